@@ -10,7 +10,7 @@ fn main() -> ExitCode {
     let given = std::env::args_os().skip(1).filter(|argument| argument != "--bench");
     let command = ["sluicegate", "bench", "limiter"].map(OsString::from);
     let cli = Cli::from_arguments(command.into_iter().chain(given)).unwrap_or_else(|error| error.exit());
-    let mut console = Console::of_process();
+    let mut console = Console::stdio();
     // The bench needs no configuration, so it always ends here.
     let ended = cli.command.without_config(&mut console).unwrap_or(Ok(Exit::Failed));
     let ended = ended.and_then(|exit| Ok(console.flush().map(|()| exit)?));

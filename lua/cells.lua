@@ -1,5 +1,5 @@
 -- What one limit counts, whatever its algorithm; the second part of the limiter's library.
--- Specification: src/domain/quota/{window,bucket,crowd,cell}.rs.
+-- Specification: src/domain/quota/{window,bucket,start_spread,counter}.rs.
 
 local PARTS = 1024
 local LOG, WINDOW, BUCKET = 0, 1, 2

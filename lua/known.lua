@@ -1,5 +1,5 @@
 -- Which uses a state has not counted; the sixth part of the limiter's library.
--- Specification: src/domain/quota/known.rs.
+-- Specification: src/domain/quota/coverage.rs.
 
 local SCOPE, ROWS = '<I7I7I7I7I7I7', '<I6I7I7I7'
 

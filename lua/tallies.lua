@@ -1,5 +1,5 @@
 -- What is counted together: cells, and leases of permits in flight; the fourth part of the limiter's library.
--- Specification: src/domain/quota/tally.rs.
+-- Specification: src/domain/quota/counters.rs.
 --
 -- HASH  packed as in quota.lua; its fields are m, s, of the state k, and one named by the 8 bytes of each caller's incarnation
 --   m           of the state: state, tally, cells; of a subject: owner, tally, cells

@@ -13,17 +13,17 @@ use std::time::Duration;
 use rustix::fs::{Mode, OFlags};
 
 /// Longest time that reading one file may take.
-pub const READ_MAX: Duration = Duration::from_secs(5);
+pub const READ_TIMEOUT: Duration = Duration::from_secs(5);
 /// Largest file with certificates, in bytes. The public authorities together are a fifth of it.
 pub const CERTIFICATES_BYTES_MAX: u64 = 1024 * 1024;
 
 /// Permissions of every user of the machine. A group is given a file on purpose, as by `fsGroup` of Kubernetes.
-const WRITE_BY_OTHERS: u32 = 0o002;
-const READ_BY_OTHERS: u32 = 0o004;
+const WORLD_WRITE_BIT: u32 = 0o002;
+const WORLD_READ_BIT: u32 = 0o004;
 
 /// Why a file was not read.
 #[derive(Debug, thiserror::Error)]
-pub enum Unread {
+pub enum FileReadError {
     #[error(transparent)]
     Io(#[from] io::Error),
     /// A folder, FIFO, socket or device.
@@ -32,11 +32,11 @@ pub enum Unread {
     #[error("longer than {bytes_max} bytes")]
     TooLong { bytes_max: u64 },
     #[error("not text in UTF-8")]
-    NotText,
+    NotUtf8,
     #[error("every user of this machine may write it (its mode is {mode:03o}): `chmod o-w` it")]
     WritableByOthers { mode: u32 },
     #[error("not read within {} s: its mount may hang", within.as_secs_f64())]
-    Late { within: Duration },
+    TimedOut { within: Duration },
 }
 
 /// A file's text, and who may do what with the file.
@@ -51,42 +51,42 @@ pub struct SmallFile {
 ///
 /// # Errors
 /// [`Unread::NotRegular`] without opening what it is.
-pub fn open_regular(path: &Path) -> Result<(File, Metadata), Unread> {
+pub fn open_regular(path: &Path) -> Result<(File, Metadata), FileReadError> {
     // Looked at before it is opened, which is an action of its own for some devices.
     if !path.metadata()?.is_file() {
-        return Err(Unread::NotRegular);
+        return Err(FileReadError::NotRegular);
     }
     // The name may lead to something else by now: this neither waits for a writer nor takes a terminal.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty()).map_err(io::Error::from)?);
     let opened = file.metadata()?;
-    if opened.is_file() { Ok((file, opened)) } else { Err(Unread::NotRegular) }
+    if opened.is_file() { Ok((file, opened)) } else { Err(FileReadError::NotRegular) }
 }
 
 /// Reads the text of an open file, and may block.
 ///
 /// # Errors
 /// When it cannot be read, is longer than `bytes_max`, or is not UTF-8.
-pub fn read_text(file: impl io::Read, bytes_max: u64) -> Result<String, Unread> {
+pub fn read_text(file: impl io::Read, bytes_max: u64) -> Result<String, FileReadError> {
     let mut bytes = Vec::new();
     let read = file.take(bytes_max.saturating_add(1)).read_to_end(&mut bytes)?;
     if read as u64 > bytes_max {
-        return Err(Unread::TooLong { bytes_max });
+        return Err(FileReadError::TooLong { bytes_max });
     }
-    String::from_utf8(bytes).map_err(|_| Unread::NotText)
+    String::from_utf8(bytes).map_err(|_| FileReadError::NotUtf8)
 }
 
 /// Reads a file on a thread of its own, and waits at most [`READ_MAX`] for it.
 ///
 /// # Errors
 /// Why it was not read.
-pub fn read(path: &Path, bytes_max: u64) -> Result<SmallFile, Unread> {
+pub fn read(path: &Path, bytes_max: u64) -> Result<SmallFile, FileReadError> {
     let path = path.to_owned();
     let read = move || {
         let (file, opened) = open_regular(&path)?;
         Ok(SmallFile { text: read_text(file, bytes_max)?, mode: opened.permissions().mode() & 0o777 })
     };
-    within(READ_MAX, read).flatten()
+    run_with_timeout(READ_TIMEOUT, read).flatten()
 }
 
 /// Reads a file that this process trusts: a configuration, a secret, the certificates of authorities. What every user of the
@@ -94,29 +94,29 @@ pub fn read(path: &Path, bytes_max: u64) -> Result<SmallFile, Unread> {
 ///
 /// # Errors
 /// Why it was not read.
-pub fn read_trusted(path: &Path, bytes_max: u64) -> Result<SmallFile, Unread> {
+pub fn read_trusted(path: &Path, bytes_max: u64) -> Result<SmallFile, FileReadError> {
     let file = read(path, bytes_max)?;
-    refuse_writable_by_others(file.mode)?;
+    reject_world_writable(file.mode)?;
     Ok(file)
 }
 
 /// # Errors
 /// [`Unread::WritableByOthers`] for a mode that says so.
-pub fn refuse_writable_by_others(mode: u32) -> Result<(), Unread> {
-    if mode & WRITE_BY_OTHERS == 0 { Ok(()) } else { Err(Unread::WritableByOthers { mode: mode & 0o777 }) }
+pub fn reject_world_writable(mode: u32) -> Result<(), FileReadError> {
+    if mode & WORLD_WRITE_BIT == 0 { Ok(()) } else { Err(FileReadError::WritableByOthers { mode: mode & 0o777 }) }
 }
 
 /// Whether every user of the machine may read a file of this mode.
 #[must_use]
-pub fn is_read_by_others(mode: u32) -> bool {
-    mode & READ_BY_OTHERS != 0
+pub fn is_world_readable(mode: u32) -> bool {
+    mode & WORLD_READ_BIT != 0
 }
 
 /// The permission bits of a regular file; `None` for anything else, and for what cannot be looked at in time.
 #[must_use]
 pub fn mode_of(path: &Path) -> Option<u32> {
     let path = path.to_owned();
-    let found = within(READ_MAX, move || path.metadata()).ok()?.ok()?;
+    let found = run_with_timeout(READ_TIMEOUT, move || path.metadata()).ok()?.ok()?;
     found.is_file().then(|| found.permissions().mode() & 0o777)
 }
 
@@ -125,13 +125,16 @@ pub fn mode_of(path: &Path) -> Option<u32> {
 ///
 /// # Errors
 /// [`Unread::Late`], or when there is no thread for it.
-pub fn within<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> Result<T, Unread> {
+pub fn run_with_timeout<T: Send + 'static>(
+    limit: Duration,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, FileReadError> {
     let (reply, answer) = channel();
     // A caller that waits no longer need not know.
     let work = move || drop(reply.send(work()));
     std::thread::Builder::new().name("file-reader".to_owned()).spawn(work)?;
     answer.recv_timeout(limit).map_err(|error| match error {
-        RecvTimeoutError::Timeout => Unread::Late { within: limit },
+        RecvTimeoutError::Timeout => FileReadError::TimedOut { within: limit },
         RecvTimeoutError::Disconnected => io::Error::other("the thread ended early").into(),
     })
 }
@@ -160,7 +163,7 @@ mod tests {
         }
         let fifo = fifo(&dir);
         for path in [fifo.as_path(), dir.path(), Path::new("/dev/zero"), Path::new("/dev/ptmx")] {
-            assert!(matches!(read(path, 4), Err(Unread::NotRegular)), "{}", path.display());
+            assert!(matches!(read(path, 4), Err(FileReadError::NotRegular)), "{}", path.display());
         }
     }
 
@@ -186,7 +189,7 @@ mod tests {
         for _ in 0..2_000 {
             match read(&name, 4) {
                 Ok(file) => assert_eq!(file.text, "text"),
-                Err(error) => assert!(matches!(error, Unread::NotRegular), "{error}"),
+                Err(error) => assert!(matches!(error, FileReadError::NotRegular), "{error}"),
             }
         }
         drop(stop);
@@ -199,13 +202,13 @@ mod tests {
         let path = dir.path().join("file");
         std::fs::write(&path, "12345").unwrap();
         assert_eq!(read(&path, 4).unwrap_err().to_string(), "longer than 4 bytes");
-        assert!(matches!(read_text(io::repeat(0), 1_000), Err(Unread::TooLong { bytes_max: 1_000 })));
+        assert!(matches!(read_text(io::repeat(0), 1_000), Err(FileReadError::TooLong { bytes_max: 1_000 })));
         std::fs::write(&path, [0xff]).unwrap();
         assert_eq!(read(&path, 4).unwrap_err().to_string(), "not text in UTF-8");
     }
 
     #[test]
-    fn what_every_user_may_write_is_not_trusted() {
+    fn world_writable_file_is_not_trusted() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         std::fs::write(&path, "text").unwrap();
@@ -222,9 +225,9 @@ mod tests {
     }
 
     #[test]
-    fn work_that_hangs_is_late() {
+    fn hanging_work_times_out() {
         let (let_go, held) = channel::<()>();
-        let late = within(Duration::from_millis(20), move || held.recv().is_ok()).unwrap_err();
+        let late = run_with_timeout(Duration::from_millis(20), move || held.recv().is_ok()).unwrap_err();
         assert_eq!(late.to_string(), "not read within 0.02 s: its mount may hang");
         drop(let_go);
     }

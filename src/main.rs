@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use sluicegate::app::App;
-use sluicegate::cli::connect::Engines as _;
+use sluicegate::cli::connect::Services as _;
 use sluicegate::cli::{self, Cli, Command, CommandError, Console, Exit};
 use sluicegate::config::{self, Purpose};
 use sluicegate::telemetry;
@@ -17,7 +17,7 @@ use sluicegate::telemetry;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// How long messages that nothing reads may hold up the exit.
-const FLUSH_MAX: Duration = Duration::from_secs(1);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
@@ -26,7 +26,7 @@ fn main() -> ExitCode {
         let error = cli::printable_usage_error(&arguments, error);
         if json && error.use_stderr() {
             // With stdout closed nobody reads it.
-            Console::of_process().json_error(&cli::usage_problem(&error)).unwrap_or_default();
+            Console::stdio().json_error(&cli::usage_error_text(&error)).unwrap_or_default();
         }
         error.exit()
     });
@@ -34,12 +34,12 @@ fn main() -> ExitCode {
     let messages = cli.command.is_long_running().then(telemetry::non_blocking_stderr).and_then(Result::ok);
     let mut console = match &messages {
         Some(messages) => Console::with_messages_to(Box::new(messages.clone())),
-        None => Console::of_process(),
+        None => Console::stdio(),
     };
     let exit = execute(&cli, json, &mut console);
     if let Some(messages) = messages {
         // What is not read by then is lost with the process.
-        let _all_read = messages.flush_within(FLUSH_MAX);
+        let _all_read = messages.flush_within(FLUSH_TIMEOUT);
     }
     ExitCode::from(exit.code())
 }
@@ -48,7 +48,7 @@ fn execute(cli: &Cli, json: bool, console: &mut Console) -> Exit {
     let ended = run(cli, console).and_then(|exit| Ok(console.flush().map(|()| exit)?));
     ended.unwrap_or_else(|error| {
         let exit = error.exit();
-        if exit != Exit::Fine {
+        if exit != Exit::Success {
             if json {
                 console.json_error(&error.to_string()).unwrap_or_default();
             }
@@ -69,16 +69,18 @@ fn run(cli: &Cli, console: &mut Console) -> Result<Exit, CommandError> {
     }
     let environment = std::env::vars_os()
         .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()));
-    let purpose = if matches!(cli.command, Command::Migrate(_)) { Purpose::Migration } else { Purpose::Work };
+    let purpose = if matches!(cli.command, Command::Migrate(_)) { Purpose::Migrate } else { Purpose::Run };
     let config = match (config::load_for(purpose, cli.config.as_deref(), environment, &cli.set), &cli.command) {
         (Ok(config), _) => config,
-        (Err(problems), Command::Check(args)) => return cli::check::misconfigured(args, &problems, console),
+        (Err(problems), Command::Check(args)) => {
+            return cli::check::report_invalid_configuration(args, &problems, console);
+        }
         (Err(problems), _) => return Err(problems.into()),
     };
     let telemetry = telemetry::init(cli.command.log(config.log), config.otlp_endpoint.as_deref(), &config.authorities);
     let _until_the_end = telemetry.map_err(CommandError::Failed)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let engines = App::of(cli.command.missing_database());
+    let engines = App::new(cli.command.missing_database());
     let ended = runtime.block_on(async {
         let ended = cli::execute(&cli.command, &config, &engines, console).await;
         engines.close().await;

@@ -16,7 +16,7 @@ use crate::files::{self, CERTIFICATES_BYTES_MAX};
 
 /// Whether a host may be spoken to in plain text: on this machine, or where `tls.plaintext_hosts` names it.
 #[must_use]
-pub fn may_be_plain(host: &str, plaintext_hosts: &[String]) -> bool {
+pub fn is_plaintext_allowed(host: &str, plaintext_hosts: &[String]) -> bool {
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     is_local(host, bare) || plaintext_hosts.iter().any(|name| name.eq_ignore_ascii_case(bare))
 }
@@ -60,18 +60,18 @@ impl Authorities {
 
 /// What a TLS error means and how to mend it; `None` when TLS had no part in the failure.
 #[must_use]
-pub fn explain(error: &(dyn Error + 'static)) -> Option<String> {
+pub fn explain_tls_error(error: &(dyn Error + 'static)) -> Option<String> {
     let mut link = Some(error);
     while let Some(inner) = link {
         if let Some(tls) = inner.downcast_ref::<rustls::Error>() {
-            return Some(format!("TLS: {tls}{}", mend(tls)));
+            return Some(format!("TLS: {tls}{}", fix_for(tls)));
         }
         // A shared error hides its type (Redis' driver), and an I/O error does not list what it wraps among its sources.
         if let Some(shared) = inner.downcast_ref::<Arc<dyn Error + Send + Sync>>() {
-            return explain(&**shared);
+            return explain_tls_error(&**shared);
         }
         let wrapped = inner.downcast_ref::<io::Error>().and_then(|io| io.get_ref());
-        if let Some(found) = wrapped.and_then(|wrapped| explain(wrapped)) {
+        if let Some(found) = wrapped.and_then(|wrapped| explain_tls_error(wrapped)) {
             return Some(found);
         }
         link = inner.source();
@@ -80,9 +80,9 @@ pub fn explain(error: &(dyn Error + 'static)) -> Option<String> {
 }
 
 /// What to do about a server that has no TLS where TLS was asked for.
-pub const NO_TLS_THERE: &str = "; it does not speak TLS there: turn TLS on at the server, or name its TLS port";
+pub const FIX_NO_TLS: &str = "; it does not speak TLS there: turn TLS on at the server, or name its TLS port";
 
-fn mend(error: &rustls::Error) -> &'static str {
+fn fix_for(error: &rustls::Error) -> &'static str {
     match error {
         // The second: an authority of the same name with another key, most likely a renewed one.
         rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => {
@@ -97,7 +97,7 @@ fn mend(error: &rustls::Error) -> &'static str {
         rustls::Error::InvalidCertificate(
             CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. },
         ) => "; set this machine's clock, or wait until the certificate is valid",
-        rustls::Error::InvalidMessage(_) => NO_TLS_THERE,
+        rustls::Error::InvalidMessage(_) => FIX_NO_TLS,
         _ => "",
     }
 }
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tls_error_is_found_wherever_it_is_wrapped_and_has_its_mend() {
+    fn wrapped_tls_errors_are_found_with_their_fix() {
         let wrapped = |tls: rustls::Error| io::Error::other(io::Error::new(io::ErrorKind::InvalidData, tls));
         for (error, part) in [
             (CertificateError::UnknownIssuer, "tls.ca_file"),
@@ -116,14 +116,14 @@ mod tests {
             (CertificateError::Expired, "renewed"),
             (CertificateError::NotValidYet, "clock"),
         ] {
-            let text = explain(&wrapped(error.into())).unwrap();
+            let text = explain_tls_error(&wrapped(error.into())).unwrap();
             assert!(text.starts_with("TLS: ") && text.contains(part), "{text}");
         }
         let shared: Arc<dyn Error + Send + Sync> = Arc::new(wrapped(CertificateError::Expired.into()));
-        assert!(explain(&shared).unwrap().contains("renewed"));
+        assert!(explain_tls_error(&shared).unwrap().contains("renewed"));
         let plain = rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType);
-        assert!(explain(&wrapped(plain)).unwrap().contains("does not speak TLS"));
-        assert_eq!(explain(&io::Error::from(io::ErrorKind::ConnectionRefused)), None);
+        assert!(explain_tls_error(&wrapped(plain)).unwrap().contains("does not speak TLS"));
+        assert_eq!(explain_tls_error(&io::Error::from(io::ErrorKind::ConnectionRefused)), None);
     }
 
     #[test]

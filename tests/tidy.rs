@@ -30,7 +30,7 @@ const RULES: [(&str, Rule); 9] = [
 ];
 
 #[test]
-fn the_house_is_in_order() {
+fn sources_follow_the_architecture_rules() {
     let sources = source::all();
     assert!(sources.len() > 30, "the sources were not found: {}", sources.len());
     let mut offences: Vec<Offence> = Vec::new();
@@ -42,7 +42,7 @@ fn the_house_is_in_order() {
 }
 
 #[test]
-fn every_rule_can_fail() {
+fn every_rule_detects_a_violation() {
     let offender = |rule: &str| match rule {
         "arrows" => Source::of("src/domain/job.rs", "use crate::queue::Queue;"),
         "drivers" => Source::of("src/worker/lane.rs", "use redis::Client;"),

@@ -5,8 +5,10 @@ use std::time::{Duration, SystemTime};
 
 use reqwest::header::{HeaderMap, HeaderValue, RETRY_AFTER};
 use sluicegate::domain::outcome::{Outcome, UnknownCause};
-use sluicegate::domain::provider::{AnswerPlace, CodeIs, HeaderIs, NamedWait, StatusCase, StatusMeaning, WaitUnit};
-use sluicegate::provider::http::classify::{Body, Meanings, Reading, classify};
+use sluicegate::domain::provider::{
+    CodeCondition, HeaderCondition, ResponseLocation, StatusCase, StatusMeaning, WaitField, WaitUnit,
+};
+use sluicegate::provider::http::classify::{ProviderResponse, ResponseBody, ResponseRules, classify};
 use sluicegate::provider::http::retry_after::RETRY_AFTER_MAX;
 
 use super::Bytes;
@@ -30,15 +32,15 @@ pub fn holds(bytes: &[u8]) {
         }
     }
     let body = match end % 4 {
-        0 | 1 => Body::Whole(bytes.0.to_vec()),
-        2 => Body::TooLarge,
-        _ if end >= 128 => Body::Ambiguous,
-        _ => Body::Broken(UnknownCause::ConnectionLost),
+        0 | 1 => ResponseBody::Whole(bytes.0.to_vec()),
+        2 => ResponseBody::TooLarge,
+        _ if end >= 128 => ResponseBody::Ambiguous,
+        _ => ResponseBody::Incomplete(UnknownCause::ConnectionLost),
     };
-    let reading = Reading { status, headers, body };
+    let reading = ProviderResponse { status, headers, body };
     let pointer = ["/id", "/data/0/ref", ""][usize::from(end >> 2) % 3].to_owned();
     let wait = wait(end >> 4);
-    let row = |statuses| Meanings { statuses, reference_pointer: pointer.clone(), wait: wait.clone() };
+    let row = |statuses| ResponseRules { statuses, reference_pointer: pointer.clone(), wait_field: wait.clone() };
     let at = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
     let plain = classify(&reading, &row(BTreeMap::new()), at);
     by_the_table(&reading, &plain);
@@ -60,14 +62,14 @@ pub fn holds(bytes: &[u8]) {
     }
 }
 
-fn wait(choice: u8) -> Option<NamedWait> {
+fn wait(choice: u8) -> Option<WaitField> {
     let place = match choice % 4 {
-        0 => AnswerPlace::Header(NAMES[0].to_owned()),
-        1 => AnswerPlace::Header("retry-after".to_owned()),
-        2 => AnswerPlace::Body("/code".to_owned()),
+        0 => ResponseLocation::Header(NAMES[0].to_owned()),
+        1 => ResponseLocation::Header("retry-after".to_owned()),
+        2 => ResponseLocation::Body("/code".to_owned()),
         _ => return None,
     };
-    Some(NamedWait { place, unit: WaitUnit::ALL[usize::from(choice >> 2) % WaitUnit::ALL.len()] })
+    Some(WaitField { location: place, unit: WaitUnit::ALL[usize::from(choice >> 2) % WaitUnit::ALL.len()] })
 }
 
 fn case(bytes: &mut Bytes<'_>) -> StatusCase {
@@ -76,20 +78,20 @@ fn case(bytes: &mut Bytes<'_>) -> StatusCase {
     let at = PLACES[code / 16 % PLACES.len()].map(str::to_owned);
     StatusCase {
         means: StatusMeaning::ALL[means % StatusMeaning::ALL.len()],
-        header: (header % 4 > 1).then(|| HeaderIs { name, value: (header % 4 == 3).then(|| "yes".to_owned()) }),
-        code: (code % 2 == 1).then(|| CodeIs { code: CODES[code / 2 % CODES.len()].to_owned(), at }),
+        header: (header % 4 > 1).then(|| HeaderCondition { name, value: (header % 4 == 3).then(|| "yes".to_owned()) }),
+        code: (code % 2 == 1).then(|| CodeCondition { code: CODES[code / 2 % CODES.len()].to_owned(), pointer: at }),
     }
 }
 
 /// The contract, section "Request to the provider".
-fn by_the_table(reading: &Reading, outcome: &Outcome) {
+fn by_the_table(reading: &ProviderResponse, outcome: &Outcome) {
     let status = reading.status;
     let readable = match &reading.body {
-        Body::Whole(body) => serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(body).is_ok(),
-        Body::TooLarge | Body::Broken(_) | Body::Ambiguous => false,
+        ResponseBody::Whole(body) => serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(body).is_ok(),
+        ResponseBody::TooLarge | ResponseBody::Incomplete(_) | ResponseBody::Ambiguous => false,
     };
     let is_unknown = matches!(outcome, Outcome::Unknown { .. });
-    assert!(reading.body != Body::Ambiguous || is_unknown, "{status} is no {outcome:?}");
+    assert!(reading.body != ResponseBody::Ambiguous || is_unknown, "{status} is no {outcome:?}");
     let fits = match outcome {
         Outcome::Accepted { .. } => (200..300).contains(&status) && readable,
         Outcome::Declined { .. } => status == 402,
@@ -100,7 +102,7 @@ fn by_the_table(reading: &Reading, outcome: &Outcome) {
         Outcome::Unknown { retry_after, .. } => {
             let unread = (200..300).contains(&status) && (!readable || may_be_ambiguous(reading));
             let named = reading.headers.contains_key(RETRY_AFTER) && status == 503;
-            let of_any_status = reading.body == Body::Ambiguous;
+            let of_any_status = reading.body == ResponseBody::Ambiguous;
             (unread || of_any_status || status == 408 || !(200..500).contains(&status))
                 && (retry_after.is_none() || named)
         }
@@ -111,8 +113,8 @@ fn by_the_table(reading: &Reading, outcome: &Outcome) {
 }
 
 /// Whether a key on the way to the reference may be there twice.
-fn may_be_ambiguous(reading: &Reading) -> bool {
-    let Body::Whole(body) = &reading.body else { return false };
+fn may_be_ambiguous(reading: &ProviderResponse) -> bool {
+    let ResponseBody::Whole(body) = &reading.body else { return false };
     let text = String::from_utf8_lossy(body);
     let is_there_twice = |key: &str| text.matches(key).count() > 1;
     text.contains("\\u") || ["\"id\"", "\"data\"", "\"ref\""].into_iter().any(is_there_twice)

@@ -7,7 +7,7 @@ use sluicegate::domain::expansion::{HEADERS_BYTES_MAX, REQUEST_BODY_BYTES_MAX, U
 use sluicegate::ledger::provider_row::ProviderRow;
 use sluicegate::provider::FreezeError;
 use sluicegate::provider::http::OutboundPolicy;
-use sluicegate::provider::http::expansion::Expansion;
+use sluicegate::provider::http::request_builder::RequestBuilder;
 use sluicegate::provider::secret_grants::SecretGrants;
 use sluicegate::queue::message::{CardNumbers, decode};
 
@@ -23,17 +23,17 @@ pub fn holds(bytes: &[u8]) {
 
 /// Of rows that a worker takes, and messages that are jobs. Reads no file.
 pub fn within_bounds(row: &ProviderRow, message: &[u8]) {
-    let Ok(provider) = row.meant(7) else { return };
+    let Ok(provider) = row.validate(7) else { return };
     let Ok(decoded) = decode(message, &lane(), CardNumbers::Off) else { return };
     let grants = SecretGrants::parse(&["env:PATH@127.0.0.1".to_owned()]).unwrap();
-    let policy = OutboundPolicy::parse(&["loopback".to_owned()]).unwrap().granting(&grants, &[]);
-    let Ok(expansion) = Expansion::new(&provider, &policy) else { return };
+    let policy = OutboundPolicy::parse(&["loopback".to_owned()]).unwrap().with_secret_grants(&grants, &[]);
+    let Ok(expansion) = RequestBuilder::new(&provider, &policy) else { return };
     if provider.headers.values().any(|value| value.contains("${file:")) {
         return;
     }
     let job = &decoded.job;
     let (frozen, question) = (at_once(expansion.freeze(job)), expansion.lookup_url(job));
-    if let Err(too_large) = expansion.fits(job) {
+    if let Err(too_large) = expansion.check_size(job) {
         let said = too_large.to_string();
         assert!(said.len() < 300 && !said.chars().any(char::is_control), "{said}");
         // The first that is wrong is told, and it may be another.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use sluicegate::domain::limit::{Limit, MAX_REQUESTS, MAX_WINDOW};
 use sluicegate::domain::provider::Provider;
 use sluicegate::ledger::provider_row::{ProviderRow, parse_provider_file};
-use sluicegate::worker::lane::places;
+use sluicegate::worker::lane::prefetch;
 
 /// A row as JSON, if it begins with a brace; else a provider file.
 pub fn holds(bytes: &[u8]) {
@@ -25,21 +25,21 @@ pub fn holds(bytes: &[u8]) {
 }
 
 fn row(row: &ProviderRow) {
-    match row.meant(7) {
+    match row.validate(7) {
         Ok(provider) => bounded(&provider),
         Err(bad) => assert!(!bad.problems.is_empty() && bad.provider == row.name),
     }
 }
 
 fn bounded(provider: &Provider) {
-    assert!(provider.limits.iter().any(Limit::holds_every_charge), "unlimited");
+    assert!(provider.limits.iter().any(Limit::applies_to_every_charge), "unlimited");
     for limit in &provider.limits {
         assert!(limit.rate.max_requests() <= MAX_REQUESTS && limit.capacity() <= MAX_REQUESTS + 1);
         assert!(!limit.rate.window().is_zero() && limit.rate.window() <= MAX_WINDOW);
     }
     assert!(!provider.timeout.is_zero() && !provider.send_budget.is_zero() && provider.workers > 0);
     assert!(provider.hold_max() <= Duration::from_secs(660) && provider.max_wait <= Duration::from_secs(60));
-    assert!(provider.outflow_per_second() >= 0.0 && places(provider) > 0);
+    assert!(provider.egress_per_second() >= 0.0 && prefetch(provider) > 0);
     for failed in [0, 1, 7, u32::MAX] {
         assert!(provider.backoff.delay(failed, 1.0) <= provider.backoff.max);
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::value::RawValue;
-use sluicegate::domain::job::{Job, Token};
+use sluicegate::domain::job::{Identifier, Job};
 use sluicegate::domain::provider::RequestShape;
 use sluicegate::provider::http::request::RequestPlan;
 use sluicegate::queue::message::{CardNumbers, decode};
@@ -45,7 +45,7 @@ pub fn holds(bytes: &[u8]) {
 
 fn job() -> Job {
     Job {
-        id: Token::new("p-1").unwrap(),
+        id: Identifier::new("p-1").unwrap(),
         provider: lane(),
         amount: 1_299,
         currency: "EUR".to_owned(),

@@ -30,7 +30,7 @@ BEGIN
     NEW.sweep_after := NULL;
     RETURN NEW;
 END $$;
-CREATE TRIGGER a_new_wait_begins_anew
+CREATE TRIGGER new_wait_resets_the_sweep_interval
     BEFORE UPDATE OF wake_at, fence ON jobs
     FOR EACH ROW WHEN (OLD.sweep_after IS NOT NULL AND (NEW.wake_at <> OLD.wake_at OR NEW.fence <> OLD.fence))
     EXECUTE FUNCTION jobs_forget_sweep();

@@ -24,7 +24,7 @@ CREATE INDEX jobs_settled_by_update ON jobs (updated_at)
 CREATE INDEX jobs_in_review_by_update ON jobs (updated_at) WHERE state = 'review';
 
 -- The interval between two copies belongs to one wait: a job that was taken up, or given another wait, begins anew.
-CREATE TRIGGER a_new_wait_begins_anew
+CREATE TRIGGER new_wait_resets_the_sweep_interval
     AFTER UPDATE OF wake_at, fence ON jobs
     WHEN OLD.sweep_after IS NOT NULL AND (NEW.wake_at <> OLD.wake_at OR NEW.fence <> OLD.fence)
 BEGIN

@@ -15,32 +15,32 @@ use tokio::time::timeout;
 use uuid::Uuid;
 
 use crate::cli::CommandError;
-use crate::cli::connect::{CheckedMessage, Engines, MissingDatabase, Probe, RunLock};
+use crate::cli::connect::{CheckedMessage, MissingDatabase, Probe, RunLock, Services};
 use crate::config::{Config, DatabaseUrl, LimiterUrl, QueueUrl, SecretUrl};
 use crate::domain::provider::{Provider, ProviderName};
 use crate::ledger::LedgerError;
-use crate::ledger::database::{Database, ExclusiveRun, SchemaState};
+use crate::ledger::database::{AdvisoryRunLock, Database, SchemaState};
 use crate::ledger::fleet::Fleet;
 use crate::ledger::operator::Operator;
-use crate::ledger::provider_row::{ProviderRow, ReadFile, note_unsaid_pauses, read_provider_file};
-use crate::ledger::settings::{BadRow, Settings};
+use crate::ledger::provider_row::{ParsedProviderFile, ProviderRow, mark_unmentioned_pauses, read_provider_file};
+use crate::ledger::settings::{InvalidRow, Settings};
 use crate::ledger::upkeep::Upkeep;
-use crate::limiter::alone::{Alone, SoleRight};
-use crate::limiter::authorised::Authorised;
-use crate::limiter::authority::Timing;
 use crate::limiter::embedded::EmbeddedLimiter;
+use crate::limiter::leader_election::LeadershipTiming;
+use crate::limiter::leadership::LeaderGuardedLimiter;
 use crate::limiter::redis::client::RedisLimiter;
-use crate::limiter::{Limiter, LimiterError, LinkedLimiter};
+use crate::limiter::single_process::{SessionLock, SingleProcessLimiter};
+use crate::limiter::{Limiter, LimiterError, RemoteLimiter};
 use crate::provider::http::{HttpProvider, OutboundPolicy};
 use crate::provider::secret_grants::SecretUse;
 use crate::provider::{FreezeError, PaymentProvider, ProviderFactory};
 use crate::queue::Queue;
 use crate::queue::embedded::EmbeddedQueue;
 use crate::queue::message::{CardNumbers, DecodeError, decode};
-use crate::queue::rabbitmq::{RabbitMq, Settings as BrokerSettings};
+use crate::queue::rabbitmq::{RabbitMq, RabbitSettings as BrokerSettings};
 use crate::worker;
-use crate::worker::quotas::LedgerRows;
-use crate::worker::settings_watch::POLL;
+use crate::worker::quotas::LedgerLeaderRows;
+use crate::worker::settings_sync::POLL_INTERVAL;
 
 mod probes;
 
@@ -54,7 +54,7 @@ const ANOTHER_RUN: &str = "another `sluicegate run` uses this database with an e
 #[derive(Default)]
 pub struct App {
     /// Unless one that is missing is made, one that is there is not migrated.
-    missing: MissingDatabase,
+    missing_database: MissingDatabase,
     database: OnceCell<Database>,
     queue: OnceCell<OpenQueue>,
     limiter: OnceCell<Arc<dyn Limiter>>,
@@ -67,7 +67,7 @@ enum OpenQueue {
 }
 
 impl OpenQueue {
-    fn face(&self) -> Arc<dyn Queue> {
+    fn as_queue(&self) -> Arc<dyn Queue> {
         match self {
             Self::Embedded(queue) => queue.clone(),
             Self::Rabbit(queue) => queue.clone(),
@@ -78,8 +78,8 @@ impl OpenQueue {
 impl App {
     /// The engines of a command.
     #[must_use]
-    pub fn of(missing: MissingDatabase) -> Self {
-        Self { missing, ..Self::default() }
+    pub fn new(missing_database: MissingDatabase) -> Self {
+        Self { missing_database, ..Self::default() }
     }
 
     /// The database; one that is embedded is brought to the current schema by whoever may make one.
@@ -88,19 +88,19 @@ impl App {
     /// When it cannot be opened.
     pub async fn database(&self, config: &Config) -> Result<&Database, CommandError> {
         let open = || async {
-            let is_missing = is_missing(&config.database.url);
-            if let (Some(path), MissingDatabase::IsAnError) = (is_missing, self.missing) {
-                return Err(CommandError::NoDatabaseYet { path: path.to_owned() });
+            let is_missing = missing_file(&config.database.url);
+            if let (Some(path), MissingDatabase::Fail) = (is_missing, self.missing_database) {
+                return Err(CommandError::DatabaseMissing { path: path.to_owned() });
             }
-            if is_missing.is_some() && self.missing == MissingDatabase::IsImagined {
+            if is_missing.is_some() && self.missing_database == MissingDatabase::InMemory {
                 let imagined = Database::open("sqlite::memory:", 1)?;
                 imagined.migrate().await?;
                 return Ok(imagined);
             }
-            let database = open_database_off_runtime(config).await?;
+            let database = open_database_in_thread(config).await?;
             // Whoever only opens one leaves its schema alone; one in memory begins with this process.
             let migrates = match config.database.url {
-                DatabaseUrl::Sqlite { path: Some(_), .. } => self.missing == MissingDatabase::IsMade,
+                DatabaseUrl::Sqlite { path: Some(_), .. } => self.missing_database == MissingDatabase::Create,
                 DatabaseUrl::Sqlite { path: None, .. } => true,
                 DatabaseUrl::Postgres(_) => false,
             };
@@ -120,18 +120,18 @@ impl App {
         &self,
         config: &Config,
         database: &Database,
-        right: Option<&Arc<SessionRight>>,
+        right: Option<&Arc<DatabaseSessionLock>>,
     ) -> Result<Arc<dyn Limiter>, CommandError> {
-        let store: Arc<dyn LinkedLimiter> = match (&config.limiter.url, right) {
+        let store: Arc<dyn RemoteLimiter> = match (&config.limiter.url, right) {
             (LimiterUrl::Embedded, None) => return self.limiter(config).await,
             (LimiterUrl::Embedded, Some(right)) => {
                 let run_id = format!("embedded-{}", Uuid::now_v7().simple());
-                Arc::new(Alone::new(run_id, Arc::<SessionRight>::clone(right)))
+                Arc::new(SingleProcessLimiter::new(run_id, Arc::<DatabaseSessionLock>::clone(right)))
             }
             _ => Arc::new(redis_limiter(config).map_err(|error| CommandError::Configuration(error.to_string()))?),
         };
-        let rows = Arc::new(LedgerRows(database.ledger()));
-        Ok(Arc::new(Authorised::new(store, rows, Timing::polled_every(POLL))))
+        let rows = Arc::new(LedgerLeaderRows(database.ledger()));
+        Ok(Arc::new(LeaderGuardedLimiter::new(store, rows, LeadershipTiming::with_poll_interval(POLL_INTERVAL))))
     }
 
     async fn open_queue(&self, config: &Config) -> Result<&OpenQueue, CommandError> {
@@ -139,8 +139,8 @@ impl App {
             match &config.queue.url {
                 QueueUrl::Amqp(url) => {
                     let (url, prefix) = (SecretString::from(url.expose()), config.queue.prefix.clone());
-                    let settings = off_runtime(move || BrokerSettings::new(&url, &prefix)).await?;
-                    let settings = settings.trusting(&config.authorities);
+                    let settings = run_blocking(move || BrokerSettings::new(&url, &prefix)).await?;
+                    let settings = settings.with_authorities(&config.authorities);
                     Ok(OpenQueue::Rabbit(Arc::new(RabbitMq::connect(settings))))
                 }
                 QueueUrl::Embedded => {
@@ -156,11 +156,11 @@ impl App {
 }
 
 /// What holds the place of an embedded limiter or queue, which serve one process: two would each allow the whole limit.
-enum Place {
+enum ProcessLock {
     /// Nobody else can reach it.
     InMemory,
     File(File),
-    Session(Arc<SessionRight>),
+    Session(Arc<DatabaseSessionLock>),
 }
 
 /// Whether a part of it serves this process alone.
@@ -168,21 +168,21 @@ fn is_embedded(config: &Config) -> bool {
     matches!(config.limiter.url, LimiterUrl::Embedded) || matches!(config.queue.url, QueueUrl::Embedded)
 }
 
-async fn take_place(config: &Config, database: &Database) -> Result<Place, CommandError> {
+async fn acquire_process_lock(config: &Config, database: &Database) -> Result<ProcessLock, CommandError> {
     let taken = || CommandError::Configuration(ANOTHER_RUN.to_owned());
     match &config.database.url {
         DatabaseUrl::Postgres(_) => {
-            let run = database.exclusive_run().await?.ok_or_else(taken)?;
-            Ok(Place::Session(Arc::new(SessionRight(run))))
+            let run = database.try_run_lock().await?.ok_or_else(taken)?;
+            Ok(ProcessLock::Session(Arc::new(DatabaseSessionLock(run))))
         }
-        DatabaseUrl::Sqlite { path: None, .. } => Ok(Place::InMemory),
+        DatabaseUrl::Sqlite { path: None, .. } => Ok(ProcessLock::InMemory),
         DatabaseUrl::Sqlite { path: Some(path), .. } => {
             // By whatever name it is called: a link would be another file, and its worker a second one.
             let mut name = path.canonicalize()?.into_os_string();
             name.push(".lock");
             let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(&name)?;
             match file.try_lock() {
-                Ok(()) => Ok(Place::File(file)),
+                Ok(()) => Ok(ProcessLock::File(file)),
                 Err(TryLockError::WouldBlock) => Err(taken()),
                 Err(TryLockError::Error(error)) => Err(error.into()),
             }
@@ -190,15 +190,15 @@ async fn take_place(config: &Config, database: &Database) -> Result<Place, Comma
     }
 }
 
-impl Place {
-    fn session(&self) -> Option<&Arc<SessionRight>> {
+impl ProcessLock {
+    fn session(&self) -> Option<&Arc<DatabaseSessionLock>> {
         match self {
             Self::Session(right) => Some(right),
             Self::InMemory | Self::File(_) => None,
         }
     }
 
-    fn lock(self) -> RunLock {
+    fn into_run_lock(self) -> RunLock {
         match self {
             Self::InMemory => None,
             Self::File(file) => Some(Box::new(file)),
@@ -208,11 +208,11 @@ impl Place {
 }
 
 /// The right to run, by a session of the database.
-struct SessionRight(ExclusiveRun);
+struct DatabaseSessionLock(AdvisoryRunLock);
 
 #[async_trait]
-impl SoleRight for SessionRight {
-    async fn is_held(&self) -> Result<(), String> {
+impl SessionLock for DatabaseSessionLock {
+    async fn check_held(&self) -> Result<(), String> {
         match self.0.is_held().await {
             Ok(true) => Ok(()),
             Ok(false) => Err(ANOTHER_RUN.to_owned()),
@@ -222,7 +222,7 @@ impl SoleRight for SessionRight {
 }
 
 /// The file of an embedded database, if it is not there.
-fn is_missing(url: &DatabaseUrl) -> Option<&Path> {
+fn missing_file(url: &DatabaseUrl) -> Option<&Path> {
     match url {
         DatabaseUrl::Sqlite { path: Some(path), .. } if !path.exists() => Some(path),
         _ => None,
@@ -230,7 +230,7 @@ fn is_missing(url: &DatabaseUrl) -> Option<&Path> {
 }
 
 /// For what reads files: a mount that hangs must not hold up the tasks of this thread.
-async fn off_runtime<T, E>(work: impl FnOnce() -> Result<T, E> + Send + 'static) -> Result<T, CommandError>
+async fn run_blocking<T, E>(work: impl FnOnce() -> Result<T, E> + Send + 'static) -> Result<T, CommandError>
 where
     T: Send + 'static,
     E: Send + 'static,
@@ -240,14 +240,14 @@ where
     Ok(done.map_err(|error| CommandError::Failed(error.to_string()))??)
 }
 
-async fn open_database_off_runtime(config: &Config) -> Result<Database, CommandError> {
+async fn open_database_in_thread(config: &Config) -> Result<Database, CommandError> {
     let config = config.clone();
-    off_runtime(move || open_database(&config)).await
+    run_blocking(move || open_database(&config)).await
 }
 
 fn open_database(config: &Config) -> Result<Database, LedgerError> {
     let Config { database, authorities, .. } = config;
-    Database::open_trusting(database.url.expose(), database.max_connections, authorities)
+    Database::open_with_authorities(database.url.expose(), database.max_connections, authorities)
 }
 
 /// A limiter on the Redis, or the cluster, that `limiter.url` names.
@@ -257,13 +257,13 @@ fn redis_limiter(config: &Config) -> Result<RedisLimiter, LimiterError> {
         LimiterUrl::Redis(url) => RedisLimiter::new(url.expose(), prefix),
         cluster => RedisLimiter::cluster(cluster.nodes().iter().map(SecretUrl::expose), prefix),
     };
-    limiter?.permitting(&config.plaintext_hosts).trusting(&config.authorities)
+    limiter?.with_plaintext_hosts(&config.plaintext_hosts).with_authorities(&config.authorities)
 }
 
-fn outbound(config: &Config) -> Result<OutboundPolicy, String> {
+fn outbound_policy(config: &Config) -> Result<OutboundPolicy, String> {
     let policy = OutboundPolicy::parse(&config.outbound_allow)
         .map_err(|problems| format!("outbound.allow: {}", problems.join("; ")))?;
-    Ok(policy.trusting(&config.authorities).granting(&config.outbound_secrets, &config.own_files))
+    Ok(policy.with_authorities(&config.authorities).with_secret_grants(&config.outbound_secrets, &config.config_files))
 }
 
 /// Provider rows over HTTP, within the outbound policy.
@@ -276,9 +276,9 @@ impl ProviderFactory for HttpProviders {
 }
 
 #[async_trait]
-impl Engines for App {
+impl Services for App {
     async fn migrate(&self, config: &Config) -> Result<bool, CommandError> {
-        let database = open_database_off_runtime(config).await?;
+        let database = open_database_in_thread(config).await?;
         let behind = database.schema_state().await? == SchemaState::NotMigrated;
         database.migrate().await?;
         database.close().await;
@@ -299,7 +299,7 @@ impl Engines for App {
     }
 
     async fn queue(&self, config: &Config) -> Result<Arc<dyn Queue>, CommandError> {
-        Ok(self.open_queue(config).await?.face())
+        Ok(self.open_queue(config).await?.as_queue())
     }
 
     async fn limiter(&self, config: &Config) -> Result<Arc<dyn Limiter>, CommandError> {
@@ -314,71 +314,72 @@ impl Engines for App {
         Ok(Arc::clone(self.limiter.get_or_try_init(open).await?))
     }
 
-    async fn has_no_other_run(&self, config: &Config) -> Result<(), CommandError> {
+    async fn check_no_other_run(&self, config: &Config) -> Result<(), CommandError> {
         if is_embedded(config) {
-            take_place(config, self.database(config).await?).await?;
+            acquire_process_lock(config, self.database(config).await?).await?;
         }
         Ok(())
     }
 
-    async fn worker(&self, config: &Config) -> Result<(worker::Engines, RunLock), CommandError> {
+    async fn worker_backends(&self, config: &Config) -> Result<(worker::Backends, RunLock), CommandError> {
         let database = self.database(config).await?;
-        let place = if is_embedded(config) { take_place(config, database).await? } else { Place::InMemory };
+        let place =
+            if is_embedded(config) { acquire_process_lock(config, database).await? } else { ProcessLock::InMemory };
         let queue = self.open_queue(config).await?;
         if let OpenQueue::Embedded(queue) = queue {
             let messages = queue.recover().await?;
             tracing::debug!(messages, "messages of an earlier run are free again");
         }
-        let outbound = outbound(config).map_err(CommandError::Configuration)?;
-        let engines = worker::Engines {
-            queue: queue.face(),
+        let outbound = outbound_policy(config).map_err(CommandError::Configuration)?;
+        let engines = worker::Backends {
+            queue: queue.as_queue(),
             ledger: database.ledger(),
             upkeep: database.upkeep(),
             settings: database.settings(),
             limiter: self.worker_limiter(config, database, place.session()).await?,
             providers: Arc::new(HttpProviders(outbound)),
         };
-        Ok((engines, place.lock()))
+        Ok((engines, place.into_run_lock()))
     }
 
     fn probes(&self, config: &Config) -> Vec<Box<dyn Probe>> {
-        probes::of(config)
+        probes::all_probes(config)
     }
 
     fn parse_provider_file(&self, text: &str) -> Result<Vec<ProviderRow>, Vec<String>> {
-        let ReadFile { mut rows, mut problems } = read_provider_file(text);
+        let ParsedProviderFile { mut rows, mut problems } = read_provider_file(text);
         if !problems.is_empty() {
             // What is wrong with the rows beside is told in the same run.
-            for provider in rows.iter().filter_map(|row| row.meant(0).ok()) {
-                let found = self.problems(&provider).into_iter();
+            for provider in rows.iter().filter_map(|row| row.validate(0).ok()) {
+                let found = self.provider_problems(&provider).into_iter();
                 problems.extend(found.map(|problem| format!("provider `{}`: {problem}", provider.name)));
             }
             return Err(problems);
         }
-        note_unsaid_pauses(text, &mut rows);
+        mark_unmentioned_pauses(text, &mut rows);
         Ok(rows)
     }
 
-    fn meant(&self, row: &ProviderRow) -> Result<Provider, BadRow> {
-        row.meant(0)
+    fn validate(&self, row: &ProviderRow) -> Result<Provider, InvalidRow> {
+        row.validate(0)
     }
 
-    fn problems(&self, provider: &Provider) -> Vec<String> {
+    fn provider_problems(&self, provider: &Provider) -> Vec<String> {
         HttpProvider::problems(provider).iter().map(ToString::to_string).collect()
     }
 
-    fn usable(&self, provider: &Provider, config: &Config) -> Result<(), String> {
-        HttpProvider::new(provider, &outbound(config)?).map(drop).map_err(|error| error.to_string())
+    fn check_callable(&self, provider: &Provider, config: &Config) -> Result<(), String> {
+        HttpProvider::new(provider, &outbound_policy(config)?).map(drop).map_err(|error| error.to_string())
     }
 
-    fn secrets(&self, provider: &Provider, config: &Config) -> Vec<SecretUse> {
-        outbound(config).map(|outbound| HttpProvider::secrets(provider, &outbound)).unwrap_or_default()
+    fn secret_uses(&self, provider: &Provider, config: &Config) -> Vec<SecretUse> {
+        outbound_policy(config).map(|outbound| HttpProvider::secret_uses(provider, &outbound)).unwrap_or_default()
     }
 
-    async fn unreadable(&self, provider: &Provider, config: &Config) -> Vec<String> {
-        let Some(outbound) = outbound(config).ok() else { return Vec::new() };
+    async fn unreadable_secrets(&self, provider: &Provider, config: &Config) -> Vec<String> {
+        let Some(outbound) = outbound_policy(config).ok() else { return Vec::new() };
         let Ok(usable) = HttpProvider::new(provider, &outbound) else { return Vec::new() };
-        usable.unreadable().await.iter().map(ToString::to_string).collect()
+        usable.unreadable_secrets().await.iter().map(ToString::to_string).collect()
     }
 
     fn check_message(
@@ -416,7 +417,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn an_engine_that_does_not_let_itself_be_closed_does_not_keep_the_process() {
+    async fn stuck_backend_does_not_block_exit() {
         let config = crate::config::load(None, [], &["database.url=sqlite::memory:".to_owned()]).unwrap();
         let app = App::default();
         let pool = app.database(&config).await.unwrap().sqlite_pool().unwrap();

@@ -9,34 +9,34 @@ use async_trait::async_trait;
 use crate::cli::check::Finding;
 use crate::cli::connect::Probe;
 use crate::config::{Config, DatabaseUrl, LimiterUrl};
-use crate::domain::explain::words::count;
+use crate::domain::explain::format::count;
 use crate::ledger::LedgerError;
 use crate::ledger::database::{ConnectionLimits, Database};
 use crate::limiter::LimiterError;
-use crate::limiter::redis::client::{NAME_IT, NO_NAME, RedisLimiter, StoreFacts, StoreReport};
+use crate::limiter::redis::client::{RedisLimiter, StoreFacts, StoreReport, UNNAMED_MASTER, UNNAMED_MASTER_FIX};
 
 /// Clocks further apart than this make waits in logs and pages misleading; limits do not depend on it.
 const CLOCK_SKEW_MAX: Duration = Duration::from_secs(5);
 
-pub fn of(config: &Config) -> Vec<Box<dyn Probe>> {
+pub fn all_probes(config: &Config) -> Vec<Box<dyn Probe>> {
     let mut probes: Vec<Box<dyn Probe>> = Vec::new();
     if let DatabaseUrl::Postgres(url) = &config.database.url {
         probes.push(Box::new(ConnectionsProbe {
-            shown: url.to_string(),
+            address: url.to_string(),
             max_connections: config.database.max_connections,
             database: super::open_database(config),
         }));
     }
     match &config.limiter.url {
         LimiterUrl::Embedded => {}
-        url => probes.push(Box::new(RedisProbe { shown: url.to_string(), limiter: super::redis_limiter(config) })),
+        url => probes.push(Box::new(RedisProbe { address: url.to_string(), limiter: super::redis_limiter(config) })),
     }
     probes
 }
 
 /// Compares the connections that workers want with those that the server allows.
 struct ConnectionsProbe {
-    shown: String,
+    address: String,
     max_connections: u32,
     database: Result<Database, LedgerError>,
 }
@@ -44,23 +44,23 @@ struct ConnectionsProbe {
 #[async_trait]
 impl Probe for ConnectionsProbe {
     fn subject(&self) -> String {
-        format!("database {}", self.shown)
+        format!("database {}", self.address)
     }
 
     /// A database that cannot be asked is a finding already.
-    async fn look(&self) -> Vec<Finding> {
+    async fn run(&self) -> Vec<Finding> {
         let Ok(database) = &self.database else { return Vec::new() };
         let limits = database.connection_limits().await;
         database.close().await;
         match limits {
-            Ok(Some(limits)) => judge_connections(&self.subject(), self.max_connections, limits).into_iter().collect(),
+            Ok(Some(limits)) => check_connections(&self.subject(), self.max_connections, limits).into_iter().collect(),
             Ok(None) | Err(_) => Vec::new(),
         }
     }
 }
 
 /// A worker has one connection beside its pool, for hints of changed settings. Two workers are the least that may roll.
-fn judge_connections(subject: &str, max_connections: u32, limits: ConnectionLimits) -> Option<Finding> {
+fn check_connections(subject: &str, max_connections: u32, limits: ConnectionLimits) -> Option<Finding> {
     let known = [(limits.role, "its role"), (limits.database, "the database"), (Some(limits.server), "the server")];
     let known = known.into_iter().filter_map(|(limit, whose)| Some((limit?, whose)));
     let (allowed, whose) = known.min_by_key(|(limit, _)| *limit)?;
@@ -79,30 +79,30 @@ fn judge_connections(subject: &str, max_connections: u32, limits: ConnectionLimi
 }
 
 struct RedisProbe {
-    shown: String,
+    address: String,
     limiter: Result<RedisLimiter, LimiterError>,
 }
 
 #[async_trait]
 impl Probe for RedisProbe {
     fn subject(&self) -> String {
-        format!("limiter {}", self.shown)
+        format!("limiter {}", self.address)
     }
 
-    async fn look(&self) -> Vec<Finding> {
+    async fn run(&self) -> Vec<Finding> {
         let report = match &self.limiter {
             Ok(limiter) => limiter.report().await.map_err(|error| error.to_string()),
             Err(error) => Err(error.to_string()),
         };
         match report {
             Err(error) => vec![unreachable(self.subject(), error)],
-            Ok(report) => self.judge(&report, SystemTime::now()),
+            Ok(report) => self.check_report(&report, SystemTime::now()),
         }
     }
 }
 
 impl RedisProbe {
-    fn judge(&self, report: &StoreReport, now: SystemTime) -> Vec<Finding> {
+    fn check_report(&self, report: &StoreReport, now: SystemTime) -> Vec<Finding> {
         let mut findings = Vec::new();
         if report.orphan_slots > 0 {
             let slots = count(report.orphan_slots.into(), "slot");
@@ -111,14 +111,14 @@ impl RedisProbe {
         }
         if report.unnamed_slots > 0 {
             let slots = count(report.unnamed_slots.into(), "slot");
-            let what = format!("the masters of {slots} {NO_NAME}: their quotas get no permits");
-            findings.push(Finding::error(self.subject(), what, format!("On the nodes: {NAME_IT}")));
+            let what = format!("the masters of {slots} {UNNAMED_MASTER}: their quotas get no permits");
+            findings.push(Finding::error(self.subject(), what, format!("On the nodes: {UNNAMED_MASTER_FIX}")));
         }
         for node in &report.nodes {
             let is_alone = report.nodes.len() == 1;
             let subject = if is_alone { self.subject() } else { format!("limiter {}", node.address) };
             match &node.facts {
-                Ok(facts) => findings.extend(judge(&subject, facts, now)),
+                Ok(facts) => findings.extend(check_facts(&subject, facts, now)),
                 Err(error) => findings.push(unreachable(subject, error.to_string())),
             }
         }
@@ -130,7 +130,7 @@ fn unreachable(subject: String, error: String) -> Finding {
     Finding::error(subject, error, "Check that it runs and limiter.url")
 }
 
-fn judge(subject: &str, facts: &StoreFacts, now: SystemTime) -> Vec<Finding> {
+fn check_facts(subject: &str, facts: &StoreFacts, now: SystemTime) -> Vec<Finding> {
     let mut findings = vec![Finding::ok(subject, "answers, and may load and call functions".to_owned())];
     if facts.eviction_policy != "noeviction" {
         let what = format!("evicts keys when memory is short (maxmemory-policy {})", facts.eviction_policy);
@@ -149,7 +149,7 @@ fn judge(subject: &str, facts: &StoreFacts, now: SystemTime) -> Vec<Finding> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::check::Level;
+    use crate::cli::check::FindingLevel;
     use crate::domain::time::Micros;
     use crate::limiter::redis::client::StoreNode;
 
@@ -157,7 +157,7 @@ mod tests {
     fn connections_are_judged_by_the_lowest_limit() {
         let what = |role: Option<u32>, server: u32| {
             let limits = ConnectionLimits { role, database: None, server };
-            judge_connections("database", 16, limits).map(|finding| finding.what)
+            check_connections("database", 16, limits).map(|finding| finding.what)
         };
         assert_eq!(what(None, 97), None);
         assert_eq!(what(Some(34), 97), None);
@@ -173,33 +173,34 @@ mod tests {
 
     fn findings(nodes: Vec<StoreNode>, orphan_slots: u16) -> Vec<Finding> {
         let shown = "redis://127.0.0.1/".to_owned();
-        let probe = RedisProbe { limiter: RedisLimiter::new(&shown, "sluicegate"), shown };
+        let probe = RedisProbe { limiter: RedisLimiter::new(&shown, "sluicegate"), address: shown };
         let now = UNIX_EPOCH + Duration::from_secs(1_800_000_000);
-        probe.judge(&StoreReport { nodes, orphan_slots, unnamed_slots: 0 }, now)
+        probe.check_report(&StoreReport { nodes, orphan_slots, unnamed_slots: 0 }, now)
     }
 
     #[test]
-    fn an_evicting_store_is_an_error_and_a_skewed_clock_a_warning() {
-        let levels = |policy: &str, seconds: u64| -> Vec<Level> {
+    fn eviction_is_an_error_clock_skew_a_warning() {
+        let levels = |policy: &str, seconds: u64| -> Vec<FindingLevel> {
             findings(vec![node("a:1", policy, seconds)], 0).into_iter().map(|finding| finding.level).collect()
         };
-        assert_eq!(levels("noeviction", 1_800_000_000), [Level::Ok]);
-        assert_eq!(levels("allkeys-lru", 1_800_000_000), [Level::Ok, Level::Error]);
-        assert_eq!(levels("noeviction", 1_800_000_100), [Level::Ok, Level::Warning]);
+        assert_eq!(levels("noeviction", 1_800_000_000), [FindingLevel::Ok]);
+        assert_eq!(levels("allkeys-lru", 1_800_000_000), [FindingLevel::Ok, FindingLevel::Error]);
+        assert_eq!(levels("noeviction", 1_800_000_100), [FindingLevel::Ok, FindingLevel::Warning]);
     }
 
     #[test]
-    fn every_master_of_a_cluster_is_judged_by_itself() {
-        let away = StoreNode { address: "c:3".to_owned(), facts: Err(LimiterError::Away("gone".to_owned())) };
+    fn each_cluster_master_is_checked() {
+        let away = StoreNode { address: "c:3".to_owned(), facts: Err(LimiterError::Unavailable("gone".to_owned())) };
         let nodes = vec![node("a:1", "noeviction", 1_800_000_000), node("b:2", "allkeys-lru", 1_800_000_000), away];
         let found = findings(nodes, 5_461);
-        let seen: Vec<(&str, Level)> = found.iter().map(|finding| (finding.subject.as_str(), finding.level)).collect();
+        let seen: Vec<(&str, FindingLevel)> =
+            found.iter().map(|finding| (finding.subject.as_str(), finding.level)).collect();
         let expected = [
-            ("limiter redis://127.0.0.1/", Level::Error),
-            ("limiter a:1", Level::Ok),
-            ("limiter b:2", Level::Ok),
-            ("limiter b:2", Level::Error),
-            ("limiter c:3", Level::Error),
+            ("limiter redis://127.0.0.1/", FindingLevel::Error),
+            ("limiter a:1", FindingLevel::Ok),
+            ("limiter b:2", FindingLevel::Ok),
+            ("limiter b:2", FindingLevel::Error),
+            ("limiter c:3", FindingLevel::Error),
         ];
         assert_eq!(seen, expected);
     }

@@ -23,5 +23,5 @@ pub fn run(args: &Args, console: &mut Console) -> Result<Exit, CommandError> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "sluicegate", &mut script);
     console.data().write_all(&script)?;
-    Ok(Exit::Fine)
+    Ok(Exit::Success)
 }

@@ -14,7 +14,7 @@ use crate::domain::provider::{Provider, ProviderName};
 use crate::ledger::fleet::Fleet;
 use crate::ledger::operator::Operator;
 use crate::ledger::provider_row::ProviderRow;
-use crate::ledger::settings::{BadRow, Settings};
+use crate::ledger::settings::{InvalidRow, Settings};
 use crate::ledger::upkeep::Upkeep;
 use crate::limiter::Limiter;
 use crate::provider::secret_grants::SecretUse;
@@ -33,11 +33,11 @@ pub struct CheckedMessage {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MissingDatabase {
     #[default]
-    IsMade,
+    Create,
     /// Whoever looks for payments in the wrong directory shall be told.
-    IsAnError,
+    Fail,
     /// An empty one stands for it, in memory: what would change is asked, and nothing is.
-    IsImagined,
+    InMemory,
 }
 
 /// Keeps a second embedded `run` out; nothing for engines that many may share.
@@ -49,12 +49,12 @@ pub trait Probe: Send + Sync {
     /// Short name for the finding when the probe itself does not end in time.
     fn subject(&self) -> String;
 
-    async fn look(&self) -> Vec<Finding>;
+    async fn run(&self) -> Vec<Finding>;
 }
 
 /// The engines behind a configuration. Each is opened with its first use, and shared by the uses of one command.
 #[async_trait]
-pub trait Engines: Send + Sync {
+pub trait Services: Send + Sync {
     /// Brings the schema up to date; returns whether it was not.
     async fn migrate(&self, config: &Config) -> Result<bool, CommandError>;
 
@@ -71,10 +71,10 @@ pub trait Engines: Send + Sync {
     async fn limiter(&self, config: &Config) -> Result<Arc<dyn Limiter>, CommandError>;
 
     /// Fails when another `run` uses the same embedded limiter or queue. Connects to nothing but the database.
-    async fn has_no_other_run(&self, config: &Config) -> Result<(), CommandError>;
+    async fn check_no_other_run(&self, config: &Config) -> Result<(), CommandError>;
 
     /// What a worker stands on, once everything is so that it may start. It may run while the lock lives.
-    async fn worker(&self, config: &Config) -> Result<(worker::Engines, RunLock), CommandError>;
+    async fn worker_backends(&self, config: &Config) -> Result<(worker::Backends, RunLock), CommandError>;
 
     /// Probes beyond those that `check` has for every engine.
     fn probes(&self, config: &Config) -> Vec<Box<dyn Probe>>;
@@ -83,19 +83,19 @@ pub trait Engines: Send + Sync {
     fn parse_provider_file(&self, text: &str) -> Result<Vec<ProviderRow>, Vec<String>>;
 
     /// What a row means.
-    fn meant(&self, row: &ProviderRow) -> Result<Provider, BadRow>;
+    fn validate(&self, row: &ProviderRow) -> Result<Provider, InvalidRow>;
 
     /// What no worker could use of a row that can be meant, one line each; where its requests may go is none of it.
-    fn problems(&self, provider: &Provider) -> Vec<String>;
+    fn provider_problems(&self, provider: &Provider) -> Vec<String>;
 
     /// Whether a worker of this configuration could call the provider; the error holds no secret.
-    fn usable(&self, provider: &Provider, config: &Config) -> Result<(), String>;
+    fn check_callable(&self, provider: &Provider, config: &Config) -> Result<(), String>;
 
     /// Secrets that a provider would send, and where, whether this configuration allows it or not.
-    fn secrets(&self, provider: &Provider, config: &Config) -> Vec<SecretUse>;
+    fn secret_uses(&self, provider: &Provider, config: &Config) -> Vec<SecretUse>;
 
     /// Secrets of a usable provider that this process cannot read; each names header and place, none holds a value.
-    async fn unreadable(&self, provider: &Provider, config: &Config) -> Vec<String>;
+    async fn unreadable_secrets(&self, provider: &Provider, config: &Config) -> Vec<String>;
 
     /// Reads a message as the worker will; the error is for the terminal and holds no value of the message.
     fn check_message(

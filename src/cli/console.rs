@@ -13,15 +13,15 @@ use super::CommandError;
 use crate::domain::printable::{printable, printable_json};
 
 /// Longest cell that is never broken where there is room, in characters.
-const WHOLE_MAX: usize = 24;
+const UNBROKEN_CELL_MAX: usize = 24;
 /// What a column is left at least, in characters.
-const ROOM_MIN: usize = 10;
+const COLUMN_WIDTH_MIN: usize = 10;
 /// Blanks beside a cell, and the one between two.
 const PADDING: usize = 3;
 
 /// The shape of tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shape {
+pub enum TableShape {
     /// Columns apart by blanks, one line per row, nothing cut or wrapped: for pipes.
     Plain,
     /// Wrapped to the width in columns; `None`: the terminal's own.
@@ -32,9 +32,9 @@ pub enum Shape {
 pub struct Console {
     out: Box<dyn Write + Send>,
     err: Box<dyn Write + Send>,
-    shape: Shape,
+    shape: TableShape,
     /// Where answers come from; `None`: nobody can be asked.
-    answers: Option<Box<dyn BufRead + Send>>,
+    input: Option<Box<dyn BufRead + Send>>,
     /// Whether the one JSON document of the command is written.
     has_document: bool,
     /// Whether progress may be drawn on stderr.
@@ -43,31 +43,31 @@ pub struct Console {
 
 impl Console {
     #[must_use]
-    pub fn new(out: Box<dyn Write + Send>, err: Box<dyn Write + Send>, shape: Shape) -> Self {
-        Self { out, err, shape, answers: None, has_document: false, draws_progress: false }
+    pub fn new(out: Box<dyn Write + Send>, err: Box<dyn Write + Send>, shape: TableShape) -> Self {
+        Self { out, err, shape, input: None, has_document: false, draws_progress: false }
     }
 
     /// Takes answers from here, as from a person at a terminal.
     #[must_use]
-    pub fn answered_by(self, answers: Box<dyn BufRead + Send>) -> Self {
-        Self { answers: Some(answers), ..self }
+    pub fn with_input(self, answers: Box<dyn BufRead + Send>) -> Self {
+        Self { input: Some(answers), ..self }
     }
 
     /// Standard output of this process, with messages written to `err` instead of standard error.
     #[must_use]
     pub fn with_messages_to(err: Box<dyn Write + Send>) -> Self {
-        Self { err, ..Self::of_process() }
+        Self { err, ..Self::stdio() }
     }
 
     /// Standard output and error of this process.
     #[must_use]
-    pub fn of_process() -> Self {
-        let shape = if io::stdout().is_terminal() { Shape::Terminal { width: None } } else { Shape::Plain };
+    pub fn stdio() -> Self {
+        let shape = if io::stdout().is_terminal() { TableShape::Terminal { width: None } } else { TableShape::Plain };
         let out = Box::new(io::BufWriter::new(io::stdout()));
         let is_asked = io::stdin().is_terminal() && io::stderr().is_terminal();
-        let answers = is_asked.then(|| Box::new(io::BufReader::new(io::stdin())) as Box<dyn BufRead + Send>);
+        let input = is_asked.then(|| Box::new(io::BufReader::new(io::stdin())) as Box<dyn BufRead + Send>);
         let draws_progress = io::stderr().is_terminal();
-        Self { out, err: Box::new(io::stderr()), shape, answers, has_document: false, draws_progress }
+        Self { out, err: Box::new(io::stderr()), shape, input, has_document: false, draws_progress }
     }
 
     /// Where raw data goes (scripts, manual pages).
@@ -130,7 +130,7 @@ impl Console {
     }
 
     #[must_use]
-    pub fn shape(&self) -> Shape {
+    pub fn shape(&self) -> TableShape {
         self.shape
     }
 
@@ -138,8 +138,10 @@ impl Console {
     #[must_use]
     pub fn height(&self) -> Option<usize> {
         match self.shape {
-            Shape::Terminal { width: None } => terminal_size::terminal_size().map(|(_, height)| usize::from(height.0)),
-            Shape::Plain | Shape::Terminal { width: Some(_) } => None,
+            TableShape::Terminal { width: None } => {
+                terminal_size::terminal_size().map(|(_, height)| usize::from(height.0))
+            }
+            TableShape::Plain | TableShape::Terminal { width: Some(_) } => None,
         }
     }
 
@@ -175,7 +177,7 @@ impl Console {
     /// # Errors
     /// When the terminal is gone.
     pub fn confirm(&mut self, question: &str) -> io::Result<Option<bool>> {
-        let Some(answers) = &mut self.answers else { return Ok(None) };
+        let Some(answers) = &mut self.input else { return Ok(None) };
         write!(self.err, "{} [y/N] ", printable(question))?;
         self.err.flush()?;
         let mut answer = String::new();
@@ -196,21 +198,21 @@ impl Console {
 
 /// Columns of a shape; `None`: as many as there are.
 #[must_use]
-pub fn width(shape: Shape) -> Option<usize> {
+pub fn width(shape: TableShape) -> Option<usize> {
     match shape {
-        Shape::Plain => None,
-        Shape::Terminal { width } => columns(width).map(usize::from),
+        TableShape::Plain => None,
+        TableShape::Terminal { width } => known_columns(width).map(usize::from),
     }
 }
 
 /// A terminal that does not know its size says 0.
-fn columns(width: Option<u16>) -> Option<u16> {
+fn known_columns(width: Option<u16>) -> Option<u16> {
     width.or_else(|| Table::new().width()).filter(|columns| *columns > 0)
 }
 
 /// Breaks a line between words so that it fits; what follows stands under its text.
 #[must_use]
-pub fn wrapped(indent: &str, text: &str, width: Option<usize>) -> String {
+pub fn wrap_words(indent: &str, text: &str, width: Option<usize>) -> String {
     let text = printable(text);
     let under = " ".repeat(indent.chars().count());
     let (mut lines, mut line) = (Vec::new(), indent.to_owned());
@@ -231,23 +233,23 @@ pub fn wrapped(indent: &str, text: &str, width: Option<usize>) -> String {
 
 /// Lays out a table.
 #[must_use]
-pub fn render_table(header: &[&str], rows: &[Vec<String>], shape: Shape) -> String {
+pub fn render_table(header: &[&str], rows: &[Vec<String>], shape: TableShape) -> String {
     let rows: Vec<Vec<Cow<'_, str>>> =
         rows.iter().map(|row| row.iter().map(|cell| printable(cell)).collect()).collect();
     let mut table = Table::new();
     table.set_header(header.iter().copied());
     table.add_rows(&rows);
     match shape {
-        Shape::Plain => {
+        TableShape::Plain => {
             table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
         }
-        Shape::Terminal { width } => {
-            let width = columns(width);
+        TableShape::Terminal { width } => {
+            let width = known_columns(width);
             let arrangement = width.map_or(ContentArrangement::Disabled, |_| ContentArrangement::Dynamic);
             table.load_style(presets::UTF8_HORIZONTAL_ONLY).set_content_arrangement(arrangement);
             if let Some(width) = width {
                 table.set_width(width);
-                keep_whole(&mut table, header, &rows, usize::from(width));
+                keep_short_cells_unbroken(&mut table, header, &rows, usize::from(width));
             }
         }
     }
@@ -256,19 +258,19 @@ pub fn render_table(header: &[&str], rows: &[Vec<String>], shape: Shape) -> Stri
 
 /// Keeps short cells on one line, the shortest columns first, as long as every other column has some room left: a name or a
 /// time that is broken in the middle cannot be read.
-fn keep_whole(table: &mut Table, header: &[&str], rows: &[Vec<Cow<'_, str>>], width: usize) {
+fn keep_short_cells_unbroken(table: &mut Table, header: &[&str], rows: &[Vec<Cow<'_, str>>], width: usize) {
     let length = |text: &str| text.chars().count();
     let widest =
         |index: usize| rows.iter().filter_map(|row| row.get(index)).map(|cell| length(cell)).max().unwrap_or(0);
     let mut columns: Vec<(usize, usize)> =
         header.iter().enumerate().map(|(index, title)| (widest(index).max(length(title)), index)).collect();
     columns.sort_unstable();
-    let least = |content: usize| content.min(ROOM_MIN) + PADDING;
+    let least = |content: usize| content.min(COLUMN_WIDTH_MIN) + PADDING;
     let mut left: usize = columns.iter().map(|(content, _)| least(*content)).sum();
     let mut taken = 0;
     for (content, index) in columns {
         left -= least(content);
-        let is_whole = content <= WHOLE_MAX && taken + content + PADDING + left <= width;
+        let is_whole = content <= UNBROKEN_CELL_MAX && taken + content + PADDING + left <= width;
         taken += if is_whole { content + PADDING } else { least(content) };
         if let Some(column) = table.column_mut(index).filter(|_| is_whole) {
             column.set_constraint(ColumnConstraint::ContentWidth);
@@ -281,23 +283,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_is_plain_in_a_pipe_and_fits_a_terminal() {
+    fn table_is_plain_in_pipe_and_fits_terminal() {
         let rows = [vec!["acme".to_owned(), "https://pay.example.com/a/rather/long/path".to_owned()]];
-        let plain = render_table(&["name", "url"], &rows, Shape::Plain);
+        let plain = render_table(&["name", "url"], &rows, TableShape::Plain);
         let words: Vec<Vec<&str>> = plain.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(words, [vec!["name", "url"], vec!["acme", "https://pay.example.com/a/rather/long/path"]]);
-        let narrow = render_table(&["name", "url"], &rows, Shape::Terminal { width: Some(30) });
+        let narrow = render_table(&["name", "url"], &rows, TableShape::Terminal { width: Some(30) });
         let hostile = vec![vec!["\u{1b}]0;owned\u{7}".to_owned(), "a\nb\tc\u{202e}".to_owned()]];
-        let hostile = render_table(&["name", "url"], &hostile, Shape::Plain);
+        let hostile = render_table(&["name", "url"], &hostile, TableShape::Plain);
         assert!(hostile.lines().count() == 2 && hostile.contains("\\u{1b}]0;owned\\u{7}"), "{hostile}");
         assert!(hostile.contains("a\\nb\\tc\\u{202e}"), "{hostile}");
         assert!(narrow.lines().all(|line| line.chars().count() <= 30), "{narrow}");
     }
 
     #[test]
-    fn a_document_is_not_followed_by_an_error() {
+    fn json_error_never_follows_a_document() {
         let (reader, writer) = io::pipe().unwrap();
-        let mut console = Console::new(Box::new(writer), Box::new(io::sink()), Shape::Plain);
+        let mut console = Console::new(Box::new(writer), Box::new(io::sink()), TableShape::Plain);
         console.json_line(&"one of many").unwrap();
         console.json_error("the next could not be asked").unwrap();
         console.json(&["all"]).unwrap();
@@ -309,20 +311,21 @@ mod tests {
 
     /// A pseudo-terminal to which nobody has told its size has none.
     #[test]
-    fn a_terminal_without_columns_breaks_nothing() {
+    fn unknown_terminal_width_breaks_nothing() {
         let rows = [vec!["acme".to_owned(), "a reason of some words".to_owned()]];
-        let table = render_table(&["name", "why"], &rows, Shape::Terminal { width: Some(0) });
+        let table = render_table(&["name", "why"], &rows, TableShape::Terminal { width: Some(0) });
         assert!(table.contains("a reason of some words"), "{table}");
-        assert_eq!(width(Shape::Terminal { width: Some(0) }), None);
+        assert_eq!(width(TableShape::Terminal { width: Some(0) }), None);
     }
 
     #[test]
-    fn short_cells_are_not_broken_where_there_is_room() {
+    fn short_cells_stay_whole_where_they_fit() {
         let long = "a reason that goes on and on, over more than one line of any terminal of a usual width";
         let cells = ["invoice-2026-0001", "acme", "2026-11-22 03:58:40", long].map(str::to_owned).to_vec();
         let header = ["id", "provider", "wake at", "reason"];
         for width in [80, 72] {
-            let table = render_table(&header, std::slice::from_ref(&cells), Shape::Terminal { width: Some(width) });
+            let table =
+                render_table(&header, std::slice::from_ref(&cells), TableShape::Terminal { width: Some(width) });
             assert!(table.lines().all(|line| line.chars().count() <= usize::from(width)), "{table}");
             let whole = |cell: &String| table.lines().any(|line| line.contains(cell.as_str()));
             assert!(cells[..3].iter().all(whole), "{table}");

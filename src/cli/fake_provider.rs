@@ -16,7 +16,7 @@ use super::{CommandError, Console};
 use crate::domain::limit::Rate;
 use crate::domain::printable::printable_json;
 use crate::domain::time::parse_duration;
-use crate::provider::simulated::{FakeOptions, FakeProvider, OnLimit, Report};
+use crate::provider::simulated::{FakeOptions, FakeProvider, FakeProviderReport, OnLimit};
 
 /// Arguments of `fake-provider`.
 #[derive(Args, Clone, Debug)]
@@ -35,18 +35,18 @@ pub struct FakeProviderArgs {
     on_limit: OnLimit,
     /// Time from receipt to answer: one duration or a range, drawn evenly.
     #[arg(long, value_name = "MIN..MAX", default_value = "20ms..80ms")]
-    latency: Latency,
+    latency: LatencyArg,
     /// Share of requests answered 500 or 503 without any effect, 0 to 1.
-    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = share)]
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = parse_share)]
     error_rate: f64,
     /// Share of requests that are carried out but whose connection is dropped instead of an answer, 0 to 1.
-    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = share)]
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = parse_share)]
     lost_answer_rate: f64,
     /// Share of payments that are declined (402), 0 to 1.
-    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = share)]
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = parse_share)]
     decline_rate: f64,
     /// Share of requests answered 429 with code lock_timeout, as if only their own object were locked, 0 to 1.
-    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = share)]
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = parse_share)]
     busy_rate: f64,
     /// Ignore Idempotency-Key: every request charges.
     #[arg(long)]
@@ -67,9 +67,9 @@ pub struct FakeProviderArgs {
 
 /// `MIN..MAX`, or one duration for both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Latency(Duration, Duration);
+struct LatencyArg(Duration, Duration);
 
-impl FromStr for Latency {
+impl FromStr for LatencyArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -108,13 +108,13 @@ pub async fn run(args: FakeProviderArgs, console: &mut Console) -> Result<(), Co
     let listener = listen(&args).await?;
     console.message(&format!("fake provider listening on http://{}", listener.local_addr()?))?;
     let report = serve(&args, listener, async {
-        signals.stop().await;
+        signals.wait_for_stop().await;
     });
-    let report = serde_json::to_string_pretty(&report.await?).map_err(failed)?;
+    let report = serde_json::to_string_pretty(&report.await?).map_err(to_command_error)?;
     let printed = tokio::task::spawn_blocking(move || writeln!(std::io::stdout(), "{}", printable_json(&report)));
     tokio::select! {
-        printed = printed => Ok(printed.map_err(failed)??),
-        signal = signals.stop() => Err(CommandError::Failed(format!("{signal}: the report was not read"))),
+        printed = printed => Ok(printed.map_err(to_command_error)??),
+        signal = signals.wait_for_stop() => Err(CommandError::Failed(format!("{signal}: the report was not read"))),
     }
 }
 
@@ -131,27 +131,27 @@ async fn serve(
     args: &FakeProviderArgs,
     listener: TcpListener,
     stopped: impl Future<Output = ()>,
-) -> Result<Report, CommandError> {
+) -> Result<FakeProviderReport, CommandError> {
     let fake = FakeProvider::new(args.options());
     let (handle, stop) = (fake.handle(), CancellationToken::new());
     let serving = fake.serve(listener, stop.clone());
     tokio::pin!(serving);
     tokio::select! {
-        ended = &mut serving => ended.map_err(failed)?,
+        ended = &mut serving => ended.map_err(to_command_error)?,
         () = stopped => {
             stop.cancel();
-            serving.await.map_err(failed)?;
+            serving.await.map_err(to_command_error)?;
         }
     }
     Ok(handle.report())
 }
 
-fn failed(error: impl std::fmt::Display) -> CommandError {
+fn to_command_error(error: impl std::fmt::Display) -> CommandError {
     CommandError::Failed(error.to_string())
 }
 
 /// A share of requests.
-fn share(text: &str) -> Result<f64, String> {
+fn parse_share(text: &str) -> Result<f64, String> {
     let share: f64 = text.parse().map_err(|_| format!("`{text}` is not a number"))?;
     if (0.0..=1.0).contains(&share) { Ok(share) } else { Err(format!("`{text}` does not lie between 0 and 1")) }
 }
@@ -163,13 +163,13 @@ mod tests {
     use super::*;
 
     #[derive(Parser)]
-    struct Line {
+    struct TestCommand {
         #[command(flatten)]
         args: FakeProviderArgs,
     }
 
     fn parse(line: &str) -> Result<FakeProviderArgs, clap::Error> {
-        Line::try_parse_from(line.split_whitespace()).map(|line| line.args)
+        TestCommand::try_parse_from(line.split_whitespace()).map(|line| line.args)
     }
 
     #[test]
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn it_does_not_listen_for_others_unasked() {
+    async fn listens_beyond_loopback_only_when_exposed() {
         let listens = async |line: &str| listen(&parse(line).unwrap()).await;
         let refused = listens("x --listen 0.0.0.0:0").await.unwrap_err();
         assert!(refused.to_string().contains("--expose"), "{refused}");
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn when_it_ends_it_tells_what_it_saw() {
+    async fn prints_its_report_at_the_end() {
         let args = parse("x --listen 127.0.0.1:0 --limit 1/1s").unwrap();
         let report = serve(&args, listen(&args).await.unwrap(), async {}).await.unwrap();
         assert_eq!((report.requests, report.limits[0].limit.as_str()), (0, "1/1s"));

@@ -20,7 +20,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_of_jobs_are_read_as_people_write_them() {
+    fn job_counts_accept_separators_and_suffixes() {
         for (text, jobs) in [
             ("0", 0),
             ("5000", 5_000),

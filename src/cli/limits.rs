@@ -7,21 +7,21 @@ use std::time::Duration;
 use clap::Subcommand;
 use serde_json::json;
 
-use super::connect::Engines;
-use super::console::Shape;
-use super::jobs::{by, parse_id};
-use super::provider::{parse_name, readable, unknown};
-use super::rows::{LIMIT_HEADER, limit_cells, without_defaults};
+use super::connect::Services;
+use super::console::TableShape;
+use super::jobs::{actor, parse_id};
+use super::provider::{load_readable_rows, parse_name, unknown_provider};
+use super::rows::{LIMIT_HEADER, drop_default_columns, limit_cells};
 use super::{CommandError, Console, Exit, ops_client};
 use crate::config::{Config, LimiterUrl};
-use crate::domain::explain::words::span;
-use crate::domain::job::Token;
+use crate::domain::explain::format::duration;
+use crate::domain::job::Identifier;
 use crate::domain::limit::Rate;
-use crate::ledger::provider_row::{LimitLine, ProviderRow};
-use crate::ledger::said;
+use crate::ledger::decision_input;
+use crate::ledger::provider_row::{LimitSummary, ProviderRow};
 use crate::ledger::settings::Settings;
-use crate::ops::{LimitUsed, PeekError, change, peek};
-use crate::worker::settings_watch::Known;
+use crate::ops::{PeekError, PeekedLimit, change, peek};
+use crate::worker::settings_sync::LoadedSettings;
 
 mod history;
 
@@ -44,7 +44,7 @@ enum Action {
         provider: String,
         /// The limits of scope account too, as they stand for this account.
         #[arg(long, value_parser = parse_id, allow_hyphen_values = true)]
-        account: Option<Token>,
+        account: Option<Identifier>,
         /// Print JSON.
         #[arg(long)]
         json: bool,
@@ -56,7 +56,7 @@ enum Action {
         /// N/DURATION, like 200/1s, 50/s or 600/1m; 0/1s closes it.
         rate: Rate,
         /// Why, for the audit.
-        #[arg(long, value_name = "TEXT", value_parser = said::because, allow_hyphen_values = true)]
+        #[arg(long, value_name = "TEXT", value_parser = decision_input::validate_reason, allow_hyphen_values = true)]
         because: Option<String>,
         /// Print JSON.
         #[arg(long)]
@@ -73,21 +73,21 @@ enum Action {
 pub async fn run(
     args: &Args,
     config: &Config,
-    engines: &dyn Engines,
+    engines: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     let settings = engines.settings(config).await?;
     match &args.action {
         Action::Peek { provider, account, json } => {
-            let used = used(provider, account.as_ref(), settings.as_ref(), config, engines).await?;
-            print_used(&used, *json, console)
+            let used = fetch_usage(provider, account.as_ref(), settings.as_ref(), config, engines).await?;
+            print_usage(&used, *json, console)
         }
         Action::List { json } => list(settings.as_ref(), *json, console).await,
         Action::History(args) => history::run(args, settings.as_ref(), console).await,
         Action::Set { provider, limit, rate, because, json } => {
             let name = parse_name(provider)?;
-            let by = by(because.as_deref());
-            let old = change::set_rate(settings.as_ref(), &name, limit, *rate, false, Some(&by)).await?.from;
+            let by = actor(because.as_deref());
+            let old = change::set_rate(settings.as_ref(), &name, limit, *rate, false, Some(&by)).await?.rate_before;
             if *json {
                 let change = json!({
                     "provider": provider, "limit": limit, "from": old.to_string(), "to": rate.to_string()
@@ -96,19 +96,19 @@ pub async fn run(
             } else {
                 console.line(&format!("{provider} {limit}: {old} → {rate}"))?;
             }
-            Ok(Exit::Fine)
+            Ok(Exit::Success)
         }
     }
 }
 
 /// Asks the store that all workers share, or the one process that has the embedded limiter.
-async fn used(
+async fn fetch_usage(
     provider: &str,
-    account: Option<&Token>,
+    account: Option<&Identifier>,
     settings: &dyn Settings,
     config: &Config,
-    engines: &dyn Engines,
-) -> Result<Vec<LimitUsed>, CommandError> {
+    engines: &dyn Services,
+) -> Result<Vec<PeekedLimit>, CommandError> {
     let name = parse_name(provider)?;
     if matches!(config.limiter.url, LimiterUrl::Embedded) {
         // What has this form needs no escaping in a query.
@@ -117,30 +117,30 @@ async fn used(
         let answered = ops_client::get(config, engines, &format!("/api/v1/limits/{name}{account}")).await?;
         return Ok(answered.value);
     }
-    let known = Known::default().after(settings.load().await?);
+    let known = LoadedSettings::default().with_snapshot(settings.load().await?);
     let limiter = engines.limiter(config).await?;
-    peek(limiter.as_ref(), &known, &name, account.map(Token::as_str)).await.map_err(|error| match error {
-        PeekError::NothingCounts if !known.providers.contains_key(&name) => unknown(provider),
-        PeekError::NothingCounts => CommandError::Failed(format!("{provider} is disabled: nothing counts for it")),
-        error => said(&error),
+    peek(limiter.as_ref(), &known, &name, account.map(Identifier::as_str)).await.map_err(|error| match error {
+        PeekError::NoActiveProvider if !known.providers.contains_key(&name) => unknown_provider(provider),
+        PeekError::NoActiveProvider => CommandError::Failed(format!("{provider} is disabled: nothing counts for it")),
+        error => peek_failure(&error),
     })
 }
 
-fn said(error: &PeekError) -> CommandError {
+fn peek_failure(error: &PeekError) -> CommandError {
     CommandError::Failed(error.to_string())
 }
 
-fn print_used(used: &[LimitUsed], json: bool, console: &mut Console) -> Result<Exit, CommandError> {
+fn print_usage(used: &[PeekedLimit], json: bool, console: &mut Console) -> Result<Exit, CommandError> {
     if json {
         console.json(&used)?;
     } else {
-        let shadow = |l: &LimitUsed| match &l.shadow {
+        let shadow = |l: &PeekedLimit| match &l.shadow {
             Some(would) => {
                 format!("would have refused {}, delayed {}", would.would_have_refused, would.would_have_waited)
             }
             None => String::new(),
         };
-        let wait = |ms: u64| span(Duration::from_millis(ms));
+        let wait = |ms: u64| duration(Duration::from_millis(ms));
         let cells = used.iter().map(|l| {
             vec![
                 l.limit.clone(),
@@ -155,23 +155,24 @@ fn print_used(used: &[LimitUsed], json: bool, console: &mut Console) -> Result<E
         let header = ["limit", "allows", "used", "remaining", "retry after", "reset after", "shadow"];
         console.table(&header, &cells.collect::<Vec<_>>())?;
     }
-    Ok(Exit::Fine)
+    Ok(Exit::Success)
 }
 
 async fn list(settings: &dyn Settings, json: bool, console: &mut Console) -> Result<Exit, CommandError> {
-    let (rows, exit) = readable(settings, console).await?;
-    let of_row = |row: &ProviderRow| row.limits.iter().map(|limit| LimitLine::of(&row.name, limit)).collect::<Vec<_>>();
-    let lines: Vec<LimitLine> = rows.iter().flat_map(of_row).collect();
+    let (rows, exit) = load_readable_rows(settings, console).await?;
+    let of_row =
+        |row: &ProviderRow| row.limits.iter().map(|limit| LimitSummary::from_row(&row.name, limit)).collect::<Vec<_>>();
+    let lines: Vec<LimitSummary> = rows.iter().flat_map(of_row).collect();
     let cells: Vec<Vec<String>> = lines.iter().map(limit_cells).collect();
     if json {
         console.json(&lines)?;
-    } else if cells.is_empty() && exit == Exit::Fine {
+    } else if cells.is_empty() && exit == Exit::Success {
         console.message("no limits yet: `sluicegate provider apply FILE` adds providers with theirs")?;
     } else {
         let (header, cells) = match console.shape() {
             // Scripts count columns; people count the room that they have.
-            Shape::Plain => (LIMIT_HEADER.to_vec(), cells),
-            Shape::Terminal { .. } => without_defaults(cells),
+            TableShape::Plain => (LIMIT_HEADER.to_vec(), cells),
+            TableShape::Terminal { .. } => drop_default_columns(cells),
         };
         console.table(&header, &cells)?;
     }

@@ -22,11 +22,11 @@ pub struct Args {
 pub fn run(args: &Args, console: &mut Console) -> Result<Exit, CommandError> {
     let Some(dir) = &args.out else {
         clap_mangen::Man::new(Cli::command()).render(console.data())?;
-        return Ok(Exit::Fine);
+        return Ok(Exit::Success);
     };
     let failed = |error| CommandError::Failed(format!("{}: {error}", dir.display()));
     std::fs::create_dir_all(dir).map_err(failed)?;
     clap_mangen::generate_to(Cli::command(), dir).map_err(failed)?;
     console.message(&format!("manual pages are in {}", dir.display()))?;
-    Ok(Exit::Fine)
+    Ok(Exit::Success)
 }

@@ -4,7 +4,7 @@
 
 use serde_json::json;
 
-use super::connect::Engines;
+use super::connect::Services;
 use super::{CommandError, Console, Exit};
 use crate::config::Config;
 
@@ -22,15 +22,15 @@ pub struct Args {
 pub async fn run(
     args: &Args,
     config: &Config,
-    engines: &dyn Engines,
+    engines: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     let changed = engines.migrate(config).await?;
     if args.json {
         console.json(&json!({ "database": config.database.url.to_string(), "changed": changed }))?;
-        return Ok(Exit::Fine);
+        return Ok(Exit::Success);
     }
     let outcome = if changed { "is up to date now" } else { "was up to date" };
     console.message(&format!("{} {outcome}", config.database.url))?;
-    Ok(Exit::Fine)
+    Ok(Exit::Success)
 }

@@ -8,24 +8,24 @@ use std::path::PathBuf;
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
-use crate::config::{Config, Log, Problems};
+use crate::config::{Config, ConfigProblems, LogConfig};
 use crate::domain::printable::{is_hidden, printable};
-use crate::worker::patience::Passing;
+use crate::worker::retry::Transient;
 
 pub mod bench;
 pub mod check;
 pub mod completions;
 pub mod connect;
 pub mod console;
-mod declared;
 pub mod demo;
 pub mod dlq;
 pub mod enqueue;
 pub mod fake_provider;
-mod hyphens;
+mod hyphen_values;
 mod input;
 mod job_count;
 pub mod jobs;
+mod lane_declaration;
 pub mod limits;
 pub mod man;
 pub mod migrate;
@@ -40,7 +40,7 @@ pub mod status;
 
 pub use console::Console;
 
-use connect::{Engines, MissingDatabase};
+use connect::{MissingDatabase, Services};
 
 /// Calls payment providers exactly as fast as they allow, and loses or doubles no payment doing it.
 #[derive(Debug, Parser)]
@@ -65,13 +65,13 @@ impl Cli {
         let arguments: Vec<OsString> = arguments.into_iter().collect();
         let parsed = Self::try_parse_from(&arguments);
         let taken = parsed.as_ref().err().is_none_or(|error| error.kind() == ErrorKind::UnknownArgument);
-        if taken && let Some(problem) = hyphens::taken_for_a_value(&Self::command(), &arguments) {
+        if taken && let Some(problem) = hyphen_values::find_option_as_value(&Self::command(), &arguments) {
             return Err(Self::command().error(problem.kind(), problem));
         }
         let mut cli = parsed?;
         // clap lets a global flag behind the command replace those before it, silently: a database.url would be lost.
-        cli.set = values_of("--set", &arguments);
-        if values_of("--config", &arguments).len() > 1 {
+        cli.set = flag_values("--set", &arguments);
+        if flag_values("--config", &arguments).len() > 1 {
             let message = "--config stands both before and behind the command: write it once";
             return Err(Self::command().error(ErrorKind::ArgumentConflict, message));
         }
@@ -80,7 +80,7 @@ impl Cli {
 }
 
 /// The values of a global flag, wherever it stands in a command line that parses. No other option has taken it for its value.
-fn values_of(flag: &str, arguments: &[OsString]) -> Vec<String> {
+fn flag_values(flag: &str, arguments: &[OsString]) -> Vec<String> {
     let mut words = arguments.iter().take_while(|word| *word != "--").filter_map(|word| word.to_str());
     let mut values = Vec::new();
     while let Some(word) = words.next() {
@@ -115,7 +115,7 @@ pub fn asks_for_json(arguments: &[OsString]) -> bool {
 
 /// What a usage error says, in plain text: without the usage and the way to the help, which are for people.
 #[must_use]
-pub fn usage_problem(error: &clap::Error) -> String {
+pub fn usage_error_text(error: &clap::Error) -> String {
     let text = error.render().to_string();
     let said = text.split("\n\nUsage:").next().and_then(|text| text.split("\n\nFor more information").next());
     let said = said.unwrap_or_default().trim();
@@ -163,7 +163,7 @@ pub enum Command {
 /// How a command that reported for itself ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
-    Fine,
+    Success,
     Failed,
     /// The command line asks for what cannot be meant; exit code 2, as for what clap refuses.
     Usage,
@@ -176,7 +176,7 @@ impl Exit {
     #[must_use]
     pub fn code(self) -> u8 {
         match self {
-            Self::Fine => 0,
+            Self::Success => 0,
             Self::Failed => 1,
             Self::Usage => 2,
             Self::BadConfiguration => 78,
@@ -204,13 +204,13 @@ pub enum CommandError {
          provider apply FILE`, `migrate` and `run` make a new one",
         .path.display()
     )]
-    NoDatabaseYet { path: PathBuf },
+    DatabaseMissing { path: PathBuf },
     /// The process on `ops.listen` works for another database than the configured one.
     #[error("{0}")]
     OtherDeployment(String),
     /// An engine cannot be reached now; trying again may succeed.
     #[error("{0}")]
-    EngineAway(String),
+    BackendUnavailable(String),
     #[error("writing the output: {0}")]
     Output(#[from] std::io::Error),
 }
@@ -223,11 +223,11 @@ impl CommandError {
             Self::Usage(_) => Exit::Usage,
             Self::Problems { exit, .. } => *exit,
             // Whoever reads our output has seen enough (`sluicegate provider list | head -1`).
-            Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Exit::Fine,
+            Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Exit::Success,
             Self::Failed(_)
-            | Self::NoDatabaseYet { .. }
+            | Self::DatabaseMissing { .. }
             | Self::OtherDeployment(_)
-            | Self::EngineAway(_)
+            | Self::BackendUnavailable(_)
             | Self::Output(_) => Exit::Failed,
         }
     }
@@ -247,20 +247,20 @@ impl CommandError {
 impl From<crate::ledger::LedgerError> for CommandError {
     fn from(error: crate::ledger::LedgerError) -> Self {
         match error {
-            crate::ledger::LedgerError::Away(_) => Self::EngineAway(error.to_string()),
+            crate::ledger::LedgerError::Unavailable(_) => Self::BackendUnavailable(error.to_string()),
             error => Self::Failed(error.to_string()),
         }
     }
 }
 
-impl Passing for CommandError {
-    fn passes(&self) -> bool {
-        matches!(self, Self::EngineAway(_))
+impl Transient for CommandError {
+    fn is_transient(&self) -> bool {
+        matches!(self, Self::BackendUnavailable(_))
     }
 }
 
-impl From<Problems> for CommandError {
-    fn from(problems: Problems) -> Self {
+impl From<ConfigProblems> for CommandError {
+    fn from(problems: ConfigProblems) -> Self {
         Self::Problems { exit: Exit::BadConfiguration, lines: problems.lines() }
     }
 }
@@ -274,13 +274,13 @@ impl From<crate::queue::QueueError> for CommandError {
 impl Command {
     /// What the command logs: one that reports for itself stays quiet below `error`, unless somebody asks for detail.
     #[must_use]
-    pub fn log(&self, configured: Log) -> Log {
+    pub fn log(&self, configured: LogConfig) -> LogConfig {
         if matches!(self, Self::Run(_)) {
             return configured;
         }
         let detail = configured.level > tracing::Level::INFO;
         let level = if detail { configured.level } else { tracing::Level::ERROR };
-        Log { level, ..configured }
+        LogConfig { level, ..configured }
     }
 
     /// Whether it runs until it is stopped, or works beside what it shows: it must not wait for whoever reads its messages.
@@ -288,7 +288,7 @@ impl Command {
     pub fn is_long_running(&self) -> bool {
         match self {
             Self::Run(_) | Self::Demo(_) | Self::FakeProvider(_) => true,
-            Self::Status(args) => args.watches(),
+            Self::Status(args) => args.is_watching(),
             _ => false,
         }
     }
@@ -297,9 +297,9 @@ impl Command {
     #[must_use]
     pub fn missing_database(&self) -> MissingDatabase {
         match self {
-            Self::Run(_) | Self::Demo(_) | Self::Migrate(_) | Self::Bench(_) => MissingDatabase::IsMade,
+            Self::Run(_) | Self::Demo(_) | Self::Migrate(_) | Self::Bench(_) => MissingDatabase::Create,
             Self::Provider(args) => args.missing_database(),
-            _ => MissingDatabase::IsAnError,
+            _ => MissingDatabase::Fail,
         }
     }
 
@@ -308,7 +308,7 @@ impl Command {
         match self {
             Self::Completions(args) => Some(completions::run(args, console)),
             Self::Man(args) => Some(man::run(args, console)),
-            Self::FakeProvider(args) => Some(fake_provider(args, console)),
+            Self::FakeProvider(args) => Some(run_fake_provider(args, console)),
             Self::Bench(args) => bench::without_config(args, console),
             _ => None,
         }
@@ -316,12 +316,12 @@ impl Command {
 }
 
 /// The fake provider has a runtime of its own, because it needs no configuration.
-fn fake_provider(args: &fake_provider::FakeProviderArgs, console: &mut Console) -> Result<Exit, CommandError> {
+fn run_fake_provider(args: &fake_provider::FakeProviderArgs, console: &mut Console) -> Result<Exit, CommandError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let ended = runtime.block_on(fake_provider::run(args.clone(), console));
     // A report that nothing reads must not hold up the exit.
     runtime.shutdown_background();
-    ended.map(|()| Exit::Fine)
+    ended.map(|()| Exit::Success)
 }
 
 /// Runs one command with its configuration.
@@ -331,7 +331,7 @@ fn fake_provider(args: &fake_provider::FakeProviderArgs, console: &mut Console) 
 pub async fn execute(
     command: &Command,
     config: &Config,
-    engines: &dyn Engines,
+    engines: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     // Process 1, as a container's command is, has no default reaction to signals: it would wait for ever for a pipe. `run` has its
@@ -343,14 +343,14 @@ pub async fn execute(
     tokio::select! {
         biased;
         ended = dispatch(command, config, engines, console) => ended,
-        signal = signals.stop() => Err(CommandError::Failed(format!("stopped by {signal}"))),
+        signal = signals.wait_for_stop() => Err(CommandError::Failed(format!("stopped by {signal}"))),
     }
 }
 
 async fn dispatch(
     command: &Command,
     config: &Config,
-    engines: &dyn Engines,
+    engines: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     match command {
@@ -365,7 +365,7 @@ async fn dispatch(
         Command::Simulate(args) => simulate::run(args, config, engines, console).await,
         Command::Completions(args) => completions::run(args, console),
         Command::Man(args) => man::run(args, console),
-        Command::FakeProvider(args) => fake_provider(args, console),
+        Command::FakeProvider(args) => run_fake_provider(args, console),
         Command::Bench(args) => bench::run(args, config, engines, console).await,
         Command::Run(_) => run::run(config, engines, console).await,
         Command::Demo(args) => demo::run(args, engines, console).await,

@@ -13,22 +13,22 @@ use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
 use super::CommandError;
-use super::connect::Engines;
+use super::connect::Services;
 use crate::config::{Config, DatabaseUrl};
 use crate::ledger::deployment::DeploymentId;
 use crate::ops::deployment::{Deployment, HEADER};
 
-const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long a process is looked for.
-const LOOK_MAX: Duration = Duration::from_secs(1);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long the database may take to name its deployment; a process that answers can be asked without it.
-const DATABASE_MAX: Duration = Duration::from_secs(3);
+const DATABASE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// What the process answered.
 #[derive(Debug)]
-pub struct Answered<T> {
+pub struct OpsResponse<T> {
     pub value: T,
     /// Why it is not certain that the process works for the configured database, for stderr.
     pub unverified: Option<String>,
@@ -36,7 +36,7 @@ pub struct Answered<T> {
 
 /// The deployment of the configured database.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Configured {
+enum ConfiguredDeployment {
     Known(DeploymentId),
     /// Each process has a database in memory of its own.
     InMemory,
@@ -45,7 +45,7 @@ enum Configured {
 
 /// What the process on `ops.listen` says of its deployment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Listening {
+enum RunningDeployment {
     /// With the address of its database, if it says so without the token.
     Deployment {
         id: DeploymentId,
@@ -57,7 +57,7 @@ enum Listening {
 
 /// Where both are, for messages.
 #[derive(Clone, Debug)]
-struct Addresses {
+struct DeploymentAddresses {
     ops: SocketAddr,
     database: String,
 }
@@ -68,11 +68,11 @@ struct Addresses {
 /// As [`get`].
 pub async fn get_if_running<T: DeserializeOwned>(
     config: &Config,
-    engines: &dyn Engines,
+    engines: &dyn Services,
     path: &str,
-) -> Result<Option<Answered<T>>, CommandError> {
+) -> Result<Option<OpsResponse<T>>, CommandError> {
     let Some(address) = config.ops.listen else { return Ok(None) };
-    let reached = timeout(LOOK_MAX, tokio::net::TcpStream::connect(address)).await;
+    let reached = timeout(CONNECT_TIMEOUT, tokio::net::TcpStream::connect(address)).await;
     match reached {
         Ok(Ok(_)) => get(config, engines, path).await.map(Some),
         _ => Ok(None),
@@ -85,9 +85,9 @@ pub async fn get_if_running<T: DeserializeOwned>(
 /// When no ops server is configured or none answers, when it works for another deployment, and with its own refusal.
 pub async fn get<T: DeserializeOwned>(
     config: &Config,
-    engines: &dyn Engines,
+    engines: &dyn Services,
     path: &str,
-) -> Result<Answered<T>, CommandError> {
+) -> Result<OpsResponse<T>, CommandError> {
     let address = config.ops.listen.ok_or_else(|| {
         CommandError::Configuration(
             "ops.listen is `none`: only the running process knows, and it has no API".to_owned(),
@@ -98,91 +98,94 @@ pub async fn get<T: DeserializeOwned>(
         .no_proxy()
         // Plain http on loopback: no certificate is ever looked at.
         .tls_certs_only([])
-        .timeout(ANSWER_TIME_MAX)
+        .timeout(RESPONSE_TIMEOUT)
         .build()
-        .map_err(|error| no_answer(address, error))?;
+        .map_err(|error| no_response(address, error))?;
     let unnamed = client.get(format!("http://{address}/api/v1/deployment"));
-    let (configured, listening) = tokio::join!(configured(config, engines), listening(unnamed, address));
-    let addresses = Addresses { ops: address, database: config.database.url.location() };
+    let (configured, listening) =
+        tokio::join!(configured_deployment(config, engines), running_deployment(unnamed, address));
+    let addresses = DeploymentAddresses { ops: address, database: config.database.url.location() };
     let (configured, listening) = (configured?, listening?);
-    let unverified = compare(&configured, &listening, &addresses)?;
+    let unverified = verify_deployment(&configured, &listening, &addresses)?;
     let mut request = client.get(format!("http://{address}{path}"));
     if let Some(token) = &config.ops.token {
         request = request.bearer_auth(token.expose_secret());
     }
-    let answer = request.send().await.map_err(|error| no_answer(address, error))?;
+    let answer = request.send().await.map_err(|error| no_response(address, error))?;
     // Another process may have taken the port meanwhile.
-    compare(&configured, &named(&answer, None), &addresses)?;
-    let value = read(answer, address).await?;
-    Ok(Answered { value, unverified })
+    verify_deployment(&configured, &deployment_from_header(&answer, None), &addresses)?;
+    let value = read_body(answer, address).await?;
+    Ok(OpsResponse { value, unverified })
 }
 
-async fn read<T: DeserializeOwned>(answer: Response, address: SocketAddr) -> Result<T, CommandError> {
+async fn read_body<T: DeserializeOwned>(answer: Response, address: SocketAddr) -> Result<T, CommandError> {
     let status = answer.status();
     if !status.is_success() {
         let body: serde_json::Value = answer.json().await.unwrap_or_default();
         let reason = body["error"].as_str().unwrap_or_default();
         return Err(CommandError::Failed(format!("the ops server answered {status}: {reason}")));
     }
-    answer.json().await.map_err(|error| no_answer(address, error))
+    answer.json().await.map_err(|error| no_response(address, error))
 }
 
-fn no_answer(address: SocketAddr, error: reqwest::Error) -> CommandError {
+fn no_response(address: SocketAddr, error: reqwest::Error) -> CommandError {
     let error = error.without_url();
     CommandError::Failed(format!("no answer from the ops server on {address}; is `sluicegate run` up? ({error})"))
 }
 
-async fn configured(config: &Config, engines: &dyn Engines) -> Result<Configured, CommandError> {
+async fn configured_deployment(config: &Config, engines: &dyn Services) -> Result<ConfiguredDeployment, CommandError> {
     if matches!(config.database.url, DatabaseUrl::Sqlite { path: None, .. }) {
-        return Ok(Configured::InMemory);
+        return Ok(ConfiguredDeployment::InMemory);
     }
     let id = async { Ok::<_, CommandError>(engines.fleet(config).await?.0.deployment().await?) };
-    match timeout(DATABASE_MAX, id).await {
-        Ok(Ok(id)) => Ok(Configured::Known(id)),
-        Ok(Err(CommandError::EngineAway(why))) => Ok(Configured::Unavailable(why)),
+    match timeout(DATABASE_TIMEOUT, id).await {
+        Ok(Ok(id)) => Ok(ConfiguredDeployment::Known(id)),
+        Ok(Err(CommandError::BackendUnavailable(why))) => Ok(ConfiguredDeployment::Unavailable(why)),
         Ok(Err(error)) => Err(error),
-        Err(_) => Ok(Configured::Unavailable("the database does not answer".to_owned())),
+        Err(_) => Ok(ConfiguredDeployment::Unavailable("the database does not answer".to_owned())),
     }
 }
 
-async fn listening(request: RequestBuilder, address: SocketAddr) -> Result<Listening, CommandError> {
-    let answer = request.send().await.map_err(|error| no_answer(address, error))?;
-    let without_body = named(&answer, None);
+async fn running_deployment(request: RequestBuilder, address: SocketAddr) -> Result<RunningDeployment, CommandError> {
+    let answer = request.send().await.map_err(|error| no_response(address, error))?;
+    let without_body = deployment_from_header(&answer, None);
     if !answer.status().is_success() {
         return Ok(without_body);
     }
     let told: Option<Deployment> = answer.json().await.ok();
     Ok(match (without_body, told) {
-        (Listening::Deployment { id, .. }, Some(told)) => Listening::Deployment { id, database: Some(told.database) },
+        (RunningDeployment::Deployment { id, .. }, Some(told)) => {
+            RunningDeployment::Deployment { id, database: Some(told.database) }
+        }
         (without_body, _) => without_body,
     })
 }
 
 /// By the header of an answer.
-fn named(answer: &Response, database: Option<String>) -> Listening {
+fn deployment_from_header(answer: &Response, database: Option<String>) -> RunningDeployment {
     let header = answer.headers().get(HEADER).and_then(|id| id.to_str().ok());
     match header.and_then(|id| DeploymentId::parse(id).ok()) {
-        Some(id) => Listening::Deployment { id, database },
-        None if answer.status() == StatusCode::SERVICE_UNAVAILABLE => Listening::Starting,
-        None => Listening::NotSluicegate,
+        Some(id) => RunningDeployment::Deployment { id, database },
+        None if answer.status() == StatusCode::SERVICE_UNAVAILABLE => RunningDeployment::Starting,
+        None => RunningDeployment::NotSluicegate,
     }
 }
 
 /// Whether the process may speak for the configured database; what is not certain of it, for stderr.
-fn compare(
-    configured: &Configured,
-    listening: &Listening,
-    addresses: &Addresses,
+fn verify_deployment(
+    configured: &ConfiguredDeployment,
+    listening: &RunningDeployment,
+    addresses: &DeploymentAddresses,
 ) -> Result<Option<String>, CommandError> {
-    let Addresses { ops, database: ours } = addresses;
+    let DeploymentAddresses { ops, database: ours } = addresses;
     let (id, database) = match listening {
-        Listening::Deployment { id, database } => (id, database),
-        Listening::Starting => {
+        RunningDeployment::Deployment { id, database } => (id, database),
+        RunningDeployment::Starting => {
             return Err(CommandError::Failed(format!(
                 "the process on {ops} (ops.listen) is starting: it has no answers yet"
             )));
         }
-        Listening::NotSluicegate => {
+        RunningDeployment::NotSluicegate => {
             return Err(CommandError::Failed(format!(
                 "the program on {ops} (ops.listen) is not this version of Sluicegate: it names no deployment. Set ops.listen to the \
                  address of this deployment's `run`"
@@ -198,12 +201,12 @@ fn compare(
         )))
     };
     match configured {
-        Configured::Known(known) if known == id => Ok(None),
-        Configured::Known(known) => other(format!("{ours} (deployment {known})")),
-        Configured::InMemory if database.as_ref().is_none_or(|theirs| theirs == ours) => Ok(None),
-        Configured::InMemory => other(ours.clone()),
-        Configured::Unavailable(_) if database.as_ref() == Some(ours) => Ok(None),
-        Configured::Unavailable(why) => Ok(Some(format!(
+        ConfiguredDeployment::Known(known) if known == id => Ok(None),
+        ConfiguredDeployment::Known(known) => other(format!("{ours} (deployment {known})")),
+        ConfiguredDeployment::InMemory if database.as_ref().is_none_or(|theirs| theirs == ours) => Ok(None),
+        ConfiguredDeployment::InMemory => other(ours.clone()),
+        ConfiguredDeployment::Unavailable(_) if database.as_ref() == Some(ours) => Ok(None),
+        ConfiguredDeployment::Unavailable(why) => Ok(Some(format!(
             "not verified that the process on {ops} (ops.listen) works for {ours}, because that database is unavailable \
              ({why}): its own database is {theirs} (deployment {id})"
         ))),
@@ -215,36 +218,53 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_process_of_the_configured_database_is_believed() {
+    fn only_the_configured_deployment_is_trusted() {
         let id =
             |digit: &str| DeploymentId::parse(&"00000000-0000-4000-8000-000000000000".replace('0', digit)).unwrap();
         let (ours, theirs) = (id("1"), id("2"));
         let listening =
-            |id, database: Option<&str>| Listening::Deployment { id, database: database.map(str::to_owned) };
-        let away = Configured::Unavailable("refused".to_owned());
-        let at = |database: &str| Addresses { ops: ([127, 0, 0, 1], 9_464).into(), database: database.to_owned() };
-        let said = |configured: &Configured, listening: &Listening, database: &str| match compare(
-            configured,
-            listening,
-            &at(database),
-        ) {
-            Ok(None) => "believed".to_owned(),
-            Ok(Some(warning)) => format!("warning: {warning}"),
-            Err(CommandError::OtherDeployment(text)) => format!("other: {text}"),
-            Err(error) => format!("failed: {error}"),
-        };
+            |id, database: Option<&str>| RunningDeployment::Deployment { id, database: database.map(str::to_owned) };
+        let away = ConfiguredDeployment::Unavailable("refused".to_owned());
+        let at =
+            |database: &str| DeploymentAddresses { ops: ([127, 0, 0, 1], 9_464).into(), database: database.to_owned() };
+        let said =
+            |configured: &ConfiguredDeployment, listening: &RunningDeployment, database: &str| match verify_deployment(
+                configured,
+                listening,
+                &at(database),
+            ) {
+                Ok(None) => "believed".to_owned(),
+                Ok(Some(warning)) => format!("warning: {warning}"),
+                Err(CommandError::OtherDeployment(text)) => format!("other: {text}"),
+                Err(error) => format!("failed: {error}"),
+            };
         let (a, b) = ("sqlite:///a.db", "sqlite:///b.db");
         for (configured, listening, database, wanted) in [
-            (Configured::Known(ours), listening(ours, Some(a)), a, vec!["believed"]),
+            (ConfiguredDeployment::Known(ours), listening(ours, Some(a)), a, vec!["believed"]),
             // One database by two names.
-            (Configured::Known(ours), listening(ours, Some(b)), a, vec!["believed"]),
-            (Configured::Known(ours), listening(theirs, Some(b)), a, vec!["other: ", a, b, "11111111-", "22222222-"]),
-            (Configured::Known(ours), listening(theirs, None), a, vec!["other: ", "only with its token"]),
-            (Configured::Known(ours), Listening::Starting, a, vec!["failed: ", "is starting"]),
-            (Configured::Known(ours), Listening::NotSluicegate, a, vec!["failed: ", "names no deployment"]),
-            (Configured::InMemory, listening(theirs, Some("sqlite::memory:")), "sqlite::memory:", vec!["believed"]),
-            (Configured::InMemory, listening(theirs, None), "sqlite::memory:", vec!["believed"]),
-            (Configured::InMemory, listening(theirs, Some(b)), "sqlite::memory:", vec!["other: ", b]),
+            (ConfiguredDeployment::Known(ours), listening(ours, Some(b)), a, vec!["believed"]),
+            (
+                ConfiguredDeployment::Known(ours),
+                listening(theirs, Some(b)),
+                a,
+                vec!["other: ", a, b, "11111111-", "22222222-"],
+            ),
+            (ConfiguredDeployment::Known(ours), listening(theirs, None), a, vec!["other: ", "only with its token"]),
+            (ConfiguredDeployment::Known(ours), RunningDeployment::Starting, a, vec!["failed: ", "is starting"]),
+            (
+                ConfiguredDeployment::Known(ours),
+                RunningDeployment::NotSluicegate,
+                a,
+                vec!["failed: ", "names no deployment"],
+            ),
+            (
+                ConfiguredDeployment::InMemory,
+                listening(theirs, Some("sqlite::memory:")),
+                "sqlite::memory:",
+                vec!["believed"],
+            ),
+            (ConfiguredDeployment::InMemory, listening(theirs, None), "sqlite::memory:", vec!["believed"]),
+            (ConfiguredDeployment::InMemory, listening(theirs, Some(b)), "sqlite::memory:", vec!["other: ", b]),
             (away.clone(), listening(theirs, Some(a)), a, vec!["believed"]),
             (away.clone(), listening(theirs, Some(b)), a, vec!["warning: ", a, b, "refused"]),
             (away, listening(theirs, None), a, vec!["warning: ", "22222222-"]),

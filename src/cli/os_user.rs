@@ -7,10 +7,11 @@ use std::os::unix::fs::MetadataExt as _;
 
 /// `user@host`; behind `sudo` also who called it: `root (sudo alice)@host`.
 #[must_use]
-pub fn name() -> String {
+pub fn user_at_host() -> String {
     let host = host();
-    let user = by_process().unwrap_or_else(|| by_environment("LOGNAME").unwrap_or_else(|| "unknown user".to_owned()));
-    match by_environment("SUDO_USER") {
+    let user =
+        process_owner().unwrap_or_else(|| from_environment("LOGNAME").unwrap_or_else(|| "unknown user".to_owned()));
+    match from_environment("SUDO_USER") {
         Some(caller) => format!("{user} (sudo {caller})@{host}"),
         None => format!("{user}@{host}"),
     }
@@ -24,13 +25,13 @@ pub fn host() -> String {
 }
 
 /// The owner of this process, where there is `/proc`; a number when `/etc/passwd` does not name it.
-fn by_process() -> Option<String> {
+fn process_owner() -> Option<String> {
     let uid = fs::metadata("/proc/self").ok()?.uid();
     let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();
-    Some(named(&passwd, uid).unwrap_or_else(|| uid.to_string()))
+    Some(passwd_name(&passwd, uid).unwrap_or_else(|| uid.to_string()))
 }
 
-fn named(passwd: &str, uid: u32) -> Option<String> {
+fn passwd_name(passwd: &str, uid: u32) -> Option<String> {
     passwd.lines().find_map(|line| {
         let mut fields = line.split(':');
         let (name, id) = (fields.next()?, fields.nth(1)?);
@@ -38,7 +39,7 @@ fn named(passwd: &str, uid: u32) -> Option<String> {
     })
 }
 
-fn by_environment(variable: &str) -> Option<String> {
+fn from_environment(variable: &str) -> Option<String> {
     std::env::var(variable).ok().filter(|name| !name.is_empty())
 }
 
@@ -47,10 +48,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_user_is_named_by_number() {
+    fn uid_maps_to_passwd_name() {
         let passwd = "root:x:0:0:root:/root:/bin/sh\nbroken\nalice:x:1000:1000::/home/alice:/bin/sh\n";
-        assert_eq!(named(passwd, 1_000).as_deref(), Some("alice"));
-        assert_eq!(named(passwd, 7), None);
-        assert!(name().contains('@'));
+        assert_eq!(passwd_name(passwd, 1_000).as_deref(), Some("alice"));
+        assert_eq!(passwd_name(passwd, 7), None);
+        assert!(user_at_host().contains('@'));
     }
 }

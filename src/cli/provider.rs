@@ -7,20 +7,20 @@ use std::path::PathBuf;
 use clap::Subcommand;
 use serde_json::json;
 
-use super::connect::{Engines, MissingDatabase};
-use super::jobs::by;
+use super::connect::{MissingDatabase, Services};
+use super::jobs::actor;
 use super::rows::{PROVIDER_HEADER, provider_cells};
-use super::{CommandError, Console, Exit, declared};
+use super::{CommandError, Console, Exit, lane_declaration};
 use crate::config::Config;
 use crate::domain::provider::ProviderName;
-use crate::ledger::provider_row::{ProviderRow, ShownRow};
-use crate::ledger::said;
-use crate::ledger::settings::{Change, Settings};
-use crate::ops::{NotChanged, change};
-pub(super) use crate::worker::send_again::lanes as names;
+use crate::ledger::decision_input;
+use crate::ledger::provider_row::{ProviderRow, RedactedRow};
+use crate::ledger::settings::{Settings, SettingsChange};
+use crate::ops::{SettingsChangeError, change};
+pub(super) use crate::worker::resend::provider_names as names;
 
-mod as_file;
 mod file;
+mod toml_export;
 
 pub(super) use file::checked_rows;
 
@@ -35,9 +35,9 @@ impl Args {
     #[must_use]
     pub fn missing_database(&self) -> MissingDatabase {
         match self.action {
-            Action::Apply { dry_run: false, .. } => MissingDatabase::IsMade,
-            Action::Apply { dry_run: true, .. } => MissingDatabase::IsImagined,
-            _ => MissingDatabase::IsAnError,
+            Action::Apply { dry_run: false, .. } => MissingDatabase::Create,
+            Action::Apply { dry_run: true, .. } => MissingDatabase::InMemory,
+            _ => MissingDatabase::Fail,
         }
     }
 }
@@ -52,7 +52,7 @@ enum Action {
         #[arg(long)]
         dry_run: bool,
         /// Why, for the audit.
-        #[arg(long, value_name = "TEXT", value_parser = said::because, allow_hyphen_values = true)]
+        #[arg(long, value_name = "TEXT", value_parser = decision_input::validate_reason, allow_hyphen_values = true)]
         because: Option<String>,
         /// Print JSON.
         #[arg(long)]
@@ -75,16 +75,16 @@ enum Action {
         json: bool,
     },
     /// Start no more requests to a provider, in every worker; its queue keeps collecting.
-    Pause(Which),
+    Pause(PauseArgs),
     /// Start requests to a provider again, and lift the waits that it has named (429, Retry-After), in every worker.
-    Resume(Which),
+    Resume(PauseArgs),
 }
 
 #[derive(Debug, clap::Args)]
-struct Which {
+struct PauseArgs {
     name: String,
     /// Why, for the audit.
-    #[arg(long, value_name = "TEXT", value_parser = said::because, allow_hyphen_values = true)]
+    #[arg(long, value_name = "TEXT", value_parser = decision_input::validate_reason, allow_hyphen_values = true)]
     because: Option<String>,
     /// Print JSON.
     #[arg(long)]
@@ -98,20 +98,20 @@ struct Which {
 pub async fn run(
     args: &Args,
     config: &Config,
-    engines: &dyn Engines,
+    engines: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     match &args.action {
         Action::Apply { file, dry_run, because, json } => {
-            let rows = checked_rows(&file::read(file).await?, file, engines)?;
+            let rows = checked_rows(&file::read_file(file).await?, file, engines)?;
             for warning in file::warnings(&rows, config, engines).await {
                 console.message(&format!("warning: {warning}"))?;
             }
             let settings = engines.settings(config).await?;
-            let paused = file::still_paused(&rows, settings.as_ref()).await?;
+            let paused = file::unmentioned_pauses(&rows, settings.as_ref()).await?;
             let changes = match dry_run {
                 true => settings.apply(&rows, true).await?,
-                false => settings.apply_by(&rows, &by(because.as_deref())).await?,
+                false => settings.apply_as(&rows, &actor(because.as_deref())).await?,
             };
             print_changes(&changes, *dry_run, *json, console)?;
             for name in paused {
@@ -120,36 +120,41 @@ pub async fn run(
                 ))?;
             }
             if !dry_run {
-                declare(config, engines, settings.as_ref()).await?;
+                declare_all_lanes(config, engines, settings.as_ref()).await?;
             }
-            Ok(Exit::Fine)
+            Ok(Exit::Success)
         }
         Action::List { json } => list(engines.settings(config).await?.as_ref(), *json, console).await,
         Action::Show { name, reveal, json } => {
             let name = parse_name(name)?;
-            let row = row(engines.settings(config).await?.as_ref(), &name).await?;
-            let row = if *reveal { ShownRow::revealed(&row) } else { ShownRow::from(&row) };
+            let row = find_row(engines.settings(config).await?.as_ref(), &name).await?;
+            let row = if *reveal { RedactedRow::unredacted(&row) } else { RedactedRow::from(&row) };
             if *json {
                 console.json(&row)?;
             } else {
-                console.lines(&as_file::as_file(&row)?)?;
+                console.lines(&toml_export::to_provider_file(&row)?)?;
             }
-            Ok(Exit::Fine)
+            Ok(Exit::Success)
         }
         Action::Pause(which) => set_paused(engines.settings(config).await?.as_ref(), which, true, console).await,
         Action::Resume(which) => set_paused(engines.settings(config).await?.as_ref(), which, false, console).await,
     }
 }
 
-fn print_changes(changes: &[Change], dry_run: bool, json: bool, console: &mut Console) -> Result<(), CommandError> {
+fn print_changes(
+    changes: &[SettingsChange],
+    dry_run: bool,
+    json: bool,
+    console: &mut Console,
+) -> Result<(), CommandError> {
     if json {
         let changes: Vec<_> =
-            changes.iter().map(|change| json!({ "provider": change.provider, "what": change.what })).collect();
+            changes.iter().map(|change| json!({ "provider": change.provider, "what": change.description })).collect();
         console.json(&json!({ "dry_run": dry_run, "changes": changes }))?;
         return Ok(());
     }
     for change in changes {
-        console.line(&format!("{}: {}", change.provider, change.what))?;
+        console.line(&format!("{}: {}", change.provider, change.description))?;
     }
     match (changes.len(), dry_run) {
         (0, _) => console.message("nothing to change")?,
@@ -160,11 +165,15 @@ fn print_changes(changes: &[Change], dry_run: bool, json: bool, console: &mut Co
 }
 
 /// Lanes must exist before a producer publishes to them, even while no worker runs.
-async fn declare(config: &Config, engines: &dyn Engines, settings: &dyn Settings) -> Result<(), CommandError> {
+async fn declare_all_lanes(
+    config: &Config,
+    engines: &dyn Services,
+    settings: &dyn Settings,
+) -> Result<(), CommandError> {
     let names = names(settings).await?;
     let declared = async {
         let queue = engines.queue(config).await?;
-        Ok::<_, CommandError>(declared::declare(queue.as_ref(), &names, &names).await?)
+        Ok::<_, CommandError>(lane_declaration::declare_lanes(queue.as_ref(), &names, &names).await?)
     };
     let undeclared = declared.await.map_err(|error| {
         CommandError::Failed(format!(
@@ -183,24 +192,24 @@ async fn declare(config: &Config, engines: &dyn Engines, settings: &dyn Settings
 }
 
 async fn list(settings: &dyn Settings, json: bool, console: &mut Console) -> Result<Exit, CommandError> {
-    let (rows, exit) = readable(settings, console).await?;
+    let (rows, exit) = load_readable_rows(settings, console).await?;
     if json {
-        console.json(&rows.iter().map(ShownRow::from).collect::<Vec<_>>())?;
+        console.json(&rows.iter().map(RedactedRow::from).collect::<Vec<_>>())?;
     } else if !rows.is_empty() {
         console.table(&PROVIDER_HEADER, &rows.iter().map(provider_cells).collect::<Vec<_>>())?;
-    } else if exit == Exit::Fine {
+    } else if exit == Exit::Success {
         console.message("no providers yet: `sluicegate provider apply FILE` adds some")?;
     }
     Ok(exit)
 }
 
 /// All rows as written, for a list; of one that cannot be read it is said, and the list is not whole.
-pub(super) async fn readable(
+pub(super) async fn load_readable_rows(
     settings: &dyn Settings,
     console: &mut Console,
 ) -> Result<(Vec<ProviderRow>, Exit), CommandError> {
-    let (mut rows, mut exit) = (Vec::new(), Exit::Fine);
-    for row in settings.written(None).await? {
+    let (mut rows, mut exit) = (Vec::new(), Exit::Success);
+    for row in settings.raw_rows(None).await? {
         match row {
             Ok(row) => rows.push(row),
             Err(bad) => {
@@ -212,27 +221,27 @@ pub(super) async fn readable(
     Ok((rows, exit))
 }
 
-async fn row(settings: &dyn Settings, name: &ProviderName) -> Result<ProviderRow, CommandError> {
-    settings.rows(Some(name)).await?.into_iter().next().ok_or_else(|| unknown(name.as_str()))
+async fn find_row(settings: &dyn Settings, name: &ProviderName) -> Result<ProviderRow, CommandError> {
+    settings.readable_rows(Some(name)).await?.into_iter().next().ok_or_else(|| unknown_provider(name.as_str()))
 }
 
 async fn set_paused(
     settings: &dyn Settings,
-    Which { name, because, json }: &Which,
+    PauseArgs { name, because, json }: &PauseArgs,
     paused: bool,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
-    let changed = change::set_paused(settings, &parse_name(name)?, paused, Some(&by(because.as_deref()))).await?;
+    let changed = change::set_paused(settings, &parse_name(name)?, paused, Some(&actor(because.as_deref()))).await?;
     if *json {
         console.json(&json!({ "provider": name, "paused": paused, "changed": changed }))?;
-        return Ok(Exit::Fine);
+        return Ok(Exit::Success);
     }
     let state = match paused {
         true => "is paused: its queue keeps collecting",
         false => "is resumed, and waits that it had named are lifted",
     };
     console.message(&format!("{name} {state}; workers follow within 2 s"))?;
-    Ok(Exit::Fine)
+    Ok(Exit::Success)
 }
 
 /// A provider's name as it stands on the command line.
@@ -240,12 +249,12 @@ pub(super) fn parse_name(name: &str) -> Result<ProviderName, CommandError> {
     ProviderName::new(name).map_err(CommandError::Usage)
 }
 
-pub(super) fn unknown(name: &str) -> CommandError {
-    NotChanged::NoProvider(name.to_owned()).into()
+pub(super) fn unknown_provider(name: &str) -> CommandError {
+    SettingsChangeError::NoProvider(name.to_owned()).into()
 }
 
-impl From<NotChanged> for CommandError {
-    fn from(error: NotChanged) -> Self {
+impl From<SettingsChangeError> for CommandError {
+    fn from(error: SettingsChangeError) -> Self {
         Self::Failed(error.to_string())
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Refuses to judge: what cannot be meant is shown as written.
 
-use crate::domain::shown_url::shown_url;
-use crate::ledger::provider_row::{LimitLine, LimitRow, ProviderRow};
+use crate::domain::redacted_url::redact_url;
+use crate::ledger::provider_row::{LimitRow, LimitSummary, ProviderRow};
 
 /// Titles of [`provider_cells`].
 pub const PROVIDER_HEADER: [&str; 5] = ["provider", "state", "mode", "limits", "url"];
@@ -16,8 +16,8 @@ pub fn provider_cells(row: &ProviderRow) -> Vec<String> {
         (true, true) => "paused",
         (true, false) => "enabled",
     };
-    let limits: Vec<String> = row.limits.iter().filter(|limit| limit.enabled).map(LimitRow::in_words).collect();
-    vec![row.name.clone(), state.to_owned(), row.mode.clone(), limits.join("; "), shown_url(&row.url)]
+    let limits: Vec<String> = row.limits.iter().filter(|limit| limit.enabled).map(LimitRow::describe).collect();
+    vec![row.name.clone(), state.to_owned(), row.mode.clone(), limits.join("; "), redact_url(&row.url)]
 }
 
 /// Titles of [`limit_cells`].
@@ -26,7 +26,7 @@ pub const LIMIT_HEADER: [&str; 9] =
 
 /// One line of `limits list`; burst and offset are empty unless set.
 #[must_use]
-pub fn limit_cells(line: &LimitLine) -> Vec<String> {
+pub fn limit_cells(line: &LimitSummary) -> Vec<String> {
     vec![
         line.provider.clone(),
         line.limit.clone(),
@@ -42,7 +42,7 @@ pub fn limit_cells(line: &LimitLine) -> Vec<String> {
 
 /// Leaves out the columns in which every limit has the default, so that the others have room.
 #[must_use]
-pub fn without_defaults(rows: Vec<Vec<String>>) -> (Vec<&'static str>, Vec<Vec<String>>) {
+pub fn drop_default_columns(rows: Vec<Vec<String>>) -> (Vec<&'static str>, Vec<Vec<String>>) {
     let default = |title: &str| match title {
         "algorithm" => Some("sliding_log"),
         "burst" | "offset" => Some(""),
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn burst_and_offset_stand_only_where_they_are_set() {
+    fn burst_and_offset_show_only_when_set() {
         let limit = |name: &str, max_requests| LimitRow {
             name: name.to_owned(),
             max_requests,
@@ -73,11 +73,11 @@ mod tests {
             ..LimitRow::default()
         };
         let hour = LimitRow { scope: "account".to_owned(), enabled: false, ..limit("hour", 0) };
-        let cells = |limit: &LimitRow| limit_cells(&LimitLine::of("acme", limit));
+        let cells = |limit: &LimitRow| limit_cells(&LimitSummary::from_row("acme", limit));
         assert_eq!(cells(&hour)[1..], ["hour", "0/1s", "sliding_log", "", "", "account", "all", "disabled"]);
         let bucket = LimitRow { burst: Some(7), offset_ms: 500, shadow: true, ..limit("bucket", 5) };
         assert_eq!(cells(&bucket)[4..], ["7", "500ms", "provider", "all", "shadow"]);
-        let (header, rows) = without_defaults(vec![cells(&limit("all", 5)), cells(&hour)]);
+        let (header, rows) = drop_default_columns(vec![cells(&limit("all", 5)), cells(&hour)]);
         assert_eq!(header, ["provider", "limit", "rate", "scope", "state"]);
         assert_eq!(rows[1], ["acme", "hour", "0/1s", "account", "disabled"]);
         let row = ProviderRow {

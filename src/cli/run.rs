@@ -12,24 +12,24 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::connect::{Engines, RunLock};
+use super::connect::{RunLock, Services};
 use super::signals::Signals;
 use super::{CommandError, Console, Exit, os_user};
 use crate::config::{Config, DatabaseUrl, LimiterUrl, QueueUrl};
-use crate::domain::explain::words::count;
+use crate::domain::explain::format::count;
 use crate::ledger::fleet::Fleet;
 use crate::ledger::operator::Operator;
-use crate::ops::api::Desk;
+use crate::ops::api::OperatorContext;
 use crate::ops::deployment::Deployment;
-use crate::ops::metrics::{Looked, Metrics};
-use crate::ops::{self, Lookout, OpsState, Sources};
-use crate::worker::deployment::{self, DrainReport, Progress};
-use crate::worker::patience::{GivenUp, until_back};
-use crate::worker::reporting::{Identity, Kinds, Reporter};
-use crate::worker::{self, WorkerOptions, settings_watch, sweeper};
+use crate::ops::metrics::{Metrics, MetricsSources};
+use crate::ops::{self, OpsState, OverviewCollector, OverviewSources};
+use crate::worker::heartbeat::{BackendKinds, HeartbeatReporter, WorkerIdentity};
+use crate::worker::retry::{RetryEnded, retry_while_unavailable};
+use crate::worker::supervisor::{self, DrainReport, WorkerStatus};
+use crate::worker::{self, WorkerOptions, settings_sync, sweeper};
 
 /// How long the last report may hold up the exit.
-const FAREWELL_MAX: Duration = Duration::from_secs(2);
+const LAST_HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Debug, clap::Args)]
 pub struct Args {}
@@ -38,69 +38,72 @@ pub struct Args {}
 ///
 /// # Errors
 /// When the worker cannot start.
-pub async fn run(config: &Config, engines: &dyn Engines, console: &mut Console) -> Result<Exit, CommandError> {
+pub async fn run(config: &Config, engines: &dyn Services, console: &mut Console) -> Result<Exit, CommandError> {
     let stop = CancellationToken::new();
     watch_signals(stop.clone())?;
     let listener = match config.ops.listen {
         None => None,
         Some(address) => Some(listen(address, config, engines).await?),
     };
-    let front = ops::Front::default();
+    let front = ops::StartupGate::default();
     if let Some(listener) = listener {
         console.message(&format!("ops server on http://{}", listener.local_addr()?))?;
         // Probes and peeks must not hold up the drain, so nobody waits for this server.
         tokio::spawn(serve(listener, front.clone(), stop.clone()));
     }
-    let opened = until_back("open the database", &stop, async || {
-        open(config, engines).await.inspect_err(|error| front.waits_for(error.to_string()))
+    let opened = retry_while_unavailable("open the database", &stop, async || {
+        open_database(config, engines).await.inspect_err(|error| front.set_waiting_for(error.to_string()))
     });
     let (opened, (engines, _lock)) = match opened.await {
         Ok(opened) => opened,
-        Err(GivenUp::Stopped) => return Ok(say(DrainReport::default(), console)?),
-        Err(GivenUp::Failed(error)) => return Err(error),
+        Err(RetryEnded::Stopped) => return Ok(print_report(DrainReport::default(), console)?),
+        Err(RetryEnded::Failed(error)) => return Err(error),
     };
-    let (progress, progress_rx) = watch::channel(Progress::default());
+    let (progress, progress_rx) = watch::channel(WorkerStatus::default());
     let options = options(config);
     let identity = identity(config, &options.owner);
     let reports_end = CancellationToken::new();
     if config.ops.listen.is_some() {
         let state = ops_state(config, &engines, &opened, &progress_rx, &identity);
-        let (lookout, looking_ends) = (state.lookout.clone(), reports_end.clone());
+        let (lookout, looking_ends) = (state.collector.clone(), reports_end.clone());
         tokio::spawn(async move { lookout.run(looking_ends).await });
         front.open(state);
     }
-    let reporter = Reporter { fleet: opened.fleet, engines: engines.clone(), progress: progress_rx, identity };
+    let reporter = HeartbeatReporter { fleet: opened.fleet, backends: engines.clone(), status: progress_rx, identity };
     let reporting = tokio::spawn(reporter.run(reports_end.clone()));
-    let report = deployment::run(engines, options, stop, progress).await;
+    let report = supervisor::run(engines, options, stop, progress).await;
     reports_end.cancel();
-    if timeout(FAREWELL_MAX, reporting).await.is_err() {
+    if timeout(LAST_HEARTBEAT_TIMEOUT, reporting).await.is_err() {
         tracing::debug!("the worker's report was not deleted in time; it is forgotten after a day");
     }
-    Ok(say(report?, console)?)
+    Ok(print_report(report?, console)?)
 }
 
-async fn open(config: &Config, engines: &dyn Engines) -> Result<(Opened, (worker::Engines, RunLock)), CommandError> {
+async fn open_database(
+    config: &Config,
+    engines: &dyn Services,
+) -> Result<(DatabaseHandles, (worker::Backends, RunLock)), CommandError> {
     let operator = engines.operator(config).await?;
     let (fleet, _) = engines.fleet(config).await?;
     let deployment = Deployment { id: fleet.deployment().await?, database: config.database.url.location() };
-    Ok((Opened { operator, fleet, deployment }, engines.worker(config).await?))
+    Ok((DatabaseHandles { operator, fleet, deployment }, engines.worker_backends(config).await?))
 }
 
 /// Takes the port of the ops server. The port of another `run` on the same embedded engines is the smaller trouble.
-async fn listen(address: SocketAddr, config: &Config, engines: &dyn Engines) -> Result<TcpListener, CommandError> {
+async fn listen(address: SocketAddr, config: &Config, engines: &dyn Services) -> Result<TcpListener, CommandError> {
     let error = match TcpListener::bind(address).await {
         Ok(listener) => return Ok(listener),
         Err(error) => error,
     };
     if error.kind() == std::io::ErrorKind::AddrInUse
-        && let Err(reason @ CommandError::Configuration(_)) = engines.has_no_other_run(config).await
+        && let Err(reason @ CommandError::Configuration(_)) = engines.check_no_other_run(config).await
     {
         return Err(reason);
     }
     Err(CommandError::Configuration(format!("ops.listen: {address}: {error}; choose another address, or `none`")))
 }
 
-async fn serve(listener: TcpListener, front: ops::Front, stop: CancellationToken) {
+async fn serve(listener: TcpListener, front: ops::StartupGate, stop: CancellationToken) {
     if let Err(error) = ops::serve(listener, front, CancellationToken::new()).await {
         tracing::error!(%error, "ops server ended");
         stop.cancel();
@@ -108,7 +111,7 @@ async fn serve(listener: TcpListener, front: ops::Front, stop: CancellationToken
 }
 
 /// The database, as the ops server needs it.
-struct Opened {
+struct DatabaseHandles {
     operator: Arc<dyn Operator>,
     fleet: Arc<dyn Fleet>,
     deployment: Deployment,
@@ -116,15 +119,15 @@ struct Opened {
 
 fn ops_state(
     config: &Config,
-    engines: &worker::Engines,
-    opened: &Opened,
-    progress: &watch::Receiver<Progress>,
-    identity: &Identity,
+    engines: &worker::Backends,
+    opened: &DatabaseHandles,
+    progress: &watch::Receiver<WorkerStatus>,
+    identity: &WorkerIdentity,
 ) -> OpsState {
-    let worker::Engines { queue, upkeep, settings, limiter, .. } = engines.clone();
-    let Opened { operator, fleet, deployment } = opened;
-    let sources = Sources {
-        progress: progress.clone(),
+    let worker::Backends { queue, upkeep, settings, limiter, .. } = engines.clone();
+    let DatabaseHandles { operator, fleet, deployment } = opened;
+    let sources = OverviewSources {
+        worker_status: progress.clone(),
         settings: settings.clone(),
         fleet: Arc::clone(fleet),
         upkeep: upkeep.clone(),
@@ -133,28 +136,33 @@ fn ops_state(
         worker: identity.id.clone(),
         version: identity.version.clone(),
     };
-    let lookout = Arc::new(Lookout::new(sources));
-    let looked = Looked {
+    let lookout = Arc::new(OverviewCollector::new(sources));
+    let looked = MetricsSources {
         settings: settings.clone(),
         queue: queue.clone(),
         limiter: limiter.clone(),
-        lookout: Arc::clone(&lookout),
+        collector: Arc::clone(&lookout),
     };
     OpsState {
         deployment: deployment.clone(),
         metrics: Arc::new(Metrics::new(progress.clone(), looked)),
-        lookout,
-        progress: progress.clone(),
+        collector: lookout,
+        worker_status: progress.clone(),
         limiter,
         upkeep,
         token: config.ops.token.clone(),
         wrong_tokens: Arc::default(),
-        desk: Desk { operator: Arc::clone(operator), settings, queue, card_numbers: config.worker.card_numbers },
+        operator_context: OperatorContext {
+            operator: Arc::clone(operator),
+            settings,
+            queue,
+            card_numbers: config.worker.card_numbers,
+        },
     }
 }
 
 /// How this process signs its reports.
-fn identity(config: &Config, id: &str) -> Identity {
+fn identity(config: &Config, id: &str) -> WorkerIdentity {
     let database = match config.database.url {
         DatabaseUrl::Sqlite { .. } => "sqlite",
         DatabaseUrl::Postgres(_) => "postgres",
@@ -168,12 +176,12 @@ fn identity(config: &Config, id: &str) -> Identity {
         LimiterUrl::Redis(_) => "redis",
         LimiterUrl::RedisCluster(_) => "redis_cluster",
     };
-    Identity {
+    WorkerIdentity {
         id: id.to_owned(),
         host: os_user::host().chars().take(255).collect(),
         pid: std::process::id(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        kinds: Kinds { database, queue, limiter },
+        kinds: BackendKinds { database, queue, limiter },
     }
 }
 
@@ -182,8 +190,8 @@ fn options(config: &Config) -> WorkerOptions {
         owner: uuid::Uuid::now_v7().to_string(),
         card_numbers: config.worker.card_numbers,
         drain_timeout: config.worker.drain_timeout,
-        settings_poll: settings_watch::POLL,
-        sweep_every: sweeper::EVERY,
+        settings_poll: settings_sync::POLL_INTERVAL,
+        sweep_every: sweeper::SWEEP_INTERVAL,
         scrub_after: config.scrub_after,
         scrub_review_after: config.scrub_review_after,
     }
@@ -193,27 +201,27 @@ fn options(config: &Config) -> WorkerOptions {
 fn watch_signals(stop: CancellationToken) -> Result<(), CommandError> {
     let mut signals = Signals::watch()?;
     tokio::spawn(async move {
-        let signal = signals.stop().await;
+        let signal = signals.wait_for_stop().await;
         tracing::info!(signal, "stopping: no more jobs are taken");
         stop.cancel();
         loop {
-            let signal = signals.stop().await;
+            let signal = signals.wait_for_stop().await;
             tracing::info!(signal, "already stopping: the drain ends after worker.drain_timeout_ms");
         }
     });
     Ok(())
 }
 
-fn say(report: DrainReport, console: &mut Console) -> std::io::Result<Exit> {
-    let DrainReport { timed_out, left_in_hand, abandoned_on_wire } = report;
+fn print_report(report: DrainReport, console: &mut Console) -> std::io::Result<Exit> {
+    let DrainReport { timed_out, left_active: left_in_hand, abandoned_in_flight: abandoned_on_wire } = report;
     if !timed_out {
         console.message("stopped: everything was finished or handed back")?;
-        return Ok(Exit::Fine);
+        return Ok(Exit::Success);
     }
     console.message(&format!(
         "stopped after worker.drain_timeout_ms: {} left in hand, {abandoned_on_wire} of them with a request on the wire; \
          other workers take over what is left",
         count(left_in_hand as u64, "job")
     ))?;
-    Ok(if abandoned_on_wire == 0 { Exit::Fine } else { Exit::Failed })
+    Ok(if abandoned_on_wire == 0 { Exit::Success } else { Exit::Failed })
 }

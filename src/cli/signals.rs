@@ -20,7 +20,7 @@ enum Reaction {
 use Reaction::{Drain, Ignore};
 
 /// Signals whose default is to end the process, by name. SIGPIPE is ignored by Rust's runtime.
-fn table() -> Vec<(String, SignalKind, Reaction)> {
+fn handled_signals() -> Vec<(String, SignalKind, Reaction)> {
     let named = [
         ("SIGTERM", SignalKind::terminate(), Drain),
         ("SIGINT", SignalKind::interrupt(), Drain),
@@ -79,12 +79,12 @@ impl Signals {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let hangup = SignalKind::hangup();
         let is_watched = |kind: SignalKind| kind != hangup || !is_ignored(&status, hangup);
-        let watched = table().into_iter().filter(|(_, kind, _)| is_watched(*kind));
+        let watched = handled_signals().into_iter().filter(|(_, kind, _)| is_watched(*kind));
         watched.map(|(name, kind, reaction)| Ok((name, signal(kind)?, reaction))).collect::<io::Result<_>>().map(Self)
     }
 
     /// Waits for a signal that asks for the end, and returns its name.
-    pub async fn stop(&mut self) -> String {
+    pub async fn wait_for_stop(&mut self) -> String {
         loop {
             match self.next().await {
                 (name, Drain) => return name,
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nohup_is_read_from_the_mask_of_ignored_signals() {
+    fn nohup_is_detected_from_ignored_signals() {
         let status = "Name:\tsluicegate\nSigBlk:\tffffffffffffffff\nSigIgn:\t0000000000001001\n";
         assert!(is_ignored(status, SignalKind::hangup()));
         assert!(!is_ignored(status, SignalKind::terminate()));

@@ -8,20 +8,20 @@ use std::path::PathBuf;
 use secrecy::{ExposeSecret, SecretString};
 use url::{Position, Url};
 
+use crate::domain::redacted_url::redact_url;
 use crate::domain::sensitive::secret::names_credential;
-use crate::domain::shown_url::shown_url;
 use crate::ledger::database::sqlite_file;
 
 /// A URL with credentials in it.
 #[derive(Clone)]
 pub struct SecretUrl {
     text: SecretString,
-    shown: String,
+    redacted: String,
 }
 
 impl SecretUrl {
     fn new(text: &str, url: &Url) -> Self {
-        Self { text: SecretString::from(text), shown: redacted(url) }
+        Self { text: SecretString::from(text), redacted: redacted(url) }
     }
 
     /// Whether anything in it must not be shown: a password, a user that may be a token, a parameter that is named like one.
@@ -29,7 +29,7 @@ impl SecretUrl {
     pub fn holds_secret(&self) -> bool {
         Url::parse(self.expose()).is_ok_and(|url| {
             let by_parameter = url.query_pairs().any(|(name, _)| names_credential(&name));
-            !matches!(credentials(&url), Credentials::None | Credentials::User(_)) || by_parameter
+            !matches!(credentials(&url), UrlCredentials::None | UrlCredentials::User(_)) || by_parameter
         })
     }
 
@@ -42,13 +42,13 @@ impl SecretUrl {
 
 impl fmt::Display for SecretUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.shown)
+        f.write_str(&self.redacted)
     }
 }
 
 impl fmt::Debug for SecretUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.shown)
+        f.write_str(&self.redacted)
     }
 }
 
@@ -72,25 +72,25 @@ pub enum DatabaseUrl {
 impl DatabaseUrl {
     /// # Errors
     /// When the text is no URL of a database that we speak.
-    pub fn parse(text: &str) -> Result<Self, Bad> {
+    pub fn parse(text: &str) -> Result<Self, ValueProblem> {
         if let Some(rest) = text.strip_prefix("sqlite:") {
             let file = rest.strip_prefix("//").unwrap_or(rest);
             let file = file.split_once('?').map_or(file, |(file, _)| file);
             if file.is_empty() {
-                return Err(Bad::new("names no file", "Write sqlite://PATH"));
+                return Err(ValueProblem::new("names no file", "Write sqlite://PATH"));
             }
             if file.starts_with("file:") {
-                return Err(Bad::new("names its file by a URI of SQLite's own", "Write sqlite://PATH"));
+                return Err(ValueProblem::new("names its file by a URI of SQLite's own", "Write sqlite://PATH"));
             }
-            let path =
-                sqlite_file(text).map_err(|_| Bad::new("is no URL of a SQLite database", "Write sqlite://PATH"))?;
+            let path = sqlite_file(text)
+                .map_err(|_| ValueProblem::new("is no URL of a SQLite database", "Write sqlite://PATH"))?;
             return Ok(Self::Sqlite { url: text.to_owned(), path });
         }
         let url = parse_url(text, &["postgres", "postgresql"], "sqlite://PATH or postgres://USER:PASSWORD@HOST/NAME")?;
         let address = Self::Postgres(SecretUrl::new(text, &url));
         if address.hosts().is_empty() {
             // The driver would take PGHOST then, which no check here would see.
-            return Err(Bad::new("names no host", "Write postgres://USER:PASSWORD@HOST/NAME"));
+            return Err(ValueProblem::new("names no host", "Write postgres://USER:PASSWORD@HOST/NAME"));
         }
         Ok(address)
     }
@@ -150,7 +150,7 @@ impl DatabaseUrl {
 impl fmt::Display for DatabaseUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Sqlite { url, .. } => f.write_str(&shown_url(url)),
+            Self::Sqlite { url, .. } => f.write_str(&redact_url(url)),
             Self::Postgres(url) => url.fmt(f),
         }
     }
@@ -167,12 +167,12 @@ pub enum QueueUrl {
 impl QueueUrl {
     /// # Errors
     /// When the text is no URL of a broker that we speak.
-    pub fn parse(text: &str) -> Result<Self, Bad> {
+    pub fn parse(text: &str) -> Result<Self, ValueProblem> {
         if text == EMBEDDED {
             return Ok(Self::Embedded);
         }
         let url = parse_url(text, &["amqp", "amqps"], "embedded: or amqps://USER:PASSWORD@HOST/VHOST")?;
-        with_host(&url)?;
+        require_host(&url)?;
         Ok(Self::Amqp(SecretUrl::new(text, &url)))
     }
 }
@@ -199,7 +199,7 @@ pub enum LimiterUrl {
 impl LimiterUrl {
     /// # Errors
     /// When the text is no URL of a limiter that we speak.
-    pub fn parse(text: &str) -> Result<Self, Bad> {
+    pub fn parse(text: &str) -> Result<Self, ValueProblem> {
         const FORMS: &str = "embedded:, rediss://USER:PASSWORD@HOST or rediss+cluster://HOST,HOST";
         if text == EMBEDDED {
             return Ok(Self::Embedded);
@@ -210,7 +210,7 @@ impl LimiterUrl {
             let (credentials, hosts) = rest.rsplit_once('@').map_or(("", rest), |(left, hosts)| (left, hosts));
             let at = if credentials.is_empty() { "" } else { "@" };
             let nodes = hosts.trim_end_matches('/').split(',').map(str::trim);
-            let nodes: Result<_, Bad> =
+            let nodes: Result<_, ValueProblem> =
                 nodes.map(|host| redis_url(&format!("{short}{credentials}{at}{host}"), FORMS)).collect();
             return Ok(Self::RedisCluster(nodes?));
         }
@@ -245,14 +245,14 @@ const EMBEDDED: &str = "embedded:";
 
 /// Why a text is no address; neither part repeats the text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Bad {
-    pub what: String,
-    pub mend: String,
+pub struct ValueProblem {
+    pub message: String,
+    pub fix: String,
 }
 
-impl Bad {
+impl ValueProblem {
     fn new(what: impl Into<String>, mend: impl Into<String>) -> Self {
-        Self { what: what.into(), mend: mend.into() }
+        Self { message: what.into(), fix: mend.into() }
     }
 }
 
@@ -263,22 +263,25 @@ pub fn scheme_and_host(url: &SecretUrl) -> Option<(String, String)> {
     Some((url.scheme().to_owned(), url.host_str()?.to_owned()))
 }
 
-fn parse_url(text: &str, schemes: &[&str], forms: &str) -> Result<Url, Bad> {
+fn parse_url(text: &str, schemes: &[&str], forms: &str) -> Result<Url, ValueProblem> {
     let mend = format!("Write {forms}");
     if text.is_empty() {
-        return Err(Bad::new("is empty", mend));
+        return Err(ValueProblem::new("is empty", mend));
     }
     let url = Url::parse(text).map_err(|error| {
-        Bad::new(format!("is not a URL ({error})"), format!("{mend}; percent-encode special characters of a password"))
+        ValueProblem::new(
+            format!("is not a URL ({error})"),
+            format!("{mend}; percent-encode special characters of a password"),
+        )
     })?;
     if !schemes.contains(&url.scheme()) {
         // What stands before the first colon may be a user, and what follows a password.
-        return Err(Bad::new("begins with no scheme for this key", mend));
+        return Err(ValueProblem::new("begins with no scheme for this key", mend));
     }
     if url[Position::BeforePath..].contains('@') {
         // `amqps://u:/SECRET@host/` names the host `u`: what looks like a path is the rest of a password.
         let what = "has an `@` behind the host, as a password with `/`, `?` or `#` in it would make it";
-        return Err(Bad::new(
+        return Err(ValueProblem::new(
             what,
             "Percent-encode special characters: `/` is %2F, `?` is %3F, `#` is %23, `@` is %40",
         ));
@@ -286,24 +289,27 @@ fn parse_url(text: &str, schemes: &[&str], forms: &str) -> Result<Url, Bad> {
     Ok(url)
 }
 
-fn with_host(url: &Url) -> Result<(), Bad> {
+fn require_host(url: &Url) -> Result<(), ValueProblem> {
     if url.host_str().is_none_or(str::is_empty) {
-        return Err(Bad::new("names no host", format!("Write {}://HOST", url.scheme())));
+        return Err(ValueProblem::new("names no host", format!("Write {}://HOST", url.scheme())));
     }
     Ok(())
 }
 
-fn redis_url(text: &str, forms: &str) -> Result<SecretUrl, Bad> {
+fn redis_url(text: &str, forms: &str) -> Result<SecretUrl, ValueProblem> {
     let url = parse_url(text, &["redis", "rediss"], forms)?;
-    with_host(&url)?;
+    require_host(&url)?;
     if url.fragment().is_some() {
         // `#insecure` makes the driver accept any certificate.
-        return Err(Bad::new("has a fragment (#…)", "Remove it; `#insecure` would turn certificate checks off"));
+        return Err(ValueProblem::new(
+            "has a fragment (#…)",
+            "Remove it; `#insecure` would turn certificate checks off",
+        ));
     }
     Ok(SecretUrl::new(text, &url))
 }
 
-enum Credentials<'a> {
+enum UrlCredentials<'a> {
     None,
     User(&'a str),
     /// A user without a password that is not shown: it may well be a token.
@@ -311,23 +317,23 @@ enum Credentials<'a> {
     UserAndPassword(&'a str),
 }
 
-fn credentials(url: &Url) -> Credentials<'_> {
+fn credentials(url: &Url) -> UrlCredentials<'_> {
     match (url.username(), url.password()) {
-        ("", None) => Credentials::None,
+        ("", None) => UrlCredentials::None,
         // PostgreSQL's user is no secret, and errors speak of it.
-        (user, None) if url.scheme().starts_with("postgres") => Credentials::User(user),
-        (_, None) => Credentials::Hidden,
-        (user, Some(_)) => Credentials::UserAndPassword(user),
+        (user, None) if url.scheme().starts_with("postgres") => UrlCredentials::User(user),
+        (_, None) => UrlCredentials::Hidden,
+        (user, Some(_)) => UrlCredentials::UserAndPassword(user),
     }
 }
 
 /// Scheme, user, host, port and path; the password and every parameter's value are left out.
 fn redacted(url: &Url) -> String {
     let credentials = match credentials(url) {
-        Credentials::None => String::new(),
-        Credentials::User(user) => format!("{user}@"),
-        Credentials::Hidden => "***@".to_owned(),
-        Credentials::UserAndPassword(user) => format!("{user}:***@"),
+        UrlCredentials::None => String::new(),
+        UrlCredentials::User(user) => format!("{user}@"),
+        UrlCredentials::Hidden => "***@".to_owned(),
+        UrlCredentials::UserAndPassword(user) => format!("{user}:***@"),
     };
     let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
     let parameters = if url.query().is_some() { "?…" } else { "" };

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use toml::Value;
 
-use crate::domain::variable;
+use crate::domain::env_variable;
 
 /// The commented defaults, as shipped.
 pub const DEFAULTS: &str = include_str!("../../config/default.toml");
@@ -15,7 +15,7 @@ pub const DEFAULTS: &str = include_str!("../../config/default.toml");
 pub const SECRET_KEYS: [&str; 4] = ["database.url", "queue.url", "limiter.url", "ops.token"];
 
 /// Beginning of every variable that is ours.
-pub const VARIABLE_PREFIX: &str = variable::PREFIX;
+pub const VARIABLE_PREFIX: &str = env_variable::PREFIX;
 
 /// `section.key` → default value, which also fixes the key's type.
 #[derive(Clone, Debug)]
@@ -47,7 +47,7 @@ impl Keys {
 
     /// The mend for a key that does not exist: the nearest one that does, in the form that `written` gives it.
     #[must_use]
-    pub fn did_you_mean(&self, unknown: &str, written: impl Fn(&str) -> String) -> String {
+    pub fn suggest_key(&self, unknown: &str, written: impl Fn(&str) -> String) -> String {
         let nearest = self
             .0
             .keys()
@@ -63,14 +63,14 @@ impl Keys {
 
 /// The variable that sets a key: `queue.url` → `SLUICEGATE_QUEUE__URL`.
 #[must_use]
-pub fn variable_of(key: &str) -> String {
-    format!("{VARIABLE_PREFIX}{}", key.replace('.', variable::BETWEEN).to_ascii_uppercase())
+pub fn variable_name(key: &str) -> String {
+    format!("{VARIABLE_PREFIX}{}", key.replace('.', env_variable::SECTION_SEPARATOR).to_ascii_uppercase())
 }
 
 /// Reads the text of a variable or flag as the type that the default has. Text that fits no such type stays text, and
 /// is refused with the other values of the wrong type.
 #[must_use]
-pub fn typed(text: &str, default: &Value) -> Value {
+pub fn parse_typed(text: &str, default: &Value) -> Value {
     match default {
         Value::Integer(_) => text.trim().parse().map_or_else(|_| Value::String(text.to_owned()), Value::Integer),
         Value::Array(_) => Value::Array(

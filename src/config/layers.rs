@@ -9,17 +9,17 @@ use serde::Deserialize;
 use toml::Value;
 use toml::de::{DeTable, DeValue, ValueDeserializer};
 
-use super::keys::{Keys, SECRET_KEYS, VARIABLE_PREFIX, typed, variable_of};
-use super::problem::{Origin, Problem};
-use crate::domain::sensitive::repeatable::is_plain_word;
-use crate::domain::variable;
-use crate::files::{self, Unread};
+use super::keys::{Keys, SECRET_KEYS, VARIABLE_PREFIX, parse_typed, variable_name};
+use super::problem::{ConfigProblem, Origin};
+use crate::domain::env_variable;
+use crate::domain::sensitive::safe_quote::is_plain_word;
+use crate::files::{self, FileReadError};
 
 /// Names the configuration file when no flag does.
 pub const FILE_VARIABLE: &str = "SLUICEGATE_CONFIG";
 
 /// Stands for the key of a problem with all of a file.
-const WHOLE_FILE: &str = "(file)";
+const WHOLE_FILE_KEY: &str = "(file)";
 /// Largest configuration file, in bytes.
 const CONFIGURATION_BYTES_MAX: u64 = 1024 * 1024;
 /// Names the system's certificates, beside those of the system itself.
@@ -31,14 +31,14 @@ const SECRET_BYTES_MAX: u64 = 16 * 1024;
 
 /// One value and where it was written.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Entry {
+pub struct LayeredValue {
     pub value: Value,
     pub origin: Origin,
 }
 
 /// A file that keys are read from.
 #[derive(Debug)]
-pub struct NamedFile {
+pub struct ConfigFile {
     pub path: PathBuf,
     /// Its permission bits; `None` when it could not be read.
     pub mode: Option<u32>,
@@ -48,17 +48,18 @@ pub struct NamedFile {
 #[derive(Debug)]
 pub struct Layers {
     keys: Keys,
-    pub entries: BTreeMap<String, Entry>,
-    pub problems: Vec<Problem>,
+    pub entries: BTreeMap<String, LayeredValue>,
+    pub problems: Vec<ConfigProblem>,
     /// The files that it names.
-    pub files: Vec<NamedFile>,
+    pub files: Vec<ConfigFile>,
 }
 
 impl Layers {
     #[must_use]
-    pub fn of_defaults(keys: Keys) -> Self {
-        let entries =
-            keys.iter().map(|(key, value)| (key.clone(), Entry { value: value.clone(), origin: Origin::Default }));
+    pub fn from_defaults(keys: Keys) -> Self {
+        let entries = keys
+            .iter()
+            .map(|(key, value)| (key.clone(), LayeredValue { value: value.clone(), origin: Origin::Default }));
         Self { entries: entries.collect(), keys, problems: Vec::new(), files: Vec::new() }
     }
 
@@ -69,7 +70,7 @@ impl Layers {
             Ok(text) => text,
             Err(error) => {
                 let mend = format!("Check --config and {FILE_VARIABLE}");
-                return self.problem(WHOLE_FILE, at(0), format!("cannot be read: {error}"), mend);
+                return self.add_problem(WHOLE_FILE_KEY, at(0), format!("cannot be read: {error}"), mend);
             }
         };
         let line_of = |offset: usize| text[..offset.min(text.len())].matches('\n').count() + 1;
@@ -78,8 +79,8 @@ impl Layers {
             Err(error) => {
                 // The error's own Display quotes the line, which may hold a password.
                 let line = error.span().map_or(0, |span| line_of(span.start));
-                return self.problem(
-                    WHOLE_FILE,
+                return self.add_problem(
+                    WHOLE_FILE_KEY,
                     at(line),
                     error.message().replace('\n', ", "),
                     "Mend the TOML".to_owned(),
@@ -90,15 +91,17 @@ impl Layers {
             let line = line_of(section.span().start);
             let DeValue::Table(values) = values.into_inner() else {
                 let what = "a value outside any section".to_owned();
-                self.problem(section.get_ref(), at(line), what, "Put it below a [section]".to_owned());
+                self.add_problem(section.get_ref(), at(line), what, "Put it below a [section]".to_owned());
                 continue;
             };
             for (name, value) in values {
                 let key = format!("{}.{}", section.get_ref(), name.get_ref());
                 let line = line_of(name.span().start);
                 match Value::deserialize(ValueDeserializer::from(value)) {
-                    Ok(value) => self.lay(&key, value, at(line), str::to_owned),
-                    Err(_) => self.problem(&key, at(line), "cannot be read".to_owned(), "Mend the value".to_owned()),
+                    Ok(value) => self.set_value(&key, value, at(line), str::to_owned),
+                    Err(_) => {
+                        self.add_problem(&key, at(line), "cannot be read".to_owned(), "Mend the value".to_owned())
+                    }
                 }
             }
         }
@@ -109,16 +112,16 @@ impl Layers {
     pub fn add_environment(&mut self, variables: &[(String, String)]) {
         for (variable, text) in variables {
             let Some(rest) = variable.strip_prefix(VARIABLE_PREFIX) else { continue };
-            if !rest.contains(variable::BETWEEN) {
-                self.refuse_single_underscore(rest, Origin::Variable(variable.clone()));
+            if !rest.contains(env_variable::SECTION_SEPARATOR) {
+                self.reject_single_underscore(rest, Origin::Variable(variable.clone()));
                 continue;
             }
-            let key = rest.replacen(variable::BETWEEN, ".", 1).to_ascii_lowercase();
+            let key = rest.replacen(env_variable::SECTION_SEPARATOR, ".", 1).to_ascii_lowercase();
             let shown = if is_plain_word(&key) { variable.clone() } else { format!("{VARIABLE_PREFIX}…") };
             let origin = Origin::Variable(shown);
             match key.strip_suffix("_file").filter(|secret| SECRET_KEYS.contains(secret)) {
                 Some(secret) => self.add_secret_file(secret, variable, PathBuf::from(text), variables),
-                None => self.lay_text(&key, text, origin, variable_of),
+                None => self.set_text(&key, text, origin, variable_name),
             }
         }
     }
@@ -127,10 +130,11 @@ impl Layers {
     pub fn check_system_certificates(&mut self, variables: &[(String, String)]) {
         let named = variables.iter().find(|(name, path)| name == SYSTEM_CERTIFICATES && !path.is_empty());
         let Some((_, path)) = named else { return };
-        if let Err(unread @ (Unread::NotRegular | Unread::Late { .. })) = files::read(Path::new(path), SYSTEM_BYTES_MAX)
+        if let Err(unread @ (FileReadError::NotRegular | FileReadError::TimedOut { .. })) =
+            files::read(Path::new(path), SYSTEM_BYTES_MAX)
         {
             let origin = Origin::Variable(SYSTEM_CERTIFICATES.to_owned());
-            self.problem(WHOLE_FILE, origin, format!("cannot be read: {unread}"), "Name a PEM file".to_owned());
+            self.add_problem(WHOLE_FILE_KEY, origin, format!("cannot be read: {unread}"), "Name a PEM file".to_owned());
         }
     }
 
@@ -138,10 +142,10 @@ impl Layers {
     pub fn add_flags(&mut self, flags: &[String]) {
         for flag in flags {
             match flag.split_once('=') {
-                Some((key, text)) => self.lay_text(key.trim(), text, Origin::Flag, str::to_owned),
+                Some((key, text)) => self.set_text(key.trim(), text, Origin::Flag, str::to_owned),
                 None => {
                     let mend = "Write --set section.key=value".to_owned();
-                    self.problem(flag, Origin::Flag, "has no value".to_owned(), mend);
+                    self.add_problem(flag, Origin::Flag, "has no value".to_owned(), mend);
                 }
             }
         }
@@ -149,55 +153,55 @@ impl Layers {
 
     fn add_secret_file(&mut self, key: &str, variable: &str, path: PathBuf, variables: &[(String, String)]) {
         let origin = Origin::SecretFile { variable: variable.to_owned(), path: path.clone() };
-        let direct = variable_of(key);
+        let direct = variable_name(key);
         let read = self.read(&path, SECRET_BYTES_MAX);
         if variables.iter().any(|(name, _)| *name == direct) {
             let what = format!("{direct} is set as well");
-            return self.problem(key, origin, what, "Set one of the two".to_owned());
+            return self.add_problem(key, origin, what, "Set one of the two".to_owned());
         }
         match read {
             // A secret that failed to be written there must not read as none.
             Ok(text) if text.trim().is_empty() => {
                 let mend = "Write the value into it, or unset the variable".to_owned();
-                self.problem(key, origin, "the file is empty".to_owned(), mend);
+                self.add_problem(key, origin, "the file is empty".to_owned(), mend);
             }
-            Ok(text) => self.lay_text(key, text.trim_end_matches(['\r', '\n']), origin, variable_of),
+            Ok(text) => self.set_text(key, text.trim_end_matches(['\r', '\n']), origin, variable_name),
             Err(error) => {
                 let mend = "Check the path and that this process's user may read it".to_owned();
-                self.problem(key, origin, format!("the file cannot be read: {error}"), mend);
+                self.add_problem(key, origin, format!("the file cannot be read: {error}"), mend);
             }
         }
     }
 
     /// Reads a file and remembers that it was named.
-    fn read(&mut self, path: &Path, bytes_max: u64) -> Result<String, Unread> {
+    fn read(&mut self, path: &Path, bytes_max: u64) -> Result<String, FileReadError> {
         let read = files::read_trusted(path, bytes_max);
         let mode = read.as_ref().ok().map(|file| file.mode);
-        self.files.push(NamedFile { path: path.to_owned(), mode });
+        self.files.push(ConfigFile { path: path.to_owned(), mode });
         read.map(|file| file.text)
     }
 
-    fn refuse_single_underscore(&mut self, rest: &str, origin: Origin) {
-        let bare = rest.strip_suffix(variable::OF_FILE).unwrap_or(rest);
+    fn reject_single_underscore(&mut self, rest: &str, origin: Origin) {
+        let bare = rest.strip_suffix(env_variable::FILE_SUFFIX).unwrap_or(rest);
         let meant = self.keys.iter().map(|(key, _)| key).find(|key| key.replace('.', "_").eq_ignore_ascii_case(bare));
         if let Some(key) = meant.cloned() {
-            let mend = format!("Write {}, with two underscores after the section", variable_of(&key));
-            self.problem(&key, origin, "this variable is not read".to_owned(), mend);
+            let mend = format!("Write {}, with two underscores after the section", variable_name(&key));
+            self.add_problem(&key, origin, "this variable is not read".to_owned(), mend);
         }
     }
 
-    fn lay_text(&mut self, key: &str, text: &str, origin: Origin, written: impl Fn(&str) -> String) {
+    fn set_text(&mut self, key: &str, text: &str, origin: Origin, written: impl Fn(&str) -> String) {
         let value = match self.keys.default_of(key) {
-            Some(default) => typed(text, default),
+            Some(default) => parse_typed(text, default),
             None => Value::String(String::new()),
         };
-        self.lay(key, value, origin, written);
+        self.set_value(key, value, origin, written);
     }
 
-    fn lay(&mut self, key: &str, value: Value, origin: Origin, written: impl Fn(&str) -> String) {
+    fn set_value(&mut self, key: &str, value: Value, origin: Origin, written: impl Fn(&str) -> String) {
         let Some(default) = self.keys.default_of(key) else {
-            let mend = self.keys.did_you_mean(key, written);
-            return self.problem(key, origin, "there is no such key".to_owned(), mend);
+            let mend = self.keys.suggest_key(key, written);
+            return self.add_problem(key, origin, "there is no such key".to_owned(), mend);
         };
         let texts_only = value.as_array().is_none_or(|items| items.iter().all(Value::is_str));
         if !default.same_type(&value) || !texts_only {
@@ -207,16 +211,16 @@ impl Layers {
                 _ => "a text",
             };
             let what = format!("must be {wanted}");
-            return self.problem(key, origin, what, format!("The default is `{default}`"));
+            return self.add_problem(key, origin, what, format!("The default is `{default}`"));
         }
-        self.entries.insert(key.to_owned(), Entry { value, origin });
+        self.entries.insert(key.to_owned(), LayeredValue { value, origin });
     }
 
     /// A key that could be a secret, pasted there, is not repeated.
-    fn problem(&mut self, key: &str, origin: Origin, what: String, mend: String) {
-        let is_known = self.keys.default_of(key).is_some() || key == WHOLE_FILE;
+    fn add_problem(&mut self, key: &str, origin: Origin, what: String, mend: String) {
+        let is_known = self.keys.default_of(key).is_some() || key == WHOLE_FILE_KEY;
         let key = if is_known || is_plain_word(key) { key } else { "(a key that is not shown)" };
-        self.problems.push(Problem { key: key.to_owned(), origin, what, mend });
+        self.problems.push(ConfigProblem { key: key.to_owned(), origin, message: what, fix: mend });
     }
 
     /// The last words as one TOML document, for serde.

@@ -6,33 +6,35 @@
 use std::path::{Path, PathBuf};
 
 pub mod address;
-mod hazards;
+mod cross_checks;
 mod keys;
 mod layers;
-mod meant;
 mod otlp;
 mod problem;
+mod raw;
 mod secrets;
-mod written;
+mod validated;
 
 pub use address::{DatabaseUrl, LimiterUrl, QueueUrl, SecretUrl};
 pub use keys::DEFAULTS;
-pub use meant::{CardNumbers, Config, Database, Limiter, Log, LogFormat, Ops, Queue, Worker};
-pub use problem::{Origin, Problem, Problems};
-pub use secrets::CLOSE_TO_OTHERS;
+pub use problem::{ConfigProblem, ConfigProblems, Origin};
+pub use secrets::FIX_FILE_MODE;
+pub use validated::{
+    CardNumbers, Config, DatabaseConfig, LimiterConfig, LogConfig, LogFormat, OpsConfig, QueueConfig, WorkerConfig,
+};
 
 use keys::Keys;
 use layers::{FILE_VARIABLE, Layers};
-use meant::Complaints;
-use written::Written;
+use raw::RawConfig;
+use validated::ProblemCollector;
 
 /// What a configuration is for, and so which hazards count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// A worker's start, or a command beside it: everything counts.
-    Work,
+    Run,
     /// A migration reaches the database alone. Whoever runs it is given its URL and no other.
-    Migration,
+    Migrate,
 }
 
 /// Reads the layers and says what they mean for [`Purpose::Work`].
@@ -45,8 +47,8 @@ pub fn load(
     file: Option<&Path>,
     environment: impl IntoIterator<Item = (String, String)>,
     sets: &[String],
-) -> Result<Config, Problems> {
-    load_for(Purpose::Work, file, environment, sets)
+) -> Result<Config, ConfigProblems> {
+    load_for(Purpose::Run, file, environment, sets)
 }
 
 /// As [`load`], for a purpose.
@@ -58,10 +60,10 @@ pub fn load_for(
     file: Option<&Path>,
     environment: impl IntoIterator<Item = (String, String)>,
     sets: &[String],
-) -> Result<Config, Problems> {
+) -> Result<Config, ConfigProblems> {
     let variables: Vec<(String, String)> = environment.into_iter().collect();
     let keys = Keys::embedded().map_err(broken_defaults)?;
-    let mut layers = Layers::of_defaults(keys);
+    let mut layers = Layers::from_defaults(keys);
     let named = variables.iter().find(|(name, path)| name == FILE_VARIABLE && !path.is_empty());
     let named = named.map(|(_, path)| PathBuf::from(path));
     if let Some(path) = file.or(named.as_deref()) {
@@ -70,28 +72,32 @@ pub fn load_for(
     layers.add_environment(&variables);
     layers.check_system_certificates(&variables);
     layers.add_flags(sets);
-    let written: Written =
+    let written: RawConfig =
         layers.document().try_into().map_err(|e: toml::de::Error| broken_defaults(e.message().to_owned()))?;
-    let mut complaints = Complaints::default();
-    let config = meant::translate(&written, purpose, &mut complaints);
+    let mut complaints = ProblemCollector::default();
+    let config = validated::validate(&written, purpose, &mut complaints);
     let mut problems = std::mem::take(&mut layers.problems);
-    problems.extend(secrets::in_flags(&layers));
+    problems.extend(secrets::secrets_in_flags(&layers));
     for (key, bad) in complaints.0 {
         let origin = layers.entries.get(key).map_or(Origin::Default, |entry| entry.origin.clone());
-        problems.push(Problem { key: key.to_owned(), origin, what: bad.what, mend: bad.mend });
+        problems.push(ConfigProblem { key: key.to_owned(), origin, message: bad.message, fix: bad.fix });
     }
     match config {
         Some(config) if problems.is_empty() => {
-            let exposed = secrets::readable_by_others(&layers);
-            Ok(Config { own_files: layers.files.into_iter().map(|file| file.path).collect(), exposed, ..config })
+            let exposed = secrets::secrets_readable_by_others(&layers);
+            Ok(Config {
+                config_files: layers.files.into_iter().map(|file| file.path).collect(),
+                exposed_secrets: exposed,
+                ..config
+            })
         }
-        _ => Err(Problems(problems)),
+        _ => Err(ConfigProblems(problems)),
     }
 }
 
-fn broken_defaults(what: String) -> Problems {
-    let mend = "This build is broken: config/default.toml and the code disagree".to_owned();
-    Problems(vec![Problem { key: "(defaults)".to_owned(), origin: Origin::Default, what, mend }])
+fn broken_defaults(message: String) -> ConfigProblems {
+    let fix = "This build is broken: config/default.toml and the code disagree".to_owned();
+    ConfigProblems(vec![ConfigProblem { key: "(defaults)".to_owned(), origin: Origin::Default, message, fix }])
 }
 
 #[cfg(test)]

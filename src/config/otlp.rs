@@ -2,17 +2,17 @@
 //!
 //! Refuses what such a build cannot do, and plain text to other machines: spans tell who pays whom when.
 
-use super::meant::Complaints;
-use super::written::Telemetry;
-use crate::tls::may_be_plain;
+use super::raw::RawTelemetry;
+use super::validated::ProblemCollector;
+use crate::tls::is_plaintext_allowed;
 
 const KEY: &str = "telemetry.otlp_endpoint";
 
 /// `Some(None)`: spans go nowhere. `None`: it has been complained about.
-pub fn translate(
-    written: &Telemetry,
+pub fn validate_endpoint(
+    written: &RawTelemetry,
     plaintext_hosts: &[String],
-    complaints: &mut Complaints,
+    complaints: &mut ProblemCollector,
 ) -> Option<Option<String>> {
     let text = written.otlp_endpoint.as_str();
     if text == "none" {
@@ -31,7 +31,7 @@ pub fn translate(
         complaints.add(KEY, "is no address of a collector", "Write http://127.0.0.1:4318 or https://HOST, or `none`");
         return None;
     };
-    if scheme == "http" && !may_be_plain(host, plaintext_hosts) {
+    if scheme == "http" && !is_plaintext_allowed(host, plaintext_hosts) {
         let what = format!("the connection to {host} would be plain text");
         complaints.add(KEY, what, format!("Use https://; or add \"{host}\" to tls.plaintext_hosts at your own risk"));
         return None;

@@ -5,7 +5,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use crate::domain::sensitive::repeatable::repeated_path;
+use crate::domain::sensitive::safe_quote::path_if_safe;
 
 /// Where a value was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ impl fmt::Display for Origin {
             Self::File { path, line: 0 } => write!(f, "{}", path.display()),
             Self::File { path, line } => write!(f, "{}:{line}", path.display()),
             Self::Variable(name) => f.write_str(name),
-            Self::SecretFile { variable, path } => write!(f, "{variable} = {}", repeated_path(path)),
+            Self::SecretFile { variable, path } => write!(f, "{variable} = {}", path_if_safe(path)),
             Self::Flag => f.write_str("--set"),
         }
     }
@@ -40,24 +40,24 @@ impl fmt::Display for Origin {
 
 /// One problem: which key, where it was written, what is wrong with it, and the mend.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
+pub struct ConfigProblem {
     pub key: String,
     pub origin: Origin,
-    pub what: String,
-    pub mend: String,
+    pub message: String,
+    pub fix: String,
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for ConfigProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({}): {}. {}", self.key, self.origin, self.what, self.mend)
+        write!(f, "{} ({}): {}. {}", self.key, self.origin, self.message, self.fix)
     }
 }
 
 /// Everything that is wrong, in the order of the keys; never empty.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub struct Problems(pub Vec<Problem>);
+pub struct ConfigProblems(pub Vec<ConfigProblem>);
 
-impl Problems {
+impl ConfigProblems {
     /// A title, and one line per problem.
     #[must_use]
     pub fn lines(&self) -> Vec<String> {
@@ -69,7 +69,7 @@ impl Problems {
     }
 }
 
-impl fmt::Display for Problems {
+impl fmt::Display for ConfigProblems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.lines().join("\n"))
     }

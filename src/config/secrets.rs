@@ -3,54 +3,54 @@
 //! Never repeats a value. What every user of the machine may write is refused before, when it is read.
 
 use super::address::{DatabaseUrl, LimiterUrl, QueueUrl, SecretUrl};
-use super::keys::{SECRET_KEYS, variable_of};
-use super::layers::{Entry, Layers};
-use super::problem::{Origin, Problem};
-use crate::domain::variable;
-use crate::files::is_read_by_others;
+use super::keys::{SECRET_KEYS, variable_name};
+use super::layers::{LayeredValue, Layers};
+use super::problem::{ConfigProblem, Origin};
+use crate::domain::env_variable;
+use crate::files::is_world_readable;
 
 /// How to take a secret's file away from others.
-pub const CLOSE_TO_OTHERS: &str = "`chmod o-r` it; in Kubernetes set the volume's defaultMode to 0440, and fsGroup";
+pub const FIX_FILE_MODE: &str = "`chmod o-r` it; in Kubernetes set the volume's defaultMode to 0440, and fsGroup";
 /// Permission to read for group and others: an administrator's group reads configurations.
 const READ_BY_GROUP_OR_OTHERS: u32 = 0o044;
 
 /// Secrets that were given as flags, one problem each.
-pub fn in_flags(layers: &Layers) -> Vec<Problem> {
-    let by_flag = secrets(layers).filter(|(_, entry)| entry.origin == Origin::Flag);
-    let problem = |(key, _): (&'static str, &Entry)| {
-        problem(key, &Origin::Flag, "is a secret, and process lists show flags", &own_file(key))
+pub fn secrets_in_flags(layers: &Layers) -> Vec<ConfigProblem> {
+    let by_flag = secret_values(layers).filter(|(_, entry)| entry.origin == Origin::Flag);
+    let problem = |(key, _): (&'static str, &LayeredValue)| {
+        secret_problem(key, &Origin::Flag, "is a secret, and process lists show flags", &own_file_fix(key))
     };
     by_flag.map(problem).collect()
 }
 
 /// Secrets in files that others may read, one problem each: nothing that stops a start.
-pub fn readable_by_others(layers: &Layers) -> Vec<Problem> {
-    let judge = |(key, entry): (&'static str, &Entry)| {
+pub fn secrets_readable_by_others(layers: &Layers) -> Vec<ConfigProblem> {
+    let judge = |(key, entry): (&'static str, &LayeredValue)| {
         let (Origin::File { path, .. } | Origin::SecretFile { path, .. }) = &entry.origin else { return None };
         let mode = layers.files.iter().find(|file| file.path == *path)?.mode?;
         let (is_exposed, mend) = match entry.origin {
-            Origin::SecretFile { .. } => (is_read_by_others(mode), CLOSE_TO_OTHERS.to_owned()),
+            Origin::SecretFile { .. } => (is_world_readable(mode), FIX_FILE_MODE.to_owned()),
             _ => (
                 mode & READ_BY_GROUP_OR_OTHERS != 0,
-                format!("{}; or `chmod 600` the configuration file", own_file(key)),
+                format!("{}; or `chmod 600` the configuration file", own_file_fix(key)),
             ),
         };
         let what = format!("is a secret in a file that others on this machine may read: its mode is {mode:03o}");
-        is_exposed.then(|| problem(key, &entry.origin, &what, &mend))
+        is_exposed.then(|| secret_problem(key, &entry.origin, &what, &mend))
     };
-    secrets(layers).filter_map(judge).collect()
+    secret_values(layers).filter_map(judge).collect()
 }
 
-fn own_file(key: &str) -> String {
-    format!("Write it into a file of its own, and set {}{} to its path", variable_of(key), variable::OF_FILE)
+fn own_file_fix(key: &str) -> String {
+    format!("Write it into a file of its own, and set {}{} to its path", variable_name(key), env_variable::FILE_SUFFIX)
 }
 
-fn problem(key: &str, origin: &Origin, what: &str, mend: &str) -> Problem {
-    Problem { key: key.to_owned(), origin: origin.clone(), what: what.to_owned(), mend: mend.to_owned() }
+fn secret_problem(key: &str, origin: &Origin, what: &str, mend: &str) -> ConfigProblem {
+    ConfigProblem { key: key.to_owned(), origin: origin.clone(), message: what.to_owned(), fix: mend.to_owned() }
 }
 
 /// Keys whose value holds a secret. An address without a password is none.
-fn secrets(layers: &Layers) -> impl Iterator<Item = (&'static str, &Entry)> {
+fn secret_values(layers: &Layers) -> impl Iterator<Item = (&'static str, &LayeredValue)> {
     let entries = SECRET_KEYS.into_iter().filter_map(|key| Some((key, layers.entries.get(key)?)));
     entries.filter(|(key, entry)| entry.value.as_str().is_some_and(|text| is_secret(key, text)))
 }

@@ -1,24 +1,24 @@
 use std::fs;
 use std::time::Duration;
 
-use super::keys::variable_of;
+use super::keys::variable_name;
 use super::*;
 
 /// As `openssl rand -hex 24` writes.
 const TOKEN: &str = "5d1f0c9b7e3a86427790fe15cb2ad8346f70e19b28c4d5a3";
 
-fn with(variables: &[(&str, &str)], sets: &[&str]) -> Result<Config, Problems> {
+fn load_with(variables: &[(&str, &str)], sets: &[&str]) -> Result<Config, ConfigProblems> {
     let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
     let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
     load(None, variables, &sets)
 }
 
 /// The problems as `key: text`, one per line.
-fn refused(variables: &[(&str, &str)], sets: &[&str]) -> String {
-    with(variables, sets).unwrap_err().to_string()
+fn problems_of(variables: &[(&str, &str)], sets: &[&str]) -> String {
+    load_with(variables, sets).unwrap_err().to_string()
 }
 
-fn from_file(text: &str) -> Result<Config, Problems> {
+fn load_file(text: &str) -> Result<Config, ConfigProblems> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("sluicegate.toml");
     fs::write(&path, text).unwrap();
@@ -27,24 +27,24 @@ fn from_file(text: &str) -> Result<Config, Problems> {
 
 #[test]
 fn the_defaults_are_those_of_the_contract() {
-    let config = with(&[], &[]).unwrap();
+    let config = load_with(&[], &[]).unwrap();
     assert_eq!(config.database.url.to_string(), "sqlite://sluicegate.db");
     assert_eq!(config.database.max_connections, 16);
     assert_eq!((&config.queue.url, config.queue.prefix.as_str()), (&QueueUrl::Embedded, "payments"));
     assert_eq!((&config.limiter.url, config.limiter.prefix.as_str()), (&LimiterUrl::Embedded, "sluicegate"));
     assert_eq!(config.outbound_allow, ["loopback"]);
-    assert!(config.outbound_secrets.iter().next().is_none() && config.own_files.is_empty());
+    assert!(config.outbound_secrets.iter().next().is_none() && config.config_files.is_empty());
     assert_eq!(config.ops.listen, Some("127.0.0.1:9464".parse().unwrap()));
     assert!(config.ops.token.is_none() && config.plaintext_hosts.is_empty());
     assert_eq!(config.worker.drain_timeout, Duration::from_secs(30));
     assert_eq!(config.worker.card_numbers, CardNumbers::Refuse);
     assert_eq!(config.scrub_after, Duration::from_secs(90 * 86_400));
-    assert_eq!(config.log, Log { level: tracing::Level::INFO, format: LogFormat::Text });
+    assert_eq!(config.log, LogConfig { level: tracing::Level::INFO, format: LogFormat::Text });
 }
 
 #[test]
-fn the_default_file_and_the_code_name_the_same_keys() {
-    let written: Written = toml::from_str(DEFAULTS).unwrap();
+fn default_file_and_code_have_equal_keys() {
+    let written: RawConfig = toml::from_str(DEFAULTS).unwrap();
     let in_code = toml::Table::try_from(&written).unwrap();
     assert_eq!(in_code, DEFAULTS.parse::<toml::Table>().unwrap());
     let lines: Vec<&str> = DEFAULTS.lines().collect();
@@ -65,7 +65,7 @@ fn later_layers_win() {
         ("SLUICEGATE_OUTBOUND__ALLOW", "loopback, 10.0.0.0/8"),
         ("SLUICEGATE_WORKER__DRAIN_TIMEOUT_MS", "5000"),
     ];
-    let config = with(&variables, &["limiter.prefix=flag", "ops.listen=none"]).unwrap();
+    let config = load_with(&variables, &["limiter.prefix=flag", "ops.listen=none"]).unwrap();
     assert_eq!(config.log.level, tracing::Level::DEBUG);
     assert_eq!((config.queue.prefix.as_str(), config.limiter.prefix.as_str()), ("variable", "flag"));
     assert_eq!(config.outbound_allow, ["loopback", "10.0.0.0/8"]);
@@ -73,7 +73,7 @@ fn later_layers_win() {
 }
 
 #[test]
-fn all_problems_are_reported_together_with_key_origin_and_mend() {
+fn all_problems_name_key_origin_and_fix() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("b.toml");
     fs::write(&path, "[database]\nmax_connections = \"many\"\n\n[worker]\ndrain_timeout = 5\n").unwrap();
@@ -101,8 +101,8 @@ fn all_problems_are_reported_together_with_key_origin_and_mend() {
 }
 
 #[test]
-fn a_file_that_is_no_toml_names_its_line_and_not_its_text() {
-    let text = from_file("[database]\nurl = \"postgres://app:hunter2@db/pay\n").unwrap_err().to_string();
+fn invalid_toml_names_its_line_only() {
+    let text = load_file("[database]\nurl = \"postgres://app:hunter2@db/pay\n").unwrap_err().to_string();
     assert!(text.contains("sluicegate.toml:2") && !text.contains("hunter2"), "{text}");
     for broken in [
         "hunter2",
@@ -115,10 +115,10 @@ fn a_file_that_is_no_toml_names_its_line_and_not_its_text() {
         "[ops]\ntoken = 'hunter2' hunter2",
         "[ops]\ntoken = +hunter2",
     ] {
-        let text = from_file(broken).unwrap_err().to_string();
+        let text = load_file(broken).unwrap_err().to_string();
         assert!(!text.contains("hunter2"), "{broken}: {text}");
     }
-    let text = from_file("url = \"x\"").unwrap_err().to_string();
+    let text = load_file("url = \"x\"").unwrap_err().to_string();
     assert!(text.contains("url (") && text.contains("outside any section"), "{text}");
     let text = load(Some(Path::new("/nonexistent/x.toml")), [], &[]).unwrap_err().to_string();
     assert!(text.contains("/nonexistent/x.toml") && text.contains("cannot be read"), "{text}");
@@ -138,7 +138,7 @@ fn secrets_come_from_files_and_are_never_shown() {
         ("SLUICEGATE_QUEUE__URL", broker),
         ("SLUICEGATE_LIMITER__URL", "rediss+cluster://app:hunter2@a.example.com:7000,b.example.com:7001"),
     ];
-    let config = with(&variables, &[]).unwrap();
+    let config = load_with(&variables, &[]).unwrap();
     use secrecy::ExposeSecret as _;
     assert_eq!(config.ops.token.as_ref().unwrap().expose_secret(), TOKEN);
     assert_eq!(config.database.url.expose(), url);
@@ -154,21 +154,21 @@ fn secrets_come_from_files_and_are_never_shown() {
     );
 
     let both = [("SLUICEGATE_OPS__TOKEN_FILE", path), ("SLUICEGATE_OPS__TOKEN", TOKEN)];
-    assert!(refused(&both, &[]).contains("ops.token (SLUICEGATE_OPS__TOKEN_FILE"), "{}", refused(&both, &[]));
+    assert!(problems_of(&both, &[]).contains("ops.token (SLUICEGATE_OPS__TOKEN_FILE"), "{}", problems_of(&both, &[]));
     let empty = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(empty.path(), "\n").unwrap();
-    let text = refused(&[("SLUICEGATE_OPS__TOKEN_FILE", empty.path().to_str().unwrap())], &[]);
+    let text = problems_of(&[("SLUICEGATE_OPS__TOKEN_FILE", empty.path().to_str().unwrap())], &[]);
     assert!(text.contains("ops.token (SLUICEGATE_OPS__TOKEN_FILE") && text.contains("the file is empty"), "{text}");
-    let text = refused(&[("SLUICEGATE_QUEUE__URL_FILE", "/nonexistent")], &[]);
+    let text = problems_of(&[("SLUICEGATE_QUEUE__URL_FILE", "/nonexistent")], &[]);
     assert!(text.contains("queue.url (SLUICEGATE_QUEUE__URL_FILE = /nonexistent)"), "{text}");
     for bad in ["postgres://app:hunter2@[db/pay", "mysql://app:hunter2@db/pay", "hunter2"] {
-        let text = refused(&[("SLUICEGATE_DATABASE__URL", bad)], &[]);
+        let text = problems_of(&[("SLUICEGATE_DATABASE__URL", bad)], &[]);
         assert!(!text.contains("hunter2"), "{text}");
     }
 }
 
 /// Permission bits of a file that is made for it.
-fn file_of_mode(dir: &tempfile::TempDir, mode: u32, text: &str) -> String {
+fn file_with_mode(dir: &tempfile::TempDir, mode: u32, text: &str) -> String {
     use std::os::unix::fs::PermissionsExt as _;
     let path = dir.path().join(format!("{mode:o}"));
     fs::write(&path, text).unwrap();
@@ -185,28 +185,28 @@ fn a_secret_is_no_flag() {
         ("limiter.url=rediss+cluster://:hunter2@a.example.com,b.example.com", "limiter.url"),
         ("database.url=postgres://u@localhost/pay?sslmode=verify-full&password=hunter2", "database.url"),
     ] {
-        let text = refused(&[], &[set]);
-        let variable = format!("{}_FILE", variable_of(key));
+        let text = problems_of(&[], &[set]);
+        let variable = format!("{}_FILE", variable_name(key));
         assert!(text.contains(&format!("{key} (--set): is a secret, and process lists show flags. ")), "{set}: {text}");
         assert!(text.contains(&variable) && !text.contains("hunter2"), "{text}");
     }
-    with(&[], &["limiter.url=rediss://cache.example.com", "ops.token="]).unwrap();
+    load_with(&[], &["limiter.url=rediss://cache.example.com", "ops.token="]).unwrap();
 }
 
 #[test]
-fn secrets_in_files_are_judged_by_mode() {
+fn secret_files_are_checked_by_mode() {
     let dir = tempfile::tempdir().unwrap();
-    let secret_file = |mode: u32| with(&[("SLUICEGATE_OPS__TOKEN_FILE", &file_of_mode(&dir, mode, TOKEN))], &[]);
-    let configuration = |mode: u32, text: &str| load(Some(Path::new(&file_of_mode(&dir, mode, text))), [], &[]);
+    let secret_file = |mode: u32| load_with(&[("SLUICEGATE_OPS__TOKEN_FILE", &file_with_mode(&dir, mode, TOKEN))], &[]);
+    let configuration = |mode: u32, text: &str| load(Some(Path::new(&file_with_mode(&dir, mode, text))), [], &[]);
     let token = format!("[ops]\ntoken = \"{TOKEN}\"\n");
     for (mode, exposed) in [(0o400, 0), (0o440, 0), (0o640, 0), (0o644, 1), (0o444, 1)] {
-        let found = secret_file(mode).unwrap().exposed;
+        let found = secret_file(mode).unwrap().exposed_secrets;
         assert_eq!(found.len(), exposed, "{mode:o}: {found:?}");
-        assert!(found.iter().all(|it| it.key == "ops.token" && it.what.contains(&format!("{mode:o}"))), "{found:?}");
+        assert!(found.iter().all(|it| it.key == "ops.token" && it.message.contains(&format!("{mode:o}"))), "{found:?}");
     }
     for (mode, exposed) in [(0o600, 0), (0o640, 1), (0o644, 1)] {
-        assert_eq!(configuration(mode, &token).unwrap().exposed.len(), exposed, "{mode:o}");
-        assert!(configuration(mode, "[limiter]\nurl = \"rediss://a.example\"\n").unwrap().exposed.is_empty());
+        assert_eq!(configuration(mode, &token).unwrap().exposed_secrets.len(), exposed, "{mode:o}");
+        assert!(configuration(mode, "[limiter]\nurl = \"rediss://a.example\"\n").unwrap().exposed_secrets.is_empty());
     }
     for problems in [secret_file(0o666).unwrap_err(), configuration(0o602, "").unwrap_err()] {
         let text = problems.to_string();
@@ -215,7 +215,7 @@ fn secrets_in_files_are_judged_by_mode() {
 }
 
 #[test]
-fn a_password_that_looks_like_a_path_is_not_shown() {
+fn password_with_slash_is_not_shown() {
     for (key, bad) in [
         ("QUEUE", "amqps://u:/hunter2@h/"),
         ("QUEUE", "amqps://u:?hunter2@h/"),
@@ -225,7 +225,7 @@ fn a_password_that_looks_like_a_path_is_not_shown() {
         ("LIMITER", "rediss+cluster://u:/hunter2@a,b"),
         ("LIMITER", "hunter2:x"),
     ] {
-        let text = refused(&[(&format!("SLUICEGATE_{key}__URL"), bad)], &[]);
+        let text = problems_of(&[(&format!("SLUICEGATE_{key}__URL"), bad)], &[]);
         assert!(!text.contains("hunter2"), "{bad}: {text}");
         assert!(!bad.contains('@') || text.contains("behind the host"), "{bad}: {text}");
     }
@@ -233,11 +233,11 @@ fn a_password_that_looks_like_a_path_is_not_shown() {
 
 /// A secret is pasted where a key, a word, an address or a path belongs.
 #[test]
-fn what_could_be_a_secret_is_not_repeated() {
+fn possible_secrets_are_not_repeated() {
     let url = "postgres://u:hunter2@db/pay?sslmode=verify-full";
     let dir = tempfile::tempdir().unwrap();
     let path =
-        file_of_mode(&dir, 0o600, &format!("\"{url}\" = 1\n[\"{url}2\"]\nx = 1\n[ops]\n\"Hunter2 hunter2\" = 1\n"));
+        file_with_mode(&dir, 0o600, &format!("\"{url}\" = 1\n[\"{url}2\"]\nx = 1\n[ops]\n\"Hunter2 hunter2\" = 1\n"));
     let variables = [
         ("SLUICEGATE_CONFIG", path.as_str()),
         ("SLUICEGATE_DATABASE__URL_FILE", url),
@@ -249,22 +249,22 @@ fn what_could_be_a_secret_is_not_repeated() {
     let listen = format!("ops.listen={url}");
     let allow = format!("outbound.allow={url},https://u:hunter2@x.example");
     let ca_file = format!("tls.ca_file={url}");
-    let text = refused(&variables, &[url, &listen, &allow, &ca_file, "hunter2@hunter2"]);
+    let text = problems_of(&variables, &[url, &listen, &allow, &ca_file, "hunter2@hunter2"]);
     assert!(!text.to_ascii_lowercase().contains("hunter2"), "{text}");
     assert_eq!(text.matches("(a key that is not shown)").count(), 6, "{text}");
     assert!(text.contains("entry 1, ") && text.contains("entry 2, "), "{text}");
 }
 
 #[test]
-fn near_misses_of_our_variables_are_refused_and_foreign_ones_let_be() {
-    let text = refused(&[("SLUICEGATE_QUEUE_URL", "amqps://mq.example.com")], &[]);
+fn mistyped_variables_are_rejected_foreign_ones_ignored() {
+    let text = problems_of(&[("SLUICEGATE_QUEUE_URL", "amqps://mq.example.com")], &[]);
     assert!(text.contains("Write SLUICEGATE_QUEUE__URL"), "{text}");
     let kubernetes = [("SLUICEGATE_SERVICE_HOST", "10.0.0.1"), ("SLUICEGATE_PORT_9464_TCP", "tcp://10.0.0.1:9464")];
-    assert!(with(&kubernetes, &[]).is_ok());
+    assert!(load_with(&kubernetes, &[]).is_ok());
 }
 
 #[test]
-fn hazards_stop_the_start() {
+fn unsafe_combinations_stop_the_start() {
     let verified = "database.url=postgres://app@db.example.com/pay?sslmode=verify-full";
     let broker = "queue.url=amqps://mq.example.com";
     for (sets, key, part) in [
@@ -303,17 +303,17 @@ fn hazards_stop_the_start() {
         (vec!["outbound.secrets=env:SLUICEGATE_OPS__TOKEN@x.example"], "outbound.secrets", "own configuration"),
         (vec!["tls.ca_file=/nowhere/authorities.pem"], "tls.ca_file", "/nowhere/authorities.pem cannot be read"),
     ] {
-        let text = refused(&[], &sets);
+        let text = problems_of(&[], &sets);
         assert!(text.contains(&format!("  {key} (")) && text.contains(part), "{sets:?}: {text}");
     }
 }
 
 /// A job that migrates is given the owner's URL and nothing else.
 #[test]
-fn a_migration_is_judged_by_its_database_alone() {
+fn migration_checks_its_database_only() {
     let migration = |sets: &[&str]| {
         let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
-        load_for(Purpose::Migration, None, [], &sets)
+        load_for(Purpose::Migrate, None, [], &sets)
     };
     let verified = "database.url=postgres://owner@db.example.com/pay?sslmode=verify-full";
     migration(&[verified, "ops.listen=0.0.0.0:9464", "limiter.url=redis://10.1.2.3:6379"]).unwrap();
@@ -324,7 +324,7 @@ fn a_migration_is_judged_by_its_database_alone() {
 }
 
 #[test]
-fn what_is_safe_is_let_through() {
+fn safe_configurations_are_accepted() {
     let verified = "database.url=postgres://app@db.example.com/pay?sslmode=verify-full";
     for sets in [
         vec![verified, "queue.url=amqps://mq.example.com"],
@@ -333,10 +333,10 @@ fn what_is_safe_is_let_through() {
         vec!["database.url=sqlite::memory:", "limiter.url=redis://127.0.0.1"],
         vec!["limiter.url=redis://redis:6379", "tls.plaintext_hosts=redis,rabbitmq", "queue.url=amqp://rabbitmq"],
     ] {
-        with(&[], &sets).unwrap_or_else(|problems| panic!("{sets:?}: {problems}"));
+        load_with(&[], &sets).unwrap_or_else(|problems| panic!("{sets:?}: {problems}"));
     }
     for (listen, token) in [("0.0.0.0:9464", "0123456789abcdef0123456789abcdef"), ("[::1]:9464", "short")] {
-        with(&[("SLUICEGATE_OPS__LISTEN", listen), ("SLUICEGATE_OPS__TOKEN", token)], &[]).unwrap();
+        load_with(&[("SLUICEGATE_OPS__LISTEN", listen), ("SLUICEGATE_OPS__TOKEN", token)], &[]).unwrap();
     }
 }
 

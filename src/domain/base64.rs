@@ -4,7 +4,7 @@
 
 /// The bytes, or `None`.
 #[must_use]
-pub fn decoded(text: &[u8]) -> Option<Vec<u8>> {
+pub fn decode(text: &[u8]) -> Option<Vec<u8>> {
     if !text.len().is_multiple_of(4) {
         return None;
     }
@@ -42,16 +42,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_vectors_of_the_rfc_are_read_and_broken_text_is_not() {
+    fn rfc_vectors_decode_and_broken_text_fails() {
         // <https://www.rfc-editor.org/rfc/rfc4648#section-10>
         let vectors =
             [("", ""), ("Zg==", "f"), ("Zm8=", "fo"), ("Zm9v", "foo"), ("Zm9vYg==", "foob"), ("Zm9vYmFy", "foobar")];
         for (text, bytes) in vectors {
-            assert_eq!(decoded(text.as_bytes()).as_deref(), Some(bytes.as_bytes()), "{text}");
+            assert_eq!(decode(text.as_bytes()).as_deref(), Some(bytes.as_bytes()), "{text}");
         }
-        assert_eq!(decoded(b"//79+w=="), Some(vec![0xff, 0xfe, 0xfd, 0xfb]));
+        assert_eq!(decode(b"//79+w=="), Some(vec![0xff, 0xfe, 0xfd, 0xfb]));
         for broken in ["Z", "Zg", "Zg=", "Zg=a", "====", "Zh==", "Z===", "Zm9v ", "Zm-_"] {
-            assert_eq!(decoded(broken.as_bytes()), None, "{broken}");
+            assert_eq!(decode(broken.as_bytes()), None, "{broken}");
         }
     }
 }

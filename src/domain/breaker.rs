@@ -11,31 +11,31 @@ use super::job::JobId;
 use super::outcome::{Outcome, UnknownCause};
 
 /// So many failures in a row open it.
-pub const IN_A_ROW_MAX: u32 = 5;
+pub const CONSECUTIVE_FAILURES_MAX: u32 = 5;
 /// So many requests are looked back at, …
-pub const LOOK_BACK: usize = 20;
+pub const SAMPLE_WINDOW: usize = 20;
 /// … of which so many failures open it, though others came between.
-pub const OF_LOOK_BACK_MAX: usize = 10;
+pub const WINDOW_FAILURES_MAX: usize = 10;
 /// So many answered jobs in a row close it.
 pub const PROBES_TO_CLOSE: u32 = 3;
 /// How long nothing is sent before the first probe, and at most before a later one.
-pub const REST: BackoffPolicy = BackoffPolicy { base: Duration::from_secs(5), max: Duration::from_secs(60) };
+pub const OPEN_BACKOFF: BackoffPolicy = BackoffPolicy { base: Duration::from_secs(5), max: Duration::from_secs(60) };
 
 /// What one outcome says of the provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sign {
+pub enum HealthSample {
     /// It answered, whatever it said of the payment.
-    Alive,
+    Reachable,
     /// No payment can have caused this.
     Down,
     /// It fails, or it fails for this payment.
-    DownOrTheJob,
+    DownOrJobFault,
 }
 
-impl Sign {
+impl HealthSample {
     /// `None`: the outcome says nothing of the provider.
     #[must_use]
-    pub fn of(outcome: &Outcome) -> Option<Self> {
+    pub fn from_outcome(outcome: &Outcome) -> Option<Self> {
         Some(match outcome {
             Outcome::Accepted { .. }
             | Outcome::Declined { .. }
@@ -43,7 +43,7 @@ impl Sign {
             | Outcome::Throttled { .. }
             | Outcome::Busy { .. }
             | Outcome::Misconfigured { .. }
-            | Outcome::InProgress => Self::Alive,
+            | Outcome::InProgress => Self::Reachable,
             Outcome::NotSent { .. } => Self::Down,
             Outcome::LocalFault(_) => return None,
             Outcome::Unknown { cause, .. } => match cause {
@@ -51,8 +51,8 @@ impl Sign {
                 | UnknownCause::ConnectionLost
                 | UnknownCause::WorkerLost
                 | UnknownCause::ServerError(502..=504) => Self::Down,
-                UnknownCause::ServerError(_) | UnknownCause::UnreadableAnswer(_) | UnknownCause::NotEchoed(_) => {
-                    Self::DownOrTheJob
+                UnknownCause::ServerError(_) | UnknownCause::UnreadableResponse(_) | UnknownCause::NotEchoed(_) => {
+                    Self::DownOrJobFault
                 }
             },
         })
@@ -61,9 +61,9 @@ impl Sign {
 
 /// What follows for the lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum BreakerTransition {
     /// Nothing is sent for so long; then one job at a time.
-    Opens { rest: Duration },
+    Opens { open_for: Duration },
     /// It goes on as usual.
     Closes,
 }
@@ -73,19 +73,19 @@ pub enum Change {
 pub struct Breaker {
     /// Whether each of the last requests failed, oldest first.
     recent: VecDeque<bool>,
-    in_a_row: u32,
+    consecutive_failures: u32,
     /// Whose failures are among those in a row.
-    failing: Vec<JobId>,
-    opened: Option<Opened>,
+    failing_jobs: Vec<JobId>,
+    opened: Option<OpenState>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Opened {
+struct OpenState {
     /// Requests that began earlier say nothing of now.
-    until: Duration,
+    probe_from: Duration,
     /// In a row.
-    times: u32,
-    answered: u32,
+    consecutive_openings: u32,
+    answered_probes: u32,
 }
 
 impl Breaker {
@@ -98,7 +98,7 @@ impl Breaker {
     /// Ends the rest: something changed that may have mended it.
     pub fn probe_from(&mut self, now: Duration) {
         if let Some(opened) = &mut self.opened {
-            opened.until = opened.until.min(now);
+            opened.probe_from = opened.probe_from.min(now);
         }
     }
 
@@ -106,54 +106,69 @@ impl Breaker {
     pub fn observe(
         &mut self,
         job: &JobId,
-        sign: Sign,
+        sign: HealthSample,
         (began, now): (Duration, Duration),
         fraction: f64,
-    ) -> Option<Change> {
+    ) -> Option<BreakerTransition> {
         match self.opened {
-            Some(opened) if began < opened.until => None,
-            Some(opened) => self.probed(opened, sign, now, fraction),
-            None => self.counted(job, sign, now, fraction),
+            Some(opened) if began < opened.probe_from => None,
+            Some(opened) => self.observe_probe(opened, sign, now, fraction),
+            None => self.observe_while_closed(job, sign, now, fraction),
         }
     }
 
-    fn probed(&mut self, opened: Opened, sign: Sign, now: Duration, fraction: f64) -> Option<Change> {
-        if sign != Sign::Alive {
-            return Some(self.open(opened.times + 1, now, fraction));
+    fn observe_probe(
+        &mut self,
+        opened: OpenState,
+        sign: HealthSample,
+        now: Duration,
+        fraction: f64,
+    ) -> Option<BreakerTransition> {
+        if sign != HealthSample::Reachable {
+            return Some(self.open(opened.consecutive_openings + 1, now, fraction));
         }
-        if opened.answered + 1 < PROBES_TO_CLOSE {
-            self.opened = Some(Opened { answered: opened.answered + 1, ..opened });
+        if opened.answered_probes + 1 < PROBES_TO_CLOSE {
+            self.opened = Some(OpenState { answered_probes: opened.answered_probes + 1, ..opened });
             return None;
         }
         *self = Self::default();
-        Some(Change::Closes)
+        Some(BreakerTransition::Closes)
     }
 
-    fn counted(&mut self, job: &JobId, sign: Sign, now: Duration, fraction: f64) -> Option<Change> {
-        if sign == Sign::DownOrTheJob && self.failing.contains(job) {
+    fn observe_while_closed(
+        &mut self,
+        job: &JobId,
+        sign: HealthSample,
+        now: Duration,
+        fraction: f64,
+    ) -> Option<BreakerTransition> {
+        if sign == HealthSample::DownOrJobFault && self.failing_jobs.contains(job) {
             return None;
         }
-        let failed = sign != Sign::Alive;
+        let failed = sign != HealthSample::Reachable;
         if failed {
-            self.in_a_row += 1;
-            self.failing.push(job.clone());
+            self.consecutive_failures += 1;
+            self.failing_jobs.push(job.clone());
         } else {
-            self.in_a_row = 0;
-            self.failing.clear();
+            self.consecutive_failures = 0;
+            self.failing_jobs.clear();
         }
         self.recent.push_back(failed);
-        if self.recent.len() > LOOK_BACK {
+        if self.recent.len() > SAMPLE_WINDOW {
             self.recent.pop_front();
         }
         let of_look_back = self.recent.iter().filter(|failed| **failed).count();
-        let opens = self.in_a_row >= IN_A_ROW_MAX || of_look_back >= OF_LOOK_BACK_MAX;
+        let opens = self.consecutive_failures >= CONSECUTIVE_FAILURES_MAX || of_look_back >= WINDOW_FAILURES_MAX;
         (failed && opens).then(|| self.open(1, now, fraction))
     }
 
-    fn open(&mut self, times: u32, now: Duration, fraction: f64) -> Change {
-        let rest = REST.delay(times, fraction);
-        *self = Self { opened: Some(Opened { until: now + rest, times, answered: 0 }), ..Self::default() };
-        Change::Opens { rest }
+    fn open(&mut self, times: u32, now: Duration, fraction: f64) -> BreakerTransition {
+        let rest = OPEN_BACKOFF.delay(times, fraction);
+        *self = Self {
+            opened: Some(OpenState { probe_from: now + rest, consecutive_openings: times, answered_probes: 0 }),
+            ..Self::default()
+        };
+        BreakerTransition::Opens { open_for: rest }
     }
 }
 
@@ -174,59 +189,60 @@ mod tests {
 
     fn opened() -> Breaker {
         let mut breaker = Breaker::default();
-        let changes = (0..IN_A_ROW_MAX).filter_map(|number| breaker.observe(&job(number), Sign::Down, at(0), 1.0));
-        assert_eq!(changes.collect::<Vec<_>>(), [Change::Opens { rest: Duration::from_secs(5) }]);
+        let changes = (0..CONSECUTIVE_FAILURES_MAX)
+            .filter_map(|number| breaker.observe(&job(number), HealthSample::Down, at(0), 1.0));
+        assert_eq!(changes.collect::<Vec<_>>(), [BreakerTransition::Opens { open_for: Duration::from_secs(5) }]);
         breaker
     }
 
     #[test]
-    fn what_a_payment_cannot_cause_is_a_sign_of_its_own() {
+    fn outcomes_map_to_health_samples() {
         let unknown = |cause| Outcome::Unknown { cause, retry_after: None };
         let table = [
-            (Outcome::Accepted { reference: None }, Sign::Alive),
-            (Outcome::Declined { reason: String::new() }, Sign::Alive),
-            (Outcome::Rejected { reason: String::new() }, Sign::Alive),
-            (Outcome::Throttled { retry_after: None }, Sign::Alive),
-            (Outcome::Misconfigured { status: 401 }, Sign::Alive),
-            (Outcome::NotSent { cause: String::new() }, Sign::Down),
-            (unknown(UnknownCause::Timeout), Sign::Down),
-            (unknown(UnknownCause::ConnectionLost), Sign::Down),
-            (unknown(UnknownCause::ServerError(502)), Sign::Down),
-            (unknown(UnknownCause::ServerError(503)), Sign::Down),
-            (unknown(UnknownCause::ServerError(500)), Sign::DownOrTheJob),
-            (unknown(UnknownCause::UnreadableAnswer(200)), Sign::DownOrTheJob),
+            (Outcome::Accepted { reference: None }, HealthSample::Reachable),
+            (Outcome::Declined { reason: String::new() }, HealthSample::Reachable),
+            (Outcome::Rejected { reason: String::new() }, HealthSample::Reachable),
+            (Outcome::Throttled { retry_after: None }, HealthSample::Reachable),
+            (Outcome::Misconfigured { status: 401 }, HealthSample::Reachable),
+            (Outcome::NotSent { cause: String::new() }, HealthSample::Down),
+            (unknown(UnknownCause::Timeout), HealthSample::Down),
+            (unknown(UnknownCause::ConnectionLost), HealthSample::Down),
+            (unknown(UnknownCause::ServerError(502)), HealthSample::Down),
+            (unknown(UnknownCause::ServerError(503)), HealthSample::Down),
+            (unknown(UnknownCause::ServerError(500)), HealthSample::DownOrJobFault),
+            (unknown(UnknownCause::UnreadableResponse(200)), HealthSample::DownOrJobFault),
         ];
         for (outcome, sign) in table {
-            assert_eq!(Sign::of(&outcome), Some(sign), "{outcome:?}");
+            assert_eq!(HealthSample::from_outcome(&outcome), Some(sign), "{outcome:?}");
         }
-        assert_eq!(Sign::of(&Outcome::LocalFault(LocalFault::ProcessDescriptors)), None);
+        assert_eq!(HealthSample::from_outcome(&Outcome::LocalFault(LocalFault::ProcessDescriptors)), None);
     }
 
     #[test]
-    fn one_job_that_fails_for_ever_opens_nothing() {
+    fn one_failing_job_does_not_open_it() {
         let mut breaker = Breaker::default();
         for _ in 0..100 {
-            assert_eq!(breaker.observe(&job(1), Sign::DownOrTheJob, at(0), 0.5), None);
+            assert_eq!(breaker.observe(&job(1), HealthSample::DownOrJobFault, at(0), 0.5), None);
         }
-        let others =
-            (2..=IN_A_ROW_MAX).filter_map(|number| breaker.observe(&job(number), Sign::DownOrTheJob, at(0), 0.5));
+        let others = (2..=CONSECUTIVE_FAILURES_MAX)
+            .filter_map(|number| breaker.observe(&job(number), HealthSample::DownOrJobFault, at(0), 0.5));
         assert_eq!(others.count(), 1, "different jobs do");
     }
 
     #[test]
-    fn half_of_the_last_requests_open_it_though_some_are_answered() {
+    fn half_of_the_last_requests_failing_opens_it() {
         let mut breaker = Breaker::default();
-        let signs = [Sign::Alive, Sign::Down].into_iter().cycle();
+        let signs = [HealthSample::Reachable, HealthSample::Down].into_iter().cycle();
         let opens = signs.enumerate().position(|(number, sign)| {
             breaker.observe(&job(u32::try_from(number).unwrap()), sign, at(0), 0.5).is_some()
         });
-        assert_eq!(opens, Some(2 * OF_LOOK_BACK_MAX - 1));
+        assert_eq!(opens, Some(2 * WINDOW_FAILURES_MAX - 1));
     }
 
     #[test]
-    fn what_was_on_the_wire_when_it_opened_changes_nothing() {
+    fn requests_in_flight_at_opening_are_ignored() {
         let mut breaker = opened();
-        for sign in [Sign::Alive, Sign::Down] {
+        for sign in [HealthSample::Reachable, HealthSample::Down] {
             for number in 0..10 {
                 let straggler = (Duration::from_secs(4), Duration::from_secs(9));
                 assert_eq!(breaker.observe(&job(number), sign, straggler, 1.0), None);
@@ -236,42 +252,44 @@ mod tests {
     }
 
     #[test]
-    fn answered_probes_close_it_and_a_failed_one_opens_it_for_longer() {
+    fn probes_close_it_or_reopen_it_longer() {
         let mut breaker = opened();
-        assert_eq!(breaker.observe(&job(1), Sign::Alive, at(5), 1.0), None);
-        let longer = Change::Opens { rest: Duration::from_secs(10) };
-        assert_eq!(breaker.observe(&job(2), Sign::DownOrTheJob, at(6), 1.0), Some(longer));
-        let changes: Vec<_> = (0..3).map(|number| breaker.observe(&job(number), Sign::Alive, at(16), 1.0)).collect();
-        assert_eq!(changes, [None, None, Some(Change::Closes)]);
+        assert_eq!(breaker.observe(&job(1), HealthSample::Reachable, at(5), 1.0), None);
+        let longer = BreakerTransition::Opens { open_for: Duration::from_secs(10) };
+        assert_eq!(breaker.observe(&job(2), HealthSample::DownOrJobFault, at(6), 1.0), Some(longer));
+        let changes: Vec<_> =
+            (0..3).map(|number| breaker.observe(&job(number), HealthSample::Reachable, at(16), 1.0)).collect();
+        assert_eq!(changes, [None, None, Some(BreakerTransition::Closes)]);
         assert!(!breaker.is_open());
-        assert_eq!(breaker.observe(&job(9), Sign::Down, at(17), 1.0), None, "it has forgotten");
+        assert_eq!(breaker.observe(&job(9), HealthSample::Down, at(17), 1.0), None, "it has forgotten");
     }
 
     #[test]
-    fn a_rest_can_be_cut_short() {
+    fn probing_can_start_early() {
         let mut breaker = opened();
         breaker.probe_from(Duration::from_secs(2));
-        let changes: Vec<_> = (0..3).map(|number| breaker.observe(&job(number), Sign::Alive, at(2), 1.0)).collect();
-        assert_eq!(changes.last(), Some(&Some(Change::Closes)));
+        let changes: Vec<_> =
+            (0..3).map(|number| breaker.observe(&job(number), HealthSample::Reachable, at(2), 1.0)).collect();
+        assert_eq!(changes.last(), Some(&Some(BreakerTransition::Closes)));
     }
 
     proptest! {
         /// Whatever the order: it rests between 2.5 s and a minute, and closes only after answers in a row.
         #[test]
-        fn it_never_closes_without_answered_probes(
+        fn breaker_closes_only_after_successful_probes(
             steps in prop::collection::vec((0..3_u8, 0..6_u32, 0..30_u64), 1..200),
         ) {
             let (mut breaker, mut now, mut answered) = (Breaker::default(), 0, 0);
             for (sign, number, later) in steps {
                 now += later;
-                let sign = [Sign::Alive, Sign::Down, Sign::DownOrTheJob][usize::from(sign)];
+                let sign = [HealthSample::Reachable, HealthSample::Down, HealthSample::DownOrJobFault][usize::from(sign)];
                 let was_open = breaker.is_open();
-                answered = if was_open && sign == Sign::Alive { answered + 1 } else { 0 };
+                answered = if was_open && sign == HealthSample::Reachable { answered + 1 } else { 0 };
                 match breaker.observe(&job(number), sign, at(now), 0.5) {
-                    Some(Change::Closes) => prop_assert!(was_open && answered >= PROBES_TO_CLOSE),
-                    Some(Change::Opens { rest }) => {
-                        prop_assert!(sign != Sign::Alive);
-                        prop_assert!(rest >= REST.base / 2 && rest <= REST.max);
+                    Some(BreakerTransition::Closes) => prop_assert!(was_open && answered >= PROBES_TO_CLOSE),
+                    Some(BreakerTransition::Opens { open_for }) => {
+                        prop_assert!(sign != HealthSample::Reachable);
+                        prop_assert!(open_for >= OPEN_BACKOFF.base / 2 && open_for <= OPEN_BACKOFF.max);
                     }
                     None => prop_assert_eq!(was_open, breaker.is_open()),
                 }

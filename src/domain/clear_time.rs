@@ -23,7 +23,7 @@ pub enum ClearTime {
     NotWhilePaused,
     NotWhileDisabled,
     NotWhileBreakerOpen,
-    Unknown(Missing),
+    Unknown(MissingInput),
     /// The named limits count each account or reference on its own, and it is not known whose jobs wait.
     DependsOnAccounts {
         at_least: Duration,
@@ -36,7 +36,7 @@ pub enum ClearTime {
 impl ClearTime {
     /// The estimate at a later instant; the backlog was worked off since.
     #[must_use]
-    pub fn later_by(self, elapsed: Duration) -> Self {
+    pub fn after_elapsed(self, elapsed: Duration) -> Self {
         match self {
             Self::In(left) => Self::In(left.saturating_sub(elapsed)),
             Self::DependsOnAccounts { at_least, limits, about } => Self::DependsOnAccounts {
@@ -51,7 +51,7 @@ impl ClearTime {
 
 /// What must be known for an estimate and is not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Missing {
+pub enum MissingInput {
     /// No worker reports.
     Worker,
     /// A backend is unavailable to the workers.
@@ -66,10 +66,10 @@ pub enum Missing {
     Row,
 }
 
-impl Missing {
+impl MissingInput {
     /// As the reason why something is not known.
     #[must_use]
-    pub fn in_words(self) -> &'static str {
+    pub fn describe(self) -> &'static str {
         match self {
             Self::Worker => "no worker reports",
             Self::Backend => "a backend is unavailable",
@@ -83,22 +83,22 @@ impl Missing {
 
 /// What holds the lane's requests, apart from limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Flow {
+pub enum SendingState {
     /// Requests start from then on.
-    After(Duration),
+    StartsIn(Duration),
     Paused,
     Disabled,
     BreakerOpen,
-    Unknown(Missing),
+    Unknown(MissingInput),
 }
 
 /// The jobs that wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Waiting {
+pub struct WaitingJobs {
     /// Of all providers that share the quota.
     pub jobs: u64,
     /// A source that did not answer: there may be more.
-    pub missing: Option<Missing>,
+    pub missing: Option<MissingInput>,
     /// When the last delayed job is due.
     pub last_due_in: Duration,
     /// All of them are delayed, and an account rule of the provider blocks.
@@ -107,20 +107,20 @@ pub struct Waiting {
 
 /// What a limit has used now.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Used {
+pub struct UsedCount {
     pub limit: String,
     pub count: u64,
 }
 
 /// What the estimate takes into account.
 #[derive(Clone, Copy, Debug)]
-pub struct Conditions<'a> {
+pub struct ClearTimeInput<'a> {
     pub provider: &'a Provider,
     pub now: EpochMs,
-    pub flow: Flow,
-    pub waiting: Waiting,
+    pub sending: SendingState,
+    pub waiting: WaitingJobs,
     /// A limit that is not named is taken to be unused.
-    pub used: &'a [Used],
+    pub used_counts: &'a [UsedCount],
     /// From a request's start to its answer.
     pub hold: Duration,
     /// Live workers that have the lane.
@@ -129,22 +129,22 @@ pub struct Conditions<'a> {
     pub recent_rate: Option<f64>,
 }
 
-impl Conditions<'_> {
+impl ClearTimeInput<'_> {
     /// The one estimate.
     #[must_use]
     pub fn clear_time(&self) -> ClearTime {
-        let Waiting { jobs, missing, last_due_in, blocked } = self.waiting;
+        let WaitingJobs { jobs, missing, last_due_in, blocked } = self.waiting;
         if jobs == 0 && missing.is_none() {
             return ClearTime::In(Duration::ZERO);
         }
-        let starts_in = match self.flow {
-            Flow::After(starts_in) => starts_in,
-            Flow::Paused => return ClearTime::NotWhilePaused,
-            Flow::Disabled => return ClearTime::NotWhileDisabled,
-            Flow::BreakerOpen => return ClearTime::NotWhileBreakerOpen,
-            Flow::Unknown(missing) => return ClearTime::Unknown(missing),
+        let starts_in = match self.sending {
+            SendingState::StartsIn(starts_in) => starts_in,
+            SendingState::Paused => return ClearTime::NotWhilePaused,
+            SendingState::Disabled => return ClearTime::NotWhileDisabled,
+            SendingState::BreakerOpen => return ClearTime::NotWhileBreakerOpen,
+            SendingState::Unknown(missing) => return ClearTime::Unknown(missing),
         };
-        if let Some(limit) = closed(self.provider) {
+        if let Some(limit) = closed_limit(self.provider) {
             return ClearTime::Never { limit: Some(limit) };
         }
         if let Some(missing) = missing {
@@ -153,21 +153,21 @@ impl Conditions<'_> {
         if blocked {
             return ClearTime::Never { limit: None };
         }
-        let Some(sent_in) = pace::time_for(self, jobs) else { return ClearTime::Never { limit: None } };
+        let Some(sent_in) = pace::send_time(self, jobs) else { return ClearTime::Never { limit: None } };
         let clears_in = starts_in.saturating_add(sent_in).max(last_due_in);
         let limits = limits_by_account(self.provider);
         if limits.is_empty() {
             return ClearTime::In(clears_in);
         }
-        let about = self.recent_rate.and_then(|rate| pace::at_rate(jobs, rate)).map(|about| about.max(clears_in));
+        let about = self.recent_rate.and_then(|rate| pace::time_at_rate(jobs, rate)).map(|about| about.max(clears_in));
         ClearTime::DependsOnAccounts { at_least: clears_in, limits, about }
     }
 }
 
 /// The limit of 0 that every charge meets.
-fn closed(provider: &Provider) -> Option<String> {
-    let mut holding = provider.limits.iter().filter(|limit| limit.holds_every_charge());
-    holding.find(|limit| provider.less_reserve(limit.rate.max_requests()) == 0).map(|limit| limit.name.clone())
+fn closed_limit(provider: &Provider) -> Option<String> {
+    let mut holding = provider.limits.iter().filter(|limit| limit.applies_to_every_charge());
+    holding.find(|limit| provider.after_reserve(limit.rate.max_requests()) == 0).map(|limit| limit.name.clone())
 }
 
 /// Limits that hold charges back and count each account or reference on its own, by name.

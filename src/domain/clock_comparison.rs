@@ -26,9 +26,9 @@ pub const DRIFT_PPM: u32 = 500;
 /// Least distance between what is known and what is heard that is called a step: the fixed part of a window's padding.
 pub const STEP_MIN: Duration = Duration::from_millis(2);
 /// Bounds of the past that are kept; more are merged to the safe side.
-const FLOORS_MAX: usize = 128;
+const MIN_OFFSETS_MAX: usize = 128;
 /// The store cuts its clock to microseconds.
-const CUT_NS: i128 = 1_000;
+const TRUNCATION_NS: i128 = 1_000;
 
 /// What one exchange says about the store's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +51,7 @@ pub enum Comparison {
 
 /// Bounds of the offset (store − ours) in nanoseconds, as of an instant of our clock.
 #[derive(Clone, Copy, Debug)]
-struct Known {
+struct OffsetBounds {
     least: i128,
     most: i128,
     at: Duration,
@@ -59,7 +59,7 @@ struct Known {
 
 /// The least offset that was possible between two instants of ours.
 #[derive(Clone, Copy, Debug)]
-struct Floor {
+struct MinOffset {
     from: Duration,
     until: Duration,
     least: i128,
@@ -68,11 +68,11 @@ struct Floor {
 /// What one process knows of one store's clock.
 #[derive(Clone, Debug, Default)]
 pub struct ClockComparison {
-    known: Option<Known>,
+    known: Option<OffsetBounds>,
     /// As it was heard first, or first after a step.
-    first: Option<Known>,
+    first: Option<OffsetBounds>,
     /// One after the other in time, each higher than the one before.
-    floors: VecDeque<Floor>,
+    min_offsets: VecDeque<MinOffset>,
 }
 
 impl ClockComparison {
@@ -80,7 +80,7 @@ impl ClockComparison {
     /// origin), and what the store's clock said in between.
     pub fn observe(&mut self, departed: Duration, arrived: Duration, now: Micros) -> Comparison {
         let now = nanos(now);
-        let read = Known { least: now - ns(arrived), most: now + CUT_NS - ns(departed), at: arrived };
+        let read = OffsetBounds { least: now - ns(arrived), most: now + TRUNCATION_NS - ns(departed), at: arrived };
         let heard = read.at_arrival(departed);
         let Some(before) = self.known else {
             (self.known, self.first) = (Some(heard), Some(heard));
@@ -91,15 +91,15 @@ impl ClockComparison {
         let step = ns(STEP_MIN);
         if forward > step || back > step {
             (self.known, self.first) = (Some(heard), Some(heard));
-            self.floors.clear();
+            self.min_offsets.clear();
             return if forward > step {
                 Comparison::SteppedForward { by: duration(forward) }
             } else {
                 Comparison::SteppedBack { by: duration(back) }
             };
         }
-        self.remember(Floor { from: before.at, until: arrived, least: known.least });
-        let both = Known { least: known.least.max(heard.least), most: known.most.min(heard.most), at: arrived };
+        self.push_min_offset(MinOffset { from: before.at, until: arrived, least: known.least });
+        let both = OffsetBounds { least: known.least.max(heard.least), most: known.most.min(heard.most), at: arrived };
         // Too small a difference to call it a step: what was heard last is true in any case.
         let both = if both.least > both.most { heard } else { both };
         self.known = Some(both);
@@ -118,18 +118,19 @@ impl ClockComparison {
     #[must_use]
     pub fn reading(&self, at: Duration, over: Duration) -> Option<(i128, i128)> {
         let known = self.known?.aged_to(at);
-        let least = self.floor_since(at.saturating_sub(over)).map_or(known.least, |floor| floor.least.min(known.least));
+        let least =
+            self.min_offset_since(at.saturating_sub(over)).map_or(known.least, |floor| floor.least.min(known.least));
         Some((least + ns(at), known.most + ns(at)))
     }
 
     /// Takes somebody's word that no step forward longer than this was made before the first exchange.
-    pub fn assume_hidden(&mut self, hidden: Duration) {
+    pub fn assume_undetected_step(&mut self, hidden: Duration) {
         let Some(first) = self.first else { return };
         let least = first.least - ns(hidden);
-        match self.floors.front_mut() {
+        match self.min_offsets.front_mut() {
             // A later bound is lower still.
             Some(floor) if floor.least <= least => floor.from = Duration::ZERO,
-            _ => self.floors.push_front(Floor { from: Duration::ZERO, until: first.at, least }),
+            _ => self.min_offsets.push_front(MinOffset { from: Duration::ZERO, until: first.at, least }),
         }
     }
 
@@ -144,22 +145,22 @@ impl ClockComparison {
     /// gate leaves it out.
     #[must_use]
     pub fn not_before(&self, arrived: Duration, due: Micros, over: Duration) -> Duration {
-        let floor = self.floor_since(arrived.saturating_sub(over));
+        let floor = self.min_offset_since(arrived.saturating_sub(over));
         floor.map_or(Duration::ZERO, |floor| duration(nanos(due) - floor.least))
     }
 
     /// The lowest bound since then.
-    fn floor_since(&self, since: Duration) -> Option<&Floor> {
-        self.floors.get(self.floors.partition_point(|floor| floor.until < since))
+    fn min_offset_since(&self, since: Duration) -> Option<&MinOffset> {
+        self.min_offsets.get(self.min_offsets.partition_point(|floor| floor.until < since))
     }
 
     /// Only the lowest bound since any instant is ever asked for, so those that a later one undercuts are dropped.
-    fn remember(&mut self, mut floor: Floor) {
-        while let Some(last) = self.floors.pop_back_if(|last| last.least >= floor.least) {
+    fn push_min_offset(&mut self, mut floor: MinOffset) {
+        while let Some(last) = self.min_offsets.pop_back_if(|last| last.least >= floor.least) {
             floor.from = last.from;
         }
-        self.floors.push_back(floor);
-        if self.floors.len() > FLOORS_MAX {
+        self.min_offsets.push_back(floor);
+        if self.min_offsets.len() > MIN_OFFSETS_MAX {
             self.merge(floor.until);
         }
     }
@@ -168,19 +169,19 @@ impl ClockComparison {
     /// stay exact, and long ones nearly.
     fn merge(&mut self, now: Duration) {
         let coarseness = |index: &usize| {
-            let (older, newer) = (self.floors[*index], self.floors[index + 1]);
+            let (older, newer) = (self.min_offsets[*index], self.min_offsets[index + 1]);
             let span = newer.until.saturating_sub(older.from).as_secs_f64();
             span / now.saturating_sub(newer.until).max(Duration::from_millis(1)).as_secs_f64()
         };
-        let finest = (0..self.floors.len() - 1).min_by(|a, b| coarseness(a).total_cmp(&coarseness(b)));
+        let finest = (0..self.min_offsets.len() - 1).min_by(|a, b| coarseness(a).total_cmp(&coarseness(b)));
         if let Some(index) = finest {
-            self.floors[index].until = self.floors[index + 1].until;
-            self.floors.remove(index + 1);
+            self.min_offsets[index].until = self.min_offsets[index + 1].until;
+            self.min_offsets.remove(index + 1);
         }
     }
 }
 
-impl Known {
+impl OffsetBounds {
     /// What an exchange says of the store's clock as it was read, made to hold at the arrival. The clock may have gained since
     /// a reading at the departure; what it may have lost is less than `least` leaves for a reading before the arrival.
     fn at_arrival(self, departed: Duration) -> Self {

@@ -47,7 +47,7 @@ fn stepped(comparison: Comparison) -> bool {
 
 /// A reply that takes long is of an instant long ago: a clock that runs ahead has gained since.
 #[test]
-fn what_a_clock_gains_while_a_reply_is_under_way_stays_possible() {
+fn gain_during_a_reply_stays_possible() {
     let clock = StoreClock { rates: vec![(0, 499)], step_at: i128::MAX, step: 0 };
     let slow = Exchange { departed: 0, at_store: 0, arrived: 2_000 * MS };
     let quick = Exchange { departed: 2_001 * MS, at_store: 2_001 * MS, arrived: 2_001 * MS };
@@ -116,7 +116,7 @@ proptest! {
 
     /// Nothing is hidden that is larger than what was uncertain before, the exchange's own time, and the tolerance.
     #[test]
-    fn a_large_step_is_reported_by_the_next_exchange((exchanges, clock) in scenario()) {
+    fn next_exchange_reports_a_large_step((exchanges, clock) in scenario()) {
         let mut comparison = ClockComparison::default();
         let mut width = None;
         for exchange in exchanges {
@@ -128,7 +128,7 @@ proptest! {
                 continue;
             }
             if let (Some(_), Some(known)) = (width, known) {
-                let hidden = known.most - known.least + (exchange.arrived - exchange.departed) + ns(STEP_MIN) + CUT_NS;
+                let hidden = known.most - known.least + (exchange.arrived - exchange.departed) + ns(STEP_MIN) + TRUNCATION_NS;
                 if clock.step.abs() > hidden {
                     prop_assert_eq!(matches!(said, Comparison::SteppedForward { .. }), clock.step > 0);
                     prop_assert_eq!(matches!(said, Comparison::SteppedBack { .. }), clock.step < 0);
@@ -140,7 +140,7 @@ proptest! {
 
     /// The heart of it: whatever was hidden, the next use of a slot starts a whole window after the answer to the last.
     #[test]
-    fn uses_of_a_slot_are_a_window_apart_unless_a_step_is_reported(
+    fn slot_uses_keep_a_window_despite_hidden_steps(
         (exchanges, clock) in scenario(),
         (at, settled_after, window_ms) in used(),
     ) {
@@ -195,7 +195,7 @@ fn clock_stepping(step_at: i128, step: i128) -> StoreClock {
 /// Why the bound of the exchange before does not do: the first exchange leaves 40 ms open, the step of 30 ms hides in
 /// them, and quick exchanges after it then know the new offset well. The slot was settled under the old one.
 #[test]
-fn a_hidden_step_is_not_forgotten_when_later_exchanges_are_quicker() {
+fn hidden_step_outlives_quicker_exchanges() {
     let clock = clock_stepping(100 * MS, 30 * MS);
     let quick = |t: i128| Exchange { departed: t * MS, at_store: t * MS, arrived: t * MS };
     let mut comparison = ClockComparison::default();
@@ -221,7 +221,7 @@ fn a_hidden_step_is_not_forgotten_when_later_exchanges_are_quicker() {
 }
 
 #[test]
-fn a_step_is_told_with_its_size_and_the_comparison_starts_anew() {
+fn step_is_reported_with_its_size_and_resets() {
     let clock = clock_stepping(500 * MS, 30_000 * MS);
     let round = |t: i128| Exchange { departed: t * MS, at_store: (t + 1) * MS, arrived: (t + 2) * MS };
     let mut comparison = ClockComparison::default();
@@ -242,7 +242,7 @@ fn a_step_is_told_with_its_size_and_the_comparison_starts_anew() {
 
 /// Over a quick link, whatever is above the padding of the shortest window is seen, and what is below is not called a step.
 #[test]
-fn a_small_step_is_seen_over_a_quick_link() {
+fn fast_link_detects_a_small_step() {
     for (step_us, seen) in [(1_900, false), (-1_900, false), (2_200, true), (-2_200, true)] {
         let clock = clock_stepping(500 * MS, step_us * 1_000);
         let quick = |t: i128| Exchange { departed: t * MS, at_store: t * MS, arrived: t * MS + 50_000 };
@@ -256,7 +256,7 @@ fn a_small_step_is_seen_over_a_quick_link() {
 
 /// A clock that runs fast raises the bound with every exchange: what is kept stays bounded, and short windows exact.
 #[test]
-fn what_is_remembered_is_bounded() {
+fn comparison_memory_is_bounded() {
     let clock = StoreClock { rates: vec![(0, 400)], step_at: i128::MAX, step: 0 };
     let mut comparison = ClockComparison::default();
     for t in 0..20_000 {
@@ -264,7 +264,7 @@ fn what_is_remembered_is_bounded() {
         let exchange = Exchange { departed: t, at_store: t + MS / 10, arrived: t + MS / 5 };
         assert!(!stepped(observe(&mut comparison, &clock, exchange)), "at {t} ns");
     }
-    assert!(comparison.floors.len() <= FLOORS_MAX);
+    assert!(comparison.min_offsets.len() <= MIN_OFFSETS_MAX);
     let last = 19_999 * 10 * MS;
     let (arrived, now) = (duration(last + MS / 5), clock.says(last + MS / 10));
     // Over a second the clock ran 0.4 ms fast; over a minute 24 ms.
@@ -275,13 +275,13 @@ fn what_is_remembered_is_bounded() {
 }
 
 #[test]
-fn a_word_delays_what_was_counted_before_the_first_exchange_and_nothing_else() {
+fn attestation_delays_only_uses_before_first_exchange() {
     let ms = Duration::from_millis;
     let clock = StoreClock { rates: vec![(0, 0)], step_at: i128::MAX, step: 0 };
     let at = |millis: i128| Exchange { departed: millis * MS, at_store: millis * MS, arrived: millis * MS };
     let mut comparison = ClockComparison::default();
     assert_eq!(comparison.reading(ms(0), ms(1_000)), None);
-    comparison.assume_hidden(ms(5));
+    comparison.assume_undetected_step(ms(5));
     for millis in [100, 200, 300] {
         let _ = observe(&mut comparison, &clock, at(millis));
     }
@@ -289,7 +289,7 @@ fn a_word_delays_what_was_counted_before_the_first_exchange_and_nothing_else() {
     let start = |comparison: &ClockComparison, over| comparison.not_before(ms(300), due(400), ms(over));
     let exact = start(&comparison, 1_000);
     assert!(exact >= ms(400) && exact < ms(401), "{exact:?}");
-    comparison.assume_hidden(ms(20));
+    comparison.assume_undetected_step(ms(20));
     let delayed = start(&comparison, 1_000);
     assert!(delayed >= ms(420) && delayed < ms(421), "{delayed:?}");
     // A window that began after the first exchange has seen all of its past.

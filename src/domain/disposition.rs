@@ -8,18 +8,18 @@
 use std::time::Duration;
 
 use super::backoff::BackoffPolicy;
-use super::explain::parked::THROTTLED;
-use super::explain::words::count;
+use super::explain::format::count;
+use super::explain::reason::THROTTLED;
 use super::local_fault::LocalFault;
 use super::outcome::{FinalState, Outcome, UnknownCause};
 
-pub mod finding;
+pub mod lookup;
 
 /// Longest wait of a job whose cost exceeds a limit; a raised limit ends it.
-pub const COST_WAIT: Duration = Duration::from_secs(1_800);
+pub const OVERSIZED_WAIT: Duration = Duration::from_secs(1_800);
 
 /// Longest wait that an answer may impose on one job or lane; beyond it we ask again.
-pub const NAMED_WAIT_MAX: Duration = Duration::from_secs(15 * 60);
+pub const HONOURED_WAIT_MAX: Duration = Duration::from_secs(15 * 60);
 /// How long a lane rests after an answer that says our set-up is wrong, before it tries one more job.
 pub const MISCONFIGURED_PAUSE: Duration = Duration::from_secs(30);
 
@@ -31,7 +31,7 @@ pub const LOST_HOLDERS_MAX: u32 = 5;
 
 /// What a job has been through, before the outcome at hand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct History {
+pub struct AttemptHistory {
     /// Attempts that counted so far.
     pub attempts: u32,
     /// All requests to charge so far, whether they counted or not: what never counts must still wait longer each time.
@@ -50,7 +50,7 @@ pub struct History {
     /// Workers lost in a row while they held the job, none of which began a request.
     pub lost_holders: u32,
     /// The round of refusals in a row ([`super::refusals`]) that this request's own would belong to.
-    pub refusal_round: u32,
+    pub throttle_generation: u32,
     /// The provider was found down, and this request was to find out whether it still is: its failure counts nothing.
     pub probe: bool,
 }
@@ -80,7 +80,7 @@ impl Resend {
 
 /// What the provider row says about asking for payments of unknown outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AskPolicy {
+pub struct LookupPolicy {
     /// Since the last charge of unknown outcome.
     pub give_up_after: Duration,
     pub resend_if_not_found: bool,
@@ -95,30 +95,30 @@ pub struct RetryPolicy {
     /// How long the provider remembers an idempotency key; `None`: it does not deduplicate.
     pub idempotency_retention: Option<Duration>,
     /// `None`: the provider cannot be asked.
-    pub lookup: Option<AskPolicy>,
+    pub lookup: Option<LookupPolicy>,
 }
 
 /// What is done with a job that has been taken in hand.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum PreSend {
     /// One request to charge: the first, or the frozen one again.
     Charge,
     /// One look-up.
-    Ask,
+    LookUp,
     /// Nothing is sent.
-    Put(Next),
+    Transition(Transition),
 }
 
 /// What happens to the job.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Next {
-    Settle {
+pub enum Transition {
+    Finalize {
         state: FinalState,
         reason: String,
         reference: Option<String>,
     },
     /// Try again after the wait. `unknown` keeps the job's state `unknown` instead of `waiting`.
-    Again {
+    Retry {
         after: Duration,
         unknown: bool,
         reason: String,
@@ -127,7 +127,7 @@ pub enum Next {
 
 /// What happens to others.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Pause {
+pub enum PauseRequest {
     /// Every lane of the quota, in the whole cluster.
     Quota { wait: Duration },
     /// This process's lane.
@@ -138,88 +138,98 @@ pub enum Pause {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Disposition {
-    pub next: Next,
+    pub transition: Transition,
     pub counts_attempt: bool,
-    pub pause: Option<Pause>,
+    pub pause: Option<PauseRequest>,
 }
 
 /// Decides what follows from one request's outcome. `fraction` is a random number in 0..1.
 #[must_use]
-pub fn after_outcome(outcome: &Outcome, history: &History, policy: &RetryPolicy, fraction: f64) -> Disposition {
+pub fn after_outcome(outcome: &Outcome, history: &AttemptHistory, policy: &RetryPolicy, fraction: f64) -> Disposition {
     match outcome {
-        Outcome::Accepted { reference } => settle(FinalState::Succeeded, "accepted", reference.clone()),
-        Outcome::Declined { reason } => settle(FinalState::Declined, reason, None),
-        Outcome::Rejected { reason } => settle(FinalState::Review, reason, None),
+        Outcome::Accepted { reference } => finalize(FinalState::Succeeded, "accepted", reference.clone()),
+        Outcome::Declined { reason } => finalize(FinalState::Declined, reason, None),
+        Outcome::Rejected { reason } => finalize(FinalState::Review, reason, None),
         Outcome::Throttled { retry_after } => {
-            let wait = named(*retry_after).unwrap_or_else(|| nameless(history, policy));
-            let next = again(wait, history.unknown, THROTTLED, history, policy);
-            Disposition { next, counts_attempt: false, pause: Some(Pause::Quota { wait }) }
+            let wait = honoured_wait(*retry_after).unwrap_or_else(|| throttle_backoff(history, policy));
+            let next = retry_or_give_up(wait, history.unknown, THROTTLED, history, policy);
+            Disposition { transition: next, counts_attempt: false, pause: Some(PauseRequest::Quota { wait }) }
         }
         Outcome::Busy { retry_after } => {
             let step = policy.backoff.delay(history.requests.saturating_add(1), fraction);
-            let wait = named(*retry_after).unwrap_or(step);
-            let next = again(wait, history.unknown, "the provider is busy with this payment's object", history, policy);
-            Disposition { next, counts_attempt: false, pause: None }
+            let wait = honoured_wait(*retry_after).unwrap_or(step);
+            let next = retry_or_give_up(
+                wait,
+                history.unknown,
+                "the provider is busy with this payment's object",
+                history,
+                policy,
+            );
+            Disposition { transition: next, counts_attempt: false, pause: None }
         }
         Outcome::Misconfigured { status } => {
             let cause = format!("provider answered {status}: check url, credentials and method");
-            let next = again(MISCONFIGURED_PAUSE, history.unknown, &cause, history, policy);
-            Disposition { next, counts_attempt: false, pause: Some(Pause::Lane { wait: MISCONFIGURED_PAUSE, cause }) }
+            let next = retry_or_give_up(MISCONFIGURED_PAUSE, history.unknown, &cause, history, policy);
+            Disposition {
+                transition: next,
+                counts_attempt: false,
+                pause: Some(PauseRequest::Lane { wait: MISCONFIGURED_PAUSE, cause }),
+            }
         }
-        Outcome::NotSent { cause } => counted(history, policy, fraction, history.unknown, cause, None),
+        Outcome::NotSent { cause } => after_failure(history, policy, fraction, history.unknown, cause, None),
         Outcome::LocalFault(fault) => {
             let wait = policy.backoff.delay(history.requests.saturating_add(1), fraction);
-            let next = again(wait, history.unknown, &fault.to_string(), history, policy);
-            let pause = Some(Pause::Intake { wait: LOCAL_FAULT_PAUSE, fault: fault.clone() });
-            Disposition { next, counts_attempt: false, pause }
+            let next = retry_or_give_up(wait, history.unknown, &fault.to_string(), history, policy);
+            let pause = Some(PauseRequest::Intake { wait: LOCAL_FAULT_PAUSE, fault: fault.clone() });
+            Disposition { transition: next, counts_attempt: false, pause }
         }
         Outcome::InProgress => {
             // An answer, so no failed probe.
-            let history = History { probe: false, ..*history };
-            counted(&history, policy, fraction, true, "the provider is still working on this payment", None)
+            let history = AttemptHistory { probe: false, ..*history };
+            after_failure(&history, policy, fraction, true, "the provider is still working on this payment", None)
         }
         Outcome::Unknown { cause, retry_after } => {
-            after_unknown(*cause, named(*retry_after), history, policy, fraction)
+            after_unknown(*cause, honoured_wait(*retry_after), history, policy, fraction)
         }
     }
 }
 
 /// The wait that a provider names, as far as it is followed. Zero names none: who rounds half a second down says so, and
 /// whoever came back at once would be refused again, round and round.
-fn named(retry_after: Option<Duration>) -> Option<Duration> {
-    retry_after.filter(|wait| !wait.is_zero()).map(|wait| wait.min(NAMED_WAIT_MAX))
+fn honoured_wait(retry_after: Option<Duration>) -> Option<Duration> {
+    retry_after.filter(|wait| !wait.is_zero()).map(|wait| wait.min(HONOURED_WAIT_MAX))
 }
 
 /// The wait after a refusal for the rate that names none. It holds everybody, so nothing is spread by chance.
-fn nameless(history: &History, policy: &RetryPolicy) -> Duration {
-    policy.backoff.delay(history.refusal_round, 1.0).min(NAMED_WAIT_MAX)
+fn throttle_backoff(history: &AttemptHistory, policy: &RetryPolicy) -> Duration {
+    policy.backoff.delay(history.throttle_generation, 1.0).min(HONOURED_WAIT_MAX)
 }
 
 /// Decides what may be sent for a job, at the moment of sending: asked when it is taken and again when its permit has come.
 #[must_use]
-pub fn before_request(history: &History, policy: &RetryPolicy, expired: bool) -> Step {
+pub fn before_request(history: &AttemptHistory, policy: &RetryPolicy, expired: bool) -> PreSend {
     if history.lost_holders >= LOST_HOLDERS_MAX {
-        return Step::Put(review(&workers_lost(history)));
+        return PreSend::Transition(review(&workers_lost(history)));
     }
     if history.unknown {
-        return match why_not_resent(history, policy) {
-            None => Step::Charge,
-            Some(reason) => ask_or_review(history, policy, &reason).map_or(Step::Ask, Step::Put),
+        return match resend_obstacle(history, policy) {
+            None => PreSend::Charge,
+            Some(reason) => review_unless_lookup(history, policy, &reason).map_or(PreSend::LookUp, PreSend::Transition),
         };
     }
     if expired {
         let reason = "expires_at has passed".to_owned();
-        return Step::Put(Next::Settle { state: FinalState::Expired, reason, reference: None });
+        return PreSend::Transition(Transition::Finalize { state: FinalState::Expired, reason, reference: None });
     }
     if history.age > policy.max_age {
-        return Step::Put(give_up(false, TOO_OLD));
+        return PreSend::Transition(give_up(false, TOO_OLD));
     }
-    Step::Charge
+    PreSend::Charge
 }
 
 /// What becomes of a job of unknown outcome that must not be sent again: `None` says that the provider is asked.
 #[must_use]
-pub fn ask_or_review(history: &History, policy: &RetryPolicy, reason: &str) -> Option<Next> {
+pub fn review_unless_lookup(history: &AttemptHistory, policy: &RetryPolicy, reason: &str) -> Option<Transition> {
     let Some(ask) = policy.lookup else { return Some(review(reason)) };
     // Every look-up that ends is bounded by what it found; this bounds those that never do.
     let unknown_age = history.unknown_age.unwrap_or_default();
@@ -227,7 +237,7 @@ pub fn ask_or_review(history: &History, policy: &RetryPolicy, reason: &str) -> O
     overdue.then(|| review(&format!("{reason}; asked {} without an end", count(history.lookups.into(), "time"))))
 }
 
-fn workers_lost(history: &History) -> String {
+fn workers_lost(history: &AttemptHistory) -> String {
     let lost = history.lost_holders;
     let charged = if history.unknown { "the outcome is unknown" } else { "surely not charged" };
     format!(
@@ -239,13 +249,13 @@ fn workers_lost(history: &History) -> String {
 const TOO_OLD: &str = "older than max_age_s";
 
 /// Why a job of unknown outcome is not sent once more: `None` says that it is.
-fn why_not_resent(history: &History, policy: &RetryPolicy) -> Option<String> {
+fn resend_obstacle(history: &AttemptHistory, policy: &RetryPolicy) -> Option<String> {
     let no = |reason: &str| Some(format!("the outcome is unknown and {reason}"));
     let Some(retention) = policy.idempotency_retention else { return no("the provider does not deduplicate") };
     if history.age > policy.max_age {
         return no(&format!("the job is {TOO_OLD}"));
     }
-    if !surely_remembered(history, retention) {
+    if !key_is_remembered(history, retention) {
         return no("the provider may have forgotten the idempotency key");
     }
     if history.resend == Resend::Granted {
@@ -256,28 +266,28 @@ fn why_not_resent(history: &History, policy: &RetryPolicy) -> Option<String> {
 }
 
 /// Half of the retention is left for clocks, queues and a request that is long on its way.
-fn surely_remembered(history: &History, retention: Duration) -> bool {
+fn key_is_remembered(history: &AttemptHistory, retention: Duration) -> bool {
     history.first_sent_age.unwrap_or_default() < retention / 2
 }
 
 fn after_unknown(
     cause: UnknownCause,
     named_wait: Option<Duration>,
-    history: &History,
+    history: &AttemptHistory,
     policy: &RetryPolicy,
     fraction: f64,
 ) -> Disposition {
     let reason = cause.describe();
     if policy.idempotency_retention.is_none() {
-        let next = unresolved(&reason, named_wait, policy, fraction);
-        let pause = named_wait.map(|wait| Pause::Lane { wait, cause: reason });
-        return Disposition { next, counts_attempt: !history.probe, pause };
+        let next = look_up_or_review(&reason, named_wait, policy, fraction);
+        let pause = named_wait.map(|wait| PauseRequest::Lane { wait, cause: reason });
+        return Disposition { transition: next, counts_attempt: !history.probe, pause };
     }
-    counted(history, policy, fraction, true, &reason, named_wait)
+    after_failure(history, policy, fraction, true, &reason, named_wait)
 }
 
-fn counted(
-    history: &History,
+fn after_failure(
+    history: &AttemptHistory,
     policy: &RetryPolicy,
     fraction: f64,
     unknown: bool,
@@ -285,49 +295,60 @@ fn counted(
     named_wait: Option<Duration>,
 ) -> Disposition {
     let failed = history.attempts.saturating_add(1);
-    let pause = named_wait.map(|wait| Pause::Lane { wait, cause: reason.to_owned() });
+    let pause = named_wait.map(|wait| PauseRequest::Lane { wait, cause: reason.to_owned() });
     if history.probe {
         let after = policy.backoff.delay(failed, fraction).max(named_wait.unwrap_or_default());
-        return Disposition { next: again(after, unknown, reason, history, policy), counts_attempt: false, pause };
+        return Disposition {
+            transition: retry_or_give_up(after, unknown, reason, history, policy),
+            counts_attempt: false,
+            pause,
+        };
     }
     if failed >= policy.max_attempts {
         let reason = format!("{reason}; {} made", count(failed.into(), "attempt"));
-        let next = if unknown { unresolved(&reason, named_wait, policy, fraction) } else { give_up(false, &reason) };
-        return Disposition { next, counts_attempt: true, pause };
+        let next =
+            if unknown { look_up_or_review(&reason, named_wait, policy, fraction) } else { give_up(false, &reason) };
+        return Disposition { transition: next, counts_attempt: true, pause };
     }
     let after = policy.backoff.delay(failed, fraction).max(named_wait.unwrap_or_default());
-    Disposition { next: again(after, unknown, reason, history, policy), counts_attempt: true, pause }
+    Disposition { transition: retry_or_give_up(after, unknown, reason, history, policy), counts_attempt: true, pause }
 }
 
-fn again(after: Duration, unknown: bool, reason: &str, history: &History, policy: &RetryPolicy) -> Next {
+fn retry_or_give_up(
+    after: Duration,
+    unknown: bool,
+    reason: &str,
+    history: &AttemptHistory,
+    policy: &RetryPolicy,
+) -> Transition {
     // A look-up may come later than that: it charges nothing.
     if history.age.saturating_add(after) > policy.max_age && !(unknown && policy.lookup.is_some()) {
         return give_up(unknown, &format!("{reason}; the next attempt would come after max_age_s"));
     }
-    Next::Again { after, unknown, reason: reason.to_owned() }
+    Transition::Retry { after, unknown, reason: reason.to_owned() }
 }
 
 /// A job of unknown outcome that is not sent again: the provider is asked soon, or a person looks.
-fn unresolved(reason: &str, named_wait: Option<Duration>, policy: &RetryPolicy, fraction: f64) -> Next {
+fn look_up_or_review(reason: &str, named_wait: Option<Duration>, policy: &RetryPolicy, fraction: f64) -> Transition {
     if policy.lookup.is_none() {
         return review(reason);
     }
     let after = policy.backoff.delay(1, fraction).max(named_wait.unwrap_or_default());
-    Next::Again { after, unknown: true, reason: reason.to_owned() }
+    Transition::Retry { after, unknown: true, reason: reason.to_owned() }
 }
 
-fn give_up(unknown: bool, reason: &str) -> Next {
+fn give_up(unknown: bool, reason: &str) -> Transition {
     let state = if unknown { FinalState::Review } else { FinalState::Dead };
-    Next::Settle { state, reason: reason.to_owned(), reference: None }
+    Transition::Finalize { state, reason: reason.to_owned(), reference: None }
 }
 
-fn review(reason: &str) -> Next {
-    Next::Settle { state: FinalState::Review, reason: reason.to_owned(), reference: None }
+fn review(reason: &str) -> Transition {
+    Transition::Finalize { state: FinalState::Review, reason: reason.to_owned(), reference: None }
 }
 
-fn settle(state: FinalState, reason: &str, reference: Option<String>) -> Disposition {
-    let next = Next::Settle { state, reason: reason.to_owned(), reference };
-    Disposition { next, counts_attempt: true, pause: None }
+fn finalize(state: FinalState, reason: &str, reference: Option<String>) -> Disposition {
+    let next = Transition::Finalize { state, reason: reason.to_owned(), reference };
+    Disposition { transition: next, counts_attempt: true, pause: None }
 }
 
 #[cfg(test)]

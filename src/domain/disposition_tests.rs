@@ -16,12 +16,12 @@ fn policy(retention: Option<Duration>) -> RetryPolicy {
 
 /// The same at a provider that can be asked.
 fn asking(retention: Option<Duration>) -> RetryPolicy {
-    let lookup = AskPolicy { give_up_after: Duration::from_secs(600), resend_if_not_found: false };
+    let lookup = LookupPolicy { give_up_after: Duration::from_secs(600), resend_if_not_found: false };
     RetryPolicy { lookup: Some(lookup), ..policy(retention) }
 }
 
-fn history(attempts: u32, unknown: bool) -> History {
-    History {
+fn history(attempts: u32, unknown: bool) -> AttemptHistory {
+    AttemptHistory {
         attempts,
         requests: attempts,
         lookups: 0,
@@ -30,21 +30,21 @@ fn history(attempts: u32, unknown: bool) -> History {
         age: SECOND,
         first_sent_age: unknown.then_some(SECOND),
         unknown_age: unknown.then_some(SECOND),
-        refusal_round: 1,
+        throttle_generation: 1,
         lost_holders: 0,
         probe: false,
     }
 }
 
-fn settled(next: &Next) -> Option<FinalState> {
+fn settled(next: &Transition) -> Option<FinalState> {
     match next {
-        Next::Settle { state, .. } => Some(*state),
-        Next::Again { .. } => None,
+        Transition::Finalize { state, .. } => Some(*state),
+        Transition::Retry { .. } => None,
     }
 }
 
 #[test]
-fn each_outcome_leads_where_the_table_says() {
+fn outcomes_follow_the_disposition_table() {
     let day = Some(Duration::from_secs(86_400));
     let unknown = Outcome::Unknown { cause: UnknownCause::Timeout, retry_after: None };
     let unavailable =
@@ -81,7 +81,7 @@ fn each_outcome_leads_where_the_table_says() {
     ];
     for (outcome, retention, attempts, unknown, state, counts, pauses) in table {
         let got = after_outcome(outcome, &history(attempts, unknown), &policy(retention), 0.5);
-        assert_eq!(settled(&got.next), state, "{outcome:?} after {attempts}");
+        assert_eq!(settled(&got.transition), state, "{outcome:?} after {attempts}");
         assert_eq!((got.counts_attempt, got.pause.is_some()), (counts, pauses), "{outcome:?}");
     }
 }
@@ -103,10 +103,10 @@ fn an_unknown_job_is_never_dead_or_expired() {
             ];
             for policy in [policy(retention), asking(retention)] {
                 let step = match before_request(&history, &policy, true) {
-                    Step::Put(next) => Some(next),
-                    Step::Charge | Step::Ask => None,
+                    PreSend::Transition(next) => Some(next),
+                    PreSend::Charge | PreSend::LookUp => None,
                 };
-                let nexts = outcomes.iter().map(|outcome| after_outcome(outcome, &history, &policy, 0.0).next);
+                let nexts = outcomes.iter().map(|outcome| after_outcome(outcome, &history, &policy, 0.0).transition);
                 for next in nexts.chain(step) {
                     assert!(!matches!(settled(&next), Some(FinalState::Dead | FinalState::Expired)), "{next:?}");
                 }
@@ -122,22 +122,23 @@ fn a_failed_probe_counts_no_attempt() {
     let not_sent = Outcome::NotSent { cause: "refused".to_owned() };
     let unknown = Outcome::Unknown { cause: UnknownCause::Timeout, retry_after: None };
     for outcome in [&not_sent, &unknown] {
-        let probe = History { probe: true, ..history(2, false) };
+        let probe = AttemptHistory { probe: true, ..history(2, false) };
         let got = after_outcome(outcome, &probe, &policy(day), 0.5);
-        assert_eq!((settled(&got.next), got.counts_attempt), (None, false), "{outcome:?}");
+        assert_eq!((settled(&got.transition), got.counts_attempt), (None, false), "{outcome:?}");
     }
-    let got = after_outcome(&Outcome::InProgress, &History { probe: true, ..history(0, true) }, &policy(day), 0.5);
+    let got =
+        after_outcome(&Outcome::InProgress, &AttemptHistory { probe: true, ..history(0, true) }, &policy(day), 0.5);
     assert!(got.counts_attempt, "that is an answer");
-    let probe = History { probe: true, ..history(0, false) };
+    let probe = AttemptHistory { probe: true, ..history(0, false) };
     let got = after_outcome(&unknown, &probe, &policy(None), 0.5);
-    assert_eq!(settled(&got.next), Some(FinalState::Review), "nobody remembers, so nobody may ask again");
+    assert_eq!(settled(&got.transition), Some(FinalState::Review), "nobody remembers, so nobody may ask again");
     let got = after_outcome(&unknown, &probe, &asking(None), 0.5);
-    assert_eq!((settled(&got.next), got.counts_attempt), (None, false), "unless the provider can be asked");
+    assert_eq!((settled(&got.transition), got.counts_attempt), (None, false), "unless the provider can be asked");
 }
 
 /// What is done with a job of unknown outcome, in the order of the design: same key, look-up, review.
 #[test]
-fn what_is_sent_next_is_what_the_order_says() {
+fn unknown_job_follows_the_retry_order() {
     const CHARGE: &str = "charge";
     const ASK: &str = "ask";
     const REVIEW: &str = "review";
@@ -160,35 +161,42 @@ fn what_is_sent_next_is_what_the_order_says() {
     ];
     for (retention, sent_s, attempts, age_s, resend, without, with) in table {
         let first_sent_age = Some(secs(sent_s));
-        let history = History { first_sent_age, resend, age: secs(age_s), ..history(attempts, true) };
+        let history = AttemptHistory { first_sent_age, resend, age: secs(age_s), ..history(attempts, true) };
         for (policy, wanted) in [(policy(retention), without), (asking(retention), with)] {
             let got = match before_request(&history, &policy, true) {
-                Step::Charge => CHARGE,
-                Step::Ask => ASK,
-                Step::Put(next) => settled(&next).map_or("again", FinalState::name),
+                PreSend::Charge => CHARGE,
+                PreSend::LookUp => ASK,
+                PreSend::Transition(next) => settled(&next).map_or("again", FinalState::name),
             };
             assert_eq!(got, wanted, "{history:?} {policy:?}");
         }
     }
-    let known = History { first_sent_age: Some(secs(99)), ..history(9, false) };
-    assert_eq!(before_request(&known, &policy(None), false), Step::Charge);
+    let known = AttemptHistory { first_sent_age: Some(secs(99)), ..history(9, false) };
+    assert_eq!(before_request(&known, &policy(None), false), PreSend::Charge);
     // Look-ups that never end are not begun for ever.
     let long_ago = Some(secs(3_601));
-    let endless =
-        History { age: secs(3_601), first_sent_age: long_ago, unknown_age: long_ago, lookups: 5, ..history(3, true) };
-    assert!(matches!(before_request(&endless, &asking(None), false), Step::Put(next) if settled(&next).is_some()));
+    let endless = AttemptHistory {
+        age: secs(3_601),
+        first_sent_age: long_ago,
+        unknown_age: long_ago,
+        lookups: 5,
+        ..history(3, true)
+    };
+    assert!(
+        matches!(before_request(&endless, &asking(None), false), PreSend::Transition(next) if settled(&next).is_some())
+    );
 }
 
 /// Whatever else holds: looking at it once more may end the next worker.
 #[test]
-fn a_job_that_workers_die_of_is_reviewed_before_all_else() {
+fn job_that_kills_workers_goes_to_review() {
     for unknown in [false, true] {
         for (lost_holders, review) in [(LOST_HOLDERS_MAX - 1, false), (LOST_HOLDERS_MAX, true), (u32::MAX, true)] {
-            let history = History { lost_holders, ..history(1, unknown) };
+            let history = AttemptHistory { lost_holders, ..history(1, unknown) };
             let step = before_request(&history, &asking(Some(Duration::from_secs(100))), review);
             match step {
-                Step::Put(next) => assert_eq!((settled(&next), review), (Some(FinalState::Review), true)),
-                other => assert_eq!((other, review), (Step::Charge, false)),
+                PreSend::Transition(next) => assert_eq!((settled(&next), review), (Some(FinalState::Review), true)),
+                other => assert_eq!((other, review), (PreSend::Charge, false)),
             }
         }
     }
@@ -196,12 +204,12 @@ fn a_job_that_workers_die_of_is_reviewed_before_all_else() {
 
 /// Where nothing may be sent again, a provider that can be asked is asked, soon.
 #[test]
-fn exhausted_jobs_are_asked_about_if_they_can_be() {
+fn exhausted_unknown_jobs_are_looked_up() {
     let day = Some(Duration::from_secs(86_400));
     let unknown = Outcome::Unknown { cause: UnknownCause::Timeout, retry_after: None };
     let named = Outcome::Unknown { cause: UnknownCause::ServerError(503), retry_after: Some(9 * SECOND) };
     let not_sent = Outcome::NotSent { cause: "refused".to_owned() };
-    let old = History { age: Duration::from_secs(3_600), ..history(1, true) };
+    let old = AttemptHistory { age: Duration::from_secs(3_600), ..history(1, true) };
     let table = [
         (&unknown, None, history(0, false), SECOND),
         (&named, None, history(0, false), 9 * SECOND),
@@ -212,33 +220,33 @@ fn exhausted_jobs_are_asked_about_if_they_can_be() {
         (&Outcome::Throttled { retry_after: Some(SECOND) }, day, old, SECOND),
     ];
     for (outcome, retention, history, wait) in table {
-        match after_outcome(outcome, &history, &asking(retention), 1.0).next {
-            Next::Again { after, unknown: true, .. } => assert_eq!(after, wait, "{outcome:?}"),
+        match after_outcome(outcome, &history, &asking(retention), 1.0).transition {
+            Transition::Retry { after, unknown: true, .. } => assert_eq!(after, wait, "{outcome:?}"),
             other => panic!("{outcome:?}: {other:?}"),
         }
         let without = after_outcome(outcome, &history, &policy(retention), 1.0);
-        assert_eq!(settled(&without.next), Some(FinalState::Review), "{outcome:?}");
+        assert_eq!(settled(&without.transition), Some(FinalState::Review), "{outcome:?}");
     }
     // What was surely never sent is not asked about.
     let dead = after_outcome(&not_sent, &history(2, false), &asking(day), 1.0);
-    assert_eq!(settled(&dead.next), Some(FinalState::Dead));
+    assert_eq!(settled(&dead.transition), Some(FinalState::Dead));
 }
 
 #[test]
-fn a_named_wait_is_kept_and_capped() {
+fn retry_after_is_respected_and_capped() {
     let day = Some(Duration::from_secs(86_400));
     let long = Outcome::Throttled { retry_after: Some(Duration::from_secs(40 * 60)) };
     let got = after_outcome(&long, &history(0, false), &policy(day), 0.0);
-    assert_eq!(got.pause, Some(Pause::Quota { wait: NAMED_WAIT_MAX }));
+    assert_eq!(got.pause, Some(PauseRequest::Quota { wait: HONOURED_WAIT_MAX }));
     let busy = Outcome::Unknown { cause: UnknownCause::ServerError(503), retry_after: Some(Duration::from_secs(30)) };
-    match after_outcome(&busy, &history(0, false), &policy(day), 0.0).next {
-        Next::Again { after, unknown, .. } => assert_eq!((after, unknown), (Duration::from_secs(30), true)),
+    match after_outcome(&busy, &history(0, false), &policy(day), 0.0).transition {
+        Transition::Retry { after, unknown, .. } => assert_eq!((after, unknown), (Duration::from_secs(30), true)),
         other => panic!("{other:?}"),
     }
 }
 
 #[test]
-fn a_named_wait_of_zero_names_none() {
+fn zero_retry_after_of_outcome_is_ignored() {
     let day = Some(Duration::from_secs(86_400));
     let get = |outcome: &Outcome| after_outcome(outcome, &history(0, false), &policy(day), 1.0);
     let pairs = [
@@ -253,12 +261,12 @@ fn a_named_wait_of_zero_names_none() {
 
 /// Whoever is refused and told no wait doubles it with each round in a row; everybody waits for it, so it is exact.
 #[test]
-fn a_refusal_that_names_no_wait_is_waited_for_longer_in_each_round() {
+fn throttle_backoff_grows_with_each_generation() {
     let wait = |retry_after, refusal_round, fraction| {
-        let history = History { refusal_round, ..history(0, false) };
+        let history = AttemptHistory { throttle_generation: refusal_round, ..history(0, false) };
         let got = after_outcome(&Outcome::Throttled { retry_after }, &history, &policy(None), fraction);
-        let Some(Pause::Quota { wait }) = got.pause else { panic!("{got:?}") };
-        assert!(matches!(got.next, Next::Again { after, .. } if after == wait), "{got:?}");
+        let Some(PauseRequest::Quota { wait }) = got.pause else { panic!("{got:?}") };
+        assert!(matches!(got.transition, Transition::Retry { after, .. } if after == wait), "{got:?}");
         wait
     };
     let BackoffPolicy { base, max } = policy(None).backoff;
@@ -270,19 +278,19 @@ fn a_refusal_that_names_no_wait_is_waited_for_longer_in_each_round() {
 
 /// The wait that the provider names for one object, or a longer one each time though nothing counts.
 #[test]
-fn a_busy_job_keeps_its_named_wait_or_backs_off() {
+fn busy_job_uses_retry_after_or_backoff() {
     let day = Some(Duration::from_secs(86_400));
     let wait = |retry_after, requests| {
-        let history = History { requests, ..history(0, false) };
-        match after_outcome(&Outcome::Busy { retry_after }, &history, &policy(day), 1.0).next {
-            Next::Again { after, unknown: false, .. } => after.as_secs(),
+        let history = AttemptHistory { requests, ..history(0, false) };
+        match after_outcome(&Outcome::Busy { retry_after }, &history, &policy(day), 1.0).transition {
+            Transition::Retry { after, unknown: false, .. } => after.as_secs(),
             other => panic!("{other:?}"),
         }
     };
     let table = [
         (Some(7), 0, 7),
         (Some(7), 5, 7),
-        (Some(40 * 60), 0, NAMED_WAIT_MAX.as_secs()),
+        (Some(40 * 60), 0, HONOURED_WAIT_MAX.as_secs()),
         (Some(0), 0, 1),
         (None, 0, 1),
         (None, 3, 8),
@@ -297,16 +305,16 @@ fn a_busy_job_keeps_its_named_wait_or_backs_off() {
 mod histories {
     use proptest::prelude::*;
 
-    use super::super::finding::after_finding;
+    use super::super::lookup::after_lookup;
     use super::*;
-    use crate::domain::lookup::Finding;
+    use crate::domain::lookup::LookupResult;
 
     fn outcome() -> impl Strategy<Value = Outcome> {
         let wait = || prop_oneof![Just(None), (0..2_000_u64).prop_map(|s| Some(Duration::from_secs(s)))];
         let cause = prop_oneof![
             Just(UnknownCause::Timeout),
             Just(UnknownCause::ServerError(500)),
-            Just(UnknownCause::UnreadableAnswer(200)),
+            Just(UnknownCause::UnreadableResponse(200)),
             Just(UnknownCause::WorkerLost),
         ];
         prop_oneof![
@@ -323,21 +331,21 @@ mod histories {
         ]
     }
 
-    fn finding() -> impl Strategy<Value = Finding> {
+    fn finding() -> impl Strategy<Value = LookupResult> {
         let wait = || prop_oneof![Just(None), (0..2_000_u64).prop_map(|s| Some(Duration::from_secs(s)))];
         prop_oneof![
-            1 => Just(Finding::Accepted { reference: None }),
-            1 => Just(Finding::Declined { reason: String::new() }),
-            1 => Just(Finding::Differs { reason: String::new() }),
-            6 => Just(Finding::InProgress),
-            8 => Just(Finding::NotFound),
-            4 => Just(Finding::Unclear { reason: String::new() }),
-            6 => wait().prop_map(|retry_after| Finding::Unknown { cause: UnknownCause::Timeout, retry_after }),
-            4 => wait().prop_map(|retry_after| Finding::Throttled { retry_after }),
-            4 => wait().prop_map(|retry_after| Finding::Busy { retry_after }),
-            4 => Just(Finding::Misconfigured { status: 401 }),
-            4 => Just(Finding::NotSent { cause: String::new() }),
-            4 => Just(Finding::LocalFault(LocalFault::ProcessDescriptors)),
+            1 => Just(LookupResult::Accepted { reference: None }),
+            1 => Just(LookupResult::Declined { reason: String::new() }),
+            1 => Just(LookupResult::Differs { reason: String::new() }),
+            6 => Just(LookupResult::InProgress),
+            8 => Just(LookupResult::NotFound),
+            4 => Just(LookupResult::Unclear { reason: String::new() }),
+            6 => wait().prop_map(|retry_after| LookupResult::Unknown { cause: UnknownCause::Timeout, retry_after }),
+            4 => wait().prop_map(|retry_after| LookupResult::Throttled { retry_after }),
+            4 => wait().prop_map(|retry_after| LookupResult::Busy { retry_after }),
+            4 => Just(LookupResult::Misconfigured { status: 401 }),
+            4 => Just(LookupResult::NotSent { cause: String::new() }),
+            4 => Just(LookupResult::LocalFault(LocalFault::ProcessDescriptors)),
         ]
     }
 
@@ -345,7 +353,7 @@ mod histories {
         let retention = prop_oneof![Just(None), (1..100_000_u64).prop_map(|s| Some(Duration::from_secs(s)))];
         let lookup = prop_oneof![
             Just(None),
-            (1..10_000_u64, any::<bool>()).prop_map(|(give_up_s, resend_if_not_found)| Some(AskPolicy {
+            (1..10_000_u64, any::<bool>()).prop_map(|(give_up_s, resend_if_not_found)| Some(LookupPolicy {
                 give_up_after: Duration::from_secs(give_up_s),
                 resend_if_not_found,
             })),
@@ -369,15 +377,15 @@ mod histories {
             expired in any::<bool>(),
         ) {
             let (mut outcomes, mut findings) = (outcomes.into_iter(), findings.into_iter());
-            let mut job = History { age: Duration::ZERO, ..history(0, false) };
+            let mut job = AttemptHistory { age: Duration::ZERO, ..history(0, false) };
             let mut landed_on_a_grant = 0;
             let mut end = None;
             // Every wait is followed by a delay that nobody chose; a job ends within them all.
             for (delay_s, probe) in delays_s.into_iter().zip(probes) {
                 job.probe = probe;
                 let next = match before_request(&job, &policy, expired) {
-                    Step::Put(next) => next,
-                    Step::Charge => {
+                    PreSend::Transition(next) => next,
+                    PreSend::Charge => {
                         if job.unknown {
                             let retention = policy.idempotency_retention;
                             prop_assert!(retention.is_some(), "sent again to a provider that does not deduplicate");
@@ -401,30 +409,30 @@ mod histories {
                                 prop_assert_eq!(landed_on_a_grant, 1);
                             }
                         }
-                        after.next
+                        after.transition
                     }
-                    Step::Ask => {
+                    PreSend::LookUp => {
                         prop_assert!(job.unknown && policy.lookup.is_some());
                         let Some(finding) = findings.next() else { break };
-                        let after = after_finding(&finding, &job, &policy, 0.5);
+                        let after = after_lookup(&finding, &job, &policy, 0.5);
                         job.lookups += 1;
                         if after.grants_resend {
-                            prop_assert_eq!((job.resend, finding), (Resend::Never, Finding::NotFound));
+                            prop_assert_eq!((job.resend, finding), (Resend::Never, LookupResult::NotFound));
                             let ask = policy.lookup.map(|ask| ask.give_up_after);
                             prop_assert!(job.unknown_age >= ask, "it may still appear");
                             job.resend = Resend::Granted;
                         }
-                        after.next
+                        after.transition
                     }
                 };
                 match next {
-                    Next::Settle { state, .. } => {
+                    Transition::Finalize { state, .. } => {
                         let forgotten = job.unknown && matches!(state, FinalState::Dead | FinalState::Expired);
                         prop_assert!(!forgotten, "{:?} after an unknown outcome", state);
                         end = Some(state);
                         break;
                     }
-                    Next::Again { after, unknown, .. } => {
+                    Transition::Retry { after, unknown, .. } => {
                         prop_assert!(unknown || !job.unknown, "an unknown outcome was forgotten");
                         let passed = after + Duration::from_secs(delay_s);
                         job.age += passed;

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use super::job::Job;
-use super::provider::AnswerPlace;
+use super::provider::ResponseLocation;
 
 /// The `echo` of a `request` or a `lookup`, as validated. Empty: no answer is compared.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -14,14 +14,14 @@ pub struct Echo {
     /// All of them are compared.
     pub fields: Vec<EchoedField>,
     /// Statuses whose answers need not repeat anything; what they do repeat is compared.
-    pub except: BTreeSet<u16>,
+    pub exempt_statuses: BTreeSet<u16>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EchoedField {
     pub field: EchoField,
     /// An answer has the field at one of these places at least.
-    pub places: Vec<AnswerPlace>,
+    pub locations: Vec<ResponseLocation>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

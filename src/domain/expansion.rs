@@ -21,12 +21,12 @@ pub const TEMPLATE_BYTES_MAX: usize = 16 * 1024;
 
 /// Bytes up to a bound, in memory that never exceeds it.
 #[derive(Debug)]
-pub struct Bounded {
+pub struct BoundedBuffer {
     bytes: Vec<u8>,
     bytes_max: usize,
 }
 
-impl Bounded {
+impl BoundedBuffer {
     #[must_use]
     pub fn new(bytes_max: usize) -> Self {
         Self { bytes: Vec::new(), bytes_max }
@@ -65,7 +65,7 @@ impl Bounded {
     }
 }
 
-impl io::Write for Bounded {
+impl io::Write for BoundedBuffer {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.append(bytes).map(|()| bytes.len())
     }
@@ -137,13 +137,13 @@ impl fmt::Display for TooLarge {
 
 /// Why no request can be made of a job; another job of the lane may be fine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Unfit {
+pub enum RequestBuildError {
     /// It lacks a field that the row needs, or has one that leads elsewhere.
     Field(String),
     TooLarge(TooLarge),
 }
 
-impl fmt::Display for Unfit {
+impl fmt::Display for RequestBuildError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Field(problem) => f.write_str(problem),
@@ -160,11 +160,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_sequence_of_writes_reserves_more_than_the_bound(
+        fn writes_never_reserve_beyond_the_bound(
             bytes_max in 0_usize..2_000,
             lengths in prop::collection::vec(0_usize..300, 0..40),
         ) {
-            let mut bounded = Bounded::new(bytes_max);
+            let mut bounded = BoundedBuffer::new(bytes_max);
             let mut written = 0;
             for length in lengths {
                 let fits = written + length <= bytes_max;

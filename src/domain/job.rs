@@ -19,9 +19,9 @@ pub const COST_MAX: u16 = 1_000;
 
 /// 1–64 of `A-Z a-z 0-9 _ -`: identifies a payment, an account or an idempotency key.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Token(String);
+pub struct Identifier(String);
 
-impl Token {
+impl Identifier {
     /// # Errors
     /// When the text is empty, longer than 64 characters or holds any other character.
     pub fn new(text: impl Into<String>) -> Result<Self, String> {
@@ -39,14 +39,14 @@ impl Token {
     }
 }
 
-impl fmt::Display for Token {
+impl fmt::Display for Identifier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
 /// A payment's identity, for ever and over all providers.
-pub type JobId = Token;
+pub type JobId = Identifier;
 
 /// One payment to make.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,9 +57,9 @@ pub struct Job {
     pub amount: i64,
     /// ISO 4217 code.
     pub currency: String,
-    pub account: Option<Token>,
+    pub account: Option<Identifier>,
     pub reference: Option<String>,
-    pub idempotency_key: Option<Token>,
+    pub idempotency_key: Option<Identifier>,
     /// Permits that the call uses, 1–1000.
     pub cost: u16,
     /// 0–9, higher first.
@@ -73,7 +73,7 @@ pub struct Job {
 impl Job {
     /// The key that the provider deduplicates by: the job's own if one is given, else its id.
     #[must_use]
-    pub fn effective_key(&self) -> &Token {
+    pub fn effective_key(&self) -> &Identifier {
         self.idempotency_key.as_ref().unwrap_or(&self.id)
     }
 
@@ -98,19 +98,19 @@ impl ContentHash {
 
 /// Why a message can never be a job. The detail names the field and the mend, never a value of the payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Invalid {
+pub struct InvalidMessage {
     pub reason: InvalidReason,
     pub detail: String,
 }
 
-impl Invalid {
+impl InvalidMessage {
     #[must_use]
     pub fn new(reason: InvalidReason, detail: impl Into<String>) -> Self {
         Self { reason, detail: detail.into() }
     }
 }
 
-impl fmt::Display for Invalid {
+impl fmt::Display for InvalidMessage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.reason.code(), self.detail)
     }
@@ -137,7 +137,7 @@ impl JobField {
 
     /// Why a message without it is no job.
     #[must_use]
-    pub fn missing(self) -> InvalidReason {
+    pub fn missing_reason(self) -> InvalidReason {
         match self {
             Self::Account => InvalidReason::MissingAccount,
             Self::Reference => InvalidReason::MissingReference,

@@ -18,7 +18,7 @@ const TIMER_LATENESS: Duration = Duration::from_millis(10);
 
 /// Where the outflow is a job an hour, one that is sent back at the gate must not cost the hour; nor may all that wait be sent
 /// back at once.
-pub const UNUSED_PAUSE: Duration = Duration::from_secs(1);
+pub const REFUND_PAUSE: Duration = Duration::from_secs(1);
 
 impl LeakyBucket {
     /// A rate that is not positive closes the outflow.
@@ -46,8 +46,8 @@ impl LeakyBucket {
     }
 
     /// One that had left came to nothing, at `now`: nobody waits longer than [`UNUSED_PAUSE`] for the next.
-    pub fn unused(&mut self, now: Duration) {
-        self.next = self.next.min(now + UNUSED_PAUSE);
+    pub fn refund(&mut self, now: Duration) {
+        self.next = self.next.min(now + REFUND_PAUSE);
     }
 
     /// Counts one job that leaves at `now`.
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn the_outflow_is_steady_and_saves_nothing_up() {
+    fn egress_is_steady_without_burst() {
         let mut bucket = LeakyBucket::new(100.0);
         let ms = Duration::from_millis;
         assert_eq!(try_leak(&mut bucket, ms(1_000)), Duration::ZERO);
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn timers_that_come_late_do_not_slow_the_outflow() {
+    fn late_timers_do_not_slow_egress() {
         for (per_second, wakes_every_ms) in [(1_000.0, 3), (5_000.0, 2), (40_000.0, 2), (1_000_000.0, 9)] {
             let mut bucket = LeakyBucket::new(per_second);
             let wakes = (1..=1_000 / wakes_every_ms).map(|wake| Duration::from_millis(wake * wakes_every_ms));
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_bucket_earns_no_more_than_late_timers_need() {
+    fn idle_bucket_burst_covers_only_late_timers() {
         let mut bucket = LeakyBucket::new(2_000.0);
         let at = Duration::from_secs(60);
         let at_once = (0..).take_while(|_| try_leak(&mut bucket, at).is_zero()).count();
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_that_is_opened_again_does_not_wait_as_if_closed() {
+    fn reopened_bucket_does_not_wait_as_closed() {
         let mut bucket = LeakyBucket::new(0.0);
         let now = Duration::from_secs(5);
         assert!(try_leak(&mut bucket, now).is_zero());
@@ -129,20 +129,20 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_that_came_to_nothing_costs_a_slow_outflow_a_second() {
+    fn refund_shortens_the_wait_to_a_second() {
         let (s, ms) = (Duration::from_secs, Duration::from_millis);
         for (per_second, wait) in [(1.0 / 3_600.0, s(1)), (0.5, s(1)), (4.0, ms(150)), (100.0, Duration::ZERO)] {
             let mut bucket = LeakyBucket::new(per_second);
             let now = s(9_000);
             bucket.leak(now);
             bucket.next = now + bucket.interval;
-            bucket.unused(now + ms(100));
+            bucket.refund(now + ms(100));
             assert_eq!(bucket.wait(now + ms(100)), wait, "{per_second}/s");
         }
     }
 
     #[test]
-    fn no_rate_is_closed_not_unlimited() {
+    fn invalid_egress_rate_closes_the_bucket() {
         for rate in [0.0, -1.0, f64::NAN, f64::INFINITY] {
             let mut bucket = LeakyBucket::new(rate);
             assert!(try_leak(&mut bucket, Duration::ZERO).is_zero());

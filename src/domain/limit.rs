@@ -90,7 +90,7 @@ impl Algorithm {
     /// Most requests that may come at once: a token bucket's size (`burst`, or else `max_requests`), one more than the
     /// `burst` of GCRA (0 unless given), and `max_requests` for all that count in windows. A closed limit has none.
     #[must_use]
-    pub fn at_once(self, max_requests: u32, burst: Option<u32>) -> u32 {
+    pub fn burst_capacity(self, max_requests: u32, burst: Option<u32>) -> u32 {
         match self {
             _ if max_requests == 0 => 0,
             Self::TokenBucket => burst.unwrap_or(max_requests),
@@ -101,7 +101,7 @@ impl Algorithm {
 
     /// The burst with which so many may come at once, of an algorithm that has one.
     #[must_use]
-    pub fn burst_of(self, at_once: u32) -> u32 {
+    pub fn burst_for_capacity(self, at_once: u32) -> u32 {
         at_once.saturating_sub(u32::from(self == Self::Gcra))
     }
 
@@ -182,12 +182,12 @@ impl Limit {
     /// Most requests that may come at once ([`Algorithm::at_once`]).
     #[must_use]
     pub fn capacity(&self) -> u32 {
-        self.algorithm.at_once(self.rate.max_requests(), self.burst)
+        self.algorithm.burst_capacity(self.rate.max_requests(), self.burst)
     }
 
     /// Whether every charge counts against it, and is refused by it.
     #[must_use]
-    pub fn holds_every_charge(&self) -> bool {
+    pub fn applies_to_every_charge(&self) -> bool {
         self.scope == Scope::Provider && self.applies_to != AppliesTo::Lookup && !self.shadow
     }
 }
@@ -209,18 +209,18 @@ pub enum Rule {
     /// Nothing of this account is sent.
     Blocked,
     /// Its own numbers in place of the limit's; algorithm and offset stay the limit's.
-    Limit(OwnLimit),
+    Limit(LimitOverride),
 }
 
 /// An account's own numbers at a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OwnLimit {
+pub struct LimitOverride {
     pub rate: Rate,
     /// As of [`Limit::burst`]. `None`: the algorithm's default for this rate, and never the limit's own burst.
     pub burst: Option<u32>,
 }
 
-impl From<Rate> for OwnLimit {
+impl From<Rate> for LimitOverride {
     fn from(rate: Rate) -> Self {
         Self { rate, burst: None }
     }
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn capacity_is_what_may_come_at_once() {
+    fn capacity_is_the_largest_burst() {
         let table = [
             (Algorithm::SlidingLog, "100/1s", None, 100),
             (Algorithm::SlidingWindow, "100/1s", None, 100),
@@ -263,12 +263,12 @@ mod tests {
     }
 
     #[test]
-    fn only_the_providers_own_limits_hold_every_charge() {
+    fn only_provider_limits_apply_to_every_charge() {
         let limit = limit(Algorithm::SlidingLog, "1/1s", None);
-        assert!(limit.holds_every_charge());
-        assert!(!Limit { scope: Scope::Account, ..limit.clone() }.holds_every_charge());
-        assert!(!Limit { applies_to: AppliesTo::Lookup, ..limit.clone() }.holds_every_charge());
-        assert!(!Limit { shadow: true, ..limit }.holds_every_charge());
+        assert!(limit.applies_to_every_charge());
+        assert!(!Limit { scope: Scope::Account, ..limit.clone() }.applies_to_every_charge());
+        assert!(!Limit { applies_to: AppliesTo::Lookup, ..limit.clone() }.applies_to_every_charge());
+        assert!(!Limit { shadow: true, ..limit }.applies_to_every_charge());
     }
 
     #[test]

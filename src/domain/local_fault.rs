@@ -7,7 +7,7 @@ use std::error::Error;
 use std::fmt;
 use std::io;
 
-use super::explain::parked::UNBUILDABLE;
+use super::explain::reason::UNBUILDABLE_PREFIX;
 
 /// Linux's numbers of these errors, for which the standard library has no stable names.
 const ENFILE: i32 = 23;
@@ -33,7 +33,7 @@ pub enum LocalFault {
 impl LocalFault {
     /// The fault that an operation of the operating system failed for, if it is one.
     #[must_use]
-    pub fn of(error: &io::Error) -> Option<Self> {
+    pub fn from_io_error(error: &io::Error) -> Option<Self> {
         if let Some(wrapped) = error.get_ref() {
             // An I/O error does not list what it wraps among its sources.
             return wrapped.downcast_ref::<Self>().cloned();
@@ -66,7 +66,7 @@ impl fmt::Display for LocalFault {
                 "this worker's machine has no address or port left to connect from: widen the sysctl \
                  net.ipv4.ip_local_port_range, or set `reuse_connections`"
             }
-            Self::Unbuildable(problem) => return write!(f, "{UNBUILDABLE}: {problem}"),
+            Self::Unbuildable(problem) => return write!(f, "{UNBUILDABLE_PREFIX}: {problem}"),
         })
     }
 }
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn used_up_resources_are_told_from_failures_of_a_peer() {
+    fn exhausted_resources_are_local_faults() {
         let os = io::Error::from_raw_os_error;
         let wrapped = io::Error::other(LocalFault::Threads);
         for (error, fault) in [
@@ -92,7 +92,7 @@ mod tests {
             (io::ErrorKind::TimedOut.into(), None),
             (io::Error::other("failed to lookup address information"), None),
         ] {
-            assert_eq!(LocalFault::of(&error), fault, "{error:?}");
+            assert_eq!(LocalFault::from_io_error(&error), fault, "{error:?}");
         }
     }
 
@@ -101,6 +101,6 @@ mod tests {
         let text = LocalFault::ProcessDescriptors.to_string();
         assert!(["LimitNOFILE", "ulimit -n"].iter().all(|limit| text.contains(limit)), "{text}");
         let unbuildable = LocalFault::Unbuildable("header `authorization`: not found".to_owned()).to_string();
-        assert!(unbuildable.starts_with(UNBUILDABLE), "{unbuildable}");
+        assert!(unbuildable.starts_with(UNBUILDABLE_PREFIX), "{unbuildable}");
     }
 }

@@ -5,16 +5,16 @@
 use std::time::Duration;
 
 use super::echo::Echo;
-use super::expansion::{RequestPart, Unfit};
+use super::expansion::{RequestBuildError, RequestPart};
 use super::job::Job;
 use super::local_fault::LocalFault;
-use super::outcome::{NOT_SENT, UnknownCause, Way, withhold_reference, withhold_text};
+use super::outcome::{NOT_SENT, Transmission, UnknownCause, redact_reference, redact_text};
 use super::sensitive::{CardNumbers, Sensitive};
 use super::url_template::UrlTemplate;
 
 /// The `lookup` column, as meant.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Lookup {
+pub struct LookupConfig {
     pub url: LookupUrl,
     pub method: LookupMethod,
     /// JSON pointer to the word that tells, and what the words mean. <https://www.rfc-editor.org/rfc/rfc6901>
@@ -50,7 +50,7 @@ pub enum WhenNotFound {
 
 /// What one look-up found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Finding {
+pub enum LookupResult {
     /// Charged.
     Accepted { reference: Option<String> },
     /// Refused for good; nothing was charged.
@@ -77,10 +77,10 @@ pub enum Finding {
     LocalFault(LocalFault),
 }
 
-impl Finding {
+impl LookupResult {
     /// Stable word for the `outcome` column of `attempts`.
     #[must_use]
-    pub fn word(&self) -> &'static str {
+    pub fn code(&self) -> &'static str {
         match self {
             Self::Accepted { .. } => "accepted",
             Self::Declined { .. } => "declined",
@@ -109,20 +109,20 @@ impl Finding {
     }
 
     /// Leaves out what no text may hold that is kept, and says what it was. The finding stays what it is.
-    pub fn withhold(&mut self, cards: CardNumbers) -> Option<Sensitive> {
+    pub fn redact(&mut self, cards: CardNumbers) -> Option<Sensitive> {
         match self {
-            Self::Accepted { reference } => withhold_reference(reference, cards),
+            Self::Accepted { reference } => redact_reference(reference, cards),
             Self::Declined { reason } | Self::Differs { reason } | Self::Unclear { reason } => {
-                withhold_text(reason, cards)
+                redact_text(reason, cards)
             }
-            Self::NotSent { cause } => withhold_text(cause, cards),
+            Self::NotSent { cause } => redact_text(cause, cards),
             _ => None,
         }
     }
 
     /// Whether the provider's limit surely let the request through. Wrong credentials may be seen before it counts.
     #[must_use]
-    pub fn is_let_through(&self) -> bool {
+    pub fn passed_rate_limit(&self) -> bool {
         match self {
             Self::Accepted { .. } | Self::Declined { .. } | Self::Differs { .. } | Self::InProgress => true,
             Self::NotFound | Self::Unclear { .. } | Self::Busy { .. } => true,
@@ -132,11 +132,11 @@ impl Finding {
     }
 
     #[must_use]
-    pub fn way(&self) -> Way {
+    pub fn transmission(&self) -> Transmission {
         match self {
-            Self::NotSent { .. } | Self::LocalFault(_) => Way::NotSent,
-            Self::Unknown { cause, .. } if cause.is_silence() => Way::Lost,
-            _ => Way::Answered,
+            Self::NotSent { .. } | Self::LocalFault(_) => Transmission::NotSent,
+            Self::Unknown { cause, .. } if cause.is_no_response() => Transmission::NoResponse,
+            _ => Transmission::Responded,
         }
     }
 }
@@ -168,8 +168,8 @@ impl LookupUrl {
     ///
     /// # Errors
     /// As [`UrlTemplate::of`].
-    pub fn of(&self, job: &Job) -> Result<String, Unfit> {
-        self.0.of(job, RequestPart::LookupUrl)
+    pub fn for_job(&self, job: &Job) -> Result<String, RequestBuildError> {
+        self.0.for_job(job, RequestPart::LookupUrl)
     }
 }
 
@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_that_names_no_payment_is_refused() {
+    fn lookup_url_without_payment_field_is_rejected() {
         for url in ["", "https://x.example/charges", "https://x.example/${job:account}"] {
             assert!(LookupUrl::parse(url).unwrap_err().contains("names no payment"), "{url}");
         }

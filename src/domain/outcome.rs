@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use super::local_fault::LocalFault;
-use super::sensitive::{CardNumbers, Place, Sensitive, WITHHELD, in_text};
+use super::sensitive::{CardNumbers, REDACTED, Sensitive, TextContext, find_sensitive};
 
 /// The meaning of one request's end.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,12 +35,12 @@ pub enum Outcome {
 
 /// How far a request got, for the account of its permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Transmission {
     /// No byte left.
     NotSent,
     /// It left, and nobody knows when, or whether, the provider counted it.
-    Lost,
-    Answered,
+    NoResponse,
+    Responded,
 }
 
 /// Word of a request that never left, charge or look-up.
@@ -49,7 +49,7 @@ pub const NOT_SENT: &str = "not_sent";
 impl Outcome {
     /// Stable word for the `outcome` column of `attempts`.
     #[must_use]
-    pub fn word(&self) -> &'static str {
+    pub fn code(&self) -> &'static str {
         match self {
             Self::Accepted { .. } => "accepted",
             Self::Declined { .. } => "declined",
@@ -76,11 +76,11 @@ impl Outcome {
     }
 
     /// Leaves out what no text may hold that is kept, and says what it was. The outcome stays what it is.
-    pub fn withhold(&mut self, cards: CardNumbers) -> Option<Sensitive> {
+    pub fn redact(&mut self, cards: CardNumbers) -> Option<Sensitive> {
         match self {
-            Self::Accepted { reference } => withhold_reference(reference, cards),
+            Self::Accepted { reference } => redact_reference(reference, cards),
             Self::Declined { reason } | Self::Rejected { reason } | Self::NotSent { cause: reason } => {
-                withhold_text(reason, cards)
+                redact_text(reason, cards)
             }
             _ => None,
         }
@@ -88,7 +88,7 @@ impl Outcome {
 
     /// Whether the provider's limit surely let the request through. Wrong credentials may be seen before it counts.
     #[must_use]
-    pub fn is_let_through(&self) -> bool {
+    pub fn passed_rate_limit(&self) -> bool {
         match self {
             Self::Accepted { .. } | Self::Declined { .. } | Self::Rejected { .. } | Self::Busy { .. } => true,
             Self::InProgress => true,
@@ -98,32 +98,32 @@ impl Outcome {
     }
 
     #[must_use]
-    pub fn way(&self) -> Way {
+    pub fn transmission(&self) -> Transmission {
         match self {
-            Self::NotSent { .. } | Self::LocalFault(_) => Way::NotSent,
-            Self::Unknown { cause, .. } if cause.is_silence() => Way::Lost,
-            _ => Way::Answered,
+            Self::NotSent { .. } | Self::LocalFault(_) => Transmission::NotSent,
+            Self::Unknown { cause, .. } if cause.is_no_response() => Transmission::NoResponse,
+            _ => Transmission::Responded,
         }
     }
 }
 
 /// Without a reference rather than with a word in its place: each payment that succeeded has a reference of its own.
-pub(super) fn withhold_reference(reference: &mut Option<String>, cards: CardNumbers) -> Option<Sensitive> {
-    let found = in_text(reference.as_deref()?, Place::Identifier, cards)?;
+pub(super) fn redact_reference(reference: &mut Option<String>, cards: CardNumbers) -> Option<Sensitive> {
+    let found = find_sensitive(reference.as_deref()?, TextContext::Identifier, cards)?;
     *reference = None;
     Some(found)
 }
 
-pub(super) fn withhold_text(text: &mut String, cards: CardNumbers) -> Option<Sensitive> {
-    let found = in_text(text, Place::Text, cards)?;
-    WITHHELD.clone_into(text);
+pub(super) fn redact_text(text: &mut String, cards: CardNumbers) -> Option<Sensitive> {
+    let found = find_sensitive(text, TextContext::Text, cards)?;
+    REDACTED.clone_into(text);
     Some(found)
 }
 
 /// What is said of a success without its reference.
 #[must_use]
-pub fn without_reference(what: Sensitive) -> String {
-    format!("its reference is {WITHHELD}: it holds {}", what.describe())
+pub fn redacted_reference_note(what: Sensitive) -> String {
+    format!("its reference is {REDACTED}: it holds {}", what.describe())
 }
 
 /// Why nobody knows whether the payment was made.
@@ -132,7 +132,7 @@ pub enum UnknownCause {
     Timeout,
     ConnectionLost,
     ServerError(u16),
-    UnreadableAnswer(u16),
+    UnreadableResponse(u16),
     /// The answer does not repeat what the row's `echo` names: it may be about another payment.
     NotEchoed(u16),
     /// A worker died between `sending` and the outcome.
@@ -142,7 +142,7 @@ pub enum UnknownCause {
 impl UnknownCause {
     /// Nothing came back that is known to answer this request, so the provider may count it later.
     #[must_use]
-    pub fn is_silence(self) -> bool {
+    pub fn is_no_response(self) -> bool {
         matches!(self, Self::Timeout | Self::ConnectionLost | Self::NotEchoed(_))
     }
 
@@ -153,7 +153,7 @@ impl UnknownCause {
             Self::Timeout => "no answer in time".to_owned(),
             Self::ConnectionLost => "connection lost after the request was begun".to_owned(),
             Self::ServerError(status) => format!("provider answered {status}"),
-            Self::UnreadableAnswer(status) => format!("provider answered {status} with a body that cannot be read"),
+            Self::UnreadableResponse(status) => format!("provider answered {status} with a body that cannot be read"),
             Self::NotEchoed(status) => {
                 format!("provider answered {status} without what echo names of this payment, perhaps about another one")
             }

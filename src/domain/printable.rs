@@ -13,11 +13,11 @@ use std::fmt::Write as _;
 /// characters `\u{202e}` looks the same, and `--json` tells the two apart.
 #[must_use]
 pub fn printable(text: &str) -> Cow<'_, str> {
-    escaped(text, is_hidden, |out, c| match c {
+    escape_matching(text, is_hidden, |out, c| match c {
         '\n' => out.push_str("\\n"),
         '\r' => out.push_str("\\r"),
         '\t' => out.push_str("\\t"),
-        c => put(out, format_args!("\\u{{{:x}}}", u32::from(c))),
+        c => push_escape(out, format_args!("\\u{{{:x}}}", u32::from(c))),
     })
 }
 
@@ -26,12 +26,12 @@ pub fn printable(text: &str) -> Cow<'_, str> {
 /// Line ends and tabs between values are layout and stay; within a string JSON allows none.
 #[must_use]
 pub fn printable_json(document: &str) -> Cow<'_, str> {
-    escaped(
+    escape_matching(
         document,
         |c| is_hidden(c) && !matches!(c, '\n' | '\r' | '\t'),
         |out, c| {
             for unit in c.encode_utf16(&mut [0; 2]) {
-                put(out, format_args!("\\u{unit:04x}"));
+                push_escape(out, format_args!("\\u{unit:04x}"));
             }
         },
     )
@@ -56,7 +56,7 @@ pub fn is_invisible(c: char) -> bool {
         | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
 }
 
-fn escaped(text: &str, hides: impl Fn(char) -> bool, escape: impl Fn(&mut String, char)) -> Cow<'_, str> {
+fn escape_matching(text: &str, hides: impl Fn(char) -> bool, escape: impl Fn(&mut String, char)) -> Cow<'_, str> {
     let Some(first) = text.find(&hides) else { return Cow::Borrowed(text) };
     let (plain, rest) = text.split_at(first);
     let mut out = String::with_capacity(text.len() + 16);
@@ -67,7 +67,7 @@ fn escaped(text: &str, hides: impl Fn(char) -> bool, escape: impl Fn(&mut String
     Cow::Owned(out)
 }
 
-fn put(out: &mut String, escape: std::fmt::Arguments<'_>) {
+fn push_escape(out: &mut String, escape: std::fmt::Arguments<'_>) {
     // Writing to a text never fails.
     out.write_fmt(escape).unwrap_or_default();
 }

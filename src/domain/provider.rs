@@ -9,11 +9,11 @@ use std::fmt;
 use std::time::Duration;
 
 use super::backoff::BackoffPolicy;
-use super::disposition::{AskPolicy, RetryPolicy};
+use super::disposition::{LookupPolicy, RetryPolicy};
 use super::echo::Echo;
 use super::job::JobField;
 use super::limit::{AccountRule, AppliesTo, Limit, Rate, Scope};
-use super::lookup::{Lookup, WhenNotFound};
+use super::lookup::{LookupConfig, WhenNotFound};
 
 /// Longest time that a permit may be booked ahead of its start.
 pub const BOOKING_HORIZON: Duration = Duration::from_millis(250);
@@ -88,7 +88,7 @@ pub enum Pacing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreDown {
     Wait,
-    Share { of: u32 },
+    Share { workers: u32 },
 }
 
 /// How a request is made; `None` anywhere means the contract's default.
@@ -102,27 +102,27 @@ pub struct RequestShape {
     /// JSON pointer to the provider's reference in an accepted answer; default `/id`.
     pub reference_pointer: Option<String>,
     /// `None`: `Retry-After` alone names a wait.
-    pub wait: Option<NamedWait>,
+    pub wait: Option<WaitField>,
     pub echo: Echo,
 }
 
 /// Where an answer names its wait that has no `Retry-After`: one that is throttled, or, in its body, busy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NamedWait {
-    pub place: AnswerPlace,
+pub struct WaitField {
+    pub location: ResponseLocation,
     pub unit: WaitUnit,
 }
 
 /// Where an answer holds a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum AnswerPlace {
+pub enum ResponseLocation {
     /// In any case of letters.
     Header(String),
     /// JSON pointer into the body. <https://www.rfc-editor.org/rfc/rfc6901>
     Body(String),
 }
 
-impl AnswerPlace {
+impl ResponseLocation {
     /// Whether the row gives `Retry-After` itself another unit than the standard's.
     #[must_use]
     pub fn is_retry_after(&self) -> bool {
@@ -204,8 +204,8 @@ impl StatusMeaning {
 /// One case of what a status means: it fits when all its conditions hold, and the first of a list that fits counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StatusCase {
-    pub header: Option<HeaderIs>,
-    pub code: Option<CodeIs>,
+    pub header: Option<HeaderCondition>,
+    pub code: Option<CodeCondition>,
     pub means: StatusMeaning,
 }
 
@@ -219,7 +219,7 @@ impl StatusCase {
 
 /// The answer has this header.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HeaderIs {
+pub struct HeaderCondition {
     /// In any case of letters.
     pub name: String,
     /// The whole value, in any case of letters; `None`: whatever it holds.
@@ -228,11 +228,11 @@ pub struct HeaderIs {
 
 /// The answer's body is JSON and holds this code.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CodeIs {
+pub struct CodeCondition {
     /// Text, or the digits of a number.
     pub code: String,
     /// JSON pointer to the code or to a list that holds it; `None`: where codes usually stand.
-    pub at: Option<String>,
+    pub pointer: Option<String>,
 }
 
 /// One provider with its limits; everything that a lane needs to know.
@@ -275,7 +275,7 @@ pub struct Provider {
     /// Per status, what it means instead of the default table; when no case fits, the default holds.
     pub statuses: BTreeMap<u16, Vec<StatusCase>>,
     /// How the provider is asked what became of a payment; `None`: it cannot be.
-    pub lookup: Option<Lookup>,
+    pub lookup: Option<LookupConfig>,
     /// Fields that a message must have to be a job here.
     pub require: BTreeSet<JobField>,
     /// When an operator lifted the waits that the provider had named, in epoch milliseconds; 0: never.
@@ -318,7 +318,7 @@ impl Provider {
 
     /// What of so many requests is left when [`Self::reserve_percent`] is taken off, rounded down.
     #[must_use]
-    pub fn less_reserve(&self, requests: u32) -> u32 {
+    pub fn after_reserve(&self, requests: u32) -> u32 {
         let percent = 100 - u64::from(self.reserve_percent.min(100));
         u32::try_from(u64::from(requests) * percent / 100).unwrap_or(0)
     }
@@ -331,7 +331,7 @@ impl Provider {
             max_age: self.max_age,
             backoff: self.backoff,
             idempotency_retention: self.idempotency_retention,
-            lookup: self.lookup.as_ref().map(|lookup| AskPolicy {
+            lookup: self.lookup.as_ref().map(|lookup| LookupPolicy {
                 give_up_after: lookup.give_up_after,
                 resend_if_not_found: lookup.not_found == WhenNotFound::Resend,
             }),
@@ -347,25 +347,25 @@ impl Provider {
     fn tightest(&self) -> Option<&Limit> {
         self.limits
             .iter()
-            .filter(|limit| limit.holds_every_charge())
+            .filter(|limit| limit.applies_to_every_charge())
             .min_by(|a, b| a.rate.per_second().total_cmp(&b.rate.per_second()))
     }
 
     /// Outflow of the leaky bucket, in jobs per second.
     #[must_use]
-    pub fn outflow_per_second(&self) -> f64 {
+    pub fn egress_per_second(&self) -> f64 {
         self.leak_per_second.or_else(|| self.tightest_rate().map(Rate::per_second)).unwrap_or(0.0)
     }
 
     /// Whether the outflow counts look-ups, too: it is the row's own, or the rate of a limit that counts them.
     #[must_use]
-    pub fn paces_lookups(&self) -> bool {
+    pub fn egress_counts_lookups(&self) -> bool {
         self.leak_per_second.is_some() || self.tightest().is_none_or(|limit| limit.applies_to == AppliesTo::All)
     }
 
     /// Whether a limit may stop every charge and no look-up.
     #[must_use]
     pub fn limits_charges_alone(&self) -> bool {
-        self.limits.iter().any(|limit| limit.holds_every_charge() && limit.applies_to == AppliesTo::Charge)
+        self.limits.iter().any(|limit| limit.applies_to_every_charge() && limit.applies_to == AppliesTo::Charge)
     }
 }

@@ -5,8 +5,8 @@
 
 use std::time::Duration;
 
-use super::decision::{CallKind, Subject, SubjectLimit};
 use super::limit::{AccountRule, Algorithm, AppliesTo, Rule, Scope};
+use super::permit_protocol::{CallKind, Subject, SubjectLimit};
 use super::provider::{BOOKING_HORIZON, ProviderName, StoreDown};
 use super::time::{micros_up, millis_up};
 
@@ -28,23 +28,23 @@ const DRAIN_MAX_US: u64 = 62 * 86_400 * 1_000_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lookback {
     /// What ended so lately may count under an enforced limit of the provider's: every use matters.
-    pub counted: Duration,
+    pub count_within: Duration,
     /// What ended so lately may count under some limit: before [`Self::counted`] it only matters whether anything did. No
     /// shorter than that.
-    pub noticed: Duration,
+    pub notice_within: Duration,
 }
 
 impl Lookback {
     /// All uses within one time.
     #[must_use]
     pub fn all(within: Duration) -> Self {
-        Self { counted: within, noticed: within }
+        Self { count_within: within, notice_within: within }
     }
 }
 
 /// Accounts or references whose uses are asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SubjectsAsked {
+pub struct SubjectQuery {
     /// [`Scope::Account`] or [`Scope::Reference`].
     pub scope: Scope,
     /// As jobs have them.
@@ -97,12 +97,12 @@ impl LimitSpec {
     /// The largest cost that this limit can ever admit.
     #[must_use]
     pub fn cost_max(&self) -> u32 {
-        self.algorithm.at_once(self.max_requests, self.burst)
+        self.algorithm.burst_capacity(self.max_requests, self.burst)
     }
 
     /// The limit with a subject's own numbers.
     #[must_use]
-    pub fn with(&self, own: &SubjectLimit) -> Self {
+    pub fn with_subject_limit(&self, own: &SubjectLimit) -> Self {
         let SubjectLimit { max_requests, window, burst, .. } = *own;
         Self { max_requests, window, burst, ..self.clone() }
     }
@@ -114,7 +114,7 @@ impl LimitSpec {
         let at_once = self.cost_max().min(other.cost_max());
         let says_burst = self.burst.is_some() || other.burst.is_some();
         Self {
-            burst: says_burst.then(|| self.algorithm.burst_of(at_once)),
+            burst: says_burst.then(|| self.algorithm.burst_for_capacity(at_once)),
             max_requests: self.max_requests.min(other.max_requests),
             window: self.window.max(other.window),
             ..self.clone()
@@ -122,7 +122,7 @@ impl LimitSpec {
     }
 
     /// What counts for this limit.
-    fn cell(&self, held: bool) -> CellSpec {
+    fn counter_spec(&self, held: bool) -> CounterSpec {
         let (own, max_requests) = (self.clone(), self.max_requests);
         let window_us = own.padded_window_us();
         let window_ms = millis_up(own.window);
@@ -131,22 +131,23 @@ impl LimitSpec {
         let granule_ms = if own.scope == Scope::Provider { 1 } else { subject_ms };
         let mut max = own.cost_max();
         let (kind, window_us) = match own.algorithm {
-            Algorithm::SlidingLog => (CellKind::Log { granule_ms, held: held && !own.shadow }, window_us),
+            Algorithm::SlidingLog => (CounterKind::Log { granule_ms, held: held && !own.shadow }, window_us),
             Algorithm::SlidingWindow => {
-                (CellKind::Log { granule_ms: window_ms.div_ceil(WINDOW_BUCKETS), held: false }, window_us)
+                (CounterKind::Log { granule_ms: window_ms.div_ceil(WINDOW_BUCKETS), held: false }, window_us)
             }
-            Algorithm::FixedWindow => {
-                (CellKind::Window { offset_us: micros_up(own.offset) % micros_up(own.window) }, micros_up(own.window))
-            }
+            Algorithm::FixedWindow => (
+                CounterKind::Window { offset_us: micros_up(own.offset) % micros_up(own.window) },
+                micros_up(own.window),
+            ),
             Algorithm::TokenBucket | Algorithm::Gcra => {
                 let most = DRAIN_MAX_US * INTERVAL_PARTS / interval;
                 max = max.min(u32::try_from(most).unwrap_or(u32::MAX));
                 // A closed one refuses for as long as one that is not would need for its first.
                 let drain_us = (interval * u64::from(max.max(1))).div_ceil(INTERVAL_PARTS);
-                (CellKind::Bucket { interval, debt: false }, drain_us)
+                (CounterKind::Bucket { interval, debt: false }, drain_us)
             }
         };
-        CellSpec { name: own.name, kind, applies_to: own.applies_to, shadow: own.shadow, max, window_us }
+        CounterSpec { name: own.name, kind, applies_to: own.applies_to, shadow: own.shadow, max, window_us }
     }
 }
 
@@ -163,7 +164,7 @@ pub struct QuotaSpec {
     pub limits: Vec<LimitSpec>,
     pub account_rules: Vec<AccountRule>,
     /// Starts are spread evenly over the tightest limit's window, in the whole cluster.
-    pub even: bool,
+    pub even_pacing: bool,
     /// `None`: a slot is held until the answer. `Some(jitter)`: it is freed by the start plus this allowance.
     pub grant_jitter: Option<Duration>,
     /// Longest time from start to the last instant at which the provider may count the request.
@@ -196,7 +197,7 @@ impl QuotaSpec {
     /// Whether both allow as many requests: what else a row says of them, how long one may take or who grants while the store
     /// is away, frees none.
     #[must_use]
-    pub fn allows_as(&self, other: &Self) -> bool {
+    pub fn has_same_allowance(&self, other: &Self) -> bool {
         let as_other = Self {
             version: other.version,
             hold_max: other.hold_max,
@@ -221,25 +222,25 @@ impl QuotaSpec {
     #[must_use]
     pub fn provider_limits(&self) -> Vec<usize> {
         let all = self.limits.iter().enumerate().filter(|(_, limit)| limit.scope == Scope::Provider);
-        all.map(|(index, _)| index).chain(self.even.then_some(self.limits.len())).collect()
+        all.map(|(index, _)| index).chain(self.even_pacing.then_some(self.limits.len())).collect()
     }
 
     /// What counts all calls together, in the order of [`Self::provider_limits`].
     #[must_use]
-    pub fn provider_cells(&self) -> Vec<CellSpec> {
+    pub fn provider_counters(&self) -> Vec<CounterSpec> {
         let held = self.grant_jitter.is_none();
         let all = self.limits.iter().filter(|limit| limit.scope == Scope::Provider);
-        let cells = all.map(|limit| limit.cell(held));
-        cells.chain(self.even.then(|| self.pacing())).collect()
+        let cells = all.map(|limit| limit.counter_spec(held));
+        cells.chain(self.even_pacing.then(|| self.pacing())).collect()
     }
 
     /// What counts one subject's calls, in the order of its limits.
     #[must_use]
-    pub fn subject_cells(&self, subject: &Subject) -> Vec<CellSpec> {
+    pub fn subject_counters(&self, subject: &Subject) -> Vec<CounterSpec> {
         let held = self.grant_jitter.is_none();
         let cell = |own: &SubjectLimit| {
-            let cell = self.limits.get(own.index)?.with(own).cell(held && !own.exempt);
-            Some(CellSpec { shadow: cell.shadow || own.exempt, ..cell })
+            let cell = self.limits.get(own.index)?.with_subject_limit(own).counter_spec(held && !own.exempt);
+            Some(CounterSpec { shadow: cell.shadow || own.exempt, ..cell })
         };
         subject.limits.iter().filter_map(cell).collect()
     }
@@ -269,7 +270,7 @@ impl QuotaSpec {
                     let general = |rule: &&AccountRule| rule.limit.is_none();
                     let rule = rules().find(named).or_else(|| rules().find(general));
                     let rule = rule.filter(|_| scope == Scope::Account).map(|rule| rule.rule);
-                    let own = rule.map_or_else(|| Some(limit.clone()), |rule| own_limit(rule, limit));
+                    let own = rule.map_or_else(|| Some(limit.clone()), |rule| limit_under_rule(rule, limit));
                     let exempt = own.is_none();
                     let LimitSpec { max_requests, window, burst, .. } = own.unwrap_or_else(|| limit.clone());
                     SubjectLimit { index, max_requests, window, burst, exempt }
@@ -291,13 +292,13 @@ impl QuotaSpec {
 
     /// How long after its grant a use may begin to count.
     #[must_use]
-    pub fn before_us(&self) -> u64 {
+    pub fn count_delay_max_us(&self) -> u64 {
         micros_up(BOOKING_HORIZON) + micros_up(self.hold_max)
     }
 
     /// How long after its grant a permit may begin.
     #[must_use]
-    pub fn in_hands_us(&self) -> u64 {
+    pub fn start_delay_max_us(&self) -> u64 {
         micros_up(BOOKING_HORIZON) + micros_up(self.send_budget)
     }
 
@@ -309,38 +310,38 @@ impl QuotaSpec {
 
     /// The longest that any use can count: past it, a limiter without memory knows as much as one with it.
     #[must_use]
-    pub fn longest_us(&self) -> u64 {
-        Scope::ALL.into_iter().map(|scope| self.longest_of_us(scope)).max().unwrap_or(0)
+    pub fn longest_window_us(&self) -> u64 {
+        Scope::ALL.into_iter().map(|scope| self.longest_window_of_us(scope)).max().unwrap_or(0)
     }
 
     /// The longest that a use can count under the limits of a scope; 0: it has none.
     #[must_use]
-    pub fn longest_of_us(&self, scope: Scope) -> u64 {
+    pub fn longest_window_of_us(&self, scope: Scope) -> u64 {
         let limits = || self.limits.iter().filter(|limit| limit.scope == scope);
         let rules = self.account_rules.iter().filter(|_| scope == Scope::Account);
         let ruled = rules.flat_map(|rule| {
             let named = limits().filter(|limit| rule.limit.as_ref().is_none_or(|name| *name == limit.name));
-            named.filter_map(|limit| own_limit(rule.rule, limit))
+            named.filter_map(|limit| limit_under_rule(rule.rule, limit))
         });
-        limits().cloned().chain(ruled).map(|limit| limit.cell(true).window_us).max().unwrap_or(0)
+        limits().cloned().chain(ruled).map(|limit| limit.counter_spec(true).window_us).max().unwrap_or(0)
     }
 
     /// How long after its state was lost a limiter must grant nothing: until nobody else is granted anything, starts that
     /// were booked, their longest hold, and the longest window.
     #[must_use]
-    pub fn cold_us(&self) -> u64 {
-        self.longest_us() + self.lag_us()
+    pub fn cold_start_us(&self) -> u64 {
+        self.longest_window_us() + self.lag_us()
     }
 
     /// A shadow counts anew after a loss, and so does a limit that has left it; accounts and references wait unless nobody
     /// used anything.
     #[must_use]
     pub fn lookback(&self) -> Lookback {
-        let enforced = self.provider_cells().into_iter().filter(|cell| !cell.shadow);
+        let enforced = self.provider_counters().into_iter().filter(|cell| !cell.shadow);
         let longest_us = enforced.map(|cell| cell.window_us).max().unwrap_or(0);
         Lookback {
-            counted: Duration::from_micros(longest_us + self.lag_us()),
-            noticed: Duration::from_micros(self.cold_us()),
+            count_within: Duration::from_micros(longest_us + self.lag_us()),
+            notice_within: Duration::from_micros(self.cold_start_us()),
         }
     }
 
@@ -353,14 +354,14 @@ impl QuotaSpec {
     /// The largest cost that could ever be granted to such a call.
     #[must_use]
     pub fn cost_max(&self, kind: CallKind, subjects: &[Subject]) -> u32 {
-        self.narrowest(kind, subjects).map_or(0, |(_, at_once)| at_once)
+        self.tightest_limit(kind, subjects).map_or(0, |(_, at_once)| at_once)
     }
 
     /// The limit that lets the fewest come at once of those that count such a call, and how many it lets.
     #[must_use]
-    pub fn narrowest(&self, kind: CallKind, subjects: &[Subject]) -> Option<(String, u32)> {
-        let provider = self.provider_cells();
-        let own = subjects.iter().flat_map(|subject| self.subject_cells(subject));
+    pub fn tightest_limit(&self, kind: CallKind, subjects: &[Subject]) -> Option<(String, u32)> {
+        let provider = self.provider_counters();
+        let own = subjects.iter().flat_map(|subject| self.subject_counters(subject));
         let cells = provider.into_iter().filter(|cell| cell.name != PACING).chain(own);
         cells
             .filter(|cell| !cell.shadow && cell.applies(kind))
@@ -369,7 +370,7 @@ impl QuotaSpec {
     }
 
     /// One more number: the earliest next start, from the limit that allows the fewest.
-    fn pacing(&self) -> CellSpec {
+    fn pacing(&self) -> CounterSpec {
         let paced = |limit: &&LimitSpec| {
             limit.scope == Scope::Provider
                 && !limit.shadow
@@ -379,9 +380,9 @@ impl QuotaSpec {
         let interval =
             |limit: &LimitSpec| (micros_up(limit.window) * INTERVAL_PARTS).div_ceil(u64::from(limit.max_requests));
         let interval = self.limits.iter().filter(paced).map(interval).max().unwrap_or(0);
-        CellSpec {
+        CounterSpec {
             name: PACING.to_owned(),
-            kind: CellKind::Bucket { interval, debt: true },
+            kind: CounterKind::Bucket { interval, debt: true },
             applies_to: AppliesTo::All,
             shadow: false,
             max: 1,
@@ -392,7 +393,7 @@ impl QuotaSpec {
 
 /// The limit as it holds for an account under a rule; `None` when the limit lets it pass.
 #[must_use]
-pub fn own_limit(rule: Rule, limit: &LimitSpec) -> Option<LimitSpec> {
+pub fn limit_under_rule(rule: Rule, limit: &LimitSpec) -> Option<LimitSpec> {
     let (max_requests, window, burst) = match rule {
         Rule::Exempt => return None,
         Rule::Limit(own) => (own.rate.max_requests(), own.rate.window(), own.burst),
@@ -405,9 +406,9 @@ pub fn own_limit(rule: Rule, limit: &LimitSpec) -> Option<LimitSpec> {
 
 /// What counts for one limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CellSpec {
+pub struct CounterSpec {
     pub name: String,
-    pub kind: CellKind,
+    pub kind: CounterKind,
     pub applies_to: AppliesTo,
     pub shadow: bool,
     /// Uses that count at once; of a bucket, its capacity.
@@ -417,7 +418,7 @@ pub struct CellSpec {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CellKind {
+pub enum CounterKind {
     /// Uses by the instant from which their window runs, rounded up to whole granules. Held: until the answer.
     Log { granule_ms: u64, held: bool },
     /// Uses of this window and of the next.
@@ -426,7 +427,7 @@ pub enum CellKind {
     Bucket { interval: u64, debt: bool },
 }
 
-impl CellSpec {
+impl CounterSpec {
     #[must_use]
     pub fn applies(&self, kind: CallKind) -> bool {
         match self.applies_to {
@@ -438,8 +439,8 @@ impl CellSpec {
 
     /// Whether its slots are held until the answer.
     #[must_use]
-    pub fn held(&self) -> bool {
-        matches!(self.kind, CellKind::Log { held: true, .. })
+    pub fn is_held(&self) -> bool {
+        matches!(self.kind, CounterKind::Log { held: true, .. })
     }
 }
 

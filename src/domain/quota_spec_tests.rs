@@ -1,5 +1,5 @@
 use super::*;
-use crate::domain::limit::{OwnLimit, Rate};
+use crate::domain::limit::{LimitOverride, Rate};
 use crate::domain::provider::StoreDown;
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -25,7 +25,7 @@ fn spec(rules: &[(&str, Option<&str>, Rule)]) -> QuotaSpec {
                 rule: *rule,
             })
             .collect(),
-        even: false,
+        even_pacing: false,
         grant_jitter: None,
         hold_max: Duration::from_secs(10),
         send_budget: Duration::from_millis(500),
@@ -45,7 +45,7 @@ type Rules<'a> = &'a [(&'a str, Option<&'a str>, Rule)];
 type Counted = Option<Vec<(usize, u32, u64)>>;
 
 #[test]
-fn an_accounts_rules_say_which_limits_count_it_and_how_much_they_allow() {
+fn account_rules_select_and_override_limits() {
     let usual = Some(vec![(0, 10, 3_600), (1, 20, 3_600)]);
     let table: [(Rules<'_>, Counted); 11] = [
         (&[], usual.clone()),
@@ -75,7 +75,7 @@ fn an_accounts_rules_say_which_limits_count_it_and_how_much_they_allow() {
 }
 
 #[test]
-fn a_reference_is_counted_beside_its_account_and_by_no_rule() {
+fn references_are_counted_without_account_rules() {
     let keys = |rules: Rules<'_>, account, reference| {
         let subjects = spec(rules).subjects(account, reference).unwrap();
         subjects.into_iter().map(|subject| (subject.key, subject.limits.len())).collect::<Vec<_>>()
@@ -93,13 +93,13 @@ fn a_reference_is_counted_beside_its_account_and_by_no_rule() {
 }
 
 #[test]
-fn what_no_limit_can_ever_admit_is_known() {
+fn largest_admissible_cost_is_computed() {
     let mut spec = spec(&[("me", None, own("3/1m"))]);
     let cost_max = |spec: &QuotaSpec, account, kind| spec.cost_max(kind, &spec.subjects(account, None).unwrap());
     assert_eq!(cost_max(&spec, None, CallKind::Charge), 100);
     assert_eq!(cost_max(&spec, Some("you"), CallKind::Charge), 10);
     assert_eq!(cost_max(&spec, Some("me"), CallKind::Charge), 3);
-    spec.even = true;
+    spec.even_pacing = true;
     assert_eq!(cost_max(&spec, None, CallKind::Charge), 100, "pacing admits any cost");
     spec.limits[0].shadow = true;
     assert_eq!(cost_max(&spec, Some("you"), CallKind::Charge), 20);
@@ -109,39 +109,39 @@ fn what_no_limit_can_ever_admit_is_known() {
 }
 
 #[test]
-fn an_accounts_own_bucket_is_remembered_until_it_has_drained() {
-    let slow = OwnLimit { rate: "1/1h".parse().unwrap(), burst: Some(100) };
+fn account_bucket_is_kept_until_drained() {
+    let slow = LimitOverride { rate: "1/1h".parse().unwrap(), burst: Some(100) };
     let mut spec = spec(&[("slow", Some("account-a"), Rule::Limit(slow))]);
     spec.limits[0].algorithm = Algorithm::TokenBucket;
     spec.limits[0].burst = Some(10);
-    assert_eq!(spec.longest_us(), micros_up(HOUR * 100));
+    assert_eq!(spec.longest_window_us(), micros_up(HOUR * 100));
     let limits = [SubjectLimit { index: 0, max_requests: 1, window: HOUR * 24 * 31, burst: Some(100), exempt: false }];
-    let slowest = spec.subject_cells(&Subject { key: "account:slowest".to_owned(), limits: limits.to_vec() });
+    let slowest = spec.subject_counters(&Subject { key: "account:slowest".to_owned(), limits: limits.to_vec() });
     assert_eq!((slowest[0].max, slowest[0].window_us), (2, micros_up(HOUR * 24 * 62)), "no longer than is exact");
 }
 
 #[test]
-fn only_enforced_limits_of_the_provider_have_every_use_counted_after_a_loss() {
+fn lookback_counts_only_enforced_provider_limits() {
     let lag = Duration::from_millis(10_000 + 250);
     let month = HOUR * 24 * 31;
     let shadow = LimitSpec { shadow: true, ..LimitSpec::sliding_log("shadow", 9, month) };
     let mut spec = spec(&[]);
     let padded =
-        |window: Duration| Duration::from_micros(LimitSpec::sliding_log("all", 1, window).cell(true).window_us);
+        |window: Duration| Duration::from_micros(LimitSpec::sliding_log("all", 1, window).counter_spec(true).window_us);
     assert_eq!(spec.lookback(), Lookback::all(padded(HOUR) + lag));
     spec.limits[0].window = month;
     spec.limits[2].window = HOUR / 2;
-    assert_eq!(spec.lookback(), Lookback { counted: padded(HOUR / 2) + lag, noticed: padded(month) + lag });
+    assert_eq!(spec.lookback(), Lookback { count_within: padded(HOUR / 2) + lag, notice_within: padded(month) + lag });
     spec.limits.truncate(3);
     spec.limits[0] = shadow;
-    assert_eq!(spec.lookback(), Lookback { counted: padded(HOUR / 2) + lag, noticed: padded(month) + lag });
+    assert_eq!(spec.lookback(), Lookback { count_within: padded(HOUR / 2) + lag, notice_within: padded(month) + lag });
     spec.limits[0].shadow = false;
     assert_eq!(spec.lookback(), Lookback::all(padded(month) + lag));
-    assert_eq!(spec.lookback().noticed, Duration::from_micros(spec.cold_us()));
+    assert_eq!(spec.lookback().notice_within, Duration::from_micros(spec.cold_start_us()));
 }
 
 #[test]
-fn a_start_within_an_allowance_for_jitter_leaves_room_for_the_way() {
+fn use_within_leaves_room_for_transit() {
     let ms = Duration::from_millis;
     for (grant_jitter, use_within) in [(None, 500), (Some(50), 40), (Some(10), 8), (Some(60_000), 500)] {
         let spec = QuotaSpec { grant_jitter: grant_jitter.map(ms), ..spec(&[]) };
@@ -150,7 +150,7 @@ fn a_start_within_an_allowance_for_jitter_leaves_room_for_the_way() {
 }
 
 #[test]
-fn windows_are_padded_by_what_no_comparison_of_clocks_can_see() {
+fn windows_are_padded_for_clock_error() {
     for (window_ms, padded_us) in [(1, 3_001), (1_000, 1_002_500), (60_000, 60_032_000)] {
         let limit = LimitSpec::sliding_log("all", 1, Duration::from_millis(window_ms));
         assert_eq!(limit.padded_window_us(), padded_us);
@@ -167,7 +167,7 @@ fn an_accounts_own_rate_has_its_own_burst() {
         spec
     };
     let rule = |rate: &str, burst| {
-        let rule = Rule::Limit(OwnLimit { rate: rate.parse().unwrap(), burst });
+        let rule = Rule::Limit(LimitOverride { rate: rate.parse().unwrap(), burst });
         vec![AccountRule { account: "me".to_owned(), limit: None, rule }]
     };
     for (algorithm, burst, own, at_once) in [
@@ -180,12 +180,12 @@ fn an_accounts_own_rate_has_its_own_burst() {
     ] {
         let spec = QuotaSpec { account_rules: rule(own.0, own.1), ..bucket(algorithm, burst) };
         let subjects = spec.subjects(Some("me"), None).unwrap();
-        let [cell] = &spec.subject_cells(&subjects[0])[..] else { panic!("{subjects:?}") };
+        let [cell] = &spec.subject_counters(&subjects[0])[..] else { panic!("{subjects:?}") };
         assert_eq!(cell.max, at_once, "{algorithm:?} {burst:?} {own:?}");
-        let [cell] = &spec.subject_cells(&spec.subjects(Some("you"), None).unwrap()[0])[..] else { panic!() };
+        let [cell] = &spec.subject_counters(&spec.subjects(Some("you"), None).unwrap()[0])[..] else { panic!() };
         assert_eq!(cell.max, spec.limits[0].cost_max(), "everybody else has the limit's own");
         // Divided among workers, what comes at once is divided too.
-        let shared = subjects[0].share(&spec, 2);
-        assert!(spec.share(2).subject_cells(&shared)[0].max <= at_once / 2, "{shared:?}");
+        let shared = subjects[0].divided_by(&spec, 2);
+        assert!(spec.divided_by(2).subject_counters(&shared)[0].max <= at_once / 2, "{shared:?}");
     }
 }

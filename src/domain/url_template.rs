@@ -5,23 +5,23 @@
 
 use std::io;
 
-use super::expansion::{Bounded, RequestPart, TooLarge, Unfit};
+use super::expansion::{BoundedBuffer, RequestBuildError, RequestPart, TooLarge};
 use super::job::Job;
 
 /// A `url` or `lookup.url` of a provider, as validated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UrlTemplate {
-    parts: Vec<Part>,
+    parts: Vec<UrlPart>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Part {
+enum UrlPart {
     Text(String),
-    Field(JobField),
+    Field(UrlField),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum JobField {
+enum UrlField {
     Id,
     Account,
     Reference,
@@ -45,18 +45,18 @@ impl UrlTemplate {
 
     #[must_use]
     pub fn has_placeholders(&self) -> bool {
-        self.parts.iter().any(|part| matches!(part, Part::Field(_)))
+        self.parts.iter().any(|part| matches!(part, UrlPart::Field(_)))
     }
 
     /// Whether two payments of one account get different addresses.
     #[must_use]
     pub fn names_payment(&self) -> bool {
-        self.parts.iter().any(|part| matches!(part, Part::Field(field) if *field != JobField::Account))
+        self.parts.iter().any(|part| matches!(part, UrlPart::Field(field) if *field != UrlField::Account))
     }
 
     /// URL parsers skip slashes before the host, so there must be exactly two.
     fn host_is_fixed(&self) -> bool {
-        let Some(Part::Text(first)) = self.parts.first() else { return false };
+        let Some(UrlPart::Text(first)) = self.parts.first() else { return false };
         let Some((_, rest)) = first.split_once("://") else { return false };
         rest.find(['/', '\\', '?', '#']).is_some_and(|end| end > 0)
     }
@@ -64,9 +64,9 @@ impl UrlTemplate {
     /// The address with `x` at every placeholder, for judging where it leads.
     #[must_use]
     pub fn sample(&self) -> String {
-        let fill = |part: &Part| match part {
-            Part::Text(text) => text.clone(),
-            Part::Field(_) => "x".to_owned(),
+        let fill = |part: &UrlPart| match part {
+            UrlPart::Text(text) => text.clone(),
+            UrlPart::Field(_) => "x".to_owned(),
         };
         self.parts.iter().map(fill).collect()
     }
@@ -75,19 +75,19 @@ impl UrlTemplate {
     ///
     /// # Errors
     /// When the job has nothing for a placeholder, or what it has would change the path or make the address too long.
-    pub fn of(&self, job: &Job, of: RequestPart) -> Result<String, Unfit> {
-        let too_large = |_: io::Error| Unfit::TooLarge(TooLarge::new(of, job));
-        let mut address = Bounded::new(of.bytes_max());
+    pub fn for_job(&self, job: &Job, of: RequestPart) -> Result<String, RequestBuildError> {
+        let too_large = |_: io::Error| RequestBuildError::TooLarge(TooLarge::new(of, job));
+        let mut address = BoundedBuffer::new(of.bytes_max());
         for part in &self.parts {
             match part {
-                Part::Text(text) => address.push(text).map_err(too_large)?,
-                Part::Field(field) => push_encoded(&mut address, value(*field, job, of)?).map_err(too_large)?,
+                UrlPart::Text(text) => address.push(text).map_err(too_large)?,
+                UrlPart::Field(field) => push_encoded(&mut address, value(*field, job, of)?).map_err(too_large)?,
             }
         }
         // Only whole texts were written.
         let address = String::from_utf8(address.into_bytes()).unwrap_or_default();
-        if self.has_placeholders() && climbs(&address) {
-            return Err(Unfit::Field(format!("a field of the job would change the path of {}", of.name())));
+        if self.has_placeholders() && has_dot_segment(&address) {
+            return Err(RequestBuildError::Field(format!("a field of the job would change the path of {}", of.name())));
         }
         Ok(address)
     }
@@ -95,47 +95,47 @@ impl UrlTemplate {
 
 /// Whether a segment of the path is `.` or `..`, which stay what they are when encoded.
 /// <https://url.spec.whatwg.org/#double-dot-path-segment>
-fn climbs(address: &str) -> bool {
+fn has_dot_segment(address: &str) -> bool {
     let path = address.split(['?', '#']).next().unwrap_or_default().to_ascii_lowercase().replace("%2e", ".");
     path.split(['/', '\\']).any(|segment| matches!(segment, "." | ".."))
 }
 
-fn parts(text: &str) -> Result<Vec<Part>, String> {
+fn parts(text: &str) -> Result<Vec<UrlPart>, String> {
     let mut parts = Vec::new();
     let mut rest = text;
     while let Some((before, opened)) = rest.split_once("${") {
         let (name, after) = opened.split_once('}').ok_or("has a `${` that is never closed by `}`")?;
         if !before.is_empty() {
-            parts.push(Part::Text(before.to_owned()));
+            parts.push(UrlPart::Text(before.to_owned()));
         }
-        parts.push(Part::Field(match name.strip_prefix("job:").unwrap_or(name) {
-            "id" => JobField::Id,
-            "account" => JobField::Account,
-            "reference" => JobField::Reference,
-            "idempotency_key" => JobField::IdempotencyKey,
+        parts.push(UrlPart::Field(match name.strip_prefix("job:").unwrap_or(name) {
+            "id" => UrlField::Id,
+            "account" => UrlField::Account,
+            "reference" => UrlField::Reference,
+            "idempotency_key" => UrlField::IdempotencyKey,
             _ => return Err(format!("has an unknown placeholder: use {PLACEHOLDERS}")),
         }));
         rest = after;
     }
     if !rest.is_empty() {
-        parts.push(Part::Text(rest.to_owned()));
+        parts.push(UrlPart::Text(rest.to_owned()));
     }
     Ok(parts)
 }
 
-fn value(field: JobField, job: &Job, of: RequestPart) -> Result<&str, Unfit> {
+fn value(field: UrlField, job: &Job, of: RequestPart) -> Result<&str, RequestBuildError> {
     let (name, value) = match field {
-        JobField::Id => ("id", Some(job.id.as_str())),
-        JobField::IdempotencyKey => ("idempotency_key", Some(job.effective_key().as_str())),
-        JobField::Account => ("account", job.account.as_ref().map(|account| account.as_str())),
-        JobField::Reference => ("reference", job.reference.as_deref()),
+        UrlField::Id => ("id", Some(job.id.as_str())),
+        UrlField::IdempotencyKey => ("idempotency_key", Some(job.effective_key().as_str())),
+        UrlField::Account => ("account", job.account.as_ref().map(|account| account.as_str())),
+        UrlField::Reference => ("reference", job.reference.as_deref()),
     };
-    let missing = || Unfit::Field(format!("the job has no {name}, which {} needs", of.name()));
+    let missing = || RequestBuildError::Field(format!("the job has no {name}, which {} needs", of.name()));
     value.filter(|value| !value.is_empty()).ok_or_else(missing)
 }
 
 /// Everything but the unreserved characters. <https://www.rfc-editor.org/rfc/rfc3986#section-2.3>
-fn push_encoded(address: &mut Bounded, value: &str) -> io::Result<()> {
+fn push_encoded(address: &mut BoundedBuffer, value: &str) -> io::Result<()> {
     let mut encoded = String::with_capacity(value.len());
     for byte in value.bytes() {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {

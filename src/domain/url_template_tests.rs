@@ -2,13 +2,13 @@
 
 use proptest::prelude::*;
 
-use super::super::job::Token;
+use super::super::job::Identifier;
 use super::super::provider::ProviderName;
 use super::*;
 
 fn job() -> Job {
     Job {
-        id: Token::new("pay-1").unwrap(),
+        id: Identifier::new("pay-1").unwrap(),
         provider: ProviderName::new("acme").unwrap(),
         amount: 1_299,
         currency: "EUR".to_owned(),
@@ -26,9 +26,9 @@ fn job() -> Job {
 #[test]
 fn a_jobs_fields_are_encoded_into_the_address() {
     let full = Job {
-        account: Some(Token::new("a_1").unwrap()),
+        account: Some(Identifier::new("a_1").unwrap()),
         reference: Some("a/b?c=d&e#é %2e+".to_owned()),
-        idempotency_key: Some(Token::new("key-9").unwrap()),
+        idempotency_key: Some(Identifier::new("key-9").unwrap()),
         ..job()
     };
     let table = [
@@ -42,15 +42,16 @@ fn a_jobs_fields_are_encoded_into_the_address() {
         ),
     ];
     for (url, address) in table {
-        assert_eq!(UrlTemplate::parse(url).unwrap().of(&full, RequestPart::Url).unwrap(), address);
+        assert_eq!(UrlTemplate::parse(url).unwrap().for_job(&full, RequestPart::Url).unwrap(), address);
     }
 }
 
 #[test]
-fn what_a_job_lacks_or_what_would_climb_cannot_be_asked() {
+fn missing_fields_and_dot_segments_are_rejected() {
     let url = UrlTemplate::parse("https://x.example/charges/${job:reference}/state").unwrap();
-    let of =
-        |reference: Option<&str>| url.of(&Job { reference: reference.map(str::to_owned), ..job() }, RequestPart::Url);
+    let of = |reference: Option<&str>| {
+        url.for_job(&Job { reference: reference.map(str::to_owned), ..job() }, RequestPart::Url)
+    };
     for missing in [None, Some("")] {
         assert_eq!(of(missing).unwrap_err().to_string(), "the job has no reference, which url needs");
     }
@@ -61,14 +62,14 @@ fn what_a_job_lacks_or_what_would_climb_cannot_be_asked() {
     for half in [".", "%2E"] {
         let half = UrlTemplate::parse(&format!("https://x.example/charges/{half}${{job:reference}}")).unwrap();
         let job = Job { reference: Some(".".to_owned()), ..job() };
-        assert!(half.of(&job, RequestPart::Url).unwrap_err().to_string().contains("would change the path"));
+        assert!(half.for_job(&job, RequestPart::Url).unwrap_err().to_string().contains("would change the path"));
     }
     let query = UrlTemplate::parse("https://x.example/charges?id=${job:reference}").unwrap();
-    assert!(query.of(&Job { reference: Some("../..".to_owned()), ..job() }, RequestPart::Url).is_ok());
+    assert!(query.for_job(&Job { reference: Some("../..".to_owned()), ..job() }, RequestPart::Url).is_ok());
 }
 
 #[test]
-fn addresses_that_cannot_be_meant_are_refused_with_the_mend() {
+fn invalid_addresses_are_rejected_with_a_fix() {
     let table = [
         ("${job:id}", "has a placeholder in its host"),
         ("https://${job:id}.example/", "has a placeholder in its host"),
@@ -93,29 +94,29 @@ fn addresses_that_cannot_be_meant_are_refused_with_the_mend() {
 #[test]
 fn an_address_beyond_its_bound_names_the_field() {
     let url = UrlTemplate::parse(&format!("https://x.example/{}", "${job:reference}".repeat(3))).unwrap();
-    let of = |reference: String| url.of(&Job { reference: Some(reference), ..job() }, RequestPart::Url);
+    let of = |reference: String| url.for_job(&Job { reference: Some(reference), ..job() }, RequestPart::Url);
     assert!(of("é".repeat(255)).is_ok());
     let too_large = of("\u{1f600}".repeat(255)).unwrap_err();
     let said = "reference: the url that the provider's row makes of it exceeds 8192 bytes: send a shorter one";
     assert_eq!(too_large.to_string(), said);
     let ids = UrlTemplate::parse(&format!("https://x.example/{}", "${id}".repeat(2_000))).unwrap();
-    assert!(ids.of(&job(), RequestPart::LookupUrl).unwrap_err().to_string().starts_with("id: the lookup.url"));
+    assert!(ids.for_job(&job(), RequestPart::LookupUrl).unwrap_err().to_string().starts_with("id: the lookup.url"));
 }
 
 /// Nothing of a text without placeholders is changed or judged here.
 #[test]
-fn a_plain_address_stays_as_it_is() {
+fn url_without_placeholders_is_unchanged() {
     for url in ["https://x.example/a/../b?c=%2e%2e#d", "https://x.example", "no address"] {
         let template = UrlTemplate::parse(url).unwrap();
         assert!(!template.has_placeholders() && !template.names_payment());
-        assert_eq!((template.of(&job(), RequestPart::Url).as_deref(), template.sample().as_str()), (Ok(url), url));
+        assert_eq!((template.for_job(&job(), RequestPart::Url).as_deref(), template.sample().as_str()), (Ok(url), url));
     }
 }
 
 proptest! {
     /// Whatever a job says, the address leads to the same host and has the same path segments but its own.
     #[test]
-    fn no_job_changes_where_its_request_goes(
+    fn job_fields_cannot_change_the_target(
         reference in "[./\\\\?#%@:&= a-z\u{0}-\u{1f}é\u{202e}]{0,8}|\\PC{0,12}",
         host in "https?://[a-z@:/\\\\.]{0,6}",
         query in any::<bool>(),
@@ -123,7 +124,7 @@ proptest! {
         let job = Job { reference: Some(reference.clone()), ..job() };
         let text = if query { format!("{host}/a?r=${{reference}}&b=1") } else { format!("{host}/a/${{reference}}/b") };
         let Ok(template) = UrlTemplate::parse(&text) else { return Ok(()) };
-        let (Ok(sample), Ok(address)) = (url::Url::parse(&template.sample()), template.of(&job, RequestPart::Url)) else {
+        let (Ok(sample), Ok(address)) = (url::Url::parse(&template.sample()), template.for_job(&job, RequestPart::Url)) else {
             return Ok(());
         };
         let url = url::Url::parse(&address).unwrap();

@@ -13,7 +13,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 use tokio::time::sleep;
 
-use super::{Bug, Point};
+use super::{Bug, CrashPoint};
 use crate::provider::FrozenRequest;
 use crate::queue::{QueueError, Receipt};
 
@@ -21,26 +21,26 @@ const CRASH_VARIABLE: &str = "SLUICEGATE_CRASH_AT";
 const BUG_VARIABLE: &str = "SLUICEGATE_BUG";
 
 /// How long what was written is given to reach the other side, which must be shorter than its answer takes.
-const ARRIVES: Duration = Duration::from_millis(20);
+const ARRIVAL_WAIT: Duration = Duration::from_millis(20);
 /// How long a statement is given to leave. Whether it is committed by then is as open as it is for a cut cable.
-const LEAVES: Duration = Duration::from_millis(1);
+const SEND_WAIT: Duration = Duration::from_millis(1);
 
-const POINTS: [(&str, Point); 15] = [
-    ("after_delivery", Point::AfterDelivery),
-    ("after_claim", Point::AfterClaim),
-    ("after_permit", Point::AfterPermit),
-    ("after_sending", Point::AfterSending),
-    ("request_half_written", Point::RequestHalfWritten),
-    ("request_unanswered", Point::RequestUnanswered),
-    ("after_answer", Point::AfterAnswer),
-    ("after_lookup", Point::AfterLookup),
-    ("after_settle", Point::AfterSettle),
-    ("outcome_commit_unacknowledged", Point::OutcomeCommitUnacknowledged),
-    ("after_outcome", Point::AfterOutcome),
-    ("after_delay_copy", Point::AfterDelayCopy),
-    ("after_ack", Point::AfterAck),
-    ("after_event", Point::AfterEvent),
-    ("sweeper_after_publish", Point::SweeperAfterPublish),
+const POINTS: [(&str, CrashPoint); 15] = [
+    ("after_delivery", CrashPoint::AfterDelivery),
+    ("after_claim", CrashPoint::AfterClaim),
+    ("after_permit", CrashPoint::AfterPermit),
+    ("after_sending", CrashPoint::AfterSending),
+    ("request_half_written", CrashPoint::RequestHalfWritten),
+    ("request_unanswered", CrashPoint::RequestUnanswered),
+    ("after_answer", CrashPoint::AfterAnswer),
+    ("after_lookup", CrashPoint::AfterLookup),
+    ("after_settle", CrashPoint::AfterSettle),
+    ("outcome_commit_unacknowledged", CrashPoint::OutcomeCommitUnacknowledged),
+    ("after_outcome", CrashPoint::AfterOutcome),
+    ("after_delay_copy", CrashPoint::AfterDelayCopy),
+    ("after_ack", CrashPoint::AfterAck),
+    ("after_event", CrashPoint::AfterEvent),
+    ("sweeper_after_publish", CrashPoint::SweeperAfterPublish),
 ];
 
 const BUGS: [(&str, Bug); 7] = [
@@ -63,19 +63,19 @@ const PATCHES: [(Bug, &str, &str); 2] = [
     ),
 ];
 
-struct Armed {
-    point: Point,
+struct ArmedCrash {
+    point: CrashPoint,
     name: &'static str,
     /// Passes until it is due.
-    left: AtomicU32,
+    passes_left: AtomicU32,
 }
 
-static ARMED: LazyLock<Option<Armed>> = LazyLock::new(|| {
+static ARMED_CRASH: LazyLock<Option<ArmedCrash>> = LazyLock::new(|| {
     let setting = std::env::var(CRASH_VARIABLE).ok()?;
     let armed = setting.split_once(':').and_then(|(name, nth)| {
         let (name, point) = *POINTS.iter().find(|(known, _)| *known == name)?;
         let left = nth.parse().ok().filter(|nth| *nth > 0)?;
-        Some(Armed { point, name, left: AtomicU32::new(left) })
+        Some(ArmedCrash { point, name, passes_left: AtomicU32::new(left) })
     });
     Some(armed.unwrap_or_else(|| die(&format!("{CRASH_VARIABLE}={setting} names no place"))))
 });
@@ -94,14 +94,14 @@ fn die(why: &str) -> ! {
 }
 
 /// Whether this is the pass at which the process has to die here.
-fn due(point: Point) -> Option<&'static str> {
-    let armed = ARMED.as_ref().filter(|armed| armed.point == point)?;
-    let passed = armed.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+fn due(point: CrashPoint) -> Option<&'static str> {
+    let armed = ARMED_CRASH.as_ref().filter(|armed| armed.point == point)?;
+    let passed = armed.passes_left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
     (passed == Ok(1)).then_some(armed.name)
 }
 
 /// Dies here if this place was armed.
-pub fn crash(point: Point) {
+pub fn crash(point: CrashPoint) {
     if let Some(name) = due(point) {
         die(name);
     }
@@ -115,14 +115,14 @@ pub fn bug(bug: Bug) -> bool {
 
 /// The one request on its way; dies with a part of it written, or before it is answered.
 pub async fn on_the_wire<F: Future>(request: &FrozenRequest, send: F) -> F::Output {
-    if let Some(name) = due(Point::RequestHalfWritten) {
+    if let Some(name) = due(CrashPoint::RequestHalfWritten) {
         write_half(request).await;
         die(name);
     }
-    if let Some(name) = due(Point::RequestUnanswered) {
+    if let Some(name) = due(CrashPoint::RequestUnanswered) {
         tokio::select! {
             _ = send => die("the request was answered too soon to die before it"),
-            () = sleep(ARRIVES) => die(name),
+            () = sleep(ARRIVAL_WAIT) => die(name),
         }
     }
     send.await
@@ -146,7 +146,7 @@ async fn write_half(request: &FrozenRequest) {
         connection.write_all(head.as_bytes()).await?;
         connection.write_all(&request.body[..request.body.len() / 2]).await?;
         connection.flush().await?;
-        sleep(ARRIVES).await;
+        sleep(ARRIVAL_WAIT).await;
         std::io::Result::Ok(())
     };
     if let Err(error) = written.await {
@@ -155,11 +155,11 @@ async fn write_half(request: &FrozenRequest) {
 }
 
 /// A write to the ledger; dies before its reply is read.
-pub async fn unread<F: Future>(point: Point, write: F) -> F::Output {
+pub async fn unread<F: Future>(point: CrashPoint, write: F) -> F::Output {
     if let Some(name) = due(point) {
         tokio::select! {
             _ = write => die(name),
-            () = sleep(LEAVES) => die(name),
+            () = sleep(SEND_WAIT) => die(name),
         }
     }
     write.await
@@ -173,19 +173,19 @@ pub async fn acknowledged_early(receipt: Box<dyn Receipt>) -> Box<dyn Receipt> {
     if let Err(error) = receipt.ack().await {
         die(&format!("not acknowledged early: {error}"));
     }
-    sleep(ARRIVES).await;
-    Box::new(UsedUp)
+    sleep(ARRIVAL_WAIT).await;
+    Box::new(AcknowledgedReceipt)
 }
 
-struct UsedUp;
+struct AcknowledgedReceipt;
 
 #[async_trait]
-impl Receipt for UsedUp {
+impl Receipt for AcknowledgedReceipt {
     async fn ack(self: Box<Self>) -> Result<(), QueueError> {
         Ok(())
     }
 
-    async fn hand_back(self: Box<Self>) -> Result<(), QueueError> {
+    async fn requeue(self: Box<Self>) -> Result<(), QueueError> {
         Ok(())
     }
 }

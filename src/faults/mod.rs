@@ -2,7 +2,7 @@
 //! fault harness (tests/faults) can show that it notices.
 //!
 //! Refuses to be in anybody's way: without the cargo feature `faults`, which nothing turns on by default, every call in
-//! here is an empty constant function and no name of a fault is in the program (`tests/cli/faultless.rs` looks for them).
+//! here is an empty constant function and no name of a fault is in the program (`tests/cli/no_fault_injection.rs` looks for them).
 
 #[cfg(feature = "faults")]
 mod armed;
@@ -15,7 +15,7 @@ pub use unarmed::{acknowledged_early, bug, crash, on_the_wire, patched, unread};
 /// Where the process dies when `SLUICEGATE_CRASH_AT=name:n` says so and the place is passed for the n-th time. Names as here,
 /// in snake case.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Point {
+pub enum CrashPoint {
     /// A message has been delivered; nothing knows of it.
     AfterDelivery,
     /// The job is recorded and claimed.
@@ -71,13 +71,13 @@ pub enum Bug {
 mod unarmed {
     use std::borrow::Cow;
 
-    use super::{Bug, Point};
+    use super::{Bug, CrashPoint};
     use crate::provider::FrozenRequest;
     use crate::queue::Receipt;
 
     /// Dies here if this place was armed.
     #[inline(always)]
-    pub const fn crash(_: Point) {}
+    pub const fn crash(_: CrashPoint) {}
 
     /// Whether this bug was switched on.
     #[inline(always)]
@@ -94,7 +94,7 @@ mod unarmed {
 
     /// A write to the ledger; dies before its reply is read.
     #[inline(always)]
-    pub const fn unread<F: Future>(_: Point, write: F) -> F {
+    pub const fn unread<F: Future>(_: CrashPoint, write: F) -> F {
         write
     }
 

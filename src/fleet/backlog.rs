@@ -8,45 +8,45 @@
 
 use std::time::Duration;
 
-use super::Conserved;
+use super::ProviderReconciliation;
 
 /// Longest time that a payment is held by a worker and by nothing else; a snapshot may be two seconds younger.
-const IN_HAND_MAX: Duration = Duration::from_secs(4);
+const UNRECORDED_MAX: Duration = Duration::from_secs(4);
 
 /// What the snapshots of one provider have come to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct PaymentCount {
     /// Payments that two snapshots have found: those that were recorded ever, and those that are not yet.
     payments: u64,
     /// By the last snapshot alone. A message that goes back to the queue while the snapshot is taken is in it twice.
     found: u64,
     pub unrecorded: u64,
     /// For how long fewer were found than before.
-    short_for: Option<Duration>,
+    missing_for: Option<Duration>,
 }
 
-impl Seen {
+impl PaymentCount {
     /// After one more snapshot, so long after the one before it.
     #[must_use]
-    pub fn after(before: Option<Self>, account: &Conserved, ready: u64, since: Duration) -> Self {
+    pub fn updated(before: Option<Self>, account: &ProviderReconciliation, ready: u64, since: Duration) -> Self {
         // What has been recorded since is no longer with the queue alone.
-        let left = before.map(|before| before.told().saturating_sub(account.recorded));
-        let unrecorded = in_queue_alone(account, ready, left);
+        let left = before.map(|before| before.reported().saturating_sub(account.recorded));
+        let unrecorded = unrecorded_messages(account, ready, left);
         let found = account.recorded + unrecorded;
-        let Some(before) = before else { return Self { payments: found, found, unrecorded, short_for: None } };
+        let Some(before) = before else { return Self { payments: found, found, unrecorded, missing_for: None } };
         let short = before.payments.saturating_sub(found);
-        let short_for = before.short_for.map_or(Duration::ZERO, |short_for| short_for + since);
-        if short > 0 && short_for < IN_HAND_MAX {
+        let short_for = before.missing_for.map_or(Duration::ZERO, |short_for| short_for + since);
+        if short > 0 && short_for < UNRECORDED_MAX {
             let unrecorded = unrecorded + short;
-            return Self { payments: before.payments, found, unrecorded, short_for: Some(short_for) };
+            return Self { payments: before.payments, found, unrecorded, missing_for: Some(short_for) };
         }
         let confirmed = if short > 0 { found } else { before.payments.max(found.min(before.found)) };
-        Self { payments: confirmed, found, unrecorded, short_for: None }
+        Self { payments: confirmed, found, unrecorded, missing_for: None }
     }
 
     /// Payments that the snapshot led to: what is missing for a moment counts on, and what is new counts at once.
-    fn told(&self) -> u64 {
-        if self.short_for.is_some() { self.payments } else { self.found }
+    fn reported(&self) -> u64 {
+        if self.missing_for.is_some() { self.payments } else { self.found }
     }
 }
 
@@ -56,7 +56,7 @@ pub struct Backlog {
     /// Payments without a request in flight.
     pub waiting: u64,
     /// A source is missing: `waiting` is what the others know.
-    pub is_at_least: bool,
+    pub is_lower_bound: bool,
     /// Those of `waiting` whose message is in the lane's queue. `None`: the queue did not answer.
     pub queued: Option<u64>,
     /// Those of `queued` that no worker has recorded. `None`: ledger or queue did not answer.
@@ -65,14 +65,15 @@ pub struct Backlog {
 
 /// `ready`: messages in the lane's queue; `unrecorded`: by [`Seen`], where it is known.
 #[must_use]
-pub fn backlog(account: Option<&Conserved>, ready: Option<u64>, unrecorded: Option<u64>) -> Backlog {
+pub fn backlog(account: Option<&ProviderReconciliation>, ready: Option<u64>, unrecorded: Option<u64>) -> Backlog {
     let both = account.zip(ready);
-    let unrecorded = both.map(|(account, ready)| unrecorded.unwrap_or_else(|| in_queue_alone(account, ready, None)));
+    let unrecorded =
+        both.map(|(account, ready)| unrecorded.unwrap_or_else(|| unrecorded_messages(account, ready, None)));
     let recorded =
         account.map_or(0, |account| account.parked + account.due + account.in_hand.saturating_sub(account.in_flight));
     Backlog {
         waiting: recorded + if account.is_some() { unrecorded.unwrap_or(0) } else { ready.unwrap_or(0) },
-        is_at_least: both.is_none(),
+        is_lower_bound: both.is_none(),
         queued: ready.map(|ready| account.zip(unrecorded).map_or(ready, |(account, new)| account.due + new)),
         unrecorded,
     }
@@ -80,7 +81,7 @@ pub fn backlog(account: Option<&Conserved>, ready: Option<u64>, unrecorded: Opti
 
 /// Messages of payments that are not in the ledger. While messages return from delay queues the ledger knows their number
 /// to a range; what is left of those known before stands while it is within that range.
-fn in_queue_alone(account: &Conserved, ready: u64, left: Option<u64>) -> u64 {
+fn unrecorded_messages(account: &ProviderReconciliation, ready: u64, left: Option<u64>) -> u64 {
     let least = ready.saturating_sub(account.messages_most);
     let most = ready.saturating_sub(account.messages_least);
     left.unwrap_or(least).clamp(least, most.max(least))
@@ -92,18 +93,25 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn account(parked: u64, due: u64, messages: (u64, u64)) -> Conserved {
+    fn account(parked: u64, due: u64, messages: (u64, u64)) -> ProviderReconciliation {
         let (messages_least, messages_most) = messages;
-        Conserved { recorded: parked + due, parked, due, messages_least, messages_most, ..Conserved::default() }
+        ProviderReconciliation {
+            recorded: parked + due,
+            parked,
+            due,
+            messages_least,
+            messages_most,
+            ..ProviderReconciliation::default()
+        }
     }
 
-    fn leased(in_hand: u64, account: Conserved) -> Conserved {
-        Conserved { in_hand, recorded: account.recorded + in_hand, ..account }
+    fn leased(in_hand: u64, account: ProviderReconciliation) -> ProviderReconciliation {
+        ProviderReconciliation { in_hand, recorded: account.recorded + in_hand, ..account }
     }
 
     /// Twenty payments are recorded and thirty are not. Wherever their messages are, fifty wait.
     #[test]
-    fn unmoving_payments_are_one_figure_wherever_their_messages_are() {
+    fn waiting_count_ignores_where_messages_are() {
         let mut seen = None;
         for (what, ledger, ready, new) in [
             ("all of them wait in delay queues", account(20, 0, (0, 0)), 30, 30),
@@ -118,25 +126,25 @@ mod tests {
             ("two more are recorded, and their messages return at this moment", account(0, 24, (22, 24)), 50, 26),
             ("a sweeper has published copies", account(0, 24, (24, 48)), 74, 26),
         ] {
-            let now = Seen::after(seen, &ledger, ready, SECOND * 2);
+            let now = PaymentCount::updated(seen, &ledger, ready, SECOND * 2);
             let told = backlog(Some(&ledger), Some(ready), Some(now.unrecorded));
-            assert_eq!((told.waiting, told.is_at_least, told.unrecorded), (50, false, Some(new)), "{what}");
+            assert_eq!((told.waiting, told.is_lower_bound, told.unrecorded), (50, false, Some(new)), "{what}");
             assert_eq!(told.queued, Some(ledger.due + new), "{what}");
             seen = Some(now);
         }
-        let sending = Conserved { in_flight: 2, ..leased(5, account(0, 17, (17, 17))) };
+        let sending = ProviderReconciliation { in_flight: 2, ..leased(5, account(0, 17, (17, 17))) };
         assert_eq!(backlog(Some(&sending), Some(45), None).waiting, 48, "two requests are in flight");
     }
 
     /// Two are taken and given back between the count of the ledger and that of the queue: for one snapshot they are counted
     /// twice, and not for longer.
     #[test]
-    fn what_is_counted_twice_is_so_for_one_snapshot() {
+    fn double_count_lasts_one_snapshot() {
         let ledger = account(20, 0, (0, 0));
         let mut seen = None;
         let told: Vec<u64> = [30, 32, 30, 30, 35, 35, 30]
             .map(|ready| {
-                let now = Seen::after(seen, &ledger, ready, SECOND * 2);
+                let now = PaymentCount::updated(seen, &ledger, ready, SECOND * 2);
                 seen = Some(now);
                 now.unrecorded
             })
@@ -147,10 +155,10 @@ mod tests {
 
     /// The first snapshot takes messages that return for those of recorded jobs; what a later one knows better stands.
     #[test]
-    fn a_first_count_that_was_low_does_not_come_back() {
+    fn low_first_count_does_not_return() {
         let mut seen = None;
         let told = [((0, 2), 30), ((0, 0), 30), ((0, 2), 30), ((2, 4), 32)].map(|(messages, ready)| {
-            let now = Seen::after(seen, &account(20, 0, messages), ready, SECOND * 2);
+            let now = PaymentCount::updated(seen, &account(20, 0, messages), ready, SECOND * 2);
             seen = Some(now);
             now.unrecorded
         });
@@ -158,18 +166,22 @@ mod tests {
     }
 
     #[test]
-    fn arrivals_and_departures_are_followed() {
+    fn unrecorded_count_follows_queue_changes() {
         let ledger = account(10, 0, (0, 5));
-        let before = Seen::after(None, &ledger, 35, SECOND);
+        let before = PaymentCount::updated(None, &ledger, 35, SECOND);
         assert_eq!(before.unrecorded, 30);
         for (ready, unrecorded) in [(40, 35), (38, 33), (32, 30)] {
-            assert_eq!(Seen::after(Some(before), &ledger, ready, SECOND).unrecorded, unrecorded, "{ready} ready");
+            assert_eq!(
+                PaymentCount::updated(Some(before), &ledger, ready, SECOND).unrecorded,
+                unrecorded,
+                "{ready} ready"
+            );
         }
         // Messages that were no payments, or that somebody has purged: nobody records them.
         let mut seen = before;
         let followed: Vec<u64> = (0..4)
             .map(|_| {
-                seen = Seen::after(Some(seen), &ledger, 20, SECOND * 2);
+                seen = PaymentCount::updated(Some(seen), &ledger, 20, SECOND * 2);
                 seen.unrecorded
             })
             .collect();
@@ -177,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_that_is_missing_makes_a_lower_bound() {
+    fn missing_source_gives_a_lower_bound() {
         let ledger = account(3, 4, (4, 4));
         for (account, ready, waiting, queued) in [
             (Some(&ledger), Some(11), 14, Some(11)),
@@ -187,7 +199,7 @@ mod tests {
         ] {
             let told = backlog(account, ready, None);
             assert_eq!((told.waiting, told.queued), (waiting, queued));
-            assert_eq!(told.is_at_least, account.is_none() || ready.is_none());
+            assert_eq!(told.is_lower_bound, account.is_none() || ready.is_none());
         }
     }
 }

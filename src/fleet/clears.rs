@@ -5,19 +5,19 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::counted::Counted;
-use super::overview::{Evidence, told};
-use super::standing::{Standing, State};
-use crate::domain::clear_time::{ClearTime, Conditions, Flow, Missing, Used, Waiting};
+use super::overview::{OverviewInput, status_of_row};
+use super::provider_counts::ProviderCounts;
+use super::provider_status::{ProviderState, ProviderStatus};
+use crate::domain::clear_time::{ClearTime, ClearTimeInput, MissingInput, SendingState, UsedCount, WaitingJobs};
 use crate::domain::limit::Rule;
 use crate::domain::provider::Provider;
 use crate::domain::time::EpochMs;
-use crate::limiter::LimitUse;
+use crate::limiter::LimitStatus;
 
 /// When what waits is cleared. An estimate: it knows nothing of what comes in meanwhile.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Clears {
+pub enum ClearTimeOverview {
     ClearsIn {
         ms: u64,
     },
@@ -29,7 +29,7 @@ pub enum Clears {
     NotWhileDisabled,
     NotWhileBreakerOpen,
     Unknown {
-        missing: Source,
+        missing: MissingSource,
     },
     /// These limits count each account or reference on its own, and it is not known whose payments wait.
     DependsOnAccounts {
@@ -43,7 +43,7 @@ pub enum Clears {
 /// What is missing for an estimate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Source {
+pub enum MissingSource {
     Worker,
     Backend,
     Configuration,
@@ -52,20 +52,20 @@ pub enum Source {
     Row,
 }
 
-impl From<Missing> for Source {
-    fn from(missing: Missing) -> Self {
+impl From<MissingInput> for MissingSource {
+    fn from(missing: MissingInput) -> Self {
         match missing {
-            Missing::Worker => Self::Worker,
-            Missing::Backend => Self::Backend,
-            Missing::Configuration => Self::Configuration,
-            Missing::Queue => Self::Queue,
-            Missing::Ledger => Self::Ledger,
-            Missing::Row => Self::Row,
+            MissingInput::Worker => Self::Worker,
+            MissingInput::Backend => Self::Backend,
+            MissingInput::Configuration => Self::Configuration,
+            MissingInput::Queue => Self::Queue,
+            MissingInput::Ledger => Self::Ledger,
+            MissingInput::Row => Self::Row,
         }
     }
 }
 
-impl From<ClearTime> for Clears {
+impl From<ClearTime> for ClearTimeOverview {
     fn from(clear_time: ClearTime) -> Self {
         match clear_time {
             ClearTime::In(clears_in) => Self::ClearsIn { ms: ms(clears_in) },
@@ -87,76 +87,89 @@ fn ms(duration: Duration) -> u64 {
 
 /// When the backlog of this provider is cleared, if this is its row: the one that counts, or one that is considered.
 #[must_use]
-pub fn clear_time(evidence: &Evidence, provider: &Provider) -> ClearTime {
+pub fn clear_time(evidence: &OverviewInput, provider: &Provider) -> ClearTime {
     let name = provider.name.as_str();
-    let counted = Counted::of(evidence, name);
-    let standing = evidence.rows.iter().any(|row| row.name == name).then(|| told(evidence, name, true));
+    let counted = ProviderCounts::new(evidence, name);
+    let standing = evidence.rows.iter().any(|row| row.name == name).then(|| status_of_row(evidence, name, true));
     let flow = match &standing {
-        _ if !provider.enabled => Flow::Disabled,
-        _ if provider.paused => Flow::Paused,
-        None => Flow::Unknown(Missing::Row),
+        _ if !provider.enabled => SendingState::Disabled,
+        _ if provider.paused => SendingState::Paused,
+        None => SendingState::Unknown(MissingInput::Row),
         Some(standing) => flow(standing),
     };
     let since_count = match &standing {
         // The backlog was counted some seconds ago, in a large ledger longer, and the lanes have sent since.
-        Some(Standing { state: State::Running, .. }) => since_count(evidence),
+        Some(ProviderStatus { state: ProviderState::Running, .. }) => count_age(evidence),
         _ => Duration::ZERO,
     };
-    conditions(evidence, provider, &counted, flow).later_by(since_count)
+    conditions(evidence, provider, &counted, flow).after_elapsed(since_count)
 }
 
 /// Age of the count of the backlog.
-fn since_count(evidence: &Evidence) -> Duration {
+fn count_age(evidence: &OverviewInput) -> Duration {
     let age_ms = evidence.counted_at_ms.map_or(0, |counted_at_ms| evidence.at_ms - counted_at_ms);
     Duration::from_millis(u64::try_from(age_ms).unwrap_or(0))
 }
 
-fn conditions(evidence: &Evidence, provider: &Provider, counted: &Counted<'_>, flow: Flow) -> ClearTime {
-    let used = evidence.used.get(&provider.quota).map(Vec::as_slice).unwrap_or_default();
-    Conditions {
+fn conditions(
+    evidence: &OverviewInput,
+    provider: &Provider,
+    counted: &ProviderCounts<'_>,
+    flow: SendingState,
+) -> ClearTime {
+    let used = evidence.limit_usage.get(&provider.quota).map(Vec::as_slice).unwrap_or_default();
+    ClearTimeInput {
         provider,
         now: EpochMs(evidence.at_ms),
-        flow,
+        sending: flow,
         waiting: waiting(evidence, provider, counted),
-        used: &provider.limits.iter().filter_map(|limit| used_of(&limit.name, provider, used)).collect::<Vec<_>>(),
+        used_counts: &provider
+            .limits
+            .iter()
+            .filter_map(|limit| usage_of(&limit.name, provider, used))
+            .collect::<Vec<_>>(),
         hold: counted.hold(provider),
         lanes: counted.lanes,
-        recent_rate: evidence.lately_per_s.get(provider.name.as_str()).copied(),
+        recent_rate: evidence.recent_per_s.get(provider.name.as_str()).copied(),
     }
     .clear_time()
 }
 
 /// Where rows of one quota mean something else by a name, the limiter counts them apart.
-fn used_of(limit: &str, provider: &Provider, used: &[LimitUse]) -> Option<Used> {
+fn usage_of(limit: &str, provider: &Provider, used: &[LimitStatus]) -> Option<UsedCount> {
     let own = format!("{limit}@{}", provider.name);
     let find = |name: &str| used.iter().find(|used| used.name == name);
-    find(&own).or_else(|| find(limit)).map(|used| Used { limit: limit.to_owned(), count: used.used })
+    find(&own).or_else(|| find(limit)).map(|used| UsedCount { limit: limit.to_owned(), count: used.used })
 }
 
-fn flow(told: &Standing) -> Flow {
+fn flow(told: &ProviderStatus) -> SendingState {
     match told.state {
-        State::Disabled => Flow::Disabled,
-        State::Paused => Flow::Paused,
-        State::NoWorker | State::Draining => Flow::Unknown(Missing::Worker),
-        State::EngineAway => Flow::Unknown(Missing::Backend),
-        State::Misconfigured => Flow::Unknown(Missing::Configuration),
-        State::BreakerOpen | State::Probing => Flow::BreakerOpen,
-        State::Cold | State::PausedByProvider => Flow::After(Duration::from_millis(told.ends_in_ms.unwrap_or(0))),
+        ProviderState::Disabled => SendingState::Disabled,
+        ProviderState::Paused => SendingState::Paused,
+        ProviderState::NoWorker | ProviderState::Draining => SendingState::Unknown(MissingInput::Worker),
+        ProviderState::EngineAway => SendingState::Unknown(MissingInput::Backend),
+        ProviderState::Misconfigured => SendingState::Unknown(MissingInput::Configuration),
+        ProviderState::BreakerOpen | ProviderState::Probing => SendingState::BreakerOpen,
+        ProviderState::Cold | ProviderState::PausedByProvider => {
+            SendingState::StartsIn(Duration::from_millis(told.ends_in_ms.unwrap_or(0)))
+        }
         // What a limit does is the estimate's own matter.
-        State::Closed | State::WaitingForLimit | State::Running | State::Idle => Flow::After(Duration::ZERO),
+        ProviderState::Closed | ProviderState::WaitingForLimit | ProviderState::Running | ProviderState::Idle => {
+            SendingState::StartsIn(Duration::ZERO)
+        }
     }
 }
 
 /// Those that share a quota share what it lets out, so their backlogs are one.
-fn waiting(evidence: &Evidence, provider: &Provider, counted: &Counted<'_>) -> Waiting {
+fn waiting(evidence: &OverviewInput, provider: &Provider, counted: &ProviderCounts<'_>) -> WaitingJobs {
     let others =
         evidence.providers.values().filter(|other| other.quota == provider.quota && other.name != provider.name);
     let others = others.filter(|other| other.enabled && !other.paused);
-    let theirs: u64 = others.map(|other| Counted::of(evidence, other.name.as_str()).waiting()).sum();
+    let theirs: u64 = others.map(|other| ProviderCounts::new(evidence, other.name.as_str()).waiting()).sum();
     let own = counted.waiting();
     let blocks = provider.account_rules.iter().any(|rule| rule.rule == Rule::Blocked);
-    let parked_for_ms = counted.account.as_ref().and_then(|account| account.parked_for_ms).unwrap_or(0);
-    Waiting {
+    let parked_for_ms = counted.reconciliation.as_ref().and_then(|account| account.parked_for_ms).unwrap_or(0);
+    WaitingJobs {
         jobs: if own == 0 { 0 } else { own + theirs },
         missing: counted.missing(),
         last_due_in: Duration::from_millis(parked_for_ms),

@@ -2,15 +2,22 @@
 
 use super::*;
 
+pub fn ms(clears: &ClearTimeOverview) -> u64 {
+    match clears {
+        ClearTimeOverview::ClearsIn { ms } => *ms,
+        other => panic!("{other:?}"),
+    }
+}
+
 #[test]
-fn where_each_account_has_its_own_limit_the_others_say_the_least_that_it_takes() {
+fn account_limits_give_a_lower_bound() {
     let mut row = row();
     let each = LimitRow { name: "per-account".to_owned(), scope: "account".to_owned(), ..row.limits[1].clone() };
     row.limits.push(LimitRow { max_requests: 6, ..each });
     let mut one = evidence(vec![row], vec![worker("a", json!({}))]);
     one.depths.insert("acme".to_owned(), 150);
-    let told = |evidence: &Evidence| match overview(evidence).providers.remove(0).clears {
-        Clears::DependsOnAccounts { at_least_ms, limits, about_ms } => {
+    let told = |evidence: &OverviewInput| match overview(evidence).providers.remove(0).clears {
+        ClearTimeOverview::DependsOnAccounts { at_least_ms, limits, about_ms } => {
             (at_least_ms / 1_000, limits, about_ms.map(|ms| ms / 1_000))
         }
         clears => (ms(&clears) / 1_000, Vec::new(), None),
@@ -18,70 +25,70 @@ fn where_each_account_has_its_own_limit_the_others_say_the_least_that_it_takes()
     let on = || vec!["per-account".to_owned()];
     assert_eq!(told(&one), (15, on(), None));
     // 153 at the rate at which they went lately; faster than the limits is no guess.
-    one.lately_per_s.insert("acme".to_owned(), 0.5);
+    one.recent_per_s.insert("acme".to_owned(), 0.5);
     assert_eq!(told(&one), (15, on(), Some(306)));
-    one.lately_per_s.insert("acme".to_owned(), 80.0);
+    one.recent_per_s.insert("acme".to_owned(), 80.0);
     assert_eq!(told(&one), (15, on(), Some(15)));
     one.rows[0].limits.pop();
-    one.providers = one.rows[0].meant(9).into_iter().map(|it| (it.name.clone(), Arc::new(it))).collect();
+    one.providers = one.rows[0].validate(9).into_iter().map(|it| (it.name.clone(), Arc::new(it))).collect();
     assert_eq!(told(&one), (15, Vec::new(), None));
 }
 
 #[test]
-fn those_that_share_a_quota_drain_together() {
+fn backlogs_of_one_quota_are_summed() {
     let of = |name: &str| ProviderRow { name: name.to_owned(), quota: Some("shared".to_owned()), ..row() };
     let mut workers = worker("a", json!({}));
     let lanes = &mut workers.report.as_mut().unwrap().lanes;
-    lanes.insert("bolt".to_owned(), Lane::default());
+    lanes.insert("bolt".to_owned(), LaneReport::default());
     let mut both = evidence(vec![of("acme"), of("bolt")], vec![workers]);
     let mut theirs = account(0, 1_200);
     theirs.provider = "bolt".to_owned();
-    both.accounts.as_mut().unwrap().insert("bolt".to_owned(), theirs);
+    both.reconciliation.as_mut().unwrap().insert("bolt".to_owned(), theirs);
     let drained: Vec<_> = overview(&both).providers.iter().map(|one| ms(&one.clears) / 60_000).collect();
     assert_eq!(drained, [2, 2]);
-    both.accounts.as_mut().unwrap().remove("bolt");
+    both.reconciliation.as_mut().unwrap().remove("bolt");
     let drained: Vec<_> = overview(&both).providers.iter().map(|one| ms(&one.clears)).collect();
     assert_eq!(drained, [600, 0]);
 }
 
 #[test]
-fn what_holds_everything_is_named_in_place_of_a_time() {
-    let clears = |evidence: &Evidence| overview(evidence).providers.remove(0).clears;
+fn full_stop_is_named_instead_of_a_time() {
+    let clears = |evidence: &OverviewInput| overview(evidence).providers.remove(0).clears;
     let mut one = evidence(vec![row()], vec![worker("a", json!({}))]);
-    one.accounts = Some(by_provider([account(1, 0)]));
-    one.accounts.as_mut().unwrap().get_mut("acme").unwrap().parked_for_ms = Some(2_820_000);
-    assert_eq!(clears(&one), Clears::ClearsIn { ms: 2_820_000 }, "not before its time comes");
+    one.reconciliation = Some(by_provider([account(1, 0)]));
+    one.reconciliation.as_mut().unwrap().get_mut("acme").unwrap().parked_for_ms = Some(2_820_000);
+    assert_eq!(clears(&one), ClearTimeOverview::ClearsIn { ms: 2_820_000 }, "not before its time comes");
     // What a rule blocks is parked again and again; beside others, those are reckoned.
     one.rows[0].accounts =
         vec![AccountRow { account: "shop".to_owned(), rule: "blocked".to_owned(), ..AccountRow::default() }];
-    one.providers = [(ProviderName::new("acme").unwrap(), Arc::new(one.rows[0].meant(9).unwrap()))].into();
-    assert_eq!(clears(&one), Clears::Never { limit: None });
+    one.providers = [(ProviderName::new("acme").unwrap(), Arc::new(one.rows[0].validate(9).unwrap()))].into();
+    assert_eq!(clears(&one), ClearTimeOverview::Never { limit: None });
     one.depths.insert("acme".to_owned(), 5);
-    assert!(matches!(clears(&one), Clears::ClearsIn { .. }));
+    assert!(matches!(clears(&one), ClearTimeOverview::ClearsIn { .. }));
     // When a provider that is down comes back nobody knows.
     for down in [
-        json!({"does": "stopped", "pause": held("breaker", "the provider is down", 24_000)}),
-        json!({"does": "probing", "pause": held("breaker", "the provider is down", 24_000)}),
+        json!({"does": "stopped", "pause": pause("breaker", "the provider is down", 24_000)}),
+        json!({"does": "probing", "pause": pause("breaker", "the provider is down", 24_000)}),
     ] {
-        assert_eq!(clears(&evidence(vec![row()], vec![worker("a", down)])), Clears::NotWhileBreakerOpen);
+        assert_eq!(clears(&evidence(vec![row()], vec![worker("a", down)])), ClearTimeOverview::NotWhileBreakerOpen);
     }
-    let refused = json!({"does": "stopped", "pause": held("setup", "401", 24_000)});
+    let refused = json!({"does": "stopped", "pause": pause("setup", "401", 24_000)});
     let refused = clears(&evidence(vec![row()], vec![worker("a", refused)]));
-    assert_eq!(refused, Clears::Unknown { missing: Source::Configuration });
+    assert_eq!(refused, ClearTimeOverview::Unknown { missing: MissingSource::Configuration });
     let disabled = evidence(vec![ProviderRow { enabled: false, ..row() }], vec![worker("a", json!({}))]);
-    assert_eq!(clears(&disabled), Clears::NotWhileDisabled);
+    assert_eq!(clears(&disabled), ClearTimeOverview::NotWhileDisabled);
     // A source that does not answer is no empty one.
     let mut blind = evidence(vec![row()], vec![worker("a", json!({}))]);
-    blind.accounts = None;
-    assert_eq!(clears(&blind), Clears::Unknown { missing: Source::Ledger });
+    blind.reconciliation = None;
+    assert_eq!(clears(&blind), ClearTimeOverview::Unknown { missing: MissingSource::Ledger });
 }
 
 /// The dialog's value before a change is the one that the table shows, and the one after it starts from the same use.
 #[test]
-fn a_considered_limit_is_estimated_like_the_one_in_force() {
+fn proposed_limit_is_estimated_like_the_current_one() {
     let mut one = evidence(vec![row()], vec![worker("a", json!({"in_flight": 2, "sent_10s": 100}))]);
     one.depths.insert("acme".to_owned(), 5_000);
-    let used = LimitUse {
+    let used = LimitStatus {
         name: "per-minute".to_owned(),
         max_requests: 600,
         window: SECOND * 60,
@@ -93,26 +100,26 @@ fn a_considered_limit_is_estimated_like_the_one_in_force() {
         retry_after: Some(std::time::Duration::ZERO),
         reset_after: std::time::Duration::ZERO,
     };
-    one.used.insert(ProviderName::new("acme").unwrap(), vec![used]);
+    one.limit_usage.insert(ProviderName::new("acme").unwrap(), vec![used]);
     let shown = overview(&one).providers.remove(0).clears;
-    let of = |max_requests: i64, one: &Evidence| {
+    let of = |max_requests: i64, one: &OverviewInput| {
         let mut row = row();
         row.limits[1].max_requests = max_requests;
-        Clears::from(clear_time(one, &row.meant(9).unwrap()))
+        ClearTimeOverview::from(clear_time(one, &row.validate(9).unwrap()))
     };
     assert_eq!(of(600, &one), shown);
     assert!(ms(&of(1_200, &one)) < ms(&shown) && ms(&of(300, &one)) > ms(&shown));
-    assert_eq!(of(0, &one), Clears::Never { limit: Some("per-minute".to_owned()) });
+    assert_eq!(of(0, &one), ClearTimeOverview::Never { limit: Some("per-minute".to_owned()) });
     // From a closed limit, as from an open one.
     one.rows[0].limits[1].max_requests = 0;
-    one.providers = one.rows[0].meant(9).into_iter().map(|it| (it.name.clone(), Arc::new(it))).collect();
-    assert_eq!(overview(&one).providers[0].clears, Clears::Never { limit: Some("per-minute".to_owned()) });
+    one.providers = one.rows[0].validate(9).into_iter().map(|it| (it.name.clone(), Arc::new(it))).collect();
+    assert_eq!(overview(&one).providers[0].clears, ClearTimeOverview::Never { limit: Some("per-minute".to_owned()) });
     assert_eq!(of(600, &one), shown);
 }
 
 /// What a lane sends between the count and the look is no longer in its way.
 #[test]
-fn an_old_count_of_a_running_lane_clears_sooner() {
+fn old_count_shortens_the_clear_time() {
     let clears_in_ms = |lane: Value, age_ms: Option<i64>| {
         let mut one = evidence(vec![row()], vec![worker("a", lane)]);
         one.depths.insert("acme".to_owned(), 6_000);
@@ -124,6 +131,6 @@ fn an_old_count_of_a_running_lane_clears_sooner() {
     assert_eq!(clears_in_ms(json!({}), Some(2_500)), now_ms - 2_500);
     assert_eq!(clears_in_ms(json!({}), Some(100_000_000)), 0);
     // Nothing was sent meanwhile.
-    let cold = || json!({"gate": held("cold", "lost its state", 3_000)});
+    let cold = || json!({"gate": pause("cold", "lost its state", 3_000)});
     assert_eq!(clears_in_ms(cold(), Some(2_500)), clears_in_ms(cold(), Some(0)));
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::domain::limit::Limit;
 use crate::domain::provider::Provider;
 use crate::ledger::provider_row::{LimitRow, ProviderRow};
-use crate::limiter::LimitUse;
+use crate::limiter::LimitStatus;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct LimitOverview {
@@ -31,12 +31,12 @@ impl LimitOverview {
     #[must_use]
     pub fn rate_in_words(&self) -> String {
         let (name, max_requests, window_ms) = (self.name.clone(), self.max_requests, self.window_ms);
-        LimitRow { name, max_requests, window_ms, ..LimitRow::default() }.rate_in_words()
+        LimitRow { name, max_requests, window_ms, ..LimitRow::default() }.describe_rate()
     }
 }
 
 /// The limits of a row that is in force.
-pub(super) fn in_force(provider: &Provider) -> Vec<LimitOverview> {
+pub(super) fn valid_limits(provider: &Provider) -> Vec<LimitOverview> {
     let line = |limit: &Limit| LimitOverview {
         name: limit.name.clone(),
         algorithm: limit.algorithm.name().to_owned(),
@@ -53,7 +53,7 @@ pub(super) fn in_force(provider: &Provider) -> Vec<LimitOverview> {
 }
 
 /// The limits of a row as it is written.
-fn as_written(row: &ProviderRow) -> Vec<LimitOverview> {
+fn raw_limits(row: &ProviderRow) -> Vec<LimitOverview> {
     let line = |limit: &LimitRow| LimitOverview {
         name: limit.name.clone(),
         algorithm: limit.algorithm.clone(),
@@ -70,13 +70,17 @@ fn as_written(row: &ProviderRow) -> Vec<LimitOverview> {
 }
 
 /// With what is used of them.
-pub(super) fn limits(row: &ProviderRow, in_force: Option<Vec<LimitOverview>>, used: &[LimitUse]) -> Vec<LimitOverview> {
+pub(super) fn limits_with_usage(
+    row: &ProviderRow,
+    in_force: Option<Vec<LimitOverview>>,
+    used: &[LimitStatus],
+) -> Vec<LimitOverview> {
     let with_use = |limit: LimitOverview| {
         // Where rows of one quota mean something else by a name, the limiter counts them apart.
         let own = format!("{}@{}", limit.name, row.name);
         let find = |name: &str| used.iter().find(|it| it.name == name);
         let counts = find(&own).or_else(|| find(&limit.name)).filter(|_| limit.enabled && limit.scope == "provider");
-        LimitOverview { used: counts.map(|it| it.used), remaining: counts.map(LimitUse::remaining), ..limit }
+        LimitOverview { used: counts.map(|it| it.used), remaining: counts.map(LimitStatus::remaining), ..limit }
     };
-    in_force.unwrap_or_else(|| as_written(row)).into_iter().map(with_use).collect()
+    in_force.unwrap_or_else(|| raw_limits(row)).into_iter().map(with_use).collect()
 }

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::clears::{Clears, Source};
-use super::overview::{Evidence, overview};
-use super::report::Report;
-use super::workers::Worker;
-use super::{Conserved, by_provider};
+use super::clears::{ClearTimeOverview, MissingSource};
+use super::overview::{OverviewInput, overview};
+use super::report::ProcessReport;
+use super::workers::WorkerProcess;
+use super::{ProviderReconciliation, by_provider};
 use crate::domain::provider::ProviderName;
 use crate::ledger::provider_row::{LimitRow, ProviderRow};
-use crate::limiter::LimitUse;
+use crate::limiter::LimitStatus;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Missing {
@@ -25,7 +25,7 @@ enum Missing {
 }
 
 /// 1,332 payments are recorded and 16,541 are in the queue alone.
-fn evidence(missing: Missing) -> Evidence {
+fn evidence(missing: Missing) -> OverviewInput {
     let limit = LimitRow { name: "all".to_owned(), max_requests: 100, window_ms: 1_000, ..LimitRow::default() };
     let row = ProviderRow {
         name: "acme".to_owned(),
@@ -33,13 +33,13 @@ fn evidence(missing: Missing) -> Evidence {
         limits: vec![limit],
         ..ProviderRow::default()
     };
-    let provider = Arc::new(row.meant(9).unwrap());
+    let provider = Arc::new(row.validate(9).unwrap());
     let report = json!({
         "ready": true, "settings_version": 9,
         "lanes": {"acme": {"sent_10s": 950, "sent_total": 9_000, "throttled_total": 3, "in_flight": 2}},
     });
-    let report = serde_json::from_value::<Report>(report).unwrap();
-    let account = Conserved {
+    let report = serde_json::from_value::<ProcessReport>(report).unwrap();
+    let account = ProviderReconciliation {
         provider: "acme".to_owned(),
         parked: 1_000,
         due: 300,
@@ -48,9 +48,9 @@ fn evidence(missing: Missing) -> Evidence {
         messages_least: 300,
         messages_most: 300,
         states: [("review", 2), ("dead", 1), ("succeeded", 9_000)].map(|(state, jobs)| (state.to_owned(), jobs)).into(),
-        ..Conserved::default()
+        ..ProviderReconciliation::default()
     };
-    let used = LimitUse {
+    let used = LimitStatus {
         name: "all".to_owned(),
         max_requests: 100,
         window: std::time::Duration::from_secs(1),
@@ -64,25 +64,25 @@ fn evidence(missing: Missing) -> Evidence {
     };
     let gone = |which: Missing| (missing == which).then(|| format!("{which:?}: gone"));
     let database = missing == Missing::Database;
-    Evidence {
+    OverviewInput {
         at_ms: 1_800_000_000_000,
         providers: [(provider.name.clone(), provider)].into(),
         rows: vec![row],
         // What was read last stays; it is not now's.
         workers: match missing {
             Missing::Reports => Vec::new(),
-            _ => vec![Worker { id: "a".to_owned(), report: Some(report), ..Worker::default() }],
+            _ => vec![WorkerProcess { id: "a".to_owned(), report: Some(report), ..WorkerProcess::default() }],
         },
-        accounts: (!database && missing != Missing::Counts).then(|| by_provider([account])),
+        reconciliation: (!database && missing != Missing::Counts).then(|| by_provider([account])),
         depths: (missing != Missing::Queue).then(|| ("acme".to_owned(), 16_841)).into_iter().collect(),
         oldest_ms: (!database).then(|| [("acme".to_owned(), 1_799_999_990_000)].into()),
-        used: (missing != Missing::Limiter)
+        limit_usage: (missing != Missing::Limiter)
             .then(|| (ProviderName::new("acme").unwrap(), vec![used]))
             .into_iter()
             .collect(),
-        database_away: gone(Missing::Database),
-        away: gone(missing).filter(|_| !database && missing != Missing::Nothing).into_iter().collect(),
-        ..Evidence::default()
+        database_problem: gone(Missing::Database),
+        backend_problems: gone(missing).filter(|_| !database && missing != Missing::Nothing).into_iter().collect(),
+        ..OverviewInput::default()
     }
 }
 
@@ -130,13 +130,13 @@ fn a_missing_source_never_counts_as_zero() {
 
 /// A process that ends takes its lane along; what others do is told, or that none goes on.
 #[test]
-fn a_draining_worker_is_no_running_lane() {
+fn draining_worker_is_not_a_running_lane() {
     let mut seen = evidence(Missing::Nothing);
-    let state = |seen: &Evidence| overview(seen).providers.remove(0).state.name();
+    let state = |seen: &OverviewInput| overview(seen).providers.remove(0).state.name();
     seen.workers[0].report.as_mut().unwrap().draining = true;
     assert_eq!(
         (state(&seen), overview(&seen).providers.remove(0).clears),
-        ("draining", Clears::Unknown { missing: Source::Worker })
+        ("draining", ClearTimeOverview::Unknown { missing: MissingSource::Worker })
     );
     let mut other = seen.workers[0].clone();
     other.report.as_mut().unwrap().draining = false;

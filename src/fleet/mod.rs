@@ -5,18 +5,18 @@
 
 pub mod backlog;
 pub mod clears;
-pub mod conserved;
-mod counted;
-pub mod lately;
 mod limits;
 #[cfg(test)]
 mod missing_tests;
 pub mod overview;
+mod provider_counts;
+pub mod provider_status;
+pub mod recent;
+pub mod reconciliation;
 pub mod report;
-pub mod standing;
 mod warnings;
 pub mod workers;
 
-pub use conserved::{Conserved, by_provider};
-pub use overview::{Evidence, Overview, ProviderOverview, overview};
-pub use standing::State;
+pub use overview::{Overview, OverviewInput, ProviderOverview, overview};
+pub use provider_status::ProviderState;
+pub use reconciliation::{ProviderReconciliation, by_provider};

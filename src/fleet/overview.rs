@@ -8,29 +8,29 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::Conserved;
-use super::clears::{Clears, clear_time};
-use super::counted::Counted;
-use super::lately::lanes;
+use super::ProviderReconciliation;
+use super::clears::{ClearTimeOverview, clear_time};
 pub use super::limits::LimitOverview;
-use super::limits::{in_force, limits};
-use super::standing::{RowSays, Standing, State, Subject, standing};
+use super::limits::{limits_with_usage, valid_limits};
+use super::provider_counts::ProviderCounts;
+use super::provider_status::{ProviderState, ProviderStatus, RowFlags, StatusInput, provider_status};
+use super::recent::lane_reports;
 use super::warnings::warnings;
-use super::workers::Worker;
-use crate::domain::clear_time::{ClearTime, Missing};
+use super::workers::WorkerProcess;
+use crate::domain::clear_time::{ClearTime, MissingInput};
 use crate::domain::limit::{Limit, Rate};
 use crate::domain::provider::{Provider, ProviderName};
-use crate::ledger::operator::At;
+use crate::ledger::operator::DatabaseTime;
 use crate::ledger::provider_row::ProviderRow;
-use crate::ledger::settings::BadRow;
-use crate::limiter::LimitUse;
+use crate::ledger::settings::InvalidRow;
+use crate::limiter::LimitStatus;
 
 /// Jobs by provider.
-pub type Accounts = BTreeMap<String, Conserved>;
+pub type ReconciliationByProvider = BTreeMap<String, ProviderReconciliation>;
 
 /// What was gathered; a source that could not be asked is empty, and in `away`.
 #[derive(Clone, Debug, Default)]
-pub struct Evidence {
+pub struct OverviewInput {
     /// Milliseconds since the Unix epoch.
     pub at_ms: i64,
     pub version: String,
@@ -40,14 +40,14 @@ pub struct Evidence {
     pub rows: Vec<ProviderRow>,
     /// As meant; for a bad row the last good one.
     pub providers: BTreeMap<ProviderName, Arc<Provider>>,
-    pub bad: Vec<BadRow>,
-    pub workers: Vec<Worker>,
+    pub invalid_rows: Vec<InvalidRow>,
+    pub workers: Vec<WorkerProcess>,
     /// By provider; `None`: the ledger could not be counted.
-    pub accounts: Option<Accounts>,
+    pub reconciliation: Option<ReconciliationByProvider>,
     /// When that was counted, in milliseconds since the Unix epoch.
     pub counted_at_ms: Option<i64>,
     /// Requests per second over the last minutes in which jobs waited, by provider, where that is long enough to say.
-    pub lately_per_s: BTreeMap<String, f64>,
+    pub recent_per_s: BTreeMap<String, f64>,
     /// Messages ready in a lane's queue, when `accounts` were counted; a queue that did not answer is left out.
     pub depths: BTreeMap<String, u64>,
     /// Payments that no worker has recorded, as the snapshots until this one tell.
@@ -55,13 +55,13 @@ pub struct Evidence {
     /// Since when the oldest payment waits, in milliseconds since the Unix epoch; `None`: the ledger did not say.
     pub oldest_ms: Option<BTreeMap<String, i64>>,
     /// The queue says since when its messages wait, so `oldest_ms` covers them.
-    pub queue_tells_ages: bool,
+    pub queue_reports_ages: bool,
     /// By provider that is paused: who paused it, when and why, in words.
     pub paused_by: BTreeMap<String, String>,
     /// By quota.
-    pub used: BTreeMap<ProviderName, Vec<LimitUse>>,
-    pub database_away: Option<String>,
-    pub away: Vec<String>,
+    pub limit_usage: BTreeMap<ProviderName, Vec<LimitStatus>>,
+    pub database_problem: Option<String>,
+    pub backend_problems: Vec<String>,
     /// Names of the sources that did not answer.
     pub missing: Vec<&'static str>,
 }
@@ -74,7 +74,7 @@ pub struct Overview {
     #[serde(skip_serializing_if = "String::is_empty", default)]
     pub worker: String,
     pub providers: Vec<ProviderOverview>,
-    pub conservation: Vec<Conserved>,
+    pub conservation: Vec<ProviderReconciliation>,
     /// When the ledger's payments were counted last: a large ledger is not counted at every look. `null`: not at all.
     #[serde(default)]
     pub counted_at: Option<String>,
@@ -92,7 +92,7 @@ pub struct ProviderOverview {
     pub paused: bool,
     pub mode: String,
     pub version: i64,
-    pub state: State,
+    pub state: ProviderState,
     pub cause: Option<String>,
     pub ends_in_ms: Option<u64>,
     /// What is wrong with its row.
@@ -124,10 +124,10 @@ pub struct ProviderOverview {
     #[serde(default)]
     pub oldest_is_at_least: bool,
     /// When what waits is cleared.
-    pub clears: Clears,
+    pub clears: ClearTimeOverview,
     /// The same if it were resumed now; absent unless it is paused.
     #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub clears_if_resumed: Option<Clears>,
+    pub clears_if_resumed: Option<ClearTimeOverview>,
     pub review: Option<u64>,
     pub dead: Option<u64>,
     pub succeeded: Option<u64>,
@@ -142,33 +142,33 @@ pub struct ProviderOverview {
 
 /// The whole picture.
 #[must_use]
-pub fn overview(evidence: &Evidence) -> Overview {
+pub fn overview(evidence: &OverviewInput) -> Overview {
     let mut providers: Vec<ProviderOverview> = evidence.rows.iter().map(|row| with_row(evidence, row)).collect();
-    let accounts = || evidence.accounts.iter().flatten();
+    let accounts = || evidence.reconciliation.iter().flatten();
     let read: BTreeSet<&str> = evidence.rows.iter().map(|row| row.name.as_str()).collect();
     let mut unread: BTreeSet<&str> = accounts().map(|(provider, _)| provider.as_str()).collect();
-    unread.extend(evidence.bad.iter().map(|bad| bad.provider.as_str()));
+    unread.extend(evidence.invalid_rows.iter().map(|bad| bad.provider.as_str()));
     providers.extend(unread.difference(&read).map(|name| without_row(evidence, name)));
     Overview {
-        at: At(evidence.at_ms).to_string(),
+        at: DatabaseTime(evidence.at_ms).to_string(),
         version: evidence.version.clone(),
         worker: evidence.worker.clone(),
         providers,
         conservation: accounts().map(|(_, account)| account.clone()).collect(),
-        counted_at: evidence.counted_at_ms.map(|at_ms| At(at_ms).to_string()),
+        counted_at: evidence.counted_at_ms.map(|at_ms| DatabaseTime(at_ms).to_string()),
         warnings: warnings(evidence),
         missing: evidence.missing.iter().map(|source| (*source).to_owned()).collect(),
     }
 }
 
-fn with_row(evidence: &Evidence, row: &ProviderRow) -> ProviderOverview {
+fn with_row(evidence: &OverviewInput, row: &ProviderRow) -> ProviderOverview {
     let meant = evidence.providers.get(row.name.as_str());
-    let bad = evidence.bad.iter().find(|bad| bad.provider == row.name);
-    let counted = Counted::of(evidence, &row.name);
+    let bad = evidence.invalid_rows.iter().find(|bad| bad.provider == row.name);
+    let counted = ProviderCounts::new(evidence, &row.name);
     let version = meant.map_or(0, |provider| provider.version);
-    let used = meant.and_then(|provider| evidence.used.get(&provider.quota));
-    let good = meant.filter(|_| bad.is_some()).map(|provider| in_force(provider));
-    let limits = limits(row, good, used.map(Vec::as_slice).unwrap_or_default());
+    let used = meant.and_then(|provider| evidence.limit_usage.get(&provider.quota));
+    let good = meant.filter(|_| bad.is_some()).map(|provider| valid_limits(provider));
+    let limits = limits_with_usage(row, good, used.map(Vec::as_slice).unwrap_or_default());
     let problems = bad.map_or(&[][..], |bad| &bad.problems[..]);
     let paused = row.paused || meant.is_some_and(|provider| provider.paused);
     let clears_if = |paused: bool| {
@@ -176,7 +176,7 @@ fn with_row(evidence: &Evidence, row: &ProviderRow) -> ProviderOverview {
             clear_time(evidence, &Provider { enabled: row.enabled, paused, ..provider.as_ref().clone() })
         })
     };
-    let clears = clears_if(paused).unwrap_or(ClearTime::Unknown(Missing::Row));
+    let clears = clears_if(paused).unwrap_or(ClearTime::Unknown(MissingInput::Row));
     ProviderOverview {
         quota: row.quota.clone().unwrap_or_else(|| row.name.clone()),
         enabled: row.enabled,
@@ -184,91 +184,92 @@ fn with_row(evidence: &Evidence, row: &ProviderRow) -> ProviderOverview {
         mode: row.mode.clone(),
         version,
         problems: problems.to_vec(),
-        has_good_row: has_good_row(evidence, &row.name),
+        has_good_row: has_valid_row(evidence, &row.name),
         limits,
         limit_per_s: meant.and_then(|provider| provider.tightest_rate()).map(Rate::per_second),
         clears: clears.into(),
-        clears_if_resumed: clears_if(false).filter(|_| paused).map(Clears::from),
-        ..counts(&row.name, &counted, told(evidence, &row.name, false))
+        clears_if_resumed: clears_if(false).filter(|_| paused).map(ClearTimeOverview::from),
+        ..counts(&row.name, &counted, status_of_row(evidence, &row.name, false))
     }
 }
 
 /// What a provider with a row does. `unheld`: what it would do if its row were valid, enabled, not
 /// paused and without a closed limit.
-pub(super) fn told(evidence: &Evidence, name: &str, unheld: bool) -> Standing {
+pub(super) fn status_of_row(evidence: &OverviewInput, name: &str, unheld: bool) -> ProviderStatus {
     let row = evidence.rows.iter().find(|row| row.name == name);
     let meant = evidence.providers.get(name);
-    let bad = evidence.bad.iter().find(|bad| bad.provider == name);
-    let used = meant.and_then(|provider| evidence.used.get(&provider.quota)).map(Vec::as_slice).unwrap_or_default();
-    let good = meant.filter(|_| bad.is_some()).map(|provider| in_force(provider));
-    let limits = row.map(|row| limits(row, good, used)).unwrap_or_default();
+    let bad = evidence.invalid_rows.iter().find(|bad| bad.provider == name);
+    let used =
+        meant.and_then(|provider| evidence.limit_usage.get(&provider.quota)).map(Vec::as_slice).unwrap_or_default();
+    let good = meant.filter(|_| bad.is_some()).map(|provider| valid_limits(provider));
+    let limits = row.map(|row| limits_with_usage(row, good, used)).unwrap_or_default();
     let in_words: BTreeMap<String, String> =
         limits.iter().map(|limit| (limit.name.clone(), limit.rate_in_words())).collect();
     let closed = meant.and_then(|provider| {
-        let closed = |limit: &&Limit| limit.holds_every_charge() && limit.rate.max_requests() == 0;
+        let closed = |limit: &&Limit| limit.applies_to_every_charge() && limit.rate.max_requests() == 0;
         provider.limits.iter().find(closed).map(|limit| format!("{} ({})", limit.name, limit.rate))
     });
     let version = meant.map_or(0, |provider| provider.version);
     let paused = |row: &ProviderRow| row.paused || meant.is_some_and(|provider| provider.paused);
-    let says = |row: &ProviderRow| RowSays { enabled: unheld || row.enabled, paused: !unheld && paused(row), version };
-    let subject = Subject {
+    let says = |row: &ProviderRow| RowFlags { enabled: unheld || row.enabled, paused: !unheld && paused(row), version };
+    let subject = StatusInput {
         name,
         row: row.map(says),
         problems: bad.map_or(&[][..], |bad| &bad.problems[..]),
-        in_force: unheld || meant.is_some(),
+        has_valid_row: unheld || meant.is_some(),
         paused_by: evidence.paused_by.get(name).map(String::as_str),
-        closed: closed.as_deref().filter(|_| !unheld),
+        closed_limit: closed.as_deref().filter(|_| !unheld),
         limits: &in_words,
-        waiting: Counted::of(evidence, name).waiting() > 0,
-        database_away: evidence.database_away.as_deref(),
+        waiting: ProviderCounts::new(evidence, name).waiting() > 0,
+        database_problem: evidence.database_problem.as_deref(),
     };
-    standing(&subject, &evidence.workers)
+    provider_status(&subject, &evidence.workers)
 }
 
 /// Whether workers go by a row of it. One that can be meant and that no worker could ever call has no good one before it.
-pub(super) fn has_good_row(evidence: &Evidence, name: &str) -> bool {
-    let nobody_says = !evidence.workers.iter().any(Worker::is_live);
-    let used = nobody_says || lanes(&evidence.workers, name).any(|(worker, _)| worker.is_live());
+pub(super) fn has_valid_row(evidence: &OverviewInput, name: &str) -> bool {
+    let nobody_says = !evidence.workers.iter().any(WorkerProcess::is_live);
+    let used = nobody_says || lane_reports(&evidence.workers, name).any(|(worker, _)| worker.is_live());
     used && evidence.providers.contains_key(name)
 }
 
 /// It has none any more; or what stands in it cannot be read.
-fn without_row(evidence: &Evidence, name: &str) -> ProviderOverview {
-    let (counted, limits) = (Counted::of(evidence, name), BTreeMap::new());
-    let bad = evidence.bad.iter().find(|bad| bad.provider == name);
-    let subject = Subject {
+fn without_row(evidence: &OverviewInput, name: &str) -> ProviderOverview {
+    let (counted, limits) = (ProviderCounts::new(evidence, name), BTreeMap::new());
+    let bad = evidence.invalid_rows.iter().find(|bad| bad.provider == name);
+    let subject = StatusInput {
         name,
         row: None,
         problems: bad.map_or(&[][..], |bad| &bad.problems[..]),
-        in_force: evidence.providers.contains_key(name),
+        has_valid_row: evidence.providers.contains_key(name),
         paused_by: None,
-        closed: None,
+        closed_limit: None,
         limits: &limits,
         waiting: counted.waiting() > 0,
-        database_away: None,
+        database_problem: None,
     };
-    let told = counts(name, &counted, standing(&subject, &evidence.workers));
+    let told = counts(name, &counted, provider_status(&subject, &evidence.workers));
     match bad {
         None => told,
         Some(bad) => ProviderOverview {
             quota: bad.quota.clone(),
             enabled: bad.enabled,
             problems: bad.problems.clone(),
-            has_good_row: has_good_row(evidence, name),
+            has_good_row: has_valid_row(evidence, name),
             ..told
         },
     }
 }
 
 /// What does not depend on a row.
-fn counts(name: &str, counted: &Counted<'_>, told: Standing) -> ProviderOverview {
-    let evidence = counted.evidence;
+fn counts(name: &str, counted: &ProviderCounts<'_>, told: ProviderStatus) -> ProviderOverview {
+    let evidence = counted.input;
     let oldest =
         evidence.oldest_ms.as_ref().and_then(|oldest| oldest.get(name)).filter(|at_ms| **at_ms <= evidence.at_ms);
-    let refused = lanes(&evidence.workers, name).map(|(_, lane)| lane.throttled_total).sum();
-    let account = counted.account.as_deref();
+    let refused = lane_reports(&evidence.workers, name).map(|(_, lane)| lane.throttled_total).sum();
+    let account = counted.reconciliation.as_deref();
     let backlog = counted.backlog;
-    let hidden = backlog.unrecorded.is_none_or(|unrecorded| unrecorded > 0) && !evidence.queue_tells_ages;
+    let hidden = backlog.unrecorded.is_none_or(|unrecorded| unrecorded > 0) && !evidence.queue_reports_ages;
     ProviderOverview {
         name: name.to_owned(),
         quota: name.to_owned(),
@@ -285,15 +286,15 @@ fn counts(name: &str, counted: &Counted<'_>, told: Standing) -> ProviderOverview
         rate_per_s: counted.rate_per_s(),
         limit_per_s: None,
         waiting: backlog.waiting,
-        waiting_is_at_least: backlog.is_at_least,
+        waiting_is_at_least: backlog.is_lower_bound,
         queued: backlog.queued,
         unrecorded: backlog.unrecorded,
         parked: account.map(|account| account.parked),
         in_hand: account.map(|account| account.in_hand),
         in_flight: account.map(|account| account.in_flight),
-        oldest_waiting_at: oldest.map(|at_ms| At(*at_ms).to_string()),
-        oldest_is_at_least: hidden || backlog.is_at_least || evidence.oldest_ms.is_none(),
-        clears: ClearTime::Unknown(Missing::Row).into(),
+        oldest_waiting_at: oldest.map(|at_ms| DatabaseTime(*at_ms).to_string()),
+        oldest_is_at_least: hidden || backlog.is_lower_bound || evidence.oldest_ms.is_none(),
+        clears: ClearTime::Unknown(MissingInput::Row).into(),
         clears_if_resumed: None,
         review: counted.in_state("review"),
         dead: counted.in_state("dead"),
@@ -303,7 +304,7 @@ fn counts(name: &str, counted: &Counted<'_>, told: Standing) -> ProviderOverview
         cancelled: counted.in_state("cancelled"),
         unknown: counted.in_state("unknown"),
         sending: counted.in_state("sending"),
-        refused_by_provider: evidence.database_away.is_none().then_some(refused),
+        refused_by_provider: evidence.database_problem.is_none().then_some(refused),
     }
 }
 

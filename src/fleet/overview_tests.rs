@@ -6,11 +6,11 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::fleet::by_provider;
-use crate::fleet::clears::Source;
-use crate::fleet::lately::{decisions, waits};
-use crate::fleet::report::{By, Does, Held, Lane, Report, Waits};
+use crate::fleet::clears::MissingSource;
+use crate::fleet::recent::{permit_waits, recent_decisions};
+use crate::fleet::report::{LaneReport, LaneState, PauseCause, ProcessReport, ReportedPause, WaitHistogram};
 use crate::ledger::provider_row::{AccountRow, LimitRow};
-use crate::ledger::upkeep::Account;
+use crate::ledger::upkeep::LedgerReconciliation;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -29,136 +29,146 @@ fn row() -> ProviderRow {
     }
 }
 
-fn worker(id: &str, lane: Value) -> Worker {
+fn worker(id: &str, lane: Value) -> WorkerProcess {
     let engine = json!({"ok": true, "kind": "redis", "rtt_ms": 0.5});
     let report = json!({
         "ready": true, "settings_version": 9, "lanes": {"acme": lane},
         "engines": {"database": engine, "queue": engine, "limiter": engine},
     });
-    Worker {
+    WorkerProcess {
         id: id.to_owned(),
         host: format!("host-{id}"),
         pid: 7,
         version: "0.1.0".to_owned(),
         age: SECOND,
-        report: Some(serde_json::from_value::<Report>(report).unwrap()),
-        ..Worker::default()
+        report: Some(serde_json::from_value::<ProcessReport>(report).unwrap()),
+        ..WorkerProcess::default()
     }
 }
 
-fn account(parked: u64, due: u64) -> Conserved {
+fn account(parked: u64, due: u64) -> ProviderReconciliation {
     let states = [("waiting", parked + due), ("review", 2), ("dead", 1), ("succeeded", 1_000)];
     let states: Vec<(String, u64)> = states.map(|(state, jobs)| (state.to_owned(), jobs)).to_vec();
     let recorded = states.iter().map(|(_, jobs)| jobs).sum();
     let (messages_least, messages_most) = (due, due);
-    Account {
+    LedgerReconciliation {
         provider: "acme".to_owned(),
         recorded,
         states,
-        parked,
+        delayed: parked,
         due,
-        messages_least,
-        messages_most,
-        ..Account::default()
+        messages_min: messages_least,
+        messages_max: messages_most,
+        ..LedgerReconciliation::default()
     }
     .into()
 }
 
 /// A row that runs, seen by these workers, with jobs that wait.
-fn evidence(rows: Vec<ProviderRow>, workers: Vec<Worker>) -> Evidence {
-    let meant = rows.iter().filter_map(|row| row.meant(9).ok());
-    Evidence {
+fn evidence(rows: Vec<ProviderRow>, workers: Vec<WorkerProcess>) -> OverviewInput {
+    let meant = rows.iter().filter_map(|row| row.validate(9).ok());
+    OverviewInput {
         at_ms: 1_800_000_000_000,
         providers: meant.map(|provider| (provider.name.clone(), Arc::new(provider))).collect(),
         rows,
         workers,
-        accounts: Some(by_provider([account(3, 4)])),
+        reconciliation: Some(by_provider([account(3, 4)])),
         depths: ["acme", "bolt"].map(|name| (name.to_owned(), 0)).into(),
-        ..Evidence::default()
+        ..OverviewInput::default()
     }
 }
 
-fn told(evidence: &Evidence) -> (State, String, Option<u64>) {
+fn told(evidence: &OverviewInput) -> (ProviderState, String, Option<u64>) {
     let one = overview(evidence).providers.remove(0);
     (one.state, one.cause.unwrap_or_default(), one.ends_in_ms)
 }
 
-fn held(by: &str, words: &str, ends_in_ms: u64) -> Value {
+fn pause(by: &str, words: &str, ends_in_ms: u64) -> Value {
     json!({"by": by, "words": words, "ends_in_ms": ends_in_ms})
 }
 
 #[test]
-fn each_thing_that_a_lane_says_is_a_state_with_its_cause() {
+fn each_lane_report_maps_to_a_state() {
     let down = "the provider is down: no answer in time";
     for (lane, state, cause, ends_in_ms) in [
-        (json!({}), State::Running, "", None),
+        (json!({}), ProviderState::Running, "", None),
         (
-            json!({"pause": held("setup", "provider answered 401", 30_000)}),
-            State::Misconfigured,
+            json!({"pause": pause("setup", "provider answered 401", 30_000)}),
+            ProviderState::Misconfigured,
             "provider answered 401",
             Some(30_000),
         ),
-        (json!({"does": "stopped", "pause": held("breaker", down, 4_000)}), State::BreakerOpen, down, Some(4_000)),
-        (json!({"gate": held("cold", "lost its state", 7_000)}), State::Cold, "lost its state", Some(7_000)),
         (
-            json!({"pause": held("provider", "asked for a pause", 900)}),
-            State::PausedByProvider,
+            json!({"does": "stopped", "pause": pause("breaker", down, 4_000)}),
+            ProviderState::BreakerOpen,
+            down,
+            Some(4_000),
+        ),
+        (json!({"gate": pause("cold", "lost its state", 7_000)}), ProviderState::Cold, "lost its state", Some(7_000)),
+        (
+            json!({"pause": pause("provider", "asked for a pause", 900)}),
+            ProviderState::PausedByProvider,
             "asked for a pause",
             Some(900),
         ),
         (
             json!({"does": "probing", "pause": {"by": "breaker", "words": down}}),
-            State::Probing,
+            ProviderState::Probing,
             "one job at a time finds out whether it is up again; the provider is down: no answer in time",
             None,
         ),
-        (json!({"gate": held("engine", "limiter: away", 900)}), State::EngineAway, "limiter: away", Some(900)),
+        (json!({"gate": pause("engine", "limiter: away", 900)}), ProviderState::EngineAway, "limiter: away", Some(900)),
         (
-            json!({"gate": held("limit", "per-minute", 12_400)}),
-            State::WaitingForLimit,
+            json!({"gate": pause("limit", "per-minute", 12_400)}),
+            ProviderState::WaitingForLimit,
             "limit per-minute (600/1m) is used up",
             Some(12_400),
         ),
-        (json!({"pause": held("limit", "even pacing", 12_400)}), State::WaitingForLimit, "even pacing", Some(12_400)),
+        (
+            json!({"pause": pause("limit", "even pacing", 12_400)}),
+            ProviderState::WaitingForLimit,
+            "even pacing",
+            Some(12_400),
+        ),
         // Every lane at its limit waits for a moment.
-        (json!({"gate": held("limit", "per-second", 900)}), State::Running, "", None),
-        (json!({"pause": held("other", "newer settings are being loaded", 900)}), State::Running, "", None),
-        (json!({"pause": held("a later program's word", "who knows", 900)}), State::Running, "", None),
+        (json!({"gate": pause("limit", "per-second", 900)}), ProviderState::Running, "", None),
+        (json!({"pause": pause("other", "newer settings are being loaded", 900)}), ProviderState::Running, "", None),
+        (json!({"pause": pause("a later program's word", "who knows", 900)}), ProviderState::Running, "", None),
     ] {
         let told = told(&evidence(vec![row()], vec![worker("a", lane.clone())]));
         assert_eq!(told, (state, cause.to_owned(), ends_in_ms), "{lane}");
     }
-    let mut idle = evidence(vec![row()], vec![worker("a", json!({"gate": held("limit", "per-minute", 12_400)}))]);
-    idle.accounts = Some(by_provider([account(0, 0)]));
-    assert_eq!(told(&idle), (State::Idle, String::new(), None));
+    let mut idle = evidence(vec![row()], vec![worker("a", json!({"gate": pause("limit", "per-minute", 12_400)}))]);
+    idle.reconciliation = Some(by_provider([account(0, 0)]));
+    assert_eq!(told(&idle), (ProviderState::Idle, String::new(), None));
 }
 
 #[test]
-fn the_row_and_the_engines_hide_what_lanes_say() {
-    let cold = || vec![worker("a", json!({"gate": held("cold", "lost its state", 7_000)}))];
-    let with = |change: fn(&mut Evidence)| {
+fn row_and_backends_override_lane_reports() {
+    let cold = || vec![worker("a", json!({"gate": pause("cold", "lost its state", 7_000)}))];
+    let with = |change: fn(&mut OverviewInput)| {
         let mut evidence = evidence(vec![row()], cold());
         change(&mut evidence);
         told(&evidence)
     };
-    type Case = (fn(&mut Evidence), State, &'static str);
+    type Case = (fn(&mut OverviewInput), ProviderState, &'static str);
     let cases: [Case; 10] = [
-        (|_| (), State::Cold, "lost its state"),
+        (|_| (), ProviderState::Cold, "lost its state"),
         (
             |e| e.workers[0].report.as_mut().unwrap().engines.get_mut("queue").unwrap().ok = false,
-            State::EngineAway,
+            ProviderState::EngineAway,
             "queue: does not answer",
         ),
-        (|e| e.database_away = Some("gone".to_owned()), State::EngineAway, "database: gone"),
+        (|e| e.database_problem = Some("gone".to_owned()), ProviderState::EngineAway, "database: gone"),
         (
             |e| e.workers[0].age = SECOND * 11,
-            State::NoWorker,
+            ProviderState::NoWorker,
             "no worker reports; the last was host-a:7, 11 s ago: nothing is sent",
         ),
-        (|e| e.workers.clear(), State::NoWorker, "no `sluicegate run` reports: nothing is sent"),
+        (|e| e.workers.clear(), ProviderState::NoWorker, "no `sluicegate run` reports: nothing is sent"),
         (
             |e| e.workers[0].report.as_mut().unwrap().lanes.clear(),
-            State::Misconfigured,
+            ProviderState::Misconfigured,
             "no worker can make a lane of its row: its log says why",
         ),
         (
@@ -167,19 +177,19 @@ fn the_row_and_the_engines_hide_what_lanes_say() {
                 report.lanes.clear();
                 report.ready = false;
             },
-            State::NoWorker,
+            ProviderState::NoWorker,
             "its lane begins or ends: the workers start, drain or load settings",
         ),
-        (|e| e.rows[0].paused = true, State::Paused, "somebody paused it: its queue keeps collecting"),
+        (|e| e.rows[0].paused = true, ProviderState::Paused, "somebody paused it: its queue keeps collecting"),
         (
             |e| {
                 e.rows[0].paused = true;
                 e.rows[0].enabled = false;
             },
-            State::Disabled,
+            ProviderState::Disabled,
             "its row is disabled: its queue keeps collecting",
         ),
-        (|e| e.rows.clear(), State::Disabled, "it has no row any more: nobody takes its jobs"),
+        (|e| e.rows.clear(), ProviderState::Disabled, "it has no row any more: nobody takes its jobs"),
     ];
     for (change, state, cause) in cases {
         let (said, why, _) = with(change);
@@ -189,9 +199,9 @@ fn the_row_and_the_engines_hide_what_lanes_say() {
 
 /// Without a last good one nothing runs; with one, what it does is told, and the problems.
 #[test]
-fn a_row_that_cannot_be_meant_is_told_with_what_counts_instead() {
-    let cold = || vec![worker("a", json!({"gate": held("cold", "lost its state", 7_000)}))];
-    let bad = BadRow {
+fn invalid_row_shows_the_row_in_force() {
+    let cold = || vec![worker("a", json!({"gate": pause("cold", "lost its state", 7_000)}))];
+    let bad = InvalidRow {
         provider: "acme".to_owned(),
         quota: "acme".to_owned(),
         enabled: true,
@@ -199,12 +209,15 @@ fn a_row_that_cannot_be_meant_is_told_with_what_counts_instead() {
         problems: vec!["limit per-second: window_ms is 0".to_owned()],
     };
     let mut without = evidence(vec![row()], cold());
-    (without.bad, without.providers) = (vec![bad.clone()], BTreeMap::new());
-    assert_eq!(told(&without), (State::Misconfigured, "no lane: limit per-second: window_ms is 0".to_owned(), None));
+    (without.invalid_rows, without.providers) = (vec![bad.clone()], BTreeMap::new());
+    assert_eq!(
+        told(&without),
+        (ProviderState::Misconfigured, "no lane: limit per-second: window_ms is 0".to_owned(), None)
+    );
     let mut with = evidence(vec![row()], cold());
-    with.bad = vec![bad];
+    with.invalid_rows = vec![bad];
     let picture = overview(&with);
-    assert_eq!((picture.providers[0].state, picture.providers[0].problems.len()), (State::Cold, 1));
+    assert_eq!((picture.providers[0].state, picture.providers[0].problems.len()), (ProviderState::Cold, 1));
     assert_eq!(
         picture.warnings,
         ["row of acme is bad, and the last good one counts: limit per-second: window_ms is 0"]
@@ -213,15 +226,18 @@ fn a_row_that_cannot_be_meant_is_told_with_what_counts_instead() {
     for worker in &mut with.workers {
         worker.report.as_mut().unwrap().lanes.clear();
     }
-    assert_eq!(told(&with), (State::Misconfigured, "no lane: limit per-second: window_ms is 0".to_owned(), None));
+    assert_eq!(
+        told(&with),
+        (ProviderState::Misconfigured, "no lane: limit per-second: window_ms is 0".to_owned(), None)
+    );
     assert_eq!(overview(&with).warnings, ["row of acme is bad, and nothing is sent: limit per-second: window_ms is 0"]);
 }
 
 /// What a database takes and no program can read.
 #[test]
-fn a_row_that_cannot_be_read_is_told_and_hides_no_other() {
+fn unreadable_row_hides_no_other() {
     let problem = "column `statuses` is no JSON object";
-    let bad = BadRow {
+    let bad = InvalidRow {
         provider: "bolt".to_owned(),
         quota: "shared".to_owned(),
         enabled: true,
@@ -229,17 +245,17 @@ fn a_row_that_cannot_be_read_is_told_and_hides_no_other() {
         problems: vec![problem.to_owned()],
     };
     let running = worker("one", json!({"does": "running", "in_hand": 1}));
-    let seen = overview(&Evidence { bad: vec![bad], ..evidence(vec![row()], vec![running]) });
+    let seen = overview(&OverviewInput { invalid_rows: vec![bad], ..evidence(vec![row()], vec![running]) });
     let [acme, bolt] = seen.providers.as_slice() else { panic!("{:?}", seen.providers) };
-    assert_eq!((acme.name.as_str(), acme.state), ("acme", State::Running));
+    assert_eq!((acme.name.as_str(), acme.state), ("acme", ProviderState::Running));
     assert_eq!((bolt.name.as_str(), bolt.quota.as_str(), bolt.enabled), ("bolt", "shared", true));
-    assert_eq!((bolt.state, bolt.cause.clone()), (State::Misconfigured, Some(format!("no lane: {problem}"))));
+    assert_eq!((bolt.state, bolt.cause.clone()), (ProviderState::Misconfigured, Some(format!("no lane: {problem}"))));
     assert_eq!(bolt.problems, [problem]);
 }
 
 #[test]
-fn the_gravest_of_all_workers_is_told_and_how_many_say_it() {
-    let lane = |by: &str, ends_in_ms| json!({"pause": held(by, by, ends_in_ms)});
+fn most_severe_state_is_shown_with_its_count() {
+    let lane = |by: &str, ends_in_ms| json!({"pause": pause(by, by, ends_in_ms)});
     // In the order in which they hide each other.
     let gravest_first = ["setup", "breaker", "cold", "provider", "limit", "other"];
     for pair in gravest_first.windows(2) {
@@ -251,27 +267,27 @@ fn the_gravest_of_all_workers_is_told_and_how_many_say_it() {
         }
     }
     let both = vec![worker("a", lane("cold", 9_000)), worker("b", lane("cold", 8_000))];
-    assert_eq!(told(&evidence(vec![row()], both)), (State::Cold, "cold".to_owned(), Some(8_000)));
+    assert_eq!(told(&evidence(vec![row()], both)), (ProviderState::Cold, "cold".to_owned(), Some(8_000)));
     let mut lost = vec![worker("a", lane("setup", 9_000)), worker("b", json!({}))];
     lost[0].age = SECOND * 60;
     let picture = overview(&evidence(vec![row()], lost));
-    assert_eq!(picture.providers[0].state, State::Running);
+    assert_eq!(picture.providers[0].state, ProviderState::Running);
     assert_eq!(picture.warnings, ["worker host-a:7 is lost: it has not reported for 60 s"]);
     // A lane's pause and its gate: the graver counts.
-    let lane = json!({"pause": held("limit", "per-minute", 9_000), "gate": held("cold", "lost", 8_000)});
-    assert_eq!(told(&evidence(vec![row()], vec![worker("a", lane)])).0, State::Cold);
-    assert_eq!(serde_json::from_value::<By>(json!("of a later program")).unwrap(), By::Other);
+    let lane = json!({"pause": pause("limit", "per-minute", 9_000), "gate": pause("cold", "lost", 8_000)});
+    assert_eq!(told(&evidence(vec![row()], vec![worker("a", lane)])).0, ProviderState::Cold);
+    assert_eq!(serde_json::from_value::<PauseCause>(json!("of a later program")).unwrap(), PauseCause::Other);
 }
 
 #[test]
-fn numbers_add_up_over_workers_ledger_and_queue() {
+fn overview_sums_workers_ledger_and_queue() {
     let lane = |in_hand: u64, sent_10s: u64| json!({"in_hand": in_hand, "in_flight": 1, "sent_total": 999, "sent_10s": sent_10s, "throttled_total": 2});
     let mut both = evidence(vec![row()], vec![worker("a", lane(5, 60)), worker("b", lane(4, 40))]);
     both.depths.insert("acme".to_owned(), 11_000);
-    let counted = both.accounts.as_mut().unwrap().get_mut("acme").unwrap();
+    let counted = both.reconciliation.as_mut().unwrap().get_mut("acme").unwrap();
     (counted.in_hand, counted.in_flight) = (9, 2);
     both.oldest_ms = Some([("acme".to_owned(), 1_799_999_990_000)].into());
-    let used = |name: &str, max_requests, used| LimitUse {
+    let used = |name: &str, max_requests, used| LimitStatus {
         name: name.to_owned(),
         max_requests,
         window: SECOND,
@@ -284,7 +300,7 @@ fn numbers_add_up_over_workers_ledger_and_queue() {
         reset_after: Duration::ZERO,
     };
     let quota = ProviderName::new("acme").unwrap();
-    both.used.insert(quota, vec![used("per-second", 100, 87), used("per-minute", 600, 601)]);
+    both.limit_usage.insert(quota, vec![used("per-second", 100, 87), used("per-minute", 600, 601)]);
     let picture = overview(&both);
     let one = &picture.providers[0];
     // 4 of the 11,000 are the due ones, and 7 are in hand and not on the wire.
@@ -296,23 +312,27 @@ fn numbers_add_up_over_workers_ledger_and_queue() {
     let remaining: Vec<_> = one.limits.iter().map(|limit| (limit.used, limit.remaining)).collect();
     assert_eq!(remaining, [(Some(87), Some(13)), (Some(601), Some(0))]);
     // 11,010 through 600 per minute that are all used, and each request takes a fifth of a second.
-    let drained_in_s = ms(&one.clears) / 1_000;
+    let drained_in_s = clears::ms(&one.clears) / 1_000;
     assert!((1_080..=1_110).contains(&drained_in_s), "{drained_in_s} s");
     // Due jobs whose messages the queue does not show are waiting nevertheless.
     both.depths.insert("acme".to_owned(), 1);
     assert_eq!(overview(&both).providers[0].waiting, 14);
     both.rows[0].paused = true;
     let paused = overview(&both).providers.remove(0);
-    assert_eq!(paused.clears, Clears::NotWhilePaused);
-    assert!(matches!(paused.clears_if_resumed, Some(Clears::ClearsIn { ms: 1.. })), "{:?}", paused.clears_if_resumed);
+    assert_eq!(paused.clears, ClearTimeOverview::NotWhilePaused);
+    assert!(
+        matches!(paused.clears_if_resumed, Some(ClearTimeOverview::ClearsIn { ms: 1.. })),
+        "{:?}",
+        paused.clears_if_resumed
+    );
     // No worker reports.
     let one = overview(&evidence(vec![row()], Vec::new())).providers.remove(0);
     assert_eq!((one.waiting, one.limits[0].used), (7, None));
-    assert_eq!(one.clears, Clears::Unknown { missing: Source::Worker });
+    assert_eq!(one.clears, ClearTimeOverview::Unknown { missing: MissingSource::Worker });
 }
 
 #[test]
-fn an_engine_that_is_away_is_named_once() {
+fn unavailable_backend_is_named_once() {
     let mut one = worker("a", json!({}));
     let limiter = one.report.as_mut().unwrap().engines.get_mut("limiter").unwrap();
     (limiter.ok, limiter.problem) = (false, Some("limiter store away: no answer in time".to_owned()));
@@ -322,7 +342,7 @@ fn an_engine_that_is_away_is_named_once() {
 }
 
 #[test]
-fn waits_and_decisions_are_those_of_all_workers() {
+fn overview_merges_waits_and_decisions() {
     let lane = |counts: [u64; 3], at_ms: [i64; 30]| {
         let line = |at_ms| json!({"at_ms": at_ms, "kind": "granted", "reason": "room", "permits": 1});
         let decisions: Vec<Value> = at_ms.map(line).to_vec();
@@ -330,18 +350,18 @@ fn waits_and_decisions_are_those_of_all_workers() {
     };
     let even: [i64; 30] = std::array::from_fn(|at| 2 * (30 - i64::try_from(at).unwrap()));
     let workers = [worker("a", lane([1, 2, 3], even)), worker("b", lane([10, 0, 1], even.map(|at| at - 1)))];
-    assert_eq!(waits(&workers, "acme").counts, [11, 2, 4]);
-    let lines = decisions(&workers, "acme");
+    assert_eq!(permit_waits(&workers, "acme").counts, [11, 2, 4]);
+    let lines = recent_decisions(&workers, "acme");
     assert_eq!((lines.len(), lines[0].worker.as_str(), lines[1].worker.as_str()), (50, "a", "b"));
     assert!(lines.windows(2).all(|pair| pair[0].at >= pair[1].at));
-    let mut other = waits(&workers[..1], "acme");
-    other.add(&Waits { bounds_ms: vec![5], counts: vec![7, 7] });
+    let mut other = permit_waits(&workers[..1], "acme");
+    other.add(&WaitHistogram { bounds_ms: vec![5], counts: vec![7, 7] });
     assert_eq!(other.counts, [1, 2, 3], "other bounds cannot be added");
-    assert!(decisions(&workers, "bolt").is_empty() && waits(&workers, "bolt").counts.is_empty());
+    assert!(recent_decisions(&workers, "bolt").is_empty() && permit_waits(&workers, "bolt").counts.is_empty());
 }
 
 #[test]
-fn different_versions_and_unreadable_reports_are_warned_of() {
+fn version_mismatch_and_unreadable_report_warn() {
     let mut workers = vec![worker("a", json!({})), worker("b", json!({})), worker("c", json!({}))];
     workers[1].version = "0.2.0".to_owned();
     workers[2].report = None;
@@ -357,27 +377,32 @@ fn different_versions_and_unreadable_reports_are_warned_of() {
 }
 
 #[test]
-fn a_closed_limit_is_a_state_and_what_is_in_hand_waits() {
+fn closed_limit_is_a_state() {
     let mut closed = row();
     closed.limits[0].max_requests = 0;
     for in_hand in [0, 1] {
         let mut one = evidence(vec![closed.clone()], vec![worker("a", json!({"in_hand": in_hand}))]);
-        one.accounts = Some(by_provider([Conserved { in_hand, ..account(0, 1 - in_hand) }]));
+        one.reconciliation = Some(by_provider([ProviderReconciliation { in_hand, ..account(0, 1 - in_hand) }]));
         let told = overview(&one).providers.remove(0);
         let cause = "limit per-second (0/1s) is closed: nothing is sent";
-        assert_eq!((told.state, told.cause.as_deref()), (State::Closed, Some(cause)));
-        assert_eq!((told.waiting, told.clears), (1, Clears::Never { limit: Some("per-second".to_owned()) }));
+        assert_eq!((told.state, told.cause.as_deref()), (ProviderState::Closed, Some(cause)));
+        assert_eq!((told.waiting, told.clears), (1, ClearTimeOverview::Never { limit: Some("per-second".to_owned()) }));
     }
 }
 
 #[test]
-fn of_a_bad_row_the_limits_in_force_are_shown() {
+fn invalid_row_shows_limits_in_force() {
     let mut bad = evidence(vec![row()], vec![worker("a", json!({}))]);
     bad.rows[0].limits[0].max_requests = -3;
     bad.rows[0].limits[1].enabled = false;
     let problems = vec!["limit per-second: max_requests is -3".to_owned()];
-    bad.bad =
-        vec![BadRow { provider: "acme".to_owned(), quota: "acme".to_owned(), enabled: true, paused: false, problems }];
+    bad.invalid_rows = vec![InvalidRow {
+        provider: "acme".to_owned(),
+        quota: "acme".to_owned(),
+        enabled: true,
+        paused: false,
+        problems,
+    }];
     let told = overview(&bad).providers.remove(0);
     let limits: Vec<_> =
         told.limits.iter().map(|limit| (limit.name.as_str(), limit.max_requests, limit.enabled)).collect();
@@ -385,44 +410,38 @@ fn of_a_bad_row_the_limits_in_force_are_shown() {
 }
 
 #[test]
-fn one_worker_that_is_cut_off_hides_nothing_of_those_that_go_on() {
+fn cut_off_worker_does_not_hide_others() {
     let mut three = evidence(vec![row()], ["a", "b", "c"].map(|id| worker(id, json!({}))).to_vec());
-    let cut_off = |worker: &mut Worker| worker.report.as_mut().unwrap().engines.get_mut("queue").unwrap().ok = false;
+    let cut_off =
+        |worker: &mut WorkerProcess| worker.report.as_mut().unwrap().engines.get_mut("queue").unwrap().ok = false;
     cut_off(&mut three.workers[1]);
     let picture = overview(&three);
-    assert_eq!((picture.providers[0].state, picture.providers[0].cause.as_deref()), (State::Running, None));
+    assert_eq!((picture.providers[0].state, picture.providers[0].cause.as_deref()), (ProviderState::Running, None));
     assert_eq!(picture.warnings, ["worker host-b:7: queue: does not answer"]);
     three.workers.iter_mut().for_each(cut_off);
-    assert_eq!(overview(&three).providers[0].state, State::EngineAway);
+    assert_eq!(overview(&three).providers[0].state, ProviderState::EngineAway);
 }
 
 #[test]
-fn one_lane_that_waits_for_a_slow_database_hides_nothing_of_those_that_go_on() {
+fn slow_database_lane_does_not_hide_others() {
     let mut two = evidence(vec![row()], ["a", "b"].map(|id| worker(id, json!({}))).to_vec());
-    let pause = Held { by: By::Engine, words: "the ledger is slow".to_owned(), ends_in_ms: Some(900) };
-    let rest = |worker: &mut Worker| {
+    let pause = ReportedPause { by: PauseCause::Engine, words: "the ledger is slow".to_owned(), ends_in_ms: Some(900) };
+    let rest = |worker: &mut WorkerProcess| {
         let lane = worker.report.as_mut().unwrap().lanes.get_mut("acme").unwrap();
-        (lane.does, lane.pause) = (Does::Resting, Some(pause.clone()));
+        (lane.does, lane.pause) = (LaneState::Resting, Some(pause.clone()));
     };
     rest(&mut two.workers[0]);
-    assert_eq!(overview(&two).providers[0].state, State::Running);
+    assert_eq!(overview(&two).providers[0].state, ProviderState::Running);
     rest(&mut two.workers[1]);
-    assert_eq!(told(&two), (State::EngineAway, "the ledger is slow".to_owned(), Some(900)));
+    assert_eq!(told(&two), (ProviderState::EngineAway, "the ledger is slow".to_owned(), Some(900)));
 }
 
 #[test]
-fn who_paused_it_is_named() {
+fn pausing_operator_is_named() {
     let mut paused = evidence(vec![ProviderRow { paused: true, ..row() }], vec![worker("a", json!({}))]);
     let who = "alice@host paused it at 2027-01-15T08:00:00.000Z (they asked)".to_owned();
     paused.paused_by.insert("acme".to_owned(), who.clone());
-    assert_eq!(told(&paused), (State::Paused, format!("{who}: its queue keeps collecting"), None));
-}
-
-fn ms(clears: &Clears) -> u64 {
-    match clears {
-        Clears::ClearsIn { ms } => *ms,
-        other => panic!("{other:?}"),
-    }
+    assert_eq!(told(&paused), (ProviderState::Paused, format!("{who}: its queue keeps collecting"), None));
 }
 
 #[path = "clears_tests.rs"]

@@ -9,12 +9,12 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 /// Of the reports that this program writes.
-pub const FORMAT: u32 = 1;
+pub const REPORT_FORMAT: u32 = 1;
 
 /// One process, now.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Report {
+pub struct ProcessReport {
     /// Settings are loaded and the topology is declared.
     pub ready: bool,
     pub draining: bool,
@@ -24,16 +24,16 @@ pub struct Report {
     /// Of the settings that it goes by.
     pub settings_version: i64,
     /// By provider.
-    pub lanes: BTreeMap<String, Lane>,
+    pub lanes: BTreeMap<String, LaneReport>,
     /// `database`, `queue`, `limiter`.
-    pub engines: BTreeMap<String, Engine>,
+    pub engines: BTreeMap<String, BackendStatus>,
     pub warnings: Vec<String>,
 }
 
 /// One dependency, as this process finds it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(default)]
-pub struct Engine {
+pub struct BackendStatus {
     pub ok: bool,
     /// `postgres`, `sqlite`, `rabbitmq`, `redis`, `redis_cluster`, `embedded`.
     pub kind: String,
@@ -49,7 +49,7 @@ pub struct Engine {
 
 /// What is wrong with an engine, named once: many problems begin with the name of what has them.
 #[must_use]
-pub fn problem_of(engine: &str, problem: &str) -> String {
+pub fn problem_with_name(engine: &str, problem: &str) -> String {
     let named = problem.strip_prefix(engine).is_some_and(|rest| rest.starts_with([' ', ':']));
     if named { problem.to_owned() } else { format!("{engine}: {problem}") }
 }
@@ -57,14 +57,14 @@ pub fn problem_of(engine: &str, problem: &str) -> String {
 /// One provider's lane in one process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Lane {
-    pub does: Does,
+pub struct LaneReport {
+    pub does: LaneState,
     /// Why it rests; absent when it does not.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub pause: Option<Held>,
+    pub pause: Option<ReportedPause>,
     /// Why nobody passes its gate now; absent while the line moves.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub gate: Option<Held>,
+    pub gate: Option<ReportedPause>,
     /// Jobs that wait at the gate for a permit.
     pub gate_waiting: u64,
     pub in_hand: u64,
@@ -76,14 +76,14 @@ pub struct Lane {
     /// Answers that refused what we allowed, since the process started.
     pub throttled_total: u64,
     /// How long permits were waited for, since the process started.
-    pub waits: Waits,
+    pub waits: WaitHistogram,
     /// Newest first.
-    pub decisions: Vec<Decision>,
+    pub decisions: Vec<ReportedDecision>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Does {
+pub enum LaneState {
     /// Takes no more; jobs in hand go on.
     Resting,
     /// Neither takes nor sends.
@@ -98,8 +98,8 @@ pub enum Does {
 /// What holds a lane or its gate.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Held {
-    pub by: By,
+pub struct ReportedPause {
+    pub by: PauseCause,
     /// For a person.
     pub words: String,
     /// Until then at the earliest, in milliseconds.
@@ -109,7 +109,7 @@ pub struct Held {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum By {
+pub enum PauseCause {
     Limit,
     /// The limiter lost its state.
     Cold,
@@ -130,12 +130,12 @@ pub enum By {
 /// A histogram: `counts[i]` waits of at most `bounds_ms[i]`, and one more count for all longer ones. Not cumulative.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(default)]
-pub struct Waits {
+pub struct WaitHistogram {
     pub bounds_ms: Vec<u64>,
     pub counts: Vec<u64>,
 }
 
-impl Waits {
+impl WaitHistogram {
     /// Adds another process's; one with other bounds cannot be added and is left out.
     pub fn add(&mut self, other: &Self) {
         if self.counts.is_empty() {
@@ -149,7 +149,7 @@ impl Waits {
 /// One thing that a lane or its gate decided.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Decision {
+pub struct ReportedDecision {
     /// Milliseconds since the Unix epoch, the worker's clock.
     pub at_ms: i64,
     /// `granted`, `refused`, `parked`, `throttled`, `paused`, `resumed`, `breaker_opened`, `breaker_closed`.

@@ -2,21 +2,21 @@
 //!
 //! Refuses to stay silent about what could not be asked.
 
-use super::overview::{Evidence, has_good_row};
-use super::report::problem_of;
+use super::overview::{OverviewInput, has_valid_row};
+use super::report::problem_with_name;
 
 /// One line each.
-pub(super) fn warnings(evidence: &Evidence) -> Vec<String> {
-    let mut warnings = evidence.away.clone();
-    warnings.extend(evidence.database_away.iter().map(|problem| format!("database: {problem}")));
-    for bad in &evidence.bad {
-        let kept = has_good_row(evidence, &bad.provider);
+pub(super) fn warnings(evidence: &OverviewInput) -> Vec<String> {
+    let mut warnings = evidence.backend_problems.clone();
+    warnings.extend(evidence.database_problem.iter().map(|problem| format!("database: {problem}")));
+    for bad in &evidence.invalid_rows {
+        let kept = has_valid_row(evidence, &bad.provider);
         let what = if kept { "the last good one counts" } else { "nothing is sent" };
         let problem = bad.problems.first().map_or("it cannot be meant", String::as_str);
         warnings.push(format!("row of {} is bad, and {what}: {problem}", bad.provider));
     }
     for worker in &evidence.workers {
-        let place = worker.place();
+        let place = worker.address();
         match &worker.report {
             _ if !worker.is_live() => {
                 let silent_s = worker.age.as_secs();
@@ -27,7 +27,7 @@ pub(super) fn warnings(evidence: &Evidence) -> Vec<String> {
                 let away = report.engines.iter().filter(|(_, engine)| !engine.ok);
                 warnings.extend(away.map(|(name, engine)| {
                     let problem = engine.problem.as_deref().unwrap_or("does not answer");
-                    format!("worker {place}: {}", problem_of(name, problem))
+                    format!("worker {place}: {}", problem_with_name(name, problem))
                 }));
                 warnings.extend(report.warnings.iter().map(|warning| format!("worker {place}: {warning}")));
             }

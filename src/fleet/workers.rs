@@ -8,24 +8,24 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::report::{Engine, FORMAT, Report};
-use crate::ledger::fleet::Reported;
-use crate::ledger::operator::At;
+use super::report::{BackendStatus, ProcessReport, REPORT_FORMAT};
+use crate::ledger::fleet::StoredReport;
+use crate::ledger::operator::DatabaseTime;
 
 /// A process that has not reported for longer is lost: five reports missed.
-pub const SILENT_MAX: Duration = Duration::from_secs(10);
+pub const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A row that is older is deleted.
-pub const KEPT: Duration = Duration::from_secs(24 * 60 * 60);
+pub const ROW_RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Longest time that a lost process is shown beside live ones.
 const LOST_SHOWN_MAX: Duration = Duration::from_secs(10 * 60);
 
 /// Until then the leases of a lost process may hold jobs, and it is shown even if it is replaced.
-const LEASES_OVER: Duration = Duration::from_secs(40);
+const LEASES_EXPIRED_AFTER: Duration = Duration::from_secs(40);
 
 /// A process reports within this time once the database can be written to again.
-const REPORTS_AGAIN: Duration = Duration::from_secs(4);
+const HEARTBEAT_RESUMES_WITHIN: Duration = Duration::from_secs(4);
 
 /// A time in which reports could neither be written nor read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,28 +38,29 @@ pub struct Outage {
 
 impl Outage {
     /// The silence of a row of this age that is the worker's own.
-    fn less(self, age: Duration) -> Duration {
-        let ended = self.ended.map_or(Duration::ZERO, |ended| ended.saturating_sub(REPORTS_AGAIN));
+    fn silence_of(self, age: Duration) -> Duration {
+        let ended = self.ended.map_or(Duration::ZERO, |ended| ended.saturating_sub(HEARTBEAT_RESUMES_WITHIN));
         age.saturating_sub(self.began.min(age).saturating_sub(ended))
     }
 }
 
 /// The processes of these rows, which were read so long ago, that are shown.
 #[must_use]
-pub fn present(rows: &[Reported], read: Duration, outage: Option<Outage>) -> Vec<Worker> {
+pub fn visible_workers(rows: &[StoredReport], read: Duration, outage: Option<Outage>) -> Vec<WorkerProcess> {
     let workers = rows.iter().map(|row| {
         let age = row.age + read;
-        Worker { age: outage.map_or(age, |outage| outage.less(age)), ..Worker::of(row) }
+        WorkerProcess { age: outage.map_or(age, |outage| outage.silence_of(age)), ..WorkerProcess::from_row(row) }
     });
-    let stopped = |worker: &Worker| worker.report.as_ref().is_some_and(|report| report.stopped);
-    let all: Vec<Worker> = workers.filter(|worker| worker.age <= KEPT && !stopped(worker)).collect();
-    let (mut shown, mut lost): (Vec<Worker>, Vec<Worker>) = all.into_iter().partition(Worker::is_live);
+    let stopped = |worker: &WorkerProcess| worker.report.as_ref().is_some_and(|report| report.stopped);
+    let all: Vec<WorkerProcess> = workers.filter(|worker| worker.age <= ROW_RETENTION && !stopped(worker)).collect();
+    let (mut shown, mut lost): (Vec<WorkerProcess>, Vec<WorkerProcess>) =
+        all.into_iter().partition(WorkerProcess::is_live);
     lost.sort_by_key(|worker| worker.age);
     let replaced = replaced(&shown, &lost);
     let nobody_lives = shown.is_empty();
     let kept = lost.into_iter().zip(replaced).enumerate().filter(|(nth, (worker, replaced))| {
         let last = nobody_lives && *nth == 0;
-        last || (worker.age <= LOST_SHOWN_MAX && !(*replaced && worker.age > LEASES_OVER))
+        last || (worker.age <= LOST_SHOWN_MAX && !(*replaced && worker.age > LEASES_EXPIRED_AFTER))
     });
     shown.extend(kept.map(|(_, (worker, _))| worker));
     shown.sort_by(|a, b| a.id.cmp(&b.id));
@@ -67,9 +68,10 @@ pub fn present(rows: &[Reported], read: Duration, outage: Option<Outage>) -> Vec
 }
 
 /// For each lost process, whether another one has come on its host since; each that came replaces one.
-fn replaced(live: &[Worker], lost: &[Worker]) -> Vec<bool> {
-    let mut came: Vec<&Worker> = live.iter().collect();
-    let replaces = |new: &Worker, old: &Worker| new.host == old.host && new.started_at_ms >= old.seen_at_ms;
+fn replaced(live: &[WorkerProcess], lost: &[WorkerProcess]) -> Vec<bool> {
+    let mut came: Vec<&WorkerProcess> = live.iter().collect();
+    let replaces =
+        |new: &WorkerProcess, old: &WorkerProcess| new.host == old.host && new.started_at_ms >= old.seen_at_ms;
     let each = lost.iter().map(|old| {
         let found = came.iter().position(|new| replaces(new, old));
         found.map(|at| came.swap_remove(at)).is_some()
@@ -79,7 +81,7 @@ fn replaced(live: &[Worker], lost: &[Worker]) -> Vec<bool> {
 
 /// One process and what it said last.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Worker {
+pub struct WorkerProcess {
     pub id: String,
     pub host: String,
     pub pid: u32,
@@ -88,13 +90,13 @@ pub struct Worker {
     pub seen_at_ms: i64,
     pub age: Duration,
     /// `None`: written in a format that this program does not know.
-    pub report: Option<Report>,
+    pub report: Option<ProcessReport>,
 }
 
-impl Worker {
+impl WorkerProcess {
     #[must_use]
-    pub fn of(row: &Reported) -> Self {
-        let readable = row.format == FORMAT;
+    pub fn from_row(row: &StoredReport) -> Self {
+        let readable = row.format == REPORT_FORMAT;
         Self {
             id: row.id.clone(),
             host: row.host.clone(),
@@ -109,20 +111,20 @@ impl Worker {
 
     #[must_use]
     pub fn is_live(&self) -> bool {
-        self.age <= SILENT_MAX
+        self.age <= HEARTBEAT_TIMEOUT
     }
 
     /// `host:pid`, for people.
     #[must_use]
-    pub fn place(&self) -> String {
+    pub fn address(&self) -> String {
         format!("{}:{}", self.host, self.pid)
     }
 
     fn state(&self) -> &'static str {
         match &self.report {
             _ if !self.is_live() => "lost",
-            Some(Report { draining: true, .. }) => "draining",
-            Some(Report { ready: false, .. }) => "starting",
+            Some(ProcessReport { draining: true, .. }) => "draining",
+            Some(ProcessReport { ready: false, .. }) => "starting",
             _ => "ready",
         }
     }
@@ -130,7 +132,7 @@ impl Worker {
 
 /// One process, as `/api/v1/workers` shows it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
-pub struct WorkerLine {
+pub struct WorkerOverview {
     pub id: String,
     pub host: String,
     pub pid: u32,
@@ -142,13 +144,13 @@ pub struct WorkerLine {
     pub lanes: usize,
     pub in_hand: u64,
     pub in_flight: u64,
-    pub engines: BTreeMap<String, Engine>,
+    pub engines: BTreeMap<String, BackendStatus>,
     pub warnings: Vec<String>,
 }
 
-impl WorkerLine {
+impl WorkerOverview {
     #[must_use]
-    pub fn of(worker: &Worker) -> Self {
+    pub fn new(worker: &WorkerProcess) -> Self {
         let report = worker.report.clone().unwrap_or_default();
         let mut warnings = report.warnings;
         if worker.report.is_none() {
@@ -165,8 +167,8 @@ impl WorkerLine {
             host: worker.host.clone(),
             pid: worker.pid,
             version: worker.version.clone(),
-            started_at: At(worker.started_at_ms).to_string(),
-            seen_at: At(worker.seen_at_ms).to_string(),
+            started_at: DatabaseTime(worker.started_at_ms).to_string(),
+            seen_at: DatabaseTime(worker.seen_at_ms).to_string(),
             state: worker.state().to_owned(),
             lanes: report.lanes.len(),
             in_hand: live * lanes.clone().map(|lane| lane.in_hand).sum::<u64>(),
@@ -181,8 +183,8 @@ impl WorkerLine {
 mod tests {
     use super::*;
 
-    fn row(age_s: u64, format: u32, body: &str) -> Reported {
-        Reported {
+    fn row(age_s: u64, format: u32, body: &str) -> StoredReport {
+        StoredReport {
             id: "w".to_owned(),
             host: "pay-1".to_owned(),
             pid: 7,
@@ -196,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn age_and_report_say_what_a_worker_is() {
+    fn worker_state_follows_age_and_report() {
         for (age_s, format, body, state, in_hand, warned) in [
             (1, 1, "{}", "starting", 0, false),
             (1, 1, r#"{"ready": true, "lanes": {"acme": {"in_hand": 3}}}"#, "ready", 3, false),
@@ -214,28 +216,28 @@ mod tests {
                 false,
             ),
         ] {
-            let line = WorkerLine::of(&Worker::of(&row(age_s, format, body)));
+            let line = WorkerOverview::new(&WorkerProcess::from_row(&row(age_s, format, body)));
             let told = (line.state.as_str(), line.in_hand, !line.warnings.is_empty());
             assert_eq!(told, (state, in_hand, warned), "{age_s} {format} {body}");
         }
         let rows = [row(1, 1, "{}"), row(1, 1, r#"{"stopped": true}"#), row(90_000, 1, "{}"), row(86_000, 1, "{}")];
-        let ages = |rows: &[Reported]| -> Vec<u64> {
-            present(rows, Duration::from_secs(2), None).iter().map(|worker| worker.age.as_secs()).collect()
+        let ages = |rows: &[StoredReport]| -> Vec<u64> {
+            visible_workers(rows, Duration::from_secs(2), None).iter().map(|worker| worker.age.as_secs()).collect()
         };
         assert_eq!(ages(&rows), [3]);
         // Where none is live, the last one is told of for a day.
         assert_eq!(ages(&rows[1..]), [86_002]);
-        let line = WorkerLine::of(&Worker::of(&row(1, 1, "{}")));
+        let line = WorkerOverview::new(&WorkerProcess::from_row(&row(1, 1, "{}")));
         assert_eq!(
             (line.started_at.as_str(), line.seen_at.as_str()),
             ("2027-01-15T08:00:00.000Z", "2027-01-15T08:01:40.000Z")
         );
     }
 
-    fn named(id: &str, host: &str, started_s: i64, age_s: u64) -> Reported {
+    fn named(id: &str, host: &str, started_s: i64, age_s: u64) -> StoredReport {
         let now_s = 1_800_000_000;
         let age_ms = i64::try_from(age_s).unwrap() * 1_000;
-        Reported {
+        StoredReport {
             id: id.to_owned(),
             host: host.to_owned(),
             started_at_ms: (now_s - started_s) * 1_000,
@@ -245,9 +247,9 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_process_is_shown_until_it_is_replaced() {
-        let shown = |rows: &[Reported]| -> Vec<String> {
-            present(rows, Duration::ZERO, None).into_iter().map(|worker| worker.id).collect()
+    fn lost_process_is_listed_until_replaced() {
+        let shown = |rows: &[StoredReport]| -> Vec<String> {
+            visible_workers(rows, Duration::ZERO, None).into_iter().map(|worker| worker.id).collect()
         };
         let beside = named("beside", "pay-1", 9_000, 1);
         for (lost_for_s, came_s, host, kept) in [
@@ -262,7 +264,7 @@ mod tests {
             (60, Some(50), "pay-2", true),
         ] {
             let came = came_s.map(|came_s| named("new", host, came_s, 1));
-            let rows: Vec<Reported> =
+            let rows: Vec<StoredReport> =
                 [beside.clone(), named("old", "pay-1", 9_000, lost_for_s)].into_iter().chain(came).collect();
             assert_eq!(shown(&rows).contains(&"old".to_owned()), kept, "lost for {lost_for_s} s, {came_s:?} at {host}");
         }
@@ -272,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_not_lost_for_an_outage_of_the_database() {
+    fn database_outage_loses_no_worker() {
         let seconds = Duration::from_secs;
         for (age_s, began_s, ended_s, live) in [
             // The outage goes on: the last report came just before it, or long before.
@@ -286,7 +288,7 @@ mod tests {
             (1, 61, Some(18), true),
         ] {
             let outage = Outage { began: seconds(began_s), ended: ended_s.map(seconds) };
-            let workers = present(&[named("a", "pay-1", 900, age_s)], Duration::ZERO, Some(outage));
+            let workers = visible_workers(&[named("a", "pay-1", 900, age_s)], Duration::ZERO, Some(outage));
             assert_eq!(workers[0].is_live(), live, "{age_s} s, {outage:?}");
         }
     }

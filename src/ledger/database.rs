@@ -18,11 +18,11 @@ use super::settings::Settings;
 pub use super::sql::connection_limits::ConnectionLimits;
 use super::sql::connection_limits::connection_limits;
 use super::sql::connections::Connections;
-use super::sql::engine::{Engine, to_the_end};
-use super::sql::meaning::of_postgres;
+use super::sql::engine::{Engine, run_to_completion};
+use super::sql::error::from_postgres;
 use super::sql::postgres::PostgresEngine;
-use super::sql::session::answered;
-use super::sql::slots::Purpose;
+use super::sql::session::with_statement_timeout;
+use super::sql::slots::ConnectionPurpose;
 pub use super::sql::sqlite::file_of as sqlite_file;
 use super::sql::sqlite::{self, SqliteEngine};
 use super::sql::{SqlLedger, SqlOperator, SqlSettings};
@@ -41,30 +41,30 @@ pub enum SchemaState {
 }
 
 #[derive(Clone)]
-enum Pool {
+enum DatabasePool {
     Postgres(Connections),
     Sqlite(SqlitePool),
 }
 
 /// Key of the advisory lock: "sluice" in ASCII, so that nobody else's is the same by chance.
-pub(super) const RUN_LOCK: i64 = 0x736c_7569_6365;
+pub(super) const RUN_LOCK_KEY: i64 = 0x736c_7569_6365;
 /// A session that does not answer by then has ended, though nobody told.
 const PING_MAX: Duration = Duration::from_secs(3);
 
 /// The right to run embedded parts on a PostgreSQL database. Ends with its session, whoever ended that.
-pub struct ExclusiveRun {
+pub struct AdvisoryRunLock {
     pool: Connections,
     session: Arc<Mutex<Option<PgConnection>>>,
 }
 
-impl ExclusiveRun {
+impl AdvisoryRunLock {
     /// Whether it is held. A session that has ended is replaced, unless somebody else has the right by now.
     ///
     /// # Errors
     /// When the database cannot be asked.
     pub async fn is_held(&self) -> Result<bool, LedgerError> {
         let (pool, session) = (self.pool.clone(), Arc::clone(&self.session));
-        to_the_end(async move {
+        run_to_completion(async move {
             let mut session = session.lock().await;
             if let Some(connection) = session.as_mut()
                 && timeout(PING_MAX, connection.ping()).await.is_ok_and(|answer| answer.is_ok())
@@ -72,7 +72,7 @@ impl ExclusiveRun {
                 return Ok(true);
             }
             *session = None;
-            *session = run_session(&pool).await?;
+            *session = lock_in_session(&pool).await?;
             Ok(session.is_some())
         })
         .await
@@ -82,7 +82,7 @@ impl ExclusiveRun {
 /// An opened database: the ledger and the settings in it.
 #[derive(Clone)]
 pub struct Database {
-    pool: Pool,
+    pool: DatabasePool,
     ledger: Arc<SqlLedger>,
     settings: Arc<SqlSettings>,
     operator: Arc<SqlOperator>,
@@ -95,24 +95,24 @@ impl Database {
     /// # Errors
     /// [`LedgerError::Refused`], naming `database.url` and never quoting it.
     pub fn open(url: &str, max_connections: u32) -> Result<Self, LedgerError> {
-        Self::open_trusting(url, max_connections, &Authorities::default())
+        Self::open_with_authorities(url, max_connections, &Authorities::default())
     }
 
     /// The same, trusting these authorities of TLS besides the public ones, unless the URL names its own `sslrootcert`.
     ///
     /// # Errors
     /// As [`Self::open`].
-    pub fn open_trusting(url: &str, max_connections: u32, trusted: &Authorities) -> Result<Self, LedgerError> {
+    pub fn open_with_authorities(url: &str, max_connections: u32, trusted: &Authorities) -> Result<Self, LedgerError> {
         match url.split(':').next() {
             Some("postgres" | "postgresql") => {
                 let engine = Arc::new(PostgresEngine::open(url, max_connections, trusted)?);
-                let pool = Pool::Postgres(engine.connections().clone());
-                Ok(Self::over(pool, &(engine as Arc<dyn Engine>)))
+                let pool = DatabasePool::Postgres(engine.connections().clone());
+                Ok(Self::with_engine(pool, &(engine as Arc<dyn Engine>)))
             }
             Some("sqlite") => {
                 let engine = Arc::new(SqliteEngine::open(url)?);
-                let pool = Pool::Sqlite(engine.pool().clone());
-                Ok(Self::over(pool, &(engine as Arc<dyn Engine>)))
+                let pool = DatabasePool::Sqlite(engine.pool().clone());
+                Ok(Self::with_engine(pool, &(engine as Arc<dyn Engine>)))
             }
             _ => Err(LedgerError::Refused(
                 "database.url must begin with sqlite:// or postgres://, or be sqlite::memory:".to_owned(),
@@ -120,7 +120,7 @@ impl Database {
         }
     }
 
-    fn over(pool: Pool, engine: &Arc<dyn Engine>) -> Self {
+    fn with_engine(pool: DatabasePool, engine: &Arc<dyn Engine>) -> Self {
         Self {
             pool,
             ledger: Arc::new(SqlLedger::new(engine.clone())),
@@ -158,8 +158,8 @@ impl Database {
     #[must_use]
     pub fn sqlite_pool(&self) -> Option<SqlitePool> {
         match &self.pool {
-            Pool::Sqlite(pool) => Some(pool.clone()),
-            Pool::Postgres(_) => None,
+            DatabasePool::Sqlite(pool) => Some(pool.clone()),
+            DatabasePool::Postgres(_) => None,
         }
     }
 
@@ -172,11 +172,11 @@ impl Database {
         // Never cancelled, like every transaction, but as long as it takes: a migration may rewrite a large table.
         let migration = tokio::spawn(async move {
             match pool {
-                Pool::Postgres(pool) => migrate_postgres(&pool).await,
-                Pool::Sqlite(pool) => migrate_sqlite(&pool).await,
+                DatabasePool::Postgres(pool) => migrate_postgres(&pool).await,
+                DatabasePool::Sqlite(pool) => migrate_sqlite(&pool).await,
             }
         });
-        migration.await.map_err(|ended| LedgerError::Away(format!("the migration ended early: {ended}")))?
+        migration.await.map_err(|ended| LedgerError::Unavailable(format!("the migration ended early: {ended}")))?
     }
 
     /// Compares the applied migrations with this program's.
@@ -185,18 +185,20 @@ impl Database {
     /// [`LedgerError::Refused`] when an applied migration differs from this program's.
     pub async fn schema_state(&self) -> Result<SchemaState, LedgerError> {
         let pool = self.pool.clone();
-        to_the_end(async move {
+        run_to_completion(async move {
             match pool {
-                Pool::Postgres(pool) => {
-                    let away = |error: sqlx::Error| of_postgres(&error);
-                    let mut session = pool.lend(Purpose::General).await.map_err(away)?;
+                DatabasePool::Postgres(pool) => {
+                    let away = |error: sqlx::Error| from_postgres(&error);
+                    let mut session = pool.lend(ConnectionPurpose::General).await.map_err(away)?;
                     let connection = session.connection().map_err(away)?;
-                    let state = answered(async { Ok(schema_state(connection, &POSTGRES, of_postgres).await) }).await;
+                    let state =
+                        with_statement_timeout(async { Ok(schema_state(connection, &POSTGRES, from_postgres).await) })
+                            .await;
                     session.end(state).map_err(away)?
                 }
-                Pool::Sqlite(pool) => {
-                    let mut connection = sqlite::acquire(&pool).await.map_err(|error| sqlite::meaning(&error))?;
-                    schema_state(&mut *connection, &SQLITE, sqlite::meaning).await
+                DatabasePool::Sqlite(pool) => {
+                    let mut connection = sqlite::acquire(&pool).await.map_err(|error| sqlite::from_sqlite(&error))?;
+                    schema_state(&mut *connection, &SQLITE, sqlite::from_sqlite).await
                 }
             }
         })
@@ -208,12 +210,12 @@ impl Database {
     /// # Errors
     /// When the database cannot be asked.
     pub async fn connection_limits(&self) -> Result<Option<ConnectionLimits>, LedgerError> {
-        let Pool::Postgres(pool) = &self.pool else { return Ok(None) };
+        let DatabasePool::Postgres(pool) = &self.pool else { return Ok(None) };
         let pool = pool.clone();
-        to_the_end(async move {
-            let away = |error: sqlx::Error| of_postgres(&error);
-            let mut session = pool.lend(Purpose::General).await.map_err(away)?;
-            let limits = answered(connection_limits(session.connection().map_err(away)?)).await;
+        run_to_completion(async move {
+            let away = |error: sqlx::Error| from_postgres(&error);
+            let mut session = pool.lend(ConnectionPurpose::General).await.map_err(away)?;
+            let limits = with_statement_timeout(connection_limits(session.connection().map_err(away)?)).await;
             session.end(limits).map(Some).map_err(away)
         })
         .await
@@ -224,12 +226,12 @@ impl Database {
     ///
     /// # Errors
     /// When the database cannot be asked.
-    pub async fn exclusive_run(&self) -> Result<Option<ExclusiveRun>, LedgerError> {
-        let Pool::Postgres(pool) = &self.pool else { return Ok(None) };
+    pub async fn try_run_lock(&self) -> Result<Option<AdvisoryRunLock>, LedgerError> {
+        let DatabasePool::Postgres(pool) = &self.pool else { return Ok(None) };
         let pool = pool.clone();
-        to_the_end(async move {
-            let session = run_session(&pool).await?;
-            Ok(session.map(|session| ExclusiveRun { pool, session: Arc::new(Mutex::new(Some(session))) }))
+        run_to_completion(async move {
+            let session = lock_in_session(&pool).await?;
+            Ok(session.map(|session| AdvisoryRunLock { pool, session: Arc::new(Mutex::new(Some(session))) }))
         })
         .await
     }
@@ -237,17 +239,17 @@ impl Database {
     /// Finishes what is under way and closes the connections. A database in memory is gone then.
     pub async fn close(&self) {
         match &self.pool {
-            Pool::Postgres(pool) => pool.close().await,
-            Pool::Sqlite(pool) => pool.close().await,
+            DatabasePool::Postgres(pool) => pool.close().await,
+            DatabasePool::Sqlite(pool) => pool.close().await,
         }
     }
 }
 
 /// A session of its own that has the right; `None` when somebody else's has it.
-async fn run_session(pool: &Connections) -> Result<Option<PgConnection>, LedgerError> {
-    let away = |error: sqlx::Error| of_postgres(&error);
-    let mut connection = pool.own().await.map_err(away)?;
-    let ours = sqlx::query_scalar("SELECT pg_try_advisory_lock($1)").bind(RUN_LOCK).fetch_one(&mut connection);
-    let ours: bool = answered(ours).await.map_err(away)?;
+async fn lock_in_session(pool: &Connections) -> Result<Option<PgConnection>, LedgerError> {
+    let away = |error: sqlx::Error| from_postgres(&error);
+    let mut connection = pool.open_dedicated().await.map_err(away)?;
+    let ours = sqlx::query_scalar("SELECT pg_try_advisory_lock($1)").bind(RUN_LOCK_KEY).fetch_one(&mut connection);
+    let ours: bool = with_statement_timeout(ours).await.map_err(away)?;
     Ok(ours.then_some(connection))
 }

@@ -32,7 +32,7 @@ pub struct WorkerReport {
 
 /// What one process wrote about itself last.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reported {
+pub struct StoredReport {
     pub id: String,
     pub host: String,
     pub pid: u32,
@@ -55,13 +55,13 @@ pub trait Fleet: Send + Sync {
     async fn report(&self, report: &WorkerReport) -> Result<(), LedgerError>;
 
     /// The rows of all processes, by id; at most [`WORKERS_MAX`].
-    async fn reports(&self) -> Result<Vec<Reported>, LedgerError>;
+    async fn reports(&self) -> Result<Vec<StoredReport>, LedgerError>;
 
     /// Deletes the row of a process that ends as it should.
-    async fn leave(&self, id: &str) -> Result<(), LedgerError>;
+    async fn remove_report(&self, id: &str) -> Result<(), LedgerError>;
 
     /// Deletes the rows of processes that have not reported for so long; returns how many.
-    async fn forget(&self, silent_for: Duration) -> Result<u64, LedgerError>;
+    async fn remove_silent_reports(&self, silent_for: Duration) -> Result<u64, LedgerError>;
 
     /// Since when the job that has been due for longest could be worked on, in milliseconds since the Unix epoch; providers
     /// without an open job are left out. Looks at the first hundred open jobs of each by an index, so a job that is parked

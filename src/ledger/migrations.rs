@@ -145,7 +145,7 @@ mod tests {
 
     /// The server makes one transaction of several statements, and within one no index is built so.
     #[test]
-    fn what_is_built_beside_the_payments_is_alone_in_its_file() {
+    fn concurrent_index_is_alone_in_its_file() {
         let alone: Vec<i64> = built_concurrently().map(|(version, _)| version).collect();
         let beside: Vec<i64> = POSTGRES.iter().filter(|it| it.no_tx).map(|it| it.version).collect();
         assert_eq!((alone, beside.is_empty()), (beside, false));
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_file_is_compiled_in_as_sqlx_reads_it() {
+    async fn embedded_migrations_match_the_files() {
         for (kind, ours) in [("postgres", &POSTGRES), ("sqlite", &SQLITE)] {
             let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations").join(kind);
             let read = Migrator::new(directory).await.unwrap();

@@ -8,21 +8,21 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use self::copies::{Arrived, Claimant, ComesBack};
-use self::outcomes::{Events, Unpublished};
-use crate::domain::clock_witness::Word;
-use crate::domain::decision::ByKind;
+use self::copies::{Claimant, DeliveredCopy, RejectedMessage, ReturnPlan};
+use self::outcomes::{EventSelection, UnpublishedEvents};
+use crate::domain::clock_attestation::ClockAttestation;
 use crate::domain::disposition::Resend;
-use crate::domain::job::{ContentHash, Invalid, Job, JobId};
+use crate::domain::job::{ContentHash, InvalidMessage, Job, JobId};
 use crate::domain::outcome::FinalState;
+use crate::domain::permit_protocol::CostByKind;
 use crate::domain::provider::ProviderName;
-use crate::domain::quota_spec::{Lookback, SubjectsAsked};
+use crate::domain::quota_spec::{Lookback, SubjectQuery};
 use crate::domain::time::Micros;
 use crate::provider::FrozenRequest;
 
-pub mod audited;
 pub mod copies;
 pub mod database;
+pub mod decision_input;
 pub mod deployment;
 pub mod fleet;
 mod migrate;
@@ -30,17 +30,17 @@ mod migrations;
 pub mod operator;
 pub mod outcomes;
 pub mod provider_row;
-pub mod said;
+pub mod queue_position;
 pub mod settings;
+pub mod settings_audit;
 pub mod sql;
-pub mod surroundings;
 pub mod upkeep;
 
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum LedgerError {
     /// The database cannot be reached, or did not answer in time. Whether a write happened is unknown.
     #[error("database away: {0}")]
-    Away(String),
+    Unavailable(String),
     #[error("the database is not at this program's schema: run `sluicegate migrate`")]
     NotMigrated,
     /// A statement failed for a reason that trying again will not mend.
@@ -53,7 +53,7 @@ pub enum LedgerError {
 
 /// The right to write on one job: granted by a claim, void once the fence has moved on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Hold {
+pub struct LeaseToken {
     pub id: JobId,
     pub fence: i64,
 }
@@ -61,21 +61,21 @@ pub struct Hold {
 /// Whether a write on a hold counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum Written {
-    Kept,
+pub enum FencedWrite {
+    Applied,
     /// Somebody else holds the job now: stop, send nothing, do not acknowledge.
-    Lost,
+    Stale,
 }
 
 /// A job in hand, with what the ledger knows of its past.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Claimed {
-    pub hold: Hold,
+    pub lease: LeaseToken,
     pub attempts: u32,
     /// Holders lost in a row, the last of them included, none of whom began a request.
     pub lost_holders: u32,
     /// An earlier attempt may have charged (state was `sending` or `unknown`).
-    pub unknown: bool,
+    pub maybe_charged: bool,
     /// Time until the job may be worked on (a wait not yet over, `not_before`); zero when it is due.
     pub wait: Duration,
     /// Since the job could first be worked on: since it was recorded, or since its `not_before`.
@@ -91,7 +91,7 @@ pub struct Claimed {
     pub unknown_age: Option<Duration>,
     /// What the first attempt froze, and how long ago the first request that may have left was begun; zero when every
     /// request so far surely stayed unsent.
-    pub frozen: Option<(FrozenRequest, Duration)>,
+    pub frozen_request: Option<(FrozenRequest, Duration)>,
     /// Number of the newest copy of its message.
     pub copy: i64,
 }
@@ -99,12 +99,12 @@ pub struct Claimed {
 impl Claimed {
     /// A job that has just been recorded, and is due.
     #[must_use]
-    pub fn new_job(hold: Hold) -> Self {
+    pub fn new_job(lease: LeaseToken) -> Self {
         Self {
-            hold,
+            lease,
             attempts: 0,
             lost_holders: 0,
-            unknown: false,
+            maybe_charged: false,
             wait: Duration::ZERO,
             age: Duration::ZERO,
             expires_in: None,
@@ -112,7 +112,7 @@ impl Claimed {
             lookups: 0,
             resend: Resend::Never,
             unknown_age: None,
-            frozen: None,
+            frozen_request: None,
             copy: 0,
         }
     }
@@ -122,54 +122,54 @@ impl Claimed {
 pub enum Claim {
     Claimed(Box<Claimed>),
     /// Final already: acknowledge, nothing else.
-    Settled,
+    Finished,
     /// A newer copy of its message was published: acknowledge, nothing else.
     Superseded,
     /// Another worker holds it, for at most this long unless it renews.
-    InHand {
+    Leased {
         lease_left: Duration,
     },
     /// Same id with other content, or an idempotency key that another payment of this provider uses.
-    Conflict(Invalid),
+    Conflict(InvalidMessage),
     /// Its row holds what it never should: a person must repair it. Which column, and why.
     Unreadable(String),
 }
 
 /// Of a write that takes something, and that others may be committed with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Timing {
+pub struct BatchOptions {
     /// For how long it is taken.
     pub lease: Duration,
     /// How long the write may wait for the others.
-    pub may_wait: Duration,
+    pub max_batch_delay: Duration,
 }
 
-impl Timing {
+impl BatchOptions {
     #[must_use]
-    pub fn at_once(lease: Duration) -> Self {
-        Self { lease, may_wait: Duration::ZERO }
+    pub fn immediate(lease: Duration) -> Self {
+        Self { lease, max_batch_delay: Duration::ZERO }
     }
 }
 
 /// A job that nobody has recorded, with the request of its first attempt.
 #[derive(Clone, Copy, Debug)]
-pub struct First<'a> {
+pub struct NewJobAttempt<'a> {
     pub job: &'a Job,
     pub hash: ContentHash,
     /// The caller's own fence, random: no other hold of this job has it.
-    pub hold: &'a Hold,
+    pub lease: &'a LeaseToken,
     pub owner: &'a str,
-    pub timing: Timing,
+    pub options: BatchOptions,
     pub request: &'a FrozenRequest,
 }
 
 /// Result of beginning an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum Begun {
+pub enum BeginResult {
     /// Committed, a charge as `sending`; charges and look-ups are numbered together, from 1 per job.
     Attempt(u32),
-    Lost,
+    Stale,
 }
 
 /// What one attempt came to.
@@ -240,17 +240,6 @@ pub struct OutcomeEvent {
     pub at_ms: i64,
 }
 
-/// A message that never became a job.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RejectedMessage {
-    pub lane: ProviderName,
-    pub job_id: Option<String>,
-    pub reason: &'static str,
-    pub detail: String,
-    pub body_sha256: [u8; 32],
-    pub body_bytes: usize,
-}
-
 /// Numbers for status: jobs of one provider in one state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateCount {
@@ -264,16 +253,17 @@ pub struct StateCount {
 pub struct RecentUses {
     /// Age of the end of each request that has ended, with its cost; youngest first. Requests that ended close together
     /// are one entry, with the age of the youngest: an age is never more than the true one.
-    pub ended: Vec<(Duration, ByKind)>,
+    pub ended: Vec<(Duration, CostByKind)>,
     /// Cost of requests that may be on the wire now: no end is written down, or no answer came and the provider may
     /// count late.
-    pub open: ByKind,
+    pub open: CostByKind,
 }
 
 /// Who grants permits for a quota, in the whole cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Authority {
-    /// `redis:` and the run id of the one writable primary, or of the one process with an embedded limiter; or `share`: each worker grants its own share.
+pub struct StoredLeader {
+    /// `redis:` and the run id of the one writable primary, or of the one process with an embedded limiter; or `share`:
+    /// each worker grants its own share.
     pub holder: String,
     /// One higher with each change. A limiter's state that was warmed in another term is not to be trusted: somebody
     /// else granted in between.
@@ -284,121 +274,134 @@ pub struct Authority {
     /// The database's clock as this was read.
     pub now: Micros,
     /// What a worker said last, in this term, of the store's clock beside the database's, and how long ago.
-    pub word: Option<(Word, Duration)>,
+    pub attestation: Option<(ClockAttestation, Duration)>,
 }
 
 #[async_trait]
 pub trait Ledger: Send + Sync {
     /// Records the job if it is new, and claims it for `owner` if nobody else holds it.
     async fn claim(&self, job: &Job, hash: ContentHash, owner: &str, lease: Duration) -> Result<Claim, LedgerError> {
-        let claimant = Claimant { owner, arrived: Arrived::COUNTS };
-        self.claim_in_company(job, hash, claimant, Timing::at_once(lease)).await
+        let claimant = Claimant { owner, delivered: DeliveredCopy::ALWAYS_CURRENT };
+        self.claim_batched(job, hash, claimant, BatchOptions::immediate(lease)).await
     }
 
     /// The same, and the write may wait for others to be committed with.
-    async fn claim_in_company(
+    async fn claim_batched(
         &self,
         job: &Job,
         hash: ContentHash,
         claimant: Claimant<'_>,
-        timing: Timing,
+        timing: BatchOptions,
     ) -> Result<Claim, LedgerError>;
 
     /// Records a job that is new and begins its first attempt in one commit, as `sending`, before the first byte leaves.
     /// [`Written::Lost`]: its id or its key is known; nothing was written, and [`Ledger::claim`] says what is known.
-    async fn record_and_begin(&self, first: First<'_>) -> Result<Written, LedgerError>;
+    async fn record_and_begin(&self, first: NewJobAttempt<'_>) -> Result<FencedWrite, LedgerError>;
 
     /// Prolongs the leases of jobs in hand; returns those that are lost, and those whose row is being written at this
     /// moment, which most often settles them.
-    async fn renew(&self, holds: &[Hold], lease: Duration) -> Result<Vec<Hold>, LedgerError>;
+    async fn renew(&self, holds: &[LeaseToken], lease: Duration) -> Result<Vec<LeaseToken>, LedgerError>;
 
     /// Commits `sending` with the request, before the first byte leaves. A later attempt must bring the frozen request
     /// of the first.
-    async fn begin_attempt(&self, hold: &Hold, request: &FrozenRequest) -> Result<Begun, LedgerError> {
-        self.begin_in_company(hold, request, Duration::ZERO).await
+    async fn begin_attempt(&self, hold: &LeaseToken, request: &FrozenRequest) -> Result<BeginResult, LedgerError> {
+        self.begin_attempt_batched(hold, request, Duration::ZERO).await
     }
 
     /// The same, and the write may wait so long for others to be committed with.
-    async fn begin_in_company(
+    async fn begin_attempt_batched(
         &self,
-        hold: &Hold,
+        hold: &LeaseToken,
         request: &FrozenRequest,
         may_wait: Duration,
-    ) -> Result<Begun, LedgerError>;
+    ) -> Result<BeginResult, LedgerError>;
 
     /// Commits what an attempt came to and where the job stands now, with its outcome event if that is final. A job that
     /// would succeed by a charge that another payment of its provider succeeded by becomes `review` instead, naming it.
-    async fn finish_attempt(&self, hold: &Hold, end: &AttemptEnd, next: &JobState) -> Result<Written, LedgerError> {
-        Ok(self.finish_and_take(hold, end, next, Timing::at_once(Duration::ZERO)).await?.0)
+    async fn finish_attempt(
+        &self,
+        hold: &LeaseToken,
+        end: &AttemptEnd,
+        next: &JobState,
+    ) -> Result<FencedWrite, LedgerError> {
+        Ok(self.finish_attempt_batched(hold, end, next, BatchOptions::immediate(Duration::ZERO)).await?.0)
     }
 
     /// The same, and takes the event at once, as [`Ledger::take_outcomes`] does: whoever has written it publishes it. The
     /// write may wait for others to be committed with. Of a job that waits, how it comes back.
-    async fn finish_and_take(
+    async fn finish_attempt_batched(
         &self,
-        hold: &Hold,
+        hold: &LeaseToken,
         end: &AttemptEnd,
         next: &JobState,
-        timing: Timing,
-    ) -> Result<(Written, Option<OutcomeEvent>, Option<ComesBack>), LedgerError>;
+        timing: BatchOptions,
+    ) -> Result<(FencedWrite, Option<OutcomeEvent>, Option<ReturnPlan>), LedgerError>;
 
     /// Commits that a job of unknown outcome is asked about, before the first byte leaves. It stays `unknown` meanwhile.
-    async fn begin_lookup(&self, hold: &Hold) -> Result<Begun, LedgerError>;
+    async fn begin_lookup(&self, hold: &LeaseToken) -> Result<BeginResult, LedgerError>;
 
     /// Commits what a look-up found and where the job stands now, like [`Ledger::finish_attempt`]. With the final state that
     /// was written, if one was: a charge that another payment has makes it `review`. Of a job that waits, how it comes back.
     async fn finish_lookup(
         &self,
-        hold: &Hold,
+        hold: &LeaseToken,
         end: &LookupEnd,
         next: &JobState,
-    ) -> Result<(Written, Option<FinalState>, Option<ComesBack>), LedgerError>;
+    ) -> Result<(FencedWrite, Option<FinalState>, Option<ReturnPlan>), LedgerError>;
 
     /// What a request came to, as its row says: `None` while it is open, and when there is none of this number.
-    async fn outcome_of(&self, job: &JobId, number: u32) -> Result<Option<String>, LedgerError>;
+    async fn request_outcome(&self, job: &JobId, number: u32) -> Result<Option<String>, LedgerError>;
 
     /// Commits where a job stands without an attempt: parked, expired, handed to a person.
-    async fn put_down(&self, hold: &Hold, next: &JobState) -> Result<Written, LedgerError> {
-        Ok(self.delay(hold, next).await?.0)
+    async fn transition(&self, hold: &LeaseToken, next: &JobState) -> Result<FencedWrite, LedgerError> {
+        Ok(self.transition_with_copy(hold, next).await?.0)
     }
 
     /// The same; of a job that waits, how it comes back.
-    async fn delay(&self, hold: &Hold, next: &JobState) -> Result<(Written, Option<ComesBack>), LedgerError>;
+    async fn transition_with_copy(
+        &self,
+        hold: &LeaseToken,
+        next: &JobState,
+    ) -> Result<(FencedWrite, Option<ReturnPlan>), LedgerError>;
 
     /// Gives the hold of a job up that came before its time: what it waits for stays, and until when.
-    async fn wait_on(&self, hold: &Hold) -> Result<Written, LedgerError> {
-        Ok(self.delay_further(hold, Duration::ZERO).await?.0)
+    async fn release_waiting(&self, hold: &LeaseToken) -> Result<FencedWrite, LedgerError> {
+        Ok(self.release_waiting_with_copy(hold, Duration::ZERO).await?.0)
     }
 
     /// The same for a job that is to be looked at again after `wait` at the latest, and how it comes back.
-    async fn delay_further(&self, hold: &Hold, wait: Duration) -> Result<(Written, Option<ComesBack>), LedgerError>;
+    async fn release_waiting_with_copy(
+        &self,
+        hold: &LeaseToken,
+        wait: Duration,
+    ) -> Result<(FencedWrite, Option<ReturnPlan>), LedgerError>;
 
     /// Gives the hold up and leaves the job as it is, due at once.
-    async fn release(&self, hold: &Hold) -> Result<Written, LedgerError>;
+    async fn release(&self, hold: &LeaseToken) -> Result<FencedWrite, LedgerError>;
 
     async fn reject(&self, message: &RejectedMessage) -> Result<(), LedgerError>;
 
     /// Takes the oldest unpublished events that were never rejected: nobody else is given them while the lease lasts.
-    async fn take_outcomes(&self, at_most: u32, lease: Duration) -> Result<Vec<OutcomeEvent>, LedgerError> {
-        self.take_outcomes_of(Events::NeverRejected, at_most, lease).await
+    async fn lease_events(&self, at_most: u32, lease: Duration) -> Result<Vec<OutcomeEvent>, LedgerError> {
+        self.lease_selected_events(EventSelection::NeverRejected, at_most, lease).await
     }
 
-    async fn take_outcomes_of(
+    async fn lease_selected_events(
         &self,
-        which: Events,
+        which: EventSelection,
         at_most: u32,
         lease: Duration,
     ) -> Result<Vec<OutcomeEvent>, LedgerError>;
 
     /// Prolongs the leases of events whose confirms are late.
-    async fn renew_outcomes(&self, sequences: &[i64], lease: Duration) -> Result<(), LedgerError>;
+    async fn renew_event_leases(&self, sequences: &[i64], lease: Duration) -> Result<(), LedgerError>;
 
     /// Notes that some queue has rejected these events: they are tried again later each time, after ten minutes at most.
-    async fn outcomes_rejected(&self, sequences: &[i64]) -> Result<(), LedgerError>;
+    async fn mark_events_rejected(&self, sequences: &[i64]) -> Result<(), LedgerError>;
 
-    async fn unpublished_outcomes(&self) -> Result<Unpublished, LedgerError>;
+    async fn unpublished_events(&self) -> Result<UnpublishedEvents, LedgerError>;
 
-    async fn outcomes_published(&self, sequences: &[i64]) -> Result<(), LedgerError>;
+    async fn mark_events_published(&self, sequences: &[i64]) -> Result<(), LedgerError>;
 
     /// What was used of a quota and ended lately, or may not have ended: over all providers that share the quota or did
     /// lately, deleted ones too. At most 1,000 entries, whatever was sent. All that is only noticed is one entry.
@@ -411,26 +414,32 @@ pub trait Ledger: Send + Sync {
 
     /// The same for accounts or references, each apart; of one that has none nothing is said. At most 256 entries for each.
     /// Costs what they have used, whatever others have.
-    async fn recent_uses_of(
+    async fn recent_subject_uses(
         &self,
         quota: &ProviderName,
-        asked: &SubjectsAsked,
+        asked: &SubjectQuery,
     ) -> Result<BTreeMap<String, RecentUses>, LedgerError>;
 
     /// Who grants for these quotas; a quota without an entry has had no holder yet. Cheap, for polling.
-    async fn authority(&self, quotas: &[ProviderName]) -> Result<HashMap<ProviderName, Authority>, LedgerError>;
+    async fn stored_leaders(&self, quotas: &[ProviderName])
+    -> Result<HashMap<ProviderName, StoredLeader>, LedgerError>;
 
     /// Makes `to` the holder if `from` is it now, or if nobody is; the term grows and the age starts anew. Returns what
     /// holds afterwards.
-    async fn take_authority(
+    async fn take_leadership(
         &self,
         quota: &ProviderName,
         from: Option<&str>,
         to: &str,
-    ) -> Result<Authority, LedgerError>;
+    ) -> Result<StoredLeader, LedgerError>;
 
     /// Notes a word on the store's clock in this term, unless somebody knows of a later step; says nothing about whether.
-    async fn note_clock(&self, quota: &ProviderName, term: i64, word: &Word) -> Result<(), LedgerError>;
+    async fn record_clock_attestation(
+        &self,
+        quota: &ProviderName,
+        term: i64,
+        word: &ClockAttestation,
+    ) -> Result<(), LedgerError>;
 
     async fn state_counts(&self) -> Result<Vec<StateCount>, LedgerError>;
 

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use crate::domain::explain::words::{count, is_or_are};
+use crate::domain::explain::format::{count, is_or_are};
 
 /// Which events are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Events {
+pub enum EventSelection {
     NeverRejected,
     /// By a queue that is bound to their exchange, and whose next try is due.
     RejectedBefore,
@@ -14,7 +14,7 @@ pub enum Events {
 
 /// Events that are not published.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Unpublished {
+pub struct UnpublishedEvents {
     pub events: u64,
     /// Those among them that some queue has rejected.
     pub rejected: u64,
@@ -25,7 +25,7 @@ pub struct Unpublished {
 /// Events that have waited for longer are worth a warning.
 const LATE_AFTER: Duration = Duration::from_secs(60);
 
-impl Unpublished {
+impl UnpublishedEvents {
     /// What a person should look at.
     #[must_use]
     pub fn warning(&self) -> Option<String> {
@@ -53,11 +53,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_that_wait_long_or_are_rejected_are_warned_of() {
+    fn late_or_rejected_events_cause_a_warning() {
         let warning = |rejected, oldest_s| {
-            Unpublished { events: 9, rejected, oldest: Some(Duration::from_secs(oldest_s)) }.warning()
+            UnpublishedEvents { events: 9, rejected, oldest: Some(Duration::from_secs(oldest_s)) }.warning()
         };
-        assert_eq!(Unpublished::default().warning(), None);
+        assert_eq!(UnpublishedEvents::default().warning(), None);
         assert_eq!(warning(0, 59), None);
         assert_eq!(warning(0, 61).unwrap(), "9 outcome events are not published; the oldest has waited for 61 s");
         let one = warning(1, 5).unwrap();

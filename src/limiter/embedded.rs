@@ -10,8 +10,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use async_trait::async_trait;
 use tokio::time::Instant;
 
-use super::{LimitUse, Limiter, LimiterError};
-use crate::domain::decision::{Call, Reply, Subject};
+use super::{LimitStatus, Limiter, LimiterError};
+use crate::domain::permit_protocol::{LimiterCall, LimiterReply, Subject};
 use crate::domain::provider::ProviderName;
 use crate::domain::quota::Quota;
 use crate::domain::quota_spec::QuotaSpec;
@@ -20,19 +20,19 @@ use crate::domain::time::{Micros, micros_up};
 pub struct EmbeddedLimiter {
     started: Instant,
     /// The wall clock at the start: fixed windows are the calendar's. Read once, so that no step of it is seen.
-    epoch: Duration,
+    started_wall_clock: Duration,
     quotas: Mutex<HashMap<ProviderName, Quota>>,
 }
 
 impl EmbeddedLimiter {
     #[must_use]
     pub fn new() -> Self {
-        let epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self { started: Instant::now(), epoch, quotas: Mutex::default() }
+        let started_wall_clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self { started: Instant::now(), started_wall_clock, quotas: Mutex::default() }
     }
 
     fn now(&self) -> Micros {
-        Micros(micros_up(self.epoch + self.started.elapsed()))
+        Micros(micros_up(self.started_wall_clock + self.started.elapsed()))
     }
 }
 
@@ -48,17 +48,17 @@ impl Limiter for EmbeddedLimiter {
         Ok("embedded".to_owned())
     }
 
-    async fn call(&self, spec: &QuotaSpec, call: &Call) -> Result<Reply, LimiterError> {
+    async fn call(&self, spec: &QuotaSpec, call: &LimiterCall) -> Result<LimiterReply, LimiterError> {
         // A panic inside the state machine would leave at worst slots that are held too long.
         let mut quotas = self.quotas.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(quotas.entry(spec.quota.clone()).or_default().call(self.now(), spec, call))
     }
 
-    async fn peek(&self, spec: &QuotaSpec, subject: Option<&Subject>) -> Result<Vec<LimitUse>, LimiterError> {
+    async fn peek(&self, spec: &QuotaSpec, subject: Option<&Subject>) -> Result<Vec<LimitStatus>, LimiterError> {
         let quotas = self.quotas.lock().unwrap_or_else(PoisonError::into_inner);
         let unused = Quota::default();
         let quota = quotas.get(&spec.quota).unwrap_or(&unused);
-        Ok(super::uses(spec, subject, &quota.standings(self.now(), spec, subject)))
+        Ok(super::limit_statuses(spec, subject, &quota.usage(self.now(), spec, subject)))
     }
 
     async fn ping(&self) -> Result<Option<String>, LimiterError> {

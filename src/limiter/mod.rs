@@ -9,24 +9,26 @@ use async_trait::async_trait;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::domain::clock_witness::{Witness, Word};
-use crate::domain::decision::{ByKind, Call, PastUse, Reply, Standing, Subject, Want};
+use crate::domain::clock_attestation::{AttestationCheck, ClockAttestation};
+use crate::domain::permit_protocol::{
+    CostByKind, LimitUsage, LimiterCall, LimiterReply, PastUse, PermitRequest, Subject,
+};
 use crate::domain::provider::ProviderName;
-use crate::domain::quota_spec::{Lookback, QuotaSpec, SubjectsAsked};
+use crate::domain::quota_spec::{Lookback, QuotaSpec, SubjectQuery};
 use crate::domain::time::Micros;
 
-pub mod alone;
-pub mod authorised;
-pub mod authority;
 pub mod embedded;
 pub mod gate;
+pub mod leader_election;
+pub mod leadership;
 pub mod redis;
+pub mod single_process;
 
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum LimiterError {
     /// The store cannot be reached or did not answer in time. Whether the call ran is unknown: repeat it.
     #[error("limiter store away: {0}")]
-    Away(String),
+    Unavailable(String),
     /// The store answered with what can never be a reply, or refuses for a reason that trying again will not mend.
     #[error("limiter store refuses: {0}")]
     Refused(String),
@@ -34,7 +36,7 @@ pub enum LimiterError {
 
 /// How much of each limit is used now; looked at without taking anything.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LimitUse {
+pub struct LimitStatus {
     pub name: String,
     pub max_requests: u32,
     pub window: Duration,
@@ -53,7 +55,7 @@ pub struct LimitUse {
     pub reset_after: Duration,
 }
 
-impl LimitUse {
+impl LimitStatus {
     /// What may still count now.
     #[must_use]
     pub fn remaining(&self) -> u64 {
@@ -68,10 +70,10 @@ pub trait Limiter: Send + Sync {
     async fn run_id(&self, quota: &ProviderName) -> Result<String, LimiterError>;
 
     /// Makes one call; atomic, and repeatable under its number.
-    async fn call(&self, spec: &QuotaSpec, call: &Call) -> Result<Reply, LimiterError>;
+    async fn call(&self, spec: &QuotaSpec, call: &LimiterCall) -> Result<LimiterReply, LimiterError>;
 
     /// Looks without taking: at the limits on everything, and at those of one account or reference.
-    async fn peek(&self, spec: &QuotaSpec, subject: Option<&Subject>) -> Result<Vec<LimitUse>, LimiterError>;
+    async fn peek(&self, spec: &QuotaSpec, subject: Option<&Subject>) -> Result<Vec<LimitStatus>, LimiterError>;
 
     /// Whether the store answers now; its version, where there is a server.
     async fn ping(&self) -> Result<Option<String>, LimiterError>;
@@ -84,33 +86,33 @@ pub trait Limiter: Send + Sync {
 
     /// Whether this want costs more than whoever grants now can ever admit, though the limits themselves do: passed over, it
     /// holds nobody behind it.
-    fn outgrows_share(&self, _spec: &QuotaSpec, _want: &Want) -> bool {
+    fn exceeds_share(&self, _spec: &QuotaSpec, _want: &PermitRequest) -> bool {
         false
     }
 
     /// Whether what this quota's store counted before somebody's first exchange with it may be judged by its clock. A store
     /// that no other process uses needs nobody's word.
-    fn witness(&self, _quota: &ProviderName, _read: &StoreReading) -> Witness {
-        Witness::Vouched { since: Micros(0), hidden: Duration::ZERO }
+    fn check_attestation(&self, _quota: &ProviderName, _read: &StoreClockReading) -> AttestationCheck {
+        AttestationCheck::Valid { since: Micros(0), undetected_step: Duration::ZERO }
     }
 
     /// The caller has compared this store's clock without a break since that instant of it: his word for those who come
     /// later.
-    fn clock_kept(&self, _quota: &ProviderName, _run_id: &str, _since: Micros, _read: StoreReading) {}
+    fn attest_clock(&self, _quota: &ProviderName, _run_id: &str, _since: Micros, _read: StoreClockReading) {}
 
     /// The quota is open in this process, with these settings from now on.
-    fn opened(&self, _spec: &QuotaSpec) {}
+    fn open_quota(&self, _spec: &QuotaSpec) {}
 
     /// The quota is not open any more.
-    fn closed(&self, _quota: &ProviderName) {}
+    fn close_quota(&self, _quota: &ProviderName) {}
 
     /// What must go on while quotas are open; returns when it is stopped.
-    async fn tend(&self, _stop: CancellationToken) {}
+    async fn run_background(&self, _stop: CancellationToken) {}
 }
 
 /// What a store's clock reads at an instant of ours, in nanoseconds: no less and no more than this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StoreReading {
+pub struct StoreClockReading {
     pub at: Instant,
     pub least_ns: i128,
     pub most_ns: i128,
@@ -118,30 +120,30 @@ pub struct StoreReading {
 
 /// A link to a store's server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Linked {
+pub struct StoreConnection {
     /// Of the process that it leads to.
     pub run_id: String,
-    pub made_at: Instant,
+    pub connected_at: Instant,
 }
 
 /// A limiter in a store whose server may be replaced by another one behind the same name.
 #[async_trait]
-pub trait LinkedLimiter: Limiter {
+pub trait RemoteLimiter: Limiter {
     /// Looks whether the servers of these quotas answer, over links that are made where there are none.
-    async fn probe(&self, quotas: &[ProviderName]) -> Vec<(ProviderName, Result<Linked, LimiterError>)>;
+    async fn probe(&self, quotas: &[ProviderName]) -> Vec<(ProviderName, Result<StoreConnection, LimiterError>)>;
 
     /// Drops this link of a quota, if it is still the one: the next is made by name.
-    async fn unlink(&self, quota: &ProviderName, link: &Linked);
+    async fn disconnect(&self, quota: &ProviderName, link: &StoreConnection);
 
     /// Whether a row that names another store names one that has ended: then it is no sign of two of them.
-    fn succeeds_others(&self) -> bool {
+    fn previous_store_has_ended(&self) -> bool {
         false
     }
 }
 
 /// The row that says who grants for a quota.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AuthorityRow {
+pub struct LeaderRow {
     pub holder: String,
     /// Another one with each change.
     pub term: i64,
@@ -150,29 +152,29 @@ pub struct AuthorityRow {
     /// The database's clock as this was read, cut to milliseconds.
     pub now: Micros,
     /// The last word in this term on the store's clock, and its age.
-    pub word: Option<(Word, Duration)>,
+    pub attestation: Option<(ClockAttestation, Duration)>,
 }
 
 /// The rows that say who grants.
 #[async_trait]
-pub trait AuthorityRows: Send + Sync {
+pub trait LeaderRows: Send + Sync {
     /// A quota without a row has had no holder yet.
     ///
     /// # Errors
     /// Text for a person: the database cannot say.
-    async fn authority(&self, quotas: &[ProviderName]) -> Result<HashMap<ProviderName, AuthorityRow>, String>;
+    async fn leader_rows(&self, quotas: &[ProviderName]) -> Result<HashMap<ProviderName, LeaderRow>, String>;
 
     /// Makes `to` the holder if `from` is it now, or if nobody is; returns what holds afterwards.
     ///
     /// # Errors
     /// Text for a person: nobody knows whether it happened.
-    async fn take(&self, quota: &ProviderName, from: Option<&str>, to: &str) -> Result<AuthorityRow, String>;
+    async fn take_over(&self, quota: &ProviderName, from: Option<&str>, to: &str) -> Result<LeaderRow, String>;
 
     /// Notes a word on the store's clock in this term, unless somebody knows of a later step.
     ///
     /// # Errors
     /// Text for a person: nobody knows whether it was noted.
-    async fn note_clock(&self, quota: &ProviderName, term: i64, word: &Word) -> Result<(), String>;
+    async fn record_attestation(&self, quota: &ProviderName, term: i64, word: &ClockAttestation) -> Result<(), String>;
 }
 
 /// What the ledger remembers when a limiter has lost its state.
@@ -182,32 +184,37 @@ pub trait RecentAttempts: Send + Sync {
     ///
     /// # Errors
     /// Text for a person: the ledger cannot say.
-    async fn recent_uses(&self, quota: &ProviderName, lookback: Lookback) -> Result<(Vec<PastUse>, ByKind), String>;
+    async fn recent_uses(&self, quota: &ProviderName, lookback: Lookback)
+    -> Result<(Vec<PastUse>, CostByKind), String>;
 
     /// Those of accounts or references, each apart. One that has none may be left out.
     ///
     /// # Errors
     /// Text for a person: the ledger cannot say. Their limits are held for whatever may have been used.
-    async fn recent_uses_of(&self, _quota: &ProviderName, _asked: &SubjectsAsked) -> Result<Vec<UsesOf>, String> {
+    async fn recent_subject_uses(
+        &self,
+        _quota: &ProviderName,
+        _asked: &SubjectQuery,
+    ) -> Result<Vec<SubjectUses>, String> {
         Err("uses of accounts and references are not kept here".to_owned())
     }
 }
 
 /// Uses of an account or a reference.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct UsesOf {
+pub struct SubjectUses {
     pub name: String,
     pub ended: Vec<PastUse>,
-    pub open: ByKind,
+    pub in_flight: CostByKind,
 }
 
 /// Puts counts beside the limits that they belong to.
-fn uses(spec: &QuotaSpec, subject: Option<&Subject>, standings: &[Standing]) -> Vec<LimitUse> {
-    let line = |standing: &Standing| {
+fn limit_statuses(spec: &QuotaSpec, subject: Option<&Subject>, standings: &[LimitUsage]) -> Vec<LimitStatus> {
+    let line = |standing: &LimitUsage| {
         let limit = spec.limits.get(standing.index)?;
         let own = subject.and_then(|subject| subject.limits.iter().find(|own| own.index == standing.index));
-        let counted = own.map_or_else(|| limit.clone(), |own| limit.with(own));
-        Some(LimitUse {
+        let counted = own.map_or_else(|| limit.clone(), |own| limit.with_subject_limit(own));
+        Some(LimitStatus {
             name: limit.name.clone(),
             max_requests: counted.max_requests,
             window: counted.window,

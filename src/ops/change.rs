@@ -7,29 +7,29 @@
 use crate::domain::limit::Rate;
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
-use crate::ledger::operator::By;
+use crate::ledger::operator::Actor;
 use crate::ledger::provider_row::ProviderRow;
-use crate::ledger::settings::{Settings, WrittenRate};
+use crate::ledger::settings::{RawRate, Settings};
 
 /// A limit's rate before and after, and the rows that these stand in.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RateChange {
-    pub from: WrittenRate,
-    pub to: Rate,
+    pub rate_before: RawRate,
+    pub rate_after: Rate,
     pub row_before: ProviderRow,
     pub row_after: ProviderRow,
 }
 
 /// Why nothing was changed.
 #[derive(Debug, thiserror::Error)]
-pub enum NotChanged {
+pub enum SettingsChangeError {
     #[error("there is no provider `{0}`: `sluicegate provider list` shows those that exist")]
     NoProvider(String),
     #[error("provider `{provider}` has no limit `{limit}`; it has: {}", .names.join(", "))]
     NoLimit { provider: String, limit: String, names: Vec<String> },
     /// The rows would say what cannot be meant.
     #[error("{}", .0.join("; "))]
-    Unusable(Vec<String>),
+    InvalidRow(Vec<String>),
     #[error(transparent)]
     Ledger(#[from] LedgerError),
 }
@@ -44,28 +44,28 @@ pub async fn set_rate(
     limit: &str,
     rate: Rate,
     dry_run: bool,
-    by: Option<&By>,
-) -> Result<RateChange, NotChanged> {
-    let row_before = row(settings, provider).await?;
+    by: Option<&Actor>,
+) -> Result<RateChange, SettingsChangeError> {
+    let row_before = load_row(settings, provider).await?;
     let Some(place) = row_before.limits.iter().position(|row| row.name == limit) else {
-        return Err(no_limit(&row_before, limit));
+        return Err(no_limit_error(&row_before, limit));
     };
     let mut row_after = row_before.clone();
     row_after.limits[place].max_requests = rate.max_requests().into();
     row_after.limits[place].window_ms = i64::try_from(rate.window().as_millis()).unwrap_or(i64::MAX);
-    let known = problems(&row_before);
+    let known = row_problems(&row_before);
     // A row that is bad already may be mended piece by piece.
-    let new: Vec<String> = problems(&row_after).into_iter().filter(|problem| !known.contains(problem)).collect();
+    let new: Vec<String> = row_problems(&row_after).into_iter().filter(|problem| !known.contains(problem)).collect();
     if !new.is_empty() {
-        return Err(NotChanged::Unusable(new));
+        return Err(SettingsChangeError::InvalidRow(new));
     }
-    let from = WrittenRate::from(&row_before.limits[place]);
+    let from = RawRate::from(&row_before.limits[place]);
     if dry_run || from == rate.into() {
-        return Ok(RateChange { from, to: rate, row_before, row_after });
+        return Ok(RateChange { rate_before: from, rate_after: rate, row_before, row_after });
     }
-    match settings.set_rate_by(provider, limit, rate, by).await? {
-        Some(from) => Ok(RateChange { from, to: rate, row_before, row_after }),
-        None => Err(no_limit(&row(settings, provider).await?, limit)),
+    match settings.set_rate_as(provider, limit, rate, by).await? {
+        Some(from) => Ok(RateChange { rate_before: from, rate_after: rate, row_before, row_after }),
+        None => Err(no_limit_error(&load_row(settings, provider).await?, limit)),
     }
 }
 
@@ -78,31 +78,31 @@ pub async fn set_paused(
     settings: &dyn Settings,
     provider: &ProviderName,
     paused: bool,
-    by: Option<&By>,
-) -> Result<bool, NotChanged> {
+    by: Option<&Actor>,
+) -> Result<bool, SettingsChangeError> {
     // One that cannot be read can be paused all the same: workers may go by its last good row.
-    if let Some(Ok(row)) = settings.written(Some(provider)).await?.first()
+    if let Some(Ok(row)) = settings.raw_rows(Some(provider)).await?.first()
         && row.paused
         && paused
     {
         return Ok(false);
     }
-    match settings.set_paused_by(provider, paused, by).await? {
+    match settings.set_paused_as(provider, paused, by).await? {
         true => Ok(true),
-        false => Err(NotChanged::NoProvider(provider.to_string())),
+        false => Err(SettingsChangeError::NoProvider(provider.to_string())),
     }
 }
 
-async fn row(settings: &dyn Settings, provider: &ProviderName) -> Result<ProviderRow, NotChanged> {
-    let rows = settings.rows(Some(provider)).await?;
-    rows.into_iter().next().ok_or_else(|| NotChanged::NoProvider(provider.to_string()))
+async fn load_row(settings: &dyn Settings, provider: &ProviderName) -> Result<ProviderRow, SettingsChangeError> {
+    let rows = settings.readable_rows(Some(provider)).await?;
+    rows.into_iter().next().ok_or_else(|| SettingsChangeError::NoProvider(provider.to_string()))
 }
 
-fn no_limit(row: &ProviderRow, limit: &str) -> NotChanged {
+fn no_limit_error(row: &ProviderRow, limit: &str) -> SettingsChangeError {
     let names = row.limits.iter().map(|limit| limit.name.clone()).collect();
-    NotChanged::NoLimit { provider: row.name.clone(), limit: limit.to_owned(), names }
+    SettingsChangeError::NoLimit { provider: row.name.clone(), limit: limit.to_owned(), names }
 }
 
-fn problems(row: &ProviderRow) -> Vec<String> {
-    row.meant(0).err().map(|bad| bad.problems).unwrap_or_default()
+fn row_problems(row: &ProviderRow) -> Vec<String> {
+    row.validate(0).err().map(|bad| bad.problems).unwrap_or_default()
 }

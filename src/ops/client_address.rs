@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_network_of_ipv6_is_one_client() {
+    fn ipv6_network_is_one_client() {
         let shown = |address: &str| ClientAddress::from(address.parse::<IpAddr>().unwrap()).to_string();
         for (address, client) in [
             ("10.1.2.3", "10.1.2.3"),

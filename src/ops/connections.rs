@@ -18,47 +18,47 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, Sleep, sleep};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
-use self::places::{Bounds, Place, Places};
-pub(super) use self::places::{NoPlace, RequestInProgress, RequestKind};
+use self::admission::{AdmissionBounds, AdmittedConnection, ConnectionAdmission};
+pub(super) use self::admission::{AdmissionError, RequestInProgress, RequestKind};
 use super::client_address::ClientAddress;
 
-mod places;
+mod admission;
 
 /// 64 requests at once, half of them from one address, which may be a proxy with all users behind it. 16 connections more
 /// are for probes alone.
-const BOUNDS: Bounds = Bounds { requests: 64, requests_of_address: 32, for_probes: 16 };
+const BOUNDS: AdmissionBounds = AdmissionBounds { requests: 64, requests_per_address: 32, probe_connections: 16 };
 /// From an answer, or from the connection's beginning, to the next answer: a request in drips ends here, and so does a
 /// connection that nobody uses.
-const UNANSWERED_MAX: Duration = Duration::from_secs(30);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Bytes between two answers: line, headers and body of a request together.
 const REQUEST_BYTES_MAX: usize = 64 * 1024;
 
 /// Accepts every connection, and closes idle ones when places are short.
 pub(super) struct BoundedListener {
     listener: TcpListener,
-    places: Arc<Places>,
-    unanswered_max: Duration,
+    admission: Arc<ConnectionAdmission>,
+    response_timeout: Duration,
 }
 
 impl BoundedListener {
     pub(super) fn new(listener: TcpListener) -> Self {
-        Self { listener, places: Places::new(BOUNDS), unanswered_max: UNANSWERED_MAX }
+        Self { listener, admission: ConnectionAdmission::new(BOUNDS), response_timeout: RESPONSE_TIMEOUT }
     }
 }
 
 impl Listener for BoundedListener {
-    type Io = Connection;
+    type Io = BoundedConnection;
     type Addr = SocketAddr;
 
-    async fn accept(&mut self) -> (Connection, SocketAddr) {
+    async fn accept(&mut self) -> (BoundedConnection, SocketAddr) {
         loop {
             let (stream, address) = Listener::accept(&mut self.listener).await;
             let client = ClientAddress::from(address.ip());
-            let Some(place) = self.places.admit(client) else {
+            let Some(place) = self.admission.admit(client) else {
                 tracing::debug!(%client, "closed a new connection to the ops server: no connection is idle");
                 continue;
             };
-            return (Connection::new(stream, place, client, self), address);
+            return (BoundedConnection::new(stream, place, client, self), address);
         }
     }
 
@@ -69,76 +69,81 @@ impl Listener for BoundedListener {
 
 /// The client of one connection, as its requests know it.
 #[derive(Clone, Debug)]
-pub(super) struct Client {
+pub(super) struct ClientInfo {
     pub address: ClientAddress,
     connection: u64,
-    places: Arc<Places>,
+    admission: Arc<ConnectionAdmission>,
 }
 
-impl Client {
+impl ClientInfo {
     /// A place for a request, until the returned value is dropped.
-    pub(super) fn begin(&self, kind: RequestKind) -> Result<RequestInProgress, NoPlace> {
-        self.places.begin(self.connection, kind)
+    pub(super) fn begin_request(&self, kind: RequestKind) -> Result<RequestInProgress, AdmissionError> {
+        self.admission.begin_request(self.connection, kind)
     }
 }
 
-impl Connected<IncomingStream<'_, BoundedListener>> for Client {
+impl Connected<IncomingStream<'_, BoundedListener>> for ClientInfo {
     fn connect_info(stream: IncomingStream<'_, BoundedListener>) -> Self {
         stream.io().client.clone()
     }
 }
 
 /// One accepted connection.
-pub(super) struct Connection {
+pub(super) struct BoundedConnection {
     stream: TcpStream,
-    client: Client,
-    place: Place,
-    closed: Pin<Box<WaitForCancellationFutureOwned>>,
-    due: Pin<Box<Sleep>>,
-    unanswered_max: Duration,
+    client: ClientInfo,
+    admitted: AdmittedConnection,
+    close_signal: Pin<Box<WaitForCancellationFutureOwned>>,
+    deadline: Pin<Box<Sleep>>,
+    response_timeout: Duration,
     /// Since the last answer.
     request_bytes: usize,
 }
 
-impl Connection {
-    fn new(stream: TcpStream, place: Place, address: ClientAddress, listener: &BoundedListener) -> Self {
-        let (unanswered_max, places) = (listener.unanswered_max, Arc::clone(&listener.places));
+impl BoundedConnection {
+    fn new(
+        stream: TcpStream,
+        admitted: AdmittedConnection,
+        address: ClientAddress,
+        listener: &BoundedListener,
+    ) -> Self {
+        let (response_timeout, places) = (listener.response_timeout, Arc::clone(&listener.admission));
         Self {
             stream,
-            client: Client { address, connection: place.id, places },
-            closed: Box::pin(place.closed.clone().cancelled_owned()),
-            place,
-            due: Box::pin(sleep(unanswered_max)),
-            unanswered_max,
+            client: ClientInfo { address, connection: admitted.id, admission: places },
+            close_signal: Box::pin(admitted.close_signal.clone().cancelled_owned()),
+            admitted,
+            deadline: Box::pin(sleep(response_timeout)),
+            response_timeout,
             request_bytes: 0,
         }
     }
 
     /// Fails if the connection must make room, even while its client sends or reads.
-    fn unless_closed(&self) -> io::Result<()> {
-        if self.place.closed.is_cancelled() { Err(io::ErrorKind::ConnectionAborted.into()) } else { Ok(()) }
+    fn check_open(&self) -> io::Result<()> {
+        if self.admitted.close_signal.is_cancelled() { Err(io::ErrorKind::ConnectionAborted.into()) } else { Ok(()) }
     }
 
     /// What waits is woken when time is up or the connection must make room, and fails.
-    fn unless_ended<T>(&mut self, context: &mut Context<'_>) -> Poll<io::Result<T>> {
-        if self.closed.as_mut().poll(context).is_ready() {
+    fn poll_ended<T>(&mut self, context: &mut Context<'_>) -> Poll<io::Result<T>> {
+        if self.close_signal.as_mut().poll(context).is_ready() {
             return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
         }
-        ready!(self.due.as_mut().poll(context));
+        ready!(self.deadline.as_mut().poll(context));
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
-impl AsyncRead for Connection {
+impl AsyncRead for BoundedConnection {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        self.unless_closed()?;
+        self.check_open()?;
         let before = buffer.filled().len();
         match Pin::new(&mut self.stream).poll_read(context, buffer) {
-            Poll::Pending => self.unless_ended(context),
+            Poll::Pending => self.poll_ended(context),
             Poll::Ready(Ok(())) => {
                 self.request_bytes += buffer.filled().len() - before;
                 let too_much = self.request_bytes > REQUEST_BYTES_MAX;
@@ -149,14 +154,14 @@ impl AsyncRead for Connection {
     }
 }
 
-impl AsyncWrite for Connection {
+impl AsyncWrite for BoundedConnection {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.unless_closed()?;
+        self.check_open()?;
         match Pin::new(&mut self.stream).poll_write(context, bytes) {
-            Poll::Pending => self.unless_ended(context),
+            Poll::Pending => self.poll_ended(context),
             written => {
-                let due = Instant::now() + self.unanswered_max;
-                self.due.as_mut().reset(due);
+                let due = Instant::now() + self.response_timeout;
+                self.deadline.as_mut().reset(due);
                 self.request_bytes = 0;
                 written
             }
@@ -182,19 +187,19 @@ mod tests {
     use tokio::sync::Semaphore;
 
     use super::*;
-    use crate::ops::guard::placed;
+    use crate::ops::guard::admit_request;
 
     /// A server with few places. Answers of `/slow` need a permit.
-    async fn server(bounds: Bounds, unanswered_max: Duration) -> (SocketAddr, Arc<Semaphore>) {
+    async fn spawn_server(bounds: AdmissionBounds, unanswered_max: Duration) -> (SocketAddr, Arc<Semaphore>) {
         let mut listener = BoundedListener::new(TcpListener::bind("127.0.0.1:0").await.unwrap());
-        listener.places = Places::new(bounds);
-        listener.unanswered_max = unanswered_max;
+        listener.admission = ConnectionAdmission::new(bounds);
+        listener.response_timeout = unanswered_max;
         let (address, permits) = (listener.local_addr().unwrap(), Arc::new(Semaphore::new(0)));
         let permit = Arc::clone(&permits);
         let slow = get(async move || permit.acquire().await.map(|_| "slow").unwrap_or_default());
         let router = Router::new().route("/", get(async || "here")).route("/livez", get(async || "alive"));
-        let router = router.route("/slow", slow).layer(from_fn(placed));
-        let service = router.into_make_service_with_connect_info::<Client>();
+        let router = router.route("/slow", slow).layer(from_fn(admit_request));
+        let service = router.into_make_service_with_connect_info::<ClientInfo>();
         tokio::spawn(async move { axum::serve(listener, service).await.unwrap() });
         (address, permits)
     }
@@ -205,7 +210,7 @@ mod tests {
         socket.connect(server).await.unwrap()
     }
 
-    async fn said(mut stream: TcpStream, request: &[u8]) -> String {
+    async fn send_and_read(mut stream: TcpStream, request: &[u8]) -> String {
         // Cut off in the middle of a write is what some of them wait for.
         let _ = stream.write_all(request).await;
         let mut answer = Vec::new();
@@ -214,32 +219,35 @@ mod tests {
         String::from_utf8_lossy(&answer).into_owned()
     }
 
-    fn closing(path: &str) -> Vec<u8> {
+    fn last_request(path: &str) -> Vec<u8> {
         format!("GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").into_bytes()
     }
 
     #[tokio::test]
-    async fn who_is_too_slow_or_too_long_is_cut_off_and_makes_place() {
-        let few = Bounds { requests: 1, requests_of_address: 1, for_probes: 1 };
-        let (address, _permits) = server(few, Duration::from_secs(2)).await;
+    async fn slow_or_oversized_requests_are_cut_off() {
+        let few = AdmissionBounds { requests: 1, requests_per_address: 1, probe_connections: 1 };
+        let (address, _permits) = spawn_server(few, Duration::from_secs(2)).await;
         let connect = async || connect("127.0.0.1", address).await;
-        assert!(said(connect().await, &closing("/")).await.ends_with("here"));
+        assert!(send_and_read(connect().await, &last_request("/")).await.ends_with("here"));
         // Time is up for a request that never ends, and for a connection without one.
-        let (slow, idle) = tokio::join!(said(connect().await, b"GET / HTTP/1.1\r\nhost:"), said(connect().await, b""));
+        let (slow, idle) = tokio::join!(
+            send_and_read(connect().await, b"GET / HTTP/1.1\r\nhost:"),
+            send_and_read(connect().await, b"")
+        );
         assert_eq!((slow.as_str(), idle.as_str()), ("", ""));
         // A head that is too long, and a body.
         let long = "x".repeat(REQUEST_BYTES_MAX);
         let head = format!("GET / HTTP/1.1\r\nhost: a\r\nx-long: {long}\r\nconnection: close\r\n\r\n");
-        assert!(!said(connect().await, head.as_bytes()).await.contains("here"));
+        assert!(!send_and_read(connect().await, head.as_bytes()).await.contains("here"));
     }
 
     /// Long before its time is up.
     #[tokio::test]
-    async fn the_longest_idle_connection_makes_place_for_a_new_one() {
-        let few = Bounds { requests: 1, requests_of_address: 1, for_probes: 1 };
+    async fn longest_idle_connection_is_replaced() {
+        let few = AdmissionBounds { requests: 1, requests_per_address: 1, probe_connections: 1 };
         for (held, answer) in [("GET / HTTP/1.1\r\nhost:", ""), ("", ""), ("GET / HTTP/1.1\r\nhost: a\r\n\r\n", "here")]
         {
-            let (address, _permits) = server(few, Duration::from_secs(3_600)).await;
+            let (address, _permits) = spawn_server(few, Duration::from_secs(3_600)).await;
             let mut clients = Vec::new();
             for _ in 0..2 {
                 let mut client = connect("127.0.0.1", address).await;
@@ -250,18 +258,20 @@ mod tests {
                 }
                 clients.push(client);
             }
-            assert!(said(connect("127.0.0.1", address).await, &closing("/")).await.ends_with("here"));
-            assert_eq!(said(clients.remove(0), b"").await, "");
+            assert!(send_and_read(connect("127.0.0.1", address).await, &last_request("/")).await.ends_with("here"));
+            assert_eq!(send_and_read(clients.remove(0), b"").await, "");
         }
     }
 
     #[tokio::test]
-    async fn probes_and_other_addresses_are_answered_beside_requests_in_progress() {
-        let bounds = Bounds { requests: 3, requests_of_address: 2, for_probes: 1 };
-        let (address, permits) = server(bounds, Duration::from_secs(3_600)).await;
-        let ask = async |from: &'static str, path: &str| said(connect(from, address).await, &closing(path)).await;
+    async fn busy_address_blocks_no_probe_or_other_address() {
+        let bounds = AdmissionBounds { requests: 3, requests_per_address: 2, probe_connections: 1 };
+        let (address, permits) = spawn_server(bounds, Duration::from_secs(3_600)).await;
+        let ask = async |from: &'static str, path: &str| {
+            send_and_read(connect(from, address).await, &last_request(path)).await
+        };
         let begin = |from: &'static str| {
-            tokio::spawn(async move { said(connect(from, address).await, &closing("/slow")).await })
+            tokio::spawn(async move { send_and_read(connect(from, address).await, &last_request("/slow")).await })
         };
         let mut slow = vec![begin("127.0.0.1"), begin("127.0.0.1")];
         // Until both are in progress.

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::OpsState;
-use super::json::Json;
+use super::json::JsonResponse;
 use crate::ledger::deployment::DeploymentId;
 
 /// Header with the deployment's id; also in refusals, so that it is known without the token.
@@ -33,11 +33,11 @@ pub struct Deployment {
     tag = "description",
     responses((status = 200, description = "Its id and the address of its database", body = Deployment))
 )]
-pub(super) async fn show(State(state): State<OpsState>) -> Json<Deployment> {
-    Json(state.deployment)
+pub(super) async fn show(State(state): State<OpsState>) -> JsonResponse<Deployment> {
+    JsonResponse(state.deployment)
 }
 
-pub(super) async fn name(State(state): State<OpsState>, mut answer: Response) -> Response {
+pub(super) async fn add_header(State(state): State<OpsState>, mut answer: Response) -> Response {
     if let Ok(id) = HeaderValue::from_str(&state.deployment.id.to_string()) {
         answer.headers_mut().insert(HEADER, id);
     }

@@ -14,34 +14,34 @@ use utoipa::ToSchema;
 
 use super::OpsState;
 use super::api::problem::ErrorBody;
-use super::json::Json;
+use super::json::JsonResponse;
 use crate::domain::explain::facts::Facts;
 use crate::domain::explain::{Explanation, explain};
 use crate::domain::job::JobId;
 use crate::domain::time::EpochMs;
 use crate::ledger::LedgerError;
-use crate::ledger::operator::At;
+use crate::ledger::operator::DatabaseTime;
 
 mod facts;
 mod unrecorded;
 
-pub use facts::{Sources, facts};
+pub use facts::{FactSources, gather_facts};
 
 /// An explanation as `/api/v1/jobs/{id}/explain` and `jobs explain --json` show it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Explained {
+pub struct ExplainResponse {
     pub id: String,
     pub state: String,
     pub provider: Option<String>,
     pub summary: String,
     /// `process`: of a running worker, with its lanes and gates; `ledger`: without one.
     pub explained_from: String,
-    pub gates: Vec<ExplainedGate>,
-    pub stands_at: Option<ExplainedStand>,
+    pub gates: Vec<ExplainedCheck>,
+    pub stands_at: Option<ExplainedBlock>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct ExplainedGate {
+pub struct ExplainedCheck {
     pub name: String,
     pub passed: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -50,7 +50,7 @@ pub struct ExplainedGate {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct ExplainedStand {
+pub struct ExplainedBlock {
     pub gate: String,
     pub limit: Option<String>,
     pub allows: Option<String>,
@@ -68,28 +68,29 @@ pub struct ExplainedStand {
     tag = "jobs",
     params(("id" = String, Path, description = "The payment")),
     responses(
-        (status = 200, description = "Also for an id that the ledger does not know: where to look", body = Explained),
+        (status = 200, description = "Also for an id that the ledger does not know: where to look", body = ExplainResponse),
         (status = 400, description = "What can be no id", body = ErrorBody),
         (status = 503, description = "The database is away", body = ErrorBody),
     )
 )]
 pub(super) async fn show(State(state): State<OpsState>, Path(id): Path<String>) -> Response {
-    let refused = |status: StatusCode, problem: &str| (status, Json(json!({ "error": problem }))).into_response();
+    let refused =
+        |status: StatusCode, problem: &str| (status, JsonResponse(json!({ "error": problem }))).into_response();
     let id = match JobId::new(id) {
         Ok(id) => id,
         Err(problem) => return refused(StatusCode::BAD_REQUEST, &format!("id {problem}")),
     };
-    let progress = state.progress.borrow().clone();
-    let sources = Sources {
-        operator: state.desk.operator.as_ref(),
-        known: &progress.known,
-        queue: Some(state.desk.queue.as_ref()),
-        limiter: Some(state.limiter.as_ref()),
+    let progress = state.worker_status.borrow().clone();
+    let sources = FactSources {
+        operator: state.operator_context.operator.as_ref(),
+        settings: &progress.settings,
+        queue: Some(state.operator_context.queue.as_ref()),
+        limiter_facts: Some(state.limiter.as_ref()),
         process: Some(&progress),
-        lookout: Some(state.lookout.as_ref()),
+        collector: Some(state.collector.as_ref()),
     };
-    match explained(&sources, &id).await {
-        Ok(explained) => Json(explained).into_response(),
+    match explain_job(&sources, &id).await {
+        Ok(explained) => JsonResponse(explained).into_response(),
         Err(error) => refused(StatusCode::SERVICE_UNAVAILABLE, &error.to_string()),
     }
 }
@@ -98,40 +99,40 @@ pub(super) async fn show(State(state): State<OpsState>, Path(id): Path<String>) 
 ///
 /// # Errors
 /// When the ledger does not answer: without it nothing is known.
-pub async fn explained(sources: &Sources<'_>, id: &JobId) -> Result<Explained, LedgerError> {
-    let facts = facts(sources, id).await?;
+pub async fn explain_job(sources: &FactSources<'_>, id: &JobId) -> Result<ExplainResponse, LedgerError> {
+    let facts = gather_facts(sources, id).await?;
     let from = if sources.process.is_some() { "process" } else { "ledger" };
-    Ok(written(id, &facts, explain(&facts), from))
+    Ok(to_response(id, &facts, explain(&facts), from))
 }
 
-fn written(id: &JobId, facts: &Facts, explanation: Explanation, from: &str) -> Explained {
-    let text = |at: EpochMs| At(at.0).to_string();
+fn to_response(id: &JobId, facts: &Facts, explanation: Explanation, from: &str) -> ExplainResponse {
+    let text = |at: EpochMs| DatabaseTime(at.0).to_string();
     let ms = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
     let turn_at = |turn: Duration| text(EpochMs(facts.now.0.saturating_add(i64::try_from(ms(turn)).unwrap_or(0))));
-    Explained {
+    ExplainResponse {
         id: id.as_str().to_owned(),
         state: explanation.state,
         provider: explanation.provider,
         summary: explanation.summary,
         explained_from: from.to_owned(),
         gates: explanation
-            .gates
+            .checks
             .into_iter()
-            .map(|gate| ExplainedGate {
+            .map(|gate| ExplainedCheck {
                 name: gate.name.to_owned(),
                 passed: gate.passed,
                 at: gate.at.map(text),
-                words: gate.words,
+                words: gate.text,
             })
             .collect(),
-        stands_at: explanation.stands_at.map(|at| ExplainedStand {
-            gate: at.gate.to_owned(),
+        stands_at: explanation.blocked_at.map(|at| ExplainedBlock {
+            gate: at.check.to_owned(),
             limit: at.limit,
             allows: at.allows,
             used: at.used,
-            turn_at: at.turn_in.map(turn_at),
-            turn_in_ms: at.turn_in.map(ms),
-            before_it: at.before_it,
+            turn_at: at.starts_in.map(turn_at),
+            turn_in_ms: at.starts_in.map(ms),
+            before_it: at.jobs_ahead,
             exact: at.exact,
         }),
     }
@@ -143,7 +144,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_job_is_explained_to_whoever_may_ask() {
+    async fn explain_needs_the_token() {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let (address, _progress, stop) = start(Some("let-me-in")).await;
         let ask = async |id: &str, token: &str| {
@@ -155,7 +156,7 @@ mod tests {
         let (status, body) = ask("a%20b", "let-me-in").await;
         assert!(status == 400 && body.contains("must be 1 to 64 characters"), "{status} {body}");
         let (status, body) = ask("nobody", "let-me-in").await;
-        let told: Explained = serde_json::from_str(&body).unwrap();
+        let told: ExplainResponse = serde_json::from_str(&body).unwrap();
         assert_eq!((status, told.state.as_str(), told.explained_from.as_str()), (200, "unrecorded", "process"));
         assert_eq!((told.id.as_str(), told.stands_at), ("nobody", None));
         stop.cancel();

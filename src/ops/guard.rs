@@ -15,10 +15,10 @@ use secrecy::ExposeSecret;
 use serde_json::json;
 use subtle::ConstantTimeEq;
 
-use super::connections::{Client, NoPlace, RequestKind};
-use super::json::Json;
+use super::connections::{AdmissionError, ClientInfo, RequestKind};
+use super::json::JsonResponse;
 use super::{LIVEZ, OpsState, READYZ};
-pub use caller::Caller;
+pub use caller::ApiCaller;
 use wrong_tokens::TokenCheck;
 pub use wrong_tokens::{AuthenticationFailures, WrongTokens};
 
@@ -27,10 +27,10 @@ mod headers;
 mod wrong_tokens;
 
 /// Longest time that an answer may take.
-const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
+const HANDLER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Headers that decide something here.
-const SINGLE: [HeaderName; 5] = [
+const SINGLE_VALUE_HEADERS: [HeaderName; 5] = [
     header::HOST,
     header::AUTHORIZATION,
     header::ORIGIN,
@@ -39,48 +39,54 @@ const SINGLE: [HeaderName; 5] = [
 ];
 
 /// For everything: one meaning, an end in time, and no changes on behalf of other sites.
-pub(super) async fn bounded(request: Request, next: Next) -> Response {
-    if let Some(problem) = ambiguous(&request) {
-        return headers::secured(refused(StatusCode::BAD_REQUEST, &problem));
+pub(super) async fn check_request(request: Request, next: Next) -> Response {
+    if let Some(problem) = ambiguity(&request) {
+        return headers::with_security_headers(refusal_response(StatusCode::BAD_REQUEST, &problem));
     }
-    let harmless = is_harmless(request.method());
-    if !harmless && let Some(problem) = foreign(request.headers()) {
-        return headers::secured(refused(StatusCode::FORBIDDEN, problem));
+    let harmless = is_safe_method(request.method());
+    if !harmless && let Some(problem) = cross_site_problem(request.headers()) {
+        return headers::with_security_headers(refusal_response(StatusCode::FORBIDDEN, problem));
     }
-    let answer = tokio::time::timeout(ANSWER_TIME_MAX, next.run(request)).await;
-    headers::secured(answer.unwrap_or_else(|_| {
+    let answer = tokio::time::timeout(HANDLER_TIMEOUT, next.run(request)).await;
+    headers::with_security_headers(answer.unwrap_or_else(|_| {
         let words = if harmless { "no answer in time" } else { "no answer in time: look whether it was done" };
-        refused(StatusCode::SERVICE_UNAVAILABLE, words)
+        refusal_response(StatusCode::SERVICE_UNAVAILABLE, words)
     }))
 }
 
 /// For everything: a place while the answer is made. Probes always have one.
-pub(super) async fn placed(ConnectInfo(client): ConnectInfo<Client>, request: Request, next: Next) -> Response {
-    let is_probe = is_harmless(request.method()) && matches!(request.uri().path(), LIVEZ | READYZ);
+pub(super) async fn admit_request(
+    ConnectInfo(client): ConnectInfo<ClientInfo>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let is_probe = is_safe_method(request.method()) && matches!(request.uri().path(), LIVEZ | READYZ);
     let kind = if is_probe { RequestKind::Probe } else { RequestKind::Other };
-    let problem = match client.begin(kind) {
+    let problem = match client.begin_request(kind) {
         Ok(_in_progress) => return next.run(request).await,
-        Err(NoPlace::AllTaken | NoPlace::Closed) => "too many requests are in progress: try again",
-        Err(NoPlace::AllOfAddressTaken) => "too many requests of your address are in progress: try again",
+        Err(AdmissionError::TooManyRequests | AdmissionError::ConnectionClosed) => {
+            "too many requests are in progress: try again"
+        }
+        Err(AdmissionError::TooManyOfAddress) => "too many requests of your address are in progress: try again",
     };
-    ([(header::RETRY_AFTER, "1")], refused(StatusCode::SERVICE_UNAVAILABLE, problem)).into_response()
+    ([(header::RETRY_AFTER, "1")], refusal_response(StatusCode::SERVICE_UNAVAILABLE, problem)).into_response()
 }
 
 /// For all but the probes: the token if there is one, else a name of this machine.
-pub(super) async fn authorised(
+pub(super) async fn authorise(
     State(state): State<OpsState>,
-    ConnectInfo(client): ConnectInfo<Client>,
+    ConnectInfo(client): ConnectInfo<ClientInfo>,
     mut request: Request,
     next: Next,
 ) -> Response {
-    let given = caller::given(request.headers());
-    let caller = Caller::of(request.headers(), &given);
+    let given = caller::read_credentials(request.headers());
+    let caller = ApiCaller::from_headers(request.headers(), &given);
     request.extensions_mut().insert(caller);
     let Some(token) = &state.token else {
         // Without a token we listen on loopback alone. A page whose own name was made to lead there (DNS rebinding)
         // shows itself by that name.
-        if request.headers().get(header::HOST).is_none_or(|host| !is_this_machine(host.as_bytes())) {
-            return refused(StatusCode::MISDIRECTED_REQUEST, "call this server by localhost or its address");
+        if request.headers().get(header::HOST).is_none_or(|host| !is_loopback_host(host.as_bytes())) {
+            return refusal_response(StatusCode::MISDIRECTED_REQUEST, "call this server by localhost or its address");
         }
         return next.run(request).await;
     };
@@ -89,26 +95,28 @@ pub(super) async fn authorised(
         // Equal lengths apart, the comparison takes the same time wherever the two differ.
         let is_right = || bool::from(given.secret.as_slice().ct_eq(token.expose_secret().as_bytes()));
         match state.wrong_tokens.check(client.address, is_right) {
-            TokenCheck::Right => return next.run(request).await,
-            TokenCheck::TooSoon { retry_after } => return too_soon(retry_after),
+            TokenCheck::Valid => return next.run(request).await,
+            TokenCheck::TooSoon { retry_after } => return too_soon_response(retry_after),
             TokenCheck::Wrong => {}
         }
     }
-    let way = if for_people(&request) { "Basic realm=\"sluicegate\"" } else { "Bearer" };
-    let refusal = refused(StatusCode::UNAUTHORIZED, "ops.token is needed: as Bearer, or as the password of HTTP Basic");
+    let way = if asks_for_password(&request) { "Basic realm=\"sluicegate\"" } else { "Bearer" };
+    let refusal =
+        refusal_response(StatusCode::UNAUTHORIZED, "ops.token is needed: as Bearer, or as the password of HTTP Basic");
     ([(header::WWW_AUTHENTICATE, way)], refusal).into_response()
 }
 
 /// The answer to a token that was not compared.
-fn too_soon(retry_after: Duration) -> Response {
+fn too_soon_response(retry_after: Duration) -> Response {
     let seconds = retry_after.as_millis().div_ceil(1_000);
     let problem = format!("too many wrong tokens came from your address: try again in {seconds} s");
-    ([(header::RETRY_AFTER, seconds.to_string())], refused(StatusCode::TOO_MANY_REQUESTS, &problem)).into_response()
+    ([(header::RETRY_AFTER, seconds.to_string())], refusal_response(StatusCode::TOO_MANY_REQUESTS, &problem))
+        .into_response()
 }
 
 /// Whether a browser shall ask its user for the password: for the page, and for what somebody typed into the address line.
 /// A page's own requests must not raise that question.
-fn for_people(request: &Request) -> bool {
+fn asks_for_password(request: &Request) -> bool {
     let path = request.uri().path();
     let of_programs = path.starts_with("/api/") || path == "/metrics";
     let accept = request.headers().get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
@@ -116,16 +124,16 @@ fn for_people(request: &Request) -> bool {
 }
 
 /// A client that is refused does not keep its connection: others may need the place.
-fn refused(status: StatusCode, problem: &str) -> Response {
+fn refusal_response(status: StatusCode, problem: &str) -> Response {
     let ends = [(header::CONNECTION, HeaderValue::from_static("close"))];
-    (status, ends, Json(json!({ "error": problem }))).into_response()
+    (status, ends, JsonResponse(json!({ "error": problem }))).into_response()
 }
 
 /// What of a head can be read in two ways; never a value. A proxy before this server may have judged the other meaning.
 /// <https://www.rfc-editor.org/rfc/rfc9112#section-3.2>
-fn ambiguous(request: &Request) -> Option<String> {
+fn ambiguity(request: &Request) -> Option<String> {
     let headers = request.headers();
-    if let Some(name) = SINGLE.iter().find(|name| headers.get_all(*name).iter().nth(1).is_some()) {
+    if let Some(name) = SINGLE_VALUE_HEADERS.iter().find(|name| headers.get_all(*name).iter().nth(1).is_some()) {
         return Some(format!("the request has more than one header `{name}`: send it once"));
     }
     let target = request.uri().authority()?.as_str();
@@ -134,13 +142,13 @@ fn ambiguous(request: &Request) -> Option<String> {
 }
 
 /// Methods that change nothing, by their definition and by our routes.
-fn is_harmless(method: &Method) -> bool {
+fn is_safe_method(method: &Method) -> bool {
     matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
 }
 
 /// Why a change may have been asked for by another site. Browsers say where a request comes from
 /// (<https://www.w3.org/TR/fetch-metadata/#sec-fetch-site-header>), and a form cannot send JSON.
-fn foreign(headers: &HeaderMap) -> Option<&'static str> {
+fn cross_site_problem(headers: &HeaderMap) -> Option<&'static str> {
     let text = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or("unreadable"));
     if text("sec-fetch-site").is_some_and(|site| !matches!(site, "same-origin" | "none")) {
         return Some("asked for by another site");
@@ -155,7 +163,7 @@ fn foreign(headers: &HeaderMap) -> Option<&'static str> {
 }
 
 /// `localhost` or a loopback address, with or without a port.
-fn is_this_machine(host: &[u8]) -> bool {
+fn is_loopback_host(host: &[u8]) -> bool {
     let Ok(host) = std::str::from_utf8(host) else { return false };
     let name = match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) && !name.ends_with(':') => name,
@@ -167,23 +175,23 @@ fn is_this_machine(host: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::openapi_tests::{address_of, routes};
+    use super::super::openapi_tests::{example_address, routes};
     use super::super::tests::{client, start};
     use super::*;
 
     #[test]
-    fn only_names_of_this_machine_are_its_names() {
+    fn only_loopback_hosts_are_accepted() {
         for name in ["localhost", "LOCALHOST:9464", "127.0.0.1", "127.0.0.1:9464", "127.8.8.8", "[::1]", "[::1]:9464"] {
-            assert!(is_this_machine(name.as_bytes()), "{name}");
+            assert!(is_loopback_host(name.as_bytes()), "{name}");
         }
         for name in ["", "evil.example", "localhost.evil.example", "127.0.0.1.evil.example:9464", "10.0.0.1", "0.0.0.0"]
         {
-            assert!(!is_this_machine(name.as_bytes()), "{name}");
+            assert!(!is_loopback_host(name.as_bytes()), "{name}");
         }
     }
 
     /// Status of one request.
-    async fn asked(method: Method, url: &str, headers: &[(&str, &str)]) -> u16 {
+    async fn request_status(method: Method, url: &str, headers: &[(&str, &str)]) -> u16 {
         let mut request = client().request(method, url);
         for (name, value) in headers {
             request = request.header(*name, *value);
@@ -192,29 +200,29 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_name_that_was_made_to_lead_here_gets_nothing() {
+    async fn dns_rebinding_is_rejected() {
         let (address, _progress, stop) = start(None).await;
         let lanes = format!("{address}/api/v1/lanes");
-        assert_eq!(asked(Method::GET, &lanes, &[]).await, 200);
-        assert_eq!(asked(Method::GET, &lanes, &[("host", "localhost:9464")]).await, 200);
-        assert_eq!(asked(Method::GET, &lanes, &[("host", "evil.example:9464")]).await, 421);
-        assert_eq!(asked(Method::GET, &format!("{address}/livez"), &[("host", "probe.internal")]).await, 200);
+        assert_eq!(request_status(Method::GET, &lanes, &[]).await, 200);
+        assert_eq!(request_status(Method::GET, &lanes, &[("host", "localhost:9464")]).await, 200);
+        assert_eq!(request_status(Method::GET, &lanes, &[("host", "evil.example:9464")]).await, 421);
+        assert_eq!(request_status(Method::GET, &format!("{address}/livez"), &[("host", "probe.internal")]).await, 200);
         stop.cancel();
         // With a token it may be called by any name: another site does not have the token.
         let (address, _progress, stop) = start(Some("let-me-in")).await;
         let headers = [("host", "ops.internal"), ("authorization", "Bearer let-me-in")];
-        assert_eq!(asked(Method::GET, &format!("{address}/api/v1/lanes"), &headers).await, 200);
-        assert_eq!(asked(Method::GET, &format!("{address}/api/v1/lanes"), &headers[..1]).await, 401);
+        assert_eq!(request_status(Method::GET, &format!("{address}/api/v1/lanes"), &headers).await, 200);
+        assert_eq!(request_status(Method::GET, &format!("{address}/api/v1/lanes"), &headers[..1]).await, 401);
         stop.cancel();
     }
 
     /// Every route that exists, whatever the method.
     #[tokio::test]
-    async fn another_site_can_change_nothing() {
+    async fn cross_site_changes_are_rejected() {
         let (address, _progress, stop) = start(None).await;
         let json = ("content-type", "application/json");
         for path in routes().await {
-            let url = format!("{address}{}", address_of(&path));
+            let url = format!("{address}{}", example_address(&path));
             for method in [Method::POST, Method::PUT, Method::PATCH, Method::DELETE] {
                 for headers in [
                     vec![],
@@ -226,35 +234,39 @@ mod tests {
                     vec![json, ("sec-fetch-site", "cross-site")],
                     vec![json, ("sec-fetch-site", "same-site")],
                 ] {
-                    assert_eq!(asked(method.clone(), &url, &headers).await, 403, "{method} {path} {headers:?}");
+                    assert_eq!(
+                        request_status(method.clone(), &url, &headers).await,
+                        403,
+                        "{method} {path} {headers:?}"
+                    );
                 }
             }
         }
         let own = address.trim_start_matches("http://");
         let headers = [json, ("origin", address.as_str()), ("sec-fetch-site", "same-origin"), ("host", own)];
-        assert_eq!(asked(Method::POST, &format!("{address}/livez"), &headers).await, 405);
+        assert_eq!(request_status(Method::POST, &format!("{address}/livez"), &headers).await, 405);
         let cancel = format!("{address}/api/v1/jobs/nobody/cancel");
-        let sent = client().post(cancel).headers(headers.iter().map(header_of).collect()).body("{}").send().await;
+        let sent = client().post(cancel).headers(headers.iter().map(parse_header).collect()).body("{}").send().await;
         assert_eq!(sent.unwrap().status(), 404, "our own page may");
         stop.cancel();
     }
 
-    fn header_of((name, value): &(&str, &str)) -> (header::HeaderName, header::HeaderValue) {
+    fn parse_header((name, value): &(&str, &str)) -> (header::HeaderName, header::HeaderValue) {
         (name.parse().unwrap(), value.parse().unwrap())
     }
 
     #[tokio::test]
-    async fn browsers_are_asked_for_the_password_and_programs_for_the_token() {
+    async fn browsers_get_basic_programs_get_bearer() {
         let (address, _progress, stop) = start(Some("let-me-in")).await;
         let page = ("accept", "text/html,application/xhtml+xml;q=0.9");
         for (accept, way) in [(None, "Bearer"), (Some(page), "Basic realm=\"sluicegate\"")] {
             let request = client().get(format!("{address}/api/v1/lanes"));
-            let answer = request.headers(accept.iter().map(header_of).collect()).send().await.unwrap();
+            let answer = request.headers(accept.iter().map(parse_header).collect()).send().await.unwrap();
             assert_eq!((answer.status().as_u16(), &answer.headers()["www-authenticate"]), (401, &way.parse().unwrap()));
         }
         for (path, people) in [("/", true), ("/assets/page.js", true), ("/metrics", false), ("/api/v1/jobs", false)] {
             let request = Request::builder().uri(path).body(axum::body::Body::empty()).unwrap();
-            assert_eq!(for_people(&request), people, "{path}");
+            assert_eq!(asks_for_password(&request), people, "{path}");
         }
         let lanes = format!("{address}/api/v1/lanes");
         let with = |user: &str, password: &str| client().get(&lanes).basic_auth(user, Some(password)).send();
@@ -267,7 +279,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_answer_tells_browsers_what_they_may_not() {
+    async fn every_response_has_security_headers() {
         let (address, _progress, stop) = start(Some("let-me-in")).await;
         let cross = ("sec-fetch-site", "cross-site");
         for (path, token, headers, status) in [
@@ -280,7 +292,7 @@ mod tests {
         ] {
             let method = if headers.is_empty() { Method::GET } else { Method::POST };
             let request = client().request(method, format!("{address}{path}")).bearer_auth(token);
-            let answer = request.headers(headers.iter().map(header_of).collect()).send().await.unwrap();
+            let answer = request.headers(headers.iter().map(parse_header).collect()).send().await.unwrap();
             assert_eq!(answer.status(), status, "{path}");
             let said = |name: &str| answer.headers()[name].to_str().unwrap().to_owned();
             let policy = said("content-security-policy");

@@ -10,9 +10,9 @@ use crate::domain::printable::printable_json;
 
 /// A body of `application/json`.
 #[derive(Debug)]
-pub struct Json<T>(pub T);
+pub struct JsonResponse<T>(pub T);
 
-impl<T: Serialize> IntoResponse for Json<T> {
+impl<T: Serialize> IntoResponse for JsonResponse<T> {
     fn into_response(self) -> Response {
         match serde_json::to_string(&self.0) {
             Ok(text) => {

@@ -10,11 +10,11 @@ use tokio::time::Instant;
 use utoipa::ToSchema;
 
 use crate::domain::provider::ProviderName;
-use crate::worker::pauses::{LaneState, Pause, Pauses};
+use crate::worker::lane_control::{LaneControl, LanePause, LaneStatus};
 
 /// One lane, as it is told.
 #[derive(Debug, PartialEq, Eq, Serialize, ToSchema)]
-pub(super) struct Lane {
+pub(super) struct LaneOverview {
     provider: String,
     /// `running`; `resting`: takes no more; `stopped`: sends nothing either; `probing`: one job at a time.
     state: &'static str,
@@ -25,22 +25,22 @@ pub(super) struct Lane {
     ends_in_ms: Option<u128>,
 }
 
-pub(super) fn told(lanes: &BTreeMap<ProviderName, Arc<Pauses>>) -> Vec<Lane> {
-    lanes.iter().map(|(name, pauses)| lane(name, pauses.state())).collect()
+pub(super) fn lane_overviews(lanes: &BTreeMap<ProviderName, Arc<LaneControl>>) -> Vec<LaneOverview> {
+    lanes.iter().map(|(name, pauses)| lane_overview(name, pauses.state())).collect()
 }
 
-fn lane(provider: &ProviderName, state: LaneState) -> Lane {
-    let until = |pause: Pause| {
+fn lane_overview(provider: &ProviderName, state: LaneStatus) -> LaneOverview {
+    let until = |pause: LanePause| {
         let left = pause.until.saturating_duration_since(Instant::now());
-        (Some(pause.cause), Some(left.as_millis()))
+        (Some(pause.reason), Some(left.as_millis()))
     };
     let (state, (cause, ends_in_ms)) = match state {
-        LaneState::Running => ("running", (None, None)),
-        LaneState::Resting(pause) => ("resting", until(pause)),
-        LaneState::Stopped(pause) => ("stopped", until(pause)),
-        LaneState::Probing { cause } => ("probing", (Some(cause), None)),
+        LaneStatus::Running => ("running", (None, None)),
+        LaneStatus::IntakePaused(pause) => ("resting", until(pause)),
+        LaneStatus::Stopped(pause) => ("stopped", until(pause)),
+        LaneStatus::Probing { reason: cause } => ("probing", (Some(cause), None)),
     };
-    Lane { provider: provider.to_string(), state, cause, ends_in_ms }
+    LaneOverview { provider: provider.to_string(), state, cause, ends_in_ms }
 }
 
 #[cfg(test)]
@@ -50,19 +50,23 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::fleet::report::By;
+    use crate::fleet::report::PauseCause;
 
     #[tokio::test]
-    async fn a_lane_that_rests_says_why_and_for_how_long() {
-        let lanes: BTreeMap<_, Arc<Pauses>> = ["acme", "bolt", "crate"]
+    async fn paused_lane_shows_cause_and_end() {
+        let lanes: BTreeMap<_, Arc<LaneControl>> = ["acme", "bolt", "crate"]
             .into_iter()
             .map(|name| (ProviderName::new(name).unwrap(), Arc::default()))
             .collect();
         let pauses = |name: &str| &lanes[&ProviderName::new(name).unwrap()];
-        pauses("bolt").stop_taking(Duration::from_secs(600), By::Limit, "waits for limit all");
-        pauses("crate").stop_taking(Duration::from_secs(900), By::Limit, "waits for limit all");
-        pauses("crate").stop_sending(Duration::from_secs(600), By::Breaker, "the provider is down: no answer in time");
-        let mut told = serde_json::to_value(told(&lanes)).unwrap();
+        pauses("bolt").pause_intake(Duration::from_secs(600), PauseCause::Limit, "waits for limit all");
+        pauses("crate").pause_intake(Duration::from_secs(900), PauseCause::Limit, "waits for limit all");
+        pauses("crate").pause_sending(
+            Duration::from_secs(600),
+            PauseCause::Breaker,
+            "the provider is down: no answer in time",
+        );
+        let mut told = serde_json::to_value(lane_overviews(&lanes)).unwrap();
         for resting in [1, 2] {
             let ends_in_ms = told[resting]["ends_in_ms"].take().as_u64().unwrap();
             assert!((500_000..=600_000).contains(&ends_in_ms), "{ends_in_ms}");

@@ -20,25 +20,24 @@ use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 use utoipa::IntoParams;
 
-use self::api::problem::{ErrorBody, Problem};
-pub use self::change::NotChanged;
-use self::connections::{BoundedListener, Client};
-pub use self::conservation::Conserved;
+use self::api::problem::{ApiError, ErrorBody};
+pub use self::change::SettingsChangeError;
+use self::connections::{BoundedListener, ClientInfo};
 pub use self::guard::WrongTokens;
-use self::json::Json;
-pub use self::overview::{Lookout, Sources, named, pausers, unix_ms};
-pub use self::peek::{LimitUsed, PeekError, peek};
+use self::json::JsonResponse;
+pub use self::overview::{OverviewCollector, OverviewSources, all_provider_names, pause_authors, unix_ms};
+pub use self::peek::{PeekError, PeekedLimit, peek};
+pub use self::reconciliation::ProviderReconciliation;
 use crate::domain::printable::printable;
 use crate::domain::provider::ProviderName;
 use crate::ledger::upkeep::Upkeep;
 use crate::limiter::Limiter;
-use crate::worker::deployment::Progress;
+use crate::worker::supervisor::WorkerStatus;
 
 pub mod api;
 pub mod change;
 mod client_address;
 mod connections;
-mod conservation;
 pub mod deployment;
 pub mod explain;
 mod guard;
@@ -53,6 +52,7 @@ mod page;
 mod peek;
 #[cfg(test)]
 mod port_tests;
+mod reconciliation;
 
 const LIVEZ: &str = "/livez";
 const READYZ: &str = "/readyz";
@@ -62,45 +62,45 @@ const STARTING: &str = "starting\n";
 #[derive(Clone)]
 pub struct OpsState {
     pub deployment: deployment::Deployment,
-    pub progress: watch::Receiver<Progress>,
+    pub worker_status: watch::Receiver<WorkerStatus>,
     pub limiter: Arc<dyn Limiter>,
     pub metrics: Arc<metrics::Metrics>,
     pub upkeep: Arc<dyn Upkeep>,
     pub token: Option<SecretString>,
     pub wrong_tokens: Arc<WrongTokens>,
-    pub lookout: Arc<Lookout>,
-    pub desk: api::Desk,
+    pub collector: Arc<OverviewCollector>,
+    pub operator_context: api::OperatorContext,
 }
 
 /// What the server answers by: until it is opened, that this process lives and is not ready.
 #[derive(Clone, Default)]
-pub struct Front {
+pub struct StartupGate {
     router: Arc<OnceLock<Router>>,
     /// Why it is not opened yet.
-    cause: Arc<Mutex<Option<String>>>,
+    waiting_for: Arc<Mutex<Option<String>>>,
 }
 
-impl Front {
+impl StartupGate {
     /// From now on everything is answered. A second state changes nothing.
     pub fn open(&self, state: OpsState) {
         self.router.get_or_init(|| router(state));
     }
 
     /// What the start waits for, in the words of the backend.
-    pub fn waits_for(&self, cause: String) {
-        *self.cause.lock().unwrap_or_else(PoisonError::into_inner) = Some(cause);
+    pub fn set_waiting_for(&self, cause: String) {
+        *self.waiting_for.lock().unwrap_or_else(PoisonError::into_inner) = Some(cause);
     }
 
-    async fn answer(self, request: Request) -> Response {
+    async fn respond(self, request: Request) -> Response {
         match self.router.get() {
             Some(router) => router.clone().oneshot(request).await.into_response(),
-            None if request.uri().path() == LIVEZ => alive().await.into_response(),
-            None => (StatusCode::SERVICE_UNAVAILABLE, self.starting()).into_response(),
+            None if request.uri().path() == LIVEZ => livez().await.into_response(),
+            None => (StatusCode::SERVICE_UNAVAILABLE, self.starting_body()).into_response(),
         }
     }
 
-    fn starting(&self) -> String {
-        let cause = self.cause.lock().unwrap_or_else(PoisonError::into_inner);
+    fn starting_body(&self) -> String {
+        let cause = self.waiting_for.lock().unwrap_or_else(PoisonError::into_inner);
         cause.as_ref().map_or_else(|| STARTING.to_owned(), |cause| format!("starting: {}\n", printable(cause)))
     }
 }
@@ -109,11 +109,13 @@ impl Front {
 ///
 /// # Errors
 /// When the listener fails.
-pub async fn serve(listener: TcpListener, front: Front, stop: CancellationToken) -> std::io::Result<()> {
-    let answers = Router::new().fallback(move |request| front.clone().answer(request));
-    let service =
-        answers.layer(from_fn(api::refused::in_words)).layer(from_fn(guard::placed)).layer(from_fn(guard::bounded));
-    let service = service.into_make_service_with_connect_info::<Client>();
+pub async fn serve(listener: TcpListener, front: StartupGate, stop: CancellationToken) -> std::io::Result<()> {
+    let answers = Router::new().fallback(move |request| front.clone().respond(request));
+    let service = answers
+        .layer(from_fn(api::json_errors::with_json_errors))
+        .layer(from_fn(guard::admit_request))
+        .layer(from_fn(guard::check_request));
+    let service = service.into_make_service_with_connect_info::<ClientInfo>();
     axum::serve(BoundedListener::new(listener), service).with_graceful_shutdown(stop.cancelled_owned()).await
 }
 
@@ -122,26 +124,26 @@ fn router(state: OpsState) -> Router {
         .route("/metrics", get(metrics::show))
         .route("/api/v1/lanes", get(lanes))
         .route("/api/v1/limits/{provider}", get(limits))
-        .route("/api/v1/conservation", get(conservation::show))
+        .route("/api/v1/conservation", get(reconciliation::show))
         .route("/api/v1/jobs/{id}/explain", get(explain::show))
         .merge(overview::routes())
         .route("/api/v1/deployment", get(deployment::show))
         .route("/api/v1/openapi.json", get(openapi::show))
         .merge(api::routes())
         .merge(page::router())
-        .route_layer(from_fn_with_state(state.clone(), guard::authorised));
-    let all = Router::new().route(LIVEZ, get(alive)).route(READYZ, get(readyz)).merge(guarded);
-    all.layer(map_response_with_state(state.clone(), deployment::name)).with_state(state)
+        .route_layer(from_fn_with_state(state.clone(), guard::authorise));
+    let all = Router::new().route(LIVEZ, get(livez)).route(READYZ, get(readyz)).merge(guarded);
+    all.layer(map_response_with_state(state.clone(), deployment::add_header)).with_state(state)
 }
 
-async fn alive() -> &'static str {
+async fn livez() -> &'static str {
     "alive\n"
 }
 
 /// Asks no dependency: a probe that restarts the worker because an engine is away would lose what is in hand.
 async fn readyz(State(state): State<OpsState>) -> Response {
     let (ready, draining) = {
-        let progress = state.progress.borrow();
+        let progress = state.worker_status.borrow();
         (progress.ready, progress.draining)
     };
     match (ready, draining) {
@@ -166,7 +168,7 @@ struct PeekQuery {
     tag = "providers",
     params(("provider" = String, Path, description = "The provider's name"), PeekQuery),
     responses(
-        (status = 200, description = "Its limits", body = Vec<LimitUsed>),
+        (status = 200, description = "Its limits", body = Vec<PeekedLimit>),
         (status = 400, description = "The account is bad, or counts against nothing", body = ErrorBody),
         (status = 404, description = "There is no such provider, or it is disabled", body = ErrorBody),
         (status = 503, description = "The limiter is away", body = ErrorBody),
@@ -176,22 +178,24 @@ async fn limits(
     State(state): State<OpsState>,
     Path(provider): Path<String>,
     query: Result<Query<PeekQuery>, QueryRejection>,
-) -> Result<Response, Problem> {
+) -> Result<Response, ApiError> {
     let account = query?.0.account;
-    let known = state.progress.borrow().known.clone();
+    let known = state.worker_status.borrow().settings.clone();
     let used = match ProviderName::new(provider) {
         Ok(name) => peek(state.limiter.as_ref(), &known, &name, account.as_deref()).await,
-        Err(_) => Err(PeekError::NothingCounts),
+        Err(_) => Err(PeekError::NoActiveProvider),
     };
     let refused = |error: PeekError| {
         let status = match error {
-            PeekError::NothingCounts => StatusCode::NOT_FOUND,
-            PeekError::BadAccount(_) | PeekError::NoAccountLimits | PeekError::Blocked => StatusCode::BAD_REQUEST,
+            PeekError::NoActiveProvider => StatusCode::NOT_FOUND,
+            PeekError::InvalidAccount(_) | PeekError::NoAccountLimits | PeekError::AccountBlocked => {
+                StatusCode::BAD_REQUEST
+            }
             PeekError::Store(_) => StatusCode::SERVICE_UNAVAILABLE,
         };
-        Problem(status, error.to_string())
+        ApiError(status, error.to_string())
     };
-    used.map(|used| Json(used).into_response()).map_err(refused)
+    used.map(|used| JsonResponse(used).into_response()).map_err(refused)
 }
 
 /// What each lane of this process does now, and why.
@@ -199,11 +203,11 @@ async fn limits(
     get,
     path = "/api/v1/lanes",
     tag = "providers",
-    responses((status = 200, description = "Its lanes", body = Vec<lanes::Lane>))
+    responses((status = 200, description = "Its lanes", body = Vec<lanes::LaneOverview>))
 )]
 async fn lanes(State(state): State<OpsState>) -> Response {
-    let lanes = state.progress.borrow().lanes.clone();
-    Json(lanes::told(&lanes)).into_response()
+    let lanes = state.worker_status.borrow().lanes.clone();
+    JsonResponse(lanes::lane_overviews(&lanes)).into_response()
 }
 
 #[cfg(test)]
@@ -215,20 +219,20 @@ mod tests {
     use crate::queue::message::CardNumbers;
 
     /// A server's state over a database in memory.
-    pub(super) async fn state(token: Option<&str>) -> (OpsState, watch::Sender<Progress>, Database) {
-        let (progress_tx, progress) = watch::channel(Progress::default());
+    pub(super) async fn state(token: Option<&str>) -> (OpsState, watch::Sender<WorkerStatus>, Database) {
+        let (progress_tx, progress) = watch::channel(WorkerStatus::default());
         let database = Database::open("sqlite::memory:", 1).unwrap();
         database.migrate().await.unwrap();
         let limiter = Arc::new(EmbeddedLimiter::new());
         let queue = Arc::new(EmbeddedQueue::new(database.sqlite_pool().unwrap()));
-        let lookout = overview::tests::lookout(&database, progress.clone(), limiter.clone());
-        let looked = metrics::Looked {
+        let lookout = overview::tests::test_collector(&database, progress.clone(), limiter.clone());
+        let looked = metrics::MetricsSources {
             settings: database.settings(),
             queue: queue.clone(),
             limiter: limiter.clone(),
-            lookout: Arc::clone(&lookout),
+            collector: Arc::clone(&lookout),
         };
-        let desk = api::Desk {
+        let desk = api::OperatorContext {
             operator: database.operator(),
             settings: database.settings(),
             queue,
@@ -238,32 +242,32 @@ mod tests {
         let state = OpsState {
             deployment: deployment::Deployment { id, database: "sqlite::memory:".to_owned() },
             metrics: Arc::new(metrics::Metrics::new(progress.clone(), looked)),
-            lookout,
-            progress,
+            collector: lookout,
+            worker_status: progress,
             limiter,
             upkeep: database.upkeep(),
             token: token.map(SecretString::from),
             wrong_tokens: Arc::default(),
-            desk,
+            operator_context: desk,
         };
         (state, progress_tx, database)
     }
 
-    pub(super) async fn serving(state: OpsState) -> (String, CancellationToken) {
+    pub(super) async fn spawn_server(state: OpsState) -> (String, CancellationToken) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
         let stop = CancellationToken::new();
-        let (lookout, looking_ends) = (Arc::clone(&state.lookout), stop.clone());
+        let (lookout, looking_ends) = (Arc::clone(&state.collector), stop.clone());
         tokio::spawn(async move { lookout.run(looking_ends).await });
-        let front = Front::default();
+        let front = StartupGate::default();
         front.open(state);
         tokio::spawn(serve(listener, front, stop.clone()));
         (address, stop)
     }
 
-    pub(super) async fn start(token: Option<&str>) -> (String, watch::Sender<Progress>, CancellationToken) {
+    pub(super) async fn start(token: Option<&str>) -> (String, watch::Sender<WorkerStatus>, CancellationToken) {
         let (state, progress, _) = state(token).await;
-        let (address, stop) = serving(state).await;
+        let (address, stop) = spawn_server(state).await;
         (address, progress, stop)
     }
 
@@ -286,7 +290,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn readiness_follows_the_worker_and_life_does_not() {
+    async fn readyz_follows_the_worker_livez_does_not() {
         let (address, progress, stop) = start(None).await;
         assert_eq!(status(&format!("{address}/readyz"), None).await, 503);
         progress.send_modify(|progress| progress.ready = true);
@@ -298,10 +302,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn before_its_engines_are_there_a_process_lives_and_is_not_ready() {
+    async fn starting_process_is_live_and_not_ready() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
-        let (front, stop) = (Front::default(), CancellationToken::new());
+        let (front, stop) = (StartupGate::default(), CancellationToken::new());
         tokio::spawn(serve(listener, front.clone(), stop.clone()));
         for (path, wanted) in [("/livez", 200), ("/readyz", 503), ("/api/v1/lanes", 503), ("/nowhere", 503)] {
             assert_eq!(status(&format!("{address}{path}"), None).await, wanted, "{path}");
@@ -315,7 +319,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_token_guards_everything_but_the_probes() {
+    async fn token_guards_all_but_probes() {
         let (address, _progress, stop) = start(Some("let-me-in")).await;
         let url = format!("{address}/api/v1/limits/stripe");
         assert_eq!(status(&url, None).await, 401);
@@ -328,9 +332,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn limits_are_told_by_provider_and_by_account() {
+    async fn limits_are_shown_by_provider_and_account() {
         let (address, progress, stop) = start(None).await;
-        progress.send_modify(|progress| progress.known = peek::tests::known().into());
+        progress.send_modify(|progress| progress.settings = peek::tests::test_settings().into());
         let asked = async |rest: &str| {
             let answer = get(&format!("{address}/api/v1/limits/{rest}"), None).await;
             let status = answer.status().as_u16();
@@ -365,7 +369,7 @@ mod tests {
     async fn every_answer_names_the_deployment() {
         let (state, _progress, database) = state(Some("let-me-in")).await;
         let id = database.fleet().deployment().await.unwrap().to_string();
-        let (address, stop) = serving(state).await;
+        let (address, stop) = spawn_server(state).await;
         for (path, token, wanted) in [
             ("/livez", None, 200),
             ("/readyz", None, 503),
@@ -386,7 +390,7 @@ mod tests {
 
     /// Whoever reads JSON reads it from every refusal.
     #[tokio::test]
-    async fn every_refusal_of_the_api_is_an_error_in_words() {
+    async fn api_errors_are_json_with_text() {
         let (address, _progress, stop) = start(None).await;
         let json = |request: reqwest::RequestBuilder| request.header("content-type", "application/json");
         for (method, path, wanted) in [

@@ -7,7 +7,7 @@ use utoipa::openapi::OpenApi as Description;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
 use utoipa::{Modify, OpenApi};
 
-use super::json::Json;
+use super::json::JsonResponse;
 
 /// Every described route.
 #[derive(OpenApi)]
@@ -19,15 +19,15 @@ use super::json::Json;
     paths(
         super::lanes,
         super::limits,
-        super::conservation::show,
+        super::reconciliation::show,
         super::api::jobs::list,
         super::api::jobs::show,
         super::api::jobs::list_dead,
         super::api::jobs::show_dead,
-        super::api::verdicts::resolve,
-        super::api::verdicts::cancel,
-        super::api::verdicts::replay,
-        super::api::verdicts::discard,
+        super::api::resolutions::resolve,
+        super::api::resolutions::cancel,
+        super::api::resolutions::replay,
+        super::api::resolutions::discard,
         super::api::settings::list_limits,
         super::api::settings::pause,
         super::api::settings::resume,
@@ -35,19 +35,19 @@ use super::json::Json;
         super::explain::show,
         super::overview::show,
         super::overview::provider,
-        super::overview::past,
+        super::overview::provider_history,
         super::overview::workers,
         super::deployment::show,
         show,
     ),
-    modifiers(&Guarded),
+    modifiers(&TokenSecurity),
 )]
-struct Described;
+struct ApiDescription;
 
 /// The token, as the guard takes it.
-struct Guarded;
+struct TokenSecurity;
 
-impl Modify for Guarded {
+impl Modify for TokenSecurity {
     fn modify(&self, description: &mut Description) {
         let components = description.components.get_or_insert_default();
         for (name, scheme) in [("bearer", HttpAuthScheme::Bearer), ("basic", HttpAuthScheme::Basic)] {
@@ -67,10 +67,10 @@ impl Modify for Guarded {
     tag = "description",
     responses((status = 200, description = "OpenAPI 3.1", body = serde_json::Value))
 )]
-pub(super) async fn show() -> Json<Description> {
-    Json(description())
+pub(super) async fn show() -> JsonResponse<Description> {
+    JsonResponse(description())
 }
 
 pub(super) fn description() -> Description {
-    Described::openapi()
+    ApiDescription::openapi()
 }

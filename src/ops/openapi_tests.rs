@@ -9,10 +9,10 @@ use super::tests::start;
 use super::*;
 
 /// The published description, as it is published.
-pub(super) struct Published(pub Value);
+pub(super) struct PublishedApi(pub Value);
 
-impl Published {
-    pub fn now() -> Self {
+impl PublishedApi {
+    pub fn current() -> Self {
         Self(serde_json::to_value(openapi::description()).unwrap())
     }
 
@@ -32,7 +32,7 @@ impl Published {
     }
 
     /// What is wrong with an answer.
-    pub fn faults_of_answer(&self, method: &str, address: &str, status: u16, body: &Value) -> Vec<String> {
+    pub fn response_faults(&self, method: &str, address: &str, status: u16, body: &Value) -> Vec<String> {
         let Some((path, operation)) = self.operation(method, address) else {
             return vec![format!("{method} {address} is not described")];
         };
@@ -45,7 +45,7 @@ impl Published {
     }
 
     /// What is wrong with a body that was sent.
-    pub fn faults_of_request(&self, method: &str, address: &str, body: &Value) -> Vec<String> {
+    pub fn request_faults(&self, method: &str, address: &str, body: &Value) -> Vec<String> {
         let operation = self.operation(method, address).map_or(&Value::Null, |(_, operation)| operation);
         let schema = &operation["requestBody"]["content"]["application/json"]["schema"];
         self.faults(schema, body, &format!("{method} {address} body"))
@@ -59,7 +59,7 @@ impl Published {
     }
 
     fn faults(&self, schema: &Value, value: &Value, at: &str) -> Vec<String> {
-        let mut faults = self.faults_but_unknown(schema, value, at);
+        let mut faults = self.schema_faults(schema, value, at);
         if let (Some(object), Some(known)) = (value.as_object(), self.properties(schema)) {
             let unknown = object.keys().filter(|name| !known.contains(*name));
             faults.extend(unknown.map(|name| format!("{at}/{name}: is not described")));
@@ -78,13 +78,13 @@ impl Published {
         Some(own.chain(parts.flat_map(|part| self.properties(part).unwrap_or_default())).collect())
     }
 
-    fn faults_but_unknown(&self, schema: &Value, value: &Value, at: &str) -> Vec<String> {
+    fn schema_faults(&self, schema: &Value, value: &Value, at: &str) -> Vec<String> {
         let schema = self.resolved(schema);
         let Some(rules) = schema.as_object() else { return vec![format!("{at}: has no schema")] };
         let mut faults = Vec::new();
         for (rule, wanted) in rules {
             match rule.as_str() {
-                "type" if !is_of(wanted, value) => faults.push(format!("{at}: {value} is no {wanted}")),
+                "type" if !has_type(wanted, value) => faults.push(format!("{at}: {value} is no {wanted}")),
                 "enum" if !wanted.as_array().unwrap().contains(value) => {
                     faults.push(format!("{at}: {value} is none of {wanted}"));
                 }
@@ -113,7 +113,7 @@ impl Published {
                 }
                 "allOf" => {
                     let parts = wanted.as_array().unwrap().iter();
-                    faults.extend(parts.flat_map(|part| self.faults_but_unknown(part, value, at)));
+                    faults.extend(parts.flat_map(|part| self.schema_faults(part, value, at)));
                 }
                 "oneOf" => {
                     let fits = |part: &&Value| self.faults(part, value, at).is_empty();
@@ -139,9 +139,9 @@ impl Published {
     }
 }
 
-fn is_of(wanted: &Value, value: &Value) -> bool {
+fn has_type(wanted: &Value, value: &Value) -> bool {
     match wanted {
-        Value::Array(any) => any.iter().any(|one| is_of(one, value)),
+        Value::Array(any) => any.iter().any(|one| has_type(one, value)),
         one => match one.as_str().unwrap() {
             "null" => value.is_null(),
             "string" => value.is_string(),
@@ -168,14 +168,14 @@ pub(super) async fn routes() -> BTreeSet<String> {
 }
 
 /// An address of a path, with something that exists at each place.
-pub(super) fn address_of(path: &str) -> String {
+pub(super) fn example_address(path: &str) -> String {
     path.replace("{id}", "pay-1").replace("{name}", "acme").replace("{provider}", "acme").replace("{limit}", "second")
 }
 
 #[tokio::test]
-async fn every_route_is_described_and_everything_described_exists() {
+async fn routes_and_description_match() {
     let (address, _progress, stop) = start(None).await;
-    let published = Published::now();
+    let published = PublishedApi::current();
     assert_eq!(published.0["openapi"], "3.1.0");
     let described: BTreeMap<&String, &Map<String, Value>> =
         published.0["paths"].as_object().unwrap().iter().map(|(path, all)| (path, all.as_object().unwrap())).collect();
@@ -186,7 +186,7 @@ async fn every_route_is_described_and_everything_described_exists() {
     let client = tests::client();
     for path in routes.iter().filter(|path| path.starts_with("/api/")) {
         for method in ["get", "post", "put", "patch", "delete"] {
-            let url = format!("{address}{}", address_of(path));
+            let url = format!("{address}{}", example_address(path));
             let request = client.request(method.to_uppercase().parse().unwrap(), url);
             let request = request.header("content-type", "application/json").body("no JSON");
             let exists = request.send().await.unwrap().status() != StatusCode::METHOD_NOT_ALLOWED;
@@ -202,8 +202,8 @@ async fn every_route_is_described_and_everything_described_exists() {
 }
 
 #[test]
-fn every_operation_says_what_it_is_and_what_it_answers() {
-    let published = Published::now();
+fn every_operation_has_summary_and_responses() {
+    let published = PublishedApi::current();
     for (path, operations) in published.0["paths"].as_object().unwrap() {
         for (method, operation) in operations.as_object().unwrap() {
             let at = format!("{method} {path}");
@@ -229,9 +229,9 @@ fn every_operation_says_what_it_is_and_what_it_answers() {
 
 /// `curl ADDRESS`, `curl ADDRESS --json 'BODY'`.
 #[test]
-fn the_examples_of_the_page_are_what_is_described() {
+fn documented_examples_match_the_description() {
     let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/api.md")).unwrap();
-    let published = Published::now();
+    let published = PublishedApi::current();
     let examples: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix("curl ")).collect();
     assert!(examples.len() > 12, "{examples:?}");
     for example in examples {
@@ -242,7 +242,7 @@ fn the_examples_of_the_page_are_what_is_described() {
         let (_, operation) = published.operation(method, path).unwrap_or_else(|| panic!("{example}: no such route"));
         if let Some(body) = body {
             let body: Value = serde_json::from_str(body.trim_matches('\'')).unwrap();
-            assert_eq!(published.faults_of_request(method, path, &body), Vec::<String>::new(), "{example}");
+            assert_eq!(published.request_faults(method, path, &body), Vec::<String>::new(), "{example}");
         }
         let query = path.split_once('?').map(|(_, query)| query).unwrap_or_default();
         for name in query.split('&').filter_map(|pair| pair.split('=').next()).filter(|name| !name.is_empty()) {
@@ -253,14 +253,14 @@ fn the_examples_of_the_page_are_what_is_described() {
 }
 
 #[test]
-fn the_validator_finds_what_is_wrong() {
-    let published = Published::now();
+fn validator_finds_faults() {
+    let published = PublishedApi::current();
     let good = serde_json::json!({"limit": "a", "from": "1/1s", "to": "2/1s", "changed": true,
                                   "clears": {"from": {"kind": "not_while_paused"}, "to": {"kind": "clears_in", "ms": 5}}});
     let faults = |change: fn(&mut Value)| {
         let mut body = good.clone();
         change(&mut body);
-        published.faults_of_answer("post", "/api/v1/providers/acme/limits/second", 200, &body)
+        published.response_faults("post", "/api/v1/providers/acme/limits/second", 200, &body)
     };
     assert_eq!(faults(|_| ()), Vec::<String>::new());
     for (change, words) in [
@@ -274,8 +274,8 @@ fn the_validator_finds_what_is_wrong() {
         assert!(faults.len() == 1 && faults[0].contains(words), "{words}: {faults:?}");
     }
     let page = serde_json::json!({"jobs": [{"id": "a"}], "next": null});
-    assert!(published.faults_of_answer("get", "/api/v1/jobs", 200, &page).len() > 5);
-    assert_eq!(published.faults_of_answer("get", "/api/v1/jobs", 418, &page).len(), 1);
+    assert!(published.response_faults("get", "/api/v1/jobs", 200, &page).len() > 5);
+    assert_eq!(published.response_faults("get", "/api/v1/jobs", 418, &page).len(), 1);
     let unknown = serde_json::json!({"becuase": "x"});
-    assert_eq!(published.faults_of_request("post", "/api/v1/jobs/a/cancel", &unknown).len(), 1);
+    assert_eq!(published.request_faults("post", "/api/v1/jobs/a/cancel", &unknown).len(), 1);
 }

@@ -7,18 +7,18 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::domain::job::Token;
+use crate::domain::job::Identifier;
 use crate::domain::limit::Scope;
 use crate::domain::provider::ProviderName;
 use crate::domain::quota_spec::Blocked;
 use crate::domain::time::{format_duration, millis_up};
-use crate::limiter::{LimitUse, Limiter, LimiterError};
+use crate::limiter::{LimitStatus, Limiter, LimiterError};
 use crate::worker::quotas::quota_spec;
-use crate::worker::settings_watch::Known;
+use crate::worker::settings_sync::LoadedSettings;
 
 /// One limit as `/api/v1/limits/{provider}` and `limits peek --json` show it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct LimitUsed {
+pub struct PeekedLimit {
     pub limit: String,
     /// As written: `100/1s`; after what is kept in reserve.
     pub allows: String,
@@ -32,19 +32,19 @@ pub struct LimitUsed {
     pub reset_after_ms: u64,
     /// What a shadow limit would have done since its state began; absent for one that is enforced.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub shadow: Option<ShadowUsed>,
+    pub shadow: Option<ShadowCounts>,
 }
 
 /// What a shadow limit would have done, in permits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct ShadowUsed {
+pub struct ShadowCounts {
     pub would_have_refused: u64,
     pub would_have_waited: u64,
 }
 
-impl LimitUsed {
+impl PeekedLimit {
     #[must_use]
-    pub fn of(limit: &LimitUse) -> Self {
+    pub fn from_status(limit: &LimitStatus) -> Self {
         Self {
             limit: limit.name.clone(),
             allows: format!("{}/{}", limit.max_requests, format_duration(limit.window)),
@@ -52,7 +52,7 @@ impl LimitUsed {
             remaining: limit.remaining(),
             retry_after_ms: limit.retry_after.map(millis_up),
             reset_after_ms: millis_up(limit.reset_after),
-            shadow: limit.shadow.then_some(ShadowUsed {
+            shadow: limit.shadow.then_some(ShadowCounts {
                 would_have_refused: limit.would_have_refused,
                 would_have_waited: limit.would_have_waited,
             }),
@@ -65,13 +65,13 @@ impl LimitUsed {
 pub enum PeekError {
     /// Or its rows cannot be meant and it has no last good ones.
     #[error("no such provider, or it is disabled")]
-    NothingCounts,
+    NoActiveProvider,
     #[error("account {0}")]
-    BadAccount(String),
+    InvalidAccount(String),
     #[error("this provider has no limit of scope account: leave the account out")]
     NoAccountLimits,
     #[error("nothing is sent for this account: a rule of this provider blocks it")]
-    Blocked,
+    AccountBlocked,
     #[error(transparent)]
     Store(#[from] LimiterError),
 }
@@ -82,20 +82,20 @@ pub enum PeekError {
 /// [`PeekError`].
 pub async fn peek(
     limiter: &dyn Limiter,
-    known: &Known,
+    known: &LoadedSettings,
     provider: &ProviderName,
     account: Option<&str>,
-) -> Result<Vec<LimitUsed>, PeekError> {
-    let row = known.providers.get(provider).ok_or(PeekError::NothingCounts)?;
-    let spec = quota_spec(known, &row.quota).ok_or(PeekError::NothingCounts)?;
+) -> Result<Vec<PeekedLimit>, PeekError> {
+    let row = known.providers.get(provider).ok_or(PeekError::NoActiveProvider)?;
+    let spec = quota_spec(known, &row.quota).ok_or(PeekError::NoActiveProvider)?;
     if let Some(account) = account {
-        Token::new(account).map_err(PeekError::BadAccount)?;
+        Identifier::new(account).map_err(PeekError::InvalidAccount)?;
         if !row.limits.iter().any(|limit| limit.scope == Scope::Account) {
             return Err(PeekError::NoAccountLimits);
         }
     }
-    let subjects = spec.subjects(account, None).map_err(|Blocked| PeekError::Blocked)?;
-    Ok(limiter.peek(&spec, subjects.first()).await?.iter().map(LimitUsed::of).collect())
+    let subjects = spec.subjects(account, None).map_err(|Blocked| PeekError::AccountBlocked)?;
+    Ok(limiter.peek(&spec, subjects.first()).await?.iter().map(PeekedLimit::from_status).collect())
 }
 
 #[cfg(test)]
@@ -107,7 +107,7 @@ pub(super) mod tests {
     use crate::limiter::embedded::EmbeddedLimiter;
 
     /// `plain` has no limits for accounts, `scoped` has one, `off` is disabled.
-    pub(in crate::ops) fn known() -> Known {
+    pub(in crate::ops) fn test_settings() -> LoadedSettings {
         let limit = |name: &str, scope: &str| LimitRow {
             name: name.to_owned(),
             scope: scope.to_owned(),
@@ -118,7 +118,7 @@ pub(super) mod tests {
         let row = |name: &str, enabled, limits| {
             let url = "https://pay.example/".to_owned();
             let row = ProviderRow { name: name.to_owned(), url, enabled, limits, ..ProviderRow::default() };
-            let provider = row.meant(1).unwrap();
+            let provider = row.validate(1).unwrap();
             (provider.name.clone(), Arc::new(provider))
         };
         let all = limit("all", "provider");
@@ -127,13 +127,13 @@ pub(super) mod tests {
             row("scoped", true, vec![all.clone(), limit("each", "account")]),
             row("off", false, vec![all]),
         ];
-        Known { version: 1, providers: providers.into(), bad: Vec::new() }
+        LoadedSettings { version: 1, providers: providers.into(), invalid_rows: Vec::new() }
     }
 
     #[tokio::test]
-    async fn what_cannot_be_shown_is_said() {
+    async fn peek_errors_name_the_problem() {
         let limiter = EmbeddedLimiter::new();
-        let known = known();
+        let known = test_settings();
         let look = async |provider: &str, account: Option<&str>| {
             let used = peek(&limiter, &known, &ProviderName::new(provider).unwrap(), account).await;
             used.map(|used| used.len()).map_err(|error| error.to_string())

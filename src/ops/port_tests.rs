@@ -5,12 +5,12 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 
-use super::openapi_tests::{address_of, routes};
+use super::openapi_tests::{example_address, routes};
 use super::tests::start;
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 /// Far less than an idle connection may live, so that nobody gets a place by waiting.
-const PATIENCE: Duration = Duration::from_secs(15);
+const TIMEOUT: Duration = Duration::from_secs(15);
 
 /// A connection from one of this machine's loopback addresses.
 async fn connect(from: &str, server: &str) -> TcpStream {
@@ -22,12 +22,12 @@ async fn connect(from: &str, server: &str) -> TcpStream {
 /// Everything until the server closes the connection; `None` if it doesn't.
 async fn until_closed(stream: &mut TcpStream) -> Option<String> {
     let mut answer = Vec::new();
-    let read = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer)).await.ok()?;
+    let read = tokio::time::timeout(TIMEOUT, stream.read_to_end(&mut answer)).await.ok()?;
     read.ok().map(|_| String::from_utf8_lossy(&answer).into_owned())
 }
 
 /// The answer on a connection that is closed behind it.
-async fn asked(from: &str, server: &str, request: &str) -> Option<String> {
+async fn exchange(from: &str, server: &str, request: &str) -> Option<String> {
     let mut stream = connect(from, server).await;
     stream.write_all(request.as_bytes()).await.unwrap();
     until_closed(&mut stream).await
@@ -48,7 +48,7 @@ fn status(answer: Option<String>) -> u16 {
 }
 
 #[tokio::test]
-async fn probes_are_answered_among_clients_that_hold_connections() {
+async fn held_connections_do_not_block_probes() {
     let (server, _progress, stop) = start(Some(TOKEN)).await;
     let mut held = Vec::new();
     for head in [get("/livez", ""), "GET /livez HTTP/1.1\r\nhost:".to_owned(), String::new()] {
@@ -60,13 +60,13 @@ async fn probes_are_answered_among_clients_that_hold_connections() {
         for from in ["127.0.0.1", "127.0.0.2"] {
             for path in ["/livez", "/readyz"] {
                 for _ in 0..8 {
-                    let answered = asked(from, &server, &get(path, "connection: close\r\n")).await;
+                    let answered = exchange(from, &server, &get(path, "connection: close\r\n")).await;
                     let wanted = if path == "/livez" { 200 } else { 503 };
                     assert_eq!(status(answered), wanted, "{from} {path} {head}");
                 }
             }
         }
-        let lanes = asked("127.0.0.2", &server, &get("/api/v1/lanes", &bearer(TOKEN))).await;
+        let lanes = exchange("127.0.0.2", &server, &get("/api/v1/lanes", &bearer(TOKEN))).await;
         assert_eq!(status(lanes), 200, "{head}");
     }
     drop(held);
@@ -74,7 +74,7 @@ async fn probes_are_answered_among_clients_that_hold_connections() {
 }
 
 #[tokio::test]
-async fn a_refusal_of_the_guard_ends_its_connection() {
+async fn guard_refusal_closes_its_connection() {
     let json = "content-type: application/json\r\ncontent-length: 2\r\n\r\n{}";
     let (server, _progress, stop) = start(Some(TOKEN)).await;
     for (request, wanted) in [
@@ -86,24 +86,24 @@ async fn a_refusal_of_the_guard_ends_its_connection() {
             403,
         ),
     ] {
-        let answer = asked("127.0.0.1", &server, &request).await;
+        let answer = exchange("127.0.0.1", &server, &request).await;
         assert!(answer.as_ref().is_some_and(|it| it.contains("\r\nconnection: close\r\n")), "{request}: {answer:?}");
         assert_eq!(status(answer), wanted, "{request}");
     }
     stop.cancel();
     let (server, _progress, stop) = start(None).await;
     let foreign = "GET /metrics HTTP/1.1\r\nhost: evil.example\r\n\r\n";
-    assert_eq!(status(asked("127.0.0.1", &server, foreign).await), 421);
+    assert_eq!(status(exchange("127.0.0.1", &server, foreign).await), 421);
     stop.cancel();
 }
 
 /// Guards read one of them, and something before us may have read the other.
 #[tokio::test]
-async fn an_ambiguous_head_is_refused_on_every_route() {
+async fn ambiguous_head_is_rejected_on_every_route() {
     let (server, _progress, stop) = start(None).await;
     let own = server.trim_start_matches("http://");
     for path in routes().await.into_iter().chain(["/nowhere".to_owned()]) {
-        let path = address_of(&path);
+        let path = example_address(&path);
         for (target, headers) in [
             (path.clone(), "host: localhost\r\nhost: evil.example\r\n"),
             (path.clone(), "host: evil.example\r\nhost: localhost\r\n"),
@@ -116,7 +116,7 @@ async fn an_ambiguous_head_is_refused_on_every_route() {
         ] {
             for method in ["GET", "POST"] {
                 let request = format!("{method} {target} HTTP/1.1\r\n{headers}connection: close\r\n\r\n");
-                assert_eq!(status(asked("127.0.0.1", &server, &request).await), 400, "{request}");
+                assert_eq!(status(exchange("127.0.0.1", &server, &request).await), 400, "{request}");
             }
         }
     }
@@ -124,32 +124,32 @@ async fn an_ambiguous_head_is_refused_on_every_route() {
         get("/livez", "connection: close\r\n"),
         format!("GET http://{own}/livez HTTP/1.1\r\nhost: {own}\r\nconnection: close\r\n\r\n"),
     ] {
-        assert_eq!(status(asked("127.0.0.1", &server, &plain).await), 200, "{plain}");
+        assert_eq!(status(exchange("127.0.0.1", &server, &plain).await), 200, "{plain}");
     }
     // As the health check of docker-compose.yml asks.
-    assert_eq!(status(asked("127.0.0.1", &server, "GET /livez HTTP/1.0\r\n\r\n").await), 200);
+    assert_eq!(status(exchange("127.0.0.1", &server, "GET /livez HTTP/1.0\r\n\r\n").await), 200);
     stop.cancel();
 }
 #[tokio::test]
-async fn after_wrong_tokens_an_address_must_wait_and_no_other() {
+async fn wrong_tokens_delay_only_their_address() {
     let (server, _progress, stop) = start(Some(TOKEN)).await;
     let guess = |token: String| get("/metrics", &bearer(&token));
     let mut statuses = Vec::new();
     for attempt in 0..20 {
-        statuses.push(status(asked("127.0.0.3", &server, &guess(format!("hunter{attempt}"))).await));
+        statuses.push(status(exchange("127.0.0.3", &server, &guess(format!("hunter{attempt}"))).await));
     }
     assert_eq!(statuses[0], 401);
     assert!(statuses.iter().filter(|status| **status == 401).count() < 10, "{statuses:?}");
-    let waits = asked("127.0.0.3", &server, &guess("hunter2".to_owned())).await.unwrap();
+    let waits = exchange("127.0.0.3", &server, &guess("hunter2".to_owned())).await.unwrap();
     assert!(waits.starts_with("HTTP/1.1 429 ") && waits.contains("\r\nretry-after: "), "{waits}");
     assert!(waits.contains("wrong tokens") && !waits.contains("hunter2"), "{waits}");
     // Elsewhere it is as always; so are the probes, and who gives no token is asked for one.
-    assert_eq!(status(asked("127.0.0.4", &server, &guess(TOKEN.to_owned())).await), 200);
-    assert_eq!(status(asked("127.0.0.3", &server, &get("/livez", "connection: close\r\n")).await), 200);
-    assert_eq!(status(asked("127.0.0.3", &server, &get("/metrics", "connection: close\r\n")).await), 401);
+    assert_eq!(status(exchange("127.0.0.4", &server, &guess(TOKEN.to_owned())).await), 200);
+    assert_eq!(status(exchange("127.0.0.3", &server, &get("/livez", "connection: close\r\n")).await), 200);
+    assert_eq!(status(exchange("127.0.0.3", &server, &get("/metrics", "connection: close\r\n")).await), 401);
     // The wait is over by itself.
     let right = async {
-        while status(asked("127.0.0.3", &server, &guess(TOKEN.to_owned())).await) != 200 {
+        while status(exchange("127.0.0.3", &server, &guess(TOKEN.to_owned())).await) != 200 {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };

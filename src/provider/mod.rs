@@ -8,10 +8,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use crate::domain::echo::PaymentIdentity;
-use crate::domain::expansion::{REQUEST_BODY_BYTES_MAX, TooLarge, URL_BYTES_MAX, Unfit};
+use crate::domain::expansion::{REQUEST_BODY_BYTES_MAX, RequestBuildError, TooLarge, URL_BYTES_MAX};
 use crate::domain::job::Job;
 use crate::domain::local_fault::LocalFault;
-use crate::domain::lookup::Finding;
+use crate::domain::lookup::LookupResult;
 use crate::domain::outcome::Outcome;
 use crate::domain::provider::Provider;
 
@@ -39,14 +39,14 @@ pub struct FrozenRequest {
 impl FrozenRequest {
     /// Whether it is within the bounds of requests; one that an older version froze may not be.
     #[must_use]
-    pub fn fits(&self) -> bool {
+    pub fn is_within_bounds(&self) -> bool {
         self.body.len() <= REQUEST_BODY_BYTES_MAX && self.url.len() <= URL_BYTES_MAX
     }
 }
 
 /// What a look-up asks, and what its answer is compared with. Holds no secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Question {
+pub struct LookupRequest {
     pub method: &'static str,
     pub url: String,
     /// For `${job:account}` in header values.
@@ -58,12 +58,12 @@ pub struct Question {
 
 /// The end of one request: what it means, a charge's [`Outcome`] or a look-up's [`Finding`], and how it came.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer<T = Outcome> {
+pub struct RequestResult<T = Outcome> {
     pub outcome: T,
     /// HTTP status, when there was one.
     pub status: Option<u16>,
     /// From the last byte read to the return of this value; zero when nothing was read.
-    pub answer_age: Duration,
+    pub response_age: Duration,
 }
 
 /// Why a request could not be built. The text names the header or field and the mend, never a secret.
@@ -76,7 +76,7 @@ pub enum FreezeError {
     #[error("url `{url}` is refused: {problem}")]
     Url { url: String, problem: String },
     #[error("{0}")]
-    Job(Unfit),
+    Job(RequestBuildError),
     /// Of a request that was frozen with other header values, or another header for its key.
     #[error("the credential has changed since this request was written down")]
     CredentialChanged,
@@ -114,24 +114,24 @@ pub trait PaymentProvider: Send + Sync {
     /// the job's is no answer to it.
     ///
     /// Never fails: whatever goes wrong is an [`Outcome`].
-    async fn send(&self, job: &Job, request: &FrozenRequest) -> Answer;
+    async fn send(&self, job: &Job, request: &FrozenRequest) -> RequestResult;
 
     /// Whether each part of this job's requests is within its bound, as the row is now. Resolves no secret.
     ///
     /// # Errors
     /// [`TooLarge`] names the part, and the field that makes it so large.
-    fn fits(&self, job: &Job) -> Result<(), TooLarge>;
+    fn check_size(&self, job: &Job) -> Result<(), TooLarge>;
 
     /// What a look-up of this job's payment would ask. Resolves no secret.
     ///
     /// # Errors
     /// Why this payment cannot be asked about: the row has no look-up, or the job lacks what its address needs.
-    fn question(&self, job: &Job) -> Result<Question, String>;
+    fn lookup_request(&self, job: &Job) -> Result<LookupRequest, String>;
 
     /// Asks exactly once, within the row's total timeout.
     ///
     /// Never fails: whatever goes wrong is a [`Finding`].
-    async fn ask(&self, question: &Question) -> Answer<Finding>;
+    async fn look_up(&self, question: &LookupRequest) -> RequestResult<LookupResult>;
 }
 
 /// Makes provider rows callable.

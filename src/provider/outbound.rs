@@ -6,6 +6,6 @@ use super::http::OutboundPolicy;
 
 /// # Errors
 /// One line per entry that is neither `loopback`, host:port, a CIDR nor http://host:port.
-pub fn judge(entries: &[String]) -> Result<(), Vec<String>> {
+pub fn validate(entries: &[String]) -> Result<(), Vec<String>> {
     OutboundPolicy::parse(entries).map(drop)
 }

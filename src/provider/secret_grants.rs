@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use url::Host;
 
-use crate::domain::variable;
+use crate::domain::env_variable;
 
 /// Where a secret is: `env:NAME` or `file:/PATH`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,9 +19,9 @@ pub enum SecretReference {
 
 /// Why a text is no reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NoReference {
+pub enum SecretReferenceError {
     /// A variable that sets a key of this program's own configuration.
-    OwnVariable,
+    ConfigVariable,
     RelativePath,
     Other,
 }
@@ -29,13 +29,13 @@ pub enum NoReference {
 impl SecretReference {
     /// # Errors
     /// Why it is none.
-    pub fn parse(text: &str) -> Result<Self, NoReference> {
+    pub fn parse(text: &str) -> Result<Self, SecretReferenceError> {
         match text.split_once(':') {
-            Some(("env", name)) if variable::is_own(name) => Err(NoReference::OwnVariable),
+            Some(("env", name)) if env_variable::is_config_variable(name) => Err(SecretReferenceError::ConfigVariable),
             Some(("env", name)) if !name.is_empty() && !name.contains('=') => Ok(Self::Env(name.to_owned())),
             Some(("file", path)) if Path::new(path).is_absolute() => Ok(Self::File(path.into())),
-            Some(("file", _)) => Err(NoReference::RelativePath),
-            _ => Err(NoReference::Other),
+            Some(("file", _)) => Err(SecretReferenceError::RelativePath),
+            _ => Err(SecretReferenceError::Other),
         }
     }
 }
@@ -64,13 +64,13 @@ impl fmt::Display for SecretUse {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Hosts {
-    Exactly(String),
+enum HostPattern {
+    Exact(String),
     /// With one label more, as in a certificate.
-    OneLabelBelow(String),
+    Wildcard(String),
 }
 
-impl Hosts {
+impl HostPattern {
     fn parse(text: &str) -> Result<Self, &'static str> {
         let below = text.strip_prefix("*.");
         let name = below.unwrap_or(text);
@@ -78,29 +78,29 @@ impl Hosts {
             return Err("`*` stands for a whole first label alone, as in *.adyen.com");
         }
         let host = Host::parse(name).map_err(|_| "ends in no host: name it without scheme, port and path")?;
-        let name = canonical(&host);
+        let name = canonical_host(&host);
         match (below, &host) {
-            (None, _) => Ok(Self::Exactly(name)),
-            (Some(_), Host::Domain(_)) if name.contains('.') => Ok(Self::OneLabelBelow(name)),
+            (None, _) => Ok(Self::Exact(name)),
+            (Some(_), Host::Domain(_)) if name.contains('.') => Ok(Self::Wildcard(name)),
             (Some(_), _) => Err("needs a domain of at least two labels behind `*.`"),
         }
     }
 
-    fn include(&self, host: &str) -> bool {
+    fn matches(&self, host: &str) -> bool {
         match self {
-            Self::Exactly(name) => name == host,
-            Self::OneLabelBelow(domain) => {
+            Self::Exact(name) => name == host,
+            Self::Wildcard(domain) => {
                 host.split_once('.').is_some_and(|(label, rest)| !label.is_empty() && rest == domain)
             }
         }
     }
 }
 
-impl fmt::Display for Hosts {
+impl fmt::Display for HostPattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Exactly(name) => f.write_str(name),
-            Self::OneLabelBelow(domain) => write!(f, "*.{domain}"),
+            Self::Exact(name) => f.write_str(name),
+            Self::Wildcard(domain) => write!(f, "*.{domain}"),
         }
     }
 }
@@ -109,7 +109,7 @@ impl fmt::Display for Hosts {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SecretGrant {
     reference: SecretReference,
-    hosts: Hosts,
+    host_pattern: HostPattern,
 }
 
 impl SecretGrant {
@@ -117,22 +117,22 @@ impl SecretGrant {
     fn parse(entry: &str) -> Result<Self, &'static str> {
         let (reference, host) = entry.trim().rsplit_once('@').ok_or("has no `@` with a host behind it")?;
         let reference = SecretReference::parse(reference).map_err(|error| match error {
-            NoReference::OwnVariable => "names a variable of this program's own configuration",
-            NoReference::RelativePath => "needs an absolute path behind `file:`",
-            NoReference::Other => "begins with neither `env:NAME` nor `file:/PATH`",
+            SecretReferenceError::ConfigVariable => "names a variable of this program's own configuration",
+            SecretReferenceError::RelativePath => "needs an absolute path behind `file:`",
+            SecretReferenceError::Other => "begins with neither `env:NAME` nor `file:/PATH`",
         })?;
-        Ok(Self { reference, hosts: Hosts::parse(host)? })
+        Ok(Self { reference, host_pattern: HostPattern::parse(host)? })
     }
 
     #[must_use]
-    pub fn covers(&self, reference: &SecretReference, host: &str) -> bool {
-        self.reference == *reference && self.hosts.include(host)
+    pub fn permits(&self, reference: &SecretReference, host: &str) -> bool {
+        self.reference == *reference && self.host_pattern.matches(host)
     }
 }
 
 impl fmt::Display for SecretGrant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}@{}", self.reference, self.hosts)
+        write!(f, "{}@{}", self.reference, self.host_pattern)
     }
 }
 
@@ -162,13 +162,13 @@ impl SecretGrants {
     }
 
     #[must_use]
-    pub fn cover(&self, reference: &SecretReference, host: &str) -> bool {
-        self.0.iter().any(|grant| grant.covers(reference, host))
+    pub fn permits(&self, reference: &SecretReference, host: &str) -> bool {
+        self.0.iter().any(|grant| grant.permits(reference, host))
     }
 
     /// What to write so that these are allowed too.
     #[must_use]
-    pub fn mend(&self, missing: &[SecretUse]) -> String {
+    pub fn fix_hint(&self, missing: &[SecretUse]) -> String {
         let mut entries: Vec<String> = missing.iter().map(|used| format!("{:?}", used.to_string())).collect();
         entries.sort();
         entries.dedup();
@@ -183,7 +183,7 @@ impl SecretGrants {
 }
 
 /// The form in which hosts are compared: lower case, without the root's dot.
-pub(super) fn canonical<S: AsRef<str>>(host: &Host<S>) -> String
+pub(super) fn canonical_host<S: AsRef<str>>(host: &Host<S>) -> String
 where
     Host<S>: fmt::Display,
 {
@@ -201,13 +201,13 @@ mod tests {
         SecretGrants::parse(&entries.iter().map(|entry| (*entry).to_owned()).collect::<Vec<_>>())
     }
 
-    fn covered(entry: &str, reference: &str, host: &str) -> bool {
-        let host = canonical(&Host::parse(host).unwrap());
-        grants(&[entry]).unwrap().cover(&SecretReference::parse(reference).unwrap(), &host)
+    fn is_permitted(entry: &str, reference: &str, host: &str) -> bool {
+        let host = canonical_host(&Host::parse(host).unwrap());
+        grants(&[entry]).unwrap().permits(&SecretReference::parse(reference).unwrap(), &host)
     }
 
     #[test]
-    fn a_secret_goes_to_the_hosts_of_its_entry_and_to_no_others() {
+    fn secret_is_sent_only_to_its_hosts() {
         for (entry, reference, host, wanted) in [
             ("env:KEY@api.stripe.com", "env:KEY", "api.stripe.com", true),
             ("env:KEY@API.Stripe.com.", "env:KEY", "api.stripe.COM", true),
@@ -226,12 +226,12 @@ mod tests {
             ("file:/a@[::1]", "file:/a", "[0:0:0:0:0:0:0:1]", true),
             ("env:KEY@bücher.example", "env:KEY", "xn--bcher-kva.example", true),
         ] {
-            assert_eq!(covered(entry, reference, host), wanted, "{entry}: {reference} to {host}");
+            assert_eq!(is_permitted(entry, reference, host), wanted, "{entry}: {reference} to {host}");
         }
     }
 
     #[test]
-    fn what_is_no_entry_is_told_without_repeating_it() {
+    fn invalid_entry_is_reported_without_its_text() {
         let bad = [
             "sk_live_hunter2",
             "env:sk_live_hunter2",

@@ -7,10 +7,10 @@ use tokio::sync::watch;
 
 /// The first reason counts.
 #[derive(Default)]
-pub(super) struct Fault(watch::Sender<Option<String>>);
+pub(super) struct LaneFault(watch::Sender<Option<String>>);
 
-impl Fault {
-    pub fn tell(&self, why: String) {
+impl LaneFault {
+    pub fn record(&self, why: String) {
         self.0.send_if_modified(|told| {
             let first = told.is_none();
             told.get_or_insert(why);
@@ -18,7 +18,7 @@ impl Fault {
         });
     }
 
-    pub fn told(&self) -> Option<String> {
+    pub fn reason(&self) -> Option<String> {
         self.0.borrow().clone()
     }
 

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use super::{Destination, Outgoing, Properties};
+use super::{Destination, OutgoingMessage, Properties};
 
 /// On an invalid message: the code of its reason.
 pub const REASON: &str = "x-sluicegate-reason";
@@ -58,7 +58,7 @@ pub fn with_copy_number(mut properties: Properties, number: i64) -> Properties {
 }
 
 /// The message's properties, with the headers that its destination adds.
-pub(super) fn with_destination(message: &Outgoing) -> Properties {
+pub(super) fn with_destination_headers(message: &OutgoingMessage) -> Properties {
     let mut properties = message.properties.clone();
     if let Destination::Invalid { reason, detail } = &message.destination {
         properties.headers.insert(REASON.to_owned(), reason.code().to_owned());

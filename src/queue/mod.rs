@@ -26,7 +26,7 @@ pub use crate::domain::delay::{DELAY_STEPS, copy_step, delay_step};
 pub enum QueueError {
     /// The broker cannot be reached or the connection ended. Work resumes when the supervisor has rebuilt it.
     #[error("broker away: {0}")]
-    Away(String),
+    Unavailable(String),
     /// The broker took the message but no queue did, or has no such exchange: the topology is incomplete.
     #[error("no queue takes messages for `{0}`: run `sluicegate provider apply` or restart `run`")]
     Unroutable(String),
@@ -80,7 +80,7 @@ pub struct Properties {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Outgoing {
+pub struct OutgoingMessage {
     pub destination: Destination,
     pub body: Bytes,
     pub properties: Properties,
@@ -97,18 +97,18 @@ pub struct Delivery {
 
 /// A queue or an exchange that is not as it must be, as far as can be seen; a line for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Unfit {
+pub enum TopologyProblem {
     Missing(String),
     /// It exists with another type or other arguments: declaring it again fails, until somebody deletes it.
-    Different(String),
+    Mismatch(String),
     /// The broker lets nobody look, in its own words.
     Refused(String),
 }
 
-impl std::fmt::Display for Unfit {
+impl std::fmt::Display for TopologyProblem {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Missing(line) | Self::Different(line) | Self::Refused(line) => f.write_str(line),
+            Self::Missing(line) | Self::Mismatch(line) | Self::Refused(line) => f.write_str(line),
         }
     }
 }
@@ -117,7 +117,7 @@ impl std::fmt::Display for Unfit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeathCause {
     /// It was delivered too often and never finished.
-    GivenUp,
+    DeliveryLimit,
     /// It came out of a delay queue, and its lane has no queue.
     NoQueue,
 }
@@ -135,23 +135,23 @@ pub struct DeadLetter {
 
 /// What looking through the lanes for one job's message comes to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Search {
-    Found(Found),
+pub enum SearchResult {
+    Found(FoundMessage),
     /// No lane has it.
-    Nowhere,
+    NotFound,
     /// The broker lets nobody look.
-    CannotLook,
+    Unsupported,
 }
 
 /// A message in a lane.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct FoundMessage {
     pub lane: ProviderName,
     pub body: Bytes,
     /// Some worker has taken it.
-    pub taken: bool,
+    pub is_delivered: bool,
     /// Messages of the lane that are given out before it.
-    pub before: u64,
+    pub messages_ahead: u64,
     /// Until it can be taken.
     pub ready_in: Duration,
 }
@@ -165,12 +165,12 @@ pub trait Receipt: Send + Sync {
 
     /// Gives the message back to the lane, for another worker to take at once. Dropping a receipt keeps the message
     /// unacknowledged until the lane closes.
-    async fn hand_back(self: Box<Self>) -> Result<(), QueueError>;
+    async fn requeue(self: Box<Self>) -> Result<(), QueueError>;
 }
 
 /// One open lane. The broker never has more than `places` unacknowledged messages out to it.
 #[async_trait]
-pub trait Lane: Send {
+pub trait LaneConsumer: Send {
     /// The next message; waits for one. After [`Lane::stop`] it returns what had already arrived, then `Ok(None)`.
     ///
     /// # Errors
@@ -191,27 +191,27 @@ pub trait Queue: Send + Sync {
     async fn declare(&self, providers: &[ProviderName]) -> Result<(), QueueError>;
 
     /// Opens a lane with room for `places` unacknowledged messages.
-    async fn open_lane(&self, provider: &ProviderName, places: u16) -> Result<Box<dyn Lane>, QueueError>;
+    async fn open_lane(&self, provider: &ProviderName, places: u16) -> Result<Box<dyn LaneConsumer>, QueueError>;
 
     /// Publishes persistently and mandatorily; returns once the broker has confirmed, however late that is, or once its channel
     /// has ended. Dropped before that, the message may have been published.
-    async fn publish(&self, message: Outgoing) -> Result<(), QueueError>;
+    async fn publish(&self, message: OutgoingMessage) -> Result<(), QueueError>;
 
     /// Takes one message that was given up, oldest first; `None` when there is none. Published again, it begins with a
     /// fresh count of deliveries.
-    async fn take_dead(&self) -> Result<Option<DeadLetter>, QueueError>;
+    async fn take_dead_letter(&self) -> Result<Option<DeadLetter>, QueueError>;
 
     /// Messages ready in a lane, for status; `None` when the lane has no queue: what is published to it is lost or refused.
     async fn depth(&self, provider: &ProviderName) -> Result<Option<u64>, QueueError>;
 
     /// What these providers' messages pass that is missing, or is not as [`Queue::declare`] makes it. Creates nothing.
-    async fn unfit(&self, _providers: &[ProviderName]) -> Result<Vec<Unfit>, QueueError> {
+    async fn topology_problems(&self, _providers: &[ProviderName]) -> Result<Vec<TopologyProblem>, QueueError> {
         Ok(Vec::new())
     }
 
     /// Looks for a job's message in all lanes, where that can be done; for people to ask, since it reads whole lanes.
-    async fn find(&self, _job: &JobId) -> Result<Search, QueueError> {
-        Ok(Search::CannotLook)
+    async fn find(&self, _job: &JobId) -> Result<SearchResult, QueueError> {
+        Ok(SearchResult::Unsupported)
     }
 
     /// For how long a lane's message that has been ready longest has been so; `None` when none is ready, or when the queue
@@ -221,7 +221,7 @@ pub trait Queue: Send + Sync {
     }
 
     /// Whether [`Queue::oldest_ready`] says so wherever a message is ready.
-    fn tells_ages(&self) -> bool {
+    fn reports_ages(&self) -> bool {
         false
     }
 

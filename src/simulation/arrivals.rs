@@ -14,7 +14,7 @@ pub const JOBS_MAX: usize = 10_000_000;
 
 /// One job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Arrival {
+pub struct JobArrival {
     /// Since the start.
     pub at_us: u64,
     /// Which of [`Arrivals::accounts`].
@@ -25,7 +25,7 @@ pub struct Arrival {
     pub expires_us: Option<u64>,
 }
 
-impl Arrival {
+impl JobArrival {
     /// A plain job.
     #[must_use]
     pub fn at(at_us: u64) -> Self {
@@ -35,16 +35,16 @@ impl Arrival {
 
 /// Jobs in the order in which they come.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Arrivals {
-    jobs: Vec<Arrival>,
+pub struct JobArrivals {
+    jobs: Vec<JobArrival>,
     accounts: Vec<String>,
     known: HashMap<String, u32>,
 }
 
-impl Arrivals {
+impl JobArrivals {
     /// In any order.
     #[must_use]
-    pub fn new(mut jobs: Vec<Arrival>) -> Self {
+    pub fn new(mut jobs: Vec<JobArrival>) -> Self {
         jobs.sort_by_key(|job| job.at_us);
         Self { jobs, ..Self::default() }
     }
@@ -52,7 +52,7 @@ impl Arrivals {
     /// So many at the start.
     #[must_use]
     pub fn burst(jobs: usize) -> Self {
-        Self::new(vec![Arrival::at(0); jobs.min(JOBS_MAX)])
+        Self::new(vec![JobArrival::at(0); jobs.min(JOBS_MAX)])
     }
 
     /// Independent of each other at this mean rate (a Poisson process). More than [`JOBS_MAX`] end with the first too many.
@@ -67,7 +67,7 @@ impl Arrivals {
             if at_us >= end_us {
                 break;
             }
-            jobs.push(Arrival::at(at_us));
+            jobs.push(JobArrival::at(at_us));
         }
         Self::new(jobs)
     }
@@ -84,13 +84,13 @@ impl Arrivals {
     }
 
     /// More jobs, in any order.
-    pub fn add(&mut self, jobs: impl IntoIterator<Item = Arrival>) {
+    pub fn add(&mut self, jobs: impl IntoIterator<Item = JobArrival>) {
         self.jobs.extend(jobs);
         self.jobs.sort_by_key(|job| job.at_us);
     }
 
     #[must_use]
-    pub fn jobs(&self) -> &[Arrival] {
+    pub fn jobs(&self) -> &[JobArrival] {
         &self.jobs
     }
 
@@ -108,13 +108,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rate_is_kept_on_average_and_repeats_with_its_seed() {
-        let come = |seed| Arrivals::at_rate(50.0, Duration::from_secs(600), &mut StdRng::seed_from_u64(seed));
+    fn arrival_rate_is_kept_and_reproducible() {
+        let come = |seed| JobArrivals::at_rate(50.0, Duration::from_secs(600), &mut StdRng::seed_from_u64(seed));
         let jobs = come(1).jobs().len();
         assert!(jobs.abs_diff(30_000) < 700, "{jobs}");
         assert_eq!(come(1), come(1));
         assert_ne!(come(1), come(2));
         assert!(come(1).jobs().is_sorted_by_key(|job| job.at_us));
-        assert!(Arrivals::at_rate(0.0, Duration::from_secs(600), &mut StdRng::seed_from_u64(1)).jobs().is_empty());
+        assert!(JobArrivals::at_rate(0.0, Duration::from_secs(600), &mut StdRng::seed_from_u64(1)).jobs().is_empty());
     }
 }

@@ -2,7 +2,7 @@
 
 use super::tests::{START_US, limit, model, row, run};
 use super::*;
-use crate::domain::clear_time::{ClearTime, Conditions, Flow, Used, Waiting};
+use crate::domain::clear_time::{ClearTime, ClearTimeInput, SendingState, UsedCount, WaitingJobs};
 use crate::domain::time::EpochMs;
 use crate::ledger::provider_row::{LimitRow, ProviderRow};
 
@@ -50,13 +50,13 @@ fn scenarios() -> Vec<Scenario> {
     ]
 }
 
-fn estimate(scenario: &Scenario, model: &Model, now_us: u64, (jobs, used): (u64, &[Used])) -> Duration {
-    let conditions = Conditions {
+fn estimate(scenario: &Scenario, model: &Model, now_us: u64, (jobs, used): (u64, &[UsedCount])) -> Duration {
+    let conditions = ClearTimeInput {
         provider: &model.provider,
         now: EpochMs(i64::try_from(now_us / 1_000).unwrap()),
-        flow: Flow::After(Duration::ZERO),
-        waiting: Waiting { jobs, ..Waiting::default() },
-        used,
+        sending: SendingState::StartsIn(Duration::ZERO),
+        waiting: WaitingJobs { jobs, ..WaitingJobs::default() },
+        used_counts: used,
         hold: Duration::from_millis(scenario.hold_ms),
         lanes: scenario.lanes,
         recent_rate: None,
@@ -70,9 +70,9 @@ fn estimate(scenario: &Scenario, model: &Model, now_us: u64, (jobs, used): (u64,
 #[test]
 fn the_estimate_agrees_with_the_simulated_lane() {
     for scenario in scenarios() {
-        let latency = Latency::Constant(scenario.hold_ms * 1_000);
+        let latency = LatencyModel::Constant(scenario.hold_ms * 1_000);
         let model = Model { latency, processes: scenario.lanes, ..model(&scenario.row) };
-        let figures = run(&model, &Arrivals::burst(usize::try_from(scenario.jobs).unwrap()));
+        let figures = run(&model, &JobArrivals::burst(usize::try_from(scenario.jobs).unwrap()));
         let took = figures.drained_in_ms.unwrap();
         let told = estimate(&scenario, &model, START_US, (scenario.jobs, &[])).as_millis();
         let apart = u128::from(took).abs_diff(told);
@@ -83,11 +83,11 @@ fn the_estimate_agrees_with_the_simulated_lane() {
 
 /// While the backlog is worked off, what is left of it is estimated from what is used.
 #[test]
-fn the_estimate_agrees_at_half_time_too() {
+fn estimate_agrees_halfway_through() {
     for scenario in scenarios() {
-        let latency = Latency::Constant(scenario.hold_ms * 1_000);
+        let latency = LatencyModel::Constant(scenario.hold_ms * 1_000);
         let model = Model { latency, processes: scenario.lanes, ..model(&scenario.row) };
-        let figures = run(&model, &Arrivals::burst(usize::try_from(scenario.jobs).unwrap()));
+        let figures = run(&model, &JobArrivals::burst(usize::try_from(scenario.jobs).unwrap()));
         let took = figures.drained_in_ms.unwrap();
         let half_us = took * 500;
         let sent = figures.arrivals_us.iter().filter(|at_us| **at_us <= half_us).count();
@@ -96,11 +96,11 @@ fn the_estimate_agrees_at_half_time_too() {
             figures.arrivals_us.iter().filter(|at_us| (from_us..=half_us).contains(at_us)).count()
         };
         let cycle = |limit: &crate::domain::limit::Limit| limit.rate.window() + Duration::from_millis(scenario.hold_ms);
-        let used = |limit: &crate::domain::limit::Limit| Used {
+        let used = |limit: &crate::domain::limit::Limit| UsedCount {
             limit: limit.name.clone(),
             count: u64::try_from(since(cycle(limit))).unwrap(),
         };
-        let used: Vec<Used> = model.provider.limits.iter().map(used).collect();
+        let used: Vec<UsedCount> = model.provider.limits.iter().map(used).collect();
         let left = scenario.jobs - u64::try_from(sent).unwrap();
         let told = estimate(&scenario, &model, START_US + half_us, (left, &used)).as_millis();
         // Where in its window the use lies is not known: an error of one cycle is left.

@@ -19,13 +19,13 @@ pub(super) enum Event {
     /// Recorded and claimed.
     Claimed(JobIndex),
     /// Has slept the rest of its wait in hand.
-    Rested(JobIndex),
+    WaitOver(JobIndex),
     /// Has waited for a turn long enough, if it still does on this delivery.
-    TurnTimeout(JobIndex, u32),
+    EgressTimeout(JobIndex, u32),
     /// The steady outflow allows the next.
-    Outflow(ProcessIndex),
+    Egress(ProcessIndex),
     /// The lane's rest may be over.
-    TakeAgain(ProcessIndex),
+    ResumeIntake(ProcessIndex),
     GateWake(ProcessIndex),
     /// The call reaches the limiter.
     LimiterCall(ProcessIndex),
@@ -40,12 +40,12 @@ pub(super) enum Event {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Agenda {
+pub(super) struct EventQueue {
     heap: BinaryHeap<Reverse<(u64, u64, Event)>>,
     made: u64,
 }
 
-impl Agenda {
+impl EventQueue {
     pub fn at(&mut self, at_us: u64, event: Event) {
         self.made += 1;
         self.heap.push(Reverse((at_us, self.made, event)));

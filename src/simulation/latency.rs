@@ -16,7 +16,7 @@ pub const BYTE_ORDER_MARK: char = '\u{feff}';
 
 /// A distribution of durations, in microseconds.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Latency {
+pub enum LatencyModel {
     Constant(u64),
     Uniform {
         least_us: u64,
@@ -31,7 +31,7 @@ pub enum Latency {
     Observed(Vec<u64>),
 }
 
-impl Latency {
+impl LatencyModel {
     /// Durations that were measured, one per line in milliseconds (decimals allowed) behind an optional title.
     ///
     /// # Errors
@@ -65,7 +65,7 @@ impl Latency {
     }
 }
 
-impl FromStr for Latency {
+impl FromStr for LatencyModel {
     type Err = String;
 
     /// `100ms`, `20ms..80ms` or `p50=80ms,p95=300ms`; µs as `us`.
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     fn percentiles(latency: &str) -> (u64, u64) {
-        let latency: Latency = latency.parse().unwrap();
+        let latency: LatencyModel = latency.parse().unwrap();
         let mut rng = StdRng::seed_from_u64(3);
         let mut drawn: Vec<u64> = (0..20_000).map(|_| latency.draw(&mut rng)).collect();
         drawn.sort_unstable();
@@ -133,33 +133,33 @@ mod tests {
     }
 
     #[test]
-    fn a_lognormal_has_the_percentiles_that_it_was_given() {
+    fn lognormal_matches_the_given_percentiles() {
         let (median_us, high_us) = percentiles("p50=80ms,p95=300ms");
         assert!(median_us.abs_diff(80_000) < 2_500, "{median_us}");
         assert!(high_us.abs_diff(300_000) < 15_000, "{high_us}");
     }
 
     #[test]
-    fn bounds_are_kept_and_what_cannot_be_meant_is_refused() {
+    fn bounds_hold_and_invalid_text_is_rejected() {
         let (median_us, high_us) = percentiles("20ms..80ms");
         assert!(median_us.abs_diff(50_000) < 1_500 && high_us.abs_diff(77_000) < 1_500, "{median_us} {high_us}");
         assert_eq!(percentiles("250us"), (250, 250));
         assert_eq!(percentiles("p95=300ms,p50=80ms"), percentiles("p50=80ms,p95=300ms"));
-        let error = "80..20".parse::<Latency>().unwrap_err();
+        let error = "80..20".parse::<LatencyModel>().unwrap_err();
         assert!(error.contains("`80` has no unit: write 80ms"), "{error}");
         for bad in
             ["", "80", "80ms..20ms", "p50=80ms", "p50=80ms,p50=90ms", "p50=80ms,p95=20ms", "p50=0ms,p95=1ms", "-1ms"]
         {
-            assert!(bad.parse::<Latency>().is_err(), "{bad}");
+            assert!(bad.parse::<LatencyModel>().is_err(), "{bad}");
         }
     }
 
     #[test]
-    fn observations_are_read_with_or_without_a_title() {
-        assert_eq!(Latency::observed("latency_ms\n1.5\n2\n").unwrap(), Latency::Observed(vec![1_500, 2_000]));
-        assert_eq!(Latency::observed("\u{feff}1.5\n2\n").unwrap(), Latency::Observed(vec![1_500, 2_000]));
-        assert_eq!(Latency::observed("7,ignored\n").unwrap(), Latency::Observed(vec![7_000]));
-        assert_eq!(Latency::observed("ms\n1\nx\n").unwrap_err(), "line 3: `x` is not a time in milliseconds");
-        assert!(Latency::observed("ms\n").is_err());
+    fn observations_are_read_with_optional_header() {
+        assert_eq!(LatencyModel::observed("latency_ms\n1.5\n2\n").unwrap(), LatencyModel::Observed(vec![1_500, 2_000]));
+        assert_eq!(LatencyModel::observed("\u{feff}1.5\n2\n").unwrap(), LatencyModel::Observed(vec![1_500, 2_000]));
+        assert_eq!(LatencyModel::observed("7,ignored\n").unwrap(), LatencyModel::Observed(vec![7_000]));
+        assert_eq!(LatencyModel::observed("ms\n1\nx\n").unwrap_err(), "line 3: `x` is not a time in milliseconds");
+        assert!(LatencyModel::observed("ms\n").is_err());
     }
 }

@@ -17,20 +17,20 @@ pub mod arrivals;
 #[cfg(test)]
 mod clear_time_tests;
 mod event;
-pub mod figures;
 mod gate;
 pub mod latency;
 mod process;
+pub mod result;
 mod series;
 #[cfg(test)]
 mod tests;
 mod windows;
 mod world;
 
-pub use arrivals::{Arrival, Arrivals};
-pub use figures::{Figures, steady_rate};
-pub use latency::Latency;
-pub use series::{Point, Series};
+pub use arrivals::{JobArrival, JobArrivals};
+pub use latency::LatencyModel;
+pub use result::{SimulationResult, steady_rate};
+pub use series::{Series, SeriesPoint};
 pub use windows::WindowCount;
 
 /// What is simulated.
@@ -44,9 +44,9 @@ pub struct Model {
     /// When the first instant of the arrivals is, on the limiter's clock: fixed windows are the calendar's.
     pub start_us: u64,
     /// From receipt to answer, at the provider.
-    pub latency: Latency,
+    pub latency: LatencyModel,
     /// One way to the provider or back.
-    pub transit: Latency,
+    pub transit: LatencyModel,
     /// A call to the limiter, there and back.
     pub round_trip: Duration,
     /// One commit to the ledger.
@@ -69,14 +69,14 @@ impl Model {
         }
     }
 
-    fn blocks(&self) -> bool {
+    fn is_blocking(&self) -> bool {
         self.provider.mode == Mode::Blocking
     }
 }
 
 /// Works all arrivals off and says what came of it.
 #[must_use]
-pub fn simulate(model: &Model, arrivals: &Arrivals, rng: &mut StdRng) -> Figures {
-    let world = world::World::new(model, arrivals, rng);
-    figures::of(model, arrivals, &world.run())
+pub fn simulate(model: &Model, arrivals: &JobArrivals, rng: &mut StdRng) -> SimulationResult {
+    let world = world::Simulation::new(model, arrivals, rng);
+    result::summarize(model, arrivals, &world.run())
 }

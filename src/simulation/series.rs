@@ -4,8 +4,8 @@
 
 use serde::Serialize;
 
-use super::Arrivals;
-use super::world::Record;
+use super::JobArrivals;
+use super::world::RunRecord;
 
 /// Points of one line.
 const POINTS: usize = 480;
@@ -16,11 +16,11 @@ const STEP_MIN_US: u64 = 100_000;
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Series {
     pub step_ms: u64,
-    pub points: Vec<Point>,
+    pub points: Vec<SeriesPoint>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Point {
+pub struct SeriesPoint {
     /// End of the step, since the start.
     pub at_s: f64,
     /// Jobs that have come and have not ended.
@@ -30,7 +30,7 @@ pub struct Point {
 }
 
 #[allow(clippy::cast_precision_loss, reason = "counts and microseconds stay far below 2^53")]
-pub(super) fn of(arrivals: &Arrivals, record: &Record, start_us: u64) -> Series {
+pub(super) fn build(arrivals: &JobArrivals, record: &RunRecord, start_us: u64) -> Series {
     let ends = || record.jobs.iter().filter_map(|job| job.end.map(|(at_us, _)| at_us.saturating_sub(start_us)));
     let last_come = arrivals.jobs().last().map_or(0, |job| job.at_us);
     let last_us = ends().max().unwrap_or(0).max(last_come).max(1);
@@ -45,7 +45,7 @@ pub(super) fn of(arrivals: &Arrivals, record: &Record, start_us: u64) -> Series 
     let points = counts.into_iter().enumerate().map(|(step, (come, ended, uses))| {
         waiting = (waiting + come).saturating_sub(ended);
         let at_s = (step as u64 + 1) as f64 * step_us as f64 / 1e6;
-        Point { at_s, waiting, rate_per_s: uses as f64 * 1e6 / step_us as f64 }
+        SeriesPoint { at_s, waiting, rate_per_s: uses as f64 * 1e6 / step_us as f64 }
     });
     Series { step_ms: step_us / 1_000, points: points.collect() }
 }

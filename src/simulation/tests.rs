@@ -7,7 +7,7 @@ use super::*;
 use crate::domain::provider::ProviderName;
 use crate::ledger::provider_row::{AccountRow, LimitRow, ProviderRow};
 use crate::worker::quotas::quota_spec;
-use crate::worker::settings_watch::Known;
+use crate::worker::settings_sync::LoadedSettings;
 
 /// 2027-01-15, on a whole second.
 pub(super) const START_US: u64 = 1_800_000_000_000_000;
@@ -24,17 +24,17 @@ pub(super) fn row(limits: Vec<LimitRow>) -> ProviderRow {
 
 /// Nothing but the limiter takes time.
 pub(super) fn model(row: &ProviderRow) -> Model {
-    let provider = row.meant(1).unwrap();
+    let provider = row.validate(1).unwrap();
     let name = ProviderName::new("p").unwrap();
     let providers = [(name.clone(), Arc::new(provider.clone()))].into();
-    let spec = quota_spec(&Known { version: 1, providers, bad: Vec::new() }, &name).unwrap();
+    let spec = quota_spec(&LoadedSettings { version: 1, providers, invalid_rows: Vec::new() }, &name).unwrap();
     Model {
         spec,
         provider,
         processes: 1,
         start_us: START_US,
-        latency: Latency::Constant(0),
-        transit: Latency::Constant(0),
+        latency: LatencyModel::Constant(0),
+        transit: LatencyModel::Constant(0),
         round_trip: Duration::ZERO,
         commit: Duration::ZERO,
         faults: 0.0,
@@ -42,12 +42,12 @@ pub(super) fn model(row: &ProviderRow) -> Model {
     }
 }
 
-pub(super) fn run(model: &Model, arrivals: &Arrivals) -> Figures {
+pub(super) fn run(model: &Model, arrivals: &JobArrivals) -> SimulationResult {
     simulate(model, arrivals, &mut StdRng::seed_from_u64(1))
 }
 
 /// When requests reach the provider, in milliseconds.
-fn starts_ms(figures: &Figures) -> Vec<u64> {
+fn starts_ms(figures: &SimulationResult) -> Vec<u64> {
     figures.arrivals_us.iter().map(|at_us| at_us / 1_000).collect()
 }
 
@@ -61,8 +61,8 @@ fn near(starts_ms: &[u64], expected: &[u64], slack_ms: u64) -> bool {
 }
 
 #[test]
-fn three_jobs_at_one_per_second_start_a_window_apart() {
-    let figures = run(&model(&row(vec![limit("all", 1, 1_000)])), &Arrivals::burst(3));
+fn three_jobs_start_one_window_apart() {
+    let figures = run(&model(&row(vec![limit("all", 1, 1_000)])), &JobArrivals::burst(3));
     let starts = starts_ms(&figures);
     assert!(near(&starts, &[0, SECOND_MS, 2 * SECOND_MS], 3), "{starts:?}");
     assert_eq!((figures.succeeded, figures.unfinished, figures.windows[0].largest), (3, 0, 1));
@@ -72,41 +72,41 @@ fn three_jobs_at_one_per_second_start_a_window_apart() {
 }
 
 #[test]
-fn a_slot_is_held_until_the_answer() {
-    let slow = Model { latency: Latency::Constant(500_000), ..model(&row(vec![limit("all", 1, 1_000)])) };
-    let starts = starts_ms(&run(&slow, &Arrivals::burst(3)));
+fn slot_is_held_until_the_response() {
+    let slow = Model { latency: LatencyModel::Constant(500_000), ..model(&row(vec![limit("all", 1, 1_000)])) };
+    let starts = starts_ms(&run(&slow, &JobArrivals::burst(3)));
     assert!(near(&starts, &[0, 500 + SECOND_MS, 2 * (500 + SECOND_MS)], 3), "{starts:?}");
     let mut by_start = row(vec![limit("all", 1, 1_000)]);
     (by_start.slot_release, by_start.transit_jitter_ms) = ("grant".to_owned(), 100);
-    let by_start = Model { latency: Latency::Constant(500_000), ..model(&by_start) };
-    let starts = starts_ms(&run(&by_start, &Arrivals::burst(3)));
+    let by_start = Model { latency: LatencyModel::Constant(500_000), ..model(&by_start) };
+    let starts = starts_ms(&run(&by_start, &JobArrivals::burst(3)));
     assert!(near(&starts, &[0, 100 + SECOND_MS, 2 * (100 + SECOND_MS)], 3), "{starts:?}");
 }
 
 #[test]
-fn a_cold_limiter_grants_nothing_until_no_older_permit_can_be_in_hands() {
+fn cold_limiter_waits_out_older_permits() {
     let cold = Model { cold: true, ..model(&row(vec![limit("all", 1, 1_000)])) };
-    let starts = starts_ms(&run(&cold, &Arrivals::burst(2)));
+    let starts = starts_ms(&run(&cold, &JobArrivals::burst(2)));
     // 250 ms of booking and 500 ms of send budget; then the ledger knows of nothing.
     assert!(near(&starts, &[750, 750 + SECOND_MS], 10), "{starts:?}");
 }
 
 #[test]
-fn the_tighter_of_two_limits_decides_in_its_time() {
+fn tighter_of_two_limits_decides() {
     let mut both = row(vec![limit("minute", 3, 60_000), limit("second", 2, 1_000)]);
     both.leak_per_second = Some(1_000.0);
-    let starts = starts_ms(&run(&model(&both), &Arrivals::burst(5)));
+    let starts = starts_ms(&run(&model(&both), &JobArrivals::burst(5)));
     // Two at once, the third a second later, and the rest when the first two have left the minute: 60.032 s.
     assert!(near(&starts[..3], &[0, 0, SECOND_MS], 5), "{starts:?}");
     assert!(near(&starts[3..], &[60_032, 60_032], 50), "{starts:?}");
 }
 
 #[test]
-fn a_refused_job_is_parked_and_comes_back() {
+fn refused_job_is_delayed_and_retried() {
     for mode in ["blocking", "requeue"] {
         let mut strict = row(vec![limit("all", 1, 20_000)]);
         (strict.mode, strict.leak_per_second) = (mode.to_owned(), Some(10.0));
-        let figures = run(&model(&strict), &Arrivals::burst(3));
+        let figures = run(&model(&strict), &JobArrivals::burst(3));
         let starts = starts_ms(&figures);
         assert!(near(&starts, &[0, 20_012, 40_024], 600), "{mode}: {starts:?}");
         assert!(figures.parked > 0, "{mode}: 20 s are longer than max_wait_ms");
@@ -118,22 +118,22 @@ fn even_pacing_leaves_the_same_gap_everywhere() {
     let mut even = row(vec![limit("all", 10, 1_000)]);
     (even.pacing, even.leak_per_second) = ("even".to_owned(), Some(1_000.0));
     let two = Model { processes: 2, ..model(&even) };
-    let starts = starts_ms(&run(&two, &Arrivals::burst(30)));
+    let starts = starts_ms(&run(&two, &JobArrivals::burst(30)));
     assert!(starts.windows(2).all(|pair| pair[1] - pair[0] >= 99), "{starts:?}");
     assert!(starts[29] <= 3_100, "{starts:?}");
 }
 
 #[test]
-fn one_account_at_its_limit_holds_nobody_else() {
+fn account_at_its_limit_holds_no_other() {
     let mut rows =
         row(vec![limit("all", 100, 1_000), LimitRow { scope: "account".to_owned(), ..limit("each", 1, 60_000) }]);
     rows.accounts = vec![
         AccountRow { account: "free".to_owned(), rule: "exempt".to_owned(), ..AccountRow::default() },
         AccountRow { account: "shut".to_owned(), rule: "blocked".to_owned(), ..AccountRow::default() },
     ];
-    let mut arrivals = Arrivals::default();
-    let jobs: Vec<Arrival> = ["busy", "busy", "free", "free", "other", "shut"]
-        .map(|name| Arrival { account: Some(arrivals.account(name)), ..Arrival::at(0) })
+    let mut arrivals = JobArrivals::default();
+    let jobs: Vec<JobArrival> = ["busy", "busy", "free", "free", "other", "shut"]
+        .map(|name| JobArrival { account: Some(arrivals.account(name)), ..JobArrival::at(0) })
         .into();
     arrivals.add(jobs);
     let figures = run(&model(&rows), &arrivals);
@@ -146,19 +146,19 @@ fn one_account_at_its_limit_holds_nobody_else() {
 }
 
 #[test]
-fn who_waits_beyond_its_deadline_is_not_sent() {
-    let mut arrivals = Arrivals::default();
-    arrivals.add((0..3).map(|_| Arrival { expires_us: Some(1_500_000), ..Arrival::at(0) }));
+fn job_past_its_deadline_is_not_sent() {
+    let mut arrivals = JobArrivals::default();
+    arrivals.add((0..3).map(|_| JobArrival { expires_us: Some(1_500_000), ..JobArrival::at(0) }));
     let figures = run(&model(&row(vec![limit("all", 1, 1_000)])), &arrivals);
     assert_eq!((figures.succeeded, figures.deadlines_missed, figures.requests), (2, 1, 2));
 }
 
 #[test]
-fn the_urgent_go_first() {
-    let mut arrivals = Arrivals::default();
-    arrivals.add((0..3).map(Arrival::at));
+fn higher_priority_starts_first() {
+    let mut arrivals = JobArrivals::default();
+    arrivals.add((0..3).map(JobArrival::at));
     // Comes when they are in line, and starts in time only if it goes before both that are left.
-    arrivals.add([Arrival { priority: 9, expires_us: Some(1_500_000), ..Arrival::at(500_000) }]);
+    arrivals.add([JobArrival { priority: 9, expires_us: Some(1_500_000), ..JobArrival::at(500_000) }]);
     let mut fast = row(vec![limit("all", 1, 1_000)]);
     fast.leak_per_second = Some(1_000.0);
     let figures = run(&model(&fast), &arrivals);
@@ -166,11 +166,12 @@ fn the_urgent_go_first() {
 }
 
 #[test]
-fn a_way_that_varies_more_than_its_allowance_is_seen_to_break_the_limit() {
+fn transit_beyond_the_jitter_breaks_the_limit() {
     let mut by_start = row(vec![limit("all", 20, 1_000)]);
     (by_start.slot_release, by_start.transit_jitter_ms) = ("grant".to_owned(), 10);
-    let of =
-        |row: &ProviderRow| run(&Model { transit: "0ms..400ms".parse().unwrap(), ..model(row) }, &Arrivals::burst(400));
+    let of = |row: &ProviderRow| {
+        run(&Model { transit: "0ms..400ms".parse().unwrap(), ..model(row) }, &JobArrivals::burst(400))
+    };
     let broken = of(&by_start);
     assert!(!broken.holds() && broken.windows[0].largest > 20, "{:?}", broken.windows);
     by_start.slot_release = "response".to_owned();
@@ -178,16 +179,16 @@ fn a_way_that_varies_more_than_its_allowance_is_seen_to_break_the_limit() {
 }
 
 #[test]
-fn a_closed_limit_never_ends_and_says_so() {
-    let figures = run(&model(&row(vec![limit("all", 0, 1_000)])), &Arrivals::burst(10));
+fn closed_limit_leaves_jobs_unfinished() {
+    let figures = run(&model(&row(vec![limit("all", 0, 1_000)])), &JobArrivals::burst(10));
     assert_eq!((figures.requests, figures.unfinished, figures.drained_in_ms), (0, 10, None));
 }
 
 #[test]
-fn faults_are_sent_again_under_the_same_limit() {
+fn retries_count_against_the_same_limit() {
     let faulty =
         Model { faults: 0.3, latency: "20ms..80ms".parse().unwrap(), ..model(&row(vec![limit("all", 50, 1_000)])) };
-    let figures = run(&faulty, &Arrivals::burst(500));
+    let figures = run(&faulty, &JobArrivals::burst(500));
     assert_eq!((figures.succeeded + figures.review, figures.unfinished), (500, 0));
     assert!(figures.succeeded >= 498 && figures.requests > 600, "{} {}", figures.succeeded, figures.requests);
     assert!(figures.holds(), "{:?}", figures.windows);
@@ -204,7 +205,7 @@ fn the_same_seed_gives_the_same_run() {
         processes: 3,
         ..model(&row(vec![limit("all", 50, 1_000)]))
     };
-    let of = |seed| simulate(&vague, &Arrivals::burst(2_000), &mut StdRng::seed_from_u64(seed));
+    let of = |seed| simulate(&vague, &JobArrivals::burst(2_000), &mut StdRng::seed_from_u64(seed));
     assert_eq!(of(7), of(7));
     assert_ne!(of(7).arrivals_us, of(8).arrivals_us);
     let figures = of(7);
@@ -215,7 +216,7 @@ fn the_same_seed_gives_the_same_run() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
     #[test]
-    fn no_window_is_ever_too_full(
+    fn no_window_exceeds_its_limit(
         limits in prop::collection::vec((1..40_i64, prop_oneof![1..200_i64, Just(1_000), Just(10_000)]), 1..4),
         (workers, bucket, processes) in (1..80_i64, 1..300_i64, 1..4_u32),
         latency_ms in (0..400_u64, 0..3_000_u64),
@@ -233,7 +234,7 @@ proptest! {
         any.mode = if requeue { "requeue" } else { "blocking" }.to_owned();
         any.pacing = if even { "even" } else { "burst" }.to_owned();
         let uniform = |(least, more): (u64, u64)| {
-            Latency::Uniform { least_us: least * 1_000, most_us: (least + more) * 1_000 }
+            LatencyModel::Uniform { least_us: least * 1_000, most_us: (least + more) * 1_000 }
         };
         let model = Model {
             processes,
@@ -245,10 +246,10 @@ proptest! {
             cold,
             ..model(&any)
         };
-        let mut come = Arrivals::default();
-        let jobs: Vec<Arrival> = arrivals.into_iter().map(|(at_ms, cost, priority, account)| {
+        let mut come = JobArrivals::default();
+        let jobs: Vec<JobArrival> = arrivals.into_iter().map(|(at_ms, cost, priority, account)| {
             let account = Some(come.account(&format!("a{account}")));
-            Arrival { account, cost, priority, ..Arrival::at(at_ms * 1_000) }
+            JobArrival { account, cost, priority, ..JobArrival::at(at_ms * 1_000) }
         }).collect();
         come.add(jobs);
         let figures = simulate(&model, &come, &mut StdRng::seed_from_u64(seed));
@@ -259,10 +260,11 @@ proptest! {
 
 /// Four places at a slow limit: each would outwait `max_wait_ms` behind the others, and then go behind the whole backlog.
 #[test]
-fn a_slow_limit_sends_in_the_order_of_arrival() {
+fn slow_limit_sends_in_arrival_order() {
     for (max, window_ms, jobs) in [(30, 60_000, 100), (10, 60_000, 30), (2, 60_000, 6)] {
-        let slow = Model { latency: Latency::Constant(200_000), ..model(&row(vec![limit("all", max, window_ms)])) };
-        let figures = run(&slow, &Arrivals::burst(jobs));
+        let slow =
+            Model { latency: LatencyModel::Constant(200_000), ..model(&row(vec![limit("all", max, window_ms)])) };
+        let figures = run(&slow, &JobArrivals::burst(jobs));
         let possible = max as f64 / (window_ms as f64 / 1_000.0 + 0.2);
         let took = figures.drained_in_ms.unwrap() as f64 / 1_000.0;
         assert_eq!(figures.parked, 0, "{max}/{window_ms}ms: {took} s");

@@ -8,12 +8,12 @@ use std::collections::{BTreeMap, VecDeque};
 use serde::Serialize;
 
 use crate::domain::limit::{Algorithm, AppliesTo, Rule, Scope};
-use crate::domain::quota_spec::{LimitSpec, QuotaSpec, own_limit};
+use crate::domain::quota_spec::{LimitSpec, QuotaSpec, limit_under_rule};
 use crate::domain::time::{format_duration, micros_up};
 
 /// One request as the provider counts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Use {
+pub(super) struct ProviderUse {
     pub at_us: u64,
     pub cost: u16,
     pub account: Option<u32>,
@@ -45,16 +45,16 @@ impl WindowCount {
 }
 
 /// The fullest windows of the limits that count charges; `uses` in any order. References are not simulated.
-pub(super) fn count(spec: &QuotaSpec, uses: &[Use], accounts: &[String]) -> Vec<WindowCount> {
-    let mut sorted: Vec<Use> = uses.to_vec();
+pub(super) fn count(spec: &QuotaSpec, uses: &[ProviderUse], accounts: &[String]) -> Vec<WindowCount> {
+    let mut sorted: Vec<ProviderUse> = uses.to_vec();
     sorted.sort_by_key(|one| one.at_us);
     let counted =
         spec.limits.iter().filter(|limit| limit.scope != Scope::Reference && limit.applies_to != AppliesTo::Lookup);
     counted.map(|limit| fullest(spec, limit, &sorted, accounts)).collect()
 }
 
-fn fullest(spec: &QuotaSpec, limit: &LimitSpec, sorted: &[Use], accounts: &[String]) -> WindowCount {
-    let mut windows: BTreeMap<Option<u32>, Window> = BTreeMap::new();
+fn fullest(spec: &QuotaSpec, limit: &LimitSpec, sorted: &[ProviderUse], accounts: &[String]) -> WindowCount {
+    let mut windows: BTreeMap<Option<u32>, ObservedWindow> = BTreeMap::new();
     for one in sorted {
         let of = if limit.scope == Scope::Account { one.account } else { None };
         if limit.scope == Scope::Account && of.is_none() {
@@ -62,13 +62,13 @@ fn fullest(spec: &QuotaSpec, limit: &LimitSpec, sorted: &[Use], accounts: &[Stri
         }
         let window = windows.entry(of).or_insert_with(|| {
             let name = of.and_then(|account| accounts.get(account as usize));
-            Window::of(&own(spec, limit, name.map(String::as_str)), name.cloned())
+            ObservedWindow::new(&account_limit(spec, limit, name.map(String::as_str)), name.cloned())
         });
-        window.arrive(one.at_us, u64::from(one.cost));
+        window.record(one.at_us, u64::from(one.cost));
     }
     // One that is exceeded first, then the fullest in proportion.
     let worst = windows.into_values().filter(|window| !window.exempt).max_by(|a, b| a.share().total_cmp(&b.share()));
-    let worst = worst.unwrap_or_else(|| Window::of(&Some(limit.clone()), None));
+    let worst = worst.unwrap_or_else(|| ObservedWindow::new(&Some(limit.clone()), None));
     WindowCount {
         limit: limit.name.clone(),
         allows: format!("{}/{}", limit.max_requests, format_duration(limit.window)),
@@ -81,54 +81,54 @@ fn fullest(spec: &QuotaSpec, limit: &LimitSpec, sorted: &[Use], accounts: &[Stri
 }
 
 /// The limit as it holds for one account; `None`: it does not count it.
-fn own(spec: &QuotaSpec, limit: &LimitSpec, account: Option<&str>) -> Option<LimitSpec> {
+fn account_limit(spec: &QuotaSpec, limit: &LimitSpec, account: Option<&str>) -> Option<LimitSpec> {
     let rules = || spec.account_rules.iter().filter(|rule| Some(rule.account.as_str()) == account);
     let named = rules().find(|rule| rule.limit.as_deref() == Some(limit.name.as_str()));
     match named.or_else(|| rules().find(|rule| rule.limit.is_none())).map(|rule| rule.rule) {
-        Some(rule @ (Rule::Exempt | Rule::Limit(_))) => own_limit(rule, limit),
+        Some(rule @ (Rule::Exempt | Rule::Limit(_))) => limit_under_rule(rule, limit),
         Some(Rule::Blocked) | None => Some(limit.clone()),
     }
 }
 
-struct Window {
+struct ObservedWindow {
     window_us: u64,
     /// Fixed windows count by the calendar: where one begins.
     offset_us: Option<u64>,
     recent: VecDeque<(u64, u64)>,
-    now: u64,
+    current: u64,
     largest: u64,
     most: u64,
     account: Option<String>,
     exempt: bool,
 }
 
-impl Window {
-    fn of(limit: &Option<LimitSpec>, account: Option<String>) -> Self {
+impl ObservedWindow {
+    fn new(limit: &Option<LimitSpec>, account: Option<String>) -> Self {
         let window_us = limit.as_ref().map_or(1, |limit| micros_up(limit.window));
         let offset_us = limit.as_ref().filter(|limit| limit.algorithm == Algorithm::FixedWindow);
         Self {
             window_us,
             offset_us: offset_us.map(|limit| micros_up(limit.offset) % window_us),
             recent: VecDeque::new(),
-            now: 0,
+            current: 0,
             largest: 0,
-            most: limit.as_ref().map_or(0, most),
+            most: limit.as_ref().map_or(0, window_capacity),
             account,
             exempt: limit.is_none(),
         }
     }
 
-    fn arrive(&mut self, at_us: u64, cost: u64) {
+    fn record(&mut self, at_us: u64, cost: u64) {
         let over = |then_us: u64| match self.offset_us {
             Some(offset_us) => (then_us - offset_us) / self.window_us != (at_us - offset_us) / self.window_us,
             None => then_us + self.window_us <= at_us,
         };
         while let Some((_, gone)) = self.recent.pop_front_if(|(then_us, _)| over(*then_us)) {
-            self.now -= gone;
+            self.current -= gone;
         }
         self.recent.push_back((at_us, cost));
-        self.now += cost;
-        self.largest = self.largest.max(self.now);
+        self.current += cost;
+        self.largest = self.largest.max(self.current);
     }
 
     #[allow(clippy::cast_precision_loss, reason = "for comparison alone")]
@@ -138,7 +138,7 @@ impl Window {
 }
 
 /// Most uses that a window holds as the algorithm counts.
-fn most(limit: &LimitSpec) -> u64 {
+fn window_capacity(limit: &LimitSpec) -> u64 {
     let max = u64::from(limit.max_requests);
     match limit.algorithm {
         Algorithm::SlidingLog | Algorithm::SlidingWindow | Algorithm::FixedWindow => max,

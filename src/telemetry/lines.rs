@@ -19,11 +19,11 @@ pub struct TextFields;
 
 impl<'w> FormatFields<'w> for TextFields {
     fn format_fields<R: RecordFields>(&self, writer: Writer<'w>, fields: R) -> fmt::Result {
-        debug_fn(field).delimited(" ").format_fields(writer, fields)
+        debug_fn(write_field).delimited(" ").format_fields(writer, fields)
     }
 }
 
-fn field(writer: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
+fn write_field(writer: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
     let value = format!("{value:?}");
     let value = printable(&value);
     match field.name() {

@@ -15,7 +15,7 @@ use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
 use tracing_subscriber::registry;
 
 use self::lines::{JsonLine, TextFields};
-use crate::config::{Log, LogFormat};
+use crate::config::{LogConfig, LogFormat};
 use crate::domain::printable::printable;
 use crate::tls::Authorities;
 
@@ -34,9 +34,9 @@ use otlp::SpanLayer;
 
 /// Lives as long as telemetry shall; dropped, it sends what is left.
 #[derive(Debug, Default)]
-pub struct Telemetry {
+pub struct TelemetryGuard {
     #[cfg(feature = "otlp")]
-    _exporting: Option<otlp::Exporting>,
+    _exporting: Option<otlp::ExportGuard>,
 }
 
 static STDERR: OnceLock<NonBlocking> = OnceLock::new();
@@ -79,7 +79,7 @@ pub fn log_lines_dropped() -> u64 {
 ///
 /// # Errors
 /// When a subscriber is installed already, or spans cannot be exported.
-pub fn init(log: Log, otlp_endpoint: Option<&str>, authorities: &Authorities) -> Result<Telemetry, String> {
+pub fn init(log: LogConfig, otlp_endpoint: Option<&str>, authorities: &Authorities) -> Result<TelemetryGuard, String> {
     let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let coloured = std::io::stderr().is_terminal() && !no_color;
     let (spans, telemetry) = spans_to(otlp_endpoint, authorities)?;
@@ -92,38 +92,43 @@ pub fn init(log: Log, otlp_endpoint: Option<&str>, authorities: &Authorities) ->
 }
 
 #[cfg(feature = "otlp")]
-fn spans_to(endpoint: Option<&str>, authorities: &Authorities) -> Result<(Option<SpanLayer>, Telemetry), String> {
+fn spans_to(endpoint: Option<&str>, authorities: &Authorities) -> Result<(Option<SpanLayer>, TelemetryGuard), String> {
     let Some((layer, exporting)) = endpoint.map(|endpoint| otlp::layer(endpoint, authorities)).transpose()? else {
-        return Ok((None, Telemetry::default()));
+        return Ok((None, TelemetryGuard::default()));
     };
-    Ok((Some(layer), Telemetry { _exporting: Some(exporting) }))
+    Ok((Some(layer), TelemetryGuard { _exporting: Some(exporting) }))
 }
 
 /// The configuration refuses an endpoint in such a build.
 #[cfg(not(feature = "otlp"))]
-fn spans_to(_: Option<&str>, _: &Authorities) -> Result<(Option<SpanLayer>, Telemetry), String> {
-    Ok((None, Telemetry::default()))
+fn spans_to(_: Option<&str>, _: &Authorities) -> Result<(Option<SpanLayer>, TelemetryGuard), String> {
+    Ok((None, TelemetryGuard::default()))
 }
 
 /// Our own targets at `level`, everything else at `warn`, whatever could print a message body at `error`.
-fn targets(level: tracing::Level) -> Targets {
+fn target_levels(level: tracing::Level) -> Targets {
     Targets::new()
         .with_default(LevelFilter::WARN)
         .with_target("sluicegate", level)
         .with_target(spans::TARGET, LevelFilter::OFF)
         .with_target("lapin", LevelFilter::ERROR)
-        .with_target("lapin::channel", channels(level))
+        .with_target("lapin::channel", channel_level(level))
         .with_target("sqlx", LevelFilter::WARN)
         .with_target("hyper", LevelFilter::WARN)
 }
 
 /// Why the broker closed a channel is said here alone. A queue that is looked for and not there is called an error, too: a
 /// command, which logs errors alone, tells for itself what it has found.
-fn channels(level: tracing::Level) -> LevelFilter {
+fn channel_level(level: tracing::Level) -> LevelFilter {
     if level == tracing::Level::ERROR { LevelFilter::OFF } else { LevelFilter::ERROR }
 }
 
-fn subscriber<W>(log: Log, coloured: bool, writer: W, spans: Option<SpanLayer>) -> Box<dyn Subscriber + Send + Sync>
+fn subscriber<W>(
+    log: LogConfig,
+    coloured: bool,
+    writer: W,
+    spans: Option<SpanLayer>,
+) -> Box<dyn Subscriber + Send + Sync>
 where
     W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
 {
@@ -131,7 +136,7 @@ where
     let lines =
         tracing_subscriber::fmt::layer().with_writer(writer).with_ansi(coloured && log.format == LogFormat::Text);
     let base = registry().with(spans);
-    let filter = targets(log.level);
+    let filter = target_levels(log.level);
     match log.format {
         LogFormat::Text => Box::new(base.with(lines.fmt_fields(TextFields).with_filter(filter))),
         // Fields beside the message instead of below "fields", as collectors expect.
@@ -153,9 +158,9 @@ mod tests {
     use crate::domain::printable::is_hidden;
 
     #[derive(Clone, Default)]
-    struct Page(Arc<Mutex<Vec<u8>>>);
+    struct LogSink(Arc<Mutex<Vec<u8>>>);
 
-    impl Write for Page {
+    impl Write for LogSink {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
             self.0.lock().unwrap().extend_from_slice(bytes);
             Ok(bytes.len())
@@ -166,8 +171,8 @@ mod tests {
         }
     }
 
-    fn written(log: Log, coloured: bool, events: impl FnOnce()) -> String {
-        let page = Page::default();
+    fn captured_log(log: LogConfig, coloured: bool, events: impl FnOnce()) -> String {
+        let page = LogSink::default();
         let writer = page.clone();
         tracing::subscriber::with_default(subscriber(log, coloured, move || writer.clone(), None), events);
         let bytes = page.0.lock().unwrap().clone();
@@ -175,9 +180,9 @@ mod tests {
     }
 
     #[test]
-    fn libraries_that_print_payloads_are_kept_quiet_at_every_level() {
+    fn payload_printing_libraries_stay_quiet() {
         for level in [Level::INFO, Level::TRACE] {
-            let text = written(Log { level, format: LogFormat::Text }, false, || {
+            let text = captured_log(LogConfig { level, format: LogFormat::Text }, false, || {
                 tracing::warn!(target: "lapin::returned_messages", "Server returned us a message: 4111111111111111");
                 tracing::trace!(target: "lapin", "frame 4111111111111111");
                 tracing::info!(target: "hyper::proto", "quiet-hyper");
@@ -190,14 +195,14 @@ mod tests {
             assert!(!text.contains("4111") && !text.contains("quiet-"), "{text}");
             assert!(["loud-lapin", "loud-own", "loud-channel"].iter().all(|loud| text.contains(loud)), "{text}");
         }
-        let alone = written(Log { level: Level::ERROR, format: LogFormat::Text }, false, || {
+        let alone = captured_log(LogConfig { level: Level::ERROR, format: LogFormat::Text }, false, || {
             tracing::error!(target: "lapin::channel", "no queue of that name");
         });
         assert_eq!(alone, "", "a command tells for itself");
     }
 
     #[test]
-    fn an_event_is_one_line_whatever_its_texts_hold() {
+    fn hostile_text_stays_on_one_line() {
         const HOSTILE: &str =
             "x\ny 0\r\u{1b}[2J\u{9b}1m\u{85}\u{202e}\u{2066}\u{200b}\u{feff}\u{ad}\u{2028}\t\u{7f}\u{e0041}z";
         let error = std::io::Error::other(HOSTILE);
@@ -212,24 +217,26 @@ mod tests {
         ];
         let hidden = |line: &str| line.trim_end_matches('\n').chars().any(is_hidden);
         for event in events {
-            let text = written(Log { level: Level::INFO, format: LogFormat::Text }, false, event);
+            let text = captured_log(LogConfig { level: Level::INFO, format: LogFormat::Text }, false, event);
             assert!(!hidden(&text) && text.contains("\\u{202e}"), "{text:?}");
-            let coloured = written(Log { level: Level::INFO, format: LogFormat::Text }, true, event);
+            let coloured = captured_log(LogConfig { level: Level::INFO, format: LogFormat::Text }, true, event);
             assert!(!coloured.contains("\u{1b}[2J") && coloured.lines().count() == 1, "{coloured:?}");
-            let json = written(Log { level: Level::INFO, format: LogFormat::Json }, false, event);
+            let json = captured_log(LogConfig { level: Level::INFO, format: LogFormat::Json }, false, event);
             assert!(!hidden(&json) && json.contains("\\u"), "{json:?}");
             serde_json::from_str::<serde_json::Value>(&json).unwrap();
         }
     }
 
     #[test]
-    fn json_lines_are_objects_and_colour_is_for_text_alone() {
+    fn json_lines_are_uncoloured_objects() {
         let event = || tracing::info!(target: "sluicegate", provider = "acme", "lane open");
-        let json = written(Log { level: Level::INFO, format: LogFormat::Json }, true, event);
+        let json = captured_log(LogConfig { level: Level::INFO, format: LogFormat::Json }, true, event);
         let line: serde_json::Value = serde_json::from_str(json.trim()).unwrap();
         assert_eq!((&line["message"], &line["provider"]), (&"lane open".into(), &"acme".into()));
-        let plain = written(Log { level: Level::INFO, format: LogFormat::Text }, false, event);
+        let plain = captured_log(LogConfig { level: Level::INFO, format: LogFormat::Text }, false, event);
         assert!(!plain.contains('\u{1b}') && plain.contains("provider=\"acme\""), "{plain:?}");
-        assert!(written(Log { level: Level::INFO, format: LogFormat::Text }, true, event).contains('\u{1b}'));
+        assert!(
+            captured_log(LogConfig { level: Level::INFO, format: LogFormat::Text }, true, event).contains('\u{1b}')
+        );
     }
 }

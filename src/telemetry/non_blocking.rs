@@ -24,9 +24,9 @@ thread_local! {
 
 /// Takes whole lines and never waits. Clones share one buffer.
 #[derive(Clone)]
-pub struct NonBlocking(Arc<Shared>);
+pub struct NonBlocking(Arc<SharedLogBuffer>);
 
-struct Shared {
+struct SharedLogBuffer {
     buffer: Mutex<Buffer>,
     changed: Condvar,
     /// Lines that were not written.
@@ -59,10 +59,11 @@ impl NonBlocking {
         out: impl Write + Send + 'static,
         report: impl Fn(u64) + Send + 'static,
     ) -> io::Result<Self> {
-        let shared = Shared { buffer: Mutex::default(), changed: Condvar::new(), dropped: AtomicU64::new(0), max };
+        let shared =
+            SharedLogBuffer { buffer: Mutex::default(), changed: Condvar::new(), dropped: AtomicU64::new(0), max };
         let shared = Arc::new(shared);
         let writer = Arc::clone(&shared);
-        thread::Builder::new().name("log writer".to_owned()).spawn(move || writer.empty_into(out, report))?;
+        thread::Builder::new().name("log writer".to_owned()).spawn(move || writer.drain_into(out, report))?;
         Ok(Self(shared))
     }
 
@@ -94,7 +95,7 @@ impl Write for NonBlocking {
     }
 }
 
-impl Shared {
+impl SharedLogBuffer {
     /// No holder panics while it has the lock; a poisoned one is as good.
     fn lock(&self) -> MutexGuard<'_, Buffer> {
         self.buffer.lock().unwrap_or_else(PoisonError::into_inner)
@@ -115,7 +116,7 @@ impl Shared {
         }
     }
 
-    fn empty_into(&self, mut out: impl Write, report: impl Fn(u64)) {
+    fn drain_into(&self, mut out: impl Write, report: impl Fn(u64)) {
         IS_WRITER.set(true);
         let (mut chunk, mut reported) = (Vec::new(), 0);
         loop {
@@ -162,16 +163,16 @@ mod tests {
 
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const TIMEOUT: Duration = Duration::from_secs(60);
 
     /// A pipe whose reader allows one write at a time.
-    struct Gate {
+    struct SteppedPipe {
         allowed: Receiver<io::Result<usize>>,
         begun: Sender<()>,
         written: Arc<Mutex<Vec<u8>>>,
     }
 
-    impl Write for Gate {
+    impl Write for SteppedPipe {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.begun.send(()).unwrap_or_default();
             let taken = self.allowed.recv().map_err(|_| ErrorKind::BrokenPipe)??.min(bytes.len());
@@ -184,7 +185,7 @@ mod tests {
         }
     }
 
-    struct Pipe {
+    struct PipeHandle {
         allow: Sender<io::Result<usize>>,
         begun: Receiver<()>,
         written: Arc<Mutex<Vec<u8>>>,
@@ -192,17 +193,17 @@ mod tests {
         log: NonBlocking,
     }
 
-    fn pipe(max: usize) -> Pipe {
+    fn pipe(max: usize) -> PipeHandle {
         let (allow, allowed) = channel();
         let (begins, begun) = channel();
         let written = Arc::new(Mutex::new(Vec::new()));
-        let gate = Gate { allowed, begun: begins, written: Arc::clone(&written) };
+        let gate = SteppedPipe { allowed, begun: begins, written: Arc::clone(&written) };
         let (reports, reported) = channel();
         let report = move |lines| reports.send(lines).unwrap();
-        Pipe { allow, begun, written, reported, log: NonBlocking::with_buffer(max, gate, report).unwrap() }
+        PipeHandle { allow, begun, written, reported, log: NonBlocking::with_buffer(max, gate, report).unwrap() }
     }
 
-    impl Pipe {
+    impl PipeHandle {
         fn line(&self, text: &str) {
             self.log.clone().write_all(text.as_bytes()).unwrap();
         }
@@ -216,7 +217,7 @@ mod tests {
     fn lines_beyond_the_buffer_are_dropped_and_counted() {
         let pipe = pipe(10);
         pipe.line("first\n");
-        pipe.begun.recv_timeout(PATIENCE).unwrap();
+        pipe.begun.recv_timeout(TIMEOUT).unwrap();
         // The thread has the first line; ten bytes fit behind it.
         for line in ["two\n", "three\n", "four\n", "5\n"] {
             pipe.line(line);
@@ -227,12 +228,12 @@ mod tests {
         for allowed in [Ok(2), Err(ErrorKind::Interrupted.into()), Err(ErrorKind::WouldBlock.into()), Ok(99), Ok(99)] {
             pipe.allow.send(allowed).unwrap();
         }
-        assert!(pipe.log.flush_within(PATIENCE));
+        assert!(pipe.log.flush_within(TIMEOUT));
         assert_eq!(pipe.text(), "first\ntwo\nthree\n");
-        assert_eq!(pipe.reported.recv_timeout(PATIENCE), Ok(2), "and says so once");
+        assert_eq!(pipe.reported.recv_timeout(TIMEOUT), Ok(2), "and says so once");
         pipe.line("next\n");
         pipe.allow.send(Ok(99)).unwrap();
-        assert!(pipe.log.flush_within(PATIENCE), "it goes on");
+        assert!(pipe.log.flush_within(TIMEOUT), "it goes on");
         assert!(pipe.text().ends_with("next\n"));
         assert!(pipe.reported.try_recv().is_err());
     }
@@ -242,7 +243,7 @@ mod tests {
         let pipe = pipe(100);
         pipe.allow.send(Err(ErrorKind::BrokenPipe.into())).unwrap();
         pipe.line("one\n");
-        assert!(pipe.log.flush_within(PATIENCE));
+        assert!(pipe.log.flush_within(TIMEOUT));
         assert_eq!((pipe.log.dropped(), pipe.text().as_str()), (1, ""));
     }
 }

@@ -31,7 +31,7 @@ const PATH: &str = "/v1/traces";
 const RESOURCE_ATTRIBUTES: &str = "OTEL_RESOURCE_ATTRIBUTES";
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Jobs whose context is kept for their outcome's event, which mostly follows within milliseconds.
-const KEPT_MAX: usize = 4_096;
+const CONTEXTS_MAX: usize = 4_096;
 /// Longest header that is read: `traceparent` has 55 characters, and of `tracestate` 512 must be passed on.
 /// <https://www.w3.org/TR/trace-context/#tracestate-limits>
 const HEADER_CHARACTERS_MAX: usize = 512;
@@ -40,9 +40,9 @@ pub type SpanLayer = Filtered<OpenTelemetryLayer<Registry, Tracer>, Targets, Reg
 
 /// Sends what is left when it is dropped, for a few seconds at most.
 #[derive(Debug)]
-pub struct Exporting(SdkTracerProvider);
+pub struct ExportGuard(SdkTracerProvider);
 
-impl Drop for Exporting {
+impl Drop for ExportGuard {
     fn drop(&mut self) {
         if let Err(error) = self.0.shutdown_with_timeout(EXPORT_TIMEOUT) {
             tracing::warn!(%error, "the last spans were not exported");
@@ -62,7 +62,7 @@ fn client(endpoint: &str, authorities: &Authorities) -> Result<Client, reqwest::
 ///
 /// # Errors
 /// Says why the exporter cannot be made.
-pub fn layer(endpoint: &str, authorities: &Authorities) -> Result<(SpanLayer, Exporting), String> {
+pub fn layer(endpoint: &str, authorities: &Authorities) -> Result<(SpanLayer, ExportGuard), String> {
     let client = client(endpoint, authorities).map_err(|error| format!("telemetry.otlp_endpoint: {error}"))?;
     let exporter = SpanExporter::builder()
         .with_http()
@@ -79,7 +79,7 @@ pub fn layer(endpoint: &str, authorities: &Authorities) -> Result<(SpanLayer, Ex
         .with_tracked_inactivity(false)
         .with_target(false)
         .with_filter(Targets::new().with_default(LevelFilter::OFF).with_target(TARGET, LevelFilter::INFO));
-    Ok((spans, Exporting(provider)))
+    Ok((spans, ExportGuard(provider)))
 }
 
 /// Who sends spans: the program, its version, and this process apart from all others, unless the environment names it.
@@ -95,9 +95,9 @@ fn resource() -> Resource {
     built.with_attribute(instance).build()
 }
 
-struct Headers<'a>(&'a BTreeMap<String, String>);
+struct HeaderExtractor<'a>(&'a BTreeMap<String, String>);
 
-impl Extractor for Headers<'_> {
+impl Extractor for HeaderExtractor<'_> {
     fn get(&self, key: &str) -> Option<&str> {
         self.0.get(key).map(String::as_str).filter(|value| value.len() <= HEADER_CHARACTERS_MAX)
     }
@@ -107,9 +107,9 @@ impl Extractor for Headers<'_> {
     }
 }
 
-struct Carrier<'a>(&'a mut BTreeMap<String, String>);
+struct HeaderInjector<'a>(&'a mut BTreeMap<String, String>);
 
-impl Injector for Carrier<'_> {
+impl Injector for HeaderInjector<'_> {
     fn set(&mut self, key: &str, value: String) {
         if !value.is_empty() {
             self.0.insert(key.to_owned(), value);
@@ -118,9 +118,9 @@ impl Injector for Carrier<'_> {
 }
 
 /// Makes the span a child of what the headers name, if they name anything.
-pub fn adopt(span: &Span, headers: &BTreeMap<String, String>) {
+pub fn set_parent(span: &Span, headers: &BTreeMap<String, String>) {
     if headers.contains_key("traceparent") {
-        let parent = TraceContextPropagator::new().extract(&Headers(headers));
+        let parent = TraceContextPropagator::new().extract(&HeaderExtractor(headers));
         // Fails only without a layer, and then there is nothing to export.
         let _ = span.set_parent(parent);
     }
@@ -128,32 +128,32 @@ pub fn adopt(span: &Span, headers: &BTreeMap<String, String>) {
 
 /// Contexts by job, oldest first.
 #[derive(Default)]
-struct Kept {
+struct JobContexts {
     order: VecDeque<String>,
     contexts: HashMap<String, BTreeMap<String, String>>,
 }
 
-static KEPT: Mutex<Option<Kept>> = Mutex::new(None);
+static CONTEXTS: Mutex<Option<JobContexts>> = Mutex::new(None);
 
-pub fn keep(id: &str, span: &Span) {
+pub fn store_context(id: &str, span: &Span) {
     let mut headers = BTreeMap::new();
-    TraceContextPropagator::new().inject_context(&span.context(), &mut Carrier(&mut headers));
+    TraceContextPropagator::new().inject_context(&span.context(), &mut HeaderInjector(&mut headers));
     if headers.is_empty() {
         return;
     }
-    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut kept = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
     let kept = kept.get_or_insert_default();
     if kept.contexts.insert(id.to_owned(), headers).is_none() {
         kept.order.push_back(id.to_owned());
     }
-    if kept.order.len() > KEPT_MAX
+    if kept.order.len() > CONTEXTS_MAX
         && let Some(oldest) = kept.order.pop_front()
     {
         kept.contexts.remove(&oldest);
     }
 }
 
-pub fn kept(id: &str) -> BTreeMap<String, String> {
-    let kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+pub fn stored_headers(id: &str) -> BTreeMap<String, String> {
+    let kept = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
     kept.as_ref().and_then(|kept| kept.contexts.get(id).cloned()).unwrap_or_default()
 }

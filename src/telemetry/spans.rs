@@ -29,7 +29,7 @@ pub fn job(provider: &str, headers: &BTreeMap<String, String>) -> Span {
             otel.status_code = tracing::field::Empty,
             error.type = tracing::field::Empty,
         );
-        super::otlp::adopt(&span, headers);
+        super::otlp::set_parent(&span, headers);
         span
     }
     #[cfg(not(feature = "otlp"))]
@@ -83,12 +83,12 @@ pub fn request(name: &'static str) -> Span {
 }
 
 /// Names the job of the current span, and keeps its context for the outcome's event.
-pub fn name_job(id: &JobId) {
+pub fn record_job(id: &JobId) {
     #[cfg(feature = "otlp")]
     {
         let span = Span::current();
         span.record("sluicegate.job_id", id.as_str());
-        super::otlp::keep(id.as_str(), &span);
+        super::otlp::store_context(id.as_str(), &span);
     }
     #[cfg(not(feature = "otlp"))]
     let _ = id;
@@ -96,7 +96,7 @@ pub fn name_job(id: &JobId) {
 
 /// What a request came to: our word for it, and the status that was answered. No answer, and one of 400 or more, is an
 /// error of the span. <https://opentelemetry.io/docs/specs/semconv/http/http-spans/>
-pub fn answered(span: &Span, outcome: &'static str, status: Option<u16>) {
+pub fn record_response(span: &Span, outcome: &'static str, status: Option<u16>) {
     #[cfg(feature = "otlp")]
     {
         span.record("sluicegate.outcome", outcome);
@@ -113,7 +113,7 @@ pub fn answered(span: &Span, outcome: &'static str, status: Option<u16>) {
 }
 
 /// What became of the job of the current span: its final state, or why it waits. What a person must look at is an error.
-pub fn came_to(word: &'static str) {
+pub fn record_result(word: &'static str) {
     #[cfg(feature = "otlp")]
     {
         let span = Span::current();
@@ -128,7 +128,7 @@ pub fn came_to(word: &'static str) {
 }
 
 /// Why a permit was refused, in a word, and by which limit if it was one.
-pub fn refused(span: &Span, reason: &'static str, limit: Option<&str>) {
+pub fn record_refusal(span: &Span, reason: &'static str, limit: Option<&str>) {
     #[cfg(feature = "otlp")]
     {
         span.record("sluicegate.refused_for", reason);
@@ -141,7 +141,7 @@ pub fn refused(span: &Span, reason: &'static str, limit: Option<&str>) {
 }
 
 /// How the job was put down, now. A span ends when it was last entered.
-pub fn ended(span: &Span, end: &'static str) {
+pub fn record_end(span: &Span, end: &'static str) {
     #[cfg(feature = "otlp")]
     span.in_scope(|| {
         span.record("sluicegate.end", end);
@@ -157,10 +157,10 @@ pub fn ended(span: &Span, end: &'static str) {
 /// Headers that carry the context of a job on to its outcome's event: `traceparent` and `tracestate`. None if another
 /// process had the job, or if that was long ago.
 #[must_use]
-pub fn carried(id: &str) -> BTreeMap<String, String> {
+pub fn trace_headers(id: &str) -> BTreeMap<String, String> {
     #[cfg(feature = "otlp")]
     {
-        super::otlp::kept(id)
+        super::otlp::stored_headers(id)
     }
     #[cfg(not(feature = "otlp"))]
     {

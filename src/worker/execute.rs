@@ -11,59 +11,60 @@ use futures_util::FutureExt as _;
 use tokio::time::{Instant, timeout_at};
 use tracing::Instrument as _;
 
-use self::first::unused;
-pub use self::first::{Place, Repeats, given_up, records_within, send_new};
-pub(super) use self::permit::held_by;
-use self::permit::{Pass, ask, permit, refused, tell_refused};
-use self::record::{give_back, park, put_down_next};
+use self::fast_path::return_permit;
+pub use self::fast_path::{Duplicates, Reservation, batch_delay, discard, record_and_send};
+pub(super) use self::permit::pause_cause;
+use self::permit::{PermitWait, acquire_request, delay_refused, record_refusal, wait_for_permit};
+use self::record::{delay, release, transition};
 use self::send::send;
-use super::in_hand::Held;
-use super::intake::End;
-use super::lane::{LaneParts, LaneSettings, patience};
+use super::active_jobs::ActiveJob;
+use super::intake::DeliveryAction;
+use super::lane::{LaneContext, LaneSettings, max_local_wait};
 use super::local_faults;
-use super::meter::Returned;
-use super::pool::Pace;
-use crate::domain::decision::CallKind;
+use super::meter::ReturnReason;
+use super::scheduler::EgressRule;
 use crate::domain::disposition::{
-    History, LOCAL_FAULT_PAUSE, LOST_HOLDERS_MAX, MISCONFIGURED_PAUSE, Next, Step, ask_or_review, before_request,
+    AttemptHistory, LOCAL_FAULT_PAUSE, LOST_HOLDERS_MAX, MISCONFIGURED_PAUSE, PreSend, Transition, before_request,
+    review_unless_lookup,
 };
 use crate::domain::job::Job;
 use crate::domain::local_fault::LocalFault;
 use crate::domain::outcome::{FinalState, NOT_SENT};
+use crate::domain::permit_protocol::CallKind;
 use crate::domain::provider::Provider;
-use crate::fleet::report::By;
+use crate::fleet::report::PauseCause;
 use crate::ledger::Claimed;
-use crate::provider::{FreezeError, FrozenRequest, Question};
+use crate::provider::{FreezeError, FrozenRequest, LookupRequest};
 use crate::queue::DELAY_STEPS;
 use crate::telemetry::spans;
 
-mod first;
+mod fast_path;
 mod permit;
 mod record;
 mod send;
 
 /// How long jobs of a lane that must not send are parked before they are looked at again.
-const HELD_WAIT: Duration = Duration::from_secs(5);
+const LANE_PAUSED_DELAY: Duration = Duration::from_secs(5);
 
 /// How long a job is parked for which the bucket had no place in time.
-pub const BUCKET_WAIT: Duration = Duration::from_secs(5);
+pub const EGRESS_DELAY: Duration = Duration::from_secs(5);
 
 /// A job that this process holds.
-pub struct JobInHand {
+pub struct ClaimedJob {
     pub job: Job,
     pub claimed: Claimed,
-    pub held: Held,
+    pub active: ActiveJob,
     pub delivered_at: Instant,
     pub claimed_at: Instant,
 }
 
 /// The one request that a job is taken in hand for.
-enum Call {
+enum ProviderCall {
     Charge(FrozenRequest),
-    Lookup(Question),
+    Lookup(LookupRequest),
 }
 
-impl Call {
+impl ProviderCall {
     fn kind(&self) -> CallKind {
         match self {
             Self::Charge(_) => CallKind::Charge,
@@ -71,142 +72,142 @@ impl Call {
         }
     }
 
-    fn pace(&self, provider: &Provider) -> Pace {
-        let is_paced = self.kind() == CallKind::Charge || provider.paces_lookups();
-        if is_paced { Pace::Outflow } else { Pace::Free }
+    fn egress_rule(&self, provider: &Provider) -> EgressRule {
+        let is_paced = self.kind() == CallKind::Charge || provider.egress_counts_lookups();
+        if is_paced { EgressRule::Paced } else { EgressRule::Exempt }
     }
 }
 
 /// Takes one claimed job as far as it can go now, from the place where it waits already, if it does.
-pub async fn execute(lane: &LaneParts, job: &JobInHand, place: Option<Place<'_>>) -> End {
+pub async fn execute(lane: &LaneContext, job: &ClaimedJob, place: Option<Reservation<'_>>) -> DeliveryAction {
     let settings = lane.settings.borrow().clone();
     let call = match next_call(&settings, job).await {
         Ok(Ok(call)) => call,
         Ok(Err(next)) => {
-            given_up(lane, place);
+            discard(lane, place);
             if job.claimed.lost_holders >= LOST_HOLDERS_MAX {
                 let lost = job.claimed.lost_holders;
                 tracing::error!(provider = %lane.name, job = %job.job.id, lost, "workers may die of a job; it goes to review");
             }
-            return put_down_next(lane, job, next, "again").await;
+            return transition(lane, job, next, "again").await;
         }
         // Seldom, so those who wait by the thousand pay nothing for its room.
         Err(error) => {
-            given_up(lane, place);
-            return Box::pin(unbuildable(lane, job, error)).await;
+            discard(lane, place);
+            return Box::pin(pause_unbuildable(lane, job, error)).await;
         }
     };
-    let (turn, pass) = place.map_or((None, None), |place| (Some(place.turn), place.pass));
-    let pace = call.pace(&settings.provider);
-    let turn = turn.unwrap_or_else(|| lane.pool.turn_for(job.job.id.clone(), job.job.priority, pace).boxed());
+    let (turn, pass) = place.map_or((None, None), |place| (Some(place.slot), place.permit));
+    let pace = call.egress_rule(&settings.provider);
+    let turn = turn.unwrap_or_else(|| lane.scheduler.acquire_for(job.job.id.clone(), job.job.priority, pace).boxed());
     let waiting = turn.instrument(spans::step("wait for a turn"));
     let turn = tokio::select! {
-        turn = timeout_at(job.delivered_at + patience(&settings.provider), waiting) => turn,
+        turn = timeout_at(job.delivered_at + max_local_wait(&settings.provider), waiting) => turn,
         () = lane.stop.cancelled() => Ok(None),
     };
     let mut turn = match turn {
         Ok(Some(turn)) => turn,
-        Ok(None) => return give_back(lane, job).await,
-        Err(_) => return park(lane, job, BUCKET_WAIT, ("outflow", "waits for a place in the steady outflow")).await,
+        Ok(None) => return release(lane, job).await,
+        Err(_) => return delay(lane, job, EGRESS_DELAY, ("outflow", "waits for a place in the steady outflow")).await,
     };
     let pass = match (pass, call.kind()) {
         (Some(pass), CallKind::Charge) => pass,
         (pass, kind) => {
-            unused(lane, pass);
-            let ask = ask(&job.job, kind, &settings.provider, job.delivered_at);
-            permit(lane, job.job.id.clone(), ask).boxed()
+            return_permit(lane, pass);
+            let ask = acquire_request(&job.job, kind, &settings.provider, job.delivered_at);
+            wait_for_permit(lane, job.job.id.clone(), ask).boxed()
         }
     };
     let waiting = spans::step("wait for a permit");
     match pass.instrument(waiting.clone()).await {
-        Pass::Granted(permit) => match no_longer(&call, job, &settings.provider) {
+        PermitWait::Granted(permit) => match transition_instead(&call, job, &settings.provider) {
             // Its time has passed while it waited. Putting it down may wait for the ledger, and the permit not with it.
             Some(next) => {
                 drop(permit);
-                turn.unused();
-                lane.meter.permit_returned(Returned::NotNeeded);
-                put_down_next(lane, job, next, "again").await
+                turn.refund();
+                lane.meter.record_return(ReturnReason::NotNeeded);
+                transition(lane, job, next, "again").await
             }
-            None => match lane.pauses.turn() {
+            None => match lane.control.try_send() {
                 // Thousands wait for their permits, few send: those alone pay for the room that it takes.
                 Some(turn) => Box::pin(send(lane, &settings, job, &call, (permit, &turn))).await,
                 None => {
                     drop(permit);
-                    turn.unused();
-                    lane.meter.permit_returned(Returned::Probing);
+                    turn.refund();
+                    lane.meter.record_return(ReturnReason::Probing);
                     let reason = "another job finds out whether the provider is up again";
-                    park(lane, job, HELD_WAIT, ("probing", reason)).await
+                    delay(lane, job, LANE_PAUSED_DELAY, ("probing", reason)).await
                 }
             },
         },
-        Pass::Refused(refusal) => {
-            turn.unused();
-            tell_refused((lane, &settings.provider), &refusal, &waiting);
-            refused(lane, job, &refusal).await
+        PermitWait::Refused(refusal) => {
+            turn.refund();
+            record_refusal((lane, &settings.provider), &refusal, &waiting);
+            delay_refused(lane, job, &refusal).await
         }
-        Pass::Held(cause) => {
-            turn.unused();
-            park(lane, job, HELD_WAIT, ("held", &cause)).await
+        PermitWait::LanePaused(cause) => {
+            turn.refund();
+            delay(lane, job, LANE_PAUSED_DELAY, ("held", &cause)).await
         }
-        Pass::Stopping => give_back(lane, job).await,
+        PermitWait::Stopping => release(lane, job).await,
     }
 }
 
 /// The lane rests for what is wrong with its row, its secrets or its process.
-async fn unbuildable(lane: &LaneParts, job: &JobInHand, error: FreezeError) -> End {
+async fn pause_unbuildable(lane: &LaneContext, job: &ClaimedJob, error: FreezeError) -> DeliveryAction {
     let fault = LocalFault::from(error);
     let reason = fault.to_string();
     let LocalFault::Unbuildable(problem) = &fault else {
-        local_faults::rest(lane, LOCAL_FAULT_PAUSE, &fault);
-        return park(lane, job, HELD_WAIT, (NOT_SENT, &reason)).await;
+        local_faults::pause_lane(lane, LOCAL_FAULT_PAUSE, &fault);
+        return delay(lane, job, LANE_PAUSED_DELAY, (NOT_SENT, &reason)).await;
     };
-    lane.pauses.stop_sending(MISCONFIGURED_PAUSE, By::Setup, problem);
+    lane.control.pause_sending(MISCONFIGURED_PAUSE, PauseCause::Setup, problem);
     local_faults::log(lane, &fault, "the lane rests");
-    park(lane, job, MISCONFIGURED_PAUSE, ("misconfigured", &reason)).await
+    delay(lane, job, MISCONFIGURED_PAUSE, ("misconfigured", &reason)).await
 }
 
 /// What is done with a job as things stand now; asked when it is taken and again when its permit has come.
-fn step(job: &JobInHand, provider: &Provider) -> Step {
+fn pre_send(job: &ClaimedJob, provider: &Provider) -> PreSend {
     let since_claim = job.claimed_at.elapsed();
     let expired = job.claimed.expires_in.is_some_and(|left| left <= since_claim);
-    before_request(&history(job), &provider.retry_policy(), expired)
+    before_request(&attempt_history(job), &provider.retry_policy(), expired)
 }
 
 /// The request to make, or what becomes of the job without one.
-async fn next_call(settings: &LaneSettings, job: &JobInHand) -> Result<Result<Call, Next>, FreezeError> {
-    match step(job, &settings.provider) {
-        Step::Put(next) => Ok(Err(next)),
-        Step::Ask => Ok(question(settings, job)),
-        Step::Charge => {
+async fn next_call(settings: &LaneSettings, job: &ClaimedJob) -> Result<Result<ProviderCall, Transition>, FreezeError> {
+    match pre_send(job, &settings.provider) {
+        PreSend::Transition(next) => Ok(Err(next)),
+        PreSend::LookUp => Ok(lookup_call(settings, job)),
+        PreSend::Charge => {
             let fresh = match settings.client.freeze(&job.job).await {
-                Err(FreezeError::Job(unfit)) => return Ok(not_as_frozen(settings, job, &unfit.to_string())),
+                Err(FreezeError::Job(unfit)) => return Ok(on_request_mismatch(settings, job, &unfit.to_string())),
                 fresh => fresh?,
             };
-            let Some((frozen, _)) = &job.claimed.frozen else { return Ok(Ok(Call::Charge(fresh))) };
-            let Some(difference) = difference(frozen, &fresh, job.claimed.unknown) else {
+            let Some((frozen, _)) = &job.claimed.frozen_request else { return Ok(Ok(ProviderCall::Charge(fresh))) };
+            let Some(difference) = request_mismatch(frozen, &fresh, job.claimed.maybe_charged) else {
                 let credential_fingerprint = fresh.credential_fingerprint;
-                return Ok(Ok(Call::Charge(FrozenRequest { credential_fingerprint, ..frozen.clone() })));
+                return Ok(Ok(ProviderCall::Charge(FrozenRequest { credential_fingerprint, ..frozen.clone() })));
             };
-            Ok(not_as_frozen(settings, job, difference))
+            Ok(on_request_mismatch(settings, job, difference))
         }
     }
 }
 
 /// What becomes of a job whose charge cannot be sent as it should be.
-fn not_as_frozen(settings: &LaneSettings, job: &JobInHand, problem: &str) -> Result<Call, Next> {
-    if !job.claimed.unknown {
+fn on_request_mismatch(settings: &LaneSettings, job: &ClaimedJob, problem: &str) -> Result<ProviderCall, Transition> {
+    if !job.claimed.maybe_charged {
         let reason = format!("surely not charged; {problem}");
-        return Err(Next::Settle { state: FinalState::Review, reason, reference: None });
+        return Err(Transition::Finalize { state: FinalState::Review, reason, reference: None });
     }
     let reason = format!("the outcome is unknown and {problem}");
-    let next = ask_or_review(&history(job), &settings.provider.retry_policy(), &reason);
-    next.map_or_else(|| question(settings, job), Err)
+    let next = review_unless_lookup(&attempt_history(job), &settings.provider.retry_policy(), &reason);
+    next.map_or_else(|| lookup_call(settings, job), Err)
 }
 
 /// Why the frozen request is not sent again. At an address that the row no longer has, nobody's answer says anything of
 /// this lane, and yet it would rest it. Credentials may change while nothing can have been charged with the old ones.
-fn difference(frozen: &FrozenRequest, fresh: &FrozenRequest, unknown: bool) -> Option<&'static str> {
-    if !frozen.fits() {
+fn request_mismatch(frozen: &FrozenRequest, fresh: &FrozenRequest, unknown: bool) -> Option<&'static str> {
+    if !frozen.is_within_bounds() {
         return Some("the frozen request is larger than requests may be");
     }
     if (&frozen.method, &frozen.url) != (&fresh.method, &fresh.url) {
@@ -216,39 +217,39 @@ fn difference(frozen: &FrozenRequest, fresh: &FrozenRequest, unknown: bool) -> O
         .then_some("the credential has changed since")
 }
 
-fn question(settings: &LaneSettings, job: &JobInHand) -> Result<Call, Next> {
-    settings.client.question(&job.job).map(Call::Lookup).map_err(|problem| {
+fn lookup_call(settings: &LaneSettings, job: &ClaimedJob) -> Result<ProviderCall, Transition> {
+    settings.client.lookup_request(&job.job).map(ProviderCall::Lookup).map_err(|problem| {
         let reason = format!("the outcome is unknown and the provider cannot be asked: {problem}");
-        Next::Settle { state: FinalState::Review, reason, reference: None }
+        Transition::Finalize { state: FinalState::Review, reason, reference: None }
     })
 }
 
 /// Why a request must not be made any more now that its permit has come.
-fn no_longer(call: &Call, job: &JobInHand, provider: &Provider) -> Option<Next> {
-    match (step(job, provider), call) {
-        (Step::Put(next), _) => Some(next),
-        (Step::Ask, Call::Charge(_)) => {
+fn transition_instead(call: &ProviderCall, job: &ClaimedJob, provider: &Provider) -> Option<Transition> {
+    match (pre_send(job, provider), call) {
+        (PreSend::Transition(next), _) => Some(next),
+        (PreSend::LookUp, ProviderCall::Charge(_)) => {
             let reason = "waited too long to be sent again: the provider is asked".to_owned();
-            Some(Next::Again { after: DELAY_STEPS[0], unknown: true, reason })
+            Some(Transition::Retry { after: DELAY_STEPS[0], unknown: true, reason })
         }
         // A job that could be sent again is asked about where its request would differ.
-        (Step::Charge | Step::Ask, _) => None,
+        (PreSend::Charge | PreSend::LookUp, _) => None,
     }
 }
 
 /// What the job has been through until now.
-fn history(job: &JobInHand) -> History {
+fn attempt_history(job: &ClaimedJob) -> AttemptHistory {
     let (claimed, since_claim) = (&job.claimed, job.claimed_at.elapsed());
-    History {
+    AttemptHistory {
         attempts: claimed.attempts,
         requests: claimed.last_attempt.saturating_sub(claimed.lookups),
         lookups: claimed.lookups,
         resend: claimed.resend,
-        unknown: claimed.unknown,
+        unknown: claimed.maybe_charged,
         age: claimed.age + since_claim,
-        first_sent_age: claimed.frozen.as_ref().map(|(_, age)| *age + since_claim),
+        first_sent_age: claimed.frozen_request.as_ref().map(|(_, age)| *age + since_claim),
         unknown_age: claimed.unknown_age.map(|age| age + since_claim),
-        refusal_round: 1,
+        throttle_generation: 1,
         lost_holders: claimed.lost_holders,
         probe: false,
     }

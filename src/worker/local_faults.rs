@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::lane::LaneParts;
-use super::meter::{Decision, DecisionKind};
+use super::lane::LaneContext;
+use super::meter::{DecisionKind, LaneDecision};
 use crate::domain::local_fault::LocalFault;
-use crate::fleet::report::By;
+use crate::fleet::report::PauseCause;
 
 /// Least time between two lines of the log about one fault.
-const LOGGED_EVERY: Duration = Duration::from_secs(60);
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// When each fault of this process was last logged.
 #[derive(Debug, Default)]
@@ -24,7 +24,7 @@ impl LocalFaults {
     /// Whether the log is to say so now.
     fn is_due(&self, fault: &str) -> bool {
         let mut logged = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        logged.retain(|_, at| at.elapsed() < LOGGED_EVERY);
+        logged.retain(|_, at| at.elapsed() < LOG_INTERVAL);
         let is_due = !logged.contains_key(fault);
         logged.entry(fault.to_owned()).or_insert_with(Instant::now);
         is_due
@@ -32,15 +32,15 @@ impl LocalFaults {
 }
 
 /// The lane takes no more jobs for so long; active jobs continue.
-pub(super) fn rest(lane: &LaneParts, wait: Duration, fault: &LocalFault) {
+pub(super) fn pause_lane(lane: &LaneContext, wait: Duration, fault: &LocalFault) {
     let cause = fault.to_string();
     log(lane, fault, "nothing can be sent; jobs wait and no attempt counts");
-    lane.meter.decision(Decision::new(DecisionKind::Paused, &cause));
-    lane.pauses.stop_taking(wait, By::Setup, &cause);
+    lane.meter.record_decision(LaneDecision::new(DecisionKind::Paused, &cause));
+    lane.control.pause_intake(wait, PauseCause::Setup, &cause);
 }
 
 /// Logs a fault and what follows, unless that was done a moment ago.
-pub(super) fn log(lane: &LaneParts, fault: &LocalFault, consequence: &str) {
+pub(super) fn log(lane: &LaneContext, fault: &LocalFault, consequence: &str) {
     let cause = fault.to_string();
     // What a row needs is its provider's, all else is the process's.
     let of_whom = if matches!(fault, LocalFault::Unbuildable(_)) { lane.name.as_str() } else { "" };
@@ -59,7 +59,7 @@ mod tests {
         let due = || ["descriptors", "threads"].map(|fault| faults.is_due(fault));
         assert_eq!([faults.is_due("descriptors"), faults.is_due("descriptors")], [true, false]);
         assert_eq!(due(), [false, true]);
-        tokio::time::advance(LOGGED_EVERY).await;
+        tokio::time::advance(LOG_INTERVAL).await;
         assert_eq!([due(), due()], [[true; 2], [false; 2]]);
     }
 }

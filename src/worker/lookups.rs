@@ -14,85 +14,85 @@ use tokio::time::{Instant, sleep};
 use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
 
-use super::intake::{End, begin, claim, rest_from_taking};
-use super::lane::LaneParts;
-use super::sweeper::again::message_or_review;
-use crate::ledger::copies::Arrived;
-use crate::ledger::upkeep::Recorded;
+use super::intake::{DeliveryAction, claim, pause_intake, run_claimed};
+use super::lane::LaneContext;
+use super::sweeper::republish::rebuild_or_review;
+use crate::ledger::copies::DeliveredCopy;
+use crate::ledger::upkeep::JobToRepublish;
 use crate::ledger::{Claim, LedgerError};
 use crate::queue::message::Decoded;
 use crate::telemetry::spans;
 
 /// Between two looks at what is due.
-const EVERY: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// At most so much of the time is spent looking, however many wait to be sent again.
-const LOOKING_SHARE: u32 = 20;
+const QUERY_TIME_DIVISOR: u32 = 20;
 
 /// Sees to a lane's look-ups until the lane is stopped.
-pub(super) async fn run(lane: Arc<LaneParts>) {
+pub(super) async fn run(lane: Arc<LaneContext>) {
     let jobs = TaskTracker::new();
-    let mut wait = EVERY;
+    let mut wait = POLL_INTERVAL;
     loop {
         tokio::select! {
             () = lane.stop.cancelled() => return,
             () = sleep(wait) => {}
         }
         let begun = Instant::now();
-        if let Err(error) = take_due(&lane, &jobs).await {
+        if let Err(error) = start_due(&lane, &jobs).await {
             tracing::debug!(provider = %lane.name, %error, "due look-ups are not known, will ask again");
         }
-        wait = EVERY.max(begun.elapsed() * LOOKING_SHARE);
+        wait = POLL_INTERVAL.max(begun.elapsed() * QUERY_TIME_DIVISOR);
     }
 }
 
 /// Takes no more payments at once than may be asked about at the same time, and none while nothing at all is taken.
-async fn take_due(lane: &Arc<LaneParts>, jobs: &TaskTracker) -> Result<(), LedgerError> {
+async fn start_due(lane: &Arc<LaneContext>, jobs: &TaskTracker) -> Result<(), LedgerError> {
     let provider = Arc::clone(&lane.settings.borrow().provider);
-    let pauses = &lane.pauses;
-    let apart = provider.limits_charges_alone() || pauses.rests_for_charges();
+    let pauses = &lane.control;
+    let apart = provider.limits_charges_alone() || pauses.are_charges_paused();
     let most = if pauses.is_probing() { 1 } else { provider.workers };
     let free = most.saturating_sub(u32::try_from(jobs.len()).unwrap_or(u32::MAX));
-    if !apart || provider.lookup.is_none() || provider.paused || !pauses.takes_lookups() || free == 0 {
+    if !apart || provider.lookup.is_none() || provider.paused || !pauses.accepts_lookups() || free == 0 {
         return Ok(());
     }
-    let due = lane.worker.engines.upkeep.due_lookups(&lane.name, &provider.retry_policy(), free).await?;
+    let due = lane.worker.backends.upkeep.due_lookups(&lane.name, &provider.retry_policy(), free).await?;
     for recorded in due {
-        let work = Box::pin(work_off(Arc::clone(lane), recorded));
+        let work = Box::pin(handle_lookup(Arc::clone(lane), recorded));
         lane.worker.jobs.spawn(jobs.track_future(work));
     }
     Ok(())
 }
 
-async fn work_off(lane: Arc<LaneParts>, recorded: Recorded) {
-    let _in_hand = lane.meter.taken(false);
+async fn handle_lookup(lane: Arc<LaneContext>, recorded: JobToRepublish) {
+    let _in_hand = lane.meter.delivery_started(false);
     let span = spans::job(lane.name.as_str(), &BTreeMap::new());
-    let end = AssertUnwindSafe(steps(&lane, &recorded).instrument(span.clone())).catch_unwind().await;
+    let end = AssertUnwindSafe(process(&lane, &recorded).instrument(span.clone())).catch_unwind().await;
     let end = end.unwrap_or_else(|_| {
         tracing::error!(provider = %lane.name, job = %recorded.job.id, "a job panicked; its lease runs out");
-        End::Fault
+        DeliveryAction::RequeueFault
     });
-    spans::ended(&span, end.word());
-    if end == End::Refused {
-        rest_from_taking(&lane);
+    spans::record_end(&span, end.code());
+    if end == DeliveryAction::RequeueAndPause {
+        pause_intake(&lane);
     }
 }
 
 /// As of a delivery, apart from its message: nothing is acknowledged, handed back or published.
-async fn steps(lane: &LaneParts, recorded: &Recorded) -> End {
-    match message_or_review(&lane.worker, recorded).await {
+async fn process(lane: &LaneContext, recorded: &JobToRepublish) -> DeliveryAction {
+    match rebuild_or_review(&lane.worker, recorded).await {
         Ok(Some(_)) => {}
-        Ok(None) => return End::Ack,
+        Ok(None) => return DeliveryAction::Ack,
         Err(error) => {
             tracing::debug!(job = %recorded.job.id, %error, "a due look-up is not taken");
-            return End::HandBack;
+            return DeliveryAction::Requeue;
         }
     }
-    spans::name_job(&recorded.job.id);
+    spans::record_job(&recorded.job.id);
     let decoded = Decoded { job: recorded.job.clone(), hash: recorded.hash, warnings: Vec::new() };
-    let arrived = Arrived::queued(recorded.copy);
+    let arrived = DeliveredCopy::queued(recorded.copy);
     match claim(lane, &decoded, arrived, Duration::ZERO).instrument(spans::step("claim")).await {
-        Some(Claim::Claimed(claimed)) => begin(lane, Box::new(decoded), claimed, (Instant::now(), None)).await,
+        Some(Claim::Claimed(claimed)) => run_claimed(lane, Box::new(decoded), claimed, (Instant::now(), None)).await,
         // Somebody else has it, or it has ended.
-        _ => End::HandBack,
+        _ => DeliveryAction::Requeue,
     }
 }

@@ -17,34 +17,34 @@ use crate::provider::ProviderFactory;
 use crate::queue::Queue;
 use crate::queue::message::CardNumbers;
 
-pub mod deployment;
+pub mod active_jobs;
+pub mod decode;
+pub mod delay;
 pub mod execute;
-pub mod in_hand;
+pub mod heartbeat;
 pub mod intake;
 pub mod lane;
-pub mod late;
+pub mod lane_control;
 pub mod local_faults;
 pub mod log_throttle;
 mod lookups;
 pub mod meter;
 pub mod newer_version;
 pub mod outbox;
-pub mod park;
-pub mod patience;
-pub mod pauses;
-pub mod pool;
 pub mod quotas;
-pub mod reading;
-pub mod reporting;
-pub mod send_again;
-pub mod settings_watch;
+pub mod resend;
+pub mod retry;
+pub mod scheduler;
+pub mod settings_sync;
 pub mod start_timer;
+pub mod supervisor;
 pub mod sweeper;
 pub mod topology;
+pub mod unconfirmed;
 
 /// The engines that a worker stands on.
 #[derive(Clone)]
-pub struct Engines {
+pub struct Backends {
     pub queue: Arc<dyn Queue>,
     pub ledger: Arc<dyn Ledger>,
     pub upkeep: Arc<dyn Upkeep>,
@@ -72,13 +72,13 @@ pub struct WorkerOptions {
 
 /// What every part of a running worker shares.
 #[derive(Clone)]
-pub struct Worker {
-    pub engines: Engines,
+pub struct WorkerContext {
+    pub backends: Backends,
     pub options: Arc<WorkerOptions>,
-    pub in_hand: Arc<in_hand::InHand>,
+    pub active_jobs: Arc<active_jobs::ActiveJobs>,
     pub meter: Arc<meter::Meter>,
     pub outbox: Arc<outbox::Outbox>,
-    pub late: Arc<late::LatePublishes>,
+    pub unconfirmed: Arc<unconfirmed::UnconfirmedPublishes>,
     pub local_faults: Arc<local_faults::LocalFaults>,
     pub log_throttle: Arc<log_throttle::LogThrottle>,
     pub start_timer: Arc<start_timer::StartTimer>,

@@ -10,14 +10,14 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::settings_watch::{Known, StoreVersion};
-use crate::domain::clock_witness::Word;
-use crate::domain::decision::{ByKind, PastUse};
+use super::settings_sync::{LoadedSettings, StoreVersion};
+use crate::domain::clock_attestation::ClockAttestation;
+use crate::domain::permit_protocol::{CostByKind, PastUse};
 use crate::domain::provider::ProviderName;
-use crate::domain::quota_spec::{Lookback, QuotaSpec, SubjectsAsked};
-use crate::ledger::{Authority, Ledger, RecentUses};
-use crate::limiter::gate::{Gate, GateParts};
-use crate::limiter::{AuthorityRow, AuthorityRows, Limiter, RecentAttempts, UsesOf};
+use crate::domain::quota_spec::{Lookback, QuotaSpec, SubjectQuery};
+use crate::ledger::{Ledger, RecentUses, StoredLeader};
+use crate::limiter::gate::{Gate, GateContext};
+use crate::limiter::{LeaderRow, LeaderRows, Limiter, RecentAttempts, SubjectUses};
 
 mod accounts;
 mod combined;
@@ -31,7 +31,7 @@ const INCARNATION_BITS: u32 = 48;
 #[derive(Debug, Default)]
 pub struct ChangedQuotas {
     /// Those that allow something else than before.
-    pub allow_otherwise: BTreeSet<ProviderName>,
+    pub limits_changed: BTreeSet<ProviderName>,
     /// Those whose named waits an operator has lifted.
     pub resumed: BTreeSet<ProviderName>,
 }
@@ -46,7 +46,7 @@ pub struct Quotas {
     tasks: TaskTracker,
     /// Gates settle through it to their end, so that it ends after them.
     limiter_stop: CancellationToken,
-    tending: TaskTracker,
+    background: TaskTracker,
 }
 
 struct OpenGate {
@@ -58,23 +58,23 @@ impl Quotas {
     /// No gates yet; the limiter is tended from now on. `store_version` hears of settings that are newer than ours.
     #[must_use]
     pub fn new(limiter: Arc<dyn Limiter>, ledger: Arc<dyn Ledger>, store_version: StoreVersion) -> Self {
-        let (limiter_stop, tending) = (CancellationToken::new(), TaskTracker::new());
+        let (limiter_stop, background) = (CancellationToken::new(), TaskTracker::new());
         let (tended, stop) = (Arc::clone(&limiter), limiter_stop.clone());
-        tending.spawn(async move { tended.tend(stop).await });
+        background.spawn(async move { tended.run_background(stop).await });
         Self {
             limiter,
-            recent: Arc::new(Witness(ledger)),
+            recent: Arc::new(LedgerHistory(ledger)),
             store_version,
             open: Arc::default(),
             stop: CancellationToken::new(),
             tasks: TaskTracker::new(),
             limiter_stop,
-            tending,
+            background,
         }
     }
 
     /// Tells every open gate what its quota allows now, opens gates for new quotas and closes those that nobody names.
-    pub fn follow(&self, known: &Known) -> ChangedQuotas {
+    pub fn apply_settings(&self, known: &LoadedSettings) -> ChangedQuotas {
         let (mut changed, mut named) = (ChangedQuotas::default(), BTreeSet::new());
         let specs = quota_specs(known);
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
@@ -85,12 +85,12 @@ impl Quotas {
                 open.remove(quota);
                 continue;
             };
-            self.limiter.opened(&spec);
+            self.limiter.open_quota(&spec);
             match open.get(quota) {
                 Some(gate) => {
                     gate.spec.send_if_modified(|current| {
-                        if !current.allows_as(&spec) {
-                            changed.allow_otherwise.insert(quota.clone());
+                        if !current.has_same_allowance(&spec) {
+                            changed.limits_changed.insert(quota.clone());
                         }
                         if current.resumed_at != spec.resumed_at {
                             changed.resumed.insert(quota.clone());
@@ -121,21 +121,21 @@ impl Quotas {
         self.tasks.close();
         self.tasks.wait().await;
         self.limiter_stop.cancel();
-        self.tending.close();
-        self.tending.wait().await;
+        self.background.close();
+        self.background.wait().await;
     }
 
     fn open_gate(&self, spec: QuotaSpec) -> OpenGate {
         let quota = spec.quota.clone();
         let (spec, spec_rx) = watch::channel(Arc::new(spec));
         let store_version = self.store_version.clone();
-        let (gate, task) = Gate::new(GateParts {
+        let (gate, task) = Gate::new(GateContext {
             limiter: Arc::clone(&self.limiter),
             recent: Arc::clone(&self.recent),
             spec: spec_rx,
             incarnation: rand::random::<u64>() >> (u64::BITS - INCARNATION_BITS),
             stop: self.stop.child_token(),
-            newer: Arc::new(move |version| store_version.seen(version)),
+            on_newer_version: Arc::new(move |version| store_version.observe(version)),
         });
         let (open, limiter) = (Arc::clone(&self.open), Arc::clone(&self.limiter));
         self.tasks.spawn(async move {
@@ -143,7 +143,7 @@ impl Quotas {
             // The gate's last call goes through the limiter as well. By now another gate may be open for the quota.
             let open = open.lock().unwrap_or_else(PoisonError::into_inner);
             if !open.contains_key(&quota) {
-                limiter.closed(&quota);
+                limiter.close_quota(&quota);
             }
         });
         OpenGate { gate, spec }
@@ -151,47 +151,55 @@ impl Quotas {
 }
 
 /// The ledger as witness for a limiter that lost its state.
-struct Witness(Arc<dyn Ledger>);
+struct LedgerHistory(Arc<dyn Ledger>);
 
 #[async_trait]
-impl RecentAttempts for Witness {
-    async fn recent_uses(&self, quota: &ProviderName, lookback: Lookback) -> Result<(Vec<PastUse>, ByKind), String> {
+impl RecentAttempts for LedgerHistory {
+    async fn recent_uses(
+        &self,
+        quota: &ProviderName,
+        lookback: Lookback,
+    ) -> Result<(Vec<PastUse>, CostByKind), String> {
         let uses = self.0.recent_uses(quota, lookback).await.map_err(|error| error.to_string())?;
         let ended = uses.ended.into_iter().map(|(age, cost)| PastUse { age, cost });
         Ok((ended.collect(), uses.open))
     }
 
-    async fn recent_uses_of(&self, quota: &ProviderName, asked: &SubjectsAsked) -> Result<Vec<UsesOf>, String> {
-        let uses = self.0.recent_uses_of(quota, asked).await.map_err(|error| error.to_string())?;
-        let of = |(name, RecentUses { ended, open }): (String, RecentUses)| {
+    async fn recent_subject_uses(
+        &self,
+        quota: &ProviderName,
+        asked: &SubjectQuery,
+    ) -> Result<Vec<SubjectUses>, String> {
+        let uses = self.0.recent_subject_uses(quota, asked).await.map_err(|error| error.to_string())?;
+        let of = |(name, RecentUses { ended, open: in_flight }): (String, RecentUses)| {
             let ended = ended.into_iter().map(|(age, cost)| PastUse { age, cost }).collect();
-            UsesOf { name, ended, open }
+            SubjectUses { name, ended, in_flight }
         };
         Ok(uses.into_iter().map(of).collect())
     }
 }
 
 /// The ledger as keeper of the rows that say who grants.
-pub struct LedgerRows(pub Arc<dyn Ledger>);
+pub struct LedgerLeaderRows(pub Arc<dyn Ledger>);
 
-impl From<Authority> for AuthorityRow {
-    fn from(Authority { holder, term, age, now, word }: Authority) -> Self {
-        Self { holder, term, age, now, word }
+impl From<StoredLeader> for LeaderRow {
+    fn from(StoredLeader { holder, term, age, now, attestation: word }: StoredLeader) -> Self {
+        Self { holder, term, age, now, attestation: word }
     }
 }
 
 #[async_trait]
-impl AuthorityRows for LedgerRows {
-    async fn authority(&self, quotas: &[ProviderName]) -> Result<HashMap<ProviderName, AuthorityRow>, String> {
-        let rows = self.0.authority(quotas).await.map_err(|error| error.to_string())?;
+impl LeaderRows for LedgerLeaderRows {
+    async fn leader_rows(&self, quotas: &[ProviderName]) -> Result<HashMap<ProviderName, LeaderRow>, String> {
+        let rows = self.0.stored_leaders(quotas).await.map_err(|error| error.to_string())?;
         Ok(rows.into_iter().map(|(quota, row)| (quota, row.into())).collect())
     }
 
-    async fn take(&self, quota: &ProviderName, from: Option<&str>, to: &str) -> Result<AuthorityRow, String> {
-        self.0.take_authority(quota, from, to).await.map(AuthorityRow::from).map_err(|error| error.to_string())
+    async fn take_over(&self, quota: &ProviderName, from: Option<&str>, to: &str) -> Result<LeaderRow, String> {
+        self.0.take_leadership(quota, from, to).await.map(LeaderRow::from).map_err(|error| error.to_string())
     }
 
-    async fn note_clock(&self, quota: &ProviderName, term: i64, word: &Word) -> Result<(), String> {
-        self.0.note_clock(quota, term, word).await.map_err(|error| error.to_string())
+    async fn record_attestation(&self, quota: &ProviderName, term: i64, word: &ClockAttestation) -> Result<(), String> {
+        self.0.record_clock_attestation(quota, term, word).await.map_err(|error| error.to_string())
     }
 }

@@ -17,45 +17,45 @@ use tokio::time::{Instant, sleep_until};
 #[derive(Debug, Default)]
 pub struct StartTimer {
     shared: Arc<Shared>,
-    thread: Mutex<Thread>,
+    thread: Mutex<TimerThread>,
 }
 
 #[derive(Debug, Default)]
-enum Thread {
+enum TimerThread {
     #[default]
-    NotNeeded,
-    Runs(JoinHandle<()>),
+    NotStarted,
+    Running(JoinHandle<()>),
     /// The system gives no thread: tokio's timer must do.
-    Refused,
+    Unavailable,
 }
 
 #[derive(Debug, Default)]
 struct Shared {
-    agenda: Mutex<Agenda>,
+    queue: Mutex<SleepQueue>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Agenda {
+struct SleepQueue {
     /// By instant, then by arrival.
-    sleepers: BTreeMap<Key, Waker>,
+    sleepers: BTreeMap<SleepKey, Waker>,
     arrivals: u64,
     ended: bool,
 }
 
-type Key = (std::time::Instant, u64);
+type SleepKey = (std::time::Instant, u64);
 
 /// A place in the agenda, left when it is dropped.
 struct Sleeper<'a> {
     shared: &'a Shared,
-    key: Option<Key>,
+    key: Option<SleepKey>,
 }
 
 impl StartTimer {
     /// Ends at this instant or shortly after it, never before.
     pub async fn sleep_until(&self, instant: Instant) {
         while Instant::now() < instant {
-            if clock_runs() && self.has_thread() {
+            if is_real_clock() && self.has_thread() {
                 self.shared.sleep_until(instant.into_std()).await;
             } else {
                 sleep_until(instant).await;
@@ -65,23 +65,23 @@ impl StartTimer {
 
     fn has_thread(&self) -> bool {
         let mut thread = lock(&self.thread);
-        if matches!(*thread, Thread::NotNeeded) {
+        if matches!(*thread, TimerThread::NotStarted) {
             let shared = Arc::clone(&self.shared);
             let begun = std::thread::Builder::new().name("start-timer".to_owned()).spawn(move || shared.run());
-            *thread = begun.map(Thread::Runs).unwrap_or_else(|error| {
+            *thread = begun.map(TimerThread::Running).unwrap_or_else(|error| {
                 tracing::warn!(%error, "no thread for precise starts; they come up to two milliseconds late");
-                Thread::Refused
+                TimerThread::Unavailable
             });
         }
-        matches!(*thread, Thread::Runs(_))
+        matches!(*thread, TimerThread::Running(_))
     }
 }
 
 impl Drop for StartTimer {
     fn drop(&mut self) {
-        lock(&self.shared.agenda).ended = true;
+        lock(&self.shared.queue).ended = true;
         self.shared.changed.notify_one();
-        if let Thread::Runs(thread) = std::mem::take(&mut *lock(&self.thread)) {
+        if let TimerThread::Running(thread) = std::mem::take(&mut *lock(&self.thread)) {
             // It waits for nothing but the agenda, and does nothing that panics.
             let _ = thread.join();
         }
@@ -96,14 +96,14 @@ impl Shared {
 
     /// The thread: wakes whose instant has come, until its owner is gone.
     fn run(&self) {
-        let mut agenda = lock(&self.agenda);
+        let mut agenda = lock(&self.queue);
         while !agenda.ended {
             let now = std::time::Instant::now();
             let due = agenda.take_due(now);
             if !due.is_empty() {
                 drop(agenda);
                 due.into_iter().for_each(Waker::wake);
-                agenda = lock(&self.agenda);
+                agenda = lock(&self.queue);
                 continue;
             }
             let first = agenda.sleepers.first_key_value().map(|((first, _), _)| *first);
@@ -118,7 +118,7 @@ impl Shared {
     }
 }
 
-impl Agenda {
+impl SleepQueue {
     fn take_due(&mut self, now: std::time::Instant) -> Vec<Waker> {
         let mut due = Vec::new();
         while let Some(first) = self.sleepers.first_entry().filter(|first| first.key().0 <= now) {
@@ -133,7 +133,7 @@ impl Sleeper<'_> {
         if std::time::Instant::now() >= instant {
             return Poll::Ready(());
         }
-        let mut agenda = lock(&self.shared.agenda);
+        let mut agenda = lock(&self.shared.queue);
         let key = *self.key.get_or_insert_with(|| {
             agenda.arrivals += 1;
             (instant, agenda.arrivals)
@@ -151,13 +151,13 @@ impl Sleeper<'_> {
 impl Drop for Sleeper<'_> {
     fn drop(&mut self) {
         if let Some(key) = self.key {
-            lock(&self.shared.agenda).sleepers.remove(&key);
+            lock(&self.shared.queue).sleepers.remove(&key);
         }
     }
 }
 
 /// Whether tokio's clock is the system's. One that was paused stands outside of what was read around it.
-fn clock_runs() -> bool {
+fn is_real_clock() -> bool {
     let (before, now, after) = (Instant::now(), std::time::Instant::now(), Instant::now());
     before.into_std() <= now && now <= after.into_std()
 }
@@ -178,11 +178,11 @@ mod tests {
     use super::*;
 
     fn sleepers(timer: &StartTimer) -> usize {
-        lock(&timer.shared.agenda).sleepers.len()
+        lock(&timer.shared.queue).sleepers.len()
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn no_start_comes_before_its_instant() {
+    async fn start_timer_never_fires_early() {
         let timer = Arc::new(StartTimer::default());
         let mut rng = StdRng::seed_from_u64(1);
         let mut sleeping = JoinSet::new();
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn those_that_are_cancelled_leave_nothing_behind() {
+    async fn cancelled_sleepers_are_removed() {
         let timer = StartTimer::default();
         let far = Instant::now() + Duration::from_secs(3_600);
         for _ in 0..10 {
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_nearer_start_is_not_held_up_by_a_farther_one() {
+    async fn nearer_start_does_not_wait_for_later_one() {
         let timer = Arc::new(StartTimer::default());
         let far = tokio::spawn({
             let timer = timer.clone();
@@ -233,16 +233,16 @@ mod tests {
     #[tokio::test]
     async fn the_thread_ends_with_its_owner() {
         let timer = StartTimer::default();
-        assert!(matches!(*lock(&timer.thread), Thread::NotNeeded));
+        assert!(matches!(*lock(&timer.thread), TimerThread::NotStarted));
         timer.sleep_until(Instant::now() + Duration::from_millis(1)).await;
-        assert!(matches!(*lock(&timer.thread), Thread::Runs(_)));
+        assert!(matches!(*lock(&timer.thread), TimerThread::Running(_)));
         let shared = Arc::downgrade(&timer.shared);
         drop(timer);
         assert_eq!(shared.strong_count(), 0, "the thread still holds the agenda");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_paused_clock_is_waited_for_by_itself() {
+    async fn paused_clock_uses_tokios_timer() {
         let (timer, begun) = (StartTimer::default(), std::time::Instant::now());
         for seconds in [0, 1, 3_600] {
             let instant = Instant::now() + Duration::from_secs(seconds);
@@ -250,6 +250,6 @@ mod tests {
             assert!((instant..=instant + Duration::from_millis(2)).contains(&Instant::now()));
         }
         assert!(begun.elapsed() < Duration::from_secs(3_600));
-        assert!(matches!(*lock(&timer.thread), Thread::NotNeeded), "no thread for virtual time");
+        assert!(matches!(*lock(&timer.thread), TimerThread::NotStarted), "no thread for virtual time");
     }
 }

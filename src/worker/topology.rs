@@ -10,44 +10,52 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::Worker;
-use super::deployment::Progress;
-use super::settings_watch::Known;
+use super::WorkerContext;
+use super::settings_sync::LoadedSettings;
+use super::supervisor::WorkerStatus;
 use crate::domain::provider::ProviderName;
-use crate::queue::{Outgoing, QueueError, Unfit};
+use crate::queue::{OutgoingMessage, QueueError, TopologyProblem};
 
-const TRY_AGAIN: Duration = Duration::from_secs(2);
+const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// How often all that was declared is looked at.
-const LOOK_EVERY: Duration = Duration::from_secs(30);
+const CHECK_INTERVAL: Duration = Duration::from_secs(30);
 
 /// What else than a person may have deleted a queue.
-const BY_POLICY: &str =
+const POLICY_HINT: &str =
     "unless a person did it, look for a policy with `expires` (rabbitmqctl list_policies; docs/topology.md)";
 
 /// Declares each provider's topology once it is known, until the worker stops. The worker is ready when all that it knew
 /// at its start is declared, but for what the broker refuses to some of them: their lanes say so (`lane::open`).
-pub async fn keep_declared(worker: Worker, known: watch::Receiver<Arc<Known>>, progress: watch::Sender<Progress>) {
+pub async fn keep_declared(
+    worker: WorkerContext,
+    known: watch::Receiver<Arc<LoadedSettings>>,
+    progress: watch::Sender<WorkerStatus>,
+) {
     let stop = worker.stop.clone();
     // A declaration that is under way is dropped: one for each provider, by a broker that does not answer, would hold up the end.
     stop.run_until_cancelled(declare_all(worker, known, progress)).await;
 }
 
-async fn declare_all(worker: Worker, mut known: watch::Receiver<Arc<Known>>, progress: watch::Sender<Progress>) {
+async fn declare_all(
+    worker: WorkerContext,
+    mut known: watch::Receiver<Arc<LoadedSettings>>,
+    progress: watch::Sender<WorkerStatus>,
+) {
     let mut declared: BTreeSet<ProviderName> = BTreeSet::new();
     let (mut said, mut unfit) = (BTreeSet::new(), BTreeSet::new());
-    let mut look_at = Instant::now() + LOOK_EVERY;
+    let mut look_at = Instant::now() + CHECK_INTERVAL;
     loop {
         if Instant::now() >= look_at {
-            look_at = Instant::now() + LOOK_EVERY;
-            look(&worker, &mut declared, &mut unfit).await;
+            look_at = Instant::now() + CHECK_INTERVAL;
+            check_declared(&worker, &mut declared, &mut unfit).await;
         }
         let names: Vec<ProviderName> = known.borrow_and_update().providers.keys().cloned().collect();
         let (mut missing, mut refused) = (false, BTreeSet::new());
         // What all lanes share must be there even before the first provider is.
-        let shared = names.is_empty() && worker.engines.queue.declare(&[]).await.is_err();
+        let shared = names.is_empty() && worker.backends.queue.declare(&[]).await.is_err();
         for name in names.iter().filter(|name| !declared.contains(*name)).cloned().collect::<Vec<_>>() {
-            match worker.engines.queue.declare(std::slice::from_ref(&name)).await {
+            match worker.backends.queue.declare(std::slice::from_ref(&name)).await {
                 Ok(()) => {
                     declared.insert(name);
                 }
@@ -67,7 +75,7 @@ async fn declare_all(worker: Worker, mut known: watch::Receiver<Arc<Known>>, pro
         }
         tokio::select! {
             changed = known.changed() => if changed.is_err() { return },
-            () = sleep(TRY_AGAIN), if missing || shared => {}
+            () = sleep(RETRY_INTERVAL), if missing || shared => {}
             () = sleep_until(look_at) => {}
         }
     }
@@ -75,12 +83,12 @@ async fn declare_all(worker: Worker, mut known: watch::Receiver<Arc<Known>>, pro
 
 /// Looks at what was declared. Where something is gone all is declared again: what it held is lost, and the sweeper brings the
 /// jobs back. What is there otherwise, or may not be looked at, is said when it is new: its lane meets it when it opens again.
-async fn look(worker: &Worker, declared: &mut BTreeSet<ProviderName>, said: &mut BTreeSet<String>) {
+async fn check_declared(worker: &WorkerContext, declared: &mut BTreeSet<ProviderName>, said: &mut BTreeSet<String>) {
     let lanes: Vec<ProviderName> = declared.iter().cloned().collect();
     if lanes.is_empty() {
         return;
     }
-    let unfit = match worker.engines.queue.unfit(&lanes).await {
+    let unfit = match worker.backends.queue.topology_problems(&lanes).await {
         Ok(unfit) => unfit,
         Err(error) => {
             tracing::debug!(%error, "queues and exchanges cannot be looked at");
@@ -90,12 +98,12 @@ async fn look(worker: &Worker, declared: &mut BTreeSet<ProviderName>, said: &mut
     let before = std::mem::take(said);
     for what in unfit {
         match what {
-            Unfit::Missing(what) => {
-                worker.meter.missed_at_broker();
-                tracing::error!(%what, "it was declared before, and is declared again; {BY_POLICY}");
+            TopologyProblem::Missing(what) => {
+                worker.meter.record_missing_topology();
+                tracing::error!(%what, "it was declared before, and is declared again; {POLICY_HINT}");
                 declared.clear();
             }
-            Unfit::Different(what) | Unfit::Refused(what) => {
+            TopologyProblem::Mismatch(what) | TopologyProblem::Refused(what) => {
                 if !before.contains(&what) {
                     tracing::error!(%what, "it was declared before; its lane goes on until it must be opened again");
                 }
@@ -116,12 +124,16 @@ fn is_ready(names: &[ProviderName], declared: &BTreeSet<ProviderName>, refused: 
 ///
 /// # Errors
 /// As of publishing, and of declaring.
-pub async fn publish(worker: &Worker, provider: &ProviderName, message: &Outgoing) -> Result<(), QueueError> {
-    let queue = &worker.engines.queue;
+pub async fn publish(
+    worker: &WorkerContext,
+    provider: &ProviderName,
+    message: &OutgoingMessage,
+) -> Result<(), QueueError> {
+    let queue = &worker.backends.queue;
     match queue.publish(message.clone()).await {
         Err(QueueError::Unroutable(_)) => {
-            worker.meter.missed_at_broker();
-            tracing::error!(%provider, "no queue takes a message; its queues and exchanges are declared again; {BY_POLICY}");
+            worker.meter.record_missing_topology();
+            tracing::error!(%provider, "no queue takes a message; its queues and exchanges are declared again; {POLICY_HINT}");
             queue.declare(std::slice::from_ref(provider)).await?;
             queue.publish(message.clone()).await
         }

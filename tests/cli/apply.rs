@@ -16,7 +16,7 @@ fn acme(desk: &Desk, lines: &str) -> String {
 }
 
 #[tokio::test]
-async fn rows_that_no_worker_could_use_are_not_applied() {
+async fn unusable_rows_are_not_applied() {
     let desk = Desk::open().await;
     for (lines, words) in [
         ("headers = { A = \"${job:amount}\" }", "header `A`: only ${env:NAME}, ${file:PATH} and ${job:account}"),
@@ -43,7 +43,7 @@ async fn rows_that_no_worker_could_use_are_not_applied() {
 }
 
 #[tokio::test]
-async fn what_the_workers_machine_may_have_is_a_warning() {
+async fn locally_missing_secret_is_a_warning() {
     let desk = Desk::open().await;
     for (lines, words) in [
         ("headers = { A = \"${env:SLUICEGATE_NO_SUCH_VARIABLE}\" }", "`SLUICEGATE_NO_SUCH_VARIABLE` is not set"),
@@ -56,7 +56,7 @@ async fn what_the_workers_machine_may_have_is_a_warning() {
         ("url = \"http://10.0.0.1/c\"", "plain http: use https, or add `http://10.0.0.1:80` to outbound.allow"),
     ] {
         let ran = desk.run_set(GRANTED, &["provider", "apply", &acme(&desk, lines)]).await;
-        assert_eq!(exit(&ran), Exit::Fine, "{lines}: {:?}", ran.result);
+        assert_eq!(exit(&ran), Exit::Success, "{lines}: {:?}", ran.result);
         assert!(ran.err.contains("warning: provider `acme`: ") && ran.err.contains(words), "{lines}: {}", ran.err);
         assert!(ran.out.contains("acme: changed ") && !ran.out.contains("warning"), "{lines}: {}", ran.out);
     }
@@ -69,16 +69,16 @@ async fn what_the_workers_machine_may_have_is_a_warning() {
 }
 
 #[tokio::test]
-async fn a_pause_outlives_a_file_that_does_not_mention_it() {
+async fn apply_keeps_an_unmentioned_pause() {
     let desk = Desk::open().await;
     let paused = async || desk.run(&["provider", "show", "acme", "--json"]).await.json()["paused"] == true;
     let file = acme(&desk, "workers = 8");
-    assert_eq!(exit(&desk.run(&["provider", "pause", "acme", "--because", "incident 77"]).await), Exit::Fine);
+    assert_eq!(exit(&desk.run(&["provider", "pause", "acme", "--because", "incident 77"]).await), Exit::Success);
     for (rest, out) in
         [(&["--dry-run"][..], "acme: changed workers 32 → 8\n"), (&[], "acme: changed workers 32 → 8\n"), (&[], "")]
     {
         let ran = desk.run(&[&["provider", "apply", &file], rest].concat()).await;
-        assert_eq!((exit(&ran), ran.out.as_str()), (Exit::Fine, out), "{}", ran.err);
+        assert_eq!((exit(&ran), ran.out.as_str()), (Exit::Success, out), "{}", ran.err);
         let words = "acme stays paused, of which the file says nothing: `sluicegate provider resume acme` resumes it";
         assert!(ran.err.contains(words), "{}", ran.err);
         assert!(paused().await);

@@ -32,7 +32,7 @@ fn figures(report: &Value, section: &str) -> Vec<(String, f64)> {
 }
 
 #[test]
-fn a_quick_run_measures_every_row_and_leaves_no_server() {
+fn quick_bench_measures_all_and_cleans_up() {
     let output = sluicegate().args(["bench", "limiter", "--quick", "--json"]).output().unwrap();
     let messages = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{messages}");
@@ -91,7 +91,7 @@ fn an_interrupted_run_ends_its_server() {
 }
 
 #[test]
-fn without_redis_server_it_says_how_to_get_one() {
+fn missing_redis_server_error_names_the_package() {
     let empty = tempfile::tempdir().unwrap();
     let output = sluicegate().env("PATH", empty.path()).args(["bench", "limiter", "--quick"]).output().unwrap();
     let message = String::from_utf8(output.stderr).unwrap();
@@ -101,7 +101,7 @@ fn without_redis_server_it_says_how_to_get_one() {
 
 /// Somebody's server keeps its keys, its slow log threshold and its statistics, also when the run is interrupted.
 #[test]
-fn a_named_server_is_left_as_it_was() {
+fn bench_leaves_a_named_server_unchanged() {
     let redis = Redis::start();
     let mut connection = redis.connection();
     let threshold = |connection: &mut redis::Connection| -> (String, String) {

@@ -6,8 +6,8 @@ use sluicegate::domain::backoff::BackoffPolicy;
 use sluicegate::domain::job::JobField;
 use sluicegate::domain::limit::{Algorithm, AppliesTo, Limit, Scope};
 use sluicegate::domain::provider::{Mode, Pacing, Provider, ProviderName, RequestShape, SlotRelease, StoreDown};
-use sluicegate::ledger::settings::BadRow;
-use sluicegate::queue::Unfit;
+use sluicegate::ledger::settings::InvalidRow;
+use sluicegate::queue::TopologyProblem;
 
 use crate::fakes::Engine;
 
@@ -64,21 +64,21 @@ fn levels(json: &serde_json::Value, subject: &str) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn everything_in_order_is_said_and_exits_with_0() {
+async fn check_without_findings_exits_with_0() {
     let engine = Engine::default();
     engine.state().meant = vec![provider()];
     let ran = engine.run(&["check"]).await;
-    assert_eq!(ran.result.unwrap(), Exit::Fine);
+    assert_eq!(ran.result.unwrap(), Exit::Success);
     assert!(ran.out.contains("tightest limit 100/1s") && ran.err.contains("errors: 0, warnings: 0"), "{}", ran.out);
 }
 
 #[tokio::test]
-async fn what_costs_or_risks_something_is_a_warning_with_a_mend() {
+async fn risky_settings_are_warnings_with_fixes() {
     let engine = Engine::default();
     let mut risky = provider();
     risky.idempotency_retention = None;
     risky.slot_release = SlotRelease::Grant { transit_jitter: Duration::from_millis(50) };
-    risky.store_down = StoreDown::Share { of: 2 };
+    risky.store_down = StoreDown::Share { workers: 2 };
     risky.timeout = Duration::from_secs(60);
     risky.limits[0].algorithm = Algorithm::FixedWindow;
     risky.limits[0].shadow = true;
@@ -86,7 +86,7 @@ async fn what_costs_or_risks_something_is_a_warning_with_a_mend() {
     risky.paused = true;
     engine.state().meant = vec![risky];
     let ran = engine.run(&["check", "--json", "--set", "worker.card_numbers=off", "--set", "ops.listen=none"]).await;
-    assert_eq!(*ran.result.as_ref().unwrap(), Exit::Fine);
+    assert_eq!(*ran.result.as_ref().unwrap(), Exit::Success);
     assert_eq!(levels(&ran.json(), "provider acme"), ["warning"; 8]);
     assert_eq!(levels(&ran.json(), "configuration worker.card_numbers"), ["warning"]);
     assert_eq!(levels(&ran.json(), "configuration ops.listen"), ["warning"]);
@@ -94,7 +94,7 @@ async fn what_costs_or_risks_something_is_a_warning_with_a_mend() {
 }
 
 #[tokio::test]
-async fn a_limit_that_messages_pass_uncounted_is_a_warning_with_the_field_to_require() {
+async fn bypassable_limit_warns_and_names_the_field() {
     let engine = Engine::default();
     for (scope, field) in [(Scope::Account, "account"), (Scope::Reference, "reference")] {
         let mut counting = provider();
@@ -115,7 +115,7 @@ async fn a_limit_that_messages_pass_uncounted_is_a_warning_with_the_field_to_req
 }
 
 #[tokio::test]
-async fn a_token_that_other_machines_could_guess_is_a_warning() {
+async fn guessable_token_is_a_warning() {
     let engine = Engine::default();
     for (listen, token, wanted) in [
         ("0.0.0.0:9464", "abababababababababababababababab", vec!["warning"]),
@@ -170,9 +170,9 @@ async fn a_drain_must_be_longer_than_any_request() {
 }
 
 #[tokio::test]
-async fn engines_that_fail_and_bad_rows_are_errors() {
+async fn failing_backends_and_invalid_rows_are_errors() {
     let engine = Engine::default();
-    engine.state().bad_rows = vec![BadRow {
+    engine.state().bad_rows = vec![InvalidRow {
         provider: "bad".to_owned(),
         quota: "bad".to_owned(),
         enabled: true,
@@ -189,11 +189,11 @@ async fn engines_that_fail_and_bad_rows_are_errors() {
     let ran = engine.run(&["check"]).await;
     assert!(ran.out.contains("run `sluicegate migrate`"), "{}", ran.out);
     let offline = engine.run(&["check", "--no-connect"]).await;
-    assert_eq!(offline.result.unwrap(), Exit::Fine);
+    assert_eq!(offline.result.unwrap(), Exit::Success);
 }
 
 #[tokio::test]
-async fn a_secret_that_cannot_be_read_here_is_an_error_of_the_lane_and_a_warning_of_a_file() {
+async fn unreadable_secret_is_an_error_or_warning() {
     let engine = Engine::default();
     engine.state().meant = vec![provider()];
     engine.state().secrets_missing = vec!["ACME_API_KEY".to_owned()];
@@ -210,15 +210,15 @@ async fn a_secret_that_cannot_be_read_here_is_an_error_of_the_lane_and_a_warning
     let path = dir.path().join("providers.toml");
     std::fs::write(&path, "acme").unwrap();
     let ran = engine.run(&["check", "--no-connect", "--providers", path.to_str().unwrap(), "--json"]).await;
-    assert_eq!(*ran.result.as_ref().unwrap(), Exit::Fine);
+    assert_eq!(*ran.result.as_ref().unwrap(), Exit::Success);
     assert_eq!(levels(&ran.json(), "provider acme"), ["ok", "warning"]);
 
     engine.state().meant = vec![Provider { enabled: false, ..provider() }];
-    assert_eq!(engine.run(&["check"]).await.result.unwrap(), Exit::Fine);
+    assert_eq!(engine.run(&["check"]).await.result.unwrap(), Exit::Success);
 }
 
 #[tokio::test]
-async fn who_may_use_which_secret_is_told_and_what_nobody_uses_is_a_warning() {
+async fn check_lists_secret_grants_and_unused_ones() {
     let engine = Engine::default();
     let named = |name: &str| Provider {
         name: ProviderName::new(name).unwrap(),
@@ -249,7 +249,7 @@ fn finding(json: &serde_json::Value, subject: &str) -> serde_json::Value {
 }
 
 #[tokio::test]
-async fn a_lane_without_its_queue_is_an_error_with_the_mend() {
+async fn missing_lane_queue_is_an_error_with_fix() {
     let engine = Engine::default();
     let named = |name: &str| Provider { name: ProviderName::new(name).unwrap(), ..provider() };
     engine.state().meant = vec![named("there"), named("missing"), named("secret")];
@@ -271,10 +271,10 @@ async fn a_lane_without_its_queue_is_an_error_with_the_mend() {
 }
 
 #[tokio::test]
-async fn what_a_message_passes_and_could_drop_it_is_an_error() {
+async fn unfit_topology_is_an_error() {
     let engine = Engine::default();
     engine.state().meant = vec![provider()];
-    engine.state().unfit = vec![Unfit::Missing("queue `payments.dead` is not there".to_owned())];
+    engine.state().unfit = vec![TopologyProblem::Missing("queue `payments.dead` is not there".to_owned())];
     let ran = engine.run(&["check", "--json", "--set", BROKER]).await;
     assert_eq!(*ran.result.as_ref().unwrap(), Exit::Failed);
     let found = finding(&ran.json(), "queues and exchanges");
@@ -282,13 +282,13 @@ async fn what_a_message_passes_and_could_drop_it_is_an_error() {
 }
 
 #[tokio::test]
-async fn the_delivery_timeout_is_compared_with_what_a_message_may_take() {
+async fn delivery_timeout_is_checked_against_message_time() {
     let engine = Engine::default();
     let slow = Provider { timeout: Duration::from_secs(90), ..provider() };
     engine.state().meant = vec![provider(), slow];
     let line = ["check", "--json", "--set", BROKER, "--set", "worker.drain_timeout_ms=2000000"];
     let ran = engine.run(&line).await;
-    assert_eq!(*ran.result.as_ref().unwrap(), Exit::Fine);
+    assert_eq!(*ran.result.as_ref().unwrap(), Exit::Success);
     let found = finding(&ran.json(), "broker's delivery timeout");
     assert_eq!(found["level"], "ok");
     let what = found["what"].as_str().unwrap();
@@ -306,7 +306,7 @@ async fn the_delivery_timeout_is_compared_with_what_a_message_may_take() {
 }
 
 #[tokio::test]
-async fn a_provider_file_is_judged_without_a_database() {
+async fn provider_file_is_checked_without_a_database() {
     let engine = Engine::default();
     engine.state().database_away = true;
     let dir = tempfile::tempdir().unwrap();
@@ -315,7 +315,7 @@ async fn a_provider_file_is_judged_without_a_database() {
     let file = path.to_str().unwrap();
     let line = ["check", "--no-connect", "--providers", file, "--json"];
     let ran = engine.run(&line).await;
-    assert_eq!(*ran.result.as_ref().unwrap(), Exit::Fine);
+    assert_eq!(*ran.result.as_ref().unwrap(), Exit::Success);
     assert_eq!(levels(&ran.json(), "provider acme"), ["ok"]);
     std::fs::write(&path, "bad line").unwrap();
     assert_eq!(engine.run(&line).await.result.unwrap(), Exit::BadConfiguration);

@@ -36,7 +36,7 @@ fn judged(dir: &tempfile::TempDir, text: &str) -> [(Option<i32>, String); 2] {
 }
 
 #[test]
-fn a_literal_credential_is_applied_nowhere() {
+fn literal_credential_is_always_rejected() {
     let dir = tempfile::tempdir().unwrap();
     for (more, place) in [
         (format!("headers = {{ Authorization = \"Basic {SECRET}\" }}"), "the value of `Authorization`"),
@@ -62,7 +62,7 @@ fn a_literal_credential_is_applied_nowhere() {
 }
 
 #[tokio::test]
-async fn a_credential_that_is_there_is_named_and_goes_on_working() {
+async fn existing_literal_credential_is_reported_but_works() {
     let dir = tempfile::tempdir().unwrap();
     let database = Database::open(&format!("sqlite://{}/sluicegate.db", dir.path().display()), 1).unwrap();
     database.migrate().await.unwrap();
@@ -88,7 +88,7 @@ async fn a_credential_that_is_there_is_named_and_goes_on_working() {
 
 /// What `provider show` printed is not whole, and what it printed with `--reveal` is.
 #[test]
-fn an_address_that_is_not_whole_is_applied_nowhere() {
+fn masked_url_is_always_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let whole = file("").replace("/charges", "/charges?version=3");
     assert_eq!(judged(&dir, &whole)[0].0, Some(0));

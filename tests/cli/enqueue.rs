@@ -17,12 +17,12 @@ fn published_ids(engine: &Engine) -> BTreeSet<String> {
 }
 
 #[tokio::test]
-async fn one_job_carries_exactly_the_fields_that_were_given() {
+async fn enqueued_job_has_exactly_the_given_fields() {
     let engine = Engine::with_providers(&["acme"]);
     let line = "enqueue --provider acme --amount 1299 --currency EUR --id pay-1 --account a1 --cost 2 --priority 9 \
                 --not-before 2026-01-01T00:00:00Z --idempotency-key k1 --payload {\"order\":7.10}";
     let ran = engine.run(&line.split_whitespace().collect::<Vec<_>>()).await;
-    assert_eq!((ran.result.unwrap(), ran.out.as_str()), (Exit::Fine, "pay-1\n"));
+    assert_eq!((ran.result.unwrap(), ran.out.as_str()), (Exit::Success, "pay-1\n"));
     assert_eq!(ran.err, "warning: payload was seen\n");
     let state = engine.state();
     let [message] = state.published.as_slice() else { panic!("{} published", state.published.len()) };
@@ -36,7 +36,7 @@ async fn one_job_carries_exactly_the_fields_that_were_given() {
 }
 
 #[tokio::test]
-async fn an_id_is_made_up_when_none_is_given() {
+async fn missing_id_is_generated() {
     let engine = Engine::with_providers(&["acme"]);
     let line = ["enqueue", "--provider", "acme", "--amount", "1", "--currency", "EUR", "--json"];
     let (first, second) = (engine.run(&line).await.json(), engine.run(&line).await.json());
@@ -46,7 +46,7 @@ async fn an_id_is_made_up_when_none_is_given() {
 }
 
 #[tokio::test]
-async fn a_job_that_the_worker_would_refuse_is_not_published() {
+async fn invalid_job_is_not_published() {
     let engine = Engine::with_providers(&["acme"]);
     for (flags, part, code) in [
         ("--provider acme --amount 0 --currency EUR", "bad_amount", Exit::Usage),
@@ -62,7 +62,7 @@ async fn a_job_that_the_worker_would_refuse_is_not_published() {
 }
 
 #[tokio::test]
-async fn good_lines_are_published_and_bad_ones_named() {
+async fn valid_lines_are_published_invalid_ones_reported() {
     let engine = Engine::with_providers(&["acme", "other"]);
     let dir = tempfile::tempdir().unwrap();
     let mut text = String::new();
@@ -88,7 +88,7 @@ async fn good_lines_are_published_and_bad_ones_named() {
 
 /// Whether the lane is given or must be read from the line.
 #[tokio::test]
-async fn a_line_that_is_no_json_says_where() {
+async fn non_json_line_reports_its_position() {
     let engine = Engine::with_providers(&["acme"]);
     let dir = tempfile::tempdir().unwrap();
     let file = file(&dir, "{\"provider\":\"acme\",\"id\":\"a\",\"amount\":01}\n{\"id\":\"b\"\n{\"provider\":7}\n");
@@ -101,13 +101,13 @@ async fn a_line_that_is_no_json_says_where() {
 }
 
 #[tokio::test]
-async fn many_publishes_are_under_way_at_once_and_their_number_is_bounded() {
+async fn concurrent_publishes_are_bounded() {
     let dir = tempfile::tempdir().unwrap();
     let text: String = (0..2_000).map(|n| format!("{{\"id\":\"job-{n}\",\"amount\":1}}\n")).collect();
     for (queue, bound) in [("queue.url=embedded:", 16), ("queue.url=amqps://broker.example.com", 256)] {
         let engine = Engine::with_providers(&["acme"]);
         let ran = engine.run(&["enqueue", "--set", queue, "--provider", "acme", "--file", &file(&dir, &text)]).await;
-        assert_eq!((ran.result.unwrap(), ran.out.as_str()), (Exit::Fine, "2000 published, 0 bad\n"));
+        assert_eq!((ran.result.unwrap(), ran.out.as_str()), (Exit::Success, "2000 published, 0 bad\n"));
         assert_eq!(published_ids(&engine).len(), 2_000);
         let most = engine.state().in_flight_most;
         assert!((2..=bound).contains(&most), "{queue}: {most} at once");
@@ -131,12 +131,12 @@ async fn a_broker_that_fails_stops_the_rest() {
 
 /// What one provider's queue would lose is not published to it; the others' payments go.
 #[tokio::test]
-async fn a_queue_that_is_somebody_elses_keeps_back_its_own_lines_alone() {
+async fn foreign_queue_blocks_only_its_own_lines() {
     let engine = Engine::with_providers(&["acme", "bolt", "crate"]);
     engine.state().lanes_different = vec!["bolt".to_owned()];
     let one = |provider| format!("enqueue --provider {provider} --id {provider}-1 --amount 1 --currency EUR");
     let (acme, bolt) = (one("acme"), one("bolt"));
-    assert_eq!(engine.run(&acme.split(' ').collect::<Vec<_>>()).await.result.unwrap(), Exit::Fine);
+    assert_eq!(engine.run(&acme.split(' ').collect::<Vec<_>>()).await.result.unwrap(), Exit::Success);
     let (error, exit) = engine.run(&bolt.split(' ').collect::<Vec<_>>()).await.failure();
     let said = "nothing is published to `bolt`: queue `payments.bolt` exists with other arguments";
     assert_eq!((error.as_str(), exit), (said, Exit::Failed));

@@ -8,12 +8,12 @@ use sluicegate::cli::Cli;
 use super::jobs::Desk;
 
 #[tokio::test]
-async fn an_account_is_erased_and_what_is_left_is_told() {
+async fn account_erasure_reports_what_remains() {
     let desk = Desk::open().await;
     for (id, state) in [("p1", "declined"), ("p2", "review"), ("p3", "waiting")] {
         desk.payment(id, "acme", state).await;
     }
-    desk.unruled("UPDATE jobs SET account = 'acct_1'; UPDATE outcome_events SET published_at = at").await;
+    desk.without_constraints("UPDATE jobs SET account = 'acct_1'; UPDATE outcome_events SET published_at = at").await;
     let erase = ["jobs", "erase", "--account", "acct_1", "--because", "ticket 4711"];
     let with = |flag: &'static str| erase.iter().copied().chain([flag]).collect::<Vec<_>>();
     let rehearsed = desk.run(&with("--dry-run")).await;

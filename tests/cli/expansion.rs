@@ -29,7 +29,7 @@ fn peak_kb(pid: u32) -> u64 {
 }
 
 #[test]
-fn a_message_that_would_become_gigabytes_ends_no_worker() {
+fn oversized_expansion_does_not_kill_the_worker() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     let program = assert_cmd::cargo::cargo_bin("sluicegate").display().to_string();

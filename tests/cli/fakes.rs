@@ -5,24 +5,24 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use clap::Parser as _;
-use sluicegate::cli::connect::{CheckedMessage, Engines, Probe, RunLock};
-use sluicegate::cli::console::Shape;
+use sluicegate::cli::connect::{CheckedMessage, Probe, RunLock, Services};
+use sluicegate::cli::console::TableShape;
 use sluicegate::cli::{Cli, CommandError, Console, Exit};
 use sluicegate::config::{self, CardNumbers, Config};
-use sluicegate::domain::job::Token;
+use sluicegate::domain::job::Identifier;
 use sluicegate::domain::limit::Rate;
 use sluicegate::domain::provider::{Provider, ProviderName};
 use sluicegate::ledger::LedgerError;
-use sluicegate::ledger::audited::AuditedChange;
 use sluicegate::ledger::fleet::Fleet;
-use sluicegate::ledger::operator::{By, Operator};
+use sluicegate::ledger::operator::{Actor, Operator};
 use sluicegate::ledger::provider_row::ProviderRow;
-use sluicegate::ledger::settings::{BadRow, Change, Settings, Snapshot, WrittenRate};
+use sluicegate::ledger::settings::{InvalidRow, RawRate, Settings, SettingsChange, SettingsSnapshot};
+use sluicegate::ledger::settings_audit::AuditedChange;
 use sluicegate::ledger::upkeep::Upkeep;
 use sluicegate::limiter::Limiter;
 use sluicegate::limiter::embedded::EmbeddedLimiter;
 use sluicegate::provider::secret_grants::{SecretReference, SecretUse};
-use sluicegate::queue::{DeadLetter, Lane, Outgoing, Queue, QueueError, Unfit};
+use sluicegate::queue::{DeadLetter, LaneConsumer, OutgoingMessage, Queue, QueueError, TopologyProblem};
 
 #[derive(Clone, Default)]
 pub struct Engine(Arc<Mutex<State>>);
@@ -32,16 +32,16 @@ pub struct State {
     pub rows: Vec<ProviderRow>,
     pub paused: Vec<(String, bool)>,
     /// Who changed settings, one per change.
-    pub by: Vec<By>,
+    pub by: Vec<Actor>,
     pub declared: Vec<ProviderName>,
-    pub published: Vec<Outgoing>,
+    pub published: Vec<OutgoingMessage>,
     pub in_flight: usize,
     pub in_flight_most: usize,
     /// Ids whose publish the broker does not confirm.
     pub unconfirmed: Vec<String>,
-    pub bad_rows: Vec<BadRow>,
+    pub bad_rows: Vec<InvalidRow>,
     /// Rows of which not even what they say can be read.
-    pub unreadable: Vec<BadRow>,
+    pub unreadable: Vec<InvalidRow>,
     pub meant: Vec<Provider>,
     pub migrated: bool,
     pub broker_away: bool,
@@ -51,7 +51,7 @@ pub struct State {
     /// Lanes that have no queue.
     pub lanes_missing: Vec<String>,
     /// What else a message passes, and is not as it should be.
-    pub unfit: Vec<Unfit>,
+    pub unfit: Vec<TopologyProblem>,
     /// Lanes whose queues somebody declared otherwise.
     pub lanes_different: Vec<String>,
     /// Lanes that may not be looked at.
@@ -123,14 +123,14 @@ impl Engine {
         let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         let config = config::load(None, variables, &cli.set).unwrap();
         let (out, err) = (Page::default(), Page::default());
-        let mut console = Console::new(Box::new(out.clone()), Box::new(err.clone()), Shape::Plain);
+        let mut console = Console::new(Box::new(out.clone()), Box::new(err.clone()), TableShape::Plain);
         let result = sluicegate::cli::execute(&cli.command, &config, self, &mut console).await;
         Ran { result, out: out.text(), err: err.text() }
     }
 }
 
 #[async_trait]
-impl Engines for Engine {
+impl Services for Engine {
     async fn migrate(&self, _: &Config) -> Result<bool, CommandError> {
         Ok(!std::mem::replace(&mut self.state().migrated, true))
     }
@@ -152,7 +152,7 @@ impl Engines for Engine {
 
     async fn queue(&self, _: &Config) -> Result<Arc<dyn Queue>, CommandError> {
         if self.state().broker_away {
-            return Err(QueueError::Away("refused".to_owned()).into());
+            return Err(QueueError::Unavailable("refused".to_owned()).into());
         }
         Ok(Arc::new(self.clone()))
     }
@@ -161,11 +161,11 @@ impl Engines for Engine {
         Ok(Arc::new(EmbeddedLimiter::new()))
     }
 
-    async fn has_no_other_run(&self, _: &Config) -> Result<(), CommandError> {
+    async fn check_no_other_run(&self, _: &Config) -> Result<(), CommandError> {
         Ok(())
     }
 
-    async fn worker(&self, _: &Config) -> Result<(sluicegate::worker::Engines, RunLock), CommandError> {
+    async fn worker_backends(&self, _: &Config) -> Result<(sluicegate::worker::Backends, RunLock), CommandError> {
         Err(CommandError::Failed("these engines carry no worker".to_owned()))
     }
 
@@ -180,26 +180,26 @@ impl Engines for Engine {
         }
     }
 
-    fn problems(&self, _: &Provider) -> Vec<String> {
+    fn provider_problems(&self, _: &Provider) -> Vec<String> {
         Vec::new()
     }
 
-    fn usable(&self, _: &Provider, _: &Config) -> Result<(), String> {
+    fn check_callable(&self, _: &Provider, _: &Config) -> Result<(), String> {
         Ok(())
     }
 
-    fn secrets(&self, provider: &Provider, _: &Config) -> Vec<SecretUse> {
+    fn secret_uses(&self, provider: &Provider, _: &Config) -> Vec<SecretUse> {
         let reference = |value: &String| SecretReference::parse(value.strip_prefix("${")?.strip_suffix('}')?).ok();
         let to_its_host = |reference| SecretUse { reference, host: "pay.example.com".to_owned() };
         provider.headers.values().filter_map(reference).map(to_its_host).collect()
     }
 
-    async fn unreadable(&self, provider: &Provider, _: &Config) -> Vec<String> {
+    async fn unreadable_secrets(&self, provider: &Provider, _: &Config) -> Vec<String> {
         let missing = &self.state().secrets_missing;
         missing.iter().filter(|_| provider.enabled).map(|name| format!("header `x`: `{name}` is not set")).collect()
     }
 
-    fn meant(&self, row: &ProviderRow) -> Result<Provider, BadRow> {
+    fn validate(&self, row: &ProviderRow) -> Result<Provider, InvalidRow> {
         let state = self.state();
         if let Some(bad) = state.bad_rows.iter().find(|bad| bad.provider == row.name) {
             return Err(bad.clone());
@@ -217,7 +217,7 @@ impl Engines for Engine {
         if message["provider"].as_str().is_some_and(|provider| provider != lane.as_str()) {
             return Err("wrong_provider: provider must agree with the lane".to_owned());
         }
-        let id = Token::new(message["id"].as_str().unwrap_or_default()).map_err(|why| format!("bad_id: {why}"))?;
+        let id = Identifier::new(message["id"].as_str().unwrap_or_default()).map_err(|why| format!("bad_id: {why}"))?;
         let warnings = message.get("payload").map(|_| "payload was seen".to_owned());
         Ok(CheckedMessage { id, warnings: warnings.into_iter().collect() })
     }
@@ -235,29 +235,33 @@ impl Settings for Engine {
         Ok(above.max(0) + 1)
     }
 
-    async fn load(&self) -> Result<Snapshot, LedgerError> {
+    async fn load(&self) -> Result<SettingsSnapshot, LedgerError> {
         let state = self.state();
         let good = state.meant.iter().cloned().map(Ok);
-        Ok(Snapshot { version: 1, providers: good.chain(state.bad_rows.iter().cloned().map(Err)).collect() })
+        Ok(SettingsSnapshot { version: 1, providers: good.chain(state.bad_rows.iter().cloned().map(Err)).collect() })
     }
 
-    async fn names(&self) -> Result<Vec<String>, LedgerError> {
+    async fn provider_names(&self) -> Result<Vec<String>, LedgerError> {
         let state = self.state();
         let unreadable = state.unreadable.iter().map(|bad| bad.provider.clone());
         Ok(state.rows.iter().map(|row| row.name.clone()).chain(unreadable).collect())
     }
 
-    async fn written(&self, provider: Option<&ProviderName>) -> Result<Vec<Result<ProviderRow, BadRow>>, LedgerError> {
+    async fn raw_rows(
+        &self,
+        provider: Option<&ProviderName>,
+    ) -> Result<Vec<Result<ProviderRow, InvalidRow>>, LedgerError> {
         let state = self.state();
         let wanted = |name: &str| provider.is_none_or(|provider| provider.as_str() == name);
         let unreadable = state.unreadable.iter().filter(|bad| wanted(&bad.provider)).cloned().map(Err);
         Ok(state.rows.iter().filter(|row| wanted(&row.name)).cloned().map(Ok).chain(unreadable).collect())
     }
 
-    async fn apply(&self, rows: &[ProviderRow], dry_run: bool) -> Result<Vec<Change>, LedgerError> {
+    async fn apply(&self, rows: &[ProviderRow], dry_run: bool) -> Result<Vec<SettingsChange>, LedgerError> {
         let mut state = self.state();
         let new: Vec<ProviderRow> = rows.iter().filter(|row| !state.rows.contains(row)).cloned().collect();
-        let created = |row: &ProviderRow| Change { provider: row.name.clone(), what: "created".to_owned() };
+        let created =
+            |row: &ProviderRow| SettingsChange { provider: row.name.clone(), description: "created".to_owned() };
         let changes = new.iter().map(created).collect();
         if !dry_run {
             state.rows.extend(new);
@@ -265,26 +269,31 @@ impl Settings for Engine {
         Ok(changes)
     }
 
-    async fn set_rate_by(
+    async fn set_rate_as(
         &self,
         provider: &ProviderName,
         limit: &str,
         rate: Rate,
-        by: Option<&By>,
-    ) -> Result<Option<WrittenRate>, LedgerError> {
+        by: Option<&Actor>,
+    ) -> Result<Option<RawRate>, LedgerError> {
         let mut state = self.state();
         state.by.extend(by.cloned());
         let mut limits =
             state.rows.iter_mut().filter(|row| row.name == provider.as_str()).flat_map(|row| &mut row.limits);
         Ok(limits.rfind(|row| row.name == limit).map(|row| {
-            let old = WrittenRate::from(&*row);
+            let old = RawRate::from(&*row);
             row.max_requests = rate.max_requests().into();
             row.window_ms = rate.window().as_millis().try_into().unwrap();
             old
         }))
     }
 
-    async fn set_paused_by(&self, provider: &ProviderName, paused: bool, by: Option<&By>) -> Result<bool, LedgerError> {
+    async fn set_paused_as(
+        &self,
+        provider: &ProviderName,
+        paused: bool,
+        by: Option<&Actor>,
+    ) -> Result<bool, LedgerError> {
         let mut state = self.state();
         state.by.extend(by.cloned());
         state.paused.push((provider.as_str().to_owned(), paused));
@@ -292,7 +301,7 @@ impl Settings for Engine {
         Ok(row.map(|row| row.paused = paused).is_some())
     }
 
-    async fn apply_by(&self, rows: &[ProviderRow], by: &By) -> Result<Vec<Change>, LedgerError> {
+    async fn apply_as(&self, rows: &[ProviderRow], by: &Actor) -> Result<Vec<SettingsChange>, LedgerError> {
         self.state().by.push(by.clone());
         self.apply(rows, false).await
     }
@@ -314,11 +323,11 @@ impl Queue for Engine {
         Ok(())
     }
 
-    async fn open_lane(&self, _: &ProviderName, _: u16) -> Result<Box<dyn Lane>, QueueError> {
+    async fn open_lane(&self, _: &ProviderName, _: u16) -> Result<Box<dyn LaneConsumer>, QueueError> {
         Err(QueueError::Refused("no lanes in these tests".to_owned()))
     }
 
-    async fn publish(&self, message: Outgoing) -> Result<(), QueueError> {
+    async fn publish(&self, message: OutgoingMessage) -> Result<(), QueueError> {
         {
             let mut state = self.state();
             state.in_flight += 1;
@@ -335,7 +344,7 @@ impl Queue for Engine {
         Ok(())
     }
 
-    async fn take_dead(&self) -> Result<Option<DeadLetter>, QueueError> {
+    async fn take_dead_letter(&self) -> Result<Option<DeadLetter>, QueueError> {
         Ok(None)
     }
 
@@ -349,7 +358,7 @@ impl Queue for Engine {
         }
     }
 
-    async fn unfit(&self, _: &[ProviderName]) -> Result<Vec<Unfit>, QueueError> {
+    async fn topology_problems(&self, _: &[ProviderName]) -> Result<Vec<TopologyProblem>, QueueError> {
         Ok(self.state().unfit.clone())
     }
 

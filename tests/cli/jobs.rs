@@ -6,21 +6,21 @@ use std::time::Duration;
 use clap::Parser as _;
 use serde_json::Value;
 use sluicegate::app::App;
-use sluicegate::cli::connect::Engines as _;
-use sluicegate::cli::console::Shape;
+use sluicegate::cli::connect::Services as _;
+use sluicegate::cli::console::TableShape;
 use sluicegate::cli::{Cli, CommandError, Console, Exit};
 use sluicegate::config;
-use sluicegate::domain::job::{Job, Token};
+use sluicegate::domain::job::{Identifier, Job};
 use sluicegate::domain::outcome::FinalState;
 use sluicegate::domain::provider::ProviderName;
 use sluicegate::ledger::database::Database;
-use sluicegate::ledger::{AttemptEnd, Begun, Claim, JobState, Written};
+use sluicegate::ledger::{AttemptEnd, BeginResult, Claim, FencedWrite, JobState};
 use sluicegate::provider::FrozenRequest;
 use sluicegate::queue::message::{CardNumbers, decode, encode};
 use sqlx::{AssertSqlSafe, Row as _};
 
 use crate::fakes::{Page, Ran};
-use crate::support::{hostile, unruled};
+use crate::support::{hostile, without_constraints};
 
 const LEASE: Duration = Duration::from_secs(60);
 
@@ -58,14 +58,14 @@ impl Desk {
     }
 
     /// The same against the database's own rules.
-    pub async fn unruled(&self, sql: &str) {
-        unruled::on_sqlite(&self.database.sqlite_pool().unwrap(), sql).await.unwrap();
+    pub async fn without_constraints(&self, sql: &str) {
+        without_constraints::on_sqlite(&self.database.sqlite_pool().unwrap(), sql).await.unwrap();
     }
 
     /// A payment, with one attempt, in this state; `waiting` without any.
     pub async fn payment(&self, id: &str, provider: &str, state: &str) -> Job {
         let job = Job {
-            id: Token::new(id).unwrap(),
+            id: Identifier::new(id).unwrap(),
             provider: ProviderName::new(provider).unwrap(),
             amount: 1_299,
             currency: "EUR".to_owned(),
@@ -84,7 +84,7 @@ impl Desk {
             panic!("{id} is there already")
         };
         let Some(state) = FinalState::from_name(state) else {
-            assert_eq!(ledger.release(&claimed.hold).await.unwrap(), Written::Kept);
+            assert_eq!(ledger.release(&claimed.lease).await.unwrap(), FencedWrite::Applied);
             return job;
         };
         let request = FrozenRequest {
@@ -96,33 +96,33 @@ impl Desk {
             account: None,
             credential_fingerprint: "0123456789abcdef".to_owned(),
         };
-        assert_eq!(ledger.begin_attempt(&claimed.hold, &request).await.unwrap(), Begun::Attempt(1));
+        assert_eq!(ledger.begin_attempt(&claimed.lease, &request).await.unwrap(), BeginResult::Attempt(1));
         let outcome = if state == FinalState::Review { "unknown" } else { "not_sent" };
         let end = AttemptEnd { number: 1, outcome, status: None, detail: "why".to_owned(), counts: true };
         let next = JobState::Final { state, reason: "gave up".to_owned(), reference: None };
-        assert_eq!(ledger.finish_attempt(&claimed.hold, &end, &next).await.unwrap(), Written::Kept);
+        assert_eq!(ledger.finish_attempt(&claimed.lease, &end, &next).await.unwrap(), FencedWrite::Applied);
         job
     }
 
     pub async fn run(&self, line: &[&str]) -> Ran {
-        self.run_in(Shape::Plain, line).await
+        self.run_in(TableShape::Plain, line).await
     }
 
-    pub async fn run_in(&self, shape: Shape, line: &[&str]) -> Ran {
+    pub async fn run_in(&self, shape: TableShape, line: &[&str]) -> Ran {
         self.run_with(shape, None, &[], line).await
     }
 
     /// With somebody at the terminal who types this.
     pub async fn run_answered(&self, typed: &'static str, line: &[&str]) -> Ran {
-        self.run_with(Shape::Plain, Some(typed), &[], line).await
+        self.run_with(TableShape::Plain, Some(typed), &[], line).await
     }
 
     /// With this configuration.
     pub async fn run_set(&self, set: &str, line: &[&str]) -> Ran {
-        self.run_with(Shape::Plain, None, &["--set", set], line).await
+        self.run_with(TableShape::Plain, None, &["--set", set], line).await
     }
 
-    async fn run_with(&self, shape: Shape, typed: Option<&'static str>, sets: &[&str], line: &[&str]) -> Ran {
+    async fn run_with(&self, shape: TableShape, typed: Option<&'static str>, sets: &[&str], line: &[&str]) -> Ran {
         let database = format!("database.url=sqlite://{}/ledger.db", self.dir.path().display());
         let always = ["sluicegate", "--set", &database, "--set", "ops.listen=none"];
         let cli = Cli::try_parse_from(always.iter().chain(sets).chain(line)).unwrap();
@@ -130,7 +130,7 @@ impl Desk {
         let (out, err) = (Page::default(), Page::default());
         let mut console = Console::new(Box::new(out.clone()), Box::new(err.clone()), shape);
         if let Some(typed) = typed {
-            console = console.answered_by(Box::new(typed.as_bytes()));
+            console = console.with_input(Box::new(typed.as_bytes()));
         }
         let app = App::default();
         let result = sluicegate::cli::execute(&cli.command, &config, &app, &mut console).await;
@@ -145,7 +145,7 @@ impl Desk {
     /// What the program prints of a command's error.
     pub fn error_of(&self, error: &CommandError) -> String {
         let err = Page::default();
-        let mut console = Console::new(Box::new(Page::default()), Box::new(err.clone()), Shape::Plain);
+        let mut console = Console::new(Box::new(Page::default()), Box::new(err.clone()), TableShape::Plain);
         console.error(error).unwrap();
         err.text()
     }
@@ -175,11 +175,11 @@ pub fn exit(ran: &Ran) -> Exit {
 }
 
 #[tokio::test]
-async fn a_dead_payment_is_replayed_with_the_message_that_it_came_by() {
+async fn dead_payment_is_replayed_with_its_message() {
     let desk = Desk::open().await;
     let job = desk.payment("p1", "acme", "dead").await;
     let ran = desk.run(&["dlq", "replay", "p1", "--because", "the provider is back"]).await;
-    assert_eq!((exit(&ran), ran.out.as_str(), ran.err.as_str()), (Exit::Fine, "p1: dead → waiting\n", ""));
+    assert_eq!((exit(&ran), ran.out.as_str(), ran.err.as_str()), (Exit::Success, "p1: dead → waiting\n", ""));
     let [body] = &desk.queued("acme").await[..] else { panic!("not one message") };
     let again = decode(body, &job.provider, CardNumbers::Refuse).unwrap();
     assert_eq!(again, decode(&encode(&job), &job.provider, CardNumbers::Refuse).unwrap());
@@ -203,7 +203,7 @@ async fn a_dead_payment_is_replayed_with_the_message_that_it_came_by() {
 }
 
 #[tokio::test]
-async fn all_dead_payments_or_those_of_a_provider_are_replayed_once_each() {
+async fn dead_payments_are_replayed_once_each() {
     let desk = Desk::open().await;
     for number in 0..20 {
         desk.payment(&format!("a{number:02}"), "acme", "dead").await;
@@ -213,17 +213,17 @@ async fn all_dead_payments_or_those_of_a_provider_are_replayed_once_each() {
     }
     desk.payment("r1", "bolt", "review").await;
     let dry = desk.run(&["dlq", "replay", "--dry-run", "--json"]).await;
-    assert_eq!(exit(&dry), Exit::Fine);
+    assert_eq!(exit(&dry), Exit::Success);
     assert_eq!(dry.json()["would_change"], serde_json::json!({ "acme": 20, "bolt": 2 }));
     let dry = desk.run(&["dlq", "replay", "--dry-run"]).await;
     assert!(dry.out.contains("acme") && dry.err.contains("nothing was changed"), "{}{}", dry.out, dry.err);
     assert_eq!((desk.state("a00").await.as_str(), desk.queued("acme").await.len()), ("dead", 0));
 
     let one = desk.run(&["dlq", "replay", "--provider", "bolt", "--json"]).await;
-    assert_eq!((exit(&one), one.json()["changed"].as_array().unwrap().len()), (Exit::Fine, 2));
+    assert_eq!((exit(&one), one.json()["changed"].as_array().unwrap().len()), (Exit::Success, 2));
     assert_eq!((desk.queued("acme").await.len(), desk.queued("bolt").await.len()), (0, 2));
     let rest = desk.run(&["dlq", "replay", "--yes", "--rate", "1000"]).await;
-    assert_eq!((exit(&rest), rest.out.lines().count()), (Exit::Fine, 20));
+    assert_eq!((exit(&rest), rest.out.lines().count()), (Exit::Success, 20));
     assert_eq!((desk.queued("acme").await.len(), desk.queued("bolt").await.len()), (20, 2));
     assert_eq!(desk.state("r1").await, "review");
     let none = desk.run(&["dlq", "list"]).await;
@@ -231,27 +231,27 @@ async fn all_dead_payments_or_those_of_a_provider_are_replayed_once_each() {
 }
 
 #[tokio::test]
-async fn payments_are_sent_again_no_faster_than_asked() {
+async fn replay_keeps_the_requested_rate() {
     let desk = Desk::open().await;
     for number in 0..4 {
         desk.payment(&format!("p{number}"), "acme", "dead").await;
     }
     let began = std::time::Instant::now();
-    assert_eq!(exit(&desk.run(&["dlq", "replay", "--yes", "--rate", "10"]).await), Exit::Fine);
+    assert_eq!(exit(&desk.run(&["dlq", "replay", "--yes", "--rate", "10"]).await), Exit::Success);
     // Three turns after the first; a slow machine takes longer, never less.
     assert!(began.elapsed() >= Duration::from_millis(300), "{:?}", began.elapsed());
 }
 
 #[tokio::test]
-async fn what_cannot_be_sent_again_stays_as_it_was() {
+async fn unreplayable_payment_stays_unchanged() {
     let desk = Desk::open().await;
     for id in ["emptied", "altered", "orphan", "card"] {
         desk.payment(id, "acme", "dead").await;
     }
     desk.sql("UPDATE jobs SET payload = NULL WHERE id = 'emptied'").await;
-    desk.unruled("UPDATE jobs SET amount = 9 WHERE id = 'altered'").await;
-    desk.unruled("UPDATE jobs SET provider = 'gone' WHERE id = 'orphan'").await;
-    desk.unruled(r#"UPDATE jobs SET payload = '{"n":"4242424242424242"}' WHERE id = 'card'"#).await;
+    desk.without_constraints("UPDATE jobs SET amount = 9 WHERE id = 'altered'").await;
+    desk.without_constraints("UPDATE jobs SET provider = 'gone' WHERE id = 'orphan'").await;
+    desk.without_constraints(r#"UPDATE jobs SET payload = '{"n":"4242424242424242"}' WHERE id = 'card'"#).await;
     for (id, part) in [
         ("emptied", "was emptied"),
         ("altered", "no longer says what was recorded"),
@@ -268,7 +268,7 @@ async fn what_cannot_be_sent_again_stays_as_it_was() {
 }
 
 #[tokio::test]
-async fn a_message_that_is_not_confirmed_is_named_and_ends_the_run() {
+async fn unconfirmed_publish_stops_the_replay() {
     let desk = Desk::open().await;
     for id in ["p1", "p2", "p3", "p4"] {
         desk.payment(id, "acme", "dead").await;
@@ -291,7 +291,7 @@ async fn a_message_that_is_not_confirmed_is_named_and_ends_the_run() {
 }
 
 #[tokio::test]
-async fn a_broker_that_is_away_changes_nothing() {
+async fn unavailable_broker_changes_nothing() {
     let desk = Desk::open().await;
     desk.payment("p1", "acme", "dead").await;
     let ran = desk.run(&["--set", "queue.url=amqp://127.0.0.1:1/%2f", "dlq", "replay", "p1"]).await;
@@ -301,7 +301,7 @@ async fn a_broker_that_is_away_changes_nothing() {
 }
 
 #[tokio::test]
-async fn a_review_is_settled_or_sent_again() {
+async fn review_is_resolved_or_resent() {
     let desk = Desk::open().await;
     for id in ["p1", "p2", "p3"] {
         desk.payment(id, "acme", "review").await;
@@ -309,12 +309,12 @@ async fn a_review_is_settled_or_sent_again() {
     let dry = desk.run(&["jobs", "resolve", "p1", "--as", "declined", "--dry-run", "--json"]).await;
     assert_eq!((&dry.json()["would_change"]["acme"], desk.state("p1").await.as_str()), (&1.into(), "review"));
     let ran = desk.run(&["jobs", "resolve", "p1", "--as", "succeeded", "--reference", "ch_7"]).await;
-    assert_eq!((exit(&ran), ran.out.as_str()), (Exit::Fine, "p1: review → succeeded\n"));
+    assert_eq!((exit(&ran), ran.out.as_str()), (Exit::Success, "p1: review → succeeded\n"));
     let ran = desk.run(&["jobs", "resolve", "p2", "--as", "declined"]).await;
-    assert_eq!((exit(&ran), ran.out.as_str()), (Exit::Fine, "p2: review → declined\n"));
+    assert_eq!((exit(&ran), ran.out.as_str()), (Exit::Success, "p2: review → declined\n"));
     assert!(desk.queued("acme").await.is_empty());
     let ran = desk.run(&["jobs", "resolve", "p3", "--as", "resend"]).await;
-    assert_eq!((exit(&ran), ran.out.as_str()), (Exit::Fine, "p3: review → waiting\n"));
+    assert_eq!((exit(&ran), ran.out.as_str()), (Exit::Success, "p3: review → waiting\n"));
     assert_eq!(desk.queued("acme").await.len(), 1);
     let story = desk.run(&["jobs", "show", "p1", "--json"]).await.json();
     assert_eq!((&story["state"], &story["provider_reference"]), (&"succeeded".into(), &"ch_7".into()));
@@ -326,7 +326,7 @@ async fn a_review_is_settled_or_sent_again() {
 }
 
 #[tokio::test]
-async fn a_file_of_ids_is_cancelled_but_for_its_bad_lines() {
+async fn cancel_file_skips_invalid_lines() {
     let desk = Desk::open().await;
     for (id, state) in [("p1", "waiting"), ("p2", "waiting"), ("p3", "review"), ("p4", "waiting")] {
         desk.payment(id, "acme", state).await;
@@ -356,7 +356,7 @@ async fn a_file_of_ids_is_cancelled_but_for_its_bad_lines() {
 }
 
 #[tokio::test]
-async fn lists_are_pages_and_a_story_is_whole() {
+async fn lists_are_paged_and_details_complete() {
     let desk = Desk::open().await;
     for (id, provider, state) in
         [("p1", "acme", "dead"), ("p2", "bolt", "dead"), ("p3", "acme", "review"), ("p4", "acme", "waiting")]
@@ -376,7 +376,7 @@ async fn lists_are_pages_and_a_story_is_whole() {
     let table = desk.run(&["dlq", "list", "--limit", "1"]).await;
     assert!(table.out.contains("1299 EUR") && table.err == "more behind `--after p1`\n", "{}{}", table.out, table.err);
 
-    assert_eq!(exit(&desk.run(&["dlq", "discard", "p1", "--yes", "--because", "a test"]).await), Exit::Fine);
+    assert_eq!(exit(&desk.run(&["dlq", "discard", "p1", "--yes", "--because", "a test"]).await), Exit::Success);
     let waited = "UPDATE jobs SET wait_reason = 'waits for limit per-account', wait_since = 0, wait_until = 60000, wait_request = 2 \
                   WHERE id = 'p1'";
     desk.sql(waited).await;
@@ -390,7 +390,7 @@ async fn lists_are_pages_and_a_story_is_whole() {
     let (error, code) = desk.run(&["dlq", "show", "p1"]).await.failure();
     assert!(error.contains("`cancelled`, not `dead`") && code == Exit::Failed, "{error}");
     assert!(desk.run(&["jobs", "show", "nobody"]).await.failure().0.contains("no such job"));
-    assert_eq!(exit(&desk.run(&["dlq", "show", "p2"]).await), Exit::Fine);
+    assert_eq!(exit(&desk.run(&["dlq", "show", "p2"]).await), Exit::Success);
 }
 
 #[tokio::test]
@@ -401,7 +401,7 @@ async fn the_status_counts_every_payment_once() {
     {
         desk.payment(id, provider, state).await;
     }
-    desk.unruled("UPDATE jobs SET provider = 'gone' WHERE id = 'p4'").await;
+    desk.without_constraints("UPDATE jobs SET provider = 'gone' WHERE id = 'p4'").await;
     desk.sql("UPDATE providers SET paused = 1 WHERE name = 'bolt'").await;
     let ran = desk.run(&["status", "--json"]).await;
     assert!(ran.err.contains("shown is what database and queue alone tell"), "{}", ran.err);
@@ -421,7 +421,7 @@ async fn the_status_counts_every_payment_once() {
 }
 
 #[tokio::test]
-async fn without_a_worker_the_queue_is_counted_and_who_paused_is_named() {
+async fn status_without_worker_shows_queue_and_pauses() {
     let desk = Desk::open().await;
     desk.sql(
         "INSERT INTO queue_messages (queue, body, properties, visible_at_ms) VALUES \
@@ -435,11 +435,11 @@ async fn without_a_worker_the_queue_is_counted_and_who_paused_is_named() {
         "{status:#}"
     );
     let ran = desk.run(&["--set", "ops.listen=none", "jobs", "explain", "q1", "--json"]).await;
-    assert_eq!(exit(&ran), Exit::Fine);
+    assert_eq!(exit(&ran), Exit::Success);
     let told = ran.json();
     assert_eq!((&told["state"], &told["provider"]), (&"queued".into(), &"acme".into()), "{told:#}");
     assert!(told["stands_at"]["turn_at"].is_null(), "whether it is sent at all nobody said: {told:#}");
-    assert_eq!(exit(&desk.run(&["provider", "pause", "acme", "--because", "they asked"]).await), Exit::Fine);
+    assert_eq!(exit(&desk.run(&["provider", "pause", "acme", "--because", "they asked"]).await), Exit::Success);
     let table = desk.run(&["status"]).await.out;
     let note = table.lines().find(|line| line.contains(" paused it at ")).unwrap_or_default();
     assert!(note.ends_with("Z (they asked): its queue keeps collecting"), "{table}");

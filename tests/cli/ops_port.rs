@@ -64,7 +64,7 @@ impl Drop for Worker {
 }
 
 #[test]
-fn probes_of_a_process_are_answered_beside_clients_that_hold_connections() {
+fn probes_work_despite_held_connections() {
     let dir = tempfile::tempdir().unwrap();
     let worker = Worker::start(dir.path());
     let mut held = Vec::new();
@@ -83,7 +83,7 @@ fn probes_of_a_process_are_answered_beside_clients_that_hold_connections() {
 }
 
 #[test]
-fn guesses_of_the_token_are_slowed_counted_and_logged_once() {
+fn token_guesses_are_delayed_and_counted() {
     let dir = tempfile::tempdir().unwrap();
     let worker = Worker::start(dir.path());
     let bearer = |token: &str| format!("authorization: Bearer {token}\r\n");

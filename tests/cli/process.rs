@@ -21,7 +21,7 @@ fn the_definition_of_the_command_line_is_consistent() {
 }
 
 #[test]
-fn usage_errors_exit_with_2_and_help_with_0() {
+fn usage_errors_and_help_have_exit_codes() {
     for line in [
         vec!["frobnicate"],
         vec!["enqueue"],
@@ -50,7 +50,7 @@ fn usage_errors_exit_with_2_and_help_with_0() {
 }
 
 #[test]
-fn flags_before_and_behind_a_command_add_up() {
+fn flags_before_and_after_commands_combine() {
     let words = ["sluicegate", "--set", "a.b=1", "provider", "--set=c.d=2", "show", "--set", "e.f=3", "--", "--set"];
     let cli = sluicegate::cli::Cli::from_arguments(words.map(Into::into)).unwrap();
     assert_eq!(cli.set, ["a.b=1", "c.d=2", "e.f=3"]);
@@ -63,17 +63,17 @@ fn flags_before_and_behind_a_command_add_up() {
 }
 
 #[test]
-fn one_shot_commands_log_errors_alone_unless_asked_for_detail() {
-    use sluicegate::config::{Log, LogFormat};
+fn one_shot_commands_log_only_errors() {
+    use sluicegate::config::{LogConfig, LogFormat};
     use tracing::Level;
     let command = sluicegate::cli::Cli::from_arguments(["sluicegate", "migrate"].map(Into::into)).unwrap().command;
     for (configured, used) in [(Level::WARN, Level::ERROR), (Level::INFO, Level::ERROR), (Level::DEBUG, Level::DEBUG)] {
-        assert_eq!(command.log(Log { level: configured, format: LogFormat::Text }).level, used);
+        assert_eq!(command.log(LogConfig { level: configured, format: LogFormat::Text }).level, used);
     }
 }
 
 #[test]
-fn a_bad_configuration_exits_with_78_and_names_every_problem() {
+fn invalid_configuration_exits_with_78() {
     for line in [["provider", "list"].as_slice(), &["check", "--no-connect"]] {
         let output = sluicegate()
             .args(line)
@@ -104,7 +104,7 @@ fn check_reports_on_stdout_as_json_too() {
 }
 
 #[test]
-fn only_what_needs_a_database_makes_one() {
+fn other_commands_create_no_database() {
     let dir = tempfile::tempdir().unwrap();
     let database = dir.path().join("sluicegate.db");
     for line in [
@@ -141,7 +141,7 @@ const ACME: &str = "[[provider]]\nname = \"acme\"\nurl = \"https://x.example/\"\
                     [[provider.limit]]\nname = \"all\"\nmax_requests = 5\nwindow_ms = 1000\n";
 
 #[test]
-fn a_published_payment_is_cancelled_before_anybody_has_taken_it() {
+fn queued_payment_can_be_cancelled() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("acme.toml"), ACME).unwrap();
     let run = |line: &str| {
@@ -158,7 +158,7 @@ fn a_published_payment_is_cancelled_before_anybody_has_taken_it() {
 }
 
 #[test]
-fn a_dry_run_needs_no_database_and_makes_none() {
+fn dry_run_creates_no_database() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("acme.toml"), ACME).unwrap();
     let output =
@@ -169,7 +169,7 @@ fn a_dry_run_needs_no_database_and_makes_none() {
 }
 
 #[test]
-fn only_what_may_make_a_database_migrates_one() {
+fn other_commands_require_a_migrated_database() {
     let dir = tempfile::tempdir().unwrap();
     let database = dir.path().join("sluicegate.db");
     std::fs::write(&database, "").unwrap();
@@ -196,7 +196,7 @@ fn only_what_may_make_a_database_migrates_one() {
 
 /// A script reads stdout, and must find one object there whatever happened.
 #[test]
-fn a_command_that_fails_with_json_prints_its_error_as_json() {
+fn failing_json_command_prints_a_json_error() {
     let dir = tempfile::tempdir().unwrap();
     let empty = tempfile::tempdir().unwrap();
     assert!(sluicegate().current_dir(dir.path()).arg("migrate").output().unwrap().status.success());
@@ -247,7 +247,7 @@ fn as_nobody(dir: &std::path::Path) -> std::process::Command {
 }
 
 #[test]
-fn check_names_a_database_that_cannot_be_made() {
+fn check_reports_an_uncreatable_database() {
     use std::os::unix::fs::PermissionsExt as _;
     let dir = tempfile::tempdir().unwrap();
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -287,7 +287,7 @@ fn check_names_a_database_that_cannot_be_made() {
 }
 
 #[test]
-fn a_file_that_is_no_database_is_refused_with_clear_words() {
+fn non_database_file_is_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let run = |url: &str, line: &str| {
         let set = format!("database.url=sqlite://{url}");
@@ -313,7 +313,7 @@ fn a_file_that_is_no_database_is_refused_with_clear_words() {
 }
 
 #[test]
-fn a_list_of_targets_that_cannot_be_meant_is_told_by_check() {
+fn check_reports_invalid_outbound_targets() {
     for entry in ["bogus", "10.0.0.0/99", "https://x.example:443", "host:99999"] {
         let set = format!("outbound.allow=loopback,{entry}");
         let output = sluicegate().args(["check", "--no-connect", "--set", &set]).output().unwrap();
@@ -324,7 +324,7 @@ fn a_list_of_targets_that_cannot_be_meant_is_told_by_check() {
 }
 
 #[test]
-fn a_migration_needs_its_database_alone() {
+fn migration_needs_only_its_database() {
     let url = format!("postgres://owner@127.0.0.1:{}/billing", free_port());
     let output = sluicegate().arg("migrate").env("SLUICEGATE_DATABASE__URL", &url).output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
@@ -356,7 +356,7 @@ fn is_ready(port: u16) -> bool {
 }
 
 #[test]
-fn a_second_run_is_told_of_the_first_and_not_of_its_port() {
+fn second_run_names_the_first_process() {
     let dir = tempfile::tempdir().unwrap();
     let port = free_port();
     let listen = format!("ops.listen=127.0.0.1:{port}");
@@ -403,7 +403,7 @@ fn completions_and_manual_need_no_configuration() {
 }
 
 #[test]
-fn a_reader_that_has_seen_enough_is_no_failure() {
+fn closed_stdout_is_not_a_failure() {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     let program = assert_cmd::cargo::cargo_bin("sluicegate");

@@ -4,7 +4,7 @@ use sluicegate::cli::Exit;
 use sluicegate::domain::limit::{Limit, Scope};
 use sluicegate::domain::provider::{Provider, ProviderName};
 use sluicegate::ledger::provider_row::LimitRow;
-use sluicegate::ledger::settings::BadRow;
+use sluicegate::ledger::settings::InvalidRow;
 
 use crate::fakes::Engine;
 
@@ -24,7 +24,7 @@ async fn apply_prints_what_changed_and_declares_the_lanes() {
     assert!(dry.err.contains("nothing was applied") && engine.state().declared.is_empty(), "{}", dry.err);
 
     let ran = engine.run(&["provider", "apply", &file]).await;
-    assert_eq!((ran.result.unwrap(), ran.out.as_str()), (Exit::Fine, "acme: created\nother: created\n"));
+    assert_eq!((ran.result.unwrap(), ran.out.as_str()), (Exit::Success, "acme: created\nother: created\n"));
     let declared: Vec<String> = engine.state().declared.iter().map(ProviderName::to_string).collect();
     assert_eq!(declared, ["old", "acme", "other"]);
 
@@ -33,10 +33,10 @@ async fn apply_prints_what_changed_and_declares_the_lanes() {
 }
 
 #[tokio::test]
-async fn a_bad_row_stops_the_whole_file_with_78() {
+async fn invalid_row_rejects_the_file_with_78() {
     let engine = Engine::default();
     let problems = vec!["window_ms: must lie between 1 ms and 31 days".to_owned()];
-    engine.state().bad_rows = vec![BadRow {
+    engine.state().bad_rows = vec![InvalidRow {
         provider: "broken".to_owned(),
         quota: "broken".to_owned(),
         enabled: true,
@@ -58,7 +58,7 @@ async fn a_bad_row_stops_the_whole_file_with_78() {
 }
 
 #[tokio::test]
-async fn apply_says_when_the_rows_are_in_but_the_lanes_are_not() {
+async fn apply_reports_undeclared_lanes() {
     let engine = Engine::default();
     engine.state().broker_away = true;
     let dir = tempfile::tempdir().unwrap();
@@ -99,7 +99,7 @@ async fn pause_and_resume_reach_the_database() {
 }
 
 #[tokio::test]
-async fn limits_set_says_from_and_to() {
+async fn limits_set_prints_old_and_new() {
     let engine = Engine::with_providers(&["acme"]);
     let second = LimitRow { name: "second".into(), max_requests: 100, window_ms: 1_000, ..LimitRow::default() };
     engine.state().rows[0].limits = vec![second];
@@ -114,7 +114,7 @@ async fn limits_set_says_from_and_to() {
 }
 
 #[tokio::test]
-async fn limits_are_listed_with_what_differs_from_the_defaults() {
+async fn limits_list_shows_non_default_values() {
     let engine = Engine::with_providers(&["acme"]);
     let limit = |name: &str| LimitRow { name: name.into(), max_requests: 100, window_ms: 1_000, ..LimitRow::default() };
     let bucket = LimitRow { algorithm: "token_bucket".into(), burst: Some(7), ..limit("bucket") };
@@ -149,7 +149,7 @@ async fn limits_are_listed_with_what_differs_from_the_defaults() {
 }
 
 #[tokio::test]
-async fn peek_asks_the_shared_store_and_says_what_counts_nothing() {
+async fn peek_reads_the_shared_store() {
     let engine = Engine::default();
     let mut scoped = crate::check::provider();
     scoped.name = ProviderName::new("scoped").unwrap();
@@ -181,7 +181,7 @@ async fn peek_asks_the_shared_store_and_says_what_counts_nothing() {
 }
 
 #[tokio::test]
-async fn migrate_says_whether_there_was_anything_to_do() {
+async fn migrate_reports_whether_it_changed_anything() {
     let engine = Engine::default();
     let first = engine.run(&["migrate"]).await;
     assert_eq!((first.out.as_str(), first.err.as_str()), ("", "sqlite://sluicegate.db is up to date now\n"));
@@ -191,7 +191,7 @@ async fn migrate_says_whether_there_was_anything_to_do() {
 }
 
 #[tokio::test]
-async fn a_database_that_is_not_migrated_names_the_command() {
+async fn unmigrated_database_error_names_migrate() {
     let engine = Engine::default();
     engine.state().database_away = true;
     let (error, exit) = engine.run(&["provider", "list"]).await.failure();
@@ -200,9 +200,9 @@ async fn a_database_that_is_not_migrated_names_the_command() {
 
 /// One row that nobody can read keeps nobody from seeing the others, or from paying with them.
 #[tokio::test]
-async fn a_row_that_cannot_be_read_is_named_beside_the_others() {
+async fn unreadable_row_is_listed_beside_others() {
     let engine = Engine::with_providers(&["acme"]);
-    engine.state().unreadable = vec![BadRow {
+    engine.state().unreadable = vec![InvalidRow {
         provider: "bolt".to_owned(),
         quota: "bolt".to_owned(),
         enabled: true,
@@ -219,5 +219,5 @@ async fn a_row_that_cannot_be_read_is_named_beside_the_others() {
     let (error, _) = engine.run(&["provider", "show", "bolt"]).await.failure();
     assert!(error.contains("provider `bolt`: column `statuses` is no JSON object"), "{error}");
     let line = "enqueue --provider acme --amount 1 --currency EUR";
-    assert_eq!(engine.run(&line.split(' ').collect::<Vec<_>>()).await.result.unwrap(), Exit::Fine);
+    assert_eq!(engine.run(&line.split(' ').collect::<Vec<_>>()).await.result.unwrap(), Exit::Success);
 }

@@ -45,7 +45,7 @@ impl Desk {
 const START: [&str; 2] = ["--start", "2026-11-30T12:00:00Z"];
 
 #[test]
-fn variants_stand_side_by_side_and_say_when_the_backlog_clears() {
+fn variants_are_compared_with_clear_times() {
     let desk = Desk::new();
     let line = [&START[..], &["--burst", "2000", "--variant", "at 50/s: limit.per-second=50/1s", "--plot", "p.svg"]];
     let (code, out, err) = desk.run(&line.concat());
@@ -66,7 +66,7 @@ fn variants_stand_side_by_side_and_say_when_the_backlog_clears() {
 }
 
 #[test]
-fn what_cannot_be_measured_is_no_number() {
+fn unmeasured_values_are_not_printed() {
     let desk = Desk::new();
     // Half a turn of the limit has no rate.
     let (code, out, err) = desk.run(&[&START[..], &["--burst", "50"]].concat());
@@ -81,7 +81,7 @@ fn what_cannot_be_measured_is_no_number() {
 }
 
 #[test]
-fn the_json_says_the_same_for_the_same_seed() {
+fn simulation_json_is_reproducible() {
     let desk = Desk::new();
     let line = [&START[..], &["--rate", "80/s", "--for", "30s", "--variant", "limit.per-second=40/1s"]].concat();
     let json = desk.json(&line);
@@ -97,7 +97,7 @@ fn the_json_says_the_same_for_the_same_seed() {
 }
 
 #[test]
-fn a_burst_is_written_as_people_write_numbers() {
+fn burst_accepts_common_number_formats() {
     let desk = Desk::new();
     let figures = |burst| desk.json(&[&START[..], &["--burst", burst]].concat())["variants"][0]["figures"].clone();
     let plain = figures("2000");
@@ -108,7 +108,7 @@ fn a_burst_is_written_as_people_write_numbers() {
 }
 
 #[test]
-fn a_trace_brings_accounts_and_deadlines() {
+fn trace_provides_accounts_and_deadlines() {
     let desk = Desk::new();
     let lines: String = (0..20).map(|n| format!("{},busy,1,0,{}\n", 1_000 + n, 13_000)).collect();
     desk.put("trace.csv", &format!("at_ms,account,cost,priority,expires_at_ms\n{lines}"));
@@ -120,7 +120,7 @@ fn a_trace_brings_accounts_and_deadlines() {
 }
 
 #[test]
-fn what_cannot_be_meant_is_named() {
+fn invalid_simulation_input_is_reported() {
     let desk = Desk::new();
     let trace = desk.put("bad.csv", "at_ms,cost\n1,1\nsoon,1\n2,0\n");
     let latency = desk.put("latency.csv", "ms\n1\nfast\n");

@@ -19,36 +19,36 @@ fn replay(target: &str, least: usize, holds: fn(&[u8])) {
 }
 
 #[test]
-fn kept_messages_hold() {
+fn message_corpus_passes() {
     replay("message", 10, properties::message::holds);
 }
 
 #[test]
-fn kept_answers_of_providers_hold() {
+fn response_corpus_passes() {
     replay("classify", 10, properties::classify::holds);
 }
 
 #[test]
-fn kept_waits_hold() {
+fn retry_after_corpus_passes() {
     replay("retry_after", 10, properties::retry_after::holds);
 }
 
 #[test]
-fn kept_replies_of_the_limiter_hold() {
+fn limiter_reply_corpus_passes() {
     replay("limiter_reply", 5, properties::limiter_reply::holds);
 }
 
 #[test]
-fn kept_provider_rows_hold() {
+fn provider_row_corpus_passes() {
     replay("provider_row", 5, properties::provider_row::holds);
 }
 
 #[test]
-fn kept_templates_hold() {
+fn template_corpus_passes() {
     replay("template", 10, properties::template::holds);
 }
 
 #[test]
-fn kept_jobs_and_rows_hold() {
+fn job_request_corpus_passes() {
     replay("job_request", 8, properties::job_request::holds);
 }

@@ -4,42 +4,42 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use sluicegate::domain::job::{ContentHash, Job, Token};
+use sluicegate::domain::job::{ContentHash, Identifier, Job};
 use sluicegate::domain::provider::ProviderName;
 use sluicegate::ledger::database::Database;
 use sluicegate::ledger::settings::Settings;
-use sluicegate::ledger::{Claim, Claimed, Hold, Ledger};
+use sluicegate::ledger::{Claim, Claimed, LeaseToken, Ledger};
 use sluicegate::provider::FrozenRequest;
 use sqlx::{AssertSqlSafe, Row};
 
 use crate::support::postgres::Postgres;
-use crate::support::unruled;
+use crate::support::without_constraints;
 
 mod attempts;
-mod authority;
+mod batches;
 mod bounded;
 mod claims;
 mod copies;
 mod faults;
 mod few_connections;
-mod first;
+mod first_attempt;
 mod fleet;
-mod groups;
-mod instants;
-mod live;
+mod immutability;
+mod leader_row;
 mod lookups;
 mod migrating;
 mod operator;
 mod outbox;
 mod pairs;
 mod plans;
+mod poll_connections;
 mod pooler;
-mod prompt;
 mod recent;
-mod rules;
 mod schema;
 mod settings;
-mod silent;
+mod settings_propagation;
+mod silent_connections;
+mod timestamps;
 mod upkeep;
 mod waits;
 
@@ -105,10 +105,10 @@ impl Fixture {
     }
 
     /// The same against the database's own rules.
-    async fn unruled(&self, sql: &str) -> Result<(), String> {
+    async fn without_constraints(&self, sql: &str) -> Result<(), String> {
         let done = match &self.postgres {
-            Some(pool) => unruled::on_postgres(pool, sql).await,
-            None => unruled::on_sqlite(&self.database.sqlite_pool().unwrap(), sql).await,
+            Some(pool) => without_constraints::on_postgres(pool, sql).await,
+            None => without_constraints::on_sqlite(&self.database.sqlite_pool().unwrap(), sql).await,
         };
         done.map_err(|error| error.to_string())
     }
@@ -145,7 +145,7 @@ impl Fixture {
     }
 
     /// Makes the lease of a job end now, as if its worker had been silent for long.
-    async fn expire_lease(&self, hold: &Hold) {
+    async fn expire_lease(&self, hold: &LeaseToken) {
         self.sql(&format!("UPDATE jobs SET lease_until = created_at WHERE id = '{}'", hold.id)).await.unwrap();
     }
 }
@@ -160,11 +160,11 @@ fn hash(byte: u8) -> ContentHash {
 
 fn job(id: &str) -> Job {
     Job {
-        id: Token::new(id).unwrap(),
+        id: Identifier::new(id).unwrap(),
         provider: name("stripe"),
         amount: 1_299,
         currency: "EUR".to_owned(),
-        account: Some(Token::new("acct_1").unwrap()),
+        account: Some(Identifier::new("acct_1").unwrap()),
         reference: Some("invoice 7".to_owned()),
         idempotency_key: None,
         cost: 1,

@@ -4,28 +4,29 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sluicegate::domain::decision::{
-    ByKind, Call, CallKind, Fate, PastUse, Rebuild, Refusal, Refused, Reply, Seeds, Settlement, Subject, Want,
+use sluicegate::domain::permit_protocol::{
+    CallKind, CostByKind, CounterSeeds, LimiterCall, LimiterRefusal, LimiterReply, PastUse, PermitRelease,
+    PermitRequest, RebuildData, RefusalReason, ReleaseKind, Subject,
 };
 use sluicegate::domain::provider::{BOOKING_HORIZON, ProviderName, StoreDown};
 use sluicegate::domain::quota_spec::{self, LimitSpec, QuotaSpec};
 use sluicegate::domain::time::Micros;
-use sluicegate::limiter::gate::Ask;
+use sluicegate::limiter::gate::AcquireRequest;
 use sluicegate::limiter::{Limiter, LimiterError};
 
-mod authority;
+mod clock_attestation;
 mod cluster;
 mod conformance;
 mod differential;
 mod exact_waits;
 mod faults;
-mod liar;
+mod leadership;
+mod malformed_replies;
 mod model;
-mod newcomers;
 mod oracle;
 mod peek;
-mod promise;
-mod promise_mixed;
+mod rate_guarantee;
+mod rate_guarantee_mixed;
 mod refusals;
 mod saturation;
 mod tampered;
@@ -42,7 +43,7 @@ fn spec(limits: &[(&str, u32, u64)]) -> QuotaSpec {
         version: 1,
         limits: limits.iter().map(limit).collect(),
         account_rules: Vec::new(),
-        even: false,
+        even_pacing: false,
         grant_jitter: None,
         hold_max: SECOND,
         send_budget: Duration::from_millis(100),
@@ -70,8 +71,8 @@ struct Caller {
     spec: QuotaSpec,
     incarnation: u64,
     number: u64,
-    settlements: Vec<Settlement>,
-    seeds: Option<Seeds>,
+    settlements: Vec<PermitRelease>,
+    seeds: Option<CounterSeeds>,
     pause: Option<Duration>,
     warm: Option<Micros>,
 }
@@ -91,49 +92,49 @@ impl Caller {
 
     async fn warm_up(&mut self) {
         let cold = self.call(&[]).await;
-        assert_eq!(cold.refused.map(|refused| refused.by), Some(Refusal::Cold), "nobody has vouched yet");
-        self.warm = Some(cold.born);
+        assert_eq!(cold.refused.map(|refused| refused.reason), Some(RefusalReason::Cold), "nobody has vouched yet");
+        self.warm = Some(cold.state_epoch);
         let warm = self.call(&[]).await;
-        assert_eq!((warm.refused, warm.born), (None, cold.born));
+        assert_eq!((warm.refused, warm.state_epoch), (None, cold.state_epoch));
     }
 
-    async fn call(&mut self, wants: &[u32]) -> Reply {
+    async fn call(&mut self, wants: &[u32]) -> LimiterReply {
         self.try_call(wants).await.unwrap()
     }
 
-    async fn try_call(&mut self, wants: &[u32]) -> Result<Reply, LimiterError> {
+    async fn try_call(&mut self, wants: &[u32]) -> Result<LimiterReply, LimiterError> {
         self.number += 1;
         self.repeat(wants).await
     }
 
     /// Under the number of the last call; what was to be settled stays to be settled.
-    async fn repeat(&self, wants: &[u32]) -> Result<Reply, LimiterError> {
+    async fn repeat(&self, wants: &[u32]) -> Result<LimiterReply, LimiterError> {
         self.repeat_for(self::wants(wants)).await
     }
 
     /// Wants of any kind, and for accounts and references.
-    async fn ask(&mut self, wants: &[Want]) -> Reply {
+    async fn ask(&mut self, wants: &[PermitRequest]) -> LimiterReply {
         self.number += 1;
         self.repeat_for(wants.to_vec()).await.unwrap()
     }
 
-    async fn repeat_for(&self, wants: Vec<Want>) -> Result<Reply, LimiterError> {
-        let call = Call {
+    async fn repeat_for(&self, wants: Vec<PermitRequest>) -> Result<LimiterReply, LimiterError> {
+        let call = LimiterCall {
             incarnation: self.incarnation,
             number: self.number,
-            wants,
-            settlements: self.settlements.clone(),
+            requests: wants,
+            releases: self.settlements.clone(),
             pause: self.pause,
             rebuild: self.warm.map(forgotten_nothing),
             seeds: self.seeds.clone(),
-            distrust: None,
+            invalidate_epoch: None,
             run_id: self.limiter.run_id(&self.spec.quota).await?,
         };
         self.limiter.call(&self.spec, &call).await
     }
 
     /// Settles with the next call alone.
-    async fn settle(&mut self, settlements: Vec<Settlement>, wants: &[u32]) -> Reply {
+    async fn settle(&mut self, settlements: Vec<PermitRelease>, wants: &[u32]) -> LimiterReply {
         self.settlements = settlements;
         let reply = self.call(wants).await;
         self.settlements.clear();
@@ -141,52 +142,55 @@ impl Caller {
     }
 }
 
-fn used(call: u64, cost: u32, age_us: u64) -> Settlement {
-    Settlement {
+fn used(call: u64, cost: u32, age_us: u64) -> PermitRelease {
+    PermitRelease {
         call,
         cost,
         kind: CallKind::Charge,
         subjects: Vec::new(),
-        fate: Fate::Used { age: Duration::from_micros(age_us) },
+        release_kind: ReleaseKind::Used { age: Duration::from_micros(age_us) },
     }
 }
 
-fn not_sent(call: u64, cost: u32, origins: &[u64]) -> Settlement {
-    let fate = Fate::NotSent { origins: origins.to_vec() };
-    Settlement { call, cost, kind: CallKind::Charge, subjects: Vec::new(), fate }
+fn not_sent(call: u64, cost: u32, origins: &[u64]) -> PermitRelease {
+    let fate = ReleaseKind::Unused { origins: origins.to_vec() };
+    PermitRelease { call, cost, kind: CallKind::Charge, subjects: Vec::new(), release_kind: fate }
 }
 
 /// Charges of these costs, neighbours of the same cost together.
-fn wants(costs: &[u32]) -> Vec<Want> {
-    costs.chunk_by(|a, b| a == b).map(|same| Want::charges(u32::try_from(same.len()).unwrap(), same[0])).collect()
+fn wants(costs: &[u32]) -> Vec<PermitRequest> {
+    costs
+        .chunk_by(|a, b| a == b)
+        .map(|same| PermitRequest::charges(u32::try_from(same.len()).unwrap(), same[0]))
+        .collect()
 }
 
 /// What a ledger tells that knows of no recent request.
-fn forgotten_nothing(born: Micros) -> Rebuild {
-    Rebuild { born, ended: Vec::new(), open: ByKind::default() }
+fn forgotten_nothing(born: Micros) -> RebuildData {
+    RebuildData { state_epoch: born, ended: Vec::new(), in_flight: CostByKind::default() }
 }
 
 /// Each permit of a reply: its cost, its wait and its slots' instants.
-fn permits(call: &Call, reply: &Reply) -> Vec<(u32, u64, Vec<u64>)> {
-    let permit = |run: &sluicegate::domain::decision::Run| {
-        let cost = call.wants[run.want].cost;
+fn permits(call: &LimiterCall, reply: &LimiterReply) -> Vec<(u32, u64, Vec<u64>)> {
+    let permit = |run: &sluicegate::domain::permit_protocol::PermitGrant| {
+        let cost = call.requests[run.request_index].cost;
         std::iter::repeat_n((cost, run.wait_us, run.origins.clone()), usize::try_from(run.permits).unwrap())
     };
-    reply.granted.iter().flat_map(permit).collect()
+    reply.grants.iter().flat_map(permit).collect()
 }
 
 /// The refusal of a reply that refuses something.
-fn refused(reply: &Reply) -> Refused {
+fn refused(reply: &LimiterReply) -> LimiterRefusal {
     reply.refused.unwrap_or_else(|| panic!("nothing refused: {reply:?}"))
 }
 
 /// When the slot of an answer `age_us` before this reply may start again.
-fn free_again_us(reply: &Reply, age_us: u64, window_us: u64) -> u64 {
+fn free_again_us(reply: &LimiterReply, age_us: u64, window_us: u64) -> u64 {
     (reply.now.0 - age_us).div_ceil(1_000) * 1_000 + window_us
 }
 
 /// The instant that a refusal names.
-fn promised_us(reply: &Reply) -> u64 {
+fn promised_us(reply: &LimiterReply) -> u64 {
     reply.now.0 + refused(reply).wait_us
 }
 
@@ -206,6 +210,6 @@ async fn until_us(caller: &Caller, instant_us: u64) {
 }
 
 /// A charge that waits so long.
-fn ask(wait_until: tokio::time::Instant) -> Ask {
-    Ask { cost: 1, kind: CallKind::Charge, priority: 0, account: None, reference: None, wait_until }
+fn ask(wait_until: tokio::time::Instant) -> AcquireRequest {
+    AcquireRequest { cost: 1, kind: CallKind::Charge, priority: 0, account: None, reference: None, wait_until }
 }

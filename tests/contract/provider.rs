@@ -7,21 +7,21 @@ mod expansion;
 mod fake;
 mod raw;
 mod secrets;
-mod strays;
+mod stray_responses;
 
 use std::time::Duration;
 
 use sluicegate::domain::backoff::BackoffPolicy;
 use sluicegate::domain::echo::Echo;
-use sluicegate::domain::job::{Job, Token};
+use sluicegate::domain::job::{Identifier, Job};
 use sluicegate::domain::limit::{Algorithm, AppliesTo, Limit, Scope};
 use sluicegate::domain::outcome::{Outcome, UnknownCause};
 use sluicegate::domain::provider::{
-    AnswerPlace, Mode, NamedWait, Pacing, Provider, ProviderName, RequestShape, SlotRelease, StatusCase, StatusMeaning,
-    StoreDown, WaitUnit,
+    Mode, Pacing, Provider, ProviderName, RequestShape, ResponseLocation, SlotRelease, StatusCase, StatusMeaning,
+    StoreDown, WaitField, WaitUnit,
 };
 use sluicegate::provider::http::{HttpProvider, OutboundPolicy};
-use sluicegate::provider::{Answer, FreezeError, PaymentProvider};
+use sluicegate::provider::{FreezeError, PaymentProvider, RequestResult};
 use tokio::io::AsyncReadExt as _;
 
 use self::raw::{RawServer, Then};
@@ -76,7 +76,7 @@ fn row(url: &str) -> Provider {
 
 fn job(id: &str) -> Job {
     Job {
-        id: Token::new(id).unwrap(),
+        id: Identifier::new(id).unwrap(),
         provider: ProviderName::new("acme").unwrap(),
         amount: 1_299,
         currency: "EUR".to_owned(),
@@ -100,11 +100,11 @@ fn provider(row: &Provider) -> HttpProvider {
 }
 
 /// A first attempt.
-async fn charge(provider: &HttpProvider, job: &Job) -> Answer {
+async fn charge(provider: &HttpProvider, job: &Job) -> RequestResult {
     provider.send(job, &provider.freeze(job).await.unwrap()).await
 }
 
-async fn send_one(row: &Provider) -> Answer {
+async fn send_one(row: &Provider) -> RequestResult {
     charge(&provider(row), &job("pay-1")).await
 }
 
@@ -113,11 +113,11 @@ fn unknown(cause: UnknownCause) -> Outcome {
 }
 
 #[tokio::test]
-async fn an_address_with_the_jobs_fields_is_frozen_and_called() {
+async fn url_with_job_fields_is_frozen_and_called() {
     let server = RawServer::start(vec![Then::answer("200 OK", "", r#"{"id":"ch_1"}"#)]).await;
     let row = row(&format!("{}payments/${{reference}}/captures?a=${{job:account}}", server.url()));
     let provider = provider(&row);
-    let account = Some(Token::new("a_1").unwrap());
+    let account = Some(Identifier::new("a_1").unwrap());
     let paid =
         |reference: &str| Job { reference: Some(reference.to_owned()), account: account.clone(), ..job("pay-1") };
     let frozen = provider.freeze(&paid("a/../b?x=1#é")).await.unwrap();
@@ -150,12 +150,12 @@ async fn a_redirect_is_not_followed() {
 }
 
 #[tokio::test]
-async fn a_reset_is_unknown_and_not_tried_again() {
+async fn reset_is_unknown_and_not_retried() {
     for then in [Then::Reset, Then::Close, Then::Raw(b"this is not HTTP\r\n\r\n".to_vec())] {
         let server = RawServer::start(vec![then]).await;
         let answer = send_one(&row(&server.url())).await;
         assert_eq!(answer.outcome, unknown(UnknownCause::ConnectionLost));
-        assert_eq!((answer.status, answer.answer_age), (None, Duration::ZERO));
+        assert_eq!((answer.status, answer.response_age), (None, Duration::ZERO));
         assert_eq!((server.requests().len(), server.connections()), (1, 1));
     }
 }
@@ -169,13 +169,13 @@ async fn a_connection_cut_at_once_is_unknown_too() {
 }
 
 #[tokio::test]
-async fn a_refused_connection_was_surely_not_sent() {
+async fn refused_connection_is_not_sent() {
     let answer = send_one(&row(&format!("http://127.0.0.1:{}/", free_port()))).await;
     assert_eq!(answer.outcome, Outcome::NotSent { cause: "connection refused".to_owned() });
 }
 
 #[tokio::test]
-async fn a_name_that_does_not_resolve_was_surely_not_sent() {
+async fn unresolved_name_is_not_sent() {
     let allow = OutboundPolicy::parse(&["http://no-such-host.invalid:80".to_owned()]).unwrap();
     let provider = HttpProvider::new(&row("http://no-such-host.invalid/?key=hunter2"), &allow).unwrap();
     let answer = charge(&provider, &job("pay-1")).await;
@@ -184,7 +184,7 @@ async fn a_name_that_does_not_resolve_was_surely_not_sent() {
 }
 
 #[tokio::test]
-async fn a_tls_handshake_that_fails_or_hangs_was_surely_not_sent() {
+async fn failed_tls_handshake_is_not_sent() {
     for (then, wanted) in [(Then::Raw(b"HTTP/1.1 400 no\r\n\r\n".to_vec()), "TLS: "), (Then::Silence, "in time")] {
         let server = RawServer::start_reading_anything(then).await;
         let url = server.url().replace("http:", "https:");
@@ -196,7 +196,7 @@ async fn a_tls_handshake_that_fails_or_hangs_was_surely_not_sent() {
 }
 
 #[tokio::test]
-async fn silence_and_drips_end_at_the_timeout() {
+async fn silent_and_slow_responses_time_out() {
     let quick = |server: &RawServer| Provider { timeout: Duration::from_millis(1_500), ..row(&server.url()) };
     let silent = RawServer::start(vec![Then::Silence]).await;
     let answer = send_one(&quick(&silent)).await;
@@ -209,7 +209,7 @@ async fn silence_and_drips_end_at_the_timeout() {
 
 /// An end that is no reset would let the kernel deliver what it still holds, later than the limiter assumes.
 #[tokio::test]
-async fn a_request_without_an_answer_ends_in_a_reset() {
+async fn unanswered_request_ends_with_a_reset() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let row = row(&format!("http://{}/", listener.local_addr().unwrap()));
     let timeout = Duration::from_millis(300);
@@ -238,10 +238,10 @@ async fn a_body_cut_short_is_unknown() {
 }
 
 #[tokio::test]
-async fn an_endless_body_is_not_read_to_its_end() {
+async fn endless_body_is_not_read_fully() {
     let server = RawServer::start(vec![Then::Flood]).await;
     let answer = send_one(&row(&server.url())).await;
-    assert_eq!(answer.outcome, unknown(UnknownCause::UnreadableAnswer(200)));
+    assert_eq!(answer.outcome, unknown(UnknownCause::UnreadableResponse(200)));
     // The server writes until the connection is closed on it: 64 KiB are read, the rest sits in socket buffers.
     let written = server.flooded().await;
     assert!(written < 32 * 1024 * 1024, "{written} bytes");
@@ -256,7 +256,7 @@ async fn too_many_headers_are_not_read() {
 }
 
 #[tokio::test]
-async fn a_pooled_connection_that_dies_carries_no_request_twice() {
+async fn closed_pooled_connection_sends_nothing_twice() {
     // Every answer promises keep-alive, and the connection is closed behind it: each next send races that close.
     let server = RawServer::start(vec![Then::AnswerAndClose]).await;
     let provider = provider(&row(&server.url()));
@@ -279,7 +279,7 @@ async fn a_pooled_connection_that_dies_carries_no_request_twice() {
 }
 
 #[tokio::test]
-async fn a_pooled_connection_cut_after_the_request_is_unknown() {
+async fn pooled_connection_reset_is_unknown() {
     let server = RawServer::start(vec![Then::ok(), Then::Reset, Then::ok()]).await;
     let provider = provider(&row(&server.url()));
     let mut outcomes = Vec::new();
@@ -295,8 +295,10 @@ async fn a_pooled_connection_cut_after_the_request_is_unknown() {
 async fn the_same_bytes_are_sent_every_time() {
     let server = RawServer::start(vec![Then::Reset, Then::ok(), Then::ok()]).await;
     let provider = provider(&row(&format!("{}v1/charges?expand=1", server.url())));
-    let frozen =
-        provider.freeze(&Job { idempotency_key: Some(Token::new("key-9").unwrap()), ..job("pay-1") }).await.unwrap();
+    let frozen = provider
+        .freeze(&Job { idempotency_key: Some(Identifier::new("key-9").unwrap()), ..job("pay-1") })
+        .await
+        .unwrap();
     for _ in 0..3 {
         provider.send(&job("pay-1"), &frozen).await;
     }
@@ -311,7 +313,7 @@ async fn the_same_bytes_are_sent_every_time() {
 }
 
 #[tokio::test]
-async fn the_row_shapes_the_request_and_reads_the_answer() {
+async fn row_defines_request_and_response_mapping() {
     let server = RawServer::start(vec![Then::answer("409 Conflict", "", r#"{"data":{"ref":77}}"#)]).await;
     let request = RequestShape {
         method: Some("PUT".to_owned()),
@@ -334,18 +336,18 @@ async fn the_row_shapes_the_request_and_reads_the_answer() {
 }
 
 #[tokio::test]
-async fn a_named_wait_comes_through() {
+async fn retry_after_header_is_returned() {
     let server = RawServer::start(vec![Then::answer("429 Slow", "retry-after: 7\r\nretry-after: 3\r\n", "")]).await;
     let answer = send_one(&row(&server.url())).await;
     assert_eq!(answer.outcome, Outcome::Throttled { retry_after: Some(Duration::from_secs(7)) });
 }
 
 #[tokio::test]
-async fn a_wait_that_stands_where_the_row_says_comes_through() {
+async fn configured_wait_field_is_returned() {
     let then = Then::answer("429 Slow", "retry-after: 0\r\n", r#"{"error":{"retry_in_ms":12500}}"#);
     let server = RawServer::start(vec![then]).await;
-    let place = AnswerPlace::Body("/error/retry_in_ms".to_owned());
-    let wait = Some(NamedWait { place, unit: WaitUnit::Milliseconds });
+    let location = ResponseLocation::Body("/error/retry_in_ms".to_owned());
+    let wait = Some(WaitField { location, unit: WaitUnit::Milliseconds });
     let request = RequestShape { wait, ..RequestShape::default() };
     let answer = send_one(&Provider { request, ..row(&server.url()) }).await;
     assert_eq!(answer.outcome, Outcome::Throttled { retry_after: Some(Duration::from_millis(12_500)) });
@@ -364,7 +366,7 @@ async fn secrets_are_read_late_and_never_printed() {
     let answer = provider.send(&job("pay-1"), &frozen).await;
     std::fs::write(&path, "hunter3\n").unwrap();
     let changed = provider.send(&job("pay-1"), &frozen).await;
-    let fault = |answer: &Answer| match &answer.outcome {
+    let fault = |answer: &RequestResult| match &answer.outcome {
         Outcome::LocalFault(fault) => fault.to_string(),
         other => panic!("{other:?}"),
     };
@@ -383,7 +385,7 @@ async fn secrets_are_read_late_and_never_printed() {
 }
 
 #[tokio::test]
-async fn a_frozen_address_outlives_a_change_of_the_row_but_not_of_the_policy() {
+async fn frozen_url_survives_row_not_policy_changes() {
     let (old, new) = (RawServer::start(vec![Then::ok()]).await, RawServer::start(vec![Then::ok()]).await);
     let frozen = provider(&row(&old.url())).freeze(&job("pay-1")).await.unwrap();
     let moved = provider(&row(&new.url()));
@@ -395,7 +397,7 @@ async fn a_frozen_address_outlives_a_change_of_the_row_but_not_of_the_policy() {
 }
 
 #[tokio::test]
-async fn rows_that_cannot_be_meant_are_refused() {
+async fn invalid_rows_are_refused() {
     let server = format!("http://127.0.0.1:{}/", free_port());
     let refused = |row: Provider| HttpProvider::new(&row, &policy()).unwrap_err();
     assert!(matches!(refused(row("http://192.168.0.1/")), FreezeError::Url { .. }));

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use sluicegate::domain::job::InvalidReason;
 use sluicegate::domain::provider::ProviderName;
-use sluicegate::queue::{DeadLetter, Delivery, Destination, Lane, Outgoing, Properties, Queue, QueueError, headers};
+use sluicegate::queue::{
+    DeadLetter, Delivery, Destination, LaneConsumer, OutgoingMessage, Properties, Queue, QueueError, headers,
+};
 
 mod embedded;
 mod rabbitmq;
@@ -21,12 +23,12 @@ fn provider(name: &str) -> ProviderName {
     ProviderName::new(name).unwrap()
 }
 
-fn message(destination: Destination, body: &str) -> Outgoing {
+fn message(destination: Destination, body: &str) -> OutgoingMessage {
     let properties = Properties { message_id: Some(body.to_owned()), ..Properties::default() };
-    Outgoing { destination, body: Bytes::copy_from_slice(body.as_bytes()), properties }
+    OutgoingMessage { destination, body: Bytes::copy_from_slice(body.as_bytes()), properties }
 }
 
-fn to_lane(name: &str, body: &str) -> Outgoing {
+fn to_lane(name: &str, body: &str) -> OutgoingMessage {
     message(Destination::Lane(provider(name)), body)
 }
 
@@ -36,7 +38,7 @@ async fn publish_all(queue: &dyn Queue, name: &str, bodies: &[&str]) {
     }
 }
 
-async fn take(lane: &mut dyn Lane) -> Delivery {
+async fn take(lane: &mut dyn LaneConsumer) -> Delivery {
     tokio::time::timeout(PATIENCE, lane.next())
         .await
         .expect("no message in time")
@@ -44,7 +46,7 @@ async fn take(lane: &mut dyn Lane) -> Delivery {
         .expect("the lane is stopped")
 }
 
-async fn take_many(lane: &mut dyn Lane, count: usize) -> Vec<Delivery> {
+async fn take_many(lane: &mut dyn LaneConsumer, count: usize) -> Vec<Delivery> {
     let mut deliveries = Vec::new();
     while deliveries.len() < count {
         deliveries.push(take(lane).await);
@@ -52,7 +54,7 @@ async fn take_many(lane: &mut dyn Lane, count: usize) -> Vec<Delivery> {
     deliveries
 }
 
-async fn assert_quiet(lane: &mut dyn Lane) {
+async fn assert_quiet(lane: &mut dyn LaneConsumer) {
     assert!(tokio::time::timeout(QUIET, lane.next()).await.is_err(), "a message that should not have come");
 }
 
@@ -104,7 +106,7 @@ async fn published_received_acknowledged(queue: Arc<dyn Queue>) {
     assert_quiet(&mut *other).await;
 }
 
-async fn unacknowledged_comes_back_after_the_lane(queue: Arc<dyn Queue>) {
+async fn unacknowledged_messages_are_redelivered(queue: Arc<dyn Queue>) {
     queue.declare(&[provider("stripe")]).await.unwrap();
     publish_all(&*queue, "stripe", &["kept", "done", "dropped"]).await;
     let mut lane = queue.open_lane(&provider("stripe"), 10).await.unwrap();
@@ -122,13 +124,13 @@ async fn unacknowledged_comes_back_after_the_lane(queue: Arc<dyn Queue>) {
     assert_eq!(bodies(&back), set(&["kept", "dropped"]));
     assert!(back.iter().all(|delivery| delivery.redelivered));
     // The receipt of the closed lane is void: the message belongs to the second lane now.
-    assert!(matches!(kept.unwrap().ack().await, Err(QueueError::Away(_))));
+    assert!(matches!(kept.unwrap().ack().await, Err(QueueError::Unavailable(_))));
     for delivery in back {
         delivery.receipt.ack().await.unwrap();
     }
 }
 
-async fn never_more_out_than_places(queue: Arc<dyn Queue>) {
+async fn prefetch_is_never_exceeded(queue: Arc<dyn Queue>) {
     queue.declare(&[provider("stripe")]).await.unwrap();
     publish_all(&*queue, "stripe", &["1", "2", "3", "4", "5", "6"]).await;
     let mut lane = queue.open_lane(&provider("stripe"), 3).await.unwrap();
@@ -141,7 +143,7 @@ async fn never_more_out_than_places(queue: Arc<dyn Queue>) {
     assert_eq!(held.len(), 3);
 }
 
-async fn stops_and_resumes_with_receipts_in_hand(queue: Arc<dyn Queue>) {
+async fn lane_stops_and_resumes_with_open_receipts(queue: Arc<dyn Queue>) {
     queue.declare(&[provider("stripe")]).await.unwrap();
     publish_all(&*queue, "stripe", &["1", "2", "3"]).await;
     let mut lane = queue.open_lane(&provider("stripe"), 3).await.unwrap();
@@ -182,13 +184,13 @@ async fn stops_and_resumes_with_receipts_in_hand(queue: Arc<dyn Queue>) {
     take(&mut *lane).await.receipt.ack().await.unwrap();
 }
 
-async fn handed_back_at_once(queue: Arc<dyn Queue>) {
+async fn requeued_message_returns_at_once(queue: Arc<dyn Queue>) {
     queue.declare(&[provider("stripe")]).await.unwrap();
     publish_all(&*queue, "stripe", &["one"]).await;
     let mut lane = queue.open_lane(&provider("stripe"), 1).await.unwrap();
     for _ in 0..3 {
         let delivery = take(&mut *lane).await;
-        delivery.receipt.hand_back().await.unwrap();
+        delivery.receipt.requeue().await.unwrap();
     }
     let delivery = take(&mut *lane).await;
     assert!(delivery.redelivered);
@@ -221,7 +223,7 @@ async fn dropping_next_loses_nothing(queue: Arc<dyn Queue>) {
     assert_eq!(bodies(&taken), names.into_iter().collect());
 }
 
-async fn delayed_comes_to_its_own_lane_and_not_early(queue: Arc<dyn Queue>) {
+async fn delayed_message_returns_on_time(queue: Arc<dyn Queue>) {
     queue.declare(&[provider("stripe"), provider("adyen")]).await.unwrap();
     let mut lane = queue.open_lane(&provider("stripe"), 10).await.unwrap();
     let mut other = queue.open_lane(&provider("adyen"), 10).await.unwrap();
@@ -257,14 +259,14 @@ async fn outcomes_need_no_listener(queue: Arc<dyn Queue>) {
 }
 
 /// Hands a message back until the broker gives it up.
-async fn give_up(queue: &dyn Queue, lane: &mut dyn Lane) -> DeadLetter {
+async fn give_up(queue: &dyn Queue, lane: &mut dyn LaneConsumer) -> DeadLetter {
     let mut deliveries = 0;
     let deadline = Instant::now() + 4 * PATIENCE;
     loop {
         if let Ok(delivery) = tokio::time::timeout(Duration::from_millis(300), lane.next()).await {
-            delivery.unwrap().unwrap().receipt.hand_back().await.unwrap();
+            delivery.unwrap().unwrap().receipt.requeue().await.unwrap();
             deliveries += 1;
-        } else if let Some(letter) = queue.take_dead().await.unwrap() {
+        } else if let Some(letter) = queue.take_dead_letter().await.unwrap() {
             assert!((1_000..=1_002).contains(&deliveries), "given up after {deliveries} deliveries");
             return letter;
         }
@@ -272,9 +274,9 @@ async fn give_up(queue: &dyn Queue, lane: &mut dyn Lane) -> DeadLetter {
     }
 }
 
-async fn given_up_after_the_delivery_limit(queue: Arc<dyn Queue>) {
+async fn delivery_limit_dead_letters_the_message(queue: Arc<dyn Queue>) {
     queue.declare(&[provider("stripe"), provider("adyen")]).await.unwrap();
-    assert!(queue.take_dead().await.unwrap().is_none());
+    assert!(queue.take_dead_letter().await.unwrap().is_none());
     let mut lane = queue.open_lane(&provider("stripe"), 1).await.unwrap();
     // By way of a delay queue, as jobs that were parked come.
     let step = Duration::from_millis(250);
@@ -285,23 +287,23 @@ async fn given_up_after_the_delivery_limit(queue: Arc<dyn Queue>) {
     let letter = give_up(&*queue, &mut *lane).await;
     assert_eq!((letter.lane.as_ref().map(ProviderName::as_str), &letter.body[..]), (Some("stripe"), &b"poison"[..]));
     assert_eq!(Properties { content_type: None, ..letter.properties.clone() }, properties);
-    assert!(queue.take_dead().await.unwrap().is_none(), "nobody else is given it meanwhile");
-    letter.receipt.hand_back().await.unwrap();
+    assert!(queue.take_dead_letter().await.unwrap().is_none(), "nobody else is given it meanwhile");
+    letter.receipt.requeue().await.unwrap();
     let letter = await_dead(&*queue).await;
     // Published again, it has a fresh count.
     queue.publish(to_lane("stripe", "poison")).await.unwrap();
     letter.receipt.ack().await.unwrap();
     for _ in 0..5 {
-        take(&mut *lane).await.receipt.hand_back().await.unwrap();
+        take(&mut *lane).await.receipt.requeue().await.unwrap();
     }
     take(&mut *lane).await.receipt.ack().await.unwrap();
-    assert!(queue.take_dead().await.unwrap().is_none());
+    assert!(queue.take_dead_letter().await.unwrap().is_none());
 }
 
 async fn await_dead(queue: &dyn Queue) -> DeadLetter {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        if let Some(letter) = queue.take_dead().await.unwrap() {
+        if let Some(letter) = queue.take_dead_letter().await.unwrap() {
             return letter;
         }
         assert!(Instant::now() < deadline, "no dead letter");
@@ -309,13 +311,13 @@ async fn await_dead(queue: &dyn Queue) -> DeadLetter {
     }
 }
 
-fn invalid_message() -> Outgoing {
+fn invalid_message() -> OutgoingMessage {
     let detail = "amount: must be an integer".to_owned();
     message(Destination::Invalid { reason: InvalidReason::BadAmount, detail }, "not a job")
 }
 
 /// With every property that a message keeps on its way.
-fn invalid_with_all_properties() -> Outgoing {
+fn invalid_with_all_properties() -> OutgoingMessage {
     let text = |text: &str| Some(text.to_owned());
     let properties = Properties {
         message_id: text("p-1"),
@@ -328,7 +330,7 @@ fn invalid_with_all_properties() -> Outgoing {
         timestamp_s: Some(1_800_000_000),
         headers: [("tenant".to_owned(), "a".to_owned())].into(),
     };
-    Outgoing { properties, ..invalid_message() }
+    OutgoingMessage { properties, ..invalid_message() }
 }
 
 fn assert_invalid_headers(headers: &std::collections::BTreeMap<String, String>) {
@@ -341,15 +343,15 @@ macro_rules! conformance {
     ($bench:path) => {
         crate::queue::conformance!($bench:
             published_received_acknowledged,
-            unacknowledged_comes_back_after_the_lane,
-            never_more_out_than_places,
-            stops_and_resumes_with_receipts_in_hand,
-            handed_back_at_once,
+            unacknowledged_messages_are_redelivered,
+            prefetch_is_never_exceeded,
+            lane_stops_and_resumes_with_open_receipts,
+            requeued_message_returns_at_once,
             dropping_next_loses_nothing,
-            delayed_comes_to_its_own_lane_and_not_early,
+            delayed_message_returns_on_time,
             reserved_names_are_no_lanes,
             outcomes_need_no_listener,
-            given_up_after_the_delivery_limit
+            delivery_limit_dead_letters_the_message
         );
     };
     ($bench:path: $($promise:ident),+) => {

@@ -8,7 +8,7 @@ use crate::page::Page;
 const MAP_WORDS_MAX: usize = 2_500;
 
 #[test]
-fn the_map_is_short() {
+fn architecture_page_is_short() {
     let words = Page::read("docs/architecture.md").text.split_whitespace().count();
     assert!(words <= MAP_WORDS_MAX, "docs/architecture.md has {words} words: move reasons to docs/decisions");
 }

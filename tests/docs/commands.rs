@@ -135,7 +135,7 @@ fn the_compose_file_runs_commands_that_start() {
 fn the_exit_codes_are_those_of_the_program() {
     let usage = Cli::from_arguments(["sluicegate", "--no-such-flag"].map(OsString::from)).unwrap_err().exit_code();
     let mut codes: Vec<i32> =
-        [Exit::Fine, Exit::Failed, Exit::BadConfiguration].map(|exit| i32::from(exit.code())).to_vec();
+        [Exit::Success, Exit::Failed, Exit::BadConfiguration].map(|exit| i32::from(exit.code())).to_vec();
     codes.push(usage);
     codes.sort_unstable();
     let rows = Page::read("docs/commands.md").table("## Exit codes", "code");

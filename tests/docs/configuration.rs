@@ -74,7 +74,7 @@ fn spelled(may_be: &str) -> String {
 }
 
 #[tokio::test]
-async fn every_column_is_explained_with_its_default_and_its_range() {
+async fn every_column_documents_default_and_range() {
     let database = Database::open("sqlite::memory:", 1).unwrap();
     database.migrate().await.unwrap();
     let pool = database.sqlite_pool().unwrap();

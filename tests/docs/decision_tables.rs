@@ -3,15 +3,15 @@
 use std::time::Duration;
 
 use sluicegate::domain::backoff::BackoffPolicy;
-use sluicegate::domain::disposition::finding::after_finding;
+use sluicegate::domain::disposition::lookup::after_lookup;
 use sluicegate::domain::disposition::{
-    AskPolicy, Disposition, History, LOST_HOLDERS_MAX, Next, Pause, Resend, RetryPolicy, Step, after_outcome,
-    before_request,
+    AttemptHistory, Disposition, LOST_HOLDERS_MAX, LookupPolicy, PauseRequest, PreSend, Resend, RetryPolicy,
+    Transition, after_outcome, before_request,
 };
 use sluicegate::domain::local_fault::LocalFault;
-use sluicegate::domain::lookup::Finding;
+use sluicegate::domain::lookup::LookupResult;
 use sluicegate::domain::outcome::{Outcome, UnknownCause};
-use sluicegate::worker::sweeper::rule::{AGAIN_MAX, GRACE_BUSY, GRACE_EMPTY, GRACE_MAX};
+use sluicegate::worker::sweeper::overdue::{GRACE_BUSY, GRACE_EMPTY, GRACE_MAX, REPUBLISH_INTERVAL_MAX};
 
 use crate::page::{Page, plain};
 
@@ -84,7 +84,7 @@ impl Situation {
             "unknown" => Outcome::Unknown { cause: UnknownCause::Timeout, retry_after: None },
             _ => Outcome::Unknown { cause: UnknownCause::ServerError(503), retry_after: Some(second) },
         };
-        let history = History {
+        let history = AttemptHistory {
             attempts: if self.last { 2 } else { 0 },
             requests: 2,
             lookups: 0,
@@ -93,7 +93,7 @@ impl Situation {
             age: if self.too_old { HOUR } else { second },
             first_sent_age: self.unknown.then_some(second),
             unknown_age: self.unknown.then_some(second),
-            refusal_round: 1,
+            throttle_generation: 1,
             lost_holders: 0,
             probe: false,
         };
@@ -103,7 +103,7 @@ impl Situation {
 
 fn policy(idempotency_retention: Option<Duration>, asked: bool) -> RetryPolicy {
     let backoff = BackoffPolicy { base: Duration::from_secs(1), max: Duration::from_secs(60) };
-    let lookup = asked.then_some(AskPolicy { give_up_after: HOUR / 2, resend_if_not_found: false });
+    let lookup = asked.then_some(LookupPolicy { give_up_after: HOUR / 2, resend_if_not_found: false });
     RetryPolicy { max_attempts: 3, max_age: HOUR, backoff, idempotency_retention, lookup }
 }
 
@@ -111,18 +111,18 @@ fn policy(idempotency_retention: Option<Duration>, asked: bool) -> RetryPolicy {
 fn words(decided: &Disposition) -> [&'static str; 3] {
     let pauses = match decided.pause {
         None => "none",
-        Some(Pause::Quota { .. }) => "quota",
-        Some(Pause::Lane { .. }) => "lane",
-        Some(Pause::Intake { .. }) => "intake",
+        Some(PauseRequest::Quota { .. }) => "quota",
+        Some(PauseRequest::Lane { .. }) => "lane",
+        Some(PauseRequest::Intake { .. }) => "intake",
     };
-    [becomes(&decided.next), if decided.counts_attempt { "yes" } else { "no" }, pauses]
+    [becomes(&decided.transition), if decided.counts_attempt { "yes" } else { "no" }, pauses]
 }
 
-fn becomes(next: &Next) -> &'static str {
+fn becomes(next: &Transition) -> &'static str {
     match next {
-        Next::Settle { state, .. } => state.name(),
-        Next::Again { unknown: true, .. } => "unknown",
-        Next::Again { unknown: false, .. } => "waiting",
+        Transition::Finalize { state, .. } => state.name(),
+        Transition::Retry { unknown: true, .. } => "unknown",
+        Transition::Retry { unknown: false, .. } => "waiting",
     }
 }
 
@@ -154,7 +154,7 @@ fn decision_table() -> Vec<Vec<String>> {
 }
 
 #[test]
-fn the_decision_table_is_what_the_code_decides() {
+fn decision_table_matches_the_code() {
     let wrong = disagreements(&decision_table());
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
@@ -175,12 +175,12 @@ fn every_cell_of_the_decision_table_counts() {
 }
 
 #[test]
-fn before_a_request_is_what_is_sent_next() {
+fn before_request_table_matches_the_code() {
     let table = Page::read(PAGE).table("## Before a request", "situation");
     let second = Duration::from_secs(1);
     let mut met = vec![false; table.len()];
     for unknown in [false, true] {
-        let usual = History {
+        let usual = AttemptHistory {
             attempts: 1,
             requests: 1,
             lookups: 0,
@@ -189,27 +189,27 @@ fn before_a_request_is_what_is_sent_next() {
             age: 2 * second,
             first_sent_age: Some(second),
             unknown_age: unknown.then_some(second),
-            refusal_round: 1,
+            throttle_generation: 1,
             lost_holders: 0,
             probe: false,
         };
-        let forgotten = History { first_sent_age: Some(DAY / 2), ..usual };
-        let exhausted = History { attempts: 3, ..usual };
-        let lost = History { lost_holders: LOST_HOLDERS_MAX, ..usual };
+        let forgotten = AttemptHistory { first_sent_age: Some(DAY / 2), ..usual };
+        let exhausted = AttemptHistory { attempts: 3, ..usual };
+        let lost = AttemptHistory { lost_holders: LOST_HOLDERS_MAX, ..usual };
         let situations = [
             ("5 workers in a row lost the job before a request began", lost, Some(DAY), true),
             ("`expires_at` has passed", usual, Some(DAY), true),
-            ("older than `max_age_s`", History { age: HOUR + second, ..usual }, Some(DAY), false),
+            ("older than `max_age_s`", AttemptHistory { age: HOUR + second, ..usual }, Some(DAY), false),
             ("`max_attempts` made", exhausted, Some(DAY), false),
             (
                 "`max_attempts` made, and a look-up allowed one more request",
-                History { resend: Resend::Granted, ..exhausted },
+                AttemptHistory { resend: Resend::Granted, ..exhausted },
                 Some(DAY),
                 false,
             ),
             (
                 "`max_attempts` made, and that one more request may have left",
-                History { resend: Resend::Used, ..exhausted },
+                AttemptHistory { resend: Resend::Used, ..exhausted },
                 Some(DAY),
                 false,
             ),
@@ -217,7 +217,7 @@ fn before_a_request_is_what_is_sent_next() {
             ("sent before, half of the retention has passed", forgotten, Some(DAY), false),
             (
                 "half of the retention has passed, and a look-up allowed one more request",
-                History { resend: Resend::Granted, ..forgotten },
+                AttemptHistory { resend: Resend::Granted, ..forgotten },
                 Some(DAY),
                 false,
             ),
@@ -235,9 +235,9 @@ fn before_a_request_is_what_is_sent_next() {
             met[row] = true;
             for (asked, column) in [(false, 2), (true, 3)] {
                 let next = match before_request(&history, &policy(retention, asked), expired) {
-                    Step::Charge => "charge",
-                    Step::Ask => "look-up",
-                    Step::Put(next) => becomes(&next),
+                    PreSend::Charge => "charge",
+                    PreSend::LookUp => "look-up",
+                    PreSend::Transition(next) => becomes(&next),
                 };
                 assert_eq!(plain(&table[row][column]), next, "{situation}, {word}, {asked}");
             }
@@ -247,36 +247,36 @@ fn before_a_request_is_what_is_sent_next() {
 }
 
 #[test]
-fn after_a_look_up_is_what_the_code_decides() {
+fn lookup_table_matches_the_code() {
     let table = Page::read(PAGE).table("## After a look-up", "finding");
     let second = Some(Duration::from_secs(1));
     let text = String::new;
-    let unknown = |retry_after| Finding::Unknown { cause: UnknownCause::Timeout, retry_after };
+    let unknown = |retry_after| LookupResult::Unknown { cause: UnknownCause::Timeout, retry_after };
     let findings = [
-        ("accepted", Finding::Accepted { reference: None }, Resend::Never, false),
-        ("declined", Finding::Declined { reason: text() }, Resend::Never, false),
-        ("differs", Finding::Differs { reason: text() }, Resend::Never, false),
-        ("in progress", Finding::InProgress, Resend::Never, false),
-        ("not found", Finding::NotFound, Resend::Never, false),
-        ("not found, the row says `resend`", Finding::NotFound, Resend::Never, true),
-        ("not found, `resend` was used", Finding::NotFound, Resend::Used, true),
-        ("unclear", Finding::Unclear { reason: text() }, Resend::Never, false),
+        ("accepted", LookupResult::Accepted { reference: None }, Resend::Never, false),
+        ("declined", LookupResult::Declined { reason: text() }, Resend::Never, false),
+        ("differs", LookupResult::Differs { reason: text() }, Resend::Never, false),
+        ("in progress", LookupResult::InProgress, Resend::Never, false),
+        ("not found", LookupResult::NotFound, Resend::Never, false),
+        ("not found, the row says `resend`", LookupResult::NotFound, Resend::Never, true),
+        ("not found, `resend` was used", LookupResult::NotFound, Resend::Used, true),
+        ("unclear", LookupResult::Unclear { reason: text() }, Resend::Never, false),
         ("unknown", unknown(None), Resend::Never, false),
         ("unknown, wait named", unknown(second), Resend::Never, false),
-        ("throttled", Finding::Throttled { retry_after: second }, Resend::Never, false),
-        ("busy", Finding::Busy { retry_after: second }, Resend::Never, false),
-        ("misconfigured", Finding::Misconfigured { status: 401 }, Resend::Never, false),
-        ("not sent", Finding::NotSent { cause: text() }, Resend::Never, false),
-        ("local fault", Finding::LocalFault(LocalFault::ProcessDescriptors), Resend::Never, false),
+        ("throttled", LookupResult::Throttled { retry_after: second }, Resend::Never, false),
+        ("busy", LookupResult::Busy { retry_after: second }, Resend::Never, false),
+        ("misconfigured", LookupResult::Misconfigured { status: 401 }, Resend::Never, false),
+        ("not sent", LookupResult::NotSent { cause: text() }, Resend::Never, false),
+        ("local fault", LookupResult::LocalFault(LocalFault::ProcessDescriptors), Resend::Never, false),
     ];
     assert_eq!(table.len(), findings.len());
     for (row, (name, finding, resend, resend_if_not_found)) in table.iter().zip(findings) {
         let mut policy = policy(Some(DAY), true);
-        policy.lookup = Some(AskPolicy { give_up_after: HOUR / 2, resend_if_not_found });
+        policy.lookup = Some(LookupPolicy { give_up_after: HOUR / 2, resend_if_not_found });
         assert_eq!(row[0], name);
         let mut pauses = Vec::new();
         for (column, unknown_age) in [(1, HOUR / 2 - Duration::from_secs(1)), (2, HOUR / 2)] {
-            let history = History {
+            let history = AttemptHistory {
                 attempts: 3,
                 requests: 3,
                 lookups: 1,
@@ -285,20 +285,20 @@ fn after_a_look_up_is_what_the_code_decides() {
                 age: unknown_age,
                 first_sent_age: Some(unknown_age),
                 unknown_age: Some(unknown_age),
-                refusal_round: 1,
+                throttle_generation: 1,
                 lost_holders: 0,
                 probe: false,
             };
-            let judged = after_finding(&finding, &history, &policy, 0.5);
-            let becomes = becomes(&judged.next);
+            let judged = after_lookup(&finding, &history, &policy, 0.5);
+            let becomes = becomes(&judged.transition);
             let words =
                 if judged.grants_resend { format!("`{becomes}`, one more request") } else { format!("`{becomes}`") };
             assert_eq!(row[column], words, "{name}");
             pauses.push(match judged.pause {
                 None => "none",
-                Some(Pause::Quota { .. }) => "quota",
-                Some(Pause::Lane { .. }) => "lane",
-                Some(Pause::Intake { .. }) => "intake",
+                Some(PauseRequest::Quota { .. }) => "quota",
+                Some(PauseRequest::Lane { .. }) => "lane",
+                Some(PauseRequest::Intake { .. }) => "intake",
             });
         }
         assert!(pauses.iter().all(|pauses| *pauses == row[3]), "{name}: {pauses:?}");
@@ -306,11 +306,15 @@ fn after_a_look_up_is_what_the_code_decides() {
 }
 
 #[test]
-fn overdue_jobs_have_the_graces_of_the_code() {
+fn overdue_graces_match_the_code() {
     let table = Page::read(PAGE).table("## Overdue jobs", "the lane's queue");
     let (minutes, hours) = (|span: Duration| span.as_secs() / 60, |span: Duration| span.as_secs() / 3_600);
     assert_eq!(table[0][1], format!("{} s overdue", GRACE_EMPTY.as_secs()));
     let (least, most) = (format!("{} min + ", minutes(GRACE_BUSY)), format!("at most {} h", hours(GRACE_MAX)));
     assert!(table[1][1].starts_with(&least) && table[1][1].ends_with(&most), "{}", table[1][1]);
-    assert!(table[1][2].contains(&format!("at most {} h and a grace", hours(AGAIN_MAX))), "{}", table[1][2]);
+    assert!(
+        table[1][2].contains(&format!("at most {} h and a grace", hours(REPUBLISH_INTERVAL_MAX))),
+        "{}",
+        table[1][2]
+    );
 }

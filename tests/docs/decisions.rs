@@ -1,7 +1,7 @@
 //! Decision records: numbered without a gap, one page each, with the same four sections and one line in the index.
 
 use sluicegate::domain::time::format_duration;
-use sluicegate::fleet::standing::State;
+use sluicegate::fleet::provider_status::ProviderState;
 use sluicegate::queue::DELAY_STEPS;
 
 use crate::page::Page;
@@ -39,7 +39,7 @@ fn every_record_has_its_number_and_sections() {
 }
 
 #[test]
-fn a_record_with_faults_is_found() {
+fn faulty_record_is_detected() {
     let whole = "# 0001. T\n\n## Context\n\n## Decision\n\n## Consequences\n\n## Evidence\n\n`t`\n";
     let page = |path: &str, text: &str| Page { path: format!("{FOLDER}{path}"), text: text.to_owned() };
     let found = |path, text: &str| faults(1, &page(path, text)).len();
@@ -67,23 +67,23 @@ fn the_delay_steps_are_listed() {
 #[test]
 fn the_states_of_a_provider_are_in_order() {
     let mut states = [
-        State::Disabled,
-        State::Paused,
-        State::Closed,
-        State::NoWorker,
-        State::Draining,
-        State::EngineAway,
-        State::Misconfigured,
-        State::BreakerOpen,
-        State::Cold,
-        State::PausedByProvider,
-        State::Probing,
-        State::WaitingForLimit,
-        State::Running,
-        State::Idle,
+        ProviderState::Disabled,
+        ProviderState::Paused,
+        ProviderState::Closed,
+        ProviderState::NoWorker,
+        ProviderState::Draining,
+        ProviderState::EngineAway,
+        ProviderState::Misconfigured,
+        ProviderState::BreakerOpen,
+        ProviderState::Cold,
+        ProviderState::PausedByProvider,
+        ProviderState::Probing,
+        ProviderState::WaitingForLimit,
+        ProviderState::Running,
+        ProviderState::Idle,
     ];
     states.sort();
     let spans = record("0006").spans();
     let documented: Vec<&String> = spans.iter().skip_while(|span| *span != "disabled").take(states.len()).collect();
-    assert_eq!(documented, states.map(State::name));
+    assert_eq!(documented, states.map(ProviderState::name));
 }

@@ -35,8 +35,8 @@ const MACHINE: &str = "config/example.production.toml";
 /// What a stop waits for after the drain, one after the other: the last settlements and events, the worker's last report,
 /// engines that do not let themselves be closed.
 const AFTER_THE_DRAIN: [(&str, &str); 4] = [
-    ("src/worker/deployment.rs", "LAST_WORDS_MAX"),
-    ("src/cli/run.rs", "FAREWELL_MAX"),
+    ("src/worker/supervisor.rs", "FINAL_FLUSH_MAX"),
+    ("src/cli/run.rs", "LAST_HEARTBEAT_TIMEOUT"),
     ("src/app/mod.rs", "CLOSE_MAX"),
     ("src/main.rs", "FLUSH_MAX"),
 ];
@@ -110,7 +110,7 @@ fn longest_request() -> Duration {
     let texts = paths.chain(["config/providers.example.toml".to_owned()]).map(|path| Page::read(&path).text);
     let rows: Vec<ProviderRow> = texts.flat_map(|text| parse_provider_file(&text).unwrap()).collect();
     assert!(rows.len() >= 8);
-    rows.iter().map(|row| row.meant(0).unwrap().hold_max()).max().unwrap()
+    rows.iter().map(|row| row.validate(0).unwrap().hold_max()).max().unwrap()
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn every_variable_in_deploy_exists() {
 }
 
 #[test]
-fn probes_and_selectors_lead_somewhere() {
+fn probes_and_selectors_have_targets() {
     let deployment = object("Deployment", "sluicegate");
     let container = &pod(&deployment)["containers"][0];
     let routes = Page::read("src/ops/mod.rs").text;
@@ -161,7 +161,7 @@ fn probes_and_selectors_lead_somewhere() {
 
 /// No request is cut off by the end of the drain, and no drain by the end of the process's time.
 #[test]
-fn nobody_is_killed_before_its_drain_is_over() {
+fn grace_periods_exceed_the_drain() {
     let (pods, machine) = (configuration(), loaded(&Page::read(MACHINE).text));
     for config in [&pods, &machine] {
         let (drain, longest) = (config.worker.drain_timeout, longest_request());
@@ -180,7 +180,7 @@ fn nobody_is_killed_before_its_drain_is_over() {
 
 /// Whoever sets a grace period reads one of these.
 #[test]
-fn the_time_of_a_stop_is_told_alike() {
+fn stop_time_is_documented_consistently() {
     let (without, with) = (after_the_drain().as_secs(), (after_the_drain() + bound(SPANS)).as_secs());
     let told = format!("{without} s ({with} s with traces)");
     for path in TELL_OF_STOPS {
@@ -199,7 +199,7 @@ fn the_time_of_a_stop_is_told_alike() {
 
 /// What the unit says of everything embedded: without a token the file that it installs is refused, but on loopback.
 #[test]
-fn the_unit_says_what_everything_embedded_listens_on() {
+fn unit_documents_the_embedded_listen_address() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(MACHINE);
     let refused = config::load(Some(&file), [], &[]).unwrap_err().to_string();
     assert!(refused.contains("ops.listen") && refused.contains("ops.token"), "{refused}");
@@ -212,7 +212,7 @@ fn the_unit_says_what_everything_embedded_listens_on() {
 
 /// More pods do not beat a limit: the greatest number that is of use follows from the row.
 #[test]
-fn the_most_replicas_are_those_of_the_formula() {
+fn replica_maximum_follows_the_formula() {
     let text = Page::read("deploy/keda/scaledobject.yaml").text;
     let number = |name: &str| -> f64 {
         let line = text.lines().find_map(|line| line.strip_prefix(&format!("# {name}:"))).unwrap();

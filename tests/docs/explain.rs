@@ -3,18 +3,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sluicegate::domain::decision::{ByKind, PastUse};
 use sluicegate::domain::explain::facts::{
-    Before, Facts, Hand, JobFacts, LaneFacts, LimitUsed, LimiterFacts, Refused, Refuser, Rejected, Request, RowFacts,
+    ClaimState, Facts, JobFacts, JobsAhead, LaneFacts, LimitUtilisation, LimiterFacts, PermitRefusal,
+    PermitRefusalReason, Rejected, RowFacts, SentRequest,
 };
-use sluicegate::domain::explain::turn::Past;
-use sluicegate::domain::explain::{GATES, explain};
+use sluicegate::domain::explain::forecast::RecentUsage;
+use sluicegate::domain::explain::{CHECKS, explain};
+use sluicegate::domain::permit_protocol::{CostByKind, PastUse};
 use sluicegate::domain::provider::Provider;
 use sluicegate::domain::time::EpochMs;
 use sluicegate::ledger::provider_row::{LimitRow, ProviderRow};
-use sluicegate::ops::explain::ExplainedStand;
+use sluicegate::ops::explain::ExplainedBlock;
 use sluicegate::worker::quotas::quota_spec;
-use sluicegate::worker::settings_watch::Known;
+use sluicegate::worker::settings_sync::LoadedSettings;
 
 use crate::page::{Page, plain};
 
@@ -37,19 +38,22 @@ fn stripe() -> Provider {
         limits: vec![limit("per-minute", "provider", 600, 60_000), limit("per-account", "account", 5, 1_000)],
         ..ProviderRow::default()
     };
-    row.meant(1).unwrap()
+    row.validate(1).unwrap()
 }
 
 fn row(provider: Provider) -> RowFacts {
-    let known =
-        Known { version: 1, providers: [(provider.name.clone(), Arc::new(provider.clone()))].into(), bad: vec![] };
+    let known = LoadedSettings {
+        version: 1,
+        providers: [(provider.name.clone(), Arc::new(provider.clone()))].into(),
+        invalid_rows: vec![],
+    };
     let spec = quota_spec(&known, &provider.quota).map(Arc::new);
     RowFacts { provider: Some(Arc::new(provider)), problems: Vec::new(), spec }
 }
 
 /// A job with 37 before it, when 600 requests were answered 47.6 s ago.
 fn facts() -> Facts {
-    let used = |name: &str, used, capacity| LimitUsed { name: name.to_owned(), used, capacity };
+    let used = |name: &str, used, capacity| LimitUtilisation { name: name.to_owned(), used, capacity };
     let job = JobFacts {
         provider: "stripe".to_owned(),
         state: "waiting".to_owned(),
@@ -66,13 +70,13 @@ fn facts() -> Facts {
         job: Some(job),
         row: row(stripe()),
         lane: LaneFacts::Running,
-        hand: Hand::Nobody,
-        before: Before { jobs: 37, cost: 37, in_hand: 0, ready: Some(38), workers: 1 },
+        claim: ClaimState::Unclaimed,
+        ahead: JobsAhead { jobs: 37, cost: 37, active: 0, ready: Some(38), workers: 1 },
         limiter: LimiterFacts {
             uses: vec![used("per-minute", 600, 600), used("per-account", 0, 5)],
-            past: Some(Past {
-                ended: vec![PastUse { age: Duration::from_millis(47_600), cost: ByKind::charges(600) }],
-                ..Past::default()
+            recent_usage: Some(RecentUsage {
+                ended: vec![PastUse { age: Duration::from_millis(47_600), cost: CostByKind::charges(600) }],
+                ..RecentUsage::default()
             }),
             ..LimiterFacts::default()
         },
@@ -102,18 +106,21 @@ fn standing_at(gate: &str) -> Facts {
         }
         "lane" => {
             let cause = "the provider is down: no answer in time".to_owned();
-            facts.lane = LaneFacts::Stopped { cause, ends_in: second };
+            facts.lane = LaneFacts::Paused { cause, ends_in: second };
         }
-        "limiter" => facts.limiter.standing = Some(Refused { by: Refuser::Paused, wait: second, exact: false }),
+        "limiter" => {
+            facts.limiter.block =
+                Some(PermitRefusal { reason: PermitRefusalReason::Paused, wait: second, exact: false })
+        }
         "account" => facts.limiter.uses[1].used = 5,
         "turn" => {
-            facts.limiter.past = Some(Past::default());
-            facts.before = Before { workers: 1, ..Before::default() };
+            facts.limiter.recent_usage = Some(RecentUsage::default());
+            facts.ahead = JobsAhead { workers: 1, ..JobsAhead::default() };
         }
         "outcome" => {
             job.state = "sending".to_owned();
-            job.requests = vec![Request { number: 2, began_at: job.created_at, ended_at: None, outcome: None }];
-            facts.hand = Hand::Elsewhere { worker: "w2".to_owned() };
+            job.requests = vec![SentRequest { number: 2, began_at: job.created_at, ended_at: None, outcome: None }];
+            facts.claim = ClaimState::OtherWorker { worker: "w2".to_owned() };
         }
         _ => {}
     }
@@ -121,21 +128,21 @@ fn standing_at(gate: &str) -> Facts {
 }
 
 #[test]
-fn the_gates_and_their_sentences_are_the_codes() {
+fn explain_gates_match_the_code() {
     let table = Page::read("docs/explain.md").table("## Gates", "gate");
     let named: Vec<&str> = table.iter().map(|row| plain(&row[0])).collect();
-    assert_eq!(named, GATES);
+    assert_eq!(named, CHECKS);
     for row in table.iter().filter(|row| !row[2].is_empty()) {
         let gate = plain(&row[0]);
         let explained = explain(&standing_at(gate));
         assert_eq!(explained.summary, row[2], "{gate}");
-        assert_eq!(explained.stands_at.map_or("recorded", |at| at.gate), gate);
+        assert_eq!(explained.blocked_at.map_or("recorded", |at| at.check), gate);
     }
 }
 
 #[test]
-fn the_fields_are_those_of_the_answer() {
-    let stand = ExplainedStand {
+fn explain_fields_match_the_response() {
+    let stand = ExplainedBlock {
         gate: String::new(),
         limit: None,
         allows: None,

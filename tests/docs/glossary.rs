@@ -24,7 +24,7 @@ fn every_term_has_one_meaning() {
 }
 
 #[test]
-fn banned_words_can_be_looked_for() {
+fn banned_words_are_searchable() {
     let banned = banned();
     assert!(banned.len() > 30, "the table was not found");
     let unique: BTreeSet<&String> = banned.iter().collect();

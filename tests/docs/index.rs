@@ -31,7 +31,7 @@ fn every_page_is_in_the_index() {
 }
 
 #[test]
-fn no_link_leads_nowhere() {
+fn every_link_has_a_target() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut found = 0;
     for page in Page::all() {

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use sluicegate::domain::decision::{Call, Want};
 use sluicegate::domain::limit::{Algorithm, Scope};
+use sluicegate::domain::permit_protocol::{LimiterCall, PermitRequest};
 use sluicegate::domain::provider::{ProviderName, StoreDown};
 use sluicegate::domain::quota_spec::{LimitSpec, QuotaSpec};
 use sluicegate::limiter::Limiter as _;
@@ -26,7 +26,7 @@ fn spec() -> QuotaSpec {
         version: 1,
         limits: vec![of("all", Scope::Provider), of("mine", Scope::Account), of("one", Scope::Reference)],
         account_rules: Vec::new(),
-        even: false,
+        even_pacing: false,
         grant_jitter: None,
         hold_max: Duration::from_secs(1),
         send_budget: Duration::from_millis(500),
@@ -37,24 +37,24 @@ fn spec() -> QuotaSpec {
     }
 }
 
-fn call(spec: &QuotaSpec, run_id: String) -> Call {
+fn call(spec: &QuotaSpec, run_id: String) -> LimiterCall {
     let subjects = spec.subjects(Some("A"), Some("R")).unwrap();
-    Call {
+    LimiterCall {
         incarnation: 1,
         number: 1,
-        wants: vec![Want { subjects, ..Want::charges(1, 1) }],
-        settlements: Vec::new(),
+        requests: vec![PermitRequest { subjects, ..PermitRequest::charges(1, 1) }],
+        releases: Vec::new(),
         pause: None,
         rebuild: None,
         seeds: None,
-        distrust: None,
+        invalidate_epoch: None,
         run_id,
     }
 }
 
 /// Nothing is missing from the list, and nothing is on it that no part of the program calls.
 #[tokio::test]
-async fn the_user_of_the_page_may_do_what_is_needed_and_no_more() {
+async fn documented_redis_user_has_minimal_rights() {
     let block = page().blocks_of("text").into_iter().find(|block| block.starts_with("ACL ")).unwrap();
     let allowed: BTreeSet<String> =
         block.split_whitespace().filter_map(|word| word.strip_prefix('+')).map(str::to_owned).collect();
@@ -76,7 +76,7 @@ async fn the_user_of_the_page_may_do_what_is_needed_and_no_more() {
 }
 
 #[test]
-fn the_keys_are_those_that_are_used() {
+fn documented_keys_match_the_code() {
     let spec = spec();
     let subjects = spec.subjects(Some("A"), Some("R")).unwrap();
     let named: Vec<String> = page().table("## In Redis", "key").iter().map(|row| plain(&row[0]).to_owned()).collect();

@@ -9,16 +9,17 @@ use std::path::Path;
 use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
-use sluicegate::domain::decision::{
-    ByKind, Call, CallKind, Fate, History, PassedOver, PastUse, Rebuild, Refusal, Refused, Reply, Run, Seeds,
-    Settlement, Shortage, Subject, SubjectHistory, Want,
-};
 use sluicegate::domain::limit::{Algorithm, Scope};
+use sluicegate::domain::permit_protocol::{
+    CallKind, CostByKind, CounterSeeds, LimiterCall, LimiterRefusal, LimiterReply, PastUse, PermitGrant, PermitRelease,
+    PermitRequest, RebuildData, RefusalReason, ReleaseKind, Shortage, SkippedRequest, Subject, SubjectHistory,
+    UsageHistory,
+};
 use sluicegate::domain::provider::{ProviderName, StoreDown};
 use sluicegate::domain::quota_spec::{LimitSpec, QuotaSpec};
 use sluicegate::domain::time::Micros;
-use sluicegate::limiter::redis::answer::parse_reply;
-use sluicegate::limiter::redis::argument::argument;
+use sluicegate::limiter::redis::decode::decode_reply;
+use sluicegate::limiter::redis::encode::encode_call;
 use sluicegate::limiter::redis::keys::call_keys;
 use sluicegate::limiter::redis::library::SOURCE;
 
@@ -44,7 +45,7 @@ fn spec() -> QuotaSpec {
         version: 7,
         limits: vec![LimitSpec::sliding_log("per-second", 100, Duration::from_secs(1))],
         account_rules: Vec::new(),
-        even: false,
+        even_pacing: false,
         grant_jitter: None,
         hold_max: Duration::from_millis(10_500),
         send_budget: Duration::from_millis(500),
@@ -63,19 +64,19 @@ fn spec_of_all_kinds() -> QuotaSpec {
     let mine = LimitSpec { scope: Scope::Account, algorithm: Algorithm::SlidingWindow, ..mine };
     let limits = [vec![mine, minute], spec().limits].concat();
     let members = ["one", "two"].map(|name| ProviderName::new(name).unwrap()).to_vec();
-    QuotaSpec { members, limits, even: true, grant_jitter: Some(Duration::from_millis(50)), ..spec() }
+    QuotaSpec { members, limits, even_pacing: true, grant_jitter: Some(Duration::from_millis(50)), ..spec() }
 }
 
-fn call(wants: Vec<Want>, settlements: Vec<Settlement>) -> Call {
-    Call {
+fn call(wants: Vec<PermitRequest>, settlements: Vec<PermitRelease>) -> LimiterCall {
+    LimiterCall {
         incarnation: 5,
         number: 3,
-        wants,
-        settlements,
+        requests: wants,
+        releases: settlements,
         pause: None,
         rebuild: None,
         seeds: None,
-        distrust: None,
+        invalidate_epoch: None,
         run_id: "run".to_owned(),
     }
 }
@@ -160,18 +161,22 @@ fn read(argument: &[u8], run_id: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_call_is_packed_as_the_header_says() {
-    let want = Want { permits: 2, cost: 3, ..Want::charges(1, 1) };
-    let used = Settlement {
+fn call_packing_matches_the_header() {
+    let want = PermitRequest { permits: 2, cost: 3, ..PermitRequest::charges(1, 1) };
+    let used = PermitRelease {
         call: 2,
         cost: 4,
         kind: CallKind::Lookup,
         subjects: Vec::new(),
-        fate: Fate::Used { age: Duration::from_micros(900) },
+        release_kind: ReleaseKind::Used { age: Duration::from_micros(900) },
     };
-    let not_sent = Settlement { call: 1, fate: Fate::NotSent { origins: vec![1_700_000_000_001] }, ..used.clone() };
+    let not_sent = PermitRelease {
+        call: 1,
+        release_kind: ReleaseKind::Unused { origins: vec![1_700_000_000_001] },
+        ..used.clone()
+    };
     assert_eq!(
-        read(&argument(&spec(), &call(vec![want], vec![used, not_sent])), "run"),
+        read(&encode_call(&spec(), &call(vec![want], vec![used, not_sent])), "run"),
         [
             "head: incarnation 5, number 3, bytes of terms 109, wants 1, settlements 2, of them not sent 1, subjects 0, more 0",
             // Cold: a padded window, the longest hold, the booking horizon and the handover.
@@ -191,35 +196,42 @@ fn a_call_is_packed_as_the_header_says() {
 }
 
 #[test]
-fn a_call_with_everything_in_it_is_packed_as_the_header_says() {
+fn full_call_packing_matches_the_header() {
     let spec = spec_of_all_kinds();
     let [a, b] = ["a", "b"].map(|account| spec.subjects(Some(account), None).unwrap());
-    let want = |subjects: &[Subject]| Want { subjects: subjects.to_vec(), ..Want::charges(1, 1) };
-    let past =
-        |millis, charges, lookups| PastUse { age: Duration::from_millis(millis), cost: ByKind { charges, lookups } };
-    let rebuild = Rebuild {
-        born: Micros(9),
-        ended: vec![past(5, 1, 4), past(70, 2, 0)],
-        open: ByKind { charges: 8, lookups: 6 },
+    let want = |subjects: &[Subject]| PermitRequest { subjects: subjects.to_vec(), ..PermitRequest::charges(1, 1) };
+    let past = |millis, charges, lookups| PastUse {
+        age: Duration::from_millis(millis),
+        cost: CostByKind { charges, lookups },
     };
-    let history = |ended| History { as_of: Micros(7), within: Duration::from_secs(3), ended, open: ByKind::charges(5) };
+    let rebuild = RebuildData {
+        state_epoch: Micros(9),
+        ended: vec![past(5, 1, 4), past(70, 2, 0)],
+        in_flight: CostByKind { charges: 8, lookups: 6 },
+    };
+    let history = |ended| UsageHistory {
+        as_of: Micros(7),
+        within: Duration::from_secs(3),
+        ended,
+        in_flight: CostByKind::charges(5),
+    };
     let subjects = vec![SubjectHistory { subject: a[0].clone(), history: history(vec![past(5, 1, 4)]) }];
-    let seeds = Seeds { born: Micros(9), provider: Some(history(Vec::new())), subjects };
-    let settlement = Settlement {
+    let seeds = CounterSeeds { state_epoch: Micros(9), provider: Some(history(Vec::new())), subjects };
+    let settlement = PermitRelease {
         call: 2,
         cost: 1,
         kind: CallKind::Charge,
         subjects: b.clone(),
-        fate: Fate::Used { age: Duration::ZERO },
+        release_kind: ReleaseKind::Used { age: Duration::ZERO },
     };
-    let call = Call {
+    let call = LimiterCall {
         pause: Some(Duration::from_secs(2)),
         seeds: Some(seeds),
-        distrust: Some(Micros(11)),
+        invalidate_epoch: Some(Micros(11)),
         rebuild: Some(rebuild),
         ..call(vec![want(&a), want(&[]), want(&b)], vec![settlement])
     };
-    let sent = read(&argument(&spec, &call), "run");
+    let sent = read(&encode_call(&spec, &call), "run");
     let mine = "cell: kind 0, applies 0, mode 0, window 3601802000, offset or interval 0, granule in ms 14063, max 10, \
                 index in the spec 0";
     assert_eq!(
@@ -259,7 +271,7 @@ fn a_call_with_everything_in_it_is_packed_as_the_header_says() {
 }
 
 #[test]
-fn a_reply_is_read_as_the_header_says() {
+fn reply_parsing_matches_the_header() {
     let groups = Header::of(QUOTA).groups("REPLY");
     let write = |name: &str, values: &[(&str, u64)]| {
         let group = groups.iter().find(|group| group.name == name).unwrap_or_else(|| panic!("no {name}"));
@@ -296,33 +308,33 @@ fn a_reply_is_read_as_the_header_says() {
         write("passed over", &[("want", 0), ("limit", 1), ("wait", 13), ("exact", 1), ("readable", 15)]),
     ]
     .concat();
-    let reply = Reply {
+    let reply = LimiterReply {
         now: Micros(50),
         version: 7,
-        born: Micros(3),
+        state_epoch: Micros(3),
         calls: 6,
-        granted: vec![Run { want: 1, permits: 6, wait_us: 12, origins: vec![21, 22] }],
-        passed_over: vec![PassedOver {
-            want: 0,
+        grants: vec![PermitGrant { request_index: 1, permits: 6, wait_us: 12, origins: vec![21, 22] }],
+        skipped: vec![SkippedRequest {
+            request_index: 0,
             limit: 1,
             wait_us: 13,
             exact: true,
-            why: Shortage::NeedsHistory { readable_in_us: 14 },
+            shortage: Shortage::NeedsHistory { readable_in_us: 14 },
         }],
         remaining: 4,
-        decides: 1,
+        deciding_limit: 1,
         reset_us: 8,
-        refused: Some(Refused { by: Refusal::Limit { index: 2 }, wait_us: 900, exact: true }),
+        refused: Some(LimiterRefusal { reason: RefusalReason::Limit { index: 2 }, wait_us: 900, exact: true }),
     };
-    assert_eq!(parse_reply(&answer, 2, 2, 2), Ok(reply));
-    assert!(parse_reply(&answer[..answer.len() - 1], 2, 2, 2).is_err());
+    assert_eq!(decode_reply(&answer, 2, 2, 2), Ok(reply));
+    assert!(decode_reply(&answer[..answer.len() - 1], 2, 2, 2).is_err());
 }
 
 #[test]
-fn keys_are_those_of_the_header() {
+fn keys_match_the_header() {
     let spec = spec_of_all_kinds();
     let subjects = spec.subjects(Some("a_1"), None).unwrap();
-    let cells: Vec<String> = spec.provider_cells().into_iter().map(|cell| cell.name).collect();
+    let cells: Vec<String> = spec.provider_counters().into_iter().map(|cell| cell.name).collect();
     let own: Vec<String> = subjects.iter().map(|subject| subject.key.clone()).collect();
     let keys = Header::of(QUOTA).part("KEYS");
     let patterns = keys.lines().filter_map(|line| line.strip_prefix("   ")?.split_whitespace().next());
@@ -333,13 +345,13 @@ fn keys_are_those_of_the_header() {
             _ => vec![pattern.to_owned()],
         })
         .collect();
-    let want = Want { subjects, ..Want::charges(1, 1) };
+    let want = PermitRequest { subjects, ..PermitRequest::charges(1, 1) };
     assert_eq!(call_keys("prefix", &spec, &call(vec![want], Vec::new())), expected);
     assert!(expected.len() > 4 && keys.contains("{quota}"), "{keys}");
 }
 
 #[test]
-fn every_layout_of_a_header_is_one_of_the_code() {
+fn every_header_layout_exists_in_the_code() {
     let code: Vec<&str> = SOURCE.lines().filter(|line| !line.starts_with("--")).collect();
     let code = code.join("\n");
     let mut layouts = 0;
@@ -358,7 +370,7 @@ fn every_layout_of_a_header_is_one_of_the_code() {
 }
 
 #[test]
-fn headers_name_their_place_and_files_that_are_there() {
+fn headers_name_existing_parts_and_files() {
     let mut before = 0;
     for (place, part) in PARTS {
         let header = Header::of(part).text.replace("\n ", " ").replace("\n", " ");

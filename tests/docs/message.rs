@@ -43,7 +43,7 @@ fn values() -> BTreeMap<&'static str, Value> {
 }
 
 #[test]
-fn the_table_of_fields_is_the_format() {
+fn field_table_matches_the_format() {
     let rows = Page::read("docs/message.md").table("## Fields", "field");
     let mut documented = BTreeMap::new();
     for row in &rows {
@@ -84,7 +84,7 @@ fn every_final_state_is_documented() {
 }
 
 #[test]
-fn the_examples_are_what_is_read_and_written() {
+fn message_examples_match_the_code() {
     let event = OutcomeEvent {
         sequence: 1,
         id: "invoice-4711".to_owned(),

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 #[test]
-fn every_fault_has_its_place() {
+fn every_mutation_is_found_and_documented() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap();
     let table: toml::Table = read("tests/mutations/limiter.toml").parse().unwrap();

@@ -100,7 +100,7 @@ pub fn plain(cell: &str) -> &str {
 }
 
 #[test]
-fn a_page_is_taken_apart() {
+fn page_is_parsed() {
     let text = "# T\n\na `b\nc` d\n\n```sh\nls `x`\n```\n\n`e`\n\n- f\n\n  ```sh\n  g\n    h\n  ```\n\n## H\n\n\
                 | k | v |\n|---|---|\n| `a` | 1 |\n\nend";
     let page = Page { path: "p".to_owned(), text: text.to_owned() };

@@ -36,7 +36,7 @@ fn every_snippet_has_job_ids_of_its_own() {
 
 /// Its own ports, and nothing else is changed: the provider's, and the page's by the environment.
 #[test]
-fn the_embedded_part_works_as_it_stands() {
+fn readme_embedded_commands_work() {
     let readme = Page::read("README.md");
     let embedded = readme.text.split("\n## ").find(|section| section.starts_with("Embedded")).unwrap();
     let embedded = Page { path: readme.path.clone(), text: embedded.to_owned() };

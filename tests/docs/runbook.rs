@@ -31,7 +31,7 @@ fn alerts() -> BTreeMap<String, (String, String)> {
 }
 
 #[test]
-fn the_runbook_knows_every_alert_and_every_alert_its_section() {
+fn every_alert_has_a_runbook_section() {
     let page = Page::read("docs/runbook.md");
     let mut documented = BTreeMap::new();
     for row in page.table("## Alerts", "alert") {
@@ -47,7 +47,7 @@ fn the_runbook_knows_every_alert_and_every_alert_its_section() {
 }
 
 #[test]
-fn no_link_leads_to_a_section_that_is_not_there() {
+fn every_section_link_has_a_target() {
     let mut found = 0;
     for page in Page::all() {
         let prose: String = page.text.split("```").step_by(2).collect();
@@ -63,7 +63,7 @@ fn no_link_leads_to_a_section_that_is_not_there() {
 }
 
 #[test]
-fn headings_are_called_as_they_are_shown() {
+fn headings_have_the_expected_anchors() {
     assert_eq!(anchor("A key has expired, or was changed"), "a-key-has-expired-or-was-changed");
     let text = "# T\n```sh\n# no heading\n```\n## The `x`\n";
     assert_eq!(anchors(&Page { path: String::new(), text: text.to_owned() }), ["t", "the-x"].map(str::to_owned).into());

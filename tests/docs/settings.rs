@@ -105,7 +105,7 @@ fn wrong_keys_are_found() {
 
 /// The provider files and the SQL of the first pages, on a database of their own.
 #[tokio::test]
-async fn the_provider_file_applies_and_the_sql_changes_its_limit() {
+async fn example_provider_files_and_sql_apply() {
     let first_steps = Page::read("docs/getting-started.md");
     let database = Database::open("sqlite::memory:", 1).unwrap();
     database.migrate().await.unwrap();
@@ -114,7 +114,7 @@ async fn the_provider_file_applies_and_the_sql_changes_its_limit() {
         let files: Vec<String> = page.blocks_of("toml");
         assert_eq!(files.len(), 1, "{}", page.path);
         let rows = parse_provider_file(&files[0]).unwrap();
-        rows.iter().for_each(|row| drop(row.meant(0).unwrap()));
+        rows.iter().for_each(|row| drop(row.validate(0).unwrap()));
         let changed = settings.apply(&rows, false).await.unwrap();
         assert_eq!(changed.len(), changes, "{}: {changed:?}", page.path);
     }
@@ -136,7 +136,7 @@ async fn the_provider_file_applies_and_the_sql_changes_its_limit() {
 
 /// The provider files of the documentation and of `config/`.
 #[test]
-fn every_provider_file_shown_can_be_meant() {
+fn every_provider_file_shown_is_valid() {
     let shown = Page::read("docs/providers.md").blocks_of("toml");
     assert_eq!(shown.len(), 4);
     let files = ["config/providers.example.toml", "config/compose.providers.toml"];
@@ -145,14 +145,14 @@ fn every_provider_file_shown_can_be_meant() {
     let names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
     assert_eq!(names, ["acme", "bolt", "acme", "bolt", "issuer", "gateway", "stripe", "adyen", "vipps", "bank"]);
     for row in rows {
-        let problems = HttpProvider::problems(&row.meant(0).unwrap());
+        let problems = HttpProvider::problems(&row.validate(0).unwrap());
         assert!(problems.is_empty(), "{}: {problems:?}", row.name);
     }
 }
 
 /// The tables of docs/providers.md name every word that a row may hold, and no other.
 #[test]
-fn the_words_of_a_row_are_those_of_the_program() {
+fn row_keywords_match_the_program() {
     let page = Page::read("docs/providers.md");
     let words = |table: Vec<Vec<String>>| -> BTreeSet<String> {
         table.iter().map(|row| plain(row[0].split(' ').next().unwrap()).to_owned()).collect()

@@ -9,12 +9,12 @@ mod support;
 mod broker;
 mod coverage;
 // Needs a program that can be told to die: `cargo test --features faults --test faults crash::`
+mod connection_owner;
 #[cfg(feature = "faults")]
 mod crash;
 mod inject;
 mod oracle;
 mod oracle_tests;
-mod owners;
 mod plan;
 mod plan_tests;
 mod provider;

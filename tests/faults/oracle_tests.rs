@@ -77,7 +77,7 @@ fn only(oracle: &'static str, violations: usize) -> BTreeMap<&'static str, usize
 }
 
 #[test]
-fn an_honest_record_has_nothing() {
+fn correct_record_has_no_findings() {
     assert_eq!(judge(&honest()), []);
     assert_eq!(ORACLES.len(), 7);
 }
@@ -103,7 +103,7 @@ fn lost_jobs_are_found() {
 }
 
 #[test]
-fn doubles_are_found_at_one_provider_and_at_two() {
+fn double_charges_are_found_across_providers() {
     let again = |records: &mut Records| {
         let mut again = calls(records)[2].clone();
         let later = |us: &mut u64| *us += SECOND_US;
@@ -152,7 +152,7 @@ fn breaches_are_found_at_every_instant() {
 }
 
 #[test]
-fn wrong_money_is_found() {
+fn wrong_amounts_and_accounts_are_found() {
     assert_eq!(planted(|records| calls(records)[0].amount = 101), only("O4", 1));
     assert_eq!(planted(|records| calls(records)[0].currency = "USD".to_owned()), only("O4", 1));
     assert_eq!(planted(|records| calls(records)[0].account = Some("a".to_owned())), only("O4", 1));
@@ -177,7 +177,7 @@ fn misused_keys_are_found() {
 }
 
 #[test]
-fn calls_after_the_end_are_found() {
+fn calls_after_a_final_state_are_found() {
     let again = |begun_until_settled: usize, is_look_up: bool| {
         planted(|records| {
             let mut again = calls(records)[1].clone();
@@ -194,7 +194,7 @@ fn calls_after_the_end_are_found() {
 }
 
 #[test]
-fn ledgers_and_events_that_differ_from_the_provider_are_found() {
+fn ledger_and_event_mismatches_are_found() {
     let says = |id: &'static str, state: &'static str| {
         planted(|records| {
             row(records, id).state = state.to_owned();
@@ -218,7 +218,7 @@ fn ledgers_and_events_that_differ_from_the_provider_are_found() {
 }
 
 #[test]
-fn the_longest_way_of_a_request_is_told() {
+fn longest_request_transit_is_reported() {
     let mut records = honest();
     assert_eq!(records.longest_way_ms(), 0, "nothing is known of when it was begun");
     // Two begins of one request: the last before its receipt counts.

@@ -7,7 +7,7 @@ use crate::plan::{Alarm, Engine, Fault, GRANT_LANE, LANES, PROVIDERS, Peer, Size
 use crate::proxy::{Flow, Rules};
 
 #[test]
-fn the_same_seed_gives_the_same_plan_and_another_another() {
+fn plan_depends_only_on_its_seed() {
     for size in [Size::SMALL, Size::LARGE, Size { jobs: 7, ..Size::SMALL }.with_faults(4)] {
         assert_eq!(plan(9, &size), plan(9, &size));
         assert_eq!(plan(9, &size).to_string(), plan(9, &size).to_string());
@@ -16,7 +16,7 @@ fn the_same_seed_gives_the_same_plan_and_another_another() {
 }
 
 #[test]
-fn sizes_hold_what_they_promise() {
+fn plan_sizes_have_their_fault_counts() {
     let kills = |size: Size| size.worker_kills + size.engine_kills;
     assert_eq!((Size::SMALL.jobs, Size::SMALL.faults()), (2_000, 15));
     assert_eq!((Size::LARGE.jobs, kills(Size::LARGE), Size::LARGE.freezes, Size::LARGE.cuts), (10_000, 50, 10, 10));
@@ -27,7 +27,7 @@ fn sizes_hold_what_they_promise() {
 }
 
 #[test]
-fn every_job_is_published_once_and_every_fault_has_its_place() {
+fn plan_publishes_once_and_schedules_every_fault() {
     for (seed, size) in [(1, Size::SMALL), (2, Size::LARGE), (3, Size::SMALL.with_faults(0)), (4, Size::HUGE)] {
         let plan = plan(seed, &size);
         assert_eq!(plan.faults.len(), size.faults());
@@ -54,7 +54,7 @@ fn every_job_is_published_once_and_every_fault_has_its_place() {
 }
 
 #[test]
-fn one_small_plan_breaks_every_engine_and_some_seeds_everything() {
+fn plans_cover_every_backend_and_fault() {
     let mut kinds = BTreeSet::new();
     let mut troubles = BTreeSet::new();
     let mut flows = BTreeSet::new();

@@ -78,7 +78,7 @@ impl Road {
 #[derive(Clone)]
 pub enum Whose {
     Known(Arc<Road>),
-    /// Asked for by the client's port; see [`crate::owners`].
+    /// Asked for by the client's port; see [`crate::connection_owner`].
     Asked(Asking),
 }
 

@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, timeout};
 
-use crate::owners;
+use crate::connection_owner;
 use crate::proxy::{Asking, Flow, Road, Rules, Whose, listen};
 
 /// Long enough to say that nothing comes.
@@ -52,7 +52,7 @@ async fn unheard(stream: &mut TcpStream, text: &str) {
 }
 
 #[tokio::test]
-async fn bytes_pass_both_ways_and_so_does_the_end() {
+async fn proxy_forwards_bytes_and_close_both_ways() {
     let (port, road) = echo().await;
     let mut stream = connect(port).await;
     assert_eq!(ask(&mut stream, "hello").await, "hello");
@@ -69,7 +69,7 @@ async fn bytes_pass_both_ways_and_so_does_the_end() {
 }
 
 #[tokio::test]
-async fn a_silent_cut_leaves_the_connection_standing_and_the_bytes_lost() {
+async fn silent_cut_drops_bytes_but_keeps_connection() {
     let silent_back = Rules { to_client: Flow::Discard, ..Rules::PASS };
     let silent_there = Rules { to_server: Flow::Discard, ..Rules::PASS };
     for rules in [Rules::CUT, silent_back, silent_there] {
@@ -119,7 +119,7 @@ async fn delayed_bytes_come_later_in_order_and_complete() {
 }
 
 #[tokio::test]
-async fn a_truncated_stream_ends_after_so_many_bytes() {
+async fn truncated_stream_ends_at_the_limit() {
     for rules in
         [Rules { to_client: Flow::Truncate(4), ..Rules::PASS }, Rules { to_server: Flow::Truncate(4), ..Rules::PASS }]
     {
@@ -138,13 +138,13 @@ async fn a_truncated_stream_ends_after_so_many_bytes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn clients_of_one_port_are_told_apart_by_their_process() {
+async fn proxy_distinguishes_clients_by_process() {
     let (target, _) = echo().await;
     // The first worker is somebody else, the second is this process.
     let pids = Arc::new(Mutex::new(vec![1, std::process::id()]));
     let (others, ours) = (Road::new(), Road::new());
     let roads = Arc::new(Mutex::new(vec![Arc::clone(&others), Arc::clone(&ours)]));
-    let asking = Asking { questions: owners::serve(pids), roads };
+    let asking = Asking { questions: connection_owner::serve(pids), roads };
     let port = listen(target, Whose::Asked(asking)).await;
     let mut stream = connect(port).await;
     assert_eq!(ask(&mut stream, "before").await, "before");

@@ -302,7 +302,7 @@ fn chosen_size() -> Size {
 }
 
 #[test]
-fn random_faults_lose_nothing_double_nothing_and_breach_nothing() {
+fn random_faults_preserve_every_guarantee() {
     let plan = plan(setting("FAULT_SEED").unwrap_or(1), &chosen_size());
     println!("{plan}");
     let stand = stand();

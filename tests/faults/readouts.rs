@@ -118,7 +118,7 @@ fn stand() -> Stand {
 }
 
 #[test]
-fn readouts_are_true_while_backends_die() {
+fn readouts_stay_correct_during_backend_outages() {
     let stand = stand();
     let load = [("carol", 50), ("bravo", 2_500), ("alpha", 500)];
     let all = |(lane, jobs): (&str, u64)| (lane.to_owned(), Published { confirmed: jobs, sent: jobs, copies: 0 });

@@ -15,7 +15,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
 use crate::broker::Client;
-use crate::owners;
+use crate::connection_owner;
 use crate::provider::{Provider, ProviderOptions};
 use crate::proxy::{Asking, Question, Road, Whose, listen};
 use crate::readout_oracle::WorkerTruth;
@@ -108,7 +108,7 @@ impl Stand {
             dir: private_dir("faults"),
             options,
             broker_url,
-            questions: owners::serve(Arc::clone(&pids)),
+            questions: connection_owner::serve(Arc::clone(&pids)),
             pids,
             runtime,
         };

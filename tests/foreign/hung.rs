@@ -12,7 +12,7 @@ use crate::support::process::{Server, free_port};
 const PROGRAM: &str = env!("CARGO_BIN_EXE_sluicegate");
 
 #[tokio::test]
-async fn a_secret_that_hangs_stops_its_own_lane_alone() {
+async fn hanging_secret_stops_only_its_lane() {
     let mut embedded = Embedded::new(&[]);
     let fifo = embedded.dir.join("fifo");
     assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());

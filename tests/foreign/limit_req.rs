@@ -41,7 +41,7 @@ pub fn assert_paid_once(served: &[Served], payments: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_the_limit_that_fits_ten_thousand_payments_meet_no_429() {
+async fn matching_limit_causes_no_429() {
     let (rate, burst) = figures();
     let nginx = Nginx::start(&rate, burst, 1);
     let outcomes = Sender::new(&row(&nginx)).send(10_000).await;
@@ -53,7 +53,7 @@ async fn with_the_limit_that_fits_ten_thousand_payments_meet_no_429() {
 
 /// What the test above would see if the two did not fit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_bucket_that_is_too_small_is_seen() {
+async fn too_small_bucket_causes_429s() {
     let nginx = Nginx::start("20r/s", 9, 1);
     let outcomes = Sender::new(&row(&nginx)).send(400).await;
     let throttled = outcomes.iter().filter(|outcome| matches!(outcome, Outcome::Throttled { .. })).count();
@@ -63,7 +63,7 @@ async fn a_bucket_that_is_too_small_is_seen() {
 
 /// The whole program, where nginx allows less than the row says.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_a_lower_limit_429s_are_honoured_and_counted() {
+async fn lower_provider_limit_429s_are_honoured() {
     const RETRY_AFTER_S: u32 = 2;
     const PAYMENTS: u32 = 24;
     let nginx = Nginx::start("1r/s", 3, RETRY_AFTER_S);

@@ -27,7 +27,7 @@ fn meant(name: &str) -> Provider {
     let rows = parse_provider_file(&Page::read(&path(name)).text).unwrap();
     let [row] = rows.as_slice() else { panic!("{name}: {rows:?}") };
     assert_eq!(row.name, name);
-    row.meant(0).unwrap()
+    row.validate(0).unwrap()
 }
 
 #[test]
@@ -41,7 +41,7 @@ fn every_file_of_the_folder_is_listed() {
 
 /// What the table of docs/recipes.md says is what the files say.
 #[test]
-fn the_figures_of_the_page_are_those_of_the_files() {
+fn page_figures_match_the_files() {
     let page = Page::read("docs/recipes.md");
     let table = page.table("## The files", "provider");
     let named: Vec<&str> = table.iter().map(|row| plain(&row[0])).collect();
@@ -90,13 +90,13 @@ fn echoed(echo: &Echo) -> String {
         EchoField::Reference => "`reference`",
         EchoField::Amount => "`amount`",
     };
-    let except: Vec<String> = echo.except.iter().map(|status| format!(", but with {status}")).collect();
+    let except: Vec<String> = echo.exempt_statuses.iter().map(|status| format!(", but with {status}")).collect();
     format!("{}{}", echo.fields.iter().map(name).collect::<Vec<_>>().join(", "), except.join(""))
 }
 
 /// Every source of a file stands in it with its day, and every section of the page has what to ask.
 #[test]
-fn each_file_names_its_sources_and_each_section_what_to_ask() {
+fn recipes_name_sources_and_open_questions() {
     let page = Page::read("docs/recipes.md");
     for name in PROVIDERS {
         let text = Page::read(&path(name)).text;
@@ -118,12 +118,12 @@ fn entries(name: &str) -> Vec<String> {
 /// The rows can be called under the default rules for where requests may go, with the entries that their files name and no
 /// fewer, and name every secret by reference.
 #[test]
-fn every_row_makes_a_provider_with_the_entries_that_it_names() {
+fn every_row_loads_with_its_listed_grants() {
     for name in PROVIDERS {
         let (provider, entries) = (meant(name), entries(name));
         let made = |entries: &[String]| {
             let grants = SecretGrants::parse(entries).unwrap();
-            HttpProvider::new(&provider, &OutboundPolicy::default().granting(&grants, &[]))
+            HttpProvider::new(&provider, &OutboundPolicy::default().with_secret_grants(&grants, &[]))
         };
         made(&entries).unwrap_or_else(|error| panic!("{name}: {error}"));
         for entry in &entries {

@@ -6,15 +6,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use sluicegate::domain::decision::{ByKind, CallKind, PastUse};
-use sluicegate::domain::job::{Job, Token};
+use sluicegate::domain::job::{Identifier, Job};
 use sluicegate::domain::outcome::Outcome;
+use sluicegate::domain::permit_protocol::{CallKind, CostByKind, PastUse};
 use sluicegate::domain::provider::{Provider, ProviderName, StoreDown};
 use sluicegate::domain::quota_spec::{LimitSpec, Lookback, QuotaSpec};
 use sluicegate::ledger::provider_row::parse_provider_file;
 use sluicegate::limiter::RecentAttempts;
 use sluicegate::limiter::embedded::EmbeddedLimiter;
-use sluicegate::limiter::gate::{Ask, Gate, GateParts, Grant};
+use sluicegate::limiter::gate::{AcquireRequest, AcquireResult, Gate, GateContext};
 use sluicegate::provider::PaymentProvider as _;
 use sluicegate::provider::http::{HttpProvider, OutboundPolicy};
 use tokio::sync::watch;
@@ -37,8 +37,8 @@ struct NoAttempts;
 
 #[async_trait]
 impl RecentAttempts for NoAttempts {
-    async fn recent_uses(&self, _: &ProviderName, _: Lookback) -> Result<(Vec<PastUse>, ByKind), String> {
-        Ok((Vec::new(), ByKind::default()))
+    async fn recent_uses(&self, _: &ProviderName, _: Lookback) -> Result<(Vec<PastUse>, CostByKind), String> {
+        Ok((Vec::new(), CostByKind::default()))
     }
 }
 
@@ -46,16 +46,16 @@ impl Sender {
     /// For a provider file of one row, whose limits are sliding logs for all calls.
     pub fn new(file: &str) -> Self {
         let rows = parse_provider_file(file).unwrap();
-        let provider = rows[0].meant(1).unwrap();
+        let provider = rows[0].validate(1).unwrap();
         let stop = CancellationToken::new();
         let (spec, spec_rx) = watch::channel(Arc::new(spec(&provider)));
-        let (gate, task) = Gate::new(GateParts {
+        let (gate, task) = Gate::new(GateContext {
             limiter: Arc::new(EmbeddedLimiter::new()),
             recent: Arc::new(NoAttempts),
             spec: spec_rx,
             incarnation: 1,
             stop: stop.clone(),
-            newer: Arc::new(|_| {}),
+            on_newer_version: Arc::new(|_| {}),
         });
         tokio::spawn(async move {
             task.await;
@@ -97,7 +97,7 @@ fn spec(provider: &Provider) -> QuotaSpec {
             .map(|limit| LimitSpec::sliding_log(&limit.name, limit.rate.max_requests(), limit.rate.window()))
             .collect(),
         account_rules: Vec::new(),
-        even: false,
+        even_pacing: false,
         grant_jitter: None,
         hold_max: provider.hold_max(),
         send_budget: provider.send_budget,
@@ -110,7 +110,7 @@ fn spec(provider: &Provider) -> QuotaSpec {
 
 fn job(provider: &ProviderName, number: u32) -> Job {
     Job {
-        id: Token::new(format!("pay-{number}")).unwrap(),
+        id: Identifier::new(format!("pay-{number}")).unwrap(),
         provider: provider.clone(),
         amount: 1_299,
         currency: "EUR".to_owned(),
@@ -130,10 +130,11 @@ async fn pay(provider: &HttpProvider, gate: &Gate, job: &Job) -> Outcome {
     let request = provider.freeze(job).await.unwrap();
     loop {
         let wait_until = Instant::now() + Duration::from_secs(60);
-        let ask = Ask { cost: 1, kind: CallKind::Charge, priority: 0, account: None, reference: None, wait_until };
-        let permit = match gate.permit(ask).await {
-            Grant::Granted(permit) => permit,
-            Grant::Refused(refusal) => {
+        let ask =
+            AcquireRequest { cost: 1, kind: CallKind::Charge, priority: 0, account: None, reference: None, wait_until };
+        let permit = match gate.acquire(ask).await {
+            AcquireResult::Granted(permit) => permit,
+            AcquireResult::Refused(refusal) => {
                 sleep(refusal.retry_after).await;
                 continue;
             }
@@ -142,9 +143,9 @@ async fn pay(provider: &HttpProvider, gate: &Gate, job: &Job) -> Outcome {
         let Ok(in_flight) = permit.begin() else { continue };
         let answer = provider.send(job, &request).await;
         if answer.status.is_some() {
-            in_flight.answered(Instant::now() - answer.answer_age);
+            in_flight.release_used(Instant::now() - answer.response_age);
         } else {
-            in_flight.unknown();
+            in_flight.release_unknown();
         }
         return answer.outcome;
     }

@@ -83,7 +83,7 @@ fn requests(said: &[u8]) -> Vec<Request> {
 }
 
 #[test]
-fn requests_are_taken_apart() {
+fn requests_are_parsed() {
     let wire = b"POST /a HTTP/1.1\r\nContent-Length: 3\r\nX-Y: z\r\n\r\na=bGET /b HTTP/1.1\r\nHost: h\r\n\r\nPOST /c";
     let requests = requests(wire);
     assert_eq!(requests.iter().map(|request| request.line.as_str()).collect::<Vec<_>>(), ["POST /a", "GET /b"]);

@@ -39,7 +39,7 @@ fn promtool(args: &[&str]) -> (bool, String) {
 }
 
 #[test]
-fn every_alert_fires_when_it_should_and_only_then() {
+fn every_alert_fires_exactly_when_expected() {
     let (fine, said) = promtool(&["check", "rules", "alerts.yml"]);
     assert!(fine, "{said}");
     let (fine, said) = promtool(&["test", "rules", "alerts_test.yml"]);
@@ -58,7 +58,7 @@ fn every_alert_fires_when_it_should_and_only_then() {
 
 /// The scrape configurations of docs/metrics.md are such, and call the job what the rules go by.
 #[test]
-fn prometheus_takes_the_scrape_configurations_of_the_page() {
+fn prometheus_accepts_the_documented_scrape_configurations() {
     let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/metrics.md")).unwrap();
     let blocks: Vec<&str> = page.split("```yaml\n").skip(1).map(|block| block.split("```").next().unwrap()).collect();
     assert_eq!(blocks.len(), 2);

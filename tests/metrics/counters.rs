@@ -15,7 +15,7 @@ fn count(scrape: &Scrape, name: &str, provider: &str, label: Option<(&str, &str)
 
 /// A lane that takes nothing: the ledger knows nothing of what comes meanwhile, and an alert must not be blind to it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_lies_in_the_queue_of_a_paused_lane_is_told_with_its_age() {
+async fn paused_lane_queue_depth_and_age_are_shown() {
     let mut rig = Rig::prepare().await;
     rig.sluicegate(&["provider", "pause", "crate"]);
     rig.publish(jobs("crate", 8)).await;
@@ -40,7 +40,7 @@ async fn what_lies_in_the_queue_of_a_paused_lane_is_told_with_its_age() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn counters_say_what_the_provider_saw() {
+async fn counters_match_the_provider() {
     let mut rig = Rig::prepare().await;
     rig.publish(jobs("acme", JOBS)).await;
     rig.publish(jobs("bolt", 12)).await;

@@ -36,7 +36,7 @@ pub fn filled(expression: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_expression_has_an_answer() {
+async fn every_expression_returns_data() {
     let mut rig = Rig::prepare().await;
     // Enough that rates are seen while it runs, and one of everything that a panel shows.
     rig.publish(jobs("acme", 300)).await;

@@ -18,7 +18,7 @@ mod dashboard;
 mod expected;
 mod names;
 mod prometheus;
+mod readouts;
 mod rig;
 mod scrape;
-mod truth;
 mod without_field;

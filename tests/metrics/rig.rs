@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use sluicegate::domain::provider::ProviderName;
 use sluicegate::ledger::database::Database;
-use sluicegate::provider::simulated::{FakeHandle, FakeOptions, FakeProvider, Report};
+use sluicegate::provider::simulated::{FakeHandle, FakeOptions, FakeProvider, FakeProviderReport};
 use sluicegate::queue::embedded::EmbeddedQueue;
-use sluicegate::queue::{Destination, Outgoing, Properties, Queue};
+use sluicegate::queue::{Destination, OutgoingMessage, Properties, Queue};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::scrape::Scrape;
@@ -84,7 +84,7 @@ impl Rig {
         for (lane, body) in messages {
             let destination = Destination::Lane(ProviderName::new(lane).unwrap());
             let body = body.into_bytes().into();
-            queue.publish(Outgoing { destination, body, properties: Properties::default() }).await.unwrap();
+            queue.publish(OutgoingMessage { destination, body, properties: Properties::default() }).await.unwrap();
         }
         queue.close().await;
         database.close().await;
@@ -112,7 +112,7 @@ impl Rig {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    pub fn report(&self, provider: &str) -> Report {
+    pub fn report(&self, provider: &str) -> FakeProviderReport {
         self.fakes.iter().find(|(name, ..)| *name == provider).unwrap().1.report()
     }
 

@@ -81,7 +81,7 @@ fn sample(line: &str) -> Sample {
 }
 
 #[test]
-fn a_scrape_is_taken_apart() {
+fn scrape_is_parsed() {
     let text = "# HELP a_seconds Help me.\n# TYPE a_seconds histogram\na_seconds_bucket{p=\"x\",le=\"0.1\"} 2\n\
                 a_seconds_bucket{p=\"x\",le=\"+Inf\"} 3\na_seconds_sum{p=\"x\"} 1.5\na_seconds_count{p=\"x\"} 3\n\
                 # HELP b Bees.\n# TYPE b gauge\nb 2.0\n";

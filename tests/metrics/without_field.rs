@@ -23,7 +23,7 @@ fn nameless(lane: &'static str, number: u64) -> (&'static str, String) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn jobs_that_limits_did_not_apply_to_are_counted_and_shown_until_the_field_is_required() {
+async fn jobs_without_limit_fields_are_counted() {
     let mut rig = Rig::prepare().await;
     let (bolt, last) = (row_of("bolt"), row_of("crate"));
     let rows = rig.rows.replace(&bolt, &format!("{COUNTING}{bolt}")).replace(&last, &format!("{RULE}{last}"));

@@ -28,8 +28,8 @@ use self::scenario::{ALIVE, KILLED, result};
 
 /// The kernel of a running worker holds requests that have timed out, and may deliver nothing of them.
 #[test]
-fn packets_lost_for_seven_seconds_are_not_delivered_late() {
-    inside("packets_lost_for_seven_seconds_are_not_delivered_late", || {
+fn lost_packets_are_not_delivered_late() {
+    inside("lost_packets_are_not_delivered_late", || {
         result().assert_exact(ALIVE);
     });
 }
@@ -44,8 +44,8 @@ fn a_killed_worker_delivers_nothing_late() {
 
 /// Loss, delay, reordering, partitions, a worker killed behind one: all oracles of the fault harness.
 #[test]
-fn a_bad_network_loses_doubles_and_breaches_nothing() {
-    inside("a_bad_network_loses_doubles_and_breaches_nothing", || {
+fn bad_network_causes_no_loss_duplicate_or_breach() {
+    inside("bad_network_causes_no_loss_duplicate_or_breach", || {
         result().assert_faultless();
     });
 }

@@ -8,7 +8,7 @@ fn with(sets: &[&str]) -> Result<Option<String>, String> {
 }
 
 #[test]
-fn addresses_of_collectors_are_taken() {
+fn collector_addresses_are_accepted() {
     assert_eq!(with(&[]), Ok(None));
     for (address, host) in [
         ("http://127.0.0.1:4318", ""),
@@ -23,7 +23,7 @@ fn addresses_of_collectors_are_taken() {
 }
 
 #[test]
-fn plain_text_to_other_machines_and_secrets_in_the_address_stop_the_start() {
+fn unsafe_collector_addresses_prevent_the_start() {
     for (address, part) in [
         ("http://collector.example.com:4318", "plain text"),
         ("http://10.1.2.3:4318", "plain text"),

@@ -30,7 +30,7 @@ const STEPS: [(&str, i64); 8] = [
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_trace_goes_from_the_producer_through_the_job_to_the_outcome() {
+async fn trace_spans_producer_job_and_outcome() {
     let collector = Collector::default();
     let rig = Rig::new("traced", &collector.serve().await, (WINDOW, IN_HAND)).await;
     rig.publish("traced-1", &[&format!("00-{TRACE}-{PRODUCER}-01"), "shop=42"]);
@@ -71,7 +71,7 @@ async fn a_trace_goes_from_the_producer_through_the_job_to_the_outcome() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_collector_that_is_away_costs_spans_and_no_payment() {
+async fn unavailable_collector_loses_only_spans() {
     let nobody = format!("http://127.0.0.1:{}", free_port());
     let rig = Rig::new("untraced", &nobody, (Duration::from_secs(1), IN_HAND)).await;
     rig.publish("traced-1", &[&format!("00-{TRACE}-{PRODUCER}-01")]);
@@ -84,7 +84,7 @@ async fn a_collector_that_is_away_costs_spans_and_no_payment() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_job_that_was_parked_goes_on_in_its_trace() {
+async fn delayed_job_continues_its_trace() {
     let collector = Collector::default();
     let rig = Rig::new("parked", &collector.serve().await, (WINDOW, Duration::from_millis(50))).await;
     let context = format!("00-{TRACE}-{PRODUCER}-01");
@@ -110,7 +110,7 @@ async fn a_job_that_was_parked_goes_on_in_its_trace() {
 
 /// A request that the provider answers with 4xx is an error of its span. A declined payment is none of the job's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_answer_that_declines_is_an_error_of_the_request_alone() {
+async fn decline_marks_only_the_request_span() {
     let collector = Collector::default();
     let refusing = FakeOptions { decline_rate: 1.0, ..FakeOptions::default() };
     let rig = Rig::with(refusing, "declined", &collector.serve().await, (Duration::from_secs(1), IN_HAND)).await;

@@ -21,7 +21,7 @@ fn card(provider: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_limit_is_changed_after_its_consequences_were_shown() {
+async fn limit_change_shows_a_preview_first() {
     let browser = Browser::open(&stand().await.origin, "").await;
     browser.click(&format!("{} h2 a", card("minute"))).await;
     browser.await_text("h1", "minute").await;
@@ -45,7 +45,7 @@ async fn a_limit_is_changed_after_its_consequences_were_shown() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_a_limit_is_refused_where_it_is_typed() {
+async fn invalid_limit_is_rejected_in_the_dialog() {
     let browser = Browser::open(&stand().await.origin, "#/providers/steady").await;
     browser.click("button[aria-label='Change limit all']").await;
     for (requests, said) in [("0", "Zero closes it"), ("x", "Write whole numbers")] {
@@ -78,7 +78,7 @@ async fn a_provider_is_paused_and_resumed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_payment_is_found_and_tells_its_story() {
+async fn payment_is_found_with_its_timeline() {
     let browser = Browser::open(&stand().await.origin, "#/jobs").await;
     browser.fill("input[name=id]", "steady-3").await;
     browser.click(".filters button[type=submit]").await;
@@ -155,7 +155,7 @@ async fn dead_payments_are_replayed_at_a_rate() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn workers_and_engines_are_shown() {
+async fn workers_and_backends_are_shown() {
     let stand = stand().await;
     let browser = Browser::open(&stand.origin, "#/workers").await;
     browser.await_true("return document.querySelectorAll('tbody tr').length === 1").await;

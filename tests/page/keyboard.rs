@@ -54,7 +54,7 @@ async fn a_limit_can_be_changed_without_a_mouse() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_slash_finds_a_payment_or_a_provider() {
+async fn slash_key_searches_payments_and_providers() {
     let canned = Canned::start(false).await;
     let browser = Browser::open(&canned.origin, "#/workers").await;
     browser.await_text("main", "Round trip").await;
@@ -73,7 +73,7 @@ async fn the_slash_finds_a_payment_or_a_provider() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn new_figures_take_neither_focus_nor_text_nor_place() {
+async fn refresh_keeps_focus_text_and_scroll() {
     let canned = Canned::start(false).await;
     let browser = Browser::open(&canned.origin, "#/jobs").await;
     browser.await_text("main", "Attempts").await;

@@ -8,7 +8,7 @@ use crate::browser::Browser;
 use crate::canned::Canned;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hidden_page_asks_nothing_and_asks_at_once_when_it_is_seen() {
+async fn hidden_page_pauses_polling() {
     let canned = Canned::start(false).await;
     let browser = Browser::open(&canned.origin, "").await;
     browser.await_text("main", "Refused by providers").await;
@@ -27,7 +27,7 @@ async fn a_hidden_page_asks_nothing_and_asks_at_once_when_it_is_seen() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_is_gone_is_said_and_since_when() {
+async fn unreachable_server_is_shown_with_its_time() {
     let canned = Canned::start(false).await;
     let browser = Browser::open(&canned.origin, "").await;
     browser.await_text("main", "Refused by providers").await;
@@ -48,7 +48,7 @@ async fn a_server_that_is_gone_is_said_and_since_when() {
 
 /// The server answers, and what it reads from does not: nothing is a zero, green, or loading for ever.
 #[tokio::test(flavor = "multi_thread")]
-async fn engines_that_are_away_are_told_in_every_view() {
+async fn unavailable_backends_are_shown_in_every_view() {
     let canned = Canned::start_troubled().await;
     let browser = Browser::open(&canned.origin, "").await;
     browser.await_text("main", "at least 1,332").await;
@@ -68,7 +68,7 @@ async fn engines_that_are_away_are_told_in_every_view() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_theme_follows_the_system_until_somebody_chooses() {
+async fn theme_follows_the_system_until_chosen() {
     let canned = Canned::start(false).await;
     let browser = Browser::open(&canned.origin, "").await;
     let background = "return getComputedStyle(document.body).backgroundColor";

@@ -5,13 +5,13 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod appearance;
 mod audit;
 mod browser;
 mod canned;
+mod displayed_estimates;
 mod flows;
 mod keyboard;
 mod liveness;
-mod looks;
-mod sayings;
 mod stand;
 mod webdriver;

@@ -61,7 +61,7 @@ fn acme(sample: &mut Sample) -> &mut Provider {
 }
 
 #[test]
-fn a_true_history_has_no_untruth() {
+fn correct_history_has_no_violation() {
     let history = true_history();
     assert_eq!(judge(&history), Vec::new());
     for (rule, count) in judged(&history) {
@@ -70,7 +70,7 @@ fn a_true_history_has_no_untruth() {
 }
 
 #[test]
-fn each_rule_finds_its_untruth() {
+fn each_rule_finds_its_violation() {
     type Change = fn(&mut Sample);
     let changes: [(&str, Change); 14] = [
         ("limits can be looked at", |sample| {
@@ -116,7 +116,7 @@ fn each_rule_finds_its_untruth() {
 }
 
 #[test]
-fn a_figure_without_its_source_is_an_untruth() {
+fn figure_without_its_source_is_a_violation() {
     let broker_down = || {
         let mut history = true_history();
         history.truths.iter_mut().for_each(|truth| truth.ready = None);
@@ -137,7 +137,7 @@ fn a_figure_without_its_source_is_an_untruth() {
 }
 
 #[test]
-fn what_has_just_changed_may_be_shown_late() {
+fn recent_change_may_be_shown_late() {
     let mut history = true_history();
     // Three more are published at second 17; readouts may show 50 to 53 then, and nothing else.
     for truth in &mut history.truths[17..] {
@@ -155,7 +155,7 @@ fn what_has_just_changed_may_be_shown_late() {
 }
 
 #[test]
-fn finish_times_are_held_against_those_that_came() {
+fn finish_times_are_checked_against_actual_ones() {
     // Five payments of fifty end each second, from second 8 to second 17.
     let mut history = true_history();
     for (number, truth) in history.truths.iter_mut().enumerate() {

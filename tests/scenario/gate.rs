@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use rand::{Rng, SeedableRng, rngs::StdRng};
-use sluicegate::domain::decision::{ByKind, Call, CallKind, PastUse, Reply, Subject};
+use sluicegate::domain::permit_protocol::{CallKind, CostByKind, LimiterCall, LimiterReply, PastUse, Subject};
 use sluicegate::domain::provider::{ProviderName, StoreDown};
 use sluicegate::domain::quota_spec::{LimitSpec, Lookback, QuotaSpec};
 use sluicegate::limiter::embedded::EmbeddedLimiter;
-use sluicegate::limiter::gate::{Ask, Concerns, Gate, GateParts, Grant, RefusedBy};
-use sluicegate::limiter::{LimitUse, Limiter, LimiterError, RecentAttempts};
+use sluicegate::limiter::gate::{AcquireRequest, AcquireResult, BlockReason, Gate, GateContext, RefusalScope};
+use sluicegate::limiter::{LimitStatus, Limiter, LimiterError, RecentAttempts};
 use sluicegate::provider::simulated::{FakeOptions, OnLimit, StrictProvider};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -22,8 +22,8 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 mod altered;
-mod cold;
 mod order;
+mod rebuild;
 mod settings;
 mod simulated;
 mod utilisation;
@@ -33,8 +33,8 @@ struct NoAttempts;
 
 #[async_trait]
 impl RecentAttempts for NoAttempts {
-    async fn recent_uses(&self, _: &ProviderName, _: Lookback) -> Result<(Vec<PastUse>, ByKind), String> {
-        Ok((Vec::new(), ByKind::default()))
+    async fn recent_uses(&self, _: &ProviderName, _: Lookback) -> Result<(Vec<PastUse>, CostByKind), String> {
+        Ok((Vec::new(), CostByKind::default()))
     }
 }
 
@@ -59,7 +59,7 @@ impl Limiter for Forgetful {
         self.inner.run_id(quota).await
     }
 
-    async fn call(&self, spec: &QuotaSpec, call: &Call) -> Result<Reply, LimiterError> {
+    async fn call(&self, spec: &QuotaSpec, call: &LimiterCall) -> Result<LimiterReply, LimiterError> {
         self.calls.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let (out, back, lost) = {
             let mut random = self.losses.lock().unwrap();
@@ -68,10 +68,10 @@ impl Limiter for Forgetful {
         sleep(Duration::from_micros(out)).await;
         let reply = self.inner.call(spec, call).await;
         sleep(Duration::from_micros(back)).await;
-        if lost { Err(LimiterError::Away("reply lost".into())) } else { reply }
+        if lost { Err(LimiterError::Unavailable("reply lost".into())) } else { reply }
     }
 
-    async fn peek(&self, spec: &QuotaSpec, subject: Option<&Subject>) -> Result<Vec<LimitUse>, LimiterError> {
+    async fn peek(&self, spec: &QuotaSpec, subject: Option<&Subject>) -> Result<Vec<LimitStatus>, LimiterError> {
         self.inner.peek(spec, subject).await
     }
 
@@ -89,7 +89,7 @@ fn spec(limits: &[(&str, u32, u64)]) -> QuotaSpec {
         version: 1,
         limits: limits.iter().map(limit).collect(),
         account_rules: Vec::new(),
-        even: false,
+        even_pacing: false,
         grant_jitter: None,
         hold_max: Duration::from_millis(2_500),
         send_budget: Duration::from_millis(500),
@@ -113,7 +113,7 @@ fn open_gate_over(
 ) -> Gate {
     let (spec, spec_rx) = watch::channel(Arc::new(spec));
     let (stop, newer): (_, Arc<dyn Fn(i64) + Send + Sync>) = (stop.clone(), Arc::new(|_| {}));
-    let parts = GateParts { limiter, recent, spec: spec_rx, incarnation, stop, newer };
+    let parts = GateContext { limiter, recent, spec: spec_rx, incarnation, stop, on_newer_version: newer };
     let (gate, task) = Gate::new(parts);
     tokio::spawn(async move {
         task.await;
@@ -161,9 +161,9 @@ async fn saturate(limits: &[(&str, u32, u64)], gates: u64, seconds: u64, faults:
             let mut random = StdRng::seed_from_u64(incarnation * 1_000 + task);
             tasks.spawn(async move {
                 while Instant::now() < end {
-                    let permit = match gate.permit(ask(1, end)).await {
-                        Grant::Granted(permit) => permit,
-                        Grant::Refused(refusal) => {
+                    let permit = match gate.acquire(ask(1, end)).await {
+                        AcquireResult::Granted(permit) => permit,
+                        AcquireResult::Refused(refusal) => {
                             sleep(refusal.retry_after).await;
                             continue;
                         }
@@ -175,13 +175,13 @@ async fn saturate(limits: &[(&str, u32, u64)], gates: u64, seconds: u64, faults:
                     let Ok(in_flight) = permit.begin() else { continue };
                     let start = Instant::now();
                     sleep(Duration::from_micros(random.random_range(500..60_000))).await;
-                    let _ = provider.lock().unwrap().arrive(begun.elapsed().as_micros() as u64);
+                    let _ = provider.lock().unwrap().record_arrival(begun.elapsed().as_micros() as u64);
                     sleep(Duration::from_micros(random.random_range(1_000..40_000))).await;
                     if random.random_bool(faults.unanswered) {
-                        in_flight.unknown();
+                        in_flight.release_unknown();
                         continue;
                     }
-                    in_flight.answered(Instant::now());
+                    in_flight.release_used(Instant::now());
                     holds.lock().unwrap().push(start.elapsed().as_secs_f64());
                 }
             });
@@ -200,14 +200,14 @@ async fn saturate(limits: &[(&str, u32, u64)], gates: u64, seconds: u64, faults:
     }
 }
 
-fn ask(cost: u32, wait_until: Instant) -> Ask {
-    Ask { cost, kind: CallKind::Charge, priority: 0, account: None, reference: None, wait_until }
+fn ask(cost: u32, wait_until: Instant) -> AcquireRequest {
+    AcquireRequest { cost, kind: CallKind::Charge, priority: 0, account: None, reference: None, wait_until }
 }
 
 const NO_FAULTS: Faults = Faults { reply_loss: 0.0, dropped: 0.0, unanswered: 0.0 };
 
 #[tokio::test(start_paused = true)]
-async fn a_saturated_gate_uses_the_limit_in_full_and_never_more() {
+async fn saturated_gate_uses_exactly_the_limit() {
     let run = saturate(&[("second", 100, 1_000)], 1, 60, NO_FAULTS).await;
     assert_eq!((run.breaches, run.largest[0]), (0, 100));
     let possible = 100.0 / (1.0 + run.hold);
@@ -224,7 +224,7 @@ async fn several_processes_share_several_limits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lost_replies_dropped_permits_and_missing_answers_cost_throughput_only() {
+async fn lost_replies_and_permits_never_exceed_limits() {
     let faults = Faults { reply_loss: 0.05, dropped: 0.05, unanswered: 0.02 };
     let run = saturate(&[("second", 50, 1_000)], 3, 120, faults).await;
     assert_eq!(run.breaches, 0, "{:?}", run.largest);
@@ -238,16 +238,16 @@ async fn a_refusal_names_its_exact_wait() {
     let limiter: Arc<dyn Limiter> = Arc::new(EmbeddedLimiter::new());
     let gate = open_gate(limiter, spec(&[("second", 1, 1_000)]), 1, &stop);
     let patient = Instant::now() + Duration::from_secs(60);
-    let Grant::Granted(permit) = gate.permit(ask(1, patient)).await else { panic!("refused") };
+    let AcquireResult::Granted(permit) = gate.acquire(ask(1, patient)).await else { panic!("refused") };
     sleep_until(permit.start_at).await;
-    permit.begin().unwrap().answered(Instant::now());
+    permit.begin().unwrap().release_used(Instant::now());
     sleep(Duration::from_millis(50)).await;
     let asked = Instant::now();
-    let Grant::Refused(refusal) = gate.permit(ask(1, asked)).await else { panic!("granted") };
+    let AcquireResult::Refused(refusal) = gate.acquire(ask(1, asked)).await else { panic!("granted") };
     assert!(refusal.exact, "{refusal:?}");
-    assert_eq!(refusal.by, RefusedBy::Limit("second".into()));
+    assert_eq!(refusal.reason, BlockReason::Limit("second".into()));
     let promised = Instant::now() + refusal.retry_after;
-    let Grant::Granted(permit) = gate.permit(ask(1, promised + Duration::from_millis(2))).await else {
+    let AcquireResult::Granted(permit) = gate.acquire(ask(1, promised + Duration::from_millis(2))).await else {
         panic!("refused at the instant that was promised")
     };
     assert!(permit.start_at.duration_since(promised) <= Duration::from_millis(1), "later than promised");
@@ -255,48 +255,49 @@ async fn a_refusal_names_its_exact_wait() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cost_that_no_window_admits_is_told_at_once() {
+async fn oversized_cost_is_rejected_immediately() {
     let stop = CancellationToken::new();
     let gate = open_gate(Arc::new(EmbeddedLimiter::new()), spec(&[("second", 5, 1_000)]), 1, &stop);
-    let Grant::Refused(refusal) = gate.permit(ask(6, Instant::now() + Duration::from_secs(60))).await else {
+    let AcquireResult::Refused(refusal) = gate.acquire(ask(6, Instant::now() + Duration::from_secs(60))).await else {
         panic!("granted")
     };
-    assert_eq!(refusal.by, RefusedBy::TooCostly { limit: "second".to_owned(), at_once: 5 });
+    assert_eq!(refusal.reason, BlockReason::Oversized { limit: "second".to_owned(), max_cost: 5 });
 }
 
 /// One that wants more than is free and will not wait for it goes, and holds nobody who wants less.
 #[tokio::test(start_paused = true)]
-async fn a_costly_job_that_goes_away_holds_nobody() {
+async fn withdrawn_costly_job_blocks_no_other() {
     let stop = CancellationToken::new();
     let gate = open_gate(Arc::new(EmbeddedLimiter::new()), spec(&[("ten", 10, 600_000)]), 1, &stop);
     let mut held = Vec::new();
     for _ in 0..6 {
-        let Grant::Granted(permit) = gate.permit(ask(1, Instant::now() + Duration::from_secs(60))).await else {
+        let AcquireResult::Granted(permit) = gate.acquire(ask(1, Instant::now() + Duration::from_secs(60))).await
+        else {
             panic!("refused")
         };
         held.push(permit);
     }
     let soon = Instant::now() + Duration::from_millis(500);
-    let (dear, cheap) = tokio::join!(gate.permit(ask(5, soon)), gate.permit(ask(1, soon)));
-    let Grant::Refused(refusal) = dear else { panic!("five of four") };
-    assert_eq!((refusal.by, refusal.concerns), (RefusedBy::Limit("ten".to_owned()), Concerns::Itself));
-    assert!(matches!(cheap, Grant::Granted(_)), "there are four");
+    let (dear, cheap) = tokio::join!(gate.acquire(ask(5, soon)), gate.acquire(ask(1, soon)));
+    let AcquireResult::Refused(refusal) = dear else { panic!("five of four") };
+    assert_eq!((refusal.reason, refusal.scope), (BlockReason::Limit("ten".to_owned()), RefusalScope::Job));
+    assert!(matches!(cheap, AcquireResult::Granted(_)), "there are four");
     // One that waits is waited for: nobody behind it is asked for.
     let patient = Instant::now() + Duration::from_secs(3_600);
-    let (dear, cheap) = tokio::join!(gate.permit(ask(5, patient)), gate.permit(ask(1, soon)));
-    assert!(matches!(cheap, Grant::Refused(refusal) if refusal.concerns == Concerns::All));
-    assert!(matches!(dear, Grant::Granted(_)), "when their leases are over");
+    let (dear, cheap) = tokio::join!(gate.acquire(ask(5, patient)), gate.acquire(ask(1, soon)));
+    assert!(matches!(cheap, AcquireResult::Refused(refusal) if refusal.scope == RefusalScope::All));
+    assert!(matches!(dear, AcquireResult::Granted(_)), "when their leases are over");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pause_named_by_the_provider_holds_everybody() {
+async fn provider_pause_blocks_every_job() {
     let stop = CancellationToken::new();
     let gate = open_gate(Arc::new(EmbeddedLimiter::new()), spec(&[("second", 100, 1_000)]), 1, &stop);
     let patient = Instant::now() + Duration::from_secs(60);
-    let Grant::Granted(_first) = gate.permit(ask(1, patient)).await else { panic!("refused") };
+    let AcquireResult::Granted(_first) = gate.acquire(ask(1, patient)).await else { panic!("refused") };
     let paused = Instant::now();
     gate.pause(Duration::from_secs(7), 0.5);
     sleep(Duration::from_millis(1)).await;
-    let Grant::Granted(next) = gate.permit(ask(1, patient)).await else { panic!("refused") };
+    let AcquireResult::Granted(next) = gate.acquire(ask(1, patient)).await else { panic!("refused") };
     assert!(next.start_at.duration_since(paused) >= Duration::from_secs(7));
 }

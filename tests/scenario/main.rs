@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
 mod gate;
-#[path = "../support/unruled.rs"]
+#[path = "../support/without_constraints.rs"]
 #[allow(dead_code, reason = "its other half is for other tests")]
-mod unruled;
+mod without_constraints;
 mod worker;

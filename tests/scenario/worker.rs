@@ -5,16 +5,15 @@
 //! nothing here is paused; waits are short, and instants are compared in one direction only.
 
 mod backlog_of_events;
-mod bad_rows;
 mod bench;
 mod breaker;
 mod copies;
 mod drain;
 mod expansion;
 mod explain;
+mod fast_path;
 mod faults;
-mod first;
-mod histories;
+mod invalid_rows;
 mod lanes;
 mod late_answers;
 mod lookups;
@@ -22,9 +21,10 @@ mod lookups_over_http;
 mod messages;
 mod outcomes;
 mod pauses;
-mod raised;
-mod rehearsed;
+mod raised_limits;
 mod rejected_events;
 mod script;
-mod stricter;
+mod simulation;
+mod stricter_rules;
 mod sweeps;
+mod usage_history;

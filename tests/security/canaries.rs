@@ -21,7 +21,7 @@ const IN_MESSAGES: [&str; 8] = [
 ];
 
 #[test]
-fn canaries_are_found_nowhere_but_where_the_contract_puts_them() {
+fn canaries_appear_only_where_allowed() {
     let deployment = Deployment::shared();
     mistakes(deployment);
     let mut places = Places::new();

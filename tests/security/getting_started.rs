@@ -28,7 +28,7 @@ fn steps() -> String {
 }
 
 #[test]
-fn the_steps_to_production_work_as_written_each_with_its_role() {
+fn production_steps_work_with_their_roles() {
     let deployment = Deployment::shared();
     let dir = tempfile::tempdir().unwrap();
     let secrets = dir.path().join("secrets");

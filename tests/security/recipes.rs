@@ -74,12 +74,12 @@ fn apply(deployment: &Deployment, database: &str, role: &str, statements: &str) 
 }
 
 #[test]
-fn a_line_of_the_page_is_split_as_a_shell_would() {
+fn recipe_lines_are_split_like_shell() {
     assert_eq!(words("a '^b c$' '' d"), ["a", "^b c$", "", "d"]);
 }
 
 #[test]
-fn the_recipes_suffice_and_nothing_beyond_them_is_allowed() {
+fn recipes_grant_exactly_the_needed_rights() {
     let deployment = Deployment::shared();
     // Enough: the worker has been through the whole path as these users.
     assert_eq!(deployment.sql("SELECT state FROM jobs WHERE id = 'pay-1'").trim(), "succeeded");

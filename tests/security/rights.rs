@@ -77,7 +77,7 @@ fn every_right_is_on_the_page() {
 /// Whoever calls a function of the owner's gets no more than it does: it finds the schema's own tables, whatever the caller
 /// made or set.
 #[test]
-fn the_owners_functions_find_the_schema_alone() {
+fn owner_functions_pin_their_search_path() {
     let loose = "SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace AND prosecdef \
                  AND NOT coalesce('search_path=public, pg_temp' = ANY (proconfig), false) ORDER BY 1";
     assert_eq!(Deployment::shared().sql(loose).trim(), "");

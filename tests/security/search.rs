@@ -45,7 +45,7 @@ fn base64_middle(bytes: &[u8], offset: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_text_is_found_in_each_of_its_forms() {
+fn text_is_found_in_every_encoding() {
     // `printf 'xcanary-1234' | base64`, with none, one and two bytes before the text.
     let forms_of_it =
         ["canary-1234", "63616e6172792d31323334", "Y2FuYXJ5LTEyMzQ=", "eGNhbmFyeS0xMjM0", "eHhjYW5hcnktMTIzNA=="];

@@ -4,7 +4,7 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
 
 use secrecy::SecretString;
-use sluicegate::domain::job::{Job, Token};
+use sluicegate::domain::job::{Identifier, Job};
 use sluicegate::domain::outcome::Outcome;
 use sluicegate::domain::provider::ProviderName;
 use sluicegate::ledger::database::Database;
@@ -14,7 +14,7 @@ use sluicegate::limiter::redis::client::RedisLimiter;
 use sluicegate::provider::PaymentProvider as _;
 use sluicegate::provider::http::{HttpProvider, OutboundPolicy};
 use sluicegate::queue::Queue as _;
-use sluicegate::queue::rabbitmq::{RabbitMq, Settings};
+use sluicegate::queue::rabbitmq::{RabbitMq, RabbitSettings};
 use sluicegate::tls::Authorities;
 
 use crate::authority::Authority;
@@ -32,7 +32,7 @@ type Told = Result<(), String>;
 async fn postgres(port: &str, trusted: &Authorities) -> Told {
     let user = format!("sluicegate_worker:{}", password("'WORKER-PASSWORD'"));
     let url = format!("postgres://{user}@localhost:{port}/{DATABASE}?sslmode=verify-full");
-    let database = Database::open_trusting(&url, 1, trusted).unwrap();
+    let database = Database::open_with_authorities(&url, 1, trusted).unwrap();
     let told = database.schema_state().await;
     database.close().await;
     told.map(drop).map_err(|error| error.to_string())
@@ -40,22 +40,22 @@ async fn postgres(port: &str, trusted: &Authorities) -> Told {
 
 async fn rabbitmq(port: u16, trusted: &Authorities) -> Told {
     let url = format!("amqps://sluicegate:{}@localhost:{port}/{VHOST}", password("WORKER-PASSWORD"));
-    let settings = Settings::new(&SecretString::from(url), "payments").unwrap().trusting(trusted);
+    let settings = RabbitSettings::new(&SecretString::from(url), "payments").unwrap().with_authorities(trusted);
     RabbitMq::connect(settings).ping().await.map(drop).map_err(|error| error.to_string())
 }
 
 async fn redis(port: u16, trusted: &Authorities) -> Told {
     let url = format!("rediss://sluicegate:{}@localhost:{port}", password(">PASSWORD"));
-    let limiter = RedisLimiter::new(&url, "sluicegate").unwrap().trusting(trusted).unwrap();
+    let limiter = RedisLimiter::new(&url, "sluicegate").unwrap().with_authorities(trusted).unwrap();
     limiter.ping().await.map(drop).map_err(|error| error.to_string())
 }
 
 async fn provider(port: u16, allow: &str, trusted: &Authorities) -> Told {
-    let policy = OutboundPolicy::parse(&[allow.replace("PORT", &port.to_string())]).unwrap().trusting(trusted);
+    let policy = OutboundPolicy::parse(&[allow.replace("PORT", &port.to_string())]).unwrap().with_authorities(trusted);
     let limit = LimitRow { name: "all".to_owned(), max_requests: 1, window_ms: 1_000, ..LimitRow::default() };
     let url = format!("https://localhost:{port}/charges");
     let row = ProviderRow { name: "acme".to_owned(), url, limits: vec![limit], ..ProviderRow::default() };
-    let provider = HttpProvider::new(&row.meant(1).unwrap(), &policy).unwrap();
+    let provider = HttpProvider::new(&row.validate(1).unwrap(), &policy).unwrap();
     let job = job();
     let answer = provider.send(&job, &provider.freeze(&job).await.unwrap()).await;
     match answer.outcome {
@@ -67,7 +67,7 @@ async fn provider(port: u16, allow: &str, trusted: &Authorities) -> Told {
 
 fn job() -> Job {
     Job {
-        id: Token::new("tls-1").unwrap(),
+        id: Identifier::new("tls-1").unwrap(),
         provider: ProviderName::new("acme").unwrap(),
         amount: 1,
         currency: "EUR".to_owned(),
@@ -106,7 +106,7 @@ fn promised() -> [String; 4] {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_engine_is_verified_and_a_refusal_names_its_mend() {
+async fn every_backend_certificate_is_verified() {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let deployment = tokio::task::spawn_blocking(Deployment::shared).await.unwrap();
     let [unknown, other_host, expired, no_tls] = promised();

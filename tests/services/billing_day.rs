@@ -249,7 +249,7 @@ async fn everything_is_paid_once_within_every_limit() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_and_each_engine_may_die_in_the_middle() {
+async fn worker_and_backend_kills_lose_nothing() {
     let mut stand = opened(Stand::start()).await;
     let load = Load { acme: 1_800, bolt: 300, twice: 60, malformed: 26 };
     let messages = load.messages();

@@ -114,7 +114,7 @@ fn limit_descriptors(pid: u32, exhausted: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn used_up_file_descriptors_are_told_as_the_workers_own_trouble() {
+async fn exhausted_descriptors_are_reported_as_local_fault() {
     // Both families: a name may lead to either first.
     let listener = tokio::net::TcpListener::bind("[::]:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();

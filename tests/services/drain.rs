@@ -147,7 +147,7 @@ const QUEUED: &str = "SELECT count(*) FROM queue_messages WHERE queue = 'payment
 const MESSAGES: &str = "SELECT count(*) FROM queue_messages WHERE queue = 'payments.acme'";
 
 #[tokio::test]
-async fn a_stop_finishes_the_wire_hands_back_the_rest_and_exits_with_0() {
+async fn clean_drain_exits_with_0() {
     for signal in ["TERM", "HUP"] {
         let slow = Slow::start();
         let deployment = Deployment::new(&slow, 30_000).await;
@@ -168,7 +168,7 @@ async fn a_stop_finishes_the_wire_hands_back_the_rest_and_exits_with_0() {
 }
 
 #[tokio::test]
-async fn a_request_that_had_to_be_abandoned_is_exit_code_1() {
+async fn abandoned_request_exits_with_1() {
     let slow = Slow::start();
     let deployment = Deployment::new(&slow, 200).await;
     let program = deployment.busy(&slow).await;
@@ -184,7 +184,7 @@ async fn a_request_that_had_to_be_abandoned_is_exit_code_1() {
 }
 
 #[tokio::test]
-async fn a_second_embedded_run_on_the_same_database_is_refused() {
+async fn second_embedded_run_is_refused() {
     let slow = Slow::start();
     let deployment = Deployment::new(&slow, 1_000).await;
     let mut first = deployment.run("first.log");
@@ -217,7 +217,7 @@ async fn a_taken_ops_port_is_named() {
 }
 
 #[test]
-fn a_database_that_is_not_migrated_says_which_command_to_run() {
+fn unmigrated_database_makes_run_name_migrate() {
     let postgres = Postgres::shared();
     let away = |scheme: &str| format!("{scheme}://127.0.0.1:{}", free_port());
     let environment = [

@@ -67,7 +67,7 @@ fn in_sight(provider: &Value) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn any_worker_tells_of_all() {
+async fn any_worker_reports_the_whole_fleet() {
     rustls::crypto::ring::default_provider().install_default().ok();
     let mut stand = Stand::start();
     let limits = vec!["40/1s".parse().unwrap()];

@@ -53,7 +53,7 @@ impl Place {
 }
 
 #[test]
-fn a_setting_that_names_no_regular_file_is_refused() {
+fn setting_must_name_a_regular_file() {
     let place = Place::new();
     let fifo = place.fifo();
     for hostile in [fifo.as_str(), "/dev/ptmx", "/dev/zero", place.dir.path().to_str().unwrap()] {
@@ -114,7 +114,7 @@ fn writer(fifo: &str, program: &mut Program) -> std::fs::File {
 }
 
 #[test]
-fn a_command_waits_for_a_pipe_until_a_signal() {
+fn command_reading_a_pipe_stops_on_signal() {
     let place = Place::new();
     place.provider();
     let fifo = place.fifo();
@@ -140,7 +140,7 @@ fn a_command_waits_for_a_pipe_until_a_signal() {
 }
 
 #[test]
-fn standard_input_without_end_is_bounded() {
+fn endless_stdin_is_bounded() {
     let place = Place::new();
     place.provider();
     for args in [["provider", "apply", "-"].as_slice(), &["enqueue", "--file", "-"], &["jobs", "cancel", "--file", "-"]]
@@ -157,7 +157,7 @@ fn standard_input_without_end_is_bounded() {
 
 /// As a container's command, which has no default reaction to signals. The read from standard input holds a thread until the end.
 #[test]
-fn process_1_ends_by_a_signal_while_a_read_is_stuck() {
+fn pid_1_stops_during_a_stuck_read() {
     let place = Place::new();
     let fifo = place.fifo();
     let apply = [env!("CARGO_BIN_EXE_sluicegate"), "provider", "apply", "-"];
@@ -176,7 +176,7 @@ fn process_1_ends_by_a_signal_while_a_read_is_stuck() {
 
 /// The driver reads this file by itself.
 #[test]
-fn a_worker_answers_and_stops_while_a_file_hangs() {
+fn hanging_file_does_not_block_the_worker() {
     let place = Place::new();
     let fifo = place.fifo();
     std::fs::set_permissions(&fifo, std::fs::Permissions::from_mode(0o600)).unwrap();

@@ -34,7 +34,7 @@ fn peak_kb(pid: u32) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_message_of_100_mib_is_kept_as_too_large_in_bounded_memory() {
+async fn huge_message_is_kept_in_bounded_memory() {
     let mut stand = tokio::task::spawn_blocking(Stand::start).await.unwrap();
     stand.add_provider("acme", FakeOptions { limits: vec!["100/1s".parse().unwrap()], ..FakeOptions::default() }).await;
     stand.apply(ROWS);

@@ -87,7 +87,7 @@ fn signal(stand: &Stand, worker: usize, name: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_changed_limit_is_in_force_everywhere_and_forgets_nothing() {
+async fn changed_limit_applies_fleetwide_and_keeps_usage() {
     // The two seconds are a machine's that has nothing else to do.
     let mut stand = Stand::start_alone();
     let limits = vec!["12/1m".parse().unwrap()];
@@ -123,7 +123,7 @@ async fn a_changed_limit_is_in_force_everywhere_and_forgets_nothing() {
 
     // A worker that sleeps through a lowered limit, and wakes with jobs to take and four slots of the old one: nobody is sent
     // more. Most often it has loaded the new one before it asks; that asking by the old one gets nothing is the contract's
-    // `older_settings_get_and_settle_nothing`.
+    // `stale_settings_acquire_and_release_nothing`.
     let change = commit(&stand, "UPDATE provider_limits SET max_requests = 12");
     in_force_in_time(&stand, change).await;
     signal(&stand, 0, "STOP");

@@ -30,7 +30,7 @@ fn waiting(stand: &Stand, worker: usize) -> Vec<Option<u64>> {
 
 /// One provider loses some answers, the other all of them: whom nobody tells about is asked about again and again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lookups_go_on_while_charges_are_used_up() {
+async fn lookups_continue_while_charges_are_exhausted() {
     let mut stand = Stand::start();
     let latency = (Duration::from_millis(100), Duration::from_millis(400));
     for (name, lost_answer_rate, seed) in [("acme", 0.5, 3), ("bolt", 1.0, 0)] {

@@ -25,7 +25,7 @@ fn value(scrape: &str, sample: &str) -> f64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn workers_add_up_and_an_engine_that_is_away_is_a_zero() {
+async fn metrics_sum_workers_and_show_outages() {
     let mut stand = Stand::start();
     let limits = vec!["20/1s".parse().unwrap()];
     stand.add_provider("acme", FakeOptions { limits, ..FakeOptions::default() }).await;

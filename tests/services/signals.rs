@@ -44,7 +44,7 @@ impl Embedded {
 }
 
 #[test]
-fn a_signal_that_asks_for_the_end_drains() {
+fn termination_signal_drains() {
     for signal in DRAIN {
         let embedded = Embedded::new();
         let program = embedded.run();

@@ -33,7 +33,7 @@ fn get(port: u16, path: &str) -> std::io::Result<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_log_that_nothing_reads_holds_up_nothing() {
+async fn unread_log_blocks_nothing() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/charges", listener.local_addr().unwrap());
     let stop_provider = CancellationToken::new();

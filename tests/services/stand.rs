@@ -8,7 +8,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
-use sluicegate::provider::simulated::{Effect, FakeHandle, FakeOptions, FakeProvider, Report};
+use sluicegate::provider::simulated::{Effect, FakeHandle, FakeOptions, FakeProvider, FakeProviderReport};
 use tokio_util::sync::CancellationToken;
 
 use crate::program::Program;
@@ -82,7 +82,7 @@ pub struct Message {
 }
 
 impl Fake {
-    pub fn report(&self) -> Report {
+    pub fn report(&self) -> FakeProviderReport {
         self.handle.report()
     }
 

@@ -16,7 +16,7 @@ fn await_log(stand: &Stand, number: usize, text: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_waits_for_a_database_that_is_away_at_its_start() {
+async fn starting_worker_waits_for_the_database() {
     let mut stand = Stand::start();
     stand.postgres.kill();
     let number = stand.add_waiting_worker();

@@ -28,7 +28,7 @@ fn outcome(dir: &Path, environment: &[(String, String)], end: &End) -> (Option<i
 }
 
 #[test]
-fn a_start_that_fails_says_why_once_and_does_not_panic() {
+fn failed_start_reports_its_cause_once() {
     let (postgres, broker) = (Postgres::shared(), RabbitNode::shared());
     let queue = broker.create_vhost("start_failures");
     let forbidden = queue.replace("guest:guest", "guest:wrong");

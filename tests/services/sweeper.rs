@@ -30,7 +30,7 @@ const WAIT: Duration = Duration::from_secs(12);
 
 /// R17: lane and delay queues are gone with all that was parked in them, as after the loss of the broker's data.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_ledger_knows_comes_back_when_the_broker_loses_its_queues() {
+async fn lost_broker_queues_are_refilled_from_the_ledger() {
     let mut stand = Stand::start();
     let limits = vec!["100/1s".parse().unwrap()];
     stand.add_provider("acme", FakeOptions { limits, ..FakeOptions::default() }).await;

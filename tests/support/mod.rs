@@ -13,4 +13,4 @@ pub mod process;
 pub mod rabbitmq;
 pub mod redis;
 pub mod roles;
-pub mod unruled;
+pub mod without_constraints;

@@ -175,7 +175,7 @@ fn is_foreign(word: &str) -> bool {
 }
 
 #[test]
-fn arrows_are_read_through_groups_and_supers() {
+fn references_resolve_through_groups_and_super() {
     let source = Source::of(
         "src/queue/rabbitmq/wire.rs",
         "use crate::{domain::{job::Job, time}, ledger};\nuse super::super::message;\nfn f() { super::topology::g() }",
@@ -186,7 +186,7 @@ fn arrows_are_read_through_groups_and_supers() {
 }
 
 #[test]
-fn each_arrow_can_be_broken() {
+fn dependency_rule_detects_violations() {
     for (path, text, broken) in [
         ("src/domain/job.rs", "use super::time::EpochMs;", false),
         ("src/domain/job.rs", "use crate::queue::Queue;", true),
@@ -213,7 +213,7 @@ fn each_arrow_can_be_broken() {
 }
 
 #[test]
-fn each_driver_can_be_misplaced() {
+fn driver_rule_detects_violations() {
     for (path, text, broken) in [
         ("src/queue/rabbitmq/wire.rs", "use lapin::Channel;", false),
         ("src/queue/mod.rs", "use lapin::Channel;", true),

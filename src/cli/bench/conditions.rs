@@ -5,10 +5,10 @@
 use serde::Serialize;
 use sqlx::Connection as _;
 
-use super::{machine, meter::Meter};
+use super::{machine, meter::RedisMeter};
 use crate::cli::Console;
 use crate::config::{Config, DatabaseUrl, LimiterUrl, QueueUrl};
-use crate::domain::explain::words::count;
+use crate::domain::explain::format::count;
 
 /// Load average above which somebody else wants the cores as well.
 const BUSY: f64 = 0.5;
@@ -32,7 +32,7 @@ impl Conditions {
     ///
     /// # Errors
     /// When stderr is closed.
-    pub async fn look(command: String, config: &Config, console: &mut Console) -> std::io::Result<Self> {
+    pub async fn collect(command: String, config: &Config, console: &mut Console) -> std::io::Result<Self> {
         if cfg!(debug_assertions) {
             console.message("this is a debug build: its figures say little")?;
         }
@@ -51,7 +51,7 @@ impl Conditions {
         let limiter = match &config.limiter.url {
             LimiterUrl::Embedded => "embedded".to_owned(),
             LimiterUrl::Redis(url) => {
-                versioned("Redis", Meter::connect(url.expose()).await.ok().map(|meter| meter.version))
+                versioned("Redis", RedisMeter::connect(url.expose()).await.ok().map(|meter| meter.version))
             }
             LimiterUrl::RedisCluster(nodes) => format!("Redis Cluster, {} named", count(nodes.len() as u64, "node")),
         };

@@ -10,7 +10,7 @@ use super::BenchError;
 
 /// The one limit that a contender keeps, and where.
 #[derive(Clone, Debug)]
-pub struct Quota {
+pub struct BenchQuota {
     /// Of every key.
     pub prefix: String,
     pub max_requests: u32,
@@ -23,22 +23,22 @@ pub struct Quota {
 
 /// Keys and arguments of one call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ask {
+pub struct CallArguments {
     pub keys: Vec<String>,
     pub arguments: Vec<Vec<u8>>,
 }
 
 /// What a call came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Granted {
+pub struct GrantedPermits {
     pub permits: u32,
     /// Of these, those that may start now.
     pub at_once: u32,
 }
 
-impl Granted {
+impl GrantedPermits {
     #[must_use]
-    pub fn now(permits: u32) -> Self {
+    pub fn at_once_only(permits: u32) -> Self {
         Self { permits, at_once: permits }
     }
 }
@@ -49,36 +49,36 @@ pub trait Contender: Send + Sync {
     fn program(&self) -> Program;
 
     /// Whether it keeps a log that has to be full before it is measured.
-    fn counts(&self) -> bool;
+    fn keeps_log(&self) -> bool;
 
     /// A caller with an identity of its own.
     ///
     /// # Errors
     /// When the quota cannot be meant.
-    fn caller(&self, quota: &Quota, id: u64) -> Result<Box<dyn Caller>, BenchError>;
+    fn caller(&self, quota: &BenchQuota, id: u64) -> Result<Box<dyn BenchCaller>, BenchError>;
 }
 
-pub trait Caller: Send {
+pub trait BenchCaller: Send {
     /// The keys of every call.
     fn keys(&self) -> Vec<String>;
 
     /// The next call: takes permits, and settles what the call before it was granted.
-    fn next(&mut self, permits: u32) -> Ask;
+    fn next_call(&mut self, permits: u32) -> CallArguments;
 
     /// A call that settles and takes nothing; `None` for those that settle nothing.
-    fn settle(&mut self) -> Option<Ask>;
+    fn release(&mut self) -> Option<CallArguments>;
 
     /// Reads the answer to the last call.
     ///
     /// # Errors
     /// When it is no answer, or one that no correct caller is given.
-    fn read(&mut self, answer: Value) -> Result<Granted, BenchError>;
+    fn read_reply(&mut self, answer: Value) -> Result<GrantedPermits, BenchError>;
 
     /// From the next call on the limit is another.
     ///
     /// # Errors
     /// When the quota cannot be meant.
-    fn change(&mut self, quota: &Quota) -> Result<(), BenchError>;
+    fn change_quota(&mut self, quota: &BenchQuota) -> Result<(), BenchError>;
 }
 
 /// What Redis runs for a contender.
@@ -92,15 +92,15 @@ pub enum Program {
 
 /// A program that the server knows.
 #[derive(Clone, Debug)]
-pub enum Loaded {
+pub enum LoadedProgram {
     Command(&'static str),
     Script { sha: String },
     Function { name: String },
 }
 
-impl Loaded {
+impl LoadedProgram {
     #[must_use]
-    pub fn command(&self, ask: &Ask) -> Cmd {
+    pub fn command(&self, ask: &CallArguments) -> Cmd {
         let mut command = match self {
             Self::Command(name) => redis::cmd(name),
             Self::Function { .. } => redis::cmd("FCALL"),

@@ -14,15 +14,15 @@ pub struct Cores {
 impl Cores {
     /// The cores that this process may use, parted; `None` when there is nothing to part or to part it with.
     #[must_use]
-    pub fn of_process() -> Option<Self> {
+    pub fn detect() -> Option<Self> {
         let status = std::fs::read_to_string("/proc/self/status").ok()?;
         let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
-        let cores = Self::parted(&listed(list.trim())?)?;
+        let cores = Self::split(&listed(list.trim())?)?;
         let found = Command::new("taskset").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
         found.is_ok_and(|status| status.success()).then_some(cores)
     }
 
-    fn parted(allowed: &[usize]) -> Option<Self> {
+    fn split(allowed: &[usize]) -> Option<Self> {
         let (server, client) = allowed.split_last()?;
         let client: Vec<String> = client.iter().map(ToString::to_string).collect();
         (!client.is_empty()).then(|| Self { server: *server, client: client.join(",") })
@@ -55,7 +55,7 @@ mod tests {
 
     #[test]
     fn the_server_has_the_last_core_for_itself() {
-        let parted = |list: &str| Cores::parted(&listed(list).unwrap());
+        let parted = |list: &str| Cores::split(&listed(list).unwrap());
         assert_eq!(parted("0-2,5"), Some(Cores { server: 5, client: "0,1,2".to_owned() }));
         assert_eq!(parted("3"), None);
         assert_eq!(listed("0,x"), None);

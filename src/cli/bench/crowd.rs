@@ -12,16 +12,16 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::BenchError;
-use super::contender::Quota;
-use super::meter::Meter;
+use super::contender::BenchQuota;
+use super::meter::RedisMeter;
 use super::ours;
 use super::report::{FigureName, Median};
-use crate::domain::decision::{ByKind, CallKind, PastUse};
 use crate::domain::limit::Algorithm;
+use crate::domain::permit_protocol::{CallKind, CostByKind, PastUse};
 use crate::domain::provider::ProviderName;
 use crate::domain::quota_spec::Lookback;
 use crate::limiter::RecentAttempts;
-use crate::limiter::gate::{Ask, Gate, GateParts, Grant};
+use crate::limiter::gate::{AcquireRequest, AcquireResult, Gate, GateContext};
 use crate::limiter::redis::client::RedisLimiter;
 
 pub const TASKS: usize = 1_000;
@@ -30,15 +30,15 @@ pub const WINDOW: Duration = Duration::from_secs(1);
 /// Until the first permit: the limiter is cold, and its gate waits before it asks the ledger.
 const FIRST_PERMIT_MAX: Duration = Duration::from_secs(30);
 /// Nobody of the crowd gives up.
-const PATIENCE: Duration = Duration::from_secs(86_400);
+const WAIT_MAX: Duration = Duration::from_secs(86_400);
 
 /// A ledger without a past.
-struct NoAttempts;
+struct EmptyHistory;
 
 #[async_trait]
-impl RecentAttempts for NoAttempts {
-    async fn recent_uses(&self, _: &ProviderName, _: Lookback) -> Result<(Vec<PastUse>, ByKind), String> {
-        Ok((Vec::new(), ByKind::default()))
+impl RecentAttempts for EmptyHistory {
+    async fn recent_uses(&self, _: &ProviderName, _: Lookback) -> Result<(Vec<PastUse>, CostByKind), String> {
+        Ok((Vec::new(), CostByKind::default()))
     }
 }
 
@@ -46,19 +46,19 @@ impl RecentAttempts for NoAttempts {
 ///
 /// # Errors
 /// When the server fails, or the crowd is granted nothing.
-pub async fn measure(meter: &Meter, url: &str, prefix: &str, time: Duration) -> Result<Median, BenchError> {
+pub async fn measure(meter: &RedisMeter, url: &str, prefix: &str, time: Duration) -> Result<Median, BenchError> {
     let run_id = meter.run_id.clone();
-    let quota = Quota { prefix: prefix.to_owned(), max_requests: LIMIT, window: WINDOW, version: 1, run_id };
+    let quota = BenchQuota { prefix: prefix.to_owned(), max_requests: LIMIT, window: WINDOW, version: 1, run_id };
     let (_settings, spec) = watch::channel(Arc::new(ours::spec(Algorithm::SlidingLog, &quota)?));
-    let limiter = RedisLimiter::new(url, prefix).map_err(|error| BenchError::Void(error.to_string()))?;
+    let limiter = RedisLimiter::new(url, prefix).map_err(|error| BenchError::InvalidMeasurement(error.to_string()))?;
     let stop = CancellationToken::new();
-    let parts = GateParts {
+    let parts = GateContext {
         limiter: Arc::new(limiter),
-        recent: Arc::new(NoAttempts),
+        recent: Arc::new(EmptyHistory),
         spec,
         incarnation: 1,
         stop: stop.clone(),
-        newer: Arc::new(|_| {}),
+        on_newer_version: Arc::new(|_| {}),
     };
     let (gate, running) = Gate::new(parts);
     let (granted, permits) = watch::channel(0_u64);
@@ -68,7 +68,7 @@ pub async fn measure(meter: &Meter, url: &str, prefix: &str, time: Duration) -> 
     for task in 0..TASKS as u64 {
         // 20 to 80 ms, each task its own: answers that come together would be settled together.
         let latency = Duration::from_millis(20 + task * 37 % 61);
-        tasks.spawn(wait_in_line(gate.clone(), latency, granted.clone()));
+        tasks.spawn(acquire_in_a_loop(gate.clone(), latency, granted.clone()));
     }
     let counted = count(meter, permits, time).await;
     stop.cancel();
@@ -77,25 +77,25 @@ pub async fn measure(meter: &Meter, url: &str, prefix: &str, time: Duration) -> 
 }
 
 /// One of the crowd: waits, begins at its start, is answered after this long, and queues again.
-async fn wait_in_line(gate: Gate, latency: Duration, granted: Arc<watch::Sender<u64>>) {
+async fn acquire_in_a_loop(gate: Gate, latency: Duration, granted: Arc<watch::Sender<u64>>) {
     let ask = || {
-        let wait_until = Instant::now() + PATIENCE;
-        Ask { cost: 1, kind: CallKind::Charge, priority: 0, account: None, reference: None, wait_until }
+        let wait_until = Instant::now() + WAIT_MAX;
+        AcquireRequest { cost: 1, kind: CallKind::Charge, priority: 0, account: None, reference: None, wait_until }
     };
-    while let Grant::Granted(permit) = gate.permit(ask()).await {
+    while let AcquireResult::Granted(permit) = gate.acquire(ask()).await {
         sleep_until(permit.start_at).await;
         if let Ok(in_flight) = permit.begin() {
             granted.send_modify(|granted| *granted += 1);
             sleep(latency).await;
-            in_flight.answered(Instant::now());
+            in_flight.release_used(Instant::now());
         }
     }
 }
 
-async fn count(meter: &Meter, mut permits: watch::Receiver<u64>, time: Duration) -> Result<Median, BenchError> {
+async fn count(meter: &RedisMeter, mut permits: watch::Receiver<u64>, time: Duration) -> Result<Median, BenchError> {
     let first = tokio::time::timeout(FIRST_PERMIT_MAX, permits.wait_for(|granted| *granted > 0)).await;
     if !first.is_ok_and(|first| first.is_ok()) {
-        return Err(BenchError::Void("the crowd was granted nothing".to_owned()));
+        return Err(BenchError::InvalidMeasurement("the crowd was granted nothing".to_owned()));
     }
     let (before, permits_before, began) = (meter.usage("fcall").await?, *permits.borrow(), Instant::now());
     sleep(time).await;

@@ -9,9 +9,9 @@ use redis::Value;
 use redis::aio::MultiplexedConnection;
 
 use super::BenchError;
-use super::contender::{Ask, Caller, Contender, Granted, Loaded, Program, Quota};
+use super::contender::{BenchCaller, BenchQuota, CallArguments, Contender, GrantedPermits, LoadedProgram, Program};
 use super::measure::{call, prime};
-use super::meter::Meter;
+use super::meter::RedisMeter;
 use super::report::{FigureName, Median};
 use crate::domain::time::micros_up;
 
@@ -25,9 +25,9 @@ pub const CUT_TO: u32 = 10;
 const ALL_DUE_AFTER: Duration = Duration::from_secs(180);
 const BATCH: usize = 500;
 /// Most permits in one call.
-const GULP: u32 = 1_000;
+const PERMITS_PER_CALL_MAX: u32 = 1_000;
 /// Least share of the log that must have been granted; some algorithms refuse the last few to be on the safe side.
-const FULL: f64 = 0.95;
+const FILLED_SHARE_MIN: f64 = 0.95;
 
 /// Where our library reads the clock for a call, and what replaces it.
 const LIBRARY_READS_TIME: &str = "local clock = clock_us()";
@@ -52,14 +52,14 @@ pub struct Extent {
 /// # Errors
 /// When the server fails, or the log is not what it is meant to be.
 pub async fn measure(
-    meter: &Meter,
+    meter: &RedisMeter,
     contender: &dyn Contender,
     extent: Extent,
     prefix: &str,
 ) -> Result<Median, BenchError> {
     let mut median = Median::default();
-    let mut small = Log::fill(meter, contender, SMALL_LOG, &format!("{prefix}:small")).await?;
-    let mut log = Log::fill(meter, contender, extent.calls, &format!("{prefix}:full")).await?;
+    let mut small = FilledLog::fill(meter, contender, SMALL_LOG, &format!("{prefix}:small")).await?;
+    let mut log = FilledLog::fill(meter, contender, extent.calls, &format!("{prefix}:full")).await?;
     let bytes = meter.memory(&log.keys).await? as f64;
     median.add(FigureName::MemoryBytes, bytes);
     median.add(FigureName::BytesPerCall, bytes / log.granted as f64);
@@ -81,18 +81,18 @@ fn with_clock_key(program: Program) -> Result<String, BenchError> {
         Program::Script(text) if text.matches(READS_TIME).count() == 1 => Ok(text.replace(READS_TIME, READS_KEY)),
         Program::Script(text) => {
             let count = text.matches(READS_TIME).count();
-            Err(BenchError::Void(format!("a script reads its clock in {count} places: it cannot be set")))
+            Err(BenchError::InvalidMeasurement(format!("a script reads its clock in {count} places: it cannot be set")))
         }
-        Program::Command(name) => Err(BenchError::Void(format!("{name} keeps no log"))),
+        Program::Command(name) => Err(BenchError::InvalidMeasurement(format!("{name} keeps no log"))),
     }
 }
 
-struct Log<'a> {
-    meter: &'a Meter,
+struct FilledLog<'a> {
+    meter: &'a RedisMeter,
     connection: MultiplexedConnection,
-    program: Loaded,
-    caller: Box<dyn Caller>,
-    quota: Quota,
+    program: LoadedProgram,
+    caller: Box<dyn BenchCaller>,
+    quota: BenchQuota,
     /// Keys that the full log consists of.
     keys: Vec<String>,
     granted: u64,
@@ -102,15 +102,20 @@ struct Log<'a> {
     copies: u32,
 }
 
-impl<'a> Log<'a> {
+impl<'a> FilledLog<'a> {
     /// Spreads the calls evenly over the window, by the millisecond, each settled by the next.
-    async fn fill(meter: &'a Meter, contender: &dyn Contender, calls: u32, prefix: &str) -> Result<Self, BenchError> {
+    async fn fill(
+        meter: &'a RedisMeter,
+        contender: &dyn Contender,
+        calls: u32,
+        prefix: &str,
+    ) -> Result<Self, BenchError> {
         let program = match contender.program() {
             Program::Library(text) => meter.load_library(&with_clock_key(Program::Library(text))?).await?,
             other => meter.load_script(&with_clock_key(other)?).await?,
         };
         let run_id = meter.run_id.clone();
-        let quota = Quota { prefix: prefix.to_owned(), max_requests: calls, window: WINDOW, version: 1, run_id };
+        let quota = BenchQuota { prefix: prefix.to_owned(), max_requests: calls, window: WINDOW, version: 1, run_id };
         let caller = contender.caller(&quota, 1)?;
         let connection = meter.connection.clone();
         // At the start of one of its windows, for those that have them; no earlier than the server's own clock.
@@ -118,9 +123,9 @@ impl<'a> Log<'a> {
         let mut log =
             Self { meter, connection, program, caller, quota, keys: Vec::new(), granted: 0, full_at_us, copies: 0 };
         log.fill_up().await?;
-        if (log.granted as f64) < f64::from(calls) * FULL {
+        if (log.granted as f64) < f64::from(calls) * FILLED_SHARE_MIN {
             let text = format!("{}: {} of {calls} calls filled the log", contender.name(), log.granted);
-            return Err(BenchError::Void(text));
+            return Err(BenchError::InvalidMeasurement(text));
         }
         Ok(log)
     }
@@ -130,20 +135,22 @@ impl<'a> Log<'a> {
         let window_us = micros_up(WINDOW);
         let steps = calls.min(window_us / 1_000);
         let began_us = self.full_at_us;
-        let permits = |step: u64| u32::try_from(calls * (step + 1) / steps - calls * step / steps).unwrap_or(GULP);
+        let permits = |step: u64| {
+            u32::try_from(calls * (step + 1) / steps - calls * step / steps).unwrap_or(PERMITS_PER_CALL_MAX)
+        };
         self.set_clock(began_us).await?;
         let first = prime(&mut self.connection, &self.program, self.caller.as_mut(), permits(0)).await?;
         self.granted = u64::from(first.permits);
         let mut batch = Vec::with_capacity(BATCH);
         for step in 1..steps {
             self.full_at_us = began_us + window_us * step / steps;
-            let ask = self.caller.next(permits(step));
+            let ask = self.caller.next_call(permits(step));
             batch.push((self.full_at_us, ask));
             if batch.len() == BATCH || step + 1 == steps {
                 self.granted += self.send(std::mem::take(&mut batch)).await?;
             }
         }
-        if let Some(settling) = self.caller.settle() {
+        if let Some(settling) = self.caller.release() {
             self.send(vec![(self.full_at_us, settling)]).await?;
         }
         self.keys = self.existing(self.caller.keys()).await?;
@@ -151,7 +158,7 @@ impl<'a> Log<'a> {
     }
 
     /// Sends calls in one go, each at its instant; returns the permits that they were granted.
-    async fn send(&mut self, batch: Vec<(u64, Ask)>) -> Result<u64, BenchError> {
+    async fn send(&mut self, batch: Vec<(u64, CallArguments)>) -> Result<u64, BenchError> {
         let mut pipe = redis::pipe();
         for (at_us, ask) in batch {
             pipe.cmd("SET").arg(clock_key(&ask.keys)).arg(at_us).ignore();
@@ -160,7 +167,7 @@ impl<'a> Log<'a> {
         let answers: Vec<Value> = pipe.query_async(&mut self.connection).await?;
         let mut permits = 0;
         for answer in answers {
-            permits += u64::from(self.caller.read(answer)?.permits);
+            permits += u64::from(self.caller.read_reply(answer)?.permits);
         }
         Ok(permits)
     }
@@ -194,12 +201,12 @@ impl<'a> Log<'a> {
         }
         let copied: Vec<bool> = pipe.query_async(&mut self.connection).await?;
         if copied.contains(&false) {
-            return Err(BenchError::Void("the full log expired before it was measured".to_owned()));
+            return Err(BenchError::InvalidMeasurement("the full log expired before it was measured".to_owned()));
         }
-        self.caller.change(&Quota { prefix: prefix.clone(), ..self.quota.clone() })?;
+        self.caller.change_quota(&BenchQuota { prefix: prefix.clone(), ..self.quota.clone() })?;
         self.set_clock(self.full_at_us).await?;
         self.call(1).await?;
-        self.caller.change(&Quota { prefix, max_requests, version, ..self.quota.clone() })?;
+        self.caller.change_quota(&BenchQuota { prefix, max_requests, version, ..self.quota.clone() })?;
         self.set_clock(at_us).await
     }
 
@@ -207,16 +214,18 @@ impl<'a> Log<'a> {
     async fn refused_us(&mut self, refusals: u32) -> Result<f64, BenchError> {
         self.copy(self.quota.max_requests, 1, self.full_at_us).await?;
         // Some algorithms have not used up everything, and what comes within the booking horizon can still be booked.
-        for gulp in [GULP, 1] {
-            let mut left = self.quota.max_requests / gulp + 2 * GULP;
+        for gulp in [PERMITS_PER_CALL_MAX, 1] {
+            let mut left = self.quota.max_requests / gulp + 2 * PERMITS_PER_CALL_MAX;
             while self.call(gulp).await?.permits > 0 {
-                left = left.checked_sub(1).ok_or_else(|| BenchError::Void("a full log refuses nothing".to_owned()))?;
+                left = left
+                    .checked_sub(1)
+                    .ok_or_else(|| BenchError::InvalidMeasurement("a full log refuses nothing".to_owned()))?;
             }
         }
         let before = self.meter.usage(self.program.statistics()).await?;
         for _ in 0..refusals {
             if self.call(1).await?.permits > 0 {
-                return Err(BenchError::Void("a full log granted a call".to_owned()));
+                return Err(BenchError::InvalidMeasurement("a full log granted a call".to_owned()));
             }
         }
         let after = self.meter.usage(self.program.statistics()).await?;
@@ -227,7 +236,7 @@ impl<'a> Log<'a> {
     async fn all_due_us(&mut self) -> Result<f64, BenchError> {
         self.copy(self.quota.max_requests, 1, self.full_at_us + micros_up(ALL_DUE_AFTER)).await?;
         if self.call(1).await?.permits != 1 {
-            return Err(BenchError::Void("a log that was due refused a call".to_owned()));
+            return Err(BenchError::InvalidMeasurement("a log that was due refused a call".to_owned()));
         }
         Ok(self.meter.last_call_us(&self.program).await? as f64)
     }
@@ -239,7 +248,7 @@ impl<'a> Log<'a> {
         Ok(self.meter.last_call_us(&self.program).await? as f64)
     }
 
-    async fn call(&mut self, permits: u32) -> Result<Granted, BenchError> {
+    async fn call(&mut self, permits: u32) -> Result<GrantedPermits, BenchError> {
         call(&mut self.connection, &self.program, self.caller.as_mut(), permits).await
     }
 }

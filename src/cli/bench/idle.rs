@@ -9,22 +9,22 @@ use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
 use super::BenchError;
-use super::crew::Crew;
 use super::progress::Phase;
 use super::quantile::nearest_rank;
-use super::stage::{Stage, Stand};
+use super::stage::{BenchEnvironment, BenchProvider};
+use super::workers::BenchWorkers;
 use crate::cli::{CommandError, Console};
 
 /// Jobs before the first that counts: connections are opened, and a limiter warms up.
 const WARM_UP: u64 = 5;
 const WARM_UP_MAX: Duration = Duration::from_secs(60);
 const ARRIVAL_MAX: Duration = Duration::from_secs(10);
-const LOOK_EVERY: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// Quiet between two jobs: this long and up to as long again.
 const QUIET: Duration = Duration::from_millis(15);
 
 #[derive(Clone, Debug, Serialize)]
-pub struct Idle {
+pub struct IdleLatency {
     pub jobs: u64,
     pub p50_ms: f64,
     pub p99_ms: f64,
@@ -36,16 +36,16 @@ pub struct Idle {
 /// # Errors
 /// When a job does not arrive.
 pub async fn measure(
-    stage: &Stage<'_>,
-    lane: &Stand,
-    mut crew: Crew,
+    stage: &BenchEnvironment<'_>,
+    lane: &BenchProvider,
+    mut crew: BenchWorkers,
     jobs: u64,
     within: Duration,
     console: &mut Console,
-) -> Result<Idle, CommandError> {
+) -> Result<IdleLatency, CommandError> {
     let mut phase = Phase::begin("jobs sent through an idle lane", jobs, console)?;
     for number in 1..=WARM_UP {
-        one(stage, lane, &mut crew, number, WARM_UP_MAX).await?;
+        measure_job(stage, lane, &mut crew, number, WARM_UP_MAX).await?;
     }
     let began = Instant::now();
     let mut latencies_us = Vec::new();
@@ -53,7 +53,7 @@ pub async fn measure(
         if began.elapsed() >= within && !latencies_us.is_empty() {
             break;
         }
-        latencies_us.push(one(stage, lane, &mut crew, number, ARRIVAL_MAX).await?);
+        latencies_us.push(measure_job(stage, lane, &mut crew, number, ARRIVAL_MAX).await?);
         phase.show(latencies_us.len() as u64, console)?;
     }
     drop(phase);
@@ -61,14 +61,14 @@ pub async fn measure(
     latencies_us.sort_unstable();
     #[allow(clippy::cast_precision_loss, reason = "microseconds of seconds")]
     let ms = |percent| nearest_rank(&latencies_us, percent) as f64 / 1_000.0;
-    Ok(Idle { jobs: latencies_us.len() as u64, p50_ms: ms(50), p99_ms: ms(99), max_ms: ms(100) })
+    Ok(IdleLatency { jobs: latencies_us.len() as u64, p50_ms: ms(50), p99_ms: ms(99), max_ms: ms(100) })
 }
 
 /// Sends the job of this number, the first being 1; µs from the beginning of its publish to its arrival.
-async fn one(
-    stage: &Stage<'_>,
-    lane: &Stand,
-    crew: &mut Crew,
+async fn measure_job(
+    stage: &BenchEnvironment<'_>,
+    lane: &BenchProvider,
+    crew: &mut BenchWorkers,
     number: u64,
     within: Duration,
 ) -> Result<u64, CommandError> {
@@ -76,12 +76,16 @@ async fn one(
     let (began, began_us) = (Instant::now(), lane.fake.now_us());
     stage.publish_one(lane, number).await?;
     // Each job arrives once, and none before the one before it was settled.
-    while crew.settled(&lane.name) < number {
+    while crew.finished(&lane.name) < number {
         crew.require_running()?;
         if began.elapsed() > within {
-            return Err(BenchError::Void(format!("job {number} was not settled within {} s", within.as_secs())).into());
+            return Err(BenchError::InvalidMeasurement(format!(
+                "job {number} was not settled within {} s",
+                within.as_secs()
+            ))
+            .into());
         }
-        sleep(LOOK_EVERY).await;
+        sleep(POLL_INTERVAL).await;
     }
     let arrival_us = lane.fake.report().last_arrival_us.unwrap_or(began_us);
     Ok(arrival_us.saturating_sub(began_us))

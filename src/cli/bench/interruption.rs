@@ -24,7 +24,7 @@ impl Interruption {
     }
 
     /// Returns with the first signal.
-    pub async fn come(&mut self) {
+    pub async fn wait(&mut self) {
         let [interrupt, terminate, hangup] = &mut self.0;
         tokio::select! {
             _ = interrupt.recv() => {}

@@ -2,7 +2,7 @@
 //!
 //! Refuses to read a clock: the date is the measured server's.
 
-use crate::domain::explain::words::count;
+use crate::domain::explain::format::count;
 
 /// Processor, cores and system, as far as the system says.
 #[must_use]

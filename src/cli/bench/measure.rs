@@ -10,8 +10,8 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::BenchError;
-use super::contender::{Caller, Contender, Granted, Loaded, Quota};
-use super::meter::Meter;
+use super::contender::{BenchCaller, BenchQuota, Contender, GrantedPermits, LoadedProgram};
+use super::meter::RedisMeter;
 use super::report::{Figure, FigureName, Median};
 use crate::domain::limit::MAX_REQUESTS;
 
@@ -25,17 +25,17 @@ const PRIMING_MAX: usize = 20;
 const STEADY: f64 = 0.9;
 
 /// One contender, asked for so many permits per call, with its callers.
-pub struct Lane {
+pub struct CallerGroup {
     pub name: &'static str,
     pub permits: u32,
-    program: Arc<Loaded>,
-    callers: Vec<Box<dyn Caller>>,
+    program: Arc<LoadedProgram>,
+    callers: Vec<Box<dyn BenchCaller>>,
     pub median: Median,
 }
 
 /// What a number of calls came to.
 #[derive(Clone, Copy, Debug, Default)]
-struct Tally {
+struct CallCounts {
     calls: u64,
     granted: u64,
 }
@@ -47,19 +47,19 @@ enum Until {
     Instant(Instant),
 }
 
-impl Lane {
+impl CallerGroup {
     /// Prepares a lane: its callers are warm, and a log that counts is full.
     ///
     /// # Errors
     /// When the server fails, or nothing is granted.
     pub async fn prepare(
-        meter: &Meter,
+        meter: &RedisMeter,
         contender: &dyn Contender,
         permits: u32,
         turn_calls: u32,
         prefix: &str,
     ) -> Result<Self, BenchError> {
-        let quota = Quota {
+        let quota = BenchQuota {
             prefix: prefix.to_owned(),
             max_requests: permits.saturating_mul(turn_calls).min(MAX_REQUESTS),
             window: WINDOW,
@@ -74,7 +74,7 @@ impl Lane {
         for caller in &mut lane.callers {
             prime(&mut meter.connection.clone(), &lane.program, caller.as_mut(), permits).await?;
         }
-        if contender.counts() {
+        if contender.keeps_log() {
             // A tenth more than the whole turn, so that the first slots come round again.
             let calls = quota.max_requests / permits * 11 / 10 / TASKS as u32;
             lane.drive(&meter.connection, TASKS, Until::Calls(u64::from(calls.max(1)))).await?;
@@ -86,7 +86,7 @@ impl Lane {
     ///
     /// # Errors
     /// When the server fails, or the log is not in its steady state.
-    pub async fn round(&mut self, meter: &Meter, time: Duration) -> Result<(), BenchError> {
+    pub async fn round(&mut self, meter: &RedisMeter, time: Duration) -> Result<(), BenchError> {
         if self.permits == 1 {
             let began = Instant::now();
             let alone = self.drive(&meter.connection, 1, Until::Instant(began + time)).await?;
@@ -100,7 +100,7 @@ impl Lane {
         // The kernel books a process's time late: a short round on a busy machine may show none yet.
         while after.server_us <= before.server_us {
             let more = self.drive(&meter.connection, TASKS, Until::Instant(Instant::now() + time)).await?;
-            many = Tally { calls: many.calls + more.calls, granted: many.granted + more.granted };
+            many = CallCounts { calls: many.calls + more.calls, granted: many.granted + more.granted };
             after = meter.usage(command).await?;
         }
         let elapsed = began.elapsed();
@@ -108,7 +108,7 @@ impl Lane {
         if (many.granted as f64) < wanted * STEADY {
             let (name, permits, granted) = (self.name, self.permits, many.granted);
             let text = format!("{name}, {permits} per call: only {granted} of {wanted} permits were granted");
-            return Err(BenchError::Void(text));
+            return Err(BenchError::InvalidMeasurement(text));
         }
         let calls = many.calls as f64;
         let server_us = (after.server_us - before.server_us) / calls;
@@ -125,14 +125,14 @@ impl Lane {
         connection: &MultiplexedConnection,
         tasks: usize,
         until: Until,
-    ) -> Result<Tally, BenchError> {
+    ) -> Result<CallCounts, BenchError> {
         let mut running = JoinSet::new();
         for caller in self.callers.drain(..tasks.min(self.callers.len())) {
             running.spawn(call_on(connection.clone(), self.program.clone(), caller, self.permits, until));
         }
-        let mut sum = Tally::default();
+        let mut sum = CallCounts::default();
         while let Some(ended) = running.join_next().await {
-            let (caller, tally) = ended.map_err(|error| BenchError::Void(error.to_string()))??;
+            let (caller, tally) = ended.map_err(|error| BenchError::InvalidMeasurement(error.to_string()))??;
             self.callers.push(caller);
             sum.calls += tally.calls;
             sum.granted += tally.granted;
@@ -148,12 +148,12 @@ impl Lane {
 /// One task: the next call when the last one is answered.
 async fn call_on(
     mut connection: MultiplexedConnection,
-    program: Arc<Loaded>,
-    mut caller: Box<dyn Caller>,
+    program: Arc<LoadedProgram>,
+    mut caller: Box<dyn BenchCaller>,
     permits: u32,
     until: Until,
-) -> Result<(Box<dyn Caller>, Tally), BenchError> {
-    let mut tally = Tally::default();
+) -> Result<(Box<dyn BenchCaller>, CallCounts), BenchError> {
+    let mut tally = CallCounts::default();
     while match until {
         Until::Calls(calls) => tally.calls < calls,
         Until::Instant(instant) => Instant::now() < instant,
@@ -171,12 +171,12 @@ async fn call_on(
 /// When the server fails, or the answer is none.
 pub async fn call(
     connection: &mut MultiplexedConnection,
-    program: &Loaded,
-    caller: &mut dyn Caller,
+    program: &LoadedProgram,
+    caller: &mut dyn BenchCaller,
     permits: u32,
-) -> Result<Granted, BenchError> {
-    let ask = caller.next(permits);
-    caller.read(connection.send_packed_command(&program.command(&ask)).await?)
+) -> Result<GrantedPermits, BenchError> {
+    let ask = caller.next_call(permits);
+    caller.read_reply(connection.send_packed_command(&program.command(&ask)).await?)
 }
 
 /// Calls until something is granted: a store without its past, and one that does not know its caller, grant nothing.
@@ -185,17 +185,17 @@ pub async fn call(
 /// When nothing is.
 pub async fn prime(
     connection: &mut MultiplexedConnection,
-    program: &Loaded,
-    caller: &mut dyn Caller,
+    program: &LoadedProgram,
+    caller: &mut dyn BenchCaller,
     permits: u32,
-) -> Result<Granted, BenchError> {
+) -> Result<GrantedPermits, BenchError> {
     for _ in 0..PRIMING_MAX {
         let granted = call(connection, program, caller, permits).await?;
         if granted.permits > 0 {
             return Ok(granted);
         }
     }
-    Err(BenchError::Void("nothing is granted by an empty log".to_owned()))
+    Err(BenchError::InvalidMeasurement("nothing is granted by an empty log".to_owned()))
 }
 
 fn per_second(count: u64, elapsed: Duration) -> f64 {

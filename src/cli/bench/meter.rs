@@ -8,7 +8,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, Value};
 
 use super::BenchError;
-use super::contender::{Loaded, Program};
+use super::contender::{LoadedProgram, Program};
 use crate::limiter::redis::library::Library;
 
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
@@ -16,7 +16,7 @@ const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
 const SLOWLOG_DEPTH: usize = 64;
 
 #[derive(Clone)]
-pub struct Meter {
+pub struct RedisMeter {
     pub connection: MultiplexedConnection,
     pub run_id: String,
     pub version: String,
@@ -32,7 +32,7 @@ pub struct Usage {
     pub server_us: f64,
 }
 
-impl Meter {
+impl RedisMeter {
     /// # Errors
     /// When the server cannot be asked.
     pub async fn connect(url: &str) -> Result<Self, BenchError> {
@@ -50,9 +50,9 @@ impl Meter {
 
     /// # Errors
     /// When the server refuses the script.
-    pub async fn load(&self, program: Program) -> Result<Loaded, BenchError> {
+    pub async fn load(&self, program: Program) -> Result<LoadedProgram, BenchError> {
         match program {
-            Program::Command(name) => Ok(Loaded::Command(name)),
+            Program::Command(name) => Ok(LoadedProgram::Command(name)),
             Program::Script(text) => self.load_script(text).await,
             Program::Library(text) => self.load_library(text).await,
         }
@@ -60,18 +60,18 @@ impl Meter {
 
     /// # Errors
     /// When the server refuses the script.
-    pub async fn load_script(&self, text: &str) -> Result<Loaded, BenchError> {
+    pub async fn load_script(&self, text: &str) -> Result<LoadedProgram, BenchError> {
         let mut connection = self.connection.clone();
         let sha = redis::cmd("SCRIPT").arg("LOAD").arg(text).query_async(&mut connection).await?;
-        Ok(Loaded::Script { sha })
+        Ok(LoadedProgram::Script { sha })
     }
 
     /// # Errors
     /// When the server refuses the library.
-    pub async fn load_library(&self, text: &str) -> Result<Loaded, BenchError> {
-        let library = Library::of(text);
+    pub async fn load_library(&self, text: &str) -> Result<LoadedProgram, BenchError> {
+        let library = Library::new(text);
         library.load().query_async::<()>(&mut self.connection.clone()).await?;
-        Ok(Loaded::Function { name: library.call_name() })
+        Ok(LoadedProgram::Function { name: library.call_name() })
     }
 
     /// The server's clock, in µs since the Unix epoch.
@@ -134,12 +134,12 @@ impl Meter {
     ///
     /// # Errors
     /// When the slow log does not hold it.
-    pub async fn last_call_us(&self, script: &Loaded) -> Result<u64, BenchError> {
+    pub async fn last_call_us(&self, script: &LoadedProgram) -> Result<u64, BenchError> {
         let (command, name) = match script {
-            Loaded::Script { sha } => ("EVALSHA", sha),
-            Loaded::Function { name } => ("FCALL", name),
-            Loaded::Command(_) => {
-                return Err(BenchError::Void("only scripts are looked up in the slow log".to_owned()));
+            LoadedProgram::Script { sha } => ("EVALSHA", sha),
+            LoadedProgram::Function { name } => ("FCALL", name),
+            LoadedProgram::Command(_) => {
+                return Err(BenchError::InvalidMeasurement("only scripts are looked up in the slow log".to_owned()));
             }
         };
         let mut connection = self.connection.clone();
@@ -154,7 +154,7 @@ impl Meter {
                 return Ok(redis::from_redis_value_ref(us).map_err(redis::RedisError::from)?);
             }
         }
-        Err(BenchError::Void("the slow log does not hold the call".to_owned()))
+        Err(BenchError::InvalidMeasurement("the slow log does not hold the call".to_owned()))
     }
 
     /// Removes every key that begins so.
@@ -182,7 +182,7 @@ impl Meter {
 /// `name:value` of an INFO section.
 fn field<'a>(info: &'a str, name: &str) -> Result<&'a str, BenchError> {
     let value = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    value.map(str::trim).ok_or_else(|| BenchError::Void(format!("INFO names no {name}")))
+    value.map(str::trim).ok_or_else(|| BenchError::InvalidMeasurement(format!("INFO names no {name}")))
 }
 
 /// Calls and µs of one command; zero before its first call.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::Subcommand;
 use url::Url;
 
-use super::connect::Engines;
+use super::connect::Services;
 use super::{CommandError, Console, Exit};
 use crate::config::{Config, LimiterUrl};
 
@@ -16,7 +16,6 @@ mod broker;
 mod conditions;
 mod contender;
 mod cores;
-mod crew;
 mod crowd;
 mod fidelity;
 mod full_log;
@@ -37,11 +36,12 @@ mod sequence;
 mod server;
 mod stage;
 mod targets;
+mod workers;
 
 use cores::Cores;
 use interruption::Interruption;
-use meter::Meter;
-use report::Report;
+use meter::RedisMeter;
+use report::LimiterReport;
 use server::PrivateServer;
 
 /// For calls of tasks that were stopped, until the keys are removed.
@@ -50,11 +50,11 @@ const LAST_CALLS: Duration = Duration::from_millis(100);
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
-    what: What,
+    benchmark: Benchmark,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
+enum Benchmark {
     /// The limiter in Redis: cost per call and per permit, memory, stalls, a crowd at the gate. Starts a redis-server
     /// of its own.
     Limiter(LimiterArgs),
@@ -105,7 +105,7 @@ enum BenchError {
     Redis(#[from] redis::RedisError),
     /// What was measured is not what a figure is meant to say.
     #[error("nothing measured: {0}")]
-    Void(String),
+    InvalidMeasurement(String),
     #[error("interrupted; nothing is left behind")]
     Interrupted,
     #[error(transparent)]
@@ -120,9 +120,9 @@ impl From<BenchError> for CommandError {
 
 /// Runs what needs no configuration, on a runtime of its own; `None` for the rest.
 pub fn without_config(args: &Args, console: &mut Console) -> Option<Result<Exit, CommandError>> {
-    match &args.what {
-        What::Limiter(args) => Some(limiter(args, console)),
-        What::Path(_) | What::Fidelity(_) => None,
+    match &args.benchmark {
+        Benchmark::Limiter(args) => Some(limiter(args, console)),
+        Benchmark::Path(_) | Benchmark::Fidelity(_) => None,
     }
 }
 
@@ -133,13 +133,13 @@ pub fn without_config(args: &Args, console: &mut Console) -> Option<Result<Exit,
 pub async fn run(
     args: &Args,
     config: &Config,
-    engines: &dyn Engines,
+    engines: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
-    match &args.what {
-        What::Path(args) => path::run(args, config, engines, console).await,
-        What::Fidelity(args) => fidelity::run(args, config, engines, console).await,
-        What::Limiter(_) => Err(CommandError::Failed("bench limiter runs without a configuration".to_owned())),
+    match &args.benchmark {
+        Benchmark::Path(args) => path::run(args, config, engines, console).await,
+        Benchmark::Fidelity(args) => fidelity::run(args, config, engines, console).await,
+        Benchmark::Limiter(_) => Err(CommandError::Failed("bench limiter runs without a configuration".to_owned())),
     }
 }
 
@@ -155,10 +155,10 @@ fn require_one_limiter(workers: u16, config: &Config) -> Result<(), CommandError
 /// A target that is missed is no error.
 fn limiter(args: &LimiterArgs, console: &mut Console) -> Result<Exit, CommandError> {
     if let Some(url) = &args.redis {
-        require_ours(url, args.yes)?;
+        require_local_or_yes(url, args.yes)?;
     }
     // Before the runtime counts its cores.
-    let cores = Cores::of_process().filter(|cores| args.redis.is_none() && cores.leave_to_server());
+    let cores = Cores::detect().filter(|cores| args.redis.is_none() && cores.leave_to_server());
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let report = runtime.block_on(on_server(args, cores.map(|cores| cores.server), console));
     let report = report?;
@@ -169,11 +169,11 @@ fn limiter(args: &LimiterArgs, console: &mut Console) -> Result<Exit, CommandErr
     } else {
         print::tables(&report, console)?;
     }
-    Ok(Exit::Fine)
+    Ok(Exit::Success)
 }
 
 /// A foreign server would be kept busy for minutes, so somebody must mean it.
-fn require_ours(url: &str, yes: bool) -> Result<(), CommandError> {
+fn require_local_or_yes(url: &str, yes: bool) -> Result<(), CommandError> {
     // The error of a bad URL may quote it, password and all.
     let parsed = Url::parse(url).map_err(|_| CommandError::Usage("--redis is not a URL".to_owned()))?;
     let host = parsed.host_str().unwrap_or_default().trim_matches(['[', ']']);
@@ -189,27 +189,31 @@ fn require_ours(url: &str, yes: bool) -> Result<(), CommandError> {
 }
 
 /// Measures on a private server or the named one, and leaves nothing behind, whatever happens.
-async fn on_server(args: &LimiterArgs, core: Option<usize>, console: &mut Console) -> Result<Report, BenchError> {
+async fn on_server(
+    args: &LimiterArgs,
+    core: Option<usize>,
+    console: &mut Console,
+) -> Result<LimiterReport, BenchError> {
     // Before anything is started that a signal would have to end.
     let mut interruption = Interruption::catch()?;
-    let interrupted = interruption.come();
+    let interrupted = interruption.wait();
     if let Some(url) = &args.redis {
         return on_named(args, url, interrupted, console).await;
     }
     let server = PrivateServer::start(core).await?;
-    let (url, place) = (server.url(), server.place.clone());
+    let (url, place) = (server.url(), server.info.clone());
     let (port, pid, directory) = (place.port, place.pid, place.directory.display());
     let told = console.message(&format!("private redis-server on 127.0.0.1:{port}, process {pid}, in {directory}"));
     let measuring = async {
         told?;
-        sequence::measure(&Meter::connect(&url).await?, args, &url, &prefix(), console).await
+        sequence::measure(&RedisMeter::connect(&url).await?, args, &url, &prefix(), console).await
     };
     let ended = tokio::select! {
         measured = measuring => measured,
         () = interrupted => Err(BenchError::Interrupted),
     };
     server.stop().await?;
-    Ok(Report { server: Some(place), ..ended? })
+    Ok(LimiterReport { server: Some(place), ..ended? })
 }
 
 /// On somebody's server: its slow log is as it was afterwards, and no key of ours is left.
@@ -218,8 +222,8 @@ async fn on_named(
     url: &str,
     interrupted: impl Future<Output = ()>,
     console: &mut Console,
-) -> Result<Report, BenchError> {
-    let (meter, prefix) = (Meter::connect(url).await?, prefix());
+) -> Result<LimiterReport, BenchError> {
+    let (meter, prefix) = (RedisMeter::connect(url).await?, prefix());
     let threshold_us = meter.slow_log_threshold().await?;
     let ended = tokio::select! {
         measured = sequence::measure(&meter, args, url, &prefix, console) => measured,
@@ -257,15 +261,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_elsewhere_needs_a_yes_and_its_password_is_not_told() {
+    fn remote_server_needs_yes_and_hides_its_password() {
         for url in ["redis://localhost:1", "redis://127.0.0.1", "redis://[::1]:6379/0", "unix:///run/redis.sock"] {
-            assert!(require_ours(url, false).is_ok(), "{url}");
+            assert!(require_local_or_yes(url, false).is_ok(), "{url}");
         }
         for url in ["redis://app:hunter2@redis.example.com", "redis://app:hunter2@10.0.0.1:1", "hunter2"] {
-            let refused = require_ours(url, false).unwrap_err();
+            let refused = require_local_or_yes(url, false).unwrap_err();
             assert_eq!(refused.exit(), Exit::Usage);
             assert!(!refused.to_string().contains("hunter2"), "{refused}");
         }
-        assert!(require_ours("redis://10.0.0.1", true).is_ok());
+        assert!(require_local_or_yes("redis://10.0.0.1", true).is_ok());
     }
 }

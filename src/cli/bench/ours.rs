@@ -7,14 +7,17 @@ use std::time::Duration;
 use redis::Value;
 
 use super::BenchError;
-use super::contender::{Ask, Caller, Contender, Granted, Program, Quota};
-use crate::domain::decision::{ByKind, Call, CallKind, Fate, Rebuild, Refusal, Run, Settlement, Want};
+use super::contender::{BenchCaller, BenchQuota, CallArguments, Contender, GrantedPermits, Program};
 use crate::domain::limit::Algorithm;
+use crate::domain::permit_protocol::{
+    CallKind, CostByKind, LimiterCall, PermitGrant, PermitRelease, PermitRequest, RebuildData, RefusalReason,
+    ReleaseKind,
+};
 use crate::domain::provider::{ProviderName, StoreDown};
 use crate::domain::quota_spec::{LimitSpec, QuotaSpec};
 use crate::domain::time::Micros;
-use crate::limiter::redis::answer::parse_reply;
-use crate::limiter::redis::argument::argument;
+use crate::limiter::redis::decode::decode_reply;
+use crate::limiter::redis::encode::encode_call;
 use crate::limiter::redis::keys::provider_keys;
 use crate::limiter::redis::library::SOURCE;
 
@@ -37,7 +40,7 @@ pub fn available() -> Vec<Ours> {
 ///
 /// # Errors
 /// When the quota's name is no name.
-pub fn spec(algorithm: Algorithm, quota: &Quota) -> Result<QuotaSpec, BenchError> {
+pub fn spec(algorithm: Algorithm, quota: &BenchQuota) -> Result<QuotaSpec, BenchError> {
     // Whatever the algorithm, all of the limit may come at once.
     let burst = match algorithm {
         Algorithm::TokenBucket => Some(quota.max_requests),
@@ -46,11 +49,11 @@ pub fn spec(algorithm: Algorithm, quota: &Quota) -> Result<QuotaSpec, BenchError
     };
     let limit = LimitSpec { algorithm, burst, ..LimitSpec::sliding_log(LIMIT, quota.max_requests, quota.window) };
     Ok(QuotaSpec {
-        quota: ProviderName::new(QUOTA).map_err(BenchError::Void)?,
+        quota: ProviderName::new(QUOTA).map_err(BenchError::InvalidMeasurement)?,
         version: quota.version,
         limits: vec![limit],
         account_rules: Vec::new(),
-        even: false,
+        even_pacing: false,
         grant_jitter: None,
         hold_max: TIMEOUT + SEND_BUDGET,
         send_budget: SEND_BUDGET,
@@ -70,13 +73,14 @@ impl Contender for Ours {
         Program::Library(SOURCE)
     }
 
-    fn counts(&self) -> bool {
+    fn keeps_log(&self) -> bool {
         true
     }
 
-    fn caller(&self, quota: &Quota, id: u64) -> Result<Box<dyn Caller>, BenchError> {
+    fn caller(&self, quota: &BenchQuota, id: u64) -> Result<Box<dyn BenchCaller>, BenchError> {
         let spec = spec(self.0, quota)?;
-        let caller = OurCaller { algorithm: self.0, spec, quota: quota.clone(), id, number: 0, taken: 0, born: None };
+        let caller =
+            OurCaller { algorithm: self.0, spec, quota: quota.clone(), id, number: 0, granted: 0, state_epoch: None };
         Ok(Box::new(caller))
     }
 }
@@ -85,77 +89,81 @@ impl Contender for Ours {
 struct OurCaller {
     algorithm: Algorithm,
     spec: QuotaSpec,
-    quota: Quota,
+    quota: BenchQuota,
     id: u64,
     number: u64,
     /// Permits that the last call was granted.
-    taken: u32,
+    granted: u32,
     /// A store that is cold was born then; nothing was sent before, so the next call vouches for it.
-    born: Option<Micros>,
+    state_epoch: Option<Micros>,
 }
 
 impl OurCaller {
-    fn ask(&mut self, permits: u32) -> Ask {
-        let taken = Settlement {
+    fn call_arguments(&mut self, permits: u32) -> CallArguments {
+        let taken = PermitRelease {
             call: self.number,
-            cost: self.taken,
+            cost: self.granted,
             kind: CallKind::Charge,
             subjects: Vec::new(),
-            fate: Fate::Used { age: Duration::ZERO },
+            release_kind: ReleaseKind::Used { age: Duration::ZERO },
         };
         self.number += 1;
-        let call = Call {
+        let call = LimiterCall {
             incarnation: self.id,
             number: self.number,
-            wants: if permits > 0 { vec![Want::charges(permits, 1)] } else { Vec::new() },
-            settlements: if self.taken > 0 { vec![taken] } else { Vec::new() },
+            requests: if permits > 0 { vec![PermitRequest::charges(permits, 1)] } else { Vec::new() },
+            releases: if self.granted > 0 { vec![taken] } else { Vec::new() },
             pause: None,
-            rebuild: self.born.take().map(|born| Rebuild { born, ended: Vec::new(), open: ByKind::default() }),
+            rebuild: self.state_epoch.take().map(|born| RebuildData {
+                state_epoch: born,
+                ended: Vec::new(),
+                in_flight: CostByKind::default(),
+            }),
             seeds: None,
-            distrust: None,
+            invalidate_epoch: None,
             run_id: self.quota.run_id.clone(),
         };
-        self.taken = permits;
-        Ask { keys: self.keys(), arguments: vec![argument(&self.spec, &call)] }
+        self.granted = permits;
+        CallArguments { keys: self.keys(), arguments: vec![encode_call(&self.spec, &call)] }
     }
 }
 
-impl Caller for OurCaller {
+impl BenchCaller for OurCaller {
     fn keys(&self) -> Vec<String> {
         provider_keys(&self.quota.prefix, &self.spec)
     }
 
-    fn next(&mut self, permits: u32) -> Ask {
-        self.ask(permits)
+    fn next_call(&mut self, permits: u32) -> CallArguments {
+        self.call_arguments(permits)
     }
 
-    fn settle(&mut self) -> Option<Ask> {
-        Some(self.ask(0))
+    fn release(&mut self) -> Option<CallArguments> {
+        Some(self.call_arguments(0))
     }
 
-    fn read(&mut self, answer: Value) -> Result<Granted, BenchError> {
+    fn read_reply(&mut self, answer: Value) -> Result<GrantedPermits, BenchError> {
         let bytes: Vec<u8> = redis::from_redis_value(answer).map_err(redis::RedisError::from)?;
         let (limits, cells) = (self.spec.limits.len(), self.spec.provider_limits().len());
-        let reply = parse_reply(&bytes, limits, cells, 1).map_err(BenchError::Void)?;
-        match reply.refused.map(|refused| refused.by) {
-            Some(Refusal::Cold) => self.born = Some(reply.born),
-            Some(by @ (Refusal::StaleVersion | Refusal::StaleCall | Refusal::Paused)) => {
-                return Err(BenchError::Void(format!("the limiter refuses for {by:?}")));
+        let reply = decode_reply(&bytes, limits, cells, 1).map_err(BenchError::InvalidMeasurement)?;
+        match reply.refused.map(|refused| refused.reason) {
+            Some(RefusalReason::Cold) => self.state_epoch = Some(reply.state_epoch),
+            Some(by @ (RefusalReason::StaleVersion | RefusalReason::StaleCall | RefusalReason::Paused)) => {
+                return Err(BenchError::InvalidMeasurement(format!("the limiter refuses for {by:?}")));
             }
-            Some(Refusal::Limit { .. } | Refusal::NeedsHistory { .. }) | None => {}
+            Some(RefusalReason::Limit { .. } | RefusalReason::NeedsHistory { .. }) | None => {}
         }
-        self.taken = permits(reply.granted.iter());
-        let at_once = permits(reply.granted.iter().filter(|run| run.wait_us == 0));
-        Ok(Granted { permits: self.taken, at_once })
+        self.granted = permits(reply.grants.iter());
+        let at_once = permits(reply.grants.iter().filter(|run| run.wait_us == 0));
+        Ok(GrantedPermits { permits: self.granted, at_once })
     }
 
-    fn change(&mut self, quota: &Quota) -> Result<(), BenchError> {
+    fn change_quota(&mut self, quota: &BenchQuota) -> Result<(), BenchError> {
         self.spec = spec(self.algorithm, quota)?;
         self.quota = quota.clone();
         Ok(())
     }
 }
 
-fn permits<'a>(runs: impl Iterator<Item = &'a Run>) -> u32 {
+fn permits<'a>(runs: impl Iterator<Item = &'a PermitGrant>) -> u32 {
     runs.map(|run| run.permits).sum()
 }

@@ -10,20 +10,20 @@ use tokio::time::{Instant, interval};
 
 use super::broker::{self, BareLoop};
 use super::conditions::Conditions;
-use super::idle::{self, Idle};
+use super::idle::{self, IdleLatency};
 use super::interruption::Interruption;
 use super::print::number;
 use super::progress::Phase;
-use super::stage::{Stage, Stand};
+use super::stage::{BenchEnvironment, BenchProvider};
 use super::{BenchError, require_one_limiter, seconds};
-use crate::cli::connect::Engines;
+use crate::cli::connect::Services;
 use crate::cli::{CommandError, Console, Exit};
 use crate::config::{Config, QueueUrl};
 use crate::domain::limit::MAX_REQUESTS;
 use crate::ledger::provider_row::{LimitRow, ProviderRow};
 use crate::provider::simulated::FakeOptions;
 
-const LOOK_EVERY: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 const BUCKET: i64 = 256;
 
 #[derive(Clone, Debug, clap::Args)]
@@ -52,7 +52,7 @@ pub struct Args {
 }
 
 #[derive(Clone, Debug, Serialize)]
-struct Report {
+struct PathReport {
     conditions: Conditions,
     workers: u16,
     in_flight: i64,
@@ -67,7 +67,7 @@ struct Report {
     charged_twice: u64,
     refused_429: u64,
     /// From publish to request on the wire.
-    idle: Option<Idle>,
+    idle: Option<IdleLatency>,
     /// With RabbitMQ alone.
     bare_loop: Option<BareLoop>,
     /// Jobs per second against the bare loop's messages per second.
@@ -81,20 +81,20 @@ struct Report {
 pub async fn run(
     args: &Args,
     config: &Config,
-    engines: &dyn Engines,
+    engines: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     let mut interruption = Interruption::catch()?;
-    let mut stage = Stage::set(args.embedded, config, engines).await?;
+    let mut stage = BenchEnvironment::prepare(args.embedded, config, engines).await?;
     let ended = async {
         require_one_limiter(args.workers, &stage.config)?;
         tokio::select! {
             measured = measure(args, &mut stage, console) => measured,
-            () = interruption.come() => Err(BenchError::Interrupted.into()),
+            () = interruption.wait() => Err(BenchError::Interrupted.into()),
         }
     };
     let ended = ended.await;
-    let struck = stage.strike().await;
+    let struck = stage.tear_down().await;
     let report = ended?;
     struck?;
     if args.json {
@@ -102,25 +102,29 @@ pub async fn run(
     } else {
         print(&report, console)?
     }
-    Ok(Exit::Fine)
+    Ok(Exit::Success)
 }
 
-async fn measure(args: &Args, stage: &mut Stage<'_>, console: &mut Console) -> Result<Report, CommandError> {
-    let conditions = Conditions::look(command_line(args), &stage.config, console).await?;
+async fn measure(
+    args: &Args,
+    stage: &mut BenchEnvironment<'_>,
+    console: &mut Console,
+) -> Result<PathReport, CommandError> {
+    let conditions = Conditions::collect(command_line(args), &stage.config, console).await?;
     let within = Duration::from_secs_f64(args.seconds);
     let idle = if args.idle_jobs == 0 {
         None
     } else {
-        let lane = stage.add("-idle", FakeOptions::default(), out_of_the_way(args)).await?;
+        let lane = stage.add("-idle", FakeOptions::default(), unrestrictive_row(args)).await?;
         let crew = stage.start(args.workers).await?;
         let idle = idle::measure(stage, &lane, crew, args.idle_jobs, within, console).await?;
         Some(idle)
     };
-    let lane = stage.add("", FakeOptions::default(), out_of_the_way(args)).await?;
+    let lane = stage.add("", FakeOptions::default(), unrestrictive_row(args)).await?;
     let began = Instant::now();
     let published = stage.publish(&lane, args.jobs, within, console).await?;
     let published_per_second = rate(published, began.elapsed());
-    let (settled, took) = work_off(args, stage, &lane, published, console).await?;
+    let (settled, took) = process_jobs(args, stage, &lane, published, console).await?;
     let seen = lane.fake.report();
     let bare_loop = match &stage.config.queue.url {
         QueueUrl::Embedded => None,
@@ -130,7 +134,7 @@ async fn measure(args: &Args, stage: &mut Stage<'_>, console: &mut Console) -> R
         }
     };
     let jobs_per_second = rate(settled, took);
-    Ok(Report {
+    Ok(PathReport {
         conditions,
         workers: args.workers,
         in_flight: lane.in_flight(),
@@ -149,7 +153,7 @@ async fn measure(args: &Args, stage: &mut Stage<'_>, console: &mut Console) -> R
 }
 
 /// A row whose limit never holds anything back.
-fn out_of_the_way(args: &Args) -> ProviderRow {
+fn unrestrictive_row(args: &Args) -> ProviderRow {
     let limit = LimitRow {
         name: "limit".to_owned(),
         max_requests: i64::from(MAX_REQUESTS),
@@ -160,21 +164,21 @@ fn out_of_the_way(args: &Args) -> ProviderRow {
 }
 
 /// Lets workers send what is published; how many jobs were settled, and in which time.
-async fn work_off(
+async fn process_jobs(
     args: &Args,
-    stage: &Stage<'_>,
-    lane: &Stand,
+    stage: &BenchEnvironment<'_>,
+    lane: &BenchProvider,
     published: u64,
     console: &mut Console,
 ) -> Result<(u64, Duration), CommandError> {
     let mut crew = stage.start(args.workers).await?;
     let mut phase = Phase::begin("jobs settled", published, console)?;
-    let (began, mut tick) = (Instant::now(), interval(LOOK_EVERY));
+    let (began, mut tick) = (Instant::now(), interval(POLL_INTERVAL));
     let (mut settled, mut settled_at_us) = (0, 0);
     while settled < published && began.elapsed().as_secs_f64() < args.seconds {
         tick.tick().await;
         crew.require_running()?;
-        let now = crew.settled(&lane.name);
+        let now = crew.finished(&lane.name);
         if now > settled {
             (settled, settled_at_us) = (now, lane.fake.now_us());
         }
@@ -185,7 +189,7 @@ async fn work_off(
     let first_us = lane.fake.report().first_arrival_us;
     match first_us {
         Some(first_us) if settled_at_us > first_us => Ok((settled, Duration::from_micros(settled_at_us - first_us))),
-        _ => Err(BenchError::Void(format!("no job was settled within {} s", args.seconds)).into()),
+        _ => Err(BenchError::InvalidMeasurement(format!("no job was settled within {} s", args.seconds)).into()),
     }
 }
 
@@ -204,7 +208,7 @@ fn command_line(args: &Args) -> String {
 }
 
 #[allow(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
-fn print(report: &Report, console: &mut Console) -> std::io::Result<()> {
+fn print(report: &PathReport, console: &mut Console) -> std::io::Result<()> {
     for line in report.conditions.lines() {
         console.line(&line)?;
     }

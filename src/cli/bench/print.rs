@@ -2,10 +2,10 @@
 //!
 //! Refuses to leave anything out: what misses its target is listed again at the end.
 
-use super::report::{Figure, FigureName, Report, Row, Section};
+use super::report::{Figure, FigureName, LimiterReport, Section, SubjectRow};
 use super::{crowd, full_log, measure};
 use crate::cli::Console;
-use crate::domain::explain::words::count;
+use crate::domain::explain::format::count;
 
 /// One section laid out.
 struct Table {
@@ -21,7 +21,7 @@ const LEGEND: &str = "in brackets: times the empty script, times the correct ZSE
 ///
 /// # Errors
 /// When stdout is closed.
-pub fn tables(report: &Report, console: &mut Console) -> std::io::Result<()> {
+pub fn tables(report: &LimiterReport, console: &mut Console) -> std::io::Result<()> {
     for line in conditions(report) {
         console.line(&line)?;
     }
@@ -42,7 +42,7 @@ pub fn tables(report: &Report, console: &mut Console) -> std::io::Result<()> {
 ///
 /// # Errors
 /// When stdout is closed.
-pub fn markdown(report: &Report, console: &mut Console) -> std::io::Result<()> {
+pub fn markdown(report: &LimiterReport, console: &mut Console) -> std::io::Result<()> {
     console.lines(&format!(
         "# Benchmarks\n\nWritten by `{}`. Every figure is the median of its rounds, all in one run on one\n\
          redis-server. Absolute figures drift from machine to machine; read the ratios ({LEGEND}).\n",
@@ -77,7 +77,7 @@ due as fast as one core can ask. A log of a minute is filled with the script's c
 calls are timed by the slow log. The crowd is answered after 20 to 80 ms. The references are in `benches/reference`.
 ";
 
-fn conditions(report: &Report) -> Vec<String> {
+fn conditions(report: &LimiterReport) -> Vec<String> {
     let server = match &report.server {
         Some(place) => {
             let core = place.core.map_or_else(|| "not pinned".to_owned(), |core| format!("alone on core {core}"));
@@ -93,8 +93,8 @@ fn conditions(report: &Report) -> Vec<String> {
     ]
 }
 
-fn lay_out(report: &Report, section: Section) -> Table {
-    let rows: Vec<&Row> = report.rows.iter().filter(|row| row.section == section).collect();
+fn lay_out(report: &LimiterReport, section: Section) -> Table {
+    let rows: Vec<&SubjectRow> = report.rows.iter().filter(|row| row.section == section).collect();
     let mut names: Vec<FigureName> = rows.iter().flat_map(|row| row.figures.iter().map(|f| f.name)).collect();
     names.sort_unstable();
     names.dedup();
@@ -102,7 +102,7 @@ fn lay_out(report: &Report, section: Section) -> Table {
     let mut header = vec![""];
     header.extend(many.then_some("permits per call"));
     header.extend(names.iter().map(|name| name.title()));
-    let cells = |row: &&Row| {
+    let cells = |row: &&SubjectRow| {
         let mut cells = vec![row.subject.to_owned()];
         cells.extend(many.then(|| number(f64::from(row.permits_per_call))));
         let of =
@@ -121,7 +121,7 @@ fn lay_out(report: &Report, section: Section) -> Table {
     Table { title: title(report, section), header, rows: rows.iter().map(cells).collect(), targets }
 }
 
-fn title(report: &Report, section: Section) -> String {
+fn title(report: &LimiterReport, section: Section) -> String {
     let tasks = measure::TASKS;
     match section {
         Section::OnePermit => "One permit per call".to_owned(),
@@ -153,7 +153,7 @@ fn cell(figure: &Figure) -> String {
     }
 }
 
-fn missed(report: &Report) -> Vec<String> {
+fn missed(report: &LimiterReport) -> Vec<String> {
     let mut lines = Vec::new();
     for row in &report.rows {
         for figure in &row.figures {

@@ -15,7 +15,7 @@ pub struct Phase {
     bar: Option<ProgressBar>,
     what: &'static str,
     total: u64,
-    lined: Instant,
+    last_line_at: Instant,
 }
 
 impl Phase {
@@ -37,7 +37,7 @@ impl Phase {
         if bar.is_none() {
             console.message(&format!("0 of {total} {what}"))?;
         }
-        Ok(Self { bar, what, total, lined: Instant::now() })
+        Ok(Self { bar, what, total, last_line_at: Instant::now() })
     }
 
     /// # Errors
@@ -45,8 +45,8 @@ impl Phase {
     pub fn show(&mut self, done: u64, console: &mut Console) -> std::io::Result<()> {
         match &self.bar {
             Some(bar) => bar.set_position(done),
-            None if self.lined.elapsed() >= LINE_EVERY => {
-                self.lined = Instant::now();
+            None if self.last_line_at.elapsed() >= LINE_EVERY => {
+                self.last_line_at = Instant::now();
                 console.message(&format!("{done} of {} {}", self.total, self.what))?;
             }
             None => {}

@@ -26,7 +26,7 @@ pub fn sum(all: impl IntoIterator<Item = Distribution>) -> Distribution {
 
 /// What is left without a part of it, counted at the same time or before.
 #[must_use]
-pub fn without(all: &Distribution, part: &Distribution) -> Distribution {
+pub fn subtract(all: &Distribution, part: &Distribution) -> Distribution {
     let counts = all.counts.iter().zip(part.counts.iter().chain(std::iter::repeat(&0)));
     let counts = counts.map(|(all, part)| all.saturating_sub(*part)).collect();
     Distribution { bounds_us: all.bounds_us, counts, sum_us: all.sum_us.saturating_sub(part.sum_us) }
@@ -35,7 +35,7 @@ pub fn without(all: &Distribution, part: &Distribution) -> Distribution {
 /// The value in µs below which this share (0 to 1) lies.
 #[must_use]
 #[allow(clippy::cast_precision_loss, reason = "counts and microseconds stay far below 2^53")]
-pub fn of(counted: &Distribution, share: f64) -> f64 {
+pub fn quantile_us(counted: &Distribution, share: f64) -> f64 {
     let total: u64 = counted.counts.iter().sum();
     let wanted = total as f64 * share;
     let (mut below, mut lower_us) = (0.0, 0.0);
@@ -52,7 +52,7 @@ pub fn of(counted: &Distribution, share: f64) -> f64 {
 /// The share (0 to 1) of what does not exceed a bound; exact where the bound is one of the distribution's.
 #[must_use]
 #[allow(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
-pub fn within(counted: &Distribution, most_us: u64) -> f64 {
+pub fn share_within(counted: &Distribution, most_us: u64) -> f64 {
     let total: u64 = counted.counts.iter().sum();
     let counted = counted.bounds_us.iter().zip(&counted.counts).filter(|(bound_us, _)| **bound_us <= most_us);
     let within: u64 = counted.map(|(_, count)| *count).sum();
@@ -66,15 +66,15 @@ mod tests {
     #[test]
     fn percentiles_lie_where_the_counts_do() {
         let one = Distribution { bounds_us: &[100, 200, 400], counts: vec![50, 40, 9, 1], sum_us: 0 };
-        assert!((of(&one, 0.5) - 100.0).abs() < 1e-9);
-        assert!((of(&one, 0.7) - 150.0).abs() < 1e-9);
-        assert!((of(&one, 0.99) - 400.0).abs() < 1e-9);
-        assert!((of(&one, 1.0) - 400.0).abs() < 1e-9, "beyond the last bound nothing is known");
-        assert!((within(&one, 200) - 0.9).abs() < 1e-9);
+        assert!((quantile_us(&one, 0.5) - 100.0).abs() < 1e-9);
+        assert!((quantile_us(&one, 0.7) - 150.0).abs() < 1e-9);
+        assert!((quantile_us(&one, 0.99) - 400.0).abs() < 1e-9);
+        assert!((quantile_us(&one, 1.0) - 400.0).abs() < 1e-9, "beyond the last bound nothing is known");
+        assert!((share_within(&one, 200) - 0.9).abs() < 1e-9);
         let two = sum([one.clone(), one.clone()]);
         assert_eq!(two.counts, [100, 80, 18, 2]);
-        assert_eq!((without(&two, &one), without(&one, &Distribution::default())), (one.clone(), one.clone()));
-        assert!(of(&Distribution::default(), 0.5).abs() < 1e-9 && within(&sum([]), 1).abs() < 1e-9);
+        assert_eq!((subtract(&two, &one), subtract(&one, &Distribution::default())), (one.clone(), one.clone()));
+        assert!(quantile_us(&Distribution::default(), 0.5).abs() < 1e-9 && share_within(&sum([]), 1).abs() < 1e-9);
     }
 
     #[test]

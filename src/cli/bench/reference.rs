@@ -8,7 +8,7 @@ use redis::Value;
 use tokio::time::Instant;
 
 use super::BenchError;
-use super::contender::{Ask, Caller, Contender, Granted, Program, Quota};
+use super::contender::{BenchCaller, BenchQuota, CallArguments, Contender, GrantedPermits, Program};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reference {
@@ -34,7 +34,7 @@ impl Reference {
 }
 
 /// A reference, with the clock that its callers share.
-pub struct Referee {
+pub struct ReferenceContender {
     pub reference: Reference,
     pub clock: CallerClock,
 }
@@ -53,7 +53,7 @@ impl CallerClock {
     }
 }
 
-impl Contender for Referee {
+impl Contender for ReferenceContender {
     fn name(&self) -> &'static str {
         match self.reference {
             Reference::Ping => "PING",
@@ -78,11 +78,11 @@ impl Contender for Referee {
         }
     }
 
-    fn counts(&self) -> bool {
+    fn keeps_log(&self) -> bool {
         matches!(self.reference, Reference::ArticleZset | Reference::CorrectZset)
     }
 
-    fn caller(&self, quota: &Quota, id: u64) -> Result<Box<dyn Caller>, BenchError> {
+    fn caller(&self, quota: &BenchQuota, id: u64) -> Result<Box<dyn BenchCaller>, BenchError> {
         let (reference, clock) = (self.reference, self.clock);
         Ok(Box::new(ReferenceCaller { reference, clock, quota: quota.clone(), id, number: 0 }))
     }
@@ -91,40 +91,40 @@ impl Contender for Referee {
 struct ReferenceCaller {
     reference: Reference,
     clock: CallerClock,
-    quota: Quota,
+    quota: BenchQuota,
     id: u64,
     number: u64,
 }
 
-impl Caller for ReferenceCaller {
+impl BenchCaller for ReferenceCaller {
     fn keys(&self) -> Vec<String> {
         vec![format!("{}:{{bench}}:log", self.quota.prefix)]
     }
 
-    fn next(&mut self, permits: u32) -> Ask {
+    fn next_call(&mut self, permits: u32) -> CallArguments {
         self.number += 1;
         let key = self.keys();
         let most = self.quota.max_requests.to_string();
         match self.reference {
-            Reference::Ping | Reference::EmptyScript | Reference::TimeScript => Ask::default(),
-            Reference::Set => ask(key, vec![self.number.to_string()]),
-            Reference::ThreeCommands => ask(key, Vec::new()),
+            Reference::Ping | Reference::EmptyScript | Reference::TimeScript => CallArguments::default(),
+            Reference::Set => call_arguments(key, vec![self.number.to_string()]),
+            Reference::ThreeCommands => call_arguments(key, Vec::new()),
             Reference::ArticleZset => {
-                ask(key, vec![self.clock.now_ms().to_string(), millis(self.quota.window).to_string(), most])
+                call_arguments(key, vec![self.clock.now_ms().to_string(), millis(self.quota.window).to_string(), most])
             }
             Reference::CorrectZset => {
                 let window_us = (millis(self.quota.window) * 1_000).to_string();
                 let name = format!("{}-{}", self.id, self.number);
-                ask(key, vec![most, window_us, permits.to_string(), name])
+                call_arguments(key, vec![most, window_us, permits.to_string(), name])
             }
         }
     }
 
-    fn settle(&mut self) -> Option<Ask> {
+    fn release(&mut self) -> Option<CallArguments> {
         None
     }
 
-    fn read(&mut self, answer: Value) -> Result<Granted, BenchError> {
+    fn read_reply(&mut self, answer: Value) -> Result<GrantedPermits, BenchError> {
         let answer = answer.extract_error()?;
         let permits = match self.reference {
             Reference::CorrectZset => {
@@ -135,10 +135,10 @@ impl Caller for ReferenceCaller {
             Reference::ArticleZset => redis::from_redis_value(answer).map_err(redis::RedisError::from)?,
             _ => 1,
         };
-        Ok(Granted::now(permits))
+        Ok(GrantedPermits::at_once_only(permits))
     }
 
-    fn change(&mut self, quota: &Quota) -> Result<(), BenchError> {
+    fn change_quota(&mut self, quota: &BenchQuota) -> Result<(), BenchError> {
         self.quota = quota.clone();
         Ok(())
     }
@@ -148,6 +148,6 @@ fn millis(window: Duration) -> u64 {
     u64::try_from(window.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn ask(keys: Vec<String>, arguments: Vec<String>) -> Ask {
-    Ask { keys, arguments: arguments.into_iter().map(String::into_bytes).collect() }
+fn call_arguments(keys: Vec<String>, arguments: Vec<String>) -> CallArguments {
+    CallArguments { keys, arguments: arguments.into_iter().map(String::into_bytes).collect() }
 }

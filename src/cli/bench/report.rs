@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::server::Place;
+use super::server::PrivateServerInfo;
 
 /// What a figure says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -61,12 +61,12 @@ pub struct Figure {
     pub value: f64,
     pub to_empty_script: Option<f64>,
     pub to_correct_zset: Option<f64>,
-    pub target: Option<Target>,
+    pub target: Option<FigureTarget>,
 }
 
 /// What a figure must be, and whether it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Target {
+pub struct FigureTarget {
     pub says: String,
     pub met: bool,
 }
@@ -108,7 +108,7 @@ impl Section {
 
 /// One subject with its figures.
 #[derive(Clone, Debug, Serialize)]
-pub struct Row {
+pub struct SubjectRow {
     pub section: Section,
     pub subject: &'static str,
     /// Whether it is ours, and so has targets.
@@ -117,7 +117,7 @@ pub struct Row {
     pub figures: Vec<Figure>,
 }
 
-impl Row {
+impl SubjectRow {
     #[must_use]
     pub fn value(&self, name: FigureName) -> Option<f64> {
         self.figures.iter().find(|figure| figure.name == name).map(|figure| figure.value)
@@ -126,7 +126,7 @@ impl Row {
 
 /// Everything that one run found, and on what.
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
+pub struct LimiterReport {
     pub command: String,
     pub date: String,
     pub machine: String,
@@ -135,20 +135,20 @@ pub struct Report {
     pub sluicegate: String,
     pub redis: String,
     /// `None`: a server that was named.
-    pub server: Option<Place>,
+    pub server: Option<PrivateServerInfo>,
     pub seconds_per_figure: f64,
     pub rounds: usize,
     /// Calls in the full log.
     pub log_calls: u32,
     pub crowd_seconds: f64,
-    pub rows: Vec<Row>,
+    pub rows: Vec<SubjectRow>,
 }
 
 /// Sets every figure beside the empty script's and the correct ZSET script's of the same run.
-pub fn set_ratios(rows: &mut [Row], empty: &str, zset: &str) {
+pub fn set_ratios(rows: &mut [SubjectRow], empty: &str, zset: &str) {
     let known = rows.to_vec();
     let of = |subject: &str, section: Option<Section>, permits: Option<u32>, name: FigureName| {
-        let fits = |row: &&Row| {
+        let fits = |row: &&SubjectRow| {
             row.subject == subject
                 && section.is_none_or(|section| row.section == section)
                 && permits.is_none_or(|permits| row.permits_per_call == permits)
@@ -187,7 +187,7 @@ mod tests {
         let row = |section, subject, permits_per_call, figures: &[(FigureName, f64)]| {
             let mut median = Median::default();
             figures.iter().for_each(|(name, value)| median.add(*name, *value));
-            Row { section, subject, ours: false, permits_per_call, figures: median.figures() }
+            SubjectRow { section, subject, ours: false, permits_per_call, figures: median.figures() }
         };
         let mut rows = [
             row(Section::OnePermit, "empty", 1, &[(FigureName::CommandUs, 2.0)]),

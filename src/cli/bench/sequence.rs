@@ -7,13 +7,13 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::contender::Contender;
-use super::measure::Lane;
-use super::meter::Meter;
-use super::reference::{CallerClock, Referee, Reference};
-use super::report::{Report, Row, Section};
+use super::measure::CallerGroup;
+use super::meter::RedisMeter;
+use super::reference::{CallerClock, Reference, ReferenceContender};
+use super::report::{LimiterReport, Section, SubjectRow};
 use super::{BenchError, LimiterArgs, crowd, full_log, machine, ours, report, targets};
 use crate::cli::Console;
-use crate::domain::explain::words::count;
+use crate::domain::explain::format::count;
 
 const PERMITS: [u32; 4] = [1, 10, 100, 1_000];
 /// Some windows of the crowd's limit: permits come in bursts, one per window.
@@ -32,7 +32,7 @@ struct Plan {
 }
 
 impl Plan {
-    fn of(args: &LimiterArgs) -> Self {
+    fn from_args(args: &LimiterArgs) -> Self {
         let (seconds, rounds) = if args.quick { (0.05, 1) } else { (1.0, 3) };
         let figure = Duration::from_secs_f64(args.seconds.unwrap_or(seconds));
         let rounds = args.rounds.map_or(rounds, usize::from);
@@ -52,13 +52,13 @@ impl Plan {
 /// # Errors
 /// When something could not be measured.
 pub async fn measure(
-    meter: &Meter,
+    meter: &RedisMeter,
     args: &LimiterArgs,
     url: &str,
     prefix: &str,
     console: &mut Console,
-) -> Result<Report, BenchError> {
-    let plan = Plan::of(args);
+) -> Result<LimiterReport, BenchError> {
+    let plan = Plan::from_args(args);
     if cfg!(debug_assertions) {
         console.message("this is a debug build: calls per second say little")?;
     }
@@ -73,12 +73,12 @@ pub async fn measure(
     console.message(&format!("{} tasks at one gate, for {} s", crowd::TASKS, plan.crowd.as_secs_f64()))?;
     let median = crowd::measure(meter, url, &format!("{prefix}:crowd"), plan.crowd).await?;
     let figures = median.figures();
-    rows.push(Row { section: Section::Crowd, subject: "sliding_log", ours: true, permits_per_call: 1, figures });
+    rows.push(SubjectRow { section: Section::Crowd, subject: "sliding_log", ours: true, permits_per_call: 1, figures });
     meter.remove(prefix).await?;
-    let name = |reference| Referee { reference, clock }.name();
+    let name = |reference| ReferenceContender { reference, clock }.name();
     report::set_ratios(&mut rows, name(Reference::EmptyScript), name(Reference::CorrectZset));
     targets::judge(&mut rows, plan.full_log.calls);
-    Ok(Report {
+    Ok(LimiterReport {
         command: super::command_line(args),
         date: machine::date(began_us),
         machine: machine::describe(),
@@ -96,13 +96,13 @@ pub async fn measure(
 
 /// Rounds go round all lanes, so that what the machine does besides meets all alike.
 async fn throughput(
-    meter: &Meter,
+    meter: &RedisMeter,
     plan: &Plan,
     clock: CallerClock,
     prefix: &str,
     console: &mut Console,
-) -> Result<Vec<Row>, BenchError> {
-    let references = Reference::ALL.map(|reference| Referee { reference, clock });
+) -> Result<Vec<SubjectRow>, BenchError> {
+    let references = Reference::ALL.map(|reference| ReferenceContender { reference, clock });
     let ours = ours::available();
     let mut contenders: Vec<(&dyn Contender, u32, bool)> = Vec::new();
     contenders.extend(references.iter().map(|contender| (contender as &dyn Contender, 1, false)));
@@ -116,7 +116,7 @@ async fn throughput(
     let mut lanes = Vec::new();
     for (number, (contender, permits, ours)) in contenders.into_iter().enumerate() {
         let lane_prefix = format!("{prefix}:{number}");
-        lanes.push((Lane::prepare(meter, contender, permits, plan.turn_calls, &lane_prefix).await?, ours));
+        lanes.push((CallerGroup::prepare(meter, contender, permits, plan.turn_calls, &lane_prefix).await?, ours));
     }
     for round in 1..=plan.rounds {
         console.message(&format!("calls as fast as they go: round {round} of {}", plan.rounds))?;
@@ -125,7 +125,7 @@ async fn throughput(
         }
     }
     meter.remove(prefix).await?;
-    let row = |(lane, ours): &(Lane, bool)| Row {
+    let row = |(lane, ours): &(CallerGroup, bool)| SubjectRow {
         section: if lane.permits == 1 { Section::OnePermit } else { Section::ManyPermits },
         subject: lane.name,
         ours: *ours,
@@ -136,13 +136,13 @@ async fn throughput(
 }
 
 async fn full_logs(
-    meter: &Meter,
+    meter: &RedisMeter,
     plan: &Plan,
     clock: CallerClock,
     prefix: &str,
     console: &mut Console,
-) -> Result<Vec<Row>, BenchError> {
-    let zset = Referee { reference: Reference::CorrectZset, clock };
+) -> Result<Vec<SubjectRow>, BenchError> {
+    let zset = ReferenceContender { reference: Reference::CorrectZset, clock };
     let ours = ours::available();
     let contenders = std::iter::once((&zset as &dyn Contender, false));
     let contenders = contenders.chain(ours.iter().map(|contender| (contender as &dyn Contender, true)));
@@ -154,7 +154,13 @@ async fn full_logs(
         console.message(&format!("a full log of {} calls: {subject}", plan.full_log.calls))?;
         let log_prefix = format!("{prefix}:log");
         let median = full_log::measure(meter, contender, plan.full_log, &log_prefix).await?;
-        rows.push(Row { section: Section::FullLog, subject, ours, permits_per_call: 1, figures: median.figures() });
+        rows.push(SubjectRow {
+            section: Section::FullLog,
+            subject,
+            ours,
+            permits_per_call: 1,
+            figures: median.figures(),
+        });
     }
     meter.log_slower_than(&threshold_us).await?;
     Ok(rows)

@@ -23,7 +23,7 @@ const STARTS_MAX: usize = 3;
 
 /// Where a private server runs, for whoever wants to see that it is gone.
 #[derive(Clone, Debug, Serialize)]
-pub struct Place {
+pub struct PrivateServerInfo {
     pub port: u16,
     pub pid: u32,
     pub directory: PathBuf,
@@ -32,7 +32,7 @@ pub struct Place {
 }
 
 pub struct PrivateServer {
-    pub place: Place,
+    pub info: PrivateServerInfo,
     child: Child,
 }
 
@@ -46,7 +46,7 @@ impl PrivateServer {
         let mut failure = String::new();
         for _ in 0..STARTS_MAX {
             let mut server = Self::launch(core)?;
-            match server.listens().await {
+            match server.wait_until_ready().await {
                 Ok(()) => return Ok(server),
                 Err(problem) => failure = problem,
             }
@@ -61,8 +61,8 @@ impl PrivateServer {
         let launched = free_port().and_then(|port| Ok((port, spawn(core, port, &directory)?)));
         match launched {
             Ok((port, child)) => {
-                let place = Place { port, pid: child.id().unwrap_or(0), directory, core };
-                Ok(Self { place, child })
+                let place = PrivateServerInfo { port, pid: child.id().unwrap_or(0), directory, core };
+                Ok(Self { info: place, child })
             }
             Err(error) => {
                 std::fs::remove_dir_all(&directory)?;
@@ -71,29 +71,29 @@ impl PrivateServer {
         }
     }
 
-    async fn listens(&mut self) -> Result<(), String> {
+    async fn wait_until_ready(&mut self) -> Result<(), String> {
         let deadline = Instant::now() + START_TIME_MAX;
         while Instant::now() < deadline {
             let ended = self.child.try_wait().map_err(|error| error.to_string())?;
             if let Some(status) = ended {
-                return Err(format!("redis-server ended at once ({status}): {}", self.last_words()));
+                return Err(format!("redis-server ended at once ({status}): {}", self.log_tail()));
             }
-            if TcpStream::connect(("127.0.0.1", self.place.port)).await.is_ok() {
+            if TcpStream::connect(("127.0.0.1", self.info.port)).await.is_ok() {
                 return Ok(());
             }
             sleep(Duration::from_millis(20)).await;
         }
-        Err(format!("redis-server does not listen: {}", self.last_words()))
+        Err(format!("redis-server does not listen: {}", self.log_tail()))
     }
 
-    fn last_words(&self) -> String {
-        let log = std::fs::read_to_string(self.place.directory.join("log")).unwrap_or_default();
+    fn log_tail(&self) -> String {
+        let log = std::fs::read_to_string(self.info.directory.join("log")).unwrap_or_default();
         log.lines().last().unwrap_or("it left no log").to_owned()
     }
 
     #[must_use]
     pub fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}", self.place.port)
+        format!("redis://127.0.0.1:{}", self.info.port)
     }
 
     /// Kills it, waits until it is gone and removes its directory.
@@ -102,7 +102,7 @@ impl PrivateServer {
     /// When it cannot be killed, or its directory not be removed.
     pub async fn stop(mut self) -> Result<(), BenchError> {
         self.child.kill().await?;
-        std::fs::remove_dir_all(&self.place.directory)?;
+        std::fs::remove_dir_all(&self.info.directory)?;
         Ok(())
     }
 }
@@ -110,10 +110,10 @@ impl PrivateServer {
 impl Drop for PrivateServer {
     /// For the ways out that do not pass `stop`; the child itself is killed by its own drop.
     fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_dir_all(&self.place.directory)
+        if let Err(error) = std::fs::remove_dir_all(&self.info.directory)
             && error.kind() != ErrorKind::NotFound
         {
-            tracing::error!(%error, directory = %self.place.directory.display(), "directory not removed");
+            tracing::error!(%error, directory = %self.info.directory.display(), "directory not removed");
         }
     }
 }

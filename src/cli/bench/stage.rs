@@ -12,11 +12,11 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::crew::Crew;
 use super::progress::Phase;
 use super::scratch::Scratch;
+use super::workers::BenchWorkers;
 use super::{broker, meter};
-use crate::cli::connect::Engines;
+use crate::cli::connect::Services;
 use crate::cli::{CommandError, Console};
 use crate::config::{self, Config, LimiterUrl, QueueUrl};
 use crate::domain::job::{Job, JobId};
@@ -24,40 +24,40 @@ use crate::domain::provider::ProviderName;
 use crate::ledger::provider_row::ProviderRow;
 use crate::provider::simulated::{FakeHandle, FakeOptions, FakeProvider};
 use crate::queue::message::encode;
-use crate::queue::{Destination, Outgoing, Properties, Queue};
+use crate::queue::{Destination, OutgoingMessage, Properties, Queue};
 
 /// Begins the names of our providers, and of everything on broker and limiter.
 const NAME: &str = "bench-";
 const PREFIX: &str = "sluicegate-bench";
 /// Publishes under way at once.
-const PUBLISHING: usize = 64;
+const PUBLISHES_AT_ONCE: usize = 64;
 const RETENTION_S: i64 = 86_400;
 const TIMEOUT_MS: i64 = 10_000;
 
 /// One strict provider of this run, and the lane of its jobs.
-pub struct Stand {
+pub struct BenchProvider {
     pub name: ProviderName,
     pub fake: FakeHandle,
     row: ProviderRow,
     _serving: DropGuard,
 }
 
-pub struct Stage<'a> {
+pub struct BenchEnvironment<'a> {
     pub config: Config,
     /// Eight hexadecimal digits that no other run has.
     pub run: String,
-    engines: &'a dyn Engines,
-    stands: Vec<ProviderRow>,
+    services: &'a dyn Services,
+    rows: Vec<ProviderRow>,
     servers: JoinSet<std::io::Result<()>>,
     _scratch: Option<Scratch>,
 }
 
-impl<'a> Stage<'a> {
+impl<'a> BenchEnvironment<'a> {
     /// Takes the configured engines, or an embedded deployment in a directory of its own.
     ///
     /// # Errors
     /// When the database holds providers of somebody, or an engine is away.
-    pub async fn set(embedded: bool, config: &Config, engines: &'a dyn Engines) -> Result<Self, CommandError> {
+    pub async fn prepare(embedded: bool, config: &Config, engines: &'a dyn Services) -> Result<Self, CommandError> {
         let scratch = if embedded { Some(Scratch::make()?) } else { None };
         let mut config = match &scratch {
             None => config.clone(),
@@ -68,7 +68,7 @@ impl<'a> Stage<'a> {
         config.queue.prefix = format!("{PREFIX}-{run}");
         config.limiter.prefix = format!("{PREFIX}-{run}");
         config.outbound_allow = vec!["loopback".to_owned()];
-        let rows = engines.settings(&config).await?.rows(None).await?;
+        let rows = engines.settings(&config).await?.readable_rows(None).await?;
         if let Some(row) = rows.iter().find(|row| !row.name.starts_with(NAME)) {
             let text = format!(
                 "database.url: it holds the provider `{}`, and a worker of this bench would send its jobs: give the \
@@ -77,7 +77,7 @@ impl<'a> Stage<'a> {
             );
             return Err(CommandError::Configuration(text));
         }
-        Ok(Self { config, run, engines, stands: Vec::new(), servers: JoinSet::new(), _scratch: scratch })
+        Ok(Self { config, run, services: engines, rows: Vec::new(), servers: JoinSet::new(), _scratch: scratch })
     }
 
     /// Starts a provider and writes its row; `columns` are what differs from the defaults.
@@ -89,7 +89,7 @@ impl<'a> Stage<'a> {
         suffix: &str,
         options: FakeOptions,
         columns: ProviderRow,
-    ) -> Result<Stand, CommandError> {
+    ) -> Result<BenchProvider, CommandError> {
         let fake = FakeProvider::new(options);
         let handle = fake.handle();
         let listener = TcpListener::bind("127.0.0.1:0").await?;
@@ -104,21 +104,21 @@ impl<'a> Stage<'a> {
             idempotency_retention_s: Some(RETENTION_S),
             ..columns
         };
-        self.engines.meant(&row).map_err(|bad| CommandError::Configuration(bad.problems.join("; ")))?;
-        self.engines.settings(&self.config).await?.apply(std::slice::from_ref(&row), false).await?;
-        self.engines.queue(&self.config).await?.declare(std::slice::from_ref(&name)).await?;
-        self.stands.push(row.clone());
-        Ok(Stand { name, fake: handle, row, _serving: stop.drop_guard() })
+        self.services.validate(&row).map_err(|bad| CommandError::Configuration(bad.problems.join("; ")))?;
+        self.services.settings(&self.config).await?.apply(std::slice::from_ref(&row), false).await?;
+        self.services.queue(&self.config).await?.declare(std::slice::from_ref(&name)).await?;
+        self.rows.push(row.clone());
+        Ok(BenchProvider { name, fake: handle, row, _serving: stop.drop_guard() })
     }
 
     /// Starts so many workers, each with limiter, gates and lanes of its own, in this process.
     ///
     /// # Errors
     /// When an engine is away.
-    pub async fn start(&self, workers: u16) -> Result<Crew, CommandError> {
-        let mut crew = Crew::default();
+    pub async fn start(&self, workers: u16) -> Result<BenchWorkers, CommandError> {
+        let mut crew = BenchWorkers::default();
         for number in 0..workers {
-            let (engines, lock) = self.engines.worker(&self.config).await?;
+            let (engines, lock) = self.services.worker_backends(&self.config).await?;
             crew.add(format!("{NAME}{}-{number}", self.run), engines, lock);
         }
         Ok(crew)
@@ -130,19 +130,20 @@ impl<'a> Stage<'a> {
     /// When the broker refuses one.
     pub async fn publish(
         &self,
-        stand: &Stand,
+        stand: &BenchProvider,
         jobs: u64,
         within: Duration,
         console: &mut Console,
     ) -> Result<u64, CommandError> {
-        let queue = self.engines.queue(&self.config).await?;
+        let queue = self.services.queue(&self.config).await?;
         let queue: &dyn Queue = queue.as_ref();
         let mut phase = Phase::begin("jobs published", jobs, console)?;
         let until = Instant::now() + within;
         // The time is looked at before each publish: one that is under way is always waited for.
         let due = stream::iter(1..=jobs).take_while(|_| std::future::ready(Instant::now() < until));
-        let publishing = due.map(|number| async move { queue.publish(message(stand, number)?).await.map_err(into) });
-        let mut publishing = std::pin::pin!(publishing.buffer_unordered(PUBLISHING));
+        let publishing =
+            due.map(|number| async move { queue.publish(message(stand, number)?).await.map_err(to_command_error) });
+        let mut publishing = std::pin::pin!(publishing.buffer_unordered(PUBLISHES_AT_ONCE));
         let mut published = 0;
         while let Some(outcome) = publishing.next().await {
             outcome?;
@@ -158,20 +159,20 @@ impl<'a> Stage<'a> {
     ///
     /// # Errors
     /// When the broker refuses it.
-    pub async fn publish_one(&self, stand: &Stand, number: u64) -> Result<(), CommandError> {
-        Ok(self.engines.queue(&self.config).await?.publish(message(stand, number)?).await?)
+    pub async fn publish_one(&self, stand: &BenchProvider, number: u64) -> Result<(), CommandError> {
+        Ok(self.services.queue(&self.config).await?.publish(message(stand, number)?).await?)
     }
 
     /// Disables the rows, and removes what broker and limiter hold under the run's prefix.
     ///
     /// # Errors
     /// When an engine is away.
-    pub async fn strike(mut self) -> Result<(), CommandError> {
-        self.stands.iter_mut().for_each(|row| row.enabled = false);
+    pub async fn tear_down(mut self) -> Result<(), CommandError> {
+        self.rows.iter_mut().for_each(|row| row.enabled = false);
         let disabled = self.disable().await;
         // A worker declares the lanes of every row: those of earlier runs as well.
         let lanes =
-            disabled.as_ref().map_or_else(|_| self.stands.iter().map(|row| row.name.clone()).collect(), Clone::clone);
+            disabled.as_ref().map_or_else(|_| self.rows.iter().map(|row| row.name.clone()).collect(), Clone::clone);
         let mut removed = Ok(());
         if let QueueUrl::Amqp(url) = &self.config.queue.url {
             removed = broker::remove(url.expose(), &self.config.queue.prefix, lanes.into_iter()).await;
@@ -179,7 +180,7 @@ impl<'a> Stage<'a> {
         let mut forgotten = Ok(());
         if let LimiterUrl::Redis(url) = &self.config.limiter.url {
             let prefix = &self.config.limiter.prefix;
-            forgotten = async { meter::Meter::connect(url.expose()).await?.remove(prefix).await }.await;
+            forgotten = async { meter::RedisMeter::connect(url.expose()).await?.remove(prefix).await }.await;
         }
         disabled?;
         removed.map_err(|error| CommandError::Failed(format!("queues of the run are left behind: {error}")))?;
@@ -187,16 +188,16 @@ impl<'a> Stage<'a> {
     }
 }
 
-impl Stage<'_> {
+impl BenchEnvironment<'_> {
     /// Disables the rows of this run; the names of all that there are.
     async fn disable(&self) -> Result<Vec<String>, CommandError> {
-        let settings = self.engines.settings(&self.config).await?;
-        settings.apply(&self.stands, false).await?;
-        Ok(settings.names().await?)
+        let settings = self.services.settings(&self.config).await?;
+        settings.apply(&self.rows, false).await?;
+        Ok(settings.provider_names().await?)
     }
 }
 
-impl Stand {
+impl BenchProvider {
     /// Requests at once that one worker makes.
     #[must_use]
     pub fn in_flight(&self) -> i64 {
@@ -204,7 +205,7 @@ impl Stand {
     }
 }
 
-fn into(error: crate::queue::QueueError) -> CommandError {
+fn to_command_error(error: crate::queue::QueueError) -> CommandError {
     error.into()
 }
 
@@ -215,7 +216,7 @@ fn in_directory(scratch: &Scratch) -> Result<Config, CommandError> {
     config::load(None, [], &sets).map_err(|problems| CommandError::Failed(problems.to_string()))
 }
 
-fn message(stand: &Stand, number: u64) -> Result<Outgoing, CommandError> {
+fn message(stand: &BenchProvider, number: u64) -> Result<OutgoingMessage, CommandError> {
     let job = Job {
         id: JobId::new(format!("{}-{number:07}", stand.name)).map_err(CommandError::Failed)?,
         provider: stand.name.clone(),
@@ -230,7 +231,7 @@ fn message(stand: &Stand, number: u64) -> Result<Outgoing, CommandError> {
         expires_at: None,
         payload: None,
     };
-    Ok(Outgoing {
+    Ok(OutgoingMessage {
         destination: Destination::Lane(stand.name.clone()),
         body: Bytes::from(encode(&job)),
         properties: Properties { message_id: Some(job.id.as_str().to_owned()), ..Properties::default() },

@@ -2,7 +2,7 @@
 //!
 //! Refuses to judge a run that measured something smaller: targets are for the full sizes alone.
 
-use super::report::{Figure, FigureName, Row, Section, Target};
+use super::report::{Figure, FigureName, FigureTarget, Section, SubjectRow};
 
 const FULL_LOG_CALLS: u32 = 1_000_000;
 /// Calls per second depend on the machine's mood more than processor time does.
@@ -10,13 +10,13 @@ const SPEED_TOLERANCE: f64 = 0.95;
 const REFUSED_TOLERANCE: f64 = 1.2;
 
 /// Judges every figure of ours.
-pub fn judge(rows: &mut [Row], log_calls: u32) {
+pub fn judge(rows: &mut [SubjectRow], log_calls: u32) {
     for row in rows.iter_mut().filter(|row| row.ours) {
         let small_us = row.value(FigureName::RefusedSmallUs);
         let (section, permits) = (row.section, row.permits_per_call);
         for figure in &mut row.figures {
             figure.target = match section {
-                Section::OnePermit => no_dearer(figure),
+                Section::OnePermit => no_slower(figure),
                 Section::ManyPermits => cycles(figure, permits),
                 Section::FullLog if log_calls == FULL_LOG_CALLS => full_log(figure, small_us),
                 Section::FullLog => None,
@@ -26,11 +26,11 @@ pub fn judge(rows: &mut [Row], log_calls: u32) {
     }
 }
 
-fn target(says: impl Into<String>, met: bool) -> Option<Target> {
-    Some(Target { says: says.into(), met })
+fn target(says: impl Into<String>, met: bool) -> Option<FigureTarget> {
+    Some(FigureTarget { says: says.into(), met })
 }
 
-fn no_dearer(figure: &Figure) -> Option<Target> {
+fn no_slower(figure: &Figure) -> Option<FigureTarget> {
     let ratio = figure.to_correct_zset?;
     match figure.name {
         FigureName::CommandUs | FigureName::ServerUs => target("no more than the correct ZSET script", ratio <= 1.0),
@@ -41,7 +41,7 @@ fn no_dearer(figure: &Figure) -> Option<Target> {
     }
 }
 
-fn cycles(figure: &Figure, permits: u32) -> Option<Target> {
+fn cycles(figure: &Figure, permits: u32) -> Option<FigureTarget> {
     if figure.name != FigureName::PermitsPerCoreSecond {
         return None;
     }
@@ -53,7 +53,7 @@ fn cycles(figure: &Figure, permits: u32) -> Option<Target> {
     }
 }
 
-fn full_log(figure: &Figure, small_us: Option<f64>) -> Option<Target> {
+fn full_log(figure: &Figure, small_us: Option<f64>) -> Option<FigureTarget> {
     match figure.name {
         FigureName::MemoryBytes => target("at most 1,000,000", figure.value <= 1e6),
         FigureName::AllDueUs | FigureName::CutUs => target("at most 1,000", figure.value <= 1_000.0),
@@ -65,7 +65,7 @@ fn full_log(figure: &Figure, small_us: Option<f64>) -> Option<Target> {
     }
 }
 
-fn crowd(figure: &Figure) -> Option<Target> {
+fn crowd(figure: &Figure) -> Option<FigureTarget> {
     match figure.name {
         FigureName::RedisCallsPerSecond => target("at most 150", figure.value <= 150.0),
         _ => None,
@@ -81,7 +81,7 @@ mod tests {
         let mut median = Median::default();
         figures.iter().for_each(|(name, value)| median.add(*name, *value));
         let mut rows =
-            [Row { section, subject: "x", ours: true, permits_per_call: permits, figures: median.figures() }];
+            [SubjectRow { section, subject: "x", ours: true, permits_per_call: permits, figures: median.figures() }];
         judge(&mut rows, log_calls);
         rows[0].figures.iter().map(|figure| figure.target.as_ref().map(|target| target.met)).collect()
     }

@@ -11,15 +11,15 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Access, access};
 
 use super::Finding;
-use crate::config::CLOSE_TO_OTHERS;
+use crate::config::FIX_FILE_MODE;
 use crate::files;
 use crate::provider::secret_grants::{SecretReference, SecretUse};
 
 /// Bits of a file's mode: group and others.
-const OTHERS: u32 = 0o077;
+const GROUP_AND_OTHERS: u32 = 0o077;
 
 /// Why a file that is not there cannot be made.
-pub(super) fn cannot_be_made(path: &Path) -> Option<String> {
+pub(super) fn creation_problem(path: &Path) -> Option<String> {
     // SQLite puts two files beside it, and `run` a third.
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let shown = folder.display();
@@ -35,16 +35,17 @@ pub(super) fn cannot_be_made(path: &Path) -> Option<String> {
 }
 
 /// Why a file cannot be written, or the files beside it.
-pub(super) fn cannot_be_written(path: &Path) -> Option<String> {
+pub(super) fn write_problem(path: &Path) -> Option<String> {
     let refused = path.exists().then(|| access(path, Access::READ_OK | Access::WRITE_OK).err()).flatten();
     let refused = refused.map(|refused| format!("this user may not write {}: {refused}", path.display()));
-    refused.or_else(|| cannot_be_made(path))
+    refused.or_else(|| creation_problem(path))
 }
 
 /// What others on this machine could read: payloads, and what was sent to providers.
 pub(super) fn readable_by_others(path: &Path) -> Option<String> {
     let mode = std::fs::metadata(path).ok()?.permissions().mode();
-    (mode & OTHERS != 0).then(|| format!("others on this machine can reach its file: its mode is {:03o}", mode & 0o777))
+    (mode & GROUP_AND_OTHERS != 0)
+        .then(|| format!("others on this machine can reach its file: its mode is {:03o}", mode & 0o777))
 }
 
 /// Secrets of provider rows in files that others on this machine may read.
@@ -55,9 +56,9 @@ pub(super) async fn exposed_secrets(sent: &[(String, SecretUse)]) -> Vec<Finding
     });
     let paths: BTreeSet<PathBuf> = paths.collect();
     let judge = |path: PathBuf| {
-        let mode = files::mode_of(&path).filter(|mode| files::is_read_by_others(*mode))?;
+        let mode = files::mode_of(&path).filter(|mode| files::is_world_readable(*mode))?;
         let what = format!("others on this machine may read it: its mode is {mode:03o}");
-        Some(Finding::warning(format!("secret file:{}", path.display()), what, CLOSE_TO_OTHERS))
+        Some(Finding::warning(format!("secret file:{}", path.display()), what, FIX_FILE_MODE))
     };
     let judged = tokio::task::spawn_blocking(move || paths.into_iter().filter_map(judge).collect());
     judged.await.unwrap_or_default()
@@ -68,7 +69,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_secret_that_others_may_read_is_named() {
+    async fn secret_readable_by_others_is_reported() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str, mode: u32| {
             let path = dir.path().join(name);
@@ -85,18 +86,18 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_takes_no_file_is_named() {
+    fn unwritable_folder_is_reported() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         std::fs::write(&file, "").unwrap();
-        let said = |path: &Path| cannot_be_made(path).unwrap_or_default();
+        let said = |path: &Path| creation_problem(path).unwrap_or_default();
         assert_eq!(said(&dir.path().join("new.db")), "");
         assert_eq!(said(Path::new("new.db")), "", "the current folder");
         let missing = dir.path().join("missing");
         assert_eq!(said(&missing.join("new.db")), format!("its folder {} does not exist", missing.display()));
         assert_eq!(said(&file.join("new.db")), format!("{} is not a folder", file.display()));
         assert!(said(&file.join("below/new.db")).contains("cannot be reached: Not a directory"));
-        assert_eq!(cannot_be_written(&file), None);
+        assert_eq!(write_problem(&file), None);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing was made");
     }
 }

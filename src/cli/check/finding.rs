@@ -8,7 +8,7 @@ use crate::cli::{CommandError, Console};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Level {
+pub enum FindingLevel {
     Ok,
     /// Works, and has a cost or a risk that somebody should have chosen.
     Warning,
@@ -16,8 +16,8 @@ pub enum Level {
     Error,
 }
 
-impl Level {
-    fn word(self) -> &'static str {
+impl FindingLevel {
+    fn code(self) -> &'static str {
         match self {
             Self::Ok => "ok",
             Self::Warning => "warning",
@@ -29,7 +29,7 @@ impl Level {
 /// What is so, and the mend where it should not be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    pub level: Level,
+    pub level: FindingLevel,
     /// `database postgres://…`, `provider acme`, `configuration queue.url`.
     pub subject: String,
     pub what: String,
@@ -40,17 +40,17 @@ pub struct Finding {
 impl Finding {
     #[must_use]
     pub fn ok(subject: impl Into<String>, what: impl Into<String>) -> Self {
-        Self { level: Level::Ok, subject: subject.into(), what: what.into(), mend: None }
+        Self { level: FindingLevel::Ok, subject: subject.into(), what: what.into(), mend: None }
     }
 
     #[must_use]
     pub fn warning(subject: impl Into<String>, what: impl Into<String>, mend: impl Into<String>) -> Self {
-        Self { level: Level::Warning, subject: subject.into(), what: what.into(), mend: Some(mend.into()) }
+        Self { level: FindingLevel::Warning, subject: subject.into(), what: what.into(), mend: Some(mend.into()) }
     }
 
     #[must_use]
     pub fn error(subject: impl Into<String>, what: impl Into<String>, mend: impl Into<String>) -> Self {
-        Self { level: Level::Error, subject: subject.into(), what: what.into(), mend: Some(mend.into()) }
+        Self { level: FindingLevel::Error, subject: subject.into(), what: what.into(), mend: Some(mend.into()) }
     }
 }
 
@@ -58,7 +58,7 @@ impl Finding {
 ///
 /// # Errors
 /// When the output is closed.
-pub fn print(findings: &[Finding], json: bool, console: &mut Console) -> Result<(), CommandError> {
+pub fn print_findings(findings: &[Finding], json: bool, console: &mut Console) -> Result<(), CommandError> {
     if json {
         console.json(&findings)?;
         return Ok(());
@@ -66,11 +66,11 @@ pub fn print(findings: &[Finding], json: bool, console: &mut Console) -> Result<
     let rows: Vec<Vec<String>> = findings.iter().map(cells).collect();
     console.table(&["", "what", "finding", "mend"], &rows)?;
     let count = |level| findings.iter().filter(|finding| finding.level == level).count();
-    console.message(&format!("errors: {}, warnings: {}", count(Level::Error), count(Level::Warning)))?;
+    console.message(&format!("errors: {}, warnings: {}", count(FindingLevel::Error), count(FindingLevel::Warning)))?;
     Ok(())
 }
 
 fn cells(finding: &Finding) -> Vec<String> {
     let mend = finding.mend.clone().unwrap_or_default();
-    vec![finding.level.word().to_owned(), finding.subject.clone(), finding.what.clone(), mend]
+    vec![finding.level.code().to_owned(), finding.subject.clone(), finding.what.clone(), mend]
 }

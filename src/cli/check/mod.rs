@@ -5,27 +5,27 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::connect::{Engines, Probe};
-use super::input::{self, ROWS_BYTES_MAX};
+use super::connect::{Probe, Services};
+use super::input::{self, PROVIDER_FILE_BYTES_MAX};
 use super::{CommandError, Console, Exit};
-use crate::config::{Config, DatabaseUrl, Problems};
-use crate::domain::explain::words::count;
+use crate::config::{Config, ConfigProblems, DatabaseUrl};
+use crate::domain::explain::format::count;
 use crate::domain::provider::Provider;
 use crate::ledger::provider_row::ProviderRow;
-use crate::ledger::settings::Snapshot;
+use crate::ledger::settings::SettingsSnapshot;
 use crate::provider::secret_grants::SecretUse;
 
 mod file;
 mod finding;
-mod judge;
 mod queue;
+mod static_checks;
 
-pub use finding::{Finding, Level};
+pub use finding::{Finding, FindingLevel};
 
-use finding::print;
+use finding::print_findings;
 
-const PRIVATE: &str = "It holds payments: `chmod 600` it, and the files beside it whose names begin alike";
-const WRITABLE: &str = "Give the user that runs the workers a folder and a file that it may write, or set database.url; run check \
+const FIX_PERMISSIONS: &str = "It holds payments: `chmod 600` it, and the files beside it whose names begin alike";
+const FIX_NOT_WRITABLE: &str = "Give the user that runs the workers a folder and a file that it may write, or set database.url; run check \
                     as that user";
 
 /// Longest time that one dependency may take to answer.
@@ -48,16 +48,20 @@ pub struct Args {
 ///
 /// # Errors
 /// When the output is closed.
-pub fn misconfigured(args: &Args, problems: &Problems, console: &mut Console) -> Result<Exit, CommandError> {
+pub fn report_invalid_configuration(
+    args: &Args,
+    problems: &ConfigProblems,
+    console: &mut Console,
+) -> Result<Exit, CommandError> {
     let findings: Vec<Finding> = problems
         .0
         .iter()
         .map(|problem| {
-            let what = format!("{} ({})", problem.what, problem.origin);
-            Finding::error(format!("configuration {}", problem.key), what, &problem.mend)
+            let what = format!("{} ({})", problem.message, problem.origin);
+            Finding::error(format!("configuration {}", problem.key), what, &problem.fix)
         })
         .collect();
-    print(&findings, args.json, console)?;
+    print_findings(&findings, args.json, console)?;
     Ok(Exit::BadConfiguration)
 }
 
@@ -68,50 +72,50 @@ pub fn misconfigured(args: &Args, problems: &Problems, console: &mut Console) ->
 pub async fn run(
     args: &Args,
     config: &Config,
-    engines: &dyn Engines,
+    engines: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
-    let mut findings = judge::configuration(config);
+    let mut findings = static_checks::check_configuration(config);
     let mut misconfigured = false;
     let (mut senders, mut all_senders) = (Vec::new(), false);
     if let Some(file) = &args.providers {
-        let (judged, of_file) = provider_file(file, config, engines).await;
+        let (judged, of_file) = check_provider_file(file, config, engines).await;
         senders.extend(of_file);
-        misconfigured = judged.iter().any(|finding| finding.level == Level::Error);
+        misconfigured = judged.iter().any(|finding| finding.level == FindingLevel::Error);
         findings.extend(judged);
     }
     if !args.no_connect {
-        let (judged, snapshot) = database(config, engines).await;
+        let (judged, snapshot) = check_database(config, engines).await;
         findings.extend(judged);
         let providers: Vec<&Provider> =
             snapshot.iter().flat_map(|snapshot| &snapshot.providers).filter_map(|row| row.as_ref().ok()).collect();
-        findings.extend(queue::look(config, engines, &providers).await);
-        findings.extend(judge::delivery_timeout(&providers, config));
+        findings.extend(queue::check_queue(config, engines, &providers).await);
+        findings.extend(static_checks::check_delivery_timeout(&providers, config));
         all_senders = snapshot.as_ref().is_some_and(|snapshot| snapshot.providers.iter().all(Result::is_ok));
         senders.extend(providers.into_iter().cloned());
         for probe in engines.probes(config) {
-            findings.extend(in_time(probe.as_ref()).await);
+            findings.extend(run_probe(probe.as_ref()).await);
         }
     }
     let sent: Vec<(String, SecretUse)> = senders
         .iter()
-        .flat_map(|row| engines.secrets(row, config).into_iter().map(|used| (row.name.to_string(), used)))
+        .flat_map(|row| engines.secret_uses(row, config).into_iter().map(|used| (row.name.to_string(), used)))
         .collect();
-    findings.extend(judge::secrets(config, &sent, all_senders));
+    findings.extend(static_checks::check_secrets(config, &sent, all_senders));
     findings.extend(file::exposed_secrets(&sent).await);
-    print(&findings, args.json, console)?;
-    let failed = findings.iter().any(|finding| finding.level == Level::Error);
+    print_findings(&findings, args.json, console)?;
+    let failed = findings.iter().any(|finding| finding.level == FindingLevel::Error);
     Ok(match (misconfigured, failed) {
         (true, _) => Exit::BadConfiguration,
         (false, true) => Exit::Failed,
-        (false, false) => Exit::Fine,
+        (false, false) => Exit::Success,
     })
 }
 
 /// Findings, and the providers where they could be read.
-async fn provider_file(file: &Path, config: &Config, engines: &dyn Engines) -> (Vec<Finding>, Vec<Provider>) {
+async fn check_provider_file(file: &Path, config: &Config, engines: &dyn Services) -> (Vec<Finding>, Vec<Provider>) {
     let subject = format!("file {}", file.display());
-    let text = match input::text(file, ROWS_BYTES_MAX).await {
+    let text = match input::read_text(file, PROVIDER_FILE_BYTES_MAX).await {
         Ok(text) => text,
         Err(error) => return (vec![Finding::error(subject, error.to_string(), "Check the path")], Vec::new()),
     };
@@ -125,15 +129,15 @@ async fn provider_file(file: &Path, config: &Config, engines: &dyn Engines) -> (
         }
         Ok(rows) => {
             let mut findings = vec![Finding::ok(subject, count(rows.len() as u64, "provider"))];
-            let providers: Vec<Provider> = rows.iter().filter_map(|row| engines.meant(row).ok()).collect();
+            let providers: Vec<Provider> = rows.iter().filter_map(|row| engines.validate(row).ok()).collect();
             for provider in &providers {
                 // Whoever judges a file before it is deployed need not have what the workers have.
-                let unusable = unusable(provider, config, engines).map(|(subject, problem)| {
+                let unusable = not_callable(provider, config, engines).map(|(subject, problem)| {
                     let mend = "Nothing, if the workers' configuration allows it";
                     Finding::warning(subject, problem, mend)
                 });
-                findings.extend(judge::provider(provider, config).into_iter().chain(unusable));
-                findings.extend(unreadable(provider, config, engines, Finding::warning).await);
+                findings.extend(static_checks::check_provider(provider, config).into_iter().chain(unusable));
+                findings.extend(unreadable_secrets(provider, config, engines, Finding::warning).await);
             }
             (findings, providers)
         }
@@ -141,26 +145,26 @@ async fn provider_file(file: &Path, config: &Config, engines: &dyn Engines) -> (
 }
 
 /// A row that can be meant and that a worker of this configuration cannot call for all that: its subject, and why.
-fn unusable(provider: &Provider, config: &Config, engines: &dyn Engines) -> Option<(String, String)> {
-    Some((format!("provider {}", provider.name), engines.usable(provider, config).err()?))
+fn not_callable(provider: &Provider, config: &Config, engines: &dyn Services) -> Option<(String, String)> {
+    Some((format!("provider {}", provider.name), engines.check_callable(provider, config).err()?))
 }
 
 /// Secrets that an enabled provider needs and that cannot be read by this process.
-async fn unreadable(
+async fn unreadable_secrets(
     provider: &Provider,
     config: &Config,
-    engines: &dyn Engines,
+    engines: &dyn Services,
     finding: fn(String, String, &'static str) -> Finding,
 ) -> Vec<Finding> {
     let mend = "Its lane stops at the first payment until its workers can read it; run check where and as the worker's user \
                 runs";
-    let missing = if provider.enabled { engines.unreadable(provider, config).await } else { Vec::new() };
+    let missing = if provider.enabled { engines.unreadable_secrets(provider, config).await } else { Vec::new() };
     let subject = format!("provider {}", provider.name);
     missing.into_iter().map(|what| finding(subject.clone(), format!("not readable here: {what}"), mend)).collect()
 }
 
 /// Findings, and the settings where they could be read.
-async fn database(config: &Config, engines: &dyn Engines) -> (Vec<Finding>, Option<Snapshot>) {
+async fn check_database(config: &Config, engines: &dyn Services) -> (Vec<Finding>, Option<SettingsSnapshot>) {
     let subject = format!("database {}", config.database.url);
     let reached = async {
         let started = tokio::time::Instant::now();
@@ -169,17 +173,17 @@ async fn database(config: &Config, engines: &dyn Engines) -> (Vec<Finding>, Opti
         let answered = started.elapsed();
         let snapshot = settings.load().await?;
         // Those that cannot be read are named in the snapshot.
-        let rows: Vec<ProviderRow> = settings.written(None).await?.into_iter().flatten().collect();
+        let rows: Vec<ProviderRow> = settings.raw_rows(None).await?.into_iter().flatten().collect();
         Ok::<_, CommandError>((answered, snapshot, rows))
     };
     match tokio::time::timeout(PROBE_TIMEOUT, reached).await {
-        Err(_) => (vec![silent(subject)], None),
-        Ok(Err(CommandError::NoDatabaseYet { path })) => {
+        Err(_) => (vec![no_response(subject)], None),
+        Ok(Err(CommandError::DatabaseMissing { path })) => {
             let what = format!("{} does not exist yet", path.display());
             let mend =
                 "sluicegate run makes it, here; if there should be one, run this where it lies or set database.url";
-            let found = match file::cannot_be_made(&path) {
-                Some(why) => Finding::error(subject, format!("{what}, and cannot be made: {why}"), WRITABLE),
+            let found = match file::creation_problem(&path) {
+                Some(why) => Finding::error(subject, format!("{what}, and cannot be made: {why}"), FIX_NOT_WRITABLE),
                 None => Finding::warning(subject, what, mend),
             };
             (vec![found], None)
@@ -190,18 +194,21 @@ async fn database(config: &Config, engines: &dyn Engines) -> (Vec<Finding>, Opti
         }
         Ok(Ok((answered, snapshot, rows))) => {
             let mut findings = vec![Finding::ok(subject.clone(), format!("answers in {} ms", answered.as_millis()))];
-            let file = file_of(config);
+            let file = database_file(config);
             let readable = file.and_then(file::readable_by_others);
-            findings.extend(readable.map(|what| Finding::warning(subject.clone(), what, PRIVATE)));
-            findings.extend(file.and_then(file::cannot_be_written).map(|why| Finding::error(subject, why, WRITABLE)));
-            findings.extend(judge::snapshot(&snapshot, config));
-            findings.extend(rows.iter().flat_map(judge::written));
+            findings.extend(readable.map(|what| Finding::warning(subject.clone(), what, FIX_PERMISSIONS)));
+            findings
+                .extend(file.and_then(file::write_problem).map(|why| Finding::error(subject, why, FIX_NOT_WRITABLE)));
+            findings.extend(static_checks::check_snapshot(&snapshot, config));
+            findings.extend(rows.iter().flat_map(static_checks::check_raw_row));
             let meant = snapshot.providers.iter().filter_map(|row| row.as_ref().ok());
             for provider in meant {
-                let unusable = unusable(provider, config, engines);
-                findings
-                    .extend(unusable.map(|(subject, problem)| Finding::error(subject, problem, judge::MEND_UNUSABLE)));
-                findings.extend(unreadable(provider, config, engines, Finding::error).await);
+                let unusable = not_callable(provider, config, engines);
+                findings.extend(
+                    unusable
+                        .map(|(subject, problem)| Finding::error(subject, problem, static_checks::FIX_NOT_CALLABLE)),
+                );
+                findings.extend(unreadable_secrets(provider, config, engines, Finding::error).await);
             }
             (findings, Some(snapshot))
         }
@@ -209,21 +216,21 @@ async fn database(config: &Config, engines: &dyn Engines) -> (Vec<Finding>, Opti
 }
 
 /// The file of an embedded database.
-fn file_of(config: &Config) -> Option<&Path> {
+fn database_file(config: &Config) -> Option<&Path> {
     match &config.database.url {
         DatabaseUrl::Sqlite { path, .. } => path.as_deref(),
         DatabaseUrl::Postgres(_) => None,
     }
 }
 
-async fn in_time(probe: &dyn Probe) -> Vec<Finding> {
-    match tokio::time::timeout(PROBE_TIMEOUT, probe.look()).await {
+async fn run_probe(probe: &dyn Probe) -> Vec<Finding> {
+    match tokio::time::timeout(PROBE_TIMEOUT, probe.run()).await {
         Ok(findings) => findings,
-        Err(_) => vec![silent(probe.subject())],
+        Err(_) => vec![no_response(probe.subject())],
     }
 }
 
-pub(super) fn silent(subject: String) -> Finding {
+pub(super) fn no_response(subject: String) -> Finding {
     let what = format!("did not answer within {} s", PROBE_TIMEOUT.as_secs());
     Finding::error(subject, what, "Check that it runs and that the network lets us through")
 }

@@ -1,23 +1,23 @@
 //! What `check` looks at in the queue: that it answers, and that no lane could drop a message.
 
-use super::{Finding, PROBE_TIMEOUT, silent};
+use super::{Finding, PROBE_TIMEOUT, no_response};
 use crate::cli::CommandError;
-use crate::cli::connect::Engines;
+use crate::cli::connect::Services;
 use crate::config::Config;
 use crate::domain::provider::{Provider, ProviderName};
-use crate::queue::{Queue, QueueError, Unfit};
+use crate::queue::{Queue, QueueError, TopologyProblem};
 
-const RUNS: &str = "Check that it runs and queue.url";
-const DECLARE: &str = "Run sluicegate provider apply FILE, or start sluicegate run: both declare it";
-const DELETE: &str = "Declaring it again fails while it is there. Delete it (a queue: empty it first), then run sluicegate \
+const FIX_NOT_RUNNING: &str = "Check that it runs and queue.url";
+const FIX_NOT_DECLARED: &str = "Run sluicegate provider apply FILE, or start sluicegate run: both declare it";
+const FIX_DECLARED_OTHERWISE: &str = "Declaring it again fails while it is there. Delete it (a queue: empty it first), then run sluicegate \
                       provider apply FILE; or set another queue.prefix";
-const ALLOW_QUEUES: &str =
+const FIX_QUEUE_LIMIT: &str =
     "Raise max-queues of the virtual host (rabbitmqctl set_vhost_limits), or delete queues that nobody needs";
-const ALLOW_CHANNELS: &str = "Allow its user more channels, or stop what uses them";
-const ALLOW_CONNECTIONS: &str = "Allow three connections for each worker (max-connections of the user or of the virtual host), or stop what uses them";
-const PERMIT: &str = "Give the user of queue.url the rights that docs/topology.md names";
+const FIX_CHANNEL_LIMIT: &str = "Allow its user more channels, or stop what uses them";
+const FIX_CONNECTION_LIMIT: &str = "Allow three connections for each worker (max-connections of the user or of the virtual host), or stop what uses them";
+const FIX_USER_RIGHTS: &str = "Give the user of queue.url the rights that docs/topology.md names";
 
-pub(super) async fn look(config: &Config, engines: &dyn Engines, providers: &[&Provider]) -> Vec<Finding> {
+pub(super) async fn check_queue(config: &Config, engines: &dyn Services, providers: &[&Provider]) -> Vec<Finding> {
     let subject = format!("queue {}", config.queue.url);
     let reached = async {
         let queue = engines.queue(config).await?;
@@ -25,23 +25,25 @@ pub(super) async fn look(config: &Config, engines: &dyn Engines, providers: &[&P
         Ok::<_, CommandError>((queue, answered))
     };
     match tokio::time::timeout(PROBE_TIMEOUT, reached).await {
-        Err(_) => vec![silent(subject)],
+        Err(_) => vec![no_response(subject)],
         // An embedded queue lies in the database, of which that is said already.
-        Ok(Err(CommandError::NoDatabaseYet { .. })) => Vec::new(),
-        Ok(Err(error)) => vec![Finding::error(subject, error.to_string(), RUNS)],
-        Ok(Ok((_, Err(error)))) => vec![Finding::error(subject, error.to_string(), advice(&error, RUNS))],
+        Ok(Err(CommandError::DatabaseMissing { .. })) => Vec::new(),
+        Ok(Err(error)) => vec![Finding::error(subject, error.to_string(), FIX_NOT_RUNNING)],
+        Ok(Ok((_, Err(error)))) => {
+            vec![Finding::error(subject, error.to_string(), fix_for_error(&error, FIX_NOT_RUNNING))]
+        }
         Ok(Ok((queue, Ok(_)))) => {
             let mut findings = vec![Finding::ok(subject, "answers".to_owned())];
             let mut there = Vec::new();
             for provider in providers {
-                let found = lane(queue.as_ref(), &provider.name).await;
+                let found = check_lane(queue.as_ref(), &provider.name).await;
                 if found.is_none() {
                     there.push(provider.name.clone());
                 }
                 findings.extend(found);
             }
             if !there.is_empty() {
-                findings.extend(passed_by(queue.as_ref(), &there).await);
+                findings.extend(check_topology(queue.as_ref(), &there).await);
             }
             findings
         }
@@ -49,55 +51,59 @@ pub(super) async fn look(config: &Config, engines: &dyn Engines, providers: &[&P
 }
 
 /// A lane that could drop a message. Those of disabled providers count too: they keep collecting.
-async fn lane(queue: &dyn Queue, provider: &ProviderName) -> Option<Finding> {
+async fn check_lane(queue: &dyn Queue, provider: &ProviderName) -> Option<Finding> {
     let subject = format!("lane {provider}");
     let (what, mend) = match tokio::time::timeout(PROBE_TIMEOUT, queue.depth(provider)).await {
-        Err(_) => return Some(silent(subject)),
+        Err(_) => return Some(no_response(subject)),
         Ok(Ok(Some(_))) => return None,
         Ok(Ok(None)) => {
-            ("has no queue: messages for it are returned to their producer, or dropped".to_owned(), DECLARE)
+            ("has no queue: messages for it are returned to their producer, or dropped".to_owned(), FIX_NOT_DECLARED)
         }
-        Ok(Err(error)) => (format!("cannot be looked at: {error}"), advice(&error, DECLARE)),
+        Ok(Err(error)) => (format!("cannot be looked at: {error}"), fix_for_error(&error, FIX_NOT_DECLARED)),
     };
     Some(Finding::error(subject, what, mend))
 }
 
 /// Everything else that a message may pass, and the lanes' own arguments: a lane without dead-lettering drops what it gives up.
-async fn passed_by(queue: &dyn Queue, lanes: &[ProviderName]) -> Vec<Finding> {
+async fn check_topology(queue: &dyn Queue, lanes: &[ProviderName]) -> Vec<Finding> {
     let subject = || "queues and exchanges".to_owned();
-    match tokio::time::timeout(PROBE_TIMEOUT, queue.unfit(lanes)).await {
-        Err(_) => vec![silent(subject())],
-        Ok(Ok(unfit)) => unfit.into_iter().map(|unfit| found(subject(), &unfit)).collect(),
+    match tokio::time::timeout(PROBE_TIMEOUT, queue.topology_problems(lanes)).await {
+        Err(_) => vec![no_response(subject())],
+        Ok(Ok(unfit)) => unfit.into_iter().map(|unfit| topology_finding(subject(), &unfit)).collect(),
         Ok(Err(error)) => {
-            vec![Finding::error(subject(), format!("cannot be looked at: {error}"), advice(&error, DECLARE))]
+            vec![Finding::error(
+                subject(),
+                format!("cannot be looked at: {error}"),
+                fix_for_error(&error, FIX_NOT_DECLARED),
+            )]
         }
     }
 }
 
-fn found(subject: String, unfit: &Unfit) -> Finding {
+fn topology_finding(subject: String, unfit: &TopologyProblem) -> Finding {
     let mend = match unfit {
-        Unfit::Missing(_) => DECLARE,
-        Unfit::Different(_) => DELETE,
-        Unfit::Refused(words) => advised(words).unwrap_or(PERMIT),
+        TopologyProblem::Missing(_) => FIX_NOT_DECLARED,
+        TopologyProblem::Mismatch(_) => FIX_DECLARED_OTHERWISE,
+        TopologyProblem::Refused(words) => fix_for_text(words).unwrap_or(FIX_USER_RIGHTS),
     };
     Finding::error(subject, unfit.to_string(), mend)
 }
 
 /// What a person should do about the broker's refusal, by its own words; `otherwise` for what is none.
-fn advice(error: &QueueError, otherwise: &'static str) -> &'static str {
+fn fix_for_error(error: &QueueError, otherwise: &'static str) -> &'static str {
     let QueueError::Refused(text) = error else { return otherwise };
-    advised(text).unwrap_or(otherwise)
+    fix_for_text(text).unwrap_or(otherwise)
 }
 
-fn advised(text: &str) -> Option<&'static str> {
+fn fix_for_text(text: &str) -> Option<&'static str> {
     let known = [
         ("Login was refused", "Put the right user and password into queue.url"),
-        ("queue limit", ALLOW_QUEUES),
-        ("channel_max", ALLOW_CHANNELS),
-        ("max-channels", ALLOW_CHANNELS),
-        ("connection limit", ALLOW_CONNECTIONS),
-        ("ACCESS_REFUSED", PERMIT),
-        ("inequivalent arg", DELETE),
+        ("queue limit", FIX_QUEUE_LIMIT),
+        ("channel_max", FIX_CHANNEL_LIMIT),
+        ("max-channels", FIX_CHANNEL_LIMIT),
+        ("connection limit", FIX_CONNECTION_LIMIT),
+        ("ACCESS_REFUSED", FIX_USER_RIGHTS),
+        ("inequivalent arg", FIX_DECLARED_OTHERWISE),
         // Last: the broker names the virtual host of whatever it refuses.
         ("vhost", "Create the virtual host that queue.url names, and give its user rights there"),
     ];
@@ -109,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_has_the_advice_that_helps() {
+    fn each_refusal_has_its_fix() {
         for (said, mend) in [
             ("connect to b:5672: ACCESS_REFUSED - Login was refused using authentication mechanism PLAIN", "password"),
             ("connect to b:5672: NOT_ALLOWED - vhost nowhere not found", "virtual host"),
@@ -132,11 +138,15 @@ mod tests {
             ("open a channel: NOT_ALLOWED - ...: raise the user's limit max-channels", "more channels"),
             ("something new", "runs"),
         ] {
-            let advised = advice(&QueueError::Refused(said.to_owned()), RUNS);
+            let advised = fix_for_error(&QueueError::Refused(said.to_owned()), FIX_NOT_RUNNING);
             assert!(advised.contains(mend), "{said}: {advised}");
         }
-        assert_eq!(advice(&QueueError::Away("ACCESS_REFUSED".to_owned()), RUNS), RUNS);
-        let different = found("exchange".to_owned(), &Unfit::Different("exists with another type".to_owned()));
+        assert_eq!(
+            fix_for_error(&QueueError::Unavailable("ACCESS_REFUSED".to_owned()), FIX_NOT_RUNNING),
+            FIX_NOT_RUNNING
+        );
+        let different =
+            topology_finding("exchange".to_owned(), &TopologyProblem::Mismatch("exists with another type".to_owned()));
         assert!(different.mend.as_deref().is_some_and(|mend| mend.contains("Delete it")), "{different:?}");
     }
 }

@@ -14,40 +14,40 @@ use tokio::sync::watch;
 use tokio::time::{Instant, interval};
 use tokio_util::sync::CancellationToken;
 
-use super::connect::Engines;
+use super::connect::Services;
 use super::job_count::job_count;
 use super::{CommandError, Console, Exit};
 use crate::config::{self, Config};
-use crate::domain::explain::words::count;
+use crate::domain::explain::format::count;
 use crate::domain::job::{Job, JobId};
 use crate::domain::limit::Rate;
 use crate::domain::provider::ProviderName;
 use crate::provider::simulated::{FakeHandle, FakeOptions, FakeProvider};
 use crate::queue::message::{CardNumbers, encode};
-use crate::queue::{Destination, Outgoing, Properties};
-use crate::worker::deployment::{self, Progress};
-use crate::worker::{self, WorkerOptions, settings_watch, sweeper};
+use crate::queue::{Destination, OutgoingMessage, Properties};
+use crate::worker::supervisor::{self, WorkerStatus};
+use crate::worker::{self, WorkerOptions, settings_sync, sweeper};
 
 mod progress;
 mod proof;
 
-use progress::Display;
+use progress::DemoProgress;
 use proof::Proof;
 
 const PROVIDER: &str = "demo";
 const JOBS: RangeInclusive<u64> = 1..=1_000_000;
 /// About as long as somebody watches.
 const RUN_TIME: Duration = Duration::from_secs(13);
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Every so many jobs one is published twice.
-const TWICE_EVERY: u64 = 50;
+const DUPLICATE_EVERY: u64 = 50;
 /// Nothing settled for so long means that something is stuck, and the proof says so.
-const STUCK_AFTER: Duration = Duration::from_secs(60);
+const NO_PROGRESS_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// Payments to make. Default: about 13 seconds' worth at the limit.
-    #[arg(long, value_parser = jobs)]
+    #[arg(long, value_parser = parse_jobs)]
     jobs: Option<u64>,
     /// What the provider allows, counted over every sliding window.
     #[arg(long, value_name = "N/DURATION", default_value = "100/1s")]
@@ -69,7 +69,7 @@ enum DemoMode {
     Requeue,
 }
 
-fn jobs(text: &str) -> Result<u64, String> {
+fn parse_jobs(text: &str) -> Result<u64, String> {
     let jobs = job_count(text)? as u64;
     if JOBS.contains(&jobs) { Ok(jobs) } else { Err(format!("{jobs} is not in {JOBS:?}")) }
 }
@@ -78,12 +78,12 @@ fn jobs(text: &str) -> Result<u64, String> {
 ///
 /// # Errors
 /// When a part cannot start. A promise that was broken is no error but exit code 1.
-pub async fn run(args: &Args, engines: &dyn Engines, console: &mut Console) -> Result<Exit, CommandError> {
+pub async fn run(args: &Args, engines: &dyn Services, console: &mut Console) -> Result<Exit, CommandError> {
     if args.limit.max_requests() == 0 {
         return Err(CommandError::Usage("--limit 0/… is closed: nothing would ever be sent".to_owned()));
     }
-    let config = in_memory()?;
-    let (worker, _lock) = engines.worker(&config).await?;
+    let config = in_memory_config()?;
+    let (worker, _lock) = engines.worker_backends(&config).await?;
     let fake = FakeProvider::new(FakeOptions {
         limits: vec![args.limit],
         latency: (Duration::from_millis(20), Duration::from_millis(80)),
@@ -114,15 +114,15 @@ pub async fn run(args: &Args, engines: &dyn Engines, console: &mut Console) -> R
         published - jobs,
         args.limit
     ))?;
-    let proof = work_off(args, &worker, &provider, jobs, console).await?;
+    let proof = run_worker(args, &worker, &provider, jobs, console).await?;
     stop_provider.cancel();
     serving.await.map_err(|error| CommandError::Failed(error.to_string()))??;
     proof.print(args.json, console)?;
-    Ok(if proof.holds() { Exit::Fine } else { Exit::Failed })
+    Ok(if proof.holds() { Exit::Success } else { Exit::Failed })
 }
 
 /// Everything embedded, in memory, and no ops server.
-fn in_memory() -> Result<Config, CommandError> {
+fn in_memory_config() -> Result<Config, CommandError> {
     let sets = ["database.url=sqlite::memory:", "ops.listen=none"].map(str::to_owned);
     config::load(None, [], &sets).map_err(|problems| CommandError::Failed(problems.to_string()))
 }
@@ -146,14 +146,14 @@ fn default_jobs(limit: Rate) -> u64 {
 }
 
 /// Publishes all jobs, some of them twice; returns the number of messages.
-async fn publish(worker: &worker::Engines, provider: &ProviderName, jobs: u64) -> Result<u64, CommandError> {
+async fn publish(worker: &worker::Backends, provider: &ProviderName, jobs: u64) -> Result<u64, CommandError> {
     let numbers = (1..=jobs).flat_map(|number| {
-        let copies = if number.is_multiple_of(TWICE_EVERY) { 2 } else { 1 };
+        let copies = if number.is_multiple_of(DUPLICATE_EVERY) { 2 } else { 1 };
         std::iter::repeat_n(number, copies)
     });
     let messages = stream::iter(numbers.map(|number| job(provider, number)).collect::<Result<Vec<_>, _>>()?);
     let published = messages.map(|job| {
-        let message = Outgoing {
+        let message = OutgoingMessage {
             destination: Destination::Lane(provider.clone()),
             body: Bytes::from(encode(&job)),
             properties: Properties { message_id: Some(job.id.as_str().to_owned()), ..Properties::default() },
@@ -182,9 +182,9 @@ fn job(provider: &ProviderName, number: u64) -> Result<Job, CommandError> {
 }
 
 /// Runs a worker until every job is settled, and collects what the provider and the ledger say of it.
-async fn work_off(
+async fn run_worker(
     args: &Args,
-    engines: &worker::Engines,
+    engines: &worker::Backends,
     provider: &FakeHandle,
     jobs: u64,
     console: &mut Console,
@@ -194,22 +194,22 @@ async fn work_off(
         owner: "demo".to_owned(),
         card_numbers: CardNumbers::Refuse,
         drain_timeout: Duration::from_secs(30),
-        settings_poll: settings_watch::POLL,
-        sweep_every: sweeper::EVERY,
+        settings_poll: settings_sync::POLL_INTERVAL,
+        sweep_every: sweeper::SWEEP_INTERVAL,
         // Nothing of it lives that long.
         scrub_after: Duration::from_secs(86_400),
         scrub_review_after: None,
     };
-    let (progress, _) = watch::channel(Progress::default());
-    let running = tokio::spawn(deployment::run(engines.clone(), options, stop.clone(), progress));
-    let mut display = Display::new(jobs, args.limit, console.draws_progress);
-    let mut tick = interval(LOOK_EVERY);
+    let (progress, _) = watch::channel(WorkerStatus::default());
+    let running = tokio::spawn(supervisor::run(engines.clone(), options, stop.clone(), progress));
+    let mut display = DemoProgress::new(jobs, args.limit, console.draws_progress);
+    let mut tick = interval(POLL_INTERVAL);
     let mut settled = 0;
     let mut moved = Instant::now();
-    while settled < jobs && moved.elapsed() < STUCK_AFTER && !running.is_finished() {
+    while settled < jobs && moved.elapsed() < NO_PROGRESS_TIMEOUT && !running.is_finished() {
         tick.tick().await;
         let counts = engines.ledger.state_counts().await?;
-        let now_settled = proof::settled(&counts);
+        let now_settled = proof::count_finished(&counts);
         if now_settled > settled {
             (settled, moved) = (now_settled, Instant::now());
         }
@@ -219,5 +219,5 @@ async fn work_off(
     stop.cancel();
     running.await.map_err(|error| CommandError::Failed(error.to_string()))??;
     let counts = engines.ledger.state_counts().await?;
-    Ok(Proof::judge(jobs, args.limit, &counts, &provider.report(), &provider.effects(), &provider.arrivals_us()))
+    Ok(Proof::from_counts(jobs, args.limit, &counts, &provider.report(), &provider.effects(), &provider.arrivals_us()))
 }

@@ -12,18 +12,18 @@ use crate::cli::Console;
 use crate::domain::limit::Rate;
 use crate::ledger::StateCount;
 
-const LINE_EVERY: Duration = Duration::from_secs(2);
+const LINE_INTERVAL: Duration = Duration::from_secs(2);
 const CHART_SECONDS: usize = 30;
 const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-pub struct Display {
+pub struct DemoProgress {
     bar: Option<ProgressBar>,
     limit: Rate,
     jobs: u64,
-    lined: Instant,
+    last_line_at: Instant,
 }
 
-impl Display {
+impl DemoProgress {
     pub fn new(jobs: u64, limit: Rate, draws: bool) -> Self {
         let bar = draws.then(|| {
             let bar = ProgressBar::new(jobs);
@@ -35,7 +35,7 @@ impl Display {
             }
             bar
         });
-        Self { bar, limit, jobs, lined: Instant::now() }
+        Self { bar, limit, jobs, last_line_at: Instant::now() }
     }
 
     pub fn show(
@@ -62,8 +62,8 @@ impl Display {
                 bar.set_position(settled);
                 bar.set_message(text);
             }
-            None if self.lined.elapsed() >= LINE_EVERY => {
-                self.lined = Instant::now();
+            None if self.last_line_at.elapsed() >= LINE_INTERVAL => {
+                self.last_line_at = Instant::now();
                 console.message(&format!("{settled} of {} settled · {text}", self.jobs))?;
             }
             None => {}
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_second_at_the_limit_is_a_full_block() {
+    fn rate_at_limit_is_a_full_block() {
         let limit: Rate = "4/1s".parse().unwrap();
         let arrivals = [0, 1, 2, 3, 1_000_000, 3_000_000, 3_000_001];
         assert_eq!(chart(&arrivals, limit), "█▃▁▅");

@@ -8,11 +8,11 @@ use serde::Serialize;
 
 use super::progress::chart;
 use crate::cli::{CommandError, Console};
-use crate::domain::explain::words::count;
+use crate::domain::explain::format::count;
 use crate::domain::limit::Rate;
 use crate::domain::outcome::FinalState;
 use crate::ledger::StateCount;
-use crate::provider::simulated::{Effect, Report};
+use crate::provider::simulated::{Effect, FakeProviderReport};
 use crate::simulation::steady_rate;
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -48,22 +48,22 @@ pub struct Proof {
 }
 
 /// Jobs in a final state or waiting for a person.
-pub fn settled(counts: &[StateCount]) -> u64 {
+pub fn count_finished(counts: &[StateCount]) -> u64 {
     let ended = counts.iter().filter(|count| FinalState::from_name(&count.state).is_some());
     ended.map(|count| count.jobs.unsigned_abs()).sum()
 }
 
 impl Proof {
-    pub fn judge(
+    pub fn from_counts(
         jobs: u64,
         limit: Rate,
         counts: &[StateCount],
-        report: &Report,
+        report: &FakeProviderReport,
         effects: &[Effect],
         arrivals_us: &[u64],
     ) -> Self {
         let states: BTreeMap<String, i64> = counts.iter().map(|count| (count.state.clone(), count.jobs)).collect();
-        let settled = settled(counts);
+        let settled = count_finished(counts);
         let charged = effects.iter().filter(|effect| effect.count > 0).count() as u64;
         let succeeded = states.get(FinalState::Succeeded.name()).map_or(0, |jobs| jobs.unsigned_abs());
         let in_review = states.get(FinalState::Review.name()).map_or(0, |jobs| jobs.unsigned_abs());
@@ -133,7 +133,7 @@ impl Proof {
             [
                 "the limit used in full".to_owned(),
                 self.utilisation.map_or_else(|| "not measured".to_owned(), |share| format!("{:.1} %", share * 100.0)),
-                self.used(),
+                self.utilisation_text(),
             ],
             ["requests per second".to_owned(), String::new(), self.chart.clone()],
         ];
@@ -141,7 +141,7 @@ impl Proof {
         Ok(())
     }
 
-    fn used(&self) -> String {
+    fn utilisation_text(&self) -> String {
         let allowed = format!(
             "the {:.1}/s that {} allows when each call is held {:.0} ms",
             self.possible_per_second, self.limit, self.hold_ms
@@ -158,7 +158,7 @@ mod tests {
     use super::*;
     use crate::provider::simulated::{FakeOptions, StrictProvider};
 
-    fn proof(states: &[(&str, i64)], change: impl FnOnce(&mut Report)) -> Proof {
+    fn proof(states: &[(&str, i64)], change: impl FnOnce(&mut FakeProviderReport)) -> Proof {
         let counts: Vec<StateCount> = states
             .iter()
             .map(|(state, jobs)| StateCount { provider: "p".into(), state: (*state).into(), jobs: *jobs })
@@ -167,19 +167,19 @@ mod tests {
         let options = FakeOptions { limits: vec![limit], ..FakeOptions::default() };
         let mut report = StrictProvider::new(options).report();
         change(&mut report);
-        Proof::judge(3, limit, &counts, &report, &[], &[])
+        Proof::from_counts(3, limit, &counts, &report, &[], &[])
     }
 
     /// A burst that meets nothing but free slots has no rate: twenty thousand per second are no use of 10/1s.
     #[test]
-    fn a_run_of_fewer_than_two_turns_measures_no_rate() {
+    fn short_run_measures_no_rate() {
         let limit: Rate = "10/1s".parse().unwrap();
         let report = StrictProvider::new(FakeOptions { limits: vec![limit], ..FakeOptions::default() }).report();
-        let judged = |arrivals_us: &[u64]| Proof::judge(3, limit, &[], &report, &[], arrivals_us);
+        let judged = |arrivals_us: &[u64]| Proof::from_counts(3, limit, &[], &report, &[], arrivals_us);
         let short = judged(&[0, 50, 100]);
         assert_eq!((short.rate_per_second, short.utilisation), (None, None));
         assert_eq!(
-            short.used(),
+            short.utilisation_text(),
             "give more --jobs: 3 make fewer than two turns of the 10.0/s that 10/1s allows when each call is held 0 ms"
         );
         let turns: Vec<u64> = (0..60).map(|i| i / 10 * 1_000_000).collect();
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn each_broken_promise_breaks_the_proof() {
+    fn each_broken_guarantee_fails_the_proof() {
         assert!(proof(&[("declined", 3)], |_| {}).holds());
         assert!(!proof(&[("declined", 2), ("waiting", 1)], |_| {}).holds(), "lost");
         assert!(!proof(&[("declined", 3)], |report| report.doubles = 1).holds(), "double");

@@ -4,14 +4,14 @@
 
 use clap::Subcommand;
 
-use super::connect::Engines;
-use super::jobs::report::{Outcome, Report};
-use super::jobs::{by, ids, list, parse_id, show};
+use super::connect::Services;
+use super::jobs::bulk::{BulkReport, JobActionResult};
+use super::jobs::{actor, ids, list, parse_id, show};
 use super::{CommandError, Console, Exit};
 use crate::config::Config;
 use crate::domain::job::JobId;
-use crate::ledger::operator::Verdict;
-use crate::ledger::said;
+use crate::ledger::decision_input;
+use crate::ledger::operator::JobResolution;
 
 mod replay;
 
@@ -26,7 +26,7 @@ pub struct Args {
 #[derive(Debug, Subcommand)]
 enum Action {
     /// Dead payments, page by page in the order of their ids.
-    List(list::Page),
+    List(list::PageArgs),
     /// One dead payment: its requests, its events, and who changed it by hand.
     Show {
         #[arg(value_parser = parse_id, allow_hyphen_values = true)]
@@ -45,7 +45,7 @@ enum Action {
         #[arg(long, required = true)]
         yes: bool,
         /// Why, for the audit; also in the job's reason and its outcome event.
-        #[arg(long, value_name = "TEXT", value_parser = said::because, allow_hyphen_values = true)]
+        #[arg(long, value_name = "TEXT", value_parser = decision_input::validate_reason, allow_hyphen_values = true)]
         because: Option<String>,
         /// Print JSON.
         #[arg(long)]
@@ -60,22 +60,22 @@ enum Action {
 pub async fn run(
     args: &Args,
     config: &Config,
-    engines: &dyn Engines,
+    engines: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     match &args.action {
-        Action::List(page) => list::page(Some(DEAD), page, config, engines, console).await,
+        Action::List(page) => list::print_page(Some(DEAD), page, config, engines, console).await,
         Action::Show { id, json } => show::run(id, Some(DEAD), *json, config, engines, console).await,
         Action::Replay(args) => replay::run(args, config, engines, console).await,
         Action::Discard { id, because, json, .. } => {
-            let by = by(because.as_deref());
+            let by = actor(because.as_deref());
             let operator = engines.operator(config).await?;
             let discard = |id: JobId| {
                 let (operator, by) = (operator.as_ref(), &by);
-                async move { Outcome::from(operator.decide(&id, &Verdict::Discard, None, by).await) }
+                async move { JobActionResult::from(operator.resolve(&id, &JobResolution::Discard, None, by).await) }
             };
-            let mut source = ids::Source::Given(Some(id.clone()));
-            Report::new(&Verdict::Discard, false, *json).run(&mut source, discard, console).await
+            let mut source = ids::IdSource::Argument(Some(id.clone()));
+            BulkReport::new(&JobResolution::Discard, false, *json).run_on_all(&mut source, discard, console).await
         }
     }
 }

@@ -4,19 +4,19 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::super::connect::Engines;
-use super::super::jobs::again::{self, Order, Pace};
-use super::super::jobs::ids::Source;
-use super::super::jobs::report::Report;
-use super::super::jobs::{by, list, parse_id};
+use super::super::connect::Services;
+use super::super::jobs::bulk::BulkReport;
+use super::super::jobs::ids::IdSource;
+use super::super::jobs::resend::{self, ResendArgs, ResendRequest};
+use super::super::jobs::{actor, list, parse_id};
 use super::super::provider::parse_name;
 use super::super::{CommandError, Console, Exit};
 use super::DEAD;
 use crate::config::Config;
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
-use crate::ledger::operator::{Filter, Operator, Verdict};
-use crate::ledger::said;
+use crate::ledger::decision_input;
+use crate::ledger::operator::{JobFilter, JobResolution, Operator};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -30,10 +30,10 @@ pub struct Args {
     #[arg(long, conflicts_with_all = ["id", "provider"])]
     yes: bool,
     /// Why, for the audit; also in the job's reason.
-    #[arg(long, value_name = "TEXT", value_parser = said::because, allow_hyphen_values = true)]
+    #[arg(long, value_name = "TEXT", value_parser = decision_input::validate_reason, allow_hyphen_values = true)]
     because: Option<String>,
     #[command(flatten)]
-    pace: Pace,
+    resend: ResendArgs,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -46,7 +46,7 @@ pub struct Args {
 pub async fn run(
     args: &Args,
     config: &Config,
-    engines: &dyn Engines,
+    engines: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     let operator = engines.operator(config).await?;
@@ -62,57 +62,57 @@ pub async fn run(
                     "{id} is a payment of {of}, not of {wanted}: nothing was replayed"
                 )));
             }
-            Source::Given(Some(id.clone()))
+            IdSource::Argument(Some(id.clone()))
         }
         None => {
-            let dead = dead(operator, provider.as_ref()).await?;
+            let dead = count_dead(operator, provider.as_ref()).await?;
             if dead.is_empty() {
-                return nothing(args, provider.as_ref(), config, engines, console).await;
+                return report_no_dead_jobs(args, provider.as_ref(), config, engines, console).await;
             }
-            if provider.is_none() && !args.pace.dry_run && !args.yes && !is_wanted(&dead, console)? {
+            if provider.is_none() && !args.resend.dry_run && !args.yes && !confirm_replay(&dead, console)? {
                 console.message("nothing was changed")?;
-                print_none(args, console)?;
+                print_empty_report(args, console)?;
                 return Ok(Exit::Failed);
             }
-            let filter = Filter { state: Some(DEAD), provider, ..Filter::default() };
-            Source::Listed { operator, filter, page: VecDeque::new(), after: None, more: true }
+            let filter = JobFilter { state: Some(DEAD), provider, ..JobFilter::default() };
+            IdSource::Ledger { operator, filter, page: VecDeque::new(), after: None, has_more: true }
         }
     };
-    let by = by(args.because.as_deref());
-    let order = Order { verdict: Verdict::Replay, by, pace: &args.pace, json: args.json };
-    again::run(order, source, operator, config, engines, console).await
+    let by = actor(args.because.as_deref());
+    let order = ResendRequest { resolution: JobResolution::Replay, actor: by, args: &args.resend, json: args.json };
+    resend::run(order, source, operator, config, engines, console).await
 }
 
 /// Dead payments, by provider.
-async fn dead(operator: &dyn Operator, of: Option<&ProviderName>) -> Result<BTreeMap<String, i64>, CommandError> {
-    let counts = operator.counts(DEAD).await?.into_iter();
+async fn count_dead(operator: &dyn Operator, of: Option<&ProviderName>) -> Result<BTreeMap<String, i64>, CommandError> {
+    let counts = operator.job_counts(DEAD).await?.into_iter();
     let dead = counts.filter(|count| of.is_none_or(|name| name.as_str() == count.provider));
     Ok(dead.map(|count| (count.provider, count.jobs)).collect())
 }
 
 /// Says that there is nothing to replay, which is fine, unless the provider is none of ours.
-async fn nothing(
+async fn report_no_dead_jobs(
     args: &Args,
     provider: Option<&ProviderName>,
     config: &Config,
-    engines: &dyn Engines,
+    engines: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
-    list::known(provider, config, engines).await?;
+    list::check_provider_exists(provider, config, engines).await?;
     console.message("no dead payments: nothing to replay")?;
-    print_none(args, console)?;
-    Ok(Exit::Fine)
+    print_empty_report(args, console)?;
+    Ok(Exit::Success)
 }
 
-fn print_none(args: &Args, console: &mut Console) -> Result<(), CommandError> {
+fn print_empty_report(args: &Args, console: &mut Console) -> Result<(), CommandError> {
     if args.json {
-        console.json(&Report::new(&Verdict::Replay, args.pace.dry_run, true))?;
+        console.json(&BulkReport::new(&JobResolution::Replay, args.resend.dry_run, true))?;
     }
     Ok(())
 }
 
 /// Where nobody can be asked, whoever wrote the script has decided.
-fn is_wanted(dead: &BTreeMap<String, i64>, console: &mut Console) -> Result<bool, CommandError> {
+fn confirm_replay(dead: &BTreeMap<String, i64>, console: &mut Console) -> Result<bool, CommandError> {
     let total: i64 = dead.values().sum();
     let by_provider: Vec<String> = dead.iter().map(|(provider, jobs)| format!("{provider} {jobs}")).collect();
     let all = if total == 1 { "the one dead payment".to_owned() } else { format!("all {total} dead payments") };

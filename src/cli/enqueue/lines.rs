@@ -7,68 +7,68 @@ use std::io;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt as _};
 
 /// Longest line that is passed over, in bytes. What goes on longer is no text of lines, and may have no end.
-const PASSED_OVER_MAX: u64 = 64 * 1024 * 1024;
+const SKIPPED_LINE_MAX: u64 = 64 * 1024 * 1024;
 
 /// One line without its end.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Line {
+pub enum InputLine {
     Text { number: u64, bytes: Vec<u8> },
     TooLong { number: u64 },
 }
 
 /// Reads lines of at most `max_bytes`.
-pub struct Lines<R> {
+pub struct LineReader<R> {
     reader: R,
     max_bytes: usize,
     number: u64,
     partial: Vec<u8>,
-    too_long: bool,
+    is_too_long: bool,
     /// Bytes of the current line.
     line_bytes: u64,
     /// Bytes consumed so far, for progress.
     pub consumed: u64,
 }
 
-impl<R: AsyncBufRead + Unpin> Lines<R> {
+impl<R: AsyncBufRead + Unpin> LineReader<R> {
     pub fn new(reader: R, max_bytes: usize) -> Self {
-        Self { reader, max_bytes, number: 0, partial: Vec::new(), too_long: false, line_bytes: 0, consumed: 0 }
+        Self { reader, max_bytes, number: 0, partial: Vec::new(), is_too_long: false, line_bytes: 0, consumed: 0 }
     }
 
     /// The next line; `None` at the end. May be dropped while it waits: what was read so far is kept.
     ///
     /// # Errors
     /// When the stream cannot be read, or is no text of lines.
-    pub async fn next(&mut self) -> io::Result<Option<Line>> {
+    pub async fn next(&mut self) -> io::Result<Option<InputLine>> {
         loop {
             let chunk = self.reader.fill_buf().await?;
             let at_end = chunk.is_empty();
             let end = chunk.iter().position(|byte| *byte == b'\n');
             let taken = &chunk[..end.unwrap_or(chunk.len())];
             if self.partial.len() + taken.len() > self.max_bytes {
-                self.too_long = true;
+                self.is_too_long = true;
                 self.partial = Vec::new();
-            } else if !self.too_long {
+            } else if !self.is_too_long {
                 self.partial.extend_from_slice(taken);
             }
             let used = taken.len() + usize::from(end.is_some());
             self.reader.consume(used);
             self.consumed += used as u64;
             self.line_bytes += used as u64;
-            if self.line_bytes > PASSED_OVER_MAX {
-                let problem = format!("line {} is longer than {PASSED_OVER_MAX} bytes", self.number + 1);
+            if self.line_bytes > SKIPPED_LINE_MAX {
+                let problem = format!("line {} is longer than {SKIPPED_LINE_MAX} bytes", self.number + 1);
                 return Err(io::Error::new(io::ErrorKind::InvalidData, problem));
             }
             if end.is_none() && !at_end {
                 continue;
             }
-            if at_end && self.partial.is_empty() && !self.too_long {
+            if at_end && self.partial.is_empty() && !self.is_too_long {
                 return Ok(None);
             }
             self.number += 1;
             let bytes = std::mem::take(&mut self.partial);
             let number = self.number;
-            let line = if self.too_long { Line::TooLong { number } } else { Line::Text { number, bytes } };
-            self.too_long = false;
+            let line = if self.is_too_long { InputLine::TooLong { number } } else { InputLine::Text { number, bytes } };
+            self.is_too_long = false;
             self.line_bytes = 0;
             return Ok(Some(line));
         }
@@ -82,24 +82,24 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_line_without_end_is_an_error() {
+    async fn endless_line_is_an_error() {
         let endless = tokio::io::repeat(0);
-        let error = Lines::new(BufReader::with_capacity(1 << 20, endless), 8).next().await.unwrap_err();
+        let error = LineReader::new(BufReader::with_capacity(1 << 20, endless), 8).next().await.unwrap_err();
         assert!(error.to_string().contains("line 1 is longer than"), "{error}");
     }
 
     #[tokio::test]
-    async fn numbers_lines_and_keeps_none_that_is_too_long() {
+    async fn lines_are_numbered_and_long_ones_dropped() {
         let text = b"one\n\nlonger than eight\ntwo\r\nlast".as_slice();
         // A buffer smaller than the lines, so that they come in pieces.
-        let mut lines = Lines::new(BufReader::with_capacity(3, text), 8);
+        let mut lines = LineReader::new(BufReader::with_capacity(3, text), 8);
         let mut seen = Vec::new();
         while let Some(line) = lines.next().await.unwrap() {
             seen.push(line);
         }
-        let text = |number, bytes: &[u8]| Line::Text { number, bytes: bytes.to_vec() };
+        let text = |number, bytes: &[u8]| InputLine::Text { number, bytes: bytes.to_vec() };
         let expected =
-            [text(1, b"one"), text(2, b""), Line::TooLong { number: 3 }, text(4, b"two\r"), text(5, b"last")];
+            [text(1, b"one"), text(2, b""), InputLine::TooLong { number: 3 }, text(4, b"two\r"), text(5, b"last")];
         assert_eq!(seen, expected);
         assert_eq!(lines.consumed, 32);
     }

@@ -10,17 +10,17 @@ use serde::Serialize;
 use serde_json::json;
 use serde_json::value::RawValue;
 
-use super::connect::{CheckedMessage, Engines};
-use super::declared::declare;
-use super::provider::{names, parse_name, unknown};
+use super::connect::{CheckedMessage, Services};
+use super::lane_declaration::declare_lanes;
+use super::provider::{names, parse_name, unknown_provider};
 use super::{CommandError, Console, Exit};
 use crate::config::Config;
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
-use crate::queue::{Destination, Outgoing, Properties, QueueError};
+use crate::queue::{Destination, OutgoingMessage, Properties, QueueError};
 
+mod from_file;
 pub(super) mod lines;
-mod many;
 
 /// One job from flags, or many from a file.
 #[derive(Debug, clap::Args)]
@@ -29,7 +29,7 @@ pub struct Args {
     #[arg(long, required_unless_present = "file")]
     provider: Option<String>,
     /// Amount in minor units (1299 is EUR 12.99).
-    #[arg(long, required_unless_present = "file", value_parser = minor_units, allow_negative_numbers = true)]
+    #[arg(long, required_unless_present = "file", value_parser = parse_minor_units, allow_negative_numbers = true)]
     amount: Option<i64>,
     /// ISO 4217 code.
     #[arg(long, required_unless_present = "file")]
@@ -75,7 +75,7 @@ pub struct Args {
 
 /// The job message of the contract; fields that were not given are left out.
 #[derive(Serialize)]
-struct Message<'a> {
+struct JobMessage<'a> {
     v: u8,
     id: &'a str,
     provider: &'a str,
@@ -107,34 +107,34 @@ struct Message<'a> {
 pub async fn run(
     args: &Args,
     config: &Config,
-    engines: &dyn Engines,
+    engines: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     let lane = args.provider.as_deref().map(parse_name).transpose()?;
     let settings = engines.settings(config).await?;
     let known = names(settings.as_ref()).await?;
     if let Some(lane) = lane.as_ref().filter(|lane| !known.contains(lane)) {
-        return Err(unknown(lane.as_str()));
+        return Err(unknown_provider(lane.as_str()));
     }
     let queue = engines.queue(config).await?;
     let wanted = lane.as_ref().map_or(&known[..], std::slice::from_ref);
-    let undeclared = declare(queue.as_ref(), &known, wanted).await.map_err(|error| match (&lane, error) {
+    let undeclared = declare_lanes(queue.as_ref(), &known, wanted).await.map_err(|error| match (&lane, error) {
         (Some(lane), QueueError::Refused(why)) => {
             CommandError::Failed(format!("nothing is published to `{lane}`: {why}"))
         }
         (_, error) => error.into(),
     })?;
-    let codec = many::Codec { engines, card_numbers: config.worker.card_numbers };
+    let codec = from_file::MessageChecker { services: engines, card_numbers: config.worker.card_numbers };
     if let Some(file) = &args.file {
-        let order = many::Order {
+        let order = from_file::FileToPublish {
             file,
             lane: lane.as_ref(),
-            known: &known,
+            known_providers: &known,
             undeclared: &undeclared,
             queue: &config.queue.url,
             json: args.json,
         };
-        return many::run(&order, &codec, queue.as_ref(), console).await;
+        return from_file::run(&order, &codec, queue.as_ref(), console).await;
     }
     let (Some(lane), Some(amount), Some(currency)) = (lane, args.amount, args.currency.as_deref()) else {
         return Err(CommandError::Usage("give --provider, --amount and --currency, or --file".to_owned()));
@@ -150,11 +150,11 @@ pub async fn run(
     } else {
         console.line(id.as_str())?;
     }
-    Ok(Exit::Fine)
+    Ok(Exit::Success)
 }
 
 /// The likeliest mistake is an amount with a point, whose mend no number parser knows.
-fn minor_units(text: &str) -> Result<i64, String> {
+fn parse_minor_units(text: &str) -> Result<i64, String> {
     let amount = text.parse().ok().filter(|amount| *amount >= 0);
     amount.ok_or_else(|| "write minor units, as digits alone: 12.99 EUR is 1299; up to 2^63 - 1".to_owned())
 }
@@ -167,7 +167,7 @@ fn body(args: &Args, lane: &ProviderName, amount: i64, currency: &str) -> Result
         .as_deref()
         .map(|text| serde_json::from_str(text).map_err(|_| CommandError::Usage("--payload is not JSON".to_owned())))
         .transpose()?;
-    let message = Message {
+    let message = JobMessage {
         v: 1,
         id: args.id.as_deref().unwrap_or(&generated),
         provider: lane.as_str(),
@@ -186,11 +186,11 @@ fn body(args: &Args, lane: &ProviderName, amount: i64, currency: &str) -> Result
     Ok(bytes.into())
 }
 
-fn outgoing(lane: ProviderName, id: &JobId, body: Bytes) -> Outgoing {
+fn outgoing(lane: ProviderName, id: &JobId, body: Bytes) -> OutgoingMessage {
     let properties = Properties {
         message_id: Some(id.as_str().to_owned()),
         content_type: Some("application/json".to_owned()),
         ..Properties::default()
     };
-    Outgoing { destination: Destination::Lane(lane), body, properties }
+    OutgoingMessage { destination: Destination::Lane(lane), body, properties }
 }

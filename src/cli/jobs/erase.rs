@@ -5,25 +5,25 @@
 
 use serde::Serialize;
 
-use super::super::connect::Engines;
+use super::super::connect::Services;
 use super::super::{CommandError, Console, Exit};
-use super::{by, parse_id};
+use super::{actor, parse_id};
 use crate::config::Config;
-use crate::domain::explain::words::count;
-use crate::domain::job::Token;
-use crate::ledger::operator::{By, Erasable, Erased, Operator};
-use crate::ledger::said;
+use crate::domain::explain::format::count;
+use crate::domain::job::Identifier;
+use crate::ledger::decision_input;
+use crate::ledger::operator::{Actor, ErasureCounts, ErasureResult, Operator};
 
 /// Payments that are erased at a time: short statements, so that no worker waits behind them.
-const BATCH: u32 = 500;
+const ERASE_BATCH: u32 = 500;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Whose payments.
     #[arg(long, value_parser = parse_id, allow_hyphen_values = true)]
-    account: Token,
+    account: Identifier,
     /// Why, for the audit, which stays for ever: name a ticket, and no person.
-    #[arg(long, value_name = "TEXT", value_parser = said::because, allow_hyphen_values = true)]
+    #[arg(long, value_name = "TEXT", value_parser = decision_input::validate_reason, allow_hyphen_values = true)]
     because: String,
     /// Say what would be erased, and what would stay.
     #[arg(long)]
@@ -35,14 +35,14 @@ pub struct Args {
 
 /// What was done, or would be, and what is left.
 #[derive(Serialize)]
-struct Report<'a> {
+struct ErasureReport<'a> {
     account: &'a str,
     dry_run: bool,
     /// Payments.
     erased: u64,
     /// Requests that lost account and reference.
     requests_erased: u64,
-    left: Erasable,
+    left: ErasureCounts,
 }
 
 /// Runs the command.
@@ -52,42 +52,42 @@ struct Report<'a> {
 pub async fn run(
     args: &Args,
     config: &Config,
-    engines: &dyn Engines,
+    engines: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     let operator = engines.operator(config).await?;
-    let by = by(Some(&args.because));
-    if by.because.is_none() {
+    let by = actor(Some(&args.because));
+    if by.reason.is_none() {
         return Err(CommandError::Usage("--because: is empty: write why, for the audit".to_owned()));
     }
     let mut done = match args.dry_run {
-        true => Erased::default(),
+        true => ErasureResult::default(),
         false => erase_all(operator.as_ref(), &args.account, &by).await?,
     };
-    let mut left = operator.erasable(&args.account).await?;
+    let mut left = operator.erasure_counts(&args.account).await?;
     if args.dry_run {
         done.jobs = std::mem::take(&mut left.ended);
     }
     let waits = left.open + left.review + left.untold + left.ended;
     if args.json {
         let (account, dry_run) = (args.account.as_str(), args.dry_run);
-        console.json(&Report { account, dry_run, erased: done.jobs, requests_erased: done.requests, left })?;
+        console.json(&ErasureReport { account, dry_run, erased: done.jobs, requests_erased: done.requests, left })?;
     } else {
         let would = if args.dry_run { "would be erased" } else { "erased" };
         console.line(&format!("{} {would}", count(done.jobs, "payment")))?;
-        for line in words(&left) {
+        for line in remainder_lines(&left) {
             console.message(&line)?;
         }
     }
-    Ok(if waits > 0 && !args.dry_run { Exit::Failed } else { Exit::Fine })
+    Ok(if waits > 0 && !args.dry_run { Exit::Failed } else { Exit::Success })
 }
 
 /// Batch after batch, until nothing is left to erase.
-async fn erase_all(operator: &dyn Operator, account: &Token, by: &By) -> Result<Erased, CommandError> {
-    let mut done = Erased::default();
+async fn erase_all(operator: &dyn Operator, account: &Identifier, by: &Actor) -> Result<ErasureResult, CommandError> {
+    let mut done = ErasureResult::default();
     loop {
-        let erased = operator.erase(account, BATCH, by).await?;
-        if erased == Erased::default() {
+        let erased = operator.erase(account, ERASE_BATCH, by).await?;
+        if erased == ErasureResult::default() {
             return Ok(done);
         }
         done.jobs += erased.jobs;
@@ -96,7 +96,7 @@ async fn erase_all(operator: &dyn Operator, account: &Token, by: &By) -> Result<
 }
 
 /// What is left, and what to do about it.
-fn words(left: &Erasable) -> Vec<String> {
+fn remainder_lines(left: &ErasureCounts) -> Vec<String> {
     let mut lines = Vec::new();
     let mut payments = |jobs: u64, what: &str| {
         if jobs > 0 {
@@ -122,21 +122,21 @@ fn words(left: &Erasable) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::operator::At;
+    use crate::ledger::operator::DatabaseTime;
 
     #[test]
-    fn what_is_left_is_told_with_what_to_wait_for() {
-        assert_eq!(words(&Erasable::default()), [""; 0]);
-        let all = Erasable {
+    fn remainder_names_what_to_wait_for() {
+        assert_eq!(remainder_lines(&ErasureCounts::default()), [""; 0]);
+        let all = ErasureCounts {
             ended: 1,
             open: 2,
             review: 1,
             untold: 1,
             requests: 3,
-            requests_until: Some(At(1_795_000_000_123)),
+            requests_until: Some(DatabaseTime(1_795_000_000_123)),
             rules: 1,
         };
-        let lines = words(&all);
+        let lines = remainder_lines(&all);
         assert_eq!(lines.len(), 6, "{lines:?}");
         assert_eq!(lines[0], "left: 2 payments that may still be sent: run this again when they have ended");
         assert!(lines[4].ends_with("run this again after 2026-11-18T11:06:40.123Z"), "{lines:?}");

@@ -3,13 +3,13 @@
 //! Refuses to pretend: without a running process it explains from the ledger (and from a limiter's store that all
 //! processes share), and says that it did.
 
-use super::super::connect::Engines;
-use super::super::console::{width, wrapped};
+use super::super::connect::Services;
+use super::super::console::{width, wrap_words};
 use super::super::{CommandError, Console, Exit, ops_client};
 use crate::config::{Config, LimiterUrl};
 use crate::domain::job::JobId;
-use crate::ops::explain::{Explained, Sources, explained};
-use crate::worker::settings_watch::Known;
+use crate::ops::explain::{ExplainResponse, FactSources, explain_job};
+use crate::worker::settings_sync::LoadedSettings;
 
 /// Explains one payment. One that the ledger does not know exits with 1.
 ///
@@ -19,11 +19,11 @@ pub async fn run(
     id: &JobId,
     json: bool,
     config: &Config,
-    engines: &dyn Engines,
+    engines: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     let path = format!("/api/v1/jobs/{id}/explain");
-    let answer = match ops_client::get_if_running::<Explained>(config, engines, &path).await? {
+    let answer = match ops_client::get_if_running::<ExplainResponse>(config, engines, &path).await? {
         Some(answered) => {
             answered.unverified.iter().try_for_each(|why| console.message(why))?;
             answered.value
@@ -32,7 +32,7 @@ pub async fn run(
             console.message(
                 "no running process on `ops.listen`: explained from the ledger alone, without its lanes and gates",
             )?;
-            alone(id, config, engines).await?
+            explain_without_process(id, config, engines).await?
         }
     };
     if json {
@@ -40,12 +40,16 @@ pub async fn run(
     } else {
         print(&answer, console)?;
     }
-    Ok(if answer.state == "unrecorded" { Exit::Failed } else { Exit::Fine })
+    Ok(if answer.state == "unrecorded" { Exit::Failed } else { Exit::Success })
 }
 
-async fn alone(id: &JobId, config: &Config, engines: &dyn Engines) -> Result<Explained, CommandError> {
+async fn explain_without_process(
+    id: &JobId,
+    config: &Config,
+    engines: &dyn Services,
+) -> Result<ExplainResponse, CommandError> {
     let settings = engines.settings(config).await?;
-    let known = Known::default().after(settings.load().await?);
+    let known = LoadedSettings::default().with_snapshot(settings.load().await?);
     let operator = engines.operator(config).await?;
     let queue = engines.queue(config).await?;
     // An embedded limiter is in its process, and gone with it.
@@ -53,22 +57,22 @@ async fn alone(id: &JobId, config: &Config, engines: &dyn Engines) -> Result<Exp
         LimiterUrl::Embedded => None,
         LimiterUrl::Redis(_) | LimiterUrl::RedisCluster(_) => Some(engines.limiter(config).await?),
     };
-    let sources = Sources {
+    let sources = FactSources {
         operator: operator.as_ref(),
-        known: &known,
+        settings: &known,
         queue: Some(queue.as_ref()),
-        limiter: limiter.as_deref(),
+        limiter_facts: limiter.as_deref(),
         process: None,
-        lookout: None,
+        collector: None,
     };
-    Ok(explained(&sources, id).await?)
+    Ok(explain_job(&sources, id).await?)
 }
 
-fn print(answer: &Explained, console: &mut Console) -> Result<(), CommandError> {
+fn print(answer: &ExplainResponse, console: &mut Console) -> Result<(), CommandError> {
     let here = answer.stands_at.as_ref().map(|at| at.gate.as_str());
     let provider = answer.provider.as_deref().map(|provider| format!(" of {provider}")).unwrap_or_default();
     let sentence = format!("{}{provider} is `{}`: {}", answer.id, answer.state, answer.summary);
-    console.lines(&wrapped("", &sentence, width(console.shape())))?;
+    console.lines(&wrap_words("", &sentence, width(console.shape())))?;
     if answer.gates.is_empty() {
         return Ok(());
     }

@@ -7,65 +7,74 @@ use std::collections::VecDeque;
 use tokio::io::{AsyncBufRead, BufReader};
 
 use super::super::CommandError;
-use super::super::enqueue::lines::{Line, Lines};
+use super::super::enqueue::lines::{InputLine, LineReader};
 use super::super::input;
-use super::{Ids, parse_id};
+use super::{IdArgs, parse_id};
 use crate::domain::job::JobId;
-use crate::ledger::operator::{Filter, JobPage, LIST_MAX, Operator};
+use crate::ledger::operator::{JobFilter, JobPage, LIST_MAX, Operator};
 
 /// Longer than any id with its blanks; longer lines are none.
 const LINE_BYTES_MAX: usize = 1_024;
 
 /// One id, with its line if it came from a file.
-pub struct Entry {
+pub struct IdEntry {
     pub line: Option<u64>,
     pub id: Result<JobId, String>,
 }
 
-type FileLines = Lines<Box<dyn AsyncBufRead + Send + Unpin>>;
+type FileLines = LineReader<Box<dyn AsyncBufRead + Send + Unpin>>;
 
-pub enum Source<'a> {
-    Given(Option<JobId>),
-    File { lines: Box<FileLines>, name: String },
-    Listed { operator: &'a dyn Operator, filter: Filter, page: VecDeque<Entry>, after: Option<JobId>, more: bool },
+pub enum IdSource<'a> {
+    Argument(Option<JobId>),
+    File {
+        lines: Box<FileLines>,
+        name: String,
+    },
+    Ledger {
+        operator: &'a dyn Operator,
+        filter: JobFilter,
+        page: VecDeque<IdEntry>,
+        after: Option<JobId>,
+        has_more: bool,
+    },
 }
 
-impl Source<'_> {
+impl IdSource<'_> {
     /// What the arguments name.
     ///
     /// # Errors
     /// When the file cannot be opened.
-    pub async fn of(ids: &Ids) -> Result<Self, CommandError> {
-        let Some(path) = &ids.file else { return Ok(Self::Given(ids.id.clone())) };
+    pub async fn from_args(ids: &IdArgs) -> Result<Self, CommandError> {
+        let Some(path) = &ids.file else { return Ok(Self::Argument(ids.id.clone())) };
         let name = path.display().to_string();
         let opened = input::open(path).await.map_err(|error| CommandError::Failed(format!("{name}: {error}")))?;
         let reader: Box<dyn AsyncBufRead + Send + Unpin> = Box::new(BufReader::new(opened.reader));
-        Ok(Self::File { lines: Box::new(Lines::new(reader, LINE_BYTES_MAX)), name })
+        Ok(Self::File { lines: Box::new(LineReader::new(reader, LINE_BYTES_MAX)), name })
     }
 
     /// The next id; `None` at the end. May be dropped while it waits: nothing is lost.
     ///
     /// # Errors
     /// When the file or the ledger cannot be read.
-    pub async fn next(&mut self) -> Result<Option<Entry>, CommandError> {
+    pub async fn next(&mut self) -> Result<Option<IdEntry>, CommandError> {
         match self {
-            Self::Given(id) => Ok(id.take().map(|id| Entry { line: None, id: Ok(id) })),
+            Self::Argument(id) => Ok(id.take().map(|id| IdEntry { line: None, id: Ok(id) })),
             Self::File { lines, name } => loop {
                 let line = lines.next().await.map_err(|error| CommandError::Failed(format!("{name}: {error}")))?;
-                match line.map(entry) {
+                match line.map(parse_id_line) {
                     Some(None) => {}
                     Some(entry) => return Ok(entry),
                     None => return Ok(None),
                 }
             },
-            Self::Listed { operator, filter, page, after, more } => {
+            Self::Ledger { operator, filter, page, after, has_more: more } => {
                 if page.is_empty() && *more {
                     let JobPage { jobs, unreadable, next } = operator.list(filter, after.as_ref(), LIST_MAX).await?;
                     *after = next.map(JobId::new).transpose().map_err(CommandError::Failed)?;
                     *more = after.is_some();
                     let ids = jobs.into_iter().map(|job| JobId::new(job.id));
                     let unreadable = unreadable.into_iter().map(|row| Err(row.to_string()));
-                    *page = ids.chain(unreadable).map(|id| Entry { line: None, id }).collect();
+                    *page = ids.chain(unreadable).map(|id| IdEntry { line: None, id }).collect();
                 }
                 Ok(page.pop_front())
             }
@@ -74,11 +83,12 @@ impl Source<'_> {
 }
 
 /// `None` for an empty line. A bad line is not quoted: it may be anything.
-fn entry(line: Line) -> Option<Entry> {
+fn parse_id_line(line: InputLine) -> Option<IdEntry> {
     let (number, text) = match line {
-        Line::Text { number, bytes } => (number, String::from_utf8_lossy(&bytes).trim().to_owned()),
+        InputLine::Text { number, bytes } => (number, String::from_utf8_lossy(&bytes).trim().to_owned()),
         // Not an id, and not kept.
-        Line::TooLong { number } => (number, "a line too long".to_owned()),
+        InputLine::TooLong { number } => (number, "a line too long".to_owned()),
     };
-    (!text.is_empty()).then(|| Entry { line: Some(number), id: parse_id(&text).map_err(|why| format!("an id {why}")) })
+    (!text.is_empty())
+        .then(|| IdEntry { line: Some(number), id: parse_id(&text).map_err(|why| format!("an id {why}")) })
 }

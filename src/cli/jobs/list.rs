@@ -2,34 +2,34 @@
 //!
 //! Refuses to read everything: a page is bounded, and says with which id the next one begins.
 
-use super::super::connect::Engines;
-use super::super::console::Shape;
-use super::super::provider::{parse_name, unknown};
+use super::super::connect::Services;
+use super::super::console::TableShape;
+use super::super::provider::{parse_name, unknown_provider};
 use super::super::{CommandError, Console, Exit};
-use super::{State, parse_id};
+use super::{StateArg, parse_id};
 use crate::config::Config;
-use crate::domain::job::{JobId, Token};
+use crate::domain::job::{Identifier, JobId};
 use crate::domain::provider::ProviderName;
-use crate::ledger::operator::{At, Filter, JobLine, JobPage};
+use crate::ledger::operator::{DatabaseTime, JobFilter, JobPage, JobSummary};
 use crate::ops::unix_ms;
 
 /// What is left out is not asked for.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[arg(long)]
-    state: Option<State>,
+    state: Option<StateArg>,
     #[command(flatten)]
-    page: Page,
+    page: PageArgs,
 }
 
 /// Which page, and how.
 #[derive(Debug, clap::Args)]
-pub struct Page {
+pub struct PageArgs {
     #[arg(long)]
     provider: Option<String>,
     /// Payments of this account.
     #[arg(long, value_parser = parse_id, allow_hyphen_values = true)]
-    account: Option<Token>,
+    account: Option<Identifier>,
     /// Payments on a page, 1 to 1000.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     limit: u32,
@@ -48,74 +48,74 @@ pub struct Page {
 pub async fn run(
     args: &Args,
     config: &Config,
-    engines: &dyn Engines,
+    engines: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
-    page(args.state.map(|state| state.0), &args.page, config, engines, console).await
+    print_page(args.state.map(|state| state.0), &args.page, config, engines, console).await
 }
 
 /// Prints one page.
 ///
 /// # Errors
 /// When the database fails.
-pub async fn page(
+pub async fn print_page(
     state: Option<&'static str>,
-    page: &Page,
+    page: &PageArgs,
     config: &Config,
-    engines: &dyn Engines,
+    engines: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     let provider = page.provider.as_deref().map(parse_name).transpose()?;
-    let filter = Filter { state, provider: provider.clone(), account: page.account.clone(), id: None };
+    let filter = JobFilter { state, provider: provider.clone(), account: page.account.clone(), id: None };
     let listed = engines.operator(config).await?.list(&filter, page.after.as_ref(), page.limit).await?;
     if listed.jobs.is_empty() && listed.unreadable.is_empty() {
-        known(provider.as_ref(), config, engines).await?;
+        check_provider_exists(provider.as_ref(), config, engines).await?;
     }
     for row in &listed.unreadable {
         console.message(&format!("warning: {row}"))?;
     }
     if page.json {
         console.json(&listed)?;
-        return Ok(Exit::Fine);
+        return Ok(Exit::Success);
     }
     let JobPage { jobs, unreadable, next } = listed;
     if jobs.is_empty() && unreadable.is_empty() {
         console.message("no such payments")?;
-        return Ok(Exit::Fine);
+        return Ok(Exit::Success);
     }
     let header = ["id", "provider", "state", "amount", "attempts", "wake at", "reason"];
-    let (now, shape) = (At(unix_ms()), console.shape());
+    let (now, shape) = (DatabaseTime(unix_ms()), console.shape());
     if !jobs.is_empty() {
         console.table(&header, &jobs.iter().map(|job| cells(job, now, shape)).collect::<Vec<_>>())?;
     }
     if let Some(next) = next {
         console.message(&format!("more behind `--after {next}`"))?;
     }
-    Ok(Exit::Fine)
+    Ok(Exit::Success)
 }
 
 /// A provider that was asked for and has nothing: it must be one of ours, or its name is a slip.
 ///
 /// # Errors
 /// When it is none, or the database fails.
-pub async fn known(
+pub async fn check_provider_exists(
     provider: Option<&ProviderName>,
     config: &Config,
-    engines: &dyn Engines,
+    engines: &dyn Services,
 ) -> Result<(), CommandError> {
     let Some(name) = provider else { return Ok(()) };
-    match engines.settings(config).await?.written(Some(name)).await?.is_empty() {
-        true => Err(unknown(name.as_str())),
+    match engines.settings(config).await?.raw_rows(Some(name)).await?.is_empty() {
+        true => Err(unknown_provider(name.as_str())),
         false => Ok(()),
     }
 }
 
-fn cells(job: &JobLine, now: At, shape: Shape) -> Vec<String> {
+fn cells(job: &JobSummary, now: DatabaseTime, shape: TableShape) -> Vec<String> {
     // When it wakes says nothing of a job that sleeps for ever, or that is awake.
     let sleeps = ["waiting", "sending", "unknown"].contains(&job.state.as_str()) && job.wake_at > now;
     let wake_at = match shape {
-        Shape::Plain => job.wake_at.to_string(),
-        Shape::Terminal { .. } => to_the_second(job.wake_at),
+        TableShape::Plain => job.wake_at.to_string(),
+        TableShape::Terminal { .. } => short_time(job.wake_at),
     };
     vec![
         job.id.clone(),
@@ -129,7 +129,7 @@ fn cells(job: &JobLine, now: At, shape: Shape) -> Vec<String> {
 }
 
 /// UTC, short enough for a column.
-fn to_the_second(at: At) -> String {
+fn short_time(at: DatabaseTime) -> String {
     match jiff::Timestamp::from_millisecond(at.0) {
         Ok(at) => at.strftime("%Y-%m-%d %H:%M:%SZ").to_string(),
         Err(_) => at.to_string(),
@@ -141,9 +141,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_that_is_due_has_no_time_to_wake_at() {
-        let at = At(1_795_000_000_123);
-        let job = JobLine {
+    fn due_job_shows_no_wake_time() {
+        let at = DatabaseTime(1_795_000_000_123);
+        let job = JobSummary {
             id: "p1".to_owned(),
             provider: "acme".to_owned(),
             state: "waiting".to_owned(),
@@ -157,12 +157,12 @@ mod tests {
             created_at: at,
             updated_at: at,
         };
-        let wakes = |job: &JobLine, now: i64, shape| cells(job, At(now), shape)[5].clone();
-        let terminal = Shape::Terminal { width: None };
-        assert_eq!(wakes(&job, at.0, Shape::Plain), "");
-        assert_eq!(wakes(&job, at.0 - 1, Shape::Plain), "2026-11-18T11:06:40.123Z");
+        let wakes = |job: &JobSummary, now: i64, shape| cells(job, DatabaseTime(now), shape)[5].clone();
+        let terminal = TableShape::Terminal { width: None };
+        assert_eq!(wakes(&job, at.0, TableShape::Plain), "");
+        assert_eq!(wakes(&job, at.0 - 1, TableShape::Plain), "2026-11-18T11:06:40.123Z");
         assert_eq!(wakes(&job, at.0 - 1, terminal), "2026-11-18 11:06:40Z");
-        let dead = JobLine { state: "dead".to_owned(), ..job };
+        let dead = JobSummary { state: "dead".to_owned(), ..job };
         assert_eq!(wakes(&dead, at.0 - 1, terminal), "");
     }
 }

@@ -7,19 +7,19 @@ use std::path::PathBuf;
 
 use clap::{Subcommand, ValueEnum};
 
-use super::connect::Engines;
+use super::connect::Services;
 use super::{CommandError, Console, Exit};
 use crate::config::Config;
 use crate::domain::job::JobId;
-use crate::ledger::operator::{By, STATES};
+use crate::ledger::operator::{Actor, STATES};
 
-pub(super) mod again;
+pub(super) mod bulk;
 mod cancel;
 mod erase;
 mod explain;
 pub(super) mod ids;
 pub(super) mod list;
-pub(super) mod report;
+pub(super) mod resend;
 mod resolve;
 pub(super) mod show;
 
@@ -60,7 +60,7 @@ enum Action {
 /// One payment, or many from a file.
 #[derive(Debug, clap::Args)]
 #[group(required = true, multiple = false)]
-pub struct Ids {
+pub struct IdArgs {
     #[arg(value_parser = parse_id, allow_hyphen_values = true)]
     id: Option<JobId>,
     /// One id per line; `-` is stdin. Bad lines are reported by number, the others are done.
@@ -70,15 +70,15 @@ pub struct Ids {
 
 /// A state of the ledger, as an argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct State(pub &'static str);
+pub struct StateArg(pub &'static str);
 
-impl ValueEnum for State {
+impl ValueEnum for StateArg {
     fn value_variants<'a>() -> &'a [Self] {
-        const ALL: [State; STATES.len()] = {
-            let mut all = [State(""); STATES.len()];
+        const ALL: [StateArg; STATES.len()] = {
+            let mut all = [StateArg(""); STATES.len()];
             let mut at = 0;
             while at < STATES.len() {
-                all[at] = State(STATES[at]);
+                all[at] = StateArg(STATES[at]);
                 at += 1;
             }
             all
@@ -98,7 +98,7 @@ impl ValueEnum for State {
 pub async fn run(
     args: &Args,
     config: &Config,
-    engines: &dyn Engines,
+    engines: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     match &args.action {
@@ -116,10 +116,10 @@ pub(super) fn parse_id(text: &str) -> Result<JobId, String> {
 }
 
 /// The person at this terminal.
-pub(super) fn by(because: Option<&str>) -> By {
-    By {
-        os_user: super::os_user::name(),
+pub(super) fn actor(because: Option<&str>) -> Actor {
+    Actor {
+        os_user: super::os_user::user_at_host(),
         program: None,
-        because: because.filter(|because| !because.trim().is_empty()).map(str::to_owned),
+        reason: because.filter(|because| !because.trim().is_empty()).map(str::to_owned),
     }
 }

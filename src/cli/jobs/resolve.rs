@@ -4,39 +4,39 @@
 
 use clap::ValueEnum;
 
-use super::super::connect::Engines;
+use super::super::connect::Services;
 use super::super::{CommandError, Console, Exit};
-use super::again::{self, Order, Pace};
-use super::ids::Source;
-use super::report::{Outcome, Report};
-use super::{Ids, by};
+use super::bulk::{BulkReport, JobActionResult};
+use super::ids::IdSource;
+use super::resend::{self, ResendArgs, ResendRequest};
+use super::{IdArgs, actor};
 use crate::config::Config;
 use crate::domain::job::JobId;
-use crate::ledger::operator::Verdict;
-use crate::ledger::said;
+use crate::ledger::decision_input;
+use crate::ledger::operator::JobResolution;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    ids: Ids,
+    ids: IdArgs,
     /// What the provider's own records say of it.
     #[arg(long = "as", value_name = "FINDING")]
-    finding: Finding,
+    resolve_as: ResolveAs,
     /// With `--as succeeded`: the provider's reference of the charge.
     #[arg(long, value_name = "TEXT", conflicts_with = "file", allow_hyphen_values = true)]
     reference: Option<String>,
     /// Why, for the audit; also in the job's reason and its outcome event.
-    #[arg(long, value_name = "TEXT", value_parser = said::because, allow_hyphen_values = true)]
+    #[arg(long, value_name = "TEXT", value_parser = decision_input::validate_reason, allow_hyphen_values = true)]
     because: Option<String>,
     #[command(flatten)]
-    pace: Pace,
+    resend: ResendArgs,
     /// Print JSON.
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Finding {
+enum ResolveAs {
     /// It was charged.
     Succeeded,
     /// It was not charged, and shall not be.
@@ -52,37 +52,37 @@ enum Finding {
 pub async fn run(
     args: &Args,
     config: &Config,
-    engines: &dyn Engines,
+    engines: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
-    let verdict = match args.finding {
-        Finding::Succeeded => Verdict::Succeeded { reference: None },
-        Finding::Declined => Verdict::Declined,
-        Finding::Resend => Verdict::Resend,
+    let verdict = match args.resolve_as {
+        ResolveAs::Succeeded => JobResolution::Succeeded { reference: None },
+        ResolveAs::Declined => JobResolution::Declined,
+        ResolveAs::Resend => JobResolution::Resend,
     };
-    let verdict = said::with_reference(verdict, args.reference.clone(), config.worker.card_numbers)
+    let verdict = decision_input::with_provider_reference(verdict, args.reference.clone(), config.worker.card_numbers)
         .map_err(|why| CommandError::Usage(format!("--reference: {why}")))?;
-    let by = by(args.because.as_deref());
+    let by = actor(args.because.as_deref());
     let operator = engines.operator(config).await?;
     let operator = operator.as_ref();
-    let mut source = Source::of(&args.ids).await?;
-    if verdict.sends_again() {
-        let order = Order { verdict, by, pace: &args.pace, json: args.json };
-        return again::run(order, source, operator, config, engines, console).await;
+    let mut source = IdSource::from_args(&args.ids).await?;
+    if verdict.needs_resend() {
+        let order = ResendRequest { resolution: verdict, actor: by, args: &args.resend, json: args.json };
+        return resend::run(order, source, operator, config, engines, console).await;
     }
-    let report = Report::new(&verdict, args.pace.dry_run, args.json);
+    let report = BulkReport::new(&verdict, args.resend.dry_run, args.json);
     let settle = |id: JobId| {
         let (verdict, by) = (&verdict, &by);
         async move {
-            if !args.pace.dry_run {
-                return Outcome::from(operator.decide(&id, verdict, None, by).await);
+            if !args.resend.dry_run {
+                return JobActionResult::from(operator.resolve(&id, verdict, None, by).await);
             }
-            match operator.recall(&id, verdict).await {
-                Ok(Ok(recalled)) => Outcome::Would(recalled.job.provider.to_string()),
-                Ok(Err(refusal)) => Outcome::from(Ok(Err(refusal))),
-                Err(error) => Outcome::from(Err(error)),
+            match operator.reload(&id, verdict).await {
+                Ok(Ok(recalled)) => JobActionResult::WouldChange(recalled.job.provider.to_string()),
+                Ok(Err(refusal)) => JobActionResult::from(Ok(Err(refusal))),
+                Err(error) => JobActionResult::from(Err(error)),
             }
         }
     };
-    report.run(&mut source, settle, console).await
+    report.run_on_all(&mut source, settle, console).await
 }

@@ -2,12 +2,12 @@
 //!
 //! Refuses to show the payload and the request's body: size and digest tell whether they are what somebody expects.
 
-use super::super::connect::Engines;
+use super::super::connect::Services;
 use super::super::{CommandError, Console, Exit};
 use crate::config::Config;
-use crate::domain::explain::words::{count, in_the_past};
+use crate::domain::explain::format::{count, past_reason};
 use crate::domain::job::JobId;
-use crate::ledger::operator::{At, Digest, JobStory, WaitLine};
+use crate::ledger::operator::{DatabaseTime, Digest, JobDetails, WaitDetails};
 
 /// Prints one payment; with `state`, only if it is in that one.
 ///
@@ -18,7 +18,7 @@ pub async fn run(
     state: Option<&str>,
     json: bool,
     config: &Config,
-    engines: &dyn Engines,
+    engines: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     let Some(story) = engines.operator(config).await?.show(id).await? else {
@@ -30,21 +30,26 @@ pub async fn run(
     }
     if json {
         console.json(&story)?;
-        return Ok(Exit::Fine);
+        return Ok(Exit::Success);
     }
-    console.table(&["field", "value"], &fields(&story))?;
-    section(
+    console.table(&["field", "value"], &field_rows(&story))?;
+    print_section(
         "requests",
         &["number", "began", "ended", "outcome", "status", "counts", "detail"],
-        attempts(&story),
+        attempt_rows(&story),
         console,
     )?;
-    section("events", &["state", "at", "published"], events(&story), console)?;
-    section("changed by hand", &["at", "from", "to", "who", "program", "because"], audit(&story), console)?;
-    Ok(Exit::Fine)
+    print_section("events", &["state", "at", "published"], event_rows(&story), console)?;
+    print_section("changed by hand", &["at", "from", "to", "who", "program", "because"], audit_rows(&story), console)?;
+    Ok(Exit::Success)
 }
 
-fn section(title: &str, header: &[&str], rows: Vec<Vec<String>>, console: &mut Console) -> Result<(), CommandError> {
+fn print_section(
+    title: &str,
+    header: &[&str],
+    rows: Vec<Vec<String>>,
+    console: &mut Console,
+) -> Result<(), CommandError> {
     if rows.is_empty() {
         return Ok(());
     }
@@ -53,12 +58,12 @@ fn section(title: &str, header: &[&str], rows: Vec<Vec<String>>, console: &mut C
     Ok(console.table(header, &rows)?)
 }
 
-fn fields(story: &JobStory) -> Vec<Vec<String>> {
+fn field_rows(story: &JobDetails) -> Vec<Vec<String>> {
     let line = &story.line;
-    let lease = story.lease_owner.as_ref().map(|owner| format!("{owner}, until {}", text(story.lease_until)));
+    let lease = story.lease_owner.as_ref().map(|owner| format!("{owner}, until {}", time_text(story.lease_until)));
     let request = story.request.as_ref().map(|r| match r.url.as_str() {
         "" => format!("{} (emptied)", r.method),
-        url => format!("{} {url} ({}, {})", r.method, r.content_type, digest(&r.body)),
+        url => format!("{} {url} ({}, {})", r.method, r.content_type, digest_text(&r.body)),
     });
     let open = ["waiting", "sending", "unknown"].contains(&line.state.as_str());
     // A final state says what came of it.
@@ -81,30 +86,30 @@ fn fields(story: &JobStory) -> Vec<Vec<String>> {
         ("in hand of", lease),
         ("not before", story.not_before.map(|at| at.to_string())),
         ("expires at", story.expires_at.map(|at| at.to_string())),
-        ("waited", story.waited.as_ref().map(|waited| waits(story, waited))),
+        ("waited", story.waited.as_ref().map(|waited| wait_text(story, waited))),
         ("first sent at", story.first_sent_at.map(|at| at.to_string())),
         ("sent again by hand at", story.revived_at.map(|at| at.to_string())),
         ("recorded, changed at", Some(format!("{}, {}", line.created_at, line.updated_at))),
-        ("payload", story.payload.as_ref().map(digest)),
+        ("payload", story.payload.as_ref().map(digest_text)),
         ("request", request),
     ];
     all.into_iter().filter_map(|(name, value)| Some(vec![name.to_owned(), value?])).collect()
 }
 
 /// `waited for limit per-account from … until …`: until it was sent, or else as long as it was put down.
-fn waits(story: &JobStory, waited: &WaitLine) -> String {
+fn wait_text(story: &JobDetails, waited: &WaitDetails) -> String {
     let sent = story.attempts.iter().find(|attempt| attempt.number == waited.request);
     let until = sent.map_or(waited.until, |attempt| attempt.began_at);
-    format!("{} from {} until {until}, before request {}", in_the_past(&waited.reason), waited.since, waited.request)
+    format!("{} from {} until {until}, before request {}", past_reason(&waited.reason), waited.since, waited.request)
 }
 
-fn attempts(story: &JobStory) -> Vec<Vec<String>> {
+fn attempt_rows(story: &JobDetails) -> Vec<Vec<String>> {
     let cells = story.attempts.iter().map(|a| {
         let counts = a.counted.map(|counted| if counted { "yes" } else { "no" });
         vec![
             a.number.to_string(),
             a.began_at.to_string(),
-            text(a.ended_at),
+            time_text(a.ended_at),
             a.outcome.clone().unwrap_or_else(|| "none yet".to_owned()),
             a.status.map(|status| status.to_string()).unwrap_or_default(),
             counts.unwrap_or_default().to_owned(),
@@ -114,11 +119,11 @@ fn attempts(story: &JobStory) -> Vec<Vec<String>> {
     cells.collect()
 }
 
-fn events(story: &JobStory) -> Vec<Vec<String>> {
-    story.events.iter().map(|e| vec![e.state.clone(), e.at.to_string(), text(e.published_at)]).collect()
+fn event_rows(story: &JobDetails) -> Vec<Vec<String>> {
+    story.events.iter().map(|e| vec![e.state.clone(), e.at.to_string(), time_text(e.published_at)]).collect()
 }
 
-fn audit(story: &JobStory) -> Vec<Vec<String>> {
+fn audit_rows(story: &JobDetails) -> Vec<Vec<String>> {
     let cells = story.audit.iter().map(|a| {
         let who = match &a.os_user {
             Some(user) => format!("{user} as {}", a.who),
@@ -142,10 +147,10 @@ fn audit(story: &JobStory) -> Vec<Vec<String>> {
     cells.collect()
 }
 
-fn text(at: Option<At>) -> String {
+fn time_text(at: Option<DatabaseTime>) -> String {
     at.map(|at| at.to_string()).unwrap_or_default()
 }
 
-fn digest(digest: &Digest) -> String {
+fn digest_text(digest: &Digest) -> String {
     format!("{}, sha256 {}", count(digest.bytes, "byte"), digest.sha256)
 }

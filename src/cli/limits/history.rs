@@ -2,10 +2,10 @@
 //!
 //! Refuses to show headers and templates: that they changed is told, and `provider show` prints what counts now.
 
-use super::super::provider::{parse_name, unknown};
+use super::super::provider::{parse_name, unknown_provider};
 use super::super::{CommandError, Console, Exit};
-use crate::ledger::audited::AuditedChange;
 use crate::ledger::settings::Settings;
+use crate::ledger::settings_audit::AuditedChange;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -27,7 +27,7 @@ pub async fn run(args: &Args, settings: &dyn Settings, console: &mut Console) ->
     let changes = settings.audit(provider.as_ref(), args.limit).await?;
     // One that was deleted has a history.
     if let (Some(name), true) = (&args.provider, changes.is_empty()) {
-        return Err(unknown(name));
+        return Err(unknown_provider(name));
     }
     if args.json {
         console.json(&serde_json::json!({ "changes": changes }))?;
@@ -37,7 +37,7 @@ pub async fn run(args: &Args, settings: &dyn Settings, console: &mut Console) ->
         let header = ["at", "provider", "what", "who", "program", "because"];
         console.table(&header, &changes.iter().map(cells).collect::<Vec<_>>())?;
     }
-    Ok(Exit::Fine)
+    Ok(Exit::Success)
 }
 
 fn cells(change: &AuditedChange) -> Vec<String> {

@@ -9,24 +9,24 @@ use jiff::Timestamp;
 use rand::rngs::StdRng;
 
 use super::Args;
-use super::changes::Setup;
-use crate::cli::connect::Engines;
+use super::changes::SimulationSetup;
+use crate::cli::connect::Services;
 use crate::cli::input;
 use crate::cli::job_count::job_count;
 use crate::cli::provider::parse_name;
 use crate::cli::{CommandError, Exit};
 use crate::config::Config;
-use crate::domain::explain::words::count;
-use crate::domain::job::{COST_MAX, Token};
+use crate::domain::explain::format::count;
+use crate::domain::job::{COST_MAX, Identifier};
 use crate::domain::limit::Rate;
 use crate::domain::time::parse_duration;
-use crate::ledger::operator::{At, PastArrival};
+use crate::ledger::operator::{DatabaseTime, PastArrival};
 use crate::simulation::arrivals::JOBS_MAX;
 use crate::simulation::latency::BYTE_ORDER_MARK;
-use crate::simulation::{Arrival, Arrivals};
+use crate::simulation::{JobArrival, JobArrivals};
 
 /// Bad lines that are named before the rest is only counted.
-const NAMED_MAX: usize = 10;
+const LISTED_PROBLEMS_MAX: usize = 10;
 /// Largest trace, in bytes: [`JOBS_MAX`] lines with an account each.
 const TRACE_BYTES_MAX: u64 = 512 * 1024 * 1024;
 const COLUMNS: [&str; 5] = ["at_ms", "account", "cost", "priority", "expires_at_ms"];
@@ -47,17 +47,17 @@ pub struct ArrivalArgs {
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// The provider's jobs that the ledger first saw between two times (RFC 3339), at those times.
-    #[arg(long, value_name = "FROM..TO", value_parser = span, conflicts_with_all = ["rate", "burst", "trace"])]
+    #[arg(long, value_name = "FROM..TO", value_parser = parse_time_range, conflicts_with_all = ["rate", "burst", "trace"])]
     history: Option<(Timestamp, Timestamp)>,
 }
 
 /// What comes, and when it came if it has been.
-pub(super) struct Come {
-    pub arrivals: Arrivals,
-    pub from: Option<Timestamp>,
+pub(super) struct GatheredArrivals {
+    pub arrivals: JobArrivals,
+    pub recorded_from: Option<Timestamp>,
 }
 
-fn span(text: &str) -> Result<(Timestamp, Timestamp), String> {
+fn parse_time_range(text: &str) -> Result<(Timestamp, Timestamp), String> {
     let (from, to) = text.split_once("..").ok_or_else(|| format!("`{text}`: write FROM..TO"))?;
     let instant = |text: &str| text.parse::<Timestamp>().map_err(|error| format!("`{text}`: {error}"));
     let (from, to) = (instant(from)?, instant(to)?);
@@ -66,37 +66,39 @@ fn span(text: &str) -> Result<(Timestamp, Timestamp), String> {
 
 pub(super) async fn gather(
     args: &Args,
-    setup: &Setup,
+    setup: &SimulationSetup,
     config: &Config,
-    engines: &dyn Engines,
+    engines: &dyn Services,
     rng: &mut StdRng,
-) -> Result<Come, CommandError> {
+) -> Result<GatheredArrivals, CommandError> {
     let asked = &args.arrivals;
-    bounded(asked)?;
+    check_expected_jobs(asked)?;
     if let Some((from, to)) = asked.history {
-        let name = parse_name(setup.provider())?;
+        let name = parse_name(setup.provider_name())?;
         let operator = engines.operator(config).await?;
-        let past = operator.arrivals(&name, At(from.as_millisecond()), At(to.as_millisecond()), JOBS_MAX).await?;
-        return Ok(Come { arrivals: of_history(from, &past), from: Some(from) });
+        let past = operator
+            .arrivals(&name, DatabaseTime(from.as_millisecond()), DatabaseTime(to.as_millisecond()), JOBS_MAX)
+            .await?;
+        return Ok(GatheredArrivals { arrivals: from_history(from, &past), recorded_from: Some(from) });
     }
     let mut arrivals = match &asked.trace {
         Some(path) => read_trace(path).await?,
-        None => Arrivals::default(),
+        None => JobArrivals::default(),
     };
     if let (Some(rate), Some(lasting)) = (asked.rate, asked.lasting) {
-        arrivals.add(Arrivals::at_rate(rate.per_second(), lasting, rng).jobs().iter().copied());
+        arrivals.add(JobArrivals::at_rate(rate.per_second(), lasting, rng).jobs().iter().copied());
     }
     if let Some(burst) = asked.burst {
-        arrivals.add(Arrivals::burst(burst).jobs().iter().copied());
+        arrivals.add(JobArrivals::burst(burst).jobs().iter().copied());
     }
     if arrivals.jobs().len() > JOBS_MAX {
         return Err(too_many());
     }
-    Ok(Come { arrivals, from: None })
+    Ok(GatheredArrivals { arrivals, recorded_from: None })
 }
 
 /// Before any of them is drawn: what comes at a rate is about as many as rate and time say.
-fn bounded(asked: &ArrivalArgs) -> Result<(), CommandError> {
+fn check_expected_jobs(asked: &ArrivalArgs) -> Result<(), CommandError> {
     let per_second = asked.rate.map_or(0.0, Rate::per_second);
     let expected = per_second * asked.lasting.unwrap_or_default().as_secs_f64();
     #[allow(clippy::cast_precision_loss, reason = "both are far below 2^53 where it matters")]
@@ -108,12 +110,12 @@ fn too_many() -> CommandError {
     CommandError::Usage(format!("at most {JOBS_MAX} jobs are simulated at once: ask for fewer, or for a shorter time"))
 }
 
-fn of_history(from: Timestamp, past: &[PastArrival]) -> Arrivals {
-    let mut arrivals = Arrivals::default();
-    let since = |at: At| u64::try_from(at.0 - from.as_millisecond()).unwrap_or(0) * 1_000;
-    let jobs: Vec<Arrival> = past
+fn from_history(from: Timestamp, past: &[PastArrival]) -> JobArrivals {
+    let mut arrivals = JobArrivals::default();
+    let since = |at: DatabaseTime| u64::try_from(at.0 - from.as_millisecond()).unwrap_or(0) * 1_000;
+    let jobs: Vec<JobArrival> = past
         .iter()
-        .map(|job| Arrival {
+        .map(|job| JobArrival {
             at_us: since(job.created_at),
             account: job.account.as_deref().map(|name| arrivals.account(name)),
             cost: u16::try_from(job.cost).unwrap_or(COST_MAX),
@@ -125,16 +127,16 @@ fn of_history(from: Timestamp, past: &[PastArrival]) -> Arrivals {
     arrivals
 }
 
-async fn read_trace(path: &Path) -> Result<Arrivals, CommandError> {
-    let text = input::text(path, TRACE_BYTES_MAX).await?;
-    trace(&text).map_err(|problems| {
+async fn read_trace(path: &Path) -> Result<JobArrivals, CommandError> {
+    let text = input::read_text(path, TRACE_BYTES_MAX).await?;
+    parse_trace(&text).map_err(|problems| {
         let lines = problems.iter().map(|problem| format!("{}:{problem}", path.display())).collect();
         CommandError::Problems { exit: Exit::BadConfiguration, lines }
     })
 }
 
 /// A trace; its earliest job is at the start, whatever its times count from.
-fn trace(text: &str) -> Result<Arrivals, Vec<String>> {
+fn parse_trace(text: &str) -> Result<JobArrivals, Vec<String>> {
     let mut lines =
         text.trim_start_matches(BYTE_ORDER_MARK).lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let Some((number, title)) = lines.next() else { return Err(vec!["1: is empty".to_owned()]) };
@@ -145,26 +147,26 @@ fn trace(text: &str) -> Result<Arrivals, Vec<String>> {
     if !columns.contains(&"at_ms") {
         return Err(vec![format!("{}: column at_ms is missing", number + 1)]);
     }
-    let (mut arrivals, mut jobs, mut problems, mut bad) = (Arrivals::default(), Vec::new(), Vec::new(), 0);
+    let (mut arrivals, mut jobs, mut problems, mut bad) = (JobArrivals::default(), Vec::new(), Vec::new(), 0);
     for (number, line) in lines {
-        match read_line(&columns, line, &mut arrivals) {
+        match parse_trace_line(&columns, line, &mut arrivals) {
             Ok(job) => jobs.push(job),
             Err(problem) => {
                 bad += 1;
-                if problems.len() < NAMED_MAX {
+                if problems.len() < LISTED_PROBLEMS_MAX {
                     problems.push(format!("{}: {problem}", number + 1));
                 }
             }
         }
     }
-    if bad > NAMED_MAX {
-        problems.push(format!(" {}", count((bad - NAMED_MAX) as u64, "more bad line")));
+    if bad > LISTED_PROBLEMS_MAX {
+        problems.push(format!(" {}", count((bad - LISTED_PROBLEMS_MAX) as u64, "more bad line")));
     }
     if bad > 0 {
         return Err(problems);
     }
     let first_us = jobs.iter().map(|job| job.at_us).min().unwrap_or(0);
-    arrivals.add(jobs.into_iter().map(|job| Arrival {
+    arrivals.add(jobs.into_iter().map(|job| JobArrival {
         at_us: job.at_us - first_us,
         expires_us: job.expires_us.map(|at_us| at_us.saturating_sub(first_us)),
         ..job
@@ -172,12 +174,12 @@ fn trace(text: &str) -> Result<Arrivals, Vec<String>> {
     Ok(arrivals)
 }
 
-fn read_line(columns: &[&str], line: &str, arrivals: &mut Arrivals) -> Result<Arrival, String> {
+fn parse_trace_line(columns: &[&str], line: &str, arrivals: &mut JobArrivals) -> Result<JobArrival, String> {
     let cells: Vec<&str> = line.split(',').map(str::trim).collect();
     if cells.len() != columns.len() {
         return Err(format!("has {}, the title has {}", count(cells.len() as u64, "cell"), columns.len()));
     }
-    let mut job = Arrival::at(0);
+    let mut job = JobArrival::at(0);
     for (column, cell) in columns.iter().zip(cells) {
         let number = |most: u64| {
             let value = cell.parse::<u64>().ok().filter(|value| *value <= most);
@@ -187,7 +189,7 @@ fn read_line(columns: &[&str], line: &str, arrivals: &mut Arrivals) -> Result<Ar
             "at_ms" => job.at_us = number(1 << 52)? * 1_000,
             _ if cell.is_empty() => {}
             "account" => {
-                Token::new(cell).map_err(|problem| format!("account {problem}"))?;
+                Identifier::new(cell).map_err(|problem| format!("account {problem}"))?;
                 job.account = Some(arrivals.account(cell));
             }
             "cost" => {
@@ -209,17 +211,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_trace_begins_at_its_earliest_job() {
-        let arrivals = trace("at_ms,account,cost,priority,expires_at_ms\n2000,acme,3,9,2500\n1000,,,,\n").unwrap();
+    fn trace_starts_at_its_earliest_job() {
+        let arrivals =
+            parse_trace("at_ms,account,cost,priority,expires_at_ms\n2000,acme,3,9,2500\n1000,,,,\n").unwrap();
         assert_eq!(arrivals.accounts(), ["acme"]);
-        let urgent = Arrival { at_us: 1_000_000, account: Some(0), cost: 3, priority: 9, expires_us: Some(1_500_000) };
-        assert_eq!(arrivals.jobs(), [Arrival::at(0), urgent]);
-        assert_eq!(trace("\u{feff}at_ms\n7\n").unwrap().jobs(), [Arrival::at(0)]);
+        let urgent =
+            JobArrival { at_us: 1_000_000, account: Some(0), cost: 3, priority: 9, expires_us: Some(1_500_000) };
+        assert_eq!(arrivals.jobs(), [JobArrival::at(0), urgent]);
+        assert_eq!(parse_trace("\u{feff}at_ms\n7\n").unwrap().jobs(), [JobArrival::at(0)]);
     }
 
     #[test]
-    fn bad_lines_are_named() {
-        let bad = |text| trace(text).unwrap_err();
+    fn invalid_lines_are_listed() {
+        let bad = |text| parse_trace(text).unwrap_err();
         assert_eq!(bad("at_ms,cost\n1,1\nx,1\n2,0\n3\n").len(), 3);
         assert_eq!(bad("at_ms\nx\n"), [format!("2: at_ms is `x`: must be a whole number from 0 to {}", 1_u64 << 52)]);
         assert_eq!(bad("at\n1\n"), ["1: `at` is no column: at_ms, account, cost, priority, expires_at_ms"]);
@@ -230,8 +234,11 @@ mod tests {
     }
 
     #[test]
-    fn spans_are_read() {
-        assert!(span("2026-01-01T00:00:00Z..2026-01-02T00:00:00Z").is_ok());
-        assert!(span("2026-01-02T00:00:00Z..2026-01-01T00:00:00Z").is_err() && span("today").is_err());
+    fn time_ranges_are_parsed() {
+        assert!(parse_time_range("2026-01-01T00:00:00Z..2026-01-02T00:00:00Z").is_ok());
+        assert!(
+            parse_time_range("2026-01-02T00:00:00Z..2026-01-01T00:00:00Z").is_err()
+                && parse_time_range("today").is_err()
+        );
     }
 }

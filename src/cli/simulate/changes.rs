@@ -11,25 +11,25 @@ use serde_json::Value;
 
 use super::Args;
 use crate::cli::CommandError;
-use crate::cli::connect::Engines;
+use crate::cli::connect::Services;
 use crate::domain::limit::Rate;
 use crate::domain::time::{millis_up, parse_duration};
 use crate::files;
 use crate::ledger::provider_row::ProviderRow;
-use crate::simulation::{Latency, Model};
+use crate::simulation::{LatencyModel, Model};
 use crate::worker::quotas::quota_spec;
-use crate::worker::settings_watch::Known;
+use crate::worker::settings_sync::LoadedSettings;
 
 /// Largest recording of latencies, in bytes.
 const LATENCY_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
 #[derive(Clone, Debug)]
-pub(super) struct Setup {
+pub(super) struct SimulationSetup {
     rows: Vec<ProviderRow>,
-    provider: usize,
+    provider_index: usize,
     processes: u32,
-    latency: Latency,
-    transit: Latency,
+    latency: LatencyModel,
+    transit: LatencyModel,
     round_trip: Duration,
     commit: Duration,
     faults: f64,
@@ -37,7 +37,7 @@ pub(super) struct Setup {
 }
 
 /// The name and the changes of `NAME: KEY=VALUE …`; without a name, the changes are the name.
-pub(super) fn variant(text: &str) -> Result<(String, Vec<String>), String> {
+pub(super) fn parse_variant(text: &str) -> Result<(String, Vec<String>), String> {
     let (name, changes) = text.split_once(": ").unwrap_or(("", text));
     let changes: Vec<String> = changes.split_whitespace().map(str::to_owned).collect();
     if changes.is_empty() {
@@ -47,14 +47,14 @@ pub(super) fn variant(text: &str) -> Result<(String, Vec<String>), String> {
     Ok((name, changes))
 }
 
-impl Setup {
+impl SimulationSetup {
     pub fn new(args: &Args, rows: Vec<ProviderRow>, provider: usize) -> Result<Self, CommandError> {
         let mut setup = Self {
             rows,
-            provider,
+            provider_index: provider,
             processes: args.processes,
-            latency: Latency::Constant(0),
-            transit: Latency::Constant(0),
+            latency: LatencyModel::Constant(0),
+            transit: LatencyModel::Constant(0),
             round_trip: Duration::ZERO,
             commit: Duration::ZERO,
             faults: 0.0,
@@ -69,29 +69,29 @@ impl Setup {
         ];
         for (key, value) in named {
             let said = |problem| CommandError::Usage(format!("--{}: {problem}", key.replace('_', "-")));
-            setup.change(&format!("{key}={value}")).map_err(said)?;
+            setup.apply_change(&format!("{key}={value}")).map_err(said)?;
         }
         Ok(setup)
     }
 
-    fn row(&mut self) -> Result<&mut ProviderRow, String> {
-        self.rows.get_mut(self.provider).ok_or_else(|| "there is no row".to_owned())
+    fn row_mut(&mut self) -> Result<&mut ProviderRow, String> {
+        self.rows.get_mut(self.provider_index).ok_or_else(|| "there is no row".to_owned())
     }
 
-    pub fn provider(&self) -> &str {
-        self.rows.get(self.provider).map_or("", |row| row.name.as_str())
+    pub fn provider_name(&self) -> &str {
+        self.rows.get(self.provider_index).map_or("", |row| row.name.as_str())
     }
 
     /// One `KEY=VALUE`.
-    pub fn change(&mut self, change: &str) -> Result<(), String> {
+    pub fn apply_change(&mut self, change: &str) -> Result<(), String> {
         let (key, value) = change.split_once('=').ok_or_else(|| "write KEY=VALUE, like limit=200/1s".to_owned())?;
         match key {
             "processes" => {
                 let count = value.parse().ok().filter(|count| (1..=1_000).contains(count));
                 self.processes = count.ok_or_else(|| format!("`{value}` must be 1 to 1000"))?;
             }
-            "latency" => self.latency = latency(value)?,
-            "transit" => self.transit = latency(value)?,
+            "latency" => self.latency = parse_latency(value)?,
+            "transit" => self.transit = parse_latency(value)?,
             "round_trip" => self.round_trip = duration(value)?,
             "commit" => self.commit = duration(value)?,
             "faults" => {
@@ -109,7 +109,7 @@ impl Setup {
 
     fn set_limit(&mut self, name: Option<&str>, value: &str) -> Result<(), String> {
         let rate: Rate = value.parse()?;
-        let row = self.row()?;
+        let row = self.row_mut()?;
         let names: Vec<String> =
             row.limits.iter().filter(|limit| limit.enabled).map(|limit| limit.name.clone()).collect();
         let name = match (name, names.as_slice()) {
@@ -127,7 +127,7 @@ impl Setup {
 
     /// A column as JSON if it is, else as text.
     fn set_column(&mut self, key: &str, value: &str) -> Result<(), String> {
-        let row = self.row()?;
+        let row = self.row_mut()?;
         let mut written = serde_json::to_value(&*row).map_err(|error| error.to_string())?;
         let text = written.get(key).is_some_and(Value::is_string);
         let value = serde_json::from_str(value).ok().filter(|_| !text).unwrap_or_else(|| Value::from(value));
@@ -139,20 +139,20 @@ impl Setup {
     }
 
     /// What the rows mean now, as a worker would build it.
-    pub fn model(&self, start: Timestamp, engines: &dyn Engines) -> Result<Model, String> {
-        let mut known = Known { version: 1, ..Known::default() };
+    pub fn model(&self, start: Timestamp, engines: &dyn Services) -> Result<Model, String> {
+        let mut known = LoadedSettings { version: 1, ..LoadedSettings::default() };
         let mut mine = None;
         for (index, row) in self.rows.iter().enumerate() {
-            match engines.meant(row) {
+            match engines.validate(row) {
                 Ok(provider) => {
                     let provider = Arc::new(provider);
-                    if index == self.provider {
+                    if index == self.provider_index {
                         mine = Some(Arc::clone(&provider));
                     }
                     known.providers.insert(provider.name.clone(), provider);
                 }
-                Err(bad) if index == self.provider => return Err(bad.problems.join("; ")),
-                Err(bad) => known.bad.push(bad),
+                Err(bad) if index == self.provider_index => return Err(bad.problems.join("; ")),
+                Err(bad) => known.invalid_rows.push(bad),
             }
         }
         let provider = mine.ok_or_else(|| "there is no row".to_owned())?;
@@ -180,10 +180,10 @@ impl Setup {
     }
 }
 
-fn latency(text: &str) -> Result<Latency, String> {
+fn parse_latency(text: &str) -> Result<LatencyModel, String> {
     if Path::new(text).extension().is_some_and(|extension| extension.eq_ignore_ascii_case("csv")) {
         let csv = files::read(Path::new(text), LATENCY_BYTES_MAX).map_err(|error| format!("{text}: {error}"))?;
-        return Latency::observed(&csv.text).map_err(|problem| format!("{text}: {problem}"));
+        return LatencyModel::observed(&csv.text).map_err(|problem| format!("{text}: {problem}"));
     }
     text.parse()
 }
@@ -200,13 +200,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_variant_has_a_name_or_is_its_own() {
-        let of = |text| variant(text).unwrap();
+    fn unnamed_variant_is_named_by_its_changes() {
+        let of = |text| parse_variant(text).unwrap();
         assert_eq!(
             of("at 50/s: limit=50/1s processes=2"),
             ("at 50/s".into(), vec!["limit=50/1s".into(), "processes=2".into()])
         );
         assert_eq!(of("limit=50/1s"), ("limit=50/1s".into(), vec!["limit=50/1s".into()]));
-        assert!(variant("slow: ").is_err());
+        assert!(parse_variant("slow: ").is_err());
     }
 }

@@ -9,11 +9,11 @@ use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 use tokio::time::Instant;
 
-use super::connect::Engines;
+use super::connect::Services;
 use super::{CommandError, Console, Exit};
 use crate::config::Config;
-use crate::domain::explain::words::count;
-use crate::simulation::{Arrivals, Figures, Model, simulate};
+use crate::domain::explain::format::count;
+use crate::simulation::{JobArrivals, Model, SimulationResult, simulate};
 
 mod arrivals;
 mod changes;
@@ -21,7 +21,7 @@ mod plot;
 mod print;
 mod rows;
 
-use changes::Setup;
+use changes::SimulationSetup;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -68,7 +68,7 @@ pub struct Args {
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Write a picture for a ticket: what waits, and the rate against the limit.
-    #[arg(long, value_name = "FILE.svg", value_parser = svg)]
+    #[arg(long, value_name = "FILE.svg", value_parser = parse_svg_path)]
     plot: Option<PathBuf>,
     /// Print JSON.
     #[arg(long)]
@@ -76,18 +76,18 @@ pub struct Args {
 }
 
 /// Nothing else can be written, and a picture under a wrong name opens nowhere.
-fn svg(text: &str) -> Result<PathBuf, String> {
+fn parse_svg_path(text: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(text);
     let is_svg = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("svg"));
     if is_svg { Ok(path) } else { Err("an SVG is written: let the name end in .svg".to_owned()) }
 }
 
 /// One column: what was changed and what came of it.
-struct Column {
+struct VariantRun {
     pub name: String,
     pub changes: Vec<String>,
     pub model: Model,
-    pub figures: Figures,
+    pub figures: SimulationResult,
 }
 
 /// Runs the command.
@@ -97,16 +97,16 @@ struct Column {
 pub async fn run(
     args: &Args,
     config: &Config,
-    engines: &dyn Engines,
+    engines: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     let began = Instant::now();
     let (rows, provider) = rows::load(args, config, engines).await?;
-    let mut setup = Setup::new(args, rows, provider)?;
+    let mut setup = SimulationSetup::new(args, rows, provider)?;
     let wrong: Vec<String> = args
         .changes
         .iter()
-        .filter_map(|change| Some(format!("--with {change}: {}", setup.change(change).err()?)))
+        .filter_map(|change| Some(format!("--with {change}: {}", setup.apply_change(change).err()?)))
         .collect();
     if !wrong.is_empty() {
         return Err(CommandError::Problems { exit: Exit::Usage, lines: wrong });
@@ -116,42 +116,42 @@ pub async fn run(
     if come.arrivals.jobs().is_empty() {
         return Err(CommandError::Usage("no job ever comes: nothing to simulate".to_owned()));
     }
-    let start = args.start.or(come.from).unwrap_or_else(Timestamp::now);
-    let columns = columns(args, &setup, &come.arrivals, start, engines)?;
+    let start = args.start.or(come.recorded_from).unwrap_or_else(Timestamp::now);
+    let columns = run_variants(args, &setup, &come.arrivals, start, engines)?;
     if let Some(path) = &args.plot {
         plot::write(path, &columns, start)?;
     }
     if args.json {
-        console.json(&print::json(args, &columns, start))?;
+        console.json(&print::to_json(args, &columns, start))?;
     } else {
-        print::table(&columns, start, console)?;
+        print::print_table(&columns, start, console)?;
         let jobs = count((columns.len() * come.arrivals.jobs().len()) as u64, "job");
         console.flush()?;
         console.message(&format!("{jobs} simulated in {:.1} s", began.elapsed().as_secs_f64()))?;
     }
-    Ok(if columns.iter().all(|column| column.figures.holds()) { Exit::Fine } else { Exit::Failed })
+    Ok(if columns.iter().all(|column| column.figures.holds()) { Exit::Success } else { Exit::Failed })
 }
 
-fn columns(
+fn run_variants(
     args: &Args,
-    setup: &Setup,
-    arrivals: &Arrivals,
+    setup: &SimulationSetup,
+    arrivals: &JobArrivals,
     start: Timestamp,
-    engines: &dyn Engines,
-) -> Result<Vec<Column>, CommandError> {
+    engines: &dyn Services,
+) -> Result<Vec<VariantRun>, CommandError> {
     let mut planned = vec![("as it is".to_owned(), Vec::new())];
     if !args.changes.is_empty() {
         planned = vec![(args.changes.join(" "), Vec::new())];
     }
     for variant in &args.variant {
-        planned.push(changes::variant(variant).map_err(CommandError::Usage)?);
+        planned.push(changes::parse_variant(variant).map_err(CommandError::Usage)?);
     }
     let mut columns = Vec::new();
     for (name, changes) in planned {
         let mut setup = setup.clone();
         for change in &changes {
             let said = |problem| CommandError::Usage(format!("variant `{name}`: {change}: {problem}"));
-            setup.change(change).map_err(said)?;
+            setup.apply_change(change).map_err(said)?;
         }
         let changed = !changes.is_empty() || !args.changes.is_empty();
         let model = setup.model(start, engines).map_err(|problem| {
@@ -161,7 +161,7 @@ fn columns(
         })?;
         // Every column meets the same draws as far as it makes the same requests.
         let figures = simulate(&model, arrivals, &mut StdRng::seed_from_u64(args.seed));
-        columns.push(Column { name, changes, model, figures });
+        columns.push(VariantRun { name, changes, model, figures });
     }
     Ok(columns)
 }

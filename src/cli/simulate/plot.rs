@@ -7,10 +7,10 @@ use std::path::Path;
 use jiff::Timestamp;
 use plotters::prelude::*;
 
-use super::Column;
-use super::print::{clears_at, thousands, time};
+use super::VariantRun;
+use super::print::{clears_at, format_ms, group_thousands};
 use crate::cli::CommandError;
-use crate::simulation::Point;
+use crate::simulation::SeriesPoint;
 
 const SIZE: (u32, u32) = (1_100, 760);
 /// Distinguishable for those who do not see red and green apart, too (Okabe and Ito).
@@ -29,19 +29,19 @@ const COLOURS: [RGBColor; 12] = [
     RGBColor(153, 153, 51),
 ];
 /// Most variants whose lines are of different widths, so that equal ones show beside each other.
-const APART_MAX: u32 = 4;
+const DISTINCT_WIDTHS_MAX: u32 = 4;
 /// Longest name in a picture, in characters.
 const NAME_MAX: usize = 40;
 
-type Line = Vec<(f64, f64)>;
+type Curve = Vec<(f64, f64)>;
 
-pub(super) fn write(path: &Path, columns: &[Column], start: Timestamp) -> Result<(), CommandError> {
+pub(super) fn write(path: &Path, columns: &[VariantRun], start: Timestamp) -> Result<(), CommandError> {
     let text = draw(columns, start)
         .map_err(|error| CommandError::Failed(format!("{}: cannot be drawn: {error}", path.display())))?;
     std::fs::write(path, text).map_err(|error| CommandError::Failed(format!("{}: {error}", path.display())))
 }
 
-fn draw(columns: &[Column], start: Timestamp) -> Result<String, Box<dyn std::error::Error>> {
+fn draw(columns: &[VariantRun], start: Timestamp) -> Result<String, Box<dyn std::error::Error>> {
     let mut text = String::new();
     {
         let root = SVGBackend::with_string(&mut text, SIZE).into_drawing_area();
@@ -51,27 +51,31 @@ fn draw(columns: &[Column], start: Timestamp) -> Result<String, Box<dyn std::err
         let root = root.margin(10, 0, 0, 0).titled(&title, ("sans-serif", 20))?;
         let (upper, lower) = root.split_vertically(360);
         let last_s = columns.iter().flat_map(|column| column.figures.series.points.last()).map(|point| point.at_s);
-        let (unit, per_unit_s) = unit(last_s.fold(0.0, f64::max));
-        let x = |point: &Point| point.at_s / per_unit_s;
+        let (unit, per_unit_s) = time_unit(last_s.fold(0.0, f64::max));
+        let x = |point: &SeriesPoint| point.at_s / per_unit_s;
         let waiting = columns.iter().map(|column| {
             let ends = match clears_at(&column.figures, start) {
                 Some(at) => format!(
                     "clears at {} (in {})",
                     at.strftime("%H:%M:%S"),
-                    column.figures.drained_in_ms.map_or_else(String::new, time)
+                    column.figures.drained_in_ms.map_or_else(String::new, format_ms)
                 ),
                 None => "never clears".to_owned(),
             };
             #[allow(clippy::cast_precision_loss, reason = "for the eye")]
             let line = column.figures.series.points.iter().map(|point| (x(point), point.waiting as f64));
-            (format!("{}: {ends}", short(&column.name)), line.collect::<Line>(), None)
+            (format!("{}: {ends}", short_name(&column.name)), line.collect::<Curve>(), None)
         });
         chart(&upper, (&format!("time since the start ({unit})"), "not settled yet (jobs)"), waiting.collect())?;
         let rates = columns.iter().map(|column| {
             let limit = column.model.provider.tightest_rate();
             let named = limit.map_or_else(String::new, |limit| format!(", limit {limit} (dashed)"));
-            let line = smooth(column).into_iter().map(|(at_s, rate)| (at_s / per_unit_s, rate));
-            (format!("{}{named}", short(&column.name)), line.collect::<Line>(), limit.map(|limit| limit.per_second()))
+            let line = smoothed_rate(column).into_iter().map(|(at_s, rate)| (at_s / per_unit_s, rate));
+            (
+                format!("{}{named}", short_name(&column.name)),
+                line.collect::<Curve>(),
+                limit.map(|limit| limit.per_second()),
+            )
         });
         chart(
             &lower,
@@ -84,7 +88,7 @@ fn draw(columns: &[Column], start: Timestamp) -> Result<String, Box<dyn std::err
 }
 
 /// The unit of the time axis, and its length in seconds.
-fn unit(last_s: f64) -> (&'static str, f64) {
+fn time_unit(last_s: f64) -> (&'static str, f64) {
     match last_s {
         ..=180.0 => ("seconds", 1.0),
         ..=10_800.0 => ("minutes", 60.0),
@@ -94,28 +98,28 @@ fn unit(last_s: f64) -> (&'static str, f64) {
 }
 
 /// The rate as a mean over the tightest limit's window: within one, requests may come all at once.
-fn smooth(column: &Column) -> Line {
+fn smoothed_rate(column: &VariantRun) -> Curve {
     let series = &column.figures.series;
     let window_ms = column.model.provider.tightest_rate().map_or(0, |rate| rate.window().as_millis());
     let steps = usize::try_from(window_ms.div_ceil(u128::from(series.step_ms.max(1)))).unwrap_or(1);
     let steps = steps.clamp(1, (series.points.len() / 8).max(1));
     #[allow(clippy::cast_precision_loss, reason = "a few hundred points")]
-    let mean = |points: &[Point]| points.iter().map(|point| point.rate_per_s).sum::<f64>() / points.len() as f64;
+    let mean = |points: &[SeriesPoint]| points.iter().map(|point| point.rate_per_s).sum::<f64>() / points.len() as f64;
     series.points.windows(steps).filter_map(|points| Some((points.last()?.at_s, mean(points)))).collect()
 }
 
 /// Whole numbers without decimals, large ones in groups of three.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "whole, and checked not to be negative")]
-fn label(value: &f64) -> String {
+fn number_label(value: &f64) -> String {
     match value.fract().abs() < 1e-9 {
-        true if *value >= 1_000.0 => thousands(*value as u64),
+        true if *value >= 1_000.0 => group_thousands(*value as u64),
         true => format!("{value:.0}"),
         false => format!("{value:.1}"),
     }
 }
 
 /// A name that leaves room for the lines.
-fn short(name: &str) -> String {
+fn short_name(name: &str) -> String {
     match name.char_indices().nth(NAME_MAX) {
         Some((end, _)) => format!("{}…", name.get(..end).unwrap_or_default().trim_end()),
         None => name.to_owned(),
@@ -126,7 +130,7 @@ fn short(name: &str) -> String {
 fn chart(
     area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>,
     (x_desc, y_desc): (&str, &str),
-    lines: Vec<(String, Line, Option<f64>)>,
+    lines: Vec<(String, Curve, Option<f64>)>,
 ) -> Result<(), Box<dyn std::error::Error>> {
     let all = || lines.iter().flat_map(|(_, line, _)| line);
     let levels = lines.iter().filter_map(|(_, _, level)| *level);
@@ -146,14 +150,14 @@ fn chart(
         .y_desc(y_desc)
         .label_style(("sans-serif", 14))
         .axis_desc_style(("sans-serif", 15))
-        .x_label_formatter(&label)
-        .y_label_formatter(&label)
+        .x_label_formatter(&number_label)
+        .y_label_formatter(&number_label)
         .draw()?;
     let count = u32::try_from(lines.len()).unwrap_or(6);
     for (index, (name, line, level)) in (0_u32..).zip(lines) {
         let colour = COLOURS[index as usize % COLOURS.len()];
         // Where lines are the same, each shows beside the next.
-        let width = if count <= APART_MAX { 2 + 2 * (count - 1 - index) } else { 2 };
+        let width = if count <= DISTINCT_WIDTHS_MAX { 2 + 2 * (count - 1 - index) } else { 2 };
         if let Some(level) = level {
             let ends = [(0.0, level), (x_max, level)];
             chart.draw_series(DashedLineSeries::new(ends, 7, 5, colour.stroke_width(1)))?;
@@ -179,8 +183,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_numbers_leave_room_for_the_lines() {
-        assert_eq!([0.0, 2.5, 999.0, 300_000.0].map(|value| label(&value)), ["0", "2.5", "999", "300,000"]);
-        assert_eq!((short("at 50/s").as_str(), short(&"ä".repeat(60)).chars().count()), ("at 50/s", NAME_MAX + 1));
+    fn long_names_and_numbers_are_shortened() {
+        assert_eq!([0.0, 2.5, 999.0, 300_000.0].map(|value| number_label(&value)), ["0", "2.5", "999", "300,000"]);
+        assert_eq!(
+            (short_name("at 50/s").as_str(), short_name(&"ä".repeat(60)).chars().count()),
+            ("at 50/s", NAME_MAX + 1)
+        );
     }
 }

@@ -7,37 +7,37 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::{Args, Column};
+use super::{Args, VariantRun};
 use crate::cli::{CommandError, Console};
-use crate::simulation::{Figures, WindowCount};
+use crate::simulation::{SimulationResult, WindowCount};
 
-pub(super) fn table(columns: &[Column], start: Timestamp, console: &mut Console) -> Result<(), CommandError> {
+pub(super) fn print_table(columns: &[VariantRun], start: Timestamp, console: &mut Console) -> Result<(), CommandError> {
     let header: Vec<&str> = std::iter::once("").chain(columns.iter().map(|column| column.name.as_str())).collect();
     let mut rows: Vec<Vec<String>> = Vec::new();
-    let mut line = |title: &str, cell: &dyn Fn(&Column) -> String| {
+    let mut line = |title: &str, cell: &dyn Fn(&VariantRun) -> String| {
         rows.push(std::iter::once(title.to_owned()).chain(columns.iter().map(cell)).collect());
     };
-    line("jobs", &|c| thousands(c.figures.jobs));
-    line("wait p50", &|c| c.figures.wait.p50_ms.map_or_else(none, time));
-    line("wait p95", &|c| c.figures.wait.p95_ms.map_or_else(none, time));
-    line("wait p99", &|c| c.figures.wait.p99_ms.map_or_else(none, time));
-    line("wait max", &|c| c.figures.wait.max_ms.map_or_else(none, time));
-    line("drained in", &|c| c.figures.drained_in_ms.map_or_else(|| "never".to_owned(), time));
-    line("clears at", &|c| clears_at(&c.figures, start).map_or_else(String::new, |at| clock(at, start)));
-    line("deadlines missed", &|c| thousands(c.figures.deadlines_missed));
-    let limits: Vec<String> = names(columns);
+    line("jobs", &|c| group_thousands(c.figures.jobs));
+    line("wait p50", &|c| c.figures.wait.p50_ms.map_or_else(no_value, format_ms));
+    line("wait p95", &|c| c.figures.wait.p95_ms.map_or_else(no_value, format_ms));
+    line("wait p99", &|c| c.figures.wait.p99_ms.map_or_else(no_value, format_ms));
+    line("wait max", &|c| c.figures.wait.max_ms.map_or_else(no_value, format_ms));
+    line("drained in", &|c| c.figures.drained_in_ms.map_or_else(|| "never".to_owned(), format_ms));
+    line("clears at", &|c| clears_at(&c.figures, start).map_or_else(String::new, |at| clock_text(at, start)));
+    line("deadlines missed", &|c| group_thousands(c.figures.deadlines_missed));
+    let limits: Vec<String> = limit_names(columns);
     for limit in &limits {
         line(&format!("most in a window, {limit}"), &|c| {
-            c.figures.windows.iter().find(|window| window.limit == *limit).map_or_else(String::new, fullest)
+            c.figures.windows.iter().find(|window| window.limit == *limit).map_or_else(String::new, window_text)
         });
     }
-    line("rate", &|c| c.figures.rate_per_s.map_or_else(none, |rate| format!("{rate:.1}/s")));
-    line("utilisation", &|c| c.figures.utilisation.map_or_else(none, |share| format!("{:.1} %", share * 100.0)));
+    line("rate", &|c| c.figures.rate_per_s.map_or_else(no_value, |rate| format!("{rate:.1}/s")));
+    line("utilisation", &|c| c.figures.utilisation.map_or_else(no_value, |share| format!("{:.1} %", share * 100.0)));
     line("answer after", &|c| format!("{:.0} ms", c.figures.hold_ms));
-    line("requests", &|c| thousands(c.figures.requests));
-    line("calls to the limiter", &|c| thousands(c.figures.limiter_calls));
-    line("parked", &|c| thousands(c.figures.parked));
-    type Count = fn(&Figures) -> u64;
+    line("requests", &|c| group_thousands(c.figures.requests));
+    line("calls to the limiter", &|c| group_thousands(c.figures.limiter_calls));
+    line("parked", &|c| group_thousands(c.figures.parked));
+    type Count = fn(&SimulationResult) -> u64;
     let troubles: [(&str, Count); 6] = [
         ("for a person", |f| f.review),
         ("dead", |f| f.dead),
@@ -48,14 +48,14 @@ pub(super) fn table(columns: &[Column], start: Timestamp, console: &mut Console)
     ];
     for (title, of) in troubles {
         if columns.iter().any(|column| of(&column.figures) > 0) {
-            line(title, &|c| thousands(of(&c.figures)));
+            line(title, &|c| group_thousands(of(&c.figures)));
         }
     }
     console.table(&header, &rows)?;
     Ok(())
 }
 
-pub(super) fn json(args: &Args, columns: &[Column], start: Timestamp) -> Value {
+pub(super) fn to_json(args: &Args, columns: &[VariantRun], start: Timestamp) -> Value {
     let variants = columns.iter().map(|column| {
         let model = &column.model;
         json!({
@@ -76,7 +76,7 @@ pub(super) fn json(args: &Args, columns: &[Column], start: Timestamp) -> Value {
 }
 
 /// Limits of all variants, in the order in which they appear.
-fn names(columns: &[Column]) -> Vec<String> {
+fn limit_names(columns: &[VariantRun]) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for window in columns.iter().flat_map(|column| &column.figures.windows) {
         if !names.contains(&window.limit) {
@@ -86,7 +86,7 @@ fn names(columns: &[Column]) -> Vec<String> {
     names
 }
 
-fn fullest(window: &WindowCount) -> String {
+fn window_text(window: &WindowCount) -> String {
     let WindowCount { largest, most, allows, .. } = window;
     let whose = window.account.as_ref().map_or_else(String::new, |account| format!(", {account}"));
     let mark = if window.holds() { "" } else { " EXCEEDED" };
@@ -94,19 +94,19 @@ fn fullest(window: &WindowCount) -> String {
     format!("{largest} of {most} ({allows}{whose}{shadow}){mark}")
 }
 
-pub(super) fn clears_at(figures: &Figures, start: Timestamp) -> Option<Timestamp> {
+pub(super) fn clears_at(figures: &SimulationResult, start: Timestamp) -> Option<Timestamp> {
     start.checked_add(Duration::from_millis(figures.drained_in_ms?)).ok()
 }
 
 /// With the day only where it is another.
-fn clock(at: Timestamp, start: Timestamp) -> String {
+fn clock_text(at: Timestamp, start: Timestamp) -> String {
     let day = |at: Timestamp| at.strftime("%Y-%m-%d").to_string();
     let time = at.strftime("%H:%M:%S UTC").to_string();
     if day(at) == day(start) { time } else { format!("{} {time}", day(at)) }
 }
 
 /// With the precision that a person reads.
-pub(super) fn time(ms: u64) -> String {
+pub(super) fn format_ms(ms: u64) -> String {
     let seconds = ms / 1_000;
     match seconds {
         0 => format!("{ms} ms"),
@@ -118,11 +118,11 @@ pub(super) fn time(ms: u64) -> String {
 }
 
 /// Where there is nothing to measure.
-fn none() -> String {
+fn no_value() -> String {
     "–".to_owned()
 }
 
-pub(super) fn thousands(count: u64) -> String {
+pub(super) fn group_thousands(count: u64) -> String {
     let digits = count.to_string();
     let groups = digits.as_bytes().rchunks(3).rev().map(|group| String::from_utf8_lossy(group).into_owned());
     groups.collect::<Vec<_>>().join(",")
@@ -133,13 +133,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_and_counts_read_like_a_person_writes_them() {
-        let shown = [0, 999, 1_250, 59_990, 60_000, 3_599_000, 3_600_000, 90_000_000].map(time);
+    fn times_and_counts_are_formatted() {
+        let shown = [0, 999, 1_250, 59_990, 60_000, 3_599_000, 3_600_000, 90_000_000].map(format_ms);
         assert_eq!(shown, ["0 ms", "999 ms", "1.2 s", "59.9 s", "1 min 00 s", "59 min 59 s", "1 h 00 min", "1 d 01 h"]);
-        assert_eq!([0, 999, 1_000, 1_234_567].map(thousands), ["0", "999", "1,000", "1,234,567"]);
+        assert_eq!([0, 999, 1_000, 1_234_567].map(group_thousands), ["0", "999", "1,000", "1,234,567"]);
         let at = |text: &str| text.parse::<Timestamp>().unwrap();
         let start = at("2026-11-30T23:00:00Z");
-        assert_eq!(clock(at("2026-11-30T23:20:05.9Z"), start), "23:20:05 UTC");
-        assert_eq!(clock(at("2026-12-01T00:00:01Z"), start), "2026-12-01 00:00:01 UTC");
+        assert_eq!(clock_text(at("2026-11-30T23:20:05.9Z"), start), "23:20:05 UTC");
+        assert_eq!(clock_text(at("2026-12-01T00:00:01Z"), start), "2026-12-01 00:00:01 UTC");
     }
 }

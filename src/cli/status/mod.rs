@@ -9,33 +9,33 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::connect::Engines;
-use super::console::Shape;
+use super::connect::Services;
+use super::console::TableShape;
 use super::{CommandError, Console, Exit, ops_client};
 use crate::config::Config;
 use crate::domain::printable::printable;
 use crate::domain::provider::ProviderName;
-use crate::fleet::workers::present;
-use crate::fleet::{Conserved, Evidence, Overview, by_provider, overview};
-use crate::ops::{named, pausers, unix_ms};
-use crate::worker::settings_watch::Known;
-use crate::worker::sweeper::{ASTRAY_AFTER, CHECKED};
+use crate::fleet::workers::visible_workers;
+use crate::fleet::{Overview, OverviewInput, ProviderReconciliation, by_provider, overview};
+use crate::ops::{all_provider_names, pause_authors, unix_ms};
+use crate::worker::settings_sync::LoadedSettings;
+use crate::worker::sweeper::{CHECKED_JOBS, OVERDUE_ALARM_AFTER};
 
 mod table;
 mod text;
 
 /// How often `--watch` looks.
-const EVERY: Duration = Duration::from_secs(2);
+const WATCH_INTERVAL: Duration = Duration::from_secs(2);
 /// How long the end waits for a reader that stalls.
-const STOP_MAX: Duration = Duration::from_secs(2);
+const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest time that the broker is waited for.
-const QUEUE_PATIENCE: Duration = Duration::from_secs(2);
+const QUEUE_TIMEOUT: Duration = Duration::from_secs(2);
 /// The terminal's second screen, so that what stood there before stands there afterwards; and back.
 /// <https://invisible-island.net/xterm/ctlseqs/ctlseqs.html>
-const SECOND_SCREEN: &str = "\x1b[?1049h";
-const FIRST_SCREEN: &str = "\x1b[?1049l";
+const ALTERNATE_SCREEN: &str = "\x1b[?1049h";
+const MAIN_SCREEN: &str = "\x1b[?1049l";
 /// Under the picture, with a line before it.
-const FOOT: &str = "\n\nCtrl-C ends";
+const FOOTER: &str = "\n\nCtrl-C ends";
 const HOME: &str = "\x1b[H";
 const CLEAR_LINE_REST: &str = "\x1b[K";
 const CLEAR_BELOW: &str = "\x1b[J";
@@ -53,7 +53,7 @@ pub struct Args {
 impl Args {
     /// Whether it shows the overview until it is stopped.
     #[must_use]
-    pub fn watches(&self) -> bool {
+    pub fn is_watching(&self) -> bool {
         self.watch
     }
 }
@@ -65,29 +65,34 @@ impl Args {
 pub async fn run(
     args: &Args,
     config: &Config,
-    engines: &dyn Engines,
+    engines: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
-    let looking = Looking { config, engines };
+    let looking = OverviewReader { config, services: engines };
     if !args.watch {
-        let (overview, fallback) = looking.look().await?;
+        let (overview, fallback) = looking.read().await?;
         if let Some(why) = fallback {
             console.message(&why)?;
         }
         return print(args, &overview, console);
     }
-    let draws = !args.json && matches!(console.shape(), Shape::Terminal { .. });
+    let draws = !args.json && matches!(console.shape(), TableShape::Terminal { .. });
     if draws {
-        console.raw(SECOND_SCREEN)?;
+        console.raw(ALTERNATE_SCREEN)?;
     }
     let watched = watch(args, &looking, draws, console).await;
     if draws {
-        console.raw(FIRST_SCREEN)?;
+        console.raw(MAIN_SCREEN)?;
     }
     watched
 }
 
-async fn watch(args: &Args, looking: &Looking<'_>, draws: bool, console: &mut Console) -> Result<Exit, CommandError> {
+async fn watch(
+    args: &Args,
+    looking: &OverviewReader<'_>,
+    draws: bool,
+    console: &mut Console,
+) -> Result<Exit, CommandError> {
     let mut said = None;
     let stop = tokio::signal::ctrl_c();
     tokio::pin!(stop);
@@ -95,17 +100,17 @@ async fn watch(args: &Args, looking: &Looking<'_>, draws: bool, console: &mut Co
     let mut last_resort = JoinSet::new();
     last_resort.spawn(async {
         if tokio::signal::ctrl_c().await.is_ok() {
-            sleep(STOP_MAX).await;
-            std::process::exit(Exit::Fine.code().into());
+            sleep(STOP_TIMEOUT).await;
+            std::process::exit(Exit::Success.code().into());
         }
     });
     loop {
         let looked = tokio::select! {
-            looked = looking.look() => looked,
-            stopped = &mut stop => return Ok(stopped.map(|()| Exit::Fine)?),
+            looked = looking.read() => looked,
+            stopped = &mut stop => return Ok(stopped.map(|()| Exit::Success)?),
         };
         match looked {
-            Ok((overview, fallback)) if draws => draw(&overview, fallback.as_deref(), console)?,
+            Ok((overview, fallback)) if draws => draw_screen(&overview, fallback.as_deref(), console)?,
             Ok((overview, fallback)) => {
                 if said != fallback {
                     fallback.iter().try_for_each(|why| console.message(why))?;
@@ -114,13 +119,13 @@ async fn watch(args: &Args, looking: &Looking<'_>, draws: bool, console: &mut Co
                 print(args, &overview, console)?;
             }
             // Whoever watches through an outage wants to see its end.
-            Err(error) if draws => console.raw(&frame(&printable(&format!("error: {error}"))))?,
+            Err(error) if draws => console.raw(&redraw_sequence(&printable(&format!("error: {error}"))))?,
             Err(error) => return Err(error),
         }
         console.flush()?;
         tokio::select! {
-            () = sleep(EVERY) => {}
-            stopped = &mut stop => return Ok(stopped.map(|()| Exit::Fine)?),
+            () = sleep(WATCH_INTERVAL) => {}
+            stopped = &mut stop => return Ok(stopped.map(|()| Exit::Success)?),
         }
     }
 }
@@ -133,60 +138,60 @@ fn print(args: &Args, overview: &Overview, console: &mut Console) -> Result<Exit
     } else if overview.providers.is_empty() {
         console.message("no providers yet: `sluicegate provider apply FILE` adds some")?;
     } else {
-        console.lines(&text::overview(overview, console.shape(), None))?;
+        console.lines(&text::render_overview(overview, console.shape(), None))?;
         if args.watch {
             console.line("")?;
         }
     }
-    Ok(Exit::Fine)
+    Ok(Exit::Success)
 }
 
-fn draw(overview: &Overview, fallback: Option<&str>, console: &mut Console) -> std::io::Result<()> {
+fn draw_screen(overview: &Overview, fallback: Option<&str>, console: &mut Console) -> std::io::Result<()> {
     let mut page = format!("sluicegate {}  {}\n\n", overview.version, overview.at);
     if let Some(why) = fallback {
         page.push_str(&format!("{}\n\n", printable(why)));
     }
     // The end of the last line takes one more.
-    let left = console.height().map(|height| height.saturating_sub(page.lines().count() + FOOT.lines().count() + 1));
-    page.push_str(&text::overview(overview, console.shape(), left));
-    page.push_str(FOOT);
-    console.raw(&frame(&page))
+    let left = console.height().map(|height| height.saturating_sub(page.lines().count() + FOOTER.lines().count() + 1));
+    page.push_str(&text::render_overview(overview, console.shape(), left));
+    page.push_str(FOOTER);
+    console.raw(&redraw_sequence(&page))
 }
 
 /// One page over the one before it.
-fn frame(page: &str) -> String {
+fn redraw_sequence(page: &str) -> String {
     let lines: String = page.lines().map(|line| format!("{}{CLEAR_LINE_REST}\r\n", printable(line))).collect();
     format!("{HOME}{lines}{CLEAR_BELOW}")
 }
 
-struct Looking<'a> {
+struct OverviewReader<'a> {
     config: &'a Config,
-    engines: &'a dyn Engines,
+    services: &'a dyn Services,
 }
 
-impl Looking<'_> {
+impl OverviewReader<'_> {
     /// The overview, and why it is not a running process's, or perhaps another deployment's.
-    async fn look(&self) -> Result<(Overview, Option<String>), CommandError> {
-        match ops_client::get::<Overview>(self.config, self.engines, "/api/v1/overview").await {
+    async fn read(&self) -> Result<(Overview, Option<String>), CommandError> {
+        match ops_client::get::<Overview>(self.config, self.services, "/api/v1/overview").await {
             Ok(answered) => Ok((answered.value, answered.unverified)),
-            Err(error @ (CommandError::NoDatabaseYet { .. } | CommandError::OtherDeployment(_))) => Err(error),
+            Err(error @ (CommandError::DatabaseMissing { .. } | CommandError::OtherDeployment(_))) => Err(error),
             Err(error) => {
-                let overview = overview(&self.evidence().await?);
+                let overview = overview(&self.overview_input().await?);
                 Ok((overview, Some(format!("{error}; shown is what database and queue alone tell"))))
             }
         }
     }
 
     /// What the lanes' queues hold, and why that is not known.
-    async fn depths(&self, names: &[ProviderName]) -> (BTreeMap<String, u64>, Vec<String>) {
-        let queue = match timeout(QUEUE_PATIENCE, self.engines.queue(self.config)).await {
+    async fn queue_depths(&self, names: &[ProviderName]) -> (BTreeMap<String, u64>, Vec<String>) {
+        let queue = match timeout(QUEUE_TIMEOUT, self.services.queue(self.config)).await {
             Ok(Ok(queue)) => queue,
             Ok(Err(error)) => return (BTreeMap::new(), vec![format!("queue: {error}")]),
             Err(_) => return (BTreeMap::new(), vec!["queue: no answer in time".to_owned()]),
         };
         let (mut depths, mut away) = (BTreeMap::new(), Vec::new());
         for name in names {
-            match timeout(QUEUE_PATIENCE, queue.depth(name)).await {
+            match timeout(QUEUE_TIMEOUT, queue.depth(name)).await {
                 // Without a queue nothing is in it.
                 Ok(Ok(depth)) => drop(depths.insert(name.to_string(), depth.unwrap_or(0))),
                 Ok(Err(error)) => away = vec![format!("queue: {error}")],
@@ -197,31 +202,32 @@ impl Looking<'_> {
     }
 
     /// What stands in the database: rows, jobs, and what workers said of themselves.
-    async fn evidence(&self) -> Result<Evidence, CommandError> {
-        let settings = self.engines.settings(self.config).await?;
-        let (fleet, upkeep) = self.engines.fleet(self.config).await?;
-        let known = Known::default().after(settings.load().await?);
+    async fn overview_input(&self) -> Result<OverviewInput, CommandError> {
+        let settings = self.services.settings(self.config).await?;
+        let (fleet, upkeep) = self.services.fleet(self.config).await?;
+        let known = LoadedSettings::default().with_snapshot(settings.load().await?);
         let at_ms = unix_ms();
-        let accounts = upkeep.conservation(ASTRAY_AFTER, CHECKED).await?;
-        let rows: Vec<_> = settings.written(None).await?.into_iter().flatten().collect();
-        let written = rows.iter().map(|row| row.name.as_str()).chain(known.bad.iter().map(|bad| bad.provider.as_str()));
-        let names = named(&known, written.chain(accounts.iter().map(|account| account.provider.as_str())));
-        let (depths, away) = self.depths(&names).await;
-        Ok(Evidence {
+        let accounts = upkeep.reconcile(OVERDUE_ALARM_AFTER, CHECKED_JOBS).await?;
+        let rows: Vec<_> = settings.raw_rows(None).await?.into_iter().flatten().collect();
+        let written =
+            rows.iter().map(|row| row.name.as_str()).chain(known.invalid_rows.iter().map(|bad| bad.provider.as_str()));
+        let names = all_provider_names(&known, written.chain(accounts.iter().map(|account| account.provider.as_str())));
+        let (depths, away) = self.queue_depths(&names).await;
+        Ok(OverviewInput {
             at_ms,
             counted_at_ms: Some(at_ms),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            paused_by: pausers(settings.as_ref(), &rows).await,
+            paused_by: pause_authors(settings.as_ref(), &rows).await,
             rows,
             depths,
             missing: if away.is_empty() { Vec::new() } else { vec!["queue"] },
-            away,
-            workers: present(&fleet.reports().await?, Duration::ZERO, None),
-            accounts: Some(by_provider(accounts.into_iter().map(Conserved::from))),
+            backend_problems: away,
+            workers: visible_workers(&fleet.reports().await?, Duration::ZERO, None),
+            reconciliation: Some(by_provider(accounts.into_iter().map(ProviderReconciliation::from))),
             oldest_ms: Some(fleet.oldest_open(&names).await?.into_iter().collect()),
             providers: known.providers,
-            bad: known.bad,
-            ..Evidence::default()
+            invalid_rows: known.invalid_rows,
+            ..OverviewInput::default()
         })
     }
 }

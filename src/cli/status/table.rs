@@ -5,70 +5,70 @@
 use crate::domain::printable::printable;
 
 /// Columns that a narrow terminal does without, the first first; `--json` has them all.
-const SPARED: [&str; 3] = ["in flight", "parked", "rate"];
+const OPTIONAL_COLUMNS: [&str; 3] = ["in flight", "parked", "rate"];
 /// Blanks between two cells.
-const GUTTER: usize = 2;
+const COLUMN_GAP: usize = 2;
 /// What is left of a name at least.
 const NAME_MIN: usize = 8;
 
 /// One column, with a cell per row.
-pub(super) struct Column {
+pub(super) struct TableColumn {
     pub title: &'static str,
     pub cells: Vec<String>,
     /// Stand to the right.
-    pub figures: bool,
+    pub is_right_aligned: bool,
 }
 
-impl Column {
+impl TableColumn {
     fn width(&self) -> usize {
         let cells = self.cells.iter().map(|cell| cell.chars().count());
         cells.chain([self.title.chars().count()]).max().unwrap_or(0)
     }
 
     fn padded(&self, cell: &str, width: usize) -> String {
-        if self.figures { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
+        if self.is_right_aligned { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
     }
 }
 
 /// The head and one line per row.
-pub(super) fn lines(mut columns: Vec<Column>, width: Option<usize>) -> Vec<String> {
+pub(super) fn render_lines(mut columns: Vec<TableColumn>, width: Option<usize>) -> Vec<String> {
     for cell in columns.iter_mut().flat_map(|column| &mut column.cells) {
         *cell = printable(cell).into_owned();
     }
     if let Some(width) = width {
-        fit(&mut columns, width);
+        fit_width(&mut columns, width);
     }
     let rows = columns.iter().map(|column| column.cells.len()).max().unwrap_or(0);
-    let line = |cell: &dyn Fn(&Column) -> String| {
+    let line = |cell: &dyn Fn(&TableColumn) -> String| {
         let cells: Vec<String> = columns.iter().map(|column| column.padded(&cell(column), column.width())).collect();
-        let line = cells.join(&" ".repeat(GUTTER));
-        shortened(line.trim_end(), width.unwrap_or(usize::MAX))
+        let line = cells.join(&" ".repeat(COLUMN_GAP));
+        truncate(line.trim_end(), width.unwrap_or(usize::MAX))
     };
-    let head = line(&|column: &Column| column.title.to_owned());
-    let rows = (0..rows).map(|row| line(&|column: &Column| column.cells.get(row).cloned().unwrap_or_default()));
+    let head = line(&|column: &TableColumn| column.title.to_owned());
+    let rows = (0..rows).map(|row| line(&|column: &TableColumn| column.cells.get(row).cloned().unwrap_or_default()));
     [head].into_iter().chain(rows).collect()
 }
 
-fn total(columns: &[Column]) -> usize {
-    columns.iter().map(|column| column.width() + GUTTER).sum::<usize>().saturating_sub(GUTTER)
+fn total_width(columns: &[TableColumn]) -> usize {
+    columns.iter().map(|column| column.width() + COLUMN_GAP).sum::<usize>().saturating_sub(COLUMN_GAP)
 }
 
-fn fit(columns: &mut Vec<Column>, width: usize) {
-    for spared in SPARED {
-        if total(columns) <= width {
+fn fit_width(columns: &mut Vec<TableColumn>, width: usize) {
+    for spared in OPTIONAL_COLUMNS {
+        if total_width(columns) <= width {
             return;
         }
         columns.retain(|column| column.title != spared);
     }
-    let too_wide = total(columns).saturating_sub(width);
+    let too_wide = total_width(columns).saturating_sub(width);
     if let Some(first) = columns.first_mut() {
         let name = first.width().saturating_sub(too_wide).max(NAME_MIN);
-        first.cells.iter_mut().for_each(|cell| *cell = shortened(cell, name));
+        first.cells.iter_mut().for_each(|cell| *cell = truncate(cell, name));
     }
 }
 
 /// At most so many characters, the last of them `…` where something is missing.
-fn shortened(text: &str, most: usize) -> String {
+fn truncate(text: &str, most: usize) -> String {
     if text.chars().count() <= most {
         return text.to_owned();
     }

@@ -5,15 +5,15 @@
 
 use jiff::Timestamp;
 
-use crate::cli::console::{Shape, render_table, width, wrapped};
-use crate::domain::explain::words::{count, plural};
+use crate::cli::console::{TableShape, render_table, width, wrap_words};
+use crate::domain::explain::format::{count, plural};
 use crate::domain::limit::AppliesTo;
 use crate::domain::time::format_duration;
-use crate::fleet::clears::{Clears, Source};
+use crate::fleet::clears::{ClearTimeOverview, MissingSource};
 use crate::fleet::overview::{LimitOverview, ProviderOverview};
-use crate::fleet::{Overview, State};
+use crate::fleet::{Overview, ProviderState};
 
-use super::table::{Column, lines};
+use super::table::{TableColumn, render_lines};
 
 /// In a pipe, where each column is one thing.
 const HEADER: [&str; 11] =
@@ -21,39 +21,40 @@ const HEADER: [&str; 11] =
 /// What stands before a cause.
 const INDENT: &str = "  └ ";
 /// A younger count is as good as now.
-const COUNTED_OLD_S: i64 = 5;
+const COUNT_STALE_AFTER_S: i64 = 5;
 /// What nobody could tell.
 const UNKNOWN: &str = "-";
 /// Share of the height that account and warnings may take.
-const TAIL_SHARE: usize = 3;
+const TAIL_HEIGHT_DIVISOR: usize = 3;
 
 /// The table, the account and the warnings; with a height, no more lines than that.
-pub(super) fn overview(overview: &Overview, shape: Shape, height: Option<usize>) -> String {
+pub(super) fn render_overview(overview: &Overview, shape: TableShape, height: Option<usize>) -> String {
     let width = width(shape);
-    let said = conservation(overview).into_iter().chain(overview.warnings.iter().map(|it| format!("warning: {it}")));
-    let tail: Vec<String> = said.flat_map(|line| own_lines(&wrapped("", &line, width))).collect();
+    let said =
+        reconciliation_lines(overview).into_iter().chain(overview.warnings.iter().map(|it| format!("warning: {it}")));
+    let tail: Vec<String> = said.flat_map(|line| split_lines(&wrap_words("", &line, width))).collect();
     let (head, blocks) = match shape {
-        Shape::Plain => plain(overview),
-        Shape::Terminal { .. } => in_terminal(&overview.providers, width),
+        TableShape::Plain => plain_table(overview),
+        TableShape::Terminal { .. } => terminal_table(&overview.providers, width),
     };
     let mut page = match height {
         None => [vec![head], blocks].concat().concat(),
-        Some(height) => clipped(overview, (head, blocks), height.saturating_sub(tail_lines(&tail, height) + 1)),
+        Some(height) => fit_height(overview, (head, blocks), height.saturating_sub(tail_height(&tail, height) + 1)),
     };
     page.push(String::new());
     page.extend(match height {
-        Some(height) => cut(tail, height / TAIL_SHARE),
+        Some(height) => truncate_lines(tail, height / TAIL_HEIGHT_DIVISOR),
         None => tail,
     });
     page.join("\n")
 }
 
-fn tail_lines(tail: &[String], height: usize) -> usize {
-    tail.len().min((height / TAIL_SHARE).max(1))
+fn tail_height(tail: &[String], height: usize) -> usize {
+    tail.len().min((height / TAIL_HEIGHT_DIVISOR).max(1))
 }
 
 /// So many lines, of which the last says how many are not there.
-fn cut(mut lines: Vec<String>, at_most: usize) -> Vec<String> {
+fn truncate_lines(mut lines: Vec<String>, at_most: usize) -> Vec<String> {
     let at_most = at_most.max(1);
     if lines.len() > at_most {
         let left_out = lines.len() - (at_most - 1);
@@ -64,13 +65,18 @@ fn cut(mut lines: Vec<String>, at_most: usize) -> Vec<String> {
 }
 
 /// Whoever needs somebody first, then those with the most to do; the rest is counted.
-fn clipped(overview: &Overview, (head, blocks): (Vec<String>, Vec<Vec<String>>), height: usize) -> Vec<String> {
+fn fit_height(overview: &Overview, (head, blocks): (Vec<String>, Vec<Vec<String>>), height: usize) -> Vec<String> {
     let lines = |blocks: &[Vec<String>]| blocks.iter().map(Vec::len).sum::<usize>();
     if head.len() + lines(&blocks) <= height {
         return [vec![head], blocks].concat().concat();
     }
     let mut ranked: Vec<(&ProviderOverview, Vec<String>)> = overview.providers.iter().zip(blocks).collect();
-    let quiet = |state: State| matches!(state, State::Disabled | State::Running | State::Idle | State::WaitingForLimit);
+    let quiet = |state: ProviderState| {
+        matches!(
+            state,
+            ProviderState::Disabled | ProviderState::Running | ProviderState::Idle | ProviderState::WaitingForLimit
+        )
+    };
     ranked.sort_by_key(|(of, _)| (quiet(of.state), std::cmp::Reverse(of.waiting)));
     let (mut page, mut shown) = (head, 0);
     for (_, block) in &ranked {
@@ -85,79 +91,83 @@ fn clipped(overview: &Overview, (head, blocks): (Vec<String>, Vec<Vec<String>>),
 }
 
 /// Table head and one block of lines per provider, for pipes.
-fn plain(overview: &Overview) -> (Vec<String>, Vec<Vec<String>>) {
+fn plain_table(overview: &Overview) -> (Vec<String>, Vec<Vec<String>>) {
     let rows: Vec<Vec<String>> = overview.providers.iter().map(cells).collect();
-    let table = render_table(&HEADER, &rows, Shape::Plain);
+    let table = render_table(&HEADER, &rows, TableShape::Plain);
     let mut lines = table.lines().map(str::to_owned);
     let head: Vec<String> = lines.next().into_iter().collect();
     let with_note = |(line, of): (String, &ProviderOverview)| {
-        let note = note(of).map(|note| wrapped(INDENT, &note, None));
+        let note = status_note(of).map(|note| wrap_words(INDENT, &note, None));
         [Some(line), note].into_iter().flatten().collect()
     };
     (head, lines.zip(&overview.providers).map(with_note).collect())
 }
 
 /// The same for a terminal: limit and use in one column, and none that says nothing.
-fn in_terminal(providers: &[ProviderOverview], width: Option<usize>) -> (Vec<String>, Vec<Vec<String>>) {
-    let column = |title, figures, cell: fn(&ProviderOverview) -> String| Column {
+fn terminal_table(providers: &[ProviderOverview], width: Option<usize>) -> (Vec<String>, Vec<Vec<String>>) {
+    let column = |title, figures, cell: fn(&ProviderOverview) -> String| TableColumn {
         title,
-        figures,
+        is_right_aligned: figures,
         cells: providers.iter().map(cell).collect(),
     };
     let counted = |title, count: fn(&ProviderOverview) -> Option<u64>| {
         let some = providers.iter().any(|of| count(of) != Some(0));
-        some.then(|| Column { title, figures: true, cells: providers.iter().map(|of| known(count(of))).collect() })
+        some.then(|| TableColumn {
+            title,
+            is_right_aligned: true,
+            cells: providers.iter().map(|of| count_text(count(of))).collect(),
+        })
     };
     let columns = [
         Some(column("provider", false, |of| of.name.clone())),
         Some(column("state", false, |of| of.state.name().replace('_', " "))),
-        Some(column("used", true, |of| fullest(&of.limits).map_or_else(|| UNKNOWN.to_owned(), used_of))),
+        Some(column("used", true, |of| fullest_limit(&of.limits).map_or_else(|| UNKNOWN.to_owned(), usage_text))),
         Some(column("rate", true, |of| per_second(of.rate_per_s))),
-        Some(column("waiting", true, waiting)),
-        Some(column("in flight", true, |of| known(of.in_flight))),
+        Some(column("waiting", true, waiting_text)),
+        Some(column("in flight", true, |of| count_text(of.in_flight))),
         counted("parked", |of| of.parked),
         counted("review", |of| of.review),
         counted("dead", |of| of.dead),
-        Some(column("drain", true, drained)),
+        Some(column("drain", true, drain_time)),
     ];
-    let mut lines = lines(columns.into_iter().flatten().collect(), width).into_iter();
+    let mut lines = render_lines(columns.into_iter().flatten().collect(), width).into_iter();
     let head: Vec<String> = lines.next().into_iter().collect();
     let with_note = |(line, of): (String, &ProviderOverview)| {
-        let note = note(of).map(|note| own_lines(&wrapped(INDENT, &note, width))).unwrap_or_default();
+        let note = status_note(of).map(|note| split_lines(&wrap_words(INDENT, &note, width))).unwrap_or_default();
         [vec![line], note].concat()
     };
     (head, lines.zip(providers).map(with_note).collect())
 }
 
-fn own_lines(text: &str) -> Vec<String> {
+fn split_lines(text: &str) -> Vec<String> {
     text.lines().map(str::to_owned).collect()
 }
 
 fn cells(of: &ProviderOverview) -> Vec<String> {
-    let limit = fullest(&of.limits);
+    let limit = fullest_limit(&of.limits);
     vec![
         of.name.clone(),
         of.state.name().to_owned(),
-        limit.map_or_else(|| UNKNOWN.to_owned(), rate),
+        limit.map_or_else(|| UNKNOWN.to_owned(), rate_text),
         limit.and_then(|limit| limit.used).map_or_else(|| UNKNOWN.to_owned(), |used| used.to_string()),
         per_second(of.rate_per_s),
-        waiting(of),
-        known(of.in_flight),
-        known(of.parked),
-        known(of.review),
-        known(of.dead),
-        drained(of),
+        waiting_text(of),
+        count_text(of.in_flight),
+        count_text(of.parked),
+        count_text(of.review),
+        count_text(of.dead),
+        drain_time(of),
     ]
 }
 
 /// `1,332`; where a source is missing, what the others know: `≥ 1,332`.
-fn waiting(of: &ProviderOverview) -> String {
+fn waiting_text(of: &ProviderOverview) -> String {
     let least = if of.waiting_is_at_least { "≥ " } else { "" };
-    format!("{least}{}", grouped(of.waiting))
+    format!("{least}{}", group_digits(of.waiting))
 }
 
-fn known(count: Option<u64>) -> String {
-    count.map_or_else(|| UNKNOWN.to_owned(), grouped)
+fn count_text(count: Option<u64>) -> String {
+    count.map_or_else(|| UNKNOWN.to_owned(), group_digits)
 }
 
 fn per_second(rate: Option<f64>) -> String {
@@ -165,56 +175,64 @@ fn per_second(rate: Option<f64>) -> String {
 }
 
 /// Why `waiting` is a lower bound.
-fn waiting_lacks(of: &ProviderOverview) -> Option<String> {
+fn waiting_note(of: &ProviderOverview) -> Option<String> {
     let missing = match (of.queued, of.parked) {
         _ if !of.waiting_is_at_least => return None,
         (None, None) => "the broker and the database are unreachable",
         (None, _) => "the broker is unreachable",
         (_, _) => "the jobs in the database could not be counted",
     };
-    Some(format!("at least {} wait; {missing}", grouped(of.waiting)))
+    Some(format!("at least {} wait; {missing}", group_digits(of.waiting)))
 }
 
 /// `2 min 5 s`, why there is no such time, or the least that it takes: `≥ 34 s`.
-fn drained(of: &ProviderOverview) -> String {
+fn drain_time(of: &ProviderOverview) -> String {
     match &of.clears {
-        Clears::ClearsIn { ms } => in_words(*ms),
-        Clears::DependsOnAccounts { at_least_ms, .. } => format!("≥ {}", in_words(*at_least_ms)),
-        Clears::Never { .. } => "never".to_owned(),
-        Clears::NotWhilePaused => "not while paused".to_owned(),
-        Clears::NotWhileDisabled => "not while disabled".to_owned(),
-        Clears::NotWhileBreakerOpen => "not while the breaker is open".to_owned(),
-        Clears::Unknown { .. } => "unknown".to_owned(),
+        ClearTimeOverview::ClearsIn { ms } => rounded_duration(*ms),
+        ClearTimeOverview::DependsOnAccounts { at_least_ms, .. } => format!("≥ {}", rounded_duration(*at_least_ms)),
+        ClearTimeOverview::Never { .. } => "never".to_owned(),
+        ClearTimeOverview::NotWhilePaused => "not while paused".to_owned(),
+        ClearTimeOverview::NotWhileDisabled => "not while disabled".to_owned(),
+        ClearTimeOverview::NotWhileBreakerOpen => "not while the breaker is open".to_owned(),
+        ClearTimeOverview::Unknown { .. } => "unknown".to_owned(),
     }
 }
 
 /// What the column does not say: why it is not known, whose payments decide, and a guess if there is one.
-fn clears_note(of: &ProviderOverview) -> Option<String> {
+fn drain_time_note(of: &ProviderOverview) -> Option<String> {
     match &of.clears {
-        Clears::DependsOnAccounts { limits, about_ms, .. } => {
+        ClearTimeOverview::DependsOnAccounts { limits, about_ms, .. } => {
             let (limit, counts) = if limits.len() == 1 { ("limit", "counts") } else { ("limits", "count") };
-            let about =
-                about_ms.map(|ms| format!("drained in about {} at the rate of the last minutes; ", in_words(ms)));
+            let about = about_ms
+                .map(|ms| format!("drained in about {} at the rate of the last minutes; ", rounded_duration(ms)));
             let about = about.unwrap_or_default();
             Some(format!("{about}{limit} {} {counts} each account or reference on its own", limits.join(", ")))
         }
-        Clears::Never { limit: None } => Some("an account rule blocks all that wait".to_owned()),
+        ClearTimeOverview::Never { limit: None } => Some("an account rule blocks all that wait".to_owned()),
         // Said of what waits already.
-        Clears::Unknown { missing: Source::Queue | Source::Ledger } if of.waiting_is_at_least => None,
-        Clears::Unknown { missing: Source::Queue } => Some("the broker does not say how many wait".to_owned()),
-        Clears::Unknown { missing: Source::Ledger } => Some("the database does not say how many wait".to_owned()),
+        ClearTimeOverview::Unknown { missing: MissingSource::Queue | MissingSource::Ledger }
+            if of.waiting_is_at_least =>
+        {
+            None
+        }
+        ClearTimeOverview::Unknown { missing: MissingSource::Queue } => {
+            Some("the broker does not say how many wait".to_owned())
+        }
+        ClearTimeOverview::Unknown { missing: MissingSource::Ledger } => {
+            Some("the database does not say how many wait".to_owned())
+        }
         // Its state says the rest.
-        Clears::ClearsIn { .. }
-        | Clears::Never { .. }
-        | Clears::NotWhilePaused
-        | Clears::NotWhileDisabled
-        | Clears::NotWhileBreakerOpen
-        | Clears::Unknown { .. } => None,
+        ClearTimeOverview::ClearsIn { .. }
+        | ClearTimeOverview::Never { .. }
+        | ClearTimeOverview::NotWhilePaused
+        | ClearTimeOverview::NotWhileDisabled
+        | ClearTimeOverview::NotWhileBreakerOpen
+        | ClearTimeOverview::Unknown { .. } => None,
     }
 }
 
 /// Of the limits that every charge meets, the one that is nearest to its end, or else the tightest.
-fn fullest(limits: &[LimitOverview]) -> Option<&LimitOverview> {
+fn fullest_limit(limits: &[LimitOverview]) -> Option<&LimitOverview> {
     let counting = limits.iter().filter(|limit| {
         limit.enabled && !limit.shadow && limit.scope == "provider" && limit.applies_to != AppliesTo::Lookup.name()
     });
@@ -231,25 +249,26 @@ fn fullest(limits: &[LimitOverview]) -> Option<&LimitOverview> {
 }
 
 /// `23 of 30/1m`.
-fn used_of(limit: &LimitOverview) -> String {
+fn usage_text(limit: &LimitOverview) -> String {
     let used = limit.used.map_or_else(|| UNKNOWN.to_owned(), |used| used.to_string());
-    format!("{used} of {}", rate(limit))
+    format!("{used} of {}", rate_text(limit))
 }
 
-fn rate(limit: &LimitOverview) -> String {
+fn rate_text(limit: &LimitOverview) -> String {
     let window = u64::try_from(limit.window_ms).unwrap_or(0);
     format!("{}/{}", limit.max_requests, format_duration(std::time::Duration::from_millis(window)))
 }
 
 /// Why it is in its state, and what is wrong with its row.
-fn note(of: &ProviderOverview) -> Option<String> {
-    let ends = of.ends_in_ms.map(|ms| format!("ends in {}", in_words(ms)));
-    let silent = matches!(of.state, State::Running | State::Idle);
+fn status_note(of: &ProviderOverview) -> Option<String> {
+    let ends = of.ends_in_ms.map(|ms| format!("ends in {}", rounded_duration(ms)));
+    let silent = matches!(of.state, ProviderState::Running | ProviderState::Idle);
     let cause = of.cause.clone().filter(|_| !silent);
     let refused = of.refused_by_provider.filter(|refused| *refused > 0);
-    let requests = |refused| format!("{} {}", grouped(refused), plural(refused, "request"));
+    let requests = |refused| format!("{} {}", group_digits(refused), plural(refused, "request"));
     let refused = refused.map(|refused| format!("the provider refused {} that we allowed", requests(refused)));
-    let good = fullest(&of.limits).map(|limit| format!(" ({} {})", limit.name, rate(limit))).unwrap_or_default();
+    let good =
+        fullest_limit(&of.limits).map(|limit| format!(" ({} {})", limit.name, rate_text(limit))).unwrap_or_default();
     let counts = match of.has_good_row {
         true => format!("the last good one counts{good}"),
         false => "nothing is sent by it".to_owned(),
@@ -258,16 +277,16 @@ fn note(of: &ProviderOverview) -> Option<String> {
     let parts: Vec<String> = cause
         .into_iter()
         .chain(ends)
-        .chain(waiting_lacks(of))
+        .chain(waiting_note(of))
         .chain(refused)
         .chain(problems)
-        .chain(clears_note(of))
+        .chain(drain_time_note(of))
         .collect();
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 
 /// `conservation: adds up (1,234 jobs)`, or what does not.
-fn conservation(overview: &Overview) -> Vec<String> {
+fn reconciliation_lines(overview: &Overview) -> Vec<String> {
     let faults = overview
         .conservation
         .iter()
@@ -282,19 +301,19 @@ fn conservation(overview: &Overview) -> Vec<String> {
     if uncounted {
         return vec!["conservation: not known".to_owned()];
     }
-    vec![format!("conservation: adds up ({} {}{})", grouped(jobs), plural(jobs, "job"), counted(overview))]
+    vec![format!("conservation: adds up ({} {}{})", group_digits(jobs), plural(jobs, "job"), count_age(overview))]
 }
 
 /// How old the count is, once it says little of now.
-fn counted(overview: &Overview) -> String {
+fn count_age(overview: &Overview) -> String {
     let seconds = |at: &str| at.parse::<Timestamp>().map(Timestamp::as_second).ok();
     let counted_at = overview.counted_at.as_deref().and_then(seconds);
     let age_s = counted_at.zip(seconds(&overview.at)).map_or(0, |(counted, now)| now - counted);
-    if age_s <= COUNTED_OLD_S { String::new() } else { format!(", counted {age_s} s ago") }
+    if age_s <= COUNT_STALE_AFTER_S { String::new() } else { format!(", counted {age_s} s ago") }
 }
 
 /// `1,234,567`.
-fn grouped(number: u64) -> String {
+fn group_digits(number: u64) -> String {
     let digits = number.to_string();
     let mut out = String::new();
     for (at, digit) in digits.chars().enumerate() {
@@ -307,7 +326,7 @@ fn grouped(number: u64) -> String {
 }
 
 /// Two units at most: `1.2 s`, `59 s`, `2 min 5 s`, `3 h 7 min`, `4 d 1 h`.
-fn in_words(ms: u64) -> String {
+fn rounded_duration(ms: u64) -> String {
     let seconds = ms / 1_000;
     match seconds {
         0..=9 => format!("{}.{} s", seconds, ms % 1_000 / 100),

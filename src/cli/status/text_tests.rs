@@ -1,8 +1,8 @@
 use super::*;
-use crate::fleet::{Conserved, Evidence};
+use crate::fleet::{OverviewInput, ProviderReconciliation};
 use crate::ledger::provider_row::{LimitRow, ProviderRow};
 
-fn picture() -> Overview {
+fn sample_overview() -> Overview {
     let limit = |name: &str, max_requests, window_ms| LimitRow {
         name: name.to_owned(),
         max_requests,
@@ -16,24 +16,28 @@ fn picture() -> Overview {
     };
     let rows = vec![row("acme"), row("a-provider-with-a-long-name")];
     let depths = rows.iter().map(|row| (row.name.clone(), 0)).collect();
-    let accounts = Some(crate::fleet::overview::Accounts::new());
-    let mut picture = crate::fleet::overview(&Evidence { rows, depths, accounts, ..Evidence::default() });
+    let accounts = Some(crate::fleet::overview::ReconciliationByProvider::new());
+    let mut picture =
+        crate::fleet::overview(&OverviewInput { rows, depths, reconciliation: accounts, ..OverviewInput::default() });
     let [first, second] = picture.providers.as_mut_slice() else { panic!("two rows") };
-    (first.state, first.cause, first.waiting) = (State::Running, None, 12_345);
-    (first.rate_per_s, first.in_flight, first.clears) = (Some(94.12), Some(9), Clears::ClearsIn { ms: 125_000 });
+    (first.state, first.cause, first.waiting) = (ProviderState::Running, None, 12_345);
+    (first.rate_per_s, first.in_flight, first.clears) =
+        (Some(94.12), Some(9), ClearTimeOverview::ClearsIn { ms: 125_000 });
     (first.limits[0].used, first.limits[0].remaining) = (Some(87), Some(13));
     (first.limits[1].used, first.limits[1].remaining) = (Some(87), Some(513));
     second.waiting = 0;
-    (second.state, second.ends_in_ms) = (State::BreakerOpen, Some(4_200));
+    (second.state, second.ends_in_ms) = (ProviderState::BreakerOpen, Some(4_200));
     second.cause = Some("the provider is down: no connection to pay.example (refused)".to_owned());
-    picture.conservation =
-        vec![Conserved { recorded: 1_234, ..Conserved::from(crate::ledger::upkeep::Account::default()) }];
+    picture.conservation = vec![ProviderReconciliation {
+        recorded: 1_234,
+        ..ProviderReconciliation::from(crate::ledger::upkeep::LedgerReconciliation::default())
+    }];
     picture
 }
 
 #[test]
-fn in_a_pipe_each_provider_is_a_line_with_its_cause_under_it() {
-    let page = overview(&picture(), Shape::Plain, None);
+fn pipe_shows_a_line_and_cause_per_provider() {
+    let page = render_overview(&sample_overview(), TableShape::Plain, None);
     let lines: Vec<Vec<&str>> = page.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(
         lines[1],
@@ -46,8 +50,8 @@ fn in_a_pipe_each_provider_is_a_line_with_its_cause_under_it() {
 }
 
 #[test]
-fn the_limit_of_a_line_is_one_that_charges_meet() {
-    let mut picture = picture();
+fn shown_limit_applies_to_charges() {
+    let mut picture = sample_overview();
     let limit = picture.providers[1].limits[0].clone();
     let with = |name: &str, max_requests, change: fn(&mut LimitOverview)| {
         let mut with = LimitOverview { name: name.to_owned(), max_requests, ..limit.clone() };
@@ -61,43 +65,51 @@ fn the_limit_of_a_line_is_one_that_charges_meet() {
         with("rehearsed", 10, |limit| limit.shadow = true),
         with("each", 1, |limit| limit.scope = "account".to_owned()),
     ];
-    let page = overview(&picture, Shape::Plain, None);
+    let page = render_overview(&picture, TableShape::Plain, None);
     assert_eq!(page.lines().nth(2).unwrap().split_whitespace().nth(2), Some("25/1s"), "{page}");
 }
 
 #[test]
-fn where_accounts_decide_the_drain_time_is_the_least_and_says_so() {
-    let mut picture = picture();
-    let depends =
-        |about_ms| Clears::DependsOnAccounts { at_least_ms: 125_000, limits: vec!["per-account".to_owned()], about_ms };
+fn account_limits_make_drain_time_a_lower_bound() {
+    let mut picture = sample_overview();
+    let depends = |about_ms| ClearTimeOverview::DependsOnAccounts {
+        at_least_ms: 125_000,
+        limits: vec!["per-account".to_owned()],
+        about_ms,
+    };
     picture.providers[0].clears = depends(None);
-    let page = overview(&picture, Shape::Plain, None);
+    let page = render_overview(&picture, TableShape::Plain, None);
     let lines: Vec<&str> = page.lines().collect();
     assert!(lines[1].ends_with("≥ 2 min 5 s"), "{page}");
     assert_eq!(lines[2], "  └ limit per-account counts each account or reference on its own");
     picture.providers[0].clears = depends(Some(428_000));
-    let page = overview(&picture, Shape::Plain, None);
+    let page = render_overview(&picture, TableShape::Plain, None);
     assert!(page.contains("drained in about 7 min 8 s at the rate of the last minutes; limit per-account"), "{page}");
     for (clears, words, note) in [
-        (Clears::Never { limit: Some("second".to_owned()) }, "never", ""),
-        (Clears::Never { limit: None }, "never", "an account rule blocks all that wait"),
-        (Clears::NotWhilePaused, "not while paused", ""),
-        (Clears::NotWhileDisabled, "not while disabled", ""),
-        (Clears::NotWhileBreakerOpen, "not while the breaker is open", ""),
-        (Clears::Unknown { missing: Source::Worker }, "unknown", ""),
-        (Clears::Unknown { missing: Source::Queue }, "unknown", "the broker does not say how many wait"),
+        (ClearTimeOverview::Never { limit: Some("second".to_owned()) }, "never", ""),
+        (ClearTimeOverview::Never { limit: None }, "never", "an account rule blocks all that wait"),
+        (ClearTimeOverview::NotWhilePaused, "not while paused", ""),
+        (ClearTimeOverview::NotWhileDisabled, "not while disabled", ""),
+        (ClearTimeOverview::NotWhileBreakerOpen, "not while the breaker is open", ""),
+        (ClearTimeOverview::Unknown { missing: MissingSource::Worker }, "unknown", ""),
+        (
+            ClearTimeOverview::Unknown { missing: MissingSource::Queue },
+            "unknown",
+            "the broker does not say how many wait",
+        ),
     ] {
         picture.providers[0].clears = clears;
-        let page = overview(&picture, Shape::Plain, None);
+        let page = render_overview(&picture, TableShape::Plain, None);
         let lines: Vec<&str> = page.lines().collect();
         assert!(lines[1].ends_with(words) && (note.is_empty() || lines[2].ends_with(note)), "{page}");
     }
 }
 
 #[test]
-fn an_old_count_says_how_old_it_is() {
-    let mut picture = picture();
-    let last = |picture: &Overview| overview(picture, Shape::Plain, None).lines().last().unwrap().to_owned();
+fn stale_count_shows_its_age() {
+    let mut picture = sample_overview();
+    let last =
+        |picture: &Overview| render_overview(picture, TableShape::Plain, None).lines().last().unwrap().to_owned();
     picture.at = "2026-03-01T12:00:00.000Z".to_owned();
     picture.counted_at = Some("2026-03-01T11:59:56.000Z".to_owned());
     assert_eq!(last(&picture), "conservation: adds up (1,234 jobs)");
@@ -106,9 +118,9 @@ fn an_old_count_says_how_old_it_is() {
 }
 
 #[test]
-fn a_narrow_terminal_holds_everything() {
+fn overview_fits_a_narrow_terminal() {
     for width in [40, 60, 80, 100, 120, 200] {
-        let page = overview(&picture(), Shape::Terminal { width: Some(width) }, None);
+        let page = render_overview(&sample_overview(), TableShape::Terminal { width: Some(width) }, None);
         assert!(page.lines().all(|line| line.chars().count() <= usize::from(width)), "{width}:\n{page}");
         assert_eq!(page.matches('└').count(), 1, "{width}:\n{page}");
         assert!(!page.contains("parked") && !page.contains("review"), "all of them are 0\n{page}");
@@ -123,21 +135,21 @@ fn a_narrow_terminal_holds_everything() {
     }
     // With names as they are, 80 columns hold what there is.
     let titles = |picture: &Overview| {
-        let page = overview(picture, Shape::Terminal { width: Some(80) }, None);
+        let page = render_overview(picture, TableShape::Terminal { width: Some(80) }, None);
         page.lines().next().unwrap().split_whitespace().collect::<Vec<&str>>().join(" ")
     };
-    let mut usual = picture();
+    let mut usual = sample_overview();
     usual.providers[1].name = "stripe".to_owned();
     assert_eq!(titles(&usual), "provider state used rate waiting in flight drain");
     (usual.providers[0].parked, usual.providers[1].review) = (Some(1_200), Some(3));
     assert_eq!(titles(&usual), "provider state used rate waiting parked review drain");
-    let page = overview(&usual, Shape::Terminal { width: Some(80) }, None);
+    let page = render_overview(&usual, TableShape::Terminal { width: Some(80) }, None);
     assert_eq!(page.lines().count(), 6, "two providers, their head, one cause, and the account\n{page}");
 }
 
 #[test]
-fn a_low_terminal_shows_those_that_need_somebody_and_the_busiest() {
-    let mut many = picture();
+fn low_terminal_shows_problems_and_busiest_providers() {
+    let mut many = sample_overview();
     let idle = many.providers[0].clone();
     many.providers[0].waiting = 1;
     many.providers.extend((0..30).map(|nth| ProviderOverview {
@@ -145,23 +157,25 @@ fn a_low_terminal_shows_those_that_need_somebody_and_the_busiest() {
         waiting: nth,
         ..idle.clone()
     }));
-    let page = overview(&many, Shape::Terminal { width: Some(100) }, Some(12));
+    let page = render_overview(&many, TableShape::Terminal { width: Some(100) }, Some(12));
     assert_eq!(page.lines().count(), 12, "\n{page}");
     let names: Vec<&str> = page.lines().filter_map(|line| line.split_whitespace().next()).collect();
     assert_eq!(names[..5], ["provider", "a-provider-with-a-long-name", "└", "p29", "p28"], "\n{page}");
     assert!(page.contains("\n… 25 more\n") && page.ends_with("conservation: adds up (1,234 jobs)"), "\n{page}");
     many.warnings = (0..30).map(|nth| format!("worker {nth} is lost")).collect();
-    let page = overview(&many, Shape::Terminal { width: Some(100) }, Some(12));
+    let page = render_overview(&many, TableShape::Terminal { width: Some(100) }, Some(12));
     assert!(page.lines().count() <= 12 && page.contains("… 28 more lines"), "\n{page}");
 }
 
 #[test]
-fn a_bad_row_shows_the_limit_in_force() {
-    let mut bad = picture();
+fn invalid_row_shows_the_limit_in_force() {
+    let mut bad = sample_overview();
     bad.providers[0].problems = vec!["limit per-second: max_requests is -3".to_owned()];
-    assert!(overview(&bad, Shape::Plain, None).contains("└ bad row, nothing is sent by it: limit per-second"));
+    assert!(
+        render_overview(&bad, TableShape::Plain, None).contains("└ bad row, nothing is sent by it: limit per-second")
+    );
     bad.providers[0].has_good_row = true;
-    let page = overview(&bad, Shape::Plain, None);
+    let page = render_overview(&bad, TableShape::Plain, None);
     assert!(
         page.contains("└ bad row, the last good one counts (per-second 100/1s): limit per-second: max_requests is -3"),
         "{page}"
@@ -169,20 +183,20 @@ fn a_bad_row_shows_the_limit_in_force() {
 }
 
 #[test]
-fn faults_and_warnings_are_said() {
-    let mut picture = picture();
+fn discrepancies_and_warnings_are_shown() {
+    let mut picture = sample_overview();
     picture.conservation[0].provider = "acme".to_owned();
     picture.conservation[0].faults = vec!["7 jobs open, 6 in hand, parked or due".to_owned()];
     picture.warnings = vec!["worker a:1 is lost\u{1b}[2J".to_owned()];
-    let page = overview(&picture, Shape::Plain, None);
+    let page = render_overview(&picture, TableShape::Plain, None);
     assert!(page.contains("conservation: acme: 7 jobs open, 6 in hand, parked or due\nwarning: worker a:1 is lost"));
     assert!(!page.contains('\u{1b}') && !page.contains("adds up"), "{page}");
 }
 
 #[test]
-fn numbers_and_times_are_read_at_a_glance() {
+fn numbers_and_durations_are_formatted() {
     for (number, words) in [(0, "0"), (999, "999"), (1_000, "1,000"), (1_234_567, "1,234,567")] {
-        assert_eq!(grouped(number), words);
+        assert_eq!(group_digits(number), words);
     }
     for (ms, words) in [
         (0, "0.0 s"),
@@ -192,31 +206,40 @@ fn numbers_and_times_are_read_at_a_glance() {
         (3_600_000, "1 h 0 min"),
         (90_000_000, "1 d 1 h"),
     ] {
-        assert_eq!(in_words(ms), words);
+        assert_eq!(rounded_duration(ms), words);
     }
 }
 
 #[test]
-fn a_missing_source_is_no_zero() {
+fn missing_source_is_not_shown_as_zero() {
     let rows = vec![ProviderRow { name: "acme".to_owned(), ..ProviderRow::default() }];
-    let account = || Conserved { provider: "acme".to_owned(), parked: 1_000, due: 332, ..Conserved::default() };
+    let account = || ProviderReconciliation {
+        provider: "acme".to_owned(),
+        parked: 1_000,
+        due: 332,
+        ..ProviderReconciliation::default()
+    };
     for (queue, ledger, away, waiting, said) in [
         (true, true, false, "1,332", None),
         (false, true, false, "≥ 1,332", Some("at least 1,332 wait; the broker is unreachable")),
         (true, false, true, "≥ 332", Some("at least 332 wait; the jobs in the database could not be counted")),
         (false, false, true, "≥ 0", Some("at least 0 wait; the broker and the database are unreachable")),
     ] {
-        let evidence = Evidence {
+        let evidence = OverviewInput {
             rows: rows.clone(),
             depths: queue.then(|| ("acme".to_owned(), 332)).into_iter().collect(),
-            accounts: ledger.then(|| {
-                crate::fleet::by_provider([Conserved { messages_least: 332, messages_most: 332, ..account() }])
+            reconciliation: ledger.then(|| {
+                crate::fleet::by_provider([ProviderReconciliation {
+                    messages_least: 332,
+                    messages_most: 332,
+                    ..account()
+                }])
             }),
-            database_away: away.then(|| "gone".to_owned()),
-            ..Evidence::default()
+            database_problem: away.then(|| "gone".to_owned()),
+            ..OverviewInput::default()
         };
         let picture = crate::fleet::overview(&evidence);
-        let page = overview(&picture, Shape::Plain, None);
+        let page = render_overview(&picture, TableShape::Plain, None);
         let cells: Vec<&str> =
             page.lines().nth(1).unwrap().split("  ").filter(|cell| !cell.is_empty()).map(str::trim).collect();
         assert_eq!((cells[5], cells[6] == "-", cells[4] == "-"), (waiting, !ledger, away), "{page}");

@@ -6,54 +6,54 @@
 
 use std::time::Duration;
 
-use super::Conditions;
+use super::ClearTimeInput;
 use crate::domain::limit::{Algorithm, Limit};
 use crate::domain::provider::{Pacing, Provider, SlotRelease};
 
 /// Seconds until that many jobs are sent and the last is answered; `None`: nothing is sent.
-pub(super) fn time_for(conditions: &Conditions<'_>, jobs: u64) -> Option<Duration> {
+pub(super) fn send_time(conditions: &ClearTimeInput<'_>, jobs: u64) -> Option<Duration> {
     let per_second = steady_rate(conditions)?;
-    let holding = conditions.provider.limits.iter().filter(|limit| limit.holds_every_charge());
-    let mut rules: Vec<Rule> = holding.map(|limit| Rule::new(conditions, limit)).collect();
+    let holding = conditions.provider.limits.iter().filter(|limit| limit.applies_to_every_charge());
+    let mut rules: Vec<LimitPace> = holding.map(|limit| LimitPace::new(conditions, limit)).collect();
     rules.extend(even_pacing(conditions.provider));
     rules.sort_by(|a, b| a.cycle.total_cmp(&b.cycle));
-    let sent_in = Pace { rules: &rules, per_second }.seconds(jobs);
+    let sent_in = CombinedPace { limits: &rules, per_second }.seconds(jobs);
     Some(duration(sent_in + conditions.hold.as_secs_f64()))
 }
 
 /// How long a backlog takes at this rate; `None`: for ever.
-pub(super) fn at_rate(jobs: u64, per_second: f64) -> Option<Duration> {
+pub(super) fn time_at_rate(jobs: u64, per_second: f64) -> Option<Duration> {
     (per_second > 0.0).then(|| duration(float(jobs) / per_second))
 }
 
 /// What all lanes let out without any limit: by their egress rate, and by their worker slots.
-fn steady_rate(conditions: &Conditions<'_>) -> Option<f64> {
+fn steady_rate(conditions: &ClearTimeInput<'_>) -> Option<f64> {
     let lanes = f64::from(conditions.lanes.max(1));
-    let egress = conditions.provider.outflow_per_second() * lanes;
+    let egress = conditions.provider.egress_per_second() * lanes;
     let hold = conditions.hold.as_secs_f64();
     let slots = if hold > 0.0 { f64::from(conditions.provider.workers) * lanes / hold } else { f64::INFINITY };
     Some(egress.min(slots)).filter(|rate| *rate > 0.0)
 }
 
 /// The spacing by the tightest limit, where starts are spread evenly.
-fn even_pacing(provider: &Provider) -> Option<Rule> {
+fn even_pacing(provider: &Provider) -> Option<LimitPace> {
     let tightest = provider.tightest_rate().filter(|_| provider.pacing == Pacing::Even)?;
-    let per_cycle = u64::from(provider.less_reserve(tightest.max_requests())).max(1);
+    let per_cycle = u64::from(provider.after_reserve(tightest.max_requests())).max(1);
     let window = tightest.window().as_secs_f64();
     // As the spacing of one job, it comes before every window.
-    Some(Rule { per_cycle: 1, cycle: window / float(per_cycle), kind: Kind::Spaced { at_once: 1 } })
+    Some(LimitPace { per_cycle: 1, cycle: window / float(per_cycle), kind: PaceKind::Spaced { at_once: 1 } })
 }
 
 /// One limit, as far as the pace depends on it.
-struct Rule {
+struct LimitPace {
     /// Jobs per cycle, at least 1.
     per_cycle: u64,
     /// Seconds.
     cycle: f64,
-    kind: Kind,
+    kind: PaceKind,
 }
 
-enum Kind {
+enum PaceKind {
     /// As many as are free at once, then one after the other.
     Spaced { at_once: u64 },
     /// As many as are free at once. What is used comes back within a cycle.
@@ -62,12 +62,12 @@ enum Kind {
     Aligned { free: u64, ends_in: f64 },
 }
 
-impl Rule {
-    fn new(conditions: &Conditions<'_>, limit: &Limit) -> Self {
+impl LimitPace {
+    fn new(conditions: &ClearTimeInput<'_>, limit: &Limit) -> Self {
         let provider = conditions.provider;
-        let share = |count: u32| u64::from(provider.less_reserve(count));
+        let share = |count: u32| u64::from(provider.after_reserve(count));
         let per_cycle = share(limit.rate.max_requests()).max(1);
-        let used = conditions.used.iter().find(|used| used.limit == limit.name).map_or(0, |used| used.count);
+        let used = conditions.used_counts.iter().find(|used| used.limit == limit.name).map_or(0, |used| used.count);
         let free = share(limit.capacity()).saturating_sub(used);
         let window = limit.rate.window();
         let cycle = match (limit.algorithm, provider.slot_release) {
@@ -76,68 +76,68 @@ impl Rule {
             _ => window,
         };
         let kind = match limit.algorithm {
-            Algorithm::TokenBucket | Algorithm::Gcra => Kind::Spaced { at_once: free },
+            Algorithm::TokenBucket | Algorithm::Gcra => PaceKind::Spaced { at_once: free },
             Algorithm::FixedWindow => {
                 let window_ms = window.as_millis().max(1);
                 let now = u128::try_from(conditions.now.0).unwrap_or(0) + window_ms;
                 let gone = now.saturating_sub(limit.offset.as_millis()) % window_ms;
                 let ends_in = Duration::from_millis(u64::try_from(window_ms - gone).unwrap_or(u64::MAX));
-                Kind::Aligned { free: free.min(per_cycle), ends_in: ends_in.as_secs_f64() }
+                PaceKind::Aligned { free: free.min(per_cycle), ends_in: ends_in.as_secs_f64() }
             }
-            Algorithm::SlidingLog | Algorithm::SlidingWindow => Kind::Sliding { free: free.min(per_cycle) },
+            Algorithm::SlidingLog | Algorithm::SlidingWindow => PaceKind::Sliding { free: free.min(per_cycle) },
         };
         Self { per_cycle, cycle: cycle.as_secs_f64(), kind }
     }
 
     /// When the `n`th job has a permit by this limit alone.
-    fn alone(&self, n: u64) -> f64 {
+    fn permit_time(&self, n: u64) -> f64 {
         match self.kind {
-            Kind::Spaced { at_once } => float(n.saturating_sub(at_once)) / float(self.per_cycle) * self.cycle,
-            Kind::Sliding { free } => {
+            PaceKind::Spaced { at_once } => float(n.saturating_sub(at_once)) / float(self.per_cycle) * self.cycle,
+            PaceKind::Sliding { free } => {
                 // Whole cycles, and a last one that begins with what is free now and goes on with what is used now.
                 let (cycles, last) = (n.saturating_sub(1) / self.per_cycle, n.saturating_sub(1) % self.per_cycle + 1);
                 let used = (self.per_cycle - free).max(1);
                 (float(cycles) + float(last.saturating_sub(free)) / float(used)) * self.cycle
             }
-            Kind::Aligned { free, ends_in } if n > free => {
+            PaceKind::Aligned { free, ends_in } if n > free => {
                 ends_in + float((n - free - 1) / self.per_cycle) * self.cycle
             }
-            Kind::Aligned { .. } => 0.0,
+            PaceKind::Aligned { .. } => 0.0,
         }
     }
 
     /// Full cycles before the `n`th job, in seconds, and its place in its own cycle.
     fn cycle_of(&self, n: u64) -> Option<(f64, u64)> {
         match self.kind {
-            Kind::Spaced { .. } => None,
-            Kind::Sliding { .. } => {
+            PaceKind::Spaced { .. } => None,
+            PaceKind::Sliding { .. } => {
                 let (cycles, place) = (n.saturating_sub(1) / self.per_cycle, n.saturating_sub(1) % self.per_cycle + 1);
                 Some((float(cycles) * self.cycle, place))
             }
-            Kind::Aligned { free, ends_in } if n > free => {
+            PaceKind::Aligned { free, ends_in } if n > free => {
                 let behind = n - free - 1;
                 Some((ends_in + float(behind / self.per_cycle) * self.cycle, behind % self.per_cycle + 1))
             }
-            Kind::Aligned { .. } => Some((0.0, n)),
+            PaceKind::Aligned { .. } => Some((0.0, n)),
         }
     }
 }
 
 /// The limits up to one of them, and what is let out without any.
-struct Pace<'a> {
+struct CombinedPace<'a> {
     /// By the length of their cycles.
-    rules: &'a [Rule],
+    limits: &'a [LimitPace],
     per_second: f64,
 }
 
-impl Pace<'_> {
+impl CombinedPace<'_> {
     /// Until the `n`th job is sent.
     fn seconds(&self, n: u64) -> f64 {
-        let Some((rule, shorter)) = self.rules.split_last() else {
+        let Some((rule, shorter)) = self.limits.split_last() else {
             return float(n.saturating_sub(1)) / self.per_second;
         };
-        let shorter = Pace { rules: shorter, per_second: self.per_second };
-        let alone = rule.alone(n).max(shorter.seconds(n));
+        let shorter = CombinedPace { limits: shorter, per_second: self.per_second };
+        let alone = rule.permit_time(n).max(shorter.seconds(n));
         let decides = shorter.seconds(rule.per_cycle.saturating_add(1)) < rule.cycle;
         match rule.cycle_of(n).filter(|_| decides) {
             Some((cycles, place)) => alone.max(cycles + shorter.seconds(place)),

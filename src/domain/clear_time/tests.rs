@@ -15,7 +15,7 @@ fn provider(limits: Vec<LimitRow>, change: impl Fn(&mut ProviderRow)) -> Provide
     let url = "https://acme.example/".to_owned();
     let mut row = ProviderRow { name: "acme".to_owned(), url, limits, ..ProviderRow::default() };
     change(&mut row);
-    row.meant(1).unwrap()
+    row.validate(1).unwrap()
 }
 
 /// An egress rate that holds nothing back.
@@ -23,20 +23,20 @@ fn fast(row: &mut ProviderRow) {
     row.leak_per_second = Some(100_000.0);
 }
 
-fn conditions(provider: &Provider, jobs: u64) -> Conditions<'_> {
-    Conditions {
+fn conditions(provider: &Provider, jobs: u64) -> ClearTimeInput<'_> {
+    ClearTimeInput {
         provider,
         now: EpochMs(1_800_000_000_000),
-        flow: Flow::After(Duration::ZERO),
-        waiting: Waiting { jobs, ..Waiting::default() },
-        used: &[],
+        sending: SendingState::StartsIn(Duration::ZERO),
+        waiting: WaitingJobs { jobs, ..WaitingJobs::default() },
+        used_counts: &[],
         hold: Duration::ZERO,
         lanes: 1,
         recent_rate: None,
     }
 }
 
-fn clears_in_ms(conditions: &Conditions<'_>) -> u128 {
+fn clears_in_ms(conditions: &ClearTimeInput<'_>) -> u128 {
     match conditions.clear_time() {
         ClearTime::In(clears_in) => clears_in.as_millis(),
         other => panic!("{other:?}"),
@@ -44,7 +44,7 @@ fn clears_in_ms(conditions: &Conditions<'_>) -> u128 {
 }
 
 #[test]
-fn the_limits_say_when_a_backlog_is_cleared() {
+fn clear_time_follows_the_limits() {
     let second = || vec![limit("second", 100, 1_000)];
     let both = || vec![limit("second", 100, 1_000), limit("minute", 600, 60_000)];
     let with = |algorithm: &str, max, ms| vec![LimitRow { algorithm: algorithm.to_owned(), ..limit("all", max, ms) }];
@@ -90,9 +90,9 @@ fn the_limits_say_when_a_backlog_is_cleared() {
         (&day, 2_500, 0, 0, 40 * 3_600_000),
     ] {
         let name = provider.limits[0].name.clone();
-        let used = [Used { limit: name, count: used }];
+        let used = [UsedCount { limit: name, count: used }];
         let hold = Duration::from_millis(hold_ms);
-        let told_ms = clears_in_ms(&Conditions { used: &used, hold, ..conditions(provider, jobs) });
+        let told_ms = clears_in_ms(&ClearTimeInput { used_counts: &used, hold, ..conditions(provider, jobs) });
         // The egress rate of these providers takes 10 us a job, and their worker slots 200.
         assert!(
             told_ms.abs_diff(wanted_ms) <= 25,
@@ -102,58 +102,61 @@ fn the_limits_say_when_a_backlog_is_cleared() {
 }
 
 #[test]
-fn egress_rate_and_worker_slots_of_all_lanes_bound_the_pace() {
+fn clear_time_respects_egress_rate_and_worker_slots() {
     // 1,500 at once by the limit, 5 a second by its egress rate.
     let slow = provider(vec![limit("all", 1_500, 300_000)], |_| ());
-    let by = |lanes, jobs| clears_in_ms(&Conditions { lanes, ..conditions(&slow, jobs) });
+    let by = |lanes, jobs| clears_in_ms(&ClearTimeInput { lanes, ..conditions(&slow, jobs) });
     assert_eq!((by(1, 236), by(2, 236), by(0, 236)), (47_000, 23_500, 47_000));
     // The second 1,500 are sent as slowly as the first, from the end of the window on.
     assert_eq!((by(2, 3_000), by(1, 3_000)), (300_000 + 149_900, 599_800));
     let two = provider(vec![limit("all", 1_000, 1_000)], |row| row.workers = 2);
-    let held = Conditions { hold: Duration::from_millis(500), ..conditions(&two, 101) };
+    let held = ClearTimeInput { hold: Duration::from_millis(500), ..conditions(&two, 101) };
     assert_eq!(clears_in_ms(&held), 25_500, "two at a time, half a second each");
 }
 
 #[test]
-fn what_holds_everything_has_its_own_answer() {
+fn full_stops_have_their_own_answer() {
     let open = provider(vec![limit("second", 10, 1_000)], |_| ());
     let shut = provider(vec![limit("second", 10, 1_000), limit("shut", 0, 1_000)], |_| ());
     let each = LimitRow { scope: "account".to_owned(), ..limit(EACH, 1, 60_000) };
     let by_account = provider(vec![limit("second", 10, 1_000), each], |_| ());
     let of = |provider: &Provider, flow, missing| {
-        let waiting = Waiting { jobs: 31, missing, ..Waiting::default() };
-        Conditions { flow, waiting, ..conditions(provider, 0) }.clear_time()
+        let waiting = WaitingJobs { jobs: 31, missing, ..WaitingJobs::default() };
+        ClearTimeInput { sending: flow, waiting, ..conditions(provider, 0) }.clear_time()
     };
-    let sends = Flow::After(Duration::ZERO);
+    let sends = SendingState::StartsIn(Duration::ZERO);
     let least =
         |about| ClearTime::DependsOnAccounts { at_least: Duration::from_secs(3), limits: vec![EACH.to_owned()], about };
     for (told, wanted) in [
         (of(&open, sends, None), ClearTime::In(Duration::from_secs(3))),
-        (of(&open, Flow::After(Duration::from_secs(7)), None), ClearTime::In(Duration::from_secs(10))),
-        (of(&open, Flow::Paused, None), ClearTime::NotWhilePaused),
-        (of(&open, Flow::Disabled, Some(Missing::Queue)), ClearTime::NotWhileDisabled),
-        (of(&open, Flow::BreakerOpen, None), ClearTime::NotWhileBreakerOpen),
-        (of(&open, Flow::Unknown(Missing::Worker), None), ClearTime::Unknown(Missing::Worker)),
-        (of(&open, sends, Some(Missing::Queue)), ClearTime::Unknown(Missing::Queue)),
-        (of(&shut, sends, Some(Missing::Queue)), ClearTime::Never { limit: Some("shut".to_owned()) }),
-        (of(&shut, Flow::Paused, None), ClearTime::NotWhilePaused),
+        (of(&open, SendingState::StartsIn(Duration::from_secs(7)), None), ClearTime::In(Duration::from_secs(10))),
+        (of(&open, SendingState::Paused, None), ClearTime::NotWhilePaused),
+        (of(&open, SendingState::Disabled, Some(MissingInput::Queue)), ClearTime::NotWhileDisabled),
+        (of(&open, SendingState::BreakerOpen, None), ClearTime::NotWhileBreakerOpen),
+        (of(&open, SendingState::Unknown(MissingInput::Worker), None), ClearTime::Unknown(MissingInput::Worker)),
+        (of(&open, sends, Some(MissingInput::Queue)), ClearTime::Unknown(MissingInput::Queue)),
+        (of(&shut, sends, Some(MissingInput::Queue)), ClearTime::Never { limit: Some("shut".to_owned()) }),
+        (of(&shut, SendingState::Paused, None), ClearTime::NotWhilePaused),
         (of(&by_account, sends, None), least(None)),
     ] {
         assert_eq!(told, wanted);
     }
-    let recent = |rate| Conditions { recent_rate: Some(rate), ..conditions(&by_account, 31) }.clear_time();
+    let recent = |rate| ClearTimeInput { recent_rate: Some(rate), ..conditions(&by_account, 31) }.clear_time();
     assert_eq!(recent(0.1), least(Some(Duration::from_secs(310))));
     assert_eq!((recent(100.0), recent(0.0)), (least(Some(Duration::from_secs(3))), least(None)));
     // Nothing waits: there is nothing to clear, whatever holds.
-    assert_eq!(Conditions { flow: Flow::Paused, ..conditions(&shut, 0) }.clear_time(), ClearTime::In(Duration::ZERO));
-    let waiting = Waiting { jobs: 1, last_due_in: Duration::from_secs(2_820), ..Waiting::default() };
-    assert_eq!(clears_in_ms(&Conditions { waiting, ..conditions(&open, 1) }), 2_820_000, "not before it is due");
-    let waiting = Waiting { jobs: 1, blocked: true, ..Waiting::default() };
-    assert_eq!(Conditions { waiting, ..conditions(&open, 1) }.clear_time(), ClearTime::Never { limit: None });
+    assert_eq!(
+        ClearTimeInput { sending: SendingState::Paused, ..conditions(&shut, 0) }.clear_time(),
+        ClearTime::In(Duration::ZERO)
+    );
+    let waiting = WaitingJobs { jobs: 1, last_due_in: Duration::from_secs(2_820), ..WaitingJobs::default() };
+    assert_eq!(clears_in_ms(&ClearTimeInput { waiting, ..conditions(&open, 1) }), 2_820_000, "not before it is due");
+    let waiting = WaitingJobs { jobs: 1, blocked: true, ..WaitingJobs::default() };
+    assert_eq!(ClearTimeInput { waiting, ..conditions(&open, 1) }.clear_time(), ClearTime::Never { limit: None });
 }
 
 #[test]
-fn limits_by_account_are_named_while_they_hold_charges_back() {
+fn binding_account_limits_are_named() {
     let of = |change: fn(&mut LimitRow)| {
         let mut each = limit(EACH, 6, 60_000);
         change(&mut each);
@@ -205,10 +208,10 @@ proptest! {
         row in any_provider(), jobs in 1..100_000_u64, more in 1..5_000_u64, used in 0..3_000_u64, raised in 1..3_000_i64,
         hold_ms in 0..3_000_u64, lanes in 1..4_u32,
     ) {
-        let used = [Used { limit: "l0".to_owned(), count: used }];
+        let used = [UsedCount { limit: "l0".to_owned(), count: used }];
         let hold = Duration::from_millis(hold_ms);
         let of = |provider: &Provider, jobs| {
-            let told = Conditions { used: &used, hold, lanes, ..conditions(provider, jobs) }.clear_time();
+            let told = ClearTimeInput { used_counts: &used, hold, lanes, ..conditions(provider, jobs) }.clear_time();
             match told {
                 ClearTime::In(clears_in) => clears_in,
                 ClearTime::Never { .. } => Duration::MAX,
@@ -216,7 +219,7 @@ proptest! {
             }
         };
         // A reserve may leave nothing of a small limit, and a short window suits no sliding window.
-        let provider = row.meant(1);
+        let provider = row.validate(1);
         prop_assume!(provider.is_ok());
         let provider = provider.unwrap();
         let clears_in = of(&provider, jobs);
@@ -226,7 +229,7 @@ proptest! {
         for limit in &mut higher.limits {
             limit.max_requests += raised;
         }
-        let provider = higher.meant(1).unwrap();
+        let provider = higher.validate(1).unwrap();
         let sooner = of(&provider, jobs);
         prop_assert!(sooner <= clears_in + Duration::from_millis(1), "higher limits clear later: {sooner:?}");
     }

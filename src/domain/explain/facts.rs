@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::turn::Past;
+use super::forecast::RecentUsage;
 use crate::domain::clear_time::ClearTime;
 use crate::domain::disposition::Resend;
 use crate::domain::provider::Provider;
@@ -23,25 +23,25 @@ pub struct Facts {
     /// What its message says, where the ledger does not know it yet and the message was found.
     pub unrecorded: Option<JobFacts>,
     /// Where its message may be, if neither has it.
-    pub lanes: Lanes,
+    pub message_search: MessageSearch,
     /// Messages with this id that can never be a job; newest first.
     pub rejected: Vec<Rejected>,
     pub row: RowFacts,
     pub lane: LaneFacts,
-    pub hand: Hand,
-    pub before: Before,
+    pub claim: ClaimState,
+    pub ahead: JobsAhead,
     pub limiter: LimiterFacts,
 }
 
 /// The lanes' queues, for a message that cannot be asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Lanes {
+pub enum MessageSearch {
     #[default]
     NotAsked,
     /// Looked through: it is in none.
     Searched,
     /// The broker lets nobody look for a message; these hold some.
-    Hold(Vec<LaneQueue>),
+    MayHold(Vec<LaneQueue>),
 }
 
 /// One lane's queue.
@@ -77,18 +77,18 @@ pub struct JobFacts {
     pub resend: Resend,
     /// Workers lost in a row while they held it, none of which began a request.
     pub lost_holders: u32,
-    pub requests: Vec<Request>,
+    pub requests: Vec<SentRequest>,
     /// The last time that it was put down.
-    pub waited: Option<Waited>,
+    pub last_delay: Option<LastDelay>,
     /// When the event of its state was published; the inner `None`: not yet.
     pub event: Option<Option<EpochMs>>,
     /// Who changed it by hand last.
-    pub by_hand: Option<ByHand>,
+    pub manual_change: Option<ManualChange>,
 }
 
 /// One request that was, or may have been, sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct SentRequest {
     pub number: u32,
     pub began_at: EpochMs,
     pub ended_at: Option<EpochMs>,
@@ -97,7 +97,7 @@ pub struct Request {
 
 /// Put down until later, out of all hands, before a request was sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Waited {
+pub struct LastDelay {
     pub reason: String,
     pub since: EpochMs,
     /// Of the request.
@@ -105,9 +105,9 @@ pub struct Waited {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ByHand {
-    pub who: String,
-    pub because: Option<String>,
+pub struct ManualChange {
+    pub operator: String,
+    pub reason: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -139,12 +139,12 @@ pub enum LaneFacts {
     Absent,
     Running,
     /// Takes no more; what is in hand goes on.
-    Resting {
+    IntakePaused {
         cause: String,
         ends_in: Duration,
     },
     /// Sends nothing either.
-    Stopped {
+    Paused {
         cause: String,
         ends_in: Duration,
     },
@@ -156,20 +156,20 @@ pub enum LaneFacts {
 
 /// In whose hand the job is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Hand {
+pub enum ClaimState {
     #[default]
-    Nobody,
+    Unclaimed,
     /// Of a worker that was not asked.
-    Elsewhere { worker: String },
+    OtherWorker { worker: String },
     /// Of the worker that was asked, in its leaky bucket.
-    InBucket { worker: String, bucket: BucketPlace },
+    AwaitingEgress { worker: String, position: EgressPosition },
     /// Of the worker that was asked, in its gate's line or between two steps.
-    Here { worker: String, place: Option<Place> },
+    AskedWorker { worker: String, position: Option<GatePosition> },
 }
 
 /// Where a job waits for the steady outflow of its lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BucketPlace {
+pub struct EgressPosition {
     /// In the bucket, and in the gate's line behind it.
     pub before: u64,
     /// Until the outflow lets it go, from now.
@@ -178,18 +178,18 @@ pub struct BucketPlace {
 
 /// Where a job stands in its gate's line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct GatePosition {
     pub before: u64,
     pub cost_before: u64,
-    pub refused: Option<Refused>,
+    pub refused: Option<PermitRefusal>,
     /// By what counts its own account, reference or kind of call.
-    pub of_its_own: bool,
+    pub by_own_limit: bool,
 }
 
 /// Why nobody passes a gate, or one job does not.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refused {
-    pub by: Refuser,
+pub struct PermitRefusal {
+    pub reason: PermitRefusalReason,
     /// From now.
     pub wait: Duration,
     /// Whether a permit starts exactly then.
@@ -197,27 +197,27 @@ pub struct Refused {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refuser {
+pub enum PermitRefusalReason {
     Limit(String),
     Cold,
     NeedsHistory,
     /// The provider named a wait.
     Paused,
-    Away(String),
+    StoreUnavailable(String),
     StaleSettings,
-    TooCostly,
+    Oversized,
     Blocked,
     Stopping,
 }
 
 /// Who is served before it, by the ledger and the lane's queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Before {
+pub struct JobsAhead {
     /// Open jobs that are due earlier or more urgent, and messages in the lane's queue that the ledger does not know yet.
     pub jobs: u64,
     pub cost: u64,
     /// Open jobs of the quota that some worker has in hand and that have no request on the wire.
-    pub in_hand: u64,
+    pub active: u64,
     /// Messages ready in the lane's queue; `None`: the broker did not say.
     pub ready: Option<u64>,
     /// Workers that let jobs out, at least one.
@@ -228,17 +228,17 @@ pub struct Before {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LimiterFacts {
     /// Why it cannot be asked.
-    pub away: Option<String>,
+    pub unavailable: Option<String>,
     /// By limit: uses that count now, and how many may. Empty where nobody could be asked.
-    pub uses: Vec<LimitUsed>,
+    pub uses: Vec<LimitUtilisation>,
     /// Why this process's gate stands for everybody.
-    pub standing: Option<Refused>,
+    pub block: Option<PermitRefusal>,
     /// What the ledger knows of the quota's use; `None`: it cannot say.
-    pub past: Option<Past>,
+    pub recent_usage: Option<RecentUsage>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LimitUsed {
+pub struct LimitUtilisation {
     pub name: String,
     pub used: u64,
     pub capacity: u64,
@@ -250,15 +250,15 @@ impl Facts {
     pub fn used(&self, limit: &str) -> Option<u64> {
         let told = self.limiter.uses.iter().find(|it| it.name == limit).map(|it| it.used);
         told.or_else(|| {
-            let (spec, past) = (self.row.spec.as_ref()?, self.limiter.past.as_ref()?);
-            let uses = super::turn::used(spec, self.micros(), past);
+            let (spec, past) = (self.row.spec.as_ref()?, self.limiter.recent_usage.as_ref()?);
+            let uses = super::forecast::current_usage(spec, self.now_micros(), past);
             uses.into_iter().find(|(index, _)| spec.limit_name(*index) == limit).map(|(_, used)| used)
         })
     }
 
     /// The ledger's clock in the limiter's unit.
     #[must_use]
-    pub fn micros(&self) -> crate::domain::time::Micros {
+    pub fn now_micros(&self) -> crate::domain::time::Micros {
         crate::domain::time::Micros(u64::try_from(self.now.0).unwrap_or(0).saturating_mul(1_000))
     }
 

@@ -5,21 +5,21 @@
 
 use std::time::Duration;
 
-use self::facts::{Facts, JobFacts, LaneQueue, Lanes, Request};
+use self::facts::{Facts, JobFacts, LaneQueue, MessageSearch, SentRequest};
 use super::time::EpochMs;
 
-mod ended;
 pub mod facts;
+mod finished;
+pub mod forecast;
+pub mod format;
 mod limit;
-mod open;
-pub mod parked;
+mod pending;
+pub mod reason;
 #[cfg(test)]
 mod tests;
-pub mod turn;
-pub mod words;
 
 /// The gates in the order in which they are looked at; the first that does not let the job pass is the one it stands at.
-pub const GATES: [&str; 10] =
+pub const CHECKS: [&str; 10] =
     ["recorded", "provider", "time", "lane", "limiter", "account", "limit", "turn", "sent", "outcome"];
 
 /// What is told of a job.
@@ -31,50 +31,50 @@ pub struct Explanation {
     /// One sentence.
     pub summary: String,
     /// In the order of [`GATES`]; none for a job that the ledger does not know.
-    pub gates: Vec<Gate>,
+    pub checks: Vec<JobCheck>,
     /// `None`: there is none that it waits for.
-    pub stands_at: Option<StandsAt>,
+    pub blocked_at: Option<BlockedAt>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Gate {
+pub struct JobCheck {
     pub name: &'static str,
     pub passed: bool,
     pub at: Option<EpochMs>,
-    pub words: String,
+    pub text: String,
 }
 
 /// The gate that a job stands at, in numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct StandsAt {
-    pub gate: &'static str,
+pub struct BlockedAt {
+    pub check: &'static str,
     pub limit: Option<String>,
     /// As limits are written: `600/1m`.
     pub allows: Option<String>,
     pub used: Option<u64>,
     /// From now until its turn, where that can be reckoned.
-    pub turn_in: Option<Duration>,
+    pub starts_in: Option<Duration>,
     /// From now until what holds it may be over; its turn is not before.
     pub held_for: Option<Duration>,
     /// Jobs that are served before it.
-    pub before_it: Option<u64>,
+    pub jobs_ahead: Option<u64>,
     /// Whether `before_it` is counted in the line that it stands in; else it is reckoned from the ledger and the queue.
     pub exact: bool,
 }
 
 /// What one gate says of a job.
-enum Verdict {
+enum CheckResult {
     Passed(Option<EpochMs>, String),
-    Stands(Box<StandsAt>, String),
+    Blocked(Box<BlockedAt>, String),
 }
 
-impl Verdict {
+impl CheckResult {
     fn passed(words: impl Into<String>) -> Self {
         Self::Passed(None, words.into())
     }
 
-    fn stands(gate: &'static str, words: impl Into<String>) -> Self {
-        Self::Stands(Box::new(StandsAt { gate, ..StandsAt::default() }), words.into())
+    fn blocked(gate: &'static str, words: impl Into<String>) -> Self {
+        Self::Blocked(Box::new(BlockedAt { check: gate, ..BlockedAt::default() }), words.into())
     }
 }
 
@@ -83,11 +83,11 @@ impl Verdict {
 pub fn explain(facts: &Facts) -> Explanation {
     match (&facts.job, &facts.unrecorded) {
         (None, None) => unrecorded(facts),
-        (None, Some(job)) => open::waits(facts, job),
+        (None, Some(job)) => pending::explain_waiting(facts, job),
         (Some(job), _) => match job.state.as_str() {
-            "waiting" | "unknown" => open::waits(facts, job),
-            "sending" => open::on_the_wire(facts, job),
-            _ => ended::ended(facts, job),
+            "waiting" | "unknown" => pending::explain_waiting(facts, job),
+            "sending" => pending::explain_in_flight(facts, job),
+            _ => finished::explain_finished(facts, job),
         },
     }
 }
@@ -102,30 +102,32 @@ fn unrecorded(facts: &Facts) -> Explanation {
             rejected.lane,
             rejected.reason,
             rejected.detail,
-            words::when(rejected.at, facts.now),
+            format::instant(rejected.at, facts.now),
         ),
-        None => format!("the ledger has no job {id}{}", may_be(facts)),
+        None => format!("the ledger has no job {id}{}", where_message_may_be(facts)),
     };
-    Explanation { state: "unrecorded".to_owned(), provider: None, summary, gates: Vec::new(), stands_at: None }
+    Explanation { state: "unrecorded".to_owned(), provider: None, summary, checks: Vec::new(), blocked_at: None }
 }
 
 /// Where else its message may be.
-fn may_be(facts: &Facts) -> String {
+fn where_message_may_be(facts: &Facts) -> String {
     const LOST: &str = "its message can never be a job and its id could not be read (payments.invalid), or it was never \
                         published";
-    let lanes = match &facts.lanes {
-        Lanes::NotAsked => {
+    let lanes = match &facts.message_search {
+        MessageSearch::NotAsked => {
             return format!(
                 ": it is still in its lane's queue, where no worker has taken it yet (`sluicegate status` tells how many \
                  there are), or {LOST}"
             );
         }
-        Lanes::Searched => return format!(", and no lane's queue has its message: {LOST}"),
-        Lanes::Hold(lanes) if lanes.is_empty() => return format!(", and no lane's queue holds a message: {LOST}"),
-        Lanes::Hold(lanes) => lanes,
+        MessageSearch::Searched => return format!(", and no lane's queue has its message: {LOST}"),
+        MessageSearch::MayHold(lanes) if lanes.is_empty() => {
+            return format!(", and no lane's queue holds a message: {LOST}");
+        }
+        MessageSearch::MayHold(lanes) => lanes,
     };
     let lane = |lane: &LaneQueue| {
-        let clears = words::clears(&lane.clears, facts.now);
+        let clears = format::clear_time_text(&lane.clears, facts.now);
         format!("lane {} ({} there, {clears})", lane.provider, lane.ready)
     };
     let lanes: Vec<String> = lanes.iter().map(lane).collect();
@@ -133,16 +135,16 @@ fn may_be(facts: &Facts) -> String {
 }
 
 /// The gates up to the first that does not let pass; those behind it have not been reached.
-fn line_up(verdicts: Vec<(&'static str, Verdict)>) -> (Vec<Gate>, Option<(StandsAt, String)>) {
+fn until_blocked(verdicts: Vec<(&'static str, CheckResult)>) -> (Vec<JobCheck>, Option<(BlockedAt, String)>) {
     let mut stands_at = None;
-    let mut gates = Vec::with_capacity(GATES.len());
+    let mut gates = Vec::with_capacity(CHECKS.len());
     for (name, verdict) in verdicts {
         let gate = match verdict {
-            _ if stands_at.is_some() => Gate { name, passed: false, at: None, words: "not reached".to_owned() },
-            Verdict::Passed(at, words) => Gate { name, passed: true, at, words },
-            Verdict::Stands(at, words) => {
+            _ if stands_at.is_some() => JobCheck { name, passed: false, at: None, text: "not reached".to_owned() },
+            CheckResult::Passed(at, words) => JobCheck { name, passed: true, at, text: words },
+            CheckResult::Blocked(at, words) => {
                 stands_at = Some((*at, words.clone()));
-                Gate { name, passed: false, at: None, words }
+                JobCheck { name, passed: false, at: None, text: words }
             }
         };
         gates.push(gate);
@@ -151,20 +153,20 @@ fn line_up(verdicts: Vec<(&'static str, Verdict)>) -> (Vec<Gate>, Option<(Stands
 }
 
 /// `time`, for a job whose request has left: how long it was put down before, and for what.
-fn put_down_before(facts: &Facts, job: &JobFacts, request: &Request) -> Option<Verdict> {
-    let waited = job.waited.as_ref().filter(|waited| waited.request == request.number)?;
+fn delayed_before(facts: &Facts, job: &JobFacts, request: &SentRequest) -> Option<CheckResult> {
+    let waited = job.last_delay.as_ref().filter(|waited| waited.request == request.number)?;
     let span_ms = u64::try_from(request.began_at.0.saturating_sub(waited.since.0)).unwrap_or(0);
-    let span = words::span(Duration::from_millis(span_ms));
-    let (from, to) = (words::clock(waited.since, facts.now), words::clock(request.began_at, facts.now));
-    let words = format!("{} from {from} to {to} ({span})", words::in_the_past(&waited.reason));
-    Some(Verdict::Passed(Some(waited.since), words))
+    let span = format::duration(Duration::from_millis(span_ms));
+    let (from, to) = (format::clock(waited.since, facts.now), format::clock(request.began_at, facts.now));
+    let words = format!("{} from {from} to {to} ({span})", format::past_reason(&waited.reason));
+    Some(CheckResult::Passed(Some(waited.since), words))
 }
 
 /// `recorded`, for a job that is.
-fn recorded(facts: &Facts, job: &JobFacts) -> Verdict {
+fn recorded(facts: &Facts, job: &JobFacts) -> CheckResult {
     if facts.job.is_none() {
-        return Verdict::passed("not yet: its message is published, and the ledger records it when it is taken");
+        return CheckResult::passed("not yet: its message is published, and the ledger records it when it is taken");
     }
-    let words = format!("the ledger has it since {}", words::when(job.created_at, facts.now));
-    Verdict::Passed(Some(job.created_at), words)
+    let words = format!("the ledger has it since {}", format::instant(job.created_at, facts.now));
+    CheckResult::Passed(Some(job.created_at), words)
 }

@@ -2,18 +2,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::facts::*;
-use super::turn::Past;
+use super::forecast::RecentUsage;
 use super::*;
 use crate::domain::backoff::BackoffPolicy;
-use crate::domain::decision::{ByKind, PastUse};
 use crate::domain::limit::{AccountRule, Algorithm, Rate, Rule, Scope};
 use crate::domain::lookup::WhenNotFound;
+use crate::domain::permit_protocol::{CostByKind, PastUse};
 use crate::domain::provider::{Mode, Pacing, Provider, ProviderName, RequestShape, SlotRelease, StoreDown};
 use crate::domain::quota_spec::{LimitSpec, QuotaSpec};
 
-mod ended;
-mod places;
-mod turns;
+mod finished;
+mod forecasts;
+mod positions;
 
 /// 2026-11-21 14:03:20 UTC: 20 s into its minute.
 const NOW: EpochMs = EpochMs(1_795_269_800_000);
@@ -32,7 +32,7 @@ fn spec(limits: &[(&str, Algorithm, u32, u64, Option<u32>)]) -> QuotaSpec {
         version: 1,
         limits: limits.iter().map(limit).collect(),
         account_rules: Vec::new(),
-        even: false,
+        even_pacing: false,
         grant_jitter: None,
         hold_max: Duration::from_secs(30),
         send_budget: ms(500),
@@ -43,9 +43,10 @@ fn spec(limits: &[(&str, Algorithm, u32, u64, Option<u32>)]) -> QuotaSpec {
     }
 }
 
-fn past(ended: &[(u64, u32)], hold_ms: u64) -> Past {
-    let ended = ended.iter().map(|(age_ms, cost)| PastUse { age: ms(*age_ms), cost: ByKind::charges(*cost) }).collect();
-    Past { ended, open: ByKind::default(), hold: ms(hold_ms) }
+fn past(ended: &[(u64, u32)], hold_ms: u64) -> RecentUsage {
+    let ended =
+        ended.iter().map(|(age_ms, cost)| PastUse { age: ms(*age_ms), cost: CostByKind::charges(*cost) }).collect();
+    RecentUsage { ended, in_flight: CostByKind::default(), hold: ms(hold_ms) }
 }
 
 fn provider() -> Provider {
@@ -102,11 +103,11 @@ fn waiting() -> Facts {
         job: Some(job),
         row: RowFacts { provider: Some(Arc::new(provider())), problems: Vec::new(), spec: Some(Arc::new(minute)) },
         lane: LaneFacts::Running,
-        hand: Hand::Nobody,
-        before: Before { jobs: 37, cost: 37, in_hand: 5, ready: Some(30), workers: 1 },
+        claim: ClaimState::Unclaimed,
+        ahead: JobsAhead { jobs: 37, cost: 37, active: 5, ready: Some(30), workers: 1 },
         limiter: LimiterFacts {
-            uses: vec![LimitUsed { name: "per-minute".to_owned(), used: 600, capacity: 600 }],
-            past: Some(past(&[(47_600, 600)], 0)),
+            uses: vec![LimitUtilisation { name: "per-minute".to_owned(), used: 600, capacity: 600 }],
+            recent_usage: Some(past(&[(47_600, 600)], 0)),
             ..LimiterFacts::default()
         },
         ..Facts::default()
@@ -124,43 +125,47 @@ fn job(facts: &mut Facts) -> &mut JobFacts {
 }
 
 #[test]
-fn a_limit_is_told_with_its_use_its_turn_and_those_before() {
+fn limit_is_shown_with_use_start_and_jobs_ahead() {
     let explained = explain(&waiting());
     assert_eq!(
         explained.summary,
         "waits for limit per-minute of stripe (600 per 60 s): 600 used, its turn about 14:03:32 UTC (in 12.4 s); about \
          37 before it"
     );
-    let names: Vec<&str> = explained.gates.iter().map(|gate| gate.name).collect();
-    assert_eq!(names, GATES);
-    let passed: Vec<&str> = explained.gates.iter().filter(|gate| gate.passed).map(|gate| gate.name).collect();
-    assert_eq!(passed, GATES[..6]);
-    let at = explained.stands_at.unwrap();
-    assert_eq!((at.gate, at.limit.as_deref(), at.allows.as_deref()), ("limit", Some("per-minute"), Some("600/1m")));
-    assert_eq!((at.used, at.before_it, at.exact), (Some(600), Some(37), false));
+    let names: Vec<&str> = explained.checks.iter().map(|gate| gate.name).collect();
+    assert_eq!(names, CHECKS);
+    let passed: Vec<&str> = explained.checks.iter().filter(|gate| gate.passed).map(|gate| gate.name).collect();
+    assert_eq!(passed, CHECKS[..6]);
+    let at = explained.blocked_at.unwrap();
+    assert_eq!((at.check, at.limit.as_deref(), at.allows.as_deref()), ("limit", Some("per-minute"), Some("600/1m")));
+    assert_eq!((at.used, at.jobs_ahead, at.exact), (Some(600), Some(37), false));
 
     // In its gate's line the count is exact, and for the first the announced instant is the turn.
     let in_line = |before: u64| {
-        let refused = Refused { by: Refuser::Limit("per-minute".to_owned()), wait: ms(12_000), exact: true };
-        let place = Place { before, cost_before: before, refused: Some(refused), of_its_own: false };
-        changed(|facts| facts.hand = Hand::Here { worker: "w1".to_owned(), place: Some(place) })
+        let refused = PermitRefusal {
+            reason: PermitRefusalReason::Limit("per-minute".to_owned()),
+            wait: ms(12_000),
+            exact: true,
+        };
+        let place = GatePosition { before, cost_before: before, refused: Some(refused), by_own_limit: false };
+        changed(|facts| facts.claim = ClaimState::AskedWorker { worker: "w1".to_owned(), position: Some(place) })
     };
     assert!(in_line(37).summary.ends_with("(in 12.4 s); 37 before it"), "{}", in_line(37).summary);
     assert!(in_line(0).summary.ends_with("(in 12 s); nobody before it"), "{}", in_line(0).summary);
-    assert!(in_line(37).stands_at.unwrap().exact);
+    assert!(in_line(37).blocked_at.unwrap().exact);
 }
 
 /// Change of the plain case, the gate that it must stand at, and what its sentence must hold.
 #[test]
 #[allow(clippy::too_many_lines, reason = "one table")]
-fn every_state_and_gate_has_its_words() {
+fn every_state_and_blocker_is_described() {
     let other = |at: &str| Some(at.to_owned());
     let second = Duration::from_secs(1);
-    let resting = |cause: &str| LaneFacts::Resting { cause: cause.to_owned(), ends_in: second };
-    let standing = |by| Some(Refused { by, wait: second, exact: false });
+    let resting = |cause: &str| LaneFacts::IntakePaused { cause: cause.to_owned(), ends_in: second };
+    let standing = |by| Some(PermitRefusal { reason: by, wait: second, exact: false });
     let room = |facts: &mut Facts| {
-        facts.limiter.past = Some(Past::default());
-        facts.before = Before { ready: Some(0), workers: 1, ..Before::default() };
+        facts.limiter.recent_usage = Some(RecentUsage::default());
+        facts.ahead = JobsAhead { ready: Some(0), workers: 1, ..JobsAhead::default() };
     };
     let set = |change: fn(&mut Provider)| {
         let mut row = provider();
@@ -223,16 +228,20 @@ fn every_state_and_gate_has_its_words() {
         (Box::new(|f| f.lane = resting("waits for limit per-minute")), "limit", "600 used"),
         (
             Box::new(|f| {
-                f.lane = LaneFacts::Stopped { cause: "the provider is down: no answer".to_owned(), ends_in: second };
+                f.lane = LaneFacts::Paused { cause: "the provider is down: no answer".to_owned(), ends_in: second };
             }),
             "lane",
             "sends nothing until 14:03:21 UTC (in 1 s): the provider is down",
         ),
         (Box::new(|f| f.lane = LaneFacts::Probing { cause: "down".to_owned() }), "lane", "one job at a time"),
-        (Box::new(|f| f.limiter.standing = standing(Refuser::Cold)), "limiter", "lost its state"),
-        (Box::new(|f| f.limiter.standing = standing(Refuser::Paused)), "limiter", "stripe asked for a pause"),
-        (Box::new(|f| f.limiter.standing = standing(Refuser::StaleSettings)), "limiter", "newer settings"),
-        (Box::new(|f| f.limiter.away = other("connection refused")), "limiter", "cannot be asked: connection refused"),
+        (Box::new(|f| f.limiter.block = standing(PermitRefusalReason::Cold)), "limiter", "lost its state"),
+        (Box::new(|f| f.limiter.block = standing(PermitRefusalReason::Paused)), "limiter", "stripe asked for a pause"),
+        (Box::new(|f| f.limiter.block = standing(PermitRefusalReason::StaleSettings)), "limiter", "newer settings"),
+        (
+            Box::new(|f| f.limiter.unavailable = other("connection refused")),
+            "limiter",
+            "cannot be asked: connection refused",
+        ),
         (
             Box::new(|f| {
                 job(f).wake_at = EpochMs(NOW.0 + 30_000);
@@ -246,7 +255,7 @@ fn every_state_and_gate_has_its_words() {
             Box::new(|f| {
                 rule(f, Rule::Exempt);
                 rule(f, Rule::Limit("5/1s".parse::<Rate>().unwrap().into()));
-                f.limiter.uses.push(LimitUsed { name: "per-account".to_owned(), used: 5, capacity: 5 });
+                f.limiter.uses.push(LimitUtilisation { name: "per-account".to_owned(), used: 5, capacity: 5 });
             }),
             "account",
             "waits for limit per-account of stripe, counted for account shop (5 per 1 s): 5 used",
@@ -277,7 +286,7 @@ fn every_state_and_gate_has_its_words() {
         (
             Box::new(|f| {
                 room(f);
-                f.before.workers = 0;
+                f.ahead.workers = 0;
                 f.lane = LaneFacts::NotAsked;
             }),
             "turn",
@@ -286,7 +295,7 @@ fn every_state_and_gate_has_its_words() {
         (
             Box::new(|f| {
                 room(f);
-                f.hand = Hand::Elsewhere { worker: "w2".to_owned() };
+                f.claim = ClaimState::OtherWorker { worker: "w2".to_owned() };
             }),
             "turn",
             "in hand of worker w2, which was not asked",
@@ -294,7 +303,7 @@ fn every_state_and_gate_has_its_words() {
         (
             Box::new(|f| {
                 room(f);
-                f.hand = Hand::Here { worker: "w1".to_owned(), place: None };
+                f.claim = ClaimState::AskedWorker { worker: "w1".to_owned(), position: None };
             }),
             "turn",
             "in hand of worker w1, between two steps: nobody before it",
@@ -302,16 +311,16 @@ fn every_state_and_gate_has_its_words() {
         (
             Box::new(|f| {
                 f.lane =
-                    LaneFacts::Stopped { cause: "header Authorization: no variable KEY".to_owned(), ends_in: second };
+                    LaneFacts::Paused { cause: "header Authorization: no variable KEY".to_owned(), ends_in: second };
                 job(f).wake_at = EpochMs(NOW.0 + 30_000);
-                job(f).reason = Some(format!("{}: header Authorization: no variable KEY", parked::UNBUILDABLE));
+                job(f).reason = Some(format!("{}: header Authorization: no variable KEY", reason::UNBUILDABLE_PREFIX));
             }),
             "lane",
             "sends nothing until 14:03:21 UTC (in 1 s): header Authorization: no variable KEY",
         ),
         (
             Box::new(|f| {
-                f.lane = LaneFacts::Stopped { cause: "provider answered 401".to_owned(), ends_in: second };
+                f.lane = LaneFacts::Paused { cause: "provider answered 401".to_owned(), ends_in: second };
                 job(f).wake_at = EpochMs(NOW.0 + 30_000);
                 job(f).reason = other("provider answered 401");
             }),
@@ -321,21 +330,21 @@ fn every_state_and_gate_has_its_words() {
     ];
     for (nth, (change, gate, words)) in cases.into_iter().enumerate() {
         let explained = changed(change);
-        let at = explained.stands_at.as_ref().map(|at| at.gate);
+        let at = explained.blocked_at.as_ref().map(|at| at.check);
         assert!(
             at == Some(gate) && explained.summary.contains(words),
             "{nth}: {at:?} {}, not {words}",
             explained.summary
         );
         // What it stands at is the first that it has not passed.
-        assert_eq!(explained.gates.iter().find(|gate| !gate.passed).map(|gate| gate.name), at, "{nth}");
+        assert_eq!(explained.checks.iter().find(|gate| !gate.passed).map(|gate| gate.name), at, "{nth}");
     }
     let expiring = changed(|f| job(f).expires_at = Some(EpochMs(NOW.0 + 3_000)));
     assert!(expiring.summary.ends_with("it expires before, 14:03:23 UTC (in 3 s)"), "{}", expiring.summary);
 }
 
 #[test]
-fn an_unknown_outcome_says_what_is_done_next() {
+fn unknown_outcome_names_the_next_action() {
     let unknown = |f: &mut Facts| {
         let it = job(f);
         it.state = "unknown".to_owned();
@@ -343,7 +352,7 @@ fn an_unknown_outcome_says_what_is_done_next() {
         it.wake_at = EpochMs(NOW.0 + 12_000);
         it.attempts = 1;
         (it.first_sent_at, it.unknown_since) = (Some(it.created_at), Some(it.created_at));
-        it.requests = vec![Request {
+        it.requests = vec![SentRequest {
             number: 1,
             began_at: it.created_at,
             ended_at: Some(it.updated_at),
@@ -368,7 +377,7 @@ fn an_unknown_outcome_says_what_is_done_next() {
     assert!(person.contains("next, a person decides (the outcome is unknown and the provider does not"), "{person}");
     let asked = with(|row| {
         row.idempotency_retention = None;
-        row.lookup = Some(crate::domain::lookup::Lookup {
+        row.lookup = Some(crate::domain::lookup::LookupConfig {
             url: crate::domain::lookup::LookupUrl::parse("https://pay.example/x/${job:id}").unwrap(),
             method: crate::domain::lookup::LookupMethod::Get,
             state: "/state".to_owned(),

@@ -4,7 +4,7 @@
 //! the capacity ahead (ITU-T I.371, the virtual scheduling algorithm). Refuses fractions: an interval is whole parts of a
 //! microsecond, rounded up.
 
-use super::cell::Found;
+use super::counter::Availability;
 use crate::domain::quota_spec::INTERVAL_PARTS;
 
 /// No bucket is empty later than so long after a use: some four years, half of what the wait of a reply has room for.
@@ -20,7 +20,7 @@ pub(super) struct Bucket {
 
 impl Bucket {
     /// The earliest instant at which `cost` has room. With debt an empty bucket has room for any.
-    pub fn find(&self, cost: u64, from_us: u64, interval: u64, max: u32, debt: bool) -> Option<Found> {
+    pub fn find(&self, cost: u64, from_us: u64, interval: u64, max: u32, debt: bool) -> Option<Availability> {
         let needed = if debt { 1 } else { cost };
         if needed > u64::from(max) {
             return None;
@@ -30,11 +30,11 @@ impl Bucket {
         let start_us = from_us.max(full.saturating_sub(tolerance).div_ceil(INTERVAL_PARTS));
         let room = u64::from(max) * interval - self.backlog(start_us);
         let permits = if debt { 1 } else { room / (cost * interval) };
-        Some(Found { start_us, origin_ms: 0, permits })
+        Some(Availability { start_us, origin_ms: 0, permits })
     }
 
     /// Says whether all of it could be counted.
-    pub fn take(&mut self, cost: u64, start_us: u64, interval: u64) -> bool {
+    pub fn consume(&mut self, cost: u64, start_us: u64, interval: u64) -> bool {
         if start_us > self.empty_us || (start_us == self.empty_us && self.empty_part == 0) {
             (self.empty_us, self.empty_part) = (start_us, 0);
         }
@@ -48,10 +48,10 @@ impl Bucket {
 
     /// A use that somebody remembers; `most`: what the bucket holds. Uses under another interval or of another limit would
     /// else pile up for hours. Says whether all that it holds could be counted.
-    pub fn recall(&mut self, cost: u64, instant_us: u64, interval: u64, most: u64) -> bool {
+    pub fn replay(&mut self, cost: u64, instant_us: u64, interval: u64, most: u64) -> bool {
         let (before, mut full) = (*self, Self::default());
-        let counted = self.take(cost, instant_us, interval);
-        let can_be_full = full.take(most, instant_us, interval);
+        let counted = self.consume(cost, instant_us, interval);
+        let can_be_full = full.consume(most, instant_us, interval);
         if *self <= full {
             return counted;
         }
@@ -64,7 +64,7 @@ impl Bucket {
     pub fn rescale(&mut self, now_us: u64, old: u64, new: u64) -> bool {
         let uses = self.counted(now_us, old);
         (self.empty_us, self.empty_part) = (now_us, 0);
-        self.take(uses, now_us, new)
+        self.consume(uses, now_us, new)
     }
 
     /// Permits that have not drained at an instant, rounded up.
@@ -73,7 +73,7 @@ impl Bucket {
     }
 
     /// What may start now, and when the bucket is empty.
-    pub fn outlook(&self, now_us: u64, interval: u64, max: u32) -> (u64, u64) {
+    pub fn remaining_and_reset(&self, now_us: u64, interval: u64, max: u32) -> (u64, u64) {
         let backlog = self.backlog(now_us);
         let room = (u64::from(max) * interval).saturating_sub(backlog);
         (room / interval.max(1), backlog.div_ceil(INTERVAL_PARTS))

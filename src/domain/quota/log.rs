@@ -9,23 +9,23 @@
 
 use std::collections::VecDeque;
 
-use super::cell::Found;
-use crate::domain::decision::SlotInstant;
+use super::counter::Availability;
+use crate::domain::permit_protocol::SlotInstant;
 
 /// How far from the head a slot given back is put in order; further in it counts as used now.
 const RESTORE_DEPTH: usize = 16;
 
 /// Uses whose window runs from the same instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Entry {
+struct LogEntry {
     ms: u64,
     count: u64,
 }
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct Log {
+pub(super) struct UseLog {
     /// Oldest first.
-    entries: VecDeque<Entry>,
+    entries: VecDeque<LogEntry>,
     /// Sum of the entries' counts.
     pub logged: u64,
     tail_ms: u64,
@@ -39,14 +39,14 @@ pub(super) struct Log {
     excess: bool,
 }
 
-impl Log {
+impl UseLog {
     pub fn push(&mut self, ms: u64, granule_ms: u64, count: u64) {
         let ms = (ms.div_ceil(granule_ms) * granule_ms).max(self.tail_ms);
         self.tail_ms = ms;
         self.logged += count;
         match self.entries.back_mut() {
             Some(tail) if tail.ms == ms => tail.count += count,
-            _ => self.entries.push_back(Entry { ms, count }),
+            _ => self.entries.push_back(LogEntry { ms, count }),
         }
     }
 
@@ -65,42 +65,42 @@ impl Log {
         self.tail_ms = self.tail_ms.max(ms);
         match self.entries.get_mut(place) {
             Some(entry) if entry.ms == ms => entry.count += count,
-            _ => self.entries.insert(place, Entry { ms, count }),
+            _ => self.entries.insert(place, LogEntry { ms, count }),
         }
     }
 
     /// Before the first want of a call.
-    pub fn open(&mut self, max: u32, in_flight: u64) {
-        self.unused = self.unused_of(max, in_flight);
+    pub fn begin_batch(&mut self, max: u32, in_flight: u64) {
+        self.unused = self.unused_slots(max, in_flight);
         self.excess = false;
     }
 
-    fn unused_of(&self, max: u32, in_flight: u64) -> i64 {
+    fn unused_slots(&self, max: u32, in_flight: u64) -> i64 {
         i64::from(max) - self.logged.cast_signed() - in_flight.cast_signed()
     }
 
     /// Looks for `cost` slots; `None` when all others are in flight.
-    pub fn find(&self, cost: u64, from_us: u64, window_us: u64) -> Option<Found> {
-        self.find_beside(self.unused, cost, from_us, window_us)
+    pub fn find(&self, cost: u64, from_us: u64, window_us: u64) -> Option<Availability> {
+        self.find_with_unused(self.unused, cost, from_us, window_us)
     }
 
     /// The next slot outside of a call.
-    pub fn next(&self, from_us: u64, window_us: u64, max: u32, in_flight: u64) -> Option<Found> {
-        self.find_beside(self.unused_of(max, in_flight), 1, from_us, window_us)
+    pub fn next_slot(&self, from_us: u64, window_us: u64, max: u32, in_flight: u64) -> Option<Availability> {
+        self.find_with_unused(self.unused_slots(max, in_flight), 1, from_us, window_us)
     }
 
-    fn find_beside(&self, unused: i64, cost: u64, from_us: u64, window_us: u64) -> Option<Found> {
+    fn find_with_unused(&self, unused: i64, cost: u64, from_us: u64, window_us: u64) -> Option<Availability> {
         let from_us = if unused > 0 { from_us.max(self.excess_until_us) } else { from_us };
-        let missing = missing(unused, cost);
+        let missing = slots_to_reuse(unused, cost);
         if missing == 0 {
-            return Some(Found { start_us: from_us, origin_ms: 0, permits: unused.cast_unsigned() / cost });
+            return Some(Availability { start_us: from_us, origin_ms: 0, permits: unused.cast_unsigned() / cost });
         }
         let mut before = 0;
         for entry in &self.entries {
             if before + entry.count >= missing {
                 // Entries are in order, so the last of those needed is over last.
                 let alone = before == 0 && missing == cost;
-                return Some(Found {
+                return Some(Availability {
                     start_us: from_us.max(entry.ms * 1_000 + window_us),
                     origin_ms: entry.ms,
                     permits: if alone { entry.count / cost } else { 1 },
@@ -111,15 +111,15 @@ impl Log {
         None
     }
 
-    pub fn take(&mut self, cost: u64) {
-        let missing = missing(self.unused, cost);
+    pub fn consume(&mut self, cost: u64) {
+        let missing = slots_to_reuse(self.unused, cost);
         self.excess |= self.unused < 0;
         self.unused = (self.unused - cost.cast_signed()).max(0);
         self.forget_oldest(missing);
     }
 
     /// After the last want of a call whose latest start this is.
-    pub fn close(&mut self, latest_us: u64) {
+    pub fn end_batch(&mut self, latest_us: u64) {
         if self.excess {
             self.excess_until_us = self.excess_until_us.max(latest_us);
         }
@@ -136,7 +136,7 @@ impl Log {
     }
 
     /// What may surely start now, and when all of it is free again.
-    pub fn outlook(&self, now_us: u64, window_us: u64, max: u32, in_flight: u64) -> (u64, u64) {
+    pub fn remaining_and_reset(&self, now_us: u64, window_us: u64, max: u32, in_flight: u64) -> (u64, u64) {
         let over_us = self.tail_ms * 1_000 + window_us;
         let over = self.logged == 0 || over_us <= now_us;
         let counted = if over { in_flight } else { in_flight + self.logged };
@@ -160,6 +160,6 @@ impl Log {
 }
 
 /// Used slots that a cost needs to see the end of, beside those that are unused.
-fn missing(unused: i64, cost: u64) -> u64 {
+fn slots_to_reuse(unused: i64, cost: u64) -> u64 {
     (cost.cast_signed() - unused).max(0).cast_unsigned()
 }

@@ -3,8 +3,8 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
-use crate::domain::decision::{ByKind, CallKind, Fate, Settlement, Subject};
 use crate::domain::limit::{Algorithm, Scope};
+use crate::domain::permit_protocol::{CallKind, CostByKind, PermitRelease, ReleaseKind, Subject};
 use crate::domain::provider::{ProviderName, StoreDown};
 use crate::domain::quota_spec::LimitSpec;
 
@@ -16,7 +16,7 @@ fn spec(version: i64, max_requests: u32, window: Duration) -> QuotaSpec {
         version,
         limits: vec![LimitSpec::sliding_log("limit", max_requests, window)],
         account_rules: Vec::new(),
-        even: false,
+        even_pacing: false,
         grant_jitter: None,
         hold_max: Duration::from_secs(3),
         send_budget: Duration::from_millis(500),
@@ -27,24 +27,24 @@ fn spec(version: i64, max_requests: u32, window: Duration) -> QuotaSpec {
     }
 }
 
-fn call(number: u64, wants: u32, settlements: Vec<Settlement>) -> Call {
-    let wants = vec![Want::charges(wants, 1)];
-    let rebuild = Some(Rebuild { born: START, ended: Vec::new(), open: ByKind::default() });
-    Call {
+fn call(number: u64, wants: u32, settlements: Vec<PermitRelease>) -> LimiterCall {
+    let wants = vec![PermitRequest::charges(wants, 1)];
+    let rebuild = Some(RebuildData { state_epoch: START, ended: Vec::new(), in_flight: CostByKind::default() });
+    LimiterCall {
         incarnation: 1,
         number,
-        wants,
-        settlements,
+        requests: wants,
+        releases: settlements,
         pause: None,
         rebuild,
         seeds: None,
-        distrust: None,
+        invalidate_epoch: None,
         run_id: "run".into(),
     }
 }
 
-fn settlement(call: u64, cost: u32, fate: Fate) -> Settlement {
-    Settlement { call, cost, kind: CallKind::Charge, subjects: Vec::new(), fate }
+fn release(call: u64, cost: u32, fate: ReleaseKind) -> PermitRelease {
+    PermitRelease { call, cost, kind: CallKind::Charge, subjects: Vec::new(), release_kind: fate }
 }
 
 /// A quota that is warm at once, with `used` calls answered at `START`.
@@ -52,13 +52,13 @@ fn used(spec: &QuotaSpec, used: u32) -> Quota {
     let mut quota = Quota::default();
     quota.call(START, spec, &call(1, 0, Vec::new()));
     assert_eq!(quota.call(START, spec, &call(2, used, Vec::new())).permits(), u64::from(used));
-    let answered = settlement(2, used, Fate::Used { age: Duration::ZERO });
+    let answered = release(2, used, ReleaseKind::Used { age: Duration::ZERO });
     quota.call(START, spec, &call(3, 0, vec![answered]));
     quota
 }
 
 #[test]
-fn a_limit_that_is_lowered_and_raised_again_has_forgotten_nothing() {
+fn lowered_then_raised_limit_keeps_its_usage() {
     let hour = Duration::from_secs(3_600);
     for lowered in [0, 1, 50, 99] {
         let mut quota = used(&spec(1, 100, hour), 100);
@@ -71,7 +71,7 @@ fn a_limit_that_is_lowered_and_raised_again_has_forgotten_nothing() {
 }
 
 #[test]
-fn a_lowered_limit_waits_until_enough_uses_are_over() {
+fn lowered_limit_waits_for_enough_expired_uses() {
     let second = Duration::from_secs(1);
     let mut quota = used(&spec(1, 10, second), 10);
     let lowered = spec(2, 4, second);
@@ -89,9 +89,9 @@ fn calls_in_flight_count_against_a_lowered_limit() {
     quota.call(START, &spec(1, 10, second), &call(1, 0, Vec::new()));
     assert_eq!(quota.call(START, &spec(1, 10, second), &call(2, 8, Vec::new())).permits(), 8);
     let lowered = spec(2, 5, second);
-    let given_back = settlement(2, 2, Fate::NotSent { origins: vec![0] });
+    let given_back = release(2, 2, ReleaseKind::Unused { origins: vec![0] });
     assert_eq!(quota.call(START, &lowered, &call(3, 5, vec![given_back])).permits(), 0, "six in flight");
-    let answered = settlement(2, 6, Fate::Used { age: Duration::ZERO });
+    let answered = release(2, 6, ReleaseKind::Used { age: Duration::ZERO });
     assert_eq!(quota.call(START, &lowered, &call(4, 5, vec![answered])).permits(), 0, "six uses in this window");
     let over = START.plus(second * 2);
     assert_eq!(quota.call(over, &lowered, &call(5, 9, Vec::new())).permits(), 5);
@@ -110,19 +110,22 @@ fn per_account(max_requests: u32, window: Duration) -> LimitSpec {
 }
 
 /// A call that wants so many permits for one account.
-fn account_call(spec: &QuotaSpec, number: u64, permits: u32) -> Call {
+fn account_call(spec: &QuotaSpec, number: u64, permits: u32) -> LimiterCall {
     let subjects = spec.subjects(Some("acc"), None).unwrap();
-    Call { wants: vec![Want { subjects, ..Want::charges(permits, 1) }], ..call(number, 0, Vec::new()) }
+    LimiterCall {
+        requests: vec![PermitRequest { subjects, ..PermitRequest::charges(permits, 1) }],
+        ..call(number, 0, Vec::new())
+    }
 }
 
 #[test]
-fn a_new_limit_of_accounts_knows_none_of_their_past() {
+fn new_account_limit_starts_after_one_window() {
     let minute = 60 * SECOND;
     let mut quota = used(&spec(1, 1_000, SECOND), 5);
     let spec = provider_and(per_account(5, minute), 2);
     let reply = quota.call(START.plus(SECOND), &spec, &account_call(&spec, 4, 5));
     assert_eq!(reply.permits(), 0, "what the account has sent before was not counted");
-    let wait_us = reply.passed_over[0].wait_us;
+    let wait_us = reply.skipped[0].wait_us;
     let due = START.plus(SECOND + Duration::from_micros(wait_us));
     assert_eq!(quota.call(due, &spec, &account_call(&spec, 5, 9)).permits(), 5);
     // A rate alone may change at any time: all was counted.
@@ -131,7 +134,7 @@ fn a_new_limit_of_accounts_knows_none_of_their_past() {
 }
 
 #[test]
-fn an_account_with_a_call_in_flight_is_kept_though_holds_shrink() {
+fn account_in_flight_is_kept_when_hold_shrinks() {
     let long = QuotaSpec { hold_max: 60 * SECOND, ..provider_and(per_account(1, SECOND), 1) };
     let mut quota = Quota::default();
     quota.call(START, &long, &call(1, 0, Vec::new()));
@@ -142,7 +145,7 @@ fn an_account_with_a_call_in_flight_is_kept_though_holds_shrink() {
 }
 
 #[test]
-fn a_limit_that_leaves_the_shadow_waits_for_what_it_left_out() {
+fn enforced_shadow_limit_waits_for_uncounted_uses() {
     let window = |version, shadow| {
         let limit =
             LimitSpec { algorithm: Algorithm::SlidingWindow, shadow, ..LimitSpec::sliding_log("w", 10, 60 * SECOND) };
@@ -159,7 +162,7 @@ fn a_limit_that_leaves_the_shadow_waits_for_what_it_left_out() {
 }
 
 #[test]
-fn a_window_that_was_lengthened_by_mistake_can_be_undone() {
+fn lengthened_window_can_be_reverted() {
     let mut quota = used(&spec(1, 10, SECOND), 1);
     let day = 86_400 * SECOND;
     assert_eq!(quota.call(START.plus(SECOND), &spec(2, 10, day), &call(4, 1, Vec::new())).permits(), 0);
@@ -168,26 +171,26 @@ fn a_window_that_was_lengthened_by_mistake_can_be_undone() {
 }
 
 #[test]
-fn one_request_on_the_wire_at_a_loss_costs_one_slot() {
+fn request_in_flight_at_a_loss_costs_one_slot() {
     let spec = spec(1, 10, SECOND);
     let mut quota = Quota::default();
-    let lost = Rebuild { born: START, ended: Vec::new(), open: ByKind::charges(1) };
-    quota.call(START, &spec, &Call { rebuild: Some(lost), ..call(1, 0, Vec::new()) });
+    let lost = RebuildData { state_epoch: START, ended: Vec::new(), in_flight: CostByKind::charges(1) };
+    quota.call(START, &spec, &LimiterCall { rebuild: Some(lost), ..call(1, 0, Vec::new()) });
     for (turn, number) in (2..20).step_by(2).enumerate() {
         let now = START.plus(SECOND * 2 * u32::try_from(turn).unwrap());
         let granted = u32::try_from(quota.call(now, &spec, &call(number, 10, Vec::new())).permits()).unwrap();
         assert!(granted >= 9, "turn {turn}: {granted}");
-        let answered = settlement(number, granted, Fate::Used { age: Duration::ZERO });
+        let answered = release(number, granted, ReleaseKind::Used { age: Duration::ZERO });
         quota.call(now, &spec, &call(number + 1, 0, vec![answered]));
     }
 }
 
 #[test]
-fn a_limit_that_counts_the_start_keeps_its_slots_apart_in_every_turn() {
+fn slots_of_a_grant_log_stay_spread() {
     let window = Duration::from_secs(1);
     let spec = QuotaSpec { grant_jitter: Some(Duration::from_millis(50)), ..spec(1, 100, window) };
-    let starts = |reply: &Reply| -> Vec<u64> {
-        let runs = reply.granted.iter();
+    let starts = |reply: &LimiterReply| -> Vec<u64> {
+        let runs = reply.grants.iter();
         runs.flat_map(|run| std::iter::repeat_n(reply.now.0 + run.wait_us, run.permits as usize)).collect()
     };
     let mut quota = Quota::default();
@@ -213,14 +216,14 @@ fn a_limit_that_counts_the_start_keeps_its_slots_apart_in_every_turn() {
 #[derive(Clone, Debug)]
 struct Story {
     algorithms: Vec<Algorithm>,
-    steps: Vec<Step>,
+    steps: Vec<StoryStep>,
     /// Whether the last calls were answered.
     answered: bool,
     idle_ms: u64,
 }
 
 #[derive(Clone, Debug)]
-struct Step {
+struct StoryStep {
     gap_ms: u64,
     permits: u32,
     cost: u32,
@@ -235,7 +238,7 @@ fn stories() -> impl Strategy<Value = Story> {
     let step = (0..400_u64, 0..9_u32, 1..4_u32, any::<bool>(), rarely(1..900), rarely(1..20)).prop_map(
         |(gap_ms, permits, cost, answers, pause_ms, max)| {
             let max_requests = max.and_then(|max| u32::try_from(max).ok());
-            Step { gap_ms, permits, cost, answers, pause_ms, max_requests }
+            StoryStep { gap_ms, permits, cost, answers, pause_ms, max_requests }
         },
     );
     let algorithms = prop::collection::vec(algorithm, 1..3);
@@ -259,7 +262,7 @@ fn lived(story: &Story) -> (Quota, QuotaSpec, u64, Micros) {
     let mut open: Vec<(u64, u32)> = Vec::new();
     let mut steps = story.steps.clone();
     if story.answered {
-        let last = Step { gap_ms: 5, permits: 0, cost: 1, answers: true, pause_ms: None, max_requests: None };
+        let last = StoryStep { gap_ms: 5, permits: 0, cost: 1, answers: true, pause_ms: None, max_requests: None };
         steps.push(last);
     }
     for step in &steps {
@@ -269,11 +272,11 @@ fn lived(story: &Story) -> (Quota, QuotaSpec, u64, Micros) {
             (spec.limits, spec.version) = (limits_of(&story.algorithms, max_requests), spec.version + 1);
         }
         let answers = if step.answers { std::mem::take(&mut open) } else { Vec::new() };
-        let used = |(call, uses): (u64, u32)| settlement(call, uses, Fate::Used { age: Duration::ZERO });
+        let used = |(call, uses): (u64, u32)| release(call, uses, ReleaseKind::Used { age: Duration::ZERO });
         let settlements = answers.into_iter().map(used).collect();
-        let wants = vec![Want::charges(step.permits, step.cost)];
+        let wants = vec![PermitRequest::charges(step.permits, step.cost)];
         let pause = step.pause_ms.map(Duration::from_millis);
-        let reply = quota.call(now, &spec, &Call { wants, pause, ..call(number, 0, settlements) });
+        let reply = quota.call(now, &spec, &LimiterCall { requests: wants, pause, ..call(number, 0, settlements) });
         open.push((number, u32::try_from(reply.permits()).unwrap() * step.cost));
         open.retain(|(_, uses)| *uses > 0);
     }
@@ -286,12 +289,12 @@ proptest! {
         let (quota, spec, number, last) = lived(&story);
         let idle = if story.answered { Duration::from_millis(story.idle_ms) } else { Duration::ZERO };
         let now = last.plus(idle);
-        let standings = quota.standings(now, &spec, None);
+        let standings = quota.usage(now, &spec, None);
         let retry_us = standings.iter().map(|standing| standing.retry_us).max().unwrap();
         let due_us = now.0 + retry_us;
         let next_start_us = |at_us: u64| {
             let reply = quota.clone().call(Micros(at_us), &spec, &call(number, 1, Vec::new()));
-            reply.granted.first().map(|run| reply.now.0 + run.wait_us)
+            reply.grants.first().map(|run| reply.now.0 + run.wait_us)
         };
         let horizon_us = micros_up(BOOKING_HORIZON);
         let asked_at = [0, 1, horizon_us, horizon_us + 1, retry_us / 2, retry_us].map(|before| due_us.saturating_sub(before));
@@ -308,12 +311,12 @@ proptest! {
     }
 
     #[test]
-    fn reset_after_is_when_all_of_a_limit_is_free(story in stories()) {
+    fn limit_is_unused_at_reset_after(story in stories()) {
         let story = Story { answered: true, ..story };
         let (quota, spec, _, last) = lived(&story);
         let now = last.plus(Duration::from_millis(story.idle_ms));
-        for standing in quota.standings(now, &spec, None) {
-            let used_in = |us: u64| quota.standings(Micros(now.0 + us), &spec, None)[standing.index].used;
+        for standing in quota.usage(now, &spec, None) {
+            let used_in = |us: u64| quota.usage(Micros(now.0 + us), &spec, None)[standing.index].used;
             prop_assert!(standing.reset_us >= standing.retry_us);
             prop_assert_eq!(used_in(standing.reset_us), 0);
             // A pause, or a start beyond a lowered limit that is booked, may be over later than the last use.
@@ -325,16 +328,16 @@ proptest! {
 }
 
 #[test]
-fn retry_after_counts_a_cold_limiter_a_pause_and_a_held_counter() {
+fn retry_after_covers_cold_start_pause_and_block() {
     let retry_us = |quota: &Quota, spec: &QuotaSpec, subject: Option<&Subject>| {
-        let standings = quota.standings(START, spec, subject);
+        let standings = quota.usage(START, spec, subject);
         standings.iter().map(|standing| standing.retry_us).collect::<Vec<_>>()
     };
     let (one, mut quota) = (spec(1, 10, SECOND), Quota::default());
-    assert_eq!(retry_us(&quota, &one, None), [one.cold_us()], "without a state");
-    quota.call(START, &one, &Call { rebuild: None, ..call(1, 0, Vec::new()) });
-    assert_eq!(retry_us(&quota, &one, None), [one.cold_us()], "cold");
-    let paused = Call { pause: Some(7 * SECOND), ..call(2, 0, Vec::new()) };
+    assert_eq!(retry_us(&quota, &one, None), [one.cold_start_us()], "without a state");
+    quota.call(START, &one, &LimiterCall { rebuild: None, ..call(1, 0, Vec::new()) });
+    assert_eq!(retry_us(&quota, &one, None), [one.cold_start_us()], "cold");
+    let paused = LimiterCall { pause: Some(7 * SECOND), ..call(2, 0, Vec::new()) };
     quota.call(START, &one, &paused);
     assert_eq!(retry_us(&quota, &one, None), [7_000_000]);
     let resumed = QuotaSpec { resumed_at: 5, ..one.clone() };
@@ -344,10 +347,10 @@ fn retry_after_counts_a_cold_limiter_a_pause_and_a_held_counter() {
     let two = QuotaSpec { resumed_at: 5, ..two };
     quota.call(START, &two, &call(3, 0, Vec::new()));
     let account = two.subjects(Some("acc"), None).unwrap().remove(0);
-    let held_us = two.before_us() + two.subject_cells(&account)[0].window_us;
+    let held_us = two.count_delay_max_us() + two.subject_counters(&account)[0].window_us;
     assert_eq!(retry_us(&quota, &two, Some(&account)), [0, held_us]);
     let reply = quota.call(START, &two, &account_call(&two, 4, 1));
-    assert_eq!(reply.passed_over[0].wait_us, held_us, "as a payment of the account is told");
+    assert_eq!(reply.skipped[0].wait_us, held_us, "as a payment of the account is told");
 }
 
 #[test]
@@ -358,9 +361,12 @@ fn idle_references_are_dropped_by_their_own_window() {
     let mut quota = used(&spec, 0);
     for number in 0..2_000 {
         let subjects = spec.subjects(None, Some(&format!("r{number}"))).unwrap();
-        let wants = vec![Want { subjects, ..Want::charges(1, 1) }];
+        let wants = vec![PermitRequest { subjects, ..PermitRequest::charges(1, 1) }];
         let now = START.plus(SECOND * u32::try_from(number).unwrap());
-        assert_eq!(quota.call(now, &spec, &Call { wants, ..call(10 + number, 0, Vec::new()) }).permits(), 1);
+        assert_eq!(
+            quota.call(now, &spec, &LimiterCall { requests: wants, ..call(10 + number, 0, Vec::new()) }).permits(),
+            1
+        );
     }
     // One a second; each for a minute and some seconds, and dropped when half of all may be.
     let kept = quota.state.unwrap().subjects.len();

@@ -5,12 +5,12 @@
 
 use std::time::Duration;
 
-use crate::domain::decision::{Refusal, Reply};
+use crate::domain::permit_protocol::{LimiterReply, RefusalReason};
 use crate::domain::quota_spec::QuotaSpec;
 
 /// The answers for one permit, as of its start: one that was booked ahead is a call that came then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ThrottleAnswers {
+pub struct ThrottleResponse {
     pub limited: bool,
     /// What may come at once: of GCRA, its burst and one more.
     pub limit: u32,
@@ -22,14 +22,14 @@ pub struct ThrottleAnswers {
     pub reset_after: Duration,
 }
 
-impl ThrottleAnswers {
+impl ThrottleResponse {
     /// The answers of the limit that decides, to a call that wanted one permit of this cost.
     #[must_use]
-    pub fn of(spec: &QuotaSpec, cost: u32, reply: &Reply) -> Self {
-        let limit = spec.limits.get(reply.decides).map_or(0, |limit| limit.cost_max());
-        let ahead_us = reply.granted.last().map_or(0, |run| run.wait_us);
-        let retry_after = reply.refused.filter(|refused| match refused.by {
-            Refusal::Limit { .. } => cost <= limit,
+    pub fn from_reply(spec: &QuotaSpec, cost: u32, reply: &LimiterReply) -> Self {
+        let limit = spec.limits.get(reply.deciding_limit).map_or(0, |limit| limit.cost_max());
+        let ahead_us = reply.grants.last().map_or(0, |run| run.wait_us);
+        let retry_after = reply.refused.filter(|refused| match refused.reason {
+            RefusalReason::Limit { .. } => cost <= limit,
             _ => true,
         });
         Self {

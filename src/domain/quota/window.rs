@@ -2,10 +2,10 @@
 //!
 //! Refuses to book further than into the next window.
 
-use super::cell::Found;
+use super::counter::Availability;
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct Window {
+pub(super) struct FixedWindowCounter {
     index: u64,
     count: u64,
     next: u64,
@@ -17,7 +17,7 @@ fn window_of(instant_us: u64, offset_us: u64, window_us: u64) -> (u64, u64) {
     (index, index * window_us + offset_us)
 }
 
-impl Window {
+impl FixedWindowCounter {
     /// Forgets windows that are over.
     pub fn roll(&mut self, now_us: u64, offset_us: u64, window_us: u64) {
         let (index, _) = window_of(now_us, offset_us, window_us);
@@ -37,7 +37,7 @@ impl Window {
     }
 
     /// The earliest window that has room. `Found::permits` is 0 for one that is too far to be booked.
-    pub fn find(&self, cost: u64, from_us: u64, offset_us: u64, window_us: u64, max: u32) -> Option<Found> {
+    pub fn find(&self, cost: u64, from_us: u64, offset_us: u64, window_us: u64, max: u32) -> Option<Availability> {
         let max = u64::from(max);
         if cost > max {
             return None;
@@ -48,16 +48,16 @@ impl Window {
             let room = match index.saturating_sub(self.index) {
                 0 => max.saturating_sub(self.count) / cost,
                 1 => max.saturating_sub(self.next) / cost,
-                _ => return Some(Found { start_us, origin_ms: 0, permits: 0 }),
+                _ => return Some(Availability { start_us, origin_ms: 0, permits: 0 }),
             };
             if room > 0 {
-                return Some(Found { start_us, origin_ms: 0, permits: room });
+                return Some(Availability { start_us, origin_ms: 0, permits: room });
             }
             start_us = begin_us + window_us;
         }
     }
 
-    pub fn take(&mut self, cost: u64, start_us: u64, offset_us: u64, window_us: u64) {
+    pub fn consume(&mut self, cost: u64, start_us: u64, offset_us: u64, window_us: u64) {
         if window_of(start_us, offset_us, window_us).0 == self.index {
             self.count += cost;
         } else {
@@ -66,7 +66,7 @@ impl Window {
     }
 
     /// A request of the past, if it falls into this window.
-    pub fn recall(&mut self, instant_us: u64, cost: u64, offset_us: u64, window_us: u64) {
+    pub fn replay(&mut self, instant_us: u64, cost: u64, offset_us: u64, window_us: u64) {
         if window_of(instant_us, offset_us, window_us).0 >= self.index {
             self.count += cost;
         }
@@ -81,7 +81,7 @@ impl Window {
     }
 
     /// What may surely start now, and when all of it is free again.
-    pub fn outlook(&self, now_us: u64, offset_us: u64, window_us: u64, max: u32) -> (u64, u64) {
+    pub fn remaining_and_reset(&self, now_us: u64, offset_us: u64, window_us: u64, max: u32) -> (u64, u64) {
         let (_, begin_us) = window_of(now_us, offset_us, window_us);
         let windows = if self.next > 0 { 2 } else { u64::from(self.count > 0) };
         let reset_us = (begin_us + windows * window_us).saturating_sub(now_us);

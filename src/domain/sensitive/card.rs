@@ -4,46 +4,46 @@
 //! usual lengths alone, and one that begins with a date of this decade (`261121…`) or a time in milliseconds is none.
 //! Digits in the groups of a printed card are judged at all lengths.
 
-use super::Place;
-use super::groups::{Group, Groups};
+use super::TextContext;
+use super::groups::{DigitGroup, DigitGroups};
 use super::issuers::{DIGITS, Lengths, is_issued};
 
 /// Longest separator between two groups; one without a letter or with any, if all of a number are alike.
 const GAP_CHARS_MAX: usize = 3;
 const SAME_GAP_BYTES_MAX: usize = 8;
 /// Groups of printed cards, in any text.
-const PRINTED: [&[usize]; 7] =
+const PRINTED_LAYOUTS: [&[usize]; 7] =
     [&[4, 4, 4, 4], &[4, 4, 4, 4, 1], &[4, 4, 4, 4, 2], &[4, 4, 4, 4, 3], &[4, 6, 5], &[4, 6, 4], &[4, 5, 6]];
 /// Other ways to cut one, which parts of an id may happen to have.
-const CUT: [&[usize]; 5] = [&[6, 13], &[6, 10], &[8, 8], &[6, 6, 4], &[6, 6, 7]];
+const SPLIT_LAYOUTS: [&[usize]; 5] = [&[6, 13], &[6, 10], &[8, 8], &[6, 6, 4], &[6, 6, 7]];
 /// First day that a time in milliseconds may tell: 2020-01-01.
 const FIRST_MS: &str = "1577836800000";
 
 /// Whether a card number is written somewhere in the text.
-pub fn is_in(groups: &Groups<'_>, place: Place) -> bool {
+pub fn contains_card(groups: &DigitGroups<'_>, place: TextContext) -> bool {
     let alone = (0..groups.all.len()).any(|at| is_alone(groups, at, place));
-    alone || is_grouped(groups, place) || (place == Place::Card && is_whole(groups))
+    alone || is_grouped(groups, place) || (place == TextContext::Card && is_whole(groups))
 }
 
 /// Whether several texts that belong together, each a part, are one card number and nothing else.
-pub fn is_split(parts: &Groups<'_>, place: Place) -> bool {
+pub fn is_split(parts: &DigitGroups<'_>, place: TextContext) -> bool {
     match place {
-        Place::Card => is_grouped(parts, place) || is_whole(parts),
-        Place::Identifier | Place::Text => {
-            let lengths: Vec<usize> = parts.all.iter().map(Group::len).collect();
-            let is_known = PRINTED.iter().chain(&CUT).any(|layout| *layout == lengths);
-            (is_known || is_even(&lengths)) && holds(parts, &parts.all, place)
+        TextContext::Card => is_grouped(parts, place) || is_whole(parts),
+        TextContext::Identifier | TextContext::Text => {
+            let lengths: Vec<usize> = parts.all.iter().map(DigitGroup::len).collect();
+            let is_known = PRINTED_LAYOUTS.iter().chain(&SPLIT_LAYOUTS).any(|layout| *layout == lengths);
+            (is_known || is_even(&lengths)) && is_card_number(parts, &parts.all, place)
         }
     }
 }
 
 /// All digits of a text under a card's key.
-fn is_whole(groups: &Groups<'_>) -> bool {
+fn is_whole(groups: &DigitGroups<'_>) -> bool {
     is_issued(groups.all_digits(), Lengths::Allowed)
 }
 
 /// One group by itself. Another in the same word, or before its decimal point, makes it a part of something else.
-fn is_alone(groups: &Groups<'_>, at: usize, place: Place) -> bool {
+fn is_alone(groups: &DigitGroups<'_>, at: usize, place: TextContext) -> bool {
     let Some(group) = groups.all.get(at).filter(|group| DIGITS.contains(&group.len())) else { return false };
     let is_word = |gap: &str| !gap.is_empty() && gap.chars().all(char::is_alphanumeric);
     let after = groups.all.get(at + 1).map(|next| next.gap);
@@ -53,20 +53,20 @@ fn is_alone(groups: &Groups<'_>, at: usize, place: Place) -> bool {
     let is_dialled = group.gap.ends_with('+') && group.len() <= 15;
     let digits = groups.digits_of(group);
     match place {
-        Place::Card => is_issued(digits, Lengths::Allowed),
+        TextContext::Card => is_issued(digits, Lengths::Allowed),
         _ if in_word || is_fraction || is_dialled || is_time(digits) => false,
-        Place::Identifier => is_issued(digits, Lengths::Usual) && !begins_with_date(digits),
+        TextContext::Identifier => is_issued(digits, Lengths::Usual) && !begins_with_date(digits),
         // Barcodes are that short, and have a check digit of their own.
-        Place::Text if digits.len() < 14 => {
+        TextContext::Text if digits.len() < 14 => {
             digits.starts_with('4') && is_issued(digits, Lengths::Allowed) && !is_barcode(digits)
         }
-        Place::Text => is_issued(digits, Lengths::Allowed),
+        TextContext::Text => is_issued(digits, Lengths::Allowed),
     }
 }
 
-fn is_grouped(groups: &Groups<'_>, place: Place) -> bool {
-    let cut: &[&[usize]] = if place == Place::Identifier { &[] } else { &CUT };
-    let layouts = || PRINTED.iter().chain(cut);
+fn is_grouped(groups: &DigitGroups<'_>, place: TextContext) -> bool {
+    let cut: &[&[usize]] = if place == TextContext::Identifier { &[] } else { &SPLIT_LAYOUTS };
+    let layouts = || PRINTED_LAYOUTS.iter().chain(cut);
     let printed = groups.all.windows(2).enumerate().any(|(at, _)| {
         let rest = &groups.all[at..];
         if !matches!(rest[0].len(), 4 | 6 | 8) {
@@ -74,21 +74,21 @@ fn is_grouped(groups: &Groups<'_>, place: Place) -> bool {
         }
         layouts().any(|layout| {
             let Some(window) = rest.get(..layout.len()) else { return false };
-            window.iter().map(Group::len).eq(layout.iter().copied())
+            window.iter().map(DigitGroup::len).eq(layout.iter().copied())
                 && is_joined(window)
-                && holds(groups, window, place)
+                && is_card_number(groups, window, place)
         })
     });
     printed || groups.all.chunk_by(|_, next| is_plain(next)).any(|run| is_evenly_cut(groups, run, place))
 }
 
 /// A run of groups that are all as long as the first, the last at most; no group more on either side.
-fn is_evenly_cut(groups: &Groups<'_>, run: &[Group<'_>], place: Place) -> bool {
-    let same_gap = |run: &[Group<'_>]| run.windows(2).all(|pair| pair[0].gap == pair[1].gap);
-    run.len() > 2 && same_gap(&run[1..]) && is_even(&run.iter().map(Group::len).collect::<Vec<_>>()) && {
+fn is_evenly_cut(groups: &DigitGroups<'_>, run: &[DigitGroup<'_>], place: TextContext) -> bool {
+    let same_gap = |run: &[DigitGroup<'_>]| run.windows(2).all(|pair| pair[0].gap == pair[1].gap);
+    run.len() > 2 && same_gap(&run[1..]) && is_even(&run.iter().map(DigitGroup::len).collect::<Vec<_>>()) && {
         // Threes and fives are parts of many an id.
         let is_small = run[0].len() <= 2;
-        (is_small || place != Place::Identifier) && holds(groups, run, place)
+        (is_small || place != TextContext::Identifier) && is_card_number(groups, run, place)
     }
 }
 
@@ -99,22 +99,22 @@ fn is_even(lengths: &[usize]) -> bool {
 }
 
 /// Whether groups are joined as one number's are: each by a short separator, or all by the same.
-fn is_joined(window: &[Group<'_>]) -> bool {
+fn is_joined(window: &[DigitGroup<'_>]) -> bool {
     let Some((_, rest)) = window.split_first() else { return false };
     let gap = rest.first().map_or("", |group| group.gap);
-    let is_one = |group: &Group<'_>| !group.is_apart && group.gap == gap;
+    let is_one = |group: &DigitGroup<'_>| !group.is_apart && group.gap == gap;
     let same = rest.len() > 2 && gap.len() <= SAME_GAP_BYTES_MAX && rest.iter().all(is_one);
     same || rest.iter().all(is_plain)
 }
 
 /// Joined to the group before by a short separator without letters.
-fn is_plain(group: &Group<'_>) -> bool {
+fn is_plain(group: &DigitGroup<'_>) -> bool {
     let is_short = group.gap.chars().count() <= GAP_CHARS_MAX || group.gap.starts_with('%');
     !group.is_apart && is_short && (group.gap.starts_with('%') || !group.gap.chars().any(char::is_alphanumeric))
 }
 
 /// Whether the digits of several groups are a card number, and none of them a date.
-fn holds(groups: &Groups<'_>, window: &[Group<'_>], place: Place) -> bool {
+fn is_card_number(groups: &DigitGroups<'_>, window: &[DigitGroup<'_>], place: TextContext) -> bool {
     let [first, rest @ ..] = window else { return false };
     let last = rest.last().unwrap_or(first);
     let digits = groups.digits(first, last);
@@ -126,9 +126,9 @@ fn holds(groups: &Groups<'_>, window: &[Group<'_>], place: Place) -> bool {
     let short = rest.iter().any(|group| group.len() == 6 && begins_with_date(groups.digits_of(group)));
     let in_id = short || first.len() != 4 && begins_with_date(digits);
     match place {
-        Place::Card => true,
-        Place::Text => !(pairs || one || first.len() == 6 && begins_with_date(digits)),
-        Place::Identifier => !(pairs || one || in_id),
+        TextContext::Card => true,
+        TextContext::Text => !(pairs || one || first.len() == 6 && begins_with_date(digits)),
+        TextContext::Identifier => !(pairs || one || in_id),
     }
 }
 

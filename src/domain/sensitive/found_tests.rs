@@ -5,10 +5,10 @@ use proptest::prelude::*;
 use super::issuers::tests::with_luhn;
 use super::*;
 
-const EVERYWHERE: [Place; 3] = [Place::Identifier, Place::Text, Place::Card];
+const EVERYWHERE: [TextContext; 3] = [TextContext::Identifier, TextContext::Text, TextContext::Card];
 
-fn found(text: &str, place: Place) -> Option<Sensitive> {
-    in_text(text, place, CardNumbers::Refuse)
+fn found(text: &str, place: TextContext) -> Option<Sensitive> {
+    find_sensitive(text, place, CardNumbers::Refuse)
 }
 
 #[test]
@@ -81,14 +81,14 @@ fn a_card_number_is_found_in_every_place() {
         "DE89 3704 0044 0532 0130 00 4111 1111 1111 1111",
     ] {
         for place in EVERYWHERE {
-            assert!(card_data(text, place).is_some(), "{place:?} {text:?}");
+            assert!(find_card_data(text, place).is_some(), "{place:?} {text:?}");
         }
     }
 }
 
 /// A text that is no id, and what stands under a card's name, has more lengths, and other cuts.
 #[test]
-fn other_texts_are_judged_at_more_lengths() {
+fn free_text_is_checked_at_more_lengths() {
     for text in [
         "4000000000000000006",
         "4222222222222",
@@ -104,41 +104,41 @@ fn other_texts_are_judged_at_more_lengths() {
         "{\"cvc\":\"123\"}",
         "security code: 123",
     ] {
-        assert!(card_data(text, Place::Text).is_some(), "{text}");
+        assert!(find_card_data(text, TextContext::Text).is_some(), "{text}");
     }
     for digits in ["501800000009", "4026000000002", "2301010000000", "15000000000000"] {
         let number = with_luhn(&digits[..digits.len() - 1]);
         assert_eq!(
-            card_data(&number, Place::Card).is_some(),
+            find_card_data(&number, TextContext::Card).is_some(),
             !number.starts_with("23") && number.len() != 14,
             "{number}"
         );
-        assert_eq!(card_data(&number, Place::Identifier), None, "{number}");
+        assert_eq!(find_card_data(&number, TextContext::Identifier), None, "{number}");
     }
 }
 
 #[test]
-fn values_of_named_fields_are_known_by_the_name() {
+fn field_name_decides_value_sensitivity() {
     for (name, value, expected) in [
-        (Named::CardNumber, "4111111111111112", Some(Sensitive::CardNumber)),
-        (Named::CardNumber, "9111 1111 1111 1111", Some(Sensitive::CardNumber)),
-        (Named::CardNumber, "tok_4111111111111111", None),
-        (Named::CardNumber, "4111 11** **** 1111", None),
-        (Named::CardNumber, "1111", None),
-        (Named::SecurityCode, "123", Some(Sensitive::SecurityCode)),
-        (Named::SecurityCode, "١٢٣٤", Some(Sensitive::SecurityCode)),
-        (Named::SecurityCode, "1 2 3", Some(Sensitive::SecurityCode)),
-        (Named::SecurityCode, "***", None),
-        (Named::SecurityCode, "tok_123", None),
-        (Named::SecurityCode, "12", None),
-        (Named::Card, "123", None),
+        (FieldMeaning::CardNumber, "4111111111111112", Some(Sensitive::CardNumber)),
+        (FieldMeaning::CardNumber, "9111 1111 1111 1111", Some(Sensitive::CardNumber)),
+        (FieldMeaning::CardNumber, "tok_4111111111111111", None),
+        (FieldMeaning::CardNumber, "4111 11** **** 1111", None),
+        (FieldMeaning::CardNumber, "1111", None),
+        (FieldMeaning::SecurityCode, "123", Some(Sensitive::SecurityCode)),
+        (FieldMeaning::SecurityCode, "١٢٣٤", Some(Sensitive::SecurityCode)),
+        (FieldMeaning::SecurityCode, "1 2 3", Some(Sensitive::SecurityCode)),
+        (FieldMeaning::SecurityCode, "***", None),
+        (FieldMeaning::SecurityCode, "tok_123", None),
+        (FieldMeaning::SecurityCode, "12", None),
+        (FieldMeaning::Card, "123", None),
     ] {
-        assert_eq!(is_value_of(name, value), expected, "{name:?} {value}");
+        assert_eq!(sensitive_value(name, value), expected, "{name:?} {value}");
     }
 }
 
 #[test]
-fn parts_that_are_one_number_together_are_judged() {
+fn split_card_number_is_found() {
     for parts in [
         "4111 1111 1111 1111",
         "411111 111111 1111",
@@ -146,19 +146,22 @@ fn parts_that_are_one_number_together_are_judged() {
         "41111111 11111111",
         "4 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1",
     ] {
-        assert!(is_split_card(parts, Place::Text), "{parts}");
+        assert!(is_split_card(parts, TextContext::Text), "{parts}");
     }
     for parts in ["4111 1111 1111 1111 1111", "7 4111 1111 1111 1111", "411 11111 1111 1111", "4111 1111 1111 1112"] {
-        assert!(!is_split_card(parts, Place::Text), "{parts}");
+        assert!(!is_split_card(parts, TextContext::Text), "{parts}");
     }
-    assert!(is_split_card("7 4111 1111 1111 1111 12 27", Place::Card));
+    assert!(is_split_card("7 4111 1111 1111 1111 12 27", TextContext::Card));
 }
 
 #[test]
-fn what_is_off_is_not_looked_for_and_a_secret_always_is() {
-    assert_eq!(found("4111111111111111", Place::Text), Some(Sensitive::CardNumber));
-    assert_eq!(in_text("4111111111111111", Place::Text, CardNumbers::Off), None);
-    assert_eq!(in_text("sk_live_4eC39HqLyjWD", Place::Identifier, CardNumbers::Off), Some(Sensitive::Secret));
+fn card_scan_can_be_off_secret_scan_cannot() {
+    assert_eq!(found("4111111111111111", TextContext::Text), Some(Sensitive::CardNumber));
+    assert_eq!(find_sensitive("4111111111111111", TextContext::Text, CardNumbers::Off), None);
+    assert_eq!(
+        find_sensitive("sk_live_4eC39HqLyjWD", TextContext::Identifier, CardNumbers::Off),
+        Some(Sensitive::Secret)
+    );
 }
 
 fn separator() -> impl Strategy<Value = String> {
@@ -169,7 +172,7 @@ fn separator() -> impl Strategy<Value = String> {
 proptest! {
     /// Whatever stands around a card number, and in whatever script it is written.
     #[test]
-    fn a_printed_card_is_found_whatever_stands_around_it(
+    fn card_number_is_found_in_surrounding_text(
         digits in "4[0-9]{14}",
         separator in separator(),
         before in "([^0-9\\pN\\pM\\pC%&+.,]{0,12} )?",
@@ -187,17 +190,17 @@ proptest! {
         for written in [card.clone(), groups.join(&separator)] {
             let text = format!("{before}{}{after}", script(&written));
             for place in EVERYWHERE {
-                prop_assert!(card_data(&text, place).is_some(), "{place:?} {text:?}");
+                prop_assert!(find_card_data(&text, place).is_some(), "{place:?} {text:?}");
             }
         }
     }
 
     #[test]
-    fn any_text_gets_an_answer(text in ".{0,64}") {
+    fn scan_handles_any_text(text in ".{0,64}") {
         for place in EVERYWHERE {
             let _ = found(&text, place);
             let _ = is_split_card(&text, place);
         }
-        let _ = is_value_of(named(&text, Named::Other), &text);
+        let _ = sensitive_value(field_meaning(&text, FieldMeaning::Other), &text);
     }
 }

@@ -8,7 +8,7 @@ use crate::domain::printable::is_invisible;
 
 /// Digits that follow each other.
 #[derive(Clone, Copy, Debug)]
-pub struct Group<'a> {
+pub struct DigitGroup<'a> {
     from: usize,
     to: usize,
     /// The text between the group before, or the beginning, and this one.
@@ -17,27 +17,27 @@ pub struct Group<'a> {
     pub is_apart: bool,
 }
 
-impl Group<'_> {
+impl DigitGroup<'_> {
     pub fn len(&self) -> usize {
         self.to - self.from
     }
 }
 
 /// All groups of a text.
-pub struct Groups<'a> {
+pub struct DigitGroups<'a> {
     digits: String,
-    pub all: Vec<Group<'a>>,
+    pub all: Vec<DigitGroup<'a>>,
     /// The text behind the last group.
     pub tail: &'a str,
 }
 
-impl<'a> Groups<'a> {
-    pub fn of(text: &'a str) -> Self {
+impl<'a> DigitGroups<'a> {
+    pub fn parse(text: &'a str) -> Self {
         let mut groups = Self { digits: String::new(), all: Vec::new(), tail: text };
         let (mut at, mut gap_from, mut is_apart) = (0, 0, false);
         let (mut in_group, mut in_word) = (false, false);
         while let Some(c) = text[at..].chars().next() {
-            if let Some((length, is_number)) = no_digits(&text[at..], in_word) {
+            if let Some((length, is_number)) = ignored_length(&text[at..], in_word) {
                 gap_from = if in_group { at } else { gap_from };
                 (at, in_group, in_word, is_apart) = (at + length, false, is_number, is_apart || is_number);
                 continue;
@@ -46,7 +46,7 @@ impl<'a> Groups<'a> {
                 Some(digit) => {
                     if !in_group {
                         let (from, gap) = (groups.digits.len(), &text[gap_from..at]);
-                        groups.all.push(Group { from, to: from, gap, is_apart });
+                        groups.all.push(DigitGroup { from, to: from, gap, is_apart });
                     }
                     groups.digits.push(digit);
                     if let Some(group) = groups.all.last_mut() {
@@ -67,11 +67,11 @@ impl<'a> Groups<'a> {
     }
 
     /// Digits of one group, or of several that follow each other.
-    pub fn digits(&self, first: &Group<'_>, last: &Group<'_>) -> &str {
+    pub fn digits(&self, first: &DigitGroup<'_>, last: &DigitGroup<'_>) -> &str {
         &self.digits[first.from..last.to]
     }
 
-    pub fn digits_of(&self, group: &Group<'_>) -> &str {
+    pub fn digits_of(&self, group: &DigitGroup<'_>) -> &str {
         self.digits(group, group)
     }
 
@@ -88,7 +88,7 @@ fn joins(c: char) -> bool {
 
 /// Length of what a text begins with and whose digits are no group: a separator as a URL has it (`%20`), or else, with
 /// `true`, a UUID or an IBAN.
-fn no_digits(text: &str, in_word: bool) -> Option<(usize, bool)> {
+fn ignored_length(text: &str, in_word: bool) -> Option<(usize, bool)> {
     let bytes = text.as_bytes();
     let number = match bytes {
         [b'%', b'0' | b'2', digit, ..] if digit.is_ascii_hexdigit() => return Some((3, false)),
@@ -151,12 +151,12 @@ mod tests {
     use super::*;
 
     fn groups(text: &str) -> Vec<String> {
-        let groups = Groups::of(text);
+        let groups = DigitGroups::parse(text);
         groups.all.iter().map(|group| groups.digits_of(group).to_owned()).collect()
     }
 
     #[test]
-    fn digits_are_grouped_as_they_are_seen() {
+    fn digits_are_grouped_as_displayed() {
         for (text, expected) in [
             ("4111 1111-1111.1111", &["4111", "1111", "1111", "1111"] as &[&str]),
             ("x41\u{200b}1\u{feff}1y", &["4111"]),
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn other_numbers_are_no_groups() {
+    fn uuids_and_ibans_form_no_groups() {
         for text in [
             "123e4567-e89b-12d3-a456-426614174000",
             "12345678-1234-4234-8234-123456789012",
@@ -191,10 +191,10 @@ mod tests {
     }
 
     #[test]
-    fn a_gap_is_what_stands_between() {
-        let groups = Groups::of("a1 - 2b");
+    fn text_between_groups_is_the_gap() {
+        let groups = DigitGroups::parse("a1 - 2b");
         let gaps: Vec<&str> = groups.all.iter().map(|group| group.gap).collect();
         assert_eq!((gaps, groups.tail), (vec!["a", " - "], "b"));
-        assert!(Groups::of("1 RF18 5390 0754 7034 2").all[1].is_apart);
+        assert!(DigitGroups::parse("1 RF18 5390 0754 7034 2").all[1].is_apart);
     }
 }

@@ -192,31 +192,36 @@ fn iban(random: &mut Random) -> String {
     format!("DE{:02}{account}", 98 - remainder)
 }
 
-fn taken(make: impl Fn(&mut Random) -> String, place: Place) -> (u64, Option<String>) {
+fn taken(make: impl Fn(&mut Random) -> String, place: TextContext) -> (u64, Option<String>) {
     let mut random = Random(4711);
     let samples = (0..SAMPLES).map(|_| make(&mut random));
-    let taken: Vec<String> = samples.filter(|text| in_text(text, place, CardNumbers::Refuse).is_some()).collect();
+    let taken: Vec<String> =
+        samples.filter(|text| find_sensitive(text, place, CardNumbers::Refuse).is_some()).collect();
     (taken.len() as u64, taken.into_iter().next())
 }
 
 #[test]
 fn ids_and_references_are_no_card_data() {
     for (kind, make) in IDS {
-        let (count, example) = taken(make, Place::Identifier);
+        let (count, example) = taken(make, TextContext::Identifier);
         assert!(count <= TAKEN_MAX, "{kind}: {count} of {SAMPLES}, such as {example:?}");
     }
 }
 
 /// Under another name than an id's, a number of 17 to 19 digits may be a card's; all else is as innocent there.
 #[test]
-fn the_same_in_a_payload_are_no_card_data() {
+fn payload_ids_are_no_card_data() {
     const NUMBERS: [&str; 4] = ["snowflake", "Sonyflake", "sharded id of PostgreSQL", "YYMMDD and a number"];
     for (kind, make) in IDS.into_iter().filter(|(kind, _)| !NUMBERS.contains(kind)) {
-        let (count, example) = taken(make, Place::Text);
+        let (count, example) = taken(make, TextContext::Text);
         assert!(count <= TAKEN_MAX, "{kind}: {count} of {SAMPLES}, such as {example:?}");
     }
     for (kind, name, make) in OTHERS {
-        let place = if named(name, Named::Other) == Named::Identifier { Place::Identifier } else { Place::Text };
+        let place = if field_meaning(name, FieldMeaning::Other) == FieldMeaning::Identifier {
+            TextContext::Identifier
+        } else {
+            TextContext::Text
+        };
         let (count, example) = taken(make, place);
         assert!(count <= TAKEN_MAX, "{kind}: {count} of {SAMPLES}, such as {example:?}");
     }
@@ -224,13 +229,13 @@ fn the_same_in_a_payload_are_no_card_data() {
 
 /// What cannot be told apart, and how often it is taken: docs/security.md says so.
 #[test]
-fn a_number_of_16_digits_that_could_be_a_card_is_one_time_in_thirty() {
-    let (count, _) = taken(|random| random.digits(16), Place::Identifier);
+fn one_in_thirty_16_digit_numbers_matches() {
+    let (count, _) = taken(|random| random.digits(16), TextContext::Identifier);
     assert!((200..=450).contains(&count), "{count} of {SAMPLES}");
     for first in ["0", "7"] {
-        let (count, example) = taken(|random| format!("{first}{}", random.digits(15)), Place::Identifier);
+        let (count, example) = taken(|random| format!("{first}{}", random.digits(15)), TextContext::Identifier);
         assert_eq!(count, 0, "{example:?}");
     }
-    let (count, example) = taken(|random| format!("0{}", random.digits(16)), Place::Text);
+    let (count, example) = taken(|random| format!("0{}", random.digits(16)), TextContext::Text);
     assert_eq!(count, 0, "{example:?}");
 }

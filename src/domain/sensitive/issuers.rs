@@ -5,7 +5,7 @@
 //! "Transaction Processing Rules" of Mastercard; for Elo, Hipercard and Mir <https://github.com/braintree/credit-card-type>.
 
 /// A range of first digits, and the lengths of its numbers.
-struct Range {
+struct IssuerRange {
     first: &'static str,
     last: &'static str,
     /// One bit per length that the network allows.
@@ -14,8 +14,8 @@ struct Range {
     usual: u32,
 }
 
-const fn range(first: &'static str, last: &'static str, allowed: &[u32], usual: &[u32]) -> Range {
-    Range { first, last, allowed: bits(allowed), usual: bits(usual) }
+const fn range(first: &'static str, last: &'static str, allowed: &[u32], usual: &[u32]) -> IssuerRange {
+    IssuerRange { first, last, allowed: bits(allowed), usual: bits(usual) }
 }
 
 const fn bits(mut lengths: &[u32]) -> u32 {
@@ -32,7 +32,7 @@ const FROM_14: [u32; 6] = [14, 15, 16, 17, 18, 19];
 const FROM_16: [u32; 4] = [16, 17, 18, 19];
 const SWITCH: [u32; 3] = [16, 18, 19];
 
-const RANGES: [Range; 49] = [
+const RANGES: [IssuerRange; 49] = [
     range("1", "1", &[15], &[15]),                 // UATP; JCB's old 1800 is one of them
     range("1946", "1946", &[16], &[]),             // GPN
     range("2131", "2131", &[15], &[]),             // JCB, old
@@ -96,11 +96,11 @@ pub enum Lengths {
 
 /// Whether an issuer gives out numbers that begin so and are that long, and the last digit is Luhn's.
 pub fn is_issued(digits: &str, lengths: Lengths) -> bool {
-    DIGITS.contains(&digits.len()) && luhn(digits) && RANGES.iter().any(|range| range.holds(digits, lengths))
+    DIGITS.contains(&digits.len()) && luhn(digits) && RANGES.iter().any(|range| range.matches(digits, lengths))
 }
 
-impl Range {
-    fn holds(&self, digits: &str, lengths: Lengths) -> bool {
+impl IssuerRange {
+    fn matches(&self, digits: &str, lengths: Lengths) -> bool {
         let bits = match lengths {
             Lengths::Allowed => self.allowed,
             Lengths::Usual => self.usual,
@@ -201,7 +201,7 @@ pub mod tests {
     }
 
     #[test]
-    fn other_first_digits_and_lengths_are_nobodys() {
+    fn unassigned_prefixes_and_lengths_are_not_issued() {
         for (prefix, length) in [
             ("0", 16),
             ("1", 16),

@@ -4,21 +4,21 @@
 
 mod card;
 mod digits;
+mod field_name;
 mod groups;
 mod issuers;
-mod key;
-pub mod repeatable;
+pub mod safe_quote;
 pub mod secret;
 
-pub use key::{Named, are_alike, named};
+pub use field_name::{FieldMeaning, are_alike, field_meaning};
 
-use groups::Groups;
+use groups::DigitGroups;
 use secret::looks_secret;
 
 /// Digits of the shortest thing that is looked for by digits: a security code.
 const DIGITS_MIN: usize = 3;
 /// What stands for a text that was not kept.
-pub const WITHHELD: &str = "(withheld)";
+pub const REDACTED: &str = "(withheld)";
 
 /// What to do with a text that holds what looks like a card's number or security code. A secret is refused always.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ impl Sensitive {
 
 /// Where a text stands: what its digits are likely to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum TextContext {
     /// An id, an account, a key, a reference: a number by itself is more likely one of its own.
     Identifier,
     /// Any other text.
@@ -61,43 +61,45 @@ pub enum Place {
 
 /// What a text holds. The first that is found: there is one answer to all of them.
 #[must_use]
-pub fn in_text(text: &str, place: Place, cards: CardNumbers) -> Option<Sensitive> {
-    let card = || (cards != CardNumbers::Off).then(|| card_data(text, place)).flatten();
+pub fn find_sensitive(text: &str, place: TextContext, cards: CardNumbers) -> Option<Sensitive> {
+    let card = || (cards != CardNumbers::Off).then(|| find_card_data(text, place)).flatten();
     if looks_secret(text) { Some(Sensitive::Secret) } else { card() }
 }
 
 /// A card's number or security code in a text.
 #[must_use]
-pub fn card_data(text: &str, place: Place) -> Option<Sensitive> {
+pub fn find_card_data(text: &str, place: TextContext) -> Option<Sensitive> {
     // Most texts are names and words: nothing is read twice for them.
     let possible = text.bytes().filter(u8::is_ascii_digit).count() + text.bytes().filter(|byte| *byte >= 0xc2).count();
     if possible < DIGITS_MIN {
         return None;
     }
-    let groups = (possible >= *issuers::DIGITS.start() || names_code(text)).then(|| Groups::of(text))?;
-    if possible >= *issuers::DIGITS.start() && card::is_in(&groups, place) {
+    let groups = (possible >= *issuers::DIGITS.start() || names_code(text)).then(|| DigitGroups::parse(text))?;
+    if possible >= *issuers::DIGITS.start() && card::contains_card(&groups, place) {
         return Some(Sensitive::CardNumber);
     }
-    tells_code(&groups).then_some(Sensitive::SecurityCode)
+    has_named_code(&groups).then_some(Sensitive::SecurityCode)
 }
 
 /// Whether texts that follow each other, each some digits, are one card number.
 #[must_use]
-pub fn is_split_card(parts: &str, place: Place) -> bool {
-    card::is_split(&Groups::of(parts), place)
+pub fn is_split_card(parts: &str, place: TextContext) -> bool {
+    card::is_split(&DigitGroups::parse(parts), place)
 }
 
 /// Whether the value of a field that is named as a card's number or security code is one.
 #[must_use]
-pub fn is_value_of(name: Named, value: &str) -> Option<Sensitive> {
-    let groups = Groups::of(value);
+pub fn sensitive_value(name: FieldMeaning, value: &str) -> Option<Sensitive> {
+    let groups = DigitGroups::parse(value);
     let (has_letters, digits) = (value.chars().any(char::is_alphabetic), groups.all_digits().len());
     let is_masked = value.contains(['*', '•', '#']);
     match name {
-        Named::CardNumber if !has_letters && !is_masked && issuers::DIGITS.contains(&digits) => {
+        FieldMeaning::CardNumber if !has_letters && !is_masked && issuers::DIGITS.contains(&digits) => {
             Some(Sensitive::CardNumber)
         }
-        Named::SecurityCode if !has_letters && !is_masked && (3..=4).contains(&digits) => Some(Sensitive::SecurityCode),
+        FieldMeaning::SecurityCode if !has_letters && !is_masked && (3..=4).contains(&digits) => {
+            Some(Sensitive::SecurityCode)
+        }
         _ => None,
     }
 }
@@ -110,7 +112,7 @@ pub fn is_part(text: &str) -> bool {
     has_digit
         && text.len() <= PART_BYTES_MAX
         && text.chars().all(|c| digits::ascii_digit(c).is_some() || !c.is_alphanumeric())
-        && !Groups::of(text).all.is_empty()
+        && !DigitGroups::parse(text).all.is_empty()
 }
 
 /// Names of a security code as people write them.
@@ -127,7 +129,7 @@ fn names_code(text: &str) -> bool {
 }
 
 /// `cvv: 123`, `"cvc":"1234"`: the name, a separator, three or four digits.
-fn tells_code(groups: &Groups<'_>) -> bool {
+fn has_named_code(groups: &DigitGroups<'_>) -> bool {
     const SEPARATOR_CHARS_MAX: usize = 5;
     groups.all.iter().enumerate().any(|(at, group)| {
         let separator = group.gap.chars().rev().take_while(|c| !c.is_alphanumeric()).count();

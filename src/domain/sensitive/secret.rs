@@ -3,10 +3,10 @@
 //!
 //! Refuses to guess by randomness alone: a reference is as random as a key, and a payment must not stop for it.
 
-use crate::domain::base64::decoded;
+use crate::domain::base64::decode;
 
 /// Beginnings that an issuer keeps for secrets, and how many letters and digits follow at least.
-const MARKS: [(&str, usize); 27] = [
+const SECRET_PREFIXES: [(&str, usize); 27] = [
     ("sk_live_", 8), // Stripe, and many who follow it
     ("sk_test_", 8),
     ("sk_prod_", 8),
@@ -36,7 +36,7 @@ const MARKS: [(&str, usize); 27] = [
     ("AGE-SECRET-KEY-1", 32),
 ];
 /// The same, with `_` and `-` among what follows: an id of ours that begins so may have those.
-const MARKS_OF_MORE: [(&str, usize); 26] = [
+const SECRET_PREFIXES_DASHED: [(&str, usize); 26] = [
     ("sq0atp-", 16), // Square
     ("sq0csp-", 16),
     ("EAAA", 56),
@@ -104,7 +104,7 @@ fn begins_secret(text: &[u8]) -> bool {
         [b'B' | b'b', b'e' | b'E', ..] if is_bearer(text) => true,
         [b'B' | b'b', b'a' | b'A', ..] if is_basic(text) => true,
         [b'e', b'y', b'J', ..] if is_jwt(text) => true,
-        [first, ..] if first.is_ascii_alphabetic() && is_long(text) => has_mark(text),
+        [first, ..] if first.is_ascii_alphabetic() && is_long(text) => has_secret_prefix(text),
         _ => false,
     }
 }
@@ -114,15 +114,16 @@ fn is_long(text: &[u8]) -> bool {
     text.get(..SECRET_BYTES_MIN).is_some_and(|word| !word.iter().any(|byte| matches!(byte, b' ' | b',' | b'"' | b'\n')))
 }
 
-fn has_mark(text: &[u8]) -> bool {
+fn has_secret_prefix(text: &[u8]) -> bool {
     let marked = |(mark, least): &(&str, usize), others| {
-        text.strip_prefix(mark.as_bytes()).is_some_and(|rest| run(rest, others) >= *least)
+        text.strip_prefix(mark.as_bytes()).is_some_and(|rest| run_length(rest, others) >= *least)
     };
-    MARKS.iter().any(|mark| marked(mark, b"")) || MARKS_OF_MORE.iter().any(|mark| marked(mark, b"_-"))
+    SECRET_PREFIXES.iter().any(|mark| marked(mark, b""))
+        || SECRET_PREFIXES_DASHED.iter().any(|mark| marked(mark, b"_-"))
 }
 
 /// How many letters, digits and `others` a text begins with.
-fn run(text: &[u8], others: &[u8]) -> usize {
+fn run_length(text: &[u8], others: &[u8]) -> usize {
     text.iter().take_while(|byte| byte.is_ascii_alphanumeric() || others.contains(byte)).count()
 }
 
@@ -143,15 +144,15 @@ fn after_scheme<'a>(text: &'a [u8], scheme: &str) -> Option<&'a [u8]> {
 /// RFC 6750, section 2.1.
 fn is_bearer(text: &[u8]) -> bool {
     let Some(rest) = after_scheme(text, "bearer ") else { return false };
-    let token = &rest[..run(rest, b"-._~+/=")];
+    let token = &rest[..run_length(rest, b"-._~+/=")];
     token.len() >= BEARER_CHARS_MIN && token.iter().any(u8::is_ascii_digit)
 }
 
 /// RFC 7617, section 2: what is no user and password in Base64 is prose.
 fn is_basic(text: &[u8]) -> bool {
     let Some(rest) = after_scheme(text, "basic ") else { return false };
-    let token = &rest[..run(rest, b"+/=")];
-    let pair = decoded(token).and_then(|bytes| String::from_utf8(bytes).ok());
+    let token = &rest[..run_length(rest, b"+/=")];
+    let pair = decode(token).and_then(|bytes| String::from_utf8(bytes).ok());
     pair.as_deref().and_then(|pair| pair.split_once(':')).is_some_and(|(user, password)| {
         let is_text = !user.chars().chain(password.chars()).any(char::is_control);
         is_text && user.len() + password.len() > 2
@@ -160,9 +161,9 @@ fn is_basic(text: &[u8]) -> bool {
 
 /// RFC 7519 in the compact form of RFC 7515 and RFC 7516: a header in JSON, and more than a signature.
 fn is_jwt(text: &[u8]) -> bool {
-    let header = run(text, b"_-");
+    let header = run_length(text, b"_-");
     let Some((b'.', rest)) = text[header..].split_first() else { return false };
-    let claims = run(rest, b"_-");
+    let claims = run_length(rest, b"_-");
     header >= JWT_CHARS_MIN && claims >= JWT_CHARS_MIN && rest.get(claims) == Some(&b'.')
 }
 
@@ -171,8 +172,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_mark_and_its_secret_are_shorter_than_the_shortest() {
-        let shortest = MARKS.iter().chain(&MARKS_OF_MORE).map(|(mark, least)| mark.len() + least).min();
+    fn no_secret_is_shorter_than_the_minimum() {
+        let shortest =
+            SECRET_PREFIXES.iter().chain(&SECRET_PREFIXES_DASHED).map(|(mark, least)| mark.len() + least).min();
         assert_eq!(shortest, Some(SECRET_BYTES_MIN));
     }
 
@@ -190,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn credentials_are_found_and_other_texts_left_alone() {
+    fn credentials_are_detected_and_other_text_ignored() {
         for secret in [
             "sk_live_4eC39HqLyjWDarjtT1zdp7dc",
             "the key is sk_test_4eC39HqLyjWD, keep it",

@@ -4,13 +4,13 @@
 
 use std::collections::BTreeSet;
 
-use super::limits::not_kept;
-use super::meant::Check;
+use super::limits::unsupported_reasons;
+use super::validate::RowValidator;
 use super::{AccountRow, LimitRow};
-use crate::domain::job::Token;
-use crate::domain::limit::{AccountRule, Algorithm, Limit, MAX_REQUESTS, OwnLimit, Rule, Scope};
+use crate::domain::job::Identifier;
+use crate::domain::limit::{AccountRule, Algorithm, Limit, LimitOverride, MAX_REQUESTS, Rule, Scope};
 
-impl Check {
+impl RowValidator {
     pub(super) fn accounts(&mut self, rows: &[AccountRow], limits: &[LimitRow]) -> Vec<AccountRule> {
         let mut keys = BTreeSet::new();
         let mut rules = Vec::new();
@@ -26,7 +26,7 @@ impl Check {
     }
 
     fn account(&mut self, row: &AccountRow, limits: &[LimitRow]) -> Option<AccountRule> {
-        if Token::new(row.account.clone()).is_err() {
+        if Identifier::new(row.account.clone()).is_err() {
             self.problem("account must be 1 to 64 characters of A-Z a-z 0-9 _ -".to_owned());
         }
         self.one_of("rule", &row.rule, &[("exempt", ()), ("blocked", ()), ("limit", ())])?;
@@ -36,7 +36,7 @@ impl Check {
         }
         let own = match (row.rule.as_str(), row.max_requests, row.window_ms) {
             ("limit", Some(max_requests), Some(window_ms)) => {
-                self.rate(max_requests, window_ms).map(|rate| OwnLimit { rate, burst })
+                self.rate(max_requests, window_ms).map(|rate| LimitOverride { rate, burst })
             }
             ("limit", ..) => {
                 self.problem("rule `limit` needs max_requests and window_ms".to_owned());
@@ -48,7 +48,7 @@ impl Check {
                 None
             }
         };
-        self.touches(row, limits, own);
+        self.check_affected_limits(row, limits, own);
         let rule = match row.rule.as_str() {
             "exempt" => Rule::Exempt,
             "blocked" => Rule::Blocked,
@@ -59,7 +59,7 @@ impl Check {
 
     /// Whether there is a limit that the rule changes, and whether each of them can be kept at the rule's rate. Limits
     /// that are disabled count: to switch one off must not make its rules wrong.
-    fn touches(&mut self, row: &AccountRow, limits: &[LimitRow], own: Option<OwnLimit>) {
+    fn check_affected_limits(&mut self, row: &AccountRow, limits: &[LimitRow], own: Option<LimitOverride>) {
         let named = limits.iter().find(|limit| Some(&limit.name) == row.limit_name.as_ref());
         if let (Some(name), None) = (&row.limit_name, named) {
             self.problem(format!("limit_name `{name}` is no limit of this provider"));
@@ -97,8 +97,8 @@ impl Check {
         for limit in touched {
             let burst = own.burst.filter(|_| burst_is_wrong || has_burst(&limit));
             let with_own_rate = Limit { rate: own.rate, burst, ..limit.clone() };
-            if not_kept(&limit).is_empty() {
-                let problems = not_kept(&with_own_rate);
+            if unsupported_reasons(&limit).is_empty() {
+                let problems = unsupported_reasons(&with_own_rate);
                 self.0.extend(problems.into_iter().map(|problem| format!("at limit `{}`: {problem}", limit.name)));
             }
         }
@@ -127,11 +127,11 @@ mod tests {
 
     fn rules(limits: &Value, accounts: Value) -> Result<Vec<AccountRule>, Vec<String>> {
         let row = with(json!({"limit": limits, "account": accounts}));
-        row.meant(1).map(|provider| provider.account_rules).map_err(|bad| bad.problems)
+        row.validate(1).map(|provider| provider.account_rules).map_err(|bad| bad.problems)
     }
 
     #[test]
-    fn rules_are_meant_as_written() {
+    fn account_rules_validate_as_configured() {
         let rules = rules(
             &limits(),
             json!([
@@ -149,7 +149,7 @@ mod tests {
         };
         let rate = |requests, window| {
             let rate = Rate::new(requests, Duration::from_millis(window)).unwrap();
-            Rule::Limit(OwnLimit { rate, burst: None })
+            Rule::Limit(LimitOverride { rate, burst: None })
         };
         assert_eq!(
             rules.unwrap(),
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_that_cannot_do_what_they_say_are_named_with_the_mend() {
+    fn ineffective_rules_are_reported_with_a_fix() {
         let own = |limit: Option<&str>, max_requests: i64, window_ms: i64| {
             json!({"account": "a", "rule": "limit", "limit_name": limit, "max_requests": max_requests,
                    "window_ms": window_ms})

@@ -8,18 +8,18 @@ use std::collections::BTreeSet;
 use serde::Deserialize;
 
 use super::Object;
-use super::meant::{Check, is_header_name};
+use super::validate::{RowValidator, is_header_name};
 use crate::domain::echo::{Echo, EchoField, EchoedField};
 use crate::domain::job::JobField;
-use crate::domain::provider::{AnswerPlace, Provider};
+use crate::domain::provider::{Provider, ResponseLocation};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct EchoRow {
-    id: Option<PlacesRow>,
-    idempotency_key: Option<PlacesRow>,
-    reference: Option<PlacesRow>,
-    amount: Option<PlacesRow>,
+    id: Option<EchoLocationsRow>,
+    idempotency_key: Option<EchoLocationsRow>,
+    reference: Option<EchoLocationsRow>,
+    amount: Option<EchoLocationsRow>,
     except: Option<Vec<u16>>,
 }
 
@@ -28,25 +28,25 @@ struct EchoRow {
     untagged,
     expecting = "write a JSON pointer such as \"/metadata/id\", { header = \"Name\" }, or a list of these"
 )]
-enum PlacesRow {
-    One(PlaceRow),
-    Any(Vec<PlaceRow>),
+enum EchoLocationsRow {
+    One(EchoLocationRow),
+    Any(Vec<EchoLocationRow>),
 }
 
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum PlaceRow {
+enum EchoLocationRow {
     Pointer(String),
-    Header(HeaderRow),
+    Header(EchoHeaderRow),
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct HeaderRow {
+struct EchoHeaderRow {
     header: String,
 }
 
-impl Check {
+impl RowValidator {
     /// `column` is `request.echo` or `lookup.echo`.
     pub(super) fn echo(&mut self, column: &str, object: Option<&Object>) -> Echo {
         let row: Option<EchoRow> = object.and_then(|object| self.keys(column, object));
@@ -60,7 +60,7 @@ impl Check {
         let fields: Vec<EchoedField> = fields
             .into_iter()
             .filter_map(|(field, key, places)| {
-                Some(EchoedField { field, places: self.places(&format!("{column}.{key}"), places?) })
+                Some(EchoedField { field, locations: self.echo_locations(&format!("{column}.{key}"), places?) })
             })
             .collect();
         if fields.is_empty() {
@@ -70,13 +70,13 @@ impl Check {
         if let Some(status) = except.iter().find(|status| !(100..=599).contains(*status)) {
             self.problem(format!("{column}.except: {status} is no HTTP status between 100 and 599"));
         }
-        Echo { fields, except }
+        Echo { fields, exempt_statuses: except }
     }
 
-    fn places(&mut self, key: &str, places: PlacesRow) -> Vec<AnswerPlace> {
+    fn echo_locations(&mut self, key: &str, places: EchoLocationsRow) -> Vec<ResponseLocation> {
         let places = match places {
-            PlacesRow::One(place) => vec![place],
-            PlacesRow::Any(places) => places,
+            EchoLocationsRow::One(place) => vec![place],
+            EchoLocationsRow::Any(places) => places,
         };
         if places.is_empty() {
             self.problem(format!("{key} has no place: write a JSON pointer such as /metadata/id"));
@@ -84,21 +84,23 @@ impl Check {
         let mut validated = Vec::new();
         for place in places {
             match place {
-                PlaceRow::Pointer(pointer) if pointer.starts_with('/') => validated.push(AnswerPlace::Body(pointer)),
-                PlaceRow::Pointer(_) => {
+                EchoLocationRow::Pointer(pointer) if pointer.starts_with('/') => {
+                    validated.push(ResponseLocation::Body(pointer))
+                }
+                EchoLocationRow::Pointer(_) => {
                     self.problem(format!("{key} is no JSON pointer: write /metadata/id, or {{ header = \"Name\" }}"));
                 }
-                PlaceRow::Header(HeaderRow { header }) if is_header_name(&header) => {
-                    validated.push(AnswerPlace::Header(header));
+                EchoLocationRow::Header(EchoHeaderRow { header }) if is_header_name(&header) => {
+                    validated.push(ResponseLocation::Header(header));
                 }
-                PlaceRow::Header(_) => self.problem(format!("{key}.header is no header name")),
+                EchoLocationRow::Header(_) => self.problem(format!("{key}.header is no header name")),
             }
         }
         validated
     }
 
     /// A payment without a reference could not be told from another one.
-    pub(super) fn echoed_reference(&mut self, provider: &Provider) {
+    pub(super) fn check_echo_reference(&mut self, provider: &Provider) {
         let echoes = [("request", Some(&provider.request.echo)), ("lookup", provider.lookup.as_ref().map(|l| &l.echo))];
         for (column, echo) in echoes {
             let has_reference = echo.is_some_and(|echo| echo.fields.iter().any(|it| it.field == EchoField::Reference));
@@ -120,30 +122,30 @@ mod tests {
     use super::*;
 
     fn problems(row: Value) -> Vec<String> {
-        with(row).meant(1).map_or_else(|bad| bad.problems, |_| Vec::new())
+        with(row).validate(1).map_or_else(|bad| bad.problems, |_| Vec::new())
     }
 
     #[test]
-    fn an_answer_may_repeat_it_in_its_body_or_a_header() {
+    fn echo_may_be_in_body_or_header() {
         let echo = json!({
             "id": ["/metadata/id", "/error/metadata/id"], "idempotency_key": {"header": "X-Key"}, "reference": "/reference",
             "amount": ["/amount", {"header": "X-Amount"}], "except": [422, 404],
         });
         let lookup = json!({"url": "https://api.example.com/${job:id}", "echo": {"id": "/0/id"}});
         let row =
-            with(json!({"request": {"echo": echo}, "lookup": lookup, "require": ["reference"]})).meant(1).unwrap();
-        let body = |pointer: &str| AnswerPlace::Body(pointer.to_owned());
-        let header = |name: &str| AnswerPlace::Header(name.to_owned());
-        let field = |field, places: &[AnswerPlace]| EchoedField { field, places: places.to_vec() };
+            with(json!({"request": {"echo": echo}, "lookup": lookup, "require": ["reference"]})).validate(1).unwrap();
+        let body = |pointer: &str| ResponseLocation::Body(pointer.to_owned());
+        let header = |name: &str| ResponseLocation::Header(name.to_owned());
+        let field = |field, places: &[ResponseLocation]| EchoedField { field, locations: places.to_vec() };
         let fields = vec![
             field(EchoField::Id, &[body("/metadata/id"), body("/error/metadata/id")]),
             field(EchoField::IdempotencyKey, &[header("X-Key")]),
             field(EchoField::Reference, &[body("/reference")]),
             field(EchoField::Amount, &[body("/amount"), header("X-Amount")]),
         ];
-        assert_eq!(row.request.echo, Echo { fields, except: [404, 422].into() });
+        assert_eq!(row.request.echo, Echo { fields, exempt_statuses: [404, 422].into() });
         assert_eq!(row.lookup.unwrap().echo.fields, [field(EchoField::Id, &[body("/0/id")])]);
-        assert_eq!(with(json!({})).meant(1).unwrap().request.echo, Echo::default());
+        assert_eq!(with(json!({})).validate(1).unwrap().request.echo, Echo::default());
     }
 
     #[test]

@@ -16,7 +16,7 @@ const SIMILAR: f64 = 0.8;
 
 /// A provider file as far as it can be read: its rows, and every problem.
 #[derive(Debug, Default)]
-pub struct ReadFile {
+pub struct ParsedProviderFile {
     pub rows: Vec<ProviderRow>,
     /// One line each, naming line, provider and field.
     pub problems: Vec<String>,
@@ -33,47 +33,47 @@ fn unreadable(text: &str, error: &toml::de::Error) -> String {
 /// # Errors
 /// Every problem of the file.
 pub fn parse_provider_file(text: &str) -> Result<Vec<ProviderRow>, Vec<String>> {
-    let ReadFile { rows, problems } = read_provider_file(text);
+    let ParsedProviderFile { rows, problems } = read_provider_file(text);
     if problems.is_empty() { Ok(rows) } else { Err(problems) }
 }
 
 /// Reads and checks a provider file, and goes on behind each problem.
 #[must_use]
-pub fn read_provider_file(text: &str) -> ReadFile {
+pub fn read_provider_file(text: &str) -> ParsedProviderFile {
     let Ok(mut file) = text.parse::<Table>() else {
         let (_, errors) = DeTable::parse_recoverable(text);
         let problems = errors.iter().map(|error| unreadable(text, error)).collect();
-        return ReadFile { rows: Vec::new(), problems };
+        return ParsedProviderFile { rows: Vec::new(), problems };
     };
-    let lines = TableLines::of_file(text);
+    let lines = TableLines::parse(text);
     let mut problems = Vec::new();
-    let mut place = Place { at: "the file".to_owned(), lines: &lines, suspects: BTreeSet::new() };
+    let mut place = TableContext { at: "the file".to_owned(), lines: &lines, suspects: BTreeSet::new() };
     let tables = tables(&mut file, "provider", &mut place, &mut problems);
     let stray = file.keys().map(|key| {
-        format!("line {}: `{key}` is unknown: a provider file holds [[provider]] tables only", lines.of_key(key))
+        format!("line {}: `{key}` is unknown: a provider file holds [[provider]] tables only", lines.line_of_key(key))
     });
     problems.extend(stray);
     let mut rows: Vec<ProviderRow> = Vec::new();
     let mut names = BTreeSet::new();
     for (index, table) in tables.into_iter().enumerate() {
-        let at = named(&table, "name")
+        let at = text_of_key(&table, "name")
             .map_or_else(|| format!("provider number {}", index + 1), |name| format!("provider `{name}`"));
-        let mut place = Place { at, lines: lines.below("provider", index), suspects: BTreeSet::new() };
+        let mut place = TableContext { at, lines: lines.below("provider", index), suspects: BTreeSet::new() };
         let row = provider(table, &mut place, &mut problems);
         if !row.name.is_empty() && !names.insert(row.name.clone()) {
             problems.push(place.problem("name", "is listed twice"));
         }
-        if let Err(bad) = row.meant(0) {
+        if let Err(bad) = row.validate(0) {
             let own = bad.problems.iter().filter(|problem| !place.is_suspect(problem));
-            problems.extend(own.map(|problem| place.sentence(&row, problem)));
+            problems.extend(own.map(|problem| place.locate_problem(&row, problem)));
         }
         rows.push(row);
     }
-    ReadFile { rows, problems }
+    ParsedProviderFile { rows, problems }
 }
 
 /// One table of the file while it is read.
-struct Place<'a> {
+struct TableContext<'a> {
     /// In words.
     at: String,
     lines: &'a TableLines,
@@ -81,9 +81,9 @@ struct Place<'a> {
     suspects: BTreeSet<String>,
 }
 
-impl Place<'_> {
+impl TableContext<'_> {
     fn problem(&self, key: &str, what: &str) -> String {
-        format!("line {}: {}: {what}", self.lines.of_key(key), self.at)
+        format!("line {}: {}: {what}", self.lines.line_of_key(key), self.at)
     }
 
     fn is_suspect(&self, problem: &str) -> bool {
@@ -91,7 +91,7 @@ impl Place<'_> {
     }
 
     /// A problem of the whole row, which may begin with the limit or account that it is about.
-    fn sentence(&self, row: &ProviderRow, problem: &str) -> String {
+    fn locate_problem(&self, row: &ProviderRow, problem: &str) -> String {
         let names = [
             ("limit", row.limits.iter().map(|limit| limit.name.as_str()).collect::<Vec<_>>()),
             ("account", row.accounts.iter().map(|account| account.account.as_str()).collect()),
@@ -101,53 +101,53 @@ impl Place<'_> {
             let named = names.iter().enumerate().filter(|(_, own)| **own == name);
             let tables: Vec<&TableLines> = named.map(|(index, _)| self.lines.below(key, index)).collect();
             // Of two tables of one name, the one that has the key.
-            let with_key = tables.iter().find(|lines| lines.names(rest));
+            let with_key = tables.iter().find(|lines| lines.has_key_in(rest));
             Some((*with_key.or_else(|| tables.last())?, rest))
         });
         let line = match below {
-            Some((lines, rest)) => lines.of_sentence(rest),
-            None => self.lines.of_sentence(problem),
+            Some((lines, rest)) => lines.line_of_problem(rest),
+            None => self.lines.line_of_problem(problem),
         };
         format!("line {line}: {}: {problem}", self.at)
     }
 }
 
-fn named<'a>(table: &'a Table, key: &str) -> Option<&'a str> {
+fn text_of_key<'a>(table: &'a Table, key: &str) -> Option<&'a str> {
     table.get(key).and_then(Value::as_str)
 }
 
-fn provider(mut table: Table, place: &mut Place<'_>, problems: &mut Vec<String>) -> ProviderRow {
+fn provider(mut table: Table, place: &mut TableContext<'_>, problems: &mut Vec<String>) -> ProviderRow {
     let limits = tables(&mut table, "limit", place, problems);
     let accounts = tables(&mut table, "account", place, problems);
-    let mut row: ProviderRow = keys(table, place, problems);
-    row.limits = below::<LimitRow>(limits, ("limit", "name"), place, problems);
-    row.accounts = below::<AccountRow>(accounts, ("account", "account"), place, problems);
+    let mut row: ProviderRow = read_keys(table, place, problems);
+    row.limits = read_subtables::<LimitRow>(limits, ("limit", "name"), place, problems);
+    row.accounts = read_subtables::<AccountRow>(accounts, ("account", "account"), place, problems);
     row
 }
 
 /// The rows of an array of tables; `kind`: its key, and the key that names each.
-fn below<T: DeserializeOwned + Default>(
+fn read_subtables<T: DeserializeOwned + Default>(
     tables: Vec<Table>,
     kind: (&str, &str),
-    place: &mut Place<'_>,
+    place: &mut TableContext<'_>,
     problems: &mut Vec<String>,
 ) -> Vec<T> {
     let (key, name_key) = kind;
     let mut rows = Vec::with_capacity(tables.len());
     for (index, table) in tables.into_iter().enumerate() {
-        let at = match named(&table, name_key) {
+        let at = match text_of_key(&table, name_key) {
             Some(name) => format!("{}, {key} `{name}`", place.at),
             None => format!("{}, {key} number {}", place.at, index + 1),
         };
-        let mut own = Place { at, lines: place.lines.below(key, index), suspects: BTreeSet::new() };
-        rows.push(keys(table, &mut own, problems));
+        let mut own = TableContext { at, lines: place.lines.below(key, index), suspects: BTreeSet::new() };
+        rows.push(read_keys(table, &mut own, problems));
         place.suspects.append(&mut own.suspects);
     }
     rows
 }
 
 /// Takes an array of tables out of `parent`.
-fn tables(parent: &mut Table, key: &str, place: &mut Place<'_>, problems: &mut Vec<String>) -> Vec<Table> {
+fn tables(parent: &mut Table, key: &str, place: &mut TableContext<'_>, problems: &mut Vec<String>) -> Vec<Table> {
     let array = match parent.remove(key) {
         None => return Vec::new(),
         Some(Value::Array(array)) => array,
@@ -169,7 +169,11 @@ fn tables(parent: &mut Table, key: &str, place: &mut Place<'_>, problems: &mut V
 }
 
 /// Reads a table whose row type has a default for every key: each key alone first, then all good ones together.
-fn keys<T: DeserializeOwned + Default>(table: Table, place: &mut Place<'_>, problems: &mut Vec<String>) -> T {
+fn read_keys<T: DeserializeOwned + Default>(
+    table: Table,
+    place: &mut TableContext<'_>,
+    problems: &mut Vec<String>,
+) -> T {
     let mut good = Table::new();
     for (key, value) in table {
         if holds_date(&value) {
@@ -184,7 +188,7 @@ fn keys<T: DeserializeOwned + Default>(table: Table, place: &mut Place<'_>, prob
             }
             Err(error) => {
                 let meant = similar_key(&key, error.message());
-                problems.push(place.problem(&key, &unfit(&key, &value, error.message(), meant.as_deref())));
+                problems.push(place.problem(&key, &invalid_key(&key, &value, error.message(), meant.as_deref())));
                 place.suspects.extend(meant);
                 place.suspects.insert(key);
             }
@@ -194,7 +198,7 @@ fn keys<T: DeserializeOwned + Default>(table: Table, place: &mut Place<'_>, prob
 }
 
 /// Why a key cannot be read, and how to write it. Repeats no text, which may be a secret, unless it is a number.
-fn unfit(key: &str, value: &Value, message: &str, meant: Option<&str>) -> String {
+fn invalid_key(key: &str, value: &Value, message: &str, meant: Option<&str>) -> String {
     if message.starts_with("unknown field") {
         let hint = meant
             .map_or_else(|| "docs/providers.md has all fields".to_owned(), |meant| format!("did you mean `{meant}`?"));
@@ -333,7 +337,7 @@ mode = "drop"
 
     /// Of seven mistakes, two were told.
     #[test]
-    fn a_key_that_cannot_be_read_hides_no_other_problem() {
+    fn unreadable_key_hides_no_other_problem() {
         let text = r#"
 [[provider]]
 name = "acme"
@@ -374,7 +378,7 @@ rule = "exemt"
     }
 
     #[test]
-    fn every_error_of_a_file_that_is_no_toml_is_named() {
+    fn every_toml_syntax_error_is_reported() {
         let problems = parse_provider_file("[[provider]]\nname = acme\nurl = 'x'\nmode = also\n").unwrap_err();
         let lines: Vec<&str> =
             problems.iter().filter_map(|problem| problem.split_once(':')).map(|(line, _)| line).collect();
@@ -382,7 +386,7 @@ rule = "exemt"
     }
 
     #[test]
-    fn a_file_that_is_no_toml_names_its_line_and_not_its_text() {
+    fn toml_error_names_the_line_without_its_text() {
         let text = "# rows\n[[provider]]\nname = \"acme\"\nheaders = { Authorization = \"Bearer sk_live_4eC39HqL }\n";
         let problems = parse_provider_file(text).unwrap_err();
         assert!(problems.iter().all(|problem| problem.starts_with("line 4: ")), "{problems:?}");
@@ -390,7 +394,7 @@ rule = "exemt"
     }
 
     #[test]
-    fn a_text_where_none_may_be_is_named_by_its_key_and_not_repeated() {
+    fn misplaced_text_is_reported_without_its_value() {
         let text = "[[provider]]\nname = \"acme\"\nheaders = \"Bearer \\\"hunter2\\\"\"\nworkers = \"hunter2\"\n";
         let problems = parse_provider_file(text).unwrap_err();
         let headers =
@@ -401,7 +405,7 @@ rule = "exemt"
     }
 
     #[test]
-    fn refuses_what_is_no_list_of_tables() {
+    fn provider_file_must_be_a_table_list() {
         assert!(parse_provider_file("provider = 1").unwrap_err()[0].contains("[[provider]]"));
         assert!(parse_provider_file("[[provider").is_err());
         let twice = format!("{GOOD}{GOOD}");

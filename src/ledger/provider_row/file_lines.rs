@@ -17,7 +17,7 @@ pub(super) struct TableLines {
 
 impl TableLines {
     /// The lines of a file that parses.
-    pub fn of_file(text: &str) -> Self {
+    pub fn parse(text: &str) -> Self {
         DeTable::parse(text).map(|table| Self::of_table(text, 1, table.get_ref())).unwrap_or_default()
     }
 
@@ -43,17 +43,17 @@ impl TableLines {
     }
 
     /// The line of a key, or else of the table's header.
-    pub fn of_key(&self, key: &str) -> usize {
+    pub fn line_of_key(&self, key: &str) -> usize {
         self.keys.get(key).copied().unwrap_or(self.line)
     }
 
     /// Whether a sentence names one of its keys.
-    pub fn names(&self, sentence: &str) -> bool {
+    pub fn has_key_in(&self, sentence: &str) -> bool {
         words(sentence).any(|word| self.keys.contains_key(word))
     }
 
     /// The line of the first key that a sentence names.
-    pub fn of_sentence(&self, sentence: &str) -> usize {
+    pub fn line_of_problem(&self, sentence: &str) -> usize {
         words(sentence).find_map(|word| self.keys.get(word).copied()).unwrap_or(self.line)
     }
 }

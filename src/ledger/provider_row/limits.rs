@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::meant::Check;
+use super::validate::RowValidator;
 use super::{LimitRow, MISSING};
 use crate::domain::limit::{Algorithm, AppliesTo, Limit, MAX_REQUESTS, MAX_WINDOW, Rate, Scope};
 use crate::domain::time::format_duration;
@@ -15,7 +15,7 @@ const SCOPED_LOG_MAX: u32 = 10_000;
 /// Shortest window that is counted in buckets of whole milliseconds.
 const BUCKETED_WINDOW_MIN: Duration = Duration::from_secs(1);
 
-impl Check {
+impl RowValidator {
     pub(super) fn limits(&mut self, rows: &[LimitRow]) -> Vec<Limit> {
         let mut names = BTreeSet::new();
         let mut limits = Vec::new();
@@ -37,7 +37,7 @@ impl Check {
                  provider_limits"
                     .to_owned(),
             );
-        } else if !unread && found_bad == 0 && !limits.iter().any(Limit::holds_every_charge) {
+        } else if !unread && found_bad == 0 && !limits.iter().any(Limit::applies_to_every_charge) {
             self.problem(
                 "no enabled limit holds every charge: a limit that is shadow, of scope account or reference, or for \
                  lookups alone leaves the provider unlimited; add one of scope `provider` that applies to `all` or \
@@ -70,7 +70,7 @@ impl Check {
             applies_to: applies_to?,
             shadow: row.shadow,
         };
-        self.0.extend(not_kept(&limit));
+        self.0.extend(unsupported_reasons(&limit));
         Some(limit)
     }
 
@@ -102,7 +102,7 @@ impl Check {
 }
 
 /// Why a limit cannot be kept by its algorithm, in its scope; empty when it can.
-pub(super) fn not_kept(limit: &Limit) -> Vec<String> {
+pub(super) fn unsupported_reasons(limit: &Limit) -> Vec<String> {
     let mut problems = Vec::new();
     let Limit { algorithm, rate, offset, .. } = *limit;
     let (name, window) = (algorithm.name(), rate.window());
@@ -158,12 +158,12 @@ mod tests {
         let mut limit = json!({"name": "this", "max_requests": 100, "window_ms": 60_000});
         limit.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
         let row = with(json!({"limit": [{"name": "plain", "max_requests": 5, "window_ms": 1000}, limit]}));
-        let meant = row.meant(1).map_err(|bad| bad.problems)?;
+        let meant = row.validate(1).map_err(|bad| bad.problems)?;
         Ok(meant.limits.into_iter().find(|limit| limit.name == "this").unwrap())
     }
 
     #[test]
-    fn every_algorithm_scope_and_use_is_meant() {
+    fn every_algorithm_scope_and_use_is_valid() {
         for algorithm in Algorithm::ALL {
             for scope in Scope::ALL {
                 for applies_to in AppliesTo::ALL {
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_algorithm_can_keep_is_meant() {
+    fn limits_within_algorithm_bounds_are_valid() {
         let day = 86_400_000_i64;
         let table = [
             (json!({"algorithm": "token_bucket", "burst": 500}), 500),
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_algorithm_cannot_keep_is_named_with_the_mend() {
+    fn unsupported_limits_are_reported_with_a_fix() {
         let day = 86_400_000_i64;
         let burst = "burst means nothing to `sliding_log`: leave it out, or choose token_bucket or gcra";
         let offset = "offset_ms means nothing to `sliding_log`: leave it out, or choose fixed_window";
@@ -230,11 +230,11 @@ mod tests {
 
     /// A provider is never unlimited by what its limits leave out.
     #[test]
-    fn some_limit_must_hold_every_charge() {
+    fn row_without_charge_limit_is_rejected() {
         let only = |change: Value| {
             let mut limit = json!({"name": "all", "max_requests": 5, "window_ms": 1000});
             limit.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
-            with(json!({"limit": [limit]})).meant(1).map_err(|bad| bad.problems)
+            with(json!({"limit": [limit]})).validate(1).map_err(|bad| bad.problems)
         };
         for change in [
             json!({"shadow": true}),

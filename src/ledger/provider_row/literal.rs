@@ -54,7 +54,7 @@ mod tests {
     use super::super::tests::{good, with};
 
     #[test]
-    fn a_credential_without_a_mark_is_known_by_where_it_stands() {
+    fn literal_credential_is_found_by_position() {
         for (columns, place) in [
             (json!({"headers": {"Authorization": "Basic aHVudGVyMg=="}}), "headers: the value of `Authorization`"),
             (json!({"headers": {"authorization": "Bearer hunter2"}}), "headers: the value of `authorization`"),
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn references_and_other_names_are_let_be() {
+    fn references_and_plain_headers_are_accepted() {
         let row = with(json!({
             "url": "https://api.example.com/charges?version=3",
             "headers": {
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_is_there_is_read_as_ever() {
-        assert!(with(json!({"headers": {"Authorization": "Basic aHVudGVyMg=="}})).meant(1).is_ok());
+    fn existing_row_with_literal_credential_is_accepted() {
+        assert!(with(json!({"headers": {"Authorization": "Basic aHVudGVyMg=="}})).validate(1).is_ok());
     }
 }

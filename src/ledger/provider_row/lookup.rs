@@ -8,8 +8,8 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::Object;
-use super::meant::Check;
-use crate::domain::lookup::{Lookup, LookupMethod, LookupUrl, WhenNotFound};
+use super::validate::RowValidator;
+use crate::domain::lookup::{LookupConfig, LookupMethod, LookupUrl, WhenNotFound};
 
 /// What the column holds; absent keys have the defaults of [`Check::lookup`].
 #[derive(Deserialize)]
@@ -31,12 +31,12 @@ struct LookupRow {
 
 const GIVE_UP_AFTER_S: i64 = 3_600;
 
-impl Check {
-    pub(super) fn lookup(&mut self, object: &Object, retention: Option<Duration>) -> Option<Lookup> {
+impl RowValidator {
+    pub(super) fn lookup(&mut self, object: &Object, retention: Option<Duration>) -> Option<LookupConfig> {
         let row: LookupRow = self.keys("lookup", object)?;
         let methods = [("GET", LookupMethod::Get), ("POST", LookupMethod::Post)];
         let method = self.one_of("lookup.method", row.method.as_deref().unwrap_or("GET"), &methods);
-        let words = self.words([
+        let words = self.check_word_lists([
             ("accepted", row.accepted, "succeeded"),
             ("declined", row.declined, "declined"),
             ("in_progress", row.in_progress, "processing"),
@@ -59,9 +59,9 @@ impl Check {
         let give_up_after: Duration =
             self.seconds("lookup.give_up_after_s", row.give_up_after_s.unwrap_or(GIVE_UP_AFTER_S));
         if let (Some(WhenNotFound::Resend), Some(retention)) = (not_found, retention) {
-            self.remembered_until(give_up_after, retention);
+            self.check_retention(give_up_after, retention);
         }
-        Some(Lookup {
+        Some(LookupConfig {
             url: url?,
             method: method?,
             state,
@@ -78,7 +78,7 @@ impl Check {
     }
 
     /// Nothing is sent again once half of the retention has passed.
-    fn remembered_until(&mut self, give_up_after: Duration, retention: Duration) {
+    fn check_retention(&mut self, give_up_after: Duration, retention: Duration) {
         if give_up_after >= retention / 2 {
             self.problem(format!(
                 "lookup.give_up_after_s is {}, and not_found is `resend`: by then the idempotency key may be forgotten; set it \
@@ -114,7 +114,7 @@ impl Check {
     }
 
     /// The lists of words; none may stand in two of them.
-    fn words(&mut self, lists: [(&str, Option<Vec<String>>, &str); 3]) -> [Vec<String>; 3] {
+    fn check_word_lists(&mut self, lists: [(&str, Option<Vec<String>>, &str); 3]) -> [Vec<String>; 3] {
         let mut seen: Vec<(String, String)> = Vec::new();
         lists.map(|(key, list, default)| {
             let list = list.unwrap_or_else(|| vec![default.to_owned()]);
@@ -148,14 +148,14 @@ mod tests {
     const URL: &str = "https://api.example.com/charges?id=${job:id}";
 
     fn problems(lookup: Value) -> Vec<String> {
-        with(json!({ "lookup": lookup })).meant(1).map_or_else(|bad| bad.problems, |_| Vec::new())
+        with(json!({ "lookup": lookup })).validate(1).map_or_else(|bad| bad.problems, |_| Vec::new())
     }
 
     #[test]
-    fn an_address_alone_is_enough() {
-        let lookup = with(json!({"lookup": {"url": URL}})).meant(1).unwrap().lookup.unwrap();
+    fn lookup_url_alone_is_enough() {
+        let lookup = with(json!({"lookup": {"url": URL}})).validate(1).unwrap().lookup.unwrap();
         let words = |word: &str| vec![word.to_owned()];
-        let wanted = Lookup {
+        let wanted = LookupConfig {
             url: LookupUrl::parse(URL).unwrap(),
             method: LookupMethod::Get,
             state: "/state".to_owned(),
@@ -170,17 +170,17 @@ mod tests {
             give_up_after: Duration::from_secs(3_600),
         };
         assert_eq!(lookup, wanted);
-        assert_eq!(with(json!({})).meant(1).unwrap().lookup, None);
+        assert_eq!(with(json!({})).validate(1).unwrap().lookup, None);
     }
 
     #[test]
-    fn everything_can_be_said() {
+    fn every_lookup_field_can_be_set() {
         let row = with(json!({"idempotency_retention_s": 121, "lookup": {
             "url": URL, "method": "POST", "state": "/data/0/status", "accepted": ["paid", "captured"], "declined": [],
             "in_progress": ["pending"], "reference": "/data/0/id", "amount": "/data/0/amount",
             "currency": "/data/0/currency", "not_found": "resend", "give_up_after_s": 60,
         }}));
-        let lookup = row.meant(1).unwrap().lookup.unwrap();
+        let lookup = row.validate(1).unwrap().lookup.unwrap();
         assert_eq!((lookup.method, lookup.not_found), (LookupMethod::Post, WhenNotFound::Resend));
         assert_eq!((lookup.accepted.len(), lookup.declined.len()), (2, 0));
         assert_eq!(
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_meant_is_named_with_the_mend() {
+    fn invalid_lookup_is_reported_with_its_fix() {
         let with_url = |change: Value| {
             let mut lookup = json!({"url": URL});
             lookup.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
@@ -230,10 +230,10 @@ mod tests {
 
     /// By the time that not found is believed, the key must surely still be remembered.
     #[test]
-    fn sending_once_more_needs_a_key_that_is_remembered_by_then() {
+    fn resend_needs_a_retained_key() {
         let judged = |not_found: &str, give_up_after_s: i64| {
             let lookup = json!({"url": URL, "not_found": not_found, "give_up_after_s": give_up_after_s});
-            with(json!({"idempotency_retention_s": 120, "lookup": lookup})).meant(1)
+            with(json!({"idempotency_retention_s": 120, "lookup": lookup})).validate(1)
         };
         judged("resend", 59).unwrap();
         judged("review", 60).unwrap();

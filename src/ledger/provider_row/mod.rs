@@ -9,25 +9,25 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 mod accounts;
+mod describe;
 mod echo;
 mod file;
 mod file_lines;
+mod limit_summary;
 mod limits;
-mod line;
 mod literal;
 mod lookup;
-mod meant;
 mod no_secrets;
-mod pause;
+mod redacted;
 mod request;
-mod shown;
 mod statuses;
-mod words;
+mod unmentioned_pause;
+mod validate;
 
-pub use file::{ReadFile, parse_provider_file, read_provider_file};
-pub use line::LimitLine;
-pub use pause::note_unsaid_pauses;
-pub use shown::ShownRow;
+pub use file::{ParsedProviderFile, parse_provider_file, read_provider_file};
+pub use limit_summary::LimitSummary;
+pub use redacted::RedactedRow;
+pub use unmentioned_pause::mark_unmentioned_pauses;
 
 /// Of a limit's numbers, for which the contract has no default: outside the allowed range, so that one which is left out is a
 /// problem.
@@ -49,7 +49,7 @@ pub struct ProviderRow {
     pub paused: bool,
     /// No column: of a file that does not mention `paused`, so that a row that is there keeps what it has.
     #[serde(skip)]
-    pub pause_unsaid: bool,
+    pub pause_unmentioned: bool,
     pub url: String,
     pub mode: String,
     pub slot_release: String,
@@ -101,7 +101,7 @@ impl Default for ProviderRow {
             quota: None,
             enabled: true,
             paused: false,
-            pause_unsaid: false,
+            pause_unmentioned: false,
             url: String::new(),
             mode: "blocking".to_owned(),
             slot_release: "response".to_owned(),
@@ -212,17 +212,17 @@ mod tests {
     }
 
     #[test]
-    fn a_good_row_is_meant_as_written() {
+    fn valid_row_passes_validation() {
         let row = with(json!({
             "url": "https://api.example.com/payments/${job:reference}/captures?a=${account}",
             "slot_release": "grant", "pacing": "even", "store_down": "share", "share_of": 4, "headers": {"X-Account": "${job:account}"}, "idempotency_retention_s": 60,
             "request": {"method": "PUT", "body": "form", "template": {"a": "${id}"}, "reference": "/data/id"},
             "statuses": {"402": "review"},
         }));
-        let provider = row.meant(7).unwrap();
+        let provider = row.validate(7).unwrap();
         assert_eq!((provider.version, provider.quota.as_str()), (7, "stripe"));
         assert_eq!(provider.slot_release, SlotRelease::Grant { transit_jitter: Duration::from_millis(50) });
-        assert_eq!((provider.pacing, provider.store_down), (Pacing::Even, StoreDown::Share { of: 4 }));
+        assert_eq!((provider.pacing, provider.store_down), (Pacing::Even, StoreDown::Share { workers: 4 }));
         assert_eq!(provider.request.template.as_deref(), Some(r#"{"a":"${id}"}"#));
         assert!(provider.request.form_encoded);
         assert_eq!(provider.statuses[&402], vec![StatusCase::always(StatusMeaning::Review)]);
@@ -231,16 +231,16 @@ mod tests {
     }
 
     #[test]
-    fn a_reserve_may_leave_one_request_or_a_closed_limit() {
-        assert!(good().meant(1).is_ok());
-        assert!(with(json!({"reserve_percent": 80})).meant(1).is_ok(), "one of five is left");
+    fn reserve_may_leave_one_request() {
+        assert!(good().validate(1).is_ok());
+        assert!(with(json!({"reserve_percent": 80})).validate(1).is_ok(), "one of five is left");
         let closed = json!({"name": "all", "max_requests": 0, "window_ms": 1000});
         let closed = with(json!({"limit": [closed], "reserve_percent": 81}));
-        assert!(closed.meant(1).is_ok(), "closed by its own number");
+        assert!(closed.validate(1).is_ok(), "closed by its own number");
     }
 
     #[test]
-    fn each_bad_column_is_named() {
+    fn each_invalid_column_is_named() {
         let limit = |change: Value| {
             let mut limit = json!({"name": "all", "max_requests": 5, "window_ms": 1000});
             limit.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
@@ -306,7 +306,7 @@ mod tests {
             (account(json!({"account": "a", "rule": "exempt", "burst": 5})), "burst goes with rule `limit` only"),
         ];
         for (columns, problem) in table {
-            let bad = with(columns.clone()).meant(1).unwrap_err();
+            let bad = with(columns.clone()).validate(1).unwrap_err();
             assert!(bad.problems.iter().any(|line| line.contains(problem)), "{columns}: {:#?}", bad.problems);
         }
     }

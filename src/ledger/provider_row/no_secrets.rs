@@ -6,16 +6,16 @@
 use serde_json::Value;
 
 use super::ProviderRow;
-use super::meant::Check;
+use super::validate::RowValidator;
 use crate::domain::sensitive::secret::looks_secret;
 
-impl Check {
+impl RowValidator {
     /// One problem per column that holds a credential.
-    pub(super) fn no_secrets(&mut self, row: &ProviderRow) {
+    pub(super) fn check_secrets(&mut self, row: &ProviderRow) {
         let problem = "holds what is obviously a secret: replace it there and at its issuer, and refer to the new one in \
                        `headers` by ${env:NAME} or ${file:PATH}";
         for (name, value) in &row.headers {
-            if is_in(value) {
+            if holds_secret(value) {
                 self.problem(format!("headers: the value of `{name}` {problem}"));
             }
         }
@@ -23,18 +23,18 @@ impl Check {
             self.problem(format!("url {problem}"));
         }
         for (column, object) in [("request", &row.request), ("lookup", &row.lookup), ("statuses", &row.statuses)] {
-            if object.as_ref().is_some_and(|object| object.values().any(is_in)) {
+            if object.as_ref().is_some_and(|object| object.values().any(holds_secret)) {
                 self.problem(format!("{column} {problem}"));
             }
         }
     }
 }
 
-fn is_in(value: &Value) -> bool {
+fn holds_secret(value: &Value) -> bool {
     match value {
         Value::String(text) => literals(text).any(looks_secret),
-        Value::Array(items) => items.iter().any(is_in),
-        Value::Object(members) => members.values().any(is_in),
+        Value::Array(items) => items.iter().any(holds_secret),
+        Value::Object(members) => members.values().any(holds_secret),
         Value::Null | Value::Bool(_) | Value::Number(_) => false,
     }
 }
@@ -56,13 +56,13 @@ mod tests {
         let url = "https://api.example/charges".to_owned();
         let mut row = ProviderRow { name: "acme".to_owned(), url, ..ProviderRow::default() };
         change(&mut row);
-        let mut check = Check::default();
-        check.no_secrets(&row);
+        let mut check = RowValidator::default();
+        check.check_secrets(&row);
         check.0
     }
 
     #[test]
-    fn a_secret_in_a_row_is_refused_without_being_repeated() {
+    fn secret_in_row_is_rejected_but_not_repeated() {
         let secret = "sk_live_4eC39HqLyjWDarjtT1zdp7dc";
         let object = |value: serde_json::Value| value.as_object().unwrap().clone();
         let found = [
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reference_is_none_whatever_its_name() {
+    fn secret_reference_is_not_a_secret() {
         let headers = json!({
             "Authorization": "Bearer ${env:sk_live_key_of_production}",
             "x-key": "${file:/run/secrets/sk_live_key_of_production}",

@@ -6,9 +6,9 @@
 use serde::Deserialize;
 
 use super::Object;
-use super::meant::{Check, is_header_name};
+use super::validate::{RowValidator, is_header_name};
 use crate::domain::expansion::TEMPLATE_BYTES_MAX;
-use crate::domain::provider::{AnswerPlace, NamedWait, RequestShape, WaitUnit};
+use crate::domain::provider::{RequestShape, ResponseLocation, WaitField, WaitUnit};
 
 /// What the column holds; an absent key has the contract's default.
 #[derive(Deserialize)]
@@ -31,7 +31,7 @@ struct WaitRow {
     unit: Option<String>,
 }
 
-impl Check {
+impl RowValidator {
     pub(super) fn request(&mut self, request: Option<&Object>) -> RequestShape {
         let row: Option<RequestRow> = request.and_then(|object| self.keys("request", object));
         let Some(row) = row else { return RequestShape::default() };
@@ -61,7 +61,7 @@ impl Check {
         }
     }
 
-    fn wait(&mut self, object: &Object) -> Option<NamedWait> {
+    fn wait(&mut self, object: &Object) -> Option<WaitField> {
         let row: WaitRow = self.keys("request.wait", object)?;
         let units = WaitUnit::ALL.map(|unit| (unit.name(), unit));
         let unit = match &row.unit {
@@ -73,8 +73,8 @@ impl Check {
             }
         };
         let place = match (row.header, row.at) {
-            (Some(header), None) if is_header_name(&header) => AnswerPlace::Header(header),
-            (None, Some(at)) if at.starts_with('/') => AnswerPlace::Body(at),
+            (Some(header), None) if is_header_name(&header) => ResponseLocation::Header(header),
+            (None, Some(at)) if at.starts_with('/') => ResponseLocation::Body(at),
             (Some(_), None) => {
                 self.problem("request.wait.header is no header name".to_owned());
                 return None;
@@ -88,7 +88,7 @@ impl Check {
                 return None;
             }
         };
-        Some(NamedWait { place, unit: unit? })
+        Some(WaitField { location: place, unit: unit? })
     }
 }
 
@@ -100,18 +100,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wait_stands_in_a_header_or_in_the_body() {
+    fn wait_is_read_from_header_or_body() {
         for unit in WaitUnit::ALL {
-            let wait = |wait| with(json!({"request": {"wait": wait}})).meant(1).unwrap().request.wait.unwrap();
+            let wait = |wait| with(json!({"request": {"wait": wait}})).validate(1).unwrap().request.wait.unwrap();
             let header = wait(json!({"header": "X-Reset", "unit": unit.name()}));
-            assert_eq!(header, NamedWait { place: AnswerPlace::Header("X-Reset".to_owned()), unit });
+            assert_eq!(header, WaitField { location: ResponseLocation::Header("X-Reset".to_owned()), unit });
             let body = wait(json!({"at": "/error/reset", "unit": unit.name()}));
-            assert_eq!(body, NamedWait { place: AnswerPlace::Body("/error/reset".to_owned()), unit });
+            assert_eq!(body, WaitField { location: ResponseLocation::Body("/error/reset".to_owned()), unit });
         }
     }
 
     #[test]
-    fn bad_keys_are_named_with_the_mend() {
+    fn invalid_request_keys_are_reported_with_fixes() {
         let table = [
             (json!({"metod": "POST"}), "request: unknown field `metod`"),
             (json!({"method": "GET"}), "request.method is `GET`"),
@@ -134,10 +134,10 @@ mod tests {
             (json!({"wait": {"headr": "a", "unit": "s"}}), "request.wait: unknown field `headr`"),
         ];
         for (request, problem) in table {
-            let bad = with(json!({ "request": request })).meant(1).unwrap_err();
+            let bad = with(json!({ "request": request })).validate(1).unwrap_err();
             assert!(bad.problems.len() == 1 && bad.problems[0].starts_with(problem), "{request}: {:#?}", bad.problems);
         }
-        let bad = with(json!({"request": {"method": "GET", "body": "xml", "wait": {}}})).meant(1).unwrap_err();
+        let bad = with(json!({"request": {"method": "GET", "body": "xml", "wait": {}}})).validate(1).unwrap_err();
         assert_eq!(bad.problems.len(), 4, "all of them: {:#?}", bad.problems);
     }
 }

@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::Object;
-use super::meant::{Check, is_header_name};
-use crate::domain::provider::{CodeIs, HeaderIs, StatusCase, StatusMeaning};
+use super::validate::{RowValidator, is_header_name};
+use crate::domain::provider::{CodeCondition, HeaderCondition, StatusCase, StatusMeaning};
 
 /// The keys of a case, in the words of the problem that names them.
 const KEYS: &str = "header, value, code, at and means";
 
-impl Check {
+impl RowValidator {
     pub(super) fn statuses(&mut self, statuses: Option<&Object>) -> BTreeMap<u16, Vec<StatusCase>> {
         let mut meant = BTreeMap::new();
         for (status, says) in statuses.into_iter().flatten() {
@@ -79,8 +79,8 @@ impl Check {
             }
         };
         Some(StatusCase {
-            header: header.map(|name| HeaderIs { name, value: value.map(|value| value.trim().to_owned()) }),
-            code: code.map(|code| CodeIs { code, at }),
+            header: header.map(|name| HeaderCondition { name, value: value.map(|value| value.trim().to_owned()) }),
+            code: code.map(|code| CodeCondition { code, pointer: at }),
             means: means?,
         })
     }
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cases_are_meant_in_their_order() {
+    fn status_cases_keep_their_order() {
         let row = with(json!({ "statuses": {
             "402": "review",
             "429": [
@@ -126,11 +126,14 @@ mod tests {
                 {"means": "throttled"},
             ],
         }}));
-        let statuses = row.meant(1).unwrap().statuses;
+        let statuses = row.validate(1).unwrap().statuses;
         assert_eq!(statuses[&402], [StatusCase::always(StatusMeaning::Review)]);
-        let header =
-            |name: &str, value: Option<&str>| Some(HeaderIs { name: name.to_owned(), value: value.map(str::to_owned) });
-        let code = |code: &str, at: Option<&str>| Some(CodeIs { code: code.to_owned(), at: at.map(str::to_owned) });
+        let header = |name: &str, value: Option<&str>| {
+            Some(HeaderCondition { name: name.to_owned(), value: value.map(str::to_owned) })
+        };
+        let code = |code: &str, at: Option<&str>| {
+            Some(CodeCondition { code: code.to_owned(), pointer: at.map(str::to_owned) })
+        };
         let case = |header, code, means| StatusCase { header, code, means };
         let busy = StatusMeaning::Busy;
         assert_eq!(
@@ -148,13 +151,13 @@ mod tests {
     #[test]
     fn every_meaning_can_be_named() {
         for meaning in StatusMeaning::ALL {
-            let provider = with(json!({ "statuses": {"418": meaning.name()} })).meant(1).unwrap();
+            let provider = with(json!({ "statuses": {"418": meaning.name()} })).validate(1).unwrap();
             assert_eq!(provider.statuses[&418], [StatusCase::always(meaning)]);
         }
     }
 
     #[test]
-    fn bad_cases_are_named_with_the_mend() {
+    fn invalid_status_cases_are_reported_with_fixes() {
         let all = "accepted, declined, misconfigured, unknown, in_progress, throttled, busy, unavailable, review";
         let one_of = format!("the meaning must be one of {all}");
         let means = format!("`means` must be one of {all}");
@@ -178,7 +181,7 @@ mod tests {
             (json!([{"means": "busy"}, {"code": "x", "means": "busy"}]), "case 2 is never reached: case 1 fits every"),
         ];
         for (says, problem) in table {
-            let bad = with(json!({ "statuses": {"429": says} })).meant(1).unwrap_err();
+            let bad = with(json!({ "statuses": {"429": says} })).validate(1).unwrap_err();
             let wanted = format!("statuses: 429: {problem}");
             // A case may lie below its own number in the line.
             let found = bad.problems.iter().any(|line| line.starts_with("statuses: 429: ") && line.contains(problem));

@@ -9,10 +9,10 @@ use serde_json::Value as Json;
 
 use super::dialect::Dialect;
 use super::engine::{Args, Sql, Step, Value};
-use crate::domain::shown_url::shown_url_change;
+use crate::domain::redacted_url::describe_url_change;
 use crate::ledger::LedgerError;
 use crate::ledger::provider_row::{AccountRow, LimitRow, Object, ProviderRow};
-use crate::ledger::settings::Change;
+use crate::ledger::settings::SettingsChange;
 
 /// In the order of [`provider_args`]; the last five are JSON.
 const PROVIDER_COLUMNS: [&str; 31] = [
@@ -50,7 +50,7 @@ const PROVIDER_COLUMNS: [&str; 31] = [
 ];
 const JSON_COLUMNS: [&str; 5] = ["headers", "request", "lookup", "statuses", "require"];
 
-pub struct Statements {
+pub struct ApplyStatements {
     guard: Sql,
     insert_provider: Sql,
     update_provider: Sql,
@@ -64,8 +64,8 @@ pub struct Statements {
 
 /// Statements of one apply, in an order that foreign keys allow, with the words for them.
 #[derive(Default)]
-struct Plan {
-    changes: Vec<Change>,
+struct ApplyPlan {
+    changes: Vec<SettingsChange>,
     drop_accounts: Vec<Step>,
     providers: Vec<Step>,
     limits: Vec<Step>,
@@ -77,7 +77,7 @@ struct Plan {
 pub fn check(rows: &[ProviderRow]) -> Result<(), LedgerError> {
     let problems: Vec<String> = rows
         .iter()
-        .filter_map(|row| row.meant(0).err())
+        .filter_map(|row| row.validate(0).err())
         .flat_map(|bad| {
             let name = bad.provider;
             bad.problems.into_iter().map(move |problem| format!("provider `{name}`: {problem}"))
@@ -86,7 +86,7 @@ pub fn check(rows: &[ProviderRow]) -> Result<(), LedgerError> {
     if problems.is_empty() { Ok(()) } else { Err(LedgerError::Refused(problems.join("; "))) }
 }
 
-impl Statements {
+impl ApplyStatements {
     pub fn new(dialect: Dialect) -> Self {
         let place = |index: usize, column: &str| {
             let number = index + 1;
@@ -98,31 +98,31 @@ impl Statements {
             PROVIDER_COLUMNS.iter().zip(&places).skip(1).map(|(column, place)| format!("{column} = {place}")).collect();
         let (columns, places, sets) = (PROVIDER_COLUMNS.join(", "), places.join(", "), sets.join(", "));
         Self {
-            guard: dialect.sql(match dialect {
+            guard: dialect.render(match dialect {
                 Dialect::Postgres => "SELECT settings_hold_version($1) AS version",
                 Dialect::Sqlite => "UPDATE settings_version SET version = version WHERE version = $1",
             }),
-            insert_provider: dialect.sql(&format!("INSERT INTO providers ({columns}) VALUES ({places})")),
-            update_provider: dialect.sql(&format!("UPDATE providers SET {sets} WHERE name = $1")),
-            insert_limit: dialect.sql(
+            insert_provider: dialect.render(&format!("INSERT INTO providers ({columns}) VALUES ({places})")),
+            update_provider: dialect.render(&format!("UPDATE providers SET {sets} WHERE name = $1")),
+            insert_limit: dialect.render(
                 "INSERT INTO provider_limits (provider, name, algorithm, max_requests, window_ms, offset_ms, burst, \
                      scope, applies_to, shadow, enabled) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
             ),
-            update_limit: dialect.sql(
+            update_limit: dialect.render(
                 "UPDATE provider_limits SET algorithm = $3, max_requests = $4, window_ms = $5, offset_ms = $6, \
                      burst = $7, scope = $8, applies_to = $9, shadow = $10, enabled = $11 \
                  WHERE provider = $1 AND name = $2",
             ),
-            delete_limit: dialect.sql("DELETE FROM provider_limits WHERE provider = $1 AND name = $2"),
-            insert_account: dialect.sql(
+            delete_limit: dialect.render("DELETE FROM provider_limits WHERE provider = $1 AND name = $2"),
+            insert_account: dialect.render(
                 "INSERT INTO account_overrides (provider, account, limit_name, rule, max_requests, window_ms, burst) \
                  VALUES ($1, $2, $3, $4, $5, $6, $7)",
             ),
-            update_account: dialect.sql(
+            update_account: dialect.render(
                 "UPDATE account_overrides SET rule = $4, max_requests = $5, window_ms = $6, burst = $7 \
                  WHERE provider = $1 AND account = $2 AND limit_name IS NOT DISTINCT FROM $3",
             ),
-            delete_account: dialect.sql(
+            delete_account: dialect.render(
                 "DELETE FROM account_overrides \
                  WHERE provider = $1 AND account = $2 AND limit_name IS NOT DISTINCT FROM $3",
             ),
@@ -136,8 +136,8 @@ impl Statements {
     }
 
     /// What changes, and the statements that change it.
-    pub fn difference(&self, present: &[ProviderRow], wanted: &[ProviderRow]) -> (Vec<Change>, Vec<Step>) {
-        let mut plan = Plan::default();
+    pub fn difference(&self, present: &[ProviderRow], wanted: &[ProviderRow]) -> (Vec<SettingsChange>, Vec<Step>) {
+        let mut plan = ApplyPlan::default();
         let empty = ProviderRow::default();
         for new in wanted {
             let old = present.iter().find(|row| row.name == new.name);
@@ -146,48 +146,48 @@ impl Statements {
             self.limits(&mut plan, &new.name, &old.limits, &new.limits);
             self.accounts(&mut plan, &new.name, &old.accounts, &new.accounts);
         }
-        let Plan { changes, drop_accounts, providers, limits, accounts } = plan;
+        let ApplyPlan { changes, drop_accounts, providers, limits, accounts } = plan;
         (changes, [providers, drop_accounts, limits, accounts].into_iter().flatten().collect())
     }
 
-    fn provider(&self, plan: &mut Plan, old: Option<&ProviderRow>, new: &ProviderRow) {
+    fn provider(&self, plan: &mut ApplyPlan, old: Option<&ProviderRow>, new: &ProviderRow) {
         let Some(old) = old else {
-            plan.says(&new.name, "created".to_owned());
+            plan.record(&new.name, "created".to_owned());
             plan.providers.push(step(&self.insert_provider, provider_args(new)));
             return;
         };
         let columns = differing(old, new, &["limit", "account"]);
         for (column, was, is) in &columns {
             let what = match column.as_str() {
-                "url" => format!("changed url {}", shown_url_change(was, is)),
+                "url" => format!("changed url {}", describe_url_change(was, is)),
                 column if JSON_COLUMNS.contains(&column) => format!("changed {column}"),
                 column => format!("changed {column} {was} → {is}"),
             };
-            plan.says(&new.name, what);
+            plan.record(&new.name, what);
         }
         if !columns.is_empty() {
             plan.providers.push(step(&self.update_provider, provider_args(new)));
         }
     }
 
-    fn limits(&self, plan: &mut Plan, provider: &str, old: &[LimitRow], new: &[LimitRow]) {
+    fn limits(&self, plan: &mut ApplyPlan, provider: &str, old: &[LimitRow], new: &[LimitRow]) {
         for gone in old.iter().filter(|old| !new.iter().any(|new| new.name == old.name)) {
-            plan.says(provider, format!("limit {} removed", gone.name));
+            plan.record(provider, format!("limit {} removed", gone.name));
             plan.limits.push(step(&self.delete_limit, Arc::from([provider.into(), gone.name.as_str().into()])));
         }
         for new in new {
             match old.iter().find(|old| old.name == new.name) {
                 None => {
-                    plan.says(provider, format!("limit {} added {}", new.name, new.in_words()));
+                    plan.record(provider, format!("limit {} added {}", new.name, new.describe()));
                     plan.limits.push(step(&self.insert_limit, limit_args(provider, new)));
                 }
                 Some(old) if old != new => {
-                    let (was, is) = (old.rate_in_words(), new.rate_in_words());
+                    let (was, is) = (old.describe_rate(), new.describe_rate());
                     if was != is {
-                        plan.says(provider, format!("limit {} changed {was} → {is}", new.name));
+                        plan.record(provider, format!("limit {} changed {was} → {is}", new.name));
                     }
                     for (column, was, is) in differing(old, new, &["max_requests", "window_ms"]) {
-                        plan.says(provider, format!("limit {} changed {column} {was} → {is}", new.name));
+                        plan.record(provider, format!("limit {} changed {column} {was} → {is}", new.name));
                     }
                     plan.limits.push(step(&self.update_limit, limit_args(provider, new)));
                 }
@@ -196,22 +196,22 @@ impl Statements {
         }
     }
 
-    fn accounts(&self, plan: &mut Plan, provider: &str, old: &[AccountRow], new: &[AccountRow]) {
+    fn accounts(&self, plan: &mut ApplyPlan, provider: &str, old: &[AccountRow], new: &[AccountRow]) {
         let same = |a: &AccountRow, b: &AccountRow| a.account == b.account && a.limit_name == b.limit_name;
         for gone in old.iter().filter(|old| !new.iter().any(|new| same(old, new))) {
-            plan.says(provider, format!("{} removed", rule_of(gone)));
+            plan.record(provider, format!("{} removed", rule_of(gone)));
             let args: [Value; 3] = [provider.into(), gone.account.as_str().into(), gone.limit_name.as_deref().into()];
             plan.drop_accounts.push(step(&self.delete_account, Arc::from(args)));
         }
         for new in new {
             match old.iter().find(|old| same(old, new)) {
                 None => {
-                    plan.says(provider, format!("{} added {}", rule_of(new), new.in_words()));
+                    plan.record(provider, format!("{} added {}", rule_of(new), new.describe()));
                     plan.accounts.push(step(&self.insert_account, account_args(provider, new)));
                 }
                 Some(old) if old != new => {
                     for (column, was, is) in differing(old, new, &[]) {
-                        plan.says(provider, format!("{} changed {column} {was} → {is}", rule_of(new)));
+                        plan.record(provider, format!("{} changed {column} {was} → {is}", rule_of(new)));
                     }
                     plan.accounts.push(step(&self.update_account, account_args(provider, new)));
                 }
@@ -221,9 +221,9 @@ impl Statements {
     }
 }
 
-impl Plan {
-    fn says(&mut self, provider: &str, what: String) {
-        self.changes.push(Change { provider: provider.to_owned(), what });
+impl ApplyPlan {
+    fn record(&mut self, provider: &str, what: String) {
+        self.changes.push(SettingsChange { provider: provider.to_owned(), description: what });
     }
 }
 
@@ -249,11 +249,11 @@ fn differing<T: Serialize>(old: &T, new: &T, except: &[&str]) -> Vec<(String, St
     names
         .into_iter()
         .filter(|name| !except.contains(&name.as_str()) && old.get(*name) != new.get(*name))
-        .map(|name| (name.clone(), in_words(old.get(name)), in_words(new.get(name))))
+        .map(|name| (name.clone(), describe_value(old.get(name)), describe_value(new.get(name))))
         .collect()
 }
 
-fn in_words(value: Option<&Json>) -> String {
+fn describe_value(value: Option<&Json>) -> String {
     match value {
         None | Some(Json::Null) => "none".to_owned(),
         Some(Json::String(text)) => text.clone(),

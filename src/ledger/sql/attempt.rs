@@ -7,17 +7,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::copies::{self, COMES_BACK, comes_back};
-use super::dialect::{ChainText, Dialect, Returning};
+use super::batcher::Batcher;
+use super::copies::{self, RETURN_PLAN_COLUMNS, return_plan};
+use super::dialect::{Dialect, JobWriteText, Returning};
 use super::engine::{Args, Engine, Sql, Value};
-use super::group::Grouped;
 use super::outbox::{EVENT_COLUMNS, event};
-use super::row::Row;
+use super::row::SqlRow;
 use super::storable;
 use crate::domain::delay::copy_step;
 use crate::domain::outcome::{FinalState, NOT_SENT};
-use crate::ledger::copies::ComesBack;
-use crate::ledger::{AttemptEnd, Begun, Hold, JobState, LedgerError, OutcomeEvent, Timing, Written};
+use crate::ledger::copies::ReturnPlan;
+use crate::ledger::{
+    AttemptEnd, BatchOptions, BeginResult, FencedWrite, JobState, LeaseToken, LedgerError, OutcomeEvent,
+};
 use crate::provider::FrozenRequest;
 
 /// One event per final state, in the stroke that makes it final.
@@ -39,11 +41,11 @@ pub(super) const SAME_CHARGE: &str = "(SELECT other.id FROM jobs AS other \
 
 /// A charge is one payment's: who comes second goes to a person. Two that come at the same moment are told apart by the
 /// index `jobs_one_payment_per_charge`.
-pub(super) fn settled_state(state: &str) -> String {
+pub(super) fn conflict_checked_state(state: &str) -> String {
     format!("CASE WHEN {state} = 'succeeded' AND {SAME_CHARGE} IS NOT NULL THEN 'review' ELSE {state} END")
 }
 
-pub(super) fn settled_reason(state: &str, reason: &str) -> String {
+pub(super) fn conflict_checked_reason(state: &str, reason: &str) -> String {
     format!(
         "CASE WHEN {state} = 'succeeded' AND {SAME_CHARGE} IS NOT NULL THEN \
              'the provider''s reference ' || COALESCE($10, jobs.provider_reference) || ' is that of payment ' \
@@ -53,7 +55,7 @@ pub(super) fn settled_reason(state: &str, reason: &str) -> String {
 }
 
 /// What is written beside a job needs these of its columns.
-pub(super) const KEPT: &str = "jobs.id, jobs.provider, jobs.state, jobs.provider_reference, jobs.reason, jobs.attempts, \
+pub(super) const WRITTEN_COLUMNS: &str = "jobs.id, jobs.provider, jobs.state, jobs.provider_reference, jobs.reason, jobs.attempts, \
      jobs.last_attempt, jobs.updated_at, jobs.account, jobs.reference";
 
 pub(super) const OPEN_ATTEMPT: &str = "INSERT INTO attempts (job_id, number, provider, began_at, account, reference) \
@@ -94,17 +96,17 @@ const MAYBE_CHARGED: &str = "maybe_charged OR $4 IN ('unknown', 'in_progress')";
 const HELD_AND_SENDING: &str =
     "id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' = 'sending' AND last_attempt = $3";
 
-pub struct Statements {
-    begin: Grouped,
+pub struct AttemptStatements {
+    begin: Batcher,
     look: Sql,
-    rest: Grouped,
-    settle: Grouped,
+    wait: Batcher,
+    finalize: Batcher,
 }
 
-impl Statements {
+impl AttemptStatements {
     pub fn new(dialect: Dialect) -> Self {
-        let begin = ChainText {
-            write: "UPDATE jobs SET state = 'sending', last_attempt = last_attempt + 1, lost_holders = 0, \
+        let begin = JobWriteText {
+            update: "UPDATE jobs SET state = 'sending', last_attempt = last_attempt + 1, lost_holders = 0, \
                          first_sent_at = COALESCE(first_sent_at, {now}), \
                          first_sent_number = COALESCE(first_sent_number, last_attempt + 1), \
                          frozen_method = $3, frozen_url = $4, frozen_key = $5, frozen_content_type = $6, \
@@ -116,12 +118,12 @@ impl Statements {
                                   AND frozen_content_type = $6 AND frozen_body = $7 \
                                   AND frozen_account IS NOT DISTINCT FROM $8 \
                                   AND (frozen_fingerprint = $9 OR NOT maybe_charged)))",
-            kept: KEPT,
-            then: &[OPEN_ATTEMPT],
+            written_columns: WRITTEN_COLUMNS,
+            effects: &[OPEN_ATTEMPT],
             returning: Returning::Job("last_attempt"),
         };
-        let delayed = copies::delayed("{after:$10}", "$12", &format!("NOT ({MAYBE_CHARGED} OR $9)"));
-        let kept = format!("{KEPT}, {COMES_BACK}");
+        let delayed = copies::delayed_copy_update("{after:$10}", "$12", &format!("NOT ({MAYBE_CHARGED} OR $9)"));
+        let kept = format!("{WRITTEN_COLUMNS}, {RETURN_PLAN_COLUMNS}");
         let rest = format!(
             "UPDATE jobs SET state = CASE WHEN {MAYBE_CHARGED} OR $9 THEN 'unknown' ELSE 'waiting' END, \
                  maybe_charged = ({MAYBE_CHARGED} OR $9), wake_at = {{after:$10}}, reason = $11, {delayed}, \
@@ -132,26 +134,26 @@ impl Statements {
             "UPDATE jobs SET state = {}, maybe_charged = ({MAYBE_CHARGED}), \
                  provider_reference = COALESCE($10, provider_reference), reason = {}, {END_ATTEMPT} {{from}} \
              WHERE {HELD_AND_SENDING}",
-            settled_state("$9"),
-            settled_reason("$9", "$11")
+            conflict_checked_state("$9"),
+            conflict_checked_reason("$9", "$11")
         );
         Self {
-            begin: Grouped::new(dialect.chain(&begin)),
-            look: dialect.sql(
+            begin: Batcher::new(dialect.job_write(&begin)),
+            look: dialect.render(
                 "SELECT 1 AS held FROM jobs WHERE id = $1 AND fence = $2 AND lease_until > {now} \
                      AND state IN ('waiting', 'unknown')",
             ),
-            rest: Grouped::new(dialect.chain(&ChainText {
-                write: &rest,
-                kept: &kept,
-                then: &[CLOSE_ATTEMPT],
-                returning: Returning::Job(COMES_BACK),
+            wait: Batcher::new(dialect.job_write(&JobWriteText {
+                update: &rest,
+                written_columns: &kept,
+                effects: &[CLOSE_ATTEMPT],
+                returning: Returning::Job(RETURN_PLAN_COLUMNS),
             })),
-            settle: Grouped::new(dialect.chain(&ChainText {
-                write: &settle,
-                kept: KEPT,
-                then: &[CLOSE_ATTEMPT, WRITE_AND_TAKE_EVENT],
-                returning: Returning::Last(EVENT_COLUMNS),
+            finalize: Batcher::new(dialect.job_write(&JobWriteText {
+                update: &settle,
+                written_columns: WRITTEN_COLUMNS,
+                effects: &[CLOSE_ATTEMPT, WRITE_AND_TAKE_EVENT],
+                returning: Returning::LastEffect(EVENT_COLUMNS),
             })),
         }
     }
@@ -159,10 +161,10 @@ impl Statements {
     pub async fn begin(
         &self,
         engine: &Arc<dyn Engine>,
-        hold: &Hold,
+        hold: &LeaseToken,
         request: &FrozenRequest,
         may_wait: Duration,
-    ) -> Result<Begun, LedgerError> {
+    ) -> Result<BeginResult, LedgerError> {
         let args: [Value; 9] = [
             hold.id.as_str().into(),
             hold.fence.into(),
@@ -175,11 +177,11 @@ impl Statements {
             request.credential_fingerprint.as_str().into(),
         ];
         if let Some(row) = self.begin.write(engine, Arc::from(args), may_wait).await? {
-            return Ok(Begun::Attempt(row.count("last_attempt")?));
+            return Ok(BeginResult::Attempt(row.count("last_attempt")?));
         }
         let held: Args = Arc::from([hold.id.as_str().into(), hold.fence.into()]);
         if engine.query(&self.look, held).await?.is_empty() {
-            return Ok(Begun::Lost);
+            return Ok(BeginResult::Stale);
         }
         Err(LedgerError::Refused("the request differs from the one that the first attempt froze".to_owned()))
     }
@@ -187,11 +189,11 @@ impl Statements {
     pub async fn finish(
         &self,
         engine: &Arc<dyn Engine>,
-        hold: &Hold,
+        hold: &LeaseToken,
         end: &AttemptEnd,
         next: &JobState,
-        Timing { lease, may_wait }: Timing,
-    ) -> Result<(Written, Option<OutcomeEvent>, Option<ComesBack>), LedgerError> {
+        BatchOptions { lease, max_batch_delay: may_wait }: BatchOptions,
+    ) -> Result<(FencedWrite, Option<OutcomeEvent>, Option<ReturnPlan>), LedgerError> {
         let mut args: Vec<Value> = vec![
             hold.id.as_str().into(),
             hold.fence.into(),
@@ -205,30 +207,32 @@ impl Statements {
         let chain = match next {
             JobState::Waiting { wait, reason } => {
                 args.extend([false.into(), (*wait).into(), storable(reason).into(), copy_step(*wait).into()]);
-                &self.rest
+                &self.wait
             }
             JobState::Unknown { wait, reason } => {
                 args.extend([true.into(), (*wait).into(), storable(reason).into(), copy_step(*wait).into()]);
-                &self.rest
+                &self.wait
             }
             JobState::Final { state, reason, reference } => {
                 let reference = reference.as_deref().map(storable);
                 args.extend([state.name().into(), reference.into(), storable(reason).into(), lease.into()]);
-                &self.settle
+                &self.finalize
             }
         };
         let written = chain.write(engine, Arc::from(args), may_wait).await?;
-        let Some(row) = written else { return Ok((Written::Lost, None, None)) };
+        let Some(row) = written else { return Ok((FencedWrite::Stale, None, None)) };
         page_if_conflicting(hold, next, Some(&row))?;
         match next {
-            JobState::Final { .. } => Ok((Written::Kept, Some(event(&row)?), None)),
-            JobState::Waiting { .. } | JobState::Unknown { .. } => Ok((Written::Kept, None, Some(comes_back(&row)?))),
+            JobState::Final { .. } => Ok((FencedWrite::Applied, Some(event(&row)?), None)),
+            JobState::Waiting { .. } | JobState::Unknown { .. } => {
+                Ok((FencedWrite::Applied, None, Some(return_plan(&row)?)))
+            }
         }
     }
 }
 
 /// Somebody must know of a charge that two payments have.
-pub(super) fn page_if_conflicting(hold: &Hold, next: &JobState, row: Option<&Row>) -> Result<(), LedgerError> {
+pub(super) fn page_if_conflicting(hold: &LeaseToken, next: &JobState, row: Option<&SqlRow>) -> Result<(), LedgerError> {
     let wanted = matches!(next, JobState::Final { state: FinalState::Succeeded, .. });
     let Some(row) = row.filter(|_| wanted) else { return Ok(()) };
     if row.text("state")? == FinalState::Review.name() {

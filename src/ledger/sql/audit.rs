@@ -6,22 +6,22 @@ use std::sync::Arc;
 
 use super::dialect::Dialect;
 use super::engine::{Args, Engine, Sql, Step};
-use super::row::{Row, corrupt, read_or_log};
+use super::row::{SqlRow, corrupt, read_or_log};
 use super::storable;
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
-use crate::ledger::audited::{AuditedChange, Written};
-use crate::ledger::operator::{At, By};
+use crate::ledger::operator::{Actor, DatabaseTime};
 use crate::ledger::provider_row::Object;
+use crate::ledger::settings_audit::{AuditRow, AuditedChange};
 
-pub struct Statements {
+pub struct AuditStatements {
     name: Sql,
     /// PostgreSQL forgets at the transaction's end; SQLite is told to.
     forget: Option<Sql>,
     read: Sql,
 }
 
-impl Statements {
+impl AuditStatements {
     pub fn new(dialect: Dialect) -> Self {
         let (name, forget) = match dialect {
             Dialect::Postgres => (
@@ -32,13 +32,13 @@ impl Statements {
             ),
             Dialect::Sqlite => (
                 "UPDATE settings_person SET os_user = $1, because = $2, program = COALESCE($3, 'sluicegate')",
-                Some(dialect.sql("UPDATE settings_person SET os_user = NULL, because = NULL, program = NULL")),
+                Some(dialect.render("UPDATE settings_person SET os_user = NULL, because = NULL, program = NULL")),
             ),
         };
         Self {
-            name: dialect.sql(name),
+            name: dialect.render(name),
             forget,
-            read: dialect.sql(
+            read: dialect.render(
                 "SELECT {ms:at} AS at_ms, who, os_user, program, because, table_name, row_key, \
                      {text:old_row} AS old_row, {text:new_row} AS new_row FROM settings_audit \
                  WHERE $1 IS NULL OR (table_name <> 'settings_version' \
@@ -49,9 +49,9 @@ impl Statements {
     }
 
     /// The steps as one transaction of a person. Their rows begin at [`LEAD`].
-    pub fn by(&self, by: &By, steps: Vec<Step>) -> Vec<Step> {
+    pub fn with_actor(&self, by: &Actor, steps: Vec<Step>) -> Vec<Step> {
         let step = |sql: &Sql, args: Args| Step { sql: sql.clone(), args, must_affect: false };
-        let because = by.because.as_deref().map(storable);
+        let because = by.reason.as_deref().map(storable);
         let name = step(&self.name, Arc::from([storable(&by.os_user).into(), because.into(), by.program.into()]));
         let forget = self.forget.iter().map(|forget| step(forget, Arc::from([])));
         std::iter::once(name).chain(steps).chain(forget).collect()
@@ -65,20 +65,20 @@ impl Statements {
     ) -> Result<Vec<AuditedChange>, LedgerError> {
         let args: Args = Arc::from([provider.map(ProviderName::as_str).into(), at_most.into()]);
         let rows = engine.query(&self.read, args).await?;
-        Ok(read_or_log(&rows, "settings_audit", "row_key", |row| written(row).map(AuditedChange::from)))
+        Ok(read_or_log(&rows, "settings_audit", "row_key", |row| audit_row(row).map(AuditedChange::from)))
     }
 }
 
 /// How many steps stand before those that a person's transaction is about.
-pub const LEAD: usize = 1;
+pub const LEADING_STEPS: usize = 1;
 
-fn written(row: &Row) -> Result<Written, LedgerError> {
+fn audit_row(row: &SqlRow) -> Result<AuditRow, LedgerError> {
     let object = |column: &str| -> Result<Option<Object>, LedgerError> {
         let Some(text) = row.opt_text(column)? else { return Ok(None) };
         serde_json::from_str(&text).map(Some).map_err(|_| corrupt(column, "is no JSON object"))
     };
-    Ok(Written {
-        at: At(row.instant("at_ms")?.0),
+    Ok(AuditRow {
+        at: DatabaseTime(row.instant("at_ms")?.0),
         who: row.text("who")?,
         os_user: row.opt_text("os_user")?,
         program: row.opt_text("program")?,

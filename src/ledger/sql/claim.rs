@@ -9,15 +9,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::attempt::CLOSE_LEFT_OPEN;
-use super::dialect::{ChainText, Dialect, Returning};
+use super::batcher::Batcher;
+use super::dialect::{Dialect, JobWriteText, Returning};
 use super::engine::{Args, Engine, Sql, Value};
-use super::group::Grouped;
-use super::row::{Row, corrupt};
+use super::row::{SqlRow, corrupt};
 use crate::domain::disposition::Resend;
-use crate::domain::job::{ContentHash, Invalid, InvalidReason, Job};
+use crate::domain::job::{ContentHash, InvalidMessage, InvalidReason, Job};
 use crate::domain::outcome::UnknownCause;
 use crate::ledger::copies::Claimant;
-use crate::ledger::{Claim, Claimed, Hold, LedgerError, Timing};
+use crate::ledger::{BatchOptions, Claim, Claimed, LeaseToken, LedgerError};
 use crate::provider::FrozenRequest;
 
 /// How often a claim looks again when the row changed between its statements.
@@ -44,23 +44,23 @@ const CLAIMED_COLUMNS: &str = "fence, attempts, lost_holders, maybe_charged, \
 
 /// A claim as its caller wants it.
 #[derive(Clone, Copy)]
-pub struct Request<'a> {
+pub struct ClaimRequest<'a> {
     pub job: &'a Job,
     pub hash: ContentHash,
     pub claimant: Claimant<'a>,
-    pub timing: Timing,
+    pub timing: BatchOptions,
 }
 
-pub struct Statements {
-    record: Grouped,
-    take: Grouped,
+pub struct ClaimStatements {
+    record: Batcher,
+    take: Batcher,
     look: Sql,
     done_with: Sql,
     key_holder: Sql,
     unknown_age: Sql,
 }
 
-impl Statements {
+impl ClaimStatements {
     pub fn new(dialect: Dialect) -> Self {
         let record = "INSERT INTO jobs (id, provider, idempotency_key, key_given, content_hash, amount, currency, account, \
              reference, cost, priority, not_before, expires_at, payload, state, wake_at, fence, lease_owner, \
@@ -70,7 +70,12 @@ impl Statements {
              {now} {from} \
          WHERE true ON CONFLICT DO NOTHING";
         let kept = "jobs.id, fence, not_before, wake_at, created_at, expires_at";
-        let record = ChainText { write: record, kept, then: &[], returning: Returning::Job(RECORDED_COLUMNS) };
+        let record = JobWriteText {
+            update: record,
+            written_columns: kept,
+            effects: &[],
+            returning: Returning::Job(RECORDED_COLUMNS),
+        };
         let take = format!(
             "UPDATE jobs SET fence = fence + 1, lease_owner = $4, lease_until = {{after:$5}}, \
                          lost_holders = {LOST_HOLDERS}, \
@@ -89,38 +94,43 @@ impl Statements {
                          AND ($8 OR copy <= $7 OR delayed_copy = $7 OR wake_at <= {{after:1000}}) \
                          AND (lease_until IS NULL OR lease_until <= {{now}})"
         );
-        let take = ChainText {
-            write: &take,
-            kept: "jobs.*",
-            then: &[CLOSE_LEFT_OPEN],
+        let take = JobWriteText {
+            update: &take,
+            written_columns: "jobs.*",
+            effects: &[CLOSE_LEFT_OPEN],
             returning: Returning::Job(CLAIMED_COLUMNS),
         };
         Self {
-            record: Grouped::new(dialect.chain(&record)),
-            take: Grouped::new(dialect.chain(&take)),
-            look: dialect.sql(
+            record: Batcher::new(dialect.job_write(&record)),
+            take: Batcher::new(dialect.job_write(&take)),
+            look: dialect.render(
                 "SELECT provider, content_hash, state, copy, delayed_copy, {until:lease_until} AS lease_left_ms, \
                      CASE WHEN wake_at <= {after:1000} THEN 1 ELSE 0 END AS is_due, \
                      CASE WHEN delayed_until <= created_at THEN delayed_copy END AS left_copy \
                  FROM jobs WHERE id = $1",
             ),
-            done_with: dialect.sql(
+            done_with: dialect.render(
                 "UPDATE jobs SET delayed_copy = NULL, delayed_until = NULL \
                  WHERE id = $1 AND delayed_copy = $2 AND jobs.state || '' NOT IN ('waiting', 'sending', 'unknown') \
                  RETURNING id",
             ),
-            key_holder: dialect.sql("SELECT id FROM jobs WHERE provider = $1 AND idempotency_key = $2"),
+            key_holder: dialect.render("SELECT id FROM jobs WHERE provider = $1 AND idempotency_key = $2"),
             // A statement of its own, after the claim: a claim that waited for the row does not see an attempt that was begun
             // meanwhile.
-            unknown_age: dialect.sql(
+            unknown_age: dialect.render(
                 "SELECT {since:max(began_at)} AS unknown_age_ms FROM attempts WHERE job_id = $1 AND kind = 'charge' \
                      AND COALESCE(outcome, 'unknown') IN ('unknown', 'in_progress')",
             ),
         }
     }
 
-    pub async fn claim(&self, engine: &Arc<dyn Engine>, request: Request<'_>) -> Result<Claim, LedgerError> {
-        let Request { job, hash, claimant: Claimant { owner, arrived }, timing: Timing { lease, may_wait } } = request;
+    pub async fn claim(&self, engine: &Arc<dyn Engine>, request: ClaimRequest<'_>) -> Result<Claim, LedgerError> {
+        let ClaimRequest {
+            job,
+            hash,
+            claimant: Claimant { owner, delivered: arrived },
+            timing: BatchOptions { lease, max_batch_delay: may_wait },
+        } = request;
         let record: Args = Arc::from(record_args(job, hash, owner, lease));
         let take: Args = Arc::from([
             job.id.as_str().into(),
@@ -145,12 +155,12 @@ impl Statements {
             }
         }
         // Whoever held it let go each time and somebody else was faster: it is in hand, for how long is not known.
-        Ok(Claim::InHand { lease_left: Duration::ZERO })
+        Ok(Claim::Leased { lease_left: Duration::ZERO })
     }
 
-    async fn claimed(&self, engine: &dyn Engine, job: &Job, row: &Row) -> Result<Claim, LedgerError> {
+    async fn claimed(&self, engine: &dyn Engine, job: &Job, row: &SqlRow) -> Result<Claim, LedgerError> {
         let mut claimed = claimed(job, row)?;
-        if claimed.unknown {
+        if claimed.maybe_charged {
             let rows = engine.query(&self.unknown_age, Arc::from([job.id.as_str().into()])).await?;
             claimed.unknown_age = rows.first().map(|row| row.opt_ms("unknown_age_ms")).transpose()?.flatten();
         }
@@ -158,8 +168,8 @@ impl Statements {
     }
 
     /// Why the job could be neither recorded nor taken; `None` when it could be by now.
-    async fn refusal(&self, engine: &dyn Engine, request: &Request<'_>) -> Result<Option<Claim>, LedgerError> {
-        let Request { job, hash, claimant: Claimant { arrived, .. }, .. } = *request;
+    async fn refusal(&self, engine: &dyn Engine, request: &ClaimRequest<'_>) -> Result<Option<Claim>, LedgerError> {
+        let ClaimRequest { job, hash, claimant: Claimant { delivered: arrived, .. }, .. } = *request;
         let rows = engine.query(&self.look, Arc::from([job.id.as_str().into()])).await?;
         let Some(row) = rows.first() else {
             let key = job.effective_key().as_str();
@@ -182,7 +192,7 @@ impl Statements {
             if !arrived.stays_queued && row.opt_int("left_copy")? == Some(arrived.copy) {
                 engine.query(&self.done_with, Arc::from([job.id.as_str().into(), arrived.copy.into()])).await?;
             }
-            return Ok(Some(Claim::Settled));
+            return Ok(Some(Claim::Finished));
         }
         let counts = row.int("copy")? <= arrived.copy || row.opt_int("delayed_copy")? == Some(arrived.copy);
         let lease_left = row.opt_ms("lease_left_ms")?.filter(|left| !left.is_zero());
@@ -191,12 +201,12 @@ impl Statements {
         if !counts && !arrived.redelivered && !is_needed {
             return Ok(Some(Claim::Superseded));
         }
-        Ok(lease_left.map(|lease_left| Claim::InHand { lease_left }))
+        Ok(lease_left.map(|lease_left| Claim::Leased { lease_left }))
     }
 }
 
 fn conflicting(detail: &str) -> Claim {
-    Claim::Conflict(Invalid::new(InvalidReason::Conflict, detail))
+    Claim::Conflict(InvalidMessage::new(InvalidReason::Conflict, detail))
 }
 
 /// `$1` to `$16` of a statement that records a job.
@@ -221,22 +231,22 @@ pub(super) fn record_args(job: &Job, hash: ContentHash, owner: &str, lease: Dura
     ]
 }
 
-fn recorded(job: &Job, row: &Row) -> Result<Claim, LedgerError> {
+fn recorded(job: &Job, row: &SqlRow) -> Result<Claim, LedgerError> {
     Ok(Claim::Claimed(Box::new(Claimed {
         wait: row.ms("wait_ms")?,
         age: row.ms("age_ms")?,
         expires_in: row.opt_ms("expires_in_ms")?,
-        ..Claimed::new_job(Hold { id: job.id.clone(), fence: row.int("fence")? })
+        ..Claimed::new_job(LeaseToken { id: job.id.clone(), fence: row.int("fence")? })
     })))
 }
 
 /// Without the age of the last unknown outcome.
-fn claimed(job: &Job, row: &Row) -> Result<Claimed, LedgerError> {
+fn claimed(job: &Job, row: &SqlRow) -> Result<Claimed, LedgerError> {
     Ok(Claimed {
-        hold: Hold { id: job.id.clone(), fence: row.int("fence")? },
+        lease: LeaseToken { id: job.id.clone(), fence: row.int("fence")? },
         attempts: row.count("attempts")?,
         lost_holders: row.count("lost_holders")?,
-        unknown: row.bool("maybe_charged")?,
+        maybe_charged: row.bool("maybe_charged")?,
         wait: row.ms("wait_ms")?,
         age: row.ms("age_ms")?,
         expires_in: row.opt_ms("expires_in_ms")?,
@@ -245,14 +255,14 @@ fn claimed(job: &Job, row: &Row) -> Result<Claimed, LedgerError> {
         resend: Resend::from_name(row.opt_text("resend")?.as_deref())
             .ok_or_else(|| corrupt("resend", "is no word of ours"))?,
         unknown_age: None,
-        frozen: frozen(row)?,
+        frozen_request: frozen(row)?,
         copy: row.int("copy")?,
     })
 }
 
 /// The age is zero when every attempt so far surely stayed unsent; it matters to unknown outcomes alone, and there it
 /// is set.
-fn frozen(row: &Row) -> Result<Option<(FrozenRequest, Duration)>, LedgerError> {
+fn frozen(row: &SqlRow) -> Result<Option<(FrozenRequest, Duration)>, LedgerError> {
     let Some(method) = row.opt_text("frozen_method")? else { return Ok(None) };
     let request = FrozenRequest {
         method,

@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 
 use super::engine::{Args, Value};
-use super::row::Row;
+use super::row::SqlRow;
 use crate::ledger::LedgerError;
 
 /// One argument of all writes.
@@ -19,7 +19,7 @@ pub enum Array {
 }
 
 impl Array {
-    fn beginning_with(value: &Value, room: usize) -> Self {
+    fn starting_with(value: &Value, room: usize) -> Self {
         match value {
             Value::Int(_) => Self::Ints(Vec::with_capacity(room)),
             Value::Real(_) => Self::Reals(Vec::with_capacity(room)),
@@ -47,7 +47,7 @@ impl Array {
 #[must_use]
 pub fn columns(units: &[Args]) -> Option<Vec<Array>> {
     let like = units.first()?;
-    let mut columns: Vec<Array> = like.iter().map(|value| Array::beginning_with(value, units.len())).collect();
+    let mut columns: Vec<Array> = like.iter().map(|value| Array::starting_with(value, units.len())).collect();
     for unit in units {
         if unit.len() != columns.len() {
             return None;
@@ -72,7 +72,7 @@ pub fn job_of(args: &Args) -> Option<&str> {
 ///
 /// # Errors
 /// [`LedgerError::Corrupt`] when a row has no `id`.
-pub fn in_order(units: &[Args], rows: Vec<Row>) -> Result<Vec<Option<Row>>, LedgerError> {
+pub fn rows_in_order(units: &[Args], rows: Vec<SqlRow>) -> Result<Vec<Option<SqlRow>>, LedgerError> {
     let mut by_job = HashMap::with_capacity(rows.len());
     for row in rows {
         by_job.insert(row.text("id")?, row);
@@ -85,10 +85,10 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::ledger::sql::row::Cell;
+    use crate::ledger::sql::row::SqlValue;
 
     #[test]
-    fn units_become_columns() {
+    fn requests_become_column_arrays() {
         let units: [Args; 2] = [
             Arc::from(["a".into(), 1_i64.into(), true.into()]),
             Arc::from(["b".into(), Value::Int(None), false.into()]),
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn units_that_are_not_alike_are_no_columns() {
+    fn unlike_requests_are_not_batched() {
         let alike: Args = Arc::from(["a".into(), 1_i64.into()]);
         let other: [Args; 2] = [Arc::from(["b".into()]), Arc::from(["b".into(), "1".into()])];
         for other in other {
@@ -112,11 +112,11 @@ mod tests {
     }
 
     #[test]
-    fn each_unit_gets_its_own_row() {
-        let row = |id: &str| Row::new(Arc::from(["id".to_owned()]), vec![Cell::Text(id.to_owned())]);
+    fn each_request_gets_its_own_row() {
+        let row = |id: &str| SqlRow::new(Arc::from(["id".to_owned()]), vec![SqlValue::Text(id.to_owned())]);
         let units: [Args; 3] = [Arc::from(["a".into()]), Arc::from(["b".into()]), Arc::from(["c".into()])];
-        let rows = in_order(&units, vec![row("c"), row("a")]).unwrap();
+        let rows = rows_in_order(&units, vec![row("c"), row("a")]).unwrap();
         assert_eq!(rows, [Some(row("a")), None, Some(row("c"))]);
-        assert!(in_order(&units, vec![Row::new(Arc::from([]), Vec::new())]).is_err());
+        assert!(rows_in_order(&units, vec![SqlRow::new(Arc::from([]), Vec::new())]).is_err());
     }
 }

@@ -10,30 +10,30 @@ use sqlx::ConnectOptions;
 use sqlx::postgres::PgConnectOptions;
 use url::Url;
 
-use crate::files::{self, CERTIFICATES_BYTES_MAX, READ_MAX, Unread};
+use crate::files::{self, CERTIFICATES_BYTES_MAX, FileReadError, READ_TIMEOUT};
 use crate::ledger::LedgerError;
 use crate::tls::Authorities;
 
 /// A file that the driver takes from a parameter of the URL, or from a variable without one.
-struct NamedFile {
+struct TlsFile {
     /// The driver's names for one parameter; the last one in the URL counts.
     parameters: &'static [&'static str],
     variable: &'static str,
     set: fn(PgConnectOptions, Vec<u8>) -> PgConnectOptions,
 }
 
-const ROOT_CERTIFICATE: NamedFile = NamedFile {
+const ROOT_CERTIFICATE: TlsFile = TlsFile {
     parameters: &["sslrootcert", "ssl-root-cert", "ssl-ca"],
     variable: "PGSSLROOTCERT",
     set: PgConnectOptions::ssl_root_cert_from_pem,
 };
-const CLIENT_FILES: [NamedFile; 2] = [
-    NamedFile {
+const CLIENT_FILES: [TlsFile; 2] = [
+    TlsFile {
         parameters: &["sslcert", "ssl-cert"],
         variable: "PGSSLCERT",
         set: |options, pem| options.ssl_client_cert_from_pem(pem),
     },
-    NamedFile {
+    TlsFile {
         parameters: &["sslkey", "ssl-key"],
         variable: "PGSSLKEY",
         set: |options, pem| options.ssl_client_key_from_pem(pem),
@@ -64,7 +64,7 @@ pub(super) fn connect_options(url: &str, trusted: &Authorities) -> Result<PgConn
 fn parse(url: &str) -> Result<PgConnectOptions, LedgerError> {
     let url = url.to_owned();
     // The parser's own message may quote the URL.
-    match files::within(READ_MAX, move || PgConnectOptions::from_str(&url).ok()) {
+    match files::run_with_timeout(READ_TIMEOUT, move || PgConnectOptions::from_str(&url).ok()) {
         Ok(Some(options)) => Ok(options),
         Ok(None) => Err(LedgerError::Refused(
             "database.url is not a PostgreSQL URL: write postgres://user@host:5432/database".to_owned(),
@@ -75,7 +75,7 @@ fn parse(url: &str) -> Result<PgConnectOptions, LedgerError> {
     }
 }
 
-impl NamedFile {
+impl TlsFile {
     fn parameter(&self, url: &str) -> Option<String> {
         let url = Url::parse(url).ok()?;
         let named = url.query_pairs().filter(|(key, _)| self.parameters.contains(&key.as_ref()));
@@ -83,7 +83,7 @@ impl NamedFile {
     }
 
     /// The file, and what names it.
-    fn named(&self, url: &str) -> Option<(String, String)> {
+    fn path_and_source(&self, url: &str) -> Option<(String, String)> {
         if let Some(path) = self.parameter(url) {
             let name = self.parameters.first().copied().unwrap_or_default();
             return Some((path, format!("database.url: {name}")));
@@ -94,8 +94,8 @@ impl NamedFile {
     }
 
     fn read(&self, url: &str, options: PgConnectOptions) -> Result<PgConnectOptions, LedgerError> {
-        let Some((path, name)) = self.named(url) else { return Ok(options) };
-        let refused = |unread: Unread| LedgerError::Refused(format!("{name} `{path}` cannot be read: {unread}"));
+        let Some((path, name)) = self.path_and_source(url) else { return Ok(options) };
+        let refused = |unread: FileReadError| LedgerError::Refused(format!("{name} `{path}` cannot be read: {unread}"));
         let file = files::read_trusted(Path::new(&path), CERTIFICATES_BYTES_MAX).map_err(refused)?;
         Ok((self.set)(options, file.text.into_bytes()))
     }
@@ -106,13 +106,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_url_that_cannot_be_read_is_not_repeated() {
+    fn invalid_url_is_not_repeated() {
         let error = connect_options("postgres://u:secret@db:port/d", &Authorities::default()).unwrap_err().to_string();
         assert!(error.contains("database.url") && !error.contains("secret"), "{error}");
     }
 
     #[test]
-    fn every_file_of_the_url_is_read_beforehand() {
+    fn certificate_files_are_read_before_connecting() {
         let dir = tempfile::tempdir().unwrap();
         let (file, fifo) = (dir.path().join("file.pem"), dir.path().join("fifo"));
         std::fs::write(&file, "-----BEGIN X-----").unwrap();

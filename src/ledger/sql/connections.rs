@@ -14,19 +14,19 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::meaning::{ConnectFailure, is_of_no_more_use, of_postgres, passes};
-use super::server_settings::{Backend, establish, is_shared, set_up, shared_by_a_pooler};
-use super::slots::{Purpose, Shares, Slots};
+use super::error::{ConnectFailure, from_postgres, is_connection_broken, is_transient};
+use super::server_settings::{ServerProcess, establish, is_shared, pooler_error, set_up};
+use super::slots::{ConnectionPurpose, PoolSlots, PurposeShares};
 
 mod lent;
 
-use lent::Lent;
+use lent::LentConnection;
 pub use lent::Session;
 
 /// How long a caller waits for a connection while there is none at all.
 const WAIT_FOR_FIRST: Duration = Duration::from_secs(3);
 /// How long a caller waits for one of the connections that there are.
-const WAIT_FOR_TURN: Duration = Duration::from_secs(10);
+const WAIT_FOR_FREE: Duration = Duration::from_secs(10);
 /// How long one attempt to connect may take.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 /// How long the comparison of two connections may hold up the first one.
@@ -46,22 +46,22 @@ const IDLE_MAX_SHORT: Duration = Duration::from_millis(500);
 const AGE_MAX_SHORT: Duration = Duration::from_secs(2);
 
 #[derive(Clone)]
-pub struct Connections(Arc<Shared>);
+pub struct Connections(Arc<PoolShared>);
 
-struct Shared {
+struct PoolShared {
     options: PgConnectOptions,
-    state: Mutex<State>,
+    state: Mutex<PoolState>,
     closed: Notify,
     /// Whether the server is short of connections.
     short: watch::Sender<bool>,
 }
 
-type Waiter = oneshot::Sender<Result<Lent, ConnectFailure>>;
+type ConnectionWaiter = oneshot::Sender<Result<LentConnection, ConnectFailure>>;
 
-struct State {
-    slots: Slots<Open, Waiter>,
+struct PoolState {
+    slots: PoolSlots<PooledConnection, ConnectionWaiter>,
     /// Server processes of the open connections, with the number of connections that met them.
-    backends: HashMap<Backend, u32>,
+    backends: HashMap<ServerProcess, u32>,
     /// Why no connection may be used any more.
     unusable: Option<ConnectFailure>,
     last_failure: Option<ConnectFailure>,
@@ -72,9 +72,9 @@ struct State {
 }
 
 /// A connection and what the pool knows of it.
-struct Open {
+struct PooledConnection {
     connection: PgConnection,
-    backend: Backend,
+    backend: ServerProcess,
     since: Instant,
     used_at: Instant,
 }
@@ -82,8 +82,8 @@ struct Open {
 impl Connections {
     /// A pool that connects with its first use.
     pub fn new(max_connections: u32, options: PgConnectOptions) -> Self {
-        let state = State {
-            slots: Slots::new(Shares::of(max_connections)),
+        let state = PoolState {
+            slots: PoolSlots::new(PurposeShares::split(max_connections)),
             backends: HashMap::new(),
             unusable: None,
             last_failure: None,
@@ -93,7 +93,7 @@ impl Connections {
             is_closed: false,
         };
         let short = watch::Sender::new(false);
-        Self(Arc::new(Shared { options, state: Mutex::new(state), closed: Notify::new(), short }))
+        Self(Arc::new(PoolShared { options, state: Mutex::new(state), closed: Notify::new(), short }))
     }
 
     pub fn options(&self) -> &PgConnectOptions {
@@ -109,23 +109,23 @@ impl Connections {
     ///
     /// # Errors
     /// The last failure to connect, if there is no connection in time.
-    pub async fn lend(&self, purpose: Purpose) -> Result<Session, sqlx::Error> {
-        let until = Instant::now() + WAIT_FOR_TURN;
+    pub async fn lend(&self, purpose: ConnectionPurpose) -> Result<Session, sqlx::Error> {
+        let until = Instant::now() + WAIT_FOR_FREE;
         loop {
             let mut session = self.wait(purpose, until).await?;
             match session.prepare().await {
                 Ok(()) => return Ok(session),
                 // It is closed; another one may do.
-                Err(error) if is_of_no_more_use(&error) && Instant::now() < until => session.give_up(),
+                Err(error) if is_connection_broken(&error) && Instant::now() < until => session.discard(),
                 Err(error) => {
-                    session.give_up();
+                    session.discard();
                     return Err(error);
                 }
             }
         }
     }
 
-    async fn wait(&self, purpose: Purpose, until: Instant) -> Result<Session, sqlx::Error> {
+    async fn wait(&self, purpose: ConnectionPurpose, until: Instant) -> Result<Session, sqlx::Error> {
         let (waiter, mut lent) = oneshot::channel();
         {
             let mut state = self.0.lock();
@@ -136,7 +136,7 @@ impl Connections {
                 return Err(failure.clone().into());
             }
             state.slots.wait(purpose, waiter);
-            self.0.serve(&mut state);
+            self.0.assign(&mut state);
         }
         let mut first = timeout(WAIT_FOR_FIRST, &mut lent).await.ok();
         if first.is_none() && self.0.lock().slots.open() > 0 {
@@ -152,7 +152,7 @@ impl Connections {
                     return Ok(Session::new(lent));
                 }
                 let mut state = self.0.lock();
-                state.slots.forget(oneshot::Sender::is_closed);
+                state.slots.remove_waiters(oneshot::Sender::is_closed);
                 Err(state.last_failure.clone().map_or_else(all_busy, Into::into))
             }
         }
@@ -162,13 +162,13 @@ impl Connections {
     ///
     /// # Errors
     /// When it cannot be opened.
-    pub async fn own(&self) -> Result<PgConnection, sqlx::Error> {
+    pub async fn open_dedicated(&self) -> Result<PgConnection, sqlx::Error> {
         let (first, backend) = connect(&self.0.options).await?;
         // Two that are open at the same time have two server processes, unless a pooler lends one to both.
         if let Ok(Ok((second, other))) = timeout(COMPARE_MAX, connect(&self.0.options)).await {
             close(second);
             if is_shared(&backend, &other) {
-                return Err(shared_by_a_pooler());
+                return Err(pooler_error());
             }
         }
         Ok(first)
@@ -193,20 +193,20 @@ impl Connections {
     }
 }
 
-impl Shared {
+impl PoolShared {
     /// No holder panics while it has the lock.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, PoolState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Lends and connects, as the slots decide.
-    fn serve(self: &Arc<Self>, state: &mut State) {
+    fn assign(self: &Arc<Self>, state: &mut PoolState) {
         if state.is_closed {
             return;
         }
-        let served = state.slots.serve();
-        for (waiter, purpose, open, set_up_for) in served.lent {
-            let lent = Lent::new(open, purpose, set_up_for, Arc::clone(self));
+        let served = state.slots.assign();
+        for (waiter, purpose, open, set_up_for) in served.assigned {
+            let lent = LentConnection::new(open, purpose, set_up_for, Arc::clone(self));
             // Its own drop would wait for the lock that is held here.
             if let Err(Ok(unwanted)) = waiter.send(Ok(lent)) {
                 unwanted.take_back(state);
@@ -219,39 +219,39 @@ impl Shared {
     }
 
     /// Opens one more connection; after a failure, pauses before the next may begin.
-    async fn grow(self: Arc<Self>, purpose: Purpose) {
+    async fn grow(self: Arc<Self>, purpose: ConnectionPurpose) {
         let pause = match self.open_for(purpose).await {
             Ok((open, is_shared)) => {
                 let mut state = self.lock();
-                state.admit(purpose, open, is_shared);
+                state.add_connection(purpose, open, is_shared);
                 self.note_recovery(&mut state);
-                self.serve(&mut state);
+                self.assign(&mut state);
                 return;
             }
-            Err(error) => self.lock().refused(error, &self.short),
+            Err(error) => self.lock().record_failure(error, &self.short),
         };
         {
             // Whoever waits can have what there is.
             let mut state = self.lock();
-            self.serve(&mut state);
+            self.assign(&mut state);
         }
         sleep(pause).await;
         let mut state = self.lock();
         state.slots.may_connect_again();
-        self.serve(&mut state);
+        self.assign(&mut state);
     }
 
-    async fn open_for(&self, purpose: Purpose) -> Result<(Open, bool), sqlx::Error> {
+    async fn open_for(&self, purpose: ConnectionPurpose) -> Result<(PooledConnection, bool), sqlx::Error> {
         let (mut connection, backend) = connect(&self.options).await?;
         let is_shared = self.compare(&backend).await;
-        if purpose == Purpose::Groups {
+        if purpose == ConnectionPurpose::Batches {
             within(RETURN_MAX, set_up(&mut connection, purpose)).await?;
         }
-        Ok((Open { connection, backend, since: Instant::now(), used_at: Instant::now() }, is_shared))
+        Ok((PooledConnection { connection, backend, since: Instant::now(), used_at: Instant::now() }, is_shared))
     }
 
     /// Lets other workers have the connection that was closed, before this one asks for another.
-    fn leave_it_to_others(self: &Arc<Self>, state: &mut State) {
+    fn delay_reconnect(self: &Arc<Self>, state: &mut PoolState) {
         let Ok(runtime) = Handle::try_current() else { return };
         state.slots.hold_connects();
         let shared = Arc::clone(self);
@@ -259,7 +259,7 @@ impl Shared {
             sleep(PAUSE.1.mul_f64(rand::random())).await;
             let mut state = shared.lock();
             state.slots.may_connect_again();
-            shared.serve(&mut state);
+            shared.assign(&mut state);
         });
     }
 
@@ -274,7 +274,7 @@ impl Shared {
 
     /// Compares the pool's first connection with a second one: a pooler that lends one server process to both would lend it
     /// to strangers, too, with the settings of everybody.
-    async fn compare(&self, first: &Backend) -> bool {
+    async fn compare(&self, first: &ServerProcess) -> bool {
         if std::mem::replace(&mut self.lock().was_compared, true) {
             return false;
         }
@@ -283,7 +283,7 @@ impl Shared {
         is_shared(first, &other)
     }
 
-    fn note_recovery(&self, state: &mut State) {
+    fn note_recovery(&self, state: &mut PoolState) {
         if state.refused_at.is_some_and(|at| at.elapsed() > SHORT_FOR) {
             tracing::info!(open = state.slots.open(), "the database refused no connection for a while");
             state.refused_at = None;
@@ -293,12 +293,12 @@ impl Shared {
     }
 }
 
-impl State {
+impl PoolState {
     fn is_short(&self) -> bool {
         self.refused_at.is_some_and(|at| at.elapsed() <= SHORT_FOR)
     }
 
-    fn admit(&mut self, purpose: Purpose, open: Open, is_shared: bool) {
+    fn add_connection(&mut self, purpose: ConnectionPurpose, open: PooledConnection, is_shared: bool) {
         self.failed_in_a_row = 0;
         self.last_failure = None;
         self.slots.is_refused = self.is_short();
@@ -307,7 +307,7 @@ impl State {
         let is_shared = is_shared || *met > 1;
         self.slots.connected(purpose, open);
         if is_shared && self.unusable.is_none() {
-            let failure = ConnectFailure::from(shared_by_a_pooler());
+            let failure = ConnectFailure::from(pooler_error());
             tracing::error!(error = %failure, "the database is not used");
             self.slots.take_waiters().into_iter().for_each(|waiter| drop(waiter.send(Err(failure.clone()))));
             self.unusable = Some(failure);
@@ -315,8 +315,8 @@ impl State {
     }
 
     /// Keeps the failure, and returns the pause before the next try.
-    fn refused(&mut self, error: sqlx::Error, short: &watch::Sender<bool>) -> Duration {
-        let (open, is_passing, words) = (self.slots.open(), passes(&error), of_postgres(&error));
+    fn record_failure(&mut self, error: sqlx::Error, short: &watch::Sender<bool>) -> Duration {
+        let (open, is_passing, words) = (self.slots.open(), is_transient(&error), from_postgres(&error));
         let failure = ConnectFailure::from(error);
         if open > 0 || failure.is_full() {
             if !self.is_short() {
@@ -341,13 +341,13 @@ impl State {
     }
 
     /// Whether the connection has served its time.
-    fn is_over(&self, open: &Open) -> bool {
+    fn is_expired(&self, open: &PooledConnection) -> bool {
         let age_max = if self.is_short() { AGE_MAX_SHORT } else { AGE_MAX };
         self.unusable.is_some() || self.is_closed || open.since.elapsed() > age_max
     }
 
     /// Closes a connection that is no longer among the slots.
-    fn discard(&mut self, open: Open) {
+    fn discard(&mut self, open: PooledConnection) {
         if let Some(met) = self.backends.get_mut(&open.backend) {
             *met -= 1;
             if *met == 0 {
@@ -365,7 +365,7 @@ impl State {
     }
 }
 
-async fn connect(options: &PgConnectOptions) -> Result<(PgConnection, Backend), sqlx::Error> {
+async fn connect(options: &PgConnectOptions) -> Result<(PgConnection, ServerProcess), sqlx::Error> {
     within(CONNECT_MAX, async {
         let mut connection = PgConnection::connect_with(options).await?;
         let backend = establish(&mut connection).await?;
@@ -388,6 +388,6 @@ async fn within<T>(at_most: Duration, work: impl Future<Output = Result<T, sqlx:
 }
 
 fn all_busy() -> sqlx::Error {
-    let words = format!("every connection was busy for {} s (database.max_connections)", WAIT_FOR_TURN.as_secs());
+    let words = format!("every connection was busy for {} s (database.max_connections)", WAIT_FOR_FREE.as_secs());
     sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, words))
 }

@@ -1,12 +1,12 @@
 //! What a write that ends a hold says of the copies of the job's message, in one place for the four writes after which a job
 //! waits: put down, put down early, and at the end of an attempt or a look-up.
 
-use super::row::Row;
+use super::row::SqlRow;
 use crate::ledger::LedgerError;
-use crate::ledger::copies::ComesBack;
+use crate::ledger::copies::ReturnPlan;
 
 /// Columns that [`comes_back`] reads.
-pub const COMES_BACK: &str = "copy, unqueued";
+pub const RETURN_PLAN_COLUMNS: &str = "copy, unqueued";
 
 /// A delay queue holds a copy; or the lane's queue does, and the job was taken up without it. A claim writes that as an
 /// instant at which no copy can have been delayed.
@@ -20,7 +20,7 @@ const UNQUEUED_FROM_MS: u32 = 60_000;
 ///
 /// A copy that is back by then is enough. One that comes later is left where it is, and the job waits without a copy; where
 /// its time is near, or it may have been charged, with a second one.
-pub fn delayed(wake: &str, step: &str, is_unsent: &str) -> String {
+pub fn delayed_copy_update(wake: &str, step: &str, is_unsent: &str) -> String {
     let back_in_time = format!("delayed_until <= {wake}");
     let in_ledger = format!("({is_unsent}) AND {wake} > {{after:{UNQUEUED_FROM_MS}}}");
     let is_kept = format!("{ON_ITS_WAY} AND ({back_in_time} OR ({is_unsent}))");
@@ -34,6 +34,6 @@ pub fn delayed(wake: &str, step: &str, is_unsent: &str) -> String {
 
 /// # Errors
 /// When the row lacks a column.
-pub fn comes_back(row: &Row) -> Result<ComesBack, LedgerError> {
-    Ok(ComesBack { copy: row.int("copy")?, unqueued: row.bool("unqueued")? })
+pub fn return_plan(row: &SqlRow) -> Result<ReturnPlan, LedgerError> {
+    Ok(ReturnPlan { copy: row.int("copy")?, unqueued: row.bool("unqueued")? })
 }

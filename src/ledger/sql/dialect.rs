@@ -19,12 +19,12 @@ pub enum Dialect {
 /// `$1` is the job's id. A write on a job in hand finds it by that alone: it says `state || ''` and the like, so that no other
 /// index fits. While a table is young, PostgreSQL would take one that it has to read from end to end, and keep to it. The write has `{from}` before its `WHERE`: where the arguments of many jobs stand, when it is made
 /// for all of them at once. `then` statements see the written row as `{job}` AS job.
-pub struct ChainText<'a> {
-    pub write: &'a str,
+pub struct JobWriteText<'a> {
+    pub update: &'a str,
     /// What `then` and `returning` need of the written row. PostgreSQL forms it anew for each of them, so all of a wide row
     /// is dear.
-    pub kept: &'a str,
-    pub then: &'a [&'a str],
+    pub written_columns: &'a str,
+    pub effects: &'a [&'a str],
     pub returning: Returning<'a>,
 }
 
@@ -34,26 +34,26 @@ pub enum Returning<'a> {
     /// Over the columns of the written job.
     Job(&'a str),
     /// Over the columns that the last of `then` has written: one row for each job, with the job's id as `id`.
-    Last(&'a str),
+    LastEffect(&'a str),
 }
 
 /// A rendered [`ChainText`]: for PostgreSQL a single statement (one round trip, no `BEGIN` that could be left open), for
 /// SQLite one statement each.
 #[derive(Clone, Debug)]
-pub struct Chain {
+pub struct JobWrite {
     statements: Vec<Sql>,
-    many: Option<Many>,
+    batch: Option<BatchTemplate>,
 }
 
 /// The same for many jobs, in one statement.
 #[derive(Clone, Debug)]
-struct Many {
+struct BatchTemplate {
     after_input: String,
     /// Complete once the types of the arguments are known, which are the same for all calls.
     sql: OnceLock<Sql>,
 }
 
-impl Chain {
+impl JobWrite {
     /// The statements as a transaction that does nothing unless the write finds its row.
     #[must_use]
     pub fn steps(&self, args: &Args) -> Vec<Step> {
@@ -64,8 +64,8 @@ impl Chain {
     /// One statement for many jobs, with one array for each of these arguments; it answers a row, with the job's `id`, for
     /// each job that its write has found. `None` where a database is better served by many statements.
     #[must_use]
-    pub fn for_many(&self, like: &Args) -> Option<Sql> {
-        let many = self.many.as_ref()?;
+    pub fn batch_sql(&self, like: &Args) -> Option<Sql> {
+        let many = self.batch.as_ref()?;
         let render = || {
             let arrays: Vec<String> =
                 (1..).zip(&**like).map(|(n, value)| format!("${n}::{}[]", array_of(value))).collect();
@@ -91,7 +91,7 @@ fn array_of(value: &Value) -> &'static str {
 }
 
 /// Puts what `name` says in the place of each `$n`.
-fn with_arguments(sql: &str, mut name: impl FnMut(&str) -> String) -> String {
+fn replace_arguments(sql: &str, mut name: impl FnMut(&str) -> String) -> String {
     let mut pieces = sql.split('$');
     let mut out = pieces.next().unwrap_or_default().to_owned();
     for piece in pieces {
@@ -111,14 +111,14 @@ impl Dialect {
     /// (id, fence) of a JSON array; `{who}` and `{program}` as the audit's triggers name them; `{version}` of the
     /// database; `{unlocked}` rows that nobody else is taking; `{join}` the left rows first, one by one; `{job}`.
     #[must_use]
-    pub fn sql(self, template: &str) -> Sql {
+    pub fn render(self, template: &str) -> Sql {
         let mut out = String::with_capacity(template.len() * 2);
         let mut rest = template;
         while let Some((before, after)) = rest.split_once('{') {
             let (place, tail) = after.split_once('}').unwrap_or((after, ""));
             let (name, argument) = place.split_once(':').unwrap_or((place, ""));
             out.push_str(before);
-            out.push_str(&self.place(name, argument));
+            out.push_str(&self.placeholder(name, argument));
             rest = tail;
         }
         out.push_str(rest);
@@ -126,23 +126,23 @@ impl Dialect {
     }
 
     #[must_use]
-    pub fn chain(self, text: &ChainText<'_>) -> Chain {
-        let ChainText { write, kept, then, returning } = text;
+    pub fn job_write(self, text: &JobWriteText<'_>) -> JobWrite {
+        let JobWriteText { update: write, written_columns: kept, effects: then, returning } = text;
         let alone = write.replace("{from}", "");
         let last = then.len().checked_sub(1);
         let (of_job, of_last) = match returning {
             Returning::Job(columns) => (Some(columns), None),
-            Returning::Last(columns) => (None, last.zip(Some(columns))),
+            Returning::LastEffect(columns) => (None, last.zip(Some(columns))),
         };
         let of = |index| of_last.and_then(|(last, columns)| (last == index).then_some(*columns));
         if self == Self::Sqlite {
             let returning = |text: &str, columns: Option<&str>| match columns {
-                Some(columns) => self.sql(&format!("{text} RETURNING {columns}")),
-                None => self.sql(text),
+                Some(columns) => self.render(&format!("{text} RETURNING {columns}")),
+                None => self.render(text),
             };
             let first = returning(&alone, of_job.copied());
             let then = (0..).zip(*then).map(|(index, text)| returning(text, of(index)));
-            return Chain { statements: std::iter::once(first).chain(then).collect(), many: None };
+            return JobWrite { statements: std::iter::once(first).chain(then).collect(), batch: None };
         }
         let beside = (0..)
             .zip(*then)
@@ -152,11 +152,11 @@ impl Dialect {
             (None, last) => format!("SELECT * FROM beside_{}", last.unwrap_or_default()),
         };
         let rest = format!("{} {answer}", beside.collect::<String>());
-        let statement = self.sql(&format!("WITH job AS ({alone} RETURNING {kept}){rest}"));
-        let write = with_arguments(&write.replace("{from}", "FROM input"), |n| format!("input.a{n}"));
+        let statement = self.render(&format!("WITH job AS ({alone} RETURNING {kept}){rest}"));
+        let write = replace_arguments(&write.replace("{from}", "FROM input"), |n| format!("input.a{n}"));
         // What was written has those of its arguments beside it that are needed.
         let mut beside = BTreeSet::new();
-        let rest = with_arguments(&rest, |n| {
+        let rest = replace_arguments(&rest, |n| {
             if n == "1" {
                 return "job.id".to_owned();
             }
@@ -164,11 +164,11 @@ impl Dialect {
             format!("job.a{n}")
         });
         let beside: String = beside.into_iter().collect();
-        let after_input = self.sql(&format!("job AS ({write} RETURNING {kept}{beside}){rest}")).to_string();
-        Chain { statements: vec![statement], many: Some(Many { after_input, sql: OnceLock::new() }) }
+        let after_input = self.render(&format!("job AS ({write} RETURNING {kept}{beside}){rest}")).to_string();
+        JobWrite { statements: vec![statement], batch: Some(BatchTemplate { after_input, sql: OnceLock::new() }) }
     }
 
-    fn place(self, name: &str, x: &str) -> String {
+    fn placeholder(self, name: &str, x: &str) -> String {
         match self {
             Self::Postgres => match name {
                 // The statement's own start: one value per statement, and never later than what the statement does.
@@ -255,46 +255,46 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_template_says_the_same_in_both_dialects() {
+    fn template_renders_for_both_dialects() {
         let template = "UPDATE t SET a = {after:$2}, b = {json:$3} WHERE c <= {now}";
-        let postgres = Dialect::Postgres.sql(template);
+        let postgres = Dialect::Postgres.render(template);
         assert_eq!(
             &*postgres,
             "UPDATE t SET a = (statement_timestamp() + $2 * interval '1 millisecond'), b = $3::jsonb \
              WHERE c <= statement_timestamp()"
         );
-        let sqlite = Dialect::Sqlite.sql(template);
+        let sqlite = Dialect::Sqlite.render(template);
         assert_eq!(&*sqlite, format!("UPDATE t SET a = ({SQLITE_NOW} + $2), b = $3 WHERE c <= {SQLITE_NOW}").as_str());
     }
 
     #[test]
-    fn a_chain_is_one_statement_or_one_guarded_transaction() {
-        let text = ChainText {
-            write: "UPDATE jobs SET fence = $2 {from} WHERE id = $1",
-            kept: "jobs.id, fence",
-            then: &["INSERT INTO x SELECT id, $2 FROM {job} WHERE id <> $1"],
+    fn job_write_is_one_statement_or_transaction() {
+        let text = JobWriteText {
+            update: "UPDATE jobs SET fence = $2 {from} WHERE id = $1",
+            written_columns: "jobs.id, fence",
+            effects: &["INSERT INTO x SELECT id, $2 FROM {job} WHERE id <> $1"],
             returning: Returning::Job("fence"),
         };
         let args: Args = Arc::from([]);
-        let postgres = Dialect::Postgres.chain(&text).steps(&args);
+        let postgres = Dialect::Postgres.job_write(&text).steps(&args);
         assert_eq!(postgres.len(), 1);
         assert!(postgres[0].sql.starts_with("WITH job AS (UPDATE jobs"), "{}", postgres[0].sql);
-        let sqlite = Dialect::Sqlite.chain(&text).steps(&args);
+        let sqlite = Dialect::Sqlite.job_write(&text).steps(&args);
         assert_eq!(sqlite.iter().map(|step| step.must_affect).collect::<Vec<_>>(), [true, false]);
-        assert_eq!(Dialect::Sqlite.chain(&text).for_many(&args), None);
+        assert_eq!(Dialect::Sqlite.job_write(&text).batch_sql(&args), None);
     }
 
     #[test]
-    fn a_chain_for_many_takes_arrays() {
-        let text = ChainText {
-            write: "UPDATE jobs SET fence = $2 {from} WHERE id = $1",
-            kept: "jobs.id, fence",
-            then: &["INSERT INTO x SELECT id, $2 FROM {job} WHERE id <> $1"],
+    fn batched_job_write_takes_arrays() {
+        let text = JobWriteText {
+            update: "UPDATE jobs SET fence = $2 {from} WHERE id = $1",
+            written_columns: "jobs.id, fence",
+            effects: &["INSERT INTO x SELECT id, $2 FROM {job} WHERE id <> $1"],
             returning: Returning::Job("fence"),
         };
         let like: Args = Arc::from(["a".into(), 1_i64.into()]);
         assert_eq!(
-            &*Dialect::Postgres.chain(&text).for_many(&like).unwrap(),
+            &*Dialect::Postgres.job_write(&text).batch_sql(&like).unwrap(),
             "WITH input AS (SELECT * FROM unnest($1::text[], $2::bigint[]) AS units (a1, a2)), \
              job AS (UPDATE jobs SET fence = input.a2 FROM input WHERE id = input.a1 RETURNING jobs.id, fence, input.a2), \
              beside_0 AS (INSERT INTO x SELECT id, job.a2 FROM job WHERE id <> job.id RETURNING 1) \

@@ -10,17 +10,17 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::dialect::{Chain, Dialect};
-use super::row::Row;
+use super::dialect::{Dialect, JobWrite};
+use super::row::SqlRow;
 use crate::ledger::LedgerError;
-use crate::ledger::settings::{Hints, NoHints};
+use crate::ledger::settings::{NoHints, SettingsHints};
 
 /// How long a caller waits for the database: longer than acquiring a connection and the server's own statement timeout
 /// together, so it ends a wait only when the network swallows answers. The task behind it goes on.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const WORK_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How often a statement is repeated that the database itself rolled back (serialization failure, deadlock).
-pub const REPEATS_MAX: u32 = 3;
+pub const RETRIES_MAX: u32 = 3;
 
 /// A statement's text, rendered once for its dialect.
 pub type Sql = Arc<str>;
@@ -121,11 +121,11 @@ pub struct Step {
 
 /// What became of one chain for many jobs.
 #[derive(Debug)]
-pub enum Group {
+pub enum Batch {
     /// In the order of the arguments: what the write of each answered, `None` where it found nothing.
-    Committed(Vec<Option<Row>>),
+    Committed(Vec<Option<SqlRow>>),
     /// Surely rolled back, all of it; one of them may be at fault.
-    Undone(LedgerError),
+    RolledBack(LedgerError),
 }
 
 /// A database as the ledger uses it.
@@ -134,33 +134,33 @@ pub trait Engine: Send + Sync {
     fn dialect(&self) -> Dialect;
 
     /// Runs one statement, committed by itself.
-    async fn query(&self, sql: &Sql, args: Args) -> Result<Vec<Row>, LedgerError>;
+    async fn query(&self, sql: &Sql, args: Args) -> Result<Vec<SqlRow>, LedgerError>;
 
     /// The same for a statement that must not read whole tables for the rows that it names, whatever statistics say of them.
-    async fn query_by_index(&self, sql: &Sql, args: Args) -> Result<Vec<Row>, LedgerError> {
+    async fn query_by_index(&self, sql: &Sql, args: Args) -> Result<Vec<SqlRow>, LedgerError> {
         self.query(sql, args).await
     }
 
     /// The same for what every worker goes by from second to second, a row or two by key: nobody else's statements hold it up.
-    async fn query_promptly(&self, sql: &Sql, args: Args) -> Result<Vec<Row>, LedgerError> {
+    async fn query_urgent(&self, sql: &Sql, args: Args) -> Result<Vec<SqlRow>, LedgerError> {
         self.query(sql, args).await
     }
 
     /// Runs all statements in one transaction and returns the rows of each; `None` when a `must_affect` statement
     /// affected nothing and everything was rolled back.
-    async fn atomically(&self, steps: Vec<Step>) -> Result<Option<Vec<Vec<Row>>>, LedgerError>;
+    async fn atomically(&self, steps: Vec<Step>) -> Result<Option<Vec<Vec<SqlRow>>>, LedgerError>;
 
     /// The same where each statement may take so long. A caller waits no longer for it than for any other: it goes on alone.
     async fn atomically_within(
         &self,
         _at_most: Duration,
         steps: Vec<Step>,
-    ) -> Result<Option<Vec<Vec<Row>>>, LedgerError> {
+    ) -> Result<Option<Vec<Vec<SqlRow>>>, LedgerError> {
         self.atomically(steps).await
     }
 
     /// Runs a chain for one job, and returns what it answers; `None` when its write found nothing.
-    async fn alone(&self, chain: &Chain, args: &Args) -> Result<Option<Row>, LedgerError> {
+    async fn execute_one(&self, chain: &JobWrite, args: &Args) -> Result<Option<SqlRow>, LedgerError> {
         let rows = self.atomically(chain.steps(args)).await?;
         Ok(rows.into_iter().flatten().flatten().next())
     }
@@ -169,21 +169,21 @@ pub trait Engine: Send + Sync {
     ///
     /// # Errors
     /// Whether it was committed is unknown then.
-    async fn group(&self, chain: &Chain, units: Vec<Args>) -> Result<Group, LedgerError>;
+    async fn execute_batch(&self, chain: &JobWrite, units: Vec<Args>) -> Result<Batch, LedgerError>;
 
     /// Hints that settings changed, where the database gives any.
-    fn hints(&self) -> Box<dyn Hints> {
+    fn hints(&self) -> Box<dyn SettingsHints> {
         Box::new(NoHints)
     }
 }
 
 /// Runs database work to its end even if the caller is dropped, and answers the caller in bounded time.
-pub async fn to_the_end<T: Send + 'static>(
+pub async fn run_to_completion<T: Send + 'static>(
     work: impl Future<Output = Result<T, LedgerError>> + Send + 'static,
 ) -> Result<T, LedgerError> {
-    match tokio::time::timeout(PATIENCE, tokio::spawn(work)).await {
+    match tokio::time::timeout(WORK_TIMEOUT, tokio::spawn(work)).await {
         Ok(Ok(result)) => result,
-        Ok(Err(ended)) => Err(LedgerError::Away(format!("the database task ended early: {ended}"))),
-        Err(_) => Err(LedgerError::Away(format!("no answer within {} s", PATIENCE.as_secs()))),
+        Ok(Err(ended)) => Err(LedgerError::Unavailable(format!("the database task ended early: {ended}"))),
+        Err(_) => Err(LedgerError::Unavailable(format!("no answer within {} s", WORK_TIMEOUT.as_secs()))),
     }
 }

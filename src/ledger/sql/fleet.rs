@@ -10,13 +10,13 @@ use async_trait::async_trait;
 use super::SqlLedger;
 use super::dialect::Dialect;
 use super::engine::{Args, Sql};
-use super::row::{Row, corrupt, read_or_log};
+use super::row::{SqlRow, corrupt, read_or_log};
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
 use crate::ledger::deployment::DeploymentId;
-use crate::ledger::fleet::{Fleet, Reported, WORKERS_MAX, WorkerReport};
+use crate::ledger::fleet::{Fleet, StoredReport, WORKERS_MAX, WorkerReport};
 
-pub struct Statements {
+pub struct FleetStatements {
     deployment: Sql,
     report: Sql,
     reports: Sql,
@@ -25,25 +25,25 @@ pub struct Statements {
     oldest: Sql,
 }
 
-impl Statements {
+impl FleetStatements {
     pub fn new(dialect: Dialect) -> Self {
         Self {
-            deployment: dialect.sql("SELECT {text:id} AS id FROM deployment"),
-            report: dialect.sql(
+            deployment: dialect.render("SELECT {text:id} AS id FROM deployment"),
+            report: dialect.render(
                 "INSERT INTO worker_reports (id, host, pid, version, started_at, reported_at, format, report) \
                  VALUES ($1, $2, $3, $4, {after:(0 - $5)}, {now}, $6, {json:$7}) \
                  ON CONFLICT (id) DO UPDATE SET reported_at = excluded.reported_at, format = excluded.format, \
                      report = excluded.report",
             ),
-            reports: dialect.sql(&format!(
+            reports: dialect.render(&format!(
                 "SELECT id, host, pid, version, {{ms:started_at}} AS started_at_ms, {{ms:reported_at}} AS reported_at_ms, \
                      {{aged:reported_at}} AS age_ms, format, {{text:report}} AS report \
                  FROM worker_reports ORDER BY id LIMIT {WORKERS_MAX}"
             )),
-            leave: dialect.sql("DELETE FROM worker_reports WHERE id = $1"),
-            forget: dialect.sql("DELETE FROM worker_reports WHERE reported_at <= {after:(0 - $1)} RETURNING id"),
+            leave: dialect.render("DELETE FROM worker_reports WHERE id = $1"),
+            forget: dialect.render("DELETE FROM worker_reports WHERE reported_at <= {after:(0 - $1)} RETURNING id"),
             // Condition and order are those of index `jobs_open_by_sweep`, word for word.
-            oldest: dialect.sql(
+            oldest: dialect.render(
                 "SELECT names.value AS provider, (\
                      SELECT {ms:min(since)} FROM (\
                          SELECT CASE WHEN not_before > created_at AND {readable:not_before} THEN not_before \
@@ -81,17 +81,17 @@ impl Fleet for SqlLedger {
         Ok(())
     }
 
-    async fn reports(&self) -> Result<Vec<Reported>, LedgerError> {
+    async fn reports(&self) -> Result<Vec<StoredReport>, LedgerError> {
         let rows = self.engine.query(&self.fleet.reports, Arc::from([])).await?;
         Ok(read_or_log(&rows, "worker_reports", "id", reported))
     }
 
-    async fn leave(&self, id: &str) -> Result<(), LedgerError> {
+    async fn remove_report(&self, id: &str) -> Result<(), LedgerError> {
         self.engine.query(&self.fleet.leave, Arc::from([id.into()])).await?;
         Ok(())
     }
 
-    async fn forget(&self, silent_for: Duration) -> Result<u64, LedgerError> {
+    async fn remove_silent_reports(&self, silent_for: Duration) -> Result<u64, LedgerError> {
         let gone = self.engine.query(&self.fleet.forget, Arc::from([silent_for.into()])).await?;
         Ok(u64::try_from(gone.len()).unwrap_or(u64::MAX))
     }
@@ -112,8 +112,8 @@ impl Fleet for SqlLedger {
     }
 }
 
-fn reported(row: &Row) -> Result<Reported, LedgerError> {
-    Ok(Reported {
+fn reported(row: &SqlRow) -> Result<StoredReport, LedgerError> {
+    Ok(StoredReport {
         id: row.text("id")?,
         host: row.text("host")?,
         pid: row.count("pid")?,

@@ -9,8 +9,8 @@ use async_trait::async_trait;
 use sqlx::postgres::{PgListener, PgPoolOptions};
 
 use super::connections::Connections;
-use super::session::answered;
-use crate::ledger::settings::Hints;
+use super::session::with_statement_timeout;
+use crate::ledger::settings::SettingsHints;
 
 /// Named in `migrations/postgres/0008_settings_hint.sql`.
 const CHANNEL: &str = "sluicegate_settings";
@@ -25,12 +25,12 @@ pub struct PostgresHints {
     connections: Connections,
     listener: Option<PgListener>,
     /// Told once per loss, so that a database that is away does not fill the log.
-    away: bool,
+    is_disconnected: bool,
 }
 
 impl PostgresHints {
     pub fn new(connections: Connections) -> Self {
-        Self { connections, listener: None, away: false }
+        Self { connections, listener: None, is_disconnected: false }
     }
 
     async fn listen(&self) -> Result<PgListener, sqlx::Error> {
@@ -38,18 +38,18 @@ impl PostgresHints {
         let mut listener =
             PgListener::connect_with(&pool.connect_lazy_with(self.connections.options().clone())).await?;
         listener.eager_reconnect(false);
-        answered(listener.listen(CHANNEL)).await?;
+        with_statement_timeout(listener.listen(CHANNEL)).await?;
         Ok(listener)
     }
 
     /// Whether a notification came. Otherwise the connection is lost, or old enough to be replaced.
-    async fn heard(listener: &mut PgListener) -> bool {
+    async fn wait_notification(listener: &mut PgListener) -> bool {
         matches!(tokio::time::timeout(RENEW, listener.try_recv()).await, Ok(Ok(Some(_))))
     }
 }
 
 #[async_trait]
-impl Hints for PostgresHints {
+impl SettingsHints for PostgresHints {
     async fn next(&mut self) {
         let mut short = self.connections.short();
         loop {
@@ -61,7 +61,7 @@ impl Hints for PostgresHints {
             }
             if let Some(listener) = &mut self.listener {
                 let heard = tokio::select! {
-                    heard = Self::heard(listener) => heard,
+                    heard = Self::wait_notification(listener) => heard,
                     _ = short.changed() => false,
                 };
                 if heard {
@@ -73,13 +73,13 @@ impl Hints for PostgresHints {
             match self.listen().await {
                 Ok(listener) => {
                     self.listener = Some(listener);
-                    self.away = false;
+                    self.is_disconnected = false;
                     // Nobody heard what changed before this moment.
                     return;
                 }
                 Err(error) => {
-                    if !self.away {
-                        self.away = true;
+                    if !self.is_disconnected {
+                        self.is_disconnected = true;
                         tracing::warn!(%error, "no hints of changed settings; they are polled");
                     }
                     tokio::time::sleep(RETRY).await;

@@ -5,16 +5,18 @@
 
 use std::sync::Arc;
 
-use super::attempt::{CLOSE_ATTEMPT, KEPT, WRITE_EVENT, page_if_conflicting, settled_reason, settled_state};
-use super::copies::{self, COMES_BACK, comes_back};
-use super::dialect::{Chain, ChainText, Dialect, Returning};
+use super::attempt::{
+    CLOSE_ATTEMPT, WRITE_EVENT, WRITTEN_COLUMNS, conflict_checked_reason, conflict_checked_state, page_if_conflicting,
+};
+use super::copies::{self, RETURN_PLAN_COLUMNS, return_plan};
+use super::dialect::{Dialect, JobWrite, JobWriteText, Returning};
 use super::engine::{Engine, Value};
 use super::outbox::final_state;
-use super::{storable, written};
+use super::{fenced_write, storable};
 use crate::domain::delay::copy_step;
 use crate::domain::outcome::FinalState;
-use crate::ledger::copies::ComesBack;
-use crate::ledger::{Begun, Hold, JobState, LedgerError, LookupEnd, Written};
+use crate::ledger::copies::ReturnPlan;
+use crate::ledger::{BeginResult, FencedWrite, JobState, LeaseToken, LedgerError, LookupEnd};
 
 /// A look-up of this job that has not ended.
 const ON_WIRE: &str = "EXISTS (SELECT 1 FROM attempts WHERE attempts.job_id = jobs.id \
@@ -22,20 +24,20 @@ const ON_WIRE: &str = "EXISTS (SELECT 1 FROM attempts WHERE attempts.job_id = jo
 
 const HELD: &str = "id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' = 'unknown'";
 
-pub struct Statements {
-    begin: Chain,
-    rest: Chain,
-    settle: Chain,
+pub struct LookupStatements {
+    begin: JobWrite,
+    wait: JobWrite,
+    finalize: JobWrite,
 }
 
-impl Statements {
+impl LookupStatements {
     pub fn new(dialect: Dialect) -> Self {
         let begin = format!(
             "UPDATE jobs SET last_attempt = last_attempt + 1, lookups = lookups + 1, lost_holders = 0, updated_at = {{now}} {{from}} \
              WHERE {HELD} AND lease_until > {{now}} AND NOT {ON_WIRE}"
         );
-        let delayed = copies::delayed("{after:$9}", "$11", "false");
-        let kept = format!("{KEPT}, {COMES_BACK}");
+        let delayed = copies::delayed_copy_update("{after:$9}", "$11", "false");
+        let kept = format!("{WRITTEN_COLUMNS}, {RETURN_PLAN_COLUMNS}");
         let rest = format!(
             "UPDATE jobs SET resend = CASE WHEN $8 THEN 'granted' ELSE resend END, wake_at = {{after:$9}}, \
                  reason = $10, {delayed}, lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
@@ -46,38 +48,38 @@ impl Statements {
                  resend = CASE WHEN $8 THEN 'granted' ELSE resend END, \
                  lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
              WHERE {HELD} AND last_attempt = $3 AND {ON_WIRE}",
-            settled_state("$9"),
-            settled_reason("$9", "$11"),
+            conflict_checked_state("$9"),
+            conflict_checked_reason("$9", "$11"),
         );
         Self {
-            begin: dialect.chain(&ChainText {
-                write: &begin,
-                kept: KEPT,
-                then: &["INSERT INTO attempts (job_id, number, provider, began_at, account, reference, kind) \
+            begin: dialect.job_write(&JobWriteText {
+                update: &begin,
+                written_columns: WRITTEN_COLUMNS,
+                effects: &["INSERT INTO attempts (job_id, number, provider, began_at, account, reference, kind) \
                          SELECT job.id, job.last_attempt, job.provider, job.updated_at, job.account, job.reference, \
                              'lookup' FROM {job}"],
                 returning: Returning::Job("last_attempt"),
             }),
-            rest: dialect.chain(&ChainText {
-                write: &rest,
-                kept: &kept,
-                then: &[CLOSE_ATTEMPT],
-                returning: Returning::Job(COMES_BACK),
+            wait: dialect.job_write(&JobWriteText {
+                update: &rest,
+                written_columns: &kept,
+                effects: &[CLOSE_ATTEMPT],
+                returning: Returning::Job(RETURN_PLAN_COLUMNS),
             }),
-            settle: dialect.chain(&ChainText {
-                write: &settle,
-                kept: KEPT,
-                then: &[CLOSE_ATTEMPT, WRITE_EVENT],
+            finalize: dialect.job_write(&JobWriteText {
+                update: &settle,
+                written_columns: WRITTEN_COLUMNS,
+                effects: &[CLOSE_ATTEMPT, WRITE_EVENT],
                 returning: Returning::Job("id, state, reason"),
             }),
         }
     }
 
-    pub async fn begin(&self, engine: &dyn Engine, hold: &Hold) -> Result<Begun, LedgerError> {
+    pub async fn begin(&self, engine: &dyn Engine, hold: &LeaseToken) -> Result<BeginResult, LedgerError> {
         let args: [Value; 2] = [hold.id.as_str().into(), hold.fence.into()];
-        match engine.alone(&self.begin, &Arc::from(args)).await? {
-            Some(row) => Ok(Begun::Attempt(row.count("last_attempt")?)),
-            None => Ok(Begun::Lost),
+        match engine.execute_one(&self.begin, &Arc::from(args)).await? {
+            Some(row) => Ok(BeginResult::Attempt(row.count("last_attempt")?)),
+            None => Ok(BeginResult::Stale),
         }
     }
 
@@ -85,10 +87,10 @@ impl Statements {
     pub async fn finish(
         &self,
         engine: &dyn Engine,
-        hold: &Hold,
+        hold: &LeaseToken,
         end: &LookupEnd,
         next: &JobState,
-    ) -> Result<(Written, Option<FinalState>, Option<ComesBack>), LedgerError> {
+    ) -> Result<(FencedWrite, Option<FinalState>, Option<ReturnPlan>), LedgerError> {
         let mut args: Vec<Value> = vec![
             hold.id.as_str().into(),
             hold.fence.into(),
@@ -103,18 +105,18 @@ impl Statements {
         let chain = match next {
             JobState::Waiting { wait, reason } | JobState::Unknown { wait, reason } => {
                 args.extend([(*wait).into(), storable(reason).into(), copy_step(*wait).into()]);
-                &self.rest
+                &self.wait
             }
             JobState::Final { state, reason, reference } => {
                 args.extend([state.name().into(), reference.as_deref().map(storable).into(), storable(reason).into()]);
-                &self.settle
+                &self.finalize
             }
         };
-        let row = engine.alone(chain, &Arc::from(args)).await?;
+        let row = engine.execute_one(chain, &Arc::from(args)).await?;
         page_if_conflicting(hold, next, row.as_ref())?;
         let is_final = matches!(next, JobState::Final { .. });
         let state = row.as_ref().filter(|_| is_final).map(final_state).transpose()?;
-        let back = row.as_ref().filter(|_| !is_final).map(comes_back).transpose()?;
-        Ok((written(row.is_some()), state, back))
+        let back = row.as_ref().filter(|_| !is_final).map(return_plan).transpose()?;
+        Ok((fenced_write(row.is_some()), state, back))
     }
 }

@@ -3,29 +3,31 @@
 //! Refuses to know a driver: [`engine`] is the seam, [`dialect`] what the two write differently. One file per duty; each
 //! keeps its statements beside the code that reads their rows.
 
+use crate::ledger::copies::RejectedMessage;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::copies::{Claimant, ComesBack};
-use super::outcomes::{Events, Unpublished};
+use super::copies::{Claimant, ReturnPlan};
+use super::outcomes::{EventSelection, UnpublishedEvents};
 use super::{
-    AttemptEnd, Authority, Begun, Claim, First, Hold, JobState, Ledger, LedgerError, LookupEnd, OutcomeEvent,
-    RecentUses, RejectedMessage, StateCount, Timing, Written,
+    AttemptEnd, BatchOptions, BeginResult, Claim, FencedWrite, JobState, LeaseToken, Ledger, LedgerError, LookupEnd,
+    NewJobAttempt, OutcomeEvent, RecentUses, StateCount, StoredLeader,
 };
-use crate::domain::clock_witness::Word;
+use crate::domain::clock_attestation::ClockAttestation;
 use crate::domain::job::{ContentHash, Job, JobId};
 use crate::domain::outcome::FinalState;
 use crate::domain::provider::ProviderName;
-use crate::domain::quota_spec::{Lookback, SubjectsAsked};
+use crate::domain::quota_spec::{Lookback, SubjectQuery};
 use crate::provider::FrozenRequest;
 
 mod apply;
 mod attempt;
 mod audit;
-mod authority;
+mod audit_context;
+mod batcher;
 mod claim;
 mod columns;
 mod connect_options;
@@ -34,13 +36,13 @@ pub(super) mod connections;
 mod copies;
 mod dialect;
 pub(super) mod engine;
-mod first;
+pub(super) mod error;
 mod fleet;
-mod group;
 mod hints;
-mod hold;
+mod leader;
+mod lease;
 mod lookup;
-pub(super) mod meaning;
+mod new_job;
 mod operator;
 mod outbox;
 pub(super) mod postgres;
@@ -50,7 +52,6 @@ mod row;
 mod server_settings;
 pub(super) mod session;
 mod settings;
-mod signature;
 pub(super) mod slots;
 pub(super) mod sqlite;
 mod upkeep;
@@ -62,17 +63,17 @@ pub use settings::SqlSettings;
 /// The ledger over any engine.
 pub struct SqlLedger {
     engine: Arc<dyn Engine>,
-    claim: claim::Statements,
-    first: first::Statements,
-    attempt: attempt::Statements,
-    lookup: lookup::Statements,
-    hold: hold::Statements,
-    outbox: outbox::Statements,
-    recent: recent::Statements,
-    authority: authority::Statements,
-    fleet: fleet::Statements,
-    reports: reports::Statements,
-    upkeep: upkeep::Statements,
+    claim: claim::ClaimStatements,
+    new_job: new_job::NewJobStatements,
+    attempt: attempt::AttemptStatements,
+    lookup: lookup::LookupStatements,
+    lease: lease::LeaseStatements,
+    outbox: outbox::OutboxStatements,
+    recent: recent::RecentUseStatements,
+    authority: leader::LeaderStatements,
+    fleet: fleet::FleetStatements,
+    reports: reports::ReportStatements,
+    upkeep: upkeep::UpkeepStatements,
 }
 
 impl SqlLedger {
@@ -80,112 +81,120 @@ impl SqlLedger {
         let dialect = engine.dialect();
         Self {
             engine,
-            claim: claim::Statements::new(dialect),
-            first: first::Statements::new(dialect),
-            attempt: attempt::Statements::new(dialect),
-            lookup: lookup::Statements::new(dialect),
-            hold: hold::Statements::new(dialect),
-            outbox: outbox::Statements::new(dialect),
-            recent: recent::Statements::new(dialect),
-            authority: authority::Statements::new(dialect),
-            fleet: fleet::Statements::new(dialect),
-            reports: reports::Statements::new(dialect),
-            upkeep: upkeep::Statements::new(dialect),
+            claim: claim::ClaimStatements::new(dialect),
+            new_job: new_job::NewJobStatements::new(dialect),
+            attempt: attempt::AttemptStatements::new(dialect),
+            lookup: lookup::LookupStatements::new(dialect),
+            lease: lease::LeaseStatements::new(dialect),
+            outbox: outbox::OutboxStatements::new(dialect),
+            recent: recent::RecentUseStatements::new(dialect),
+            authority: leader::LeaderStatements::new(dialect),
+            fleet: fleet::FleetStatements::new(dialect),
+            reports: reports::ReportStatements::new(dialect),
+            upkeep: upkeep::UpkeepStatements::new(dialect),
         }
     }
 }
 
 #[async_trait]
 impl Ledger for SqlLedger {
-    async fn claim_in_company(
+    async fn claim_batched(
         &self,
         job: &Job,
         hash: ContentHash,
         claimant: Claimant<'_>,
-        timing: Timing,
+        timing: BatchOptions,
     ) -> Result<Claim, LedgerError> {
-        let request = claim::Request { job, hash, claimant, timing };
+        let request = claim::ClaimRequest { job, hash, claimant, timing };
         self.claim.claim(&self.engine, request).await
     }
 
-    async fn record_and_begin(&self, first: First<'_>) -> Result<Written, LedgerError> {
-        self.first.write(&self.engine, first).await
+    async fn record_and_begin(&self, first: NewJobAttempt<'_>) -> Result<FencedWrite, LedgerError> {
+        self.new_job.write(&self.engine, first).await
     }
 
-    async fn renew(&self, holds: &[Hold], lease: Duration) -> Result<Vec<Hold>, LedgerError> {
-        self.hold.renew(&*self.engine, holds, lease).await
+    async fn renew(&self, holds: &[LeaseToken], lease: Duration) -> Result<Vec<LeaseToken>, LedgerError> {
+        self.lease.renew(&*self.engine, holds, lease).await
     }
 
-    async fn begin_in_company(
+    async fn begin_attempt_batched(
         &self,
-        hold: &Hold,
+        hold: &LeaseToken,
         request: &FrozenRequest,
         may_wait: Duration,
-    ) -> Result<Begun, LedgerError> {
+    ) -> Result<BeginResult, LedgerError> {
         self.attempt.begin(&self.engine, hold, request, may_wait).await
     }
 
-    async fn finish_and_take(
+    async fn finish_attempt_batched(
         &self,
-        hold: &Hold,
+        hold: &LeaseToken,
         end: &AttemptEnd,
         next: &JobState,
-        timing: Timing,
-    ) -> Result<(Written, Option<OutcomeEvent>, Option<ComesBack>), LedgerError> {
+        timing: BatchOptions,
+    ) -> Result<(FencedWrite, Option<OutcomeEvent>, Option<ReturnPlan>), LedgerError> {
         self.attempt.finish(&self.engine, hold, end, next, timing).await
     }
 
-    async fn begin_lookup(&self, hold: &Hold) -> Result<Begun, LedgerError> {
+    async fn begin_lookup(&self, hold: &LeaseToken) -> Result<BeginResult, LedgerError> {
         self.lookup.begin(&*self.engine, hold).await
     }
 
     async fn finish_lookup(
         &self,
-        hold: &Hold,
+        hold: &LeaseToken,
         end: &LookupEnd,
         next: &JobState,
-    ) -> Result<(Written, Option<FinalState>, Option<ComesBack>), LedgerError> {
+    ) -> Result<(FencedWrite, Option<FinalState>, Option<ReturnPlan>), LedgerError> {
         self.lookup.finish(&*self.engine, hold, end, next).await
     }
 
-    async fn delay(&self, hold: &Hold, next: &JobState) -> Result<(Written, Option<ComesBack>), LedgerError> {
-        self.hold.put_down(&self.engine, hold, next).await
+    async fn transition_with_copy(
+        &self,
+        hold: &LeaseToken,
+        next: &JobState,
+    ) -> Result<(FencedWrite, Option<ReturnPlan>), LedgerError> {
+        self.lease.transition(&self.engine, hold, next).await
     }
 
-    async fn release(&self, hold: &Hold) -> Result<Written, LedgerError> {
-        self.hold.release(&self.engine, hold).await
+    async fn release(&self, hold: &LeaseToken) -> Result<FencedWrite, LedgerError> {
+        self.lease.release(&self.engine, hold).await
     }
 
-    async fn delay_further(&self, hold: &Hold, wait: Duration) -> Result<(Written, Option<ComesBack>), LedgerError> {
-        self.hold.wait_on(&self.engine, hold, wait).await
+    async fn release_waiting_with_copy(
+        &self,
+        hold: &LeaseToken,
+        wait: Duration,
+    ) -> Result<(FencedWrite, Option<ReturnPlan>), LedgerError> {
+        self.lease.wait_on(&self.engine, hold, wait).await
     }
 
     async fn reject(&self, message: &RejectedMessage) -> Result<(), LedgerError> {
         self.outbox.reject(&*self.engine, message).await
     }
 
-    async fn take_outcomes_of(
+    async fn lease_selected_events(
         &self,
-        which: Events,
+        which: EventSelection,
         at_most: u32,
         lease: Duration,
     ) -> Result<Vec<OutcomeEvent>, LedgerError> {
         self.outbox.take(&*self.engine, which, at_most, lease).await
     }
 
-    async fn renew_outcomes(&self, sequences: &[i64], lease: Duration) -> Result<(), LedgerError> {
+    async fn renew_event_leases(&self, sequences: &[i64], lease: Duration) -> Result<(), LedgerError> {
         self.outbox.renewed(&*self.engine, sequences, lease).await
     }
 
-    async fn outcomes_rejected(&self, sequences: &[i64]) -> Result<(), LedgerError> {
+    async fn mark_events_rejected(&self, sequences: &[i64]) -> Result<(), LedgerError> {
         self.outbox.rejected(&*self.engine, sequences).await
     }
 
-    async fn unpublished_outcomes(&self) -> Result<Unpublished, LedgerError> {
+    async fn unpublished_events(&self) -> Result<UnpublishedEvents, LedgerError> {
         self.outbox.waiting(&*self.engine).await
     }
 
-    async fn outcomes_published(&self, sequences: &[i64]) -> Result<(), LedgerError> {
+    async fn mark_events_published(&self, sequences: &[i64]) -> Result<(), LedgerError> {
         self.outbox.published(&*self.engine, sequences).await
     }
 
@@ -193,32 +202,40 @@ impl Ledger for SqlLedger {
         self.recent.uses(&*self.engine, quota, lookback).await
     }
 
-    async fn recent_uses_of(
+    async fn recent_subject_uses(
         &self,
         quota: &ProviderName,
-        asked: &SubjectsAsked,
+        asked: &SubjectQuery,
     ) -> Result<BTreeMap<String, RecentUses>, LedgerError> {
         self.recent.uses_of(&*self.engine, quota, asked).await
     }
 
-    async fn authority(&self, quotas: &[ProviderName]) -> Result<HashMap<ProviderName, Authority>, LedgerError> {
+    async fn stored_leaders(
+        &self,
+        quotas: &[ProviderName],
+    ) -> Result<HashMap<ProviderName, StoredLeader>, LedgerError> {
         self.authority.of(&*self.engine, quotas).await
     }
 
-    async fn take_authority(
+    async fn take_leadership(
         &self,
         quota: &ProviderName,
         from: Option<&str>,
         to: &str,
-    ) -> Result<Authority, LedgerError> {
+    ) -> Result<StoredLeader, LedgerError> {
         self.authority.take(&*self.engine, quota, from, to).await
     }
 
-    async fn note_clock(&self, quota: &ProviderName, term: i64, word: &Word) -> Result<(), LedgerError> {
+    async fn record_clock_attestation(
+        &self,
+        quota: &ProviderName,
+        term: i64,
+        word: &ClockAttestation,
+    ) -> Result<(), LedgerError> {
         self.authority.note_clock(&*self.engine, quota, term, word).await
     }
 
-    async fn outcome_of(&self, job: &JobId, number: u32) -> Result<Option<String>, LedgerError> {
+    async fn request_outcome(&self, job: &JobId, number: u32) -> Result<Option<String>, LedgerError> {
         self.reports.outcome_of(&*self.engine, job, number).await
     }
 
@@ -239,6 +256,6 @@ fn storable(text: &str) -> String {
     text.chars().filter(|c| *c != '\0').take(TEXT_CHARS_MAX).collect()
 }
 
-fn written(found: bool) -> Written {
-    if found { Written::Kept } else { Written::Lost }
+fn fenced_write(found: bool) -> FencedWrite {
+    if found { FencedWrite::Applied } else { FencedWrite::Stale }
 }

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use super::dialect::Dialect;
 use super::engine::{Engine, Sql, Value};
-use super::row::{Row, corrupt, read_or_log};
+use super::row::{SqlRow, corrupt, read_or_log};
 use super::storable;
 use crate::domain::outcome::FinalState;
 use crate::domain::provider::ProviderName;
-use crate::ledger::outcomes::{Events, Unpublished};
-use crate::ledger::{LedgerError, OutcomeEvent, RejectedMessage};
+use crate::ledger::copies::RejectedMessage;
+use crate::ledger::outcomes::{EventSelection, UnpublishedEvents};
+use crate::ledger::{LedgerError, OutcomeEvent};
 
 /// Longest claimed id of a rejected message that is kept, in characters.
 const REJECTED_ID_CHARS_MAX: usize = 255;
@@ -20,18 +21,18 @@ pub(super) const EVENT_COLUMNS: &str =
     "sequence, job_id AS id, provider, state, provider_reference, reason, attempts, {ms:at} AS at_ms";
 
 /// In milliseconds: doubles with each time that a queue rejected the event, up to ten minutes.
-const TRY_AGAIN_MS: [u32; 7] = [10_000, 20_000, 40_000, 80_000, 160_000, 320_000, 600_000];
+const RETRY_DELAYS_MS: [u32; 7] = [10_000, 20_000, 40_000, 80_000, 160_000, 320_000, 600_000];
 
 /// `{{now}}` plus the wait after one more rejection.
 fn next_try() -> String {
-    let (last, others) = TRY_AGAIN_MS.split_last().unwrap_or((&0, &[]));
+    let (last, others) = RETRY_DELAYS_MS.split_last().unwrap_or((&0, &[]));
     let cases: Vec<String> = others.iter().enumerate().map(|(tries, ms)| format!("WHEN {tries} THEN {ms}")).collect();
     format!("{{after:(CASE tries {} ELSE {last} END)}}", cases.join(" "))
 }
 
-pub struct Statements {
+pub struct OutboxStatements {
     unpublished: Sql,
-    again: Sql,
+    retry: Sql,
     published: Sql,
     renewed: Sql,
     rejected: Sql,
@@ -39,10 +40,10 @@ pub struct Statements {
     reject: Sql,
 }
 
-impl Statements {
+impl OutboxStatements {
     pub fn new(dialect: Dialect) -> Self {
         let take = |which: &str| {
-            dialect.sql(&format!(
+            dialect.render(&format!(
                 "UPDATE outcome_events SET taken_until = {{after:$2}} WHERE sequence IN (\
                      SELECT sequence FROM outcome_events \
                      WHERE published_at IS NULL AND {which} AND (taken_until IS NULL OR taken_until <= {{now}}) \
@@ -52,26 +53,26 @@ impl Statements {
         };
         Self {
             unpublished: take("next_try_at IS NULL"),
-            again: take("next_try_at <= {now}"),
-            renewed: dialect.sql(
+            retry: take("next_try_at <= {now}"),
+            renewed: dialect.render(
                 "UPDATE outcome_events SET taken_until = {after:$2} WHERE published_at IS NULL AND sequence {among:$1}",
             ),
-            rejected: dialect.sql(&format!(
+            rejected: dialect.render(&format!(
                 "UPDATE outcome_events SET tries = tries + 1, next_try_at = {}, taken_until = NULL \
                  WHERE published_at IS NULL AND sequence {{among:$1}}",
                 next_try()
             )),
-            waiting: dialect.sql(
+            waiting: dialect.render(
                 "SELECT count(*) AS events, {since:min(since)} AS oldest_ms, \
                      COALESCE(sum(CASE WHEN tries > 0 THEN 1 ELSE 0 END), 0) AS rejected \
                  FROM (SELECT CASE WHEN {readable:at} THEN at END AS since, tries FROM outcome_events \
                      WHERE published_at IS NULL) AS waiting",
             ),
-            published: dialect.sql(
+            published: dialect.render(
                 "UPDATE outcome_events SET published_at = {now} \
                  WHERE published_at IS NULL AND sequence {among:$1}",
             ),
-            reject: dialect.sql(
+            reject: dialect.render(
                 "INSERT INTO rejected_messages (at, lane, job_id, reason, detail, body_sha256, body_bytes) \
                  VALUES ({now}, $1, $2, $3, $4, $5, $6)",
             ),
@@ -81,19 +82,20 @@ impl Statements {
     pub async fn take(
         &self,
         engine: &dyn Engine,
-        which: Events,
+        which: EventSelection,
         at_most: u32,
         lease: Duration,
     ) -> Result<Vec<OutcomeEvent>, LedgerError> {
         let sql = match which {
-            Events::NeverRejected => &self.unpublished,
-            Events::RejectedBefore => &self.again,
+            EventSelection::NeverRejected => &self.unpublished,
+            EventSelection::RejectedBefore => &self.retry,
         };
         let rows = engine.query(sql, Arc::from([at_most.into(), lease.into()])).await?;
         let mut events = read_or_log(&rows, "outcome_events", "sequence", event);
         if events.len() < rows.len() {
             // Left at the head of the order they would be taken before all others for ever.
-            let unread = |row: &Row| row.int("sequence").ok().filter(|it| events.iter().all(|one| one.sequence != *it));
+            let unread =
+                |row: &SqlRow| row.int("sequence").ok().filter(|it| events.iter().all(|one| one.sequence != *it));
             self.rejected(engine, &rows.iter().filter_map(unread).collect::<Vec<_>>()).await?;
         }
         // RETURNING promises no order.
@@ -102,22 +104,26 @@ impl Statements {
     }
 
     pub async fn published(&self, engine: &dyn Engine, sequences: &[i64]) -> Result<(), LedgerError> {
-        of_each(engine, &self.published, sequences, None).await
+        update_events(engine, &self.published, sequences, None).await
     }
 
     pub async fn rejected(&self, engine: &dyn Engine, sequences: &[i64]) -> Result<(), LedgerError> {
-        of_each(engine, &self.rejected, sequences, None).await
+        update_events(engine, &self.rejected, sequences, None).await
     }
 
     pub async fn renewed(&self, engine: &dyn Engine, sequences: &[i64], lease: Duration) -> Result<(), LedgerError> {
-        of_each(engine, &self.renewed, sequences, Some(lease)).await
+        update_events(engine, &self.renewed, sequences, Some(lease)).await
     }
 
-    pub async fn waiting(&self, engine: &dyn Engine) -> Result<Unpublished, LedgerError> {
+    pub async fn waiting(&self, engine: &dyn Engine) -> Result<UnpublishedEvents, LedgerError> {
         let rows = engine.query(&self.waiting, Arc::from([])).await?;
         let row = rows.first().ok_or_else(|| corrupt("count", "is missing"))?;
         let count = |column| Ok::<_, LedgerError>(u64::try_from(row.int(column)?).unwrap_or(0));
-        Ok(Unpublished { events: count("events")?, rejected: count("rejected")?, oldest: row.opt_ms("oldest_ms")? })
+        Ok(UnpublishedEvents {
+            events: count("events")?,
+            rejected: count("rejected")?,
+            oldest: row.opt_ms("oldest_ms")?,
+        })
     }
 
     pub async fn reject(&self, engine: &dyn Engine, message: &RejectedMessage) -> Result<(), LedgerError> {
@@ -136,7 +142,7 @@ impl Statements {
     }
 }
 
-async fn of_each(
+async fn update_events(
     engine: &dyn Engine,
     sql: &Sql,
     sequences: &[i64],
@@ -150,7 +156,7 @@ async fn of_each(
     engine.query(sql, args).await.map(drop)
 }
 
-pub(super) fn event(row: &Row) -> Result<OutcomeEvent, LedgerError> {
+pub(super) fn event(row: &SqlRow) -> Result<OutcomeEvent, LedgerError> {
     Ok(OutcomeEvent {
         sequence: row.int("sequence")?,
         id: row.text("id")?,
@@ -163,6 +169,6 @@ pub(super) fn event(row: &Row) -> Result<OutcomeEvent, LedgerError> {
     })
 }
 
-pub(super) fn final_state(row: &Row) -> Result<FinalState, LedgerError> {
+pub(super) fn final_state(row: &SqlRow) -> Result<FinalState, LedgerError> {
     FinalState::from_name(&row.text("state")?).ok_or_else(|| corrupt("state", "is not final"))
 }

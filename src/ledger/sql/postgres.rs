@@ -10,18 +10,18 @@ use sqlx::postgres::{PgArguments, PgConnection, PgRow};
 use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, Column, Connection, Either, Executor, Postgres, Row as _, TypeInfo, ValueRef};
 
-use super::columns::{Array, columns, in_order};
+use super::columns::{Array, columns, rows_in_order};
 use super::connect_options::connect_options;
 use super::connections::Connections;
-use super::dialect::{Chain, Dialect};
-use super::engine::{Args, Engine, Group, REPEATS_MAX, Sql, Step, Value, to_the_end};
+use super::dialect::{Dialect, JobWrite};
+use super::engine::{Args, Batch, Engine, RETRIES_MAX, Sql, Step, Value, run_to_completion};
+use super::error::{from_postgres, is_rolled_back_for_sure, lock_not_available, rolled_back};
 use super::hints::PostgresHints;
-use super::meaning::{lock_not_available, of_postgres, rolled_back, surely_undone};
-use super::row::{Cell, Names, Row};
-use super::session::{PROMPT_MAX, STATEMENT_MAX, answered, answered_within, spoken_within};
-use super::slots::Purpose;
+use super::row::{Names, SqlRow, SqlValue};
+use super::session::{STATEMENT_MAX, URGENT_MAX, with_client_timeout, with_statement_timeout, with_timeout_after};
+use super::slots::ConnectionPurpose;
 use crate::ledger::LedgerError;
-use crate::ledger::settings::Hints;
+use crate::ledger::settings::SettingsHints;
 use crate::tls::Authorities;
 
 pub struct PostgresEngine {
@@ -49,31 +49,31 @@ impl Engine for PostgresEngine {
         Dialect::Postgres
     }
 
-    async fn query(&self, sql: &Sql, args: Args) -> Result<Vec<Row>, LedgerError> {
-        query(self.connections.clone(), Purpose::General, sql, args).await
+    async fn query(&self, sql: &Sql, args: Args) -> Result<Vec<SqlRow>, LedgerError> {
+        query(self.connections.clone(), ConnectionPurpose::General, sql, args).await
     }
 
-    async fn query_by_index(&self, sql: &Sql, args: Args) -> Result<Vec<Row>, LedgerError> {
-        query(self.connections.clone(), Purpose::Groups, sql, args).await
+    async fn query_by_index(&self, sql: &Sql, args: Args) -> Result<Vec<SqlRow>, LedgerError> {
+        query(self.connections.clone(), ConnectionPurpose::Batches, sql, args).await
     }
 
     /// A connection that says nothing is given up soon, so that the next poll has another. So is one to a server that was
     /// demoted: it would tell for ever what was true then.
-    async fn query_promptly(&self, sql: &Sql, args: Args) -> Result<Vec<Row>, LedgerError> {
+    async fn query_urgent(&self, sql: &Sql, args: Args) -> Result<Vec<SqlRow>, LedgerError> {
         let (pool, step) = (self.connections.clone(), Step { sql: sql.clone(), args, must_affect: false });
-        to_the_end(async move {
+        run_to_completion(async move {
             let rows = async {
                 // A new connection may take longer than an answer: given up sooner, it would never be there.
-                let mut session = pool.lend(Purpose::Polls).await?;
-                let rows = spoken_within(PROMPT_MAX, of_a_primary(session.connection()?, &step)).await;
+                let mut session = pool.lend(ConnectionPurpose::Polls).await?;
+                let rows = with_client_timeout(URGENT_MAX, query_primary(session.connection()?, &step)).await;
                 session.end(rows)
             };
-            rows.await.map_err(|error| of_postgres(&error))
+            rows.await.map_err(|error| from_postgres(&error))
         })
         .await
     }
 
-    async fn atomically(&self, steps: Vec<Step>) -> Result<Option<Vec<Vec<Row>>>, LedgerError> {
+    async fn atomically(&self, steps: Vec<Step>) -> Result<Option<Vec<Vec<SqlRow>>>, LedgerError> {
         self.atomically_within(STATEMENT_MAX, steps).await
     }
 
@@ -81,15 +81,15 @@ impl Engine for PostgresEngine {
         &self,
         at_most: Duration,
         steps: Vec<Step>,
-    ) -> Result<Option<Vec<Vec<Row>>>, LedgerError> {
+    ) -> Result<Option<Vec<Vec<SqlRow>>>, LedgerError> {
         let pool = self.connections.clone();
-        to_the_end(async move {
+        run_to_completion(async move {
             let mut repeats = 0;
             loop {
-                match transaction(&pool, Purpose::General, &steps, at_most).await {
+                match transaction(&pool, ConnectionPurpose::General, &steps, at_most).await {
                     Ok(rows) => return Ok(rows),
-                    Err(error) if rolled_back(&error) && repeats < REPEATS_MAX => repeats += 1,
-                    Err(error) => return Err(of_postgres(&error)),
+                    Err(error) if rolled_back(&error) && repeats < RETRIES_MAX => repeats += 1,
+                    Err(error) => return Err(from_postgres(&error)),
                 }
             }
         })
@@ -97,13 +97,13 @@ impl Engine for PostgresEngine {
     }
 
     /// Planned as a group is; behind a row that somebody else holds it waits as long as any statement.
-    async fn alone(&self, chain: &Chain, args: &Args) -> Result<Option<Row>, LedgerError> {
+    async fn execute_one(&self, chain: &JobWrite, args: &Args) -> Result<Option<SqlRow>, LedgerError> {
         let (pool, steps) = (self.connections.clone(), chain.steps(args));
-        let rows = to_the_end(async move {
-            match transaction(&pool, Purpose::Groups, &steps, STATEMENT_MAX).await {
+        let rows = run_to_completion(async move {
+            match transaction(&pool, ConnectionPurpose::Batches, &steps, STATEMENT_MAX).await {
                 Ok(rows) => Ok(Some(rows)),
                 Err(error) if rolled_back(&error) || lock_not_available(&error) => Ok(None),
-                Err(error) => Err(of_postgres(&error)),
+                Err(error) => Err(from_postgres(&error)),
             }
         });
         let rows = match rows.await? {
@@ -113,41 +113,46 @@ impl Engine for PostgresEngine {
         Ok(rows.into_iter().flatten().flatten().next())
     }
 
-    async fn group(&self, chain: &Chain, units: Vec<Args>) -> Result<Group, LedgerError> {
-        let sql = units.first().and_then(|like| chain.for_many(like));
+    async fn execute_batch(&self, chain: &JobWrite, units: Vec<Args>) -> Result<Batch, LedgerError> {
+        let sql = units.first().and_then(|like| chain.batch_sql(like));
         let (Some(sql), Some(columns)) = (sql, columns(&units)) else {
-            return Ok(Group::Undone(LedgerError::Refused("these writes are not alike".to_owned())));
+            return Ok(Batch::RolledBack(LedgerError::Refused("these writes are not alike".to_owned())));
         };
         let pool = self.connections.clone();
-        to_the_end(async move {
+        run_to_completion(async move {
             let rows = async {
-                let mut session = pool.lend(Purpose::Groups).await?;
-                let rows = answered(many(session.connection()?, sql, columns)).await;
+                let mut session = pool.lend(ConnectionPurpose::Batches).await?;
+                let rows = with_statement_timeout(run_batch(session.connection()?, sql, columns)).await;
                 session.end(rows)
             };
             match rows.await {
-                Ok(rows) => in_order(&units, rows).map(Group::Committed),
-                Err(error) if surely_undone(&error) => Ok(Group::Undone(of_postgres(&error))),
-                Err(error) => Err(of_postgres(&error)),
+                Ok(rows) => rows_in_order(&units, rows).map(Batch::Committed),
+                Err(error) if is_rolled_back_for_sure(&error) => Ok(Batch::RolledBack(from_postgres(&error))),
+                Err(error) => Err(from_postgres(&error)),
             }
         })
         .await
     }
 
-    fn hints(&self) -> Box<dyn Hints> {
+    fn hints(&self) -> Box<dyn SettingsHints> {
         Box::new(PostgresHints::new(self.connections.clone()))
     }
 }
 
-async fn query(pool: Connections, purpose: Purpose, sql: &Sql, args: Args) -> Result<Vec<Row>, LedgerError> {
+async fn query(
+    pool: Connections,
+    purpose: ConnectionPurpose,
+    sql: &Sql,
+    args: Args,
+) -> Result<Vec<SqlRow>, LedgerError> {
     let step = Step { sql: sql.clone(), args, must_affect: false };
-    to_the_end(async move {
+    run_to_completion(async move {
         let mut repeats = 0;
         loop {
-            match transaction_of_one(&pool, purpose, &step).await {
+            match run_single_statement(&pool, purpose, &step).await {
                 Ok((rows, _)) => return Ok(rows),
-                Err(error) if rolled_back(&error) && repeats < REPEATS_MAX => repeats += 1,
-                Err(error) => return Err(of_postgres(&error)),
+                Err(error) if rolled_back(&error) && repeats < RETRIES_MAX => repeats += 1,
+                Err(error) => return Err(from_postgres(&error)),
             }
         }
     })
@@ -156,7 +161,7 @@ async fn query(pool: Connections, purpose: Purpose, sql: &Sql, args: Args) -> Re
 
 /// # Errors
 /// As of a connection that is of no more use, if the server only reads.
-async fn of_a_primary(connection: &mut PgConnection, step: &Step) -> Result<Vec<Row>, sqlx::Error> {
+async fn query_primary(connection: &mut PgConnection, step: &Step) -> Result<Vec<SqlRow>, sqlx::Error> {
     let (rows, _) = run(connection, step).await?;
     let reads_only = sqlx::query_scalar::<_, bool>("SELECT current_setting('transaction_read_only')::boolean");
     if reads_only.fetch_one(connection).await? {
@@ -168,54 +173,54 @@ async fn of_a_primary(connection: &mut PgConnection, step: &Step) -> Result<Vec<
 /// Each statement may take so long.
 async fn transaction(
     pool: &Connections,
-    purpose: Purpose,
+    purpose: ConnectionPurpose,
     steps: &[Step],
     at_most: Duration,
-) -> Result<Option<Vec<Vec<Row>>>, sqlx::Error> {
+) -> Result<Option<Vec<Vec<SqlRow>>>, sqlx::Error> {
     if let ([step], STATEMENT_MAX) = (steps, at_most) {
-        let (rows, affected) = transaction_of_one(pool, purpose, step).await?;
+        let (rows, affected) = run_single_statement(pool, purpose, step).await?;
         return Ok((affected || !step.must_affect).then(|| vec![rows]));
     }
     let mut session = pool.lend(purpose).await?;
-    let rows = transaction_of_many(session.connection()?, steps, at_most).await;
+    let rows = run_statements(session.connection()?, steps, at_most).await;
     session.end(rows)
 }
 
 /// One statement is a transaction by itself.
-async fn transaction_of_one(
+async fn run_single_statement(
     pool: &Connections,
-    purpose: Purpose,
+    purpose: ConnectionPurpose,
     step: &Step,
-) -> Result<(Vec<Row>, bool), sqlx::Error> {
+) -> Result<(Vec<SqlRow>, bool), sqlx::Error> {
     let mut session = pool.lend(purpose).await?;
-    let rows = answered(run(session.connection()?, step)).await;
+    let rows = with_statement_timeout(run(session.connection()?, step)).await;
     session.end(rows)
 }
 
-async fn transaction_of_many(
+async fn run_statements(
     connection: &mut PgConnection,
     steps: &[Step],
     at_most: Duration,
-) -> Result<Option<Vec<Vec<Row>>>, sqlx::Error> {
-    let mut transaction = answered(connection.begin()).await?;
+) -> Result<Option<Vec<Vec<SqlRow>>>, sqlx::Error> {
+    let mut transaction = with_statement_timeout(connection.begin()).await?;
     if at_most != STATEMENT_MAX {
         let limit = AssertSqlSafe(format!("SET LOCAL statement_timeout = '{}ms'", at_most.as_millis()));
-        answered(sqlx::raw_sql(limit).execute(&mut *transaction)).await?;
+        with_statement_timeout(sqlx::raw_sql(limit).execute(&mut *transaction)).await?;
     }
     let mut all = Vec::with_capacity(steps.len());
     for step in steps {
-        let (rows, affected) = answered_within(at_most, run(&mut transaction, step)).await?;
+        let (rows, affected) = with_timeout_after(at_most, run(&mut transaction, step)).await?;
         if step.must_affect && !affected {
-            answered(transaction.rollback()).await?;
+            with_statement_timeout(transaction.rollback()).await?;
             return Ok(None);
         }
         all.push(rows);
     }
-    answered(transaction.commit()).await?;
+    with_statement_timeout(transaction.commit()).await?;
     Ok(Some(all))
 }
 
-async fn many(connection: &mut PgConnection, sql: Sql, columns: Vec<Array>) -> Result<Vec<Row>, sqlx::Error> {
+async fn run_batch(connection: &mut PgConnection, sql: Sql, columns: Vec<Array>) -> Result<Vec<SqlRow>, sqlx::Error> {
     let mut query = sqlx::query(AssertSqlSafe(sql));
     for column in columns {
         query = match column {
@@ -231,7 +236,7 @@ async fn many(connection: &mut PgConnection, sql: Sql, columns: Vec<Array>) -> R
 }
 
 /// Rows, and whether any row was returned or changed.
-async fn run(connection: &mut PgConnection, step: &Step) -> Result<(Vec<Row>, bool), sqlx::Error> {
+async fn run(connection: &mut PgConnection, step: &Step) -> Result<(Vec<SqlRow>, bool), sqlx::Error> {
     let mut query = sqlx::query(AssertSqlSafe(step.sql.clone()));
     for value in &*step.args {
         query = bind(query, value);
@@ -258,24 +263,24 @@ fn bind<'q>(query: Query<'q, Postgres, PgArguments>, value: &Value) -> Query<'q,
     }
 }
 
-fn read(row: &PgRow, names: &mut Option<Names>) -> Result<Row, sqlx::Error> {
+fn read(row: &PgRow, names: &mut Option<Names>) -> Result<SqlRow, sqlx::Error> {
     let columns = || row.columns().iter().map(|column| column.name().to_owned()).collect();
     let names = names.get_or_insert_with(columns).clone();
     let cells = (0..row.len()).map(|at| cell(row, at)).collect::<Result<_, _>>()?;
-    Ok(Row::new(names, cells))
+    Ok(SqlRow::new(names, cells))
 }
 
-fn cell(row: &PgRow, at: usize) -> Result<Cell, sqlx::Error> {
+fn cell(row: &PgRow, at: usize) -> Result<SqlValue, sqlx::Error> {
     let raw = row.try_get_raw(at)?;
     if raw.is_null() {
-        return Ok(Cell::Null);
+        return Ok(SqlValue::Null);
     }
     Ok(match raw.type_info().name() {
-        "INT8" => Cell::Int(row.try_get(at)?),
-        "INT4" => Cell::Int(row.try_get::<i32, _>(at)?.into()),
-        "BOOL" => Cell::Bool(row.try_get(at)?),
-        "FLOAT8" => Cell::Real(row.try_get(at)?),
-        "BYTEA" => Cell::Bytes(row.try_get(at)?),
-        _ => Cell::Text(row.try_get(at)?),
+        "INT8" => SqlValue::Int(row.try_get(at)?),
+        "INT4" => SqlValue::Int(row.try_get::<i32, _>(at)?.into()),
+        "BOOL" => SqlValue::Bool(row.try_get(at)?),
+        "FLOAT8" => SqlValue::Real(row.try_get(at)?),
+        "BYTEA" => SqlValue::Bytes(row.try_get(at)?),
+        _ => SqlValue::Text(row.try_get(at)?),
     })
 }

@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use super::dialect::Dialect;
 use super::engine::{Args, Engine, Sql, Value};
-use super::row::{Row, corrupt};
-use crate::domain::decision::{BATCH_MAX, ByKind};
+use super::row::{SqlRow, corrupt};
 use crate::domain::limit::Scope;
+use crate::domain::permit_protocol::{BATCH_MAX, CostByKind};
 use crate::domain::provider::{BOOKING_HORIZON, ProviderName, SEND_BUDGET_MAX, TIMEOUT_MAX};
-use crate::domain::quota_spec::{Lookback, SubjectsAsked};
+use crate::domain::quota_spec::{Lookback, SubjectQuery};
 use crate::domain::time::millis_up;
 use crate::ledger::{LedgerError, RecentUses};
 
@@ -31,7 +31,7 @@ const YEAR_MS: i64 = 365 * 86_400_000;
 #[allow(clippy::cast_possible_truncation, reason = "minutes")]
 const ON_WIRE_MS: i64 = (BOOKING_HORIZON.as_millis() + SEND_BUDGET_MAX.as_millis() + TIMEOUT_MAX.as_millis()) as i64;
 
-pub struct Statements {
+pub struct RecentUseStatements {
     now: Sql,
     restored: Sql,
     sharing: Sql,
@@ -44,17 +44,17 @@ pub struct Statements {
 }
 
 /// Uses by the age of their bucket; without one, those that may be on the wire.
-type Uses = BTreeMap<Option<Duration>, ByKind>;
+type Uses = BTreeMap<Option<Duration>, CostByKind>;
 
 /// How far back, by the database's clock.
-struct Since {
+struct UseLookback {
     now_ms: i64,
     counted_ms: i64,
     noticed_ms: i64,
     bucket_ms: i64,
 }
 
-impl Statements {
+impl RecentUseStatements {
     pub fn new(dialect: Dialect) -> Self {
         let sums = "CAST(sum(CASE WHEN kind = 'lookup' THEN 0 ELSE cost END) AS bigint) AS charges, \
                     CAST(sum(CASE WHEN kind = 'lookup' THEN 1 ELSE 0 END) AS bigint) AS lookups";
@@ -65,7 +65,7 @@ impl Statements {
         );
         // Counted no later than the longest request after it began: those that began before that cannot count any more.
         let of = |column: &str| {
-            dialect.sql(&format!(
+            dialect.render(&format!(
                 "SELECT name, age_ms / $4 * $4 AS least_age_ms, {sums} FROM ( \
                      SELECT asked.value AS name, job_id, kind, \
                          CASE WHEN ended_at IS NULL OR (outcome = 'unknown' AND status IS NULL) THEN {unanswered} \
@@ -79,30 +79,30 @@ impl Statements {
         Self {
             of_accounts,
             of_references,
-            now: dialect.sql("SELECT {now_ms} AS now_ms"),
-            restored: dialect.sql(
+            now: dialect.render("SELECT {now_ms} AS now_ms"),
+            restored: dialect.render(
                 "SELECT 1 AS one FROM settings_audit WHERE at > {at:$1} AND table_name = 'settings_version' LIMIT 1",
             ),
             // A provider that left the quota keeps using it until the workers have noticed and its last request has
             // ended: an hour is far more than both.
-            sharing: dialect.sql(
+            sharing: dialect.render(
                 "SELECT name FROM providers WHERE COALESCE(quota, name) = $1 \
                  UNION SELECT old_row ->> 'name' AS name FROM settings_audit \
                  WHERE at > {at:($2 - 3600000)} AND table_name = 'providers' \
                      AND COALESCE(old_row ->> 'quota', old_row ->> 'name') = $1",
             ),
-            open: dialect.sql(&format!(
+            open: dialect.render(&format!(
                 "SELECT age_ms / $4 * $4 AS least_age_ms, {sums} FROM ( \
                      SELECT job_id, kind, {unanswered} AS age_ms \
                      FROM attempts WHERE provider = $1 AND ended_at IS NULL AND began_at > {{at:$2}}) AS used \
                  {{join}} jobs ON jobs.id = used.job_id GROUP BY age_ms / $4"
             )),
-            page: dialect.sql(&format!(
+            page: dialect.render(&format!(
                 "SELECT {{ms:ended_at}} AS ended_ms FROM attempts \
                  WHERE provider = $1 AND ended_at >= {{at:$2}} AND ended_at < {{at:$3}} \
                  ORDER BY ended_at DESC LIMIT 1 OFFSET {PAGE}"
             )),
-            ended: dialect.sql(&format!(
+            ended: dialect.render(&format!(
                 "SELECT age_ms / $4 * $4 AS least_age_ms, {sums} FROM ( \
                      SELECT job_id, kind, CASE WHEN outcome = 'unknown' AND status IS NULL THEN {unanswered} \
                          ELSE {{aged:ended_at}} END AS age_ms \
@@ -110,7 +110,7 @@ impl Statements {
                          AND outcome <> 'not_sent') AS used \
                  {{join}} jobs ON jobs.id = used.job_id GROUP BY age_ms / $4"
             )),
-            noticed: dialect.sql(
+            noticed: dialect.render(
                 "SELECT 1 AS one WHERE EXISTS (SELECT 1 FROM attempts \
                      WHERE provider = $1 AND ended_at >= {at:$2} AND ended_at < {at:$3} AND outcome <> 'not_sent') \
                  OR EXISTS (SELECT 1 FROM attempts WHERE provider = $1 AND ended_at IS NULL \
@@ -124,7 +124,7 @@ impl Statements {
         &self,
         engine: &dyn Engine,
         quota: &ProviderName,
-        since: &Since,
+        since: &UseLookback,
     ) -> Result<Vec<String>, LedgerError> {
         if !engine.query(&self.restored, Arc::from([since.noticed_ms.into()])).await?.is_empty() {
             return Err(LedgerError::Refused(
@@ -136,10 +136,10 @@ impl Statements {
         rows.iter().map(|row| row.text("name")).collect()
     }
 
-    async fn since(&self, engine: &dyn Engine, lookback: Lookback, entries: u64) -> Result<Since, LedgerError> {
+    async fn since(&self, engine: &dyn Engine, lookback: Lookback, entries: u64) -> Result<UseLookback, LedgerError> {
         let now = engine.query(&self.now, Arc::from([])).await?;
         let now_ms = now.first().ok_or_else(|| corrupt("now_ms", "is missing"))?.int("now_ms")?;
-        Ok(Since::new(now_ms, lookback, entries))
+        Ok(UseLookback::new(now_ms, lookback, entries))
     }
 
     /// Accounts or references without uses are left out.
@@ -147,7 +147,7 @@ impl Statements {
         &self,
         engine: &dyn Engine,
         quota: &ProviderName,
-        asked: &SubjectsAsked,
+        asked: &SubjectQuery,
     ) -> Result<BTreeMap<String, RecentUses>, LedgerError> {
         let lookback = Lookback::all(asked.within);
         let since = self.since(engine, lookback, ENTRIES_OF_SUBJECT).await?;
@@ -166,7 +166,7 @@ impl Statements {
         let uses = |mut uses: Uses| {
             let open = uses.remove(&None).unwrap_or_default();
             let ended = uses.into_iter().filter_map(|(age, cost)| Some((age?, cost)));
-            RecentUses { ended: ended.filter(|(age, _)| *age <= lookback.counted).collect(), open }
+            RecentUses { ended: ended.filter(|(age, _)| *age <= lookback.count_within).collect(), open }
         };
         Ok(by_name.into_iter().map(|(name, of)| (name, uses(of))).collect())
     }
@@ -190,11 +190,11 @@ impl Statements {
         // One whose age is more than is asked for counts as if it were just that old, with all others of the kind.
         let mut by_age = Uses::new();
         for (age, cost) in uses {
-            add_to(&mut by_age, age.map(|age| age.min(lookback.counted)), cost);
+            add_to(&mut by_age, age.map(|age| age.min(lookback.count_within)), cost);
         }
         let mut ended: Vec<_> = by_age.into_iter().filter_map(|(age, cost)| Some((age?, cost))).collect();
         if noticed {
-            ended.push((lookback.counted, ByKind::charges(1)));
+            ended.push((lookback.count_within, CostByKind::charges(1)));
         }
         Ok(RecentUses { ended, open })
     }
@@ -203,7 +203,7 @@ impl Statements {
         &self,
         engine: &dyn Engine,
         provider: &str,
-        since: &Since,
+        since: &UseLookback,
         uses: &mut Uses,
     ) -> Result<(), LedgerError> {
         let args: Args =
@@ -216,7 +216,7 @@ impl Statements {
         &self,
         engine: &dyn Engine,
         provider: &str,
-        since: &Since,
+        since: &UseLookback,
         uses: &mut Uses,
     ) -> Result<(), LedgerError> {
         let mut until_ms = since.now_ms.saturating_add(YEAR_MS);
@@ -232,17 +232,17 @@ impl Statements {
     }
 }
 
-impl Since {
+impl UseLookback {
     fn new(now_ms: i64, lookback: Lookback, entries: u64) -> Self {
         // Instants are cut to milliseconds in one of the databases: one more, so that none falls out too early.
         let before = |within: Duration| {
             now_ms.saturating_sub(i64::try_from(millis_up(within)).unwrap_or(i64::MAX)).saturating_sub(1).max(0)
         };
-        let bucket_ms = millis_up(lookback.counted).div_ceil(entries).max(1);
+        let bucket_ms = millis_up(lookback.count_within).div_ceil(entries).max(1);
         Self {
             now_ms,
-            counted_ms: before(lookback.counted),
-            noticed_ms: before(lookback.noticed),
+            counted_ms: before(lookback.count_within),
+            noticed_ms: before(lookback.notice_within),
             bucket_ms: i64::try_from(bucket_ms).unwrap_or(i64::MAX),
         }
     }
@@ -257,16 +257,16 @@ fn bounds(provider: &str, from_ms: i64, until_ms: i64) -> Args {
     Arc::from([provider.into(), from_ms.into(), until_ms.into()])
 }
 
-fn add(uses: &mut Uses, rows: &[Row]) -> Result<(), LedgerError> {
+fn add(uses: &mut Uses, rows: &[SqlRow]) -> Result<(), LedgerError> {
     for row in rows {
         let cost = |of: &str| Ok::<_, LedgerError>(u32::try_from(row.opt_int(of)?.unwrap_or(0)).unwrap_or(u32::MAX));
-        let cost = ByKind { charges: cost("charges")?, lookups: cost("lookups")? };
+        let cost = CostByKind { charges: cost("charges")?, lookups: cost("lookups")? };
         add_to(uses, row.opt_ms("least_age_ms")?, cost);
     }
     Ok(())
 }
 
-fn add_to(uses: &mut Uses, age: Option<Duration>, cost: ByKind) {
+fn add_to(uses: &mut Uses, age: Option<Duration>, cost: CostByKind) {
     let sum = uses.entry(age).or_default();
     sum.charges = sum.charges.saturating_add(cost.charges);
     sum.lookups = sum.lookups.saturating_add(cost.lookups);

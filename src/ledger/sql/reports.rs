@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::dialect::Dialect;
 use super::engine::{Engine, Sql};
-use super::row::Row;
+use super::row::SqlRow;
 use crate::domain::job::JobId;
 use crate::ledger::{LedgerError, StateCount};
 
@@ -16,25 +16,25 @@ pub const LANES: &str = "WITH RECURSIVE lanes (provider) AS ( \
      SELECT (SELECT min(provider) FROM jobs WHERE jobs.provider > lanes.provider) FROM lanes \
      WHERE lanes.provider IS NOT NULL)";
 
-pub struct Statements {
+pub struct ReportStatements {
     counts: Sql,
     counts_of: Sql,
     ping: Sql,
     outcome: Sql,
 }
 
-impl Statements {
+impl ReportStatements {
     pub fn new(dialect: Dialect) -> Self {
         Self {
-            counts: dialect.sql("SELECT provider, state, count(*) AS jobs FROM jobs GROUP BY provider, state"),
-            counts_of: dialect.sql(&format!(
+            counts: dialect.render("SELECT provider, state, count(*) AS jobs FROM jobs GROUP BY provider, state"),
+            counts_of: dialect.render(&format!(
                 "{LANES} SELECT provider, $1 AS state, jobs FROM ( \
                      SELECT provider, (SELECT count(*) FROM jobs \
                          WHERE jobs.provider = lanes.provider AND jobs.state = $1) AS jobs \
                      FROM lanes WHERE provider IS NOT NULL) AS counted WHERE jobs > 0"
             )),
-            ping: dialect.sql("SELECT {version} AS version"),
-            outcome: dialect.sql("SELECT outcome FROM attempts WHERE job_id = $1 AND number = $2"),
+            ping: dialect.render("SELECT {version} AS version"),
+            outcome: dialect.render("SELECT outcome FROM attempts WHERE job_id = $1 AND number = $2"),
         }
     }
 
@@ -62,6 +62,6 @@ impl Statements {
     }
 }
 
-fn count(row: &Row) -> Result<StateCount, LedgerError> {
+fn count(row: &SqlRow) -> Result<StateCount, LedgerError> {
     Ok(StateCount { provider: row.text("provider")?, state: row.text("state")?, jobs: row.int("jobs")? })
 }

@@ -11,7 +11,7 @@ use crate::ledger::LedgerError;
 use crate::ledger::operator::UnreadableRow;
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum Cell {
+pub enum SqlValue {
     Null,
     Int(i64),
     Real(f64),
@@ -24,26 +24,26 @@ pub enum Cell {
 pub type Names = Arc<[String]>;
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct Row {
+pub struct SqlRow {
     names: Names,
-    cells: Vec<Cell>,
+    cells: Vec<SqlValue>,
 }
 
-impl Row {
+impl SqlRow {
     #[must_use]
-    pub fn new(names: Names, cells: Vec<Cell>) -> Self {
+    pub fn new(names: Names, cells: Vec<SqlValue>) -> Self {
         Self { names, cells }
     }
 
-    fn cell(&self, column: &str) -> Result<&Cell, LedgerError> {
+    fn cell(&self, column: &str) -> Result<&SqlValue, LedgerError> {
         let at = self.names.iter().position(|name| name == column);
         at.and_then(|at| self.cells.get(at)).ok_or_else(|| corrupt(column, "is missing"))
     }
 
     pub fn opt_int(&self, column: &str) -> Result<Option<i64>, LedgerError> {
         match self.cell(column)? {
-            Cell::Null => Ok(None),
-            Cell::Int(value) => Ok(Some(*value)),
+            SqlValue::Null => Ok(None),
+            SqlValue::Int(value) => Ok(Some(*value)),
             _ => Err(corrupt(column, "is no integer")),
         }
     }
@@ -58,8 +58,8 @@ impl Row {
 
     pub fn opt_real(&self, column: &str) -> Result<Option<f64>, LedgerError> {
         match self.cell(column)? {
-            Cell::Null => Ok(None),
-            Cell::Real(value) => Ok(Some(*value)),
+            SqlValue::Null => Ok(None),
+            SqlValue::Real(value) => Ok(Some(*value)),
             _ => Err(corrupt(column, "is no number")),
         }
     }
@@ -67,24 +67,24 @@ impl Row {
     /// SQLite says 0 and 1.
     pub fn bool(&self, column: &str) -> Result<bool, LedgerError> {
         match self.cell(column)? {
-            Cell::Bool(value) => Ok(*value),
-            Cell::Int(0) => Ok(false),
-            Cell::Int(1) => Ok(true),
+            SqlValue::Bool(value) => Ok(*value),
+            SqlValue::Int(0) => Ok(false),
+            SqlValue::Int(1) => Ok(true),
             _ => Err(corrupt(column, "is no boolean")),
         }
     }
 
     pub fn opt_bool(&self, column: &str) -> Result<Option<bool>, LedgerError> {
         match self.cell(column)? {
-            Cell::Null => Ok(None),
+            SqlValue::Null => Ok(None),
             _ => self.bool(column).map(Some),
         }
     }
 
     pub fn opt_text(&self, column: &str) -> Result<Option<String>, LedgerError> {
         match self.cell(column)? {
-            Cell::Null => Ok(None),
-            Cell::Text(value) => Ok(Some(value.clone())),
+            SqlValue::Null => Ok(None),
+            SqlValue::Text(value) => Ok(Some(value.clone())),
             _ => Err(corrupt(column, "is no text")),
         }
     }
@@ -96,15 +96,15 @@ impl Row {
     /// What the row is called in a message.
     fn name(&self, column: &str) -> String {
         match self.cell(column) {
-            Ok(Cell::Text(text)) => text.clone(),
-            Ok(Cell::Int(number)) => number.to_string(),
+            Ok(SqlValue::Text(text)) => text.clone(),
+            Ok(SqlValue::Int(number)) => number.to_string(),
             _ => "?".to_owned(),
         }
     }
 
     pub fn bytes(&self, column: &str) -> Result<Vec<u8>, LedgerError> {
         match self.cell(column)? {
-            Cell::Bytes(value) => Ok(value.clone()),
+            SqlValue::Bytes(value) => Ok(value.clone()),
             _ => Err(corrupt(column, "is no byte string")),
         }
     }
@@ -147,7 +147,7 @@ pub struct ReadRows<T> {
 }
 
 /// Reads each row by itself: one that cannot be read is named by its column `key`, and the others are read all the same.
-pub fn read_each<T>(rows: &[Row], key: &str, read: impl Fn(&Row) -> Result<T, LedgerError>) -> ReadRows<T> {
+pub fn read_each<T>(rows: &[SqlRow], key: &str, read: impl Fn(&SqlRow) -> Result<T, LedgerError>) -> ReadRows<T> {
     let mut all = ReadRows { rows: Vec::with_capacity(rows.len()), unreadable: Vec::new() };
     for row in rows {
         match read(row) {
@@ -160,10 +160,10 @@ pub fn read_each<T>(rows: &[Row], key: &str, read: impl Fn(&Row) -> Result<T, Le
 
 /// The same where nobody is told of what cannot be read but the log.
 pub fn read_or_log<T>(
-    rows: &[Row],
+    rows: &[SqlRow],
     table: &'static str,
     key: &str,
-    read: impl Fn(&Row) -> Result<T, LedgerError>,
+    read: impl Fn(&SqlRow) -> Result<T, LedgerError>,
 ) -> Vec<T> {
     let ReadRows { rows, unreadable } = read_each(rows, key, read);
     for UnreadableRow { id, problem } in unreadable {

@@ -8,20 +8,20 @@ use sqlx::postgres::PgConnection;
 use sqlx::{AssertSqlSafe, Row as _};
 
 use super::session::STATEMENT_MAX;
-use super::slots::Purpose;
+use super::slots::ConnectionPurpose;
 
 /// A row that another transaction holds must not hold up all the others of its group: they are written one by one then. And
 /// a plan that was made while a table was small would read all of it for ever: by index, whatever the statistics say, and
 /// planned once.
-const GROUPS: &str = "SET lock_timeout = '100ms'; SET enable_seqscan = off; SET enable_hashjoin = off; \
+const BATCH_SETTINGS: &str = "SET lock_timeout = '100ms'; SET enable_seqscan = off; SET enable_hashjoin = off; \
                       SET enable_mergejoin = off; SET plan_cache_mode = force_generic_plan";
-const OTHERS: &str = "SET lock_timeout = '5s'; RESET enable_seqscan; RESET enable_hashjoin; RESET enable_mergejoin; \
+const DEFAULT_SETTINGS: &str = "SET lock_timeout = '5s'; RESET enable_seqscan; RESET enable_hashjoin; RESET enable_mergejoin; \
                       RESET plan_cache_mode";
 const IDLE_MAX: &str = "5s";
 
 /// The server process behind a connection: its id, and when it was started.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Backend {
+pub struct ServerProcess {
     pid: i32,
     since: String,
 }
@@ -30,7 +30,7 @@ pub struct Backend {
 ///
 /// # Errors
 /// When a setting does not hold.
-pub async fn establish(connection: &mut PgConnection) -> Result<Backend, sqlx::Error> {
+pub async fn establish(connection: &mut PgConnection) -> Result<ServerProcess, sqlx::Error> {
     let statement_max = format!("{}s", STATEMENT_MAX.as_secs());
     // An outcome that was answered for must survive a crash of the server, whatever its default.
     let set = format!(
@@ -53,17 +53,17 @@ pub async fn establish(connection: &mut PgConnection) -> Result<Backend, sqlx::E
         }
     }
     let since: Option<String> = row.try_get(5)?;
-    Ok(Backend { pid: row.try_get(4)?, since: since.unwrap_or_default() })
+    Ok(ServerProcess { pid: row.try_get(4)?, since: since.unwrap_or_default() })
 }
 
 /// Sets a connection up for another purpose.
 ///
 /// # Errors
 /// Those of the server.
-pub async fn set_up(connection: &mut PgConnection, purpose: Purpose) -> Result<(), sqlx::Error> {
+pub async fn set_up(connection: &mut PgConnection, purpose: ConnectionPurpose) -> Result<(), sqlx::Error> {
     let set = match purpose {
-        Purpose::Groups => GROUPS,
-        Purpose::General | Purpose::Polls => OTHERS,
+        ConnectionPurpose::Batches => BATCH_SETTINGS,
+        ConnectionPurpose::General | ConnectionPurpose::Polls => DEFAULT_SETTINGS,
     };
     sqlx::raw_sql(set).execute(connection).await.map(drop)
 }
@@ -72,12 +72,12 @@ const POOLER: &str = "A pooler in front of PostgreSQL must be in session mode (P
                       database): docs/deploying.md, \"Connections\"";
 
 /// Whether two connections that are open at the same time have one server process.
-pub fn is_shared(one: &Backend, other: &Backend) -> bool {
+pub fn is_shared(one: &ServerProcess, other: &ServerProcess) -> bool {
     one == other
 }
 
 /// Why a database behind such a pooler is not used.
-pub fn shared_by_a_pooler() -> sqlx::Error {
+pub fn pooler_error() -> sqlx::Error {
     let text = format!(
         "database.url leads through a pooler in transaction or statement mode: it lends one server process to several \
          connections. {POOLER}"

@@ -13,34 +13,36 @@ pub const STATEMENT_MAX: Duration = Duration::from_secs(10);
 /// A server that is there has answered when a statement has had all its time and this. One that is not may never tell (its
 /// machine lost power, a box on the way has forgotten the connection), and the driver would wait for as long as the kernel
 /// does: a quarter of an hour, or for ever.
-const SILENCE_MAX: Duration = Duration::from_secs(5);
+const RESPONSE_GRACE: Duration = Duration::from_secs(5);
 /// How long a poll waits for its answer: what was polled is gone by for three seconds, so another one comes in time.
-pub const PROMPT_MAX: Duration = Duration::from_secs(1);
+pub const URGENT_MAX: Duration = Duration::from_secs(1);
 
 /// What the server answers to one statement, in bounded time.
 ///
 /// # Errors
 /// Those of the statement; one of I/O when the server says nothing.
-pub async fn answered<T>(statement: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, sqlx::Error> {
-    answered_within(STATEMENT_MAX, statement).await
+pub async fn with_statement_timeout<T>(
+    statement: impl Future<Output = Result<T, sqlx::Error>>,
+) -> Result<T, sqlx::Error> {
+    with_timeout_after(STATEMENT_MAX, statement).await
 }
 
 /// The same of a statement that may take so long.
 ///
 /// # Errors
 /// As [`answered`].
-pub async fn answered_within<T>(
+pub async fn with_timeout_after<T>(
     at_most: Duration,
     statement: impl Future<Output = Result<T, sqlx::Error>>,
 ) -> Result<T, sqlx::Error> {
-    spoken_within(at_most.saturating_add(SILENCE_MAX), statement).await
+    with_client_timeout(at_most.saturating_add(RESPONSE_GRACE), statement).await
 }
 
 /// What it says in this time.
 ///
 /// # Errors
 /// As [`answered`].
-pub async fn spoken_within<T>(
+pub async fn with_client_timeout<T>(
     at_most: Duration,
     statement: impl Future<Output = Result<T, sqlx::Error>>,
 ) -> Result<T, sqlx::Error> {

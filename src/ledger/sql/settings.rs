@@ -8,17 +8,17 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 use super::apply;
-use super::audit::{self, LEAD};
+use super::audit::{self, LEADING_STEPS};
 use super::dialect::Dialect;
 use super::engine::{Args, Engine, Sql, Step};
-use super::row::{Row, corrupt};
+use super::row::{SqlRow, corrupt};
 use crate::domain::limit::Rate;
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
-use crate::ledger::audited::AuditedChange;
-use crate::ledger::operator::By;
+use crate::ledger::operator::Actor;
 use crate::ledger::provider_row::{AccountRow, LimitRow, Object, ProviderRow};
-use crate::ledger::settings::{BadRow, Change, Hints, Settings, Snapshot, WrittenRate};
+use crate::ledger::settings::{InvalidRow, RawRate, Settings, SettingsChange, SettingsHints, SettingsSnapshot};
+use crate::ledger::settings_audit::AuditedChange;
 
 /// How often a read or an apply starts over because somebody changed settings meanwhile.
 const TRIES_MAX: u32 = 10;
@@ -37,33 +37,33 @@ pub struct SqlSettings {
     set_rate: Sql,
     set_paused: Sql,
     resume: Sql,
-    writes: apply::Statements,
-    audit: audit::Statements,
+    writes: apply::ApplyStatements,
+    audit: audit::AuditStatements,
 }
 
 /// A provider's rows with the version that stamped them; or why they cannot be read.
-type Stamped = (String, Result<(ProviderRow, i64), BadRow>);
+type Stamped = (String, Result<(ProviderRow, i64), InvalidRow>);
 
 impl SqlSettings {
     pub(in crate::ledger) fn new(engine: Arc<dyn Engine>) -> Self {
         let dialect: Dialect = engine.dialect();
         Self {
             engine,
-            version: dialect.sql("SELECT version FROM settings_version"),
-            raise: dialect.sql(match dialect {
+            version: dialect.render("SELECT version FROM settings_version"),
+            raise: dialect.render(match dialect {
                 Dialect::Postgres => "SELECT settings_raise_version($1, $2) AS version",
                 Dialect::Sqlite => "UPDATE settings_version SET version = $2 WHERE version = $1",
             }),
             audit_raise: match dialect {
                 // By a trigger: a worker may not write the audit.
                 Dialect::Postgres => None,
-                Dialect::Sqlite => Some(dialect.sql(
+                Dialect::Sqlite => Some(dialect.render(
                     "INSERT INTO settings_audit (who, program, table_name, row_key, old_row, new_row) \
                      VALUES ({who}, {program}, 'settings_version', 'version', {json:$1}, {json:$2})",
                 )),
             },
-            names: dialect.sql("SELECT name FROM providers ORDER BY name"),
-            providers: dialect.sql(
+            names: dialect.render("SELECT name FROM providers ORDER BY name"),
+            providers: dialect.render(
                 "SELECT name, kind, quota, enabled, paused, url, mode, slot_release, transit_jitter_ms, pacing, \
                      reserve_percent, store_down, share_of, timeout_ms, send_budget_ms, connection_max_age_ms, \
                      reuse_connections, workers, bucket_capacity, \
@@ -73,21 +73,24 @@ impl SqlSettings {
                      {ms:resumed_at} AS resumed_at, version \
                  FROM providers WHERE $1 IS NULL OR name = $1 ORDER BY name",
             ),
-            limits: dialect.sql(
+            limits: dialect.render(
                 "SELECT provider, name, algorithm, max_requests, window_ms, offset_ms, burst, scope, applies_to, \
                      shadow, enabled FROM provider_limits WHERE $1 IS NULL OR provider = $1 ORDER BY provider, name",
             ),
-            accounts: dialect.sql(
+            accounts: dialect.render(
                 "SELECT provider, account, limit_name, rule, max_requests, window_ms, burst FROM account_overrides \
                  WHERE $1 IS NULL OR provider = $1 ORDER BY provider, account, COALESCE(limit_name, '')",
             ),
-            rate: dialect.sql("SELECT max_requests, window_ms FROM provider_limits WHERE provider = $1 AND name = $2"),
-            set_rate: dialect
-                .sql("UPDATE provider_limits SET max_requests = $3, window_ms = $4 WHERE provider = $1 AND name = $2"),
-            set_paused: dialect.sql("UPDATE providers SET paused = $2 WHERE name = $1 RETURNING name"),
-            resume: dialect.sql("UPDATE providers SET paused = $2, resumed_at = {now} WHERE name = $1 RETURNING name"),
-            writes: apply::Statements::new(dialect),
-            audit: audit::Statements::new(dialect),
+            rate: dialect
+                .render("SELECT max_requests, window_ms FROM provider_limits WHERE provider = $1 AND name = $2"),
+            set_rate: dialect.render(
+                "UPDATE provider_limits SET max_requests = $3, window_ms = $4 WHERE provider = $1 AND name = $2",
+            ),
+            set_paused: dialect.render("UPDATE providers SET paused = $2 WHERE name = $1 RETURNING name"),
+            resume: dialect
+                .render("UPDATE providers SET paused = $2, resumed_at = {now} WHERE name = $1 RETURNING name"),
+            writes: apply::ApplyStatements::new(dialect),
+            audit: audit::AuditStatements::new(dialect),
         }
     }
 
@@ -104,14 +107,14 @@ impl SqlSettings {
             }
             before = after;
         }
-        Err(LedgerError::Away("settings change faster than they can be read".to_owned()))
+        Err(LedgerError::Unavailable("settings change faster than they can be read".to_owned()))
     }
 }
 
 #[async_trait]
 impl Settings for SqlSettings {
     async fn version(&self) -> Result<i64, LedgerError> {
-        let rows = self.engine.query_promptly(&self.version, Arc::from([])).await?;
+        let rows = self.engine.query_urgent(&self.version, Arc::from([])).await?;
         rows.first().ok_or_else(|| corrupt("settings_version", "has no row"))?.int("version")
     }
 
@@ -132,40 +135,43 @@ impl Settings for SqlSettings {
                 return Ok(raised);
             }
         }
-        Err(LedgerError::Away("settings change faster than their version can be raised".to_owned()))
+        Err(LedgerError::Unavailable("settings change faster than their version can be raised".to_owned()))
     }
 
-    async fn load(&self) -> Result<Snapshot, LedgerError> {
+    async fn load(&self) -> Result<SettingsSnapshot, LedgerError> {
         let (version, rows) = self.read(None).await?;
-        let meant = |(_, row): Stamped| row.and_then(|(row, version)| row.meant(version));
-        Ok(Snapshot { version, providers: rows.into_iter().map(meant).collect() })
+        let meant = |(_, row): Stamped| row.and_then(|(row, version)| row.validate(version));
+        Ok(SettingsSnapshot { version, providers: rows.into_iter().map(meant).collect() })
     }
 
-    async fn names(&self) -> Result<Vec<String>, LedgerError> {
+    async fn provider_names(&self) -> Result<Vec<String>, LedgerError> {
         let rows = self.engine.query(&self.names, Arc::from([])).await?;
         rows.iter().map(|row| row.text("name")).collect()
     }
 
-    async fn written(&self, provider: Option<&ProviderName>) -> Result<Vec<Result<ProviderRow, BadRow>>, LedgerError> {
+    async fn raw_rows(
+        &self,
+        provider: Option<&ProviderName>,
+    ) -> Result<Vec<Result<ProviderRow, InvalidRow>>, LedgerError> {
         let (_, rows) = self.read(provider).await?;
         Ok(rows.into_iter().map(|(_, row)| row.map(|(row, _)| row)).collect())
     }
 
-    async fn apply(&self, rows: &[ProviderRow], dry_run: bool) -> Result<Vec<Change>, LedgerError> {
-        self.make(rows, dry_run, None).await
+    async fn apply(&self, rows: &[ProviderRow], dry_run: bool) -> Result<Vec<SettingsChange>, LedgerError> {
+        self.apply_rows(rows, dry_run, None).await
     }
 
-    async fn apply_by(&self, rows: &[ProviderRow], by: &By) -> Result<Vec<Change>, LedgerError> {
-        self.make(rows, false, Some(by)).await
+    async fn apply_as(&self, rows: &[ProviderRow], by: &Actor) -> Result<Vec<SettingsChange>, LedgerError> {
+        self.apply_rows(rows, false, Some(by)).await
     }
 
-    async fn set_rate_by(
+    async fn set_rate_as(
         &self,
         provider: &ProviderName,
         limit: &str,
         rate: Rate,
-        by: Option<&By>,
-    ) -> Result<Option<WrittenRate>, LedgerError> {
+        by: Option<&Actor>,
+    ) -> Result<Option<RawRate>, LedgerError> {
         let key = [provider.as_str().into(), limit.into()];
         let [name, limit] = key.clone();
         let steps = vec![
@@ -179,10 +185,15 @@ impl Settings for SqlSettings {
         let Some(rows) = self.atomically(steps, by).await? else { return Ok(None) };
         let row = rows.iter().flatten().next().ok_or_else(|| corrupt("max_requests", "is missing"))?;
         // The row is changed by now: what it was is told as it stood there.
-        Ok(Some(WrittenRate { max_requests: row.int("max_requests")?, window_ms: row.int("window_ms")? }))
+        Ok(Some(RawRate { max_requests: row.int("max_requests")?, window_ms: row.int("window_ms")? }))
     }
 
-    async fn set_paused_by(&self, provider: &ProviderName, paused: bool, by: Option<&By>) -> Result<bool, LedgerError> {
+    async fn set_paused_as(
+        &self,
+        provider: &ProviderName,
+        paused: bool,
+        by: Option<&Actor>,
+    ) -> Result<bool, LedgerError> {
         let args: Args = Arc::from([provider.as_str().into(), paused.into()]);
         let sql = if paused { &self.set_paused } else { &self.resume };
         let steps = vec![Step { sql: sql.clone(), args, must_affect: true }];
@@ -193,20 +204,25 @@ impl Settings for SqlSettings {
         self.audit.read(&*self.engine, provider, at_most).await
     }
 
-    fn hints(&self) -> Box<dyn Hints> {
+    fn hints(&self) -> Box<dyn SettingsHints> {
         self.engine.hints()
     }
 }
 
 impl SqlSettings {
     /// Runs the steps in one transaction, under a name if there is one; returns the rows of each.
-    async fn atomically(&self, steps: Vec<Step>, by: Option<&By>) -> Result<Option<Vec<Vec<Row>>>, LedgerError> {
+    async fn atomically(&self, steps: Vec<Step>, by: Option<&Actor>) -> Result<Option<Vec<Vec<SqlRow>>>, LedgerError> {
         let Some(by) = by else { return self.engine.atomically(steps).await };
-        let rows = self.engine.atomically(self.audit.by(by, steps)).await?;
-        Ok(rows.map(|rows| rows.into_iter().skip(LEAD).collect()))
+        let rows = self.engine.atomically(self.audit.with_actor(by, steps)).await?;
+        Ok(rows.map(|rows| rows.into_iter().skip(LEADING_STEPS).collect()))
     }
 
-    async fn make(&self, rows: &[ProviderRow], dry_run: bool, by: Option<&By>) -> Result<Vec<Change>, LedgerError> {
+    async fn apply_rows(
+        &self,
+        rows: &[ProviderRow],
+        dry_run: bool,
+        by: Option<&Actor>,
+    ) -> Result<Vec<SettingsChange>, LedgerError> {
         apply::check(rows)?;
         for _ in 0..TRIES_MAX {
             let (version, present) = self.read(None).await?;
@@ -216,7 +232,8 @@ impl SqlSettings {
                 .filter(|(name, _)| named(name))
                 .map(|(_, row)| readable(row))
                 .collect::<Result<_, _>>()?;
-            let over = |row: &ProviderRow| row.over(present.iter().find(|there| there.name == row.name));
+            let over =
+                |row: &ProviderRow| row.keep_unmentioned_pause(present.iter().find(|there| there.name == row.name));
             let wanted: Vec<ProviderRow> = rows.iter().map(over).collect();
             let (changes, mut writes) = self.writes.difference(&present, &wanted);
             if dry_run || changes.is_empty() {
@@ -227,20 +244,20 @@ impl SqlSettings {
                 return Ok(changes);
             }
         }
-        Err(LedgerError::Away("settings change faster than they can be applied".to_owned()))
+        Err(LedgerError::Unavailable("settings change faster than they can be applied".to_owned()))
     }
 }
 
-fn assemble(providers: &[Row], limits: &[Row], accounts: &[Row]) -> Result<Vec<Stamped>, LedgerError> {
-    let mut limits_of: BTreeMap<String, Vec<&Row>> = BTreeMap::new();
+fn assemble(providers: &[SqlRow], limits: &[SqlRow], accounts: &[SqlRow]) -> Result<Vec<Stamped>, LedgerError> {
+    let mut limits_of: BTreeMap<String, Vec<&SqlRow>> = BTreeMap::new();
     for row in limits {
         limits_of.entry(row.text("provider")?).or_default().push(row);
     }
-    let mut accounts_of: BTreeMap<String, Vec<&Row>> = BTreeMap::new();
+    let mut accounts_of: BTreeMap<String, Vec<&SqlRow>> = BTreeMap::new();
     for row in accounts {
         accounts_of.entry(row.text("provider")?).or_default().push(row);
     }
-    let stamped = |row: &Row| {
+    let stamped = |row: &SqlRow| {
         let name = row.text("name")?;
         let limits = limits_of.get(&name).map_or(&[][..], Vec::as_slice);
         let accounts = accounts_of.get(&name).map_or(&[][..], Vec::as_slice);
@@ -251,9 +268,9 @@ fn assemble(providers: &[Row], limits: &[Row], accounts: &[Row]) -> Result<Vec<S
 }
 
 /// What such a row says in plain columns holds: it closes the quota that it counts on, and a pause is a pause.
-fn unreadable(row: &Row, name: &str, error: &LedgerError) -> BadRow {
+fn unreadable(row: &SqlRow, name: &str, error: &LedgerError) -> InvalidRow {
     let quota = row.opt_text("quota").ok().flatten();
-    BadRow {
+    InvalidRow {
         provider: name.to_owned(),
         quota: quota.unwrap_or_else(|| name.to_owned()),
         enabled: row.bool("enabled").unwrap_or(true),
@@ -265,19 +282,19 @@ fn unreadable(row: &Row, name: &str, error: &LedgerError) -> BadRow {
     }
 }
 
-fn readable(row: Result<(ProviderRow, i64), BadRow>) -> Result<ProviderRow, LedgerError> {
+fn readable(row: Result<(ProviderRow, i64), InvalidRow>) -> Result<ProviderRow, LedgerError> {
     row.map(|(row, _)| row)
         .map_err(|bad| LedgerError::Corrupt(format!("provider `{}`: {}", bad.provider, bad.problems.join("; "))))
 }
 
-fn provider_row(row: &Row, limits: &[&Row], accounts: &[&Row]) -> Result<(ProviderRow, i64), LedgerError> {
+fn provider_row(row: &SqlRow, limits: &[&SqlRow], accounts: &[&SqlRow]) -> Result<(ProviderRow, i64), LedgerError> {
     let provider = ProviderRow {
         name: row.text("name")?,
         kind: row.text("kind")?,
         quota: row.opt_text("quota")?,
         enabled: row.bool("enabled")?,
         paused: row.bool("paused")?,
-        pause_unsaid: false,
+        pause_unmentioned: false,
         url: row.text("url")?,
         mode: row.text("mode")?,
         slot_release: row.text("slot_release")?,
@@ -311,7 +328,7 @@ fn provider_row(row: &Row, limits: &[&Row], accounts: &[&Row]) -> Result<(Provid
     Ok((provider, row.int("version")?))
 }
 
-fn limit_row(row: &Row) -> Result<LimitRow, LedgerError> {
+fn limit_row(row: &SqlRow) -> Result<LimitRow, LedgerError> {
     Ok(LimitRow {
         name: row.text("name")?,
         algorithm: row.text("algorithm")?,
@@ -326,7 +343,7 @@ fn limit_row(row: &Row) -> Result<LimitRow, LedgerError> {
     })
 }
 
-fn account_row(row: &Row) -> Result<AccountRow, LedgerError> {
+fn account_row(row: &SqlRow) -> Result<AccountRow, LedgerError> {
     Ok(AccountRow {
         account: row.text("account")?,
         limit_name: row.opt_text("limit_name")?,
@@ -337,11 +354,11 @@ fn account_row(row: &Row) -> Result<AccountRow, LedgerError> {
     })
 }
 
-fn object(row: &Row, column: &str) -> Result<Option<Object>, LedgerError> {
+fn object(row: &SqlRow, column: &str) -> Result<Option<Object>, LedgerError> {
     let read = |text: String| serde_json::from_str(&text).map_err(|_| corrupt(column, "is no JSON object"));
     row.opt_text(column)?.map(read).transpose()
 }
 
-fn list(row: &Row, column: &str) -> Result<Vec<serde_json::Value>, LedgerError> {
+fn list(row: &SqlRow, column: &str) -> Result<Vec<serde_json::Value>, LedgerError> {
     serde_json::from_str(&row.text(column)?).map_err(|_| corrupt(column, "is no JSON array"))
 }

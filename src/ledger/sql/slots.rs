@@ -8,10 +8,10 @@ use std::collections::VecDeque;
 
 /// What a connection is used for; each purpose has settings of its own on the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
+pub enum ConnectionPurpose {
     General,
     /// Writes that are committed together.
-    Groups,
+    Batches,
     /// What is polled each second: without it nothing is granted.
     Polls,
 }
@@ -21,35 +21,35 @@ const CONNECTS_MAX: u32 = 4;
 
 /// How many connections each purpose may use, and how many there may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shares {
+pub struct PurposeShares {
     pub general: u32,
-    pub groups: u32,
+    pub batches: u32,
     pub polls: u32,
     pub total: u32,
 }
 
-impl Shares {
+impl PurposeShares {
     /// Half for groups, one for polls, the rest for everything else.
-    pub fn of(max_connections: u32) -> Self {
+    pub fn split(max_connections: u32) -> Self {
         let total = max_connections.max(1);
-        let groups = (total / 2).max(1);
-        Self { general: total.saturating_sub(groups + 1).max(1), groups, polls: 1, total }
+        let batches = (total / 2).max(1);
+        Self { general: total.saturating_sub(batches + 1).max(1), batches, polls: 1, total }
     }
 
-    fn get(&self, purpose: Purpose) -> u32 {
+    fn get(&self, purpose: ConnectionPurpose) -> u32 {
         match purpose {
-            Purpose::General => self.general,
-            Purpose::Groups => self.groups,
-            Purpose::Polls => self.polls,
+            ConnectionPurpose::General => self.general,
+            ConnectionPurpose::Batches => self.batches,
+            ConnectionPurpose::Polls => self.polls,
         }
     }
 }
 
 /// The pool's connections `C` that are idle, and those who wait `W`.
-pub struct Slots<C, W> {
-    shares: Shares,
-    idle: Vec<(Purpose, C)>,
-    waiting: VecDeque<(Purpose, W)>,
+pub struct PoolSlots<C, W> {
+    shares: PurposeShares,
+    idle: Vec<(ConnectionPurpose, C)>,
+    waiting: VecDeque<(ConnectionPurpose, W)>,
     used: [u32; 3],
     /// Connects under way, with the pauses after those that failed.
     connecting: u32,
@@ -58,15 +58,15 @@ pub struct Slots<C, W> {
 }
 
 /// What follows from a change.
-pub struct Served<C, W> {
+pub struct SlotAssignments<C, W> {
     /// Each waiter with its purpose, its connection and the purpose that the connection was last set up for.
-    pub lent: Vec<(W, Purpose, C, Purpose)>,
+    pub assigned: Vec<(W, ConnectionPurpose, C, ConnectionPurpose)>,
     /// Purposes for which a connect begins now.
-    pub connects: Vec<Purpose>,
+    pub connects: Vec<ConnectionPurpose>,
 }
 
-impl<C, W> Slots<C, W> {
-    pub fn new(shares: Shares) -> Self {
+impl<C, W> PoolSlots<C, W> {
+    pub fn new(shares: PurposeShares) -> Self {
         Self { shares, idle: Vec::new(), waiting: VecDeque::new(), used: [0; 3], connecting: 0, is_refused: false }
     }
 
@@ -79,12 +79,12 @@ impl<C, W> Slots<C, W> {
         self.shares.total
     }
 
-    pub fn wait(&mut self, purpose: Purpose, waiter: W) {
+    pub fn wait(&mut self, purpose: ConnectionPurpose, waiter: W) {
         self.waiting.push_back((purpose, waiter));
     }
 
     /// Forgets the waiters of whom this is true.
-    pub fn forget(&mut self, is_gone: impl Fn(&W) -> bool) {
+    pub fn remove_waiters(&mut self, is_gone: impl Fn(&W) -> bool) {
         self.waiting.retain(|(_, waiter)| !is_gone(waiter));
     }
 
@@ -93,7 +93,7 @@ impl<C, W> Slots<C, W> {
     }
 
     /// A connect has succeeded.
-    pub fn connected(&mut self, purpose: Purpose, connection: C) {
+    pub fn connected(&mut self, purpose: ConnectionPurpose, connection: C) {
         self.connecting = self.connecting.saturating_sub(1);
         self.idle.push((purpose, connection));
     }
@@ -104,7 +104,7 @@ impl<C, W> Slots<C, W> {
     }
 
     /// An idle connection, and the purpose that it is set up for.
-    pub fn put(&mut self, set_up_for: Purpose, connection: C) {
+    pub fn put(&mut self, set_up_for: ConnectionPurpose, connection: C) {
         self.idle.push((set_up_for, connection));
     }
 
@@ -114,7 +114,7 @@ impl<C, W> Slots<C, W> {
     }
 
     /// A connection that was lent for `purpose` is no longer in use.
-    pub fn closed(&mut self, purpose: Purpose) {
+    pub fn closed(&mut self, purpose: ConnectionPurpose) {
         let used = &mut self.used[purpose as usize];
         *used = used.saturating_sub(1);
     }
@@ -123,15 +123,15 @@ impl<C, W> Slots<C, W> {
     pub fn prune(&mut self, is_over: impl Fn(&C) -> bool) -> Vec<C> {
         let (over, kept) = std::mem::take(&mut self.idle).into_iter().partition(|(_, connection)| is_over(connection));
         self.idle = kept;
-        let over: Vec<(Purpose, C)> = over;
+        let over: Vec<(ConnectionPurpose, C)> = over;
         over.into_iter().map(|(_, connection)| connection).collect()
     }
 
     /// Lends what is idle, and says for whom to connect.
-    pub fn serve(&mut self) -> Served<C, W> {
-        let mut served = Served { lent: Vec::new(), connects: Vec::new() };
+    pub fn assign(&mut self) -> SlotAssignments<C, W> {
+        let mut served = SlotAssignments { assigned: Vec::new(), connects: Vec::new() };
         let mut wanted = Vec::new();
-        let polls_first = |(purpose, _): &(Purpose, W)| *purpose != Purpose::Polls;
+        let polls_first = |(purpose, _): &(ConnectionPurpose, W)| *purpose != ConnectionPurpose::Polls;
         self.waiting.make_contiguous().sort_by_key(polls_first);
         let mut left = VecDeque::new();
         while let Some((purpose, waiter)) = self.waiting.pop_front() {
@@ -143,7 +143,7 @@ impl<C, W> Slots<C, W> {
                 Some(at) => {
                     let (set_up_for, connection) = self.idle.swap_remove(at);
                     self.used[purpose as usize] += 1;
-                    served.lent.push((waiter, purpose, connection, set_up_for));
+                    served.assigned.push((waiter, purpose, connection, set_up_for));
                 }
                 None => {
                     if may_have_more && (may_grow || self.is_refused) {
@@ -164,41 +164,41 @@ impl<C, W> Slots<C, W> {
     }
 
     /// One that is set up for the purpose; another one only where no further connection can be had.
-    fn idle_for(&self, purpose: Purpose, may_grow: bool) -> Option<usize> {
+    fn idle_for(&self, purpose: ConnectionPurpose, may_grow: bool) -> Option<usize> {
         let own = self.idle.iter().rposition(|(set_up_for, _)| *set_up_for == purpose);
         own.or_else(|| self.idle.len().checked_sub(1).filter(|_| !may_grow))
     }
 
     /// While the server refuses more, one connection is left for the other purposes.
-    fn share_now(&self, purpose: Purpose) -> u32 {
+    fn share_now(&self, purpose: ConnectionPurpose) -> u32 {
         let share = self.shares.get(purpose);
         if self.is_refused { share.min(self.open().saturating_sub(1).max(1)) } else { share }
     }
 }
 
-fn count(wanted: &[Purpose], is_counted: impl Fn(Purpose) -> bool) -> u32 {
+fn count(wanted: &[ConnectionPurpose], is_counted: impl Fn(ConnectionPurpose) -> bool) -> u32 {
     u32::try_from(wanted.iter().filter(|purpose| is_counted(**purpose)).count()).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Purpose::{General, Groups, Polls};
+    use super::ConnectionPurpose::{Batches, General, Polls};
     use super::*;
 
-    type Numbered = Slots<u32, char>;
+    type Numbered = PoolSlots<u32, char>;
 
     /// The waiters that were served, in order, each with its connection.
     fn lent(slots: &mut Numbered) -> Vec<(char, u32)> {
-        slots.serve().lent.into_iter().map(|(waiter, _, connection, _)| (waiter, connection)).collect()
+        slots.assign().assigned.into_iter().map(|(waiter, _, connection, _)| (waiter, connection)).collect()
     }
 
-    fn back(slots: &mut Numbered, purpose: Purpose, connection: u32) {
+    fn back(slots: &mut Numbered, purpose: ConnectionPurpose, connection: u32) {
         slots.closed(purpose);
         slots.put(purpose, connection);
     }
 
     /// A pool that opened these connections and was refused the next.
-    fn refused_after(shares: Shares, opened: &[Purpose]) -> Numbered {
+    fn refused_after(shares: PurposeShares, opened: &[ConnectionPurpose]) -> Numbered {
         let mut slots = Numbered::new(shares);
         for (number, purpose) in (1..).zip(opened) {
             slots.connected(*purpose, number);
@@ -208,37 +208,37 @@ mod tests {
     }
 
     #[test]
-    fn shares_add_up_to_the_configured_number() {
+    fn pool_shares_sum_to_the_configured_total() {
         for (max, general, groups) in [(16, 7, 8), (4, 1, 2), (3, 1, 1), (2, 1, 1), (1, 1, 1), (0, 1, 1)] {
-            let shares = Shares::of(max);
-            assert_eq!((shares.general, shares.groups, shares.total), (general, groups, max.max(1)), "{max}");
+            let shares = PurposeShares::split(max);
+            assert_eq!((shares.general, shares.batches, shares.total), (general, groups, max.max(1)), "{max}");
         }
     }
 
     #[test]
-    fn a_purpose_gets_its_share_while_the_server_allows_it() {
-        let mut slots = Numbered::new(Shares::of(4));
+    fn each_purpose_gets_its_share() {
+        let mut slots = Numbered::new(PurposeShares::split(4));
         for waiter in ['a', 'b', 'c'] {
             slots.wait(General, waiter);
         }
         slots.wait(Polls, 'p');
-        assert_eq!(slots.serve().connects, [Polls, General], "polls first, and one for the rest");
+        assert_eq!(slots.assign().connects, [Polls, General], "polls first, and one for the rest");
         slots.connected(General, 1);
         slots.connected(Polls, 2);
         assert_eq!(lent(&mut slots), [('p', 2), ('a', 1)]);
-        assert_eq!(slots.serve().connects, [], "the others wait for the one");
+        assert_eq!(slots.assign().connects, [], "the others wait for the one");
         back(&mut slots, General, 1);
         assert_eq!(lent(&mut slots), [('b', 1)]);
     }
 
     #[test]
-    fn a_refused_pool_lends_any_connection_and_polls_come_first() {
-        let mut slots = refused_after(Shares::of(16), &[Groups, Groups, General, General]);
+    fn refused_pool_serves_polls_first() {
+        let mut slots = refused_after(PurposeShares::split(16), &[Batches, Batches, General, General]);
         for waiter in ['a', 'b', 'c', 'd'] {
             slots.wait(General, waiter);
         }
         assert_eq!(lent(&mut slots), [('a', 4), ('b', 3), ('c', 2)], "one is left for others");
-        slots.wait(Groups, 'g');
+        slots.wait(Batches, 'g');
         slots.wait(Polls, 'p');
         assert_eq!(lent(&mut slots), [('p', 1)]);
         back(&mut slots, General, 2);
@@ -248,28 +248,30 @@ mod tests {
     }
 
     #[test]
-    fn a_single_connection_serves_everybody_in_turn() {
-        for mut slots in [refused_after(Shares::of(16), &[General]), refused_after(Shares::of(1), &[General])] {
-            slots.wait(Groups, 'g');
+    fn single_connection_is_shared_in_turn() {
+        for mut slots in
+            [refused_after(PurposeShares::split(16), &[General]), refused_after(PurposeShares::split(1), &[General])]
+        {
+            slots.wait(Batches, 'g');
             slots.wait(General, 'a');
             slots.wait(Polls, 'p');
             assert_eq!(lent(&mut slots), [('p', 1)]);
             back(&mut slots, Polls, 1);
             assert_eq!(lent(&mut slots), [('g', 1)]);
-            back(&mut slots, Groups, 1);
+            back(&mut slots, Batches, 1);
             assert_eq!(lent(&mut slots), [('a', 1)]);
         }
     }
 
     #[test]
-    fn a_refused_pool_tries_one_connect_at_a_time() {
-        let mut slots = refused_after(Shares::of(16), &[]);
+    fn refused_pool_connects_one_at_a_time() {
+        let mut slots = refused_after(PurposeShares::split(16), &[]);
         slots.wait(General, 'a');
-        slots.wait(Groups, 'g');
-        assert_eq!(slots.serve().connects, [General]);
-        assert_eq!(slots.serve().connects, []);
+        slots.wait(Batches, 'g');
+        assert_eq!(slots.assign().connects, [General]);
+        assert_eq!(slots.assign().connects, []);
         slots.may_connect_again();
-        assert_eq!(slots.serve().connects.len(), 1);
+        assert_eq!(slots.assign().connects.len(), 1);
         slots.connected(General, 1);
         assert_eq!(lent(&mut slots), [('a', 1)]);
     }

@@ -20,10 +20,10 @@ use sqlx::sqlite::{
 };
 use sqlx::{AssertSqlSafe, Column, ConnectOptions, Connection, Either, Executor, Row as _, Sqlite, TypeInfo, ValueRef};
 
-use super::dialect::{Chain, Dialect};
-use super::engine::{Args, Engine, Group, Sql, Step, Value, to_the_end};
-use super::meaning::away_or_corrupt;
-use super::row::{Cell, Names, Row};
+use super::dialect::{Dialect, JobWrite};
+use super::engine::{Args, Batch, Engine, Sql, Step, Value, run_to_completion};
+use super::error::unavailable_or_corrupt;
+use super::row::{Names, SqlRow, SqlValue};
 use crate::ledger::LedgerError;
 
 /// How long a statement waits for its turn on the one connection. Longer than PostgreSQL's, because a queue here is
@@ -31,7 +31,7 @@ use crate::ledger::LedgerError;
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long a statement waits for another process's write. Commands are short; only a migration holds on longer.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
-const OPEN_AGAIN_AFTER: Duration = Duration::from_millis(20);
+const REOPEN_PAUSE: Duration = Duration::from_millis(20);
 const SQLITE_BUSY: i64 = 5;
 const SQLITE_READONLY: i64 = 8;
 const SQLITE_CORRUPT: i64 = 11;
@@ -119,48 +119,48 @@ impl Engine for SqliteEngine {
         Dialect::Sqlite
     }
 
-    async fn query(&self, sql: &Sql, args: Args) -> Result<Vec<Row>, LedgerError> {
+    async fn query(&self, sql: &Sql, args: Args) -> Result<Vec<SqlRow>, LedgerError> {
         let step = Step { sql: sql.clone(), args, must_affect: false };
         let pool = self.pool.clone();
         let work = async move {
             let mut connection = acquire(&pool).await?;
             run(&mut connection, &step).await.map(|(rows, _)| rows)
         };
-        to_the_end(async move { work.await.map_err(|error| meaning(&error)) }).await
+        run_to_completion(async move { work.await.map_err(|error| from_sqlite(&error)) }).await
     }
 
-    async fn atomically(&self, steps: Vec<Step>) -> Result<Option<Vec<Vec<Row>>>, LedgerError> {
+    async fn atomically(&self, steps: Vec<Step>) -> Result<Option<Vec<Vec<SqlRow>>>, LedgerError> {
         let pool = self.pool.clone();
-        to_the_end(async move { transaction(&pool, &steps).await.map_err(|error| meaning(&error)) }).await
+        run_to_completion(async move { transaction(&pool, &steps).await.map_err(|error| from_sqlite(&error)) }).await
     }
 
     /// One statement after the other: what costs is the file's sync, and there is one for all.
-    async fn group(&self, chain: &Chain, units: Vec<Args>) -> Result<Group, LedgerError> {
+    async fn execute_batch(&self, chain: &JobWrite, units: Vec<Args>) -> Result<Batch, LedgerError> {
         let pool = self.pool.clone();
         let units: Vec<Vec<Step>> = units.iter().map(|args| chain.steps(args)).collect();
-        to_the_end(async move { together(&pool, &units).await.map_err(|error| meaning(&error)) }).await
+        run_to_completion(async move { execute_all(&pool, &units).await.map_err(|error| from_sqlite(&error)) }).await
     }
 }
 
-async fn together(pool: &SqlitePool, units: &[Vec<Step>]) -> Result<Group, sqlx::Error> {
+async fn execute_all(pool: &SqlitePool, units: &[Vec<Step>]) -> Result<Batch, sqlx::Error> {
     let mut connection = acquire(pool).await?;
     let mut transaction = connection.begin_with("BEGIN IMMEDIATE").await?;
     let mut rows = Vec::with_capacity(units.len());
     for steps in units {
-        match unit(&mut transaction, steps).await {
+        match execute_steps(&mut transaction, steps).await {
             Ok(row) => rows.push(row),
             Err(error) => {
                 transaction.rollback().await?;
-                return Ok(Group::Undone(meaning(&error)));
+                return Ok(Batch::RolledBack(from_sqlite(&error)));
             }
         }
     }
     transaction.commit().await?;
-    Ok(Group::Committed(rows))
+    Ok(Batch::Committed(rows))
 }
 
 /// The first statement decides; where it finds nothing, nothing was written that would have to be undone.
-async fn unit(connection: &mut SqliteConnection, steps: &[Step]) -> Result<Option<Row>, sqlx::Error> {
+async fn execute_steps(connection: &mut SqliteConnection, steps: &[Step]) -> Result<Option<SqlRow>, sqlx::Error> {
     let mut first = None;
     for step in steps {
         let (rows, affected) = run(connection, step).await?;
@@ -176,19 +176,19 @@ async fn unit(connection: &mut SqliteConnection, steps: &[Step]) -> Result<Optio
 /// as busy without asking the busy handler (<https://www.sqlite.org/wal.html#activating_and_configuring_wal_mode>), so
 /// opening is tried again here.
 pub async fn acquire(pool: &SqlitePool) -> Result<PoolConnection<Sqlite>, sqlx::Error> {
-    let mut tries_left = BUSY_TIMEOUT.as_millis() / OPEN_AGAIN_AFTER.as_millis();
+    let mut tries_left = BUSY_TIMEOUT.as_millis() / REOPEN_PAUSE.as_millis();
     loop {
         match pool.acquire().await {
             Err(error) if tries_left > 0 && primary_code(&error) == Some(SQLITE_BUSY) => {
                 tries_left -= 1;
-                tokio::time::sleep(OPEN_AGAIN_AFTER).await;
+                tokio::time::sleep(REOPEN_PAUSE).await;
             }
             result => return result,
         }
     }
 }
 
-async fn transaction(pool: &SqlitePool, steps: &[Step]) -> Result<Option<Vec<Vec<Row>>>, sqlx::Error> {
+async fn transaction(pool: &SqlitePool, steps: &[Step]) -> Result<Option<Vec<Vec<SqlRow>>>, sqlx::Error> {
     // IMMEDIATE: a transaction that reads first and writes later cannot wait for the write lock, it fails.
     let mut connection = acquire(pool).await?;
     let mut transaction = connection.begin_with("BEGIN IMMEDIATE").await?;
@@ -206,7 +206,7 @@ async fn transaction(pool: &SqlitePool, steps: &[Step]) -> Result<Option<Vec<Vec
 }
 
 /// Rows, and whether any row was returned or changed.
-async fn run(connection: &mut SqliteConnection, step: &Step) -> Result<(Vec<Row>, bool), sqlx::Error> {
+async fn run(connection: &mut SqliteConnection, step: &Step) -> Result<(Vec<SqlRow>, bool), sqlx::Error> {
     let mut query = sqlx::query(AssertSqlSafe(step.sql.clone()));
     for value in &*step.args {
         query = bind(query, value);
@@ -233,39 +233,39 @@ fn bind<'q>(query: Query<'q, Sqlite, SqliteArguments>, value: &Value) -> Query<'
     }
 }
 
-fn read(row: &SqliteRow, names: &mut Option<Names>) -> Result<Row, sqlx::Error> {
+fn read(row: &SqliteRow, names: &mut Option<Names>) -> Result<SqlRow, sqlx::Error> {
     let columns = || row.columns().iter().map(|column| column.name().to_owned()).collect();
     let names = names.get_or_insert_with(columns).clone();
     let cells = (0..row.len()).map(|at| cell(row, at)).collect::<Result<_, _>>()?;
-    Ok(Row::new(names, cells))
+    Ok(SqlRow::new(names, cells))
 }
 
 /// By the stored value's own type, because the columns of an expression have none.
-fn cell(row: &SqliteRow, at: usize) -> Result<Cell, sqlx::Error> {
+fn cell(row: &SqliteRow, at: usize) -> Result<SqlValue, sqlx::Error> {
     let raw = row.try_get_raw(at)?;
     // A NULL says the column's declared type.
     if raw.is_null() {
-        return Ok(Cell::Null);
+        return Ok(SqlValue::Null);
     }
     let kind = raw.type_info().name().to_owned();
     Ok(match kind.as_str() {
-        "REAL" => Cell::Real(row.try_get_unchecked(at)?),
-        "TEXT" => Cell::Text(row.try_get_unchecked(at)?),
-        "BLOB" => Cell::Bytes(row.try_get_unchecked(at)?),
-        _ => Cell::Int(row.try_get_unchecked(at)?),
+        "REAL" => SqlValue::Real(row.try_get_unchecked(at)?),
+        "TEXT" => SqlValue::Text(row.try_get_unchecked(at)?),
+        "BLOB" => SqlValue::Bytes(row.try_get_unchecked(at)?),
+        _ => SqlValue::Int(row.try_get_unchecked(at)?),
     })
 }
 
 /// What an error means for the ledger's callers, by SQLite's primary result code (<https://www.sqlite.org/rescode.html>).
-pub fn meaning(error: &sqlx::Error) -> LedgerError {
+pub fn from_sqlite(error: &sqlx::Error) -> LedgerError {
     let (Some(database), Some(code)) = (error.as_database_error(), primary_code(error)) else {
-        return away_or_corrupt(error);
+        return unavailable_or_corrupt(error);
     };
     let message = database.message();
     let text = format!("{message} (SQLite {code})");
     match code {
         // BUSY, LOCKED, NOMEM, INTERRUPT, IOERR, FULL, PROTOCOL
-        SQLITE_BUSY | 6 | 7 | 9 | 10 | 13 | 15 => LedgerError::Away(text),
+        SQLITE_BUSY | 6 | 7 | 9 | 10 | 13 | 15 => LedgerError::Unavailable(text),
         SQLITE_READONLY => LedgerError::Refused(format!("{text}: {READONLY}")),
         SQLITE_CORRUPT => LedgerError::Refused(format!("{text}: {CORRUPT}")),
         SQLITE_CANTOPEN => LedgerError::Refused(format!("{text}: {CANTOPEN}")),

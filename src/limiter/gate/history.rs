@@ -13,35 +13,35 @@ use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, pending};
 use tokio::time::Instant;
 
-use super::GateParts;
-use super::line::Of;
-use crate::domain::decision::{BATCH_MAX, History, Reply, Seeds, Subject, SubjectHistory};
+use super::GateContext;
+use super::wait_queue::CountingScope;
 use crate::domain::limit::Scope;
-use crate::domain::quota_spec::{QuotaSpec, SubjectsAsked};
+use crate::domain::permit_protocol::{BATCH_MAX, CounterSeeds, LimiterReply, Subject, SubjectHistory, UsageHistory};
+use crate::domain::quota_spec::{QuotaSpec, SubjectQuery};
 use crate::domain::time::Micros;
-use crate::limiter::{RecentAttempts, UsesOf};
+use crate::limiter::{RecentAttempts, SubjectUses};
 
 /// Most accounts, and most references, in one question.
 pub(super) const SUBJECTS_MAX: usize = 100;
 /// After an answer that could not be given.
-const ASK_AGAIN: Duration = Duration::from_secs(1);
+const LEDGER_RETRY: Duration = Duration::from_secs(1);
 /// How long one waits at a time for an answer.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Accounts or references, by key, with the names that the ledger knows them by.
-type Named = BTreeMap<String, (Subject, String)>;
+type NamedSubjects = BTreeMap<String, (Subject, String)>;
 
 /// What a reply showed to be needed and readable.
 #[derive(Debug, Default)]
-pub(super) struct Needs {
+pub(super) struct HistoryNeeds {
     pub provider: bool,
-    accounts: Named,
-    references: Named,
+    accounts: NamedSubjects,
+    references: NamedSubjects,
 }
 
-impl Needs {
+impl HistoryNeeds {
     /// Adds the account and the reference of a want.
-    pub fn add(&mut self, subjects: &[Subject], of: &Of, reference: Option<&str>, spec: &QuotaSpec) {
+    pub fn add(&mut self, subjects: &[Subject], of: &CountingScope, reference: Option<&str>, spec: &QuotaSpec) {
         for subject in subjects {
             let (named, name) = match spec.scope_of(subject) {
                 Scope::Provider => continue,
@@ -61,59 +61,59 @@ impl Needs {
 
 /// What the ledger told, for a state.
 #[derive(Debug)]
-pub(super) struct Told {
-    born: Micros,
-    provider: Option<History>,
+pub(super) struct HistoryAnswer {
+    state_epoch: Micros,
+    provider: Option<UsageHistory>,
     subjects: Vec<SubjectHistory>,
 }
 
-type Answer = Result<Told, String>;
+type HistoryResult = Result<HistoryAnswer, String>;
 
 #[derive(Default)]
-pub(super) struct Histories {
-    asked: Option<BoxFuture<'static, Answer>>,
-    told: Option<Told>,
-    not_before: Option<Instant>,
+pub(super) struct HistoryLoader {
+    query: Option<BoxFuture<'static, HistoryResult>>,
+    loaded: Option<HistoryAnswer>,
+    retry_at: Option<Instant>,
 }
 
-impl fmt::Debug for Histories {
+impl fmt::Debug for HistoryLoader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Histories").field("told", &self.told).finish_non_exhaustive()
+        f.debug_struct("Histories").field("told", &self.loaded).finish_non_exhaustive()
     }
 }
 
-impl Histories {
+impl HistoryLoader {
     /// Until when one waits that needs a history which can be read so soon.
     pub fn wait_until(&self, now: Instant, readable_in_us: u64) -> Instant {
         let readable_at = now + Duration::from_micros(readable_in_us);
-        readable_at.max(self.not_before.unwrap_or(now)).max(now + LOOK_AGAIN)
+        readable_at.max(self.retry_at.unwrap_or(now)).max(now + CHECK_INTERVAL)
     }
 
     /// Asks the ledger, unless it is asked already or could not answer a moment ago.
-    pub fn ask(&mut self, needs: Needs, spec: &QuotaSpec, reply: &Reply, parts: &GateParts) {
+    pub fn start_query(&mut self, needs: HistoryNeeds, spec: &QuotaSpec, reply: &LimiterReply, parts: &GateContext) {
         let now = Instant::now();
-        let is_asked = self.asked.is_some() || self.told.is_some() || self.not_before.is_some_and(|at| at > now);
+        let is_asked = self.query.is_some() || self.loaded.is_some() || self.retry_at.is_some_and(|at| at > now);
         if needs.is_empty() || is_asked {
             return;
         }
-        let as_of = Micros(reply.now.0.saturating_sub(spec.in_hands_us()));
-        let question = Question { needs, spec: spec.clone(), born: reply.born, as_of };
+        let as_of = Micros(reply.now.0.saturating_sub(spec.start_delay_max_us()));
+        let question = HistoryQuery { needs, spec: spec.clone(), state_epoch: reply.state_epoch, as_of };
         let recent = Arc::clone(&parts.recent);
-        self.asked = Some(Box::pin(async move { question.answered_by(&*recent).await }));
+        self.query = Some(Box::pin(async move { question.run(&*recent).await }));
     }
 
     /// The answer, if it has come.
-    pub fn ready(&mut self) -> Option<Answer> {
-        let answer = self.asked.as_mut()?.now_or_never()?;
-        self.asked = None;
+    pub fn poll_result(&mut self) -> Option<HistoryResult> {
+        let answer = self.query.as_mut()?.now_or_never()?;
+        self.query = None;
         Some(answer)
     }
 
     /// Waits for the answer, for ever if nothing was asked.
-    pub async fn answer(&mut self) -> Answer {
-        let Some(asked) = &mut self.asked else { return pending().await };
+    pub async fn wait_for_result(&mut self) -> HistoryResult {
+        let Some(asked) = &mut self.query else { return pending().await };
         let answer = asked.await;
-        self.asked = None;
+        self.query = None;
         answer
     }
 
@@ -121,11 +121,11 @@ impl Histories {
     ///
     /// # Errors
     /// Text for a person: why there is none. It is asked for again a little later.
-    pub fn keep(&mut self, answer: Answer) -> Result<(), String> {
+    pub fn store_result(&mut self, answer: HistoryResult) -> Result<(), String> {
         match answer {
-            Ok(told) => self.told = Some(told),
+            Ok(told) => self.loaded = Some(told),
             Err(cause) => {
-                self.not_before = Some(Instant::now() + ASK_AGAIN);
+                self.retry_at = Some(Instant::now() + LEDGER_RETRY);
                 return Err(cause);
             }
         }
@@ -133,69 +133,71 @@ impl Histories {
     }
 
     /// Under other settings other things may be needed.
-    pub fn forget(&mut self) {
-        (self.asked, self.told) = (None, None);
+    pub fn clear(&mut self) {
+        (self.query, self.loaded) = (None, None);
     }
 
-    pub fn has_told(&self) -> bool {
-        self.told.is_some()
+    pub fn has_loaded(&self) -> bool {
+        self.loaded.is_some()
     }
 
     /// As much of what was told as one call can carry.
-    pub fn next_seeds(&mut self) -> Option<Seeds> {
-        let told = self.told.as_mut()?;
-        let mut seeds = Seeds { born: told.born, provider: told.provider.take(), subjects: Vec::new() };
+    pub fn next_seeds(&mut self) -> Option<CounterSeeds> {
+        let told = self.loaded.as_mut()?;
+        let mut seeds =
+            CounterSeeds { state_epoch: told.state_epoch, provider: told.provider.take(), subjects: Vec::new() };
         while let Some(next) = told.subjects.pop() {
-            if seeds.uses() > 0 && seeds.uses() + next.history.ended.len() > BATCH_MAX {
+            if seeds.past_use_count() > 0 && seeds.past_use_count() + next.history.ended.len() > BATCH_MAX {
                 told.subjects.push(next);
                 break;
             }
             seeds.subjects.push(next);
         }
-        self.told.take_if(|told| told.subjects.is_empty());
+        self.loaded.take_if(|told| told.subjects.is_empty());
         Some(seeds)
     }
 }
 
-struct Question {
-    needs: Needs,
+struct HistoryQuery {
+    needs: HistoryNeeds,
     spec: QuotaSpec,
-    born: Micros,
+    state_epoch: Micros,
     as_of: Micros,
 }
 
-impl Question {
-    async fn answered_by(self, recent: &dyn RecentAttempts) -> Answer {
-        let mut told = Told { born: self.born, provider: None, subjects: Vec::new() };
+impl HistoryQuery {
+    async fn run(self, recent: &dyn RecentAttempts) -> HistoryResult {
+        let mut told = HistoryAnswer { state_epoch: self.state_epoch, provider: None, subjects: Vec::new() };
         if self.needs.provider {
             let lookback = self.spec.lookback();
             let (ended, open) = recent.recent_uses(&self.spec.quota, lookback).await?;
-            told.provider = Some(History { as_of: self.as_of, within: lookback.counted, ended, open });
+            told.provider =
+                Some(UsageHistory { as_of: self.as_of, within: lookback.count_within, ended, in_flight: open });
         }
         for (scope, named) in [(Scope::Account, &self.needs.accounts), (Scope::Reference, &self.needs.references)] {
-            told.subjects.extend(self.of_scope(recent, scope, named).await?);
+            told.subjects.extend(self.query_scope(recent, scope, named).await?);
         }
         Ok(told)
     }
 
-    async fn of_scope(
+    async fn query_scope(
         &self,
         recent: &dyn RecentAttempts,
         scope: Scope,
-        named: &Named,
+        named: &NamedSubjects,
     ) -> Result<Vec<SubjectHistory>, String> {
-        let cells = named.values().flat_map(|(subject, _)| self.spec.subject_cells(subject));
+        let cells = named.values().flat_map(|(subject, _)| self.spec.subject_counters(subject));
         let Some(longest_us) = cells.filter(|cell| !cell.shadow).map(|cell| cell.window_us).max() else {
             return Ok(Vec::new());
         };
         let within = Duration::from_micros(longest_us);
         let names = named.values().map(|(_, name)| name.clone()).collect();
-        let uses = recent.recent_uses_of(&self.spec.quota, &SubjectsAsked { scope, names, within }).await?;
-        let mut by_name: BTreeMap<String, UsesOf> = uses.into_iter().map(|of| (of.name.clone(), of)).collect();
+        let uses = recent.recent_subject_uses(&self.spec.quota, &SubjectQuery { scope, names, within }).await?;
+        let mut by_name: BTreeMap<String, SubjectUses> = uses.into_iter().map(|of| (of.name.clone(), of)).collect();
         let history = |(subject, name): &(Subject, String)| {
             // One that the ledger has nothing of was not used.
-            let UsesOf { ended, open, .. } = by_name.remove(name).unwrap_or_default();
-            let history = History { as_of: self.as_of, within, ended, open };
+            let SubjectUses { ended, in_flight: open, .. } = by_name.remove(name).unwrap_or_default();
+            let history = UsageHistory { as_of: self.as_of, within, ended, in_flight: open };
             SubjectHistory { subject: subject.clone(), history }
         };
         Ok(named.values().map(history).collect())

@@ -13,33 +13,33 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{Limiter, RecentAttempts};
-use crate::domain::decision::CallKind;
 use crate::domain::job::JobId;
+use crate::domain::permit_protocol::CallKind;
 use crate::domain::quota_spec::QuotaSpec;
 
-mod call_order;
-mod hands;
+mod block;
+mod call_sequence;
+mod clock_verification;
+mod dispatcher;
 mod history;
-mod line;
-mod outgoing;
+mod pending_call;
 mod permit;
-mod settle;
+mod rebuild;
+mod release;
 mod stall;
-mod standing;
-mod task;
-mod trust;
-mod warm;
+mod unpersisted;
+mod wait_queue;
 
-pub use permit::{InFlight, Late, Permit};
-pub use standing::{ASK_AHEAD, ASK_PAUSE};
-pub use task::SETTLE_AFTER;
+pub use block::{RETRY_AHEAD, RETRY_PAUSE_MIN};
+pub use dispatcher::RELEASE_DELAY;
+pub use permit::{InFlightPermit, Permit, PermitExpired};
 
 /// Longest time by which a pause is prolonged to spread those who waited.
 const PAUSE_SPREAD_MAX: Duration = Duration::from_secs(1);
 
 /// What a request for a permit comes to.
 #[derive(Debug)]
-pub enum Grant {
+pub enum AcquireResult {
     Granted(Permit),
     Refused(GateRefusal),
 }
@@ -50,22 +50,22 @@ pub struct GateRefusal {
     pub retry_after: Duration,
     /// Whether a permit starts exactly then; otherwise it is the earliest that it can.
     pub exact: bool,
-    pub by: RefusedBy,
-    pub concerns: Concerns,
+    pub reason: BlockReason,
+    pub scope: RefusalScope,
 }
 
 /// Who is refused for the same reason, and as long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Concerns {
+pub enum RefusalScope {
     /// What its own account, reference, cost or kind of call is counted with: a lane's charges may pass.
-    Itself,
+    Job,
     /// Every charge; look-ups may pass.
     Charges,
     All,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RefusedBy {
+pub enum BlockReason {
     /// The named limit has no slot.
     Limit(String),
     /// The limiter lost its state and waits until nothing from before can count any more.
@@ -74,16 +74,16 @@ pub enum RefusedBy {
     NeedsHistory,
     /// The provider named a wait.
     Paused,
-    StoreAway(String),
+    StoreUnavailable(String),
     /// The store knows newer settings than this process.
     StaleSettings,
     /// The job's cost is above what the named limit lets come at once: no window can ever admit it.
-    TooCostly {
+    Oversized {
         limit: String,
-        at_once: u32,
+        max_cost: u32,
     },
     /// An operator's rule stops this account.
-    Blocked {
+    AccountBlocked {
         account: String,
     },
     Stopping,
@@ -91,7 +91,7 @@ pub enum RefusedBy {
 
 /// What somebody wants to send.
 #[derive(Clone, Debug)]
-pub struct Ask {
+pub struct AcquireRequest {
     pub cost: u32,
     pub kind: CallKind,
     /// Higher first.
@@ -108,32 +108,32 @@ pub struct Ask {
 pub struct GateView {
     pub waiting: usize,
     /// Why the line stands, and until when at the earliest; `None` while it moves.
-    pub standing: Option<(RefusedBy, Instant)>,
+    pub block: Option<(BlockReason, Instant)>,
 }
 
 /// Where one waits in line, and what it waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LinePlace {
+pub struct QueuePosition {
     /// How many go before it; those who stand aside for themselves alone are not counted.
-    pub before: u64,
+    pub jobs_ahead: u64,
     /// What they and it use of each limit: the sum of the costs of those before it.
-    pub cost_before: u64,
+    pub cost_ahead: u64,
     /// Why it waits, until when, and whether that is exact; `None` while the line moves.
-    pub refused: Option<(RefusedBy, Instant, bool)>,
+    pub block: Option<(BlockReason, Instant, bool)>,
     /// Refused by what counts its own account, reference or kind of call alone.
-    pub of_its_own: bool,
+    pub is_own_limit: bool,
 }
 
 #[derive(Debug)]
-enum Message {
-    Want(line::Waiter),
-    Where {
+enum GateMessage {
+    Acquire(wait_queue::PermitWaiter),
+    Position {
         job: JobId,
-        reply: oneshot::Sender<Option<LinePlace>>,
+        reply: oneshot::Sender<Option<QueuePosition>>,
     },
-    Settled(permit::Settled),
+    Release(permit::PendingRelease),
     /// Enough permits have been written down that more are worth asking for.
-    Room,
+    SlotFreed,
     Pause {
         until: Instant,
     },
@@ -142,12 +142,12 @@ enum Message {
 /// A handle on one gate; cheap to clone. The gate lives until its token is cancelled.
 #[derive(Clone, Debug)]
 pub struct Gate {
-    messages: mpsc::UnboundedSender<Message>,
+    messages: mpsc::UnboundedSender<GateMessage>,
     view: watch::Receiver<GateView>,
 }
 
 /// What a gate stands on.
-pub struct GateParts {
+pub struct GateContext {
     pub limiter: Arc<dyn Limiter>,
     pub recent: Arc<dyn RecentAttempts>,
     pub spec: watch::Receiver<Arc<QuotaSpec>>,
@@ -155,45 +155,51 @@ pub struct GateParts {
     pub incarnation: u64,
     pub stop: CancellationToken,
     /// Hears of a settings version that the store knows and we do not.
-    pub newer: Arc<dyn Fn(i64) + Send + Sync>,
+    pub on_newer_version: Arc<dyn Fn(i64) + Send + Sync>,
 }
 
 impl Gate {
     /// The gate and the task that runs it, for the caller to spawn and track.
-    pub fn new(parts: GateParts) -> (Self, impl Future<Output = ()> + Send) {
+    pub fn new(parts: GateContext) -> (Self, impl Future<Output = ()> + Send) {
         let (messages, inbox) = mpsc::unbounded_channel();
         let (view_tx, view) = watch::channel(GateView::default());
-        let task = task::GateTask::new(parts, inbox, messages.downgrade(), view_tx);
+        let task = dispatcher::PermitDispatcher::new(parts, inbox, messages.downgrade(), view_tx);
         (Self { messages, view }, task.run())
     }
 
     /// Waits in line for a permit, at most until the time that was asked for.
     ///
     /// Dropping the future leaves the line; a permit that was granted meanwhile is given back.
-    pub async fn permit(&self, ask: Ask) -> Grant {
-        self.permit_for(None, ask).await
+    pub async fn acquire(&self, ask: AcquireRequest) -> AcquireResult {
+        self.acquire_for(None, ask).await
     }
 
     /// The same, for a job whose place can be asked for by its id ([`Gate::place_of`]).
-    pub async fn permit_for(&self, job: Option<JobId>, ask: Ask) -> Grant {
+    pub async fn acquire_for(&self, job: Option<JobId>, ask: AcquireRequest) -> AcquireResult {
         let (reply, answer) = oneshot::channel();
-        let Ask { cost, kind, priority, account, reference, wait_until } = ask;
-        let of = line::Of { kind: Some(kind), account, reference: reference.as_deref().map(digest) };
-        let waiter = line::Waiter { job, cost, priority, of, reference, wait_until, reply, aside: None };
+        let AcquireRequest { cost, kind, priority, account, reference, wait_until } = ask;
+        let of = wait_queue::CountingScope { kind: Some(kind), account, reference: reference.as_deref().map(digest) };
+        let waiter =
+            wait_queue::PermitWaiter { job, cost, priority, scope: of, reference, wait_until, reply, deferral: None };
         let stopping = || {
             let retry_after = Duration::from_secs(1);
-            Grant::Refused(GateRefusal { retry_after, exact: false, by: RefusedBy::Stopping, concerns: Concerns::All })
+            AcquireResult::Refused(GateRefusal {
+                retry_after,
+                exact: false,
+                reason: BlockReason::Stopping,
+                scope: RefusalScope::All,
+            })
         };
-        if self.messages.send(Message::Want(waiter)).is_err() {
+        if self.messages.send(GateMessage::Acquire(waiter)).is_err() {
             return stopping();
         }
         answer.await.unwrap_or_else(|_| stopping())
     }
 
     /// Where this job stands in line; `None` when it does not. Looks at the whole line, so it is for people to ask.
-    pub async fn place_of(&self, job: JobId) -> Option<LinePlace> {
+    pub async fn position_of(&self, job: JobId) -> Option<QueuePosition> {
         let (reply, answer) = oneshot::channel();
-        self.messages.send(Message::Where { job, reply }).ok()?;
+        self.messages.send(GateMessage::Position { job, reply }).ok()?;
         answer.await.ok().flatten()
     }
 
@@ -202,19 +208,19 @@ impl Gate {
     pub fn pause(&self, wait: Duration, spread: f64) {
         let longer = (wait / 10).min(PAUSE_SPREAD_MAX).mul_f64(spread.clamp(0.0, 1.0));
         // A gate that has stopped grants nothing, so there is nothing left to pause.
-        let _ = self.messages.send(Message::Pause { until: Instant::now() + wait + longer });
+        let _ = self.messages.send(GateMessage::Pause { until: Instant::now() + wait + longer });
     }
 
     /// Whether both are handles on one gate.
     #[must_use]
-    pub fn is(&self, other: &Self) -> bool {
+    pub fn same_queue(&self, other: &Self) -> bool {
         self.messages.same_channel(&other.messages)
     }
 
     /// Whether nothing refuses the line: a permit comes with the next call to the store, most often.
     #[must_use]
-    pub fn moves(&self) -> bool {
-        self.view.borrow().standing.is_none()
+    pub fn is_open(&self) -> bool {
+        self.view.borrow().block.is_none()
     }
 
     #[must_use]

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::Message;
-use super::hands::Hand;
-use super::line::Of;
+use super::GateMessage;
+use super::unpersisted::WindowSlot;
+use super::wait_queue::CountingScope;
 
 /// One granted start.
 #[derive(Debug)]
@@ -22,68 +22,68 @@ pub struct Permit {
     pub use_before: Instant,
     /// The slots are held for this request's answer until here, and no longer.
     answer_before: Instant,
-    slots: Option<Slots>,
-    hand: Option<Hand>,
+    slots: Option<PermitSlots>,
+    window_slot: Option<WindowSlot>,
 }
 
 /// The permit's time has passed; its slots have gone back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Late;
+pub struct PermitExpired;
 
 /// Slots taken by one permit, with what is needed to settle them.
 #[derive(Debug)]
-pub(super) struct Slots {
+pub(super) struct PermitSlots {
     pub call: u64,
     pub cost: u32,
-    pub of: Of,
+    pub scope: CountingScope,
     /// Per limit name, the instant to restore; the same for all permits of a run.
     pub origins: Arc<[(String, u64)]>,
-    pub gate: mpsc::WeakUnboundedSender<Message>,
+    pub gate: mpsc::WeakUnboundedSender<GateMessage>,
 }
 
 /// A permit whose request may be on the wire.
 #[derive(Debug)]
 #[must_use = "an answer that is not reported keeps its slot until the deadline"]
-pub struct InFlight {
+pub struct InFlightPermit {
     /// After this the provider must not be waited for: the slots may go to others a window later.
     pub answer_before: Instant,
-    slots: Slots,
+    slots: PermitSlots,
 }
 
 #[derive(Debug)]
-pub(super) struct Settled {
+pub(super) struct PendingRelease {
     pub call: u64,
     pub cost: u32,
-    pub of: Of,
-    pub fate: SettledFate,
+    pub scope: CountingScope,
+    pub kind: PendingReleaseKind,
 }
 
 #[derive(Debug)]
-pub(super) enum SettledFate {
-    Answered { at: Instant },
-    NotSent { origins: Arc<[(String, u64)]> },
+pub(super) enum PendingReleaseKind {
+    Used { at: Instant },
+    Unused { origins: Arc<[(String, u64)]> },
 }
 
 impl Permit {
     pub(super) fn new(
         (start_at, use_before, answer_before): (Instant, Instant, Instant),
-        slots: Slots,
-        hand: Option<Hand>,
+        slots: PermitSlots,
+        window_slot: Option<WindowSlot>,
     ) -> Self {
-        Self { start_at, use_before, answer_before, slots: Some(slots), hand }
+        Self { start_at, use_before, answer_before, slots: Some(slots), window_slot }
     }
 
     /// Its request is written down: the next one in line may have a permit. One that is begun without this is taken to
     /// have been written down then.
-    pub fn written_down(&mut self) {
-        let comes = self.hand.take().is_some_and(|hand| hand.written(None));
-        self.tell_of_room(comes);
+    pub fn mark_persisted(&mut self) {
+        let comes = self.window_slot.take().is_some_and(|hand| hand.persisted(None));
+        self.notify_slot_freed(comes);
     }
 
-    fn tell_of_room(&self, comes: bool) {
+    fn notify_slot_freed(&self, comes: bool) {
         if comes && let Some(gate) = self.slots.as_ref().and_then(|slots| slots.gate.upgrade()) {
             // A gate that is gone asks for nothing more.
-            let _ = gate.send(Message::Room);
+            let _ = gate.send(GateMessage::SlotFreed);
         }
     }
 
@@ -91,54 +91,54 @@ impl Permit {
     ///
     /// # Errors
     /// [`Late`] outside of the permit's time; the slots go back.
-    pub fn begin(mut self) -> Result<InFlight, Late> {
+    pub fn begin(mut self) -> Result<InFlightPermit, PermitExpired> {
         let now = Instant::now();
-        let comes = self.hand.take().is_some_and(|hand| hand.written(Some(self.start_at)));
-        self.tell_of_room(comes);
+        let comes = self.window_slot.take().is_some_and(|hand| hand.persisted(Some(self.start_at)));
+        self.notify_slot_freed(comes);
         if now < self.start_at || now > self.use_before {
-            return Err(Late);
+            return Err(PermitExpired);
         }
         let answer_before = self.answer_before;
-        self.slots.take().map(|slots| InFlight { answer_before, slots }).ok_or(Late)
+        self.slots.take().map(|slots| InFlightPermit { answer_before, slots }).ok_or(PermitExpired)
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        let comes = self.hand.take().is_some_and(Hand::dropped);
-        self.tell_of_room(comes);
+        let comes = self.window_slot.take().is_some_and(WindowSlot::discarded);
+        self.notify_slot_freed(comes);
         if let Some(slots) = self.slots.take() {
-            slots.not_sent();
+            slots.release_unused();
         }
     }
 }
 
-impl InFlight {
+impl InFlightPermit {
     /// The answer was read at this instant: its slots are free a window later.
-    pub fn answered(self, at: Instant) {
-        let Slots { call, cost, of, gate, .. } = self.slots;
-        tell(&gate, Settled { call, cost, of, fate: SettledFate::Answered { at } });
+    pub fn release_used(self, at: Instant) {
+        let PermitSlots { call, cost, scope: of, gate, .. } = self.slots;
+        send_release(&gate, PendingRelease { call, cost, scope: of, kind: PendingReleaseKind::Used { at } });
     }
 
     /// Surely no byte left: the slots are as they were.
-    pub fn not_sent(self) {
-        self.slots.not_sent();
+    pub fn release_unused(self) {
+        self.slots.release_unused();
     }
 
     /// Nobody knows what the provider saw: the slots stay taken until the deadline.
-    pub fn unknown(self) {}
+    pub fn release_unknown(self) {}
 }
 
-impl Slots {
-    fn not_sent(self) {
-        let fate = SettledFate::NotSent { origins: self.origins };
-        tell(&self.gate, Settled { call: self.call, cost: self.cost, of: self.of, fate });
+impl PermitSlots {
+    fn release_unused(self) {
+        let fate = PendingReleaseKind::Unused { origins: self.origins };
+        send_release(&self.gate, PendingRelease { call: self.call, cost: self.cost, scope: self.scope, kind: fate });
     }
 }
 
 /// A gate that is gone settles nothing: its leases run out.
-fn tell(gate: &mpsc::WeakUnboundedSender<Message>, settled: Settled) {
+fn send_release(gate: &mpsc::WeakUnboundedSender<GateMessage>, settled: PendingRelease) {
     if let Some(gate) = gate.upgrade() {
-        let _ = gate.send(Message::Settled(settled));
+        let _ = gate.send(GateMessage::Release(settled));
     }
 }

@@ -7,74 +7,74 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::RefusedBy;
+use super::BlockReason;
 
 /// Shorter ones are no stall.
-const WORTH_TELLING: Duration = Duration::from_secs(5);
+const STALL_MIN: Duration = Duration::from_secs(5);
 /// Least time between two lines of one cause.
-const EVERY: Duration = Duration::from_secs(60);
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Default)]
-pub(super) struct Stall {
+pub(super) struct StallMonitor {
     since: Option<Instant>,
-    told: BTreeMap<String, Instant>,
+    logged_at: BTreeMap<String, Instant>,
 }
 
 /// What is worth a line.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct LongStall {
+pub(super) struct StallReport {
     pub cause: String,
     /// So far.
     pub lasted: Duration,
     /// From now on, at least.
     pub wait: Duration,
     /// The limits as they are meant to work, and no trouble.
-    pub is_usual: bool,
+    pub is_expected: bool,
 }
 
-impl Stall {
+impl StallMonitor {
     /// Somebody is granted a permit, or nobody wants one.
-    pub fn ends(&mut self) {
+    pub fn end(&mut self) {
         self.since = None;
     }
 
     /// Nobody passes until then. Says so if it is worth a line now.
-    pub fn stands(&mut self, by: &RefusedBy, until: Instant, now: Instant) -> Option<LongStall> {
+    pub fn observe_block(&mut self, by: &BlockReason, until: Instant, now: Instant) -> Option<StallReport> {
         let since = *self.since.get_or_insert(now);
-        if until.max(now) - since <= WORTH_TELLING {
+        if until.max(now) - since <= STALL_MIN {
             return None;
         }
-        let (cause, is_usual) = cause(by);
-        self.is_news(&cause, now).then(|| LongStall {
+        let (cause, is_usual) = describe(by);
+        self.should_log(&cause, now).then(|| StallReport {
             cause,
             lasted: now - since,
             wait: until.saturating_duration_since(now),
-            is_usual,
+            is_expected: is_usual,
         })
     }
 
     /// Whether nothing was said of this cause for a minute.
-    pub fn is_news(&mut self, cause: &str, now: Instant) -> bool {
-        self.told.retain(|_, at| *at + EVERY > now);
-        let is_news = !self.told.contains_key(cause);
+    pub fn should_log(&mut self, cause: &str, now: Instant) -> bool {
+        self.logged_at.retain(|_, at| *at + LOG_INTERVAL > now);
+        let is_news = !self.logged_at.contains_key(cause);
         if is_news {
-            self.told.insert(cause.to_owned(), now);
+            self.logged_at.insert(cause.to_owned(), now);
         }
         is_news
     }
 }
 
-fn cause(by: &RefusedBy) -> (String, bool) {
+fn describe(by: &BlockReason) -> (String, bool) {
     match by {
-        RefusedBy::Limit(name) => (format!("limit `{name}` is used in full"), true),
-        RefusedBy::Paused => ("the provider asked for a pause".to_owned(), true),
-        RefusedBy::Cold => ("the limiter has lost its state, and what was used is not known yet".to_owned(), false),
-        RefusedBy::NeedsHistory => ("what was used of a limit is not known yet".to_owned(), false),
-        RefusedBy::StoreAway(problem) => (format!("the limiter cannot be asked: {problem}"), false),
-        RefusedBy::StaleSettings => ("the limiter knows newer settings than this process".to_owned(), false),
-        RefusedBy::TooCostly { limit, .. } => (format!("limit `{limit}` never admits as much at once"), true),
-        RefusedBy::Blocked { account } => (format!("account `{account}` is blocked"), true),
-        RefusedBy::Stopping => ("this process stops".to_owned(), true),
+        BlockReason::Limit(name) => (format!("limit `{name}` is used in full"), true),
+        BlockReason::Paused => ("the provider asked for a pause".to_owned(), true),
+        BlockReason::Cold => ("the limiter has lost its state, and what was used is not known yet".to_owned(), false),
+        BlockReason::NeedsHistory => ("what was used of a limit is not known yet".to_owned(), false),
+        BlockReason::StoreUnavailable(problem) => (format!("the limiter cannot be asked: {problem}"), false),
+        BlockReason::StaleSettings => ("the limiter knows newer settings than this process".to_owned(), false),
+        BlockReason::Oversized { limit, .. } => (format!("limit `{limit}` never admits as much at once"), true),
+        BlockReason::AccountBlocked { account } => (format!("account `{account}` is blocked"), true),
+        BlockReason::Stopping => ("this process stops".to_owned(), true),
     }
 }
 
@@ -83,24 +83,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stall_is_told_once_for_each_cause_and_minute() {
+    fn stall_is_logged_once_per_cause_and_minute() {
         let begin = Instant::now();
         let at = |s: u64| begin + Duration::from_secs(s);
-        let away = RefusedBy::StoreAway("gone".to_owned());
-        let mut stall = Stall::default();
+        let away = BlockReason::StoreUnavailable("gone".to_owned());
+        let mut stall = StallMonitor::default();
         // Each wait is short, and together they are not.
-        assert_eq!(stall.stands(&away, at(1), at(0)), None);
-        assert_eq!(stall.stands(&away, at(5), at(4)), None);
-        let told = stall.stands(&away, at(6), at(5)).unwrap();
-        assert_eq!((told.lasted, told.wait, told.is_usual), (Duration::from_secs(5), Duration::from_secs(1), false));
+        assert_eq!(stall.observe_block(&away, at(1), at(0)), None);
+        assert_eq!(stall.observe_block(&away, at(5), at(4)), None);
+        let told = stall.observe_block(&away, at(6), at(5)).unwrap();
+        assert_eq!((told.lasted, told.wait, told.is_expected), (Duration::from_secs(5), Duration::from_secs(1), false));
         assert!(told.cause.contains("gone"), "{told:?}");
-        assert_eq!(stall.stands(&away, at(65), at(64)), None);
-        assert!(stall.stands(&away, at(66), at(65)).is_some());
-        assert!(stall.stands(&RefusedBy::Cold, at(66), at(65)).is_some(), "another cause");
-        stall.ends();
-        assert_eq!(stall.stands(&RefusedBy::StaleSettings, at(71), at(66)), None);
+        assert_eq!(stall.observe_block(&away, at(65), at(64)), None);
+        assert!(stall.observe_block(&away, at(66), at(65)).is_some());
+        assert!(stall.observe_block(&BlockReason::Cold, at(66), at(65)).is_some(), "another cause");
+        stall.end();
+        assert_eq!(stall.observe_block(&BlockReason::StaleSettings, at(71), at(66)), None);
         // Known to be long.
-        let told = stall.stands(&RefusedBy::Paused, at(72), at(66)).unwrap();
-        assert_eq!((told.lasted, told.wait, told.is_usual), (Duration::ZERO, Duration::from_secs(6), true));
+        let told = stall.observe_block(&BlockReason::Paused, at(72), at(66)).unwrap();
+        assert_eq!((told.lasted, told.wait, told.is_expected), (Duration::ZERO, Duration::from_secs(6), true));
     }
 }

@@ -8,25 +8,25 @@ use async_trait::async_trait;
 use futures_util::future::join_all;
 use tokio::time::Instant;
 
-use super::answer::reply_to;
-use super::argument::argument;
+use super::connections::{Masters, RedisConnection, RedisConnections, RedisNode};
+pub use super::connections::{UNNAMED_MASTER, UNNAMED_MASTER_FIX};
+use super::decode::decode_checked_reply;
+use super::encode::encode_call;
 use super::keys::call_keys;
 use super::library::LIBRARY;
-use super::links::{Link, Links, Masters, Node};
-pub use super::links::{NAME_IT, NO_NAME};
-use super::look::{Line, look, looked_at};
-use crate::domain::decision::{Call, Reply, Subject};
+use super::peek::{PeekRow, decode_peek, encode_peek};
+use crate::domain::permit_protocol::{LimiterCall, LimiterReply, Subject};
 use crate::domain::provider::ProviderName;
 use crate::domain::quota_spec::QuotaSpec;
 use crate::domain::time::Micros;
-use crate::limiter::{LimitUse, Limiter, LimiterError, Linked, LinkedLimiter, uses};
+use crate::limiter::{LimitStatus, Limiter, LimiterError, RemoteLimiter, StoreConnection, limit_statuses};
 use crate::tls::Authorities;
 
 /// A cluster that takes longer to say where a quota is does not answer.
-const SILENT_AFTER: Duration = Duration::from_millis(400);
+const UNRESPONSIVE_AFTER: Duration = Duration::from_millis(400);
 
 pub struct RedisLimiter {
-    links: Links,
+    connections: RedisConnections,
     prefix: String,
 }
 
@@ -61,7 +61,7 @@ impl RedisLimiter {
     /// # Errors
     /// When the URL is not one of Redis.
     pub fn new(url: &str, prefix: &str) -> Result<Self, LimiterError> {
-        Ok(Self::on(Links::single(url)?, prefix))
+        Ok(Self::with_connections(RedisConnections::single(url)?, prefix))
     }
 
     /// Prepares a limiter on a cluster, of which these nodes name the others; connects on first use. The credentials of
@@ -70,25 +70,25 @@ impl RedisLimiter {
     /// # Errors
     /// When a URL is not one of Redis.
     pub fn cluster<'a>(urls: impl IntoIterator<Item = &'a str>, prefix: &str) -> Result<Self, LimiterError> {
-        Ok(Self::on(Links::cluster(urls)?, prefix))
+        Ok(Self::with_connections(RedisConnections::cluster(urls)?, prefix))
     }
 
     /// Trusts these authorities of TLS; without any, those of the system.
     ///
     /// # Errors
     /// When the driver cannot read them.
-    pub fn trusting(self, authorities: &Authorities) -> Result<Self, LimiterError> {
-        Ok(Self { links: self.links.trusting(authorities)?, prefix: self.prefix })
+    pub fn with_authorities(self, authorities: &Authorities) -> Result<Self, LimiterError> {
+        Ok(Self { connections: self.connections.with_authorities(authorities)?, prefix: self.prefix })
     }
 
     /// Nodes that a cluster names may be spoken to without TLS on these hosts, and on this machine.
     #[must_use]
-    pub fn permitting(self, plaintext_hosts: &[String]) -> Self {
-        Self { links: self.links.permitting(plaintext_hosts), ..self }
+    pub fn with_plaintext_hosts(self, plaintext_hosts: &[String]) -> Self {
+        Self { connections: self.connections.with_plaintext_hosts(plaintext_hosts), ..self }
     }
 
-    fn on(links: Links, prefix: &str) -> Self {
-        Self { links, prefix: prefix.to_owned() }
+    fn with_connections(connections: RedisConnections, prefix: &str) -> Self {
+        Self { connections, prefix: prefix.to_owned() }
     }
 
     /// Reads the settings of every server, and brings our functions to each.
@@ -96,28 +96,28 @@ impl RedisLimiter {
     /// # Errors
     /// When no node of a cluster says which there are.
     pub async fn report(&self) -> Result<StoreReport, LimiterError> {
-        let Masters { nodes: masters, orphan_slots, unnamed_slots } = self.links.masters().await?;
-        let look = async |node: Node| StoreNode { facts: self.facts(&node).await, address: node.shown };
+        let Masters { nodes: masters, orphan_slots, unnamed_slots } = self.connections.masters().await?;
+        let look = async |node: RedisNode| StoreNode { facts: self.read_facts(&node).await, address: node.address };
         // All at once: one that does not answer must not use up the time of the others.
         let nodes = join_all(masters.into_iter().map(look)).await;
         Ok(StoreReport { nodes, orphan_slots, unnamed_slots })
     }
 
-    async fn ping_node(&self, node: &Node) -> Result<Link, LimiterError> {
-        let link = self.links.link(node).await?;
+    async fn ping_node(&self, node: &RedisNode) -> Result<RedisConnection, LimiterError> {
+        let link = self.connections.connection(node).await?;
         let ping = async |connection: &mut _| redis::cmd("PING").query_async::<()>(connection).await;
-        self.links.ask(node, Some(&link.to.run_id), ping).await?;
+        self.connections.run(node, Some(&link.store.run_id), ping).await?;
         Ok(link)
     }
 
-    async fn facts(&self, node: &Node) -> Result<StoreFacts, LimiterError> {
+    async fn read_facts(&self, node: &RedisNode) -> Result<StoreFacts, LimiterError> {
         let info = async |connection: &mut _| redis::cmd("INFO").arg("memory").query_async(connection).await;
-        let info: String = self.links.ask(node, None, info).await?;
+        let info: String = self.connections.run(node, None, info).await?;
         let policy = info.lines().find_map(|line| line.strip_prefix("maxmemory_policy:"));
         let load = async |connection: &mut _| LIBRARY.load().query_async::<()>(connection).await;
-        self.links.ask(node, None, load).await?;
+        self.connections.run(node, None, load).await?;
         let time = async |connection: &mut _| redis::cmd("TIME").query_async(connection).await;
-        let (seconds, micros): (u64, u64) = self.links.ask(node, None, time).await?;
+        let (seconds, micros): (u64, u64) = self.connections.run(node, None, time).await?;
         Ok(StoreFacts {
             eviction_policy: policy.unwrap_or("unknown").trim().to_owned(),
             now: Micros(seconds.saturating_mul(1_000_000).saturating_add(micros)),
@@ -128,38 +128,38 @@ impl RedisLimiter {
 #[async_trait]
 impl Limiter for RedisLimiter {
     async fn run_id(&self, quota: &ProviderName) -> Result<String, LimiterError> {
-        let node = self.links.node_of(quota).await?;
-        Ok(self.links.link(&node).await?.to.run_id)
+        let node = self.connections.node_of(quota).await?;
+        Ok(self.connections.connection(&node).await?.store.run_id)
     }
 
-    async fn call(&self, spec: &QuotaSpec, call: &Call) -> Result<Reply, LimiterError> {
-        let invocation = LIBRARY.call(&call_keys(&self.prefix, spec, call), &argument(spec, call));
-        let node = self.links.node_of(&spec.quota).await?;
+    async fn call(&self, spec: &QuotaSpec, call: &LimiterCall) -> Result<LimiterReply, LimiterError> {
+        let invocation = LIBRARY.call(&call_keys(&self.prefix, spec, call), &encode_call(spec, call));
+        let node = self.connections.node_of(&spec.quota).await?;
         let run = async |connection: &mut _| LIBRARY.run(&invocation, connection).await;
         // What follows a slash tells terms of the same server apart.
         let run_id = call.run_id.split('/').next();
-        let answer: Vec<u8> = self.links.ask(&node, run_id, run).await?;
-        reply_to(&call.wants, &answer, spec.limits.len(), spec.provider_limits().len())
+        let answer: Vec<u8> = self.connections.run(&node, run_id, run).await?;
+        decode_checked_reply(&call.requests, &answer, spec.limits.len(), spec.provider_limits().len())
             .map_err(|problem| LimiterError::Refused(format!("unreadable reply: {problem}")))
     }
 
-    async fn peek(&self, spec: &QuotaSpec, subject: Option<&Subject>) -> Result<Vec<LimitUse>, LimiterError> {
-        let node = self.links.node_of(&spec.quota).await?;
+    async fn peek(&self, spec: &QuotaSpec, subject: Option<&Subject>) -> Result<Vec<LimitStatus>, LimiterError> {
+        let node = self.connections.node_of(&spec.quota).await?;
         let mut lines = Vec::new();
         for of in [None, subject].into_iter().take(1 + usize::from(subject.is_some())) {
-            let (keys, names) = look(&self.prefix, spec, of);
+            let (keys, names) = encode_peek(&self.prefix, spec, of);
             let invocation = LIBRARY.peek(&keys, &names);
             let run = async |connection: &mut _| LIBRARY.run(&invocation, connection).await;
-            let found: Vec<Line> = self.links.ask(&node, None, run).await?;
-            lines.extend(looked_at(spec, of, &found));
+            let found: Vec<PeekRow> = self.connections.run(&node, None, run).await?;
+            lines.extend(decode_peek(spec, of, &found));
         }
-        Ok(uses(spec, subject, &lines))
+        Ok(limit_statuses(spec, subject, &lines))
     }
 
     /// Of a cluster one master is enough: those of other quotas say nothing about this one's.
     async fn ping(&self) -> Result<Option<String>, LimiterError> {
-        let mut last = LimiterError::Away("the cluster has no master".to_owned());
-        for master in self.links.masters().await?.nodes {
+        let mut last = LimiterError::Unavailable("the cluster has no master".to_owned());
+        for master in self.connections.masters().await?.nodes {
             match self.ping_node(&master).await {
                 Ok(link) => return Ok(link.version),
                 Err(error) => last = error,
@@ -170,41 +170,41 @@ impl Limiter for RedisLimiter {
 }
 
 #[async_trait]
-impl LinkedLimiter for RedisLimiter {
+impl RemoteLimiter for RedisLimiter {
     /// One question per server, all at once: quotas share links.
-    async fn probe(&self, quotas: &[ProviderName]) -> Vec<(ProviderName, Result<Linked, LimiterError>)> {
-        let mut nodes: Vec<(Node, Vec<&ProviderName>)> = Vec::new();
+    async fn probe(&self, quotas: &[ProviderName]) -> Vec<(ProviderName, Result<StoreConnection, LimiterError>)> {
+        let mut nodes: Vec<(RedisNode, Vec<&ProviderName>)> = Vec::new();
         let mut found = Vec::new();
         let mut silent: Option<LimiterError> = None;
         for quota in quotas {
             let begun = Instant::now();
             let node = match &silent {
                 Some(error) => Err(error.clone()),
-                None => self.links.node_of(quota).await,
+                None => self.connections.node_of(quota).await,
             };
             match node {
-                Ok(node) => match nodes.iter_mut().find(|(known, _)| known.shown == node.shown) {
+                Ok(node) => match nodes.iter_mut().find(|(known, _)| known.address == node.address) {
                     Some((_, quotas)) => quotas.push(quota),
                     None => nodes.push((node, vec![quota])),
                 },
                 Err(error) => {
                     // A cluster that lets one wait would let all of them wait, one after the other.
-                    silent = (begun.elapsed() > SILENT_AFTER).then(|| error.clone()).or(silent);
+                    silent = (begun.elapsed() > UNRESPONSIVE_AFTER).then(|| error.clone()).or(silent);
                     found.push((quota.clone(), Err(error)));
                 }
             }
         }
         let answers = join_all(nodes.iter().map(|(node, _)| self.ping_node(node))).await;
         for ((_, quotas), answer) in nodes.into_iter().zip(answers) {
-            let answer = answer.map(|link| link.to);
+            let answer = answer.map(|link| link.store);
             found.extend(quotas.into_iter().map(|quota| (quota.clone(), answer.clone())));
         }
         found
     }
 
-    async fn unlink(&self, quota: &ProviderName, link: &Linked) {
-        if let Ok(node) = self.links.node_of(quota).await {
-            self.links.unlink(&node, link).await;
+    async fn disconnect(&self, quota: &ProviderName, link: &StoreConnection) {
+        if let Ok(node) = self.connections.node_of(quota).await {
+            self.connections.disconnect(&node, link).await;
         }
     }
 }

@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 
-use crate::domain::decision::{Call, Subject};
+use crate::domain::permit_protocol::{LimiterCall, Subject};
 use crate::domain::quota_spec::QuotaSpec;
 
 /// The key that all others of a quota stand beside.
@@ -31,38 +31,38 @@ pub fn subject_key(prefix: &str, spec: &QuotaSpec, subject: &Subject) -> String 
 
 /// The subjects of a call, each once, in the order of its keys.
 #[must_use]
-pub fn subjects(call: &Call) -> Vec<&Subject> {
+pub fn call_subjects(call: &LimiterCall) -> Vec<&Subject> {
     let mut known = HashSet::new();
-    let wanted = call.wants.iter().flat_map(|want| &want.subjects);
-    let settled = call.settlements.iter().flat_map(|settlement| &settlement.subjects);
+    let wanted = call.requests.iter().flat_map(|want| &want.subjects);
+    let settled = call.releases.iter().flat_map(|settlement| &settlement.subjects);
     let told = call.seeds.iter().flat_map(|seeds| &seeds.subjects).map(|seed| &seed.subject);
     wanted.chain(told).chain(settled).filter(|subject| known.insert(subject.key.as_str())).collect()
 }
 
 /// Keys of one call, in the order of the function's KEYS.
 #[must_use]
-pub fn call_keys(prefix: &str, spec: &QuotaSpec, call: &Call) -> Vec<String> {
-    let own = subjects(call).into_iter().map(|subject| subject_key(prefix, spec, subject));
+pub fn call_keys(prefix: &str, spec: &QuotaSpec, call: &LimiterCall) -> Vec<String> {
+    let own = call_subjects(call).into_iter().map(|subject| subject_key(prefix, spec, subject));
     provider_keys(prefix, spec).into_iter().chain(own).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::decision::{SubjectLimit, Want};
+    use crate::domain::permit_protocol::{PermitRequest, SubjectLimit};
     use crate::domain::provider::{ProviderName, StoreDown};
     use crate::domain::quota_spec::LimitSpec;
     use std::time::Duration;
 
     #[test]
-    fn names_are_pinned_to_the_byte() {
+    fn redis_keys_are_byte_stable() {
         let limit = |name: &str| LimitSpec::sliding_log(name, 1, Duration::from_secs(1));
         let spec = QuotaSpec {
             quota: ProviderName::new("stripe").unwrap(),
             version: 1,
             limits: vec![limit("per-minute"), limit("per-second")],
             account_rules: Vec::new(),
-            even: true,
+            even_pacing: true,
             grant_jitter: None,
             hold_max: Duration::ZERO,
             send_budget: Duration::ZERO,
@@ -81,15 +81,15 @@ mod tests {
                 exempt: false,
             }],
         };
-        let call = Call {
+        let call = LimiterCall {
             incarnation: 1,
             number: 1,
-            wants: vec![Want { subjects: vec![subject], ..Want::charges(1, 1) }],
-            settlements: Vec::new(),
+            requests: vec![PermitRequest { subjects: vec![subject], ..PermitRequest::charges(1, 1) }],
+            releases: Vec::new(),
             pause: None,
             rebuild: None,
             seeds: None,
-            distrust: None,
+            invalidate_epoch: None,
             run_id: String::new(),
         };
         let expected = [

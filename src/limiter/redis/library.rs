@@ -25,7 +25,7 @@ pub const SOURCE: &str = concat!(
 );
 
 /// The library of this program.
-pub static LIBRARY: LazyLock<Library> = LazyLock::new(|| Library::of(&faults::patched(SOURCE)));
+pub static LIBRARY: LazyLock<Library> = LazyLock::new(|| Library::new(&faults::patched(SOURCE)));
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Library {
@@ -36,7 +36,7 @@ pub struct Library {
 impl Library {
     /// A library of this text.
     #[must_use]
-    pub fn of(source: &str) -> Self {
+    pub fn new(source: &str) -> Self {
         let digest = hex::encode(&Sha256::digest(source)[..8]);
         let (name, writer) = (format!("sluicegate_{digest}"), &digest[..8]);
         let code = format!(

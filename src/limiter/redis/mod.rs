@@ -4,12 +4,12 @@
 //! connection is bound to the run id that it was opened with, and any fault ends both. That is why a Redis Cluster is
 //! spoken to over one such connection per master ([`links`]) and not by a client that reroutes by itself.
 
-pub mod answer;
-pub mod argument;
 pub mod client;
-mod fault;
+mod connections;
+pub mod decode;
+pub mod encode;
+mod error;
 pub mod keys;
 pub mod library;
-mod links;
-pub mod look;
+pub mod peek;
 mod slots;

@@ -10,29 +10,29 @@ const SLOTS: u16 = 16_384;
 
 /// Where a node is reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Endpoint {
+pub(super) struct NodeAddress {
     pub host: String,
     pub port: u16,
 }
 
 /// Slots from `first` to `last` and their master.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Range {
+struct SlotRange {
     first: u16,
     last: u16,
-    master: Endpoint,
+    master: NodeAddress,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct SlotMap {
-    ranges: Vec<Range>,
+    ranges: Vec<SlotRange>,
     /// First and last slot of ranges whose master has no name to connect to.
     unnamed: Vec<(u16, u16)>,
 }
 
 /// What a slot's range says of its master.
-enum Owner {
-    Named(Range),
+enum SlotOwner {
+    Named(SlotRange),
     /// The node's preferred name is not set, and it calls itself "?".
     Unnamed(u16, u16),
 }
@@ -42,26 +42,26 @@ impl SlotMap {
     ///
     /// # Errors
     /// When the answer is of another shape.
-    pub fn read(answer: &Value, asked: &str) -> Result<Self, String> {
+    pub fn parse(answer: &Value, asked: &str) -> Result<Self, String> {
         let Value::Array(ranges) = answer else { return Err("CLUSTER SLOTS answers no list".to_owned()) };
         let mut map = Self::default();
         for range in ranges {
-            match read_range(range, asked) {
-                Some(Owner::Named(range)) => map.ranges.push(range),
-                Some(Owner::Unnamed(first, last)) => map.unnamed.push((first, last)),
+            match parse_range(range, asked) {
+                Some(SlotOwner::Named(range)) => map.ranges.push(range),
+                Some(SlotOwner::Unnamed(first, last)) => map.unnamed.push((first, last)),
                 None => return Err("CLUSTER SLOTS answers a range that is none".to_owned()),
             }
         }
         Ok(map)
     }
 
-    pub fn master(&self, slot: u16) -> Option<&Endpoint> {
+    pub fn master(&self, slot: u16) -> Option<&NodeAddress> {
         self.ranges.iter().find(|range| (range.first..=range.last).contains(&slot)).map(|range| &range.master)
     }
 
     /// Every master once.
-    pub fn masters(&self) -> Vec<&Endpoint> {
-        let mut masters: Vec<&Endpoint> = Vec::new();
+    pub fn masters(&self) -> Vec<&NodeAddress> {
+        let mut masters: Vec<&NodeAddress> = Vec::new();
         for range in &self.ranges {
             if !masters.contains(&&range.master) {
                 masters.push(&range.master);
@@ -73,12 +73,12 @@ impl SlotMap {
     /// Slots that nobody owns.
     pub fn orphans(&self) -> u16 {
         let named = self.ranges.iter().map(|range| (range.first, range.last));
-        SLOTS.saturating_sub(count(named.chain(self.unnamed.iter().copied())))
+        SLOTS.saturating_sub(count_slots(named.chain(self.unnamed.iter().copied())))
     }
 
     /// Slots whose master has no name to connect to.
     pub fn unnamed(&self) -> u16 {
-        count(self.unnamed.iter().copied())
+        count_slots(self.unnamed.iter().copied())
     }
 
     pub fn is_unnamed(&self, slot: u16) -> bool {
@@ -86,13 +86,13 @@ impl SlotMap {
     }
 }
 
-fn count(ranges: impl Iterator<Item = (u16, u16)>) -> u16 {
+fn count_slots(ranges: impl Iterator<Item = (u16, u16)>) -> u16 {
     let slots: u32 = ranges.map(|(first, last)| u32::from(last.saturating_sub(first)) + 1).sum();
     u16::try_from(slots).unwrap_or(SLOTS).min(SLOTS)
 }
 
 /// `None`: no range.
-fn read_range(range: &Value, asked: &str) -> Option<Owner> {
+fn parse_range(range: &Value, asked: &str) -> Option<SlotOwner> {
     let Value::Array(parts) = range else { return None };
     let [Value::Int(first), Value::Int(last), Value::Array(master), ..] = parts.as_slice() else { return None };
     let [host, Value::Int(port), ..] = master.as_slice() else { return None };
@@ -106,13 +106,13 @@ fn read_range(range: &Value, asked: &str) -> Option<Owner> {
     let (first, last) = (u16::try_from(*first).ok()?, u16::try_from(*last).ok()?);
     let port = u16::try_from(*port).ok()?;
     Some(match host.as_str() {
-        "?" => Owner::Unnamed(first, last),
-        _ => Owner::Named(Range { first, last, master: Endpoint { host, port } }),
+        "?" => SlotOwner::Unnamed(first, last),
+        _ => SlotOwner::Named(SlotRange { first, last, master: NodeAddress { host, port } }),
     })
 }
 
 /// The slot of all keys with this hash tag: CRC16 (XMODEM) of the tag.
-pub(super) fn slot_of(tag: &str) -> u16 {
+pub(super) fn hash_slot(tag: &str) -> u16 {
     const POLYNOMIAL: u16 = 0x1021;
     let shift = |crc: u16| if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ POLYNOMIAL };
     let byte = |crc: u16, byte: u8| (0..8).fold(crc ^ (u16::from(byte) << 8), |crc, _| shift(crc));
@@ -132,14 +132,14 @@ mod tests {
     }
 
     #[test]
-    fn slots_are_those_of_the_specification() {
+    fn key_slots_match_the_redis_specification() {
         // Its appendix A: the CRC of "123456789" is 0x31C3.
-        assert_eq!(slot_of("123456789"), 0x31C3 % SLOTS);
-        assert_eq!(slot_of(""), 0);
+        assert_eq!(hash_slot("123456789"), 0x31C3 % SLOTS);
+        assert_eq!(hash_slot(""), 0);
     }
 
     #[test]
-    fn an_answer_is_read_and_gaps_have_no_owner() {
+    fn slot_map_is_parsed_and_gaps_have_no_owner() {
         let range = |first, last, node| Value::Array(vec![Value::Int(first), Value::Int(last), node]);
         let answer = Value::Array(vec![
             range(0, 5_000, node(text("10.0.0.1"), 7_000)),
@@ -147,7 +147,7 @@ mod tests {
             range(10_000, 16_380, node(text("10.0.0.1"), 7_000)),
             range(16_383, 16_383, node(text("?"), 7_002)),
         ]);
-        let map = SlotMap::read(&answer, "seed").unwrap();
+        let map = SlotMap::parse(&answer, "seed").unwrap();
         let master = |slot| map.master(slot).map(|endpoint| (endpoint.host.as_str(), endpoint.port));
         assert_eq!(master(5_000), Some(("10.0.0.1", 7_000)));
         assert_eq!(master(5_001), Some(("seed", 7_001)));
@@ -155,7 +155,7 @@ mod tests {
         assert_eq!((master(16_382), map.is_unnamed(16_382), map.orphans()), (None, false, 2), "those that nobody owns");
         assert_eq!(map.masters().len(), 2);
         for bad in [Value::Okay, Value::Array(vec![Value::Int(1)]), Value::Array(vec![range(0, 70_000, text("x"))])] {
-            assert!(SlotMap::read(&bad, "seed").is_err(), "{bad:?}");
+            assert!(SlotMap::parse(&bad, "seed").is_err(), "{bad:?}");
         }
     }
 }

@@ -14,63 +14,63 @@ use serde::de::{
 };
 use serde_json::Value;
 
-use super::problem::Problem;
-use crate::ledger::said;
+use super::problem::ApiError;
+use crate::ledger::decision_input;
 
 /// Longest body.
 const BYTES_MAX: usize = 16 * 1024;
 
 /// A body that was read and checked.
-pub struct Body<T>(pub T);
+pub struct ApiBody<T>(pub T);
 
-impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
-    type Rejection = Problem;
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for ApiBody<T> {
+    type Rejection = ApiError;
 
-    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
-        let bytes = Bytes::from_request(request, state)
-            .await
-            .map_err(|_| Problem(StatusCode::PAYLOAD_TOO_LARGE, "the body could not be read, or is too long".into()))?;
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        let bytes = Bytes::from_request(request, state).await.map_err(|_| {
+            ApiError(StatusCode::PAYLOAD_TOO_LARGE, "the body could not be read, or is too long".into())
+        })?;
         if bytes.len() > BYTES_MAX {
             let words = format!("the body is longer than {BYTES_MAX} bytes");
-            return Err(Problem(StatusCode::PAYLOAD_TOO_LARGE, words));
+            return Err(ApiError(StatusCode::PAYLOAD_TOO_LARGE, words));
         }
-        read(&bytes).map(Self)
+        parse_body(&bytes).map(Self)
     }
 }
 
-fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
-    let Members(members) = serde_json::from_slice(body)
-        .map_err(|_| Problem::bad("the body must be one JSON object, like {\"because\": \"they said so\"}"))?;
+fn parse_body<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+    let ApiBodyMembers(members) = serde_json::from_slice(body)
+        .map_err(|_| ApiError::bad_request("the body must be one JSON object, like {\"because\": \"they said so\"}"))?;
     let mut names: Vec<&String> = members.iter().map(|(name, _)| name).collect();
     names.sort_unstable();
     // Of two values this program would obey one, and a program before it may have judged the other.
     if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-        return Err(Problem::bad(format!("`{}`: is given twice: write it once", pair[0])));
+        return Err(ApiError::bad_request(format!("`{}`: is given twice: write it once", pair[0])));
     }
-    let fields = Fields { rest: members.into_iter(), current: None };
-    T::deserialize(MapAccessDeserializer::new(fields)).map_err(|error| Problem::bad(error.to_string()))
+    let fields = ApiBodyFields { rest: members.into_iter(), current: None };
+    T::deserialize(MapAccessDeserializer::new(fields)).map_err(|error| ApiError::bad_request(error.to_string()))
 }
 
 /// The fields of an object as written, repeated ones included. A field whose value is an object is none of ours.
-struct Members(Vec<(String, Value)>);
+struct ApiBodyMembers(Vec<(String, Value)>);
 
-impl<'de> serde::Deserialize<'de> for Members {
+impl<'de> serde::Deserialize<'de> for ApiBodyMembers {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct MembersVisitor;
 
         impl<'de> Visitor<'de> for MembersVisitor {
-            type Value = Members;
+            type Value = ApiBodyMembers;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Members, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ApiBodyMembers, A::Error> {
                 let mut members = Vec::new();
                 while let Some(member) = map.next_entry()? {
                     members.push(member);
                 }
-                Ok(Members(members))
+                Ok(ApiBodyMembers(members))
             }
         }
 
@@ -79,12 +79,12 @@ impl<'de> serde::Deserialize<'de> for Members {
 }
 
 /// The fields of an object, one by one, so that a bad value can be told by its field.
-struct Fields {
+struct ApiBodyFields {
     rest: std::vec::IntoIter<(String, Value)>,
     current: Option<(String, Value)>,
 }
 
-impl<'de> MapAccess<'de> for Fields {
+impl<'de> MapAccess<'de> for ApiBodyFields {
     type Error = serde_json::Error;
 
     fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, Self::Error> {
@@ -104,9 +104,9 @@ impl<'de> MapAccess<'de> for Fields {
 ///
 /// # Errors
 /// When it is too long.
-pub fn because(given: Option<String>) -> Result<Option<String>, Problem> {
+pub fn validate_reason(given: Option<String>) -> Result<Option<String>, ApiError> {
     let Some(text) = given.filter(|text| !text.trim().is_empty()) else { return Ok(None) };
-    said::because(&text).map(Some).map_err(|why| Problem::bad(format!("`because`: {why}")))
+    decision_input::validate_reason(&text).map(Some).map_err(|why| ApiError::bad_request(format!("`because`: {why}")))
 }
 
 #[cfg(test)]
@@ -118,15 +118,15 @@ mod tests {
 
     #[derive(Debug, Deserialize)]
     #[serde(deny_unknown_fields)]
-    struct Asked {
+    struct TestBody {
         rate: String,
         #[serde(default)]
         dry_run: bool,
     }
 
     #[test]
-    fn a_bad_field_is_named() {
-        let asked = |body: Value| read::<Asked>(body.to_string().as_bytes()).map_err(|problem| problem.1);
+    fn invalid_field_is_named() {
+        let asked = |body: Value| parse_body::<TestBody>(body.to_string().as_bytes()).map_err(|problem| problem.1);
         let good = asked(json!({"rate": "1/1s", "dry_run": true})).unwrap();
         assert_eq!((good.rate.as_str(), good.dry_run), ("1/1s", true));
         for (body, words) in [
@@ -137,7 +137,7 @@ mod tests {
         ] {
             assert_eq!(asked(body).unwrap_err(), words);
         }
-        assert_eq!(because(Some("  ".to_owned())).unwrap(), None);
-        assert!(because(Some("a".repeat(501))).unwrap_err().1.contains("`because`: has 501 characters"));
+        assert_eq!(validate_reason(Some("  ".to_owned())).unwrap(), None);
+        assert!(validate_reason(Some("a".repeat(501))).unwrap_err().1.contains("`because`: has 501 characters"));
     }
 }

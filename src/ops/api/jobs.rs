@@ -7,21 +7,21 @@ use axum::extract::{Path, Query, State};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use super::problem::{ErrorBody, Problem};
-use crate::domain::job::{JobId, Token};
+use super::problem::{ApiError, ErrorBody};
+use crate::domain::job::{Identifier, JobId};
 use crate::domain::provider::ProviderName;
-use crate::ledger::operator::{Filter, JobPage, JobStory, LIST_MAX, Refusal, STATES};
+use crate::ledger::operator::{JobDetails, JobFilter, JobPage, LIST_MAX, ResolutionRefusal, STATES};
 use crate::ops::OpsState;
-use crate::ops::json::Json;
+use crate::ops::json::JsonResponse;
 
-const PAGE: u32 = 50;
+const PAGE_SIZE: u32 = 50;
 const DEAD: &str = "dead";
 
 /// Which payments; all that is given must hold.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct Which {
+pub struct JobQuery {
     /// `waiting`, `sending`, `unknown`, `review`, `dead`, `succeeded`, `declined`, `expired` or `cancelled`.
     state: Option<String>,
     provider: Option<String>,
@@ -39,7 +39,7 @@ pub struct Which {
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct WhichDead {
+pub struct DeadJobQuery {
     provider: Option<String>,
     /// The whole account, exactly.
     account: Option<String>,
@@ -49,22 +49,22 @@ pub struct WhichDead {
     limit: Option<u32>,
 }
 
-impl From<WhichDead> for Which {
-    fn from(WhichDead { provider, account, after, limit }: WhichDead) -> Self {
+impl From<DeadJobQuery> for JobQuery {
+    fn from(DeadJobQuery { provider, account, after, limit }: DeadJobQuery) -> Self {
         Self { state: Some(DEAD.to_owned()), provider, account, id: None, after, limit }
     }
 }
 
-impl Which {
-    fn meant(self) -> Result<(Filter, Option<JobId>, u32), Problem> {
+impl JobQuery {
+    fn validate(self) -> Result<(JobFilter, Option<JobId>, u32), ApiError> {
         let token = |field: &'static str, text: Option<String>| {
-            text.map(Token::new).transpose().map_err(|why| Problem::bad(format!("`{field}`: {why}")))
+            text.map(Identifier::new).transpose().map_err(|why| ApiError::bad_request(format!("`{field}`: {why}")))
         };
-        let at_most = self.limit.unwrap_or(PAGE);
+        let at_most = self.limit.unwrap_or(PAGE_SIZE);
         if !(1..=LIST_MAX).contains(&at_most) {
-            return Err(Problem::bad(format!("`limit`: {at_most} is not from 1 to {LIST_MAX}")));
+            return Err(ApiError::bad_request(format!("`limit`: {at_most} is not from 1 to {LIST_MAX}")));
         }
-        let filter = Filter {
+        let filter = JobFilter {
             state: self.state.as_deref().map(state).transpose()?,
             provider: self.provider.as_deref().map(provider).transpose()?,
             account: token("account", self.account)?,
@@ -74,18 +74,18 @@ impl Which {
     }
 }
 
-fn state(text: &str) -> Result<&'static str, Problem> {
+fn state(text: &str) -> Result<&'static str, ApiError> {
     let known = STATES.iter().find(|state| **state == text);
-    known.copied().ok_or_else(|| Problem::bad(format!("`state`: is none: write one of {}", STATES.join(", "))))
+    known.copied().ok_or_else(|| ApiError::bad_request(format!("`state`: is none: write one of {}", STATES.join(", "))))
 }
 
-fn provider(text: &str) -> Result<ProviderName, Problem> {
-    ProviderName::new(text).map_err(|why| Problem::bad(format!("`provider`: {why}")))
+fn provider(text: &str) -> Result<ProviderName, ApiError> {
+    ProviderName::new(text).map_err(|why| ApiError::bad_request(format!("`provider`: {why}")))
 }
 
 /// An id from an address: what can be no id names no payment.
-pub(super) fn of_address(id: String) -> Result<JobId, Problem> {
-    JobId::new(id).map_err(|_| Refusal::NoSuchJob.into())
+pub(super) fn parse_job_id(id: String) -> Result<JobId, ApiError> {
+    JobId::new(id).map_err(|_| ResolutionRefusal::NoSuchJob.into())
 }
 
 /// Payments, page by page in the order of their ids.
@@ -95,7 +95,7 @@ pub(super) fn of_address(id: String) -> Result<JobId, Problem> {
     get,
     path = "/api/v1/jobs",
     tag = "jobs",
-    params(Which),
+    params(JobQuery),
     responses(
         (status = 200, description = "A page", body = JobPage),
         (status = 400, description = "A parameter is bad", body = ErrorBody),
@@ -104,14 +104,14 @@ pub(super) fn of_address(id: String) -> Result<JobId, Problem> {
 )]
 pub async fn list(
     State(ops): State<OpsState>,
-    which: Result<Query<Which>, QueryRejection>,
-) -> Result<Json<JobPage>, Problem> {
-    page(&ops, which?.0).await
+    which: Result<Query<JobQuery>, QueryRejection>,
+) -> Result<JsonResponse<JobPage>, ApiError> {
+    list_page(&ops, which?.0).await
 }
 
-async fn page(ops: &OpsState, which: Which) -> Result<Json<JobPage>, Problem> {
-    let (filter, after, at_most) = which.meant()?;
-    Ok(Json(ops.desk.operator.list(&filter, after.as_ref(), at_most).await?))
+async fn list_page(ops: &OpsState, which: JobQuery) -> Result<JsonResponse<JobPage>, ApiError> {
+    let (filter, after, at_most) = which.validate()?;
+    Ok(JsonResponse(ops.operator_context.operator.list(&filter, after.as_ref(), at_most).await?))
 }
 
 /// One payment: its state, its requests, its events, and who changed it by hand.
@@ -121,14 +121,14 @@ async fn page(ops: &OpsState, which: Which) -> Result<Json<JobPage>, Problem> {
     tag = "jobs",
     params(("id" = String, Path, description = "The payment's id")),
     responses(
-        (status = 200, description = "The payment", body = JobStory),
+        (status = 200, description = "The payment", body = JobDetails),
         (status = 404, description = "There is no such payment", body = ErrorBody),
         (status = 503, description = "The database is away", body = ErrorBody),
     )
 )]
-pub async fn show(State(ops): State<OpsState>, Path(id): Path<String>) -> Result<Json<JobStory>, Problem> {
-    let story = ops.desk.operator.show(&of_address(id)?).await?;
-    story.map(Json).ok_or_else(|| Refusal::NoSuchJob.into())
+pub async fn show(State(ops): State<OpsState>, Path(id): Path<String>) -> Result<JsonResponse<JobDetails>, ApiError> {
+    let story = ops.operator_context.operator.show(&parse_job_id(id)?).await?;
+    story.map(JsonResponse).ok_or_else(|| ResolutionRefusal::NoSuchJob.into())
 }
 
 /// Dead payments, given up and surely not charged, page by page in the order of their ids.
@@ -136,7 +136,7 @@ pub async fn show(State(ops): State<OpsState>, Path(id): Path<String>) -> Result
     get,
     path = "/api/v1/dlq",
     tag = "dlq",
-    params(WhichDead),
+    params(DeadJobQuery),
     responses(
         (status = 200, description = "A page", body = JobPage),
         (status = 400, description = "A parameter is bad", body = ErrorBody),
@@ -145,9 +145,9 @@ pub async fn show(State(ops): State<OpsState>, Path(id): Path<String>) -> Result
 )]
 pub async fn list_dead(
     State(ops): State<OpsState>,
-    which: Result<Query<WhichDead>, QueryRejection>,
-) -> Result<Json<JobPage>, Problem> {
-    page(&ops, which?.0.into()).await
+    which: Result<Query<DeadJobQuery>, QueryRejection>,
+) -> Result<JsonResponse<JobPage>, ApiError> {
+    list_page(&ops, which?.0.into()).await
 }
 
 /// One dead payment, as `/api/v1/jobs/{id}` shows it.
@@ -157,15 +157,15 @@ pub async fn list_dead(
     tag = "dlq",
     params(("id" = String, Path, description = "The payment's id")),
     responses(
-        (status = 200, description = "The payment", body = JobStory),
+        (status = 200, description = "The payment", body = JobDetails),
         (status = 404, description = "There is no such payment, or it is not dead", body = ErrorBody),
         (status = 503, description = "The database is away", body = ErrorBody),
     )
 )]
-pub async fn show_dead(ops: State<OpsState>, id: Path<String>) -> Result<Json<JobStory>, Problem> {
+pub async fn show_dead(ops: State<OpsState>, id: Path<String>) -> Result<JsonResponse<JobDetails>, ApiError> {
     let story = show(ops, id).await?;
     match story.0.line.state.as_str() {
         DEAD => Ok(story),
-        state => Err(Problem::unknown(format!("it is `{state}`, not `{DEAD}`"))),
+        state => Err(ApiError::not_found(format!("it is `{state}`, not `{DEAD}`"))),
     }
 }

@@ -9,31 +9,31 @@ use axum::Router;
 use axum::routing::{get, post};
 
 use super::OpsState;
-use super::guard::Caller;
-use crate::ledger::operator::{By, Operator};
+use super::guard::ApiCaller;
+use crate::ledger::operator::{Actor, Operator};
 use crate::ledger::settings::Settings;
 use crate::queue::Queue;
 use crate::queue::message::CardNumbers;
 
 pub mod body;
-pub mod jobs;
-pub mod problem;
-pub mod refused;
 #[cfg(test)]
-mod repeated_tests;
+mod hostile_text_tests;
+pub mod jobs;
+pub mod json_errors;
+pub mod problem;
+#[cfg(test)]
+mod repeated_key_tests;
+pub mod resolutions;
 pub mod settings;
 #[cfg(test)]
-mod shown_tests;
-#[cfg(test)]
 mod tests;
-pub mod verdicts;
 
 /// In the audit of everything that is changed here.
 const PROGRAM: &str = "sluicegate ops";
 
 /// What a person's decisions need.
 #[derive(Clone)]
-pub struct Desk {
+pub struct OperatorContext {
     pub operator: Arc<dyn Operator>,
     pub settings: Arc<dyn Settings>,
     pub queue: Arc<dyn Queue>,
@@ -45,12 +45,12 @@ pub(super) fn routes() -> Router<OpsState> {
     Router::new()
         .route("/api/v1/jobs", get(jobs::list))
         .route("/api/v1/jobs/{id}", get(jobs::show))
-        .route("/api/v1/jobs/{id}/resolve", post(verdicts::resolve))
-        .route("/api/v1/jobs/{id}/cancel", post(verdicts::cancel))
+        .route("/api/v1/jobs/{id}/resolve", post(resolutions::resolve))
+        .route("/api/v1/jobs/{id}/cancel", post(resolutions::cancel))
         .route("/api/v1/dlq", get(jobs::list_dead))
         .route("/api/v1/dlq/{id}", get(jobs::show_dead))
-        .route("/api/v1/dlq/{id}/replay", post(verdicts::replay))
-        .route("/api/v1/dlq/{id}/discard", post(verdicts::discard))
+        .route("/api/v1/dlq/{id}/replay", post(resolutions::replay))
+        .route("/api/v1/dlq/{id}/discard", post(resolutions::discard))
         .route("/api/v1/limits", get(settings::list_limits))
         .route("/api/v1/providers/{name}/pause", post(settings::pause))
         .route("/api/v1/providers/{name}/resume", post(settings::resume))
@@ -58,6 +58,6 @@ pub(super) fn routes() -> Router<OpsState> {
 }
 
 /// Who asks, for the audit.
-fn by(caller: &Caller, because: Option<String>) -> By {
-    By { os_user: caller.name(), program: Some(PROGRAM), because }
+fn actor(caller: &ApiCaller, because: Option<String>) -> Actor {
+    Actor { os_user: caller.name(), program: Some(PROGRAM), reason: because }
 }

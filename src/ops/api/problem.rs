@@ -9,11 +9,11 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::ledger::LedgerError;
-use crate::ledger::operator::Refusal;
-use crate::ops::change::NotChanged;
-use crate::ops::json::Json;
+use crate::ledger::operator::ResolutionRefusal;
+use crate::ops::change::SettingsChangeError;
+use crate::ops::json::JsonResponse;
 use crate::queue::QueueError;
-use crate::worker::send_again::NotSent;
+use crate::worker::resend::ResendError;
 
 /// What every refusal says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
@@ -24,15 +24,15 @@ pub struct ErrorBody {
 
 /// A refusal on its way out.
 #[derive(Debug)]
-pub struct Problem(pub StatusCode, pub String);
+pub struct ApiError(pub StatusCode, pub String);
 
-impl Problem {
+impl ApiError {
     /// A field or parameter that cannot be meant.
-    pub fn bad(words: impl Into<String>) -> Self {
+    pub fn bad_request(words: impl Into<String>) -> Self {
         Self(StatusCode::BAD_REQUEST, words.into())
     }
 
-    pub fn unknown(words: impl Into<String>) -> Self {
+    pub fn not_found(words: impl Into<String>) -> Self {
         Self(StatusCode::NOT_FOUND, words.into())
     }
 
@@ -41,61 +41,63 @@ impl Problem {
     }
 }
 
-impl IntoResponse for Problem {
+impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        (self.0, Json(ErrorBody { error: self.1 })).into_response()
+        (self.0, JsonResponse(ErrorBody { error: self.1 })).into_response()
     }
 }
 
-impl From<LedgerError> for Problem {
+impl From<LedgerError> for ApiError {
     fn from(error: LedgerError) -> Self {
         let status = match &error {
             LedgerError::Refused(_) => StatusCode::CONFLICT,
             LedgerError::Corrupt(_) => StatusCode::INTERNAL_SERVER_ERROR,
-            LedgerError::Away(_) | LedgerError::NotMigrated => StatusCode::SERVICE_UNAVAILABLE,
+            LedgerError::Unavailable(_) | LedgerError::NotMigrated => StatusCode::SERVICE_UNAVAILABLE,
         };
         Self(status, error.to_string())
     }
 }
 
-impl From<QueueError> for Problem {
+impl From<QueueError> for ApiError {
     fn from(error: QueueError) -> Self {
         Self(StatusCode::SERVICE_UNAVAILABLE, format!("nothing was changed: {error}"))
     }
 }
 
-impl From<Refusal> for Problem {
-    fn from(refusal: Refusal) -> Self {
+impl From<ResolutionRefusal> for ApiError {
+    fn from(refusal: ResolutionRefusal) -> Self {
         match refusal {
-            Refusal::NoSuchJob => Self::unknown(refusal.to_string()),
+            ResolutionRefusal::NoSuchJob => Self::not_found(refusal.to_string()),
             refusal => Self::conflict(refusal.to_string()),
         }
     }
 }
 
-impl From<NotSent> for Problem {
-    fn from(error: NotSent) -> Self {
+impl From<ResendError> for ApiError {
+    fn from(error: ResendError) -> Self {
         match error {
-            NotSent::Refused(refusal) => refusal.into(),
-            NotSent::Ledger(error) => error.into(),
-            NotSent::Unpublished(_) => Self(StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
-            NotSent::NoProvider(_) | NotSent::Unreadable(_) => Self::conflict(error.to_string()),
+            ResendError::Refused(refusal) => refusal.into(),
+            ResendError::Ledger(error) => error.into(),
+            ResendError::Unpublished(_) => Self(StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
+            ResendError::NoProvider(_) | ResendError::Unreadable(_) => Self::conflict(error.to_string()),
         }
     }
 }
 
-impl From<NotChanged> for Problem {
-    fn from(error: NotChanged) -> Self {
+impl From<SettingsChangeError> for ApiError {
+    fn from(error: SettingsChangeError) -> Self {
         match error {
-            NotChanged::NoProvider(_) | NotChanged::NoLimit { .. } => Self::unknown(error.to_string()),
-            NotChanged::Unusable(_) => Self::conflict(error.to_string()),
-            NotChanged::Ledger(error) => error.into(),
+            SettingsChangeError::NoProvider(_) | SettingsChangeError::NoLimit { .. } => {
+                Self::not_found(error.to_string())
+            }
+            SettingsChangeError::InvalidRow(_) => Self::conflict(error.to_string()),
+            SettingsChangeError::Ledger(error) => error.into(),
         }
     }
 }
 
-impl From<QueryRejection> for Problem {
+impl From<QueryRejection> for ApiError {
     fn from(rejection: QueryRejection) -> Self {
-        Self::bad(rejection.body_text())
+        Self::bad_request(rejection.body_text())
     }
 }

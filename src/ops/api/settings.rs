@@ -8,30 +8,30 @@ use axum::extract::{Path, State};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::body::{Body, because};
-use super::by;
-use super::problem::{ErrorBody, Problem};
+use super::actor;
+use super::body::{ApiBody, validate_reason};
+use super::problem::{ApiError, ErrorBody};
 use crate::domain::limit::Rate;
 use crate::domain::provider::ProviderName;
-use crate::fleet::clears::{Clears, Source, clear_time};
-use crate::ledger::provider_row::{LimitLine, ProviderRow};
-use crate::ledger::settings::BadRow;
+use crate::fleet::clears::{ClearTimeOverview, MissingSource, clear_time};
+use crate::ledger::provider_row::{LimitSummary, ProviderRow};
+use crate::ledger::settings::InvalidRow;
 use crate::ops::OpsState;
-use crate::ops::change::{NotChanged, set_paused, set_rate};
-use crate::ops::guard::Caller;
-use crate::ops::json::Json;
+use crate::ops::change::{SettingsChangeError, set_paused, set_rate};
+use crate::ops::guard::ApiCaller;
+use crate::ops::json::JsonResponse;
 
 /// The limits of all providers.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct Limits {
-    limits: Vec<LimitLine>,
+pub struct LimitList {
+    limits: Vec<LimitSummary>,
     /// Those whose limits are missing above, because their rows cannot be read.
-    left_out: Vec<LeftOut>,
+    left_out: Vec<UnreadableLimits>,
 }
 
 /// A provider whose row cannot be read.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct LeftOut {
+pub struct UnreadableLimits {
     provider: String,
     problems: Vec<String>,
 }
@@ -46,7 +46,7 @@ pub struct PauseReason {
 
 /// Whether anything was changed.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct Changed {
+pub struct PauseResult {
     /// False: it was so already.
     changed: bool,
 }
@@ -54,7 +54,7 @@ pub struct Changed {
 /// A limit's new rate.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct NewRate {
+pub struct RateRequest {
     /// N/DURATION, like `200/1s` or `600/1m`; `0/1s` closes it.
     rate: String,
     /// Say what would change, and change nothing.
@@ -66,20 +66,20 @@ pub struct NewRate {
 
 /// A limit's rate before and after.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct LimitChanged {
+pub struct RateResult {
     limit: String,
     from: String,
     to: String,
     /// False in a dry run, or when it was so already.
     changed: bool,
-    clears: ClearsChange,
+    clears: ClearTimeChange,
 }
 
 /// When what waits is cleared, before and after the change.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct ClearsChange {
-    from: Clears,
-    to: Clears,
+pub struct ClearTimeChange {
+    from: ClearTimeOverview,
+    to: ClearTimeOverview,
 }
 
 /// The limits of all providers as they are written; `/api/v1/limits/{provider}` says what they have used.
@@ -88,19 +88,19 @@ pub struct ClearsChange {
     path = "/api/v1/limits",
     tag = "providers",
     responses(
-        (status = 200, description = "By provider and name", body = Limits),
+        (status = 200, description = "By provider and name", body = LimitList),
         (status = 503, description = "The database is away", body = ErrorBody),
     )
 )]
-pub async fn list_limits(State(ops): State<OpsState>) -> Result<Json<Limits>, Problem> {
-    let mut list = Limits { limits: Vec::new(), left_out: Vec::new() };
-    for row in ops.desk.settings.written(None).await? {
+pub async fn list_limits(State(ops): State<OpsState>) -> Result<JsonResponse<LimitList>, ApiError> {
+    let mut list = LimitList { limits: Vec::new(), left_out: Vec::new() };
+    for row in ops.operator_context.settings.raw_rows(None).await? {
         match row {
-            Ok(row) => list.limits.extend(row.limits.iter().map(|limit| LimitLine::of(&row.name, limit))),
-            Err(BadRow { provider, problems, .. }) => list.left_out.push(LeftOut { provider, problems }),
+            Ok(row) => list.limits.extend(row.limits.iter().map(|limit| LimitSummary::from_row(&row.name, limit))),
+            Err(InvalidRow { provider, problems, .. }) => list.left_out.push(UnreadableLimits { provider, problems }),
         }
     }
-    Ok(Json(list))
+    Ok(JsonResponse(list))
 }
 
 /// Starts no more requests to a provider, in every worker; its queue keeps collecting.
@@ -111,7 +111,7 @@ pub async fn list_limits(State(ops): State<OpsState>) -> Result<Json<Limits>, Pr
     params(("name" = String, Path, description = "The provider's name")),
     request_body = PauseReason,
     responses(
-        (status = 200, description = "It is paused; workers follow within 2 s", body = Changed),
+        (status = 200, description = "It is paused; workers follow within 2 s", body = PauseResult),
         (status = 400, description = "A field is bad", body = ErrorBody),
         (status = 404, description = "There is no such provider", body = ErrorBody),
         (status = 409, description = "Refused; nothing was changed", body = ErrorBody),
@@ -121,10 +121,10 @@ pub async fn list_limits(State(ops): State<OpsState>) -> Result<Json<Limits>, Pr
 pub async fn pause(
     State(ops): State<OpsState>,
     Path(name): Path<String>,
-    Extension(caller): Extension<Caller>,
-    Body(asked): Body<PauseReason>,
-) -> Result<Json<Changed>, Problem> {
-    paused(&ops, name, true, &caller, asked).await
+    Extension(caller): Extension<ApiCaller>,
+    ApiBody(asked): ApiBody<PauseReason>,
+) -> Result<JsonResponse<PauseResult>, ApiError> {
+    pause_or_resume(&ops, name, true, &caller, asked).await
 }
 
 /// Starts requests to a provider again, and lifts the waits that it has named.
@@ -135,7 +135,7 @@ pub async fn pause(
     params(("name" = String, Path, description = "The provider's name")),
     request_body = PauseReason,
     responses(
-        (status = 200, description = "It is not paused, and no wait that it named holds; workers follow within 2 s", body = Changed),
+        (status = 200, description = "It is not paused, and no wait that it named holds; workers follow within 2 s", body = PauseResult),
         (status = 400, description = "A field is bad", body = ErrorBody),
         (status = 404, description = "There is no such provider", body = ErrorBody),
         (status = 409, description = "Refused; nothing was changed", body = ErrorBody),
@@ -145,22 +145,23 @@ pub async fn pause(
 pub async fn resume(
     State(ops): State<OpsState>,
     Path(name): Path<String>,
-    Extension(caller): Extension<Caller>,
-    Body(asked): Body<PauseReason>,
-) -> Result<Json<Changed>, Problem> {
-    paused(&ops, name, false, &caller, asked).await
+    Extension(caller): Extension<ApiCaller>,
+    ApiBody(asked): ApiBody<PauseReason>,
+) -> Result<JsonResponse<PauseResult>, ApiError> {
+    pause_or_resume(&ops, name, false, &caller, asked).await
 }
 
-async fn paused(
+async fn pause_or_resume(
     ops: &OpsState,
     name: String,
     paused: bool,
-    caller: &Caller,
+    caller: &ApiCaller,
     asked: PauseReason,
-) -> Result<Json<Changed>, Problem> {
-    let by = by(caller, because(asked.because)?);
-    let changed = set_paused(ops.desk.settings.as_ref(), &of_address(name)?, paused, Some(&by)).await?;
-    Ok(Json(Changed { changed }))
+) -> Result<JsonResponse<PauseResult>, ApiError> {
+    let by = actor(caller, validate_reason(asked.because)?);
+    let changed =
+        set_paused(ops.operator_context.settings.as_ref(), &parse_provider_name(name)?, paused, Some(&by)).await?;
+    Ok(JsonResponse(PauseResult { changed }))
 }
 
 /// Changes a limit's rate; in force in every worker within 2 s, consumption carried over.
@@ -172,9 +173,9 @@ async fn paused(
         ("name" = String, Path, description = "The provider's name"),
         ("limit" = String, Path, description = "The limit's name"),
     ),
-    request_body = NewRate,
+    request_body = RateRequest,
     responses(
-        (status = 200, description = "Changed, or what would change", body = LimitChanged),
+        (status = 200, description = "Changed, or what would change", body = RateResult),
         (status = 400, description = "A field is bad", body = ErrorBody),
         (status = 404, description = "There is no such provider or limit", body = ErrorBody),
         (status = 409, description = "Refused; nothing was changed", body = ErrorBody),
@@ -184,29 +185,29 @@ async fn paused(
 pub async fn set_limit(
     State(ops): State<OpsState>,
     Path((name, limit)): Path<(String, String)>,
-    Extension(caller): Extension<Caller>,
-    Body(asked): Body<NewRate>,
-) -> Result<Json<LimitChanged>, Problem> {
-    let by = by(&caller, because(asked.because)?);
-    let rate: Rate = asked.rate.parse().map_err(|why| Problem::bad(format!("`rate`: {why}")))?;
-    let name = of_address(name)?;
-    let settings = ops.desk.settings.as_ref();
-    let evidence = ops.lookout.evidence().await;
+    Extension(caller): Extension<ApiCaller>,
+    ApiBody(asked): ApiBody<RateRequest>,
+) -> Result<JsonResponse<RateResult>, ApiError> {
+    let by = actor(&caller, validate_reason(asked.because)?);
+    let rate: Rate = asked.rate.parse().map_err(|why| ApiError::bad_request(format!("`rate`: {why}")))?;
+    let name = parse_provider_name(name)?;
+    let settings = ops.operator_context.settings.as_ref();
+    let evidence = ops.collector.input().await;
     let change = set_rate(settings, &name, &limit, rate, asked.dry_run, Some(&by)).await?;
-    let clears = |row: &ProviderRow| match row.meant(0) {
+    let clears = |row: &ProviderRow| match row.validate(0) {
         Ok(provider) => clear_time(&evidence, &provider).into(),
-        Err(_) => Clears::Unknown { missing: Source::Row },
+        Err(_) => ClearTimeOverview::Unknown { missing: MissingSource::Row },
     };
-    Ok(Json(LimitChanged {
+    Ok(JsonResponse(RateResult {
         limit,
-        from: change.from.to_string(),
-        to: change.to.to_string(),
-        changed: !asked.dry_run && change.from != change.to.into(),
-        clears: ClearsChange { from: clears(&change.row_before), to: clears(&change.row_after) },
+        from: change.rate_before.to_string(),
+        to: change.rate_after.to_string(),
+        changed: !asked.dry_run && change.rate_before != change.rate_after.into(),
+        clears: ClearTimeChange { from: clears(&change.row_before), to: clears(&change.row_after) },
     }))
 }
 
 /// A name from an address: what can be no name names no provider.
-fn of_address(name: String) -> Result<ProviderName, Problem> {
-    ProviderName::new(name.as_str()).map_err(|_| NotChanged::NoProvider(name).into())
+fn parse_provider_name(name: String) -> Result<ProviderName, ApiError> {
+    ProviderName::new(name.as_str()).map_err(|_| SettingsChangeError::NoProvider(name).into())
 }

@@ -7,33 +7,33 @@ use sqlx::AssertSqlSafe;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
-use crate::domain::job::{Job, Token};
+use crate::domain::job::{Identifier, Job};
 use crate::domain::outcome::FinalState;
 use crate::domain::provider::ProviderName;
 use crate::ledger::database::Database;
 use crate::ledger::fleet::WorkerReport;
 use crate::ledger::provider_row::{LimitRow, ProviderRow};
-use crate::ledger::{AttemptEnd, Begun, Claim, Hold, JobState, Written};
-use crate::ops::openapi_tests::{Published, address_of, routes};
-use crate::ops::tests::{client, serving, state};
+use crate::ledger::{AttemptEnd, BeginResult, Claim, FencedWrite, JobState, LeaseToken};
+use crate::ops::openapi_tests::{PublishedApi, example_address, routes};
+use crate::ops::tests::{client, spawn_server, state};
 use crate::provider::FrozenRequest;
 use crate::queue::message::{decode, encode};
 
-pub(super) struct Stand {
+pub(super) struct TestApi {
     pub(super) address: String,
     pub(super) database: Database,
     queue: Arc<dyn Queue>,
-    published: Published,
+    published: PublishedApi,
     stop: CancellationToken,
 }
 
-impl Drop for Stand {
+impl Drop for TestApi {
     fn drop(&mut self) {
         self.stop.cancel();
     }
 }
 
-impl Stand {
+impl TestApi {
     /// With provider `acme`, 100/1s and 600/1m.
     pub(super) async fn new() -> Self {
         let (state, _progress, database) = state(None).await;
@@ -50,43 +50,43 @@ impl Stand {
             ..ProviderRow::default()
         };
         database.settings().apply(&[row], false).await.unwrap();
-        let queue = state.desk.queue.clone();
+        let queue = state.operator_context.queue.clone();
         queue.declare(&[acme()]).await.unwrap();
-        let (address, stop) = serving(state).await;
-        Self { address, database, queue, published: Published::now(), stop }
+        let (address, stop) = spawn_server(state).await;
+        Self { address, database, queue, published: PublishedApi::current(), stop }
     }
 
     async fn get(&self, path: &str) -> (u16, Value) {
-        self.exchanged("get", path, client().get(format!("{}{path}", self.address))).await
+        self.exchange("get", path, client().get(format!("{}{path}", self.address))).await
     }
 
     async fn post(&self, path: &str, body: Value) -> (u16, Value) {
         let request = client().post(format!("{}{path}", self.address)).json(&body);
-        let (status, answer) = self.exchanged("post", path, request).await;
+        let (status, answer) = self.exchange("post", path, request).await;
         if status < 300 {
-            assert_eq!(self.published.faults_of_request("post", path, &body), Vec::<String>::new());
+            assert_eq!(self.published.request_faults("post", path, &body), Vec::<String>::new());
         }
         (status, answer)
     }
 
-    async fn exchanged(&self, method: &str, path: &str, request: reqwest::RequestBuilder) -> (u16, Value) {
+    async fn exchange(&self, method: &str, path: &str, request: reqwest::RequestBuilder) -> (u16, Value) {
         let request = request.basic_auth("alice", Some("any")).header("user-agent", "curl/8.5.0");
         let answer = request.send().await.unwrap();
         let status = answer.status().as_u16();
         let body: Value = answer.json().await.unwrap();
-        assert_eq!(self.published.faults_of_answer(method, path, status, &body), Vec::<String>::new());
+        assert_eq!(self.published.response_faults(method, path, status, &body), Vec::<String>::new());
         (status, body)
     }
 
     /// A new job that a worker has brought into a state.
-    pub(super) async fn bring(&self, id: &str, account: &str, state: &str) {
+    pub(super) async fn add_job(&self, id: &str, account: &str, state: &str) {
         let ledger = self.database.ledger();
         let job = Job {
-            id: Token::new(id).unwrap(),
+            id: Identifier::new(id).unwrap(),
             provider: acme(),
             amount: 1_299,
             currency: "EUR".to_owned(),
-            account: Some(Token::new(account).unwrap()),
+            account: Some(Identifier::new(account).unwrap()),
             reference: None,
             idempotency_key: None,
             cost: 1,
@@ -98,22 +98,22 @@ impl Stand {
         let hash = decode(&encode(&job), &acme(), CardNumbers::Refuse).unwrap().hash;
         let claim = ledger.claim(&job, hash, "worker-a", Duration::from_secs(60)).await.unwrap();
         let Claim::Claimed(claimed) = claim else { panic!("{claim:?}") };
-        let hold = claimed.hold;
+        let hold = claimed.lease;
         match state {
-            "waiting" => assert_eq!(ledger.release(&hold).await.unwrap(), Written::Kept),
-            "sending" => drop(self.begin(&hold, id).await),
+            "waiting" => assert_eq!(ledger.release(&hold).await.unwrap(), FencedWrite::Applied),
+            "sending" => drop(self.begin_attempt(&hold, id).await),
             state => {
-                let number = self.begin(&hold, id).await;
+                let number = self.begin_attempt(&hold, id).await;
                 let outcome = if state == "review" { "unknown" } else { "not_sent" };
                 let end = AttemptEnd { number, outcome, status: None, detail: "said so".to_owned(), counts: true };
                 let state = FinalState::from_name(state).unwrap();
                 let next = JobState::Final { state, reason: "so it is".to_owned(), reference: None };
-                assert_eq!(ledger.finish_attempt(&hold, &end, &next).await.unwrap(), Written::Kept);
+                assert_eq!(ledger.finish_attempt(&hold, &end, &next).await.unwrap(), FencedWrite::Applied);
             }
         }
     }
 
-    async fn begin(&self, hold: &Hold, id: &str) -> u32 {
+    async fn begin_attempt(&self, hold: &LeaseToken, id: &str) -> u32 {
         let request = FrozenRequest {
             method: "POST".to_owned(),
             url: "https://pay.example/charges".to_owned(),
@@ -124,27 +124,28 @@ impl Stand {
             credential_fingerprint: "0123456789abcdef".to_owned(),
         };
         match self.database.ledger().begin_attempt(hold, &request).await.unwrap() {
-            Begun::Attempt(number) => number,
-            Begun::Lost => panic!("lost"),
+            BeginResult::Attempt(number) => number,
+            BeginResult::Stale => panic!("lost"),
         }
     }
 
     /// All that stands in the database, but for [`ACCOUNT`].
-    pub(super) async fn written(&self) -> Vec<(String, String)> {
+    pub(super) async fn database_content(&self) -> Vec<(String, String)> {
         let pool = self.database.sqlite_pool().unwrap();
         let columns = "SELECT tables.name, group_concat('quote(\"' || columns.name || '\")', '||') \
             FROM sqlite_master AS tables JOIN pragma_table_info(tables.name) AS columns \
             WHERE tables.type = 'table' GROUP BY tables.name ORDER BY tables.name";
         let tables: Vec<(String, String)> = sqlx::query_as(columns).fetch_all(&pool).await.unwrap();
         let mut written = Vec::new();
-        for (table, columns) in tables.into_iter().filter(|(table, _)| !ACCOUNT.contains(&table.as_str())) {
+        for (table, columns) in tables.into_iter().filter(|(table, _)| !RECONCILIATION_TABLES.contains(&table.as_str()))
+        {
             let rows = format!("SELECT coalesce(group_concat({columns}), '') FROM \"{table}\"");
             written.push((table, sqlx::query_scalar(AssertSqlSafe(rows)).fetch_one(&pool).await.unwrap()));
         }
         written
     }
 
-    async fn one<T>(&self, sql: &'static str) -> T
+    async fn query_one<T>(&self, sql: &'static str) -> T
     where
         T: Send + Unpin + sqlx::Type<sqlx::Sqlite> + for<'r> sqlx::Decode<'r, sqlx::Sqlite>,
     {
@@ -153,7 +154,7 @@ impl Stand {
 }
 
 /// Tables in which the workers' own account of payments is kept; it moves by itself.
-const ACCOUNT: [&str; 3] = ["settled_jobs", "settled_mark", "upkeep_turns"];
+const RECONCILIATION_TABLES: [&str; 3] = ["settled_jobs", "settled_mark", "upkeep_turns"];
 
 fn acme() -> ProviderName {
     ProviderName::new("acme").unwrap()
@@ -164,10 +165,10 @@ fn ids(page: &Value) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn payments_are_found_by_what_is_known_of_them() {
-    let stand = Stand::new().await;
+async fn jobs_are_found_by_each_filter() {
+    let stand = TestApi::new().await;
     for (id, account, state) in [("a", "x", "dead"), ("b", "y", "review"), ("c", "x", "review"), ("d", "x", "dead")] {
-        stand.bring(id, account, state).await;
+        stand.add_job(id, account, state).await;
     }
     for (query, found, next) in [
         ("", vec!["a", "b", "c", "d"], None),
@@ -225,8 +226,8 @@ async fn payments_are_found_by_what_is_known_of_them() {
 }
 
 #[tokio::test]
-async fn a_verdict_is_passed_once_audited_and_refused_where_the_commands_refuse_it() {
-    let stand = Stand::new().await;
+async fn resolutions_are_audited_and_applied_once() {
+    let stand = TestApi::new().await;
     for (from, path, body, to, done) in [
         (
             "review",
@@ -242,7 +243,7 @@ async fn a_verdict_is_passed_once_audited_and_refused_where_the_commands_refuse_
         ("dead", "dlq/{}/discard", json!({"because": "seen"}), "cancelled", "discarded"),
     ] {
         let id = format!("{from}-{done}-{to}").replace(' ', "_");
-        stand.bring(&id, "x", from).await;
+        stand.add_job(&id, "x", from).await;
         let path = format!("/api/v1/{}", path.replace("{}", &id));
         let queued = stand.queue.depth(&acme()).await.unwrap().unwrap();
         let answer = stand.post(&path, body.clone()).await;
@@ -264,13 +265,13 @@ async fn a_verdict_is_passed_once_audited_and_refused_where_the_commands_refuse_
     let succeeded = stand.get("/api/v1/jobs/review-settled-succeeded").await.1;
     assert_eq!(succeeded["provider_reference"], "ch_1");
     // One charge pays one payment; what is on the wire is not stopped.
-    stand.bring("twice", "x", "review").await;
+    stand.add_job("twice", "x", "review").await;
     let resolved = stand.post("/api/v1/jobs/twice/resolve", json!({"as": "succeeded", "reference": "ch_1"})).await;
     assert!(resolved.0 == 409 && resolved.1["error"].as_str().unwrap().contains("one charge pays one payment"));
-    stand.bring("wire", "x", "sending").await;
+    stand.add_job("wire", "x", "sending").await;
     assert_eq!(stand.post("/api/v1/jobs/wire/cancel", json!({})).await.0, 409);
     // Without a row nothing takes the lane.
-    stand.bring("orphan", "x", "dead").await;
+    stand.add_job("orphan", "x", "dead").await;
     let deleted = "DELETE FROM providers";
     sqlx::raw_sql("DELETE FROM provider_limits").execute(&stand.database.sqlite_pool().unwrap()).await.unwrap();
     sqlx::raw_sql(deleted).execute(&stand.database.sqlite_pool().unwrap()).await.unwrap();
@@ -280,11 +281,11 @@ async fn a_verdict_is_passed_once_audited_and_refused_where_the_commands_refuse_
 }
 
 #[tokio::test]
-async fn what_cannot_be_meant_changes_nothing_and_says_why() {
-    let stand = Stand::new().await;
-    stand.bring("pay-1", "x", "review").await;
+async fn invalid_requests_change_nothing() {
+    let stand = TestApi::new().await;
+    stand.add_job("pay-1", "x", "review").await;
     let long = "x".repeat(501);
-    let before = stand.written().await;
+    let before = stand.database_content().await;
     for (path, body, status, words) in [
         ("jobs/nobody/cancel", json!({}), 404, "the ledger has no such job"),
         ("jobs/a%20b/cancel", json!({}), 404, "the ledger has no such job"),
@@ -322,12 +323,12 @@ async fn what_cannot_be_meant_changes_nothing_and_says_why() {
     let huge =
         huge.header("content-type", "application/json").body(format!(r#"{{"because": "{}"}}"#, "x".repeat(20_000)));
     assert_eq!(huge.send().await.unwrap().status(), 413);
-    assert_eq!(stand.written().await, before);
+    assert_eq!(stand.database_content().await, before);
 }
 
 #[tokio::test]
-async fn limits_are_listed_as_they_are_written() {
-    let stand = Stand::new().await;
+async fn limits_are_listed_as_stored() {
+    let stand = TestApi::new().await;
     let (status, all) = stand.get("/api/v1/limits").await;
     let written = |limit: &str, rate: &str, max_requests: i64, window_ms: i64| {
         json!({"provider": "acme", "limit": limit, "rate": rate, "algorithm": "sliding_log", "burst": null, "offset": null,
@@ -345,10 +346,10 @@ async fn limits_are_listed_as_they_are_written() {
 }
 
 #[tokio::test]
-async fn a_limit_is_changed_in_earnest_or_rehearsed() {
-    let stand = Stand::new().await;
+async fn limit_change_honours_dry_run() {
+    let stand = TestApi::new().await;
     for id in ["a", "b", "c"] {
-        stand.bring(id, "x", "waiting").await;
+        stand.add_job(id, "x", "waiting").await;
     }
     let second = "/api/v1/providers/acme/limits/second";
     let minute = "/api/v1/providers/acme/limits/minute";
@@ -366,20 +367,20 @@ async fn a_limit_is_changed_in_earnest_or_rehearsed() {
     // Three wait, and leave their lane as steadily as the tightest limit allows.
     let rehearsed = json!({"limit": "minute", "from": "600/1m", "to": "2/1m", "changed": false,
                            "clears": {"from": clears_in(200), "to": clears_in(60_000)}});
-    let before = stand.written().await;
+    let before = stand.database_content().await;
     let ask = json!({"rate": "2/1m", "dry_run": true, "because": "too fast"});
     // The ledger is counted every few seconds.
     let counted = async { while stand.post(minute, ask.clone()).await != (200, rehearsed.clone()) {} };
     tokio::time::timeout(Duration::from_secs(60), counted).await.unwrap();
     assert_eq!(stand.post(second, json!({"rate": "100/1s"})).await.1["changed"], false, "the same again");
-    assert_eq!(stand.written().await, before);
+    assert_eq!(stand.database_content().await, before);
     let mut done = rehearsed;
     done["changed"] = true.into();
     assert_eq!(stand.post(minute, json!({"rate": "2/1m", "because": "too fast"})).await, (200, done));
-    let rows = stand.database.settings().rows(Some(&acme())).await.unwrap();
+    let rows = stand.database.settings().readable_rows(Some(&acme())).await.unwrap();
     assert_eq!((rows[0].limits[0].max_requests, rows[0].limits[0].window_ms), (2, 60_000));
     let audit: String = stand
-        .one(
+        .query_one(
             "SELECT program || ', ' || os_user || ', ' || because || ', ' || table_name || ' ' || row_key \
              FROM settings_audit ORDER BY id DESC LIMIT 1",
         )
@@ -410,31 +411,31 @@ async fn a_limit_is_changed_in_earnest_or_rehearsed() {
 }
 
 #[tokio::test]
-async fn a_provider_is_paused_and_resumed_and_says_whether_that_was_new() {
-    let stand = Stand::new().await;
+async fn pause_and_resume_report_changes() {
+    let stand = TestApi::new().await;
     // A resume also lifts what the provider named, which the row does not show.
     for (action, changed) in [("pause", true), ("pause", false), ("resume", true), ("resume", true)] {
         let path = format!("/api/v1/providers/acme/{action}");
         assert_eq!(stand.post(&path, json!({"because": "calm"})).await, (200, json!({"changed": changed})));
-        let paused = stand.database.settings().rows(Some(&acme())).await.unwrap()[0].paused;
+        let paused = stand.database.settings().readable_rows(Some(&acme())).await.unwrap()[0].paused;
         assert_eq!(paused, action == "pause");
     }
     let signed = "SELECT count(*) FROM settings_audit WHERE table_name = 'providers' AND program = 'sluicegate ops' \
                   AND because = 'calm'";
-    assert_eq!(stand.one::<i64>(signed).await, 3, "what changed nothing is not in the audit");
+    assert_eq!(stand.query_one::<i64>(signed).await, 3, "what changed nothing is not in the audit");
 }
 
 /// Whatever routes there are.
 #[tokio::test]
 async fn a_get_changes_nothing() {
-    let stand = Stand::new().await;
+    let stand = TestApi::new().await;
     for (id, state) in [("pay-1", "review"), ("pay-2", "dead"), ("pay-3", "waiting")] {
-        stand.bring(id, "x", state).await;
+        stand.add_job(id, "x", state).await;
     }
-    let changes = async || stand.written().await;
+    let changes = async || stand.database_content().await;
     let before = changes().await;
     for path in routes().await {
-        let path = address_of(&path);
+        let path = example_address(&path);
         for query in ["", "?limit=5", "?state=dead", "?because=x&as=declined"] {
             let answer = client().get(format!("{}{path}{query}", stand.address)).send().await.unwrap();
             assert!(!answer.status().is_redirection(), "{path}");

@@ -7,72 +7,74 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
 
-use super::unrecorded::{self, Sought};
-use crate::domain::decision::PastUse;
+use super::unrecorded::{self, UnrecordedJob};
 use crate::domain::explain::facts::{
-    Before, BucketPlace, ByHand, Facts, Hand, JobFacts, LaneFacts, LimitUsed, LimiterFacts, Place, Refused, Refuser,
-    Rejected, Request, RowFacts, Waited,
+    ClaimState, EgressPosition, Facts, GatePosition, JobFacts, JobsAhead, LaneFacts, LastDelay, LimitUtilisation,
+    LimiterFacts, ManualChange, PermitRefusal, PermitRefusalReason, Rejected, RowFacts, SentRequest,
 };
-use crate::domain::explain::turn::Past;
+use crate::domain::explain::forecast::RecentUsage;
 use crate::domain::job::JobId;
+use crate::domain::permit_protocol::PastUse;
 use crate::domain::provider::ProviderName;
 use crate::domain::quota_spec::QuotaSpec;
 use crate::domain::time::EpochMs;
 use crate::ledger::LedgerError;
-use crate::ledger::operator::{At, JobStory, Operator};
-use crate::ledger::surroundings::Surroundings;
+use crate::ledger::operator::{DatabaseTime, JobDetails, Operator};
+use crate::ledger::queue_position::LedgerQueuePosition;
 use crate::limiter::Limiter;
-use crate::limiter::gate::RefusedBy;
-use crate::ops::Lookout;
+use crate::limiter::gate::BlockReason;
+use crate::ops::OverviewCollector;
 use crate::queue::Queue;
-use crate::worker::deployment::Progress;
-use crate::worker::pauses::LaneState;
+use crate::worker::lane_control::LaneStatus;
 use crate::worker::quotas::quota_spec;
-use crate::worker::settings_watch::Known;
+use crate::worker::settings_sync::LoadedSettings;
+use crate::worker::supervisor::WorkerStatus;
 
 /// How long a broker, a gate or a limiter's store is waited for.
-pub(super) const LOOK_MAX: Duration = Duration::from_secs(2);
+pub(super) const QUERY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What is asked. Without a process its lanes and gates are not known.
-pub struct Sources<'a> {
+pub struct FactSources<'a> {
     pub operator: &'a dyn Operator,
-    pub known: &'a Known,
+    pub settings: &'a LoadedSettings,
     pub queue: Option<&'a dyn Queue>,
     /// `None`: it is in another process.
-    pub limiter: Option<&'a dyn Limiter>,
-    pub process: Option<&'a Progress>,
+    pub limiter_facts: Option<&'a dyn Limiter>,
+    pub process: Option<&'a WorkerStatus>,
     /// What all workers report, for the lanes' backlogs.
-    pub lookout: Option<&'a Lookout>,
+    pub collector: Option<&'a OverviewCollector>,
 }
 
 /// Everything that is known of one id, as it is now.
 ///
 /// # Errors
 /// As the ledger's.
-pub async fn facts(sources: &Sources<'_>, id: &JobId) -> Result<Facts, LedgerError> {
+pub async fn gather_facts(sources: &FactSources<'_>, id: &JobId) -> Result<Facts, LedgerError> {
     let story = sources.operator.show(id).await?;
     let sought = match &story {
-        Some(_) => Sought::default(),
-        None => unrecorded::sought(sources, id).await,
+        Some(_) => UnrecordedJob::default(),
+        None => unrecorded::find_unrecorded(sources, id).await,
     };
     let provider = story.as_ref().map(|story| story.line.provider.as_str());
     let name = provider.and_then(|name| ProviderName::new(name).ok()).or(sought.lane);
-    let row = name.as_ref().map(|name| row(sources.known, name)).unwrap_or_default();
+    let row = name.as_ref().map(|name| row_facts(sources.settings, name)).unwrap_or_default();
     let quota = row.provider.as_ref().map(|provider| provider.quota.clone());
     let sharing: Vec<ProviderName> = match &quota {
         Some(quota) => {
-            let rows = sources.known.providers.values().filter(|row| row.quota == *quota);
+            let rows = sources.settings.providers.values().filter(|row| row.quota == *quota);
             rows.map(|row| row.name.clone()).collect()
         }
         None => name.iter().cloned().collect(),
     };
-    let around = sources.operator.surroundings(id, &sharing).await?;
-    let hand = match sought.hand {
+    let around = sources.operator.queue_position(id, &sharing).await?;
+    let hand = match sought.claim {
         Some(hand) => hand,
-        None => hand(sources.process, name.as_ref(), story.as_ref(), &around, id).await,
+        None => claim_state(sources.process, name.as_ref(), story.as_ref(), &around, id).await,
     };
     let ready = match (sources.queue, &name) {
-        (Some(queue), Some(name)) => timeout(LOOK_MAX, queue.depth(name)).await.ok().and_then(Result::ok).flatten(),
+        (Some(queue), Some(name)) => {
+            timeout(QUERY_TIMEOUT, queue.depth(name)).await.ok().and_then(Result::ok).flatten()
+        }
         _ => None,
     };
     let account = match (&story, &sought.job) {
@@ -80,144 +82,154 @@ pub async fn facts(sources: &Sources<'_>, id: &JobId) -> Result<Facts, LedgerErr
         (None, job) => job.as_ref().and_then(|job| job.account.as_deref()),
     };
     let mut limiter = match (&row.spec, &name) {
-        (Some(spec), Some(_)) => limiter(sources, spec, account, around.hold).await,
+        (Some(spec), Some(_)) => limiter(sources, spec, account, around.mean_request_time).await,
         _ => LimiterFacts::default(),
     };
     let gate = sources.process.and_then(|process| process.gates.get(name.as_ref()?).cloned());
-    limiter.standing = gate.and_then(|gate| {
-        let standing = gate.view().borrow().standing.clone();
-        standing.map(|(by, until)| refused(&by, until, false))
+    limiter.block = gate.and_then(|gate| {
+        let standing = gate.view().borrow().block.clone();
+        standing.map(|(by, until)| permit_refusal(&by, until, false))
     });
     let lane = match (sources.process, &name) {
-        (Some(process), Some(name)) => lane(process, name),
+        (Some(process), Some(name)) => lane_facts(process, name),
         _ => LaneFacts::NotAsked,
     };
-    let mut before = before(&around, ready);
-    if let Some(in_queue) = sought.before {
-        let jobs = in_queue + around.in_hand;
-        before = Before { jobs, cost: jobs, ..before };
+    let mut before = jobs_ahead(&around, ready);
+    if let Some(in_queue) = sought.messages_ahead {
+        let jobs = in_queue + around.active;
+        before = JobsAhead { jobs, cost: jobs, ..before };
     }
     let now = EpochMs(around.now.0);
     Ok(Facts {
         now,
         id: id.as_str().to_owned(),
-        rejected: around.rejected.iter().map(rejected).collect(),
-        before,
-        unrecorded: sought.job.map(|job| unrecorded::since(job, sought.ready_in, now)),
-        lanes: sought.lanes,
-        job: story.map(|story| job(story, &around)),
+        rejected: around.rejected.iter().map(rejected_message).collect(),
+        ahead: before,
+        unrecorded: sought.job.map(|job| unrecorded::with_current_times(job, sought.ready_in, now)),
+        message_search: sought.message_search,
+        job: story.map(|story| job_facts(story, &around)),
         row,
         lane,
-        hand,
+        claim: hand,
         limiter,
     })
 }
 
-fn row(known: &Known, name: &ProviderName) -> RowFacts {
+fn row_facts(known: &LoadedSettings, name: &ProviderName) -> RowFacts {
     let provider = known.providers.get(name).cloned();
-    let bad = known.bad.iter().find(|bad| bad.provider == name.as_str());
+    let bad = known.invalid_rows.iter().find(|bad| bad.provider == name.as_str());
     let spec = provider.as_ref().and_then(|row| quota_spec(known, &row.quota)).map(Arc::new);
     RowFacts { provider, problems: bad.map(|bad| bad.problems.clone()).unwrap_or_default(), spec }
 }
 
-fn lane(process: &Progress, name: &ProviderName) -> LaneFacts {
+fn lane_facts(process: &WorkerStatus, name: &ProviderName) -> LaneFacts {
     let left = |until: Instant| until.saturating_duration_since(Instant::now());
     let pauses = process.lanes.get(name);
     // What it has in hand is sent all the same.
-    let still_sends = pauses.is_some_and(|pauses| pauses.is_closed_by_broker() && pauses.sending_paused().is_none());
+    let still_sends = pauses.is_some_and(|pauses| pauses.is_queue_refused() && pauses.sending_pause().is_none());
     match pauses.map(|pauses| pauses.state()) {
         None => LaneFacts::Absent,
-        Some(LaneState::Stopped(pause)) if still_sends => {
-            LaneFacts::Resting { cause: pause.cause, ends_in: left(pause.until) }
+        Some(LaneStatus::Stopped(pause)) if still_sends => {
+            LaneFacts::IntakePaused { cause: pause.reason, ends_in: left(pause.until) }
         }
-        Some(LaneState::Running) => LaneFacts::Running,
-        Some(LaneState::Resting(pause)) => LaneFacts::Resting { cause: pause.cause, ends_in: left(pause.until) },
-        Some(LaneState::Stopped(pause)) => LaneFacts::Stopped { cause: pause.cause, ends_in: left(pause.until) },
-        Some(LaneState::Probing { cause }) => LaneFacts::Probing { cause },
+        Some(LaneStatus::Running) => LaneFacts::Running,
+        Some(LaneStatus::IntakePaused(pause)) => {
+            LaneFacts::IntakePaused { cause: pause.reason, ends_in: left(pause.until) }
+        }
+        Some(LaneStatus::Stopped(pause)) => LaneFacts::Paused { cause: pause.reason, ends_in: left(pause.until) },
+        Some(LaneStatus::Probing { reason: cause }) => LaneFacts::Probing { cause },
     }
 }
 
-async fn hand(
-    process: Option<&Progress>,
+async fn claim_state(
+    process: Option<&WorkerStatus>,
     name: Option<&ProviderName>,
-    story: Option<&JobStory>,
-    around: &Surroundings,
+    story: Option<&JobDetails>,
+    around: &LedgerQueuePosition,
     id: &JobId,
-) -> Hand {
-    let Some(worker) = story.and_then(|story| story.lease_owner.clone()) else { return Hand::Nobody };
-    if let Some(process) = process.filter(|process| process.in_hand.has(id)) {
+) -> ClaimState {
+    let Some(worker) = story.and_then(|story| story.lease_owner.clone()) else { return ClaimState::Unclaimed };
+    if let Some(process) = process.filter(|process| process.active_jobs.contains(id)) {
         let here = match name {
-            Some(name) => place_in(process, name, &worker, id).await,
+            Some(name) => position_in_lane(process, name, &worker, id).await,
             None => None,
         };
-        return here.unwrap_or(Hand::Here { worker, place: None });
+        return here.unwrap_or(ClaimState::AskedWorker { worker, position: None });
     }
     let lives = story.and_then(|story| story.lease_until).is_some_and(|until| until > around.now);
-    if lives { Hand::Elsewhere { worker } } else { Hand::Nobody }
+    if lives { ClaimState::OtherWorker { worker } } else { ClaimState::Unclaimed }
 }
 
 /// Where this process's lane has the job: in its bucket, or in its gate's line.
-pub(super) async fn place_in(process: &Progress, name: &ProviderName, worker: &str, id: &JobId) -> Option<Hand> {
-    let (pool, gate) = (process.pools.get(name), process.gates.get(name));
+pub(super) async fn position_in_lane(
+    process: &WorkerStatus,
+    name: &ProviderName,
+    worker: &str,
+    id: &JobId,
+) -> Option<ClaimState> {
+    let (pool, gate) = (process.schedulers.get(name), process.gates.get(name));
     if let Some(pool) = pool
-        && let Some(place) = timeout(LOOK_MAX, pool.place_of(id.clone())).await.ok().flatten()
+        && let Some(place) = timeout(QUERY_TIMEOUT, pool.position_of(id.clone())).await.ok().flatten()
     {
         let at_the_gate = gate.map_or(0, |gate| gate.view().borrow().waiting);
-        let before = u64::from(place.before) + u64::try_from(at_the_gate).unwrap_or(u64::MAX);
-        let bucket = BucketPlace { before, leaves_in: place.leaves_in };
-        return Some(Hand::InBucket { worker: worker.to_owned(), bucket });
+        let before = u64::from(place.jobs_ahead) + u64::try_from(at_the_gate).unwrap_or(u64::MAX);
+        let bucket = EgressPosition { before, leaves_in: place.egress_wait };
+        return Some(ClaimState::AwaitingEgress { worker: worker.to_owned(), position: bucket });
     }
-    let place = timeout(LOOK_MAX, gate?.place_of(id.clone())).await.ok().flatten()?;
-    let place = Place {
-        before: place.before,
-        cost_before: place.cost_before,
-        refused: place.refused.map(|(by, until, exact)| refused(&by, until, exact)),
-        of_its_own: place.of_its_own,
+    let place = timeout(QUERY_TIMEOUT, gate?.position_of(id.clone())).await.ok().flatten()?;
+    let place = GatePosition {
+        before: place.jobs_ahead,
+        cost_before: place.cost_ahead,
+        refused: place.block.map(|(by, until, exact)| permit_refusal(&by, until, exact)),
+        by_own_limit: place.is_own_limit,
     };
-    Some(Hand::Here { worker: worker.to_owned(), place: Some(place) })
+    Some(ClaimState::AskedWorker { worker: worker.to_owned(), position: Some(place) })
 }
 
-fn refused(by: &RefusedBy, until: Instant, exact: bool) -> Refused {
+fn permit_refusal(by: &BlockReason, until: Instant, exact: bool) -> PermitRefusal {
     let by = match by {
-        RefusedBy::Limit(name) => Refuser::Limit(name.clone()),
-        RefusedBy::Cold => Refuser::Cold,
-        RefusedBy::NeedsHistory => Refuser::NeedsHistory,
-        RefusedBy::Paused => Refuser::Paused,
-        RefusedBy::StoreAway(why) => Refuser::Away(why.clone()),
-        RefusedBy::StaleSettings => Refuser::StaleSettings,
-        RefusedBy::TooCostly { .. } => Refuser::TooCostly,
-        RefusedBy::Blocked { .. } => Refuser::Blocked,
-        RefusedBy::Stopping => Refuser::Stopping,
+        BlockReason::Limit(name) => PermitRefusalReason::Limit(name.clone()),
+        BlockReason::Cold => PermitRefusalReason::Cold,
+        BlockReason::NeedsHistory => PermitRefusalReason::NeedsHistory,
+        BlockReason::Paused => PermitRefusalReason::Paused,
+        BlockReason::StoreUnavailable(why) => PermitRefusalReason::StoreUnavailable(why.clone()),
+        BlockReason::StaleSettings => PermitRefusalReason::StaleSettings,
+        BlockReason::Oversized { .. } => PermitRefusalReason::Oversized,
+        BlockReason::AccountBlocked { .. } => PermitRefusalReason::Blocked,
+        BlockReason::Stopping => PermitRefusalReason::Stopping,
     };
-    Refused { by, wait: until.saturating_duration_since(Instant::now()), exact }
+    PermitRefusal { reason: by, wait: until.saturating_duration_since(Instant::now()), exact }
 }
 
 /// What the limiter says, and what the ledger remembers of the quota's use.
 async fn limiter(
-    sources: &Sources<'_>,
+    sources: &FactSources<'_>,
     spec: &QuotaSpec,
     account: Option<&str>,
     hold: Option<Duration>,
 ) -> LimiterFacts {
     let mut facts = LimiterFacts::default();
     let subjects = spec.subjects(account, None).unwrap_or_default();
-    if let Some(limiter) = sources.limiter {
-        match timeout(LOOK_MAX, limiter.peek(spec, subjects.first())).await {
+    if let Some(limiter) = sources.limiter_facts {
+        match timeout(QUERY_TIMEOUT, limiter.peek(spec, subjects.first())).await {
             Ok(Ok(uses)) => {
                 let enforced = uses.into_iter().filter(|limit| !limit.shadow);
-                let used =
-                    enforced.map(|it| LimitUsed { name: it.name, used: it.used, capacity: u64::from(it.capacity) });
+                let used = enforced.map(|it| LimitUtilisation {
+                    name: it.name,
+                    used: it.used,
+                    capacity: u64::from(it.capacity),
+                });
                 facts.uses = used.collect();
             }
-            Ok(Err(error)) => facts.away = Some(error.to_string()),
-            Err(_) => facts.away = Some("no answer in time".to_owned()),
+            Ok(Err(error)) => facts.unavailable = Some(error.to_string()),
+            Err(_) => facts.unavailable = Some("no answer in time".to_owned()),
         }
     }
-    match timeout(LOOK_MAX, sources.operator.recent_uses(&spec.quota, spec.lookback())).await {
+    match timeout(QUERY_TIMEOUT, sources.operator.recent_uses(&spec.quota, spec.lookback())).await {
         Err(_) => tracing::debug!("no turn can be reckoned: the ledger takes long to tell what was used"),
         Ok(Ok(uses)) => {
             let ended = uses.ended.into_iter().map(|(age, cost)| PastUse { age, cost }).collect();
-            facts.past = Some(Past { ended, open: uses.open, hold: hold.unwrap_or_default() });
+            facts.recent_usage = Some(RecentUsage { ended, in_flight: uses.open, hold: hold.unwrap_or_default() });
         }
         Ok(Err(error)) => tracing::debug!(%error, "no turn can be reckoned: the ledger cannot tell what was used"),
     }
@@ -225,35 +237,35 @@ async fn limiter(
 }
 
 /// Those before it by the ledger, and messages in the queue that the ledger does not know yet.
-fn before(around: &Surroundings, ready: Option<u64>) -> Before {
+fn jobs_ahead(around: &LedgerQueuePosition, ready: Option<u64>) -> JobsAhead {
     let unrecorded = ready.unwrap_or_default().saturating_sub(around.due);
-    Before {
-        jobs: around.before + unrecorded,
-        cost: around.cost_before + unrecorded,
-        in_hand: around.in_hand,
+    JobsAhead {
+        jobs: around.jobs_ahead + unrecorded,
+        cost: around.cost_ahead + unrecorded,
+        active: around.active,
         ready,
         workers: around.workers,
     }
 }
 
-fn rejected(rejection: &crate::ledger::surroundings::Rejection) -> Rejected {
-    let crate::ledger::surroundings::Rejection { at, lane, reason, detail } = rejection.clone();
+fn rejected_message(rejection: &crate::ledger::queue_position::Rejection) -> Rejected {
+    let crate::ledger::queue_position::Rejection { at, lane, reason, detail } = rejection.clone();
     Rejected { at: EpochMs(at.0), lane, reason, detail }
 }
 
-fn job(story: JobStory, around: &Surroundings) -> JobFacts {
-    let ms = |at: At| EpochMs(at.0);
-    let request = |it: &crate::ledger::operator::AttemptLine| Request {
+fn job_facts(story: JobDetails, around: &LedgerQueuePosition) -> JobFacts {
+    let ms = |at: DatabaseTime| EpochMs(at.0);
+    let request = |it: &crate::ledger::operator::AttemptSummary| SentRequest {
         number: it.number,
         began_at: ms(it.began_at),
         ended_at: it.ended_at.map(ms),
         outcome: it.outcome.clone(),
     };
     let event = story.events.iter().rev().find(|event| event.state == story.line.state);
-    let by_hand = story
-        .audit
-        .last()
-        .map(|it| ByHand { who: it.os_user.clone().unwrap_or_else(|| it.who.clone()), because: it.because.clone() });
+    let by_hand = story.audit.last().map(|it| ManualChange {
+        operator: it.os_user.clone().unwrap_or_else(|| it.who.clone()),
+        reason: it.because.clone(),
+    });
     JobFacts {
         created_at: ms(story.line.created_at),
         updated_at: ms(story.line.updated_at),
@@ -262,16 +274,16 @@ fn job(story: JobStory, around: &Surroundings) -> JobFacts {
         expires_at: story.expires_at.map(ms),
         revived_at: story.revived_at.map(ms),
         first_sent_at: story.first_sent_at.map(ms),
-        unknown_since: around.own.unknown_since.map(ms),
+        unknown_since: around.progress.unknown_since.map(ms),
         cost: story.cost,
         attempts: story.line.attempts,
-        lookups: around.own.lookups,
-        resend: around.own.resend,
-        lost_holders: around.own.lost_holders,
+        lookups: around.progress.lookups,
+        resend: around.progress.resend,
+        lost_holders: around.progress.lost_holders,
         requests: story.attempts.iter().map(request).collect(),
-        waited: story.waited.map(|it| Waited { reason: it.reason, since: ms(it.since), request: it.request }),
+        last_delay: story.waited.map(|it| LastDelay { reason: it.reason, since: ms(it.since), request: it.request }),
         event: event.map(|event| event.published_at.map(ms)),
-        by_hand,
+        manual_change: by_hand,
         provider: story.line.provider,
         state: story.line.state,
         reason: story.line.reason,

@@ -7,72 +7,81 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use super::facts::{LOOK_MAX, Sources, place_in};
-use crate::domain::clear_time::{ClearTime, Missing};
-use crate::domain::explain::facts::{Hand, JobFacts, LaneQueue, Lanes};
+use super::facts::{FactSources, QUERY_TIMEOUT, position_in_lane};
+use crate::domain::clear_time::{ClearTime, MissingInput};
+use crate::domain::explain::facts::{ClaimState, JobFacts, LaneQueue, MessageSearch};
 use crate::domain::job::{Job, JobId};
 use crate::domain::provider::{Provider, ProviderName};
 use crate::domain::time::EpochMs;
 use crate::fleet::clears::clear_time;
 use crate::queue::message::decode_recorded;
-use crate::queue::{Found, Search};
+use crate::queue::{FoundMessage, SearchResult};
 
 /// How a worker is called that has a payment in hand and has not written its name to the ledger.
-const ASKED: &str = "that was asked";
+const ASKED_WORKER: &str = "that was asked";
 /// Most lanes whose queues are told of.
 const LANES_MAX: usize = 20;
 
 /// What was found of it.
 #[derive(Default)]
-pub(super) struct Sought {
+pub(super) struct UnrecordedJob {
     pub lane: Option<ProviderName>,
     pub job: Option<JobFacts>,
-    pub hand: Option<Hand>,
+    pub claim: Option<ClaimState>,
     /// Messages before it in its lane's queue.
-    pub before: Option<u64>,
+    pub messages_ahead: Option<u64>,
     pub ready_in: Duration,
-    pub lanes: Lanes,
+    pub message_search: MessageSearch,
 }
 
 /// Looks in the process's hands, then in the lanes' queues.
-pub(super) async fn sought(sources: &Sources<'_>, id: &JobId) -> Sought {
-    let here = in_hand(sources, id).await;
+pub(super) async fn find_unrecorded(sources: &FactSources<'_>, id: &JobId) -> UnrecordedJob {
+    let here = find_active(sources, id).await;
     let search = match sources.queue {
-        Some(queue) => timeout(LOOK_MAX, queue.find(id)).await.ok().and_then(Result::ok),
+        Some(queue) => timeout(QUERY_TIMEOUT, queue.find(id)).await.ok().and_then(Result::ok),
         None => None,
     };
     let found = match search {
-        Some(Search::Found(found)) => Some(found),
+        Some(SearchResult::Found(found)) => Some(found),
         _ if here.is_some() => None,
-        Some(Search::Nowhere) => return Sought { lanes: Lanes::Searched, ..Sought::default() },
-        Some(Search::CannotLook) => {
-            let lanes = timeout(LOOK_MAX, lanes(sources)).await.ok().flatten();
-            return Sought { lanes: lanes.map_or(Lanes::NotAsked, Lanes::Hold), ..Sought::default() };
+        Some(SearchResult::NotFound) => {
+            return UnrecordedJob { message_search: MessageSearch::Searched, ..UnrecordedJob::default() };
         }
-        None => return Sought::default(),
+        Some(SearchResult::Unsupported) => {
+            let lanes = timeout(QUERY_TIMEOUT, lanes(sources)).await.ok().flatten();
+            return UnrecordedJob {
+                message_search: lanes.map_or(MessageSearch::NotAsked, MessageSearch::MayHold),
+                ..UnrecordedJob::default()
+            };
+        }
+        None => return UnrecordedJob::default(),
     };
     let Some(lane) = here.as_ref().map(|(lane, _)| lane).or(found.as_ref().map(|found| &found.lane)).cloned() else {
-        return Sought::default();
+        return UnrecordedJob::default();
     };
-    let hand = here.map(|(_, hand)| hand).or_else(|| found.as_ref().map(in_queue));
-    Sought {
-        job: Some(of_message(found.as_ref(), &lane)),
-        hand,
-        before: found.as_ref().map(|found| found.before),
+    let hand = here.map(|(_, hand)| hand).or_else(|| found.as_ref().map(queued_claim));
+    UnrecordedJob {
+        job: Some(facts_from_message(found.as_ref(), &lane)),
+        claim: hand,
+        messages_ahead: found.as_ref().map(|found| found.messages_ahead),
         ready_in: found.map(|found| found.ready_in).unwrap_or_default(),
         lane: Some(lane),
-        lanes: Lanes::NotAsked,
+        message_search: MessageSearch::NotAsked,
     }
 }
 
-fn in_queue(found: &Found) -> Hand {
-    if found.taken { Hand::Here { worker: ASKED.to_owned(), place: None } } else { Hand::Nobody }
+fn queued_claim(found: &FoundMessage) -> ClaimState {
+    if found.is_delivered {
+        ClaimState::AskedWorker { worker: ASKED_WORKER.to_owned(), position: None }
+    } else {
+        ClaimState::Unclaimed
+    }
 }
 
-async fn in_hand(sources: &Sources<'_>, id: &JobId) -> Option<(ProviderName, Hand)> {
+async fn find_active(sources: &FactSources<'_>, id: &JobId) -> Option<(ProviderName, ClaimState)> {
     let process = sources.process?;
     for lane in process.lanes.keys() {
-        if let Some(hand) = place_in(process, lane, ASKED, id).await {
+        if let Some(hand) = position_in_lane(process, lane, ASKED_WORKER, id).await {
             return Some((lane.clone(), hand));
         }
     }
@@ -80,7 +89,7 @@ async fn in_hand(sources: &Sources<'_>, id: &JobId) -> Option<(ProviderName, Han
 }
 
 /// What its message says; of one that says nothing readable, its lane alone.
-fn of_message(found: Option<&Found>, lane: &ProviderName) -> JobFacts {
+fn facts_from_message(found: Option<&FoundMessage>, lane: &ProviderName) -> JobFacts {
     let plain =
         JobFacts { provider: lane.as_str().to_owned(), state: "waiting".to_owned(), cost: 1, ..JobFacts::default() };
     let Some(Ok(decoded)) = found.map(|found| decode_recorded(&found.body, lane)) else { return plain };
@@ -95,26 +104,26 @@ fn of_message(found: Option<&Found>, lane: &ProviderName) -> JobFacts {
 }
 
 /// The same at this instant of the ledger's clock.
-pub(super) fn since(job: JobFacts, ready_in: Duration, now: EpochMs) -> JobFacts {
+pub(super) fn with_current_times(job: JobFacts, ready_in: Duration, now: EpochMs) -> JobFacts {
     let ready_at = now.0.saturating_add(i64::try_from(ready_in.as_millis()).unwrap_or(i64::MAX));
     let wake_at = EpochMs(ready_at).max(job.not_before.unwrap_or_default());
     JobFacts { created_at: now, updated_at: now, wake_at, ..job }
 }
 
 /// The lanes that hold messages; `None`: the broker does not tell of all.
-async fn lanes(sources: &Sources<'_>) -> Option<Vec<LaneQueue>> {
+async fn lanes(sources: &FactSources<'_>) -> Option<Vec<LaneQueue>> {
     let mut held = Vec::new();
-    for row in sources.known.providers.values().take(LANES_MAX) {
+    for row in sources.settings.providers.values().take(LANES_MAX) {
         let ready = sources.queue?.depth(&row.name).await.ok()?.unwrap_or(0);
         held.extend((ready > 0).then_some((row, ready)));
     }
-    let evidence = match sources.lookout {
-        Some(lookout) => Some(lookout.evidence().await),
+    let evidence = match sources.collector {
+        Some(lookout) => Some(lookout.input().await),
         None => None,
     };
     let clears = |row: &Provider| match &evidence {
         Some(evidence) => clear_time(evidence, row),
-        None => ClearTime::Unknown(Missing::Worker),
+        None => ClearTime::Unknown(MissingInput::Worker),
     };
     let lane =
         |(row, ready): (&Arc<Provider>, u64)| LaneQueue { provider: row.name.to_string(), ready, clears: clears(row) };

@@ -8,48 +8,48 @@ use crate::domain::base64;
 use crate::domain::printable::printable;
 
 /// Longest part of a name that is kept, in characters.
-const CHARS_MAX: usize = 64;
+const NAME_CHARS_MAX: usize = 64;
 
 /// What came with `Authorization`.
 #[derive(Default)]
-pub struct Given {
+pub struct RequestCredentials {
     user: Option<String>,
     /// What must be the token.
     pub secret: Vec<u8>,
 }
 
 /// Reads `Bearer TOKEN` or `Basic base64(USER:TOKEN)` (<https://www.rfc-editor.org/rfc/rfc7617#section-2>).
-pub fn given(headers: &HeaderMap) -> Given {
+pub fn read_credentials(headers: &HeaderMap) -> RequestCredentials {
     let Some(value) = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes()) else {
-        return Given::default();
+        return RequestCredentials::default();
     };
-    let Some(at) = value.iter().position(|byte| *byte == b' ') else { return Given::default() };
+    let Some(at) = value.iter().position(|byte| *byte == b' ') else { return RequestCredentials::default() };
     let (scheme, rest) = (&value[..at], &value[at + 1..]);
     if scheme.eq_ignore_ascii_case(b"bearer") {
-        return Given { user: None, secret: rest.to_vec() };
+        return RequestCredentials { user: None, secret: rest.to_vec() };
     }
-    let decoded = if scheme.eq_ignore_ascii_case(b"basic") { base64::decoded(rest) } else { None };
-    let Some(pair) = decoded else { return Given::default() };
-    let Some(colon) = pair.iter().position(|byte| *byte == b':') else { return Given::default() };
-    let user = kept(&String::from_utf8_lossy(&pair[..colon]));
-    Given { user: (!user.is_empty()).then_some(user), secret: pair[colon + 1..].to_vec() }
+    let decoded = if scheme.eq_ignore_ascii_case(b"basic") { base64::decode(rest) } else { None };
+    let Some(pair) = decoded else { return RequestCredentials::default() };
+    let Some(colon) = pair.iter().position(|byte| *byte == b':') else { return RequestCredentials::default() };
+    let user = audit_name(&String::from_utf8_lossy(&pair[..colon]));
+    RequestCredentials { user: (!user.is_empty()).then_some(user), secret: pair[colon + 1..].to_vec() }
 }
 
 /// Who asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Caller {
+pub struct ApiCaller {
     user: Option<String>,
     /// `page`, or what the program calls itself.
     client: String,
 }
 
-impl Caller {
-    pub(super) fn of(headers: &HeaderMap, given: &Given) -> Self {
+impl ApiCaller {
+    pub(super) fn from_headers(headers: &HeaderMap, given: &RequestCredentials) -> Self {
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
         // Browsers say so of our own page's requests, and let no page say it itself; over plain http by the origin alone,
         // which of a change is ours, or it was refused before.
         let ours = text("sec-fetch-site").map_or_else(|| text("origin").is_some(), |site| site == "same-origin");
-        let program = text("user-agent").and_then(|agent| agent.split_whitespace().next()).map(kept);
+        let program = text("user-agent").and_then(|agent| agent.split_whitespace().next()).map(audit_name);
         let client = if ours { "page".to_owned() } else { program.unwrap_or_else(|| "api".to_owned()) };
         Self { user: given.user.clone(), client }
     }
@@ -65,8 +65,8 @@ impl Caller {
 }
 
 /// A name as the audit keeps it.
-fn kept(text: &str) -> String {
-    printable(text).chars().take(CHARS_MAX).collect()
+fn audit_name(text: &str) -> String {
+    printable(text).chars().take(NAME_CHARS_MAX).collect()
 }
 
 #[cfg(test)]
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn the_token_comes_as_bearer_or_as_a_password() {
+    fn token_is_read_from_bearer_or_basic() {
         for (value, user, secret) in [
             ("Bearer let-me-in", None, "let-me-in"),
             ("bearer let-me-in", None, "let-me-in"),
@@ -90,16 +90,16 @@ mod tests {
             ("Digest x", None, ""),
             ("Bearer", None, ""),
         ] {
-            let given = given(&headers(&[("authorization", value)]));
+            let given = read_credentials(&headers(&[("authorization", value)]));
             assert_eq!((given.user.as_deref(), given.secret.as_slice()), (user, secret.as_bytes()), "{value}");
         }
     }
 
     #[test]
-    fn the_audit_tells_the_page_from_programs() {
+    fn audit_distinguishes_page_and_programs() {
         let name = |all: &[(&'static str, &str)]| {
             let headers = headers(all);
-            Caller::of(&headers, &given(&headers)).name()
+            ApiCaller::from_headers(&headers, &read_credentials(&headers)).name()
         };
         let alice = ("authorization", "Basic YWxpY2U6bGV0Om1lLWlu");
         assert_eq!(name(&[("sec-fetch-site", "same-origin"), ("user-agent", "Mozilla/5.0 (X11)")]), "page");

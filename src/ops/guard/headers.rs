@@ -6,7 +6,7 @@
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::Response;
 
-const SECURITY: [(HeaderName, &str); 6] = [
+const SECURITY_HEADERS: [(HeaderName, &str); 6] = [
     (
         header::CONTENT_SECURITY_POLICY,
         "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'self'; \
@@ -19,9 +19,9 @@ const SECURITY: [(HeaderName, &str); 6] = [
     (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
 ];
 
-pub fn secured(mut answer: Response) -> Response {
+pub fn with_security_headers(mut answer: Response) -> Response {
     let headers = answer.headers_mut();
-    for (name, value) in SECURITY {
+    for (name, value) in SECURITY_HEADERS {
         headers.entry(name).or_insert(HeaderValue::from_static(value));
     }
     headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));

@@ -12,20 +12,20 @@ use tokio::time::Instant;
 use crate::ops::client_address::ClientAddress;
 
 /// Wrong tokens that cost no delay: typos, and a program that still has the old one.
-const WITHOUT_DELAY: u32 = 3;
+const FAILURES_WITHOUT_DELAY: u32 = 3;
 const DELAY_MIN: Duration = Duration::from_secs(1);
 /// An address with honest clients must not be shut out for long.
 const DELAY_MAX: Duration = Duration::from_secs(60);
 /// After so long without a wrong token an address begins from scratch.
-const FORGOTTEN_AFTER: Duration = Duration::from_secs(15 * 60);
-const LOGGED_EVERY: Duration = Duration::from_secs(60);
+const FAILURES_EXPIRE_AFTER: Duration = Duration::from_secs(15 * 60);
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// Beyond these the address that guessed longest ago is forgotten.
 const ADDRESSES_MAX: usize = 4_096;
 
 /// What a token was found to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TokenCheck {
-    Right,
+    Valid,
     Wrong,
     /// Not compared: the address must wait.
     TooSoon {
@@ -43,34 +43,34 @@ pub struct AuthenticationFailures {
 /// All addresses that lately gave a wrong token.
 #[derive(Debug, Default)]
 pub struct WrongTokens {
-    state: Mutex<State>,
+    state: Mutex<WrongTokenState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct WrongTokenState {
     failures: AuthenticationFailures,
-    addresses: HashMap<ClientAddress, Guesses>,
+    addresses: HashMap<ClientAddress, AddressFailures>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Guesses {
+struct AddressFailures {
     wrong: u32,
-    last: Instant,
-    logged: Instant,
+    last_at: Instant,
+    logged_at: Instant,
     /// Since the last log line.
     unlogged: AuthenticationFailures,
 }
 
 /// A log line to write.
 #[derive(Debug, PartialEq, Eq)]
-struct LogLine {
+struct FailureLogLine {
     failures: AuthenticationFailures,
     delay: Duration,
 }
 
 /// How long an address waits after so many wrong tokens.
 fn delay_after(wrong: u32) -> Duration {
-    let Some(doublings) = wrong.checked_sub(WITHOUT_DELAY + 1) else { return Duration::ZERO };
+    let Some(doublings) = wrong.checked_sub(FAILURES_WITHOUT_DELAY + 1) else { return Duration::ZERO };
     DELAY_MIN.saturating_mul(2_u32.saturating_pow(doublings)).min(DELAY_MAX)
 }
 
@@ -80,7 +80,7 @@ impl WrongTokens {
     pub(super) fn check(&self, address: ClientAddress, compare: impl FnOnce() -> bool) -> TokenCheck {
         let (check, line) =
             self.state.lock().unwrap_or_else(PoisonError::into_inner).check(address, Instant::now(), compare);
-        if let Some(LogLine { failures: AuthenticationFailures { wrong_token, too_soon }, delay }) = line {
+        if let Some(FailureLogLine { failures: AuthenticationFailures { wrong_token, too_soon }, delay }) = line {
             let delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
             tracing::warn!(
                 client = %address, wrong_token, too_soon, delay_ms,
@@ -97,42 +97,46 @@ impl WrongTokens {
     }
 }
 
-impl State {
+impl WrongTokenState {
     fn check(
         &mut self,
         address: ClientAddress,
         now: Instant,
         compare: impl FnOnce() -> bool,
-    ) -> (TokenCheck, Option<LogLine>) {
+    ) -> (TokenCheck, Option<FailureLogLine>) {
         let known = self.addresses.get(&address).copied();
-        let known = known.filter(|guesses| now.duration_since(guesses.last) < FORGOTTEN_AFTER);
+        let known = known.filter(|guesses| now.duration_since(guesses.last_at) < FAILURES_EXPIRE_AFTER);
         let retry_after = known.map_or(Duration::ZERO, |guesses| {
-            (guesses.last + delay_after(guesses.wrong)).saturating_duration_since(now)
+            (guesses.last_at + delay_after(guesses.wrong)).saturating_duration_since(now)
         });
         let must_wait = !retry_after.is_zero();
         if !must_wait && compare() {
-            return (TokenCheck::Right, None);
+            return (TokenCheck::Valid, None);
         }
-        let mut guesses =
-            known.unwrap_or(Guesses { wrong: 0, last: now, logged: now, unlogged: AuthenticationFailures::default() });
-        let is_due = known.is_none() || now.duration_since(guesses.logged) >= LOGGED_EVERY;
+        let mut guesses = known.unwrap_or(AddressFailures {
+            wrong: 0,
+            last_at: now,
+            logged_at: now,
+            unlogged: AuthenticationFailures::default(),
+        });
+        let is_due = known.is_none() || now.duration_since(guesses.logged_at) >= LOG_INTERVAL;
         for failures in [&mut self.failures, &mut guesses.unlogged] {
             *(if must_wait { &mut failures.too_soon } else { &mut failures.wrong_token }) += 1;
         }
         if !must_wait {
-            (guesses.wrong, guesses.last) = (guesses.wrong.saturating_add(1), now);
+            (guesses.wrong, guesses.last_at) = (guesses.wrong.saturating_add(1), now);
         }
         let line = is_due.then(|| {
-            guesses.logged = now;
-            LogLine { failures: std::mem::take(&mut guesses.unlogged), delay: delay_after(guesses.wrong) }
+            guesses.logged_at = now;
+            FailureLogLine { failures: std::mem::take(&mut guesses.unlogged), delay: delay_after(guesses.wrong) }
         });
-        self.keep(address, guesses);
+        self.store_failures(address, guesses);
         (if must_wait { TokenCheck::TooSoon { retry_after } } else { TokenCheck::Wrong }, line)
     }
 
-    fn keep(&mut self, address: ClientAddress, guesses: Guesses) {
+    fn store_failures(&mut self, address: ClientAddress, guesses: AddressFailures) {
         if self.addresses.len() >= ADDRESSES_MAX && !self.addresses.contains_key(&address) {
-            let oldest = self.addresses.iter().min_by_key(|(_, guesses)| guesses.last).map(|(address, _)| *address);
+            let oldest = self.addresses.iter().min_by_key(|(_, guesses)| guesses.last_at).map(|(address, _)| *address);
             oldest.and_then(|oldest| self.addresses.remove(&oldest));
         }
         self.addresses.insert(address, guesses);
@@ -158,8 +162,8 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_comes_too_soon_is_not_compared() {
-        let (mut state, begin) = (State::default(), Instant::now());
+    fn early_token_is_not_compared() {
+        let (mut state, begin) = (WrongTokenState::default(), Instant::now());
         let at = |ms| begin + Duration::from_millis(ms);
         let mut check = |client: u32, ms, is_right| {
             let mut compared = false;
@@ -175,9 +179,9 @@ mod tests {
         }
         let too_soon = |ms| TokenCheck::TooSoon { retry_after: Duration::from_millis(ms) };
         assert_eq!(check(1, 0, true), too_soon(1_000), "a right token is not told from a wrong one");
-        assert_eq!(check(2, 0, true), TokenCheck::Right, "no other address waits");
+        assert_eq!(check(2, 0, true), TokenCheck::Valid, "no other address waits");
         assert_eq!(check(1, 400, false), too_soon(600), "a token that was not compared adds no delay");
-        assert_eq!(check(1, 1_000, true), TokenCheck::Right);
+        assert_eq!(check(1, 1_000, true), TokenCheck::Valid);
         assert_eq!(check(1, 1_000, false), TokenCheck::Wrong);
         assert_eq!(check(1, 1_000, true), too_soon(2_000), "a right token between guesses forgives none");
         let forgotten = 1_000 + 15 * 60 * 1_000;
@@ -188,11 +192,13 @@ mod tests {
     }
 
     #[test]
-    fn one_line_an_address_and_minute_counts_all_since_the_last() {
-        let (mut state, begin) = (State::default(), Instant::now());
+    fn one_log_line_per_address_and_minute() {
+        let (mut state, begin) = (WrongTokenState::default(), Instant::now());
         let mut line = |client: u32, ms| state.check(address(client), begin + Duration::from_millis(ms), || false).1;
-        let first =
-            Some(LogLine { failures: AuthenticationFailures { wrong_token: 1, too_soon: 0 }, delay: Duration::ZERO });
+        let first = Some(FailureLogLine {
+            failures: AuthenticationFailures { wrong_token: 1, too_soon: 0 },
+            delay: Duration::ZERO,
+        });
         assert_eq!((line(1, 0), line(2, 0)), (first, line(3, 0)));
         for ms in 1..=100 {
             assert_eq!(line(1, ms * 500), None, "{ms}");
@@ -205,8 +211,8 @@ mod tests {
     }
 
     #[test]
-    fn no_flood_of_addresses_fills_the_memory() {
-        let (mut state, begin) = (State::default(), Instant::now());
+    fn remembered_addresses_are_bounded() {
+        let (mut state, begin) = (WrongTokenState::default(), Instant::now());
         let most = u32::try_from(ADDRESSES_MAX).unwrap();
         for number in 0..most + 10 {
             let _ = state.check(address(number), begin + Duration::from_millis(number.into()), || false);

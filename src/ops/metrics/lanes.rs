@@ -5,52 +5,52 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::write::{Labels, Writer, float};
+use super::write::{Labels, MetricsWriter, float};
 use crate::domain::job::JobField;
 use crate::domain::provider::ProviderName;
-use crate::worker::deployment::Progress;
+use crate::worker::lane_control::LaneStatus;
 use crate::worker::meter::{Distribution, LaneCounts, LaneFigures};
-use crate::worker::pauses::LaneState;
+use crate::worker::supervisor::WorkerStatus;
 
 /// What a lane can do, one of them 1 at a time.
 const STATES: [&str; 7] = ["running", "resting", "stopped", "probing", "paused", "draining", "absent"];
 
-struct Lane {
+struct LaneMetrics {
     provider: String,
     figures: LaneFigures,
     counts: LaneCounts,
 }
 
-impl Lane {
+impl LaneMetrics {
     fn labels(&self) -> Labels {
         vec![("provider", self.provider.clone())]
     }
 
-    fn with(&self, name: &'static str, value: &str) -> Labels {
+    fn labels_with(&self, name: &'static str, value: &str) -> Labels {
         vec![("provider", self.provider.clone()), (name, value.to_owned())]
     }
 }
 
-pub fn write(writer: &mut Writer<'_>, progress: &Progress) -> Result<(), fmt::Error> {
-    let lane = |(name, meter): (ProviderName, std::sync::Arc<crate::worker::meter::LaneMeter>)| Lane {
+pub fn write(writer: &mut MetricsWriter<'_>, progress: &WorkerStatus) -> Result<(), fmt::Error> {
+    let lane = |(name, meter): (ProviderName, std::sync::Arc<crate::worker::meter::LaneMeter>)| LaneMetrics {
         provider: name.to_string(),
         figures: meter.figures(),
         counts: meter.counts(),
     };
-    let lanes: Vec<Lane> = progress.meter.lanes().into_iter().map(lane).collect();
+    let lanes: Vec<LaneMetrics> = progress.meter.lanes().into_iter().map(lane).collect();
     jobs(writer, &lanes)?;
     permits(writer, &lanes)?;
     requests(writer, &lanes)?;
     messages(writer, &lanes)?;
-    uncounted(writer, &lanes)?;
+    jobs_without_field(writer, &lanes)?;
     states(writer, progress)
 }
 
-fn jobs(writer: &mut Writer<'_>, lanes: &[Lane]) -> Result<(), fmt::Error> {
+fn jobs(writer: &mut MetricsWriter<'_>, lanes: &[LaneMetrics]) -> Result<(), fmt::Error> {
     writer.counter(
         "jobs",
         "Jobs that this process has brought to an end, by final state.",
-        words(lanes, "outcome", |counts| &counts.outcomes),
+        labelled_counts(lanes, "outcome", |counts| &counts.outcomes),
     )?;
     writer.histogram(
         "job_duration_seconds",
@@ -64,7 +64,7 @@ fn jobs(writer: &mut Writer<'_>, lanes: &[Lane]) -> Result<(), fmt::Error> {
     )
 }
 
-fn permits(writer: &mut Writer<'_>, lanes: &[Lane]) -> Result<(), fmt::Error> {
+fn permits(writer: &mut MetricsWriter<'_>, lanes: &[LaneMetrics]) -> Result<(), fmt::Error> {
     writer.counter(
         "permits_granted",
         "Permits granted, one per request to come.",
@@ -72,7 +72,7 @@ fn permits(writer: &mut Writer<'_>, lanes: &[Lane]) -> Result<(), fmt::Error> {
     )?;
     let refused = lanes.iter().flat_map(|lane| {
         lane.counts.refused.iter().map(|(refused, count)| {
-            let mut labels = lane.with("reason", refused.reason);
+            let mut labels = lane.labels_with("reason", refused.reason);
             labels.push(("limit", refused.limit.clone().unwrap_or_default()));
             (labels, *count)
         })
@@ -90,7 +90,7 @@ fn permits(writer: &mut Writer<'_>, lanes: &[Lane]) -> Result<(), fmt::Error> {
     writer.counter(
         "permit_returned",
         "Permits given back unused, by reason; late: the request was written down too late for it.",
-        words(lanes, "reason", |counts| &counts.returned),
+        labelled_counts(lanes, "reason", |counts| &counts.returned),
     )?;
     writer.gauge(
         "gate_waiting_jobs",
@@ -99,7 +99,7 @@ fn permits(writer: &mut Writer<'_>, lanes: &[Lane]) -> Result<(), fmt::Error> {
     )
 }
 
-fn requests(writer: &mut Writer<'_>, lanes: &[Lane]) -> Result<(), fmt::Error> {
+fn requests(writer: &mut MetricsWriter<'_>, lanes: &[LaneMetrics]) -> Result<(), fmt::Error> {
     writer.histogram(
         "start_lateness_seconds",
         "From the start that a permit names to the start of its request.",
@@ -113,7 +113,7 @@ fn requests(writer: &mut Writer<'_>, lanes: &[Lane]) -> Result<(), fmt::Error> {
     writer.counter(
         "provider_requests",
         "Requests that came to an end, by class of status; none: nothing came back, unsent: nothing left.",
-        words(lanes, "status_class", |counts| &counts.answers),
+        labelled_counts(lanes, "status_class", |counts| &counts.answers),
     )?;
     writer.histogram(
         "provider_request_duration_seconds",
@@ -132,11 +132,11 @@ fn requests(writer: &mut Writer<'_>, lanes: &[Lane]) -> Result<(), fmt::Error> {
     )
 }
 
-fn messages(writer: &mut Writer<'_>, lanes: &[Lane]) -> Result<(), fmt::Error> {
+fn messages(writer: &mut MetricsWriter<'_>, lanes: &[LaneMetrics]) -> Result<(), fmt::Error> {
     writer.counter(
         "requeues",
         "Jobs put down for a while, and messages handed back to the queue, by reason.",
-        words(lanes, "reason", |counts| &counts.requeues),
+        labelled_counts(lanes, "reason", |counts| &counts.requeues),
     )?;
     writer.counter(
         "redelivered",
@@ -146,11 +146,11 @@ fn messages(writer: &mut Writer<'_>, lanes: &[Lane]) -> Result<(), fmt::Error> {
     writer.counter(
         "rejected_messages",
         "Messages that can never be a job, kept in payments.invalid, by reason.",
-        words(lanes, "reason", |counts| &counts.rejected),
+        labelled_counts(lanes, "reason", |counts| &counts.rejected),
     )
 }
 
-fn uncounted(writer: &mut Writer<'_>, lanes: &[Lane]) -> Result<(), fmt::Error> {
+fn jobs_without_field(writer: &mut MetricsWriter<'_>, lanes: &[LaneMetrics]) -> Result<(), fmt::Error> {
     for (field, name, help) in [
         (
             JobField::Account,
@@ -163,7 +163,7 @@ fn uncounted(writer: &mut Writer<'_>, lanes: &[Lane]) -> Result<(), fmt::Error> 
             "Jobs sent that limits by reference did not apply to: they have no reference.",
         ),
     ] {
-        let lacking = |lane: &Lane| {
+        let lacking = |lane: &LaneMetrics| {
             let of_field = |(lacks, jobs): &(JobField, u64)| (*lacks == field).then_some(*jobs);
             (lane.labels(), lane.counts.uncounted.iter().find_map(of_field).unwrap_or(0))
         };
@@ -172,8 +172,8 @@ fn uncounted(writer: &mut Writer<'_>, lanes: &[Lane]) -> Result<(), fmt::Error> 
     Ok(())
 }
 
-fn states(writer: &mut Writer<'_>, progress: &Progress) -> Result<(), fmt::Error> {
-    let enabled = progress.known.providers.values().filter(|row| row.enabled);
+fn states(writer: &mut MetricsWriter<'_>, progress: &WorkerStatus) -> Result<(), fmt::Error> {
+    let enabled = progress.settings.providers.values().filter(|row| row.enabled);
     let found: BTreeMap<String, (&str, f64)> = enabled
         .map(|row| {
             let lane = progress.lanes.get(&row.name).map(|pauses| (pauses.state(), pauses.is_probing()));
@@ -182,10 +182,10 @@ fn states(writer: &mut Writer<'_>, progress: &Progress) -> Result<(), fmt::Error
                 _ if progress.draining => "draining",
                 None => "absent",
                 Some(_) if row.paused => "paused",
-                Some((LaneState::Running, _)) => "running",
-                Some((LaneState::Resting(_), _)) => "resting",
-                Some((LaneState::Stopped(_), _)) => "stopped",
-                Some((LaneState::Probing { .. }, _)) => "probing",
+                Some((LaneStatus::Running, _)) => "running",
+                Some((LaneStatus::IntakePaused(_), _)) => "resting",
+                Some((LaneStatus::Stopped(_), _)) => "stopped",
+                Some((LaneStatus::Probing { .. }, _)) => "probing",
             };
             let breaker = match (probing, state) {
                 (false, _) => 0.0,
@@ -212,17 +212,18 @@ fn states(writer: &mut Writer<'_>, progress: &Progress) -> Result<(), fmt::Error
 }
 
 /// Counts by a word, of all lanes.
-fn words<'a>(
-    lanes: &'a [Lane],
+fn labelled_counts<'a>(
+    lanes: &'a [LaneMetrics],
     label: &'static str,
     of: fn(&LaneCounts) -> &Vec<(&'static str, u64)>,
 ) -> impl Iterator<Item = (Labels, u64)> + 'a {
-    let of_lane = move |lane: &'a Lane| of(&lane.counts).iter().map(move |(word, n)| (lane.with(label, word), *n));
+    let of_lane =
+        move |lane: &'a LaneMetrics| of(&lane.counts).iter().map(move |(word, n)| (lane.labels_with(label, word), *n));
     lanes.iter().flat_map(of_lane)
 }
 
 fn distributions<'a>(
-    lanes: &'a [Lane],
+    lanes: &'a [LaneMetrics],
     of: fn(&LaneCounts) -> &Distribution,
 ) -> impl Iterator<Item = (Labels, Distribution)> + 'a {
     lanes.iter().map(move |lane| (lane.labels(), of(&lane.counts).clone()))

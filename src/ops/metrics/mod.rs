@@ -12,16 +12,16 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
-use self::engines::{Engines, EnginesSeen};
+use self::backends::{BackendHealth, BackendMonitor};
 use super::OpsState;
 use super::guard::AuthenticationFailures;
-use super::overview::{Lookout, Picture};
+use super::overview::{OverviewCollector, OverviewSnapshot};
 use crate::ledger::settings::Settings;
 use crate::limiter::Limiter;
 use crate::queue::Queue;
-use crate::worker::deployment::Progress;
+use crate::worker::supervisor::WorkerStatus;
 
-mod engines;
+mod backends;
 mod lanes;
 mod overview;
 mod process;
@@ -30,39 +30,39 @@ mod write;
 
 const PREFIX: &str = "sluicegate";
 /// <https://prometheus.io/docs/instrumenting/exposition_formats/>
-const PLAIN: &str = "text/plain; version=0.0.4; charset=utf-8";
+const PLAIN_TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// <https://prometheus.io/docs/specs/om/open_metrics_spec/>
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// The engines that a scrape looks at.
-pub struct Looked {
+pub struct MetricsSources {
     pub settings: Arc<dyn Settings>,
     pub queue: Arc<dyn Queue>,
     pub limiter: Arc<dyn Limiter>,
-    pub lookout: Arc<Lookout>,
+    pub collector: Arc<OverviewCollector>,
 }
 
 /// What scrapes share: the last look at the engines.
 pub struct Metrics {
-    progress: watch::Receiver<Progress>,
-    engines: Engines,
-    lookout: Arc<Lookout>,
+    worker_status: watch::Receiver<WorkerStatus>,
+    backends: BackendMonitor,
+    collector: Arc<OverviewCollector>,
 }
 
 /// All that one scrape shows.
 #[derive(Debug)]
-struct Snapshot {
-    progress: Progress,
+struct MetricsSnapshot {
+    worker_status: WorkerStatus,
     failures: AuthenticationFailures,
-    engines: Arc<EnginesSeen>,
-    picture: Picture,
+    backends: Arc<BackendHealth>,
+    overview: OverviewSnapshot,
 }
 
 impl Metrics {
     #[must_use]
-    pub fn new(progress: watch::Receiver<Progress>, looked: Looked) -> Self {
-        let Looked { settings, queue, limiter, lookout } = looked;
-        Self { progress, engines: Engines::new(settings, queue, limiter), lookout }
+    pub fn new(worker_status: watch::Receiver<WorkerStatus>, looked: MetricsSources) -> Self {
+        let MetricsSources { settings, queue, limiter, collector } = looked;
+        Self { worker_status, backends: BackendMonitor::new(settings, queue, limiter), collector }
     }
 
     /// Everything, in the text format of OpenMetrics.
@@ -70,25 +70,30 @@ impl Metrics {
     /// # Errors
     /// Never, as far as strings can be written to.
     async fn scrape(&self, failures: AuthenticationFailures) -> Result<String, std::fmt::Error> {
-        let progress = self.progress.borrow().clone();
-        let (engines, picture) = tokio::join!(self.engines.look(), self.lookout.look());
+        let progress = self.worker_status.borrow().clone();
+        let (engines, picture) = tokio::join!(self.backends.health(), self.collector.snapshot());
         let mut registry = Registry::with_prefix(PREFIX);
-        registry.register_collector(Box::new(Snapshot { progress, failures, engines, picture }));
+        registry.register_collector(Box::new(MetricsSnapshot {
+            worker_status: progress,
+            failures,
+            backends: engines,
+            overview: picture,
+        }));
         let mut text = String::new();
         encode(&mut text, &registry)?;
         Ok(text)
     }
 }
 
-impl prometheus_client::collector::Collector for Snapshot {
+impl prometheus_client::collector::Collector for MetricsSnapshot {
     fn encode(&self, encoder: prometheus_client::encoding::DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let mut writer = write::Writer(encoder);
-        process::write(&mut writer, &self.progress)?;
+        let mut writer = write::MetricsWriter(encoder);
+        process::write(&mut writer, &self.worker_status)?;
         process::write_authentication_failures(&mut writer, self.failures)?;
-        lanes::write(&mut writer, &self.progress)?;
-        engines::write(&mut writer, &self.engines)?;
-        engines::write_limits(&mut writer, &self.progress.known, &self.picture.evidence.used)?;
-        overview::write(&mut writer, &self.picture)
+        lanes::write(&mut writer, &self.worker_status)?;
+        backends::write(&mut writer, &self.backends)?;
+        backends::write_limits(&mut writer, &self.worker_status.settings, &self.overview.input.limit_usage)?;
+        overview::write(&mut writer, &self.overview)
     }
 }
 
@@ -99,7 +104,7 @@ pub(super) async fn show(State(state): State<OpsState>, headers: HeaderMap) -> R
         Ok(text) if wants.contains("application/openmetrics-text") => {
             ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response()
         }
-        Ok(text) => ([(header::CONTENT_TYPE, PLAIN)], text::plain(&text)).into_response(),
+        Ok(text) => ([(header::CONTENT_TYPE, PLAIN_TEXT)], text::from_open_metrics(&text)).into_response(),
         Err(error) => {
             tracing::error!(%error, "metrics cannot be written");
             axum::http::StatusCode::INTERNAL_SERVER_ERROR.into_response()

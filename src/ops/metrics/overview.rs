@@ -6,18 +6,18 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use super::write::{Labels, Writer, float, seconds};
-use crate::fleet::clears::Clears;
-use crate::fleet::{Conserved, Evidence, ProviderOverview};
-use crate::ops::overview::{Picture, unix_ms};
+use super::write::{Labels, MetricsWriter, float, seconds};
+use crate::fleet::clears::ClearTimeOverview;
+use crate::fleet::{OverviewInput, ProviderOverview, ProviderReconciliation};
+use crate::ops::overview::{OverviewSnapshot, unix_ms};
 
 /// All states of the ledger.
 const STATES: [&str; 9] =
     ["waiting", "sending", "unknown", "succeeded", "declined", "dead", "expired", "review", "cancelled"];
 
-pub(super) fn write(writer: &mut Writer<'_>, picture: &Picture) -> Result<(), fmt::Error> {
-    let Picture { evidence, overview } = picture;
-    let each = |of: fn(&Evidence, &ProviderOverview) -> Option<f64>| {
+pub(super) fn write(writer: &mut MetricsWriter<'_>, picture: &OverviewSnapshot) -> Result<(), fmt::Error> {
+    let OverviewSnapshot { input: evidence, overview } = picture;
+    let each = |of: fn(&OverviewInput, &ProviderOverview) -> Option<f64>| {
         let sample = move |provider: &ProviderOverview| {
             Some((vec![("provider", provider.name.clone())], of(evidence, provider)?))
         };
@@ -48,30 +48,32 @@ pub(super) fn write(writer: &mut Writer<'_>, picture: &Picture) -> Result<(), fm
     ledger(writer, evidence, overview.providers.iter().map(|provider| provider.name.as_str()).collect())
 }
 
-fn clears_s(clears: &Clears) -> Option<f64> {
+fn clears_s(clears: &ClearTimeOverview) -> Option<f64> {
     match clears {
-        Clears::ClearsIn { ms } | Clears::DependsOnAccounts { at_least_ms: ms, .. } => Some(seconds(*ms)),
-        Clears::Never { .. }
-        | Clears::NotWhilePaused
-        | Clears::NotWhileDisabled
-        | Clears::NotWhileBreakerOpen
-        | Clears::Unknown { .. } => None,
+        ClearTimeOverview::ClearsIn { ms } | ClearTimeOverview::DependsOnAccounts { at_least_ms: ms, .. } => {
+            Some(seconds(*ms))
+        }
+        ClearTimeOverview::Never { .. }
+        | ClearTimeOverview::NotWhilePaused
+        | ClearTimeOverview::NotWhileDisabled
+        | ClearTimeOverview::NotWhileBreakerOpen
+        | ClearTimeOverview::Unknown { .. } => None,
     }
 }
 
-fn oldest_s(evidence: &Evidence, provider: &ProviderOverview) -> Option<f64> {
+fn oldest_s(evidence: &OverviewInput, provider: &ProviderOverview) -> Option<f64> {
     let since_ms = evidence.oldest_ms.as_ref()?.get(&provider.name);
     let age_ms = since_ms.map_or(0, |since_ms| (evidence.at_ms - since_ms).max(0));
     Some(seconds(u64::try_from(age_ms).unwrap_or(0)))
 }
 
-fn ledger(writer: &mut Writer<'_>, evidence: &Evidence, names: BTreeSet<&str>) -> Result<(), fmt::Error> {
+fn ledger(writer: &mut MetricsWriter<'_>, evidence: &OverviewInput, names: BTreeSet<&str>) -> Result<(), fmt::Error> {
     // Providers without a job yet have an account of zeros.
-    let of = |name: &&str| Conserved { provider: (*name).to_owned(), ..Conserved::default() };
-    let accounts: Vec<Conserved> = evidence.accounts.as_ref().map_or_else(Vec::new, |accounts| {
+    let of = |name: &&str| ProviderReconciliation { provider: (*name).to_owned(), ..ProviderReconciliation::default() };
+    let accounts: Vec<ProviderReconciliation> = evidence.reconciliation.as_ref().map_or_else(Vec::new, |accounts| {
         names.iter().map(|name| accounts.get(*name).cloned().unwrap_or_else(|| of(name))).collect()
     });
-    let each = |of: fn(&Conserved) -> u64| {
+    let each = |of: fn(&ProviderReconciliation) -> u64| {
         accounts.iter().map(move |account| (vec![("provider", account.provider.clone())], float(of(account))))
     };
     let states = accounts.iter().flat_map(|account| {
@@ -101,7 +103,7 @@ fn ledger(writer: &mut Writer<'_>, evidence: &Evidence, names: BTreeSet<&str>) -
         "Ways in which the account of the provider's jobs does not add up. Must stay at zero.",
         each(|account| u64::try_from(account.faults.len()).unwrap_or(u64::MAX)),
     )?;
-    let counted = evidence.counted_at_ms.filter(|_| evidence.accounts.is_some());
+    let counted = evidence.counted_at_ms.filter(|_| evidence.reconciliation.is_some());
     let age_ms = counted.map(|counted_ms| u64::try_from(unix_ms() - counted_ms).unwrap_or(0));
     writer.gauge(
         "ledger_account_age_seconds",

@@ -4,13 +4,13 @@
 
 use std::fmt;
 
-use super::write::{Labels, Writer, float, seconds};
+use super::write::{Labels, MetricsWriter, float, seconds};
 use crate::ops::guard::AuthenticationFailures;
 use crate::telemetry;
-use crate::worker::deployment::Progress;
+use crate::worker::supervisor::WorkerStatus;
 
-pub fn write(writer: &mut Writer<'_>, progress: &Progress) -> Result<(), fmt::Error> {
-    let (meter, known) = (&progress.meter, &progress.known);
+pub fn write(writer: &mut MetricsWriter<'_>, progress: &WorkerStatus) -> Result<(), fmt::Error> {
+    let (meter, known) = (&progress.meter, &progress.settings);
     let none = Labels::new;
     let version = vec![("version", env!("CARGO_PKG_VERSION").to_owned())];
     writer.gauge("build_info", "The version that runs; always 1.", [(version, 1.0)])?;
@@ -45,7 +45,7 @@ pub fn write(writer: &mut Writer<'_>, progress: &Progress) -> Result<(), fmt::Er
     writer.counter(
         "broker_objects_missed",
         "Times that a queue or an exchange which had been declared was found missing: somebody or a policy deleted it.",
-        [(none(), meter.missed_at_broker_total())],
+        [(none(), meter.missing_topology_total())],
     )?;
     let unpublished = meter.unpublished();
     writer.gauge(
@@ -63,9 +63,9 @@ pub fn write(writer: &mut Writer<'_>, progress: &Progress) -> Result<(), fmt::Er
     )?;
     let version = u64::try_from(known.version).unwrap_or(0);
     writer.gauge("settings_version", "Version of the settings in force.", [(none(), float(version))])?;
-    let good = known.providers.keys().filter(|name| known.bad.iter().all(|bad| bad.provider != name.as_str()));
+    let good = known.providers.keys().filter(|name| known.invalid_rows.iter().all(|bad| bad.provider != name.as_str()));
     let good = good.map(|name| (name.to_string(), 0.0));
-    let rows = good.chain(known.bad.iter().map(|bad| (bad.provider.clone(), 1.0)));
+    let rows = good.chain(known.invalid_rows.iter().map(|bad| (bad.provider.clone(), 1.0)));
     writer.gauge(
         "bad_rows",
         "1 while the provider's row cannot be used as it stands: its last good one counts, or it has no lane.",
@@ -75,7 +75,7 @@ pub fn write(writer: &mut Writer<'_>, progress: &Progress) -> Result<(), fmt::Er
 
 /// Tokens that opened nothing.
 pub fn write_authentication_failures(
-    writer: &mut Writer<'_>,
+    writer: &mut MetricsWriter<'_>,
     failures: AuthenticationFailures,
 ) -> Result<(), fmt::Error> {
     let AuthenticationFailures { wrong_token, too_soon } = failures;

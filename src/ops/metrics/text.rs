@@ -4,7 +4,7 @@
 //! Refuses to parse values: their lines are the same in both.
 
 /// Turns OpenMetrics text into the text format 0.0.4.
-pub fn plain(open_metrics: &str) -> String {
+pub fn from_open_metrics(open_metrics: &str) -> String {
     let mut text = String::with_capacity(open_metrics.len());
     let lines: Vec<&str> = open_metrics.lines().filter(|line| *line != "# EOF").collect();
     for (at, line) in lines.iter().enumerate() {
@@ -32,11 +32,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counters_are_announced_by_their_full_name() {
+    fn counter_types_have_the_full_name() {
         let new = "# HELP a_jobs Jobs.\n# TYPE a_jobs counter\na_jobs_total{p=\"x\"} 1\n# HELP b Bees.\n# TYPE b gauge\n\
                    b 2.0\n# EOF\n";
         let old = "# HELP a_jobs_total Jobs.\n# TYPE a_jobs_total counter\na_jobs_total{p=\"x\"} 1\n# HELP b Bees.\n\
                    # TYPE b gauge\nb 2.0\n";
-        assert_eq!(plain(new), old);
+        assert_eq!(from_open_metrics(new), old);
     }
 }

@@ -18,9 +18,9 @@ const MS_PER_S: f64 = 1_000.0;
 pub type Labels = Vec<(&'static str, String)>;
 type NoExemplar<'a> = Option<&'a Exemplar<Labels, u64>>;
 
-pub struct Writer<'a>(pub DescriptorEncoder<'a>);
+pub struct MetricsWriter<'a>(pub DescriptorEncoder<'a>);
 
-impl Writer<'_> {
+impl MetricsWriter<'_> {
     /// `name` without `_total`.
     pub fn counter(
         &mut self,

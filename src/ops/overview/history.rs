@@ -12,12 +12,12 @@ use crate::fleet::Overview;
 const POINTS_MAX: usize = 450;
 /// Points that say how fast a backlog goes of late: five minutes, and no less than one. Limits on accounts let out what
 /// they have at once and then nothing for a while, so ten seconds say nothing.
-const LATELY_MAX: usize = 150;
-const LATELY_MIN: usize = 30;
+const RECENT_POINTS_MAX: usize = 150;
+const RECENT_POINTS_MIN: usize = 30;
 
 /// One provider at one instant.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
-pub struct Point {
+pub struct HistoryPoint {
     pub at: String,
     /// `null`: nobody could say.
     pub rate_per_s: Option<f64>,
@@ -29,30 +29,31 @@ pub struct Point {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct History {
-    providers: BTreeMap<String, Ring>,
+pub(super) struct OverviewHistory {
+    providers: BTreeMap<String, ProviderHistory>,
 }
 
 #[derive(Debug, Default)]
-struct Ring {
-    points: VecDeque<Point>,
-    refused: Option<u64>,
+struct ProviderHistory {
+    points: VecDeque<HistoryPoint>,
+    throttled_total: Option<u64>,
 }
 
-impl History {
+impl OverviewHistory {
     /// Takes one more point of each provider; providers that are gone go.
-    pub fn enter(&mut self, overview: &Overview) {
+    pub fn record(&mut self, overview: &Overview) {
         self.providers.retain(|name, _| overview.providers.iter().any(|provider| provider.name == *name));
         for provider in &overview.providers {
             let ring = self.providers.entry(provider.name.clone()).or_default();
             let refused = provider.refused_by_provider;
             // A worker that ended takes its count along: then the sum is lower, and nothing is known to be new.
-            let throttled = ring.refused.zip(refused).map_or(0, |(before, refused)| refused.saturating_sub(before));
-            ring.refused = refused.or(ring.refused);
+            let throttled =
+                ring.throttled_total.zip(refused).map_or(0, |(before, refused)| refused.saturating_sub(before));
+            ring.throttled_total = refused.or(ring.throttled_total);
             if ring.points.len() == POINTS_MAX {
                 ring.points.pop_front();
             }
-            ring.points.push_back(Point {
+            ring.points.push_back(HistoryPoint {
                 at: overview.at.clone(),
                 rate_per_s: provider.rate_per_s,
                 limit_per_s: provider.limit_per_s,
@@ -64,69 +65,71 @@ impl History {
 
     /// Requests per second over the last minutes in which jobs waited without a break; providers that this is too short
     /// for are left out.
-    pub fn lately_per_s(&self) -> BTreeMap<String, f64> {
-        let lately = |(name, ring): (&String, &Ring)| Some((name.clone(), lately_per_s(ring)?));
+    pub fn recent_per_s(&self) -> BTreeMap<String, f64> {
+        let lately = |(name, ring): (&String, &ProviderHistory)| Some((name.clone(), lately_per_s(ring)?));
         self.providers.iter().filter_map(lately).collect()
     }
 
     /// The last `count` points, oldest first.
-    pub fn last(&self, provider: &str, count: usize) -> Vec<Point> {
+    pub fn last_points(&self, provider: &str, count: usize) -> Vec<HistoryPoint> {
         let Some(ring) = self.providers.get(provider) else { return Vec::new() };
         let skipped = ring.points.len().saturating_sub(count);
         ring.points.iter().skip(skipped).cloned().collect()
     }
 }
 
-fn lately_per_s(ring: &Ring) -> Option<f64> {
-    let busy = ring.points.iter().rev().take(LATELY_MAX).take_while(|point| point.waiting.is_none_or(|it| it > 0));
+fn lately_per_s(ring: &ProviderHistory) -> Option<f64> {
+    let busy =
+        ring.points.iter().rev().take(RECENT_POINTS_MAX).take_while(|point| point.waiting.is_none_or(|it| it > 0));
     let rates = busy.filter_map(|point| point.rate_per_s);
     let (sum, points) = rates.fold((0.0, 0_u32), |(sum, points), rate_per_s| (sum + rate_per_s, points + 1));
-    (points as usize >= LATELY_MIN).then(|| sum / f64::from(points))
+    (points as usize >= RECENT_POINTS_MIN).then(|| sum / f64::from(points))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::{Evidence, overview};
+    use crate::fleet::{OverviewInput, overview};
     use crate::ledger::provider_row::ProviderRow;
 
-    fn at(refused: u64, names: &[&str]) -> Overview {
+    fn overview_with_throttled(refused: u64, names: &[&str]) -> Overview {
         let row = |name: &&str| ProviderRow { name: (*name).to_owned(), ..ProviderRow::default() };
-        let mut picture = overview(&Evidence { rows: names.iter().map(row).collect(), ..Evidence::default() });
+        let mut picture =
+            overview(&OverviewInput { rows: names.iter().map(row).collect(), ..OverviewInput::default() });
         picture.providers.iter_mut().for_each(|provider| provider.refused_by_provider = Some(refused));
         picture
     }
 
     #[test]
-    fn points_are_bounded_and_refusals_are_differences() {
-        let mut history = History::default();
+    fn history_is_bounded_and_counts_new_throttles() {
+        let mut history = OverviewHistory::default();
         for refused in [5, 5, 7, 2, 3] {
-            history.enter(&at(refused, &["acme", "bolt"]));
+            history.record(&overview_with_throttled(refused, &["acme", "bolt"]));
         }
-        let throttled: Vec<u64> = history.last("acme", 9).iter().map(|point| point.throttled).collect();
+        let throttled: Vec<u64> = history.last_points("acme", 9).iter().map(|point| point.throttled).collect();
         assert_eq!(throttled, [0, 0, 2, 0, 1]);
-        assert_eq!(history.last("acme", 2).len(), 2);
+        assert_eq!(history.last_points("acme", 2).len(), 2);
         for _ in 0..500 {
-            history.enter(&at(3, &["acme"]));
+            history.record(&overview_with_throttled(3, &["acme"]));
         }
-        assert_eq!((history.last("acme", 9_999).len(), history.last("bolt", 9).len()), (POINTS_MAX, 0));
+        assert_eq!((history.last_points("acme", 9_999).len(), history.last_points("bolt", 9).len()), (POINTS_MAX, 0));
     }
 
     #[test]
-    fn what_went_lately_is_told_once_jobs_have_waited_for_a_minute() {
-        let mut history = History::default();
+    fn recent_rate_needs_one_minute_of_backlog() {
+        let mut history = OverviewHistory::default();
         let mut enter = |points: usize, waiting, rate_per_s| {
-            let mut picture = at(0, &["acme"]);
+            let mut picture = overview_with_throttled(0, &["acme"]);
             (picture.providers[0].waiting, picture.providers[0].rate_per_s) = (waiting, Some(rate_per_s));
             picture.providers[0].waiting_is_at_least = false;
-            (0..points).for_each(|_| history.enter(&picture));
-            history.lately_per_s().get("acme").copied()
+            (0..points).for_each(|_| history.record(&picture));
+            history.recent_per_s().get("acme").copied()
         };
         assert_eq!(enter(100, 0, 9.0), None);
-        assert_eq!(enter(LATELY_MIN - 1, 5, 0.0), None);
+        assert_eq!(enter(RECENT_POINTS_MIN - 1, 5, 0.0), None);
         // One burst, and nothing for the rest of the minute.
         assert_eq!(enter(1, 5, 3.0), Some(0.1));
         assert_eq!(enter(1, 0, 3.0), None, "nothing waits any more");
-        assert_eq!(enter(2 * LATELY_MAX, 5, 2.0), Some(2.0));
+        assert_eq!(enter(2 * RECENT_POINTS_MAX, 5, 2.0), Some(2.0));
     }
 }

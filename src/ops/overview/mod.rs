@@ -11,27 +11,27 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::OpsState;
-use super::api::problem::{ErrorBody, Problem};
-use super::json::Json;
+use super::api::problem::{ApiError, ErrorBody};
+use super::json::JsonResponse;
 use crate::domain::provider::ProviderName;
-use crate::fleet::lately::{DecisionLine, decisions, waits};
 use crate::fleet::overview::{Overview, ProviderOverview};
-use crate::fleet::report::Waits;
-use crate::fleet::workers::WorkerLine;
-use crate::ledger::audited::AuditedChange;
-use crate::ledger::operator::At;
-use crate::ledger::provider_row::ShownRow;
+use crate::fleet::recent::{DecisionOverview, permit_waits, recent_decisions};
+use crate::fleet::report::WaitHistogram;
+use crate::fleet::workers::WorkerOverview;
+use crate::ledger::operator::DatabaseTime;
+use crate::ledger::provider_row::RedactedRow;
+use crate::ledger::settings_audit::AuditedChange;
 
-mod asked;
-mod cached;
-mod counts;
+mod backlog_counts;
+mod cache;
+mod collector;
+mod fan_out;
 mod history;
-mod lookout;
-mod pausers;
+mod pause_authors;
 
-pub use history::Point;
-pub use lookout::{Lookout, Picture, Sources, named, unix_ms};
-pub use pausers::pausers;
+pub use collector::{OverviewCollector, OverviewSnapshot, OverviewSources, all_provider_names, unix_ms};
+pub use history::HistoryPoint;
+pub use pause_authors::pause_authors;
 
 /// Longest history that is kept, in seconds.
 const HISTORY_MAX_S: u64 = 15 * 60;
@@ -42,24 +42,24 @@ const AUDIT_MAX: u32 = 20;
 
 /// One provider's page.
 #[derive(Debug, Serialize, ToSchema)]
-pub(super) struct Page {
+pub(super) struct ProviderPage {
     overview: ProviderOverview,
     /// As `provider show --json` prints it; absent when the provider has no row any more.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
-    row: Option<ShownRow>,
-    waits: Waits,
-    decisions: Vec<DecisionLine>,
+    row: Option<RedactedRow>,
+    waits: WaitHistogram,
+    decisions: Vec<DecisionOverview>,
     /// The last changes of its rows, newest first; absent when the database does not say.
     #[serde(skip_serializing_if = "Option::is_none")]
-    audit: Option<Vec<ChangeLine>>,
+    audit: Option<Vec<ChangeOverview>>,
 }
 
 /// Who changed what.
 #[derive(Debug, Serialize, ToSchema)]
-struct ChangeLine {
+struct ChangeOverview {
     #[schema(value_type = String)]
-    at: At,
+    at: DatabaseTime,
     who: String,
     what: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -67,20 +67,20 @@ struct ChangeLine {
 }
 
 #[derive(Debug, Serialize, ToSchema)]
-struct Workers {
-    workers: Vec<WorkerLine>,
+struct WorkersResponse {
+    workers: Vec<WorkerOverview>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
-struct History {
+struct HistoryResponse {
     step_ms: u64,
-    points: Vec<Point>,
+    points: Vec<HistoryPoint>,
 }
 
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(super) struct Since {
+pub(super) struct HistoryParams {
     /// How far back, 1 to 900; 600 unless told.
     seconds: Option<u64>,
 }
@@ -90,7 +90,7 @@ pub(super) fn routes() -> Router<OpsState> {
     Router::new()
         .route("/api/v1/overview", get(show))
         .route("/api/v1/providers/{name}", get(provider))
-        .route("/api/v1/providers/{name}/history", get(past))
+        .route("/api/v1/providers/{name}/history", get(provider_history))
         .route("/api/v1/workers", get(workers))
 }
 
@@ -102,7 +102,7 @@ pub(super) fn routes() -> Router<OpsState> {
     responses((status = 200, description = "One entry per provider", body = Overview))
 )]
 pub(super) async fn show(State(state): State<OpsState>) -> Response {
-    Json(state.lookout.overview().await.as_ref()).into_response()
+    JsonResponse(state.collector.overview().await.as_ref()).into_response()
 }
 
 /// One provider: limits, waits, the last decisions and changes.
@@ -112,25 +112,27 @@ pub(super) async fn show(State(state): State<OpsState>) -> Response {
     tag = "overview",
     params(("name" = String, Path, description = "The provider")),
     responses(
-        (status = 200, description = "What its page shows", body = Page),
+        (status = 200, description = "What its page shows", body = ProviderPage),
         (status = 404, description = "There is no such provider", body = ErrorBody),
     )
 )]
-pub(super) async fn provider(State(state): State<OpsState>, Path(name): Path<String>) -> Result<Response, Problem> {
-    let Picture { overview, evidence } = state.lookout.look().await;
-    let Some(found) = overview.providers.iter().find(|provider| provider.name == name) else { return Err(nobody()) };
+pub(super) async fn provider(State(state): State<OpsState>, Path(name): Path<String>) -> Result<Response, ApiError> {
+    let OverviewSnapshot { overview, input } = state.collector.snapshot().await;
+    let Some(found) = overview.providers.iter().find(|provider| provider.name == name) else {
+        return Err(no_such_provider());
+    };
     let audit = match ProviderName::new(name.as_str()) {
-        Ok(name) => state.desk.settings.audit(Some(&name), AUDIT_MAX).await.ok(),
+        Ok(name) => state.operator_context.settings.audit(Some(&name), AUDIT_MAX).await.ok(),
         Err(_) => None,
     };
-    let page = Page {
-        audit: audit.map(|changes| changes.into_iter().map(ChangeLine::from).collect()),
+    let page = ProviderPage {
+        audit: audit.map(|changes| changes.into_iter().map(ChangeOverview::from).collect()),
         overview: found.clone(),
-        row: evidence.rows.iter().find(|row| row.name == name).map(ShownRow::from),
-        waits: waits(&evidence.workers, &name),
-        decisions: decisions(&evidence.workers, &name),
+        row: input.rows.iter().find(|row| row.name == name).map(RedactedRow::from),
+        waits: permit_waits(&input.workers, &name),
+        decisions: recent_decisions(&input.workers, &name),
     };
-    Ok(Json(page).into_response())
+    Ok(JsonResponse(page).into_response())
 }
 
 /// Rate, limit and backlog over the last minutes, oldest first.
@@ -138,27 +140,27 @@ pub(super) async fn provider(State(state): State<OpsState>, Path(name): Path<Str
     get,
     path = "/api/v1/providers/{name}/history",
     tag = "overview",
-    params(("name" = String, Path, description = "The provider"), Since),
+    params(("name" = String, Path, description = "The provider"), HistoryParams),
     responses(
-        (status = 200, description = "Points in equal steps", body = History),
+        (status = 200, description = "Points in equal steps", body = HistoryResponse),
         (status = 400, description = "`seconds` out of its range", body = ErrorBody),
         (status = 404, description = "There is no such provider", body = ErrorBody),
     )
 )]
-pub(super) async fn past(
+pub(super) async fn provider_history(
     State(state): State<OpsState>,
     Path(name): Path<String>,
-    since: Result<Query<Since>, QueryRejection>,
-) -> Result<Response, Problem> {
+    since: Result<Query<HistoryParams>, QueryRejection>,
+) -> Result<Response, ApiError> {
     let seconds = since?.0.seconds.unwrap_or(HISTORY_DEFAULT_S);
     if !(1..=HISTORY_MAX_S).contains(&seconds) {
-        return Err(Problem::bad(format!("seconds must lie between 1 and {HISTORY_MAX_S}")));
+        return Err(ApiError::bad_request(format!("seconds must lie between 1 and {HISTORY_MAX_S}")));
     }
-    let known = state.lookout.overview().await.providers.iter().any(|provider| provider.name == name);
-    let step_ms = u64::try_from(lookout::SAMPLE_EVERY.as_millis()).unwrap_or(u64::MAX);
-    match state.lookout.history(&name, seconds) {
-        points if points.is_empty() && !known => Err(nobody()),
-        points => Ok(Json(History { step_ms, points }).into_response()),
+    let known = state.collector.overview().await.providers.iter().any(|provider| provider.name == name);
+    let step_ms = u64::try_from(collector::SAMPLE_EVERY.as_millis()).unwrap_or(u64::MAX);
+    match state.collector.history(&name, seconds) {
+        points if points.is_empty() && !known => Err(no_such_provider()),
+        points => Ok(JsonResponse(HistoryResponse { step_ms, points }).into_response()),
     }
 }
 
@@ -167,21 +169,22 @@ pub(super) async fn past(
     get,
     path = "/api/v1/workers",
     tag = "overview",
-    responses((status = 200, description = "Every worker that reported within a day", body = Workers))
+    responses((status = 200, description = "Every worker that reported within a day", body = WorkersResponse))
 )]
 pub(super) async fn workers(State(state): State<OpsState>) -> Response {
-    let evidence = state.lookout.evidence().await;
-    Json(Workers { workers: evidence.workers.iter().map(WorkerLine::of).collect() }).into_response()
+    let evidence = state.collector.input().await;
+    JsonResponse(WorkersResponse { workers: evidence.workers.iter().map(WorkerOverview::new).collect() })
+        .into_response()
 }
 
-impl From<AuditedChange> for ChangeLine {
+impl From<AuditedChange> for ChangeOverview {
     fn from(AuditedChange { at, who, what, because, .. }: AuditedChange) -> Self {
         Self { at, who, what, because }
     }
 }
 
-fn nobody() -> Problem {
-    Problem::unknown("no such provider")
+fn no_such_provider() -> ApiError {
+    ApiError::not_found("no such provider")
 }
 
 #[cfg(test)]

@@ -12,16 +12,16 @@ use crate::ledger::fleet::WorkerReport;
 use crate::ledger::provider_row::{LimitRow, ProviderRow};
 use crate::limiter::Limiter;
 use crate::queue::embedded::EmbeddedQueue;
-use crate::worker::deployment::Progress;
-use crate::worker::settings_watch::Known;
+use crate::worker::settings_sync::LoadedSettings;
+use crate::worker::supervisor::WorkerStatus;
 
-pub(in crate::ops) fn lookout(
+pub(in crate::ops) fn test_collector(
     database: &Database,
-    progress: watch::Receiver<Progress>,
+    progress: watch::Receiver<WorkerStatus>,
     limiter: Arc<dyn Limiter>,
-) -> Arc<Lookout> {
-    Arc::new(Lookout::new(Sources {
-        progress,
+) -> Arc<OverviewCollector> {
+    Arc::new(OverviewCollector::new(OverviewSources {
+        worker_status: progress,
         settings: database.settings(),
         fleet: database.fleet(),
         upkeep: database.upkeep(),
@@ -62,18 +62,18 @@ fn report(id: &str, rate_10s: u64, at_ms: i64) -> WorkerReport {
 }
 
 #[tokio::test]
-async fn the_reports_of_all_workers_are_one_picture() {
+async fn reports_of_all_workers_are_merged() {
     let database = Database::open("sqlite::memory:", 1).unwrap();
     database.migrate().await.unwrap();
     database.settings().apply(&[row("acme")], false).await.unwrap();
     for (id, rate_10s, at_ms) in [("one", 300, 1_000), ("two", 100, 2_000)] {
         database.fleet().report(&report(id, rate_10s, at_ms)).await.unwrap();
     }
-    let known = Known::default().after(database.settings().load().await.unwrap());
-    let progress = Progress { known: Arc::new(known), ..Progress::default() };
+    let known = LoadedSettings::default().with_snapshot(database.settings().load().await.unwrap());
+    let progress = WorkerStatus { settings: Arc::new(known), ..WorkerStatus::default() };
     let (_progress, progress) = watch::channel(progress);
     let limiter = Arc::new(crate::limiter::embedded::EmbeddedLimiter::new());
-    let lookout = lookout(&database, progress, limiter);
+    let lookout = test_collector(&database, progress, limiter);
     let stop = tokio_util::sync::CancellationToken::new();
     let running = tokio::spawn({
         let (lookout, stop) = (lookout.clone(), stop.clone());
@@ -101,9 +101,9 @@ async fn the_reports_of_all_workers_are_one_picture() {
     }
     assert_eq!((&acme["limits"][0]["used"], &acme["limits"][0]["remaining"]), (&json!(0), &json!(100)));
 
-    let evidence = lookout.evidence().await;
-    assert_eq!(waits(&evidence.workers, "acme").counts, [10, 2, 0]);
-    let last = decisions(&evidence.workers, "acme");
+    let evidence = lookout.input().await;
+    assert_eq!(permit_waits(&evidence.workers, "acme").counts, [10, 2, 0]);
+    let last = recent_decisions(&evidence.workers, "acme");
     let whose: Vec<&str> = last.iter().map(|decision| decision.worker.as_str()).collect();
     assert_eq!(whose, ["two", "one"]);
     // The sampler's first point is there as soon as it has looked.

@@ -56,27 +56,27 @@ pub(super) fn router<S: Clone + Send + Sync + 'static>() -> Router<S> {
 }
 
 async fn index(headers: HeaderMap) -> Response {
-    served(&INDEX, &headers)
+    asset_response(&INDEX, &headers)
 }
 
 async fn asset(Path(path): Path<String>, headers: HeaderMap) -> Response {
     match ASSETS.iter().find(|asset| asset.path == path) {
-        Some(asset) => served(asset, &headers),
+        Some(asset) => asset_response(asset, &headers),
         None => (StatusCode::NOT_FOUND, HEADERS, "no such file\n").into_response(),
     }
 }
 
-fn served(asset: &Asset, request: &HeaderMap) -> Response {
+fn asset_response(asset: &Asset, request: &HeaderMap) -> Response {
     let etag = ETAGS.get(asset.path).map(String::as_str).unwrap_or_default();
     let tagged = [(header::ETAG, etag), (header::CONTENT_TYPE, asset.content_type)];
-    if request.get(header::IF_NONE_MATCH).is_some_and(|known| matches(known, etag)) {
+    if request.get(header::IF_NONE_MATCH).is_some_and(|known| etag_matches(known, etag)) {
         return (StatusCode::NOT_MODIFIED, HEADERS, tagged).into_response();
     }
     (HEADERS, tagged, asset.body).into_response()
 }
 
 /// Weak comparison, as `If-None-Match` asks for (<https://www.rfc-editor.org/rfc/rfc9110#section-13.1.2>).
-fn matches(known: &HeaderValue, etag: &str) -> bool {
+fn etag_matches(known: &HeaderValue, etag: &str) -> bool {
     let known = known.to_str().unwrap_or_default();
     known.split(',').map(|tag| tag.trim().trim_start_matches("W/")).any(|tag| tag == etag || tag == "*")
 }

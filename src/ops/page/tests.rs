@@ -5,7 +5,7 @@ use super::super::tests::start;
 use super::*;
 
 /// One answer: status, headers, body.
-async fn asked(url: &str, headers: &[(&str, &str)]) -> (u16, reqwest::header::HeaderMap, String) {
+async fn fetch_page(url: &str, headers: &[(&str, &str)]) -> (u16, reqwest::header::HeaderMap, String) {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let mut request = reqwest::Client::new().get(url);
     for (name, value) in headers {
@@ -27,7 +27,7 @@ fn files(folder: &FilePath, root: &FilePath, into: &mut BTreeSet<String>) {
 }
 
 #[test]
-fn every_file_of_the_page_is_in_the_binary() {
+fn binary_contains_every_page_file() {
     let root = FilePath::new(env!("CARGO_MANIFEST_DIR")).join("src/ops/page/assets");
     let mut on_disk = BTreeSet::new();
     files(&root, &root, &mut on_disk);
@@ -38,7 +38,7 @@ fn every_file_of_the_page_is_in_the_binary() {
 }
 
 #[test]
-fn the_page_asks_for_each_of_its_scripts_and_styles_at_once() {
+fn index_references_every_script_and_style() {
     let index = std::str::from_utf8(INDEX.body).unwrap();
     for asset in ASSETS {
         assert!(index.contains(&format!("\"/assets/{}\"", asset.path)), "{} is found late", asset.path);
@@ -46,7 +46,7 @@ fn the_page_asks_for_each_of_its_scripts_and_styles_at_once() {
 }
 
 #[test]
-fn the_foreign_code_is_what_its_readme_says() {
+fn vendored_code_matches_its_readme() {
     let readme = include_str!("assets/vendor/uplot/README.md");
     let vendored: Vec<_> = ASSETS.iter().filter(|asset| asset.path.starts_with("vendor/")).collect();
     assert_eq!(vendored.len(), 2);
@@ -58,7 +58,7 @@ fn the_foreign_code_is_what_its_readme_says() {
 }
 
 #[tokio::test]
-async fn the_page_comes_with_its_type_and_its_bounds_and_only_once() {
+async fn page_has_type_policy_and_etag() {
     let (address, _progress, stop) = start(None).await;
     for (path, kind) in [
         ("/", "text/html; charset=utf-8"),
@@ -67,7 +67,7 @@ async fn the_page_comes_with_its_type_and_its_bounds_and_only_once() {
         ("/assets/icon.svg", "image/svg+xml"),
     ] {
         let url = format!("{address}{path}");
-        let (status, headers, body) = asked(&url, &[]).await;
+        let (status, headers, body) = fetch_page(&url, &[]).await;
         assert_eq!((status, headers["content-type"].to_str().unwrap()), (200, kind), "{path}");
         assert!(
             !body.is_empty() && headers["content-security-policy"].to_str().unwrap().contains("script-src 'self';")
@@ -77,12 +77,12 @@ async fn the_page_comes_with_its_type_and_its_bounds_and_only_once() {
             (&"nosniff".parse().unwrap(), &"private, no-cache".parse().unwrap())
         );
         let etag = headers["etag"].to_str().unwrap();
-        let (status, headers, body) = asked(&url, &[("if-none-match", &format!("\"old\", W/{etag}"))]).await;
+        let (status, headers, body) = fetch_page(&url, &[("if-none-match", &format!("\"old\", W/{etag}"))]).await;
         assert_eq!((status, headers["etag"].to_str().unwrap(), body.as_str()), (304, etag, ""), "{path}");
-        assert_eq!(asked(&url, &[("if-none-match", "\"old\"")]).await.0, 200);
+        assert_eq!(fetch_page(&url, &[("if-none-match", "\"old\"")]).await.0, 200);
     }
     for path in ["/assets/", "/assets/nothing.js", "/assets/../mod.rs", "/assets/js", "/assets/index.html"] {
-        assert_eq!(asked(&format!("{address}{path}"), &[]).await.0, 404, "{path}");
+        assert_eq!(fetch_page(&format!("{address}{path}"), &[]).await.0, 404, "{path}");
     }
     stop.cancel();
 }
@@ -92,8 +92,8 @@ async fn the_page_is_guarded_like_the_api() {
     let (address, _progress, stop) = start(Some("let-me-in")).await;
     for path in ["/", "/assets/js/main.js"] {
         let url = format!("{address}{path}");
-        assert_eq!(asked(&url, &[]).await.0, 401, "{path}");
-        assert_eq!(asked(&url, &[("authorization", "Bearer let-me-in")]).await.0, 200, "{path}");
+        assert_eq!(fetch_page(&url, &[]).await.0, 401, "{path}");
+        assert_eq!(fetch_page(&url, &[("authorization", "Bearer let-me-in")]).await.0, 200, "{path}");
     }
     stop.cancel();
 }

@@ -4,7 +4,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::domain::sensitive::repeatable::repeated;
+use crate::domain::sensitive::safe_quote::quote_if_safe;
 
 /// Ranges that are never a provider on the public internet.
 /// <https://www.iana.org/assignments/iana-ipv4-special-registry>
@@ -50,7 +50,7 @@ impl Network {
     /// # Errors
     /// When the text is not `address/bits`, or the address has bits set beyond the prefix (most likely a slip).
     pub(super) fn parse(text: &str) -> Result<Self, String> {
-        let bad = || format!("{} is not a CIDR: write it like 10.0.0.0/8", repeated(text));
+        let bad = || format!("{} is not a CIDR: write it like 10.0.0.0/8", quote_if_safe(text));
         let (base, bits) = text.split_once('/').ok_or_else(bad)?;
         let base: IpAddr = base.parse().map_err(|_| bad())?;
         let prefix_bits: u8 = bits.parse().map_err(|_| bad())?;
@@ -65,7 +65,7 @@ impl Network {
         if beyond {
             return Err(format!(
                 "{} has bits set beyond /{prefix_bits}: write the first address of the range",
-                repeated(text)
+                quote_if_safe(text)
             ));
         }
         Ok(Self { base, prefix_bits })
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_allowed_is_allowed_and_no_more() {
+    fn allowed_networks_add_only_themselves() {
         let networks = vec![Network::parse("10.1.0.0/16").unwrap(), Network::parse("fd00:1::/32").unwrap()];
         let rule = AddressRule::Public { loopback: true, networks };
         for allowed in ["10.1.255.255", "::ffff:10.1.0.1", "fd00:1::5", "127.9.9.9", "::1", "9.9.9.9"] {

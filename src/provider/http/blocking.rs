@@ -19,17 +19,17 @@ const THREADS_MAX: usize = 4;
 #[derive(Clone, Debug)]
 pub(super) struct BlockingThreads {
     slots: Arc<Semaphore>,
-    answer_within: Duration,
+    timeout: Duration,
 }
 
 impl BlockingThreads {
     /// `answer_within`: the caller waits no longer, for a thread and its answer together.
-    pub(super) fn new(answer_within: Duration) -> Self {
-        Self { slots: Arc::new(Semaphore::new(THREADS_MAX)), answer_within }
+    pub(super) fn new(timeout: Duration) -> Self {
+        Self { slots: Arc::new(Semaphore::new(THREADS_MAX)), timeout }
     }
 
-    pub(super) fn answer_within(&self) -> Duration {
-        self.answer_within
+    pub(super) fn timeout(&self) -> Duration {
+        self.timeout
     }
 
     /// # Errors
@@ -44,15 +44,15 @@ impl BlockingThreads {
                 // A caller that waits no longer need not know.
                 drop(reply.send(done));
             };
-            std::thread::Builder::new().name("blocking-io".to_owned()).spawn(work).map_err(no_thread)?;
+            std::thread::Builder::new().name("blocking-io".to_owned()).spawn(work).map_err(spawn_error)?;
             answer.await.map_err(|_| io::Error::other("the thread ended early"))
         };
-        timeout(self.answer_within, answer).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+        timeout(self.timeout, answer).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
 /// The system's word for a limit on threads is that the call may be repeated.
-fn no_thread(error: io::Error) -> io::Error {
+fn spawn_error(error: io::Error) -> io::Error {
     match error.kind() {
         io::ErrorKind::WouldBlock => io::Error::other(LocalFault::Threads),
         _ => error,
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn work_that_hangs_keeps_few_threads_and_nobody_waits_for_it() {
+    async fn hanging_work_blocks_few_threads_and_no_caller() {
         let (hanging, others) = (BlockingThreads::new(Duration::from_millis(50)), BlockingThreads::new(Duration::MAX));
         let begun = Arc::new(AtomicUsize::new(0));
         let (let_go, held) = mpsc::channel::<()>();

@@ -7,11 +7,13 @@ use std::time::{Duration, SystemTime};
 
 use reqwest::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, TRANSFER_ENCODING};
 
-use super::answer_json::{Ambiguous, AnswerJson, Field};
-use super::named_wait::named_wait;
+use super::response_json::{AmbiguousValue, FieldValue, ResponseJson};
 use super::retry_after::retry_after;
+use super::wait_field::read_wait_field;
 use crate::domain::outcome::{Outcome, UnknownCause};
-use crate::domain::provider::{AnswerPlace, CodeIs, HeaderIs, NamedWait, Provider, StatusCase, StatusMeaning};
+use crate::domain::provider::{
+    CodeCondition, HeaderCondition, Provider, ResponseLocation, StatusCase, StatusMeaning, WaitField,
+};
 use crate::domain::sensitive::secret::looks_secret;
 
 /// Where the provider's reference stands unless the row names another place.
@@ -21,23 +23,23 @@ const REFERENCE_CHARS_MAX: usize = 255;
 /// Longest error token that is kept, in characters.
 const TOKEN_CHARS_MAX: usize = 48;
 /// Digits alone are a code up to here; a longer run could be a card or account number.
-const DIGITS_MAX: usize = 6;
+const TOKEN_DIGITS_MAX: usize = 6;
 
 /// Where error codes usually stand; tried in this order for a short token.
-const CODE_PLACES: [&str; 5] = ["/code", "/error/code", "/error", "/type", "/error/type"];
+const CODE_POINTERS: [&str; 5] = ["/code", "/error/code", "/error", "/type", "/error/type"];
 
 /// Codings that browsers know and that no request of ours asks for. A body that is labelled so and is JSON all the same is not
 /// what it says. Browsers pass other labels by, such as `utf-8`.
-const CODINGS: [&str; 7] = ["gzip", "x-gzip", "deflate", "br", "zstd", "compress", "x-compress"];
+const CONTENT_CODINGS: [&str; 7] = ["gzip", "x-gzip", "deflate", "br", "zstd", "compress", "x-compress"];
 
 /// How much of a body could be had.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Body {
+pub enum ResponseBody {
     Whole(Vec<u8>),
     /// Longer than we read.
     TooLarge,
     /// It ended before it was whole.
-    Broken(UnknownCause),
+    Incomplete(UnknownCause),
     /// It cannot be told which bytes are the answer. Either the head names a length and a transfer coding: by one of them
     /// another answer begins within the body (<https://www.rfc-editor.org/rfc/rfc9112#section-6.3>). Or another answer follows
     /// on a connection that was used before: one of the two may be a second answer to an earlier request.
@@ -46,19 +48,21 @@ pub enum Body {
 
 /// An answer as far as it could be read.
 #[derive(Clone, Debug)]
-pub struct Reading {
+pub struct ProviderResponse {
     pub status: u16,
     pub headers: HeaderMap,
-    pub body: Body,
+    pub body: ResponseBody,
 }
 
-impl Reading {
+impl ProviderResponse {
     /// The body, if it is JSON.
-    pub(super) fn json(&self) -> Option<AnswerJson> {
+    pub(super) fn json(&self) -> Option<ResponseJson> {
         let content_type = self.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         match &self.body {
-            Body::Whole(bytes) if !self.is_encoded() => AnswerJson::read(bytes, content_type),
-            Body::Whole(_) | Body::TooLarge | Body::Broken(_) | Body::Ambiguous => None,
+            ResponseBody::Whole(bytes) if !self.is_encoded() => ResponseJson::parse(bytes, content_type),
+            ResponseBody::Whole(_) | ResponseBody::TooLarge | ResponseBody::Incomplete(_) | ResponseBody::Ambiguous => {
+                None
+            }
         }
     }
 
@@ -66,54 +70,54 @@ impl Reading {
     fn is_encoded(&self) -> bool {
         let values = [CONTENT_ENCODING, TRANSFER_ENCODING].map(|name| self.headers.get_all(name));
         let values = values.iter().flatten().filter_map(|value| value.to_str().ok());
-        let is_coding = |coding: &str| CODINGS.iter().any(|known| coding.trim().eq_ignore_ascii_case(known));
+        let is_coding = |coding: &str| CONTENT_CODINGS.iter().any(|known| coding.trim().eq_ignore_ascii_case(known));
         values.flat_map(|value| value.split(',')).any(is_coding)
     }
 }
 
 /// What one provider's answers mean beyond the default table.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Meanings {
+pub struct ResponseRules {
     /// Per status, cases in their order; where none fits, the default table holds.
     pub statuses: BTreeMap<u16, Vec<StatusCase>>,
     /// JSON pointer to the provider's reference. <https://www.rfc-editor.org/rfc/rfc6901>
     pub reference_pointer: String,
     /// Where a wait is named besides `Retry-After`.
-    pub wait: Option<NamedWait>,
+    pub wait_field: Option<WaitField>,
 }
 
-impl Meanings {
+impl ResponseRules {
     #[must_use]
-    pub fn of(provider: &Provider) -> Self {
+    pub fn from_provider(provider: &Provider) -> Self {
         let pointer = provider.request.reference_pointer.as_deref().unwrap_or(REFERENCE_POINTER);
         Self {
             statuses: provider.statuses.clone(),
             reference_pointer: pointer.to_owned(),
-            wait: provider.request.wait.clone(),
+            wait_field: provider.request.wait.clone(),
         }
     }
 
     /// What `Retry-After` says, in the unit that the row gives it, if it gives one. `now` as for [`classify`].
-    pub(super) fn retry_after(&self, reading: &Reading, now: SystemTime) -> Option<Duration> {
-        match &self.wait {
-            Some(wait) if wait.place.is_retry_after() => named_wait(reading, wait, now),
+    pub(super) fn retry_after(&self, reading: &ProviderResponse, now: SystemTime) -> Option<Duration> {
+        match &self.wait_field {
+            Some(wait) if wait.location.is_retry_after() => read_wait_field(reading, wait, now),
             _ => retry_after(&reading.headers, now),
         }
     }
 
     /// How long a provider that refuses for its limit is left alone: by `Retry-After`, which is said of this answer, or
     /// else by what stands where the row says.
-    pub(super) fn throttled_for(&self, reading: &Reading, now: SystemTime) -> Option<Duration> {
+    pub(super) fn throttle_wait(&self, reading: &ProviderResponse, now: SystemTime) -> Option<Duration> {
         let said = self.retry_after(reading, now);
-        let elsewhere = || self.wait.as_ref().and_then(|wait| named_wait(reading, wait, now));
+        let elsewhere = || self.wait_field.as_ref().and_then(|wait| read_wait_field(reading, wait, now));
         said.filter(|wait| !wait.is_zero()).or_else(elsewhere).or(said)
     }
 
     /// How long one payment waits that the provider is busy with. A header that tells when a quota is renewed stands in
     /// every answer and says nothing of a lock; what the body says is said of this answer.
-    pub(super) fn busy_for(&self, reading: &Reading, now: SystemTime) -> Option<Duration> {
-        match self.wait.as_ref().map(|wait| &wait.place) {
-            Some(AnswerPlace::Body(_)) => self.throttled_for(reading, now),
+    pub(super) fn busy_wait(&self, reading: &ProviderResponse, now: SystemTime) -> Option<Duration> {
+        match self.wait_field.as_ref().map(|wait| &wait.location) {
+            Some(ResponseLocation::Body(_)) => self.throttle_wait(reading, now),
             _ => self.retry_after(reading, now),
         }
     }
@@ -122,14 +126,18 @@ impl Meanings {
 /// Says what the answer means. `now` serves dates in an answer without a `Date` of its own. An answer that says two things
 /// where one is needed has an unknown outcome.
 #[must_use]
-pub fn classify(reading: &Reading, meanings: &Meanings, now: SystemTime) -> Outcome {
-    let unreadable = UnknownCause::UnreadableAnswer(reading.status);
-    outcome(reading, meanings, now).unwrap_or(Outcome::Unknown { cause: unreadable, retry_after: None })
+pub fn classify(reading: &ProviderResponse, meanings: &ResponseRules, now: SystemTime) -> Outcome {
+    let unreadable = UnknownCause::UnreadableResponse(reading.status);
+    try_classify(reading, meanings, now).unwrap_or(Outcome::Unknown { cause: unreadable, retry_after: None })
 }
 
-fn outcome(reading: &Reading, meanings: &Meanings, now: SystemTime) -> Result<Outcome, Ambiguous> {
+fn try_classify(
+    reading: &ProviderResponse,
+    meanings: &ResponseRules,
+    now: SystemTime,
+) -> Result<Outcome, AmbiguousValue> {
     let status = reading.status;
-    let said_by_row = said_by_row(reading, &meanings.statuses)?;
+    let said_by_row = row_meaning(reading, &meanings.statuses)?;
     Ok(match said_by_row.unwrap_or_else(|| default_meaning(status)) {
         // A row that calls a status accepted says so for the status alone: a 204 has no body to read.
         StatusMeaning::Accepted if said_by_row.is_some() => Outcome::Accepted {
@@ -143,8 +151,8 @@ fn outcome(reading: &Reading, meanings: &Meanings, now: SystemTime) -> Result<Ou
         StatusMeaning::Misconfigured => Outcome::Misconfigured { status },
         StatusMeaning::Unknown => server_error(status, None),
         StatusMeaning::InProgress => Outcome::InProgress,
-        StatusMeaning::Throttled => Outcome::Throttled { retry_after: meanings.throttled_for(reading, now) },
-        StatusMeaning::Busy => Outcome::Busy { retry_after: meanings.busy_for(reading, now) },
+        StatusMeaning::Throttled => Outcome::Throttled { retry_after: meanings.throttle_wait(reading, now) },
+        StatusMeaning::Busy => Outcome::Busy { retry_after: meanings.busy_wait(reading, now) },
         // An hour's quota tells of its end in every answer: a provider that is down is asked again before.
         StatusMeaning::Unavailable => server_error(status, meanings.retry_after(reading, now)),
         StatusMeaning::Review => Outcome::Rejected { reason: reason(reading) },
@@ -155,12 +163,12 @@ fn outcome(reading: &Reading, meanings: &Meanings, now: SystemTime) -> Result<Ou
 ///
 /// # Errors
 /// [`Ambiguous`] when it can't be told whether a case fits, or where the answer ends.
-pub(super) fn said_by_row(
-    reading: &Reading,
+pub(super) fn row_meaning(
+    reading: &ProviderResponse,
     statuses: &BTreeMap<u16, Vec<StatusCase>>,
-) -> Result<Option<StatusMeaning>, Ambiguous> {
-    if reading.body == Body::Ambiguous {
-        return Err(Ambiguous);
+) -> Result<Option<StatusMeaning>, AmbiguousValue> {
+    if reading.body == ResponseBody::Ambiguous {
+        return Err(AmbiguousValue);
     }
     let Some(cases) = statuses.get(&reading.status) else { return Ok(None) };
     let body = cases.iter().any(|case| case.code.is_some()).then(|| reading.json()).flatten();
@@ -172,26 +180,28 @@ pub(super) fn said_by_row(
     Ok(None)
 }
 
-fn has_header(headers: &HeaderMap, wanted: Option<&HeaderIs>) -> Result<bool, Ambiguous> {
+fn has_header(headers: &HeaderMap, wanted: Option<&HeaderCondition>) -> Result<bool, AmbiguousValue> {
     let Some(wanted) = wanted else { return Ok(true) };
     let same = |value: &str| wanted.value.as_ref().is_none_or(|text| value.trim().eq_ignore_ascii_case(text));
     let values = headers.get_all(wanted.name.as_str()).iter();
     let mut same = values.map(|value| same(&String::from_utf8_lossy(value.as_bytes())));
     let Some(first) = same.next() else { return Ok(false) };
-    if same.all(|other| other == first) { Ok(first) } else { Err(Ambiguous) }
+    if same.all(|other| other == first) { Ok(first) } else { Err(AmbiguousValue) }
 }
 
-fn has_code(body: Option<&AnswerJson>, wanted: Option<&CodeIs>) -> Result<bool, Ambiguous> {
+fn has_code(body: Option<&ResponseJson>, wanted: Option<&CodeCondition>) -> Result<bool, AmbiguousValue> {
     let Some(wanted) = wanted else { return Ok(true) };
     let Some(body) = body else { return Ok(false) };
-    let is_code = |field: &Field| match field {
-        Field::Text(_) | Field::Number(_) => field.is(&wanted.code),
-        Field::Bool(_) | Field::Null | Field::List(_) | Field::Object | Field::Unreadable => false,
+    let is_code = |field: &FieldValue| match field {
+        FieldValue::Text(_) | FieldValue::Number(_) => field.matches(&wanted.code),
+        FieldValue::Bool(_) | FieldValue::Null | FieldValue::List(_) | FieldValue::Object | FieldValue::Unreadable => {
+            false
+        }
     };
-    let places = wanted.at.as_ref().map_or(CODE_PLACES.to_vec(), |place| vec![place.as_str()]);
+    let places = wanted.pointer.as_ref().map_or(CODE_POINTERS.to_vec(), |place| vec![place.as_str()]);
     for place in places {
         let holds_code = match body.field(place)? {
-            Some(Field::List(items)) => items.iter().any(is_code),
+            Some(FieldValue::List(items)) => items.iter().any(is_code),
             Some(field) => is_code(&field),
             None => false,
         };
@@ -223,44 +233,47 @@ fn server_error(status: u16, retry_after: Option<Duration>) -> Outcome {
 }
 
 /// A success that cannot be read is no success: a gateway's HTML page answers 200 too.
-fn accepted(reading: &Reading, meanings: &Meanings) -> Result<Outcome, Ambiguous> {
-    if let Body::Broken(cause) = reading.body {
+fn accepted(reading: &ProviderResponse, meanings: &ResponseRules) -> Result<Outcome, AmbiguousValue> {
+    if let ResponseBody::Incomplete(cause) = reading.body {
         return Ok(Outcome::Unknown { cause, retry_after: None });
     }
-    Ok(match reading.json().filter(AnswerJson::is_object) {
+    Ok(match reading.json().filter(ResponseJson::is_object) {
         Some(body) => Outcome::Accepted { reference: reference(&body, &meanings.reference_pointer)? },
-        None => Outcome::Unknown { cause: UnknownCause::UnreadableAnswer(reading.status), retry_after: None },
+        None => Outcome::Unknown { cause: UnknownCause::UnreadableResponse(reading.status), retry_after: None },
     })
 }
 
 /// What stands at the pointer, if it can be a reference.
-pub(super) fn reference(body: &AnswerJson, pointer: &str) -> Result<Option<String>, Ambiguous> {
-    let Some(Field::Text(text) | Field::Number(text)) = body.field(pointer)? else { return Ok(None) };
+pub(super) fn reference(body: &ResponseJson, pointer: &str) -> Result<Option<String>, AmbiguousValue> {
+    let Some(FieldValue::Text(text) | FieldValue::Number(text)) = body.field(pointer)? else { return Ok(None) };
     let fits = !text.is_empty() && text.chars().count() <= REFERENCE_CHARS_MAX;
     Ok((fits && !text.chars().any(char::is_control)).then_some(text))
 }
 
-fn reason(reading: &Reading) -> String {
+fn reason(reading: &ProviderResponse) -> String {
     let status = reading.status;
-    match reading.json().as_ref().and_then(token) {
+    match reading.json().as_ref().and_then(error_token) {
         Some(token) => format!("provider answered {status}: {token}"),
         None => format!("provider answered {status}"),
     }
 }
 
 /// The first of `code`, `error`, `type` that is a short token, at the top or inside an `error` object.
-fn token(body: &AnswerJson) -> Option<String> {
+fn error_token(body: &ResponseJson) -> Option<String> {
     let text = |place| match body.field(place) {
-        Ok(Some(Field::Text(text))) if is_token(&text) => Some(text),
+        Ok(Some(FieldValue::Text(text))) if is_token(&text) => Some(text),
         _ => None,
     };
-    CODE_PLACES.into_iter().find_map(text)
+    CODE_POINTERS.into_iter().find_map(text)
 }
 
 pub(super) fn is_token(text: &str) -> bool {
     let safe = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'.');
     let digits = text.bytes().filter(u8::is_ascii_digit).count();
-    (1..=TOKEN_CHARS_MAX).contains(&text.len()) && text.bytes().all(safe) && digits <= DIGITS_MAX && !looks_secret(text)
+    (1..=TOKEN_CHARS_MAX).contains(&text.len())
+        && text.bytes().all(safe)
+        && digits <= TOKEN_DIGITS_MAX
+        && !looks_secret(text)
 }
 
 #[cfg(test)]

@@ -5,23 +5,27 @@ use reqwest::header::CONTENT_TYPE;
 type Headers<'a> = &'a [(&'static str, &'a str)];
 
 use super::*;
-use crate::domain::provider::{AnswerPlace, WaitUnit};
+use crate::domain::provider::{ResponseLocation, WaitUnit};
 use std::collections::BTreeMap;
 
-fn reading(status: u16, body: &str) -> Reading {
-    Reading { status, headers: HeaderMap::new(), body: Body::Whole(body.as_bytes().to_vec()) }
+fn reading(status: u16, body: &str) -> ProviderResponse {
+    ProviderResponse { status, headers: HeaderMap::new(), body: ResponseBody::Whole(body.as_bytes().to_vec()) }
 }
 
-fn meanings(statuses: &[(u16, StatusMeaning)]) -> Meanings {
+fn meanings(statuses: &[(u16, StatusMeaning)]) -> ResponseRules {
     let always = |(status, means): &(u16, StatusMeaning)| (*status, vec![StatusCase::always(*means)]);
-    Meanings { statuses: statuses.iter().map(always).collect(), reference_pointer: "/id".to_owned(), wait: None }
+    ResponseRules {
+        statuses: statuses.iter().map(always).collect(),
+        reference_pointer: "/id".to_owned(),
+        wait_field: None,
+    }
 }
 
-fn read(reading: &Reading) -> Outcome {
+fn read(reading: &ProviderResponse) -> Outcome {
     classify(reading, &meanings(&[]), SystemTime::UNIX_EPOCH)
 }
 
-fn word(outcome: &Outcome) -> &'static str {
+fn code_of(outcome: &Outcome) -> &'static str {
     match outcome {
         Outcome::Accepted { .. } => "accepted",
         Outcome::Declined { .. } => "declined",
@@ -48,14 +52,14 @@ fn every_status_means_what_the_contract_says() {
             300..=499 => "review",
             _ => "unknown",
         };
-        assert_eq!(word(&read(&reading(status, r#"{"id":"ch_1"}"#))), meant, "{status}");
+        assert_eq!(code_of(&read(&reading(status, r#"{"id":"ch_1"}"#))), meant, "{status}");
     }
 }
 
 #[test]
 fn a_success_must_be_readable() {
     let accepted = |reference: Option<&str>| Outcome::Accepted { reference: reference.map(str::to_owned) };
-    let unreadable = Outcome::Unknown { cause: UnknownCause::UnreadableAnswer(200), retry_after: None };
+    let unreadable = Outcome::Unknown { cause: UnknownCause::UnreadableResponse(200), retry_after: None };
     let long = format!(r#"{{"id":"{}"}}"#, "x".repeat(256));
     let table = [
         (r#"{"id":"ch_1"}"#, accepted(Some("ch_1"))),
@@ -74,9 +78,9 @@ fn a_success_must_be_readable() {
     for (body, outcome) in table {
         assert_eq!(read(&reading(200, body)), outcome, "{body}");
     }
-    assert_eq!(read(&Reading { body: Body::TooLarge, ..reading(200, "") }), unreadable);
+    assert_eq!(read(&ProviderResponse { body: ResponseBody::TooLarge, ..reading(200, "") }), unreadable);
     let cause = UnknownCause::ConnectionLost;
-    let broken = Reading { body: Body::Broken(cause), ..reading(200, "") };
+    let broken = ProviderResponse { body: ResponseBody::Incomplete(cause), ..reading(200, "") };
     assert_eq!(read(&broken), Outcome::Unknown { cause, retry_after: None });
 }
 
@@ -86,18 +90,18 @@ fn a_numeric_reference_keeps_its_digits() {
         let outcome = read(&reading(200, &format!("{{\"id\": {digits} }}")));
         assert_eq!(outcome, Outcome::Accepted { reference: Some(digits.to_owned()) });
     }
-    let row = Meanings {
+    let row = ResponseRules {
         statuses: BTreeMap::from([(400, vec![code("20250416112233445566778801", None, StatusMeaning::Declined)])]),
         ..meanings(&[])
     };
-    let means = |body: &str| word(&classify(&reading(400, body), &row, SystemTime::UNIX_EPOCH));
+    let means = |body: &str| code_of(&classify(&reading(400, body), &row, SystemTime::UNIX_EPOCH));
     assert_eq!(means(r#"{"code":20250416112233445566778801}"#), "declined");
     assert_eq!(means(r#"{"code":20250416112233445566778802}"#), "review");
 }
 
 /// ASP.NET and PHP send a byte-order mark with JSON, whatever RFC 8259 says.
 #[test]
-fn an_answer_in_any_encoding_keeps_its_meaning() {
+fn encoding_does_not_change_the_meaning() {
     type Encode = fn(&str) -> Vec<u8>;
     let encodings: [(&str, Encode); 4] = [
         ("application/json", |json| format!("\u{feff}{json}").into_bytes()),
@@ -110,7 +114,7 @@ fn an_answer_in_any_encoding_keeps_its_meaning() {
     for (content_type, encode) in encodings {
         let read = |status: u16, json: &str| {
             let headers = HeaderMap::from_iter([(CONTENT_TYPE, content_type.parse().unwrap())]);
-            read(&Reading { status, headers, body: Body::Whole(encode(json)) })
+            read(&ProviderResponse { status, headers, body: ResponseBody::Whole(encode(json)) })
         };
         let accepted = Outcome::Accepted { reference: Some("ch_1".to_owned()) };
         assert_eq!(read(200, r#"{"id":"ch_1"}"#), accepted, "{content_type}");
@@ -122,15 +126,15 @@ fn an_answer_in_any_encoding_keeps_its_meaning() {
 }
 
 #[test]
-fn other_answers_keep_their_meaning_without_a_body() {
-    for body in [Body::TooLarge, Body::Broken(UnknownCause::Timeout)] {
-        let outcome = read(&Reading { body, ..reading(402, "") });
+fn other_statuses_need_no_body() {
+    for body in [ResponseBody::TooLarge, ResponseBody::Incomplete(UnknownCause::Timeout)] {
+        let outcome = read(&ProviderResponse { body, ..reading(402, "") });
         assert_eq!(outcome, Outcome::Declined { reason: "provider answered 402".to_owned() });
     }
 }
 
 #[test]
-fn the_named_wait_goes_with_429_and_503_only() {
+fn retry_after_counts_for_429_and_503_only() {
     let wait = Some(Duration::from_secs(9));
     let mut with_wait = reading(429, "");
     with_wait.headers.insert("retry-after", "9".parse().unwrap());
@@ -170,7 +174,7 @@ fn a_row_overrides_the_table() {
         (429, "throttled"),
     ];
     for (status, meant) in table {
-        assert_eq!(word(&classify(&reading(status, ""), &row, SystemTime::UNIX_EPOCH)), meant, "{status}");
+        assert_eq!(code_of(&classify(&reading(status, ""), &row, SystemTime::UNIX_EPOCH)), meant, "{status}");
     }
     let duplicate = classify(&reading(409, r#"{"id":"ch_9"}"#), &row, SystemTime::UNIX_EPOCH);
     assert_eq!(duplicate, Outcome::Accepted { reference: Some("ch_9".to_owned()) });
@@ -178,24 +182,24 @@ fn a_row_overrides_the_table() {
 
 #[test]
 fn the_reference_is_found_where_the_row_says() {
-    let row = Meanings { reference_pointer: "/data/0/ref".to_owned(), ..meanings(&[]) };
+    let row = ResponseRules { reference_pointer: "/data/0/ref".to_owned(), ..meanings(&[]) };
     let answer = reading(200, r#"{"id":"no","data":[{"ref":"yes"}]}"#);
     let outcome = classify(&answer, &row, SystemTime::UNIX_EPOCH);
     assert_eq!(outcome, Outcome::Accepted { reference: Some("yes".to_owned()) });
 }
 
 #[test]
-fn the_wait_is_found_where_the_row_says_too() {
-    let wait = |place| Some(NamedWait { place, unit: WaitUnit::Seconds });
-    let read = |wait: Option<NamedWait>, status, headers: Headers<'_>, body: &str| {
+fn wait_is_read_from_the_configured_field() {
+    let wait = |place| Some(WaitField { location: place, unit: WaitUnit::Seconds });
+    let read = |wait: Option<WaitField>, status, headers: Headers<'_>, body: &str| {
         let mut answer = reading(status, body);
         answer.headers = headers.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect();
-        let row = Meanings { wait, ..meanings(&[(418, StatusMeaning::Busy)]) };
+        let row = ResponseRules { wait_field: wait, ..meanings(&[(418, StatusMeaning::Busy)]) };
         classify(&answer, &row, SystemTime::UNIX_EPOCH)
     };
     let seconds = |seconds| Some(Duration::from_secs(seconds));
-    let header = || wait(AnswerPlace::Header("X-Reset-After".to_owned()));
-    let body = || wait(AnswerPlace::Body("/retry_in".to_owned()));
+    let header = || wait(ResponseLocation::Header("X-Reset-After".to_owned()));
+    let body = || wait(ResponseLocation::Body("/retry_in".to_owned()));
     let throttled = |retry_after| Outcome::Throttled { retry_after };
     assert_eq!(read(header(), 429, &[("x-reset-after", "20")], ""), throttled(seconds(20)));
     assert_eq!(read(body(), 429, &[], r#"{"retry_in":20}"#), throttled(seconds(20)));
@@ -214,7 +218,8 @@ fn the_wait_is_found_where_the_row_says_too() {
     assert_eq!(read(header(), 418, &both, ""), Outcome::Busy { retry_after: seconds(9) });
     assert_eq!(read(body(), 418, &both, r#"{"retry_in":20}"#), Outcome::Busy { retry_after: seconds(9) });
     // A row may say that `Retry-After` counts something else.
-    let ms = Some(NamedWait { place: AnswerPlace::Header("RETRY-AFTER".to_owned()), unit: WaitUnit::Milliseconds });
+    let ms =
+        Some(WaitField { location: ResponseLocation::Header("RETRY-AFTER".to_owned()), unit: WaitUnit::Milliseconds });
     let said = [("retry-after", "9000")];
     assert_eq!(read(ms.clone(), 429, &said, ""), throttled(seconds(9)));
     assert_eq!(read(ms.clone(), 418, &said, ""), Outcome::Busy { retry_after: seconds(9) });
@@ -222,7 +227,7 @@ fn the_wait_is_found_where_the_row_says_too() {
 }
 
 #[test]
-fn reasons_are_short_tokens_and_never_the_body() {
+fn reasons_are_short_tokens_not_the_body() {
     let table = [
         (r#"{"code":"card_declined","message":"4242424242424242"}"#, ": card_declined"),
         (r#"{"error":{"code":"expired_card","type":"card_error"}}"#, ": expired_card"),
@@ -244,12 +249,12 @@ fn reasons_are_short_tokens_and_never_the_body() {
 }
 
 fn header(name: &str, value: Option<&str>, means: StatusMeaning) -> StatusCase {
-    let header = HeaderIs { name: name.to_owned(), value: value.map(str::to_owned) };
+    let header = HeaderCondition { name: name.to_owned(), value: value.map(str::to_owned) };
     StatusCase { header: Some(header), ..StatusCase::always(means) }
 }
 
 fn code(code: &str, at: Option<&str>, means: StatusMeaning) -> StatusCase {
-    let code = CodeIs { code: code.to_owned(), at: at.map(str::to_owned) };
+    let code = CodeCondition { code: code.to_owned(), pointer: at.map(str::to_owned) };
     StatusCase { code: Some(code), ..StatusCase::always(means) }
 }
 
@@ -266,7 +271,7 @@ fn the_first_case_that_fits_counts() {
         code("704", Some("/errorCode"), M::InProgress),
         code("too_many", Some("/error_codes"), M::Unavailable),
     ];
-    let stripe = Meanings { statuses: [(429, cases)].into(), ..meanings(&[]) };
+    let stripe = ResponseRules { statuses: [(429, cases)].into(), ..meanings(&[]) };
     let reason = "Stripe-Rate-Limited-Reason";
     let lock = r#"{"error":{"code":"lock_timeout","type":"invalid_request_error"}}"#;
     let table: [(Headers<'_>, &str, &str); 16] = [
@@ -294,10 +299,10 @@ fn the_first_case_that_fits_counts() {
         for (name, value) in headers {
             answer.headers.append(*name, value.parse().unwrap());
         }
-        assert_eq!(word(&classify(&answer, &stripe, SystemTime::UNIX_EPOCH)), meant, "{headers:?} {body}");
+        assert_eq!(code_of(&classify(&answer, &stripe, SystemTime::UNIX_EPOCH)), meant, "{headers:?} {body}");
         // The cases are those of their status alone.
         answer.status = 402;
-        assert_eq!(word(&classify(&answer, &stripe, SystemTime::UNIX_EPOCH)), "declined", "{headers:?} {body}");
+        assert_eq!(code_of(&classify(&answer, &stripe, SystemTime::UNIX_EPOCH)), "declined", "{headers:?} {body}");
     }
 }
 
@@ -307,7 +312,7 @@ fn all_conditions_of_a_case_must_hold() {
         code: code("704", Some("/errorCode"), StatusMeaning::InProgress).code,
         ..header("transient-error", Some("true"), StatusMeaning::InProgress)
     };
-    let adyen = Meanings { statuses: [(422, vec![case])].into(), ..meanings(&[]) };
+    let adyen = ResponseRules { statuses: [(422, vec![case])].into(), ..meanings(&[]) };
     for (transient, body, meant) in [
         (Some("true"), r#"{"errorCode":"704"}"#, "in progress"),
         (Some("false"), r#"{"errorCode":"704"}"#, "review"),
@@ -318,12 +323,12 @@ fn all_conditions_of_a_case_must_hold() {
         if let Some(value) = transient {
             answer.headers.insert("transient-error", value.parse().unwrap());
         }
-        assert_eq!(word(&classify(&answer, &adyen, SystemTime::UNIX_EPOCH)), meant, "{transient:?} {body}");
+        assert_eq!(code_of(&classify(&answer, &adyen, SystemTime::UNIX_EPOCH)), meant, "{transient:?} {body}");
     }
 }
 
 #[test]
-fn a_busy_answer_keeps_its_named_wait() {
+fn busy_response_keeps_its_wait() {
     let row = meanings(&[(429, StatusMeaning::Busy)]);
     let mut answer = reading(429, "");
     assert_eq!(classify(&answer, &row, SystemTime::UNIX_EPOCH), Outcome::Busy { retry_after: None });
@@ -334,11 +339,13 @@ fn a_busy_answer_keeps_its_named_wait() {
 
 /// A case that calls a success accepted needs no readable body; the default does.
 #[test]
-fn a_success_that_no_case_fits_must_still_be_readable() {
-    let row =
-        Meanings { statuses: [(202, vec![header("x-queued", None, StatusMeaning::Accepted)])].into(), ..meanings(&[]) };
+fn success_without_a_case_must_be_readable() {
+    let row = ResponseRules {
+        statuses: [(202, vec![header("x-queued", None, StatusMeaning::Accepted)])].into(),
+        ..meanings(&[])
+    };
     let mut answer = reading(202, "");
-    assert_eq!(word(&classify(&answer, &row, SystemTime::UNIX_EPOCH)), "unknown");
+    assert_eq!(code_of(&classify(&answer, &row, SystemTime::UNIX_EPOCH)), "unknown");
     answer.headers.insert("x-queued", "1".parse().unwrap());
-    assert_eq!(word(&classify(&answer, &row, SystemTime::UNIX_EPOCH)), "accepted");
+    assert_eq!(code_of(&classify(&answer, &row, SystemTime::UNIX_EPOCH)), "accepted");
 }

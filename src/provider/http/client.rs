@@ -13,29 +13,29 @@ use hyper::{Method, Request};
 use tokio::time::Instant;
 use url::{Position, Url};
 
-use super::connection::{Answered, Exchange};
+use super::connection::{ExchangeResult, ReceivedResponse};
 use super::connector::Connector;
-use super::failure::Failure;
-use super::outbound::Target;
-use super::pool::{Pool, Reuse};
+use super::failure::RequestFailure;
+use super::outbound::OutboundTarget;
+use super::pool::{ConnectionPool, ConnectionReuse};
 use super::resolver::GuardedResolver;
-use super::strays::{Stray, StrayLog};
+use super::unexpected_responses::{UnexpectedResponse, UnexpectedResponseLog};
 use crate::domain::local_fault::LocalFault;
 use crate::domain::outcome::UnknownCause;
 use crate::provider::FreezeError;
 
-pub(super) struct Client {
+pub(super) struct HttpClient {
     connector: Connector,
-    pool: Arc<Pool>,
+    pool: Arc<ConnectionPool>,
     /// Total: from the call to the last byte of the answer.
     timeout: Duration,
-    strays: Arc<StrayLog>,
+    response_log: Arc<UnexpectedResponseLog>,
 }
 
 /// Everything that goes on the wire.
-pub(super) struct Outgoing {
+pub(super) struct PreparedRequest {
     pub(super) method: Method,
-    pub(super) target: Target,
+    pub(super) target: OutboundTarget,
     pub(super) headers: HeaderMap,
     pub(super) body: Option<Vec<u8>>,
 }
@@ -49,28 +49,33 @@ pub(super) fn base_headers(content_type: Option<HeaderValue>) -> HeaderMap {
     headers
 }
 
-impl Client {
+impl HttpClient {
     /// # Errors
     /// [`FreezeError::Url`] when TLS cannot be set up, most likely because the machine has no CA certificates.
     pub(super) fn new(
-        target: &Target,
+        target: &OutboundTarget,
         timeout: Duration,
-        reuse: Reuse,
-        strays: Arc<StrayLog>,
+        reuse: ConnectionReuse,
+        strays: Arc<UnexpectedResponseLog>,
     ) -> Result<Self, FreezeError> {
-        Self::with_resolver(target, GuardedResolver::of_system(target.addresses.clone()), timeout, reuse, strays)
+        Self::with_resolver(target, GuardedResolver::system(target.address_rule.clone()), timeout, reuse, strays)
     }
 
     /// # Errors
     /// As [`Client::new`].
     pub(super) fn with_resolver(
-        target: &Target,
+        target: &OutboundTarget,
         resolver: GuardedResolver,
         timeout: Duration,
-        reuse: Reuse,
-        strays: Arc<StrayLog>,
+        reuse: ConnectionReuse,
+        strays: Arc<UnexpectedResponseLog>,
     ) -> Result<Self, FreezeError> {
-        Ok(Self { connector: Connector::new(target, resolver, timeout)?, pool: Pool::new(reuse), timeout, strays })
+        Ok(Self {
+            connector: Connector::new(target, resolver, timeout)?,
+            pool: ConnectionPool::new(reuse),
+            timeout,
+            response_log: strays,
+        })
     }
 
     /// Sends one request to the client's target and reads its answer. The caller tells with [`Client::conclude`] what the
@@ -78,47 +83,47 @@ impl Client {
     ///
     /// # Errors
     /// [`Failure`] when there was no answer at all.
-    pub(super) async fn exchange(&self, outgoing: Outgoing) -> Result<Box<Answered>, Failure> {
+    pub(super) async fn exchange(&self, outgoing: PreparedRequest) -> Result<Box<ReceivedResponse>, RequestFailure> {
         let deadline = Instant::now() + self.timeout;
-        let mut request = request_of(outgoing)?;
-        if !self.pool.keeps() {
+        let mut request = build_request(outgoing)?;
+        if !self.pool.reuses_connections() {
             request.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
         while let Some(connection) = self.pool.take() {
-            match connection.exchange(request, deadline, &self.strays).await {
-                Exchange::NotTaken(untouched) => request = *untouched,
-                ended => return answer_of(ended),
+            match connection.exchange(request, deadline, &self.response_log).await {
+                ExchangeResult::Unsent(untouched) => request = *untouched,
+                ended => return into_response(ended),
             }
         }
         let connection = self.connector.connect(deadline).await?;
-        answer_of(connection.exchange(request, deadline, &self.strays).await)
+        into_response(connection.exchange(request, deadline, &self.response_log).await)
     }
 
     /// Keeps the connection for the next request, unless it is in doubt whether the answer was this request's.
-    pub(super) fn conclude(&self, answered: Answered, doubt: Option<UnknownCause>) {
+    pub(super) fn release_connection(&self, answered: ReceivedResponse, doubt: Option<UnknownCause>) {
         if let Some(UnknownCause::NotEchoed(_)) = doubt {
-            self.strays.note(Stray::NotEchoed);
+            self.response_log.record(UnexpectedResponse::NotEchoed);
         }
         if let (Some(connection), None) = (answered.connection, doubt) {
-            self.pool.put(connection, &answered.reading.headers);
+            self.pool.put(connection, &answered.response.headers);
         }
     }
 }
 
-fn answer_of(exchange: Exchange) -> Result<Box<Answered>, Failure> {
+fn into_response(exchange: ExchangeResult) -> Result<Box<ReceivedResponse>, RequestFailure> {
     match exchange {
-        Exchange::Answered(answered) => Ok(answered),
-        Exchange::NotTaken(_) => {
-            Err(Failure::NotSent("the connection was closed, or spoken on, before the request".to_owned()))
+        ExchangeResult::Responded(answered) => Ok(answered),
+        ExchangeResult::Unsent(_) => {
+            Err(RequestFailure::NotSent("the connection was closed, or spoken on, before the request".to_owned()))
         }
-        Exchange::Failed(failure) => Err(failure),
+        ExchangeResult::Failed(failure) => Err(failure),
     }
 }
 
-fn request_of(outgoing: Outgoing) -> Result<Request<Full<Bytes>>, Failure> {
+fn build_request(outgoing: PreparedRequest) -> Result<Request<Full<Bytes>>, RequestFailure> {
     let url = &outgoing.target.url;
     let unusable = |what: &str| {
-        Failure::Local(LocalFault::Unbuildable(format!("the address has a {what} that no request can hold")))
+        RequestFailure::Local(LocalFault::Unbuildable(format!("the address has a {what} that no request can hold")))
     };
     let path = url[Position::BeforePath..Position::AfterQuery].parse().map_err(|_| unusable("path"))?;
     let host = HeaderValue::from_str(&authority(url)).map_err(|_| unusable("host"))?;

@@ -19,11 +19,11 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::classify::{Body, Reading};
-use super::failure::{Failure, failure_of, is_early_answer};
+use super::classify::{ProviderResponse, ResponseBody};
+use super::failure::{RequestFailure, failure_after_connect, is_early_response};
 use super::half_duplex::HalfDuplex;
 use super::socket::Socket;
-use super::strays::{Stray, StrayLog};
+use super::unexpected_responses::{UnexpectedResponse, UnexpectedResponseLog};
 use crate::domain::outcome::UnknownCause;
 
 /// Most of a body that is read, in bytes: no payment answer needs more, and memory stays bounded.
@@ -34,24 +34,24 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 const HEADERS_MAX: usize = 64;
 
 /// A byte stream, plain or TLS.
-pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+pub(super) trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
 
-pub(super) type Transport = Box<dyn Stream>;
-type Outgoing = Request<Full<Bytes>>;
+pub(super) type Transport = Box<dyn ByteStream>;
+type OutgoingRequest = Request<Full<Bytes>>;
 
-pub(super) struct Connection {
+pub(super) struct HttpConnection {
     socket: Arc<Socket>,
     sender: SendRequest<Full<Bytes>>,
-    driver: State,
+    driver_state: DriverState,
     /// An answer was read on it.
     was_used: bool,
     /// It received bytes that are part of no answer, at the latest when its driver ended.
-    has_unread: bool,
+    has_unexpected_bytes: bool,
 }
 
-enum State {
+enum DriverState {
     Running(Box<Driver<TokioIo<HalfDuplex<Transport>>, Full<Bytes>>>),
     /// The request was written to its end and the answer was read to its end.
     Complete,
@@ -59,45 +59,50 @@ enum State {
 }
 
 /// How one request on a connection ended.
-pub(super) enum Exchange {
-    Answered(Box<Answered>),
+pub(super) enum ExchangeResult {
+    Responded(Box<ReceivedResponse>),
     /// The connection had ended, or received something, before it took the request, which can go on another one.
-    NotTaken(Box<Outgoing>),
-    Failed(Failure),
+    Unsent(Box<OutgoingRequest>),
+    Failed(RequestFailure),
 }
 
-pub(super) struct Answered {
-    pub(super) reading: Reading,
+pub(super) struct ReceivedResponse {
+    pub(super) response: ProviderResponse,
     /// When the last byte was read.
     pub(super) read_at: Instant,
     /// The connection, if it can carry another request.
-    pub(super) connection: Option<Connection>,
+    pub(super) connection: Option<HttpConnection>,
 }
 
-impl Connection {
+impl HttpConnection {
     pub(super) async fn open(socket: Arc<Socket>, transport: Transport) -> hyper::Result<Self> {
         let io = TokioIo::new(HalfDuplex::new(transport));
         let (sender, driver) = Builder::new().max_headers(HEADERS_MAX).handshake(io).await?;
-        let driver = State::Running(Box::new(driver));
-        Ok(Self { socket, sender, driver, was_used: false, has_unread: false })
+        let driver = DriverState::Running(Box::new(driver));
+        Ok(Self { socket, sender, driver_state: driver, was_used: false, has_unexpected_bytes: false })
     }
 
-    pub(super) fn opened(&self) -> Instant {
-        self.socket.opened()
+    pub(super) fn opened_at(&self) -> Instant {
+        self.socket.opened_at()
     }
 
     /// Lets the connection do what it can do at once, and tells whether it wants another request.
     async fn is_ready(&mut self) -> bool {
         self.drive(std::future::ready(())).await;
-        matches!(self.driver, State::Running(_)) && self.sender.is_ready()
+        matches!(self.driver_state, DriverState::Running(_)) && self.sender.is_ready()
     }
 
     /// Sends one request and reads its answer. Dropping the future resets the connection.
     ///
     /// The connection reads before it writes: bytes that are there already answer no request of ours, so none is written.
-    pub(super) async fn exchange(mut self, request: Outgoing, deadline: Instant, strays: &StrayLog) -> Exchange {
+    pub(super) async fn exchange(
+        mut self,
+        request: OutgoingRequest,
+        deadline: Instant,
+        strays: &UnexpectedResponseLog,
+    ) -> ExchangeResult {
         if let Err(error) = self.socket.begin_request(deadline) {
-            return Exchange::Failed(failure_of(&error, &self.socket));
+            return ExchangeResult::Failed(failure_after_connect(&error, &self.socket));
         }
         let response = self.sender.try_send_request(request);
         let mut response = match timeout_at(deadline, self.drive(response)).await {
@@ -105,74 +110,86 @@ impl Connection {
             Ok(Err(mut refused)) => {
                 return match refused.take_message() {
                     Some(request) => {
-                        if self.has_unread {
-                            strays.note(Stray::BeforeRequest);
+                        if self.has_unexpected_bytes {
+                            strays.record(UnexpectedResponse::BeforeRequest);
                         }
-                        Exchange::NotTaken(Box::new(request))
+                        ExchangeResult::Unsent(Box::new(request))
                     }
                     None => {
-                        if is_early_answer(refused.error()) {
-                            strays.note(Stray::WhileWriting);
+                        if is_early_response(refused.error()) {
+                            strays.record(UnexpectedResponse::WhileWriting);
                         }
-                        Exchange::Failed(failure_of(refused.error(), &self.socket))
+                        ExchangeResult::Failed(failure_after_connect(refused.error(), &self.socket))
                     }
                 };
             }
             Err(_) if self.socket.wrote_nothing() => {
-                return Exchange::Failed(Failure::NotSent("no byte could be written in time".to_owned()));
+                return ExchangeResult::Failed(RequestFailure::NotSent("no byte could be written in time".to_owned()));
             }
-            Err(_) => return Exchange::Failed(Failure::Unknown(UnknownCause::Timeout)),
+            Err(_) => return ExchangeResult::Failed(RequestFailure::Unknown(UnknownCause::Timeout)),
         };
-        let (body, read_at) = if has_two_lengths(response.headers()) {
-            (Body::Ambiguous, Instant::now())
+        let (body, read_at) = if has_conflicting_lengths(response.headers()) {
+            (ResponseBody::Ambiguous, Instant::now())
         } else {
             self.read_body(&mut response, deadline).await
         };
         let (head, _) = response.into_parts();
-        let whole = matches!(body, Body::Whole(_));
-        let reading = Reading { status: head.status.as_u16(), headers: head.headers, body };
+        let whole = matches!(body, ResponseBody::Whole(_));
+        let reading = ProviderResponse { status: head.status.as_u16(), headers: head.headers, body };
         if !whole {
             // A server that floods us is cut off, and so is one whose next answer nobody could find.
-            return Exchange::Answered(Box::new(Answered { reading, read_at, connection: None }));
+            return ExchangeResult::Responded(Box::new(ReceivedResponse {
+                response: reading,
+                read_at,
+                connection: None,
+            }));
         }
         self.end_exchange(reading, read_at, strays).await
     }
 
     /// What follows on an answer that was read to its end.
-    async fn end_exchange(mut self, mut reading: Reading, read_at: Instant, strays: &StrayLog) -> Exchange {
+    async fn end_exchange(
+        mut self,
+        mut reading: ProviderResponse,
+        read_at: Instant,
+        strays: &UnexpectedResponseLog,
+    ) -> ExchangeResult {
         let reusable = self.is_ready().await;
-        if self.has_unread {
-            strays.note(Stray::BehindAnswer);
+        if self.has_unexpected_bytes {
+            strays.record(UnexpectedResponse::AfterResponse);
             if self.was_used {
-                reading.body = Body::Ambiguous;
+                reading.body = ResponseBody::Ambiguous;
             }
         }
-        if reusable || matches!(self.driver, State::Complete) {
+        if reusable || matches!(self.driver_state, DriverState::Complete) {
             self.socket.end_request();
         }
-        if matches!(self.driver, State::Complete) {
-            tokio::spawn(close_behind_peer(Arc::clone(&self.socket)));
+        if matches!(self.driver_state, DriverState::Complete) {
+            tokio::spawn(close_after_peer(Arc::clone(&self.socket)));
         }
         self.was_used = true;
         let connection = reusable.then_some(self);
-        Exchange::Answered(Box::new(Answered { reading, read_at, connection }))
+        ExchangeResult::Responded(Box::new(ReceivedResponse { response: reading, read_at, connection }))
     }
 
-    async fn read_body(&mut self, response: &mut Response<Incoming>, deadline: Instant) -> (Body, Instant) {
+    async fn read_body(&mut self, response: &mut Response<Incoming>, deadline: Instant) -> (ResponseBody, Instant) {
         let (mut bytes, mut read_at) = (Vec::new(), Instant::now());
         loop {
             let frame = match timeout_at(deadline, self.drive(response.body_mut().frame())).await {
                 Ok(Some(Ok(frame))) => frame,
                 Ok(Some(Err(error))) => {
-                    return (Body::Broken(failure_of(&error, &self.socket).unknown_cause()), read_at);
+                    return (
+                        ResponseBody::Incomplete(failure_after_connect(&error, &self.socket).into_unknown_cause()),
+                        read_at,
+                    );
                 }
-                Ok(None) => return (Body::Whole(bytes), Instant::now()),
-                Err(_) => return (Body::Broken(UnknownCause::Timeout), read_at),
+                Ok(None) => return (ResponseBody::Whole(bytes), Instant::now()),
+                Err(_) => return (ResponseBody::Incomplete(UnknownCause::Timeout), read_at),
             };
             read_at = Instant::now();
             let Ok(chunk) = frame.into_data() else { continue };
             if bytes.len() + chunk.len() > BODY_BYTES_MAX {
-                return (Body::TooLarge, read_at);
+                return (ResponseBody::TooLarge, read_at);
             }
             bytes.extend_from_slice(&chunk);
         }
@@ -182,13 +199,13 @@ impl Connection {
     async fn drive<F: Future>(&mut self, future: F) -> F::Output {
         let mut future = pin!(future);
         poll_fn(|cx| {
-            if let State::Running(driver) = &mut self.driver
+            if let DriverState::Running(driver) = &mut self.driver_state
                 && let Poll::Ready(ended) = driver.poll_without_shutdown(cx)
             {
                 // The future ends with the connection's error, if there was one.
-                let ended = if ended.is_ok() { State::Complete } else { State::Broken };
-                if let State::Running(driver) = std::mem::replace(&mut self.driver, ended) {
-                    self.has_unread = !driver.into_parts().read_buf.is_empty();
+                let ended = if ended.is_ok() { DriverState::Complete } else { DriverState::Broken };
+                if let DriverState::Running(driver) = std::mem::replace(&mut self.driver_state, ended) {
+                    self.has_unexpected_bytes = !driver.into_parts().read_buf.is_empty();
                 }
             }
             future.as_mut().poll(cx)
@@ -198,12 +215,12 @@ impl Connection {
 }
 
 /// Whether a head says in two ways where its body ends. hyper itself refuses two different numbers.
-fn has_two_lengths(headers: &HeaderMap) -> bool {
+fn has_conflicting_lengths(headers: &HeaderMap) -> bool {
     headers.contains_key(CONTENT_LENGTH) && headers.contains_key(TRANSFER_ENCODING)
 }
 
 /// Lets the peer close first, for a moment: who closes first keeps the port for a minute (TIME_WAIT), and a client with a
 /// connection per request would run out of ports at 470 requests per second.
-async fn close_behind_peer(socket: Arc<Socket>) {
-    let _ = timeout(CLOSE_TIMEOUT, socket.ended()).await;
+async fn close_after_peer(socket: Arc<Socket>) {
+    let _ = timeout(CLOSE_TIMEOUT, socket.peer_closed()).await;
 }

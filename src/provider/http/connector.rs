@@ -18,12 +18,12 @@ use tokio_rustls::TlsConnector;
 use tower::Service as _;
 use url::{Host, Url};
 
-use super::connection::{Connection, Transport};
-use super::failure::{Failure, not_sent};
-use super::outbound::Target;
+use super::connection::{HttpConnection, Transport};
+use super::failure::{RequestFailure, failure_before_send};
+use super::outbound::OutboundTarget;
 use super::resolver::GuardedResolver;
 use super::socket::{Socket, SocketStream};
-use crate::domain::shown_url::shown_url;
+use crate::domain::redacted_url::redact_url;
 use crate::provider::FreezeError;
 
 /// Longest time that making a connection may take.
@@ -35,7 +35,7 @@ pub(super) struct Connector {
     tcp: HttpConnector<GuardedResolver>,
     /// Absent for plain http.
     tls: Option<(TlsConnector, ServerName<'static>)>,
-    to: Uri,
+    target_uri: Uri,
     timeout: Duration,
 }
 
@@ -44,9 +44,13 @@ impl Connector {
     ///
     /// # Errors
     /// [`FreezeError::Url`] when TLS cannot be set up, most likely because the machine has no CA certificates.
-    pub(super) fn new(target: &Target, resolver: GuardedResolver, timeout: Duration) -> Result<Self, FreezeError> {
+    pub(super) fn new(
+        target: &OutboundTarget,
+        resolver: GuardedResolver,
+        timeout: Duration,
+    ) -> Result<Self, FreezeError> {
         let failed = |problem: &dyn std::fmt::Display| FreezeError::Url {
-            url: shown_url(target.url.as_str()),
+            url: redact_url(target.url.as_str()),
             problem: format!("the client cannot be set up: {problem}"),
         };
         // Less than the total, so that a request whose connection cannot be made has time left to say so.
@@ -66,29 +70,29 @@ impl Connector {
             None => None,
         };
         let to = format!("{}/", target.url.origin().ascii_serialization()).parse().map_err(|error| failed(&error))?;
-        Ok(Self { tcp, tls, to, timeout })
+        Ok(Self { tcp, tls, target_uri: to, timeout })
     }
 
     /// Makes one connection, within the time for it and before the request's deadline.
     ///
     /// # Errors
     /// [`Failure::NotSent`] or [`Failure::Local`].
-    pub(super) async fn connect(&self, deadline: Instant) -> Result<Connection, Failure> {
+    pub(super) async fn connect(&self, deadline: Instant) -> Result<HttpConnection, RequestFailure> {
         let by = deadline.min(Instant::now() + self.timeout);
-        let connected = timeout_at(by, self.connect_by(deadline)).await;
-        let failed = |error: Box<dyn Error + Send + Sync>| not_sent(&*error);
-        connected.map_err(|_| Failure::NotSent("no connection in time".to_owned()))?.map_err(failed)
+        let connected = timeout_at(by, self.open_connection(deadline)).await;
+        let failed = |error: Box<dyn Error + Send + Sync>| failure_before_send(&*error);
+        connected.map_err(|_| RequestFailure::NotSent("no connection in time".to_owned()))?.map_err(failed)
     }
 
-    async fn connect_by(&self, deadline: Instant) -> Result<Connection, Box<dyn Error + Send + Sync>> {
-        let stream = self.tcp.clone().call(self.to.clone()).await?.into_inner();
+    async fn open_connection(&self, deadline: Instant) -> Result<HttpConnection, Box<dyn Error + Send + Sync>> {
+        let stream = self.tcp.clone().call(self.target_uri.clone()).await?.into_inner();
         let socket = Socket::new(stream, deadline)?;
         let plain = SocketStream(Arc::clone(&socket));
         let transport: Transport = match &self.tls {
             Some((tls, name)) => Box::new(tls.connect(name.clone(), plain).await?),
             None => Box::new(plain),
         };
-        Ok(Connection::open(socket, transport).await?)
+        Ok(HttpConnection::open(socket, transport).await?)
     }
 }
 
@@ -102,7 +106,7 @@ fn server_name(url: &Url) -> Option<ServerName<'static>> {
 
 /// Trusts what the platform trusts, and the target's own authorities. No session ticket carries early data: a replayed
 /// or delayed first flight would be a request.
-fn tls_config(target: &Target) -> Result<ClientConfig, rustls::Error> {
+fn tls_config(target: &OutboundTarget) -> Result<ClientConfig, rustls::Error> {
     // Another part of the process may have chosen a provider; all of them are ring.
     let crypto =
         CryptoProvider::get_default().map_or_else(|| Arc::new(rustls::crypto::ring::default_provider()), Arc::clone);

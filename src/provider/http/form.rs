@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use url::form_urlencoded::byte_serialize;
 
 use super::request::BodyError;
-use crate::domain::expansion::Bounded;
+use crate::domain::expansion::BoundedBuffer;
 
 /// Levels that are taken apart: bounds the recursion whatever a payload holds.
 const DEPTH_MAX: usize = 64;
@@ -17,49 +17,49 @@ const DEPTH_MAX: usize = 64;
 ///
 /// # Errors
 /// When `json` is not a JSON object, or its form does not fit.
-pub(super) fn encode(json: &str, out: &mut Bounded) -> Result<(), BodyError> {
+pub(super) fn encode(json: &str, out: &mut BoundedBuffer) -> Result<(), BodyError> {
     let members: BTreeMap<String, &RawValue> =
         serde_json::from_str(json).map_err(|_| BodyError::Malformed("a form needs a JSON object".to_owned()))?;
     for (mut name, value) in members {
-        append(out, &mut name, value.get(), DEPTH_MAX)?;
+        append_value(out, &mut name, value.get(), DEPTH_MAX)?;
     }
     Ok(())
 }
 
 /// `path` is what stands before this value, and is left as it was.
-fn append(out: &mut Bounded, path: &mut String, json: &str, depth_left: usize) -> Result<(), BodyError> {
+fn append_value(out: &mut BoundedBuffer, path: &mut String, json: &str, depth_left: usize) -> Result<(), BodyError> {
     match json.bytes().next() {
         Some(b'{') if depth_left > 0 => {
             let members: BTreeMap<String, &RawValue> = serde_json::from_str(json).unwrap_or_default();
-            members.into_iter().try_for_each(|(inner, value)| below(out, path, &inner, (value, depth_left)))
+            members.into_iter().try_for_each(|(inner, value)| append_nested(out, path, &inner, (value, depth_left)))
         }
         Some(b'[') if depth_left > 0 => {
             let items: Vec<&RawValue> = serde_json::from_str(json).unwrap_or_default();
             let mut items = items.into_iter().enumerate();
-            items.try_for_each(|(index, value)| below(out, path, &index.to_string(), (value, depth_left)))
+            items.try_for_each(|(index, value)| append_nested(out, path, &index.to_string(), (value, depth_left)))
         }
         Some(b'n') => Ok(()),
         _ => {
             let text = serde_json::from_str::<String>(json).unwrap_or_else(|_| json.to_owned());
-            pair(out, path, &text)
+            push_pair(out, path, &text)
         }
     }
 }
 
-fn below(
-    out: &mut Bounded,
+fn append_nested(
+    out: &mut BoundedBuffer,
     path: &mut String,
     step: &str,
     (value, depth_left): (&RawValue, usize),
 ) -> Result<(), BodyError> {
     let above = path.len();
     path.extend(["[", step, "]"]);
-    let appended = append(out, path, value.get(), depth_left - 1);
+    let appended = append_value(out, path, value.get(), depth_left - 1);
     path.truncate(above);
     appended
 }
 
-fn pair(out: &mut Bounded, name: &str, text: &str) -> Result<(), BodyError> {
+fn push_pair(out: &mut BoundedBuffer, name: &str, text: &str) -> Result<(), BodyError> {
     if !out.is_empty() {
         out.push("&")?;
     }
@@ -75,7 +75,7 @@ mod tests {
     use crate::domain::expansion::REQUEST_BODY_BYTES_MAX;
 
     fn encode(json: &str) -> Result<String, BodyError> {
-        let mut out = Bounded::new(REQUEST_BODY_BYTES_MAX);
+        let mut out = BoundedBuffer::new(REQUEST_BODY_BYTES_MAX);
         super::encode(json, &mut out).map(|()| String::from_utf8(out.into_bytes()).unwrap())
     }
 
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bottomless_payload_ends() {
+    fn nesting_depth_is_bounded() {
         let deep = format!("{{\"a\":{}{}}}", "[".repeat(20_000), "]".repeat(20_000));
         let form = encode(&deep).unwrap();
         assert!(form.starts_with("a%5B0%5D"), "{}", &form[..40]);
@@ -103,7 +103,7 @@ mod tests {
 
     /// 64 KiB of message, and 3.5 GB of form.
     #[test]
-    fn a_form_that_repeats_a_long_path_ends_at_the_bound() {
+    fn form_size_is_bounded() {
         let json = format!("{{\"{}\":[{}]}}", "é".repeat(16_000), ["1"; 16_500].join(","));
         assert!(json.len() < 65_536 + 100 && matches!(encode(&json), Err(BodyError::TooLarge)), "{}", json.len());
     }

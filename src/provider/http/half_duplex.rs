@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 /// Bytes came while a request was being written.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("an answer began before the request was written to its end")]
-pub(super) struct EarlyAnswer;
+pub(super) struct EarlyResponse;
 
 pub(super) struct HalfDuplex<S> {
     stream: S,
@@ -31,7 +31,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for HalfDuplex<S> {
         let before = buffer.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(cx, buffer))?;
         if self.is_writing && buffer.filled().len() > before {
-            return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, EarlyAnswer)));
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, EarlyResponse)));
         }
         Poll::Ready(Ok(()))
     }
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn an_answer_waits_for_the_end_of_its_request() {
+    async fn response_before_the_request_ends_is_an_error() {
         let (ours, mut peer) = duplex(64);
         let mut ours = HalfDuplex::new(ours);
         for _ in 0..2 {
@@ -74,6 +74,6 @@ mod tests {
         ours.write_all(b"requ").await.unwrap();
         peer.write_all(b"answer").await.unwrap();
         let early = ours.read(&mut [0; 64]).await.unwrap_err();
-        assert!(early.get_ref().is_some_and(|error| error.is::<EarlyAnswer>()), "{early}");
+        assert!(early.get_ref().is_some_and(|error| error.is::<EarlyResponse>()), "{early}");
     }
 }

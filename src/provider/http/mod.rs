@@ -9,62 +9,62 @@ use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 
-use self::classify::{Meanings, classify};
-use self::client::Client;
-use self::echo::doubt;
-use self::expansion::Expansion;
-use self::inquiry::Inquiry;
+use self::classify::{ResponseRules, classify};
+use self::client::HttpClient;
+use self::echo::check_echo;
+use self::lookup_client::LookupClient;
 pub use self::outbound::OutboundPolicy;
-use self::outbound::Target;
-use self::pool::Reuse;
-use self::strays::StrayLog;
+use self::outbound::OutboundTarget;
+use self::pool::ConnectionReuse;
+use self::request_builder::RequestBuilder;
+use self::unexpected_responses::UnexpectedResponseLog;
 use super::secret_grants::SecretUse;
-use super::{Answer, FreezeError, FrozenRequest, PaymentProvider, Question};
+use super::{FreezeError, FrozenRequest, LookupRequest, PaymentProvider, RequestResult};
 use crate::domain::echo::{Echo, PaymentIdentity};
 use crate::domain::expansion::TooLarge;
 use crate::domain::job::Job;
 use crate::domain::local_fault::LocalFault;
-use crate::domain::lookup::Finding;
+use crate::domain::lookup::LookupResult;
 use crate::domain::outcome::Outcome;
 use crate::domain::provider::Provider;
-use crate::domain::shown_url::shown_url;
+use crate::domain::redacted_url::redact_url;
 
 mod address;
-mod answer_json;
 mod blocking;
 pub mod classify;
 mod client;
 mod connection;
 mod connector;
 mod echo;
-pub mod expansion;
 mod failure;
 mod form;
 mod half_duplex;
-mod inquiry;
-mod named_wait;
+mod lookup_client;
 mod outbound;
 mod placeholder;
 mod pool;
 pub mod request;
+pub mod request_builder;
 mod resolver;
+mod response_json;
 pub mod retry_after;
 mod secret_files;
 mod secrets;
 mod socket;
-mod strays;
 mod template;
+mod unexpected_responses;
+mod wait_field;
 
 /// One provider row of kind `http`, ready to be called. Keeps its own connections.
 pub struct HttpProvider {
-    expansion: Expansion,
-    meanings: Meanings,
-    inquiry: Option<Inquiry>,
+    request_builder: RequestBuilder,
+    response_rules: ResponseRules,
+    lookup_client: Option<LookupClient>,
     timeout: Duration,
-    reuse: Reuse,
+    reuse: ConnectionReuse,
     echo: Echo,
-    strays: Arc<StrayLog>,
-    client: Arc<Client>,
+    response_log: Arc<UnexpectedResponseLog>,
+    client: Arc<HttpClient>,
 }
 
 impl HttpProvider {
@@ -73,125 +73,135 @@ impl HttpProvider {
     /// # Errors
     /// [`FreezeError`] naming what cannot be meant, with the mend.
     pub fn new(provider: &Provider, outbound: &OutboundPolicy) -> Result<Self, FreezeError> {
-        let expansion = Expansion::new(provider, outbound)?;
-        let meanings = Meanings::of(provider);
+        let expansion = RequestBuilder::new(provider, outbound)?;
+        let meanings = ResponseRules::from_provider(provider);
         let pointer = &meanings.reference_pointer;
         if !pointer.is_empty() && !pointer.starts_with('/') {
             return Err(FreezeError::Template(format!("reference `{pointer}`: write a JSON pointer like /id")));
         }
-        let strays = Arc::new(StrayLog::new(provider.name.clone()));
-        let inquiry = |lookup| Inquiry::new(lookup, provider, outbound, Arc::clone(&strays));
+        let strays = Arc::new(UnexpectedResponseLog::new(provider.name.clone()));
+        let inquiry = |lookup| LookupClient::new(lookup, provider, outbound, Arc::clone(&strays));
         let inquiry = provider.lookup.as_ref().map(inquiry).transpose()?;
-        let reuse = Reuse { is_allowed: provider.reuses_connections(), max_age: provider.connection_max_age };
-        let client = Client::new(&expansion.target, provider.timeout, reuse, Arc::clone(&strays))?;
+        let reuse = ConnectionReuse { is_allowed: provider.reuses_connections(), max_age: provider.connection_max_age };
+        let client = HttpClient::new(&expansion.target, provider.timeout, reuse, Arc::clone(&strays))?;
         let (timeout, echo) = (provider.timeout, provider.request.echo.clone());
-        Ok(Self { expansion, meanings, inquiry, timeout, reuse, echo, strays, client: Arc::new(client) })
+        Ok(Self {
+            request_builder: expansion,
+            response_rules: meanings,
+            lookup_client: inquiry,
+            timeout,
+            reuse,
+            echo,
+            response_log: strays,
+            client: Arc::new(client),
+        })
     }
 
     /// What no worker could use of a row, wherever its requests may go: one error per header, and one of the request.
     #[must_use]
     pub fn problems(provider: &Provider) -> Vec<FreezeError> {
-        Expansion::problems(provider)
+        RequestBuilder::problems(provider)
     }
 
     /// The secrets that a row would send, and where, whether it may or not; none of a row that cannot be used.
     #[must_use]
-    pub fn secrets(provider: &Provider, outbound: &OutboundPolicy) -> Vec<SecretUse> {
-        Expansion::secrets(provider, outbound)
+    pub fn secret_uses(provider: &Provider, outbound: &OutboundPolicy) -> Vec<SecretUse> {
+        RequestBuilder::secret_uses(provider, outbound)
     }
 
     /// What of its secrets this process cannot read now, one error per header, without any value.
     #[must_use]
-    pub async fn unreadable(&self) -> Vec<FreezeError> {
-        self.expansion.headers.unreadable(self.expansion.target.host()).await
+    pub async fn unreadable_secrets(&self) -> Vec<FreezeError> {
+        self.request_builder.headers.unreadable(self.request_builder.target.host()).await
     }
 
     /// The row's own client, or one for the address that an older version of the row froze.
-    fn client_for(&self, target: &Target) -> Result<Arc<Client>, FreezeError> {
-        let own = &self.expansion.target.url;
+    fn client_for(&self, target: &OutboundTarget) -> Result<Arc<HttpClient>, FreezeError> {
+        let own = &self.request_builder.target.url;
         if target.url == *own || target.url.origin() == own.origin() {
             return Ok(Arc::clone(&self.client));
         }
         // A client for one request keeps nothing.
-        let reuse = Reuse { is_allowed: false, ..self.reuse };
-        Client::new(target, self.timeout, reuse, Arc::clone(&self.strays)).map(Arc::new)
+        let reuse = ConnectionReuse { is_allowed: false, ..self.reuse };
+        HttpClient::new(target, self.timeout, reuse, Arc::clone(&self.response_log)).map(Arc::new)
     }
 }
 
 #[async_trait]
 impl PaymentProvider for HttpProvider {
     async fn freeze(&self, job: &Job) -> Result<FrozenRequest, FreezeError> {
-        self.expansion.freeze(job).await
+        self.request_builder.freeze(job).await
     }
 
     async fn credential_fingerprint(&self, account: Option<&str>) -> Result<String, FreezeError> {
-        self.expansion.credential_fingerprint(account).await
+        self.request_builder.credential_fingerprint(account).await
     }
 
-    async fn send(&self, job: &Job, request: &FrozenRequest) -> Answer {
-        let prepared = self.expansion.outgoing(request).await.and_then(|out| Ok((self.client_for(&out.target)?, out)));
+    async fn send(&self, job: &Job, request: &FrozenRequest) -> RequestResult {
+        let prepared =
+            self.request_builder.prepare(request).await.and_then(|out| Ok((self.client_for(&out.target)?, out)));
         let (client, outgoing) = match prepared {
             Ok(prepared) => prepared,
-            Err(error) => return unanswered(Outcome::LocalFault(error.into())),
+            Err(error) => return without_response(Outcome::LocalFault(error.into())),
         };
         match client.exchange(outgoing).await {
             Ok(answered) => {
-                let reading = &answered.reading;
-                let mut outcome = classify(reading, &self.meanings, SystemTime::now());
+                let reading = &answered.response;
+                let mut outcome = classify(reading, &self.response_rules, SystemTime::now());
                 let settles = matches!(outcome, Outcome::Accepted { .. } | Outcome::Declined { .. });
-                let doubt = doubt(reading, &self.echo, &PaymentIdentity::from(job), settles);
+                let doubt = check_echo(reading, &self.echo, &PaymentIdentity::from(job), settles);
                 if let Some(cause) = doubt {
                     outcome = Outcome::Unknown { cause, retry_after: None };
                 }
                 let (status, read_at) = (reading.status, answered.read_at);
-                client.conclude(*answered, doubt);
-                Answer { outcome, status: Some(status), answer_age: read_at.elapsed() }
+                client.release_connection(*answered, doubt);
+                RequestResult { outcome, status: Some(status), response_age: read_at.elapsed() }
             }
-            Err(failure) => unanswered(failure.outcome()),
+            Err(failure) => without_response(failure.into_outcome()),
         }
     }
 
-    fn fits(&self, job: &Job) -> Result<(), TooLarge> {
-        self.expansion.fits(job)
+    fn check_size(&self, job: &Job) -> Result<(), TooLarge> {
+        self.request_builder.check_size(job)
     }
 
-    fn question(&self, job: &Job) -> Result<Question, String> {
-        self.inquiry.as_ref().ok_or("the provider's row has no look-up any more")?.question(job)
+    fn lookup_request(&self, job: &Job) -> Result<LookupRequest, String> {
+        self.lookup_client.as_ref().ok_or("the provider's row has no look-up any more")?.request_for(job)
     }
 
-    async fn ask(&self, question: &Question) -> Answer<Finding> {
-        match &self.inquiry {
-            Some(inquiry) => inquiry.ask(question, &self.expansion.headers, SystemTime::now).await,
+    async fn look_up(&self, question: &LookupRequest) -> RequestResult<LookupResult> {
+        match &self.lookup_client {
+            Some(inquiry) => inquiry.look_up(question, &self.request_builder.headers, SystemTime::now).await,
             None => {
                 let problem = "the provider's row has no look-up any more".to_owned();
-                unanswered(Finding::LocalFault(LocalFault::Unbuildable(problem)))
+                without_response(LookupResult::LocalFault(LocalFault::Unbuildable(problem)))
             }
         }
     }
 }
 
-fn unanswered<T>(outcome: T) -> Answer<T> {
-    Answer { outcome, status: None, answer_age: Duration::ZERO }
+fn without_response<T>(outcome: T) -> RequestResult<T> {
+    RequestResult { outcome, status: None, response_age: Duration::ZERO }
 }
 
 impl fmt::Debug for HttpProvider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HttpProvider")
-            .field("url", &shown_url(self.expansion.target.url.as_str()))
-            .field("headers", &self.expansion.headers)
+            .field("url", &redact_url(self.request_builder.target.url.as_str()))
+            .field("headers", &self.request_builder.headers)
             .finish_non_exhaustive()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::domain::job::{Job, Token};
+    use crate::domain::job::{Identifier, Job};
     use crate::domain::provider::ProviderName;
 
     /// The smallest job.
     pub(super) fn job(id: &str) -> Job {
         Job {
-            id: Token::new(id).unwrap(),
+            id: Identifier::new(id).unwrap(),
             provider: ProviderName::new("acme").unwrap(),
             amount: 1_299,
             currency: "EUR".to_owned(),

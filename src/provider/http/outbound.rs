@@ -11,10 +11,10 @@ use reqwest::Url;
 use url::Host;
 
 use super::address::{AddressRule, Network};
-use crate::domain::sensitive::repeatable::repeated;
-use crate::domain::shown_url::shown_url;
+use crate::domain::redacted_url::redact_url;
+use crate::domain::sensitive::safe_quote::quote_if_safe;
 use crate::provider::FreezeError;
-use crate::provider::secret_grants::{SecretGrants, canonical};
+use crate::provider::secret_grants::{SecretGrants, canonical_host};
 use crate::tls::Authorities;
 
 /// The lists `outbound.allow` and `outbound.secrets`, as meant.
@@ -25,28 +25,28 @@ pub struct OutboundPolicy {
     https_targets: BTreeSet<(String, u16)>,
     http_targets: BTreeSet<(String, u16)>,
     authorities: Authorities,
-    pub(super) secrets: SecretGrants,
+    pub(super) secret_grants: SecretGrants,
     /// What this program's own configuration is read from, which no row's secret is.
     pub(super) own_files: Vec<PathBuf>,
 }
 
 /// A URL that may be called, with the addresses that it may lead to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Target {
+pub(super) struct OutboundTarget {
     pub(super) url: Url,
-    pub(super) addresses: AddressRule,
+    pub(super) address_rule: AddressRule,
     /// To trust besides the system's.
     pub(super) authorities: Authorities,
 }
 
-impl Target {
+impl OutboundTarget {
     pub(super) fn is_encrypted(&self) -> bool {
         self.url.scheme() == "https"
     }
 
     /// Empty for a URL without one, which is never admitted.
     pub(super) fn host(&self) -> String {
-        self.url.host().map(|host| canonical(&host)).unwrap_or_default()
+        self.url.host().map(|host| canonical_host(&host)).unwrap_or_default()
     }
 }
 
@@ -58,8 +58,9 @@ impl OutboundPolicy {
     pub fn parse(entries: &[String]) -> Result<Self, Vec<String>> {
         let mut policy = Self::default();
         let numbered = (1..).zip(entries);
-        let problem =
-            |(number, entry): (u32, &String)| Some(format!("entry {number}, {}", policy.add(entry.trim()).err()?));
+        let problem = |(number, entry): (u32, &String)| {
+            Some(format!("entry {number}, {}", policy.add_entry(entry.trim()).err()?))
+        };
         let problems: Vec<String> = numbered.filter_map(problem).collect();
         if problems.is_empty() { Ok(policy) } else { Err(problems) }
     }
@@ -67,23 +68,23 @@ impl OutboundPolicy {
     /// Trusts these authorities of TLS too, for the targets that the list names as `host:port` and for no others: an
     /// authority of one's own network has no say about the public internet.
     #[must_use]
-    pub fn trusting(self, authorities: &Authorities) -> Self {
+    pub fn with_authorities(self, authorities: &Authorities) -> Self {
         Self { authorities: authorities.clone(), ..self }
     }
 
     /// Lets rows use these secrets, each for its hosts, and never one of the files of this program's own configuration.
     #[must_use]
-    pub fn granting(self, secrets: &SecretGrants, own_files: &[PathBuf]) -> Self {
-        Self { secrets: secrets.clone(), own_files: own_files.to_owned(), ..self }
+    pub fn with_secret_grants(self, secrets: &SecretGrants, own_files: &[PathBuf]) -> Self {
+        Self { secret_grants: secrets.clone(), own_files: own_files.to_owned(), ..self }
     }
 
-    fn add(&mut self, entry: &str) -> Result<(), String> {
+    fn add_entry(&mut self, entry: &str) -> Result<(), String> {
         if entry == "loopback" {
             self.loopback = true;
         } else if let Some(target) = entry.strip_prefix("http://") {
             self.http_targets.insert(host_and_port(target.trim_end_matches('/'), Some(80))?);
         } else if entry.contains("://") {
-            let entry = repeated(entry);
+            let entry = quote_if_safe(entry);
             return Err(format!("{entry}: write host:port for https, or http://host:port for plain http"));
         } else if entry.contains('/') {
             self.networks.push(Network::parse(entry)?);
@@ -97,8 +98,8 @@ impl OutboundPolicy {
     ///
     /// # Errors
     /// [`FreezeError::Url`] with the reason and the mend; the query and any credentials are left out of it.
-    pub(super) fn admit(&self, text: &str) -> Result<Target, FreezeError> {
-        let refused = |problem: &str| FreezeError::Url { url: shown_url(text), problem: problem.to_owned() };
+    pub(super) fn admit(&self, text: &str) -> Result<OutboundTarget, FreezeError> {
+        let refused = |problem: &str| FreezeError::Url { url: redact_url(text), problem: problem.to_owned() };
         let url = Url::parse(text).map_err(|error| refused(&error.to_string()))?;
         if !url.username().is_empty() || url.password().is_some() {
             return Err(refused("credentials in a URL end up in logs: use `headers` with ${env:NAME}"));
@@ -106,12 +107,12 @@ impl OutboundPolicy {
         let (Some(host), Some(port)) = (url.host().map(|host| host.to_owned()), url.port_or_known_default()) else {
             return Err(refused("it names no host"));
         };
-        let key = (canonical(&host), port);
+        let key = (canonical_host(&host), port);
         let addresses = match url.scheme() {
             "https" if self.https_targets.contains(&key) => AddressRule::Any,
             "https" => AddressRule::Public { loopback: self.loopback, networks: self.networks.clone() },
             "http" if self.http_targets.contains(&key) => AddressRule::Any,
-            "http" if self.loopback && is_this_machine(&host) => AddressRule::LoopbackOnly,
+            "http" if self.loopback && is_loopback_host(&host) => AddressRule::LoopbackOnly,
             "http" => {
                 let entry = format!("http://{}:{port}", key.0);
                 return Err(refused(&format!("plain http: use https, or add `{entry}` to outbound.allow")));
@@ -126,26 +127,26 @@ impl OutboundPolicy {
         }
         let is_named = self.https_targets.contains(&key);
         let authorities = if is_named { self.authorities.clone() } else { Authorities::default() };
-        Ok(Target { url, addresses, authorities })
+        Ok(OutboundTarget { url, address_rule: addresses, authorities })
     }
 }
 
 /// `host:port`, the form in which targets are compared.
 fn host_and_port(text: &str, default_port: Option<u16>) -> Result<(String, u16), String> {
-    let bad = || format!("{} is neither `loopback`, host:port, a CIDR nor http://host:port", repeated(text));
+    let bad = || format!("{} is neither `loopback`, host:port, a CIDR nor http://host:port", quote_if_safe(text));
     let (host, port) = match text.rsplit_once(':').filter(|(_, port)| port.bytes().all(|b| b.is_ascii_digit())) {
         Some((host, port)) => (host, port.parse().map_err(|_| bad())?),
         None => (text, default_port.ok_or_else(bad)?),
     };
     let host = Host::parse(host).map_err(|_| bad())?;
-    Ok((canonical(&host), port))
+    Ok((canonical_host(&host), port))
 }
 
 /// Names under `localhost` never leave the machine. <https://www.rfc-editor.org/rfc/rfc6761#section-6.3>
-fn is_this_machine(host: &Host) -> bool {
+fn is_loopback_host(host: &Host) -> bool {
     match host {
         Host::Domain(_) => {
-            let name = canonical(host);
+            let name = canonical_host(host);
             name == "localhost" || name.ends_with(".localhost")
         }
         Host::Ipv4(ip) => ip.is_loopback(),
@@ -156,7 +157,7 @@ fn is_this_machine(host: &Host) -> bool {
 /// The connector never resolves a literal address, so it must be judged here.
 fn may_be_permitted(host: &Host, rule: &AddressRule) -> bool {
     match host {
-        Host::Domain(_) => !is_this_machine(host) || rule.permits(std::net::Ipv4Addr::LOCALHOST.into()),
+        Host::Domain(_) => !is_loopback_host(host) || rule.permits(std::net::Ipv4Addr::LOCALHOST.into()),
         Host::Ipv4(ip) => rule.permits((*ip).into()),
         Host::Ipv6(ip) => rule.permits((*ip).into()),
     }
@@ -171,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn urls_are_judged_as_the_contract_says() {
+    fn url_rules_follow_the_contract() {
         let table: [(&[&str], &str, bool); 34] = [
             (&[], "https://api.stripe.com/v1/charges", true),
             (&[], "https://api.stripe.com:8443/", true),
@@ -262,7 +263,7 @@ mod tests {
 
     #[test]
     fn names_are_left_to_their_addresses() {
-        let resolved = |allow: &[&str], url| policy(allow).admit(url).unwrap().addresses;
+        let resolved = |allow: &[&str], url| policy(allow).admit(url).unwrap().address_rule;
         let private: std::net::IpAddr = "10.0.0.1".parse().unwrap();
         assert!(!resolved(&[], "https://intranet.example/").permits(private));
         assert!(resolved(&["intranet.example:443"], "https://intranet.example/").permits(private));

@@ -4,16 +4,16 @@
 
 /// A stretch of text, or the name inside one `${…}`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum TemplatePart {
     Text(String),
-    Place(String),
+    Placeholder(String),
 }
 
 /// Splits `text` into its parts; no part is empty.
 ///
 /// # Errors
 /// When a `${` is never closed, or nothing stands inside.
-pub(super) fn split(text: &str) -> Result<Vec<Part>, String> {
+pub(super) fn split_placeholders(text: &str) -> Result<Vec<TemplatePart>, String> {
     let mut parts = Vec::new();
     let mut rest = text;
     while let Some((before, opened)) = rest.split_once("${") {
@@ -22,13 +22,13 @@ pub(super) fn split(text: &str) -> Result<Vec<Part>, String> {
             return Err("`${}` names nothing".to_owned());
         }
         if !before.is_empty() {
-            parts.push(Part::Text(before.to_owned()));
+            parts.push(TemplatePart::Text(before.to_owned()));
         }
-        parts.push(Part::Place(name.to_owned()));
+        parts.push(TemplatePart::Placeholder(name.to_owned()));
         rest = after;
     }
     if !rest.is_empty() {
-        parts.push(Part::Text(rest.to_owned()));
+        parts.push(TemplatePart::Text(rest.to_owned()));
     }
     Ok(parts)
 }
@@ -38,9 +38,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_is_split_at_its_places() {
-        let text = |t: &str| Part::Text(t.to_owned());
-        let place = |t: &str| Part::Place(t.to_owned());
+    fn text_is_split_at_its_placeholders() {
+        let text = |t: &str| TemplatePart::Text(t.to_owned());
+        let place = |t: &str| TemplatePart::Placeholder(t.to_owned());
         for (written, parts) in [
             ("", vec![]),
             ("plain $5 {x}", vec![text("plain $5 {x}")]),
@@ -48,10 +48,10 @@ mod tests {
             ("Bearer ${env:KEY}!", vec![text("Bearer "), place("env:KEY"), text("!")]),
             ("${a}${b}", vec![place("a"), place("b")]),
         ] {
-            assert_eq!(split(written).unwrap(), parts, "{written}");
+            assert_eq!(split_placeholders(written).unwrap(), parts, "{written}");
         }
         for bad in ["${", "x ${env:KEY", "${}"] {
-            assert!(split(bad).is_err(), "{bad}");
+            assert!(split_placeholders(bad).is_err(), "{bad}");
         }
     }
 }

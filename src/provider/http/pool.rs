@@ -8,7 +8,7 @@ use std::time::Duration;
 use hyper::header::HeaderMap;
 use tokio::time::{Instant, sleep_until};
 
-use super::connection::Connection;
+use super::connection::HttpConnection;
 
 /// Longest time that a connection is kept idle. Common servers (Node, Apache) close after 5 s.
 const IDLE_MAX: Duration = Duration::from_secs(4);
@@ -17,20 +17,20 @@ const IDLE_MARGIN: Duration = Duration::from_secs(1);
 
 /// Whether, and for how long, requests share connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Reuse {
+pub(super) struct ConnectionReuse {
     pub(super) is_allowed: bool,
     /// From making a connection to the last request that may begin on it.
     pub(super) max_age: Duration,
 }
 
 /// How long a connection may stay idle after an answer with these headers.
-fn idle_for(headers: &HeaderMap) -> Duration {
-    announced(headers).map_or(IDLE_MAX, |server| server.saturating_sub(IDLE_MARGIN).min(IDLE_MAX))
+fn max_idle_time(headers: &HeaderMap) -> Duration {
+    keep_alive_timeout(headers).map_or(IDLE_MAX, |server| server.saturating_sub(IDLE_MARGIN).min(IDLE_MAX))
 }
 
 /// `Keep-Alive: timeout=5, max=100`: the server closes the connection when it was idle for so long, or after so many
 /// requests. A last request leaves no time.
-fn announced(headers: &HeaderMap) -> Option<Duration> {
+fn keep_alive_timeout(headers: &HeaderMap) -> Option<Duration> {
     let lines = headers.get_all("keep-alive").iter().filter_map(|value| value.to_str().ok());
     let parameters = lines.flat_map(|line| line.split(',')).filter_map(|parameter| parameter.split_once('='));
     let parameters = parameters.filter_map(|(name, value)| {
@@ -44,78 +44,78 @@ fn announced(headers: &HeaderMap) -> Option<Duration> {
     parameters.min()
 }
 
-pub(super) struct Pool {
-    reuse: Reuse,
-    shelf: Mutex<Shelf>,
+pub(super) struct ConnectionPool {
+    reuse: ConnectionReuse,
+    idle: Mutex<IdleConnections>,
 }
 
 #[derive(Default)]
-struct Shelf {
+struct IdleConnections {
     /// The one that was used last stands last.
-    idle: Vec<Idle>,
+    connections: Vec<IdleConnection>,
     /// A task closes connections whose time is over.
-    is_swept: bool,
+    has_sweep_task: bool,
 }
 
-struct Idle {
-    connection: Connection,
-    until: Instant,
+struct IdleConnection {
+    connection: HttpConnection,
+    expires_at: Instant,
 }
 
-impl Pool {
-    pub(super) fn new(reuse: Reuse) -> Arc<Self> {
-        Arc::new(Self { reuse, shelf: Mutex::default() })
+impl ConnectionPool {
+    pub(super) fn new(reuse: ConnectionReuse) -> Arc<Self> {
+        Arc::new(Self { reuse, idle: Mutex::default() })
     }
 
     /// Whether a connection carries more than one request.
-    pub(super) fn keeps(&self) -> bool {
+    pub(super) fn reuses_connections(&self) -> bool {
         self.reuse.is_allowed
     }
 
     /// The connection that was used last. Its server may have closed it, or said something on it, meanwhile.
-    pub(super) fn take(&self) -> Option<Connection> {
+    pub(super) fn take(&self) -> Option<HttpConnection> {
         loop {
-            let idle = self.shelf().idle.pop()?;
-            if Instant::now() < idle.until {
+            let idle = self.lock_idle().connections.pop()?;
+            if Instant::now() < idle.expires_at {
                 return Some(idle.connection);
             }
         }
     }
 
     /// Keeps a connection for the next request, if it may carry one after an answer with these headers.
-    pub(super) fn put(self: &Arc<Self>, connection: Connection, headers: &HeaderMap) {
-        let until = (Instant::now() + idle_for(headers)).min(connection.opened() + self.reuse.max_age);
+    pub(super) fn put(self: &Arc<Self>, connection: HttpConnection, headers: &HeaderMap) {
+        let until = (Instant::now() + max_idle_time(headers)).min(connection.opened_at() + self.reuse.max_age);
         if !self.reuse.is_allowed || until <= Instant::now() {
             return;
         }
-        let mut shelf = self.shelf();
-        shelf.idle.push(Idle { connection, until });
-        if !std::mem::replace(&mut shelf.is_swept, true) {
+        let mut shelf = self.lock_idle();
+        shelf.connections.push(IdleConnection { connection, expires_at: until });
+        if !std::mem::replace(&mut shelf.has_sweep_task, true) {
             drop(shelf);
-            tokio::spawn(sweep(Arc::downgrade(self)));
+            tokio::spawn(close_expired_until_empty(Arc::downgrade(self)));
         }
     }
 
     /// Closes connections whose time is over; the next instant at which there is one.
-    fn close_old(&self) -> Option<Instant> {
-        let mut shelf = self.shelf();
+    fn close_expired(&self) -> Option<Instant> {
+        let mut shelf = self.lock_idle();
         let now = Instant::now();
-        let old: Vec<Idle> = shelf.idle.extract_if(.., |idle| idle.until <= now).collect();
-        let next = shelf.idle.iter().map(|idle| idle.until).min();
-        shelf.is_swept = next.is_some();
+        let old: Vec<IdleConnection> = shelf.connections.extract_if(.., |idle| idle.expires_at <= now).collect();
+        let next = shelf.connections.iter().map(|idle| idle.expires_at).min();
+        shelf.has_sweep_task = next.is_some();
         drop(shelf);
         drop(old);
         next
     }
 
-    fn shelf(&self) -> MutexGuard<'_, Shelf> {
-        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_idle(&self) -> MutexGuard<'_, IdleConnections> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Ends with the last idle connection, or with the pool.
-async fn sweep(pool: Weak<Pool>) {
-    while let Some(next) = pool.upgrade().and_then(|pool| pool.close_old()) {
+async fn close_expired_until_empty(pool: Weak<ConnectionPool>) {
+    while let Some(next) = pool.upgrade().and_then(|pool| pool.close_expired()) {
         sleep_until(next).await;
     }
 }
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_connection_is_left_before_its_server_closes_it() {
+    fn idle_connection_expires_before_the_server_closes() {
         for (lines, seconds) in [
             (&[][..], 4),
             (&["timeout=60"], 4),
@@ -143,7 +143,7 @@ mod tests {
             for line in lines {
                 headers.append("keep-alive", line.parse().unwrap());
             }
-            assert_eq!(idle_for(&headers), Duration::from_secs(seconds), "{lines:?}");
+            assert_eq!(max_idle_time(&headers), Duration::from_secs(seconds), "{lines:?}");
         }
     }
 }

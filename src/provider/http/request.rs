@@ -12,13 +12,13 @@ use serde_json::value::RawValue;
 use super::form;
 use super::secrets::is_reserved;
 use super::template::Template;
-use crate::domain::expansion::{Bounded, REQUEST_BODY_BYTES_MAX, RequestPart, TooLarge, Unfit};
+use crate::domain::expansion::{BoundedBuffer, REQUEST_BODY_BYTES_MAX, RequestBuildError, RequestPart, TooLarge};
 use crate::domain::job::Job;
 use crate::domain::provider::RequestShape;
 use crate::provider::FreezeError;
 
 /// Longest content type, and longest name of the header with the idempotency key.
-const OWN_HEADER_CHARS_MAX: usize = 255;
+const CLIENT_HEADER_CHARS_MAX: usize = 255;
 const JSON: &str = "application/json";
 const FORM: &str = "application/x-www-form-urlencoded";
 pub(super) const KEY_HEADER: &str = "idempotency-key";
@@ -52,12 +52,12 @@ impl RequestPlan {
         if is_reserved(&name) || name == CONTENT_TYPE {
             return Err(refused("is set by the client; name another `key_header`"));
         }
-        if key_header.len() > OWN_HEADER_CHARS_MAX {
+        if key_header.len() > CLIENT_HEADER_CHARS_MAX {
             return Err(refused("key_header has more than 255 characters"));
         }
         let content_type = content_type.unwrap_or(if shape.form_encoded { FORM } else { JSON });
         let is_plain = !content_type.contains("${") && HeaderValue::from_str(content_type).is_ok();
-        if !is_plain || content_type.len() > OWN_HEADER_CHARS_MAX {
+        if !is_plain || content_type.len() > CLIENT_HEADER_CHARS_MAX {
             let problem = "must be plain text of at most 255 characters: it is frozen with the request".to_owned();
             return Err(FreezeError::Header { header: "content-type".to_owned(), problem });
         }
@@ -78,17 +78,17 @@ impl RequestPlan {
     /// it was checked to be.
     pub fn body(&self, job: &Job) -> Result<Vec<u8>, FreezeError> {
         let body = match self.json(job) {
-            Ok(json) if self.form_encoded => form_of(&json),
+            Ok(json) if self.form_encoded => encode_form(&json),
             json => json,
         };
         body.map_err(|error| match error {
-            BodyError::TooLarge => FreezeError::Job(Unfit::TooLarge(TooLarge::new(RequestPart::Body, job))),
+            BodyError::TooLarge => FreezeError::Job(RequestBuildError::TooLarge(TooLarge::new(RequestPart::Body, job))),
             BodyError::Malformed(problem) => FreezeError::Template(problem),
         })
     }
 
     fn json(&self, job: &Job) -> Result<Vec<u8>, BodyError> {
-        let mut json = Bounded::new(REQUEST_BODY_BYTES_MAX);
+        let mut json = BoundedBuffer::new(REQUEST_BODY_BYTES_MAX);
         match &self.template {
             Some(template) => template.render(job, &mut json)?,
             None => write_default_body(job, &mut json)?,
@@ -117,8 +117,8 @@ impl From<serde_json::Error> for BodyError {
     }
 }
 
-fn form_of(json: &[u8]) -> Result<Vec<u8>, BodyError> {
-    let mut form = Bounded::new(REQUEST_BODY_BYTES_MAX);
+fn encode_form(json: &[u8]) -> Result<Vec<u8>, BodyError> {
+    let mut form = BoundedBuffer::new(REQUEST_BODY_BYTES_MAX);
     form::encode(std::str::from_utf8(json).unwrap_or_default(), &mut form)?;
     Ok(form.into_bytes())
 }
@@ -137,7 +137,7 @@ struct DefaultBody<'a> {
     payload: Option<&'a RawValue>,
 }
 
-fn write_default_body(job: &Job, out: &mut Bounded) -> Result<(), BodyError> {
+fn write_default_body(job: &Job, out: &mut BoundedBuffer) -> Result<(), BodyError> {
     let body = DefaultBody {
         id: job.id.as_str(),
         amount: job.amount,
@@ -153,18 +153,18 @@ fn write_default_body(job: &Job, out: &mut Bounded) -> Result<(), BodyError> {
 mod tests {
     use super::super::tests::job;
     use super::*;
-    use crate::domain::job::Token;
+    use crate::domain::job::Identifier;
 
     fn body(shape: &RequestShape, job: &Job) -> String {
         String::from_utf8(RequestPlan::parse(shape, None).unwrap().body(job).unwrap()).unwrap()
     }
 
     #[test]
-    fn the_default_body_leaves_absent_fields_out_and_keeps_the_payload_as_written() {
+    fn default_body_omits_absent_fields_and_keeps_payload() {
         let default = RequestShape::default();
         assert_eq!(body(&default, &job("pay-1")), r#"{"id":"pay-1","amount":1299,"currency":"EUR"}"#);
         let full = Job {
-            account: Some(Token::new("a1").unwrap()),
+            account: Some(Identifier::new("a1").unwrap()),
             reference: Some("r\"1".to_owned()),
             payload: Some("{ \"b\":1.50,\n \"a\" : 1e3 }".to_owned()),
             ..job("pay-1")
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shape_that_cannot_be_meant_is_refused() {
+    fn invalid_request_shape_is_rejected() {
         let shape = RequestShape::default;
         let bad = [
             RequestShape { method: Some("GET".to_owned()), ..shape() },

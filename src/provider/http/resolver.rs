@@ -26,7 +26,7 @@ use crate::domain::local_fault::LocalFault;
 /// Longest wait for the addresses of a name; making a connection may take no longer altogether.
 const RESOLVE_MAX: Duration = Duration::from_secs(5);
 /// Files and sockets that the machine's resolver may need at once: its databases, a name server, a local daemon.
-const RESOLVER_FILES: usize = 4;
+const RESOLVER_FILE_DESCRIPTORS: usize = 4;
 
 /// Every address of the name is one that we do not connect to.
 #[derive(Debug, thiserror::Error)]
@@ -40,55 +40,61 @@ pub(super) struct NameUnresolved(#[source] io::Error);
 
 /// Where addresses of names come from.
 #[async_trait]
-pub(super) trait Lookup: Send + Sync {
+pub(super) trait HostResolver: Send + Sync {
     async fn addresses(&self, name: &str) -> io::Result<Vec<SocketAddr>>;
 }
 
 /// Asks for the addresses of a name, and may block.
-type Ask = fn(&str) -> io::Result<Vec<SocketAddr>>;
+type ResolveFn = fn(&str) -> io::Result<Vec<SocketAddr>>;
 
 /// The machine's own resolver.
-struct SystemLookup {
+struct SystemResolver {
     threads: BlockingThreads,
-    ask: Ask,
+    resolve_fn: ResolveFn,
 }
 
 #[async_trait]
-impl Lookup for SystemLookup {
+impl HostResolver for SystemResolver {
     async fn addresses(&self, name: &str) -> io::Result<Vec<SocketAddr>> {
-        let (ask, name) = (self.ask, name.to_owned());
+        let (ask, name) = (self.resolve_fn, name.to_owned());
         self.threads.run(move || ask(&name)).await?
     }
 }
 
-fn ask_system(name: &str) -> io::Result<Vec<SocketAddr>> {
+fn resolve_with_system(name: &str) -> io::Result<Vec<SocketAddr>> {
     // Port 0: the client puts the URL's port in its place.
-    Ok((name, 0).to_socket_addrs().map_err(unless_local)?.collect())
+    Ok((name, 0).to_socket_addrs().map_err(local_fault_or)?.collect())
 }
 
 /// The C library does not tell that it could open no file or socket for the question: it says that there is no answer.
-fn unless_local(error: io::Error) -> io::Error {
-    let opened: io::Result<Vec<File>> = (0..RESOLVER_FILES).map(|_| File::open("/dev/null")).collect();
-    opened.err().as_ref().and_then(LocalFault::of).map_or(error, io::Error::other)
+fn local_fault_or(error: io::Error) -> io::Error {
+    let opened: io::Result<Vec<File>> = (0..RESOLVER_FILE_DESCRIPTORS).map(|_| File::open("/dev/null")).collect();
+    opened.err().as_ref().and_then(LocalFault::from_io_error).map_or(error, io::Error::other)
 }
 
 /// A resolver behind an [`AddressRule`].
 #[derive(Clone)]
 pub(super) struct GuardedResolver {
     rule: AddressRule,
-    lookup: Arc<dyn Lookup>,
+    host_resolver: Arc<dyn HostResolver>,
 }
 
-type Addresses = vec::IntoIter<SocketAddr>;
+type ResolvedAddresses = vec::IntoIter<SocketAddr>;
 type ResolveError = Box<dyn Error + Send + Sync>;
 
 impl GuardedResolver {
-    pub(super) fn of_system(rule: AddressRule) -> Self {
-        Self { rule, lookup: Arc::new(SystemLookup { threads: BlockingThreads::new(RESOLVE_MAX), ask: ask_system }) }
+    pub(super) fn system(rule: AddressRule) -> Self {
+        Self {
+            rule,
+            host_resolver: Arc::new(SystemResolver {
+                threads: BlockingThreads::new(RESOLVE_MAX),
+                resolve_fn: resolve_with_system,
+            }),
+        }
     }
 
-    async fn resolve(self, name: &str) -> Result<Addresses, ResolveError> {
-        let found = self.lookup.addresses(name).await.map_err(NameUnresolved)?.into_iter();
+    async fn resolve(self, name: &str) -> Result<ResolvedAddresses, ResolveError> {
+        let found = self.host_resolver.addresses(name).await.map_err(NameUnresolved)?.into_iter();
         let permitted: Vec<SocketAddr> = found.filter(|address| self.rule.permits(address.ip())).collect();
         if permitted.is_empty() {
             return Err(AddressRefused.into());
@@ -98,9 +104,9 @@ impl GuardedResolver {
 }
 
 impl Service<Name> for GuardedResolver {
-    type Response = Addresses;
+    type Response = ResolvedAddresses;
     type Error = ResolveError;
-    type Future = Pin<Box<dyn Future<Output = Result<Addresses, ResolveError>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = Result<ResolvedAddresses, ResolveError>> + Send>>;
 
     fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<Result<(), ResolveError>> {
         Poll::Ready(Ok(()))
@@ -117,8 +123,8 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn only_permitted_addresses_are_handed_over() {
-        let resolve = |rule| GuardedResolver::of_system(rule).resolve("localhost");
+    async fn only_permitted_addresses_are_returned() {
+        let resolve = |rule| GuardedResolver::system(rule).resolve("localhost");
         let public = AddressRule::Public { loopback: false, networks: vec![] };
         let refused = resolve(public).await.map(Iterator::count).unwrap_err();
         assert!(refused.is::<AddressRefused>(), "{refused}");
@@ -128,7 +134,7 @@ mod tests {
 
     fn hangs_for_one(name: &str) -> io::Result<Vec<SocketAddr>> {
         if name != "hangs.test" {
-            return ask_system(name);
+            return resolve_with_system(name);
         }
         loop {
             std::thread::park();
@@ -136,10 +142,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_resolver_that_hangs_for_one_host_serves_the_others() {
+    async fn hanging_host_does_not_block_other_hosts() {
         let resolver = |within| GuardedResolver {
             rule: AddressRule::LoopbackOnly,
-            lookup: Arc::new(SystemLookup { threads: BlockingThreads::new(within), ask: hangs_for_one }),
+            host_resolver: Arc::new(SystemResolver {
+                threads: BlockingThreads::new(within),
+                resolve_fn: hangs_for_one,
+            }),
         };
         let (hangs, others) = (resolver(Duration::from_millis(50)), resolver(Duration::MAX));
         let hung = futures_util::future::join_all((0..20).map(|_| hangs.clone().resolve("hangs.test"))).await;
@@ -159,18 +168,18 @@ mod tests {
 
     use crate::domain::provider::ProviderName;
     use crate::provider::http::address::Network;
-    use crate::provider::http::classify::Body;
-    use crate::provider::http::client::{Client, Outgoing};
-    use crate::provider::http::failure::Failure;
-    use crate::provider::http::outbound::{OutboundPolicy, Target};
-    use crate::provider::http::pool::Reuse;
-    use crate::provider::http::strays::StrayLog;
+    use crate::provider::http::classify::ResponseBody;
+    use crate::provider::http::client::{HttpClient, PreparedRequest};
+    use crate::provider::http::failure::RequestFailure;
+    use crate::provider::http::outbound::{OutboundPolicy, OutboundTarget};
+    use crate::provider::http::pool::ConnectionReuse;
+    use crate::provider::http::unexpected_responses::UnexpectedResponseLog;
 
     /// A name whose answers change from one question to the next.
-    struct Changing(Mutex<VecDeque<Vec<&'static str>>>);
+    struct RebindingResolver(Mutex<VecDeque<Vec<&'static str>>>);
 
     #[async_trait]
-    impl Lookup for Changing {
+    impl HostResolver for RebindingResolver {
         async fn addresses(&self, _name: &str) -> io::Result<Vec<SocketAddr>> {
             let answer = self.0.lock().unwrap().pop_front().expect("asked once per connection");
             Ok(answer.into_iter().map(|ip| SocketAddr::new(ip.parse().unwrap(), 0)).collect())
@@ -194,7 +203,11 @@ mod tests {
     }
 
     /// Servers at 127.0.0.1 and 127.0.0.2, and a client that finds them by a name.
-    async fn client_of(lookup: Arc<dyn Lookup>, rule: AddressRule, requests: usize) -> (Client, Target) {
+    async fn client_with(
+        lookup: Arc<dyn HostResolver>,
+        rule: AddressRule,
+        requests: usize,
+    ) -> (HttpClient, OutboundTarget) {
         let first = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = first.local_addr().unwrap().port();
         let second = TcpListener::bind(("127.0.0.2", port)).await.unwrap();
@@ -202,33 +215,35 @@ mod tests {
         tokio::spawn(answering(second, requests));
         let allow = OutboundPolicy::parse(&[format!("http://pay.example:{port}")]).unwrap();
         let target = allow.admit(&format!("http://pay.example:{port}/")).unwrap();
-        let reuse = Reuse { is_allowed: true, max_age: Duration::from_millis(300) };
-        let resolver = GuardedResolver { rule, lookup };
-        let strays = Arc::new(StrayLog::new(ProviderName::new("acme").unwrap()));
-        (Client::with_resolver(&target, resolver, Duration::from_secs(5), reuse, strays).unwrap(), target)
+        let reuse = ConnectionReuse { is_allowed: true, max_age: Duration::from_millis(300) };
+        let resolver = GuardedResolver { rule, host_resolver: lookup };
+        let strays = Arc::new(UnexpectedResponseLog::new(ProviderName::new("acme").unwrap()));
+        (HttpClient::with_resolver(&target, resolver, Duration::from_secs(5), reuse, strays).unwrap(), target)
     }
 
     /// The address that a request came to, or why it was not sent.
-    async fn reached((client, target): &(Client, Target)) -> String {
+    async fn reached((client, target): &(HttpClient, OutboundTarget)) -> String {
         let (method, headers) = (hyper::Method::GET, hyper::HeaderMap::new());
-        let outgoing = Outgoing { method, target: target.clone(), headers, body: None };
+        let outgoing = PreparedRequest { method, target: target.clone(), headers, body: None };
         match client.exchange(outgoing).await {
             Ok(answered) => {
-                let Body::Whole(body) = answered.reading.body.clone() else { panic!("{:?}", answered.reading) };
-                client.conclude(*answered, None);
+                let ResponseBody::Whole(body) = answered.response.body.clone() else {
+                    panic!("{:?}", answered.response)
+                };
+                client.release_connection(*answered, None);
                 String::from_utf8(body).unwrap()
             }
-            Err(Failure::NotSent(cause)) => cause,
+            Err(RequestFailure::NotSent(cause)) => cause,
             Err(other) => panic!("{other:?}"),
         }
     }
 
     /// DNS rebinding: 127.0.0.1 stands for an allowed address, 127.0.0.2 for one in our network.
     #[tokio::test]
-    async fn a_name_that_changes_its_answer_is_judged_at_each_and_connected_as_judged() {
+    async fn rebound_name_is_checked_at_each_resolution() {
         let answers = [vec!["127.0.0.1"], vec!["127.0.0.2"], vec!["127.0.0.2", "127.0.0.1"], vec!["::ffff:127.0.0.2"]];
         let rule = AddressRule::Public { loopback: false, networks: vec![Network::parse("127.0.0.1/32").unwrap()] };
-        let client = client_of(Arc::new(Changing(Mutex::new(answers.into()))), rule, 1).await;
+        let client = client_with(Arc::new(RebindingResolver(Mutex::new(answers.into()))), rule, 1).await;
         let mut addresses = Vec::new();
         for _ in 0..4 {
             addresses.push(reached(&client).await);
@@ -238,10 +253,10 @@ mod tests {
     }
 
     /// A name that leads to another address from a moment on.
-    struct Moving(Arc<AtomicBool>);
+    struct MovingResolver(Arc<AtomicBool>);
 
     #[async_trait]
-    impl Lookup for Moving {
+    impl HostResolver for MovingResolver {
         async fn addresses(&self, _name: &str) -> io::Result<Vec<SocketAddr>> {
             let last = if self.0.load(Ordering::SeqCst) { 2 } else { 1 };
             Ok(vec![SocketAddr::from(([127, 0, 0, last], 0))])
@@ -249,9 +264,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn steady_traffic_follows_a_name_that_moves() {
+    async fn steady_traffic_follows_a_changed_address() {
         let has_moved = Arc::new(AtomicBool::new(false));
-        let client = client_of(Arc::new(Moving(Arc::clone(&has_moved))), AddressRule::Any, usize::MAX).await;
+        let client = client_with(Arc::new(MovingResolver(Arc::clone(&has_moved))), AddressRule::Any, usize::MAX).await;
         assert_eq!(reached(&client).await, "127.0.0.1");
         has_moved.store(true, Ordering::SeqCst);
         // Never idle, and the old server never closes.

@@ -15,16 +15,16 @@ pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(86_400);
 /// `now` stands in for a missing `Date`: the provider's own clock is the better ruler for its own dates.
 #[must_use]
 pub fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
-    let made_at = made_at(headers, now);
-    headers.get_all(RETRY_AFTER).iter().filter_map(|value| wait(value, made_at)).max()
+    let made_at = response_date(headers, now);
+    headers.get_all(RETRY_AFTER).iter().filter_map(|value| parse_wait(value, made_at)).max()
 }
 
 /// When the answer was made, by its own clock; `now` if it does not say.
-pub(super) fn made_at(headers: &HeaderMap, now: SystemTime) -> SystemTime {
-    headers.get(DATE).and_then(date).unwrap_or(now)
+pub(super) fn response_date(headers: &HeaderMap, now: SystemTime) -> SystemTime {
+    headers.get(DATE).and_then(parse_date).unwrap_or(now)
 }
 
-fn wait(value: &HeaderValue, made_at: SystemTime) -> Option<Duration> {
+fn parse_wait(value: &HeaderValue, made_at: SystemTime) -> Option<Duration> {
     let text = value.to_str().ok()?.trim();
     let seconds = text.strip_prefix('-').unwrap_or(text);
     if !seconds.is_empty() && seconds.bytes().all(|b| b.is_ascii_digit()) {
@@ -34,11 +34,11 @@ fn wait(value: &HeaderValue, made_at: SystemTime) -> Option<Duration> {
         // More digits than fit are still a plain statement: very long.
         return Some(seconds.parse().map_or(RETRY_AFTER_MAX, Duration::from_secs).min(RETRY_AFTER_MAX));
     }
-    let until = date(value)?;
+    let until = parse_date(value)?;
     Some(until.duration_since(made_at).unwrap_or_default().min(RETRY_AFTER_MAX))
 }
 
-fn date(value: &HeaderValue) -> Option<SystemTime> {
+fn parse_date(value: &HeaderValue) -> Option<SystemTime> {
     httpdate::parse_http_date(value.to_str().ok()?.trim()).ok()
 }
 
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn both_forms_are_read_and_nonsense_is_ignored() {
+    fn both_forms_are_read_invalid_ones_ignored() {
         let seconds = |s| Some(Duration::from_secs(s));
         let table: [(Option<&str>, &[&str], Option<Duration>); 15] = [
             (None, &[], None),

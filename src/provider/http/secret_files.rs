@@ -24,56 +24,56 @@ const READ_MAX: Duration = Duration::from_secs(2);
 
 /// Why a file's content is not there.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Unread {
+pub(super) enum SecretReadError {
     /// Whatever the file is like.
     Local(LocalFault),
     Problem(String),
 }
 
-impl From<io::Error> for Unread {
+impl From<io::Error> for SecretReadError {
     fn from(error: io::Error) -> Self {
-        LocalFault::of(&error).map_or_else(|| Self::Problem(error.kind().to_string()), Self::Local)
+        LocalFault::from_io_error(&error).map_or_else(|| Self::Problem(error.kind().to_string()), Self::Local)
     }
 }
 
-impl From<files::Unread> for Unread {
-    fn from(unread: files::Unread) -> Self {
+impl From<files::FileReadError> for SecretReadError {
+    fn from(unread: files::FileReadError) -> Self {
         match unread {
-            files::Unread::Io(error) => error.into(),
+            files::FileReadError::Io(error) => error.into(),
             other => Self::Problem(other.to_string()),
         }
     }
 }
 
 /// What each file holds, or why that is not known.
-pub(super) type FileContents = BTreeMap<PathBuf, Result<SecretString, Unread>>;
+pub(super) type FileContents = BTreeMap<PathBuf, Result<SecretString, SecretReadError>>;
 
 /// Reads one file unless it is among the others, and may block.
-pub(super) type ReadFile = fn(&Path, &[PathBuf]) -> Result<SecretString, Unread>;
+pub(super) type ReadFile = fn(&Path, &[PathBuf]) -> Result<SecretString, SecretReadError>;
 
 pub(super) struct SecretFiles {
     threads: BlockingThreads,
-    read: ReadFile,
+    reader: ReadFile,
     /// Files of this program's own configuration.
-    own: Arc<[PathBuf]>,
+    own_files: Arc<[PathBuf]>,
 }
 
 impl SecretFiles {
     pub(super) fn new(own: &[PathBuf]) -> Self {
-        Self { threads: BlockingThreads::new(READ_MAX), read: read_file, own: own.into() }
+        Self { threads: BlockingThreads::new(READ_MAX), reader: read_file, own_files: own.into() }
     }
 
     /// With another way to read.
     #[cfg(test)]
-    pub(super) fn reading(read: ReadFile, within: Duration) -> Self {
-        Self { threads: BlockingThreads::new(within), read, own: [].into() }
+    pub(super) fn with_reader(reader: ReadFile, within: Duration) -> Self {
+        Self { threads: BlockingThreads::new(within), reader, own_files: [].into() }
     }
 
-    pub(super) async fn read(&self, paths: Vec<PathBuf>) -> FileContents {
+    pub(super) async fn read_all(&self, paths: Vec<PathBuf>) -> FileContents {
         if paths.is_empty() {
             return FileContents::new();
         }
-        let (read, own, asked) = (self.read, Arc::clone(&self.own), paths.clone());
+        let (read, own, asked) = (self.reader, Arc::clone(&self.own_files), paths.clone());
         let contents = self.threads.run(move || {
             let contents = |path: PathBuf| {
                 let content = read(&path, &own);
@@ -82,9 +82,9 @@ impl SecretFiles {
             asked.into_iter().map(contents).collect()
         });
         contents.await.unwrap_or_else(|error| {
-            let within = self.threads.answer_within();
-            let unread: Unread = match error.kind() {
-                io::ErrorKind::TimedOut => files::Unread::Late { within }.into(),
+            let within = self.threads.timeout();
+            let unread: SecretReadError = match error.kind() {
+                io::ErrorKind::TimedOut => files::FileReadError::TimedOut { within }.into(),
                 _ => error.into(),
             };
             paths.into_iter().map(|path| (path, Err(unread.clone()))).collect()
@@ -94,27 +94,27 @@ impl SecretFiles {
 
 /// Whether a key of this program's own configuration is read from this file, whatever name led here: whoever writes rows could
 /// have it sent to an address of their own.
-fn is_own(file: &Metadata, own: &[PathBuf]) -> bool {
+fn is_config_file(file: &Metadata, own: &[PathBuf]) -> bool {
     let same = |own: &Metadata| (own.dev(), own.ino()) == (file.dev(), file.ino());
     own.iter().filter_map(|path| path.metadata().ok()).any(|own| same(&own))
 }
 
 /// The environment and the memory of processes are files, too.
-fn is_of_a_process(file: &Metadata) -> bool {
+fn is_proc_file(file: &Metadata) -> bool {
     Path::new("/proc/self").metadata().is_ok_and(|process| process.dev() == file.dev())
 }
 
 /// Mounted secrets mostly end in a line break that is not part of them.
-fn read_file(path: &Path, own: &[PathBuf]) -> Result<SecretString, Unread> {
-    let unfit = |problem: &str| Err(Unread::Problem(problem.to_owned()));
+fn read_file(path: &Path, own: &[PathBuf]) -> Result<SecretString, SecretReadError> {
+    let unfit = |problem: &str| Err(SecretReadError::Problem(problem.to_owned()));
     let (file, opened) = files::open_regular(path)?;
-    if is_of_a_process(&opened) {
-        return Err(files::Unread::NotRegular.into());
+    if is_proc_file(&opened) {
+        return Err(files::FileReadError::NotRegular.into());
     }
-    if is_own(&opened, own) {
+    if is_config_file(&opened, own) {
         return unfit("holds a key of this program's own configuration");
     }
-    files::refuse_writable_by_others(opened.permissions().mode())?;
+    files::reject_world_writable(opened.permissions().mode())?;
     let text = files::read_text(file, FILE_BYTES_MAX)?;
     let value = text.trim_end_matches(['\r', '\n']);
     if value.is_empty() { unfit("empty") } else { Ok(value.into()) }
@@ -128,7 +128,7 @@ mod tests {
 
     /// Whoever writes rows must not have the worker's own secrets sent anywhere, by whatever name.
     #[test]
-    fn the_programs_own_configuration_is_no_secret_of_a_provider() {
+    fn own_configuration_is_rejected_as_secret() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         let (own, other) = (at("token"), at("acme"));
@@ -143,13 +143,13 @@ mod tests {
         let names = [own.clone(), at("link"), at("hard"), by_descriptor.into(), by_root];
         let missing = at("missing");
         for name in names {
-            let refused = Unread::Problem("holds a key of this program's own configuration".to_owned());
+            let refused = SecretReadError::Problem("holds a key of this program's own configuration".to_owned());
             let read = read_file(&name, &[missing.clone(), own.clone()]);
             assert_eq!(read.unwrap_err(), refused, "{}", name.display());
         }
         read_file(&other, &[missing, own]).unwrap();
         let environment = read_file(Path::new("/proc/self/environ"), &[]).unwrap_err();
-        assert_eq!(environment, Unread::Problem("not a regular file".to_owned()));
+        assert_eq!(environment, SecretReadError::Problem("not a regular file".to_owned()));
     }
 
     #[test]
@@ -161,22 +161,24 @@ mod tests {
         std::os::unix::fs::symlink(&file, &link).unwrap();
         assert_eq!([&file, &link].map(|path| read_file(path, &[]).unwrap().expose_secret().to_owned()), ["hunter2"; 2]);
         for path in [fifo.as_path(), dir.path(), Path::new("/dev/null")] {
-            let unfit = Unread::Problem("not a regular file".to_owned());
+            let unfit = SecretReadError::Problem("not a regular file".to_owned());
             assert_eq!(read_file(path, &[]).unwrap_err(), unfit, "{}", path.display());
         }
     }
 
     #[test]
-    fn a_file_that_every_user_may_write_is_not_read() {
+    fn world_writable_file_is_not_read() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
         std::fs::write(&path, "hunter2").unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).unwrap();
-        let Unread::Problem(problem) = read_file(&path, &[]).unwrap_err() else { panic!("no problem of the file") };
+        let SecretReadError::Problem(problem) = read_file(&path, &[]).unwrap_err() else {
+            panic!("no problem of the file")
+        };
         assert!(problem.contains("its mode is 666"), "{problem}");
     }
 
-    fn hangs_for_one(path: &Path, _: &[PathBuf]) -> Result<SecretString, Unread> {
+    fn hangs_for_one(path: &Path, _: &[PathBuf]) -> Result<SecretString, SecretReadError> {
         while path.ends_with("hangs") {
             std::thread::park();
         }
@@ -184,16 +186,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_read_that_hangs_is_an_error_that_says_so() {
-        let files = SecretFiles::reading(hangs_for_one, Duration::from_millis(50));
+    async fn hanging_read_times_out() {
+        let files = SecretFiles::with_reader(hangs_for_one, Duration::from_millis(50));
         let (good, hangs) = (PathBuf::from("/good"), PathBuf::from("/hangs"));
         for _ in 0..6 {
-            let contents = files.read(vec![hangs.clone()]).await;
-            let hung = Unread::Problem("not read within 0.05 s: its mount may hang".to_owned());
+            let contents = files.read_all(vec![hangs.clone()]).await;
+            let hung = SecretReadError::Problem("not read within 0.05 s: its mount may hang".to_owned());
             assert_eq!(contents[&hangs].as_ref().unwrap_err(), &hung);
         }
         // Another provider's.
-        let others = SecretFiles::reading(hangs_for_one, Duration::MAX);
-        assert_eq!(others.read(vec![good.clone()]).await[&good].as_ref().unwrap().expose_secret(), "hunter2");
+        let others = SecretFiles::with_reader(hangs_for_one, Duration::MAX);
+        assert_eq!(others.read_all(vec![good.clone()]).await[&good].as_ref().unwrap().expose_secret(), "hunter2");
     }
 }

@@ -12,19 +12,19 @@ use secrecy::{ExposeSecret as _, SecretString};
 use sha2::{Digest as _, Sha256};
 
 use super::outbound::OutboundPolicy;
-use super::placeholder::{Part, split};
+use super::placeholder::{TemplatePart, split_placeholders};
 use super::request;
-use super::secret_files::{FileContents, SecretFiles, Unread};
+use super::secret_files::{FileContents, SecretFiles, SecretReadError};
 use crate::domain::expansion::HEADERS_BYTES_MAX;
 use crate::domain::job::ID_CHARS_MAX;
 use crate::provider::FreezeError;
-use crate::provider::secret_grants::{NoReference, SecretGrants, SecretReference, SecretUse};
+use crate::provider::secret_grants::{SecretGrants, SecretReference, SecretReferenceError, SecretUse};
 
 /// Hex digits of the fingerprint: enough to notice a change, useless for finding the value.
 const FINGERPRINT_DIGITS: usize = 16;
 
 /// Bytes beside each header's name and value: `: ` and the line's end.
-pub(super) const SEPARATORS: usize = 4;
+pub(super) const HEADER_OVERHEAD_BYTES: usize = 4;
 /// Largest headers of a row together, in bytes. The rest is for the headers that the client sets: content type and key have at
 /// most 255 and 64 characters, and a host 253.
 const ROW_HEADERS_BYTES_MAX: usize = HEADERS_BYTES_MAX - 1024;
@@ -50,7 +50,7 @@ pub(super) fn is_reserved(name: &HeaderName) -> bool {
 }
 
 #[derive(Debug)]
-enum Source {
+enum ValueSource {
     /// Written in the row itself; redacted all the same, because somebody will write a secret there.
     Text(SecretString),
     Secret(SecretReference),
@@ -59,7 +59,7 @@ enum Source {
 
 /// The headers of one provider row.
 pub(super) struct HeaderTemplates {
-    headers: Vec<(HeaderName, Vec<Source>)>,
+    headers: Vec<(HeaderName, Vec<ValueSource>)>,
     grants: SecretGrants,
     files: SecretFiles,
 }
@@ -85,20 +85,20 @@ impl HeaderTemplates {
             if is_reserved(&parsed) || parsed == *key_header {
                 return Err(refused("is set by the client; remove it from `headers`".to_owned()));
             }
-            let parts = split(value).map_err(refused)?;
-            let sources = parts.into_iter().map(source).collect::<Result<_, _>>().map_err(refused)?;
+            let parts = split_placeholders(value).map_err(refused)?;
+            let sources = parts.into_iter().map(parse_source).collect::<Result<_, _>>().map_err(refused)?;
             templates.push((parsed, sources));
         }
         let files = SecretFiles::new(&outbound.own_files);
-        Ok(Self { headers: templates, grants: outbound.secrets.clone(), files })
+        Ok(Self { headers: templates, grants: outbound.secret_grants.clone(), files })
     }
 
     /// Each secret with the header that carries it.
     pub(super) fn references(&self) -> impl Iterator<Item = (&HeaderName, &SecretReference)> {
         self.headers.iter().flat_map(|(name, sources)| {
             sources.iter().filter_map(move |source| match source {
-                Source::Secret(reference) => Some((name, reference)),
-                Source::Text(_) | Source::JobAccount => None,
+                ValueSource::Secret(reference) => Some((name, reference)),
+                ValueSource::Text(_) | ValueSource::JobAccount => None,
             })
         })
     }
@@ -107,15 +107,15 @@ impl HeaderTemplates {
     ///
     /// # Errors
     /// [`FreezeError::Header`] with the first that may not, and what to write so that all may.
-    pub(super) fn may_go_to(&self, hosts: &[String]) -> Result<(), FreezeError> {
+    pub(super) fn check_grants(&self, hosts: &[String]) -> Result<(), FreezeError> {
         let refused = |(name, reference)| {
-            let refused = hosts.iter().filter(move |host| !self.grants.cover(reference, host));
+            let refused = hosts.iter().filter(move |host| !self.grants.permits(reference, host));
             refused.map(move |host| (name, SecretUse { reference: reference.clone(), host: host.clone() }))
         };
         let refused: Vec<(&HeaderName, SecretUse)> = self.references().flat_map(refused).collect();
         let Some((header, SecretUse { reference, host })) = refused.first() else { return Ok(()) };
         let missing: Vec<SecretUse> = refused.iter().map(|(_, used)| used.clone()).collect();
-        let mend = self.grants.mend(&missing);
+        let mend = self.grants.fix_hint(&missing);
         let problem = format!("`${{{reference}}}` may not be sent to {host}, says outbound.secrets: {mend}");
         Err(FreezeError::Header { header: header.to_string(), problem })
     }
@@ -126,27 +126,28 @@ impl HeaderTemplates {
     /// [`FreezeError::Header`] when a reference may not be sent there, cannot be read or its value cannot stand in a header;
     /// [`FreezeError::Local`] when this process can read no file now.
     pub(super) async fn resolve(&self, account: Option<&str>, host: String) -> Result<ResolvedHeaders, FreezeError> {
-        self.may_go_to(&[host])?;
-        let needs_account = |sources: &[Source]| sources.iter().any(|source| matches!(source, Source::JobAccount));
+        self.check_grants(&[host])?;
+        let needs_account =
+            |sources: &[ValueSource]| sources.iter().any(|source| matches!(source, ValueSource::JobAccount));
         let needed = || self.headers.iter().filter(|(_, sources)| account.is_some() || !needs_account(sources));
-        let files = self.files.read(paths(needed())).await;
+        let files = self.files.read_all(secret_paths(needed())).await;
         let mut resolved = Vec::with_capacity(self.headers.len());
         let mut bytes = 0;
         for (name, sources) in needed() {
             let refused = |unread| match unread {
-                Unread::Local(fault) => FreezeError::Local(fault),
-                Unread::Problem(problem) => FreezeError::Header { header: name.to_string(), problem },
+                SecretReadError::Local(fault) => FreezeError::Local(fault),
+                SecretReadError::Problem(problem) => FreezeError::Header { header: name.to_string(), problem },
             };
             let mut value = String::new();
-            bytes += name.as_str().len() + SEPARATORS;
+            bytes += name.as_str().len() + HEADER_OVERHEAD_BYTES;
             for source in sources {
-                let part = read(source, account.unwrap_or_default(), &files).map_err(refused)?;
+                let part = read_source(source, account.unwrap_or_default(), &files).map_err(refused)?;
                 // As if each account were the longest: whether a row's headers fit must not depend on the job.
-                let is_account = matches!(source, Source::JobAccount);
+                let is_account = matches!(source, ValueSource::JobAccount);
                 bytes += if is_account { ID_CHARS_MAX } else { part.expose_secret().len() };
                 if bytes > ROW_HEADERS_BYTES_MAX {
                     let problem = format!("makes the headers longer than {ROW_HEADERS_BYTES_MAX} bytes");
-                    return Err(refused(Unread::Problem(problem)));
+                    return Err(refused(SecretReadError::Problem(problem)));
                 }
                 value.push_str(part.expose_secret());
             }
@@ -160,13 +161,13 @@ impl HeaderTemplates {
     /// What of the references could not be read by this process now, one error per header; a job's account apart. For a host that
     /// they may be sent to.
     pub(super) async fn unreadable(&self, host: String) -> Vec<FreezeError> {
-        let files = self.files.read(paths(self.headers.iter())).await;
-        let unreadable = |(name, sources): &(HeaderName, Vec<Source>)| {
-            let unread = sources.iter().filter_map(|source| read(source, "", &files).err());
+        let files = self.files.read_all(secret_paths(self.headers.iter())).await;
+        let unreadable = |(name, sources): &(HeaderName, Vec<ValueSource>)| {
+            let unread = sources.iter().filter_map(|source| read_source(source, "", &files).err());
             let problems: Vec<String> = unread
                 .map(|unread| match unread {
-                    Unread::Local(fault) => fault.to_string(),
-                    Unread::Problem(problem) => problem,
+                    SecretReadError::Local(fault) => fault.to_string(),
+                    SecretReadError::Problem(problem) => problem,
                 })
                 .collect();
             let refused = FreezeError::Header { header: name.to_string(), problem: problems.join("; ") };
@@ -233,49 +234,56 @@ impl fmt::Debug for ResolvedHeaders {
     }
 }
 
-fn source(part: Part) -> Result<Source, String> {
+fn parse_source(part: TemplatePart) -> Result<ValueSource, String> {
     let place = match part {
-        Part::Text(text) => return Ok(Source::Text(text.into())),
-        Part::Place(place) => place,
+        TemplatePart::Text(text) => return Ok(ValueSource::Text(text.into())),
+        TemplatePart::Placeholder(place) => place,
     };
     if place == "job:account" {
-        return Ok(Source::JobAccount);
+        return Ok(ValueSource::JobAccount);
     }
-    SecretReference::parse(&place).map(Source::Secret).map_err(|error| match error {
-        NoReference::OwnVariable => {
+    SecretReference::parse(&place).map(ValueSource::Secret).map_err(|error| match error {
+        SecretReferenceError::ConfigVariable => {
             format!("`${{{place}}}` is a key of this program's own configuration: give the secret a name of its own")
         }
-        NoReference::RelativePath => "`${file:…}` needs an absolute path".to_owned(),
-        NoReference::Other => "only ${env:NAME}, ${file:PATH} and ${job:account} can stand in a header".to_owned(),
+        SecretReferenceError::RelativePath => "`${file:…}` needs an absolute path".to_owned(),
+        SecretReferenceError::Other => {
+            "only ${env:NAME}, ${file:PATH} and ${job:account} can stand in a header".to_owned()
+        }
     })
 }
 
 /// The files that these headers refer to.
-fn paths<'a>(headers: impl Iterator<Item = &'a (HeaderName, Vec<Source>)>) -> Vec<PathBuf> {
-    let path = |source: &Source| match source {
-        Source::Secret(SecretReference::File(path)) => Some(path.clone()),
-        Source::Secret(SecretReference::Env(_)) | Source::Text(_) | Source::JobAccount => None,
+fn secret_paths<'a>(headers: impl Iterator<Item = &'a (HeaderName, Vec<ValueSource>)>) -> Vec<PathBuf> {
+    let path = |source: &ValueSource| match source {
+        ValueSource::Secret(SecretReference::File(path)) => Some(path.clone()),
+        ValueSource::Secret(SecretReference::Env(_)) | ValueSource::Text(_) | ValueSource::JobAccount => None,
     };
     headers.flat_map(|(_, sources)| sources).filter_map(path).collect()
 }
 
 /// `files` holds what was read of the files.
-fn read(source: &Source, account: &str, files: &FileContents) -> Result<SecretString, Unread> {
-    let unset = |name: &str, problem: &str| Err(Unread::Problem(format!("environment variable `{name}` {problem}")));
+fn read_source(source: &ValueSource, account: &str, files: &FileContents) -> Result<SecretString, SecretReadError> {
+    let unset =
+        |name: &str, problem: &str| Err(SecretReadError::Problem(format!("environment variable `{name}` {problem}")));
     match source {
-        Source::Text(text) => Ok(text.clone()),
-        Source::JobAccount => Ok(account.into()),
-        Source::Secret(SecretReference::Env(name)) => match std::env::var(name) {
+        ValueSource::Text(text) => Ok(text.clone()),
+        ValueSource::JobAccount => Ok(account.into()),
+        ValueSource::Secret(SecretReference::Env(name)) => match std::env::var(name) {
             Ok(value) if value.is_empty() => unset(name, "is empty"),
             Ok(value) => Ok(value.into()),
             Err(std::env::VarError::NotPresent) => unset(name, "is not set"),
             Err(std::env::VarError::NotUnicode(_)) => unset(name, "is not UTF-8"),
         },
-        Source::Secret(SecretReference::File(path)) => {
+        ValueSource::Secret(SecretReference::File(path)) => {
             let content = files.get(path).cloned();
-            content.unwrap_or_else(|| Err(Unread::Problem("was not read".to_owned()))).map_err(|unread| match unread {
-                Unread::Problem(problem) => Unread::Problem(format!("file `{}`: {problem}", path.display())),
-                local @ Unread::Local(_) => local,
+            content.unwrap_or_else(|| Err(SecretReadError::Problem("was not read".to_owned()))).map_err(|unread| {
+                match unread {
+                    SecretReadError::Problem(problem) => {
+                        SecretReadError::Problem(format!("file `{}`: {problem}", path.display()))
+                    }
+                    local @ SecretReadError::Local(_) => local,
+                }
             })
         }
     }
@@ -305,9 +313,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_secret_is_resolved_for_its_hosts_alone() {
+    async fn secret_is_resolved_only_for_its_hosts() {
         let templates = parse(&[("authorization", "Bearer ${env:PATH}"), ("x-a", "${file:/run/a\"b}")]).unwrap();
-        templates.may_go_to(&["x.example".to_owned()]).unwrap();
+        templates.check_grants(&["x.example".to_owned()]).unwrap();
         let elsewhere = templates.resolve(None, "evil.example".to_owned()).await.unwrap_err().to_string();
         let wanted = "header `authorization`: `${env:PATH}` may not be sent to evil.example, says outbound.secrets: if it is \
                       meant, add \"env:PATH@evil.example\", \"file:/run/a\\\"b@evil.example\" to outbound.secrets in the \
@@ -324,14 +332,14 @@ mod tests {
 
     /// Whoever writes rows must not have the worker's own secrets sent anywhere.
     #[test]
-    fn the_programs_own_configuration_is_no_secret_of_a_provider() {
+    fn own_configuration_is_rejected_as_secret() {
         let refused = parse(&[("x-a", "${env:SLUICEGATE_OPS__TOKEN}")]).err().unwrap().to_string();
         assert!(refused.contains("x-a") && refused.contains("SLUICEGATE_OPS__TOKEN"), "{refused}");
         parse(&[("x-a", "${env:SLUICEGATE_ACME_KEY}")]).unwrap();
     }
 
     #[tokio::test]
-    async fn references_are_read_when_asked() {
+    async fn references_are_resolved_at_each_request() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
         std::fs::write(&path, "hunter2\n").unwrap();
@@ -351,7 +359,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_job_without_an_account_goes_without_the_header_that_names_it() {
+    async fn account_header_is_omitted_without_account() {
         let templates = parse(&[("stripe-account", "acct_${job:account}"), ("x-fixed", "1")]).unwrap();
         assert_eq!(values(&templates, Some("7")).await[0].1, "acct_7");
         assert_eq!(values(&templates, None).await, [("x-fixed".to_owned(), "1".to_owned())]);
@@ -360,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_meant_is_refused_at_once() {
+    fn invalid_headers_are_rejected_at_parsing() {
         for (name, value) in [
             ("bad name", "x"),
             ("x", "${env:KEY"),
@@ -378,7 +386,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_cannot_be_read_is_an_error_that_says_where() {
+    async fn unreadable_reference_error_names_the_source() {
         let dir = tempfile::tempdir().unwrap();
         let file = |name: &str, content: &[u8]| {
             std::fs::write(dir.path().join(name), content).unwrap();
@@ -410,7 +418,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_prints_a_value() {
+    async fn debug_output_has_no_secret() {
         let templates = parse(&[("authorization", "Bearer hunter2")]).unwrap();
         let resolved = resolve(&templates, None).await.unwrap();
         let mut headers = HeaderMap::new();

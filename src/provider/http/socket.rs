@@ -34,11 +34,11 @@ fn user_timeout(left: Duration) -> Duration {
 #[derive(Debug)]
 pub(super) struct Socket {
     stream: TcpStream,
-    opened: Instant,
+    opened_at: Instant,
     /// Microseconds after `opened`.
     deadline_us: AtomicU64,
     /// Bytes that the kernel took since the request began.
-    written: AtomicU64,
+    bytes_written: AtomicU64,
 }
 
 impl Socket {
@@ -48,13 +48,14 @@ impl Socket {
     /// The operating system's, when an option cannot be set.
     pub(super) fn new(stream: TcpStream, deadline: Instant) -> io::Result<Arc<Self>> {
         let opened = Instant::now();
-        let socket = Self { stream, opened, deadline_us: AtomicU64::new(0), written: AtomicU64::new(0) };
+        let socket =
+            Self { stream, opened_at: opened, deadline_us: AtomicU64::new(0), bytes_written: AtomicU64::new(0) };
         socket.begin_request(deadline)?;
         Ok(Arc::new(socket))
     }
 
-    pub(super) fn opened(&self) -> Instant {
-        self.opened
+    pub(super) fn opened_at(&self) -> Instant {
+        self.opened_at
     }
 
     /// From here on, dropping the socket resets the connection, and nothing is written after the deadline.
@@ -62,9 +63,9 @@ impl Socket {
     /// # Errors
     /// The operating system's, when an option cannot be set. The connection must not carry a request then.
     pub(super) fn begin_request(&self, deadline: Instant) -> io::Result<()> {
-        let deadline = deadline.saturating_duration_since(self.opened).as_micros();
+        let deadline = deadline.saturating_duration_since(self.opened_at).as_micros();
         self.deadline_us.store(u64::try_from(deadline).unwrap_or(u64::MAX), Ordering::Relaxed);
-        self.written.store(0, Ordering::Relaxed);
+        self.bytes_written.store(0, Ordering::Relaxed);
         SockRef::from(&self.stream).set_linger(Some(Duration::ZERO))
     }
 
@@ -76,11 +77,11 @@ impl Socket {
 
     /// Whether not a single byte of the current request left the process.
     pub(super) fn wrote_nothing(&self) -> bool {
-        self.written.load(Ordering::Relaxed) == 0
+        self.bytes_written.load(Ordering::Relaxed) == 0
     }
 
     /// Waits until the peer has closed or reset the connection; what it still says is read and dropped.
-    pub(super) async fn ended(&self) {
+    pub(super) async fn peer_closed(&self) {
         while self.stream.readable().await.is_ok() {
             match self.stream.try_read(&mut [0; 1_024]) {
                 Ok(1..) => {}
@@ -103,7 +104,7 @@ impl Socket {
     }
 
     fn time_left(&self) -> io::Result<Duration> {
-        let used = u64::try_from(self.opened.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let used = u64::try_from(self.opened_at.elapsed().as_micros()).unwrap_or(u64::MAX);
         match self.deadline_us.load(Ordering::Relaxed).saturating_sub(used) {
             0 => Err(io::Error::new(io::ErrorKind::TimedOut, "the request's time is over")),
             left => Ok(Duration::from_micros(left)),
@@ -115,7 +116,7 @@ impl Socket {
         #[cfg(target_os = "linux")]
         SockRef::from(&self.stream).set_tcp_user_timeout(Some(user_timeout(left)))?;
         let written = self.stream.try_write(bytes)?;
-        self.written.fetch_add(u64::try_from(written).unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.bytes_written.fetch_add(u64::try_from(written).unwrap_or(u64::MAX), Ordering::Relaxed);
         Ok(written)
     }
 }

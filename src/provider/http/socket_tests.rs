@@ -56,7 +56,7 @@ async fn nothing_is_written_after_the_deadline() {
 
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn each_write_renews_the_kernels_time_to_give_up() {
+async fn each_write_renews_tcp_user_timeout() {
     let (socket, _peer) = pair(in_10_s()).await;
     let given = || SockRef::from(&socket.stream).tcp_user_timeout().unwrap().unwrap();
     let mut stream = SocketStream(Arc::clone(&socket));
@@ -69,7 +69,7 @@ async fn each_write_renews_the_kernels_time_to_give_up() {
 
 /// The runtime asks the kernel for events when no task can go on, so it cannot know of these bytes.
 #[tokio::test]
-async fn bytes_are_read_before_the_runtime_knows_of_them() {
+async fn bytes_are_read_before_runtime_readiness() {
     let (socket, peer) = pair(in_10_s()).await;
     let mut stream = SocketStream(Arc::clone(&socket));
     let mut bytes = [0; 8];

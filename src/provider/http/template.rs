@@ -11,9 +11,9 @@ use iso_currency::Currency;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::placeholder::{Part, split};
+use super::placeholder::{TemplatePart, split_placeholders};
 use crate::domain::decimal::Decimal;
-use crate::domain::expansion::Bounded;
+use crate::domain::expansion::BoundedBuffer;
 use crate::domain::job::Job;
 
 /// Decimal digits that a number with fraction or exponent surely keeps in a row, which is read as binary floats.
@@ -21,7 +21,7 @@ const EXACT_DIGITS: usize = 15;
 
 /// A field of the job.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Place {
+enum TemplateField {
     Id,
     Amount,
     /// In units of the currency, as text with all of its decimals.
@@ -35,26 +35,26 @@ enum Place {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Piece {
+enum TextPiece {
     Text(String),
-    Place(Place),
+    Field(TemplateField),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Node {
+enum TemplateNode {
     /// JSON text that never changes.
     Fixed(String),
     /// Exactly one place: keeps its type, and drops its member when absent.
-    Whole(Place),
+    Field(TemplateField),
     /// Text with places in it; an absent one is empty.
-    Mixed(Vec<Piece>),
-    List(Vec<Node>),
-    Object(Vec<(String, Node)>),
+    Text(Vec<TextPiece>),
+    List(Vec<TemplateNode>),
+    Object(Vec<(String, TemplateNode)>),
 }
 
 /// A template, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Template(Node);
+pub(super) struct Template(TemplateNode);
 
 impl Template {
     /// # Errors
@@ -71,31 +71,31 @@ impl Template {
     ///
     /// # Errors
     /// When it does not fit.
-    pub(super) fn render(&self, job: &Job, out: &mut Bounded) -> io::Result<()> {
+    pub(super) fn render(&self, job: &Job, out: &mut BoundedBuffer) -> io::Result<()> {
         render(&self.0, job, out)
     }
 }
 
-fn compile(value: Value) -> Result<Node, String> {
+fn compile(value: Value) -> Result<TemplateNode, String> {
     Ok(match value {
-        Value::Object(members) => Node::Object(
+        Value::Object(members) => TemplateNode::Object(
             members.into_iter().map(|(name, value)| Ok((name, compile(value)?))).collect::<Result<_, String>>()?,
         ),
-        Value::Array(items) => Node::List(items.into_iter().map(compile).collect::<Result<_, _>>()?),
+        Value::Array(items) => TemplateNode::List(items.into_iter().map(compile).collect::<Result<_, _>>()?),
         Value::String(text) => {
-            let mut pieces = split(&text)?.into_iter().map(piece).collect::<Result<Vec<_>, _>>()?;
+            let mut pieces = split_placeholders(&text)?.into_iter().map(parse_piece).collect::<Result<Vec<_>, _>>()?;
             match (pieces.pop(), pieces.is_empty()) {
-                (Some(Piece::Place(place)), true) => Node::Whole(place),
+                (Some(TextPiece::Field(place)), true) => TemplateNode::Field(place),
                 (last, _) => {
                     pieces.extend(last);
-                    Node::Mixed(pieces)
+                    TemplateNode::Text(pieces)
                 }
             }
         }
         Value::Number(number) if number.is_f64() && significant_digits(&number.to_string()) > EXACT_DIGITS => {
             return Err(format!("a number has more than {EXACT_DIGITS} digits and was rounded: write it as text"));
         }
-        other => Node::Fixed(other.to_string()),
+        other => TemplateNode::Fixed(other.to_string()),
     })
 }
 
@@ -104,23 +104,23 @@ fn significant_digits(number: &str) -> usize {
     Decimal::new(number).map_or(0, |decimal| decimal.digits.len())
 }
 
-fn piece(part: Part) -> Result<Piece, String> {
+fn parse_piece(part: TemplatePart) -> Result<TextPiece, String> {
     let name = match part {
-        Part::Text(text) => return Ok(Piece::Text(text)),
-        Part::Place(name) => name,
+        TemplatePart::Text(text) => return Ok(TextPiece::Text(text)),
+        TemplatePart::Placeholder(name) => name,
     };
-    Ok(Piece::Place(match name.as_str() {
-        "id" => Place::Id,
-        "amount" => Place::Amount,
-        "amount_decimal" => Place::AmountDecimal,
-        "currency" => Place::Currency,
-        "account" => Place::Account,
-        "reference" => Place::Reference,
-        "idempotency_key" => Place::IdempotencyKey,
-        "payload" => Place::Payload(Vec::new()),
+    Ok(TextPiece::Field(match name.as_str() {
+        "id" => TemplateField::Id,
+        "amount" => TemplateField::Amount,
+        "amount_decimal" => TemplateField::AmountDecimal,
+        "currency" => TemplateField::Currency,
+        "account" => TemplateField::Account,
+        "reference" => TemplateField::Reference,
+        "idempotency_key" => TemplateField::IdempotencyKey,
+        "payload" => TemplateField::Payload(Vec::new()),
         other => match other.strip_prefix("payload.") {
             Some(path) if path.split('.').all(|step| !step.is_empty()) => {
-                Place::Payload(path.split('.').map(str::to_owned).collect())
+                TemplateField::Payload(path.split('.').map(str::to_owned).collect())
             }
             _ => {
                 return Err(format!(
@@ -133,19 +133,19 @@ fn piece(part: Part) -> Result<Piece, String> {
 }
 
 /// What stands in a place.
-enum Filling<'a> {
+enum JobValue<'a> {
     Text(Cow<'a, str>),
     Json(Cow<'a, str>),
 }
 
-impl<'a> Filling<'a> {
+impl<'a> JobValue<'a> {
     fn text(text: &'a str) -> Self {
         Self::Text(text.into())
     }
 
-    fn write(&self, out: &mut Bounded) -> io::Result<()> {
+    fn write(&self, out: &mut BoundedBuffer) -> io::Result<()> {
         match self {
-            Self::Text(text) => quote(text, out),
+            Self::Text(text) => write_quoted(text, out),
             Self::Json(json) => out.push(json),
         }
     }
@@ -161,56 +161,56 @@ impl<'a> Filling<'a> {
 }
 
 /// What is written for a node.
-enum Written<'a> {
-    Filling(Filling<'a>),
-    Node(&'a Node),
+enum PresentNode<'a> {
+    Value(JobValue<'a>),
+    Node(&'a TemplateNode),
 }
 
-impl<'a> Written<'a> {
+impl<'a> PresentNode<'a> {
     /// `None` for a place alone that this job leaves empty.
-    fn of(node: &'a Node, job: &'a Job) -> Option<Self> {
+    fn for_job(node: &'a TemplateNode, job: &'a Job) -> Option<Self> {
         match node {
-            Node::Whole(place) => filling(place, job).map(Self::Filling),
+            TemplateNode::Field(place) => job_value(place, job).map(Self::Value),
             _ => Some(Self::Node(node)),
         }
     }
 
-    fn write(&self, job: &Job, out: &mut Bounded) -> io::Result<()> {
+    fn write(&self, job: &Job, out: &mut BoundedBuffer) -> io::Result<()> {
         match self {
-            Self::Filling(filling) => filling.write(out),
+            Self::Value(filling) => filling.write(out),
             Self::Node(node) => render(node, job, out),
         }
     }
 }
 
-fn render(node: &Node, job: &Job, out: &mut Bounded) -> io::Result<()> {
+fn render(node: &TemplateNode, job: &Job, out: &mut BoundedBuffer) -> io::Result<()> {
     match node {
-        Node::Fixed(text) => out.push(text),
-        Node::Whole(place) => filling(place, job).map_or(Ok(()), |value| value.write(out)),
-        Node::Mixed(pieces) => {
+        TemplateNode::Fixed(text) => out.push(text),
+        TemplateNode::Field(place) => job_value(place, job).map_or(Ok(()), |value| value.write(out)),
+        TemplateNode::Text(pieces) => {
             out.push("\"")?;
             for piece in pieces {
                 match piece {
-                    Piece::Text(text) => escape(text, out)?,
-                    Piece::Place(place) => escape(&text_of(place, job), out)?,
+                    TextPiece::Text(text) => write_escaped(text, out)?,
+                    TextPiece::Field(place) => write_escaped(&job_text(place, job), out)?,
                 }
             }
             out.push("\"")
         }
-        Node::List(items) => {
+        TemplateNode::List(items) => {
             out.push("[")?;
-            for (index, item) in items.iter().filter_map(|item| Written::of(item, job)).enumerate() {
+            for (index, item) in items.iter().filter_map(|item| PresentNode::for_job(item, job)).enumerate() {
                 out.push(if index > 0 { "," } else { "" })?;
                 item.write(job, out)?;
             }
             out.push("]")
         }
-        Node::Object(members) => {
+        TemplateNode::Object(members) => {
             out.push("{")?;
-            let members = members.iter().filter_map(|(name, node)| Some((name, Written::of(node, job)?)));
+            let members = members.iter().filter_map(|(name, node)| Some((name, PresentNode::for_job(node, job)?)));
             for (index, (name, value)) in members.enumerate() {
                 out.push(if index > 0 { "," } else { "" })?;
-                quote(name, out)?;
+                write_quoted(name, out)?;
                 out.push(":")?;
                 value.write(job, out)?;
             }
@@ -220,26 +220,26 @@ fn render(node: &Node, job: &Job, out: &mut Bounded) -> io::Result<()> {
 }
 
 /// `None` when this job leaves the place empty.
-fn filling<'a>(place: &Place, job: &'a Job) -> Option<Filling<'a>> {
+fn job_value<'a>(place: &TemplateField, job: &'a Job) -> Option<JobValue<'a>> {
     Some(match place {
-        Place::Id => Filling::text(job.id.as_str()),
-        Place::Amount => Filling::Json(job.amount.to_string().into()),
-        Place::AmountDecimal => Filling::Text(in_units(job.amount, &job.currency).into()),
-        Place::Currency => Filling::text(&job.currency),
-        Place::Account => Filling::text(job.account.as_ref()?.as_str()),
-        Place::Reference => Filling::text(job.reference.as_deref()?),
-        Place::IdempotencyKey => Filling::text(job.effective_key().as_str()),
-        Place::Payload(path) => Filling::Json(pick(job.payload.as_deref()?, path)?.into()),
+        TemplateField::Id => JobValue::text(job.id.as_str()),
+        TemplateField::Amount => JobValue::Json(job.amount.to_string().into()),
+        TemplateField::AmountDecimal => JobValue::Text(decimal_amount(job.amount, &job.currency).into()),
+        TemplateField::Currency => JobValue::text(&job.currency),
+        TemplateField::Account => JobValue::text(job.account.as_ref()?.as_str()),
+        TemplateField::Reference => JobValue::text(job.reference.as_deref()?),
+        TemplateField::IdempotencyKey => JobValue::text(job.effective_key().as_str()),
+        TemplateField::Payload(path) => JobValue::Json(json_at_path(job.payload.as_deref()?, path)?.into()),
     })
 }
 
 /// What stands in running text; an absent value is empty.
-fn text_of<'a>(place: &Place, job: &'a Job) -> Cow<'a, str> {
-    filling(place, job).map_or(Cow::Borrowed(""), Filling::into_text)
+fn job_text<'a>(place: &TemplateField, job: &'a Job) -> Cow<'a, str> {
+    job_value(place, job).map_or(Cow::Borrowed(""), JobValue::into_text)
 }
 
 /// 1299 EUR cents are `12.99`, 1299 JPY `1299`. What has no decimals of its own in ISO 4217 has none here.
-fn in_units(minor: i64, currency: &str) -> String {
+fn decimal_amount(minor: i64, currency: &str) -> String {
     let decimals = Currency::from_code(currency).and_then(Currency::exponent).map_or(0, usize::from);
     let digits = format!("{minor:0>width$}", width = decimals + 1);
     match digits.split_at(digits.len() - decimals) {
@@ -249,7 +249,7 @@ fn in_units(minor: i64, currency: &str) -> String {
 }
 
 /// Follows the path through raw JSON without touching the value at its end.
-fn pick<'a>(mut json: &'a str, path: &[String]) -> Option<&'a str> {
+fn json_at_path<'a>(mut json: &'a str, path: &[String]) -> Option<&'a str> {
     for step in path {
         let value: &'a RawValue = match json.trim_start().bytes().next()? {
             b'{' => serde_json::from_str::<BTreeMap<String, _>>(json).ok()?.remove(step)?,
@@ -261,14 +261,14 @@ fn pick<'a>(mut json: &'a str, path: &[String]) -> Option<&'a str> {
     Some(json.trim())
 }
 
-fn quote(text: &str, out: &mut Bounded) -> io::Result<()> {
+fn write_quoted(text: &str, out: &mut BoundedBuffer) -> io::Result<()> {
     out.push("\"")?;
-    escape(text, out)?;
+    write_escaped(text, out)?;
     out.push("\"")
 }
 
 /// As serde_json writes a string, without its quotes. <https://www.rfc-editor.org/rfc/rfc8259#section-7>
-fn escape(text: &str, out: &mut Bounded) -> io::Result<()> {
+fn write_escaped(text: &str, out: &mut BoundedBuffer) -> io::Result<()> {
     let mut rest = text;
     while let Some(at) = rest.find(|c: char| matches!(c, '"' | '\\' | '\0'..='\x1f')) {
         out.push(&rest[..at])?;
@@ -293,15 +293,15 @@ mod tests {
     use super::*;
 
     fn render(template: &str, job: &Job) -> String {
-        let mut out = Bounded::new(4_096);
+        let mut out = BoundedBuffer::new(4_096);
         Template::parse(template).unwrap().render(job, &mut out).unwrap();
         String::from_utf8(out.into_bytes()).unwrap()
     }
 
     #[test]
-    fn a_lone_place_keeps_its_type_and_an_absent_one_drops_its_member() {
+    fn lone_placeholder_keeps_its_type() {
         let full = Job {
-            account: Some(crate::domain::job::Token::new("acct_1").unwrap()),
+            account: Some(crate::domain::job::Identifier::new("acct_1").unwrap()),
             reference: Some("say \"hi\"\n".to_owned()),
             payload: Some(
                 r#"{ "card":{"token":"tok_1","year":2031,"big":12345678901234567890.10, "no":null},"list":[1,"b"]}"#
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn an_amount_in_units_has_all_decimals_of_its_currency() {
+    fn decimal_amount_has_all_currency_decimals() {
         let table = [
             (1_299, "EUR", "12.99"),
             (5, "EUR", "0.05"),
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn values_cannot_break_out_of_their_place() {
+    fn values_cannot_escape_their_placeholder() {
         let sly = Job { reference: Some(r#"","amount":1,"x":"${id}"#.to_owned()), ..job("pay-1") };
         let body: Value =
             serde_json::from_str(&render(r#"{"r":"ref ${reference}","s":"${reference}"}"#, &sly)).unwrap();
@@ -365,8 +365,8 @@ mod tests {
     #[test]
     fn strings_are_escaped_as_serde_json_does() {
         let all: String = (0..=0x2ff).filter_map(char::from_u32).chain("\u{fffd}\u{1f600}".chars()).collect();
-        let mut out = Bounded::new(4_096);
-        quote(&all, &mut out).unwrap();
+        let mut out = BoundedBuffer::new(4_096);
+        write_quoted(&all, &mut out).unwrap();
         assert_eq!(out.into_bytes(), serde_json::to_vec(&all).unwrap());
     }
 

@@ -19,7 +19,7 @@ pub struct ChargeRequest {
 }
 
 #[derive(Deserialize)]
-struct Fields {
+struct ChargeFields {
     id: Option<String>,
     amount: Option<i64>,
     currency: Option<String>,
@@ -31,7 +31,7 @@ impl ChargeRequest {
     ///
     /// # Errors
     /// Short code for the 400 that it deserves.
-    pub fn read(key: Option<&str>, is_form: bool, body: &[u8]) -> Result<Self, &'static str> {
+    pub fn parse(key: Option<&str>, is_form: bool, body: &[u8]) -> Result<Self, &'static str> {
         let fields = if is_form { form_fields(body)? } else { serde_json::from_slice(body).map_err(|_| "bad_body")? };
         let payment = fields.id.or_else(|| key.map(str::to_owned)).ok_or("missing_id")?;
         Ok(Self {
@@ -45,12 +45,12 @@ impl ChargeRequest {
     }
 }
 
-fn form_fields(body: &[u8]) -> Result<Fields, &'static str> {
+fn form_fields(body: &[u8]) -> Result<ChargeFields, &'static str> {
     let field = |wanted: &str| {
         url::form_urlencoded::parse(body).find(|(name, _)| name == wanted).map(|(_, value)| value.into_owned())
     };
     let amount = field("amount").map(|text| text.parse()).transpose().map_err(|_| "bad_amount")?;
-    Ok(Fields { id: field("id"), amount, currency: field("currency"), account: field("account") })
+    Ok(ChargeFields { id: field("id"), amount, currency: field("currency"), account: field("account") })
 }
 
 #[cfg(test)]
@@ -58,11 +58,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_forms_are_read_and_nonsense_is_refused() {
+    fn json_and_form_are_read_invalid_ones_rejected() {
         let json = br#"{"id":"p1","amount":5,"currency":"EUR","payload":{"x":1}}"#;
-        let read = ChargeRequest::read(Some("k1"), false, json).unwrap();
+        let read = ChargeRequest::parse(Some("k1"), false, json).unwrap();
         assert_eq!((read.payment.as_str(), read.amount, read.currency.as_str()), ("p1", 5, "EUR"));
-        let form = ChargeRequest::read(Some("k1"), true, b"amount=5&currency=EUR&account=a%201").unwrap();
+        let form = ChargeRequest::parse(Some("k1"), true, b"amount=5&currency=EUR&account=a%201").unwrap();
         assert_eq!((form.payment.as_str(), form.account.as_deref()), ("k1", Some("a 1")));
         for (body, code) in [
             (r#"{"amount":5,"currency":"EUR"}"#, "missing_id"),
@@ -72,7 +72,7 @@ mod tests {
             (r#"{"id":"p1","amount":1.5,"currency":"EUR"}"#, "bad_body"),
             ("", "bad_body"),
         ] {
-            assert_eq!(ChargeRequest::read(None, false, body.as_bytes()), Err(code), "{body}");
+            assert_eq!(ChargeRequest::parse(None, false, body.as_bytes()), Err(code), "{body}");
         }
     }
 }

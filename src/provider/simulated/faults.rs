@@ -13,18 +13,18 @@ use super::FakeOptions;
 
 /// What is in store for one request.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Draw {
+pub(super) struct FaultDraw {
     pub(super) latency: Duration,
     /// Status of a fault, 500 or 503.
-    pub(super) error: Option<u16>,
-    pub(super) lost_answer: bool,
-    pub(super) declined: bool,
+    pub(super) error_status: Option<u16>,
+    pub(super) loses_response: bool,
+    pub(super) declines: bool,
     /// Another holds a lock on the payment's object.
-    pub(super) busy: bool,
+    pub(super) is_busy: bool,
 }
 
 /// Draws for the `attempt`-th request under this key.
-pub(super) fn draw(options: &FakeOptions, key: &str, attempt: u32) -> Draw {
+pub(super) fn draw(options: &FakeOptions, key: &str, attempt: u32) -> FaultDraw {
     let mut hash = Sha256::new();
     hash.update(options.seed.to_le_bytes());
     hash.update(attempt.to_le_bytes());
@@ -36,12 +36,12 @@ pub(super) fn draw(options: &FakeOptions, key: &str, attempt: u32) -> Draw {
     let latency = least + most.saturating_sub(least).mul_f64(rng.random::<f64>());
     let failed = happens(&mut rng, options.error_rate);
     let status = if rng.random::<bool>() { 500 } else { 503 };
-    Draw {
+    FaultDraw {
         latency,
-        error: failed.then_some(status),
-        lost_answer: happens(&mut rng, options.lost_answer_rate),
-        declined: happens(&mut rng, options.decline_rate),
-        busy: happens(&mut rng, options.busy_rate),
+        error_status: failed.then_some(status),
+        loses_response: happens(&mut rng, options.lost_answer_rate),
+        declines: happens(&mut rng, options.decline_rate),
+        is_busy: happens(&mut rng, options.busy_rate),
     }
 }
 
@@ -60,28 +60,34 @@ mod tests {
             seed: 7,
             ..FakeOptions::default()
         };
-        let draws: Vec<Draw> = (0..4_000).map(|n| draw(&options, &format!("pay-{n}"), 1)).collect();
+        let draws: Vec<FaultDraw> = (0..4_000).map(|n| draw(&options, &format!("pay-{n}"), 1)).collect();
         assert_eq!(draws[17], draw(&options, "pay-17", 1));
         assert_ne!(draws[17], draw(&options, "pay-17", 2));
         assert_ne!(draws[17], draw(&FakeOptions { seed: 8, ..options.clone() }, "pay-17", 1));
-        let count = |what: fn(&Draw) -> bool| draws.iter().filter(|draw| what(draw)).count();
-        assert!((300..500).contains(&count(|draw| draw.error.is_some())));
-        assert!((650..950).contains(&count(|draw| draw.lost_answer)));
-        assert!((1_850..2_150).contains(&count(|draw| draw.declined)));
-        assert!((1_050..1_350).contains(&count(|draw| draw.busy)));
+        let count = |what: fn(&FaultDraw) -> bool| draws.iter().filter(|draw| what(draw)).count();
+        assert!((300..500).contains(&count(|draw| draw.error_status.is_some())));
+        assert!((650..950).contains(&count(|draw| draw.loses_response)));
+        assert!((1_850..2_150).contains(&count(|draw| draw.declines)));
+        assert!((1_050..1_350).contains(&count(|draw| draw.is_busy)));
         assert!(draws.iter().all(|draw| (20..=80).contains(&draw.latency.as_millis())));
-        let statuses: std::collections::BTreeSet<_> = draws.iter().filter_map(|draw| draw.error).collect();
+        let statuses: std::collections::BTreeSet<_> = draws.iter().filter_map(|draw| draw.error_status).collect();
         assert_eq!(statuses, [500, 503].into());
     }
 
     #[test]
-    fn no_rate_means_no_fault_and_a_whole_one_always() {
+    fn rate_zero_never_fails_rate_one_always() {
         let calm = draw(&FakeOptions::default(), "x", 1);
         assert_eq!(
             calm,
-            Draw { latency: Duration::ZERO, error: None, lost_answer: false, declined: false, busy: false }
+            FaultDraw {
+                latency: Duration::ZERO,
+                error_status: None,
+                loses_response: false,
+                declines: false,
+                is_busy: false
+            }
         );
         let all = FakeOptions { lost_answer_rate: 1.0, ..FakeOptions::default() };
-        assert!((0..100).all(|attempt| draw(&all, "x", attempt).lost_answer));
+        assert!((0..100).all(|attempt| draw(&all, "x", attempt).loses_response));
     }
 }

@@ -20,9 +20,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// The right to drop one connection.
 #[derive(Clone, Debug)]
-pub(super) struct Severed(Arc<AtomicBool>);
+pub(super) struct SeverHandle(Arc<AtomicBool>);
 
-impl Severed {
+impl SeverHandle {
     pub(super) fn sever(&self) {
         self.0.store(true, Ordering::Release);
     }
@@ -32,12 +32,12 @@ pub(super) struct SeverableListener(pub(super) TcpListener);
 
 pub(super) struct SeverableStream {
     stream: TcpStream,
-    severed: Severed,
+    sever_handle: SeverHandle,
 }
 
 impl SeverableStream {
     fn check(&self) -> io::Result<()> {
-        if self.severed.0.load(Ordering::Acquire) { Err(io::ErrorKind::ConnectionAborted.into()) } else { Ok(()) }
+        if self.sever_handle.0.load(Ordering::Acquire) { Err(io::ErrorKind::ConnectionAborted.into()) } else { Ok(()) }
     }
 }
 
@@ -54,8 +54,8 @@ impl Listener for SeverableListener {
             });
             match accepted {
                 Ok((stream, peer)) => {
-                    let severed = Severed(Arc::new(AtomicBool::new(false)));
-                    return (SeverableStream { stream, severed }, peer);
+                    let severed = SeverHandle(Arc::new(AtomicBool::new(false)));
+                    return (SeverableStream { stream, sever_handle: severed }, peer);
                 }
                 Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
             }
@@ -67,9 +67,9 @@ impl Listener for SeverableListener {
     }
 }
 
-impl Connected<IncomingStream<'_, SeverableListener>> for Severed {
+impl Connected<IncomingStream<'_, SeverableListener>> for SeverHandle {
     fn connect_info(stream: IncomingStream<'_, SeverableListener>) -> Self {
-        stream.io().severed.clone()
+        stream.io().sever_handle.clone()
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::domain::limit::Rate;
 
-pub use self::report::{AnswerTimes, LimitReport, Report};
+pub use self::report::{FakeProviderReport, LimitReport, ResponseTimes};
 pub use self::server::{FakeHandle, FakeProvider};
 pub use self::strict::{Effect, StrictProvider};
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 /// `GET /_report`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Report {
+pub struct FakeProviderReport {
     /// Every request that arrived, whatever became of it.
     pub requests: u64,
     /// Payments charged at least once.
@@ -32,7 +32,7 @@ pub struct Report {
     pub statuses: BTreeMap<u16, u64>,
     pub limits: Vec<LimitReport>,
     /// From receipt to answer; `None` before the first answer.
-    pub answer_ms: Option<AnswerTimes>,
+    pub answer_ms: Option<ResponseTimes>,
     /// Microseconds since the provider started.
     pub first_arrival_us: Option<u64>,
     pub last_arrival_us: Option<u64>,
@@ -52,16 +52,16 @@ pub struct LimitReport {
 
 /// Milliseconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct AnswerTimes {
+pub struct ResponseTimes {
     pub mean: f64,
     pub p50: f64,
     pub p99: f64,
     pub max: f64,
 }
 
-impl AnswerTimes {
+impl ResponseTimes {
     /// Nearest-rank percentiles over durations in microseconds.
-    pub(super) fn of(mut durations_us: Vec<u32>) -> Option<Self> {
+    pub(super) fn from_durations(mut durations_us: Vec<u32>) -> Option<Self> {
         durations_us.sort_unstable();
         let max = f64::from(*durations_us.last()?) / 1_000.0;
         let total: u64 = durations_us.iter().copied().map(u64::from).sum();
@@ -80,9 +80,9 @@ mod tests {
 
     #[test]
     fn percentiles_are_by_nearest_rank() {
-        let times = AnswerTimes::of((1..=200).rev().map(|ms| ms * 1_000).collect()).unwrap();
-        assert_eq!(times, AnswerTimes { mean: 100.5, p50: 100.0, p99: 198.0, max: 200.0 });
-        assert_eq!(AnswerTimes::of(vec![]), None);
-        assert_eq!(AnswerTimes::of(vec![7_000]).unwrap().p99, 7.0);
+        let times = ResponseTimes::from_durations((1..=200).rev().map(|ms| ms * 1_000).collect()).unwrap();
+        assert_eq!(times, ResponseTimes { mean: 100.5, p50: 100.0, p99: 198.0, max: 200.0 });
+        assert_eq!(ResponseTimes::from_durations(vec![]), None);
+        assert_eq!(ResponseTimes::from_durations(vec![7_000]).unwrap().p99, 7.0);
     }
 }

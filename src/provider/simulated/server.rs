@@ -17,9 +17,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::charge::ChargeRequest;
-use super::listener::{SeverableListener, Severed};
+use super::listener::{SeverHandle, SeverableListener};
 use super::strict::{Arrival, Reply};
-use super::{AnswerTimes, Effect, FakeOptions, Report, StrictProvider};
+use super::{Effect, FakeOptions, FakeProviderReport, ResponseTimes, StrictProvider};
 use crate::domain::time::millis_up;
 
 /// Largest body that is read, in bytes: above what the worker ever sends.
@@ -69,9 +69,9 @@ impl FakeProvider {
             .route("/_effects", get(async |State(handle): State<FakeHandle>| Json(handle.effects())))
             .route("/_arrivals", get(async |State(handle): State<FakeHandle>| Json(handle.arrivals_us())))
             .route("/_reset", post(async |State(handle): State<FakeHandle>| handle.lock().reset()))
-            .fallback(charge)
+            .fallback(handle_request)
             .with_state(self.handle)
-            .into_make_service_with_connect_info::<Severed>();
+            .into_make_service_with_connect_info::<SeverHandle>();
         let served = axum::serve(SeverableListener(listener), router)
             .with_graceful_shutdown(cancel.clone().cancelled_owned())
             .into_future();
@@ -89,12 +89,12 @@ impl FakeProvider {
 impl FakeHandle {
     /// What the provider saw so far. Percentiles are worked out beside the lock: who watches must not delay arrivals.
     #[must_use]
-    pub fn report(&self) -> Report {
+    pub fn report(&self) -> FakeProviderReport {
         let (counted, durations_us) = {
             let provider = self.lock();
-            (provider.counted(), provider.durations_us())
+            (provider.report_without_times(), provider.durations_us())
         };
-        Report { answer_ms: AnswerTimes::of(durations_us), ..counted }
+        FakeProviderReport { answer_ms: ResponseTimes::from_durations(durations_us), ..counted }
     }
 
     #[must_use]
@@ -120,29 +120,29 @@ impl FakeHandle {
     }
 
     /// The clock is read under the lock, so that arrivals are booked in their order.
-    fn arrive(&self) -> Arrival {
+    fn record_arrival(&self) -> Arrival {
         let mut provider = self.lock();
         let now_us = self.now_us();
-        provider.arrive(now_us)
+        provider.record_arrival(now_us)
     }
 
-    fn answered(&self, arrival: Arrival, status: u16) {
-        self.lock().answered(arrival, self.now_us(), status);
+    fn record_response(&self, arrival: Arrival, status: u16) {
+        self.lock().record_response(arrival, self.now_us(), status);
     }
 }
 
-async fn charge(
+async fn handle_request(
     State(handle): State<FakeHandle>,
-    ConnectInfo(connection): ConnectInfo<Severed>,
+    ConnectInfo(connection): ConnectInfo<SeverHandle>,
     request: Request,
 ) -> Response<Body> {
     if request.uri().path().starts_with("/_") {
-        return answer(404, error_body("no_such_page"));
+        return json_response(404, error_body("no_such_page"));
     }
-    let arrival = handle.arrive();
+    let arrival = handle.record_arrival();
     let response = match arrival.refused_for {
-        Some(wait) => too_many(wait),
-        None => match serve(&handle, arrival, request).await {
+        Some(wait) => rate_limit_response(wait),
+        None => match respond(&handle, arrival, request).await {
             Some(response) => response,
             None => {
                 // What is returned now cannot be written any more.
@@ -151,15 +151,15 @@ async fn charge(
             }
         },
     };
-    handle.answered(arrival, response.status().as_u16());
+    handle.record_response(arrival, response.status().as_u16());
     response
 }
 
 /// The answer, or nothing when it is to be lost.
-async fn serve(handle: &FakeHandle, arrival: Arrival, request: Request) -> Option<Response<Body>> {
-    let reply = match decide(handle, arrival, request).await {
+async fn respond(handle: &FakeHandle, arrival: Arrival, request: Request) -> Option<Response<Body>> {
+    let reply = match process_request(handle, arrival, request).await {
         Ok(reply) => reply,
-        Err((status, code)) => return Some(answer(status, error_body(code))),
+        Err((status, code)) => return Some(json_response(status, error_body(code))),
     };
     // The timer counts whole milliseconds and rounds up: what is due already must not meet it.
     if reply.due_us > handle.now_us() {
@@ -168,7 +168,7 @@ async fn serve(handle: &FakeHandle, arrival: Arrival, request: Request) -> Optio
     if reply.lost {
         return None;
     }
-    let mut response = answer(reply.status, reply.body);
+    let mut response = json_response(reply.status, reply.body);
     if reply.replayed {
         response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
     }
@@ -176,11 +176,15 @@ async fn serve(handle: &FakeHandle, arrival: Arrival, request: Request) -> Optio
 }
 
 /// What the request comes to, or the status and code of one that asks for nothing that there is.
-async fn decide(handle: &FakeHandle, arrival: Arrival, request: Request) -> Result<Reply, (u16, &'static str)> {
+async fn process_request(
+    handle: &FakeHandle,
+    arrival: Arrival,
+    request: Request,
+) -> Result<Reply, (u16, &'static str)> {
     let (parts, body) = request.into_parts();
     if parts.method == Method::GET && parts.uri.path() == LOOKUP_PATH {
         let mut provider = handle.lock();
-        if !provider.can_be_asked() {
+        if !provider.supports_lookup() {
             return Err((404, "no_such_page"));
         }
         let query = url::form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes());
@@ -193,12 +197,12 @@ async fn decide(handle: &FakeHandle, arrival: Arrival, request: Request) -> Resu
     let body = to_bytes(body, BODY_BYTES_MAX).await.map_err(|_| (413, "body_unreadable"))?;
     let header = |name: HeaderName| parts.headers.get(name).and_then(|value| value.to_str().ok());
     let is_form = header(CONTENT_TYPE).is_some_and(|kind| kind.starts_with("application/x-www-form-urlencoded"));
-    let asked = ChargeRequest::read(header(IDEMPOTENCY_KEY), is_form, &body).map_err(|code| (400, code))?;
+    let asked = ChargeRequest::parse(header(IDEMPOTENCY_KEY), is_form, &body).map_err(|code| (400, code))?;
     Ok(handle.lock().process(arrival, &asked))
 }
 
-fn too_many(wait: Duration) -> Response<Body> {
-    let mut response = answer(429, error_body("rate_limit"));
+fn rate_limit_response(wait: Duration) -> Response<Body> {
+    let mut response = json_response(429, error_body("rate_limit"));
     let wait_ms = millis_up(wait);
     response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(wait_ms.div_ceil(1_000)));
     response.headers_mut().insert(RETRY_AFTER_MS, HeaderValue::from(wait_ms));
@@ -209,7 +213,7 @@ fn error_body(code: &str) -> String {
     serde_json::json!({ "error": { "code": code } }).to_string()
 }
 
-fn answer(status: u16, body: String) -> Response<Body> {
+fn json_response(status: u16, body: String) -> Response<Body> {
     let mut response = Response::new(Body::from(body));
     *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));

@@ -9,9 +9,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::charge::ChargeRequest;
-use super::faults::{Draw, draw};
-use super::report::{AnswerTimes, LimitReport, Report};
-use super::windows::Windows;
+use super::faults::{FaultDraw, draw};
+use super::report::{FakeProviderReport, LimitReport, ResponseTimes};
+use super::windows::ArrivalWindows;
 use super::{FakeOptions, OnLimit};
 use crate::domain::time::micros_up;
 
@@ -58,7 +58,7 @@ pub struct Effect {
 
 /// What a key stands for.
 #[derive(Debug)]
-struct Memory {
+struct IdempotencyRecord {
     body_hash: [u8; 32],
     status: u16,
     body: String,
@@ -68,7 +68,7 @@ struct Memory {
 }
 
 #[derive(Debug, Default)]
-struct Tallies {
+struct RequestTotals {
     statuses: BTreeMap<u16, u64>,
     charges: u64,
     doubles: u64,
@@ -84,7 +84,7 @@ struct Tallies {
 
 /// What a payment's first charge or decline came to, for look-ups.
 #[derive(Debug)]
-struct Known {
+struct PaymentRecord {
     effect: usize,
     /// `None`: declined.
     reference: Option<String>,
@@ -96,40 +96,40 @@ struct Known {
 #[derive(Debug)]
 pub struct StrictProvider {
     options: FakeOptions,
-    windows: Windows,
-    memory: HashMap<String, Memory>,
+    windows: ArrivalWindows,
+    idempotency_records: HashMap<String, IdempotencyRecord>,
     /// Requests so far under a key (or for a payment without one): the number of the next draw.
-    tries: HashMap<String, u32>,
+    tries_by_key: HashMap<String, u32>,
     effects: Vec<Effect>,
-    effect_of: HashMap<String, usize>,
-    known: HashMap<String, Known>,
-    references: u64,
-    tallies: Tallies,
+    effect_index: HashMap<String, usize>,
+    payment_records: HashMap<String, PaymentRecord>,
+    last_reference: u64,
+    totals: RequestTotals,
 }
 
 impl StrictProvider {
     #[must_use]
     pub fn new(options: FakeOptions) -> Self {
         Self {
-            windows: Windows::new(&options.limits),
+            windows: ArrivalWindows::new(&options.limits),
             options,
-            memory: HashMap::new(),
-            tries: HashMap::new(),
+            idempotency_records: HashMap::new(),
+            tries_by_key: HashMap::new(),
             effects: Vec::new(),
-            effect_of: HashMap::new(),
-            known: HashMap::new(),
-            references: 0,
-            tallies: Tallies::default(),
+            effect_index: HashMap::new(),
+            payment_records: HashMap::new(),
+            last_reference: 0,
+            totals: RequestTotals::default(),
         }
     }
 
     /// Books a request the moment it is there, before anything else is known of it. An instant before the last arrival
     /// counts as that.
-    pub fn arrive(&mut self, now_us: u64) -> Arrival {
+    pub fn record_arrival(&mut self, now_us: u64) -> Arrival {
         let at_us = now_us.max(self.windows.arrivals().last().copied().unwrap_or(0));
-        let breached = self.windows.arrive(at_us);
+        let breached = self.windows.record_arrival(at_us);
         let refused_for = breached.filter(|_| self.options.on_limit == OnLimit::Refuse);
-        self.tallies.refused_429 += u64::from(refused_for.is_some());
+        self.totals.refused_429 += u64::from(refused_for.is_some());
         Arrival { at_us, refused_for }
     }
 
@@ -137,51 +137,51 @@ impl StrictProvider {
     pub fn process(&mut self, arrival: Arrival, request: &ChargeRequest) -> Reply {
         let now_us = arrival.at_us;
         let key = request.key.as_deref().filter(|_| self.options.deduplicate);
-        if let Some(memory) = key.and_then(|key| self.remembered(key, now_us)) {
+        if let Some(memory) = key.and_then(|key| self.find_record(key, now_us)) {
             if memory.body_hash != request.body_hash {
-                return refusal(422, "key_reused_with_other_body", now_us);
+                return error_reply(422, "key_reused_with_other_body", now_us);
             }
             if now_us < memory.due_us {
-                return refusal(409, "in_progress", now_us);
+                return error_reply(409, "in_progress", now_us);
             }
         }
         let draw = self.draw(request.key.as_deref().unwrap_or(&request.payment));
         let due_us = now_us.saturating_add(micros_up(draw.latency));
-        if let Some(status) = draw.error {
-            return refusal(status, "fault", due_us);
+        if let Some(status) = draw.error_status {
+            return error_reply(status, "fault", due_us);
         }
-        if draw.busy {
-            return refusal(429, "lock_timeout", due_us);
+        if draw.is_busy {
+            return error_reply(429, "lock_timeout", due_us);
         }
-        let mut reply = match key.and_then(|key| self.remembered(key, now_us)) {
+        let mut reply = match key.and_then(|key| self.find_record(key, now_us)) {
             Some(memory) => {
                 let (status, body) = (memory.status, memory.body.clone());
-                self.tallies.replays += 1;
+                self.totals.replays += 1;
                 Reply { status, body, replayed: true, lost: false, due_us }
             }
-            None => self.carry_out(request, draw, now_us, due_us),
+            None => self.execute_charge(request, draw, now_us, due_us),
         };
-        reply.lost = draw.lost_answer;
-        self.tallies.lost_answers += u64::from(reply.lost);
+        reply.lost = draw.loses_response;
+        self.totals.lost_answers += u64::from(reply.lost);
         reply
     }
 
     /// Decides what a look-up that was not refused is told.
     pub fn look_up(&mut self, arrival: Arrival, payment: &str) -> Reply {
         let now_us = arrival.at_us;
-        self.tallies.lookups += 1;
+        self.totals.lookups += 1;
         // A count of its own, so that look-ups move none of the draws of charges.
         let draw = self.draw(&format!("look-up {payment}"));
         let due_us = now_us.saturating_add(micros_up(draw.latency));
-        if let Some(status) = draw.error {
-            return refusal(status, "fault", due_us);
+        if let Some(status) = draw.error_status {
+            return error_reply(status, "fault", due_us);
         }
-        if draw.busy {
-            return refusal(429, "lock_timeout", due_us);
+        if draw.is_busy {
+            return error_reply(429, "lock_timeout", due_us);
         }
-        let known = self.known.get(payment);
+        let known = self.payment_records.get(payment);
         let Some((known, effect)) = known.and_then(|known| Some((known, self.effects.get(known.effect)?))) else {
-            return refusal(404, "no_such_payment", due_us);
+            return error_reply(404, "no_such_payment", due_us);
         };
         let state = match known.reference {
             _ if now_us < known.due_us => "processing",
@@ -194,36 +194,39 @@ impl StrictProvider {
             "amount": effect.amount,
             "currency": effect.currency,
         });
-        self.tallies.lost_answers += u64::from(draw.lost_answer);
-        Reply { status: 200, body: body.to_string(), replayed: false, lost: draw.lost_answer, due_us }
+        self.totals.lost_answers += u64::from(draw.loses_response);
+        Reply { status: 200, body: body.to_string(), replayed: false, lost: draw.loses_response, due_us }
     }
 
     /// Whether payments can be looked up.
     #[must_use]
-    pub fn can_be_asked(&self) -> bool {
+    pub fn supports_lookup(&self) -> bool {
         self.options.lookup
     }
 
     /// Books an answer on its way.
-    pub fn answered(&mut self, arrival: Arrival, now_us: u64, status: u16) {
-        *self.tallies.statuses.entry(status).or_default() += 1;
+    pub fn record_response(&mut self, arrival: Arrival, now_us: u64, status: u16) {
+        *self.totals.statuses.entry(status).or_default() += 1;
         let duration_us = now_us.saturating_sub(arrival.at_us);
-        self.tallies.durations_us.push(u32::try_from(duration_us).unwrap_or(u32::MAX));
+        self.totals.durations_us.push(u32::try_from(duration_us).unwrap_or(u32::MAX));
     }
 
     /// Everything seen so far.
     #[must_use]
-    pub fn report(&self) -> Report {
-        Report { answer_ms: AnswerTimes::of(self.durations_us()), ..self.counted() }
+    pub fn report(&self) -> FakeProviderReport {
+        FakeProviderReport {
+            answer_ms: ResponseTimes::from_durations(self.durations_us()),
+            ..self.report_without_times()
+        }
     }
 
     /// From receipt to answer, in microseconds, in the order of the answers.
     pub(super) fn durations_us(&self) -> Vec<u32> {
-        self.tallies.durations_us.clone()
+        self.totals.durations_us.clone()
     }
 
     /// The report without times, at a cost that does not grow with what was seen.
-    pub(super) fn counted(&self) -> Report {
+    pub(super) fn report_without_times(&self) -> FakeProviderReport {
         let limits = self.windows.counts().iter().map(|count| LimitReport {
             limit: count.limit.to_string(),
             largest: count.largest,
@@ -233,18 +236,18 @@ impl StrictProvider {
         let (first, last) = (arrivals.first().copied(), arrivals.last().copied());
         let span_us = last.zip(first).map_or(0, |(last, first)| last - first);
         let gaps = arrivals.len().saturating_sub(1) as f64;
-        Report {
+        FakeProviderReport {
             requests: arrivals.len() as u64,
-            charges: self.tallies.charges,
-            doubles: self.tallies.doubles,
-            double_ids: self.tallies.double_ids.clone(),
-            several_keys: self.tallies.several_keys,
-            declines: self.tallies.declines,
-            replays: self.tallies.replays,
-            lookups: self.tallies.lookups,
-            lost_answers: self.tallies.lost_answers,
-            refused_429: self.tallies.refused_429,
-            statuses: self.tallies.statuses.clone(),
+            charges: self.totals.charges,
+            doubles: self.totals.doubles,
+            double_ids: self.totals.double_ids.clone(),
+            several_keys: self.totals.several_keys,
+            declines: self.totals.declines,
+            replays: self.totals.replays,
+            lookups: self.totals.lookups,
+            lost_answers: self.totals.lost_answers,
+            refused_429: self.totals.refused_429,
+            statuses: self.totals.statuses.clone(),
             limits: limits.collect(),
             answer_ms: None,
             first_arrival_us: first,
@@ -270,27 +273,27 @@ impl StrictProvider {
         *self = Self::new(self.options.clone());
     }
 
-    fn remembered(&self, key: &str, now_us: u64) -> Option<&Memory> {
+    fn find_record(&self, key: &str, now_us: u64) -> Option<&IdempotencyRecord> {
         let retention_us = self.options.retention.map_or(u64::MAX, micros_up);
         // Bodies may be read in another order than their requests arrived: an earlier one can come to an entry that is
         // younger than itself.
-        self.memory.get(key).filter(|memory| now_us.saturating_sub(memory.first_us) < retention_us)
+        self.idempotency_records.get(key).filter(|memory| now_us.saturating_sub(memory.first_us) < retention_us)
     }
 
-    fn draw(&mut self, key: &str) -> Draw {
-        let tries = self.tries.entry(key.to_owned()).or_default();
+    fn draw(&mut self, key: &str) -> FaultDraw {
+        let tries = self.tries_by_key.entry(key.to_owned()).or_default();
         *tries += 1;
         draw(&self.options, key, *tries)
     }
 
-    fn carry_out(&mut self, request: &ChargeRequest, draw: Draw, now_us: u64, due_us: u64) -> Reply {
+    fn execute_charge(&mut self, request: &ChargeRequest, draw: FaultDraw, now_us: u64, due_us: u64) -> Reply {
         let mut named = None;
-        let (status, body) = if draw.declined {
-            self.tallies.declines += 1;
+        let (status, body) = if draw.declines {
+            self.totals.declines += 1;
             (402, r#"{"error":{"type":"card_error","code":"card_declined"}}"#.to_owned())
         } else {
-            self.references += 1;
-            let reference = format!("ch_{}", self.references);
+            self.last_reference += 1;
+            let reference = format!("ch_{}", self.last_reference);
             let charged = serde_json::json!({
                 "id": reference,
                 "status": "succeeded",
@@ -300,23 +303,33 @@ impl StrictProvider {
             named = Some(reference);
             (200, charged.to_string())
         };
-        let effect = self.book_effect(request, u64::from(!draw.declined));
+        let effect = self.record_effect(request, u64::from(!draw.declines));
         // A charge after a decline is what the payment came to; after a charge, the first one is.
-        let known = self.known.entry(request.payment.clone()).or_insert(Known { effect, reference: None, due_us });
+        let known = self.payment_records.entry(request.payment.clone()).or_insert(PaymentRecord {
+            effect,
+            reference: None,
+            due_us,
+        });
         if known.reference.is_none() {
-            *known = Known { effect, reference: named, due_us };
+            *known = PaymentRecord { effect, reference: named, due_us };
         }
         if let Some(key) = &request.key {
-            let memory = Memory { body_hash: request.body_hash, status, body: body.clone(), first_us: now_us, due_us };
-            self.memory.insert(key.clone(), memory);
+            let memory = IdempotencyRecord {
+                body_hash: request.body_hash,
+                status,
+                body: body.clone(),
+                first_us: now_us,
+                due_us,
+            };
+            self.idempotency_records.insert(key.clone(), memory);
         }
         Reply { status, body, replayed: false, lost: false, due_us }
     }
 
     /// Where the payment stands among the effects.
-    fn book_effect(&mut self, request: &ChargeRequest, charges: u64) -> usize {
+    fn record_effect(&mut self, request: &ChargeRequest, charges: u64) -> usize {
         let next = self.effects.len();
-        let index = *self.effect_of.entry(request.payment.clone()).or_insert(next);
+        let index = *self.effect_index.entry(request.payment.clone()).or_insert(next);
         if index == next {
             self.effects.push(Effect {
                 id: request.payment.clone(),
@@ -328,7 +341,7 @@ impl StrictProvider {
                 several_keys: false,
             });
         }
-        let (effect, tallies) = (&mut self.effects[index], &mut self.tallies);
+        let (effect, tallies) = (&mut self.effects[index], &mut self.totals);
         if effect.key != request.key && !effect.several_keys {
             effect.several_keys = true;
             tallies.several_keys += 1;
@@ -348,7 +361,7 @@ impl StrictProvider {
     }
 }
 
-fn refusal(status: u16, code: &str, due_us: u64) -> Reply {
+fn error_reply(status: u16, code: &str, due_us: u64) -> Reply {
     let body = serde_json::json!({ "error": { "code": code } }).to_string();
     Reply { status, body, replayed: false, lost: false, due_us }
 }

@@ -6,17 +6,17 @@ use super::*;
 
 fn request(payment: &str, key: Option<&str>, amount: i64) -> ChargeRequest {
     let body = format!(r#"{{"id":"{payment}","amount":{amount},"currency":"EUR"}}"#);
-    ChargeRequest::read(key, false, body.as_bytes()).unwrap()
+    ChargeRequest::parse(key, false, body.as_bytes()).unwrap()
 }
 
 fn ask(provider: &mut StrictProvider, now_us: u64, request: &ChargeRequest) -> Reply {
-    let arrival = provider.arrive(now_us);
+    let arrival = provider.record_arrival(now_us);
     assert_eq!(arrival.refused_for, None);
     provider.process(arrival, request)
 }
 
 #[test]
-fn a_key_is_charged_once_and_answered_alike() {
+fn repeated_key_charges_once_and_replays() {
     let mut provider = StrictProvider::new(FakeOptions::default());
     let first = ask(&mut provider, 0, &request("p1", Some("k1"), 5));
     let again = ask(&mut provider, 10, &request("p1", Some("k1"), 5));
@@ -28,7 +28,7 @@ fn a_key_is_charged_once_and_answered_alike() {
 }
 
 #[test]
-fn a_second_key_for_one_payment_is_a_double_and_is_named() {
+fn second_key_for_a_payment_is_a_double() {
     let mut provider = StrictProvider::new(FakeOptions::default());
     for (now, key) in [(0, "k1"), (1, "k2")] {
         assert_eq!(ask(&mut provider, now, &request("p1", Some(key), 5)).status, 200);
@@ -51,7 +51,7 @@ fn without_deduplication_or_a_key_every_request_charges() {
 }
 
 #[test]
-fn a_twin_of_a_request_in_the_works_is_told_so() {
+fn concurrent_repeat_gets_in_progress() {
     let latency = Duration::from_millis(10);
     let mut provider = StrictProvider::new(FakeOptions { latency: (latency, latency), ..FakeOptions::default() });
     assert_eq!(ask(&mut provider, 0, &request("p1", Some("k1"), 5)).due_us, 10_000);
@@ -65,14 +65,14 @@ fn a_payment_can_be_looked_up() {
     let latency = Duration::from_millis(10);
     let mut provider = StrictProvider::new(FakeOptions { latency: (latency, latency), ..FakeOptions::default() });
     let look_up = |provider: &mut StrictProvider, now_us: u64, payment: &str| {
-        let arrival = provider.arrive(now_us);
+        let arrival = provider.record_arrival(now_us);
         let reply = provider.look_up(arrival, payment);
         (reply.status, serde_json::from_str::<serde_json::Value>(&reply.body).unwrap()["state"].clone())
     };
     assert_eq!(look_up(&mut provider, 0, "p1").0, 404);
     let charged = ask(&mut provider, 1, &request("p1", Some("k1"), 5));
     assert_eq!(look_up(&mut provider, 10_000, "p1"), (200, "processing".into()));
-    let arrival = provider.arrive(10_001);
+    let arrival = provider.record_arrival(10_001);
     let found: serde_json::Value = serde_json::from_str(&provider.look_up(arrival, "p1").body).unwrap();
     let reference = serde_json::from_str::<serde_json::Value>(&charged.body).unwrap()["id"].clone();
     assert_eq!(found, serde_json::json!({"id": reference, "state": "succeeded", "amount": 5, "currency": "EUR"}));
@@ -84,7 +84,7 @@ fn a_payment_can_be_looked_up() {
     assert_eq!(ask(&mut provider, 0, &request("p1", Some("k1"), 5)).status, 402);
     assert_eq!(look_up(&mut provider, 1, "p1"), (200, "declined".into()));
     let mut failing = StrictProvider::new(FakeOptions { error_rate: 1.0, ..FakeOptions::default() });
-    let arrival = failing.arrive(0);
+    let arrival = failing.record_arrival(0);
     assert!(matches!(failing.look_up(arrival, "p1").status, 500 | 503));
 }
 
@@ -99,7 +99,7 @@ fn a_forgotten_key_charges_again() {
 }
 
 #[test]
-fn faults_do_what_they_say() {
+fn faults_follow_their_rates() {
     let with = |options: FakeOptions| {
         let mut provider = StrictProvider::new(options);
         let reply = ask(&mut provider, 0, &request("p1", Some("k1"), 5));
@@ -117,12 +117,12 @@ fn faults_do_what_they_say() {
 }
 
 #[test]
-fn beyond_the_limit_it_refuses_or_only_counts() {
+fn excess_requests_are_refused_or_counted() {
     let limits = vec!["2/1s".parse().unwrap(), "3/10s".parse().unwrap()];
     let waits = |on_limit| {
         let options = FakeOptions { limits: limits.clone(), on_limit, ..FakeOptions::default() };
         let mut provider = StrictProvider::new(options);
-        let waits: Vec<_> = (0..5).map(|n| provider.arrive(n * 100_000).refused_for).collect();
+        let waits: Vec<_> = (0..5).map(|n| provider.record_arrival(n * 100_000).refused_for).collect();
         (waits, provider.report())
     };
     let (refused, report) = waits(OnLimit::Refuse);
@@ -138,27 +138,27 @@ fn beyond_the_limit_it_refuses_or_only_counts() {
 }
 
 #[test]
-fn a_report_has_times_and_survives_json() {
+fn report_has_times_and_round_trips_json() {
     let mut provider = StrictProvider::new(FakeOptions::default());
     assert_eq!((provider.report().answer_ms, provider.report().rate_per_second), (None, 0.0));
     for n in 0..11 {
-        let arrival = provider.arrive(n * 100_000);
-        provider.answered(arrival, arrival.at_us + 2_000, 200);
+        let arrival = provider.record_arrival(n * 100_000);
+        provider.record_response(arrival, arrival.at_us + 2_000, 200);
     }
     let report = provider.report();
     assert_eq!((report.rate_per_second, report.statuses[&200]), (10.0, 11));
     assert_eq!(report.answer_ms.as_ref().unwrap().mean, 2.0);
     let text = serde_json::to_string(&report).unwrap();
-    assert_eq!(serde_json::from_str::<Report>(&text).unwrap(), report);
+    assert_eq!(serde_json::from_str::<FakeProviderReport>(&text).unwrap(), report);
     provider.reset();
     assert_eq!(provider.report(), StrictProvider::new(FakeOptions::default()).report());
 }
 
 #[test]
-fn a_clock_that_steps_back_is_held() {
+fn clock_never_steps_back() {
     let mut provider = StrictProvider::new(FakeOptions::default());
-    assert_eq!(provider.arrive(5).at_us, 5);
-    assert_eq!(provider.arrive(3).at_us, 5);
+    assert_eq!(provider.record_arrival(5).at_us, 5);
+    assert_eq!(provider.record_arrival(3).at_us, 5);
     assert_eq!(provider.arrivals(), [5, 5]);
 }
 

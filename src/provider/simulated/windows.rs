@@ -10,25 +10,25 @@ use crate::domain::time::micros_up;
 
 /// Every arrival so far, and where each limit's current window begins.
 #[derive(Debug)]
-pub(super) struct Windows {
+pub(super) struct ArrivalWindows {
     /// µs, ascending.
     arrivals: Vec<u64>,
-    counts: Vec<Count>,
+    counts: Vec<LimitCount>,
 }
 
 /// One limit's books.
 #[derive(Debug)]
-pub(super) struct Count {
+pub(super) struct LimitCount {
     pub(super) limit: Rate,
     pub(super) largest: u64,
     pub(super) breaches: u64,
     /// Index of the oldest arrival in the current window.
-    first: usize,
+    oldest: usize,
 }
 
-impl Windows {
+impl ArrivalWindows {
     pub(super) fn new(limits: &[Rate]) -> Self {
-        let counts = limits.iter().map(|limit| Count { limit: *limit, largest: 0, breaches: 0, first: 0 });
+        let counts = limits.iter().map(|limit| LimitCount { limit: *limit, largest: 0, breaches: 0, oldest: 0 });
         Self { arrivals: Vec::new(), counts: counts.collect() }
     }
 
@@ -36,18 +36,18 @@ impl Windows {
         &self.arrivals
     }
 
-    pub(super) fn counts(&self) -> &[Count] {
+    pub(super) fn counts(&self) -> &[LimitCount] {
         &self.counts
     }
 
     /// Books one arrival, which must not be earlier than the last. Returns the wait until a next one would fit within
     /// all limits, if this one breached any.
-    pub(super) fn arrive(&mut self, at_us: u64) -> Option<Duration> {
+    pub(super) fn record_arrival(&mut self, at_us: u64) -> Option<Duration> {
         debug_assert!(self.arrivals.last().is_none_or(|last| *last <= at_us), "arrivals must be booked in order");
         self.arrivals.push(at_us);
         let breached_before: u64 = self.counts.iter().map(|count| count.breaches).sum();
         for count in &mut self.counts {
-            count.arrive(&self.arrivals, at_us);
+            count.record_arrival(&self.arrivals, at_us);
         }
         let breached: u64 = self.counts.iter().map(|count| count.breaches).sum();
         // A limit that this arrival merely filled may yet be the one that a next one has to wait for.
@@ -56,13 +56,13 @@ impl Windows {
     }
 }
 
-impl Count {
-    fn arrive(&mut self, arrivals: &[u64], at_us: u64) {
+impl LimitCount {
+    fn record_arrival(&mut self, arrivals: &[u64], at_us: u64) {
         let window_us = micros_up(self.limit.window());
-        while arrivals[self.first] + window_us <= at_us {
-            self.first += 1;
+        while arrivals[self.oldest] + window_us <= at_us {
+            self.oldest += 1;
         }
-        let in_window = (arrivals.len() - self.first) as u64;
+        let in_window = (arrivals.len() - self.oldest) as u64;
         self.largest = self.largest.max(in_window);
         self.breaches += u64::from(in_window > u64::from(self.limit.max_requests()));
     }
@@ -105,12 +105,12 @@ mod tests {
             let rates: Vec<Rate> =
                 limits.iter().map(|(n, ms)| Rate::new(*n, Duration::from_millis(*ms)).unwrap()).collect();
             let closed = rates.iter().any(|rate| rate.max_requests() == 0);
-            let mut windows = Windows::new(&rates);
+            let mut windows = ArrivalWindows::new(&rates);
             let mut now = 0;
             for gap in gaps {
                 now += gap;
                 let before = breaches(windows.arrivals(), &rates);
-                let wait = windows.arrive(now);
+                let wait = windows.record_arrival(now);
                 let after = breaches(windows.arrivals(), &rates);
                 prop_assert_eq!(wait.is_some(), after > before);
                 // After the named wait one more fits, unless a limit is closed; a microsecond sooner it would not.
@@ -130,11 +130,11 @@ mod tests {
 
     #[test]
     fn a_window_is_half_open() {
-        let mut windows = Windows::new(&["2/1s".parse().unwrap()]);
+        let mut windows = ArrivalWindows::new(&["2/1s".parse().unwrap()]);
         for (at_us, wait_us) in
             [(0, None), (400_000, None), (999_999, Some(400_001)), (1_400_000, None), (1_999_999, None)]
         {
-            assert_eq!(windows.arrive(at_us), wait_us.map(Duration::from_micros), "{at_us}");
+            assert_eq!(windows.record_arrival(at_us), wait_us.map(Duration::from_micros), "{at_us}");
         }
         assert_eq!((windows.counts()[0].breaches, windows.counts()[0].largest), (1, 3));
     }

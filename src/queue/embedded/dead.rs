@@ -15,31 +15,31 @@ pub(super) async fn take(store: &Store) -> Result<Option<DeadLetter>, QueueError
     let Some((message, queue)) = store.take_dead(number).await? else { return Ok(None) };
     let name = queue.as_deref().and_then(|queue| queue.strip_prefix(PREFIX)?.strip_prefix('.'));
     Ok(Some(DeadLetter {
-        cause: DeathCause::GivenUp,
+        cause: DeathCause::DeliveryLimit,
         lane: name.and_then(|name| ProviderName::new(name).ok()),
         body: message.body.into(),
         properties: message.properties,
-        receipt: Box::new(DeadReceipt { store: store.clone(), id: message.id, number }),
+        receipt: Box::new(EmbeddedDeadReceipt { store: store.clone(), id: message.id, number }),
     }))
 }
 
-struct DeadReceipt {
+struct EmbeddedDeadReceipt {
     store: Store,
     id: i64,
     number: i64,
 }
 
-fn held(held_until_now: bool) -> Result<(), QueueError> {
-    held_until_now.then_some(()).ok_or_else(|| QueueError::Away("the message's row is gone".to_owned()))
+fn check_held(held_until_now: bool) -> Result<(), QueueError> {
+    held_until_now.then_some(()).ok_or_else(|| QueueError::Unavailable("the message's row is gone".to_owned()))
 }
 
 #[async_trait]
-impl Receipt for DeadReceipt {
+impl Receipt for EmbeddedDeadReceipt {
     async fn ack(self: Box<Self>) -> Result<(), QueueError> {
-        held(self.store.finish(self.id, self.number).await?)
+        check_held(self.store.finish(self.id, self.number).await?)
     }
 
-    async fn hand_back(self: Box<Self>) -> Result<(), QueueError> {
-        held(self.store.release(self.id, self.number).await?)
+    async fn requeue(self: Box<Self>) -> Result<(), QueueError> {
+        check_held(self.store.release(self.id, self.number).await?)
     }
 }

@@ -11,20 +11,20 @@ use super::store::{Store, explain, now_ms};
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
 use crate::queue::names::lane_queue;
-use crate::queue::{Found, QueueError, Search};
+use crate::queue::{FoundMessage, QueueError, SearchResult};
 
 /// Others may name the id in a payload or a reference; so many are looked at.
 const CANDIDATES_MAX: i64 = 1_000;
 
 /// What is read of a message.
 #[derive(Deserialize)]
-struct Named {
+struct CandidateRow {
     id: String,
 }
 
 impl Store {
     /// The job's message in a lane; of several, the one that comes first.
-    pub async fn find(&self, prefix: &str, job: &JobId) -> Result<Search, QueueError> {
+    pub async fn find(&self, prefix: &str, job: &JobId) -> Result<SearchResult, QueueError> {
         let sql = "SELECT id, queue, body, taken, visible_at_ms FROM queue_messages WHERE instr(body, ?1) > 0 \
                    ORDER BY taken DESC, visible_at_ms, id LIMIT ?2";
         let named = format!("\"{job}\"").into_bytes();
@@ -38,21 +38,27 @@ impl Store {
                 continue;
             }
             let body: Vec<u8> = row.try_get("body").map_err(explain)?;
-            if !serde_json::from_slice::<Named>(&body).is_ok_and(|named| named.id == job.as_str()) {
+            if !serde_json::from_slice::<CandidateRow>(&body).is_ok_and(|named| named.id == job.as_str()) {
                 continue;
             }
             let (id, visible_at_ms) = (row.try_get("id").map_err(explain)?, row.try_get("visible_at_ms"));
             let visible_at_ms: i64 = visible_at_ms.map_err(explain)?;
             let taken = row.try_get::<i64, _>("taken").map_err(explain)? != 0;
-            let before = if taken { 0 } else { self.before(&queue, visible_at_ms, id).await? };
+            let before = if taken { 0 } else { self.messages_ahead(&queue, visible_at_ms, id).await? };
             let ready_in = u64::try_from(visible_at_ms.saturating_sub(now_ms())).unwrap_or(0);
             let ready_in = Duration::from_millis(ready_in);
-            return Ok(Search::Found(Found { lane, body: body.into(), taken, before, ready_in }));
+            return Ok(SearchResult::Found(FoundMessage {
+                lane,
+                body: body.into(),
+                is_delivered: taken,
+                messages_ahead: before,
+                ready_in,
+            }));
         }
-        Ok(Search::Nowhere)
+        Ok(SearchResult::NotFound)
     }
 
-    async fn before(&self, queue: &str, visible_at_ms: i64, id: i64) -> Result<u64, QueueError> {
+    async fn messages_ahead(&self, queue: &str, visible_at_ms: i64, id: i64) -> Result<u64, QueueError> {
         let sql = "SELECT count(*) FROM queue_messages \
                    WHERE queue = ?1 AND taken = 0 AND (visible_at_ms, id) < (?2, ?3)";
         let count = sqlx::query_scalar(sql).bind(queue).bind(visible_at_ms).bind(id);

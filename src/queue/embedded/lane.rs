@@ -11,114 +11,118 @@ use async_trait::async_trait;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::task::TaskTracker;
 
-use super::store::{Store, Taken};
-use crate::queue::fault::Fault;
-use crate::queue::{Delivery, Lane, QueueError, Receipt};
+use super::store::{Store, TakenMessage};
+use crate::queue::fault::LaneFault;
+use crate::queue::{Delivery, LaneConsumer, QueueError, Receipt};
 
 /// How soon messages that other processes publish are seen.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL_EVERY: Duration = Duration::from_millis(200);
 
 /// What the lane wants of its task. Each stop has its own number, so that an old answer is not taken for a new one.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Wanted {
+struct LaneRequest {
     taking: bool,
     stops: u64,
 }
 
 /// What the task tells its lane, in order.
-enum Arrival {
-    Message(Box<Taken>),
+enum LaneEvent {
+    Message(Box<TakenMessage>),
     /// Nothing more comes because of that stop.
     Stopped(u64),
     Failed(QueueError),
 }
 
 pub(super) struct EmbeddedLane {
-    wanted: watch::Sender<Wanted>,
+    request: watch::Sender<LaneRequest>,
     /// Unbounded, but never more than `places` are out.
-    arrivals: mpsc::UnboundedReceiver<Arrival>,
+    arrivals: mpsc::UnboundedReceiver<LaneEvent>,
     /// Everything that had arrived before the last stop has been given out.
     drained: bool,
-    gone: Option<String>,
-    held: Arc<Held>,
+    failure: Option<String>,
+    shared: Arc<LaneShared>,
 }
 
 /// What the lane, its task and its receipts share.
-struct Held {
+struct LaneShared {
     store: Store,
     queue: String,
     signal: Arc<Notify>,
     /// This lane's number in column `taken`.
     number: i64,
-    places: usize,
+    prefetch: usize,
     /// Messages taken and not finished. A receipt whose future is dropped half-way keeps its place until the lane closes.
-    out: AtomicUsize,
-    fault: Fault,
+    unacked: AtomicUsize,
+    fault: LaneFault,
 }
 
 impl EmbeddedLane {
     pub fn open(store: Store, queue: String, signal: Arc<Notify>, places: u16, lanes: &TaskTracker) -> Self {
-        let held = Arc::new(Held {
+        let shared = Arc::new(LaneShared {
             store,
             queue,
             signal,
             // Random, so that lanes of two processes cannot have the same.
             number: rand::random_range(1..i64::MAX),
-            places: usize::from(places),
-            out: AtomicUsize::new(0),
-            fault: Fault::default(),
+            prefetch: usize::from(places),
+            unacked: AtomicUsize::new(0),
+            fault: LaneFault::default(),
         });
-        let (wanted, wants) = watch::channel(Wanted { taking: true, stops: 0 });
+        let (request, wants) = watch::channel(LaneRequest { taking: true, stops: 0 });
         let (sender, arrivals) = mpsc::unbounded_channel();
-        lanes.spawn(serve(Arc::clone(&held), wants, sender));
-        Self { wanted, arrivals, drained: false, gone: None, held }
+        lanes.spawn(run(Arc::clone(&shared), wants, sender));
+        Self { request, arrivals, drained: false, failure: None, shared }
     }
 }
 
 /// Takes until the lane is dropped, then gives everything back.
-async fn serve(held: Arc<Held>, mut wants: watch::Receiver<Wanted>, arrivals: mpsc::UnboundedSender<Arrival>) {
+async fn run(
+    held: Arc<LaneShared>,
+    mut wants: watch::Receiver<LaneRequest>,
+    arrivals: mpsc::UnboundedSender<LaneEvent>,
+) {
     if let Err(error) = take_until_closed(&held, &mut wants, &arrivals).await {
         // A failed send means that the lane is gone already.
-        if arrivals.send(Arrival::Failed(error)).is_ok() {
+        if arrivals.send(LaneEvent::Failed(error)).is_ok() {
             arrivals.closed().await;
         }
     }
     while let Err(error) = held.store.release_lane(&held.queue, held.number).await {
         tracing::warn!(%error, queue = held.queue, "messages of a closed lane cannot be given back yet");
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_EVERY).await;
     }
     held.signal.notify_waiters();
 }
 
 async fn take_until_closed(
-    held: &Held,
-    wants: &mut watch::Receiver<Wanted>,
-    arrivals: &mpsc::UnboundedSender<Arrival>,
+    held: &LaneShared,
+    wants: &mut watch::Receiver<LaneRequest>,
+    arrivals: &mpsc::UnboundedSender<LaneEvent>,
 ) -> Result<(), QueueError> {
     loop {
         let wanted = *wants.borrow_and_update();
         // Registered before looking, so that nothing published in between is missed.
         let mut changed = std::pin::pin!(held.signal.notified());
         changed.as_mut().enable();
-        let mut wait = Some(LOOK);
+        let mut wait = Some(POLL_EVERY);
         if wanted.taking {
-            let free = held.places.saturating_sub(held.out.load(Ordering::Acquire));
+            let free = held.prefetch.saturating_sub(held.unacked.load(Ordering::Acquire));
             if free > 0 {
                 let next = held.store.next_in(&held.queue).await?;
                 if next.is_some_and(|next| next.is_zero()) {
                     for message in held.store.take(&held.queue, held.number, free).await? {
-                        held.out.fetch_add(1, Ordering::AcqRel);
-                        if arrivals.send(Arrival::Message(Box::new(message))).is_err() {
+                        held.unacked.fetch_add(1, Ordering::AcqRel);
+                        if arrivals.send(LaneEvent::Message(Box::new(message))).is_err() {
                             return Ok(());
                         }
                     }
                     wait = None;
                 } else {
-                    wait = Some(next.map_or(LOOK, |next| next.min(LOOK)));
+                    wait = Some(next.map_or(POLL_EVERY, |next| next.min(POLL_EVERY)));
                 }
             }
         } else {
-            if arrivals.send(Arrival::Stopped(wanted.stops)).is_err() {
+            if arrivals.send(LaneEvent::Stopped(wanted.stops)).is_err() {
                 return Ok(());
             }
             // Nothing but the lane itself can end this wait.
@@ -137,36 +141,36 @@ async fn take_until_closed(
 }
 
 #[async_trait]
-impl Lane for EmbeddedLane {
+impl LaneConsumer for EmbeddedLane {
     async fn next(&mut self) -> Result<Option<Delivery>, QueueError> {
         loop {
-            if self.gone.is_none() {
-                self.gone = self.held.fault.told();
+            if self.failure.is_none() {
+                self.failure = self.shared.fault.reason();
             }
-            if let Some(why) = &self.gone {
-                return Err(QueueError::Away(why.clone()));
+            if let Some(why) = &self.failure {
+                return Err(QueueError::Unavailable(why.clone()));
             }
             if self.drained {
                 return Ok(None);
             }
             let arrival = tokio::select! {
                 arrival = self.arrivals.recv() => arrival,
-                _ = self.held.fault.wait() => continue,
+                _ = self.shared.fault.wait() => continue,
             };
             match arrival {
-                Some(Arrival::Message(message)) => return Ok(Some(self.held.clone().delivery(*message))),
-                Some(Arrival::Stopped(stop)) => {
-                    let wanted = *self.wanted.borrow();
+                Some(LaneEvent::Message(message)) => return Ok(Some(self.shared.clone().delivery(*message))),
+                Some(LaneEvent::Stopped(stop)) => {
+                    let wanted = *self.request.borrow();
                     self.drained = !wanted.taking && wanted.stops == stop;
                 }
-                Some(Arrival::Failed(error)) => self.gone = Some(error.to_string()),
-                None => self.gone = Some("the lane's task has ended".to_owned()),
+                Some(LaneEvent::Failed(error)) => self.failure = Some(error.to_string()),
+                None => self.failure = Some("the lane's task has ended".to_owned()),
             }
         }
     }
 
     async fn stop(&mut self) -> Result<(), QueueError> {
-        self.wanted.send_if_modified(|wanted| {
+        self.request.send_if_modified(|wanted| {
             let was_taking = std::mem::replace(&mut wanted.taking, false);
             wanted.stops += u64::from(was_taking);
             was_taking
@@ -175,28 +179,28 @@ impl Lane for EmbeddedLane {
     }
 
     async fn resume(&mut self) -> Result<(), QueueError> {
-        if let Some(why) = &self.gone {
-            return Err(QueueError::Away(why.clone()));
+        if let Some(why) = &self.failure {
+            return Err(QueueError::Unavailable(why.clone()));
         }
         self.drained = false;
-        self.wanted.send_if_modified(|wanted| !std::mem::replace(&mut wanted.taking, true));
+        self.request.send_if_modified(|wanted| !std::mem::replace(&mut wanted.taking, true));
         Ok(())
     }
 }
 
-impl Held {
-    fn delivery(self: Arc<Self>, message: Taken) -> Delivery {
+impl LaneShared {
+    fn delivery(self: Arc<Self>, message: TakenMessage) -> Delivery {
         Delivery {
             body: message.body.into(),
             properties: message.properties,
             redelivered: message.redelivered,
-            receipt: Box::new(EmbeddedReceipt { id: message.id, held: self }),
+            receipt: Box::new(EmbeddedReceipt { id: message.id, shared: self }),
         }
     }
 
     /// A place has come free; the task waits for that only when all were taken.
-    fn finished(&self) {
-        if self.out.fetch_sub(1, Ordering::AcqRel) == self.places {
+    fn release_one(&self) {
+        if self.unacked.fetch_sub(1, Ordering::AcqRel) == self.prefetch {
             self.signal.notify_waiters();
         }
     }
@@ -204,22 +208,23 @@ impl Held {
 
 struct EmbeddedReceipt {
     id: i64,
-    held: Arc<Held>,
+    shared: Arc<LaneShared>,
 }
 
 impl EmbeddedReceipt {
     /// `Ok(false)` means that the row is this lane's no more.
-    fn judge(&self, answer: Result<bool, QueueError>) -> Result<(), QueueError> {
+    fn check_finished(&self, answer: Result<bool, QueueError>) -> Result<(), QueueError> {
         match answer {
             Ok(held_until_now) => {
-                self.held.finished();
-                let lost =
-                    || QueueError::Away("the lane that took this message is closed, or its row is gone".to_owned());
+                self.shared.release_one();
+                let lost = || {
+                    QueueError::Unavailable("the lane that took this message is closed, or its row is gone".to_owned())
+                };
                 held_until_now.then_some(()).ok_or_else(lost)
             }
             Err(error) => {
                 // The row stays taken until the lane closes.
-                self.held.fault.tell(format!("a message could not be finished: {error}"));
+                self.shared.fault.record(format!("a message could not be finished: {error}"));
                 Err(error)
             }
         }
@@ -229,12 +234,12 @@ impl EmbeddedReceipt {
 #[async_trait]
 impl Receipt for EmbeddedReceipt {
     async fn ack(self: Box<Self>) -> Result<(), QueueError> {
-        self.judge(self.held.store.finish(self.id, self.held.number).await)
+        self.check_finished(self.shared.store.finish(self.id, self.shared.number).await)
     }
 
-    async fn hand_back(self: Box<Self>) -> Result<(), QueueError> {
-        self.judge(self.held.store.release(self.id, self.held.number).await)?;
-        self.held.signal.notify_waiters();
+    async fn requeue(self: Box<Self>) -> Result<(), QueueError> {
+        self.check_finished(self.shared.store.release(self.id, self.shared.number).await)?;
+        self.shared.signal.notify_waiters();
         Ok(())
     }
 }

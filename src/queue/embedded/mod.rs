@@ -13,16 +13,19 @@ use sqlx::SqlitePool;
 use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
 
-use super::{DELAY_STEPS, DeadLetter, Destination, Lane, Outgoing, Queue, QueueError, Search, headers, names};
+use super::{
+    DELAY_STEPS, DeadLetter, Destination, LaneConsumer, OutgoingMessage, Queue, QueueError, SearchResult, headers,
+    names,
+};
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
 use crate::domain::time::millis_up;
 
+mod batch;
 mod dead;
 mod find;
 mod lane;
 mod store;
-mod together;
 
 use lane::EmbeddedLane;
 use store::Store;
@@ -32,17 +35,17 @@ const PREFIX: &str = "payments";
 
 pub struct EmbeddedQueue {
     store: Store,
-    signals: Signals,
+    signals: LaneSignals,
     /// Those behind lanes, which end after giving back what their lane still held, and commits under way.
     tasks: TaskTracker,
 }
 
 /// Wakes the lanes of a queue when something in it changed within this process.
 #[derive(Clone, Default)]
-struct Signals(Arc<Mutex<HashMap<String, Arc<Notify>>>>);
+struct LaneSignals(Arc<Mutex<HashMap<String, Arc<Notify>>>>);
 
-impl Signals {
-    fn of(&self, queue: &str) -> Arc<Notify> {
+impl LaneSignals {
+    fn for_queue(&self, queue: &str) -> Arc<Notify> {
         let mut signals = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(signals.entry(queue.to_owned()).or_default())
     }
@@ -53,7 +56,7 @@ impl EmbeddedQueue {
     #[must_use]
     pub fn new(pool: SqlitePool) -> Self {
         let tasks = TaskTracker::new();
-        Self { store: Store::new(pool, tasks.clone()), signals: Signals::default(), tasks }
+        Self { store: Store::new(pool, tasks.clone()), signals: LaneSignals::default(), tasks }
     }
 
     /// Gives back everything that a process before this one had taken; returns how many messages. Only for `run`, at
@@ -81,18 +84,18 @@ impl Queue for EmbeddedQueue {
         self.ping().await.map(drop)
     }
 
-    async fn open_lane(&self, provider: &ProviderName, places: u16) -> Result<Box<dyn Lane>, QueueError> {
+    async fn open_lane(&self, provider: &ProviderName, places: u16) -> Result<Box<dyn LaneConsumer>, QueueError> {
         if places == 0 {
             return Err(QueueError::Refused("a lane needs at least one place".to_owned()));
         }
         let queue = names::lane_queue(PREFIX, provider)?;
         self.ping().await?;
-        let signal = self.signals.of(&queue);
+        let signal = self.signals.for_queue(&queue);
         Ok(Box::new(EmbeddedLane::open(self.store.clone(), queue, signal, places, &self.tasks)))
     }
 
-    async fn publish(&self, message: Outgoing) -> Result<(), QueueError> {
-        let properties = headers::with_destination(&message);
+    async fn publish(&self, message: OutgoingMessage) -> Result<(), QueueError> {
+        let properties = headers::with_destination_headers(&message);
         let (queue, delay_ms) = match &message.destination {
             Destination::Lane(provider) => (names::lane_queue(PREFIX, provider)?, 0),
             Destination::Delay { provider, step } => {
@@ -108,11 +111,11 @@ impl Queue for EmbeddedQueue {
         if matches!(message.destination, Destination::Outcomes { .. }) {
             self.store.trim(&queue, id).await?;
         }
-        self.signals.of(&queue).notify_waiters();
+        self.signals.for_queue(&queue).notify_waiters();
         Ok(())
     }
 
-    async fn take_dead(&self) -> Result<Option<DeadLetter>, QueueError> {
+    async fn take_dead_letter(&self) -> Result<Option<DeadLetter>, QueueError> {
         dead::take(&self.store).await
     }
 
@@ -120,7 +123,7 @@ impl Queue for EmbeddedQueue {
         self.store.ready(&names::lane_queue(PREFIX, provider)?).await.map(Some)
     }
 
-    async fn find(&self, job: &JobId) -> Result<Search, QueueError> {
+    async fn find(&self, job: &JobId) -> Result<SearchResult, QueueError> {
         self.store.find(PREFIX, job).await
     }
 
@@ -128,7 +131,7 @@ impl Queue for EmbeddedQueue {
         self.store.oldest_ready(&names::lane_queue(PREFIX, provider)?).await
     }
 
-    fn tells_ages(&self) -> bool {
+    fn reports_ages(&self) -> bool {
         true
     }
 

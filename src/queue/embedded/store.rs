@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use sqlx::{AssertSqlSafe, Row as _, SqlitePool};
 use tokio_util::task::TaskTracker;
 
-use super::together::{Together, Write};
+use super::batch::{MessageWrite, WriteBatcher};
 use crate::queue::{Properties, QueueError};
 
 /// Outcome events kept.
@@ -31,11 +31,11 @@ const GIVE_BACK: &str = "UPDATE queue_messages SET taken = 0, redelivered = 1, \
 #[derive(Clone)]
 pub(super) struct Store {
     pub(super) pool: SqlitePool,
-    together: Together,
+    batch: WriteBatcher,
 }
 
 /// One message, taken.
-pub(super) struct Taken {
+pub(super) struct TakenMessage {
     pub id: i64,
     visible_at_ms: i64,
     pub body: Vec<u8>,
@@ -77,7 +77,7 @@ fn read_properties(text: &str) -> Result<Properties, serde_json::Error> {
 
 impl Store {
     pub fn new(pool: SqlitePool, tasks: TaskTracker) -> Self {
-        Self { together: Together::new(pool.clone(), tasks), pool }
+        Self { batch: WriteBatcher::new(pool.clone(), tasks), pool }
     }
 
     /// SQLite's version, if there is a queue.
@@ -101,7 +101,7 @@ impl Store {
         // One more, because the clock's reading is rounded down and a delay must not be short.
         let delay_ms = if delay_ms == 0 { 0 } else { delay_ms.saturating_add(1) };
         let visible_at_ms = now_ms().saturating_add(i64::try_from(delay_ms).unwrap_or(i64::MAX));
-        self.together.write(Write::Insert { queue: queue.to_owned(), body, properties, visible_at_ms }).await
+        self.batch.write(MessageWrite::Insert { queue: queue.to_owned(), body, properties, visible_at_ms }).await
     }
 
     /// Deletes the oldest messages of a queue beyond [`OUTCOMES_KEPT`], now and then.
@@ -123,7 +123,7 @@ impl Store {
     }
 
     /// Takes up to `at_most` messages for a lane, oldest first. One statement: it happens or it does not.
-    pub async fn take(&self, queue: &str, lane: i64, at_most: usize) -> Result<Vec<Taken>, QueueError> {
+    pub async fn take(&self, queue: &str, lane: i64, at_most: usize) -> Result<Vec<TakenMessage>, QueueError> {
         let sql = "UPDATE queue_messages SET taken = ?1, deliveries = deliveries + 1 \
                    WHERE id IN (SELECT id FROM queue_messages WHERE queue = ?2 AND taken = 0 AND visible_at_ms <= ?3 ORDER BY visible_at_ms, id LIMIT ?4) \
                    RETURNING id, visible_at_ms, body, properties, redelivered";
@@ -143,7 +143,7 @@ impl Store {
 
     /// Deletes a message that this lane holds; false when it holds it no more.
     pub async fn finish(&self, id: i64, lane: i64) -> Result<bool, QueueError> {
-        self.together.write(Write::Finish { id, lane }).await.map(|rows| rows > 0)
+        self.batch.write(MessageWrite::Finish { id, lane }).await.map(|rows| rows > 0)
     }
 
     /// Gives back a message that this lane holds; false when it holds it no more.
@@ -165,7 +165,7 @@ impl Store {
     }
 
     /// Takes the oldest message that was given up, with the queue that gave it up.
-    pub async fn take_dead(&self, number: i64) -> Result<Option<(Taken, Option<String>)>, QueueError> {
+    pub async fn take_dead(&self, number: i64) -> Result<Option<(TakenMessage, Option<String>)>, QueueError> {
         let sql = "UPDATE queue_messages SET taken = ?1 WHERE id = (SELECT id FROM queue_messages \
                    WHERE queue = ?2 AND taken = 0 ORDER BY visible_at_ms, id LIMIT 1) \
                    RETURNING id, visible_at_ms, body, properties, redelivered, dead_of";
@@ -200,14 +200,14 @@ impl Store {
     }
 }
 
-fn read(row: &sqlx::sqlite::SqliteRow) -> Result<Taken, sqlx::Error> {
+fn read(row: &sqlx::sqlite::SqliteRow) -> Result<TakenMessage, sqlx::Error> {
     let id = row.try_get("id")?;
     let properties: String = row.try_get("properties")?;
     let properties = read_properties(&properties).unwrap_or_else(|error| {
         tracing::warn!(id, %error, "queue message has unreadable properties; going on without");
         Properties::default()
     });
-    Ok(Taken {
+    Ok(TakenMessage {
         id,
         visible_at_ms: row.try_get("visible_at_ms")?,
         body: row.try_get("body")?,
@@ -227,5 +227,5 @@ pub(super) fn explain(error: sqlx::Error) -> QueueError {
     if missing {
         return QueueError::Refused("table `queue_messages` is missing: run `sluicegate migrate`".to_owned());
     }
-    QueueError::Away(format!("queue in SQLite: {error}"))
+    QueueError::Unavailable(format!("queue in SQLite: {error}"))
 }

@@ -15,7 +15,7 @@ fn with(field: &str, value: &str) -> String {
     format!(r#"{{{id}"amount":1299,"currency":"EUR","{field}":{value}}}"#)
 }
 
-fn refused(body: &str) -> Invalid {
+fn refused(body: &str) -> InvalidMessage {
     match read(body, CardNumbers::Refuse) {
         Err(DecodeError::Invalid { invalid, claimed_id }) => {
             let told = format!("{invalid} {claimed_id:?}");
@@ -42,7 +42,7 @@ fn fields(text: &str) -> [(&'static str, String); 8] {
 }
 
 #[test]
-fn card_numbers_are_refused_in_every_field_and_never_repeated() {
+fn card_numbers_are_rejected_in_every_field() {
     for (field, body) in fields(CARD) {
         let invalid = refused(&body);
         assert_eq!(invalid.reason, InvalidReason::CardNumber, "{body}");
@@ -54,7 +54,7 @@ fn card_numbers_are_refused_in_every_field_and_never_repeated() {
 }
 
 #[test]
-fn obvious_secrets_are_refused_wherever_they_stand_and_never_repeated() {
+fn secrets_are_rejected_in_every_field() {
     for (field, body) in fields(SECRET) {
         for cards in [CardNumbers::Refuse, CardNumbers::Warn, CardNumbers::Off] {
             let Err(DecodeError::Invalid { invalid, .. }) = read(&body, cards) else { panic!("{body} was taken") };
@@ -69,7 +69,7 @@ fn obvious_secrets_are_refused_wherever_they_stand_and_never_repeated() {
 }
 
 #[test]
-fn card_data_of_a_payload_is_found_however_it_is_written() {
+fn card_data_in_payload_is_always_found() {
     for payload in [
         // As a number, in any notation.
         r#"{"n":4111111111111111}"#,
@@ -112,7 +112,7 @@ fn card_data_of_a_payload_is_found_however_it_is_written() {
 }
 
 #[test]
-fn what_is_no_card_data_is_taken() {
+fn payload_without_card_data_is_accepted() {
     for payload in [
         r#"{"card":"tok_1","cvv":null,"cvc":"","card_number":"4111 11** **** 1111","pan":"ABCDE1234F","last4":"1111"}"#,
         r#"{"bin":"411111","last4":"1111","exp":"1227"}"#,

@@ -7,7 +7,7 @@ use iso_currency::Currency;
 use jiff::{RoundMode, Timestamp, TimestampRound, Unit};
 
 use super::json::{Json, Member, named};
-use crate::domain::job::{COST_MAX, Invalid, InvalidReason, Job, JobId, REFERENCE_CHARS_MAX, Token};
+use crate::domain::job::{COST_MAX, Identifier, InvalidMessage, InvalidReason, Job, JobId, REFERENCE_CHARS_MAX};
 use crate::domain::provider::ProviderName;
 use crate::domain::time::EpochMs;
 
@@ -27,9 +27,9 @@ const KNOWN: [&str; 13] = [
     "payload",
 ];
 
-pub(super) struct Fields<'a>(&'a [Member<'a>]);
+pub(super) struct MessageFields<'a>(&'a [Member<'a>]);
 
-impl<'a> Fields<'a> {
+impl<'a> MessageFields<'a> {
     pub fn new(members: &'a [Member<'a>]) -> Self {
         Self(members)
     }
@@ -42,36 +42,39 @@ impl<'a> Fields<'a> {
         }
     }
 
-    pub fn version(&self) -> Result<u64, Invalid> {
+    pub fn version(&self) -> Result<u64, InvalidMessage> {
         const MEND: &str = "v: must be an integer from 1, or left out";
         let version = self.integer("v", InvalidReason::BadField, MEND)?.unwrap_or(1);
-        u64::try_from(version).ok().filter(|v| *v >= 1).ok_or_else(|| Invalid::new(InvalidReason::BadField, MEND))
+        u64::try_from(version)
+            .ok()
+            .filter(|v| *v >= 1)
+            .ok_or_else(|| InvalidMessage::new(InvalidReason::BadField, MEND))
     }
 
     pub fn payload_json(&self) -> Option<&'a Json<'a>> {
         self.value("payload")
     }
 
-    pub fn job(&self, lane: &ProviderName) -> Result<Job, Invalid> {
-        let id = self.token("id", InvalidReason::BadId)?.ok_or_else(|| {
-            Invalid::new(InvalidReason::BadId, "id: is required: 1 to 64 characters of A-Z a-z 0-9 _ -")
+    pub fn job(&self, lane: &ProviderName) -> Result<Job, InvalidMessage> {
+        let id = self.identifier("id", InvalidReason::BadId)?.ok_or_else(|| {
+            InvalidMessage::new(InvalidReason::BadId, "id: is required: 1 to 64 characters of A-Z a-z 0-9 _ -")
         })?;
         if let Some(member) = self.0.iter().find(|member| !KNOWN.contains(&member.key.as_str())) {
             let detail = format!("{} is not known: leave it out or put it into `payload`", named(&member.key));
-            return Err(Invalid::new(InvalidReason::UnknownField, detail));
+            return Err(InvalidMessage::new(InvalidReason::UnknownField, detail));
         }
         if self.text("provider")?.is_some_and(|provider| provider != lane.as_str()) {
             let detail = format!("provider: does not agree with the lane `{lane}` that the message came by");
-            return Err(Invalid::new(InvalidReason::WrongProvider, detail));
+            return Err(InvalidMessage::new(InvalidReason::WrongProvider, detail));
         }
         Ok(Job {
             id,
             provider: lane.clone(),
             amount: self.amount()?,
             currency: self.currency()?,
-            account: self.token("account", InvalidReason::BadField)?,
+            account: self.identifier("account", InvalidReason::BadField)?,
             reference: self.reference()?,
-            idempotency_key: self.token("idempotency_key", InvalidReason::BadField)?,
+            idempotency_key: self.identifier("idempotency_key", InvalidReason::BadField)?,
             cost: self.within("cost", 1, 1..=COST_MAX)?,
             priority: self.within("priority", 0, 0..=9)?,
             // Rounded so that a job is never early and never late by the fraction that is dropped.
@@ -86,58 +89,58 @@ impl<'a> Fields<'a> {
         (!matches!(member.value, Json::Null)).then_some(&member.value)
     }
 
-    fn text(&self, key: &'static str) -> Result<Option<&'a str>, Invalid> {
+    fn text(&self, key: &'static str) -> Result<Option<&'a str>, InvalidMessage> {
         match self.value(key) {
             None => Ok(None),
             Some(Json::Text(text)) => Ok(Some(text)),
-            Some(_) => Err(Invalid::new(InvalidReason::BadField, format!("{key}: must be a string"))),
+            Some(_) => Err(InvalidMessage::new(InvalidReason::BadField, format!("{key}: must be a string"))),
         }
     }
 
-    fn token(&self, key: &'static str, reason: InvalidReason) -> Result<Option<Token>, Invalid> {
+    fn identifier(&self, key: &'static str, reason: InvalidReason) -> Result<Option<Identifier>, InvalidMessage> {
         match self.value(key) {
             None => Ok(None),
-            Some(Json::Text(text)) => {
-                Token::new(text.clone()).map(Some).map_err(|mend| Invalid::new(reason, format!("{key}: {mend}")))
-            }
-            Some(_) => Err(Invalid::new(reason, format!("{key}: must be a string"))),
+            Some(Json::Text(text)) => Identifier::new(text.clone())
+                .map(Some)
+                .map_err(|mend| InvalidMessage::new(reason, format!("{key}: {mend}"))),
+            Some(_) => Err(InvalidMessage::new(reason, format!("{key}: must be a string"))),
         }
     }
 
     /// Digits alone: `1e3`, `10.0` and `"10"` are refused, since who writes an amount so may mean something else.
-    fn integer(&self, key: &str, reason: InvalidReason, mend: &str) -> Result<Option<i64>, Invalid> {
+    fn integer(&self, key: &str, reason: InvalidReason, mend: &str) -> Result<Option<i64>, InvalidMessage> {
         match self.value(key) {
             None => Ok(None),
-            Some(Json::Number(number)) => number.parse().map(Some).map_err(|_| Invalid::new(reason, mend)),
-            Some(_) => Err(Invalid::new(reason, mend)),
+            Some(Json::Number(number)) => number.parse().map(Some).map_err(|_| InvalidMessage::new(reason, mend)),
+            Some(_) => Err(InvalidMessage::new(reason, mend)),
         }
     }
 
-    fn amount(&self) -> Result<i64, Invalid> {
+    fn amount(&self) -> Result<i64, InvalidMessage> {
         const MEND: &str = "amount: must be an integer above 0, in minor units (12.99 EUR is 1299), up to 2^63 - 1";
         self.integer("amount", InvalidReason::BadAmount, MEND)?
             .filter(|amount| *amount > 0)
-            .ok_or_else(|| Invalid::new(InvalidReason::BadAmount, MEND))
+            .ok_or_else(|| InvalidMessage::new(InvalidReason::BadAmount, MEND))
     }
 
     /// ISO 4217 codes are upper case; `iso_currency` holds the list.
-    fn currency(&self) -> Result<String, Invalid> {
-        let bad = || Invalid::new(InvalidReason::BadCurrency, "currency: must be an ISO 4217 code like EUR");
+    fn currency(&self) -> Result<String, InvalidMessage> {
+        let bad = || InvalidMessage::new(InvalidReason::BadCurrency, "currency: must be an ISO 4217 code like EUR");
         let Some(Json::Text(code)) = self.value("currency") else { return Err(bad()) };
         let known = Currency::from_code(code).is_some_and(|currency| currency.code() == code);
         if known { Ok(code.clone()) } else { Err(bad()) }
     }
 
-    fn reference(&self) -> Result<Option<String>, Invalid> {
+    fn reference(&self) -> Result<Option<String>, InvalidMessage> {
         let reference = self.text("reference")?;
         if reference.is_some_and(|text| text.chars().count() > REFERENCE_CHARS_MAX) {
             let detail = format!("reference: must have at most {REFERENCE_CHARS_MAX} characters");
-            return Err(Invalid::new(InvalidReason::BadField, detail));
+            return Err(InvalidMessage::new(InvalidReason::BadField, detail));
         }
         Ok(reference.map(str::to_owned))
     }
 
-    fn within<N>(&self, key: &'static str, default: N, range: std::ops::RangeInclusive<N>) -> Result<N, Invalid>
+    fn within<N>(&self, key: &'static str, default: N, range: std::ops::RangeInclusive<N>) -> Result<N, InvalidMessage>
     where
         N: TryFrom<i64> + PartialOrd + std::fmt::Display,
     {
@@ -146,13 +149,13 @@ impl<'a> Fields<'a> {
         N::try_from(number)
             .ok()
             .filter(|number| range.contains(number))
-            .ok_or_else(|| Invalid::new(InvalidReason::BadField, mend))
+            .ok_or_else(|| InvalidMessage::new(InvalidReason::BadField, mend))
     }
 
-    fn instant(&self, key: &'static str, mode: RoundMode) -> Result<Option<EpochMs>, Invalid> {
+    fn instant(&self, key: &'static str, mode: RoundMode) -> Result<Option<EpochMs>, InvalidMessage> {
         let bad = || {
             let detail = format!("{key}: must be an RFC 3339 time with offset, like 2027-01-31T23:00:00Z");
-            Invalid::new(InvalidReason::BadField, detail)
+            InvalidMessage::new(InvalidReason::BadField, detail)
         };
         let Some(text) = self.text(key)? else { return Ok(None) };
         if !is_rfc_3339(text) {
@@ -165,11 +168,11 @@ impl<'a> Fields<'a> {
         if at.is_writable() { Ok(Some(at)) } else { Err(bad()) }
     }
 
-    fn payload(&self) -> Result<Option<String>, Invalid> {
+    fn payload(&self) -> Result<Option<String>, InvalidMessage> {
         match self.0.iter().find(|member| member.key == "payload") {
             None | Some(Member { value: Json::Null, .. }) => Ok(None),
             Some(Member { value: Json::Object(_), raw, .. }) => Ok(Some((*raw).to_owned())),
-            Some(_) => Err(Invalid::new(InvalidReason::BadField, "payload: must be a JSON object")),
+            Some(_) => Err(InvalidMessage::new(InvalidReason::BadField, "payload: must be a JSON object")),
         }
     }
 }

@@ -34,7 +34,7 @@ pub(super) struct Member<'a> {
 /// # Errors
 /// Says what is wrong and where; never a value.
 pub(super) fn parse(text: &str) -> Result<Json<'_>, String> {
-    let raw: &RawValue = serde_json::from_str(text).map_err(|error| flaw(&error))?;
+    let raw: &RawValue = serde_json::from_str(text).map_err(|error| describe_error(&error))?;
     read(raw.get(), 0)
 }
 
@@ -45,11 +45,11 @@ fn read(raw: &str, depth: usize) -> Result<Json<'_>, String> {
     }
     Ok(match raw.as_bytes().first() {
         Some(b'{') => {
-            let Pairs(pairs) = serde_json::from_str(raw).map_err(|error| flaw(&error))?;
+            let Pairs(pairs) = serde_json::from_str(raw).map_err(|error| describe_error(&error))?;
             Json::Object(members(pairs, depth)?)
         }
         Some(b'[') => {
-            let items: Vec<&RawValue> = serde_json::from_str(raw).map_err(|error| flaw(&error))?;
+            let items: Vec<&RawValue> = serde_json::from_str(raw).map_err(|error| describe_error(&error))?;
             Json::Array(items.into_iter().map(|item| read(item.get(), depth + 1)).collect::<Result<_, _>>()?)
         }
         Some(b'"') => {
@@ -93,7 +93,7 @@ fn without_nul(text: String) -> Result<String, String> {
 }
 
 /// What is wrong with a text that is no JSON, and where; never what stands there.
-pub fn flaw(error: &serde_json::Error) -> String {
+pub fn describe_error(error: &serde_json::Error) -> String {
     use serde_json::error::Category;
     let what = match error.classify() {
         Category::Eof => "JSON ends too early",

@@ -3,10 +3,10 @@
 //! Refuses anything it would have to guess at: duplicate keys, unknown fields, inexact amounts, text that SQL cannot
 //! hold. What is wrong is said by field and mend, never by a value, because a payload may hold what nobody should log.
 
-use crate::domain::job::{BODY_BYTES_MAX, ContentHash, Invalid, InvalidReason, Job, JobId};
+use crate::domain::job::{BODY_BYTES_MAX, ContentHash, InvalidMessage, InvalidReason, Job, JobId};
 use crate::domain::provider::ProviderName;
 pub use crate::domain::sensitive::CardNumbers;
-use crate::domain::sensitive::{Place, in_text};
+use crate::domain::sensitive::{TextContext, find_sensitive};
 
 mod content;
 mod fields;
@@ -14,10 +14,10 @@ mod hash;
 mod json;
 mod write;
 
-pub use json::flaw;
+pub use json::describe_error;
 pub use write::{encode, outcome_event_json};
 
-use fields::Fields;
+use fields::MessageFields;
 use json::{Json, Member};
 
 /// The version of the message format that this program writes and reads.
@@ -36,7 +36,7 @@ pub struct Decoded {
 pub enum DecodeError {
     /// Can never be a job. The id is what the message claims, if it has the form of one.
     #[error("{invalid}")]
-    Invalid { invalid: Invalid, claimed_id: Option<JobId> },
+    Invalid { invalid: InvalidMessage, claimed_id: Option<JobId> },
     /// Written by a newer producer: it waits for a newer worker, it is not invalid.
     #[error("message format {0} is newer than this program's: update the workers")]
     NewerVersion(u64),
@@ -64,17 +64,18 @@ fn read(body: &[u8], lane: &ProviderName, rules: Option<CardNumbers>) -> Result<
     // Size first: nothing longer is ever parsed.
     if body.len() > BODY_BYTES_MAX {
         let detail = format!("the message has {} bytes: at most {BODY_BYTES_MAX} are taken", body.len());
-        return Err(invalid(Invalid::new(InvalidReason::TooLarge, detail)));
+        return Err(invalid(InvalidMessage::new(InvalidReason::TooLarge, detail)));
     }
     let text = text_of(body).map_err(invalid)?;
-    let json = json::parse(text).map_err(|detail| invalid(Invalid::new(InvalidReason::Malformed, detail)))?;
+    let json = json::parse(text).map_err(|detail| invalid(InvalidMessage::new(InvalidReason::Malformed, detail)))?;
     let Json::Object(members) = json else {
-        return Err(invalid(Invalid::new(InvalidReason::Malformed, "the message must be a JSON object")));
+        return Err(invalid(InvalidMessage::new(InvalidReason::Malformed, "the message must be a JSON object")));
     };
-    let fields = Fields::new(&members);
+    let fields = MessageFields::new(&members);
     // A rejected message's id is written down and shown.
     let cards = rules.unwrap_or(CardNumbers::Off);
-    let claimed_id = fields.claimed_id().filter(|id| in_text(id.as_str(), Place::Identifier, cards).is_none());
+    let claimed_id =
+        fields.claimed_id().filter(|id| find_sensitive(id.as_str(), TextContext::Identifier, cards).is_none());
     let with_id = |invalid| DecodeError::Invalid { invalid, claimed_id: claimed_id.clone() };
     // Before all other fields: a newer format may have more of them.
     let version = fields.version().map_err(with_id)?;
@@ -83,7 +84,7 @@ fn read(body: &[u8], lane: &ProviderName, rules: Option<CardNumbers>) -> Result<
     }
     let job = fields.job(lane).map_err(with_id)?;
     let warnings = match rules {
-        Some(card_numbers) => judge_content(&members, card_numbers).map_err(with_id)?,
+        Some(card_numbers) => check_content(&members, card_numbers).map_err(with_id)?,
         None => Vec::new(),
     };
     let hash = hash::content_hash(&job, fields.payload_json());
@@ -91,19 +92,19 @@ fn read(body: &[u8], lane: &ProviderName, rules: Option<CardNumbers>) -> Result<
 }
 
 /// What is let through but should be looked at.
-fn judge_content(members: &[Member<'_>], card_numbers: CardNumbers) -> Result<Vec<String>, Invalid> {
-    let content = content::look(members, card_numbers);
+fn check_content(members: &[Member<'_>], card_numbers: CardNumbers) -> Result<Vec<String>, InvalidMessage> {
+    let content = content::scan_content(members, card_numbers);
     match (content.card_data, content.secret) {
         (Some(card), _) if card_numbers == CardNumbers::Refuse => {
-            Err(Invalid::new(InvalidReason::CardNumber, card.detail()))
+            Err(InvalidMessage::new(InvalidReason::CardNumber, card.detail()))
         }
-        (_, Some(secret)) => Err(Invalid::new(InvalidReason::Secret, secret.detail())),
-        (card, None) => Ok(card.map(content::Found::detail).into_iter().collect()),
+        (_, Some(secret)) => Err(InvalidMessage::new(InvalidReason::Secret, secret.detail())),
+        (card, None) => Ok(card.map(content::SensitiveField::detail).into_iter().collect()),
     }
 }
 
-fn text_of(body: &[u8]) -> Result<&str, Invalid> {
-    let malformed = |detail: &str| Invalid::new(InvalidReason::Malformed, detail);
+fn text_of(body: &[u8]) -> Result<&str, InvalidMessage> {
+    let malformed = |detail: &str| InvalidMessage::new(InvalidReason::Malformed, detail);
     if body.is_empty() {
         return Err(malformed("the message is empty"));
     }
@@ -115,7 +116,7 @@ fn text_of(body: &[u8]) -> Result<&str, Invalid> {
     Ok(text)
 }
 
-fn invalid(invalid: Invalid) -> DecodeError {
+fn invalid(invalid: InvalidMessage) -> DecodeError {
     DecodeError::Invalid { invalid, claimed_id: None }
 }
 

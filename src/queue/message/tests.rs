@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::domain::job::Token;
+use crate::domain::job::Identifier;
 use crate::domain::outcome::FinalState;
 use crate::domain::time::EpochMs;
 use crate::ledger::OutcomeEvent;
@@ -43,7 +43,7 @@ fn the_smallest_message_is_a_job_with_defaults() {
 }
 
 #[test]
-fn what_is_no_json_object_is_malformed() {
+fn non_object_json_is_malformed() {
     let deep = |levels: usize| with("payload", &format!("{}1{}", r#"{"a":"#.repeat(levels), "}".repeat(levels)));
     let cases: Vec<Vec<u8>> = vec![
         vec![],
@@ -81,7 +81,7 @@ fn size_is_checked_before_anything_else() {
 }
 
 #[test]
-fn each_field_has_its_reason() {
+fn each_invalid_field_has_its_reason() {
     let long = format!("\"{}\"", "x".repeat(65));
     let long_reference = format!("\"{}\"", "é".repeat(256));
     let table = [
@@ -143,7 +143,7 @@ fn each_field_has_its_reason() {
 }
 
 #[test]
-fn an_invalid_message_still_says_whose_it_is() {
+fn invalid_message_keeps_its_claimed_id() {
     let claimed = |body: String| match read(body) {
         Err(DecodeError::Invalid { claimed_id, .. }) => claimed_id.map(|id| id.to_string()),
         other => panic!("{other:?}"),
@@ -153,13 +153,13 @@ fn an_invalid_message_still_says_whose_it_is() {
 }
 
 #[test]
-fn a_newer_format_waits_even_with_fields_that_nobody_knows() {
+fn newer_format_with_unknown_fields_is_kept() {
     assert_eq!(read(br#"{"v":2,"new":true}"#), Err(DecodeError::NewerVersion(2)));
     assert!(read(with("v", "1")).is_ok());
 }
 
 #[test]
-fn details_never_repeat_what_was_sent() {
+fn error_details_never_repeat_input() {
     let secret = "SECRET4242";
     let cases = [
         with(secret, "1"),
@@ -179,7 +179,7 @@ fn details_never_repeat_what_was_sent() {
 }
 
 #[test]
-fn the_hash_sees_content_and_not_form() {
+fn hash_ignores_json_formatting() {
     let hash = |body: &str| read(body).unwrap().hash;
     let plain = r#"{"id":"p-1","amount":1299,"currency":"EUR","payload":{"a":1,"b":[1.50,"é"]}}"#;
     let same = [
@@ -216,7 +216,7 @@ fn the_hash_sees_content_and_not_form() {
 
 /// A job comes back from the ledger in other words than its producer's: they must not make it too long.
 #[test]
-fn the_longest_message_can_be_written_again() {
+fn longest_message_can_be_reencoded() {
     let times = r#""not_before":"2027-01-31T23:00:00Z","expires_at":"2027-01-31T23:00:00.5Z""#;
     let message = |length| {
         let payload = format!(r#"{{"a":"{}"}}"#, "x".repeat(length));
@@ -229,7 +229,7 @@ fn the_longest_message_can_be_written_again() {
 }
 
 #[test]
-fn times_are_rounded_to_the_safe_side() {
+fn times_round_to_the_safe_side() {
     let at = |field: &str, text: &str| {
         let job = read(with(field, &format!("\"{text}\""))).unwrap().job;
         job.not_before.or(job.expires_at).unwrap().0
@@ -271,8 +271,8 @@ fn an_outcome_event_names_all_its_fields() {
     assert_eq!(written, expected);
 }
 
-fn token() -> impl Strategy<Value = Token> {
-    "[A-Za-z0-9_-]{1,64}".prop_map(|text| Token::new(text).unwrap())
+fn token() -> impl Strategy<Value = Identifier> {
+    "[A-Za-z0-9_-]{1,64}".prop_map(|text| Identifier::new(text).unwrap())
 }
 
 /// Years 0001 to 9998: what RFC 3339 can write.
@@ -321,18 +321,18 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn a_written_job_reads_back_as_itself(job in job()) {
+    fn encoded_job_decodes_to_itself(job in job()) {
         let decoded = decode(&encode(&job), &lane(), CardNumbers::Off).unwrap();
         prop_assert_eq!(decoded.job, job);
     }
 
     #[test]
-    fn random_bytes_are_an_answer_and_never_a_panic(body in prop::collection::vec(any::<u8>(), 0..512)) {
+    fn random_bytes_never_panic(body in prop::collection::vec(any::<u8>(), 0..512)) {
         prop_assert!(read(&body).is_err());
     }
 
     #[test]
-    fn mutations_are_an_answer_and_never_a_panic(
+    fn mutated_messages_never_panic(
         job in job(),
         edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0..3_u8), 1..8),
     ) {
@@ -354,7 +354,7 @@ proptest! {
 
 /// Whoever was recorded before there was a rule says what it said then; all else is refused as ever.
 #[test]
-fn a_recorded_job_is_read_whatever_new_ones_must_not_hold() {
+fn recorded_job_skips_content_checks() {
     let card = with("payload", r#"{"card":"4242424242424242"}"#);
     let secret = with("payload", r#"{"auth":"Bearer 0123456789abcdefghij"}"#);
     let recorded = |message: &str| decode_recorded(message.as_bytes(), &lane());

@@ -17,9 +17,9 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::failure::{CALL_LIMIT, Failure, limited};
+use super::failure::{CALL_LIMIT, CallFailure, with_call_limit};
 use super::handshake::connect;
-use super::settings::Settings;
+use super::settings::RabbitSettings;
 use crate::queue::QueueError;
 
 /// Least time between two trials of whether the broker allows more.
@@ -31,9 +31,9 @@ const FEWER_LANES: &str = "or run fewer lanes in a worker";
 
 /// The limit that the broker has told of, over all connections for one purpose.
 #[derive(Clone, Default)]
-pub(super) struct ChannelLimit(Arc<Mutex<Option<Met>>>);
+pub(super) struct ChannelLimit(Arc<Mutex<Option<ReachedLimit>>>);
 
-struct Met {
+struct ReachedLimit {
     most: usize,
     /// The broker's own, with the fix.
     words: String,
@@ -42,8 +42,9 @@ struct Met {
 
 impl ChannelLimit {
     /// The broker refused one more channel beside so many.
-    fn met(&self, open: usize, words: String) {
-        *self.lock() = Some(Met { most: open.saturating_sub(1).max(1), words, tried_at: Some(Instant::now()) });
+    fn record(&self, open: usize, words: String) {
+        *self.lock() =
+            Some(ReachedLimit { most: open.saturating_sub(1).max(1), words, tried_at: Some(Instant::now()) });
     }
 
     /// # Errors
@@ -66,7 +67,7 @@ impl ChannelLimit {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Met>> {
+    fn lock(&self) -> MutexGuard<'_, Option<ReachedLimit>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -106,12 +107,12 @@ pub(super) struct Channels {
     open: watch::Sender<usize>,
     limit: ChannelLimit,
     /// For trials.
-    settings: Settings,
+    settings: RabbitSettings,
     worn_out: CancellationToken,
 }
 
 impl Channels {
-    pub fn new(settings: Settings, limit: ChannelLimit) -> Self {
+    pub fn new(settings: RabbitSettings, limit: ChannelLimit) -> Self {
         Self { open: watch::Sender::default(), limit, settings, worn_out: CancellationToken::new() }
     }
 
@@ -161,17 +162,17 @@ impl Channels {
                 failure.describe("open a channel")
             );
             // Those that were opened meanwhile count too, though some may be dropped already.
-            self.limit.met(before.max(*self.open.borrow()), words.clone());
+            self.limit.record(before.max(*self.open.borrow()), words.clone());
             return Err(QueueError::Refused(words));
         }
         Err(failure.into_error("open a channel"))
     }
 
     /// Creates a channel under the next number that none had which the broker ended.
-    async fn create(&self, connection: &Connection) -> Result<Channel, Failure> {
+    async fn create(&self, connection: &Connection) -> Result<Channel, CallFailure> {
         let mut numbers_left = connection.configuration().channel_max();
         loop {
-            match limited(connection.create_channel()).await {
+            match with_call_limit(connection.create_channel()).await {
                 Err(failure) if failure.is_of_an_earlier_channel() && numbers_left > 0 => {
                     numbers_left -= 1;
                     self.worn_out.cancel();
@@ -183,14 +184,14 @@ impl Channels {
 }
 
 /// Whether the broker allows its user some more channels; asked where a refusal ends nothing that is in use.
-async fn allows_more(settings: &Settings) -> bool {
+async fn allows_more(settings: &RabbitSettings) -> bool {
     let trial = async {
         let (connection, _) = connect(settings, "sluicegate trial").await?;
         let mut open = Vec::new();
         while open.len() < TRIAL_CHANNELS {
-            open.push(limited(connection.create_channel()).await?);
+            open.push(with_call_limit(connection.create_channel()).await?);
         }
-        Ok::<_, Failure>(())
+        Ok::<_, CallFailure>(())
     };
     matches!(tokio::time::timeout(CALL_LIMIT, trial).await, Ok(Ok(())))
 }
@@ -200,11 +201,11 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_limit_is_tried_anew_seldom_and_raised_by_one() {
+    async fn channel_limit_is_retried_and_raised_by_one() {
         let limit = ChannelLimit::default();
         assert_eq!(limit.admit(1_000), Ok(Admission::Free));
         let words = || "NOT_ALLOWED".to_owned();
-        limit.met(5, words());
+        limit.record(5, words());
         assert_eq!((limit.admit(3), limit.admit(4)), (Ok(Admission::Free), Err(words())));
         tokio::time::advance(TRIAL_EVERY).await;
         assert_eq!(limit.admit(4), Ok(Admission::AfterTrial { words: words() }));
@@ -212,7 +213,7 @@ mod tests {
         limit.raise();
         assert_eq!(limit.admit(4), Ok(Admission::Free));
         assert_eq!(limit.admit(5), Ok(Admission::AfterTrial { words: words() }), "after a success the next at once");
-        limit.met(0, words());
+        limit.record(0, words());
         assert_eq!(limit.admit(0), Ok(Admission::Free), "who has none may always ask");
     }
 }

@@ -17,37 +17,37 @@ use lapin::types::FieldTable;
 use lapin::{Channel, Consumer};
 
 use super::channels::OpenChannel;
-use super::failure::{Failure, limited};
-use super::receipt::Receipts;
+use super::failure::{CallFailure, with_call_limit};
+use super::receipt::AckWriter;
 use super::supervisor::Generation;
 use super::wire;
 use crate::domain::provider::ProviderName;
-use crate::queue::{Delivery, Lane, QueueError};
+use crate::queue::{Delivery, LaneConsumer, QueueError};
 
 /// What a consumer yields; `None` once, after everything else, when it has ended.
-type Arrivals = BoxStream<'static, Option<lapin::Result<lapin::message::Delivery>>>;
+type DeliveryStream = BoxStream<'static, Option<lapin::Result<lapin::message::Delivery>>>;
 
 pub(super) struct RabbitLane {
     provider: ProviderName,
     queue: String,
     channel: OpenChannel,
-    places: usize,
-    receipts: Receipts,
-    arrivals: SelectAll<Arrivals>,
+    prefetch: usize,
+    receipts: AckWriter,
+    arrivals: SelectAll<DeliveryStream>,
     /// Streams in `arrivals` that have not ended.
-    live: usize,
+    live_streams: usize,
     /// Tags of the consumers that take messages.
     tags: Vec<String>,
     tags_used: u64,
     /// Sum of the prefetches of the consumers that take messages.
-    granted: usize,
+    consumers_prefetch: usize,
     /// A consumer being opened. It is kept here, because a future of [`Lane::next`] may be dropped half-way.
-    opening: Option<BoxFuture<'static, Result<Consumer, Failure>>>,
-    taking: bool,
+    opening: Option<BoxFuture<'static, Result<Consumer, CallFailure>>>,
+    consuming: bool,
     /// Consumers have been cancelled and what had arrived is still being given out.
     draining: bool,
     /// Why the lane is gone; from then on it answers nothing else.
-    gone: Option<String>,
+    failure: Option<String>,
 }
 
 impl RabbitLane {
@@ -61,34 +61,34 @@ impl RabbitLane {
         let mut lane = Self {
             provider: provider.clone(),
             queue,
-            receipts: Receipts::new(Channel::clone(&channel)),
+            receipts: AckWriter::new(Channel::clone(&channel)),
             channel,
-            places: usize::from(places),
+            prefetch: usize::from(places),
             arrivals: SelectAll::new(),
-            live: 0,
+            live_streams: 0,
             tags: Vec::new(),
             tags_used: 0,
-            granted: 0,
+            consumers_prefetch: 0,
             opening: None,
-            taking: true,
+            consuming: true,
             draining: false,
-            gone: None,
+            failure: None,
         };
-        lane.grant();
-        lane.opened().await?;
+        lane.open_consumer();
+        lane.wait_opened().await?;
         Ok(lane)
     }
 
     /// Begins to open a consumer for the places that neither a consumer nor an old receipt has, if that is worth it.
-    fn grant(&mut self) {
-        let stale = self.receipts.held.stale();
-        let missing = self.places.saturating_sub(self.granted);
+    fn open_consumer(&mut self) {
+        let stale = self.receipts.unacked.stale();
+        let missing = self.prefetch.saturating_sub(self.consumers_prefetch);
         let free = missing.saturating_sub(stale);
         // The first takes what there is; later ones at least half of what is missing, so that they stay few.
-        if free == 0 || (self.granted > 0 && free * 2 < missing) {
+        if free == 0 || (self.consumers_prefetch > 0 && free * 2 < missing) {
             return;
         }
-        self.granted += free;
+        self.consumers_prefetch += free;
         self.tags_used += 1;
         let tag = format!("{}.{}", self.provider, self.tags_used);
         self.opening = Some(consume(Channel::clone(&self.channel), self.queue.clone(), tag.clone(), free).boxed());
@@ -96,54 +96,54 @@ impl RabbitLane {
     }
 
     /// Waits for the consumer that is being opened, if there is one.
-    async fn opened(&mut self) -> Result<(), QueueError> {
+    async fn wait_opened(&mut self) -> Result<(), QueueError> {
         if self.opening.is_none() {
             return Ok(());
         }
         let opened = ready(&mut self.opening).await;
-        self.admit(opened)
+        self.add_consumer(opened)
     }
 
-    fn admit(&mut self, opened: Result<Consumer, Failure>) -> Result<(), QueueError> {
+    fn add_consumer(&mut self, opened: Result<Consumer, CallFailure>) -> Result<(), QueueError> {
         match opened {
             Ok(consumer) => {
-                self.live += 1;
+                self.live_streams += 1;
                 self.arrivals.push(consumer.map(Some).chain(stream::once(async { None })).boxed());
                 Ok(())
             }
             Err(failure) if failure.is_not_found() => {
-                self.lost("the queue is not there".to_owned());
+                self.fail("the queue is not there".to_owned());
                 Err(QueueError::Unroutable(self.provider.to_string()))
             }
             Err(failure) => {
                 let error = failure.into_error(&format!("consume from queue `{}`", self.queue));
-                self.gone = Some(error.to_string());
+                self.failure = Some(error.to_string());
                 Err(error)
             }
         }
     }
 
-    fn lost(&mut self, why: String) -> QueueError {
+    fn fail(&mut self, why: String) -> QueueError {
         let why = format!("lane `{}`: {why}", self.provider);
-        self.gone = Some(why.clone());
-        QueueError::Away(why)
+        self.failure = Some(why.clone());
+        QueueError::Unavailable(why)
     }
 
     /// Judges what a consumer yielded.
-    fn arrived(
+    fn handle_item(
         &mut self,
         arrival: Option<lapin::Result<lapin::message::Delivery>>,
     ) -> Result<Option<Delivery>, QueueError> {
         match arrival {
             // A delivery that can no longer be acknowledged is somebody else's already.
             Some(Ok(message)) if message.acker.usable() => Ok(Some(self.delivery(message))),
-            Some(Ok(_)) => Err(self.lost("channel closed".to_owned())),
-            Some(Err(error)) => Err(self.lost(error.to_string())),
+            Some(Ok(_)) => Err(self.fail("channel closed".to_owned())),
+            Some(Err(error)) => Err(self.fail(error.to_string())),
             None if self.draining => {
-                self.live = self.live.saturating_sub(1);
+                self.live_streams = self.live_streams.saturating_sub(1);
                 Ok(None)
             }
-            None => Err(self.lost("the broker ended the consumer".to_owned())),
+            None => Err(self.fail("the broker ended the consumer".to_owned())),
         }
     }
 
@@ -171,9 +171,9 @@ async fn ready<T>(place: &mut Option<BoxFuture<'static, T>>) -> T {
 
 /// The prefetch counts for consumers begun after it, so the two calls belong together. It comes first, because lapin
 /// buffers without bound. <https://www.rabbitmq.com/docs/consumer-prefetch>
-async fn consume(channel: Channel, queue: String, tag: String, prefetch: usize) -> Result<Consumer, Failure> {
+async fn consume(channel: Channel, queue: String, tag: String, prefetch: usize) -> Result<Consumer, CallFailure> {
     let prefetch = u16::try_from(prefetch).unwrap_or(u16::MAX);
-    limited(channel.basic_qos(prefetch, BasicQosOptions { global: false })).await?;
+    with_call_limit(channel.basic_qos(prefetch, BasicQosOptions { global: false })).await?;
     let options = BasicConsumeOptions {
         // Not supported by RabbitMQ; off.
         no_local: false,
@@ -183,60 +183,61 @@ async fn consume(channel: Channel, queue: String, tag: String, prefetch: usize) 
         exclusive: false,
         nowait: false,
     };
-    limited(channel.basic_consume(queue.as_str().into(), tag.as_str().into(), options, FieldTable::default())).await
+    with_call_limit(channel.basic_consume(queue.as_str().into(), tag.as_str().into(), options, FieldTable::default()))
+        .await
 }
 
 #[async_trait]
-impl Lane for RabbitLane {
+impl LaneConsumer for RabbitLane {
     /// Cancel-safe: a delivery leaves lapin's buffer only in the poll that returns it.
     async fn next(&mut self) -> Result<Option<Delivery>, QueueError> {
         loop {
-            if let Some(why) = &self.gone {
-                return Err(QueueError::Away(why.clone()));
+            if let Some(why) = &self.failure {
+                return Err(QueueError::Unavailable(why.clone()));
             }
-            if let Some(why) = self.receipts.held.fault.told() {
-                return Err(self.lost(why));
+            if let Some(why) = self.receipts.unacked.fault.reason() {
+                return Err(self.fail(why));
             }
-            if self.draining && self.live == 0 {
+            if self.draining && self.live_streams == 0 {
                 self.draining = false;
-                self.granted = 0;
-                self.receipts.held.begin_epoch();
+                self.consumers_prefetch = 0;
+                self.receipts.unacked.start_epoch();
             }
-            if !self.taking && !self.draining {
+            if !self.consuming && !self.draining {
                 if self.channel.status().connected() {
                     return Ok(None);
                 }
-                return Err(self.lost("channel closed".to_owned()));
+                return Err(self.fail("channel closed".to_owned()));
             }
             if !self.draining && self.opening.is_none() {
-                self.grant();
+                self.open_consumer();
             }
-            let (live, waiting) = (self.live > 0, !self.draining && self.granted < self.places);
+            let (live, waiting) = (self.live_streams > 0, !self.draining && self.consumers_prefetch < self.prefetch);
             let opening = self.opening.is_some();
             tokio::select! {
                 arrival = self.arrivals.next(), if live => {
-                    if let Some(delivery) = self.arrived(arrival.flatten())? {
+                    if let Some(delivery) = self.handle_item(arrival.flatten())? {
                         return Ok(Some(delivery));
                     }
                 }
-                opened = ready(&mut self.opening), if opening => self.admit(opened)?,
-                () = self.receipts.held.freed(), if waiting => {}
-                _ = self.receipts.held.fault.wait() => {}
+                opened = ready(&mut self.opening), if opening => self.add_consumer(opened)?,
+                () = self.receipts.unacked.freed(), if waiting => {}
+                _ = self.receipts.unacked.fault.wait() => {}
             }
         }
     }
 
     async fn stop(&mut self) -> Result<(), QueueError> {
-        if let Some(why) = &self.gone {
-            return Err(QueueError::Away(why.clone()));
+        if let Some(why) = &self.failure {
+            return Err(QueueError::Unavailable(why.clone()));
         }
-        self.taking = false;
-        self.opened().await?;
+        self.consuming = false;
+        self.wait_opened().await?;
         self.draining |= !self.tags.is_empty();
         while let Some(tag) = self.tags.last() {
             let call = self.channel.basic_cancel(tag.as_str().into(), BasicCancelOptions { nowait: false });
-            if let Err(failure) = limited(call).await {
-                return Err(self.lost(failure.describe("cancel the consumer")));
+            if let Err(failure) = with_call_limit(call).await {
+                return Err(self.fail(failure.describe("cancel the consumer")));
             }
             self.tags.pop();
         }
@@ -244,11 +245,11 @@ impl Lane for RabbitLane {
     }
 
     async fn resume(&mut self) -> Result<(), QueueError> {
-        if let Some(why) = &self.gone {
-            return Err(QueueError::Away(why.clone()));
+        if let Some(why) = &self.failure {
+            return Err(QueueError::Unavailable(why.clone()));
         }
         // `next` opens a consumer once everything that had arrived is given out and its places are known.
-        self.taking = true;
+        self.consuming = true;
         Ok(())
     }
 }

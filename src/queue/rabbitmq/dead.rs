@@ -11,7 +11,7 @@ use lapin::types::{AMQPValue, ShortString};
 use lapin::{Acker, BasicProperties};
 
 use super::channels::OpenChannel;
-use super::failure::{Failure, limited};
+use super::failure::{CallFailure, with_call_limit};
 use super::supervisor::Generation;
 use super::topology::Topology;
 use super::wire;
@@ -23,7 +23,7 @@ const DEATHS: &str = "x-death";
 
 pub(super) async fn take(generation: &Generation, topology: &Topology) -> Result<Option<DeadLetter>, QueueError> {
     let (channel, queue) = (generation.open_channel().await?, topology.dead());
-    let got = match limited(channel.basic_get(queue.as_str().into(), BasicGetOptions { no_ack: false })).await {
+    let got = match with_call_limit(channel.basic_get(queue.as_str().into(), BasicGetOptions { no_ack: false })).await {
         Ok(got) => got,
         // Nothing was ever given up where nothing is declared.
         Err(failure) if failure.is_not_found() => None,
@@ -36,7 +36,7 @@ pub(super) async fn take(generation: &Generation, topology: &Topology) -> Result
             cause: cause_of(&message.properties, topology),
             properties: wire::from_amqp(&message.properties),
             body: message.data.into(),
-            receipt: Box::new(DeadReceipt { acker: message.acker, _channel: channel }),
+            receipt: Box::new(RabbitDeadReceipt { acker: message.acker, _channel: channel }),
         }
     }))
 }
@@ -58,7 +58,7 @@ fn cause_of(properties: &BasicProperties, topology: &Topology) -> DeathCause {
     let last = deaths(properties).next().and_then(|death| text(death.get("queue")));
     match last.is_some_and(|queue| topology.is_delay(&queue)) {
         true => DeathCause::NoQueue,
-        false => DeathCause::GivenUp,
+        false => DeathCause::DeliveryLimit,
     }
 }
 
@@ -89,27 +89,30 @@ fn first_text(value: Option<&AMQPValue>) -> Option<String> {
 }
 
 /// Dropping it closes the channel, and the broker has the message back.
-struct DeadReceipt {
+struct RabbitDeadReceipt {
     acker: Acker,
     _channel: OpenChannel,
 }
 
-fn judge(answer: Result<bool, Failure>, doing: &str) -> Result<(), QueueError> {
+fn check_result(answer: Result<bool, CallFailure>, doing: &str) -> Result<(), QueueError> {
     match answer {
         Ok(true) => Ok(()),
-        Ok(false) => Err(QueueError::Away(format!("{doing}: the channel is gone"))),
-        Err(failure) => Err(QueueError::Away(failure.describe(doing))),
+        Ok(false) => Err(QueueError::Unavailable(format!("{doing}: the channel is gone"))),
+        Err(failure) => Err(QueueError::Unavailable(failure.describe(doing))),
     }
 }
 
 #[async_trait]
-impl Receipt for DeadReceipt {
+impl Receipt for RabbitDeadReceipt {
     async fn ack(self: Box<Self>) -> Result<(), QueueError> {
-        judge(limited(self.acker.ack(BasicAckOptions { multiple: false })).await, "acknowledge")
+        check_result(with_call_limit(self.acker.ack(BasicAckOptions { multiple: false })).await, "acknowledge")
     }
 
-    async fn hand_back(self: Box<Self>) -> Result<(), QueueError> {
-        judge(limited(self.acker.nack(BasicNackOptions { multiple: false, requeue: true })).await, "hand back")
+    async fn requeue(self: Box<Self>) -> Result<(), QueueError> {
+        check_result(
+            with_call_limit(self.acker.nack(BasicNackOptions { multiple: false, requeue: true })).await,
+            "hand back",
+        )
     }
 }
 
@@ -145,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_death_names_the_lane_that_gave_up() {
+    fn death_header_names_the_lane() {
         let parked = || death("payments.delay.250", "expired");
         assert_eq!(lane(vec![death("payments.acme", "delivery_limit"), parked()]).as_deref(), Some("acme"));
         assert_eq!(lane(vec![parked(), death("payments.acme", "delivery_limit")]).as_deref(), Some("acme"));
@@ -153,7 +156,7 @@ mod tests {
         assert_eq!(lane(vec![unrouted()]).as_deref(), Some("acme"));
         let cause = |deaths| cause_of(&with(deaths), &Topology::new("payments"));
         assert_eq!(cause(vec![unrouted(), death("payments.acme", "delivery_limit")]), DeathCause::NoQueue);
-        assert_eq!(cause(vec![death("payments.acme", "delivery_limit"), unrouted()]), DeathCause::GivenUp);
+        assert_eq!(cause(vec![death("payments.acme", "delivery_limit"), unrouted()]), DeathCause::DeliveryLimit);
         for other in [parked(), death("payments.dead", "delivery_limit"), death("other.acme", "delivery_limit")] {
             assert_eq!(lane(vec![other.clone()]), None, "{other:?}");
         }

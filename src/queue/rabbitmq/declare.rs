@@ -8,7 +8,7 @@ use lapin::Channel;
 use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
 
-use super::failure::{Failure, limited};
+use super::failure::{CallFailure, with_call_limit};
 use super::supervisor::Generation;
 use super::topology::{Declaration, table};
 use crate::queue::QueueError;
@@ -43,14 +43,14 @@ pub(super) async fn depth(generation: &Generation, queue: &str) -> Result<Option
     // A channel of its own here too: asking for a queue that is not there closes it.
     let channel = generation.open_channel().await?;
     let options = QueueDeclareOptions::durable().passive();
-    match limited(channel.queue_declare(queue.into(), options, FieldTable::default())).await {
+    match with_call_limit(channel.queue_declare(queue.into(), options, FieldTable::default())).await {
         Ok(queue) => Ok(Some(u64::from(queue.message_count()))),
         Err(failure) if failure.is_not_found() => Ok(None),
         Err(failure) => Err(failure.into_error(&format!("look at queue `{queue}`"))),
     }
 }
 
-pub(super) async fn declare(channel: &Channel, declaration: &Declaration) -> Result<(), Failure> {
+pub(super) async fn declare(channel: &Channel, declaration: &Declaration) -> Result<(), CallFailure> {
     match declaration {
         Declaration::Exchange { name, kind, arguments } => {
             let options = ExchangeDeclareOptions {
@@ -62,7 +62,7 @@ pub(super) async fn declare(channel: &Channel, declaration: &Declaration) -> Res
                 nowait: false,
             };
             let call = channel.exchange_declare(name.as_str().into(), kind.clone(), options, table(arguments));
-            limited(call).await
+            with_call_limit(call).await
         }
         Declaration::Queue { name, arguments } => {
             let options = QueueDeclareOptions {
@@ -73,7 +73,7 @@ pub(super) async fn declare(channel: &Channel, declaration: &Declaration) -> Res
                 auto_delete: false,
                 nowait: false,
             };
-            limited(channel.queue_declare(name.as_str().into(), options, table(arguments))).await.map(drop)
+            with_call_limit(channel.queue_declare(name.as_str().into(), options, table(arguments))).await.map(drop)
         }
         Declaration::Binding { queue, exchange, routing_key } => {
             let call = channel.queue_bind(
@@ -83,19 +83,19 @@ pub(super) async fn declare(channel: &Channel, declaration: &Declaration) -> Res
                 QueueBindOptions { nowait: false },
                 FieldTable::default(),
             );
-            limited(call).await
+            with_call_limit(call).await
         }
     }
 }
 
-pub(super) fn explain(declaration: &Declaration, failure: Failure) -> QueueError {
-    if failure.is_different() {
-        return QueueError::Refused(different(declaration, &failure));
+pub(super) fn explain(declaration: &Declaration, failure: CallFailure) -> QueueError {
+    if failure.is_mismatch() {
+        return QueueError::Refused(describe_mismatch(declaration, &failure));
     }
-    failure.into_error(&format!("declare {}", named(declaration)))
+    failure.into_error(&format!("declare {}", describe(declaration)))
 }
 
-fn named(declaration: &Declaration) -> String {
+fn describe(declaration: &Declaration) -> String {
     match declaration {
         Declaration::Exchange { name, .. } => format!("exchange `{name}`"),
         Declaration::Queue { name, .. } => format!("queue `{name}`"),
@@ -104,14 +104,14 @@ fn named(declaration: &Declaration) -> String {
 }
 
 /// For what exists otherwise than it is declared, with the broker's own words: they name the argument.
-pub(super) fn different(declaration: &Declaration, failure: &Failure) -> String {
+pub(super) fn describe_mismatch(declaration: &Declaration, failure: &CallFailure) -> String {
     let (of_what, mend) = match declaration {
         Declaration::Exchange { .. } => ("another type or other arguments", "delete it"),
         Declaration::Queue { .. } | Declaration::Binding { .. } => ("other arguments", "empty and delete it"),
     };
     format!(
         "{} exists with {of_what} than docs/topology.md says: {mend}, or set another queue.prefix ({})",
-        named(declaration),
+        describe(declaration),
         failure.describe("declare")
     )
 }

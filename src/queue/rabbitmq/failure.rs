@@ -24,40 +24,40 @@ const BODY_BYTES_PER_S: usize = 1024 * 1024;
 
 /// Why a call came to nothing.
 #[derive(Debug)]
-pub(super) enum Failure {
+pub(super) enum CallFailure {
     TimedOut,
     Broker(lapin::Error),
 }
 
 /// Waits for a call to the broker for at most [`CALL_LIMIT`].
-pub(super) async fn limited<T>(call: impl Future<Output = lapin::Result<T>>) -> Result<T, Failure> {
-    limited_with_body(0, call).await
+pub(super) async fn with_call_limit<T>(call: impl Future<Output = lapin::Result<T>>) -> Result<T, CallFailure> {
+    with_body_limit(0, call).await
 }
 
 /// The same for a call that carries a body. One that is cut off too early may have arrived all the same, and would be
 /// published again and again.
-pub(super) async fn limited_with_body<T>(
+pub(super) async fn with_body_limit<T>(
     bytes: usize,
     call: impl Future<Output = lapin::Result<T>>,
-) -> Result<T, Failure> {
+) -> Result<T, CallFailure> {
     let transfer = Duration::from_secs((bytes / BODY_BYTES_PER_S) as u64);
     match tokio::time::timeout(CALL_LIMIT + transfer, call).await {
-        Ok(answer) => answer.map_err(Failure::Broker),
-        Err(_) => Err(Failure::TimedOut),
+        Ok(answer) => answer.map_err(CallFailure::Broker),
+        Err(_) => Err(CallFailure::TimedOut),
     }
 }
 
-impl Failure {
+impl CallFailure {
     /// The broker says that what was named does not exist.
     pub fn is_not_found(&self) -> bool {
         matches!(self.amqp(), Some(AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND)))
     }
 
     /// The broker has it already, with other arguments.
-    pub fn is_different(&self) -> bool {
+    pub fn is_mismatch(&self) -> bool {
         let failed = matches!(self.amqp(), Some(AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED)));
         // Limits and policies make it refuse by the same code.
-        failed && self.says(INEQUIVALENT)
+        failed && self.message_contains(INEQUIVALENT)
     }
 
     /// This connection has as many channels as were agreed when it was made. Nothing was asked of the broker.
@@ -67,7 +67,8 @@ impl Failure {
 
     /// The user has as many channels as it may have; the broker has closed the connection that asked for one more.
     pub fn is_users_channel_limit(&self) -> bool {
-        matches!(self.amqp(), Some(AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED))) && self.says("number of channels")
+        matches!(self.amqp(), Some(AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED)))
+            && self.message_contains("number of channels")
     }
 
     /// What ended another channel that had the same number, told to the one that is being opened. The broker itself refuses a
@@ -79,12 +80,13 @@ impl Failure {
     }
 
     /// The user has no right to what was named.
-    fn is_without_right(&self) -> bool {
+    fn is_access_refused(&self) -> bool {
         // A login is refused by the same code.
-        matches!(self.amqp(), Some(AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED))) && self.says("access to ")
+        matches!(self.amqp(), Some(AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED)))
+            && self.message_contains("access to ")
     }
 
-    fn says(&self, words: &str) -> bool {
+    fn message_contains(&self, words: &str) -> bool {
         matches!(self, Self::Broker(error) if error.to_string().contains(words))
     }
 
@@ -112,15 +114,15 @@ impl Failure {
     /// `doing` says what was tried, for people.
     pub fn into_error(self, doing: &str) -> QueueError {
         let text = self.describe(doing);
-        if self.is_refusal() { QueueError::Refused(text) } else { QueueError::Away(text) }
+        if self.is_refusal() { QueueError::Refused(text) } else { QueueError::Unavailable(text) }
     }
 
     pub fn describe(&self, doing: &str) -> String {
         match self {
             Self::TimedOut => format!("{doing}: no answer within {} s", CALL_LIMIT.as_secs()),
-            Self::Broker(error) => match tls::explain(error) {
+            Self::Broker(error) => match tls::explain_tls_error(error) {
                 Some(text) => format!("{doing}: {text}"),
-                None if self.is_without_right() => format!("{doing}: {error}: {PERMIT}"),
+                None if self.is_access_refused() => format!("{doing}: {error}: {PERMIT}"),
                 None => format!("{doing}: {error}"),
             },
         }

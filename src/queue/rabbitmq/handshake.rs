@@ -11,17 +11,20 @@ use lapin::tcp::AsyncTcpStream;
 use lapin::uri::AMQPScheme;
 use lapin::{Connection, ConnectionProperties};
 
-use super::failure::Failure;
-use super::greeting::Greeting;
-use super::guarded::{Guarded, guarded};
-use super::settings::Settings;
+use super::failure::CallFailure;
+use super::sanitized_stream::{SanitizedStream, sanitizing_runtime};
+use super::server_info::ServerInfoReader;
+use super::settings::RabbitSettings;
 
 /// Connects; `name` is what the broker's own lists show. With the broker's version, if it tells it.
-pub(super) async fn connect(settings: &Settings, name: &str) -> Result<(Connection, Option<String>), Failure> {
+pub(super) async fn connect(
+    settings: &RabbitSettings,
+    name: &str,
+) -> Result<(Connection, Option<String>), CallFailure> {
     // No `enable_auto_recover`: the supervisor rebuilds everything as one generation.
     let properties = ConnectionProperties::default().with_connection_name(name.into());
-    let tokio = lapin::runtime::default_runtime().map_err(Failure::Broker)?;
-    let runtime = guarded(&tokio);
+    let tokio = lapin::runtime::default_runtime().map_err(CallFailure::Broker)?;
+    let runtime = sanitizing_runtime(&tokio);
     let (tls, limit) = (settings.tls.clone(), settings.connect_limit);
     let socket: Arc<Mutex<Option<TcpStream>>> = Arc::default();
     let kept = Arc::clone(&socket);
@@ -45,7 +48,10 @@ pub(super) async fn connect(settings: &Settings, name: &str) -> Result<(Connecti
             };
             // lapin's own connect knows no time limit; without one this thread would outlive the attempt.
             match tokio::time::timeout(limit, stream).await {
-                Ok(stream) => Ok(AsyncTcpStream::Plain(Guarded::new(stream?, Greeting::telling(Arc::clone(&told))))),
+                Ok(stream) => Ok(AsyncTcpStream::Plain(SanitizedStream::new(
+                    stream?,
+                    ServerInfoReader::with_version(Arc::clone(&told)),
+                ))),
                 Err(_) => Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
             }
         },
@@ -54,12 +60,12 @@ pub(super) async fn connect(settings: &Settings, name: &str) -> Result<(Connecti
     let ended = tokio::time::timeout(limit, connecting).await;
     let socket = socket.lock().unwrap_or_else(PoisonError::into_inner).take();
     match ended {
-        Ok(connection) => Ok((connection.map_err(Failure::Broker)?, version.get().cloned())),
+        Ok(connection) => Ok((connection.map_err(CallFailure::Broker)?, version.get().cloned())),
         Err(_) => {
             if let Some(Err(error)) = socket.map(|socket| socket.shutdown(Shutdown::Both)) {
                 tracing::debug!(%error, "socket of a connection attempt was gone already");
             }
-            Err(Failure::TimedOut)
+            Err(CallFailure::TimedOut)
         }
     }
 }

@@ -10,47 +10,47 @@ use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
 
-use super::{DeadLetter, Lane, Outgoing, Queue, QueueError, Unfit};
+use super::{DeadLetter, LaneConsumer, OutgoingMessage, Queue, QueueError, TopologyProblem};
 use crate::domain::provider::ProviderName;
 
-mod accounts;
+mod acks;
 mod channels;
 mod consumer;
 mod dead;
 mod declare;
 mod failure;
-pub mod flatten;
-mod greeting;
-mod guarded;
 mod handshake;
 mod header_text;
 mod inspect;
 mod pipeline;
 mod publisher;
 mod receipt;
+mod returns;
+mod sanitized_stream;
+pub mod sanitizer;
+mod server_info;
 mod settings;
 mod supervisor;
-mod tags;
 mod topology;
 mod utf8;
 mod wire;
 
-pub use settings::Settings;
+pub use settings::RabbitSettings;
 
 use consumer::RabbitLane;
 use publisher::Publisher;
-use supervisor::{Declared, Generation, Link};
+use supervisor::{DeclaredProviders, Generation, SupervisedConnection};
 use topology::Topology;
 
 pub struct RabbitMq {
-    settings: Settings,
+    settings: RabbitSettings,
     topology: Topology,
     /// For declarations and looks, of which the broker may refuse any.
-    declaring: Link,
+    declaring: SupervisedConnection,
     /// For lanes. Made with the first of them: commands have none.
-    consuming: OnceLock<Link>,
+    consuming: OnceLock<SupervisedConnection>,
     publisher: Publisher,
-    declared: Declared,
+    declared: DeclaredProviders,
 }
 
 impl RabbitMq {
@@ -60,22 +60,24 @@ impl RabbitMq {
     /// failure, so callers retry with pauses of their own. Bad credentials and the like are [`QueueError::Refused`]
     /// until the first connection; after it they count as away.
     #[must_use]
-    pub fn connect(settings: Settings) -> Self {
+    pub fn connect(settings: RabbitSettings) -> Self {
         let topology = Topology::new(&settings.prefix);
-        let declared = Declared::default();
-        let declaring = Link::start(settings.clone(), "declaring", declared.clone());
-        let publishing = Link::start(settings.clone(), "publishing", Declared::default());
+        let declared = DeclaredProviders::default();
+        let declaring = SupervisedConnection::start(settings.clone(), "declaring", declared.clone());
+        let publishing = SupervisedConnection::start(settings.clone(), "publishing", DeclaredProviders::default());
         let publisher = Publisher::new(publishing, topology.clone());
         Self { settings, topology, declaring, consuming: OnceLock::new(), publisher, declared }
     }
 
-    fn consuming(&self) -> &Link {
-        self.consuming.get_or_init(|| Link::start(self.settings.clone(), "consuming", Declared::default()))
+    fn consuming(&self) -> &SupervisedConnection {
+        self.consuming.get_or_init(|| {
+            SupervisedConnection::start(self.settings.clone(), "consuming", DeclaredProviders::default())
+        })
     }
 
     /// Runs declarations and looks to their end, though their caller may lose interest. lapin ends a connection when it
     /// closes a channel on which the broker is refusing something at that moment, and a channel is closed by dropping it.
-    async fn to_its_end<T, F>(
+    async fn run_to_completion<T, F>(
         &self,
         work: impl FnOnce(Arc<Generation>, Topology) -> F + Send + 'static,
     ) -> Result<T, QueueError>
@@ -85,7 +87,9 @@ impl RabbitMq {
     {
         let (generation, topology) = (self.declaring.generation().await?, self.topology.clone());
         let working = tokio::spawn(async move { work(generation, topology).await });
-        working.await.unwrap_or_else(|error| Err(QueueError::Away(format!("a look at the broker failed: {error}"))))
+        working
+            .await
+            .unwrap_or_else(|error| Err(QueueError::Unavailable(format!("a look at the broker failed: {error}"))))
     }
 }
 
@@ -93,7 +97,7 @@ impl RabbitMq {
 impl Queue for RabbitMq {
     async fn declare(&self, providers: &[ProviderName]) -> Result<(), QueueError> {
         let names = providers.to_vec();
-        self.to_its_end(async move |generation: Arc<Generation>, topology| {
+        self.run_to_completion(async move |generation: Arc<Generation>, topology| {
             supervisor::declare(&generation, &topology, &names).await
         })
         .await?;
@@ -101,7 +105,7 @@ impl Queue for RabbitMq {
         Ok(())
     }
 
-    async fn open_lane(&self, provider: &ProviderName, places: u16) -> Result<Box<dyn Lane>, QueueError> {
+    async fn open_lane(&self, provider: &ProviderName, places: u16) -> Result<Box<dyn LaneConsumer>, QueueError> {
         if places == 0 {
             return Err(QueueError::Refused(
                 "a lane needs at least one place: 0 means no bound to RabbitMQ".to_owned(),
@@ -112,26 +116,30 @@ impl Queue for RabbitMq {
         Ok(Box::new(RabbitLane::open(&generation, provider, queue, places).await?))
     }
 
-    async fn publish(&self, message: Outgoing) -> Result<(), QueueError> {
+    async fn publish(&self, message: OutgoingMessage) -> Result<(), QueueError> {
         self.publisher.publish(&message).await
     }
 
-    async fn take_dead(&self) -> Result<Option<DeadLetter>, QueueError> {
-        self.to_its_end(async |generation: Arc<Generation>, topology| dead::take(&generation, &topology).await).await
+    async fn take_dead_letter(&self) -> Result<Option<DeadLetter>, QueueError> {
+        self.run_to_completion(async |generation: Arc<Generation>, topology| dead::take(&generation, &topology).await)
+            .await
     }
 
     async fn depth(&self, provider: &ProviderName) -> Result<Option<u64>, QueueError> {
         let queue = self.topology.lane_queue(provider)?;
-        self.to_its_end(async move |generation: Arc<Generation>, _| declare::depth(&generation, &queue).await).await
+        self.run_to_completion(async move |generation: Arc<Generation>, _| declare::depth(&generation, &queue).await)
+            .await
     }
 
-    async fn unfit(&self, providers: &[ProviderName]) -> Result<Vec<Unfit>, QueueError> {
+    async fn topology_problems(&self, providers: &[ProviderName]) -> Result<Vec<TopologyProblem>, QueueError> {
         let mut declarations = self.topology.shared();
         for provider in providers {
             declarations.extend(self.topology.lane(provider)?);
         }
-        self.to_its_end(async move |generation: Arc<Generation>, _| inspect::unfit(&generation, &declarations).await)
-            .await
+        self.run_to_completion(async move |generation: Arc<Generation>, _| {
+            inspect::topology_problems(&generation, &declarations).await
+        })
+        .await
     }
 
     /// Of the connections that the process needs by now, all must be there.
@@ -142,7 +150,7 @@ impl Queue for RabbitMq {
                 None => Ok(()),
             }
         };
-        let answering = self.to_its_end(async |generation: Arc<Generation>, _| {
+        let answering = self.run_to_completion(async |generation: Arc<Generation>, _| {
             generation.open_channel().await?;
             Ok(generation.version.clone())
         });

@@ -16,28 +16,28 @@ use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::{BasicProperties, Channel, Confirmation, ErrorKind};
 use tokio::sync::{mpsc, oneshot};
 
-use super::accounts::{Accounts, Verdict};
 use super::channels::OpenChannel;
-use super::failure::{Failure, limited};
+use super::failure::{CallFailure, with_call_limit};
+use super::returns::{PublishOutcome, ReturnTracker};
 use super::supervisor::Generation;
 use super::topology::Route;
 use crate::faults::{self, Bug};
 use crate::queue::QueueError;
 
 /// Most publishes that are taken up between two looks at the confirms.
-const TAKEN_AT_ONCE: usize = 64;
+const DRAIN_MAX: usize = 64;
 
 /// A message as it goes out.
 #[derive(Clone, Debug)]
-pub(super) struct Parcel {
+pub(super) struct PublishRequest {
     pub route: Route,
     pub body: Bytes,
     pub properties: BasicProperties,
 }
 
-impl Parcel {
+impl PublishRequest {
     /// The broker returns what it was given; should one change a header on the way, the rest still tells.
-    fn alike(&self, returned: &BasicReturnMessage) -> u8 {
+    fn similarity(&self, returned: &BasicReturnMessage) -> u8 {
         let (route, back) = (&self.route, &returned.delivery);
         let same = (route.exchange.as_str(), route.routing_key.as_str())
             == (back.exchange.as_str(), back.routing_key.as_str())
@@ -49,31 +49,31 @@ impl Parcel {
 
 /// Why nothing is known of a message.
 #[derive(Clone, Debug)]
-pub(super) enum Ended {
+pub(super) enum ChannelEndCause {
     /// There is no such exchange: the broker ends the channel of whoever publishes to it.
     NoExchange,
-    Otherwise(String),
+    Other(String),
 }
 
-impl From<lapin::Error> for Ended {
+impl From<lapin::Error> for ChannelEndCause {
     fn from(error: lapin::Error) -> Self {
-        match Failure::Broker(error) {
+        match CallFailure::Broker(error) {
             failure if failure.is_not_found() => Self::NoExchange,
-            failure => Self::Otherwise(failure.describe("publish")),
+            failure => Self::Other(failure.describe("publish")),
         }
     }
 }
 
 /// What ended a channel, as its publishes tell it.
 #[derive(Default)]
-struct End {
-    why: Option<Ended>,
+struct ChannelEnd {
+    why: Option<ChannelEndCause>,
     /// Of one that came when the channel was closing already: it says that, and not why.
-    shut: Option<Ended>,
+    shut: Option<ChannelEndCause>,
 }
 
-impl End {
-    fn told(&mut self, error: lapin::Error) {
+impl ChannelEnd {
+    fn record(&mut self, error: lapin::Error) {
         let place = match error.kind() {
             ErrorKind::InvalidChannelState(..) => &mut self.shut,
             _ => &mut self.why,
@@ -82,23 +82,23 @@ impl End {
     }
 
     /// Whoever was in flight when the channel closed is told why, though perhaps later than one that came after it.
-    fn known(&self, others_in_flight: bool) -> Option<&Ended> {
+    fn cause(&self, others_in_flight: bool) -> Option<&ChannelEndCause> {
         self.why.as_ref().or_else(|| self.shut.as_ref().filter(|_| !others_in_flight))
     }
 }
 
-pub(super) type Answer = Result<Verdict, Ended>;
+pub(super) type PublishResult = Result<PublishOutcome, ChannelEndCause>;
 
-struct Wanted {
-    parcel: Parcel,
-    answer: oneshot::Sender<Answer>,
+struct QueuedPublish {
+    parcel: PublishRequest,
+    answer: oneshot::Sender<PublishResult>,
 }
 
 pub(super) struct Pipeline {
     generation: u64,
     channel: OpenChannel,
-    given_up: AtomicBool,
-    wanted: mpsc::UnboundedSender<Wanted>,
+    late: AtomicBool,
+    requests: mpsc::UnboundedSender<QueuedPublish>,
 }
 
 impl Pipeline {
@@ -107,16 +107,16 @@ impl Pipeline {
     pub async fn open(generation: &Generation) -> Result<Self, QueueError> {
         let channel = generation.open_channel().await?;
         let confirming = channel.confirm_select(ConfirmSelectOptions { nowait: false });
-        limited(confirming).await.map_err(|failure| failure.into_error("ask for publisher confirms"))?;
+        with_call_limit(confirming).await.map_err(|failure| failure.into_error("ask for publisher confirms"))?;
         // Bounded by the places of those who publish.
         let (wanted, queue) = mpsc::unbounded_channel();
         tokio::spawn(run(Channel::clone(&channel), queue));
-        Ok(Self { generation: generation.number, channel, given_up: AtomicBool::new(false), wanted })
+        Ok(Self { generation: generation.number, channel, late: AtomicBool::new(false), requests: wanted })
     }
 
     /// Whether a message can go through here.
     pub fn is_open_in(&self, generation: &Generation) -> bool {
-        !self.wanted.is_closed() && self.generation == generation.number && self.is_open()
+        !self.requests.is_closed() && self.generation == generation.number && self.is_open()
     }
 
     pub fn is_open(&self) -> bool {
@@ -124,41 +124,41 @@ impl Pipeline {
     }
 
     /// Some confirm here is late.
-    pub fn is_given_up(&self) -> bool {
-        self.given_up.load(Ordering::Relaxed)
+    pub fn is_late(&self) -> bool {
+        self.late.load(Ordering::Relaxed)
     }
 
     /// Ends the channel; whoever is in flight is told so.
     pub async fn close(&self) {
-        self.give_up();
-        if let Err(failure) = limited(self.channel.close(200, "no confirm".into())).await {
+        self.mark_late();
+        if let Err(failure) = with_call_limit(self.channel.close(200, "no confirm".into())).await {
             tracing::debug!(error = failure.describe("close a channel"), "channel of a lost confirm not closed");
         }
     }
 
     /// Some confirm is late: what comes later is not to be late with it.
-    pub fn give_up(&self) {
-        self.given_up.store(true, Ordering::Relaxed);
+    pub fn mark_late(&self) {
+        self.late.store(true, Ordering::Relaxed);
     }
 
     /// # Errors
     /// Why nothing is known of the message.
-    pub async fn publish(&self, parcel: Parcel) -> Answer {
-        let gone = || Ended::Otherwise("publish: the channel is gone".to_owned());
+    pub async fn publish(&self, parcel: PublishRequest) -> PublishResult {
+        let gone = || ChannelEndCause::Other("publish: the channel is gone".to_owned());
         let (answer, judged) = oneshot::channel();
-        self.wanted.send(Wanted { parcel, answer }).map_err(|_| gone())?;
+        self.requests.send(QueuedPublish { parcel, answer }).map_err(|_| gone())?;
         judged.await.unwrap_or_else(|_| Err(gone()))
     }
 }
 
 /// Ends when nobody waits for an answer any more, or when none can be given.
-async fn run(channel: Channel, mut wanted: mpsc::UnboundedReceiver<Wanted>) {
-    let (mut flight, mut batch) = (Flight::default(), Vec::new());
+async fn run(channel: Channel, mut wanted: mpsc::UnboundedReceiver<QueuedPublish>) {
+    let (mut flight, mut batch) = (InFlightPublishes::default(), Vec::new());
     loop {
         let idle = flight.sent.is_empty();
         tokio::select! {
             biased;
-            taken = wanted.recv_many(&mut batch, TAKEN_AT_ONCE) => match taken {
+            taken = wanted.recv_many(&mut batch, DRAIN_MAX) => match taken {
                 0 => return,
                 _ => batch.drain(..).for_each(|wanted| flight.send(&channel, wanted)),
             },
@@ -168,7 +168,7 @@ async fn run(channel: Channel, mut wanted: mpsc::UnboundedReceiver<Wanted>) {
                 while let Ok(late) = wanted.try_recv() {
                     late.answer.send(Err(why.clone())).unwrap_or_default();
                 }
-                return flight.give_up(&why);
+                return flight.fail_all(&why);
             },
         }
     }
@@ -176,19 +176,19 @@ async fn run(channel: Channel, mut wanted: mpsc::UnboundedReceiver<Wanted>) {
 
 /// What was published and is not confirmed, and what is confirmed and not judged.
 #[derive(Default)]
-struct Flight {
+struct InFlightPublishes {
     sent: Vec<(u64, BoxFuture<'static, lapin::Result<Confirmation>>)>,
-    accounts: Accounts<Option<Parcel>>,
-    answers: BTreeMap<u64, oneshot::Sender<Answer>>,
-    end: End,
+    returns: ReturnTracker<Option<PublishRequest>>,
+    answers: BTreeMap<u64, oneshot::Sender<PublishResult>>,
+    end: ChannelEnd,
     last: u64,
 }
 
-impl Flight {
-    fn send(&mut self, channel: &Channel, Wanted { parcel, answer }: Wanted) {
+impl InFlightPublishes {
+    fn send(&mut self, channel: &Channel, QueuedPublish { parcel, answer }: QueuedPublish) {
         self.last += 1;
         // What is not mandatory does not come back.
-        self.accounts.published(self.last, parcel.route.mandatory.then(|| parcel.clone()));
+        self.returns.record_publish(self.last, parcel.route.mandatory.then(|| parcel.clone()));
         self.answers.insert(self.last, answer);
         self.sent.push((self.last, publish(channel.clone(), parcel).boxed()));
     }
@@ -197,7 +197,7 @@ impl Flight {
     ///
     /// # Errors
     /// Why nothing can be told any more.
-    async fn confirms(&mut self) -> Result<(), Ended> {
+    async fn confirms(&mut self) -> Result<(), ChannelEndCause> {
         let mut came = Vec::new();
         std::future::poll_fn(|context| {
             // Polled again until nothing is new: whoever was confirmed before any that we know of is known then.
@@ -221,36 +221,37 @@ impl Flight {
                 Ok(Confirmation::Ack(returned)) => (true, returned),
                 Ok(Confirmation::Nack(returned)) => (false, returned),
                 Ok(Confirmation::NotRequested) => {
-                    return Err(Ended::Otherwise("publish: publisher confirms are off".to_owned()));
+                    return Err(ChannelEndCause::Other("publish: publisher confirms are off".to_owned()));
                 }
                 // The others of its time may be certain all the same.
                 Err(error) => {
-                    self.end.told(error);
+                    self.end.record(error);
                     continue;
                 }
             };
-            self.accounts.confirmed(id, accepted, returned.is_some());
+            self.returns.record_confirm(id, accepted, returned.is_some());
             if let Some(returned) = returned {
-                let alike = |parcel: &Option<Parcel>| parcel.as_ref().map_or(0, |parcel| parcel.alike(&returned));
-                if !self.accounts.returned(alike) {
+                let alike =
+                    |parcel: &Option<PublishRequest>| parcel.as_ref().map_or(0, |parcel| parcel.similarity(&returned));
+                if !self.returns.record_return(alike) {
                     let stranger = "publish: a message came back that is none of those in flight";
-                    return Err(Ended::Otherwise(stranger.to_owned()));
+                    return Err(ChannelEndCause::Other(stranger.to_owned()));
                 }
             }
         }
-        for (id, verdict) in self.accounts.judge() {
+        for (id, verdict) in self.returns.take_resolved() {
             self.answer(id, Ok(verdict));
         }
-        self.end.known(!self.sent.is_empty()).map_or(Ok(()), |why| Err(why.clone()))
+        self.end.cause(!self.sent.is_empty()).map_or(Ok(()), |why| Err(why.clone()))
     }
 
-    fn give_up(self, why: &Ended) {
+    fn fail_all(self, why: &ChannelEndCause) {
         for answer in self.answers.into_values() {
             answer.send(Err(why.clone())).unwrap_or_default();
         }
     }
 
-    fn answer(&mut self, id: u64, answer: Answer) {
+    fn answer(&mut self, id: u64, answer: PublishResult) {
         if let Some(waiting) = self.answers.remove(&id) {
             // Who no longer waits was told that nothing is known.
             waiting.send(answer).unwrap_or_default();
@@ -258,8 +259,8 @@ impl Flight {
     }
 }
 
-async fn publish(channel: Channel, parcel: Parcel) -> lapin::Result<Confirmation> {
-    let Parcel { route, body, properties } = parcel;
+async fn publish(channel: Channel, parcel: PublishRequest) -> lapin::Result<Confirmation> {
+    let PublishRequest { route, body, properties } = parcel;
     let options = BasicPublishOptions { mandatory: route.mandatory, immediate: false };
     let (exchange, key) = (route.exchange.as_str().into(), route.routing_key.as_str().into());
     // Its first poll numbers the message and queues it; this await writes, the next is the broker's confirm.
@@ -278,23 +279,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_cause_is_told_whoever_is_told_first() {
+    fn channel_end_cause_reaches_every_publish() {
         let shut = || lapin::Error::from(ErrorKind::InvalidChannelState(ChannelState::Closing, "basic.publish"));
         let gone = || {
             let error = AMQPError::new(AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND), "no exchange".into());
             lapin::Error::from(ErrorKind::ProtocolError(error))
         };
         for order in [[gone(), shut()], [shut(), gone()]] {
-            let mut end = End::default();
-            order.into_iter().for_each(|error| end.told(error));
-            assert!(matches!(end.known(false), Some(Ended::NoExchange)));
+            let mut end = ChannelEnd::default();
+            order.into_iter().for_each(|error| end.record(error));
+            assert!(matches!(end.cause(false), Some(ChannelEndCause::NoExchange)));
         }
-        let mut end = End::default();
-        assert!(end.known(false).is_none());
-        end.told(shut());
-        assert!(end.known(true).is_none(), "those in flight know better");
-        assert!(matches!(end.known(false), Some(Ended::Otherwise(_))), "nobody knows better");
-        end.told(gone());
-        assert!(matches!(end.known(true), Some(Ended::NoExchange)));
+        let mut end = ChannelEnd::default();
+        assert!(end.cause(false).is_none());
+        end.record(shut());
+        assert!(end.cause(true).is_none(), "those in flight know better");
+        assert!(matches!(end.cause(false), Some(ChannelEndCause::Other(_))), "nobody knows better");
+        end.record(gone());
+        assert!(matches!(end.cause(true), Some(ChannelEndCause::NoExchange)));
     }
 }

@@ -12,14 +12,14 @@ use std::time::Duration;
 
 use tokio::sync::{Mutex, Semaphore};
 
-use super::accounts::Verdict;
-use super::failure::{Failure, limited_with_body};
-use super::pipeline::{Answer, Ended, Parcel, Pipeline};
-use super::supervisor::{Generation, Link};
+use super::failure::{CallFailure, with_body_limit};
+use super::pipeline::{ChannelEndCause, Pipeline, PublishRequest, PublishResult};
+use super::returns::PublishOutcome;
+use super::supervisor::{Generation, SupervisedConnection};
 use super::topology::{Route, Topology};
 use super::wire;
 use crate::domain::job::BODY_BYTES_MAX;
-use crate::queue::{Destination, Outgoing, QueueError, headers};
+use crate::queue::{Destination, OutgoingMessage, QueueError, headers};
 
 /// Publishes in flight to one exchange with one routing key: what memory they take, against how many confirms the broker can
 /// give at once. Apart for each key, so that a queue that confirms nothing holds up no other.
@@ -27,21 +27,21 @@ const IN_FLIGHT: usize = 256;
 /// Channels of one exchange that wait for late confirms alone. With more, later publishes share the newest.
 const LATE_CHANNELS: usize = 8;
 /// How often a publish with a late confirm looks whether its channel is still open.
-const LOOK: Duration = Duration::from_secs(1);
+const CHANNEL_CHECK_EVERY: Duration = Duration::from_secs(1);
 /// After this a confirm is held to be lost, and its channel is closed.
 const CONFIRM_MAX: Duration = Duration::from_secs(15 * 60);
 
 pub(super) struct Publisher {
-    link: Link,
+    link: SupervisedConnection,
     topology: Topology,
     /// For bodies that no job has, one at a time: their frames are a second copy of them.
     long: Semaphore,
     /// By exchange, and apart for long bodies, which others should not wait behind.
-    ways: StdMutex<HashMap<(String, bool), Arc<Way>>>,
+    exchanges: StdMutex<HashMap<(String, bool), Arc<ExchangePublisher>>>,
 }
 
 #[derive(Default)]
-struct Way {
+struct ExchangePublisher {
     /// By routing key.
     places: StdMutex<HashMap<String, Arc<Semaphore>>>,
     pipelines: Mutex<Pipelines>,
@@ -55,17 +55,17 @@ struct Pipelines {
 }
 
 impl Publisher {
-    pub fn new(link: Link, topology: Topology) -> Self {
-        Self { link, topology, long: Semaphore::new(1), ways: StdMutex::default() }
+    pub fn new(link: SupervisedConnection, topology: Topology) -> Self {
+        Self { link, topology, long: Semaphore::new(1), exchanges: StdMutex::default() }
     }
 
-    pub async fn publish(&self, message: &Outgoing) -> Result<(), QueueError> {
+    pub async fn publish(&self, message: &OutgoingMessage) -> Result<(), QueueError> {
         let route = self.topology.route(&message.destination)?;
         let is_long = message.body.len() > BODY_BYTES_MAX;
-        let way = self.way(&route.exchange, is_long);
+        let way = self.exchange(&route.exchange, is_long);
         let places = way.places(&route.routing_key);
         // Never for ever: each holder of a place gives it back when its message is confirmed or its channel ends.
-        let ended = |_| QueueError::Away("the publisher has ended".to_owned());
+        let ended = |_| QueueError::Unavailable("the publisher has ended".to_owned());
         let _alone = match is_long {
             true => Some(self.long.acquire().await.map_err(ended)?),
             false => None,
@@ -73,42 +73,42 @@ impl Publisher {
         let _place = places.acquire().await.map_err(ended)?;
         let generation = self.link.generation().await?;
         let frame_max = generation.connection.configuration().frame_max();
-        let properties = wire::to_amqp(&headers::with_destination(message), frame_max)?;
+        let properties = wire::to_amqp(&headers::with_destination_headers(message), frame_max)?;
         generation.unblocked().await?;
         let pipeline = way.pipeline(&generation).await?;
-        let parcel = Parcel { route: route.clone(), body: message.body.clone(), properties };
+        let parcel = PublishRequest { route: route.clone(), body: message.body.clone(), properties };
         let mut publishing = pin!(pipeline.publish(parcel));
         let in_time = async { Ok(publishing.as_mut().await) };
-        let answer = match limited_with_body(message.body.len(), in_time).await {
+        let answer = match with_body_limit(message.body.len(), in_time).await {
             Ok(answer) => answer,
             Err(_) => {
-                pipeline.give_up();
+                pipeline.mark_late();
                 tracing::warn!(exchange = route.exchange, key = route.routing_key, "confirm is late; waiting for it");
-                late(&pipeline, publishing).await
+                wait_late_confirm(&pipeline, publishing).await
             }
         };
         match answer {
-            Ok(verdict) => judge(verdict, &message.destination, &route),
-            Err(Ended::NoExchange) => Err(unroutable(&message.destination, &route)),
-            Err(Ended::Otherwise(why)) => Err(QueueError::NotConfirmed(why)),
+            Ok(verdict) => check_outcome(verdict, &message.destination, &route),
+            Err(ChannelEndCause::NoExchange) => Err(unroutable(&message.destination, &route)),
+            Err(ChannelEndCause::Other(why)) => Err(QueueError::NotConfirmed(why)),
         }
     }
 
-    fn way(&self, exchange: &str, is_long: bool) -> Arc<Way> {
-        let mut ways = self.ways.lock().unwrap_or_else(PoisonError::into_inner);
+    fn exchange(&self, exchange: &str, is_long: bool) -> Arc<ExchangePublisher> {
+        let mut ways = self.exchanges.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(ways.entry((exchange.to_owned(), is_long)).or_default())
     }
 }
 
 /// Waits for a late confirm, or for the end of its channel.
-async fn late(pipeline: &Pipeline, publishing: impl Future<Output = Answer>) -> Answer {
+async fn wait_late_confirm(pipeline: &Pipeline, publishing: impl Future<Output = PublishResult>) -> PublishResult {
     let gone = async {
-        let looks = (0..).take_while(|look| LOOK * *look < CONFIRM_MAX);
+        let looks = (0..).take_while(|look| CHANNEL_CHECK_EVERY * *look < CONFIRM_MAX);
         for _ in looks {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(CHANNEL_CHECK_EVERY).await;
             if !pipeline.is_open() {
                 // Whoever was in flight is told why.
-                tokio::time::sleep(LOOK).await;
+                tokio::time::sleep(CHANNEL_CHECK_EVERY).await;
                 return "publish: the channel is gone";
             }
         }
@@ -118,12 +118,12 @@ async fn late(pipeline: &Pipeline, publishing: impl Future<Output = Answer>) -> 
         answer = publishing => answer,
         why = gone => {
             pipeline.close().await;
-            Err(Ended::Otherwise(why.to_owned()))
+            Err(ChannelEndCause::Other(why.to_owned()))
         }
     }
 }
 
-impl Way {
+impl ExchangePublisher {
     fn places(&self, key: &str) -> Arc<Semaphore> {
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(places) = places.get(key) {
@@ -139,7 +139,7 @@ impl Way {
             pipelines.late.retain(|late| late.strong_count() > 0);
             let full = pipelines.late.len() >= LATE_CHANNELS;
             let newest = pipelines.newest.as_ref();
-            let good = newest.filter(|it| it.is_open_in(generation) && (full || !it.is_given_up()));
+            let good = newest.filter(|it| it.is_open_in(generation) && (full || !it.is_late()));
             if let Some(pipeline) = good {
                 return Ok(Ok(Arc::clone(pipeline)));
             }
@@ -148,17 +148,17 @@ impl Way {
             pipelines.late.extend(before.as_ref().map(Arc::downgrade));
             Ok(opened)
         };
-        let late = |failure: Failure| failure.into_error("open a channel for publishing");
-        limited_with_body(0, having).await.map_err(late)?
+        let late = |failure: CallFailure| failure.into_error("open a channel for publishing");
+        with_body_limit(0, having).await.map_err(late)?
     }
 }
 
 /// Only an acknowledgement without a returned message means that a queue has it.
-fn judge(verdict: Verdict, destination: &Destination, route: &Route) -> Result<(), QueueError> {
+fn check_outcome(verdict: PublishOutcome, destination: &Destination, route: &Route) -> Result<(), QueueError> {
     match verdict {
-        Verdict::Delivered => Ok(()),
-        Verdict::Returned => Err(unroutable(destination, route)),
-        Verdict::Refused => Err(QueueError::Rejected("a queue takes no more (nack)".to_owned())),
+        PublishOutcome::Delivered => Ok(()),
+        PublishOutcome::Returned => Err(unroutable(destination, route)),
+        PublishOutcome::Nacked => Err(QueueError::Rejected("a queue takes no more (nack)".to_owned())),
     }
 }
 

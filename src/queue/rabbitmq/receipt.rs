@@ -13,33 +13,33 @@ use lapin::options::{BasicAckOptions, BasicNackOptions};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::failure::limited;
-use super::tags::Tags;
-use crate::queue::fault::Fault;
+use super::acks::AckTracker;
+use super::failure::with_call_limit;
+use crate::queue::fault::LaneFault;
 use crate::queue::{QueueError, Receipt};
 
 /// Messages given out and not finished, by whether their consumer still takes messages.
 #[derive(Default)]
-pub(super) struct Held {
-    counts: Mutex<Counts>,
+pub(super) struct UnackedMessages {
+    counts: Mutex<UnackedCounts>,
     freed: Notify,
-    pub fault: Fault,
+    pub fault: LaneFault,
 }
 
 #[derive(Default)]
-struct Counts {
+struct UnackedCounts {
     epoch: u64,
-    fresh: usize,
+    current: usize,
     stale: usize,
 }
 
-impl Held {
+impl UnackedMessages {
     /// All consumers have ended: what is out now is out on no consumer's account.
-    pub fn begin_epoch(&self) {
+    pub fn start_epoch(&self) {
         let mut counts = self.counts();
         counts.epoch += 1;
-        counts.stale += counts.fresh;
-        counts.fresh = 0;
+        counts.stale += counts.current;
+        counts.current = 0;
     }
 
     /// Messages out of consumers that have ended.
@@ -52,16 +52,16 @@ impl Held {
         self.freed.notified().await;
     }
 
-    fn given_out(&self) -> u64 {
+    fn record_delivery(&self) -> u64 {
         let mut counts = self.counts();
-        counts.fresh += 1;
+        counts.current += 1;
         counts.epoch
     }
 
-    fn finished(&self, epoch: u64) {
+    fn record_finish(&self, epoch: u64) {
         let mut counts = self.counts();
         if counts.epoch == epoch {
-            counts.fresh = counts.fresh.saturating_sub(1);
+            counts.current = counts.current.saturating_sub(1);
         } else {
             counts.stale = counts.stale.saturating_sub(1);
             // Stored if nobody waits, so no place is missed.
@@ -71,59 +71,59 @@ impl Held {
 
     /// Tells everybody in the batch what became of it. Frames that were not written for certain may or may not reach the
     /// broker, and whether their places are free is then unknown.
-    fn judge(&self, batch: impl IntoIterator<Item = Finish>, written: &Result<(), String>) {
+    fn complete_batch(&self, batch: impl IntoIterator<Item = PendingAck>, written: &Result<(), String>) {
         if let Err(why) = written {
-            self.fault.tell(why.clone());
+            self.fault.record(why.clone());
         }
         for finish in batch {
             if written.is_ok() {
-                self.finished(finish.epoch);
+                self.record_finish(finish.epoch);
             }
             // Who no longer waits for the answer has lost nothing by it.
             finish.written.send(written.clone()).unwrap_or_default();
         }
     }
 
-    fn counts(&self) -> MutexGuard<'_, Counts> {
+    fn counts(&self) -> MutexGuard<'_, UnackedCounts> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// What a receipt wants to be written.
 #[derive(Debug)]
-struct Finish {
+struct PendingAck {
     tag: u64,
     epoch: u64,
-    hand_back: bool,
+    requeue: bool,
     written: oneshot::Sender<Result<(), String>>,
 }
 
 /// Makes a lane's receipts. Dropped, it ends the writing, and receipts in hand are void.
-pub(super) struct Receipts {
-    pub held: Arc<Held>,
-    finishes: mpsc::UnboundedSender<Finish>,
+pub(super) struct AckWriter {
+    pub unacked: Arc<UnackedMessages>,
+    finishes: mpsc::UnboundedSender<PendingAck>,
     _writing: AbortOnDropHandle<()>,
 }
 
-impl Receipts {
+impl AckWriter {
     /// For all deliveries of this channel, from its first on.
     pub fn new(channel: Channel) -> Self {
-        let held = Arc::default();
+        let unacked = Arc::default();
         // As many as there are receipts, so never more than places.
         let (finishes, queue) = mpsc::unbounded_channel();
-        let writing = tokio::spawn(write(channel, Arc::clone(&held), queue));
-        Self { held, finishes, _writing: AbortOnDropHandle::new(writing) }
+        let writing = tokio::spawn(run(channel, Arc::clone(&unacked), queue));
+        Self { unacked, finishes, _writing: AbortOnDropHandle::new(writing) }
     }
 
     pub fn receipt(&self, tag: u64) -> RabbitReceipt {
-        let epoch = self.held.given_out();
-        RabbitReceipt { tag, epoch, held: Arc::clone(&self.held), finishes: self.finishes.clone() }
+        let epoch = self.unacked.record_delivery();
+        RabbitReceipt { tag, epoch, unacked: Arc::clone(&self.unacked), finishes: self.finishes.clone() }
     }
 }
 
 /// Writes batch after batch until the lane is dropped, or until one fails.
-async fn write(channel: Channel, held: Arc<Held>, mut finishes: mpsc::UnboundedReceiver<Finish>) {
-    let (mut tags, mut batch) = (Tags::default(), Vec::new());
+async fn run(channel: Channel, held: Arc<UnackedMessages>, mut finishes: mpsc::UnboundedReceiver<PendingAck>) {
+    let (mut tags, mut batch) = (AckTracker::default(), Vec::new());
     while let Some(first) = finishes.recv().await {
         batch.push(first);
         // A group commit wakes many jobs at once; this lets those speak that are about to.
@@ -132,7 +132,7 @@ async fn write(channel: Channel, held: Arc<Held>, mut finishes: mpsc::UnboundedR
             batch.push(next);
         }
         let written = write_batch(&channel, &mut tags, &batch).await;
-        held.judge(batch.drain(..), &written);
+        held.complete_batch(batch.drain(..), &written);
         if written.is_err() {
             break;
         }
@@ -140,16 +140,16 @@ async fn write(channel: Channel, held: Arc<Held>, mut finishes: mpsc::UnboundedR
 }
 
 /// What is handed back is on the wire before any frame that could cover it, and a batch before the next.
-async fn write_batch(channel: &Channel, tags: &mut Tags, batch: &[Finish]) -> Result<(), String> {
-    let tags_of = |hand_back| batch.iter().filter(move |finish| finish.hand_back == hand_back).map(|finish| finish.tag);
+async fn write_batch(channel: &Channel, tags: &mut AckTracker, batch: &[PendingAck]) -> Result<(), String> {
+    let tags_of = |hand_back| batch.iter().filter(move |finish| finish.requeue == hand_back).map(|finish| finish.tag);
     let back = BasicNackOptions { multiple: false, requeue: true };
-    limited(try_join_all(tags_of(true).map(|tag| channel.basic_nack(tag, back))))
+    with_call_limit(try_join_all(tags_of(true).map(|tag| channel.basic_nack(tag, back))))
         .await
         .map_err(|failure| failure.describe("hand back"))?;
-    tags_of(true).for_each(|tag| tags.handed_back(tag));
+    tags_of(true).for_each(|tag| tags.record_requeued(tag));
     let frames = tags.acknowledge(&tags_of(false).collect::<Vec<_>>());
     let ack = |multiple| BasicAckOptions { multiple };
-    limited(try_join_all(frames.into_iter().map(|frame| channel.basic_ack(frame.tag, ack(frame.multiple)))))
+    with_call_limit(try_join_all(frames.into_iter().map(|frame| channel.basic_ack(frame.tag, ack(frame.multiple)))))
         .await
         .map_err(|failure| failure.describe("acknowledge"))?;
     Ok(())
@@ -158,23 +158,23 @@ async fn write_batch(channel: &Channel, tags: &mut Tags, batch: &[Finish]) -> Re
 pub(super) struct RabbitReceipt {
     tag: u64,
     epoch: u64,
-    held: Arc<Held>,
-    finishes: mpsc::UnboundedSender<Finish>,
+    unacked: Arc<UnackedMessages>,
+    finishes: mpsc::UnboundedSender<PendingAck>,
 }
 
 impl RabbitReceipt {
     async fn finish(self, hand_back: bool) -> Result<(), QueueError> {
         let (written, answer) = oneshot::channel();
-        let finish = Finish { tag: self.tag, epoch: self.epoch, hand_back, written };
+        let finish = PendingAck { tag: self.tag, epoch: self.epoch, requeue: hand_back, written };
         // Sent or not, the other end is dropped with the writing.
         self.finishes.send(finish).unwrap_or_default();
         match answer.await {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(why)) => Err(QueueError::Away(why)),
+            Ok(Err(why)) => Err(QueueError::Unavailable(why)),
             Err(_) => {
                 let why = "finish a message: the lane's channel is gone".to_owned();
-                self.held.fault.tell(why.clone());
-                Err(QueueError::Away(why))
+                self.unacked.fault.record(why.clone());
+                Err(QueueError::Unavailable(why))
             }
         }
     }
@@ -186,31 +186,31 @@ impl Receipt for RabbitReceipt {
         self.finish(false).await
     }
 
-    async fn hand_back(self: Box<Self>) -> Result<(), QueueError> {
+    async fn requeue(self: Box<Self>) -> Result<(), QueueError> {
         self.finish(true).await
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::failure::Failure;
+    use super::super::failure::CallFailure;
     use super::*;
 
     #[tokio::test]
-    async fn an_acknowledgement_that_times_out_ends_the_lane() {
-        let held = Held::default();
-        let (first, second) = (held.given_out(), held.given_out());
-        held.begin_epoch();
+    async fn ack_timeout_ends_the_lane() {
+        let held = UnackedMessages::default();
+        let (first, second) = (held.record_delivery(), held.record_delivery());
+        held.start_epoch();
         let finish = |epoch| {
             let (written, answer) = oneshot::channel();
-            ([Finish { tag: epoch, epoch, hand_back: false, written }], answer)
+            ([PendingAck { tag: epoch, epoch, requeue: false, written }], answer)
         };
         let (batch, answer) = finish(first);
-        held.judge(batch, &Ok(()));
-        assert_eq!((answer.await.unwrap(), held.stale(), held.fault.told()), (Ok(()), 1, None));
+        held.complete_batch(batch, &Ok(()));
+        assert_eq!((answer.await.unwrap(), held.stale(), held.fault.reason()), (Ok(()), 1, None));
         // Its place would be missing from every later consumer of this lane.
         let (batch, answer) = finish(second);
-        held.judge(batch, &Err(Failure::TimedOut.describe("acknowledge")));
+        held.complete_batch(batch, &Err(CallFailure::TimedOut.describe("acknowledge")));
         assert_eq!(answer.await.unwrap(), Err("acknowledge: no answer within 5 s".to_owned()));
         assert_eq!(held.stale(), 1);
         assert_eq!(held.fault.wait().await, "acknowledge: no answer within 5 s");

@@ -24,14 +24,14 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 const PREFIX_BYTES_MAX: usize = 100;
 
 #[derive(Clone)]
-pub struct Settings {
+pub struct RabbitSettings {
     pub(super) uri: AMQPUri,
     pub(super) tls: OwnedTLSConfig,
     pub(super) connect_limit: Duration,
     pub(super) prefix: String,
 }
 
-impl Settings {
+impl RabbitSettings {
     /// Reads `amqp://` or `amqps://` (<https://www.rabbitmq.com/docs/uri-spec>, with the query keys `heartbeat` in
     /// seconds, `connection_timeout` in ms, `channel_max`, `auth_mechanism` and `cacertfile`, a PEM file with the
     /// authorities to trust besides the public ones). `prefix` begins the names of all exchanges and queues.
@@ -66,10 +66,10 @@ impl Settings {
     }
 }
 
-impl Settings {
+impl RabbitSettings {
     /// Trusts these authorities besides the public ones, unless the URL names a `cacertfile` of its own.
     #[must_use]
-    pub fn trusting(mut self, authorities: &Authorities) -> Self {
+    pub fn with_authorities(mut self, authorities: &Authorities) -> Self {
         if self.tls.cert_chain.is_none() {
             self.tls.cert_chain = authorities.pem().map(str::to_owned);
         }
@@ -94,8 +94,8 @@ fn refused(text: impl Into<String>) -> QueueError {
 mod tests {
     use super::*;
 
-    fn settings(url: &str) -> Result<Settings, String> {
-        Settings::new(&SecretString::from(url), "payments").map_err(|error| error.to_string())
+    fn settings(url: &str) -> Result<RabbitSettings, String> {
+        RabbitSettings::new(&SecretString::from(url), "payments").map_err(|error| error.to_string())
     }
 
     #[test]
@@ -117,11 +117,11 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_can_be_part_of_a_queue_name() {
+    fn queue_prefix_must_be_a_valid_name() {
         let url = SecretString::from("amqp://localhost");
         for prefix in ["", "amq.x", "a b", "é", &"x".repeat(101)] {
-            assert!(Settings::new(&url, prefix).is_err(), "{prefix}");
+            assert!(RabbitSettings::new(&url, prefix).is_err(), "{prefix}");
         }
-        assert!(Settings::new(&url, "payments.test-1_a").is_ok());
+        assert!(RabbitSettings::new(&url, "payments.test-1_a").is_ok());
     }
 }

@@ -14,9 +14,9 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::channels::{ChannelLimit, Channels, OpenChannel};
 use super::declare::declare_all;
-use super::failure::{CALL_LIMIT, limited};
+use super::failure::{CALL_LIMIT, with_call_limit};
 use super::handshake::connect;
-use super::settings::Settings;
+use super::settings::RabbitSettings;
 use super::topology::Topology;
 use crate::domain::backoff::BackoffPolicy;
 use crate::domain::provider::ProviderName;
@@ -27,7 +27,7 @@ const RECONNECT: BackoffPolicy = BackoffPolicy { base: Duration::from_millis(100
 /// A generation that lived this long ends the growth of the pauses.
 const STEADY: Duration = Duration::from_secs(10);
 /// How often the state is looked at, should an event be missed.
-const LOOK: Duration = Duration::from_secs(1);
+const STATE_CHECK_EVERY: Duration = Duration::from_secs(1);
 
 /// One connection, from its opening to its end.
 pub(super) struct Generation {
@@ -41,17 +41,17 @@ pub(super) struct Generation {
 }
 
 #[derive(Clone)]
-enum State {
+enum LinkState {
     Up(Arc<Generation>),
-    Away(String),
+    Down(String),
     Refused(String),
 }
 
 /// The providers whose lanes each new generation declares; empty until the first declaration.
 #[derive(Clone, Default)]
-pub(super) struct Declared(Arc<Mutex<BTreeSet<ProviderName>>>);
+pub(super) struct DeclaredProviders(Arc<Mutex<BTreeSet<ProviderName>>>);
 
-impl Declared {
+impl DeclaredProviders {
     pub fn add(&self, providers: &[ProviderName]) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(providers.iter().cloned());
     }
@@ -62,16 +62,16 @@ impl Declared {
 }
 
 /// One supervised connection. Dropping it ends the supervision and, with the last channel, the connection.
-pub(super) struct Link {
-    state: watch::Receiver<State>,
+pub(super) struct SupervisedConnection {
+    state: watch::Receiver<LinkState>,
     _supervision: AbortOnDropHandle<()>,
 }
 
-impl Link {
+impl SupervisedConnection {
     /// Starts connecting and returns at once.
-    pub fn start(settings: Settings, purpose: &'static str, declared: Declared) -> Self {
-        let (sender, state) = watch::channel(State::Away("not connected yet".to_owned()));
-        let of = Purpose { settings, purpose, declared, limit: ChannelLimit::default() };
+    pub fn start(settings: RabbitSettings, purpose: &'static str, declared: DeclaredProviders) -> Self {
+        let (sender, state) = watch::channel(LinkState::Down("not connected yet".to_owned()));
+        let of = LinkConfig { settings, purpose, declared, limit: ChannelLimit::default() };
         let supervision = tokio::spawn(supervise(of, sender));
         Self { state, _supervision: AbortOnDropHandle::new(supervision) }
     }
@@ -83,16 +83,16 @@ impl Link {
     /// has never taken us.
     pub async fn generation(&self) -> Result<Arc<Generation>, QueueError> {
         let mut state = self.state.clone();
-        let settled = |state: &State| !matches!(state, State::Away(_));
+        let settled = |state: &LinkState| !matches!(state, LinkState::Down(_));
         let last = match tokio::time::timeout(CALL_LIMIT, state.wait_for(settled)).await {
             Ok(Ok(state)) => state.clone(),
-            Ok(Err(_)) => return Err(QueueError::Away("the supervision has ended".to_owned())),
+            Ok(Err(_)) => return Err(QueueError::Unavailable("the supervision has ended".to_owned())),
             Err(_) => self.state.borrow().clone(),
         };
         match last {
-            State::Up(generation) => Ok(generation),
-            State::Away(text) => Err(QueueError::Away(text)),
-            State::Refused(text) => Err(QueueError::Refused(text)),
+            LinkState::Up(generation) => Ok(generation),
+            LinkState::Down(text) => Err(QueueError::Unavailable(text)),
+            LinkState::Refused(text) => Err(QueueError::Refused(text)),
         }
     }
 }
@@ -121,7 +121,7 @@ impl Generation {
         let mut cause = "closed".to_owned();
         // An error event may concern a channel alone, so the connection's own state decides.
         while self.connection.status().connected() {
-            let Ok(event) = tokio::time::timeout(LOOK, events.next()).await else { continue };
+            let Ok(event) = tokio::time::timeout(STATE_CHECK_EVERY, events.next()).await else { continue };
             match event {
                 Some(Event::ConnectionBlocked(reason)) => {
                     tracing::warn!(%reason, "broker blocks publishers");
@@ -141,14 +141,14 @@ impl Generation {
 }
 
 /// What all connections of a link have in common.
-struct Purpose {
-    settings: Settings,
+struct LinkConfig {
+    settings: RabbitSettings,
     purpose: &'static str,
-    declared: Declared,
+    declared: DeclaredProviders,
     limit: ChannelLimit,
 }
 
-async fn supervise(of: Purpose, state: watch::Sender<State>) {
+async fn supervise(of: LinkConfig, state: watch::Sender<LinkState>) {
     let purpose = of.purpose;
     let mut failed: u32 = 0;
     let mut connected_before = false;
@@ -158,7 +158,7 @@ async fn supervise(of: Purpose, state: watch::Sender<State>) {
                 connected_before = true;
                 let since = Instant::now();
                 tracing::info!(purpose, generation = number, "broker connected");
-                state.send_replace(State::Up(Arc::clone(&generation)));
+                state.send_replace(LinkState::Up(Arc::clone(&generation)));
                 let cause = tokio::select! {
                     cause = generation.ended() => cause,
                     // What uses it goes on.
@@ -169,7 +169,7 @@ async fn supervise(of: Purpose, state: watch::Sender<State>) {
                     }
                 };
                 tracing::warn!(purpose, generation = number, %cause, "broker connection lost");
-                state.send_replace(State::Away(format!("connection lost: {cause}")));
+                state.send_replace(LinkState::Down(format!("connection lost: {cause}")));
                 failed = if since.elapsed() > STEADY { 1 } else { failed.saturating_add(1) };
             }
             Err(error) => {
@@ -177,9 +177,9 @@ async fn supervise(of: Purpose, state: watch::Sender<State>) {
                 state.send_replace(match error {
                     // What was good once will be again, after a rotated password or a limit on connections; callers
                     // take a refusal for final and would give their messages back.
-                    QueueError::Refused(text) if !connected_before => State::Refused(text),
-                    QueueError::Refused(text) | QueueError::Away(text) => State::Away(text),
-                    error => State::Away(error.to_string()),
+                    QueueError::Refused(text) if !connected_before => LinkState::Refused(text),
+                    QueueError::Refused(text) | QueueError::Unavailable(text) => LinkState::Down(text),
+                    error => LinkState::Down(error.to_string()),
                 });
                 failed = failed.saturating_add(1);
             }
@@ -190,12 +190,12 @@ async fn supervise(of: Purpose, state: watch::Sender<State>) {
 
 async fn close_when_unused(generation: Arc<Generation>) {
     generation.channels.unused().await;
-    if let Err(failure) = limited(generation.connection.close(200, "its channels are used up".into())).await {
+    if let Err(failure) = with_call_limit(generation.connection.close(200, "its channels are used up".into())).await {
         tracing::debug!(generation = generation.number, error = failure.describe("close the connection"), "not closed");
     }
 }
 
-async fn establish(of: &Purpose, number: u64) -> Result<Arc<Generation>, QueueError> {
+async fn establish(of: &LinkConfig, number: u64) -> Result<Arc<Generation>, QueueError> {
     let (settings, authority) = (&of.settings, &of.settings.uri.authority);
     let (connection, version) = connect(settings, &format!("sluicegate {}", of.purpose))
         .await
@@ -203,17 +203,13 @@ async fn establish(of: &Purpose, number: u64) -> Result<Arc<Generation>, QueueEr
     let channels = Channels::new(settings.clone(), of.limit.clone());
     let blocked = watch::Sender::new(None);
     let generation = Arc::new(Generation { number, connection, version, channels, blocked });
-    declare_again(&generation, &Topology::new(&settings.prefix), &of.declared.list()).await?;
+    redeclare(&generation, &Topology::new(&settings.prefix), &of.declared.list()).await?;
     Ok(generation)
 }
 
 /// What was declared before. Where that is refused now, one by one: a queue that somebody made otherwise is its own lane's
 /// matter, which says so when it opens, and the others do not wait until it is mended.
-async fn declare_again(
-    generation: &Generation,
-    topology: &Topology,
-    providers: &[ProviderName],
-) -> Result<(), QueueError> {
+async fn redeclare(generation: &Generation, topology: &Topology, providers: &[ProviderName]) -> Result<(), QueueError> {
     if providers.is_empty() {
         return Ok(());
     }

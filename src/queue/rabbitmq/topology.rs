@@ -18,7 +18,7 @@ use crate::queue::{DELAY_STEPS, Destination, QueueError, names};
 /// 20 the default. <https://www.rabbitmq.com/docs/quorum-queues#poison-message-handling>
 const LANE_DELIVERY_LIMIT: i32 = 1_000;
 /// In effect none: from `invalid` and `dead` nothing may be dropped. (`-1` is understood from 4.0 on only.)
-const KEPT_DELIVERY_LIMIT: i32 = 1_000_000;
+const RETAINED_DELIVERY_LIMIT: i32 = 1_000_000;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Declaration {
@@ -83,8 +83,8 @@ impl Topology {
         let mut declarations = vec![
             exchange(self.prefix.clone(), ExchangeKind::Direct),
             exchange(self.outcomes(), ExchangeKind::Topic),
-            Declaration::Queue { name: self.invalid(), arguments: kept() },
-            Declaration::Queue { name: self.dead(), arguments: kept() },
+            Declaration::Queue { name: self.invalid(), arguments: retained_arguments() },
+            Declaration::Queue { name: self.dead(), arguments: retained_arguments() },
             exchange(self.unrouted(), ExchangeKind::Fanout),
             Declaration::Binding { queue: self.dead(), exchange: self.unrouted(), routing_key: String::new() },
             // At-least-once dead-lettering has 32 messages out at a time and waits for a queue that takes each. One lane
@@ -152,7 +152,7 @@ impl Topology {
 
     fn delay_arguments(&self, step: Duration) -> Vec<(&'static str, Argument)> {
         let ms = i32::try_from(millis_up(step)).unwrap_or(i32::MAX);
-        let mut arguments = quorum(KEPT_DELIVERY_LIMIT);
+        let mut arguments = quorum(RETAINED_DELIVERY_LIMIT);
         // One time for the whole queue: with a time per message a long one at the head holds up the short ones.
         // <https://www.rabbitmq.com/docs/ttl#per-message-ttl-caveats>
         arguments.push(("x-message-ttl", Argument::Number(ms)));
@@ -199,8 +199,8 @@ fn quorum(delivery_limit: i32) -> Vec<(&'static str, Argument)> {
 }
 
 /// Queues whose messages stay until a person or the sweeper takes them.
-fn kept() -> Vec<(&'static str, Argument)> {
-    quorum(KEPT_DELIVERY_LIMIT)
+fn retained_arguments() -> Vec<(&'static str, Argument)> {
+    quorum(RETAINED_DELIVERY_LIMIT)
 }
 
 /// The default strategy removes a message before its new queue has it. This one needs `reject-publish`, which without
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn no_lane_can_take_the_name_of_another_queue() {
+    fn lane_cannot_use_a_reserved_queue_name() {
         let topology = Topology::new("payments");
         for name in crate::domain::provider::RESERVED_NAMES {
             assert!(topology.lane(&ProviderName::new(name).unwrap()).is_err(), "{name}");
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn only_outcomes_may_go_nowhere() {
+    fn only_outcomes_may_be_unroutable() {
         let topology = Topology::new("p");
         let stripe = ProviderName::new("stripe").unwrap();
         let lane = topology.route(&Destination::Lane(stripe.clone())).unwrap();

@@ -4,19 +4,19 @@
 //! the others makes the bytes behind it such others, and one that has none becomes a question mark.
 //! <https://www.unicode.org/versions/Unicode16.0.0/core-spec/chapter-3/#G27506>, table 3-7
 
-const INSTEAD: u8 = b'?';
+const REPLACEMENT: u8 = b'?';
 
 /// The continuation bytes that a character still needs, and between what the next of them lies.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Utf8 {
+pub(super) struct Utf8Repair {
     missing: u64,
     least: u8,
     most: u8,
 }
 
-impl Utf8 {
+impl Utf8Repair {
     /// `behind`: bytes of the text that come after these.
-    pub fn mend(&mut self, bytes: &mut [u8], behind: u64) {
+    pub fn repair(&mut self, bytes: &mut [u8], behind: u64) {
         if self.missing == 0 && bytes.is_ascii() {
             return;
         }
@@ -39,7 +39,7 @@ impl Utf8 {
                 _ => Self::default(),
             };
             if !byte.is_ascii() && (self.missing == 0 || self.missing > left) {
-                (*byte, *self) = (INSTEAD, Self::default());
+                (*byte, *self) = (REPLACEMENT, Self::default());
             }
         }
     }
@@ -52,16 +52,16 @@ mod tests {
     use super::*;
 
     fn mended(text: &[u8], piece: usize) -> Vec<u8> {
-        let (mut utf8, mut bytes, mut behind) = (Utf8::default(), text.to_vec(), text.len());
+        let (mut utf8, mut bytes, mut behind) = (Utf8Repair::default(), text.to_vec(), text.len());
         for chunk in bytes.chunks_mut(piece) {
             behind -= chunk.len();
-            utf8.mend(chunk, behind as u64);
+            utf8.repair(chunk, behind as u64);
         }
         bytes
     }
 
     #[test]
-    fn what_is_no_text_becomes_some_of_the_same_length() {
+    fn invalid_utf8_is_replaced_at_equal_length() {
         for (text, expected) in [
             (&b"plain"[..], "plain"),
             (b"caf\xe9", "caf?"),
@@ -83,7 +83,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn text_passes_as_it_came_and_anything_becomes_text(
+        fn sanitizer_keeps_valid_text_and_replaces_invalid(
             text in ".{0,40}",
             bytes in prop::collection::vec(any::<u8>(), 0..60),
             piece in 1_usize..9,

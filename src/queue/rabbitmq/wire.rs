@@ -108,7 +108,7 @@ mod tests {
     const FRAME_MAX: u32 = 131_072;
 
     #[test]
-    fn properties_come_back_without_what_the_broker_added() {
+    fn broker_headers_are_stripped_from_properties() {
         let ours = Properties {
             message_id: Some("p-1".to_owned()),
             headers: BTreeMap::from([("tenant".to_owned(), "a".to_owned())]),
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_amqp_cannot_write_is_refused() {
+    fn unencodable_properties_are_rejected() {
         let long = || Some("x".repeat(256));
         for properties in [
             Properties { message_id: long(), ..Properties::default() },
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_headers_give_way_and_never_ours() {
+    fn longest_foreign_headers_are_dropped_first() {
         let long = "x".repeat(1_500);
         let given = [("a", long.as_str()), ("b", &long), ("c", "short"), (headers::REASON, "malformed")];
         let given: BTreeMap<String, String> = given.map(|(key, value)| (key.to_owned(), value.to_owned())).into();

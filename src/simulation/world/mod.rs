@@ -8,18 +8,18 @@ use std::time::Duration;
 
 use rand::rngs::StdRng;
 
-use super::event::{Agenda, Event, JobIndex, ProcessIndex};
-use super::gate::{self, Granted, OfAccount, Verdict};
-use super::process::Process;
-use super::windows::Use;
-use super::{Arrivals, Model};
-use crate::domain::decision::CallKind;
-use crate::domain::disposition::{COST_WAIT, Next, RetryPolicy};
+use super::event::{Event, EventQueue, JobIndex, ProcessIndex};
+use super::gate::{self, AccountSubjects, GateDecision, SimulatedPermit};
+use super::process::SimulatedProcess;
+use super::windows::ProviderUse;
+use super::{JobArrivals, Model};
+use crate::domain::disposition::{OVERSIZED_WAIT, RetryPolicy, Transition};
 use crate::domain::outcome::FinalState;
+use crate::domain::permit_protocol::CallKind;
 use crate::domain::quota::Quota;
 use crate::domain::time::{Micros, micros_up};
 use crate::queue::{DELAY_STEPS, delay_step};
-use crate::worker::lane::patience;
+use crate::worker::lane::max_local_wait;
 
 mod intake;
 mod request;
@@ -29,12 +29,12 @@ const STALL: Duration = Duration::from_secs(3_600);
 
 /// One job, as far as it has come.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Job {
+pub(super) struct SimulatedJob {
     pub first_start_us: Option<u64>,
-    pub end: Option<(u64, End)>,
+    pub end: Option<(u64, JobEnd)>,
     pub late_for_deadline: bool,
     process: ProcessIndex,
-    has_turn: bool,
+    has_worker_slot: bool,
     /// Its turn came to nothing.
     is_refused: bool,
     deliveries: u32,
@@ -46,14 +46,14 @@ pub(super) struct Job {
     first_sent_us: Option<u64>,
     /// Since when the ledger knows it.
     recorded_us: Option<u64>,
-    granted: Option<Box<Granted>>,
-    answer: Option<Answer>,
-    next: Option<Put>,
+    granted: Option<Box<SimulatedPermit>>,
+    answer: Option<SimulatedAnswer>,
+    next: Option<JobStep>,
 }
 
 /// What a request comes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Answer {
+enum SimulatedAnswer {
     Accepted,
     Failed,
     None,
@@ -61,23 +61,23 @@ enum Answer {
 
 /// What is written down of a job: [`Next`] without its words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Put {
-    Again { wait_us: u64 },
-    End(End),
+enum JobStep {
+    Retry { wait_us: u64 },
+    Finalize(JobEnd),
 }
 
-impl From<Next> for Put {
-    fn from(next: Next) -> Self {
+impl From<Transition> for JobStep {
+    fn from(next: Transition) -> Self {
         match next {
-            Next::Again { after, .. } => Self::Again { wait_us: micros_up(after) },
-            Next::Settle { state, .. } => Self::End(End::Final(state)),
+            Transition::Retry { after, .. } => Self::Retry { wait_us: micros_up(after) },
+            Transition::Finalize { state, .. } => Self::Finalize(JobEnd::Final(state)),
         }
     }
 }
 
 /// How a job ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum JobEnd {
     Final(FinalState),
     /// A rule of the row stops its account.
     Blocked,
@@ -85,10 +85,10 @@ pub(super) enum End {
 
 /// What happened.
 #[derive(Debug, Default)]
-pub(super) struct Record {
-    pub jobs: Vec<Job>,
+pub(super) struct RunRecord {
+    pub jobs: Vec<SimulatedJob>,
     /// In the order of their starts, not of their arrival at the provider.
-    pub uses: Vec<Use>,
+    pub uses: Vec<ProviderUse>,
     pub limiter_calls: u64,
     pub parked: u64,
     pub timeouts: u64,
@@ -99,107 +99,107 @@ pub(super) struct Record {
     pub answers: u64,
 }
 
-pub(super) struct World<'a> {
+pub(super) struct Simulation<'a> {
     model: &'a Model,
-    arrivals: &'a Arrivals,
+    arrivals: &'a JobArrivals,
     rng: &'a mut StdRng,
     policy: RetryPolicy,
     quota: Quota,
-    agenda: Agenda,
+    agenda: EventQueue,
     queue: VecDeque<JobIndex>,
-    processes: Vec<Process>,
-    turn_to_take: usize,
-    come: usize,
-    of_account: Vec<Option<OfAccount>>,
+    processes: Vec<SimulatedProcess>,
+    next_process: usize,
+    arrived: usize,
+    account_subjects: Vec<Option<AccountSubjects>>,
     cost_max: u32,
     commit_us: u64,
-    patience_us: u64,
-    verdicts: Vec<Verdict>,
-    moved_us: u64,
-    record: Record,
+    max_hold_us: u64,
+    decisions: Vec<GateDecision>,
+    progress_us: u64,
+    record: RunRecord,
 }
 
 /// An index as the agenda carries it.
-pub(super) fn at(index: u32) -> usize {
+pub(super) fn as_index(index: u32) -> usize {
     index as usize
 }
 
-impl<'a> World<'a> {
-    pub fn new(model: &'a Model, arrivals: &'a Arrivals, rng: &'a mut StdRng) -> Self {
+impl<'a> Simulation<'a> {
+    pub fn new(model: &'a Model, arrivals: &'a JobArrivals, rng: &'a mut StdRng) -> Self {
         let of_account = arrivals.accounts().iter().map(|account| {
             let subjects = model.spec.subjects(Some(account), None).ok()?;
             let cost_max = model.spec.cost_max(CallKind::Charge, &subjects);
-            Some(OfAccount { subjects, cost_max })
+            Some(AccountSubjects { subjects, cost_max })
         });
-        let process = |index| Process::new(&model.provider, u64::from(index) + 1, model.start_us);
+        let process = |index| SimulatedProcess::new(&model.provider, u64::from(index) + 1, model.start_us);
         let mut quota = Quota::default();
         if !model.cold {
-            quota.call(Micros(model.start_us), &model.spec, &gate::warming(model.start_us));
+            quota.call(Micros(model.start_us), &model.spec, &gate::warm_up_call(model.start_us));
         }
         Self {
             policy: model.retry_policy(),
             quota,
-            agenda: Agenda::default(),
+            agenda: EventQueue::default(),
             queue: VecDeque::new(),
             processes: (0..model.processes).map(process).collect(),
-            turn_to_take: 0,
-            come: 0,
-            of_account: of_account.collect(),
+            next_process: 0,
+            arrived: 0,
+            account_subjects: of_account.collect(),
             cost_max: model.spec.cost_max(CallKind::Charge, &[]),
             commit_us: micros_up(model.commit),
-            patience_us: micros_up(patience(&model.provider)),
-            verdicts: Vec::new(),
-            moved_us: model.start_us,
-            record: Record { jobs: vec![Job::default(); arrivals.jobs().len()], ..Record::default() },
+            max_hold_us: micros_up(max_local_wait(&model.provider)),
+            decisions: Vec::new(),
+            progress_us: model.start_us,
+            record: RunRecord { jobs: vec![SimulatedJob::default(); arrivals.jobs().len()], ..RunRecord::default() },
             model,
             arrivals,
             rng,
         }
     }
 
-    pub fn run(mut self) -> Record {
-        let stall_us = micros_up(STALL) + self.model.spec.longest_us();
+    pub fn run(mut self) -> RunRecord {
+        let stall_us = micros_up(STALL) + self.model.spec.longest_window_us();
         self.arrive_next();
         while let Some((now_us, event)) = self.agenda.next() {
-            let all_have_come = self.come > self.arrivals.jobs().len();
-            if all_have_come && now_us > self.moved_us + stall_us {
+            let all_have_come = self.arrived > self.arrivals.jobs().len();
+            if all_have_come && now_us > self.progress_us + stall_us {
                 break;
             }
-            self.happen(now_us, event);
+            self.handle(now_us, event);
         }
         self.record.limiter_calls = self.processes.iter().map(|process| process.gate.calls).sum();
         self.record
     }
 
-    fn happen(&mut self, now_us: u64, event: Event) {
+    fn handle(&mut self, now_us: u64, event: Event) {
         match event {
             Event::Arrive => {
-                let come = JobIndex::try_from(self.come - 1).unwrap_or(JobIndex::MAX);
+                let come = JobIndex::try_from(self.arrived - 1).unwrap_or(JobIndex::MAX);
                 self.queue.push_back(come);
-                self.moved_us = now_us;
+                self.progress_us = now_us;
                 self.arrive_next();
-                self.feed(now_us);
+                self.deliver(now_us);
             }
             Event::Return(job) => {
                 self.queue.push_back(job);
-                self.feed(now_us);
+                self.deliver(now_us);
             }
-            Event::TakeAgain(_) => self.feed(now_us),
+            Event::ResumeIntake(_) => self.deliver(now_us),
             Event::Claimed(job) => self.claimed(now_us, job),
-            Event::Rested(job) => self.enter(now_us, job),
-            Event::TurnTimeout(job, delivery) => self.turn_timeout(now_us, job, delivery),
-            Event::Outflow(process) => self.let_out(now_us, process),
+            Event::WaitOver(job) => self.enter(now_us, job),
+            Event::EgressTimeout(job, delivery) => self.egress_timeout(now_us, job, delivery),
+            Event::Egress(process) => self.admit(now_us, process),
             Event::GateWake(process) => self.gate_woken(now_us, process),
             Event::LimiterCall(process) => {
                 let (quota, spec) = (&mut self.quota, &self.model.spec);
-                self.processes[at(process)].gate.reach(|call| quota.call(Micros(now_us), spec, call));
+                self.processes[as_index(process)].gate.reach(|call| quota.call(Micros(now_us), spec, call));
                 let round_trip_us = micros_up(self.model.round_trip);
                 self.agenda.at(now_us + round_trip_us / 2, Event::LimiterReply(process));
             }
             Event::LimiterReply(process) => {
                 let spec = &self.model.spec;
-                self.processes[at(process)].gate.replied(now_us, spec, &mut self.verdicts);
-                self.judge(now_us, process);
+                self.processes[as_index(process)].gate.replied(now_us, spec, &mut self.decisions);
+                self.apply_decisions(now_us, process);
             }
             Event::Begin(job) => self.begin(now_us, job),
             Event::Answer(job) => self.answer(now_us, job),
@@ -208,28 +208,30 @@ impl<'a> World<'a> {
     }
 
     fn arrive_next(&mut self) {
-        if let Some(job) = self.arrivals.jobs().get(self.come) {
+        if let Some(job) = self.arrivals.jobs().get(self.arrived) {
             self.agenda.at(self.model.start_us + job.at_us, Event::Arrive);
         }
-        self.come += 1;
+        self.arrived += 1;
     }
 
     /// Carries out what the gate has decided, and sees to it that it wakes when it must.
-    fn judge(&mut self, now_us: u64, process: ProcessIndex) {
-        for verdict in std::mem::take(&mut self.verdicts) {
+    fn apply_decisions(&mut self, now_us: u64, process: ProcessIndex) {
+        for verdict in std::mem::take(&mut self.decisions) {
             match verdict {
-                Verdict::Granted(job, granted) => self.granted(now_us, job, granted),
-                Verdict::Refused { job, wait_us, of_its_own } => {
+                GateDecision::Granted(job, granted) => self.granted(now_us, job, granted),
+                GateDecision::Refused { job, wait_us, of_its_own } => {
                     if !of_its_own {
-                        self.rest(now_us, process, wait_us);
+                        self.pause_intake(now_us, process, wait_us);
                     }
-                    self.record.jobs[at(job)].is_refused = true;
-                    self.put_down(now_us, job, Put::Again { wait_us });
+                    self.record.jobs[as_index(job)].is_refused = true;
+                    self.commit(now_us, job, JobStep::Retry { wait_us });
                 }
-                Verdict::TooCostly(job) => self.put_down(now_us, job, Put::Again { wait_us: micros_up(COST_WAIT) }),
+                GateDecision::Oversized(job) => {
+                    self.commit(now_us, job, JobStep::Retry { wait_us: micros_up(OVERSIZED_WAIT) })
+                }
             }
         }
-        let gate = &mut self.processes[at(process)].gate;
+        let gate = &mut self.processes[as_index(process)].gate;
         if let Some(next_us) = gate.next_call_at().map(|next_us| next_us.max(now_us))
             && gate.woken_at_us.is_none_or(|woken_us| next_us < woken_us)
         {
@@ -239,51 +241,51 @@ impl<'a> World<'a> {
     }
 
     fn gate_woken(&mut self, now_us: u64, process: ProcessIndex) {
-        let gate = &mut self.processes[at(process)].gate;
+        let gate = &mut self.processes[as_index(process)].gate;
         gate.woken_at_us.take_if(|woken_us| *woken_us <= now_us);
         if gate.next_call_at().is_some_and(|next_us| next_us <= now_us) {
-            gate.depart(now_us, &self.of_account);
+            gate.depart(now_us, &self.account_subjects);
             let there_us = micros_up(self.model.round_trip).div_ceil(2);
             self.agenda.at(now_us + there_us, Event::LimiterCall(process));
         } else {
-            self.judge(now_us, process);
+            self.apply_decisions(now_us, process);
         }
     }
 
-    fn put_down(&mut self, now_us: u64, job: JobIndex, next: Put) {
-        self.record.jobs[at(job)].next = Some(next);
+    fn commit(&mut self, now_us: u64, job: JobIndex, next: JobStep) {
+        self.record.jobs[as_index(job)].next = Some(next);
         self.agenda.at(now_us + self.commit_us, Event::Committed(job));
     }
 
     fn committed(&mut self, now_us: u64, job: JobIndex) {
-        let state = &mut self.record.jobs[at(job)];
+        let state = &mut self.record.jobs[as_index(job)];
         match state.next.take() {
-            Some(Put::Again { wait_us }) => {
+            Some(JobStep::Retry { wait_us }) => {
                 self.record.parked += 1;
                 state.wake_us = now_us + wait_us;
                 let step = delay_step(Duration::from_micros(wait_us)).unwrap_or(DELAY_STEPS[0]);
                 self.agenda.at(now_us + micros_up(step), Event::Return(job));
             }
-            Some(Put::End(end)) => {
+            Some(JobStep::Finalize(end)) => {
                 state.end = Some((now_us, end));
-                self.moved_us = now_us;
+                self.progress_us = now_us;
             }
             None => {}
         }
-        self.leave(now_us, job);
+        self.deactivate(now_us, job);
     }
 
     /// Out of the process's hands: its turn and its place serve the next.
-    fn leave(&mut self, now_us: u64, job: JobIndex) {
-        let process = self.record.jobs[at(job)].process;
-        let state = &mut self.record.jobs[at(job)];
-        let (has_turn, is_unused) = (std::mem::take(&mut state.has_turn), std::mem::take(&mut state.is_refused));
+    fn deactivate(&mut self, now_us: u64, job: JobIndex) {
+        let process = self.record.jobs[as_index(job)].process;
+        let state = &mut self.record.jobs[as_index(job)];
+        let (has_turn, is_unused) = (std::mem::take(&mut state.has_worker_slot), std::mem::take(&mut state.is_refused));
         if has_turn {
             let since_start = Duration::from_micros(now_us - self.model.start_us);
-            self.processes[at(process)].leave(is_unused.then_some(since_start));
+            self.processes[as_index(process)].free_worker_slot(is_unused.then_some(since_start));
         }
-        self.processes[at(process)].free_places += 1;
-        self.let_out(now_us, process);
-        self.feed(now_us);
+        self.processes[as_index(process)].free_prefetch += 1;
+        self.admit(now_us, process);
+        self.deliver(now_us);
     }
 }

@@ -7,32 +7,32 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::Span;
 
-use super::record::{give_back, park};
-use super::{JobInHand, LaneParts};
-use crate::domain::decision::CallKind;
-use crate::domain::disposition::COST_WAIT;
-use crate::domain::explain::parked;
+use super::record::{delay, release};
+use super::{ClaimedJob, LaneContext};
+use crate::domain::disposition::OVERSIZED_WAIT;
+use crate::domain::explain::reason;
 use crate::domain::job::{Job, JobId};
+use crate::domain::permit_protocol::CallKind;
 use crate::domain::provider::{Mode, Provider};
-use crate::fleet::report::By;
-use crate::limiter::gate::{Ask, Concerns, GateRefusal, Grant, Permit, RefusedBy};
+use crate::fleet::report::PauseCause;
+use crate::limiter::gate::{AcquireRequest, AcquireResult, BlockReason, GateRefusal, Permit, RefusalScope};
 use crate::queue::DELAY_STEPS;
 use crate::telemetry::spans;
-use crate::worker::intake::End;
-use crate::worker::lane::patience;
-use crate::worker::meter::Refused;
+use crate::worker::intake::DeliveryAction;
+use crate::worker::lane::max_local_wait;
+use crate::worker::meter::RefusalLabels;
 
-pub(super) enum Pass {
+pub(super) enum PermitWait {
     Granted(Permit),
     Refused(GateRefusal),
     /// The lane must not send.
-    Held(String),
+    LanePaused(String),
     Stopping,
 }
 
 /// What a job asks the gate for.
-pub(super) fn ask(job: &Job, kind: CallKind, provider: &Provider, delivered_at: Instant) -> Ask {
-    Ask {
+pub(super) fn acquire_request(job: &Job, kind: CallKind, provider: &Provider, delivered_at: Instant) -> AcquireRequest {
+    AcquireRequest {
         // A job's cost is what its charge uses.
         cost: if kind == CallKind::Charge { u32::from(job.cost) } else { 1 },
         kind,
@@ -40,130 +40,131 @@ pub(super) fn ask(job: &Job, kind: CallKind, provider: &Provider, delivered_at: 
         account: job.account.as_ref().map(|account| account.as_str().to_owned()),
         reference: job.reference.clone(),
         wait_until: match provider.mode {
-            Mode::Blocking => delivered_at + patience(provider),
+            Mode::Blocking => delivered_at + max_local_wait(provider),
             // What no delay queue can hold is slept in hand.
             Mode::Requeue => Instant::now() + DELAY_STEPS[0],
         },
     }
 }
 
-pub(super) async fn permit(lane: &LaneParts, job: JobId, ask: Ask) -> Pass {
-    let (asked_at, _waiting) = (Instant::now(), lane.meter.waits_for_permit());
-    let mut sending = lane.pauses.watch_sending();
+pub(super) async fn wait_for_permit(lane: &LaneContext, job: JobId, ask: AcquireRequest) -> PermitWait {
+    let (asked_at, _waiting) = (Instant::now(), lane.meter.permit_wait_started());
+    let mut sending = lane.control.watch_sending();
     let mut settings = lane.settings.clone();
     settings.mark_unchanged();
-    let asked = lane.gate.permit_for(Some(job), ask);
+    let asked = lane.gate.acquire_for(Some(job), ask);
     tokio::pin!(asked);
     loop {
         sending.mark_unchanged();
-        if let Some(pause) = lane.pauses.sending_paused() {
-            return Pass::Held(pause.cause);
+        if let Some(pause) = lane.control.sending_pause() {
+            return PermitWait::LanePaused(pause.reason);
         }
         if settings.borrow_and_update().provider.paused {
-            return Pass::Held("the provider is paused".to_owned());
+            return PermitWait::LanePaused("the provider is paused".to_owned());
         }
         tokio::select! {
             grant = &mut asked => return match grant {
-                Grant::Granted(permit) => {
+                AcquireResult::Granted(permit) => {
                     let usable_at = permit.start_at.max(Instant::now());
-                    lane.meter.permit_waited(usable_at.saturating_duration_since(asked_at));
-                    Pass::Granted(permit)
+                    lane.meter.record_grant(usable_at.saturating_duration_since(asked_at));
+                    PermitWait::Granted(permit)
                 }
-                Grant::Refused(GateRefusal { by: RefusedBy::Stopping, .. }) if lane.stop.is_cancelled() => Pass::Stopping,
+                AcquireResult::Refused(GateRefusal { reason: BlockReason::Stopping, .. }) if lane.stop.is_cancelled() => PermitWait::Stopping,
                 // Handed back to a lane that still takes, it would be here again at once.
-                Grant::Refused(GateRefusal { by: RefusedBy::Stopping, .. }) => {
-                    Pass::Held("the quota is not open in this worker".to_owned())
+                AcquireResult::Refused(GateRefusal { reason: BlockReason::Stopping, .. }) => {
+                    PermitWait::LanePaused("the quota is not open in this worker".to_owned())
                 }
-                Grant::Refused(refusal) => Pass::Refused(refusal),
+                AcquireResult::Refused(refusal) => PermitWait::Refused(refusal),
             },
             _ = sending.changed() => {}
             _ = settings.changed() => {}
-            () = lane.stop.cancelled() => return Pass::Stopping,
+            () = lane.stop.cancelled() => return PermitWait::Stopping,
         }
     }
 }
 
-pub(super) async fn refused(lane: &LaneParts, job: &JobInHand, refusal: &GateRefusal) -> End {
-    let cause = match &refusal.by {
-        RefusedBy::TooCostly { limit, at_once } => {
-            let reason = parked::by_cost(limit, job.job.cost, *at_once);
-            return park(lane, job, cost_wait(lane, job), (reason_of(&refusal.by), &reason)).await;
+pub(super) async fn delay_refused(lane: &LaneContext, job: &ClaimedJob, refusal: &GateRefusal) -> DeliveryAction {
+    let cause = match &refusal.reason {
+        BlockReason::Oversized { limit, max_cost: at_once } => {
+            let reason = reason::oversized_reason(limit, job.job.cost, *at_once);
+            return delay(lane, job, cost_wait(lane, job), (refusal_code(&refusal.reason), &reason)).await;
         }
-        RefusedBy::Limit(name) => parked::by_limit(name),
-        RefusedBy::Blocked { account } => parked::by_rule(account),
-        RefusedBy::Cold => parked::COLD.to_owned(),
-        RefusedBy::NeedsHistory => parked::NEEDS_HISTORY.to_owned(),
-        RefusedBy::Paused => parked::PAUSED.to_owned(),
-        RefusedBy::StoreAway(_) => parked::STORE_AWAY.to_owned(),
-        RefusedBy::StaleSettings => parked::STALE_SETTINGS.to_owned(),
-        RefusedBy::Stopping => return give_back(lane, job).await,
+        BlockReason::Limit(name) => reason::limit_reason(name),
+        BlockReason::AccountBlocked { account } => reason::blocked_reason(account),
+        BlockReason::Cold => reason::COLD.to_owned(),
+        BlockReason::NeedsHistory => reason::NEEDS_HISTORY.to_owned(),
+        BlockReason::Paused => reason::PAUSED.to_owned(),
+        BlockReason::StoreUnavailable(_) => reason::STORE_UNAVAILABLE.to_owned(),
+        BlockReason::StaleSettings => reason::STALE_SETTINGS.to_owned(),
+        BlockReason::Stopping => return release(lane, job).await,
     };
-    match refusal.concerns {
+    match refusal.scope {
         // It says nothing of the jobs behind it.
-        Concerns::Itself => {}
-        Concerns::Charges => lane.pauses.stop_taking_charges(refusal.retry_after, held_by(&refusal.by), &cause),
-        Concerns::All => lane.pauses.stop_taking(refusal.retry_after, held_by(&refusal.by), &cause),
+        RefusalScope::Job => {}
+        RefusalScope::Charges => lane.control.pause_charges(refusal.retry_after, pause_cause(&refusal.reason), &cause),
+        RefusalScope::All => lane.control.pause_intake(refusal.retry_after, pause_cause(&refusal.reason), &cause),
     }
-    park(lane, job, refusal.retry_after, (reason_of(&refusal.by), &cause)).await
+    delay(lane, job, refusal.retry_after, (refusal_code(&refusal.reason), &cause)).await
 }
 
 /// Until a raised limit ends it, the job is looked at again before its age ends it.
-fn cost_wait(lane: &LaneParts, job: &JobInHand) -> Duration {
+fn cost_wait(lane: &LaneContext, job: &ClaimedJob) -> Duration {
     let age = job.claimed.age + job.claimed_at.elapsed();
     let left = lane.settings.borrow().provider.max_age.saturating_sub(age);
-    left.clamp(DELAY_STEPS[0], COST_WAIT)
+    left.clamp(DELAY_STEPS[0], OVERSIZED_WAIT)
 }
 
 /// Stable word for metrics.
-fn reason_of(by: &RefusedBy) -> &'static str {
+fn refusal_code(by: &BlockReason) -> &'static str {
     match by {
-        RefusedBy::Limit(_) => "limit",
-        RefusedBy::Cold => "cold",
-        RefusedBy::NeedsHistory => "needs_history",
-        RefusedBy::Paused => "paused_by_provider",
-        RefusedBy::StoreAway(_) => "store_away",
-        RefusedBy::StaleSettings => "stale_settings",
-        RefusedBy::TooCostly { .. } => "cost_exceeds_limit",
-        RefusedBy::Blocked { .. } => "blocked",
-        RefusedBy::Stopping => "stopping",
+        BlockReason::Limit(_) => "limit",
+        BlockReason::Cold => "cold",
+        BlockReason::NeedsHistory => "needs_history",
+        BlockReason::Paused => "paused_by_provider",
+        BlockReason::StoreUnavailable(_) => "store_away",
+        BlockReason::StaleSettings => "stale_settings",
+        BlockReason::Oversized { .. } => "cost_exceeds_limit",
+        BlockReason::AccountBlocked { .. } => "blocked",
+        BlockReason::Stopping => "stopping",
     }
 }
 
 /// Counts a refusal, notes it on the span of the wait, and says it to a person: never whose account it was.
-pub(super) fn tell_refused((lane, provider): (&LaneParts, &Provider), refusal: &GateRefusal, waiting: &Span) {
-    let reason = reason_of(&refusal.by);
-    let (limit, by) = match &refusal.by {
-        RefusedBy::Limit(name) => {
+pub(super) fn record_refusal((lane, provider): (&LaneContext, &Provider), refusal: &GateRefusal, waiting: &Span) {
+    let reason = refusal_code(&refusal.reason);
+    let (limit, by) = match &refusal.reason {
+        BlockReason::Limit(name) => {
             let limit = provider.limits.iter().find(|limit| limit.name == *name);
             let allows = limit.map(|limit| format!(" ({})", limit.rate)).unwrap_or_default();
             (Some(name.clone()), format!("{name}{allows}"))
         }
-        RefusedBy::Cold => (None, "a limiter that has lost its state".to_owned()),
-        RefusedBy::NeedsHistory => (None, "a limit whose usage is being read from the ledger".to_owned()),
-        RefusedBy::Paused => (None, "a pause that the provider asked for".to_owned()),
-        RefusedBy::StoreAway(_) => (None, "a limiter store that is away".to_owned()),
-        RefusedBy::StaleSettings => (None, "settings that are not loaded yet".to_owned()),
-        RefusedBy::TooCostly { limit, at_once } => {
+        BlockReason::Cold => (None, "a limiter that has lost its state".to_owned()),
+        BlockReason::NeedsHistory => (None, "a limit whose usage is being read from the ledger".to_owned()),
+        BlockReason::Paused => (None, "a pause that the provider asked for".to_owned()),
+        BlockReason::StoreUnavailable(_) => (None, "a limiter store that is away".to_owned()),
+        BlockReason::StaleSettings => (None, "settings that are not loaded yet".to_owned()),
+        BlockReason::Oversized { limit, max_cost: at_once } => {
             (Some(limit.clone()), format!("its cost, above the {at_once} at once of {limit}"))
         }
-        RefusedBy::Blocked { .. } => (None, "a rule on its account".to_owned()),
-        RefusedBy::Stopping => (None, "a gate that is closing".to_owned()),
+        BlockReason::AccountBlocked { .. } => (None, "a rule on its account".to_owned()),
+        BlockReason::Stopping => (None, "a gate that is closing".to_owned()),
     };
-    spans::refused(waiting, reason, limit.as_deref());
+    spans::record_refusal(waiting, reason, limit.as_deref());
     let free = if refusal.exact { "free in" } else { "free no sooner than in" };
     let words = format!("refused by {by}, {free} {:.1} s", refusal.retry_after.as_secs_f64());
-    lane.meter.refused(Refused { reason, limit }, words);
+    lane.meter.record_refusal(RefusalLabels { reason, limit }, words);
 }
 
 /// What a refusal makes the lane rest for, as reports name it.
-pub(in crate::worker) fn held_by(refused: &RefusedBy) -> By {
+pub(in crate::worker) fn pause_cause(refused: &BlockReason) -> PauseCause {
     match refused {
-        RefusedBy::Limit(_) => By::Limit,
-        RefusedBy::Cold | RefusedBy::NeedsHistory => By::Cold,
-        RefusedBy::Paused => By::Provider,
-        RefusedBy::StoreAway(_) => By::Engine,
-        RefusedBy::StaleSettings | RefusedBy::TooCostly { .. } | RefusedBy::Blocked { .. } | RefusedBy::Stopping => {
-            By::Other
-        }
+        BlockReason::Limit(_) => PauseCause::Limit,
+        BlockReason::Cold | BlockReason::NeedsHistory => PauseCause::Cold,
+        BlockReason::Paused => PauseCause::Provider,
+        BlockReason::StoreUnavailable(_) => PauseCause::Engine,
+        BlockReason::StaleSettings
+        | BlockReason::Oversized { .. }
+        | BlockReason::AccountBlocked { .. }
+        | BlockReason::Stopping => PauseCause::Other,
     }
 }

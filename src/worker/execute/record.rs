@@ -7,51 +7,57 @@ use std::time::Duration;
 
 use tracing::Instrument as _;
 
-use super::{JobInHand, LaneParts};
-use crate::domain::company::after_answer;
-use crate::domain::decision::CallKind;
-use crate::domain::disposition::Next;
+use super::{ClaimedJob, LaneContext};
+use crate::domain::disposition::Transition;
+use crate::domain::group_commit::delay_after_response;
 use crate::domain::outcome::{FinalState, NOT_SENT};
-use crate::faults::{self, Point};
-use crate::ledger::copies::ComesBack;
-use crate::ledger::{AttemptEnd, JobState, LedgerError, LookupEnd, OutcomeEvent, Timing, Written};
+use crate::domain::permit_protocol::CallKind;
+use crate::faults::{self, CrashPoint};
+use crate::ledger::copies::ReturnPlan;
+use crate::ledger::{AttemptEnd, BatchOptions, FencedWrite, JobState, LedgerError, LookupEnd, OutcomeEvent};
 use crate::queue::DELAY_STEPS;
 use crate::telemetry::spans;
-use crate::worker::intake::{End, REFUSAL_REST, after_delay, rest_from_taking};
-use crate::worker::outbox::TAKEN_FOR;
-use crate::worker::patience::{GivenUp, Passing as _, until_back};
+use crate::worker::intake::{BACKEND_REFUSAL_PAUSE, DeliveryAction, action_after_delay, pause_intake};
+use crate::worker::outbox::EVENT_LEASE;
+use crate::worker::retry::{RetryEnded, Transient as _, retry_while_unavailable};
 
 /// Commits where a job stands; `None` when the ledger cannot be had and the worker is leaving.
-async fn put_down(lane: &LaneParts, job: &JobInHand, state: &JobState) -> Option<(Written, Option<ComesBack>)> {
-    let ledger = &lane.worker.engines.ledger;
-    let written = until_back("put a job down", &lane.worker.abandon, || ledger.delay(&job.held.hold, state));
+async fn persist_state(
+    lane: &LaneContext,
+    job: &ClaimedJob,
+    state: &JobState,
+) -> Option<(FencedWrite, Option<ReturnPlan>)> {
+    let ledger = &lane.worker.backends.ledger;
+    let written = retry_while_unavailable("put a job down", &lane.worker.abandon, || {
+        ledger.transition_with_copy(&job.active.lease, state)
+    });
     written.await.map_err(|error| tracing::warn!(job = %job.job.id, ?error, "not put down")).ok()
 }
 
 /// What was written of where a job stands.
 #[derive(Default)]
-struct Noted {
+struct CommittedState {
     /// Not always what was asked for: a charge that another payment has makes it `review`.
     state: Option<FinalState>,
     /// If it is ours to publish.
     event: Option<OutcomeEvent>,
     /// Of a job that waits.
-    back: Option<ComesBack>,
+    next_copy: Option<ReturnPlan>,
 }
 
-impl Noted {
-    fn waits(back: Option<ComesBack>) -> Self {
-        Self { back, ..Self::default() }
+impl CommittedState {
+    fn delayed(next_copy: Option<ReturnPlan>) -> Self {
+        Self { next_copy, ..Self::default() }
     }
 }
 
 /// What a request came to, for its row.
-pub(super) enum Closing {
+pub(super) enum AttemptResult {
     Charge(AttemptEnd),
     Lookup(LookupEnd),
 }
 
-impl Closing {
+impl AttemptResult {
     /// A request that was written down and surely never left.
     fn unsent(kind: CallKind, number: u32, cause: &str) -> Self {
         let (outcome, detail) = (NOT_SENT, cause.to_owned());
@@ -69,7 +75,7 @@ impl Closing {
     }
 
     /// The word for it, and the status it came with.
-    fn answer(&self) -> (&'static str, Option<u16>) {
+    fn outcome_and_status(&self) -> (&'static str, Option<u16>) {
         match self {
             Self::Charge(end) => (end.outcome, end.status),
             Self::Lookup(end) => (end.outcome, end.status),
@@ -79,84 +85,88 @@ impl Closing {
     /// Writes what it came to, and where the job stands.
     async fn write(
         &self,
-        lane: &LaneParts,
-        job: &JobInHand,
+        lane: &LaneContext,
+        job: &ClaimedJob,
         state: &JobState,
-    ) -> Result<(Written, Noted), LedgerError> {
-        let hold = &job.held.hold;
-        let ledger = &lane.worker.engines.ledger;
+    ) -> Result<(FencedWrite, CommittedState), LedgerError> {
+        let hold = &job.active.lease;
+        let ledger = &lane.worker.backends.ledger;
         match self {
             Self::Charge(end) => {
-                let timing = Timing { lease: TAKEN_FOR, may_wait: after_answer(job.delivered_at.elapsed()) };
-                let (written, event, back) = ledger.finish_and_take(hold, end, state, timing).await?;
-                Ok((written, Noted { state: event.as_ref().map(|event| event.state), event, back }))
+                let timing = BatchOptions {
+                    lease: EVENT_LEASE,
+                    max_batch_delay: delay_after_response(job.delivered_at.elapsed()),
+                };
+                let (written, event, back) = ledger.finish_attempt_batched(hold, end, state, timing).await?;
+                Ok((written, CommittedState { state: event.as_ref().map(|event| event.state), event, next_copy: back }))
             }
             Self::Lookup(end) => {
                 let (written, state, back) = ledger.finish_lookup(hold, end, state).await?;
-                Ok((written, Noted { state, event: None, back }))
+                Ok((written, CommittedState { state, event: None, next_copy: back }))
             }
         }
     }
 }
 
 /// A request that was written down and surely never left.
-pub(super) async fn finish_unsent(lane: &LaneParts, job: &JobInHand, kind: CallKind, number: u32) -> End {
-    let closing = Closing::unsent(kind, number, "the permit came too late");
-    write_end(lane, job, &closing, (soon(job, "begun too late, nothing was sent"), "late")).await
+pub(super) async fn finish_unsent(lane: &LaneContext, job: &ClaimedJob, kind: CallKind, number: u32) -> DeliveryAction {
+    let closing = AttemptResult::unsent(kind, number, "the permit came too late");
+    commit_result(lane, job, &closing, (retry_soon(job, "begun too late, nothing was sent"), "late")).await
 }
 
 /// Commits what a request came to and where its job stands now; `why` it waits, if it does, in a word for metrics.
-pub(super) async fn write_end(
-    lane: &LaneParts,
-    job: &JobInHand,
-    closing: &Closing,
-    (next, why): (Next, &'static str),
-) -> End {
-    let state = state_of(next);
+pub(super) async fn commit_result(
+    lane: &LaneContext,
+    job: &ClaimedJob,
+    closing: &AttemptResult,
+    (next, why): (Transition, &'static str),
+) -> DeliveryAction {
+    let state = job_state(next);
     let mut tries = 0;
-    let written = until_back("write an outcome down", &lane.worker.abandon, || {
+    let written = retry_while_unavailable("write an outcome down", &lane.worker.abandon, || {
         tries += 1;
-        faults::unread(Point::OutcomeCommitUnacknowledged, closing.write(lane, job, &state))
+        faults::unread(CrashPoint::OutcomeCommitUnacknowledged, closing.write(lane, job, &state))
     });
     let written = written.instrument(spans::step("write the outcome down")).await;
-    faults::crash(Point::AfterOutcome);
+    faults::crash(CrashPoint::AfterOutcome);
     let (end, unwritten) = match written {
-        Ok((Written::Kept, noted)) => return kept(lane, job, (&state, noted), why),
-        Ok((Written::Lost, _)) if tries > 1 && stands(lane, job, closing).await => {
+        Ok((FencedWrite::Applied, noted)) => return to_delivery_action(lane, job, (&state, noted), why),
+        Ok((FencedWrite::Stale, _)) if tries > 1 && is_recorded(lane, job, closing).await => {
             tracing::debug!(job = %job.job.id, "the outcome was written before the database went away");
-            return End::HandBack;
+            return DeliveryAction::Requeue;
         }
-        Ok((Written::Lost, _)) => (End::HandBack, Unwritten::TakenOver),
-        Err(GivenUp::Stopped) => (End::HandBack, Unwritten::Leaving),
-        Err(GivenUp::Failed(error)) => (End::Refused, Unwritten::Refused(error)),
+        Ok((FencedWrite::Stale, _)) => (DeliveryAction::Requeue, CommitFailure::TakenOver),
+        Err(RetryEnded::Stopped) => (DeliveryAction::Requeue, CommitFailure::ShuttingDown),
+        Err(RetryEnded::Failed(error)) => (DeliveryAction::RequeueAndPause, CommitFailure::Refused(error)),
     };
-    unwritten.tell(job, closing, &state);
+    unwritten.log(job, closing, &state);
     end
 }
 
 /// Whether the ledger has this answer: the first try was committed, and only its reply was lost.
-async fn stands(lane: &LaneParts, job: &JobInHand, closing: &Closing) -> bool {
-    let ledger = &lane.worker.engines.ledger;
+async fn is_recorded(lane: &LaneContext, job: &ClaimedJob, closing: &AttemptResult) -> bool {
+    let ledger = &lane.worker.backends.ledger;
     let (id, number) = (&job.job.id, closing.number());
-    let found = until_back("read an outcome", &lane.worker.abandon, || ledger.outcome_of(id, number)).await;
-    found.is_ok_and(|outcome| outcome.as_deref() == Some(closing.answer().0))
+    let found =
+        retry_while_unavailable("read an outcome", &lane.worker.abandon, || ledger.request_outcome(id, number)).await;
+    found.is_ok_and(|outcome| outcome.as_deref() == Some(closing.outcome_and_status().0))
 }
 
 /// Why an answer is in no ledger, as far as this worker knows.
 #[derive(Debug, thiserror::Error)]
-enum Unwritten {
+enum CommitFailure {
     #[error("another worker has taken this job over; what it comes to must agree with this answer")]
     TakenOver,
     #[error("the database was away until this worker left; the ledger says the request is open")]
-    Leaving,
+    ShuttingDown,
     #[error("outcome not written down; the ledger says the request is open: {0}")]
     Refused(LedgerError),
 }
 
-impl Unwritten {
+impl CommitFailure {
     /// A person can use what is known of it, above all when it says what became of the money.
-    fn tell(&self, job: &JobInHand, closing: &Closing, state: &JobState) {
-        let (id, (outcome, status)) = (&job.job.id, closing.answer());
+    fn log(&self, job: &ClaimedJob, closing: &AttemptResult, state: &JobState) {
+        let (id, (outcome, status)) = (&job.job.id, closing.outcome_and_status());
         let reference = match state {
             JobState::Final { reference, .. } => reference.as_deref(),
             JobState::Waiting { .. } | JobState::Unknown { .. } => None,
@@ -171,94 +181,111 @@ impl Unwritten {
 
 /// Writing a request down failed: whether it was committed is unknown, but nothing was sent. What the database refuses will
 /// be refused again: the lane rests.
-pub(super) async fn retract(lane: &LaneParts, job: &JobInHand, kind: CallKind, error: &LedgerError) -> End {
-    let (ledger, hold) = (&lane.worker.engines.ledger, &job.held.hold);
-    let refused = !error.passes();
+pub(super) async fn abort_attempt(
+    lane: &LaneContext,
+    job: &ClaimedJob,
+    kind: CallKind,
+    error: &LedgerError,
+) -> DeliveryAction {
+    let (ledger, hold) = (&lane.worker.backends.ledger, &job.active.lease);
+    let refused = !error.is_transient();
     let (after, cause, why) = match refused {
-        true => (REFUSAL_REST, error.to_string(), "ledger_refused"),
+        true => (BACKEND_REFUSAL_PAUSE, error.to_string(), "ledger_refused"),
         false => (DELAY_STEPS[0], "the ledger was away".to_owned(), "ledger_away"),
     };
-    let open = Closing::unsent(kind, job.claimed.last_attempt + 1, &cause);
+    let open = AttemptResult::unsent(kind, job.claimed.last_attempt + 1, &cause);
     let reason = format!("{cause}, nothing was sent");
-    let state = state_of(Next::Again { after, unknown: job.claimed.unknown, reason });
-    let written = until_back("retract a request", &lane.worker.abandon, || async {
+    let state = job_state(Transition::Retry { after, unknown: job.claimed.maybe_charged, reason });
+    let written = retry_while_unavailable("retract a request", &lane.worker.abandon, || async {
         match open.write(lane, job, &state).await? {
-            (Written::Kept, noted) => Ok::<_, LedgerError>((Written::Kept, noted)),
-            (Written::Lost, _) => {
-                let (written, back) = ledger.delay(hold, &state).await?;
-                Ok((written, Noted::waits(back)))
+            (FencedWrite::Applied, noted) => Ok::<_, LedgerError>((FencedWrite::Applied, noted)),
+            (FencedWrite::Stale, _) => {
+                let (written, back) = ledger.transition_with_copy(hold, &state).await?;
+                Ok((written, CommittedState::delayed(back)))
             }
         }
     });
     match written.await {
-        Ok((Written::Kept, noted)) => {
+        Ok((FencedWrite::Applied, noted)) => {
             if refused {
-                rest_from_taking(lane);
+                pause_intake(lane);
             }
-            kept(lane, job, (&state, noted), why)
+            to_delivery_action(lane, job, (&state, noted), why)
         }
-        _ if refused => End::Refused,
-        _ => End::HandBack,
+        _ if refused => DeliveryAction::RequeueAndPause,
+        _ => DeliveryAction::Requeue,
     }
 }
 
-fn soon(job: &JobInHand, reason: &str) -> Next {
-    Next::Again { after: DELAY_STEPS[0], unknown: job.claimed.unknown, reason: reason.to_owned() }
+fn retry_soon(job: &ClaimedJob, reason: &str) -> Transition {
+    Transition::Retry { after: DELAY_STEPS[0], unknown: job.claimed.maybe_charged, reason: reason.to_owned() }
 }
 
 /// Puts a job down without a request; `why` it waits, if it does, in a word for metrics.
-pub(super) async fn put_down_next(lane: &LaneParts, job: &JobInHand, next: Next, why: &'static str) -> End {
-    let state = state_of(next);
-    match put_down(lane, job, &state).await {
-        Some((Written::Kept, back)) => kept(lane, job, (&state, Noted::waits(back)), why),
-        Some((Written::Lost, _)) => End::HandBack,
-        None => End::Refused,
+pub(super) async fn transition(
+    lane: &LaneContext,
+    job: &ClaimedJob,
+    next: Transition,
+    why: &'static str,
+) -> DeliveryAction {
+    let state = job_state(next);
+    match persist_state(lane, job, &state).await {
+        Some((FencedWrite::Applied, back)) => {
+            to_delivery_action(lane, job, (&state, CommittedState::delayed(back)), why)
+        }
+        Some((FencedWrite::Stale, _)) => DeliveryAction::Requeue,
+        None => DeliveryAction::RequeueAndPause,
     }
 }
 
-pub(super) async fn park(
-    lane: &LaneParts,
-    job: &JobInHand,
+pub(super) async fn delay(
+    lane: &LaneContext,
+    job: &ClaimedJob,
     wait: Duration,
     (why, reason): (&'static str, &str),
-) -> End {
-    let next = Next::Again { after: wait, unknown: job.claimed.unknown, reason: reason.to_owned() };
-    put_down_next(lane, job, next, why).await
+) -> DeliveryAction {
+    let next = Transition::Retry { after: wait, unknown: job.claimed.maybe_charged, reason: reason.to_owned() };
+    transition(lane, job, next, why).await
 }
 
 /// The worker leaves: the job is free for others at once.
-pub(super) async fn give_back(lane: &LaneParts, job: &JobInHand) -> End {
-    match lane.worker.engines.ledger.release(&job.held.hold).await {
-        Ok(Written::Kept | Written::Lost) => {}
+pub(super) async fn release(lane: &LaneContext, job: &ClaimedJob) -> DeliveryAction {
+    match lane.worker.backends.ledger.release(&job.active.lease).await {
+        Ok(FencedWrite::Applied | FencedWrite::Stale) => {}
         Err(error) => tracing::debug!(job = %job.job.id, %error, "not released; the lease will run out"),
     }
-    End::HandBack
+    DeliveryAction::Requeue
 }
 
-fn kept(lane: &LaneParts, job: &JobInHand, (state, noted): (&JobState, Noted), why: &'static str) -> End {
+fn to_delivery_action(
+    lane: &LaneContext,
+    job: &ClaimedJob,
+    (state, noted): (&JobState, CommittedState),
+    why: &'static str,
+) -> DeliveryAction {
     match state {
         JobState::Waiting { wait, reason } | JobState::Unknown { wait, reason } => {
-            spans::came_to(why);
-            lane.meter.parked(why, reason);
-            after_delay(job, *wait, noted.back)
+            spans::record_result(why);
+            lane.meter.record_delay(why, reason);
+            action_after_delay(job, *wait, noted.next_copy)
         }
         JobState::Final { state, .. } => {
             let state = noted.state.unwrap_or(*state);
-            spans::came_to(state.name());
-            lane.meter.settled(state.name(), job.claimed.age + job.claimed_at.elapsed());
+            spans::record_result(state.name());
+            lane.meter.record_finished(state.name(), job.claimed.age + job.claimed_at.elapsed());
             match noted.event {
-                Some(event) => lane.worker.outbox.hand_over(event),
-                None => lane.worker.outbox.left(),
+                Some(event) => lane.worker.outbox.push(event),
+                None => lane.worker.outbox.notify_unleased(),
             }
-            End::Ack
+            DeliveryAction::Ack
         }
     }
 }
 
-fn state_of(next: Next) -> JobState {
+fn job_state(next: Transition) -> JobState {
     match next {
-        Next::Settle { state, reason, reference } => JobState::Final { state, reason, reference },
-        Next::Again { after, unknown: true, reason } => JobState::Unknown { wait: after, reason },
-        Next::Again { after, unknown: false, reason } => JobState::Waiting { wait: after, reason },
+        Transition::Finalize { state, reason, reference } => JobState::Final { state, reason, reference },
+        Transition::Retry { after, unknown: true, reason } => JobState::Unknown { wait: after, reason },
+        Transition::Retry { after, unknown: false, reason } => JobState::Waiting { wait: after, reason },
     }
 }

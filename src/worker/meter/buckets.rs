@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_duration_counts_below_the_first_bound_that_holds_it() {
+    fn duration_counts_in_its_first_bound() {
         const BOUNDS: [u64; 3] = ms([1, 10, 100]);
         let buckets = Buckets::new(&BOUNDS);
         for us in [0, 1_000, 1_001, 10_000, 100_000, 100_001, 5_000_000] {

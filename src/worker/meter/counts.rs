@@ -5,8 +5,8 @@
 use std::sync::atomic::Ordering;
 
 use super::buckets::Distribution;
-use super::decisions::DecisionLine;
-use super::lane::{LaneMeter, Refused, WAITS_MS};
+use super::decisions::RecordedDecision;
+use super::lane::{LaneMeter, RefusalLabels, WAITS_MS};
 use crate::domain::job::JobField;
 
 /// What an overview of a lane shows, since the process began.
@@ -22,7 +22,7 @@ pub struct LaneFigures {
     pub in_hand: u64,
     pub permit_waits: Histogram,
     /// At most 50, newest first.
-    pub decisions: Vec<DecisionLine>,
+    pub decisions: Vec<RecordedDecision>,
 }
 
 /// Waits by their length.
@@ -49,7 +49,7 @@ pub struct LaneCounts {
     pub answers: Vec<(&'static str, u64)>,
     /// By final state.
     pub outcomes: Vec<(&'static str, u64)>,
-    pub refused: Vec<(Refused, u64)>,
+    pub refused: Vec<(RefusalLabels, u64)>,
     /// By reason: parked for a while, or handed back to the queue.
     pub requeues: Vec<(&'static str, u64)>,
     /// By reason.

@@ -10,7 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// Lines kept.
 const LINES_MAX: usize = 50;
 /// Equal decisions within so long are one line.
-const MERGED_MS: u64 = 1_000;
+const MERGE_WINDOW_MS: u64 = 1_000;
 
 /// What was decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub enum DecisionKind {
 impl DecisionKind {
     /// Stable word.
     #[must_use]
-    pub fn word(self) -> &'static str {
+    pub fn code(self) -> &'static str {
         match self {
             Self::Granted => "granted",
             Self::Refused => "refused",
@@ -45,26 +45,26 @@ impl DecisionKind {
 
 /// A decision to be kept.
 #[derive(Clone, Debug)]
-pub struct Decision {
+pub struct LaneDecision {
     pub kind: DecisionKind,
     /// What makes two of a kind the same; not shown.
-    pub about: String,
+    pub merge_key: String,
     /// For a person.
     pub reason: String,
     pub permits: u32,
 }
 
-impl Decision {
+impl LaneDecision {
     /// One that is the same as any other with these words.
     #[must_use]
     pub fn new(kind: DecisionKind, reason: &str) -> Self {
-        Self { kind, about: reason.to_owned(), reason: reason.to_owned(), permits: 0 }
+        Self { kind, merge_key: reason.to_owned(), reason: reason.to_owned(), permits: 0 }
     }
 }
 
 /// A line of the ring.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DecisionLine {
+pub struct RecordedDecision {
     /// Unix time in milliseconds, of the first of those in this line.
     pub at_ms: u64,
     /// [`DecisionKind::word`].
@@ -76,23 +76,25 @@ pub struct DecisionLine {
 }
 
 #[derive(Debug)]
-struct Kept {
+struct DecisionEntry {
     at_ms: u64,
-    decision: Decision,
+    decision: LaneDecision,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Decisions(Mutex<VecDeque<Kept>>);
+pub(super) struct DecisionLog(Mutex<VecDeque<DecisionEntry>>);
 
-impl Decisions {
-    pub fn keep(&self, decision: Decision) {
-        self.keep_at(unix_ms(), decision);
+impl DecisionLog {
+    pub fn record(&self, decision: LaneDecision) {
+        self.record_at(unix_ms(), decision);
     }
 
-    fn keep_at(&self, at_ms: u64, decision: Decision) {
+    fn record_at(&self, at_ms: u64, decision: LaneDecision) {
         let mut kept = self.lock();
-        let lately = kept.iter_mut().rev().take_while(|line| at_ms.saturating_sub(line.at_ms) < MERGED_MS);
-        let same = |line: &&mut Kept| (line.decision.kind, &line.decision.about) == (decision.kind, &decision.about);
+        let lately = kept.iter_mut().rev().take_while(|line| at_ms.saturating_sub(line.at_ms) < MERGE_WINDOW_MS);
+        let same = |line: &&mut DecisionEntry| {
+            (line.decision.kind, &line.decision.merge_key) == (decision.kind, &decision.merge_key)
+        };
         if let Some(line) = lately.into_iter().find(same) {
             line.decision.permits = line.decision.permits.saturating_add(decision.permits);
             line.decision.reason = decision.reason;
@@ -101,21 +103,21 @@ impl Decisions {
         if kept.len() == LINES_MAX {
             kept.pop_front();
         }
-        kept.push_back(Kept { at_ms, decision });
+        kept.push_back(DecisionEntry { at_ms, decision });
     }
 
     /// Newest first.
-    pub fn read(&self) -> Vec<DecisionLine> {
-        let line = |Kept { at_ms, decision }: &Kept| DecisionLine {
+    pub fn read(&self) -> Vec<RecordedDecision> {
+        let line = |DecisionEntry { at_ms, decision }: &DecisionEntry| RecordedDecision {
             at_ms: *at_ms,
-            kind: decision.kind.word(),
+            kind: decision.kind.code(),
             reason: decision.reason.clone(),
             permits: decision.permits,
         };
         self.lock().iter().rev().map(line).collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Kept>> {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<DecisionEntry>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -130,29 +132,29 @@ pub(super) fn unix_ms() -> u64 {
 mod tests {
     use super::*;
 
-    fn decision(kind: DecisionKind, about: &str, reason: &str) -> Decision {
-        Decision { kind, about: about.to_owned(), reason: reason.to_owned(), permits: 1 }
+    fn decision(kind: DecisionKind, about: &str, reason: &str) -> LaneDecision {
+        LaneDecision { kind, merge_key: about.to_owned(), reason: reason.to_owned(), permits: 1 }
     }
 
     #[test]
     fn equal_decisions_of_a_second_are_one_line() {
-        let decisions = Decisions::default();
-        decisions.keep_at(1_000, decision(DecisionKind::Granted, "", "room"));
-        decisions.keep_at(1_400, decision(DecisionKind::Refused, "per-minute", "free in 2 s"));
-        decisions.keep_at(1_900, decision(DecisionKind::Granted, "", "room"));
-        decisions.keep_at(1_950, decision(DecisionKind::Refused, "per-minute", "free in 1 s"));
-        decisions.keep_at(1_960, decision(DecisionKind::Refused, "per-second", "free in 1 s"));
-        decisions.keep_at(2_000, decision(DecisionKind::Granted, "", "room"));
+        let decisions = DecisionLog::default();
+        decisions.record_at(1_000, decision(DecisionKind::Granted, "", "room"));
+        decisions.record_at(1_400, decision(DecisionKind::Refused, "per-minute", "free in 2 s"));
+        decisions.record_at(1_900, decision(DecisionKind::Granted, "", "room"));
+        decisions.record_at(1_950, decision(DecisionKind::Refused, "per-minute", "free in 1 s"));
+        decisions.record_at(1_960, decision(DecisionKind::Refused, "per-second", "free in 1 s"));
+        decisions.record_at(2_000, decision(DecisionKind::Granted, "", "room"));
         let lines: Vec<_> = decisions.read().into_iter().map(|line| (line.at_ms, line.kind, line.permits)).collect();
         assert_eq!(lines, [(2_000, "granted", 1), (1_960, "refused", 1), (1_400, "refused", 2), (1_000, "granted", 2)]);
         assert_eq!(decisions.read()[2].reason, "free in 1 s");
     }
 
     #[test]
-    fn the_oldest_go() {
-        let decisions = Decisions::default();
+    fn oldest_decisions_are_dropped() {
+        let decisions = DecisionLog::default();
         for at in 0..60 {
-            decisions.keep_at(at, decision(DecisionKind::Parked, &at.to_string(), "x"));
+            decisions.record_at(at, decision(DecisionKind::Parked, &at.to_string(), "x"));
         }
         let at: Vec<u64> = decisions.read().iter().map(|line| line.at_ms).collect();
         assert_eq!(at, (10..60).rev().collect::<Vec<u64>>());

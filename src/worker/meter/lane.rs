@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::buckets::{Buckets, ms};
-use super::decisions::{Decision, DecisionKind, Decisions};
-use super::tally::Tally;
+use super::decisions::{DecisionKind, DecisionLog, LaneDecision};
+use super::labelled_counter::LabelledCounter;
 use crate::domain::job::{InvalidReason, JobField};
 use crate::domain::outcome::FinalState;
 
@@ -45,7 +45,7 @@ const STATUS_CLASSES: [&str; 7] = ["1xx", "2xx", "3xx", "4xx", "5xx", "none", "u
 
 /// Why a permit was refused.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Refused {
+pub struct RefusalLabels {
     /// A word of a closed list; `limit` for a limit.
     pub reason: &'static str,
     /// The name of the limit.
@@ -54,11 +54,11 @@ pub struct Refused {
 
 /// Why a permit was given back unused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Returned {
+pub enum ReturnReason {
     /// Its request was written down too late.
-    Late,
+    DeadlineMissed,
     /// Its request could not be written down.
-    LedgerAway,
+    LedgerUnavailable,
     /// Its job is another worker's by now.
     TakenOver,
     /// Its job was not to be sent any more.
@@ -67,15 +67,16 @@ pub enum Returned {
     Probing,
 }
 
-impl Returned {
-    pub const ALL: [Self; 5] = [Self::Late, Self::LedgerAway, Self::TakenOver, Self::NotNeeded, Self::Probing];
+impl ReturnReason {
+    pub const ALL: [Self; 5] =
+        [Self::DeadlineMissed, Self::LedgerUnavailable, Self::TakenOver, Self::NotNeeded, Self::Probing];
 
     /// Stable word for metrics.
     #[must_use]
-    pub fn word(self) -> &'static str {
+    pub fn code(self) -> &'static str {
         match self {
-            Self::Late => "late",
-            Self::LedgerAway => "ledger_away",
+            Self::DeadlineMissed => "late",
+            Self::LedgerUnavailable => "ledger_away",
             Self::TakenOver => "taken_over",
             Self::NotNeeded => "not_needed",
             Self::Probing => "probing",
@@ -89,39 +90,39 @@ pub struct LaneMeter {
     pub(super) sent: AtomicU64,
     pub(super) throttled: AtomicU64,
     pub(super) granted: AtomicU64,
-    pub(super) returned: Tally<&'static str>,
+    pub(super) returned: LabelledCounter<&'static str>,
     pub(super) redelivered: AtomicU64,
-    pub(super) uncounted: Tally<JobField>,
+    pub(super) uncounted: LabelledCounter<JobField>,
     pub(super) in_flight: Arc<AtomicU64>,
     pub(super) in_hand: Arc<AtomicU64>,
     pub(super) waiting: Arc<AtomicU64>,
-    pub(super) answers: Tally<&'static str>,
-    pub(super) outcomes: Tally<&'static str>,
-    pub(super) refused: Tally<Refused>,
-    pub(super) requeues: Tally<&'static str>,
-    pub(super) rejected: Tally<&'static str>,
+    pub(super) answers: LabelledCounter<&'static str>,
+    pub(super) outcomes: LabelledCounter<&'static str>,
+    pub(super) refused: LabelledCounter<RefusalLabels>,
+    pub(super) requeues: LabelledCounter<&'static str>,
+    pub(super) rejected: LabelledCounter<&'static str>,
     pub(super) permit_waits: Buckets,
     pub(super) lateness: Buckets,
     pub(super) lateness_ahead: Buckets,
     pub(super) holds: Buckets,
     pub(super) requests: Buckets,
     pub(super) jobs: Buckets,
-    pub(super) decisions: Decisions,
+    pub(super) decisions: DecisionLog,
 }
 
 /// Counts one thing that is under way until it is dropped.
 #[derive(Debug)]
 #[must_use = "it is counted for as long as this lives"]
-pub struct Counted(Arc<AtomicU64>);
+pub struct GaugeGuard(Arc<AtomicU64>);
 
-impl Counted {
-    fn in_(gauge: &Arc<AtomicU64>) -> Self {
+impl GaugeGuard {
+    fn increment(gauge: &Arc<AtomicU64>) -> Self {
         gauge.fetch_add(1, Ordering::Relaxed);
         Self(Arc::clone(gauge))
     }
 }
 
-impl Drop for Counted {
+impl Drop for GaugeGuard {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -133,125 +134,130 @@ impl Default for LaneMeter {
             sent: AtomicU64::default(),
             throttled: AtomicU64::default(),
             granted: AtomicU64::default(),
-            returned: Tally::of(Returned::ALL.map(Returned::word)),
+            returned: LabelledCounter::with_labels(ReturnReason::ALL.map(ReturnReason::code)),
             redelivered: AtomicU64::default(),
-            uncounted: Tally::of(JobField::ALL),
+            uncounted: LabelledCounter::with_labels(JobField::ALL),
             in_flight: Arc::default(),
             in_hand: Arc::default(),
             waiting: Arc::default(),
-            answers: Tally::of(STATUS_CLASSES),
-            outcomes: Tally::of(FinalState::ALL.map(FinalState::name)),
-            refused: Tally::of([]),
-            requeues: Tally::of([]),
-            rejected: Tally::of(InvalidReason::ALL.map(InvalidReason::code)),
+            answers: LabelledCounter::with_labels(STATUS_CLASSES),
+            outcomes: LabelledCounter::with_labels(FinalState::ALL.map(FinalState::name)),
+            refused: LabelledCounter::with_labels([]),
+            requeues: LabelledCounter::with_labels([]),
+            rejected: LabelledCounter::with_labels(InvalidReason::ALL.map(InvalidReason::code)),
             permit_waits: Buckets::new(&WAITS_US),
             lateness: Buckets::new(&LATENESS_US),
             lateness_ahead: Buckets::new(&LATENESS_US),
             holds: Buckets::new(&REQUESTS_US),
             requests: Buckets::new(&REQUESTS_US),
             jobs: Buckets::new(&JOBS_US),
-            decisions: Decisions::default(),
+            decisions: DecisionLog::default(),
         }
     }
 }
 
 impl LaneMeter {
     /// A message was taken from the queue; in hand until the guard drops.
-    pub fn taken(&self, redelivered: bool) -> Counted {
+    pub fn delivery_started(&self, redelivered: bool) -> GaugeGuard {
         if redelivered {
             self.redelivered.fetch_add(1, Ordering::Relaxed);
         }
-        Counted::in_(&self.in_hand)
+        GaugeGuard::increment(&self.in_hand)
     }
 
     /// A job waits for a permit until the guard drops.
-    pub fn waits_for_permit(&self) -> Counted {
-        Counted::in_(&self.waiting)
+    pub fn permit_wait_started(&self) -> GaugeGuard {
+        GaugeGuard::increment(&self.waiting)
     }
 
     /// A permit was granted that may be used so long after it was asked for.
-    pub fn permit_waited(&self, wait: Duration) {
+    pub fn record_grant(&self, wait: Duration) {
         self.granted.fetch_add(1, Ordering::Relaxed);
         self.permit_waits.observe(wait);
         let (kind, reason) = (DecisionKind::Granted, "every limit had room".to_owned());
-        self.decisions.keep(Decision { kind, about: String::new(), reason, permits: 1 });
+        self.decisions.record(LaneDecision { kind, merge_key: String::new(), reason, permits: 1 });
     }
 
     /// A permit was asked for and refused; `words` say why and for how long.
-    pub fn refused(&self, refused: Refused, words: String) {
+    pub fn record_refusal(&self, refused: RefusalLabels, words: String) {
         let about = refused.limit.clone().unwrap_or_else(|| refused.reason.to_owned());
-        self.refused.count(refused);
-        self.decisions.keep(Decision { kind: DecisionKind::Refused, about, reason: words, permits: 1 });
+        self.refused.increment(refused);
+        self.decisions.record(LaneDecision {
+            kind: DecisionKind::Refused,
+            merge_key: about,
+            reason: words,
+            permits: 1,
+        });
     }
 
     /// A permit was given back unused.
-    pub fn permit_returned(&self, why: Returned) {
-        self.returned.count(why.word());
+    pub fn record_return(&self, why: ReturnReason) {
+        self.returned.increment(why.code());
     }
 
     /// A job that is sent for the first time lacks a field by which its provider's limits or rules go.
-    pub fn passes_uncounted(&self, lacks: JobField) {
-        self.uncounted.count(lacks);
+    pub fn record_missing_field(&self, lacks: JobField) {
+        self.uncounted.increment(lacks);
     }
 
     /// A request begins so long after the start that its permit named, which may have lain `ahead` when it was granted;
     /// in flight until the guard drops.
-    pub fn started(&self, lateness: Duration, ahead: bool) -> Counted {
+    pub fn request_started(&self, lateness: Duration, ahead: bool) -> GaugeGuard {
         self.sent.fetch_add(1, Ordering::Relaxed);
         self.lateness.observe(lateness);
         if ahead {
             self.lateness_ahead.observe(lateness);
         }
-        Counted::in_(&self.in_flight)
+        GaugeGuard::increment(&self.in_flight)
     }
 
     /// A request came to an end after so long; `status` if there was an answer, `left` if any of it may have left.
-    pub fn answered(&self, status: Option<u16>, left: bool, took: Duration) {
+    pub fn record_response(&self, status: Option<u16>, left: bool, took: Duration) {
         let class = match status {
             Some(status @ 100..600) => STATUS_CLASSES.get(usize::from(status / 100) - 1).copied().unwrap_or("none"),
             Some(_) => "none",
             None if left => "none",
             None => "unsent",
         };
-        self.answers.count(class);
+        self.answers.increment(class);
         self.requests.observe(took);
     }
 
     /// A request held its permit for so long: from its start until its answer was read, or until nobody waits for one.
-    pub fn hold(&self, held: Duration) {
+    pub fn record_hold(&self, held: Duration) {
         self.holds.observe(held);
     }
 
     /// The provider refused what we had allowed.
-    pub fn throttled(&self) {
+    pub fn record_throttle(&self) {
         self.throttled.fetch_add(1, Ordering::Relaxed);
     }
 
     /// A job has ended so long after it was recorded.
-    pub fn settled(&self, outcome: &'static str, after: Duration) {
-        self.outcomes.count(outcome);
+    pub fn record_finished(&self, outcome: &'static str, after: Duration) {
+        self.outcomes.increment(outcome);
         self.jobs.observe(after);
     }
 
     /// A job was put down for a while, or went back to the queue.
-    pub fn requeued(&self, reason: &'static str) {
-        self.requeues.count(reason);
+    pub fn record_requeue(&self, reason: &'static str) {
+        self.requeues.increment(reason);
     }
 
     /// A job was put down for a while because of this.
-    pub fn parked(&self, reason: &'static str, words: &str) {
-        self.requeues.count(reason);
+    pub fn record_delay(&self, reason: &'static str, words: &str) {
+        self.requeues.increment(reason);
         let (about, reason) = (reason.to_owned(), words.to_owned());
-        self.decisions.keep(Decision { kind: DecisionKind::Parked, about, reason, permits: 0 });
+        self.decisions.record(LaneDecision { kind: DecisionKind::Parked, merge_key: about, reason, permits: 0 });
     }
 
     /// A message can never be a job.
-    pub fn rejected(&self, reason: &'static str) {
-        self.rejected.count(reason);
+    pub fn record_rejected(&self, reason: &'static str) {
+        self.rejected.increment(reason);
     }
 
-    pub fn decision(&self, decision: Decision) {
-        self.decisions.keep(decision);
+    pub fn record_decision(&self, decision: LaneDecision) {
+        self.decisions.record(decision);
     }
 }
 
@@ -259,16 +265,16 @@ impl LaneMeter {
 mod tests {
     use super::*;
 
-    fn of<K: PartialEq + Copy>(counts: &[(K, u64)], word: K) -> u64 {
+    fn count_of<K: PartialEq + Copy>(counts: &[(K, u64)], word: K) -> u64 {
         counts.iter().find(|(known, _)| *known == word).map_or(0, |(_, count)| *count)
     }
 
     #[test]
-    fn what_is_under_way_is_counted_while_it_is() {
+    fn gauges_count_until_their_guard_drops() {
         let meter = LaneMeter::default();
-        let taken = [meter.taken(false), meter.taken(true)];
-        let waiting = meter.waits_for_permit();
-        let sent = meter.started(Duration::from_micros(300), true);
+        let taken = [meter.delivery_started(false), meter.delivery_started(true)];
+        let waiting = meter.permit_wait_started();
+        let sent = meter.request_started(Duration::from_micros(300), true);
         let figures = meter.figures();
         assert_eq!((figures.in_hand, figures.in_flight, figures.sent_total), (2, 1, 1));
         assert_eq!((meter.counts().waiting, meter.counts().redelivered), (1, 1));
@@ -279,35 +285,35 @@ mod tests {
 
     /// A counter that is born at its first event shows Prometheus no increase.
     #[test]
-    fn every_reason_to_reject_a_message_is_counted_from_zero_on() {
+    fn rejection_counters_start_at_zero() {
         let meter = LaneMeter::default();
         let rejected = meter.counts().rejected;
         assert_eq!((rejected.len(), rejected.iter().map(|(_, count)| count).sum::<u64>()), (15, 0), "{rejected:?}");
-        meter.rejected(InvalidReason::BadAmount.code());
-        assert_eq!((of(&meter.counts().rejected, "bad_amount"), meter.counts().rejected.len()), (1, 15));
+        meter.record_rejected(InvalidReason::BadAmount.code());
+        assert_eq!((count_of(&meter.counts().rejected, "bad_amount"), meter.counts().rejected.len()), (1, 15));
     }
 
     #[test]
-    fn answers_are_told_apart_by_the_class_of_their_status() {
+    fn responses_are_counted_by_status_class() {
         let meter = LaneMeter::default();
         let took = Duration::from_millis(3);
         for status in [Some(200), Some(201), Some(429), Some(503), Some(799), None] {
-            meter.answered(status, true, took);
+            meter.record_response(status, true, took);
         }
-        meter.answered(None, false, took);
+        meter.record_response(None, false, took);
         let answers = meter.counts().answers;
-        let found = ["2xx", "3xx", "4xx", "5xx", "none", "unsent"].map(|class| of(&answers, class));
+        let found = ["2xx", "3xx", "4xx", "5xx", "none", "unsent"].map(|class| count_of(&answers, class));
         assert_eq!(found, [2, 0, 1, 1, 2, 1]);
         assert_eq!(meter.counts().requests.counts[0], 7);
     }
 
     #[test]
-    fn a_refusal_is_counted_by_its_limit_and_told_in_words() {
+    fn refusal_is_counted_by_limit_and_logged() {
         let meter = LaneMeter::default();
-        let by = |limit: &str| Refused { reason: "limit", limit: Some(limit.to_owned()) };
-        meter.refused(by("per-second"), "refused by per-second (5/1s), free in 0.8 s".to_owned());
-        meter.refused(by("per-second"), "refused by per-second (5/1s), free in 0.7 s".to_owned());
-        meter.refused(Refused { reason: "cold", limit: None }, "cold".to_owned());
+        let by = |limit: &str| RefusalLabels { reason: "limit", limit: Some(limit.to_owned()) };
+        meter.record_refusal(by("per-second"), "refused by per-second (5/1s), free in 0.8 s".to_owned());
+        meter.record_refusal(by("per-second"), "refused by per-second (5/1s), free in 0.7 s".to_owned());
+        meter.record_refusal(RefusalLabels { reason: "cold", limit: None }, "cold".to_owned());
         assert_eq!(meter.counts().refused.iter().map(|(_, count)| *count).collect::<Vec<_>>(), [1, 2]);
         let decisions = meter.figures().decisions;
         assert_eq!(decisions.len(), 2);

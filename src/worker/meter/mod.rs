@@ -8,18 +8,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::domain::provider::ProviderName;
-use crate::ledger::outcomes::Unpublished;
+use crate::ledger::outcomes::UnpublishedEvents;
 
 mod buckets;
 mod counts;
 mod decisions;
+mod labelled_counter;
 mod lane;
-mod tally;
 
 pub use buckets::Distribution;
 pub use counts::{Histogram, LaneCounts, LaneFigures};
-pub use decisions::{Decision, DecisionKind, DecisionLine};
-pub use lane::{Counted, LaneMeter, Refused, Returned};
+pub use decisions::{DecisionKind, LaneDecision, RecordedDecision};
+pub use lane::{GaugeGuard, LaneMeter, RefusalLabels, ReturnReason};
 
 /// Everything that is counted in one process.
 #[derive(Debug)]
@@ -30,8 +30,8 @@ pub struct Meter {
     /// Zero: never.
     reloaded_at_ms: AtomicU64,
     started_at_ms: u64,
-    unpublished: RwLock<Option<Unpublished>>,
-    missed_at_broker: AtomicU64,
+    unpublished: RwLock<Option<UnpublishedEvents>>,
+    missing_topology: AtomicU64,
 }
 
 /// How the settings were read.
@@ -52,7 +52,7 @@ impl Default for Meter {
             reloaded_at_ms: AtomicU64::new(0),
             started_at_ms: decisions::unix_ms(),
             unpublished: RwLock::default(),
-            missed_at_broker: AtomicU64::new(0),
+            missing_topology: AtomicU64::new(0),
         }
     }
 }
@@ -61,7 +61,7 @@ impl Meter {
     /// The meter of a lane, begun with its first use. For providers that have a row alone: each is a label.
     #[must_use]
     pub fn lane(&self, provider: &ProviderName) -> Arc<LaneMeter> {
-        if let Some(lane) = self.find(provider) {
+        if let Some(lane) = self.find_lane(provider) {
             return lane;
         }
         let mut lanes = self.lanes.write().unwrap_or_else(PoisonError::into_inner);
@@ -70,7 +70,7 @@ impl Meter {
 
     /// The meter of a lane that has one.
     #[must_use]
-    pub fn find(&self, provider: &ProviderName) -> Option<Arc<LaneMeter>> {
+    pub fn find_lane(&self, provider: &ProviderName) -> Option<Arc<LaneMeter>> {
         self.lanes.read().unwrap_or_else(PoisonError::into_inner).get(provider).cloned()
     }
 
@@ -81,13 +81,13 @@ impl Meter {
     }
 
     /// Settings were loaded and are in force.
-    pub fn reloaded(&self) {
+    pub fn record_reload(&self) {
         self.reloads.fetch_add(1, Ordering::Relaxed);
         self.reloaded_at_ms.store(decisions::unix_ms(), Ordering::Relaxed);
     }
 
     /// Settings could not be read; the last ones stay.
-    pub fn not_reloaded(&self) {
+    pub fn record_failed_reload(&self) {
         self.failed_reloads.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -102,23 +102,23 @@ impl Meter {
     }
 
     /// Outcome events that wait for their publish, in the whole cluster; `None` while the ledger does not say.
-    pub fn note_unpublished(&self, unpublished: Option<Unpublished>) {
+    pub fn set_unpublished(&self, unpublished: Option<UnpublishedEvents>) {
         *self.unpublished.write().unwrap_or_else(PoisonError::into_inner) = unpublished;
     }
 
     #[must_use]
-    pub fn unpublished(&self) -> Option<Unpublished> {
+    pub fn unpublished(&self) -> Option<UnpublishedEvents> {
         *self.unpublished.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A queue or an exchange that was declared is not there any more.
-    pub fn missed_at_broker(&self) {
-        self.missed_at_broker.fetch_add(1, Ordering::Relaxed);
+    pub fn record_missing_topology(&self) {
+        self.missing_topology.fetch_add(1, Ordering::Relaxed);
     }
 
     #[must_use]
-    pub fn missed_at_broker_total(&self) -> u64 {
-        self.missed_at_broker.load(Ordering::Relaxed)
+    pub fn missing_topology_total(&self) -> u64 {
+        self.missing_topology.load(Ordering::Relaxed)
     }
 
     /// Unix time in milliseconds.
@@ -133,15 +133,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lane_keeps_its_meter() {
+    fn lane_counters_are_kept() {
         let (meter, acme) = (Meter::default(), ProviderName::new("acme").unwrap());
-        assert!(meter.find(&acme).is_none());
-        meter.lane(&acme).throttled();
-        meter.lane(&acme).throttled();
+        assert!(meter.find_lane(&acme).is_none());
+        meter.lane(&acme).record_throttle();
+        meter.lane(&acme).record_throttle();
         assert_eq!(meter.lanes()[&acme].figures().throttled_total, 2);
         assert_eq!(meter.reloads(), Reloads::default());
-        meter.not_reloaded();
-        meter.reloaded();
+        meter.record_failed_reload();
+        meter.record_reload();
         let reloads = meter.reloads();
         assert_eq!((reloads.succeeded, reloads.failed), (1, 1));
         assert!(reloads.last_success_ms >= Some(meter.started_at_ms()));

@@ -9,64 +9,64 @@ use futures_util::stream::FuturesUnordered;
 use tokio::time::{Instant, sleep_until};
 
 use crate::domain::provider::ProviderName;
-use crate::faults::{self, Point};
+use crate::faults::{self, CrashPoint};
 use crate::ledger::OutcomeEvent;
 use crate::queue::message::outcome_event_json;
-use crate::queue::{Destination, Outgoing, Properties, QueueError};
-use crate::worker::Worker;
+use crate::queue::{Destination, OutgoingMessage, Properties, QueueError};
+use crate::worker::WorkerContext;
 
 /// A confirm that takes longer is late.
-pub const IN_TIME: Duration = Duration::from_secs(5);
+pub const CONFIRM_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What became of one event.
-pub struct Done {
+pub struct EventResult {
     pub sequence: i64,
-    pub end: End,
+    pub status: EventStatus,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum EventStatus {
     Published,
     /// By a queue that is bound to the exchange; others may have it.
     Rejected,
     /// For the next taking, because the broker is away or had no exchange.
-    Left,
+    Retry,
 }
 
 /// What became of a batch.
 #[derive(Default)]
-pub struct Sent<'w> {
-    pub done: Vec<Done>,
+pub struct BatchResult<'w> {
+    pub results: Vec<EventResult>,
     /// Some of it is left.
-    pub left: bool,
+    pub has_retries: bool,
     /// By sequence.
-    pub late: Vec<(i64, BoxFuture<'w, Done>)>,
+    pub late: Vec<(i64, BoxFuture<'w, EventResult>)>,
 }
 
-pub async fn publish_batch(worker: &Worker, events: Vec<OutcomeEvent>) -> Sent<'_> {
-    let mut sent = Sent::default();
+pub async fn publish_batch(worker: &WorkerContext, events: Vec<OutcomeEvent>) -> BatchResult<'_> {
+    let mut sent = BatchResult::default();
     if events.is_empty() {
         return sent;
     }
-    let mut tally = Tally::default();
+    let mut tally = PublishFailures::default();
     let mut publishing: FuturesUnordered<_> = events.into_iter().map(|event| Publishing::new(worker, event)).collect();
-    let deadline = Instant::now() + IN_TIME;
+    let deadline = Instant::now() + CONFIRM_TIMEOUT;
     loop {
         tokio::select! {
             published = publishing.next() => match published {
-                Some((event, published)) => sent.done.push(tally.judge(&event, published)),
+                Some((event, published)) => sent.results.push(tally.record(&event, published)),
                 None => break,
             },
             () = sleep_until(deadline) => break,
         }
     }
-    sent.late = publishing.into_iter().map(|publishing| (publishing.sequence, publishing.judged().boxed())).collect();
-    faults::crash(Point::AfterEvent);
-    tally.tell(&sent);
-    sent.left = tally.left > 0;
+    sent.late = publishing.into_iter().map(|publishing| (publishing.sequence, publishing.result().boxed())).collect();
+    faults::crash(CrashPoint::AfterEvent);
+    tally.log(&sent);
+    sent.has_retries = tally.retries > 0;
     // Once for all of them: an exchange that somebody deleted is back before they are published again.
     if let Some(provider) = tally.unroutable
-        && let Err(error) = worker.engines.queue.declare(std::slice::from_ref(&provider)).await
+        && let Err(error) = worker.backends.queue.declare(std::slice::from_ref(&provider)).await
     {
         tracing::warn!(%error, "the exchange of outcome events is not declared again");
     }
@@ -80,13 +80,13 @@ struct Publishing<'w> {
 }
 
 impl<'w> Publishing<'w> {
-    fn new(worker: &'w Worker, event: OutcomeEvent) -> Self {
+    fn new(worker: &'w WorkerContext, event: OutcomeEvent) -> Self {
         Self { sequence: event.sequence, publishing: publish(worker, event).boxed() }
     }
 
-    async fn judged(self) -> Done {
+    async fn result(self) -> EventResult {
         let (event, published) = self.publishing.await;
-        Tally::default().judge(&event, published)
+        PublishFailures::default().record(&event, published)
     }
 }
 
@@ -100,43 +100,43 @@ impl Future for Publishing<'_> {
 
 /// What went wrong in a batch.
 #[derive(Default)]
-struct Tally {
-    left: usize,
+struct PublishFailures {
+    retries: usize,
     rejected: usize,
-    first: Option<QueueError>,
+    first_error: Option<QueueError>,
     unroutable: Option<ProviderName>,
 }
 
-impl Tally {
-    fn judge(&mut self, event: &OutcomeEvent, published: Result<(), QueueError>) -> Done {
+impl PublishFailures {
+    fn record(&mut self, event: &OutcomeEvent, published: Result<(), QueueError>) -> EventResult {
         let end = match published {
-            Ok(()) => End::Published,
+            Ok(()) => EventStatus::Published,
             Err(error) => {
                 let end = match &error {
                     QueueError::Rejected(_) | QueueError::Refused(_) => {
                         self.rejected += 1;
-                        End::Rejected
+                        EventStatus::Rejected
                     }
                     QueueError::Unroutable(_) => {
                         self.unroutable = Some(event.provider.clone());
-                        self.left += 1;
-                        End::Left
+                        self.retries += 1;
+                        EventStatus::Retry
                     }
-                    QueueError::Away(_) | QueueError::NotConfirmed(_) => {
-                        self.left += 1;
-                        End::Left
+                    QueueError::Unavailable(_) | QueueError::NotConfirmed(_) => {
+                        self.retries += 1;
+                        EventStatus::Retry
                     }
                 };
-                self.first.get_or_insert(error);
+                self.first_error.get_or_insert(error);
                 end
             }
         };
-        Done { sequence: event.sequence, end }
+        EventResult { sequence: event.sequence, status: end }
     }
 
-    fn tell(&self, sent: &Sent<'_>) {
-        let (left, rejected, late) = (self.left, self.rejected, sent.late.len());
-        match &self.first {
+    fn log(&self, sent: &BatchResult<'_>) {
+        let (left, rejected, late) = (self.retries, self.rejected, sent.late.len());
+        match &self.first_error {
             Some(error) => tracing::warn!(%error, left, rejected, late, "outcome events not published, will try again"),
             None if late > 0 => tracing::warn!(late, "confirms of outcome events are late; waiting for them"),
             None => {}
@@ -144,15 +144,15 @@ impl Tally {
     }
 }
 
-async fn publish(worker: &Worker, event: OutcomeEvent) -> (OutcomeEvent, Result<(), QueueError>) {
+async fn publish(worker: &WorkerContext, event: OutcomeEvent) -> (OutcomeEvent, Result<(), QueueError>) {
     let properties = Properties {
         message_id: Some(event.id.clone()),
         content_type: Some("application/json".to_owned()),
-        headers: crate::telemetry::spans::carried(&event.id),
+        headers: crate::telemetry::spans::trace_headers(&event.id),
         ..Properties::default()
     };
     let destination = Destination::Outcomes { provider: event.provider.clone(), state: event.state.name() };
     let body = Bytes::from(outcome_event_json(&event));
-    let published = worker.engines.queue.publish(Outgoing { destination, body, properties }).await;
+    let published = worker.backends.queue.publish(OutgoingMessage { destination, body, properties }).await;
     (event, published)
 }

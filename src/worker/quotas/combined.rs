@@ -5,36 +5,36 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::accounts::{Carrier, account_rules};
+use super::accounts::{RowLimit, account_rules};
 use crate::domain::limit::Limit;
 use crate::domain::provider::{Pacing, Provider, ProviderName, SlotRelease, StoreDown};
 use crate::domain::quota_spec::{LimitSpec, QuotaSpec};
 use crate::faults::{self, Bug};
-use crate::limiter::authority::Timing;
-use crate::worker::settings_watch::{Known, POLL};
+use crate::limiter::leader_election::LeadershipTiming;
+use crate::worker::settings_sync::{LoadedSettings, POLL_INTERVAL};
 
 /// What a quota's rows allow together; `None` when no enabled row names it, or one of its rows cannot be meant.
 #[must_use]
-pub fn quota_spec(known: &Known, quota: &ProviderName) -> Option<QuotaSpec> {
-    if known.quotas_in_doubt().contains(quota.as_str()) {
+pub fn quota_spec(known: &LoadedSettings, quota: &ProviderName) -> Option<QuotaSpec> {
+    if known.quotas_with_unknown_limits().contains(quota.as_str()) {
         return None;
     }
     let rows: Vec<&Provider> =
         known.providers.values().map(AsRef::as_ref).filter(|row| row.enabled && row.quota == *quota).collect();
-    together(known.version, quota, &rows)
+    combine_rows(known.version, quota, &rows)
 }
 
 /// [`quota_spec`] of each quota that an enabled row names, with those rows, in one pass over them all: there may be ten
 /// thousand.
 #[must_use]
-pub fn quota_specs(known: &Known) -> Vec<QuotaRows<'_>> {
-    let in_doubt = known.quotas_in_doubt();
+pub fn quota_specs(known: &LoadedSettings) -> Vec<QuotaRows<'_>> {
+    let in_doubt = known.quotas_with_unknown_limits();
     let mut quotas: BTreeMap<&ProviderName, Vec<&Provider>> = BTreeMap::new();
     for row in known.providers.values().filter(|row| row.enabled) {
         quotas.entry(&row.quota).or_default().push(row);
     }
     let meant = quotas.into_iter().map(|(quota, rows)| {
-        let spec = if in_doubt.contains(quota.as_str()) { None } else { together(known.version, quota, &rows) };
+        let spec = if in_doubt.contains(quota.as_str()) { None } else { combine_rows(known.version, quota, &rows) };
         QuotaRows { quota, rows, spec }
     });
     meant.collect()
@@ -47,14 +47,14 @@ pub struct QuotaRows<'a> {
     pub spec: Option<QuotaSpec>,
 }
 
-fn together(version: i64, quota: &ProviderName, rows: &[&Provider]) -> Option<QuotaSpec> {
+fn combine_rows(version: i64, quota: &ProviderName, rows: &[&Provider]) -> Option<QuotaSpec> {
     let mut limits: BTreeMap<String, LimitSpec> = BTreeMap::new();
-    let mut carriers: Vec<Carrier<'_>> = Vec::new();
+    let mut carriers: Vec<RowLimit<'_>> = Vec::new();
     for row in rows {
         for limit in &row.limits {
             let own = limit_spec(row, limit);
-            let counted_as = add(&mut limits, row, own.clone());
-            carriers.push(Carrier { row, own, counted_as });
+            let counted_as = add_limit(&mut limits, row, own.clone());
+            carriers.push(RowLimit { row, spec: own, name_in_quota: counted_as });
         }
     }
     let jitters: Option<Vec<Duration>> = rows
@@ -70,14 +70,14 @@ fn together(version: i64, quota: &ProviderName, rows: &[&Provider]) -> Option<Qu
         version,
         limits: (!limits.is_empty()).then(|| limits.into_values().collect())?,
         account_rules: account_rules(rows, &carriers),
-        even: rows.iter().any(|row| row.pacing == Pacing::Even),
+        even_pacing: rows.iter().any(|row| row.pacing == Pacing::Even),
         grant_jitter: jitters.and_then(|jitters| jitters.into_iter().max()),
         hold_max: rows.iter().map(|row| row.hold_max()).max()?,
         send_budget: rows.iter().map(|row| row.send_budget).min()?,
         store_down: store_down(rows),
         members: members.into_iter().collect(),
         resumed_at: rows.iter().map(|row| row.resumed_at).max().unwrap_or(0),
-        handover: Timing::polled_every(POLL).settled(),
+        handover: LeadershipTiming::with_poll_interval(POLL_INTERVAL).handover(),
     })
 }
 
@@ -85,10 +85,10 @@ fn together(version: i64, quota: &ProviderName, rows: &[&Provider]) -> Option<Qu
 fn store_down(rows: &[&Provider]) -> StoreDown {
     let of = |row: &&Provider| match row.store_down {
         StoreDown::Wait => None,
-        StoreDown::Share { of } => Some(of),
+        StoreDown::Share { workers: of } => Some(of),
     };
     let all: Option<Vec<u32>> = rows.iter().map(of).collect();
-    all.and_then(|all| all.into_iter().max()).map_or(StoreDown::Wait, |of| StoreDown::Share { of })
+    all.and_then(|all| all.into_iter().max()).map_or(StoreDown::Wait, |of| StoreDown::Share { workers: of })
 }
 
 /// A limit as one row means it, less what the row keeps in reserve.
@@ -99,16 +99,16 @@ fn limit_spec(row: &Provider, limit: &Limit) -> LimitSpec {
         scope: limit.scope,
         applies_to: limit.applies_to,
         shadow: limit.shadow,
-        max_requests: row.less_reserve(limit.rate.max_requests()),
+        max_requests: row.after_reserve(limit.rate.max_requests()),
         window: limit.rate.window(),
         offset: limit.offset,
-        burst: limit.burst.map(|burst| row.less_reserve(burst).max(1)),
+        burst: limit.burst.map(|burst| row.after_reserve(burst).max(1)),
     }
 }
 
 /// Rows that name the same limit mean one, with the lower numbers; where they count otherwise, each counts. Returns the
 /// name that it has in the quota.
-fn add(limits: &mut BTreeMap<String, LimitSpec>, row: &Provider, spec: LimitSpec) -> String {
+fn add_limit(limits: &mut BTreeMap<String, LimitSpec>, row: &Provider, spec: LimitSpec) -> String {
     let name = spec.name.clone();
     let kind = |spec: &LimitSpec| (spec.algorithm, spec.scope, spec.applies_to, spec.shadow, spec.offset);
     match limits.get_mut(&spec.name) {

@@ -4,10 +4,10 @@ use super::*;
 use std::sync::Arc;
 
 use crate::ledger::provider_row::{AccountRow, LimitRow, ProviderRow};
-use crate::ledger::settings::BadRow;
+use crate::ledger::settings::InvalidRow;
 
 #[test]
-fn a_quota_shares_if_all_its_rows_do_and_by_the_largest_number() {
+fn fallback_share_needs_all_rows() {
     let of = |share_of: Option<i64>| ProviderRow {
         store_down: if share_of.is_some() { "share" } else { "wait" }.to_owned(),
         share_of,
@@ -16,7 +16,7 @@ fn a_quota_shares_if_all_its_rows_do_and_by_the_largest_number() {
         limits: vec![LimitRow { name: "all".to_owned(), max_requests: 9, window_ms: 1_000, ..LimitRow::default() }],
         ..ProviderRow::default()
     };
-    let share = |of| StoreDown::Share { of };
+    let share = |of| StoreDown::Share { workers: of };
     let table = [
         (vec![of(None)], StoreDown::Wait),
         (vec![of(Some(3))], share(3)),
@@ -26,18 +26,18 @@ fn a_quota_shares_if_all_its_rows_do_and_by_the_largest_number() {
     ];
     for (rows, expected) in table {
         let named = rows.into_iter().enumerate().map(|(n, row)| ProviderRow { name: format!("acme-{n}"), ..row });
-        let meant = named.map(|row| row.meant(1).unwrap());
+        let meant = named.map(|row| row.validate(1).unwrap());
         let providers = meant.map(|row| (row.name.clone(), Arc::new(row))).collect();
-        let known = Known { version: 1, providers, bad: Vec::new() };
+        let known = LoadedSettings { version: 1, providers, invalid_rows: Vec::new() };
         let spec = quota_spec(&known, &ProviderName::new("one").unwrap()).unwrap();
         assert_eq!(spec.store_down, expected);
         // A worker that has not noticed yet acts on the row for three polls.
-        assert!(spec.handover >= 3 * POLL);
+        assert!(spec.handover >= 3 * POLL_INTERVAL);
     }
 }
 
 /// What two rows, one per list of limits and overrides, allow together.
-fn together(rows: [(LimitRow, Vec<AccountRow>); 2]) -> QuotaSpec {
+fn combined_spec(rows: [(LimitRow, Vec<AccountRow>); 2]) -> QuotaSpec {
     let row = |(n, (limit, accounts)): (usize, (LimitRow, Vec<AccountRow>))| ProviderRow {
         name: format!("acme-{n}"),
         quota: Some("one".to_owned()),
@@ -49,14 +49,14 @@ fn together(rows: [(LimitRow, Vec<AccountRow>); 2]) -> QuotaSpec {
         accounts,
         ..ProviderRow::default()
     };
-    let meant = rows.into_iter().enumerate().map(row).map(|row| row.meant(1).unwrap());
+    let meant = rows.into_iter().enumerate().map(row).map(|row| row.validate(1).unwrap());
     let providers = meant.map(|row| (row.name.clone(), Arc::new(row))).collect();
-    let known = Known { version: 1, providers, bad: Vec::new() };
+    let known = LoadedSettings { version: 1, providers, invalid_rows: Vec::new() };
     quota_spec(&known, &ProviderName::new("one").unwrap()).unwrap()
 }
 
 #[test]
-fn the_smaller_burst_counts_and_a_missing_one_is_its_default() {
+fn smaller_burst_applies_and_missing_is_default() {
     let limit = |algorithm: &str, max_requests, burst| LimitRow {
         name: "bucket".to_owned(),
         algorithm: algorithm.to_owned(),
@@ -76,14 +76,14 @@ fn the_smaller_burst_counts_and_a_missing_one_is_its_default() {
     for (algorithm, one, other, at_once) in table {
         for (one, other) in [(one, other), (other, one)] {
             let row = |(max_requests, burst)| (limit(algorithm, max_requests, burst), Vec::new());
-            let spec = together([row(one), row(other)]);
+            let spec = combined_spec([row(one), row(other)]);
             assert_eq!(spec.limits[0].cost_max(), at_once, "{algorithm} {one:?} {other:?}");
         }
     }
 }
 
 #[test]
-fn no_row_lifts_what_another_asks_of_an_account() {
+fn row_cannot_lift_another_rows_account_rule() {
     let limit = |max_requests| LimitRow {
         name: "own".to_owned(),
         scope: "account".to_owned(),
@@ -112,7 +112,7 @@ fn no_row_lifts_what_another_asks_of_an_account() {
     for (one, other, expected) in table {
         for (one, other) in [(one.clone(), other.clone()), (other, one)] {
             let row = |(max_requests, rules): (i64, Vec<AccountRow>)| (limit(max_requests), rules);
-            let spec = together([row(one.clone()), row(other.clone())]);
+            let spec = combined_spec([row(one.clone()), row(other.clone())]);
             let subjects = spec.subjects(Some("alice"), None).unwrap();
             let own = subjects.first().map(|subject| subject.limits[0]);
             let found = own.filter(|own| !own.exempt).map(|own| own.max_requests);
@@ -123,7 +123,7 @@ fn no_row_lifts_what_another_asks_of_an_account() {
 
 /// Asked for one by one or all at once, a quota allows the same; one that a bad row may belong to allows nothing.
 #[test]
-fn all_quotas_at_once_are_each_of_them() {
+fn quota_specs_match_single_quota_specs() {
     let row = |name: &str, quota: Option<&str>, max_requests| ProviderRow {
         name: name.to_owned(),
         quota: quota.map(str::to_owned),
@@ -138,8 +138,8 @@ fn all_quotas_at_once_are_each_of_them() {
         ProviderRow { enabled: false, ..row("dusk", None, 3) },
         row("echo", Some("doubtful"), 2),
     ];
-    let meant = rows.map(|row| row.meant(1).unwrap()).map(|row| (row.name.clone(), Arc::new(row)));
-    let bad = |provider: &str, quota: &str| BadRow {
+    let meant = rows.map(|row| row.validate(1).unwrap()).map(|row| (row.name.clone(), Arc::new(row)));
+    let bad = |provider: &str, quota: &str| InvalidRow {
         provider: provider.to_owned(),
         quota: quota.to_owned(),
         enabled: true,
@@ -147,9 +147,9 @@ fn all_quotas_at_once_are_each_of_them() {
         problems: vec!["timeout_ms is 0".to_owned()],
     };
     // One has a last good row, so that its limits are known; one is disabled, so that it has none.
-    let disabled = BadRow { enabled: false, ..bad("golf", "shared") };
+    let disabled = InvalidRow { enabled: false, ..bad("golf", "shared") };
     let bad = vec![bad("bolt", "bolt"), bad("foxtrot", "doubtful"), disabled];
-    let known = Known { version: 4, providers: meant.into(), bad };
+    let known = LoadedSettings { version: 4, providers: meant.into(), invalid_rows: bad };
     let all = quota_specs(&known);
     let told: Vec<(&str, usize, Option<u32>)> = all
         .iter()
@@ -166,7 +166,7 @@ fn all_quotas_at_once_are_each_of_them() {
 
 /// Who else uses the account at the provider uses its merchants' limits as well.
 #[test]
-fn the_reserve_is_kept_from_account_rules_too() {
+fn reserve_applies_to_account_rules() {
     let limit = LimitRow {
         name: "own".to_owned(),
         scope: "account".to_owned(),
@@ -193,15 +193,19 @@ fn the_reserve_is_kept_from_account_rules_too() {
         accounts: vec![rule.clone()],
         ..ProviderRow::default()
     };
-    let meant = row.meant(1).unwrap();
-    let known = Known { version: 1, providers: [(meant.name.clone(), Arc::new(meant))].into(), bad: Vec::new() };
+    let meant = row.validate(1).unwrap();
+    let known = LoadedSettings {
+        version: 1,
+        providers: [(meant.name.clone(), Arc::new(meant))].into(),
+        invalid_rows: Vec::new(),
+    };
     let spec = quota_spec(&known, &ProviderName::new("acme").unwrap()).unwrap();
     let own = |account| spec.subjects(Some(account), None).unwrap()[0].limits[0];
     assert_eq!((own("alice").max_requests, own("alice").burst), (7, Some(6)));
     assert_eq!((own("bob").max_requests, own("bob").burst), (75, Some(30)));
     // A rule of which the reserve leaves nothing is a mistake, and not a closed limit.
     let small = AccountRow { max_requests: Some(1), burst: None, ..rule };
-    let problems = ProviderRow { accounts: vec![small], ..row }.meant(1).unwrap_err().problems;
+    let problems = ProviderRow { accounts: vec![small], ..row }.validate(1).unwrap_err().problems;
     assert!(
         problems[0].starts_with("account `alice`: reserve_percent is 25: of its own max_requests 1"),
         "{problems:?}"
@@ -233,8 +237,8 @@ fn the_smaller_burst_of_two_rules_counts() {
         (vec![rule(Some(8))], vec![], 8),
         (vec![rule(None)], vec![], 10),
     ] {
-        let spec = together([(limit.clone(), one), (limit.clone(), other)]);
+        let spec = combined_spec([(limit.clone(), one), (limit.clone(), other)]);
         let subject = spec.subjects(Some("alice"), None).unwrap().remove(0);
-        assert_eq!(spec.subject_cells(&subject)[0].max, at_once, "{spec:?}");
+        assert_eq!(spec.subject_counters(&subject)[0].max, at_once, "{spec:?}");
     }
 }

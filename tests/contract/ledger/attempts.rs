@@ -1,17 +1,17 @@
 //! Attempts: the frozen request, the unknown, and what may be taken back.
 
 use sluicegate::domain::outcome::FinalState;
-use sluicegate::ledger::{AttemptEnd, Begun, JobState, LedgerError, Written};
+use sluicegate::ledger::{AttemptEnd, BeginResult, FencedWrite, JobState, LedgerError};
 
 use super::*;
 
 on_every_database!(
     an_attempt_freezes_its_request,
-    the_credential_is_that_of_the_last_request_until_one_may_be_charged,
-    what_was_frozen_never_changes,
+    fingerprint_updates_until_outcome_is_unknown,
+    frozen_request_cannot_be_changed,
     a_lost_workers_attempt_becomes_unknown,
     an_unknown_job_stays_unknown,
-    only_a_first_sending_that_never_happened_is_taken_back,
+    only_an_unsent_first_request_is_reverted,
 );
 
 fn end(number: u32, outcome: &'static str, counts: bool) -> AttemptEnd {
@@ -29,13 +29,13 @@ fn unknown() -> JobState {
 impl Fixture {
     /// One whole attempt of a job that is free; returns its number.
     async fn attempt(&self, job: &Job, outcome: &'static str, next: &JobState) -> u32 {
-        let hold = self.take(job).await.hold;
+        let hold = self.take(job).await.lease;
         let number = match self.ledger().begin_attempt(&hold, &request(job.id.as_str())).await.unwrap() {
-            Begun::Attempt(number) => number,
-            Begun::Lost => panic!("lost"),
+            BeginResult::Attempt(number) => number,
+            BeginResult::Stale => panic!("lost"),
         };
         let end = end(number, outcome, outcome != "throttled");
-        assert_eq!(self.ledger().finish_attempt(&hold, &end, next).await.unwrap(), Written::Kept);
+        assert_eq!(self.ledger().finish_attempt(&hold, &end, next).await.unwrap(), FencedWrite::Applied);
         number
     }
 }
@@ -45,27 +45,27 @@ async fn an_attempt_freezes_its_request(kind: Kind) {
     let (ledger, job) = (fixture.ledger(), job("p1"));
     assert_eq!(fixture.attempt(&job, "throttled", &waiting()).await, 1);
     let claimed = fixture.take(&job).await;
-    let (frozen, age) = claimed.frozen.unwrap();
-    assert_eq!((frozen, claimed.attempts, claimed.unknown), (request("p1"), 0, false));
+    let (frozen, age) = claimed.frozen_request.unwrap();
+    assert_eq!((frozen, claimed.attempts, claimed.maybe_charged), (request("p1"), 0, false));
     assert!(age < Duration::from_secs(30), "{age:?}");
     for different in [
         FrozenRequest { body: b"{}".to_vec(), ..request("p1") },
         FrozenRequest { account: None, ..request("p1") },
         FrozenRequest { idempotency_key: "other".to_owned(), ..request("p1") },
     ] {
-        let error = ledger.begin_attempt(&claimed.hold, &different).await.unwrap_err();
+        let error = ledger.begin_attempt(&claimed.lease, &different).await.unwrap_err();
         assert!(matches!(error, LedgerError::Refused(_)), "{error}");
     }
     assert_eq!(fixture.state("p1").await, "waiting");
-    assert_eq!(ledger.begin_attempt(&claimed.hold, &request("p1")).await.unwrap(), Begun::Attempt(2));
+    assert_eq!(ledger.begin_attempt(&claimed.lease, &request("p1")).await.unwrap(), BeginResult::Attempt(2));
     // One at a time.
-    assert_eq!(ledger.begin_attempt(&claimed.hold, &request("p1")).await.unwrap(), Begun::Lost);
+    assert_eq!(ledger.begin_attempt(&claimed.lease, &request("p1")).await.unwrap(), BeginResult::Stale);
     // The end of another attempt than the one on the wire does not count.
     let wrong = end(1, "accepted", true);
-    assert_eq!(ledger.finish_attempt(&claimed.hold, &wrong, &waiting()).await.unwrap(), Written::Lost);
+    assert_eq!(ledger.finish_attempt(&claimed.lease, &wrong, &waiting()).await.unwrap(), FencedWrite::Stale);
     let last = AttemptEnd { status: Some(402), ..end(2, "declined", true) };
     let next = JobState::Final { state: FinalState::Declined, reason: "no\0 funds".to_owned(), reference: None };
-    assert_eq!(ledger.finish_attempt(&claimed.hold, &last, &next).await.unwrap(), Written::Kept);
+    assert_eq!(ledger.finish_attempt(&claimed.lease, &last, &next).await.unwrap(), FencedWrite::Applied);
     let rows = "SELECT number || '|' || outcome || '|' || coalesce(CAST(status AS text), '-') || '|' || detail \
                 FROM attempts ORDER BY number";
     let rows: Vec<String> = fixture.column(rows).await.into_iter().flatten().collect();
@@ -76,28 +76,28 @@ async fn an_attempt_freezes_its_request(kind: Kind) {
 
 /// A re-send after an unknown outcome is compared with it: it must be of the request that may have been charged, which need
 /// not be the first.
-async fn the_credential_is_that_of_the_last_request_until_one_may_be_charged(kind: Kind) {
+async fn fingerprint_updates_until_outcome_is_unknown(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let with = |credential: &str| FrozenRequest { credential_fingerprint: credential.to_owned(), ..request("p1") };
     fixture.attempt(&job("p1"), "throttled", &waiting()).await;
     let by_hand = "UPDATE jobs SET frozen_fingerprint = 'mine' WHERE id = 'p1'";
     let error = fixture.sql(by_hand).await.unwrap_err();
     assert!(error.contains("frozen request of a job never changes"), "{error}");
-    let hold = fixture.take(&job("p1")).await.hold;
-    assert_eq!(fixture.ledger().begin_attempt(&hold, &with("second")).await.unwrap(), Begun::Attempt(2));
+    let hold = fixture.take(&job("p1")).await.lease;
+    assert_eq!(fixture.ledger().begin_attempt(&hold, &with("second")).await.unwrap(), BeginResult::Attempt(2));
     let lost = end(2, "unknown", true);
-    assert_eq!(fixture.ledger().finish_attempt(&hold, &lost, &unknown()).await.unwrap(), Written::Kept);
+    assert_eq!(fixture.ledger().finish_attempt(&hold, &lost, &unknown()).await.unwrap(), FencedWrite::Applied);
     let claimed = fixture.take(&job("p1")).await;
-    assert_eq!((claimed.unknown, claimed.frozen.unwrap().0), (true, with("second")));
+    assert_eq!((claimed.maybe_charged, claimed.frozen_request.unwrap().0), (true, with("second")));
     for other in ["third", &request("p1").credential_fingerprint] {
-        let error = fixture.ledger().begin_attempt(&claimed.hold, &with(other)).await.unwrap_err();
+        let error = fixture.ledger().begin_attempt(&claimed.lease, &with(other)).await.unwrap_err();
         assert!(matches!(error, LedgerError::Refused(_)), "{error}");
     }
-    let again = fixture.ledger().begin_attempt(&claimed.hold, &with("second")).await.unwrap();
-    assert_eq!(again, Begun::Attempt(3));
+    let again = fixture.ledger().begin_attempt(&claimed.lease, &with("second")).await.unwrap();
+    assert_eq!(again, BeginResult::Attempt(3));
 }
 
-async fn what_was_frozen_never_changes(kind: Kind) {
+async fn frozen_request_cannot_be_changed(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.attempt(&job("p1"), "throttled", &waiting()).await;
     let no_body = if kind == Kind::Postgres { "frozen_body = ''" } else { "frozen_body = x''" };
@@ -115,27 +115,27 @@ async fn what_was_frozen_never_changes(kind: Kind) {
 async fn a_lost_workers_attempt_becomes_unknown(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let job = job("p1");
-    let lost = fixture.take(&job).await.hold;
-    assert_eq!(fixture.ledger().begin_attempt(&lost, &request("p1")).await.unwrap(), Begun::Attempt(1));
+    let lost = fixture.take(&job).await.lease;
+    assert_eq!(fixture.ledger().begin_attempt(&lost, &request("p1")).await.unwrap(), BeginResult::Attempt(1));
     // While the lease lasts, the request may still be on the wire.
     let claim = fixture.ledger().claim(&job, hash(1), "worker-b", LEASE).await.unwrap();
-    assert!(matches!(claim, Claim::InHand { .. }), "{claim:?}");
+    assert!(matches!(claim, Claim::Leased { .. }), "{claim:?}");
     fixture.expire_lease(&lost).await;
     let claimed = fixture.take(&job).await;
-    assert_eq!((claimed.attempts, claimed.unknown, claimed.hold.fence), (1, true, lost.fence + 1));
-    assert_eq!(claimed.frozen.unwrap().0, request("p1"));
+    assert_eq!((claimed.attempts, claimed.maybe_charged, claimed.lease.fence), (1, true, lost.fence + 1));
+    assert_eq!(claimed.frozen_request.unwrap().0, request("p1"));
     let attempt = "SELECT outcome || '|' || detail FROM attempts WHERE ended_at IS NOT NULL";
     assert_eq!(fixture.one(attempt).await, "unknown|a worker was lost while the request was on the wire");
     assert_eq!(fixture.state("p1").await, "unknown");
     // The lost worker comes back with an answer: too late, nothing is overwritten.
     let done = JobState::Final { state: FinalState::Succeeded, reason: "accepted".to_owned(), reference: None };
     let late = fixture.ledger().finish_attempt(&lost, &end(1, "accepted", true), &done).await.unwrap();
-    assert_eq!(late, Written::Lost);
-    assert_eq!(fixture.ledger().begin_attempt(&claimed.hold, &request("p1")).await.unwrap(), Begun::Attempt(2));
+    assert_eq!(late, FencedWrite::Stale);
+    assert_eq!(fixture.ledger().begin_attempt(&claimed.lease, &request("p1")).await.unwrap(), BeginResult::Attempt(2));
     // Which it can tell from an answer of its own that was committed before the reply to that was lost.
     let mut outcomes = Vec::new();
     for number in 1..=3 {
-        outcomes.push(fixture.ledger().outcome_of(&job.id, number).await.unwrap());
+        outcomes.push(fixture.ledger().request_outcome(&job.id, number).await.unwrap());
     }
     assert_eq!(outcomes, [Some("unknown".to_owned()), None, None]);
 }
@@ -145,22 +145,22 @@ async fn an_unknown_job_stays_unknown(kind: Kind) {
     let (ledger, job) = (fixture.ledger(), job("p1"));
     fixture.attempt(&job, "unknown", &unknown()).await;
     let parked = fixture.take(&job).await;
-    assert!(parked.unknown);
-    assert_eq!(ledger.put_down(&parked.hold, &waiting()).await.unwrap(), Written::Kept);
+    assert!(parked.maybe_charged);
+    assert_eq!(ledger.transition(&parked.lease, &waiting()).await.unwrap(), FencedWrite::Applied);
     assert_eq!(fixture.state("p1").await, "unknown");
     // An attempt that surely stayed unsent does not make the earlier one known.
     fixture.attempt(&job, "not_sent", &waiting()).await;
     let again = fixture.take(&job).await;
-    assert!(again.unknown);
+    assert!(again.maybe_charged);
     assert_eq!(fixture.one("SELECT first_sent_number FROM jobs").await, "1");
     for state in [FinalState::Dead, FinalState::Expired, FinalState::Cancelled] {
         let next = JobState::Final { state, reason: "x".to_owned(), reference: None };
-        let error = ledger.put_down(&again.hold, &next).await.unwrap_err();
+        let error = ledger.transition(&again.lease, &next).await.unwrap_err();
         assert!(matches!(error, LedgerError::Refused(_)), "{error}");
     }
     assert_eq!(fixture.one("SELECT count(*) FROM outcome_events").await, "0");
     let next = JobState::Final { state: FinalState::Review, reason: "x".to_owned(), reference: None };
-    assert_eq!(ledger.put_down(&again.hold, &next).await.unwrap(), Written::Kept);
+    assert_eq!(ledger.transition(&again.lease, &next).await.unwrap(), FencedWrite::Applied);
     // The outcome's own word counts, even against what the caller says comes next.
     let flag =
         |id: &str| format!("SELECT CASE WHEN maybe_charged THEN 'maybe' ELSE 'no' END FROM jobs WHERE id = '{id}'");
@@ -176,15 +176,18 @@ async fn an_unknown_job_stays_unknown(kind: Kind) {
     }
 }
 
-async fn only_a_first_sending_that_never_happened_is_taken_back(kind: Kind) {
+async fn only_an_unsent_first_request_is_reverted(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let first_sent = "SELECT coalesce(CAST(first_sent_number AS text), 'never') || '|' || \
                       CASE WHEN first_sent_at IS NULL THEN 'never' ELSE 'sent' END FROM jobs WHERE id = ";
     fixture.attempt(&job("p1"), "not_sent", &waiting()).await;
     assert_eq!(fixture.one(&format!("{first_sent} 'p1'")).await, "never|never");
     let claimed = fixture.take(&job("p1")).await;
-    assert_eq!((claimed.attempts, claimed.unknown, claimed.frozen), (1, false, Some((request("p1"), Duration::ZERO))));
-    assert_eq!(fixture.ledger().release(&claimed.hold).await.unwrap(), Written::Kept);
+    assert_eq!(
+        (claimed.attempts, claimed.maybe_charged, claimed.frozen_request),
+        (1, false, Some((request("p1"), Duration::ZERO)))
+    );
+    assert_eq!(fixture.ledger().release(&claimed.lease).await.unwrap(), FencedWrite::Applied);
     fixture.attempt(&job("p1"), "throttled", &waiting()).await;
     assert_eq!(fixture.one(&format!("{first_sent} 'p1'")).await, "2|sent");
     // The provider may know the key since the throttled attempt.

@@ -2,15 +2,15 @@
 
 use sluicegate::domain::expansion::{REQUEST_BODY_BYTES_MAX, URL_BYTES_MAX};
 use sluicegate::domain::job::BODY_BYTES_MAX;
-use sluicegate::ledger::{Begun, First, JobState, Timing, Written};
+use sluicegate::ledger::{BatchOptions, BeginResult, FencedWrite, JobState, NewJobAttempt};
 
 use super::*;
 
 on_every_database!(
     a_request_is_kept_up_to_its_bounds,
     a_payload_is_kept_up_to_its_bound,
-    workers_lost_in_a_row_are_counted,
-    a_request_that_was_begun_ends_the_count,
+    consecutive_lost_workers_are_counted,
+    started_request_resets_the_lost_count,
 );
 
 fn sized(id: &str, body: usize, url: usize) -> FrozenRequest {
@@ -30,15 +30,16 @@ async fn a_request_is_kept_up_to_its_bounds(kind: Kind) {
     .enumerate()
     {
         let (claimed, alone) = (job(&format!("claimed-{number}")), job(&format!("first-{number}")));
-        let hold = fixture.take(&claimed).await.hold;
+        let hold = fixture.take(&claimed).await.lease;
         let begun = ledger.begin_attempt(&hold, &sized(claimed.id.as_str(), body, url)).await;
-        let hold = Hold { id: alone.id.clone(), fence: 7_000_000_000 };
+        let hold = LeaseToken { id: alone.id.clone(), fence: 7_000_000_000 };
         let request = sized(alone.id.as_str(), body, url);
-        let timing = Timing::at_once(LEASE);
-        let first = First { job: &alone, hash: hash(1), hold: &hold, owner: "a", timing, request: &request };
+        let timing = BatchOptions::immediate(LEASE);
+        let first =
+            NewJobAttempt { job: &alone, hash: hash(1), lease: &hold, owner: "a", options: timing, request: &request };
         let first = ledger.record_and_begin(first).await;
         if fits {
-            assert_eq!((begun.unwrap(), first.unwrap()), (Begun::Attempt(1), Written::Kept));
+            assert_eq!((begun.unwrap(), first.unwrap()), (BeginResult::Attempt(1), FencedWrite::Applied));
             continue;
         }
         for error in [begun.unwrap_err().to_string(), first.unwrap_err().to_string()] {
@@ -59,42 +60,42 @@ async fn a_payload_is_kept_up_to_its_bound(kind: Kind) {
     assert!(fixture.sql(&change).await.unwrap_err().contains("what a payment is never changes"));
 }
 
-async fn workers_lost_in_a_row_are_counted(kind: Kind) {
+async fn consecutive_lost_workers_are_counted(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let (ledger, job) = (fixture.ledger(), job("p1"));
     let mut claimed = fixture.take(&job).await;
     for lost in 1..=6 {
-        fixture.expire_lease(&claimed.hold).await;
+        fixture.expire_lease(&claimed.lease).await;
         claimed = fixture.take(&job).await;
         assert_eq!(claimed.lost_holders, lost);
-        let known = fixture.database.operator().surroundings(&job.id, &[]).await.unwrap();
-        assert_eq!(known.own.lost_holders, lost);
+        let known = fixture.database.operator().queue_position(&job.id, &[]).await.unwrap();
+        assert_eq!(known.progress.lost_holders, lost);
     }
     // A worker that leaves gives back what it may not have looked at.
-    assert_eq!(ledger.release(&claimed.hold).await.unwrap(), Written::Kept);
+    assert_eq!(ledger.release(&claimed.lease).await.unwrap(), FencedWrite::Applied);
     let claimed = fixture.take(&job).await;
     assert_eq!(claimed.lost_holders, 6);
     // One that puts it down has outlived it.
     let next = JobState::Waiting { wait: SECOND, reason: "limit per-second".to_owned() };
-    assert_eq!(ledger.put_down(&claimed.hold, &next).await.unwrap(), Written::Kept);
+    assert_eq!(ledger.transition(&claimed.lease, &next).await.unwrap(), FencedWrite::Applied);
     assert_eq!(fixture.take(&job).await.lost_holders, 0);
 }
 
-async fn a_request_that_was_begun_ends_the_count(kind: Kind) {
+async fn started_request_resets_the_lost_count(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let (ledger, job) = (fixture.ledger(), job("p1"));
     let lose = async |claimed: Claimed| {
-        fixture.expire_lease(&claimed.hold).await;
+        fixture.expire_lease(&claimed.lease).await;
         fixture.take(&job).await
     };
     let mut claimed = lose(fixture.take(&job).await).await;
     claimed = lose(claimed).await;
     assert_eq!(claimed.lost_holders, 2);
-    assert_eq!(ledger.begin_attempt(&claimed.hold, &request("p1")).await.unwrap(), Begun::Attempt(1));
+    assert_eq!(ledger.begin_attempt(&claimed.lease, &request("p1")).await.unwrap(), BeginResult::Attempt(1));
     claimed = lose(claimed).await;
-    assert_eq!((claimed.lost_holders, claimed.unknown), (0, true));
+    assert_eq!((claimed.lost_holders, claimed.maybe_charged), (0, true));
     claimed = lose(lose(claimed).await).await;
     assert_eq!(claimed.lost_holders, 2);
-    assert_eq!(ledger.begin_lookup(&claimed.hold).await.unwrap(), Begun::Attempt(2));
+    assert_eq!(ledger.begin_lookup(&claimed.lease).await.unwrap(), BeginResult::Attempt(2));
     assert_eq!(lose(claimed).await.lost_holders, 1);
 }

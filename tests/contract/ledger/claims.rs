@@ -3,29 +3,29 @@
 use sluicegate::domain::job::InvalidReason;
 use sluicegate::domain::outcome::FinalState;
 use sluicegate::domain::time::EpochMs;
-use sluicegate::ledger::{AttemptEnd, Begun, JobState, Written};
+use sluicegate::ledger::{AttemptEnd, BeginResult, FencedWrite, JobState};
 
 use super::*;
 
 on_every_database!(
-    a_new_job_is_in_hand_at_once,
+    new_job_is_claimed_at_once,
     a_job_waits_for_its_time,
-    the_same_again_changes_nothing,
+    duplicate_delivery_changes_nothing,
     conflicts_are_named,
-    sixteen_claims_give_one_hold,
-    sixteen_takeovers_give_one_hold,
-    a_passed_on_hold_writes_nothing,
-    a_hold_given_up_writes_nothing,
-    renewing_keeps_what_is_held,
+    sixteen_claims_yield_one_lease,
+    sixteen_takeovers_yield_one_lease,
+    stale_lease_writes_nothing,
+    released_lease_writes_nothing,
+    renewal_extends_held_leases_only,
     a_dropped_caller_leaves_no_open_transaction,
 );
 
-async fn a_new_job_is_in_hand_at_once(kind: Kind) {
+async fn new_job_is_claimed_at_once(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let claimed = fixture.take(&job("p1")).await;
-    assert_eq!((claimed.hold.fence, claimed.attempts, claimed.unknown), (1, 0, false));
+    assert_eq!((claimed.lease.fence, claimed.attempts, claimed.maybe_charged), (1, 0, false));
     assert_eq!(
-        (claimed.wait, claimed.expires_in, claimed.last_attempt, claimed.frozen),
+        (claimed.wait, claimed.expires_in, claimed.last_attempt, claimed.frozen_request),
         (Duration::ZERO, None, 0, None)
     );
     assert!(claimed.age < Duration::from_secs(30), "{:?}", claimed.age);
@@ -41,11 +41,11 @@ async fn a_job_waits_for_its_time(kind: Kind) {
     assert!(claimed.wait > Duration::from_secs(500) && claimed.wait <= Duration::from_secs(600), "{claimed:?}");
     let wait = Duration::from_secs(900);
     let next = JobState::Waiting { wait, reason: "limit per-second".to_owned() };
-    assert_eq!(fixture.ledger().put_down(&claimed.hold, &next).await.unwrap(), Written::Kept);
+    assert_eq!(fixture.ledger().transition(&claimed.lease, &next).await.unwrap(), FencedWrite::Applied);
     let again = fixture.take(&later).await;
     assert!(again.wait > Duration::from_secs(800) && again.wait <= wait, "{again:?}");
     // Given back, it is due when it says itself.
-    assert_eq!(fixture.ledger().release(&again.hold).await.unwrap(), Written::Kept);
+    assert_eq!(fixture.ledger().release(&again.lease).await.unwrap(), FencedWrite::Applied);
     assert!(fixture.take(&later).await.wait <= Duration::from_secs(600));
     let expired = Job { expires_at: Some(EpochMs(now_ms - 1_000)), ..job("late") };
     assert_eq!(fixture.take(&expired).await.expires_in, Some(Duration::ZERO));
@@ -57,29 +57,29 @@ async fn a_job_waits_for_its_time(kind: Kind) {
     assert_eq!(fixture.take(&scheduled).await.age, Duration::ZERO);
 }
 
-async fn the_same_again_changes_nothing(kind: Kind) {
+async fn duplicate_delivery_changes_nothing(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let (ledger, job) = (fixture.ledger(), job("p1"));
     let claimed = fixture.take(&job).await;
     match ledger.claim(&job, hash(1), "worker-b", LEASE).await.unwrap() {
-        Claim::InHand { lease_left } => assert!(lease_left <= LEASE && lease_left > LEASE / 2, "{lease_left:?}"),
+        Claim::Leased { lease_left } => assert!(lease_left <= LEASE && lease_left > LEASE / 2, "{lease_left:?}"),
         other => panic!("{other:?}"),
     }
     let next = JobState::Final { state: FinalState::Cancelled, reason: "by hand".to_owned(), reference: None };
-    assert_eq!(ledger.put_down(&claimed.hold, &next).await.unwrap(), Written::Kept);
-    assert_eq!(ledger.claim(&job, hash(1), "worker-b", LEASE).await.unwrap(), Claim::Settled);
+    assert_eq!(ledger.transition(&claimed.lease, &next).await.unwrap(), FencedWrite::Applied);
+    assert_eq!(ledger.claim(&job, hash(1), "worker-b", LEASE).await.unwrap(), Claim::Finished);
     assert_eq!(fixture.one("SELECT fence FROM jobs").await, "1");
 }
 
 async fn conflicts_are_named(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let ledger = fixture.ledger();
-    let first = Job { idempotency_key: Some(Token::new("key-1").unwrap()), ..job("p1") };
+    let first = Job { idempotency_key: Some(Identifier::new("key-1").unwrap()), ..job("p1") };
     fixture.take(&first).await;
     fixture.take(&job("p2")).await;
     let elsewhere = |id: &str, key: &str| Job {
         provider: name("adyen"),
-        idempotency_key: Some(Token::new(key).unwrap()),
+        idempotency_key: Some(Identifier::new(key).unwrap()),
         ..job(id)
     };
     let key = |id: &str, key: &str| Job { provider: name("stripe"), ..elsewhere(id, key) };
@@ -112,27 +112,27 @@ async fn race(fixture: &Fixture, job: &Job) -> Vec<Claim> {
     futures_util::future::join_all(claims).await.into_iter().map(Result::unwrap).collect()
 }
 
-async fn sixteen_claims_give_one_hold(kind: Kind) {
+async fn sixteen_claims_yield_one_lease(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     for number in 0..5 {
         let claims = race(&fixture, &job(&format!("p{number}"))).await;
         let held = claims.iter().filter(|claim| matches!(claim, Claim::Claimed(_))).count();
-        let refused = claims.iter().filter(|claim| matches!(claim, Claim::InHand { .. })).count();
+        let refused = claims.iter().filter(|claim| matches!(claim, Claim::Leased { .. })).count();
         assert_eq!((held, refused), (1, 15), "{claims:?}");
     }
 }
 
-async fn sixteen_takeovers_give_one_hold(kind: Kind) {
+async fn sixteen_takeovers_yield_one_lease(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let job = job("p1");
-    let mut hold = fixture.take(&job).await.hold;
+    let mut hold = fixture.take(&job).await.lease;
     for _ in 0..3 {
         fixture.expire_lease(&hold).await;
         let claims = race(&fixture, &job).await;
         let holds: Vec<_> = claims
             .into_iter()
             .filter_map(|claim| match claim {
-                Claim::Claimed(claimed) => Some(claimed.hold),
+                Claim::Claimed(claimed) => Some(claimed.lease),
                 _ => None,
             })
             .collect();
@@ -143,7 +143,7 @@ async fn sixteen_takeovers_give_one_hold(kind: Kind) {
 }
 
 /// Every write of the face with this hold; all must be told that it is lost.
-async fn assert_lost(fixture: &Fixture, hold: &Hold) {
+async fn assert_lost(fixture: &Fixture, hold: &LeaseToken) {
     let ledger = fixture.ledger();
     let columns = "state || '|' || fence || '|' || attempts || '|' || last_attempt || '|' || wake_at || '|' || \
                    coalesce(reason, '') || '|' || coalesce(lease_owner, '') || '|' || coalesce(lease_until, created_at)";
@@ -152,50 +152,51 @@ async fn assert_lost(fixture: &Fixture, hold: &Hold) {
     let end = AttemptEnd { number: 1, outcome: "accepted", status: Some(200), detail: String::new(), counts: true };
     let done = JobState::Final { state: FinalState::Succeeded, reason: "accepted".to_owned(), reference: None };
     let waiting = JobState::Waiting { wait: SECOND, reason: "x".to_owned() };
-    assert_eq!(ledger.begin_attempt(hold, &request("p1")).await.unwrap(), Begun::Lost);
+    assert_eq!(ledger.begin_attempt(hold, &request("p1")).await.unwrap(), BeginResult::Stale);
     for next in [&done, &waiting] {
-        assert_eq!(ledger.finish_attempt(hold, &end, next).await.unwrap(), Written::Lost);
-        assert_eq!(ledger.put_down(hold, next).await.unwrap(), Written::Lost);
+        assert_eq!(ledger.finish_attempt(hold, &end, next).await.unwrap(), FencedWrite::Stale);
+        assert_eq!(ledger.transition(hold, next).await.unwrap(), FencedWrite::Stale);
     }
-    assert_eq!(ledger.release(hold).await.unwrap(), Written::Lost);
+    assert_eq!(ledger.release(hold).await.unwrap(), FencedWrite::Stale);
     assert_eq!(ledger.renew(std::slice::from_ref(hold), LEASE).await.unwrap(), std::slice::from_ref(hold));
     assert_eq!(fixture.one(&picture).await, before);
     assert_eq!(fixture.one("SELECT count(*) FROM outcome_events").await, "0");
 }
 
-async fn a_passed_on_hold_writes_nothing(kind: Kind) {
+async fn stale_lease_writes_nothing(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let job = job("p1");
-    let stale = fixture.take(&job).await.hold;
+    let stale = fixture.take(&job).await.lease;
     fixture.expire_lease(&stale).await;
-    let new = fixture.take(&job).await.hold;
+    let new = fixture.take(&job).await.lease;
     assert_lost(&fixture, &stale).await;
     // Nor while the new holder's request is on the wire.
-    assert_eq!(fixture.ledger().begin_attempt(&new, &request("p1")).await.unwrap(), Begun::Attempt(1));
+    assert_eq!(fixture.ledger().begin_attempt(&new, &request("p1")).await.unwrap(), BeginResult::Attempt(1));
     assert_lost(&fixture, &stale).await;
     assert_eq!(fixture.one("SELECT count(*) FROM attempts WHERE ended_at IS NULL").await, "1");
 }
 
-async fn a_hold_given_up_writes_nothing(kind: Kind) {
+async fn released_lease_writes_nothing(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let hold = fixture.take(&job("p1")).await.hold;
-    assert_eq!(fixture.ledger().release(&hold).await.unwrap(), Written::Kept);
+    let hold = fixture.take(&job("p1")).await.lease;
+    assert_eq!(fixture.ledger().release(&hold).await.unwrap(), FencedWrite::Applied);
     assert_lost(&fixture, &hold).await;
 }
 
-async fn renewing_keeps_what_is_held(kind: Kind) {
+async fn renewal_extends_held_leases_only(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let ledger = fixture.ledger();
     let mut holds = Vec::new();
     for number in 0..40 {
-        holds.push(fixture.take(&job(&format!("p{number}"))).await.hold);
+        holds.push(fixture.take(&job(&format!("p{number}"))).await.lease);
     }
-    let strangers = [Hold { fence: 99, ..holds[3].clone() }, Hold { id: Token::new("none").unwrap(), fence: 1 }];
-    let asked: Vec<Hold> = holds.iter().chain(&strangers).cloned().collect();
+    let strangers =
+        [LeaseToken { fence: 99, ..holds[3].clone() }, LeaseToken { id: Identifier::new("none").unwrap(), fence: 1 }];
+    let asked: Vec<LeaseToken> = holds.iter().chain(&strangers).cloned().collect();
     assert_eq!(ledger.renew(&asked, LEASE * 10).await.unwrap(), strangers);
     assert!(ledger.renew(&[], LEASE).await.unwrap().is_empty());
     match ledger.claim(&job("p3"), hash(1), "worker-b", LEASE).await.unwrap() {
-        Claim::InHand { lease_left } => assert!(lease_left > LEASE * 9, "{lease_left:?}"),
+        Claim::Leased { lease_left } => assert!(lease_left > LEASE * 9, "{lease_left:?}"),
         other => panic!("{other:?}"),
     }
 }
@@ -217,7 +218,10 @@ async fn a_dropped_caller_leaves_no_open_transaction(kind: Kind) {
         task.abort();
     }
     let claimed = fixture.take(&job("after")).await;
-    assert_eq!(fixture.ledger().begin_attempt(&claimed.hold, &request("after")).await.unwrap(), Begun::Attempt(1));
+    assert_eq!(
+        fixture.ledger().begin_attempt(&claimed.lease, &request("after")).await.unwrap(),
+        BeginResult::Attempt(1)
+    );
     // Committed for everybody, not inside somebody's open transaction.
     let other =
         if kind == Kind::SqliteMemory { fixture.database.clone() } else { Database::open(&fixture.url, 1).unwrap() };

@@ -1,43 +1,43 @@
 //! PostgreSQL going away, coming back, and being kept waiting.
 
 use sluicegate::domain::outcome::FinalState;
-use sluicegate::ledger::{AttemptEnd, Begun, JobState, LedgerError, Written};
+use sluicegate::ledger::{AttemptEnd, BeginResult, FencedWrite, JobState, LedgerError};
 use sqlx::Connection;
 
 use super::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_server_is_away_and_comes_back_with_every_commit() {
+async fn killed_server_keeps_every_commit() {
     let cluster = Postgres::start();
     let database = Database::open(&cluster.create_database("faults"), 4).unwrap();
     database.migrate().await.unwrap();
     let ledger = database.ledger();
     let Claim::Claimed(claimed) = ledger.claim(&job("p1"), hash(1), "worker-a", LEASE).await.unwrap() else { panic!() };
-    assert_eq!(ledger.begin_attempt(&claimed.hold, &request("p1")).await.unwrap(), Begun::Attempt(1));
+    assert_eq!(ledger.begin_attempt(&claimed.lease, &request("p1")).await.unwrap(), BeginResult::Attempt(1));
     cluster.kill();
     let done = JobState::Final { state: FinalState::Succeeded, reason: "accepted".to_owned(), reference: None };
     let end = AttemptEnd { number: 1, outcome: "accepted", status: Some(200), detail: String::new(), counts: true };
     let settings = database.settings();
     let (ping, finish, version, state) = tokio::join!(
         ledger.ping(),
-        ledger.finish_attempt(&claimed.hold, &end, &done),
+        ledger.finish_attempt(&claimed.lease, &end, &done),
         settings.version(),
         database.schema_state()
     );
     let errors = [ping.unwrap_err(), finish.unwrap_err(), version.unwrap_err(), state.unwrap_err()];
     for error in errors {
-        assert!(matches!(error, LedgerError::Away(_)), "{error:?}");
+        assert!(matches!(error, LedgerError::Unavailable(_)), "{error:?}");
     }
     cluster.restart();
     // What was committed before the kill is there, and the same pool works again.
     let claim = ledger.claim(&job("p1"), hash(1), "worker-b", LEASE).await.unwrap();
-    assert!(matches!(claim, Claim::InHand { .. }), "{claim:?}");
-    assert_eq!(ledger.finish_attempt(&claimed.hold, &end, &done).await.unwrap(), Written::Kept);
-    assert_eq!(ledger.take_outcomes(10, LEASE).await.unwrap().len(), 1);
+    assert!(matches!(claim, Claim::Leased { .. }), "{claim:?}");
+    assert_eq!(ledger.finish_attempt(&claimed.lease, &end, &done).await.unwrap(), FencedWrite::Applied);
+    assert_eq!(ledger.lease_events(10, LEASE).await.unwrap().len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_terminated_backend_is_away_and_replaced() {
+async fn terminated_connection_is_replaced() {
     let fixture = Fixture::migrated(Kind::Postgres).await;
     let one_connection = Database::open(&fixture.url, 1).unwrap();
     one_connection.ledger().ping().await.unwrap();
@@ -46,26 +46,26 @@ async fn a_terminated_backend_is_away_and_replaced() {
     fixture.sql(terminate).await.unwrap();
     // Found dead by its use, or by the check that a connection gets after a second of rest.
     if let Err(error) = one_connection.ledger().ping().await {
-        assert!(matches!(error, LedgerError::Away(_)), "{error:?}");
+        assert!(matches!(error, LedgerError::Unavailable(_)), "{error:?}");
     }
     one_connection.ledger().ping().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_locked_row_keeps_nobody_waiting_for_ever() {
+async fn locked_row_fails_with_lock_timeout() {
     let fixture = Fixture::migrated(Kind::Postgres).await;
-    let hold = fixture.take(&job("p1")).await.hold;
+    let hold = fixture.take(&job("p1")).await.lease;
     let mut other = sqlx::PgConnection::connect(&fixture.url).await.unwrap();
     let mut transaction = other.begin().await.unwrap();
     sqlx::query("SELECT 1 FROM jobs FOR UPDATE").execute(&mut *transaction).await.unwrap();
     let error = fixture.ledger().release(&hold).await.unwrap_err();
-    assert!(matches!(&error, LedgerError::Away(text) if text.contains("55P03")), "{error:?}");
+    assert!(matches!(&error, LedgerError::Unavailable(text) if text.contains("55P03")), "{error:?}");
     transaction.rollback().await.unwrap();
-    assert_eq!(fixture.ledger().release(&hold).await.unwrap(), Written::Kept);
+    assert_eq!(fixture.ledger().release(&hold).await.unwrap(), FencedWrite::Applied);
 }
 
 #[tokio::test]
-async fn what_no_repetition_mends_is_refused() {
+async fn permanent_errors_are_refused() {
     let missing = Database::open(&Postgres::shared().url("no_such_database"), 1).unwrap();
     let error = missing.ledger().ping().await.unwrap_err();
     assert!(matches!(error, LedgerError::Refused(_)), "{error:?}");
@@ -86,7 +86,7 @@ async fn what_no_repetition_mends_is_refused() {
 
 /// The lock is a session's; the session may end without its owner's doing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_right_to_run_is_taken_anew_unless_somebody_else_has_it() {
+async fn run_lock_is_reacquired_unless_another_has_it() {
     let fixture = Fixture::migrated(Kind::Postgres).await;
     let end_sessions = async || {
         let of_the_lock = "SELECT count(pg_terminate_backend(pid)) FROM pg_locks \
@@ -100,14 +100,14 @@ async fn the_right_to_run_is_taken_anew_unless_somebody_else_has_it() {
         }
     };
     let other = Database::open(&fixture.url, 2).unwrap();
-    let ours = fixture.database.exclusive_run().await.unwrap().unwrap();
+    let ours = fixture.database.try_run_lock().await.unwrap().unwrap();
     assert!(ours.is_held().await.unwrap());
-    assert!(other.exclusive_run().await.unwrap().is_none());
+    assert!(other.try_run_lock().await.unwrap().is_none());
     end_sessions().await;
     assert!(ours.is_held().await.unwrap(), "nobody else has come");
-    assert!(other.exclusive_run().await.unwrap().is_none());
+    assert!(other.try_run_lock().await.unwrap().is_none());
     end_sessions().await;
-    let theirs = other.exclusive_run().await.unwrap().unwrap();
+    let theirs = other.try_run_lock().await.unwrap().unwrap();
     assert!(!ours.is_held().await.unwrap());
     assert!(theirs.is_held().await.unwrap());
     end_sessions().await;

@@ -50,7 +50,7 @@ async fn work(database: &Database, worker: &'static str) -> Vec<LedgerError> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_worker_works_with_the_connections_that_it_gets() {
+async fn worker_runs_with_fewer_connections() {
     for connections in [4, 1] {
         let (fixture, url) = limited_to(connections).await;
         let database = Database::open(&url, 16).unwrap();
@@ -78,30 +78,30 @@ async fn one_worker_works_with_the_connections_that_it_gets() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn several_workers_share_the_connections_that_there_are() {
+async fn workers_share_limited_connections() {
     let (fixture, url) = limited_to(4).await;
     let workers: Vec<Database> = (0..3).map(|_| Database::open(&url, 16).unwrap()).collect();
     let all = async { tokio::join!(work(&workers[0], "a"), work(&workers[1], "b"), work(&workers[2], "c")) };
     let (a, b, c) = tokio::time::timeout(PATIENCE, all).await.unwrap();
-    let is_theirs = |error: &LedgerError| matches!(error, LedgerError::Away(text) if text.contains("53300"));
+    let is_theirs = |error: &LedgerError| matches!(error, LedgerError::Unavailable(text) if text.contains("53300"));
     let errors: Vec<LedgerError> = a.into_iter().chain(b).chain(c).collect();
     assert!(errors.iter().all(is_theirs), "{errors:?}");
     assert_eq!(fixture.one("SELECT count(*) FROM jobs").await, (3 * CLAIMS).to_string());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_error_of_a_connection_is_the_servers_own() {
+async fn connection_error_quotes_the_server() {
     let (_fixture, url) = limited_to(0).await;
     let error = Database::open(&url, 16).unwrap().ledger().ping().await.unwrap_err();
     let said = |text: &str| text.contains("too many connections for role") && text.contains("SQLSTATE 53300");
-    assert!(matches!(&error, LedgerError::Away(text) if said(text)), "{error:?}");
+    assert!(matches!(&error, LedgerError::Unavailable(text) if said(text)), "{error:?}");
     let nobody = format!("postgres://postgres@127.0.0.1:{}/ledger", free_port());
     let error = Database::open(&nobody, 16).unwrap().ledger().ping().await.unwrap_err();
-    assert!(matches!(&error, LedgerError::Away(text) if text.contains("Connection refused")), "{error:?}");
+    assert!(matches!(&error, LedgerError::Unavailable(text) if text.contains("Connection refused")), "{error:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_limits_on_connections_are_told() {
+async fn connection_limits_are_reported() {
     let (fixture, url) = limited_to(4).await;
     let limits = Database::open(&url, 16).unwrap().connection_limits().await.unwrap();
     assert_eq!(limits, Some(ConnectionLimits { role: Some(4), database: None, server: 297 }));

@@ -6,10 +6,10 @@ use sluicegate::ledger::fleet::WorkerReport;
 use super::*;
 
 on_every_database!(
-    a_database_names_its_deployment_for_ever,
+    deployment_id_never_changes,
     a_worker_reports_again_and_leaves,
-    silent_workers_are_forgotten_after_their_time,
-    a_report_that_cannot_be_meant_is_refused,
+    silent_workers_are_removed_after_their_timeout,
+    invalid_worker_report_is_rejected,
     the_oldest_open_job_is_found,
 );
 
@@ -30,7 +30,7 @@ fn silence(kind: Kind, id: &str, seconds: u32) -> String {
     format!("UPDATE worker_reports SET reported_at = reported_at - {ago} WHERE id = '{id}'")
 }
 
-async fn a_database_names_its_deployment_for_ever(kind: Kind) {
+async fn deployment_id_never_changes(kind: Kind) {
     let (fixture, other) = (Fixture::migrated(kind).await, Fixture::migrated(kind).await);
     let id = fixture.database.fleet().deployment().await.unwrap();
     fixture.database.migrate().await.unwrap();
@@ -77,12 +77,12 @@ async fn a_worker_reports_again_and_leaves(kind: Kind) {
     assert_eq!((again[1].started_at_ms, again[1].format, again.len()), (first[1].started_at_ms, 2, 2));
     assert!(again[1].body.contains('2'));
 
-    fleet.leave("b").await.unwrap();
-    fleet.leave("b").await.unwrap();
+    fleet.remove_report("b").await.unwrap();
+    fleet.remove_report("b").await.unwrap();
     assert_eq!(fleet.reports().await.unwrap().len(), 1);
 }
 
-async fn silent_workers_are_forgotten_after_their_time(kind: Kind) {
+async fn silent_workers_are_removed_after_their_timeout(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let fleet = fixture.database.fleet();
     for id in ["here", "silent", "gone"] {
@@ -90,12 +90,12 @@ async fn silent_workers_are_forgotten_after_their_time(kind: Kind) {
     }
     fixture.sql(&silence(kind, "silent", 86_000)).await.unwrap();
     fixture.sql(&silence(kind, "gone", 86_500)).await.unwrap();
-    assert_eq!(fleet.forget(Duration::from_secs(86_400)).await.unwrap(), 1);
+    assert_eq!(fleet.remove_silent_reports(Duration::from_secs(86_400)).await.unwrap(), 1);
     let left: Vec<String> = fleet.reports().await.unwrap().into_iter().map(|row| row.id).collect();
     assert_eq!(left, ["here", "silent"]);
 }
 
-async fn a_report_that_cannot_be_meant_is_refused(kind: Kind) {
+async fn invalid_worker_report_is_rejected(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let fleet = fixture.database.fleet();
     let good = report("a", "{}");

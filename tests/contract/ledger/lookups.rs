@@ -1,21 +1,21 @@
 //! Look-ups: rows of their own, that leave their job unknown until they find something; and one charge for one payment.
 
-use sluicegate::domain::decision::ByKind;
 use sluicegate::domain::disposition::Resend;
 use sluicegate::domain::outcome::FinalState;
+use sluicegate::domain::permit_protocol::CostByKind;
 use sluicegate::domain::quota_spec::Lookback;
-use sluicegate::ledger::{AttemptEnd, Begun, JobState, LedgerError, LookupEnd, Written};
+use sluicegate::ledger::{AttemptEnd, BeginResult, FencedWrite, JobState, LedgerError, LookupEnd};
 
 use super::*;
 
 on_every_database!(
     a_lookup_is_a_row_and_no_attempt,
-    only_an_unknown_job_is_asked_about_and_once_at_a_time,
+    one_lookup_runs_per_unknown_job,
     a_lost_workers_lookup_changes_nothing,
     one_more_request_is_granted_and_used,
-    the_last_charge_of_unknown_outcome_has_an_age_of_its_own,
+    unknown_age_counts_from_last_unknown_charge,
     a_charge_belongs_to_one_payment,
-    two_payments_settled_at_once_do_not_share_a_charge,
+    concurrent_payments_cannot_share_a_charge,
     lookups_count_as_one_permit_each,
 );
 
@@ -37,26 +37,26 @@ fn charged(number: u32, outcome: &'static str) -> AttemptEnd {
 }
 
 impl Fixture {
-    async fn begin_charge(&self, hold: &Hold) -> u32 {
+    async fn begin_charge(&self, hold: &LeaseToken) -> u32 {
         match self.ledger().begin_attempt(hold, &request(hold.id.as_str())).await.unwrap() {
-            Begun::Attempt(number) => number,
-            Begun::Lost => panic!("lost"),
+            BeginResult::Attempt(number) => number,
+            BeginResult::Stale => panic!("lost"),
         }
     }
 
-    async fn begin_lookup(&self, hold: &Hold) -> u32 {
+    async fn begin_lookup(&self, hold: &LeaseToken) -> u32 {
         match self.ledger().begin_lookup(hold).await.unwrap() {
-            Begun::Attempt(number) => number,
-            Begun::Lost => panic!("lost"),
+            BeginResult::Attempt(number) => number,
+            BeginResult::Stale => panic!("lost"),
         }
     }
 
     /// A job whose one charge has an unknown outcome, in hand.
     async fn unknown_in_hand(&self, job: &Job) -> Claimed {
-        let hold = self.take(job).await.hold;
+        let hold = self.take(job).await.lease;
         let number = self.begin_charge(&hold).await;
         let kept = self.ledger().finish_attempt(&hold, &charged(number, "unknown"), &unknown("no answer")).await;
-        assert_eq!(kept.unwrap(), Written::Kept);
+        assert_eq!(kept.unwrap(), FencedWrite::Applied);
         self.take(job).await
     }
 
@@ -71,28 +71,28 @@ const ATTEMPTS: &str = "SELECT number || '|' || kind || '|' || coalesce(outcome,
 async fn a_lookup_is_a_row_and_no_attempt(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let (ledger, job) = (fixture.ledger(), job("p1"));
-    let hold = fixture.unknown_in_hand(&job).await.hold;
+    let hold = fixture.unknown_in_hand(&job).await.lease;
     assert_eq!(fixture.begin_lookup(&hold).await, 2);
     assert_eq!(fixture.state("p1").await, "unknown");
     let next = unknown("the provider does not know this payment");
-    assert_eq!(ledger.finish_lookup(&hold, &found(2, "not_found"), &next).await.unwrap().0, Written::Kept);
+    assert_eq!(ledger.finish_lookup(&hold, &found(2, "not_found"), &next).await.unwrap().0, FencedWrite::Applied);
     let claimed = fixture.take(&job).await;
     assert_eq!((claimed.attempts, claimed.last_attempt, claimed.lookups), (1, 2, 1));
-    assert_eq!((claimed.unknown, claimed.resend), (true, Resend::Never));
-    let number = fixture.begin_lookup(&claimed.hold).await;
+    assert_eq!((claimed.maybe_charged, claimed.resend), (true, Resend::Never));
+    let number = fixture.begin_lookup(&claimed.lease).await;
     // Whatever the caller says, it stays unknown.
     let waiting = JobState::Waiting { wait: Duration::ZERO, reason: "x".to_owned() };
     let end = LookupEnd { status: None, ..found(number, "unknown") };
-    assert_eq!(ledger.finish_lookup(&claimed.hold, &end, &waiting).await.unwrap().0, Written::Kept);
+    assert_eq!(ledger.finish_lookup(&claimed.lease, &end, &waiting).await.unwrap().0, FencedWrite::Applied);
     assert_eq!(fixture.state("p1").await, "unknown");
-    let last = fixture.take(&job).await.hold;
+    let last = fixture.take(&job).await.lease;
     let number = fixture.begin_lookup(&last).await;
     let dead = JobState::Final { state: FinalState::Dead, reason: "x".to_owned(), reference: None };
     let error = ledger.finish_lookup(&last, &found(number, "not_found"), &dead).await.unwrap_err();
     assert!(matches!(error, LedgerError::Refused(_)), "{error}");
     assert_eq!(
         ledger.finish_lookup(&last, &found(number, "accepted"), &succeeded("ch_1")).await.unwrap().0,
-        Written::Kept
+        FencedWrite::Applied
     );
     let rows = fixture.rows(ATTEMPTS).await;
     let wanted =
@@ -105,52 +105,52 @@ async fn a_lookup_is_a_row_and_no_attempt(kind: Kind) {
     assert_eq!(fixture.one(status).await, "2|200|not_found detail");
 }
 
-async fn only_an_unknown_job_is_asked_about_and_once_at_a_time(kind: Kind) {
+async fn one_lookup_runs_per_unknown_job(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let ledger = fixture.ledger();
-    let fresh = fixture.take(&job("p1")).await.hold;
-    assert_eq!(ledger.begin_lookup(&fresh).await.unwrap(), Begun::Lost, "nothing was sent");
+    let fresh = fixture.take(&job("p1")).await.lease;
+    assert_eq!(ledger.begin_lookup(&fresh).await.unwrap(), BeginResult::Stale, "nothing was sent");
     fixture.begin_charge(&fresh).await;
-    assert_eq!(ledger.begin_lookup(&fresh).await.unwrap(), Begun::Lost, "it is being sent");
-    let hold = fixture.unknown_in_hand(&job("p2")).await.hold;
+    assert_eq!(ledger.begin_lookup(&fresh).await.unwrap(), BeginResult::Stale, "it is being sent");
+    let hold = fixture.unknown_in_hand(&job("p2")).await.lease;
     let number = fixture.begin_lookup(&hold).await;
-    assert_eq!(ledger.begin_lookup(&hold).await.unwrap(), Begun::Lost, "one is on the wire");
+    assert_eq!(ledger.begin_lookup(&hold).await.unwrap(), BeginResult::Stale, "one is on the wire");
     let next = unknown("x");
-    assert_eq!(ledger.finish_lookup(&hold, &found(number - 1, "accepted"), &next).await.unwrap().0, Written::Lost);
-    assert_eq!(ledger.finish_lookup(&hold, &found(number, "not_found"), &next).await.unwrap().0, Written::Kept);
-    assert_eq!(ledger.finish_lookup(&hold, &found(number, "not_found"), &next).await.unwrap().0, Written::Lost);
-    assert_eq!(ledger.begin_lookup(&hold).await.unwrap(), Begun::Lost, "the hold was given up");
+    assert_eq!(ledger.finish_lookup(&hold, &found(number - 1, "accepted"), &next).await.unwrap().0, FencedWrite::Stale);
+    assert_eq!(ledger.finish_lookup(&hold, &found(number, "not_found"), &next).await.unwrap().0, FencedWrite::Applied);
+    assert_eq!(ledger.finish_lookup(&hold, &found(number, "not_found"), &next).await.unwrap().0, FencedWrite::Stale);
+    assert_eq!(ledger.begin_lookup(&hold).await.unwrap(), BeginResult::Stale, "the hold was given up");
 }
 
 async fn a_lost_workers_lookup_changes_nothing(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let (ledger, job) = (fixture.ledger(), job("p1"));
-    let lost = fixture.unknown_in_hand(&job).await.hold;
+    let lost = fixture.unknown_in_hand(&job).await.lease;
     let number = fixture.begin_lookup(&lost).await;
     fixture.expire_lease(&lost).await;
     let claimed = fixture.take(&job).await;
-    assert_eq!((claimed.attempts, claimed.lookups, claimed.unknown), (1, 1, true));
+    assert_eq!((claimed.attempts, claimed.lookups, claimed.maybe_charged), (1, 1, true));
     assert_eq!(fixture.state("p1").await, "unknown");
     let reason = fixture.one("SELECT reason FROM jobs").await;
     assert_eq!(reason, "no answer", "the reason is the charge's");
     assert_eq!(fixture.rows(ATTEMPTS).await, ["1|charge|unknown|counted", "2|lookup|unknown|not"]);
     let late = ledger.finish_lookup(&lost, &found(number, "accepted"), &succeeded("ch_1")).await.unwrap().0;
-    assert_eq!(late, Written::Lost);
-    assert_eq!(fixture.begin_lookup(&claimed.hold).await, 3);
+    assert_eq!(late, FencedWrite::Stale);
+    assert_eq!(fixture.begin_lookup(&claimed.lease).await, 3);
 }
 
 async fn one_more_request_is_granted_and_used(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let ledger = fixture.ledger();
     let grant = async |id: &str| {
-        let hold = fixture.unknown_in_hand(&job(id)).await.hold;
+        let hold = fixture.unknown_in_hand(&job(id)).await.lease;
         let number = fixture.begin_lookup(&hold).await;
         let end = LookupEnd { grants_resend: true, ..found(number, "not_found") };
-        assert_eq!(ledger.finish_lookup(&hold, &end, &unknown("once more")).await.unwrap().0, Written::Kept);
+        assert_eq!(ledger.finish_lookup(&hold, &end, &unknown("once more")).await.unwrap().0, FencedWrite::Applied);
         fixture.take(&job(id)).await
     };
     let mut claimed = grant("p1").await;
-    assert_eq!((claimed.resend, claimed.unknown), (Resend::Granted, true));
+    assert_eq!((claimed.resend, claimed.maybe_charged), (Resend::Granted, true));
     // What surely changed nothing leaves it; what may have charged uses it up, for ever.
     for (outcome, resend) in [
         ("throttled", Resend::Granted),
@@ -158,13 +158,13 @@ async fn one_more_request_is_granted_and_used(kind: Kind) {
         ("unknown", Resend::Used),
         ("in_progress", Resend::Used),
     ] {
-        let number = fixture.begin_charge(&claimed.hold).await;
+        let number = fixture.begin_charge(&claimed.lease).await;
         let end = charged(number, outcome);
-        assert_eq!(ledger.finish_attempt(&claimed.hold, &end, &unknown("x")).await.unwrap(), Written::Kept);
+        assert_eq!(ledger.finish_attempt(&claimed.lease, &end, &unknown("x")).await.unwrap(), FencedWrite::Applied);
         claimed = fixture.take(&job("p1")).await;
         assert_eq!(claimed.resend, resend, "{outcome}");
     }
-    let lost = grant("p2").await.hold;
+    let lost = grant("p2").await.lease;
     fixture.begin_charge(&lost).await;
     fixture.expire_lease(&lost).await;
     assert_eq!(fixture.take(&job("p2")).await.resend, Resend::Used, "its worker was lost while it was on the wire");
@@ -176,7 +176,7 @@ async fn one_more_request_is_granted_and_used(kind: Kind) {
 }
 
 /// What surely charged nothing, and look-ups, leave that age as it is.
-async fn the_last_charge_of_unknown_outcome_has_an_age_of_its_own(kind: Kind) {
+async fn unknown_age_counts_from_last_unknown_charge(kind: Kind) {
     const HOUR: Duration = Duration::from_secs(3_600);
     let fixture = Fixture::migrated(kind).await;
     let (ledger, job) = (fixture.ledger(), job("p1"));
@@ -189,50 +189,50 @@ async fn the_last_charge_of_unknown_outcome_has_an_age_of_its_own(kind: Kind) {
     };
     let fresh = fixture.take(&job).await;
     assert_eq!(fresh.unknown_age, None);
-    let number = fixture.begin_charge(&fresh.hold).await;
+    let number = fixture.begin_charge(&fresh.lease).await;
     let waiting = JobState::Waiting { wait: Duration::ZERO, reason: "x".to_owned() };
-    let kept = ledger.finish_attempt(&fresh.hold, &charged(number, "throttled"), &waiting).await.unwrap();
-    assert_eq!((kept, an_hour_passes().await.unknown_age), (Written::Kept, None));
+    let kept = ledger.finish_attempt(&fresh.lease, &charged(number, "throttled"), &waiting).await.unwrap();
+    assert_eq!((kept, an_hour_passes().await.unknown_age), (FencedWrite::Applied, None));
     fixture.sql(let_go).await.unwrap();
     fixture.unknown_in_hand(&job).await;
     let mut claimed = an_hour_passes().await;
     for (outcome, moves) in [("throttled", false), ("not_sent", false), ("in_progress", true), ("unknown", true)] {
         assert!(claimed.unknown_age >= Some(HOUR), "{claimed:?}");
-        let number = fixture.begin_lookup(&claimed.hold).await;
-        let kept = ledger.finish_lookup(&claimed.hold, &found(number, "unknown"), &unknown("x")).await.unwrap().0;
+        let number = fixture.begin_lookup(&claimed.lease).await;
+        let kept = ledger.finish_lookup(&claimed.lease, &found(number, "unknown"), &unknown("x")).await.unwrap().0;
         claimed = fixture.take(&job).await;
-        assert!(kept == Written::Kept && claimed.unknown_age >= Some(HOUR), "{claimed:?}");
-        let number = fixture.begin_charge(&claimed.hold).await;
-        let kept = ledger.finish_attempt(&claimed.hold, &charged(number, outcome), &unknown("x")).await.unwrap();
+        assert!(kept == FencedWrite::Applied && claimed.unknown_age >= Some(HOUR), "{claimed:?}");
+        let number = fixture.begin_charge(&claimed.lease).await;
+        let kept = ledger.finish_attempt(&claimed.lease, &charged(number, outcome), &unknown("x")).await.unwrap();
         claimed = fixture.take(&job).await;
-        assert_eq!((kept, claimed.unknown_age < Some(HOUR)), (Written::Kept, moves), "{outcome}");
+        assert_eq!((kept, claimed.unknown_age < Some(HOUR)), (FencedWrite::Applied, moves), "{outcome}");
         claimed = an_hour_passes().await;
     }
-    fixture.begin_charge(&claimed.hold).await;
-    fixture.expire_lease(&claimed.hold).await;
+    fixture.begin_charge(&claimed.lease).await;
+    fixture.expire_lease(&claimed.lease).await;
     claimed = fixture.take(&job).await;
     assert!(claimed.unknown_age < Some(HOUR), "its worker was lost: {claimed:?}");
-    assert!(claimed.unknown && claimed.unknown_age.is_some());
+    assert!(claimed.maybe_charged && claimed.unknown_age.is_some());
 }
 
 async fn a_charge_belongs_to_one_payment(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let ledger = fixture.ledger();
     let charge = async |job: &Job, reference: &str| {
-        let hold = fixture.take(job).await.hold;
+        let hold = fixture.take(job).await.lease;
         let number = fixture.begin_charge(&hold).await;
         let kept = ledger.finish_attempt(&hold, &charged(number, "accepted"), &succeeded(reference)).await.unwrap();
-        assert_eq!(kept, Written::Kept);
+        assert_eq!(kept, FencedWrite::Applied);
     };
     charge(&job("p1"), "ch_1").await;
     charge(&job("p2"), "ch_2").await;
     charge(&job("p3"), "ch_1").await;
     charge(&Job { provider: name("adyen"), ..job("p4") }, "ch_1").await;
-    let hold = fixture.unknown_in_hand(&job("p5")).await.hold;
+    let hold = fixture.unknown_in_hand(&job("p5")).await.lease;
     let number = fixture.begin_lookup(&hold).await;
     assert_eq!(
         ledger.finish_lookup(&hold, &found(number, "accepted"), &succeeded("ch_2")).await.unwrap(),
-        (Written::Kept, Some(FinalState::Review), None)
+        (FencedWrite::Applied, Some(FinalState::Review), None)
     );
     let states = fixture.rows("SELECT id || '|' || state || '|' || provider_reference FROM jobs ORDER BY id").await;
     let wanted = ["p1|succeeded|ch_1", "p2|succeeded|ch_2", "p3|review|ch_1", "p4|succeeded|ch_1", "p5|review|ch_2"];
@@ -249,22 +249,25 @@ async fn a_charge_belongs_to_one_payment(kind: Kind) {
     assert!(error.to_lowercase().contains("unique"), "{error}");
     // A provider that names no references has none in common.
     for id in ["p6", "p7"] {
-        let hold = fixture.take(&job(id)).await.hold;
+        let hold = fixture.take(&job(id)).await.lease;
         let number = fixture.begin_charge(&hold).await;
         let none = JobState::Final { state: FinalState::Succeeded, reason: "accepted".to_owned(), reference: None };
-        assert_eq!(ledger.finish_attempt(&hold, &charged(number, "accepted"), &none).await.unwrap(), Written::Kept);
+        assert_eq!(
+            ledger.finish_attempt(&hold, &charged(number, "accepted"), &none).await.unwrap(),
+            FencedWrite::Applied
+        );
         assert_eq!(fixture.state(id).await, "succeeded");
     }
 }
 
-async fn two_payments_settled_at_once_do_not_share_a_charge(kind: Kind) {
+async fn concurrent_payments_cannot_share_a_charge(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let ledger = fixture.ledger();
     for round in 0..10 {
         let mut settling = Vec::new();
         for n in 0..4 {
             let job = job(&format!("p{round}-{n}"));
-            let hold = fixture.take(&job).await.hold;
+            let hold = fixture.take(&job).await.lease;
             let number = fixture.begin_charge(&hold).await;
             let (ledger, reference) = (ledger.clone(), format!("ch_{round}"));
             settling.push(tokio::spawn(async move {
@@ -272,7 +275,7 @@ async fn two_payments_settled_at_once_do_not_share_a_charge(kind: Kind) {
             }));
         }
         for settled in futures_util::future::join_all(settling).await {
-            assert_eq!(settled.unwrap().unwrap(), Written::Kept);
+            assert_eq!(settled.unwrap().unwrap(), FencedWrite::Applied);
         }
         let count =
             |state| format!("SELECT count(*) FROM jobs WHERE provider_reference = 'ch_{round}' AND state = '{state}'");
@@ -291,21 +294,27 @@ async fn lookups_count_as_one_permit_each(kind: Kind) {
         let uses = ledger.recent_uses(&name("stripe"), Lookback::all(Duration::from_secs(600))).await.unwrap();
         (uses.ended.iter().map(|(_, cost)| *cost).collect::<Vec<_>>(), uses.open)
     };
-    let (charge, both) = (ByKind::charges(7), ByKind { charges: 7, lookups: 1 });
-    let hold = fixture.unknown_in_hand(&job).await.hold;
+    let (charge, both) = (CostByKind::charges(7), CostByKind { charges: 7, lookups: 1 });
+    let hold = fixture.unknown_in_hand(&job).await.lease;
     assert_eq!(recent().await, (vec![], charge), "its end is unknown");
     let number = fixture.begin_lookup(&hold).await;
     assert_eq!(recent().await, (vec![], both), "on the wire");
-    assert_eq!(ledger.finish_lookup(&hold, &found(number, "not_found"), &unknown("x")).await.unwrap().0, Written::Kept);
-    let lookup = || vec![ByKind { charges: 0, lookups: 1 }];
+    assert_eq!(
+        ledger.finish_lookup(&hold, &found(number, "not_found"), &unknown("x")).await.unwrap().0,
+        FencedWrite::Applied
+    );
+    let lookup = || vec![CostByKind { charges: 0, lookups: 1 }];
     assert_eq!(recent().await, (lookup(), charge));
-    let hold = fixture.take(&job).await.hold;
+    let hold = fixture.take(&job).await.lease;
     let number = fixture.begin_lookup(&hold).await;
     let silent = LookupEnd { status: None, ..found(number, "unknown") };
-    assert_eq!(ledger.finish_lookup(&hold, &silent, &unknown("x")).await.unwrap().0, Written::Kept);
+    assert_eq!(ledger.finish_lookup(&hold, &silent, &unknown("x")).await.unwrap().0, FencedWrite::Applied);
     assert_eq!(recent().await, (lookup(), both), "no answer came: the provider may count it late");
-    let hold = fixture.take(&job).await.hold;
+    let hold = fixture.take(&job).await.lease;
     let number = fixture.begin_lookup(&hold).await;
-    assert_eq!(ledger.finish_lookup(&hold, &found(number, "not_sent"), &unknown("x")).await.unwrap().0, Written::Kept);
+    assert_eq!(
+        ledger.finish_lookup(&hold, &found(number, "not_sent"), &unknown("x")).await.unwrap().0,
+        FencedWrite::Applied
+    );
     assert_eq!(recent().await, (lookup(), both));
 }

@@ -11,7 +11,7 @@ use super::*;
 /// An index that is built beside the payments waits for those that have begun, while others pass. Whoever cuts it off has its
 /// ruins cleared away.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_index_whose_build_was_cut_off_is_built_anew() {
+async fn interrupted_index_build_is_repeated() {
     let fixture = Fixture::empty(Kind::Postgres);
     let pool = fixture.postgres.clone().unwrap();
     // The next one builds it.
@@ -43,7 +43,7 @@ async fn an_index_whose_build_was_cut_off_is_built_anew() {
 
 /// The client was killed while it waited for the build, and the server went on to its end.
 #[tokio::test]
-async fn an_index_whose_build_nobody_wrote_down_is_kept() {
+async fn unrecorded_finished_index_is_kept() {
     let fixture = Fixture::empty(Kind::Postgres);
     let pool = fixture.postgres.clone().unwrap();
     fixture.database.migrate().await.unwrap();
@@ -61,7 +61,7 @@ async fn an_index_whose_build_nobody_wrote_down_is_kept() {
 
 /// It will hold payments: whatever the umask, nobody else reads it.
 #[tokio::test]
-async fn an_embedded_database_is_made_for_its_owner_alone() {
+async fn sqlite_files_are_readable_by_owner_only() {
     let directory = tempfile::tempdir().unwrap();
     let url = format!("sqlite://{}", directory.path().join("ledger.db").display());
     let database = Database::open(&url, 1).unwrap();

@@ -2,47 +2,47 @@
 
 use sluicegate::domain::job::JobId;
 use sluicegate::domain::outcome::FinalState;
-use sluicegate::ledger::operator::{By, Filter, JobStory, Operator, Refusal, Verdict};
-use sluicegate::ledger::{AttemptEnd, Begun, JobState, Written};
+use sluicegate::ledger::operator::{Actor, JobDetails, JobFilter, JobResolution, Operator, ResolutionRefusal};
+use sluicegate::ledger::{AttemptEnd, BeginResult, FencedWrite, JobState};
 
 use super::*;
 
 mod audit;
 mod erasure;
 mod history;
+mod queue_position;
 mod races;
-mod surroundings;
 mod waits;
 
 on_every_database!(
     one_charge_pays_one_payment,
-    what_is_sent_again_forgets_the_reference_that_was_anothers,
-    every_verdict_on_every_state,
-    what_is_sent_again_keeps_its_request_and_begins_anew,
-    what_would_expire_or_was_emptied_is_not_sent_again,
-    a_job_is_recalled_as_it_was_recorded,
-    pages_go_by_id_and_leave_nothing_out,
-    a_providers_pages_go_by_key_and_leave_nothing_out,
-    a_story_tells_everything_but_the_secrets,
+    resend_drops_another_payments_reference,
+    every_resolution_on_every_state,
+    resend_keeps_request_and_resets_attempts,
+    expired_or_erased_jobs_are_not_resent,
+    job_is_reloaded_as_recorded,
+    pages_by_id_omit_no_job,
+    provider_pages_by_key_omit_no_job,
+    job_details_hide_only_secrets,
 );
 
-fn verdicts() -> [Verdict; 6] {
+fn verdicts() -> [JobResolution; 6] {
     [
-        Verdict::Succeeded { reference: Some("ch_9".to_owned()) },
-        Verdict::Declined,
-        Verdict::Resend,
-        Verdict::Cancel,
-        Verdict::Replay,
-        Verdict::Discard,
+        JobResolution::Succeeded { reference: Some("ch_9".to_owned()) },
+        JobResolution::Declined,
+        JobResolution::Resend,
+        JobResolution::Cancel,
+        JobResolution::Replay,
+        JobResolution::Discard,
     ]
 }
 
-fn by() -> By {
-    By { os_user: "alice@desk".to_owned(), program: None, because: Some("asked the provider".to_owned()) }
+fn by() -> Actor {
+    Actor { os_user: "alice@desk".to_owned(), program: None, reason: Some("asked the provider".to_owned()) }
 }
 
 fn id(text: &str) -> JobId {
-    Token::new(text).unwrap()
+    Identifier::new(text).unwrap()
 }
 
 fn settled(state: FinalState) -> JobState {
@@ -54,22 +54,22 @@ impl Fixture {
         self.database.operator()
     }
 
-    async fn decide(&self, text: &str, verdict: &Verdict) -> Result<(), Refusal> {
-        self.operator().decide(&id(text), verdict, None, &by()).await.unwrap()
+    async fn decide(&self, text: &str, verdict: &JobResolution) -> Result<(), ResolutionRefusal> {
+        self.operator().resolve(&id(text), verdict, None, &by()).await.unwrap()
     }
 
-    async fn story(&self, text: &str) -> JobStory {
+    async fn story(&self, text: &str) -> JobDetails {
         self.operator().show(&id(text)).await.unwrap().unwrap()
     }
 
     /// One whole attempt of a new job, with this outcome and what follows.
-    async fn attempted(&self, text: &str, outcome: &'static str, next: &JobState) -> Hold {
-        let hold = self.take(&job(text)).await.hold;
-        let Begun::Attempt(number) = self.ledger().begin_attempt(&hold, &request(text)).await.unwrap() else {
+    async fn attempted(&self, text: &str, outcome: &'static str, next: &JobState) -> LeaseToken {
+        let hold = self.take(&job(text)).await.lease;
+        let BeginResult::Attempt(number) = self.ledger().begin_attempt(&hold, &request(text)).await.unwrap() else {
             panic!("lost")
         };
         let end = AttemptEnd { number, outcome, status: None, detail: "said so".to_owned(), counts: true };
-        assert_eq!(self.ledger().finish_attempt(&hold, &end, next).await.unwrap(), Written::Kept);
+        assert_eq!(self.ledger().finish_attempt(&hold, &end, next).await.unwrap(), FencedWrite::Applied);
         hold
     }
 
@@ -79,17 +79,17 @@ impl Fixture {
         match situation {
             "waiting-in-hand" => drop(self.take(&job(situation)).await),
             "waiting" => {
-                let hold = self.take(&job(situation)).await.hold;
-                assert_eq!(ledger.release(&hold).await.unwrap(), Written::Kept);
+                let hold = self.take(&job(situation)).await.lease;
+                assert_eq!(ledger.release(&hold).await.unwrap(), FencedWrite::Applied);
             }
             "waiting-throttled" => {
                 let next = JobState::Waiting { wait, reason: "throttled".to_owned() };
                 self.attempted(situation, "throttled", &next).await;
             }
             "sending" | "sending-lost" => {
-                let hold = self.take(&job(situation)).await.hold;
+                let hold = self.take(&job(situation)).await.lease;
                 let begun = ledger.begin_attempt(&hold, &request(situation)).await.unwrap();
-                assert_eq!(begun, Begun::Attempt(1));
+                assert_eq!(begun, BeginResult::Attempt(1));
             }
             "unknown" => {
                 let next = JobState::Unknown { wait, reason: "no answer".to_owned() };
@@ -99,7 +99,7 @@ impl Fixture {
             "review-rejected" => drop(self.attempted(situation, "rejected", &settled(FinalState::Review)).await),
             "cancelled" => {
                 self.take(&job(situation)).await;
-                self.decide(situation, &Verdict::Cancel).await.unwrap();
+                self.decide(situation, &JobResolution::Cancel).await.unwrap();
             }
             other => {
                 let state = FinalState::from_name(other).unwrap();
@@ -138,42 +138,42 @@ const SITUATIONS: [&str; 12] = [
 ];
 
 /// What becomes of it; `None`: refused.
-fn becomes(situation: &str, verdict: &Verdict) -> Option<&'static str> {
+fn becomes(situation: &str, verdict: &JobResolution) -> Option<&'static str> {
     match (situation, verdict) {
-        ("review-unknown" | "review-rejected", Verdict::Succeeded { .. }) => Some("succeeded"),
-        ("review-unknown" | "review-rejected", Verdict::Declined) => Some("declined"),
-        ("review-unknown" | "review-rejected", Verdict::Resend) => Some("waiting"),
-        ("waiting" | "waiting-in-hand" | "waiting-throttled", Verdict::Cancel) => Some("cancelled"),
-        ("dead", Verdict::Replay) => Some("waiting"),
-        ("dead", Verdict::Discard) => Some("cancelled"),
+        ("review-unknown" | "review-rejected", JobResolution::Succeeded { .. }) => Some("succeeded"),
+        ("review-unknown" | "review-rejected", JobResolution::Declined) => Some("declined"),
+        ("review-unknown" | "review-rejected", JobResolution::Resend) => Some("waiting"),
+        ("waiting" | "waiting-in-hand" | "waiting-throttled", JobResolution::Cancel) => Some("cancelled"),
+        ("dead", JobResolution::Replay) => Some("waiting"),
+        ("dead", JobResolution::Discard) => Some("cancelled"),
         _ => None,
     }
 }
 
 /// No two payments have one charge.
-fn charged_as(situation: &str, verdict: &Verdict) -> Verdict {
+fn charged_as(situation: &str, verdict: &JobResolution) -> JobResolution {
     match verdict {
-        Verdict::Succeeded { .. } => Verdict::Succeeded { reference: Some(format!("ch_{situation}")) },
+        JobResolution::Succeeded { .. } => JobResolution::Succeeded { reference: Some(format!("ch_{situation}")) },
         other => other.clone(),
     }
 }
 
 async fn one_charge_pays_one_payment(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let verdict = charged_as("one", &Verdict::Succeeded { reference: None });
+    let verdict = charged_as("one", &JobResolution::Succeeded { reference: None });
     for situation in ["review-unknown", "review-rejected"] {
         fixture.bring(situation).await;
     }
     assert_eq!(fixture.decide("review-unknown", &verdict).await, Ok(()));
     let picture = fixture.picture("review-rejected").await;
-    let taken = Refusal::ReferenceTaken { by: "review-unknown".to_owned() };
+    let taken = ResolutionRefusal::ReferenceTaken { by: "review-unknown".to_owned() };
     assert_eq!(fixture.decide("review-rejected", &verdict).await, Err(taken));
     assert_eq!(fixture.picture("review-rejected").await, picture);
     let other = charged_as("other", &verdict);
     assert_eq!(fixture.decide("review-rejected", &other).await, Ok(()));
 }
 
-async fn what_is_sent_again_forgets_the_reference_that_was_anothers(kind: Kind) {
+async fn resend_drops_another_payments_reference(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let accepted = |reference: Option<&str>| JobState::Final {
         state: FinalState::Succeeded,
@@ -188,7 +188,7 @@ async fn what_is_sent_again_forgets_the_reference_that_was_anothers(kind: Kind) 
     fixture.attempted("b", "accepted", &accepted(Some("ch_1"))).await;
     fixture.attempted("a", "accepted", &accepted(Some("ch_1"))).await;
     assert_eq!(stands("a").await, (review.clone(), ch_1.clone()));
-    fixture.decide("a", &Verdict::Resend).await.unwrap();
+    fixture.decide("a", &JobResolution::Resend).await.unwrap();
     assert_eq!(stands("a").await, ("waiting".to_owned(), None));
     fixture.attempted("a", "accepted", &accepted(None)).await;
     assert_eq!(stands("a").await, (succeeded, None));
@@ -201,7 +201,7 @@ async fn what_is_sent_again_forgets_the_reference_that_was_anothers(kind: Kind) 
     assert!(reason.starts_with("the provider's reference ch_1 is that of payment b too: "), "{reason}");
 }
 
-async fn every_verdict_on_every_state(kind: Kind) {
+async fn every_resolution_on_every_state(kind: Kind) {
     for verdict in verdicts() {
         let fixture = Fixture::migrated(kind).await;
         for situation in SITUATIONS {
@@ -213,10 +213,10 @@ async fn every_verdict_on_every_state(kind: Kind) {
             let after = fixture.story(situation).await;
             let Some(state) = becomes(situation, &verdict) else {
                 let refusal = decided.expect_err(situation);
-                let named = Refusal::WrongState {
+                let named = ResolutionRefusal::WrongState {
                     state: before.line.state.clone(),
-                    wanted: verdict.from(),
-                    done: verdict.done(),
+                    wanted: verdict.required_state(),
+                    done: verdict.past_participle(),
                 };
                 assert_eq!(refusal, named, "{situation} {verdict:?}");
                 assert!(refusal.to_string().contains(&format!("`{}`", before.line.state)), "{refusal}");
@@ -229,29 +229,29 @@ async fn every_verdict_on_every_state(kind: Kind) {
             assert!(reason.ends_with("by a person: asked the provider"), "{reason}");
             assert_eq!((after.lease_owner, after.lease_until), (None, None));
             let [audit] = &after.audit[before.audit.len()..] else { panic!("{:?}", after.audit) };
-            assert_eq!((audit.old_state.as_str(), audit.new_state.as_deref()), (verdict.from(), Some(state)));
+            assert_eq!((audit.old_state.as_str(), audit.new_state.as_deref()), (verdict.required_state(), Some(state)));
             assert_eq!(audit.os_user.as_deref(), Some("alice@desk"));
             assert_eq!(audit.because.as_deref(), Some("asked the provider"));
-            assert_eq!(audit.cleared_maybe_charged, situation == "review-unknown" && verdict == Verdict::Resend);
+            assert_eq!(audit.cleared_maybe_charged, situation == "review-unknown" && verdict == JobResolution::Resend);
             let told: Vec<&str> = after.events[before.events.len()..].iter().map(|e| e.state.as_str()).collect();
             assert_eq!(told, if state == "waiting" { vec![] } else { vec![state] }, "{situation} {verdict:?}");
             let reference = (state == "succeeded").then(|| format!("ch_{situation}"));
             assert_eq!(after.line.provider_reference, reference);
         }
-        assert_eq!(fixture.decide("nobody", &verdict).await, Err(Refusal::NoSuchJob));
+        assert_eq!(fixture.decide("nobody", &verdict).await, Err(ResolutionRefusal::NoSuchJob));
         // A second time it is where it went, and nothing else.
         let fence = "SELECT sum(fence) FROM jobs";
         let before = fixture.one(fence).await;
         for situation in SITUATIONS.iter().filter(|s| becomes(s, &verdict).is_some()) {
-            assert!(matches!(fixture.decide(situation, &verdict).await, Err(Refusal::WrongState { .. })));
+            assert!(matches!(fixture.decide(situation, &verdict).await, Err(ResolutionRefusal::WrongState { .. })));
         }
         assert_eq!(fixture.one(fence).await, before);
     }
 }
 
-async fn what_is_sent_again_keeps_its_request_and_begins_anew(kind: Kind) {
+async fn resend_keeps_request_and_resets_attempts(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    for (situation, verdict) in [("review-unknown", Verdict::Resend), ("dead", Verdict::Replay)] {
+    for (situation, verdict) in [("review-unknown", JobResolution::Resend), ("dead", JobResolution::Replay)] {
         fixture.bring(situation).await;
         // Long ago, as most reviews are.
         let old = if kind == Kind::Postgres { "created_at - interval '9 days'" } else { "created_at - 777600000" };
@@ -261,47 +261,49 @@ async fn what_is_sent_again_keeps_its_request_and_begins_anew(kind: Kind) {
         assert_eq!((story.line.attempts, story.maybe_charged), (0, false), "{situation}");
         assert!(story.revived_at.is_some());
         let claimed = fixture.take(&job(situation)).await;
-        assert_eq!((claimed.attempts, claimed.unknown, claimed.wait), (0, false, Duration::ZERO), "{situation}");
+        assert_eq!((claimed.attempts, claimed.maybe_charged, claimed.wait), (0, false, Duration::ZERO), "{situation}");
         assert!(claimed.age < Duration::from_secs(60), "{situation} is {:?} old", claimed.age);
         // The provider may still know the key: the same request, and since when it may know it.
-        let (frozen, _) = claimed.frozen.unwrap();
+        let (frozen, _) = claimed.frozen_request.unwrap();
         assert_eq!(frozen, request(situation));
         assert_eq!(story.first_sent_at.is_some(), situation == "review-unknown");
-        assert_eq!(fixture.ledger().begin_attempt(&claimed.hold, &frozen).await.unwrap(), Begun::Attempt(2));
+        assert_eq!(fixture.ledger().begin_attempt(&claimed.lease, &frozen).await.unwrap(), BeginResult::Attempt(2));
     }
     // A dead job is surely not charged: the database knows no other.
     fixture.bring("expired").await;
-    let error = fixture.unruled("UPDATE jobs SET state = 'dead', maybe_charged = (1 = 1) WHERE id = 'expired'").await;
+    let error = fixture
+        .without_constraints("UPDATE jobs SET state = 'dead', maybe_charged = (1 = 1) WHERE id = 'expired'")
+        .await;
     assert!(error.unwrap_err().contains("maybe_charged_is_never"));
 }
 
-async fn what_would_expire_or_was_emptied_is_not_sent_again(kind: Kind) {
+async fn expired_or_erased_jobs_are_not_resent(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    for (situation, verdict) in [("review-unknown", Verdict::Resend), ("dead", Verdict::Replay)] {
+    for (situation, verdict) in [("review-unknown", JobResolution::Resend), ("dead", JobResolution::Replay)] {
         fixture.bring(situation).await;
         let past = if kind == Kind::Postgres { "now() - interval '1 second'" } else { "unixepoch() * 1000 - 1000" };
         for (change, refusal) in [
-            (format!("expires_at = {past}"), Refusal::Expired),
-            ("expires_at = NULL, frozen_body = ''".to_owned(), Refusal::Emptied),
+            (format!("expires_at = {past}"), ResolutionRefusal::Expired),
+            ("expires_at = NULL, frozen_body = ''".to_owned(), ResolutionRefusal::Scrubbed),
         ] {
             let change = if kind == Kind::Postgres { change } else { change.replace("''", "x''") };
-            fixture.unruled(&format!("UPDATE jobs SET {change} WHERE id = '{situation}'")).await.unwrap();
+            fixture.without_constraints(&format!("UPDATE jobs SET {change} WHERE id = '{situation}'")).await.unwrap();
             let picture = fixture.picture(situation).await;
             assert_eq!(fixture.decide(situation, &verdict).await, Err(refusal.clone()), "{situation}");
-            let recalled = fixture.operator().recall(&id(situation), &verdict).await.unwrap();
+            let recalled = fixture.operator().reload(&id(situation), &verdict).await.unwrap();
             assert_eq!(recalled, Err(refusal));
             assert_eq!(fixture.picture(situation).await, picture);
         }
     }
     // Settling it says nothing of sending.
-    assert_eq!(fixture.decide("review-unknown", &Verdict::Declined).await, Ok(()));
-    assert_eq!(fixture.decide("dead", &Verdict::Discard).await, Ok(()));
+    assert_eq!(fixture.decide("review-unknown", &JobResolution::Declined).await, Ok(()));
+    assert_eq!(fixture.decide("dead", &JobResolution::Discard).await, Ok(()));
 }
 
-async fn a_job_is_recalled_as_it_was_recorded(kind: Kind) {
+async fn job_is_reloaded_as_recorded(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let whole = Job {
-        idempotency_key: Some(Token::new("key-7").unwrap()),
+        idempotency_key: Some(Identifier::new("key-7").unwrap()),
         cost: 3,
         priority: 9,
         not_before: Some(sluicegate::domain::time::EpochMs(1_700_000_000_123)),
@@ -310,31 +312,38 @@ async fn a_job_is_recalled_as_it_was_recorded(kind: Kind) {
     };
     let bare = Job { account: None, reference: None, payload: None, ..job("bare") };
     for job in [whole, bare] {
-        let hold = fixture.take(&job).await.hold;
-        assert_eq!(fixture.ledger().put_down(&hold, &settled(FinalState::Dead)).await.unwrap(), Written::Kept);
-        let recalled = fixture.operator().recall(&job.id, &Verdict::Replay).await.unwrap().unwrap();
+        let hold = fixture.take(&job).await.lease;
+        assert_eq!(fixture.ledger().transition(&hold, &settled(FinalState::Dead)).await.unwrap(), FencedWrite::Applied);
+        let recalled = fixture.operator().reload(&job.id, &JobResolution::Replay).await.unwrap().unwrap();
         assert_eq!((recalled.job, recalled.hash, recalled.fence), (job.clone(), hash(1), hold.fence));
         // What was seen is what is decided on.
         let stale = Some(recalled.fence - 1);
-        let decided = fixture.operator().decide(&job.id, &Verdict::Replay, stale, &by()).await.unwrap();
-        assert_eq!(decided, Err(Refusal::Changed));
+        let decided = fixture.operator().resolve(&job.id, &JobResolution::Replay, stale, &by()).await.unwrap();
+        assert_eq!(decided, Err(ResolutionRefusal::Changed));
         assert_eq!(fixture.state(job.id.as_str()).await, "dead");
     }
 }
 
-async fn pages_go_by_id_and_leave_nothing_out(kind: Kind) {
+async fn pages_by_id_omit_no_job(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let operator = fixture.operator();
-    assert_eq!(operator.list(&Filter { state: Some("dead"), ..Filter::default() }, None, 5).await.unwrap().jobs, []);
+    assert_eq!(
+        operator.list(&JobFilter { state: Some("dead"), ..JobFilter::default() }, None, 5).await.unwrap().jobs,
+        []
+    );
     for number in 0..14 {
         let provider = ["adyen", "stripe", "wise"][number % 3];
         let account = Some(id(["acct_1", "acct_2"][number / 7]));
-        let hold = fixture.take(&Job { provider: name(provider), account, ..job(&format!("p{number:02}")) }).await.hold;
+        let hold =
+            fixture.take(&Job { provider: name(provider), account, ..job(&format!("p{number:02}")) }).await.lease;
         if number % 2 == 0 {
-            assert_eq!(fixture.ledger().put_down(&hold, &settled(FinalState::Dead)).await.unwrap(), Written::Kept);
+            assert_eq!(
+                fixture.ledger().transition(&hold, &settled(FinalState::Dead)).await.unwrap(),
+                FencedWrite::Applied
+            );
         }
     }
-    let all = async |filter: Filter, at_most: u32| {
+    let all = async |filter: JobFilter, at_most: u32| {
         let (mut found, mut after) = (Vec::new(), None);
         loop {
             let page = operator.list(&filter, after.as_ref(), at_most).await.unwrap().jobs;
@@ -347,32 +356,38 @@ async fn pages_go_by_id_and_leave_nothing_out(kind: Kind) {
     let numbers = |step: fn(&usize) -> bool| (0..14).filter(step).map(|n| format!("p{n:02}")).collect::<Vec<_>>();
     let wise = Some(name("wise"));
     for at_most in [1, 3, 100] {
-        assert_eq!(all(Filter::default(), at_most).await, numbers(|_| true));
-        assert_eq!(all(Filter { state: Some("dead"), ..Filter::default() }, at_most).await, numbers(|n| n % 2 == 0));
-        assert_eq!(all(Filter { provider: wise.clone(), ..Filter::default() }, at_most).await, numbers(|n| n % 3 == 2));
-        let both = Filter { state: Some("dead"), provider: wise.clone(), ..Filter::default() };
+        assert_eq!(all(JobFilter::default(), at_most).await, numbers(|_| true));
+        assert_eq!(
+            all(JobFilter { state: Some("dead"), ..JobFilter::default() }, at_most).await,
+            numbers(|n| n % 2 == 0)
+        );
+        assert_eq!(
+            all(JobFilter { provider: wise.clone(), ..JobFilter::default() }, at_most).await,
+            numbers(|n| n % 3 == 2)
+        );
+        let both = JobFilter { state: Some("dead"), provider: wise.clone(), ..JobFilter::default() };
         assert_eq!(all(both, at_most).await, numbers(|n| n % 3 == 2 && n % 2 == 0));
-        let account = Filter { account: Some(id("acct_2")), ..Filter::default() };
+        let account = JobFilter { account: Some(id("acct_2")), ..JobFilter::default() };
         assert_eq!(all(account.clone(), at_most).await, numbers(|n| *n >= 7));
-        let three = Filter { state: Some("dead"), provider: wise.clone(), ..account };
+        let three = JobFilter { state: Some("dead"), provider: wise.clone(), ..account };
         assert_eq!(all(three.clone(), at_most).await, numbers(|n| *n >= 7 && n % 3 == 2 && n % 2 == 0));
-        assert_eq!(all(Filter { id: Some(id("p03")), ..Filter::default() }, at_most).await, ["p03"]);
-        assert_eq!(all(Filter { id: Some(id("p03")), ..three }, at_most).await, [""; 0]);
+        assert_eq!(all(JobFilter { id: Some(id("p03")), ..JobFilter::default() }, at_most).await, ["p03"]);
+        assert_eq!(all(JobFilter { id: Some(id("p03")), ..three }, at_most).await, [""; 0]);
     }
-    let mut dead = operator.counts("dead").await.unwrap();
+    let mut dead = operator.job_counts("dead").await.unwrap();
     dead.sort_by(|a, b| a.provider.cmp(&b.provider));
     let told: Vec<_> = dead.iter().map(|it| (it.provider.as_str(), it.state.as_str(), it.jobs)).collect();
     assert_eq!(told, [("adyen", "dead", 3), ("stripe", "dead", 2), ("wise", "dead", 2)]);
-    assert_eq!(operator.counts("review").await.unwrap(), []);
+    assert_eq!(operator.job_counts("review").await.unwrap(), []);
 }
 
-async fn a_providers_pages_go_by_key_and_leave_nothing_out(kind: Kind) {
+async fn provider_pages_by_key_omit_no_job(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     for (job_id, key) in [("a", Some("z")), ("b", None), ("c", Some("a")), ("d", Some("y")), ("e", None), ("z", None)] {
         let provider = name(if job_id == "z" { "adyen" } else { "stripe" });
         fixture.take(&Job { provider, idempotency_key: key.map(id), ..job(job_id) }).await;
     }
-    let filter = Filter { provider: Some(name("stripe")), ..Filter::default() };
+    let filter = JobFilter { provider: Some(name("stripe")), ..JobFilter::default() };
     let behind = async |after: &str, at_most| -> Vec<String> {
         let after = (!after.is_empty()).then(|| id(after));
         let page = fixture.operator().list(&filter, after.as_ref(), at_most).await.unwrap().jobs;
@@ -387,7 +402,7 @@ async fn a_providers_pages_go_by_key_and_leave_nothing_out(kind: Kind) {
     assert_eq!((behind("bb", 1).await, behind("z", 9).await), (vec!["e".to_owned()], vec![]));
 }
 
-async fn a_story_tells_everything_but_the_secrets(kind: Kind) {
+async fn job_details_hide_only_secrets(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     assert_eq!(fixture.operator().show(&id("nobody")).await.unwrap(), None);
     fixture.bring("review-unknown").await;

@@ -1,56 +1,61 @@
 //! What leaves the ledger.
 
 use sluicegate::domain::outcome::FinalState;
-use sluicegate::ledger::copies::ComesBack;
-use sluicegate::ledger::outcomes::{Events, Unpublished};
-use sluicegate::ledger::{AttemptEnd, Begun, JobState, RejectedMessage, StateCount, Timing, Written};
+use sluicegate::ledger::copies::RejectedMessage;
+use sluicegate::ledger::copies::ReturnPlan;
+use sluicegate::ledger::outcomes::{EventSelection, UnpublishedEvents};
+use sluicegate::ledger::{AttemptEnd, BatchOptions, BeginResult, FencedWrite, JobState, StateCount};
 
 use super::*;
 
 on_every_database!(
     each_final_state_leaves_one_event,
-    who_settles_a_job_may_take_its_event_at_once,
-    rejected_events_are_tried_later_and_later,
+    finishing_write_claims_its_event,
+    rejected_events_back_off,
     rejected_messages_are_kept,
     states_are_counted
 );
 
 /// Those that a queue rejects stand in the way of no other, and what was rejected often is tried seldom.
-async fn rejected_events_are_tried_later_and_later(kind: Kind) {
+async fn rejected_events_back_off(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let ledger = fixture.ledger();
-    assert_eq!(ledger.unpublished_outcomes().await.unwrap(), Unpublished::default());
+    assert_eq!(ledger.unpublished_events().await.unwrap(), UnpublishedEvents::default());
     for id in ["stuck", "new"] {
-        let hold = fixture.take(&job(id)).await.hold;
+        let hold = fixture.take(&job(id)).await.lease;
         let next = JobState::Final { state: FinalState::Expired, reason: "late".to_owned(), reference: None };
-        assert_eq!(ledger.put_down(&hold, &next).await.unwrap(), Written::Kept);
+        assert_eq!(ledger.transition(&hold, &next).await.unwrap(), FencedWrite::Applied);
     }
-    let taken = ledger.take_outcomes(1, SECOND).await.unwrap();
+    let taken = ledger.lease_events(1, SECOND).await.unwrap();
     let stuck = taken[0].sequence;
     let next_in_s = match kind {
         Kind::Postgres => "SELECT round(extract(epoch FROM next_try_at - now())) FROM outcome_events WHERE tries > 0",
         _ => "SELECT round((next_try_at - unixepoch('subsec') * 1000) / 1000.0) FROM outcome_events WHERE tries > 0",
     };
     for wait_s in [10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 600.0, 600.0] {
-        ledger.outcomes_rejected(&[stuck]).await.unwrap();
+        ledger.mark_events_rejected(&[stuck]).await.unwrap();
         let got: f64 = fixture.one(next_in_s).await.parse().unwrap();
         assert!((got - wait_s).abs() <= 3.0, "{got} s, not {wait_s} s");
-        assert_eq!(ledger.take_outcomes_of(Events::RejectedBefore, 10, SECOND).await.unwrap(), Vec::new());
+        assert_eq!(ledger.lease_selected_events(EventSelection::RejectedBefore, 10, SECOND).await.unwrap(), Vec::new());
         fixture.sql("UPDATE outcome_events SET next_try_at = at WHERE next_try_at IS NOT NULL").await.unwrap();
-        let again = ledger.take_outcomes_of(Events::RejectedBefore, 10, LEASE).await.unwrap();
+        let again = ledger.lease_selected_events(EventSelection::RejectedBefore, 10, LEASE).await.unwrap();
         assert_eq!(again.iter().map(|event| event.sequence).collect::<Vec<_>>(), [stuck]);
-        assert_eq!(ledger.take_outcomes_of(Events::RejectedBefore, 10, LEASE).await.unwrap(), Vec::new(), "taken");
+        assert_eq!(
+            ledger.lease_selected_events(EventSelection::RejectedBefore, 10, LEASE).await.unwrap(),
+            Vec::new(),
+            "taken"
+        );
     }
-    let unpublished = ledger.unpublished_outcomes().await.unwrap();
+    let unpublished = ledger.unpublished_events().await.unwrap();
     assert_eq!((unpublished.events, unpublished.rejected, unpublished.oldest.is_some()), (2, 1, true));
-    let fresh = ledger.take_outcomes(10, SECOND).await.unwrap();
+    let fresh = ledger.lease_events(10, SECOND).await.unwrap();
     assert_eq!(fresh.iter().map(|event| event.id.as_str()).collect::<Vec<_>>(), ["new"]);
     // One whose confirm is late is nobody else's.
-    ledger.renew_outcomes(&[fresh[0].sequence], LEASE).await.unwrap();
+    ledger.renew_event_leases(&[fresh[0].sequence], LEASE).await.unwrap();
     tokio::time::sleep(SECOND).await;
-    assert_eq!(ledger.take_outcomes(10, SECOND).await.unwrap(), Vec::new());
-    ledger.outcomes_published(&[stuck, fresh[0].sequence]).await.unwrap();
-    assert_eq!(ledger.unpublished_outcomes().await.unwrap(), Unpublished::default());
+    assert_eq!(ledger.lease_events(10, SECOND).await.unwrap(), Vec::new());
+    ledger.mark_events_published(&[stuck, fresh[0].sequence]).await.unwrap();
+    assert_eq!(ledger.unpublished_events().await.unwrap(), UnpublishedEvents::default());
 }
 
 async fn each_final_state_leaves_one_event(kind: Kind) {
@@ -64,17 +69,17 @@ async fn each_final_state_leaves_one_event(kind: Kind) {
             reason: format!("r-{}", state.name()),
             reference: Some(format!("ch_{way}-{}", state.name())),
         };
-        let put = fixture.take(&job(&format!("put-{}", state.name()))).await.hold;
-        assert_eq!(ledger.put_down(&put, &next("put")).await.unwrap(), Written::Kept);
-        assert_eq!(ledger.put_down(&put, &next("put")).await.unwrap(), Written::Lost);
-        let sent = fixture.take(&job(&format!("sent-{}", state.name()))).await.hold;
-        assert_eq!(ledger.begin_attempt(&sent, &request("x")).await.unwrap(), Begun::Attempt(1));
+        let put = fixture.take(&job(&format!("put-{}", state.name()))).await.lease;
+        assert_eq!(ledger.transition(&put, &next("put")).await.unwrap(), FencedWrite::Applied);
+        assert_eq!(ledger.transition(&put, &next("put")).await.unwrap(), FencedWrite::Stale);
+        let sent = fixture.take(&job(&format!("sent-{}", state.name()))).await.lease;
+        assert_eq!(ledger.begin_attempt(&sent, &request("x")).await.unwrap(), BeginResult::Attempt(1));
         let end =
             AttemptEnd { number: 1, outcome: "accepted", status: Some(200), detail: "ok".to_owned(), counts: true };
-        assert_eq!(ledger.finish_attempt(&sent, &end, &next("sent")).await.unwrap(), Written::Kept);
-        assert_eq!(ledger.finish_attempt(&sent, &end, &next("sent")).await.unwrap(), Written::Lost);
+        assert_eq!(ledger.finish_attempt(&sent, &end, &next("sent")).await.unwrap(), FencedWrite::Applied);
+        assert_eq!(ledger.finish_attempt(&sent, &end, &next("sent")).await.unwrap(), FencedWrite::Stale);
     }
-    let events = ledger.take_outcomes(100, Duration::ZERO).await.unwrap();
+    let events = ledger.lease_events(100, Duration::ZERO).await.unwrap();
     assert_eq!(events.len(), 2 * (FinalState::ALL.len() - 1));
     assert!(events.windows(2).all(|pair| pair[0].sequence < pair[1].sequence));
     for event in &events {
@@ -87,17 +92,17 @@ async fn each_final_state_leaves_one_event(kind: Kind) {
         assert!((-1_000..60_000).contains(&age_ms), "{age_ms}");
     }
     let first: Vec<i64> = events.iter().take(3).map(|event| event.sequence).collect();
-    ledger.outcomes_published(&first).await.unwrap();
-    ledger.outcomes_published(&[]).await.unwrap();
+    ledger.mark_events_published(&first).await.unwrap();
+    ledger.mark_events_published(&[]).await.unwrap();
     // That lease is over, so they can be taken again; while one lasts, nobody else is given them.
-    let left = ledger.take_outcomes(4, Duration::from_secs(3_600)).await.unwrap();
-    let others = ledger.take_outcomes(100, Duration::from_secs(3_600)).await.unwrap();
+    let left = ledger.lease_events(4, Duration::from_secs(3_600)).await.unwrap();
+    let others = ledger.lease_events(100, Duration::from_secs(3_600)).await.unwrap();
     assert_eq!(others, events[7..]);
-    assert_eq!(ledger.take_outcomes(100, Duration::ZERO).await.unwrap(), []);
+    assert_eq!(ledger.lease_events(100, Duration::ZERO).await.unwrap(), []);
     assert_eq!(left, events[3..7]);
 }
 
-async fn who_settles_a_job_may_take_its_event_at_once(kind: Kind) {
+async fn finishing_write_claims_its_event(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let ledger = fixture.ledger();
     let end = AttemptEnd { number: 1, outcome: "accepted", status: Some(200), detail: "ok".to_owned(), counts: true };
@@ -108,34 +113,34 @@ async fn who_settles_a_job_may_take_its_event_at_once(kind: Kind) {
     };
     let mut taken = Vec::new();
     for (id, reference) in [("p1", "ch_1"), ("p2", "ch_2"), ("p3", "ch_2")] {
-        let hold = fixture.take(&job(id)).await.hold;
-        assert_eq!(ledger.begin_attempt(&hold, &request(id)).await.unwrap(), Begun::Attempt(1));
+        let hold = fixture.take(&job(id)).await.lease;
+        assert_eq!(ledger.begin_attempt(&hold, &request(id)).await.unwrap(), BeginResult::Attempt(1));
         let lease = Duration::from_secs(3_600);
         let (written, event, _) =
-            ledger.finish_and_take(&hold, &end, &next(reference), Timing::at_once(lease)).await.unwrap();
-        assert_eq!(written, Written::Kept);
+            ledger.finish_attempt_batched(&hold, &end, &next(reference), BatchOptions::immediate(lease)).await.unwrap();
+        assert_eq!(written, FencedWrite::Applied);
         taken.push(event.unwrap());
         assert_eq!(
-            ledger.finish_and_take(&hold, &end, &next(reference), Timing::at_once(lease)).await.unwrap(),
-            (Written::Lost, None, None)
+            ledger.finish_attempt_batched(&hold, &end, &next(reference), BatchOptions::immediate(lease)).await.unwrap(),
+            (FencedWrite::Stale, None, None)
         );
     }
     // As it was written: the third found its charge on another payment.
     let states: Vec<(&str, FinalState)> = taken.iter().map(|event| (event.id.as_str(), event.state)).collect();
     assert_eq!(states, [("p1", FinalState::Succeeded), ("p2", FinalState::Succeeded), ("p3", FinalState::Review)]);
-    assert_eq!(ledger.take_outcomes(100, Duration::ZERO).await.unwrap(), [], "they are taken");
+    assert_eq!(ledger.lease_events(100, Duration::ZERO).await.unwrap(), [], "they are taken");
     // Whoever has taken them is lost; nobody has published them.
     fixture.sql("UPDATE outcome_events SET taken_until = at").await.unwrap();
-    assert_eq!(ledger.take_outcomes(100, Duration::ZERO).await.unwrap(), taken);
-    ledger.outcomes_published(&taken.iter().map(|event| event.sequence).collect::<Vec<_>>()).await.unwrap();
-    assert_eq!(ledger.take_outcomes(100, Duration::ZERO).await.unwrap(), []);
+    assert_eq!(ledger.lease_events(100, Duration::ZERO).await.unwrap(), taken);
+    ledger.mark_events_published(&taken.iter().map(|event| event.sequence).collect::<Vec<_>>()).await.unwrap();
+    assert_eq!(ledger.lease_events(100, Duration::ZERO).await.unwrap(), []);
     // One that rests leaves none.
-    let hold = fixture.take(&job("p4")).await.hold;
-    assert_eq!(ledger.begin_attempt(&hold, &request("p4")).await.unwrap(), Begun::Attempt(1));
+    let hold = fixture.take(&job("p4")).await.lease;
+    assert_eq!(ledger.begin_attempt(&hold, &request("p4")).await.unwrap(), BeginResult::Attempt(1));
     let rests = JobState::Waiting { wait: SECOND, reason: "throttled".to_owned() };
-    let rested = ledger.finish_and_take(&hold, &end, &rests, Timing::at_once(SECOND)).await.unwrap();
-    let back = ComesBack { copy: 1, unqueued: false };
-    assert_eq!(rested, (Written::Kept, None, Some(back)));
+    let rested = ledger.finish_attempt_batched(&hold, &end, &rests, BatchOptions::immediate(SECOND)).await.unwrap();
+    let back = ReturnPlan { copy: 1, unqueued: false };
+    assert_eq!(rested, (FencedWrite::Applied, None, Some(back)));
 }
 
 async fn rejected_messages_are_kept(kind: Kind) {
@@ -161,9 +166,9 @@ async fn states_are_counted(kind: Kind) {
     fixture.ledger().ping().await.unwrap();
     assert_eq!(fixture.ledger().state_counts().await.unwrap(), []);
     fixture.take(&job("p1")).await;
-    let hold = fixture.take(&job("p2")).await.hold;
+    let hold = fixture.take(&job("p2")).await.lease;
     fixture.take(&Job { provider: name("adyen"), ..job("p3") }).await;
-    assert_eq!(fixture.ledger().begin_attempt(&hold, &request("p2")).await.unwrap(), Begun::Attempt(1));
+    assert_eq!(fixture.ledger().begin_attempt(&hold, &request("p2")).await.unwrap(), BeginResult::Attempt(1));
     let mut counts = fixture.ledger().state_counts().await.unwrap();
     counts.sort_by(|a, b| (&a.provider, &a.state).cmp(&(&b.provider, &b.state)));
     let count = |provider: &str, state: &str| StateCount { provider: provider.into(), state: state.into(), jobs: 1 };

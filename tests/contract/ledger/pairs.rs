@@ -6,20 +6,20 @@
 use futures_util::{StreamExt as _, stream};
 use sluicegate::domain::outcome::FinalState;
 use sluicegate::domain::time::EpochMs;
-use sluicegate::ledger::operator::{By, Verdict};
-use sluicegate::ledger::upkeep::{Overdue, Refused, WaitsFor};
-use sluicegate::ledger::{AttemptEnd, Begun, First, JobState, LookupEnd, Timing, Written};
+use sluicegate::ledger::operator::{Actor, JobResolution};
+use sluicegate::ledger::upkeep::{OverduePolicy, WaitCause, WakeFilter};
+use sluicegate::ledger::{AttemptEnd, BatchOptions, BeginResult, FencedWrite, JobState, LookupEnd, NewJobAttempt};
 use tokio::task::JoinHandle;
 
 use super::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_pair_of_writes_on_postgres_keeps_the_invariants() {
+async fn postgres_write_pairs_keep_invariants() {
     every_pair(Kind::Postgres).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_pair_of_writes_on_sqlite_keeps_the_invariants() {
+async fn sqlite_write_pairs_keep_invariants() {
     every_pair(Kind::SqliteMemory).await;
 }
 
@@ -129,7 +129,7 @@ struct Pair {
     start: Start,
     writes: [Write; 2],
     job: Job,
-    hold: Hold,
+    hold: LeaseToken,
     number: u32,
 }
 
@@ -147,7 +147,7 @@ impl Pair {
         if writes.contains(&Expire) {
             job.expires_at = Some(EpochMs(1_000));
         }
-        let hold = Hold { id: job.id.clone(), fence: 7_000_000_000 };
+        let hold = LeaseToken { id: job.id.clone(), fence: 7_000_000_000 };
         Self { fixture, server, start, writes, job, hold, number: 1 }.started().await
     }
 
@@ -156,30 +156,30 @@ impl Pair {
         if self.start == Start::New {
             return self;
         }
-        self.hold = fixture.take(&self.job).await.hold;
+        self.hold = fixture.take(&self.job).await.lease;
         match self.start {
-            Start::LapsedSending => assert_eq!(self.begin().await, Begun::Attempt(1)),
+            Start::LapsedSending => assert_eq!(self.begin().await, BeginResult::Attempt(1)),
             Start::LapsedUnknown | Start::LapsedAsking => {
-                assert_eq!(self.begin().await, Begun::Attempt(1));
+                assert_eq!(self.begin().await, BeginResult::Attempt(1));
                 self.finished("unknown", &unknown()).await;
-                self.hold = fixture.take(&self.job).await.hold;
+                self.hold = fixture.take(&self.job).await.lease;
                 if self.start == Start::LapsedAsking {
-                    assert_eq!(ledger.begin_lookup(&self.hold).await.unwrap(), Begun::Attempt(2));
+                    assert_eq!(ledger.begin_lookup(&self.hold).await.unwrap(), BeginResult::Attempt(2));
                     self.number = 2;
                 }
             }
             Start::Parked => {
                 let wait = Duration::from_secs(20);
                 let reason = "limit `all`: no slot".to_owned();
-                let put = ledger.put_down(&self.hold, &JobState::Waiting { wait, reason }).await.unwrap();
-                assert_eq!(put, Written::Kept);
+                let put = ledger.transition(&self.hold, &JobState::Waiting { wait, reason }).await.unwrap();
+                assert_eq!(put, FencedWrite::Applied);
             }
             Start::Review => {
-                assert_eq!(self.begin().await, Begun::Attempt(1));
+                assert_eq!(self.begin().await, BeginResult::Attempt(1));
                 self.finished("unknown", &done(FinalState::Review)).await;
             }
             Start::Dead => {
-                assert_eq!(self.begin().await, Begun::Attempt(1));
+                assert_eq!(self.begin().await, BeginResult::Attempt(1));
                 self.finished("not_sent", &done(FinalState::Dead)).await;
             }
             Start::New | Start::Held | Start::Lapsed => {}
@@ -190,13 +190,13 @@ impl Pair {
         self
     }
 
-    async fn begin(&self) -> Begun {
+    async fn begin(&self) -> BeginResult {
         self.fixture.ledger().begin_attempt(&self.hold, &request(self.job.id.as_str())).await.unwrap()
     }
 
     async fn finished(&self, outcome: &'static str, next: &JobState) {
         let end = AttemptEnd { number: 1, outcome, status: None, detail: String::new(), counts: true };
-        assert_eq!(self.fixture.ledger().finish_attempt(&self.hold, &end, next).await.unwrap(), Written::Kept);
+        assert_eq!(self.fixture.ledger().finish_attempt(&self.hold, &end, next).await.unwrap(), FencedWrite::Applied);
     }
 
     /// Whether the second write waited for the first.
@@ -250,17 +250,12 @@ impl Pair {
     async fn does(&self, write: Write) -> bool {
         let (ledger, upkeep, hold) = (self.fixture.ledger(), self.fixture.database.upkeep(), &self.hold);
         let id = self.job.id.clone();
-        let lookup = |outcome| LookupEnd {
-            number: self.number,
-            outcome,
-            status: Some(200),
-            detail: String::new(),
-            grants_resend: false,
-        };
-        let kept = |written: Result<Written, _>| written.unwrap() == Written::Kept;
+        let (number, grants_resend) = (self.number, false);
+        let lookup = |outcome| LookupEnd { number, outcome, status: Some(200), detail: String::new(), grants_resend };
+        let kept = |written: Result<FencedWrite, _>| written.unwrap() == FencedWrite::Applied;
         match write {
-            Begin => self.begin().await != Begun::Lost,
-            BeginLookup => ledger.begin_lookup(hold).await.unwrap() != Begun::Lost,
+            Begin => self.begin().await != BeginResult::Stale,
+            BeginLookup => ledger.begin_lookup(hold).await.unwrap() != BeginResult::Stale,
             FinishWaiting | FinishUnknown | FinishFinal => {
                 let (outcome, next) = match write {
                     FinishWaiting => ("throttled", waiting()),
@@ -276,9 +271,9 @@ impl Pair {
                 let succeeded = done(FinalState::Succeeded);
                 kept(ledger.finish_lookup(hold, &lookup("accepted"), &succeeded).await.map(|w| w.0))
             }
-            PutDown => kept(ledger.put_down(hold, &waiting()).await),
-            PutDownFinal => kept(ledger.put_down(hold, &done(FinalState::Review)).await),
-            WaitOn => kept(ledger.wait_on(hold).await),
+            PutDown => kept(ledger.transition(hold, &waiting()).await),
+            PutDownFinal => kept(ledger.transition(hold, &done(FinalState::Review)).await),
+            WaitOn => kept(ledger.release_waiting(hold).await),
             Release => kept(ledger.release(hold).await),
             Renew => ledger.renew(std::slice::from_ref(hold), LEASE).await.unwrap().is_empty(),
             Claim => {
@@ -286,39 +281,31 @@ impl Pair {
                 matches!(claim, super::Claim::Claimed(_))
             }
             RecordAndBegin => {
-                let request = request(id.as_str());
-                let timing = Timing::at_once(LEASE);
-                let first = First { job: &self.job, hash: hash(1), hold, owner: "worker-a", timing, request: &request };
+                let (options, request) = (BatchOptions::immediate(LEASE), request(id.as_str()));
+                let (job, lease, owner) = (&self.job, hold, "worker-a");
+                let first = NewJobAttempt { job, hash: hash(1), lease, owner, options, request: &request };
                 kept(ledger.record_and_begin(first).await)
             }
             Expire => upkeep.expire("expires_at has passed", 10).await.unwrap() > 0,
-            SetAside => kept(upkeep.set_aside(&id, "by hand").await),
-            Republish => {
-                let which = Overdue { grace: Duration::ZERO, again_after: SECOND, again_max: SECOND, at_most: 10 };
-                !upkeep.take_overdue(&self.job.provider, &which).await.unwrap().is_empty()
-            }
+            SetAside => kept(upkeep.move_to_review(&id, "by hand").await),
+            Republish => !upkeep.take_overdue(&self.job.provider, &ALL_OVERDUE).await.unwrap().is_empty(),
             RepublishUnqueued => !upkeep.take_unqueued(&self.job.provider, LEASE, SECOND, 10).await.unwrap().is_empty(),
             KeepUnqueued => kept(upkeep.keep_unqueued(hold).await),
-            WakeRefused => {
-                let changed_ago = Some(Duration::ZERO);
-                let which =
-                    Refused { changed_ago, by: WaitsFor::Limit, settles: SECOND, soon: Duration::ZERO, at_most: 10 };
-                upkeep.wake_refused(&self.job.provider, &which).await.unwrap() > 0
-            }
-            Cancel => self.decide(Verdict::Cancel).await,
-            Succeeded => self.decide(Verdict::Succeeded { reference: None }).await,
-            Resend => self.decide(Verdict::Resend).await,
-            Replay => self.decide(Verdict::Replay).await,
-            Discard => self.decide(Verdict::Discard).await,
+            WakeRefused => upkeep.wake_waiting(&self.job.provider, &REFUSED_BEFORE_NOW).await.unwrap() > 0,
+            Cancel => self.decide(JobResolution::Cancel).await,
+            Succeeded => self.decide(JobResolution::Succeeded { reference: None }).await,
+            Resend => self.decide(JobResolution::Resend).await,
+            Replay => self.decide(JobResolution::Replay).await,
+            Discard => self.decide(JobResolution::Discard).await,
             CancelAhead => {
                 let operator = self.fixture.database.operator();
-                operator.cancel_ahead(&id, &self.job.provider, &by()).await.unwrap().is_ok()
+                operator.precancel(&id, &self.job.provider, &by()).await.unwrap().is_ok()
             }
         }
     }
 
-    async fn decide(&self, verdict: Verdict) -> bool {
-        self.fixture.database.operator().decide(&self.job.id, &verdict, None, &by()).await.unwrap().is_ok()
+    async fn decide(&self, verdict: JobResolution) -> bool {
+        self.fixture.database.operator().resolve(&self.job.id, &verdict, None, &by()).await.unwrap().is_ok()
     }
 
     async fn judge(&self, did: [Did; 2]) {
@@ -385,16 +372,27 @@ impl Pair {
             let claimed = self.fixture.take(&self.job).await;
             let taken = self.picture().await;
             assert!(taken.open.is_empty(), "{what}: taken over, and attempts {:?} stay open", taken.open);
-            assert_eq!(claimed.unknown, taken.state == "unknown", "{what}");
-            assert_eq!(claimed.unknown_age.is_some(), claimed.unknown, "{what}");
-            let put = self.fixture.ledger().put_down(&claimed.hold, &done(FinalState::Review)).await.unwrap();
-            assert_eq!(put, Written::Kept, "{what}");
+            assert_eq!(claimed.maybe_charged, taken.state == "unknown", "{what}");
+            assert_eq!(claimed.unknown_age.is_some(), claimed.maybe_charged, "{what}");
+            let put = self.fixture.ledger().transition(&claimed.lease, &done(FinalState::Review)).await.unwrap();
+            assert_eq!(put, FencedWrite::Applied, "{what}");
         }
         if self.picture().await.state == "review" {
-            assert!(self.decide(Verdict::Succeeded { reference: None }).await, "{what}: its review cannot be resolved");
+            let resolved = self.decide(JobResolution::Succeeded { reference: None }).await;
+            assert!(resolved, "{what}: its review cannot be resolved");
         }
     }
 }
+
+const ALL_OVERDUE: OverduePolicy =
+    OverduePolicy { grace: Duration::ZERO, republish_after: SECOND, republish_interval_max: SECOND, at_most: 10 };
+const REFUSED_BEFORE_NOW: WakeFilter = WakeFilter {
+    changed_ago: Some(Duration::ZERO),
+    cause: WaitCause::Limit,
+    propagation_time: SECOND,
+    due_within: Duration::ZERO,
+    at_most: 10,
+};
 
 #[derive(Debug, PartialEq)]
 struct Picture {
@@ -433,6 +431,6 @@ fn done(state: FinalState) -> JobState {
     JobState::Final { state, reason: "done".to_owned(), reference: None }
 }
 
-fn by() -> By {
-    By { os_user: "alice@desk".to_owned(), program: None, because: None }
+fn by() -> Actor {
+    Actor { os_user: "alice@desk".to_owned(), program: None, reason: None }
 }

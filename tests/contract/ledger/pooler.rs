@@ -27,8 +27,8 @@ async fn session_mode_keeps_every_setting_and_no_lock() {
     let mut other = sqlx::PgConnection::connect(&fixture.url).await.unwrap();
     let mut transaction = other.begin().await.unwrap();
     sqlx::query("SELECT 1 FROM jobs FOR UPDATE").execute(&mut *transaction).await.unwrap();
-    let error = database.ledger().release(&claimed.hold).await.unwrap_err();
-    assert!(matches!(&error, LedgerError::Away(text) if text.contains("55P03")), "{error:?}");
+    let error = database.ledger().release(&claimed.lease).await.unwrap_err();
+    assert!(matches!(&error, LedgerError::Unavailable(text) if text.contains("55P03")), "{error:?}");
     transaction.rollback().await.unwrap();
     let settings = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND backend_type = \
                     'client backend' AND pid <> pg_backend_pid() AND application_name = 'sluicegate'";
@@ -37,7 +37,7 @@ async fn session_mode_keeps_every_setting_and_no_lock() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn other_modes_are_refused_and_leave_nothing_behind() {
+async fn other_pool_modes_are_refused_without_changes() {
     for mode in ["transaction", "statement"] {
         let fixture = Fixture::empty(Kind::Postgres);
         let bouncer = PgBouncer::start(mode, &fixture.url);

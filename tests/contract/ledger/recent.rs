@@ -2,25 +2,25 @@
 
 use std::collections::BTreeMap;
 
-use sluicegate::domain::decision::ByKind;
 use sluicegate::domain::limit::{AppliesTo, Scope};
-use sluicegate::domain::quota_spec::{Lookback, SubjectsAsked};
-use sluicegate::ledger::{AttemptEnd, Begun, JobState, RecentUses, Written};
+use sluicegate::domain::permit_protocol::CostByKind;
+use sluicegate::domain::quota_spec::{Lookback, SubjectQuery};
+use sluicegate::ledger::{AttemptEnd, BeginResult, FencedWrite, JobState, RecentUses};
 
 use super::*;
 
 on_every_database!(
     ages_and_costs_are_exact,
-    what_was_not_sent_does_not_count,
+    unsent_requests_do_not_count,
     no_answer_counts_as_open,
-    no_answer_counts_from_the_end_of_the_longest_request,
-    a_quota_is_shared_and_others_are_not_counted,
-    who_left_the_quota_is_remembered,
+    missing_responses_count_from_longest_request_end,
+    quota_counts_only_its_own_providers,
+    provider_that_left_quota_still_counts,
     close_ends_become_one_entry,
     more_than_a_page_is_counted_once,
-    what_no_enforced_limit_counts_is_noticed_at_most,
-    accounts_and_references_are_told_apart,
-    every_request_knows_its_account_and_reference,
+    requests_beyond_counted_lookback_are_only_noticed,
+    accounts_and_references_are_counted_separately,
+    requests_record_account_and_reference,
 );
 
 const WITHIN: Duration = Duration::from_secs(600);
@@ -81,7 +81,7 @@ fn assert_ages(uses: &RecentUses, expected: &[(u64, u32)], since: std::time::Ins
     assert_eq!(uses.ended.len(), expected.len(), "{uses:?}");
     for ((age, cost), (age_ms, expected_cost)) in uses.ended.iter().zip(expected) {
         let written = Duration::from_millis(*age_ms);
-        assert_eq!(*cost, ByKind::charges(*expected_cost), "{uses:?}");
+        assert_eq!(*cost, CostByKind::charges(*expected_cost), "{uses:?}");
         assert!(*age <= written + late && *age + bucket >= written, "{age:?} for {written:?}, {late:?} ago");
     }
 }
@@ -102,7 +102,7 @@ async fn ages_and_costs_are_exact(kind: Kind) {
     fixture.sent(kind, &requests).await;
     let uses = fixture.recent("stripe").await;
     assert_ages(&uses, &[(100, 1), (90_000, 7), (300_000, 1_000)], since);
-    assert_eq!(uses.open, ByKind::charges(5), "p4 is too old, p5 is on the wire");
+    assert_eq!(uses.open, CostByKind::charges(5), "p4 is too old, p5 is on the wire");
     // The bucket is a thousandth of what is asked for: under a second, ages are exact to a millisecond.
     let since = std::time::Instant::now();
     let exact: Sent = ("p6", "stripe", 2, 60, Some(50), "accepted", Some(200));
@@ -111,11 +111,11 @@ async fn ages_and_costs_are_exact(kind: Kind) {
     let uses = fixture.ledger().recent_uses(&name("stripe"), Lookback::all(within)).await.unwrap();
     let (age, cost) = uses.ended[0];
     let true_age = Duration::from_millis(50) + since.elapsed();
-    assert_eq!(cost, ByKind::charges(2), "{uses:?}");
+    assert_eq!(cost, CostByKind::charges(2), "{uses:?}");
     assert!(age >= Duration::from_millis(48) && age <= true_age, "{age:?}, truly at most {true_age:?}");
 }
 
-async fn what_was_not_sent_does_not_count(kind: Kind) {
+async fn unsent_requests_do_not_count(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.provider("stripe", "").await;
     let requests: [Sent; 2] = [
@@ -139,12 +139,12 @@ async fn no_answer_counts_as_open(kind: Kind) {
     ];
     fixture.sent(kind, &requests).await;
     let uses = fixture.recent("stripe").await;
-    assert_eq!(uses.open, ByKind::charges(4));
+    assert_eq!(uses.open, CostByKind::charges(4));
     assert_ages(&uses, &[(139_750, 6)], since);
 }
 
 /// What a limit of a day asks for has left the wire long ago, whoever ended it, and whether anybody did.
-async fn no_answer_counts_from_the_end_of_the_longest_request(kind: Kind) {
+async fn missing_responses_count_from_longest_request_end(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.provider("stripe", "").await;
     let requests: [Sent; 4] = [
@@ -156,13 +156,13 @@ async fn no_answer_counts_from_the_end_of_the_longest_request(kind: Kind) {
     fixture.sent(kind, &requests).await;
     let day = Duration::from_secs(86_400);
     let uses = fixture.ledger().recent_uses(&name("stripe"), Lookback::all(day)).await.unwrap();
-    assert_eq!(uses.open, ByKind::charges(8), "{uses:?}");
+    assert_eq!(uses.open, CostByKind::charges(8), "{uses:?}");
     let told: Vec<(u64, u32)> =
         uses.ended.iter().map(|(age, cost)| ((age.as_secs() + 660).div_ceil(600), cost.charges)).collect();
     assert_eq!(told, [(6, 1), (12, 2), (18, 4)], "in parts of ten minutes: {uses:?}");
 }
 
-async fn a_quota_is_shared_and_others_are_not_counted(kind: Kind) {
+async fn quota_counts_only_its_own_providers(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.provider("stripe", "acme").await;
     fixture.provider("stripe-eu", "acme").await;
@@ -177,14 +177,14 @@ async fn a_quota_is_shared_and_others_are_not_counted(kind: Kind) {
     ];
     fixture.sent(kind, &requests).await;
     let uses = fixture.recent("acme").await;
-    assert_eq!(uses.open, ByKind::charges(8));
+    assert_eq!(uses.open, CostByKind::charges(8));
     assert_ages(&uses, &[(1_000, 1), (20_000, 2)], since);
-    assert_eq!(fixture.recent("adyen").await.open, ByKind::charges(32));
+    assert_eq!(fixture.recent("adyen").await.open, CostByKind::charges(32));
     // A name that is a quota's no longer: nothing hangs on it.
     assert_eq!(fixture.recent("stripe").await, RecentUses::default());
 }
 
-async fn who_left_the_quota_is_remembered(kind: Kind) {
+async fn provider_that_left_quota_still_counts(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.provider("moved", "acme").await;
     fixture.provider("gone", "acme").await;
@@ -202,7 +202,7 @@ async fn who_left_the_quota_is_remembered(kind: Kind) {
     assert_eq!(fixture.recent("other").await.open.charges, 5, "and what they used counts where they are now");
     // Long after, nothing of theirs can count there.
     let long_ago = ago(kind, 3_600_000 + 700_000);
-    fixture.unruled(&format!("UPDATE settings_audit SET at = {long_ago}")).await.unwrap();
+    fixture.without_constraints(&format!("UPDATE settings_audit SET at = {long_ago}")).await.unwrap();
     assert_eq!(fixture.recent("acme").await, RecentUses::default());
 }
 
@@ -242,8 +242,8 @@ async fn close_ends_become_one_entry(kind: Kind) {
         fixture.sql(&statement).await.unwrap();
     }
     let uses = fixture.recent("stripe").await;
-    let cost: u32 = uses.ended.iter().map(|(_, cost)| cost.of(AppliesTo::All)).sum();
-    assert_eq!((cost, uses.open), (40_000, ByKind::default()));
+    let cost: u32 = uses.ended.iter().map(|(_, cost)| cost.counted_by(AppliesTo::All)).sum();
+    assert_eq!((cost, uses.open), (40_000, CostByKind::default()));
     assert!((800..=1_000).contains(&uses.ended.len()), "{}", uses.ended.len());
     assert!(uses.ended.is_sorted_by(|(a, _), (b, _)| a < b), "youngest first");
 }
@@ -258,19 +258,19 @@ async fn more_than_a_page_is_counted_once(kind: Kind) {
         }
     }
     let uses = fixture.recent("acme").await;
-    let cost: u64 = uses.ended.iter().map(|(_, cost)| u64::from(cost.of(AppliesTo::All))).sum();
-    assert_eq!((cost, uses.open), (4 * 110_000, ByKind::default()));
+    let cost: u64 = uses.ended.iter().map(|(_, cost)| u64::from(cost.counted_by(AppliesTo::All))).sum();
+    assert_eq!((cost, uses.open), (4 * 110_000, CostByKind::default()));
     assert!(uses.ended.len() <= 1_000, "{}", uses.ended.len());
     assert!(uses.ended.is_sorted_by(|(a, _), (b, _)| a < b), "youngest first");
 }
 
 /// Ten minutes for the limits that are enforced, a month for a shadow or for accounts.
-async fn what_no_enforced_limit_counts_is_noticed_at_most(kind: Kind) {
+async fn requests_beyond_counted_lookback_are_only_noticed(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let month = Duration::from_secs(31 * 86_400);
-    let lookback = Lookback { counted: WITHIN, noticed: month };
+    let lookback = Lookback { count_within: WITHIN, notice_within: month };
     let recent = async || fixture.ledger().recent_uses(&name("acme"), lookback).await.unwrap();
-    let once = (WITHIN, ByKind::charges(1));
+    let once = (WITHIN, CostByKind::charges(1));
     for provider in ["unsent", "older", "endless", "both"] {
         fixture.provider(provider, "acme").await;
     }
@@ -282,7 +282,7 @@ async fn what_no_enforced_limit_counts_is_noticed_at_most(kind: Kind) {
     assert_eq!(recent().await, RecentUses::default());
     // A crash before H, long ago: its end is not known.
     fixture.sent(kind, &[("p3", "endless", 9, 3_600_000, None, "", None)]).await;
-    assert_eq!(recent().await, RecentUses { ended: vec![once], open: ByKind::default() });
+    assert_eq!(recent().await, RecentUses { ended: vec![once], open: CostByKind::default() });
     let both: [Sent; 3] = [
         ("p4", "both", 9, 3_700_000, Some(3_600_000), "accepted", Some(200)),
         ("p5", "both", 9, 90_000_000, Some(80_000_000), "accepted", Some(200)),
@@ -290,16 +290,16 @@ async fn what_no_enforced_limit_counts_is_noticed_at_most(kind: Kind) {
     ];
     fixture.sent(kind, &both).await;
     let uses = recent().await;
-    assert_eq!((uses.ended.len(), uses.ended[0].1, uses.ended[1]), (2, ByKind::charges(7), once), "{uses:?}");
+    assert_eq!((uses.ended.len(), uses.ended[0].1, uses.ended[1]), (2, CostByKind::charges(7), once), "{uses:?}");
 }
 
 async fn uses_of(fixture: &Fixture, scope: Scope, names: &[&str]) -> BTreeMap<String, RecentUses> {
     let names = names.iter().map(|name| (*name).to_owned()).collect();
-    let asked = SubjectsAsked { scope, names, within: WITHIN };
-    fixture.ledger().recent_uses_of(&name("acme"), &asked).await.unwrap()
+    let asked = SubjectQuery { scope, names, within: WITHIN };
+    fixture.ledger().recent_subject_uses(&name("acme"), &asked).await.unwrap()
 }
 
-async fn accounts_and_references_are_told_apart(kind: Kind) {
+async fn accounts_and_references_are_counted_separately(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.provider("stripe", "acme").await;
     fixture.provider("stripe-eu", "acme").await;
@@ -318,18 +318,21 @@ async fn accounts_and_references_are_told_apart(kind: Kind) {
         ("p9", "adyen", 256, 2_000, Some(1_000), "accepted", Some(200)),
     ];
     fixture.sent(kind, &requests).await;
-    fixture.unruled("UPDATE attempts SET account = 'a', reference = 'r' || job_id").await.unwrap();
-    fixture.unruled("UPDATE attempts SET account = 'b', reference = 'r' WHERE job_id = 'p8'").await.unwrap();
+    fixture.without_constraints("UPDATE attempts SET account = 'a', reference = 'r' || job_id").await.unwrap();
+    fixture
+        .without_constraints("UPDATE attempts SET account = 'b', reference = 'r' WHERE job_id = 'p8'")
+        .await
+        .unwrap();
     let uses = uses_of(&fixture, Scope::Account, &["a", "b", "nobody"]).await;
     assert_eq!(uses.keys().collect::<Vec<_>>(), ["a", "b"]);
-    assert_eq!(uses["a"].open, ByKind::charges(4 + 8), "{uses:?}");
+    assert_eq!(uses["a"].open, CostByKind::charges(4 + 8), "{uses:?}");
     let ages = |uses: &RecentUses, expected: &[(u64, u32)]| {
         let late = since.elapsed() + Duration::from_millis(2);
         let bucket = WITHIN / 254 + Duration::from_millis(1);
         assert_eq!(uses.ended.len(), expected.len(), "{uses:?}");
         for ((age, cost), (age_ms, expected_cost)) in uses.ended.iter().zip(expected) {
             let written = Duration::from_millis(*age_ms);
-            assert_eq!(*cost, ByKind::charges(*expected_cost), "{uses:?}");
+            assert_eq!(*cost, CostByKind::charges(*expected_cost), "{uses:?}");
             assert!(*age <= written + late && *age + bucket >= written, "{age:?} for {written:?}, {late:?} ago");
         }
     };
@@ -341,22 +344,24 @@ async fn accounts_and_references_are_told_apart(kind: Kind) {
 }
 
 /// As workers write them: a charge, and a look-up about it.
-async fn every_request_knows_its_account_and_reference(kind: Kind) {
+async fn requests_record_account_and_reference(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.provider("stripe", "acme").await;
     let (ledger, job) = (fixture.ledger(), job("p1"));
-    let hold = fixture.take(&job).await.hold;
-    let Begun::Attempt(number) = ledger.begin_attempt(&hold, &request("p1")).await.unwrap() else { panic!("lost") };
+    let hold = fixture.take(&job).await.lease;
+    let BeginResult::Attempt(number) = ledger.begin_attempt(&hold, &request("p1")).await.unwrap() else {
+        panic!("lost")
+    };
     let end = AttemptEnd { number, outcome: "unknown", status: Some(503), detail: String::new(), counts: true };
     let next = JobState::Unknown { wait: Duration::ZERO, reason: "no answer".to_owned() };
     let written = ledger.finish_attempt(&hold, &end, &next).await.unwrap();
-    assert_eq!(written, Written::Kept);
-    let hold = fixture.take(&job).await.hold;
-    assert!(matches!(ledger.begin_lookup(&hold).await.unwrap(), Begun::Attempt(2)));
+    assert_eq!(written, FencedWrite::Applied);
+    let hold = fixture.take(&job).await.lease;
+    assert!(matches!(ledger.begin_lookup(&hold).await.unwrap(), BeginResult::Attempt(2)));
     for (scope, name) in [(Scope::Account, "acct_1"), (Scope::Reference, "invoice 7")] {
         let uses = &uses_of(&fixture, scope, &[name]).await[name];
-        assert_eq!(uses.ended.iter().map(|(_, cost)| *cost).collect::<Vec<_>>(), [ByKind::charges(1)], "{uses:?}");
-        assert_eq!(uses.open, ByKind { charges: 0, lookups: 1 }, "{uses:?}");
+        assert_eq!(uses.ended.iter().map(|(_, cost)| *cost).collect::<Vec<_>>(), [CostByKind::charges(1)], "{uses:?}");
+        assert_eq!(uses.open, CostByKind { charges: 0, lookups: 1 }, "{uses:?}");
     }
 }
 
@@ -378,7 +383,7 @@ async fn a_rebuild_reads_by_index() {
     // More often than the five custom plans after which PostgreSQL may settle for one that knows no arguments.
     for _ in 0..8 {
         let uses = database.ledger().recent_uses(&name("acme"), Lookback::all(WITHIN)).await.unwrap();
-        let cost: u32 = uses.ended.iter().map(|(_, cost)| cost.of(AppliesTo::All)).sum();
+        let cost: u32 = uses.ended.iter().map(|(_, cost)| cost.counted_by(AppliesTo::All)).sum();
         // 150,000 and 20,000 over five days: 208 and 27 of them in ten minutes, at cost 2; fewer, the longer ago they were
         // made.
         let left = WITHIN.saturating_sub(begun.elapsed()).as_secs_f64() / WITHIN.as_secs_f64();

@@ -10,8 +10,8 @@ use super::*;
 
 on_every_database!(
     four_migrators_at_once_make_one_schema,
-    four_migrators_at_once_finish_what_was_begun,
-    the_schema_state_is_told,
+    four_migrators_finish_a_partial_migration,
+    schema_state_is_reported,
     every_rule_is_a_check,
     a_rejected_row_leaves_no_trace,
     settings_are_changed_with_an_older_sqlite_too,
@@ -81,7 +81,7 @@ async fn four_migrators_at_once_make_one_schema(kind: Kind) {
     }
 }
 
-async fn four_migrators_at_once_finish_what_was_begun(kind: Kind) {
+async fn four_migrators_finish_a_partial_migration(kind: Kind) {
     let fixture = Fixture::empty(kind);
     let folder = if kind == Kind::Postgres { "migrations/postgres" } else { "migrations/sqlite" };
     let migrator = Migrator::new(Path::new(folder)).await.unwrap();
@@ -118,7 +118,7 @@ async fn four_migrators(fixture: &Fixture, kind: Kind) {
 
 /// A migration that waits for a long reader has everybody wait behind it who comes later.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn payments_go_on_while_a_migration_waits_for_a_reader() {
+async fn waiting_migration_does_not_block_payments() {
     let fixture = Fixture::empty(Kind::Postgres);
     let pool = fixture.postgres.clone().unwrap();
     // The next one alters jobs.
@@ -140,7 +140,7 @@ async fn payments_go_on_while_a_migration_waits_for_a_reader() {
     assert_eq!(fixture.database.schema_state().await.unwrap(), SchemaState::Current);
 }
 
-async fn the_schema_state_is_told(kind: Kind) {
+async fn schema_state_is_reported(kind: Kind) {
     let fixture = Fixture::empty(kind);
     assert_eq!(fixture.database.schema_state().await.unwrap(), SchemaState::NotMigrated);
     let error = fixture.ledger().claim(&job("p1"), hash(1), "a", LEASE).await.unwrap_err();
@@ -363,7 +363,8 @@ async fn every_rule_is_a_check(kind: Kind) {
             };
             let update = format!("UPDATE {name} SET {column} = {value} WHERE {condition}");
             // Beside the rule that a payment's content never changes.
-            let refused = if name == "jobs" { fixture.unruled(&update).await } else { fixture.sql(&update).await };
+            let refused =
+                if name == "jobs" { fixture.without_constraints(&update).await } else { fixture.sql(&update).await };
             let error = refused.expect_err(&update);
             let meant = ["constraint", "violates", "json", "mismatch"].iter().any(|word| error.contains(word));
             assert!(meant, "{update}: {error}");
@@ -397,7 +398,7 @@ async fn every_rule_is_a_check(kind: Kind) {
     }
     for (column, value) in GOOD_JOBS {
         let update = format!("UPDATE jobs SET {column} = {value}");
-        fixture.unruled(&update).await.unwrap_or_else(|error| panic!("{update}: {error}"));
+        fixture.without_constraints(&update).await.unwrap_or_else(|error| panic!("{update}: {error}"));
     }
     every_rule_of_the_dialect_is_a_check(&fixture, kind).await;
 }

@@ -4,27 +4,27 @@ use sluicegate::domain::limit::Rate;
 use sluicegate::domain::quota_spec::Lookback;
 use sluicegate::ledger::LedgerError;
 use sluicegate::ledger::provider_row::{ProviderRow, parse_provider_file};
-use sluicegate::worker::settings_watch::{self, Known, StoreVersion};
+use sluicegate::worker::settings_sync::{self, LoadedSettings, StoreVersion};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
 
-mod bad_rows;
-mod odd;
+mod exceptional_changes;
+mod invalid_rows;
 mod signed;
 
 on_every_database!(
     every_change_bumps_the_version_and_is_audited,
     an_operators_row_has_the_contracts_defaults,
     applying_is_idempotent,
-    applying_takes_away_what_is_no_longer_listed,
-    appliers_at_once_agree,
+    applying_removes_unlisted_limits,
+    concurrent_applies_agree,
     a_rate_and_a_pause_are_set,
     limits_and_account_rules_are_loaded_as_applied,
     a_restored_database_counts_again,
-    raisers_at_once_agree,
-    what_a_gate_hears_is_looked_at_once,
+    concurrent_version_raises_agree,
+    settings_version_from_limiter_triggers_reload,
 );
 
 const FILE: &str = r#"
@@ -67,7 +67,7 @@ fn file(text: &str) -> Vec<ProviderRow> {
 impl Fixture {
     async fn apply(&self, rows: &[ProviderRow]) -> Vec<String> {
         let changes = self.settings().apply(rows, false).await.unwrap();
-        changes.into_iter().map(|change| format!("{}: {}", change.provider, change.what)).collect()
+        changes.into_iter().map(|change| format!("{}: {}", change.provider, change.description)).collect()
     }
 
     /// Settings version and the row's own.
@@ -142,7 +142,7 @@ async fn an_operators_row_has_the_contracts_defaults(kind: Kind) {
     fixture.sql(limit).await.unwrap();
     let text = "[[provider]]\nname = 'stripe'\nurl = 'https://x.example/'\n\
                 [[provider.limit]]\nname = 'all'\nmax_requests = 5\nwindow_ms = 1000";
-    assert_eq!(fixture.settings().rows(None).await.unwrap(), file(text));
+    assert_eq!(fixture.settings().readable_rows(None).await.unwrap(), file(text));
     let snapshot = fixture.settings().load().await.unwrap();
     let provider = snapshot.providers[0].as_ref().unwrap();
     assert_eq!((provider.quota.as_str(), provider.workers), ("stripe", 32));
@@ -154,7 +154,7 @@ async fn applying_is_idempotent(kind: Kind) {
     let mut rows = file(FILE);
     let planned = fixture.settings().apply(&rows, true).await.unwrap();
     assert_eq!(planned.len(), 5, "{planned:?}");
-    assert_eq!(fixture.settings().rows(None).await.unwrap(), [], "a dry run writes nothing");
+    assert_eq!(fixture.settings().readable_rows(None).await.unwrap(), [], "a dry run writes nothing");
     assert_eq!(
         fixture.apply(&rows).await,
         [
@@ -168,7 +168,7 @@ async fn applying_is_idempotent(kind: Kind) {
     let version = fixture.settings().version().await.unwrap();
     assert_eq!(fixture.apply(&rows).await, [""; 0]);
     assert_eq!(fixture.settings().version().await.unwrap(), version, "nothing changed, nothing written");
-    let stored = fixture.settings().rows(Some(&name("stripe"))).await.unwrap();
+    let stored = fixture.settings().readable_rows(Some(&name("stripe"))).await.unwrap();
     assert_eq!((stored.len(), &stored[0].request, &stored[0].headers), (1, &rows[0].request, &rows[0].headers));
     rows[0].max_wait_ms = 8_000;
     rows[0].quota = None;
@@ -193,7 +193,7 @@ async fn applying_is_idempotent(kind: Kind) {
     assert_eq!(snapshot.providers[1].as_ref().unwrap().leak_per_second, Some(12.5));
 }
 
-async fn applying_takes_away_what_is_no_longer_listed(kind: Kind) {
+async fn applying_removes_unlisted_limits(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let mut rows = file(FILE);
     fixture.apply(&rows).await;
@@ -205,7 +205,7 @@ async fn applying_takes_away_what_is_no_longer_listed(kind: Kind) {
         fixture.apply(&rows[..1]).await,
         ["stripe: limit per-minute removed", "stripe: account acct_1 at limit per-minute removed"]
     );
-    assert_eq!(fixture.settings().rows(None).await.unwrap().len(), 2, "providers that are not named stay");
+    assert_eq!(fixture.settings().readable_rows(None).await.unwrap().len(), 2, "providers that are not named stay");
     // Nothing is written when one row of the file is bad.
     rows[0].workers = 1;
     rows[1].workers = 0;
@@ -214,7 +214,7 @@ async fn applying_takes_away_what_is_no_longer_listed(kind: Kind) {
     assert_eq!(fixture.one("SELECT workers FROM providers WHERE name = 'stripe'").await, "32");
 }
 
-async fn appliers_at_once_agree(kind: Kind) {
+async fn concurrent_applies_agree(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let appliers = (1..=4).map(|number| {
         let settings = fixture.settings();
@@ -224,7 +224,7 @@ async fn appliers_at_once_agree(kind: Kind) {
         tokio::spawn(async move { settings.apply(&rows, false).await.unwrap() })
     });
     let changes: Vec<_> = futures_util::future::join_all(appliers).await.into_iter().flat_map(Result::unwrap).collect();
-    assert_eq!(changes.iter().filter(|change| change.what == "created").count(), 2, "{changes:?}");
+    assert_eq!(changes.iter().filter(|change| change.description == "created").count(), 2, "{changes:?}");
     let workers = fixture.column("SELECT DISTINCT workers FROM providers").await;
     assert_eq!(workers.len(), 1, "both rows are one applier's: {workers:?}");
 }
@@ -237,7 +237,7 @@ async fn a_rate_and_a_pause_are_set(kind: Kind) {
     let stripe = name("stripe");
     assert_eq!(settings.set_rate(&stripe, "per-minute", rate("0/5m")).await.unwrap(), Some(rate("600/1m").into()));
     assert_eq!(settings.set_rate(&stripe, "none", rate("1/1s")).await.unwrap(), None);
-    let rows = settings.rows(Some(&stripe)).await.unwrap();
+    let rows = settings.readable_rows(Some(&stripe)).await.unwrap();
     let changed = &rows[0].limits[0];
     assert_eq!((changed.max_requests, changed.window_ms, changed.applies_to.as_str()), (0, 300_000, "charge"));
     assert!(settings.set_paused(&stripe, true).await.unwrap());
@@ -344,10 +344,10 @@ async fn limits_and_account_rules_are_loaded_as_applied(kind: Kind) {
             "stripe: account rogue added blocked",
         ]
     );
-    assert_eq!(fixture.settings().rows(None).await.unwrap(), rows);
+    assert_eq!(fixture.settings().readable_rows(None).await.unwrap(), rows);
     let snapshot = fixture.settings().load().await.unwrap();
     let provider = snapshot.providers[0].as_ref().unwrap();
-    assert_eq!(*provider, rows[0].meant(provider.version).unwrap());
+    assert_eq!(*provider, rows[0].validate(provider.version).unwrap());
     assert_eq!((provider.limits.len(), provider.account_rules.len(), provider.statuses[&429].len()), (5, 3, 2));
     // What the database refuses, `limits set` says.
     let narrow = "10/500ms".parse::<Rate>().unwrap();
@@ -359,15 +359,15 @@ async fn a_restored_database_counts_again(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.apply(&file(FILE)).await;
     let settings = fixture.settings();
-    let before = settings_watch::load(settings.as_ref(), &Known::default()).await.unwrap();
-    assert_eq!(settings_watch::look(settings.as_ref(), &before, before.version).await.unwrap(), None);
+    let before = settings_sync::load(settings.as_ref(), &LoadedSettings::default()).await.unwrap();
+    assert_eq!(settings_sync::refresh(settings.as_ref(), &before, before.version).await.unwrap(), None);
     let audits = "SELECT count(*) FROM settings_audit WHERE table_name = 'settings_version'";
     assert_eq!(fixture.one(audits).await, "0");
     let ledger = fixture.ledger();
     assert!(ledger.recent_uses(&name("acme"), Lookback::all(LEASE)).await.is_ok());
     // A gate heard more than the database ever said.
     let store = before.version + 41;
-    let after = settings_watch::look(settings.as_ref(), &before, store).await.unwrap().unwrap();
+    let after = settings_sync::refresh(settings.as_ref(), &before, store).await.unwrap().unwrap();
     assert_eq!((after.version, after.providers.len()), (store + 1, 2));
     assert_eq!(settings.version().await.unwrap(), store + 1);
     let audit = "SELECT row_key || ' ' || (old_row ->> 'version') || ' ' || (new_row ->> 'version') FROM settings_audit \
@@ -378,20 +378,20 @@ async fn a_restored_database_counts_again(kind: Kind) {
     let error = ledger.recent_uses(&name("acme"), Lookback::all(LEASE)).await.unwrap_err();
     assert!(error.to_string().contains("backup"), "{error}");
     let minutes = if kind == Kind::Postgres { "interval '2 minutes'" } else { "120000" };
-    fixture.unruled(&format!("UPDATE settings_audit SET at = at - {minutes}")).await.unwrap();
+    fixture.without_constraints(&format!("UPDATE settings_audit SET at = at - {minutes}")).await.unwrap();
     assert!(ledger.recent_uses(&name("acme"), Lookback::all(LEASE)).await.is_ok());
     // Said once: the next look finds nothing new, and changes count as ever.
-    assert_eq!(settings_watch::look(settings.as_ref(), &after, store).await.unwrap(), None);
+    assert_eq!(settings_sync::refresh(settings.as_ref(), &after, store).await.unwrap(), None);
     settings.set_paused(&name("stripe"), true).await.unwrap();
-    let next = settings_watch::look(settings.as_ref(), &after, store).await.unwrap().unwrap();
+    let next = settings_sync::refresh(settings.as_ref(), &after, store).await.unwrap().unwrap();
     assert_eq!(next.version, store + 2);
     // Without a store: this worker itself has heard more.
-    fixture.unruled("UPDATE settings_version SET version = 2").await.unwrap();
-    let again = settings_watch::look(settings.as_ref(), &next, 0).await.unwrap().unwrap();
+    fixture.without_constraints("UPDATE settings_version SET version = 2").await.unwrap();
+    let again = settings_sync::refresh(settings.as_ref(), &next, 0).await.unwrap().unwrap();
     assert_eq!(again.version, store + 3);
 }
 
-async fn raisers_at_once_agree(kind: Kind) {
+async fn concurrent_version_raises_agree(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let raisers = (0..6).map(|_| {
         let settings = fixture.settings();
@@ -402,16 +402,16 @@ async fn raisers_at_once_agree(kind: Kind) {
     assert_eq!(fixture.settings().raise_version(7).await.unwrap(), 1_001, "never lowered");
 }
 
-async fn what_a_gate_hears_is_looked_at_once(kind: Kind) {
+async fn settings_version_from_limiter_triggers_reload(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let settings = fixture.settings();
-    let first = settings_watch::load(settings.as_ref(), &Known::default()).await.unwrap();
+    let first = settings_sync::load(settings.as_ref(), &LoadedSettings::default()).await.unwrap();
     let (known, mut following) = watch::channel(Arc::new(first.clone()));
     let (gate, store) = StoreVersion::channel();
     let stop = CancellationToken::new();
     // Polled once at its start, and then not before this test is over.
     let hour = Duration::from_secs(3_600);
-    let watch = tokio::spawn(settings_watch::follow(
+    let watch = tokio::spawn(settings_sync::poll(
         settings.clone(),
         hour,
         stop.clone(),
@@ -422,10 +422,10 @@ async fn what_a_gate_hears_is_looked_at_once(kind: Kind) {
     ));
     fixture.apply(&file(FILE)).await;
     let version = settings.version().await.unwrap();
-    gate.seen(version);
+    gate.observe(version);
     following.wait_for(|known| known.version == version).await.unwrap();
-    gate.seen(version + 5);
-    gate.seen(version);
+    gate.observe(version + 5);
+    gate.observe(version);
     let known = following.wait_for(|known| known.version > version).await.unwrap().clone();
     assert_eq!((known.version, known.providers.len()), (version + 6, 2));
     // A worker without gates polls on.

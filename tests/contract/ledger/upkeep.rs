@@ -2,39 +2,46 @@
 
 use sluicegate::domain::outcome::FinalState;
 use sluicegate::domain::time::EpochMs;
-use sluicegate::ledger::upkeep::{Account, Checked, Overdue, Recorded, Scrubbed, Standing, Upkeep};
-use sluicegate::ledger::{AttemptEnd, Begun, JobState, Written};
+use sluicegate::ledger::upkeep::{
+    CheckScope, JobToRepublish, LedgerReconciliation, MessageState, OverduePolicy, ScrubScope, Upkeep,
+};
+use sluicegate::ledger::{AttemptEnd, BeginResult, FencedWrite, JobState};
 
 use super::*;
 
+mod finished_jobs;
 mod lookups;
 mod messages;
 mod retention;
-mod settled;
 
 on_every_database!(
-    a_duty_is_one_sweepers_at_a_time,
-    overdue_jobs_are_given_out_longest_overdue_first,
-    an_overdue_job_is_given_to_one_sweeper,
+    duty_runs_on_one_sweeper,
+    longest_overdue_jobs_are_returned_first,
+    overdue_job_goes_to_one_sweeper,
     intervals_double_until_the_longest,
-    a_new_wait_begins_anew,
-    what_a_lease_holds_is_not_overdue,
-    a_recorded_job_is_what_was_recorded,
-    a_job_that_no_queue_has_is_given_out_when_it_is_due,
+    new_wait_resets_the_sweep_interval,
+    leased_jobs_are_not_overdue,
+    recorded_job_round_trips,
+    unqueued_job_is_returned_when_due,
     waiting_jobs_expire_and_nothing_else,
-    an_open_job_is_handed_to_a_person,
-    a_message_stands_as_the_ledger_knows_it,
+    open_job_can_be_set_aside_for_review,
+    message_status_follows_the_ledger,
     every_job_is_accounted_for,
-    what_does_not_add_up_is_found,
+    unaccounted_jobs_are_found,
 );
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-fn after(grace: Duration) -> Overdue {
-    Overdue { grace, again_after: grace, again_max: Duration::from_secs(6 * 3_600), at_most: 100 }
+fn after(grace: Duration) -> OverduePolicy {
+    OverduePolicy {
+        grace,
+        republish_after: grace,
+        republish_interval_max: Duration::from_secs(6 * 3_600),
+        at_most: 100,
+    }
 }
 
-fn ids(jobs: &[Recorded]) -> Vec<String> {
+fn ids(jobs: &[JobToRepublish]) -> Vec<String> {
     let mut ids: Vec<String> = jobs.iter().map(|job| job.job.id.to_string()).collect();
     ids.sort();
     ids
@@ -49,7 +56,7 @@ impl Fixture {
     async fn waiting(&self, job: &Job, wait: Duration) {
         let claimed = self.take(job).await;
         let next = JobState::Waiting { wait, reason: "waits".to_owned() };
-        assert_eq!(self.ledger().put_down(&claimed.hold, &next).await.unwrap(), Written::Kept);
+        assert_eq!(self.ledger().transition(&claimed.lease, &next).await.unwrap(), FencedWrite::Applied);
     }
 
     /// Moves an instant of a job into the past, or forward if negative.
@@ -61,38 +68,38 @@ impl Fixture {
         self.sql(&format!("UPDATE jobs SET {column} = {moved} WHERE id = '{id}'")).await.unwrap();
     }
 
-    async fn overdue(&self, which: Overdue) -> Vec<String> {
+    async fn overdue(&self, which: OverduePolicy) -> Vec<String> {
         ids(&self.upkeep().take_overdue(&name("stripe"), &which).await.unwrap())
     }
 
     async fn settled(&self, id: &str, state: FinalState) {
-        let hold = self.take(&job(id)).await.hold;
-        assert_eq!(self.ledger().begin_attempt(&hold, &request(id)).await.unwrap(), Begun::Attempt(1));
+        let hold = self.take(&job(id)).await.lease;
+        assert_eq!(self.ledger().begin_attempt(&hold, &request(id)).await.unwrap(), BeginResult::Attempt(1));
         let end = AttemptEnd { number: 1, outcome: "accepted", status: Some(200), detail: String::new(), counts: true };
         let next = JobState::Final { state, reason: "accepted".to_owned(), reference: None };
-        assert_eq!(self.ledger().finish_attempt(&hold, &end, &next).await.unwrap(), Written::Kept);
+        assert_eq!(self.ledger().finish_attempt(&hold, &end, &next).await.unwrap(), FencedWrite::Applied);
     }
 
-    async fn account(&self, checked: Checked) -> Account {
-        let accounts = self.upkeep().conservation(2 * MINUTE, checked).await.unwrap();
+    async fn account(&self, checked: CheckScope) -> LedgerReconciliation {
+        let accounts = self.upkeep().reconcile(2 * MINUTE, checked).await.unwrap();
         accounts.into_iter().find(|account| account.provider == "stripe").unwrap()
     }
 }
 
-async fn a_duty_is_one_sweepers_at_a_time(kind: Kind) {
+async fn duty_runs_on_one_sweeper(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let turns = (0..16).map(|_| {
         let upkeep = fixture.upkeep();
-        tokio::spawn(async move { upkeep.take_turn("sweep", MINUTE).await.unwrap() })
+        tokio::spawn(async move { upkeep.lease_duty("sweep", MINUTE).await.unwrap() })
     });
     let turns: Vec<bool> = futures_util::future::join_all(turns).await.into_iter().map(Result::unwrap).collect();
     assert_eq!(turns.iter().filter(|turn| **turn).count(), 1);
-    assert!(fixture.upkeep().take_turn("account", Duration::ZERO).await.unwrap(), "another duty is free");
-    assert!(fixture.upkeep().take_turn("account", MINUTE).await.unwrap(), "that one is over");
-    assert!(!fixture.upkeep().take_turn("account", MINUTE).await.unwrap());
+    assert!(fixture.upkeep().lease_duty("account", Duration::ZERO).await.unwrap(), "another duty is free");
+    assert!(fixture.upkeep().lease_duty("account", MINUTE).await.unwrap(), "that one is over");
+    assert!(!fixture.upkeep().lease_duty("account", MINUTE).await.unwrap());
 }
 
-async fn overdue_jobs_are_given_out_longest_overdue_first(kind: Kind) {
+async fn longest_overdue_jobs_are_returned_first(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     for (id, overdue_s) in [("a", 61), ("b", 500), ("c", 59), ("d", 300), ("e", -60)] {
         fixture.waiting(&job(id), Duration::ZERO).await;
@@ -104,25 +111,26 @@ async fn overdue_jobs_are_given_out_longest_overdue_first(kind: Kind) {
     let now_ms = i64::try_from(std::time::UNIX_EPOCH.elapsed().unwrap().as_millis()).unwrap();
     fixture.waiting(&Job { not_before: Some(EpochMs(now_ms + 600_000)), ..job("early") }, Duration::ZERO).await;
     fixture.move_back("early", "wake_at", 9_999).await;
-    assert_eq!(fixture.overdue(Overdue { at_most: 2, ..after(MINUTE) }).await, ["b", "d"]);
+    assert_eq!(fixture.overdue(OverduePolicy { at_most: 2, ..after(MINUTE) }).await, ["b", "d"]);
     assert_eq!(fixture.overdue(after(MINUTE)).await, ["a"]);
     assert_eq!(fixture.overdue(after(MINUTE)).await, Vec::<String>::new(), "each once per interval");
     assert_eq!(fixture.one("SELECT sum(sweeps) FROM jobs").await, "3");
 }
 
-async fn an_overdue_job_is_given_to_one_sweeper(kind: Kind) {
+async fn overdue_job_goes_to_one_sweeper(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     for number in 0..40 {
         fixture.waiting(&job(&format!("p{number}")), Duration::ZERO).await;
     }
     fixture.sql("UPDATE jobs SET wake_at = created_at").await.unwrap();
     tokio::time::sleep(Duration::from_millis(5)).await;
-    let which = Overdue { grace: Duration::ZERO, again_after: MINUTE, again_max: MINUTE, at_most: 7 };
+    let which =
+        OverduePolicy { grace: Duration::ZERO, republish_after: MINUTE, republish_interval_max: MINUTE, at_most: 7 };
     let sweeps = (0..16).map(|_| {
         let upkeep = fixture.upkeep();
         tokio::spawn(async move { upkeep.take_overdue(&name("stripe"), &which).await.unwrap() })
     });
-    let given: Vec<Recorded> =
+    let given: Vec<JobToRepublish> =
         futures_util::future::join_all(sweeps).await.into_iter().flat_map(Result::unwrap).collect();
     let mut distinct = ids(&given);
     distinct.dedup();
@@ -146,7 +154,7 @@ async fn intervals_double_until_the_longest(kind: Kind) {
     for (id, overdue_s, again_s) in [("short", 70, 600.0), ("middle", 1_000, 1_000.0), ("long", 99_999, 21_600.0)] {
         fixture.waiting(&job(id), Duration::ZERO).await;
         fixture.move_back(id, "wake_at", overdue_s).await;
-        let which = Overdue { again_after: Duration::from_secs(600), ..after(MINUTE) };
+        let which = OverduePolicy { republish_after: Duration::from_secs(600), ..after(MINUTE) };
         assert_eq!(fixture.overdue(which).await, [id]);
         let got = interval(id).await;
         assert!((got - again_s).abs() < 30.0, "{id}: {got} s");
@@ -157,7 +165,7 @@ async fn intervals_double_until_the_longest(kind: Kind) {
     }
 }
 
-async fn a_new_wait_begins_anew(kind: Kind) {
+async fn new_wait_resets_the_sweep_interval(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     for id in ["parked", "claimed", "same"] {
         fixture.waiting(&job(id), Duration::ZERO).await;
@@ -165,17 +173,17 @@ async fn a_new_wait_begins_anew(kind: Kind) {
     }
     assert_eq!(fixture.overdue(after(MINUTE)).await, ["claimed", "parked", "same"]);
     fixture.move_back("parked", "wake_at", -4_000).await;
-    let hold = fixture.take(&job("claimed")).await.hold;
+    let hold = fixture.take(&job("claimed")).await.lease;
     fixture.expire_lease(&hold).await;
     fixture.move_back("claimed", "lease_until", 1_000).await;
     assert_eq!(fixture.overdue(after(MINUTE)).await, ["claimed", "parked"]);
 }
 
-async fn what_a_lease_holds_is_not_overdue(kind: Kind) {
+async fn leased_jobs_are_not_overdue(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let held = fixture.take(&job("held")).await.hold;
-    let sending = fixture.take(&job("sending")).await.hold;
-    assert_eq!(fixture.ledger().begin_attempt(&sending, &request("sending")).await.unwrap(), Begun::Attempt(1));
+    let held = fixture.take(&job("held")).await.lease;
+    let sending = fixture.take(&job("sending")).await.lease;
+    assert_eq!(fixture.ledger().begin_attempt(&sending, &request("sending")).await.unwrap(), BeginResult::Attempt(1));
     fixture.settled("done", FinalState::Succeeded).await;
     for id in ["held", "sending", "done"] {
         fixture.move_back(id, "wake_at", 9_999).await;
@@ -190,14 +198,14 @@ async fn what_a_lease_holds_is_not_overdue(kind: Kind) {
     assert_eq!(fixture.overdue(after(MINUTE)).await, ["held", "sending"]);
     // Its copy takes it over as unknown.
     assert_eq!(fixture.state("sending").await, "sending");
-    assert!(fixture.take(&job("sending")).await.unknown);
-    assert_eq!(fixture.ledger().release(&held).await.unwrap(), Written::Kept);
+    assert!(fixture.take(&job("sending")).await.maybe_charged);
+    assert_eq!(fixture.ledger().release(&held).await.unwrap(), FencedWrite::Applied);
 }
 
-async fn a_recorded_job_is_what_was_recorded(kind: Kind) {
+async fn recorded_job_round_trips(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let full = Job {
-        idempotency_key: Some(Token::new("key-1").unwrap()),
+        idempotency_key: Some(Identifier::new("key-1").unwrap()),
         cost: 1_000,
         priority: 9,
         not_before: Some(EpochMs(-62_135_596_800_000)),
@@ -215,26 +223,26 @@ async fn a_recorded_job_is_what_was_recorded(kind: Kind) {
     fixture.sql("UPDATE jobs SET delayed_copy = NULL, delayed_until = NULL").await.unwrap();
     let mut given = fixture.upkeep().take_overdue(&name("stripe"), &after(MINUTE)).await.unwrap();
     given.sort_by(|a, b| a.job.id.cmp(&b.job.id));
-    let recorded = |job: Job| Recorded { job, hash: hash(1), sweeps: 1, copy: 1 };
+    let recorded = |job: Job| JobToRepublish { job, hash: hash(1), sweeps: 1, copy: 1 };
     assert_eq!(given, [recorded(bare), recorded(full)]);
 }
 
-async fn a_job_that_no_queue_has_is_given_out_when_it_is_due(kind: Kind) {
+async fn unqueued_job_is_returned_when_due(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let (upkeep, lane) = (fixture.upkeep(), name("stripe"));
     let due = async |ahead| ids(&upkeep.take_unqueued(&lane, ahead, 10 * MINUTE, 10).await.unwrap());
     let wait = JobState::Waiting { wait: 60 * MINUTE, reason: "waits for its time".to_owned() };
     for id in ["kept", "queued", "taken-up"] {
-        let hold = fixture.take(&job(id)).await.hold;
+        let hold = fixture.take(&job(id)).await.lease;
         // Not while it is in hand.
-        assert_eq!(upkeep.keep_unqueued(&hold).await.unwrap(), Written::Lost);
-        assert_eq!(fixture.ledger().put_down(&hold, &wait).await.unwrap(), Written::Kept);
+        assert_eq!(upkeep.keep_unqueued(&hold).await.unwrap(), FencedWrite::Stale);
+        assert_eq!(fixture.ledger().transition(&hold, &wait).await.unwrap(), FencedWrite::Applied);
         match id {
-            "kept" => assert_eq!(upkeep.keep_unqueued(&hold).await.unwrap(), Written::Kept),
+            "kept" => assert_eq!(upkeep.keep_unqueued(&hold).await.unwrap(), FencedWrite::Applied),
             "taken-up" => {
-                let again = fixture.take(&job(id)).await.hold;
-                assert_eq!(upkeep.keep_unqueued(&hold).await.unwrap(), Written::Lost);
-                assert_eq!(fixture.ledger().put_down(&again, &wait).await.unwrap(), Written::Kept);
+                let again = fixture.take(&job(id)).await.lease;
+                assert_eq!(upkeep.keep_unqueued(&hold).await.unwrap(), FencedWrite::Stale);
+                assert_eq!(fixture.ledger().transition(&again, &wait).await.unwrap(), FencedWrite::Applied);
             }
             _ => {}
         }
@@ -259,15 +267,15 @@ async fn waiting_jobs_expire_and_nothing_else(kind: Kind) {
     }
     fixture.waiting(&expiring("in-time", 600_000), 60 * MINUTE).await;
     fixture.waiting(&job("never"), 60 * MINUTE).await;
-    let held = fixture.take(&expiring("held", -1_000)).await.hold;
-    let sending = fixture.take(&expiring("sending", -1_000)).await.hold;
-    assert_eq!(fixture.ledger().begin_attempt(&sending, &request("sending")).await.unwrap(), Begun::Attempt(1));
+    let held = fixture.take(&expiring("held", -1_000)).await.lease;
+    let sending = fixture.take(&expiring("sending", -1_000)).await.lease;
+    assert_eq!(fixture.ledger().begin_attempt(&sending, &request("sending")).await.unwrap(), BeginResult::Attempt(1));
     fixture.expire_lease(&sending).await;
-    let unknown = fixture.take(&expiring("unknown", -1_000)).await.hold;
-    assert_eq!(fixture.ledger().begin_attempt(&unknown, &request("unknown")).await.unwrap(), Begun::Attempt(1));
+    let unknown = fixture.take(&expiring("unknown", -1_000)).await.lease;
+    assert_eq!(fixture.ledger().begin_attempt(&unknown, &request("unknown")).await.unwrap(), BeginResult::Attempt(1));
     let end = AttemptEnd { number: 1, outcome: "unknown", status: None, detail: String::new(), counts: true };
     let next = JobState::Unknown { wait: 60 * MINUTE, reason: "no answer".to_owned() };
-    assert_eq!(fixture.ledger().finish_attempt(&unknown, &end, &next).await.unwrap(), Written::Kept);
+    assert_eq!(fixture.ledger().finish_attempt(&unknown, &end, &next).await.unwrap(), FencedWrite::Applied);
 
     assert_eq!(fixture.upkeep().expire("too late", 2).await.unwrap(), 2);
     let expiries = (0..8).map(|_| {
@@ -279,7 +287,7 @@ async fn waiting_jobs_expire_and_nothing_else(kind: Kind) {
     let rest = "SELECT id FROM jobs WHERE state <> 'expired' ORDER BY id";
     let rest: Vec<String> = fixture.column(rest).await.into_iter().flatten().collect();
     assert_eq!(rest, ["held", "in-time", "never", "sending", "unknown"]);
-    let events = fixture.ledger().take_outcomes(100, MINUTE).await.unwrap();
+    let events = fixture.ledger().lease_events(100, MINUTE).await.unwrap();
     let events: Vec<_> = events.iter().map(|event| (event.state, event.reason.as_deref())).collect();
     assert_eq!(events, [(FinalState::Expired, Some("too late")); 3]);
     // One whose holder is gone expires too.
@@ -288,99 +296,100 @@ async fn waiting_jobs_expire_and_nothing_else(kind: Kind) {
     assert_eq!(fixture.state("held").await, "expired");
 }
 
-async fn an_open_job_is_handed_to_a_person(kind: Kind) {
+async fn open_job_can_be_set_aside_for_review(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let set_aside = async |id: &str| fixture.upkeep().set_aside(&Token::new(id).unwrap(), "why").await.unwrap();
+    let set_aside =
+        async |id: &str| fixture.upkeep().move_to_review(&Identifier::new(id).unwrap(), "why").await.unwrap();
     fixture.waiting(&job("waiting"), MINUTE).await;
-    assert_eq!(set_aside("waiting").await, Written::Kept);
-    assert_eq!(set_aside("waiting").await, Written::Lost, "once");
-    let hold = fixture.take(&job("sending")).await.hold;
-    assert_eq!(fixture.ledger().begin_attempt(&hold, &request("sending")).await.unwrap(), Begun::Attempt(1));
-    assert_eq!(set_aside("sending").await, Written::Lost, "somebody holds it");
+    assert_eq!(set_aside("waiting").await, FencedWrite::Applied);
+    assert_eq!(set_aside("waiting").await, FencedWrite::Stale, "once");
+    let hold = fixture.take(&job("sending")).await.lease;
+    assert_eq!(fixture.ledger().begin_attempt(&hold, &request("sending")).await.unwrap(), BeginResult::Attempt(1));
+    assert_eq!(set_aside("sending").await, FencedWrite::Stale, "somebody holds it");
     fixture.expire_lease(&hold).await;
-    assert_eq!(set_aside("sending").await, Written::Kept);
+    assert_eq!(set_aside("sending").await, FencedWrite::Applied);
     let picture = "SELECT id || '|' || state || '|' || reason || '|' || attempts || '|' || \
                    CASE WHEN maybe_charged THEN 'maybe' ELSE 'not' END FROM jobs ORDER BY id";
     let picture: Vec<String> = fixture.column(picture).await.into_iter().flatten().collect();
     assert_eq!(picture, ["sending|review|why|1|maybe", "waiting|review|why|0|not"]);
     assert_eq!(fixture.one("SELECT outcome FROM attempts").await, "unknown");
-    let events = fixture.ledger().take_outcomes(100, MINUTE).await.unwrap();
+    let events = fixture.ledger().lease_events(100, MINUTE).await.unwrap();
     assert_eq!(events.iter().map(|event| event.state).collect::<Vec<_>>(), [FinalState::Review; 2]);
     // Its former holder writes nothing.
     let next = JobState::Waiting { wait: SECOND, reason: "x".to_owned() };
-    assert_eq!(fixture.ledger().put_down(&hold, &next).await.unwrap(), Written::Lost);
-    assert_eq!(set_aside("nobody").await, Written::Lost);
+    assert_eq!(fixture.ledger().transition(&hold, &next).await.unwrap(), FencedWrite::Stale);
+    assert_eq!(set_aside("nobody").await, FencedWrite::Stale);
 }
 
-async fn a_message_stands_as_the_ledger_knows_it(kind: Kind) {
+async fn message_status_follows_the_ledger(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.waiting(&job("open"), MINUTE).await;
     fixture.settled("done", FinalState::Declined).await;
     let other_lane = Job { provider: name("adyen"), ..job("open") };
     for (job, hash, standing) in [
-        (job("new"), hash(1), Standing::NotRecorded),
-        (job("open"), hash(1), Standing::Open),
-        (job("open"), hash(2), Standing::Conflict),
-        (other_lane, hash(1), Standing::Conflict),
-        (job("done"), hash(1), Standing::Settled),
-        (job("done"), hash(2), Standing::Conflict),
+        (job("new"), hash(1), MessageState::NotRecorded),
+        (job("open"), hash(1), MessageState::Open),
+        (job("open"), hash(2), MessageState::Conflict),
+        (other_lane, hash(1), MessageState::Conflict),
+        (job("done"), hash(1), MessageState::Finished),
+        (job("done"), hash(2), MessageState::Conflict),
     ] {
-        assert_eq!(fixture.upkeep().standing(&job, hash, 1).await.unwrap(), standing, "{} {hash:?}", job.id);
+        assert_eq!(fixture.upkeep().message_state(&job, hash, 1).await.unwrap(), standing, "{} {hash:?}", job.id);
     }
 }
 
 async fn every_job_is_accounted_for(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    assert_eq!(fixture.upkeep().conservation(MINUTE, Checked::All).await.unwrap(), []);
+    assert_eq!(fixture.upkeep().reconcile(MINUTE, CheckScope::All).await.unwrap(), []);
     fixture.waiting(&job("parked"), MINUTE).await;
     for (id, overdue_s) in [("due", 10), ("astray", 500)] {
         fixture.waiting(&job(id), Duration::ZERO).await;
         fixture.move_back(id, "wake_at", overdue_s).await;
     }
     fixture.move_back("due", "created_at", 7_200).await;
-    fixture.unruled("UPDATE jobs SET expires_at = created_at WHERE id = 'due'").await.unwrap();
+    fixture.without_constraints("UPDATE jobs SET expires_at = created_at WHERE id = 'due'").await.unwrap();
     fixture.take(&job("held")).await;
-    let sending = fixture.take(&job("sending")).await.hold;
-    assert_eq!(fixture.ledger().begin_attempt(&sending, &request("sending")).await.unwrap(), Begun::Attempt(1));
+    let sending = fixture.take(&job("sending")).await.lease;
+    assert_eq!(fixture.ledger().begin_attempt(&sending, &request("sending")).await.unwrap(), BeginResult::Attempt(1));
     fixture.settled("paid", FinalState::Succeeded).await;
     fixture.settled("asked", FinalState::Review).await;
     fixture.waiting(&Job { provider: name("adyen"), ..job("elsewhere") }, MINUTE).await;
-    for checked in [Checked::Since(MINUTE), Checked::All] {
+    for checked in [CheckScope::Since(MINUTE), CheckScope::All] {
         let mut account = fixture.account(checked).await;
         account.states.sort();
         let states = [("review", 1), ("sending", 1), ("succeeded", 1), ("waiting", 4)];
-        let expected = Account {
+        let expected = LedgerReconciliation {
             provider: "stripe".to_owned(),
             recorded: 7,
             states: states.map(|(state, jobs)| (state.to_owned(), jobs)).to_vec(),
-            in_hand: 2,
+            active: 2,
             in_flight: 1,
-            parked: 1,
-            parked_for: account.parked_for,
+            delayed: 1,
+            delayed_for: account.delayed_for,
             due: 2,
-            messages_least: account.messages_least,
-            messages_most: 2,
-            astray: 1,
+            messages_min: account.messages_min,
+            messages_max: 2,
+            overdue: 1,
             past_deadline: 1,
             oldest_open: account.oldest_open,
-            ..Account::default()
+            ..LedgerReconciliation::default()
         };
         let hours = account.oldest_open.unwrap().as_secs() / 3_600;
         assert_eq!(hours, 2, "recorded then: `due`");
-        assert!(account.parked_for.is_some_and(|left| left <= MINUTE && left > MINUTE / 2), "{account:?}");
+        assert!(account.delayed_for.is_some_and(|left| left <= MINUTE && left > MINUTE / 2), "{account:?}");
         assert_eq!(account, expected);
-        assert_eq!(account.faults(), Vec::<String>::new());
+        assert_eq!(account.discrepancies(), Vec::<String>::new());
     }
-    assert_eq!(fixture.upkeep().conservation(MINUTE, Checked::All).await.unwrap().len(), 2);
+    assert_eq!(fixture.upkeep().reconcile(MINUTE, CheckScope::All).await.unwrap().len(), 2);
     // A lost holder's job is due, and astray once that is long ago.
     fixture.expire_lease(&sending).await;
     fixture.move_back("sending", "lease_until", 1_000).await;
     fixture.move_back("sending", "wake_at", 2_000).await;
-    let account = fixture.account(Checked::All).await;
-    assert_eq!((account.in_hand, account.in_flight, account.due, account.astray), (1, 0, 3, 2));
+    let account = fixture.account(CheckScope::All).await;
+    assert_eq!((account.active, account.in_flight, account.due, account.overdue), (1, 0, 3, 2));
 }
 
-async fn what_does_not_add_up_is_found(kind: Kind) {
+async fn unaccounted_jobs_are_found(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     for id in ["good", "no-event", "no-attempt", "old"] {
         fixture.settled(id, FinalState::Succeeded).await;
@@ -389,15 +398,15 @@ async fn what_does_not_add_up_is_found(kind: Kind) {
     fixture.sql("DELETE FROM outcome_events WHERE job_id IN ('no-event', 'no-review', 'old')").await.unwrap();
     fixture.sql("UPDATE attempts SET outcome = 'declined' WHERE job_id = 'no-attempt'").await.unwrap();
     fixture.move_back("old", "updated_at", 7_200).await;
-    let lately = fixture.account(Checked::Since(60 * MINUTE)).await;
-    assert_eq!((lately.without_event, lately.without_cause), (2, 1));
-    let all = fixture.account(Checked::All).await;
-    assert_eq!((all.without_event, all.without_cause), (3, 1));
-    assert_eq!(all.faults().len(), 2);
+    let lately = fixture.account(CheckScope::Since(60 * MINUTE)).await;
+    assert_eq!((lately.without_event, lately.without_accepted_attempt), (2, 1));
+    let all = fixture.account(CheckScope::All).await;
+    assert_eq!((all.without_event, all.without_accepted_attempt), (3, 1));
+    assert_eq!(all.discrepancies().len(), 2);
     // An event of another state is none of this one.
     fixture.sql("UPDATE outcome_events SET state = 'declined' WHERE job_id = 'good'").await.unwrap();
-    assert_eq!(fixture.account(Checked::All).await.without_event, 4);
+    assert_eq!(fixture.account(CheckScope::All).await.without_event, 4);
     // What a person or a look-up found says so.
     fixture.sql("UPDATE jobs SET reason = 'found by look-up' WHERE id = 'no-attempt'").await.unwrap();
-    assert_eq!(fixture.account(Checked::All).await.without_cause, 0);
+    assert_eq!(fixture.account(CheckScope::All).await.without_accepted_attempt, 0);
 }

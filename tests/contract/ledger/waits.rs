@@ -1,19 +1,19 @@
 //! What a job waits for: kept when its message comes early, ended when the limit that refused it has changed.
 
 use sluicegate::domain::time::EpochMs;
-use sluicegate::ledger::upkeep::{Overdue, Refused, WaitsFor};
-use sluicegate::ledger::{AttemptEnd, Begun, JobState, Written};
+use sluicegate::ledger::upkeep::{OverduePolicy, WaitCause, WakeFilter};
+use sluicegate::ledger::{AttemptEnd, BeginResult, FencedWrite, JobState};
 
 use super::*;
 
 on_every_database!(
-    one_that_came_early_waits_on_as_it_did,
-    one_that_was_never_put_down_waits_for_its_time,
-    what_a_limit_refused_before_it_changed_is_due,
-    what_the_rows_do_not_tell_of_is_told_by_who_saw_it,
-    an_unknown_outcome_that_a_limit_refused_is_overdue,
-    jobs_are_woken_once_whoever_does_it,
-    named_waits_are_ended_apart,
+    early_delivery_keeps_its_wait,
+    new_early_job_waits_for_not_before,
+    limit_change_wakes_jobs_refused_before,
+    removed_row_wakes_jobs_by_reported_change,
+    woken_unknown_job_becomes_overdue,
+    concurrent_wakes_wake_each_job_once,
+    resume_ends_only_provider_named_waits,
 );
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -26,14 +26,14 @@ fn refused(wait: Duration) -> JobState {
 
 impl Fixture {
     async fn put_down(&self, job: &Job, next: &JobState) {
-        let hold = self.take(job).await.hold;
-        assert_eq!(self.ledger().put_down(&hold, next).await.unwrap(), Written::Kept);
+        let hold = self.take(job).await.lease;
+        assert_eq!(self.ledger().transition(&hold, next).await.unwrap(), FencedWrite::Applied);
     }
 
     /// One whose message came before its time.
     async fn comes_early(&self, job: &Job) {
-        let hold = self.take(job).await.hold;
-        assert_eq!(self.ledger().wait_on(&hold).await.unwrap(), Written::Kept);
+        let hold = self.take(job).await.lease;
+        assert_eq!(self.ledger().release_waiting(&hold).await.unwrap(), FencedWrite::Applied);
     }
 
     async fn provider_row(&self, row: &str) {
@@ -43,9 +43,14 @@ impl Fixture {
     }
 
     async fn wake(&self, lane: &str, at_most: u32) -> u32 {
-        let which =
-            Refused { changed_ago: None, by: WaitsFor::Limit, settles: Duration::ZERO, soon: 5 * SECOND, at_most };
-        self.database.upkeep().wake_refused(&name(lane), &which).await.unwrap()
+        let which = WakeFilter {
+            changed_ago: None,
+            cause: WaitCause::Limit,
+            propagation_time: Duration::ZERO,
+            due_within: 5 * SECOND,
+            at_most,
+        };
+        self.database.upkeep().wake_waiting(&name(lane), &which).await.unwrap()
     }
 
     /// Those whose time has come and that no queue has.
@@ -62,7 +67,7 @@ async fn a_moment() {
     tokio::time::sleep(Duration::from_millis(5)).await;
 }
 
-async fn one_that_came_early_waits_on_as_it_did(kind: Kind) {
+async fn early_delivery_keeps_its_wait(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.put_down(&job("early"), &refused(HOUR)).await;
     let before = fixture.one(WAIT).await;
@@ -76,13 +81,13 @@ async fn one_that_came_early_waits_on_as_it_did(kind: Kind) {
             "1"
         );
     }
-    let hold = fixture.take(&job("early")).await.hold;
+    let hold = fixture.take(&job("early")).await.lease;
     fixture.expire_lease(&hold).await;
     fixture.take(&job("early")).await;
-    assert_eq!(fixture.ledger().wait_on(&hold).await.unwrap(), Written::Lost);
+    assert_eq!(fixture.ledger().release_waiting(&hold).await.unwrap(), FencedWrite::Stale);
 }
 
-async fn one_that_was_never_put_down_waits_for_its_time(kind: Kind) {
+async fn new_early_job_waits_for_not_before(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let job = Job { not_before: Some(EpochMs(4_102_444_800_000)), ..job("later") };
     fixture.comes_early(&job).await;
@@ -91,7 +96,7 @@ async fn one_that_was_never_put_down_waits_for_its_time(kind: Kind) {
     assert_eq!(fixture.one(row).await, "waiting: waits for its time, waits for its time");
 }
 
-async fn what_a_limit_refused_before_it_changed_is_due(kind: Kind) {
+async fn limit_change_wakes_jobs_refused_before(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.provider_row("'stripe', NULL").await;
     fixture.provider_row("'sibling', 'stripe'").await;
@@ -133,7 +138,7 @@ async fn what_a_limit_refused_before_it_changed_is_due(kind: Kind) {
 }
 
 /// A stricter row has left the quota: those that stay say what they said. Then the last one leaves, and none says anything.
-async fn what_the_rows_do_not_tell_of_is_told_by_who_saw_it(kind: Kind) {
+async fn removed_row_wakes_jobs_by_reported_change(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.provider_row("'stripe', NULL").await;
     fixture.provider_row("'sibling', 'stripe'").await;
@@ -147,9 +152,14 @@ async fn what_the_rows_do_not_tell_of_is_told_by_who_saw_it(kind: Kind) {
     fixture.sql("DELETE FROM providers WHERE name = 'sibling'").await.unwrap();
     assert_eq!(fixture.wake("stripe", 100).await, 0);
     let wake = async |changed_ago, settles| {
-        let which =
-            Refused { changed_ago: Some(changed_ago), by: WaitsFor::Limit, settles, soon: SECOND, at_most: 100 };
-        let woken = fixture.database.upkeep().wake_refused(&name("stripe"), &which).await.unwrap();
+        let which = WakeFilter {
+            changed_ago: Some(changed_ago),
+            cause: WaitCause::Limit,
+            propagation_time: settles,
+            due_within: SECOND,
+            at_most: 100,
+        };
+        let woken = fixture.database.upkeep().wake_waiting(&name("stripe"), &which).await.unwrap();
         (woken, fixture.due().await)
     };
     assert_eq!(wake(Duration::ZERO, Duration::ZERO).await, (1, vec!["before".to_owned()]));
@@ -159,27 +169,28 @@ async fn what_the_rows_do_not_tell_of_is_told_by_who_saw_it(kind: Kind) {
 }
 
 /// It is brought as any that nobody brings: only what was surely not sent is ever without a queue.
-async fn an_unknown_outcome_that_a_limit_refused_is_overdue(kind: Kind) {
+async fn woken_unknown_job_becomes_overdue(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let unknown = JobState::Unknown { wait: HOUR, reason: "waits for limit all".to_owned() };
-    let (ledger, hold) = (fixture.ledger(), fixture.take(&job("unknown")).await.hold);
-    let Begun::Attempt(number) = ledger.begin_attempt(&hold, &request("unknown")).await.unwrap() else {
+    let (ledger, hold) = (fixture.ledger(), fixture.take(&job("unknown")).await.lease);
+    let BeginResult::Attempt(number) = ledger.begin_attempt(&hold, &request("unknown")).await.unwrap() else {
         panic!("lost");
     };
     let end = AttemptEnd { number, outcome: "unknown", status: None, detail: "reset".to_owned(), counts: true };
-    assert_eq!(ledger.finish_attempt(&hold, &end, &unknown).await.unwrap(), Written::Kept);
+    assert_eq!(ledger.finish_attempt(&hold, &end, &unknown).await.unwrap(), FencedWrite::Applied);
     fixture.put_down(&job("unknown"), &unknown).await;
     a_moment().await;
     fixture.provider_row("'stripe', NULL").await;
     assert_eq!((fixture.wake("stripe", 100).await, fixture.due().await.len()), (1, 0));
-    let which = Overdue { grace: Duration::ZERO, again_after: HOUR, again_max: HOUR, at_most: 10 };
+    let which =
+        OverduePolicy { grace: Duration::ZERO, republish_after: HOUR, republish_interval_max: HOUR, at_most: 10 };
     let overdue = fixture.database.upkeep().take_overdue(&name("stripe"), &which).await.unwrap();
     assert_eq!(overdue.iter().map(|job| job.job.id.as_str()).collect::<Vec<_>>(), ["unknown"]);
     assert_eq!(fixture.one("SELECT state FROM jobs").await, "unknown");
 }
 
 /// A resume lets those go on that a named wait has put down, and nobody else.
-async fn named_waits_are_ended_apart(kind: Kind) {
+async fn resume_ends_only_provider_named_waits(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     for (id, reason) in [
         ("limit", "waits for limit all"),
@@ -191,14 +202,19 @@ async fn named_waits_are_ended_apart(kind: Kind) {
     }
     a_moment().await;
     fixture.provider_row("'stripe', NULL").await;
-    let named =
-        Refused { changed_ago: None, by: WaitsFor::NamedWait, settles: Duration::ZERO, soon: 5 * SECOND, at_most: 10 };
-    assert_eq!(fixture.database.upkeep().wake_refused(&name("stripe"), &named).await.unwrap(), 2);
+    let named = WakeFilter {
+        changed_ago: None,
+        cause: WaitCause::RetryAfter,
+        propagation_time: Duration::ZERO,
+        due_within: 5 * SECOND,
+        at_most: 10,
+    };
+    assert_eq!(fixture.database.upkeep().wake_waiting(&name("stripe"), &named).await.unwrap(), 2);
     assert_eq!(fixture.due().await, ["paused", "throttled"]);
     assert_eq!((fixture.wake("stripe", 10).await, fixture.due().await), (1, vec!["limit".to_owned()]));
 }
 
-async fn jobs_are_woken_once_whoever_does_it(kind: Kind) {
+async fn concurrent_wakes_wake_each_job_once(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     for number in 0..20 {
         fixture.put_down(&job(&format!("p{number}")), &refused(HOUR)).await;
@@ -208,9 +224,14 @@ async fn jobs_are_woken_once_whoever_does_it(kind: Kind) {
     assert_eq!(fixture.wake("stripe", 3).await, 3);
     let wakes = (0..8).map(|_| {
         let upkeep = fixture.database.upkeep();
-        let which =
-            Refused { changed_ago: None, by: WaitsFor::Limit, settles: Duration::ZERO, soon: SECOND, at_most: 100 };
-        tokio::spawn(async move { upkeep.wake_refused(&name("stripe"), &which).await.unwrap() })
+        let which = WakeFilter {
+            changed_ago: None,
+            cause: WaitCause::Limit,
+            propagation_time: Duration::ZERO,
+            due_within: SECOND,
+            at_most: 100,
+        };
+        tokio::spawn(async move { upkeep.wake_waiting(&name("stripe"), &which).await.unwrap() })
     });
     let woken: u32 = futures_util::future::join_all(wakes).await.into_iter().map(Result::unwrap).sum();
     assert_eq!((woken, fixture.due().await.len()), (17, 20));

@@ -31,12 +31,12 @@ async fn warm_on_all(cluster: &RedisCluster, prefix: &str, limits: &[(&str, u32,
 }
 
 /// Asks until the store answers again.
-async fn until_answered(caller: &mut Caller, wants: &[u32]) -> Reply {
+async fn until_answered(caller: &mut Caller, wants: &[u32]) -> LimiterReply {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         match caller.try_call(wants).await {
             Ok(reply) => return reply,
-            Err(LimiterError::Away(why)) => assert!(Instant::now() < deadline, "still away: {why}"),
+            Err(LimiterError::Unavailable(why)) => assert!(Instant::now() < deadline, "still away: {why}"),
             Err(refused) => panic!("{refused}"),
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -44,7 +44,7 @@ async fn until_answered(caller: &mut Caller, wants: &[u32]) -> Reply {
 }
 
 #[tokio::test]
-async fn quotas_live_on_different_nodes_and_each_has_its_limit() {
+async fn quotas_on_different_nodes_keep_their_limits() {
     let cluster = RedisCluster::shared();
     let mut callers = warm_on_all(cluster, "spread", &[("long", 5, 20_000), ("short", 3, 10_000)]).await;
     let mut run_ids = Vec::new();
@@ -52,7 +52,7 @@ async fn quotas_live_on_different_nodes_and_each_has_its_limit() {
         let keys = provider_keys("spread", &caller.spec);
         assert!(keys.iter().all(|key| cluster.owner(key) == node), "{keys:?}");
         let reply = caller.call(&[1, 1, 1, 1]).await;
-        assert_eq!((reply.permits(), refused(&reply).by), (3, Refusal::Limit { index: 1 }));
+        assert_eq!((reply.permits(), refused(&reply).reason), (3, RefusalReason::Limit { index: 1 }));
         let used: Vec<u64> =
             caller.limiter.peek(&caller.spec, None).await.unwrap().iter().map(|limit| limit.used).collect();
         assert_eq!(used, [3, 3]);
@@ -66,16 +66,16 @@ async fn quotas_live_on_different_nodes_and_each_has_its_limit() {
 }
 
 #[tokio::test]
-async fn a_dead_node_costs_its_own_quotas_alone_and_comes_back_cold() {
+async fn dead_node_stops_only_its_quotas() {
     let cluster = RedisCluster::start();
     let [mut here, mut left, mut right] = warm_on_all(&cluster, "dead", &[("all", 40, 20_000)]).await;
     let before = here.call(&[1, 1, 1]).await;
     assert_eq!(before.permits(), 3);
-    let born = [left.call(&[1]).await.born, right.call(&[1]).await.born];
+    let born = [left.call(&[1]).await.state_epoch, right.call(&[1]).await.state_epoch];
     cluster.nodes[0].kill();
     for _ in 0..10 {
         let error = here.try_call(&[1]).await.unwrap_err();
-        assert!(matches!(error, LimiterError::Away(_)), "{error:?}");
+        assert!(matches!(error, LimiterError::Unavailable(_)), "{error:?}");
         let others = [left.call(&[1]).await, right.call(&[1]).await];
         assert_eq!([others[0].permits(), others[1].permits()], [1, 1], "they go on");
     }
@@ -83,17 +83,17 @@ async fn a_dead_node_costs_its_own_quotas_alone_and_comes_back_cold() {
     cluster.await_agreement();
     here.warm = None;
     let cold = until_answered(&mut here, &[1]).await;
-    assert_eq!((cold.permits(), refused(&cold).by), (0, Refusal::Cold));
-    assert!(cold.born > before.born);
-    here.warm = Some(cold.born);
+    assert_eq!((cold.permits(), refused(&cold).reason), (0, RefusalReason::Cold));
+    assert!(cold.state_epoch > before.state_epoch);
+    here.warm = Some(cold.state_epoch);
     assert_eq!(here.call(&[1]).await.permits(), 1);
     let still = [left.call(&[1]).await, right.call(&[1]).await];
-    assert_eq!([still[0].born, still[1].born], born, "nobody else lost anything");
+    assert_eq!([still[0].state_epoch, still[1].state_epoch], born, "nobody else lost anything");
 }
 
 /// Nobody was told of the replica: the others name it once it has taken over.
 #[tokio::test]
-async fn a_replica_that_takes_over_begins_cold() {
+async fn promoted_replica_starts_cold() {
     let cluster = RedisCluster::start();
     let replica = cluster.add_replica(0);
     let [mut here, mut other, _] = warm_on_all(&cluster, "replica", &[("all", 40, 20_000)]).await;
@@ -101,20 +101,20 @@ async fn a_replica_that_takes_over_begins_cold() {
     cluster.nodes[0].kill();
     here.warm = None;
     let cold = until_answered(&mut here, &[1]).await;
-    assert_eq!((cold.permits(), refused(&cold).by), (0, Refusal::Cold));
-    assert!(cold.born > before.born);
+    assert_eq!((cold.permits(), refused(&cold).reason), (0, RefusalReason::Cold));
+    assert!(cold.state_epoch > before.state_epoch);
     let info: String = replica.command("INFO server");
     assert!(info.contains(&here.limiter.run_id(&here.spec.quota).await.unwrap()));
     assert_eq!(other.call(&[1]).await.permits(), 1);
     // The old master comes back as a replica, and changes nothing.
     cluster.nodes[0].restart();
-    here.warm = Some(cold.born);
+    here.warm = Some(cold.state_epoch);
     assert_eq!(until_answered(&mut here, &[1]).await.permits(), 1);
 }
 
 /// A node that takes connections and says nothing holds up nobody but its own quotas.
 #[tokio::test]
-async fn a_silent_node_costs_its_own_quotas_alone() {
+async fn silent_node_stops_only_its_quotas() {
     let cluster = RedisCluster::start();
     let [mut here, mut left, mut right] = warm_on_all(&cluster, "silent", &[("all", 100, 20_000)]).await;
     cluster.nodes[0].signal("STOP");
@@ -138,7 +138,7 @@ async fn a_silent_node_costs_its_own_quotas_alone() {
             }
         },
     );
-    assert!(silent.iter().all(|error| matches!(error, LimiterError::Away(_))), "{silent:?}");
+    assert!(silent.iter().all(|error| matches!(error, LimiterError::Unavailable(_))), "{silent:?}");
     cluster.nodes[0].signal("CONT");
     cluster.await_agreement();
     assert_eq!(until_answered(&mut here, &[1]).await.permits(), 1, "it is the same process as before");
@@ -146,7 +146,7 @@ async fn a_silent_node_costs_its_own_quotas_alone() {
 
 /// However far its keys are on their way; and where they arrive they are another server's, which begins cold.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slot_that_moves_is_away_and_then_cold() {
+async fn migrating_slot_is_unavailable_then_cold() {
     let cluster = RedisCluster::start();
     let [mut mover, mut stayer, _] = warm_on_all(&cluster, "moving", &[("all", 20, 20_000)]).await;
     let before = mover.call(&[1, 1, 1]).await;
@@ -161,17 +161,17 @@ async fn a_slot_that_moves_is_away_and_then_cold() {
     });
     // From the moment that the slot is on its way, a key that is not there may be at either place.
     assert!(outcomes.len() > 1, "before and after its key moved");
-    assert!(outcomes.iter().all(|outcome| matches!(outcome, Err(LimiterError::Away(_)))), "{outcomes:?}");
+    assert!(outcomes.iter().all(|outcome| matches!(outcome, Err(LimiterError::Unavailable(_)))), "{outcomes:?}");
     let cold = until_answered(&mut mover, &[1]).await;
-    assert_eq!((cold.permits(), refused(&cold).by), (0, Refusal::Cold));
-    assert!(cold.born > before.born);
-    mover.warm = Some(cold.born);
+    assert_eq!((cold.permits(), refused(&cold).reason), (0, RefusalReason::Cold));
+    assert!(cold.state_epoch > before.state_epoch);
+    mover.warm = Some(cold.state_epoch);
     assert_eq!(mover.call(&[1; 9]).await.permits(), 9);
     assert_eq!(stayer.call(&[1]).await.permits(), 1);
 }
 
 #[tokio::test]
-async fn any_node_that_lives_names_the_others() {
+async fn any_live_seed_finds_the_others() {
     let cluster = RedisCluster::start();
     let [spec, ..] = specs_on_all(&cluster, "seeds", &[("all", 9, 20_000)]);
     cluster.nodes[1].kill();
@@ -182,7 +182,7 @@ async fn any_node_that_lives_names_the_others() {
     let nobody = [cluster.nodes[1].url()];
     let limiter = RedisLimiter::cluster(nobody.iter().map(String::as_str), "seeds").unwrap();
     let error = limiter.run_id(&spec.quota).await.unwrap_err();
-    assert!(matches!(&error, LimiterError::Away(why) if why.contains("no node of the cluster")), "{error:?}");
+    assert!(matches!(&error, LimiterError::Unavailable(why) if why.contains("no node of the cluster")), "{error:?}");
 }
 
 #[tokio::test]
@@ -205,7 +205,7 @@ async fn check_sees_every_master() {
 }
 
 #[tokio::test]
-async fn the_wrong_kind_of_address_is_refused_with_its_mend() {
+async fn wrong_url_scheme_is_refused_with_a_fix() {
     let (single, cluster) = (Redis::shared(), RedisCluster::shared());
     let [first, second, _] = specs_on_all(cluster, "kind", &[("all", 9, 20_000)]);
     let limiter: Arc<dyn Limiter> = Arc::new(RedisLimiter::cluster([single.url().as_str()], "kind").unwrap());
@@ -218,7 +218,7 @@ async fn the_wrong_kind_of_address_is_refused_with_its_mend() {
 
 /// The credentials of the URL open every node, and are shown by none.
 #[tokio::test]
-async fn credentials_are_used_for_every_node_and_never_shown() {
+async fn credentials_open_every_node_and_stay_hidden() {
     let cluster = RedisCluster::start();
     for node in &cluster.nodes {
         node.command::<()>("ACL SETUSER sluice on >swordfish ~* +@all");

@@ -44,9 +44,9 @@ macro_rules! on_every_limiter {
 }
 
 mod algorithms;
-mod carried_over;
 mod changes;
 mod histories;
+mod limit_changes_by_start;
 mod pauses;
 mod rebuild;
 mod scopes;
@@ -54,53 +54,53 @@ mod shadow;
 mod throttle;
 
 on_every_limiter!(
-    a_first_call_finds_it_cold,
-    cold_ends_by_itself_or_when_the_ledger_vouches,
+    first_call_finds_a_cold_limiter,
+    cold_start_ends_by_time_or_rebuild,
     the_limit_is_granted_and_no_more,
-    an_answered_slot_is_free_exactly_a_window_later,
-    an_unused_slot_goes_back_as_it_was,
-    a_booked_slot_given_back_is_booked_again_for_the_same_start,
-    an_unanswered_slot_counts_from_its_deadline_for_a_window,
-    each_limit_holds_an_unanswered_slot_for_its_own_window,
-    a_booked_slot_is_held_from_its_start_not_from_its_booking,
-    a_settlement_counts_once_and_for_its_own_call,
-    a_settlement_frees_no_more_than_its_call_holds,
-    a_repeated_call_takes_and_settles_nothing_twice,
-    several_limits_are_taken_all_or_nothing,
-    peeking_takes_nothing,
-    peeking_tells_when_the_next_permit_starts,
-    peeking_leaves_out_a_limit_that_the_caller_has_no_more,
-    costs_are_granted_in_line,
-    a_start_frees_its_slot_by_the_allowance_for_jitter,
-    a_smaller_allowance_for_jitter_refuses_no_slot_that_is_free,
+    answered_slot_frees_exactly_one_window_later,
+    unused_slot_is_returned_unchanged,
+    released_booked_slot_keeps_its_start,
+    unanswered_slot_counts_from_its_deadline,
+    unanswered_slot_counts_per_limit_window,
+    booked_slot_is_held_from_its_start,
+    release_counts_once_for_its_own_call,
+    release_frees_only_its_own_call,
+    repeated_call_acquires_and_releases_once,
+    several_limits_are_acquired_all_or_nothing,
+    peeking_acquires_nothing,
+    peeking_reports_the_next_start,
+    peeking_handles_renamed_and_removed_limits,
+    costs_are_granted_in_order,
+    jitter_bound_frees_slot_from_its_start,
+    smaller_jitter_bound_refuses_no_free_slot,
     a_closed_limit_grants_nothing,
     a_full_batch_is_one_call,
-    quotas_know_nothing_of_each_other,
+    quotas_are_independent,
 );
 
-async fn a_first_call_finds_it_cold(limiter: Arc<dyn Limiter>) {
+async fn first_call_finds_a_cold_limiter(limiter: Arc<dyn Limiter>) {
     let spec = spec(&[("long", 5, 700), ("short", 3, 100)]);
     let mut caller = Caller::new(&limiter, spec.clone());
     let reply = caller.call(&[1, 1]).await;
     // What was booked just before the loss, its hold, and the longest window.
     let wait_us = micros_up(BOOKING_HORIZON) + 1_000_000 + padded_us(&spec, 0);
-    let cold = Refused { by: Refusal::Cold, wait_us, exact: false };
-    assert_eq!((reply.granted.len(), reply.refused), (0, Some(cold)));
-    assert_eq!(spec.cold_us(), cold.wait_us);
-    assert_eq!(reply.born, reply.now);
+    let cold = LimiterRefusal { reason: RefusalReason::Cold, wait_us, exact: false };
+    assert_eq!((reply.grants.len(), reply.refused), (0, Some(cold)));
+    assert_eq!(spec.cold_start_us(), cold.wait_us);
+    assert_eq!(reply.state_epoch, reply.now);
     let again = caller.call(&[1]).await;
-    assert_eq!((again.born, refused(&again).by), (reply.born, Refusal::Cold));
+    assert_eq!((again.state_epoch, refused(&again).reason), (reply.state_epoch, RefusalReason::Cold));
     assert_eq!(promised_us(&again), promised_us(&reply), "asking does not prolong it");
     assert!(limiter.peek(&spec, None).await.unwrap().iter().all(|limit| limit.used == 0));
 }
 
-async fn cold_ends_by_itself_or_when_the_ledger_vouches(limiter: Arc<dyn Limiter>) {
+async fn cold_start_ends_by_time_or_rebuild(limiter: Arc<dyn Limiter>) {
     let short = QuotaSpec { hold_max: Duration::from_millis(300), ..spec(&[("all", 1, 40)]) };
     let mut caller = Caller::new(&limiter, short.clone());
     let cold = caller.call(&[1]).await;
     // For another birth nobody has vouched.
-    caller.warm = Some(Micros(cold.born.0 - 1));
-    assert_eq!(refused(&caller.call(&[1]).await).by, Refusal::Cold);
+    caller.warm = Some(Micros(cold.state_epoch.0 - 1));
+    assert_eq!(refused(&caller.call(&[1]).await).reason, RefusalReason::Cold);
     caller.warm = None;
     until_us(&caller, promised_us(&cold)).await;
     assert_eq!(caller.call(&[1]).await.permits(), 1);
@@ -113,16 +113,16 @@ async fn the_limit_is_granted_and_no_more(limiter: Arc<dyn Limiter>) {
     let mut caller = Caller::warm(&limiter, spec.clone()).await;
     let reply = caller.call(&[1, 1]).await;
     assert_eq!((reply.permits(), reply.remaining, reply.refused), (2, 1, None));
-    assert!(reply.granted.iter().all(|run| run.wait_us == 0), "{reply:?}");
+    assert!(reply.grants.iter().all(|run| run.wait_us == 0), "{reply:?}");
     let mut other = Caller::new(&limiter, spec.clone());
     let reply = other.call(&[1, 1]).await;
     assert_eq!((reply.permits(), reply.remaining), (1, 0), "processes share the limit");
     let refusal = refused(&reply);
-    assert_eq!((refusal.by, refusal.exact), (Refusal::Limit { index: 0 }, false), "all are in flight");
+    assert_eq!((refusal.reason, refusal.exact), (RefusalReason::Limit { index: 0 }, false), "all are in flight");
     assert_eq!(refusal.wait_us, padded_us(&spec, 0), "the earliest: one is answered now");
 }
 
-async fn an_answered_slot_is_free_exactly_a_window_later(limiter: Arc<dyn Limiter>) {
+async fn answered_slot_frees_exactly_one_window_later(limiter: Arc<dyn Limiter>) {
     let spec = spec(&[("all", 2, 400)]);
     let window_us = padded_us(&spec, 0);
     let mut caller = Caller::warm(&limiter, spec).await;
@@ -131,29 +131,29 @@ async fn an_answered_slot_is_free_exactly_a_window_later(limiter: Arc<dyn Limite
     let call = caller.number;
     let reply = caller.settle(vec![used(call, 1, 7_300), used(call, 1, 0)], &[1]).await;
     let refusal = refused(&reply);
-    assert_eq!((refusal.by, refusal.exact), (Refusal::Limit { index: 0 }, true));
+    assert_eq!((refusal.reason, refusal.exact), (RefusalReason::Limit { index: 0 }, true));
     let first_us = free_again_us(&reply, 7_300, window_us);
     assert_eq!(promised_us(&reply), first_us);
     // Within the horizon it is booked, for exactly the promised start.
     until_us(&caller, first_us - micros_up(BOOKING_HORIZON)).await;
     let booked = caller.call(&[1, 1]).await;
-    let starts: Vec<u64> = booked.granted.iter().map(|run| booked.now.0 + run.wait_us).collect();
+    let starts: Vec<u64> = booked.grants.iter().map(|run| booked.now.0 + run.wait_us).collect();
     assert_eq!(starts.first(), Some(&first_us.max(booked.now.0)), "{booked:?}");
     let second_us = free_again_us(&reply, 0, window_us);
     let second_start = starts.get(1).copied().unwrap_or_else(|| promised_us(&booked));
     assert_eq!(second_start, second_us.max(booked.now.0), "each slot has its own instant");
 }
 
-async fn an_unused_slot_goes_back_as_it_was(limiter: Arc<dyn Limiter>) {
+async fn unused_slot_is_returned_unchanged(limiter: Arc<dyn Limiter>) {
     let spec = spec(&[("all", 1, 600)]);
     let mut caller = Caller::warm(&limiter, spec).await;
     let granted = caller.call(&[1]).await;
-    let origins = granted.granted[0].origins.clone();
+    let origins = granted.grants[0].origins.clone();
     let again = caller.settle(vec![not_sent(caller.number, 1, &origins)], &[1]).await;
-    assert_eq!((again.permits(), again.granted[0].wait_us), (1, 0), "as if it had never been taken");
+    assert_eq!((again.permits(), again.grants[0].wait_us), (1, 0), "as if it had never been taken");
 }
 
-async fn a_booked_slot_given_back_is_booked_again_for_the_same_start(limiter: Arc<dyn Limiter>) {
+async fn released_booked_slot_keeps_its_start(limiter: Arc<dyn Limiter>) {
     let spec = spec(&[("all", 1, 600)]);
     let window_us = padded_us(&spec, 0);
     let mut caller = Caller::warm(&limiter, spec).await;
@@ -163,11 +163,11 @@ async fn a_booked_slot_given_back_is_booked_again_for_the_same_start(limiter: Ar
     assert_eq!(promised_us(&settled), start_us);
     until_us(&caller, start_us - 200_000).await;
     let booked = caller.call(&[1]).await;
-    assert_eq!(booked.now.0 + booked.granted[0].wait_us, start_us.max(booked.now.0));
-    let origins = booked.granted[0].origins.clone();
+    assert_eq!(booked.now.0 + booked.grants[0].wait_us, start_us.max(booked.now.0));
+    let origins = booked.grants[0].origins.clone();
     let again = caller.settle(vec![not_sent(caller.number, 1, &origins)], &[1]).await;
-    assert_eq!(again.now.0 + again.granted[0].wait_us, start_us.max(again.now.0), "not free at once");
-    assert_eq!(again.granted[0].origins, origins, "and with the instant that it had");
+    assert_eq!(again.now.0 + again.grants[0].wait_us, start_us.max(again.now.0), "not free at once");
+    assert_eq!(again.grants[0].origins, origins, "and with the instant that it had");
 }
 
 /// When a use is over that nobody answered for, which may have started then: its longest hold, in whole milliseconds as
@@ -176,7 +176,7 @@ fn over_us(spec: &QuotaSpec, limit: usize, start_us: u64) -> u64 {
     (start_us + quota_spec::padded_us(micros_up(spec.hold_max))).div_ceil(1_000) * 1_000 + padded_us(spec, limit)
 }
 
-async fn an_unanswered_slot_counts_from_its_deadline_for_a_window(limiter: Arc<dyn Limiter>) {
+async fn unanswered_slot_counts_from_its_deadline(limiter: Arc<dyn Limiter>) {
     let spec = QuotaSpec { hold_max: SECOND / 2, ..spec(&[("all", 2, 600)]) };
     let mut caller = Caller::warm(&limiter, spec.clone()).await;
     let first = caller.call(&[1]).await;
@@ -199,7 +199,7 @@ async fn an_unanswered_slot_counts_from_its_deadline_for_a_window(limiter: Arc<d
     let mut starts = Vec::new();
     for _ in 0..2 {
         let reply = caller.call(&[1]).await;
-        starts.extend(reply.granted.iter().map(|run| (reply.now.0, reply.now.0 + run.wait_us)));
+        starts.extend(reply.grants.iter().map(|run| (reply.now.0, reply.now.0 + run.wait_us)));
     }
     for ((now_us, start_us), over_us) in starts.iter().zip(over) {
         assert_eq!(*start_us, over_us.max(*now_us), "{starts:?}");
@@ -207,21 +207,21 @@ async fn an_unanswered_slot_counts_from_its_deadline_for_a_window(limiter: Arc<d
     assert!(!starts.is_empty(), "the first is booked");
 }
 
-async fn each_limit_holds_an_unanswered_slot_for_its_own_window(limiter: Arc<dyn Limiter>) {
+async fn unanswered_slot_counts_per_limit_window(limiter: Arc<dyn Limiter>) {
     let spec = QuotaSpec { hold_max: SECOND / 10, ..spec(&[("long", 9, 5_400_000), ("short", 2, 100)]) };
     let mut caller = Caller::warm(&limiter, spec.clone()).await;
     for turn in 1..=4 {
         let reply = caller.call(&[2]).await;
         assert_eq!(reply.permits(), 1, "turn {turn}: {reply:?}");
-        until_us(&caller, over_us(&spec, 1, reply.now.0 + reply.granted[0].wait_us)).await;
+        until_us(&caller, over_us(&spec, 1, reply.now.0 + reply.grants[0].wait_us)).await;
     }
     // Eight of nine of an hour and a half.
     assert_eq!(caller.call(&[1]).await.permits(), 1);
     let reply = caller.call(&[1]).await;
-    assert_eq!(refused(&reply).by, Refusal::Limit { index: 0 }, "{reply:?}");
+    assert_eq!(refused(&reply).reason, RefusalReason::Limit { index: 0 }, "{reply:?}");
 }
 
-async fn a_booked_slot_is_held_from_its_start_not_from_its_booking(limiter: Arc<dyn Limiter>) {
+async fn booked_slot_is_held_from_its_start(limiter: Arc<dyn Limiter>) {
     let hold_us = 250_000;
     let spec = QuotaSpec { hold_max: Duration::from_micros(hold_us), ..spec(&[("all", 1, 700)]) };
     let mut caller = Caller::warm(&limiter, spec.clone()).await;
@@ -232,14 +232,14 @@ async fn a_booked_slot_is_held_from_its_start_not_from_its_booking(limiter: Arc<
     let booked = caller.call(&[1]).await;
     // Whoever comes late books nothing and starts at once.
     let start_us = start_us.max(booked.now.0);
-    assert_eq!((booked.permits(), booked.now.0 + booked.granted[0].wait_us), (1, start_us));
+    assert_eq!((booked.permits(), booked.now.0 + booked.grants[0].wait_us), (1, start_us));
     // Past its deadline it counts as answered then.
     until_us(&caller, start_us + quota_spec::padded_us(hold_us)).await;
     let reply = caller.call(&[1]).await;
     assert_eq!((reply.permits(), promised_us(&reply)), (0, over_us(&spec, 0, start_us)));
 }
 
-async fn a_settlement_counts_once_and_for_its_own_call(limiter: Arc<dyn Limiter>) {
+async fn release_counts_once_for_its_own_call(limiter: Arc<dyn Limiter>) {
     let spec = spec(&[("all", 2, 100)]);
     let mut caller = Caller::warm(&limiter, spec.clone()).await;
     caller.call(&[1, 1]).await;
@@ -252,11 +252,11 @@ async fn a_settlement_counts_once_and_for_its_own_call(limiter: Arc<dyn Limiter>
     let all_of_it = vec![used(call, 1, 0), not_sent(call, 1, &[0]), not_sent(call, 5, &[0]), not_sent(call, 1, &[0])];
     let reply = caller.settle(all_of_it, &[1, 1, 1]).await;
     // The unused slot at once, the answered one booked a window later, and no third.
-    let starts: Vec<bool> = reply.granted.iter().map(|run| run.wait_us == 0).collect();
+    let starts: Vec<bool> = reply.grants.iter().map(|run| run.wait_us == 0).collect();
     assert_eq!((reply.permits(), starts), (2, vec![true, false]), "{reply:?}");
 }
 
-async fn a_settlement_frees_no_more_than_its_call_holds(limiter: Arc<dyn Limiter>) {
+async fn release_frees_only_its_own_call(limiter: Arc<dyn Limiter>) {
     let spec = spec(&[("all", 3, 500)]);
     let mut caller = Caller::warm(&limiter, spec.clone()).await;
     assert_eq!(Caller::new(&limiter, spec).call(&[1, 1]).await.permits(), 2);
@@ -265,7 +265,7 @@ async fn a_settlement_frees_no_more_than_its_call_holds(limiter: Arc<dyn Limiter
     assert_eq!(reply.permits(), 1, "two are another's");
 }
 
-async fn a_repeated_call_takes_and_settles_nothing_twice(limiter: Arc<dyn Limiter>) {
+async fn repeated_call_acquires_and_releases_once(limiter: Arc<dyn Limiter>) {
     let spec = spec(&[("all", 4, 100)]);
     let mut caller = Caller::warm(&limiter, spec.clone()).await;
     let first = caller.call(&[1, 1]).await;
@@ -280,29 +280,29 @@ async fn a_repeated_call_takes_and_settles_nothing_twice(limiter: Arc<dyn Limite
     assert_eq!(limiter.peek(&spec, None).await.unwrap()[0].used, 2);
     let late = Caller { number: caller.number - 1, ..caller.clone() };
     let overtaken = late.repeat(&[1, 1]).await.unwrap();
-    assert_eq!((overtaken.permits(), refused(&overtaken).by), (0, Refusal::StaleCall));
+    assert_eq!((overtaken.permits(), refused(&overtaken).reason), (0, RefusalReason::StaleCall));
     assert_eq!(caller.call(&[1, 1, 1]).await.permits(), 2);
 }
 
-async fn several_limits_are_taken_all_or_nothing(limiter: Arc<dyn Limiter>) {
+async fn several_limits_are_acquired_all_or_nothing(limiter: Arc<dyn Limiter>) {
     let spec = spec(&[("hour", 3, 3_000), ("second", 2, 300)]);
     let (hour_us, second_us) = (padded_us(&spec, 0), padded_us(&spec, 1));
     let mut caller = Caller::warm(&limiter, spec.clone()).await;
     let first = caller.call(&[1, 1, 1]).await;
-    assert_eq!((first.permits(), refused(&first).by), (2, Refusal::Limit { index: 1 }), "the second is full");
+    assert_eq!((first.permits(), refused(&first).reason), (2, RefusalReason::Limit { index: 1 }), "the second is full");
     let uses: Vec<u64> = limiter.peek(&spec, None).await.unwrap().iter().map(|limit| limit.used).collect();
     assert_eq!(uses, [2, 2], "what the one refuses the other has not taken");
     let settled = caller.settle(vec![used(caller.number, 2, 0)], &[1]).await;
     let free_us = free_again_us(&settled, 0, second_us);
-    assert_eq!((promised_us(&settled), refused(&settled).by), (free_us, Refusal::Limit { index: 1 }));
+    assert_eq!((promised_us(&settled), refused(&settled).reason), (free_us, RefusalReason::Limit { index: 1 }));
     until_us(&caller, free_us).await;
     let third = caller.call(&[1, 1]).await;
     assert_eq!(third.permits(), 1, "the hour has one left, the second two: {third:?}");
-    assert_eq!(refused(&third).by, Refusal::Limit { index: 0 });
+    assert_eq!(refused(&third).reason, RefusalReason::Limit { index: 0 });
     assert_eq!((promised_us(&third), refused(&third).exact), (free_again_us(&settled, 0, hour_us), true));
 }
 
-async fn peeking_takes_nothing(limiter: Arc<dyn Limiter>) {
+async fn peeking_acquires_nothing(limiter: Arc<dyn Limiter>) {
     let spec = spec(&[("a", 3, 3_000), ("b", 5, 100)]);
     let mut caller = Caller::warm(&limiter, spec.clone()).await;
     caller.call(&[1, 1]).await;
@@ -318,7 +318,7 @@ async fn peeking_takes_nothing(limiter: Arc<dyn Limiter>) {
     assert_eq!(caller.call(&[1, 1]).await.permits(), 1);
 }
 
-async fn peeking_tells_when_the_next_permit_starts(limiter: Arc<dyn Limiter>) {
+async fn peeking_reports_the_next_start(limiter: Arc<dyn Limiter>) {
     let spec = spec(&[("a", 2, 3_000), ("closed", 0, 100)]);
     let open = QuotaSpec { limits: spec.limits[..1].to_vec(), ..spec.clone() };
     let mut caller = Caller::warm(&limiter, open.clone()).await;
@@ -342,7 +342,7 @@ async fn peeking_tells_when_the_next_permit_starts(limiter: Arc<dyn Limiter>) {
 }
 
 /// Settings are read by each process when it hears of them: who looks may know of another name than the store does.
-async fn peeking_leaves_out_a_limit_that_the_caller_has_no_more(limiter: Arc<dyn Limiter>) {
+async fn peeking_handles_renamed_and_removed_limits(limiter: Arc<dyn Limiter>) {
     let before = spec(&[("all", 200, 60_000), ("old", 200, 200)]);
     let mut caller = Caller::warm(&limiter, before.clone()).await;
     // Answers of so many milliseconds that the logs grow a middle, which is looked at once their beginning is over. Those
@@ -365,7 +365,7 @@ async fn peeking_leaves_out_a_limit_that_the_caller_has_no_more(limiter: Arc<dyn
     }
 }
 
-async fn costs_are_granted_in_line(limiter: Arc<dyn Limiter>) {
+async fn costs_are_granted_in_order(limiter: Arc<dyn Limiter>) {
     let spec = spec(&[("all", 5, 100)]);
     let mut caller = Caller::warm(&limiter, spec.clone()).await;
     let reply = caller.call(&[3, 3, 1]).await;
@@ -379,14 +379,15 @@ async fn costs_are_granted_in_line(limiter: Arc<dyn Limiter>) {
     assert_eq!((never.permits(), refused(&never).exact), (0, false), "more than the limit is never granted");
 }
 
-async fn a_start_frees_its_slot_by_the_allowance_for_jitter(limiter: Arc<dyn Limiter>) {
+async fn jitter_bound_frees_slot_from_its_start(limiter: Arc<dyn Limiter>) {
     let jitter = Duration::from_millis(30);
     let quota = |quota: &str, window_ms| QuotaSpec {
         quota: ProviderName::new(quota).unwrap(),
         grant_jitter: Some(jitter),
         ..spec(&[("all", 2, window_ms)])
     };
-    let free_us = |first: &Reply, spec: &QuotaSpec| (first.now.0 + 30_000).div_ceil(1_000) * 1_000 + padded_us(spec, 0);
+    let free_us =
+        |first: &LimiterReply, spec: &QuotaSpec| (first.now.0 + 30_000).div_ceil(1_000) * 1_000 + padded_us(spec, 0);
     // One whose slots are too far away to be booked, and one that is waited for.
     let mut caller = Caller::warm(&limiter, quota("told", 3_000)).await;
     let first = caller.call(&[1, 1]).await;
@@ -405,7 +406,7 @@ async fn a_start_frees_its_slot_by_the_allowance_for_jitter(limiter: Arc<dyn Lim
 }
 
 /// What was logged under the larger allowance lies further ahead than anything can have been booked.
-async fn a_smaller_allowance_for_jitter_refuses_no_slot_that_is_free(limiter: Arc<dyn Limiter>) {
+async fn smaller_jitter_bound_refuses_no_free_slot(limiter: Arc<dyn Limiter>) {
     let allowing = |jitter_ms| Some(Duration::from_millis(jitter_ms));
     let mut caller =
         Caller::warm(&limiter, QuotaSpec { grant_jitter: allowing(60_000), ..spec(&[("all", 20, 1_000)]) }).await;
@@ -413,28 +414,29 @@ async fn a_smaller_allowance_for_jitter_refuses_no_slot_that_is_free(limiter: Ar
     caller.spec = QuotaSpec { version: 2, grant_jitter: allowing(50), ..caller.spec };
     let reply = caller.call(&[1; 10]).await;
     assert_eq!((reply.permits(), reply.refused), (10, None), "{reply:?}");
-    let most = reply.granted.iter().map(|run| run.permits).max();
+    let most = reply.grants.iter().map(|run| run.permits).max();
     assert!(most <= Some(2), "one after the other: {reply:?}");
 }
 
 async fn a_closed_limit_grants_nothing(limiter: Arc<dyn Limiter>) {
     let mut caller = Caller::warm(&limiter, spec(&[("all", 0, 300), ("other", 5, 100)])).await;
     let reply = caller.call(&[1]).await;
-    let closed = Refused { by: Refusal::Limit { index: 0 }, wait_us: padded_us(&caller.spec, 0), exact: false };
+    let closed =
+        LimiterRefusal { reason: RefusalReason::Limit { index: 0 }, wait_us: padded_us(&caller.spec, 0), exact: false };
     assert_eq!((reply.permits(), reply.refused), (0, Some(closed)));
 }
 
 async fn a_full_batch_is_one_call(limiter: Arc<dyn Limiter>) {
     let mut caller = Caller::warm(&limiter, spec(&[("all", 1_500, 300)])).await;
     let reply = caller.call(&[1; 1_000]).await;
-    assert_eq!((reply.permits(), reply.granted.len(), reply.remaining), (1_000, 1, 500));
+    assert_eq!((reply.permits(), reply.grants.len(), reply.remaining), (1_000, 1, 500));
     let call = caller.number;
-    let answers: Vec<Settlement> = (0..1_000).map(|age_us| used(call, 1, age_us * 20)).collect();
+    let answers: Vec<PermitRelease> = (0..1_000).map(|age_us| used(call, 1, age_us * 20)).collect();
     let reply = caller.settle(answers, &[1; 1_000]).await;
     assert_eq!(reply.permits(), 500, "the answered ones are a window away");
 }
 
-async fn quotas_know_nothing_of_each_other(limiter: Arc<dyn Limiter>) {
+async fn quotas_are_independent(limiter: Arc<dyn Limiter>) {
     let mut one = Caller::warm(&limiter, spec(&[("all", 1, 300)])).await;
     let other = QuotaSpec { quota: ProviderName::new("other").unwrap(), version: 9, ..spec(&[("all", 1, 300)]) };
     let mut other = Caller::warm(&limiter, other).await;

@@ -6,14 +6,14 @@ use std::cell::Cell;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use sluicegate::domain::decision::{History, Standing, SubjectHistory, SubjectLimit};
 use sluicegate::domain::limit::{AccountRule, Algorithm, AppliesTo, Rate, Rule, Scope};
+use sluicegate::domain::permit_protocol::{LimitUsage, SubjectHistory, SubjectLimit, UsageHistory};
 use sluicegate::domain::quota::Quota;
-use sluicegate::limiter::redis::answer::parse_reply;
-use sluicegate::limiter::redis::argument::argument;
+use sluicegate::limiter::redis::decode::decode_reply;
+use sluicegate::limiter::redis::encode::encode_call;
 use sluicegate::limiter::redis::keys::call_keys;
 use sluicegate::limiter::redis::library::{Library, SOURCE};
-use sluicegate::limiter::redis::look::{Line, look, looked_at};
+use sluicegate::limiter::redis::peek::{PeekRow, decode_peek, encode_peek};
 
 use super::*;
 use crate::support::redis::Redis;
@@ -45,36 +45,36 @@ impl LuaSide {
             assert_eq!(source.matches(found).count(), times, "{found}");
             source = source.replace(found, instead);
         }
-        let library = Library::of(&source);
+        let library = Library::new(&source);
         let mut connection = Redis::shared().connection();
         library.load().exec(&mut connection).unwrap();
         Self { connection, library, prefix: prefix.to_owned() }
     }
 
-    pub(super) fn call(&mut self, now: Micros, spec: &QuotaSpec, call: &Call) -> Reply {
+    pub(super) fn call(&mut self, now: Micros, spec: &QuotaSpec, call: &LimiterCall) -> LimiterReply {
         let keys = call_keys(&self.prefix, spec, call);
         let mut both = redis::pipe();
         both.cmd("SET").arg(format!("{}:clock", keys[0])).arg(now.0).ignore();
-        both.add_command(self.library.call(&keys, &argument(spec, call)));
+        both.add_command(self.library.call(&keys, &encode_call(spec, call)));
         let (answer,): (Vec<u8>,) = both.query(&mut self.connection).unwrap();
-        parse_reply(&answer, spec.limits.len(), spec.provider_limits().len(), call.wants.len()).unwrap()
+        decode_reply(&answer, spec.limits.len(), spec.provider_limits().len(), call.requests.len()).unwrap()
     }
 
     /// What the limits count, on everything or for one subject.
-    pub(super) fn peek(&mut self, now: Micros, spec: &QuotaSpec, subject: Option<&Subject>) -> Vec<Standing> {
-        let (keys, names) = look(&self.prefix, spec, subject);
+    pub(super) fn peek(&mut self, now: Micros, spec: &QuotaSpec, subject: Option<&Subject>) -> Vec<LimitUsage> {
+        let (keys, names) = encode_peek(&self.prefix, spec, subject);
         let mut both = redis::pipe();
         both.cmd("SET").arg(format!("{}:clock", keys[0])).arg(now.0).ignore();
         both.add_command(self.library.peek(&keys, &names));
-        let (found,): (Vec<Line>,) = both.query(&mut self.connection).unwrap();
-        looked_at(spec, subject, &found)
+        let (found,): (Vec<PeekRow>,) = both.query(&mut self.connection).unwrap();
+        decode_peek(spec, subject, &found)
     }
 }
 
 /// The same from the specification.
-pub(super) fn standings(quota: &Quota, now: Micros, spec: &QuotaSpec, subject: Option<&Subject>) -> Vec<Standing> {
-    let all = quota.standings(now, spec, subject);
-    let provider = quota.standings(now, spec, None).len();
+pub(super) fn standings(quota: &Quota, now: Micros, spec: &QuotaSpec, subject: Option<&Subject>) -> Vec<LimitUsage> {
+    let all = quota.usage(now, spec, subject);
+    let provider = quota.usage(now, spec, None).len();
     if subject.is_some() { all[provider..].to_vec() } else { all }
 }
 
@@ -107,7 +107,7 @@ struct Life {
     current: QuotaSpec,
     run: u32,
     numbers: [u64; CALLERS],
-    last_calls: [Option<(QuotaSpec, Call)>; CALLERS],
+    last_calls: [Option<(QuotaSpec, LimiterCall)>; CALLERS],
     open: Vec<Open>,
     born: Micros,
     last_run_id: String,
@@ -137,7 +137,7 @@ fn spec_of(version: i64, limits: &[PlannedLimit], plan: &Plan) -> QuotaSpec {
     }
     QuotaSpec {
         version,
-        even: plan.even,
+        even_pacing: plan.even,
         limits,
         grant_jitter: plan.jitter.then_some(Duration::from_millis(30)),
         hold_max: Duration::from_millis(500),
@@ -159,7 +159,10 @@ fn name_of(name: &str) -> ProviderName {
 fn past_uses(ages_ms: &[u64]) -> Vec<PastUse> {
     let past = |age_ms: &u64| PastUse {
         age: Duration::from_millis(*age_ms),
-        cost: ByKind { charges: 1 + u32::from(age_ms.is_multiple_of(5)), lookups: u32::from(age_ms.is_multiple_of(3)) },
+        cost: CostByKind {
+            charges: 1 + u32::from(age_ms.is_multiple_of(5)),
+            lookups: u32::from(age_ms.is_multiple_of(3)),
+        },
     };
     ages_ms.iter().map(past).collect()
 }
@@ -186,7 +189,7 @@ impl Life {
     }
 
     /// The call of a step, if it makes one.
-    fn call_of(&mut self, step: &Step, plan: &Plan) -> Option<(usize, QuotaSpec, Call)> {
+    fn call_of(&mut self, step: &Step, plan: &Plan) -> Option<(usize, QuotaSpec, LimiterCall)> {
         match step {
             Step::Advance { us } => {
                 self.now.0 += us;
@@ -218,34 +221,34 @@ impl Life {
             Step::Overtaken { caller } => {
                 self.now.0 += 1;
                 let (spec, call) = self.last_calls[*caller].clone().filter(|(_, call)| call.number > 1)?;
-                Some((*caller, spec, Call { number: call.number - 1, ..call }))
+                Some((*caller, spec, LimiterCall { number: call.number - 1, ..call }))
             }
             Step::OldSettings { caller } => {
                 let old = QuotaSpec { version: self.current.version - 1, ..self.current.clone() };
                 // Settings that the limiter has not been told of are not old to it: then this is a call like any other,
                 // and its number is used up.
-                Some((*caller, old, self.new_call(*caller, vec![Want::charges(1, 1)])))
+                Some((*caller, old, self.new_call(*caller, vec![PermitRequest::charges(1, 1)])))
             }
             Step::Call { caller, wants, settle, pause_ms, rebuild, seeds, distrust } => {
                 let wants = wants.iter().map(|want| self.want(want)).collect();
                 let mut call = self.new_call(*caller, wants);
                 call.pause = (*pause_ms > 0).then(|| Duration::from_millis(*pause_ms));
-                call.rebuild = rebuild.as_ref().map(|(ages_ms, open)| Rebuild {
-                    born: self.born,
+                call.rebuild = rebuild.as_ref().map(|(ages_ms, open)| RebuildData {
+                    state_epoch: self.born,
                     ended: past_uses(ages_ms),
-                    open: ByKind { charges: open.0, lookups: open.1 },
+                    in_flight: CostByKind { charges: open.0, lookups: open.1 },
                 });
                 call.seeds = seeds.as_ref().map(|seeds| self.seeds(seeds));
                 self.now.0 += u64::from(*distrust);
-                call.distrust = distrust.then_some(self.born);
-                call.settlements = self.settle_some(*caller, settle);
+                call.invalidate_epoch = distrust.then_some(self.born);
+                call.releases = self.settle_some(*caller, settle);
                 self.last_calls[*caller] = Some((self.current.clone(), call.clone()));
                 Some((*caller, self.current.clone(), call))
             }
         }
     }
 
-    fn want(&self, want: &PlannedWant) -> Want {
+    fn want(&self, want: &PlannedWant) -> PermitRequest {
         let kind = if want.lookup { CallKind::Lookup } else { CallKind::Charge };
         let own = |scope: Scope, name: &Option<u8>| {
             let key = format!("{}:{}", scope.name(), name.as_ref()?);
@@ -279,15 +282,20 @@ impl Life {
             (!limits.is_empty()).then_some(Subject { key, limits })
         };
         let subjects = [own(Scope::Account, &want.account), own(Scope::Reference, &want.reference)];
-        Want { permits: want.permits, cost: want.cost, kind, subjects: subjects.into_iter().flatten().collect() }
+        PermitRequest {
+            permits: want.permits,
+            cost: want.cost,
+            kind,
+            subjects: subjects.into_iter().flatten().collect(),
+        }
     }
 
-    fn seeds(&self, seeds: &PlannedSeeds) -> Seeds {
-        let history = |past: &PlannedPast| History {
+    fn seeds(&self, seeds: &PlannedSeeds) -> CounterSeeds {
+        let history = |past: &PlannedPast| UsageHistory {
             as_of: Micros(self.now.0 - past.as_of_us),
             within: Duration::from_millis(past.within_ms),
             ended: past_uses(&past.ages_ms),
-            open: ByKind { charges: past.open.0, lookups: past.open.1 },
+            in_flight: CostByKind { charges: past.open.0, lookups: past.open.1 },
         };
         let subject = |(is_account, name, past): &(bool, u8, PlannedPast)| {
             let (account, reference) = if *is_account { (Some(*name), None) } else { (None, Some(*name)) };
@@ -296,44 +304,44 @@ impl Life {
             Some(SubjectHistory { subject, history: history(past) })
         };
         let subjects = seeds.subjects.iter().filter_map(subject).collect();
-        Seeds { born: self.born, provider: seeds.provider.as_ref().map(history), subjects }
+        CounterSeeds { state_epoch: self.born, provider: seeds.provider.as_ref().map(history), subjects }
     }
 
-    fn new_call(&mut self, caller: usize, wants: Vec<Want>) -> Call {
+    fn new_call(&mut self, caller: usize, wants: Vec<PermitRequest>) -> LimiterCall {
         self.numbers[caller] += 1;
-        Call {
+        LimiterCall {
             incarnation: caller as u64 + 1,
             number: self.numbers[caller],
-            wants,
-            settlements: Vec::new(),
+            requests: wants,
+            releases: Vec::new(),
             pause: None,
             rebuild: None,
             seeds: None,
-            distrust: None,
+            invalidate_epoch: None,
             run_id: format!("{:040}", self.run),
         }
     }
 
     /// Settles permits of a caller, picked by position among those still open.
-    fn settle_some(&mut self, caller: usize, settle: &[(usize, Option<u64>)]) -> Vec<Settlement> {
+    fn settle_some(&mut self, caller: usize, settle: &[(usize, Option<u64>)]) -> Vec<PermitRelease> {
         let mut settlements = Vec::new();
         for (position, age) in settle {
             let mine: Vec<usize> = (0..self.open.len()).filter(|i| self.open[*i].caller == caller).collect();
             let Some(&position) = mine.get(position % mine.len().max(1)) else { break };
             let permit = self.open.remove(position);
             let fate = match age {
-                Some(us) => Fate::Used { age: Duration::from_micros(*us) },
-                None => Fate::NotSent { origins: permit.origins },
+                Some(us) => ReleaseKind::Used { age: Duration::from_micros(*us) },
+                None => ReleaseKind::Unused { origins: permit.origins },
             };
             let Open { call, cost, kind, subjects, .. } = permit;
-            settlements.push(Settlement { call, cost, kind, subjects, fate });
+            settlements.push(PermitRelease { call, cost, kind, subjects, release_kind: fate });
         }
         settlements
     }
 
-    fn keep(&mut self, caller: usize, call: &Call, reply: &Reply) {
-        for run in &reply.granted {
-            let want = &call.wants[run.want];
+    fn keep(&mut self, caller: usize, call: &LimiterCall, reply: &LimiterReply) {
+        for run in &reply.grants {
+            let want = &call.requests[run.request_index];
             for _ in 0..run.permits {
                 self.open.push(Open {
                     caller,
@@ -360,9 +368,9 @@ fn run_history(prefix: &str, plan: &Plan) -> Result<u64, TestCaseError> {
         let expected = life.twin.call(life.now, &spec, &call);
         let got = life.lua.call(life.now, &spec, &call);
         prop_assert_eq!(&got, &expected, "at {} on {:#?} with {:#?}", life.now.0 as i64 - START_US as i64, call, spec);
-        life.born = expected.born;
+        life.born = expected.state_epoch;
         // Not at every step: a look costs as much as a call.
-        let subjects = call.wants.iter().flat_map(|want| want.subjects.iter().map(Some));
+        let subjects = call.requests.iter().flat_map(|want| want.subjects.iter().map(Some));
         for subject in subjects.chain([None]).filter(|_| call.number % 4 == 0) {
             let counted = standings(&life.twin, life.now, &spec, subject);
             let looked = life.lua.peek(life.now, &spec, subject);

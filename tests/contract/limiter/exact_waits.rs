@@ -51,21 +51,21 @@ impl History {
         let spec = QuotaSpec { hold_max: Duration::from_secs(3_600), ..spec(limits) };
         let (quota, open) = (Quota::default(), Vec::new());
         let mut history = Self { quota, spec, now_us: START_US, calls: 0, born: None, open };
-        history.born = Some(history.call(START_US, &[], Vec::new()).born);
+        history.born = Some(history.call(START_US, &[], Vec::new()).state_epoch);
         history
     }
 
-    fn call(&mut self, at_us: u64, costs: &[u32], settlements: Vec<Settlement>) -> Reply {
+    fn call(&mut self, at_us: u64, costs: &[u32], settlements: Vec<PermitRelease>) -> LimiterReply {
         self.calls += 1;
-        let call = Call {
+        let call = LimiterCall {
             incarnation: 1,
             number: self.calls,
-            wants: wants(costs),
-            settlements,
+            requests: wants(costs),
+            releases: settlements,
             pause: None,
             rebuild: self.born.map(forgotten_nothing),
             seeds: None,
-            distrust: None,
+            invalidate_epoch: None,
             run_id: "run".to_owned(),
         };
         let reply = self.quota.call(Micros(at_us), &self.spec, &call);
@@ -75,7 +75,7 @@ impl History {
         reply
     }
 
-    fn live(&mut self, step: &Step) -> Reply {
+    fn live(&mut self, step: &Step) -> LimiterReply {
         self.now_us += step.gap_us;
         let mut settlements = Vec::new();
         for (position, fate) in &step.settle {
@@ -92,7 +92,7 @@ impl History {
     }
 
     /// The same state, asked once more at another instant.
-    fn ask(&self, at_us: u64, cost: u32) -> Reply {
+    fn ask(&self, at_us: u64, cost: u32) -> LimiterReply {
         let mut copy = Self {
             quota: self.quota.clone(),
             spec: self.spec.clone(),
@@ -106,14 +106,14 @@ impl History {
 }
 
 /// Checks a refusal from every side; says whether it was exact.
-fn hold_to(history: &History, reply: &Reply, wants: &[u32]) -> Result<bool, TestCaseError> {
-    let Some(refusal) = reply.refused.filter(|refusal| matches!(refusal.by, Refusal::Limit { .. })) else {
+fn hold_to(history: &History, reply: &LimiterReply, wants: &[u32]) -> Result<bool, TestCaseError> {
+    let Some(refusal) = reply.refused.filter(|refusal| matches!(refusal.reason, RefusalReason::Limit { .. })) else {
         return Ok(false);
     };
     let (now_us, cost) = (history.now_us, wants[usize::try_from(reply.permits()).unwrap()]);
     let promised_us = now_us + refusal.wait_us;
     let horizon_us = micros_up(BOOKING_HORIZON);
-    let start = |reply: &Reply| reply.granted.first().map(|run| reply.now.0 + run.wait_us);
+    let start = |reply: &LimiterReply| reply.grants.first().map(|run| reply.now.0 + run.wait_us);
     if !refusal.exact {
         // Slots in flight are missing: with no answer nothing can be granted at the instant that it is named.
         prop_assert_eq!(start(&history.ask(promised_us.max(now_us), cost)), None);

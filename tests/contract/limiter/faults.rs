@@ -1,8 +1,8 @@
 //! A Redis that lost its state, answers nonsense, refuses writes or answers nothing: no permit comes of it, the error
 //! says which it was, and work goes on where it should.
 
-use sluicegate::limiter::redis::argument::argument;
 use sluicegate::limiter::redis::client::RedisLimiter;
+use sluicegate::limiter::redis::encode::encode_call;
 use sluicegate::limiter::redis::keys::{call_keys, provider_keys};
 use sluicegate::limiter::redis::library::LIBRARY;
 
@@ -35,9 +35,9 @@ async fn busy(limiter: &Arc<dyn Limiter>) -> Caller {
 async fn expect_cold_start(caller: &mut Caller, before: Micros) {
     caller.warm = None;
     let cold = caller.call(&[1]).await;
-    assert_eq!((cold.permits(), refused(&cold).by), (0, Refusal::Cold), "{cold:?}");
-    assert!(cold.born > before);
-    caller.warm = Some(cold.born);
+    assert_eq!((cold.permits(), refused(&cold).reason), (0, RefusalReason::Cold), "{cold:?}");
+    assert!(cold.state_epoch > before);
+    caller.warm = Some(cold.state_epoch);
     let most = u64::from(caller.spec.limits[0].max_requests);
     assert_eq!(caller.call(&[1; 1_000]).await.permits(), most);
 }
@@ -47,44 +47,44 @@ async fn a_flushed_store_starts_cold() {
     let redis = Redis::start();
     let limiter = limiter(&redis, "flushed");
     let mut caller = busy(&limiter).await;
-    let born = caller.call(&[]).await.born;
+    let born = caller.call(&[]).await.state_epoch;
     command(&redis, "FLUSHALL");
     expect_cold_start(&mut caller, born).await;
 }
 
 #[tokio::test]
-async fn a_killed_store_is_away_and_comes_back_cold_as_another() {
+async fn restarted_store_is_cold_with_new_identity() {
     let redis = Redis::start();
     let limiter = limiter(&redis, "killed");
     let mut caller = busy(&limiter).await;
-    let (born, run_id) = (caller.call(&[]).await.born, limiter.run_id(&caller.spec.quota).await.unwrap());
+    let (born, run_id) = (caller.call(&[]).await.state_epoch, limiter.run_id(&caller.spec.quota).await.unwrap());
     redis.kill();
     for _ in 0..3 {
         let error = caller.try_call(&[1]).await.unwrap_err();
-        assert!(matches!(error, LimiterError::Away(_)), "{error:?}");
+        assert!(matches!(error, LimiterError::Unavailable(_)), "{error:?}");
     }
-    assert!(matches!(limiter.ping().await, Err(LimiterError::Away(_))));
+    assert!(matches!(limiter.ping().await, Err(LimiterError::Unavailable(_))));
     redis.restart();
     // A call for the process that is gone is not made to the one that has come.
-    let old = Call {
+    let old = LimiterCall {
         incarnation: caller.incarnation,
         number: caller.number,
-        wants: wants(&[1]),
-        settlements: Vec::new(),
+        requests: wants(&[1]),
+        releases: Vec::new(),
         pause: None,
         rebuild: None,
         seeds: None,
-        distrust: None,
+        invalidate_epoch: None,
         run_id: run_id.clone(),
     };
     let error = limiter.call(&caller.spec, &old).await.unwrap_err();
-    assert!(matches!(&error, LimiterError::Away(why) if why.contains("changed")), "{error:?}");
+    assert!(matches!(&error, LimiterError::Unavailable(why) if why.contains("changed")), "{error:?}");
     assert_ne!(limiter.run_id(&caller.spec.quota).await.unwrap(), run_id);
     expect_cold_start(&mut caller, born).await;
 }
 
 #[tokio::test]
-async fn flushed_functions_are_loaded_again_unseen() {
+async fn flushed_functions_are_reloaded() {
     // Of its own, because functions are the whole server's.
     let redis = Redis::start();
     let limiter = limiter(&redis, "functions");
@@ -116,20 +116,20 @@ async fn a_lost_state_is_a_cold_start() {
     let redis = Redis::shared();
     let limiter = limiter(redis, "lost");
     let mut caller = busy(&limiter).await;
-    let born = caller.call(&[]).await.born;
+    let born = caller.call(&[]).await.state_epoch;
     command(redis, &format!("DEL {}", provider_keys("lost", &caller.spec)[0]));
     expect_cold_start(&mut caller, born).await;
 }
 
 #[tokio::test]
-async fn state_that_cannot_be_read_makes_everything_cold() {
+async fn unreadable_state_causes_a_cold_start() {
     let redis = Redis::shared();
     let mut connection = redis.connection();
     for (number, kept) in [0, 3, 60, 76, 100, 120].into_iter().enumerate() {
         let prefix = format!("damaged-{number}");
         let limiter = limiter(redis, &prefix);
         let mut caller = busy(&limiter).await;
-        let born = caller.call(&[]).await.born;
+        let born = caller.call(&[]).await.state_epoch;
         let key = &provider_keys(&prefix, &caller.spec)[0];
         let mut state: Vec<u8> = redis::cmd("HGET").arg(key).arg("m").query(&mut connection).unwrap();
         assert!(state.len() > kept);
@@ -142,13 +142,13 @@ async fn state_that_cannot_be_read_makes_everything_cold() {
 }
 
 #[tokio::test]
-async fn a_log_that_lost_a_part_makes_everything_cold() {
+async fn truncated_log_causes_a_cold_start() {
     let redis = Redis::shared();
     for (number, damage) in ["DEL {1}", "LPOP {1}", "LSET {1} 0 x"].into_iter().enumerate() {
         let prefix = format!("log-{number}");
         let limiter = limiter(redis, &prefix);
         let mut caller = long_log(&limiter).await;
-        let born = caller.call(&[]).await.born;
+        let born = caller.call(&[]).await.state_epoch;
         let key = &provider_keys(&prefix, &caller.spec)[1];
         let chunks: u64 = redis::cmd("LLEN").arg(key).query(&mut redis.connection()).unwrap();
         assert!(chunks > 1, "the log is in one piece");
@@ -168,7 +168,7 @@ async fn a_key_of_another_type_is_deleted_once() {
         let prefix = "type";
         let limiter = limiter(redis, prefix);
         let mut caller = busy(&limiter).await;
-        let born = caller.call(&[]).await.born;
+        let born = caller.call(&[]).await.state_epoch;
         let key = &provider_keys(prefix, &caller.spec)[0];
         command(redis, &format!("SET {key} x"));
         let error = caller.try_call(&[1]).await.unwrap_err();
@@ -179,22 +179,22 @@ async fn a_key_of_another_type_is_deleted_once() {
 
 /// A primary that became a replica passes: it, or another, will be a primary again.
 #[tokio::test]
-async fn a_read_only_store_grants_nothing_and_keeps_what_it_knew() {
+async fn read_only_store_grants_nothing_and_keeps_state() {
     let redis = Redis::start();
     let limiter = limiter(&redis, "readonly");
     let mut caller = Caller::warm(&limiter, spec(&[("all", 3, 20_000)])).await;
     let first = caller.call(&[1]).await;
     command(&redis, "REPLICAOF 127.0.0.1 1");
     let error = caller.try_call(&[1]).await.unwrap_err();
-    assert!(matches!(&error, LimiterError::Away(why) if why.to_uppercase().contains("READ")), "{error:?}");
+    assert!(matches!(&error, LimiterError::Unavailable(why) if why.to_uppercase().contains("READ")), "{error:?}");
     command(&redis, "REPLICAOF NO ONE");
     let reply = caller.repeat(&[1]).await.unwrap();
-    assert_eq!((reply.permits(), reply.born, reply.remaining), (1, first.born, 1));
+    assert_eq!((reply.permits(), reply.state_epoch, reply.remaining), (1, first.state_epoch, 1));
 }
 
 /// Without memory a call comes through whole or not at all.
 #[tokio::test]
-async fn a_store_without_memory_makes_no_permit() {
+async fn out_of_memory_store_grants_nothing() {
     let redis = Redis::start();
     let limiter = limiter(&redis, "memory");
     let mut caller = Caller::warm(&limiter, spec(&[("all", 3, 20_000)])).await;
@@ -203,7 +203,7 @@ async fn a_store_without_memory_makes_no_permit() {
     command(&redis, "CONFIG SET maxmemory 1");
     for _ in 0..3 {
         let error = caller.try_call(&[1]).await.unwrap_err();
-        assert!(matches!(&error, LimiterError::Away(why) if why.contains("OOM")), "{error:?}");
+        assert!(matches!(&error, LimiterError::Unavailable(why) if why.contains("OOM")), "{error:?}");
     }
     // A call that begins with a deletion may come through: then it has settled and granted, or else neither.
     caller.settlements = vec![used(call, 1, 0)];
@@ -218,14 +218,14 @@ async fn a_store_without_memory_makes_no_permit() {
 
 /// Whether the call ran while nobody answered is not known: under its number it has run once.
 #[tokio::test]
-async fn a_call_that_got_no_answer_is_repeated_and_runs_once() {
+async fn unanswered_call_is_repeated_but_runs_once() {
     let redis = Redis::start();
     let limiter = limiter(&redis, "silent");
     let mut caller = Caller::warm(&limiter, spec(&[("all", 5, 20_000)])).await;
     for granted in 1..=3 {
         redis.signal("STOP");
         let error = caller.try_call(&[1]).await.unwrap_err();
-        assert!(matches!(error, LimiterError::Away(_)), "{error:?}");
+        assert!(matches!(error, LimiterError::Unavailable(_)), "{error:?}");
         redis.signal("CONT");
         assert_eq!(caller.repeat(&[1]).await.unwrap().permits(), 1);
         assert_eq!(limiter.peek(&caller.spec, None).await.unwrap()[0].used, granted);
@@ -257,22 +257,22 @@ async fn a_missing_or_malformed_argument_writes_nothing() {
     let mut caller = Caller::warm(&limiter, spec(&[("a", 9, 20_000), ("b", 9, 1_000)])).await;
     caller.call(&[1, 2]).await;
     caller.settle(vec![used(caller.number, 1, 0)], &[]).await;
-    let call = Call {
+    let call = LimiterCall {
         incarnation: caller.incarnation,
         number: caller.number + 1,
-        wants: wants(&[1, 2]),
-        settlements: vec![used(caller.number - 1, 1, 5), not_sent(caller.number - 1, 1, &[0, 0])],
+        requests: wants(&[1, 2]),
+        releases: vec![used(caller.number - 1, 1, 5), not_sent(caller.number - 1, 1, &[0, 0])],
         pause: Some(SECOND),
-        rebuild: Some(Rebuild {
-            ended: vec![PastUse { age: SECOND, cost: ByKind::charges(1) }],
+        rebuild: Some(RebuildData {
+            ended: vec![PastUse { age: SECOND, cost: CostByKind::charges(1) }],
             ..forgotten_nothing(Micros(1))
         }),
         seeds: None,
-        distrust: None,
+        invalidate_epoch: None,
         run_id: limiter.run_id(&caller.spec.quota).await.unwrap(),
     };
     let keys = call_keys("arguments", &caller.spec, &call);
-    let good = argument(&caller.spec, &call);
+    let good = encode_call(&caller.spec, &call);
     let mut connection = redis.connection();
     let before = dump(&mut connection, &keys);
     let all_keys = keys.clone();
@@ -289,7 +289,7 @@ async fn a_missing_or_malformed_argument_writes_nothing() {
     refuse(&[keys.as_slice(), &keys[..1]].concat(), &good, "a key too many");
     // And the good one does write.
     let reply = caller.limiter.call(&caller.spec, &call).await.unwrap();
-    assert_eq!(refused(&reply).by, Refusal::Paused);
+    assert_eq!(refused(&reply).reason, RefusalReason::Paused);
     assert_ne!(dump(&mut redis.connection(), &keys), before);
 }
 
@@ -299,7 +299,7 @@ fn dump(connection: &mut redis::Connection, keys: &[String]) -> Vec<Option<Vec<u
 }
 
 #[tokio::test]
-async fn a_look_writes_nothing() {
+async fn peek_writes_nothing() {
     let redis = Redis::shared();
     let limiter = limiter(redis, "look");
     let caller = busy(&limiter).await;

@@ -96,7 +96,7 @@ fn no_interleaving_breaches(laws: &Laws, size: Size, least: usize) {
 const TWO_JOBS_AND_A_CRASH: Size = Size { jobs: 2, crashes: 1, returns: 0 };
 
 #[test]
-fn no_interleaving_of_two_workers_with_two_jobs_each_and_a_crash_breaches_a_limit_of_one() {
+fn crash_interleavings_never_breach_limit_one() {
     let laws = Laws::new(1, Rules::Kept);
     no_interleaving_breaches(&laws, TWO_JOBS_AND_A_CRASH, 2_000);
     no_interleaving_breaches(&laws, Size { crashes: 2, ..TWO_JOBS_AND_A_CRASH }, 3_000);
@@ -104,7 +104,7 @@ fn no_interleaving_of_two_workers_with_two_jobs_each_and_a_crash_breaches_a_limi
 }
 
 #[test]
-fn no_interleaving_of_two_workers_with_two_jobs_each_and_a_crash_breaches_a_limit_of_two() {
+fn crash_interleavings_never_breach_limit_two() {
     let laws = Laws::new(2, Rules::Kept);
     no_interleaving_breaches(&laws, TWO_JOBS_AND_A_CRASH, 15_000);
     if is_whole() {
@@ -114,14 +114,14 @@ fn no_interleaving_of_two_workers_with_two_jobs_each_and_a_crash_breaches_a_limi
 }
 
 #[test]
-fn no_interleaving_of_two_workers_that_crash_and_give_back_breaches_a_limit_of_one() {
+fn crash_and_release_interleavings_never_breach_limit_one() {
     let laws = Laws::new(1, Rules::Kept);
     no_interleaving_breaches(&laws, Size { returns: 1, ..TWO_JOBS_AND_A_CRASH }, 4_000);
     no_interleaving_breaches(&laws, Size { jobs: 2, crashes: 2, returns: 2 }, 10_000);
 }
 
 #[test]
-fn no_interleaving_of_two_workers_that_crash_and_give_back_breaches_a_limit_of_two() {
+fn crash_and_release_interleavings_never_breach_limit_two() {
     let laws = Laws::new(2, Rules::Kept);
     no_interleaving_breaches(&laws, Size { jobs: 1, crashes: 1, returns: 1 }, 3_000);
     if is_whole() {
@@ -170,7 +170,7 @@ fn worlds_taken_for_the_same_do_the_same(laws: &Laws, size: Size) {
 }
 
 #[test]
-fn worlds_taken_for_the_same_do_the_same_with_the_rules_kept() {
+fn merged_states_are_equivalent_with_correct_rules() {
     let (crash, give_back) = (Size { jobs: 1, crashes: 1, returns: 0 }, Size { jobs: 1, crashes: 0, returns: 1 });
     let laws = |limit| Laws::new(limit, Rules::Kept);
     worlds_taken_for_the_same_do_the_same(&laws(1), crash);
@@ -184,7 +184,7 @@ fn worlds_taken_for_the_same_do_the_same_with_the_rules_kept() {
 
 /// Where a process keeps its name, what the store would say to a repeat counts, too: those worlds are not compared.
 #[test]
-fn worlds_taken_for_the_same_do_the_same_with_a_rule_broken() {
+fn merged_states_are_equivalent_with_broken_rules() {
     // Permits that are never too late make the most worlds.
     let begun_late = is_whole().then_some(Rules::BegunLate);
     for rules in [Rules::SettledAtBegin, Rules::NoHold, Rules::TimeoutIsNotSent].into_iter().chain(begun_late) {

@@ -177,10 +177,10 @@ impl Oracle {
     /// Holds a reply to the definition: to single permits of these costs, of which it grants as many as start within the
     /// horizon. Takes what was granted; says how many that were.
     #[track_caller]
-    pub fn holds(&mut self, reply: &Reply, costs: &[u32]) -> usize {
+    pub fn holds(&mut self, reply: &LimiterReply, costs: &[u32]) -> usize {
         let now_us = reply.now.0;
         let waits: Vec<u64> = reply
-            .granted
+            .grants
             .iter()
             .flat_map(|run| std::iter::repeat_n(run.wait_us, usize::try_from(run.permits).unwrap()))
             .collect();
@@ -219,9 +219,9 @@ impl Oracle {
     }
 
     #[track_caller]
-    fn holds_figures(&self, reply: &Reply) {
+    fn holds_figures(&self, reply: &LimiterReply) {
         let now_us = reply.now.0;
-        assert_eq!(reply.decides, 0);
+        assert_eq!(reply.deciding_limit, 0);
         assert_eq!(reply.reset_us, self.reset_us(now_us), "{reply:?}\n{self:?}");
         let remaining = self.remaining(now_us);
         if self.limit.algorithm == Algorithm::SlidingWindow {

@@ -17,20 +17,20 @@ fn peek_answers_while_a_limit_fills_and_idles() {
     let mut granted: Option<u64> = None;
     for number in 1..=1_300 {
         let settlements = granted.take().map(|call| used(call, 1, 43_000)).into_iter().collect();
-        let call = Call {
+        let call = LimiterCall {
             incarnation: 1,
             number,
-            wants: wants(&[1]),
-            settlements,
+            requests: wants(&[1]),
+            releases: settlements,
             pause: None,
             rebuild: born.map(forgotten_nothing),
             seeds: None,
-            distrust: None,
+            invalidate_epoch: None,
             run_id: "run".to_owned(),
         };
         let reply = lua.call(Micros(now_us), &spec, &call);
         assert_eq!(reply, twin.call(Micros(now_us), &spec, &call));
-        born = Some(reply.born);
+        born = Some(reply.state_epoch);
         granted = (reply.permits() > 0).then_some(number);
         for part_us in [0, 16_667, 33_334] {
             let at = Micros(now_us + part_us);
@@ -61,11 +61,11 @@ fn peek_answers_for_any_number_of_chunks() {
         let (mut twin, mut now_us, mut born) = (Quota::default(), START_US, None);
         for number in 1..=chunks {
             let granted = number > 2;
-            let call = Call {
+            let call = LimiterCall {
                 incarnation: 1,
                 number,
-                wants: if number == 1 { Vec::new() } else { wants(&[1; 3]) },
-                settlements: if granted {
+                requests: if number == 1 { Vec::new() } else { wants(&[1; 3]) },
+                releases: if granted {
                     [3_000, 2_000, 1_000].map(|us| used(number - 1, 1, us)).into()
                 } else {
                     Vec::new()
@@ -73,12 +73,12 @@ fn peek_answers_for_any_number_of_chunks() {
                 pause: None,
                 rebuild: born.map(forgotten_nothing),
                 seeds: None,
-                distrust: None,
+                invalidate_epoch: None,
                 run_id: "run".to_owned(),
             };
             let reply = lua.call(Micros(now_us), &spec, &call);
             assert_eq!(reply, twin.call(Micros(now_us), &spec, &call));
-            born = Some(reply.born);
+            born = Some(reply.state_epoch);
             now_us += 3_000;
         }
         for ms in 0..3 * chunks + 10 {

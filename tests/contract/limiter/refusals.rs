@@ -101,11 +101,11 @@ async fn loading_a_store_that_reads_its_data() {
     expect(&mut caller, "LOADING", "reading its data", false).await;
     redis.command::<()>("CONFIG SET key-load-delay 0");
     until_info(&redis, "loading:0").await;
-    assert_eq!(refused(&caller.call(&[1]).await).by, Refusal::Cold);
+    assert_eq!(refused(&caller.call(&[1]).await).reason, RefusalReason::Cold);
 }
 
 #[tokio::test]
-async fn busy_a_script_of_another_program_that_does_not_end() {
+async fn busy_endless_script_of_another_program() {
     let redis = Redis::start();
     let mut caller = caller(&redis).await;
     redis.command::<()>("CONFIG SET busy-reply-threshold 10");
@@ -115,7 +115,7 @@ async fn busy_a_script_of_another_program_that_does_not_end() {
     });
     // The first call waits behind the script, or is told at once.
     let deadline = std::time::Instant::now() + Duration::from_secs(60);
-    while !matches!(caller.try_call(&[1]).await, Err(LimiterError::Away(why)) if why.contains("BUSY")) {
+    while !matches!(caller.try_call(&[1]).await, Err(LimiterError::Unavailable(why)) if why.contains("BUSY")) {
         assert!(std::time::Instant::now() < deadline, "the script never holds anybody up");
     }
     expect(&mut caller, "BUSY", "SCRIPT KILL", false).await;
@@ -125,7 +125,7 @@ async fn busy_a_script_of_another_program_that_does_not_end() {
 }
 
 #[tokio::test]
-async fn noperm_rights_taken_away_and_given_back() {
+async fn noperm_rights_revoked_and_restored() {
     let redis = Redis::start();
     let mut caller = caller(&redis).await;
     redis.command::<()>("ACL SETUSER default -fcall");
@@ -139,14 +139,14 @@ async fn noperm_rights_taken_away_and_given_back() {
 }
 
 #[tokio::test]
-async fn noauth_a_password_that_we_were_not_told() {
+async fn noauth_missing_password() {
     let redis = Redis::start();
     let mut caller = caller(&redis).await;
     let mut operator = redis.connection();
     redis::cmd("CONFIG").arg("SET").arg("requirepass").arg("swordfish").exec(&mut operator).unwrap();
     redis::cmd("CLIENT").arg("KILL").arg("SKIPME").arg("yes").exec(&mut operator).unwrap();
     let error = caller.try_call(&[1]).await.unwrap_err();
-    assert!(matches!(&error, LimiterError::Away(_) | LimiterError::Refused(_)), "{error:?}");
+    assert!(matches!(&error, LimiterError::Unavailable(_) | LimiterError::Refused(_)), "{error:?}");
     expect(&mut caller, "NOAUTH", "user and password", true).await;
     redis::cmd("CONFIG").arg("SET").arg("requirepass").arg("").exec(&mut operator).unwrap();
     expect_permits(&mut caller).await;
@@ -166,7 +166,7 @@ async fn a_command_that_was_renamed() {
 
 /// A version that the function does not speak is told at once, and is not a matter of waiting.
 #[tokio::test]
-async fn an_argument_that_the_function_does_not_know() {
+async fn unknown_function_argument_is_refused() {
     let redis = Redis::shared();
     let limiter: Arc<dyn Limiter> = Arc::new(RedisLimiter::new(&redis.url(), "argument").unwrap());
     let mut caller = Caller::warm(&limiter, spec(&[("all", 9, 20_000)])).await;

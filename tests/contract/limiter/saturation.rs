@@ -1,9 +1,9 @@
 //! Real Redis under saturation, with one fault in the middle of each run. The judge is the provider, which counts every
 //! request when it arrives: no window may hold more than the limit, before, during or after; and work must go on.
 
-use sluicegate::limiter::gate::{Gate, Grant, Permit};
+use sluicegate::limiter::gate::{AcquireResult, Gate, Permit};
 use sluicegate::limiter::redis::client::RedisLimiter;
-use sluicegate::provider::simulated::Report;
+use sluicegate::provider::simulated::FakeProviderReport;
 use tokio::task::{JoinSet, block_in_place};
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
@@ -12,11 +12,11 @@ use super::*;
 use crate::support::clock::{ahead_ms, move_clock, redis_with_false_clock};
 use crate::support::redis::{Redis, RedisCluster, RedisOptions};
 
+pub mod load;
 pub mod switch;
-pub mod works;
 
+use load::{Attempts, LIMIT, Works, quota};
 use switch::Switch;
-use works::{Attempts, LIMIT, Works, quota};
 
 /// Requests that show that there is traffic: several windows full.
 pub const TRAFFIC: u64 = 250;
@@ -26,7 +26,7 @@ fn on(url: &str) -> Arc<dyn Limiter> {
 }
 
 /// Never more than the limit, and the limit was reached, so that a request more would have shown.
-pub fn judge(report: &Report) {
+pub fn judge(report: &FakeProviderReport) {
     let counted = &report.limits[0];
     assert_eq!(counted.breaches, 0, "{} of {} requests in one window: {report:?}", counted.largest, counted.limit);
     assert_eq!(counted.largest, u64::from(LIMIT), "{report:?}");
@@ -34,7 +34,7 @@ pub fn judge(report: &Report) {
 }
 
 /// Traffic, the fault, traffic again.
-async fn with_fault(redis: &Redis, fault: impl FnOnce(&Redis)) -> Report {
+async fn with_fault(redis: &Redis, fault: impl FnOnce(&Redis)) -> FakeProviderReport {
     let works = Works::start(|| on(&redis.url()));
     works.flows(TRAFFIC).await;
     block_in_place(|| fault(redis));
@@ -43,13 +43,13 @@ async fn with_fault(redis: &Redis, fault: impl FnOnce(&Redis)) -> Report {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_happens() {
+async fn fault_free_run_reaches_the_limit() {
     judge(&with_fault(&Redis::start(), |_| {}).await);
 }
 
 /// The judge's own test: three limits where there should be one.
 #[tokio::test(flavor = "multi_thread")]
-async fn processes_that_share_no_store_are_found_out() {
+async fn unshared_stores_are_detected() {
     let stores = [Redis::start(), Redis::start(), Redis::start()];
     let mut next = stores.iter();
     let works = Works::start(|| on(&next.next().unwrap().url()));
@@ -99,13 +99,13 @@ async fn stopped_for_a_second() {
 
 /// A booked permit is in somebody's hands and in nobody's ledger when the state is lost: the others wait for it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_permit_in_hand_when_the_state_is_lost() {
+async fn lost_state_with_an_outstanding_permit() {
     let redis = Redis::start();
     let (stop, attempts) = (CancellationToken::new(), Arc::new(Attempts::default()));
-    let spec = QuotaSpec { send_budget: Duration::from_millis(400), ..works::quota_of(1) };
+    let spec = QuotaSpec { send_budget: Duration::from_millis(400), ..load::quota_of(1) };
     let mut running = JoinSet::new();
     let mut open = || {
-        let (gate, run) = works::gate(on(&redis.url()), &attempts, spec.clone(), &stop);
+        let (gate, run) = load::gate(on(&redis.url()), &attempts, spec.clone(), &stop);
         running.spawn(run);
         gate
     };
@@ -113,7 +113,7 @@ async fn a_permit_in_hand_when_the_state_is_lost() {
     // Used once, so that the next start is booked: its permit comes before its time.
     let used = permit(&first).await;
     sleep_until(used.start_at).await;
-    used.begin().unwrap().answered(Instant::now());
+    used.begin().unwrap().release_used(Instant::now());
     let booked = permit(&first).await;
     block_in_place(|| redis.command::<()>("FLUSHALL"));
     let other = tokio::spawn(async move { permit(&second).await });
@@ -131,9 +131,9 @@ async fn a_permit_in_hand_when_the_state_is_lost() {
 }
 
 pub async fn permit(gate: &Gate) -> Permit {
-    match gate.permit(ask(Instant::now() + 60 * SECOND)).await {
-        Grant::Granted(permit) => permit,
-        Grant::Refused(refusal) => panic!("{refusal:?}"),
+    match gate.acquire(ask(Instant::now() + 60 * SECOND)).await {
+        AcquireResult::Granted(permit) => permit,
+        AcquireResult::Refused(refusal) => panic!("{refusal:?}"),
     }
 }
 
@@ -191,7 +191,7 @@ async fn a_slot_of_a_cluster_migrated() {
 
 /// A master that stands still until its replica has taken over wakes up and thinks that it still is one.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_master_of_a_cluster_that_wakes_up_replaced() {
+async fn cluster_master_resumed_after_failover() {
     let cluster = RedisCluster::start();
     let key = format!("{{{}}}", quota().quota);
     let (home, _replica) = block_in_place(|| {
@@ -222,21 +222,21 @@ async fn with_clock_moved_by(millis: i64) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn its_clock_moved_forward() {
+async fn store_clock_moved_forward() {
     with_clock_moved_by(30_000).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn its_clock_moved_back() {
+async fn store_clock_moved_back() {
     with_clock_moved_by(-30_000).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn its_clock_moved_forward_within_the_window() {
+async fn store_clock_moved_forward_within_the_window() {
     with_clock_moved_by(200).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn its_clock_moved_back_within_the_window() {
+async fn store_clock_moved_back_within_the_window() {
     with_clock_moved_by(-200).await;
 }

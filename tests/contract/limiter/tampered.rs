@@ -95,15 +95,15 @@ impl Tampered {
         let (mut granted, mut errors, mut in_a_row, mut rebuild) = (0, 0, 0, None);
         for _ in 0..6 {
             self.caller.number += 1;
-            let call = Call {
+            let call = LimiterCall {
                 incarnation: self.caller.incarnation,
                 number: self.caller.number,
-                wants: wants(&[1; LIMIT as usize]),
-                settlements: Vec::new(),
+                requests: wants(&[1; LIMIT as usize]),
+                releases: Vec::new(),
                 pause: None,
                 rebuild: rebuild.take(),
                 seeds: None,
-                distrust: None,
+                invalidate_epoch: None,
                 run_id: self.caller.limiter.run_id(&self.caller.spec.quota).await.unwrap(),
             };
             match self.caller.limiter.call(&self.caller.spec, &call).await {
@@ -112,12 +112,13 @@ impl Tampered {
                     granted += reply.permits();
                     if let Some(refused) = reply.refused {
                         // What the ledger tells ends a cold start, however long it would be.
-                        let is_cold = refused.by == Refusal::Cold;
+                        let is_cold = refused.reason == RefusalReason::Cold;
                         assert!(is_cold || refused.wait_us <= WAIT_MAX_US, "{what}: {refused:?}");
                         let of_state = self.answered_at.elapsed();
-                        let ended = vec![PastUse { age: of_state, cost: ByKind::charges(ANSWERED) }];
-                        let open = ByKind::charges(IN_FLIGHT);
-                        rebuild = is_cold.then_some(Rebuild { born: reply.born, ended, open });
+                        let ended = vec![PastUse { age: of_state, cost: CostByKind::charges(ANSWERED) }];
+                        let open = CostByKind::charges(IN_FLIGHT);
+                        rebuild =
+                            is_cold.then_some(RebuildData { state_epoch: reply.state_epoch, ended, in_flight: open });
                     }
                 }
                 Err(error) => {
@@ -149,7 +150,7 @@ fn unfit(was: &[u8]) -> Vec<Vec<u8>> {
 }
 
 #[tokio::test]
-async fn what_is_not_what_was_written_is_begun_anew() {
+async fn tampered_state_is_reset() {
     let redis = Redis::start();
     let mut prefixes = 0..;
     let mut next = || format!("remembered-{}", prefixes.next().unwrap());
@@ -182,7 +183,7 @@ async fn what_is_not_what_was_written_is_begun_anew() {
 }
 
 #[tokio::test]
-async fn a_state_that_was_put_back_is_begun_anew() {
+async fn restored_old_state_is_reset() {
     let redis = Redis::start();
     let mut tampered = Tampered::new(&redis, "put-back").await;
     let before: Vec<u8> = redis::cmd("DUMP").arg(&tampered.state_key).query(&mut tampered.connection).unwrap();
@@ -198,7 +199,7 @@ async fn a_state_that_was_put_back_is_begun_anew() {
 
 /// Whoever has loaded the functions anew knows only what is stored: then what can be seen is seen, and nothing stays.
 #[tokio::test]
-async fn what_nobody_remembers_holds_nobody_for_ever() {
+async fn undetected_tampering_does_not_block_forever() {
     let redis = Redis::start();
     let mut prefixes = 0..;
     let mut next = || format!("unknown-{}", prefixes.next().unwrap());
@@ -233,18 +234,18 @@ async fn what_nobody_remembers_holds_nobody_for_ever() {
 }
 
 #[tokio::test]
-async fn an_account_that_does_not_add_up_ends_the_state() {
+async fn inconsistent_account_state_resets_the_limiter() {
     let redis = Redis::start();
     let mut connection = redis.connection();
     let mut limits = spec(&[("all", 90, 20_000), ("mine", 5, 20_000)]);
     limits.limits[1].scope = sluicegate::domain::limit::Scope::Account;
     let subjects = limits.subjects(Some("a"), None).unwrap();
-    let want = |permits| Want { subjects: subjects.clone(), ..Want::charges(permits, 1) };
+    let want = |permits| PermitRequest { subjects: subjects.clone(), ..PermitRequest::charges(permits, 1) };
     let begun = async |prefix: &str| {
         let limiter: Arc<dyn Limiter> = Arc::new(RedisLimiter::new(&redis.url(), prefix).unwrap());
         let mut caller = Caller::warm(&limiter, limits.clone()).await;
         assert_eq!(caller.ask(&[want(3)]).await.permits(), 3);
-        let answered = Settlement { subjects: subjects.clone(), ..used(caller.number, 3, 0) };
+        let answered = PermitRelease { subjects: subjects.clone(), ..used(caller.number, 3, 0) };
         caller.settle(vec![answered], &[]).await;
         (caller, subject_key(prefix, &limits, &subjects[0]))
     };

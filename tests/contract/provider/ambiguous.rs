@@ -3,16 +3,16 @@
 use std::time::Duration;
 
 use sluicegate::domain::echo::Echo;
-use sluicegate::domain::lookup::{Finding, Lookup, LookupMethod, LookupUrl, WhenNotFound};
+use sluicegate::domain::lookup::{LookupConfig, LookupMethod, LookupResult, LookupUrl, WhenNotFound};
 use sluicegate::domain::outcome::{Outcome, UnknownCause};
-use sluicegate::domain::provider::{CodeIs, HeaderIs, Provider, StatusCase, StatusMeaning};
+use sluicegate::domain::provider::{CodeCondition, HeaderCondition, Provider, StatusCase, StatusMeaning};
 use sluicegate::provider::PaymentProvider as _;
 
 use super::raw::{RawServer, Then};
 use super::{job, provider, row, send_one, unknown};
 
 fn unreadable(status: u16) -> Outcome {
-    unknown(UnknownCause::UnreadableAnswer(status))
+    unknown(UnknownCause::UnreadableResponse(status))
 }
 
 fn accepted() -> Outcome {
@@ -20,8 +20,8 @@ fn accepted() -> Outcome {
 }
 
 fn case(header: Option<(&str, &str)>, code: Option<&str>, means: StatusMeaning) -> StatusCase {
-    let header = header.map(|(name, value)| HeaderIs { name: name.to_owned(), value: Some(value.to_owned()) });
-    let code = code.map(|code| CodeIs { code: code.to_owned(), at: Some("/result/code".to_owned()) });
+    let header = header.map(|(name, value)| HeaderCondition { name: name.to_owned(), value: Some(value.to_owned()) });
+    let code = code.map(|code| CodeCondition { code: code.to_owned(), pointer: Some("/result/code".to_owned()) });
     StatusCase { header, code, means }
 }
 
@@ -47,7 +47,7 @@ async fn outcome(row: impl Fn(&str) -> Provider, answer: Then) -> Outcome {
 }
 
 #[tokio::test]
-async fn a_needed_key_that_appears_twice_is_unknown() {
+async fn duplicate_required_key_is_unknown() {
     for body in [
         r#"{"id":"ch_1","id":"ch_2"}"#,
         r#"{"id":"ch_1","id":"ch_1"}"#,
@@ -72,7 +72,7 @@ async fn a_needed_key_that_appears_twice_is_unknown() {
 }
 
 #[tokio::test]
-async fn what_nobody_needs_may_appear_twice() {
+async fn duplicate_unused_keys_are_allowed() {
     for body in [
         r#"{"note":1,"note":2,"id":"ch_1"}"#,
         r#"{"id":"ch_1","more":{"id":"a","id":"b"}}"#,
@@ -95,7 +95,7 @@ async fn what_nobody_needs_may_appear_twice() {
 
 /// One of the two is where the next answer begins.
 #[tokio::test]
-async fn a_length_beside_chunks_is_unknown_and_ends_the_connection() {
+async fn conflicting_lengths_are_unknown_and_close_connection() {
     let body = r#"{"id":"ch_1"}"#;
     for lengths in [
         "content-length: 13\r\ntransfer-encoding: chunked",
@@ -125,7 +125,7 @@ async fn a_length_beside_chunks_is_unknown_and_ends_the_connection() {
 }
 
 #[tokio::test]
-async fn an_answer_that_is_not_compressed_as_it_says_is_unknown() {
+async fn wrong_content_encoding_is_unknown() {
     let body = r#"{"id":"ch_1"}"#;
     for label in ["gzip", "GZip", "x-gzip", "deflate", "br", "zstd", "compress", "identity, gzip", "gzip, identity"] {
         let answer = Then::answer("200 OK", &format!("content-encoding: {label}\r\n"), body);
@@ -143,10 +143,10 @@ async fn an_answer_that_is_not_compressed_as_it_says_is_unknown() {
 }
 
 #[tokio::test]
-async fn an_ambiguous_answer_to_a_look_up_is_unknown() {
+async fn ambiguous_lookup_response_is_unknown() {
     let found = async |answer: Then| {
         let server = RawServer::start(vec![answer]).await;
-        let lookup = Lookup {
+        let lookup = LookupConfig {
             url: LookupUrl::parse(&format!("{}charges?id=${{job:id}}", server.url())).unwrap(),
             method: LookupMethod::Get,
             state: "/state".to_owned(),
@@ -161,9 +161,10 @@ async fn an_ambiguous_answer_to_a_look_up_is_unknown() {
             give_up_after: Duration::from_secs(60),
         };
         let provider = provider(&Provider { lookup: Some(lookup), ..row(&server.url()) });
-        provider.ask(&provider.question(&job("pay-1")).unwrap()).await.outcome
+        provider.look_up(&provider.lookup_request(&job("pay-1")).unwrap()).await.outcome
     };
-    let unreadable = |status| Finding::Unknown { cause: UnknownCause::UnreadableAnswer(status), retry_after: None };
+    let unreadable =
+        |status| LookupResult::Unknown { cause: UnknownCause::UnreadableResponse(status), retry_after: None };
     let whole = r#"{"state":"paid","id":"ch_1","amount":1299,"currency":"EUR"#;
     for body in [
         format!(r#"{whole}","state":"failed"}}"#),
@@ -182,6 +183,6 @@ async fn an_ambiguous_answer_to_a_look_up_is_unknown() {
         let bytes = format!("{head}{:x}\r\n{plain}\r\n0\r\n\r\n", plain.len()).into_bytes();
         assert_eq!(found(Then::Answer(bytes)).await, unreadable(read), "{head}");
     }
-    let accepted = Finding::Accepted { reference: Some("ch_1".to_owned()) };
+    let accepted = LookupResult::Accepted { reference: Some("ch_1".to_owned()) };
     assert_eq!(found(Then::answer("200 OK", "", &format!(r#"{whole}","note":1,"note":2}}"#))).await, accepted);
 }

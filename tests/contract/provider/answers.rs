@@ -19,7 +19,7 @@ fn table() -> Vec<(&'static str, &'static [u8], Outcome, Option<u16>)> {
     let whole = ACCEPTED.as_bytes();
     let lost = unknown(UnknownCause::ConnectionLost);
     let bare = Outcome::Accepted { reference: None };
-    let unreadable = |status| unknown(UnknownCause::UnreadableAnswer(status));
+    let unreadable = |status| unknown(UnknownCause::UnreadableResponse(status));
     let failed = |status| unknown(UnknownCause::ServerError(status));
     let no_wait = Outcome::Throttled { retry_after: None };
     let review = |status: u16| Outcome::Rejected { reason: format!("provider answered {status}") };
@@ -65,7 +65,7 @@ fn table() -> Vec<(&'static str, &'static [u8], Outcome, Option<u16>)> {
 }
 
 #[tokio::test]
-async fn every_odd_answer_is_an_outcome_of_one_request() {
+async fn every_odd_response_has_one_outcome() {
     for (head, body, outcome, status) in table() {
         let bytes = [b"HTTP/1.1 ", head.as_bytes(), b"\r\n\r\n", body].concat();
         let server = RawServer::start(vec![Then::Raw(bytes)]).await;
@@ -88,7 +88,7 @@ async fn every_odd_answer_is_an_outcome_of_one_request() {
 }
 
 #[tokio::test]
-async fn a_redirect_to_another_host_reaches_nobody() {
+async fn redirect_to_another_host_is_not_followed() {
     for (status, meant) in [("301 Moved", 301), ("307 Temporary", 307), ("308 Permanent", 308)] {
         let other = RawServer::start(vec![Then::ok()]).await;
         let location = format!("location: {}\r\n", other.url());
@@ -101,7 +101,7 @@ async fn a_redirect_to_another_host_reaches_nobody() {
 
 /// Whatever comes without end ends at the total timeout, and little of it is read.
 #[tokio::test]
-async fn what_has_no_end_ends_at_the_timeout() {
+async fn endless_responses_end_at_the_timeout() {
     let second = Duration::from_secs(1);
     let at_once = Duration::ZERO;
     let ok: &[u8] = b"HTTP/1.1 200 OK\r\n";
@@ -127,7 +127,7 @@ async fn what_has_no_end_ends_at_the_timeout() {
         (
             "chunks of one byte",
             Then::Repeat(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", b"1\r\n \r\n", at_once),
-            &unknown(UnknownCause::UnreadableAnswer(200)),
+            &unknown(UnknownCause::UnreadableResponse(200)),
             Some(200),
         ),
     ] {

@@ -43,7 +43,7 @@ async fn impatient_server() -> (String, Arc<AtomicUsize>) {
 }
 
 #[tokio::test]
-async fn a_server_that_closes_idle_connections_sends_nothing_to_review() {
+async fn idle_connection_close_causes_no_review() {
     let (url, connections) = impatient_server().await;
     let accepted = Outcome::Accepted { reference: Some("ch_1".to_owned()) };
     let forgetful = Provider { idempotency_retention: None, ..row(&url) };
@@ -60,7 +60,7 @@ async fn a_server_that_closes_idle_connections_sends_nothing_to_review() {
 }
 
 #[tokio::test]
-async fn a_connection_per_request_is_announced_and_closed_by_the_server() {
+async fn single_use_connections_send_connection_close() {
     let server = RawServer::start(vec![Then::ok()]).await;
     let single = Provider { reuse_connections: Some(false), ..row(&server.url()) };
     outcomes(&single, 2).await;
@@ -70,7 +70,7 @@ async fn a_connection_per_request_is_announced_and_closed_by_the_server() {
 }
 
 #[tokio::test]
-async fn a_server_that_keeps_connections_for_a_second_gets_one_for_each_request() {
+async fn short_keep_alive_disables_reuse() {
     for (keep_alive, connections) in [("timeout=1", 2), ("timeout=60", 1), ("timeout=60, max=0", 2)] {
         let headers = format!("content-type: application/json\r\nkeep-alive: {keep_alive}\r\n");
         let server = RawServer::start(vec![Then::answer("200 OK", &headers, r#"{"id":"ch_1"}"#)]).await;

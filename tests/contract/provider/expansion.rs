@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use sluicegate::domain::job::{Job, Token};
+use sluicegate::domain::job::{Identifier, Job};
 use sluicegate::ledger::provider_row::{LimitRow, ProviderRow};
 use sluicegate::queue::message::encode;
 
@@ -54,12 +54,12 @@ fn row() -> impl Strategy<Value = ProviderRow> {
 
 proptest! {
     #[test]
-    fn every_request_is_within_its_bounds_or_its_job_is_too_large(
+    fn every_request_is_within_bounds_or_rejected(
         payload in prop::option::of(payload()),
         reference in prop::option::of("\\PC{1,255}"),
         row in row(),
     ) {
-        let job = Job { payload, reference, account: Token::new("a".repeat(64)).ok(), ..job("pay-1") };
+        let job = Job { payload, reference, account: Identifier::new("a".repeat(64)).ok(), ..job("pay-1") };
         within_bounds(&row, &encode(&job));
     }
 }

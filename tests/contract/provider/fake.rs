@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use sluicegate::domain::echo::{Echo, PaymentIdentity};
 use sluicegate::domain::limit::Rate;
-use sluicegate::domain::lookup::{Finding, Lookup, LookupMethod, LookupUrl, WhenNotFound};
+use sluicegate::domain::lookup::{LookupConfig, LookupMethod, LookupResult, LookupUrl, WhenNotFound};
 use sluicegate::domain::outcome::{Outcome, UnknownCause};
-use sluicegate::domain::provider::{CodeIs, Provider, StatusCase, StatusMeaning};
+use sluicegate::domain::provider::{CodeCondition, Provider, StatusCase, StatusMeaning};
 use sluicegate::provider::http::HttpProvider;
-use sluicegate::provider::simulated::{Effect, FakeHandle, FakeOptions, FakeProvider, OnLimit, Report};
-use sluicegate::provider::{PaymentProvider, Question};
+use sluicegate::provider::simulated::{Effect, FakeHandle, FakeOptions, FakeProvider, FakeProviderReport, OnLimit};
+use sluicegate::provider::{LookupRequest, PaymentProvider};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -85,7 +85,7 @@ async fn its_report_agrees_with_an_independent_recount() {
         }
         let outcomes: Vec<Outcome> = lanes.join_all().await.into_iter().flatten().collect();
         let arrivals: Vec<u64> = fake.get("_arrivals").await;
-        let report: Report = fake.get("_report").await;
+        let report: FakeProviderReport = fake.get("_report").await;
         assert!(arrivals.len() == 400 && arrivals.is_sorted());
         for (limit, counted) in limits.iter().zip(&report.limits) {
             let (largest, breaches) = recount(&arrivals, *limit);
@@ -113,7 +113,7 @@ async fn its_report_agrees_with_an_independent_recount() {
 }
 
 #[tokio::test]
-async fn it_deduplicates_unless_told_not_to() {
+async fn deduplication_can_be_disabled() {
     install_tls_provider();
     for (deduplicate, charges) in [(true, 1), (false, 3)] {
         let fake = Fake::start(FakeOptions { deduplicate, ..FakeOptions::default() }).await;
@@ -137,7 +137,7 @@ async fn it_deduplicates_unless_told_not_to() {
 }
 
 #[tokio::test]
-async fn a_lost_answer_has_had_its_effect() {
+async fn lost_response_still_charges() {
     install_tls_provider();
     let fake = Fake::start(FakeOptions { lost_answer_rate: 1.0, ..FakeOptions::default() }).await;
     let provider = provider(&row(&fake.url));
@@ -147,14 +147,14 @@ async fn a_lost_answer_has_had_its_effect() {
         let lost = Outcome::Unknown { cause: UnknownCause::ConnectionLost, retry_after: None };
         assert_eq!((answer.outcome, answer.status), (lost, None));
     }
-    let report: Report = fake.get("_report").await;
+    let report: FakeProviderReport = fake.get("_report").await;
     assert_eq!((report.requests, report.charges, report.doubles, report.lost_answers), (2, 1, 0, 2));
     assert!(report.statuses.is_empty(), "{report:?}");
     fake.stop().await;
 }
 
 #[tokio::test]
-async fn declines_faults_and_refusals_reach_the_client_as_meant() {
+async fn declines_faults_and_refusals_map_to_outcomes() {
     install_tls_provider();
     type Case = (FakeOptions, fn(&Outcome) -> bool);
     let cases: [Case; 3] = [
@@ -180,11 +180,11 @@ async fn declines_faults_and_refusals_reach_the_client_as_meant() {
 
 /// The row tells a lock on one object from the provider's own limit, though both come as 429.
 #[tokio::test]
-async fn a_lock_and_a_limit_are_told_apart() {
+async fn lock_and_rate_limit_are_distinguished() {
     install_tls_provider();
     let locked = StatusCase {
         header: None,
-        code: Some(CodeIs { code: "lock_timeout".to_owned(), at: Some("/error/code".to_owned()) }),
+        code: Some(CodeCondition { code: "lock_timeout".to_owned(), pointer: Some("/error/code".to_owned()) }),
         means: StatusMeaning::Busy,
     };
     let options = |busy_rate| FakeOptions { busy_rate, ..FakeOptions::default() };
@@ -214,7 +214,7 @@ async fn its_pages_are_not_charges() {
     assert_eq!(fake.client.get(format!("{}pay", fake.url)).send().await.unwrap().status(), 405);
     assert_eq!(post("charges").body("{}").send().await.unwrap().status(), 400);
     assert_eq!(post("charges").body(vec![b' '; 300 * 1024]).send().await.unwrap().status(), 413);
-    let report: Report = fake.get("_report").await;
+    let report: FakeProviderReport = fake.get("_report").await;
     assert_eq!((report.requests, report.charges), (4, 1));
     assert_eq!(report.statuses, [(200, 1), (400, 1), (405, 1), (413, 1)].into());
     assert_eq!(post("_reset").send().await.unwrap().status(), 200);
@@ -222,8 +222,8 @@ async fn its_pages_are_not_charges() {
     fake.stop().await;
 }
 
-pub(super) fn lookup(url: &str) -> Lookup {
-    Lookup {
+pub(super) fn lookup(url: &str) -> LookupConfig {
+    LookupConfig {
         url: LookupUrl::parse(&format!("{url}charges?id=${{job:id}}")).unwrap(),
         method: LookupMethod::Get,
         state: "/state".to_owned(),
@@ -241,41 +241,41 @@ pub(super) fn lookup(url: &str) -> Lookup {
 
 /// The charge's own reference comes back, one request per question, without key or body; and by no look-up is charged.
 #[tokio::test]
-async fn what_was_charged_can_be_asked_for() {
+async fn charge_can_be_looked_up() {
     install_tls_provider();
     let fake = Fake::start(FakeOptions::default()).await;
     let row = Provider { lookup: Some(lookup(&fake.url)), ..row(&fake.url) };
     let provider = provider(&row);
-    let question = provider.question(&job("pay-1")).unwrap();
-    assert_eq!(provider.ask(&question).await.outcome, Finding::NotFound);
+    let question = provider.lookup_request(&job("pay-1")).unwrap();
+    assert_eq!(provider.look_up(&question).await.outcome, LookupResult::NotFound);
     let Outcome::Accepted { reference } = charge(&provider, &job("pay-1")).await.outcome else {
         panic!("not accepted")
     };
     assert!(reference.is_some());
-    let answer = provider.ask(&question).await;
-    assert_eq!((answer.outcome, answer.status), (Finding::Accepted { reference }, Some(200)));
-    let other = Question { payment: PaymentIdentity { amount: 1, ..question.payment.clone() }, ..question };
-    assert!(matches!(provider.ask(&other).await.outcome, Finding::Differs { .. }));
-    let report: Report = fake.get("_report").await;
+    let answer = provider.look_up(&question).await;
+    assert_eq!((answer.outcome, answer.status), (LookupResult::Accepted { reference }, Some(200)));
+    let other = LookupRequest { payment: PaymentIdentity { amount: 1, ..question.payment.clone() }, ..question };
+    assert!(matches!(provider.look_up(&other).await.outcome, LookupResult::Differs { .. }));
+    let report: FakeProviderReport = fake.get("_report").await;
     assert_eq!((report.requests, report.lookups, report.charges), (4, 3, 1));
     fake.stop().await;
-    assert!(matches!(provider.ask(&other).await.outcome, Finding::NotSent { .. }), "nobody listens");
+    assert!(matches!(provider.look_up(&other).await.outcome, LookupResult::NotSent { .. }), "nobody listens");
 }
 
 /// On the wire: the row's headers, no key, no body that was not asked for; silence is no answer.
 #[tokio::test]
-async fn a_question_is_one_request_without_key_or_body() {
+async fn lookup_is_one_request_without_key() {
     let body = r#"{"id":"ch_1","state":"succeeded","amount":1299,"currency":"EUR"}"#;
     for (method, line) in [(LookupMethod::Get, "GET"), (LookupMethod::Post, "POST")] {
         let server = RawServer::start(vec![Then::answer("200 OK", "", body), Then::Reset]).await;
-        let lookup = Lookup { method, ..lookup(&server.url()) };
+        let lookup = LookupConfig { method, ..lookup(&server.url()) };
         let headers = [("X-Of".to_owned(), "me".to_owned())].into();
         let provider = provider(&Provider { lookup: Some(lookup), headers, ..row(&server.url()) });
-        let question = provider.question(&job("pay-1")).unwrap();
-        let accepted = Finding::Accepted { reference: Some("ch_1".to_owned()) };
-        assert_eq!(provider.ask(&question).await.outcome, accepted);
-        let lost = Finding::Unknown { cause: UnknownCause::ConnectionLost, retry_after: None };
-        assert_eq!(provider.ask(&question).await.outcome, lost);
+        let question = provider.lookup_request(&job("pay-1")).unwrap();
+        let accepted = LookupResult::Accepted { reference: Some("ch_1".to_owned()) };
+        assert_eq!(provider.look_up(&question).await.outcome, accepted);
+        let lost = LookupResult::Unknown { cause: UnknownCause::ConnectionLost, retry_after: None };
+        assert_eq!(provider.look_up(&question).await.outcome, lost);
         let requests = server.requests();
         assert_eq!(requests.len(), 2);
         let sent = String::from_utf8(requests[0].clone()).unwrap().to_lowercase();
@@ -286,15 +286,15 @@ async fn a_question_is_one_request_without_key_or_body() {
 }
 
 #[tokio::test]
-async fn who_cannot_be_asked_says_so() {
+async fn unsupported_lookup_is_reported() {
     install_tls_provider();
     let fake = Fake::start(FakeOptions { lookup: false, ..FakeOptions::default() }).await;
     let asked = provider(&Provider { lookup: Some(lookup(&fake.url)), ..row(&fake.url) });
-    assert_eq!(asked.ask(&asked.question(&job("pay-1")).unwrap()).await.outcome, Finding::NotFound);
+    assert_eq!(asked.look_up(&asked.lookup_request(&job("pay-1")).unwrap()).await.outcome, LookupResult::NotFound);
     assert_eq!(fake.handle.report().lookups, 0);
     fake.stop().await;
     let without = provider(&row("http://127.0.0.1:1/"));
-    assert!(without.question(&job("pay-1")).unwrap_err().contains("no look-up"));
+    assert!(without.lookup_request(&job("pay-1")).unwrap_err().contains("no look-up"));
     let elsewhere = lookup("https://10.0.0.1/");
     let refused = HttpProvider::new(&Provider { lookup: Some(elsewhere), ..row("http://127.0.0.1:1/") }, &policy());
     assert!(refused.is_err_and(|error| error.to_string().contains("not on the public internet")));

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use sluicegate::domain::lookup::Finding;
+use sluicegate::domain::lookup::LookupResult;
 use sluicegate::domain::outcome::Outcome;
 use sluicegate::domain::provider::Provider;
 use sluicegate::provider::http::{HttpProvider, OutboundPolicy};
@@ -15,7 +15,7 @@ use super::{charge, job, policy, row};
 /// Loopback, with these secrets.
 pub fn granting(entries: &[&str]) -> OutboundPolicy {
     let entries: Vec<String> = entries.iter().map(|entry| (*entry).to_owned()).collect();
-    policy().granting(&SecretGrants::parse(&entries).unwrap(), &[])
+    policy().with_secret_grants(&SecretGrants::parse(&entries).unwrap(), &[])
 }
 
 fn with_key(url: &str) -> Provider {
@@ -34,7 +34,7 @@ fn asked_at(url: &str, row: Provider) -> Provider {
 }
 
 #[tokio::test]
-async fn a_secret_that_no_entry_grants_makes_the_row_unusable() {
+async fn ungranted_secret_makes_row_unusable() {
     let server = RawServer::start(vec![Then::ok()]).await;
     let row = with_key(&server.url());
     let none = refusal(&row, &policy());
@@ -60,20 +60,20 @@ async fn a_secret_that_no_entry_grants_makes_the_row_unusable() {
 
 /// The same headers go with a look-up, so its host needs them, too.
 #[tokio::test]
-async fn a_look_up_elsewhere_needs_an_entry_of_its_own() {
+async fn lookup_on_another_host_needs_own_grant() {
     let server = RawServer::start(vec![Then::answer("404 Not Found", "", "")]).await;
     let elsewhere = server.url().replace("127.0.0.1", "localhost");
     let row = asked_at(&elsewhere, with_key(&server.url()));
     let told = refusal(&row, &granting(&["env:PATH@127.0.0.1"]));
     assert!(told.contains("may not be sent to localhost") && told.contains("\"env:PATH@localhost\""), "{told}");
     let both = HttpProvider::new(&row, &granting(&["env:PATH@127.0.0.1", "env:PATH@LOCALHOST"])).unwrap();
-    let mut question = both.question(&job("pay-1")).unwrap();
-    assert_eq!(both.ask(&question).await.outcome, Finding::NotFound);
+    let mut question = both.lookup_request(&job("pay-1")).unwrap();
+    assert_eq!(both.look_up(&question).await.outcome, LookupResult::NotFound);
     // Whatever was asked for, the host that is called decides.
     question.url = server.url().replace("127.0.0.1", "127.0.0.2");
-    let elsewhere = both.ask(&question).await.outcome;
+    let elsewhere = both.look_up(&question).await.outcome;
     assert!(
-        matches!(&elsewhere, Finding::LocalFault(fault) if fault.to_string().contains("127.0.0.2")),
+        matches!(&elsewhere, LookupResult::LocalFault(fault) if fault.to_string().contains("127.0.0.2")),
         "{elsewhere:?}"
     );
     assert_eq!(server.requests().len(), 1);
@@ -81,7 +81,7 @@ async fn a_look_up_elsewhere_needs_an_entry_of_its_own() {
 
 /// A row that has moved since has entries for its new host alone.
 #[tokio::test]
-async fn a_request_that_is_frozen_for_another_host_is_not_sent_with_the_secret() {
+async fn frozen_request_to_ungranted_host_is_refused() {
     let server = RawServer::start(vec![Then::ok()]).await;
     let there = HttpProvider::new(&with_key(&server.url()), &granting(&["env:PATH@127.0.0.1"])).unwrap();
     let frozen = there.freeze(&job("pay-1")).await.unwrap();
@@ -96,7 +96,7 @@ async fn a_request_that_is_frozen_for_another_host_is_not_sent_with_the_secret()
 
 /// An entry does not make the program's own files a provider's.
 #[tokio::test]
-async fn a_file_of_the_programs_own_configuration_is_refused_by_any_name() {
+async fn own_configuration_files_are_refused_as_secrets() {
     let server = RawServer::start(vec![Then::ok()]).await;
     let dir = tempfile::tempdir().unwrap();
     let (token, name) = (dir.path().join("ops.token"), dir.path().join("acme"));
@@ -107,10 +107,10 @@ async fn a_file_of_the_programs_own_configuration_is_refused_by_any_name() {
     let row = Provider { headers, ..row(&server.url()) };
     let grants = SecretGrants::parse(&[format!("{reference}@127.0.0.1")]).unwrap();
     let own: [PathBuf; 1] = [token];
-    let provider = HttpProvider::new(&row, &policy().granting(&grants, &own)).unwrap();
+    let provider = HttpProvider::new(&row, &policy().with_secret_grants(&grants, &own)).unwrap();
     let error = provider.freeze(&job("pay-1")).await.unwrap_err().to_string();
     assert!(error.contains("holds a key of this program's own configuration") && !error.contains("hunter2"), "{error}");
-    let named: Vec<String> = provider.unreadable().await.iter().map(ToString::to_string).collect();
+    let named: Vec<String> = provider.unreadable_secrets().await.iter().map(ToString::to_string).collect();
     assert_eq!(named, [error]);
     assert!(server.requests().is_empty());
 }

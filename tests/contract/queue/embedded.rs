@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use futures_util::poll;
-use sluicegate::domain::job::Token;
+use sluicegate::domain::job::Identifier;
 use sluicegate::domain::provider::ProviderName;
 use sluicegate::ledger::database::Database;
 use sluicegate::queue::embedded::EmbeddedQueue;
-use sluicegate::queue::{Found, Queue, QueueError, Search};
+use sluicegate::queue::{FoundMessage, Queue, QueueError, SearchResult};
 use sqlx::{Row as _, SqlitePool};
 
 use super::{
@@ -41,7 +41,7 @@ async fn bench(_name: &str) -> Bench {
 conformance!(bench);
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_age_of_what_is_ready_longest_is_told() {
+async fn oldest_ready_age_is_reported() {
     let bench = bench("").await;
     let stripe = provider("stripe");
     let age = async || bench.queue.oldest_ready(&stripe).await.unwrap();
@@ -77,7 +77,7 @@ async fn invalid_messages_are_kept_with_their_reason() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_new_process_recovers_what_the_last_one_held() {
+async fn new_process_recovers_unacknowledged_messages() {
     let bench = bench("").await;
     publish_all(&*bench.queue, "stripe", &["one", "two"]).await;
     // A runtime of its own, which ends as a process does that is killed: its tasks stop where they are, and nobody gives
@@ -97,7 +97,7 @@ async fn a_new_process_recovers_what_the_last_one_held() {
     let again = take_many(&mut *lane, 2).await;
     assert_eq!(bodies(&again), set(&["one", "two"]));
     for delivery in held {
-        assert!(matches!(delivery.receipt.ack().await, Err(QueueError::Away(_))));
+        assert!(matches!(delivery.receipt.ack().await, Err(QueueError::Unavailable(_))));
     }
     drop(lane);
     next.close().await;
@@ -114,7 +114,7 @@ async fn another_process_can_publish() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_missing_table_names_the_mend() {
+async fn missing_table_error_names_the_fix() {
     let bench = bench("").await;
     sqlx::query("DROP TABLE queue_messages").execute(&bench.pool).await.unwrap();
     let name = ProviderName::new("stripe").unwrap();
@@ -129,11 +129,11 @@ async fn after_a_failed_finish(trigger: &str, ack: bool) {
     let mut lane = bench.queue.open_lane(&provider("stripe"), 1).await.unwrap();
     let delivery = take(&mut *lane).await;
     sqlx::query(sqlx::AssertSqlSafe(format!("CREATE TRIGGER fault {trigger}"))).execute(&bench.pool).await.unwrap();
-    let finished = if ack { delivery.receipt.ack().await } else { delivery.receipt.hand_back().await };
-    assert!(matches!(finished, Err(QueueError::Away(_))), "{finished:?}");
+    let finished = if ack { delivery.receipt.ack().await } else { delivery.receipt.requeue().await };
+    assert!(matches!(finished, Err(QueueError::Unavailable(_))), "{finished:?}");
     let ended = tokio::time::timeout(PATIENCE, lane.next()).await.expect("the lane fell silent");
-    assert!(matches!(ended, Err(QueueError::Away(_))));
-    assert!(matches!(lane.resume().await, Err(QueueError::Away(_))), "ended for good");
+    assert!(matches!(ended, Err(QueueError::Unavailable(_))));
+    assert!(matches!(lane.resume().await, Err(QueueError::Unavailable(_))), "ended for good");
     drop(lane);
     sqlx::query("DROP TRIGGER fault").execute(&bench.pool).await.unwrap();
     let mut lane = bench.queue.open_lane(&provider("stripe"), 1).await.unwrap();
@@ -149,19 +149,19 @@ async fn a_failed_acknowledgement_ends_the_lane() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_failed_hand_back_ends_the_lane() {
+async fn failed_requeue_ends_the_lane() {
     let trigger = "BEFORE UPDATE ON queue_messages BEGIN SELECT RAISE(ABORT, 'disk I/O error'); END";
     after_a_failed_finish(trigger, false).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_message_that_somebody_deleted_costs_no_place() {
+async fn deleted_message_frees_its_prefetch() {
     let bench = bench("").await;
     publish_all(&*bench.queue, "stripe", &["one"]).await;
     let mut lane = bench.queue.open_lane(&provider("stripe"), 1).await.unwrap();
     let delivery = take(&mut *lane).await;
     sqlx::query("DELETE FROM queue_messages").execute(&bench.pool).await.unwrap();
-    assert!(matches!(delivery.receipt.ack().await, Err(QueueError::Away(_))));
+    assert!(matches!(delivery.receipt.ack().await, Err(QueueError::Unavailable(_))));
     publish_all(&*bench.queue, "stripe", &["two"]).await;
     assert_eq!(&take(&mut *lane).await.body[..], b"two");
 }
@@ -190,22 +190,30 @@ async fn invalid_messages_keep_all_their_properties() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_is_found_in_its_lane_with_those_before_it() {
+async fn job_is_found_with_its_queue_position() {
     let bench = bench("").await;
     let of = |id: &str| format!(r#"{{ "id" : "{id}", "amount": 1, "currency": "EUR", "reference": "third" }}"#);
     publish_all(bench.queue.as_ref(), "acme", &[&of("first"), "not a job, \"third\"", &of("third"), &of("last")]).await;
     bench.queue.publish(invalid_message()).await.unwrap();
-    let find = async |id: &str| bench.queue.find(&Token::new(id).unwrap()).await.unwrap();
-    let Search::Found(third) = find("third").await else { panic!("not found") };
-    let found =
-        Found { lane: provider("acme"), body: of("third").into(), taken: false, before: 2, ready_in: Duration::ZERO };
+    let find = async |id: &str| bench.queue.find(&Identifier::new(id).unwrap()).await.unwrap();
+    let SearchResult::Found(third) = find("third").await else { panic!("not found") };
+    let found = FoundMessage {
+        lane: provider("acme"),
+        body: of("third").into(),
+        is_delivered: false,
+        messages_ahead: 2,
+        ready_in: Duration::ZERO,
+    };
     assert_eq!(third, found);
-    assert_eq!(find("fourth").await, Search::Nowhere);
+    assert_eq!(find("fourth").await, SearchResult::NotFound);
     let mut lane = bench.queue.open_lane(&provider("acme"), 3).await.unwrap();
     let _taken = take_many(lane.as_mut(), 3).await;
-    let Search::Found(third) = find("third").await else { panic!("not found") };
-    assert!(third.taken, "{third:?}");
-    assert!(matches!(find("last").await, Search::Found(Found { taken: false, before: 0, .. })));
+    let SearchResult::Found(third) = find("third").await else { panic!("not found") };
+    assert!(third.is_delivered, "{third:?}");
+    assert!(matches!(
+        find("last").await,
+        SearchResult::Found(FoundMessage { is_delivered: false, messages_ahead: 0, .. })
+    ));
 }
 
 /// How often the queue's one connection commits from now on.
@@ -224,7 +232,7 @@ async fn count_commits(pool: &SqlitePool) -> Arc<AtomicUsize> {
 const COMMITS_OF_300: usize = 4;
 
 #[tokio::test]
-async fn those_who_come_while_somebody_writes_are_committed_together() {
+async fn concurrent_writes_share_a_commit() {
     let bench = bench("").await;
     let commits = count_commits(&bench.pool).await;
     let numbers: Vec<String> = (0..300).map(|number| number.to_string()).collect();
@@ -244,7 +252,7 @@ async fn those_who_come_while_somebody_writes_are_committed_together() {
 
 /// What a lane lost is told to its own receipt, whoever else is written with it.
 #[tokio::test]
-async fn each_is_answered_for_itself() {
+async fn each_batched_write_gets_its_own_result() {
     let bench = bench("").await;
     publish_all(&*bench.queue, "stripe", &["a", "b", "c"]).await;
     let mut lane = bench.queue.open_lane(&provider("stripe"), 3).await.unwrap();
@@ -258,7 +266,7 @@ async fn each_is_answered_for_itself() {
 }
 
 #[tokio::test]
-async fn what_nobody_waits_for_any_more_is_not_begun() {
+async fn dropped_write_is_not_started() {
     let bench = bench("").await;
     let mut first = pin!(bench.queue.publish(to_lane("stripe", "first")));
     assert!(poll!(&mut first).is_pending());

@@ -7,7 +7,7 @@ use lapin::options::{BasicGetOptions, ExchangeDeleteOptions, QueueDeclareOptions
 use lapin::types::{AMQPValue, FieldTable};
 use secrecy::SecretString;
 use sluicegate::domain::provider::ProviderName;
-use sluicegate::queue::rabbitmq::{RabbitMq, Settings};
+use sluicegate::queue::rabbitmq::{RabbitMq, RabbitSettings};
 use sluicegate::queue::{Destination, Queue, QueueError};
 
 use super::{
@@ -21,7 +21,7 @@ mod pipelined;
 mod properties;
 mod receipts;
 mod refused;
-mod unfit;
+mod topology_check;
 
 struct Bench {
     queue: Arc<dyn Queue>,
@@ -29,7 +29,7 @@ struct Bench {
 }
 
 fn connect(url: &str) -> Arc<dyn Queue> {
-    Arc::new(RabbitMq::connect(Settings::new(&SecretString::from(url), "payments").unwrap()))
+    Arc::new(RabbitMq::connect(RabbitSettings::new(&SecretString::from(url), "payments").unwrap()))
 }
 
 async fn bench(name: &'static str) -> Bench {
@@ -68,8 +68,8 @@ fn string_headers(properties: &lapin::BasicProperties) -> std::collections::BTre
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn outcomes_reach_whoever_has_bound_a_queue() {
-    let bench = bench("outcomes_reach_whoever_has_bound_a_queue").await;
+async fn outcomes_reach_every_bound_queue() {
+    let bench = bench("outcomes_reach_every_bound_queue").await;
     bench.queue.declare(&[provider("stripe")]).await.unwrap();
     let (_connection, channel) = raw_channel(&bench.url).await;
     let options = QueueDeclareOptions::exclusive();
@@ -87,8 +87,8 @@ async fn outcomes_reach_whoever_has_bound_a_queue() {
 
 /// The broker says no for all queues, though the others have it.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_event_that_one_queue_rejects_is_told_as_rejected() {
-    let bench = bench("an_event_that_one_queue_rejects_is_told_as_rejected").await;
+async fn event_rejected_by_one_queue_is_rejected() {
+    let bench = bench("event_rejected_by_one_queue_is_rejected").await;
     bench.queue.declare(&[provider("stripe")]).await.unwrap();
     let (_connection, channel) = raw_channel(&bench.url).await;
     let mut full = FieldTable::default();
@@ -114,8 +114,8 @@ async fn an_event_that_one_queue_rejects_is_told_as_rejected() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_never_declared_is_an_error() {
-    let bench = bench("what_was_never_declared_is_an_error").await;
+async fn undeclared_lane_is_an_error() {
+    let bench = bench("undeclared_lane_is_an_error").await;
     bench.queue.declare(&[provider("stripe")]).await.unwrap();
     let error = bench.queue.publish(to_lane("adyen", "x")).await.unwrap_err();
     assert!(matches!(&error, QueueError::Unroutable(name) if name == "adyen"), "{error}");
@@ -148,8 +148,8 @@ async fn wrong_credentials_are_refused_and_not_repeated() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_refusal_after_the_first_connection_will_pass() {
-    const VHOST: &str = "a_refusal_after_the_first_connection_will_pass";
+async fn refusal_after_first_connection_is_temporary() {
+    const VHOST: &str = "refusal_after_first_connection_is_temporary";
     let ctl = async |args: &'static [&'static str]| {
         tokio::task::spawn_blocking(move || RabbitNode::shared().ctl(args)).await.unwrap();
     };
@@ -163,8 +163,8 @@ async fn a_refusal_after_the_first_connection_will_pass() {
         let publish = bench.queue.publish(to_lane("stripe", "during")).await.unwrap_err();
         let ping = bench.queue.ping().await.unwrap_err();
         // Nothing but what passes, whatever the broker says to the attempts to come back.
-        assert!(matches!(publish, QueueError::Away(_) | QueueError::NotConfirmed(_)), "{publish}");
-        assert!(matches!(ping, QueueError::Away(_)), "{ping}");
+        assert!(matches!(publish, QueueError::Unavailable(_) | QueueError::NotConfirmed(_)), "{publish}");
+        assert!(matches!(ping, QueueError::Unavailable(_)), "{ping}");
         if [&publish, &ping].into_iter().all(|error| error.to_string().contains("NOT_ALLOWED")) {
             break;
         }
@@ -173,14 +173,14 @@ async fn a_refusal_after_the_first_connection_will_pass() {
     ctl(&["clear_vhost_limits", "-p", VHOST]).await;
     let deadline = std::time::Instant::now() + PATIENCE;
     while let Err(error) = bench.queue.publish(to_lane("stripe", "after")).await {
-        assert!(matches!(error, QueueError::Away(_)) && std::time::Instant::now() < deadline, "{error}");
+        assert!(matches!(error, QueueError::Unavailable(_)) && std::time::Instant::now() < deadline, "{error}");
     }
 }
 
 /// What was declared is declared again with each connection, and one lane's trouble is not the others'.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lane_that_somebody_made_otherwise_keeps_no_other_from_coming_back() {
-    const VHOST: &str = "a_lane_that_somebody_made_otherwise_keeps_no_other_from_coming_back";
+async fn mismatched_lane_does_not_block_other_lanes() {
+    const VHOST: &str = "mismatched_lane_does_not_block_other_lanes";
     let bench = bench(VHOST).await;
     bench.queue.declare(&[provider("adyen"), provider("stripe")]).await.unwrap();
     let (_connection, channel) = raw_channel(&bench.url).await;
@@ -207,8 +207,8 @@ async fn a_lane_that_somebody_made_otherwise_keeps_no_other_from_coming_back() {
 
 /// The broker says which lane it expired in, so it is a job still.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_expires_in_its_lane_is_known_by_it() {
-    let bench = bench("what_expires_in_its_lane_is_known_by_it").await;
+async fn expired_message_keeps_its_lane() {
+    let bench = bench("expired_message_keeps_its_lane").await;
     bench.queue.declare(&[provider("stripe")]).await.unwrap();
     let (_connection, channel) = raw_channel(&bench.url).await;
     let options = lapin::options::BasicPublishOptions::default();
@@ -221,8 +221,8 @@ async fn what_expires_in_its_lane_is_known_by_it() {
 
 /// At-least-once dead-lettering has 32 letters out at a time, and waits for ever for those that no queue takes.
 #[tokio::test(flavor = "multi_thread")]
-async fn delayed_messages_of_a_lane_that_is_gone_hold_up_no_others() {
-    let bench = bench("delayed_messages_of_a_lane_that_is_gone_hold_up_no_others").await;
+async fn deleted_lane_does_not_block_delayed_messages() {
+    let bench = bench("deleted_lane_does_not_block_delayed_messages").await;
     let (gone, stripe) = (provider("gone"), provider("stripe"));
     bench.queue.declare(&[gone.clone(), stripe.clone()]).await.unwrap();
     let (_connection, channel) = raw_channel(&bench.url).await;
@@ -247,8 +247,8 @@ async fn delayed_messages_of_a_lane_that_is_gone_hold_up_no_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_return_is_told_to_its_own_publish() {
-    let bench = bench("each_return_is_told_to_its_own_publish").await;
+async fn return_fails_its_own_publish() {
+    let bench = bench("return_fails_its_own_publish").await;
     bench.queue.declare(&[provider("stripe")]).await.unwrap();
     let tasks: Vec<_> = (0..64)
         .map(|task| {
@@ -276,22 +276,22 @@ async fn each_return_is_told_to_its_own_publish() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lane_whose_queue_is_deleted_says_so() {
-    let bench = bench("a_lane_whose_queue_is_deleted_says_so").await;
+async fn deleted_queue_ends_its_lane() {
+    let bench = bench("deleted_queue_ends_its_lane").await;
     bench.queue.declare(&[provider("stripe")]).await.unwrap();
     let mut lane = bench.queue.open_lane(&provider("stripe"), 1).await.unwrap();
     let (_connection, channel) = raw_channel(&bench.url).await;
     channel.queue_delete("payments.stripe".into(), lapin::options::QueueDeleteOptions::default()).await.unwrap();
     for _ in 0..2 {
         let ended = tokio::time::timeout(PATIENCE, lane.next()).await.unwrap();
-        assert!(matches!(ended, Err(QueueError::Away(_))));
+        assert!(matches!(ended, Err(QueueError::Unavailable(_))));
     }
     bench.queue.declare(&[provider("stripe")]).await.unwrap();
     bench.queue.open_lane(&provider("stripe"), 1).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_peer_that_says_nothing_is_given_up_and_hung_up_on() {
+async fn silent_peer_is_disconnected() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("amqp://127.0.0.1:{}/?connection_timeout=300", listener.local_addr().unwrap().port());
     let queue = connect(&url);
@@ -301,7 +301,7 @@ async fn a_peer_that_says_nothing_is_given_up_and_hung_up_on() {
     let reading = tokio::io::AsyncReadExt::read_to_end(&mut peer, &mut sent);
     tokio::time::timeout(PATIENCE, reading).await.expect("the connection was left open").unwrap();
     assert_eq!(sent, b"AMQP\x00\x00\x09\x01");
-    assert!(matches!(queue.ping().await, Err(QueueError::Away(_))));
+    assert!(matches!(queue.ping().await, Err(QueueError::Unavailable(_))));
 }
 
 /// A node to be hurt, for one test at a time.
@@ -316,7 +316,7 @@ fn runtime() -> tokio::runtime::Runtime {
 }
 
 #[test]
-fn what_was_confirmed_outlives_a_killed_broker() {
+fn confirmed_messages_survive_a_killed_broker() {
     hurt(|node| {
         let runtime = runtime();
         let queue = runtime.block_on(async { connect(&node.create_vhost("killed")) });
@@ -351,14 +351,14 @@ fn what_was_confirmed_outlives_a_killed_broker() {
             // One may have been in hand; then comes the end.
             let in_hand = tokio::time::timeout(PATIENCE, lane.next()).await.unwrap();
             let ended = tokio::time::timeout(PATIENCE, lane.next()).await.unwrap();
-            assert!(matches!(ended, Err(QueueError::Away(_))));
+            assert!(matches!(ended, Err(QueueError::Unavailable(_))));
             if let Ok(Some(delivery)) = in_hand {
-                assert!(matches!(delivery.receipt.ack().await, Err(QueueError::Away(_))));
+                assert!(matches!(delivery.receipt.ack().await, Err(QueueError::Unavailable(_))));
             }
             for publisher in publishers {
                 publisher.await.unwrap();
             }
-            assert!(matches!(queue.ping().await, Err(QueueError::Away(_))));
+            assert!(matches!(queue.ping().await, Err(QueueError::Unavailable(_))));
         });
         node.restart();
         runtime.block_on(async {
@@ -367,7 +367,7 @@ fn what_was_confirmed_outlives_a_killed_broker() {
                 match queue.open_lane(&provider("stripe"), 1_000).await {
                     Ok(lane) => break lane,
                     Err(error) => {
-                        let away = matches!(error, QueueError::Away(_)) && std::time::Instant::now() < deadline;
+                        let away = matches!(error, QueueError::Unavailable(_)) && std::time::Instant::now() < deadline;
                         assert!(away, "{error}");
                     }
                 }
@@ -384,7 +384,7 @@ fn what_was_confirmed_outlives_a_killed_broker() {
 }
 
 #[test]
-fn a_broker_that_blocks_publishers_still_takes_acknowledgements() {
+fn blocked_broker_still_accepts_acknowledgements() {
     hurt(|node| {
         let runtime = runtime();
         let queue = runtime.block_on(async { connect(&node.create_vhost("blocked")) });

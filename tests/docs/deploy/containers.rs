@@ -76,7 +76,7 @@ fn files(volume: &Value) -> Value {
 }
 
 #[test]
-fn the_containers_run_what_exists_and_may_do_little_else() {
+fn containers_run_existing_commands_unprivileged() {
     for (kind, name) in PODS {
         let container = Container::of(kind, name);
         if kind != "Pod" {
@@ -113,7 +113,7 @@ fn the_environments_load() {
 
 /// The job's own environment, on a real database.
 #[test]
-fn the_job_migrates_with_what_it_is_given() {
+fn migration_job_runs_with_its_environment() {
     let job = Container::of("Job", "sluicegate-migrate");
     let written = std::fs::read_to_string(job.secret("database_url")).unwrap();
     assert!(written.starts_with("postgres://sluicegate_owner:"), "workers may not change the schema");

@@ -109,7 +109,7 @@ fn targets() -> BTreeSet<String> {
 }
 
 #[test]
-fn what_a_build_reads_gets_into_it() {
+fn image_contains_every_build_input() {
     let (lines, copied) = (Page::read(".dockerignore").text, copied());
     let manifest = ["Cargo.toml", "Cargo.lock"].map(str::to_owned);
     let read: BTreeSet<String> = included().into_iter().chain(targets()).chain(manifest).collect();
@@ -131,7 +131,7 @@ fn what_a_build_reads_gets_into_it() {
 }
 
 #[test]
-fn the_last_line_that_names_a_path_counts() {
+fn last_matching_ignore_line_wins() {
     let lines = "# all\n*\n!src\n!benches/reference\n\nsrc/secret\n";
     for path in ["src", "src/main.rs", "src/ops/page/assets", "benches/reference/empty.lua", "src/secrets"] {
         assert!(passes(lines, path), "{path}");

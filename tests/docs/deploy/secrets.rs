@@ -23,7 +23,7 @@ fn referred() -> BTreeSet<String> {
 }
 
 #[test]
-fn rows_refer_to_the_one_folder_that_pods_mount() {
+fn rows_use_the_mounted_secret_folder() {
     let referred = referred();
     let [folder] = referred.iter().collect::<Vec<_>>()[..] else { panic!("{referred:?}") };
     let deployment = object("Deployment", "sluicegate");
@@ -38,7 +38,7 @@ fn rows_refer_to_the_one_folder_that_pods_mount() {
 
 /// What the example's Secret has for a shipped row, the example's configuration lets that row send.
 #[test]
-fn the_example_grants_what_it_mounts() {
+fn example_grants_its_mounted_secrets() {
     let config = object("ConfigMap", "sluicegate")["data"]["sluicegate.toml"].as_str().unwrap().to_owned();
     let config: toml::Table = config.parse().unwrap();
     let [entry] = config["outbound"]["secrets"].as_array().unwrap().as_slice() else { panic!("{config}") };
@@ -47,7 +47,7 @@ fn the_example_grants_what_it_mounts() {
 
 /// The unit's credentials are in a folder of its own, and a link leads there.
 #[test]
-fn a_link_makes_it_so_for_the_unit() {
+fn unit_links_the_secret_folder() {
     let root = tempfile::tempdir().unwrap();
     let file = format!("{}/{TMPFILES}", env!("CARGO_MANIFEST_DIR"));
     let at = format!("--root={}", root.path().display());

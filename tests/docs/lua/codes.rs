@@ -3,26 +3,26 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use sluicegate::domain::decision::{CallKind, Fate, Refusal, Settlement, Want};
 use sluicegate::domain::limit::{Algorithm, AppliesTo};
+use sluicegate::domain::permit_protocol::{CallKind, PermitRelease, PermitRequest, RefusalReason, ReleaseKind};
 use sluicegate::domain::quota_spec::{LimitSpec, QuotaSpec};
-use sluicegate::limiter::redis::answer::parse_reply;
-use sluicegate::limiter::redis::argument::argument;
+use sluicegate::limiter::redis::decode::decode_reply;
+use sluicegate::limiter::redis::encode::encode_call;
 use sluicegate::limiter::redis::library::SOURCE;
 
 use super::header::Header;
 use super::{QUOTA, call, read, spec};
 
 /// The value of a field in what an argument says.
-fn sent(spec: &QuotaSpec, group: &str, field: &str, settlement: Option<Settlement>, want: Want) -> u64 {
-    let lines = read(&argument(spec, &call(vec![want], settlement.into_iter().collect())), "run");
+fn sent(spec: &QuotaSpec, group: &str, field: &str, settlement: Option<PermitRelease>, want: PermitRequest) -> u64 {
+    let lines = read(&encode_call(spec, &call(vec![want], settlement.into_iter().collect())), "run");
     let last = lines.iter().rfind(|line| line.starts_with(group)).unwrap();
     let (_, value) = last.split_once(&format!("{field} ")).unwrap();
     value.split(',').next().unwrap().parse().unwrap()
 }
 
 fn cell(spec: &QuotaSpec, field: &str) -> u64 {
-    sent(spec, "cell: ", field, None, Want::charges(1, 1))
+    sent(spec, "cell: ", field, None, PermitRequest::charges(1, 1))
 }
 
 fn with(change: impl FnOnce(&mut LimitSpec)) -> QuotaSpec {
@@ -49,7 +49,7 @@ fn cells_have_the_codes_of_the_header() {
         assert_eq!(cell(&with(|limit| limit.algorithm = algorithm), "kind"), kinds[kind], "{algorithm:?}");
     }
     let by_start = QuotaSpec { grant_jitter: Some(Duration::ZERO), ..spec() };
-    let even = QuotaSpec { even: true, ..spec() };
+    let even = QuotaSpec { even_pacing: true, ..spec() };
     let modes = named([
         ("counts the start", cell(&by_start, "mode")),
         ("held until the answer", cell(&spec(), "mode")),
@@ -66,12 +66,15 @@ fn calls_have_the_codes_of_the_header() {
     let to = [("all", AppliesTo::All), ("charge", AppliesTo::Charge), ("lookup", AppliesTo::Lookup)];
     let kinds = header.codes("CODES", "applies and kind of a want");
     assert_eq!(kinds, named(to.map(|(name, to)| (name, applies(to)))));
-    let fate = |fate| Settlement { call: 1, cost: 1, kind: CallKind::Charge, subjects: Vec::new(), fate };
-    let fates = [("used", Fate::Used { age: Duration::ZERO }), ("not sent", Fate::NotSent { origins: vec![0] })];
-    let sent_fate = |it: Fate| sent(&spec(), "settlement: ", "fate", Some(fate(it)), Want::charges(1, 1));
+    let fate =
+        |fate| PermitRelease { call: 1, cost: 1, kind: CallKind::Charge, subjects: Vec::new(), release_kind: fate };
+    let fates =
+        [("used", ReleaseKind::Used { age: Duration::ZERO }), ("not sent", ReleaseKind::Unused { origins: vec![0] })];
+    let sent_fate =
+        |it: ReleaseKind| sent(&spec(), "settlement: ", "fate", Some(fate(it)), PermitRequest::charges(1, 1));
     assert_eq!(header.codes("CODES", "fate"), named(fates.map(|(name, it)| (name, sent_fate(it)))));
     for (name, kind) in [("charge", CallKind::Charge), ("lookup", CallKind::Lookup)] {
-        let want = Want { kind, ..Want::charges(1, 1) };
+        let want = PermitRequest { kind, ..PermitRequest::charges(1, 1) };
         assert_eq!(sent(&spec(), "want: ", "kind", None, want), kinds[name]);
     }
 }
@@ -83,12 +86,12 @@ fn refusals_have_the_codes_of_the_header() {
     let codes = header.codes("CODES", "refusal");
     let meanings = [
         ("none", None),
-        ("limit", Some(Refusal::Limit { index: 0 })),
-        ("cold", Some(Refusal::Cold)),
-        ("paused", Some(Refusal::Paused)),
-        ("stale version", Some(Refusal::StaleVersion)),
-        ("stale call", Some(Refusal::StaleCall)),
-        ("needs history", Some(Refusal::NeedsHistory { index: 0, readable_in_us: 0 })),
+        ("limit", Some(RefusalReason::Limit { index: 0 })),
+        ("cold", Some(RefusalReason::Cold)),
+        ("paused", Some(RefusalReason::Paused)),
+        ("stale version", Some(RefusalReason::StaleVersion)),
+        ("stale call", Some(RefusalReason::StaleCall)),
+        ("needs history", Some(RefusalReason::NeedsHistory { index: 0, readable_in_us: 0 })),
     ];
     assert_eq!(codes.len(), meanings.len());
     for (name, meant) in meanings {
@@ -98,14 +101,14 @@ fn refusals_have_the_codes_of_the_header() {
             "readable" => needs_history,
             _ => 0,
         });
-        assert_eq!(parse_reply(&answer, 1, 1, 1).unwrap().refused.map(|refused| refused.by), meant, "{name}");
+        assert_eq!(decode_reply(&answer, 1, 1, 1).unwrap().refused.map(|refused| refused.reason), meant, "{name}");
     }
     let unknown = group.write(|field| if field == "refusal" { 7 } else { 0 });
-    assert!(parse_reply(&unknown, 1, 1, 1).is_err());
+    assert!(decode_reply(&unknown, 1, 1, 1).is_err());
 }
 
 #[test]
-fn the_functions_know_the_codes_by_the_same_names() {
+fn function_constants_match_the_header_codes() {
     let header = Header::of(QUOTA);
     for what in ["refusal", "kind of a cell"] {
         let mut codes: Vec<(u64, String)> =

@@ -105,7 +105,7 @@ impl Group {
 }
 
 #[test]
-fn a_header_is_taken_apart() {
+fn header_is_parsed() {
     let header = Header::of(
         "-- What.\n--\n-- KEYS  two:\n--   1  a\n-- ARGV  packed\n--   head        run id 8, number 6,\n\
          --               more 1; not read 9\n--   passed over want 2\n--   a, b        of a log\n--\n-- CODES  kind: 0 log, 1 window\n\

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
-use sluicegate::domain::decision::{ByKind, Call, CallKind, Fate, Rebuild, Reply, Settlement, Want};
+use sluicegate::domain::permit_protocol::{
+    CallKind, CostByKind, LimiterCall, LimiterReply, PermitRelease, PermitRequest, RebuildData, ReleaseKind,
+};
 use sluicegate::domain::quota_spec::QuotaSpec;
-use sluicegate::limiter::redis::answer::parse_reply;
-use sluicegate::limiter::redis::argument::argument;
+use sluicegate::limiter::redis::decode::decode_reply;
+use sluicegate::limiter::redis::encode::encode_call;
 use sluicegate::limiter::redis::keys::{call_keys, provider_keys};
 use sluicegate::limiter::redis::library::LIBRARY;
 
@@ -28,28 +30,28 @@ impl Caller {
         Self { connection, prefix, spec: spec(), calls: 0 }
     }
 
-    fn call(&mut self, call: Call) -> Reply {
+    fn call(&mut self, call: LimiterCall) -> LimiterReply {
         self.calls += 1;
-        let call = Call { number: self.calls, ..call };
-        let (keys, argument) = (call_keys(self.prefix, &self.spec, &call), argument(&self.spec, &call));
+        let call = LimiterCall { number: self.calls, ..call };
+        let (keys, argument) = (call_keys(self.prefix, &self.spec, &call), encode_call(&self.spec, &call));
         let answer: Vec<u8> = LIBRARY.call(&keys, &argument).query(&mut self.connection).unwrap();
-        parse_reply(&answer, 1, 1, call.wants.len()).unwrap()
+        decode_reply(&answer, 1, 1, call.requests.len()).unwrap()
     }
 
     /// Has the ledger vouch that nothing counts.
     fn warm(&mut self) {
-        let born = self.call(call(Vec::new(), Vec::new())).born;
-        let rebuild = Some(Rebuild { born, ended: Vec::new(), open: ByKind::default() });
-        let reply = self.call(Call { rebuild, ..call(Vec::new(), Vec::new()) });
+        let born = self.call(call(Vec::new(), Vec::new())).state_epoch;
+        let rebuild = Some(RebuildData { state_epoch: born, ended: Vec::new(), in_flight: CostByKind::default() });
+        let reply = self.call(LimiterCall { rebuild, ..call(Vec::new(), Vec::new()) });
         assert_eq!(reply.refused, None);
     }
 }
 
 #[test]
-fn the_example_of_a_call_is_sent_and_answered() {
+fn call_example_matches_the_server() {
     let header = Header::of(QUOTA);
     let example = |name: &str| header.tuple("EXAMPLE", name);
-    let lines = read(&argument(&spec(), &call(vec![Want::charges(1, 1)], Vec::new())), "run");
+    let lines = read(&encode_call(&spec(), &call(vec![PermitRequest::charges(1, 1)], Vec::new())), "run");
     for name in ["cell", "want"] {
         let line = lines.iter().find_map(|line| line.strip_prefix(&format!("{name}: "))).unwrap();
         let sent: Vec<u64> = line.split(", ").map(|item| item.rsplit_once(' ').unwrap().1.parse().unwrap()).collect();
@@ -57,17 +59,17 @@ fn the_example_of_a_call_is_sent_and_answered() {
     }
     let mut caller = Caller::new("example-call");
     caller.warm();
-    let reply = caller.call(call(vec![Want::charges(1, 1)], Vec::new()));
+    let reply = caller.call(call(vec![PermitRequest::charges(1, 1)], Vec::new()));
     assert_eq!((header.number("EXAMPLE", "refusal"), reply.refused), (0, None));
     assert_eq!(reply.remaining, header.number("EXAMPLE", "remaining"));
     assert_eq!(reply.reset_us, header.number("EXAMPLE", "reset"));
-    let [run] = &reply.granted[..] else { panic!("{reply:?}") };
-    assert_eq!(vec![u64::try_from(run.want).unwrap(), u64::from(run.permits), run.wait_us], example("run"));
+    let [run] = &reply.grants[..] else { panic!("{reply:?}") };
+    assert_eq!(vec![u64::try_from(run.request_index).unwrap(), u64::from(run.permits), run.wait_us], example("run"));
     assert_eq!(run.origins, example("origin"));
 }
 
 #[test]
-fn the_example_of_a_look_is_sent_and_answered() {
+fn peek_example_matches_the_server() {
     let example = Header::of(PEEK).part("EXAMPLE");
     let (terms, sent) = example.split_once('\n').unwrap();
     let (names, expected) = sent.trim().split_once(" → ").unwrap();
@@ -84,13 +86,13 @@ fn the_example_of_a_look_is_sent_and_answered() {
     assert!(look(&mut caller).is_empty());
     caller.warm();
     let granting = caller.calls + 1;
-    caller.call(call(vec![Want::charges(answered + in_flight, 1)], Vec::new()));
-    let settlement = Settlement {
+    caller.call(call(vec![PermitRequest::charges(answered + in_flight, 1)], Vec::new()));
+    let settlement = PermitRelease {
         call: granting,
         cost: answered,
         kind: CallKind::Charge,
         subjects: Vec::new(),
-        fate: Fate::Used { age: Duration::ZERO },
+        release_kind: ReleaseKind::Used { age: Duration::ZERO },
     };
     caller.call(call(Vec::new(), vec![settlement]));
     let mut answer = look(&mut caller);

@@ -49,17 +49,17 @@ macro_rules! seeded {
 }
 
 const SEEDED: [Seeded; 7] = [
-    seeded!("ack_before_commit", "lost", lost, killed_with_messages_in_hand),
-    seeded!("new_key_per_attempt", "double", double, killed_before_the_answer),
-    seeded!("slot_freed_at_grant", "breach", breach, a_way_that_becomes_shorter),
-    seeded!("no_cold_start", "breach", breach, a_store_that_is_flushed),
-    seeded!("permits_counted_as_one", "breach", breach, a_crowd_at_the_gate),
-    seeded!("delay_not_mandatory", "lost", lost, a_delay_queue_that_is_gone),
-    seeded!("ack_without_confirm", "lost", lost, a_delay_queue_that_is_full),
+    seeded!("ack_before_commit", "lost", lost, killed_with_unacked_messages),
+    seeded!("new_key_per_attempt", "double", double, killed_before_the_response),
+    seeded!("slot_freed_at_grant", "breach", breach, shortened_transit),
+    seeded!("no_cold_start", "breach", breach, flushed_store),
+    seeded!("permits_counted_as_one", "breach", breach, saturated_gate),
+    seeded!("delay_not_mandatory", "lost", lost, missing_delay_queue),
+    seeded!("ack_without_confirm", "lost", lost, full_delay_queue),
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_seeded_bug_is_caught_and_the_same_run_without_it_finds_nothing() {
+async fn seeded_bugs_are_caught_without_false_alarms() {
     let runs = SEEDED.iter().map(async |seeded| ((seeded.run)(seeded.armed).await, (seeded.run)(&[]).await));
     let seen: Vec<(Verdict, Verdict)> = stream::iter(runs).buffered(AT_ONCE).collect().await;
     let mut table = String::from("bug | caught by | seen | without it\n");
@@ -77,11 +77,11 @@ fn with<'a>(armed: Armed, more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)
     armed.iter().chain(more).copied().collect()
 }
 
-async fn killed_with_messages_in_hand(armed: Armed) -> Verdict {
+async fn killed_with_unacked_messages(armed: Armed) -> Verdict {
     killed_at("after_delivery:3", armed).await
 }
 
-async fn killed_before_the_answer(armed: Armed) -> Verdict {
+async fn killed_before_the_response(armed: Armed) -> Verdict {
     killed_at("request_unanswered:3", armed).await
 }
 
@@ -108,7 +108,7 @@ fn crowded() -> Setup {
     Setup { fake, row: "leak_per_second = 1000.0", ..Setup::of(Kind::Deduplicates) }
 }
 
-async fn a_crowd_at_the_gate(armed: Armed) -> Verdict {
+async fn saturated_gate(armed: Armed) -> Verdict {
     let mut cell = Cell::open("crowd", crowded()).await;
     cell.publish(40).await;
     let worker = cell.worker(armed).await;
@@ -116,7 +116,7 @@ async fn a_crowd_at_the_gate(armed: Armed) -> Verdict {
     cell.verdict().await
 }
 
-async fn a_way_that_becomes_shorter(armed: Armed) -> Verdict {
+async fn shortened_transit(armed: Armed) -> Verdict {
     let trap = Trap::default();
     trap.delay(Duration::from_millis(1_000));
     let mut cell = Cell::open("way", Setup { before_provider: Some(trap.clone()), ..crowded() }).await;
@@ -128,7 +128,7 @@ async fn a_way_that_becomes_shorter(armed: Armed) -> Verdict {
     cell.verdict().await
 }
 
-async fn a_store_that_is_flushed(armed: Armed) -> Verdict {
+async fn flushed_store(armed: Armed) -> Verdict {
     let redis = tokio::task::spawn_blocking(Redis::start).await.unwrap();
     let mut cell = Cell::open("flush", Setup { redis: Some(redis.url()), ..crowded() }).await;
     cell.publish(40).await;
@@ -205,7 +205,7 @@ impl Newer {
 /// A worker that may not take long to leave.
 const HASTY: (&str, &str) = ("WORKER__DRAIN_TIMEOUT_MS", "500");
 
-async fn a_delay_queue_that_is_gone(armed: Armed) -> Verdict {
+async fn missing_delay_queue(armed: Armed) -> Verdict {
     let mut newer = Newer::open("gone").await;
     let worker = newer.cell.worker(&with(armed, &[HASTY])).await;
     worker.says("lane open").await;
@@ -218,7 +218,7 @@ async fn a_delay_queue_that_is_gone(armed: Armed) -> Verdict {
     newer.verdict().await
 }
 
-async fn a_delay_queue_that_is_full(armed: Armed) -> Verdict {
+async fn full_delay_queue(armed: Armed) -> Verdict {
     let mut newer = Newer::open("full").await;
     let worker = newer.cell.worker(&with(armed, &[HASTY])).await;
     worker.says("lane open").await;

@@ -9,7 +9,7 @@ use lapin::options::{
 use lapin::types::FieldTable;
 use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, ExchangeKind};
 use sluicegate::ledger::database::Database;
-use sluicegate::limiter::authority::holder_of;
+use sluicegate::limiter::leader_election::holder_name;
 use tokio::sync::OnceCell;
 
 use crate::support::postgres::Postgres;
@@ -42,7 +42,7 @@ impl Engines {
                 let redis = redis.await.unwrap();
                 let info: String = Redis::shared().command("INFO server");
                 let run_id = info.lines().find_map(|line| line.strip_prefix("run_id:")).unwrap();
-                Self { broker: broker.await.unwrap(), redis, holder: holder_of(run_id) }
+                Self { broker: broker.await.unwrap(), redis, holder: holder_name(run_id) }
             })
             .await
     }

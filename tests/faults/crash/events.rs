@@ -17,7 +17,7 @@ async fn outcomes(cell: &Cell) -> Vec<String> {
 
 /// Lease takeover and same-key replay: a worker freezes with a request on the wire and wakes up when the job is another's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_frozen_workers_job_is_taken_over_and_what_it_knows_comes_too_late() {
+async fn frozen_worker_is_taken_over_and_fenced() {
     let trap = Trap::default();
     let setup = Setup { before_provider: Some(trap.clone()), ..Setup::of(Kind::Deduplicates) };
     let mut cell = Cell::open("frozen", setup).await;
@@ -51,7 +51,7 @@ async fn a_frozen_workers_job_is_taken_over_and_what_it_knows_comes_too_late() {
 
 /// The database commits an outcome and its reply is lost: the same write again finds it done, and nothing is sent twice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_commit_whose_reply_is_lost_is_found_done() {
+async fn commit_with_lost_reply_is_detected() {
     let mut cell = Cell::open("commit", Setup::of(Kind::Neither)).await;
     let trap = Trap::on(b"accepted");
     let database = url::Url::parse(cell.database()).unwrap();
@@ -71,7 +71,7 @@ async fn a_commit_whose_reply_is_lost_is_found_done() {
 
 /// Honoured 429: the provider allows less than the row says, and nothing arrives before the wait that it names is over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_429_is_honoured_to_the_end_of_its_wait() {
+async fn throttled_wait_is_honoured_in_full() {
     // The row has the first of these.
     let limits = ["20/1s", "5/1s"].map(|limit| limit.parse().unwrap()).to_vec();
     let setup = Setup::of(Kind::Neither);
@@ -97,7 +97,7 @@ async fn a_429_is_honoured_to_the_end_of_its_wait() {
 
 /// Copies that the broker returns, because their queue was deleted, are published again once it is there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_returned_copy_is_parked_in_a_queue_that_is_declared_again() {
+async fn returned_copy_is_republished_to_redeclared_queue() {
     let setup = Setup::of(Kind::Neither);
     let mut cell =
         Cell::open("returned", Setup { row: "workers = 1\nmode = \"requeue\"", ..setup }.apart("returned")).await;
@@ -115,7 +115,7 @@ async fn a_returned_copy_is_parked_in_a_queue_that_is_declared_again() {
 
 /// A broker that takes back what is held too long, and one that blocks publishers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_broker_that_loses_patience_or_blocks_publishers_costs_nothing() {
+async fn consumer_timeout_and_blocked_publishers_lose_nothing() {
     let rabbit = tokio::task::spawn_blocking(RabbitNode::start).await.unwrap();
     let broker = tokio::task::block_in_place(|| rabbit.create_vhost("patience"));
     let eval = |program: &str| tokio::task::block_in_place(|| rabbit.ctl(&["eval", program]));
@@ -151,7 +151,7 @@ async fn a_broker_that_loses_patience_or_blocks_publishers_costs_nothing() {
 
 /// Sweeper re-publish: a job whose message is gone comes back by the sweeper, and a sweeper that dies does not stop it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_job_that_no_queue_has_is_brought_back_though_the_sweeper_dies() {
+async fn lost_job_is_republished_despite_sweeper_crash() {
     let mut cell = Cell::open("swept", Setup::of(Kind::Neither)).await;
     cell.publish(1).await;
     let forgetful = cell.worker(&[("BUG", "ack_before_commit"), ("CRASH_AT", "after_claim:1")]).await;

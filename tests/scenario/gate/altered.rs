@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use sluicegate::domain::decision::{Call, Reply, Subject};
+use sluicegate::domain::permit_protocol::{LimiterCall, LimiterReply, Subject};
 use sluicegate::domain::provider::ProviderName;
 use sluicegate::domain::quota_spec::QuotaSpec;
 use sluicegate::limiter::embedded::EmbeddedLimiter;
-use sluicegate::limiter::gate::{Ask, Gate, GateParts, Grant};
-use sluicegate::limiter::{LimitUse, Limiter, LimiterError};
+use sluicegate::limiter::gate::{AcquireRequest, AcquireResult, Gate, GateContext};
+use sluicegate::limiter::{LimitStatus, Limiter, LimiterError};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -27,7 +27,7 @@ pub struct Altered {
     late: Mutex<VecDeque<Duration>>,
     alterations: Mutex<VecDeque<Alteration>>,
     pub calls: AtomicU64,
-    pub seen: Mutex<Vec<Call>>,
+    pub seen: Mutex<Vec<LimiterCall>>,
 }
 
 impl Altered {
@@ -42,7 +42,7 @@ impl Altered {
         })
     }
 
-    pub fn next(&self, alteration: impl FnOnce(&mut Reply) + Send + 'static) {
+    pub fn next(&self, alteration: impl FnOnce(&mut LimiterReply) + Send + 'static) {
         self.alterations.lock().unwrap().push_back(Box::new(alteration));
     }
 
@@ -65,7 +65,7 @@ impl Altered {
     }
 }
 
-type Alteration = Box<dyn FnOnce(&mut Reply) + Send>;
+type Alteration = Box<dyn FnOnce(&mut LimiterReply) + Send>;
 
 #[async_trait]
 impl Limiter for Altered {
@@ -73,7 +73,7 @@ impl Limiter for Altered {
         self.inner.run_id(quota).await
     }
 
-    async fn call(&self, spec: &QuotaSpec, call: &Call) -> Result<Reply, LimiterError> {
+    async fn call(&self, spec: &QuotaSpec, call: &LimiterCall) -> Result<LimiterReply, LimiterError> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         self.seen.lock().unwrap().push(call.clone());
         sleep(self.slowness).await;
@@ -86,7 +86,7 @@ impl Limiter for Altered {
         Ok(reply)
     }
 
-    async fn peek(&self, spec: &QuotaSpec, subject: Option<&Subject>) -> Result<Vec<LimitUse>, LimiterError> {
+    async fn peek(&self, spec: &QuotaSpec, subject: Option<&Subject>) -> Result<Vec<LimitStatus>, LimiterError> {
         self.inner.peek(spec, subject).await
     }
 
@@ -107,12 +107,13 @@ pub fn steered(limiter: Arc<dyn Limiter>, spec: QuotaSpec) -> Steered {
     let (settings, spec) = watch::channel(Arc::new(spec));
     let stop = CancellationToken::new();
     let (recent, newer) = (Arc::new(NoAttempts), Arc::new(|_| {}));
-    let (gate, task) = Gate::new(GateParts { limiter, recent, spec, incarnation: 1, stop: stop.clone(), newer });
+    let (gate, task) =
+        Gate::new(GateContext { limiter, recent, spec, incarnation: 1, stop: stop.clone(), on_newer_version: newer });
     Steered { gate, settings, stop, task: tokio::spawn(task) }
 }
 
-pub fn account(name: &str, ask: Ask) -> Ask {
-    Ask { account: Some(name.to_owned()), ..ask }
+pub fn account(name: &str, ask: AcquireRequest) -> AcquireRequest {
+    AcquireRequest { account: Some(name.to_owned()), ..ask }
 }
 
 /// Longer than anything takes here.
@@ -121,8 +122,8 @@ pub fn hour() -> Instant {
 }
 
 /// Takes a permit, uses it and has the answer at once.
-pub async fn use_one(gate: &Gate, ask: Ask) {
-    let Grant::Granted(permit) = gate.permit(ask).await else { panic!("refused") };
+pub async fn use_one(gate: &Gate, ask: AcquireRequest) {
+    let AcquireResult::Granted(permit) = gate.acquire(ask).await else { panic!("refused") };
     sleep_until(permit.start_at).await;
-    permit.begin().unwrap().answered(Instant::now());
+    permit.begin().unwrap().release_used(Instant::now());
 }

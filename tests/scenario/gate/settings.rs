@@ -3,25 +3,25 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sluicegate::domain::decision::{Call, Refusal, Refused};
 use sluicegate::domain::limit::{AccountRule, Rule, Scope};
+use sluicegate::domain::permit_protocol::{LimiterCall, LimiterRefusal, RefusalReason};
 use sluicegate::domain::quota_spec::{LimitSpec, QuotaSpec};
 use sluicegate::domain::time::{Micros, micros_up};
 use sluicegate::limiter::Limiter;
-use sluicegate::limiter::gate::{GateRefusal, Grant, RefusedBy};
+use sluicegate::limiter::gate::{AcquireResult, BlockReason, GateRefusal};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::altered::{Altered, Steered, account, hour, steered, use_one};
 use super::{ask, spec};
 
 #[tokio::test(start_paused = true)]
-async fn an_account_that_is_blocked_during_a_call_is_granted_nothing_by_the_next() {
+async fn account_blocked_mid_call_gets_no_permit() {
     let limiter = Altered::slow(Duration::from_millis(20));
     let old = spec(&[("second", 1, 1_000)]);
     let Steered { gate, settings, .. } = steered(limiter.clone(), old.clone());
     use_one(&gate, ask(1, hour())).await;
     let asking = gate.clone();
-    let waiting = tokio::spawn(async move { asking.permit(account("mallory", ask(1, hour()))).await });
+    let waiting = tokio::spawn(async move { asking.acquire(account("mallory", ask(1, hour()))).await });
     let (before, deadline) = (limiter.calls(), Instant::now() + Duration::from_secs(60));
     while limiter.calls() == before {
         assert!(Instant::now() < deadline, "the gate calls nobody");
@@ -32,20 +32,22 @@ async fn an_account_that_is_blocked_during_a_call_is_granted_nothing_by_the_next
     // One that is answered makes the gate call again as soon as it is free.
     gate.pause(Duration::from_millis(1), 0.0);
     match waiting.await.unwrap() {
-        Grant::Refused(GateRefusal { by: RefusedBy::Blocked { account }, .. }) => assert_eq!(account, "mallory"),
+        AcquireResult::Refused(GateRefusal { reason: BlockReason::AccountBlocked { account }, .. }) => {
+            assert_eq!(account, "mallory")
+        }
         other => panic!("{other:?}"),
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pause_does_not_hurry_a_gate_whose_settings_are_old() {
+async fn pause_does_not_speed_up_stale_settings() {
     let limiter = Altered::slow(Duration::from_micros(100));
     let old = spec(&[("second", 10, 1_000)]);
     let Steered { gate, settings: _settings, .. } = steered(limiter.clone(), old.clone());
-    let Grant::Granted(_permit) = gate.permit(ask(1, hour())).await else { panic!("refused") };
+    let AcquireResult::Granted(_permit) = gate.acquire(ask(1, hour())).await else { panic!("refused") };
     let newer = QuotaSpec { version: 2, ..old };
     let call = limiter.seen.lock().unwrap()[0].clone();
-    limiter.inner.call(&newer, &Call { incarnation: 2, wants: Vec::new(), ..call }).await.unwrap();
+    limiter.inner.call(&newer, &LimiterCall { incarnation: 2, requests: Vec::new(), ..call }).await.unwrap();
     let before = limiter.calls();
     gate.pause(Duration::from_secs(60), 0.0);
     sleep(Duration::from_secs(1)).await;
@@ -54,10 +56,10 @@ async fn a_pause_does_not_hurry_a_gate_whose_settings_are_old() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pause_outlives_a_step_of_the_clock_and_the_state_that_was_told() {
+async fn pause_survives_clock_step_and_reset() {
     let limiter = Altered::slow(Duration::from_micros(100));
     let Steered { gate, settings: _settings, .. } = steered(limiter.clone(), spec(&[("second", 10, 1_000)]));
-    let Grant::Granted(_permit) = gate.permit(ask(1, hour())).await else { panic!("refused") };
+    let AcquireResult::Granted(_permit) = gate.acquire(ask(1, hour())).await else { panic!("refused") };
     // The reply to the call that carries the pause shows a step; later replies are of a state that began anew.
     limiter.next(|reply| reply.now = Micros(reply.now.0 + 5_000_000));
     gate.pause(Duration::from_secs(60), 0.0);
@@ -66,30 +68,30 @@ async fn a_pause_outlives_a_step_of_the_clock_and_the_state_that_was_told() {
     sleep(Duration::from_secs(10)).await;
     let before = limiter.pauses();
     limiter.next(|reply| {
-        reply.born = Micros(reply.born.0 + 1);
-        reply.refused = Some(Refused { by: Refusal::Cold, wait_us: 50_000, exact: false });
+        reply.state_epoch = Micros(reply.state_epoch.0 + 1);
+        reply.refused = Some(LimiterRefusal { reason: RefusalReason::Cold, wait_us: 50_000, exact: false });
     });
     // Any call hears of the new state; the pause that this one carries is over long before the other.
     gate.pause(Duration::from_millis(1), 0.0);
-    let asking = timeout(Duration::from_secs(1), gate.permit(ask(1, hour())));
+    let asking = timeout(Duration::from_secs(1), gate.acquire(ask(1, hour())));
     assert!(asking.await.is_err(), "granted in a pause");
     assert!(limiter.pauses() > before, "the new state was not told of the pause");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_gate_that_leaves_settles_all_that_was_answered() {
+async fn stopping_gate_releases_every_answered_permit() {
     let limiter = Altered::slow(Duration::from_micros(100));
     let Steered { gate, settings: _settings, stop, task } = steered(limiter.clone(), spec(&[("second", 2_500, 1_000)]));
     let mut in_flight = Vec::new();
     for _ in 0..2_500 {
-        let Grant::Granted(permit) = gate.permit(ask(1, hour())).await else { panic!("refused") };
+        let AcquireResult::Granted(permit) = gate.acquire(ask(1, hour())).await else { panic!("refused") };
         in_flight.push(permit.begin().unwrap());
     }
-    in_flight.into_iter().for_each(|permit| permit.answered(Instant::now()));
+    in_flight.into_iter().for_each(|permit| permit.release_used(Instant::now()));
     stop.cancel();
     task.await.unwrap();
     let seen = limiter.seen.lock().unwrap();
-    let settled: u32 = seen.iter().flat_map(|call| &call.settlements).map(|settlement| settlement.cost).sum();
+    let settled: u32 = seen.iter().flat_map(|call| &call.releases).map(|settlement| settlement.cost).sum();
     assert_eq!(settled, 2_500);
 }
 
@@ -108,14 +110,14 @@ async fn an_idle_gate_keeps_comparing_the_clocks() {
 /// A first exchange of two seconds leaves the offset of the clocks open by as much, so a slot that is used again seems to
 /// be free that much later than its permit may be used.
 #[tokio::test(start_paused = true)]
-async fn a_permit_that_would_start_beyond_its_end_is_not_handed_out() {
+async fn permit_starting_after_its_deadline_is_withheld() {
     let limiter = Altered::slow(Duration::from_micros(100));
     limiter.delay_reply(Duration::from_secs(2));
     let Steered { gate, settings: _settings, .. } = steered(limiter.clone(), spec(&[("second", 1, 1_000)]));
     for number in 0..3 {
-        let Grant::Granted(permit) = gate.permit(ask(1, hour())).await else { panic!("refused") };
+        let AcquireResult::Granted(permit) = gate.acquire(ask(1, hour())).await else { panic!("refused") };
         sleep_until(permit.start_at).await;
-        permit.begin().unwrap_or_else(|late| panic!("permit {number}: {late:?}")).answered(Instant::now());
+        permit.begin().unwrap_or_else(|late| panic!("permit {number}: {late:?}")).release_used(Instant::now());
     }
 }
 
@@ -134,12 +136,14 @@ async fn waits_after_a_hidden_step(limit: LimitSpec, step: Duration) -> Duration
     // The answer is settled.
     sleep(Duration::from_millis(500)).await;
     limiter.stay();
-    let Grant::Granted(permit) = gate.permit(account("alice", ask(1, hour()))).await else { panic!("refused") };
+    let AcquireResult::Granted(permit) = gate.acquire(account("alice", ask(1, hour()))).await else {
+        panic!("refused")
+    };
     permit.start_at.saturating_duration_since(Instant::now())
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slot_of_an_account_is_not_used_again_too_early_after_a_step_that_nobody_can_see() {
+async fn hidden_clock_step_delays_account_slot_reuse() {
     let own = LimitSpec { scope: Scope::Account, ..LimitSpec::sliding_log("own", 1, Duration::from_secs(1)) };
     let waited = waits_after_a_hidden_step(own.clone(), Duration::ZERO).await;
     assert!(waited <= Duration::from_millis(1), "without a step there is nothing to wait for: {waited:?}");

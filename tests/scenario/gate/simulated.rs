@@ -12,11 +12,11 @@ use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 use sluicegate::domain::limit::Rate;
 use sluicegate::ledger::provider_row::{LimitRow, ProviderRow};
 use sluicegate::limiter::embedded::EmbeddedLimiter;
-use sluicegate::limiter::gate::{Gate, Grant};
+use sluicegate::limiter::gate::{AcquireResult, Gate};
 use sluicegate::provider::simulated::{FakeOptions, OnLimit, StrictProvider};
-use sluicegate::simulation::{Arrivals, Latency, Model, simulate, steady_rate};
+use sluicegate::simulation::{JobArrivals, LatencyModel, Model, simulate, steady_rate};
 use sluicegate::worker::quotas::quota_spec;
-use sluicegate::worker::settings_watch::Known;
+use sluicegate::worker::settings_sync::LoadedSettings;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -71,17 +71,17 @@ fn cases() -> Vec<Case> {
 }
 
 fn model(case: &Case) -> Model {
-    let provider = case.row.meant(1).unwrap();
+    let provider = case.row.validate(1).unwrap();
     let providers = [(provider.name.clone(), Arc::new(provider.clone()))].into();
-    let known = Known { version: 1, providers, bad: Vec::new() };
+    let known = LoadedSettings { version: 1, providers, invalid_rows: Vec::new() };
     let (least_ms, most_ms) = case.answer_ms;
     Model {
         spec: quota_spec(&known, &provider.name).unwrap(),
         provider,
         processes: case.processes,
         start_us: 1_800_000_000_000_000,
-        latency: Latency::Uniform { least_us: least_ms * 1_000, most_us: most_ms * 1_000 },
-        transit: Latency::Constant(WAY.as_micros() as u64),
+        latency: LatencyModel::Uniform { least_us: least_ms * 1_000, most_us: most_ms * 1_000 },
+        transit: LatencyModel::Constant(WAY.as_micros() as u64),
         round_trip: Duration::ZERO,
         commit: COMMIT,
         faults: 0.0,
@@ -130,33 +130,33 @@ impl Lane {
 
     async fn work(self: Arc<Self>, gate: Gate) {
         while let Some(job) = self.next() {
-            let Grant::Granted(mut permit) = gate.permit(ask(1, Instant::now() + HOUR)).await else {
+            let AcquireResult::Granted(mut permit) = gate.acquire(ask(1, Instant::now() + HOUR)).await else {
                 panic!("refused")
             };
             sleep(COMMIT).await;
-            permit.written_down();
+            permit.mark_persisted();
             sleep_until(permit.start_at).await;
             let Ok(in_flight) = permit.begin() else { panic!("late") };
             sleep(WAY).await;
             let now_us = u64::try_from(self.begun.elapsed().as_micros()).unwrap();
-            let _counted = self.provider.lock().unwrap().arrive(now_us);
+            let _counted = self.provider.lock().unwrap().record_arrival(now_us);
             self.arrivals_us.lock().unwrap().push(now_us);
             let (least_ms, most_ms) = self.answer_ms;
             let answer_ms = StdRng::seed_from_u64(job).random_range(least_ms..=most_ms);
             sleep(Duration::from_millis(answer_ms) + WAY).await;
-            in_flight.answered(Instant::now());
+            in_flight.release_used(Instant::now());
             sleep(COMMIT).await;
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_simulated_is_what_the_gate_does() {
+async fn simulation_matches_the_real_gate() {
     let mut off = Vec::new();
     for case in cases() {
         let model = model(&case);
         let tightest = model.provider.tightest_rate().unwrap();
-        let figures = simulate(&model, &Arrivals::burst(case.jobs as usize), &mut StdRng::seed_from_u64(1));
+        let figures = simulate(&model, &JobArrivals::burst(case.jobs as usize), &mut StdRng::seed_from_u64(1));
         assert!(figures.holds() && figures.unfinished == 0, "{}: {:?}", case.what, figures.windows);
         let seen = |arrivals_us: &[u64]| {
             let drain_us = arrivals_us[arrivals_us.len() - 1] - arrivals_us[0];

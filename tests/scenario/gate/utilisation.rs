@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
-use sluicegate::domain::decision::{Call, Reply, Subject};
 use sluicegate::domain::limit::Rate;
+use sluicegate::domain::permit_protocol::{LimiterCall, LimiterReply, Subject};
 use sluicegate::domain::provider::ProviderName;
 use sluicegate::domain::quota_spec::QuotaSpec;
 use sluicegate::limiter::embedded::EmbeddedLimiter;
-use sluicegate::limiter::gate::{Gate, GateParts, Grant};
-use sluicegate::limiter::{LimitUse, Limiter, LimiterError};
+use sluicegate::limiter::gate::{AcquireResult, Gate, GateContext};
+use sluicegate::limiter::{LimitStatus, Limiter, LimiterError};
 use sluicegate::provider::simulated::{FakeOptions, OnLimit, StrictProvider};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -38,7 +38,7 @@ struct Store {
 
 impl Store {
     fn there(&self) -> Result<(), LimiterError> {
-        if self.away.load(Ordering::Relaxed) { Err(LimiterError::Away("cut off".into())) } else { Ok(()) }
+        if self.away.load(Ordering::Relaxed) { Err(LimiterError::Unavailable("cut off".into())) } else { Ok(()) }
     }
 }
 
@@ -49,12 +49,12 @@ impl Limiter for Store {
         self.inner.run_id(quota).await
     }
 
-    async fn call(&self, spec: &QuotaSpec, call: &Call) -> Result<Reply, LimiterError> {
+    async fn call(&self, spec: &QuotaSpec, call: &LimiterCall) -> Result<LimiterReply, LimiterError> {
         self.there()?;
         self.inner.call(spec, call).await
     }
 
-    async fn peek(&self, spec: &QuotaSpec, subject: Option<&Subject>) -> Result<Vec<LimitUse>, LimiterError> {
+    async fn peek(&self, spec: &QuotaSpec, subject: Option<&Subject>) -> Result<Vec<LimitStatus>, LimiterError> {
         self.inner.peek(spec, subject).await
     }
 
@@ -141,13 +141,13 @@ impl Lane {
         };
         let ledger = Arc::new(OneByOne { each: plan.write, free_at: Mutex::new(Instant::now()) });
         for incarnation in 1..=plan.processes {
-            let (gate, run) = Gate::new(GateParts {
+            let (gate, run) = Gate::new(GateContext {
                 limiter: lane.store.clone(),
                 recent: Arc::new(NoAttempts),
                 spec: lane.settings.subscribe(),
                 incarnation,
                 stop: lane.stop.clone(),
-                newer: Arc::new(|_| {}),
+                on_newer_version: Arc::new(|_| {}),
             });
             lane.tasks.spawn(run);
             for job in 0..plan.jobs {
@@ -164,11 +164,12 @@ impl Lane {
         let mut random = StdRng::seed_from_u64(seed);
         self.tasks.spawn(async move {
             while !stop.is_cancelled() {
-                let Grant::Granted(mut permit) = gate.permit(ask(1, Instant::now() + 3_600 * SECOND)).await else {
+                let AcquireResult::Granted(mut permit) = gate.acquire(ask(1, Instant::now() + 3_600 * SECOND)).await
+                else {
                     break;
                 };
                 ledger.write().await;
-                permit.written_down();
+                permit.mark_persisted();
                 sleep_until(permit.start_at).await;
                 let Ok(in_flight) = permit.begin() else {
                     late.fetch_add(1, Ordering::Relaxed);
@@ -177,18 +178,18 @@ impl Lane {
                     continue;
                 };
                 let started = Instant::now();
-                let _counted = provider.lock().unwrap().arrive(begun.elapsed().as_micros() as u64);
+                let _counted = provider.lock().unwrap().record_arrival(begun.elapsed().as_micros() as u64);
                 arrivals.lock().unwrap().push(begun.elapsed());
                 if random.random_bool(plan.lost) {
                     sleep_until(in_flight.answer_before).await;
-                    in_flight.unknown();
+                    in_flight.release_unknown();
                     held.lock().unwrap().push(HOLD_MAX);
                     continue;
                 }
                 let (least, most) = plan.answer_ms;
                 let answer_ms = if random.random_bool(plan.slow) { 2_000 } else { random.random_range(least..=most) };
                 sleep(Duration::from_millis(answer_ms)).await;
-                in_flight.answered(Instant::now());
+                in_flight.release_used(Instant::now());
                 held.lock().unwrap().push(started.elapsed());
             }
         });
@@ -240,7 +241,7 @@ impl Drop for Lane {
 
 /// A thousand slots are free at once, and the ledger takes seventy-five requests in the 50 ms that their permits have.
 #[tokio::test(start_paused = true)]
-async fn a_slow_ledger_delays_the_first_slots_and_wastes_none() {
+async fn slow_ledger_delays_but_wastes_no_slots() {
     for (write_us, what) in [(667, "1,500 a second"), (250, "4,000 a second"), (20, "50,000 a second")] {
         let jitter = Some(Duration::from_millis(50));
         let write = Duration::from_micros(write_us);
@@ -256,7 +257,7 @@ async fn a_slow_ledger_delays_the_first_slots_and_wastes_none() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_slot_is_used_from_the_first_turn_on() {
+async fn every_slot_is_used_from_the_first_window() {
     let lane = Lane::start(PLAN);
     lane.runs(10.0).await;
     // A limiter that knows nothing waits first for what may still count; from the first call on it is used in full.
@@ -273,7 +274,7 @@ async fn every_slot_is_used_from_the_first_turn_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_changed_limit_is_used_in_full_from_its_first_turn_on() {
+async fn changed_limit_is_fully_used_immediately() {
     let lane = Lane::start(PLAN);
     let raised = lane.runs(5.3).await;
     lane.set_limit(200);
@@ -290,7 +291,7 @@ async fn a_changed_limit_is_used_in_full_from_its_first_turn_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_comes_back_is_used_in_full_from_the_first_turn_on() {
+async fn recovered_store_is_fully_used_immediately() {
     for away_s in [0.2, 3.0, 20.0] {
         let lane = Lane::start(PLAN);
         lane.runs(5.0).await;
@@ -310,7 +311,7 @@ async fn a_store_that_comes_back_is_used_in_full_from_the_first_turn_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn slots_whose_answers_are_slow_or_lost_do_not_stall_the_rest() {
+async fn slow_or_lost_responses_do_not_stall_others() {
     for (slow, lost) in [(0.1, 0.0), (0.0, 0.1), (0.2, 0.2)] {
         let lane = Lane::start(Plan { slow, lost, jobs: 200, ..PLAN });
         let ended = lane.runs(60.0).await;

@@ -7,7 +7,7 @@ use super::bench::{Bench, row};
 const MORE: usize = 1_700;
 
 #[tokio::test]
-async fn every_event_of_a_backlog_leaves_once() {
+async fn every_backlogged_event_is_published_once() {
     let mut bench = Bench::open(&[row("acme")]).await;
     bench.pay("acme", "one").await;
     bench.until_state("one", "succeeded").await;

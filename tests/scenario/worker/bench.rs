@@ -9,7 +9,7 @@ use sluicegate::domain::provider::ProviderName;
 use sluicegate::ledger::LedgerError;
 use sluicegate::ledger::database::Database;
 use sluicegate::ledger::operator::Operator;
-use sluicegate::ledger::outcomes::Unpublished;
+use sluicegate::ledger::outcomes::UnpublishedEvents;
 use sluicegate::ledger::provider_row::{LimitRow, ProviderRow};
 use sluicegate::ledger::settings::Settings;
 use sluicegate::ledger::upkeep::Upkeep;
@@ -17,10 +17,10 @@ use sluicegate::limiter::embedded::EmbeddedLimiter;
 use sluicegate::provider::ProviderFactory;
 use sluicegate::queue::embedded::EmbeddedQueue;
 use sluicegate::queue::message::CardNumbers;
-use sluicegate::queue::{Destination, Outgoing, Properties, Queue};
-use sluicegate::worker::deployment::{self, DrainReport, Progress};
+use sluicegate::queue::{Destination, OutgoingMessage, Properties, Queue};
 use sluicegate::worker::meter::LaneCounts;
-use sluicegate::worker::{Engines, WorkerOptions};
+use sluicegate::worker::supervisor::{self, DrainReport, WorkerStatus};
+use sluicegate::worker::{Backends, WorkerOptions};
 use sqlx::{AssertSqlSafe, Row as _, SqlitePool};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -55,7 +55,7 @@ pub struct Bench {
 
 struct Running {
     stop: CancellationToken,
-    progress: watch::Receiver<Progress>,
+    progress: watch::Receiver<WorkerStatus>,
     task: JoinHandle<Result<DrainReport, LedgerError>>,
 }
 
@@ -144,7 +144,7 @@ impl Bench {
     /// Starts a worker, with a limiter that knows nothing yet, like a process that has just begun.
     pub fn run(&mut self) {
         self.runs += 1;
-        let engines = Engines {
+        let engines = Backends {
             queue: self.broker.clone().unwrap_or_else(|| self.queue.clone()),
             ledger: self.database.ledger(),
             upkeep: self.database.upkeep(),
@@ -162,8 +162,8 @@ impl Bench {
             scrub_review_after: Some(Duration::from_secs(2 * 86_400)),
         };
         let stop = CancellationToken::new();
-        let (progress, progress_rx) = watch::channel(Progress::default());
-        let task = tokio::spawn(deployment::run(engines, options, stop.clone(), progress));
+        let (progress, progress_rx) = watch::channel(WorkerStatus::default());
+        let task = tokio::spawn(supervisor::run(engines, options, stop.clone(), progress));
         self.running = Some(Running { stop, progress: progress_rx, task });
     }
 
@@ -212,7 +212,7 @@ impl Bench {
     }
 
     /// What the running worker knows of events that are not published.
-    pub fn unpublished(&self) -> Option<Unpublished> {
+    pub fn unpublished(&self) -> Option<UnpublishedEvents> {
         self.running.as_ref().unwrap().progress.borrow().meter.unpublished()
     }
 
@@ -225,14 +225,14 @@ impl Bench {
     /// Why the running worker last decided so.
     pub fn last_decision(&self, lane: &str, kind: &str) -> String {
         let meter = Arc::clone(&self.running.as_ref().unwrap().progress.borrow().meter);
-        let decisions = meter.find(&name(lane)).map(|lane| lane.figures().decisions).unwrap_or_default();
+        let decisions = meter.find_lane(&name(lane)).map(|lane| lane.figures().decisions).unwrap_or_default();
         let last = decisions.into_iter().filter(|line| line.kind == kind).max_by_key(|line| line.at_ms);
         last.unwrap_or_else(|| panic!("{lane} has decided nothing of kind {kind}")).reason
     }
 
     fn counts(&self, lane: &str) -> LaneCounts {
         let meter = Arc::clone(&self.running.as_ref().unwrap().progress.borrow().meter);
-        meter.find(&name(lane)).map(|lane| lane.counts()).unwrap_or_default()
+        meter.find_lane(&name(lane)).map(|lane| lane.counts()).unwrap_or_default()
     }
 
     /// Waits until nothing is taken any more.
@@ -261,19 +261,20 @@ impl Bench {
     }
 
     /// Waits until the worker knows the settings as they are now.
-    pub async fn settings_known(&self) -> Progress {
+    pub async fn settings_known(&self) -> WorkerStatus {
         let version = self.settings().version().await.unwrap();
         let mut progress = self.running.as_ref().unwrap().progress.clone();
-        let known = progress.wait_for(|progress| progress.ready && progress.known.version >= version);
+        let known = progress.wait_for(|progress| progress.ready && progress.settings.version >= version);
         tokio::time::timeout(PATIENCE, known).await.expect("settings not loaded").unwrap().clone()
     }
 
     /// Waits until the worker tells of this many bad rows, and returns their problems.
     pub async fn bad_rows(&self, count: usize) -> Vec<String> {
         let mut progress = self.running.as_ref().unwrap().progress.clone();
-        let told = tokio::time::timeout(PATIENCE, progress.wait_for(|progress| progress.known.bad.len() == count));
-        let known = told.await.expect("bad rows are not told").unwrap().known.clone();
-        known.bad.iter().flat_map(|bad| bad.problems.clone()).collect()
+        let told =
+            tokio::time::timeout(PATIENCE, progress.wait_for(|progress| progress.settings.invalid_rows.len() == count));
+        let known = told.await.expect("bad rows are not told").unwrap().settings.clone();
+        known.invalid_rows.iter().flat_map(|bad| bad.problems.clone()).collect()
     }
 
     /// Publishes a plain job.
@@ -288,7 +289,7 @@ impl Bench {
     pub async fn publish_with(&self, provider: &str, body: &str, properties: Properties) {
         let destination = Destination::Lane(name(provider));
         let body = body.as_bytes().to_vec().into();
-        self.queue.publish(Outgoing { destination, body, properties }).await.unwrap();
+        self.queue.publish(OutgoingMessage { destination, body, properties }).await.unwrap();
     }
 
     pub async fn sql(&self, sql: &str) {
@@ -296,8 +297,8 @@ impl Bench {
     }
 
     /// The same against the database's own rules.
-    pub async fn unruled(&self, sql: &str) {
-        crate::unruled::on_sqlite(&self.pool, sql).await.unwrap();
+    pub async fn without_constraints(&self, sql: &str) {
+        crate::without_constraints::on_sqlite(&self.pool, sql).await.unwrap();
     }
 
     pub async fn count(&self, sql: &str) -> i64 {

@@ -1,11 +1,11 @@
 //! A provider that is down: the lane takes no more, no job loses an attempt by it, one job at a time finds out.
 
 use serde_json::json;
-use sluicegate::domain::breaker::{IN_A_ROW_MAX, PROBES_TO_CLOSE};
-use sluicegate::domain::lookup::Finding;
-use sluicegate::fleet::report::By;
+use sluicegate::domain::breaker::{CONSECUTIVE_FAILURES_MAX, PROBES_TO_CLOSE};
+use sluicegate::domain::lookup::LookupResult;
+use sluicegate::fleet::report::PauseCause;
 use sluicegate::ledger::provider_row::ProviderRow;
-use sluicegate::worker::pauses::LaneState;
+use sluicegate::worker::lane_control::LaneStatus;
 
 use super::bench::{Bench, name, row};
 use super::script::{Act, accepted, local_fault, not_sent, timeout};
@@ -30,13 +30,13 @@ async fn opened(act: Act) -> Bench {
 /// A lane whose provider fails every job in this way, by now known to be down.
 async fn down(act: Act) -> Bench {
     let bench = opened(act).await;
-    bench.until("the breaker is open", async || state(&bench).await != LaneState::Running).await;
+    bench.until("the breaker is open", async || state(&bench).await != LaneStatus::Running).await;
     bench.until("nothing is in hand", async || bench.in_hand().await == 0).await;
     bench
 }
 
-async fn state(bench: &Bench) -> LaneState {
-    bench.settings_known().await.lanes.get(&name("acme")).map_or(LaneState::Running, |pauses| pauses.state())
+async fn state(bench: &Bench) -> LaneStatus {
+    bench.settings_known().await.lanes.get(&name("acme")).map_or(LaneStatus::Running, |pauses| pauses.state())
 }
 
 async fn counted(bench: &Bench) -> i64 {
@@ -45,12 +45,15 @@ async fn counted(bench: &Bench) -> i64 {
 
 /// Two attempts are all that a job has here, and the provider is away for longer than that.
 #[tokio::test]
-async fn a_provider_that_is_down_burns_no_attempts() {
+async fn provider_outage_uses_no_attempts() {
     let bench = down(Act::Answer(not_sent())).await;
-    let LaneState::Stopped(pause) = state(&bench).await else { panic!("{:?}", state(&bench).await) };
-    assert!(pause.cause.contains("down: connection refused"), "{}", pause.cause);
+    let LaneStatus::Stopped(pause) = state(&bench).await else { panic!("{:?}", state(&bench).await) };
+    assert!(pause.reason.contains("down: connection refused"), "{}", pause.reason);
     let (before, sent) = (counted(&bench).await, bench.script.sent_to("acme").len());
-    assert!((i64::from(IN_A_ROW_MAX)..=i64::from(IN_A_ROW_MAX) + WORKERS).contains(&before), "{before} attempts");
+    assert!(
+        (i64::from(CONSECUTIVE_FAILURES_MAX)..=i64::from(CONSECUTIVE_FAILURES_MAX) + WORKERS).contains(&before),
+        "{before} attempts"
+    );
     bench.until_sent("acme", sent + 2).await;
     assert_eq!(counted(&bench).await, before, "probes counted");
     bench.script.always("acme", Act::Answer(accepted()));
@@ -60,11 +63,11 @@ async fn a_provider_that_is_down_burns_no_attempts() {
     for number in 0..JOBS {
         bench.until_state(&format!("job-{number}"), "succeeded").await;
     }
-    assert_eq!(state(&bench).await, LaneState::Running);
+    assert_eq!(state(&bench).await, LaneStatus::Running);
 }
 
 #[tokio::test]
-async fn what_timed_out_is_unknown_and_still_nothing_is_lost() {
+async fn timed_out_jobs_are_unknown_but_not_lost() {
     let bench = down(Act::Answer(timeout())).await;
     let sent = bench.script.sent_to("acme").len();
     bench.until_sent("acme", sent + 1).await;
@@ -77,14 +80,14 @@ async fn what_timed_out_is_unknown_and_still_nothing_is_lost() {
 }
 
 #[tokio::test]
-async fn one_job_at_a_time_finds_out_whether_it_is_up_again() {
+async fn open_breaker_probes_with_one_job() {
     let bench = down(Act::Answer(not_sent())).await;
     bench.script.always("acme", Act::Hold);
     let sent = bench.script.sent_to("acme").len();
     bench.settings().set_paused(&name("acme"), true).await.unwrap();
     bench.settings().set_paused(&name("acme"), false).await.unwrap();
     bench.until_sent("acme", sent + 1).await;
-    assert!(matches!(state(&bench).await, LaneState::Probing { .. }), "{:?}", state(&bench).await);
+    assert!(matches!(state(&bench).await, LaneStatus::Probing { .. }), "{:?}", state(&bench).await);
     // While it is on the wire, others have all the time that they need.
     for number in 0..10 {
         bench.pay("bolt", &format!("other-{number}")).await;
@@ -100,11 +103,11 @@ async fn one_job_at_a_time_finds_out_whether_it_is_up_again() {
 
 /// Two attempts are all that a job has here, and this process cannot send for longer than that.
 #[tokio::test]
-async fn a_fault_of_the_own_process_opens_no_breaker_and_burns_no_attempts() {
+async fn local_fault_affects_neither_breaker_nor_attempts() {
     let bench = opened(Act::Answer(local_fault())).await;
     bench.until_sent("acme", 3).await;
-    let LaneState::Resting(pause) = state(&bench).await else { panic!("{:?}", state(&bench).await) };
-    assert!(pause.by == By::Setup && pause.cause.contains("LimitNOFILE"), "{pause:?}");
+    let LaneStatus::IntakePaused(pause) = state(&bench).await else { panic!("{:?}", state(&bench).await) };
+    assert!(pause.cause == PauseCause::Setup && pause.reason.contains("LimitNOFILE"), "{pause:?}");
     let sent_thrice = || (0..JOBS).any(|number| bench.script.sent_for(&format!("job-{number}")).len() >= 3);
     bench.until("one was tried more often than it has attempts", async || sent_thrice()).await;
     let told = "SELECT count(*) FROM jobs WHERE reason LIKE '%file descriptors%'";
@@ -119,36 +122,36 @@ async fn a_fault_of_the_own_process_opens_no_breaker_and_burns_no_attempts() {
 
 /// Of a provider that is down nothing is learnt by a request that could not be sent: another job finds out.
 #[tokio::test]
-async fn a_probe_that_this_process_cannot_send_leaves_its_place_to_another() {
+async fn unsent_probe_passes_to_another_job() {
     let bench = down(Act::Answer(not_sent())).await;
     bench.script.always("acme", Act::Answer(local_fault()));
     let (before, sent) = (counted(&bench).await, bench.script.sent_to("acme").len());
     bench.settings().set_paused(&name("acme"), true).await.unwrap();
     bench.settings().set_paused(&name("acme"), false).await.unwrap();
     bench.until_sent("acme", sent + 2).await;
-    assert!(!matches!(state(&bench).await, LaneState::Stopped(_)), "{:?}", state(&bench).await);
+    assert!(!matches!(state(&bench).await, LaneStatus::Stopped(_)), "{:?}", state(&bench).await);
     assert_eq!(counted(&bench).await, before, "no attempt counts");
     bench.script.always("acme", Act::Answer(accepted()));
     for number in 0..JOBS {
         bench.until_state(&format!("job-{number}"), "succeeded").await;
     }
-    assert_eq!(state(&bench).await, LaneState::Running);
+    assert_eq!(state(&bench).await, LaneStatus::Running);
 }
 
 /// Charges fail while look-ups are answered: that the provider can be asked says nothing of whether it can charge.
 #[tokio::test]
-async fn answered_lookups_do_not_close_the_breaker() {
+async fn successful_lookups_do_not_close_the_breaker() {
     let lookup = json!({"url": "https://acme.test/charges?id=${job:id}"}).as_object().cloned();
     let forgetful = ProviderRow { workers: 1, idempotency_retention_s: None, lookup, ..row("acme") };
     let bench = Bench::open(&[forgetful]).await;
-    let ids: Vec<_> = (0..IN_A_ROW_MAX).map(|number| format!("job-{number}")).collect();
+    let ids: Vec<_> = (0..CONSECUTIVE_FAILURES_MAX).map(|number| format!("job-{number}")).collect();
     for id in &ids {
         bench.script.plan(id, [Act::ChargeAndLose]);
         // Whatever was asked before it opened, enough is asked afterwards.
-        bench.script.plan_lookups(id, vec![Finding::InProgress; PROBES_TO_CLOSE as usize]);
+        bench.script.plan_lookups(id, vec![LookupResult::InProgress; PROBES_TO_CLOSE as usize]);
         bench.pay("acme", id).await;
     }
-    bench.until("the breaker is open", async || state(&bench).await != LaneState::Running).await;
+    bench.until("the breaker is open", async || state(&bench).await != LaneStatus::Running).await;
     let asked = bench.script.asked().len();
     bench.settings().set_paused(&name("acme"), true).await.unwrap();
     bench.settings().set_paused(&name("acme"), false).await.unwrap();
@@ -156,10 +159,10 @@ async fn answered_lookups_do_not_close_the_breaker() {
         bench.until_state(id, "succeeded").await;
     }
     assert!(bench.script.asked().len() >= asked + PROBES_TO_CLOSE as usize);
-    assert!(matches!(state(&bench).await, LaneState::Probing { .. }), "{:?}", state(&bench).await);
+    assert!(matches!(state(&bench).await, LaneStatus::Probing { .. }), "{:?}", state(&bench).await);
     for number in 0..PROBES_TO_CLOSE {
         bench.pay("acme", &format!("charge-{number}")).await;
         bench.until_state(&format!("charge-{number}"), "succeeded").await;
     }
-    bench.until("answered charges close it", async || state(&bench).await == LaneState::Running).await;
+    bench.until("answered charges close it", async || state(&bench).await == LaneStatus::Running).await;
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sluicegate::domain::limit::Rate;
 use sluicegate::ledger::provider_row::{LimitRow, ProviderRow};
-use sluicegate::ledger::upkeep::Checked;
+use sluicegate::ledger::upkeep::CheckScope;
 
 use super::bench::{Bench, limit, name, row};
 
@@ -66,6 +66,6 @@ async fn changed_limits_add_no_copies_of_delayed_jobs() {
         let job = bench.until_state(&format!("p-{number}"), "succeeded").await;
         assert_eq!(job.attempts, 1, "p-{number}");
     }
-    let faults = bench.upkeep().conservation(Duration::from_secs(7_200), Checked::All).await.unwrap();
-    assert!(faults.iter().all(|account| account.faults().is_empty()), "{faults:?}");
+    let faults = bench.upkeep().reconcile(Duration::from_secs(7_200), CheckScope::All).await.unwrap();
+    assert!(faults.iter().all(|account| account.discrepancies().is_empty()), "{faults:?}");
 }

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use sluicegate::ledger::provider_row::ProviderRow;
-use sluicegate::worker::deployment::DrainReport;
+use sluicegate::worker::supervisor::DrainReport;
 
 use super::bench::{Bench, limit, row};
 use super::script::{Act, accepted};
 
 /// On the wire, at the gate, in the pool, parked and in the queue, all at once.
 #[tokio::test]
-async fn a_worker_that_stops_finishes_the_wire_and_hands_back_the_rest() {
+async fn drain_finishes_in_flight_and_requeues_the_rest() {
     let one_slot = ProviderRow {
         limits: vec![limit(1, 30_000)],
         leak_per_second: Some(1_000.0),
@@ -47,7 +47,7 @@ async fn a_worker_that_stops_finishes_the_wire_and_hands_back_the_rest() {
 
 /// An event that waited for the slowest answer would be late, and after five seconds somebody else's to publish.
 #[tokio::test]
-async fn events_of_a_drain_leave_as_they_come() {
+async fn drain_publishes_events_without_waiting() {
     let mut bench = Bench::open(&[row("acme")]).await;
     for id in ["soon", "late"] {
         bench.script.plan(id, [Act::Hold]);
@@ -66,7 +66,7 @@ async fn events_of_a_drain_leave_as_they_come() {
 
 /// What the first worker abandoned, the next one takes up: the same request, one charge.
 #[tokio::test]
-async fn a_drain_out_of_time_says_what_it_abandoned_and_the_next_worker_takes_over() {
+async fn timed_out_drain_reports_abandoned_jobs() {
     // Short, because a limiter that knows nothing waits until nothing from before can count any more.
     let mut bench = Bench::prepared(&[ProviderRow { timeout_ms: 500, ..row("acme") }]).await;
     bench.drain_timeout(Duration::from_millis(50));
@@ -76,7 +76,7 @@ async fn a_drain_out_of_time_says_what_it_abandoned_and_the_next_worker_takes_ov
         bench.pay("acme", id).await;
     }
     bench.until_sent("acme", 2).await;
-    assert_eq!(bench.stop().await, DrainReport { timed_out: true, left_in_hand: 2, abandoned_on_wire: 2 });
+    assert_eq!(bench.stop().await, DrainReport { timed_out: true, left_active: 2, abandoned_in_flight: 2 });
     bench.until("the queue has them again", async || bench.queued("acme").await == 2).await;
     for id in ["one", "two"] {
         assert_eq!(bench.job(id).await.unwrap().state, "sending", "nobody knows what became of {id}");
@@ -106,7 +106,7 @@ async fn an_idle_worker_stops_at_once() {
 
 /// A worker that is told to stop before it has begun takes nothing.
 #[tokio::test]
-async fn a_worker_stopped_at_its_start_takes_nothing() {
+async fn worker_stopped_at_start_consumes_nothing() {
     let mut bench = Bench::prepared(&[row("acme")]).await;
     bench.pay("acme", "job").await;
     bench.run();

@@ -30,7 +30,7 @@ async fn rejected(bench: &Bench) -> Vec<(Value, String)> {
 
 /// 65 kB that would be 3.5 GB of form, each kind of expansion, and a payment behind them.
 #[tokio::test]
-async fn a_message_that_expands_beyond_a_bound_is_too_large() {
+async fn oversized_expansion_is_too_large() {
     let form = json!({ "body": "form" });
     let template = json!({ "template": { "all": vec!["${payload}"; 40] } });
     let url = |suffix: &str| format!("https://api.example/{suffix}");
@@ -70,7 +70,7 @@ async fn a_message_that_expands_beyond_a_bound_is_too_large() {
 
 /// What was recorded is not refused any more, and what may have been charged is asked about or reviewed.
 #[tokio::test]
-async fn a_row_that_became_narrower_sends_recorded_jobs_to_review() {
+async fn narrowed_row_sends_recorded_jobs_to_review() {
     let bench = Bench::open(&[row("acme")]).await;
     bench.script.plan("waiting", [Act::Answer(busy(Some(Duration::from_millis(400))))]);
     bench.script.plan("unknown", [Act::Answer(timeout())]);
@@ -97,7 +97,7 @@ async fn a_row_that_became_narrower_sends_recorded_jobs_to_review() {
 
 /// An older version froze what is too large now.
 #[tokio::test]
-async fn a_frozen_request_beyond_the_bound_is_not_sent_again() {
+async fn oversized_frozen_request_is_not_resent() {
     let mut bench = Bench::open(&[row("acme")]).await;
     bench.script.plan("old", [Act::Answer(busy(Some(Duration::from_secs(600))))]);
     bench.pay("acme", "old").await;
@@ -115,7 +115,7 @@ async fn a_frozen_request_beyond_the_bound_is_not_sent_again() {
 }
 
 #[tokio::test]
-async fn a_job_that_workers_die_of_goes_to_review() {
+async fn job_that_crashes_workers_goes_to_review() {
     let mut bench = Bench::open(&[row("acme")]).await;
     for id in ["poison", "victim", "unknown"] {
         let act = if id == "unknown" { timeout() } else { busy(Some(Duration::from_secs(600))) };

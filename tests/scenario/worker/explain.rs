@@ -4,42 +4,42 @@ use std::time::Duration;
 
 use serde_json::json;
 use sluicegate::domain::explain::explain;
-use sluicegate::domain::explain::facts::{Facts, Hand};
-use sluicegate::domain::job::Token;
+use sluicegate::domain::explain::facts::{ClaimState, Facts};
+use sluicegate::domain::job::Identifier;
 use sluicegate::ledger::provider_row::ProviderRow;
-use sluicegate::ops::explain::{Explained, Sources, explained, facts};
+use sluicegate::ops::explain::{ExplainResponse, FactSources, explain_job, gather_facts};
 use tokio::time::Instant;
 
 use super::bench::{Bench, limit, name, row};
 use super::script::Act;
 
 /// Asks as the ops server does.
-async fn ask(bench: &Bench, id: &str) -> Explained {
+async fn ask(bench: &Bench, id: &str) -> ExplainResponse {
     let progress = bench.settings_known().await;
     let (operator, queue) = (bench.operator(), bench.queue());
-    let sources = Sources {
+    let sources = FactSources {
         operator: operator.as_ref(),
-        known: &progress.known,
+        settings: &progress.settings,
         queue: Some(queue.as_ref()),
-        limiter: None,
+        limiter_facts: None,
         process: Some(&progress),
-        lookout: None,
+        collector: None,
     };
-    explained(&sources, &Token::new(id).unwrap()).await.unwrap()
+    explain_job(&sources, &Identifier::new(id).unwrap()).await.unwrap()
 }
 
 async fn facts_of(bench: &Bench, id: &str) -> Facts {
     let progress = bench.settings_known().await;
     let (operator, queue) = (bench.operator(), bench.queue());
-    let sources = Sources {
+    let sources = FactSources {
         operator: operator.as_ref(),
-        known: &progress.known,
+        settings: &progress.settings,
         queue: Some(queue.as_ref()),
-        limiter: None,
+        limiter_facts: None,
         process: Some(&progress),
-        lookout: None,
+        collector: None,
     };
-    facts(&sources, &Token::new(id).unwrap()).await.unwrap()
+    gather_facts(&sources, &Identifier::new(id).unwrap()).await.unwrap()
 }
 
 /// Long enough that all are asked about before the line moves.
@@ -55,7 +55,7 @@ fn four() -> ProviderRow {
 /// window start within half a window of the turn that they were told, and never before it by more than the booking. Those
 /// after them are told a turn that is a window later.
 #[tokio::test]
-async fn a_turn_that_was_told_is_the_turn_that_comes() {
+async fn forecast_start_matches_the_actual_start() {
     let bench = Bench::open(&[four()]).await;
     let ids: Vec<String> = (0..12).map(|nth| format!("job-{nth:02}")).collect();
     for id in &ids {
@@ -67,11 +67,11 @@ async fn a_turn_that_was_told_is_the_turn_that_comes() {
     for id in &ids {
         let asked_at = Instant::now();
         let facts = facts_of(&bench, id).await;
-        let Hand::Here { place: Some(place), .. } = &facts.hand else { continue };
-        let stands_at = explain(&facts).stands_at.unwrap();
-        assert_eq!((stands_at.gate, stands_at.limit.as_deref()), ("limit", Some("all")), "{id}");
-        assert!(stands_at.exact && stands_at.before_it == Some(place.before), "{id}: {stands_at:?}");
-        told.push((id.clone(), place.before, asked_at + stands_at.turn_in.unwrap()));
+        let ClaimState::AskedWorker { position: Some(place), .. } = &facts.claim else { continue };
+        let stands_at = explain(&facts).blocked_at.unwrap();
+        assert_eq!((stands_at.check, stands_at.limit.as_deref()), ("limit", Some("all")), "{id}");
+        assert!(stands_at.exact && stands_at.jobs_ahead == Some(place.before), "{id}: {stands_at:?}");
+        told.push((id.clone(), place.before, asked_at + stands_at.starts_in.unwrap()));
     }
     assert_eq!(told.len(), 8, "{told:?}");
     // The line is first come, first served, so each has one more before it than the one that came before.
@@ -96,7 +96,7 @@ async fn a_turn_that_was_told_is_the_turn_that_comes() {
 }
 
 #[tokio::test]
-async fn each_state_is_told_from_live_data() {
+async fn each_state_is_explained_from_live_data() {
     let nearly_closed = ProviderRow { limits: vec![limit(1, 30_000)], ..four() };
     let bench = Bench::open(&[nearly_closed, row("bolt")]).await;
     assert!(ask(&bench, "nobody").await.summary.contains("the ledger has no job nobody"));
@@ -139,7 +139,7 @@ async fn each_state_is_told_from_live_data() {
 
 /// A parked job is explained by the limit that parked it, and by the ledger where it is in nobody's hand.
 #[tokio::test]
-async fn a_parked_job_names_the_limit_that_parked_it() {
+async fn delayed_job_names_its_limit() {
     let parks = ProviderRow { mode: "requeue".to_owned(), limits: vec![limit(1, 30_000)], ..four() };
     let bench = Bench::open(&[parks]).await;
     bench.pay("acme", "first").await;
@@ -160,7 +160,7 @@ async fn a_parked_job_names_the_limit_that_parked_it() {
 /// With a row as it comes, 30 a minute: the bucket holds what the worker has in hand, and everything else is in the queue,
 /// not recorded yet. Each is told its place, and its turn by the outflow.
 #[tokio::test]
-async fn in_the_bucket_and_in_the_queue_a_payment_is_told_its_turn() {
+async fn waiting_payment_gets_a_start_forecast() {
     let plain = ProviderRow {
         name: "acme".to_owned(),
         url: row("acme").url,

@@ -9,7 +9,7 @@ use super::script::Act;
 
 /// Nothing that a provider's client does may lose a job: after its lease it is taken up as of unknown outcome.
 #[tokio::test]
-async fn a_panic_on_the_wire_does_not_lose_the_job() {
+async fn panic_during_a_request_loses_no_job() {
     let forgetful = ProviderRow { idempotency_retention_s: None, ..row("bolt") };
     let bench = Bench::open(&[row("acme"), forgetful]).await;
     bench.script.plan("job", [Act::Panic]);
@@ -37,7 +37,7 @@ async fn a_panic_on_the_wire_does_not_lose_the_job() {
 
 /// A row that nobody can read is a person's to repair, and no reason to rest for its lane.
 #[tokio::test]
-async fn an_unreadable_row_holds_up_no_other_job() {
+async fn unreadable_job_row_blocks_no_other_job() {
     let bench = Bench::open(&[row("acme")]).await;
     let body = r#"{"id":"bad","amount":1299,"currency":"EUR","not_before":"2100-01-01T00:00:00Z"}"#;
     bench.publish("acme", body).await;
@@ -55,7 +55,7 @@ async fn an_unreadable_row_holds_up_no_other_job() {
 
 /// A format that this program does not know waits for one that does: it is neither a job nor invalid.
 #[tokio::test]
-async fn a_message_of_a_newer_format_waits() {
+async fn newer_format_message_is_delayed() {
     let bench = Bench::open(&[row("acme")]).await;
     bench.publish("acme", r#"{"v":2,"id":"job","amount":1,"currency":"EUR","colour":"red"}"#).await;
     bench.until("it is parked", async || bench.parked("acme").await == 1).await;
@@ -65,7 +65,7 @@ async fn a_message_of_a_newer_format_waits() {
 
 /// Nobody who knows the format has come in all the time that a payment of this row may wait.
 #[tokio::test]
-async fn a_message_of_a_newer_format_is_kept_when_it_is_too_old() {
+async fn expired_newer_format_message_is_kept() {
     let (page, _told) = told();
     let mut bench = Bench::open(&[row("acme")]).await;
     let mut seen_in_1970 = Properties::default();
@@ -96,7 +96,7 @@ async fn a_message_of_a_newer_format_is_kept_when_it_is_too_old() {
 
 /// A producer's fault of a moment is no flood of the log, and none of it is left out.
 #[tokio::test]
-async fn messages_that_are_no_jobs_are_one_line_and_a_count() {
+async fn invalid_messages_are_logged_as_one_count() {
     let (page, _told) = told();
     let mut bench = Bench::open(&[row("acme")]).await;
     for _ in 0..30 {
@@ -114,7 +114,7 @@ async fn messages_that_are_no_jobs_are_one_line_and_a_count() {
 }
 
 #[tokio::test]
-async fn what_can_never_be_a_job_is_kept_with_its_reason() {
+async fn invalid_message_is_kept_with_its_reason() {
     let bench = Bench::open(&[row("acme")]).await;
     let bad = [
         (r#"{"id":"job","amount":0,"currency":"EUR"}"#, "bad_amount"),
@@ -138,7 +138,7 @@ async fn what_can_never_be_a_job_is_kept_with_its_reason() {
 
 /// The store knows newer settings than the database of a worker that has just begun: one that was restored from a backup.
 #[tokio::test]
-async fn a_restored_database_is_noticed_through_the_store() {
+async fn restored_database_is_detected_via_the_store() {
     let mut bench = Bench::prepared(&[row("acme")]).await;
     bench.keep_limiter();
     bench.sql("UPDATE settings_version SET version = version + 40").await;
@@ -147,7 +147,7 @@ async fn a_restored_database_is_noticed_through_the_store() {
     bench.until_state("before", "succeeded").await;
     let newest = bench.settings().version().await.unwrap();
     bench.stop().await;
-    bench.unruled("UPDATE settings_version SET version = version - 30").await;
+    bench.without_constraints("UPDATE settings_version SET version = version - 30").await;
     bench.run();
     bench.pay("acme", "after").await;
     bench.until_state("after", "succeeded").await;

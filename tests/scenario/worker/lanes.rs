@@ -9,7 +9,7 @@ use super::bench::{Bench, limit, name, row};
 use super::script::{Act, accepted};
 
 #[tokio::test]
-async fn a_disabled_provider_keeps_its_messages_until_it_is_enabled() {
+async fn disabled_provider_keeps_its_messages() {
     let bench = Bench::open(&[row("acme"), row("bolt")]).await;
     bench.pay("acme", "before").await;
     bench.until_state("before", "succeeded").await;
@@ -32,7 +32,7 @@ async fn a_disabled_provider_keeps_its_messages_until_it_is_enabled() {
 /// Four jobs in hand at four a second wait longer than `max_wait_ms` says, but none is parked for it: it would come back
 /// behind the whole backlog.
 #[tokio::test]
-async fn jobs_of_a_slow_lane_are_sent_in_the_order_of_their_publishing() {
+async fn slow_lane_sends_in_publish_order() {
     let slow = ProviderRow { limits: vec![limit(4, 1_000)], max_wait_ms: 400, ..row("acme") };
     let bench = Bench::prepared(&[slow]).await;
     let ids: Vec<String> = (0..24).map(|nth| format!("job-{nth:02}")).collect();
@@ -50,7 +50,7 @@ async fn jobs_of_a_slow_lane_are_sent_in_the_order_of_their_publishing() {
 
 /// What waits for a permit is handed back at once; what is on the wire is finished and written down.
 #[tokio::test]
-async fn a_lane_that_ends_hands_back_what_waits_and_finishes_what_is_on_the_wire() {
+async fn stopping_lane_requeues_waiting_and_finishes_in_flight() {
     let one_slot = ProviderRow {
         limits: vec![limit(1, 30_000)],
         max_wait_ms: 60_000,
@@ -82,7 +82,7 @@ async fn a_lane_that_ends_hands_back_what_waits_and_finishes_what_is_on_the_wire
 const LANE_ROWS: &str = "SELECT count(*) FROM queue_messages WHERE queue = 'payments.acme'";
 
 #[tokio::test]
-async fn a_new_row_gets_a_lane_without_a_restart() {
+async fn new_row_opens_a_lane_immediately() {
     let bench = Bench::open(&[row("acme")]).await;
     bench.settings_known().await;
     bench.pay("bolt", "job").await;
@@ -92,12 +92,12 @@ async fn a_new_row_gets_a_lane_without_a_restart() {
 
 /// A provider without an enabled limit is an error, not unlimited: the lane goes on with the row that it knew.
 #[tokio::test]
-async fn a_bad_row_keeps_the_last_good_one() {
+async fn lane_keeps_the_last_valid_row() {
     let bench = Bench::open(&[ProviderRow { limits: vec![limit(2, 700)], ..row("acme") }, row("bolt")]).await;
     bench.settings_known().await;
     bench.sql("UPDATE provider_limits SET enabled = 0 WHERE provider = 'acme'").await;
     let progress = bench.settings_known().await;
-    assert_eq!(progress.known.bad.iter().map(|bad| bad.provider.as_str()).collect::<Vec<_>>(), ["acme"]);
+    assert_eq!(progress.settings.invalid_rows.iter().map(|bad| bad.provider.as_str()).collect::<Vec<_>>(), ["acme"]);
     for number in 0..4 {
         bench.pay("acme", &format!("job-{number}")).await;
     }
@@ -108,12 +108,12 @@ async fn a_bad_row_keeps_the_last_good_one() {
     assert!(sent[2].at - sent[0].at >= Duration::from_millis(700), "the last good limit is in force");
     // The other provider's changes arrive all the same.
     bench.settings().set_paused(&name("bolt"), true).await.unwrap();
-    assert!(bench.settings_known().await.known.providers[&name("bolt")].paused);
+    assert!(bench.settings_known().await.settings.providers[&name("bolt")].paused);
 }
 
 /// A row that reads well but cannot be called keeps the client that could.
 #[tokio::test]
-async fn a_row_that_cannot_be_called_keeps_the_last_good_client() {
+async fn unusable_row_keeps_the_last_valid_client() {
     let bench = Bench::open(&[row("acme")]).await;
     bench.pay("acme", "one").await;
     bench.until_state("one", "succeeded").await;
@@ -135,7 +135,7 @@ async fn a_row_that_cannot_be_called_keeps_the_last_good_client() {
 
 /// With no good row to keep, only its own provider stands still.
 #[tokio::test]
-async fn a_row_that_was_never_good_stops_its_own_provider_alone() {
+async fn never_valid_row_stops_only_its_provider() {
     let bench = Bench::prepared(&[row("acme"), row("bolt"), row("cool")]).await;
     bench.sql("UPDATE provider_limits SET enabled = 0 WHERE provider = 'acme'").await;
     bench.apply(&[ProviderRow { url: "https://refused.test/".to_owned(), ..row("cool") }]).await;

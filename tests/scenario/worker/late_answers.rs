@@ -44,7 +44,7 @@ pub(super) fn told() -> (Page, DefaultGuard) {
 }
 
 #[tokio::test]
-async fn an_answer_that_cannot_be_written_down_is_told() {
+async fn response_after_lost_lease_is_logged() {
     let (page, _told) = told();
     let bench = Bench::open(&[row("acme")]).await;
     // As if another had taken it over while the request was on the wire.
@@ -72,7 +72,7 @@ async fn an_answer_that_cannot_be_written_down_is_told() {
 
 /// The ledger is there and says no: a person who reads of it need not ask the provider.
 #[tokio::test]
-async fn an_answer_that_the_ledger_refuses_is_told() {
+async fn response_rejected_by_the_ledger_is_logged() {
     let (page, _told) = told();
     let bench = Bench::open(&[row("acme")]).await;
     bench.sql("CREATE TRIGGER refused BEFORE UPDATE ON attempts BEGIN SELECT RAISE(ABORT, 'not now'); END").await;

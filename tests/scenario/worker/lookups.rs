@@ -4,11 +4,11 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use sluicegate::domain::lookup::Finding;
+use sluicegate::domain::lookup::LookupResult;
 use sluicegate::domain::outcome::{Outcome, UnknownCause};
 use sluicegate::ledger::provider_row::{LimitRow, ProviderRow};
-use sluicegate::ledger::upkeep::Checked;
-use sluicegate::worker::pauses::LaneState;
+use sluicegate::ledger::upkeep::CheckScope;
+use sluicegate::worker::lane_control::LaneStatus;
 
 use super::bench::{Bench, limit, name, row};
 use super::script::{Act, timeout};
@@ -21,15 +21,15 @@ fn asked(name: &str, change: Value) -> ProviderRow {
     ProviderRow { idempotency_retention_s: retention, lookup: lookup.as_object().cloned(), ..row(name) }
 }
 
-fn silence() -> Finding {
-    Finding::Unknown { cause: UnknownCause::Timeout, retry_after: None }
+fn silence() -> LookupResult {
+    LookupResult::Unknown { cause: UnknownCause::Timeout, retry_after: None }
 }
 
 struct Case {
     id: &'static str,
     provider: &'static str,
     acts: Vec<Act>,
-    findings: Vec<Finding>,
+    findings: Vec<LookupResult>,
     state: &'static str,
     /// Outcome words of all requests.
     rows: &'static str,
@@ -51,16 +51,17 @@ fn cases() -> Vec<Case> {
         sent,
         charges,
     };
-    let declined = Finding::Declined { reason: "declined, as the provider says when asked".to_owned() };
-    let differs = Finding::Differs { reason: "the provider has 1 EUR for this payment, we have 1299 EUR".to_owned() };
-    let unclear = Finding::Unclear { reason: "no word".to_owned() };
+    let declined = LookupResult::Declined { reason: "declined, as the provider says when asked".to_owned() };
+    let differs =
+        LookupResult::Differs { reason: "the provider has 1 EUR for this payment, we have 1299 EUR".to_owned() };
+    let unclear = LookupResult::Unclear { reason: "no word".to_owned() };
     vec![
         case("charged", "bolt", lost(), vec![], ("succeeded", "unknown accepted", 1, 1)),
         case(
             "late",
             "bolt",
             lost(),
-            vec![Finding::NotFound, Finding::InProgress, silence(), unclear],
+            vec![LookupResult::NotFound, LookupResult::InProgress, silence(), unclear],
             ("succeeded", "unknown not_found in_progress unknown unclear accepted", 1, 1),
         ),
         case("refused", "bolt", timeouts(), vec![declined], ("declined", "unknown declined", 1, 0)),
@@ -69,7 +70,7 @@ fn cases() -> Vec<Case> {
             "in-progress",
             "bolt",
             vec![Act::Answer(Outcome::InProgress)],
-            vec![Finding::Accepted { reference: None }],
+            vec![LookupResult::Accepted { reference: None }],
             ("succeeded", "in_progress accepted", 1, 0),
         ),
         // Same key first.
@@ -78,14 +79,14 @@ fn cases() -> Vec<Case> {
             "failing-for-ever",
             "acme",
             timeouts(),
-            vec![Finding::InProgress, Finding::Accepted { reference: None }],
+            vec![LookupResult::InProgress, LookupResult::Accepted { reference: None }],
             ("succeeded", "unknown unknown unknown in_progress accepted", 3, 0),
         ),
     ]
 }
 
 #[tokio::test]
-async fn who_is_unknown_is_asked_about() {
+async fn unknown_job_is_looked_up() {
     let bench = Bench::open(&[asked("acme", json!({})), asked("bolt", json!({}))]).await;
     for case in cases() {
         bench.script.plan(case.id, case.acts);
@@ -112,7 +113,7 @@ async fn who_is_unknown_is_asked_about() {
 
 /// Not found is no answer until the operator says so: by then a person looks, or it is sent once more, where that is safe.
 #[tokio::test]
-async fn what_is_never_found_goes_to_a_person_or_is_sent_once_more() {
+async fn not_found_lookup_leads_to_review_or_resend() {
     let soon = |not_found| json!({"give_up_after_s": 2, "not_found": not_found});
     let rows = [asked("acme", soon("resend")), asked("bolt", soon("review"))];
     let bench = Bench::open(&rows).await;
@@ -162,7 +163,7 @@ async fn lookups_respect_their_own_limit() {
 
 /// A limit on look-ups alone that is used up for long: the look-up is put down, and charges go on.
 #[tokio::test]
-async fn a_lookup_that_its_limit_refuses_rests_no_lane() {
+async fn limited_lookup_does_not_pause_the_lane() {
     let of_lookups = LimitRow { name: "questions".to_owned(), applies_to: "lookup".to_owned(), ..limit(1, 60_000) };
     let limits = vec![limit(1_000, 100), of_lookups];
     let bench = Bench::open(&[ProviderRow { limits, ..asked("bolt", json!({})) }]).await;
@@ -175,13 +176,13 @@ async fn a_lookup_that_its_limit_refuses_rests_no_lane() {
     bench.pay("bolt", "next").await;
     bench.until_state("next", "succeeded").await;
     let lanes = bench.settings_known().await.lanes;
-    assert_eq!(lanes[&name("bolt")].state(), LaneState::Running);
+    assert_eq!(lanes[&name("bolt")].state(), LaneStatus::Running);
 }
 
 /// A limit on charges that is used up for long, in a lane that rests for it or waits for its outflow: a payment that may have
 /// been charged is asked about meanwhile, though its message lies behind others.
 #[tokio::test]
-async fn a_used_up_limit_on_charges_stops_no_lookup() {
+async fn exhausted_charge_limit_does_not_stop_lookups() {
     // Mode, and what the next charge waits for.
     for (mode, window_ms, waits_for) in [
         ("blocking", 3_600_000, "waits for a place in the steady outflow"),
@@ -209,7 +210,7 @@ async fn a_used_up_limit_on_charges_stops_no_lookup() {
             other.run();
         }
         bench.script.plan("lost", [Act::ChargeAndLose]);
-        bench.script.plan_lookups("lost", vec![Finding::InProgress; 200]);
+        bench.script.plan_lookups("lost", vec![LookupResult::InProgress; 200]);
         bench.pay("bolt", "lost").await;
         bench.until_state("lost", "unknown").await;
         bench.pay("bolt", "next").await;
@@ -225,17 +226,17 @@ async fn a_used_up_limit_on_charges_stops_no_lookup() {
         bench.apply(&[ProviderRow { limits: vec![limit(1_000, 100)], ..slow }]).await;
         bench.until_state("next", "succeeded").await;
         bench.until("its message is done with", async || bench.count(messages).await == 0).await;
-        let account = bench.upkeep().conservation(Duration::from_secs(3_600), Checked::All).await.unwrap();
-        assert!(account.iter().all(|account| account.faults().is_empty()), "{case}: {account:?}");
+        let account = bench.upkeep().reconcile(Duration::from_secs(3_600), CheckScope::All).await.unwrap();
+        assert!(account.iter().all(|account| account.discrepancies().is_empty()), "{case}: {account:?}");
     }
 }
 
 #[tokio::test]
-async fn a_429_to_a_lookup_pauses_the_quota_and_wrong_credentials_nobody() {
+async fn throttled_lookup_pauses_the_quota() {
     let bench = Bench::open(&[asked("acme", json!({})), asked("bolt", json!({}))]).await;
     let wait = Duration::from_millis(900);
     bench.script.plan("unknown", [Act::ChargeAndLose]);
-    bench.script.plan_lookups("unknown", [Finding::Throttled { retry_after: Some(wait) }]);
+    bench.script.plan_lookups("unknown", [LookupResult::Throttled { retry_after: Some(wait) }]);
     bench.pay("bolt", "unknown").await;
     bench.until_put_down("unknown", "throttled").await;
     let asked = bench.script.asked_for("unknown")[0];
@@ -245,11 +246,11 @@ async fn a_429_to_a_lookup_pauses_the_quota_and_wrong_credentials_nobody() {
     assert!(waited >= wait, "sent {waited:?} after the 429");
     bench.until_state("unknown", "succeeded").await;
     bench.script.plan("locked-out", [Act::ChargeAndLose]);
-    bench.script.plan_lookups("locked-out", [Finding::Misconfigured { status: 401 }]);
+    bench.script.plan_lookups("locked-out", [LookupResult::Misconfigured { status: 401 }]);
     bench.pay("bolt", "locked-out").await;
     bench.until_put_down("locked-out", "a look-up with 401").await;
     let lanes = bench.settings_known().await.lanes;
-    assert_eq!(lanes[&name("bolt")].state(), LaneState::Running);
+    assert_eq!(lanes[&name("bolt")].state(), LaneStatus::Running);
     bench.pay("bolt", "charged-meanwhile").await;
     bench.until_state("charged-meanwhile", "succeeded").await;
     assert_eq!(bench.job("locked-out").await.unwrap().state, "unknown");
@@ -257,7 +258,7 @@ async fn a_429_to_a_lookup_pauses_the_quota_and_wrong_credentials_nobody() {
 
 /// A re-send that would differ, or a job that cannot be asked about: the one is asked about, the other goes to a person.
 #[tokio::test]
-async fn a_changed_credential_asks_and_who_cannot_be_asked_about_is_reviewed() {
+async fn changed_credential_leads_to_lookup_or_review() {
     let header = |value: &str| json!({"authorization": value}).as_object().unwrap().clone();
     let before = ProviderRow { headers: header("old"), ..asked("acme", json!({})) };
     let slow = ProviderRow { backoff_base_ms: 1_000, backoff_max_ms: 1_000, ..before };

@@ -69,7 +69,7 @@ async fn in_state(bench: &Bench, state: &str) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_can_be_asked_settles_everything_though_answers_are_lost() {
+async fn lookups_resolve_every_lost_response() {
     let (bench, fake, _stop) = paid(true).await;
     let (report, effects) = (fake.report(), fake.effects());
     assert_eq!((report.doubles, report.limits[0].breaches, report.refused_429), (0, 0, 0), "{report:?}");
@@ -85,7 +85,7 @@ async fn who_can_be_asked_settles_everything_though_answers_are_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_cannot_be_asked_leaves_the_lost_ones_to_a_person() {
+async fn lost_responses_without_lookup_need_review() {
     let (bench, fake, _stop) = paid(false).await;
     let report = fake.report();
     assert_eq!((report.doubles, report.lookups, report.requests), (0, 0, JOBS as u64), "{report:?}");

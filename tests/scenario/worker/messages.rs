@@ -22,7 +22,7 @@ async fn a_job_past_its_expiry_is_not_sent() {
 
 /// It expires while it waits for a permit's turn in the queue, not only on arrival.
 #[tokio::test]
-async fn a_job_that_expires_while_it_is_put_down_is_not_sent() {
+async fn job_expiring_while_delayed_is_not_sent() {
     let bench = Bench::open(&[row("acme")]).await;
     let soon = Timestamp::now() + Duration::from_millis(600);
     let later = soon + Duration::from_millis(200);
@@ -53,7 +53,7 @@ fn millis(clock: SystemTime) -> i64 {
 }
 
 #[tokio::test]
-async fn the_same_payment_twice_is_made_once() {
+async fn duplicate_payment_is_made_once() {
     let bench = Bench::open(&[row("acme"), row("bolt")]).await;
     bench.script.plan("pay-1", [Act::Hold]);
     bench.publish("acme", r#"{"id":"pay-1","amount":1299,"currency":"EUR","payload":{"a":1,"b":2}}"#).await;
@@ -76,7 +76,7 @@ async fn the_same_payment_twice_is_made_once() {
 const LANE_ROWS: &str = "SELECT count(*) FROM queue_messages WHERE queue LIKE 'payments.acme'";
 
 #[tokio::test]
-async fn a_payment_that_contradicts_another_is_a_conflict() {
+async fn contradicting_payment_is_a_conflict() {
     let bench = Bench::open(&[row("acme"), row("bolt")]).await;
     bench.publish("acme", r#"{"id":"pay-1","amount":1299,"currency":"EUR","idempotency_key":"key-1"}"#).await;
     bench.until_state("pay-1", "succeeded").await;
@@ -110,7 +110,7 @@ const LANES: &str = "SELECT count(*) FROM queue_messages WHERE queue IN ('paymen
 
 /// Jobs wait for the one worker, or for the one slot: either way the more urgent leaves first, then the older.
 #[tokio::test]
-async fn the_more_urgent_of_those_that_wait_leaves_first() {
+async fn waiting_jobs_leave_by_priority() {
     let one_worker = ProviderRow { workers: 1, ..row("acme") };
     let one_slot = ProviderRow { limits: vec![limit(1, 150)], leak_per_second: Some(10_000.0), ..row("bolt") };
     for row in [one_worker, one_slot] {
@@ -136,7 +136,7 @@ async fn the_more_urgent_of_those_that_wait_leaves_first() {
 
 /// Instants at the ends of what can be written wait or expire like any other.
 #[tokio::test]
-async fn the_last_and_the_first_instant_are_instants() {
+async fn extreme_instants_are_handled() {
     let bench = Bench::open(&[row("acme")]).await;
     let (first, last) = ("0001-01-01T00:00:00Z", "9999-12-30T21:59:59.999Z");
     for (id, not_before, expires_at) in [

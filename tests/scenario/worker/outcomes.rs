@@ -86,7 +86,7 @@ fn cases() -> Vec<Case> {
 }
 
 #[tokio::test]
-async fn every_outcome_leads_where_the_table_says() {
+async fn every_outcome_reaches_its_documented_state() {
     let forgetful = ProviderRow { idempotency_retention_s: None, ..row("bolt") };
     let bench = Bench::open(&[row("acme"), forgetful]).await;
     for case in cases() {
@@ -129,7 +129,7 @@ fn sent_first(bench: &Bench, id: &str) -> FrozenRequest {
 
 /// Two rows share a quota; a 429 at one of them holds both, and costs nobody an attempt.
 #[tokio::test]
-async fn a_429_pauses_the_quota_and_counts_for_nothing() {
+async fn throttling_pauses_the_quota_without_an_attempt() {
     let shared = |name: &str| ProviderRow { quota: Some("shared".into()), ..row(name) };
     let bench = Bench::open(&[shared("acme"), shared("bolt")]).await;
     let wait = Duration::from_millis(900);
@@ -155,7 +155,7 @@ async fn a_429_pauses_the_quota_and_counts_for_nothing() {
 
 /// However often the provider says 429, the job waits and is never given up for it.
 #[tokio::test]
-async fn any_number_of_429s_uses_up_no_attempt() {
+async fn throttling_uses_no_attempts() {
     let bench = Bench::open(&[row("acme")]).await;
     bench.script.plan("job", std::iter::repeat_n(Act::Answer(throttled(Duration::from_millis(20))), 5));
     bench.pay("acme", "job").await;
@@ -165,7 +165,7 @@ async fn any_number_of_429s_uses_up_no_attempt() {
 
 /// A provider that names no wait and goes on refusing is asked less and less often, until it lets somebody through.
 #[tokio::test]
-async fn refusals_that_name_no_wait_are_waited_for_longer_each_time() {
+async fn throttling_without_retry_after_backs_off() {
     const BASE: Duration = Duration::from_millis(100);
     let bench = Bench::open(&[ProviderRow { backoff_base_ms: 100, backoff_max_ms: 1_000, ..row("acme") }]).await;
     let nameless = || Act::Answer(Outcome::Throttled { retry_after: None });
@@ -193,7 +193,7 @@ async fn refusals_that_name_no_wait_are_waited_for_longer_each_time() {
 
 /// A lock or a limit on one object is one job's affair: it waits as long as it was told, the others go on.
 #[tokio::test]
-async fn a_busy_job_delays_no_other_and_counts_for_nothing() {
+async fn busy_job_delays_only_itself() {
     let bench = Bench::open(&[row("acme")]).await;
     let wait = Duration::from_secs(600);
     bench.script.plan("locked", [Act::Answer(busy(Some(wait)))]);
@@ -223,7 +223,7 @@ async fn a_busy_job_delays_no_other_and_counts_for_nothing() {
 
 /// However often the object is busy, its job is never given up for it, and is sent again under the same key.
 #[tokio::test]
-async fn any_number_of_busy_answers_uses_up_no_attempt() {
+async fn busy_responses_use_no_attempts() {
     let forgetful = ProviderRow { idempotency_retention_s: None, ..row("bolt") };
     let bench = Bench::open(&[row("acme"), forgetful]).await;
     for (provider, id) in [("acme", "locked"), ("bolt", "forgotten")] {
@@ -238,7 +238,7 @@ async fn any_number_of_busy_answers_uses_up_no_attempt() {
 
 /// Nothing counts, and yet the wait grows with each request: a lock that stays is not hammered.
 #[tokio::test]
-async fn an_object_that_stays_busy_is_asked_ever_more_seldom() {
+async fn persistently_busy_object_backs_off() {
     let patient = ProviderRow { backoff_base_ms: 10_000, backoff_max_ms: 80_000, ..row("acme") };
     let bench = Bench::open(&[patient]).await;
     let short = Act::Answer(busy(Some(Duration::from_millis(20))));
@@ -260,7 +260,7 @@ async fn an_object_that_stays_busy_is_asked_ever_more_seldom() {
 
 /// 401: our credentials are wrong, so the lane stops before it declines a whole billing day.
 #[tokio::test]
-async fn a_401_rests_the_lane_until_the_row_is_mended() {
+async fn unauthorized_pauses_the_lane_until_fixed() {
     let bench = Bench::open(&[row("acme"), row("bolt")]).await;
     bench.script.plan("first", [Act::Answer(Outcome::Misconfigured { status: 401 })]);
     bench.pay("acme", "first").await;
@@ -279,7 +279,7 @@ async fn a_401_rests_the_lane_until_the_row_is_mended() {
 
 /// 503 with a wait: this lane rests, the quota's other row goes on.
 #[tokio::test]
-async fn a_503_with_a_wait_rests_its_lane_alone() {
+async fn unavailable_with_retry_after_pauses_one_lane() {
     let shared = |name: &str| ProviderRow { quota: Some("shared".into()), ..row(name) };
     let bench = Bench::open(&[shared("acme"), shared("bolt")]).await;
     let busy = Outcome::Unknown { cause: UnknownCause::ServerError(503), retry_after: Some(Duration::from_secs(600)) };
@@ -295,7 +295,7 @@ async fn a_503_with_a_wait_rests_its_lane_alone() {
 
 /// Several payments in a row that a person must judge: it is not the payments that are wrong.
 #[tokio::test]
-async fn five_rejected_in_a_row_rest_the_lane() {
+async fn five_consecutive_rejections_pause_the_lane() {
     let one_by_one = ProviderRow { workers: 1, ..row("acme") };
     let bench = Bench::open(std::slice::from_ref(&one_by_one)).await;
     bench.script.always("acme", Act::Answer(rejected()));
@@ -320,7 +320,7 @@ async fn five_rejected_in_a_row_rest_the_lane() {
 
 /// A re-send after an unknown outcome carries the first one's credential or goes to a person.
 #[tokio::test]
-async fn an_unknown_outcome_is_not_re_sent_with_another_credential() {
+async fn unknown_job_is_not_resent_with_another_credential() {
     let slow = ProviderRow { backoff_base_ms: 2_000, backoff_max_ms: 2_000, ..row("acme") };
     let bench = Bench::open(std::slice::from_ref(&slow)).await;
     bench.script.plan("job", [Act::ChargeAndLose]);
@@ -335,7 +335,7 @@ async fn an_unknown_outcome_is_not_re_sent_with_another_credential() {
 
 /// The credential that counts is that of the request which may have been charged, not of the first one.
 #[tokio::test]
-async fn a_credential_that_came_back_is_not_that_of_what_may_be_charged() {
+async fn restored_credential_does_not_allow_a_resend() {
     let slow = ProviderRow { backoff_base_ms: 2_000, backoff_max_ms: 2_000, ..row("acme") };
     let with = |credential: &str| {
         let headers = serde_json::Map::from_iter([("authorization".to_owned(), credential.into())]);
@@ -356,7 +356,7 @@ async fn a_credential_that_came_back_is_not_that_of_what_may_be_charged() {
 
 /// And while that one is still sent with, the payment is re-sent, though the first was refused with another.
 #[tokio::test]
-async fn a_mended_credential_is_re_sent_with_after_an_unknown_outcome() {
+async fn fixed_credential_is_used_for_the_resend() {
     let quick = ProviderRow { backoff_base_ms: 50, backoff_max_ms: 50, ..row("acme") };
     let bench = Bench::open(std::slice::from_ref(&quick)).await;
     bench.script.plan("job", [Act::Answer(Outcome::Misconfigured { status: 401 }), Act::ChargeAndLose]);
@@ -370,7 +370,7 @@ async fn a_mended_credential_is_re_sent_with_after_an_unknown_outcome() {
 
 /// The row may have changed meanwhile: what is sent again is what was sent first.
 #[tokio::test]
-async fn a_re_send_is_the_first_request_to_the_byte() {
+async fn resend_repeats_the_first_request_exactly() {
     let slow = ProviderRow { backoff_base_ms: 2_000, backoff_max_ms: 2_000, ..row("acme") };
     let bench = Bench::open(std::slice::from_ref(&slow)).await;
     bench.script.plan("job", [Act::ChargeAndLose]);
@@ -388,7 +388,7 @@ async fn a_re_send_is_the_first_request_to_the_byte() {
 
 /// What is paged about is not counted as a success.
 #[tokio::test]
-async fn a_charge_on_two_payments_is_counted_as_the_review_that_it_is() {
+async fn duplicate_provider_reference_counts_as_review() {
     let bench = Bench::open(&[row("acme")]).await;
     bench.pay("acme", "first").await;
     bench.until_state("first", "succeeded").await;
@@ -401,7 +401,7 @@ async fn a_charge_on_two_payments_is_counted_as_the_review_that_it_is() {
 
 /// Requests frozen for an address that the row no longer has are not sent there: they would only rest the mended lane.
 #[tokio::test]
-async fn what_is_frozen_for_another_address_is_asked_about_or_reviewed() {
+async fn request_for_old_url_is_not_sent() {
     let slow = |name| ProviderRow { backoff_base_ms: 3_000, backoff_max_ms: 3_000, ..row(name) };
     let lookup = json!({"url": "https://bolt.test/charges?id=${job:id}"}).as_object().cloned();
     let rows = [slow("acme"), ProviderRow { lookup, ..slow("bolt") }];

@@ -28,7 +28,7 @@ async fn waiting_at_the_gate(row: ProviderRow, ids: &[&str]) -> Bench {
 }
 
 #[tokio::test]
-async fn a_pause_reaches_those_that_wait_and_ends_with_resume() {
+async fn pause_and_resume_reach_waiting_jobs() {
     let bench = waiting_at_the_gate(nearly_closed(), &["second", "third"]).await;
     bench.settings().set_paused(&name("acme"), true).await.unwrap();
     for id in ["second", "third"] {
@@ -54,7 +54,7 @@ async fn a_pause_reaches_those_that_wait_and_ends_with_resume() {
 }
 
 #[tokio::test]
-async fn a_raised_limit_is_in_force_at_once_for_those_that_wait() {
+async fn raised_limit_applies_to_waiting_jobs() {
     let begun = Instant::now();
     let bench = waiting_at_the_gate(nearly_closed(), &["second", "third", "fourth"]).await;
     let rate = Rate::new(4, Duration::from_secs(30)).unwrap();
@@ -70,7 +70,7 @@ async fn a_raised_limit_is_in_force_at_once_for_those_that_wait() {
 }
 
 #[tokio::test]
-async fn a_shorter_window_is_in_force_at_once_for_those_that_wait() {
+async fn shorter_window_applies_to_waiting_jobs() {
     let bench = waiting_at_the_gate(nearly_closed(), &["second"]).await;
     let rate = Rate::new(1, Duration::from_millis(300)).unwrap();
     bench.settings().set_rate(&name("acme"), "all", rate).await.unwrap();
@@ -82,7 +82,7 @@ async fn a_shorter_window_is_in_force_at_once_for_those_that_wait() {
 
 /// A lowered limit: the uses of before count against it.
 #[tokio::test]
-async fn a_lowered_limit_keeps_what_was_used() {
+async fn lowered_limit_keeps_recorded_usage() {
     let window = Duration::from_millis(1_500);
     let bench = Bench::open(&[ProviderRow { limits: vec![limit(3, 1_500)], ..row("acme") }]).await;
     for id in ["a", "b", "c"] {
@@ -103,7 +103,7 @@ async fn a_lowered_limit_keeps_what_was_used() {
 
 /// Requeue mode waits in the queue, never in hand, and a refusal is no attempt.
 #[tokio::test]
-async fn requeue_mode_parks_and_counts_no_attempt() {
+async fn requeue_mode_delays_without_an_attempt() {
     let limits = vec![limit(1, 1_200)];
     let requeue = ProviderRow { mode: "requeue".to_owned(), limits, leak_per_second: Some(1_000.0), ..row("acme") };
     let bench = Bench::open(&[requeue]).await;
@@ -130,7 +130,7 @@ const PUT_DOWN: &str = "SELECT count(*) FROM jobs WHERE lease_until IS NULL AND 
 
 /// Longer than `max_wait_ms` nobody waits in hand: the backlog stays in the queue.
 #[tokio::test]
-async fn a_wait_beyond_max_wait_is_parked_in_blocking_mode_too() {
+async fn blocking_mode_delays_beyond_max_wait() {
     let bench = Bench::open(&[ProviderRow { max_wait_ms: 500, ..nearly_closed() }, row("bolt")]).await;
     bench.pay("acme", "first").await;
     bench.until_state("first", "succeeded").await;
@@ -175,7 +175,7 @@ async fn one_provider_never_delays_another() {
 
 /// The provider names a quarter of an hour; an operator knows better. Every lane of the quota follows at once.
 #[tokio::test]
-async fn a_named_wait_ends_with_resume() {
+async fn resume_ends_a_provider_pause() {
     let shared = |name: &str| ProviderRow { quota: Some("shared".into()), ..row(name) };
     let bench = Bench::open(&[shared("acme"), shared("bolt")]).await;
     bench.script.plan("first", [Act::Answer(throttled(Duration::from_secs(900)))]);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use sluicegate::domain::provider::ProviderName;
-use sluicegate::queue::{DeadLetter, Destination, Lane, Outgoing, Queue, QueueError};
+use sluicegate::queue::{DeadLetter, Destination, LaneConsumer, OutgoingMessage, Queue, QueueError};
 
 use super::bench::{Bench, row};
 
@@ -23,11 +23,11 @@ impl Queue for WithFullListener {
         self.queue.declare(providers).await
     }
 
-    async fn open_lane(&self, provider: &ProviderName, places: u16) -> Result<Box<dyn Lane>, QueueError> {
+    async fn open_lane(&self, provider: &ProviderName, places: u16) -> Result<Box<dyn LaneConsumer>, QueueError> {
         self.queue.open_lane(provider, places).await
     }
 
-    async fn publish(&self, message: Outgoing) -> Result<(), QueueError> {
+    async fn publish(&self, message: OutgoingMessage) -> Result<(), QueueError> {
         let listened =
             matches!(&message.destination, Destination::Outcomes { provider, .. } if provider.as_str() == "acme");
         if listened && self.full.load(Ordering::SeqCst) {
@@ -37,8 +37,8 @@ impl Queue for WithFullListener {
         self.queue.publish(message).await
     }
 
-    async fn take_dead(&self) -> Result<Option<DeadLetter>, QueueError> {
-        self.queue.take_dead().await
+    async fn take_dead_letter(&self) -> Result<Option<DeadLetter>, QueueError> {
+        self.queue.take_dead_letter().await
     }
 
     async fn depth(&self, provider: &ProviderName) -> Result<Option<u64>, QueueError> {
@@ -51,7 +51,7 @@ impl Queue for WithFullListener {
 }
 
 #[tokio::test]
-async fn rejected_events_hold_up_no_others_and_are_told_of() {
+async fn rejected_events_block_no_others() {
     const STUCK: i64 = 600;
     let mut bench = Bench::prepared(&[row("acme"), row("bolt")]).await;
     let broker =

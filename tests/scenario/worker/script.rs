@@ -6,14 +6,16 @@ use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use sluicegate::domain::echo::PaymentIdentity;
-use sluicegate::domain::expansion::{RequestPart, TooLarge, Unfit};
+use sluicegate::domain::expansion::{RequestBuildError, RequestPart, TooLarge};
 use sluicegate::domain::job::Job;
 use sluicegate::domain::local_fault::LocalFault;
-use sluicegate::domain::lookup::Finding;
+use sluicegate::domain::lookup::LookupResult;
 use sluicegate::domain::outcome::{Outcome, UnknownCause};
 use sluicegate::domain::provider::Provider;
 use sluicegate::domain::url_template::UrlTemplate;
-use sluicegate::provider::{Answer, FreezeError, FrozenRequest, PaymentProvider, ProviderFactory, Question};
+use sluicegate::provider::{
+    FreezeError, FrozenRequest, LookupRequest, PaymentProvider, ProviderFactory, RequestResult,
+};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -44,7 +46,7 @@ struct State {
     always: HashMap<String, Act>,
     sent: Vec<Sent>,
     answered: HashMap<String, Instant>,
-    findings: HashMap<String, VecDeque<Finding>>,
+    findings: HashMap<String, VecDeque<LookupResult>>,
     /// Look-ups, oldest first: whom they were about, and when.
     asked: Vec<(String, Instant)>,
     /// Charges per provider and key; a provider that deduplicates charges a key once.
@@ -92,7 +94,7 @@ impl Script {
     }
 
     /// What the next look-ups of a job find, in order; after that, what became of it.
-    pub fn plan_lookups(&self, id: &str, findings: impl IntoIterator<Item = Finding>) {
+    pub fn plan_lookups(&self, id: &str, findings: impl IntoIterator<Item = LookupResult>) {
         self.state.lock().unwrap().findings.insert(id.to_owned(), findings.into_iter().collect());
     }
 
@@ -216,10 +218,10 @@ impl ProviderFactory for Factory {
 impl PaymentProvider for Scripted {
     /// The body is the job's id, so that the script knows whom it serves.
     async fn freeze(&self, job: &Job) -> Result<FrozenRequest, FreezeError> {
-        self.fits(job).map_err(|too_large| FreezeError::Job(Unfit::TooLarge(too_large)))?;
+        self.check_size(job).map_err(|too_large| FreezeError::Job(RequestBuildError::TooLarge(too_large)))?;
         Ok(FrozenRequest {
             method: "POST".to_owned(),
-            url: UrlTemplate::parse(&self.row.url).unwrap().of(job, RequestPart::Url).map_err(FreezeError::Job)?,
+            url: UrlTemplate::parse(&self.row.url).unwrap().for_job(job, RequestPart::Url).map_err(FreezeError::Job)?,
             idempotency_key: job.effective_key().as_str().to_owned(),
             // So that a changed row would freeze something else.
             content_type: format!("text/plain; workers={}", self.row.workers),
@@ -238,12 +240,12 @@ impl PaymentProvider for Scripted {
     }
 
     /// A row with a header `narrow` has no room for payloads.
-    fn fits(&self, job: &Job) -> Result<(), TooLarge> {
+    fn check_size(&self, job: &Job) -> Result<(), TooLarge> {
         let is_too_large = self.row.headers.contains_key("narrow") && job.payload.is_some();
         if is_too_large { Err(TooLarge::new(RequestPart::Body, job)) } else { Ok(()) }
     }
 
-    async fn send(&self, _: &Job, request: &FrozenRequest) -> Answer {
+    async fn send(&self, _: &Job, request: &FrozenRequest) -> RequestResult {
         let (id, act) = self.script.arrive(&self.row, request);
         let outcome = match act {
             Act::Answer(outcome) => outcome,
@@ -266,15 +268,15 @@ impl PaymentProvider for Scripted {
             other => other,
         };
         self.script.state.lock().unwrap().answered.insert(id, Instant::now());
-        Answer { outcome, status: None, answer_age: Duration::ZERO }
+        RequestResult { outcome, status: None, response_age: Duration::ZERO }
     }
 
     /// The account is the job's id, for the same reason.
-    fn question(&self, job: &Job) -> Result<Question, String> {
+    fn lookup_request(&self, job: &Job) -> Result<LookupRequest, String> {
         if self.row.lookup.is_none() || job.reference.as_deref() == Some("unaskable") {
             return Err("the script says so".to_owned());
         }
-        Ok(Question {
+        Ok(LookupRequest {
             method: "GET",
             url: self.row.url.clone(),
             account: Some(job.id.as_str().to_owned()),
@@ -283,13 +285,17 @@ impl PaymentProvider for Scripted {
         })
     }
 
-    async fn ask(&self, question: &Question) -> Answer<Finding> {
+    async fn look_up(&self, question: &LookupRequest) -> RequestResult<LookupResult> {
         let id = question.account.clone().unwrap();
         let mut state = self.script.state.lock().unwrap();
         state.asked.push((id.clone(), Instant::now()));
         let planned = state.findings.get_mut(&id).and_then(VecDeque::pop_front);
         let charged = state.charges.contains_key(&(self.row.name.to_string(), id.clone()));
-        let known = if charged { Finding::Accepted { reference: Some(format!("ch_{id}")) } } else { Finding::NotFound };
-        Answer { outcome: planned.unwrap_or(known), status: Some(200), answer_age: Duration::ZERO }
+        let known = if charged {
+            LookupResult::Accepted { reference: Some(format!("ch_{id}")) }
+        } else {
+            LookupResult::NotFound
+        };
+        RequestResult { outcome: planned.unwrap_or(known), status: Some(200), response_age: Duration::ZERO }
     }
 }

@@ -6,9 +6,9 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde_json::json;
 use sluicegate::ledger::provider_row::ProviderRow;
-use sluicegate::ledger::upkeep::Checked;
+use sluicegate::ledger::upkeep::CheckScope;
 use sluicegate::queue::message::{CardNumbers, decode};
-use sluicegate::worker::sweeper::rule::{GRACE_BUSY, GRACE_EMPTY};
+use sluicegate::worker::sweeper::overdue::{GRACE_BUSY, GRACE_EMPTY};
 
 use super::bench::{Bench, limit, name, row};
 use super::script::{Act, busy, not_sent, rejected, throttled, timeout};
@@ -33,7 +33,7 @@ async fn make_overdue(bench: &Bench, id: &str, by: Duration) {
 const COPIES: &str = "SELECT coalesce(sum(sweeps), 0) FROM jobs";
 
 #[tokio::test]
-async fn a_job_whose_message_vanished_comes_back_once_and_is_paid_once() {
+async fn lost_message_is_republished_and_paid_once() {
     let mut bench = Bench::open(&[row("acme")]).await;
     bench.script.plan("job", [Act::Answer(timeout())]);
     bench.pay("acme", "job").await;
@@ -52,7 +52,7 @@ async fn a_job_whose_message_vanished_comes_back_once_and_is_paid_once() {
 
 /// Every message at once, as when the broker's data are lost. Jobs that never reached the ledger are the producer's.
 #[tokio::test]
-async fn all_jobs_of_the_ledger_come_back_when_the_queue_is_lost() {
+async fn lost_queue_republishes_every_ledger_job() {
     let closed = ProviderRow { limits: vec![limit(0, 100)], max_wait_ms: 100, ..row("acme") };
     let mut bench = Bench::open(&[closed]).await;
     for number in 0..40 {
@@ -72,7 +72,7 @@ async fn all_jobs_of_the_ledger_come_back_when_the_queue_is_lost() {
 
 /// A lane that holds messages may hold this one too; a lane that is empty does not.
 #[tokio::test]
-async fn a_job_that_probably_queues_is_left_alone() {
+async fn probably_queued_job_is_not_republished() {
     let bench = Bench::open(&[row("acme")]).await;
     put_down_and_lost(&bench, "job").await;
     // The lane takes no more, so what is published stays in its queue.
@@ -92,14 +92,14 @@ async fn a_job_that_probably_queues_is_left_alone() {
 
 /// While the provider is down its jobs wait in the queue, however overdue; a copy of each would show them twice.
 #[tokio::test]
-async fn jobs_of_a_provider_that_is_down_get_no_copies() {
+async fn provider_outage_causes_no_republish() {
     let slow = ProviderRow { backoff_base_ms: 1_000, backoff_max_ms: 1_000, max_attempts: 100, ..row("acme") };
     let bench = Bench::open(&[slow]).await;
     bench.script.always("acme", Act::Answer(not_sent()));
     for number in 0..8 {
         bench.pay("acme", &format!("p{number}")).await;
     }
-    let down = async || bench.settings_known().await.lanes.values().all(|pauses| pauses.flows_for().is_none());
+    let down = async || bench.settings_known().await.lanes.values().all(|pauses| pauses.healthy_for().is_none());
     bench.until("the breaker is open", down).await;
     bench
         .until("most are back in the queue", async || {
@@ -112,7 +112,7 @@ async fn jobs_of_a_provider_that_is_down_get_no_copies() {
 }
 
 #[tokio::test]
-async fn a_paused_lane_gets_no_copies_until_it_goes_on() {
+async fn paused_lane_causes_no_republish() {
     let bench = Bench::open(&[row("acme")]).await;
     put_down_and_lost(&bench, "job").await;
     bench.apply(&[ProviderRow { paused: true, ..row("acme") }]).await;
@@ -126,10 +126,10 @@ async fn a_paused_lane_gets_no_copies_until_it_goes_on() {
 }
 
 #[tokio::test]
-async fn a_job_whose_content_is_not_what_it_was_goes_to_a_person() {
+async fn altered_job_goes_to_review() {
     let bench = Bench::open(&[row("acme")]).await;
     put_down_and_lost(&bench, "job").await;
-    bench.unruled("UPDATE jobs SET amount = 1300").await;
+    bench.without_constraints("UPDATE jobs SET amount = 1300").await;
     make_overdue(&bench, "job", Duration::from_secs(60)).await;
     let job = bench.until_state("job", "review").await;
     assert!(job.reason.contains("cannot be made from the ledger"), "{job:?}");
@@ -150,7 +150,7 @@ async fn sweeps(bench: &Bench, count: usize) {
 }
 
 #[tokio::test]
-async fn a_job_for_another_day_is_in_the_ledger_alone_until_it_is_due() {
+async fn far_future_job_waits_in_the_ledger_only() {
     let bench = Bench::open(&[row("acme")]).await;
     let soon = Timestamp::now() + Duration::from_secs(23 * 3_600);
     let later = Timestamp::now() + Duration::from_secs(25 * 3_600);
@@ -172,7 +172,7 @@ async fn a_job_for_another_day_is_in_the_ledger_alone_until_it_is_due() {
     let due_ms = decoded.job.not_before.unwrap().0;
     let hash = hex::encode(decoded.hash.0);
     let today = format!("not_before = {due_ms}, wake_at = {due_ms}, content_hash = x'{hash}'");
-    bench.unruled(&format!("UPDATE jobs SET {today} WHERE id = 'later'")).await;
+    bench.without_constraints(&format!("UPDATE jobs SET {today} WHERE id = 'later'")).await;
     bench.until_state("later", "succeeded").await;
     let sent = bench.script.sent_for("later")[0].clock.duration_since(std::time::UNIX_EPOCH).unwrap();
     assert!(i64::try_from(sent.as_millis()).unwrap() >= due_ms, "sent early");
@@ -183,7 +183,7 @@ async fn a_job_for_another_day_is_in_the_ledger_alone_until_it_is_due() {
 async fn a_waiting_job_expires_without_a_delivery() {
     let bench = Bench::open(&[row("acme")]).await;
     put_down_and_lost(&bench, "job").await;
-    bench.unruled("UPDATE jobs SET expires_at = unixepoch('subsec') * 1000 - 1").await;
+    bench.without_constraints("UPDATE jobs SET expires_at = unixepoch('subsec') * 1000 - 1").await;
     let job = bench.until_state("job", "expired").await;
     assert_eq!((bench.script.sent().len(), job.reason.as_str()), (1, "expires_at has passed"));
     bench.until("the event", async || bench.events_of("job").await.len() == 1).await;
@@ -191,7 +191,7 @@ async fn a_waiting_job_expires_without_a_delivery() {
 
 /// A day's payments, more than a few batches: those that settled long ago are emptied, and no others.
 #[tokio::test]
-async fn what_settled_long_ago_is_emptied() {
+async fn old_finished_jobs_are_emptied() {
     let bench = Bench::open(&[row("acme")]).await;
     bench.pay("acme", "today").await;
     bench.until_state("today", "succeeded").await;
@@ -232,7 +232,7 @@ pub(super) async fn give_up(bench: &Bench, body: &str, lane: &str, rounds: u32) 
 pub(super) const DEAD: &str = "SELECT count(*) FROM queue_messages WHERE queue = 'payments.dead'";
 
 #[tokio::test]
-async fn what_the_queue_gave_up_is_judged_by_the_ledger() {
+async fn dead_lettered_message_is_resolved_by_the_ledger() {
     let bench = Bench::open(&[row("acme")]).await;
     let body = |id: &str, amount: u32| json!({ "id": id, "amount": amount, "currency": "EUR" }).to_string();
     bench.pay("acme", "paid").await;
@@ -256,7 +256,7 @@ async fn what_the_queue_gave_up_is_judged_by_the_ledger() {
 
 /// A job that kills whoever touches it must not go round for ever.
 #[tokio::test]
-async fn a_job_whose_message_is_given_up_again_and_again_goes_to_a_person() {
+async fn repeatedly_dead_lettered_job_goes_to_review() {
     let bench = Bench::open(&[row("acme")]).await;
     put_down_and_lost(&bench, "job").await;
     let body = json!({ "id": "job", "amount": 1299, "currency": "EUR" }).to_string();
@@ -281,7 +281,7 @@ async fn a_job_whose_message_is_given_up_again_and_again_goes_to_a_person() {
 
 /// What cannot be judged yet is not asked for again and again, and does not stand before those behind it.
 #[tokio::test]
-async fn a_letter_whose_job_is_in_hand_is_looked_at_once_a_sweep() {
+async fn sweep_checks_an_active_jobs_dead_letter_once() {
     let bench = Bench::open(&[row("acme")]).await;
     bench.script.plan("held", [Act::Hold]);
     bench.pay("acme", "held").await;
@@ -313,7 +313,7 @@ async fn a_letter_whose_job_is_in_hand_is_looked_at_once_a_sweep() {
 
 /// The queue's own limit, from the first delivery to the ledger's verdict.
 #[tokio::test]
-async fn a_message_that_is_delivered_too_often_is_given_up_and_judged() {
+async fn over_delivered_message_is_dead_lettered_and_resolved() {
     let bench = Bench::open(&[row("acme")]).await;
     put_down_and_lost(&bench, "job").await;
     bench.pay("acme", "job").await;
@@ -335,7 +335,7 @@ async fn a_message_that_is_delivered_too_often_is_given_up_and_judged() {
 
 /// A dead worker's half-published events are another's after their lease.
 #[tokio::test]
-async fn events_of_a_dead_worker_come() {
+async fn events_of_a_dead_worker_are_published() {
     let mut bench = Bench::open(&[row("acme")]).await;
     bench.pay("acme", "job").await;
     bench.until_state("job", "succeeded").await;
@@ -351,7 +351,7 @@ async fn events_of_a_dead_worker_come() {
 
 /// A re-published old id finds its tombstone.
 #[tokio::test]
-async fn an_emptied_job_is_still_known() {
+async fn emptied_job_still_detects_duplicates() {
     let bench = Bench::open(&[row("acme")]).await;
     let body = r#"{"id":"job","amount":1299,"currency":"EUR","payload":{"a":1}}"#;
     bench.publish("acme", body).await;
@@ -371,7 +371,7 @@ async fn an_emptied_job_is_still_known() {
 
 /// Two workers on one database: each copy is published by one of them.
 #[tokio::test]
-async fn two_sweepers_at_once_publish_one_copy() {
+async fn concurrent_sweepers_publish_one_copy() {
     let bench = Bench::open(&[row("acme")]).await;
     let mut other = bench.beside();
     other.run();
@@ -388,7 +388,7 @@ async fn two_sweepers_at_once_publish_one_copy() {
 }
 
 #[tokio::test]
-async fn the_account_of_a_running_worker_adds_up() {
+async fn running_worker_passes_reconciliation() {
     let bench = Bench::open(&[row("acme")]).await;
     bench.script.plan("held", [Act::Hold]);
     bench.script.plan("asked", [Act::Answer(rejected())]);
@@ -400,10 +400,10 @@ async fn the_account_of_a_running_worker_adds_up() {
     bench.until_state("asked", "review").await;
     bench.until_state("paid-1", "succeeded").await;
     bench.until_state("paid-2", "succeeded").await;
-    let accounts = bench.upkeep().conservation(Duration::from_secs(60), Checked::All).await.unwrap();
+    let accounts = bench.upkeep().reconcile(Duration::from_secs(60), CheckScope::All).await.unwrap();
     let [account] = accounts.as_slice() else { panic!("{accounts:?}") };
-    assert_eq!(account.faults(), Vec::<String>::new());
-    assert_eq!((account.recorded, account.in_hand, account.parked, account.due), (5, 1, 1, 0), "{account:?}");
+    assert_eq!(account.discrepancies(), Vec::<String>::new());
+    assert_eq!((account.recorded, account.active, account.delayed, account.due), (5, 1, 1, 0), "{account:?}");
     bench.script.let_go();
     bench.until_state("held", "succeeded").await;
 }

@@ -11,9 +11,9 @@ use tokio::time::{Instant, interval};
 use super::conditions::Conditions;
 use super::interruption::Interruption;
 use super::progress::Phase;
-use super::stage::{Stage, Stand};
+use super::stage::{BenchEnvironment, BenchProvider};
 use super::{BenchError, require_one_limiter, seconds};
-use crate::cli::connect::Engines;
+use crate::cli::connect::Services;
 use crate::cli::{CommandError, Console, Exit};
 use crate::config::{Config, LimiterUrl};
 use crate::domain::limit::Rate;
@@ -21,16 +21,16 @@ use crate::domain::time::{format_duration, millis_up, parse_duration};
 use crate::ledger::provider_row::{LimitRow, ProviderRow};
 use crate::provider::simulated::FakeOptions;
 
+mod limit_cycles;
 mod report;
-mod turns;
 
-use report::{Report, Seen, Terms};
+use report::{FidelityReport, Measurements, RunTerms};
 
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const FIRST_ARRIVAL_MAX: Duration = Duration::from_secs(60);
 const PUBLISHING_MAX: Duration = Duration::from_secs(600);
 /// Jobs beyond what the limit lets out, so that the lane is never short of them.
-const MORE: f64 = 1.2;
+const JOBS_MARGIN: f64 = 1.2;
 /// Permits are booked so far ahead, and each holds one of a worker's requests meanwhile.
 const BOOKED_AHEAD: Duration = Duration::from_millis(250);
 const BUCKET: i64 = 256;
@@ -42,7 +42,7 @@ pub struct Args {
     limit: Rate,
     /// When a slot is free again: a window after the answer (proven), or after the grant plus `--jitter`.
     #[arg(long, value_enum, default_value = "response")]
-    slot_release: SlotRelease,
+    slot_release: SlotReleaseArg,
     /// Allowance for transit, with `--slot-release grant`.
     #[arg(long, value_name = "DURATION", default_value = "50ms", value_parser = parse_duration)]
     jitter: Duration,
@@ -70,12 +70,12 @@ pub struct Args {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum SlotRelease {
+enum SlotReleaseArg {
     Response,
     Grant,
 }
 
-impl SlotRelease {
+impl SlotReleaseArg {
     fn name(self) -> &'static str {
         match self {
             Self::Response => "response",
@@ -91,7 +91,7 @@ impl SlotRelease {
 pub async fn run(
     args: &Args,
     config: &Config,
-    engines: &dyn Engines,
+    engines: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     if args.limit.max_requests() == 0 || args.latency_min > args.latency_max {
@@ -99,7 +99,7 @@ pub async fn run(
         return Err(CommandError::Configuration(text.to_owned()));
     }
     let mut interruption = Interruption::catch()?;
-    let mut stage = Stage::set(args.embedded, config, engines).await?;
+    let mut stage = BenchEnvironment::prepare(args.embedded, config, engines).await?;
     let workers = args.workers.unwrap_or(match stage.config.limiter.url {
         LimiterUrl::Embedded => 1,
         _ => 2,
@@ -108,11 +108,11 @@ pub async fn run(
         require_one_limiter(workers, &stage.config)?;
         tokio::select! {
             measured = measure(args, workers, &mut stage, console) => measured,
-            () = interruption.come() => Err(BenchError::Interrupted.into()),
+            () = interruption.wait() => Err(BenchError::Interrupted.into()),
         }
     };
     let ended = ended.await;
-    let struck = stage.strike().await;
+    let struck = stage.tear_down().await;
     let report = ended?;
     struck?;
     if args.json {
@@ -120,16 +120,16 @@ pub async fn run(
     } else {
         report.print(console)?
     }
-    Ok(Exit::Fine)
+    Ok(Exit::Success)
 }
 
 async fn measure(
     args: &Args,
     workers: u16,
-    stage: &mut Stage<'_>,
+    stage: &mut BenchEnvironment<'_>,
     console: &mut Console,
-) -> Result<Report, CommandError> {
-    let conditions = Conditions::look(command_line(args, workers), &stage.config, console).await?;
+) -> Result<FidelityReport, CommandError> {
+    let conditions = Conditions::collect(command_line(args, workers), &stage.config, console).await?;
     let options = FakeOptions {
         limits: vec![args.limit],
         latency: (args.latency_min, args.latency_max),
@@ -139,7 +139,7 @@ async fn measure(
     stage.publish(&lane, jobs(args), PUBLISHING_MAX, console).await?;
     let mut crew = stage.start(workers).await?;
     await_first(&lane, || crew.require_running()).await?;
-    let (began, mut tick) = (Instant::now(), interval(LOOK_EVERY));
+    let (began, mut tick) = (Instant::now(), interval(POLL_INTERVAL));
     let span = Duration::from_secs_f64(args.seconds);
     let span_s = span.as_secs();
     let mut phase = Phase::begin("seconds measured", span_s, console)?;
@@ -153,13 +153,16 @@ async fn measure(
     let ((lateness, ahead), returned) = (crew.lateness(&lane.name), crew.returned(&lane.name));
     drop(phase);
     crew.stop().await?;
-    let seen = Seen { arrivals_us, provider: lane.fake.report(), lateness, ahead, returned };
-    let jitter = (args.slot_release == SlotRelease::Grant).then_some(args.jitter);
-    let terms = Terms { limit: args.limit, jitter, latency_spread: args.latency_max - args.latency_min };
-    Ok(Report::of(conditions, &terms, workers, lane.in_flight(), seen))
+    let seen = Measurements { arrivals_us, provider: lane.fake.report(), lateness, ahead, returned };
+    let jitter = (args.slot_release == SlotReleaseArg::Grant).then_some(args.jitter);
+    let terms = RunTerms { limit: args.limit, jitter, latency_spread: args.latency_max - args.latency_min };
+    Ok(FidelityReport::new(conditions, &terms, workers, lane.in_flight(), seen))
 }
 
-async fn await_first(lane: &Stand, mut check: impl FnMut() -> Result<(), CommandError>) -> Result<(), CommandError> {
+async fn await_first(
+    lane: &BenchProvider,
+    mut check: impl FnMut() -> Result<(), CommandError>,
+) -> Result<(), CommandError> {
     let began = Instant::now();
     let mut tick = interval(Duration::from_millis(1));
     while lane.fake.report().first_arrival_us.is_none() {
@@ -167,7 +170,7 @@ async fn await_first(lane: &Stand, mut check: impl FnMut() -> Result<(), Command
         check()?;
         if began.elapsed() > FIRST_ARRIVAL_MAX {
             let text = format!("no request within {} s", FIRST_ARRIVAL_MAX.as_secs());
-            return Err(BenchError::Void(text).into());
+            return Err(BenchError::InvalidMeasurement(text).into());
         }
     }
     Ok(())
@@ -197,15 +200,15 @@ fn row(args: &Args, workers: u16) -> ProviderRow {
 /// All slots at once, and what they let out afterwards.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of jobs, not negative")]
 fn jobs(args: &Args) -> u64 {
-    let steady = args.limit.per_second() * args.seconds * MORE;
+    let steady = args.limit.per_second() * args.seconds * JOBS_MARGIN;
     u64::from(args.limit.max_requests()) * 2 + steady.ceil() as u64
 }
 
 fn command_line(args: &Args, workers: u16) -> String {
     let Args { limit, seconds, .. } = args;
     let jitter = match args.slot_release {
-        SlotRelease::Response => String::new(),
-        SlotRelease::Grant => format!(" --jitter {}", format_duration(args.jitter)),
+        SlotReleaseArg::Response => String::new(),
+        SlotReleaseArg::Grant => format!(" --jitter {}", format_duration(args.jitter)),
     };
     let (least, most) = (format_duration(args.latency_min), format_duration(args.latency_max));
     let in_flight = args.in_flight.map(|number| format!(" --in-flight {number}")).unwrap_or_default();

@@ -8,24 +8,24 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::turns;
+use super::limit_cycles;
 use crate::cli::Console;
 use crate::cli::bench::conditions::Conditions;
 use crate::cli::bench::print::number;
 use crate::cli::bench::quantile;
 use crate::domain::limit::Rate;
 use crate::provider::simulated;
-use crate::worker::meter::{Distribution, Returned};
+use crate::worker::meter::{Distribution, ReturnReason};
 
 /// What the table of targets asks of the starts.
 const P50_MAX_US: u64 = 600;
 const P99_MAX_US: u64 = 3_000;
 
 /// What provider and workers counted.
-pub struct Seen {
+pub struct Measurements {
     /// Until the workers were told to stop.
     pub arrivals_us: Vec<u64>,
-    pub provider: simulated::Report,
+    pub provider: simulated::FakeProviderReport,
     pub lateness: Distribution,
     /// Of the starts that lay ahead when their permits were granted.
     pub ahead: Distribution,
@@ -34,7 +34,7 @@ pub struct Seen {
 }
 
 /// What was asked of the provider and of us.
-pub struct Terms {
+pub struct RunTerms {
     pub limit: Rate,
     /// Where slots are released by the grant.
     pub jitter: Option<Duration>,
@@ -43,7 +43,7 @@ pub struct Terms {
 }
 
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
+pub struct FidelityReport {
     conditions: Conditions,
     limit: String,
     slot_release: &'static str,
@@ -93,18 +93,18 @@ struct Lateness {
 }
 
 impl Lateness {
-    fn of(counted: &Distribution) -> Self {
+    fn from_distribution(counted: &Distribution) -> Self {
         Self {
             starts: counted.counts.iter().sum(),
-            p50_ms: quantile::of(counted, 0.5) / 1_000.0,
-            p99_ms: quantile::of(counted, 0.99) / 1_000.0,
-            share_within_600_us: quantile::within(counted, P50_MAX_US),
-            share_within_3_ms: quantile::within(counted, P99_MAX_US),
+            p50_ms: quantile::quantile_us(counted, 0.5) / 1_000.0,
+            p99_ms: quantile::quantile_us(counted, 0.99) / 1_000.0,
+            share_within_600_us: quantile::share_within(counted, P50_MAX_US),
+            share_within_3_ms: quantile::share_within(counted, P99_MAX_US),
         }
     }
 
     #[allow(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
-    fn shown(&self) -> String {
+    fn to_text(&self) -> String {
         let starts = number(self.starts as f64);
         if self.starts == 0 {
             return starts;
@@ -113,26 +113,26 @@ impl Lateness {
     }
 }
 
-impl Report {
+impl FidelityReport {
     #[allow(clippy::cast_precision_loss, reason = "microseconds of minutes")]
-    pub fn of(
+    pub fn new(
         conditions: Conditions,
-        &Terms { limit, jitter, latency_spread }: &Terms,
+        &RunTerms { limit, jitter, latency_spread }: &RunTerms,
         workers: u16,
         in_flight: i64,
-        seen: Seen,
+        seen: Measurements,
     ) -> Self {
-        let Seen { arrivals_us, provider, lateness, ahead, returned } = seen;
+        let Measurements { arrivals_us, provider, lateness, ahead, returned } = seen;
         let hold_ms = provider.answer_ms.as_ref().map_or(0.0, |times| times.mean);
         let beyond_s = jitter.map_or(hold_ms / 1_000.0, |jitter| jitter.as_secs_f64());
         let possible = f64::from(limit.max_requests()) / (limit.window().as_secs_f64() + beyond_s);
         let slots = usize::try_from(limit.max_requests()).unwrap_or(usize::MAX);
-        let rate = turns::rate(&arrivals_us, slots);
-        let over_span = turns::rate_over_span(&arrivals_us, slots).map(|rate| rate / possible);
+        let rate = limit_cycles::rate(&arrivals_us, slots);
+        let over_span = limit_cycles::rate_over_span(&arrivals_us, slots).map(|rate| rate / possible);
         // A slot that the grant releases comes round as if every call held it for the allowance.
         let spread_s = if jitter.is_some() { 0.0 } else { latency_spread.as_secs_f64() };
-        let turn = turns::Turn { slots, seconds: limit.window().as_secs_f64() + beyond_s, spread_s };
-        let perfect = turns::perfect_over_span(&arrivals_us, turn).map(|rate| rate / possible);
+        let turn = limit_cycles::LimitCycle { slots, seconds: limit.window().as_secs_f64() + beyond_s, spread_s };
+        let perfect = limit_cycles::perfect_over_span(&arrivals_us, turn).map(|rate| rate / possible);
         let span_us = arrivals_us.last().zip(arrivals_us.first()).map_or(0, |(last, first)| last - first);
         Self {
             conditions,
@@ -153,11 +153,11 @@ impl Report {
             breaches: provider.limits.iter().map(|limit| limit.breaches).sum(),
             refused_429: provider.refused_429,
             charged_twice: provider.doubles,
-            lateness_at_once: Lateness::of(&quantile::without(&lateness, &ahead)),
-            lateness: Lateness::of(&lateness),
-            lateness_booked: Lateness::of(&ahead),
+            lateness_at_once: Lateness::from_distribution(&quantile::subtract(&lateness, &ahead)),
+            lateness: Lateness::from_distribution(&lateness),
+            lateness_booked: Lateness::from_distribution(&ahead),
             permits_returned: returned.values().sum(),
-            permits_late: returned.get(Returned::Late.word()).copied().unwrap_or(0),
+            permits_late: returned.get(ReturnReason::DeadlineMissed.code()).copied().unwrap_or(0),
         }
     }
 
@@ -196,9 +196,9 @@ impl Report {
             row("hold, the provider's own", format!("{:.1} ms", self.hold_ms)),
             row("breaches", format!("{}, at most {} in any window", self.breaches, self.largest_in_any_window)),
             row("429, charged twice", format!("{}, {}", self.refused_429, self.charged_twice)),
-            row("lateness of starts", lateness.shown()),
-            row("  that were booked ahead (timer)", self.lateness_booked.shown()),
-            row("  that could begin at once (ledger)", self.lateness_at_once.shown()),
+            row("lateness of starts", lateness.to_text()),
+            row("  that were booked ahead (timer)", self.lateness_booked.to_text()),
+            row("  that could begin at once (ledger)", self.lateness_at_once.to_text()),
             row(
                 "starts within 0.6 ms, within 3 ms",
                 format!("{}, {}", percent(lateness.share_within_600_us), percent(lateness.share_within_3_ms)),

@@ -10,26 +10,31 @@ use sqlx::postgres::PgConnection;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use super::{Open, PING_AFTER_IDLE, RETURN_MAX, Shared, State, within};
-use crate::ledger::sql::meaning::is_of_no_more_use;
+use super::{PING_AFTER_IDLE, PoolShared, PoolState, PooledConnection, RETURN_MAX, within};
+use crate::ledger::sql::error::is_connection_broken;
 use crate::ledger::sql::server_settings::set_up;
-use crate::ledger::sql::slots::Purpose;
+use crate::ledger::sql::slots::ConnectionPurpose;
 
 /// A connection on its way to its user, or with it.
-pub(super) struct Lent {
-    open: Option<Open>,
-    purpose: Purpose,
-    set_up_for: Purpose,
-    shared: Arc<Shared>,
+pub(super) struct LentConnection {
+    open: Option<PooledConnection>,
+    purpose: ConnectionPurpose,
+    set_up_for: ConnectionPurpose,
+    shared: Arc<PoolShared>,
 }
 
-impl Lent {
-    pub(super) fn new(open: Open, purpose: Purpose, set_up_for: Purpose, shared: Arc<Shared>) -> Self {
+impl LentConnection {
+    pub(super) fn new(
+        open: PooledConnection,
+        purpose: ConnectionPurpose,
+        set_up_for: ConnectionPurpose,
+        shared: Arc<PoolShared>,
+    ) -> Self {
         Self { open: Some(open), purpose, set_up_for, shared }
     }
 
     /// Puts it back while the pool is locked.
-    pub(super) fn take_back(mut self, state: &mut State) {
+    pub(super) fn take_back(mut self, state: &mut PoolState) {
         if let Some(open) = self.open.take() {
             state.slots.closed(self.purpose);
             // As it is set up, whoever it was lent to.
@@ -41,19 +46,19 @@ impl Lent {
         let Some(mut open) = self.open.take() else { return };
         let mut state = self.shared.lock();
         state.slots.closed(self.purpose);
-        let (is_over, is_short) = (state.is_over(&open), state.is_short());
+        let (is_over, is_short) = (state.is_expired(&open), state.is_short());
         if is_good && !is_over {
             open.used_at = Instant::now();
             state.slots.put(self.set_up_for, open);
         } else {
             state.discard(open);
             if is_good && is_short {
-                self.shared.leave_it_to_others(&mut state);
+                self.shared.delay_reconnect(&mut state);
             }
         }
         state.prune();
         self.shared.note_recovery(&mut state);
-        self.shared.serve(&mut state);
+        self.shared.assign(&mut state);
         self.shared.closed.notify_waiters();
         if is_short {
             self.shared.prune_later();
@@ -61,7 +66,7 @@ impl Lent {
     }
 }
 
-impl Drop for Lent {
+impl Drop for LentConnection {
     /// One whose receiver was gone when it came.
     fn drop(&mut self) {
         self.give_back(true);
@@ -70,19 +75,19 @@ impl Drop for Lent {
 
 /// A connection that is lent for one piece of work.
 pub struct Session {
-    lent: Option<Lent>,
+    lent: Option<LentConnection>,
     is_good: bool,
     /// Nothing is left over from the last statement.
     is_clean: bool,
 }
 
 impl Session {
-    pub(super) fn new(lent: Lent) -> Self {
+    pub(super) fn new(lent: LentConnection) -> Self {
         Self { lent: Some(lent), is_good: true, is_clean: false }
     }
 
     /// The connection is closed at the end.
-    pub(super) fn give_up(mut self) {
+    pub(super) fn discard(mut self) {
         self.is_good = false;
     }
 
@@ -99,7 +104,7 @@ impl Session {
     /// # Errors
     /// The result's.
     pub fn end<T>(mut self, result: Result<T, sqlx::Error>) -> Result<T, sqlx::Error> {
-        self.is_good = !result.as_ref().is_err_and(is_of_no_more_use);
+        self.is_good = !result.as_ref().is_err_and(is_connection_broken);
         self.is_clean = result.is_ok();
         result
     }

@@ -6,66 +6,66 @@
 use std::sync::Arc;
 
 use super::list::opt_at;
-use crate::domain::job::Token;
+use crate::domain::job::Identifier;
 use crate::ledger::LedgerError;
-use crate::ledger::operator::{At, By, Erasable, Erased};
+use crate::ledger::operator::{Actor, DatabaseTime, ErasureCounts, ErasureResult};
+use crate::ledger::sql::audit_context::{AuditContext, actor_args};
 use crate::ledger::sql::dialect::Dialect;
 use crate::ledger::sql::engine::{Args, Engine, Sql, Step, Value};
 use crate::ledger::sql::reports::LANES;
-use crate::ledger::sql::row::{Row, corrupt};
-use crate::ledger::sql::signature::{Signature, who_and_why};
-use crate::ledger::sql::upkeep::{COUNTED_MAX, OPEN};
+use crate::ledger::sql::row::{SqlRow, corrupt};
+use crate::ledger::sql::upkeep::{LIMIT_WINDOW_MAX, OPEN};
 
 /// Those that `jobs_erase()` of PostgreSQL takes. A payment in review has not ended.
-const ENDED: &str = "state IN ('succeeded', 'declined', 'dead', 'expired', 'cancelled')";
-const UNTOLD: &str =
+const FINISHED: &str = "state IN ('succeeded', 'declined', 'dead', 'expired', 'cancelled')";
+const UNPUBLISHED: &str =
     "EXISTS (SELECT 1 FROM outcome_events AS event WHERE event.job_id = jobs.id AND event.published_at IS NULL)";
 
-pub struct Statements {
+pub struct ErasureStatements {
     counts: Sql,
-    erasing: Erasing,
-    signature: Signature,
+    erasure: ErasureSql,
+    signature: AuditContext,
 }
 
 /// How it is written.
-enum Erasing {
+enum ErasureSql {
     /// By a function of the owner's: whoever may call it needs no right to the tables.
     Function(Sql),
     /// A database file knows no roles.
     Statements { choose: Sql, jobs: Sql, events: Sql, details: Sql, audits: Sql, requests: Sql },
 }
 
-impl Erasing {
+impl ErasureSql {
     fn new(dialect: Dialect) -> Self {
         if dialect == Dialect::Postgres {
-            return Self::Function(dialect.sql("SELECT erased_jobs, erased_requests FROM jobs_erase($1, $2)"));
+            return Self::Function(dialect.render("SELECT erased_jobs, erased_requests FROM jobs_erase($1, $2)"));
         }
         let reason = "reason = CASE WHEN reason = 'accepted' THEN reason ELSE 'erased' END";
         let chosen = "IN ({texts:$1})";
         let done = "EXISTS (SELECT 1 FROM jobs WHERE jobs.id = job_id AND jobs.account IS NULL)";
         Self::Statements {
-            choose: dialect.sql(&format!(
-                "SELECT id FROM jobs WHERE account = $1 AND {ENDED} AND NOT {UNTOLD} ORDER BY id LIMIT $2"
+            choose: dialect.render(&format!(
+                "SELECT id FROM jobs WHERE account = $1 AND {FINISHED} AND NOT {UNPUBLISHED} ORDER BY id LIMIT $2"
             )),
             // The sum of those that ended does not hold the last minutes' yet, and finds them by `scrubbed_at`.
-            jobs: dialect.sql(&format!(
+            jobs: dialect.render(&format!(
                 "UPDATE jobs SET account = NULL, reference = NULL, provider_reference = NULL, payload = NULL, {reason}, \
                      wait_reason = NULL, wait_since = NULL, wait_until = NULL, wait_request = NULL, \
                      frozen_url = CASE WHEN frozen_url IS NOT NULL THEN '' END, \
                      frozen_body = CASE WHEN frozen_body IS NOT NULL THEN x'' END, frozen_account = NULL, \
                      scrubbed_at = COALESCE(scrubbed_at, CASE \
                          WHEN state = 'dead' OR updated_at < (SELECT counted_before FROM settled_mark) THEN {{now}} END) \
-                 WHERE id {chosen} AND account = $2 AND {ENDED} AND NOT {UNTOLD} RETURNING id"
+                 WHERE id {chosen} AND account = $2 AND {FINISHED} AND NOT {UNPUBLISHED} RETURNING id"
             )),
-            events: dialect.sql(&format!(
+            events: dialect.render(&format!(
                 "UPDATE outcome_events SET provider_reference = NULL, {reason} WHERE job_id {chosen} AND {done}"
             )),
-            details: dialect.sql(&format!("UPDATE attempts SET detail = '' WHERE job_id {chosen} AND {done}")),
-            audits: dialect.sql(&format!(
+            details: dialect.render(&format!("UPDATE attempts SET detail = '' WHERE job_id {chosen} AND {done}")),
+            audits: dialect.render(&format!(
                 "UPDATE job_audit SET os_user = $2, because = $3, program = COALESCE($4, program) \
                  WHERE job_id {chosen} AND erased AND os_user IS NULL"
             )),
-            requests: dialect.sql(&format!(
+            requests: dialect.render(&format!(
                 "{LANES} UPDATE attempts SET account = NULL, reference = NULL WHERE (job_id, number) IN (\
                      SELECT attempts.job_id, attempts.number \
                      FROM lanes {{join}} attempts ON attempts.provider = lanes.provider AND attempts.account = $1 \
@@ -76,7 +76,7 @@ impl Erasing {
     }
 }
 
-impl Statements {
+impl ErasureStatements {
     pub fn new(dialect: Dialect) -> Self {
         let of = |which: &str| format!("(SELECT count(*) FROM jobs WHERE account = $1 AND {which})");
         let requests = |what: &str| {
@@ -88,28 +88,36 @@ impl Statements {
         let counts = format!(
             "{LANES} SELECT {} AS ended, {} AS open, {} AS review, {} AS untold, {} AS requests, {} AS latest_ms, \
                  (SELECT count(*) FROM account_overrides WHERE account = $1) AS rules",
-            of(&format!("{ENDED} AND NOT {UNTOLD}")),
+            of(&format!("{FINISHED} AND NOT {UNPUBLISHED}")),
             of(OPEN),
             of("state = 'review'"),
-            of(&format!("{ENDED} AND {UNTOLD}")),
+            of(&format!("{FINISHED} AND {UNPUBLISHED}")),
             requests("count(*)"),
             requests("{ms:max(began_at)}"),
         );
-        Self { counts: dialect.sql(&counts), erasing: Erasing::new(dialect), signature: Signature::new(dialect) }
+        Self {
+            counts: dialect.render(&counts),
+            erasure: ErasureSql::new(dialect),
+            signature: AuditContext::new(dialect),
+        }
     }
 
-    pub async fn erasable(&self, engine: &dyn Engine, account: &Token) -> Result<Erasable, LedgerError> {
-        let rows = engine.query(&self.counts, Arc::from([account.as_str().into(), COUNTED_MAX.into()])).await?;
+    pub async fn erasure_counts(
+        &self,
+        engine: &dyn Engine,
+        account: &Identifier,
+    ) -> Result<ErasureCounts, LedgerError> {
+        let rows = engine.query(&self.counts, Arc::from([account.as_str().into(), LIMIT_WINDOW_MAX.into()])).await?;
         let row = rows.first().ok_or_else(|| corrupt("ended", "is missing"))?;
         let latest = opt_at(row, "latest_ms")?;
-        let counted_ms = i64::try_from(COUNTED_MAX.as_millis()).unwrap_or(i64::MAX);
-        Ok(Erasable {
+        let counted_ms = i64::try_from(LIMIT_WINDOW_MAX.as_millis()).unwrap_or(i64::MAX);
+        Ok(ErasureCounts {
             ended: count(row, "ended")?,
             open: count(row, "open")?,
             review: count(row, "review")?,
             untold: count(row, "untold")?,
             requests: count(row, "requests")?,
-            requests_until: latest.map(|At(ms)| At(ms.saturating_add(counted_ms))),
+            requests_until: latest.map(|DatabaseTime(ms)| DatabaseTime(ms.saturating_add(counted_ms))),
             rules: count(row, "rules")?,
         })
     }
@@ -117,25 +125,25 @@ impl Statements {
     pub async fn erase(
         &self,
         engine: &dyn Engine,
-        account: &Token,
+        account: &Identifier,
         at_most: u32,
-        by: &By,
-    ) -> Result<Erased, LedgerError> {
+        by: &Actor,
+    ) -> Result<ErasureResult, LedgerError> {
         let of_account: Args = Arc::from([account.as_str().into(), at_most.into()]);
-        match &self.erasing {
-            Erasing::Function(sql) => {
+        match &self.erasure {
+            ErasureSql::Function(sql) => {
                 let call = Step { sql: sql.clone(), args: of_account, must_affect: true };
-                let rows = engine.atomically(self.signature.before(vec![call], by)).await?;
+                let rows = engine.atomically(self.signature.with_actor(vec![call], by)).await?;
                 let row = rows.as_ref().and_then(|rows| rows.last()?.first());
                 let row = row.ok_or_else(|| corrupt("erased_jobs", "is missing"))?;
-                Ok(Erased { jobs: count(row, "erased_jobs")?, requests: count(row, "erased_requests")? })
+                Ok(ErasureResult { jobs: count(row, "erased_jobs")?, requests: count(row, "erased_requests")? })
             }
-            Erasing::Statements { choose, jobs, events, details, audits, requests } => {
+            ErasureSql::Statements { choose, jobs, events, details, audits, requests } => {
                 let chosen = engine.query(choose, of_account).await?;
                 let ids = chosen.iter().map(|row| row.text("id")).collect::<Result<Vec<_>, _>>()?;
                 let list: Value = serde_json::Value::from(ids).to_string().into();
                 let mut signed = vec![list.clone()];
-                signed.extend(who_and_why(by));
+                signed.extend(actor_args(by));
                 let step =
                     |sql: &Sql, args: Vec<Value>| Step { sql: sql.clone(), args: args.into(), must_affect: false };
                 let steps = vec![
@@ -143,16 +151,16 @@ impl Statements {
                     step(events, vec![list.clone()]),
                     step(details, vec![list]),
                     step(audits, signed),
-                    step(requests, vec![account.as_str().into(), at_most.into(), COUNTED_MAX.into()]),
+                    step(requests, vec![account.as_str().into(), at_most.into(), LIMIT_WINDOW_MAX.into()]),
                 ];
                 let rows = engine.atomically(steps).await?.unwrap_or_default();
                 let many = |at: usize| rows.get(at).map_or(0, |rows| rows.len() as u64);
-                Ok(Erased { jobs: many(0), requests: many(4) })
+                Ok(ErasureResult { jobs: many(0), requests: many(4) })
             }
         }
     }
 }
 
-fn count(row: &Row, column: &str) -> Result<u64, LedgerError> {
+fn count(row: &SqlRow, column: &str) -> Result<u64, LedgerError> {
     u64::try_from(row.int(column)?).map_err(|_| corrupt(column, "is negative"))
 }

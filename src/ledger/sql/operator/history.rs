@@ -4,19 +4,19 @@
 //! so that no question holds the database for long. No index knows when a job came, since each would cost every payment: a
 //! page is so many of the provider's jobs, whenever they came, and those of other times are left out of its answer.
 
-use super::list::{at, behind, opt_at};
+use super::list::{at, cursor_args, opt_at};
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
-use crate::ledger::operator::{At, PastArrival};
+use crate::ledger::operator::{DatabaseTime, PastArrival};
 use crate::ledger::sql::dialect::Dialect;
 use crate::ledger::sql::engine::{Args, Engine, Sql};
-use crate::ledger::sql::row::{Row, read_or_log};
+use crate::ledger::sql::row::{SqlRow, read_or_log};
 
-pub struct Statements {
+pub struct ArrivalStatements {
     page: Sql,
 }
 
-impl Statements {
+impl ArrivalStatements {
     pub fn new(dialect: Dialect) -> Self {
         // The last of the provider's jobs on a page is always told: the next page begins behind it.
         let page = format!(
@@ -26,16 +26,16 @@ impl Statements {
              SELECT idempotency_key, wanted, {{ms:created_at}} AS created_at_ms, {{ms:expires_at}} AS expires_at_ms, \
                  account, cost, priority FROM within \
              WHERE wanted OR idempotency_key = (SELECT max(idempotency_key) FROM within) ORDER BY idempotency_key",
-            behind("$1", "$2")
+            cursor_args("$1", "$2")
         );
-        Self { page: dialect.sql(&page) }
+        Self { page: dialect.render(&page) }
     }
 
-    pub async fn of(
+    pub async fn page_of(
         &self,
         engine: &dyn Engine,
         provider: &ProviderName,
-        (from, to): (At, At),
+        (from, to): (DatabaseTime, DatabaseTime),
         at_most: usize,
     ) -> Result<Vec<PastArrival>, LedgerError> {
         let mut found = Vec::new();
@@ -57,7 +57,7 @@ impl Statements {
     }
 }
 
-fn arrival(row: &Row) -> Result<PastArrival, LedgerError> {
+fn arrival(row: &SqlRow) -> Result<PastArrival, LedgerError> {
     Ok(PastArrival {
         created_at: at(row, "created_at_ms")?,
         expires_at: opt_at(row, "expires_at_ms")?,

@@ -7,21 +7,21 @@
 
 use std::sync::Arc;
 
-use crate::domain::job::{JobId, Token};
+use crate::domain::job::{Identifier, JobId};
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
-use crate::ledger::operator::{At, Filter, JobLine, JobPage, LIST_MAX};
+use crate::ledger::operator::{DatabaseTime, JobFilter, JobPage, JobSummary, LIST_MAX};
 use crate::ledger::sql::dialect::Dialect;
 use crate::ledger::sql::engine::{Args, Engine, Sql};
 use crate::ledger::sql::reports::LANES;
-use crate::ledger::sql::row::{ReadRows, Row, read_each};
+use crate::ledger::sql::row::{ReadRows, SqlRow, read_each};
 
 /// What [`line`] reads.
 pub const LINE_COLUMNS: &str = "jobs.id, jobs.provider, jobs.state, jobs.amount, jobs.currency, jobs.account, \
      jobs.attempts, {ms:jobs.wake_at} AS wake_at_ms, jobs.reason, jobs.provider_reference, \
      {ms:jobs.created_at} AS created_at_ms, {ms:jobs.updated_at} AS updated_at_ms";
 
-pub struct Statements {
+pub struct JobListStatements {
     all: Sql,
     of_a_provider: Sql,
     of_a_state: Sql,
@@ -29,7 +29,7 @@ pub struct Statements {
     one: Sql,
 }
 
-impl Statements {
+impl JobListStatements {
     pub fn new(dialect: Dialect) -> Self {
         let all = format!("SELECT {LINE_COLUMNS} FROM jobs WHERE jobs.id > $1 ORDER BY jobs.id LIMIT $2");
         // An id that the ledger does not have stands for itself, as in the other lists.
@@ -37,7 +37,7 @@ impl Statements {
         let of_a_provider = format!(
             "SELECT {} FROM ({}) AS page WHERE page.provider = $3 ORDER BY page.provider, page.idempotency_key LIMIT $2",
             LINE_COLUMNS.replace("jobs.", "page."),
-            behind("$3", key)
+            cursor_args("$3", key)
         );
         let of_an_account = format!(
             "SELECT {LINE_COLUMNS} FROM jobs WHERE jobs.account = $4 AND jobs.id > $1 \
@@ -49,31 +49,31 @@ impl Statements {
              ORDER BY jobs.id LIMIT $2"
         );
         Self {
-            all: dialect.sql(&all),
-            of_a_provider: dialect.sql(&of_a_provider),
-            of_a_state: dialect.sql(&of_a_state),
-            of_an_account: dialect.sql(&of_an_account),
-            one: dialect.sql(&format!("SELECT {LINE_COLUMNS} FROM jobs WHERE jobs.id = $1")),
+            all: dialect.render(&all),
+            of_a_provider: dialect.render(&of_a_provider),
+            of_a_state: dialect.render(&of_a_state),
+            of_an_account: dialect.render(&of_an_account),
+            one: dialect.render(&format!("SELECT {LINE_COLUMNS} FROM jobs WHERE jobs.id = $1")),
         }
     }
 
     pub async fn page(
         &self,
         engine: &dyn Engine,
-        filter: &Filter,
+        filter: &JobFilter,
         after: Option<&JobId>,
         at_most: u32,
     ) -> Result<JobPage, LedgerError> {
         if let Some(id) = &filter.id {
-            let mut page = page(&engine.query(&self.one, of(id)).await?, at_most);
+            let mut page = job_page(&engine.query(&self.one, of(id)).await?, at_most);
             let is_behind = |id: &str| at_most > 0 && after.is_none_or(|after| id > after.as_str());
-            page.jobs.retain(|line| filter.holds(line) && is_behind(&line.id));
+            page.jobs.retain(|line| filter.matches(line) && is_behind(&line.id));
             page.unreadable.retain(|row| is_behind(&row.id));
             return Ok(JobPage { next: None, ..page });
         }
         let at_most = at_most.min(LIST_MAX);
         let provider = filter.provider.as_ref().map(ProviderName::as_str);
-        let account = filter.account.as_ref().map(Token::as_str);
+        let account = filter.account.as_ref().map(Identifier::as_str);
         let after = after.map_or("", JobId::as_str);
         let mut args = vec![after.into(), at_most.into()];
         let sql = match (account, filter.state) {
@@ -91,30 +91,30 @@ impl Statements {
             }
             (None, None) => &self.all,
         };
-        Ok(page(&engine.query(sql, Args::from(args)).await?, at_most))
+        Ok(job_page(&engine.query(sql, Args::from(args)).await?, at_most))
     }
 }
 
 /// A page that holds as many as were asked for may have a next one.
-fn page(rows: &[Row], at_most: u32) -> JobPage {
+fn job_page(rows: &[SqlRow], at_most: u32) -> JobPage {
     let last = rows.last().filter(|_| rows.len() == at_most as usize);
     let next = last.and_then(|row| row.text("id").ok());
-    let ReadRows { rows: jobs, unreadable } = read_each(rows, "id", line);
+    let ReadRows { rows: jobs, unreadable } = read_each(rows, "id", job_summary);
     JobPage { jobs, unreadable, next }
 }
 
 /// The jobs behind this one in the order of providers and their keys, as many as a list holds, by the index of both. They may
 /// be the next provider's. Said so, and with its end in words, because for `provider = $1` any index would do that begins with
 /// the provider, and PostgreSQL would rather read and sort all that it has whenever it takes them for few.
-pub fn behind(provider: &str, key: &str) -> String {
+pub fn cursor_args(provider: &str, key: &str) -> String {
     format!(
         "SELECT * FROM jobs WHERE (jobs.provider, jobs.idempotency_key) > ({provider}, {key}) \
          ORDER BY jobs.provider, jobs.idempotency_key LIMIT {LIST_MAX}"
     )
 }
 
-pub fn line(row: &Row) -> Result<JobLine, LedgerError> {
-    Ok(JobLine {
+pub fn job_summary(row: &SqlRow) -> Result<JobSummary, LedgerError> {
+    Ok(JobSummary {
         id: row.text("id")?,
         provider: row.text("provider")?,
         state: row.text("state")?,
@@ -130,12 +130,12 @@ pub fn line(row: &Row) -> Result<JobLine, LedgerError> {
     })
 }
 
-pub fn at(row: &Row, column: &str) -> Result<At, LedgerError> {
-    row.instant(column).map(|at| At(at.0))
+pub fn at(row: &SqlRow, column: &str) -> Result<DatabaseTime, LedgerError> {
+    row.instant(column).map(|at| DatabaseTime(at.0))
 }
 
-pub fn opt_at(row: &Row, column: &str) -> Result<Option<At>, LedgerError> {
-    Ok(row.opt_instant(column)?.map(|at| At(at.0)))
+pub fn opt_at(row: &SqlRow, column: &str) -> Result<Option<DatabaseTime>, LedgerError> {
+    Ok(row.opt_instant(column)?.map(|at| DatabaseTime(at.0)))
 }
 
 /// Arguments of a question about one job.

@@ -9,37 +9,38 @@ use async_trait::async_trait;
 
 use super::engine::Engine;
 use super::{recent, reports};
-use crate::domain::job::{JobId, Token};
+use crate::domain::job::{Identifier, JobId};
 use crate::domain::provider::ProviderName;
 use crate::domain::quota_spec::Lookback;
 use crate::ledger::operator::{
-    At, By, Erasable, Erased, Filter, JobPage, JobStory, Operator, PastArrival, Recalled, Refusal, Verdict,
+    Actor, DatabaseTime, ErasureCounts, ErasureResult, JobDetails, JobFilter, JobPage, JobResolution, Operator,
+    PastArrival, ReloadedJob, ResolutionRefusal,
 };
-use crate::ledger::surroundings::Surroundings;
+use crate::ledger::queue_position::LedgerQueuePosition;
 use crate::ledger::{LedgerError, RecentUses, StateCount};
 
-mod ahead;
+mod details;
 mod erase;
 mod history;
 mod list;
-mod recall;
-mod story;
-mod surroundings;
-mod verdict;
+mod precancel;
+mod queue_position;
+mod reload;
+mod resolution;
 
 /// The operators' face over any engine.
 pub struct SqlOperator {
     engine: Arc<dyn Engine>,
-    ahead: ahead::Statements,
-    erase: erase::Statements,
-    history: history::Statements,
-    list: list::Statements,
-    story: story::Statements,
-    surroundings: surroundings::Statements,
-    recall: recall::Statements,
-    verdict: verdict::Statements,
-    reports: reports::Statements,
-    recent: recent::Statements,
+    precancel: precancel::PrecancelStatements,
+    erase: erase::ErasureStatements,
+    history: history::ArrivalStatements,
+    list: list::JobListStatements,
+    details: details::JobDetailStatements,
+    queue_position: queue_position::QueuePositionStatements,
+    recall: reload::ReloadStatements,
+    resolution: resolution::ResolutionStatements,
+    reports: reports::ReportStatements,
+    recent: recent::RecentUseStatements,
 }
 
 impl SqlOperator {
@@ -47,83 +48,87 @@ impl SqlOperator {
         let dialect = engine.dialect();
         Self {
             engine,
-            ahead: ahead::Statements::new(dialect),
-            erase: erase::Statements::new(dialect),
-            history: history::Statements::new(dialect),
-            list: list::Statements::new(dialect),
-            story: story::Statements::new(dialect),
-            surroundings: surroundings::Statements::new(dialect),
-            recall: recall::Statements::new(dialect),
-            verdict: verdict::Statements::new(dialect),
-            reports: reports::Statements::new(dialect),
-            recent: recent::Statements::new(dialect),
+            precancel: precancel::PrecancelStatements::new(dialect),
+            erase: erase::ErasureStatements::new(dialect),
+            history: history::ArrivalStatements::new(dialect),
+            list: list::JobListStatements::new(dialect),
+            details: details::JobDetailStatements::new(dialect),
+            queue_position: queue_position::QueuePositionStatements::new(dialect),
+            recall: reload::ReloadStatements::new(dialect),
+            resolution: resolution::ResolutionStatements::new(dialect),
+            reports: reports::ReportStatements::new(dialect),
+            recent: recent::RecentUseStatements::new(dialect),
         }
     }
 }
 
 #[async_trait]
 impl Operator for SqlOperator {
-    async fn show(&self, id: &JobId) -> Result<Option<JobStory>, LedgerError> {
-        self.story.of(&*self.engine, id).await
+    async fn show(&self, id: &JobId) -> Result<Option<JobDetails>, LedgerError> {
+        self.details.job_details(&*self.engine, id).await
     }
 
-    async fn surroundings(&self, id: &JobId, sharing: &[ProviderName]) -> Result<Surroundings, LedgerError> {
-        self.surroundings.of(&*self.engine, id, sharing).await
+    async fn queue_position(&self, id: &JobId, sharing: &[ProviderName]) -> Result<LedgerQueuePosition, LedgerError> {
+        self.queue_position.queue_position(&*self.engine, id, sharing).await
     }
 
     async fn recent_uses(&self, quota: &ProviderName, lookback: Lookback) -> Result<RecentUses, LedgerError> {
         self.recent.uses(&*self.engine, quota, lookback).await
     }
 
-    async fn list(&self, filter: &Filter, after: Option<&JobId>, at_most: u32) -> Result<JobPage, LedgerError> {
+    async fn list(&self, filter: &JobFilter, after: Option<&JobId>, at_most: u32) -> Result<JobPage, LedgerError> {
         self.list.page(&*self.engine, filter, after, at_most).await
     }
 
     async fn arrivals(
         &self,
         provider: &ProviderName,
-        from: At,
-        to: At,
+        from: DatabaseTime,
+        to: DatabaseTime,
         at_most: usize,
     ) -> Result<Vec<PastArrival>, LedgerError> {
-        self.history.of(&*self.engine, provider, (from, to), at_most).await
+        self.history.page_of(&*self.engine, provider, (from, to), at_most).await
     }
 
-    async fn counts(&self, state: &str) -> Result<Vec<StateCount>, LedgerError> {
+    async fn job_counts(&self, state: &str) -> Result<Vec<StateCount>, LedgerError> {
         self.reports.counts_of(&*self.engine, state).await
     }
 
-    async fn recall(&self, id: &JobId, verdict: &Verdict) -> Result<Result<Recalled, Refusal>, LedgerError> {
-        match self.verdict.look(&*self.engine, id, verdict).await? {
+    async fn reload(
+        &self,
+        id: &JobId,
+        verdict: &JobResolution,
+    ) -> Result<Result<ReloadedJob, ResolutionRefusal>, LedgerError> {
+        match self.resolution.look(&*self.engine, id, verdict).await? {
             Ok(_) => self.recall.job(&*self.engine, id).await,
             Err(refusal) => Ok(Err(refusal)),
         }
     }
 
-    async fn decide(
+    async fn resolve(
         &self,
         id: &JobId,
-        verdict: &Verdict,
+        verdict: &JobResolution,
         seen_fence: Option<i64>,
-        by: &By,
-    ) -> Result<Result<(), Refusal>, LedgerError> {
-        self.verdict.pass(&*self.engine, id, verdict, seen_fence, by).await
+        by: &Actor,
+    ) -> Result<Result<(), ResolutionRefusal>, LedgerError> {
+        self.resolution.resolve(&*self.engine, id, verdict, seen_fence, by).await
     }
 
-    async fn erasable(&self, account: &Token) -> Result<Erasable, LedgerError> {
-        self.erase.erasable(&*self.engine, account).await
+    async fn erasure_counts(&self, account: &Identifier) -> Result<ErasureCounts, LedgerError> {
+        self.erase.erasure_counts(&*self.engine, account).await
     }
 
-    async fn erase(&self, account: &Token, at_most: u32, by: &By) -> Result<Erased, LedgerError> {
+    async fn erase(&self, account: &Identifier, at_most: u32, by: &Actor) -> Result<ErasureResult, LedgerError> {
         self.erase.erase(&*self.engine, account, at_most, by).await
     }
 
-    async fn cancel_ahead(
+    async fn precancel(
         &self,
         id: &JobId,
         provider: &ProviderName,
-        by: &By,
-    ) -> Result<Result<(), Refusal>, LedgerError> {
-        self.ahead.cancel(&self.verdict, &*self.engine, id, provider, by).await
+        by: &Actor,
+    ) -> Result<Result<(), ResolutionRefusal>, LedgerError> {
+        self.precancel.cancel(&self.resolution, &*self.engine, id, provider, by).await
     }
 }

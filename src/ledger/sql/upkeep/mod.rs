@@ -14,35 +14,37 @@ use super::engine::{Engine, Sql};
 use crate::domain::disposition::RetryPolicy;
 use crate::domain::job::{ContentHash, Job, JobId};
 use crate::domain::provider::ProviderName;
-use crate::ledger::upkeep::{Account, Checked, Overdue, Recorded, Refused, Scrubbed, Standing, Upkeep};
-use crate::ledger::{Hold, LedgerError, Written};
+use crate::ledger::upkeep::{
+    CheckScope, JobToRepublish, LedgerReconciliation, MessageState, OverduePolicy, ScrubScope, Upkeep, WakeFilter,
+};
+use crate::ledger::{FencedWrite, LeaseToken, LedgerError};
 
-mod account;
-mod again;
-mod ending;
-mod settled;
+mod finished_totals;
+mod reconciliation;
+mod republish;
+mod retention;
 
-pub(in crate::ledger::sql) use ending::COUNTED_MAX;
+pub(in crate::ledger::sql) use retention::LIMIT_WINDOW_MAX;
 
 /// The states in which a job is not final.
 pub(in crate::ledger::sql) const OPEN: &str = "state IN ('waiting', 'sending', 'unknown')";
 
-pub struct Statements {
-    again: again::Statements,
-    ending: ending::Statements,
-    account: account::Statements,
-    settled: settled::Statements,
-    turn: Sql,
+pub struct UpkeepStatements {
+    republish: republish::RepublishStatements,
+    ending: retention::RetentionStatements,
+    reconciliation: reconciliation::ReconciliationStatements,
+    finished_totals: finished_totals::FinishedTotalsStatements,
+    duty: Sql,
 }
 
-impl Statements {
+impl UpkeepStatements {
     pub fn new(dialect: Dialect) -> Self {
         Self {
-            again: again::Statements::new(dialect),
-            ending: ending::Statements::new(dialect),
-            account: account::Statements::new(dialect),
-            settled: settled::Statements::new(dialect),
-            turn: dialect.sql(
+            republish: republish::RepublishStatements::new(dialect),
+            ending: retention::RetentionStatements::new(dialect),
+            reconciliation: reconciliation::ReconciliationStatements::new(dialect),
+            finished_totals: finished_totals::FinishedTotalsStatements::new(dialect),
+            duty: dialect.render(
                 "INSERT INTO upkeep_turns (duty, taken_until) VALUES ($1, {after:$2}) \
                  ON CONFLICT (duty) DO UPDATE SET taken_until = excluded.taken_until \
                      WHERE upkeep_turns.taken_until <= {now} \
@@ -51,23 +53,27 @@ impl Statements {
         }
     }
 
-    async fn take_turn(&self, engine: &dyn Engine, duty: &str, lasts: Duration) -> Result<bool, LedgerError> {
-        Ok(!engine.query(&self.turn, Arc::from([duty.into(), lasts.into()])).await?.is_empty())
+    async fn lease_duty(&self, engine: &dyn Engine, duty: &str, lasts: Duration) -> Result<bool, LedgerError> {
+        Ok(!engine.query(&self.duty, Arc::from([duty.into(), lasts.into()])).await?.is_empty())
     }
 }
 
 #[async_trait]
 impl Upkeep for SqlLedger {
-    async fn take_turn(&self, duty: &str, lasts: Duration) -> Result<bool, LedgerError> {
-        self.upkeep.take_turn(&*self.engine, duty, lasts).await
+    async fn lease_duty(&self, duty: &str, lasts: Duration) -> Result<bool, LedgerError> {
+        self.upkeep.lease_duty(&*self.engine, duty, lasts).await
     }
 
-    async fn take_overdue(&self, lane: &ProviderName, which: &Overdue) -> Result<Vec<Recorded>, LedgerError> {
-        self.upkeep.again.take_overdue(&*self.engine, lane, which).await
+    async fn take_overdue(
+        &self,
+        lane: &ProviderName,
+        which: &OverduePolicy,
+    ) -> Result<Vec<JobToRepublish>, LedgerError> {
+        self.upkeep.republish.take_overdue(&*self.engine, lane, which).await
     }
 
-    async fn keep_unqueued(&self, hold: &Hold) -> Result<Written, LedgerError> {
-        self.upkeep.again.keep_unqueued(&*self.engine, hold).await
+    async fn keep_unqueued(&self, hold: &LeaseToken) -> Result<FencedWrite, LedgerError> {
+        self.upkeep.republish.keep_unqueued(&*self.engine, hold).await
     }
 
     async fn take_unqueued(
@@ -76,8 +82,8 @@ impl Upkeep for SqlLedger {
         ahead: Duration,
         again_after: Duration,
         at_most: u32,
-    ) -> Result<Vec<Recorded>, LedgerError> {
-        self.upkeep.again.take_unqueued(&*self.engine, lane, ahead, again_after, at_most).await
+    ) -> Result<Vec<JobToRepublish>, LedgerError> {
+        self.upkeep.republish.take_unqueued(&*self.engine, lane, ahead, again_after, at_most).await
     }
 
     async fn due_lookups(
@@ -85,27 +91,27 @@ impl Upkeep for SqlLedger {
         lane: &ProviderName,
         policy: &RetryPolicy,
         at_most: u32,
-    ) -> Result<Vec<Recorded>, LedgerError> {
-        self.upkeep.again.due_lookups(&*self.engine, lane, policy, at_most).await
+    ) -> Result<Vec<JobToRepublish>, LedgerError> {
+        self.upkeep.republish.due_lookups(&*self.engine, lane, policy, at_most).await
     }
 
-    async fn wake_refused(&self, lane: &ProviderName, which: &Refused) -> Result<u32, LedgerError> {
-        self.upkeep.again.wake_refused(&*self.engine, lane, which).await
+    async fn wake_waiting(&self, lane: &ProviderName, which: &WakeFilter) -> Result<u32, LedgerError> {
+        self.upkeep.republish.wake_waiting(&*self.engine, lane, which).await
     }
 
     async fn expire(&self, reason: &str, at_most: u32) -> Result<u32, LedgerError> {
         self.upkeep.ending.expire(&*self.engine, reason, at_most).await
     }
 
-    async fn set_aside(&self, id: &JobId, reason: &str) -> Result<Written, LedgerError> {
+    async fn move_to_review(&self, id: &JobId, reason: &str) -> Result<FencedWrite, LedgerError> {
         self.upkeep.ending.set_aside(&*self.engine, id, reason).await
     }
 
-    async fn standing(&self, job: &Job, hash: ContentHash, copy: i64) -> Result<Standing, LedgerError> {
-        self.upkeep.again.standing(&*self.engine, job, hash, copy).await
+    async fn message_state(&self, job: &Job, hash: ContentHash, copy: i64) -> Result<MessageState, LedgerError> {
+        self.upkeep.republish.standing(&*self.engine, job, hash, copy).await
     }
 
-    async fn scrub(&self, which: Scrubbed, older_than: Duration, at_most: u32) -> Result<u32, LedgerError> {
+    async fn scrub(&self, which: ScrubScope, older_than: Duration, at_most: u32) -> Result<u32, LedgerError> {
         self.upkeep.ending.scrub(&*self.engine, which, older_than, at_most).await
     }
 
@@ -113,11 +119,15 @@ impl Upkeep for SqlLedger {
         self.upkeep.ending.forget_references(&*self.engine, at_most).await
     }
 
-    async fn sum_up_settled(&self) -> Result<(), LedgerError> {
-        self.upkeep.settled.sum_up(&*self.engine).await
+    async fn update_finished_totals(&self) -> Result<(), LedgerError> {
+        self.upkeep.finished_totals.update_totals(&*self.engine).await
     }
 
-    async fn conservation(&self, astray_after: Duration, checked: Checked) -> Result<Vec<Account>, LedgerError> {
-        self.upkeep.account.take(&*self.engine, astray_after, checked).await
+    async fn reconcile(
+        &self,
+        astray_after: Duration,
+        checked: CheckScope,
+    ) -> Result<Vec<LedgerReconciliation>, LedgerError> {
+        self.upkeep.reconciliation.reconcile(&*self.engine, astray_after, checked).await
     }
 }

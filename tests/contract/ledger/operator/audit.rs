@@ -3,11 +3,11 @@
 use super::*;
 
 on_every_database!(
-    plain_sql_is_audited_and_told,
-    what_is_in_hand_is_settled_by_sql_in_the_open,
-    what_workers_do_is_not_audited,
-    a_verdict_whose_audit_fails_is_not_passed,
-    a_verdict_says_what_it_was_passed_with,
+    plain_sql_is_audited_and_publishes_events,
+    sql_on_active_jobs_is_audited,
+    worker_writes_are_not_audited,
+    resolution_without_audit_is_rolled_back,
+    resolution_audit_names_its_program,
 );
 
 /// Jobs that somebody else had in hand, too.
@@ -21,7 +21,7 @@ const BY_HAND: [(&str, &str, &str); 7] = [
     ("unknown", "state = 'declined', maybe_charged = (1 = 0)", "declined"),
 ];
 
-async fn plain_sql_is_audited_and_told(kind: Kind) {
+async fn plain_sql_is_audited_and_publishes_events(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     for (situation, change, state) in BY_HAND {
         fixture.bring(situation).await;
@@ -50,7 +50,7 @@ async fn plain_sql_is_audited_and_told(kind: Kind) {
 }
 
 /// As a worker would, but for the instant, which every step of a worker's moves.
-async fn what_is_in_hand_is_settled_by_sql_in_the_open(kind: Kind) {
+async fn sql_on_active_jobs_is_audited(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.bring("waiting-in-hand").await;
     fixture.bring("sending").await;
@@ -67,58 +67,61 @@ async fn what_is_in_hand_is_settled_by_sql_in_the_open(kind: Kind) {
     }
 }
 
-async fn what_workers_do_is_not_audited(kind: Kind) {
+async fn worker_writes_are_not_audited(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     for situation in SITUATIONS.iter().filter(|situation| **situation != "cancelled") {
         fixture.bring(situation).await;
     }
     // A lost worker's job is taken over, and settled from unknown without another request.
     fixture.bring("sending-lost").await;
-    let hold = Hold { id: id("sending-lost"), fence: 1 };
+    let hold = LeaseToken { id: id("sending-lost"), fence: 1 };
     fixture.expire_lease(&hold).await;
     let taken = fixture.take(&job("sending-lost")).await;
-    assert!(taken.unknown);
-    assert_eq!(fixture.ledger().put_down(&taken.hold, &settled(FinalState::Succeeded)).await.unwrap(), Written::Kept);
+    assert!(taken.maybe_charged);
+    assert_eq!(
+        fixture.ledger().transition(&taken.lease, &settled(FinalState::Succeeded)).await.unwrap(),
+        FencedWrite::Applied
+    );
     for state in [FinalState::Dead, FinalState::Expired, FinalState::Review] {
-        let hold = fixture.take(&job(&format!("put-{}", state.name()))).await.hold;
-        assert_eq!(fixture.ledger().put_down(&hold, &settled(state)).await.unwrap(), Written::Kept);
+        let hold = fixture.take(&job(&format!("put-{}", state.name()))).await.lease;
+        assert_eq!(fixture.ledger().transition(&hold, &settled(state)).await.unwrap(), FencedWrite::Applied);
     }
     assert_eq!(fixture.one("SELECT count(*) FROM job_audit").await, "0");
     let doubly = "SELECT count(*) FROM (SELECT job_id FROM outcome_events GROUP BY job_id HAVING count(*) > 1) AS t";
     assert_eq!(fixture.one(doubly).await, "0");
 }
 
-async fn a_verdict_says_what_it_was_passed_with(kind: Kind) {
+async fn resolution_audit_names_its_program(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let by_ops = By { program: Some("sluicegate ops"), ..by() };
+    let by_ops = Actor { program: Some("sluicegate ops"), ..by() };
     fixture.bring("dead").await;
-    fixture.operator().decide(&id("dead"), &Verdict::Discard, None, &by_ops).await.unwrap().unwrap();
+    fixture.operator().resolve(&id("dead"), &JobResolution::Discard, None, &by_ops).await.unwrap().unwrap();
     let audit = fixture.story("dead").await.audit;
     assert_eq!(audit[0].program.as_deref(), Some("sluicegate ops"));
-    assert_eq!((&audit[0].os_user, &audit[0].because), (&Some(by_ops.os_user), &by_ops.because));
+    assert_eq!((&audit[0].os_user, &audit[0].because), (&Some(by_ops.os_user), &by_ops.reason));
     // For that transaction alone, whichever connection comes next.
     let own = if kind == Kind::Postgres { Some("sluicegate") } else { None };
     for situation in ["waiting", "waiting-in-hand", "waiting-throttled"] {
         fixture.bring(situation).await;
-        assert_eq!(fixture.decide(situation, &Verdict::Cancel).await, Ok(()));
+        assert_eq!(fixture.decide(situation, &JobResolution::Cancel).await, Ok(()));
         assert_eq!(fixture.story(situation).await.audit[0].program.as_deref(), own);
     }
 }
 
 /// All or nothing.
-async fn a_verdict_whose_audit_fails_is_not_passed(kind: Kind) {
+async fn resolution_without_audit_is_rolled_back(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.bring("dead").await;
     let picture = fixture.picture("dead").await;
     match kind {
         Kind::Postgres => {
             fixture.sql("ALTER TABLE job_audit ADD CHECK (job_id <> 'dead')").await.unwrap();
-            fixture.operator().decide(&id("dead"), &Verdict::Replay, None, &by()).await.unwrap_err();
+            fixture.operator().resolve(&id("dead"), &JobResolution::Replay, None, &by()).await.unwrap_err();
         }
         _ => {
             fixture.sql("DROP TRIGGER jobs_record_decision").await.unwrap();
-            let decided = fixture.operator().decide(&id("dead"), &Verdict::Replay, None, &by()).await.unwrap();
-            assert_eq!(decided, Err(Refusal::Changed));
+            let decided = fixture.operator().resolve(&id("dead"), &JobResolution::Replay, None, &by()).await.unwrap();
+            assert_eq!(decided, Err(ResolutionRefusal::Changed));
         }
     }
     assert_eq!(fixture.picture("dead").await, picture);

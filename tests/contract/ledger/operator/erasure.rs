@@ -1,22 +1,22 @@
 //! Erasing an account: what is emptied, what stays, what must wait, and that nothing is charged again for it.
 
 use sluicegate::ledger::Claim;
-use sluicegate::ledger::operator::{Erasable, Erased};
-use sluicegate::ledger::upkeep::{Checked, Scrubbed};
+use sluicegate::ledger::operator::{ErasureCounts, ErasureResult};
+use sluicegate::ledger::upkeep::{CheckScope, ScrubScope};
 
 use super::*;
 
 on_every_database!(
-    an_account_is_erased_once_its_payments_have_ended,
-    what_was_erased_is_never_charged_again,
-    what_has_not_ended_is_left_and_counted,
-    requests_keep_the_account_while_a_limit_may_count_it,
+    account_is_erased_after_its_jobs_finish,
+    erased_jobs_are_never_charged_again,
+    unfinished_jobs_are_kept_and_counted,
+    requests_keep_account_while_limits_count,
     an_erased_account_is_written_nowhere,
-    what_was_erased_is_still_counted,
+    erased_jobs_are_still_counted,
 );
 
-fn account() -> Token {
-    Token::new("acct_1").unwrap()
+fn account() -> Identifier {
+    Identifier::new("acct_1").unwrap()
 }
 
 impl Fixture {
@@ -28,12 +28,12 @@ impl Fixture {
         self.sql("UPDATE outcome_events SET published_at = at").await.unwrap();
     }
 
-    async fn erase(&self) -> Erased {
+    async fn erase(&self) -> ErasureResult {
         self.operator().erase(&account(), 100, &by()).await.unwrap()
     }
 
-    async fn erasable(&self) -> Erasable {
-        self.operator().erasable(&account()).await.unwrap()
+    async fn erasable(&self) -> ErasureCounts {
+        self.operator().erasure_counts(&account()).await.unwrap()
     }
 
     async fn age_requests(&self) {
@@ -42,19 +42,19 @@ impl Fixture {
     }
 }
 
-async fn an_account_is_erased_once_its_payments_have_ended(kind: Kind) {
+async fn account_is_erased_after_its_jobs_finish(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     for (id, state) in [("declined", FinalState::Declined), ("paid", FinalState::Succeeded)] {
         fixture.told(id, state).await;
     }
     fixture.told("dead", FinalState::Dead).await;
     let other = Job { account: Some(id("acct_2")), ..job("other") };
-    let hold = fixture.take(&other).await.hold;
-    assert_eq!(fixture.ledger().put_down(&hold, &settled(FinalState::Declined)).await.unwrap(), Written::Kept);
+    let hold = fixture.take(&other).await.lease;
+    assert_eq!(fixture.ledger().transition(&hold, &settled(FinalState::Declined)).await.unwrap(), FencedWrite::Applied);
     assert_eq!(fixture.erasable().await.ended, 3);
     assert_eq!(fixture.operator().erase(&account(), 2, &by()).await.unwrap().jobs, 2, "in the order of their ids");
     assert_eq!(fixture.erase().await.jobs, 1);
-    assert_eq!(fixture.erase().await, Erased::default(), "each once");
+    assert_eq!(fixture.erase().await, ErasureResult::default(), "each once");
     assert_eq!(fixture.erasable().await.ended, 0);
     for id in ["dead", "declined", "paid"] {
         let story = fixture.story(id).await;
@@ -74,7 +74,7 @@ async fn an_account_is_erased_once_its_payments_have_ended(kind: Kind) {
     assert_eq!((untouched.line.account.as_deref(), untouched.audit.len()), (Some("acct_2"), 0));
 }
 
-async fn what_was_erased_is_never_charged_again(kind: Kind) {
+async fn erased_jobs_are_never_charged_again(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.told("paid", FinalState::Succeeded).await;
     fixture.told("dead", FinalState::Dead).await;
@@ -82,10 +82,10 @@ async fn what_was_erased_is_never_charged_again(kind: Kind) {
     for id in ["paid", "dead"] {
         // The same message, with the account in it, is known by its hash; another is none of it.
         let claim = async |hash| fixture.ledger().claim(&job(id), hash, "worker-b", LEASE).await.unwrap();
-        assert_eq!(claim(hash(1)).await, Claim::Settled, "{id}");
+        assert_eq!(claim(hash(1)).await, Claim::Finished, "{id}");
         assert!(matches!(claim(hash(2)).await, Claim::Conflict(_)), "{id}");
     }
-    assert_eq!(fixture.decide("dead", &Verdict::Replay).await, Err(Refusal::Emptied));
+    assert_eq!(fixture.decide("dead", &JobResolution::Replay).await, Err(ResolutionRefusal::Scrubbed));
     if kind == Kind::Postgres {
         fixture.sql("SELECT jobs_decide('dead', 'dead', 'waiting', 'x')").await.unwrap();
     }
@@ -93,16 +93,16 @@ async fn what_was_erased_is_never_charged_again(kind: Kind) {
     assert_eq!(fixture.one("SELECT count(*) FROM attempts").await, "2");
 }
 
-async fn what_has_not_ended_is_left_and_counted(kind: Kind) {
+async fn unfinished_jobs_are_kept_and_counted(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.take(&job("held")).await;
     fixture.told("review", FinalState::Review).await;
-    let hold = fixture.take(&job("untold")).await.hold;
-    assert_eq!(fixture.ledger().put_down(&hold, &settled(FinalState::Declined)).await.unwrap(), Written::Kept);
+    let hold = fixture.take(&job("untold")).await.lease;
+    assert_eq!(fixture.ledger().transition(&hold, &settled(FinalState::Declined)).await.unwrap(), FencedWrite::Applied);
     fixture.sql("INSERT INTO providers (name, url) VALUES ('stripe', 'https://x.example/')").await.unwrap();
     let rule = "INSERT INTO account_overrides (provider, account, rule) VALUES ('stripe', 'acct_1', 'blocked')";
     fixture.sql(rule).await.unwrap();
-    assert_eq!(fixture.erase().await, Erased::default());
+    assert_eq!(fixture.erase().await, ErasureResult::default());
     let left = fixture.erasable().await;
     assert_eq!((left.ended, left.open, left.review, left.untold, left.rules), (0, 1, 1, 1, 1));
     for id in ["held", "review", "untold"] {
@@ -111,20 +111,20 @@ async fn what_has_not_ended_is_left_and_counted(kind: Kind) {
 }
 
 /// Or an account's limit would let more through than it may.
-async fn requests_keep_the_account_while_a_limit_may_count_it(kind: Kind) {
+async fn requests_keep_account_while_limits_count(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.told("paid", FinalState::Succeeded).await;
     let known = "SELECT count(*) FROM attempts WHERE account = 'acct_1' AND reference = 'invoice 7'";
-    assert_eq!(fixture.erase().await, Erased { jobs: 1, requests: 0 });
+    assert_eq!(fixture.erase().await, ErasureResult { jobs: 1, requests: 0 });
     assert_eq!(fixture.one(known).await, "1");
     let left = fixture.erasable().await;
     let days = (left.requests_until.unwrap().0 - fixture.story("paid").await.attempts[0].began_at.0) / 86_400_000;
     assert_eq!((left.requests, days), (1, 32));
     fixture.age_requests().await;
     assert_eq!(fixture.erasable().await.requests, 0);
-    assert_eq!(fixture.erase().await, Erased { jobs: 0, requests: 1 });
+    assert_eq!(fixture.erase().await, ErasureResult { jobs: 0, requests: 1 });
     assert_eq!(fixture.one(known).await, "0");
-    assert_eq!(fixture.erase().await, Erased::default(), "each once");
+    assert_eq!(fixture.erase().await, ErasureResult::default(), "each once");
 }
 
 /// Whatever columns there are, and will be.
@@ -133,13 +133,13 @@ async fn an_erased_account_is_written_nowhere(kind: Kind) {
     fixture.told("paid", FinalState::Succeeded).await;
     let waits = JobState::Waiting { wait: Duration::ZERO, reason: "limit of acct_1".to_owned() };
     fixture.attempted("waited", "throttled", &waits).await;
-    let hold = fixture.take(&job("waited")).await.hold;
-    assert_eq!(fixture.ledger().put_down(&hold, &settled(FinalState::Declined)).await.unwrap(), Written::Kept);
+    let hold = fixture.take(&job("waited")).await.lease;
+    assert_eq!(fixture.ledger().transition(&hold, &settled(FinalState::Declined)).await.unwrap(), FencedWrite::Applied);
     fixture.sql("UPDATE outcome_events SET published_at = at").await.unwrap();
     fixture.age_requests().await;
     let personal = ["acct_1", "invoice 7", "tok_1", "ch_paid", "said so", "charges"];
     assert!(fixture.found(&personal).await.len() > 8);
-    assert_eq!(fixture.erase().await, Erased { jobs: 2, requests: 2 });
+    assert_eq!(fixture.erase().await, ErasureResult { jobs: 2, requests: 2 });
     assert_eq!(fixture.found(&personal).await, Vec::<String>::new());
 }
 
@@ -170,7 +170,7 @@ impl Fixture {
 }
 
 /// The sum of those that ended holds them, or finds them.
-async fn what_was_erased_is_still_counted(kind: Kind) {
+async fn erased_jobs_are_still_counted(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let upkeep = fixture.database.upkeep();
     fixture.told("lately", FinalState::Succeeded).await;
@@ -180,19 +180,19 @@ async fn what_was_erased_is_still_counted(kind: Kind) {
     for id in ["long-ago", "review"] {
         fixture.sql(&format!("UPDATE jobs SET updated_at = {past} WHERE id = '{id}'")).await.unwrap();
     }
-    upkeep.sum_up_settled().await.unwrap();
+    upkeep.update_finished_totals().await.unwrap();
     assert_eq!(fixture.erase().await.jobs, 2);
-    assert_eq!(upkeep.scrub(Scrubbed::InReview, Duration::from_secs(3_600), 10).await.unwrap(), 1);
+    assert_eq!(upkeep.scrub(ScrubScope::InReview, Duration::from_secs(3_600), 10).await.unwrap(), 1);
     let recorded = async || {
-        let accounts = upkeep.conservation(LEASE, Checked::Since(LEASE)).await.unwrap();
-        assert_eq!(accounts[0].faults(), Vec::<String>::new());
+        let accounts = upkeep.reconcile(LEASE, CheckScope::Since(LEASE)).await.unwrap();
+        assert_eq!(accounts[0].discrepancies(), Vec::<String>::new());
         accounts[0].recorded
     };
     assert_eq!(recorded().await, 3);
     // Emptied, and decided afterwards.
-    assert_eq!(fixture.decide("review", &Verdict::Resend).await, Err(Refusal::Emptied));
-    assert_eq!(fixture.decide("review", &Verdict::Declined).await, Ok(()));
+    assert_eq!(fixture.decide("review", &JobResolution::Resend).await, Err(ResolutionRefusal::Scrubbed));
+    assert_eq!(fixture.decide("review", &JobResolution::Declined).await, Ok(()));
     assert_eq!(recorded().await, 3);
-    upkeep.sum_up_settled().await.unwrap();
+    upkeep.update_finished_totals().await.unwrap();
     assert_eq!(recorded().await, 3);
 }

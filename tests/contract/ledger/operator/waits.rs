@@ -2,18 +2,18 @@
 
 use super::*;
 
-on_every_database!(the_last_wait_is_told_from_its_beginning_and_is_kept);
+on_every_database!(last_wait_is_shown_from_its_start);
 
 const PER_ACCOUNT: &str = "waits for limit per-account";
 
-async fn the_last_wait_is_told_from_its_beginning_and_is_kept(kind: Kind) {
+async fn last_wait_is_shown_from_its_start(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let (ledger, of) = (fixture.ledger(), "late");
     let waited = async || fixture.story(of).await.waited;
     let put_down = async |reason: &str| {
-        let hold = fixture.take(&job(of)).await.hold;
+        let hold = fixture.take(&job(of)).await.lease;
         let next = JobState::Waiting { wait: Duration::from_secs(60), reason: reason.to_owned() };
-        assert_eq!(ledger.put_down(&hold, &next).await.unwrap(), Written::Kept);
+        assert_eq!(ledger.transition(&hold, &next).await.unwrap(), FencedWrite::Applied);
         let story = fixture.story(of).await;
         assert_eq!(story.waited.as_ref().map(|it| it.until), Some(story.line.wake_at));
         story.waited.unwrap()

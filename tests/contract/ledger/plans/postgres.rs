@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::super::*;
 use super::work::{IN_HAND, Working};
 use super::{Access, Explained, LARGE, filling, judge};
-use sluicegate::ledger::upkeep::Checked;
+use sluicegate::ledger::upkeep::CheckScope;
 
 /// The last line of a plan.
 const END_OF_PLAN: &str = "\n\t}\n";
@@ -103,7 +103,7 @@ async fn explain(fixture: &mut Fixture) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_statement_goes_by_an_index() {
+async fn every_statement_uses_an_index() {
     let _alone = LOG.lock().await;
     let mut fixture = Fixture::migrated(Kind::Postgres).await;
     fixture.fill(Kind::Postgres).await;
@@ -118,7 +118,7 @@ async fn every_statement_goes_by_an_index() {
 /// A plan that is made while nothing is known of a table is kept for as long as the connection lives: a job in hand is found
 /// by its id then, too, and by no index that would have to be read from end to end once it is long.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_young_ledger_finds_a_job_by_its_id() {
+async fn empty_ledger_finds_jobs_by_primary_key() {
     let _alone = LOG.lock().await;
     let mut fixture = Fixture::migrated(Kind::Postgres).await;
     explain(&mut fixture).await;
@@ -142,7 +142,7 @@ async fn a_young_ledger_finds_a_job_by_its_id() {
 /// However much has settled: the minute's account reads what may change its state and what settled lately, by their indexes,
 /// in a ledger that is young and in one that is not.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_past_is_not_read_for_an_account() {
+async fn reconciliation_does_not_read_old_jobs() {
     let _alone = LOG.lock().await;
     let mut fixture = Fixture::migrated(Kind::Postgres).await;
     explain(&mut fixture).await;
@@ -182,9 +182,9 @@ const OF_AN_ACCOUNT: [&str; 5] = [
 async fn accounts(fixture: &Fixture, log: &mut ServerLog) -> Vec<Access> {
     let (upkeep, minute, mut last) = (fixture.database.upkeep(), Duration::from_secs(60), Vec::new());
     for _ in 0..8 {
-        upkeep.sum_up_settled().await.unwrap();
+        upkeep.update_finished_totals().await.unwrap();
         log.accesses(fixture, "settled jobs are added").await;
-        upkeep.conservation(minute, Checked::Since(minute)).await.unwrap();
+        upkeep.reconcile(minute, CheckScope::Since(minute)).await.unwrap();
         last = log.accesses(fixture, "account of the last minutes").await;
     }
     last
@@ -192,7 +192,7 @@ async fn accounts(fixture: &Fixture, log: &mut ServerLog) -> Vec<Access> {
 
 /// References are unique at one provider alone: those who have others' payments beside them settle theirs as fast.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn charges_of_other_providers_are_not_looked_at() {
+async fn charges_of_other_providers_are_not_read() {
     let _alone = LOG.lock().await;
     let mut fixture = Fixture::migrated(Kind::Postgres).await;
     fixture.fill_namesakes(Kind::Postgres).await;
@@ -206,7 +206,7 @@ async fn charges_of_other_providers_are_not_looked_at() {
 }
 
 #[test]
-fn a_scan_is_seen_in_a_plan() {
+fn sequential_scan_is_detected() {
     let log = "2026-01-01 LOG:  duration: 1 ms  plan:\n\t{\n\t\"Query Text\": \"SELECT\",\n\t\"Plan\": {\"Node Type\": \
                \"Limit\", \"Plans\": [{\"Node Type\": \"Seq Scan\", \"Relation Name\": \"jobs\", \"Actual Rows\": 7, \
                \"Rows Removed by Filter\": 3, \"Actual Loops\": 2}]}\n\t}\nother\n";

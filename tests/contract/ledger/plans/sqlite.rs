@@ -158,7 +158,7 @@ async fn worked_on(texts: Texts, analysed: bool, run: &'static str) -> Vec<Acces
 /// As the program leaves it, since nothing of ours runs ANALYZE, and analysed. One test, because SQLite runs on a thread of
 /// sqlx, and whoever listens there listens for the whole process; no other test lets sqlx tell its statements.
 #[tokio::test]
-async fn every_statement_goes_by_an_index() {
+async fn every_statement_uses_an_index() {
     let texts = Texts::default();
     tracing::subscriber::set_global_default(tracing_subscriber::registry().with(texts.clone())).unwrap();
     for (analysed, run) in [(false, "plain"), (true, "analysed")] {

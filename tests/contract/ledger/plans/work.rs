@@ -2,16 +2,17 @@
 
 use futures_util::future::join_all;
 use sluicegate::domain::backoff::BackoffPolicy;
-use sluicegate::domain::clock_witness::{Ahead, Word};
+use sluicegate::domain::clock_attestation::{ClockAttestation, ClockOffset};
 use sluicegate::domain::disposition::RetryPolicy;
 use sluicegate::domain::limit::Scope;
 use sluicegate::domain::outcome::FinalState;
-use sluicegate::domain::quota_spec::{Lookback, SubjectsAsked};
+use sluicegate::domain::quota_spec::{Lookback, SubjectQuery};
 use sluicegate::domain::time::Micros;
+use sluicegate::ledger::copies::RejectedMessage;
 use sluicegate::ledger::fleet::WorkerReport;
-use sluicegate::ledger::operator::{At, By, Filter, Verdict};
-use sluicegate::ledger::upkeep::{Checked, Overdue, Refused, Scrubbed, WaitsFor};
-use sluicegate::ledger::{AttemptEnd, Begun, First, JobState, LookupEnd, RejectedMessage, Timing, Written};
+use sluicegate::ledger::operator::{Actor, DatabaseTime, JobFilter, JobResolution};
+use sluicegate::ledger::upkeep::{CheckScope, OverduePolicy, ScrubScope, WaitCause, WakeFilter};
+use sluicegate::ledger::{AttemptEnd, BatchOptions, BeginResult, FencedWrite, JobState, LookupEnd, NewJobAttempt};
 
 use super::super::*;
 use super::filling::LANES;
@@ -74,8 +75,8 @@ fn lane(number: u32) -> String {
     format!("lane-{}", number % LANES)
 }
 
-fn account(number: u32) -> Token {
-    Token::new(format!("acct_{}", number % 500)).unwrap()
+fn account(number: u32) -> Identifier {
+    Identifier::new(format!("acct_{}", number % 500)).unwrap()
 }
 
 fn end(number: u32, outcome: &'static str) -> AttemptEnd {
@@ -111,37 +112,43 @@ impl<E: Explained> Working<'_, E> {
     }
 
     /// So many jobs at the same time that some of them are written together, and the first alone.
-    async fn take(&self, what: &str, round: u32) -> Vec<Hold> {
+    async fn take(&self, what: &str, round: u32) -> Vec<LeaseToken> {
         let jobs: Vec<Job> = (0..CROWD).map(|number| self.job(what, round * CROWD + number)).collect();
-        let taken = jobs.iter().map(|job| async move { self.fixture.take(job).await.hold });
+        let taken = jobs.iter().map(|job| async move { self.fixture.take(job).await.lease });
         join_all(taken).await
     }
 
-    async fn begun(&self, holds: &[Hold]) -> Vec<u32> {
+    async fn begun(&self, holds: &[LeaseToken]) -> Vec<u32> {
         let ledger = &self.fixture.ledger();
         let begun = holds.iter().map(|hold| async move {
             match ledger.begin_attempt(hold, &request(hold.id.as_str())).await.unwrap() {
-                Begun::Attempt(number) => number,
-                Begun::Lost => panic!("{hold:?} is lost"),
+                BeginResult::Attempt(number) => number,
+                BeginResult::Stale => panic!("{hold:?} is lost"),
             }
         });
         join_all(begun).await
     }
 
     /// Ends the attempts of these numbers.
-    async fn ended(&self, holds: &[Hold], numbers: &[u32], outcome: &'static str, next: impl Fn(&Hold) -> JobState) {
+    async fn ended(
+        &self,
+        holds: &[LeaseToken],
+        numbers: &[u32],
+        outcome: &'static str,
+        next: impl Fn(&LeaseToken) -> JobState,
+    ) {
         let ledger = &self.fixture.ledger();
         let ended = holds.iter().zip(numbers).map(|(hold, number)| {
             let next = next(hold);
             async move { ledger.finish_attempt(hold, &end(*number, outcome), &next).await.unwrap() }
         });
-        assert!(join_all(ended).await.iter().all(|written| *written == Written::Kept), "{outcome}");
+        assert!(join_all(ended).await.iter().all(|written| *written == FencedWrite::Applied), "{outcome}");
     }
 
-    async fn put_down(&self, holds: &[Hold], next: &JobState) {
+    async fn put_down(&self, holds: &[LeaseToken], next: &JobState) {
         let ledger = &self.fixture.ledger();
-        let put = holds.iter().map(|hold| async move { ledger.put_down(hold, next).await.unwrap() });
-        assert!(join_all(put).await.iter().all(|written| *written == Written::Kept), "{next:?}");
+        let put = holds.iter().map(|hold| async move { ledger.transition(hold, next).await.unwrap() });
+        assert!(join_all(put).await.iter().all(|written| *written == FencedWrite::Applied), "{next:?}");
     }
 
     /// Several of each: from the sixth on PostgreSQL may plan for any arguments.
@@ -165,13 +172,20 @@ impl<E: Explained> Working<'_, E> {
         let jobs: Vec<Job> = (0..CROWD).map(|number| self.job("first", round * CROWD + number)).collect();
         let ledger = &self.fixture.ledger();
         let recorded = jobs.iter().map(|job| async move {
-            let hold = Hold { id: job.id.clone(), fence: 7_000_000_000 };
+            let hold = LeaseToken { id: job.id.clone(), fence: 7_000_000_000 };
             let request = request(job.id.as_str());
             let (hash, owner) = (hash(1), "worker-a");
-            let first = First { job, hash, hold: &hold, owner, timing: Timing::at_once(LEASE), request: &request };
+            let first = NewJobAttempt {
+                job,
+                hash,
+                lease: &hold,
+                owner,
+                options: BatchOptions::immediate(LEASE),
+                request: &request,
+            };
             ledger.record_and_begin(first).await.unwrap()
         });
-        assert!(join_all(recorded).await.iter().all(|written| *written == Written::Kept));
+        assert!(join_all(recorded).await.iter().all(|written| *written == FencedWrite::Applied));
     }
 
     async fn intake(&mut self, round: u32) {
@@ -180,18 +194,18 @@ impl<E: Explained> Working<'_, E> {
         self.did("a job is recorded").await;
         let claimed = self.job("claimed", round * CROWD);
         let held = ledger.claim(&claimed, hash(1), "worker-b", LEASE).await.unwrap();
-        assert!(matches!(held, Claim::InHand { .. }), "{held:?}");
+        assert!(matches!(held, Claim::Leased { .. }), "{held:?}");
         let same_key = Job { idempotency_key: Some(claimed.id.clone()), ..self.job("same-key", round * CROWD) };
         let conflict = ledger.claim(&same_key, hash(1), "worker-b", LEASE).await.unwrap();
         assert!(matches!(conflict, Claim::Conflict(_)), "{conflict:?}");
         self.did("a job is refused").await;
         assert_eq!(ledger.renew(&holds, LEASE).await.unwrap(), []);
-        let others: Vec<Hold> =
-            (0..100).map(|n| Hold { id: Token::new(format!("f-{n}")).unwrap(), fence: 9 }).collect();
+        let others: Vec<LeaseToken> =
+            (0..100).map(|n| LeaseToken { id: Identifier::new(format!("f-{n}")).unwrap(), fence: 9 }).collect();
         assert_eq!(ledger.renew(&others, LEASE).await.unwrap().len(), 100);
         self.did("leases are renewed").await;
         let released = holds.iter().map(|hold| ledger.release(hold));
-        assert!(join_all(released).await.into_iter().all(|written| written.unwrap() == Written::Kept));
+        assert!(join_all(released).await.into_iter().all(|written| written.unwrap() == FencedWrite::Applied));
         self.did("a job is given back").await;
         self.take("claimed", round).await;
         self.did("a job comes back").await;
@@ -212,7 +226,7 @@ impl<E: Explained> Working<'_, E> {
         let numbers = self.begun(&holds).await;
         self.did("a request is begun").await;
         let again = self.fixture.ledger().begin_attempt(&holds[0], &request(holds[0].id.as_str())).await.unwrap();
-        assert_eq!(again, Begun::Lost);
+        assert_eq!(again, BeginResult::Stale);
         self.did("a request is refused").await;
         self.ended(&holds, &numbers, "throttled", |_| wait()).await;
         self.did("an attempt ends in a wait").await;
@@ -245,7 +259,7 @@ impl<E: Explained> Working<'_, E> {
             let begun = join_all(holds.iter().map(|hold| ledger.begin_lookup(hold))).await;
             self.did("a look-up is begun").await;
             let ended = holds.iter().zip(begun).map(|(hold, begun)| {
-                let Begun::Attempt(number) = begun.unwrap() else { panic!("{hold:?} is lost") };
+                let BeginResult::Attempt(number) = begun.unwrap() else { panic!("{hold:?} is lost") };
                 let next = if settles { done(Some(format!("found-{}", hold.id))) } else { unknown() };
                 let (detail, ledger) = ("found".to_owned(), &ledger);
                 async move {
@@ -254,7 +268,7 @@ impl<E: Explained> Working<'_, E> {
                     ledger.finish_lookup(hold, &end, &next).await.unwrap().0
                 }
             });
-            assert!(join_all(ended).await.iter().all(|written| *written == Written::Kept), "{during}");
+            assert!(join_all(ended).await.iter().all(|written| *written == FencedWrite::Applied), "{during}");
             self.did(during).await;
         }
     }
@@ -271,11 +285,11 @@ impl<E: Explained> Working<'_, E> {
         };
         ledger.reject(&message).await.unwrap();
         self.did("a message is rejected").await;
-        let events = ledger.take_outcomes(5, MINUTE).await.unwrap();
+        let events = ledger.lease_events(5, MINUTE).await.unwrap();
         assert!(!events.is_empty());
         self.did("outcomes are taken").await;
         let sequences: Vec<i64> = events.iter().map(|event| event.sequence).collect();
-        ledger.outcomes_published(&sequences).await.unwrap();
+        ledger.mark_events_published(&sequences).await.unwrap();
         self.did("outcomes are published").await;
     }
 
@@ -285,16 +299,19 @@ impl<E: Explained> Working<'_, E> {
         let row = "INSERT INTO providers (name, url) VALUES ('lane-0', 'https://x.example/')";
         self.fixture.sql(row).await.unwrap();
         for round in 0..8 {
-            let held = ledger.take_authority(&quota, None, &format!("redis:{}{round}", self.run)).await.unwrap();
-            let word = Word { ahead: Ahead { least_us: 1, most_us: 2 }, since: Micros(1_800_000_000_000_000) };
-            ledger.note_clock(&quota, held.term, &word).await.unwrap();
-            ledger.authority(std::slice::from_ref(&quota)).await.unwrap();
+            let held = ledger.take_leadership(&quota, None, &format!("redis:{}{round}", self.run)).await.unwrap();
+            let word = ClockAttestation {
+                offset: ClockOffset { least_us: 1, most_us: 2 },
+                since: Micros(1_800_000_000_000_000),
+            };
+            ledger.record_clock_attestation(&quota, held.term, &word).await.unwrap();
+            ledger.stored_leaders(std::slice::from_ref(&quota)).await.unwrap();
             self.did("authority is asked for").await;
             ledger.recent_uses(&quota, Lookback::all(MINUTE)).await.unwrap();
             self.did("a quota is rebuilt").await;
             for (scope, name) in [(Scope::Account, "acct_1"), (Scope::Reference, "invoice 7")] {
-                let asked = SubjectsAsked { scope, names: vec![name.to_owned()], within: MINUTE };
-                ledger.recent_uses_of(&quota, &asked).await.unwrap();
+                let asked = SubjectQuery { scope, names: vec![name.to_owned()], within: MINUTE };
+                ledger.recent_subject_uses(&quota, &asked).await.unwrap();
             }
             self.did("uses of an account are told").await;
         }
@@ -302,57 +319,59 @@ impl<E: Explained> Working<'_, E> {
 
     async fn upkeep(&mut self) {
         let (upkeep, fleet) = (self.fixture.database.upkeep(), self.fixture.database.fleet());
-        let which = Overdue { grace: MINUTE, again_after: MINUTE, again_max: 60 * MINUTE, at_most: 10 };
+        let which =
+            OverduePolicy { grace: MINUTE, republish_after: MINUTE, republish_interval_max: 60 * MINUTE, at_most: 10 };
         for round in 0..8 {
             let lane = name(&lane(round));
-            upkeep.take_turn("sweep", Duration::ZERO).await.unwrap();
+            upkeep.lease_duty("sweep", Duration::ZERO).await.unwrap();
             assert_eq!(upkeep.take_overdue(&lane, &which).await.unwrap().len(), 10);
             self.did("overdue jobs are taken").await;
             upkeep.due_lookups(&lane, &deduplicates(), 10).await.unwrap();
             self.did("due look-ups are read").await;
             let kept = self.job("kept", round);
-            let hold = self.fixture.take(&kept).await.hold;
+            let hold = self.fixture.take(&kept).await.lease;
             self.put_down(std::slice::from_ref(&hold), &wait()).await;
             self.did("a job is put down").await;
-            assert_eq!(upkeep.keep_unqueued(&hold).await.unwrap(), Written::Kept);
+            assert_eq!(upkeep.keep_unqueued(&hold).await.unwrap(), FencedWrite::Applied);
             assert_eq!(upkeep.take_unqueued(&lane, 10 * MINUTE, MINUTE, 10).await.unwrap().len(), 1);
             self.did("jobs without a message are taken").await;
-            let hold = self.fixture.take(&kept).await.hold;
-            assert_eq!(self.fixture.ledger().wait_on(&hold).await.unwrap(), Written::Kept);
+            let hold = self.fixture.take(&kept).await.lease;
+            assert_eq!(self.fixture.ledger().release_waiting(&hold).await.unwrap(), FencedWrite::Applied);
             self.did("a job is put down").await;
-            let hold = self.fixture.take(&kept).await.hold;
+            let hold = self.fixture.take(&kept).await.lease;
             let refused = JobState::Waiting { wait: 60 * MINUTE, reason: "waits for limit all".to_owned() };
             self.put_down(std::slice::from_ref(&hold), &refused).await;
             self.did("a job is put down").await;
-            for (changed_ago, by) in [None, Some(MINUTE)].into_iter().zip([WaitsFor::Limit, WaitsFor::NamedWait]) {
-                let which = Refused { changed_ago, by, settles: MINUTE, soon: MINUTE, at_most: 10 };
-                upkeep.wake_refused(&lane, &which).await.unwrap();
+            for (changed_ago, by) in [None, Some(MINUTE)].into_iter().zip([WaitCause::Limit, WaitCause::RetryAfter]) {
+                let which =
+                    WakeFilter { changed_ago, cause: by, propagation_time: MINUTE, due_within: MINUTE, at_most: 10 };
+                upkeep.wake_waiting(&lane, &which).await.unwrap();
                 self.did("jobs that a limit refused are woken").await;
             }
-            upkeep.standing(&kept, hash(1), 0).await.unwrap();
-            assert_eq!(upkeep.set_aside(&hold.id, "why").await.unwrap(), Written::Kept);
+            upkeep.message_state(&kept, hash(1), 0).await.unwrap();
+            assert_eq!(upkeep.move_to_review(&hold.id, "why").await.unwrap(), FencedWrite::Applied);
             self.did("a job is set aside").await;
             let late = Job { expires_at: Some(sluicegate::domain::time::EpochMs(1)), ..self.job("expires", round) };
-            let hold = self.fixture.take(&late).await.hold;
+            let hold = self.fixture.take(&late).await.lease;
             self.put_down(&[hold], &wait()).await;
             self.did("a job is put down").await;
             assert_eq!(upkeep.expire("too late", 10).await.unwrap(), 1);
             self.did("waiting jobs expire").await;
-            assert_eq!(upkeep.scrub(Scrubbed::Settled, MINUTE, 10).await.unwrap(), 10);
+            assert_eq!(upkeep.scrub(ScrubScope::Finished, MINUTE, 10).await.unwrap(), 10);
             self.did("old jobs are emptied").await;
             upkeep.forget_references(10).await.unwrap();
             self.did("old references are forgotten").await;
             self.settled_are_summed_up(round).await;
-            upkeep.conservation(MINUTE, Checked::Since(MINUTE)).await.unwrap();
+            upkeep.reconcile(MINUTE, CheckScope::Since(MINUTE)).await.unwrap();
             self.did("account of the last minutes").await;
             self.fixture.ledger().state_counts().await.unwrap();
             self.did("states are counted").await;
-            self.fixture.database.operator().counts("dead").await.unwrap();
+            self.fixture.database.operator().job_counts("dead").await.unwrap();
             self.did("dead jobs are counted").await;
             fleet.oldest_open(std::slice::from_ref(&lane)).await.unwrap();
             self.did("the oldest open job is looked for").await;
         }
-        upkeep.conservation(MINUTE, Checked::All).await.unwrap();
+        upkeep.reconcile(MINUTE, CheckScope::All).await.unwrap();
         self.did("account of everything").await;
         let report = WorkerReport {
             id: format!("{}-worker", self.run),
@@ -365,13 +384,13 @@ impl<E: Explained> Working<'_, E> {
         };
         fleet.report(&report).await.unwrap();
         fleet.reports().await.unwrap();
-        fleet.leave(&report.id).await.unwrap();
+        fleet.remove_report(&report.id).await.unwrap();
         self.did("a worker reports").await;
     }
 
     /// Anew at first, and what was added since in the other rounds.
     async fn settled_are_summed_up(&mut self, round: u32) {
-        self.fixture.database.upkeep().sum_up_settled().await.unwrap();
+        self.fixture.database.upkeep().update_finished_totals().await.unwrap();
         self.did(if round == 0 { "settled jobs are counted anew" } else { "settled jobs are added" }).await;
     }
 
@@ -380,21 +399,22 @@ impl<E: Explained> Working<'_, E> {
         let operator = self.fixture.database.operator();
         let small = name("small");
         for number in 0..3 {
-            let key = (number == 1).then(|| Token::new(format!("{}-key", self.run)).unwrap());
+            let key = (number == 1).then(|| Identifier::new(format!("{}-key", self.run)).unwrap());
             let job = Job { provider: small.clone(), idempotency_key: key, ..self.job("zz", number) };
             self.fixture.take(&job).await;
         }
         self.did("a job is recorded").await;
-        let of_provider = Filter { provider: Some(small.clone()), ..Filter::default() };
+        let of_provider = JobFilter { provider: Some(small.clone()), ..JobFilter::default() };
         for _ in 0..8 {
             let first = operator.list(&of_provider, None, 2).await.unwrap().jobs;
-            let last = Token::new(first[1].id.clone()).unwrap();
+            let last = Identifier::new(first[1].id.clone()).unwrap();
             assert_eq!(operator.list(&of_provider, Some(&last), 2).await.unwrap().jobs.len(), 1);
             self.did("a provider's jobs are listed").await;
-            let (from, to) = (At(first[0].created_at.0 - 60_000), At(first[0].created_at.0 + 60_000));
+            let (from, to) =
+                (DatabaseTime(first[0].created_at.0 - 60_000), DatabaseTime(first[0].created_at.0 + 60_000));
             assert_eq!(operator.arrivals(&small, from, to, 100).await.unwrap().len(), 3);
             // Nothing came so early, though each page is full.
-            assert_eq!(operator.arrivals(&name("lane-1"), At(1), At(2), 100).await.unwrap(), []);
+            assert_eq!(operator.arrivals(&name("lane-1"), DatabaseTime(1), DatabaseTime(2), 100).await.unwrap(), []);
             self.did("a provider's arrivals are read").await;
         }
     }
@@ -402,22 +422,22 @@ impl<E: Explained> Working<'_, E> {
     async fn people(&mut self) {
         self.a_small_provider().await;
         let operator = self.fixture.database.operator();
-        let by = By { os_user: "alice@desk".to_owned(), program: None, because: Some("asked".to_owned()) };
+        let by = Actor { os_user: "alice@desk".to_owned(), program: None, reason: Some("asked".to_owned()) };
         for round in 0..8 {
             let settled = self.job("sent", round * CROWD).id;
             operator.show(&settled).await.unwrap().unwrap();
             self.did("a story is told").await;
-            operator.surroundings(&settled, &[name(&lane(round))]).await.unwrap();
+            operator.queue_position(&settled, &[name(&lane(round))]).await.unwrap();
             self.did("a job's surroundings are told").await;
             let waiting = self.job("parked", round * CROWD).id;
-            assert_eq!(operator.decide(&waiting, &Verdict::Cancel, None, &by).await.unwrap(), Ok(()));
+            assert_eq!(operator.resolve(&waiting, &JobResolution::Cancel, None, &by).await.unwrap(), Ok(()));
             self.did("a person decides").await;
-            let of_account = Filter { account: Some(account(7)), ..Filter::default() };
+            let of_account = JobFilter { account: Some(account(7)), ..JobFilter::default() };
             operator.list(&of_account, None, 20).await.unwrap();
             self.did("an account's jobs are listed").await;
-            operator.list(&Filter::default(), None, 20).await.unwrap();
+            operator.list(&JobFilter::default(), None, 20).await.unwrap();
             self.did("jobs are listed").await;
-            let in_review = Filter { state: Some("review"), ..Filter::default() };
+            let in_review = JobFilter { state: Some("review"), ..JobFilter::default() };
             operator.list(&in_review, None, 20).await.unwrap();
             self.did("jobs of a state are listed").await;
         }

@@ -1,17 +1,17 @@
 //! Changes that somebody signs: who, with what and why stand in the audit beside the change itself.
 
-use sluicegate::ledger::operator::By;
+use sluicegate::ledger::operator::Actor;
 
 use super::*;
 
-on_every_database!(a_change_is_signed_by_who_made_it);
+on_every_database!(change_is_signed_by_its_author);
 
-async fn a_change_is_signed_by_who_made_it(kind: Kind) {
+async fn change_is_signed_by_its_author(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let settings = fixture.settings();
     fixture.apply(&file(FILE)).await;
     let program = Some("sluicegate ops");
-    let by = By { os_user: "alice@page".to_owned(), program, because: Some("they \"asked\"".to_owned()) };
+    let by = Actor { os_user: "alice@page".to_owned(), program, reason: Some("they \"asked\"".to_owned()) };
     let last = async |column: &str| {
         let last = "SELECT max(id) FROM settings_audit";
         fixture.one(&format!("SELECT coalesce({column}, 'none') FROM settings_audit WHERE id = ({last})")).await
@@ -20,8 +20,8 @@ async fn a_change_is_signed_by_who_made_it(kind: Kind) {
     for (what, table, key) in [("rate", "provider_limits", "stripe/per-minute"), ("pause", "providers", "stripe")] {
         let before: i64 = fixture.one("SELECT count(*) FROM settings_audit").await.parse().unwrap();
         match what {
-            "rate" => drop(settings.set_rate_by(&stripe, "per-minute", rate, Some(&by)).await.unwrap().unwrap()),
-            _ => assert!(settings.set_paused_by(&stripe, true, Some(&by)).await.unwrap()),
+            "rate" => drop(settings.set_rate_as(&stripe, "per-minute", rate, Some(&by)).await.unwrap().unwrap()),
+            _ => assert!(settings.set_paused_as(&stripe, true, Some(&by)).await.unwrap()),
         }
         assert_eq!(fixture.one("SELECT count(*) FROM settings_audit").await, (before + 1).to_string(), "{what}");
         for (column, said) in [
@@ -36,8 +36,8 @@ async fn a_change_is_signed_by_who_made_it(kind: Kind) {
     }
     // What changes nothing says nothing, and a signature is for one change alone.
     let before = fixture.one("SELECT count(*) FROM settings_audit").await;
-    assert_eq!(settings.set_rate_by(&stripe, "none", rate, Some(&by)).await.unwrap(), None);
-    assert!(!settings.set_paused_by(&name("nobody"), true, Some(&by)).await.unwrap());
+    assert_eq!(settings.set_rate_as(&stripe, "none", rate, Some(&by)).await.unwrap(), None);
+    assert!(!settings.set_paused_as(&name("nobody"), true, Some(&by)).await.unwrap());
     assert_eq!(fixture.one("SELECT count(*) FROM settings_audit").await, before);
     settings.set_paused(&stripe, false).await.unwrap();
     let own = if kind == Kind::Postgres { "sluicegate" } else { "none" };

@@ -1,17 +1,17 @@
 //! Look-ups that are due while their messages lie in the lane's queue: which jobs they are of, and that they add no message.
 
-use sluicegate::domain::disposition::{AskPolicy, History, Resend, RetryPolicy, Step, before_request};
+use sluicegate::domain::disposition::{AttemptHistory, LookupPolicy, PreSend, Resend, RetryPolicy, before_request};
 use sluicegate::ledger::LookupEnd;
-use sluicegate::ledger::copies::{Arrived, ComesBack};
+use sluicegate::ledger::copies::{DeliveredCopy, ReturnPlan};
 
 use super::*;
 
 on_every_database!(
-    due_lookups_are_those_that_the_rule_asks_about,
-    a_due_lookup_is_nobodys_and_its_message_is_back,
-    a_job_taken_up_without_its_message_adds_none,
-    a_message_counts_whatever_became_of_the_lookup,
-    a_message_of_a_settled_job_is_known_until_it_is_taken,
+    due_lookups_follow_the_lookup_rule,
+    due_lookups_exclude_leased_and_delayed_jobs,
+    job_claimed_without_message_adds_none,
+    message_counts_regardless_of_lookup_result,
+    finished_jobs_message_counts_until_taken,
 );
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -20,7 +20,7 @@ const DEDUPLICATES: RetryPolicy = RetryPolicy {
     max_age: HOUR,
     backoff: sluicegate::domain::backoff::BackoffPolicy { base: SECOND, max: MINUTE },
     idempotency_retention: Some(HOUR),
-    lookup: Some(AskPolicy { give_up_after: HOUR, resend_if_not_found: true }),
+    lookup: Some(LookupPolicy { give_up_after: HOUR, resend_if_not_found: true }),
 };
 const FORGETS: RetryPolicy = RetryPolicy { idempotency_retention: None, ..DEDUPLICATES };
 
@@ -31,43 +31,45 @@ fn unknown(wait: Duration) -> JobState {
 impl Fixture {
     /// A job that may have been charged and whose newest message, number 1, has come back to the lane's queue.
     async fn is_unknown(&self, id: &str) {
-        let hold = self.take(&job(id)).await.hold;
-        assert_eq!(self.ledger().begin_attempt(&hold, &request(id)).await.unwrap(), Begun::Attempt(1));
+        let hold = self.take(&job(id)).await.lease;
+        assert_eq!(self.ledger().begin_attempt(&hold, &request(id)).await.unwrap(), BeginResult::Attempt(1));
         let end = AttemptEnd { number: 1, outcome: "unknown", status: None, detail: String::new(), counts: true };
         let next = unknown(SECOND);
-        assert_eq!(self.ledger().finish_attempt(&hold, &end, &next).await.unwrap(), Written::Kept);
+        assert_eq!(self.ledger().finish_attempt(&hold, &end, &next).await.unwrap(), FencedWrite::Applied);
         for column in ["wake_at", "delayed_until", "updated_at"] {
             self.move_back(id, column, 10).await;
         }
         self.move_back(id, "created_at", 20).await;
     }
 
-    async fn due_lookups(&self, policy: &RetryPolicy) -> Vec<Recorded> {
+    async fn due_lookups(&self, policy: &RetryPolicy) -> Vec<JobToRepublish> {
         self.upkeep().due_lookups(&name("stripe"), policy, 100).await.unwrap()
     }
 
-    async fn is_taken(&self, id: &str, arrived: Arrived) -> Claimed {
+    async fn is_taken(&self, id: &str, arrived: DeliveredCopy) -> Claimed {
         let Claim::Claimed(claimed) = self.arrives(id, arrived).await else { panic!("{arrived:?} is not taken") };
         *claimed
     }
 
     /// A look-up that learns nothing.
-    async fn asked_in_vain(&self, claimed: &Claimed) -> Option<ComesBack> {
-        let Begun::Attempt(number) = self.ledger().begin_lookup(&claimed.hold).await.unwrap() else { panic!("lost") };
+    async fn asked_in_vain(&self, claimed: &Claimed) -> Option<ReturnPlan> {
+        let BeginResult::Attempt(number) = self.ledger().begin_lookup(&claimed.lease).await.unwrap() else {
+            panic!("lost")
+        };
         let detail = String::new();
         let end = LookupEnd { number, outcome: "in_progress", status: Some(200), detail, grants_resend: false };
-        let (written, _, back) = self.ledger().finish_lookup(&claimed.hold, &end, &unknown(MINUTE)).await.unwrap();
-        assert_eq!(written, Written::Kept);
+        let (written, _, back) = self.ledger().finish_lookup(&claimed.lease, &end, &unknown(MINUTE)).await.unwrap();
+        assert_eq!(written, FencedWrite::Applied);
         back
     }
 
     async fn messages(&self) -> (u64, u64) {
-        let account = self.account(Checked::All).await;
-        (account.messages_least, account.messages_most)
+        let account = self.account(CheckScope::All).await;
+        (account.messages_min, account.messages_max)
     }
 }
 
-async fn due_lookups_are_those_that_the_rule_asks_about(kind: Kind) {
+async fn due_lookups_follow_the_lookup_rule(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     // Attempts that counted, what a look-up granted, and how long ago it was sent first and recorded.
     let mut number = 0;
@@ -90,23 +92,23 @@ async fn due_lookups_are_those_that_the_rule_asks_about(kind: Kind) {
     for number in 1..=number {
         let id = format!("p{number:02}");
         let claimed = fixture.take(&job(&id)).await;
-        let history = History {
+        let history = AttemptHistory {
             attempts: claimed.attempts,
             requests: claimed.last_attempt,
             lookups: claimed.lookups,
             resend: claimed.resend,
-            unknown: claimed.unknown,
+            unknown: claimed.maybe_charged,
             age: claimed.age,
-            first_sent_age: claimed.frozen.map(|(_, age)| age),
+            first_sent_age: claimed.frozen_request.map(|(_, age)| age),
             unknown_age: claimed.unknown_age,
             lost_holders: claimed.lost_holders,
-            refusal_round: 1,
+            throttle_generation: 1,
             probe: false,
         };
         match before_request(&history, &DEDUPLICATES, false) {
-            Step::Ask => by_rule.push(id),
-            Step::Charge => assert!(history.resend != Resend::Used || history.attempts < 3),
-            Step::Put(next) => panic!("{next:?}"),
+            PreSend::LookUp => by_rule.push(id),
+            PreSend::Charge => assert!(history.resend != Resend::Used || history.attempts < 3),
+            PreSend::Transition(next) => panic!("{next:?}"),
         }
     }
     assert_eq!(by_sql, by_rule);
@@ -114,7 +116,7 @@ async fn due_lookups_are_those_that_the_rule_asks_about(kind: Kind) {
     assert_eq!(by_sql_if_forgotten.len(), number);
 }
 
-async fn a_due_lookup_is_nobodys_and_its_message_is_back(kind: Kind) {
+async fn due_lookups_exclude_leased_and_delayed_jobs(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     for id in ["due", "due-first", "early", "in-hand", "lost", "delayed"] {
         fixture.is_unknown(id).await;
@@ -126,7 +128,7 @@ async fn a_due_lookup_is_nobodys_and_its_message_is_back(kind: Kind) {
     fixture.move_back("delayed", "delayed_until", -60).await;
     fixture.take(&job("in-hand")).await;
     let lost = fixture.take(&job("lost")).await;
-    fixture.expire_lease(&lost.hold).await;
+    fixture.expire_lease(&lost.lease).await;
     let due = fixture.due_lookups(&FORGETS).await;
     assert_eq!(ids(&due), ["due", "due-first", "lost"]);
     assert_eq!((due[0].job.id.as_str(), due[0].copy), ("due-first", 1));
@@ -134,88 +136,88 @@ async fn a_due_lookup_is_nobodys_and_its_message_is_back(kind: Kind) {
     assert_eq!(fixture.upkeep().due_lookups(&name("adyen"), &FORGETS, 9).await.unwrap(), []);
 }
 
-async fn a_job_taken_up_without_its_message_adds_none(kind: Kind) {
+async fn job_claimed_without_message_adds_none(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.is_unknown("p").await;
     assert_eq!(fixture.messages().await, (1, 1));
     for round in 0..3 {
         let due = fixture.due_lookups(&FORGETS).await;
         assert_eq!(due.iter().map(|due| due.copy).collect::<Vec<_>>(), [1], "{round}");
-        let claimed = fixture.is_taken("p", Arrived::queued(1)).await;
+        let claimed = fixture.is_taken("p", DeliveredCopy::queued(1)).await;
         // Two workers saw it, and its message may be delivered meanwhile.
-        for other in [Arrived::queued(1), Arrived::delivered(1, false), Arrived::delivered(1, true)] {
-            assert!(matches!(fixture.arrives("p", other).await, Claim::InHand { .. }), "{other:?}");
+        for other in [DeliveredCopy::queued(1), DeliveredCopy::delivered(1, false), DeliveredCopy::delivered(1, true)] {
+            assert!(matches!(fixture.arrives("p", other).await, Claim::Leased { .. }), "{other:?}");
         }
         assert_eq!(fixture.messages().await, (0, 1), "in the queue, unless it was delivered");
         let back = fixture.asked_in_vain(&claimed).await;
-        assert_eq!(back.and_then(|back| back.publishes(claimed.copy)), None);
+        assert_eq!(back.and_then(|back| back.copy_to_publish(claimed.copy)), None);
         assert_eq!(fixture.messages().await, (1, 1), "though its job waits");
         assert_eq!(fixture.due_lookups(&FORGETS).await, []);
         fixture.move_back("p", "wake_at", 90).await;
     }
     // Put down without a request, too.
-    let claimed = fixture.is_taken("p", Arrived::queued(1)).await;
-    let (written, back) = fixture.ledger().delay(&claimed.hold, &unknown(MINUTE)).await.unwrap();
-    assert_eq!((written, back), (Written::Kept, Some(ComesBack { copy: 1, unqueued: false })));
-    let claimed = fixture.is_taken("p", Arrived::queued(1)).await;
-    let (written, back) = fixture.ledger().delay_further(&claimed.hold, MINUTE).await.unwrap();
-    assert_eq!((written, back), (Written::Kept, Some(ComesBack { copy: 1, unqueued: false })));
+    let claimed = fixture.is_taken("p", DeliveredCopy::queued(1)).await;
+    let (written, back) = fixture.ledger().transition_with_copy(&claimed.lease, &unknown(MINUTE)).await.unwrap();
+    assert_eq!((written, back), (FencedWrite::Applied, Some(ReturnPlan { copy: 1, unqueued: false })));
+    let claimed = fixture.is_taken("p", DeliveredCopy::queued(1)).await;
+    let (written, back) = fixture.ledger().release_waiting_with_copy(&claimed.lease, MINUTE).await.unwrap();
+    assert_eq!((written, back), (FencedWrite::Applied, Some(ReturnPlan { copy: 1, unqueued: false })));
     // From its delivery on it is a message like any other.
-    let claimed = fixture.is_taken("p", Arrived::delivered(1, false)).await;
+    let claimed = fixture.is_taken("p", DeliveredCopy::delivered(1, false)).await;
     assert_eq!(fixture.messages().await, (0, 0));
     let back = fixture.asked_in_vain(&claimed).await;
-    assert_eq!(back.and_then(|back| back.publishes(claimed.copy)), Some(2));
+    assert_eq!(back.and_then(|back| back.copy_to_publish(claimed.copy)), Some(2));
     assert_eq!(fixture.messages().await, (0, 0), "a delay queue has it");
-    assert_eq!(fixture.arrives("p", Arrived::queued(1)).await, Claim::Superseded);
+    assert_eq!(fixture.arrives("p", DeliveredCopy::queued(1)).await, Claim::Superseded);
 }
 
-async fn a_message_counts_whatever_became_of_the_lookup(kind: Kind) {
+async fn message_counts_regardless_of_lookup_result(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     for (id, ends) in [("leaves", "its worker leaves"), ("dies", "its worker dies"), ("dies-asking", "while it asks")] {
         fixture.is_unknown(id).await;
-        let claimed = fixture.is_taken(id, Arrived::queued(1)).await;
+        let claimed = fixture.is_taken(id, DeliveredCopy::queued(1)).await;
         match id {
-            "leaves" => assert_eq!(fixture.ledger().release(&claimed.hold).await.unwrap(), Written::Kept),
-            "dies" => fixture.expire_lease(&claimed.hold).await,
+            "leaves" => assert_eq!(fixture.ledger().release(&claimed.lease).await.unwrap(), FencedWrite::Applied),
+            "dies" => fixture.expire_lease(&claimed.lease).await,
             _ => {
-                assert_eq!(fixture.ledger().begin_lookup(&claimed.hold).await.unwrap(), Begun::Attempt(2));
-                fixture.expire_lease(&claimed.hold).await;
+                assert_eq!(fixture.ledger().begin_lookup(&claimed.lease).await.unwrap(), BeginResult::Attempt(2));
+                fixture.expire_lease(&claimed.lease).await;
             }
         }
         assert_eq!(ids(&fixture.due_lookups(&FORGETS).await).len(), 1, "{ends}");
-        let claimed = fixture.is_taken(id, Arrived::delivered(1, false)).await;
+        let claimed = fixture.is_taken(id, DeliveredCopy::delivered(1, false)).await;
         let back = fixture.asked_in_vain(&claimed).await;
-        assert_eq!(back.and_then(|back| back.publishes(claimed.copy)), Some(2), "{ends}");
+        assert_eq!(back.and_then(|back| back.copy_to_publish(claimed.copy)), Some(2), "{ends}");
     }
 }
 
-async fn a_message_of_a_settled_job_is_known_until_it_is_taken(kind: Kind) {
+async fn finished_jobs_message_counts_until_taken(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     for id in ["p", "other"] {
         fixture.is_unknown(id).await;
-        let claimed = fixture.is_taken(id, Arrived::queued(1)).await;
-        let Begun::Attempt(number) = fixture.ledger().begin_lookup(&claimed.hold).await.unwrap() else {
+        let claimed = fixture.is_taken(id, DeliveredCopy::queued(1)).await;
+        let BeginResult::Attempt(number) = fixture.ledger().begin_lookup(&claimed.lease).await.unwrap() else {
             panic!("lost")
         };
         let (outcome, detail) = ("accepted", String::new());
         let end = LookupEnd { number, outcome, status: Some(200), detail, grants_resend: false };
         let reference = Some(format!("ch-{id}"));
         let next = JobState::Final { state: FinalState::Succeeded, reason: "accepted".to_owned(), reference };
-        let (written, ..) = fixture.ledger().finish_lookup(&claimed.hold, &end, &next).await.unwrap();
-        assert_eq!(written, Written::Kept);
+        let (written, ..) = fixture.ledger().finish_lookup(&claimed.lease, &end, &next).await.unwrap();
+        assert_eq!(written, FencedWrite::Applied);
     }
     assert_eq!(fixture.messages().await, (0, 2));
     for (arrived, left) in [
-        (Arrived::delivered(0, false), 2),
-        (Arrived::queued(1), 2),
-        (Arrived::delivered(1, true), 1),
-        (Arrived::delivered(1, false), 1),
+        (DeliveredCopy::delivered(0, false), 2),
+        (DeliveredCopy::queued(1), 2),
+        (DeliveredCopy::delivered(1, true), 1),
+        (DeliveredCopy::delivered(1, false), 1),
     ] {
-        assert_eq!(fixture.arrives("p", arrived).await, Claim::Settled);
+        assert_eq!(fixture.arrives("p", arrived).await, Claim::Finished);
         assert_eq!(fixture.messages().await, (0, left), "{arrived:?}");
     }
     // A queue may be emptied by hand.
     fixture.move_back("other", "updated_at", 10).await;
-    assert_eq!(fixture.upkeep().scrub(Scrubbed::Settled, SECOND, 10).await.unwrap(), 1);
+    assert_eq!(fixture.upkeep().scrub(ScrubScope::Finished, SECOND, 10).await.unwrap(), 1);
     assert_eq!(fixture.messages().await, (0, 0));
 }

@@ -2,13 +2,13 @@
 
 use super::*;
 
-on_every_database!(messages_that_are_back_are_counted_though_their_jobs_wait,);
+on_every_database!(returned_messages_of_waiting_jobs_count,);
 
-async fn messages_that_are_back_are_counted_though_their_jobs_wait(kind: Kind) {
+async fn returned_messages_of_waiting_jobs_count(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let counted = async || {
-        let account = fixture.account(Checked::Since(MINUTE)).await;
-        (account.parked + account.due, account.messages_least, account.messages_most)
+        let account = fixture.account(CheckScope::Since(MINUTE)).await;
+        (account.delayed + account.due, account.messages_min, account.messages_max)
     };
     // Put down so many seconds ago, to wait for so long: the longest step that fits, and no second one before it is taken.
     for (id, wait_s, ago_s) in [("away", 90, 50), ("back", 90, 62), ("back-long-ago", 7_200, 3_600), ("due", 1, 5)] {

@@ -1,16 +1,16 @@
 //! What the ledger forgets of old payments, and what it knows for ever.
 
-use sluicegate::ledger::operator::{By, Refusal, Verdict};
+use sluicegate::ledger::operator::{Actor, JobResolution, ResolutionRefusal};
 
 use super::*;
 
 on_every_database!(
-    old_payloads_are_emptied_and_the_id_is_known_for_ever,
-    old_reviews_are_emptied_if_that_is_wanted,
+    old_payloads_are_emptied_ids_are_kept,
+    old_reviews_are_emptied_if_configured,
     references_are_forgotten_when_no_limit_counts_them,
 );
 
-async fn old_payloads_are_emptied_and_the_id_is_known_for_ever(kind: Kind) {
+async fn old_payloads_are_emptied_ids_are_kept(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let day = Duration::from_secs(86_400);
     for (id, state) in [
@@ -23,15 +23,18 @@ async fn old_payloads_are_emptied_and_the_id_is_known_for_ever(kind: Kind) {
     }
     fixture.waiting(&job("open"), MINUTE).await;
     fixture.waiting(&job("unsent"), MINUTE).await;
-    assert_eq!(fixture.upkeep().set_aside(&Token::new("unsent").unwrap(), "why").await.unwrap(), Written::Kept);
+    assert_eq!(
+        fixture.upkeep().move_to_review(&Identifier::new("unsent").unwrap(), "why").await.unwrap(),
+        FencedWrite::Applied
+    );
     fixture.sql("UPDATE jobs SET state = 'cancelled' WHERE id = 'unsent'").await.unwrap();
     for id in ["succeeded", "declined", "review", "open", "unsent"] {
         fixture.move_back(id, "updated_at", 90 * 86_400 + 60).await;
     }
-    assert_eq!(fixture.upkeep().scrub(Scrubbed::Settled, 91 * day, 100).await.unwrap(), 0);
-    assert_eq!(fixture.upkeep().scrub(Scrubbed::Settled, 90 * day, 2).await.unwrap(), 2);
-    assert_eq!(fixture.upkeep().scrub(Scrubbed::Settled, 90 * day, 100).await.unwrap(), 1);
-    assert_eq!(fixture.upkeep().scrub(Scrubbed::Settled, 90 * day, 100).await.unwrap(), 0, "each once");
+    assert_eq!(fixture.upkeep().scrub(ScrubScope::Finished, 91 * day, 100).await.unwrap(), 0);
+    assert_eq!(fixture.upkeep().scrub(ScrubScope::Finished, 90 * day, 2).await.unwrap(), 2);
+    assert_eq!(fixture.upkeep().scrub(ScrubScope::Finished, 90 * day, 100).await.unwrap(), 1);
+    assert_eq!(fixture.upkeep().scrub(ScrubScope::Finished, 90 * day, 100).await.unwrap(), 0, "each once");
     let empty = "SELECT id FROM jobs WHERE payload IS NULL AND reference IS NULL AND coalesce(frozen_url, '') = '' \
                  AND coalesce(length(frozen_body), 0) = 0 ORDER BY id";
     let empty: Vec<String> = fixture.column(empty).await.into_iter().flatten().collect();
@@ -39,35 +42,35 @@ async fn old_payloads_are_emptied_and_the_id_is_known_for_ever(kind: Kind) {
     // The same message again, after any time, changes nothing; with other content it is a conflict.
     for id in ["succeeded", "declined", "unsent"] {
         let claim = async |hash| fixture.ledger().claim(&job(id), hash, "worker-b", LEASE).await.unwrap();
-        assert_eq!(claim(hash(1)).await, Claim::Settled, "{id}");
+        assert_eq!(claim(hash(1)).await, Claim::Finished, "{id}");
         assert!(matches!(claim(hash(2)).await, Claim::Conflict(_)), "{id}");
-        assert_eq!(fixture.upkeep().standing(&job(id), hash(1), 0).await.unwrap(), Standing::Settled);
+        assert_eq!(fixture.upkeep().message_state(&job(id), hash(1), 0).await.unwrap(), MessageState::Finished);
     }
-    let reopened = fixture.unruled("UPDATE jobs SET state = 'waiting' WHERE id = 'unsent'").await;
+    let reopened = fixture.without_constraints("UPDATE jobs SET state = 'waiting' WHERE id = 'unsent'").await;
     assert!(reopened.unwrap_err().contains("open_jobs_are_not_scrubbed"));
 }
 
 /// Whoever decides later can still settle it.
-async fn old_reviews_are_emptied_if_that_is_wanted(kind: Kind) {
+async fn old_reviews_are_emptied_if_configured(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let day = Duration::from_secs(86_400);
     for id in ["old", "young"] {
         fixture.settled(id, FinalState::Review).await;
     }
     fixture.move_back("old", "updated_at", 30 * 86_400 + 60).await;
-    assert_eq!(fixture.upkeep().scrub(Scrubbed::InReview, 31 * day, 10).await.unwrap(), 0);
-    assert_eq!(fixture.upkeep().scrub(Scrubbed::InReview, 30 * day, 10).await.unwrap(), 1);
-    assert_eq!(fixture.upkeep().scrub(Scrubbed::InReview, 30 * day, 10).await.unwrap(), 0, "each once");
+    assert_eq!(fixture.upkeep().scrub(ScrubScope::InReview, 31 * day, 10).await.unwrap(), 0);
+    assert_eq!(fixture.upkeep().scrub(ScrubScope::InReview, 30 * day, 10).await.unwrap(), 1);
+    assert_eq!(fixture.upkeep().scrub(ScrubScope::InReview, 30 * day, 10).await.unwrap(), 0, "each once");
     let empty = "SELECT id FROM jobs WHERE payload IS NULL AND reference IS NULL AND length(frozen_body) = 0";
     assert_eq!(fixture.column(empty).await, [Some("old".to_owned())]);
-    let (operator, id) = (fixture.database.operator(), Token::new("old").unwrap());
-    let by = By { os_user: "alice@desk".to_owned(), program: None, because: None };
-    let resent = operator.decide(&id, &Verdict::Resend, None, &by).await.unwrap();
-    assert_eq!(resent, Err(Refusal::Emptied));
-    assert!(Refusal::Emptied.to_string().contains("ledger.scrub_review_after_days"));
-    assert_eq!(operator.decide(&id, &Verdict::Declined, None, &by).await.unwrap(), Ok(()));
+    let (operator, id) = (fixture.database.operator(), Identifier::new("old").unwrap());
+    let by = Actor { os_user: "alice@desk".to_owned(), program: None, reason: None };
+    let resent = operator.resolve(&id, &JobResolution::Resend, None, &by).await.unwrap();
+    assert_eq!(resent, Err(ResolutionRefusal::Scrubbed));
+    assert!(ResolutionRefusal::Scrubbed.to_string().contains("ledger.scrub_review_after_days"));
+    assert_eq!(operator.resolve(&id, &JobResolution::Declined, None, &by).await.unwrap(), Ok(()));
     let claim = fixture.ledger().claim(&job("old"), hash(1), "worker-b", LEASE).await.unwrap();
-    assert_eq!(claim, Claim::Settled);
+    assert_eq!(claim, Claim::Finished);
 }
 
 /// The ledger keeps a reference for the payment, until that is emptied, and for the windows of limits.

@@ -16,11 +16,11 @@ on_every_limiter!(
     a_fixed_window_keeps_to_its_definition,
     a_token_bucket_keeps_to_its_definition,
     gcra_keeps_to_its_definition,
-    a_fixed_window_is_the_calendars,
+    fixed_window_follows_the_calendar,
     closed_limits_grant_nothing_and_name_a_wait,
     a_start_that_was_not_sent_stays_counted,
     even_starts_of_all_callers_keep_their_distance,
-    even_pacing_and_a_limit_of_that_name_are_two,
+    even_pacing_ignores_a_limit_named_pacing,
 );
 
 pub(super) const STARTS: [Algorithm; 4] =
@@ -79,7 +79,7 @@ async fn gcra_keeps_to_its_definition(limiter: Arc<dyn Limiter>) {
 }
 
 /// The embedded limiter and every server agree on where a window begins: at its offset after the epoch's midnight.
-async fn a_fixed_window_is_the_calendars(limiter: Arc<dyn Limiter>) {
+async fn fixed_window_follows_the_calendar(limiter: Arc<dyn Limiter>) {
     let wall_us = || {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
         u64::try_from(now.as_micros()).unwrap()
@@ -138,7 +138,7 @@ async fn a_start_that_was_not_sent_stays_counted(limiter: Arc<dyn Limiter>) {
 async fn even_starts_of_all_callers_keep_their_distance(limiter: Arc<dyn Limiter>) {
     // The hour allows more per second than the second does.
     let limits = [("hour", 1_000_000, 3_600_000), ("second", 10, 1_000)];
-    let mut even = QuotaSpec { even: true, ..spec(&limits) };
+    let mut even = QuotaSpec { even_pacing: true, ..spec(&limits) };
     // Its burst lets all come at once; its rate is what they are paced by.
     even.limits[1].algorithm = Algorithm::TokenBucket;
     even.limits[1].burst = Some(1_000);
@@ -149,7 +149,7 @@ async fn even_starts_of_all_callers_keep_their_distance(limiter: Arc<dyn Limiter
     for turn in 0..9 {
         let reply = callers[turn % 2].call(&[1, 1]).await;
         let last_us = starts.last().map_or(0, |(start_us, _)| start_us + interval_us);
-        let waits: Vec<u64> = reply.granted.iter().map(|run| run.wait_us).collect();
+        let waits: Vec<u64> = reply.grants.iter().map(|run| run.wait_us).collect();
         let next_us = last_us.max(reply.now.0);
         let expected = [next_us, next_us + interval_us];
         let within = expected.into_iter().take_while(|at_us| *at_us <= reply.now.0 + micros_up(BOOKING_HORIZON));
@@ -158,7 +158,7 @@ async fn even_starts_of_all_callers_keep_their_distance(limiter: Arc<dyn Limiter
         starts.extend(within.iter().map(|start_us| (*start_us, turn % 2)));
         if within.len() < 2 {
             let refusal = refused(&reply);
-            assert_eq!((refusal.by, refusal.exact), (Refusal::Limit { index: 2 }, true));
+            assert_eq!((refusal.reason, refusal.exact), (RefusalReason::Limit { index: 2 }, true));
             assert_eq!((promised_us(&reply), even.limit_name(2)), (expected[within.len()], PACING));
             until_us(&first, promised_us(&reply) - 150_000).await;
         }
@@ -168,14 +168,14 @@ async fn even_starts_of_all_callers_keep_their_distance(limiter: Arc<dyn Limiter
     // A costly one takes the room of as many.
     until_us(&first, starts.last().unwrap().0 + interval_us).await;
     let reply = callers[0].call(&[3]).await;
-    assert_eq!((reply.permits(), reply.granted[0].wait_us), (1, 0));
+    assert_eq!((reply.permits(), reply.grants[0].wait_us), (1, 0));
     let next = callers[1].call(&[1]).await;
-    let start_us = next.granted.first().map_or_else(|| promised_us(&next), |run| next.now.0 + run.wait_us);
+    let start_us = next.grants.first().map_or_else(|| promised_us(&next), |run| next.now.0 + run.wait_us);
     assert_eq!(start_us, (reply.now.0 + 3 * interval_us).max(next.now.0));
 }
 
-async fn even_pacing_and_a_limit_of_that_name_are_two(limiter: Arc<dyn Limiter>) {
-    let even = QuotaSpec { even: true, ..spec(&[("all", 100, 1_000), ("pacing", 100, 1_000)]) };
+async fn even_pacing_ignores_a_limit_named_pacing(limiter: Arc<dyn Limiter>) {
+    let even = QuotaSpec { even_pacing: true, ..spec(&[("all", 100, 1_000), ("pacing", 100, 1_000)]) };
     let mut caller = Caller::warm(&limiter, even).await;
     for _ in 0..3 {
         let reply = caller.call(&[1]).await;
@@ -185,7 +185,7 @@ async fn even_pacing_and_a_limit_of_that_name_are_two(limiter: Arc<dyn Limiter>)
 
 /// Thousands of histories of the state machine itself, on a clock of their own.
 #[test]
-fn every_algorithm_keeps_to_its_definition_on_random_histories() {
+fn algorithms_match_their_definitions_on_random_histories() {
     let call = (0_u64..700_000, prop::collection::vec(1_u32..4, 0..6), prop::bool::weighted(0.2));
     let numbers = (prop::sample::select(STARTS.to_vec()), 1_u32..8, 1_u64..9, 1_u32..6);
     let histories = (numbers, prop::collection::vec(call, 1..40));
@@ -208,19 +208,19 @@ fn every_algorithm_keeps_to_its_definition_on_random_histories() {
                 // One microsecond before it can be booked, or just then.
                 now_us = now_us.max(start_us.saturating_sub(micros_up(BOOKING_HORIZON) + gap_us % 2));
             }
-            let call = Call {
+            let call = LimiterCall {
                 incarnation: 1,
                 number,
-                wants: wants(costs),
-                settlements: Vec::new(),
+                requests: wants(costs),
+                releases: Vec::new(),
                 pause: None,
                 rebuild: born.map(forgotten_nothing),
                 seeds: None,
-                distrust: None,
+                invalidate_epoch: None,
                 run_id: "run".to_owned(),
             };
             let reply = quota.call(Micros(now_us), &spec, &call);
-            if born.replace(reply.born).is_some() {
+            if born.replace(reply.state_epoch).is_some() {
                 granted.set(granted.get() + oracle.holds(&reply, costs));
             }
         }

@@ -4,13 +4,13 @@ use super::*;
 
 on_every_limiter!(
     a_lowered_limit_waits_for_the_newest_uses,
-    a_limit_lowered_and_raised_again_has_forgotten_nothing,
+    limit_lowered_and_raised_keeps_usage,
     calls_in_flight_count_against_a_lowered_limit,
     a_raised_limit_grants_the_difference,
-    a_limit_raised_after_a_booking_waits_for_what_the_booking_waits_for,
-    a_limit_that_is_new_or_grew_its_window_waits_one_window,
+    raised_limit_still_counts_uses_before_booking,
+    new_or_widened_limit_waits_one_window,
     a_shorter_window_counts_at_once,
-    older_settings_get_and_settle_nothing,
+    stale_settings_acquire_and_release_nothing,
 );
 
 async fn a_lowered_limit_waits_for_the_newest_uses(limiter: Arc<dyn Limiter>) {
@@ -31,7 +31,7 @@ async fn a_lowered_limit_waits_for_the_newest_uses(limiter: Arc<dyn Limiter>) {
     assert_eq!((reply.version, refused(&reply).exact), (2, true));
 }
 
-async fn a_limit_lowered_and_raised_again_has_forgotten_nothing(limiter: Arc<dyn Limiter>) {
+async fn limit_lowered_and_raised_keeps_usage(limiter: Arc<dyn Limiter>) {
     let mut caller = Caller::warm(&limiter, spec(&[("all", 3, 3_000)])).await;
     let window_us = padded_us(&caller.spec, 0);
     caller.call(&[1, 1, 1]).await;
@@ -73,11 +73,11 @@ async fn a_raised_limit_grants_the_difference(limiter: Arc<dyn Limiter>) {
     caller.spec.version = 2;
     caller.spec.limits[0].max_requests = 5;
     let reply = caller.call(&[1; 5]).await;
-    assert_eq!((reply.permits(), reply.granted[0].wait_us), (3, 0), "{reply:?}");
+    assert_eq!((reply.permits(), reply.grants[0].wait_us), (3, 0), "{reply:?}");
 }
 
 /// A start that was booked under a lowered limit took the uses beyond it out of the log. They still count until then.
-async fn a_limit_raised_after_a_booking_waits_for_what_the_booking_waits_for(limiter: Arc<dyn Limiter>) {
+async fn raised_limit_still_counts_uses_before_booking(limiter: Arc<dyn Limiter>) {
     let mut caller = Caller::warm(&limiter, spec(&[("all", 3, 600)])).await;
     caller.call(&[1, 1, 1]).await;
     let settled = caller.settle(vec![used(caller.number, 3, 0)], &[]).await;
@@ -86,28 +86,28 @@ async fn a_limit_raised_after_a_booking_waits_for_what_the_booking_waits_for(lim
     caller.spec.limits[0].max_requests = 1;
     until_us(&caller, free_us - 220_000).await;
     let booked = caller.call(&[1]).await;
-    assert_eq!(booked.now.0 + booked.granted[0].wait_us, free_us.max(booked.now.0));
+    assert_eq!(booked.now.0 + booked.grants[0].wait_us, free_us.max(booked.now.0));
     caller.spec.version = 3;
     caller.spec.limits[0].max_requests = 3;
     let reply = caller.call(&[1, 1]).await;
-    let starts: Vec<u64> = reply.granted.iter().map(|run| reply.now.0 + run.wait_us).collect();
+    let starts: Vec<u64> = reply.grants.iter().map(|run| reply.now.0 + run.wait_us).collect();
     assert_eq!((reply.permits(), starts), (2, vec![free_us.max(reply.now.0)]), "three uses count until {free_us}");
 }
 
-async fn a_limit_that_is_new_or_grew_its_window_waits_one_window(limiter: Arc<dyn Limiter>) {
+async fn new_or_widened_limit_waits_one_window(limiter: Arc<dyn Limiter>) {
     let mut caller = Caller::warm(&limiter, spec(&[("old", 5, 400)])).await;
     caller.spec = QuotaSpec { version: 2, ..spec(&[("new", 9, 700), ("old", 5, 400)]) };
     let new_us = unknown_past_us(&caller.spec, 0);
     let reply = caller.call(&[1]).await;
-    let in_hands_us = caller.spec.in_hands_us();
-    let unknown = Refusal::NeedsHistory { index: 0, readable_in_us: in_hands_us };
-    assert_eq!((reply.permits(), refused(&reply).by), (0, unknown));
+    let in_hands_us = caller.spec.start_delay_max_us();
+    let unknown = RefusalReason::NeedsHistory { index: 0, readable_in_us: in_hands_us };
+    assert_eq!((reply.permits(), refused(&reply).reason), (0, unknown));
     assert_eq!((refused(&reply).wait_us, refused(&reply).exact), (new_us, true), "its past is not known");
     until_us(&caller, promised_us(&reply)).await;
     assert_eq!(caller.call(&[1]).await.permits(), 1);
     caller.spec = QuotaSpec { version: 3, ..spec(&[("new", 9, 700), ("old", 5, 500)]) };
     let reply = caller.call(&[1]).await;
-    assert_eq!(refused(&reply).by, Refusal::NeedsHistory { index: 1, readable_in_us: in_hands_us });
+    assert_eq!(refused(&reply).reason, RefusalReason::NeedsHistory { index: 1, readable_in_us: in_hands_us });
     assert_eq!(refused(&reply).wait_us, unknown_past_us(&caller.spec, 1), "uses beyond the old window are forgotten");
     // A limit that went and came back is new.
     caller.spec = QuotaSpec { version: 4, ..spec(&[("new", 9, 700)]) };
@@ -126,14 +126,14 @@ async fn a_shorter_window_counts_at_once(limiter: Arc<dyn Limiter>) {
     assert_eq!(promised_us(&reply), free_again_us(&settled, 0, padded_us(&caller.spec, 0)));
 }
 
-async fn older_settings_get_and_settle_nothing(limiter: Arc<dyn Limiter>) {
+async fn stale_settings_acquire_and_release_nothing(limiter: Arc<dyn Limiter>) {
     let mut caller = Caller::warm(&limiter, spec(&[("all", 1, 100)])).await;
     let mut newer = Caller::new(&limiter, QuotaSpec { version: 7, ..caller.spec.clone() });
     caller.call(&[1]).await;
     let call = caller.number;
     newer.call(&[]).await;
     let stale = caller.settle(vec![not_sent(call, 1, &[0])], &[1]).await;
-    assert_eq!((stale.permits(), refused(&stale).by, stale.version), (0, Refusal::StaleVersion, 7));
+    assert_eq!((stale.permits(), refused(&stale).reason, stale.version), (0, RefusalReason::StaleVersion, 7));
     assert_eq!(newer.call(&[1]).await.permits(), 0, "nothing was settled either");
     caller.spec.version = 7;
     assert_eq!(caller.settle(vec![not_sent(call, 1, &[0])], &[1]).await.permits(), 1, "it is still to be settled");

@@ -1,20 +1,20 @@
 //! Limits, accounts and references whose past the limiter did not count: held until the ledger has told it, and then only for
 //! what it says.
 
-use sluicegate::domain::decision::{History, Shortage, SubjectHistory};
 use sluicegate::domain::limit::{Algorithm, Scope};
+use sluicegate::domain::permit_protocol::{Shortage, SubjectHistory, UsageHistory};
 
 use super::*;
 
 on_every_limiter!(
-    an_account_of_a_lost_state_counts_what_the_ledger_knows,
-    a_history_that_does_not_say_all_is_ignored,
-    a_history_is_kept_for_the_next_who_asks,
-    a_new_limit_counts_what_was_used_and_touches_no_other,
-    an_account_keeps_its_counters_when_a_limit_is_added,
-    another_algorithm_a_longer_window_and_a_limit_out_of_the_shadow_are_told,
+    account_history_is_rebuilt_after_state_loss,
+    incomplete_history_is_ignored,
+    history_applies_to_later_requests,
+    new_limit_counts_past_use_alone,
+    added_limit_keeps_account_counters,
+    changed_limits_use_the_ledger_history,
     a_new_shadow_limit_begins_empty,
-    a_row_that_joins_brings_what_it_used,
+    joining_provider_brings_its_usage,
 );
 
 /// Provider 20/9s, and per account 4 in this window.
@@ -24,116 +24,128 @@ fn scoped(window_ms: u64) -> QuotaSpec {
     spec
 }
 
-fn of(spec: &QuotaSpec, permits: u32, account: &str) -> Want {
-    Want { subjects: spec.subjects(Some(account), None).unwrap(), ..Want::charges(permits, 1) }
+fn of(spec: &QuotaSpec, permits: u32, account: &str) -> PermitRequest {
+    PermitRequest { subjects: spec.subjects(Some(account), None).unwrap(), ..PermitRequest::charges(permits, 1) }
 }
 
-fn served(reply: &Reply, wants: usize) -> Vec<u32> {
-    let of = |want| reply.granted.iter().filter(|run| run.want == want).map(|run| run.permits).sum();
+fn served(reply: &LimiterReply, wants: usize) -> Vec<u32> {
+    let of = |want| reply.grants.iter().filter(|run| run.request_index == want).map(|run| run.permits).sum();
     (0..wants).map(of).collect()
 }
 
 /// Ages in milliseconds of single charges, and charges on the wire, read at this reply.
-fn history(spec: &QuotaSpec, read_at: &Reply, ages_ms: &[u64], open: u32) -> History {
-    let past = |age_ms: &u64| PastUse { age: Duration::from_millis(*age_ms), cost: ByKind::charges(1) };
-    History {
-        as_of: Micros(read_at.now.0 - spec.in_hands_us()),
+fn history(spec: &QuotaSpec, read_at: &LimiterReply, ages_ms: &[u64], open: u32) -> UsageHistory {
+    let past = |age_ms: &u64| PastUse { age: Duration::from_millis(*age_ms), cost: CostByKind::charges(1) };
+    UsageHistory {
+        as_of: Micros(read_at.now.0 - spec.start_delay_max_us()),
         within: Duration::from_secs(90_000),
         ended: ages_ms.iter().map(past).collect(),
-        open: ByKind::charges(open),
+        in_flight: CostByKind::charges(open),
     }
 }
 
-fn of_account(spec: &QuotaSpec, account: &str, history: History) -> SubjectHistory {
+fn of_account(spec: &QuotaSpec, account: &str, history: UsageHistory) -> SubjectHistory {
     SubjectHistory { subject: spec.subjects(Some(account), None).unwrap().remove(0), history }
 }
 
 /// A caller of a state that was lost and knows what the provider has counted, but not for whom; it can ask the ledger now.
-async fn rebuilt(limiter: &Arc<dyn Limiter>, spec: &QuotaSpec) -> (Caller, Reply) {
+async fn rebuilt(limiter: &Arc<dyn Limiter>, spec: &QuotaSpec) -> (Caller, LimiterReply) {
     let mut caller = Caller::new(limiter, spec.clone());
     let cold = caller.call(&[]).await;
-    let past = PastUse { age: Duration::from_millis(500), cost: ByKind::charges(1) };
-    let call = Call {
+    let past = PastUse { age: Duration::from_millis(500), cost: CostByKind::charges(1) };
+    let call = LimiterCall {
         incarnation: caller.incarnation,
         number: 2,
-        wants: Vec::new(),
-        settlements: Vec::new(),
+        requests: Vec::new(),
+        releases: Vec::new(),
         pause: None,
-        rebuild: Some(Rebuild { born: cold.born, ended: vec![past], open: ByKind::default() }),
+        rebuild: Some(RebuildData {
+            state_epoch: cold.state_epoch,
+            ended: vec![past],
+            in_flight: CostByKind::default(),
+        }),
         seeds: None,
-        distrust: None,
+        invalidate_epoch: None,
         run_id: limiter.run_id(&spec.quota).await.unwrap(),
     };
     limiter.call(spec, &call).await.unwrap();
     caller.number = 2;
-    until_us(&caller, cold.born.0 + spec.in_hands_us()).await;
+    until_us(&caller, cold.state_epoch.0 + spec.start_delay_max_us()).await;
     let reply = caller.ask(&[of(spec, 1, "a")]).await;
-    assert!(reply.now.0 >= cold.born.0 + spec.in_hands_us());
+    assert!(reply.now.0 >= cold.state_epoch.0 + spec.start_delay_max_us());
     (caller, reply)
 }
 
-async fn an_account_of_a_lost_state_counts_what_the_ledger_knows(limiter: Arc<dyn Limiter>) {
+async fn account_history_is_rebuilt_after_state_loss(limiter: Arc<dyn Limiter>) {
     let spec = scoped(86_400_000);
     let (mut caller, unknown) = rebuilt(&limiter, &spec).await;
-    let why: Vec<Shortage> = unknown.passed_over.iter().map(|passed| passed.why).collect();
+    let why: Vec<Shortage> = unknown.skipped.iter().map(|passed| passed.shortage).collect();
     assert_eq!((unknown.permits(), why), (0, vec![Shortage::NeedsHistory { readable_in_us: 0 }]), "{unknown:?}");
     let used = history(&spec, &unknown, &[3_000, 60_000], 1);
     let subjects = vec![of_account(&spec, "a", used), of_account(&spec, "b", history(&spec, &unknown, &[], 0))];
-    caller.seeds = Some(Seeds { born: unknown.born, provider: None, subjects });
+    caller.seeds = Some(CounterSeeds { state_epoch: unknown.state_epoch, provider: None, subjects });
     let reply = caller.ask(&[of(&spec, 9, "a"), of(&spec, 9, "b"), of(&spec, 9, "c")]).await;
     assert_eq!(served(&reply, 3), [1, 4, 0], "two are over, one is on the wire, and nobody told of c: {reply:?}");
     let subject = spec.subjects(Some("a"), None).unwrap().remove(0);
     let uses = limiter.peek(&spec, Some(&subject)).await.unwrap();
     assert_eq!(uses.iter().find(|line| line.name == "account").unwrap().used, 4, "{uses:?}");
     // What was used is free a window after its end.
-    let passed = reply.passed_over[0];
+    let passed = reply.skipped[0];
     let free_us = free_again_us(&reply, 60_000_000, padded_us(&spec, 0));
-    assert_eq!((reply.now.0 + passed.wait_us, passed.exact, passed.why), (free_us, true, Shortage::NoSlot));
+    assert_eq!((reply.now.0 + passed.wait_us, passed.exact, passed.shortage), (free_us, true, Shortage::NoSlot));
 }
 
-async fn a_history_that_does_not_say_all_is_ignored(limiter: Arc<dyn Limiter>) {
+async fn incomplete_history_is_ignored(limiter: Arc<dyn Limiter>) {
     let spec = scoped(60_000);
     let (mut caller, unknown) = rebuilt(&limiter, &spec).await;
     let whole = history(&spec, &unknown, &[], 0);
     // Of another state, read while permits of before were in hands, or for a shorter time than it counts.
-    let early = History { as_of: Micros(unknown.born.0 - 1), ..whole.clone() };
-    let short = History { within: Duration::from_secs(60), ..whole.clone() };
-    let others = [(unknown.born.0 - 1, whole.clone()), (unknown.born.0, early), (unknown.born.0, short)];
+    let early = UsageHistory { as_of: Micros(unknown.state_epoch.0 - 1), ..whole.clone() };
+    let short = UsageHistory { within: Duration::from_secs(60), ..whole.clone() };
+    let others =
+        [(unknown.state_epoch.0 - 1, whole.clone()), (unknown.state_epoch.0, early), (unknown.state_epoch.0, short)];
     for (born, history) in others {
-        caller.seeds =
-            Some(Seeds { born: Micros(born), provider: None, subjects: vec![of_account(&spec, "a", history)] });
+        caller.seeds = Some(CounterSeeds {
+            state_epoch: Micros(born),
+            provider: None,
+            subjects: vec![of_account(&spec, "a", history)],
+        });
         let reply = caller.ask(&[of(&spec, 1, "a")]).await;
         assert_eq!(reply.permits(), 0, "{reply:?}");
     }
-    caller.seeds = Some(Seeds { born: unknown.born, provider: None, subjects: vec![of_account(&spec, "a", whole)] });
+    caller.seeds = Some(CounterSeeds {
+        state_epoch: unknown.state_epoch,
+        provider: None,
+        subjects: vec![of_account(&spec, "a", whole)],
+    });
     assert_eq!(caller.ask(&[of(&spec, 9, "a")]).await.permits(), 4);
 }
 
-async fn a_history_is_kept_for_the_next_who_asks(limiter: Arc<dyn Limiter>) {
+async fn history_applies_to_later_requests(limiter: Arc<dyn Limiter>) {
     let spec = scoped(60_000);
     let (mut caller, unknown) = rebuilt(&limiter, &spec).await;
     let subjects = vec![of_account(&spec, "a", history(&spec, &unknown, &[1_000], 0))];
-    caller.seeds = Some(Seeds { born: unknown.born, provider: None, subjects });
+    caller.seeds = Some(CounterSeeds { state_epoch: unknown.state_epoch, provider: None, subjects });
     assert_eq!(caller.ask(&[]).await.permits(), 0);
     assert_eq!(caller.ask(&[of(&spec, 9, "a")]).await.permits(), 3);
     // Told once more, it knows better.
     let subjects = vec![of_account(&spec, "a", history(&spec, &unknown, &[], 0))];
-    caller.seeds = Some(Seeds { born: unknown.born, provider: None, subjects });
+    caller.seeds = Some(CounterSeeds { state_epoch: unknown.state_epoch, provider: None, subjects });
     assert_eq!(caller.ask(&[of(&spec, 9, "a")]).await.permits(), 0);
 }
 
 /// Asks until the ledger knows all that was granted before.
-async fn readable(caller: &Caller) -> Reply {
+async fn readable(caller: &Caller) -> LimiterReply {
     let mut caller = caller.clone();
-    let reply = caller.ask(&[Want::charges(1, 1)]).await;
-    let Refusal::NeedsHistory { readable_in_us, .. } = refused(&reply).by else { panic!("{reply:?}") };
+    let reply = caller.ask(&[PermitRequest::charges(1, 1)]).await;
+    let RefusalReason::NeedsHistory { readable_in_us, .. } = refused(&reply).reason else { panic!("{reply:?}") };
     until_us(&caller, reply.now.0 + readable_in_us).await;
-    let reply = caller.ask(&[Want::charges(1, 1)]).await;
-    assert!(matches!(refused(&reply).by, Refusal::NeedsHistory { readable_in_us: 0, .. }), "{reply:?}");
+    let reply = caller.ask(&[PermitRequest::charges(1, 1)]).await;
+    assert!(matches!(refused(&reply).reason, RefusalReason::NeedsHistory { readable_in_us: 0, .. }), "{reply:?}");
     reply
 }
 
-async fn a_new_limit_counts_what_was_used_and_touches_no_other(limiter: Arc<dyn Limiter>) {
+async fn new_limit_counts_past_use_alone(limiter: Arc<dyn Limiter>) {
     let mut caller = Caller::warm(&limiter, spec(&[("minute", 8, 60_000)])).await;
     assert_eq!(caller.call(&[1; 3]).await.permits(), 3);
     caller.settle(vec![used(caller.number, 2, 0)], &[]).await;
@@ -142,14 +154,14 @@ async fn a_new_limit_counts_what_was_used_and_touches_no_other(limiter: Arc<dyn 
     caller.number += 2;
     // Six that the old limit does not count any more, the two, and the third, which is on the wire.
     let past = history(&caller.spec, &unknown, &[7_200_000, 7_200_000, 7_200_000, 7_200_000, 900, 900], 0);
-    caller.seeds = Some(Seeds { born: unknown.born, provider: Some(past), subjects: Vec::new() });
+    caller.seeds = Some(CounterSeeds { state_epoch: unknown.state_epoch, provider: Some(past), subjects: Vec::new() });
     let reply = caller.call(&[1; 9]).await;
     assert_eq!(reply.permits(), 3, "ten a day less six, and one in flight: {reply:?}");
     let uses: Vec<u64> = limiter.peek(&caller.spec, None).await.unwrap().iter().map(|line| line.used).collect();
     assert_eq!(uses, [10, 6], "the other counts what it counted");
 }
 
-async fn an_account_keeps_its_counters_when_a_limit_is_added(limiter: Arc<dyn Limiter>) {
+async fn added_limit_keeps_account_counters(limiter: Arc<dyn Limiter>) {
     let plain = scoped(60_000);
     let mut caller = Caller::warm(&limiter, plain.clone()).await;
     assert_eq!(caller.ask(&[of(&plain, 3, "a")]).await.permits(), 3);
@@ -160,12 +172,12 @@ async fn an_account_keeps_its_counters_when_a_limit_is_added(limiter: Arc<dyn Li
     caller.spec = more.clone();
     let reply = caller.ask(&[of(&more, 9, "a"), of(&more, 9, "b")]).await;
     assert_eq!(served(&reply, 2), [0, 0], "no account is known for a day: {reply:?}");
-    let Shortage::NeedsHistory { readable_in_us } = reply.passed_over[0].why else { panic!("{reply:?}") };
+    let Shortage::NeedsHistory { readable_in_us } = reply.skipped[0].shortage else { panic!("{reply:?}") };
     until_us(&caller, reply.now.0 + readable_in_us + 2_000).await;
     let unknown = caller.ask(&[]).await;
     let unused = of_account(&more, "b", history(&more, &unknown, &[], 0));
     let subjects = vec![of_account(&more, "a", history(&more, &unknown, &[3_600_000, 7_200_000], 0)), unused];
-    caller.seeds = Some(Seeds { born: unknown.born, provider: None, subjects });
+    caller.seeds = Some(CounterSeeds { state_epoch: unknown.state_epoch, provider: None, subjects });
     let reply = caller.ask(&[of(&more, 9, "a"), of(&more, 9, "b")]).await;
     assert_eq!(served(&reply, 2), [1, 4], "three of a are in flight, of four in a minute: {reply:?}");
     let subject = more.subjects(Some("a"), None).unwrap().remove(0);
@@ -173,7 +185,7 @@ async fn an_account_keeps_its_counters_when_a_limit_is_added(limiter: Arc<dyn Li
     assert_eq!(used[used.len() - 2..], [4, 6], "the new one knows of two before them");
 }
 
-async fn another_algorithm_a_longer_window_and_a_limit_out_of_the_shadow_are_told(limiter: Arc<dyn Limiter>) {
+async fn changed_limits_use_the_ledger_history(limiter: Arc<dyn Limiter>) {
     let hour = |algorithm, window_s| LimitSpec {
         algorithm,
         burst: (algorithm == Algorithm::TokenBucket).then_some(6),
@@ -199,7 +211,8 @@ async fn another_algorithm_a_longer_window_and_a_limit_out_of_the_shadow_are_tol
         let unknown = readable(&caller).await;
         caller.number += 2;
         let past = history(&caller.spec, &unknown, &[900, 900, 61_000], 1);
-        caller.seeds = Some(Seeds { born: unknown.born, provider: Some(past), subjects: Vec::new() });
+        caller.seeds =
+            Some(CounterSeeds { state_epoch: unknown.state_epoch, provider: Some(past), subjects: Vec::new() });
         let reply = caller.call(&[1; 9]).await;
         assert_eq!(reply.permits(), 2, "of six, three are over and one is on the wire: {to:?} {reply:?}");
     }
@@ -215,27 +228,27 @@ async fn a_new_shadow_limit_begins_empty(limiter: Arc<dyn Limiter>) {
     assert_eq!((uses[1].used, uses[1].would_have_refused), (2, 1), "{uses:?}");
 }
 
-async fn a_row_that_joins_brings_what_it_used(limiter: Arc<dyn Limiter>) {
+async fn joining_provider_brings_its_usage(limiter: Arc<dyn Limiter>) {
     let rows = |names: &[&str]| names.iter().map(|name| ProviderName::new(*name).unwrap()).collect::<Vec<_>>();
     let alone = QuotaSpec { members: rows(&["one"]), handover: Duration::from_millis(30), ..scoped(60_000) };
     let mut caller = Caller::warm(&limiter, alone.clone()).await;
     assert_eq!(caller.ask(&[of(&alone, 2, "a")]).await.permits(), 2);
     let call = caller.number;
-    caller.settlements = vec![Settlement { subjects: of(&alone, 1, "a").subjects, ..used(call, 2, 0) }];
+    caller.settlements = vec![PermitRelease { subjects: of(&alone, 1, "a").subjects, ..used(call, 2, 0) }];
     caller.ask(&[]).await;
     caller.settlements.clear();
     let both = QuotaSpec { version: 2, members: rows(&["one", "two"]), ..alone };
     caller.spec = both.clone();
     let reply = caller.ask(&[of(&both, 1, "a")]).await;
-    let Refusal::NeedsHistory { readable_in_us, .. } = refused(&reply).by else { panic!("{reply:?}") };
+    let RefusalReason::NeedsHistory { readable_in_us, .. } = refused(&reply).reason else { panic!("{reply:?}") };
     // Until everybody has noticed it is counted elsewhere, and then until what was granted there has begun.
-    assert_eq!(readable_in_us, both.in_hands_us() + 30_000);
+    assert_eq!(readable_in_us, both.start_delay_max_us() + 30_000);
     until_us(&caller, reply.now.0 + readable_in_us).await;
     let unknown = caller.ask(&[of(&both, 1, "a")]).await;
     // The two, and what the other row used: one of this account.
     let past = history(&both, &unknown, &[700, 700, 900, 900, 900], 0);
     let subjects = vec![of_account(&both, "a", history(&both, &unknown, &[700, 700, 900], 0))];
-    caller.seeds = Some(Seeds { born: unknown.born, provider: Some(past), subjects });
+    caller.seeds = Some(CounterSeeds { state_epoch: unknown.state_epoch, provider: Some(past), subjects });
     let reply = caller.ask(&[of(&both, 9, "a")]).await;
     assert_eq!(reply.permits(), 1, "four less three: {reply:?}");
     let uses = limiter.peek(&both, None).await.unwrap();

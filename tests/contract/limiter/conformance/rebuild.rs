@@ -5,22 +5,22 @@ use std::cell::Cell;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use sluicegate::domain::decision::BATCH_MAX;
 use sluicegate::domain::limit::{Algorithm, AppliesTo};
+use sluicegate::domain::permit_protocol::BATCH_MAX;
 use sluicegate::domain::quota::Quota;
 
 use super::algorithms::limit;
 use super::*;
 
 on_every_limiter!(
-    what_the_ledger_remembers_is_used,
-    what_is_on_the_wire_may_end_as_late_as_it_can,
-    what_is_on_the_wire_counts_for_the_limits_on_its_kind,
-    what_was_used_counts_for_the_limits_on_its_kind,
-    a_bucket_is_told_of_no_more_than_it_holds,
-    as_many_past_uses_as_a_call_can_carry_count,
-    more_past_uses_than_a_call_can_carry_rebuild_nothing,
-    a_warm_limiter_is_told_nothing,
+    ledger_history_counts_as_usage,
+    in_flight_requests_count_until_latest_end,
+    in_flight_requests_count_by_kind,
+    past_requests_count_by_kind,
+    bucket_history_is_capped_at_capacity,
+    full_history_in_one_call_counts,
+    oversized_history_rebuilds_nothing,
+    warm_limiter_ignores_a_rebuild,
 );
 
 /// Long enough that nothing is over before the test is.
@@ -34,38 +34,44 @@ fn of(algorithm: Algorithm) -> QuotaSpec {
 }
 
 /// A cold limiter's next call, which tells what may still count and wants permits.
-async fn told(limiter: &Arc<dyn Limiter>, spec: &QuotaSpec, ended: Vec<PastUse>, open: u32, permits: u32) -> Reply {
-    told_of_kinds(limiter, spec, ended, ByKind::charges(open), Want::charges(permits, 1)).await
+async fn told(
+    limiter: &Arc<dyn Limiter>,
+    spec: &QuotaSpec,
+    ended: Vec<PastUse>,
+    open: u32,
+    permits: u32,
+) -> LimiterReply {
+    told_of_kinds(limiter, spec, ended, CostByKind::charges(open), PermitRequest::charges(permits, 1)).await
 }
 
 async fn told_of_kinds(
     limiter: &Arc<dyn Limiter>,
     spec: &QuotaSpec,
     ended: Vec<PastUse>,
-    open: ByKind,
-    want: Want,
-) -> Reply {
+    open: CostByKind,
+    want: PermitRequest,
+) -> LimiterReply {
     let mut caller = Caller::new(limiter, spec.clone());
-    let born = caller.call(&[]).await.born;
-    let call = Call {
+    let born = caller.call(&[]).await.state_epoch;
+    let call = LimiterCall {
         incarnation: caller.incarnation,
         number: 2,
-        wants: vec![want],
-        settlements: Vec::new(),
+        requests: vec![want],
+        releases: Vec::new(),
         pause: None,
-        rebuild: Some(Rebuild { born, ended, open }),
+        rebuild: Some(RebuildData { state_epoch: born, ended, in_flight: open }),
         seeds: None,
-        distrust: None,
+        invalidate_epoch: None,
         run_id: limiter.run_id(&spec.quota).await.unwrap(),
     };
     limiter.call(spec, &call).await.unwrap()
 }
 
 fn past(age_ms: u64, cost: u32) -> PastUse {
-    PastUse { age: Duration::from_millis(age_ms), cost: ByKind::charges(cost) }
+    PastUse { age: Duration::from_millis(age_ms), cost: CostByKind::charges(cost) }
 }
 
-async fn what_the_ledger_remembers_is_used(limiter: Arc<dyn Limiter>) {
+async fn ledger_history_counts_as_usage(limiter: Arc<dyn Limiter>) {
     for algorithm in Algorithm::ALL {
         let spec = of(algorithm);
         // In any order; the first has been over for long.
@@ -84,7 +90,7 @@ async fn what_the_ledger_remembers_is_used(limiter: Arc<dyn Limiter>) {
     }
 }
 
-async fn what_is_on_the_wire_may_end_as_late_as_it_can(limiter: Arc<dyn Limiter>) {
+async fn in_flight_requests_count_until_latest_end(limiter: Arc<dyn Limiter>) {
     for algorithm in [Algorithm::SlidingLog, Algorithm::TokenBucket] {
         let spec = of(algorithm);
         let reply = told(&limiter, &spec, Vec::new(), 6, 9).await;
@@ -99,11 +105,13 @@ async fn what_is_on_the_wire_may_end_as_late_as_it_can(limiter: Arc<dyn Limiter>
     }
 }
 
-async fn what_is_on_the_wire_counts_for_the_limits_on_its_kind(limiter: Arc<dyn Limiter>) {
-    let lookups = Want { kind: CallKind::Lookup, ..Want::charges(9, 1) };
-    for (applies_to, want) in [(AppliesTo::Charge, Want::charges(9, 1)), (AppliesTo::Lookup, lookups)] {
+async fn in_flight_requests_count_by_kind(limiter: Arc<dyn Limiter>) {
+    let lookups = PermitRequest { kind: CallKind::Lookup, ..PermitRequest::charges(9, 1) };
+    for (applies_to, want) in [(AppliesTo::Charge, PermitRequest::charges(9, 1)), (AppliesTo::Lookup, lookups)] {
         for (algorithm, name) in [(Algorithm::SlidingLog, "held"), (Algorithm::SlidingWindow, "started")] {
-            for open in [ByKind::charges(4), ByKind { charges: 0, lookups: 4 }, ByKind { charges: 1, lookups: 3 }] {
+            for open in
+                [CostByKind::charges(4), CostByKind { charges: 0, lookups: 4 }, CostByKind { charges: 1, lookups: 3 }]
+            {
                 let own = LimitSpec { applies_to, ..long(algorithm) };
                 let all = LimitSpec::sliding_log("z-all", 8, Duration::from_secs(60));
                 let quota = format!("{name}-{}-{}-{}", applies_to.name(), open.charges, open.lookups);
@@ -118,24 +126,24 @@ async fn what_is_on_the_wire_counts_for_the_limits_on_its_kind(limiter: Arc<dyn 
     }
 }
 
-async fn what_was_used_counts_for_the_limits_on_its_kind(limiter: Arc<dyn Limiter>) {
-    let lookups = Want { kind: CallKind::Lookup, ..Want::charges(9, 1) };
-    let cost = ByKind { charges: 2, lookups: 1 };
-    for (applies_to, want) in [(AppliesTo::Charge, Want::charges(9, 1)), (AppliesTo::Lookup, lookups)] {
+async fn past_requests_count_by_kind(limiter: Arc<dyn Limiter>) {
+    let lookups = PermitRequest { kind: CallKind::Lookup, ..PermitRequest::charges(9, 1) };
+    let cost = CostByKind { charges: 2, lookups: 1 };
+    for (applies_to, want) in [(AppliesTo::Charge, PermitRequest::charges(9, 1)), (AppliesTo::Lookup, lookups)] {
         for algorithm in [Algorithm::SlidingLog, Algorithm::SlidingWindow, Algorithm::TokenBucket, Algorithm::Gcra] {
             let own = LimitSpec { applies_to, ..long(algorithm) };
-            let left = own.cost_max() - cost.of(applies_to);
+            let left = own.cost_max() - cost.counted_by(applies_to);
             let quota = format!("used-{}-{}", applies_to.name(), algorithm.name().replace('_', "-"));
             let spec = QuotaSpec { quota: ProviderName::new(quota).unwrap(), limits: vec![own], ..spec(&[]) };
             let past = PastUse { age: Duration::from_millis(50), cost };
-            let reply = told_of_kinds(&limiter, &spec, vec![past], ByKind::default(), want.clone()).await;
+            let reply = told_of_kinds(&limiter, &spec, vec![past], CostByKind::default(), want.clone()).await;
             assert_eq!(reply.permits(), u64::from(left), "{applies_to:?} {algorithm:?}: {reply:?}");
         }
     }
 }
 
 /// Its rate may have been lowered since: what was fair then would else shut it for hours.
-async fn a_bucket_is_told_of_no_more_than_it_holds(limiter: Arc<dyn Limiter>) {
+async fn bucket_history_is_capped_at_capacity(limiter: Arc<dyn Limiter>) {
     // Six of them, one in a quarter of an hour.
     let spec = of(Algorithm::TokenBucket);
     let lately = (1..=60).map(|seconds| past(seconds * 1_000, 10)).collect();
@@ -144,33 +152,33 @@ async fn a_bucket_is_told_of_no_more_than_it_holds(limiter: Arc<dyn Limiter>) {
     assert_eq!((reply.permits(), refused(&reply).wait_us), (0, one_us - youngest_us), "{reply:?}");
 }
 
-async fn as_many_past_uses_as_a_call_can_carry_count(limiter: Arc<dyn Limiter>) {
+async fn full_history_in_one_call_counts(limiter: Arc<dyn Limiter>) {
     let spec = spec(&[("all", 1_500, 3_600_000)]);
     let ages = (0..u64::try_from(BATCH_MAX).unwrap()).map(|number| past(number * 700, 1)).collect();
     let reply = told(&limiter, &spec, ages, 0, 1_000).await;
     assert_eq!(reply.permits(), 500);
 }
 
-async fn more_past_uses_than_a_call_can_carry_rebuild_nothing(limiter: Arc<dyn Limiter>) {
+async fn oversized_history_rebuilds_nothing(limiter: Arc<dyn Limiter>) {
     let spec = spec(&[("all", 1_500, 3_600_000)]);
     let ages = (0..=u64::try_from(BATCH_MAX).unwrap()).map(|number| past(number * 700, 1)).collect();
     let reply = told(&limiter, &spec, ages, 0, 1_000).await;
-    assert_eq!((reply.permits(), refused(&reply).by), (0, Refusal::Cold), "no part of it may be forgotten");
+    assert_eq!((reply.permits(), refused(&reply).reason), (0, RefusalReason::Cold), "no part of it may be forgotten");
 }
 
-async fn a_warm_limiter_is_told_nothing(limiter: Arc<dyn Limiter>) {
+async fn warm_limiter_ignores_a_rebuild(limiter: Arc<dyn Limiter>) {
     let mut caller = Caller::warm(&limiter, spec(&[("all", 3, 8_000)])).await;
-    let born = caller.call(&[1]).await.born;
+    let born = caller.call(&[1]).await.state_epoch;
     caller.number += 1;
-    let call = Call {
+    let call = LimiterCall {
         incarnation: caller.incarnation,
         number: caller.number,
-        wants: vec![Want::charges(2, 1)],
-        settlements: Vec::new(),
+        requests: vec![PermitRequest::charges(2, 1)],
+        releases: Vec::new(),
         pause: None,
-        rebuild: Some(Rebuild { born, ended: vec![past(10, 3)], open: ByKind::charges(3) }),
+        rebuild: Some(RebuildData { state_epoch: born, ended: vec![past(10, 3)], in_flight: CostByKind::charges(3) }),
         seeds: None,
-        distrust: None,
+        invalidate_epoch: None,
         run_id: limiter.run_id(&caller.spec.quota).await.unwrap(),
     };
     assert_eq!(limiter.call(&caller.spec, &call).await.unwrap().permits(), 2, "it knows better");
@@ -184,26 +192,26 @@ type Planned = (u64, u32, Option<u64>);
 fn compare(limits: Vec<LimitSpec>, history: &[Planned], later_us: u64) -> Result<(u64, u64), TestCaseError> {
     let spec = QuotaSpec { limits, ..spec(&[]) };
     let (mut kept, mut now_us, mut number) = (Quota::default(), 1_800_000_000_000_000, 2);
-    let call = |number, wants: Vec<Want>, settlements, rebuild| Call {
+    let call = |number, wants: Vec<PermitRequest>, settlements, rebuild| LimiterCall {
         incarnation: 1,
         number,
-        wants,
-        settlements,
+        requests: wants,
+        releases: settlements,
         pause: None,
         rebuild,
         seeds: None,
-        distrust: None,
+        invalidate_epoch: None,
         run_id: "run".to_owned(),
     };
-    let born = kept.call(Micros(now_us), &spec, &call(1, Vec::new(), Vec::new(), None)).born;
+    let born = kept.call(Micros(now_us), &spec, &call(1, Vec::new(), Vec::new(), None)).state_epoch;
     kept.call(Micros(now_us), &spec, &call(2, Vec::new(), Vec::new(), Some(forgotten_nothing(born))));
     let mut ended: Vec<(u64, u32)> = Vec::new();
-    let mut open = ByKind::default();
+    let mut open = CostByKind::default();
     for (gap_us, cost, answer_us) in history {
         now_us += gap_us;
         number += 1;
         let reply = kept.call(Micros(now_us), &spec, &call(number, wants(&[*cost]), Vec::new(), None));
-        let Some(run) = reply.granted.first() else { continue };
+        let Some(run) = reply.grants.first() else { continue };
         let start_us = now_us + run.wait_us;
         now_us = start_us + answer_us.unwrap_or(0);
         if answer_us.is_some() {
@@ -216,17 +224,22 @@ fn compare(limits: Vec<LimitSpec>, history: &[Planned], later_us: u64) -> Result
     }
     let mut lost = Quota::default();
     now_us += later_us;
-    let born = lost.call(Micros(now_us), &spec, &call(1, Vec::new(), Vec::new(), None)).born;
+    let born = lost.call(Micros(now_us), &spec, &call(1, Vec::new(), Vec::new(), None)).state_epoch;
     now_us += micros_up(BOOKING_HORIZON + spec.send_budget);
     let ended: Vec<PastUse> = ended
         .into_iter()
-        .map(|(ended_us, cost)| PastUse { age: Duration::from_micros(now_us - ended_us), cost: ByKind::charges(cost) })
+        .map(|(ended_us, cost)| PastUse {
+            age: Duration::from_micros(now_us - ended_us),
+            cost: CostByKind::charges(cost),
+        })
         .collect();
-    let rebuild = Some(Rebuild { born, ended, open });
+    let rebuild = Some(RebuildData { state_epoch: born, ended, in_flight: open });
     let ask = |quota: &mut Quota, at_us, number, rebuild| {
-        let reply = quota.call(Micros(at_us), &spec, &call(number, vec![Want::charges(20, 1)], Vec::new(), rebuild));
-        let starts = |run: &sluicegate::domain::decision::Run| (at_us + run.wait_us, u64::from(run.permits));
-        reply.granted.iter().map(starts).collect::<Vec<_>>()
+        let reply =
+            quota.call(Micros(at_us), &spec, &call(number, vec![PermitRequest::charges(20, 1)], Vec::new(), rebuild));
+        let starts =
+            |run: &sluicegate::domain::permit_protocol::PermitGrant| (at_us + run.wait_us, u64::from(run.permits));
+        reply.grants.iter().map(starts).collect::<Vec<_>>()
     };
     lost.call(Micros(now_us), &spec, &call(2, Vec::new(), Vec::new(), rebuild));
     let mut totals = (0, 0);
@@ -246,7 +259,7 @@ fn compare(limits: Vec<LimitSpec>, history: &[Planned], later_us: u64) -> Result
 }
 
 #[test]
-fn a_rebuilt_limiter_grants_no_more_than_one_that_lost_nothing() {
+fn rebuilt_limiter_never_grants_more() {
     let planned = (0_u64..150_000, 1_u32..3, prop::option::weighted(0.85, 0_u64..90_000));
     let algorithms = prop::collection::vec((prop::sample::select(Algorithm::ALL.to_vec()), 1_u32..7, 1_u64..8), 1..3);
     let histories = (algorithms, prop::collection::vec(planned, 0..25), 0_u64..400_000);

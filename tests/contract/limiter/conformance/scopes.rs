@@ -1,30 +1,30 @@
 //! Limits of one account or reference, and of one kind of call: counted apart, refused apart, holding nothing that others
 //! could use.
 
-use sluicegate::domain::decision::{PassedOver, Shortage};
 use sluicegate::domain::limit::{AccountRule, AppliesTo, Rate, Rule, Scope};
-use sluicegate::domain::quota::SUBJECT_KEPT_US;
+use sluicegate::domain::permit_protocol::{Shortage, SkippedRequest};
+use sluicegate::domain::quota::SUBJECT_RETENTION_US;
 
 use super::*;
 
 on_every_limiter!(
-    accounts_are_counted_apart,
-    a_refusing_account_is_passed_over_and_holds_nothing,
-    account_and_reference_are_taken_all_or_nothing,
-    an_accounts_answer_frees_its_slot_a_window_later,
-    an_accounts_unused_slot_is_as_it_was,
+    accounts_are_counted_separately,
+    refused_account_is_skipped_and_acquires_nothing,
+    account_and_reference_are_acquired_all_or_nothing,
+    account_slot_frees_one_window_later,
+    unused_account_slot_is_returned_unchanged,
     an_account_is_not_booked_ahead,
-    an_accounts_unanswered_slot_counts_from_its_deadline_for_a_window,
-    a_settlement_for_another_account_frees_nothing,
-    a_refused_lookup_holds_no_charge_and_the_reverse,
-    a_kind_is_served_in_line_behind_its_own_limit,
-    after_a_lost_state_unknown_accounts_are_held,
-    a_state_that_was_never_used_holds_no_account,
-    an_account_whose_exemption_ends_waits_for_what_nobody_counted,
-    an_account_that_was_idle_waits_when_its_window_grows,
+    unanswered_account_slot_counts_from_its_deadline,
+    release_for_another_account_frees_nothing,
+    lookups_and_charges_are_refused_separately,
+    each_kind_is_served_in_order,
+    lost_state_blocks_unknown_accounts,
+    unused_state_blocks_no_account,
+    ended_exemption_waits_for_uncounted_use,
+    idle_account_waits_after_window_growth,
     accounts_are_kept_by_their_own_windows,
-    a_limit_of_accounts_that_is_back_did_not_count_meanwhile,
-    a_limit_of_accounts_that_comes_while_all_is_cold_knows_no_past,
+    readded_account_limit_waits_for_history,
+    account_limit_added_while_cold_needs_history,
 );
 
 /// Provider 20/9s, and per account 2, per reference 1, in the same window.
@@ -35,18 +35,18 @@ fn scoped(window_ms: u64) -> QuotaSpec {
     spec
 }
 
-fn of(spec: &QuotaSpec, permits: u32, account: &str, reference: Option<&str>) -> Want {
+fn of(spec: &QuotaSpec, permits: u32, account: &str, reference: Option<&str>) -> PermitRequest {
     let subjects = spec.subjects(Some(account), reference).unwrap();
-    Want { subjects, ..Want::charges(permits, 1) }
+    PermitRequest { subjects, ..PermitRequest::charges(permits, 1) }
 }
 
-fn for_account(spec: &QuotaSpec, account: &str, settlement: Settlement) -> Settlement {
-    Settlement { subjects: spec.subjects(Some(account), None).unwrap(), ..settlement }
+fn for_account(spec: &QuotaSpec, account: &str, settlement: PermitRelease) -> PermitRelease {
+    PermitRelease { subjects: spec.subjects(Some(account), None).unwrap(), ..settlement }
 }
 
 /// Permits granted to each of the wants.
-fn served(reply: &Reply, wants: usize) -> Vec<u32> {
-    let of = |want| reply.granted.iter().filter(|run| run.want == want).map(|run| run.permits).sum();
+fn served(reply: &LimiterReply, wants: usize) -> Vec<u32> {
+    let of = |want| reply.grants.iter().filter(|run| run.request_index == want).map(|run| run.permits).sum();
     (0..wants).map(of).collect()
 }
 
@@ -56,16 +56,22 @@ async fn used_by(limiter: &Arc<dyn Limiter>, spec: &QuotaSpec, account: Option<&
     uses.iter().find(|line| line.name == limit).unwrap_or_else(|| panic!("no {limit} in {uses:?}")).used
 }
 
-async fn accounts_are_counted_apart(limiter: Arc<dyn Limiter>) {
+async fn accounts_are_counted_separately(limiter: Arc<dyn Limiter>) {
     let spec = scoped(8_000);
     let mut caller = Caller::warm(&limiter, spec.clone()).await;
     let mut other = Caller::new(&limiter, spec.clone());
     let wants = [of(&spec, 3, "a", None), of(&spec, 1, "b", None), of(&spec, 1, "c", None)];
     let reply = caller.ask(&wants).await;
     assert_eq!((served(&reply, 3), reply.refused), (vec![2, 1, 1], None), "{reply:?}");
-    let passed = PassedOver { want: 0, limit: 0, wait_us: padded_us(&spec, 0), exact: false, why: Shortage::NoSlot };
-    assert_eq!(reply.passed_over, [passed], "both of its slots are in flight");
-    let reply = other.ask(&[of(&spec, 1, "a", None), of(&spec, 2, "b", None), Want::charges(1, 1)]).await;
+    let passed = SkippedRequest {
+        request_index: 0,
+        limit: 0,
+        wait_us: padded_us(&spec, 0),
+        exact: false,
+        shortage: Shortage::NoSlot,
+    };
+    assert_eq!(reply.skipped, [passed], "both of its slots are in flight");
+    let reply = other.ask(&[of(&spec, 1, "a", None), of(&spec, 2, "b", None), PermitRequest::charges(1, 1)]).await;
     assert_eq!(served(&reply, 3), [0, 1, 1], "all processes count them together: {reply:?}");
     for (account, used) in [("a", 2), ("b", 2), ("c", 1), ("d", 0)] {
         assert_eq!(used_by(&limiter, &spec, Some(account), "account").await, used, "{account}");
@@ -73,24 +79,24 @@ async fn accounts_are_counted_apart(limiter: Arc<dyn Limiter>) {
     assert_eq!(used_by(&limiter, &spec, None, "all").await, 6, "and against the provider's limit all of them");
 }
 
-async fn a_refusing_account_is_passed_over_and_holds_nothing(limiter: Arc<dyn Limiter>) {
+async fn refused_account_is_skipped_and_acquires_nothing(limiter: Arc<dyn Limiter>) {
     let mut spec = scoped(8_000);
     spec.limits[1].max_requests = 4;
     let mut caller = Caller::warm(&limiter, spec.clone()).await;
     let reply = caller.ask(&[of(&spec, 9, "a", None), of(&spec, 2, "b", None)]).await;
     assert_eq!(served(&reply, 2), [2, 2], "the seven that it may not have went to nobody: {reply:?}");
-    assert_eq!(reply.passed_over.len(), 1);
+    assert_eq!(reply.skipped.len(), 1);
     let reply = caller.ask(&[of(&spec, 1, "a", None), of(&spec, 1, "c", None)]).await;
-    assert_eq!((reply.permits(), refused(&reply).by), (0, Refusal::Limit { index: 1 }));
+    assert_eq!((reply.permits(), refused(&reply).reason), (0, RefusalReason::Limit { index: 1 }));
     assert_eq!(used_by(&limiter, &spec, Some("c"), "account").await, 0, "the provider's refusal takes nothing of it");
 }
 
-async fn account_and_reference_are_taken_all_or_nothing(limiter: Arc<dyn Limiter>) {
+async fn account_and_reference_are_acquired_all_or_nothing(limiter: Arc<dyn Limiter>) {
     let spec = scoped(8_000);
     let mut caller = Caller::warm(&limiter, spec.clone()).await;
     let reply = caller.ask(&[of(&spec, 2, "a", Some("r")), of(&spec, 1, "b", Some("r"))]).await;
     assert_eq!(served(&reply, 2), [1, 0]);
-    let limits: Vec<usize> = reply.passed_over.iter().map(|passed| passed.limit).collect();
+    let limits: Vec<usize> = reply.skipped.iter().map(|passed| passed.limit).collect();
     assert_eq!(limits, [2, 2], "the reference's limit, of either account");
     assert_eq!(used_by(&limiter, &spec, Some("a"), "account").await, 1, "what the reference refuses is not taken");
     assert_eq!(used_by(&limiter, &spec, Some("b"), "account").await, 0);
@@ -101,7 +107,7 @@ async fn account_and_reference_are_taken_all_or_nothing(limiter: Arc<dyn Limiter
     assert_eq!(served(&reply, 3), [1, 0, 1], "{reply:?}");
 }
 
-async fn an_accounts_answer_frees_its_slot_a_window_later(limiter: Arc<dyn Limiter>) {
+async fn account_slot_frees_one_window_later(limiter: Arc<dyn Limiter>) {
     let spec = scoped(700);
     let mut caller = Caller::warm(&limiter, spec.clone()).await;
     let wants = [of(&spec, 2, "a", None)];
@@ -111,7 +117,7 @@ async fn an_accounts_answer_frees_its_slot_a_window_later(limiter: Arc<dyn Limit
     let reply = caller.ask(&wants).await;
     caller.settlements.clear();
     let free_us = |age_us| free_again_us(&reply, age_us, padded_us(&spec, 0));
-    let passed = reply.passed_over[0];
+    let passed = reply.skipped[0];
     assert_eq!((reply.now.0 + passed.wait_us, passed.exact), (free_us(9_000), true));
     until_us(&caller, free_us(9_000)).await;
     let reply = caller.ask(&wants).await;
@@ -119,7 +125,7 @@ async fn an_accounts_answer_frees_its_slot_a_window_later(limiter: Arc<dyn Limit
     assert_eq!(reply.permits(), if both { 2 } else { 1 }, "{reply:?}");
 }
 
-async fn an_accounts_unused_slot_is_as_it_was(limiter: Arc<dyn Limiter>) {
+async fn unused_account_slot_is_returned_unchanged(limiter: Arc<dyn Limiter>) {
     let spec = scoped(8_000);
     let mut caller = Caller::warm(&limiter, spec.clone()).await;
     let wants = [of(&spec, 3, "a", None)];
@@ -144,20 +150,20 @@ async fn an_account_is_not_booked_ahead(limiter: Arc<dyn Limiter>) {
     let reply = caller.ask(&[of(&spec, 1, "a", None), of(&spec, 1, "b", None)]).await;
     if reply.now.0 < free_us {
         assert_eq!(served(&reply, 2), [0, 1], "booked for the other alone: {reply:?}");
-        let passed = reply.passed_over[0];
+        let passed = reply.skipped[0];
         assert_eq!((reply.now.0 + passed.wait_us, passed.exact), (free_us, true));
     }
-    let origins = reply.granted[0].origins.clone();
+    let origins = reply.grants[0].origins.clone();
     let subjects = [served(&reply, 2)[0], 0].map(|granted| if granted > 0 { "a" } else { "b" });
     caller.settlements = vec![for_account(&spec, subjects[0], not_sent(caller.number, 1, &origins))];
     caller.spec.version = 2;
     caller.spec.limits[1].max_requests = 5;
     let reply = caller.ask(&[of(&spec, 1, "a", None)]).await;
-    let early = reply.granted.iter().any(|run| reply.now.0 + run.wait_us < free_us);
+    let early = reply.grants.iter().any(|run| reply.now.0 + run.wait_us < free_us);
     assert!(!early, "starts before {free_us}: {reply:?}");
 }
 
-async fn an_accounts_unanswered_slot_counts_from_its_deadline_for_a_window(limiter: Arc<dyn Limiter>) {
+async fn unanswered_account_slot_counts_from_its_deadline(limiter: Arc<dyn Limiter>) {
     let mut spec = spec(&[("account", 1, 600), ("all", 20, 600)]);
     spec.limits[0].scope = Scope::Account;
     spec.hold_max = Duration::from_millis(200);
@@ -168,7 +174,7 @@ async fn an_accounts_unanswered_slot_counts_from_its_deadline_for_a_window(limit
     until_us(&caller, granted.now.0 + 300_000).await;
     let reply = caller.ask(&wants).await;
     if reply.now.0 < over_us {
-        let passed = reply.passed_over[0];
+        let passed = reply.skipped[0];
         assert_eq!((reply.permits(), reply.now.0 + passed.wait_us, passed.exact), (0, over_us, true));
     }
     until_us(&caller, over_us).await;
@@ -177,7 +183,7 @@ async fn an_accounts_unanswered_slot_counts_from_its_deadline_for_a_window(limit
 
 /// Redis drops a key that no longer matters. One that matters for longer under other settings is kept for longer.
 #[tokio::test]
-async fn an_accounts_key_is_kept_for_as_long_as_its_uses_matter() {
+async fn account_key_lives_while_its_uses_count() {
     let server = Redis::shared();
     let limiter: Arc<dyn Limiter> = Arc::new(RedisLimiter::new(&server.url(), "kept").unwrap());
     let mut spec = spec(&[("account", 5, 600), ("all", 20, 600)]);
@@ -201,7 +207,7 @@ fn lives_ms(server: &Redis, pattern: &str) -> Vec<(String, i64)> {
 
 /// References come and go: a limit of a month on everything keeps the keys of none.
 #[tokio::test]
-async fn keys_of_references_live_by_their_own_windows() {
+async fn reference_keys_expire_by_their_own_windows() {
     let server = Redis::shared();
     let limiter: Arc<dyn Limiter> = Arc::new(RedisLimiter::new(&server.url(), "own-windows").unwrap());
     let month_ms = 30 * 86_400_000;
@@ -222,7 +228,7 @@ async fn keys_of_references_live_by_their_own_windows() {
     }
 }
 
-async fn a_settlement_for_another_account_frees_nothing(limiter: Arc<dyn Limiter>) {
+async fn release_for_another_account_frees_nothing(limiter: Arc<dyn Limiter>) {
     let spec = scoped(8_000);
     let mut caller = Caller::warm(&limiter, spec.clone()).await;
     assert_eq!(caller.ask(&[of(&spec, 2, "a", None)]).await.permits(), 2);
@@ -232,68 +238,72 @@ async fn a_settlement_for_another_account_frees_nothing(limiter: Arc<dyn Limiter
     assert_eq!(served(&reply, 2), [0, 2], "{reply:?}");
 }
 
-async fn a_refused_lookup_holds_no_charge_and_the_reverse(limiter: Arc<dyn Limiter>) {
+async fn lookups_and_charges_are_refused_separately(limiter: Arc<dyn Limiter>) {
     let mut spec = spec(&[("all", 10, 8_000), ("charges", 2, 8_000), ("lookups", 1, 8_000)]);
     spec.limits[1].applies_to = AppliesTo::Charge;
     spec.limits[2].applies_to = AppliesTo::Lookup;
-    let lookups = |permits| Want { kind: CallKind::Lookup, ..Want::charges(permits, 1) };
+    let lookups = |permits| PermitRequest { kind: CallKind::Lookup, ..PermitRequest::charges(permits, 1) };
     let mut caller = Caller::warm(&limiter, spec.clone()).await;
-    let reply = caller.ask(&[lookups(2), Want::charges(3, 1), lookups(1)]).await;
+    let reply = caller.ask(&[lookups(2), PermitRequest::charges(3, 1), lookups(1)]).await;
     assert_eq!((served(&reply, 3), reply.refused), (vec![1, 2, 0], None), "{reply:?}");
-    let passed: Vec<(usize, usize)> = reply.passed_over.iter().map(|passed| (passed.want, passed.limit)).collect();
+    let passed: Vec<(usize, usize)> = reply.skipped.iter().map(|passed| (passed.request_index, passed.limit)).collect();
     assert_eq!(passed, [(0, 2), (1, 1), (2, 2)]);
     let uses: Vec<u64> = limiter.peek(&spec, None).await.unwrap().iter().map(|line| line.used).collect();
     assert_eq!(uses, [3, 2, 1]);
     let call = caller.number;
-    let back = Settlement { kind: CallKind::Lookup, ..not_sent(call, 1, &[0, 0, 0]) };
+    let back = PermitRelease { kind: CallKind::Lookup, ..not_sent(call, 1, &[0, 0, 0]) };
     caller.settlements = vec![back];
-    let reply = caller.ask(&[Want::charges(1, 1), lookups(1)]).await;
+    let reply = caller.ask(&[PermitRequest::charges(1, 1), lookups(1)]).await;
     assert_eq!(served(&reply, 2), [0, 1], "a look-up's slot serves look-ups: {reply:?}");
 }
 
-async fn a_kind_is_served_in_line_behind_its_own_limit(limiter: Arc<dyn Limiter>) {
+async fn each_kind_is_served_in_order(limiter: Arc<dyn Limiter>) {
     let mut spec = spec(&[("all", 10, 8_000), ("charges", 3, 8_000)]);
     spec.limits[1].applies_to = AppliesTo::Charge;
-    let lookups = Want { kind: CallKind::Lookup, ..Want::charges(1, 1) };
+    let lookups = PermitRequest { kind: CallKind::Lookup, ..PermitRequest::charges(1, 1) };
     let mut caller = Caller::warm(&limiter, spec).await;
-    assert_eq!(caller.ask(&[Want::charges(1, 1)]).await.permits(), 1);
-    let reply = caller.ask(&[Want::charges(1, 3), Want::charges(1, 1), lookups]).await;
+    assert_eq!(caller.ask(&[PermitRequest::charges(1, 1)]).await.permits(), 1);
+    let reply = caller.ask(&[PermitRequest::charges(1, 3), PermitRequest::charges(1, 1), lookups]).await;
     assert_eq!(served(&reply, 3), [0, 0, 1], "a cheap charge does not pass the costly one: {reply:?}");
 }
 
-async fn after_a_lost_state_unknown_accounts_are_held(limiter: Arc<dyn Limiter>) {
+async fn lost_state_blocks_unknown_accounts(limiter: Arc<dyn Limiter>) {
     let spec = scoped(8_000);
     let mut caller = Caller::new(&limiter, spec.clone());
     let cold = caller.call(&[]).await;
     // The ledger knows of a request, and not of whose account it was.
-    let past = PastUse { age: Duration::from_millis(500), cost: ByKind::charges(1) };
-    let call = Call {
+    let past = PastUse { age: Duration::from_millis(500), cost: CostByKind::charges(1) };
+    let call = LimiterCall {
         incarnation: caller.incarnation,
         number: 2,
-        wants: vec![of(&spec, 1, "a", None), Want::charges(1, 1)],
-        settlements: Vec::new(),
+        requests: vec![of(&spec, 1, "a", None), PermitRequest::charges(1, 1)],
+        releases: Vec::new(),
         pause: None,
-        rebuild: Some(Rebuild { born: cold.born, ended: vec![past], open: ByKind::default() }),
+        rebuild: Some(RebuildData {
+            state_epoch: cold.state_epoch,
+            ended: vec![past],
+            in_flight: CostByKind::default(),
+        }),
         seeds: None,
-        distrust: None,
+        invalidate_epoch: None,
         run_id: limiter.run_id(&spec.quota).await.unwrap(),
     };
     let reply = limiter.call(&spec, &call).await.unwrap();
     assert_eq!(served(&reply, 2), [0, 1], "{reply:?}");
-    let passed = reply.passed_over[0];
-    let Some(own) = call.wants[0].subjects.first() else { panic!("{call:?}") };
+    let passed = reply.skipped[0];
+    let Some(own) = call.requests[0].subjects.first() else { panic!("{call:?}") };
     // What was lost may begin to count until the longest window before the end of the cold time; then its own window.
-    let held_us = spec.cold_us() - spec.longest_us() + spec.subject_cells(own)[0].window_us;
-    assert_eq!((reply.now.0 + passed.wait_us, passed.exact), (cold.born.0 + held_us, true));
+    let held_us = spec.cold_start_us() - spec.longest_window_us() + spec.subject_counters(own)[0].window_us;
+    assert_eq!((reply.now.0 + passed.wait_us, passed.exact), (cold.state_epoch.0 + held_us, true));
 }
 
-async fn a_state_that_was_never_used_holds_no_account(limiter: Arc<dyn Limiter>) {
+async fn unused_state_blocks_no_account(limiter: Arc<dyn Limiter>) {
     let spec = scoped(8_000);
     let mut caller = Caller::warm(&limiter, spec.clone()).await;
     assert_eq!(caller.ask(&[of(&spec, 1, "a", Some("r"))]).await.permits(), 1);
 }
 
-async fn an_account_whose_exemption_ends_waits_for_what_nobody_counted(limiter: Arc<dyn Limiter>) {
+async fn ended_exemption_waits_for_uncounted_use(limiter: Arc<dyn Limiter>) {
     let plain = scoped(8_000);
     let rule = AccountRule { account: "a".to_owned(), limit: None, rule: Rule::Exempt };
     let exempting = QuotaSpec { account_rules: vec![rule], ..plain.clone() };
@@ -308,16 +318,16 @@ async fn an_account_whose_exemption_ends_waits_for_what_nobody_counted(limiter: 
     let reply = caller.ask(&[of(&plain, 1, "a", None), of(&plain, 1, "b", None), of(&plain, 1, "c", None)]).await;
     assert_eq!(served(&reply, 3), [0, 0, 1], "{reply:?}");
     // Nothing of it was used after it was counted last.
-    let passed = reply.passed_over[0];
+    let passed = reply.skipped[0];
     let held_until_us = counted_us + unknown_past_us(&plain, 0);
     assert_eq!((reply.now.0 + passed.wait_us, passed.exact), (held_until_us, true), "{reply:?}");
-    assert!(matches!(passed.why, Shortage::NeedsHistory { .. }), "{reply:?}");
+    assert!(matches!(passed.shortage, Shortage::NeedsHistory { .. }), "{reply:?}");
     // Exempt once more: at once, and what it was held for is not forgotten meanwhile.
     caller.spec = QuotaSpec { version: 3, ..exempting.clone() };
     assert_eq!(caller.ask(&[of(&exempting, 3, "a", None)]).await.permits(), 3);
 }
 
-async fn an_account_that_was_idle_waits_when_its_window_grows(limiter: Arc<dyn Limiter>) {
+async fn idle_account_waits_after_window_growth(limiter: Arc<dyn Limiter>) {
     idle_account_waits_when_its_window_grows(limiter, 100).await;
 }
 
@@ -339,7 +349,7 @@ async fn idle_account_waits_when_its_window_grows(limiter: Arc<dyn Limiter>, pro
     let settled = caller.ask(&[]).await;
     caller.settlements.clear();
     let before_us = micros_up(BOOKING_HORIZON) + micros_up(plain.hold_max);
-    let dropped_us = settled.now.0 + before_us + padded_us(&plain, 0) + SUBJECT_KEPT_US;
+    let dropped_us = settled.now.0 + before_us + padded_us(&plain, 0) + SUBJECT_RETENTION_US;
     until_us(&caller, dropped_us).await;
     let rule = |account: &str| AccountRule {
         account: account.to_owned(),
@@ -350,20 +360,20 @@ async fn idle_account_waits_when_its_window_grows(limiter: Arc<dyn Limiter>, pro
     caller.spec = ruled.clone();
     let reply = caller.ask(&[of(&ruled, 1, "a", None), of(&ruled, 1, "b", None)]).await;
     assert_eq!(served(&reply, 2), [0, 1], "{reply:?}");
-    let until = reply.now.0 + reply.passed_over[0].wait_us;
-    let window_us = ruled.subject_cells(&ruled.subjects(Some("a"), None).unwrap()[0])[0].window_us;
+    let until = reply.now.0 + reply.skipped[0].wait_us;
+    let window_us = ruled.subject_counters(&ruled.subjects(Some("a"), None).unwrap()[0])[0].window_us;
     assert_eq!(until, reply.now.0 + before_us + window_us);
     // For as long as the rule's window takes, and not for longer; nor does another account's rule begin it anew.
     let more = QuotaSpec { account_rules: vec![rule("a"), rule("c")], version: 3, ..plain };
     caller.spec = more.clone();
     let reply = caller.ask(&[of(&more, 1, "a", None), of(&more, 1, "c", None)]).await;
     assert_eq!(served(&reply, 2), [0, 0], "{reply:?}");
-    let untils: Vec<u64> = reply.passed_over.iter().map(|passed| reply.now.0 + passed.wait_us).collect();
+    let untils: Vec<u64> = reply.skipped.iter().map(|passed| reply.now.0 + passed.wait_us).collect();
     assert_eq!(untils, [until; 2]);
 }
 
 /// What an account used while no limit counted it is in no counter, neither in one that was kept nor in a new one.
-async fn a_limit_of_accounts_that_is_back_did_not_count_meanwhile(limiter: Arc<dyn Limiter>) {
+async fn readded_account_limit_waits_for_history(limiter: Arc<dyn Limiter>) {
     let counted = scoped(60_000);
     let mut caller = Caller::warm(&limiter, counted.clone()).await;
     assert_eq!(caller.ask(&[of(&counted, 1, "a", None)]).await.permits(), 1);
@@ -382,21 +392,22 @@ async fn a_limit_of_accounts_that_is_back_did_not_count_meanwhile(limiter: Arc<d
         assert!(own.retry_after.unwrap() > Duration::from_secs(50), "{account}: {own:?}");
     }
     let reply = caller.ask(&[of(&back, 1, "a", None), of(&back, 1, "b", None)]).await;
-    let held: Vec<_> = reply.passed_over.iter().map(|passed| (passed.want, reply.now.0 + passed.wait_us)).collect();
+    let held: Vec<_> =
+        reply.skipped.iter().map(|passed| (passed.request_index, reply.now.0 + passed.wait_us)).collect();
     assert_eq!(held, [(0, held_until_us), (1, held_until_us)], "{reply:?}");
-    assert!(reply.passed_over.iter().all(|passed| matches!(passed.why, Shortage::NeedsHistory { .. })), "{reply:?}");
+    assert!(reply.skipped.iter().all(|passed| matches!(passed.shortage, Shortage::NeedsHistory { .. })), "{reply:?}");
 }
 
 /// The ledger was asked for the limits that there were when the state was lost.
-async fn a_limit_of_accounts_that_comes_while_all_is_cold_knows_no_past(limiter: Arc<dyn Limiter>) {
+async fn account_limit_added_while_cold_needs_history(limiter: Arc<dyn Limiter>) {
     let mut caller = Caller::new(&limiter, spec(&[("all", 20, 9_000)]));
     let cold = caller.call(&[]).await;
     let more = QuotaSpec { version: 2, ..scoped(60_000) };
     caller.spec = more.clone();
     caller.call(&[]).await;
-    caller.warm = Some(cold.born);
+    caller.warm = Some(cold.state_epoch);
     assert_eq!(caller.call(&[]).await.refused, None);
-    let reply = caller.ask(&[of(&more, 1, "a", None), Want::charges(1, 1)]).await;
+    let reply = caller.ask(&[of(&more, 1, "a", None), PermitRequest::charges(1, 1)]).await;
     assert_eq!((served(&reply, 2), reply.refused), (vec![0, 1], None), "{reply:?}");
-    assert!(matches!(reply.passed_over[0].why, Shortage::NeedsHistory { .. }), "{reply:?}");
+    assert!(matches!(reply.skipped[0].shortage, Shortage::NeedsHistory { .. }), "{reply:?}");
 }

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use sluicegate::domain::limit::Algorithm;
 use sluicegate::domain::quota::Quota;
-use sluicegate::domain::quota::throttle::ThrottleAnswers;
+use sluicegate::domain::quota::throttle::ThrottleResponse;
 
 use super::*;
 
@@ -47,7 +47,7 @@ fn in_seconds(answers: [i64; 5]) -> [i64; 5] {
     [answers[0], answers[1], answers[2], up(answers[3]), up(answers[4])]
 }
 
-fn in_micros(answers: &ThrottleAnswers) -> [i64; 5] {
+fn in_micros(answers: &ThrottleResponse) -> [i64; 5] {
     let us = |duration: Duration| i64::try_from(duration.as_micros()).unwrap();
     [
         i64::from(answers.limited),
@@ -70,9 +70,9 @@ async fn the_documented_example_has_its_documented_answers(limiter: Arc<dyn Limi
     let mut cell = RedisCell::new(15, 30, 60_000_000);
     for turn in 0..20 {
         let reply = caller.call(&[1]).await;
-        let answers = ThrottleAnswers::of(&spec, 1, &reply);
+        let answers = ThrottleResponse::from_reply(&spec, 1, &reply);
         let now_us = i64::try_from(reply.now.0).unwrap();
-        let ahead_us = reply.granted.first().map_or(0, |run| i64::try_from(run.wait_us).unwrap());
+        let ahead_us = reply.grants.first().map_or(0, |run| i64::try_from(run.wait_us).unwrap());
         let documented = cell.throttle(now_us + ahead_us, 1);
         assert_eq!(in_micros(&answers), documented, "turn {turn}: {reply:?}");
         assert_eq!(answers.seconds(), in_seconds(documented), "turn {turn}");
@@ -85,7 +85,7 @@ async fn the_documented_example_has_its_documented_answers(limiter: Arc<dyn Limi
 /// Sequences of gaps and quantities; a quantity of nothing only looks. A permit that was booked is a call that comes at
 /// its start, after one that was told to retry then.
 #[test]
-fn all_five_answers_are_redis_cells() {
+fn five_reply_values_match_redis_cell() {
     let call = (prop_oneof![3 => 0_u64..300_000, 2 => 0_u64..4_000_000, 1 => Just(0)], 0_u32..6);
     let numbers = (0_u32..8, 1_u32..40, 1_u64..3_000_000);
     let histories = (numbers, prop::collection::vec(call, 1..60));
@@ -100,24 +100,24 @@ fn all_five_answers_are_redis_cells() {
         let (mut quota, mut born, mut now_us) = (Quota::default(), None, 1_800_000_000_000_000);
         for (number, (gap_us, quantity)) in (1..).zip(&calls) {
             now_us += gap_us;
-            let wants = if *quantity == 0 { Vec::new() } else { vec![Want::charges(1, *quantity)] };
-            let call = Call {
+            let wants = if *quantity == 0 { Vec::new() } else { vec![PermitRequest::charges(1, *quantity)] };
+            let call = LimiterCall {
                 incarnation: 1,
                 number,
-                wants,
-                settlements: Vec::new(),
+                requests: wants,
+                releases: Vec::new(),
                 pause: None,
                 rebuild: born.map(forgotten_nothing),
                 seeds: None,
-                distrust: None,
+                invalidate_epoch: None,
                 run_id: "run".to_owned(),
             };
             let reply = quota.call(Micros(now_us), &spec, &call);
-            if born.replace(reply.born).is_none() {
+            if born.replace(reply.state_epoch).is_none() {
                 continue;
             }
             let (at, quantity) = (i64::try_from(now_us).unwrap(), i64::from(*quantity));
-            let ahead_us = reply.granted.first().map_or(0, |run| i64::try_from(run.wait_us).unwrap());
+            let ahead_us = reply.grants.first().map_or(0, |run| i64::try_from(run.wait_us).unwrap());
             if ahead_us > 0 {
                 let told = cell.throttle(at, quantity);
                 prop_assert_eq!((told[0], told[3]), (1, ahead_us), "told to come again at the booked start");
@@ -126,7 +126,7 @@ fn all_five_answers_are_redis_cells() {
             let documented = cell.throttle(at + ahead_us, quantity);
             now_us += u64::try_from(ahead_us).unwrap();
             limited.set(limited.get() + documented[0]);
-            let answers = ThrottleAnswers::of(&spec, u32::try_from(quantity).unwrap(), &reply);
+            let answers = ThrottleResponse::from_reply(&spec, u32::try_from(quantity).unwrap(), &reply);
             prop_assert_eq!(in_micros(&answers), documented, "{:?}", reply);
             prop_assert_eq!(answers.seconds(), in_seconds(documented));
         }

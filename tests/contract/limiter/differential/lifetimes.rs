@@ -7,7 +7,7 @@ use super::*;
 const NOT_RENEWED_MS: u64 = 1 << 45;
 
 #[test]
-fn a_key_outlives_its_uses_and_is_not_renewed_with_each() {
+fn key_outlives_uses_without_renewal_on_each() {
     let mut lua = LuaSide::new("lifetimes");
     let with = |version, window: Duration, hold_max| {
         let reference = LimitSpec { scope: Scope::Reference, ..LimitSpec::sliding_log("own", 1_000, window) };
@@ -19,18 +19,18 @@ fn a_key_outlives_its_uses_and_is_not_renewed_with_each() {
         [with(1, minute, SECOND), with(2, hour, SECOND), with(3, minute, SECOND), with(4, minute, 600 * SECOND)];
     let subjects = specs[0].subjects(None, Some("r")).unwrap();
     let (mut now, mut number, mut gone_us, mut renewed) = (Micros(START_US), 0, 0, 0);
-    let call = |number, wants, rebuild| Call {
+    let call = |number, wants, rebuild| LimiterCall {
         incarnation: 1,
         number,
-        wants,
-        settlements: Vec::new(),
+        requests: wants,
+        releases: Vec::new(),
         pause: None,
         rebuild,
         seeds: None,
-        distrust: None,
+        invalidate_epoch: None,
         run_id: "run".to_owned(),
     };
-    let born = lua.call(now, &specs[0], &call(1, Vec::new(), None)).born;
+    let born = lua.call(now, &specs[0], &call(1, Vec::new(), None)).state_epoch;
     lua.call(now, &specs[0], &call(2, Vec::new(), Some(forgotten_nothing(born))));
     for spec in &specs {
         for _ in 0..200 {
@@ -39,12 +39,16 @@ fn a_key_outlives_its_uses_and_is_not_renewed_with_each() {
             let subjects = spec.subjects(None, Some("r")).unwrap();
             let key = format!("lifetimes:{{{}}}:{}", spec.quota, subjects[0].key);
             redis::cmd("PEXPIRE").arg(&key).arg(NOT_RENEWED_MS).exec(&mut lua.connection).unwrap();
-            lua.call(now, spec, &call(2 + number, vec![Want { subjects, ..Want::charges(1, 1) }], None));
+            lua.call(
+                now,
+                spec,
+                &call(2 + number, vec![PermitRequest { subjects, ..PermitRequest::charges(1, 1) }], None),
+            );
             let left_ms: u64 = redis::cmd("PTTL").arg(&key).query(&mut lua.connection).unwrap();
             if left_ms < NOT_RENEWED_MS / 2 {
                 (gone_us, renewed) = (now.0 + left_ms * 1_000, renewed + 1);
             }
-            let matters_us = now.0 + spec.before_us() + padded_us(spec, 1);
+            let matters_us = now.0 + spec.count_delay_max_us() + padded_us(spec, 1);
             assert!(gone_us >= matters_us, "{} us too early, version {}", matters_us - gone_us, spec.version);
         }
     }

@@ -83,22 +83,22 @@ impl Laws {
             Fate::Answered(at_us) => used(*call, 1, now_us - at_us),
             Fate::NotSent(origins) => not_sent(*call, 1, origins),
         });
-        let call = Call {
+        let call = LimiterCall {
             incarnation: worker.incarnation,
             number: worker.calls + 1,
-            wants: if wanted > 0 { vec![Want::charges(wanted, 1)] } else { Vec::new() },
-            settlements: settlements.collect(),
+            requests: if wanted > 0 { vec![PermitRequest::charges(wanted, 1)] } else { Vec::new() },
+            releases: settlements.collect(),
             pause: None,
             rebuild: None,
             seeds: None,
-            distrust: None,
+            invalidate_epoch: None,
             run_id: "run".to_owned(),
         };
         let mut quota = world.store.quota.clone();
         let reply = quota.call(Micros(now_us), &self.spec, &call);
         // A repeat of the call, whenever it comes, says the same and changes nothing that counts.
         debug_assert_eq!(quota.clone().call(Micros(now_us), &self.spec, &call), reply);
-        if !settles && reply.granted.is_empty() {
+        if !settles && reply.grants.is_empty() {
             world.store.refuses(now_us, wanted);
             return None;
         }

@@ -77,20 +77,20 @@ impl Worker {
 impl World {
     pub fn new(spec: &QuotaSpec, Size { jobs, crashes, returns }: Size) -> Self {
         let mut quota = Quota::default();
-        let call = |number, rebuild| Call {
+        let call = |number, rebuild| LimiterCall {
             incarnation: 9,
             number,
-            wants: Vec::new(),
-            settlements: Vec::new(),
+            requests: Vec::new(),
+            releases: Vec::new(),
             pause: None,
             rebuild,
             seeds: None,
-            distrust: None,
+            invalidate_epoch: None,
             run_id: "run".to_owned(),
         };
         let long_ago = Micros(START_US - 10_000_000);
         let cold = quota.call(long_ago, spec, &call(1, None));
-        quota.call(long_ago, spec, &call(2, Some(forgotten_nothing(cold.born))));
+        quota.call(long_ago, spec, &call(2, Some(forgotten_nothing(cold.state_epoch))));
         Self {
             store: Store::of(quota),
             now_us: START_US,

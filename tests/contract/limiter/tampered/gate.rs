@@ -5,8 +5,8 @@ use std::sync::Mutex;
 
 use async_trait::async_trait;
 use sluicegate::domain::quota_spec::Lookback;
-use sluicegate::limiter::gate::{Gate, GateParts, Grant, RefusedBy};
-use sluicegate::limiter::{LimitUse, RecentAttempts};
+use sluicegate::limiter::gate::{AcquireResult, BlockReason, Gate, GateContext};
+use sluicegate::limiter::{LimitStatus, RecentAttempts};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -18,11 +18,11 @@ struct Remembers(Mutex<Vec<Instant>>);
 
 #[async_trait]
 impl RecentAttempts for Remembers {
-    async fn recent_uses(&self, _: &ProviderName, _: Lookback) -> Result<(Vec<PastUse>, ByKind), String> {
+    async fn recent_uses(&self, _: &ProviderName, _: Lookback) -> Result<(Vec<PastUse>, CostByKind), String> {
         let ended = self.0.lock().unwrap();
         Ok((
-            ended.iter().map(|at| PastUse { age: at.elapsed(), cost: ByKind::charges(1) }).collect(),
-            ByKind::default(),
+            ended.iter().map(|at| PastUse { age: at.elapsed(), cost: CostByKind::charges(1) }).collect(),
+            CostByKind::default(),
         ))
     }
 }
@@ -42,13 +42,13 @@ impl Worker {
         let (ledger, stop) = (Arc::new(Remembers::default()), CancellationToken::new());
         let told = Arc::<Mutex<Vec<i64>>>::default();
         let hears = Arc::clone(&told);
-        let parts = GateParts {
+        let parts = GateContext {
             limiter,
             recent: ledger.clone(),
             spec,
             incarnation: rand::random::<u64>() >> 16,
             stop: stop.clone(),
-            newer: Arc::new(move |version| hears.lock().unwrap().push(version)),
+            on_newer_version: Arc::new(move |version| hears.lock().unwrap().push(version)),
         };
         let (gate, run) = Gate::new(parts);
         Self { gate, ledger, told, stop, running: tokio::spawn(run), _spec: spec_tx }
@@ -58,13 +58,13 @@ impl Worker {
     async fn pay_many(&self, payments: usize, wait_until: Instant) -> usize {
         let mut paid = 0;
         while paid < payments {
-            let Grant::Granted(permit) = self.gate.permit(ask(wait_until)).await else { break };
+            let AcquireResult::Granted(permit) = self.gate.acquire(ask(wait_until)).await else { break };
             tokio::time::sleep_until(permit.start_at).await;
             // One that comes too late is asked for again.
             let Ok(in_flight) = permit.begin() else { continue };
             let now = Instant::now();
             self.ledger.0.lock().unwrap().push(now);
-            in_flight.answered(now);
+            in_flight.release_used(now);
             paid += 1;
         }
         paid
@@ -96,7 +96,7 @@ fn log() -> (Arc<Mutex<Vec<u8>>>, tracing::subscriber::DefaultGuard) {
 }
 
 #[tokio::test]
-async fn a_gate_notices_a_state_that_was_put_back() {
+async fn gate_detects_a_restored_old_state() {
     let (lines, _guard) = log();
     let redis = Redis::start();
     let limiter: Arc<dyn Limiter> = Arc::new(RedisLimiter::new(&redis.url(), "gate").unwrap());
@@ -120,7 +120,7 @@ async fn a_gate_notices_a_state_that_was_put_back() {
 }
 
 #[tokio::test]
-async fn a_pause_of_thirty_days_is_over_in_seconds() {
+async fn forged_long_pause_ends_in_seconds() {
     let (lines, _guard) = log();
     let redis = Redis::start();
     let limiter: Arc<dyn Limiter> = Arc::new(RedisLimiter::new(&redis.url(), "paused").unwrap());
@@ -150,10 +150,10 @@ async fn a_pause_of_thirty_days_is_over_in_seconds() {
 
 /// Refuses every call for the same reason, as somebody may have written it; keeps what it was told.
 struct Forged {
-    refused: Refused,
+    refused: LimiterRefusal,
     version: i64,
     began: Instant,
-    calls: Mutex<Vec<Call>>,
+    calls: Mutex<Vec<LimiterCall>>,
 }
 
 #[async_trait]
@@ -162,24 +162,24 @@ impl Limiter for Forged {
         Ok("run".to_owned())
     }
 
-    async fn call(&self, _: &QuotaSpec, call: &Call) -> Result<Reply, LimiterError> {
+    async fn call(&self, _: &QuotaSpec, call: &LimiterCall) -> Result<LimiterReply, LimiterError> {
         let mut calls = self.calls.lock().unwrap();
         calls.push(call.clone());
-        Ok(Reply {
+        Ok(LimiterReply {
             now: Micros(1_800_000_000_000_000 + u64::try_from(self.began.elapsed().as_micros()).unwrap()),
             version: self.version,
-            born: Micros(1_800_000_000_000_000),
+            state_epoch: Micros(1_800_000_000_000_000),
             calls: calls.len() as u64,
-            granted: Vec::new(),
-            passed_over: Vec::new(),
+            grants: Vec::new(),
+            skipped: Vec::new(),
             remaining: 0,
-            decides: 0,
+            deciding_limit: 0,
             reset_us: 0,
             refused: Some(self.refused),
         })
     }
 
-    async fn peek(&self, _: &QuotaSpec, _: Option<&Subject>) -> Result<Vec<LimitUse>, LimiterError> {
+    async fn peek(&self, _: &QuotaSpec, _: Option<&Subject>) -> Result<Vec<LimitStatus>, LimiterError> {
         Ok(Vec::new())
     }
 
@@ -188,38 +188,40 @@ impl Limiter for Forged {
     }
 }
 
-fn forged(by: Refusal, version: i64) -> Arc<Forged> {
-    let refused = Refused { by, wait_us: 30 * 86_400 * 1_000_000, exact: true };
+fn forged(by: RefusalReason, version: i64) -> Arc<Forged> {
+    let refused = LimiterRefusal { reason: by, wait_us: 30 * 86_400 * 1_000_000, exact: true };
     Arc::new(Forged { refused, version, began: Instant::now(), calls: Mutex::default() })
 }
 
 #[tokio::test(start_paused = true)]
 async fn no_wait_is_longer_than_settings_allow() {
     let second = spec(&[("all", 9, 1_000)]);
-    let longest = Duration::from_micros(second.cold_us() + second.longest_us());
+    let longest = Duration::from_micros(second.cold_start_us() + second.longest_window_us());
     for (by, most) in [
-        (Refusal::Limit { index: 0 }, longest),
-        (Refusal::Cold, longest),
-        (Refusal::Paused, Duration::from_secs(901)),
-        (Refusal::NeedsHistory { index: 0, readable_in_us: 1 << 31 }, longest),
+        (RefusalReason::Limit { index: 0 }, longest),
+        (RefusalReason::Cold, longest),
+        (RefusalReason::Paused, Duration::from_secs(901)),
+        (RefusalReason::NeedsHistory { index: 0, readable_in_us: 1 << 31 }, longest),
     ] {
         let worker = Worker::start(forged(by, 1), second.clone());
-        let Grant::Refused(refusal) = worker.gate.permit(ask(Instant::now())).await else { panic!("granted") };
+        let AcquireResult::Refused(refusal) = worker.gate.acquire(ask(Instant::now())).await else { panic!("granted") };
         assert!(refusal.retry_after <= most && !refusal.exact, "{by:?}: {refusal:?}");
         worker.end().await;
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_version_that_cannot_be_true_is_not_believed() {
+async fn implausible_version_is_ignored() {
     for (version, is_believed) in [(1_000_001, true), (1_000_002, false), ((1 << 48) - 1, false)] {
-        let limiter = forged(Refusal::StaleVersion, version);
+        let limiter = forged(RefusalReason::StaleVersion, version);
         let worker = Worker::start(limiter.clone(), spec(&[("all", 9, 1_000)]));
-        let Grant::Refused(refusal) = worker.gate.permit(ask(Instant::now() + SECOND)).await else { panic!("granted") };
-        assert_eq!(refusal.by == RefusedBy::StaleSettings, is_believed, "{version}: {refusal:?}");
+        let AcquireResult::Refused(refusal) = worker.gate.acquire(ask(Instant::now() + SECOND)).await else {
+            panic!("granted")
+        };
+        assert_eq!(refusal.reason == BlockReason::StaleSettings, is_believed, "{version}: {refusal:?}");
         let told = worker.told.lock().unwrap().clone();
         assert_eq!(told.first().copied(), is_believed.then_some(version), "{told:?}");
-        let distrusts = limiter.calls.lock().unwrap().iter().any(|call| call.distrust.is_some());
+        let distrusts = limiter.calls.lock().unwrap().iter().any(|call| call.invalidate_epoch.is_some());
         assert_eq!(distrusts, !is_believed, "{version}");
         worker.end().await;
     }

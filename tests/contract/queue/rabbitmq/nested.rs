@@ -87,8 +87,8 @@ fn nested(levels: usize) -> Vec<u8> {
 
 /// Five bytes a level: a frame of 128 KiB holds 26,000 of them, and a parser that calls itself needs a stack for each.
 #[tokio::test(flavor = "multi_thread")]
-async fn headers_nested_without_end_are_read_and_passed_by() {
-    let name = "headers_nested_without_end_are_read_and_passed_by";
+async fn deeply_nested_headers_are_accepted() {
+    let name = "deeply_nested_headers_are_accepted";
     let bench = bench(name).await;
     bench.queue.declare(&[provider("stripe")]).await.unwrap();
     let mut hand = Hand::open(name);
@@ -106,8 +106,8 @@ async fn headers_nested_without_end_are_read_and_passed_by() {
 
 /// The broker passes on what it is given, and lapin would end the connection of all lanes with each of these.
 #[tokio::test(flavor = "multi_thread")]
-async fn short_strings_that_are_no_text_cost_no_connection() {
-    let name = "short_strings_that_are_no_text_cost_no_connection";
+async fn invalid_utf8_short_strings_keep_the_connection() {
+    let name = "invalid_utf8_short_strings_keep_the_connection";
     let bench = bench(name).await;
     bench.queue.declare(&[provider("stripe")]).await.unwrap();
     let mut hand = Hand::open(name);
@@ -130,7 +130,7 @@ async fn short_strings_that_are_no_text_cost_no_connection() {
 
 /// What is no AMQP, or breaks it, costs one attempt to connect, and the next is made.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_peer_that_speaks_nonsense_is_away() {
+async fn malformed_peer_is_unavailable() {
     let endless_frame = b"\x01\0\0\xff\xff\xff\xff\0\x0a\0\x0a".to_vec();
     let start_with_a_broken_table = b"\x01\0\0\0\0\0\x0e\0\x0a\0\x0a\0\x09\xff\xff\xff\xff\x01aA\xce".to_vec();
     let wrong_end = b"\x08\0\0\0\0\0\0\xcd".to_vec();
@@ -164,7 +164,7 @@ async fn a_peer_that_speaks_nonsense_is_away() {
         });
         let queue = connect(&format!("amqp://127.0.0.1:{port}/?connection_timeout=300"));
         let shown = &shown[..shown.len().min(60)];
-        assert!(matches!(queue.ping().await, Err(QueueError::Away(_) | QueueError::Refused(_))), "{shown}");
+        assert!(matches!(queue.ping().await, Err(QueueError::Unavailable(_) | QueueError::Refused(_))), "{shown}");
         let again = tokio::time::timeout(PATIENCE, told.wait_for(|connections| *connections > 1));
         again.await.expect("never tried again").unwrap();
         answering.abort();

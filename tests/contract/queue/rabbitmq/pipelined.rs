@@ -7,9 +7,9 @@ use super::counting::{Counting, PUBLISH};
 use super::*;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn all_are_on_the_wire_before_the_first_confirm() {
+async fn publishes_do_not_wait_for_confirms() {
     const EACH: usize = 80;
-    let bench = bench("all_are_on_the_wire_before_the_first_confirm").await;
+    let bench = bench("publishes_do_not_wait_for_confirms").await;
     let mut between = Counting::before(&bench.url, PUBLISH).await;
     let queue = connect(&between.url);
     queue.declare(&[provider("stripe")]).await.unwrap();
@@ -46,8 +46,8 @@ async fn all_are_on_the_wire_before_the_first_confirm() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_exchange_that_is_gone_costs_the_others_nothing() {
-    let bench = bench("an_exchange_that_is_gone_costs_the_others_nothing").await;
+async fn deleted_exchange_does_not_affect_others() {
+    let bench = bench("deleted_exchange_does_not_affect_others").await;
     bench.queue.declare(&[provider("stripe")]).await.unwrap();
     let (_connection, channel) = raw_channel(&bench.url).await;
     channel.exchange_delete("payments.outcomes".into(), ExchangeDeleteOptions::default()).await.unwrap();

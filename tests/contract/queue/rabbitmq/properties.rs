@@ -2,7 +2,7 @@
 
 use lapin::options::BasicGetOptions;
 use lapin::types::{AMQPValue, FieldTable};
-use sluicegate::queue::Outgoing;
+use sluicegate::queue::OutgoingMessage;
 
 use super::super::{assert_invalid_headers, invalid_message, provider, take};
 use super::{bench, raw_channel, string_headers};
@@ -46,8 +46,8 @@ fn producers_properties() -> lapin::BasicProperties {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn invalid_messages_keep_what_their_producer_said_of_them() {
-    let bench = bench("invalid_messages_keep_what_their_producer_said_of_them").await;
+async fn invalid_messages_keep_producer_properties() {
+    let bench = bench("invalid_messages_keep_producer_properties").await;
     bench.queue.declare(&[provider("stripe")]).await.unwrap();
     let (_connection, channel) = raw_channel(&bench.url).await;
     let options = lapin::options::BasicPublishOptions::default();
@@ -56,7 +56,7 @@ async fn invalid_messages_keep_what_their_producer_said_of_them() {
     let mut lane = bench.queue.open_lane(&provider("stripe"), 1).await.unwrap();
     let delivery = take(&mut *lane).await;
     let properties = delivery.properties.clone();
-    bench.queue.publish(Outgoing { properties, ..invalid_message() }).await.unwrap();
+    bench.queue.publish(OutgoingMessage { properties, ..invalid_message() }).await.unwrap();
     delivery.receipt.ack().await.unwrap();
 
     let get = channel.basic_get("payments.invalid".into(), BasicGetOptions { no_ack: true }).await;
@@ -93,8 +93,8 @@ async fn invalid_messages_keep_what_their_producer_said_of_them() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_largest_headers_of_a_producer_can_be_passed_on() {
-    let bench = bench("the_largest_headers_of_a_producer_can_be_passed_on").await;
+async fn largest_producer_headers_are_forwarded() {
+    let bench = bench("largest_producer_headers_are_forwarded").await;
     bench.queue.declare(&[provider("stripe")]).await.unwrap();
     let (_connection, channel) = raw_channel(&bench.url).await;
     let mut headers = FieldTable::default();
@@ -109,7 +109,7 @@ async fn the_largest_headers_of_a_producer_can_be_passed_on() {
     let mut lane = bench.queue.open_lane(&provider("stripe"), 1).await.unwrap();
     let delivery = take(&mut *lane).await;
     let properties = delivery.properties.clone();
-    bench.queue.publish(Outgoing { properties, ..invalid_message() }).await.unwrap();
+    bench.queue.publish(OutgoingMessage { properties, ..invalid_message() }).await.unwrap();
     let get = channel.basic_get("payments.invalid".into(), BasicGetOptions { no_ack: true }).await;
     let headers = string_headers(&get.unwrap().unwrap().delivery.properties);
     assert_eq!((headers["tenant"].as_str(), headers["wide"].len()), ("a", 60_000));

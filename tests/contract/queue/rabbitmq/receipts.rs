@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 
 use super::counting::{ACK, Counting};
 use super::*;
-use crate::queue::{Delivery, Lane, assert_quiet, bodies, take_many};
+use crate::queue::{Delivery, LaneConsumer, assert_quiet, bodies, take_many};
 
 const MESSAGES: usize = 60;
 
@@ -45,14 +45,14 @@ fn orders() -> BTreeMap<&'static str, (Vec<usize>, bool)> {
 async fn finish(number: usize, delivery: Delivery) -> Option<Delivery> {
     match fate(number) {
         Fate::Held => return Some(delivery),
-        Fate::HandedBack => delivery.receipt.hand_back().await.unwrap(),
+        Fate::HandedBack => delivery.receipt.requeue().await.unwrap(),
         Fate::Acknowledged => delivery.receipt.ack().await.unwrap(),
     }
     None
 }
 
 /// Finishes a lane's messages; what is in hand then is what was held, and what came back.
-async fn finish_all(lane: &mut dyn Lane, order: &[usize], at_once: bool) -> Vec<Delivery> {
+async fn finish_all(lane: &mut dyn LaneConsumer, order: &[usize], at_once: bool) -> Vec<Delivery> {
     let deliveries = take_many(lane, MESSAGES).await;
     let mut by_number: BTreeMap<usize, Delivery> = deliveries
         .into_iter()
@@ -76,14 +76,14 @@ async fn finish_all(lane: &mut dyn Lane, order: &[usize], at_once: bool) -> Vec<
     // A channel's frames are worked off in their order: what comes back last shows that the others were.
     let sentinel = held.pop().unwrap();
     let body = sentinel.body.clone();
-    sentinel.receipt.hand_back().await.unwrap();
+    sentinel.receipt.requeue().await.unwrap();
     let sentinel = take(lane).await;
     assert_eq!(sentinel.body, body);
     held.into_iter().chain(back).chain([sentinel]).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_what_was_acknowledged_is_gone_when_the_connection_is_killed() {
+async fn killed_connection_removes_only_acknowledged_messages() {
     const VHOST: &str = "only_what_was_acknowledged_is_gone";
     let bench = bench(VHOST).await;
     let numbers: Vec<String> = (0..MESSAGES).map(|number| number.to_string()).collect();
@@ -103,7 +103,7 @@ async fn only_what_was_acknowledged_is_gone_when_the_connection_is_killed() {
     for (mut lane, deliveries) in in_hand {
         assert!(tokio::time::timeout(PATIENCE, lane.next()).await.unwrap().is_err());
         let late = deliveries.into_iter().next().unwrap().receipt.ack().await;
-        assert!(matches!(late, Err(QueueError::Away(_))), "{late:?}");
+        assert!(matches!(late, Err(QueueError::Unavailable(_))), "{late:?}");
     }
     for name in orders().into_keys() {
         let deadline = std::time::Instant::now() + PATIENCE;
@@ -121,8 +121,8 @@ async fn only_what_was_acknowledged_is_gone_when_the_connection_is_killed() {
 
 /// On one thread, so that all are acknowledged before the first frame is written.
 #[tokio::test]
-async fn what_is_acknowledged_together_goes_in_one_frame() {
-    let bench = bench("what_is_acknowledged_together_goes_in_one_frame").await;
+async fn batched_acknowledgements_use_one_frame() {
+    let bench = bench("batched_acknowledgements_use_one_frame").await;
     let between = Counting::before(&bench.url, ACK).await;
     let queue = connect(&between.url);
     queue.declare(&[provider("stripe")]).await.unwrap();

@@ -35,8 +35,8 @@ fn refusal<T>(answer: Result<T, QueueError>) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn looks_and_declarations_that_are_refused_end_no_lane() {
-    let broker = broker("looks_and_declarations_that_are_refused_end_no_lane", NO_BOLTS).await;
+async fn refused_declarations_end_no_lane() {
+    let broker = broker("refused_declarations_end_no_lane", NO_BOLTS).await;
     let bolts: Vec<_> = (0..24).map(|number| provider(&format!("bolt{number}"))).collect();
     let all: Vec<_> = [provider("acme")].into_iter().chain(bolts.clone()).collect();
     broker.guest.declare(&all).await.unwrap();
@@ -49,9 +49,9 @@ async fn looks_and_declarations_that_are_refused_end_no_lane() {
     for cut_ms in (0..60).step_by(3) {
         // Whoever asks may lose interest before the broker has answered.
         let cut = std::time::Duration::from_millis(cut_ms);
-        drop(tokio::time::timeout(cut, queue.unfit(&all)).await);
+        drop(tokio::time::timeout(cut, queue.topology_problems(&all)).await);
         drop(tokio::time::timeout(cut, queue.declare(&bolts[..1])).await);
-        drop(queue.unfit(&bolts).await);
+        drop(queue.topology_problems(&bolts).await);
     }
     held.receipt.ack().await.unwrap();
     publish_all(&*broker.guest, "acme", &["next"]).await;
@@ -61,14 +61,14 @@ async fn looks_and_declarations_that_are_refused_end_no_lane() {
 
     let words = refusal(queue.declare(&bolts[..1]).await);
     assert!(words.contains("ACCESS_REFUSED") && words.contains("payments.bolt0"), "{words}");
-    let unfit = queue.unfit(&all).await.unwrap();
+    let unfit = queue.topology_problems(&all).await.unwrap();
     assert_eq!(unfit.len(), bolts.len(), "{unfit:?}");
     assert!(unfit.iter().all(|line| line.to_string().contains("ACCESS_REFUSED")), "{unfit:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lane_that_is_refused_says_so_and_ends_no_other() {
-    let broker = broker("a_lane_that_is_refused_says_so_and_ends_no_other", NO_BOLTS).await;
+async fn refused_lane_ends_no_other() {
+    let broker = broker("refused_lane_ends_no_other", NO_BOLTS).await;
     let (acme, bolt) = (provider("acme"), provider("bolt"));
     broker.guest.declare(&[acme.clone(), bolt.clone()]).await.unwrap();
     let queue = connect(&broker.limited_url);
@@ -86,8 +86,8 @@ async fn a_lane_that_is_refused_says_so_and_ends_no_other() {
 
 /// Channels have few numbers, which come round.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_refusal_is_told_to_no_later_channel() {
-    const NAME: &str = "a_refusal_is_told_to_no_later_channel";
+async fn refusal_affects_no_later_channel() {
+    const NAME: &str = "refusal_affects_no_later_channel";
     let broker = broker(NAME, NO_BOLTS).await;
     let (acme, bolt) = (provider("acme"), provider("bolt"));
     broker.guest.declare(&[acme.clone(), bolt.clone()]).await.unwrap();
@@ -111,8 +111,8 @@ async fn a_refusal_is_told_to_no_later_channel() {
 
 /// A queue that may not be made is not one that exists otherwise: nobody is to delete it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_limit_on_queues_is_told_in_the_brokers_words() {
-    const VHOST: &str = "a_limit_on_queues_is_told_in_the_brokers_words";
+async fn queue_limit_error_quotes_the_broker() {
+    const VHOST: &str = "queue_limit_error_quotes_the_broker";
     let bench = bench(VHOST).await;
     bench.queue.declare(&[provider("acme")]).await.unwrap();
     ctl(&["set_vhost_limits", "-p", VHOST, r#"{"max-queues":1}"#]).await;
@@ -142,8 +142,8 @@ async fn more_lanes_than_channels_end_no_lane() {
 
 /// The broker closes the connection of whoever opens a channel too many.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_users_limit_on_channels_ends_no_lane_again_and_again() {
-    const USER: &str = "a_users_limit_on_channels_ends_no_lane_again_and_again";
+async fn user_channel_limit_ends_no_lane_repeatedly() {
+    const USER: &str = "user_channel_limit_ends_no_lane_repeatedly";
     let broker = broker(USER, ".*").await;
     let lanes: Vec<_> = (0..6).map(|number| provider(&format!("lane{number}"))).collect();
     broker.guest.declare(&lanes).await.unwrap();
@@ -164,7 +164,7 @@ async fn a_users_limit_on_channels_ends_no_lane_again_and_again() {
                     assert!(words.contains("max-channels") && words.contains("user limit"), "{words}");
                     refused += 1;
                 }
-                Err(QueueError::Away(_)) => {}
+                Err(QueueError::Unavailable(_)) => {}
                 Err(other) => panic!("{other}"),
             }
         }

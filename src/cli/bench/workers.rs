@@ -1,0 +1,110 @@
+//! The workers of a bench: the same deployment that `run` runs, several of them in this process if asked.
+//!
+//! Refuses to leave one running: they are stopped and awaited, or aborted with their owner.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::quantile;
+use crate::cli::CommandError;
+use crate::cli::connect::RunLock;
+use crate::domain::outcome::FinalState;
+use crate::domain::provider::ProviderName;
+use crate::ledger::LedgerError;
+use crate::queue::message::CardNumbers;
+use crate::worker::meter::{Distribution, LaneCounts, Meter};
+use crate::worker::supervisor::{self, DrainReport, WorkerStatus};
+use crate::worker::{Backends, WorkerOptions, settings_sync, sweeper};
+
+/// For what is in hand when a bench has seen enough.
+const DRAIN: Duration = Duration::from_secs(15);
+/// Nothing of a bench lives that long.
+const SCRUB_AFTER: Duration = Duration::from_secs(86_400);
+
+#[derive(Default)]
+pub struct BenchWorkers {
+    stop: CancellationToken,
+    running: JoinSet<Result<DrainReport, LedgerError>>,
+    meters: Vec<Arc<Meter>>,
+    locks: Vec<RunLock>,
+}
+
+impl BenchWorkers {
+    pub(super) fn add(&mut self, owner: String, engines: Backends, lock: RunLock) {
+        let options = WorkerOptions {
+            owner,
+            card_numbers: CardNumbers::Refuse,
+            drain_timeout: DRAIN,
+            settings_poll: settings_sync::POLL_INTERVAL,
+            sweep_every: sweeper::SWEEP_INTERVAL,
+            scrub_after: SCRUB_AFTER,
+            scrub_review_after: None,
+        };
+        let (progress, seen) = watch::channel(WorkerStatus::default());
+        self.meters.push(Arc::clone(&seen.borrow().meter));
+        self.running.spawn(supervisor::run(engines, options, self.stop.clone(), progress));
+        self.locks.push(lock);
+    }
+
+    fn counts(&self, provider: &ProviderName) -> Vec<LaneCounts> {
+        self.meters.iter().filter_map(|meter| meter.find_lane(provider)).map(|lane| lane.counts()).collect()
+    }
+
+    /// Jobs in a final state, as the workers count them.
+    #[must_use]
+    pub fn finished(&self, provider: &ProviderName) -> u64 {
+        let outcomes = self.counts(provider).into_iter().flat_map(|counts| counts.outcomes);
+        outcomes.filter(|(state, _)| FinalState::from_name(state).is_some()).map(|(_, count)| count).sum()
+    }
+
+    /// Permits that were given back unused, by reason.
+    #[must_use]
+    pub fn returned(&self, provider: &ProviderName) -> BTreeMap<&'static str, u64> {
+        let mut returned = BTreeMap::new();
+        for (reason, count) in self.counts(provider).into_iter().flat_map(|counts| counts.returned) {
+            *returned.entry(reason).or_default() += count;
+        }
+        returned
+    }
+
+    /// Starts after the instants that their permits named: all, and those that lay ahead when they were granted.
+    #[must_use]
+    pub fn lateness(&self, provider: &ProviderName) -> (Distribution, Distribution) {
+        let counts = self.counts(provider);
+        let all = quantile::sum(counts.iter().map(|counts| counts.lateness.clone()));
+        (all, quantile::sum(counts.into_iter().map(|counts| counts.lateness_ahead)))
+    }
+
+    /// # Errors
+    /// When a worker has ended though nobody stopped it.
+    pub fn require_running(&mut self) -> Result<(), CommandError> {
+        match self.running.try_join_next() {
+            None => Ok(()),
+            Some(ended) => {
+                ended.map_err(failed)??;
+                Err(CommandError::Failed("a worker has ended by itself".to_owned()))
+            }
+        }
+    }
+
+    /// Stops all, and waits until what is in hand is finished or handed back.
+    ///
+    /// # Errors
+    /// When one did not end well.
+    pub async fn stop(mut self) -> Result<(), CommandError> {
+        self.stop.cancel();
+        while let Some(ended) = self.running.join_next().await {
+            ended.map_err(failed)??;
+        }
+        Ok(())
+    }
+}
+
+fn failed(error: tokio::task::JoinError) -> CommandError {
+    CommandError::Failed(error.to_string())
+}

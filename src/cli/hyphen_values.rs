@@ -1,0 +1,262 @@
+//! Values that begin with a hyphen: ids (nanoid), accounts, references, reasons.
+//!
+//! clap takes them where an argument allows it, and then takes an option for a value too. Here such a command line is
+//! refused: `--account --json` lacks a value, and `jobs show --jsn` has a misspelt option.
+
+use std::ffi::OsString;
+use std::fmt;
+
+use clap::error::ErrorKind;
+use clap::{Arg, Command};
+
+/// Below this similarity nothing is suggested.
+const SIMILARITY_MIN: f64 = 0.7;
+
+/// An option that was taken for a value.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum OptionAsValue {
+    /// The option before it has none then.
+    MissingValue { option: String, consumed: String },
+    /// The command has no such option.
+    UnknownOption { consumed: String, similar: Option<String> },
+}
+
+impl OptionAsValue {
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::MissingValue { .. } => ErrorKind::InvalidValue,
+            Self::UnknownOption { .. } => ErrorKind::UnknownArgument,
+        }
+    }
+}
+
+impl fmt::Display for OptionAsValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::MissingValue { option, consumed: taken } => {
+                write!(
+                    f,
+                    "{option} needs a value, and {taken} is an option; if it is the value, write {option}={taken}"
+                )
+            }
+            Self::UnknownOption { consumed: taken, similar } => {
+                write!(f, "there is no option {taken}")?;
+                similar.iter().try_for_each(|similar| write!(f, "; did you mean {similar}?"))?;
+                write!(f, "; if it is a value, write it behind `--`: -- {taken}")
+            }
+        }
+    }
+}
+
+/// The first option of a command line that parses which was taken for a value.
+pub(super) fn find_option_as_value(root: &Command, arguments: &[OsString]) -> Option<OptionAsValue> {
+    let mut root = root.clone();
+    // Global options belong to every command then.
+    root.build();
+    let mut command = &root;
+    let mut words = arguments.iter().skip(1).filter_map(|word| word.to_str()).peekable();
+    while let Some(word) = words.next() {
+        if word == "--" {
+            return None;
+        }
+        if let Some(below) = command.find_subcommand(word) {
+            command = below;
+            continue;
+        }
+        let Some((name, value)) = split_long_option(word) else { continue };
+        let Some(option) = find_option(command, name) else {
+            let takes_hyphens = command.get_positionals().any(Arg::is_allow_hyphen_values_set);
+            if takes_hyphens {
+                return Some(OptionAsValue::UnknownOption {
+                    consumed: word.to_owned(),
+                    similar: similar_option(command, name),
+                });
+            }
+            continue;
+        };
+        if value.is_some() || !option.get_action().takes_values() {
+            continue;
+        }
+        let next = words.next()?;
+        let is_option =
+            |next: &str| split_long_option(next).is_some_and(|(name, _)| self::find_option(command, name).is_some());
+        if option.is_allow_hyphen_values_set() && (next == "--" || is_option(next)) {
+            return Some(OptionAsValue::MissingValue { option: word.to_owned(), consumed: next.to_owned() });
+        }
+    }
+    None
+}
+
+/// `--name` or `--name=value`.
+fn split_long_option(word: &str) -> Option<(&str, Option<&str>)> {
+    let name = word.strip_prefix("--").filter(|name| !name.is_empty())?;
+    Some(name.split_once('=').map_or((name, None), |(name, value)| (name, Some(value))))
+}
+
+fn find_option<'a>(command: &'a Command, name: &str) -> Option<&'a Arg> {
+    command.get_arguments().find(|option| option.get_long() == Some(name))
+}
+
+fn similar_option(command: &Command, name: &str) -> Option<String> {
+    let names = command.get_arguments().filter_map(Arg::get_long);
+    let close =
+        names.map(|known| (strsim::jaro_winkler(known, name), known)).filter(|(close, _)| *close >= SIMILARITY_MIN);
+    close.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, known)| format!("--{known}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use clap::CommandFactory as _;
+
+    use super::super::Cli;
+    use super::*;
+
+    /// Arguments whose values never begin with a hyphen, or for which `-` alone has a meaning (stdin). An argument that takes
+    /// an id, an account, a reference or free text does not belong here: it has `allow_hyphen_values`.
+    const NO_HYPHENS: &[&str] = &[
+        "busy_rate",
+        "burst",
+        "changes",
+        "commit",
+        "config",
+        "cost",
+        "currency",
+        "decline_rate",
+        "error_rate",
+        "expires_at",
+        "faults",
+        "file",
+        "history",
+        "idle_jobs",
+        "in_flight",
+        "jitter",
+        "jobs",
+        "lasting",
+        "latency",
+        "latency_max",
+        "latency_min",
+        "limit",
+        "limits",
+        "listen",
+        "lost_answer_rate",
+        "name",
+        "not_before",
+        "on_limit",
+        "out",
+        "payload",
+        "plot",
+        "priority",
+        "processes",
+        "provider",
+        "providers",
+        "rate",
+        "redis",
+        "retention",
+        "round_trip",
+        "rounds",
+        "seconds",
+        "seed",
+        "set",
+        "start",
+        "trace",
+        "transit",
+        "variant",
+        "workers",
+    ];
+
+    fn parsed(line: &[&str]) -> Result<Cli, clap::Error> {
+        Cli::from_arguments(["sluicegate"].iter().chain(line).map(Into::into))
+    }
+
+    fn commands(command: &Command, path: &str, all: &mut Vec<(String, Command)>) {
+        let path = format!("{path} {}", command.get_name()).trim().to_owned();
+        command.get_subcommands().for_each(|below| commands(below, &path, all));
+        all.push((path, command.clone()));
+    }
+
+    #[test]
+    fn every_argument_sets_allow_hyphen_values() {
+        let mut all = Vec::new();
+        commands(&Cli::command(), "", &mut all);
+        let (mut undecided, mut unused): (BTreeSet<String>, BTreeSet<&str>) =
+            (BTreeSet::new(), NO_HYPHENS.iter().copied().collect());
+        for (path, command) in all {
+            for argument in command.get_arguments().filter(|argument| argument.get_action().takes_values()) {
+                let id = argument.get_id().as_str();
+                let closed = !argument.get_possible_values().is_empty() || argument.is_allow_negative_numbers_set();
+                unused.remove(id);
+                if !closed && !argument.is_allow_hyphen_values_set() && !NO_HYPHENS.contains(&id) {
+                    undecided.insert(format!("{path} {id}"));
+                }
+            }
+        }
+        assert!(undecided.is_empty() && unused.is_empty(), "{undecided:?} {unused:?}");
+    }
+
+    #[test]
+    fn values_with_leading_hyphen_are_accepted() {
+        const ID: &str = "-EwXN_y0nAZb";
+        for line in [
+            vec!["jobs", "show", ID],
+            vec!["jobs", "show", ID, "--json"],
+            vec!["jobs", "show", "--json", ID],
+            vec!["jobs", "show", "--", "--EwXN"],
+            vec!["jobs", "show", "-1"],
+            vec!["jobs", "explain", ID],
+            vec!["jobs", "cancel", ID, "--because", "-- see ticket 4711"],
+            vec!["jobs", "resolve", ID, "--as", "succeeded", "--reference", "-ch_1", "--because", "--really"],
+            vec!["jobs", "resolve", "--as=declined", "--because=--json", ID],
+            vec!["jobs", "list", "--account", "-x", "--after", ID, "--json"],
+            vec!["dlq", "show", ID],
+            vec!["dlq", "discard", ID, "--yes"],
+            vec!["dlq", "replay", "--because", "-", ID],
+            vec!["limits", "peek", "acme", "--account", "--acct"],
+            vec!["limits", "set", "acme", "second", "5/1s", "--because", "-50 %"],
+            vec!["provider", "pause", "acme", "--because", "-"],
+            vec![
+                "enqueue",
+                "--provider",
+                "acme",
+                "--amount",
+                "1",
+                "--currency",
+                "EUR",
+                "--id",
+                ID,
+                "--account",
+                "-a",
+                "--reference",
+                "-r",
+                "--idempotency-key",
+                "-k",
+            ],
+        ] {
+            assert!(parsed(&line).is_ok(), "{line:?}: {}", parsed(&line).unwrap_err());
+        }
+        let shown = format!("{:?}", parsed(&["jobs", "show", "--json", ID]).unwrap().command);
+        assert!(shown.contains(ID) && shown.contains("json: true"), "{shown}");
+    }
+
+    #[test]
+    fn option_is_never_used_as_value() {
+        for (line, words) in [
+            (vec!["jobs", "show", "--jsn", "p1"], "--jsn"),
+            (vec!["jobs", "show", "--jsn"], "did you mean --json?"),
+            (vec!["dlq", "discard", "--yess", "--yes"], "did you mean --yes?"),
+            (vec!["jobs", "list", "--account", "--json"], "--account needs a value, and --json is an option"),
+            (vec!["jobs", "cancel", "p1", "--because", "--json"], "write --because=--json"),
+            (vec!["jobs", "cancel", "p1", "--because", "--set", "log.level=warn"], "--because needs a value"),
+            (vec!["jobs", "list", "--after", "--"], "--after needs a value"),
+            (vec!["jobs", "show", "-EwXN", "-second"], "unexpected argument"),
+            (vec!["jobs", "show"], "required"),
+        ] {
+            let error = parsed(&line).unwrap_err();
+            assert_eq!(error.exit_code(), 2, "{line:?}");
+            assert!(error.to_string().contains(words), "{line:?}: {error}");
+        }
+        assert_eq!(parsed(&["jobs", "show", "-h"]).unwrap_err().kind(), ErrorKind::DisplayHelp);
+        assert_eq!(parsed(&["jobs", "show", "--help"]).unwrap_err().kind(), ErrorKind::DisplayHelp);
+    }
+}

@@ -1,0 +1,147 @@
+//! What follows from one look-up, given what the job has been through.
+//!
+//! Refuses to charge and refuses to end in anything but `succeeded`, `declined` or `review`: whoever is asked about may
+//! have been charged. What an answer leaves open is asked again, longer apart each time, until `give_up_after_s`; what
+//! says nothing about the payment (a limit, a lock, credentials, no connection) is bounded by `max_age_s` too.
+
+use std::time::Duration;
+
+use super::{
+    AttemptHistory, LOCAL_FAULT_PAUSE, LookupPolicy, MISCONFIGURED_PAUSE, PauseRequest, Resend, RetryPolicy,
+    Transition, honoured_wait, key_is_remembered, review, throttle_backoff,
+};
+use crate::domain::explain::reason::THROTTLED;
+use crate::domain::lookup::LookupResult;
+use crate::domain::outcome::FinalState;
+
+/// What follows from a look-up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LookupDisposition {
+    pub transition: Transition,
+    pub pause: Option<PauseRequest>,
+    /// The frozen request may be sent once more.
+    pub grants_resend: bool,
+}
+
+/// Decides what follows from what a look-up found. `fraction` is a random number in 0..1.
+#[must_use]
+pub fn after_lookup(
+    finding: &LookupResult,
+    history: &AttemptHistory,
+    policy: &RetryPolicy,
+    fraction: f64,
+) -> LookupDisposition {
+    // A row whose look-up was taken away since: nothing is asked any more.
+    let nothing = LookupPolicy { give_up_after: Duration::ZERO, resend_if_not_found: false };
+    let asking = LookupContext { history, policy, lookup: policy.lookup.unwrap_or(nothing), fraction };
+    match finding {
+        LookupResult::Accepted { reference } => {
+            finalize(FinalState::Succeeded, "accepted, as the provider says when asked", reference.clone())
+        }
+        LookupResult::Declined { reason } => finalize(FinalState::Declined, reason, None),
+        LookupResult::Differs { reason } => finalize(FinalState::Review, reason, None),
+        LookupResult::InProgress => asking.repeat_until_bound("the provider is still working on this payment", None),
+        LookupResult::NotFound if asking.may_resend() => LookupDisposition {
+            transition: Transition::Retry {
+                after: policy.backoff.delay(1, fraction),
+                unknown: true,
+                reason: "the provider does not know this payment: it is sent once more".to_owned(),
+            },
+            pause: None,
+            grants_resend: true,
+        },
+        LookupResult::NotFound => asking.repeat_until_bound("the provider does not know this payment", None),
+        LookupResult::Unclear { reason } => asking.repeat_until_bound(reason, None),
+        LookupResult::Unknown { cause, retry_after } => {
+            let named_wait = honoured_wait(*retry_after);
+            let reason = format!("asked for an unknown outcome: {}", cause.describe());
+            let pause = named_wait.map(|wait| PauseRequest::Lane { wait, cause: reason.clone() });
+            LookupDisposition { pause, ..asking.repeat_until_bound(&reason, named_wait) }
+        }
+        LookupResult::Throttled { retry_after } => {
+            let wait = honoured_wait(*retry_after).unwrap_or_else(|| throttle_backoff(history, policy));
+            LookupDisposition { pause: Some(PauseRequest::Quota { wait }), ..asking.defer(wait, THROTTLED) }
+        }
+        LookupResult::Busy { retry_after } => {
+            let wait = honoured_wait(*retry_after).unwrap_or(asking.backoff());
+            asking.defer(wait, "the provider is busy with this payment's object")
+        }
+        LookupResult::Misconfigured { status } => {
+            let cause = format!("provider answered a look-up with {status}: check the credentials in headers");
+            // An address for look-ups that is refused says nothing of charges: nobody else waits.
+            asking.defer(MISCONFIGURED_PAUSE, &cause)
+        }
+        LookupResult::NotSent { cause } => asking.defer(asking.backoff(), cause),
+        LookupResult::LocalFault(fault) => {
+            let put_off = asking.defer(asking.backoff(), &fault.to_string());
+            LookupDisposition {
+                pause: Some(PauseRequest::Intake { wait: LOCAL_FAULT_PAUSE, fault: fault.clone() }),
+                ..put_off
+            }
+        }
+    }
+}
+
+struct LookupContext<'a> {
+    history: &'a AttemptHistory,
+    policy: &'a RetryPolicy,
+    lookup: LookupPolicy,
+    fraction: f64,
+}
+
+impl LookupContext<'_> {
+    fn unknown_age(&self) -> Duration {
+        self.history.unknown_age.unwrap_or_default()
+    }
+
+    /// Longer with each look-up.
+    fn backoff(&self) -> Duration {
+        self.policy.backoff.delay(self.history.lookups.saturating_add(1), self.fraction)
+    }
+
+    /// Once, only after the provider has not known the payment for as long as its not knowing may be an error, and only
+    /// while it surely remembers the key.
+    fn may_resend(&self) -> bool {
+        self.lookup.resend_if_not_found
+            && self.policy.idempotency_retention.is_some_and(|retention| key_is_remembered(self.history, retention))
+            && self.history.resend == Resend::Never
+            && self.history.age <= self.policy.max_age
+            && self.unknown_age() >= self.lookup.give_up_after
+    }
+
+    /// The last time exactly when the bound is reached.
+    fn repeat_until_bound(&self, reason: &str, named_wait: Option<Duration>) -> LookupDisposition {
+        let left = self.lookup.give_up_after.saturating_sub(self.unknown_age());
+        if left.is_zero() {
+            return lookups_exhausted(reason, "give_up_after_s");
+        }
+        next_lookup(self.backoff().min(left).max(named_wait.unwrap_or_default()), reason)
+    }
+
+    fn defer(&self, wait: Duration, reason: &str) -> LookupDisposition {
+        let too_old = self.history.age.saturating_add(wait) > self.policy.max_age;
+        if too_old && self.unknown_age().saturating_add(wait) > self.lookup.give_up_after {
+            return lookups_exhausted(reason, "max_age_s");
+        }
+        next_lookup(wait, reason)
+    }
+}
+
+fn next_lookup(after: Duration, reason: &str) -> LookupDisposition {
+    let next = Transition::Retry { after, unknown: true, reason: reason.to_owned() };
+    LookupDisposition { transition: next, pause: None, grants_resend: false }
+}
+
+fn lookups_exhausted(reason: &str, bound: &str) -> LookupDisposition {
+    let next = review(&format!("{reason}; asked until {bound}"));
+    LookupDisposition { transition: next, pause: None, grants_resend: false }
+}
+
+fn finalize(state: FinalState, reason: &str, reference: Option<String>) -> LookupDisposition {
+    let next = Transition::Finalize { state, reason: reason.to_owned(), reference };
+    LookupDisposition { transition: next, pause: None, grants_resend: false }
+}
+
+#[cfg(test)]
+#[path = "lookup_tests.rs"]
+mod tests;

@@ -1,0 +1,173 @@
+//! Instants, spans and counts as people read them: `14:03:21 UTC (in 12.4 s)`, `1 job`.
+//!
+//! Refuses time zones: everything is UTC, and says so.
+
+use std::time::Duration;
+
+use crate::domain::clear_time::ClearTime;
+use crate::domain::time::EpochMs;
+
+const DAY_MS: i64 = 86_400_000;
+
+/// `14:03:21 UTC`; with its date when that is not today's.
+#[must_use]
+pub fn clock(at: EpochMs, now: EpochMs) -> String {
+    let (day, of_day) = (at.0.div_euclid(DAY_MS), at.0.rem_euclid(DAY_MS) / 1_000);
+    let time = format!("{:02}:{:02}:{:02} UTC", of_day / 3_600, of_day / 60 % 60, of_day % 60);
+    if day == now.0.div_euclid(DAY_MS) {
+        return time;
+    }
+    let (year, month, day) = civil(day);
+    format!("{year:04}-{month:02}-{day:02} {time}")
+}
+
+/// `14:03:21 UTC (in 12.4 s)`, or `(12.4 s ago)`.
+#[must_use]
+pub fn instant(at: EpochMs, now: EpochMs) -> String {
+    let apart = duration(Duration::from_millis(at.0.abs_diff(now.0)));
+    let apart = if at > now { format!("in {apart}") } else { format!("{apart} ago") };
+    format!("{} ({apart})", clock(at, now))
+}
+
+/// `850 ms`, `12.4 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`.
+#[must_use]
+pub fn duration(span: Duration) -> String {
+    let (ms, s) = (span.as_millis(), span.as_secs());
+    let two = |whole: u64, unit: &str, rest: u64, of: &str| match rest {
+        0 => format!("{whole} {unit}"),
+        _ => format!("{whole} {unit} {rest} {of}"),
+    };
+    match s {
+        0 => format!("{ms} ms"),
+        1..60 if ms.is_multiple_of(1_000) => format!("{s} s"),
+        1..60 => format!("{}.{} s", s, ms % 1_000 / 100),
+        60..3_600 => two(s / 60, "min", s % 60, "s"),
+        3_600..86_400 => two(s / 3_600, "h", s / 60 % 60, "min"),
+        _ => two(s / 86_400, "d", s / 3_600 % 24, "h"),
+    }
+}
+
+/// `1 job`, `2 jobs`, `0 copies`, `3 breaches`.
+#[must_use]
+pub fn count(number: u64, noun: &str) -> String {
+    format!("{number} {}", plural(number, noun))
+}
+
+/// A noun as it stands behind its number, for numbers that are written in another way.
+#[must_use]
+pub fn plural(number: u64, noun: &str) -> String {
+    if number == 1 {
+        return noun.to_owned();
+    }
+    let ends_in_any = |endings: &[&str]| endings.iter().any(|ending| noun.ends_with(ending));
+    match noun.strip_suffix('y') {
+        Some(stem) if !ends_in_any(&["ay", "ey", "oy", "uy"]) => format!("{stem}ies"),
+        _ if ends_in_any(&["s", "x", "ch", "sh"]) => format!("{noun}es"),
+        _ => format!("{noun}s"),
+    }
+}
+
+/// The verb behind such a count.
+#[must_use]
+pub fn is_or_are(number: u64) -> &'static str {
+    if number == 1 { "is" } else { "are" }
+}
+
+/// When a backlog is cleared, as part of a sentence about its lane.
+#[must_use]
+pub fn clear_time_text(clears: &ClearTime, now: EpochMs) -> String {
+    let then = |wait: Duration| {
+        instant(EpochMs(now.0.saturating_add(i64::try_from(wait.as_millis()).unwrap_or(i64::MAX))), now)
+    };
+    match clears {
+        ClearTime::In(wait) => format!("everything that waits is sent by about {}", then(*wait)),
+        ClearTime::Never { limit: Some(limit) } => format!("nothing is sent: its limit {limit} is 0"),
+        ClearTime::Never { limit: None } => "an account rule blocks all that wait".to_owned(),
+        ClearTime::NotWhilePaused => "it is paused".to_owned(),
+        ClearTime::NotWhileDisabled => "it is disabled".to_owned(),
+        ClearTime::NotWhileBreakerOpen => "nothing is sent while its circuit breaker is open".to_owned(),
+        ClearTime::Unknown(missing) => format!("when they are sent is not known: {}", missing.describe()),
+        ClearTime::DependsOnAccounts { at_least, limits, .. } => format!(
+            "everything that waits is sent by {} at the earliest: {} counts each account or reference on its own",
+            then(*at_least),
+            limits.join(", ")
+        ),
+    }
+}
+
+/// What a job waited for, by the reason that it had meanwhile: `waited for limit per-account`.
+#[must_use]
+pub fn past_reason(reason: &str) -> String {
+    reason
+        .strip_prefix("waits for ")
+        .map_or_else(|| format!("put down ({reason})"), |what| format!("waited for {what}"))
+}
+
+/// A window as a limit has it: `60 s`, `250 ms`, `1 d`.
+#[must_use]
+pub fn window(window: Duration) -> String {
+    let s = window.as_secs();
+    if window.subsec_nanos() == 0 && s <= 600 { format!("{s} s") } else { duration(window) }
+}
+
+/// Year, month and day of a number of days since 1970-01-01, in the Gregorian calendar.
+/// <https://howardhinnant.github.io/date_algorithms.html#civil_from_days>
+fn civil(days: i64) -> (i64, i64, i64) {
+    let shifted = days + 719_468;
+    let (era, of_era) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
+    let year_of_era = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let march_based = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * march_based + 2) / 5 + 1;
+    let month = if march_based < 10 { march_based + 3 } else { march_based - 9 };
+    (year_of_era + era * 400 + i64::from(month <= 2), month, day)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_have_a_plural() {
+        for (number, noun, words) in [
+            (0, "job", "0 jobs"),
+            (1, "job", "1 job"),
+            (2, "job", "2 jobs"),
+            (1, "breach", "1 breach"),
+            (3, "breach", "3 breaches"),
+            (1, "copy", "1 copy"),
+            (3, "copy", "3 copies"),
+            (2, "key", "2 keys"),
+            (2, "process", "2 processes"),
+        ] {
+            assert_eq!(count(number, noun), words);
+        }
+        assert_eq!([0, 1, 2].map(is_or_are), ["are", "is", "are"]);
+    }
+
+    #[test]
+    fn instants_and_durations_are_readable() {
+        // 2026-11-21 14:03:21 UTC.
+        let at = EpochMs(1_795_269_801_000);
+        assert_eq!(clock(at, EpochMs(at.0 + 1)), "14:03:21 UTC");
+        assert_eq!(clock(at, EpochMs(at.0 + DAY_MS)), "2026-11-21 14:03:21 UTC");
+        assert_eq!(clock(EpochMs(951_782_400_000), at), "2000-02-29 00:00:00 UTC");
+        assert_eq!(instant(at, EpochMs(at.0 - 12_432)), "14:03:21 UTC (in 12.4 s)");
+        assert_eq!(instant(at, EpochMs(at.0 + 850)), "14:03:21 UTC (850 ms ago)");
+        for (ms, words) in [
+            (0, "0 ms"),
+            (999, "999 ms"),
+            (1_000, "1 s"),
+            (12_432, "12.4 s"),
+            (60_000, "1 min"),
+            (200_000, "3 min 20 s"),
+            (7_500_000, "2 h 5 min"),
+            (273_600_000, "3 d 4 h"),
+        ] {
+            assert_eq!(duration(Duration::from_millis(ms)), words);
+        }
+        assert_eq!(window(Duration::from_secs(60)), "60 s");
+        assert_eq!(window(Duration::from_millis(250)), "250 ms");
+        assert_eq!(window(Duration::from_secs(86_400)), "1 d");
+    }
+}

@@ -1,0 +1,100 @@
+//! Where a job stands, and what is told of its turn there. Refuses the clock: every instant is an argument.
+
+use super::*;
+use crate::domain::clear_time::{ClearTime, MissingInput};
+
+/// In the leaky bucket the queue is behind it: before it are those in the bucket and at the gate.
+#[test]
+fn job_in_the_leaky_bucket_waits_for_egress() {
+    let in_bucket = |before, leaves_in| {
+        changed(|f| {
+            f.ahead = JobsAhead { jobs: 62, cost: 62, active: 4, ready: Some(60), workers: 1 };
+            f.claim =
+                ClaimState::AwaitingEgress { worker: "w1".to_owned(), position: EgressPosition { before, leaves_in } };
+            f.limiter.recent_usage = Some(past(&[(47_600, 590)], 0));
+        })
+    };
+    let outflow = in_bucket(2, ms(2_100));
+    let at = outflow.blocked_at.as_ref().unwrap();
+    assert_eq!((at.check, at.starts_in, at.jobs_ahead, at.exact), ("turn", Some(ms(2_100)), Some(2), true));
+    let words = "in hand of worker w1, waits for its place in the steady outflow (1000.0 per second): its turn about \
+                 14:03:22 UTC (in 2.1 s); 2 before it";
+    assert_eq!(outflow.summary, words);
+    // Ten slots are free: the eleventh waits for the limit longer than for the outflow.
+    let limit = in_bucket(10, ms(2_100));
+    let at = limit.blocked_at.as_ref().unwrap();
+    assert_eq!((at.check, at.limit.as_deref(), at.jobs_ahead), ("limit", Some("per-minute"), Some(10)));
+    assert!(at.starts_in.unwrap() > ms(12_000), "{at:?}");
+    // Of one in another worker's hand it is known that the queue is behind it, too.
+    let elsewhere = changed(|f| f.claim = ClaimState::OtherWorker { worker: "w2".to_owned() });
+    assert_eq!(elsewhere.blocked_at.unwrap().jobs_ahead, Some(5));
+}
+
+#[test]
+fn start_is_forecast_only_where_known() {
+    // What is parked comes back at the end of the queue.
+    let parked = |wake_ms: i64| {
+        let explained = changed(|f| {
+            job(f).wake_at = EpochMs(NOW.0 + wake_ms);
+            job(f).reason = Some("waits for a place in the steady outflow".to_owned());
+        });
+        (explained.blocked_at.unwrap(), explained.summary)
+    };
+    let (at, words) = parked(4_000);
+    assert_eq!((at.check, at.starts_in, at.jobs_ahead), ("time", Some(ms(12_432)), Some(37)), "{words}");
+    let (at, words) = parked(30_000);
+    assert_eq!((at.check, at.starts_in), ("time", Some(ms(30_000))), "{words}");
+    // Whether the lane sends at all is the running worker's to say.
+    let unasked = changed(|f| f.lane = LaneFacts::NotAsked);
+    let at = unasked.blocked_at.unwrap();
+    assert_eq!((at.check, at.starts_in, at.jobs_ahead), ("limit", None, Some(37)));
+    assert!(
+        unasked.summary.ends_with("about 37 before it; no running worker was asked for its turn"),
+        "{}",
+        unasked.summary
+    );
+    // Nor does the end of a rest say when its turn comes.
+    let cause = "the provider is down: no answer".to_owned();
+    let stopped = changed(|f| f.lane = LaneFacts::Paused { cause, ends_in: ms(1_000) }).blocked_at.unwrap();
+    assert_eq!((stopped.check, stopped.starts_in, stopped.held_for), ("lane", None, Some(ms(1_000))));
+}
+
+#[test]
+fn unrecorded_job_is_explained_from_its_message() {
+    let queued = changed(|f| f.unrecorded = f.job.take());
+    assert_eq!((queued.state.as_str(), queued.provider.as_deref()), ("queued", Some("stripe")));
+    let words =
+        "published, not recorded yet; waits for limit per-minute of stripe (600 per 60 s): 600 used, its turn about";
+    assert!(queued.summary.starts_with(words), "{}", queued.summary);
+    assert!(queued.checks[0].text.starts_with("not yet: its message is published"), "{:?}", queued.checks[0]);
+    let sought = |lanes: MessageSearch| {
+        let explained = changed(|f| (f.job, f.message_search) = (None, lanes));
+        assert_eq!(explained.state, "unrecorded");
+        explained.summary
+    };
+    assert!(sought(MessageSearch::Searched).contains("no lane's queue has its message"));
+    let lane = |provider: &str, clears| LaneQueue { provider: provider.to_owned(), ready: 1_200, clears };
+    let closed = ClearTime::Never { limit: Some("second".to_owned()) };
+    for (clears, words) in [
+        (ClearTime::In(ms(12_000)), "everything that waits is sent by about 14:03:32 UTC (in 12 s)"),
+        (closed, "nothing is sent: its limit second is 0"),
+        (ClearTime::Never { limit: None }, "an account rule blocks all that wait"),
+        (ClearTime::NotWhilePaused, "it is paused"),
+        (ClearTime::NotWhileDisabled, "it is disabled"),
+        (ClearTime::NotWhileBreakerOpen, "nothing is sent while its circuit breaker is open"),
+        (ClearTime::Unknown(MissingInput::Worker), "when they are sent is not known: no worker reports"),
+        (
+            ClearTime::DependsOnAccounts { at_least: ms(12_000), limits: vec!["each".to_owned()], about: None },
+            "everything that waits is sent by 14:03:32 UTC (in 12 s) at the earliest: each counts each account or reference on \
+             its own",
+        ),
+    ] {
+        let told =
+            sought(MessageSearch::MayHold(vec![lane("stripe", clears), lane("acme", ClearTime::NotWhilePaused)]));
+        let wanted = format!(
+            "if that is lane stripe (1200 there, {words}), or lane acme (1200 there, it is paused), or its message can never \
+             be a job"
+        );
+        assert!(told.contains(&wanted), "{told}");
+    }
+}

@@ -1,0 +1,207 @@
+//! What is counted together: all calls of a quota, or those of one account or reference. Cells, and the permits in flight.
+//!
+//! A lease is one call's permits in flight, with its own deadline, never renewed: a crashed, frozen or buggy worker costs
+//! throughput, never safety. What is not answered by then counts as answered then, and each limit's own window runs from
+//! there. Refuses to settle what it did not lease.
+
+use std::collections::BTreeMap;
+
+use super::counter::Counter;
+use super::coverage::UncountedUses;
+use crate::domain::limit::AppliesTo;
+use crate::domain::permit_protocol::{
+    CallKind, CostByKind, Incarnation, PastUse, PermitRelease, ReleaseKind, UsageHistory,
+};
+use crate::domain::quota_spec::CounterSpec;
+use crate::domain::time::{micros_down, micros_up};
+
+/// Permits of one call that have not been settled.
+#[derive(Clone, Copy, Debug, Default)]
+struct OutstandingCall {
+    deadline_us: u64,
+    outstanding: InFlightCost,
+}
+
+/// Uses in flight, by kind of call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct InFlightCost {
+    pub charges: u64,
+    pub lookups: u64,
+}
+
+impl InFlightCost {
+    pub fn counted_by(&self, applies_to: AppliesTo) -> u64 {
+        match applies_to {
+            AppliesTo::All => self.charges + self.lookups,
+            AppliesTo::Charge => self.charges,
+            AppliesTo::Lookup => self.lookups,
+        }
+    }
+
+    pub fn of_kind_mut(&mut self, kind: CallKind) -> &mut u64 {
+        match kind {
+            CallKind::Charge => &mut self.charges,
+            CallKind::Lookup => &mut self.lookups,
+        }
+    }
+
+    fn total(self) -> u64 {
+        self.charges + self.lookups
+    }
+
+    fn less(self, other: Self) -> Self {
+        Self {
+            charges: self.charges.saturating_sub(other.charges),
+            lookups: self.lookups.saturating_sub(other.lookups),
+        }
+    }
+}
+
+/// What the ledger knows, by the limiter's clock.
+#[derive(Clone, Debug)]
+pub(super) struct LedgerUsage {
+    pub as_of_us: u64,
+    pub within_us: u64,
+    /// Oldest first.
+    pub ended: Vec<(u64, CostByKind)>,
+    pub in_flight: InFlightCost,
+}
+
+impl LedgerUsage {
+    /// What a history says, which was read before now.
+    pub fn from_history(now_us: u64, history: &UsageHistory) -> Self {
+        let UsageHistory { as_of, within, ended, in_flight: open } = history;
+        Self { as_of_us: as_of.0, within_us: micros_up(*within), ..Self::from_uses(now_us, ended, *open) }
+    }
+
+    /// Uses that ended, and those on the wire. Taken to be younger than they are: safe.
+    pub fn from_uses(now_us: u64, ended: &[PastUse], open: CostByKind) -> Self {
+        let instant = |past: &PastUse| (now_us.saturating_sub(micros_down(past.age)), past.cost);
+        let mut ended: Vec<(u64, CostByKind)> = ended.iter().map(instant).collect();
+        ended.sort_unstable();
+        let in_flight = InFlightCost { charges: u64::from(open.charges), lookups: u64::from(open.lookups) };
+        Self { as_of_us: 0, within_us: 0, ended, in_flight }
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Counters {
+    /// In the order of the spec that was adopted last.
+    pub per_limit: Vec<Counter>,
+    pub in_flight: InFlightCost,
+    pub oldest_deadline_us: u64,
+    outstanding_calls: BTreeMap<(Incarnation, u64), OutstandingCall>,
+    /// Of a subject: when it was counted last, and how long that may matter.
+    pub counted_us: u64,
+    pub kept_until_us: u64,
+}
+
+impl Counters {
+    /// A tally that has not counted, for a window, what `unknown` says of it.
+    pub fn new(specs: Vec<CounterSpec>, now_us: u64, unknown: impl Fn(u64) -> UncountedUses) -> Self {
+        let cell = |spec: CounterSpec| {
+            let unknown = unknown(spec.window_us);
+            Counter::new(spec, unknown)
+        };
+        Self { per_limit: specs.into_iter().map(cell).collect(), counted_us: now_us, ..Self::default() }
+    }
+
+    /// Takes over the limits of a spec. A new limit or a longer window does not know its past.
+    pub fn apply_spec(&mut self, specs: Vec<CounterSpec>, now_us: u64, unknown: UncountedUses) {
+        let mut known = std::mem::take(&mut self.per_limit);
+        for spec in specs {
+            let cell = match known.iter().position(|cell| cell.spec.name == spec.name) {
+                Some(position) => known.swap_remove(position).apply_spec(spec, now_us, unknown),
+                None => Counter::new(spec, unknown),
+            };
+            self.per_limit.push(cell);
+        }
+    }
+
+    /// Tells those of its limits that need it what the ledger knows; false: none does. What is on the wire is over by then.
+    pub fn seed(&mut self, now_us: u64, past: &LedgerUsage, open_until_us: u64) -> bool {
+        let seeded: Vec<bool> = self.per_limit.iter_mut().map(|cell| cell.seed(now_us, past, open_until_us)).collect();
+        seeded.contains(&true)
+    }
+
+    /// Takes an answer or a return into account; unknown calls and what was settled before are ignored.
+    pub fn release(&mut self, now_us: u64, incarnation: Incarnation, settlement: &PermitRelease, is_provider: bool) {
+        let key = (incarnation, settlement.call);
+        let Some(lease) = self.outstanding_calls.get_mut(&key) else { return };
+        let outstanding = lease.outstanding.of_kind_mut(settlement.kind);
+        let cost = u64::from(settlement.cost).min(*outstanding);
+        *outstanding -= cost;
+        if lease.outstanding.total() == 0 {
+            self.outstanding_calls.remove(&key);
+        }
+        let in_flight = self.in_flight.of_kind_mut(settlement.kind);
+        *in_flight = in_flight.saturating_sub(cost);
+        if cost == 0 {
+            return;
+        }
+        for (index, cell) in self.per_limit.iter_mut().enumerate() {
+            if !cell.spec.is_held() || !cell.spec.applies(settlement.kind) {
+                continue;
+            }
+            match &settlement.release_kind {
+                // Taken to be younger than it is, an answer frees its slot later: safe.
+                ReleaseKind::Used { age } => cell.log_use(now_us.saturating_sub(micros_down(*age)), cost),
+                // A subject's slots are never booked: those it took were over.
+                ReleaseKind::Unused { origins } if is_provider => {
+                    cell.restore(now_us, origins.get(index).copied().unwrap_or(0), cost);
+                }
+                ReleaseKind::Unused { .. } => {}
+            }
+        }
+    }
+
+    /// Whatever the calls of a lease past its deadline did, the provider has counted it by then.
+    pub fn expire(&mut self, now_us: u64) {
+        self.per_limit.iter_mut().for_each(|cell| cell.expire(now_us));
+        if self.in_flight.total() == 0 {
+            self.oldest_deadline_us = 0;
+        }
+        if self.in_flight.total() == 0 || now_us < self.oldest_deadline_us {
+            return;
+        }
+        let mut over = Vec::new();
+        self.outstanding_calls.retain(|_, lease| {
+            let live = lease.deadline_us > now_us;
+            if !live {
+                over.push(*lease);
+            }
+            live
+        });
+        // In the order of the log.
+        over.sort_unstable_by_key(|lease| lease.deadline_us);
+        for OutstandingCall { deadline_us, outstanding } in over {
+            self.in_flight = self.in_flight.less(outstanding);
+            for cell in self.per_limit.iter_mut().filter(|cell| cell.spec.is_held()) {
+                let uses = outstanding.counted_by(cell.spec.applies_to);
+                if uses > 0 {
+                    cell.log_unanswered(now_us, deadline_us, uses);
+                }
+            }
+        }
+        self.oldest_deadline_us = self.outstanding_calls.values().map(|lease| lease.deadline_us).min().unwrap_or(0);
+    }
+
+    /// Before the first want of a call.
+    pub fn begin_batch(&mut self, now_us: u64, jitter_us: u64) {
+        let in_flight = self.in_flight;
+        let open = |cell: &mut Counter| cell.begin_batch(now_us, in_flight.counted_by(cell.spec.applies_to), jitter_us);
+        self.per_limit.iter_mut().for_each(open);
+    }
+
+    /// Holds the slots of permits that were granted, until their answers or the deadline.
+    pub fn hold_slots(&mut self, caller: (Incarnation, u64), granted: InFlightCost, deadline_us: u64) {
+        if granted.total() == 0 || !self.per_limit.iter().any(|cell| cell.spec.is_held()) {
+            return;
+        }
+        self.outstanding_calls.insert(caller, OutstandingCall { deadline_us, outstanding: granted });
+        self.in_flight.charges += granted.charges;
+        self.in_flight.lookups += granted.lookups;
+        let oldest_us = self.oldest_deadline_us;
+        self.oldest_deadline_us = if oldest_us == 0 { deadline_us } else { oldest_us.min(deadline_us) };
+    }
+}

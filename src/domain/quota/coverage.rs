@@ -1,0 +1,153 @@
+//! Which uses a state has not counted: those before it began, while no limit counted accounts or references, beyond the
+//! window for which idle ones are kept, and those of a row that joined the quota.
+//!
+//! Accounts and references are kept by the windows of their own limits. What was not counted is not taken for unused: the
+//! ledger is asked, or it is waited for.
+
+use crate::domain::limit::Scope;
+use crate::domain::provider::{BOOKING_HORIZON, ProviderName};
+use crate::domain::quota_spec::QuotaSpec;
+use crate::domain::time::micros_up;
+
+/// Uses that were granted before an instant and not counted; the default: none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct UncountedUses {
+    pub since_us: u64,
+    /// When the last of them may begin to count.
+    pub until_us: u64,
+}
+
+impl UncountedUses {
+    fn later_of(self, other: Self) -> Self {
+        Self { since_us: self.since_us.max(other.since_us), until_us: self.until_us.max(other.until_us) }
+    }
+
+    fn later_by(self, us: u64) -> Self {
+        Self { since_us: self.since_us + us, until_us: self.until_us + us }
+    }
+}
+
+/// What is known of the accounts, or of the references, as long as a limit counts them.
+#[derive(Clone, Copy, Debug)]
+struct SubjectCoverage {
+    /// The longest window of their limits: one that is idle for longer is dropped.
+    longest_window_us: u64,
+    /// Those without a tally have no uses that windows up to so long still count.
+    within_us: u64,
+    /// For longer ones.
+    longer: UncountedUses,
+    /// Uses of before they were counted, which no tally has.
+    uncounted: UncountedUses,
+}
+
+impl SubjectCoverage {
+    fn new(longest_us: u64, uncounted: UncountedUses) -> Option<Self> {
+        let longer = UncountedUses::default();
+        (longest_us > 0).then_some(Self { longest_window_us: longest_us, within_us: longest_us, longer, uncounted })
+    }
+
+    /// The same under other limits. While no limit counts them, nothing is kept of what they use.
+    fn adopted(known: Option<Self>, longest_us: u64, change: UncountedUses, now_us: u64) -> Option<Self> {
+        let Some(mut known) = known.filter(|_| longest_us > 0) else { return Self::new(longest_us, change) };
+        if longest_us > known.longest_window_us {
+            let waited_for = known.longer.until_us + known.longest_window_us > now_us;
+            known.within_us =
+                if waited_for { known.within_us.min(known.longest_window_us) } else { known.longest_window_us };
+            known.longer = change;
+        }
+        known.longest_window_us = longest_us;
+        Some(known)
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct UsageCoverage {
+    accounts: Option<SubjectCoverage>,
+    references: Option<SubjectCoverage>,
+    send_budget_us: u64,
+    /// Until then a permit may begin that was granted under a longer send budget.
+    longer_budget_until_us: u64,
+    members: Vec<ProviderName>,
+    /// Of the rows that joined last.
+    joined: UncountedUses,
+}
+
+impl UsageCoverage {
+    /// Of a state that begins: nothing.
+    pub fn at_state_start(spec: &QuotaSpec, now_us: u64) -> Self {
+        let lost = UncountedUses { since_us: now_us, until_us: now_us + spec.lag_us() };
+        Self {
+            accounts: SubjectCoverage::new(spec.longest_window_of_us(Scope::Account), lost),
+            references: SubjectCoverage::new(spec.longest_window_of_us(Scope::Reference), lost),
+            send_budget_us: micros_up(spec.send_budget),
+            longer_budget_until_us: 0,
+            members: spec.members.clone(),
+            joined: UncountedUses::default(),
+        }
+    }
+
+    /// The ledger remembers no use of before the state began. It was not asked for limits that came later.
+    pub fn mark_never_used(&mut self, born_us: u64) {
+        for subjects in [&mut self.accounts, &mut self.references].into_iter().flatten() {
+            if subjects.uncounted.since_us <= born_us {
+                subjects.uncounted = UncountedUses::default();
+            }
+        }
+    }
+
+    /// Takes over a spec.
+    pub fn apply_spec(&mut self, spec: &QuotaSpec, now_us: u64) {
+        let send_budget_us = micros_up(spec.send_budget);
+        if send_budget_us < self.send_budget_us {
+            let until_us = now_us + micros_up(BOOKING_HORIZON) + self.send_budget_us;
+            self.longer_budget_until_us = self.longer_budget_until_us.max(until_us);
+        }
+        self.send_budget_us = send_budget_us;
+        let change = self.uncounted_before(spec, now_us);
+        let adopted = |known, scope| SubjectCoverage::adopted(known, spec.longest_window_of_us(scope), change, now_us);
+        self.accounts = adopted(self.accounts, Scope::Account);
+        self.references = adopted(self.references, Scope::Reference);
+        if spec.members.iter().any(|member| !self.members.contains(member)) {
+            // Until all workers have noticed, it is counted elsewhere.
+            self.joined = change.later_by(micros_up(spec.handover));
+        }
+        if self.members != spec.members {
+            self.members.clone_from(&spec.members);
+        }
+    }
+
+    /// What a counter has not counted that counts from now on; or, of a subject, since it was counted last.
+    pub fn uncounted_before(&self, spec: &QuotaSpec, now_us: u64) -> UncountedUses {
+        let since_us = now_us.max(self.longer_budget_until_us.saturating_sub(spec.start_delay_max_us()));
+        UncountedUses { since_us, until_us: now_us + spec.count_delay_max_us() }
+    }
+
+    fn subjects(&self, scope: Scope) -> Option<SubjectCoverage> {
+        match scope {
+            Scope::Provider => None,
+            Scope::Account => self.accounts,
+            Scope::Reference => self.references,
+        }
+    }
+
+    /// How long a use of a subject may count.
+    pub fn longest_window_us(&self, scope: Scope) -> u64 {
+        self.subjects(scope).map_or(0, |subjects| subjects.longest_window_us)
+    }
+
+    /// What a new counter of a subject has not counted, for a window.
+    pub fn uncounted_of_new(&self, scope: Scope, window_us: u64) -> UncountedUses {
+        let Some(subjects) = self.subjects(scope) else { return self.joined };
+        let longer = if window_us > subjects.within_us { subjects.longer } else { UncountedUses::default() };
+        subjects.uncounted.later_of(longer).later_of(self.joined)
+    }
+
+    /// What a counter has not counted that was counted last at an instant: of rows that joined since, and of the time in
+    /// which no limit counted its scope.
+    pub fn uncounted_since(&self, scope: Scope, counted_us: u64) -> UncountedUses {
+        let later =
+            |unknown: UncountedUses| if counted_us < unknown.since_us { unknown } else { UncountedUses::default() };
+        let uncounted = self.subjects(scope).map_or_else(UncountedUses::default, |subjects| subjects.uncounted);
+        later(uncounted).later_of(later(self.joined))
+    }
+}

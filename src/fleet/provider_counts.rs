@@ -1,0 +1,98 @@
+//! What waits, is in hand and is in flight of one provider, and how fast it goes.
+//!
+//! Jobs are counted by one snapshot of ledger and queue ([`super::backlog`]), rates by what the workers report.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use super::ProviderReconciliation;
+use super::backlog::{Backlog, backlog};
+use super::overview::OverviewInput;
+use super::recent::lane_reports;
+use crate::domain::clear_time::MissingInput;
+use crate::domain::provider::Provider;
+
+/// Time over which `sent_10s` counts.
+const RATE_WINDOW_S: f64 = 10.0;
+
+/// Everything of one provider that is counted by whoever asks.
+pub(super) struct ProviderCounts<'a> {
+    pub input: &'a OverviewInput,
+    /// `None`: the ledger could not be counted.
+    pub reconciliation: Option<Cow<'a, ProviderReconciliation>>,
+    pub backlog: Backlog,
+    /// By the workers' reports, which come late.
+    reported_in_flight: u64,
+    sent_10s: u64,
+    pub lanes: u32,
+}
+
+impl<'a> ProviderCounts<'a> {
+    pub fn new(input: &'a OverviewInput, name: &str) -> Self {
+        // A provider without a job has an account of zeros.
+        let of_it = |accounts: &'a super::overview::ReconciliationByProvider| {
+            accounts.get(name).map_or_else(|| Cow::Owned(ProviderReconciliation::default()), Cow::Borrowed)
+        };
+        let reconciliation = input.reconciliation.as_ref().map(of_it);
+        let live = || lane_reports(&input.workers, name).filter(|(worker, _)| worker.is_live()).map(|(_, lane)| lane);
+        let unrecorded = input.unrecorded.get(name).copied();
+        Self {
+            input,
+            backlog: backlog(reconciliation.as_deref(), input.depths.get(name).copied(), unrecorded),
+            reconciliation,
+            reported_in_flight: live().map(|lane| lane.in_flight).sum(),
+            sent_10s: live().map(|lane| lane.sent_10s).sum(),
+            lanes: u32::try_from(live().count()).unwrap_or(u32::MAX),
+        }
+    }
+
+    /// What did not say how many jobs wait.
+    pub fn missing(&self) -> Option<MissingInput> {
+        match (&self.reconciliation, self.backlog.queued) {
+            (None, _) => Some(MissingInput::Ledger),
+            (Some(_), None) => Some(MissingInput::Queue),
+            (Some(_), Some(_)) => None,
+        }
+    }
+
+    pub fn waiting(&self) -> u64 {
+        self.backlog.waiting
+    }
+
+    /// Nothing but parked jobs waits.
+    pub fn only_parked(&self) -> bool {
+        self.reconciliation.as_ref().is_some_and(|account| account.parked > 0 && account.parked == self.waiting())
+    }
+
+    /// `None`: the reports could not be read.
+    pub fn rate_per_s(&self) -> Option<f64> {
+        self.input.database_problem.is_none().then(|| self.sent_per_s())
+    }
+
+    #[allow(clippy::cast_precision_loss, reason = "counts of requests are far below 2^53")]
+    fn sent_per_s(&self) -> f64 {
+        self.sent_10s as f64 / RATE_WINDOW_S
+    }
+
+    /// How long a request is on its way, by Little's law: what is in flight over what is begun. Ten seconds' mean says too
+    /// little of a lane that has just begun, so it is no longer than it would be if a limit were used in full: of L slots
+    /// that come back after a window W and the hold h, L h / (W + h) are in flight then.
+    #[allow(clippy::cast_precision_loss, reason = "counts of requests are far below 2^53")]
+    pub fn hold(&self, provider: &Provider) -> Duration {
+        if self.sent_10s == 0 {
+            return Duration::ZERO;
+        }
+        let in_flight = self.reported_in_flight as f64;
+        let in_full = provider.limits.iter().filter(|limit| limit.applies_to_every_charge()).filter_map(|limit| {
+            let slots = f64::from(limit.rate.max_requests());
+            (slots > in_flight).then(|| limit.rate.window().as_secs_f64() * in_flight / (slots - in_flight))
+        });
+        let seconds = in_full.fold(in_flight / self.sent_per_s(), f64::min);
+        Duration::try_from_secs_f64(seconds).unwrap_or_default().min(provider.hold_max())
+    }
+
+    /// `None`: the ledger could not be counted.
+    pub fn in_state(&self, state: &str) -> Option<u64> {
+        self.reconciliation.as_ref().map(|account| account.in_state(state))
+    }
+}

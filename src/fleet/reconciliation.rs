@@ -1,0 +1,83 @@
+//! Where every job is, as `/api/v1/conservation` and the overview show it: per provider, with what does not add up in words.
+//!
+//! Refuses to count: the ledger's [`Account`] is what it shows.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ledger::upkeep::LedgerReconciliation;
+
+/// One provider's account; the fields are [`Account`]'s.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct ProviderReconciliation {
+    pub provider: String,
+    pub recorded: u64,
+    pub states: BTreeMap<String, u64>,
+    pub in_hand: u64,
+    pub in_flight: u64,
+    pub parked: u64,
+    #[serde(skip)]
+    pub parked_for_ms: Option<u64>,
+    pub due: u64,
+    #[serde(skip)]
+    pub messages_least: u64,
+    #[serde(skip)]
+    pub messages_most: u64,
+    pub astray: u64,
+    #[serde(skip)]
+    pub past_deadline: u64,
+    #[serde(skip)]
+    pub oldest_open_ms: Option<u64>,
+    pub without_event: u64,
+    pub without_cause: u64,
+    /// Open, and a field of its row cannot be read.
+    pub unreadable: u64,
+    /// What does not add up, in words; empty when everything does.
+    pub faults: Vec<String>,
+}
+
+impl From<LedgerReconciliation> for ProviderReconciliation {
+    fn from(account: LedgerReconciliation) -> Self {
+        Self {
+            faults: account.discrepancies(),
+            provider: account.provider,
+            recorded: account.recorded,
+            states: account.states.into_iter().collect(),
+            in_hand: account.active,
+            in_flight: account.in_flight,
+            parked: account.delayed,
+            parked_for_ms: account.delayed_for.map(ms),
+            due: account.due,
+            messages_least: account.messages_min,
+            messages_most: account.messages_max,
+            astray: account.overdue,
+            past_deadline: account.past_deadline,
+            oldest_open_ms: account.oldest_open.map(ms),
+            without_event: account.without_event,
+            without_cause: account.without_accepted_attempt,
+            unreadable: account.unreadable,
+        }
+    }
+}
+
+fn ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Each provider's.
+#[must_use]
+pub fn by_provider(
+    accounts: impl IntoIterator<Item = ProviderReconciliation>,
+) -> BTreeMap<String, ProviderReconciliation> {
+    accounts.into_iter().map(|account| (account.provider.clone(), account)).collect()
+}
+
+impl ProviderReconciliation {
+    /// Jobs in one state.
+    #[must_use]
+    pub fn in_state(&self, state: &str) -> u64 {
+        self.states.get(state).copied().unwrap_or_default()
+    }
+}

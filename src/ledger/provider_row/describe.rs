@@ -1,0 +1,110 @@
+//! Limits and account rules in a few words: the rate, and what differs from the contract's defaults.
+//!
+//! Refuses to judge: what cannot be meant is shown as written.
+
+use std::time::Duration;
+
+use super::{AccountRow, LimitRow};
+use crate::domain::limit::Rate;
+use crate::domain::time::format_duration;
+
+impl LimitRow {
+    /// `100/1s`, `5/1h per account, token_bucket with burst 10, shadow`.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let default = Self::default();
+        let mut words = self.describe_rate();
+        if self.scope != default.scope {
+            words.push_str(&format!(" per {}", self.scope));
+        }
+        if self.applies_to != default.applies_to {
+            words.push_str(&format!(" for {}s", self.applies_to));
+        }
+        if self.algorithm != default.algorithm {
+            words.push_str(&format!(", {}", self.algorithm));
+        }
+        if let Some(burst) = self.burst {
+            words.push_str(&format!(" with burst {burst}"));
+        }
+        if let Some(offset) = self.describe_offset() {
+            words.push_str(&format!(" from {offset}"));
+        }
+        for (is_so, word) in [(self.shadow, "shadow"), (!self.enabled, "disabled")] {
+            if is_so {
+                words.push_str(&format!(", {word}"));
+            }
+        }
+        words
+    }
+
+    /// `N/DURATION`; what cannot be a rate is shown as written.
+    #[must_use]
+    pub fn describe_rate(&self) -> String {
+        format_rate(self.max_requests, self.window_ms)
+    }
+
+    /// Where fixed windows begin, when that is not with the hour, minute or second of UTC.
+    #[must_use]
+    pub fn describe_offset(&self) -> Option<String> {
+        let offset_ms = u64::try_from(self.offset_ms).ok().filter(|offset_ms| *offset_ms > 0)?;
+        Some(format_duration(Duration::from_millis(offset_ms)))
+    }
+}
+
+impl AccountRow {
+    /// `exempt`, `blocked`, `limit 5/1h`, `limit 5/1h with burst 2`.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        match (self.max_requests, self.window_ms) {
+            (Some(max_requests), Some(window_ms)) => {
+                let burst = self.burst.map(|burst| format!(" with burst {burst}")).unwrap_or_default();
+                format!("{} {}{burst}", self.rule, format_rate(max_requests, window_ms))
+            }
+            _ => self.rule.clone(),
+        }
+    }
+}
+
+fn format_rate(max_requests: i64, window_ms: i64) -> String {
+    let meant = match (u32::try_from(max_requests), u64::try_from(window_ms)) {
+        (Ok(requests), Ok(window_ms)) => Rate::new(requests, Duration::from_millis(window_ms)).ok(),
+        _ => None,
+    };
+    meant.map_or_else(|| format!("{max_requests}/{window_ms}ms"), |rate| rate.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn limit_text_omits_default_values() {
+        let table = [
+            (json!({}), "100/1s"),
+            (json!({"max_requests": -1}), "-1/1000ms"),
+            (
+                json!({"scope": "account", "algorithm": "token_bucket", "burst": 10}),
+                "100/1s per account, token_bucket with burst 10",
+            ),
+            (json!({"algorithm": "fixed_window", "offset_ms": 500}), "100/1s, fixed_window from 500ms"),
+            (json!({"applies_to": "charge", "shadow": true}), "100/1s for charges, shadow"),
+            (json!({"algorithm": "gcra", "enabled": false}), "100/1s, gcra, disabled"),
+        ];
+        for (columns, words) in table {
+            let mut row = json!({"name": "all", "max_requests": 100, "window_ms": 1000});
+            row.as_object_mut().unwrap().extend(columns.as_object().unwrap().clone());
+            let row: LimitRow = serde_json::from_value(row).unwrap();
+            assert_eq!(row.describe(), words);
+        }
+        let rule = |rule: &str, max_requests| AccountRow {
+            rule: rule.to_owned(),
+            max_requests,
+            window_ms: max_requests.map(|_| 60_000),
+            ..AccountRow::default()
+        };
+        assert_eq!(rule("limit", Some(5)).describe(), "limit 5/1m");
+        assert_eq!(rule("blocked", None).describe(), "blocked");
+    }
+}

@@ -1,0 +1,119 @@
+//! Who is committed with whom, and when, on a database that only takes note.
+
+use std::sync::Mutex;
+
+use async_trait::async_trait;
+use tokio::task::JoinSet;
+
+use super::super::dialect::{Dialect, JobWriteText, Returning};
+use super::super::engine::{Sql, Step, Value};
+use super::*;
+
+const MS: Duration = Duration::from_millis(1);
+
+/// Notes how many were committed together, and how long after the beginning.
+struct RecordingEngine {
+    begun: Instant,
+    batches: Mutex<Vec<(usize, Duration)>>,
+}
+
+impl RecordingEngine {
+    fn record(&self, units: usize) {
+        self.batches.lock().unwrap().push((units, self.begun.elapsed()));
+    }
+}
+
+#[async_trait]
+impl Engine for RecordingEngine {
+    fn dialect(&self) -> Dialect {
+        Dialect::Postgres
+    }
+
+    async fn query(&self, _: &Sql, _: Args) -> Result<Vec<SqlRow>, LedgerError> {
+        unreachable!("a chain is written")
+    }
+
+    async fn atomically(&self, _: Vec<Step>) -> Result<Option<Vec<Vec<SqlRow>>>, LedgerError> {
+        unreachable!("a chain is written")
+    }
+
+    async fn execute_one(&self, _: &JobWrite, _: &Args) -> Result<Option<SqlRow>, LedgerError> {
+        self.record(1);
+        Ok(None)
+    }
+
+    async fn execute_batch(&self, _: &JobWrite, units: Vec<Args>) -> Result<Batch, LedgerError> {
+        self.record(units.len());
+        Ok(Batch::Committed(units.iter().map(|_| None).collect()))
+    }
+}
+
+struct Rig {
+    engine: Arc<RecordingEngine>,
+    batcher: Batcher,
+    writing: JoinSet<()>,
+    requests: i64,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let text = JobWriteText {
+            update: "UPDATE jobs SET fence = 1 {from}",
+            written_columns: "id",
+            effects: &[],
+            returning: Returning::Job("id"),
+        };
+        let engine = Arc::new(RecordingEngine { begun: Instant::now(), batches: Mutex::default() });
+        let batcher = Batcher::new(Dialect::Postgres.job_write(&text));
+        Self { engine, batcher, writing: JoinSet::new(), requests: 0 }
+    }
+
+    fn write_jobs(&mut self, number: usize, may_wait: Duration) {
+        for _ in 0..number {
+            self.requests += 1;
+            let (engine, grouped): (Arc<dyn Engine>, _) = (self.engine.clone(), self.batcher.clone());
+            let args: Args = Arc::from([Value::from(format!("pay_{}", self.requests).as_str())]);
+            self.writing.spawn(async move { assert!(grouped.write(&engine, args, may_wait).await.unwrap().is_none()) });
+        }
+    }
+
+    async fn finish(mut self) -> Vec<(usize, Duration)> {
+        while let Some(ended) = self.writing.join_next().await {
+            ended.unwrap();
+        }
+        self.engine.batches.lock().unwrap().clone()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn urgent_write_flushes_the_queue() {
+    let mut rig = Rig::new();
+    rig.write_jobs(1, Duration::ZERO);
+    assert_eq!(rig.finish().await, [(1, Duration::ZERO)]);
+
+    let mut rig = Rig::new();
+    rig.write_jobs(3, 10 * MS);
+    sleep(4 * MS).await;
+    rig.write_jobs(1, Duration::ZERO);
+    assert_eq!(rig.finish().await, [(4, 4 * MS)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn earliest_deadline_flushes_the_batch() {
+    let mut rig = Rig::new();
+    rig.write_jobs(1, 10 * MS);
+    sleep(2 * MS).await;
+    rig.write_jobs(1, 5 * MS);
+    sleep(2 * MS).await;
+    rig.write_jobs(2, 10 * MS);
+    assert_eq!(rig.finish().await, [(4, 7 * MS)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn full_batch_flushes_immediately() {
+    let mut rig = Rig::new();
+    rig.write_jobs(BATCH_JOBS_MAX - 1, 10 * MS);
+    sleep(3 * MS).await;
+    rig.write_jobs(2, 10 * MS);
+    assert_eq!(rig.finish().await, [(BATCH_JOBS_MAX, 3 * MS), (1, 13 * MS)]);
+}

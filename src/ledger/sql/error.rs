@@ -1,0 +1,130 @@
+//! What a database's error means for the ledger's callers: away, refused, corrupt or not migrated; and whether what failed
+//! is surely undone.
+//!
+//! Refuses to repeat values: messages name constraints and tables, never what a row holds.
+
+use std::io;
+use std::sync::Arc;
+
+use crate::ledger::LedgerError;
+use crate::tls;
+
+/// The index that two payments settled by one charge would break.
+const ONE_PAYMENT_PER_CHARGE: &str = "jobs_one_payment_per_charge";
+/// The mend, for a person with a worker's URL as well as for a worker whose grants are missing.
+const RIGHTS_MISSING: &str = "the user of database.url may not do that. Limits, providers and pauses are the operator's to \
+                              change: give the command the operator's URL. Who needs which GRANT, and that they are given \
+                              after each migrate: docs/security.md, \"Least rights\"";
+
+/// Why no connection could be opened, for everybody who waits for one.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct ConnectFailure(Arc<sqlx::Error>);
+
+impl ConnectFailure {
+    /// The server has no connection to give: too many clients, or too many of this role or database.
+    pub fn is_full(&self) -> bool {
+        sqlstate(&self.0).is_some_and(|state| state.starts_with("53"))
+    }
+}
+
+impl From<sqlx::Error> for ConnectFailure {
+    fn from(error: sqlx::Error) -> Self {
+        Self(Arc::new(error))
+    }
+}
+
+impl From<ConnectFailure> for sqlx::Error {
+    fn from(failure: ConnectFailure) -> Self {
+        Self::Io(io::Error::other(failure))
+    }
+}
+
+/// The same try to connect may succeed soon: the server is starting, full or not there yet.
+pub fn is_transient(error: &sqlx::Error) -> bool {
+    let kinds = [io::ErrorKind::ConnectionRefused, io::ErrorKind::TimedOut];
+    let is_passing = |state: String| ["53", "57P"].iter().any(|class| state.starts_with(class));
+    matches!(error, sqlx::Error::Io(error) if kinds.contains(&error.kind())) || sqlstate(error).is_some_and(is_passing)
+}
+
+/// The error itself, or the failure to connect that it passes on.
+fn cause(error: &sqlx::Error) -> &sqlx::Error {
+    let sqlx::Error::Io(io) = error else { return error };
+    let failure = io.get_ref().and_then(|inner| inner.downcast_ref::<ConnectFailure>());
+    failure.map_or(error, |failure| &failure.0)
+}
+
+/// The server undid everything, and the same again may work: it says so itself, or a statement that looks before it
+/// writes met another one that did the same at the same moment.
+pub fn rolled_back(error: &sqlx::Error) -> bool {
+    match sqlstate(error).as_deref() {
+        Some("40001" | "40P01") => true,
+        Some("23505") => {
+            let constraint = error.as_database_error().and_then(|error| error.constraint());
+            constraint.is_some_and(|name| name == ONE_PAYMENT_PER_CHARGE)
+        }
+        _ => false,
+    }
+}
+
+/// The server answered that the statement failed, and lives.
+pub fn is_rolled_back_for_sure(error: &sqlx::Error) -> bool {
+    // Connection exceptions, statement completion unknown, operator intervention, system errors.
+    let doubtful = |state: &str| ["08", "40003", "57P", "58"].iter().any(|class| state.starts_with(class));
+    sqlstate(error).is_some_and(|state| !doubtful(&state))
+}
+
+/// Somebody else has a row or a table, and still had it when the wait for it was over.
+pub fn lock_not_available(error: &sqlx::Error) -> bool {
+    sqlstate(error).as_deref() == Some("55P03")
+}
+
+/// No later statement on this connection would fare better: nobody answers on it, or a server that was demoted.
+pub fn is_connection_broken(error: &sqlx::Error) -> bool {
+    matches!(error, sqlx::Error::Io(_)) || sqlstate(error).as_deref() == Some("25006")
+}
+
+pub fn sqlstate(error: &sqlx::Error) -> Option<String> {
+    error.as_database_error().and_then(|error| error.code()).map(|code| code.into_owned())
+}
+
+/// What PostgreSQL answered. Server messages name constraints and tables; details, which quote
+/// values, are left out.
+pub fn from_postgres(error: &sqlx::Error) -> LedgerError {
+    let error = cause(error);
+    let Some(server) = error.as_database_error() else { return unavailable_or_corrupt(error) };
+    let code = server.code().unwrap_or_default();
+    let text = format!("{} (SQLSTATE {code})", server.message());
+    match &*code {
+        // undefined_table, undefined_column, undefined_function
+        "42P01" | "42703" | "42883" => LedgerError::NotMigrated,
+        // query_canceled by statement_timeout, lock_not_available, read_only_sql_transaction (a demoted primary),
+        // in_failed_sql_transaction
+        "57014" | "55P03" | "25006" | "25P02" | "25P03" => LedgerError::Unavailable(text),
+        // connection exceptions, insufficient resources, operator intervention, system errors, rolled back
+        _ if ["08", "53", "57", "58", "40"].iter().any(|class| code.starts_with(class)) => {
+            LedgerError::Unavailable(text)
+        }
+        // insufficient_privilege
+        "42501" => LedgerError::Refused(format!("{text}: {RIGHTS_MISSING}")),
+        _ => LedgerError::Refused(text),
+    }
+}
+
+/// Errors that the server had no part in, the same for both databases.
+pub fn unavailable_or_corrupt(error: &sqlx::Error) -> LedgerError {
+    match error {
+        sqlx::Error::ColumnDecode { index, .. } => LedgerError::Corrupt(format!("column {index} cannot be decoded")),
+        sqlx::Error::Decode(_) | sqlx::Error::ColumnNotFound(_) | sqlx::Error::TypeNotFound { .. } => {
+            LedgerError::Corrupt(error.to_string())
+        }
+        sqlx::Error::Configuration(_) | sqlx::Error::InvalidArgument(_) | sqlx::Error::Encode(_) => {
+            LedgerError::Refused(error.to_string())
+        }
+        // The server answered that it has no TLS; the driver says so in words alone.
+        sqlx::Error::Tls(cause) if cause.to_string().contains("does not support TLS") => {
+            LedgerError::Unavailable(format!("TLS: {cause}{}", tls::FIX_NO_TLS))
+        }
+        _ => LedgerError::Unavailable(tls::explain_tls_error(error).unwrap_or_else(|| error.to_string())),
+    }
+}

@@ -1,0 +1,122 @@
+//! Who grants permits for a quota: read by everybody, taken by compare and set.
+//!
+//! Refuses to judge who should: `limiter::authority` does.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::dialect::Dialect;
+use super::engine::{Args, Engine, Sql};
+use super::row::{SqlRow, corrupt};
+use crate::domain::clock_attestation::{ClockAttestation, ClockOffset};
+use crate::domain::provider::ProviderName;
+use crate::domain::time::Micros;
+use crate::ledger::{LedgerError, StoredLeader};
+
+const COLUMNS: &str = "quota, holder, term, {aged:since} AS age_ms, {now_ms} AS now_ms, \
+     clock_ahead_least_us, clock_ahead_most_us, clock_since_us, {since:clock_said_at} AS clock_age_ms";
+
+pub struct LeaderStatements {
+    of: Sql,
+    take: Sql,
+    note_clock: Sql,
+}
+
+impl LeaderStatements {
+    pub fn new(dialect: Dialect) -> Self {
+        Self {
+            of: dialect.render(&format!("SELECT {COLUMNS} FROM limiter_authority WHERE quota IN ({{texts:$1}})")),
+            // A term is never used twice, even if somebody deleted the row: the clock is above every count of changes.
+            take: dialect.render(&format!(
+                "INSERT INTO limiter_authority (quota, holder, term, since) \
+                 VALUES ($1, $3, {{now_ms}}, {{now}}) \
+                 ON CONFLICT (quota) DO UPDATE SET holder = excluded.holder, since = excluded.since, \
+                     clock_ahead_least_us = NULL, clock_ahead_most_us = NULL, clock_since_us = NULL, \
+                     clock_said_at = NULL, \
+                     term = CASE WHEN excluded.term > limiter_authority.term THEN excluded.term \
+                                 ELSE limiter_authority.term + 1 END \
+                 WHERE limiter_authority.holder = $2 RETURNING {COLUMNS}"
+            )),
+            note_clock: dialect.render(
+                "UPDATE limiter_authority SET clock_ahead_least_us = $3, clock_ahead_most_us = $4, \
+                     clock_since_us = $5, clock_said_at = {now} \
+                 WHERE quota = $1 AND term = $2 AND COALESCE(clock_since_us, 0) <= $5",
+            ),
+        }
+    }
+
+    pub async fn of(
+        &self,
+        engine: &dyn Engine,
+        quotas: &[ProviderName],
+    ) -> Result<HashMap<ProviderName, StoredLeader>, LedgerError> {
+        if quotas.is_empty() {
+            return Ok(HashMap::new());
+        }
+        let names: Vec<&str> = quotas.iter().map(ProviderName::as_str).collect();
+        let args: Args = Arc::from([serde_json::Value::from(names).to_string().into()]);
+        let rows = engine.query_urgent(&self.of, args).await?;
+        let entry = |row: &SqlRow| {
+            let quota = ProviderName::new(&row.text("quota")?).map_err(|_| corrupt("quota", "is no provider name"))?;
+            Ok((quota, stored_leader(row)?))
+        };
+        rows.iter().map(entry).collect()
+    }
+
+    pub async fn note_clock(
+        &self,
+        engine: &dyn Engine,
+        quota: &ProviderName,
+        term: i64,
+        word: &ClockAttestation,
+    ) -> Result<(), LedgerError> {
+        let since_us = i64::try_from(word.since.0).unwrap_or(i64::MAX);
+        let (least_us, most_us) = (word.offset.least_us, word.offset.most_us);
+        let args: Args =
+            Arc::from([quota.as_str().into(), term.into(), least_us.into(), most_us.into(), since_us.into()]);
+        engine.query(&self.note_clock, args).await.map(drop)
+    }
+
+    pub async fn take(
+        &self,
+        engine: &dyn Engine,
+        quota: &ProviderName,
+        from: Option<&str>,
+        to: &str,
+    ) -> Result<StoredLeader, LedgerError> {
+        let args: Args = Arc::from([quota.as_str().into(), from.into(), to.into()]);
+        if let Some(row) = engine.query(&self.take, args).await?.first() {
+            return stored_leader(row);
+        }
+        // Somebody else was faster; the row is there, because nothing but an operator deletes it.
+        let mut held = self.of(engine, std::slice::from_ref(quota)).await?;
+        held.remove(quota)
+            .ok_or_else(|| LedgerError::Unavailable("the limiter's authority was deleted meanwhile".to_owned()))
+    }
+}
+
+fn stored_leader(row: &SqlRow) -> Result<StoredLeader, LedgerError> {
+    let micros = |us: i64, column| u64::try_from(us).map(Micros).map_err(|_| corrupt(column, "is negative"));
+    let now = micros(row.int("now_ms")?.saturating_mul(1_000), "now_ms")?;
+    let word = match row.opt_int("clock_since_us")? {
+        None => None,
+        Some(since_us) => {
+            let ahead =
+                ClockOffset { least_us: row.int("clock_ahead_least_us")?, most_us: row.int("clock_ahead_most_us")? };
+            // Of a clock that went back the age is unknown: too old for anything.
+            let age_ms = u64::try_from(row.int("clock_age_ms")?).unwrap_or(u64::MAX);
+            Some((
+                ClockAttestation { offset: ahead, since: micros(since_us, "clock_since_us")? },
+                Duration::from_millis(age_ms),
+            ))
+        }
+    };
+    Ok(StoredLeader {
+        holder: row.text("holder")?,
+        term: row.int("term")?,
+        age: row.ms("age_ms")?,
+        now,
+        attestation: word,
+    })
+}

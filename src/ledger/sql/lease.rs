@@ -1,0 +1,170 @@
+//! Keeping a job in hand and giving it up without having sent anything.
+//!
+//! Refuses a hold that was given up: the fence alone would still match until the next claim, so every statement also
+//! asks for the lease.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::attempt::{CLOSE_LEFT_OPEN, WRITE_EVENT, WRITTEN_COLUMNS};
+use super::batcher::Batcher;
+use super::copies::{self, RETURN_PLAN_COLUMNS, return_plan};
+use super::dialect::{Dialect, JobWriteText, Returning};
+use super::engine::{Engine, Sql, Value};
+use super::{fenced_write, storable};
+use crate::domain::delay::copy_step;
+use crate::domain::explain::reason::NOT_DUE;
+use crate::ledger::copies::ReturnPlan;
+use crate::ledger::{FencedWrite, JobState, LeaseToken, LedgerError};
+
+/// Leases prolonged by one statement: their rows are locked for as long as it takes, and who finishes one of those jobs
+/// waits.
+const RENEW_BATCH_MAX: usize = 250;
+
+pub struct LeaseStatements {
+    renew: Sql,
+    wait: Batcher,
+    finalize: Batcher,
+    release: Batcher,
+    wait_on: Batcher,
+}
+
+impl LeaseStatements {
+    pub fn new(dialect: Dialect) -> Self {
+        // A job that may have been charged never goes back to `waiting`, whatever the caller says.
+        let delayed = copies::delayed_copy_update("{after:$4}", "$6", "NOT (maybe_charged OR $3)");
+        let rest = format!(
+            "UPDATE jobs SET state = CASE WHEN maybe_charged OR $3 THEN 'unknown' ELSE 'waiting' END, \
+                        maybe_charged = (maybe_charged OR $3), wake_at = {{after:$4}}, reason = $5, \
+                        wait_since = CASE WHEN wait_reason = $5 AND wait_request = last_attempt + 1 \
+                            THEN wait_since ELSE {{now}} END, \
+                        wait_reason = $5, wait_until = {{after:$4}}, wait_request = last_attempt + 1, \
+                        wait_begun_at = {{now}}, {delayed}, lost_holders = 0, \
+                        lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
+                    WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')"
+        );
+        let settle = "UPDATE jobs SET state = $3, provider_reference = COALESCE($4, provider_reference), reason = $5, \
+                          lease_owner = NULL, lease_until = NULL, updated_at = {now} {from} \
+                      WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')";
+        // A worker that leaves gives back all that it has at once, except what it may have sent: that stays until its lease ends.
+        let release = "UPDATE jobs SET lease_owner = NULL, lease_until = NULL, updated_at = {now}, \
+                           wake_at = CASE WHEN not_before > {now} THEN not_before ELSE {now} END {from} \
+                       WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')";
+        // What it waits for stays, and since when: only one that has never been put down waits for its time from now on.
+        let reason = format!("COALESCE(reason, '{NOT_DUE}')");
+        let due = "CASE WHEN not_before > wake_at THEN not_before ELSE wake_at END";
+        let delayed = copies::delayed_copy_update(due, "$3", "NOT maybe_charged");
+        let wait_on = format!(
+            "UPDATE jobs SET wake_at = {due}, reason = {reason}, \
+                 wait_since = CASE WHEN wait_reason = {reason} AND wait_request = last_attempt + 1 \
+                     THEN wait_since ELSE {{now}} END, \
+                 wait_reason = {reason}, wait_until = {due}, wait_request = last_attempt + 1, \
+                 wait_begun_at = COALESCE(wait_begun_at, {{now}}), {delayed}, \
+                 lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
+             WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')"
+        );
+        let kept = format!("{WRITTEN_COLUMNS}, {RETURN_PLAN_COLUMNS}");
+        Self {
+            renew: dialect.render(
+                "UPDATE jobs SET lease_until = {after:$2} WHERE id IN (\
+                     SELECT jobs.id FROM {held:$1} {join} jobs ON jobs.id = held.id AND jobs.fence = held.fence \
+                     WHERE jobs.lease_until IS NOT NULL {unlocked}) \
+                 RETURNING id, fence",
+            ),
+            wait: Batcher::new(dialect.job_write(&JobWriteText {
+                update: &rest,
+                written_columns: &kept,
+                effects: &[CLOSE_LEFT_OPEN],
+                returning: Returning::Job(RETURN_PLAN_COLUMNS),
+            })),
+            finalize: Batcher::new(dialect.job_write(&JobWriteText {
+                update: settle,
+                written_columns: WRITTEN_COLUMNS,
+                effects: &[CLOSE_LEFT_OPEN, WRITE_EVENT],
+                returning: Returning::Job("id"),
+            })),
+            release: Batcher::new(dialect.job_write(&JobWriteText {
+                update: release,
+                written_columns: WRITTEN_COLUMNS,
+                effects: &[CLOSE_LEFT_OPEN],
+                returning: Returning::Job("id"),
+            })),
+            wait_on: Batcher::new(dialect.job_write(&JobWriteText {
+                update: &wait_on,
+                written_columns: &kept,
+                effects: &[CLOSE_LEFT_OPEN],
+                returning: Returning::Job(RETURN_PLAN_COLUMNS),
+            })),
+        }
+    }
+
+    /// A row that somebody is writing at this moment is left out, and told as lost: most of them are being settled.
+    pub async fn renew(
+        &self,
+        engine: &dyn Engine,
+        holds: &[LeaseToken],
+        lease: Duration,
+    ) -> Result<Vec<LeaseToken>, LedgerError> {
+        // Ordered, so that two renewals never wait for each other's rows crosswise.
+        let mut ordered: Vec<&LeaseToken> = holds.iter().collect();
+        ordered.sort_by(|a, b| a.id.cmp(&b.id));
+        let mut kept: HashSet<(String, i64)> = HashSet::new();
+        let mut first = Ok(());
+        for some in ordered.chunks(RENEW_BATCH_MAX) {
+            let list: Vec<_> =
+                some.iter().map(|hold| serde_json::json!({"id": hold.id.as_str(), "fence": hold.fence})).collect();
+            let args: [Value; 2] = [serde_json::Value::from(list).to_string().into(), lease.into()];
+            match engine.query_by_index(&self.renew, Arc::from(args)).await {
+                Ok(rows) => {
+                    for row in rows {
+                        kept.insert((row.text("id")?, row.int("fence")?));
+                    }
+                }
+                // The rest is prolonged all the same.
+                Err(error) => first = first.and(Err(error)),
+            }
+        }
+        first?;
+        let lost = |hold: &&LeaseToken| !kept.contains(&(hold.id.as_str().to_owned(), hold.fence));
+        Ok(holds.iter().filter(lost).cloned().collect())
+    }
+
+    pub async fn transition(
+        &self,
+        engine: &Arc<dyn Engine>,
+        hold: &LeaseToken,
+        next: &JobState,
+    ) -> Result<(FencedWrite, Option<ReturnPlan>), LedgerError> {
+        let (chain, third, fourth, reason): (&Batcher, Value, Value, &str) = match next {
+            JobState::Waiting { wait, reason } => (&self.wait, false.into(), (*wait).into(), reason),
+            JobState::Unknown { wait, reason } => (&self.wait, true.into(), (*wait).into(), reason),
+            JobState::Final { state, reason, reference } => {
+                (&self.finalize, state.name().into(), reference.as_deref().map(storable).into(), reason)
+            }
+        };
+        let mut args: Vec<Value> =
+            vec![hold.id.as_str().into(), hold.fence.into(), third, fourth, storable(reason).into()];
+        let wait = next.wait();
+        args.extend(wait.map(|wait| copy_step(wait).into()));
+        let row = chain.write(engine, Arc::from(args), Duration::ZERO).await?;
+        let back = row.as_ref().filter(|_| wait.is_some()).map(return_plan).transpose()?;
+        Ok((fenced_write(row.is_some()), back))
+    }
+
+    pub async fn release(&self, engine: &Arc<dyn Engine>, hold: &LeaseToken) -> Result<FencedWrite, LedgerError> {
+        let args: [Value; 2] = [hold.id.as_str().into(), hold.fence.into()];
+        Ok(fenced_write(self.release.write(engine, Arc::from(args), Duration::ZERO).await?.is_some()))
+    }
+
+    pub async fn wait_on(
+        &self,
+        engine: &Arc<dyn Engine>,
+        hold: &LeaseToken,
+        wait: Duration,
+    ) -> Result<(FencedWrite, Option<ReturnPlan>), LedgerError> {
+        let args: [Value; 3] = [hold.id.as_str().into(), hold.fence.into(), copy_step(wait).into()];
+        let row = self.wait_on.write(engine, Arc::from(args), Duration::ZERO).await?;
+        Ok((fenced_write(row.is_some()), row.as_ref().map(return_plan).transpose()?))
+    }
+}

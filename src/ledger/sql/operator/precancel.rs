@@ -1,0 +1,81 @@
+//! Cancelling a payment before its message comes: a row that says no more than that, so that the message is done with.
+//!
+//! Refuses to guess the content: the row has the hash that no message has ([`ContentHash::UNSEEN`]), amount 1 and currency
+//! XXX. A payment that is recorded already is cancelled like any other.
+
+use std::sync::Arc;
+
+use super::resolution;
+use crate::domain::job::{ContentHash, JobId};
+use crate::domain::provider::ProviderName;
+use crate::ledger::LedgerError;
+use crate::ledger::operator::{Actor, JobResolution, ResolutionRefusal};
+use crate::ledger::sql::dialect::Dialect;
+use crate::ledger::sql::engine::{Engine, Sql, Step, Value};
+use crate::ledger::sql::storable;
+
+pub struct PrecancelStatements {
+    record: PrecancelSql,
+    provider: Sql,
+}
+
+/// How the row is written.
+enum PrecancelSql {
+    /// By a function of the owner's, cancelled.
+    Function(Sql),
+    /// As one that waits, to be cancelled next.
+    Statement(Sql),
+}
+
+impl PrecancelStatements {
+    pub fn new(dialect: Dialect) -> Self {
+        Self {
+            record: match dialect {
+                Dialect::Postgres => {
+                    PrecancelSql::Function(dialect.render("SELECT jobs_cancel_ahead($1, $2, $3) AS id"))
+                }
+                Dialect::Sqlite => PrecancelSql::Statement(dialect.render(
+                    "INSERT INTO jobs (id, provider, idempotency_key, key_given, content_hash, amount, currency, cost, \
+                         priority, state, wake_at, fence, created_at, updated_at) \
+                     VALUES ($1, $2, $1, 0, $3, 1, 'XXX', 1, 0, 'waiting', {now}, 0, {now}, {now}) \
+                     ON CONFLICT DO NOTHING RETURNING id",
+                )),
+            },
+            provider: dialect.render("SELECT provider FROM jobs WHERE id = $1"),
+        }
+    }
+
+    pub async fn cancel(
+        &self,
+        verdicts: &resolution::ResolutionStatements,
+        engine: &dyn Engine,
+        id: &JobId,
+        provider: &ProviderName,
+        by: &Actor,
+    ) -> Result<Result<(), ResolutionRefusal>, LedgerError> {
+        let step = |sql: &Sql, third: Value| {
+            let args: [Value; 3] = [id.as_str().into(), provider.as_str().into(), third];
+            Step { sql: sql.clone(), args: Arc::from(args), must_affect: true }
+        };
+        let steps = match &self.record {
+            PrecancelSql::Function(sql) => {
+                let cancelled = step(sql, storable(&resolution::precancel_reason(by)).into());
+                verdicts.audited(id, vec![cancelled], by)
+            }
+            PrecancelSql::Statement(sql) => {
+                let recorded = step(sql, ContentHash::UNSEEN.0.as_slice().into());
+                std::iter::once(recorded).chain(verdicts.precancel_steps(id, by)).collect()
+            }
+        };
+        if engine.atomically(steps).await?.is_some() {
+            return Ok(Ok(()));
+        }
+        let rows = engine.query(&self.provider, super::list::of(id)).await?;
+        let Some(row) = rows.first() else { return Ok(Err(ResolutionRefusal::KeyTaken)) };
+        let recorded = row.text("provider")?;
+        if recorded != provider.as_str() {
+            return Ok(Err(ResolutionRefusal::OtherProvider { provider: recorded }));
+        }
+        verdicts.resolve(engine, id, &JobResolution::Cancel, None, by).await
+    }
+}

@@ -1,0 +1,60 @@
+//! A job as its message said it, read back from its row.
+//!
+//! Refuses to judge whether it is the same: the hash goes along, and whoever publishes it compares.
+
+use super::list::of;
+use crate::domain::job::{ContentHash, Identifier, Job, JobId};
+use crate::domain::provider::ProviderName;
+use crate::ledger::LedgerError;
+use crate::ledger::operator::{ReloadedJob, ResolutionRefusal};
+use crate::ledger::sql::dialect::Dialect;
+use crate::ledger::sql::engine::{Engine, Sql};
+use crate::ledger::sql::row::{SqlRow, corrupt};
+
+pub struct ReloadStatements {
+    job: Sql,
+}
+
+impl ReloadStatements {
+    pub fn new(dialect: Dialect) -> Self {
+        Self {
+            job: dialect.render(
+                "SELECT id, provider, idempotency_key, key_given, content_hash, amount, currency, account, reference, \
+                     cost, priority, {ms:not_before} AS not_before_ms, {ms:expires_at} AS expires_at_ms, payload, \
+                     fence, copy \
+                 FROM jobs WHERE id = $1",
+            ),
+        }
+    }
+
+    pub async fn job(
+        &self,
+        engine: &dyn Engine,
+        id: &JobId,
+    ) -> Result<Result<ReloadedJob, ResolutionRefusal>, LedgerError> {
+        let rows = engine.query(&self.job, of(id)).await?;
+        rows.first().map_or(Ok(Err(ResolutionRefusal::NoSuchJob)), |row| reloaded(row).map(Ok))
+    }
+}
+
+fn reloaded(row: &SqlRow) -> Result<ReloadedJob, LedgerError> {
+    let token = |column: &str, text: String| Identifier::new(text).map_err(|problem| corrupt(column, &problem));
+    let key = row.text("idempotency_key")?;
+    let hash = row.bytes("content_hash")?;
+    let job = Job {
+        id: token("id", row.text("id")?)?,
+        provider: ProviderName::new(row.text("provider")?).map_err(|problem| corrupt("provider", &problem))?,
+        amount: row.int("amount")?,
+        currency: row.text("currency")?,
+        account: row.opt_text("account")?.map(|account| token("account", account)).transpose()?,
+        reference: row.opt_text("reference")?,
+        idempotency_key: row.bool("key_given")?.then(|| token("idempotency_key", key)).transpose()?,
+        cost: u16::try_from(row.int("cost")?).map_err(|_| corrupt("cost", "is out of range"))?,
+        priority: u8::try_from(row.int("priority")?).map_err(|_| corrupt("priority", "is out of range"))?,
+        not_before: row.opt_instant("not_before_ms")?,
+        expires_at: row.opt_instant("expires_at_ms")?,
+        payload: row.opt_text("payload")?,
+    };
+    let hash = <[u8; 32]>::try_from(hash).map_err(|_| corrupt("content_hash", "is not 32 bytes"))?;
+    Ok(ReloadedJob { job, hash: ContentHash(hash), fence: row.int("fence")?, copy: row.int("copy")? })
+}

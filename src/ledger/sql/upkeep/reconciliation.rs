@@ -1,0 +1,213 @@
+//! The account of all jobs, in one statement, so that everything in it is of one instant.
+//!
+//! Refuses to trust one count: open jobs are counted by state and by whereabouts, and settled ones are held against their
+//! events and attempts. Refuses to read the past: what has settled for good is taken from its sum. So the account grows with
+//! the jobs that are open, dead or in review, and with what settled lately, and not with the ledger.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::super::dialect::Dialect;
+use super::super::engine::{Args, Engine, Sql};
+use super::super::reports::LANES;
+use super::super::row::{SqlRow, corrupt};
+use super::OPEN;
+use super::finished_totals::{NOT_FOR_GOOD, finished_since_totals};
+use crate::ledger::LedgerError;
+use crate::ledger::operator::STATES;
+use crate::ledger::upkeep::{CheckScope, LedgerReconciliation};
+
+const FREE: &str = "(lease_until IS NULL OR lease_until <= {now})";
+/// Conditions of the indexes `jobs_settled_by_update` and `jobs_in_review_by_update`, and of all settled jobs.
+const SETTLED_UNSCRUBBED: &str =
+    "scrubbed_at IS NULL AND state IN ('succeeded', 'declined', 'dead', 'expired', 'cancelled')";
+const IN_REVIEW: &str = "state = 'review'";
+/// The condition of index `jobs_with_a_message_left`, and of a settled job: its message is in the lane's queue still, because
+/// the job was taken up without it.
+const MESSAGE_LEFT: &str = "delayed_until <= created_at AND state NOT IN ('waiting', 'sending', 'unknown')";
+const SETTLED: &str = "state NOT IN ('waiting', 'sending', 'unknown')";
+
+/// What is to wait for its time waits from then on.
+const SINCE: &str = "CASE WHEN not_before > created_at AND {readable:not_before} THEN not_before \
+     WHEN {readable:created_at} THEN created_at END";
+
+const NO_EVENT: &str = "NOT EXISTS (SELECT 1 FROM outcome_events WHERE outcome_events.job_id = jobs.id \
+     AND outcome_events.state = jobs.state)";
+/// `accepted` is the reason that an answer leaves; what a look-up or a person found says so in other words.
+/// The state as an expression, so that the index of charges, which holds all that ever succeeded, does not fit.
+const NO_CAUSE: &str = "state || '' = 'succeeded' AND (reason IS NULL OR reason = 'accepted') \
+     AND NOT EXISTS (SELECT 1 FROM attempts WHERE attempts.job_id = jobs.id AND attempts.outcome = 'accepted')";
+
+/// The columns that only the row of open jobs fills.
+const NOT_OF_OPEN: &str = "NULL AS oldest_ms, 0 AS in_hand, 0 AS in_flight, 0 AS parked, NULL AS parked_ms, 0 AS due, \
+     0 AS astray, 0 AS messages_least, 0 AS messages_most, 0 AS unreadable";
+
+/// A broker is late, the row is written before its copy is published, and the queue is looked at after the ledger: the return
+/// of a message is known to this.
+const RETURN_EARLY_MS: u32 = 1_000;
+const RETURN_LATE_MS: u32 = 1_000;
+
+/// When the message of a job that no lease holds is in its lane's queue again: when the delay queue lets it go, or since the
+/// job was written last. A job may be due later than that.
+/// A job in hand may have one beside it that returned, which another delivery takes away again.
+const RETURNED_AT: &str = "CASE WHEN delayed_copy = copy THEN delayed_until ELSE updated_at END";
+
+/// What every list and every sweep reads of a row.
+const READABLE: &str = "{readable:wake_at} AND {readable:created_at} AND {readable:updated_at} \
+     AND (not_before IS NULL OR {readable:not_before}) AND (expires_at IS NULL OR {readable:expires_at}) AND attempts >= 0";
+
+pub struct ReconciliationStatements(Dialect);
+
+impl ReconciliationStatements {
+    pub fn new(dialect: Dialect) -> Self {
+        Self(dialect)
+    }
+
+    fn checking(&self, states: Vec<String>, settled: &[String]) -> Sql {
+        // Open jobs are looked at once for all that is asked of them: there may be a million.
+        let of = |which: &str| format!("count(CASE WHEN {which} THEN 1 END)");
+        let open = [
+            // First, because PostgreSQL takes the types of the columns from here.
+            format!(
+                "SELECT min(provider) AS provider, 'open' AS place, NULL AS state, {} AS jobs, \
+                     {{aged:min(since)}} AS oldest_ms, {} AS in_hand, {} AS in_flight, \
+                     count(parked_until) AS parked, \
+                     {{until:max(CASE WHEN unreadable THEN NULL ELSE parked_until END)}} AS parked_ms, {} AS due, {} AS astray, \
+                     {} AS messages_least, \
+                     CAST(coalesce(sum(CASE WHEN returned_at <= {{after:{RETURN_EARLY_MS}}} THEN 1 + sweeps \
+                         WHEN beside_at <= {{after:{RETURN_EARLY_MS}}} THEN 1 END), 0) AS bigint) AS messages_most, \
+                     {} AS unreadable \
+                 FROM (SELECT provider, {SINCE} AS since, expires_at, lease_until, wake_at, state, sweeps, \
+                           NOT ({READABLE}) AS unreadable, \
+                           CASE WHEN {FREE} AND wake_at > {{now}} THEN wake_at END AS parked_until, \
+                           CASE WHEN {FREE} AND NOT unqueued THEN {RETURNED_AT} END AS returned_at, \
+                           CASE WHEN NOT {FREE} THEN delayed_until END AS beside_at \
+                       FROM jobs WHERE {OPEN}) AS open_jobs GROUP BY provider || ''",
+                of("expires_at <= {now}"),
+                of("lease_until > {now}"),
+                of("lease_until > {now} AND state = 'sending'"),
+                of(&format!("{FREE} AND wake_at <= {{now}}")),
+                of("wake_at <= {after:(0 - $1)} AND (lease_until IS NULL OR lease_until <= {after:(0 - $1)})"),
+                of(&format!("returned_at <= {{after:(0 - {RETURN_LATE_MS})}}")),
+                of("unreadable"),
+            ),
+        ];
+        let checks = settled.iter().flat_map(|which| {
+            [("without_event", NO_EVENT), ("without_cause", NO_CAUSE)]
+                .map(|(place, fault)| part(place, &format!("{which} AND {fault}")))
+        });
+        let left = std::iter::once(part("message_left", MESSAGE_LEFT));
+        let parts: Vec<String> = open.into_iter().chain(states).chain(checks).chain(left).collect();
+        self.0.render(&format!("{LANES}, {LANE_STATES} {}", parts.join(" UNION ALL ")))
+    }
+
+    pub async fn reconcile(
+        &self,
+        engine: &dyn Engine,
+        astray_after: Duration,
+        checked: CheckScope,
+    ) -> Result<Vec<LedgerReconciliation>, LedgerError> {
+        let args: Args = Arc::from([astray_after.into()]);
+        let rows = match checked {
+            // Not as an argument: PostgreSQL comes to plan for any argument, and for any span it reads everything. And by
+            // index: what it knows of the last minutes is older than they are.
+            CheckScope::Since(since) => {
+                let lately = format!("updated_at >= {{after:(0 - {})}}", since.as_millis());
+                let settled = [SETTLED_UNSCRUBBED, IN_REVIEW].map(|which| format!("{which} AND {lately}"));
+                let sql = self.checking(counted_with_totals(), &settled);
+                engine.query_by_index(&sql, args).await?
+            }
+            CheckScope::All => engine.query(&self.checking(vec![all_counted()], &[SETTLED.to_owned()]), args).await?,
+        };
+        let mut accounts: BTreeMap<String, LedgerReconciliation> = BTreeMap::new();
+        for row in rows {
+            let provider = row.text("provider")?;
+            let account = accounts
+                .entry(provider.clone())
+                .or_insert_with(|| LedgerReconciliation { provider, ..LedgerReconciliation::default() });
+            add_row(account, &row)?;
+        }
+        Ok(accounts.into_values().collect())
+    }
+}
+
+/// The states of each lane's jobs: steps from one to the next, like [`LANES`].
+const LANE_STATES: &str = "words (provider, state) AS ( \
+     SELECT provider, (SELECT min(state) FROM jobs WHERE jobs.provider = lanes.provider) FROM lanes \
+     WHERE lanes.provider IS NOT NULL \
+     UNION ALL \
+     SELECT provider, (SELECT min(state) FROM jobs WHERE jobs.provider = words.provider AND jobs.state > words.state) \
+     FROM words WHERE words.state IS NOT NULL)";
+
+/// Jobs by state, all of them counted.
+fn all_counted() -> String {
+    format!(
+        "SELECT provider, 'state' AS place, state, count(*) AS jobs, {NOT_OF_OPEN} FROM jobs GROUP BY provider, state"
+    )
+}
+
+/// The same: what may change its state by an index, what has settled for good as it was summed up, and what settled since.
+/// The small tables by their keys, too: a scan is what PostgreSQL takes for so dear there that it compiles the whole statement.
+fn counted_with_totals() -> Vec<String> {
+    vec![
+        format!(
+            "SELECT jobs.provider, 'state' AS place, jobs.state, count(*) AS jobs, {NOT_OF_OPEN} \
+             FROM lanes {{join}} jobs ON jobs.provider = lanes.provider AND jobs.state IN {NOT_FOR_GOOD} \
+             GROUP BY jobs.provider, jobs.state"
+        ),
+        format!(
+            "SELECT jobs.provider, 'state' AS place, jobs.state, count(*) AS jobs, {NOT_OF_OPEN} \
+             FROM words {{join}} jobs ON jobs.provider = words.provider AND jobs.state = words.state \
+             WHERE words.state NOT IN ('{}') GROUP BY jobs.provider, jobs.state",
+            STATES.join("', '")
+        ),
+        format!(
+            "SELECT provider, 'state' AS place, state, jobs, {NOT_OF_OPEN} FROM settled_jobs WHERE provider > '' AND jobs > 0"
+        ),
+        format!(
+            "SELECT min(provider) AS provider, 'state' AS place, min(state) AS state, count(*) AS jobs, {NOT_OF_OPEN} \
+             FROM jobs WHERE {} GROUP BY provider || '', state || ''",
+            finished_since_totals()
+        ),
+    ]
+}
+
+/// Grouped by an expression, because SQLite would rather read all jobs in the order of an index on the column.
+fn part(place: &str, which: &str) -> String {
+    format!(
+        "SELECT min(provider) AS provider, '{place}' AS place, NULL AS state, count(*) AS jobs, {NOT_OF_OPEN} \
+         FROM jobs WHERE {which} GROUP BY provider || ''"
+    )
+}
+
+fn add_row(account: &mut LedgerReconciliation, row: &SqlRow) -> Result<(), LedgerError> {
+    let count = |column| u64::try_from(row.int(column)?).map_err(|_| corrupt(column, "is negative"));
+    let jobs = count("jobs")?;
+    match row.text("place")?.as_str() {
+        "state" => {
+            account.recorded += jobs;
+            let state = row.text("state")?;
+            // What was summed up and what settled since are two rows.
+            match account.states.iter_mut().find(|(known, _)| *known == state) {
+                Some((_, counted)) => *counted += jobs,
+                None => account.states.push((state, jobs)),
+            }
+        }
+        "open" => {
+            (account.past_deadline, account.oldest_open) = (jobs, row.opt_ms("oldest_ms")?);
+            (account.delayed, account.delayed_for) = (count("parked")?, row.opt_ms("parked_ms")?);
+            (account.active, account.due, account.overdue) = (count("in_hand")?, count("due")?, count("astray")?);
+            (account.in_flight, account.unreadable) = (count("in_flight")?, count("unreadable")?);
+            account.messages_min += count("messages_least")?;
+            account.messages_max += count("messages_most")?;
+        }
+        // At most: another delivery may have taken it away for a while.
+        "message_left" => account.messages_max += jobs,
+        // Settled and in review are counted apart.
+        "without_event" => account.without_event += jobs,
+        "without_cause" => account.without_accepted_attempt += jobs,
+        other => return Err(corrupt("place", &format!("holds {other}"))),
+    }
+    Ok(())
+}

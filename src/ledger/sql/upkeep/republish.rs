@@ -1,0 +1,255 @@
+//! Jobs whose messages are to be published again: the right to do so, one copy at a time, and the job as it was recorded.
+//!
+//! Refuses to touch what a lease holds, and refuses to give one job's right to two sweepers: the update that takes it
+//! also moves the instant from which it may be taken again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::super::dialect::Dialect;
+use super::super::engine::{Args, Engine, Sql, Value};
+use super::super::fenced_write;
+use super::super::row::{SqlRow, corrupt, read_each, read_or_log};
+use super::OPEN;
+use crate::domain::disposition::RetryPolicy;
+use crate::domain::explain::reason::{LIMIT_PREFIX, PAUSED, THROTTLED};
+use crate::domain::job::{ContentHash, Identifier, Job};
+use crate::domain::provider::ProviderName;
+use crate::ledger::upkeep::{JobToRepublish, MessageState, OverduePolicy, WaitCause, WakeFilter};
+use crate::ledger::{FencedWrite, LeaseToken, LedgerError};
+
+/// The instant from which one more copy could be published; the expression of index `jobs_open_by_sweep`.
+const SWEPT_FROM: &str = "CASE WHEN sweep_after > wake_at THEN sweep_after ELSE wake_at END";
+
+/// Since when a job is due and held by nobody.
+const DUE_SINCE: &str = "(CASE WHEN lease_until > wake_at THEN lease_until ELSE wake_at END)";
+
+/// Since when a job waits; one that a program put down that did not know the column, since it was written last.
+const BEGUN: &str = "COALESCE(wait_begun_at, updated_at)";
+
+/// When a row of the lane's quota was changed last, as far as the rows tell: they share their limits. Of one that has left the
+/// quota they tell nothing, and of a long transaction when it was written.
+const LAST_CHANGE: &str = "SELECT max(sharing.updated_at) FROM providers AS sharing \
+     WHERE COALESCE(sharing.quota, sharing.name) = \
+         (SELECT COALESCE(own.quota, own.name) FROM providers AS own WHERE own.name = $1)";
+
+/// Since when a job ages.
+const BORN: &str = "(CASE WHEN not_before > COALESCE(revived_at, created_at) THEN not_before \
+     ELSE COALESCE(revived_at, created_at) END)";
+
+/// `not_before` and `expires_at` are read as epoch milliseconds.
+const RECORDED: &str = "id, provider, idempotency_key, key_given, content_hash, amount, currency, account, reference, \
+     cost, priority, {ms:not_before} AS not_before_ms, {ms:expires_at} AS expires_at_ms, payload, sweeps, copy";
+
+pub struct RepublishStatements {
+    overdue: Sql,
+    keep: Sql,
+    unqueued: Sql,
+    lookups: Sql,
+    waiting: Sql,
+    named_wait: Sql,
+    standing: Sql,
+}
+
+impl RepublishStatements {
+    pub fn new(dialect: Dialect) -> Self {
+        // A job may have messages in its lane: they count like this one, or it would go to the end of the lane. The copy that
+        // a delay queue holds must stay apart from it.
+        // Twice as long overdue as now is `now + (now - due)`, in either database's arithmetic of instants. Bounds first:
+        // PostgreSQL subtracts nothing infinite.
+        let overdue = format!(
+            "UPDATE jobs SET sweeps = sweeps + 1, unqueued = false, \
+                 copy = copy + CASE WHEN delayed_copy = copy AND delayed_until > {{now}} THEN 1 ELSE 0 END, \
+                 sweep_after = CASE \
+                 WHEN {DUE_SINCE} < {{after:(0 - $4)}} THEN {{after:$4}} \
+                 WHEN {DUE_SINCE} > {{after:(0 - $3)}} THEN {{after:$3}} \
+                 ELSE {{now}} + ({{now}} - {DUE_SINCE}) END \
+             WHERE id IN (\
+                 SELECT id FROM jobs \
+                 WHERE provider = $1 AND {OPEN} AND {SWEPT_FROM} <= {{after:(0 - $2)}} \
+                     AND (lease_until IS NULL OR lease_until <= {{after:(0 - $2)}}) \
+                     AND (not_before IS NULL OR not_before <= {{now}}) \
+                 ORDER BY {SWEPT_FROM} LIMIT $5 {{unlocked}}) \
+             RETURNING {RECORDED}"
+        );
+        let unqueued = format!(
+            "UPDATE jobs SET sweeps = sweeps + 1, unqueued = false, copy = copy + 1, sweep_after = {{after:$3}} \
+             WHERE id IN (\
+                 SELECT id FROM jobs \
+                 WHERE unqueued AND state = 'waiting' AND provider = $1 AND wake_at <= {{after:$2}} \
+                     AND (lease_until IS NULL OR lease_until <= {{now}}) \
+                 ORDER BY wake_at LIMIT $4 {{unlocked}}) \
+             RETURNING {RECORDED}"
+        );
+        // The condition of index `jobs_unknown_by_wake`, and the rule of `disposition::before_request`: what a provider that
+        // deduplicates is sent again waits for the limits of charges. The message in the lane's queue is the one that came
+        // back last, or the newest one.
+        let lookups = format!(
+            "SELECT {}, COALESCE(delayed_copy, copy) AS copy FROM jobs \
+             WHERE provider = $1 AND state = 'unknown' AND wake_at <= {{now}} \
+                 AND (lease_until IS NULL OR lease_until <= {{now}}) \
+                 AND (delayed_until IS NULL OR delayed_until <= {{now}}) \
+                 AND NOT ($3 AND COALESCE(first_sent_at > {{after:(0 - $4)}}, true) \
+                     AND (attempts < $5 OR COALESCE(resend, '') = 'granted') AND {BORN} >= {{after:(0 - $6)}}) \
+             ORDER BY wake_at LIMIT $2",
+            RECORDED.trim_end_matches(", copy")
+        );
+        // The conditions of indexes `jobs_parked_for_limits` and `jobs_parked_for_named_waits`.
+        // An unknown outcome that nobody brings is overdue: only what was surely not sent is ever without a queue.
+        let refused = |reason: String| {
+            format!(
+                "UPDATE jobs SET wake_at = {{now}}, unqueued = (state = 'waiting'), updated_at = {{now}} \
+             WHERE id IN (\
+                 SELECT id FROM jobs \
+                 WHERE provider = $1 AND state IN ('waiting', 'unknown') AND {reason} \
+                     AND wake_at > {{after:$3}} AND (lease_until IS NULL OR lease_until <= {{now}}) \
+                     AND (not_before IS NULL OR not_before <= {{now}}) \
+                     AND ({BEGUN} < {{after:($2 - $5)}} OR {BEGUN} < ({LAST_CHANGE}) + ({{after:$2}} - {{now}})) \
+                 ORDER BY wake_at LIMIT $4 {{unlocked}}) \
+             RETURNING id"
+            )
+        };
+        let by_limit = refused(format!("substr(reason, 1, {}) = '{LIMIT_PREFIX}'", LIMIT_PREFIX.len()));
+        let by_named_wait = refused(format!("reason IN ('{PAUSED}', '{THROTTLED}')"));
+        Self {
+            overdue: dialect.render(&overdue),
+            keep: dialect.render(
+                "UPDATE jobs SET unqueued = true, delayed_copy = NULL, delayed_until = NULL \
+                 WHERE id = $1 AND fence = $2 AND lease_until IS NULL AND state = 'waiting' RETURNING id",
+            ),
+            unqueued: dialect.render(&unqueued),
+            lookups: dialect.render(&lookups),
+            waiting: dialect.render(&by_limit),
+            named_wait: dialect.render(&by_named_wait),
+            standing: dialect
+                .render("SELECT provider, content_hash, state, copy, delayed_copy FROM jobs WHERE id = $1"),
+        }
+    }
+
+    pub async fn take_overdue(
+        &self,
+        engine: &dyn Engine,
+        lane: &ProviderName,
+        which: &OverduePolicy,
+    ) -> Result<Vec<JobToRepublish>, LedgerError> {
+        let args: [Value; 5] = [
+            lane.as_str().into(),
+            which.grace.into(),
+            which.republish_after.into(),
+            which.republish_interval_max.into(),
+            which.at_most.into(),
+        ];
+        self.take(engine, &self.overdue, Arc::from(args)).await
+    }
+
+    pub async fn keep_unqueued(&self, engine: &dyn Engine, hold: &LeaseToken) -> Result<FencedWrite, LedgerError> {
+        let args: [Value; 2] = [hold.id.as_str().into(), hold.fence.into()];
+        Ok(fenced_write(!engine.query(&self.keep, Arc::from(args)).await?.is_empty()))
+    }
+
+    pub async fn take_unqueued(
+        &self,
+        engine: &dyn Engine,
+        lane: &ProviderName,
+        ahead: Duration,
+        again_after: Duration,
+        at_most: u32,
+    ) -> Result<Vec<JobToRepublish>, LedgerError> {
+        let args: [Value; 4] =
+            [lane.as_str().into(), ahead.into(), ahead.saturating_add(again_after).into(), at_most.into()];
+        self.take(engine, &self.unqueued, Arc::from(args)).await
+    }
+
+    pub async fn due_lookups(
+        &self,
+        engine: &dyn Engine,
+        lane: &ProviderName,
+        policy: &RetryPolicy,
+        at_most: u32,
+    ) -> Result<Vec<JobToRepublish>, LedgerError> {
+        let remembered = policy.idempotency_retention.map(|retention| retention / 2);
+        let args: [Value; 6] = [
+            lane.as_str().into(),
+            at_most.into(),
+            remembered.is_some().into(),
+            remembered.unwrap_or_default().into(),
+            policy.max_attempts.into(),
+            policy.max_age.into(),
+        ];
+        // Asked every second: a row that cannot be read is named when it is overdue.
+        Ok(read_each(&engine.query(&self.lookups, Arc::from(args)).await?, "id", job_to_republish).rows)
+    }
+
+    pub async fn wake_waiting(
+        &self,
+        engine: &dyn Engine,
+        lane: &ProviderName,
+        which: &WakeFilter,
+    ) -> Result<u32, LedgerError> {
+        let WakeFilter { changed_ago, cause: by, propagation_time: settles, due_within: soon, at_most } = *which;
+        let changed_ago = changed_ago.map_or(Value::Int(None), Value::from);
+        let args: [Value; 5] = [lane.as_str().into(), settles.into(), soon.into(), at_most.into(), changed_ago];
+        let sql = match by {
+            WaitCause::Limit => &self.waiting,
+            WaitCause::RetryAfter => &self.named_wait,
+        };
+        let rows = engine.query(sql, Arc::from(args)).await?;
+        Ok(u32::try_from(rows.len()).unwrap_or(u32::MAX))
+    }
+
+    async fn take(&self, engine: &dyn Engine, sql: &Sql, args: Args) -> Result<Vec<JobToRepublish>, LedgerError> {
+        Ok(read_or_log(&engine.query(sql, args).await?, "jobs", "id", job_to_republish))
+    }
+
+    pub async fn standing(
+        &self,
+        engine: &dyn Engine,
+        job: &Job,
+        hash: ContentHash,
+        copy: i64,
+    ) -> Result<MessageState, LedgerError> {
+        let rows = engine.query(&self.standing, Arc::from([job.id.as_str().into()])).await?;
+        let Some(row) = rows.first() else { return Ok(MessageState::NotRecorded) };
+        let recorded = row.bytes("content_hash")?;
+        let alike = recorded == hash.0 || recorded == ContentHash::UNSEEN.0;
+        if row.text("provider")? != job.provider.as_str() || !alike {
+            return Ok(MessageState::Conflict);
+        }
+        Ok(match row.text("state")?.as_str() {
+            "waiting" | "sending" | "unknown"
+                if row.int("copy")? > copy && row.opt_int("delayed_copy")? != Some(copy) =>
+            {
+                MessageState::Superseded
+            }
+            "waiting" | "sending" | "unknown" => MessageState::Open,
+            _ => MessageState::Finished,
+        })
+    }
+}
+
+fn job_to_republish(row: &SqlRow) -> Result<JobToRepublish, LedgerError> {
+    let token = |column: &str, text: String| Identifier::new(text).map_err(|problem| corrupt(column, &problem));
+    let key = row.bool("key_given")?.then(|| row.text("idempotency_key")).transpose()?;
+    let small = |column: &str| row.count(column);
+    let hash: [u8; 32] =
+        row.bytes("content_hash")?.try_into().map_err(|_| corrupt("content_hash", "is not 32 bytes"))?;
+    Ok(JobToRepublish {
+        job: Job {
+            id: token("id", row.text("id")?)?,
+            provider: ProviderName::new(row.text("provider")?).map_err(|problem| corrupt("provider", &problem))?,
+            amount: row.int("amount")?,
+            currency: row.text("currency")?,
+            account: row.opt_text("account")?.map(|text| token("account", text)).transpose()?,
+            reference: row.opt_text("reference")?,
+            idempotency_key: key.map(|text| token("idempotency_key", text)).transpose()?,
+            cost: u16::try_from(small("cost")?).map_err(|_| corrupt("cost", "is out of range"))?,
+            priority: u8::try_from(small("priority")?).map_err(|_| corrupt("priority", "is out of range"))?,
+            not_before: row.opt_instant("not_before_ms")?,
+            expires_at: row.opt_instant("expires_at_ms")?,
+            payload: row.opt_text("payload")?,
+        },
+        hash: ContentHash(hash),
+        sweeps: row.count("sweeps")?,
+        copy: row.int("copy")?,
+    })
+}

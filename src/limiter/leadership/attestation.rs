@@ -1,0 +1,171 @@
+//! The store's clock beside the database's, as this worker sees them for one quota: what is said of them in the row, and what
+//! is to be said anew.
+//!
+//! Refuses to judge: [`crate::domain::clock_witness`] does. Refuses what was said or kept in another term.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::domain::clock_attestation::{
+    ATTESTATION_RENEW_AFTER, AttestationCheck, ClockAttestation, ClockOffset, check,
+};
+use crate::domain::clock_comparison::DRIFT_PPM;
+use crate::domain::time::Micros;
+use crate::limiter::{LeaderRow, StoreClockReading};
+
+/// The database cuts its clock to milliseconds.
+const TRUNCATION_NS: i128 = 1_000_000;
+
+/// The row as it was polled.
+struct PolledClock {
+    sent_at: Instant,
+    received_at: Instant,
+    term: i64,
+    now: Micros,
+    attestation: Option<(ClockAttestation, Duration)>,
+}
+
+/// What a gate knows that compares without a break.
+struct ComparedClock {
+    run_id: String,
+    since: Micros,
+    reading: StoreClockReading,
+}
+
+#[derive(Default)]
+pub(super) struct AttestationTracker {
+    polled: Option<PolledClock>,
+    compared: Option<ComparedClock>,
+}
+
+impl AttestationTracker {
+    /// A poll that departed and arrived at these instants showed this row.
+    pub fn record_row(&mut self, row: Option<&LeaderRow>, departed: Instant, arrived: Instant) {
+        self.polled = row.map(|row| PolledClock {
+            sent_at: departed,
+            received_at: arrived,
+            term: row.term,
+            now: row.now,
+            attestation: row.attestation,
+        });
+    }
+
+    /// A gate has compared the clock of the store that it calls by this id since then. True if that is news.
+    pub fn record_comparison(&mut self, run_id: &str, since: Micros, read: StoreClockReading) -> bool {
+        let news = self.compared.as_ref().is_none_or(|kept| kept.run_id != run_id || kept.since != since);
+        self.compared = Some(ComparedClock { run_id: run_id.to_owned(), since, reading: read });
+        news
+    }
+
+    /// What the row's word is worth to a gate that reads the store's clock so.
+    pub fn check_attestation(&self, read: &StoreClockReading) -> AttestationCheck {
+        let Some(told) = &self.polled else { return AttestationCheck::Missing };
+        let Some((word, age)) = told.attestation else { return AttestationCheck::Missing };
+        check(told.offset(read), word, age)
+    }
+
+    /// The word that should be in the row now, with the row's term, if there is none, an old one, or another one.
+    pub fn attestation_due(&self, run_id: &str) -> Option<(i64, ClockAttestation)> {
+        let told = self.polled.as_ref()?;
+        let kept = self.compared.as_ref().filter(|kept| kept.run_id == run_id)?;
+        let word = ClockAttestation { offset: told.offset(&kept.reading), since: kept.since };
+        let holds = told.attestation.is_some_and(|(said, age)| {
+            let vouches = matches!(check(word.offset, said, age), AttestationCheck::Valid { .. });
+            said.since > word.since || (said.since == word.since && vouches && age < ATTESTATION_RENEW_AFTER)
+        });
+        (!holds).then_some((told.term, word))
+    }
+}
+
+impl PolledClock {
+    /// Of the store before the database, both brought to the instant at which the row arrived.
+    fn offset(&self, read: &StoreClockReading) -> ClockOffset {
+        let apart = nanos_from(read.at, self.received_at);
+        let drift = apart.abs() * i128::from(DRIFT_PPM) / 1_000_000 + 1;
+        let store = (read.least_ns + apart - drift, read.most_ns + apart + drift);
+        let now_ns = i128::from(self.now.0) * 1_000;
+        ClockOffset::between(store, (now_ns, now_ns + TRUNCATION_NS + nanos_from(self.sent_at, self.received_at)))
+    }
+}
+
+/// Negative if the second instant is the earlier one.
+fn nanos_from(from: Instant, to: Instant) -> i128 {
+    let nanos = |duration: Duration| i128::try_from(duration.as_nanos()).unwrap_or(i128::MAX);
+    nanos(to.saturating_duration_since(from)) - nanos(from.saturating_duration_since(to))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: i128 = 1_000_000;
+    /// The store's clock when the test begins, 5 s ahead of the database's.
+    const STORE_NS: i128 = 1_800_000_005_000 * MS;
+    const SINCE: Micros = Micros(1_800_000_000_000_000);
+
+    fn row(at: Duration, word: Option<(ClockAttestation, Duration)>) -> LeaderRow {
+        let now = Micros(1_800_000_000_000_000 + u64::try_from(at.as_micros()).unwrap());
+        LeaderRow { holder: "redis:a".to_owned(), term: 3, age: Duration::ZERO, now, attestation: word }
+    }
+
+    #[test]
+    fn missing_old_or_wrong_attestation_is_renewed() {
+        let begin = Instant::now();
+        let at = |ms: u64| begin + Duration::from_millis(ms);
+        let read = |ms: u64, stepped: i128| {
+            let ns = STORE_NS + stepped + i128::from(ms) * MS;
+            StoreClockReading { at: at(ms), least_ns: ns, most_ns: ns + MS / 2 }
+        };
+        let mut clocks = AttestationTracker::default();
+        assert_eq!(
+            (clocks.check_attestation(&read(0, 0)), clocks.attestation_due("a/3")),
+            (AttestationCheck::Missing, None)
+        );
+        clocks.record_row(Some(&row(Duration::from_millis(1_000), None)), at(1_000), at(1_002));
+        assert_eq!(clocks.check_attestation(&read(900, 0)), AttestationCheck::Missing);
+        assert!(
+            clocks.record_comparison("a/3", SINCE, read(900, 0))
+                && !clocks.record_comparison("a/3", SINCE, read(950, 0))
+        );
+        assert_eq!(clocks.attestation_due("b/3"), None, "what was kept of another store says nothing");
+        let (term, word) = clocks.attestation_due("a/3").unwrap();
+        assert_eq!((term, word.since), (3, SINCE));
+        // 5 s, but for the poll's 2 ms, the cut of 1 ms, the reading's half and the drift over 50 ms.
+        let apart = [5_000_000 - word.offset.least_us, word.offset.most_us - 5_000_000];
+        assert!((900..=1_200).contains(&apart[0]) && (2_400..=2_600).contains(&apart[1]), "{apart:?}");
+
+        clocks.record_row(
+            Some(&row(Duration::from_millis(2_000), Some((word, Duration::from_secs(1))))),
+            at(2_000),
+            at(2_001),
+        );
+        assert_eq!(clocks.attestation_due("a/3"), None);
+        let AttestationCheck::Valid { since, undetected_step: hidden } = clocks.check_attestation(&read(2_100, 0))
+        else {
+            panic!("not vouched for")
+        };
+        assert!(since == SINCE && hidden < Duration::from_millis(8), "{hidden:?}");
+        for step in [30_000 * MS, -30_000 * MS, 150 * MS] {
+            assert_eq!(clocks.check_attestation(&read(2_100, step)), AttestationCheck::Mismatch, "{step}");
+        }
+        // Old, or given before a step that we have seen.
+        clocks.record_row(
+            Some(&row(Duration::from_millis(2_000), Some((word, ATTESTATION_RENEW_AFTER)))),
+            at(2_000),
+            at(2_001),
+        );
+        assert!(clocks.attestation_due("a/3").is_some());
+        clocks.record_row(Some(&row(Duration::from_millis(2_000), Some((word, Duration::ZERO)))), at(2_000), at(2_001));
+        clocks.record_comparison("a/3", Micros(SINCE.0 + 1), read(2_000, 30_000 * MS));
+        assert!(clocks.attestation_due("a/3").is_some());
+        // Somebody else knows of a later step.
+        let later = ClockAttestation { since: Micros(SINCE.0 + 2), ..word };
+        clocks.record_row(
+            Some(&row(Duration::from_millis(2_000), Some((later, Duration::ZERO)))),
+            at(2_000),
+            at(2_001),
+        );
+        assert_eq!(clocks.attestation_due("a/3"), None);
+    }
+}

@@ -1,0 +1,239 @@
+//! Places of the ops server: which connection is admitted, which one is closed for it, which request may begin.
+//!
+//! A connection without a request in progress is closed first when places are short: of the address that has most of them, the
+//! one that has been idle longest. Probes need no place of a request, and some connections are theirs alone. So a client that
+//! holds connections or begins requests keeps no probe from its answer.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio_util::sync::CancellationToken;
+
+use crate::ops::client_address::ClientAddress;
+
+/// How many at once.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AdmissionBounds {
+    /// Requests in progress that are no probes.
+    pub requests: usize,
+    /// Requests in progress of one address that are no probes.
+    pub requests_per_address: usize,
+    /// Connections beyond those, in total and of one address.
+    pub probe_connections: usize,
+}
+
+/// What a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::ops) enum RequestKind {
+    /// Whether the process lives or is ready; answered from memory.
+    Probe,
+    Other,
+}
+
+/// Why a request may not begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::ops) enum AdmissionError {
+    TooManyRequests,
+    TooManyOfAddress,
+    /// Its connection was closed for another one in the same moment.
+    ConnectionClosed,
+}
+
+/// All places and their holders.
+#[derive(Debug)]
+pub(super) struct ConnectionAdmission {
+    bounds: AdmissionBounds,
+    connections: Mutex<ConnectionTable>,
+}
+
+#[derive(Debug, Default)]
+struct ConnectionTable {
+    /// Counts admissions and ends of requests: a lower turn is longer ago.
+    sequence: u64,
+    /// By the turn of their admission.
+    connections: BTreeMap<u64, ConnectionEntry>,
+}
+
+#[derive(Debug)]
+struct ConnectionEntry {
+    address: ClientAddress,
+    idle_since: u64,
+    request: Option<RequestKind>,
+    close_signal: CancellationToken,
+}
+
+impl ConnectionAdmission {
+    pub(super) fn new(bounds: AdmissionBounds) -> Arc<Self> {
+        Arc::new(Self { bounds, connections: Mutex::default() })
+    }
+
+    /// A place for a new connection, if need be that of an idle one; `None` if no connection is idle.
+    pub(super) fn admit(self: &Arc<Self>, address: ClientAddress) -> Option<AdmittedConnection> {
+        let AdmissionBounds { requests, requests_per_address: requests_of_address, probe_connections: for_probes } =
+            self.bounds;
+        let mut holders = self.lock();
+        let address_is_full = holders.with_address(address).count() >= requests_of_address + for_probes;
+        if address_is_full || holders.connections.len() >= requests + for_probes {
+            let idlest = holders.connection_to_close(address_is_full.then_some(address))?;
+            if let Some(idle) = holders.connections.remove(&idlest) {
+                idle.close_signal.cancel();
+            }
+        }
+        let (id, closed) = (holders.next_sequence(), CancellationToken::new());
+        holders
+            .connections
+            .insert(id, ConnectionEntry { address, idle_since: id, request: None, close_signal: closed.clone() });
+        Some(AdmittedConnection { id, close_signal: closed, admission: Arc::clone(self) })
+    }
+
+    /// Marks a connection as one with a request in progress, until the returned value is dropped.
+    pub(super) fn begin_request(
+        self: &Arc<Self>,
+        id: u64,
+        kind: RequestKind,
+    ) -> Result<RequestInProgress, AdmissionError> {
+        let mut holders = self.lock();
+        let address = holders.connections.get(&id).ok_or(AdmissionError::ConnectionClosed)?.address;
+        let others = |holder: &&ConnectionEntry| holder.request == Some(RequestKind::Other);
+        if kind == RequestKind::Other {
+            if holders.with_address(address).filter(others).count() >= self.bounds.requests_per_address {
+                return Err(AdmissionError::TooManyOfAddress);
+            }
+            if holders.connections.values().filter(others).count() >= self.bounds.requests {
+                return Err(AdmissionError::TooManyRequests);
+            }
+        }
+        holders.connections.get_mut(&id).ok_or(AdmissionError::ConnectionClosed)?.request = Some(kind);
+        Ok(RequestInProgress { id, admission: Arc::clone(self) })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ConnectionTable> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ConnectionTable {
+    fn next_sequence(&mut self) -> u64 {
+        self.sequence += 1;
+        self.sequence
+    }
+
+    fn with_address(&self, address: ClientAddress) -> impl Iterator<Item = &ConnectionEntry> {
+        self.connections.values().filter(move |holder| holder.address == address)
+    }
+
+    /// The connection to close for another one, among those of one address or among all.
+    fn connection_to_close(&self, within: Option<ClientAddress>) -> Option<u64> {
+        let idle = self
+            .connections
+            .iter()
+            .filter(|(_, holder)| holder.request.is_none() && within.is_none_or(|address| holder.address == address));
+        let idlest =
+            idle.max_by_key(|(_, holder)| (self.with_address(holder.address).count(), Reverse(holder.idle_since)));
+        idlest.map(|(id, _)| *id)
+    }
+}
+
+/// Place of one connection, free again when dropped.
+#[derive(Debug)]
+pub(super) struct AdmittedConnection {
+    pub id: u64,
+    /// Fires when the connection must make room.
+    pub close_signal: CancellationToken,
+    admission: Arc<ConnectionAdmission>,
+}
+
+impl Drop for AdmittedConnection {
+    fn drop(&mut self) {
+        self.admission.lock().connections.remove(&self.id);
+    }
+}
+
+/// A request whose answer is being made.
+#[derive(Debug)]
+pub(in crate::ops) struct RequestInProgress {
+    id: u64,
+    admission: Arc<ConnectionAdmission>,
+}
+
+impl Drop for RequestInProgress {
+    fn drop(&mut self) {
+        let mut holders = self.admission.lock();
+        let turn = holders.next_sequence();
+        if let Some(holder) = holders.connections.get_mut(&self.id) {
+            (holder.request, holder.idle_since) = (None, turn);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
+
+    use super::*;
+
+    fn address(last: u8) -> ClientAddress {
+        IpAddr::V4(Ipv4Addr::new(10, 0, 0, last)).into()
+    }
+
+    /// Four requests, two of one address, and one connection more.
+    fn small_admission() -> Arc<ConnectionAdmission> {
+        ConnectionAdmission::new(AdmissionBounds { requests: 4, requests_per_address: 2, probe_connections: 1 })
+    }
+
+    fn close_signals(all: &[AdmittedConnection]) -> Vec<bool> {
+        all.iter().map(|place| place.close_signal.is_cancelled()).collect()
+    }
+
+    #[test]
+    fn longest_idle_of_busiest_address_is_closed() {
+        let places = small_admission();
+        let held: Vec<AdmittedConnection> = [1, 2, 2, 3, 3].map(|last| places.admit(address(last)).unwrap()).into();
+        // A request of the oldest connection of address 2 has just ended, so the other one has been idle longer.
+        drop(places.begin_request(held[1].id, RequestKind::Other).unwrap());
+        let _fourth = places.admit(address(4)).unwrap();
+        assert_eq!(close_signals(&held), [false, false, true, false, false]);
+        let _fifth = places.admit(address(5)).unwrap();
+        assert_eq!(close_signals(&held), [false, false, true, true, false]);
+    }
+
+    #[test]
+    fn each_address_has_its_own_bound() {
+        let places = small_admission();
+        let held: Vec<AdmittedConnection> = (0..4).map(|_| places.admit(address(1)).unwrap()).collect();
+        assert_eq!(close_signals(&held), [true, false, false, false]);
+        let requests: Vec<_> =
+            held[1..].iter().map(|place| places.begin_request(place.id, RequestKind::Other)).collect();
+        assert_eq!(requests[2].as_ref().unwrap_err(), &AdmissionError::TooManyOfAddress);
+        assert_eq!(places.begin_request(held[0].id, RequestKind::Other).unwrap_err(), AdmissionError::ConnectionClosed);
+        let other = places.admit(address(2)).unwrap();
+        assert!(places.begin_request(other.id, RequestKind::Other).is_ok(), "it is the bound of one address");
+    }
+
+    #[test]
+    fn requests_in_progress_stay_open_probes_still_fit() {
+        let places = small_admission();
+        let held: Vec<AdmittedConnection> = [1, 1, 2, 2].map(|last| places.admit(address(last)).unwrap()).into();
+        let requests: Vec<_> =
+            held.iter().map(|place| places.begin_request(place.id, RequestKind::Other).unwrap()).collect();
+        for last in [1, 2, 3] {
+            let probe = places.admit(address(last)).unwrap();
+            assert_eq!(
+                places.begin_request(probe.id, RequestKind::Other).unwrap_err(),
+                match last {
+                    3 => AdmissionError::TooManyRequests,
+                    _ => AdmissionError::TooManyOfAddress,
+                }
+            );
+            let answered = places.begin_request(probe.id, RequestKind::Probe).unwrap();
+            assert!(places.admit(address(9)).is_none(), "all of them have a request in progress");
+            drop(answered);
+        }
+        assert_eq!(close_signals(&held), [false; 4]);
+        drop(requests);
+        drop(held);
+        let again: Vec<AdmittedConnection> = [1, 2, 3, 4, 5].map(|last| places.admit(address(last)).unwrap()).into();
+        assert_eq!(close_signals(&again), [false; 5], "places were not given back");
+    }
+}

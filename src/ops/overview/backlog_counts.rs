@@ -1,0 +1,169 @@
+//! One snapshot of what is where: the jobs of the ledger and the messages of the lanes' queues, read one after the other.
+//!
+//! Counting reads all jobs that are open, up to a second per million. So it happens only while someone asks, and for at most
+//! a twentieth of the time: the last snapshot is shown meanwhile. Queues are cheap to ask: while one does not answer, all are
+//! asked each second, and the ledger is counted again once they answer. After an outage of the database it is counted at once.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::cache::{FAILURE_TTL, QueryCost, QueryResult};
+use crate::fleet::ProviderReconciliation;
+
+/// A count is kept at least so long, and so many times as long as it took.
+const TTL_MIN: Duration = Duration::from_secs(2);
+const COST_FACTOR: u32 = 20;
+const TTL_MAX: Duration = Duration::from_secs(4 * 60);
+/// An older count says nothing of now.
+const STALE_AFTER: Duration = Duration::from_secs(5 * 60);
+/// How long somebody who asks waits for a count that is due.
+const COUNT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Messages ready in queues, by provider.
+pub(super) type QueueDepths = BTreeMap<String, u64>;
+
+type CountQuery<'a, T> = &'a (dyn Fn() -> BoxFuture<'a, T> + Send + Sync);
+
+/// What a snapshot asks.
+#[derive(Clone, Copy)]
+pub(super) struct CountQueries<'a> {
+    pub jobs: CountQuery<'a, Result<Vec<ProviderReconciliation>, String>>,
+    pub depths: CountQuery<'a, QueryResult<QueueDepths>>,
+}
+
+/// The last snapshot.
+#[derive(Clone, Debug, Default)]
+pub(super) struct BacklogCounts {
+    pub reconciliations: Option<Arc<Vec<ProviderReconciliation>>>,
+    /// Queues that did not answer are left out.
+    pub depths: QueueDepths,
+    /// Why the last count came to nothing.
+    pub problem: Option<String>,
+    /// Why a queue is left out.
+    pub queue_problem: Option<String>,
+    /// When the last snapshot was begun: it says nothing of what came after.
+    pub started_at: Option<Instant>,
+    pub due_at: Option<Instant>,
+}
+
+pub(super) struct BacklogCounter {
+    latest: watch::Sender<BacklogCounts>,
+    requested: Notify,
+    database_recovered: Notify,
+}
+
+/// What ends the wait between two snapshots.
+enum NextCount {
+    OnRequest,
+    Immediately,
+}
+
+impl BacklogCounter {
+    pub fn new() -> Self {
+        Self { latest: watch::Sender::default(), requested: Notify::new(), database_recovered: Notify::new() }
+    }
+
+    /// Counts until `stop` fires.
+    pub async fn run(&self, asks: CountQueries<'_>, stop: &CancellationToken) {
+        stop.run_until_cancelled(async {
+            let (mut next, mut cost) = (NextCount::OnRequest, QueryCost::default());
+            loop {
+                if matches!(next, NextCount::OnRequest) {
+                    self.requested.notified().await;
+                }
+                next = self.count_once(asks, &mut cost).await;
+            }
+        })
+        .await;
+    }
+
+    async fn count_once(&self, CountQueries { jobs, depths }: CountQueries<'_>, cost: &mut QueryCost) -> NextCount {
+        let began = Instant::now();
+        let counting = async {
+            let counted = jobs().await;
+            (counted, began.elapsed())
+        };
+        // One that was begun during an outage may hang for long after it.
+        let ((counted, took), asked) = tokio::select! {
+            // The ledger first: a message that is taken meanwhile is in neither for a moment, and never in both.
+            both = async { (counting.await, depths().await) } => both,
+            () = self.database_recovered.notified() => return NextCount::Immediately,
+        };
+        let kept = if counted.is_ok() { cost.record(took) * COST_FACTOR } else { took * COST_FACTOR };
+        let kept = kept.clamp(TTL_MIN, TTL_MAX);
+        let due_at = Instant::now() + kept;
+        let queues_missing = asked.problem.is_some();
+        self.latest.send_modify(|latest| {
+            latest.due_at = Some(due_at);
+            match counted {
+                Ok(accounts) => {
+                    latest.reconciliations = Some(Arc::new(accounts));
+                    (latest.depths, latest.queue_problem) = (asked.value.unwrap_or_default(), asked.problem);
+                    (latest.problem, latest.started_at) = (None, Some(began));
+                }
+                Err(error) => latest.problem = Some(error),
+            }
+        });
+        tokio::select! {
+            () = sleep(kept) => NextCount::OnRequest,
+            () = self.database_recovered.notified() => NextCount::Immediately,
+            () = wait_for_all_queues(depths), if queues_missing => NextCount::Immediately,
+        }
+    }
+
+    /// The last snapshot, or the next one if that is due and comes soon.
+    pub async fn current(&self) -> BacklogCounts {
+        let mut latest = self.latest.subscribe();
+        let due = latest.borrow_and_update().due_at.is_none_or(|at| at <= Instant::now());
+        if due {
+            self.requested.notify_one();
+            // What came too late is shown to whoever asks next.
+            if timeout(COUNT_TIMEOUT, latest.changed()).await.is_err() {
+                tracing::debug!("jobs are still being counted; the last count is shown");
+            }
+        }
+        self.last()
+    }
+
+    /// The last snapshot; asks for the next one if it is older than this, and does not wait for it.
+    pub fn last_and_request(&self, age: Duration) -> BacklogCounts {
+        let latest = self.latest.borrow().clone();
+        let due = latest.due_at.is_none_or(|at| at <= Instant::now());
+        if due && latest.started_at.is_none_or(|at| at.elapsed() >= age) {
+            self.requested.notify_one();
+        }
+        self.last()
+    }
+
+    /// The database answers again: what it said before its outage is not shown any longer than needed.
+    pub fn notify_database_recovered(&self) {
+        self.database_recovered.notify_one();
+    }
+
+    /// The last snapshot, if it is not too old to say anything.
+    pub fn last(&self) -> BacklogCounts {
+        let last = self.latest.borrow().clone();
+        let old = last.started_at.is_none_or(|at| at.elapsed() > STALE_AFTER);
+        if old { BacklogCounts { reconciliations: None, depths: QueueDepths::new(), ..last } } else { last }
+    }
+}
+
+/// Asks the queues now and then until all of them answer.
+async fn wait_for_all_queues(depths: CountQuery<'_, QueryResult<QueueDepths>>) {
+    loop {
+        sleep(FAILURE_TTL).await;
+        if depths().await.problem.is_none() {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "backlog_counts_tests.rs"]
+mod tests;

@@ -1,0 +1,317 @@
+//! One answer for everybody who asks within a while.
+//!
+//! A source has one question at a time. A slow answer is kept for longer, so that a source costs at most a twentieth of its
+//! time, however many pages are open. A failure is kept for half a second, however long it took: a source that works again
+//! is asked again within its patience and that. One that hangs is asked once per patience. An answer that is slow only once
+//! is not costly: it had to wait for a connection, as the first one does after an outage.
+
+use std::time::Duration;
+
+use tokio::sync::Mutex;
+use tokio::time::{Instant, timeout};
+
+use crate::fleet::workers::Outage;
+
+/// An answer is kept for so many times as long as it took.
+const COST_FACTOR: u32 = 20;
+/// Longest time that an answer is kept for its cost.
+const TTL_MAX: Duration = Duration::from_secs(120);
+/// A failure is kept for so long.
+pub(super) const FAILURE_TTL: Duration = Duration::from_millis(500);
+
+/// What an answer costs: the less of the last two, of which one may have waited for a connection.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct QueryCost {
+    last: Option<Duration>,
+}
+
+impl QueryCost {
+    /// After an answer that took so long.
+    pub fn record(&mut self, took: Duration) -> Duration {
+        let before = self.last.replace(took);
+        before.map_or(took, |before| before.min(took))
+    }
+}
+
+/// The last answer of one source.
+pub(super) struct CachedSource<T> {
+    state: Mutex<CacheState<T>>,
+    query_timeout: Duration,
+}
+
+struct CacheState<T> {
+    value: Option<T>,
+    /// Since the value was had.
+    fetched_at: Option<Instant>,
+    next_query_at: Instant,
+    cost: QueryCost,
+    problem: Option<String>,
+    outage: Option<(Instant, Option<Instant>)>,
+}
+
+/// What one question came to: an answer may be there in part.
+pub(super) struct QueryResult<T> {
+    pub value: Option<T>,
+    pub problem: Option<String>,
+}
+
+impl<T> From<Result<T, String>> for QueryResult<T> {
+    fn from(answer: Result<T, String>) -> Self {
+        match answer {
+            Ok(value) => Self { value: Some(value), problem: None },
+            Err(problem) => Self { value: None, problem: Some(problem) },
+        }
+    }
+}
+
+/// What a source says: its last good answer, that answer's age, and why there is none newer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct CachedValue<T> {
+    pub value: Option<T>,
+    pub age: Duration,
+    pub problem: Option<String>,
+    /// The last time in which it did not answer.
+    pub outage: Option<Outage>,
+}
+
+impl<T> CachedValue<T> {
+    /// Of a source that is not asked now.
+    pub fn not_queried() -> Self {
+        Self { value: None, age: Duration::ZERO, problem: None, outage: None }
+    }
+
+    /// The answer, unless the last question failed.
+    pub fn current(self) -> Option<T> {
+        self.value.filter(|_| self.problem.is_none())
+    }
+}
+
+impl<T: Clone> CachedSource<T> {
+    /// `patience`: the longest time that somebody waits for the source.
+    pub fn new(query_timeout: Duration) -> Self {
+        let last = CacheState {
+            value: None,
+            fetched_at: None,
+            next_query_at: Instant::now(),
+            cost: QueryCost::default(),
+            problem: None,
+            outage: None,
+        };
+        Self { state: Mutex::new(last), query_timeout }
+    }
+
+    /// The last answer if it is younger than `age_max` or was costly, else a new one.
+    pub async fn get<A: Into<QueryResult<T>>>(
+        &self,
+        age_max: Duration,
+        ask: impl Future<Output = A>,
+    ) -> CachedValue<T> {
+        let mut last = self.state.lock().await;
+        let began = Instant::now();
+        let stale = last.fetched_at.is_none_or(|at| at.elapsed() >= age_max) || last.problem.is_some();
+        if stale && began >= last.next_query_at {
+            let asked = match timeout(self.query_timeout, ask).await {
+                Ok(answer) => answer.into(),
+                Err(_) => QueryResult { value: None, problem: Some("no answer in time".to_owned()) },
+            };
+            last.record(asked, began);
+        }
+        last.current_value()
+    }
+
+    /// The last answer; asks nothing.
+    pub async fn cached_value(&self) -> CachedValue<T> {
+        self.state.lock().await.current_value()
+    }
+}
+
+impl<T: Clone> CacheState<T> {
+    fn record(&mut self, asked: QueryResult<T>, began: Instant) {
+        let now = Instant::now();
+        self.next_query_at = now
+            + match asked.problem {
+                Some(_) => FAILURE_TTL,
+                None => (self.cost.record(now - began) * COST_FACTOR).min(TTL_MAX),
+            };
+        self.outage = match (&asked.problem, self.outage) {
+            (Some(_), Some((from, None))) => Some((from, None)),
+            (Some(_), _) => Some((self.fetched_at.unwrap_or(began), None)),
+            (None, Some((from, None))) => Some((from, Some(now))),
+            (None, outage) => outage,
+        };
+        self.problem = asked.problem;
+        if asked.value.is_some() {
+            (self.value, self.fetched_at) = (asked.value, Some(now));
+        }
+    }
+
+    fn current_value(&self) -> CachedValue<T> {
+        let age = self.fetched_at.map(|at| at.elapsed()).unwrap_or_default();
+        let outage = self.outage.map(|(from, to)| Outage { began: from.elapsed(), ended: to.map(|to| to.elapsed()) });
+        CachedValue { value: self.value.clone(), age, problem: self.problem.clone(), outage }
+    }
+}
+
+/// The last answer of a source that tells by a version when it has changed.
+pub(super) struct VersionedSource<T>(CachedSource<(i64, T)>);
+
+impl<T: Clone> VersionedSource<T> {
+    pub fn new(patience: Duration) -> Self {
+        Self(CachedSource::new(patience))
+    }
+
+    /// The last answer if it was asked for at this version and is younger than `age_max`, or was costly, else a new one. A
+    /// change that comes too soon after a costly answer is followed as soon as that may be asked for again.
+    pub async fn get(
+        &self,
+        version: i64,
+        age_max: Duration,
+        ask: impl Future<Output = Result<T, String>>,
+    ) -> CachedValue<T> {
+        let had = self.0.state.lock().await.value.as_ref().map(|(version, _)| *version);
+        let age_max = if had == Some(version) { age_max } else { Duration::ZERO };
+        Self::without_version(self.0.get(age_max, async { Ok((version, ask.await?)) }).await)
+    }
+
+    /// The last answer; asks nothing.
+    pub async fn cached_value(&self) -> CachedValue<T> {
+        Self::without_version(self.0.cached_value().await)
+    }
+
+    fn without_version(answer: CachedValue<(i64, T)>) -> CachedValue<T> {
+        let CachedValue { value, age, problem, outage } = answer;
+        CachedValue { value: value.map(|(_, value)| value), age, problem, outage }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use tokio::time::{advance, sleep};
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[tokio::test(start_paused = true)]
+    async fn concurrent_readers_share_one_query() {
+        let (cached, asked) = (CachedSource::new(SECOND * 5), AtomicU32::new(0));
+        let ask = || async {
+            sleep(Duration::from_millis(10)).await;
+            Ok::<_, String>(asked.fetch_add(1, Ordering::Relaxed))
+        };
+        let all = futures_util::future::join_all((0..10).map(|_| cached.get(SECOND * 2, ask()))).await;
+        assert!(all.iter().all(|answer| answer.value == Some(0)), "{all:?}");
+        advance(SECOND).await;
+        assert_eq!(cached.get(SECOND * 2, ask()).await.value, Some(0));
+        advance(SECOND).await;
+        assert_eq!(cached.get(SECOND * 2, ask()).await.value, Some(1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn slow_sources_are_cached_longer() {
+        let (cached, asked) = (CachedSource::new(SECOND * 5), AtomicU32::new(0));
+        let ask = || async {
+            sleep(SECOND).await;
+            Ok::<_, String>(asked.fetch_add(1, Ordering::Relaxed))
+        };
+        assert_eq!(cached.get(SECOND * 2, ask()).await.value, Some(0));
+        advance(SECOND * 19).await;
+        let answer = cached.get(SECOND * 2, ask()).await;
+        assert_eq!((answer.value, answer.age), (Some(0), SECOND * 19));
+        advance(SECOND * 2).await;
+        assert_eq!(cached.get(SECOND * 2, ask()).await.value, Some(1));
+    }
+
+    /// The first question after an outage waits for a connection.
+    #[tokio::test(start_paused = true)]
+    async fn single_slow_query_keeps_short_ttl() {
+        let (cached, asked) = (CachedSource::new(SECOND * 5), AtomicU32::new(0));
+        let ask = |takes: Duration| {
+            let asked = &asked;
+            async move {
+                sleep(takes).await;
+                Ok(asked.fetch_add(1, Ordering::Relaxed))
+            }
+        };
+        assert_eq!(cached.get(SECOND, ask(SECOND / 100)).await.value, Some(0));
+        advance(SECOND).await;
+        assert_eq!(cached.get(SECOND, ask(SECOND)).await.value, Some(1));
+        advance(SECOND).await;
+        assert_eq!(cached.get(SECOND, ask(SECOND)).await.value, Some(2), "slow once");
+        advance(SECOND * 15).await;
+        assert_eq!(cached.get(SECOND, ask(SECOND)).await.value, Some(2), "slow twice is costly");
+    }
+
+    /// Paused and resumed within a few seconds, by somebody whose database is slow.
+    #[tokio::test(start_paused = true)]
+    async fn early_change_is_read_after_the_ttl() {
+        let rows = VersionedSource::new(SECOND * 5);
+        let ask = |said: &'static str| async move {
+            sleep(SECOND / 10).await;
+            Ok(said)
+        };
+        let minute = SECOND * 60;
+        assert_eq!(rows.get(1, minute, ask("running")).await.value, Some("running"));
+        advance(SECOND * 30).await;
+        assert_eq!(rows.get(1, minute, ask("not asked")).await.value, Some("running"));
+        assert_eq!(rows.get(2, minute, ask("paused")).await.value, Some("paused"));
+        advance(SECOND).await;
+        assert_eq!(rows.get(3, minute, ask("resumed")).await.value, Some("paused"));
+        advance(SECOND * 2).await;
+        assert_eq!(rows.get(3, minute, ask("resumed")).await.value, Some("resumed"));
+        assert_eq!(rows.get(3, minute, ask("not asked")).await.value, Some("resumed"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failure_keeps_the_last_value() {
+        let cached = CachedSource::new(SECOND);
+        assert_eq!(cached.get(SECOND, async { Ok::<_, String>(7) }).await.value, Some(7));
+        advance(SECOND * 2).await;
+        let away = cached.get(SECOND, async { Err::<i32, _>("away".to_owned()) }).await;
+        assert_eq!((away.value, away.problem.as_deref()), (Some(7), Some("away")));
+        // Not asked again at once; and one that hangs is given up.
+        let still = cached.get(SECOND, async { Ok::<_, String>(8) }).await;
+        assert_eq!((still.value, still.problem.is_some()), (Some(7), true));
+        advance(SECOND * 3).await;
+        let hangs = cached.get(SECOND, std::future::pending::<Result<i32, String>>()).await;
+        assert_eq!((hangs.value, hangs.problem.as_deref()), (Some(7), Some("no answer in time")));
+        advance(SECOND * 30).await;
+        let back = cached.get(SECOND, async { Ok::<_, String>(9) }).await;
+        assert_eq!((back.value, back.problem), (Some(9), None));
+        assert_eq!(back.outage.map(|outage| outage.ended), Some(Some(Duration::ZERO)));
+    }
+
+    /// A source that answers nothing for its patience, time after time; then it works. How soon is it asked again, and how
+    /// often was it asked meanwhile?
+    #[tokio::test(start_paused = true)]
+    async fn recovered_source_is_queried_within_three_seconds() {
+        for (what, part) in [("no answer", None), ("an answer in part", Some(1))] {
+            let (cached, asked) = (CachedSource::new(SECOND * 2), AtomicU32::new(0));
+            let works = std::cell::Cell::new(false);
+            let ask = || async {
+                asked.fetch_add(1, Ordering::Relaxed);
+                if works.get() {
+                    return QueryResult { value: Some(7), problem: None };
+                }
+                sleep(Duration::from_millis(1_900)).await;
+                QueryResult { value: part, problem: Some("away".to_owned()) }
+            };
+            let began = Instant::now();
+            while began.elapsed() < SECOND * 60 {
+                let told = cached.get(SECOND, ask()).await;
+                assert_eq!((told.value, told.problem.is_some()), (part, true), "{what}");
+                advance(Duration::from_millis(50)).await;
+            }
+            let questions = asked.load(Ordering::Relaxed);
+            assert!((20..=30).contains(&questions), "{what}: {questions} questions in a minute");
+            works.set(true);
+            let works_since = Instant::now();
+            while cached.get(SECOND, ask()).await.current() != Some(7) {
+                advance(Duration::from_millis(50)).await;
+            }
+            assert!(works_since.elapsed() <= SECOND * 3, "{what}: {:?}", works_since.elapsed());
+        }
+    }
+}

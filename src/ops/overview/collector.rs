@@ -1,0 +1,388 @@
+//! Where the overview is gathered: every source asked once for all who look, each with its own patience.
+//!
+//! A source that does not answer is missing, and a warning says why: its last answer does not pass for now's. While nobody
+//! looks, the reports of the workers and, now and then, the jobs are asked for: enough for the history. The reports come
+//! first: while they cannot be read, nothing else is asked of the database.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use futures_util::FutureExt as _;
+use tokio::sync::{Mutex as AsyncMutex, watch};
+use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio_util::sync::CancellationToken;
+
+use super::HISTORY_MAX_S;
+use super::backlog_counts::{BacklogCounter, BacklogCounts, CountQueries, QueueDepths};
+use super::cache::{CachedSource, CachedValue, QueryResult, VersionedSource};
+use super::fan_out::{query_concurrently, split_results};
+use super::history::{HistoryPoint, OverviewHistory};
+use super::pause_authors::pause_authors;
+use crate::domain::provider::ProviderName;
+use crate::domain::quota_spec::QuotaSpec;
+use crate::fleet::backlog::PaymentCount;
+use crate::fleet::report::problem_with_name;
+use crate::fleet::workers::visible_workers;
+use crate::fleet::{Overview, OverviewInput, ProviderReconciliation, by_provider, overview};
+use crate::ledger::fleet::{Fleet, StoredReport};
+use crate::ledger::provider_row::ProviderRow;
+use crate::ledger::settings::Settings;
+use crate::ledger::upkeep::Upkeep;
+use crate::limiter::{LimitStatus, Limiter};
+use crate::queue::Queue;
+use crate::worker::quotas::quota_specs;
+use crate::worker::settings_sync::LoadedSettings;
+use crate::worker::supervisor::WorkerStatus;
+use crate::worker::sweeper::{CHECKED_JOBS, OVERDUE_ALARM_AFTER};
+
+/// Distance of the points of the history.
+pub(super) const SAMPLE_EVERY: Duration = Duration::from_secs(2);
+/// One picture for everybody who asks within this time.
+const SNAPSHOT_TTL: Duration = Duration::from_secs(1);
+/// Longest time that a source is waited for.
+const SOURCE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Clocks further apart than this make times on pages misleading; limits do not depend on it.
+const CLOCK_SKEW_MAX_MS: u64 = 5_000;
+
+/// What is asked.
+#[derive(Clone)]
+pub struct OverviewSources {
+    pub worker_status: watch::Receiver<WorkerStatus>,
+    pub settings: Arc<dyn Settings>,
+    pub fleet: Arc<dyn Fleet>,
+    pub upkeep: Arc<dyn Upkeep>,
+    pub queue: Arc<dyn Queue>,
+    pub limiter: Arc<dyn Limiter>,
+    /// The process that answers.
+    pub worker: String,
+    pub version: String,
+}
+
+/// Whether someone looks, or the history alone is continued.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum CollectFor {
+    Reader,
+    HistoryOnly,
+}
+
+const DEPTHS_AGE_MAX: Duration = Duration::from_secs(2);
+const OLDEST_AGE_MAX: Duration = Duration::from_secs(5);
+const USAGE_AGE_MAX: Duration = Duration::from_secs(1);
+const REPORTS_AGE_MAX: Duration = Duration::from_secs(1);
+/// Of a count, for the history alone.
+const UNWATCHED_COUNT_AGE_MAX: Duration = Duration::from_secs(10);
+/// Rows are read again when their version moves; and now and then, to be sure.
+const ROWS_AGE_MAX: Duration = Duration::from_secs(60);
+
+/// The reports, and by how many milliseconds the database's clock is ahead of ours.
+type ReportsWithSkew = (Vec<StoredReport>, i64);
+/// As written, and who paused those that are paused.
+type RowsWithPauseAuthors = (Vec<ProviderRow>, BTreeMap<String, String>);
+type UsageByQuota = BTreeMap<ProviderName, Vec<LimitStatus>>;
+
+/// One look: what was gathered, and what is shown of it.
+#[derive(Clone, Debug)]
+pub struct OverviewSnapshot {
+    pub input: Arc<OverviewInput>,
+    pub overview: Arc<Overview>,
+}
+
+/// Gathers, and remembers fifteen minutes.
+pub struct OverviewCollector {
+    sources: OverviewSources,
+    rows: VersionedSource<RowsWithPauseAuthors>,
+    reports: CachedSource<ReportsWithSkew>,
+    /// While the database is away, and there is no snapshot of both.
+    depths: CachedSource<QueueDepths>,
+    oldest: CachedSource<BTreeMap<String, i64>>,
+    limit_usage: CachedSource<UsageByQuota>,
+    counts: BacklogCounter,
+    database_was_unavailable: AtomicBool,
+    /// What the snapshots have come to, and when the last one was had.
+    payment_counts: Mutex<(BTreeMap<String, PaymentCount>, Option<Instant>)>,
+    last_snapshot: AsyncMutex<Option<(Instant, OverviewSnapshot)>>,
+    history: Mutex<OverviewHistory>,
+}
+
+impl OverviewCollector {
+    #[must_use]
+    pub fn new(sources: OverviewSources) -> Self {
+        Self {
+            sources,
+            rows: VersionedSource::new(SOURCE_TIMEOUT),
+            reports: CachedSource::new(SOURCE_TIMEOUT),
+            depths: CachedSource::new(SOURCE_TIMEOUT),
+            oldest: CachedSource::new(SOURCE_TIMEOUT),
+            limit_usage: CachedSource::new(SOURCE_TIMEOUT),
+            counts: BacklogCounter::new(),
+            database_was_unavailable: AtomicBool::default(),
+            payment_counts: Mutex::default(),
+            last_snapshot: AsyncMutex::default(),
+            history: Mutex::default(),
+        }
+    }
+
+    /// Counts and keeps the history until it is stopped.
+    pub async fn run(&self, stop: CancellationToken) {
+        let depths = || async { self.query_depths(&self.provider_names().await).await }.boxed();
+        let jobs = || self.query_jobs().boxed();
+        tokio::join!(self.counts.run(CountQueries { jobs: &jobs, depths: &depths }, &stop), self.record_history(&stop));
+    }
+
+    /// What is known now, at most about two seconds old.
+    pub async fn overview(&self) -> Arc<Overview> {
+        self.snapshot().await.overview
+    }
+
+    /// What [`Lookout::overview`] is made of.
+    pub async fn input(&self) -> Arc<OverviewInput> {
+        self.snapshot().await.input
+    }
+
+    /// The last points of one provider, oldest first.
+    #[must_use]
+    pub fn history(&self, provider: &str, seconds: u64) -> Vec<HistoryPoint> {
+        let points = seconds.min(HISTORY_MAX_S) / SAMPLE_EVERY.as_secs();
+        let history = lock_ignoring_poison(&self.history);
+        history.last_points(provider, usize::try_from(points).unwrap_or(usize::MAX))
+    }
+
+    /// Both.
+    pub async fn snapshot(&self) -> OverviewSnapshot {
+        let mut picture = self.last_snapshot.lock().await;
+        if let Some((_, picture)) = picture.as_ref().filter(|(at, _)| at.elapsed() < SNAPSHOT_TTL) {
+            return picture.clone();
+        }
+        let new = self.build_snapshot(CollectFor::Reader).await;
+        *picture = Some((Instant::now(), new.clone()));
+        new
+    }
+
+    async fn build_snapshot(&self, looks: CollectFor) -> OverviewSnapshot {
+        let evidence = self.collect(looks).await;
+        OverviewSnapshot { overview: Arc::new(overview(&evidence)), input: Arc::new(evidence) }
+    }
+
+    /// Payments that no worker has recorded, by provider; each snapshot is followed once.
+    fn unrecorded(&self, counted: &BacklogCounts) -> BTreeMap<String, u64> {
+        let BacklogCounts { reconciliations: Some(accounts), started_at: Some(had_at), .. } = counted else {
+            return BTreeMap::new();
+        };
+        let mut seen = lock_ignoring_poison(&self.payment_counts);
+        let (before, last_at) = &mut *seen;
+        if last_at.is_none_or(|last_at| last_at < *had_at) {
+            let since = last_at.map_or(Duration::ZERO, |last_at| *had_at - last_at);
+            *last_at = Some(*had_at);
+            let none = ProviderReconciliation::default();
+            for (name, ready) in &counted.depths {
+                let account = accounts.iter().find(|account| account.provider == *name).unwrap_or(&none);
+                let now = PaymentCount::updated(before.get(name).copied(), account, *ready, since);
+                before.insert(name.clone(), now);
+            }
+        }
+        before.iter().map(|(name, seen)| (name.clone(), seen.unrecorded)).collect()
+    }
+
+    /// The picture that someone looks at, or one for the history: a page shows the same figure in both.
+    async fn history_overview(&self) -> Arc<Overview> {
+        let seen = self.last_snapshot.lock().await.clone();
+        match seen.filter(|(at, _)| at.elapsed() < SAMPLE_EVERY) {
+            Some((_, picture)) => picture.overview,
+            None => self.build_snapshot(CollectFor::HistoryOnly).await.overview,
+        }
+    }
+
+    async fn record_history(&self, stop: &CancellationToken) {
+        let mut tick = interval(SAMPLE_EVERY);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let point = async {
+                tick.tick().await;
+                self.history_overview().await
+            };
+            tokio::select! {
+                point = point => lock_ignoring_poison(&self.history).record(&point),
+                () = stop.cancelled() => return,
+            }
+        }
+    }
+
+    /// Providers that have a row, good or bad, or jobs: each may have messages in its queue.
+    async fn provider_names(&self) -> Vec<ProviderName> {
+        let known = Arc::clone(&self.sources.worker_status.borrow().settings);
+        let rows = self.rows.cached_value().await.value.map(|(rows, _)| rows).unwrap_or_default();
+        let accounts = self.counts.last().reconciliations;
+        let recorded = accounts.iter().flat_map(|accounts| accounts.iter()).map(|account| account.provider.as_str());
+        let bad = known.invalid_rows.iter().map(|bad| bad.provider.as_str());
+        all_provider_names(&known, rows.iter().map(|row| row.name.as_str()).chain(bad).chain(recorded))
+    }
+
+    async fn collect(&self, looks: CollectFor) -> OverviewInput {
+        let known = Arc::clone(&self.sources.worker_status.borrow().settings);
+        let reports = self.reports.get(REPORTS_AGE_MAX, self.query_reports()).await;
+        let used = async {
+            if looks == CollectFor::HistoryOnly {
+                return CachedValue::not_queried();
+            }
+            self.limit_usage.get(USAGE_AGE_MAX, self.query_limit_usage(&known)).await
+        };
+        let stored = self.collect_stored(looks, reports.problem.is_some(), known.version);
+        let (used, (rows, oldest, counted)) = tokio::join!(used, stored);
+        let problem_of = |what: &str, problem: &Option<String>| problem.as_ref().map(|it| problem_with_name(what, it));
+        let mut away: Vec<String> = Vec::new();
+        away.extend(problem_of("queue", &counted.queue_problem));
+        away.extend(problem_of("limiter", &used.problem));
+        away.extend(counted.problem.as_ref().map(|problem| format!("jobs could not be counted: {problem}")));
+        let database_away = reports.problem.or(rows.problem);
+        let sources = [("database", &database_away), ("queue", &counted.queue_problem), ("limiter", &used.problem)];
+        let missing = sources.into_iter().filter_map(|(name, problem)| problem.as_ref().map(|_| name)).collect();
+        let (heard, skew_ms) = reports.value.unwrap_or_default();
+        away.extend(clock_skew_warning(skew_ms));
+        let (written, paused_by) = rows.value.unwrap_or_default();
+        let at_ms = unix_ms();
+        let unrecorded = self.unrecorded(&counted);
+        let counted_for = counted.started_at.filter(|_| counted.reconciliations.is_some()).map(|at| at.elapsed());
+        let counted_at_ms = counted_for.map(|age| at_ms - i64::try_from(age.as_millis()).unwrap_or(0));
+        OverviewInput {
+            at_ms,
+            version: self.sources.version.clone(),
+            worker: self.sources.worker.clone(),
+            rows: written,
+            paused_by,
+            providers: known.providers.clone(),
+            invalid_rows: known.invalid_rows.clone(),
+            workers: visible_workers(&heard, reports.age, reports.outage),
+            reconciliation: counted.reconciliations.map(|accounts| by_provider(accounts.iter().cloned())),
+            counted_at_ms,
+            recent_per_s: lock_ignoring_poison(&self.history).recent_per_s(),
+            unrecorded,
+            depths: counted.depths,
+            oldest_ms: oldest.current(),
+            queue_reports_ages: self.sources.queue.reports_ages(),
+            limit_usage: used.value.unwrap_or_default(),
+            database_problem: database_away,
+            backend_problems: away,
+            missing,
+        }
+    }
+
+    /// What stands in the database, and in the queues at the same moment.
+    async fn collect_stored(
+        &self,
+        looks: CollectFor,
+        database_away: bool,
+        version: i64,
+    ) -> (CachedValue<RowsWithPauseAuthors>, CachedValue<BTreeMap<String, i64>>, BacklogCounts) {
+        let was_away = self.database_was_unavailable.swap(database_away, Ordering::Relaxed);
+        let names = self.provider_names().await;
+        if database_away {
+            let depths = self.depths.get(DEPTHS_AGE_MAX, self.query_depths(&names)).await;
+            let queue_problem = depths.problem;
+            let counted =
+                BacklogCounts { depths: depths.value.unwrap_or_default(), queue_problem, ..BacklogCounts::default() };
+            return (self.rows.cached_value().await, CachedValue::not_queried(), counted);
+        }
+        if was_away {
+            self.counts.notify_database_recovered();
+        }
+        let counted = async {
+            match looks {
+                CollectFor::Reader => self.counts.current().await,
+                CollectFor::HistoryOnly => self.counts.last_and_request(UNWATCHED_COUNT_AGE_MAX),
+            }
+        };
+        let oldest = async {
+            if looks == CollectFor::HistoryOnly {
+                return CachedValue::not_queried();
+            }
+            self.oldest.get(OLDEST_AGE_MAX, self.query_oldest(&names)).await
+        };
+        tokio::join!(self.rows.get(version, ROWS_AGE_MAX, self.query_rows()), oldest, counted)
+    }
+
+    async fn query_rows(&self) -> Result<RowsWithPauseAuthors, String> {
+        let written = self.sources.settings.raw_rows(None).await.map_err(|error| error.to_string())?;
+        // Those that cannot be read are among the bad ones that the worker knows.
+        let rows: Vec<ProviderRow> = written.into_iter().flatten().collect();
+        let paused_by = pause_authors(self.sources.settings.as_ref(), &rows).await;
+        Ok((rows, paused_by))
+    }
+
+    async fn query_reports(&self) -> Result<ReportsWithSkew, String> {
+        let reports = self.sources.fleet.reports().await.map_err(|error| error.to_string())?;
+        let now_ms = |row: &StoredReport| row.reported_at_ms + i64::try_from(row.age.as_millis()).unwrap_or(0);
+        let skew_ms = reports.iter().map(now_ms).max().map_or(0, |now_ms| now_ms - unix_ms());
+        Ok((reports, skew_ms))
+    }
+
+    /// In the ledger, or in a queue that says so.
+    async fn query_oldest(&self, names: &[ProviderName]) -> Result<BTreeMap<String, i64>, String> {
+        let oldest = self.sources.fleet.oldest_open(names).await.map_err(|error| error.to_string())?;
+        let mut oldest: BTreeMap<String, i64> = oldest.into_iter().collect();
+        let each =
+            names.iter().map(|name| async move { Some((name, self.sources.queue.oldest_ready(name).await.ok()??)) });
+        for (name, age) in query_concurrently(each).await.into_iter().flatten().flatten() {
+            let since_ms = unix_ms() - i64::try_from(age.as_millis()).unwrap_or(0);
+            let known_ms = oldest.entry(name.to_string()).or_insert(since_ms);
+            *known_ms = since_ms.min(*known_ms);
+        }
+        Ok(oldest)
+    }
+
+    async fn query_jobs(&self) -> Result<Vec<ProviderReconciliation>, String> {
+        let accounts = self.sources.upkeep.reconcile(OVERDUE_ALARM_AFTER, CHECKED_JOBS).await;
+        accounts
+            .map(|all| all.into_iter().map(ProviderReconciliation::from).collect())
+            .map_err(|error| error.to_string())
+    }
+
+    async fn query_depths(&self, names: &[ProviderName]) -> QueryResult<QueueDepths> {
+        let each = names.iter().map(|name| async move {
+            let depth = self.sources.queue.depth(name).await.map_err(|error| error.to_string())?;
+            // Without a queue nothing is in it.
+            Ok((name.to_string(), depth.unwrap_or(0)))
+        });
+        let (depths, problem) = split_results(query_concurrently(each).await);
+        QueryResult { value: Some(depths.into_iter().collect()), problem }
+    }
+
+    async fn query_limit_usage(&self, known: &LoadedSettings) -> QueryResult<UsageByQuota> {
+        let specs: Vec<QuotaSpec> = quota_specs(known).into_iter().filter_map(|quota| quota.spec).collect();
+        let each = specs.into_iter().map(|spec| async move {
+            let used = self.sources.limiter.peek(&spec, None).await.map_err(|error| error.to_string())?;
+            Ok((spec.quota, used))
+        });
+        let (used, problem) = split_results(query_concurrently(each).await);
+        QueryResult { value: Some(used.into_iter().collect()), problem }
+    }
+}
+
+fn lock_ignoring_poison<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The known providers, and those of these names that can be one's.
+#[must_use]
+pub fn all_provider_names<'a>(known: &LoadedSettings, others: impl Iterator<Item = &'a str>) -> Vec<ProviderName> {
+    let others = others.filter_map(|name| ProviderName::new(name).ok());
+    let all: BTreeSet<ProviderName> = known.providers.keys().cloned().chain(others).collect();
+    all.into_iter().collect()
+}
+
+fn clock_skew_warning(skew_ms: i64) -> Option<String> {
+    let seconds = skew_ms.unsigned_abs() / 1_000;
+    (skew_ms.unsigned_abs() > CLOCK_SKEW_MAX_MS).then(|| {
+        format!(
+            "the database's clock and this machine's are {seconds} s apart: times shown here mislead, limits do not"
+        )
+    })
+}
+
+/// Milliseconds since the Unix epoch by this machine's clock, for people.
+#[must_use]
+pub fn unix_ms() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}

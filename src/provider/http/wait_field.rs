@@ -1,0 +1,126 @@
+//! Reads the wait that an answer names where its provider's row says: a header or a place in the body, as a number.
+//!
+//! Refuses guesses: what is no plain number names no wait, and the unit is the row's, never told by the number's size.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use super::classify::ProviderResponse;
+use super::response_json::FieldValue;
+use super::retry_after::{RETRY_AFTER_MAX, response_date};
+use crate::domain::provider::{ResponseLocation, WaitField, WaitUnit};
+
+/// The wait from the moment the answer was made, at most [`RETRY_AFTER_MAX`]; the longest of several headers, zero for an
+/// end that has gone by.
+///
+/// `now` stands in for a missing `Date`: the provider's own clock is the better ruler for its own instants.
+#[must_use]
+pub fn read_wait_field(reading: &ProviderResponse, wait: &WaitField, now: SystemTime) -> Option<Duration> {
+    let number = match &wait.location {
+        ResponseLocation::Header(name) => {
+            let values = reading.headers.get_all(name.as_str());
+            values.iter().filter_map(|value| parse_number(value.to_str().ok()?)).reduce(f64::max)
+        }
+        ResponseLocation::Body(pointer) => match reading.json()?.field(pointer) {
+            Ok(Some(FieldValue::Number(digits))) => digits.parse().ok(),
+            Ok(Some(FieldValue::Text(text))) => parse_number(&text),
+            _ => None,
+        },
+    };
+    let made_at_s = response_date(&reading.headers, now).duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+    let wait_s = number.map(|number| match wait.unit {
+        WaitUnit::Seconds => number,
+        WaitUnit::Milliseconds => number / 1_000.0,
+        WaitUnit::EpochSeconds => number - made_at_s,
+        WaitUnit::EpochMilliseconds => number / 1_000.0 - made_at_s,
+    })?;
+    Some(Duration::from_secs_f64(wait_s.clamp(0.0, RETRY_AFTER_MAX.as_secs_f64())))
+}
+
+/// Digits, with a fraction or a sign at most: no exponent, no `inf`, nothing that stands behind the number.
+fn parse_number(text: &str) -> Option<f64> {
+    let text = text.trim();
+    let plain = text.bytes().all(|b| b.is_ascii_digit() || matches!(b, b'.' | b'-'));
+    if plain { text.parse().ok() } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use reqwest::header::{DATE, HeaderMap};
+
+    use super::super::classify::ResponseBody;
+    use super::*;
+
+    /// 1994-11-06 08:49:37.
+    const MADE_AT_S: u64 = 784_111_777;
+    const DATE_TEXT: &str = "Sun, 06 Nov 1994 08:49:37 GMT";
+
+    fn read(
+        date: Option<&'static str>,
+        headers: &[&'static str],
+        body: &str,
+        place: ResponseLocation,
+        unit: WaitUnit,
+    ) -> Option<Duration> {
+        let mut map = HeaderMap::new();
+        if let Some(date) = date {
+            map.insert(DATE, date.parse().unwrap());
+        }
+        for value in headers {
+            map.append("X-Reset", value.parse().unwrap());
+        }
+        let reading =
+            ProviderResponse { status: 429, headers: map, body: ResponseBody::Whole(body.as_bytes().to_vec()) };
+        read_wait_field(&reading, &WaitField { location: place, unit }, UNIX_EPOCH + Duration::from_secs(MADE_AT_S - 7))
+    }
+
+    #[test]
+    fn headers_are_read_in_the_configured_unit() {
+        let ms = |ms| Some(Duration::from_millis(ms));
+        let table: [(&[&'static str], WaitUnit, Option<Duration>); 17] = [
+            (&["12"], WaitUnit::Seconds, ms(12_000)),
+            (&[" 0.65 "], WaitUnit::Seconds, ms(650)),
+            (&["3", "soon", "4"], WaitUnit::Seconds, ms(4_000)),
+            (&["0"], WaitUnit::Seconds, ms(0)),
+            (&["-5"], WaitUnit::Seconds, ms(0)),
+            (&["1700000000"], WaitUnit::Seconds, Some(RETRY_AFTER_MAX)),
+            (&["99999999999999999999999999"], WaitUnit::Milliseconds, Some(RETRY_AFTER_MAX)),
+            (&["1500"], WaitUnit::Milliseconds, ms(1_500)),
+            (&["784111807"], WaitUnit::EpochSeconds, ms(30_000)),
+            (&["784111700"], WaitUnit::EpochSeconds, ms(0)),
+            (&["784111777500"], WaitUnit::EpochMilliseconds, ms(500)),
+            (&[], WaitUnit::Seconds, None),
+            (&[""], WaitUnit::Seconds, None),
+            (&["12;w=60"], WaitUnit::Seconds, None),
+            (&["1e3"], WaitUnit::Seconds, None),
+            (&["inf"], WaitUnit::Seconds, None),
+            (&["1-2"], WaitUnit::Seconds, None),
+        ];
+        for (headers, unit, wait) in table {
+            let read = read(Some(DATE_TEXT), headers, "", ResponseLocation::Header("x-reset".to_owned()), unit);
+            assert_eq!(read, wait, "{headers:?} {unit:?}");
+        }
+        let place = ResponseLocation::Header("x-reset".to_owned());
+        assert_eq!(read(None, &["784111777"], "", place, WaitUnit::EpochSeconds), ms(7_000), "by our own clock");
+    }
+
+    #[test]
+    fn bodies_are_read_at_the_configured_pointer() {
+        let ms = |ms| Some(Duration::from_millis(ms));
+        let table = [
+            (r#"{"error":{"retry_in":1500}}"#, ms(1_500)),
+            (r#"{"error":{"retry_in":"1500"}}"#, ms(1_500)),
+            (r#"{"error":{"retry_in":1500.5}}"#, Some(Duration::from_micros(1_500_500))),
+            (r#"{"error":{"retry_in":-1}}"#, ms(0)),
+            (r#"{"error":{"retry_in":1e300}}"#, Some(RETRY_AFTER_MAX)),
+            (r#"{"error":{"retry_in":null}}"#, None),
+            (r#"{"error":{"retry_in":{"ms":5}}}"#, None),
+            (r#"{"retry_in":1500}"#, None),
+            ("slow down", None),
+            ("", None),
+        ];
+        for (body, wait) in table {
+            let place = ResponseLocation::Body("/error/retry_in".to_owned());
+            assert_eq!(read(None, &[], body, place, WaitUnit::Milliseconds), wait, "{body}");
+        }
+    }
+}

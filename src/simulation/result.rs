@@ -1,0 +1,193 @@
+//! What a simulated run comes to: waits, drain time, deadlines, the fullest windows, utilisation.
+//!
+//! Refuses to judge by the limiter's own count: windows are counted again, from what reached the provider.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::series::{self, Series};
+use super::windows::{self, WindowCount};
+use super::world::{JobEnd, RunRecord};
+use super::{JobArrivals, Model};
+use crate::domain::limit::{Algorithm, AppliesTo, Rate, Scope};
+use crate::domain::outcome::FinalState;
+use crate::domain::quota_spec::LimitSpec;
+
+/// Share of the requests up to which the rate is measured: then the tail begins, in which slots stay unused.
+const MEASURED_SHARE: f64 = 0.9;
+
+/// From arrival to the first start, of the jobs that were sent; all `None` where none was.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct WaitPercentiles {
+    pub p50_ms: Option<u64>,
+    pub p95_ms: Option<u64>,
+    pub p99_ms: Option<u64>,
+    pub max_ms: Option<u64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SimulationResult {
+    pub jobs: u64,
+    pub succeeded: u64,
+    /// Left to a person, or given up though surely not charged.
+    pub review: u64,
+    pub dead: u64,
+    /// Not sent before their `expires_at`.
+    pub deadlines_missed: u64,
+    /// Of accounts that a rule stops.
+    pub blocked: u64,
+    /// Never to end as things stand.
+    pub unfinished: u64,
+    pub wait: WaitPercentiles,
+    /// From the start to the last outcome; `None` when some job never ends.
+    pub drained_in_ms: Option<u64>,
+    pub windows: Vec<WindowCount>,
+    pub requests: u64,
+    /// Over whole turns of the tightest limit; `None` where not even two fit into what was measured.
+    pub rate_per_s: Option<f64>,
+    /// Mean time from start to answer.
+    pub hold_ms: f64,
+    /// The rate over whole turns of the tightest limit against the most that it allows: L / (W + hold) for slots that
+    /// are held until the answer, L / (W + jitter) for those freed by the start, else L / W.
+    pub utilisation: Option<f64>,
+    pub limiter_calls: u64,
+    /// How often a job went to a delay queue.
+    pub parked: u64,
+    pub timeouts: u64,
+    pub faults: u64,
+    /// Permits that came too late to be used.
+    pub late_permits: u64,
+    #[serde(skip)]
+    pub series: Series,
+    /// Instants at which requests reached the provider, since the start; each as often as it costs.
+    #[serde(skip)]
+    pub arrivals_us: Vec<u64>,
+}
+
+impl SimulationResult {
+    /// Whether no window held more than its limit allows.
+    #[must_use]
+    pub fn holds(&self) -> bool {
+        self.windows.iter().all(WindowCount::holds)
+    }
+}
+
+pub(super) fn summarize(model: &Model, arrivals: &JobArrivals, record: &RunRecord) -> SimulationResult {
+    let count = |end: JobEnd| record.jobs.iter().filter(|job| job.end.is_some_and(|(_, it)| it == end)).count() as u64;
+    let waits = record
+        .jobs
+        .iter()
+        .zip(arrivals.jobs())
+        .filter_map(|(job, arrival)| Some(job.first_start_us?.saturating_sub(model.start_us + arrival.at_us)));
+    let last_us = record.jobs.iter().filter_map(|job| job.end).map(|(at_us, _)| at_us).max();
+    let unfinished = record.jobs.iter().filter(|job| job.end.is_none()).count() as u64;
+    let mut arrivals_us: Vec<u64> = Vec::with_capacity(record.uses.len());
+    for one in &record.uses {
+        arrivals_us.extend(std::iter::repeat_n(one.at_us.saturating_sub(model.start_us), usize::from(one.cost)));
+    }
+    arrivals_us.sort_unstable();
+    let hold = Duration::from_micros(record.held_us.checked_div(record.answers).unwrap_or(0));
+    let (rate_per_s, utilisation) = utilisation(model, &arrivals_us, hold);
+    let late = record.jobs.iter().filter(|job| job.late_for_deadline).count() as u64;
+    SimulationResult {
+        jobs: record.jobs.len() as u64,
+        succeeded: count(JobEnd::Final(FinalState::Succeeded)),
+        review: count(JobEnd::Final(FinalState::Review)),
+        dead: count(JobEnd::Final(FinalState::Dead)),
+        deadlines_missed: count(JobEnd::Final(FinalState::Expired)) + late,
+        blocked: count(JobEnd::Blocked),
+        unfinished,
+        wait: wait_percentiles(waits.collect()),
+        drained_in_ms: last_us.filter(|_| unfinished == 0).map(|at_us| (at_us - model.start_us).div_ceil(1_000)),
+        windows: windows::count(&model.spec, &record.uses, arrivals.accounts()),
+        requests: record.uses.len() as u64,
+        rate_per_s,
+        hold_ms: hold.as_secs_f64() * 1_000.0,
+        utilisation,
+        limiter_calls: record.limiter_calls,
+        parked: record.parked,
+        timeouts: record.timeouts,
+        faults: record.faults,
+        late_permits: record.late_permits,
+        series: series::build(arrivals, record, model.start_us),
+        arrivals_us,
+    }
+}
+
+/// By nearest rank.
+fn wait_percentiles(mut waits_us: Vec<u64>) -> WaitPercentiles {
+    waits_us.sort_unstable();
+    let rank = |percent: usize| {
+        let index = (waits_us.len() * percent).div_ceil(100).saturating_sub(1);
+        waits_us.get(index).map(|wait_us| wait_us.div_ceil(1_000))
+    };
+    WaitPercentiles { p50_ms: rank(50), p95_ms: rank(95), p99_ms: rank(99), max_ms: rank(100) }
+}
+
+/// Uses per second, and their share of what the limit that allows the fewest can let through.
+fn utilisation(model: &Model, arrivals_us: &[u64], hold: Duration) -> (Option<f64>, Option<f64>) {
+    let possible = |limit: &LimitSpec| {
+        let beyond = match (limit.algorithm, model.spec.grant_jitter) {
+            (Algorithm::SlidingLog, None) => hold,
+            (Algorithm::SlidingLog, Some(jitter)) => jitter,
+            _ => Duration::ZERO,
+        };
+        f64::from(limit.max_requests) / (limit.window + beyond).as_secs_f64()
+    };
+    let all = model
+        .spec
+        .limits
+        .iter()
+        .filter(|limit| limit.scope == Scope::Provider && !limit.shadow && limit.applies_to != AppliesTo::Lookup);
+    let Some(tightest) = all.min_by(|a, b| possible(a).total_cmp(&possible(b))) else { return (None, None) };
+    let Ok(rate) = Rate::new(tightest.max_requests, tightest.window) else { return (None, None) };
+    let Some(per_second) = steady_rate(arrivals_us, rate) else { return (None, None) };
+    let possible = possible(tightest);
+    (Some(per_second), (possible > 0.0).then(|| per_second / possible))
+}
+
+/// Arrivals per second over whole turns of the carousel: after the first L (which find slots that were never used and
+/// need not wait), as many times L as fit before the tail. `None`: fewer than two turns, a burst that has no rate to speak
+/// of.
+#[must_use]
+pub fn steady_rate(arrivals_us: &[u64], limit: Rate) -> Option<f64> {
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "a share")]
+    let to = (arrivals_us.len() as f64 * MEASURED_SHARE) as usize;
+    let slots = usize::try_from(limit.max_requests()).unwrap_or(usize::MAX).max(1);
+    let turns = to.saturating_sub(1) / slots;
+    if turns >= 2 { between(arrivals_us, slots, turns * slots) } else { None }
+}
+
+fn between(arrivals_us: &[u64], from: usize, to: usize) -> Option<f64> {
+    match (arrivals_us.get(from), arrivals_us.get(to)) {
+        #[allow(clippy::cast_precision_loss, reason = "counts and microseconds stay far below 2^53")]
+        (Some(first_us), Some(last_us)) if last_us > first_us => {
+            Some((to - from) as f64 * 1e6 / (last_us - first_us) as f64)
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rate_is_measured_over_whole_windows() {
+        let limit: Rate = "10/1s".parse().unwrap();
+        let pulses: Vec<u64> = (0..60).map(|i| i / 10 * 1_050_000).collect();
+        assert!((steady_rate(&pulses, limit).unwrap() - 10.0 / 1.05).abs() < 0.01, "bursts of ten, 1.05 s apart");
+        let even: Vec<u64> = (0..60).map(|i| i * 105_000).collect();
+        assert!((steady_rate(&even, limit).unwrap() - 10.0 / 1.05).abs() < 0.01);
+        assert_eq!(steady_rate(&[0, 500_000, 1_000_000], limit), None, "no whole turn");
+    }
+
+    #[test]
+    fn percentiles_are_by_nearest_rank() {
+        let waits = wait_percentiles((1..=200).rev().map(|ms| ms * 1_000).collect());
+        let wanted = [100, 190, 198, 200].map(Some);
+        assert_eq!([waits.p50_ms, waits.p95_ms, waits.p99_ms, waits.max_ms], wanted);
+        assert_eq!(wait_percentiles(Vec::new()), WaitPercentiles::default());
+    }
+}

@@ -1,0 +1,376 @@
+//! What this process says of itself to all others: one row of the database, written anew every two seconds.
+//!
+//! One statement at a time, given up after a while, and a failure is said once, so that payments are not disturbed. While an
+//! engine does not answer, the process reports more often: readers see within three seconds that it answers again. A process
+//! that ends as it should takes its row with it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::Backends;
+use super::execute::pause_cause;
+use super::lane_control::{LaneControl, LanePause, LaneStatus};
+use super::supervisor::WorkerStatus;
+use crate::domain::explain::format::count;
+use crate::domain::explain::reason;
+use crate::domain::job::JobField;
+use crate::domain::provider::{Provider, ProviderName};
+use crate::fleet::report::{
+    BackendStatus, LaneReport, LaneState, PauseCause, ProcessReport, REPORT_FORMAT, ReportedDecision, ReportedPause,
+    WaitHistogram,
+};
+use crate::fleet::workers::ROW_RETENTION;
+use crate::ledger::fleet::{Fleet, WorkerReport};
+use crate::limiter::gate::{BlockReason, GateView};
+use crate::worker::meter::LaneFigures;
+
+/// How often a process reports.
+pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
+/// The time over which `sent_10s` looks back.
+const WINDOW: Duration = Duration::from_secs(10);
+/// The same while an engine doesn't answer.
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
+/// How long a report may take to write.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long an engine may take to say that it is there.
+const PING_TIMEOUT: Duration = Duration::from_secs(2);
+const DATABASE: &str = "database";
+/// Reports between two looks for such rows.
+const CLEANUP_EVERY: u64 = 300;
+/// Most decisions in one report, of all lanes together: it is written every two seconds.
+const DECISIONS_MAX: usize = 200;
+/// Fewest and most decisions of one lane.
+const DECISIONS_OF_LANE: (usize, usize) = (3, 50);
+
+/// Who reports.
+#[derive(Clone, Debug)]
+pub struct WorkerIdentity {
+    /// That of its leases.
+    pub id: String,
+    pub host: String,
+    pub pid: u32,
+    pub version: String,
+    pub kinds: BackendKinds,
+}
+
+/// What stands behind each face.
+#[derive(Clone, Copy, Debug)]
+pub struct BackendKinds {
+    pub database: &'static str,
+    pub queue: &'static str,
+    pub limiter: &'static str,
+}
+
+/// What is reported from.
+#[derive(Clone)]
+pub struct HeartbeatReporter {
+    pub fleet: Arc<dyn Fleet>,
+    pub backends: Backends,
+    pub status: watch::Receiver<WorkerStatus>,
+    pub identity: WorkerIdentity,
+}
+
+impl HeartbeatReporter {
+    /// Reports until `stop` fires, then deletes the row.
+    pub async fn run(self, stop: CancellationToken) {
+        let started = Instant::now();
+        let (mut sent, mut away, mut count, mut wait) = (RecentRequests::default(), false, 0_u64, Duration::ZERO);
+        loop {
+            tokio::select! {
+                () = sleep(wait) => {}
+                () = stop.cancelled() => break,
+            }
+            let engines = tokio::select! {
+                engines = self.ping_backends() => engines,
+                () = stop.cancelled() => break,
+            };
+            let all_answer = engines.values().all(|engine| engine.ok);
+            // A database that does not answer is not asked to take a report.
+            let unreachable = engines.get(DATABASE).filter(|engine| !engine.ok).map(|engine| engine.problem.clone());
+            let report = self.report(engines, &mut sent);
+            // Not given up when it stops: a row that is written after it was deleted would be a lost worker's.
+            let written = match unreachable {
+                Some(problem) => Err(problem.unwrap_or_default()),
+                None => {
+                    let written = timeout(WRITE_TIMEOUT, self.write(&report, started.elapsed())).await;
+                    written.unwrap_or_else(|_| Err("no answer in time".to_owned()))
+                }
+            };
+            wait = if all_answer && written.is_ok() { HEARTBEAT_INTERVAL } else { RETRY_INTERVAL };
+            match written {
+                Ok(()) => {
+                    away = false;
+                    if count.is_multiple_of(CLEANUP_EVERY) {
+                        self.delete_old_rows().await;
+                    }
+                    count = count.saturating_add(1);
+                }
+                Err(error) if !away => {
+                    away = true;
+                    tracing::warn!(error, "this worker cannot report; payments go on, and pages may call it lost");
+                }
+                Err(_) => {}
+            }
+        }
+        if timeout(WRITE_TIMEOUT, self.deregister(started.elapsed())).await.is_err() {
+            tracing::debug!("the last report was not written in time; this worker will be called lost");
+        }
+    }
+
+    /// Rows that nobody may delete are not shown after a day either.
+    async fn delete_old_rows(&self) {
+        match timeout(WRITE_TIMEOUT, self.fleet.remove_silent_reports(ROW_RETENTION)).await {
+            Ok(Ok(rows)) => tracing::debug!(rows, "reports of workers that vanished are deleted"),
+            Ok(Err(error)) => tracing::debug!(%error, "old reports not deleted"),
+            Err(_) => tracing::debug!("old reports not deleted in time"),
+        }
+    }
+
+    /// Takes the row along. Where the database's rights let nobody delete, the row says that it is nobody's.
+    async fn deregister(&self, uptime: Duration) {
+        let Err(error) = self.fleet.remove_report(&self.identity.id).await else { return };
+        tracing::debug!(%error, "report not deleted");
+        let last = ProcessReport { stopped: true, ..ProcessReport::default() };
+        if let Err(error) = self.write(&last, uptime).await {
+            tracing::debug!(error, "the last report was not written; this worker will be called lost");
+        }
+    }
+
+    async fn write(&self, report: &ProcessReport, uptime: Duration) -> Result<(), String> {
+        let WorkerIdentity { id, host, pid, version, .. } = self.identity.clone();
+        let body = serde_json::to_string(report).map_err(|error| error.to_string())?;
+        let row = WorkerReport { id, host, pid, version, uptime, format: REPORT_FORMAT, body };
+        self.fleet.report(&row).await.map_err(|error| error.to_string())
+    }
+
+    /// Engines that do not answer delay the report that says so, but not for long enough to look lost.
+    async fn ping_backends(&self) -> BTreeMap<String, BackendStatus> {
+        let Backends { ledger, queue, limiter, .. } = &self.backends;
+        let kinds = self.identity.kinds;
+        let (database, queue, limiter) = tokio::join!(
+            ping(kinds.database, async { ledger.ping().await.map(Some).map_err(|error| error.to_string()) }),
+            ping(kinds.queue, async { queue.ping().await.map_err(|error| error.to_string()) }),
+            ping(kinds.limiter, async { limiter.ping().await.map_err(|error| error.to_string()) }),
+        );
+        [(DATABASE, database), ("queue", queue), ("limiter", limiter)].map(|(name, it)| (name.to_owned(), it)).into()
+    }
+
+    fn report(&self, engines: BTreeMap<String, BackendStatus>, sent: &mut RecentRequests) -> ProcessReport {
+        let progress = self.status.borrow().clone();
+        let each = (DECISIONS_MAX / progress.lanes.len().max(1)).clamp(DECISIONS_OF_LANE.0, DECISIONS_OF_LANE.1);
+        let mut lanes: BTreeMap<String, LaneReport> = BTreeMap::new();
+        for (name, pauses) in progress.lanes.iter() {
+            let figures = progress.meter.lane(name).figures();
+            let gate = progress.gates.get(name).map(|gate| gate.view().borrow().clone()).unwrap_or_default();
+            lanes.insert(name.to_string(), lane_report(&figures, pauses, &gate, each));
+        }
+        sent.record(&mut lanes);
+        ProcessReport {
+            ready: progress.ready,
+            draining: progress.draining,
+            stopped: false,
+            settings_version: progress.settings.version,
+            lanes,
+            engines,
+            warnings: warnings(&progress),
+        }
+    }
+}
+
+fn warnings(progress: &WorkerStatus) -> Vec<String> {
+    let mut warnings = rows_without_lane(progress);
+    warnings.extend(missing_field_warnings(progress));
+    warnings.extend(progress.meter.unpublished().and_then(|it| it.warning()));
+    warnings
+}
+
+/// Rows in force that have no lane here.
+fn rows_without_lane(progress: &WorkerStatus) -> Vec<String> {
+    if !progress.ready || progress.draining {
+        return Vec::new();
+    }
+    let missing = |name: &&ProviderName| !progress.lanes.contains_key(*name);
+    let enabled = progress.settings.providers.iter().filter(|(_, row)| row.enabled).map(|(name, _)| name);
+    enabled.filter(missing).map(|name| format!("no lane for {name}: its log says why")).collect()
+}
+
+/// Lanes whose limits and rules did not apply to jobs for want of a field that their rows still do not require.
+fn missing_field_warnings(progress: &WorkerStatus) -> Vec<String> {
+    let rows = progress.settings.providers.values().filter(|row| row.enabled);
+    let lanes = rows.filter_map(|row| Some((row, progress.meter.find_lane(&row.name)?.uncounted())));
+    let warnings = |(row, counts): (&Arc<Provider>, Vec<(JobField, u64)>)| {
+        let told = counts.into_iter().filter(|(lacks, jobs)| *jobs > 0 && !row.require.contains(lacks));
+        let told = told.filter(|(lacks, _)| row.counts_by(*lacks));
+        told.map(|(lacks, jobs)| missing_field_warning(&row.name, lacks, jobs)).collect::<Vec<_>>()
+    };
+    lanes.flat_map(warnings).collect()
+}
+
+fn missing_field_warning(provider: &ProviderName, lacks: JobField, jobs: u64) -> String {
+    let (field, jobs) = (lacks.name(), count(jobs, "job"));
+    let passed = match lacks {
+        JobField::Account => "account limits and rules",
+        JobField::Reference => "reference limits",
+    };
+    format!(
+        "{provider}: its {passed} did not apply to {jobs} without `{field}`; set require = [\"{field}\"] in its row, or publish \
+         every payment with its `{field}`"
+    )
+}
+
+async fn ping(kind: &str, question: impl Future<Output = Result<Option<String>, String>>) -> BackendStatus {
+    let began = Instant::now();
+    let answer = timeout(PING_TIMEOUT, question).await.unwrap_or_else(|_| Err("no answer in time".to_owned()));
+    let ok = answer.is_ok();
+    let rtt_ms = ok.then(|| (began.elapsed().as_secs_f64() * 100_000.0).round() / 100.0);
+    let (version, problem) = answer.map_or_else(|problem| (None, Some(problem)), |version| (version, None));
+    BackendStatus { ok, kind: kind.to_owned(), version, rtt_ms, problem }
+}
+
+/// When the last reports were made, and how many requests had begun until then.
+#[derive(Debug, Default)]
+struct RecentRequests(VecDeque<(Instant, BTreeMap<String, u64>)>);
+
+impl RecentRequests {
+    fn record(&mut self, lanes: &mut BTreeMap<String, LaneReport>) {
+        let oldest = self.0.front();
+        for (name, lane) in lanes.iter_mut() {
+            // A lane that was not there had sent nothing; before the first report, nobody had.
+            let before = oldest.map_or(0, |(_, sent)| sent.get(name).copied().unwrap_or(0));
+            let since = oldest.map_or(Duration::ZERO, |(at, _)| at.elapsed());
+            lane.sent_10s = per_10s(lane.sent_total.saturating_sub(before), since);
+        }
+        let sent = lanes.iter().map(|(name, lane)| (name.clone(), lane.sent_total)).collect();
+        self.0.push_back((Instant::now(), sent));
+        // The oldest is the last one that is as old as the window.
+        while self.0.get(1).is_some_and(|(at, _)| at.elapsed() >= WINDOW - HEARTBEAT_INTERVAL) {
+            self.0.pop_front();
+        }
+    }
+}
+
+/// Reports may come late; then what was counted since is spread over the time that it took.
+fn per_10s(sent: u64, since: Duration) -> u64 {
+    let full = u128::from(sent) * WINDOW.as_millis();
+    u64::try_from(full / since.max(WINDOW).as_millis()).unwrap_or(u64::MAX)
+}
+
+fn lane_report(figures: &LaneFigures, pauses: &LaneControl, gate: &GateView, decisions: usize) -> LaneReport {
+    let (does, pause) = match pauses.state() {
+        LaneStatus::Running => (LaneState::Running, None),
+        LaneStatus::IntakePaused(pause) => (LaneState::Resting, Some(reported_pause(pause))),
+        LaneStatus::Stopped(pause) => (LaneState::Stopped, Some(reported_pause(pause))),
+        LaneStatus::Probing { reason: cause } => {
+            (LaneState::Probing, Some(ReportedPause { by: PauseCause::Breaker, words: cause, ends_in_ms: None }))
+        }
+    };
+    let line = |decision: &crate::worker::meter::RecordedDecision| ReportedDecision {
+        at_ms: i64::try_from(decision.at_ms).unwrap_or(i64::MAX),
+        kind: decision.kind.to_owned(),
+        reason: decision.reason.clone(),
+        permits: decision.permits,
+    };
+    LaneReport {
+        does,
+        pause,
+        gate: gate.block.as_ref().and_then(|(by, until)| reported_block(by, *until)),
+        gate_waiting: u64::try_from(gate.waiting).unwrap_or(u64::MAX),
+        in_hand: figures.in_hand,
+        in_flight: figures.in_flight,
+        sent_total: figures.sent_total,
+        sent_10s: 0,
+        throttled_total: figures.throttled_total,
+        waits: WaitHistogram {
+            bounds_ms: figures.permit_waits.bounds_ms.to_vec(),
+            counts: figures.permit_waits.counts.clone(),
+        },
+        decisions: figures.decisions.iter().take(decisions).map(line).collect(),
+    }
+}
+
+/// Milliseconds until then; `None` when it has passed.
+fn left_ms(until: Instant) -> Option<u64> {
+    let left = until.saturating_duration_since(Instant::now());
+    (!left.is_zero()).then(|| u64::try_from(left.as_millis()).unwrap_or(u64::MAX))
+}
+
+fn reported_pause(pause: LanePause) -> ReportedPause {
+    let LanePause { until, cause: by, reason: cause } = pause;
+    let limit = reason::parse_limit(&cause).filter(|_| by == PauseCause::Limit).map(str::to_owned);
+    ReportedPause { by, words: limit.unwrap_or(cause), ends_in_ms: left_ms(until) }
+}
+
+/// Why the line of a gate stands; `None` when its time has passed, or an account's rule is no matter of the lane.
+fn reported_block(by: &BlockReason, until: Instant) -> Option<ReportedPause> {
+    let ends_in_ms = Some(left_ms(until)?);
+    let words = match by {
+        BlockReason::Limit(name) => name.clone(),
+        BlockReason::Cold => "the limiter has lost its state and waits until nothing from before can count".to_owned(),
+        BlockReason::NeedsHistory => "usage of a limit is being read from the ledger".to_owned(),
+        BlockReason::Paused => "the provider asked for a pause".to_owned(),
+        BlockReason::StoreUnavailable(problem) => format!("limiter: {problem}"),
+        BlockReason::StaleSettings => "newer settings are being loaded".to_owned(),
+        BlockReason::Oversized { .. } | BlockReason::AccountBlocked { .. } | BlockReason::Stopping => return None,
+    };
+    Some(ReportedPause { by: pause_cause(by), words, ends_in_ms })
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn recent_requests_cover_ten_seconds() {
+        // However often it reports: the window is the same.
+        for (each, times) in [(HEARTBEAT_INTERVAL, 1), (HEARTBEAT_INTERVAL / 4, 4)] {
+            let (mut sent, mut told) = (RecentRequests::default(), Vec::new());
+            for total in [10, 30, 60, 60, 60, 60, 60, 70] {
+                for nth in 0..times {
+                    let lane = LaneReport { sent_total: total, ..LaneReport::default() };
+                    let mut lanes = BTreeMap::from([("acme".to_owned(), lane)]);
+                    sent.record(&mut lanes);
+                    told.extend((nth == 0).then_some(lanes["acme"].sent_10s));
+                    advance(each).await;
+                }
+            }
+            // From the sixth report on, the first no longer counts.
+            assert_eq!(told, [10, 20, 50, 50, 50, 50, 30, 10], "every {each:?}");
+        }
+        assert_eq!((per_10s(120, Duration::from_secs(12)), per_10s(7, Duration::ZERO)), (100, 7));
+    }
+
+    #[test]
+    fn missing_fields_are_warned_of_with_a_fix() {
+        let acme = ProviderName::new("acme").unwrap();
+        assert_eq!(
+            missing_field_warning(&acme, JobField::Account, 1),
+            "acme: its account limits and rules did not apply to 1 job without `account`; set require = [\"account\"] in its \
+             row, or publish every payment with its `account`"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lane_report_has_pause_and_queue_block() {
+        let pauses = LaneControl::default();
+        pauses.pause_intake(Duration::from_secs(9), PauseCause::Limit, "waits for limit per-minute");
+        let until = Instant::now() + Duration::from_secs(12);
+        let gate = GateView { waiting: 3, block: Some((BlockReason::StoreUnavailable("gone".to_owned()), until)) };
+        let told = lane_report(&LaneFigures { sent_total: 7, in_hand: 2, ..LaneFigures::default() }, &pauses, &gate, 5);
+        assert_eq!((told.does, told.sent_total, told.in_hand, told.gate_waiting), (LaneState::Resting, 7, 2, 3));
+        let pause = told.pause.unwrap();
+        assert_eq!((pause.by, pause.words.as_str(), pause.ends_in_ms), (PauseCause::Limit, "per-minute", Some(9_000)));
+        let gate = told.gate.unwrap();
+        assert_eq!(
+            (gate.by, gate.words.as_str(), gate.ends_in_ms),
+            (PauseCause::Engine, "limiter: gone", Some(12_000))
+        );
+        assert_eq!(reported_block(&BlockReason::Cold, Instant::now()), None);
+    }
+}

@@ -1,0 +1,91 @@
+use super::*;
+
+#[tokio::test(start_paused = true)]
+async fn health_counts_from_the_last_breaker_pause() {
+    let (pauses, second) = (LaneControl::default(), Duration::from_secs(1));
+    pauses.pause_intake(second * 9, PauseCause::Limit, "waits for limit per-minute");
+    assert_eq!(pauses.healthy_for(), Some(Duration::MAX), "at its limit it flows");
+    pauses.pause_sending(second * 30, PauseCause::Setup, "provider answered 401");
+    tokio::time::advance(second * 29).await;
+    assert_eq!(pauses.healthy_for(), None);
+    tokio::time::advance(second * 11).await;
+    assert_eq!(pauses.healthy_for(), Some(second * 10));
+    pauses.pause_sending(second * 30, PauseCause::Breaker, "down");
+    pauses.clear();
+    assert_eq!(pauses.healthy_for(), Some(Duration::ZERO));
+}
+
+#[tokio::test(start_paused = true)]
+async fn slow_ledger_pauses_lane_one_miss_does_not() {
+    let pauses = LaneControl::default();
+    for _ in 0..100 {
+        pauses.record_deadline_miss();
+    }
+    assert_eq!(pauses.state(), LaneStatus::Running);
+    pauses.record_on_time();
+    for _ in 0..3 {
+        assert_eq!(pauses.state(), LaneStatus::Running);
+        pauses.record_deadline_miss();
+        tokio::time::advance(Duration::from_millis(300)).await;
+    }
+    let LaneStatus::IntakePaused(pause) = pauses.state() else { panic!("{:?}", pauses.state()) };
+    assert_eq!((pause.cause, pauses.sending_pause()), (PauseCause::Engine, None));
+    tokio::time::advance(DEADLINE_MISS_PAUSE).await;
+    assert_eq!(pauses.state(), LaneStatus::Running);
+}
+
+/// Through every other rest, and through a changed row, until the broker lets it have its queue.
+#[tokio::test(start_paused = true)]
+async fn lane_without_its_queue_is_stopped() {
+    let (pauses, second) = (LaneControl::default(), Duration::from_secs(1));
+    pauses.pause_intake(second * 3_600, PauseCause::Limit, "waits for limit all");
+    pauses.record_queue_refusal(second, "queue `payments.bolt` exists");
+    for _ in 0..2 {
+        let LaneStatus::Stopped(pause) = pauses.state() else { panic!("{:?}", pauses.state()) };
+        assert_eq!((pause.cause, pause.reason.as_str()), (PauseCause::Setup, "queue `payments.bolt` exists"));
+        assert!(pauses.is_queue_refused());
+        assert_eq!(pauses.sending_pause(), None, "what is in hand goes on");
+        tokio::time::advance(second * 2).await;
+        pauses.clear();
+    }
+    pauses.record_queue_open();
+    assert_eq!((pauses.state(), pauses.is_queue_refused()), (LaneStatus::Running, false));
+}
+
+/// What was logged meanwhile.
+#[derive(Clone, Default)]
+struct Page(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Page {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn breaker_log_names_its_provider() {
+    let page = Page::default();
+    let writer = page.clone();
+    let lines = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+    let _kept = tracing::subscriber::set_default(lines);
+    let pauses = LaneControl::for_provider(&ProviderName::new("acme").unwrap());
+    let down = Outcome::NotSent { cause: "refused".to_owned() };
+    let up = Outcome::Declined { reason: "402".to_owned() };
+    for (outcome, change) in [(&down, "opens"), (&up, "closes")] {
+        let mut changed = false;
+        for number in 0..50 {
+            let job = JobId::new(format!("p{number}")).unwrap();
+            changed |= pauses.observe(&job, outcome, Instant::now(), 1.0).is_some();
+            tokio::time::advance(Duration::from_secs(60)).await;
+        }
+        assert!(changed, "{change}");
+    }
+    let log = String::from_utf8(page.0.lock().unwrap().clone()).unwrap();
+    let of_breaker: Vec<&str> = log.lines().filter(|line| line.contains("circuit breaker")).collect();
+    assert!(of_breaker.len() >= 2 && of_breaker.iter().all(|line| line.contains("acme")), "{log}");
+}

@@ -1,0 +1,284 @@
+//! A running worker: lanes as the provider rows say, from the first settings to the last acknowledgement.
+//!
+//! Refuses to leave jobs behind silently: the drain stops intake, finishes or hands back within its time, and its report
+//! says what was left.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, timeout_at};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::active_jobs::ActiveJobs;
+use super::execute::Duplicates;
+use super::lane::{self, LaneContext, LaneSettings};
+use super::lane_control::LaneControl;
+use super::meter::{DecisionKind, LaneDecision, Meter};
+use super::quotas::Quotas;
+use super::retry::{RetryEnded, retry_while_unavailable};
+use super::scheduler::Scheduler;
+use super::settings_sync::{self, LoadedSettings};
+use super::{Backends, WorkerContext, WorkerOptions, outbox, sweeper, topology};
+use crate::domain::provider::{Provider, ProviderName};
+use crate::ledger::LedgerError;
+use crate::ledger::settings::InvalidRow;
+use crate::limiter::gate::Gate;
+use crate::provider::FreezeError;
+
+/// Longest time after the drain for settling permits and publishing events, even when the drain took all of its own.
+const FINAL_FLUSH_MAX: Duration = Duration::from_secs(3);
+
+/// What a worker says of itself to health checks and status.
+#[derive(Clone, Debug, Default)]
+pub struct WorkerStatus {
+    /// Settings are loaded and the topology is declared.
+    pub ready: bool,
+    pub draining: bool,
+    pub settings: Arc<LoadedSettings>,
+    /// The lanes that run, by their provider.
+    pub lanes: Arc<BTreeMap<ProviderName, Arc<LaneControl>>>,
+    /// The gates where the jobs of these lanes wait.
+    pub gates: Arc<BTreeMap<ProviderName, Gate>>,
+    /// The leaky buckets that they wait in before.
+    pub schedulers: Arc<BTreeMap<ProviderName, Scheduler>>,
+    pub active_jobs: Arc<ActiveJobs>,
+    /// What this process has counted; the same from its beginning to its end.
+    pub meter: Arc<Meter>,
+}
+
+/// What the drain left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DrainReport {
+    /// Something was still under way when the time was over.
+    pub timed_out: bool,
+    /// Jobs still in hand when the time was over; the broker and the leases give them back.
+    pub left_active: usize,
+    /// Requests whose outcome is not written down.
+    pub abandoned_in_flight: usize,
+}
+
+struct RunningLane {
+    settings: watch::Sender<Arc<LaneSettings>>,
+    scheduler: Scheduler,
+    context: Arc<LaneContext>,
+    stop: CancellationToken,
+}
+
+/// Runs until `stop` fires and the drain is over.
+///
+/// # Errors
+/// When the database refuses in a way that waiting will not mend.
+pub async fn run(
+    engines: Backends,
+    options: WorkerOptions,
+    stop: CancellationToken,
+    progress: watch::Sender<WorkerStatus>,
+) -> Result<DrainReport, LedgerError> {
+    let worker = WorkerContext {
+        backends: engines,
+        options: Arc::new(options),
+        active_jobs: Arc::new(ActiveJobs::default()),
+        meter: Arc::clone(&progress.borrow().meter),
+        outbox: Arc::default(),
+        unconfirmed: Arc::default(),
+        local_faults: Arc::default(),
+        log_throttle: Arc::default(),
+        start_timer: Arc::default(),
+        stop,
+        abandon: CancellationToken::new(),
+        jobs: TaskTracker::new(),
+    };
+    let settings = Arc::clone(&worker.backends.settings);
+    let nothing = LoadedSettings::default();
+    let first =
+        retry_while_unavailable("load settings", &worker.stop, || settings_sync::load(settings.as_ref(), &nothing));
+    let known = match first.await {
+        Ok(known) => Arc::new(known),
+        Err(RetryEnded::Stopped) => return Ok(DrainReport::default()),
+        Err(RetryEnded::Failed(error)) => return Err(error),
+    };
+    worker.meter.record_reload();
+    let services = TaskTracker::new();
+    let (known_tx, known_rx) = watch::channel(Arc::clone(&known));
+    let drained = CancellationToken::new();
+    let (store_version, store_versions) = settings_sync::StoreVersion::channel();
+    let (poll, stop, meter) = (worker.options.settings_poll, worker.stop.clone(), Arc::clone(&worker.meter));
+    let hinted = Arc::new(Notify::new());
+    services.spawn(settings_sync::listen(settings.hints(), Arc::clone(&hinted), stop.clone()));
+    services.spawn(settings_sync::poll(Arc::clone(&settings), poll, stop, known_tx, store_versions, hinted, meter));
+    services.spawn(outbox::run(worker.clone(), drained.clone()));
+    services.spawn(Arc::clone(&worker.active_jobs).renew_leases(Arc::clone(&worker.backends.ledger), drained.clone()));
+    let (limiter, ledger) = (Arc::clone(&worker.backends.limiter), Arc::clone(&worker.backends.ledger));
+    let quotas = Quotas::new(limiter, ledger, store_version);
+
+    services.spawn(sweeper::run(worker.clone(), known_rx.clone(), progress.subscribe()));
+    services.spawn(topology::keep_declared(worker.clone(), known_rx.clone(), progress.clone()));
+
+    run_lanes(&worker, &quotas, known_rx, &progress).await;
+
+    progress.send_modify(|progress| progress.draining = true);
+    let over_at = Instant::now() + worker.options.drain_timeout;
+    let report = drain(&worker, over_at).await;
+    drained.cancel();
+    services.close();
+    let last_words = async {
+        quotas.close().await;
+        services.wait().await;
+        outbox::publish_remaining(&worker).await;
+    };
+    if timeout_at(over_at.max(Instant::now() + FINAL_FLUSH_MAX), last_words).await.is_err() {
+        tracing::warn!("not every settlement and outcome event is out; leases run out, and other workers publish");
+    }
+    Ok(report)
+}
+
+/// Keeps one lane per enabled provider until the worker stops.
+async fn run_lanes(
+    worker: &WorkerContext,
+    quotas: &Quotas,
+    mut known: watch::Receiver<Arc<LoadedSettings>>,
+    progress: &watch::Sender<WorkerStatus>,
+) {
+    let mut running: HashMap<ProviderName, RunningLane> = HashMap::new();
+    while !worker.stop.is_cancelled() {
+        let now = known.borrow_and_update().clone();
+        progress.send_modify(|progress| progress.settings = Arc::clone(&now));
+        let changed = quotas.apply_settings(&now);
+        running.retain(|name, lane| {
+            let row = now.providers.get(name).filter(|row| row.enabled);
+            // Behind another gate a new lane begins, and behind none there is nothing to take jobs for.
+            let gate = row.and_then(|row| quotas.gate(&row.quota));
+            let goes_on = gate.is_some_and(|gate| gate.same_queue(&lane.context.gate));
+            if !goes_on {
+                tracing::info!(provider = %name, "lane ends: its row is disabled or gone, or its quota is another or unknown");
+                lane.stop.cancel();
+            }
+            goes_on
+        });
+        for lane in running.values() {
+            let quota = lane.settings.borrow().provider.quota.clone();
+            if changed.limits_changed.contains(&quota) {
+                lane.context.control.clear_limit_pause();
+            }
+            if changed.resumed.contains(&quota) {
+                lane.context.control.clear_provider_pause();
+            }
+        }
+        let mut told = LoadedSettings::clone(&now);
+        for row in now.providers.values().filter(|row| row.enabled) {
+            let used = match running.get(&row.name) {
+                Some(lane) => apply_row(worker, lane, row),
+                None => start_lane(worker, quotas, row)
+                    .map(|lane| running.extend(lane.map(|lane| (row.name.clone(), lane)))),
+            };
+            told.invalid_rows.extend(used.err().map(|error| unusable_row(row, &error)));
+        }
+        if told.invalid_rows.len() > now.invalid_rows.len() {
+            progress.send_modify(|progress| progress.settings = Arc::new(told));
+        }
+        let lanes = running.iter().map(|(name, lane)| (name.clone(), Arc::clone(&lane.context.control))).collect();
+        let gates = running.iter().map(|(name, lane)| (name.clone(), lane.context.gate.clone())).collect();
+        let pools = running.iter().map(|(name, lane)| (name.clone(), lane.scheduler.clone())).collect();
+        progress.send_modify(|progress| {
+            progress.schedulers = Arc::new(pools);
+            progress.lanes = Arc::new(lanes);
+            progress.gates = Arc::new(gates);
+            progress.active_jobs = Arc::clone(&worker.active_jobs);
+        });
+        tokio::select! {
+            () = worker.stop.cancelled() => {}
+            changed = known.changed() => if changed.is_err() { worker.stop.cancelled().await },
+        }
+    }
+}
+
+/// A row that can be meant, but not called from here: it is told like any other bad row.
+fn unusable_row(row: &Provider, error: &FreezeError) -> InvalidRow {
+    let (provider, quota) = (row.name.to_string(), row.quota.to_string());
+    InvalidRow { provider, quota, enabled: row.enabled, paused: row.paused, problems: vec![error.to_string()] }
+}
+
+fn apply_row(worker: &WorkerContext, lane: &RunningLane, row: &Arc<Provider>) -> Result<(), FreezeError> {
+    if lane.settings.borrow().provider == *row {
+        return Ok(());
+    }
+    let unusable = |error: &FreezeError| {
+        tracing::error!(provider = %row.name, %error, "row cannot be used; the last good one stays");
+        // That nothing shall be sent is obeyed, whatever else the row says.
+        let good = lane.settings.borrow().clone();
+        if row.paused && !good.provider.paused {
+            let provider = Arc::new(Provider { paused: true, ..Provider::clone(&good.provider) });
+            lane.settings.send_replace(Arc::new(LaneSettings { provider, client: Arc::clone(&good.client) }));
+            record_pause_change(&lane.context, false, true);
+        }
+    };
+    let client = worker.backends.providers.build(row).inspect_err(unusable)?;
+    lane.scheduler.configure(row.workers, row.egress_per_second());
+    let before = lane.settings.send_replace(Arc::new(LaneSettings { provider: Arc::clone(row), client }));
+    lane.context.control.clear();
+    record_pause_change(&lane.context, before.provider.paused, row.paused);
+    Ok(())
+}
+
+/// What a changed row means for those who look at the lane's decisions.
+fn record_pause_change(lane: &LaneContext, paused_before: bool, paused: bool) {
+    let decision = match (paused_before, paused) {
+        (false, true) => LaneDecision::new(DecisionKind::Paused, "its row says so"),
+        (true, false) => LaneDecision::new(DecisionKind::Resumed, "its row says so"),
+        _ => return,
+    };
+    lane.meter.record_decision(decision);
+}
+
+/// No lane without a gate.
+fn start_lane(
+    worker: &WorkerContext,
+    quotas: &Quotas,
+    row: &Arc<Provider>,
+) -> Result<Option<RunningLane>, FreezeError> {
+    let unusable =
+        |error: &FreezeError| tracing::error!(provider = %row.name, %error, "no lane: the row cannot be used");
+    let client = worker.backends.providers.build(row).inspect_err(unusable)?;
+    let Some(gate) = quotas.gate(&row.quota) else { return Ok(None) };
+    let stop = worker.stop.child_token();
+    let pool_stop = CancellationToken::new();
+    let (pool, pool_task) = Scheduler::new(row.workers, row.egress_per_second(), pool_stop.clone());
+    let (settings, settings_rx) = watch::channel(Arc::new(LaneSettings { provider: Arc::clone(row), client }));
+    let parts = Arc::new(LaneContext {
+        worker: worker.clone(),
+        name: row.name.clone(),
+        meter: worker.meter.lane(&row.name),
+        settings: settings_rx,
+        gate,
+        scheduler: pool.clone(),
+        control: Arc::new(LaneControl::for_provider(&row.name)),
+        duplicates: Duplicates::default(),
+        stop: stop.clone(),
+    });
+    worker.jobs.spawn(pool_task);
+    let lane = lane::run(Arc::clone(&parts));
+    worker.jobs.spawn(async move {
+        lane.await;
+        pool_stop.cancel();
+    });
+    Ok(Some(RunningLane { settings, scheduler: pool, context: parts, stop }))
+}
+
+/// Intake has stopped; waits for what is in hand, at most until the drain's time is over, then says what was left.
+async fn drain(worker: &WorkerContext, over_at: Instant) -> DrainReport {
+    worker.jobs.close();
+    let timed_out = timeout_at(over_at, worker.jobs.wait()).await.is_err();
+    let report = DrainReport {
+        timed_out,
+        left_active: worker.active_jobs.count(),
+        abandoned_in_flight: worker.active_jobs.requests_in_flight(),
+    };
+    worker.abandon.cancel();
+    if timed_out {
+        tracing::warn!(?report, "drain time is over; leases and the broker give the rest back");
+    }
+    report
+}

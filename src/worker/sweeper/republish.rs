@@ -1,0 +1,189 @@
+//! Bringing jobs back: their messages, made from the ledger, published to their lanes.
+//!
+//! Refuses a message that says something else than the first did: such a job goes to a person. Lanes that are paused,
+//! disabled or gone are left alone, because nobody would take what is published there.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{StreamExt, stream};
+
+use super::overdue::{GRACE_BUSY, LaneView, overdue_query};
+use super::{BATCH, RoundRobin, SweepError};
+use crate::domain::provider::{Provider, ProviderName};
+use crate::faults::{self, CrashPoint};
+use crate::ledger::upkeep::JobToRepublish;
+use crate::ledger::{FencedWrite, LedgerError};
+use crate::queue::message::{decode_recorded, encode};
+use crate::queue::{Destination, OutgoingMessage, Properties, headers};
+use crate::worker::WorkerContext;
+use crate::worker::settings_sync::LoadedSettings;
+use crate::worker::supervisor::WorkerStatus;
+use crate::worker::unconfirmed::publish_with_timeout;
+
+/// Jobs that no queue has are published so long before they are due: a worker then waits for the exact instant.
+const PUBLISH_AHEAD: Duration = Duration::from_secs(30);
+/// Publishes under way at once: a broker confirms many together.
+const CONCURRENT_PUBLISHES: usize = 64;
+
+pub(super) async fn republish_all(
+    worker: &WorkerContext,
+    progress: &WorkerStatus,
+    known: &LoadedSettings,
+) -> Result<(), SweepError> {
+    let closed = |row: &Provider| progress.lanes.get(&row.name).is_some_and(|pauses| pauses.is_queue_refused());
+    let takes =
+        |row: &&Arc<Provider>| row.enabled && !row.paused && !closed(row) && !worker.unconfirmed.blocks(&row.name);
+    let flowing = known.providers.values().filter(takes);
+    let (mut first, mut looked) = (Ok(()), BTreeSet::new());
+    let mut turns = RoundRobin::new(worker, flowing);
+    while let Some((provider, batches)) = turns.next().await {
+        // Without a lane of its own this worker knows nothing against the usual rule.
+        let pauses = progress.lanes.get(&provider.name);
+        let flows_for = pauses.map_or(Some(Duration::MAX), |pauses| pauses.healthy_for());
+        let published = match looked.insert(&provider.name) {
+            true => republish_overdue(worker, provider, flows_for).await,
+            false => publish_unqueued(worker, &provider.name).await,
+        };
+        match published {
+            Ok(jobs) => turns.requeue(provider, batches, jobs),
+            // Where one cannot be published, the next batch would not be either.
+            Err(error) => first = first.and(Err(error)),
+        }
+    }
+    first
+}
+
+/// Those that are overdue, once in a sweep, and the first of those that no queue has.
+async fn republish_overdue(
+    worker: &WorkerContext,
+    provider: &Provider,
+    flows_for: Option<Duration>,
+) -> Result<u32, SweepError> {
+    let (lane, upkeep) = (&provider.name, &worker.backends.upkeep);
+    // Without a queue there is nothing to publish to; the lane declares it when it opens.
+    let Some(ready) = worker.backends.queue.depth(lane).await? else { return Ok(0) };
+    let view = LaneView { ready, jobs_per_second: provider.egress_per_second(), healthy_for: flows_for };
+    let back = match overdue_query(view, worker.options.sweep_every) {
+        Some(which) => upkeep.take_overdue(lane, &which).await?,
+        None => Vec::new(),
+    };
+    if !back.is_empty() {
+        let most = back.iter().map(|job| job.sweeps).max().unwrap_or_default();
+        tracing::warn!(provider = %lane, jobs = back.len(), ready, most_copies = most, "overdue jobs are brought back");
+    }
+    publish_all(worker, lane, back).await?;
+    publish_unqueued(worker, lane).await
+}
+
+/// A batch of those that no queue has: a day's payments may all be for midnight.
+async fn publish_unqueued(worker: &WorkerContext, lane: &ProviderName) -> Result<u32, SweepError> {
+    let due = worker.backends.upkeep.take_unqueued(lane, PUBLISH_AHEAD, GRACE_BUSY, BATCH).await?;
+    let taken = u32::try_from(due.len()).unwrap_or(u32::MAX);
+    publish_all(worker, lane, due).await?;
+    Ok(taken)
+}
+
+async fn publish_all(worker: &WorkerContext, lane: &ProviderName, jobs: Vec<JobToRepublish>) -> Result<(), SweepError> {
+    let mut published = stream::iter(jobs).map(|job| publish(worker, lane, job)).buffer_unordered(CONCURRENT_PUBLISHES);
+    let mut first = Ok(());
+    while let Some(done) = published.next().await {
+        if first.is_ok() {
+            first = done;
+        }
+    }
+    first
+}
+
+/// Publishes one copy. One that fails comes again after its interval: the right to it was used up.
+async fn publish(worker: &WorkerContext, lane: &ProviderName, recorded: JobToRepublish) -> Result<(), SweepError> {
+    let Some(body) = rebuild_or_review(worker, &recorded).await? else { return Ok(()) };
+    let properties = Properties {
+        message_id: Some(recorded.job.id.as_str().to_owned()),
+        content_type: Some("application/json".to_owned()),
+        ..Properties::default()
+    };
+    let properties = headers::with_copy_number(properties, recorded.copy);
+    let message = OutgoingMessage { destination: Destination::Lane(lane.clone()), body, properties };
+    publish_with_timeout(worker, lane, message).await?;
+    faults::crash(CrashPoint::SweeperAfterPublish);
+    Ok(())
+}
+
+/// The job's message; one that says something else than was recorded makes it a person's.
+pub(in crate::worker) async fn rebuild_or_review(
+    worker: &WorkerContext,
+    recorded: &JobToRepublish,
+) -> Result<Option<Bytes>, LedgerError> {
+    let message = rebuild_message(recorded);
+    if message.is_none() {
+        let reason = "its message cannot be made from the ledger: content and hash differ";
+        tracing::error!(job = %recorded.job.id, reason);
+        if worker.backends.upkeep.move_to_review(&recorded.job.id, reason).await? == FencedWrite::Applied {
+            worker.outbox.notify_unleased();
+        }
+    }
+    Ok(message)
+}
+
+/// The job's message, if it says what the recorded one said. A payload that was emptied, or a row that somebody changed,
+/// gives another hash.
+fn rebuild_message(recorded: &JobToRepublish) -> Option<Bytes> {
+    let body = encode(&recorded.job);
+    // The job was judged when it was recorded; rules for new ones must not stop it now.
+    let decoded = decode_recorded(&body, &recorded.job.provider).ok()?;
+    (decoded.hash == recorded.hash && decoded.job == recorded.job).then(|| body.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::job::{BODY_BYTES_MAX, Job};
+
+    fn recorded(body: &str) -> JobToRepublish {
+        let decoded = decode_recorded(body.as_bytes(), &ProviderName::new("acme").unwrap()).unwrap();
+        JobToRepublish { job: decoded.job, hash: decoded.hash, sweeps: 1, copy: 0 }
+    }
+
+    #[test]
+    fn rebuilt_message_equals_the_original() {
+        for body in [
+            r#"{"id":"p-1","amount":1299,"currency":"EUR"}"#,
+            r#"{"id":"p-1","amount":1,"currency":"EUR","payload":{"card":"4242424242424242","auth":"Bearer 0123456789abcdefghij"}}"#,
+            r#"{ "v": 1, "id": "p-1", "provider": "acme", "amount": 1, "currency": "EUR", "account": "a", "cost": 7,
+                 "reference": "Rechnung \u00e9 \" \n", "idempotency_key": "k", "priority": 9,
+                 "not_before": "2027-01-31T23:00:00.0005+01:00", "expires_at": "2027-02-01T00:00:00.9Z",
+                 "payload": { "b" : 1.0e2, "a": "\u0041", "a b": [ ] } }"#,
+        ] {
+            let recorded = recorded(body);
+            assert!(rebuild_message(&recorded).is_some(), "{body}");
+        }
+    }
+
+    #[test]
+    fn changed_row_gives_no_message() {
+        let good = recorded(r#"{"id":"p-1","amount":1299,"currency":"EUR","payload":{"a":1}}"#);
+        let altered: [fn(&mut Job); 4] = [
+            |job| job.payload = None,
+            |job| job.payload = Some("{}".to_owned()),
+            |job| job.amount += 1,
+            |job| job.payload = Some("no JSON".to_owned()),
+        ];
+        for alter in altered {
+            let mut recorded = good.clone();
+            alter(&mut recorded.job);
+            assert_eq!(rebuild_message(&recorded), None, "{:?}", recorded.job);
+        }
+    }
+
+    /// What the lane says need not be in the message, so a job that just fitted still fits.
+    #[test]
+    fn largest_message_can_be_rebuilt() {
+        let head = r#"{"id":"p-1","amount":1299,"currency":"EUR","payload":{"a":""#;
+        let body = format!("{head}{}\"}}}}", "x".repeat(BODY_BYTES_MAX - head.len() - 3));
+        assert_eq!(body.len(), BODY_BYTES_MAX);
+        assert!(rebuild_message(&recorded(&body)).is_some());
+    }
+}

@@ -1,0 +1,220 @@
+//! Every command once: what it prints fits the terminal, is whole in a pipe and is JSON if asked, and its exit code is exact.
+
+use std::collections::BTreeSet;
+use std::process::Command as Process;
+
+use clap::{Command, CommandFactory as _};
+use sluicegate::cli::console::TableShape;
+use sluicegate::cli::{Cli, Exit};
+
+use crate::jobs::{Desk, exit};
+
+/// As narrow as half of a laptop's screen.
+const WIDTH: u16 = 60;
+
+/// Commands that print no data of their own, or that a test of their own runs, and why.
+const NOT_WALKED: [(&str, &str); 9] = [
+    ("completions", "its own test, below"),
+    ("man", "its own test, below"),
+    ("run", "prints messages alone; tests/services runs it"),
+    ("demo", "takes seconds; tests/services and its own tests run it"),
+    ("bench limiter", "measures for minutes; tests/cli/bench.rs"),
+    ("bench path", "measures for a minute; tests/cli/bench_backends.rs"),
+    ("bench fidelity", "measures for a minute; tests/cli/bench_backends.rs"),
+    ("fake-provider", "serves until it is stopped"),
+    ("simulate", "tests of its own walk it"),
+];
+/// Commands that print no data, so that there is nothing to say in JSON.
+const NO_DATA: [&str; 4] = ["run", "fake-provider", "completions", "man"];
+
+/// In an order in which each finds what it needs. `FILE`: a provider file.
+pub const WALK: [(&[&str], Exit); 33] = [
+    (&["migrate"], Exit::Success),
+    (&["check"], Exit::Success),
+    (&["provider", "apply", "FILE", "--dry-run"], Exit::Success),
+    (&["provider", "apply", "FILE", "--because", "new"], Exit::Success),
+    (&["provider", "apply", "/nowhere"], Exit::BadConfiguration),
+    (&["provider", "list"], Exit::Success),
+    (&["provider", "show", "acme"], Exit::Success),
+    (&["provider", "show", "nobody"], Exit::Failed),
+    (&["provider", "pause", "acme", "--because", "they are down"], Exit::Success),
+    (&["provider", "resume", "acme"], Exit::Success),
+    (&["provider", "resume", "nobody"], Exit::Failed),
+    (&["limits", "list"], Exit::Success),
+    (&["limits", "set", "acme", "per-second", "50/s", "--because", "billing day"], Exit::Success),
+    (&["limits", "set", "acme", "per-year", "50/1s"], Exit::Failed),
+    (&["limits", "history", "acme"], Exit::Success),
+    (&["limits", "history"], Exit::Success),
+    (&["limits", "history", "nobody"], Exit::Failed),
+    // The embedded limiter is in the running process alone, and `ops.listen` is `none` here.
+    (&["limits", "peek", "acme"], Exit::BadConfiguration),
+    (&["enqueue", "--provider", "acme", "--amount", "1299", "--currency", "EUR", "--id", "new"], Exit::Success),
+    (&["status"], Exit::Success),
+    (&["jobs", "list"], Exit::Success),
+    (&["jobs", "show", "in-review"], Exit::Success),
+    (&["jobs", "show", "nobody"], Exit::Failed),
+    (&["jobs", "explain", "in-review"], Exit::Success),
+    (&["jobs", "resolve", "in-review", "--as", "declined", "--because", "seen at acme"], Exit::Success),
+    (&["jobs", "resolve", "in-review", "--as", "declined"], Exit::Failed),
+    (&["jobs", "cancel", "waits"], Exit::Success),
+    (&["jobs", "cancel", "waits"], Exit::Failed),
+    (&["jobs", "erase", "--account", "nobody", "--because", "ticket 4711"], Exit::Success),
+    (&["dlq", "list"], Exit::Success),
+    (&["dlq", "show", "dead-1"], Exit::Success),
+    (&["dlq", "replay", "dead-1"], Exit::Success),
+    (&["dlq", "discard", "dead-2", "--yes"], Exit::Success),
+];
+
+/// `provider list`, `limits set`, …: every command that has no further ones.
+fn leaves(command: &Command, path: &str, found: &mut BTreeSet<String>) {
+    let mut below = command.get_subcommands().filter(|sub| sub.get_name() != "help").peekable();
+    if below.peek().is_none() {
+        found.insert(path.trim().to_owned());
+    }
+    below.for_each(|sub| leaves(sub, &format!("{path} {}", sub.get_name()), found));
+}
+
+fn all() -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    leaves(&Cli::command(), "", &mut found);
+    found
+}
+
+/// The command that a line is about.
+pub fn leaf(line: &[&str]) -> String {
+    let all = all();
+    let two = line.iter().take(2).copied().collect::<Vec<_>>().join(" ");
+    if all.contains(&two) { two } else { line[0].to_owned() }
+}
+
+pub fn has_json(path: &str) -> bool {
+    let root = Cli::command();
+    let found = path.split(' ').try_fold(&root, |command, name| command.find_subcommand(name));
+    found.is_some_and(|command| command.get_arguments().any(|argument| argument.get_id() == "json"))
+}
+
+pub async fn desk() -> (Desk, String) {
+    let desk = Desk::open().await;
+    for (id, state) in [("in-review", "review"), ("waits", "waiting"), ("dead-1", "dead"), ("dead-2", "dead")] {
+        desk.payment(id, "acme", state).await;
+    }
+    let long = "a-limit-with-a-name-that-is-rather-long-for-a-table";
+    desk.sql(&format!(
+        "INSERT INTO provider_limits (provider, name, max_requests, window_ms) VALUES ('bolt', '{long}', 7, 1000)"
+    ))
+    .await;
+    let file = desk.dir.path().join("providers.toml");
+    let row = "[[provider]]\nname = \"acme\"\nurl = \"https://pay.example.com/a/long/path/to/charges/of/this/provider\"\n\
+               idempotency_retention_s = 86400\n\
+               [[provider.limit]]\nname = \"per-second\"\nmax_requests = 100\nwindow_ms = 1000\n";
+    std::fs::write(&file, row).unwrap();
+    (desk, file.to_str().unwrap().to_owned())
+}
+
+#[tokio::test]
+async fn every_command_fits_the_terminal() {
+    let (desk, file) = desk().await;
+    let mut walked = BTreeSet::new();
+    for (line, exact) in WALK {
+        let args: Vec<&str> = line.iter().map(|word| if *word == "FILE" { file.as_str() } else { word }).collect();
+        let args = [&["--set", "ops.listen=none"], &args[..]].concat();
+        let ran = desk.run_in(TableShape::Terminal { width: Some(WIDTH) }, &args).await;
+        assert_eq!(exit(&ran), exact, "{line:?}: {}{}{:?}", ran.out, ran.err, ran.result);
+        // A row in the form that `apply` reads, and one sentence per change, are no tables: the terminal wraps them.
+        let is_no_table = matches!(leaf(line).as_str(), "provider show" | "provider apply");
+        // So is the sentence above the table of gates.
+        let sentences = usize::from(leaf(line) == "jobs explain");
+        let too_wide = ran.out.lines().skip(sentences).find(|text| text.chars().count() > usize::from(WIDTH));
+        assert!(is_no_table || too_wide.is_none(), "{line:?}: {}", too_wide.unwrap_or_default());
+        walked.insert(leaf(line));
+    }
+    let walked_elsewhere = NOT_WALKED.iter().map(|(name, _)| (*name).to_owned());
+    let known: BTreeSet<String> = walked.into_iter().chain(walked_elsewhere).collect();
+    let missing: Vec<String> = all().into_iter().filter(|command| !known.contains(command)).collect();
+    assert!(missing.is_empty(), "add to WALK: {missing:?}");
+}
+
+#[tokio::test]
+async fn every_data_command_has_json_output() {
+    let without: Vec<String> =
+        all().into_iter().filter(|path| !has_json(path) && !NO_DATA.contains(&path.as_str())).collect();
+    assert!(without.is_empty(), "no --json: {without:?}");
+    let (desk, file) = desk().await;
+    for (line, exact) in WALK {
+        let args: Vec<&str> = line.iter().map(|word| if *word == "FILE" { file.as_str() } else { word }).collect();
+        let json: &[&str] = if has_json(&leaf(line)) { &["--json"] } else { &[] };
+        let ran = desk.run(&[&["--set", "ops.listen=none"], &args[..], json].concat()).await;
+        assert_eq!(exit(&ran), exact, "{line:?}: {}{}{:?}", ran.out, ran.err, ran.result);
+        if exact == Exit::Success && !json.is_empty() {
+            serde_json::from_str::<serde_json::Value>(&ran.out)
+                .unwrap_or_else(|error| panic!("{line:?}: {error}: {}", ran.out));
+        }
+    }
+}
+
+/// In a pipe a row is one line, however long.
+#[tokio::test]
+async fn piped_tables_are_not_truncated() {
+    let (desk, file) = desk().await;
+    desk.run(&["provider", "apply", &file]).await;
+    let list = desk.run(&["provider", "list"]).await.out;
+    assert_eq!(list.lines().count(), 3, "{list}");
+    assert!(list.contains("https://pay.example.com/a/long/path/to/charges/of/this/provider"), "{list}");
+}
+
+/// The width is the terminal's own: `script` gives the program one.
+#[tokio::test]
+async fn table_width_follows_the_terminal() {
+    let (desk, file) = desk().await;
+    desk.run(&["provider", "apply", &file]).await;
+    let program = env!("CARGO_BIN_EXE_sluicegate");
+    let database = format!("sqlite://{}/ledger.db", desk.dir.path().display());
+    for width in [50, 110] {
+        let shell = format!("stty cols {width} rows 40; {program} --set database.url={database} provider list");
+        let output = Process::new("script").args(["--quiet", "--return", "--command", &shell, "/dev/null"]).output();
+        let text = String::from_utf8(output.unwrap().stdout).unwrap();
+        let widest = text.lines().map(|line| line.trim_end().chars().count()).max().unwrap();
+        assert!(text.contains("acme") && widest <= width && widest > width / 2, "{width}: {widest}\n{text}");
+    }
+}
+
+/// Completions and manual pages come from the one definition, so none may be left out.
+#[test]
+fn completions_and_manual_cover_every_command() {
+    let program = env!("CARGO_BIN_EXE_sluicegate");
+    let leaves = all();
+    for shell in ["bash", "zsh", "fish"] {
+        let output = Process::new(program).args(["completions", shell]).output().unwrap();
+        let script = String::from_utf8(output.stdout).unwrap();
+        for word in leaves.iter().flat_map(|path| path.split(' ')) {
+            assert!(script.contains(word), "{shell}: {word}");
+        }
+        assert!(script.contains("because") && script.contains("dry-run"), "{shell}: flags");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    assert!(Process::new(program).args(["man", "--out"]).arg(dir.path()).output().unwrap().status.success());
+    for path in leaves {
+        let page = dir.path().join(format!("sluicegate-{}.1", path.replace(' ', "-")));
+        let text = std::fs::read_to_string(&page).unwrap_or_else(|error| panic!("{}: {error}", page.display()));
+        assert!(text.contains(".SH DESCRIPTION"), "{path}");
+    }
+}
+
+/// A row that no constraint refuses, written by SQL: `check` names it with the mend.
+#[tokio::test]
+async fn check_reports_an_invalid_row() {
+    let (desk, _) = desk().await;
+    desk.sql("UPDATE provider_limits SET enabled = 0 WHERE provider = 'acme'").await;
+    let ran = desk.run(&["check", "--json"]).await;
+    assert_eq!(exit(&ran), Exit::Failed);
+    let findings = ran.json();
+    let bad = findings.as_array().unwrap().iter().find(|finding| finding["subject"] == "provider acme").unwrap();
+    assert_eq!(bad["level"], "error");
+    assert!(bad["mend"].as_str().unwrap().contains("last good one"), "{bad}");
+    // One that can be meant, but that this configuration may not call.
+    desk.sql("UPDATE providers SET url = 'http://10.1.2.3/charges' WHERE name = 'bolt'").await;
+    let findings = desk.run(&["check", "--json"]).await.json();
+    let refused = |finding: &&serde_json::Value| finding["subject"] == "provider bolt" && finding["level"] == "error";
+    let bad = findings.as_array().unwrap().iter().find(refused).unwrap();
+    assert!(bad["what"].to_string().contains("10.1.2.3"), "{bad}");
+}

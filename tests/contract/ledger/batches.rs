@@ -1,0 +1,270 @@
+//! Writes that come at the same time and are committed as one: each is answered as if it had come alone.
+
+use std::collections::BTreeSet;
+
+use futures_util::future::join_all;
+use sluicegate::domain::job::Job;
+use sluicegate::domain::outcome::FinalState;
+use sluicegate::ledger::{AttemptEnd, BeginResult, Claim, FencedWrite, JobState, LeaseToken, LedgerError};
+
+use super::*;
+
+fn jobs(count: usize) -> Vec<Job> {
+    (0..count).map(|n| job(&format!("pay_{n:03}"))).collect()
+}
+
+async fn claim_all(fixture: &Fixture, jobs: &[Job]) -> Vec<Claim> {
+    let ledger = fixture.ledger();
+    let claims = jobs.iter().map(|job| ledger.claim(job, hash(1), "worker-a", LEASE));
+    join_all(claims).await.into_iter().map(Result::unwrap).collect()
+}
+
+async fn hold_all(fixture: &Fixture, jobs: &[Job]) -> Vec<LeaseToken> {
+    let held = |claim| match claim {
+        Claim::Claimed(claimed) => claimed.lease,
+        other => panic!("{other:?}"),
+    };
+    claim_all(fixture, jobs).await.into_iter().map(held).collect()
+}
+
+fn succeeded(reference: &str) -> JobState {
+    JobState::Final {
+        state: FinalState::Succeeded,
+        reason: "accepted".to_owned(),
+        reference: Some(reference.to_owned()),
+    }
+}
+
+fn accepted() -> AttemptEnd {
+    AttemptEnd { number: 1, outcome: "accepted", status: Some(200), detail: String::new(), counts: true }
+}
+
+async fn begin_all(fixture: &Fixture, holds: &[LeaseToken]) {
+    let ledger = fixture.ledger();
+    let begin = async |hold: &LeaseToken| ledger.begin_attempt(hold, &request(hold.id.as_str())).await;
+    let begun = join_all(holds.iter().map(begin)).await;
+    assert!(begun.iter().all(|begun| matches!(begun, Ok(BeginResult::Attempt(1)))), "{begun:?}");
+}
+
+async fn count(fixture: &Fixture, rows: &str) -> String {
+    fixture.one(&format!("SELECT count(*) FROM {rows}")).await
+}
+
+/// A whole job's way for many at once, more than one group holds.
+async fn batched_writes_all_commit(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let jobs = jobs(300);
+    let holds = hold_all(&fixture, &jobs).await;
+    begin_all(&fixture, &holds).await;
+    assert_eq!(count(&fixture, "attempts WHERE ended_at IS NULL").await, "300");
+    let ledger = fixture.ledger();
+    let finish = async |hold: &LeaseToken| {
+        ledger.finish_attempt(hold, &accepted(), &succeeded(&format!("ch_{}", hold.id))).await.unwrap()
+    };
+    let written = join_all(holds.iter().map(finish)).await;
+    assert!(written.iter().all(|written| *written == FencedWrite::Applied));
+    for rows in [
+        "jobs WHERE state = 'succeeded' AND attempts = 1 AND provider_reference = 'ch_' || id AND frozen_key = id",
+        "attempts WHERE outcome = 'accepted' AND status = 200 AND ended_at IS NOT NULL AND number = 1",
+        "outcome_events JOIN jobs ON jobs.id = job_id AND jobs.provider_reference = outcome_events.provider_reference",
+    ] {
+        assert_eq!(count(&fixture, rows).await, "300", "{rows}");
+    }
+}
+
+/// Deliveries of one job in the same moment: one takes it, the others find it in hand; nobody else is touched.
+async fn one_of_many_deliveries_claims_the_job(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let jobs: Vec<Job> = (0..60).map(|n| job(&format!("pay_{}", n % 20))).collect();
+    let claims = claim_all(&fixture, &jobs).await;
+    let taken: BTreeSet<_> = claims
+        .iter()
+        .filter_map(|claim| match claim {
+            Claim::Claimed(claimed) => Some(claimed.lease.id.as_str().to_owned()),
+            _ => None,
+        })
+        .collect();
+    let in_hand = claims.iter().filter(|claim| matches!(claim, Claim::Leased { .. })).count();
+    assert_eq!((taken.len(), in_hand), (20, 40));
+    assert_eq!(count(&fixture, "jobs WHERE fence = 1").await, "20");
+}
+
+/// New ones, some that come back, settled ones and conflicting ones, in one moment.
+async fn each_batched_claim_gets_its_own_result(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let all = jobs(40);
+    let ledger = fixture.ledger();
+    for hold in hold_all(&fixture, &all[..20]).await {
+        let next = if hold.id.as_str() < "pay_010" {
+            JobState::Final { state: FinalState::Dead, reason: "given up".to_owned(), reference: None }
+        } else {
+            JobState::Waiting { wait: Duration::ZERO, reason: "again".to_owned() }
+        };
+        assert_eq!(ledger.transition(&hold, &next).await.unwrap(), FencedWrite::Applied);
+    }
+    let mut asked = all.clone();
+    let mut same_key = job("another");
+    same_key.idempotency_key = Some(Identifier::new("pay_015").unwrap());
+    asked.push(same_key);
+    let mut elsewhere = job("pay_016");
+    elsewhere.provider = name("adyen");
+    asked.push(elsewhere);
+    let words: Vec<&str> = claim_all(&fixture, &asked)
+        .await
+        .iter()
+        .map(|claim| match claim {
+            Claim::Claimed(claimed) if claimed.lease.fence == 1 => "new",
+            Claim::Claimed(_) => "again",
+            Claim::Finished => "settled",
+            Claim::Superseded => "superseded",
+            Claim::Leased { .. } => "in hand",
+            Claim::Conflict(_) => "conflict",
+            Claim::Unreadable(_) => "unreadable",
+        })
+        .collect();
+    let expected = [("settled", 10), ("again", 10), ("new", 20), ("conflict", 2)];
+    let expected: Vec<&str> = expected.iter().flat_map(|(word, count)| vec![*word; *count]).collect();
+    assert_eq!(words, expected);
+}
+
+/// Two payments of one group settled by the same charge: one succeeds, the other goes to a person, the rest as always.
+async fn batched_payments_cannot_share_a_charge(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let holds = hold_all(&fixture, &jobs(10)).await;
+    begin_all(&fixture, &holds).await;
+    let ledger = fixture.ledger();
+    let reference = |hold: &LeaseToken| match hold.id.as_str() {
+        "pay_003" | "pay_007" => "ch_twice".to_owned(),
+        id => format!("ch_{id}"),
+    };
+    let finish =
+        async |hold: &LeaseToken| ledger.finish_attempt(hold, &accepted(), &succeeded(&reference(hold))).await.unwrap();
+    let written = join_all(holds.iter().map(finish)).await;
+    assert!(written.iter().all(|written| *written == FencedWrite::Applied));
+    let states = BTreeSet::from([fixture.state("pay_003").await, fixture.state("pay_007").await]);
+    assert_eq!(states, BTreeSet::from(["review".to_owned(), "succeeded".to_owned()]));
+    assert_eq!(count(&fixture, "jobs WHERE state = 'succeeded'").await, "9");
+    assert_eq!(count(&fixture, "outcome_events").await, "10");
+}
+
+/// Holds that somebody else has taken over write nothing, beside others that do.
+async fn stale_leases_in_a_batch_write_nothing(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let holds = hold_all(&fixture, &jobs(12)).await;
+    for hold in &holds[..4] {
+        fixture.sql(&format!("UPDATE jobs SET fence = fence + 1 WHERE id = '{}'", hold.id)).await.unwrap();
+    }
+    let ledger = fixture.ledger();
+    let begin = async |hold: &LeaseToken| ledger.begin_attempt(hold, &request(hold.id.as_str())).await.unwrap();
+    let begun = join_all(holds.iter().map(begin)).await;
+    assert_eq!(begun[..4], [BeginResult::Stale; 4]);
+    assert_eq!(begun[4..], [BeginResult::Attempt(1); 8]);
+    let rest = JobState::Waiting { wait: Duration::from_secs(5), reason: "throttled".to_owned() };
+    let throttled = AttemptEnd { outcome: "throttled", status: Some(429), counts: false, ..accepted() };
+    let written = join_all(holds.iter().map(|hold| ledger.finish_attempt(hold, &throttled, &rest))).await;
+    let kept = written.iter().map(|written| matches!(written, Ok(FencedWrite::Applied)));
+    assert_eq!(kept.collect::<Vec<_>>(), [[false; 4].as_slice(), [true; 8].as_slice()].concat());
+    assert_eq!(count(&fixture, "jobs WHERE state = 'waiting' AND reason = 'throttled' AND attempts = 0").await, "8");
+    assert_eq!(count(&fixture, "attempts").await, "8");
+}
+
+/// Two that hold the same job, in one moment: one of them was taken over from, and is not answered for the other's write.
+async fn stale_and_valid_lease_get_separate_results(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let good = hold_all(&fixture, &jobs(10)).await;
+    let ledger = fixture.ledger();
+    let both = good.iter().flat_map(|hold| [LeaseToken { fence: hold.fence - 1, ..hold.clone() }, hold.clone()]);
+    let both: Vec<LeaseToken> = both.collect();
+    let put_down = async |(n, hold): (usize, &LeaseToken)| {
+        let reason = if n % 2 == 0 { "stale" } else { "good" }.to_owned();
+        ledger.transition(hold, &JobState::Waiting { wait: SECOND, reason }).await.unwrap()
+    };
+    let written = join_all(both.iter().enumerate().map(put_down)).await;
+    assert_eq!(written, [FencedWrite::Stale, FencedWrite::Applied].repeat(10));
+    assert_eq!(count(&fixture, "jobs WHERE reason = 'good'").await, "10");
+}
+
+/// Every third of these breaks a rule of the table (nothing was sent that could be unknown): the error is its own, and the
+/// group that it undid is written all the same.
+async fn failed_write_does_not_fail_its_batch(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let holds = hold_all(&fixture, &jobs(30)).await;
+    let ledger = fixture.ledger();
+    let put_down = async |(n, hold): (usize, &LeaseToken)| {
+        let reason = format!("reason of {}", hold.id);
+        let next = match n % 3 {
+            0 => JobState::Waiting { wait: SECOND, reason },
+            1 => JobState::Unknown { wait: SECOND, reason },
+            _ => JobState::Final { state: FinalState::Expired, reason, reference: None },
+        };
+        ledger.transition(hold, &next).await
+    };
+    let written = join_all(holds.iter().enumerate().map(put_down)).await;
+    for (n, written) in written.iter().enumerate() {
+        match n % 3 {
+            1 => assert!(matches!(written, Err(LedgerError::Refused(_))), "{written:?}"),
+            _ => assert!(matches!(written, Ok(FencedWrite::Applied)), "{written:?}"),
+        }
+    }
+    for rows in [
+        "jobs WHERE state = 'waiting' AND reason = 'reason of ' || id AND lease_until IS NULL",
+        "jobs WHERE state = 'waiting' AND reason IS NULL AND lease_until IS NOT NULL",
+        "jobs WHERE state = 'expired' AND reason = 'reason of ' || id AND lease_until IS NULL",
+        "outcome_events",
+    ] {
+        assert_eq!(count(&fixture, rows).await, "10", "{rows}");
+    }
+}
+
+on_every_database!(
+    batched_writes_all_commit,
+    one_of_many_deliveries_claims_the_job,
+    each_batched_claim_gets_its_own_result,
+    batched_payments_cannot_share_a_charge,
+    stale_leases_in_a_batch_write_nothing,
+    stale_and_valid_lease_get_separate_results,
+    failed_write_does_not_fail_its_batch,
+);
+
+/// Somebody holds a row in an open transaction (a person in `psql`): the others of its group do not wait for it, nor do
+/// those who come after.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn locked_row_does_not_block_its_batch() {
+    let fixture = Fixture::migrated(Kind::Postgres).await;
+    let holds = hold_all(&fixture, &jobs(30)).await;
+    let mut person = fixture.postgres.as_ref().unwrap().begin().await.unwrap();
+    sqlx::query("SELECT 1 FROM jobs WHERE id = 'pay_011' FOR UPDATE").execute(&mut *person).await.unwrap();
+    let ledger = fixture.ledger();
+    let begin = async |hold: &LeaseToken| ledger.begin_attempt(hold, &request(hold.id.as_str())).await.unwrap();
+    let mut held = std::pin::pin!(begin(&holds[11]));
+    let others = holds.iter().filter(|hold| hold.id != holds[11].id);
+    let others = join_all(others.map(begin));
+    // The one that is held comes into the group, too.
+    let begun = tokio::select! {
+        biased;
+        begun = &mut held => panic!("begun while its row was held: {begun:?}"),
+        begun = others => begun,
+    };
+    assert_eq!(begun, [BeginResult::Attempt(1); 29]);
+    person.rollback().await.unwrap();
+    assert_eq!(held.await, BeginResult::Attempt(1));
+}
+
+/// Who is dropped while waiting for its group leaves the others with their answers, and is written or not, as a whole.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dropped_write_does_not_affect_its_batch() {
+    let fixture = Fixture::migrated(Kind::Postgres).await;
+    let ledger = fixture.ledger();
+    let all = jobs(50);
+    let (dropped, kept) = all.split_at(25);
+    let claims: Vec<_> = dropped.iter().map(|job| ledger.claim(job, hash(1), "worker-a", LEASE)).collect();
+    let mut dropped = join_all(claims);
+    assert!(futures_util::poll!(&mut dropped).is_pending());
+    drop(dropped);
+    let claims = claim_all(&fixture, kept).await;
+    assert!(claims.iter().all(|claim| matches!(claim, Claim::Claimed(_))));
+    // Those whose groups went before: recorded, and in hand until their lease is over.
+    let claims = claim_all(&fixture, &all[..25]).await;
+    assert!(claims.iter().all(|claim| matches!(claim, Claim::Leased { .. } | Claim::Claimed(_))));
+    assert_eq!(count(&fixture, "jobs WHERE state = 'waiting' AND fence = 1").await, "50");
+}

@@ -1,0 +1,39 @@
+//! What every worker goes by from second to second, while people's questions hold all other connections.
+
+use sqlx::{Connection, PgConnection};
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn polls_succeed_while_other_queries_wait() {
+    let fixture = Fixture::migrated(Kind::Postgres).await;
+    let taken = fixture.ledger().take_leadership(&name("acme"), None, "redis:a").await.unwrap();
+    let mut other = PgConnection::connect(&fixture.url).await.unwrap();
+    let mut locked = other.begin().await.unwrap();
+    sqlx::query("LOCK TABLE jobs IN ACCESS EXCLUSIVE MODE").execute(&mut *locked).await.unwrap();
+    let operator = fixture.database.operator();
+    let questions: Vec<_> = (0..20)
+        .map(|_| {
+            let operator = Arc::clone(&operator);
+            tokio::spawn(async move { operator.show(&job("p1").id).await.is_ok() })
+        })
+        .collect();
+    let waiting =
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    let mut looking = PgConnection::connect(&fixture.url).await.unwrap();
+    // Half of the sixteen are for groups, and one is for what is polled.
+    while sqlx::query_scalar::<_, i64>(waiting).fetch_one(&mut looking).await.unwrap() < 7 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    // So often that the last of the others' connections is taken meanwhile.
+    for _ in 0..300 {
+        let held = fixture.ledger().stored_leaders(&[name("acme")]).await.unwrap();
+        assert_eq!(held[&name("acme")].term, taken.term);
+        fixture.settings().version().await.unwrap();
+    }
+    assert!(questions.iter().any(|question| !question.is_finished()), "they wait all the same");
+    locked.rollback().await.unwrap();
+    for question in questions {
+        question.await.unwrap();
+    }
+}

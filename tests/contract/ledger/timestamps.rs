@@ -1,0 +1,242 @@
+//! Instants that no program can read: the database keeps none, and a row that has one all the same stops nothing but itself.
+
+use std::path::Path;
+
+use sluicegate::ledger::operator::{JobFilter, JobPage};
+use sluicegate::ledger::upkeep::{CheckScope, OverduePolicy};
+use sqlx::migrate::Migrator;
+
+use super::*;
+
+on_every_database!(
+    no_instant_is_infinite,
+    an_unreadable_row_is_named_and_skipped,
+    unreadable_event_does_not_block_others,
+    infinite_instants_are_repaired_by_migrating,
+);
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// Before and behind all that can be read, as SQL.
+fn beyond(kind: Kind) -> [&'static str; 4] {
+    match kind {
+        Kind::Postgres => ["'-infinity'", "'0001-01-01 00:00:00+00 BC'", "'9999-12-30 22:00:00+00'", "'infinity'"],
+        _ => ["-9000000000000000000", "-62135596800001", "253402207200000", "9223372036854775807"],
+    }
+}
+
+impl Fixture {
+    /// Switches the rules off that the rows of these tests break.
+    async fn without_rules(&self) {
+        let off = match self.postgres {
+            Some(_) => {
+                "ALTER TABLE jobs DROP CONSTRAINT instants_are_finite, DROP CONSTRAINT attempts_is_0_or_more, \
+                     DROP CONSTRAINT state_is_known; \
+                 ALTER TABLE outcome_events DROP CONSTRAINT instants_are_finite, DROP CONSTRAINT event_state_is_final"
+            }
+            None => {
+                "DROP TRIGGER instants_are_finite_of_jobs; DROP TRIGGER instants_are_finite_of_outcome_events; \
+                 PRAGMA ignore_check_constraints = ON"
+            }
+        };
+        self.sql(off).await.unwrap();
+    }
+
+    /// Records a job that is due, held by nobody.
+    async fn released(&self, id: &str) {
+        let hold = self.take(&job(id)).await.lease;
+        assert_eq!(self.ledger().release(&hold).await.unwrap(), sluicegate::ledger::FencedWrite::Applied);
+    }
+}
+
+async fn no_instant_is_infinite(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.released("p1").await;
+    for instant in beyond(kind) {
+        for column in ["wake_at", "created_at", "updated_at", "lease_until", "first_sent_at", "sweep_after"] {
+            let with = match column {
+                "lease_until" => ", lease_owner = 'w'",
+                "first_sent_at" => ", first_sent_number = 1",
+                _ => "",
+            };
+            let set = format!("UPDATE jobs SET {column} = {instant}{with}");
+            let error = fixture.sql(&set).await.expect_err(&set);
+            assert!(error.contains("instants_are_finite"), "{set}: {error}");
+        }
+        let insert = format!(
+            "INSERT INTO jobs (id, provider, idempotency_key, key_given, content_hash, amount, currency, cost, priority, state, \
+                 wake_at, fence, created_at, updated_at, expires_at) \
+             SELECT 'p2', provider, 'p2', key_given, content_hash, amount, currency, cost, priority, state, wake_at, fence, \
+                 created_at, updated_at, {instant} FROM jobs"
+        );
+        let error = fixture.sql(&insert).await.expect_err(&insert);
+        assert!(error.contains("instants_are_finite"), "{insert}: {error}");
+    }
+    let within = match kind {
+        Kind::Postgres => ["'0001-01-01 00:00:00+00'", "'9999-12-30 21:59:59.999+00'"],
+        _ => ["-62135596800000", "253402207199999"],
+    };
+    for instant in within {
+        fixture.sql(&format!("UPDATE jobs SET wake_at = {instant}")).await.unwrap();
+        assert_eq!(fixture.database.operator().list(&JobFilter::default(), None, 5).await.unwrap().jobs.len(), 1);
+    }
+}
+
+/// Every column of the schema that holds an instant is in its table's rule, in both databases.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_timestamp_column_has_a_rule() {
+    let postgres = Fixture::migrated(Kind::Postgres).await;
+    let sqlite = Fixture::migrated(Kind::SqliteMemory).await;
+    let instants = "FROM pg_attribute AS a JOIN pg_class AS c ON c.oid = a.attrelid \
+         WHERE c.relkind = 'r' AND c.relnamespace = 'public'::regnamespace AND a.atttypid = 'timestamptz'::regtype \
+             AND NOT a.attisdropped AND c.relname <> '_sqlx_migrations'";
+    let all = postgres.column(&format!("SELECT c.relname || '.' || a.attname {instants} ORDER BY 1")).await;
+    assert!(all.len() > 30, "{all:?}");
+    let ruled = format!(
+        "SELECT c.relname || '.' || a.attname {instants} AND EXISTS (SELECT 1 FROM pg_constraint AS r \
+             WHERE r.conrelid = c.oid AND r.conname = 'instants_are_finite' AND a.attnum = ANY (r.conkey)) ORDER BY 1"
+    );
+    assert_eq!(postgres.column(&ruled).await, all);
+    for of in all.into_iter().flatten() {
+        let (table, column) = of.split_once('.').unwrap();
+        for name in [format!("instants_are_finite_of_{table}"), format!("instants_are_finite_of_{table}_on_insert")] {
+            let rule = sqlite.one(&format!("SELECT sql FROM sqlite_schema WHERE name = '{name}'")).await;
+            assert!(rule.contains(&format!("NEW.{column} NOT BETWEEN")), "{name}: {column}");
+            let fires = rule.split_once("WHEN").unwrap().0.replace([',', '\n'], " ");
+            assert!(fires.contains(" INSERT ") || fires.split(' ').any(|word| word == column), "{name}: {column}");
+        }
+    }
+}
+
+async fn an_unreadable_row_is_named_and_skipped(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let [early, .., late] = beyond(kind);
+    for id in ["early", "good-1", "good-2", "held", "late", "negative", "never", "young"] {
+        fixture.released(id).await;
+    }
+    fixture.without_rules().await;
+    for (id, set) in [
+        ("early", format!("wake_at = {early}")),
+        ("late", format!("wake_at = {late}")),
+        ("never", format!("expires_at = {late}")),
+        ("young", format!("created_at = {late}")),
+        ("negative", "attempts = -1".to_owned()),
+        ("held", "state = 'held'".to_owned()),
+    ] {
+        fixture.without_constraints(&format!("UPDATE jobs SET {set} WHERE id = '{id}'")).await.unwrap();
+    }
+    let operator = fixture.database.operator();
+    let filters = [
+        JobFilter::default(),
+        JobFilter { provider: Some(name("stripe")), ..JobFilter::default() },
+        JobFilter { account: Some(Identifier::new("acct_1").unwrap()), ..JobFilter::default() },
+        JobFilter { state: Some("waiting"), ..JobFilter::default() },
+    ];
+    for filter in filters {
+        let JobPage { mut jobs, mut unreadable, next } = operator.list(&filter, None, 100).await.unwrap();
+        // `expires_at` is none of a list's columns.
+        jobs.retain(|line| line.id != "held");
+        jobs.sort_by(|a, b| a.id.cmp(&b.id));
+        unreadable.sort_by(|a, b| a.id.cmp(&b.id));
+        let listed: Vec<&str> = jobs.iter().map(|line| line.id.as_str()).collect();
+        assert_eq!((listed.as_slice(), next), (["good-1", "good-2", "never"].as_slice(), None), "{filter:?}");
+        let named: Vec<&str> = unreadable.iter().map(|row| row.id.as_str()).collect();
+        assert_eq!(named, ["early", "late", "negative", "young"], "{filter:?}");
+        for (row, field) in unreadable.iter().zip(["`wake_at`", "`wake_at`", "`attempts`", "`created_at`"]) {
+            assert!(row.problem.contains(field) && row.to_string().contains(&row.id), "{row}");
+        }
+    }
+    let full = operator.list(&JobFilter::default(), None, 1).await.unwrap();
+    assert_eq!((full.jobs.len(), full.next.as_deref()), (0, Some("early")), "the next page begins behind it");
+    let one = JobFilter { id: Some(Identifier::new("late").unwrap()), ..JobFilter::default() };
+    assert_eq!(operator.list(&one, None, 5).await.unwrap().unreadable.len(), 1);
+
+    for checked in [CheckScope::Since(MINUTE), CheckScope::All] {
+        let accounts = fixture.database.upkeep().reconcile(2 * MINUTE, checked).await.unwrap();
+        let [account] = &accounts[..] else { panic!("{accounts:?}") };
+        assert_eq!((account.recorded, account.unreadable, account.open()), (8, 5, 7), "{account:?}");
+        assert_eq!(account.active + account.delayed + account.due, 7, "each is counted where it is");
+        let mut faults = account.discrepancies();
+        // A state that is none of the open ones has no event here.
+        faults.retain(|fault| !fault.contains("without an event"));
+        assert_eq!(faults.len(), 2, "{faults:?}");
+        assert!(faults[0].starts_with("5 open jobs whose row cannot be read"), "{faults:?}");
+        assert!(faults[1].starts_with("1 job in state `held`"), "{faults:?}");
+        assert!(account.oldest_open.is_some_and(|age| age < MINUTE), "{account:?}");
+    }
+    let oldest = fixture.database.fleet().oldest_open(&[name("stripe")]).await.unwrap();
+    assert_eq!(oldest.len(), 1);
+
+    let which = OverduePolicy {
+        grace: Duration::ZERO,
+        republish_after: MINUTE,
+        republish_interval_max: 6 * MINUTE,
+        at_most: 100,
+    };
+    let mut back = fixture.database.upkeep().take_overdue(&name("stripe"), &which).await.unwrap();
+    back.sort_by(|a, b| a.job.id.cmp(&b.job.id));
+    // What a message says of it can be read: of all but one.
+    let back: Vec<&str> = back.iter().map(|job| job.job.id.as_str()).collect();
+    assert_eq!(back, ["early", "good-1", "good-2", "negative", "young"]);
+    let swept = "SELECT count(*) FROM jobs WHERE sweep_after > updated_at";
+    assert_eq!(fixture.one(swept).await, "6");
+}
+
+async fn unreadable_event_does_not_block_others(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let [.., late] = beyond(kind);
+    for (id, reason) in [("late", "late"), ("held", "held"), ("good", "good")] {
+        let hold = fixture.take(&job(id)).await.lease;
+        let state = sluicegate::domain::outcome::FinalState::Declined;
+        let next = sluicegate::ledger::JobState::Final { state, reason: reason.to_owned(), reference: None };
+        assert_eq!(fixture.ledger().transition(&hold, &next).await.unwrap(), sluicegate::ledger::FencedWrite::Applied);
+    }
+    fixture.without_rules().await;
+    fixture.sql(&format!("UPDATE outcome_events SET at = {late} WHERE job_id = 'late'")).await.unwrap();
+    fixture.sql("UPDATE outcome_events SET state = 'held' WHERE job_id = 'held'").await.unwrap();
+    let taken = fixture.ledger().lease_events(10, LEASE).await.unwrap();
+    assert_eq!(taken.iter().map(|event| event.id.as_str()).collect::<Vec<_>>(), ["good"]);
+    let told = fixture.ledger().unpublished_events().await.unwrap();
+    assert_eq!((told.events, told.rejected), (3, 2), "tried later, like those that a queue has rejected");
+}
+
+/// A payment that somebody had put off for ever stays so.
+async fn infinite_instants_are_repaired_by_migrating(kind: Kind) {
+    let fixture = Fixture::empty(kind);
+    let [early, .., late] = beyond(kind);
+    let (folder, before) = if kind == Kind::Postgres { ("postgres", 41) } else { ("sqlite", 38) };
+    let migrator = Migrator::new(Path::new("migrations").join(folder)).await.unwrap();
+    match &fixture.postgres {
+        Some(pool) => migrator.run_to(before, pool).await.unwrap(),
+        None => migrator.run_to(before, &fixture.database.sqlite_pool().unwrap()).await.unwrap(),
+    }
+    for id in ["early", "good", "late"] {
+        fixture.released(id).await;
+    }
+    for (id, at) in [("early", early), ("late", late)] {
+        let set = format!(
+            "wake_at = {at}, updated_at = {at}, created_at = {at}, first_sent_at = {at}, first_sent_number = 1"
+        );
+        fixture.sql(&format!("UPDATE jobs SET {set} WHERE id = '{id}'")).await.unwrap();
+    }
+    if kind == Kind::Postgres {
+        fixture.without_constraints("UPDATE jobs SET expires_at = 'infinity' WHERE id = 'late'").await.unwrap();
+    }
+    fixture.sql("INSERT INTO providers (name, url) VALUES ('stripe', 'https://x.example/')").await.unwrap();
+    fixture.sql(&format!("UPDATE providers SET resumed_at = {late}")).await.unwrap();
+    fixture.database.migrate().await.unwrap();
+    let page = fixture.database.operator().list(&JobFilter::default(), None, 5).await.unwrap();
+    assert_eq!((page.jobs.len(), page.unreadable), (3, vec![]));
+    let [early, good, late] = &page.jobs[..] else { panic!() };
+    assert!(early.wake_at < good.wake_at && late.wake_at.to_string().starts_with("9999-12-30"), "{late:?}");
+    assert!(late.created_at.0 - good.created_at.0 < 600_000, "{late:?}");
+    // A provider remembers no key for that long, so nothing is sent again by it.
+    assert_eq!(fixture.one("SELECT count(*) FROM jobs WHERE first_sent_at < created_at OR id = 'early'").await, "2");
+    assert_eq!(fixture.settings().load().await.unwrap().providers.len(), 1);
+    let again = "UPDATE jobs SET updated_at = updated_at, not_before = not_before";
+    fixture.sql(again).await.unwrap();
+    let error = fixture.without_constraints("UPDATE jobs SET amount = 1").await;
+    assert!(error.is_ok(), "{error:?}");
+    let error = fixture.sql("UPDATE jobs SET amount = 2").await.unwrap_err();
+    assert!(error.contains("what a payment is never changes"), "{error}");
+}

@@ -1,0 +1,188 @@
+//! The sum of what has settled for good: an account that begins with it says what one says that counts every job.
+
+use super::*;
+
+on_every_database!(
+    incremental_reconciliation_equals_a_full_count,
+    stored_sum_is_used_until_recount,
+    stale_sum_catches_up_in_steps,
+    clock_set_back_hides_jobs_under_a_minute,
+    concurrent_sums_count_once,
+    late_sql_changes_are_recounted,
+);
+
+const STATES: [FinalState; 5] =
+    [FinalState::Succeeded, FinalState::Declined, FinalState::Dead, FinalState::Expired, FinalState::Review];
+
+impl Fixture {
+    /// Jobs of two providers in each state that an attempt can lead to, settled so long ago.
+    async fn settled_ago(&self, run: &str, ago_s: i64) {
+        for (number, state) in (0..).zip(STATES) {
+            let id = format!("{run}-{number}");
+            self.settled(&id, state).await;
+            self.move_back(&id, "updated_at", ago_s).await;
+        }
+        let other = Job { provider: name("adyen"), ..job(&format!("{run}-adyen")) };
+        let hold = self.take(&other).await.lease;
+        let next = JobState::Final { state: FinalState::Cancelled, reason: "no".to_owned(), reference: None };
+        assert_eq!(self.ledger().transition(&hold, &next).await.unwrap(), FencedWrite::Applied);
+        self.move_back(other.id.as_str(), "updated_at", ago_s).await;
+    }
+
+    async fn sum_up(&self) {
+        self.upkeep().update_finished_totals().await.unwrap();
+    }
+
+    async fn states(&self, checked: CheckScope) -> Vec<(String, u64, Vec<(String, u64)>)> {
+        let accounts = self.upkeep().reconcile(2 * MINUTE, checked).await.unwrap();
+        let sorted = |mut account: LedgerReconciliation| {
+            account.states.sort();
+            (account.provider, account.recorded, account.states)
+        };
+        accounts.into_iter().map(sorted).collect()
+    }
+
+    /// What the sum says, and what counting says; how many jobs that are.
+    async fn agree(&self, when: &str) -> u64 {
+        let (all, since) = (self.states(CheckScope::All).await, self.states(CheckScope::Since(MINUTE)).await);
+        assert_eq!(since, all, "{when}");
+        all.iter().map(|(_, recorded, _)| recorded).sum()
+    }
+
+    /// Jobs in the sum.
+    async fn summed(&self) -> String {
+        self.one("SELECT coalesce(sum(jobs), 0) FROM settled_jobs").await
+    }
+
+    /// Moves an instant of the mark into the past.
+    async fn mark_back(&self, column: &str, by_s: i64) {
+        let moved = match self.postgres {
+            Some(_) => format!("{column} - {by_s} * interval '1 second'"),
+            None => format!("{column} - {by_s} * 1000"),
+        };
+        self.sql(&format!("UPDATE settled_mark SET {column} = {moved}")).await.unwrap();
+    }
+}
+
+async fn incremental_reconciliation_equals_a_full_count(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    assert_eq!(fixture.agree("nothing").await, 0);
+    fixture.settled_ago("old", 3_600).await;
+    fixture.settled_ago("young", 0).await;
+    fixture.waiting(&job("parked"), MINUTE).await;
+    fixture.take(&job("held")).await;
+    assert_eq!(fixture.agree("not summed up").await, 14);
+    fixture.sum_up().await;
+    // Succeeded, declined, expired and cancelled ones.
+    assert_eq!((fixture.agree("summed up").await, fixture.summed().await), (14, "4".to_owned()));
+    // Some minutes later others have settled, and are added.
+    fixture.mark_back("counted_before", 300).await;
+    fixture.settled_ago("later", 200).await;
+    assert_eq!(fixture.agree("settled since").await, 20);
+    fixture.sum_up().await;
+    assert_eq!((fixture.agree("added").await, fixture.summed().await), (20, "8".to_owned()));
+    fixture.sum_up().await;
+    assert_eq!((fixture.agree("added once").await, fixture.summed().await), (20, "8".to_owned()));
+    // What a person decides was in no sum before.
+    fixture.sql("UPDATE jobs SET state = 'waiting', fence = fence + 1 WHERE id = 'old-2'").await.unwrap();
+    fixture
+        .sql("UPDATE jobs SET state = 'declined', fence = fence + 1, updated_at = created_at WHERE id = 'old-4'")
+        .await
+        .unwrap();
+    assert_eq!(fixture.agree("decided").await, 20);
+}
+
+async fn stored_sum_is_used_until_recount(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.settled_ago("old", 3_600).await;
+    fixture.sum_up().await;
+    fixture.sql("UPDATE settled_jobs SET jobs = 1000 WHERE state = 'succeeded'").await.unwrap();
+    let recorded = async |checked| fixture.account(checked).await.recorded;
+    assert_eq!((recorded(CheckScope::Since(MINUTE)).await, recorded(CheckScope::All).await), (1_004, 5));
+    // Counting anew is dear, and not due yet.
+    fixture.sum_up().await;
+    assert_eq!(recorded(CheckScope::Since(MINUTE)).await, 1_004);
+    fixture.mark_back("recount_after", 700).await;
+    fixture.sum_up().await;
+    assert_eq!(fixture.agree("counted anew").await, 6);
+    // What was scrubbed is in no index of settled jobs, and in the sum.
+    assert_eq!(fixture.upkeep().scrub(ScrubScope::Finished, MINUTE, 100).await.unwrap(), 5);
+    fixture.mark_back("recount_after", 700).await;
+    fixture.sum_up().await;
+    assert_eq!((fixture.agree("scrubbed").await, fixture.summed().await), (6, "4".to_owned()));
+}
+
+async fn stale_sum_catches_up_in_steps(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.sum_up().await;
+    fixture.mark_back("counted_before", 600).await;
+    for (run, ago_s) in [("early", 500), ("late", 200), ("young", 0)] {
+        fixture.settled_ago(run, ago_s).await;
+    }
+    // From 720 seconds ago to 420, to 120.
+    for summed in ["4", "8", "8"] {
+        fixture.sum_up().await;
+        assert_eq!((fixture.agree("step by step").await, fixture.summed().await), (18, summed.to_owned()));
+    }
+}
+
+async fn clock_set_back_hides_jobs_under_a_minute(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.settled_ago("before", 0).await;
+    fixture.sum_up().await;
+    // An hour ago by the clock's new time, the sum was kept until what is an hour ahead.
+    fixture.mark_back("counted_before", -3_600).await;
+    fixture.mark_back("recount_after", -3_600).await;
+    fixture.settled_ago("after", 0).await;
+    fixture.sum_up().await;
+    assert_eq!(fixture.agree("set back").await, 12);
+}
+
+async fn concurrent_sums_count_once(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.sum_up().await;
+    fixture.mark_back("counted_before", 300).await;
+    fixture.settled_ago("lately", 200).await;
+    let sums = (0..8).map(|_| {
+        let upkeep = fixture.upkeep();
+        tokio::spawn(async move { upkeep.update_finished_totals().await.unwrap() })
+    });
+    for sum in futures_util::future::join_all(sums).await {
+        sum.unwrap();
+    }
+    assert_eq!((fixture.agree("summed up").await, fixture.summed().await), (6, "4".to_owned()));
+}
+
+async fn late_sql_changes_are_recounted(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.settled_ago("old", 3_600).await;
+    fixture.waiting(&job("cancelled-by-hand"), MINUTE).await;
+    fixture.move_back("cancelled-by-hand", "updated_at", 3_600).await;
+    fixture.sum_up().await;
+    fixture.sql("UPDATE jobs SET state = 'cancelled' WHERE id = 'cancelled-by-hand'").await.unwrap();
+    fixture.without_constraints("UPDATE jobs SET state = 'review' WHERE id = 'old-0'").await.unwrap();
+    fixture.mark_back("recount_after", 700).await;
+    fixture.sum_up().await;
+    assert_eq!((fixture.agree("by hand").await, fixture.summed().await), (7, "4".to_owned()));
+}
+
+/// The one transaction that may: its statements are slow, and the server is not silent.
+#[tokio::test]
+async fn recount_may_exceed_the_silence_timeout() {
+    let fixture = Fixture::migrated(Kind::Postgres).await;
+    fixture.settled("p1", FinalState::Succeeded).await;
+    fixture.move_back("p1", "updated_at", 3_600).await;
+    fixture
+        .sql(
+            "CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql AS \
+                 $$ BEGIN PERFORM pg_sleep(16); RETURN NULL; END $$",
+        )
+        .await
+        .unwrap();
+    fixture
+        .sql("CREATE TRIGGER slowly BEFORE INSERT ON settled_jobs FOR EACH STATEMENT EXECUTE FUNCTION slowly()")
+        .await
+        .unwrap();
+    fixture.upkeep().update_finished_totals().await.unwrap();
+    assert_eq!(fixture.one("SELECT sum(jobs) FROM settled_jobs").await, "1");
+}

@@ -1,0 +1,143 @@
+//! Second answers that a provider or its gateway sends on a connection that is kept alive: they settle no other payment.
+
+use sluicegate::domain::echo::{Echo, EchoField, EchoedField};
+use sluicegate::domain::job::Job;
+use sluicegate::domain::lookup::{LookupConfig, LookupResult};
+use sluicegate::domain::outcome::{Outcome, UnknownCause};
+use sluicegate::domain::provider::{Provider, RequestShape, ResponseLocation};
+use sluicegate::provider::PaymentProvider as _;
+use socket2::SockRef;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+
+use super::raw::{RawServer, Then};
+use super::{charge, fake, job, provider, row, unknown};
+use crate::support::doubling::{DoublingServer, Stray, answer_to, is_accepted};
+
+const PAYMENTS: usize = 400;
+
+/// Outcomes that belong to another payment, and those that are unknown.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Count {
+    wrong: usize,
+    unknown: usize,
+}
+
+async fn count(server: &DoublingServer, stray: Stray, row: &Provider) -> Count {
+    let provider = provider(row);
+    let mut count = Count::default();
+    for number in 0..PAYMENTS {
+        match charge(&provider, &job(&format!("pay-{number}"))).await.outcome {
+            Outcome::Accepted { reference } => {
+                let is_right = is_accepted(number) && reference == Some(format!("ch_{number}"));
+                count.wrong += usize::from(!is_right);
+            }
+            Outcome::Declined { .. } => count.wrong += usize::from(is_accepted(number)),
+            Outcome::Unknown { .. } => count.unknown += 1,
+            other => panic!("{other:?}"),
+        }
+        if stray == Stray::Told {
+            server.say_again();
+        }
+    }
+    count
+}
+
+fn echo(field: EchoField, place: ResponseLocation) -> Echo {
+    Echo { fields: vec![EchoedField { field, locations: vec![place] }], exempt_statuses: [].into() }
+}
+
+fn with_echo(row: Provider, echo: Echo) -> Provider {
+    Provider { request: RequestShape { echo, ..RequestShape::default() }, ..row }
+}
+
+#[tokio::test]
+async fn stray_response_before_request_closes_connection() {
+    for stray in [Stray::Glued, Stray::Told] {
+        let server = DoublingServer::start(stray).await;
+        let count = count(&server, stray, &row(&server.url)).await;
+        assert_eq!((count, server.connections()), (Count::default(), PAYMENTS), "{stray:?}");
+    }
+}
+
+/// No client can tell such an answer from its own by when it came.
+#[tokio::test]
+async fn echo_detects_an_overtaking_stray_response() {
+    let places = [
+        (EchoField::Id, ResponseLocation::Body("/order/id".to_owned())),
+        (EchoField::IdempotencyKey, ResponseLocation::Header("X-Key".to_owned())),
+    ];
+    for (field, place) in places {
+        let server = DoublingServer::start(Stray::Overtaking).await;
+        let row = with_echo(row(&server.url), echo(field, place));
+        let count = count(&server, Stray::Overtaking, &row).await;
+        // Each connection serves one payment, and ends with the stray answer to the next one.
+        assert_eq!(count, Count { wrong: 0, unknown: PAYMENTS / 2 }, "{field:?}");
+        assert_eq!(server.connections(), PAYMENTS / 2, "{field:?}");
+    }
+}
+
+#[tokio::test]
+async fn single_use_connections_receive_no_stray_response() {
+    for stray in [Stray::Glued, Stray::Overtaking] {
+        let server = DoublingServer::start(stray).await;
+        let single = Provider { reuse_connections: Some(false), ..row(&server.url) };
+        let count = count(&server, stray, &single).await;
+        assert_eq!((count, server.connections()), (Count::default(), PAYMENTS), "{stray:?}");
+    }
+}
+
+/// Two answers on a connection that was used before: one of them may be a second answer to the payment before.
+#[tokio::test]
+async fn two_answers_on_a_used_connection_are_unknown() {
+    let body = r#"{"id":"ch_1"}"#;
+    let twice = format!("HTTP/1.1 200 OK\r\ncontent-length: 13\r\n\r\n{body}HTTP/1.1 402 No\r\n\r\n").into_bytes();
+    let server = RawServer::start(vec![Then::ok(), Then::Answer(twice), Then::ok()]).await;
+    let provider = provider(&row(&server.url()));
+    let accepted = Outcome::Accepted { reference: Some("ch_1".to_owned()) };
+    for outcome in [accepted.clone(), unknown(UnknownCause::UnreadableResponse(200)), accepted] {
+        assert_eq!(charge(&provider, &job("pay-1")).await.outcome, outcome);
+    }
+    assert_eq!((server.requests().len(), server.connections()), (3, 2));
+}
+
+/// Bytes that come while a large request is being written are no answer to it.
+#[tokio::test]
+async fn an_answer_to_half_a_request_is_unknown() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    // Small segments and a small buffer: more than half a megabyte stays in the client.
+    SockRef::from(&listener).set_tcp_mss(536).unwrap();
+    SockRef::from(&listener).set_recv_buffer_size(4_096).unwrap();
+    let row = row(&format!("http://{}/", listener.local_addr().unwrap()));
+    let provider = provider(&row);
+    let payload = format!(r#"{{"x":"{}"}}"#, "x".repeat(900_000));
+    let large = Job { payload: Some(payload), ..job("pay-1") };
+    let ending = async {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        stream.read_exact(&mut [0; 100]).await.unwrap();
+        stream.write_all(&answer_to(0)).await.unwrap();
+        stream
+    };
+    let (answer, _stream) = tokio::join!(charge(&provider, &large), ending);
+    assert_eq!(answer.outcome, unknown(UnknownCause::ConnectionLost));
+}
+
+#[tokio::test]
+async fn echo_distinguishes_lookups() {
+    let state =
+        |id: &str| Then::answer("200 OK", "", &format!(r#"{{"state":"succeeded","id":"ch_1","order":"{id}"}}"#));
+    let server = RawServer::start(vec![state("pay-1"), state("pay-1"), state("pay-2")]).await;
+    let lookup = LookupConfig {
+        echo: echo(EchoField::Id, ResponseLocation::Body("/order".to_owned())),
+        amount: None,
+        currency: None,
+        ..fake::lookup(&server.url())
+    };
+    let provider = provider(&Provider { lookup: Some(lookup), ..row(&server.url()) });
+    let accepted = LookupResult::Accepted { reference: Some("ch_1".to_owned()) };
+    let unknown = LookupResult::Unknown { cause: UnknownCause::NotEchoed(200), retry_after: None };
+    for (id, finding) in [("pay-1", accepted.clone()), ("pay-2", unknown), ("pay-2", accepted)] {
+        assert_eq!(provider.look_up(&provider.lookup_request(&job(id)).unwrap()).await.outcome, finding, "{id}");
+    }
+    assert_eq!(server.connections(), 2);
+}

@@ -1,0 +1,147 @@
+//! The whole program and a limiter that nobody here wrote: two workers on RabbitMQ, Redis and PostgreSQL, and nginx' `limit_req`
+//! in front of the provider. nginx' own log is the judge.
+//!
+//! One stand for all of these tests, one test at a time on it: its engines take longer to start than a test takes.
+
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use tokio::sync::{Mutex, MutexGuard};
+
+use crate::limit_req::{assert_paid_once, refused};
+use crate::nginx::Nginx;
+use crate::stand::Stand;
+
+/// Payments under the limit that fits; `NGINX_PAYMENTS` asks for more.
+const PAYMENTS: u32 = 1_000;
+const PATIENCE: Duration = Duration::from_secs(300);
+
+struct Shared {
+    stand: Stand,
+    workers: [usize; 2],
+}
+
+async fn shared() -> MutexGuard<'static, Shared> {
+    static SHARED: OnceLock<Mutex<Shared>> = OnceLock::new();
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let shared = SHARED.get_or_init(|| {
+        let mut stand = Stand::start();
+        let workers = [stand.add_worker(), stand.add_worker()];
+        Mutex::new(Shared { stand, workers })
+    });
+    shared.lock().await
+}
+
+impl Shared {
+    /// Applies a row that allows 100 requests in a second, and lets so many payments for it go at once.
+    fn pay(&self, provider: &str, nginx: &Nginx, payments: u32) {
+        self.stand.apply(&format!(
+            "[[provider]]\nname = \"{provider}\"\nurl = \"{}\"\npaused = true\nidempotency_retention_s = 86400\n\
+             [[provider.limit]]\nname = \"per-second\"\nmax_requests = 100\nwindow_ms = 1000\n",
+            nginx.url()
+        ));
+        let message = |n| json!({ "id": format!("{provider}-{n}"), "amount": 100 + n, "currency": "EUR" });
+        let lines: String = (0..payments).map(|n| format!("{}\n", message(n))).collect();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), lines).unwrap();
+        self.stand.sluicegate(&["enqueue", "--provider", provider, "--file", file.path().to_str().unwrap()]);
+        self.stand.sluicegate(&["provider", "resume", provider]);
+    }
+
+    fn count(&self, table: &str, condition: &str) -> u64 {
+        self.stand.count(&format!("SELECT count(*) FROM {table} WHERE {condition}"))
+    }
+
+    async fn await_succeeded(&self, provider: &str, payments: u32) {
+        let deadline = Instant::now() + PATIENCE;
+        let condition = format!("provider = '{provider}' AND state = 'succeeded'");
+        while self.count("jobs", &condition) < u64::from(payments) {
+            let logs = || self.workers.map(|worker| self.stand.worker_log(worker)).join("\n---\n");
+            assert!(Instant::now() < deadline, "{:?}\n{}", self.stand.states(), logs());
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        assert_eq!(self.count("jobs", &format!("provider = '{provider}'")), u64::from(payments));
+    }
+
+    /// The counter's value in each worker.
+    async fn counted(&self, counter: &str, provider: &str) -> [u64; 2] {
+        let mut values = [0; 2];
+        for (value, worker) in values.iter_mut().zip(self.workers) {
+            let answer = reqwest::get(format!("{}/metrics", self.stand.ops_url(worker))).await.unwrap();
+            let text = answer.text().await.unwrap();
+            let of = |line: &&str| line.starts_with(counter) && line.contains(&format!("provider=\"{provider}\""));
+            let counts = text.lines().filter(of).map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap());
+            *value = counts.sum();
+        }
+        values
+    }
+
+    async fn throttled(&self, provider: &str) -> u64 {
+        self.counted("sluicegate_provider_throttled_total", provider).await.iter().sum()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_workers_with_matching_limit_cause_no_429() {
+    let payments = std::env::var("NGINX_PAYMENTS").map_or(PAYMENTS, |text| text.parse().unwrap());
+    let nginx = Nginx::start("100r/s", 99, 1);
+    let shared = shared().await;
+    shared.pay("fits", &nginx, payments);
+    shared.await_succeeded("fits", payments).await;
+    let served = nginx.all_served();
+    assert_eq!((served.len(), refused(&served).len()), (payments as usize, 0));
+    assert_paid_once(&served, payments as usize);
+    assert_eq!(shared.throttled("fits").await, 0);
+    let sent = shared.counted("sluicegate_provider_requests_total", "fits").await;
+    assert!(sent.iter().all(|sent| *sent > 0) && sent.iter().sum::<u64>() == u64::from(payments), "{sent:?}");
+}
+
+/// What the test above would see if the two did not fit: a bucket that is five of a hundred smaller and slower.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn limit_five_percent_too_high_causes_429s() {
+    const BACKLOG: u32 = 3_000;
+    let nginx = Nginx::start("95r/s", 94, 1);
+    let shared = shared().await;
+    shared.pay("near", &nginx, BACKLOG);
+    let deadline = Instant::now() + PATIENCE;
+    while refused(&nginx.served()).is_empty() {
+        let served = nginx.served().len();
+        assert!(served < BACKLOG as usize && Instant::now() < deadline, "{served} requests, and no 429");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    // The rest is nobody's concern, and the next test wants the workers.
+    shared.stand.sluicegate(&["provider", "pause", "near"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn both_workers_honour_429s() {
+    const RETRY_AFTER_S: u32 = 2;
+    const PAYMENTS: u32 = 40;
+    let nginx = Nginx::start("2r/s", 5, RETRY_AFTER_S);
+    let shared = shared().await;
+    shared.pay("lower", &nginx, PAYMENTS);
+    shared.await_succeeded("lower", PAYMENTS).await;
+    let served = nginx.all_served();
+    let refused = refused(&served);
+    assert!(!refused.is_empty(), "{served:?}");
+    assert_paid_once(&served, PAYMENTS as usize);
+
+    // Counted, where it is watched and where it is kept, as often as nginx says; and none was the payment's fault.
+    let refusals = refused.len() as u64;
+    assert_eq!(shared.throttled("lower").await, refusals);
+    let outcomes = BTreeMap::from(["accepted", "throttled"].map(|outcome| {
+        let of = format!("outcome = '{outcome}' AND job_id LIKE 'lower-%'");
+        (outcome, shared.count("attempts", &of))
+    }));
+    assert_eq!(outcomes, BTreeMap::from([("accepted", u64::from(PAYMENTS)), ("throttled", refusals)]));
+    assert_eq!(shared.count("jobs", "provider = 'lower' AND attempts <> 1"), 0);
+
+    // Honoured by both: what was in flight may still come; then nobody comes until the wait is over.
+    for one in &refused {
+        let quiet = one.at_ms + 1_000..one.at_ms + u64::from(RETRY_AFTER_S) * 1_000 - 50;
+        let early = served.iter().find(|other| quiet.contains(&other.at_ms));
+        assert!(early.is_none(), "{early:?} came although {one:?} asked for {RETRY_AFTER_S} s");
+    }
+}

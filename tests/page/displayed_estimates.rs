@@ -1,0 +1,151 @@
+//! What the page says where it would be easy to say something false: limits on accounts, what is in no ledger yet, engines
+//! that are silent, counts that are old, and the order of a payment's story.
+
+use serde_json::{Value, json};
+
+use crate::browser::Browser;
+use crate::canned::Canned;
+
+fn card(provider: &str) -> String {
+    format!("article[aria-labelledby='card-{provider}']")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn account_limits_mark_clear_time_as_estimate() {
+    let canned = Canned::start(false).await;
+    let browser = Browser::open(&canned.origin, "").await;
+    browser.await_text(&card("running"), "at least 34 s").await;
+    browser.await_text(&card("running"), "limit per-account counts each account or reference on its own").await;
+    browser.await_text(&card("waiting-for-limit"), "about 7 min 8 s").await;
+    browser.await_text(&card("waiting-for-limit"), "at the rate of the last minutes: limit per-account").await;
+    assert!(!browser.text(&card("idle")).await.contains("at least"), "nothing depends on accounts there");
+    // Before a change: of such a limit nobody can say what it does, of another the least.
+    browser.visit("#/providers/running").await;
+    browser.await_text("#limits-title", "Limits").await;
+    browser.click("button[aria-label='Change limit per-account']").await;
+    browser.fill("dialog input[name=requests]", "0").await;
+    browser.await_true("return !document.querySelector('dialog button[type=submit]').disabled").await;
+    let changes = browser.text("dialog .changes").await;
+    assert_eq!(changes.matches("depends on accounts").count(), 2, "{changes}");
+    browser.click("//dialog//button[text()='Cancel']").await;
+    browser.click("button[aria-label='Change limit near']").await;
+    browser.fill("dialog input[name=requests]", "200").await;
+    browser.await_text("dialog .changes", "at least 1 min").await;
+    browser.await_text("dialog", "depends on whose it is").await;
+    browser.nothing_went_wrong(&[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unrecorded_queued_jobs_are_shown() {
+    let canned = Canned::start(false).await;
+    let browser = Browser::open(&canned.origin, "#/jobs?state=waiting&provider=paused").await;
+    let words = "80 more are in the queue of paused: no worker has taken them yet.";
+    browser.await_text(".queued", words).await;
+    browser.visit("#/jobs?state=waiting&provider=paused&account=shop").await;
+    browser.await_text(".queued", "whose they are, the queue does not say").await;
+    for elsewhere in ["#/jobs?state=succeeded&provider=paused", "#/jobs?state=waiting&provider=running"] {
+        browser.visit(elsewhere).await;
+        browser.await_text("tbody", "KWD").await;
+        assert_eq!(browser.text(".queued").await, "", "{elsewhere}");
+    }
+    browser.visit("#/jobs/paused-0042").await;
+    browser.await_text("main", "Not in the ledger").await;
+    browser.await_text("main", "In queues, not taken yet: 80 at paused").await;
+    browser.nothing_went_wrong(&["404 (Not Found)"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unknown_figures_are_marked_unknown() {
+    let canned = Canned::start(false).await;
+    let browser = Browser::open(&canned.origin, "").await;
+    browser.await_text(".counted", "Payments in the ledger were counted 2 min 5 s ago").await;
+    browser.await_text(&card("probing"), "Its row cannot be used, and the last good one counts: limit all").await;
+    browser.visit("#/providers/engine-away").await;
+    browser.await_text("#limits-title", "Limits").await;
+    let feet = "return [...document.querySelectorAll('.limit-foot')].map((foot) => foot.firstElementChild.innerText)";
+    browser.await_true("return document.querySelectorAll('.limit-foot').length === 3").await;
+    let silent = "use unknown: the limiter does not answer";
+    assert_eq!(
+        browser.run(feet).await,
+        json!([silent, "use unknown: it is switched off", "counted for each on its own"])
+    );
+    browser.await_text("#changes-title ~ *", "ticket 4711").await;
+    browser.await_text("#waits-title ~ *", "Only the wait while a worker holds the payment").await;
+    browser.visit("#/workers").await;
+    browser.await_text("article[aria-label=Limiter]", "No answer in time").await;
+    browser.await_text("article[aria-label=Database]", "Round trip under 0.01 ms").await;
+    browser.nothing_went_wrong(&[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn card_shows_the_tightest_limits() {
+    let canned = Canned::start(false).await;
+    let browser = Browser::open(&canned.origin, "").await;
+    browser.await_text(&card("idle"), "tight").await;
+    let names = "return [...document.querySelectorAll(`${args[0]} .limit-name`)].map((name) => name.innerText)";
+    assert_eq!(browser.run_with(names, json!([card("idle")])).await, json!(["tight", "middling"]));
+    browser.nothing_went_wrong(&[]).await;
+}
+
+/// Titles and words of a payment's story, in their order.
+async fn story(browser: &Browser, id: &str) -> Vec<String> {
+    browser.visit(&format!("#/jobs/{id}")).await;
+    browser.await_text("h1", id).await;
+    browser.await_text(".timeline", "Received").await;
+    let script = "return [...document.querySelectorAll('.timeline > li')].map((entry) => entry.innerText)";
+    let told = browser.run(script).await;
+    let plain = |entry: &Value| entry.as_str().unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
+    told.as_array().unwrap().iter().map(plain).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn timeline_shows_only_what_happened() {
+    let canned = Canned::start(false).await;
+    let browser = Browser::open(&canned.origin, "").await;
+    let told = story(&browser, "succeeded").await;
+    let starts = [
+        "Received",
+        "Waited for limit per-account For 2 min 4 s, until 11:59:59 UTC.",
+        "Sent",
+        "Answered: accepted",
+        "Succeeded",
+    ];
+    assert_eq!(told.len(), starts.len() + 1, "{told:#?}");
+    for (entry, words) in told.iter().zip(starts) {
+        assert!(entry.contains(words) && entry.contains(" UTC"), "{words}: {told:#?}");
+    }
+    assert!(!browser.text("#facts-title ~ *").await.contains("May have been charged"), "it was charged");
+    // Nothing left, so nothing was answered.
+    let told = story(&browser, "dead").await.join("\n");
+    assert!(told.contains("Could not be sent") && told.contains("Connection refused."), "{told}");
+    assert!(!told.contains("Answered") && !told.contains("Sent "), "{told}");
+    // The sentence of where it stands is there once.
+    story(&browser, "review").await;
+    browser.await_text(".timeline", "Waits for a person.").await;
+    assert_eq!(browser.text(".gates .here .gate-words").await, "");
+    browser.nothing_went_wrong(&[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn page_works_with_credentials_in_the_url() {
+    let canned = Canned::start(false).await;
+    let browser = Browser::open(&canned.origin, "").await;
+    browser.goto(&canned.origin.replace("http://", "http://alice:secret@")).await;
+    browser.await_text("main", "Refused by providers").await;
+    browser.await_text(".pulse", "Live").await;
+    browser.nothing_went_wrong(&[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keyboard_search_focuses_the_result() {
+    let canned = Canned::start(false).await;
+    let browser = Browser::open(&canned.origin, "").await;
+    browser.await_text("main", "Refused by providers").await;
+    browser.press("/").await;
+    browser.fill("#search", "succeeded").await;
+    browser.press("\u{E007}").await;
+    browser.await_text(".timeline", "Received").await;
+    browser.await_true("return document.activeElement.matches('main h1')").await;
+    assert_eq!(browser.text(":focus").await, "succeeded");
+    browser.nothing_went_wrong(&[]).await;
+}

@@ -1,0 +1,155 @@
+//! When a payment is recorded: with its first request where nothing makes it wait, before it waits where something does.
+
+use serde_json::json;
+use sluicegate::ledger::provider_row::ProviderRow;
+
+use super::bench::{Bench, limit, row};
+use super::script::Act;
+
+/// Each job's state as it was recorded, and every one that it had later.
+const STORY: &str = "CREATE TABLE story (job_id text, state text);
+    CREATE TRIGGER recorded AFTER INSERT ON jobs BEGIN INSERT INTO story VALUES (NEW.id, NEW.state); END;
+    CREATE TRIGGER changed AFTER UPDATE OF state ON jobs WHEN NEW.state <> OLD.state
+        BEGIN INSERT INTO story VALUES (NEW.id, NEW.state); END";
+
+async fn telling(rows: &[ProviderRow]) -> Bench {
+    let bench = Bench::open(rows).await;
+    bench.sql(STORY).await;
+    for row in rows {
+        // A gate that has not been heard yet makes everybody wait.
+        bench.pay(&row.name, &format!("warm-{}", row.name)).await;
+        bench.until_state(&format!("warm-{}", row.name), "succeeded").await;
+    }
+    bench
+}
+
+async fn states(bench: &Bench, id: &str) -> Vec<String> {
+    let rows = bench.texts(&format!("SELECT state FROM story WHERE job_id = '{id}' ORDER BY rowid")).await;
+    assert!(!rows.is_empty(), "{id} is not recorded");
+    rows
+}
+
+#[tokio::test]
+async fn ready_payment_is_recorded_with_its_request() {
+    let bench = telling(&[row("acme")]).await;
+    bench.pay("acme", "quick").await;
+    bench.until_state("quick", "succeeded").await;
+    assert_eq!(states(&bench, "quick").await, ["sending", "succeeded"]);
+    assert_eq!(bench.attempts("quick").await, [("accepted".to_owned(), true)]);
+    bench.until("the event", async || bench.events_of("quick").await.len() == 1).await;
+    bench.until("nobody has it in hand", async || bench.in_hand().await == 0).await;
+}
+
+#[tokio::test]
+async fn waiting_payment_is_recorded_first() {
+    let closed = ProviderRow { limits: vec![limit(1, 600_000)], ..row("bolt") };
+    let one_worker = ProviderRow { workers: 1, ..row("cora") };
+    let bench = telling(&[row("acme"), closed, one_worker]).await;
+    let timely = json!({ "id": "timely", "amount": 1, "currency": "EUR", "expires_at": "9999-01-01T00:00:00Z" });
+    bench.publish("acme", &timely.to_string()).await;
+    bench.until_state("timely", "succeeded").await;
+    assert_eq!(
+        states(&bench, "timely").await,
+        ["waiting", "sending", "succeeded"],
+        "its expiry is the ledger's to judge"
+    );
+    // The one slot is used for ten minutes.
+    bench.pay("bolt", "limited").await;
+    bench.until("it is recorded", async || bench.job("limited").await.is_some()).await;
+    assert_eq!(states(&bench, "limited").await, ["waiting"]);
+    bench.script.plan("held", [Act::Hold]);
+    bench.pay("cora", "held").await;
+    bench.until_sent("cora", 2).await;
+    bench.pay("cora", "behind").await;
+    // No worker is free, for longer than anybody may stay unrecorded.
+    bench.until("it is recorded", async || bench.job("behind").await.is_some()).await;
+    bench.script.let_go();
+    bench.until_state("behind", "succeeded").await;
+    assert_eq!(states(&bench, "behind").await, ["waiting", "sending", "succeeded"]);
+}
+
+#[tokio::test]
+async fn duplicate_messages_make_no_second_payment() {
+    let bench = telling(&[row("acme")]).await;
+    for round in 0..3 {
+        for id in ["a", "b", "c"] {
+            bench.pay("acme", &format!("{id}-{round}")).await;
+            bench.pay("acme", "warm-acme").await;
+        }
+    }
+    for id in ["a-0", "b-1", "c-2"] {
+        bench.until_state(id, "succeeded").await;
+    }
+    bench.until("all are acknowledged", async || bench.queued("acme").await == 0).await;
+    assert_eq!(bench.script.sent().len(), 10);
+    assert_eq!(bench.script.sent_for("warm-acme").len(), 1);
+    assert!(bench.published("payments.invalid").await.is_empty());
+}
+
+/// Nobody can take events from the ledger: they go as they were written.
+#[tokio::test]
+async fn event_is_published_by_its_writer() {
+    let bench = telling(&[row("acme")]).await;
+    let refusing = "CREATE TRIGGER taken BEFORE UPDATE OF taken_until ON outcome_events
+        BEGIN SELECT RAISE(ABORT, 'not from here'); END";
+    bench.sql(refusing).await;
+    for id in ["a", "b", "c"] {
+        bench.pay("acme", id).await;
+    }
+    let all_published =
+        "SELECT count(*) FROM outcome_events WHERE job_id IN ('a', 'b', 'c') AND published_at IS NOT NULL";
+    bench.until("all are published", async || bench.count(all_published).await == 3).await;
+    for id in ["a", "b", "c"] {
+        assert_eq!(bench.events_of(id).await.len(), 1, "{id}");
+    }
+}
+
+/// The ledger refuses the first write: nothing is sent, nothing is lost, and the lane rests instead of asking on and on.
+#[tokio::test]
+async fn unrecorded_first_request_is_not_sent() {
+    let mut bench = telling(&[row("acme")]).await;
+    bench.sql("CREATE TRIGGER refused BEFORE INSERT ON attempts BEGIN SELECT RAISE(ABORT, 'not now'); END").await;
+    bench.pay("acme", "job").await;
+    bench.until("the lane rests", async || bench.handed_back("acme", "engine_refused") == 1).await;
+    bench.stop().await;
+    assert_eq!((bench.script.sent_for("job").len(), bench.queued("acme").await), (0, 1));
+    // A worker that begins anew takes it at once: it is a redelivery, and claimed first.
+    bench.run();
+    let put_down = bench.until_put_down("job", "not now").await;
+    assert_eq!((put_down.state.as_str(), put_down.attempts), ("waiting", 0));
+    assert_eq!(bench.script.sent_for("job").len(), 0);
+    bench.stop().await;
+    bench.sql("DROP TRIGGER refused").await;
+    bench.sql("UPDATE jobs SET wake_at = created_at WHERE id = 'job'").await;
+    bench.sql("UPDATE queue_messages SET visible_at_ms = 0").await;
+    bench.run();
+    bench.until_state("job", "succeeded").await;
+    assert_eq!(bench.script.sent_for("job").len(), 1);
+}
+
+/// A limit that counts from the grant has no slot for whoever took a permit and did not use it.
+#[tokio::test]
+async fn already_recorded_payment_uses_its_permit() {
+    let of = |requests| ProviderRow {
+        slot_release: "grant".to_owned(),
+        limits: vec![limit(requests, 600_000)],
+        send_budget_ms: 2_000,
+        mode: "requeue".to_owned(),
+        leak_per_second: Some(1_000.0),
+        ..row("acme")
+    };
+    let bench = telling(&[of(1)]).await;
+    // Its copy comes when its time has come, or a little before.
+    for (sent, wait_ms) in [(2, 0), (3, 240)] {
+        let id = format!("in-{wait_ms}");
+        bench.pay("acme", &id).await;
+        bench.until_put_down(&id, "waits for limit").await;
+        bench.apply(&[of(sent)]).await;
+        bench.settings_known().await;
+        let wake_at = format!("unixepoch('subsec') * 1000 + {wait_ms}");
+        bench.sql(&format!("UPDATE jobs SET wake_at = {wake_at} WHERE id = '{id}'")).await;
+        bench.pay("acme", &id).await;
+        bench.until_state(&id, "succeeded").await;
+        assert_eq!(bench.script.sent().len(), usize::try_from(sent).unwrap());
+    }
+}

@@ -1,0 +1,142 @@
+//! Limits that change while jobs are parked for them.
+
+use std::time::Duration;
+
+use serde_json::json;
+use sluicegate::domain::limit::Rate;
+use sluicegate::ledger::provider_row::ProviderRow;
+
+use super::bench::{Bench, limit, name, row};
+use super::script::{Act, busy};
+
+const HOUR_MS: i64 = 3_600_000;
+
+/// Two an hour, and who has none is parked for the hour.
+fn hourly(provider: &str) -> ProviderRow {
+    ProviderRow {
+        mode: "requeue".to_owned(),
+        limits: vec![limit(2, HOUR_MS)],
+        leak_per_second: Some(1_000.0),
+        ..row(provider)
+    }
+}
+
+/// Two are sent, of which one must wait for an hour because the provider is busy; the others wait for the limit.
+async fn parked(bench: &Bench, provider: &str, others: &[&str]) {
+    let busy_id = format!("{provider}-busy");
+    bench.script.plan(&busy_id, [Act::Answer(busy(Some(Duration::from_secs(3_600))))]);
+    for id in [format!("{provider}-first"), busy_id] {
+        bench.pay(provider, &id).await;
+    }
+    bench.until_state(&format!("{provider}-first"), "succeeded").await;
+    bench.until_put_down(&format!("{provider}-busy"), "busy").await;
+    for id in others {
+        bench.pay(provider, id).await;
+        let job = bench.until_put_down(id, "waits for limit all").await;
+        assert_eq!((job.state.as_str(), job.attempts), ("waiting", 0));
+        // The next is taken although the lane rests.
+        bench.settings().set_paused(&name(provider), true).await.unwrap();
+        bench.settings().set_paused(&name(provider), false).await.unwrap();
+        bench.settings_known().await;
+    }
+}
+
+async fn raise(bench: &Bench, provider: &str) {
+    let rate = Rate::new(100, Duration::from_secs(3_600)).unwrap();
+    bench.settings().set_rate(&name(provider), "all", rate).await.unwrap();
+}
+
+#[tokio::test]
+async fn delayed_jobs_follow_a_raised_limit() {
+    let bench = Bench::open(&[hourly("acme"), hourly("bolt")]).await;
+    parked(&bench, "acme", &["a", "b", "c"]).await;
+    parked(&bench, "bolt", &["d"]).await;
+    raise(&bench, "acme").await;
+    for id in ["a", "b", "c"] {
+        assert_eq!(bench.until_state(id, "succeeded").await.attempts, 1, "{id}");
+    }
+    // Neither the other lane's, nor those that wait for something else.
+    assert_eq!(bench.job("d").await.unwrap().state, "waiting");
+    assert_eq!(bench.job("acme-busy").await.unwrap().state, "waiting");
+    assert_eq!(bench.count("SELECT count(*) FROM jobs WHERE sweeps > 0").await, 3);
+    assert_eq!(bench.script.sent().len(), 2 * 2 + 3);
+}
+
+/// Whoever notices that the limit is another may not have been there when it changed.
+#[tokio::test]
+async fn limit_raised_while_stopped_is_followed() {
+    let mut bench = Bench::prepared(&[hourly("acme")]).await;
+    bench.keep_limiter();
+    bench.run();
+    parked(&bench, "acme", &["a"]).await;
+    bench.stop().await;
+    raise(&bench, "acme").await;
+    bench.settings().set_paused(&name("acme"), true).await.unwrap();
+    bench.run();
+    bench.settings_known().await;
+    bench.settings().set_paused(&name("acme"), false).await.unwrap();
+    assert_eq!(bench.until_state("a", "succeeded").await.attempts, 1);
+}
+
+/// A lane rests until its limit has room; the limit is that of another row.
+#[tokio::test]
+async fn paused_lane_follows_another_rows_limit() {
+    let sharing = ProviderRow { quota: Some("acme".to_owned()), limits: vec![limit(50, 1_000)], ..row("bolt") };
+    let sharing = ProviderRow { leak_per_second: Some(1_000.0), mode: "requeue".to_owned(), ..sharing };
+    let other_limit = |mut row: ProviderRow| {
+        row.limits[0].name = "burst".to_owned();
+        row
+    };
+    let bench = Bench::open(&[hourly("acme"), other_limit(sharing)]).await;
+    for id in ["1", "2"] {
+        bench.pay("bolt", id).await;
+        bench.until_state(id, "succeeded").await;
+    }
+    bench.pay("bolt", "parked").await;
+    bench.until_put_down("parked", "waits for limit all").await;
+    bench.pay("bolt", "queued").await;
+    raise(&bench, "acme").await;
+    for id in ["queued", "parked"] {
+        bench.until_state(id, "succeeded").await;
+    }
+}
+
+/// A limit that is lowered for an hour takes no decision on jobs of larger cost.
+#[tokio::test]
+async fn cost_above_limit_waits_for_a_raise() {
+    let bench = Bench::open(&[ProviderRow { limits: vec![limit(10, 100)], ..row("acme") }]).await;
+    let publish = async |id: &str, cost: u32| {
+        let message = json!({ "id": id, "amount": 1, "currency": "EUR", "cost": cost });
+        bench.publish("acme", &message.to_string()).await;
+    };
+    publish("costly", 11).await;
+    let job =
+        bench.until_put_down("costly", "waits for limit all: cost 11 exceeds the 10 that it admits at once").await;
+    assert_eq!((job.state.as_str(), job.attempts), ("waiting", 0));
+    // Those behind it go on: the lane does not rest.
+    for (id, cost) in [("fits", 10), ("small", 1)] {
+        publish(id, cost).await;
+        bench.until_state(id, "succeeded").await;
+    }
+    assert_eq!(bench.job("costly").await.unwrap().state, "waiting");
+    let rate = Rate::new(100, Duration::from_millis(100)).unwrap();
+    bench.settings().set_rate(&name("acme"), "all", rate).await.unwrap();
+    assert_eq!(bench.until_state("costly", "succeeded").await.attempts, 1);
+    assert_eq!(bench.script.order(), ["fits", "small", "costly"]);
+    assert!(bench.attempts("costly").await.len() == 1 && bench.events_of("costly").await.len() <= 1);
+}
+
+/// Nothing waits for ever: its deadline and its age end such a job like any other.
+#[tokio::test]
+async fn cost_above_limit_still_expires() {
+    let bench = Bench::open(&[ProviderRow { limits: vec![limit(10, 100)], max_age_s: 1, ..row("acme") }]).await;
+    let message = |id: &str| json!({ "id": id, "amount": 1, "currency": "EUR", "cost": 11 });
+    bench.publish("acme", &message("old").to_string()).await;
+    let mut dated = message("dated");
+    dated["expires_at"] = (jiff::Timestamp::now() + Duration::from_millis(600)).to_string().into();
+    bench.publish("acme", &dated.to_string()).await;
+    bench.until_put_down("old", "cost 11 exceeds").await;
+    assert_eq!(bench.until_state("dated", "expired").await.attempts, 0);
+    assert_eq!(bench.until_state("old", "dead").await.attempts, 0);
+    assert!(bench.script.sent().is_empty());
+}

@@ -1,0 +1,151 @@
+//! Rules for new jobs become stricter while jobs that passed the old ones are open: those are finished, whoever brings
+//! their messages.
+
+use std::time::Duration;
+
+use serde_json::json;
+use sluicegate::domain::lookup::LookupResult;
+use sluicegate::domain::outcome::Outcome;
+use sluicegate::ledger::provider_row::ProviderRow;
+use sluicegate::queue::message::{CardNumbers, decode, decode_recorded};
+
+use super::bench::{Bench, name, row};
+use super::script::{Act, busy, timeout};
+use super::sweeps::{DEAD, give_up};
+
+const CARD: &str = "4242424242424242";
+
+fn with_card(id: &str, amount: u32) -> String {
+    json!({ "id": id, "amount": amount, "currency": "EUR", "payload": { "card": CARD } }).to_string()
+}
+
+/// A worker that lets cards through has put these down for ten minutes: `waiting`, `given-up`, and `unknown`, whose
+/// answer was lost. Then it ended.
+async fn recorded_under_the_old_rule() -> Bench {
+    let long = 600_000;
+    let mut bench =
+        Bench::prepared(&[ProviderRow { backoff_base_ms: long, backoff_max_ms: long, ..row("acme") }]).await;
+    bench.card_numbers = CardNumbers::Off;
+    bench.run();
+    for (id, act) in
+        [("waiting", busy(Some(Duration::from_secs(600)))), ("given-up", busy(None)), ("unknown", timeout())]
+    {
+        bench.script.plan(id, [Act::Answer(act)]);
+        bench.publish("acme", &with_card(id, 1)).await;
+        bench
+            .until("it is put down", async || bench.attempts(id).await.len() == 1 && !bench.job(id).await.unwrap().held)
+            .await;
+    }
+    bench.until("all are parked", async || bench.parked("acme").await == 3).await;
+    bench.stop().await;
+    for (id, state) in [("waiting", "waiting"), ("given-up", "waiting"), ("unknown", "unknown")] {
+        assert_eq!(bench.job(id).await.unwrap().state, state, "{id}");
+    }
+    bench
+}
+
+#[tokio::test]
+async fn job_recorded_under_older_rule_finishes() {
+    let mut bench = recorded_under_the_old_rule().await;
+    // One comes by its own message, one by the sweeper's copy, one by the broker's giving up.
+    bench.sql("DELETE FROM queue_messages WHERE CAST(body AS text) NOT LIKE '%\"waiting\"%'").await;
+    bench.sql("UPDATE queue_messages SET visible_at_ms = 0").await;
+    bench.sql("UPDATE jobs SET wake_at = unixepoch('subsec') * 1000 WHERE id <> 'unknown'").await;
+    bench.sql("UPDATE jobs SET wake_at = unixepoch('subsec') * 1000 - 7200000 WHERE id = 'unknown'").await;
+    give_up(&bench, &with_card("given-up", 1), "payments.acme", 0).await;
+    // There was a time before the rule against secrets, too.
+    let secret = json!({ "auth": "Bearer 0123456789abcdefghij" });
+    let body = json!({ "id": "unknown", "amount": 1, "currency": "EUR", "payload": &secret }).to_string();
+    assert!(decode(body.as_bytes(), &name("acme"), CardNumbers::Off).is_err());
+    let hash = decode_recorded(body.as_bytes(), &name("acme")).unwrap().hash.0;
+    let hash = hex::encode(hash);
+    bench
+        .without_constraints(&format!(
+            "UPDATE jobs SET payload = '{secret}', content_hash = x'{hash}' WHERE id = 'unknown'"
+        ))
+        .await;
+    bench.card_numbers = CardNumbers::Refuse;
+    bench.run();
+    for id in ["waiting", "given-up", "unknown"] {
+        bench.until_state(id, "succeeded").await;
+        assert_eq!(bench.script.sent_for(id).len(), 2, "{id}");
+    }
+    // Copies that come when all is done are done with, too.
+    bench.publish("acme", &with_card("waiting", 1)).await;
+    give_up(&bench, &body, "payments.acme", 0).await;
+    bench.until("no message is left", async || bench.queued("acme").await == 0 && bench.count(DEAD).await == 0).await;
+    bench.stop().await;
+    assert!(bench.published("payments.invalid").await.is_empty());
+    assert_eq!(bench.count("SELECT count(*) FROM rejected_messages").await, 0);
+    assert_eq!(bench.script.sent().len(), 6);
+}
+
+#[tokio::test]
+async fn new_or_changed_messages_are_still_rejected() {
+    let mut bench = recorded_under_the_old_rule().await;
+    bench.sql("DELETE FROM queue_messages").await;
+    bench.card_numbers = CardNumbers::Refuse;
+    bench.run();
+    bench.publish("acme", &with_card("new", 1)).await;
+    bench.publish("acme", &with_card("waiting", 2)).await;
+    give_up(&bench, &with_card("new", 1), "payments.acme", 0).await;
+    give_up(&bench, &with_card("waiting", 2), "payments.acme", 0).await;
+    bench.until("four are kept", async || bench.published("payments.invalid").await.len() == 4).await;
+    for message in bench.published("payments.invalid").await {
+        assert_eq!(message.properties["headers"]["x-sluicegate-reason"], "card_number", "{message:?}");
+    }
+    assert!(bench.job("new").await.is_none());
+    assert_eq!((bench.job("waiting").await.unwrap().state.as_str(), bench.script.sent().len()), ("waiting", 3));
+}
+
+/// What a provider calls a charge may be what nobody may keep: the charge counts, the reference is left out.
+#[tokio::test]
+async fn sensitive_reference_is_dropped_but_outcome_kept() {
+    let secret = "sk_live_4eC39HqLyjWDarjtT1zdp7dc";
+    let lookup = json!({"url": "https://acme.test/charges?id=${job:id}"}).as_object().cloned();
+    let mut bench = Bench::open(&[ProviderRow { idempotency_retention_s: None, lookup, ..row("acme") }]).await;
+    let accepted = |reference: &str| Outcome::Accepted { reference: Some(reference.to_owned()) };
+    for (id, outcome) in [
+        ("card", accepted(CARD)),
+        ("another-card", accepted("4111 1111 1111 1111")),
+        ("key", accepted(secret)),
+        ("plain", accepted("ch_1")),
+        ("refused", Outcome::Declined { reason: format!("provider answered 402: {secret}") }),
+    ] {
+        bench.script.plan(id, [Act::Answer(outcome)]);
+        bench.pay("acme", id).await;
+    }
+    bench.script.plan("asked", [Act::Answer(timeout())]);
+    bench.script.plan_lookups("asked", [LookupResult::Accepted { reference: Some(CARD.to_owned()) }]);
+    bench.pay("acme", "asked").await;
+    let of_card = "its reference is (withheld): it holds what looks like a card number";
+    let of_key = "its reference is (withheld): it holds what is obviously a secret";
+    for (id, state, reason, reference) in [
+        ("card", "succeeded", format!("accepted; {of_card}"), None),
+        ("another-card", "succeeded", format!("accepted; {of_card}"), None),
+        ("key", "succeeded", format!("accepted; {of_key}"), None),
+        ("plain", "succeeded", "accepted".to_owned(), Some("ch_1")),
+        ("refused", "declined", "(withheld)".to_owned(), None),
+        ("asked", "succeeded", format!("accepted, as the provider says when asked; {of_card}"), None),
+    ] {
+        let job = bench.until_state(id, state).await;
+        assert_eq!((job.reason, job.reference.as_deref()), (reason, reference), "{id}");
+    }
+    let kept = "SELECT COALESCE(group_concat(COALESCE(detail, '')), '') FROM attempts UNION ALL \
+                SELECT COALESCE(group_concat(COALESCE(reason, '') || COALESCE(provider_reference, '')), '') FROM outcome_events";
+    let kept = bench.texts(kept).await.join(" ");
+    assert!(![CARD, "4111 1111 1111 1111", secret].iter().any(|value| kept.contains(value)), "{kept}");
+    bench.stop().await;
+}
+
+/// `worker.card_numbers = \"off\"` holds for what providers say, too: their references may be numbers like that.
+#[tokio::test]
+async fn allowed_card_like_reference_is_kept() {
+    let mut bench = Bench::prepared(&[row("acme")]).await;
+    bench.card_numbers = CardNumbers::Off;
+    bench.run();
+    bench.script.plan("card", [Act::Answer(Outcome::Accepted { reference: Some(CARD.to_owned()) })]);
+    bench.pay("acme", "card").await;
+    assert_eq!(bench.until_state("card", "succeeded").await.reference.as_deref(), Some(CARD));
+    bench.stop().await;
+}

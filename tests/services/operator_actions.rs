@@ -1,0 +1,130 @@
+//! What people decide, on real engines: dead payments replayed and reviews sent again are paid once, within the limit;
+//! what is cancelled is never sent. The judge is the strict provider.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use sluicegate::provider::simulated::{FakeHandle, FakeOptions, FakeProvider};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::stand::Stand;
+use crate::support::process::free_port;
+
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// `acme` gives up at the first failure; `bolt` does not deduplicate; `shut` is closed.
+fn rows(acme: u16, bolt: u16) -> String {
+    let provider = |name: &str, port: u16, more: &str, limit: u32| {
+        format!(
+            "[[provider]]\nname = \"{name}\"\nurl = \"http://127.0.0.1:{port}/charges\"\ntimeout_ms = 2000\n{more}\n\
+             [[provider.limit]]\nname = \"per-second\"\nmax_requests = {limit}\nwindow_ms = 1000\n\n"
+        )
+    };
+    [
+        provider("acme", acme, "max_attempts = 1\nidempotency_retention_s = 86400", 100),
+        provider("bolt", bolt, "", 2),
+        provider("shut", acme, "", 0),
+    ]
+    .concat()
+}
+
+struct Serving {
+    handle: FakeHandle,
+    _until_dropped: DropGuard,
+}
+
+async fn serve(port: u16, options: FakeOptions) -> Serving {
+    let fake = FakeProvider::new(options);
+    let (handle, stop) = (fake.handle(), CancellationToken::new());
+    // One that ended a moment ago may not have let go of the port yet.
+    let deadline = std::time::Instant::now() + PATIENCE;
+    let listener = loop {
+        match tokio::net::TcpListener::bind(("127.0.0.1", port)).await {
+            Ok(listener) => break listener,
+            Err(error) => assert!(std::time::Instant::now() < deadline, "{port}: {error}"),
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    tokio::spawn(fake.serve(listener, stop.clone()));
+    Serving { handle, _until_dropped: stop.drop_guard() }
+}
+
+fn jobs(provider: &str, count: u32) -> Vec<Value> {
+    let message = |n| json!({ "id": format!("{provider}-{n}"), "amount": 100 + n, "currency": "EUR" }).to_string();
+    (0..count).map(|n| json!({ "key": provider, "body": message(n) })).collect()
+}
+
+/// Every one of `count` was charged once, and no window held more than the provider allows.
+fn assert_paid_once(serving: &Serving, count: usize) {
+    let (report, effects) = (serving.handle.report(), serving.handle.effects());
+    let ids: BTreeSet<&str> = effects.iter().map(|effect| effect.id.as_str()).collect();
+    assert_eq!((effects.len(), ids.len(), report.doubles, report.refused_429), (count, count, 0, 0));
+    assert!(report.limits.iter().all(|limit| limit.breaches == 0), "{report:?}");
+}
+
+async fn await_counts(stand: &Stand, provider: &str, state: &str, jobs: u64) {
+    let deadline = std::time::Instant::now() + PATIENCE;
+    loop {
+        let status: Value = serde_json::from_str(&stand.sluicegate(&["status", "--json"])).unwrap();
+        let line = status["providers"].as_array().unwrap().iter().find(|line| line["name"] == provider).unwrap();
+        if line[state] == jobs {
+            return;
+        }
+        assert!(std::time::Instant::now() < deadline, "{jobs} {state}: {line}\n{}", stand.worker_log(0));
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn operators_resolve_undecided_payments() {
+    let (acme, bolt) = (free_port(), free_port());
+    let mut stand = Stand::start();
+    stand.apply(&rows(acme, bolt));
+    // Answers 500 to everything and charges nothing; nobody but its own records can know that.
+    let failing = serve(bolt, FakeOptions { error_rate: 1.0, ..FakeOptions::default() }).await;
+    stand.add_worker();
+
+    // Nobody listens at acme: surely not sent, and given up.
+    assert_eq!(stand.publish(&jobs("acme", 6)), 6);
+    assert_eq!(stand.publish(&jobs("bolt", 6)), 6);
+    assert_eq!(stand.publish(&jobs("shut", 2)), 2);
+    await_counts(&stand, "acme", "dead", 6).await;
+    await_counts(&stand, "bolt", "review", 6).await;
+    await_counts(&stand, "shut", "waiting", 2).await;
+    assert!(failing.handle.effects().is_empty());
+
+    let back = serve(acme, FakeOptions { limits: vec!["100/1s".parse().unwrap()], ..FakeOptions::default() }).await;
+    stand.sluicegate(&["dlq", "discard", "acme-5", "--yes"]);
+    let dry: Value = serde_json::from_str(&stand.sluicegate(&["dlq", "replay", "--dry-run", "--json"])).unwrap();
+    assert_eq!(dry["would_change"], json!({ "acme": 5 }));
+    stand.sluicegate(&["dlq", "replay", "--yes", "--because", "acme is back"]);
+    await_counts(&stand, "acme", "succeeded", 5).await;
+    assert_paid_once(&back, 5);
+
+    drop(failing);
+    // A provider that does not deduplicate would charge a second request.
+    let options = FakeOptions { limits: vec!["2/1s".parse().unwrap()], deduplicate: false, ..FakeOptions::default() };
+    let mended = serve(bolt, options).await;
+    stand.sluicegate(&["jobs", "resolve", "bolt-0", "--as", "declined"]);
+    for number in 1..6 {
+        stand.sluicegate(&["jobs", "resolve", &format!("bolt-{number}"), "--as", "resend"]);
+    }
+    await_counts(&stand, "bolt", "succeeded", 5).await;
+    assert_paid_once(&mended, 5);
+
+    stand.sluicegate(&["jobs", "cancel", "shut-0"]);
+    stand.sluicegate(&["jobs", "cancel", "shut-1"]);
+    stand.sluicegate(&["limits", "set", "shut", "per-second", "100/1s"]);
+    let story: Value = serde_json::from_str(&stand.sluicegate(&["jobs", "show", "bolt-1", "--json"])).unwrap();
+    let told: Vec<&str> =
+        story["events"].as_array().unwrap().iter().map(|event| event["state"].as_str().unwrap()).collect();
+    assert_eq!(told, ["review", "succeeded"]);
+    let audit = &story["audit"][0];
+    assert_eq!((&audit["who"], &audit["cleared_maybe_charged"]), (&"sluicegate_operator".into(), &true.into()));
+    let log = tokio::task::block_in_place(|| stand.stop_worker(0));
+    assert!(log.contains("everything was finished or handed back"), "{log}");
+    // What was cancelled came round by its queue, if it still had one, and was done with.
+    assert_paid_once(&back, 5);
+    assert_eq!(stand.states()["cancelled"], 3);
+}

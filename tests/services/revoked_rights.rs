@@ -1,0 +1,103 @@
+//! Rights on queues that are taken from the worker's user while it runs: the providers whose queues those are say so, everybody
+//! else's payments go on over the same connection, and no payment is lost or charged twice.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use sluicegate::provider::simulated::FakeOptions;
+
+use crate::stand::Stand;
+
+const PATIENCE: Duration = Duration::from_secs(90);
+const USER: &str = "till";
+/// On everything but the queues of `bolt`s.
+const NO_BOLTS: &str = r"^(?!payments\.bolt).*";
+/// More than are looked at at once, so that refusals come while other looks are under way.
+const BOLTS: usize = 24;
+
+fn row(name: &str, fake: &str) -> String {
+    format!(
+        "[[provider]]\nname = \"{name}\"\nurl = \"{{url:{fake}}}\"\nidempotency_retention_s = 86400\n\n\
+         [[provider.limit]]\nname = \"per-second\"\nmax_requests = 100\nwindow_ms = 1000\n\n"
+    )
+}
+
+fn payment(provider: &str, id: &str) -> Value {
+    json!({ "key": provider, "body": json!({ "id": id, "amount": 1299, "currency": "EUR" }).to_string() })
+}
+
+fn bolt_payments(run: &str) -> Vec<Value> {
+    (0..BOLTS).map(|number| payment(&format!("bolt{number}"), &format!("{run}-{number}"))).collect()
+}
+
+/// State and cause of a provider, as `status` tells them.
+fn told(stand: &Stand, worker: usize, provider: &str) -> (String, String) {
+    let status: Value = serde_json::from_str(&stand.status_of(worker, &["status", "--json"])).unwrap();
+    let of = status["providers"].as_array().unwrap().iter().find(|one| one["name"] == provider).unwrap();
+    let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    (word(&of["state"]), word(&of["cause"]))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn revoked_rights_block_only_one_provider() {
+    let mut stand = Stand::start();
+    stand.use_broker_as(USER);
+    let latency = Duration::from_millis(300);
+    // Some of its payments are in flight at every moment.
+    stand.add_provider("acme", FakeOptions { latency: (latency, latency), ..FakeOptions::default() }).await;
+    stand.add_provider("bolts", FakeOptions::default()).await;
+    let mut rows = row("acme", "acme");
+    for number in 0..BOLTS {
+        write!(rows, "{}", row(&format!("bolt{number}"), "bolts")).unwrap();
+    }
+    stand.apply(&rows);
+    let worker = stand.add_worker();
+    stand.await_ready(worker).await;
+    assert_eq!(stand.publish(&bolt_payments("before")), BOLTS);
+    let mut settled = u64::try_from(BOLTS).unwrap();
+    stand.await_settled(settled, PATIENCE);
+
+    stand.set_broker_rights(USER, NO_BOLTS);
+    // Until all queues have been looked at, and a while longer.
+    let (mut paid, mut left) = (0_u64, 3);
+    while left > 0 {
+        let payments: Vec<Value> = (0..20).map(|number| payment("acme", &format!("acme-{}", paid + number))).collect();
+        assert_eq!(stand.publish(&payments), payments.len());
+        paid += 20;
+        stand.await_settled(settled + paid - 10, PATIENCE);
+        let log = stand.worker_log(worker);
+        assert!(!log.contains("connection lost") && !log.contains("lane closed"), "{log}");
+        assert!(paid < 10_000, "nothing is said of the queues without rights:\n{log}");
+        if log.contains("its lane goes on until it must be opened again") {
+            left -= 1;
+        }
+    }
+    settled += paid;
+    stand.await_settled(settled, PATIENCE);
+    let log = stand.worker_log(worker);
+    assert!(log.contains("queue `payments.bolt0`") && log.contains("ACCESS_REFUSED"), "{log}");
+
+    // A worker that begins without those rights.
+    stand.stop_worker(worker);
+    let worker = stand.add_worker();
+    stand.await_ready(worker).await;
+    assert_eq!(stand.publish(&bolt_payments("refused")), BOLTS);
+    assert_eq!(stand.publish(&[payment("acme", "beside")]), 1);
+    settled += 1;
+    stand.await_settled(settled, PATIENCE);
+    stand.await_that(PATIENCE, || {
+        let (state, cause) = told(&stand, worker, "bolt7");
+        let names = cause.contains("queue `payments.bolt7`") && cause.contains("ACCESS_REFUSED");
+        state == "misconfigured" && names && cause.contains("give the user of queue.url the rights")
+    });
+    assert_ne!(told(&stand, worker, "acme").0, "misconfigured");
+
+    // Given back while it runs.
+    stand.set_broker_rights(USER, ".*");
+    settled += u64::try_from(BOLTS).unwrap();
+    stand.await_settled(settled, PATIENCE);
+    assert!(!stand.worker_log(worker).contains("connection lost"), "{}", stand.worker_log(worker));
+    assert_eq!(stand.providers["acme"].effects().len(), usize::try_from(paid).unwrap() + 1);
+    assert_eq!(stand.providers["bolts"].effects().len(), 2 * BOLTS);
+}
