@@ -38,7 +38,7 @@ const AFTER_THE_DRAIN: [(&str, &str); 4] = [
     ("src/worker/supervisor.rs", "FINAL_FLUSH_MAX"),
     ("src/cli/run.rs", "LAST_HEARTBEAT_TIMEOUT"),
     ("src/app/mod.rs", "CLOSE_MAX"),
-    ("src/main.rs", "FLUSH_MAX"),
+    ("src/main.rs", "FLUSH_TIMEOUT"),
 ];
 /// And then for the spans that are left, where spans are sent.
 const SPANS: (&str, &str) = ("src/telemetry/otlp.rs", "EXPORT_TIMEOUT");
