@@ -1,9 +1,12 @@
 -- Every instant can be read by the program: RFC 3339 in milliseconds (`EpochMs` of src/domain/time.rs). One row beyond that
 -- made every question about the jobs fail that met it. Triggers, because SQLite adds no CHECK to a column that is there.
 
--- What lies ahead stays as late as can be written; what has happened was no later than now. A payment's own times never
--- change, and audits neither: such a row is named and left out.
+-- What lies ahead stays as late as can be written; what has happened was no later than now. Audits never change: such a row
+-- is named and left out. A payment's own times change here alone, so the trigger that forbids it is made again below.
+DROP TRIGGER content_never_changes;
 UPDATE jobs SET
+    not_before = min(max(not_before, -62135596800000), 253402207199999),
+    expires_at = min(max(expires_at, -62135596800000), 253402207199999),
     wake_at = min(max(wake_at, -62135596800000), 253402207199999),
     wait_until = min(max(wait_until, -62135596800000), 253402207199999),
     lease_until = min(max(lease_until, -62135596800000), CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)),
@@ -16,7 +19,9 @@ UPDATE jobs SET
     wait_begun_at = min(max(wait_begun_at, -62135596800000), CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)),
     delayed_until = min(max(delayed_until, -62135596800000), CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)),
     first_sent_at = CASE WHEN first_sent_at > 253402207199999 THEN -62135596800000 ELSE max(first_sent_at, -62135596800000) END
-WHERE wake_at NOT BETWEEN -62135596800000 AND 253402207199999
+WHERE not_before NOT BETWEEN -62135596800000 AND 253402207199999
+    OR expires_at NOT BETWEEN -62135596800000 AND 253402207199999
+    OR wake_at NOT BETWEEN -62135596800000 AND 253402207199999
     OR wait_until NOT BETWEEN -62135596800000 AND 253402207199999
     OR lease_until NOT BETWEEN -62135596800000 AND 253402207199999
     OR first_sent_at NOT BETWEEN -62135596800000 AND 253402207199999
@@ -28,6 +33,24 @@ WHERE wake_at NOT BETWEEN -62135596800000 AND 253402207199999
     OR wait_since NOT BETWEEN -62135596800000 AND 253402207199999
     OR wait_begun_at NOT BETWEEN -62135596800000 AND 253402207199999
     OR delayed_until NOT BETWEEN -62135596800000 AND 253402207199999;
+-- What says whose a payment was, and for what, may be emptied once it has ended.
+CREATE TRIGGER content_never_changes
+    BEFORE UPDATE OF id, provider, idempotency_key, key_given, content_hash, amount, currency, account, reference, cost,
+                     priority, not_before, expires_at, payload ON jobs
+    WHEN NEW.id <> OLD.id OR NEW.provider <> OLD.provider OR NEW.idempotency_key <> OLD.idempotency_key
+        OR NEW.key_given <> OLD.key_given OR NEW.content_hash <> OLD.content_hash OR NEW.amount <> OLD.amount
+        OR NEW.currency <> OLD.currency OR NEW.cost <> OLD.cost OR NEW.priority <> OLD.priority
+        OR NEW.not_before IS NOT OLD.not_before OR NEW.expires_at IS NOT OLD.expires_at
+        OR (NEW.account IS NOT OLD.account
+            AND (NEW.account IS NOT NULL OR NEW.state IN ('waiting', 'sending', 'unknown')))
+        OR (NEW.reference IS NOT OLD.reference
+            AND (NEW.reference IS NOT NULL OR NEW.state IN ('waiting', 'sending', 'unknown')))
+        OR (NEW.payload IS NOT OLD.payload
+            AND (NEW.payload IS NOT NULL OR NEW.state IN ('waiting', 'sending', 'unknown')))
+BEGIN
+    SELECT raise(ABORT, 'what a payment is never changes: publish a new payment');
+END;
+
 UPDATE attempts SET began_at = min(max(began_at, -62135596800000), CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)),
     ended_at = min(max(ended_at, -62135596800000), CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER))
 WHERE began_at NOT BETWEEN -62135596800000 AND 253402207199999
