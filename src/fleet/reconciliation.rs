@@ -32,7 +32,7 @@ pub struct ProviderReconciliation {
     pub oldest_open_ms: Option<u64>,
     pub without_event: u64,
     pub without_cause: u64,
-    /// Open, and a field of its row cannot be read.
+    /// Open, in `review` or `dead`, and a field of its row cannot be read.
     pub unreadable: u64,
     /// What does not add up, in words; empty when everything does.
     pub faults: Vec<String>,

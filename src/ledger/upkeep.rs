@@ -120,8 +120,8 @@ pub struct LedgerReconciliation {
     pub without_event: u64,
     /// Jobs that succeeded by an accepted attempt, and have none.
     pub without_accepted_attempt: u64,
-    /// Open jobs whose rows lists and sweeps leave out, because an instant or a count in them is none. They are counted where
-    /// they are, like the others.
+    /// Jobs that are open, in review or dead, and whose rows lists and sweeps leave out, because an instant or a count in them
+    /// is none. They are counted where they are, like the others.
     pub unreadable: u64,
 }
 
@@ -150,8 +150,7 @@ impl LedgerReconciliation {
                 .push(format!("{} succeeded without an accepted attempt", count(self.without_accepted_attempt, "job")));
         }
         if self.unreadable > 0 {
-            faults
-                .push(format!("{} whose row cannot be read: `jobs list` names it", count(self.unreadable, "open job")));
+            faults.push(format!("{} whose row cannot be read: `jobs list` names it", count(self.unreadable, "job")));
         }
         for (state, jobs) in self.states.iter().filter(|(state, _)| !STATES.contains(&state.as_str())) {
             faults.push(format!("{} in state `{state}`, which this program does not know", count(*jobs, "job")));

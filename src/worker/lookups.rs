@@ -92,6 +92,12 @@ async fn process(lane: &LaneContext, recorded: &JobToRepublish) -> DeliveryActio
     let arrived = DeliveredCopy::queued(recorded.copy);
     match claim(lane, &decoded, arrived, Duration::ZERO).instrument(spans::step("claim")).await {
         Some(Claim::Claimed(claimed)) => run_claimed(lane, Box::new(decoded), claimed, (Instant::now(), None)).await,
+        // As for a delivery, but without a message: it is asked for again when its row was repaired.
+        Some(Claim::Unreadable(problem)) => {
+            let job = &recorded.job.id;
+            tracing::error!(provider = %lane.name, job = %job, problem, "a job's row cannot be read: repair it by SQL");
+            DeliveryAction::Requeue
+        }
         // Somebody else has it, or it has ended.
         _ => DeliveryAction::Requeue,
     }

@@ -257,8 +257,13 @@ fn job(state: &str) -> Value {
 
 fn jobs(empty: bool, query: &str) -> Value {
     let fits = |state: &str| !query.contains("state=") || query.contains(&format!("state={state}"));
+    if query.contains("provider=torn") {
+        let unreadable = json!([{"id": "torn-1", "problem": "column `wake_at` is no instant"}]);
+        return json!({"jobs": [], "unreadable": unreadable, "next": "torn-1"});
+    }
     let jobs: Vec<Value> = JOB_STATES.iter().filter(|state| fits(state)).map(|state| job(state)).collect();
-    json!({"jobs": if empty { Vec::new() } else { jobs }, "next": null})
+    let unreadable = json!([{"id": HOSTILE, "problem": HOSTILE}]);
+    json!({"jobs": if empty { Vec::new() } else { jobs }, "unreadable": if empty { json!([]) } else { unreadable }, "next": null})
 }
 
 fn story(state: &str) -> Value {

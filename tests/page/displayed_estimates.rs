@@ -55,6 +55,23 @@ async fn unrecorded_queued_jobs_are_shown() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn unreadable_payments_are_named() {
+    let canned = Canned::start(false).await;
+    let browser = Browser::open(&canned.origin, "").await;
+    for list in
+        ["#/attention?state=review&provider=torn", "#/attention?state=dead&provider=torn", "#/jobs?provider=torn"]
+    {
+        browser.visit(list).await;
+        browser
+            .await_text(".unreadable", "The row of payment torn-1 cannot be read: column `wake_at` is no instant")
+            .await;
+        // A page of them alone hides nothing that is behind it.
+        browser.await_true("return document.querySelector('.pages button:last-child').disabled === false").await;
+    }
+    browser.nothing_went_wrong(&[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn unknown_figures_are_marked_unknown() {
     let canned = Canned::start(false).await;
     let browser = Browser::open(&canned.origin, "").await;

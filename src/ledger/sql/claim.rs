@@ -58,6 +58,7 @@ pub struct ClaimStatements {
     done_with: Sql,
     key_holder: Sql,
     unknown_age: Sql,
+    abandon: Sql,
 }
 
 impl ClaimStatements {
@@ -115,6 +116,11 @@ impl ClaimStatements {
                  RETURNING id",
             ),
             key_holder: dialect.render("SELECT id FROM jobs WHERE provider = $1 AND idempotency_key = $2"),
+            // Nothing else of the row changes: it is repaired by SQL.
+            abandon: dialect.render(
+                "UPDATE jobs SET lease_owner = NULL, lease_until = NULL \
+                 WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL RETURNING id",
+            ),
             // A statement of its own, after the claim: a claim that waited for the row does not see an attempt that was begun
             // meanwhile.
             unknown_age: dialect.render(
@@ -159,7 +165,15 @@ impl ClaimStatements {
     }
 
     async fn claimed(&self, engine: &dyn Engine, job: &Job, row: &SqlRow) -> Result<Claim, LedgerError> {
-        let mut claimed = claimed(job, row)?;
+        let mut claimed = match claimed(job, row) {
+            Ok(claimed) => claimed,
+            // Or the lease would run out, and the next claim would count a worker that was lost.
+            Err(error) => {
+                let args: [Value; 2] = [job.id.as_str().into(), row.int("fence")?.into()];
+                engine.query(&self.abandon, Arc::from(args)).await?;
+                return Err(error);
+            }
+        };
         if claimed.maybe_charged {
             let rows = engine.query(&self.unknown_age, Arc::from([job.id.as_str().into()])).await?;
             claimed.unknown_age = rows.first().map(|row| row.opt_ms("unknown_age_ms")).transpose()?.flatten();

@@ -2,8 +2,10 @@
 
 use std::path::Path;
 
+use sluicegate::domain::outcome::FinalState;
 use sluicegate::ledger::operator::{JobFilter, JobPage};
 use sluicegate::ledger::upkeep::{CheckScope, OverduePolicy};
+use sluicegate::ledger::{FencedWrite, JobState, LedgerError};
 use sqlx::migrate::Migrator;
 
 use super::*;
@@ -11,14 +13,16 @@ use super::*;
 on_every_database!(
     no_instant_is_infinite,
     an_unreadable_row_is_named_and_skipped,
+    unreadable_claim_releases_the_lease,
     unreadable_event_does_not_block_others,
+    unreadable_review_and_dead_jobs_are_counted,
     infinite_instants_are_repaired_by_migrating,
 );
 
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// Before and behind all that can be read, as SQL.
-fn beyond(kind: Kind) -> [&'static str; 4] {
+pub(super) fn beyond(kind: Kind) -> [&'static str; 4] {
     match kind {
         Kind::Postgres => ["'-infinity'", "'0001-01-01 00:00:00+00 BC'", "'9999-12-30 22:00:00+00'", "'infinity'"],
         _ => ["-9000000000000000000", "-62135596800001", "253402207200000", "9223372036854775807"],
@@ -27,7 +31,7 @@ fn beyond(kind: Kind) -> [&'static str; 4] {
 
 impl Fixture {
     /// Switches the rules off that the rows of these tests break.
-    async fn without_rules(&self) {
+    pub(super) async fn without_rules(&self) {
         let off = match self.postgres {
             Some(_) => {
                 "ALTER TABLE jobs DROP CONSTRAINT instants_are_finite, DROP CONSTRAINT attempts_is_0_or_more, \
@@ -160,7 +164,7 @@ async fn an_unreadable_row_is_named_and_skipped(kind: Kind) {
         // A state that is none of the open ones has no event here.
         faults.retain(|fault| !fault.contains("without an event"));
         assert_eq!(faults.len(), 2, "{faults:?}");
-        assert!(faults[0].starts_with("5 open jobs whose row cannot be read"), "{faults:?}");
+        assert!(faults[0].starts_with("5 jobs whose row cannot be read"), "{faults:?}");
         assert!(faults[1].starts_with("1 job in state `held`"), "{faults:?}");
         assert!(account.oldest_open.is_some_and(|age| age < MINUTE), "{account:?}");
     }
@@ -180,6 +184,41 @@ async fn an_unreadable_row_is_named_and_skipped(kind: Kind) {
     assert_eq!(back, ["early", "good-1", "good-2", "negative", "young"]);
     let swept = "SELECT count(*) FROM jobs WHERE sweep_after > updated_at";
     assert_eq!(fixture.one(swept).await, "6");
+}
+
+/// The next claim does not take its holder for a worker that was lost.
+async fn unreadable_claim_releases_the_lease(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let [early, ..] = beyond(kind);
+    fixture.released("p").await;
+    fixture.without_rules().await;
+    fixture.without_constraints(&format!("UPDATE jobs SET wake_at = {early}")).await.unwrap();
+    for _ in 0..2 {
+        let claimed = fixture.ledger().claim(&job("p"), hash(1), "worker-b", LEASE).await;
+        assert!(matches!(claimed, Err(LedgerError::Corrupt(_))), "{claimed:?}");
+        assert_eq!(fixture.one("SELECT count(*) FROM jobs WHERE lease_until IS NULL AND lost_holders = 0").await, "1");
+    }
+    assert_eq!(fixture.one(&format!("SELECT count(*) FROM jobs WHERE wake_at = {early}")).await, "1", "as it was");
+}
+
+async fn unreadable_review_and_dead_jobs_are_counted(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let [.., late] = beyond(kind);
+    for (id, state) in [("review", FinalState::Review), ("dead", FinalState::Dead), ("paid", FinalState::Succeeded)] {
+        let hold = fixture.take(&job(id)).await.lease;
+        let next = JobState::Final { state, reason: "ended".to_owned(), reference: None };
+        assert_eq!(fixture.ledger().transition(&hold, &next).await.unwrap(), FencedWrite::Applied);
+    }
+    fixture.without_rules().await;
+    fixture.without_constraints(&format!("UPDATE jobs SET wake_at = {late}")).await.unwrap();
+    for checked in [CheckScope::Since(MINUTE), CheckScope::All] {
+        let accounts = fixture.database.upkeep().reconcile(MINUTE, checked).await.unwrap();
+        let [account] = &accounts[..] else { panic!("{accounts:?}") };
+        assert_eq!((account.recorded, account.unreadable), (3, 2), "{account:?}");
+        let faults = account.discrepancies();
+        let named = |fault: &String| fault.starts_with("2 jobs whose row cannot be read");
+        assert!(faults.iter().any(named), "{faults:?}");
+    }
 }
 
 async fn unreadable_event_does_not_block_others(kind: Kind) {

@@ -29,6 +29,10 @@ pub(in crate::ledger::sql) use retention::LIMIT_WINDOW_MAX;
 /// The states in which a job is not final.
 pub(in crate::ledger::sql) const OPEN: &str = "state IN ('waiting', 'sending', 'unknown')";
 
+/// What every list and every sweep reads of a row.
+const READABLE: &str = "{readable:wake_at} AND {readable:created_at} AND {readable:updated_at} \
+     AND (not_before IS NULL OR {readable:not_before}) AND (expires_at IS NULL OR {readable:expires_at}) AND attempts >= 0";
+
 pub struct UpkeepStatements {
     republish: republish::RepublishStatements,
     ending: retention::RetentionStatements,

@@ -12,8 +12,8 @@ use super::super::dialect::Dialect;
 use super::super::engine::{Args, Engine, Sql};
 use super::super::reports::LANES;
 use super::super::row::{SqlRow, corrupt};
-use super::OPEN;
 use super::finished_totals::{NOT_FOR_GOOD, finished_since_totals};
+use super::{OPEN, READABLE};
 use crate::ledger::LedgerError;
 use crate::ledger::operator::STATES;
 use crate::ledger::upkeep::{CheckScope, LedgerReconciliation};
@@ -52,10 +52,6 @@ const RETURN_LATE_MS: u32 = 1_000;
 /// job was written last. A job may be due later than that.
 /// A job in hand may have one beside it that returned, which another delivery takes away again.
 const RETURNED_AT: &str = "CASE WHEN delayed_copy = copy THEN delayed_until ELSE updated_at END";
-
-/// What every list and every sweep reads of a row.
-const READABLE: &str = "{readable:wake_at} AND {readable:created_at} AND {readable:updated_at} \
-     AND (not_before IS NULL OR {readable:not_before}) AND (expires_at IS NULL OR {readable:expires_at}) AND attempts >= 0";
 
 pub struct ReconciliationStatements(Dialect);
 
@@ -97,7 +93,7 @@ impl ReconciliationStatements {
             [("without_event", NO_EVENT), ("without_cause", NO_CAUSE)]
                 .map(|(place, fault)| part(place, &format!("{which} AND {fault}")))
         });
-        let left = std::iter::once(part("message_left", MESSAGE_LEFT));
+        let left = [part("message_left", MESSAGE_LEFT), unreadable_to_decide()];
         let parts: Vec<String> = open.into_iter().chain(states).chain(checks).chain(left).collect();
         self.0.render(&format!("{LANES}, {LANE_STATES} {}", parts.join(" UNION ALL ")))
     }
@@ -173,6 +169,15 @@ fn counted_with_totals() -> Vec<String> {
     ]
 }
 
+/// Jobs that wait for an operator, by the index of states: no list shows those whose rows cannot be read.
+fn unreadable_to_decide() -> String {
+    format!(
+        "SELECT jobs.provider, 'unreadable' AS place, NULL AS state, count(*) AS jobs, {NOT_OF_OPEN} \
+         FROM lanes {{join}} jobs ON jobs.provider = lanes.provider AND jobs.state IN ('review', 'dead') \
+         WHERE NOT ({READABLE}) GROUP BY jobs.provider"
+    )
+}
+
 /// Grouped by an expression, because SQLite would rather read all jobs in the order of an index on the column.
 fn part(place: &str, which: &str) -> String {
     format!(
@@ -198,12 +203,14 @@ fn add_row(account: &mut LedgerReconciliation, row: &SqlRow) -> Result<(), Ledge
             (account.past_deadline, account.oldest_open) = (jobs, row.opt_ms("oldest_ms")?);
             (account.delayed, account.delayed_for) = (count("parked")?, row.opt_ms("parked_ms")?);
             (account.active, account.due, account.overdue) = (count("in_hand")?, count("due")?, count("astray")?);
-            (account.in_flight, account.unreadable) = (count("in_flight")?, count("unreadable")?);
+            account.in_flight = count("in_flight")?;
+            account.unreadable += count("unreadable")?;
             account.messages_min += count("messages_least")?;
             account.messages_max += count("messages_most")?;
         }
         // At most: another delivery may have taken it away for a while.
         "message_left" => account.messages_max += jobs,
+        "unreadable" => account.unreadable += jobs,
         // Settled and in review are counted apart.
         "without_event" => account.without_event += jobs,
         "without_cause" => account.without_accepted_attempt += jobs,

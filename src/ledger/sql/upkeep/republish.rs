@@ -10,7 +10,7 @@ use super::super::dialect::Dialect;
 use super::super::engine::{Args, Engine, Sql, Value};
 use super::super::fenced_write;
 use super::super::row::{SqlRow, corrupt, read_each, read_or_log};
-use super::OPEN;
+use super::{OPEN, READABLE};
 use crate::domain::disposition::RetryPolicy;
 use crate::domain::explain::reason::{LIMIT_PREFIX, PAUSED, THROTTLED};
 use crate::domain::job::{ContentHash, Identifier, Job};
@@ -40,6 +40,11 @@ const BORN: &str = "(CASE WHEN not_before > COALESCE(revived_at, created_at) THE
 /// `not_before` and `expires_at` are read as epoch milliseconds.
 const RECORDED: &str = "id, provider, idempotency_key, key_given, content_hash, amount, currency, account, reference, \
      cost, priority, {ms:not_before} AS not_before_ms, {ms:expires_at} AS expires_at_ms, payload, sweeps, copy";
+
+/// What a job's message and its claim read of a row besides. A row that no claim can read stays due and first in the order.
+const CLAIMABLE: &str = "(revived_at IS NULL OR {readable:revived_at}) AND {readable:first_sent_at} \
+     AND last_attempt >= 0 AND lookups >= 0 AND lost_holders >= 0 AND sweeps >= 0 AND cost BETWEEN 0 AND 65535 \
+     AND priority BETWEEN 0 AND 255 AND length(content_hash) = 32";
 
 pub struct RepublishStatements {
     overdue: Sql,
@@ -88,7 +93,7 @@ impl RepublishStatements {
             "SELECT {}, COALESCE(delayed_copy, copy) AS copy FROM jobs \
              WHERE provider = $1 AND state = 'unknown' AND wake_at <= {{now}} \
                  AND (lease_until IS NULL OR lease_until <= {{now}}) \
-                 AND (delayed_until IS NULL OR delayed_until <= {{now}}) \
+                 AND (delayed_until IS NULL OR delayed_until <= {{now}}) AND {READABLE} AND {CLAIMABLE} \
                  AND NOT ($3 AND COALESCE(first_sent_at > {{after:(0 - $4)}}, true) \
                      AND (attempts < $5 OR COALESCE(resend, '') = 'granted') AND {BORN} >= {{after:(0 - $6)}}) \
              ORDER BY wake_at LIMIT $2",
@@ -176,7 +181,7 @@ impl RepublishStatements {
             policy.max_attempts.into(),
             policy.max_age.into(),
         ];
-        // Asked every second: a row that cannot be read is named when it is overdue.
+        // Asked every second: a row that cannot be read is named when it is overdue, and takes no other's place here.
         Ok(read_each(&engine.query(&self.lookups, Arc::from(args)).await?, "id", job_to_republish).rows)
     }
 

@@ -4,11 +4,13 @@ use sluicegate::domain::disposition::{AttemptHistory, LookupPolicy, PreSend, Res
 use sluicegate::ledger::LookupEnd;
 use sluicegate::ledger::copies::{DeliveredCopy, ReturnPlan};
 
+use super::super::timestamps::beyond;
 use super::*;
 
 on_every_database!(
     due_lookups_follow_the_lookup_rule,
     due_lookups_exclude_leased_and_delayed_jobs,
+    unreadable_lookups_do_not_hold_up_others,
     job_claimed_without_message_adds_none,
     message_counts_regardless_of_lookup_result,
     finished_jobs_message_counts_until_taken,
@@ -134,6 +136,26 @@ async fn due_lookups_exclude_leased_and_delayed_jobs(kind: Kind) {
     assert_eq!((due[0].job.id.as_str(), due[0].copy), ("due-first", 1));
     assert_eq!(fixture.upkeep().due_lookups(&name("stripe"), &FORGETS, 1).await.unwrap().len(), 1);
     assert_eq!(fixture.upkeep().due_lookups(&name("adyen"), &FORGETS, 9).await.unwrap(), []);
+}
+
+/// However long they have been due.
+async fn unreadable_lookups_do_not_hold_up_others(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let [early, .., late] = beyond(kind);
+    let unreadable = ["wake_at", "created_at", "first_sent_at", "not_before", "expires_at"];
+    for id in unreadable.into_iter().chain(["good"]) {
+        fixture.is_unknown(id).await;
+    }
+    fixture.without_rules().await;
+    for column in unreadable {
+        fixture.move_back(column, "wake_at", 20).await;
+        let instant = if column == "expires_at" { late } else { early };
+        let set = format!("UPDATE jobs SET {column} = {instant} WHERE id = '{column}'");
+        fixture.without_constraints(&set).await.unwrap();
+    }
+    let due = fixture.upkeep().due_lookups(&name("stripe"), &FORGETS, 1).await.unwrap();
+    assert_eq!(ids(&due), ["good"]);
+    assert_eq!(ids(&fixture.due_lookups(&FORGETS).await), ["good"]);
 }
 
 async fn job_claimed_without_message_adds_none(kind: Kind) {

@@ -6,7 +6,7 @@ import { count, plural } from "../format.js";
 import { button, empty, loading } from "../parts.js";
 import { askBulk } from "./bulk.js";
 import { discard, replay, resolve } from "./decide.js";
-import { Pages, jobTable } from "./job_table.js";
+import { Pages, isEmpty, jobTable, unreadableRows } from "./job_table.js";
 
 const PAGE = 50;
 const KINDS = {
@@ -53,11 +53,11 @@ export function attention(context, fields) {
 
   function list() {
     if (told === null) return loading(context);
-    if (told.jobs.length === 0 && pages.seen.length === 1) return empty(nothing, calm);
+    if (isEmpty(told) && pages.seen.length === 1) return empty(nothing, calm);
     const single = state === "review"
       ? { title: "Decide", cell: (job) => button("Resolve", () => resolve(job, context), "", { "aria-label": `Resolve ${job.id}` }) }
       : { title: "Decide", cell: (job) => [button("Replay", () => replay(job, context), "", { "aria-label": `Replay ${job.id}` }), " ", button("Discard", () => discard(job, context), "", { "aria-label": `Discard ${job.id}` })] };
-    return [state === "dead" ? bulkBar() : null, jobTable(state === "dead" ? "Payments that were given up" : "Payments to review", told.jobs, { lead: state === "dead" ? picker() : null, tail: single }), pages.bar(told.next, context.refresh)];
+    return [state === "dead" ? bulkBar() : null, unreadableRows(told.unreadable), jobTable(state === "dead" ? "Payments that were given up" : "Payments to review", told.jobs, { lead: state === "dead" ? picker() : null, tail: single }), pages.bar(told.next, context.refresh)];
   }
 
   function picker() {

@@ -36,6 +36,14 @@ export function jobTable(caption, jobs, { lead, tail } = {}) {
   })));
 }
 
+/** Payments of a page of the API that no table can hold: their rows cannot be read. */
+export const unreadableRows = (rows) =>
+  (rows ?? []).map(({ id, problem }) =>
+    h("p", { key: `unreadable ${id}`, class: "notice unreadable" }, "The row of payment ", h("span", { class: "mono" }, id), ` cannot be read: ${problem}. Repair it by SQL.`));
+
+/** Nothing is on this page, and nothing behind it. */
+export const isEmpty = ({ jobs, unreadable, next }) => jobs.length === 0 && (unreadable ?? []).length === 0 && !next;
+
 /** Where one is in the list: pages that were seen, by the id behind which each begins. */
 export class Pages {
   seen = [null];

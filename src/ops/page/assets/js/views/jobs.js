@@ -5,7 +5,7 @@ import { h } from "../dom.js";
 import { count } from "../format.js";
 import { empty, loading } from "../parts.js";
 import { JOB_STATES, jobState } from "../words.js";
-import { Pages, jobTable } from "./job_table.js";
+import { Pages, isEmpty, jobTable, unreadableRows } from "./job_table.js";
 import { unrecorded } from "./unrecorded.js";
 
 const PAGE = 50;
@@ -31,9 +31,9 @@ export function jobs(context, fields) {
         queued(),
         told === null
           ? loading(context)
-          : told.jobs.length === 0
+          : isEmpty(told)
             ? empty("None in the ledger", FIELDS.some((name) => wanted[name]) ? "Nothing in the ledger fits all of this." : "The ledger is empty. What producers publish appears here once a worker has taken it.")
-            : [jobTable(`Payments, in the order of their ${byKey ? "idempotency keys" : "ids"}`, told.jobs), pages.bar(told.next, context.refresh)],
+            : [unreadableRows(told.unreadable), jobTable(`Payments, in the order of their ${byKey ? "idempotency keys" : "ids"}`, told.jobs), pages.bar(told.next, context.refresh)],
       ];
     },
   };
