@@ -108,6 +108,8 @@ fn by_the_table(reading: &ProviderResponse, outcome: &Outcome) {
         }
         // An answer is there, so the request was sent; and only a row knows of locks.
         Outcome::NotSent { .. } | Outcome::LocalFault(_) | Outcome::Busy { .. } => false,
+        // The connection decides that, not the response.
+        Outcome::Unconfirmed { .. } => false,
     };
     assert!(fits, "{status} is no {outcome:?}");
 }

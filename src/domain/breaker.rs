@@ -43,6 +43,7 @@ impl HealthSample {
             | Outcome::Throttled { .. }
             | Outcome::Busy { .. }
             | Outcome::Misconfigured { .. }
+            | Outcome::Unconfirmed { .. }
             | Outcome::InProgress => Self::Reachable,
             Outcome::NotSent { .. } => Self::Down,
             Outcome::LocalFault(_) => return None,

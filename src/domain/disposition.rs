@@ -191,6 +191,10 @@ pub fn after_outcome(outcome: &Outcome, history: &AttemptHistory, policy: &Retry
         Outcome::Unknown { cause, retry_after } => {
             after_unknown(*cause, honoured_wait(*retry_after), history, policy, fraction)
         }
+        Outcome::Unconfirmed { refusal, .. } => {
+            let history = AttemptHistory { unknown: true, ..*history };
+            after_outcome(&Outcome::from(*refusal), &history, policy, fraction)
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! The tables of decisions, row by row, and the two rules above all rows on random histories.
 
+use super::super::outcome::Refusal;
 use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -100,6 +101,7 @@ fn an_unknown_job_is_never_dead_or_expired() {
                 Outcome::Unknown { cause: UnknownCause::ConnectionLost, retry_after: None },
                 Outcome::NotSent { cause: String::new() },
                 Outcome::LocalFault(LocalFault::Threads),
+                Outcome::Unconfirmed { refusal: Refusal::Busy { retry_after: None }, status: 423 },
             ];
             for policy in [policy(retention), asking(retention)] {
                 let step = match before_request(&history, &policy, true) {
@@ -328,6 +330,7 @@ mod histories {
             8 => (cause, wait()).prop_map(|(cause, retry_after)| Outcome::Unknown { cause, retry_after }),
             4 => Just(Outcome::NotSent { cause: String::new() }),
             4 => Just(Outcome::LocalFault(LocalFault::ProcessDescriptors)),
+            4 => Just(Outcome::Unconfirmed { refusal: Refusal::Misconfigured { status: 401 }, status: 401 }),
         ]
     }
 
@@ -393,7 +396,7 @@ mod histories {
                             prop_assert!(retention.is_some_and(|retention| age < retention / 2), "it may be forgotten");
                         }
                         let Some(outcome) = outcomes.next() else { break };
-                        let maybe = matches!(outcome, Outcome::Unknown { .. } | Outcome::InProgress);
+                        let maybe = outcome.may_have_charged();
                         if maybe {
                             job.first_sent_age.get_or_insert_default();
                         }

@@ -31,6 +31,27 @@ pub enum Outcome {
     NotSent { cause: String },
     /// The same, for a reason that says nothing of the provider: this job waits, no attempt counts.
     LocalFault(LocalFault),
+    /// A refusal that may answer an earlier request of the same connection: its wait is kept, but this request may have
+    /// charged.
+    Unconfirmed { refusal: Refusal, status: u16 },
+}
+
+/// A response that says that the provider did nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    Throttled { retry_after: Option<Duration> },
+    Busy { retry_after: Option<Duration> },
+    Misconfigured { status: u16 },
+}
+
+impl From<Refusal> for Outcome {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Throttled { retry_after } => Self::Throttled { retry_after },
+            Refusal::Busy { retry_after } => Self::Busy { retry_after },
+            Refusal::Misconfigured { status } => Self::Misconfigured { status },
+        }
+    }
 }
 
 /// How far a request got, for the account of its permit.
@@ -57,7 +78,7 @@ impl Outcome {
             Self::Busy { .. } => "busy",
             Self::Misconfigured { .. } => "misconfigured",
             Self::InProgress => "in_progress",
-            Self::Unknown { .. } => "unknown",
+            Self::Unknown { .. } | Self::Unconfirmed { .. } => "unknown",
             Self::Rejected { .. } => "rejected",
             Self::NotSent { .. } | Self::LocalFault(_) => NOT_SENT,
         }
@@ -71,8 +92,29 @@ impl Outcome {
             Self::Unknown { cause, .. } => cause.describe(),
             Self::NotSent { cause } => cause.clone(),
             Self::LocalFault(fault) => fault.to_string(),
+            Self::Unconfirmed { status, .. } => {
+                format!("provider answered {status} on a reused connection, perhaps to an earlier request")
+            }
             _ => String::new(),
         }
+    }
+
+    /// The refusal that this outcome is, confirmed or not.
+    #[must_use]
+    pub fn refusal(&self) -> Option<Refusal> {
+        match *self {
+            Self::Throttled { retry_after } => Some(Refusal::Throttled { retry_after }),
+            Self::Busy { retry_after } => Some(Refusal::Busy { retry_after }),
+            Self::Misconfigured { status } => Some(Refusal::Misconfigured { status }),
+            Self::Unconfirmed { refusal, .. } => Some(refusal),
+            _ => None,
+        }
+    }
+
+    /// Whether the job may be charged after this outcome alone.
+    #[must_use]
+    pub fn may_have_charged(&self) -> bool {
+        matches!(self, Self::Unknown { .. } | Self::InProgress | Self::Unconfirmed { .. })
     }
 
     /// Leaves out what no text may hold that is kept, and says what it was. The outcome stays what it is.
@@ -93,7 +135,7 @@ impl Outcome {
             Self::Accepted { .. } | Self::Declined { .. } | Self::Rejected { .. } | Self::Busy { .. } => true,
             Self::InProgress => true,
             Self::Throttled { .. } | Self::Misconfigured { .. } | Self::Unknown { .. } => false,
-            Self::NotSent { .. } | Self::LocalFault(_) => false,
+            Self::NotSent { .. } | Self::LocalFault(_) | Self::Unconfirmed { .. } => false,
         }
     }
 
@@ -102,6 +144,7 @@ impl Outcome {
         match self {
             Self::NotSent { .. } | Self::LocalFault(_) => Transmission::NotSent,
             Self::Unknown { cause, .. } if cause.is_no_response() => Transmission::NoResponse,
+            Self::Unconfirmed { .. } => Transmission::NoResponse,
             _ => Transmission::Responded,
         }
     }

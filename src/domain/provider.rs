@@ -298,8 +298,8 @@ impl Provider {
     /// Whether a charge may go on a connection that was used before.
     ///
     /// By default only where the provider deduplicates. A server may close an idle connection just as a charge sets out
-    /// on it; its outcome is unknown then. And a stray answer to an earlier request, such as a 429, may be taken for this
-    /// one's, which sends the charge again. Both are harmless only where the same key charges once.
+    /// on it. A refusal such as a 429 may be a copy of an earlier response, unless it repeats what `echo` names. The
+    /// outcome is unknown in both cases, which costs a look-up or a manual review where the same key charges twice.
     #[must_use]
     pub fn reuses_connections(&self) -> bool {
         self.reuse_connections.unwrap_or(self.idempotency_retention.is_some())

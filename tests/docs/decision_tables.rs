@@ -10,7 +10,7 @@ use sluicegate::domain::disposition::{
 };
 use sluicegate::domain::local_fault::LocalFault;
 use sluicegate::domain::lookup::LookupResult;
-use sluicegate::domain::outcome::{Outcome, UnknownCause};
+use sluicegate::domain::outcome::{Outcome, Refusal, UnknownCause};
 use sluicegate::worker::sweeper::overdue::{GRACE_BUSY, GRACE_EMPTY, GRACE_MAX, REPUBLISH_INTERVAL_MAX};
 
 use crate::page::{Page, plain};
@@ -29,7 +29,7 @@ struct Situation {
     too_old: bool,
 }
 
-const OUTCOMES: [&str; 11] = [
+const OUTCOMES: [&str; 14] = [
     "accepted",
     "declined",
     "rejected",
@@ -41,6 +41,9 @@ const OUTCOMES: [&str; 11] = [
     "in progress",
     "unknown",
     "unknown, wait named",
+    "throttled, unconfirmed",
+    "busy, unconfirmed",
+    "misconfigured, unconfirmed",
 ];
 
 impl Situation {
@@ -82,6 +85,9 @@ impl Situation {
             "local fault" => Outcome::LocalFault(LocalFault::ProcessDescriptors),
             "in progress" => Outcome::InProgress,
             "unknown" => Outcome::Unknown { cause: UnknownCause::Timeout, retry_after: None },
+            "throttled, unconfirmed" => unconfirmed(Refusal::Throttled { retry_after: Some(second) }),
+            "busy, unconfirmed" => unconfirmed(Refusal::Busy { retry_after: Some(second) }),
+            "misconfigured, unconfirmed" => unconfirmed(Refusal::Misconfigured { status: 401 }),
             _ => Outcome::Unknown { cause: UnknownCause::ServerError(503), retry_after: Some(second) },
         };
         let history = AttemptHistory {
@@ -99,6 +105,10 @@ impl Situation {
         };
         after_outcome(&outcome, &history, &policy(self.deduplicates.then_some(DAY), self.asked), 0.5)
     }
+}
+
+fn unconfirmed(refusal: Refusal) -> Outcome {
+    Outcome::Unconfirmed { refusal, status: 401 }
 }
 
 fn policy(idempotency_retention: Option<Duration>, asked: bool) -> RetryPolicy {

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::json;
-use sluicegate::domain::outcome::Outcome;
+use sluicegate::domain::outcome::{Outcome, Refusal};
 
 use crate::embedded::Embedded;
 use crate::nginx::{Nginx, Served};
@@ -56,7 +56,8 @@ async fn matching_limit_causes_no_429() {
 async fn too_small_bucket_causes_429s() {
     let nginx = Nginx::start("20r/s", 9, 1);
     let outcomes = Sender::new(&row(&nginx)).send(400).await;
-    let throttled = outcomes.iter().filter(|outcome| matches!(outcome, Outcome::Throttled { .. })).count();
+    let throttled =
+        outcomes.iter().filter(|outcome| matches!(outcome.refusal(), Some(Refusal::Throttled { .. }))).count();
     assert_eq!(throttled, refused(&nginx.all_served()).len());
     assert!(throttled > 0);
 }

@@ -33,7 +33,7 @@ fn code_of(outcome: &Outcome) -> &'static str {
         Outcome::Busy { .. } => "busy",
         Outcome::Misconfigured { .. } => "misconfigured",
         Outcome::InProgress => "in progress",
-        Outcome::Unknown { .. } => "unknown",
+        Outcome::Unknown { .. } | Outcome::Unconfirmed { .. } => "unknown",
         Outcome::Rejected { .. } => "review",
         Outcome::NotSent { .. } | Outcome::LocalFault(_) => "not sent",
     }

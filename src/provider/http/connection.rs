@@ -72,6 +72,8 @@ pub(super) struct ReceivedResponse {
     pub(super) read_at: Instant,
     /// The connection, if it can carry another request.
     pub(super) connection: Option<HttpConnection>,
+    /// The connection had carried a response before, which this one may be a copy of.
+    pub(super) on_used_connection: bool,
 }
 
 impl HttpConnection {
@@ -142,6 +144,7 @@ impl HttpConnection {
                 response: reading,
                 read_at,
                 connection: None,
+                on_used_connection: self.was_used,
             }));
         }
         self.end_exchange(reading, read_at, strays).await
@@ -167,9 +170,14 @@ impl HttpConnection {
         if matches!(self.driver_state, DriverState::Complete) {
             tokio::spawn(close_after_peer(Arc::clone(&self.socket)));
         }
-        self.was_used = true;
+        let on_used_connection = std::mem::replace(&mut self.was_used, true);
         let connection = reusable.then_some(self);
-        ExchangeResult::Responded(Box::new(ReceivedResponse { response: reading, read_at, connection }))
+        ExchangeResult::Responded(Box::new(ReceivedResponse {
+            response: reading,
+            read_at,
+            connection,
+            on_used_connection,
+        }))
     }
 
     async fn read_body(&mut self, response: &mut Response<Incoming>, deadline: Instant) -> (ResponseBody, Instant) {

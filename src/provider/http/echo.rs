@@ -34,6 +34,11 @@ pub(super) fn check_echo(
     }
 }
 
+/// Whether an answer repeats every field that the row's `echo` names, and there is one.
+pub(super) fn is_confirmed(reading: &ProviderResponse, echo: &Echo, payment: &PaymentIdentity) -> bool {
+    !echo.fields.is_empty() && matches!(compare(reading, echo, payment), Ok(EchoComparison::Same))
+}
+
 fn compare(
     reading: &ProviderResponse,
     echo: &Echo,

@@ -11,7 +11,8 @@ use async_trait::async_trait;
 
 use self::classify::{ResponseRules, classify};
 use self::client::HttpClient;
-use self::echo::check_echo;
+use self::connection::ReceivedResponse;
+use self::echo::{check_echo, is_confirmed};
 use self::lookup_client::LookupClient;
 pub use self::outbound::OutboundPolicy;
 use self::outbound::OutboundTarget;
@@ -125,6 +126,30 @@ impl HttpProvider {
         let reuse = ConnectionReuse { is_allowed: false, ..self.reuse };
         HttpClient::new(target, self.timeout, reuse, Arc::clone(&self.response_log)).map(Arc::new)
     }
+
+    /// The meaning of a response, as far as it is certain that it answers this job's request.
+    fn interpret(&self, job: &Job, answered: ReceivedResponse, client: &HttpClient) -> RequestResult {
+        let (reading, payment) = (&answered.response, PaymentIdentity::from(job));
+        let (status, read_at) = (reading.status, answered.read_at);
+        let mut outcome = classify(reading, &self.response_rules, SystemTime::now());
+        let settles = matches!(outcome, Outcome::Accepted { .. } | Outcome::Declined { .. });
+        let doubt = check_echo(reading, &self.echo, &payment, settles);
+        if let Some(cause) = doubt {
+            outcome = Outcome::Unknown { cause, retry_after: None };
+        }
+        if let Some(refusal) = outcome.refusal()
+            && !is_confirmed(reading, &self.echo, &payment)
+        {
+            if answered.on_used_connection {
+                outcome = Outcome::Unconfirmed { refusal, status };
+            }
+            // No other payment meets a copy of it, and on a connection of its own a refusal is certain.
+            drop(answered);
+        } else {
+            client.release_connection(answered, doubt);
+        }
+        RequestResult { outcome, status: Some(status), response_age: read_at.elapsed() }
+    }
 }
 
 #[async_trait]
@@ -145,18 +170,7 @@ impl PaymentProvider for HttpProvider {
             Err(error) => return without_response(Outcome::LocalFault(error.into())),
         };
         match client.exchange(outgoing).await {
-            Ok(answered) => {
-                let reading = &answered.response;
-                let mut outcome = classify(reading, &self.response_rules, SystemTime::now());
-                let settles = matches!(outcome, Outcome::Accepted { .. } | Outcome::Declined { .. });
-                let doubt = check_echo(reading, &self.echo, &PaymentIdentity::from(job), settles);
-                if let Some(cause) = doubt {
-                    outcome = Outcome::Unknown { cause, retry_after: None };
-                }
-                let (status, read_at) = (reading.status, answered.read_at);
-                client.release_connection(*answered, doubt);
-                RequestResult { outcome, status: Some(status), response_age: read_at.elapsed() }
-            }
+            Ok(answered) => self.interpret(job, *answered, &client),
             Err(failure) => without_response(failure.into_outcome()),
         }
     }

@@ -17,7 +17,7 @@ use crate::domain::explain::reason;
 use crate::domain::group_commit::delay_before_send;
 use crate::domain::job::{Job, JobField};
 use crate::domain::lookup::LookupResult;
-use crate::domain::outcome::{FinalState, Outcome, Transmission, UnknownCause, redacted_reference_note};
+use crate::domain::outcome::{FinalState, Outcome, Refusal, Transmission, UnknownCause, redacted_reference_note};
 use crate::domain::permit_protocol::CallKind;
 use crate::domain::provider::Provider;
 use crate::domain::sensitive::Sensitive;
@@ -188,14 +188,15 @@ async fn finish_charge(
     (number, mut history): (u32, AttemptHistory),
     (answer, withheld): (&RequestResult<Outcome>, Option<Sensitive>),
 ) -> DeliveryAction {
-    if matches!(answer.outcome, Outcome::Unknown { .. } | Outcome::InProgress) {
+    if answer.outcome.may_have_charged() {
         history.first_sent_age.get_or_insert_default();
     }
     let disposition = after_outcome(&answer.outcome, &history, &settings.provider.retry_policy(), rand::random());
-    if matches!(answer.outcome, Outcome::Throttled { .. }) {
+    let refusal = answer.outcome.refusal();
+    if matches!(refusal, Some(Refusal::Throttled { .. })) {
         lane.meter.record_throttle();
     }
-    let misconfigured = matches!(answer.outcome, Outcome::Misconfigured { .. });
+    let misconfigured = matches!(refusal, Some(Refusal::Misconfigured { .. }));
     let by = if misconfigured { PauseCause::Setup } else { PauseCause::Provider };
     apply_pause(lane, disposition.pause, by, (CallKind::Charge, history.throttle_generation));
     let end = AttemptEnd {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use sluicegate::domain::echo::{Echo, PaymentIdentity};
 use sluicegate::domain::limit::Rate;
 use sluicegate::domain::lookup::{LookupConfig, LookupMethod, LookupResult, LookupUrl, WhenNotFound};
-use sluicegate::domain::outcome::{Outcome, UnknownCause};
+use sluicegate::domain::outcome::{Outcome, Refusal, UnknownCause};
 use sluicegate::domain::provider::{CodeCondition, Provider, StatusCase, StatusMeaning};
 use sluicegate::provider::http::HttpProvider;
 use sluicegate::provider::simulated::{Effect, FakeHandle, FakeOptions, FakeProvider, FakeProviderReport, OnLimit};
@@ -95,8 +95,10 @@ async fn its_report_agrees_with_an_independent_recount() {
             );
         }
         assert!(report.limits[1].breaches >= 1, "{report:?}");
-        let throttled =
-            outcomes.iter().filter(|o| matches!(o, Outcome::Throttled { retry_after: Some(_) })).count() as u64;
+        let throttled = outcomes
+            .iter()
+            .filter(|o| matches!(o.refusal(), Some(Refusal::Throttled { retry_after: Some(_) })))
+            .count() as u64;
         let accepted = outcomes.iter().filter(|o| matches!(o, Outcome::Accepted { .. })).count() as u64;
         assert_eq!((report.refused_429, report.charges, throttled + accepted), (throttled, accepted, 400));
         assert_eq!(throttled > 0, on_limit == OnLimit::Refuse);

@@ -3,8 +3,8 @@
 use sluicegate::domain::echo::{Echo, EchoField, EchoedField};
 use sluicegate::domain::job::Job;
 use sluicegate::domain::lookup::{LookupConfig, LookupResult};
-use sluicegate::domain::outcome::{Outcome, UnknownCause};
-use sluicegate::domain::provider::{Provider, RequestShape, ResponseLocation};
+use sluicegate::domain::outcome::{Outcome, Transmission, UnknownCause};
+use sluicegate::domain::provider::{Provider, RequestShape, ResponseLocation, StatusCase, StatusMeaning};
 use sluicegate::provider::PaymentProvider as _;
 use socket2::SockRef;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -85,6 +85,50 @@ async fn single_use_connections_receive_no_stray_response() {
         let count = count(&server, stray, &single).await;
         assert_eq!((count, server.connections()), (Count::default(), PAYMENTS), "{stray:?}");
     }
+}
+
+/// A connection that has carried a response may bring that one's copy, so a refusal on it does not prove that nothing was charged.
+#[tokio::test]
+async fn refusal_on_a_used_connection_is_unknown() {
+    let by_order = || echo(EchoField::Id, ResponseLocation::Body("/order".to_owned()));
+    for (status, code) in
+        [(429, "throttled"), (401, "misconfigured"), (404, "misconfigured"), (405, "misconfigured"), (423, "busy")]
+    {
+        let refusal = |order: &str| {
+            Then::answer(&format!("{status} No"), "retry-after: 7\r\n", &format!(r#"{{"order":"{order}"}}"#))
+        };
+        for has_echo in [false, true] {
+            let script = vec![Then::answer("200 OK", "", r#"{"order":"pay-0"}"#), refusal("pay-1"), Then::ok()];
+            let script = if has_echo { script } else { vec![Then::ok(), refusal(""), refusal("")] };
+            let server = RawServer::start(script).await;
+            let statuses = [(423, vec![StatusCase::always(StatusMeaning::Busy)])].into();
+            let row = Provider { statuses, ..row(&server.url()) };
+            let provider = provider(&if has_echo { with_echo(row, by_order()) } else { row });
+            charge(&provider, &job("pay-0")).await;
+            let outcome = charge(&provider, &job("pay-1")).await.outcome;
+            assert_eq!(outcome.code(), if has_echo { code } else { "unknown" }, "{outcome:?}");
+            if !has_echo {
+                assert_eq!(outcome.transmission(), Transmission::NoResponse, "{outcome:?}");
+                // A refusal may have a copy too: its connection serves no other payment.
+                let next = charge(&provider, &job("pay-2")).await.outcome;
+                assert_eq!((next.code(), server.connections()), (code, 2), "{next:?}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn refusal_without_echoed_field_is_unknown() {
+    let server = RawServer::start(vec![
+        Then::answer("200 OK", "", r#"{"order":"pay-0"}"#),
+        Then::answer("429 Slow", "retry-after: 7\r\n", "{}"),
+    ])
+    .await;
+    let row = with_echo(row(&server.url()), echo(EchoField::Id, ResponseLocation::Body("/order".to_owned())));
+    let provider = provider(&row);
+    let codes = [charge(&provider, &job("pay-0")).await, charge(&provider, &job("pay-1")).await]
+        .map(|answer| answer.outcome.code());
+    assert_eq!(codes, ["accepted", "unknown"]);
 }
 
 /// Two answers on a connection that was used before: one of them may be a second answer to the payment before.
