@@ -24,6 +24,14 @@ BEGIN
 END;
 
 ALTER TABLE job_audit ADD COLUMN erased INTEGER NOT NULL DEFAULT 0 CONSTRAINT erased_is_0_or_1 CHECK (erased IN (0, 1));
+DROP TRIGGER job_audit_never_changes;
+CREATE TRIGGER job_audit_never_changes BEFORE UPDATE ON job_audit
+    WHEN OLD.os_user IS NOT NULL OR NEW.id <> OLD.id OR NEW.at <> OLD.at OR NEW.job_id <> OLD.job_id OR NEW.who <> OLD.who
+        OR NEW.old_state <> OLD.old_state OR NEW.new_state IS NOT OLD.new_state
+        OR NEW.cleared_maybe_charged <> OLD.cleared_maybe_charged OR NEW.erased <> OLD.erased
+BEGIN
+    SELECT raise(ABORT, 'rows of job_audit are never changed or deleted');
+END;
 CREATE TRIGGER jobs_record_erasure AFTER UPDATE OF account ON jobs
     WHEN OLD.account IS NOT NULL AND NEW.account IS NULL
 BEGIN

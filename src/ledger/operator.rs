@@ -291,6 +291,8 @@ pub struct AuditEntry {
 /// What an account has in the ledger that says whose payments they are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ErasureCounts {
+    /// There are more than were counted: these are lower bounds.
+    pub at_least: bool,
     /// Payments that have ended, and whose outcome was told: erasing takes these.
     pub ended: u64,
     /// Payments that may still be sent.

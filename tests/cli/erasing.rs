@@ -3,9 +3,9 @@
 
 use clap::Parser as _;
 use serde_json::Value;
-use sluicegate::cli::Cli;
+use sluicegate::cli::{Cli, Exit};
 
-use super::jobs::Desk;
+use super::jobs::{Desk, exit};
 
 #[tokio::test]
 async fn account_erasure_reports_what_remains() {
@@ -27,5 +27,17 @@ async fn account_erasure_reports_what_remains() {
     assert_eq!(story["audit"][0]["because"], "ticket 4711");
     let told = desk.run(&["jobs", "show", "p1"]).await.out;
     assert!(told.contains("erased; ticket 4711"), "{told}");
+    assert_eq!(exit(&erased), Exit::Failed);
+    // A request of the last 32 days keeps its account, and a later call alone takes it.
+    desk.payment("p4", "acme", "declined").await;
+    let request = "INSERT INTO attempts (job_id, number, provider, began_at, ended_at, outcome, counted, account) \
+                   SELECT id, 7, provider, created_at, created_at, 'declined', 1, 'acct_2' FROM jobs WHERE id = 'p4'";
+    let set = "UPDATE jobs SET account = 'acct_2' WHERE id = 'p4'; UPDATE outcome_events SET published_at = at";
+    desk.without_constraints(&format!("{set}; {request}")).await;
+    let erase = ["jobs", "erase", "--account", "acct_2", "--because", "ticket 4711"];
+    let erased = desk.run(&erase).await;
+    assert_eq!((exit(&erased), erased.out.as_str()), (Exit::Failed, "1 payment erased\n"));
+    desk.without_constraints("UPDATE attempts SET began_at = began_at - 33 * 86400000").await;
+    assert_eq!(exit(&desk.run(&erase).await), Exit::Success);
     assert!(Cli::try_parse_from(["sluicegate", "jobs", "erase", "--account", "acct_1"]).is_err(), "says no reason");
 }

@@ -68,13 +68,14 @@ pub async fn run(
     if args.dry_run {
         done.jobs = std::mem::take(&mut left.ended);
     }
-    let waits = left.open + left.review + left.untold + left.ended;
+    let waits = left.open + left.review + left.untold + left.ended + left.requests + left.rules;
     if args.json {
         let (account, dry_run) = (args.account.as_str(), args.dry_run);
         console.json(&ErasureReport { account, dry_run, erased: done.jobs, requests_erased: done.requests, left })?;
     } else {
+        let at_least = if args.dry_run { at_least(&left) } else { "" };
         let would = if args.dry_run { "would be erased" } else { "erased" };
-        console.line(&format!("{} {would}", count(done.jobs, "payment")))?;
+        console.line(&format!("{at_least}{} {would}", count(done.jobs, "payment")))?;
         for line in remainder_lines(&left) {
             console.message(&line)?;
         }
@@ -95,12 +96,18 @@ async fn erase_all(operator: &dyn Operator, account: &Identifier, by: &Actor) ->
     }
 }
 
+/// Before a number that may be too low.
+fn at_least(left: &ErasureCounts) -> &'static str {
+    if left.at_least { "at least " } else { "" }
+}
+
 /// What is left, and what to do about it.
 fn remainder_lines(left: &ErasureCounts) -> Vec<String> {
     let mut lines = Vec::new();
+    let at_least = at_least(left);
     let mut payments = |jobs: u64, what: &str| {
         if jobs > 0 {
-            lines.push(format!("left: {} {what}", count(jobs, "payment")));
+            lines.push(format!("left: {at_least}{} {what}", count(jobs, "payment")));
         }
     };
     payments(left.open, "that may still be sent: run this again when they have ended");
@@ -109,7 +116,7 @@ fn remainder_lines(left: &ErasureCounts) -> Vec<String> {
     payments(left.ended, "that ended meanwhile: run this again");
     if let Some(until) = left.requests_until {
         lines.push(format!(
-            "left: account and reference of {} of the last 32 days, which a limit may count: run this again after {until}",
+            "left: account and reference of {at_least}{} of the last 32 days, which a limit may count: run this again after {until}",
             count(left.requests, "request")
         ));
     }
@@ -128,6 +135,7 @@ mod tests {
     fn remainder_names_what_to_wait_for() {
         assert_eq!(remainder_lines(&ErasureCounts::default()), [""; 0]);
         let all = ErasureCounts {
+            at_least: false,
             ended: 1,
             open: 2,
             review: 1,
@@ -139,6 +147,11 @@ mod tests {
         let lines = remainder_lines(&all);
         assert_eq!(lines.len(), 6, "{lines:?}");
         assert_eq!(lines[0], "left: 2 payments that may still be sent: run this again when they have ended");
+        let more = remainder_lines(&ErasureCounts { at_least: true, ..all });
+        assert!(
+            more[0].starts_with("left: at least 2 payments") && more[4].contains("of at least 3 requests"),
+            "{more:?}"
+        );
         assert!(lines[4].ends_with("run this again after 2026-11-18T11:06:40.123Z"), "{lines:?}");
     }
 }

@@ -45,11 +45,11 @@ pub(super) fn conflict_checked_state(state: &str) -> String {
     format!("CASE WHEN {state} = 'succeeded' AND {SAME_CHARGE} IS NOT NULL THEN 'review' ELSE {state} END")
 }
 
+/// The other payment by its id alone: its account may be erased, and this text is this payment's.
 pub(super) fn conflict_checked_reason(state: &str, reason: &str) -> String {
     format!(
         "CASE WHEN {state} = 'succeeded' AND {SAME_CHARGE} IS NOT NULL THEN \
-             'the provider''s reference ' || COALESCE($10, jobs.provider_reference) || ' is that of payment ' \
-              || {SAME_CHARGE} || ' too: see both at the provider; if references are not unique there, let request.reference (lookup.reference) point elsewhere' \
+             'the provider''s reference is that of payment ' || {SAME_CHARGE} || ' too: see both at the provider; if references are not unique there, let request.reference (lookup.reference) point elsewhere' \
          ELSE {reason} END"
     )
 }

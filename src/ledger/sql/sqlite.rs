@@ -93,6 +93,8 @@ impl SqliteEngine {
             .synchronous(SqliteSynchronous::Full)
             .busy_timeout(BUSY_TIMEOUT)
             .foreign_keys(true)
+            // What was emptied or deleted is overwritten, and not only given up as free.
+            .pragma("secure_delete", "ON")
             .disable_statement_logging();
         let pool = SqlitePoolOptions::new()
             .max_connections(1)

@@ -129,6 +129,8 @@ async fn audits_never_change(kind: Kind) {
     for statement in ["UPDATE job_audit SET new_state = 'waiting'", "UPDATE settings_audit SET row_key = 'other'"] {
         fixture.refused(statement, "never changed or deleted").await;
     }
+    fixture.without_constraints("UPDATE job_audit SET erased = (1 = 1)").await.unwrap();
+    fixture.refused("UPDATE job_audit SET erased = (1 = 0)", "never changed or deleted").await;
     if kind == Kind::Postgres {
         fixture.refused("UPDATE job_audit SET because = 'x'", "never changed or deleted").await;
         fixture.refused("TRUNCATE job_audit", "never changed or deleted").await;

@@ -237,10 +237,12 @@ async fn a_charge_belongs_to_one_payment(kind: Kind) {
     let states = fixture.rows("SELECT id || '|' || state || '|' || provider_reference FROM jobs ORDER BY id").await;
     let wanted = ["p1|succeeded|ch_1", "p2|succeeded|ch_2", "p3|review|ch_1", "p4|succeeded|ch_1", "p5|review|ch_2"];
     assert_eq!(states, wanted);
-    for (id, other, reference) in [("p3", "p1", "ch_1"), ("p5", "p2", "ch_2")] {
+    for (id, other) in [("p3", "p1"), ("p5", "p2")] {
         let reason = fixture.one(&format!("SELECT reason FROM jobs WHERE id = '{id}'")).await;
-        let says = format!("the provider's reference {reference} is that of payment {other} too: ");
+        let says = format!("the provider's reference is that of payment {other} too: ");
         assert!(reason.starts_with(&says) && reason.contains("request.reference (lookup.reference)"), "{reason}");
+        // It is another payment's, which may be erased.
+        assert!(!reason.contains("ch_"), "{reason}");
         let event = format!("SELECT state || '|' || reason FROM outcome_events WHERE job_id = '{id}'");
         assert_eq!(fixture.one(&event).await, format!("review|{reason}"));
     }

@@ -198,7 +198,7 @@ async fn resend_drops_another_payments_reference(kind: Kind) {
     fixture.attempted("waiting", "accepted", &accepted(None)).await;
     assert_eq!(stands("waiting").await, (review, ch_1));
     let reason = fixture.story("waiting").await.line.reason.unwrap();
-    assert!(reason.starts_with("the provider's reference ch_1 is that of payment b too: "), "{reason}");
+    assert!(reason.starts_with("the provider's reference is that of payment b too: "), "{reason}");
 }
 
 async fn every_resolution_on_every_state(kind: Kind) {

@@ -19,7 +19,7 @@ const ROWS_MAX: u64 = 2_000;
 /// Whichever table or index.
 const ANY: &str = "*";
 /// What reads a table, or one of its indexes, from end to end: the work, the index (or the table), and why that is right.
-const READ_IN_FULL: [(&str, &str, &str); 14] = [
+const READ_IN_FULL: [(&str, &str, &str); 17] = [
     ("outcomes are taken", "outcome_events_by_try", "partial: holds what is unpublished, and ends at the limit"),
     ("outcomes are taken", "outcome_events", "SQLite, as long as most are unpublished: by key, and ends at the limit"),
     ("states are counted", "jobs_by_provider_and_state", "counts all jobs, for people and metrics"),
@@ -37,6 +37,9 @@ const READ_IN_FULL: [(&str, &str, &str); 14] = [
     ("a job's surroundings are told", "jobs_open_by_sweep", "counts the open jobs before one; a person's question"),
     ("jobs of a state are listed", "jobs_by_provider_and_state", "min(provider): reads the first entry"),
     ("dead jobs are counted", "jobs_by_provider_and_state", "min(provider): reads the first entry"),
+    ("an erasure is counted", "jobs_by_provider_and_state", "min(provider): reads the first entry"),
+    ("an account is erased", "jobs_by_provider_and_state", "min(provider): reads the first entry"),
+    ("old jobs are emptied", "jobs_with_a_message_left", "partial: holds jobs taken up without their messages"),
     ("jobs of a state are listed", "jobs_pkey", "a page by ids, which passes over jobs of other states"),
 ];
 

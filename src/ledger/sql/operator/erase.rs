@@ -20,6 +20,11 @@ use crate::ledger::sql::upkeep::{LIMIT_WINDOW_MAX, OPEN};
 const FINISHED: &str = "state IN ('succeeded', 'declined', 'dead', 'expired', 'cancelled')";
 const UNPUBLISHED: &str =
     "EXISTS (SELECT 1 FROM outcome_events AS event WHERE event.job_id = jobs.id AND event.published_at IS NULL)";
+/// The same, asked of each payment: for `EXISTS` PostgreSQL may read all events that are unpublished, of all accounts.
+const UNPUBLISHED_OF_EACH: &str = "(SELECT count(*) FROM outcome_events AS event \
+     WHERE event.job_id = jobs.id AND event.published_at IS NULL) > 0";
+/// As many payments, and as many requests, are counted. An account may have half of a large ledger.
+const COUNTED_MAX: u64 = 100_000;
 
 pub struct ErasureStatements {
     counts: Sql,
@@ -32,7 +37,7 @@ enum ErasureSql {
     /// By a function of the owner's: whoever may call it needs no right to the tables.
     Function(Sql),
     /// A database file knows no roles.
-    Statements { choose: Sql, jobs: Sql, events: Sql, details: Sql, audits: Sql, requests: Sql },
+    Statements { choose: Sql, jobs: Sql, events: Sql, details: Sql, audits: Sql, requests: Sql, truncate_log: Sql },
 }
 
 impl ErasureSql {
@@ -72,28 +77,31 @@ impl ErasureSql {
                      JOIN jobs ON jobs.id = attempts.job_id AND jobs.account IS NULL \
                      WHERE attempts.began_at <= {{after:(0 - $3)}} LIMIT $2) RETURNING job_id"
             )),
+            truncate_log: dialect.render("PRAGMA wal_checkpoint(TRUNCATE)"),
         }
     }
 }
 
 impl ErasureStatements {
     pub fn new(dialect: Dialect) -> Self {
-        let of = |which: &str| format!("(SELECT count(*) FROM jobs WHERE account = $1 AND {which})");
-        let requests = |what: &str| {
-            format!(
-                "(SELECT {what} FROM lanes {{join}} attempts \
-                     ON attempts.provider = lanes.provider AND attempts.account = $1 AND began_at > {{after:(0 - $2)}})"
-            )
-        };
+        let of = |which: &str| format!("count(CASE WHEN {which} THEN 1 END)");
+        let most = COUNTED_MAX + 1;
+        let counting = "attempts.provider = lanes.provider AND attempts.account = $1 AND began_at > {after:(0 - $2)}";
+        // The account as a range: for one value PostgreSQL would also read by id, and pass over all other accounts' jobs.
         let counts = format!(
-            "{LANES} SELECT {} AS ended, {} AS open, {} AS review, {} AS untold, {} AS requests, {} AS latest_ms, \
-                 (SELECT count(*) FROM account_overrides WHERE account = $1) AS rules",
-            of(&format!("{FINISHED} AND NOT {UNPUBLISHED}")),
+            "{LANES}, own AS ( \
+                 SELECT state, {FINISHED} AND {UNPUBLISHED_OF_EACH} AS untold FROM jobs \
+                 WHERE account >= $1 AND account <= $1 ORDER BY account, id LIMIT {most}), \
+             counted AS (SELECT 1 AS one FROM lanes {{join}} attempts ON {counting} LIMIT {most}), \
+             latest AS (SELECT max(at) AS at FROM ( \
+                 SELECT (SELECT max(began_at) FROM attempts WHERE {counting}) AS at FROM lanes) AS lately) \
+             SELECT {} AS ended, {} AS open, {} AS review, {} AS untold, count(*) AS payments, \
+                 (SELECT count(*) FROM counted) AS requests, (SELECT {{ms:at}} FROM latest) AS latest_ms, \
+                 (SELECT count(*) FROM account_overrides WHERE account = $1) AS rules FROM own",
+            of(&format!("{FINISHED} AND NOT untold")),
             of(OPEN),
             of("state = 'review'"),
-            of(&format!("{FINISHED} AND {UNPUBLISHED}")),
-            requests("count(*)"),
-            requests("{ms:max(began_at)}"),
+            of("untold"),
         );
         Self {
             counts: dialect.render(&counts),
@@ -107,16 +115,19 @@ impl ErasureStatements {
         engine: &dyn Engine,
         account: &Identifier,
     ) -> Result<ErasureCounts, LedgerError> {
-        let rows = engine.query(&self.counts, Arc::from([account.as_str().into(), LIMIT_WINDOW_MAX.into()])).await?;
+        let args: Args = Arc::from([account.as_str().into(), LIMIT_WINDOW_MAX.into()]);
+        let rows = engine.query_by_index(&self.counts, args).await?;
         let row = rows.first().ok_or_else(|| corrupt("ended", "is missing"))?;
         let latest = opt_at(row, "latest_ms")?;
         let counted_ms = i64::try_from(LIMIT_WINDOW_MAX.as_millis()).unwrap_or(i64::MAX);
+        let requests = count(row, "requests")?;
         Ok(ErasureCounts {
+            at_least: count(row, "payments")?.max(requests) > COUNTED_MAX,
             ended: count(row, "ended")?,
             open: count(row, "open")?,
             review: count(row, "review")?,
             untold: count(row, "untold")?,
-            requests: count(row, "requests")?,
+            requests,
             requests_until: latest.map(|DatabaseTime(ms)| DatabaseTime(ms.saturating_add(counted_ms))),
             rules: count(row, "rules")?,
         })
@@ -138,7 +149,7 @@ impl ErasureStatements {
                 let row = row.ok_or_else(|| corrupt("erased_jobs", "is missing"))?;
                 Ok(ErasureResult { jobs: count(row, "erased_jobs")?, requests: count(row, "erased_requests")? })
             }
-            ErasureSql::Statements { choose, jobs, events, details, audits, requests } => {
+            ErasureSql::Statements { choose, jobs, events, details, audits, requests, truncate_log } => {
                 let chosen = engine.query(choose, of_account).await?;
                 let ids = chosen.iter().map(|row| row.text("id")).collect::<Result<Vec<_>, _>>()?;
                 let list: Value = serde_json::Value::from(ids).to_string().into();
@@ -155,7 +166,12 @@ impl ErasureStatements {
                 ];
                 let rows = engine.atomically(steps).await?.unwrap_or_default();
                 let many = |at: usize| rows.get(at).map_or(0, |rows| rows.len() as u64);
-                Ok(ErasureResult { jobs: many(0), requests: many(4) })
+                let erased = ErasureResult { jobs: many(0), requests: many(4) };
+                if erased == ErasureResult::default() {
+                    // The log beside the file has what was overwritten there.
+                    engine.query(truncate_log, Arc::from([])).await?;
+                }
+                Ok(erased)
             }
         }
     }

@@ -27,6 +27,7 @@ pub struct RetentionStatements {
     set_aside: JobWrite,
     scrub: Sql,
     scrub_review: Sql,
+    left_messages: Sql,
     forget: Sql,
 }
 
@@ -73,6 +74,16 @@ impl RetentionStatements {
             }),
             scrub: scrub("state IN ('succeeded', 'declined', 'dead', 'expired', 'cancelled')"),
             scrub_review: scrub("state = 'review'"),
+            // An erased job is scrubbed, and its message may be in the lane's queue still: the condition of index
+            // `jobs_with_a_message_left`.
+            left_messages: dialect.render(
+                "UPDATE jobs SET delayed_copy = NULL, delayed_until = NULL \
+                 WHERE id IN (\
+                     SELECT id FROM jobs \
+                     WHERE delayed_until <= created_at AND scrubbed_at IS NOT NULL AND updated_at <= {after:(0 - $1)} \
+                     LIMIT $2 {unlocked}) \
+                 RETURNING id",
+            ),
             // As index `attempts_with_a_reference` has it.
             forget: dialect.render(
                 "UPDATE attempts SET reference = NULL \
@@ -113,8 +124,12 @@ impl RetentionStatements {
             ScrubScope::InReview => &self.scrub_review,
         };
         let args: [Value; 3] = [older_than.into(), at_most.into(), Value::Bytes(Vec::new())];
-        let rows = engine.query(sql, Arc::from(args)).await?;
-        Ok(u32::try_from(rows.len()).unwrap_or(u32::MAX))
+        let mut rows = engine.query(sql, Arc::from(args)).await?.len();
+        if which == ScrubScope::Finished {
+            let args: [Value; 2] = [older_than.into(), at_most.into()];
+            rows = rows.max(engine.query(&self.left_messages, Arc::from(args)).await?.len());
+        }
+        Ok(u32::try_from(rows).unwrap_or(u32::MAX))
     }
 
     pub async fn forget_references(&self, engine: &dyn Engine, at_most: u32) -> Result<u32, LedgerError> {

@@ -5,6 +5,7 @@ use serde_json::Value;
 use super::super::*;
 use super::work::{IN_HAND, Working};
 use super::{Access, Explained, LARGE, filling, judge};
+use sluicegate::ledger::operator::Actor;
 use sluicegate::ledger::upkeep::CheckScope;
 
 /// The last line of a plan.
@@ -203,6 +204,35 @@ async fn charges_of_other_providers_are_not_read() {
     let by_charge = |access: &&Access| access.index.as_deref() == Some("jobs_one_payment_per_charge");
     let rows: Vec<_> = working.accesses.iter().filter(by_charge).filter_map(|access| access.rows).collect();
     assert!(rows.len() > 8 && rows.iter().all(|rows| *rows < 10), "{rows:?}");
+}
+
+/// Statistics say then that most rows are its own, and those that were erased stand before the others in the order of ids.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn account_of_half_the_ledger_is_erased_by_index() {
+    let _alone = LOG.lock().await;
+    let mut fixture = Fixture::migrated(Kind::Postgres).await;
+    fixture.fill(Kind::Postgres).await;
+    let half =
+        "UPDATE jobs SET account = 'half' WHERE state = 'succeeded'; UPDATE outcome_events SET published_at = at";
+    fixture.without_constraints(half).await.unwrap();
+    fixture.sql("VACUUM ANALYZE").await.unwrap();
+    explain(&mut fixture).await;
+    let mut log = ServerLog(Postgres::shared().log_text().len());
+    let (operator, half) = (fixture.database.operator(), Identifier::new("half").unwrap());
+    let by = Actor { os_user: "alice@desk".to_owned(), program: None, reason: None };
+    for round in 0..8 {
+        let ended = operator.erasure_counts(&half).await.unwrap().ended;
+        assert_eq!(ended, u64::from(filling::JOBS) / 2 - round * 500);
+        let counted = log.accesses(&fixture, "an erasure is counted").await;
+        assert_eq!(operator.erase(&half, 500, &by).await.unwrap().jobs, 500);
+        let erased = log.accesses(&fixture, "an account is erased").await;
+        for (accesses, most) in [(counted, ended + 500), (erased, 1_600)] {
+            let of_jobs: Vec<_> = accesses.iter().filter(|access| access.table == "jobs").collect();
+            assert!(of_jobs.iter().all(|access| access.sought || access.rows <= Some(20)), "{round}: {of_jobs:#?}");
+            let rows: u64 = of_jobs.iter().filter_map(|access| access.rows).sum();
+            assert!(rows >= 500 && rows <= most, "{round}: {rows} rows: {of_jobs:#?}");
+        }
+    }
 }
 
 #[test]

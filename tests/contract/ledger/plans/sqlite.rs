@@ -12,13 +12,14 @@ use super::work::Working;
 use super::{Access, Explained, LARGE, judge};
 
 /// What a full scan may be of: small tables, and rows that a statement made itself.
-const SMALL: [&str; 19] = [
+const SMALL: [&str; 22] = [
     "json_each",
     "held",
     "names",
     "e",
     "CONSTANT",
     "providers",
+    "account_overrides",
     "limiter_authority",
     "worker_reports",
     "sharing",
@@ -32,6 +33,8 @@ const SMALL: [&str; 19] = [
     "counted",
     "page",
     "within",
+    "own",
+    "latest",
 ];
 
 const LAST: &str = "SELECT 1";

@@ -19,7 +19,7 @@ use super::filling::LANES;
 use super::{Access, Explained};
 
 /// The duties that must reach a large table by an index.
-pub const ON_THE_WAY: [&str; 22] = [
+pub const ON_THE_WAY: [&str; 23] = [
     "a job comes back",
     "a job is refused",
     "leases are renewed",
@@ -40,6 +40,7 @@ pub const ON_THE_WAY: [&str; 22] = [
     "jobs that a limit refused are woken",
     "waiting jobs expire",
     "an account's jobs are listed",
+    "an erasure is counted",
     "a story is told",
     "dead jobs are counted",
 ];
@@ -440,6 +441,10 @@ impl<E: Explained> Working<'_, E> {
             let in_review = JobFilter { state: Some("review"), ..JobFilter::default() };
             operator.list(&in_review, None, 20).await.unwrap();
             self.did("jobs of a state are listed").await;
+            operator.erasure_counts(&account(round)).await.unwrap();
+            self.did("an erasure is counted").await;
+            operator.erase(&account(round + 50), 20, &by).await.unwrap();
+            self.did("an account is erased").await;
         }
     }
 }

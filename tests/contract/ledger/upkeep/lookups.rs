@@ -3,6 +3,7 @@
 use sluicegate::domain::disposition::{AttemptHistory, LookupPolicy, PreSend, Resend, RetryPolicy, before_request};
 use sluicegate::ledger::LookupEnd;
 use sluicegate::ledger::copies::{DeliveredCopy, ReturnPlan};
+use sluicegate::ledger::operator::Actor;
 
 use super::super::timestamps::beyond;
 use super::*;
@@ -14,6 +15,7 @@ on_every_database!(
     job_claimed_without_message_adds_none,
     message_counts_regardless_of_lookup_result,
     finished_jobs_message_counts_until_taken,
+    erased_jobs_message_counts_until_scrubbed,
 );
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -242,4 +244,36 @@ async fn finished_jobs_message_counts_until_taken(kind: Kind) {
     fixture.move_back("other", "updated_at", 10).await;
     assert_eq!(fixture.upkeep().scrub(ScrubScope::Finished, SECOND, 10).await.unwrap(), 1);
     assert_eq!(fixture.messages().await, (0, 0));
+}
+
+/// As that of any other payment: by a delivery, or in the end by the scrub.
+async fn erased_jobs_message_counts_until_scrubbed(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    for (id, state) in [("paid", FinalState::Succeeded), ("dead", FinalState::Dead)] {
+        fixture.is_unknown(id).await;
+        let claimed = fixture.is_taken(id, DeliveredCopy::queued(1)).await;
+        let BeginResult::Attempt(number) = fixture.ledger().begin_lookup(&claimed.lease).await.unwrap() else {
+            panic!("lost")
+        };
+        let detail = String::new();
+        let end = LookupEnd { number, outcome: "accepted", status: Some(200), detail, grants_resend: false };
+        let next = JobState::Final { state: FinalState::Succeeded, reason: "accepted".to_owned(), reference: None };
+        let (written, ..) = fixture.ledger().finish_lookup(&claimed.lease, &end, &next).await.unwrap();
+        assert_eq!(written, FencedWrite::Applied);
+        let set = format!("UPDATE jobs SET state = '{}', maybe_charged = (1 = 0) WHERE id = '{id}'", state.name());
+        fixture.without_constraints(&set).await.unwrap();
+        fixture.move_back(id, "updated_at", 600).await;
+    }
+    fixture.sql("UPDATE outcome_events SET published_at = at").await.unwrap();
+    fixture.upkeep().update_finished_totals().await.unwrap();
+    let account = Identifier::new("acct_1").unwrap();
+    let by = Actor { os_user: "alice@desk".to_owned(), program: None, reason: None };
+    assert_eq!(fixture.database.operator().erase(&account, 10, &by).await.unwrap().jobs, 2);
+    assert_eq!(fixture.one("SELECT count(*) FROM jobs WHERE scrubbed_at IS NOT NULL").await, "2");
+    assert_eq!(fixture.upkeep().scrub(ScrubScope::Finished, HOUR, 10).await.unwrap(), 0);
+    let counted = async || fixture.one("SELECT count(*) FROM jobs WHERE delayed_until <= created_at").await;
+    assert_eq!(counted().await, "2", "a queue has them still");
+    assert_eq!(fixture.upkeep().scrub(ScrubScope::Finished, MINUTE, 10).await.unwrap(), 2);
+    assert_eq!(counted().await, "0");
+    assert_eq!(fixture.upkeep().scrub(ScrubScope::Finished, MINUTE, 10).await.unwrap(), 0, "each once");
 }
