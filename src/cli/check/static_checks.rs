@@ -135,12 +135,8 @@ pub fn check_provider(provider: &Provider, config: &Config) -> Vec<Finding> {
     if provider.paused {
         warn("is paused: its queue keeps collecting".to_owned(), "Run sluicegate provider resume when it is time");
     }
-    if provider.idempotency_retention.is_none() && provider.lookup.is_none() {
-        let what = "does not deduplicate, as far as its row says: every unknown outcome waits for a person";
-        warn(
-            what.to_owned(),
-            "Set idempotency_retention_s if it honours idempotency keys, or lookup if it can be asked",
-        );
+    for (what, fix) in deduplication_costs(provider) {
+        warn(what.to_owned(), fix);
     }
     if matches!(provider.slot_release, SlotRelease::Grant { .. }) {
         let what = "slot_release = grant holds only while the way to the provider varies less than transit_jitter_ms";
@@ -191,6 +187,25 @@ pub fn check_provider(provider: &Provider, config: &Config) -> Vec<Finding> {
         findings.push(Finding::ok(subject, format!("tightest limit {rate}")));
     }
     findings
+}
+
+/// What a row without deduplication costs, each with its fix.
+fn deduplication_costs(provider: &Provider) -> Vec<(&'static str, &'static str)> {
+    let mut costs = Vec::new();
+    if provider.idempotency_retention.is_none() && provider.lookup.is_none() {
+        costs.push((
+            "does not deduplicate, as far as its row says: every unknown outcome waits for a person",
+            "Set idempotency_retention_s if it honours idempotency keys, or lookup if it can be asked",
+        ));
+    }
+    if provider.idempotency_retention.is_none() && provider.reuse_connections == Some(true) {
+        costs.push((
+            "shares connections and does not deduplicate: a refusal such as 429 on a used connection, or a connection that \
+             the provider closes, leaves the outcome unknown",
+            "Remove reuse_connections, or set idempotency_retention_s if it honours idempotency keys",
+        ));
+    }
+    costs
 }
 
 /// What AMQP cannot tell: whether the broker waits long enough for acknowledgements.

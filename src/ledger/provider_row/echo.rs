@@ -99,6 +99,23 @@ impl RowValidator {
         validated
     }
 
+    /// On a shared connection a decline that repeats nothing may be a copy of another payment's.
+    pub(super) fn check_echo_exceptions(&mut self, provider: &Provider) {
+        let lookup = provider.lookup.as_ref().map(|lookup| &lookup.echo);
+        let shares_lookups = provider.reuse_connections.unwrap_or(true);
+        for (column, echo, is_shared) in [
+            ("request", Some(&provider.request.echo), provider.reuses_connections()),
+            ("lookup", lookup, shares_lookups),
+        ] {
+            if is_shared && echo.is_some_and(|echo| !echo.exempt_statuses.is_empty()) {
+                self.problem(format!(
+                    "{column}.echo.except: on a shared connection such a response may belong to another payment; set \
+                     reuse_connections = false, or remove `except`"
+                ));
+            }
+        }
+    }
+
     /// A payment without a reference could not be told from another one.
     pub(super) fn check_echo_reference(&mut self, provider: &Provider) {
         let echoes = [("request", Some(&provider.request.echo)), ("lookup", provider.lookup.as_ref().map(|l| &l.echo))];
@@ -132,8 +149,11 @@ mod tests {
             "amount": ["/amount", {"header": "X-Amount"}], "except": [422, 404],
         });
         let lookup = json!({"url": "https://api.example.com/${job:id}", "echo": {"id": "/0/id"}});
-        let row =
-            with(json!({"request": {"echo": echo}, "lookup": lookup, "require": ["reference"]})).validate(1).unwrap();
+        let row = with(
+            json!({"request": {"echo": echo}, "lookup": lookup, "require": ["reference"], "reuse_connections": false}),
+        )
+        .validate(1)
+        .unwrap();
         let body = |pointer: &str| ResponseLocation::Body(pointer.to_owned());
         let header = |name: &str| ResponseLocation::Header(name.to_owned());
         let field = |field, places: &[ResponseLocation]| EchoedField { field, locations: places.to_vec() };
@@ -146,6 +166,24 @@ mod tests {
         assert_eq!(row.request.echo, Echo { fields, exempt_statuses: [404, 422].into() });
         assert_eq!(row.lookup.unwrap().echo.fields, [field(EchoField::Id, &[body("/0/id")])]);
         assert_eq!(with(json!({})).validate(1).unwrap().request.echo, Echo::default());
+    }
+
+    #[test]
+    fn echo_exceptions_need_single_use_connections() {
+        let request = json!({"echo": {"id": "/id", "except": [422]}});
+        let row = |reuse: Option<bool>, retention: Option<u32>| json!({"request": request, "reuse_connections": reuse, "idempotency_retention_s": retention});
+        for row in [row(None, Some(86_400)), row(Some(true), Some(86_400)), row(Some(true), None)] {
+            let said = problems(row);
+            assert!(
+                said.len() == 1 && said[0].contains("request.echo.except") && said[0].contains("reuse_connections")
+            );
+        }
+        for row in [row(Some(false), Some(86_400)), row(None, None)] {
+            assert_eq!(problems(row), [""; 0]);
+        }
+        let lookup = json!({"url": "https://api.example.com/${job:id}", "echo": {"id": "/id", "except": [404]}});
+        let said = problems(json!({ "lookup": lookup }));
+        assert!(said.len() == 1 && said[0].starts_with("lookup.echo.except: on a shared connection"), "{said:#?}");
     }
 
     #[test]

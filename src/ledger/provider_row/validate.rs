@@ -37,6 +37,7 @@ impl ProviderRow {
         if let Some(provider) = &provider {
             check.reserve(provider);
             check.check_echo_reference(provider);
+            check.check_echo_exceptions(provider);
         }
         match provider {
             Some(provider) if check.0.is_empty() => Ok(provider),

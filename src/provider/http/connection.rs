@@ -21,7 +21,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::classify::{ProviderResponse, ResponseBody};
 use super::failure::{RequestFailure, failure_after_connect, is_early_response};
-use super::half_duplex::HalfDuplex;
+use super::half_duplex::{EarlyReads, HalfDuplex};
 use super::socket::Socket;
 use super::unexpected_responses::{UnexpectedResponse, UnexpectedResponseLog};
 use crate::domain::outcome::UnknownCause;
@@ -45,6 +45,7 @@ pub(super) struct HttpConnection {
     socket: Arc<Socket>,
     sender: SendRequest<Full<Bytes>>,
     driver_state: DriverState,
+    early: Arc<EarlyReads>,
     /// An answer was read on it.
     was_used: bool,
     /// It received bytes that are part of no answer, at the latest when its driver ended.
@@ -78,10 +79,11 @@ pub(super) struct ReceivedResponse {
 
 impl HttpConnection {
     pub(super) async fn open(socket: Arc<Socket>, transport: Transport) -> hyper::Result<Self> {
-        let io = TokioIo::new(HalfDuplex::new(transport));
+        let early = EarlyReads::allowed();
+        let io = TokioIo::new(HalfDuplex::new(transport, Arc::clone(&early)));
         let (sender, driver) = Builder::new().max_headers(HEADERS_MAX).handshake(io).await?;
         let driver = DriverState::Running(Box::new(driver));
-        Ok(Self { socket, sender, driver_state: driver, was_used: false, has_unexpected_bytes: false })
+        Ok(Self { socket, sender, driver_state: driver, early, was_used: false, has_unexpected_bytes: false })
     }
 
     pub(super) fn opened_at(&self) -> Instant {
@@ -138,6 +140,9 @@ impl HttpConnection {
         let (head, _) = response.into_parts();
         let whole = matches!(body, ResponseBody::Whole(_));
         let reading = ProviderResponse { status: head.status.as_u16(), headers: head.headers, body };
+        if self.early.have_happened() {
+            return end_early(reading, read_at, strays);
+        }
         if !whole {
             // A server that floods us is cut off, and so is one whose next answer nobody could find.
             return ExchangeResult::Responded(Box::new(ReceivedResponse {
@@ -171,6 +176,7 @@ impl HttpConnection {
             tokio::spawn(close_after_peer(Arc::clone(&self.socket)));
         }
         let on_used_connection = std::mem::replace(&mut self.was_used, true);
+        self.early.forbid();
         let connection = reusable.then_some(self);
         ExchangeResult::Responded(Box::new(ReceivedResponse {
             response: reading,
@@ -220,6 +226,20 @@ impl HttpConnection {
         })
         .await
     }
+}
+
+/// The end of a first request that was answered before it was written to its end: only a refusal (4xx) needs no more of it.
+fn end_early(response: ProviderResponse, read_at: Instant, strays: &UnexpectedResponseLog) -> ExchangeResult {
+    if !(400..500).contains(&response.status) {
+        strays.record(UnexpectedResponse::WhileWriting);
+        return ExchangeResult::Failed(RequestFailure::Unknown(UnknownCause::ConnectionLost));
+    }
+    ExchangeResult::Responded(Box::new(ReceivedResponse {
+        response,
+        read_at,
+        connection: None,
+        on_used_connection: false,
+    }))
 }
 
 /// Whether a head says in two ways where its body ends. hyper itself refuses two different numbers.

@@ -1,5 +1,7 @@
 //! Second answers that a provider or its gateway sends on a connection that is kept alive: they settle no other payment.
 
+use std::time::Duration;
+
 use sluicegate::domain::echo::{Echo, EchoField, EchoedField};
 use sluicegate::domain::job::Job;
 use sluicegate::domain::lookup::{LookupConfig, LookupResult};
@@ -145,9 +147,8 @@ async fn two_answers_on_a_used_connection_are_unknown() {
     assert_eq!((server.requests().len(), server.connections()), (3, 2));
 }
 
-/// Bytes that come while a large request is being written are no answer to it.
-#[tokio::test]
-async fn an_answer_to_half_a_request_is_unknown() {
+/// The outcome of a request of 900 KB that the server answers so after its first bytes.
+async fn outcome_of_early_response(answer: &[u8]) -> Outcome {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     // Small segments and a small buffer: more than half a megabyte stays in the client.
     SockRef::from(&listener).set_tcp_mss(536).unwrap();
@@ -159,11 +160,25 @@ async fn an_answer_to_half_a_request_is_unknown() {
     let ending = async {
         let (mut stream, _) = listener.accept().await.unwrap();
         stream.read_exact(&mut [0; 100]).await.unwrap();
-        stream.write_all(&answer_to(0)).await.unwrap();
+        stream.write_all(answer).await.unwrap();
         stream
     };
     let (answer, _stream) = tokio::join!(charge(&provider, &large), ending);
-    assert_eq!(answer.outcome, unknown(UnknownCause::ConnectionLost));
+    answer.outcome
+}
+
+/// Bytes that come while a large request is being written are no answer to it.
+#[tokio::test]
+async fn an_answer_to_half_a_request_is_unknown() {
+    assert_eq!(outcome_of_early_response(&answer_to(0)).await, unknown(UnknownCause::ConnectionLost));
+}
+
+/// A server may refuse by the head alone. On a new connection there is no other request that it could mean.
+#[tokio::test]
+async fn early_refusal_on_a_new_connection_is_read() {
+    let refusal = b"HTTP/1.1 429 Slow\r\nretry-after: 7\r\ncontent-length: 0\r\n\r\n";
+    let wait = Some(Duration::from_secs(7));
+    assert_eq!(outcome_of_early_response(refusal).await, Outcome::Throttled { retry_after: wait });
 }
 
 #[tokio::test]
