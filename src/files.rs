@@ -33,10 +33,27 @@ pub enum FileReadError {
     TooLong { bytes_max: u64 },
     #[error("not text in UTF-8")]
     NotUtf8,
-    #[error("every user of this machine may write it (its mode is {mode:03o}): `chmod o-w` it")]
+    #[error(
+        "every user of this machine may write it (its mode is {mode:03o}): `chmod o-w` it; if its mount gives every file \
+         this mode, copy it to another file system or change the mount's file mode"
+    )]
     WritableByOthers { mode: u32 },
     #[error("not read within {} s: its mount may hang", within.as_secs_f64())]
     TimedOut { within: Duration },
+}
+
+impl FileReadError {
+    /// What to do; `None` when the path may be wrong, which the caller knows better.
+    #[must_use]
+    pub fn fix(&self) -> Option<&'static str> {
+        match self {
+            Self::Io(_) | Self::NotRegular => None,
+            Self::TooLong { .. } => Some("Shorten the file"),
+            Self::NotUtf8 => Some("Save the file as UTF-8"),
+            Self::WritableByOthers { .. } => Some("Let only its owner write it"),
+            Self::TimedOut { .. } => Some("Check the mount of the file"),
+        }
+    }
 }
 
 /// A file's text, and who may do what with the file.
@@ -112,11 +129,10 @@ pub fn is_world_readable(mode: u32) -> bool {
     mode & WORLD_READ_BIT != 0
 }
 
-/// The permission bits of a regular file; `None` for anything else, and for what cannot be looked at in time.
+/// The permission bits of a regular file; `None` for anything else. May block: its mount can hang.
 #[must_use]
 pub fn mode_of(path: &Path) -> Option<u32> {
-    let path = path.to_owned();
-    let found = run_with_timeout(READ_TIMEOUT, move || path.metadata()).ok()?.ok()?;
+    let found = path.metadata().ok()?;
     found.is_file().then(|| found.permissions().mode() & 0o777)
 }
 
@@ -220,7 +236,8 @@ mod tests {
         }
         assert_eq!(
             read_trusted(&path, 4).unwrap_err().to_string(),
-            "every user of this machine may write it (its mode is 602): `chmod o-w` it"
+            "every user of this machine may write it (its mode is 602): `chmod o-w` it; if its mount gives every file \
+             this mode, copy it to another file system or change the mount's file mode"
         );
     }
 

@@ -10,7 +10,7 @@ use url::{Position, Url};
 
 use crate::domain::redacted_url::redact_url;
 use crate::domain::sensitive::secret::names_credential;
-use crate::ledger::database::sqlite_file;
+use crate::ledger::database::{is_postgres_parameter, sqlite_file};
 
 /// A URL with credentials in it.
 #[derive(Clone)]
@@ -25,10 +25,14 @@ impl SecretUrl {
     }
 
     /// Whether anything in it must not be shown: a password, a user that may be a token, a parameter that is named like one.
+    /// An unknown parameter of PostgreSQL may be a misspelt password.
     #[must_use]
     pub fn holds_secret(&self) -> bool {
         Url::parse(self.expose()).is_ok_and(|url| {
-            let by_parameter = url.query_pairs().any(|(name, _)| names_credential(&name));
+            let is_postgres = url.scheme().starts_with("postgres");
+            let by_parameter = url
+                .query_pairs()
+                .any(|(name, _)| names_credential(&name) || (is_postgres && !is_postgres_parameter(&name)));
             !matches!(credentials(&url), UrlCredentials::None | UrlCredentials::User(_)) || by_parameter
         })
     }

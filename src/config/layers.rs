@@ -54,6 +54,11 @@ pub struct Layers {
     pub files: Vec<ConfigFile>,
 }
 
+/// The fix for a file that was not read: of the error itself, or `fix` when the path may be wrong.
+fn fix_for(error: &FileReadError, fix: String) -> String {
+    error.fix().map_or(fix, str::to_owned)
+}
+
 impl Layers {
     #[must_use]
     pub fn from_defaults(keys: Keys) -> Self {
@@ -69,8 +74,8 @@ impl Layers {
         let text = match self.read(path, CONFIGURATION_BYTES_MAX) {
             Ok(text) => text,
             Err(error) => {
-                let mend = format!("Check --config and {FILE_VARIABLE}");
-                return self.add_problem(WHOLE_FILE_KEY, at(0), format!("cannot be read: {error}"), mend);
+                let fix = fix_for(&error, format!("Check --config and {FILE_VARIABLE}"));
+                return self.add_problem(WHOLE_FILE_KEY, at(0), format!("cannot be read: {error}"), fix);
             }
         };
         let line_of = |offset: usize| text[..offset.min(text.len())].matches('\n').count() + 1;
@@ -130,11 +135,19 @@ impl Layers {
     pub fn check_system_certificates(&mut self, variables: &[(String, String)]) {
         let named = variables.iter().find(|(name, path)| name == SYSTEM_CERTIFICATES && !path.is_empty());
         let Some((_, path)) = named else { return };
-        if let Err(unread @ (FileReadError::NotRegular | FileReadError::TimedOut { .. })) =
-            files::read(Path::new(path), SYSTEM_BYTES_MAX)
+        if let Err(
+            unread @ (FileReadError::NotRegular
+            | FileReadError::TimedOut { .. }
+            | FileReadError::WritableByOthers { .. }),
+        ) = files::read_trusted(Path::new(path), SYSTEM_BYTES_MAX)
         {
             let origin = Origin::Variable(SYSTEM_CERTIFICATES.to_owned());
-            self.add_problem(WHOLE_FILE_KEY, origin, format!("cannot be read: {unread}"), "Name a PEM file".to_owned());
+            self.add_problem(
+                WHOLE_FILE_KEY,
+                origin,
+                format!("cannot be read: {unread}"),
+                fix_for(&unread, "Name a PEM file".to_owned()),
+            );
         }
     }
 
@@ -167,8 +180,8 @@ impl Layers {
             }
             Ok(text) => self.set_text(key, text.trim_end_matches(['\r', '\n']), origin, variable_name),
             Err(error) => {
-                let mend = "Check the path and that this process's user may read it".to_owned();
-                self.add_problem(key, origin, format!("the file cannot be read: {error}"), mend);
+                let fix = fix_for(&error, "Check the path and that this process's user may read it".to_owned());
+                self.add_problem(key, origin, format!("the file cannot be read: {error}"), fix);
             }
         }
     }

@@ -184,6 +184,8 @@ fn a_secret_is_no_flag() {
         ("limiter.url=rediss://hunter2@cache.example.com", "limiter.url"),
         ("limiter.url=rediss+cluster://:hunter2@a.example.com,b.example.com", "limiter.url"),
         ("database.url=postgres://u@localhost/pay?sslmode=verify-full&password=hunter2", "database.url"),
+        ("database.url=postgres://u@localhost/pay?sslmode=verify-full&sslpassword=hunter2", "database.url"),
+        ("database.url=postgres://u@localhost/pay?pasword=hunter2", "database.url"),
     ] {
         let text = problems_of(&[], &[set]);
         let variable = format!("{}_FILE", variable_name(key));
@@ -208,8 +210,13 @@ fn secret_files_are_checked_by_mode() {
         assert_eq!(configuration(mode, &token).unwrap().exposed_secrets.len(), exposed, "{mode:o}");
         assert!(configuration(mode, "[limiter]\nurl = \"rediss://a.example\"\n").unwrap().exposed_secrets.is_empty());
     }
-    for problems in [secret_file(0o666).unwrap_err(), configuration(0o602, "").unwrap_err()] {
+    let authorities = |mode| load_with(&[("SSL_CERT_FILE", &file_with_mode(&dir, mode, ""))], &[]);
+    authorities(0o644).unwrap();
+    for problems in
+        [secret_file(0o666).unwrap_err(), configuration(0o602, "").unwrap_err(), authorities(0o646).unwrap_err()]
+    {
         let text = problems.to_string();
+        assert!(!text.contains("Check --config") && !text.contains("Check the path"), "{text}");
         assert!(text.contains("every user of this machine may write it") && text.contains("chmod o-w"), "{text}");
     }
 }

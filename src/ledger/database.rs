@@ -15,6 +15,7 @@ use super::migrate::{migrate_postgres, migrate_sqlite, schema_state};
 use super::migrations::{POSTGRES, SQLITE};
 use super::operator::Operator;
 use super::settings::Settings;
+pub use super::sql::connect_options::is_postgres_parameter;
 pub use super::sql::connection_limits::ConnectionLimits;
 use super::sql::connection_limits::connection_limits;
 use super::sql::connections::Connections;

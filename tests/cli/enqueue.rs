@@ -86,6 +86,21 @@ async fn valid_lines_are_published_invalid_ones_reported() {
     assert_eq!((json["published"].as_u64(), bad.as_slice()), (Some(2), [3, 5, 6, 7, 8].as_slice()));
 }
 
+#[tokio::test]
+async fn endless_line_keeps_the_report() {
+    let engine = Engine::with_providers(&["acme"]);
+    let dir = tempfile::tempdir().unwrap();
+    let file = file(&dir, "{\"id\":\"a\",\"amount\":1}\n");
+    // A hole of zeros: one line of 65 MiB.
+    std::fs::File::options().write(true).open(&file).unwrap().set_len(65 << 20).unwrap();
+    let ran = engine.run(&["enqueue", "--provider", "acme", "--file", &file]).await;
+    assert_eq!(ran.out, "1 published, 0 bad\n");
+    assert!(ran.err.contains("run it again"), "{}", ran.err);
+    let (error, _) = ran.failure();
+    assert!(error.to_string().contains("line 2 is longer than"), "{error}");
+    assert_eq!(published_ids(&engine), ["a".to_owned()].into());
+}
+
 /// Whether the lane is given or must be read from the line.
 #[tokio::test]
 async fn non_json_line_reports_its_position() {

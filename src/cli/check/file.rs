@@ -7,13 +7,14 @@ use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::{Access, access};
 
 use super::Finding;
 use crate::config::FIX_FILE_MODE;
-use crate::files;
-use crate::provider::secret_grants::{SecretReference, SecretUse};
+use crate::files::{self, READ_TIMEOUT};
+use crate::provider::secret_grants::{SecretGrants, SecretReference, SecretUse};
 
 /// Bits of a file's mode: group and others.
 const GROUP_AND_OTHERS: u32 = 0o077;
@@ -48,20 +49,29 @@ pub(super) fn readable_by_others(path: &Path) -> Option<String> {
         .then(|| format!("others on this machine can reach its file: its mode is {:03o}", mode & 0o777))
 }
 
-/// Secrets of provider rows in files that others on this machine may read.
-pub(super) async fn exposed_secrets(sent: &[(String, SecretUse)]) -> Vec<Finding> {
+/// Secrets of provider rows in files that others on this machine may read. Files without a grant are not looked at.
+pub(super) async fn exposed_secrets(sent: &[(String, SecretUse)], grants: &SecretGrants) -> Vec<Finding> {
     let paths = sent.iter().filter_map(|(_, used)| match &used.reference {
-        SecretReference::File(path) => Some(path.clone()),
-        SecretReference::Env(_) => None,
+        SecretReference::File(path) if grants.permits(&used.reference, &used.host) => Some(path.clone()),
+        SecretReference::File(_) | SecretReference::Env(_) => None,
     });
     let paths: BTreeSet<PathBuf> = paths.collect();
-    let judge = |path: PathBuf| {
-        let mode = files::mode_of(&path).filter(|mode| files::is_world_readable(*mode))?;
+    let judged = tokio::task::spawn_blocking(move || judge_modes(paths, files::mode_of, READ_TIMEOUT));
+    judged.await.unwrap_or_default()
+}
+
+/// Looks at all files within one time, however many of them hang.
+fn judge_modes(paths: BTreeSet<PathBuf>, mode_of: fn(&Path) -> Option<u32>, within: Duration) -> Vec<Finding> {
+    let judge = move |path: PathBuf| {
+        let mode = mode_of(&path).filter(|mode| files::is_world_readable(*mode))?;
         let what = format!("others on this machine may read it: its mode is {mode:03o}");
         Some(Finding::warning(format!("secret file:{}", path.display()), what, FIX_FILE_MODE))
     };
-    let judged = tokio::task::spawn_blocking(move || paths.into_iter().filter_map(judge).collect());
-    judged.await.unwrap_or_default()
+    let judged = files::run_with_timeout(within, move || paths.into_iter().filter_map(judge).collect());
+    judged.unwrap_or_else(|error| {
+        let what = format!("the modes of their files are unknown: {error}");
+        vec![Finding::warning("secrets of providers", what, error.fix().unwrap_or("Run check again"))]
+    })
 }
 
 #[cfg(test)]
@@ -78,11 +88,25 @@ mod tests {
             let reference = SecretReference::File(path);
             ("acme".to_owned(), SecretUse { reference, host: "x.example".to_owned() })
         };
-        let found = exposed_secrets(&[at("open", 0o644), at("group", 0o440), at("own", 0o600)]).await;
+        let sent = [at("open", 0o644), at("group", 0o440), at("own", 0o600), at("ungranted", 0o644)];
+        let granted = sent[..3].iter().map(|(_, used)| format!("{}@x.example", used.reference));
+        let grants = SecretGrants::parse(&granted.collect::<Vec<_>>()).unwrap();
+        let found = exposed_secrets(&sent, &grants).await;
         let found: Vec<String> =
             found.into_iter().map(|finding| format!("{}: {}", finding.subject, finding.what)).collect();
         assert_eq!(found.len(), 1, "{found:?}");
         assert!(found[0].contains("/open: others on this machine may read it: its mode is 644"), "{found:?}");
+    }
+
+    #[test]
+    fn hanging_secret_files_share_one_timeout() {
+        let paths = (0..1_000).map(|number| PathBuf::from(format!("/hung/{number}"))).collect();
+        let hung = |_: &Path| {
+            std::thread::park();
+            None
+        };
+        let found = judge_modes(paths, hung, Duration::from_millis(10));
+        assert!(found.len() == 1 && found[0].what.contains("not read within 0.01 s"), "{found:?}");
     }
 
     #[test]

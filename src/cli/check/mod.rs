@@ -102,7 +102,7 @@ pub async fn run(
         .flat_map(|row| engines.secret_uses(row, config).into_iter().map(|used| (row.name.to_string(), used)))
         .collect();
     findings.extend(static_checks::check_secrets(config, &sent, all_senders));
-    findings.extend(file::exposed_secrets(&sent).await);
+    findings.extend(file::exposed_secrets(&sent, &config.outbound_secrets).await);
     print_findings(&findings, args.json, console)?;
     let failed = findings.iter().any(|finding| finding.level == FindingLevel::Error);
     Ok(match (misconfigured, failed) {
@@ -117,7 +117,9 @@ async fn check_provider_file(file: &Path, config: &Config, engines: &dyn Service
     let subject = format!("file {}", file.display());
     let text = match input::read_text(file, PROVIDER_FILE_BYTES_MAX).await {
         Ok(text) => text,
-        Err(error) => return (vec![Finding::error(subject, error.to_string(), "Check the path")], Vec::new()),
+        Err(error) => {
+            return (vec![Finding::error(subject, error.to_string(), "Check the path and the file")], Vec::new());
+        }
     };
     match super::provider::checked_rows(&text, file, engines) {
         Err(error) => {

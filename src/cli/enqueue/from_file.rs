@@ -70,6 +70,9 @@ struct EnqueueReport {
     /// The broker failed, and what came after was not read.
     #[serde(skip)]
     stopped: bool,
+    /// The file cannot be read any further.
+    #[serde(skip)]
+    read_error: Option<io::Error>,
 }
 
 #[derive(Debug, Serialize)]
@@ -94,10 +97,11 @@ pub async fn run(
     // A line may carry a little more than the message: blanks and its end.
     let mut lines = LineReader::new(BufReader::new(reader), BODY_BYTES_MAX + 1_024);
     let mut report = EnqueueReport::default();
-    let read = publish(&mut lines, order, codec, queue, &bar, &mut report, console).await;
+    let published = publish(&mut lines, order, codec, queue, &bar, &mut report, console).await;
     bar.finish_and_clear();
-    read.map_err(|error| unreadable(error.into()))?;
-    print_report(&report, order, console)
+    published?;
+    let exit = print_report(&report, order, console)?;
+    report.read_error.map_or(Ok(exit), |error| Err(unreadable(error.into())))
 }
 
 async fn publish<R: AsyncBufRead + Unpin>(
@@ -123,9 +127,14 @@ async fn publish<R: AsyncBufRead + Unpin>(
                     record_failed_line(&mut report.unconfirmed, number, QueueError::to_string(&error), bar, console)?;
                 }
             },
-            line = lines.next(), if !ended && in_flight.len() < order.max_in_flight() => match line? {
-                None => ended = true,
-                Some(line) => match prepare(line, order, codec) {
+            line = lines.next(), if !ended && in_flight.len() < order.max_in_flight() => match line {
+                // What is in flight is still confirmed and reported.
+                Err(error) => {
+                    ended = true;
+                    report.read_error = Some(error);
+                }
+                Ok(None) => ended = true,
+                Ok(Some(line)) => match prepare(line, order, codec) {
                     Ok(None) => {}
                     Ok(Some(PreparedLine { number, warnings, lane, message })) => {
                         for warning in warnings {
@@ -218,7 +227,11 @@ fn print_report(
     } else {
         console.line(&format!("{} published, {} bad", report.published, report.bad.len()))?;
     }
-    if report.stopped {
+    if report.read_error.is_some() {
+        console.message(
+            "stopped: the file cannot be read any further; run it again once it can: ids that are in change nothing",
+        )?;
+    } else if report.stopped {
         console.message("stopped at the broker's failure; run the same file again: ids that are in change nothing")?;
     } else if !report.unconfirmed.is_empty() {
         let left = report.unconfirmed.len();

@@ -30,7 +30,7 @@ mod audit_context;
 mod batcher;
 mod claim;
 mod columns;
-mod connect_options;
+pub(super) mod connect_options;
 pub(super) mod connection_limits;
 pub(super) mod connections;
 mod copies;
