@@ -33,22 +33,6 @@ pub enum ClearTime {
     },
 }
 
-impl ClearTime {
-    /// The estimate at a later instant; the backlog was worked off since.
-    #[must_use]
-    pub fn after_elapsed(self, elapsed: Duration) -> Self {
-        match self {
-            Self::In(left) => Self::In(left.saturating_sub(elapsed)),
-            Self::DependsOnAccounts { at_least, limits, about } => Self::DependsOnAccounts {
-                at_least: at_least.saturating_sub(elapsed),
-                limits,
-                about: about.map(|about| about.saturating_sub(elapsed)),
-            },
-            other => other,
-        }
-    }
-}
-
 /// What must be known for an estimate and is not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MissingInput {

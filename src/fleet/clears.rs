@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::overview::{OverviewInput, status_of_row};
-use super::provider_counts::ProviderCounts;
+use super::provider_counts::{ProviderCounts, RATE_WINDOW};
 use super::provider_status::{ProviderState, ProviderStatus};
 use crate::domain::clear_time::{ClearTime, ClearTimeInput, MissingInput, SendingState, UsedCount, WaitingJobs};
 use crate::domain::limit::Rule;
@@ -97,12 +97,12 @@ pub fn clear_time(evidence: &OverviewInput, provider: &Provider) -> ClearTime {
         None => SendingState::Unknown(MissingInput::Row),
         Some(standing) => flow(standing),
     };
-    let since_count = match &standing {
-        // The backlog was counted some seconds ago, in a large ledger longer, and the lanes have sent since.
+    // The backlog was counted some seconds ago, in a large ledger longer, and the lanes have sent since.
+    let sending_for = match &standing {
         Some(ProviderStatus { state: ProviderState::Running, .. }) => count_age(evidence),
-        _ => Duration::ZERO,
+        _ => count_age(evidence).min(RATE_WINDOW),
     };
-    conditions(evidence, provider, &counted, flow).after_elapsed(since_count)
+    conditions(evidence, provider, &counted, flow, sending_for)
 }
 
 /// Age of the count of the backlog.
@@ -116,13 +116,14 @@ fn conditions(
     provider: &Provider,
     counted: &ProviderCounts<'_>,
     flow: SendingState,
+    sending_for: Duration,
 ) -> ClearTime {
     let used = evidence.limit_usage.get(&provider.quota).map(Vec::as_slice).unwrap_or_default();
     ClearTimeInput {
         provider,
         now: EpochMs(evidence.at_ms),
         sending: flow,
-        waiting: waiting(evidence, provider, counted),
+        waiting: waiting(evidence, provider, counted, sending_for),
         used_counts: &provider
             .limits
             .iter()
@@ -160,17 +161,26 @@ fn flow(told: &ProviderStatus) -> SendingState {
     }
 }
 
-/// Those that share a quota share what it lets out, so their backlogs are one.
-fn waiting(evidence: &OverviewInput, provider: &Provider, counted: &ProviderCounts<'_>) -> WaitingJobs {
+/// Those that share a quota share what it lets out, so their backlogs are one. At most half of it counts as sent since the
+/// count: new jobs have come too.
+fn waiting(
+    evidence: &OverviewInput,
+    provider: &Provider,
+    counted: &ProviderCounts<'_>,
+    sending_for: Duration,
+) -> WaitingJobs {
     let others =
         evidence.providers.values().filter(|other| other.quota == provider.quota && other.name != provider.name);
     let others = others.filter(|other| other.enabled && !other.paused);
-    let theirs: u64 = others.map(|other| ProviderCounts::new(evidence, other.name.as_str()).waiting()).sum();
+    let others: Vec<_> = others.map(|other| ProviderCounts::new(evidence, other.name.as_str())).collect();
     let own = counted.waiting();
+    let jobs = own + others.iter().map(ProviderCounts::waiting).sum::<u64>();
+    let sent =
+        counted.sent_within(sending_for) + others.iter().map(|other| other.sent_within(sending_for)).sum::<u64>();
     let blocks = provider.account_rules.iter().any(|rule| rule.rule == Rule::Blocked);
     let parked_for_ms = counted.reconciliation.as_ref().and_then(|account| account.parked_for_ms).unwrap_or(0);
     WaitingJobs {
-        jobs: if own == 0 { 0 } else { own + theirs },
+        jobs: if own == 0 { 0 } else { jobs - sent.min(jobs / 2) },
         missing: counted.missing(),
         last_due_in: Duration::from_millis(parked_for_ms),
         // What a rule blocks is parked again and again, until the rule is gone.

@@ -120,17 +120,23 @@ fn proposed_limit_is_estimated_like_the_current_one() {
 /// What a lane sends between the count and the look is no longer in its way.
 #[test]
 fn old_count_shortens_the_clear_time() {
-    let clears_in_ms = |lane: Value, age_ms: Option<i64>| {
+    let clears_in_ms = |jobs: u64, lane: Value, age_ms: Option<i64>| {
         let mut one = evidence(vec![row()], vec![worker("a", lane)]);
-        one.depths.insert("acme".to_owned(), 6_000);
+        one.depths.insert("acme".to_owned(), jobs);
         one.counted_at_ms = age_ms.map(|age_ms| one.at_ms - age_ms);
         ms(&overview(&one).providers.remove(0).clears)
     };
-    let now_ms = clears_in_ms(json!({}), Some(0));
-    assert_eq!(clears_in_ms(json!({}), None), now_ms);
-    assert_eq!(clears_in_ms(json!({}), Some(2_500)), now_ms - 2_500);
-    assert_eq!(clears_in_ms(json!({}), Some(100_000_000)), 0);
-    // Nothing was sent meanwhile.
-    let cold = || json!({"gate": pause("cold", "lost its state", 3_000)});
-    assert_eq!(clears_in_ms(cold(), Some(2_500)), clears_in_ms(cold(), Some(0)));
+    let lane = |sent_10s: u64| json!({"sent_10s": sent_10s});
+    let now_ms = clears_in_ms(6_000, lane(100), Some(0));
+    assert_eq!(clears_in_ms(6_000, lane(100), None), now_ms);
+    // Ten a second were sent: as if fewer waited.
+    assert_eq!(clears_in_ms(6_000, lane(100), Some(120_000)), clears_in_ms(4_800, lane(100), Some(0)));
+    assert_eq!(clears_in_ms(6_000, lane(0), Some(120_000)), clears_in_ms(6_000, lane(0), Some(0)));
+    // However many were sent, more may have come.
+    let half_ms = |jobs| clears_in_ms(jobs, lane(1_000), Some(0));
+    let left_ms = clears_in_ms(6_000, lane(1_000), Some(240_000));
+    assert!((half_ms(2_950)..half_ms(3_050)).contains(&left_ms), "{left_ms}");
+    // A lane that waits has sent what it sent in the last ten seconds.
+    let cold = || json!({"sent_10s": 100, "gate": pause("cold", "lost its state", 3_000)});
+    assert_eq!(clears_in_ms(6_000, cold(), Some(120_000)), clears_in_ms(5_900, cold(), Some(0)));
 }

@@ -13,7 +13,7 @@ use crate::domain::clear_time::MissingInput;
 use crate::domain::provider::Provider;
 
 /// Time over which `sent_10s` counts.
-const RATE_WINDOW_S: f64 = 10.0;
+pub(super) const RATE_WINDOW: Duration = Duration::from_secs(10);
 
 /// Everything of one provider that is counted by whoever asks.
 pub(super) struct ProviderCounts<'a> {
@@ -71,7 +71,17 @@ impl<'a> ProviderCounts<'a> {
 
     #[allow(clippy::cast_precision_loss, reason = "counts of requests are far below 2^53")]
     fn sent_per_s(&self) -> f64 {
-        self.sent_10s as f64 / RATE_WINDOW_S
+        self.sent_10s as f64 / RATE_WINDOW.as_secs_f64()
+    }
+
+    /// Requests begun in so long, at the rate of the last ten seconds.
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "neither negative nor above the range of counts"
+    )]
+    pub fn sent_within(&self, time: Duration) -> u64 {
+        (self.sent_per_s() * time.as_secs_f64()) as u64
     }
 
     /// How long a request is on its way, by Little's law: what is in flight over what is begun. Ten seconds' mean says too

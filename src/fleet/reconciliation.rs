@@ -33,6 +33,7 @@ pub struct ProviderReconciliation {
     pub without_event: u64,
     pub without_cause: u64,
     /// Open, in `review` or `dead`, and a field of its row cannot be read.
+    #[serde(default)]
     pub unreadable: u64,
     /// What does not add up, in words; empty when everything does.
     pub faults: Vec<String>,
@@ -79,5 +80,19 @@ impl ProviderReconciliation {
     #[must_use]
     pub fn in_state(&self, state: &str) -> u64 {
         self.states.get(state).copied().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// During an update `status` reads the overview of a worker that does not know this field yet.
+    #[test]
+    fn older_workers_account_can_be_read() {
+        let account = ProviderReconciliation { unreadable: 3, ..ProviderReconciliation::default() };
+        let mut shown = serde_json::to_value(account).unwrap();
+        assert!(shown.as_object_mut().unwrap().remove("unreadable").is_some());
+        assert_eq!(serde_json::from_value::<ProviderReconciliation>(shown).unwrap(), ProviderReconciliation::default());
     }
 }
