@@ -40,9 +40,9 @@ impl Store {
         // What it would say to a repeat comes last.
         let mut text = text.split(", replies:").next().unwrap().to_owned();
         let entries = numbers(&cut(&mut text, "entries: [", "], logged"));
-        let leases = numbers(&cut(&mut text, "leases: {", "}, touched_us"));
+        let leases = numbers(&cut(&mut text, "outstanding_calls: {", "}, counted_us"));
         let logged = numbers(&cut(&mut text, "logged: ", ","))[0];
-        let in_flight = numbers(&cut(&mut text, "in_flight: InFlight { charges: ", ","))[0];
+        let in_flight = numbers(&cut(&mut text, "in_flight: InFlightCost { charges: ", ","))[0];
         let tail_ms = numbers(&cut(&mut text, "tail_ms: ", ","))[0];
         // The clock does not go back here; room is worked out anew by each call; and the oldest deadline, never later than
         // any lease's, only saves a look at them all.
