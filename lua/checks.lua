@@ -10,7 +10,7 @@
 -- allowance for jitter and change of the holder, each at its greatest.
 local LEAD_MAX = 1000000000
 -- The longest that a use can count, the longest pause, and the furthest that Redis' clock may have gone back; in µs.
-local LONGEST_MAX, PAUSE_MAX, BACK_MAX = 5443200000000, 86410000000, 86400000000
+local LONGEST_MAX, PAUSE_MAX, BACK_MAX = 5443200000000, 902000000, 86400000000
 -- A log's instants are rounded up by so much at most.
 local GRANULE_MAX = 10462500000
 local REMEMBERED_MOST = 1000

@@ -35,10 +35,13 @@
 --   refusal: 0 none, 1 limit, 2 cold, 3 paused, 4 stale version, 5 stale call, 6 needs history
 --   readable: 0 if the limit knows its past, else in how long the ledger does, and one µs more
 --   calls: of the state so far, this one among them; if they are no more than in an earlier reply, the state was put back
+--   run id digest: of the run id and the number of this layout, which src/limiter/redis/encode.rs has
+--   previous call: number of the caller's call before this one, 0 if the state has none; if it is not the caller's last one
+--   that was counted (not stale), the state was put back
 --
 -- REPLY  packed in the same way
---   reply       refusal 1, exact 1, index of the limit 2, wait 6, now 7, newest version 6, born 7, calls 6, remaining 4,
---               deciding limit 2, reset 6, readable 4, runs 4, passed over 2
+--   reply       refusal 1, exact 1, index of the limit 2, wait 6, now 7, newest version 6, born 7, calls 6, previous
+--               call 6, remaining 4, deciding limit 2, reset 6, readable 4, runs 4, passed over 2
 --   run         want 2, permits 4, wait 6; origins as above; wants count from 0
 --   passed over want 2, limit 2, wait 6, exact 1, readable 4
 --
@@ -62,7 +65,7 @@ local SEED, SEED_BYTES = '<I2I7I7I4I4I2', 26
 local PAST_BYTES = 14
 local HEAD, HEAD_BYTES = '<c8c8c8I7I7I7I6I7I6I6', 70
 local SUBJECT_HEAD, SUBJECT_HEAD_BYTES = '<c8I7I7I7', 29
-local ANSWER = '<I1I1I2I6I7I6I7I6I4I2I6I4I4I2'
+local ANSWER = '<I1I1I2I6I7I6I7I6I6I4I2I6I4I4I2'
 local EMPTY = {}
 -- Who holds the permits of a state that was lost: no caller, so nobody settles them.
 local LOST = '\0\0\0\0\0\0\0\0'
@@ -140,8 +143,8 @@ local function begin(tally)
   tally[1], tally[2], tally.oldest, tally.refreshed, tally.adopted = 0, 0, 0, 0, true
 end
 
-local function refuse(code, wait, now, version, born, calls)
-  return encode(ANSWER, code, 0, 0, wait, now, version, born, calls, 0, 0, 0, 0, 0, 0)
+local function refuse(code, wait, now, version, born, calls, previous)
+  return encode(ANSWER, code, 0, 0, wait, now, version, born, calls, previous, 0, 0, 0, 0, 0, 0)
 end
 
 -- What the library does not remember of a state: its head and its leases.
@@ -151,13 +154,17 @@ local function check_state(provider, m, clock, born, warm, last, paused)
       or provider.refreshed > last or provider.oldest > last + LEAD_MAX then
     damaged = 'instants of the state'
   end
-  check_leases(provider, redis.call('HGETALL', provider.key), last)
+  local fields = redis.call('HGETALL', provider.key)
+  check_leases(provider, fields, last)
+  for i = 1, #fields, 2 do
+    if #fields[i] == 8 then provider.memory.own[fields[i]] = fields[i + 1] end
+  end
 end
 
 local function hold_lost(provider, deadline, charges, lookups)
-  redis.call('HSET', provider.key, LOST,
-    encode('<I6I7I4', 0, 0, 0) .. encode('<I6I7I4I4', 1, deadline, charges, lookups))
-  provider.memory.own[LOST] = nil
+  local own = encode('<I6I7I4', 0, 0, 0) .. encode('<I6I7I4I4', 1, deadline, charges, lookups)
+  redis.call('HSET', provider.key, LOST, own)
+  provider.memory.own[LOST] = own
   provider[1], provider[2] = provider[1] + charges, provider[2] + lookups
   if provider.oldest == 0 or deadline < provider.oldest then provider.oldest = deadline end
 end
@@ -180,6 +187,7 @@ local function subject_tally(key, subject, text, mine, now, born, known, provide
     -- Every use of it that a new limit has not counted was granted before it was counted last.
     local since, latest = not_before(known, provider, touched)
     fill(tally, state, SUBJECT_HEAD_BYTES + 1, limits == subject.digest, now, since, latest)
+    if tally.is_checked then check_leases(tally, redis.call('HGETALL', key), now) end
     if touched > now or kept_until > now + LONGEST_MAX + LEAD_MAX or tally.oldest > now + LEAD_MAX or tally.refreshed > now then
       damaged = 'instants of an account or reference'
     end
@@ -239,12 +247,12 @@ local function decide(keys, args)
   if m then
     local memory = memory_of(state_key)
     if memory and memory.m and memory.born == born and writer == WRITER then
-      if memory.m ~= m or memory.k ~= known_text or (memory.own[mine] or own) ~= own then damaged = 'it is not what was written last' end
+      if memory.m ~= m or memory.k ~= known_text or (memory.own[mine] or false) ~= own then damaged = 'it is not what was written last' end
       provider.memory = memory
     else
-      check_state(provider, m, clock, born, warm, last, paused)
       provider.memory, provider.is_checked = new_memory(state_key, born), true
       provider.memory.k = known_text
+      check_state(provider, m, clock, born, warm, last, paused)
     end
     if damaged then return nil end
   else
@@ -255,11 +263,11 @@ local function decide(keys, args)
   local now = max(clock, last)
 
   -- A call that was seen before is answered as before; one that was overtaken gets nothing.
-  local leases = ''
+  local leases, previous, _, bytes = '', 0, 0, 0
   if own then
-    local last_number, _, bytes = decode('<I6I7I4', own)
-    if last_number == number then return sub(own, 18, 17 + bytes) end
-    if last_number > number then return refuse(STALE_CALL, 0, now, known_version, born, calls) end
+    previous, _, bytes = decode('<I6I7I4', own)
+    if previous == number then return sub(own, 18, 17 + bytes) end
+    if previous > number then return refuse(STALE_CALL, 0, now, known_version, born, calls, previous) end
     leases = sub(own, 18 + bytes)
     if #own < 17 + bytes or #leases % LEASE ~= 0 then
       damaged = 'field of a caller'
@@ -267,7 +275,7 @@ local function decide(keys, args)
     end
   end
   -- Older settings may not know every limit that a settlement must reach, so nothing is done for their holder.
-  if version < known_version then return refuse(STALE_VERSION, 0, now, known_version, born, calls) end
+  if version < known_version then return refuse(STALE_VERSION, 0, now, known_version, born, calls, previous) end
   if not own then
     local fields = m and redis.call('HGETALL', state_key) or EMPTY
     for i = 1, #fields, 2 do
@@ -352,9 +360,9 @@ local function decide(keys, args)
   local reply
   calls = calls + 1
   if now < warm then
-    reply = refuse(COLD, warm - now, now, version, born, calls)
+    reply = refuse(COLD, warm - now, now, version, born, calls, previous)
   elseif now < paused then
-    reply = refuse(PAUSED, paused - now, now, version, born, calls)
+    reply = refuse(PAUSED, paused - now, now, version, born, calls, previous)
   else
     open_cells(provider, now, provider.jitter, horizon)
     for i = 1, subjects_n do open_cells(tallies[i], now, provider.jitter, horizon) end
@@ -364,8 +372,8 @@ local function decide(keys, args)
     for i = 1, subjects_n do close(tallies[i], number, lasts, provider.jitter) end
     local remaining, decides, reset = verdict(provider, now, index)
     local refusal = not index and NONE or readable_in > 0 and NEEDS_HISTORY or LIMIT
-    reply = encode(ANSWER, refusal, exact, index or 0, wait, now, version, born, calls, remaining, decides, reset, readable_in,
-      runs_n, passed_n) .. runs .. passed
+    reply = encode(ANSWER, refusal, exact, index or 0, wait, now, version, born, calls, previous, remaining, decides, reset,
+      readable_in, runs_n, passed_n) .. runs .. passed
   end
   if damaged then return nil end
   save(provider, encode(HEAD, run, digest, WRITER, born, warm, last, version, paused, provider.resumed, calls), now, mine,

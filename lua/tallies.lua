@@ -161,7 +161,7 @@ local function expire(tally, now, mine)
     for at = 1, #leases, LEASE do
       local _, deadline, charges, lookups = decode('<I6I7I4I4', leases, at)
       charges_in, lookups_in = charges_in + charges, lookups_in + lookups
-      if deadline > now + LEAD_MAX then damaged = 'deadline of a lease' end
+      if deadline < tally.oldest or deadline > now + LEAD_MAX then damaged = 'deadline of a lease' end
       if deadline <= now then
         tally[1], tally[2] = max(0, tally[1] - charges), max(0, tally[2] - lookups)
         over[#over + 1] = { deadline, charges, lookups }
@@ -178,7 +178,7 @@ local function expire(tally, now, mine)
     if #field == 8 and field ~= mine then
       local leases = leases_in(own)
       local live = live_of(leases)
-      if memory and memory.own[field] and memory.own[field] ~= own then damaged = 'it is not what was written last' end
+      if memory and memory.own[field] ~= own then damaged = 'it is not what was written last' end
       if live ~= leases then
         own = sub(own, 1, #own - #leases) .. live
         redis.call('HSET', tally.key, field, own)

@@ -251,6 +251,8 @@ pub struct LimiterReply {
     pub state_epoch: Micros,
     /// Calls of the state so far, this one among them: fewer than in an earlier reply are those of a state that was put back.
     pub calls: u64,
+    /// Number of the caller's call before this one, as the state has it; 0: it has none.
+    pub previous_call: u64,
     pub grants: Vec<PermitGrant>,
     pub skipped: Vec<SkippedRequest>,
     /// What may surely start now under the tightest of the provider's limits; more may be due.

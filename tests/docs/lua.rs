@@ -127,7 +127,7 @@ fn read(argument: &[u8], run_id: &str) -> Vec<String> {
     let bytes = before.len() - reading.left.len();
     assert_eq!(field(&head, "bytes of terms"), u64::try_from(bytes).unwrap());
     assert_eq!(field(&head, "terms digest"), digest(&before[..bytes]));
-    assert_eq!(field(&head, "run id digest"), digest(run_id.as_bytes()));
+    assert_eq!(field(&head, "run id digest"), digest(format!("{run_id}/layout2").as_bytes()));
     let more = if field(&head, "more") == 1 { reading.take("more") } else { Vec::new() };
     let of_more = |name: &str| if more.is_empty() { 0 } else { field(&more, name) };
     (0..field(&head, "wants")).for_each(|_| drop(reading.take("want")));
@@ -294,6 +294,7 @@ fn reply_parsing_matches_the_header() {
                 ("newest version", 7),
                 ("born", 3),
                 ("calls", 6),
+                ("previous call", 5),
                 ("remaining", 4),
                 ("deciding limit", 1),
                 ("reset", 8),
@@ -313,6 +314,7 @@ fn reply_parsing_matches_the_header() {
         version: 7,
         state_epoch: Micros(3),
         calls: 6,
+        previous_call: 5,
         grants: vec![PermitGrant { request_index: 1, permits: 6, wait_us: 12, origins: vec![21, 22] }],
         skipped: vec![SkippedRequest {
             request_index: 0,

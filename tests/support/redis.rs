@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use sluicegate::limiter::redis::library::Library;
+
 use super::process::{Host, Server, free_port, private_dir};
 
 /// How a redis-server is started.
@@ -28,6 +30,14 @@ pub struct Redis {
 }
 
 impl Redis {
+    /// Loads a library that may be there already.
+    pub fn load(library: &Library, connection: &mut redis::Connection) {
+        match library.load().exec(connection) {
+            Err(error) if Library::is_present(&error) => {}
+            loaded => loaded.unwrap(),
+        }
+    }
+
     pub fn start() -> Self {
         Self::start_with(RedisOptions::default())
     }

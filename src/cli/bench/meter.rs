@@ -70,7 +70,7 @@ impl RedisMeter {
     /// When the server refuses the library.
     pub async fn load_library(&self, text: &str) -> Result<LoadedProgram, BenchError> {
         let library = Library::new(text);
-        library.load().query_async::<()>(&mut self.connection.clone()).await?;
+        library.ensure_loaded(&mut self.connection.clone()).await?;
         Ok(LoadedProgram::Function { name: library.call_name() })
     }
 

@@ -102,14 +102,16 @@ impl QuotaState {
 
     fn call(&mut self, clock_us: u64, spec: &QuotaSpec, call: &LimiterCall) -> LimiterReply {
         let now_us = clock_us.max(self.last_us);
-        match self.replies.get(&call.incarnation) {
+        let previous_call = match self.replies.get(&call.incarnation) {
             Some((number, _, reply)) if *number == call.number => return reply.clone(),
-            Some((number, _, _)) if *number > call.number => return self.refuse(now_us, RefusalReason::StaleCall, 0),
-            _ => {}
+            last => last.map_or(0, |(number, _, _)| *number),
+        };
+        if previous_call > call.number {
+            return LimiterReply { previous_call, ..self.refuse(now_us, RefusalReason::StaleCall, 0) };
         }
         // Older settings may not know every limit that a settlement must reach, so nothing is done for their holder.
         if spec.version < self.version {
-            return self.refuse(now_us, RefusalReason::StaleVersion, 0);
+            return LimiterReply { previous_call, ..self.refuse(now_us, RefusalReason::StaleVersion, 0) };
         }
         self.calls += 1;
         if !self.replies.contains_key(&call.incarnation) {
@@ -141,13 +143,14 @@ impl QuotaState {
         if let Some(seeds) = call.seeds.as_ref().filter(whole) {
             self.seed(now_us, open_until_us, seeds, &mut owns);
         }
-        let reply = if now_us < self.cold_until_us {
+        let answer = if now_us < self.cold_until_us {
             self.refuse(now_us, RefusalReason::Cold, self.cold_until_us - now_us)
         } else if now_us < self.paused_until_us {
             self.refuse(now_us, RefusalReason::Paused, self.paused_until_us - now_us)
         } else {
             self.grant(now_us, spec, call, &mut owns)
         };
+        let reply = LimiterReply { previous_call, ..answer };
         // One that is new and was granted nothing is not kept: what is not known of it may be known by the next call.
         for mut own in owns.list.into_iter().filter(|own| own.existed || own.granted != InFlightCost::default()) {
             own.counters.counted_us = now_us;
@@ -319,6 +322,7 @@ impl QuotaState {
             version: self.version,
             state_epoch: Micros(self.epoch_us),
             calls: self.calls,
+            previous_call: 0,
             grants: Vec::new(),
             skipped: Vec::new(),
             remaining: 0,

@@ -7,15 +7,48 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::BlockReason;
 use super::wait_queue::QueueKey;
-use crate::domain::permit_protocol::CallKind;
+use super::{BlockReason, PAUSE_SPREAD_MAX};
+use crate::domain::disposition::HONOURED_WAIT_MAX;
+use crate::domain::permit_protocol::{CallKind, LimiterReply, RefusalReason, Shortage, SkippedRequest};
+use crate::domain::quota_spec::QuotaSpec;
+use crate::domain::time::micros_up;
 
 /// How long before the announced instant the gate asks again: within the booking horizon, so that the permit comes with
 /// its exact start and the attempt can be committed meanwhile.
 pub const RETRY_AHEAD: Duration = Duration::from_millis(100);
 /// Shortest time between a refusal and the next call that only asks again.
 pub const RETRY_PAUSE_MIN: Duration = Duration::from_millis(5);
+
+/// A pause is asked for again after so long at the latest: the longest wait that a provider may name, and the spread.
+const PAUSE_MAX: Duration = HONOURED_WAIT_MAX.saturating_add(PAUSE_SPREAD_MAX);
+
+/// The longest time until the gate asks again, in microseconds, whatever the store says: all that these settings let a
+/// payment wait for is over by then.
+pub(super) fn longest_wait_us(spec: &QuotaSpec, reason: RefusalReason) -> u64 {
+    match reason {
+        RefusalReason::Paused => micros_up(PAUSE_MAX),
+        // Some limits keep a use up to 1/256 of its window longer.
+        _ => spec.cold_start_us() + spec.longest_window_us() / 128,
+    }
+}
+
+/// The longest wait that settings allow, if a limit or a pause in this reply exceeds it. Skipped requests that exceed this
+/// worker's share wait for the store instead.
+pub(super) fn exceeded_wait(
+    spec: &QuotaSpec,
+    reply: &LimiterReply,
+    exceeds_share: impl Fn(&SkippedRequest) -> bool,
+) -> Option<Duration> {
+    let skipped =
+        reply.skipped.iter().filter(|skipped| skipped.shortage == Shortage::NoSlot && !exceeds_share(skipped));
+    let skipped = skipped.map(|skipped| (RefusalReason::Limit { index: skipped.limit }, skipped.wait_us));
+    let refused = reply.refused.iter().map(|refused| (refused.reason, refused.wait_us));
+    let refused = refused.filter(|(reason, _)| matches!(reason, RefusalReason::Limit { .. } | RefusalReason::Paused));
+    let waits = refused.chain(skipped).map(|(reason, wait_us)| (longest_wait_us(spec, reason), wait_us));
+    let exceeded = waits.filter(|(longest_us, wait_us)| wait_us > longest_us);
+    exceeded.map(|(longest_us, _)| Duration::from_micros(longest_us)).max()
+}
 
 /// Why nobody passes, until when at the earliest.
 #[derive(Clone, Debug)]

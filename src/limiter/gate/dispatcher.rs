@@ -23,6 +23,7 @@ use super::wait_queue::{PermitWaiter, WaitQueue};
 use super::{BlockReason, GateContext, GateMessage, GateView};
 use crate::domain::clock_comparison::ClockComparison;
 use crate::domain::permit_protocol::BATCH_MAX;
+use crate::domain::provider::ProviderName;
 use crate::domain::time::Micros;
 use crate::faults::{self, CrashPoint};
 use crate::limiter::LimiterError;
@@ -77,6 +78,8 @@ pub(super) struct PermitDispatcher {
     clock_verification: ClockVerification,
     call_sequence: CallSequence,
     invalidate_epoch: Option<Micros>,
+    /// Not before may the state be reset because of a wait that settings cannot have made.
+    wait_reset_again_at: Option<Instant>,
     stall: StallMonitor,
 }
 
@@ -120,6 +123,7 @@ impl PermitDispatcher {
             clock_verification: ClockVerification::default(),
             call_sequence: CallSequence::default(),
             invalidate_epoch: None,
+            wait_reset_again_at: None,
             stall: StallMonitor::default(),
         }
     }
@@ -242,13 +246,14 @@ impl PermitDispatcher {
             }
             return;
         };
-        let Some(StallReport { cause, lasted, wait, is_expected: is_usual }) =
-            self.stall.observe_block(by, *until, now)
-        else {
-            return;
-        };
-        let (quota, waiting) = (self.parts.spec.borrow().quota.clone(), view.waiting);
-        if is_usual {
+        let stalled = self.stall.observe_block(by, *until, now);
+        self.log_stall_report(stalled, &self.parts.spec.borrow().quota);
+    }
+
+    fn log_stall_report(&self, stalled: Option<StallReport>, quota: &ProviderName) {
+        let Some(StallReport { cause, lasted, wait, is_expected }) = stalled else { return };
+        let waiting = self.queue.len();
+        if is_expected {
             tracing::info!(%quota, cause, ?lasted, ?wait, waiting, "no permits");
         } else {
             tracing::warn!(%quota, cause, ?lasted, ?wait, waiting, "no permits");

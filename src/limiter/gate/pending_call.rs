@@ -96,6 +96,7 @@ mod tests {
                 version: 1,
                 state_epoch: Micros(0),
                 calls: 1,
+                previous_call: 0,
                 grants: vec![PermitGrant { request_index: 0, permits, wait_us: 0, origins: Vec::new() }],
                 skipped: Vec::new(),
                 remaining: 0,

@@ -33,24 +33,23 @@ pub(super) struct StallReport {
 }
 
 impl StallMonitor {
-    /// Somebody is granted a permit, or nobody wants one.
+    /// A payment is given a permit that it can use, or none wants one.
     pub fn end(&mut self) {
         self.since = None;
     }
 
     /// Nobody passes until then. Says so if it is worth a line now.
     pub fn observe_block(&mut self, by: &BlockReason, until: Instant, now: Instant) -> Option<StallReport> {
+        let (cause, is_expected) = describe(by);
+        self.observe(cause, is_expected, until, now)
+    }
+
+    /// No payment gets a permit until then, for this cause.
+    pub fn observe(&mut self, cause: String, is_expected: bool, until: Instant, now: Instant) -> Option<StallReport> {
         let since = *self.since.get_or_insert(now);
-        if until.max(now) - since <= STALL_MIN {
-            return None;
-        }
-        let (cause, is_usual) = describe(by);
-        self.should_log(&cause, now).then(|| StallReport {
-            cause,
-            lasted: now - since,
-            wait: until.saturating_duration_since(now),
-            is_expected: is_usual,
-        })
+        let (lasted, wait) = (now - since, until.saturating_duration_since(now));
+        let is_worth_a_line = until.max(now) - since > STALL_MIN && self.should_log(&cause, now);
+        is_worth_a_line.then_some(StallReport { cause, lasted, wait, is_expected })
     }
 
     /// Whether nothing was said of this cause for a minute.

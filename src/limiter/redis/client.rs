@@ -114,7 +114,7 @@ impl RedisLimiter {
         let info = async |connection: &mut _| redis::cmd("INFO").arg("memory").query_async(connection).await;
         let info: String = self.connections.run(node, None, info).await?;
         let policy = info.lines().find_map(|line| line.strip_prefix("maxmemory_policy:"));
-        let load = async |connection: &mut _| LIBRARY.load().query_async::<()>(connection).await;
+        let load = async |connection: &mut _| LIBRARY.ensure_loaded(connection).await;
         self.connections.run(node, None, load).await?;
         let time = async |connection: &mut _| redis::cmd("TIME").query_async(connection).await;
         let (seconds, micros): (u64, u64) = self.connections.run(node, None, time).await?;

@@ -70,7 +70,7 @@ pub fn decode_reply(answer: &[u8], limits: usize, provider_cells: usize, wants: 
     let (code, exact, index) = (bytes.take(1)?, bytes.take(1)? == 1, bytes.count(2)?);
     let (wait_us, now_us) = (bytes.take(6)?, bytes.take(7)?);
     let version = i64::try_from(bytes.take(6)?).map_err(|error| error.to_string())?;
-    let (born, calls) = (Micros(bytes.take(7)?), bytes.take(6)?);
+    let (born, calls, previous_call) = (Micros(bytes.take(7)?), bytes.take(6)?, bytes.take(6)?);
     let (remaining, decides, reset_us) = (bytes.take(4)?, bytes.count(2)?, bytes.take(6)?);
     let (readable, runs, passed) = (bytes.take(4)?, bytes.take(4)?, bytes.count(2)?);
     if runs > GRANTS_MAX || passed > BATCH_MAX {
@@ -118,6 +118,7 @@ pub fn decode_reply(answer: &[u8], limits: usize, provider_cells: usize, wants: 
         version,
         state_epoch: born,
         calls,
+        previous_call,
         grants: granted,
         skipped: passed_over,
         remaining,
@@ -133,7 +134,7 @@ mod tests {
 
     /// Refused by limit 0 for 900 µs, exactly, at 50, after one run of two permits.
     fn encoded_reply() -> Vec<u8> {
-        let fields: [(u64, usize); 18] = [
+        let fields: [(u64, usize); 19] = [
             (1, 1),
             (1, 1),
             (0, 2),
@@ -142,6 +143,7 @@ mod tests {
             (7, 6),
             (3, 7),
             (5, 6),
+            (9, 6),
             (4, 4),
             (0, 2),
             (8, 6),
@@ -164,7 +166,7 @@ mod tests {
             reply.refused,
             Some(LimiterRefusal { reason: RefusalReason::Limit { index: 0 }, wait_us: 900, exact: true })
         );
-        assert_eq!((reply.version, reply.state_epoch, reply.calls), (7, Micros(3), 5));
+        assert_eq!((reply.version, reply.state_epoch, reply.calls, reply.previous_call), (7, Micros(3), 5, 9));
         assert_eq!((reply.remaining, reply.reset_us), (4, 8));
     }
 
@@ -175,7 +177,7 @@ mod tests {
             assert!(decode_reply(&good[..length], 1, 1, 1).is_err(), "cut to {length}");
         }
         assert!(decode_reply(&[good.clone(), vec![0]].concat(), 1, 1, 1).is_err());
-        for (at, value) in [(0, 6), (0, 7), (2, 2), (52, 2), (58, 1)] {
+        for (at, value) in [(0, 6), (0, 7), (2, 2), (58, 2), (64, 1)] {
             let mut bad = good.clone();
             bad[at] = value;
             assert!(decode_reply(&bad, 1, 1, 1).is_err(), "byte {at} as {value}");
@@ -189,10 +191,10 @@ mod tests {
         let mut answer = encoded_reply();
         assert_eq!(asked(2, &answer).map(|reply| reply.permits()), Ok(2));
         assert!(asked(1, &answer).is_err());
-        answer[60] = 0;
+        answer[66] = 0;
         assert!(asked(2, &answer).is_err(), "a run of nothing");
-        answer[60] = 1;
-        let wait = |wait_us: u64| [&answer[..64], &wait_us.to_le_bytes()[..6], &answer[70..]].concat();
+        answer[66] = 1;
+        let wait = |wait_us: u64| [&answer[..70], &wait_us.to_le_bytes()[..6], &answer[76..]].concat();
         assert!(asked(2, &wait(250_000)).is_ok());
         assert!(asked(2, &wait(250_001)).is_err());
     }

@@ -18,6 +18,9 @@ use crate::domain::provider::BOOKING_HORIZON;
 use crate::domain::quota_spec::{CounterKind, CounterSpec, QuotaSpec};
 use crate::domain::time::{micros_down, micros_up};
 
+/// Number of the layout of the state's hash (`lua/tallies.lua`); one higher with each change.
+const LAYOUT: u32 = 2;
+
 /// Where each subject of a call stands, by its key, from 1.
 type SubjectNumbers<'a> = HashMap<&'a str, u64>;
 
@@ -56,7 +59,7 @@ fn encode_header(call: &LimiterCall, terms: &[u8], subjects: usize, more: bool) 
         (to_u64(subjects), 2),
         (u64::from(more), 1),
     ]);
-    [&digest(call.run_id.as_bytes())[..], &digest(terms)[..], &call.incarnation.to_le_bytes()[..], &numbers].concat()
+    [&store_digest(&call.run_id)[..], &digest(terms)[..], &call.incarnation.to_le_bytes()[..], &numbers].concat()
 }
 
 /// What is the same in every call under the same settings; the server reads it once.
@@ -107,6 +110,12 @@ fn encode_subject(spec: &QuotaSpec, subject: &Subject) -> Vec<u8> {
     let limits = digest(&[names.as_slice(), &records, &matter].concat());
     let widths = [(scope_code(spec.scope_of(subject)), 1), (to_u64(names.len()), 2), (to_u64(cells.len()), 2)];
     [&limits[..], &pack(&widths), &names, &records].concat()
+}
+
+/// The store and the layout of what it keeps. A state of another layout counts as one of another store: it is not read, and
+/// begins cold.
+fn store_digest(run_id: &str) -> [u8; 8] {
+    digest(format!("{run_id}/layout{LAYOUT}").as_bytes())
 }
 
 /// What stands for a text where only equality matters.
@@ -235,4 +244,28 @@ fn pack(fields: &[(u64, usize)]) -> Vec<u8> {
         bytes.extend(value.to_le_bytes().iter().take(*width));
     }
     bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limiter::redis::library::SOURCE;
+
+    /// A change of one of these formats needs another number: a worker must not read what another version wrote.
+    #[test]
+    fn layout_number_changes_with_the_formats() {
+        let names = ["HEAD, HEAD_BYTES", "TALLY, TALLY_BYTES", "CELL", "UNKNOWN", "SCOPE, ROWS"];
+        let formats = names.map(|name| {
+            let line = SOURCE.lines().find_map(|line| line.strip_prefix(&format!("local {name} = ")));
+            line.unwrap_or_else(|| panic!("no format {name}"))
+        });
+        let expected = [
+            "'<c8c8c8I7I7I7I6I7I6I6', 70",
+            "'<I7I6I6I7', 26",
+            "'<I7I7I7I7I6I6I4I4I7I4I4I4'",
+            "'<I7I6I7'",
+            "'<I7I7I7I7I7I7', '<I6I7I7I7'",
+        ];
+        assert_eq!((LAYOUT, formats), (2, expected));
+    }
 }

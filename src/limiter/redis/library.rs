@@ -65,18 +65,36 @@ impl Library {
         self.invocation("peek", keys, argument)
     }
 
-    /// The command that brings the library to a server, in place of the same one.
+    /// The command that brings the library to a server. A server that has it answers with an error.
     #[must_use]
     pub fn load(&self) -> Cmd {
         let mut command = redis::cmd("FUNCTION");
-        command.arg("LOAD").arg("REPLACE").arg(&self.code);
+        command.arg("LOAD").arg(&self.code);
         command
+    }
+
+    /// Brings the library to a server that does not have it. One that has it keeps it: loaded again, the functions would
+    /// not remember what they wrote last.
+    ///
+    /// # Errors
+    /// As the server answers.
+    pub async fn ensure_loaded(&self, connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
+        match self.load().query_async::<()>(connection).await {
+            Err(error) if Self::is_present(&error) => Ok(()),
+            outcome => outcome,
+        }
     }
 
     /// Whether an error means that the server does not have the library.
     #[must_use]
     pub fn is_missing(error: &RedisError) -> bool {
         error.detail().is_some_and(|detail| detail.contains("Function not found"))
+    }
+
+    /// Whether an error means that the server has the library: its name is a digest of its text.
+    #[must_use]
+    pub fn is_present(error: &RedisError) -> bool {
+        error.detail().is_some_and(|detail| detail.contains("already exists"))
     }
 
     /// Runs an invocation; a server that was never told, or was made to forget, is told first.
@@ -87,7 +105,7 @@ impl Library {
     ) -> Result<T, RedisError> {
         match invocation.query_async(connection).await {
             Err(error) if Self::is_missing(&error) => {
-                self.load().query_async::<()>(connection).await?;
+                self.ensure_loaded(connection).await?;
                 invocation.query_async(connection).await
             }
             outcome => outcome,

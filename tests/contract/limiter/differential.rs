@@ -47,7 +47,7 @@ impl LuaSide {
         }
         let library = Library::new(&source);
         let mut connection = Redis::shared().connection();
-        library.load().exec(&mut connection).unwrap();
+        Redis::load(&library, &mut connection);
         Self { connection, library, prefix: prefix.to_owned() }
     }
 

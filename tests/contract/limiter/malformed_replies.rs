@@ -91,6 +91,7 @@ fn granted() -> Vec<u8> {
         (1, 6),
         (1, 7),
         (1, 6),
+        (0, 6),
         (8, 4),
         (0, 2),
         (0, 6),
@@ -151,13 +152,13 @@ async fn malformed_reply_grants_no_permit() {
         bulk(&[granted.as_slice(), &[7]].concat()),
         // A refusal that is none, more runs than follow, a want that was not made.
         with(0, 99),
-        with(52, 2),
-        with(58, 1),
+        with(58, 2),
+        with(64, 1),
         // More permits than were asked for, none at all, one for eight years ahead.
-        with(60, 2),
-        with(63, 255),
-        with(60, 0),
+        with(66, 2),
         with(69, 255),
+        with(66, 0),
+        with(75, 255),
         // Half an answer, and then nothing.
         bulk(&granted)[..20].to_vec(),
     ])

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use super::*;
 use crate::support::redis::Redis;
 
+mod forgotten;
 mod gate;
 
 /// Numbers of the state, of its counts of what is in flight and of its one limit, with where they stand in `m`: the header of
@@ -86,7 +87,7 @@ impl Tampered {
 
     /// As after a restart of the functions, but not of the server.
     fn forget_what_was_written(&mut self) {
-        LIBRARY.load().exec(&mut self.connection).unwrap();
+        reload().exec(&mut self.connection).unwrap();
     }
 
     /// As a worker goes on: an error is tried again, and a state that was lost is told what the ledger knows. Says how many
@@ -129,6 +130,13 @@ impl Tampered {
         }
         (granted, errors)
     }
+}
+
+/// Loads the functions again.
+fn reload() -> redis::Pipeline {
+    let mut pipeline = redis::pipe();
+    pipeline.atomic().cmd("FUNCTION").arg("FLUSH").add_command(LIBRARY.load());
+    pipeline
 }
 
 const NASTY: usize = 8;
@@ -241,18 +249,18 @@ async fn inconsistent_account_state_resets_the_limiter() {
     limits.limits[1].scope = sluicegate::domain::limit::Scope::Account;
     let subjects = limits.subjects(Some("a"), None).unwrap();
     let want = |permits| PermitRequest { subjects: subjects.clone(), ..PermitRequest::charges(permits, 1) };
-    let begun = async |prefix: &str| {
+    let begun = async |prefix: &str, is_answered: bool| {
         let limiter: Arc<dyn Limiter> = Arc::new(RedisLimiter::new(&redis.url(), prefix).unwrap());
         let mut caller = Caller::warm(&limiter, limits.clone()).await;
         assert_eq!(caller.ask(&[want(3)]).await.permits(), 3);
         let answered = PermitRelease { subjects: subjects.clone(), ..used(caller.number, 3, 0) };
-        caller.settle(vec![answered], &[]).await;
+        caller.settle(is_answered.then_some(answered).into_iter().collect(), &[]).await;
         (caller, subject_key(prefix, &limits, &subjects[0]))
     };
     // Behind the owner's 29 bytes and the tally's 26: uses at 62, permits in flight at 36.
-    for (number, at) in [(0, 62), (1, 36), (2, 82)] {
+    for (at, is_answered) in [(62, true), (36, false), (82, true)] {
         for value in [0, 1, 200] {
-            let (mut caller, key) = begun(&format!("account-{number}-{value}")).await;
+            let (mut caller, key) = begun(&format!("account-{at}-{value}"), is_answered).await;
             let mut state: Vec<u8> = redis::cmd("HGET").arg(&key).arg("m").query(&mut connection).unwrap();
             if state[at] == value {
                 continue;
@@ -269,7 +277,7 @@ async fn inconsistent_account_state_resets_the_limiter() {
         }
     }
     for value in [Vec::new(), b"x".to_vec(), vec![7; 50], vec![255; 140]] {
-        let (mut caller, key) = begun(&format!("account-text-{}", value.len())).await;
+        let (mut caller, key) = begun(&format!("account-text-{}", value.len()), true).await;
         redis::cmd("HSET").arg(&key).arg("m").arg(&value).exec(&mut connection).unwrap();
         let error = caller.try_call(&[]).await.err();
         assert!(error.is_none(), "an account that nobody asks for is no matter: {error:?}");

@@ -86,7 +86,7 @@ fn numbers_reach_redis_as_integers() {
          out[i] = redis.call('ECHO', integer(number)) end return out"
     );
     let mut connection = Redis::shared().connection();
-    LIBRARY.load().exec(&mut connection).unwrap();
+    Redis::load(&LIBRARY, &mut connection);
     let written: Vec<String> = redis::cmd("EVAL").arg(script).arg(0).query(&mut connection).unwrap();
     let integers = ["0", "0", "-1", "99999999999999", "100000000000000", "100000000000000000", "9007199254740992"];
     assert_eq!(written, integers);

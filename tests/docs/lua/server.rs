@@ -26,7 +26,7 @@ struct Caller {
 impl Caller {
     fn new(prefix: &'static str) -> Self {
         let mut connection = Redis::shared().connection();
-        LIBRARY.load().exec(&mut connection).unwrap();
+        Redis::load(&LIBRARY, &mut connection);
         Self { connection, prefix, spec: spec(), calls: 0 }
     }
 

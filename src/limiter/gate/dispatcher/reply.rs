@@ -9,22 +9,21 @@ use tokio::time::Instant;
 
 use super::PermitDispatcher;
 use crate::domain::clock_comparison::Comparison;
-use crate::domain::disposition::HONOURED_WAIT_MAX;
 use crate::domain::limit::Scope;
 use crate::domain::permit_protocol::{
     LimiterRefusal, LimiterReply, PermitGrant, PermitRequest, RefusalReason, Shortage, SkippedRequest,
 };
 use crate::domain::quota_spec::{CounterSpec, QuotaSpec};
-use crate::domain::time::{Micros, micros_up};
+use crate::domain::time::Micros;
 use crate::limiter::StoreClockReading;
-use crate::limiter::gate::block::{QueueBlock, RETRY_PAUSE_MIN};
+use crate::limiter::gate::block::{QueueBlock, RETRY_PAUSE_MIN, exceeded_wait, longest_wait_us};
 use crate::limiter::gate::clock_verification::VerifyResult;
 use crate::limiter::gate::history::{HistoryAnswer, HistoryNeeds};
 use crate::limiter::gate::pending_call::PendingCall;
 use crate::limiter::gate::permit::{Permit, PermitSlots};
 use crate::limiter::gate::rebuild::{Rebuild, RebuildStep};
 use crate::limiter::gate::wait_queue::{Deferral, QueueKey};
-use crate::limiter::gate::{AcquireResult, BlockReason, PAUSE_SPREAD_MAX};
+use crate::limiter::gate::{AcquireResult, BlockReason};
 
 /// How long a gate with old settings waits for the new ones before it asks again.
 const STALE_PAUSE: Duration = Duration::from_millis(100);
@@ -33,9 +32,9 @@ const ATTESTATION_PAUSE: Duration = Duration::from_millis(50);
 /// How long one whose permit would have started too late is not asked for, at most.
 const LATE_START_DEFERRAL_MAX: Duration = Duration::from_secs(1);
 
-/// A pause is asked for anew after so long at the latest: the longest wait that a provider may name, and the spread.
-const PAUSE_MAX: Duration = HONOURED_WAIT_MAX.saturating_add(PAUSE_SPREAD_MAX);
 const ROLLED_BACK: &str = "the limiter's state is an earlier one than we have seen";
+const EXCESSIVE_WAIT: &str = "the limiter's state makes payments wait longer than settings allow";
+const LATE_PERMITS: &str = "permits arrive too late: the limiter takes longer than the send budget";
 const IMPLAUSIBLE_VERSION: &str = "the limiter's settings version cannot be true";
 /// By how much a store's settings version may be ahead of the database's: more changes than any lost backup held.
 const VERSION_AHEAD_MAX: i64 = 1_000_000;
@@ -61,11 +60,8 @@ impl PermitDispatcher {
             let paused_until = self.sent_pause_until.filter(|until| *until > arrived);
             self.pause_until = self.pause_until.max(paused_until);
         }
-        if self.detect_clock_step(&outgoing, reply, arrived) || self.detect_rollback(&outgoing, reply, arrived) {
+        if self.detect_clock_step(&outgoing, reply, arrived) || self.detect_tampering(&outgoing, reply, arrived) {
             return;
-        }
-        if reply.permits() > 0 {
-            self.stall.end();
         }
         self.verify_clock(&outgoing, reply, arrived);
         self.deliver_grants(&outgoing, reply, arrived);
@@ -157,21 +153,39 @@ impl PermitDispatcher {
         true
     }
 
-    /// What a state has forgotten that was put back is in the ledger: it is begun anew, and what this call was granted is
-    /// forgotten with it.
-    fn detect_rollback(&mut self, outgoing: &PendingCall, reply: &LimiterReply, arrived: Instant) -> bool {
+    /// A state that was put back has forgotten what is in the ledger, and one that makes payments wait too long counts what
+    /// is not: it is reset, and what this call was granted is forgotten with it.
+    fn detect_tampering(&mut self, outgoing: &PendingCall, reply: &LimiterReply, arrived: Instant) -> bool {
         if outgoing.call.invalidate_epoch.is_some() {
             self.call_sequence.reset();
         }
-        if self.call_sequence.is_in_sequence(reply) {
+        let problem = if !self.call_sequence.is_in_sequence(outgoing.call.number, reply, arrived) {
+            ROLLED_BACK
+        } else if self.is_wait_excessive(outgoing, reply, arrived) {
+            EXCESSIVE_WAIT
+        } else {
             return false;
-        }
+        };
         let quota = &outgoing.spec.quota;
-        if self.stall.should_log(ROLLED_BACK, arrived) {
-            tracing::error!(%quota, "{ROLLED_BACK}; it is begun anew. Find out who writes to the keys of limiter.prefix");
+        if self.stall.should_log(problem, arrived) {
+            tracing::error!(%quota, "{problem}; it is begun anew. Find out who writes to the keys of limiter.prefix");
         }
         self.reset_state(reply, arrived);
         self.repeat_pause(outgoing);
+        true
+    }
+
+    /// A limit that was slowed down while it was booked may wait so long too. So the state is reset once in the longest wait,
+    /// which does that limit no harm.
+    fn is_wait_excessive(&mut self, outgoing: &PendingCall, reply: &LimiterReply, arrived: Instant) -> bool {
+        let is_due = self.wait_reset_again_at.is_none_or(|at| at <= arrived);
+        let exceeds_share = |skipped: &SkippedRequest| {
+            let batch = outgoing.batches.get(skipped.request_index);
+            batch.is_some_and(|batch| self.parts.limiter.exceeds_share(&outgoing.spec, &batch.request))
+        };
+        let exceeded = exceeded_wait(&outgoing.spec, reply, exceeds_share);
+        let Some(longest) = exceeded.filter(|_| is_due) else { return false };
+        self.wait_reset_again_at = Some(arrived + longest);
         true
     }
 
@@ -223,6 +237,7 @@ impl PermitDispatcher {
     fn deliver_grants(&mut self, outgoing: &PendingCall, reply: &LimiterReply, arrived: Instant) {
         let mut places: Vec<_> = outgoing.batches.iter().map(|group| group.keys.iter()).collect();
         let cells = outgoing.spec.provider_counters();
+        let mut has_late_permits = false;
         for run in &reply.grants {
             let (Some(group), Some(places)) =
                 (outgoing.batches.get(run.request_index), places.get_mut(run.request_index))
@@ -243,17 +258,23 @@ impl PermitDispatcher {
                 let hand = usable.then(|| self.persist_window.occupy(arrived, terms.budget));
                 let permit = Permit::new((terms.start_at, terms.use_before, terms.answer_before), slots, hand);
                 if !usable {
+                    has_late_permits = true;
                     // Nobody could use it. It drops and gives its slots back, and its start is asked for when it comes.
                     let until = permit.start_at.clamp(arrived + RETRY_PAUSE_MIN, arrived + LATE_START_DEFERRAL_MAX);
                     self.queue.defer_until(*place, until);
                     continue;
                 }
                 if let Some(waiter) = self.queue.remove(*place) {
+                    self.stall.end();
                     debug_assert_eq!(waiter.cost, group.request.cost);
                     // Sent to somebody who has gone away, the permit drops and gives its slots back.
                     let _ = waiter.reply.send(AcquireResult::Granted(permit));
                 }
             }
+        }
+        if has_late_permits {
+            let stalled = self.stall.observe(LATE_PERMITS.to_owned(), false, arrived, arrived);
+            self.log_stall_report(stalled, &outgoing.spec.quota);
         }
         for group in &outgoing.batches {
             self.kind_blocks.remove(&group.scope.kind());
@@ -278,15 +299,16 @@ impl PermitDispatcher {
         places: impl Iterator<Item = &'a QueueKey>,
         arrived: Instant,
     ) {
+        let longest_us = longest_wait_us(spec, RefusalReason::Limit { index: passed.limit });
         let (by, until, exact) = match passed.shortage {
             Shortage::NoSlot => {
-                let wait_us = passed.wait_us.min(longest_wait_us(spec));
+                let wait_us = passed.wait_us.min(longest_us);
                 let until = arrived + Duration::from_micros(wait_us).max(RETRY_PAUSE_MIN);
                 let exact = passed.exact && wait_us == passed.wait_us;
                 (BlockReason::Limit(spec.limit_name(passed.limit).to_owned()), until, exact)
             }
             Shortage::NeedsHistory { readable_in_us } => {
-                let readable_in_us = readable_in_us.min(longest_wait_us(spec));
+                let readable_in_us = readable_in_us.min(longest_us);
                 (BlockReason::NeedsHistory, self.history.wait_until(arrived, readable_in_us), false)
             }
         };
@@ -349,8 +371,7 @@ impl PermitDispatcher {
     }
 
     async fn block_queue(&mut self, spec: &QuotaSpec, refused: LimiterRefusal, reply: &LimiterReply, arrived: Instant) {
-        let most_us =
-            if refused.reason == RefusalReason::Paused { micros_up(PAUSE_MAX) } else { longest_wait_us(spec) };
+        let most_us = longest_wait_us(spec, refused.reason);
         let wait_us = refused.wait_us.min(most_us);
         let until = arrived + Duration::from_micros(wait_us);
         let (mut come_back, mut exact) = (None, refused.exact && wait_us == refused.wait_us);
@@ -362,8 +383,7 @@ impl PermitDispatcher {
             RefusalReason::NeedsHistory { readable_in_us, .. } => {
                 self.rebuild = None;
                 exact = false;
-                let readable_in_us = readable_in_us.min(longest_wait_us(spec));
-                (BlockReason::NeedsHistory, self.history.wait_until(arrived, readable_in_us))
+                (BlockReason::NeedsHistory, self.history.wait_until(arrived, readable_in_us.min(most_us)))
             }
             RefusalReason::Paused => {
                 self.rebuild = None;
@@ -392,11 +412,4 @@ impl PermitDispatcher {
         self.call_at = come_back.unwrap_or(standing.retry_at);
         self.block = Some(standing);
     }
-}
-
-/// Whoever must wait asks anew after so long at the latest, whatever the store says: all that these settings let anybody wait
-/// for is over by then.
-fn longest_wait_us(spec: &QuotaSpec) -> u64 {
-    // Some limits keep a use up to 1/256 of its window longer.
-    spec.cold_start_us() + spec.longest_window_us() / 128
 }

@@ -4,6 +4,8 @@
 use std::sync::Mutex;
 
 use async_trait::async_trait;
+use sluicegate::domain::limit::Algorithm;
+use sluicegate::domain::permit_protocol::PermitGrant;
 use sluicegate::domain::quota_spec::Lookback;
 use sluicegate::limiter::gate::{AcquireResult, BlockReason, Gate, GateContext};
 use sluicegate::limiter::{LimitStatus, RecentAttempts};
@@ -38,8 +40,12 @@ struct Worker {
 
 impl Worker {
     fn start(limiter: Arc<dyn Limiter>, spec: QuotaSpec) -> Self {
+        Self::with_ledger(limiter, spec, Arc::default())
+    }
+
+    fn with_ledger(limiter: Arc<dyn Limiter>, spec: QuotaSpec, ledger: Arc<Remembers>) -> Self {
         let (spec_tx, spec) = watch::channel(Arc::new(spec));
-        let (ledger, stop) = (Arc::new(Remembers::default()), CancellationToken::new());
+        let stop = CancellationToken::new();
         let told = Arc::<Mutex<Vec<i64>>>::default();
         let hears = Arc::clone(&told);
         let parts = GateContext {
@@ -111,12 +117,73 @@ async fn gate_detects_a_restored_old_state() {
     // With a replica of it the functions are loaded anew.
     let mut restore = redis::cmd("RESTORE");
     restore.arg(&key).arg(0).arg(&before).arg("REPLACE");
-    redis::pipe().atomic().add_command(restore).add_command(LIBRARY.load()).exec(&mut connection).unwrap();
+    reload().add_command(restore).exec(&mut connection).unwrap();
     assert_eq!(worker.pay_many(5, deadline).await, 5, "what the ledger knows leaves five");
     assert_eq!(worker.pay_many(15, Instant::now() + SECOND).await, 0, "the limit is used");
     let said = String::from_utf8(lines.lock().unwrap().clone()).unwrap();
     assert_eq!(said.matches("an earlier one than we have seen").count(), 1, "{said}");
     worker.end().await;
+}
+
+/// Until no permit is in flight by the state.
+async fn until_released(connection: &mut redis::Connection, key: &str) {
+    let in_flight = |state: Vec<u8>| state[77..83].iter().any(|byte| *byte > 0);
+    while in_flight(redis::cmd("HGET").arg(key).arg("m").query(connection).unwrap()) {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn rollback_shows_behind_other_workers_calls() {
+    let (lines, _guard) = log();
+    let redis = Redis::start();
+    let limiter: Arc<dyn Limiter> = Arc::new(RedisLimiter::new(&redis.url(), "two").unwrap());
+    let spec = QuotaSpec { send_budget: SECOND, ..spec(&[("all", 20, 60_000)]) };
+    let key = provider_keys("two", &spec)[0].clone();
+    let first = Worker::start(limiter.clone(), spec.clone());
+    let second = Worker::with_ledger(limiter, spec, first.ledger.clone());
+    let deadline = Instant::now() + 30 * SECOND;
+    assert_eq!(first.pay_many(2, deadline).await + second.pay_many(2, deadline).await, 4);
+    let mut connection = redis.connection();
+    until_released(&mut connection, &key).await;
+    let before: Vec<u8> = redis::cmd("DUMP").arg(&key).query(&mut connection).unwrap();
+    assert_eq!(first.pay_many(1, deadline).await, 1, "a permit that the restored state does not know");
+    until_released(&mut connection, &key).await;
+    let mut restore = redis::cmd("RESTORE");
+    restore.arg(&key).arg(0).arg(&before).arg("REPLACE");
+    reload().add_command(restore).exec(&mut connection).unwrap();
+    // More calls than were lost.
+    assert_eq!(second.pay_many(5, deadline).await, 5);
+    assert_eq!(first.pay_many(10, deadline).await, 10, "what the ledger knows leaves ten");
+    assert_eq!(first.pay_many(1, Instant::now() + SECOND).await, 0, "the limit is used");
+    let said = String::from_utf8(lines.lock().unwrap().clone()).unwrap();
+    assert_eq!(said.matches("an earlier one than we have seen").count(), 1, "{said}");
+    first.end().await;
+    second.end().await;
+}
+
+/// One write, with functions that remember nothing: a counter that says it is full for years.
+#[tokio::test]
+async fn forged_full_counter_is_reset() {
+    let redis = Redis::start();
+    for (name, at) in [("pacing until", 103..110), ("held until", 96..103)] {
+        let limiter: Arc<dyn Limiter> = Arc::new(RedisLimiter::new(&redis.url(), name).unwrap());
+        let mut spec = QuotaSpec { send_budget: SECOND, ..spec(&[("all", 20, 60_000)]) };
+        spec.limits[0].algorithm = Algorithm::TokenBucket;
+        let key = provider_keys(name, &spec)[0].clone();
+        let worker = Worker::start(limiter, spec);
+        let deadline = Instant::now() + 60 * SECOND;
+        assert_eq!(worker.pay_many(5, deadline).await, 5);
+        let mut connection = redis.connection();
+        let mut state: Vec<u8> = redis::cmd("HGET").arg(&key).arg("m").query(&mut connection).unwrap();
+        let now = u64::from_le_bytes([&state[38..45], &[0]].concat().try_into().unwrap());
+        state[at].copy_from_slice(&(now + 1_600 * 86_400 * 1_000_000).to_le_bytes()[..7]);
+        // Behind a counter that is held: unknown since, without a lease, until.
+        state.extend([0; 20]);
+        reload().cmd("HSET").arg(&key).arg("m").arg(state).exec(&mut connection).unwrap();
+        assert_eq!(worker.pay_many(5, deadline).await, 5, "{name}");
+        worker.end().await;
+    }
 }
 
 #[tokio::test]
@@ -130,16 +197,12 @@ async fn forged_long_pause_ends_in_seconds() {
     let deadline = Instant::now() + 60 * SECOND;
     assert_eq!(worker.pay_many(5, deadline).await, 5);
     let mut connection = redis.connection();
-    for is_remembered in [true, false] {
+    for (is_remembered, seconds) in [(true, 30 * 86_400), (false, 30 * 86_400), (false, 3_600)] {
         let mut state: Vec<u8> = redis::cmd("HGET").arg(&key).arg("m").query(&mut connection).unwrap();
         let now = u64::from_le_bytes([&state[38..45], &[0]].concat().try_into().unwrap());
-        state[51..58].copy_from_slice(&(now + 30 * 86_400 * 1_000_000).to_le_bytes()[..7]);
-        let mut tampering = redis::pipe();
-        tampering.atomic().cmd("HSET").arg(&key).arg("m").arg(state);
-        if !is_remembered {
-            tampering.add_command(LIBRARY.load());
-        }
-        tampering.exec(&mut connection).unwrap();
+        state[51..58].copy_from_slice(&(now + seconds * 1_000_000).to_le_bytes()[..7]);
+        let mut tampering = if is_remembered { redis::pipe() } else { reload() };
+        tampering.atomic().cmd("HSET").arg(&key).arg("m").arg(state).exec(&mut connection).unwrap();
         assert_eq!(worker.pay_many(5, deadline).await, 5);
     }
     let said = String::from_utf8(lines.lock().unwrap().clone()).unwrap();
@@ -148,10 +211,11 @@ async fn forged_long_pause_ends_in_seconds() {
     worker.end().await;
 }
 
-/// Refuses every call for the same reason, as somebody may have written it; keeps what it was told.
+/// Refuses every call for the same reason, as somebody may have written it, or grants all; keeps what it was told.
 struct Forged {
-    refused: LimiterRefusal,
+    refused: Option<LimiterRefusal>,
     version: i64,
+    latency: Duration,
     began: Instant,
     calls: Mutex<Vec<LimiterCall>>,
 }
@@ -163,19 +227,29 @@ impl Limiter for Forged {
     }
 
     async fn call(&self, _: &QuotaSpec, call: &LimiterCall) -> Result<LimiterReply, LimiterError> {
+        tokio::time::sleep(self.latency).await;
         let mut calls = self.calls.lock().unwrap();
         calls.push(call.clone());
+        let is_counted = self.refused.is_none_or(|refused| refused.reason != RefusalReason::StaleVersion);
+        let granted = call.requests.iter().enumerate().filter(|_| self.refused.is_none());
+        let grant = |(request_index, request): (usize, &PermitRequest)| PermitGrant {
+            request_index,
+            permits: request.permits,
+            wait_us: 0,
+            origins: vec![0],
+        };
         Ok(LimiterReply {
             now: Micros(1_800_000_000_000_000 + u64::try_from(self.began.elapsed().as_micros()).unwrap()),
             version: self.version,
             state_epoch: Micros(1_800_000_000_000_000),
             calls: calls.len() as u64,
-            grants: Vec::new(),
+            previous_call: if is_counted { call.number - 1 } else { 0 },
+            grants: granted.map(grant).collect(),
             skipped: Vec::new(),
             remaining: 0,
             deciding_limit: 0,
             reset_us: 0,
-            refused: Some(self.refused),
+            refused: self.refused,
         })
     }
 
@@ -189,8 +263,8 @@ impl Limiter for Forged {
 }
 
 fn forged(by: RefusalReason, version: i64) -> Arc<Forged> {
-    let refused = LimiterRefusal { reason: by, wait_us: 30 * 86_400 * 1_000_000, exact: true };
-    Arc::new(Forged { refused, version, began: Instant::now(), calls: Mutex::default() })
+    let refused = Some(LimiterRefusal { reason: by, wait_us: 30 * 86_400 * 1_000_000, exact: true });
+    Arc::new(Forged { refused, version, latency: Duration::ZERO, began: Instant::now(), calls: Mutex::default() })
 }
 
 #[tokio::test(start_paused = true)]
@@ -203,9 +277,21 @@ async fn no_wait_is_longer_than_settings_allow() {
         (RefusalReason::Paused, Duration::from_secs(901)),
         (RefusalReason::NeedsHistory { index: 0, readable_in_us: 1 << 31 }, longest),
     ] {
-        let worker = Worker::start(forged(by, 1), second.clone());
+        let limiter = forged(by, 1);
+        let worker = Worker::start(limiter.clone(), second.clone());
         let AcquireResult::Refused(refusal) = worker.gate.acquire(ask(Instant::now())).await else { panic!("granted") };
         assert!(refusal.retry_after <= most && !refusal.exact, "{by:?}: {refusal:?}");
+        // A limit or a pause that lasts longer is none that settings made: the state is reset, once in that time.
+        tokio::time::sleep(most / 2).await;
+        let resets = limiter.calls.lock().unwrap().iter().filter_map(|call| call.invalidate_epoch).count();
+        let is_reset = matches!(by, RefusalReason::Limit { .. } | RefusalReason::Paused);
+        assert_eq!(resets, usize::from(is_reset), "{by:?}");
+        if is_reset {
+            let AcquireResult::Refused(refusal) = worker.gate.acquire(ask(Instant::now())).await else {
+                panic!("granted")
+            };
+            assert!(refusal.retry_after <= most, "{by:?} after a reset: {refusal:?}");
+        }
         worker.end().await;
     }
 }
@@ -225,4 +311,18 @@ async fn implausible_version_is_ignored() {
         assert_eq!(distrusts, !is_believed, "{version}");
         worker.end().await;
     }
+}
+
+/// Every call is granted, and its reply takes longer than the send budget.
+#[tokio::test(start_paused = true)]
+async fn late_permits_are_logged_as_a_stall() {
+    let (lines, _guard) = log();
+    let latency = Duration::from_millis(500);
+    let late = Forged { refused: None, version: 1, latency, began: Instant::now(), calls: Mutex::default() };
+    let worker = Worker::start(Arc::new(late), spec(&[("all", 9, 1_000)]));
+    let paid = tokio::time::timeout(30 * SECOND, worker.pay_many(1, Instant::now() + 60 * SECOND)).await;
+    assert!(paid.is_err(), "no permit comes in time to be used: {paid:?}");
+    let said = String::from_utf8(lines.lock().unwrap().clone()).unwrap();
+    assert_eq!(said.matches("permits arrive too late").count(), 1, "{said}");
+    worker.end().await;
 }
