@@ -5,7 +5,7 @@ import socket
 import struct
 from urllib.parse import unquote, urlsplit
 
-# Publishes that are not confirmed yet, at most.
+# Most publishes without a confirm.
 UNCONFIRMED_MAX = 4_000
 METHOD, HEADER, BODY = 1, 2, 3
 # content-type, delivery-mode, message-id
@@ -49,7 +49,7 @@ class Connection:
         self.sent = self.confirmed = 0
 
     def read(self):
-        """The next method: its numbers and arguments."""
+        """The next method frame: its numbers and arguments."""
         while True:
             kind, _, size = struct.unpack(">BHI", self.stream.read(7))
             payload = self.stream.read(size + 1)[:-1]
@@ -73,11 +73,11 @@ class Connection:
             if numbers != (60, 80):
                 raise SystemExit(f"RabbitMQ says {numbers}: {arguments!r}")
             tag, multiple = struct.unpack(">QB", arguments)
-            # Counted exactly for what is confirmed one by one, and by the tag for what is confirmed together.
+            # Single confirms are counted one by one, multiple ones by their delivery tag.
             self.confirmed = max(self.confirmed + 1, tag) if multiple else self.confirmed + 1
 
     def publish(self, queue, messages):
-        """Publishes (id, body) straight to a queue, and returns when the broker has all of them."""
+        """Publishes (id, body) directly to a queue, and returns when the broker has confirmed all of them."""
         start = method(1, (60, 40), struct.pack(">H", 0) + short("") + short(queue) + b"\x00")
         together = []
         for identity, body in messages:
@@ -97,7 +97,7 @@ class Connection:
         self.confirm(UNCONFIRMED_MAX)
 
     def declare(self, queue):
-        """A durable quorum queue."""
+        """Declares a durable quorum queue."""
         kind = b"\x0cx-queue-typeS" + struct.pack(">I", 6) + b"quorum"
         arguments = struct.pack(">I", len(kind)) + kind
         self.socket.sendall(method(1, (50, 10), struct.pack(">H", 0) + short(queue) + b"\x02" + arguments))

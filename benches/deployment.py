@@ -1,4 +1,4 @@
-"""A deployment of the program for a measurement: private engines, a strict provider, worker processes as in production."""
+"""A deployment of the program for a measurement: private servers, a strict provider, worker processes as in production."""
 
 import contextlib
 import json
@@ -31,7 +31,7 @@ def add_program(parser):
 def program(options):
     path = options.program.resolve()
     if not path.exists():
-        raise SystemExit(f"{path} is not there: cargo build --release, or --program")
+        raise SystemExit(f"{path} does not exist: run cargo build --release, or use --program")
     return path
 
 
@@ -46,7 +46,7 @@ def conditions(options, words):
 
 @contextlib.contextmanager
 def directory(name):
-    """Others than us (PostgreSQL's user) must reach their own directories below it."""
+    """A temporary directory. Other users (PostgreSQL's) can reach their own directories below it."""
     with tempfile.TemporaryDirectory(prefix=f"sluicegate-{name}-", ignore_cleanup_errors=True) as path:
         os.chmod(path, 0o711)
         yield Path(path)
@@ -54,7 +54,7 @@ def directory(name):
 
 @contextlib.contextmanager
 def engines(below):
-    """PostgreSQL, RabbitMQ and Redis: the settings that name them."""
+    """Starts PostgreSQL, RabbitMQ and Redis; yields the settings that name them."""
     with contextlib.ExitStack() as stack:
         redis = stack.enter_context(servers.redis(below / "redis"))
         yield {
@@ -74,7 +74,7 @@ def psql(url, *commands):
 
 @contextlib.contextmanager
 def named(settings, name):
-    """A database of its own on the engines, and names of its own on broker and limiter; all settings."""
+    """Settings with a database of its own on the servers, and with own names on broker and limiter."""
     server, database = settings["DATABASE__URL"], name.replace("-", "_")
     psql(server, f"CREATE DATABASE {database}")
     url = server.rsplit("/", 1)[0] + "/" + database
@@ -85,7 +85,7 @@ def named(settings, name):
 
 
 def status(pid):
-    """MB of resident memory, now and at most; 1 MB is 1,000,000 bytes."""
+    """Resident memory in MB (1,000,000 bytes): now, and its peak."""
     text = Path(f"/proc/{pid}/status").read_text()
     kib = {name: int(value) for name, value in re.findall(r"(VmRSS|VmHWM):\s+(\d+) kB", text)}
     return {"rss_mb": kib["VmRSS"] * 1.024e-3, "peak_mb": kib["VmHWM"] * 1.024e-3}
@@ -128,7 +128,7 @@ class Deployment:
 
     @contextlib.contextmanager
     def worker(self, lanes=1, threads=os.cpu_count()):
-        """A `run` whose lanes are open, with so many threads; its process id and the port of its ops server."""
+        """Starts a `run` and waits until its lanes are open; yields its process id and the port of its ops server."""
         port = servers.free_port()
         log = self.below / f"worker-{port}.log"
         environment = self.environment({"OPS__LISTEN": f"127.0.0.1:{port}"}) | {"TOKIO_WORKER_THREADS": str(threads)}
@@ -155,6 +155,6 @@ def provider_report(url):
 
 
 def metric(port, name):
-    """A metric's sum over its labels."""
+    """The sum of a metric over its labels."""
     text = get(f"http://127.0.0.1:{port}/metrics")
     return sum(float(value) for value in re.findall(rf"^{name}(?:\{{[^}}]*\}})? (\S+)$", text, re.M))

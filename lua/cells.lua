@@ -1,10 +1,10 @@
--- What one limit counts, whatever its algorithm; the second part of the limiter's library.
+-- The counter of one limit (a cell), for each algorithm; the second part of the limiter's library.
 -- Specification: src/domain/quota/{window,bucket,start_spread,counter}.rs.
 
 local PARTS = 1024
 local LOG, WINDOW, BUCKET = 0, 1, 2
 local STARTED, HELD, SHADOW, PACING = 0, 1, 2, 3
--- No bucket is empty later than so long after a use, in µs: half of what the wait of a reply has room for.
+-- The longest time from a use until its bucket is empty, in µs: half of what the reply's field for the wait can hold.
 local AHEAD_MAX = 140737488355328
 local CROWD_LEAST, SPREAD_PART, SPREAD_MAX_MS = 2, 2, 500
 
@@ -20,7 +20,8 @@ local function backlog(cell, at)
   return (cell.empty - at) * PARTS + cell.part
 end
 
--- Permits that have not drained, rounded up; exact where the backlog is not: 1024 times a number has no more digits.
+-- Permits that have not drained yet, rounded up. It is exact where the backlog is not, because a number times 1024 has
+-- no more significant digits.
 local function undrained(cell, at)
   if at > cell.empty then return 0 end
   local per, parts = max(1, cell.param), (cell.empty - at) * PARTS
@@ -28,7 +29,7 @@ local function undrained(cell, at)
   return floor((parts - rest) / per + 0.5) + ceil((rest + cell.part) / per)
 end
 
--- Says whether all of it could be counted.
+-- Adds uses to a bucket; returns whether all of them could be counted.
 local function drain_later(cell, start, uses)
   if start > cell.empty or (start == cell.empty and cell.part == 0) then cell.empty, cell.part = start, 0 end
   local part = cell.part + uses * (cell.param % PARTS)
@@ -38,8 +39,8 @@ local function drain_later(cell, start, uses)
   return fits
 end
 
--- Where a cost finds room: start, youngest origin in ms, and how many permits of this cost start there on the same terms
--- (0: too far ahead to be booked). Nothing when that cannot be said.
+-- The earliest start at which a cost fits: start, youngest origin in ms, and how many permits of this cost may start
+-- then on the same terms (0: too far ahead to be booked). Returns nil if that is unknown.
 local function find(cell, cost, from)
   if cell.held > from then from = cell.held end
   if cell.kind == LOG then
@@ -72,18 +73,18 @@ local function find(cell, cost, from)
   return from, 0, floor((cell.max * cell.param - backlog(cell, from)) / (cost * cell.param))
 end
 
--- Behind the latest start that the log knows. What calls before took of that one is not known.
+-- Begins to spread starts, behind the latest start in the log. How many uses earlier calls have there is not known.
 local function open_crowd(cell, jitter, latest)
   cell.most = 0
   if cell.kind ~= LOG or cell.mode ~= STARTED or cell.granule ~= 1 or jitter == 0 then return end
   local spread = min(max(floor(cell.window / 1000 / SPREAD_PART), 1), SPREAD_MAX_MS)
   cell.most = max(ceil(cell.max / spread), CROWD_LEAST)
   cell.crowd_ms, cell.crowd_uses = max(0, cell.tail_ms - ceil(jitter / 1000)), 0
-  -- Logged under a larger allowance: nothing is booked so far ahead, so this is no start.
+  -- Logged under a larger allowance. Nothing is booked so far ahead, so this is no start.
   if cell.crowd_ms > ceil(latest / 1000) then cell.crowd_ms = 0 end
 end
 
--- Where it starts without making a crowd, and how many permits start there.
+-- The start that spreads simultaneous starts, and how many permits may start then.
 local function apart(cell, from, room, cost, now)
   local most, uses, ms = cell.most, cell.crowd_uses, cell.crowd_ms
   if most == 0 or from > now then return from, room end
@@ -96,7 +97,7 @@ local function apart(cell, from, room, cost, now)
 end
 
 local function take(cell, uses, start)
-  -- What it was held for is over, and the ledger does not know of this one.
+  -- Its hold is over, and a history from the ledger would not contain this use.
   cell.since = 0
   if cell.kind == LOG then
     local missing = uses - cell.unused
@@ -128,8 +129,8 @@ local function take(cell, uses, start)
   end
 end
 
--- No more than the bucket holds: uses under another interval or of another limit would else pile up for hours. Says
--- whether all that it holds could be counted.
+-- Counts past uses, at most as many as fill the bucket: uses under another interval or limit could otherwise add up to
+-- hours. Returns whether a full bucket could be counted.
 local function recall_drained(cell, instant, uses)
   local empty, part = cell.empty, cell.part
   local full = { empty = 0, part = 0, param = cell.param }
@@ -141,7 +142,7 @@ local function recall_drained(cell, instant, uses)
   return can_be_full
 end
 
--- A request that the ledger remembers.
+-- Counts a past request from the ledger.
 local function recall(cell, now, instant, uses)
   if cell.kind == LOG then
     push(cell, ceil(instant / 1000), uses)
@@ -158,13 +159,13 @@ local function in_flight(tally, applies)
   return tally[applies]
 end
 
--- What holds a cell's slots until its answer.
+-- Uses in flight that hold a cell's slots until their response.
 local function flying(tally, cell)
   if cell.mode ~= HELD then return 0 end
   return in_flight(tally, cell.applies) + cell.unleased
 end
 
--- Requests that the ledger remembers. What counts the start has been started by now.
+-- Counts all past requests from the ledger. A cell that counts starts also counts those in flight, as started now.
 local function recall_all(cell, now, text, past)
   for i = 0, past.uses - 1 do
     local age, charges, lookups = decode('<I6I4I4', text, past.at + i * 14)
@@ -175,7 +176,7 @@ local function recall_all(cell, now, text, past)
   if started > 0 and cell.mode ~= HELD then recall(cell, now, now, started) end
 end
 
--- What may surely start now, and in how many µs all of it is free again.
+-- Permits that may certainly start now, and the time in µs until all are free again.
 local function outlook(tally, cell, now)
   if cell.kind == LOG then
     local held = flying(tally, cell)
@@ -194,7 +195,7 @@ local function outlook(tally, cell, now)
   return floor(max(0, cell.max * cell.param - backlog(cell, now)) / max(1, cell.param)), drained
 end
 
--- Forgets its uses; those that a booked start has taken out still hold the slots that were never used.
+-- Discards a cell's uses. Uses that a booked start has removed still occupy slots that were never used.
 local function clear(cell)
   if cell.key and cell.kind == LOG then redis.call('DEL', cell.key) end
   cell.head, cell.tail, cell.pushed, cell.base, cell.chunks = '', '', 0, 0, 0
@@ -204,14 +205,14 @@ local function clear(cell)
   cell.empty, cell.part = 0, 0
 end
 
--- Uses that were granted before an instant are not counted, the last of which may begin to count at another: nothing
--- starts until they are told, or have left the window. One that only watches is not held.
+-- Holds a cell because uses that were granted before `since` are not counted; the last of them may begin to count at
+-- `last`. Nothing starts until a history tells of them, or they have left the window. A shadow limit is not held.
 local function hold(cell, since, last)
   if last == 0 or cell.mode == SHADOW then return end
   cell.held, cell.since = max(cell.held, last + cell.window), max(cell.since, since)
 end
 
--- The state of one that has counted all but those uses.
+-- Resets a cell to one that has counted everything but those uses.
 local function reset(cell, since, last)
   clear(cell)
   cell.held, cell.since, cell.unleased, cell.unleased_until = 0, 0, 0, 0
@@ -219,7 +220,7 @@ local function reset(cell, since, last)
   hold(cell, since, last)
 end
 
--- Counts what the ledger knows instead of what it has counted, if that is all that it needs.
+-- Replaces a cell's uses by the ledger's history, if that covers everything that the cell needs.
 local function seed(cell, now, text, past, open_until)
   if cell.since == 0 or cell.held <= now or cell.since > past.as_of or cell.window > past.within then return false end
   cell.held, cell.since = 0, 0
@@ -229,13 +230,13 @@ local function seed(cell, now, text, past, open_until)
   return true
 end
 
--- Takes over what another counted for the same limit. One that counted otherwise says nothing of the past. Uses beyond a
--- lowered limit stay: they still count, and would count again if the limit were raised.
+-- Takes over the uses of another cell for the same limit. If that cell counted in another way, its uses are unusable.
+-- Uses beyond a lowered limit stay: they still count, and would count again if the limit were raised.
 local function adopt(cell, old, now, since, last)
   local unchanged = old ~= nil and old.kind == cell.kind and old.applies == cell.applies and old.mode == cell.mode
     and old.window == cell.window and old.param == cell.param and old.granule == cell.granule and old.max == cell.max
   local same = old ~= nil and old.kind == cell.kind and old.applies == cell.applies
-  -- A shadow left out what it would have refused.
+  -- A shadow limit did not count what it would have refused.
   if same and old.mode == SHADOW and cell.mode ~= SHADOW then same = false end
   if same and cell.kind == LOG then same = (old.mode == HELD) == (cell.mode == HELD) end
   if same and cell.kind == WINDOW then same = old.window == cell.window and old.param == cell.param end
@@ -250,16 +251,16 @@ local function adopt(cell, old, now, since, last)
   if unchanged then return end
   local counted, unknown_until = true, last + cell.window
   if cell.kind == BUCKET and cell.param ~= old.param then
-    -- More than the capacity where starts are booked ahead, or where that was lowered.
+    -- More than the capacity, if starts are booked ahead or the capacity was lowered.
     local uses = undrained(old, now)
     cell.empty, cell.part = now, 0
     counted = drain_later(cell, now, uses)
   elseif cell.kind == LOG and old.window < cell.window then
     cell.held, cell.since = unknown_until, max(cell.since, since)
   end
-  -- One that is new would not have to wait longer.
+  -- A new cell would not have to wait longer.
   cell.held = min(cell.held, unknown_until)
-  -- More was used than can be counted: under other numbers it waits as one that is new.
+  -- More was used than can be counted, so it waits for the longest time.
   if not counted then cell.held = max(cell.held, now + AHEAD_MAX) end
   if cell.mode == SHADOW then cell.held, cell.since = 0, 0 end
 end

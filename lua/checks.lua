@@ -1,32 +1,31 @@
--- Whether what is stored can be what was written: it may have been overwritten or put back by somebody else; the third part
--- of the limiter's library.
+-- Checks that the stored state was written by this library, and not changed or restored by another program; the third
+-- part of the limiter's library.
 --
--- Of each quota's state the library remembers what it wrote last, for as long as Redis keeps it loaded, and takes nothing
--- else for it. What it does not remember (it was loaded anew, another version of the program wrote meanwhile) must lie
--- within what settings allow and add up. So must accounts and references, but for those that were used lately and are as they
--- were written.
+-- While Redis keeps the library loaded, it remembers what it wrote last of each quota's state, and accepts nothing
+-- else. After a reload, or a write of another version of the program, it does not remember. Then the state must be
+-- consistent and within what settings allow. The same holds for accounts and references that were not used recently.
 
--- No instant of a use, deadline or hold lies further ahead, but for a window: booking horizon, send budget, timeout,
--- allowance for jitter and change of the holder, each at its greatest.
+-- The furthest that a use, deadline or hold may lie ahead, besides a window: booking horizon, send budget, timeout,
+-- allowance for jitter and change of the limiter leader, each at its maximum.
 local LEAD_MAX = 1000000000
 -- The longest that a use can count, the longest pause, and the furthest that Redis' clock may have gone back; in µs.
 local LONGEST_MAX, PAUSE_MAX, BACK_MAX = 5443200000000, 902000000, 86400000000
--- A log's instants are rounded up by so much at most.
+-- The most by which a log's instants are rounded up.
 local GRANULE_MAX = 10462500000
 local REMEMBERED_MOST = 1000
 
--- What `pcall` caught, as text; an error of Redis is a table in some of its versions.
+-- The text of an error that `pcall` caught; some versions of Redis raise a table.
 local function problem_in(caught)
   return type(caught) == 'table' and caught.err or caught
 end
 
--- Whether a problem is Redis' own, which begins with a code, and says nothing of what is stored. One of another type than ours is
--- not.
+-- Whether an error is one of Redis itself, which begins with a code and is no fault of the stored state. A key of
+-- another type is a fault of the state.
 local function is_of_redis(problem)
   return find_text(problem, '^%u+ ') and not find_text(problem, 'WRONGTYPE', 1, true)
 end
 
--- By the state's key: m, k and s of its hash as they were written last, of the state that was born then, and callers' fields.
+-- Remembered states by key: when the state began, and m, k, s and the callers' fields of its hash as last written.
 local remembered, remembered_before, remembered_count = {}, {}, 0
 
 local function memory_of(key)
@@ -41,7 +40,7 @@ local function new_memory(key, born)
   return memory
 end
 
--- By their keys: m of accounts and references.
+-- Remembered accounts and references by key: field m as last written.
 local subjects_now, subjects_before, subjects_count = {}, {}, 0
 
 local function is_remembered(key, state)
@@ -56,7 +55,7 @@ local function remember_subject(key, state)
   subjects_now[key] = state
 end
 
--- Uses in a string of entries, which are in order and not later than a millisecond.
+-- Number of uses in a string of entries. Entries must be in order, and none later than `latest_ms`.
 local function uses_in(text, latest_ms)
   local uses, before = 0, 0
   for at = 1, #text, 8 do
@@ -75,7 +74,7 @@ local function check_log(cell)
     if not chunk or redis.call('LLEN', cell.key) ~= cell.chunks then damaged = 'chunks of a log' end
     if chunk then first = decode('<I6', chunk) end
   end
-  -- The middle of a log that a limit had under another name is out of reach.
+  -- The middle of a log that a limit had under another name cannot be read.
   local reachable = cell.chunks == 0 or cell.key ~= nil
   local in_head, in_tail = uses_in(cell.head, latest) - cell.spent, uses_in(cell.tail, latest)
   if (reachable and in_head ~= older + first) or in_tail ~= cell.pushed - cell.open_uses - cell.base
@@ -84,7 +83,7 @@ local function check_log(cell)
   end
 end
 
--- What a cell has counted, as of an instant that is not before its last call.
+-- Checks a cell's counts; `now` is not before its last call.
 local function check_cell(cell, now)
   local latest = now + LEAD_MAX
   local ahead = cell.kind == BUCKET and AHEAD_MAX or cell.window

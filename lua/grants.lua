@@ -1,16 +1,17 @@
--- One call's grants: all limits of a want at once, or none of them; the fifth part of the limiter's library.
+-- The grants of one call: each request gets permits under all its limits or under none; the fifth part of the limiter's
+-- library.
 -- Specification: src/domain/quota/grant.rs.
 
 local ROUNDS = 4
 local MOST = 1000
 
--- The earliest instant at which a slot now in flight can be used again: answered at once.
+-- The earliest instant at which a slot that is in flight can be used again, if its response came now.
 local function earliest(cell, now)
   return now + cell.window
 end
 
--- Of cells that count a kind and are held beyond an instant for a past that the ledger could tell: the first that is held
--- longest, or the one found before.
+-- The cell that is held longest, of those that count a kind and are held beyond an instant for uses that the ledger may
+-- know; or `found`, if that is held as long.
 local function without_history(cells, kind, at, found)
   for i = 1, #cells do
     local cell = cells[i]
@@ -22,13 +23,13 @@ local function without_history(cells, kind, at, found)
   return found
 end
 
--- In how long the ledger knows all of a cell's past, and one µs more: 0 is for limits that know theirs.
+-- The time in µs until the ledger knows all past uses of a cell, plus 1: 0 stands for limits that know theirs.
 local function readable(cell, now, in_hands)
   return max(0, cell.since + in_hands - now) + 1
 end
 
--- Where every enforced limit on everything has room: start and permits, the origins left in the cells; or nothing, and
--- the cell that refuses, its wait, and whether that is exact.
+-- The start at which all enforced limits of the provider have free slots: start and permits, with the origins in the
+-- cells. Otherwise nil, the cell that refuses, its wait, and whether that is exact.
 local function place(provider, cost, kind, now, limit_at)
   local cells, start = provider.cells, now
   for _ = 1, ROUNDS do
@@ -55,15 +56,15 @@ local function place(provider, cost, kind, now, limit_at)
       end
     end
     if worst then return nil, worst, worst_at - now, exact end
-    -- Later than found suits a log and a bucket as well; a fixed window may be another one by then.
+    -- A later start than found suits a log and a bucket too; a fixed window may be another one by then.
     if joint == start or not provider.windows then return joint, permits end
     start = joint
   end
   return nil, cells[1], start - now, 0
 end
 
--- How many permits a want's own account and reference have room for at its start; or nothing and what refuses, as above,
--- and when its past can be read.
+-- How many permits the request's account and reference allow at its start. Otherwise nil, the cell that refuses, its
+-- wait, whether that is exact, and when its past can be read.
 local function own_room(owns, cost, kind, start, permits, now, limit_at, in_hands)
   local lost
   for _, own in ipairs(owns) do lost = without_history(own.cells, kind, limit_at, lost) end
@@ -72,7 +73,7 @@ local function own_room(owns, cost, kind, start, permits, now, limit_at, in_hand
   for _, own in ipairs(owns) do
     for _, cell in ipairs(own.cells) do
       if cell.mode ~= SHADOW and (cell.applies == 0 or cell.applies == kind) then
-        -- Given back, a held slot is as if it had never been taken: so it must be over by now, not only by the start.
+        -- A held slot that is released unused is restored as it was. So it must be free now, not only at the start.
         local begin = cell.mode == HELD and now or start
         local from, _, room = find(cell, cost, begin)
         local has = from == begin and room > 0
@@ -89,7 +90,7 @@ local function own_room(owns, cost, kind, start, permits, now, limit_at, in_hand
   return permits
 end
 
--- Lets the shadow limits of a tally count what they would have done; says how many permits share one fate under them.
+-- The number of permits that all shadow limits of a tally would treat alike.
 local function shadow_room(tally, cost, kind, permits, start, limit_at)
   for _, cell in ipairs(tally.cells) do
     if cell.mode == SHADOW and (cell.applies == 0 or cell.applies == kind) then
@@ -132,8 +133,8 @@ local function take_all(tally, uses, kind, start)
   end
 end
 
--- The limit that decides, what may surely start under it, and when all of it is free again: the refusing limit, else the
--- first of those with the least remaining.
+-- The deciding limit, the permits that may certainly start under it, and the time until all are free again. It is the
+-- limit that refuses; otherwise the first one with the least remaining.
 local function verdict(provider, now, refusing)
   local cells = provider.cells
   local decides, remaining, reset, others = 0, nil, 0, true
@@ -150,7 +151,7 @@ local function verdict(provider, now, refusing)
   return remaining or 0, decides, reset
 end
 
--- What serves a line gathers: packed runs and wants passed over, few as strings, many as tables.
+-- Collects packed runs or skipped wants: few in a string, many in a table.
 local function gather(all, count, one)
   if count == 0 then return one end
   if count == 1 then return { all, one } end
@@ -163,8 +164,8 @@ local function gathered(all, count)
   return table.concat(all)
 end
 
--- Serves the line: `count` wants of `text` from a position on. Gives the refusal (index, wait, exact, when its past can be
--- read), or nothing, and how many runs and wants passed over, packed.
+-- Serves `count` wants of `text` from a position on. Returns the refusal (index, wait, exact, when its past can be
+-- read; the index is nil without one), then number and packed text of the runs and of the skipped wants.
 local function serve(provider, tallies, text, at, count, now, horizon)
   local in_hands = horizon + provider.budget
   local limit_at = now + horizon

@@ -1,4 +1,4 @@
--- Which uses a state has not counted; the sixth part of the limiter's library.
+-- The record of uses that a state has not counted; the sixth part of the limiter's library.
 -- Specification: src/domain/quota/coverage.rs.
 
 local SCOPE, ROWS = '<I7I7I7I7I7I7', '<I6I7I7I7'
@@ -35,7 +35,8 @@ local function text_of(known)
   return text .. encode(ROWS, known.budget, known.hands, known.joined_since, known.joined_last) .. known.members
 end
 
--- What a counter has not counted that counts from then on: granted before the first, and counting from the second at the latest.
+-- The uses that a counter which counts from `at` has not counted: they were granted before the first instant, and begin
+-- to count at the second at the latest.
 local function not_before(known, provider, at)
   return max(at, known.hands - provider.horizon - provider.budget), at + provider.horizon + provider.hold
 end
@@ -67,7 +68,7 @@ local function adopt_known(known, provider, now)
   known.members = provider.members
 end
 
--- What a new counter of a subject has not counted, for a window.
+-- The uses that a new counter of a subject has not counted, for a window.
 local function not_of_new(known, scope, window)
   local of = known[scope]
   local since, last = max(of.since, known.joined_since), max(of.last, known.joined_last)
@@ -75,7 +76,7 @@ local function not_of_new(known, scope, window)
   return since, last
 end
 
--- Holds a tally for what it has not counted that was counted last at an instant. Scope 0 is the provider's.
+-- Holds a tally that counted last at `counted`, for the uses that it has not counted. Scope 0 is the provider's.
 local function hold_missed(tally, known, scope, counted)
   local since, last = 0, 0
   if counted < known.joined_since then since, last = known.joined_since, known.joined_last end
@@ -85,7 +86,7 @@ local function hold_missed(tally, known, scope, counted)
   for _, cell in ipairs(tally.cells) do hold(cell, since, last) end
 end
 
--- What the library does not remember of it.
+-- Checks what the library does not remember of it.
 local function check_known(known, last)
   local latest = last + LEAD_MAX
   for scope = 1, 2 do

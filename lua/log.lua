@@ -1,16 +1,16 @@
 -- A log of uses; the first part of the limiter's library. Each part knows those before it; quota.lua has the contract.
 -- Specification: src/domain/quota/log.rs.
 --
--- A log is head .. chunks .. tail .. open: strings of entries, oldest first, and the entry that is being filled. Head, tail
--- and open are kept in the cell, the chunks between them in a list of their own, so that a call touches the list once in
--- CHUNK_BYTES. A chunk begins with the number of uses that were logged before it, by which any use is found in a few
--- steps. Of the head's first entry some uses may be spent.
+-- A log is head .. chunks .. tail .. open: strings of entries, oldest first, and the entry that is being filled. The
+-- cell holds head, tail and open. The chunks are in a list of their own, so that a call reads or writes the list only
+-- once in CHUNK_BYTES. A chunk begins with the number of uses that were logged before it, so that any use is found in a
+-- few steps. Some uses of the head's first entry may be spent.
 --
 -- FORMAT  packed as in quota.lua
 --   entry       instant in ms since BASE_MS 5, uses 3
 --   chunk       uses before it 6; then entries
 
--- Set by the first call: while a library is loaded, Redis hides what Lua brings.
+-- Set by the first call: while it loads a library, Redis hides Lua's own libraries.
 local decode, encode, sub, find_text, format, ceil, floor, max, min, fmod
 
 local function bind()
@@ -21,7 +21,7 @@ end
 local CHUNK_BYTES = 64
 local BASE_MS = 1600000000000
 local RESTORE_DEPTH = 16
--- Set while a call runs: what does not add up, so that the state must begin anew.
+-- Set while a call runs: the part of the stored state that is inconsistent, so that the state must be reset.
 local damaged = false
 
 local function clock_us()
@@ -29,15 +29,14 @@ local function clock_us()
   return time[1] * 1000000 + time[2]
 end
 
--- A whole number as an argument of a Redis command. Redis writes the number -0 as "-0" and 1e17 as "1e+17", and takes neither
--- for an integer. Every number in a command goes through here; tests/docs/lua/numbers.rs holds that.
+-- A whole number as an argument of a Redis command. Redis writes the number -0 as "-0" and 1e17 as "1e+17", and accepts
+-- neither as an integer. Every number in a command goes through here; tests/docs/lua/numbers.rs holds that.
 local function integer(number) return format('%.0f', number + 0) end
 
 local function entry(ms, count) return encode('<I5I3', max(0, ms - BASE_MS), count) end
 
--- The entry that holds the k-th oldest use: its instant, what is left of its count, the uses before it, where it stands
--- (0 head, j chunk, -1 tail, -2 open), and its string, position and whole count. There are as many, or the log does not
--- add up.
+-- The entry with the k-th oldest use: its instant, its remaining count, the uses before it, its place (0 head, j chunk,
+-- -1 tail, -2 open), and its string, position and whole count. If there are fewer uses, the log is inconsistent.
 local function seek(cell, k)
   local before, text = 0, cell.head
   if text ~= '' then

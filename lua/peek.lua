@@ -1,16 +1,17 @@
--- Looks at what one hash of the limiter counts, without taking, settling or writing anything; the eighth part of the
+-- Reads the usage in one hash of the limiter, and acquires, releases and writes nothing; the eighth part of the
 -- limiter's library.
 --
 -- KEYS  the state as in quota.lua; then the logs of the provider's cells, or the hash of one subject
 -- ARGV  joined by "|": scope (0 the provider's), resumed at, then of each cell its name and its window; the provider's in the
 --   order of the logs' keys; window 0 for a shadow limit
--- REPLY  for each cell, but for one with a list of chunks and no key here: name, uses that count now (those in flight among them), permits that a shadow limit would have
---   refused, permits that it would have made wait, µs until the next permit may start, µs until all is free again; before them
---   the same of the state, whose name is empty; nothing at all if there is no state
+-- REPLY  for each cell, except one with a list of chunks whose key is not here: name, uses that count now (with those
+--   in flight), permits that a shadow limit would have refused, permits that it would have delayed, µs until the next
+--   permit may start, µs until all is free again; before them the same of the state, whose name is empty; empty if
+--   there is no state
 -- EXAMPLE  100/1s, 3 answered just now and 2 in flight
 --   0|0|per-second|1002500 → "" 0 0 0 0 0 per-second 5 0 0 0 1002500
 
--- Uses in a string of entries from a position on whose window is over; also whether all of them are.
+-- Number of uses whose window is over, in a string of entries from a position on; and whether all of them are over.
 local function over(text, from, window, now)
   local uses = 0
   for i = from, #text, 8 do
@@ -21,7 +22,7 @@ local function over(text, from, window, now)
   return uses, true
 end
 
--- Entries are in order, so all before the last chunk that begins with one that is over are over too.
+-- Number of uses that count now. Entries are in order: if the first entry of a chunk is over, all chunks before it are.
 local function counted(cell, now)
   local uses, all = over(cell.head, 1, cell.window, now)
   if uses > 0 then uses = uses - cell.spent end
@@ -53,19 +54,19 @@ local function counted(cell, now)
   return cell.logged - uses
 end
 
--- The start of the next permit of cost 1, from an instant on. Calls in flight count as answered now.
+-- The start of the next permit of cost 1, from an instant on. Calls in flight count as if their response came now.
 local function next_start(tally, cell, now, from)
   if cell.max == 0 then return max(from, cell.held) end
   if cell.kind == LOG then cell.unused = cell.max - cell.logged - flying(tally, cell) end
   return find(cell, 1, from) or max(from, cell.held, now + cell.window)
 end
 
--- Appends a line without uses, whose limit grants nothing before an instant.
+-- Appends a row without uses, whose limit grants nothing before an instant.
 local function add_unused(reply, name, at, now)
   for _, value in ipairs({ name, 0, 0, 0, at - now, at - now }) do reply[#reply + 1] = value end
 end
 
--- The limits of a subject without a tally: held for what a state that is younger has not counted.
+-- The limits of a subject without a tally: held for uses that a younger state has not counted.
 local function unused(reply, words, known, now, from)
   for i = 3, #words, 2 do
     local window, held = words[i + 1] + 0, 0
@@ -78,7 +79,7 @@ local function unused(reply, words, known, now, from)
   return reply
 end
 
-local function standings(keys, args)
+local function usages(keys, args)
   local clock = clock_us()
   local words = {}
   for word in string.gmatch(args[1], '[^|]+') do words[#words + 1] = word end
@@ -89,7 +90,7 @@ local function standings(keys, args)
   -- A clock that went back counts as standing still.
   local _, _, _, born, warm, last, _, paused, resumed = decode(HEAD, m)
   local now = max(clock, last)
-  -- Not before: the state is cold, or a provider named a wait that no operator has lifted.
+  -- The earliest start: later if the state is cold, or the provider named a wait that no operator has lifted.
   local from = max(now, warm, resumed == words[2] + 0 and paused or 0)
   local reply, known, touched = {}, known_of(known_text), last
   add_unused(reply, '', from, now)
@@ -97,7 +98,7 @@ local function standings(keys, args)
     kept = redis.call('HMGET', keys[2], 'm', 's')
     m, s = kept[1], kept[2]
     if not m or not s then return unused(reply, words, known, now, from) end
-    -- What is of an older state, or older than all its uses, says nothing.
+    -- A hash of an older state, or one whose uses are all over, does not count.
     local _, of_born, kept_until
     _, touched, of_born, kept_until = decode(SUBJECT_HEAD, m)
     if of_born ~= born or kept_until <= now then return unused(reply, words, known, now, from) end
@@ -116,7 +117,7 @@ local function standings(keys, args)
     i = i + 1
     local cell, uses = tally.cells[i], 0
     cell.key = logs[name]
-    -- Of a limit that the caller does not know the middle of the log is out of reach, and nobody asks for it.
+    -- If the caller does not know a limit, the middle of its log cannot be read. No caller asks for it.
     if cell.key or cell.chunks == 0 then
       if cell.kind == LOG then
         uses = counted(cell, now) + flying(tally, cell)
@@ -139,8 +140,8 @@ end
 local function peek(keys, args)
   if not decode then bind() end
   damaged = false
-  local went, reply = pcall(standings, keys, args)
+  local went, reply = pcall(usages, keys, args)
   if went and not damaged then return reply end
   if not went and is_of_redis(problem_in(reply)) then return redis.error_reply(problem_in(reply)) end
-  return redis.error_reply('DAMAGED what is stored does not add up; the next call begins it anew')
+  return redis.error_reply('DAMAGED the stored state is inconsistent; the next call resets it')
 end

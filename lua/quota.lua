@@ -1,4 +1,4 @@
--- One call to the limiter of one quota: takes permits under all its limits, all or nothing, and settles earlier ones; the
+-- One call to the limiter of one quota: it acquires permits under all limits or none, and releases earlier ones; the
 -- seventh part of the limiter's library, which src/limiter/redis/library.rs puts together and registers.
 -- Specification: src/domain/quota/mod.rs, the same decisions in the same order; tests/contract/limiter/differential.rs
 -- compares the two on random histories. tests/docs/lua.rs holds these headers to the code.
@@ -9,8 +9,8 @@
 --   prefix:{quota}:SUBJECT       for each subject of the call: a hash
 --
 -- ARGV  one argument: unsigned, little-endian, each field with its bytes; instants and durations in µs. One after another:
---   head        run id digest 8, terms digest 8, incarnation 8, number 6, bytes of terms 2, wants 2, settlements 2,
---               of them not sent 2, subjects 2, more 1
+--   head        run id digest 8, terms digest 8, incarnation 8, number 6, bytes of terms 2, wants 2, releases 2,
+--               of them unused 2, subjects 2, more 1
 --   terms       version 6, grant jitter 6, longest hold 6, booking horizon 6, send budget 6, longest window 6, cold after a
 --               loss 6, until all have noticed 6, resumed at 6, longest of accounts 6, longest of references 6, members 2,
 --               cells 2, bytes of names 2; a digest 8 for each member; names of the provider's cells joined by "|"; so many
@@ -19,8 +19,8 @@
 --   more        pause 6, distrusted born 7, rebuilt born 7, past uses 2, open charges 4, open lookups 4, seeded born 7, seeds 2,
 --               bytes of seeds 4; only if the head says so, 0 is none
 --   want        permits 4, cost 2, kind 1, subjects 1, first subject 2, second subject 2; subjects count from 1
---   settlement  call 6, cost 4, kind 1, fate 1, subjects 1, first subject 2, second subject 2, age 6
---   origin      instant in ms 6; behind a settlement of what was not sent, one for each of the provider's cells
+--   release     call 6, cost 4, kind 1, release kind 1, subjects 1, first subject 2, second subject 2, age 6
+--   origin      instant in ms 6; behind an unused release, one for each of the provider's cells
 --   past use    age 6, cost of charges 4, of lookups 4; oldest first
 --   seed        subject 2, as of 7, within 7, open charges 4, open lookups 4, past uses 2; so many past uses; of subject 0 it
 --               is for the provider's cells
@@ -31,7 +31,7 @@
 --   mode: 0 counts the start, 1 held until the answer, 2 shadow, 3 pacing
 --   applies and kind of a want: 0 all, 1 charge, 2 lookup
 --   scope: 1 account, 2 reference
---   fate: 0 used, 1 not sent
+--   release kind: 0 used, 1 unused
 --   refusal: 0 none, 1 limit, 2 cold, 3 paused, 4 stale version, 5 stale call, 6 needs history
 --   readable: 0 if the limit knows its past, else in how long the ledger does, and one µs more
 --   calls: of the state so far, this one among them; if they are no more than in an earlier reply, the state was put back
@@ -49,10 +49,10 @@
 --   cell (0, 0, 1, 1002500, 0, 1, 100, 0), want (1, 1, 1, 0, 0, 0)
 --   → refusal 0, remaining 99, reset 1002500, run (0, 1, 0), origin (0)
 --
--- ERRORS  ARGUMENT: not as announced, nothing was written. DAMAGED: what is stored does not add up (checks.lua) or cannot be
---   read, all of it was deleted.
---   A write that fails half-way loses slots and never makes any: chunks leave a list before their cell says so and enter it
---   after, and a chunk that is missing ends the state.
+-- ERRORS  ARGUMENT: the argument is malformed, nothing was written. DAMAGED: the stored state is inconsistent (checks.lua)
+--   or cannot be read, all of it was deleted.
+--   A write that fails half-way may lose slots and never creates any: chunks leave a list before their cell says so,
+--   and enter it after. A missing chunk ends the state.
 
 local NONE, LIMIT, COLD, PAUSED, STALE_VERSION, STALE_CALL, NEEDS_HISTORY = 0, 1, 2, 3, 4, 5, 6
 local REPLY_KEPT_US = 600000000
@@ -67,10 +67,10 @@ local HEAD, HEAD_BYTES = '<c8c8c8I7I7I7I6I7I6I6', 70
 local SUBJECT_HEAD, SUBJECT_HEAD_BYTES = '<c8I7I7I7', 29
 local ANSWER = '<I1I1I2I6I7I6I7I6I6I4I2I6I4I4I2'
 local EMPTY = {}
--- Who holds the permits of a state that was lost: no caller, so nobody settles them.
+-- Field of the permits in flight of a lost state. It belongs to no caller, so they are never released.
 local LOST = '\0\0\0\0\0\0\0\0'
 
--- Tallies by the digest of their limits, to be filled anew by every call: what a limit says need not be read each time.
+-- Tallies by the digest of their limits, so that limits need not be decoded each time. Each call fills in the state.
 local tallies_known, tallies_count = {}, 0
 
 local function provider_tally(digest, text, bytes)
@@ -89,7 +89,7 @@ local function provider_tally(digest, text, bytes)
   return tally
 end
 
--- Where the subjects of a call begin and what they say; nothing if the argument is not of the announced length.
+-- The subjects of a call and their positions; nil if the argument has another length than its head says.
 local function subjects_in(text, at, count)
   local found = {}
   for i = 1, count do
@@ -103,7 +103,7 @@ local function subjects_in(text, at, count)
   return found
 end
 
--- What the ledger says of subjects and of the provider's cells; nothing if it is not as announced.
+-- The ledger's history of subjects and of the provider's cells; nil if it is malformed.
 local function seeds_in(text, at, count, bytes, subjects_n)
   local found, uses, ends = {}, 0, at + bytes
   for i = 1, count do
@@ -120,7 +120,7 @@ local function seeds_in(text, at, count, bytes, subjects_n)
   return found
 end
 
--- Fills a tally with what a hash holds of it behind its head: under the same limits, or limit by limit under others.
+-- Fills a tally from its hash, behind the head: directly under the same limits, otherwise limit by limit.
 local function fill(tally, m, at, same, now, since, last)
   tally.refreshed, tally[1], tally[2], tally.oldest, at = decode(TALLY, m, at)
   tally.adopted = not same
@@ -169,8 +169,8 @@ local function hold_lost(provider, deadline, charges, lookups)
   if provider.oldest == 0 or deadline < provider.oldest then provider.oldest = deadline end
 end
 
--- The tally of a subject, whose limits are as the caller knows them. What is older than all its uses would have expired; what
--- is of an older state says nothing of what this one lost.
+-- The tally of a subject, with the caller's limits. A hash whose uses are all over counts as expired. A hash of an
+-- older state does not cover what this state has lost.
 local function subject_tally(key, subject, text, mine, now, born, known, provider)
   local tally = tally_of(subject.names, text, subject.at, subject.cells)
   local there = redis.call('HMGET', key, 'm', mine)
@@ -184,7 +184,7 @@ local function subject_tally(key, subject, text, mine, now, born, known, provide
   if of_born == born and kept_until > now then
     tally.kept_until = kept_until
     tally.known, tally.leases = true, there[2] and leases_in(there[2]) or ''
-    -- Every use of it that a new limit has not counted was granted before it was counted last.
+    -- Every use that a new limit has not counted was granted before the tally counted last.
     local since, latest = not_before(known, provider, touched)
     fill(tally, state, SUBJECT_HEAD_BYTES + 1, limits == subject.digest, now, since, latest)
     if tally.is_checked then check_leases(tally, redis.call('HGETALL', key), now) end
@@ -203,13 +203,13 @@ end
 local function decide(keys, args)
   local text = args[1]
   if #args ~= 1 or #text < HEADER_BYTES then return redis.error_reply('ARGUMENT not as announced: its length') end
-  local run, digest, mine, number, terms_n, wants_n, settlements_n, returned_n, subjects_n, more = decode(HEADER, text)
+  local run, digest, mine, number, terms_n, wants_n, releases_n, unused_n, subjects_n, more = decode(HEADER, text)
   local provider = tallies_known[digest] or provider_tally(digest, text, terms_n)
   if not provider then return redis.error_reply('ARGUMENT not as announced: the terms') end
   local version, horizon, longest, cells_n = provider.version, provider.horizon, provider.longest, #provider.cells
   local before = horizon + provider.hold
   provider.known_text = nil
-  -- Padded like a window: the provider's clock is another one.
+  -- Padded like a window, because the provider has another clock.
   local lasts = provider.hold + 2000 + ceil(provider.hold / 2000)
   local wants_at = HEADER_BYTES + terms_n + 1
   local pause, distrusted, rebuilt, past_n, open_charges, open_lookups, seeded, seeds_n, seeds_bytes = 0, 0, 0, 0, 0, 0, 0, 0, 0
@@ -218,8 +218,8 @@ local function decide(keys, args)
     pause, distrusted, rebuilt, past_n, open_charges, open_lookups, seeded, seeds_n, seeds_bytes, wants_at =
       decode(MORE, text, wants_at)
   end
-  local settlements_at = wants_at + wants_n * 12
-  local past_at = settlements_at + settlements_n * 23 + returned_n * cells_n * 6
+  local releases_at = wants_at + wants_n * 12
+  local past_at = releases_at + releases_n * 23 + unused_n * cells_n * 6
   local seeds_at = past_at + past_n * PAST_BYTES
   local subjects_at = seeds_at + seeds_bytes
   local subjects, seeds = EMPTY, EMPTY
@@ -228,7 +228,7 @@ local function decide(keys, args)
   end
   if subjects_n > 0 then subjects = subjects_in(text, subjects_at, subjects_n) end
   if not subjects or not seeds or (subjects_n == 0 and #text ~= subjects_at - 1) or #keys ~= 1 + cells_n + subjects_n or number == 0
-      or wants_n > MOST or settlements_n > MOST or past_n > MOST then
+      or wants_n > MOST or releases_n > MOST or past_n > MOST then
     return redis.error_reply('ARGUMENT not as announced')
   end
 
@@ -237,7 +237,7 @@ local function decide(keys, args)
   local kept = redis.call('HMGET', state_key, 'm', mine, 'k')
   local m, own, known_text = kept[1], kept[2], kept[3]
 
-  -- State: as it was, or begun anew when it is missing, of another server, or not to be trusted.
+  -- The state as stored, or a new one if it is missing, of another server, or invalidated by the caller.
   local known_run, known_digest, writer, born, warm, last, known_version, paused, resumed, calls, known
   provider.key, provider.is_checked = state_key, false
   if m then
@@ -274,7 +274,7 @@ local function decide(keys, args)
       return nil
     end
   end
-  -- Older settings may not know every limit that a settlement must reach, so nothing is done for their holder.
+  -- Older settings may not know every limit that counts a release, so such a call changes nothing.
   if version < known_version then return refuse(STALE_VERSION, 0, now, known_version, born, calls, previous) end
   if not own then
     local fields = m and redis.call('HGETALL', state_key) or EMPTY
@@ -298,7 +298,7 @@ local function decide(keys, args)
     known = known_born(provider, now)
   end
 
-  -- The provider's tally, whose limits are as the caller knows them.
+  -- The provider's tally, with the caller's limits.
   provider.leases = leases
   for i = 1, cells_n do provider.cells[i].key = keys[1 + i] end
   if m then
@@ -320,15 +320,15 @@ local function decide(keys, args)
 
   if damaged then return nil end
 
-  local at = settlements_at
-  for _ = 1, settlements_n do
-    local call, cost, kind, fate, owns, first, second, age
-    call, cost, kind, fate, owns, first, second, age, at = decode('<I6I4I1I1I1I2I2I6', text, at)
-    local answered = fate == 0 and age
-    settle(provider, now, call, cost, kind, answered, text, at)
-    if owns > 0 then settle(tallies[first], now, call, cost, kind, answered, text, nil) end
-    if owns > 1 then settle(tallies[second], now, call, cost, kind, answered, text, nil) end
-    if fate == 1 then at = at + 6 * cells_n end
+  local at = releases_at
+  for _ = 1, releases_n do
+    local call, cost, kind, release_kind, owns, first, second, age
+    call, cost, kind, release_kind, owns, first, second, age, at = decode('<I6I4I1I1I1I2I2I6', text, at)
+    local used_age = release_kind == 0 and age
+    release(provider, now, call, cost, kind, used_age, text, at)
+    if owns > 0 then release(tallies[first], now, call, cost, kind, used_age, text, nil) end
+    if owns > 1 then release(tallies[second], now, call, cost, kind, used_age, text, nil) end
+    if release_kind == 1 then at = at + 6 * cells_n end
   end
   expire(provider, now, mine)
   for i = 1, subjects_n do expire(tallies[i], now, mine) end
@@ -389,8 +389,8 @@ local function decide(keys, args)
   return reply
 end
 
--- Whatever is stored: what cannot be read or does not add up ends the state, and is never met again. An error of Redis itself
--- says nothing of what is stored, but for a key that holds something else.
+-- The function of the library. A state that cannot be read or is inconsistent is deleted, so that no later call meets
+-- it. An error of Redis itself is no fault of the state, except for a key of another type.
 local function quota(keys, args)
   if not decode then bind() end
   damaged = false
@@ -402,5 +402,5 @@ local function quota(keys, args)
     return reply
   end
   for i = 1, #keys do redis.call('DEL', keys[i]) end
-  return redis.error_reply('DAMAGED what is stored does not add up (' .. damaged .. '); the state begins anew')
+  return redis.error_reply('DAMAGED the stored state is inconsistent (' .. damaged .. '); it is reset')
 end

@@ -1,4 +1,5 @@
--- What is counted together: cells, and leases of permits in flight; the fourth part of the limiter's library.
+-- Tallies: the cells that are counted together, with the leases of permits in flight; the fourth part of the limiter's
+-- library.
 -- Specification: src/domain/quota/counters.rs.
 --
 -- HASH  packed as in quota.lua; its fields are m, s, of the state k, and one named by the 8 bytes of each caller's incarnation
@@ -11,12 +12,12 @@
 --               open uses 4, bytes of head 4, bytes of tail 4; head, tail, and if it is a shadow limit's the next, and if
 --               held until is not 0 the one behind it
 --   shadow      refused 6, waited 6
---   unknown     since 7, on the wire without a lease 6, those until 7; since is 0 if nothing is unknown that was granted before
+--   unknown     since 7, in flight without a lease 6, those until 7; since is 0 if all earlier grants are known
 --   a, b, c     of a log: uses, last ms, excess until. Of a window: its number, uses, uses of the next. Of a bucket: the
 --               instant at which it is empty, and 1/1024 µs beyond it
 --   s           bytes of names 2, cells 2; names and cells as the argument had them: what m was written under
---   k           of the state: scope of accounts, scope of references, rows; then digests of the members. Not since an
---               instant: what was granted before is not counted, and begins to count until the other at the latest
+--   k           of the state: scope of accounts, scope of references, rows; then digests of the members. "Not since" an
+--               instant: uses granted before it are not counted, and begin to count until the other at the latest
 --   scope       longest window 7, known without a hash up to windows of 7, of longer ones not since 7, until 7, none since 7,
 --               until 7; only 0 if no limit counts it
 --   rows        send budget 6, hands until 7, rows that joined not since 7, until 7
@@ -29,7 +30,7 @@ local UNKNOWN = '<I7I6I7'
 local TALLY, TALLY_BYTES = '<I7I6I6I7', 26
 local REFRESH_US, STATE_SPARE_US = 3600000000, 86400000000
 
--- A tally of the cells that `text` describes from a position on; without their state.
+-- A tally with the cells that `text` describes from a position on, without their state.
 local function tally_of(names, text, at, count)
   local tally = { 0, 0, names = names, records = sub(text, at, at + count * RECORD - 1), cells = {}, granted = { 0, 0 },
                   oldest = 0, refreshed = 0, latest = 0, leases = '', windows = false, shadow = false, held = false }
@@ -46,7 +47,7 @@ local function tally_of(names, text, at, count)
   return tally
 end
 
--- The state of its cells, as `text` has it from a position on.
+-- Loads the state of the cells from `text`, from a position on.
 local function load_cells(tally, text, at)
   local cells, a, b, c, heads, tails = tally.cells, 0, 0, 0, 0, 0
   for i = 1, #cells do
@@ -68,7 +69,7 @@ local function load_cells(tally, text, at)
   end
 end
 
--- Takes over, limit by limit, what another spec's cells counted. A limit that is new does not know its past.
+-- Takes over, limit by limit, the uses that cells of another spec counted. A new limit does not know its past.
 local function adopt_all(tally, old, now, since, last)
   local known, i = {}, 0
   for name in string.gmatch(old.names, '[^|]+') do
@@ -83,8 +84,8 @@ local function adopt_all(tally, old, now, since, last)
   tally.refreshed = 0
 end
 
--- An answer (with its age) or a return (with origins) is taken into account once, for permits that were leased.
-local function settle(tally, now, call, cost, kind, age, text, origins)
+-- Releases leased permits once: used ones with the age of the response, unused ones with their origins.
+local function release(tally, now, call, cost, kind, age, text, origins)
   if tally.leases == '' then return end
   local name, at = encode('<I6', call), 0
   repeat
@@ -118,7 +119,7 @@ local function settle(tally, now, call, cost, kind, age, text, origins)
   end
 end
 
--- What a caller's field holds: the reply to its last call with its number and instant, then its leases.
+-- The leases in a caller's field, behind the number, instant and reply of its last call.
 local function leases_in(own)
   local _, _, bytes = decode('<I6I7I4', own)
   local leases = sub(own, 18 + bytes)
@@ -126,8 +127,8 @@ local function leases_in(own)
   return leases
 end
 
--- Whether the callers' fields hold what the tally counts in flight. Never renewed, no deadline lies further ahead than a
--- hold; the first may have been settled.
+-- Checks that the callers' leases are what the tally counts in flight. Leases are never renewed, so no deadline lies
+-- further ahead than a hold. The lease with the first deadline may be released already.
 local function check_leases(tally, fields, now)
   local charges, lookups = 0, 0
   for i = 1, #fields, 2 do
@@ -141,8 +142,8 @@ local function check_leases(tally, fields, now)
   if charges ~= tally[1] or lookups ~= tally[2] then damaged = 'permits in flight' end
 end
 
--- Whatever the calls of a lease past its deadline did, the provider has counted it by then: it counts as answered then, and
--- each limit's own window runs from there.
+-- Ends leases past their deadline. The provider has counted their requests by then. So they count as answered at the
+-- deadline, and each limit's window runs from there.
 local function expire(tally, now, mine)
   for i = 1, #tally.cells do
     local cell = tally.cells[i]
@@ -189,7 +190,7 @@ local function expire(tally, now, mine)
   tally.leases = live_of(tally.leases)
   tally.oldest = oldest
   if charges_in ~= counted_charges or lookups_in ~= counted_lookups then damaged = 'permits in flight' end
-  -- In the order of the log. Those that are over are not put behind younger ones.
+  -- In the order of the log. Leases whose window is over are not logged behind younger uses.
   table.sort(over, function(one, other) return one[1] < other[1] end)
   for _, lease in ipairs(over) do
     for _, cell in ipairs(tally.cells) do
@@ -199,7 +200,7 @@ local function expire(tally, now, mine)
   end
 end
 
--- Before the first want of a call.
+-- Prepares the cells before the first want of a call.
 local function open_cells(tally, now, jitter, horizon)
   local cells = tally.cells
   for i = 1, #cells do
@@ -215,7 +216,7 @@ local function open_cells(tally, now, jitter, horizon)
   tally.granted[1], tally.granted[2], tally.latest = 0, 0, now
 end
 
--- After the last: holds what was granted until its answer or the deadline.
+-- Ends a call's grants: logs the starts, and holds the granted permits until their response or the deadline.
 local function close(tally, number, lasts, jitter)
   local charges, lookups = tally.granted[1], tally.granted[2]
   local cells = tally.cells
@@ -233,7 +234,7 @@ local function close(tally, number, lasts, jitter)
   if tally.oldest == 0 or deadline < tally.oldest then tally.oldest = deadline end
 end
 
--- A tail that has grown long becomes a chunk, which enters its list after the cell says so.
+-- Turns a long tail into a chunk, which enters its list after the cell says so.
 local function spill(cell, chunks)
   if cell.head == '' and cell.chunks == 0 then
     cell.head, cell.spent = cell.tail, 0
@@ -255,7 +256,7 @@ local function state_of(cell)
   else
     a, b, c = cell.empty, cell.part, 0
   end
-  -- Not 0 as long as something stands behind it.
+  -- Not 0, because a field follows it.
   if cell.unleased > 0 and cell.held == 0 then cell.held = 1 end
   local numbers = encode(CELL, cell.held, a, b, c, cell.pushed, cell.base, cell.chunks, cell.spent, cell.open_ms,
     cell.open_uses, #cell.head, #cell.tail)
@@ -267,8 +268,9 @@ local function state_of(cell)
   return numbers, cell.head, cell.tail
 end
 
--- Writes a tally behind a head of the hash's own, with the caller's field if there is anything to put into it. It may matter
--- for `kept` µs. Its key lives for `spare` µs longer (a quarter, an hour at most, if not said) and is renewed before they are over.
+-- Writes a tally behind the hash's head, with the caller's field if that is not empty. The tally counts for `kept` µs.
+-- Its key lives `spare` µs longer (by default a quarter of `kept`, at most an hour), and is renewed before `spare` is
+-- over.
 local function save(tally, head, now, mine, own, kept, spare)
   spare = spare or min(REFRESH_US, ceil(kept / 4))
   local cells, chunks = tally.cells, nil
@@ -277,7 +279,7 @@ local function save(tally, head, now, mine, own, kept, spare)
   end
   local fresh = now >= tally.refreshed + min(REFRESH_US, spare)
   if fresh then tally.refreshed = now end
-  -- Joined at once: each string that Lua makes costs it a pass over all its bytes.
+  -- Joined in one expression, because Lua reads all bytes of each string that it makes.
   local numbers, first, last = state_of(cells[1])
   local state = head .. encode(TALLY, tally.refreshed, tally[1], tally[2], tally.oldest) .. numbers .. (first or '') .. (last or '')
   for i = 2, #cells do
@@ -290,7 +292,7 @@ local function save(tally, head, now, mine, own, kept, spare)
     if tally.had_own then redis.call('HDEL', tally.key, mine) end
   elseif tally.adopted or tally.known_text then
     local limits = encode('<I2I2', #tally.names, #cells) .. tally.names .. tally.records
-    -- What is known of the past is written with the limits that it is known of, or neither is.
+    -- The record of the past is written together with the limits that it belongs to, or neither is.
     if tally.known_text then
       redis.call('HSET', tally.key, 'm', state, mine, own, 's', limits, 'k', tally.known_text)
       if memory then memory.k = tally.known_text end

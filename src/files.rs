@@ -1,7 +1,7 @@
-//! Small files that settings name, read whole: regular files only, bounded in size, and bounded in time.
+//! Reading of small files that settings name: regular files only, with a bound on size and time.
 //!
-//! Opening or reading a FIFO, a terminal or a mount that hangs may block for ever, and a device without end fills the memory.
-//! Errors say why a file was not read, never what it holds.
+//! Opening or reading a FIFO, a terminal or a hanging mount may block for ever, and an endless device fills the memory.
+//! Errors say why a file was not read, and never quote its content.
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read as _};
@@ -14,10 +14,10 @@ use rustix::fs::{Mode, OFlags};
 
 /// Longest time that reading one file may take.
 pub const READ_TIMEOUT: Duration = Duration::from_secs(5);
-/// Largest file with certificates, in bytes. The public authorities together are a fifth of it.
+/// Largest file with certificates, in bytes. All public authorities together need a fifth of it.
 pub const CERTIFICATES_BYTES_MAX: u64 = 1024 * 1024;
 
-/// Permissions of every user of the machine. A group is given a file on purpose, as by `fsGroup` of Kubernetes.
+/// Permission bits of all users of the machine. A group is given access on purpose, as by `fsGroup` of Kubernetes.
 const WORLD_WRITE_BIT: u32 = 0o002;
 const WORLD_READ_BIT: u32 = 0o004;
 
@@ -26,7 +26,7 @@ const WORLD_READ_BIT: u32 = 0o004;
 pub enum FileReadError {
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// A folder, FIFO, socket or device.
+    /// A directory, FIFO, socket or device.
     #[error("not a regular file")]
     NotRegular,
     #[error("longer than {bytes_max} bytes")]
@@ -56,7 +56,7 @@ impl FileReadError {
     }
 }
 
-/// A file's text, and who may do what with the file.
+/// A file's text and permissions.
 #[derive(Debug)]
 pub struct SmallFile {
     pub text: String,
@@ -64,23 +64,23 @@ pub struct SmallFile {
     pub mode: u32,
 }
 
-/// Opens a regular file, and may block: its mount can hang.
+/// Opens a regular file; may block if its mount hangs.
 ///
 /// # Errors
-/// [`Unread::NotRegular`] without opening what it is.
+/// [`FileReadError::NotRegular`], without opening the file.
 pub fn open_regular(path: &Path) -> Result<(File, Metadata), FileReadError> {
-    // Looked at before it is opened, which is an action of its own for some devices.
+    // Checked before it is opened: for some devices, opening is an action.
     if !path.metadata()?.is_file() {
         return Err(FileReadError::NotRegular);
     }
-    // The name may lead to something else by now: this neither waits for a writer nor takes a terminal.
+    // The path may lead to another file by now: these flags neither wait for a writer nor take a terminal.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty()).map_err(io::Error::from)?);
     let opened = file.metadata()?;
     if opened.is_file() { Ok((file, opened)) } else { Err(FileReadError::NotRegular) }
 }
 
-/// Reads the text of an open file, and may block.
+/// Reads the text of an open file; may block.
 ///
 /// # Errors
 /// When it cannot be read, is longer than `bytes_max`, or is not UTF-8.
@@ -93,7 +93,7 @@ pub fn read_text(file: impl io::Read, bytes_max: u64) -> Result<String, FileRead
     String::from_utf8(bytes).map_err(|_| FileReadError::NotUtf8)
 }
 
-/// Reads a file on a thread of its own, and waits at most [`READ_MAX`] for it.
+/// Reads a file on its own thread, and waits at most [`READ_TIMEOUT`] for it.
 ///
 /// # Errors
 /// Why it was not read.
@@ -106,8 +106,8 @@ pub fn read(path: &Path, bytes_max: u64) -> Result<SmallFile, FileReadError> {
     run_with_timeout(READ_TIMEOUT, read).flatten()
 }
 
-/// Reads a file that this process trusts: a configuration, a secret, the certificates of authorities. What every user of the
-/// machine may write is not trusted.
+/// Reads a file that this process trusts: a configuration, a secret, the certificates of authorities. A file that every
+/// user of the machine may write is not trusted.
 ///
 /// # Errors
 /// Why it was not read.
@@ -117,8 +117,10 @@ pub fn read_trusted(path: &Path, bytes_max: u64) -> Result<SmallFile, FileReadEr
     Ok(file)
 }
 
+/// Rejects a file that every user of the machine may write.
+///
 /// # Errors
-/// [`Unread::WritableByOthers`] for a mode that says so.
+/// [`FileReadError::WritableByOthers`].
 pub fn reject_world_writable(mode: u32) -> Result<(), FileReadError> {
     if mode & WORLD_WRITE_BIT == 0 { Ok(()) } else { Err(FileReadError::WritableByOthers { mode: mode & 0o777 }) }
 }
@@ -136,17 +138,17 @@ pub fn mode_of(path: &Path) -> Option<u32> {
     found.is_file().then(|| found.permissions().mode() & 0o777)
 }
 
-/// Runs work that may block for ever on a thread of its own. Work that is late goes on, and nobody hears of it; it does not
-/// hold up the end of the process.
+/// Runs work that may block for ever on its own thread. Late work continues and its result is dropped; it does not hold
+/// up the end of the process.
 ///
 /// # Errors
-/// [`Unread::Late`], or when there is no thread for it.
+/// [`FileReadError::TimedOut`], or the system has no thread for it.
 pub fn run_with_timeout<T: Send + 'static>(
     limit: Duration,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, FileReadError> {
     let (reply, answer) = channel();
-    // A caller that waits no longer need not know.
+    // The caller may have stopped waiting.
     let work = move || drop(reply.send(work()));
     std::thread::Builder::new().name("file-reader".to_owned()).spawn(work)?;
     answer.recv_timeout(limit).map_err(|error| match error {
@@ -183,7 +185,7 @@ mod tests {
         }
     }
 
-    /// A FIFO that takes a file's name after the first look.
+    /// A FIFO that replaces a file after the first check.
     #[test]
     fn opening_never_waits_for_a_writer() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,8 +1,10 @@
-//! Sluicegate calls payment providers exactly as fast as they allow, and loses or doubles no payment doing it.
+//! Sluicegate: a worker that calls payment providers at their full rate limit without losing or duplicating a payment.
 //!
-//! Read in the order in which a job flows: [`queue`] → [`ledger`] → [`worker`] → [`limiter`] → [`provider`]. Rules live
-//! in [`domain`], which knows nobody; [`app`] alone knows all and wires them. `docs/architecture.md` is the map.
+//! Read the modules in the order in which a job passes them: [`queue`], [`ledger`], [`worker`], [`limiter`],
+//! [`provider`]. The rules are in [`domain`], which depends on no other module. [`app`] wires everything.
+//! `docs/architecture.md` is the map.
 
+pub mod amount;
 pub mod app;
 pub mod cli;
 pub mod config;

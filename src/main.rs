@@ -1,6 +1,7 @@
-//! The program: parse, configuration, telemetry, command, exit code.
+//! The program's entry point: reads the command line and the configuration, starts telemetry, runs one command, returns
+//! its exit code.
 //!
-//! Refuses everything else: what a command does is in `cli`, and exit codes are [`cli::Exit`].
+//! What a command does is in [`cli`]. The exit codes are [`cli::Exit`].
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -12,11 +13,11 @@ use sluicegate::cli::{self, Cli, Command, CommandError, Console, Exit};
 use sluicegate::config::{self, Purpose};
 use sluicegate::telemetry;
 
-/// Jobs are freed by other threads than those that took them: glibc's allocator cost a seventh of a worker's time there.
+/// Threads free jobs that other threads allocated: with glibc's allocator that cost a seventh of a worker's time.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// How long messages that nothing reads may hold up the exit.
+/// Longest time that unread messages may delay the exit.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
@@ -25,12 +26,12 @@ fn main() -> ExitCode {
     let cli = Cli::from_arguments(arguments.clone()).unwrap_or_else(|error| {
         let error = cli::printable_usage_error(&arguments, error);
         if json && error.use_stderr() {
-            // With stdout closed nobody reads it.
+            // When stdout is closed, there is no reader to tell.
             Console::stdio().json_error(&cli::usage_error_text(&error)).unwrap_or_default();
         }
         error.exit()
     });
-    // Without a thread for them messages are written as those of any other command.
+    // If the log thread cannot start, messages are written directly, as in short commands.
     let messages = cli.command.is_long_running().then(telemetry::non_blocking_stderr).and_then(Result::ok);
     let mut console = match &messages {
         Some(messages) => Console::with_messages_to(Box::new(messages.clone())),
@@ -38,7 +39,7 @@ fn main() -> ExitCode {
     };
     let exit = execute(&cli, json, &mut console);
     if let Some(messages) = messages {
-        // What is not read by then is lost with the process.
+        // Messages that are still unread then are lost.
         let _all_read = messages.flush_within(FLUSH_TIMEOUT);
     }
     ExitCode::from(exit.code())
@@ -52,7 +53,7 @@ fn execute(cli: &Cli, json: bool, console: &mut Console) -> Exit {
             if json {
                 console.json_error(&error.to_string()).unwrap_or_default();
             }
-            // With stderr closed as well, the exit code is all that is left to say.
+            // If stderr is closed too, only the exit code reports the failure.
             console.error(&error).unwrap_or_default();
         }
         exit
@@ -60,7 +61,7 @@ fn execute(cli: &Cli, json: bool, console: &mut Console) -> Exit {
 }
 
 fn run(cli: &Cli, console: &mut Console) -> Result<Exit, CommandError> {
-    // One TLS provider for all drivers; with none chosen the first connection would panic.
+    // All drivers share one TLS provider. Without one, the first connection would panic.
     rustls::crypto::ring::default_provider()
         .install_default()
         .map_err(|_| CommandError::Failed("a TLS provider was installed before main".to_owned()))?;
@@ -80,14 +81,14 @@ fn run(cli: &Cli, console: &mut Console) -> Result<Exit, CommandError> {
     let telemetry = telemetry::init(cli.command.log(config.log), config.otlp_endpoint.as_deref(), &config.authorities);
     let _until_the_end = telemetry.map_err(CommandError::Failed)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let engines = App::new(cli.command.missing_database());
+    let app = App::new(cli.command.missing_database());
     let ended = runtime.block_on(async {
-        let ended = cli::execute(&cli.command, &config, &engines, console).await;
-        engines.close().await;
+        let ended = cli::execute(&cli.command, &config, &app, console).await;
+        app.close().await;
         ended
     });
-    // Never shut down: a read from a terminal that nobody types at would hold up the exit, and the broker's client panics in
-    // its own thread when its tasks are cancelled. The process ends with whatever is left.
+    // Never shut down: a pending read from a terminal would delay the exit, and the broker's client panics in
+    // its own thread when its tasks are cancelled. The process ends with its open tasks.
     std::mem::forget(runtime);
     ended
 }

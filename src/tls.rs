@@ -1,6 +1,7 @@
-//! Who may be spoken to without TLS, whom TLS trusts beyond what each driver brings along, and what a handshake that failed asks somebody to mend.
+//! TLS rules for all backends: which hosts may be plain text, which authorities are trusted, and how to fix failed
+//! handshakes.
 //!
-//! Refuses to weaken anything: there is no word here, nor in any configuration key, for "do not verify".
+//! Nothing here, and no configuration key, turns certificate verification off.
 
 use std::error::Error;
 use std::io;
@@ -14,21 +15,21 @@ use rustls::pki_types::pem::PemObject as _;
 
 use crate::files::{self, CERTIFICATES_BYTES_MAX};
 
-/// Whether a host may be spoken to in plain text: on this machine, or where `tls.plaintext_hosts` names it.
+/// Whether plain text is allowed to a host: on this machine, or where `tls.plaintext_hosts` names it.
 #[must_use]
 pub fn is_plaintext_allowed(host: &str, plaintext_hosts: &[String]) -> bool {
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     is_local(host, bare) || plaintext_hosts.iter().any(|name| name.eq_ignore_ascii_case(bare))
 }
 
-/// A path is a local socket.
+/// Whether the host is this machine; a path is a local socket.
 fn is_local(host: &str, bare: &str) -> bool {
     host.starts_with('/')
         || host.eq_ignore_ascii_case("localhost")
         || bare.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
 }
 
-/// Certificates of authorities to trust, as PEM; none by default.
+/// Certificates of additional trusted authorities, as PEM; none by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Authorities(Option<Arc<str>>);
 
@@ -36,7 +37,7 @@ impl Authorities {
     /// Reads `tls.ca_file`.
     ///
     /// # Errors
-    /// When the file cannot be read, or holds no certificate or something that is none.
+    /// When the file cannot be read, holds no certificate, or holds an invalid one.
     pub fn read(path: &Path) -> Result<Self, String> {
         let read = files::read_trusted(path, CERTIFICATES_BYTES_MAX);
         let pem = read.map_err(|error| format!("cannot be read: {error}"))?.text;
@@ -58,7 +59,7 @@ impl Authorities {
     }
 }
 
-/// What a TLS error means and how to mend it; `None` when TLS had no part in the failure.
+/// Explanation of a TLS error with its fix; `None` when TLS had no part in the failure.
 #[must_use]
 pub fn explain_tls_error(error: &(dyn Error + 'static)) -> Option<String> {
     let mut link = Some(error);
@@ -66,7 +67,7 @@ pub fn explain_tls_error(error: &(dyn Error + 'static)) -> Option<String> {
         if let Some(tls) = inner.downcast_ref::<rustls::Error>() {
             return Some(format!("TLS: {tls}{}", fix_for(tls)));
         }
-        // A shared error hides its type (Redis' driver), and an I/O error does not list what it wraps among its sources.
+        // A shared error hides its type (Redis' driver), and an I/O error does not list what it wraps as its source.
         if let Some(shared) = inner.downcast_ref::<Arc<dyn Error + Send + Sync>>() {
             return explain_tls_error(&**shared);
         }
@@ -79,12 +80,12 @@ pub fn explain_tls_error(error: &(dyn Error + 'static)) -> Option<String> {
     None
 }
 
-/// What to do about a server that has no TLS where TLS was asked for.
+/// Fix for a server without TLS where TLS was requested.
 pub const FIX_NO_TLS: &str = "; it does not speak TLS there: turn TLS on at the server, or name its TLS port";
 
 fn fix_for(error: &rustls::Error) -> &'static str {
     match error {
-        // The second: an authority of the same name with another key, most likely a renewed one.
+        // `BadSignature`: an authority of the same name with another key, most likely a renewed one.
         rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => {
             "; its authority is not trusted here: name the authority's certificate in tls.ca_file"
         }

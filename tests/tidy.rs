@@ -7,6 +7,8 @@
 mod arrows;
 #[path = "tidy/bans.rs"]
 mod bans;
+#[path = "tidy/language.rs"]
+mod language;
 #[path = "tidy/source.rs"]
 mod source;
 
@@ -17,7 +19,7 @@ pub type Offence = String;
 
 type Rule = fn(&Source) -> Vec<Offence>;
 
-const RULES: [(&str, Rule); 9] = [
+const RULES: [(&str, Rule); 11] = [
     ("arrows", arrows::parts),
     ("drivers", arrows::drivers),
     ("module docs", bans::module_docs),
@@ -27,6 +29,8 @@ const RULES: [(&str, Rule); 9] = [
     ("hidden characters", bans::hidden_characters),
     ("loose ends", bans::loose_ends),
     ("length", bans::length),
+    ("banned words", language::words),
+    ("headers", language::headers),
 ];
 
 #[test]
@@ -38,6 +42,10 @@ fn sources_follow_the_architecture_rules() {
         offences.extend(sources.iter().flat_map(rule));
     }
     offences.extend(bans::stale_exceptions(&sources));
+    for prose in language::prose() {
+        offences.extend(language::words_of_prose(&prose));
+        offences.extend(language::cells(&prose));
+    }
     assert!(offences.is_empty(), "{} offences:\n{}", offences.len(), offences.join("\n"));
 }
 
@@ -53,6 +61,8 @@ fn every_rule_detects_a_violation() {
         "hidden characters" => Source::of("src/ops/mod.rs", "use axum::Json;"),
         "loose ends" => Source::of("src/worker/lane.rs", concat!("// TO", "DO: more")),
         "length" => Source::of("src/worker/lane.rs", &"\n".repeat(451)),
+        "banned words" => Source::of("src/worker/lane.rs", "// Begins anew."),
+        "headers" => Source::of("src/worker/lane.rs", "//! The lanes of one worker. Refuses to wait."),
         other => panic!("rule `{other}` has no snippet that breaks it"),
     };
     for (name, rule) in RULES {

@@ -1,4 +1,4 @@
-"""A past for a ledger, by a few statements: half of the jobs wait for their time, half are settled, or as is said."""
+"""Fills a ledger with past jobs by a few statements: half of them wait for their time and half are finished, by default."""
 
 import sqlite3
 
@@ -15,7 +15,7 @@ POSTGRES = {
 }
 SQLITE = {
     "numbers": "SELECT n FROM (WITH RECURSIVE c (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c WHERE n < {jobs}) SELECT n FROM c)",
-    # `subsec` is newer than many a Python's SQLite.
+    # Not `subsec`: the SQLite of many Python versions is older.
     "ago": "(CAST(strftime('%s', 'now') AS INTEGER) * 1000 - ({0}) * 1000)",
     "hash": "randomblob(32)",
     "body": "CAST('{{\"amount\":100,\"currency\":\"EUR\",\"id\":\"past-' || n || '\"}}' AS BLOB)",
@@ -23,12 +23,12 @@ SQLITE = {
 }
 
 
-def statements(words, jobs, lane, settled="n % 2 = 0"):
+def statements(words, jobs, lane, finished="n % 2 = 0"):
     ago = lambda seconds: words["ago"].format(seconds)  # noqa: E731
-    # Those that wait do so for an hour and more; of the others the last settled a minute ago.
+    # Waiting jobs wait for an hour and more; the last finished job ended a minute ago.
     made = ago(f"60 + ({jobs} - n) / 100")
-    sent = lambda value: f"CASE WHEN {settled} THEN {value} END"  # noqa: E731
-    wake = ago(f"CASE WHEN {settled} THEN 60 ELSE -3600 - n % 3600 END")
+    sent = lambda value: f"CASE WHEN {finished} THEN {value} END"  # noqa: E731
+    wake = ago(f"CASE WHEN {finished} THEN 60 ELSE -3600 - n % 3600 END")
     body = words["body"].format()
     yield f"""
         INSERT INTO jobs (id, provider, idempotency_key, key_given, content_hash, amount, currency, account, cost, priority,
@@ -36,8 +36,8 @@ def statements(words, jobs, lane, settled="n % 2 = 0"):
             frozen_url, frozen_key, frozen_content_type, frozen_body, frozen_fingerprint, provider_reference, reason,
             created_at, updated_at)
         SELECT 'past-' || n, '{lane}', 'past-' || n, {words["false"]}, {words["hash"]}, 100, 'EUR', 'acct_' || (n % 1000), 1, 0,
-            '{{"token":"tok_1234567890"}}', CASE WHEN {settled} THEN 'succeeded' ELSE 'waiting' END, {wake},
-            CASE WHEN {settled} THEN 1 ELSE 0 END, CASE WHEN {settled} THEN 1 ELSE 0 END, 1, {sent(made)}, {sent("1")},
+            '{{"token":"tok_1234567890"}}', CASE WHEN {finished} THEN 'succeeded' ELSE 'waiting' END, {wake},
+            CASE WHEN {finished} THEN 1 ELSE 0 END, CASE WHEN {finished} THEN 1 ELSE 0 END, 1, {sent(made)}, {sent("1")},
             {sent("'POST'")}, {sent("'http://127.0.0.1:9000/charges'")}, {sent("'past-' || n")},
             {sent("'application/json'")}, {sent(body)}, {sent("'0123456789abcdef'")}, {sent("'ch_past_' || n")},
             {sent("'accepted'")}, {made}, {made}
@@ -52,12 +52,12 @@ def statements(words, jobs, lane, settled="n % 2 = 0"):
         FROM jobs WHERE state = 'succeeded'"""
 
 
-def postgres(url, jobs, lane, **settled):
-    psql(url, *statements(POSTGRES, jobs, lane, **settled), "VACUUM ANALYZE", "CHECKPOINT")
+def postgres(url, jobs, lane, **finished):
+    psql(url, *statements(POSTGRES, jobs, lane, **finished), "VACUUM ANALYZE", "CHECKPOINT")
 
 
 def sqlite(file, jobs, queued, lane):
-    """The ledger, and so many messages in the embedded queue."""
+    """Fills the ledger, and puts `queued` messages into the embedded queue."""
     with sqlite3.connect(file, timeout=60) as connection:
         connection.execute("PRAGMA foreign_keys = on")
         for statement in statements(SQLITE, jobs, lane):

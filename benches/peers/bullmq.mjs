@@ -1,6 +1,7 @@
-// BullMQ with its limiter: takes jobs from Redis, or from PostgreSQL, makes one HTTP call for each, and prints what the provider saw as JSON.
+// BullMQ with its limiter: takes jobs from Redis or PostgreSQL, makes one HTTP call for each, and prints what the
+// provider saw as JSON.
 //
-// Beside `sluicegate bench path` and `bench fidelity`. It keeps no ledger and promises no window (README.md).
+// The counterpart of `sluicegate bench path` and `bench fidelity`. It has no ledger and guarantees no window (README.md).
 import http from 'node:http';
 import { createRequire } from 'node:module';
 import { parseArgs } from 'node:util';
@@ -35,7 +36,7 @@ const backend = values.postgres ? createPostgresBackend : undefined;
 const name = `peer-${process.pid}`;
 const agent = new http.Agent({ keepAlive: true, maxSockets: concurrency * workers });
 
-// One request; its body is read to the end, so that the connection can be used again.
+// Makes one request; the body is read to the end, so that the connection can be used again.
 function call(method, path, body, headers = {}) {
   return new Promise((resolve, reject) => {
     const options = { agent, method, path, hostname: provider.hostname, port: provider.port, headers };
@@ -90,7 +91,7 @@ await new Promise((resolve) => {
     });
   }
 });
-// Read before the workers are closed: what ends after the time does not count.
+// Read before the workers are closed: calls that end later do not count.
 const report = JSON.parse((await call('GET', '/_report')).text);
 await Promise.all(crew.map((worker) => worker.close(true)));
 await queue.obliterate({ force: true });

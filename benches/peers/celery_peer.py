@@ -1,7 +1,7 @@
 """Celery with rate_limit: publishes tasks, lets workers run them, and prints what the provider saw as JSON.
 
-Beside `sluicegate bench path` and `bench fidelity`. It keeps no ledger and promises no window (README.md). Runs under the
-interpreter of the environment that Celery is installed in.
+The counterpart of `sluicegate bench path` and `bench fidelity`. It has no ledger and guarantees no window (README.md). Runs
+under the interpreter of the environment in which Celery is installed.
 """
 
 import argparse
@@ -22,7 +22,7 @@ def arguments():
     parser.add_argument("--seconds", type=float, required=True, help="most time from the first call")
     parser.add_argument("--max", type=int, required=True, help="calls per window, of all workers together")
     parser.add_argument("--window", type=float, required=True, help="ms")
-    parser.add_argument("--limited", action="store_true", help="with rate_limit; without, nothing holds it back")
+    parser.add_argument("--limited", action="store_true", help="use rate_limit; otherwise there is no limit")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--concurrency", type=int, default=8, help="processes of each worker")
     return parser.parse_args()
@@ -49,7 +49,7 @@ def start(number, concurrency):
 
 
 def wait(options, workers):
-    """Until all calls are made, or the time is over; the time begins with the first call, which may take its start."""
+    """Waits until all calls are made, or the time is over. The time begins with the first call, so start-up does not count."""
     began, started = None, time.monotonic()
     while True:
         report = provider_report(options.provider)
@@ -71,7 +71,7 @@ def main():
     os.environ["PEER_PROVIDER"] = options.provider
     os.environ["PEER_RATE"] = f"{per_second}/s" if options.limited else ""
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-    # Celery warns of root, which a measurement in a container may well be.
+    # Celery warns about root, but a measurement in a container may run as root.
     os.environ["PYTHONWARNINGS"] = "ignore"
     sys.dont_write_bytecode = True
     publish(options.jobs)

@@ -1,6 +1,6 @@
 """The task that a Celery worker runs: one HTTP call, over a connection that its process keeps.
 
-Everything that differs from Celery's defaults is named here; each makes it faster.
+All settings that differ from Celery's defaults are here; each of them makes it faster.
 """
 
 import http.client

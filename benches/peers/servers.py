@@ -34,7 +34,7 @@ def await_port(port, process, log):
 
 @contextlib.contextmanager
 def process(command, log, environment=None, ending=signal.SIGTERM):
-    """Runs a server in a group of its own, and ends that group."""
+    """Runs a server in a process group of its own, and ends that group."""
     with open(log, "ab") as output:
         child = subprocess.Popen(
             command,
@@ -58,7 +58,7 @@ def process(command, log, environment=None, ending=signal.SIGTERM):
 
 @contextlib.contextmanager
 def redis(directory, persistent=False):
-    """In memory alone; or with a log of all writes on disk, synced every second."""
+    """Redis in memory alone, or with a log of all writes on disk that is synced every second."""
     directory.mkdir()
     port = free_port()
     command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory), "--save", ""]
@@ -70,7 +70,7 @@ def redis(directory, persistent=False):
 
 @contextlib.contextmanager
 def rabbitmq(directory):
-    """As in production but for its guest user: quorum queues on disk, all schedulers."""
+    """RabbitMQ as in production except for its guest user: quorum queues on disk, all schedulers."""
     directory.mkdir()
     port = free_port()
     cookie = directory / ".erlang.cookie"
@@ -105,7 +105,7 @@ def rabbitmq(directory):
             await_port(port, child, directory / "log")
             yield f"amqp://guest:guest@127.0.0.1:{port}/%2f"
     finally:
-        # epmd runs apart from the node, and refuses to go while it still knows one.
+        # epmd runs apart from the node, and does not end while it still knows a node.
         for _ in range(20):
             ended = subprocess.run(["epmd", "-kill"], env=environment, capture_output=True, check=False)
             if ended.returncode == 0:
@@ -115,12 +115,12 @@ def rabbitmq(directory):
 
 @contextlib.contextmanager
 def postgres(directory):
-    """Durable: fsync and synchronous_commit stay on."""
+    """Durable PostgreSQL: fsync and synchronous_commit stay on."""
     directory.mkdir()
     home = sorted(Path("/usr/lib/postgresql").glob("*/bin"))[-1]
     prefix = []
     if os.geteuid() == 0:
-        # PostgreSQL refuses to run as root.
+        # PostgreSQL does not run as root.
         owner = pwd.getpwnam("postgres")
         os.chown(directory, owner.pw_uid, owner.pw_gid)
         prefix = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
@@ -141,7 +141,7 @@ def postgres(directory):
 
 @contextlib.contextmanager
 def provider(program, directory, name, limit, latency):
-    """A strict provider that counts every window and refuses nothing, since not every peer could bear it."""
+    """A strict provider that counts every window and refuses nothing, because not every peer handles a refusal."""
     log = directory / f"provider-{name}.log"
     command = [str(program), "fake-provider", "--listen", "127.0.0.1:0", "--latency", latency]
     command += ["--limit", limit, "--on-limit", "count"]
@@ -158,7 +158,7 @@ def provider(program, directory, name, limit, latency):
 
 
 def versions():
-    """Of the packages that the servers come from."""
+    """Versions of the packages that the servers come from."""
     found = {}
     for name, command in {
         "redis": ["redis-server", "--version"],

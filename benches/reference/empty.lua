@@ -1,4 +1,4 @@
--- Nothing: what calling any script costs.
+-- An empty script: the cost of calling any script.
 --
 -- KEYS  none
 -- ARGV  none

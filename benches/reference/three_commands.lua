@@ -1,4 +1,4 @@
--- Three commands that do next to nothing: the floor of a limiter that reads a clock, reads its state and writes it.
+-- Three small commands: the least cost of a limiter that reads a clock, reads its state and writes it.
 --
 -- KEYS  1 any string
 -- ARGV  none

@@ -1,5 +1,5 @@
--- The same ZSET made correct: unique members, the clock of Redis, n permits per call all or nothing, and the wait.
--- Its slots are free a window after the grant; it settles nothing and survives no lost reply.
+-- The ZSET of zset_article.lua made correct: unique members, the clock of Redis, n permits per call or none, the wait.
+-- Its slots are free a window after the grant. It releases no permit, and a lost reply loses its permits.
 --
 -- KEYS  1 log: zset of (unique member, instant in µs)
 -- ARGV  1 most calls per window    2 window in µs    3 n    4 name of this call, unlike any other's

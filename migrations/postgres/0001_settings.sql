@@ -1,8 +1,8 @@
 -- Providers, their limits and account rules, as operators set them. Column meanings and defaults: docs, "Database".
 -- Constraint names are sentences, because operators read them in error messages.
 
--- One row, not a sequence: a writer locks it until its commit, so versions become visible in their own order and a
--- poller that has seen n has seen everything below n.
+-- One row, not a sequence: a writer locks it until its commit. So versions become visible in their order, and a poller
+-- that has seen version n has seen all changes before it.
 CREATE TABLE settings_version (
     only_row boolean PRIMARY KEY DEFAULT true CONSTRAINT settings_version_has_one_row CHECK (only_row),
     version  bigint NOT NULL
@@ -40,7 +40,7 @@ CREATE TABLE providers (
     workers bigint NOT NULL DEFAULT 32 CONSTRAINT workers_is_1_to_10000 CHECK (workers BETWEEN 1 AND 10000),
     bucket_capacity bigint NOT NULL DEFAULT 256
         CONSTRAINT bucket_capacity_is_1_to_65535 CHECK (bucket_capacity BETWEEN 1 AND 65535),
-    -- NaN sorts above every number, so the upper bound refuses it.
+    -- NaN sorts above every number, so the upper bound rejects it.
     leak_per_second double precision
         CONSTRAINT leak_per_second_is_above_0 CHECK (leak_per_second > 0 AND leak_per_second <= 1000000),
     max_wait_ms bigint NOT NULL DEFAULT 5000
@@ -91,7 +91,7 @@ CREATE TABLE provider_limits (
     PRIMARY KEY (provider, name),
     CONSTRAINT burst_goes_with_token_bucket_or_gcra
         CHECK (burst IS NULL OR algorithm IN ('token_bucket', 'gcra')),
-    -- Nothing is remembered longer; GCRA allows one request beyond its burst.
+    -- No usage is stored longer; GCRA allows one request beyond its burst.
     CONSTRAINT burst_is_given_back_within_31_days
         CHECK (max_requests = 0 OR (burst + CASE algorithm WHEN 'gcra' THEN 1 ELSE 0 END) * window_ms
                <= 2678400000 * max_requests),
@@ -116,7 +116,7 @@ CREATE TABLE account_overrides (
         CONSTRAINT override_window_ms_is_1_ms_to_31_days CHECK (window_ms BETWEEN 1 AND 2678400000),
     CONSTRAINT rule_limit_alone_has_max_requests_and_window_ms
         CHECK ((rule = 'limit') = (max_requests IS NOT NULL) AND (rule = 'limit') = (window_ms IS NOT NULL)),
-    -- No cascade: deleting a limit must not silently lift a block that names it.
+    -- No cascade: deleting a limit must not silently end a block that names it.
     CONSTRAINT limit_name_is_a_limit_of_this_provider
         FOREIGN KEY (provider, limit_name) REFERENCES provider_limits (provider, name)
 );

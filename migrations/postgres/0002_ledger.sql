@@ -1,4 +1,4 @@
--- What became of every payment: one row per job, one per request sent, one event per final state.
+-- The ledger: one row for each job, one for each request sent, one event for each final state.
 
 CREATE TABLE jobs (
     id text NOT NULL PRIMARY KEY
@@ -31,16 +31,16 @@ CREATE TABLE jobs (
     wake_at timestamptz NOT NULL,
     attempts bigint NOT NULL DEFAULT 0 CONSTRAINT attempts_is_0_or_more CHECK (attempts >= 0),
     last_attempt bigint NOT NULL DEFAULT 0 CONSTRAINT last_attempt_is_0_or_more CHECK (last_attempt >= 0),
-    -- Some attempt's outcome was unknown. Only a person takes this back.
+    -- Some attempt's outcome was unknown. Only an operator's decision clears this.
     maybe_charged boolean NOT NULL DEFAULT false,
     fence bigint NOT NULL CONSTRAINT fence_is_0_or_more CHECK (fence >= 0),
     lease_owner text,
     lease_until timestamptz,
-    -- When the first byte of the first request that may have left did so, and which attempt that was.
+    -- The time of the first byte of the first request that may have been sent, and the number of that attempt.
     first_sent_at timestamptz,
     first_sent_number bigint,
 
-    -- What the first attempt sent; no later attempt may differ.
+    -- The frozen request of the first attempt; later attempts send the same.
     frozen_method text,
     frozen_url text,
     frozen_key text,
@@ -67,7 +67,7 @@ CREATE TABLE jobs (
                IN (0, 6) AND (frozen_account IS NULL OR frozen_method IS NOT NULL)),
     CONSTRAINT jobs_one_payment_per_provider_and_key UNIQUE (provider, idempotency_key)
 );
--- For status and for "is anything on the wire at this provider".
+-- For status, and to find requests in flight at a provider.
 CREATE INDEX jobs_by_provider_and_state ON jobs (provider, state);
 -- For the sweeper.
 CREATE INDEX jobs_open_by_wake ON jobs (wake_at) WHERE state IN ('waiting', 'sending', 'unknown');
@@ -77,7 +77,7 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = 'check_violation', CONSTRAINT = 'frozen_request_never_changes',
         MESSAGE = 'the frozen request of a job never changes';
 END $$;
--- The body of a settled job may be emptied.
+-- The body of a finished job may be emptied.
 CREATE TRIGGER frozen_request_never_changes
     BEFORE UPDATE OF frozen_method, frozen_url, frozen_key, frozen_content_type, frozen_body, frozen_account,
                      frozen_fingerprint ON jobs
@@ -106,7 +106,7 @@ CREATE TABLE attempts (
     CONSTRAINT attempt_end_is_whole_or_absent
         CHECK ((ended_at IS NULL) = (outcome IS NULL) AND (ended_at IS NULL) = (counted IS NULL))
 );
--- For rebuilding the limiter's account: the youngest end per provider.
+-- For rebuilding the limiter's state: the youngest end of each provider.
 CREATE INDEX attempts_by_provider_and_end ON attempts (provider, ended_at);
 
 -- The outbox: written with the final state, published at least once.
@@ -121,7 +121,7 @@ CREATE TABLE outcome_events (
     reason text,
     attempts bigint NOT NULL,
     at timestamptz NOT NULL,
-    -- Somebody is publishing it; others look again after this.
+    -- A worker is publishing it; others take it after this instant.
     taken_until timestamptz,
     published_at timestamptz
 );
@@ -132,7 +132,7 @@ CREATE TABLE rejected_messages (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at timestamptz NOT NULL,
     lane text NOT NULL CONSTRAINT lane_is_a_provider_name CHECK (lane ~ '^[a-z0-9][a-z0-9_-]{0,62}$'),
-    -- As the message wrote it, if it could be read.
+    -- The id in the message, if it could be read.
     job_id text CONSTRAINT rejected_job_id_is_at_most_255_characters CHECK (char_length(job_id) <= 255),
     reason text NOT NULL CONSTRAINT rejected_reason_is_a_short_word CHECK (reason ~ '^[a-z_]{1,32}$'),
     detail text NOT NULL,

@@ -1,12 +1,12 @@
--- What the sweeper needs to know of a job, and the indexes by which it finds its work without reading the rest.
--- The indexes are built under a lock because no release has this table yet (rule 6 of migrations/README.md).
+-- The sweeper's columns of a job, and the indexes by which it finds its work without reading the rest. The indexes are
+-- built under a lock because no release has this table yet (rule 6 of migrations/README.md).
 
 ALTER TABLE jobs
     -- No further copy of the message is published before this; NULL until the first.
     ADD COLUMN sweep_after timestamptz,
     -- Copies of the message that the sweeper has published.
     ADD COLUMN sweeps bigint NOT NULL DEFAULT 0 CONSTRAINT sweeps_is_0_or_more CHECK (sweeps >= 0),
-    -- No queue has a message for it: the sweeper publishes one when it is due.
+    -- No queue has a message for the job: the sweeper publishes one when it is due.
     ADD COLUMN unqueued boolean NOT NULL DEFAULT false,
     -- When payload and request body were emptied.
     ADD COLUMN scrubbed_at timestamptz
@@ -19,12 +19,12 @@ CREATE INDEX jobs_open_by_sweep ON jobs (provider, (CASE WHEN sweep_after > wake
     WHERE state IN ('waiting', 'sending', 'unknown');
 CREATE INDEX jobs_unqueued_by_wake ON jobs (provider, wake_at) WHERE unqueued AND state = 'waiting';
 CREATE INDEX jobs_waiting_by_expiry ON jobs (expires_at) WHERE state = 'waiting' AND expires_at IS NOT NULL;
--- Settled jobs in the order of their settling: what is to be scrubbed at the front, what settled lately at the end.
+-- Finished jobs in the order of their finish: jobs to be scrubbed at the front, recent ones at the end.
 CREATE INDEX jobs_settled_by_update ON jobs (updated_at)
     WHERE scrubbed_at IS NULL AND state IN ('succeeded', 'declined', 'dead', 'expired', 'cancelled');
 CREATE INDEX jobs_in_review_by_update ON jobs (updated_at) WHERE state = 'review';
 
--- The interval between two copies belongs to one wait: a job that was taken up, or given another wait, begins anew.
+-- The interval between two copies belongs to one wait: it restarts when the job is claimed or gets another wait.
 CREATE FUNCTION jobs_forget_sweep() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     NEW.sweep_after := NULL;
@@ -35,7 +35,7 @@ CREATE TRIGGER new_wait_resets_the_sweep_interval
     FOR EACH ROW WHEN (OLD.sweep_after IS NOT NULL AND (NEW.wake_at <> OLD.wake_at OR NEW.fence <> OLD.fence))
     EXECUTE FUNCTION jobs_forget_sweep();
 
--- Duties of which the whole cluster needs one doer at a time. Whoever moves `taken_until` has the turn.
+-- Duties that one worker of the cluster does at a time: the one that moved `taken_until`.
 CREATE TABLE upkeep_turns (
     duty text NOT NULL PRIMARY KEY CONSTRAINT duty_is_a_short_word CHECK (duty ~ '^[a-z_]{1,32}$'),
     taken_until timestamptz NOT NULL

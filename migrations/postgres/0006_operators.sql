@@ -1,9 +1,9 @@
--- Decisions of people: who changed a payment's state, and payments that are sent on their way again.
+-- Operators' decisions: the audit of changed states, and payments that are sent again.
 
--- When a person last sent it on its way again: its age counts from then.
+-- When an operator last sent the job again: its age counts from then.
 ALTER TABLE jobs ADD COLUMN revived_at timestamptz;
 
--- No foreign key: it tells of deleted jobs, too.
+-- No foreign key: the audit keeps deleted jobs, too.
 CREATE TABLE job_audit (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -15,7 +15,7 @@ CREATE TABLE job_audit (
     old_state text NOT NULL,
     -- NULL: the row was deleted.
     new_state text,
-    -- Somebody states that the payment was surely not charged.
+    -- The operator confirmed that the payment was not charged.
     cleared_maybe_charged boolean NOT NULL,
     because text
 );
@@ -29,7 +29,7 @@ BEGIN
             CASE TG_OP WHEN 'UPDATE' THEN NEW.state END,
             CASE TG_OP WHEN 'UPDATE' THEN OLD.maybe_charged AND NOT NEW.maybe_charged ELSE false END,
             nullif(current_setting('sluicegate.because', true), ''));
-    -- The program moves fence or updated_at and writes its own events; plain SQL does neither.
+    -- The program changes fence or updated_at and writes its own events; plain SQL does neither.
     IF TG_OP = 'UPDATE' AND NEW.fence = OLD.fence AND NEW.updated_at = OLD.updated_at AND NEW.state <> OLD.state
         AND NEW.state NOT IN ('waiting', 'sending', 'unknown') THEN
         INSERT INTO outcome_events (job_id, provider, state, provider_reference, reason, attempts, at)
@@ -38,9 +38,9 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Whoever is no worker. A worker changes a state when it takes the job (a lease, a higher fence) or while it holds it (a
--- lease before, the same fence), or sweeps it (a higher fence) into a state that nobody decides; it never cancels and never
--- takes maybe_charged back.
+-- Changes that no worker made. A worker changes a state when it claims the job (a lease, a higher fence), while it has
+-- the lease (the same fence), or when it sweeps the job (a higher fence). It never sets a state that only an operator
+-- may decide, never cancels, and never clears maybe_charged.
 CREATE TRIGGER record_decision AFTER UPDATE OF state, maybe_charged ON jobs
     FOR EACH ROW WHEN (
         (NEW.state <> OLD.state OR (OLD.maybe_charged AND NOT NEW.maybe_charged))

@@ -1,5 +1,5 @@
--- What each running worker says of itself, every two seconds: one row per process, so that any of them can tell of all.
--- Nothing depends on these rows but pages and `status`; whoever deletes one sees it come back.
+-- The report of each running worker, every two seconds: one row for each process, so that any process can show all.
+-- Only pages and `status` use these rows; a deleted row comes back.
 
 CREATE TABLE worker_reports (
     id text NOT NULL PRIMARY KEY
@@ -8,9 +8,9 @@ CREATE TABLE worker_reports (
     pid bigint NOT NULL CONSTRAINT pid_is_0_or_more CHECK (pid >= 0),
     version text NOT NULL CONSTRAINT version_is_at_most_64_characters CHECK (char_length(version) <= 64),
     started_at timestamptz NOT NULL,
-    -- By the database's clock, like every instant here: workers need not agree on the time.
+    -- By the database's clock, like every instant here: the clocks of workers may differ.
     reported_at timestamptz NOT NULL,
-    -- How `report` is to be read; a program that knows only older formats leaves it alone.
+    -- The format of `report`; a program that knows only older formats ignores the row.
     format bigint NOT NULL CONSTRAINT format_is_1_or_more CHECK (format >= 1),
     report jsonb NOT NULL
 );

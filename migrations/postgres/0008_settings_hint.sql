@@ -1,7 +1,7 @@
--- A hint for workers that need not wait for their next poll, and who and why beside every change of settings.
+-- A hint for workers, so that they need not wait for their next poll; and author and reason in the audit of settings.
 
--- The same notification for every change: PostgreSQL sends equal ones of a transaction once, at its commit. Whoever does
--- not listen polls; nothing depends on it.
+-- The same notification for every change: PostgreSQL sends equal ones of a transaction once, at its commit. A worker
+-- that does not listen polls, so nothing depends on it.
 CREATE FUNCTION settings_hint() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_notify('sluicegate_settings', '');
@@ -10,7 +10,7 @@ END $$;
 CREATE TRIGGER hint AFTER UPDATE ON settings_version
     FOR EACH STATEMENT EXECUTE FUNCTION settings_hint();
 
--- `who` is the database's user; a command adds that of the operating system (user@host), and why.
+-- `who` is the database's user; a command adds the operating system's user (user@host), and the reason.
 ALTER TABLE settings_audit ADD COLUMN os_user text, ADD COLUMN because text;
 
 CREATE FUNCTION settings_audit_person() RETURNS trigger LANGUAGE plpgsql AS $$

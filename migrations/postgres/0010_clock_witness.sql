@@ -1,11 +1,11 @@
--- What a worker said last of the limiter store's clock beside this database's: for one that comes later and could not see
--- a step that was made before. Forgotten with each change of the holder.
+-- The last clock attestation: the limiter store's clock compared with this database's, for a worker that starts later
+-- and did not see an earlier step. Each change of the holder clears it.
 
 ALTER TABLE limiter_authority
-    -- The store's clock is ahead of the database's by no less and no more than this.
+    -- Bounds of the store's clock minus the database's.
     ADD COLUMN clock_ahead_least_us bigint,
     ADD COLUMN clock_ahead_most_us bigint,
-    -- By the store's clock: no step from then on.
+    -- By the store's clock: it made no step after this.
     ADD COLUMN clock_since_us bigint,
     ADD COLUMN clock_said_at timestamptz,
     ADD CONSTRAINT a_word_on_the_clock_is_whole

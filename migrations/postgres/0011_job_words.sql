@@ -1,6 +1,6 @@
--- The words of a job are checked when they are written, and not again with each of its steps: PostgreSQL asks all CHECKs
--- of a table with every update, and these five take longer than the update. As domains they are asked for their columns
--- alone. The tables are rewritten, because no release has them yet (rule 7 of migrations/README.md).
+-- The text fields of a job are checked when they are written, and not at each of its steps: PostgreSQL evaluates all
+-- CHECKs of a table at every update, and these five take longer than the update. The CHECKs of a domain run for its
+-- column alone. The tables are rewritten, because no release has them yet (rule 7 of migrations/README.md).
 
 CREATE DOMAIN job_id AS text
     CONSTRAINT id_is_1_to_64_of_letters_digits_underscore_dash CHECK (VALUE ~ '^[A-Za-z0-9_-]{1,64}$');

@@ -1,6 +1,6 @@
--- The words of a payment are judged at a twentieth of the price: PostgreSQL's regular expressions keep a state for every
--- length that a bounded repetition may have reached, 12 us for 36 characters, so the length is asked for beside them. The
--- rules are the same, and so no row is looked at again.
+-- The checks of a payment's text fields at a twentieth of the cost. PostgreSQL's regular expressions keep a state for
+-- every length that a bounded repetition may have reached, 12 us for 36 characters. So the length is checked
+-- separately. The rules are the same, and so no row is checked again.
 
 ALTER DOMAIN job_id DROP CONSTRAINT id_is_1_to_64_of_letters_digits_underscore_dash;
 ALTER DOMAIN job_id ADD CONSTRAINT id_is_1_to_64_of_letters_digits_underscore_dash

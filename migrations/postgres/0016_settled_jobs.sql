@@ -1,31 +1,31 @@
--- How many jobs have settled for good, so that no account need count them all. Nothing of a payment's way writes here: the
--- worker that takes the minute's account adds what settled since, and now and then counts anew.
+-- Totals of finished jobs, so that a reconciliation need not count them all. Payments write nothing here. The worker
+-- that reconciles each minute adds the jobs that finished since, and sometimes counts all again.
 
 CREATE TABLE settled_jobs (
     provider text NOT NULL,
     state text NOT NULL
         CONSTRAINT settled_state_is_for_good CHECK (state IN ('succeeded', 'declined', 'expired', 'cancelled')),
-    -- Those whose `updated_at` is before `settled_mark.counted_before`.
+    -- Jobs whose `updated_at` is before `settled_mark.counted_before`.
     jobs bigint NOT NULL CONSTRAINT settled_jobs_is_0_or_more CHECK (jobs >= 0),
     PRIMARY KEY (provider, state)
 );
 
 CREATE TABLE settled_mark (
     only_row boolean PRIMARY KEY DEFAULT true CONSTRAINT settled_mark_has_one_row CHECK (only_row),
-    -- The mark before this one: what is between them was added last.
+    -- The mark before this one: the jobs between both were added last.
     counted_from timestamptz NOT NULL,
     counted_before timestamptz NOT NULL,
-    -- When all were counted last, and when they shall be next.
+    -- When all were last counted, and when they are counted next.
     counted_at timestamptz NOT NULL,
     recount_after timestamptz NOT NULL
 );
 
--- Without a job the past is open, so that one that is brought along by SQL is found.
+-- Without a job, the totals start at the epoch, so that a job imported by SQL is counted.
 INSERT INTO settled_mark (counted_from, counted_before, counted_at, recount_after)
 SELECT before, before, now(), now()
 FROM (SELECT CASE WHEN EXISTS (SELECT 1 FROM jobs) THEN now() - interval '2 minutes' ELSE timestamptz 'epoch' END AS before)
     AS mark;
--- All, by an index alone, and without those that settled lately: that an old one is old only its row could say.
+-- All jobs by an index alone, minus the recent ones: the index does not show a job's age.
 INSERT INTO settled_jobs (provider, state, jobs)
 SELECT provider, state, sum(jobs)
 FROM (SELECT provider, state, count(*) AS jobs FROM jobs

@@ -1,8 +1,8 @@
--- As long as no request of a job can have been charged, the next one may carry another credential, and is the one that a
--- re-send after an unknown outcome is compared with. Before, the first request's stayed.
+-- As long as no request of a job can have charged, the next one may have another credential, and later requests are
+-- compared with that one. Before, the first request's credential stayed.
 
--- The trigger stays, and only what it calls is replaced: a new trigger would wait for everybody who reads jobs, and whoever
--- writes them would wait behind it.
+-- The trigger stays, and only its function is replaced: a new trigger would wait for all readers of jobs, and all
+-- writers would wait behind it.
 CREATE OR REPLACE FUNCTION jobs_refuse_change_of_frozen_request() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF NOT OLD.maybe_charged AND OLD.state = 'waiting' AND NEW.state = 'sending'

@@ -1,6 +1,6 @@
--- A job in hand that SQL settled, with its lease taken in the same statement, looked like a worker's own step: nobody was
--- told, and nothing was audited. Every step of a worker's moves updated_at. One within the same instant of a coarse clock
--- does not, so a second is left.
+-- If SQL finished an active job and took its lease in the same statement, that looked like a worker's own step: no
+-- event was sent, and nothing was audited. Every step of a worker changes updated_at. A step in the same instant of a
+-- coarse clock does not, so a second is allowed.
 DROP TRIGGER record_decision ON jobs;
 CREATE TRIGGER record_decision AFTER UPDATE OF state, maybe_charged ON jobs
     FOR EACH ROW WHEN (

@@ -1,2 +1,2 @@
--- `jobs explain` asks for what never became a job under its id. A producer's mistake may have rejected a million messages.
+-- `jobs explain` searches the rejected messages of an id. A producer's mistake may have caused a million of them.
 CREATE INDEX rejected_messages_by_job ON rejected_messages (job_id) WHERE job_id IS NOT NULL;

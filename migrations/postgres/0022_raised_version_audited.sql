@@ -1,5 +1,5 @@
--- A worker that finds a restored database raises the version, and changes no setting besides: it has no right to write the
--- audit itself. Changes of settings move the version from within their own triggers and are audited by those.
+-- A worker that finds a restored database raises the version, and changes no setting: it has no right to write the
+-- audit itself. Changes of settings move the version from within their own triggers, which audit them.
 CREATE FUNCTION settings_version_audit() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
     INSERT INTO settings_audit (who, program, table_name, row_key, old_row, new_row)

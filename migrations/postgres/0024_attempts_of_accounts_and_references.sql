@@ -1,4 +1,4 @@
--- A limiter that did not count what an account or a reference used asks for just that.
+-- A limiter that did not count the uses of an account or a reference asks for just those.
 ALTER TABLE attempts ADD COLUMN account text, ADD COLUMN reference text;
 UPDATE attempts SET account = jobs.account, reference = jobs.reference FROM jobs
     WHERE jobs.id = attempts.job_id AND (jobs.account IS NOT NULL OR jobs.reference IS NOT NULL);

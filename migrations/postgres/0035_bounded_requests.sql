@@ -1,6 +1,6 @@
--- One message could expand into gigabytes of request and end each worker that took it. What is kept of a request is bounded
--- (src/domain/expansion.rs). Triggers, because a CHECK is asked with each step of a job: one whose request is too large
--- already must still come to an end.
+-- One message could expand into a request of gigabytes and kill each worker that claimed it. The stored request is
+-- bounded (src/domain/expansion.rs). Triggers, because a CHECK runs at each step of a job, and an existing job with a
+-- larger request must still be able to end.
 CREATE FUNCTION jobs_refuse_what_is_too_large() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     RAISE EXCEPTION USING ERRCODE = 'check_violation', CONSTRAINT = TG_NAME,
@@ -15,6 +15,6 @@ CREATE TRIGGER payload_is_at_most_64_kib
     FOR EACH ROW WHEN (octet_length(NEW.payload) > 65536)
     EXECUTE FUNCTION jobs_refuse_what_is_too_large();
 
--- How many workers in a row were lost with the job in hand, none of which began a request for it.
+-- Consecutive workers that were lost while the job was active, before they began a request for it.
 ALTER TABLE jobs ADD COLUMN lost_holders bigint NOT NULL DEFAULT 0;
 ALTER TABLE jobs ADD CONSTRAINT lost_holders_is_0_or_more CHECK (lost_holders >= 0) NOT VALID;

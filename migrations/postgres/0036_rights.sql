@@ -1,8 +1,8 @@
--- Audits are written by triggers alone, the version of the settings moves by triggers and functions alone, and people decide
--- about payments through functions: so that no role needs a right to the tables themselves. Who may call them: docs,
--- "Least rights". What these functions call is found in this schema and nowhere else.
+-- Only triggers write audits, only triggers and functions change the version of the settings, and operators decide
+-- about payments through functions. So no role needs a right to the tables themselves. For who may call them, see docs,
+-- "Least rights". The functions find all names in this schema and nowhere else.
 
--- Rows are added, and that is all.
+-- Rows can only be added.
 CREATE FUNCTION audit_refuse_change() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     RAISE EXCEPTION USING ERRCODE = 'check_violation', CONSTRAINT = 'audits_never_change',
@@ -13,8 +13,8 @@ CREATE TRIGGER never_changes BEFORE UPDATE OR DELETE OR TRUNCATE ON settings_aud
 CREATE TRIGGER never_changes BEFORE UPDATE OR DELETE OR TRUNCATE ON job_audit
     FOR EACH STATEMENT EXECUTE FUNCTION audit_refuse_change();
 
--- One higher with each change. Only after a restore it must be above what workers and the limiter store know, which hold 48
--- bits.
+-- Increases by one with each change. Only after a restore it must exceed the versions that workers and the limiter
+-- store know, which hold 48 bits.
 CREATE FUNCTION settings_refuse_version() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     RAISE EXCEPTION USING ERRCODE = 'check_violation', CONSTRAINT = 'settings_version_rises_by_one',
@@ -27,7 +27,7 @@ CREATE TRIGGER version_rises_by_one BEFORE UPDATE ON settings_version
 CREATE TRIGGER never_deleted BEFORE DELETE OR TRUNCATE ON settings_version
     FOR EACH STATEMENT EXECUTE FUNCTION settings_refuse_version();
 
--- The version, if it is still this one: it stays so until the transaction ends.
+-- Returns the version if it is still this one, and locks it until the transaction ends.
 CREATE FUNCTION settings_hold_version(expected bigint) RETURNS SETOF bigint LANGUAGE sql SECURITY DEFINER AS $$
     SELECT version FROM settings_version WHERE version = expected FOR UPDATE;
 $$;
@@ -38,7 +38,8 @@ CREATE FUNCTION settings_raise_version(expected bigint, raised bigint) RETURNS S
     UPDATE settings_version SET version = raised WHERE version = expected AND raised > expected RETURNING version;
 $$;
 
--- Passes a person's verdict on a payment: nothing is returned when it is not in `old_state` any more, or cannot be sent again.
+-- Applies an operator's decision to a payment. Returns nothing when the payment is not in `old_state` any more, or
+-- cannot be sent again.
 CREATE FUNCTION jobs_decide(job text, old_state text, new_state text, because text, reference text DEFAULT NULL,
                             seen_fence bigint DEFAULT NULL)
     RETURNS SETOF text LANGUAGE plpgsql SECURITY DEFINER AS $$
@@ -52,8 +53,8 @@ BEGIN
         RETURN;
     END IF;
     IF new_state = 'waiting' THEN
-        -- What was sent when stays: the provider may have begun to remember the key then. The reference goes: the next
-        -- answer brings its own, and what it was until now may be another payment's.
+        -- The time of the first request stays: the provider may have remembered the key since then. The reference is
+        -- cleared: the next response brings its own, and the former one may belong to another payment.
         RETURN QUERY UPDATE jobs SET state = new_state, fence = fence + 1, reason = because, maybe_charged = false,
                 attempts = 0, lookups = 0, resend = NULL, lost_holders = 0, provider_reference = NULL,
                 wake_at = statement_timestamp(),
@@ -78,7 +79,7 @@ BEGIN
         SELECT job_id FROM told;
 END $$;
 
--- Cancels a payment before its message comes: content that no message has.
+-- Cancels a payment before its message comes: the row has the content that no message has.
 CREATE FUNCTION jobs_cancel_ahead(job text, lane text, because text)
     RETURNS SETOF text LANGUAGE plpgsql SECURITY DEFINER AS $$
 BEGIN
@@ -92,8 +93,8 @@ BEGIN
     END IF;
 END $$;
 
--- Triggers that write an audit, or the version, do so with the owner's rights, whoever's statement fires them. `session_user`
--- is whoever that is.
+-- Triggers that write an audit, or the version, do so with the owner's rights, whatever user's statement fires them.
+-- `session_user` is that user.
 DO $$
 DECLARE
     function text;

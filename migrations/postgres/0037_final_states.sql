@@ -1,7 +1,7 @@
--- Final states, and what a payment is, do not change. A worker's step pays a comparison of its old and its new state.
+-- Final states and a payment's content do not change. A worker's step costs a comparison of its old and its new state.
 
--- `review` and `dead` are left by jobs_decide(), which runs as the owner; whoever has the owner's rights is audited. The
--- other final states are left by nobody.
+-- Only jobs_decide(), which runs as the owner, leaves `review` and `dead`; a user with the owner's rights is audited.
+-- No statement leaves the other final states.
 CREATE FUNCTION jobs_refuse_reopening() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF NEW.state <> OLD.state AND OLD.state IN ('succeeded', 'declined', 'expired', 'cancelled') THEN
@@ -28,7 +28,7 @@ BEGIN
         MESSAGE = 'what a payment is never changes: publish a new payment';
 END $$;
 REVOKE ALL ON FUNCTION jobs_refuse_change_of_content() FROM PUBLIC;
--- What says whose a payment was, and for what, may be emptied once it has ended.
+-- The personal data of a payment may be emptied once it has ended.
 CREATE TRIGGER content_never_changes
     BEFORE UPDATE OF id, provider, idempotency_key, key_given, content_hash, amount, currency, account, reference, cost,
                      priority, not_before, expires_at, payload ON jobs
@@ -46,8 +46,8 @@ CREATE TRIGGER content_never_changes
             AND (NEW.payload IS NOT NULL OR NEW.state IN ('waiting', 'sending', 'unknown'))))
     EXECUTE FUNCTION jobs_refuse_change_of_content();
 
--- A worker leaves no final state and takes no maybe_charged back, so whoever does is audited, whatever else the statement
--- says. A condition is read anew with each statement, so it is short.
+-- A worker leaves no final state and never clears maybe_charged. So any statement that does is audited, whatever else
+-- it sets. The condition is evaluated at each statement, so it is short.
 DROP TRIGGER record_decision ON jobs;
 CREATE TRIGGER record_decision AFTER UPDATE OF state, maybe_charged ON jobs
     FOR EACH ROW WHEN (

@@ -1,5 +1,5 @@
--- The address of a settled job's request may be emptied with its body: it may hold the reference. The trigger stays, and
--- only what it calls is replaced.
+-- The URL of a finished job's request may be emptied with its body: it may hold the reference. The trigger stays, and
+-- only its function is replaced.
 CREATE OR REPLACE FUNCTION jobs_refuse_change_of_frozen_request() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF NOT OLD.maybe_charged AND OLD.state = 'waiting' AND NEW.state = 'sending'
@@ -22,7 +22,7 @@ BEGIN
         MESSAGE = 'the frozen request of a job never changes';
 END $$;
 
--- The reference of an attempt goes with the last window that counts it, and is never another.
+-- The reference of an attempt is emptied when no window counts it any more, and never replaced by another.
 CREATE TRIGGER reference_never_changes BEFORE UPDATE OF reference ON attempts
     FOR EACH ROW WHEN (NEW.reference IS NOT NULL AND NEW.reference IS DISTINCT FROM OLD.reference)
     EXECUTE FUNCTION jobs_refuse_change_of_content();

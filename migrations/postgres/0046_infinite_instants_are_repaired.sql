@@ -1,5 +1,5 @@
--- Instants from before 0043 that the program cannot read, of all tables but `jobs` (0048). What has happened was no later than
--- now. Tables are read and not locked. Audits never change, and triggers alone give them their time.
+-- Repairs instants from before 0043 that the program cannot read, of all tables but `jobs` (0048). Past instants become
+-- no later than now. Tables are read and not locked. Audits never change, and only triggers set their time.
 DO $$
 DECLARE
     earliest CONSTANT timestamptz := '0001-01-01 00:00:00+00';
@@ -15,19 +15,19 @@ BEGIN
         WHERE NOT (least(at, taken_until, published_at, next_try_at) >= earliest
                    AND greatest(at, taken_until, published_at, next_try_at) <= latest);
     UPDATE rejected_messages SET at = least(greatest(at, earliest), now) WHERE NOT (at >= earliest AND at <= latest);
-    -- Whoever grants has just begun to, and what was said of the store's clock is forgotten.
+    -- The leader counts as new, and the clock attestation is cleared.
     UPDATE limiter_authority SET since = now, clock_ahead_least_us = NULL, clock_ahead_most_us = NULL,
         clock_since_us = NULL, clock_said_at = NULL
         WHERE NOT (least(since, clock_said_at) >= earliest AND greatest(since, clock_said_at) <= latest);
     UPDATE upkeep_turns SET taken_until = now WHERE NOT (taken_until >= earliest AND taken_until <= latest);
     DELETE FROM worker_reports
         WHERE NOT (least(started_at, reported_at) >= earliest AND greatest(started_at, reported_at) <= latest);
-    -- Counted anew at the next look.
+    -- All jobs are counted again at the next update.
     UPDATE settled_mark SET counted_from = now - interval '2 minutes', counted_before = now - interval '2 minutes',
         counted_at = now, recount_after = now
         WHERE NOT (least(counted_from, counted_before, counted_at, recount_after) >= earliest
                    AND greatest(counted_from, counted_before, counted_at, recount_after) <= latest);
-    -- A trigger says when the row was changed.
+    -- A trigger sets `updated_at`.
     UPDATE providers SET resumed_at = CASE WHEN resumed_at IS NOT NULL THEN now END
         WHERE NOT (least(updated_at, resumed_at) >= earliest AND greatest(updated_at, resumed_at) <= latest);
 END $$;

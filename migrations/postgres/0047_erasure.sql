@@ -1,7 +1,7 @@
--- What says whose payments were can be erased once they have ended: account, references, payload, request and texts. Id,
--- idempotency key, hash and amount stay, so that the same message is recognised for ever. Each erasure is audited.
+-- The personal data of payments can be erased once they have ended: account, references, payload, request and texts.
+-- Id, idempotency key, hash and amount stay, so that the same message is recognised forever. Each erasure is audited.
 
--- The account of a frozen request may be emptied with its address and its body.
+-- The account of a frozen request may be emptied with its URL and its body.
 CREATE OR REPLACE FUNCTION jobs_refuse_change_of_frozen_request() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF NOT OLD.maybe_charged AND OLD.state = 'waiting' AND NEW.state = 'sending'
@@ -38,8 +38,9 @@ CREATE TRIGGER record_erasure AFTER UPDATE OF account ON jobs
     EXECUTE FUNCTION jobs_record_erasure();
 ALTER TABLE job_audit ADD COLUMN erased boolean NOT NULL DEFAULT false;
 
--- Erases at most so many payments of an account that have ended, and whose outcome was told. A payment in `review` has not
--- ended. Requests keep account and reference for as long as a limit may count them, 32 days, and lose them by a later call.
+-- Erases at most this many finished payments of an account whose outcome event is published. A payment in `review` has
+-- not finished. Requests keep account and reference as long as a limit may count them, 32 days, and lose them by a
+-- later call.
 CREATE FUNCTION jobs_erase(of_account text, at_most bigint, because text DEFAULT NULL,
                            OUT erased_jobs bigint, OUT erased_requests bigint)
     LANGUAGE plpgsql SECURITY DEFINER AS $$
@@ -57,7 +58,7 @@ BEGIN
                                 WHERE event.job_id = jobs.id AND event.published_at IS NULL)
             ORDER BY account, id LIMIT at_most FOR UPDATE),
         changed AS (
-            -- The sum of those that ended does not hold the last minutes' yet, and finds them by `scrubbed_at`.
+            -- The totals of finished jobs do not include the last minutes yet, and find those jobs by `scrubbed_at`.
             UPDATE jobs SET account = NULL, reference = NULL, provider_reference = NULL, payload = NULL,
                 reason = CASE WHEN reason = 'accepted' THEN reason ELSE 'erased' END,
                 wait_reason = NULL, wait_since = NULL, wait_until = NULL, wait_request = NULL,
@@ -91,7 +92,7 @@ END $$;
 
 ALTER FUNCTION jobs_erase(text, bigint, text) SET enable_seqscan = off;
 
--- As before. A payment in review that was emptied is counted with those that settled lately, once it is settled.
+-- As before. A payment that was emptied in review counts as recent once it is resolved.
 CREATE OR REPLACE FUNCTION jobs_decide(job text, old_state text, new_state text, because text, reference text DEFAULT NULL,
                                        seen_fence bigint DEFAULT NULL)
     RETURNS SETOF text LANGUAGE plpgsql SECURITY DEFINER AS $$
@@ -105,8 +106,8 @@ BEGIN
         RETURN;
     END IF;
     IF new_state = 'waiting' THEN
-        -- What was sent when stays: the provider may have begun to remember the key then. The reference goes: the next
-        -- answer brings its own, and what it was until now may be another payment's.
+        -- The time of the first request stays: the provider may have remembered the key since then. The reference is
+        -- cleared: the next response brings its own, and the former one may belong to another payment.
         RETURN QUERY UPDATE jobs SET state = new_state, fence = fence + 1, reason = because, maybe_charged = false,
                 attempts = 0, lookups = 0, resend = NULL, lost_holders = 0, provider_reference = NULL,
                 wake_at = statement_timestamp(),

@@ -94,7 +94,7 @@ CREATE TABLE provider_limits (
     PRIMARY KEY (provider, name),
     CONSTRAINT burst_goes_with_token_bucket_or_gcra
         CHECK (burst IS NULL OR algorithm IN ('token_bucket', 'gcra')),
-    -- Nothing is remembered longer; GCRA allows one request beyond its burst.
+    -- No usage is stored longer; GCRA allows one request beyond its burst.
     CONSTRAINT burst_is_given_back_within_31_days
         CHECK (max_requests = 0 OR (burst + CASE algorithm WHEN 'gcra' THEN 1 ELSE 0 END) * window_ms
                <= 2678400000 * max_requests),
@@ -120,7 +120,7 @@ CREATE TABLE account_overrides (
         CONSTRAINT override_window_ms_is_1_ms_to_31_days CHECK (window_ms BETWEEN 1 AND 2678400000),
     CONSTRAINT rule_limit_alone_has_max_requests_and_window_ms
         CHECK ((rule = 'limit') = (max_requests IS NOT NULL) AND (rule = 'limit') = (window_ms IS NOT NULL)),
-    -- No cascade: deleting a limit must not silently lift a block that names it.
+    -- No cascade: deleting a limit must not silently end a block that names it.
     CONSTRAINT limit_name_is_a_limit_of_this_provider
         FOREIGN KEY (provider, limit_name) REFERENCES provider_limits (provider, name)
 ) STRICT;
@@ -138,7 +138,7 @@ CREATE TABLE settings_audit (
     new_row TEXT
 ) STRICT;
 
--- The database file knows no users, so `who` is the file's; the columns are PostgreSQL's.
+-- A database file has no users, so `who` is 'database file'; the columns are PostgreSQL's.
 -- Nested updates set only `version` and `updated_at`, which the column lists below leave out: no trigger fires twice.
 
 CREATE TRIGGER providers_insert AFTER INSERT ON providers

@@ -1,4 +1,4 @@
--- What became of every payment: one row per job, one per request sent, one event per final state.
+-- The ledger: one row for each job, one for each request sent, one event for each final state.
 
 CREATE TABLE jobs (
     id TEXT NOT NULL PRIMARY KEY
@@ -33,16 +33,16 @@ CREATE TABLE jobs (
     wake_at INTEGER NOT NULL,
     attempts INTEGER NOT NULL DEFAULT 0 CONSTRAINT attempts_is_0_or_more CHECK (attempts >= 0),
     last_attempt INTEGER NOT NULL DEFAULT 0 CONSTRAINT last_attempt_is_0_or_more CHECK (last_attempt >= 0),
-    -- Some attempt's outcome was unknown. Only a person takes this back.
+    -- Some attempt's outcome was unknown. Only an operator's decision clears this.
     maybe_charged INTEGER NOT NULL DEFAULT 0 CONSTRAINT maybe_charged_is_0_or_1 CHECK (maybe_charged IN (0, 1)),
     fence INTEGER NOT NULL CONSTRAINT fence_is_0_or_more CHECK (fence >= 0),
     lease_owner TEXT,
     lease_until INTEGER,
-    -- When the first byte of the first request that may have left did so, and which attempt that was.
+    -- The time of the first byte of the first request that may have been sent, and the number of that attempt.
     first_sent_at INTEGER,
     first_sent_number INTEGER,
 
-    -- What the first attempt sent; no later attempt may differ.
+    -- The frozen request of the first attempt; later attempts send the same.
     frozen_method TEXT,
     frozen_url TEXT,
     frozen_key TEXT,
@@ -70,12 +70,12 @@ CREATE TABLE jobs (
                AND (frozen_account IS NULL OR frozen_method IS NOT NULL)),
     CONSTRAINT jobs_one_payment_per_provider_and_key UNIQUE (provider, idempotency_key)
 ) STRICT;
--- For status and for "is anything on the wire at this provider".
+-- For status, and to find requests in flight at a provider.
 CREATE INDEX jobs_by_provider_and_state ON jobs (provider, state);
 -- For the sweeper.
 CREATE INDEX jobs_open_by_wake ON jobs (wake_at) WHERE state IN ('waiting', 'sending', 'unknown');
 
--- The body of a settled job may be emptied.
+-- The body of a finished job may be emptied.
 CREATE TRIGGER frozen_request_never_changes
     BEFORE UPDATE OF frozen_method, frozen_url, frozen_key, frozen_content_type, frozen_body, frozen_account,
                      frozen_fingerprint ON jobs
@@ -104,7 +104,7 @@ CREATE TABLE attempts (
     CONSTRAINT attempt_end_is_whole_or_absent
         CHECK ((ended_at IS NULL) = (outcome IS NULL) AND (ended_at IS NULL) = (counted IS NULL))
 ) STRICT;
--- For rebuilding the limiter's account: the youngest end per provider.
+-- For rebuilding the limiter's state: the youngest end of each provider.
 CREATE INDEX attempts_by_provider_and_end ON attempts (provider, ended_at);
 
 -- The outbox: written with the final state, published at least once.
@@ -119,7 +119,7 @@ CREATE TABLE outcome_events (
     reason TEXT,
     attempts INTEGER NOT NULL,
     at INTEGER NOT NULL,
-    -- Somebody is publishing it; others look again after this.
+    -- A worker is publishing it; others take it after this instant.
     taken_until INTEGER,
     published_at INTEGER
 ) STRICT;
@@ -131,7 +131,7 @@ CREATE TABLE rejected_messages (
     at INTEGER NOT NULL,
     lane TEXT NOT NULL CONSTRAINT lane_is_a_provider_name
         CHECK (lane GLOB '[a-z0-9]*' AND lane NOT GLOB '*[^a-z0-9_-]*' AND length(lane) <= 63),
-    -- As the message wrote it, if it could be read.
+    -- The id in the message, if it could be read.
     job_id TEXT CONSTRAINT rejected_job_id_is_at_most_255_characters CHECK (length(job_id) <= 255),
     reason TEXT NOT NULL CONSTRAINT rejected_reason_is_a_short_word
         CHECK (length(reason) BETWEEN 1 AND 32 AND reason NOT GLOB '*[^a-z_]*'),

@@ -1,4 +1,4 @@
--- The embedded queue lives in the ledger's own file; PostgreSQL has no such table, RabbitMQ holds the messages there.
+-- The embedded queue is in the ledger's own file. PostgreSQL has no such table, because RabbitMQ has the messages then.
 
 CREATE TABLE queue_messages (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -7,7 +7,7 @@ CREATE TABLE queue_messages (
     properties TEXT NOT NULL DEFAULT '{}'
         CONSTRAINT properties_is_an_object CHECK (json_valid(properties) AND json_type(properties) = 'object'),
     visible_at_ms INTEGER NOT NULL,
-    -- 0: free. Else the number of the lane that has it.
+    -- 0: free; otherwise the number of the lane that took it.
     taken INTEGER NOT NULL DEFAULT 0 CONSTRAINT taken_is_not_negative CHECK (taken >= 0),
     redelivered INTEGER NOT NULL DEFAULT 0 CONSTRAINT redelivered_is_0_or_1 CHECK (redelivered IN (0, 1))
 ) STRICT;

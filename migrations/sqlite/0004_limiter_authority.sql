@@ -1,4 +1,4 @@
--- Who grants permits for a quota, in the whole cluster. Written by the workers, compare and set; no setting.
+-- The limiter leader of each quota. Workers write it by compare-and-set; it is no setting.
 
 CREATE TABLE limiter_authority (
     quota TEXT NOT NULL PRIMARY KEY
@@ -8,11 +8,11 @@ CREATE TABLE limiter_authority (
         CONSTRAINT holder_is_share_or_redis_and_a_run_id
             CHECK (holder = 'share' OR (substr(holder, 1, 6) = 'redis:' AND length(holder) BETWEEN 7 AND 70
                                         AND substr(holder, 7) NOT GLOB '*[^A-Za-z0-9_-]*')),
-    -- One higher with each change of the holder.
+    -- Increases by one with each change of the holder.
     term INTEGER NOT NULL CONSTRAINT term_is_1_or_more CHECK (term >= 1),
-    -- When the holder became this one, by the database's clock.
+    -- When the holder took over, by the database's clock.
     since INTEGER NOT NULL
 ) STRICT;
 
--- For what changed lately: rebuilding the limiter's account asks who has just left a quota.
+-- For recent changes: a rebuild of the limiter's state asks which providers left a quota lately.
 CREATE INDEX settings_audit_by_time ON settings_audit (at);

@@ -1,11 +1,11 @@
--- Who and why beside every change of settings. Hints are PostgreSQL's alone: one machine polls one file.
+-- Author and reason in the audit of settings. Hints exist in PostgreSQL alone: one machine polls one file.
 
--- `who` is the file's; a command adds the user of the operating system (user@host), and why.
+-- `who` is 'database file'; a command adds the operating system's user (user@host), and the reason.
 ALTER TABLE settings_audit ADD COLUMN os_user TEXT;
 ALTER TABLE settings_audit ADD COLUMN because TEXT;
 
--- What PostgreSQL keeps as a setting of the transaction: said before a change and taken back after it, within its
--- transaction, so that nobody else's change sees it.
+-- PostgreSQL keeps this as a setting of the transaction. Here, it is set before a change and cleared after it in the
+-- same transaction, so that no other change sees it.
 CREATE TABLE settings_person (
     only_row INTEGER PRIMARY KEY DEFAULT 1 CONSTRAINT settings_person_has_one_row CHECK (only_row = 1),
     os_user TEXT,

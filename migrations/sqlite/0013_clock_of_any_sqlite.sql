@@ -1,5 +1,5 @@
--- Operators change rows with the sqlite3 that they have. That of Debian 12 is 3.40, which does not know unixepoch('subsec') and
--- takes it for NULL. The triggers say the same with julianday, and name `at` themselves, because the default of a column
+-- Operators change rows with their own sqlite3. That of Debian 12 is 3.40, which does not know unixepoch('subsec') and
+-- returns NULL for it. The triggers use julianday instead, and set `at` themselves, because the default of a column
 -- cannot be changed.
 
 DROP TRIGGER providers_insert;
@@ -225,7 +225,7 @@ BEGIN
     INSERT INTO job_audit (at, job_id, who, old_state, new_state, cleared_maybe_charged)
     VALUES (CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER),
         OLD.id, 'database file', OLD.state, NEW.state, OLD.maybe_charged AND NOT NEW.maybe_charged);
-    -- The program moves fence or updated_at and writes its own events; plain SQL does neither.
+    -- The program changes fence or updated_at and writes its own events; plain SQL does neither.
     INSERT INTO outcome_events (job_id, provider, state, provider_reference, reason, attempts, at)
     SELECT NEW.id, NEW.provider, NEW.state, NEW.provider_reference, NEW.reason, NEW.attempts,
         CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)

@@ -1,31 +1,31 @@
--- How many jobs have settled for good, so that no account need count them all. Nothing of a payment's way writes here: the
--- worker that takes the minute's account adds what settled since, and now and then counts anew.
+-- Totals of finished jobs, so that a reconciliation need not count them all. Payments write nothing here. The worker
+-- that reconciles each minute adds the jobs that finished since, and sometimes counts all again.
 
 CREATE TABLE settled_jobs (
     provider TEXT NOT NULL,
     state TEXT NOT NULL
         CONSTRAINT settled_state_is_for_good CHECK (state IN ('succeeded', 'declined', 'expired', 'cancelled')),
-    -- Those whose `updated_at` is before `settled_mark.counted_before`.
+    -- Jobs whose `updated_at` is before `settled_mark.counted_before`.
     jobs INTEGER NOT NULL CONSTRAINT settled_jobs_is_0_or_more CHECK (jobs >= 0),
     PRIMARY KEY (provider, state)
 ) STRICT;
 
 CREATE TABLE settled_mark (
     only_row INTEGER PRIMARY KEY DEFAULT 1 CONSTRAINT settled_mark_has_one_row CHECK (only_row = 1),
-    -- The mark before this one: what is between them was added last.
+    -- The mark before this one: the jobs between both were added last.
     counted_from INTEGER NOT NULL,
     counted_before INTEGER NOT NULL,
-    -- When all were counted last, and when they shall be next.
+    -- When all were last counted, and when they are counted next.
     counted_at INTEGER NOT NULL,
     recount_after INTEGER NOT NULL
 ) STRICT;
 
--- Without a job the past is open, so that one that is brought along by SQL is found.
+-- Without a job, the totals start at the epoch, so that a job imported by SQL is counted.
 INSERT INTO settled_mark (counted_from, counted_before, counted_at, recount_after)
 SELECT before, before, at, at
 FROM (SELECT at, CASE WHEN EXISTS (SELECT 1 FROM jobs) THEN at - 120000 ELSE 0 END AS before
       FROM (SELECT CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) AS at));
--- All, by an index alone, and without those that settled lately: that an old one is old only its row could say.
+-- All jobs by an index alone, minus the recent ones: the index does not show a job's age.
 INSERT INTO settled_jobs (provider, state, jobs)
 SELECT provider, state, sum(jobs)
 FROM (SELECT provider, state, count(*) AS jobs FROM jobs

@@ -1,8 +1,8 @@
--- As long as no request of a job can have been charged, the next one may carry another credential, and is the one that a
--- re-send after an unknown outcome is compared with. Before, the first request's stayed.
+-- As long as no request of a job can have charged, the next one may have another credential, and later requests are
+-- compared with that one. Before, the first request's credential stayed.
 
 DROP TRIGGER frozen_request_never_changes;
--- The body of a settled job may be emptied.
+-- The body of a finished job may be emptied.
 CREATE TRIGGER frozen_request_never_changes
     BEFORE UPDATE OF frozen_method, frozen_url, frozen_key, frozen_content_type, frozen_body, frozen_account,
                      frozen_fingerprint ON jobs

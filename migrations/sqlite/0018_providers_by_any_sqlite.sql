@@ -1,7 +1,7 @@
--- Operators insert rows with the sqlite3 that they have. To that of Debian 12, 3.40, json_valid(NULL) is 0, so the CHECKs of
--- columns that may be NULL refused every row without them; and a session of such a shell does not follow foreign keys unless
--- it is told to, so that a provider's limits outlived it, and came back with the next of its name.
--- A CHECK cannot be changed, so each column is made anew; the triggers that name it are the same as before.
+-- Operators insert rows with their own sqlite3. In that of Debian 12, 3.40, json_valid(NULL) is 0, so the CHECKs of
+-- columns that may be NULL rejected every row without them. And such a shell does not enforce foreign keys by default,
+-- so a provider's limits outlived it, and came back with the next one of its name. A CHECK cannot be changed, so each
+-- column is created again; the triggers that name it are the same as before.
 
 DROP TRIGGER providers_insert;
 DROP TRIGGER providers_update;

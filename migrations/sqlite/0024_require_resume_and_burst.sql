@@ -1,5 +1,5 @@
--- A message without what `require` names is no job. `resumed_at`: when an operator lifted the waits that the provider had named.
--- An account's own limit may have a burst of its own. The triggers list the columns that they record.
+-- A message without the fields of `require` is no job. `resumed_at`: when an operator ended the waits that the provider
+-- had named. An account's own limit may have a burst of its own. The triggers list the columns that they record.
 
 ALTER TABLE providers ADD COLUMN require TEXT NOT NULL DEFAULT '[]'
     CONSTRAINT require_is_a_list_of_account_and_reference

@@ -1,5 +1,5 @@
--- The address of charges may hold the job's fields in path or query. An unknown placeholder would be sent literally, and one
--- in the host would let a job decide who is called. Triggers, because SQLite adds no CHECK to a column that is there.
+-- The URL of charges may hold the job's fields in path or query. An unknown placeholder would be sent literally, and
+-- one in the host would let a job choose the host. Triggers, because SQLite cannot add a CHECK to an existing column.
 CREATE TRIGGER placeholders_of_url_on_insert BEFORE INSERT ON providers
 BEGIN
     SELECT raise(ABORT, 'CHECK constraint failed: placeholders_of_url_are_id_idempotency_key_reference_or_account') WHERE instr(

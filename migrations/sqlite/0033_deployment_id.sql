@@ -1,5 +1,5 @@
--- Names this database, so that a command can tell the process that works on it from one that works on another. A copy and a
--- restored backup have the id of their original; docs/runbook.md says when to give them another.
+-- The id of this database, so that a command can tell its running process from one on another database. A copy and a
+-- restored backup have the id of their original; docs/runbook.md says when to change it.
 CREATE TABLE deployment (
     only_row INTEGER PRIMARY KEY DEFAULT 1 CONSTRAINT deployment_has_one_row CHECK (only_row = 1),
     id TEXT NOT NULL CONSTRAINT deployment_id_is_a_uuid

@@ -1,5 +1,5 @@
--- One message could expand into gigabytes of request and end each worker that took it. What is kept of a request is bounded
--- (src/domain/expansion.rs). Triggers, because SQLite adds no CHECK to a column that is there.
+-- One message could expand into a request of gigabytes and kill each worker that claimed it. The stored request is
+-- bounded (src/domain/expansion.rs). Triggers, because SQLite cannot add a CHECK to an existing column.
 CREATE TRIGGER frozen_request_is_at_most_1_mib_to_a_url_of_8_kib_on_insert BEFORE INSERT ON jobs
     WHEN length(NEW.frozen_body) > 1048576 OR length(CAST(NEW.frozen_url AS BLOB)) > 8192
 BEGIN
@@ -21,6 +21,6 @@ BEGIN
     SELECT raise(ABORT, 'CHECK constraint failed: payload_is_at_most_64_kib');
 END;
 
--- How many workers in a row were lost with the job in hand, none of which began a request for it.
+-- Consecutive workers that were lost while the job was active, before they began a request for it.
 ALTER TABLE jobs ADD COLUMN lost_holders INTEGER NOT NULL DEFAULT 0
     CONSTRAINT lost_holders_is_0_or_more CHECK (lost_holders >= 0);

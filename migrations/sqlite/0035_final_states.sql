@@ -1,7 +1,7 @@
--- Final states, what a payment is, and audits do not change, and the version of the settings rises. The database file knows no
--- roles: whoever may write it may also drop these triggers.
+-- Final states, a payment's content, and audits do not change, and the version of the settings only increases. A
+-- database file has no roles: any user that may write it may also drop these triggers.
 
--- A command completes the audit of a payment with who and why, once.
+-- A command completes the audit of a payment with author and reason, once.
 CREATE TRIGGER job_audit_never_changes BEFORE UPDATE ON job_audit
     WHEN OLD.os_user IS NOT NULL OR NEW.id <> OLD.id OR NEW.at <> OLD.at OR NEW.job_id <> OLD.job_id OR NEW.who <> OLD.who
         OR NEW.old_state <> OLD.old_state OR NEW.new_state IS NOT OLD.new_state
@@ -25,7 +25,8 @@ BEGIN
     SELECT raise(ABORT, 'rows of settings_audit are never changed or deleted');
 END;
 
--- One higher with each change. Only after a restore it must be above what the process and its limiter know.
+-- Increases by one with each change. Only after a restore it must exceed the versions that the process and its limiter
+-- know.
 CREATE TRIGGER settings_version_rises BEFORE UPDATE ON settings_version
     WHEN NEW.version < OLD.version OR (NEW.version > OLD.version + 1 AND NEW.version > 281474976710656)
 BEGIN
@@ -42,7 +43,7 @@ BEGIN
     SELECT raise(ABORT, 'final_states_are_for_good: publish a new payment');
 END;
 
--- What says whose a payment was, and for what, may be emptied once it has ended.
+-- The personal data of a payment may be emptied once it has ended.
 CREATE TRIGGER content_never_changes
     BEFORE UPDATE OF id, provider, idempotency_key, key_given, content_hash, amount, currency, account, reference, cost,
                      priority, not_before, expires_at, payload ON jobs
@@ -60,8 +61,8 @@ BEGIN
     SELECT raise(ABORT, 'what a payment is never changes: publish a new payment');
 END;
 
--- A worker leaves no final state and takes no maybe_charged back, so whoever does is audited, whatever else the statement
--- says.
+-- A worker leaves no final state and never clears maybe_charged. So any statement that does is audited, whatever else
+-- it sets.
 DROP TRIGGER jobs_record_decision;
 CREATE TRIGGER jobs_record_decision AFTER UPDATE OF state, maybe_charged ON jobs
     WHEN (OLD.maybe_charged AND NOT NEW.maybe_charged)
@@ -76,7 +77,7 @@ BEGIN
     INSERT INTO job_audit (at, job_id, who, old_state, new_state, cleared_maybe_charged)
     VALUES (CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER),
         OLD.id, 'database file', OLD.state, NEW.state, OLD.maybe_charged AND NOT NEW.maybe_charged);
-    -- The program moves fence or updated_at and writes its own events; plain SQL does neither.
+    -- The program changes fence or updated_at and writes its own events; plain SQL does neither.
     INSERT INTO outcome_events (job_id, provider, state, provider_reference, reason, attempts, at)
     SELECT NEW.id, NEW.provider, NEW.state, NEW.provider_reference, NEW.reason, NEW.attempts,
         CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)

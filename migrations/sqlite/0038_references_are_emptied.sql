@@ -1,4 +1,4 @@
--- The address of a settled job's request may be emptied with its body: it may hold the reference.
+-- The URL of a finished job's request may be emptied with its body: it may hold the reference.
 DROP TRIGGER frozen_request_never_changes;
 CREATE TRIGGER frozen_request_never_changes
     BEFORE UPDATE OF frozen_method, frozen_url, frozen_key, frozen_content_type, frozen_body, frozen_account,
@@ -18,11 +18,11 @@ BEGIN
     SELECT raise(ABORT, 'the frozen request of a job never changes');
 END;
 
--- References that no limit counts any more, oldest first. The condition is written as the statement that forgets them
--- writes it, so that no look for one reference takes this index, whatever the statistics say.
+-- References that no limit counts any more, oldest first. The condition is written exactly as in the statement that
+-- empties them, so that no search for one reference uses this index, whatever the statistics say.
 CREATE INDEX attempts_with_a_reference ON attempts (began_at) WHERE (reference || '') IS NOT NULL;
 
--- The reference of an attempt goes with the last window that counts it, and is never another.
+-- The reference of an attempt is emptied when no window counts it any more, and never replaced by another.
 CREATE TRIGGER reference_never_changes BEFORE UPDATE OF reference ON attempts
     WHEN NEW.reference IS NOT NULL AND NEW.reference IS NOT OLD.reference
 BEGIN

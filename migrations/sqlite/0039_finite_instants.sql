@@ -1,8 +1,9 @@
--- Every instant can be read by the program: RFC 3339 in milliseconds (`EpochMs` of src/domain/time.rs). One row beyond that
--- made every question about the jobs fail that met it. Triggers, because SQLite adds no CHECK to a column that is there.
+-- The program can read every instant: RFC 3339 in milliseconds (`EpochMs` of src/domain/time.rs). One row beyond that
+-- made every query that met it fail. Triggers, because SQLite cannot add a CHECK to an existing column.
 
--- What lies ahead stays as late as can be written; what has happened was no later than now. Audits never change: such a row
--- is named and left out. A payment's own times change here alone, so the trigger that forbids it is made again below.
+-- Future instants become the latest that can be written; past ones are no later than now. Audits never change: such a
+-- row is reported and left out. A payment's own times change here alone, so the trigger that forbids it is created
+-- again below.
 DROP TRIGGER content_never_changes;
 UPDATE jobs SET
     not_before = min(max(not_before, -62135596800000), 253402207199999),
@@ -33,7 +34,7 @@ WHERE not_before NOT BETWEEN -62135596800000 AND 253402207199999
     OR wait_since NOT BETWEEN -62135596800000 AND 253402207199999
     OR wait_begun_at NOT BETWEEN -62135596800000 AND 253402207199999
     OR delayed_until NOT BETWEEN -62135596800000 AND 253402207199999;
--- What says whose a payment was, and for what, may be emptied once it has ended.
+-- The personal data of a payment may be emptied once it has ended.
 CREATE TRIGGER content_never_changes
     BEFORE UPDATE OF id, provider, idempotency_key, key_given, content_hash, amount, currency, account, reference, cost,
                      priority, not_before, expires_at, payload ON jobs

@@ -1,7 +1,7 @@
--- What says whose payments were can be erased once they have ended: account, references, payload, request and texts. Id,
--- idempotency key, hash and amount stay, so that the same message is recognised for ever. Each erasure is audited.
+-- The personal data of payments can be erased once they have ended: account, references, payload, request and texts.
+-- Id, idempotency key, hash and amount stay, so that the same message is recognised forever. Each erasure is audited.
 
--- The account of a frozen request may be emptied with its address and its body.
+-- The account of a frozen request may be emptied with its URL and its body.
 DROP TRIGGER frozen_request_never_changes;
 CREATE TRIGGER frozen_request_never_changes
     BEFORE UPDATE OF frozen_method, frozen_url, frozen_key, frozen_content_type, frozen_body, frozen_account,

@@ -1,6 +1,6 @@
-//! The composition root: which implementation stands behind each face, by the URLs of the configuration.
+//! The composition root: it opens the backend behind each interface, by the URLs of the configuration.
 //!
-//! Refuses logic: it opens, wires and closes. It alone knows every part.
+//! It has no business logic: it opens, wires and closes. No other module knows all parts.
 
 use std::fs::{File, TryLockError};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -44,16 +44,17 @@ use crate::worker::settings_sync::POLL_INTERVAL;
 
 mod probes;
 
-/// An engine that does not answer must not keep the process, nor its exit code.
+/// Longest time to close the backends. A backend that does not answer must not delay the exit.
 const CLOSE_MAX: Duration = Duration::from_secs(3);
 
 const ANOTHER_RUN: &str = "another `sluicegate run` uses this database with an embedded limiter or queue: stop it, or set \
                            limiter.url to Redis and queue.url to RabbitMQ for more than one worker";
 
-/// The engines of one process, each opened with its first use.
+/// The backends of one process, each opened at its first use.
 #[derive(Default)]
 pub struct App {
-    /// Unless one that is missing is made, one that is there is not migrated.
+    /// What to do if the database's file is missing. An existing SQLite file is migrated only with
+    /// [`MissingDatabase::Create`].
     missing_database: MissingDatabase,
     database: OnceCell<Database>,
     queue: OnceCell<OpenQueue>,
@@ -76,13 +77,13 @@ impl OpenQueue {
 }
 
 impl App {
-    /// The engines of a command.
+    /// The backends of a command.
     #[must_use]
     pub fn new(missing_database: MissingDatabase) -> Self {
         Self { missing_database, ..Self::default() }
     }
 
-    /// The database; one that is embedded is brought to the current schema by whoever may make one.
+    /// The database. An embedded one is migrated by the commands that may create it.
     ///
     /// # Errors
     /// When it cannot be opened.
@@ -93,12 +94,12 @@ impl App {
                 return Err(CommandError::DatabaseMissing { path: path.to_owned() });
             }
             if is_missing.is_some() && self.missing_database == MissingDatabase::InMemory {
-                let imagined = Database::open("sqlite::memory:", 1)?;
-                imagined.migrate().await?;
-                return Ok(imagined);
+                let in_memory = Database::open("sqlite::memory:", 1)?;
+                in_memory.migrate().await?;
+                return Ok(in_memory);
             }
             let database = open_database_in_thread(config).await?;
-            // Whoever only opens one leaves its schema alone; one in memory begins with this process.
+            // Commands that only open a file do not migrate it. A database in memory is always new.
             let migrates = match config.database.url {
                 DatabaseUrl::Sqlite { path: Some(_), .. } => self.missing_database == MissingDatabase::Create,
                 DatabaseUrl::Sqlite { path: None, .. } => true,
@@ -115,18 +116,18 @@ impl App {
         self.database.get_or_try_init(open).await
     }
 
-    /// Where there may be other workers, and other stores, the database says who grants.
+    /// The limiter of a worker. With Redis or PostgreSQL, the leader row in the database names the limiter leader.
     async fn worker_limiter(
         &self,
         config: &Config,
         database: &Database,
-        right: Option<&Arc<DatabaseSessionLock>>,
+        session: Option<&Arc<DatabaseSessionLock>>,
     ) -> Result<Arc<dyn Limiter>, CommandError> {
-        let store: Arc<dyn RemoteLimiter> = match (&config.limiter.url, right) {
+        let store: Arc<dyn RemoteLimiter> = match (&config.limiter.url, session) {
             (LimiterUrl::Embedded, None) => return self.limiter(config).await,
-            (LimiterUrl::Embedded, Some(right)) => {
+            (LimiterUrl::Embedded, Some(session)) => {
                 let run_id = format!("embedded-{}", Uuid::now_v7().simple());
-                Arc::new(SingleProcessLimiter::new(run_id, Arc::<DatabaseSessionLock>::clone(right)))
+                Arc::new(SingleProcessLimiter::new(run_id, Arc::<DatabaseSessionLock>::clone(session)))
             }
             _ => Arc::new(redis_limiter(config).map_err(|error| CommandError::Configuration(error.to_string()))?),
         };
@@ -155,15 +156,15 @@ impl App {
     }
 }
 
-/// What holds the place of an embedded limiter or queue, which serve one process: two would each allow the whole limit.
+/// The lock of an embedded limiter or queue, which serve one process: two limiters would each grant the whole limit.
 enum ProcessLock {
-    /// Nobody else can reach it.
+    /// No other process can reach the database.
     InMemory,
     File(File),
     Session(Arc<DatabaseSessionLock>),
 }
 
-/// Whether a part of it serves this process alone.
+/// Whether the limiter or the queue is embedded.
 fn is_embedded(config: &Config) -> bool {
     matches!(config.limiter.url, LimiterUrl::Embedded) || matches!(config.queue.url, QueueUrl::Embedded)
 }
@@ -177,7 +178,7 @@ async fn acquire_process_lock(config: &Config, database: &Database) -> Result<Pr
         }
         DatabaseUrl::Sqlite { path: None, .. } => Ok(ProcessLock::InMemory),
         DatabaseUrl::Sqlite { path: Some(path), .. } => {
-            // By whatever name it is called: a link would be another file, and its worker a second one.
+            // The resolved path: through a link, a second worker would lock another file.
             let mut name = path.canonicalize()?.into_os_string();
             name.push(".lock");
             let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(&name)?;
@@ -193,7 +194,7 @@ async fn acquire_process_lock(config: &Config, database: &Database) -> Result<Pr
 impl ProcessLock {
     fn session(&self) -> Option<&Arc<DatabaseSessionLock>> {
         match self {
-            Self::Session(right) => Some(right),
+            Self::Session(session) => Some(session),
             Self::InMemory | Self::File(_) => None,
         }
     }
@@ -202,12 +203,12 @@ impl ProcessLock {
         match self {
             Self::InMemory => None,
             Self::File(file) => Some(Box::new(file)),
-            Self::Session(right) => Some(Box::new(right)),
+            Self::Session(session) => Some(Box::new(session)),
         }
     }
 }
 
-/// The right to run, by a session of the database.
+/// The run lock, held by a session of the database.
 struct DatabaseSessionLock(AdvisoryRunLock);
 
 #[async_trait]
@@ -221,7 +222,7 @@ impl SessionLock for DatabaseSessionLock {
     }
 }
 
-/// The file of an embedded database, if it is not there.
+/// The file of an embedded database, if it is missing.
 fn missing_file(url: &DatabaseUrl) -> Option<&Path> {
     match url {
         DatabaseUrl::Sqlite { path: Some(path), .. } if !path.exists() => Some(path),
@@ -229,7 +230,7 @@ fn missing_file(url: &DatabaseUrl) -> Option<&Path> {
     }
 }
 
-/// For what reads files: a mount that hangs must not hold up the tasks of this thread.
+/// Runs blocking work on another thread: a hanging mount must not block the tasks of this thread.
 async fn run_blocking<T, E>(work: impl FnOnce() -> Result<T, E> + Send + 'static) -> Result<T, CommandError>
 where
     T: Send + 'static,
@@ -250,7 +251,7 @@ fn open_database(config: &Config) -> Result<Database, LedgerError> {
     Database::open_with_authorities(database.url.expose(), database.max_connections, authorities)
 }
 
-/// A limiter on the Redis, or the cluster, that `limiter.url` names.
+/// A limiter on the Redis or Redis Cluster that `limiter.url` names.
 fn redis_limiter(config: &Config) -> Result<RedisLimiter, LimiterError> {
     let prefix = &config.limiter.prefix;
     let limiter = match &config.limiter.url {
@@ -323,23 +324,23 @@ impl Services for App {
 
     async fn worker_backends(&self, config: &Config) -> Result<(worker::Backends, RunLock), CommandError> {
         let database = self.database(config).await?;
-        let place =
+        let lock =
             if is_embedded(config) { acquire_process_lock(config, database).await? } else { ProcessLock::InMemory };
         let queue = self.open_queue(config).await?;
         if let OpenQueue::Embedded(queue) = queue {
             let messages = queue.recover().await?;
-            tracing::debug!(messages, "messages of an earlier run are free again");
+            tracing::debug!(messages, "messages of an earlier run are available again");
         }
         let outbound = outbound_policy(config).map_err(CommandError::Configuration)?;
-        let engines = worker::Backends {
+        let backends = worker::Backends {
             queue: queue.as_queue(),
             ledger: database.ledger(),
             upkeep: database.upkeep(),
             settings: database.settings(),
-            limiter: self.worker_limiter(config, database, place.session()).await?,
+            limiter: self.worker_limiter(config, database, lock.session()).await?,
             providers: Arc::new(HttpProviders(outbound)),
         };
-        Ok((engines, place.into_run_lock()))
+        Ok((backends, lock.into_run_lock()))
     }
 
     fn probes(&self, config: &Config) -> Vec<Box<dyn Probe>> {
@@ -349,7 +350,7 @@ impl Services for App {
     fn parse_provider_file(&self, text: &str) -> Result<Vec<ProviderRow>, Vec<String>> {
         let ParsedProviderFile { mut rows, mut problems } = read_provider_file(text);
         if !problems.is_empty() {
-            // What is wrong with the rows beside is told in the same run.
+            // The problems of the readable rows are reported in the same run.
             for provider in rows.iter().filter_map(|row| row.validate(0).ok()) {
                 let found = self.provider_problems(&provider).into_iter();
                 problems.extend(found.map(|problem| format!("provider `{}`: {problem}", provider.name)));
@@ -392,7 +393,7 @@ impl Services for App {
             Ok(decoded) => Ok(CheckedMessage { id: decoded.job.id, warnings: decoded.warnings }),
             Err(DecodeError::Invalid { invalid, .. }) => Err(invalid.to_string()),
             Err(DecodeError::NewerVersion(version)) => {
-                Err(format!("v is {version}: this program writes version 1; leave it out"))
+                Err(format!("v is {version}: this program supports version 1; leave the field out"))
             }
         }
     }
@@ -407,7 +408,7 @@ impl Services for App {
             }
         };
         if timeout(CLOSE_MAX, close).await.is_err() {
-            tracing::debug!("an engine did not let itself be closed; leases run out by themselves");
+            tracing::debug!("a backend could not be closed in time; its leases expire");
         }
     }
 }
@@ -422,7 +423,7 @@ mod tests {
         let app = App::default();
         let pool = app.database(&config).await.unwrap().sqlite_pool().unwrap();
         let busy = pool.acquire().await.unwrap();
-        // Without the bound it waits for the connection, which nobody gives back.
+        // Without the timeout it would wait for the connection, which is never returned.
         timeout(Duration::from_secs(60), app.close()).await.unwrap();
         assert!(pool.is_closed(), "it was tried");
         drop(busy);

@@ -1,6 +1,6 @@
-//! What `check` looks at in the engines beyond their answering: settings of theirs that would undo a promise.
+//! The probes of `check`: settings of PostgreSQL and Redis that would break a guarantee or slow workers down.
 //!
-//! Refuses to change anything.
+//! They change nothing.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -15,7 +15,7 @@ use crate::ledger::database::{ConnectionLimits, Database};
 use crate::limiter::LimiterError;
 use crate::limiter::redis::client::{RedisLimiter, StoreFacts, StoreReport, UNNAMED_MASTER, UNNAMED_MASTER_FIX};
 
-/// Clocks further apart than this make waits in logs and pages misleading; limits do not depend on it.
+/// A larger clock skew makes waits in logs and pages misleading; limits do not depend on it.
 const CLOCK_SKEW_MAX: Duration = Duration::from_secs(5);
 
 pub fn all_probes(config: &Config) -> Vec<Box<dyn Probe>> {
@@ -34,7 +34,7 @@ pub fn all_probes(config: &Config) -> Vec<Box<dyn Probe>> {
     probes
 }
 
-/// Compares the connections that workers want with those that the server allows.
+/// Compares the connections that workers open with those that the server allows.
 struct ConnectionsProbe {
     address: String,
     max_connections: u32,
@@ -47,7 +47,7 @@ impl Probe for ConnectionsProbe {
         format!("database {}", self.address)
     }
 
-    /// A database that cannot be asked is a finding already.
+    /// An unreachable database already has a finding.
     async fn run(&self) -> Vec<Finding> {
         let Ok(database) = &self.database else { return Vec::new() };
         let limits = database.connection_limits().await;
@@ -59,21 +59,22 @@ impl Probe for ConnectionsProbe {
     }
 }
 
-/// A worker has one connection beside its pool, for hints of changed settings. Two workers are the least that may roll.
+/// A worker has one connection beside its pool, for notifications of changed settings. A rolling restart needs two
+/// workers.
 fn check_connections(subject: &str, max_connections: u32, limits: ConnectionLimits) -> Option<Finding> {
     let known = [(limits.role, "its role"), (limits.database, "the database"), (Some(limits.server), "the server")];
-    let known = known.into_iter().filter_map(|(limit, whose)| Some((limit?, whose)));
-    let (allowed, whose) = known.min_by_key(|(limit, _)| *limit)?;
+    let known = known.into_iter().filter_map(|(limit, owner)| Some((limit?, owner)));
+    let (allowed, owner) = known.min_by_key(|(limit, _)| *limit)?;
     let wanted = max_connections + 1;
     let workers = allowed / wanted;
-    let mend = format!(
+    let fix = format!(
         "Raise the limit, or lower database.max_connections ({max_connections}): all workers and commands together may have \
          no more than {allowed}"
     );
-    let what = format!("a worker opens up to {wanted} connections, and {whose} allows {allowed}");
+    let what = format!("a worker opens up to {wanted} connections, and {owner} allows {allowed}");
     match workers {
-        0 => Some(Finding::warning(subject, format!("{what}: it works with fewer, and slowly"), mend)),
-        1 => Some(Finding::warning(subject, format!("{what}: enough for one worker, not for two"), mend)),
+        0 => Some(Finding::warning(subject, format!("{what}: it works with fewer, but slowly"), fix)),
+        1 => Some(Finding::warning(subject, format!("{what}: enough for one worker, not for two"), fix)),
         _ => None,
     }
 }
@@ -106,8 +107,12 @@ impl RedisProbe {
         let mut findings = Vec::new();
         if report.orphan_slots > 0 {
             let slots = count(report.orphan_slots.into(), "slot");
-            let what = format!("{slots} of the cluster without a master: their quotas get no permits");
-            findings.push(Finding::error(self.subject(), what, "Look at CLUSTER INFO; redis-cli --cluster fix"));
+            let what = format!("{slots} of the cluster have no master: their quotas get no permits");
+            findings.push(Finding::error(
+                self.subject(),
+                what,
+                "Check CLUSTER INFO, then run `redis-cli --cluster fix`",
+            ));
         }
         if report.unnamed_slots > 0 {
             let slots = count(report.unnamed_slots.into(), "slot");
@@ -127,21 +132,21 @@ impl RedisProbe {
 }
 
 fn unreachable(subject: String, error: String) -> Finding {
-    Finding::error(subject, error, "Check that it runs and limiter.url")
+    Finding::error(subject, error, "Check that Redis runs and `limiter.url` is right")
 }
 
 fn check_facts(subject: &str, facts: &StoreFacts, now: SystemTime) -> Vec<Finding> {
-    let mut findings = vec![Finding::ok(subject, "answers, and may load and call functions".to_owned())];
+    let mut findings = vec![Finding::ok(subject, "answers; this user may load and call functions".to_owned())];
     if facts.eviction_policy != "noeviction" {
         let what = format!("evicts keys when memory is short (maxmemory-policy {})", facts.eviction_policy);
-        let mend = "CONFIG SET maxmemory-policy noeviction: an evicted log means a cold start";
-        findings.push(Finding::error(subject, what, mend));
+        let fix = "Run CONFIG SET maxmemory-policy noeviction: an evicted limit means a cold start";
+        findings.push(Finding::error(subject, what, fix));
     }
     let ours = now.duration_since(UNIX_EPOCH).unwrap_or_default();
     let skew = ours.abs_diff(Duration::from_micros(facts.now.0));
     if skew > CLOCK_SKEW_MAX {
-        let what = format!("its clock and ours are {} s apart", skew.as_secs());
-        findings.push(Finding::warning(subject, what, "Run a time service on both machines"));
+        let what = format!("its clock and this machine's are {} s apart", skew.as_secs());
+        findings.push(Finding::warning(subject, what, "Run NTP on both machines"));
     }
     findings
 }
@@ -190,8 +195,10 @@ mod tests {
 
     #[test]
     fn each_cluster_master_is_checked() {
-        let away = StoreNode { address: "c:3".to_owned(), facts: Err(LimiterError::Unavailable("gone".to_owned())) };
-        let nodes = vec![node("a:1", "noeviction", 1_800_000_000), node("b:2", "allkeys-lru", 1_800_000_000), away];
+        let unreachable =
+            StoreNode { address: "c:3".to_owned(), facts: Err(LimiterError::Unavailable("gone".to_owned())) };
+        let nodes =
+            vec![node("a:1", "noeviction", 1_800_000_000), node("b:2", "allkeys-lru", 1_800_000_000), unreachable];
         let found = findings(nodes, 5_461);
         let seen: Vec<(&str, FindingLevel)> =
             found.iter().map(|finding| (finding.subject.as_str(), finding.level)).collect();

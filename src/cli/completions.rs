@@ -1,6 +1,6 @@
-//! `completions`: a completion script on stdout, from the same definition as the help.
+//! The `completions` command: prints a completion script for a shell, generated from the same definition as the help.
 //!
-//! Refuses to install it: where scripts belong is the shell's and the packager's business.
+//! It does not install the script; each shell and each package has its own directory for it.
 
 use clap::CommandFactory as _;
 use clap_complete::Shell;
@@ -19,7 +19,7 @@ pub struct Args {
 /// # Errors
 /// When stdout is closed.
 pub fn run(args: &Args, console: &mut Console) -> Result<Exit, CommandError> {
-    // The generator panics when it cannot write, so it writes to memory.
+    // The generator panics when a write fails, so it writes to memory first.
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "sluicegate", &mut script);
     console.data().write_all(&script)?;

@@ -1,6 +1,6 @@
-//! What commands need of the engines, as one face; `app` puts the real ones behind it.
+//! The interface between commands and backends: [`Services`], which `app` implements with the real backends.
 //!
-//! Refuses to name an implementation, so that each command can be tested on its own.
+//! Commands depend on this trait alone, so each can be tested with fakes.
 
 use std::sync::Arc;
 
@@ -21,49 +21,49 @@ use crate::provider::secret_grants::SecretUse;
 use crate::queue::Queue;
 use crate::worker;
 
-/// A message that the worker would take.
+/// A message that a worker would accept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckedMessage {
     pub id: JobId,
-    /// Names fields, holds no value.
+    /// Each names a field and never its value.
     pub warnings: Vec<String>,
 }
 
-/// What becomes of an embedded database that is not there.
+/// What a command does when the file of an embedded database does not exist.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MissingDatabase {
     #[default]
     Create,
-    /// Whoever looks for payments in the wrong directory shall be told.
+    /// Report it: the command probably runs in the wrong directory.
     Fail,
-    /// An empty one stands for it, in memory: what would change is asked, and nothing is.
+    /// Use an empty database in memory, for a dry run.
     InMemory,
 }
 
-/// Keeps a second embedded `run` out; nothing for engines that many may share.
+/// Keeps out a second embedded `run`; `None` for backends that several processes can share.
 pub type RunLock = Option<Box<dyn std::any::Any + Send + Sync>>;
 
-/// Looks at one dependency for `check`; never changes anything.
+/// Checks one backend for `check`, without changing it.
 #[async_trait]
 pub trait Probe: Send + Sync {
-    /// Short name for the finding when the probe itself does not end in time.
+    /// Subject of the finding when the probe does not end in time.
     fn subject(&self) -> String;
 
     async fn run(&self) -> Vec<Finding>;
 }
 
-/// The engines behind a configuration. Each is opened with its first use, and shared by the uses of one command.
+/// The backends of a configuration. Each is opened at its first use and shared within one command.
 #[async_trait]
 pub trait Services: Send + Sync {
-    /// Brings the schema up to date; returns whether it was not.
+    /// Brings the schema up to date; returns whether it was outdated.
     async fn migrate(&self, config: &Config) -> Result<bool, CommandError>;
 
     async fn settings(&self, config: &Config) -> Result<Arc<dyn Settings>, CommandError>;
 
-    /// The ledger as people use it.
+    /// The ledger's operations for operators.
     async fn operator(&self, config: &Config) -> Result<Arc<dyn Operator>, CommandError>;
 
-    /// What workers say of themselves, and the account of all jobs.
+    /// The heartbeats of workers, and the reconciliation of all jobs.
     async fn fleet(&self, config: &Config) -> Result<(Arc<dyn Fleet>, Arc<dyn Upkeep>), CommandError>;
 
     async fn queue(&self, config: &Config) -> Result<Arc<dyn Queue>, CommandError>;
@@ -73,31 +73,31 @@ pub trait Services: Send + Sync {
     /// Fails when another `run` uses the same embedded limiter or queue. Connects to nothing but the database.
     async fn check_no_other_run(&self, config: &Config) -> Result<(), CommandError>;
 
-    /// What a worker stands on, once everything is so that it may start. It may run while the lock lives.
+    /// The backends of a worker, after every check for its start. The worker may run while the lock is held.
     async fn worker_backends(&self, config: &Config) -> Result<(worker::Backends, RunLock), CommandError>;
 
-    /// Probes beyond those that `check` has for every engine.
+    /// Probes in addition to those that `check` has for every backend.
     fn probes(&self, config: &Config) -> Vec<Box<dyn Probe>>;
 
-    /// Reads a provider file; one line per problem, with its place in the file.
+    /// Parses a provider file; each error names its place in the file.
     fn parse_provider_file(&self, text: &str) -> Result<Vec<ProviderRow>, Vec<String>>;
 
-    /// What a row means.
+    /// Validates a row.
     fn validate(&self, row: &ProviderRow) -> Result<Provider, InvalidRow>;
 
-    /// What no worker could use of a row that can be meant, one line each; where its requests may go is none of it.
+    /// Problems of a valid row that no worker could use, one line each; the outbound policy is not checked here.
     fn provider_problems(&self, provider: &Provider) -> Vec<String>;
 
     /// Whether a worker of this configuration could call the provider; the error holds no secret.
     fn check_callable(&self, provider: &Provider, config: &Config) -> Result<(), String>;
 
-    /// Secrets that a provider would send, and where, whether this configuration allows it or not.
+    /// Secrets that a provider would send, and their hosts, whether or not this configuration allows it.
     fn secret_uses(&self, provider: &Provider, config: &Config) -> Vec<SecretUse>;
 
-    /// Secrets of a usable provider that this process cannot read; each names header and place, none holds a value.
+    /// Secrets of a usable provider that this process cannot read; each names header and source, none holds a value.
     async fn unreadable_secrets(&self, provider: &Provider, config: &Config) -> Vec<String>;
 
-    /// Reads a message as the worker will; the error is for the terminal and holds no value of the message.
+    /// Decodes a message as the worker does; the error is for the terminal and holds no value of the message.
     fn check_message(
         &self,
         body: &[u8],
@@ -105,6 +105,6 @@ pub trait Services: Send + Sync {
         card_numbers: CardNumbers,
     ) -> Result<CheckedMessage, String>;
 
-    /// Finishes what is under way and closes what was opened.
+    /// Finishes running work and closes the open backends.
     async fn close(&self);
 }

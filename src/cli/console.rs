@@ -1,7 +1,8 @@
-//! Where a command writes: data on stdout, messages on stderr, tables that fit the terminal and are plain in a pipe.
+//! The output of a command: data on stdout, messages on stderr, and tables that fit the terminal and are plain in a
+//! pipe.
 //!
-//! Every text passes [`printable`] here, so no command can show a hidden character; in JSON they are escaped. There is no
-//! colour in data, so NO_COLOR has nothing to switch off there.
+//! Every text passes [`printable`] here, so no command can show a hidden character; in JSON they are escaped. Data has
+//! no colours, so NO_COLOR changes nothing there.
 
 use std::borrow::Cow;
 use std::io::{self, BufRead, IsTerminal as _, Write};
@@ -12,19 +13,19 @@ use serde::Serialize;
 use super::CommandError;
 use crate::domain::printable::{printable, printable_json};
 
-/// Longest cell that is never broken where there is room, in characters.
+/// Longest cell that stays on one line if there is room, in characters.
 const UNBROKEN_CELL_MAX: usize = 24;
-/// What a column is left at least, in characters.
+/// Minimum width of a column, in characters.
 const COLUMN_WIDTH_MIN: usize = 10;
-/// Blanks beside a cell, and the one between two.
+/// Blanks beside a cell plus the blank between two cells.
 const PADDING: usize = 3;
 
 /// The shape of tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TableShape {
-    /// Columns apart by blanks, one line per row, nothing cut or wrapped: for pipes.
+    /// Columns separated by blanks, one line per row, nothing cut or wrapped: for pipes.
     Plain,
-    /// Wrapped to the width in columns; `None`: the terminal's own.
+    /// Wrapped to the width in columns; `None`: the terminal's width.
     Terminal { width: Option<u16> },
 }
 
@@ -33,9 +34,9 @@ pub struct Console {
     out: Box<dyn Write + Send>,
     err: Box<dyn Write + Send>,
     shape: TableShape,
-    /// Where answers come from; `None`: nobody can be asked.
+    /// Where answers to questions come from; `None`: no terminal to ask at.
     input: Option<Box<dyn BufRead + Send>>,
-    /// Whether the one JSON document of the command is written.
+    /// Whether the command has written its one JSON document.
     has_document: bool,
     /// Whether progress may be drawn on stderr.
     pub draws_progress: bool,
@@ -47,7 +48,7 @@ impl Console {
         Self { out, err, shape, input: None, has_document: false, draws_progress: false }
     }
 
-    /// Takes answers from here, as from a person at a terminal.
+    /// Reads answers from here, as from a terminal.
     #[must_use]
     pub fn with_input(self, answers: Box<dyn BufRead + Send>) -> Self {
         Self { input: Some(answers), ..self }
@@ -75,7 +76,7 @@ impl Console {
         &mut self.out
     }
 
-    /// One line of data, whatever it holds.
+    /// Writes one line of data, with hidden characters escaped.
     ///
     /// # Errors
     /// When stdout is closed.
@@ -83,7 +84,7 @@ impl Console {
         writeln!(self.out, "{}", printable(text))
     }
 
-    /// Data that is laid out in lines already. A text from elsewhere in it must be [`printable`], or it adds lines.
+    /// Writes data that is already in lines. Foreign text in it must be [`printable`], or it can add lines.
     ///
     /// # Errors
     /// When stdout is closed.
@@ -91,7 +92,7 @@ impl Console {
         text.split('\n').try_for_each(|line| self.line(line))
     }
 
-    /// One JSON document of data.
+    /// Writes one JSON document of data.
     ///
     /// # Errors
     /// When stdout is closed.
@@ -100,7 +101,8 @@ impl Console {
         writeln!(self.out, "{}", printable_json(&serde_json::to_string_pretty(value)?))
     }
 
-    /// The error of a failed command as JSON, unless the command has written its document already: stdout holds one document.
+    /// Writes the error of a failed command as JSON, unless the command has written its document: stdout holds one
+    /// document.
     ///
     /// # Errors
     /// When stdout is closed.
@@ -112,7 +114,7 @@ impl Console {
         self.out.flush()
     }
 
-    /// One JSON document on one line, for those that come one after the other.
+    /// Writes one JSON document on one line, for a stream of documents.
     ///
     /// # Errors
     /// When stdout is closed.
@@ -120,7 +122,7 @@ impl Console {
         writeln!(self.out, "{}", printable_json(&serde_json::to_string(value)?))
     }
 
-    /// A table of data.
+    /// Writes a table of data.
     ///
     /// # Errors
     /// When stdout is closed.
@@ -134,7 +136,7 @@ impl Console {
         self.shape
     }
 
-    /// Lines of the terminal; `None` where there is none, or it does not say.
+    /// Height of the terminal in lines; `None` if there is no terminal or it reports no height.
     #[must_use]
     pub fn height(&self) -> Option<usize> {
         match self.shape {
@@ -145,7 +147,7 @@ impl Console {
         }
     }
 
-    /// Steers the terminal: only where [`Console::shape`] says that there is one.
+    /// Writes control sequences to the terminal; only if [`Console::shape`] says that there is one.
     ///
     /// # Errors
     /// When stdout is closed.
@@ -154,16 +156,16 @@ impl Console {
         self.out.flush()
     }
 
-    /// One message for people, on stderr, on one line whatever it holds.
+    /// Writes one message to stderr, on one line.
     ///
     /// # Errors
     /// When stderr is closed.
     pub fn message(&mut self, text: &str) -> io::Result<()> {
-        // In one write: what is written whole is dropped whole, and not mixed with log lines.
+        // One write, so that the message is written or dropped as a whole and not mixed with log lines.
         self.err.write_all(format!("{}\n", printable(text)).as_bytes())
     }
 
-    /// Why a command failed, on stderr: `error: …`.
+    /// Writes to stderr why a command failed: `error: …`.
     ///
     /// # Errors
     /// When stderr is closed.
@@ -172,10 +174,10 @@ impl Console {
         self.err.write_all(format!("error: {}\n", lines.join("\n")).as_bytes())
     }
 
-    /// Asks on stderr whether to go on: only `y` or `yes` says so. `None`: nobody can be asked.
+    /// Asks on stderr whether to continue; only `y` or `yes` confirms. `None`: there is no terminal to ask at.
     ///
     /// # Errors
-    /// When the terminal is gone.
+    /// When the terminal is closed.
     pub fn confirm(&mut self, question: &str) -> io::Result<Option<bool>> {
         let Some(answers) = &mut self.input else { return Ok(None) };
         write!(self.err, "{} [y/N] ", printable(question))?;
@@ -186,7 +188,7 @@ impl Console {
         Ok(Some(answer.eq_ignore_ascii_case("y") || answer.eq_ignore_ascii_case("yes")))
     }
 
-    /// Hands out what is still buffered.
+    /// Writes what is still buffered.
     ///
     /// # Errors
     /// When stdout is closed.
@@ -196,7 +198,7 @@ impl Console {
     }
 }
 
-/// Columns of a shape; `None`: as many as there are.
+/// Width of a shape in columns; `None`: unlimited.
 #[must_use]
 pub fn width(shape: TableShape) -> Option<usize> {
     match shape {
@@ -205,12 +207,12 @@ pub fn width(shape: TableShape) -> Option<usize> {
     }
 }
 
-/// A terminal that does not know its size says 0.
+/// A terminal that does not know its size reports 0.
 fn known_columns(width: Option<u16>) -> Option<u16> {
     width.or_else(|| Table::new().width()).filter(|columns| *columns > 0)
 }
 
-/// Breaks a line between words so that it fits; what follows stands under its text.
+/// Wraps a line between words; the following lines are indented to its text.
 #[must_use]
 pub fn wrap_words(indent: &str, text: &str, width: Option<usize>) -> String {
     let text = printable(text);
@@ -256,7 +258,7 @@ pub fn render_table(header: &[&str], rows: &[Vec<String>], shape: TableShape) ->
     table.trim_fmt()
 }
 
-/// Keeps short cells on one line, the shortest columns first, as long as every other column has some room left: a name or a
+/// Keeps short cells on one line, shortest columns first, while every other column has some room left: a name or a
 /// time that is broken in the middle cannot be read.
 fn keep_short_cells_unbroken(table: &mut Table, header: &[&str], rows: &[Vec<Cow<'_, str>>], width: usize) {
     let length = |text: &str| text.chars().count();
@@ -309,7 +311,7 @@ mod tests {
         assert_eq!(out, "\"one of many\"\n{\"error\":\"the next could not be asked\"}\n[\n  \"all\"\n]\n");
     }
 
-    /// A pseudo-terminal to which nobody has told its size has none.
+    /// A new pseudo-terminal has no size.
     #[test]
     fn unknown_terminal_width_breaks_nothing() {
         let rows = [vec!["acme".to_owned(), "a reason of some words".to_owned()]];

@@ -1,6 +1,7 @@
-//! `sluicegate fake-provider`: a strict provider for rehearsals, on its own port.
+//! The `fake-provider` command: a strict provider for rehearsals, on its own port.
 //!
-//! Refuses to listen beyond this machine unless told to: it has no authentication and forgets nothing it is sent.
+//! It listens on other than loopback addresses only with `--expose`: it has no authentication and keeps everything that
+//! it receives.
 
 use std::io::Write as _;
 use std::net::SocketAddr;
@@ -27,25 +28,25 @@ pub struct FakeProviderArgs {
     /// Allow an address that other machines can reach.
     #[arg(long)]
     expose: bool,
-    /// A limit such as 100/1s, counted over every sliding window; may be repeated. None: everything is allowed.
+    /// A limit such as 100/1s, counted over every sliding window; repeatable. Without one, everything is allowed.
     #[arg(long = "limit", value_name = "N/DURATION")]
     limits: Vec<Rate>,
-    /// What happens to a request beyond a limit: refuse (429 with Retry-After) or count (served, and reported).
+    /// What happens to a request above a limit: refuse (429 with Retry-After) or count (served and reported).
     #[arg(long, value_name = "refuse|count", default_value = "refuse")]
     on_limit: OnLimit,
-    /// Time from receipt to answer: one duration or a range, drawn evenly.
+    /// Time from request to response: one duration or a range, drawn evenly.
     #[arg(long, value_name = "MIN..MAX", default_value = "20ms..80ms")]
     latency: LatencyArg,
-    /// Share of requests answered 500 or 503 without any effect, 0 to 1.
+    /// Share of requests that get a 500 or 503 and have no effect, 0 to 1.
     #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = parse_share)]
     error_rate: f64,
-    /// Share of requests that are carried out but whose connection is dropped instead of an answer, 0 to 1.
+    /// Share of requests that take effect but whose connection is closed instead of a response, 0 to 1.
     #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = parse_share)]
     lost_answer_rate: f64,
     /// Share of payments that are declined (402), 0 to 1.
     #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = parse_share)]
     decline_rate: f64,
-    /// Share of requests answered 429 with code lock_timeout, as if only their own object were locked, 0 to 1.
+    /// Share of requests that get a 429 with code lock_timeout, as if only their own object were locked, 0 to 1.
     #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = parse_share)]
     busy_rate: f64,
     /// Ignore Idempotency-Key: every request charges.
@@ -54,13 +55,13 @@ pub struct FakeProviderArgs {
     /// How long an idempotency key is remembered, for example 1h. Default: for ever.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     retention: Option<Duration>,
-    /// Payments cannot be looked up: GET /charges?id= answers 404 whatever is asked.
+    /// Payments cannot be looked up: GET /charges?id= always returns 404.
     #[arg(long)]
     no_lookup: bool,
-    /// Print the report as JSON: it always is.
+    /// Print the report as JSON, which is always the case.
     #[arg(long)]
     json: bool,
-    /// Decides which requests meet a fault, and each one's latency.
+    /// Decides which requests meet a fault, and the latency of each.
     #[arg(long, default_value_t = 0)]
     seed: u64,
 }
@@ -75,7 +76,7 @@ impl FromStr for LatencyArg {
     fn from_str(text: &str) -> Result<Self, String> {
         let (least, most) = text.split_once("..").unwrap_or((text, text));
         let (least, most) = (parse_duration(least)?, parse_duration(most)?);
-        if least > most { Err(format!("`{text}`: the shorter duration comes first")) } else { Ok(Self(least, most)) }
+        if least > most { Err(format!("`{text}`: write the shorter duration first")) } else { Ok(Self(least, most)) }
     }
 }
 
@@ -97,13 +98,13 @@ impl FakeProviderArgs {
     }
 }
 
-/// Serves until a signal asks for the end, then prints the report as JSON on stdout. A second signal ends it though nothing
-/// reads the report.
+/// Serves until a stop signal, then prints the report as JSON on stdout. A second signal ends the process even if the
+/// report is unread.
 ///
 /// # Errors
 /// When the address is not allowed or taken, or the listener fails.
 pub async fn run(args: FakeProviderArgs, console: &mut Console) -> Result<(), CommandError> {
-    // Before the address is announced: whoever reads it may send the signal at once.
+    // Before the address is announced: its reader may send a signal at once.
     let mut signals = Signals::watch()?;
     let listener = listen(&args).await?;
     console.message(&format!("fake provider listening on http://{}", listener.local_addr()?))?;
@@ -120,7 +121,7 @@ pub async fn run(args: FakeProviderArgs, console: &mut Console) -> Result<(), Co
 
 async fn listen(args: &FakeProviderArgs) -> Result<TcpListener, CommandError> {
     if !args.listen.ip().is_loopback() && !args.expose {
-        let text = format!("--listen {}: other machines could reach it; add --expose if that is meant", args.listen);
+        let text = format!("--listen {}: other machines could reach it; add --expose to allow that", args.listen);
         return Err(CommandError::Usage(text));
     }
     let refused = |error| CommandError::Failed(format!("--listen {}: {error}", args.listen));
@@ -153,7 +154,7 @@ fn to_command_error(error: impl std::fmt::Display) -> CommandError {
 /// A share of requests.
 fn parse_share(text: &str) -> Result<f64, String> {
     let share: f64 = text.parse().map_err(|_| format!("`{text}` is not a number"))?;
-    if (0.0..=1.0).contains(&share) { Ok(share) } else { Err(format!("`{text}` does not lie between 0 and 1")) }
+    if (0.0..=1.0).contains(&share) { Ok(share) } else { Err(format!("`{text}` is not between 0 and 1")) }
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
-//! Values that begin with a hyphen: ids (nanoid), accounts, references, reasons.
+//! Check for option names that were taken as values: ids (nanoid), accounts, references and reasons may begin with a
+//! hyphen.
 //!
-//! clap takes them where an argument allows it, and then takes an option for a value too. Here such a command line is
-//! refused: `--account --json` lacks a value, and `jobs show --jsn` has a misspelt option.
+//! clap accepts such values where an argument allows them, and then accepts an option as a value too. This module
+//! rejects such a command line: `--account --json` lacks a value, and `jobs show --jsn` has a misspelt option.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -9,13 +10,13 @@ use std::fmt;
 use clap::error::ErrorKind;
 use clap::{Arg, Command};
 
-/// Below this similarity nothing is suggested.
+/// Minimum similarity for a suggestion.
 const SIMILARITY_MIN: f64 = 0.7;
 
 /// An option that was taken for a value.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum OptionAsValue {
-    /// The option before it has none then.
+    /// The option before it has no value.
     MissingValue { option: String, consumed: String },
     /// The command has no such option.
     UnknownOption { consumed: String, similar: Option<String> },
@@ -36,22 +37,22 @@ impl fmt::Display for OptionAsValue {
             Self::MissingValue { option, consumed: taken } => {
                 write!(
                     f,
-                    "{option} needs a value, and {taken} is an option; if it is the value, write {option}={taken}"
+                    "{option} needs a value, and {taken} is an option; if {taken} is the value, write {option}={taken}"
                 )
             }
             Self::UnknownOption { consumed: taken, similar } => {
                 write!(f, "there is no option {taken}")?;
                 similar.iter().try_for_each(|similar| write!(f, "; did you mean {similar}?"))?;
-                write!(f, "; if it is a value, write it behind `--`: -- {taken}")
+                write!(f, "; if it is a value, write it after `--`: -- {taken}")
             }
         }
     }
 }
 
-/// The first option of a command line that parses which was taken for a value.
+/// The first option in a valid command line that was taken as a value.
 pub(super) fn find_option_as_value(root: &Command, arguments: &[OsString]) -> Option<OptionAsValue> {
     let mut root = root.clone();
-    // Global options belong to every command then.
+    // This adds the global options to every command.
     root.build();
     let mut command = &root;
     let mut words = arguments.iter().skip(1).filter_map(|word| word.to_str()).peekable();
@@ -113,8 +114,8 @@ mod tests {
     use super::super::Cli;
     use super::*;
 
-    /// Arguments whose values never begin with a hyphen, or for which `-` alone has a meaning (stdin). An argument that takes
-    /// an id, an account, a reference or free text does not belong here: it has `allow_hyphen_values`.
+    /// Arguments whose values never begin with a hyphen, or for which `-` alone has a meaning (stdin). An argument that
+    /// takes an id, an account, a reference or free text does not belong here: it has `allow_hyphen_values`.
     const NO_HYPHENS: &[&str] = &[
         "busy_rate",
         "burst",

@@ -1,7 +1,7 @@
-//! Data that a command reads from where a person says: a file, a pipe, or standard input (`-`).
+//! Input of a command: a file, a pipe, or standard input (`-`).
 //!
-//! A pipe may be slow and without end, so readers bound what they keep, and the process's default reaction to SIGINT and
-//! SIGTERM ends the command meanwhile. Folders and devices are refused: a terminal is read as standard input alone.
+//! A pipe may be slow and endless, so readers limit what they keep. SIGINT and SIGTERM end the command meanwhile by
+//! default. Folders and devices are rejected; a terminal is read only as standard input.
 
 use std::fs::File;
 use std::io;
@@ -20,10 +20,10 @@ use crate::files::{self, FileReadError, READ_TIMEOUT};
 /// Largest file with provider rows, in bytes.
 pub const PROVIDER_FILE_BYTES_MAX: u64 = 16 * 1024 * 1024;
 
-/// What a command reads, piece by piece.
+/// A stream of input.
 pub struct Input {
     pub reader: Box<dyn AsyncRead + Send + Unpin>,
-    /// The size of a file, for progress.
+    /// Size of a file in bytes, for progress.
     pub size: Option<u64>,
 }
 
@@ -53,7 +53,7 @@ enum OpenedFile {
 /// When it cannot be opened, or is none of these.
 pub async fn open(path: &Path) -> Result<Input, InputError> {
     if path == Path::new("-") {
-        // Not reopened by its path, which fails for sockets.
+        // Not reopened by its path: that fails for sockets.
         let stdin = tokio::fs::File::from_std(File::from(io::stdin().as_fd().try_clone_to_owned()?));
         return Ok(Input { reader: Box::new(stdin), size: None });
     }
@@ -63,7 +63,7 @@ pub async fn open(path: &Path) -> Result<Input, InputError> {
     let opened = timeout(READ_TIMEOUT, opening).await.map_err(late)?.map_err(io::Error::other)?;
     Ok(match opened? {
         OpenedFile::File(file, bytes) => Input { reader: Box::new(tokio::fs::File::from_std(file)), size: Some(bytes) },
-        // Waits for a writer without holding a thread.
+        // Waits for a writer without blocking a thread.
         OpenedFile::Pipe(file) => Input { reader: Box::new(pipe::Receiver::from_file(file)?), size: None },
     })
 }
@@ -81,10 +81,10 @@ fn open_file_or_pipe(path: &Path) -> Result<OpenedFile, InputError> {
     if file.metadata()?.file_type().is_fifo() { Ok(OpenedFile::Pipe(file)) } else { Err(InputError::NotFileOrPipe) }
 }
 
-/// Reads a text of at most so many bytes to its end.
+/// Reads a text of at most `bytes_max` bytes.
 ///
 /// # Errors
-/// As a bad configuration, naming the file: it cannot be read, is longer, or is not UTF-8.
+/// Exit code 78, with the name of the file: it cannot be read, is longer, or is not UTF-8.
 pub async fn read_text(path: &Path, bytes_max: u64) -> Result<String, CommandError> {
     let read = async {
         let input = open(path).await?;

@@ -1,11 +1,11 @@
-//! A number of jobs as people write it on a command line: `5000`, `300_000`, `300k`.
+//! Parser for a number of jobs on the command line: `5000`, `300_000` or `300k`.
 //!
 //! Fractions, signs and numbers beyond `usize` are errors.
 
 /// Reads a number of jobs.
 ///
 /// # Errors
-/// Names what was written and how to write it.
+/// Names the text and the accepted forms.
 pub(super) fn job_count(text: &str) -> Result<usize, String> {
     let times = [("k", 1_000), ("K", 1_000), ("M", 1_000_000)];
     let suffixed = times.iter().find_map(|(suffix, times)| Some((text.strip_suffix(suffix)?, *times)));
@@ -35,8 +35,8 @@ mod tests {
         for bad in
             ["", "k", "_", "_5", "5_", "5__0", "-5", "+5", "1.5k", "300,000", "5 k", "5kk", "18446744073709551615k"]
         {
-            let said = job_count(bad).unwrap_err();
-            assert_eq!(said, format!("`{bad}` is not a number of jobs: write 5000, 300_000 or 300k"));
+            let problem = job_count(bad).unwrap_err();
+            assert_eq!(problem, format!("`{bad}` is not a number of jobs: write 5000, 300_000 or 300k"));
         }
     }
 }

@@ -1,20 +1,21 @@
-//! The broker's side of all providers, declared for a command: what is wrong with one provider's does not keep the others'
-//! payments back.
+//! Declaration of the queues of all providers, for a command.
 //!
-//! Refuses to judge what the broker would not declare: what can be lost there is the command's to know.
+//! A problem with one provider's queues does not stop the others. The caller decides what a provider without queues
+//! means.
 
 use std::collections::BTreeMap;
 
 use crate::domain::provider::ProviderName;
 use crate::queue::{Queue, QueueError};
 
-/// Whose queues the broker refuses to declare, and why: one that somebody declared otherwise, most likely.
+/// Providers whose queues the broker refuses to declare, and why: most likely another program declared them
+/// differently.
 pub type UndeclaredLanes = BTreeMap<ProviderName, String>;
 
-/// Declares what all these providers need. Where something is refused, each that is `wanted` is asked for on its own.
+/// Declares the queues of all these providers. If the broker refuses, declares each `wanted` provider on its own.
 ///
 /// # Errors
-/// When the broker is away, or refuses what each wanted one needs.
+/// When RabbitMQ is unreachable, or refuses the queues of every wanted provider.
 pub async fn declare_lanes(
     queue: &dyn Queue,
     names: &[ProviderName],
@@ -29,7 +30,7 @@ pub async fn declare_lanes(
     for name in wanted {
         match queue.declare(std::slice::from_ref(name)).await {
             Ok(()) => {}
-            // The last one that was left to hope for.
+            // All wanted providers are refused.
             Err(refusal @ QueueError::Refused(_)) if undeclared.len() + 1 == wanted.len() => return Err(refusal),
             Err(QueueError::Refused(why)) => {
                 undeclared.insert(name.clone(), why);

@@ -1,6 +1,6 @@
-//! `limits`: what each provider allows and has used, changing it while everything runs, and who did.
+//! The `limits` command: lists the limits and their usage, changes them while workers run, and shows who changed them.
 //!
-//! Refuses to create or remove limits: the provider file does, so that it stays the whole truth.
+//! It does not create or remove limits; the provider file does, so that the file stays complete.
 
 use std::time::Duration;
 
@@ -33,27 +33,27 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// All limits of all providers.
+    /// List all limits of all providers.
     List {
         /// Print JSON.
         #[arg(long)]
         json: bool,
     },
-    /// What each limit of a provider has used now; takes nothing.
+    /// Show the usage of each limit of a provider, without acquiring a permit.
     Peek {
         provider: String,
-        /// The limits of scope account too, as they stand for this account.
+        /// Include the limits of scope account, with the usage of this account.
         #[arg(long, value_parser = parse_id, allow_hyphen_values = true)]
         account: Option<Identifier>,
         /// Print JSON.
         #[arg(long)]
         json: bool,
     },
-    /// Change a limit's rate; in force in every worker within 2 s, consumption carried over.
+    /// Change a limit's rate; every worker follows within 2 s, and the recorded usage stays.
     Set {
         provider: String,
         limit: String,
-        /// N/DURATION, like 200/1s, 50/s or 600/1m; 0/1s closes it.
+        /// N/DURATION, like 200/1s, 50/s or 600/1m; 0/1s closes the limit.
         rate: Rate,
         /// Why, for the audit.
         #[arg(long, value_name = "TEXT", value_parser = decision_input::validate_reason, allow_hyphen_values = true)]
@@ -62,7 +62,8 @@ enum Action {
         #[arg(long)]
         json: bool,
     },
-    /// Who changed a provider's row, limits and account rules, when, and why; newest first. Without a name: all settings.
+    /// Show who changed a provider's row, limits and account rules, when and why; newest first. Without a name: all
+    /// settings.
     History(history::Args),
 }
 
@@ -73,13 +74,13 @@ enum Action {
 pub async fn run(
     args: &Args,
     config: &Config,
-    engines: &dyn Services,
+    services: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
-    let settings = engines.settings(config).await?;
+    let settings = services.settings(config).await?;
     match &args.action {
         Action::Peek { provider, account, json } => {
-            let used = fetch_usage(provider, account.as_ref(), settings.as_ref(), config, engines).await?;
+            let used = fetch_usage(provider, account.as_ref(), settings.as_ref(), config, services).await?;
             print_usage(&used, *json, console)
         }
         Action::List { json } => list(settings.as_ref(), *json, console).await,
@@ -101,27 +102,29 @@ pub async fn run(
     }
 }
 
-/// Asks the store that all workers share, or the one process that has the embedded limiter.
+/// Asks the Redis that all workers share, or the one process with the embedded limiter.
 async fn fetch_usage(
     provider: &str,
     account: Option<&Identifier>,
     settings: &dyn Settings,
     config: &Config,
-    engines: &dyn Services,
+    services: &dyn Services,
 ) -> Result<Vec<PeekedLimit>, CommandError> {
     let name = parse_name(provider)?;
     if matches!(config.limiter.url, LimiterUrl::Embedded) {
-        // What has this form needs no escaping in a query.
+        // An identifier needs no escaping in a query.
         let account = account.map(|account| format!("?account={account}")).unwrap_or_default();
-        // The settings were read from the database just now, so that it could name its deployment.
-        let answered = ops_client::get(config, engines, &format!("/api/v1/limits/{name}{account}")).await?;
+        // The database answered just now, so the deployment is verified.
+        let answered = ops_client::get(config, services, &format!("/api/v1/limits/{name}{account}")).await?;
         return Ok(answered.value);
     }
     let known = LoadedSettings::default().with_snapshot(settings.load().await?);
-    let limiter = engines.limiter(config).await?;
+    let limiter = services.limiter(config).await?;
     peek(limiter.as_ref(), &known, &name, account.map(Identifier::as_str)).await.map_err(|error| match error {
         PeekError::NoActiveProvider if !known.providers.contains_key(&name) => unknown_provider(provider),
-        PeekError::NoActiveProvider => CommandError::Failed(format!("{provider} is disabled: nothing counts for it")),
+        PeekError::NoActiveProvider => {
+            CommandError::Failed(format!("{provider} is disabled: its limits are not counted"))
+        }
         error => peek_failure(&error),
     })
 }
@@ -170,7 +173,7 @@ async fn list(settings: &dyn Settings, json: bool, console: &mut Console) -> Res
         console.message("no limits yet: `sluicegate provider apply FILE` adds providers with theirs")?;
     } else {
         let (header, cells) = match console.shape() {
-            // Scripts count columns; people count the room that they have.
+            // Scripts need fixed columns; a terminal has limited width.
             TableShape::Plain => (LIMIT_HEADER.to_vec(), cells),
             TableShape::Terminal { .. } => drop_default_columns(cells),
         };

@@ -1,6 +1,6 @@
-//! `man`: manual pages, from the same definition as the help.
+//! The `man` command: prints the manual page or writes the pages of all commands, from the same definition as the help.
 //!
-//! Refuses text of its own: what a page says stands at the flag that it is about.
+//! The pages have no text of their own: each text is the help of its flag.
 
 use std::path::PathBuf;
 

@@ -1,6 +1,6 @@
-//! `migrate`: brings the database to the current schema, and says whether that took anything.
+//! The `migrate` command: brings the database to the current schema and reports whether that changed anything.
 //!
-//! Refuses to run by itself at the start of `run`: who may change a schema is the operator's choice.
+//! `run` does not migrate PostgreSQL: the operator decides which user may change a schema.
 
 use serde_json::json;
 
@@ -22,15 +22,15 @@ pub struct Args {
 pub async fn run(
     args: &Args,
     config: &Config,
-    engines: &dyn Services,
+    services: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
-    let changed = engines.migrate(config).await?;
+    let changed = services.migrate(config).await?;
     if args.json {
         console.json(&json!({ "database": config.database.url.to_string(), "changed": changed }))?;
         return Ok(Exit::Success);
     }
-    let outcome = if changed { "is up to date now" } else { "was up to date" };
+    let outcome = if changed { "is up to date now" } else { "was already up to date" };
     console.message(&format!("{} {outcome}", config.database.url))?;
     Ok(Exit::Success)
 }

@@ -1,6 +1,7 @@
-//! The command line: one file per command, one definition from which help, completions and man pages come.
+//! The command line: one module per command, and one definition that help, completions and manual pages are made from.
 //!
-//! Data goes to stdout, messages to stderr. Refuses to ask where nobody sits at a terminal, and refuses to know an engine: [`connect`] does.
+//! Data goes to stdout, messages to stderr. A command asks questions only at a terminal. Commands reach the backends
+//! through [`connect`].
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -42,14 +43,14 @@ pub use console::Console;
 
 use connect::{MissingDatabase, Services};
 
-/// Calls payment providers exactly as fast as they allow, and loses or doubles no payment doing it.
+/// Calls payment providers at their full rate limit without losing or duplicating a payment.
 #[derive(Debug, Parser)]
 #[command(name = "sluicegate", version, after_help = EXIT_CODES, propagate_version = true)]
 pub struct Cli {
     /// Configuration file (TOML); also SLUICEGATE_CONFIG.
     #[arg(long, global = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Sets one configuration key, over file and environment; repeatable. Secrets are refused: process lists show them.
+    /// Set one configuration key, over file and environment; repeatable. Secrets are refused: process lists show them.
     #[arg(long, global = true, value_name = "SECTION.KEY=VALUE")]
     pub set: Vec<String>,
     #[command(subcommand)]
@@ -72,14 +73,14 @@ impl Cli {
         // clap lets a global flag behind the command replace those before it, silently: a database.url would be lost.
         cli.set = flag_values("--set", &arguments);
         if flag_values("--config", &arguments).len() > 1 {
-            let message = "--config stands both before and behind the command: write it once";
+            let message = "--config is given both before and after the command: write it once";
             return Err(Self::command().error(ErrorKind::ArgumentConflict, message));
         }
         Ok(cli)
     }
 }
 
-/// The values of a global flag, wherever it stands in a command line that parses. No other option has taken it for its value.
+/// The values of a global flag, anywhere in a valid command line.
 fn flag_values(flag: &str, arguments: &[OsString]) -> Vec<String> {
     let mut words = arguments.iter().take_while(|word| *word != "--").filter_map(|word| word.to_str());
     let mut values = Vec::new();
@@ -93,7 +94,7 @@ fn flag_values(flag: &str, arguments: &[OsString]) -> Vec<String> {
     values
 }
 
-/// A usage error whose arguments are printable: they may come from a script, and hold anything.
+/// A usage error whose arguments are printable: arguments from a script can hold control characters.
 #[must_use]
 pub fn printable_usage_error(arguments: &[OsString], error: clap::Error) -> clap::Error {
     let texts: Vec<String> = arguments.iter().map(|argument| argument.to_string_lossy().into_owned()).collect();
@@ -102,39 +103,38 @@ pub fn printable_usage_error(arguments: &[OsString], error: clap::Error) -> clap
     }
     let shown = Cli::from_arguments(texts.iter().map(|text| OsString::from(printable(text).into_owned())));
     shown.err().unwrap_or_else(|| {
-        Cli::command()
-            .error(ErrorKind::InvalidValue, "an argument holds a control character, or one that shows nothing")
+        Cli::command().error(ErrorKind::InvalidValue, "an argument holds a control character or an invisible character")
     })
 }
 
-/// Whether a command line asks for JSON, even one that cannot be meant.
+/// Whether a command line asks for JSON, even an invalid one.
 #[must_use]
 pub fn asks_for_json(arguments: &[OsString]) -> bool {
     arguments.iter().take_while(|argument| *argument != "--").any(|argument| argument == "--json")
 }
 
-/// What a usage error says, in plain text: without the usage and the way to the help, which are for people.
+/// The message of a usage error, without the usage line and the hint to the help.
 #[must_use]
 pub fn usage_error_text(error: &clap::Error) -> String {
     let text = error.render().to_string();
-    let said = text.split("\n\nUsage:").next().and_then(|text| text.split("\n\nFor more information").next());
-    let said = said.unwrap_or_default().trim();
-    said.strip_prefix("error: ").unwrap_or(said).to_owned()
+    let message = text.split("\n\nUsage:").next().and_then(|text| text.split("\n\nFor more information").next());
+    let message = message.unwrap_or_default().trim();
+    message.strip_prefix("error: ").unwrap_or(message).to_owned()
 }
 
-const EXIT_CODES: &str = "Exit codes: 0 fine, 1 failed, 2 usage, 78 bad configuration.\n\
-    With --json a command that fails prints {\"error\": …} on stdout, beside its message on stderr.\n\
+const EXIT_CODES: &str = "Exit codes: 0 success, 1 failed, 2 usage, 78 bad configuration.\n\
+    With --json a command that fails prints {\"error\": …} on stdout and its message on stderr.\n\
     Environment: SLUICEGATE_<SECTION>__<KEY> sets a configuration key, …_FILE reads a secret from a file; NO_COLOR.";
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run the worker deployment until SIGTERM: lanes for every enabled provider, and the ops server.
+    /// Run a worker until SIGTERM: a lane for every enabled provider, and the ops server.
     Run(run::Args),
-    /// See it work: in memory, with its own strict provider, and the proof at the end.
+    /// Watch a run in memory against a strict provider, with a proof at the end.
     Demo(demo::Args),
-    /// Bring the database to the current schema; safe to run twice and from several places at once.
+    /// Bring the database to the current schema; safe to repeat, and to run in several places at once.
     Migrate(migrate::Args),
-    /// Validate configuration and providers, reach every dependency, report what is unsafe.
+    /// Validate configuration and providers, connect to every backend, report unsafe settings.
     Check(check::Args),
     /// Payment providers: apply a file, list, show, pause, resume.
     Provider(provider::Args),
@@ -142,17 +142,17 @@ pub enum Command {
     Limits(limits::Args),
     /// Publish jobs, one from flags or many from a file.
     Enqueue(Box<enqueue::Args>),
-    /// How many payments are in which state, per provider.
+    /// Show the state, the usage and the backlog of every provider.
     Status(status::Args),
-    /// Payments: show one, list, settle those in review, cancel.
+    /// Payments: show one, explain why it waits, list, resolve those in review, cancel, erase.
     Jobs(Box<jobs::Args>),
     /// Dead payments: list, show, replay, discard.
     Dlq(Box<dlq::Args>),
-    /// A strict provider for rehearsals: counts every window, deduplicates, can misbehave by seed.
+    /// Run a strict provider for rehearsals: it counts every window, deduplicates, and can inject faults by seed.
     FakeProvider(Box<fake_provider::FakeProviderArgs>),
     /// Rehearse a change in virtual time: waits, drain time and deadlines under other limits, side by side.
     Simulate(Box<simulate::Args>),
-    /// What things cost, measured here.
+    /// Measure the cost of the limiter and of the payment path on this machine.
     Bench(bench::Args),
     /// Print a completion script for a shell.
     Completions(completions::Args),
@@ -160,12 +160,12 @@ pub enum Command {
     Man(man::Args),
 }
 
-/// How a command that reported for itself ended.
+/// The result of a command that has printed its own report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
     Success,
     Failed,
-    /// The command line asks for what cannot be meant; exit code 2, as for what clap refuses.
+    /// The arguments are invalid together; exit code 2, as for arguments that clap rejects.
     Usage,
     /// Already reported; exit code 78.
     BadConfiguration,
@@ -184,31 +184,31 @@ impl Exit {
     }
 }
 
-/// Why a command could not do its work, in words for the terminal.
+/// Why a command failed, as text for the terminal.
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
-    /// What the operator wrote cannot be meant; nothing was changed.
+    /// The configuration or a file is invalid; nothing was changed.
     #[error("{0}")]
     Configuration(String),
-    /// Arguments that clap took and that cannot be meant; nothing was changed.
+    /// The arguments are valid for clap, and invalid together; nothing was changed.
     #[error("{0}")]
     Usage(String),
     #[error("{0}")]
     Failed(String),
-    /// Several problems of a configuration, a file or arguments, a line each; nothing was changed.
+    /// Several problems of a configuration, a file or arguments, one per line; nothing was changed.
     #[error("{}", .lines.join("\n"))]
     Problems { exit: Exit, lines: Vec<String> },
-    /// What an embedded deployment starts with; only `run`, `migrate` and `provider apply` make a database.
+    /// The file of an embedded database does not exist. Only `run`, `migrate` and `provider apply` create one.
     #[error(
         "no deployment here: there is no database {} (database.url). Run this where it lies or set database.url; `sluicegate \
          provider apply FILE`, `migrate` and `run` make a new one",
         .path.display()
     )]
     DatabaseMissing { path: PathBuf },
-    /// The process on `ops.listen` works for another database than the configured one.
+    /// The process on `ops.listen` uses another database than the configured one.
     #[error("{0}")]
     OtherDeployment(String),
-    /// An engine cannot be reached now; trying again may succeed.
+    /// A backend is unreachable now; a retry may succeed.
     #[error("{0}")]
     BackendUnavailable(String),
     #[error("writing the output: {0}")]
@@ -222,7 +222,7 @@ impl CommandError {
             Self::Configuration(_) => Exit::BadConfiguration,
             Self::Usage(_) => Exit::Usage,
             Self::Problems { exit, .. } => *exit,
-            // Whoever reads our output has seen enough (`sluicegate provider list | head -1`).
+            // The reader of our output closed the pipe (`sluicegate provider list | head -1`).
             Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Exit::Success,
             Self::Failed(_)
             | Self::DatabaseMissing { .. }
@@ -234,7 +234,7 @@ impl CommandError {
 }
 
 impl CommandError {
-    /// What it says, line by line. A text within a line may hold anything.
+    /// The message, line by line. A line is not escaped yet.
     #[must_use]
     pub fn lines(&self) -> Vec<String> {
         match self {
@@ -272,7 +272,8 @@ impl From<crate::queue::QueueError> for CommandError {
 }
 
 impl Command {
-    /// What the command logs: one that reports for itself stays quiet below `error`, unless somebody asks for detail.
+    /// The log level of the command. Commands that print a report log only errors, unless `debug` or `trace` is
+    /// configured.
     #[must_use]
     pub fn log(&self, configured: LogConfig) -> LogConfig {
         if matches!(self, Self::Run(_)) {
@@ -283,7 +284,7 @@ impl Command {
         LogConfig { level, ..configured }
     }
 
-    /// Whether it runs until it is stopped, or works beside what it shows: it must not wait for whoever reads its messages.
+    /// Whether the command runs until it is stopped. Such a command must not wait for the reader of its messages.
     #[must_use]
     pub fn is_long_running(&self) -> bool {
         match self {
@@ -293,7 +294,7 @@ impl Command {
         }
     }
 
-    /// What becomes of an embedded database that is not there yet: most commands only look into one, or change one.
+    /// What the command does when the file of an embedded database does not exist.
     #[must_use]
     pub fn missing_database(&self) -> MissingDatabase {
         match self {
@@ -303,7 +304,7 @@ impl Command {
         }
     }
 
-    /// Runs the commands that need neither configuration nor engines; `None` for all others.
+    /// Runs the commands that need neither configuration nor backends; `None` for all others.
     pub fn without_config(&self, console: &mut Console) -> Option<Result<Exit, CommandError>> {
         match self {
             Self::Completions(args) => Some(completions::run(args, console)),
@@ -315,11 +316,11 @@ impl Command {
     }
 }
 
-/// The fake provider has a runtime of its own, because it needs no configuration.
+/// Runs the fake provider in its own runtime, because it needs no configuration.
 fn run_fake_provider(args: &fake_provider::FakeProviderArgs, console: &mut Console) -> Result<Exit, CommandError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let ended = runtime.block_on(fake_provider::run(args.clone(), console));
-    // A report that nothing reads must not hold up the exit.
+    // An unread report must not delay the exit.
     runtime.shutdown_background();
     ended.map(|()| Exit::Success)
 }
@@ -327,22 +328,22 @@ fn run_fake_provider(args: &fake_provider::FakeProviderArgs, console: &mut Conso
 /// Runs one command with its configuration.
 ///
 /// # Errors
-/// [`CommandError`] when it could not do its work; the caller prints it and exits with [`CommandError::exit`].
+/// [`CommandError`] when the command failed; the caller prints it and exits with [`CommandError::exit`].
 pub async fn execute(
     command: &Command,
     config: &Config,
-    engines: &dyn Services,
+    services: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
-    // Process 1, as a container's command is, has no default reaction to signals: it would wait for ever for a pipe. `run` has its
-    // own for each.
+    // Process 1, such as a container's command, has no default reaction to signals: it would wait for a pipe for ever.
+    // `run` handles its own signals.
     if std::process::id() != 1 || matches!(command, Command::Run(_)) {
-        return dispatch(command, config, engines, console).await;
+        return dispatch(command, config, services, console).await;
     }
     let mut signals = signals::Signals::watch()?;
     tokio::select! {
         biased;
-        ended = dispatch(command, config, engines, console) => ended,
+        ended = dispatch(command, config, services, console) => ended,
         signal = signals.wait_for_stop() => Err(CommandError::Failed(format!("stopped by {signal}"))),
     }
 }
@@ -350,24 +351,24 @@ pub async fn execute(
 async fn dispatch(
     command: &Command,
     config: &Config,
-    engines: &dyn Services,
+    services: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     match command {
-        Command::Migrate(args) => migrate::run(args, config, engines, console).await,
-        Command::Check(args) => check::run(args, config, engines, console).await,
-        Command::Provider(args) => provider::run(args, config, engines, console).await,
-        Command::Limits(args) => limits::run(args, config, engines, console).await,
-        Command::Enqueue(args) => enqueue::run(args, config, engines, console).await,
-        Command::Status(args) => status::run(args, config, engines, console).await,
-        Command::Jobs(args) => jobs::run(args, config, engines, console).await,
-        Command::Dlq(args) => dlq::run(args, config, engines, console).await,
-        Command::Simulate(args) => simulate::run(args, config, engines, console).await,
+        Command::Migrate(args) => migrate::run(args, config, services, console).await,
+        Command::Check(args) => check::run(args, config, services, console).await,
+        Command::Provider(args) => provider::run(args, config, services, console).await,
+        Command::Limits(args) => limits::run(args, config, services, console).await,
+        Command::Enqueue(args) => enqueue::run(args, config, services, console).await,
+        Command::Status(args) => status::run(args, config, services, console).await,
+        Command::Jobs(args) => jobs::run(args, config, services, console).await,
+        Command::Dlq(args) => dlq::run(args, config, services, console).await,
+        Command::Simulate(args) => simulate::run(args, config, services, console).await,
         Command::Completions(args) => completions::run(args, console),
         Command::Man(args) => man::run(args, console),
         Command::FakeProvider(args) => run_fake_provider(args, console),
-        Command::Bench(args) => bench::run(args, config, engines, console).await,
-        Command::Run(_) => run::run(config, engines, console).await,
-        Command::Demo(args) => demo::run(args, engines, console).await,
+        Command::Bench(args) => bench::run(args, config, services, console).await,
+        Command::Run(_) => run::run(config, services, console).await,
+        Command::Demo(args) => demo::run(args, services, console).await,
     }
 }

@@ -1,8 +1,8 @@
-//! Client of the ops API of the running process.
+//! The client of the running process's ops API.
 //!
-//! Another deployment's process may listen on `ops.listen`. So the process is asked first, without the token, which
-//! deployment it works for, and its answers count only if that is the deployment of the configured database. Redirects and
-//! proxies are not followed: the token goes to `ops.listen` alone.
+//! Another deployment's process may listen on `ops.listen`. So the client first asks without the token which deployment
+//! the process works for. It accepts answers only from the deployment of the configured database. It follows no
+//! redirects and uses no proxies: the token goes to `ops.listen` alone.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -20,17 +20,17 @@ use crate::ops::deployment::{Deployment, HEADER};
 
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a process is looked for.
+/// Longest time to connect to the process.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long the database may take to name its deployment; a process that answers can be asked without it.
+/// Longest time to read the deployment from the database. Without it a running process can still be asked.
 const DATABASE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// What the process answered.
+/// The response of the process.
 #[derive(Debug)]
 pub struct OpsResponse<T> {
     pub value: T,
-    /// Why it is not certain that the process works for the configured database, for stderr.
+    /// Why it is uncertain that the process works for the configured database, for stderr.
     pub unverified: Option<String>,
 }
 
@@ -38,15 +38,15 @@ pub struct OpsResponse<T> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum ConfiguredDeployment {
     Known(DeploymentId),
-    /// Each process has a database in memory of its own.
+    /// Each process has its own database in memory.
     InMemory,
     Unavailable(String),
 }
 
-/// What the process on `ops.listen` says of its deployment.
+/// The deployment that the process on `ops.listen` reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum RunningDeployment {
-    /// With the address of its database, if it says so without the token.
+    /// With the address of its database, if it reports that without the token.
     Deployment {
         id: DeploymentId,
         database: Option<String>,
@@ -55,7 +55,7 @@ enum RunningDeployment {
     NotSluicegate,
 }
 
-/// Where both are, for messages.
+/// Both addresses, for messages.
 #[derive(Clone, Debug)]
 struct DeploymentAddresses {
     ops: SocketAddr,
@@ -68,13 +68,13 @@ struct DeploymentAddresses {
 /// As [`get`].
 pub async fn get_if_running<T: DeserializeOwned>(
     config: &Config,
-    engines: &dyn Services,
+    services: &dyn Services,
     path: &str,
 ) -> Result<Option<OpsResponse<T>>, CommandError> {
     let Some(address) = config.ops.listen else { return Ok(None) };
     let reached = timeout(CONNECT_TIMEOUT, tokio::net::TcpStream::connect(address)).await;
     match reached {
-        Ok(Ok(_)) => get(config, engines, path).await.map(Some),
+        Ok(Ok(_)) => get(config, services, path).await.map(Some),
         _ => Ok(None),
     }
 }
@@ -82,10 +82,10 @@ pub async fn get_if_running<T: DeserializeOwned>(
 /// Reads one resource of the ops API.
 ///
 /// # Errors
-/// When no ops server is configured or none answers, when it works for another deployment, and with its own refusal.
+/// When no ops server is configured or none answers, when it works for another deployment, or when it refuses.
 pub async fn get<T: DeserializeOwned>(
     config: &Config,
-    engines: &dyn Services,
+    services: &dyn Services,
     path: &str,
 ) -> Result<OpsResponse<T>, CommandError> {
     let address = config.ops.listen.ok_or_else(|| {
@@ -96,14 +96,14 @@ pub async fn get<T: DeserializeOwned>(
     let client = Client::builder()
         .redirect(reqwest::redirect::Policy::none())
         .no_proxy()
-        // Plain http on loopback: no certificate is ever looked at.
+        // Plain http on loopback: no certificate is checked.
         .tls_certs_only([])
         .timeout(RESPONSE_TIMEOUT)
         .build()
         .map_err(|error| no_response(address, error))?;
     let unnamed = client.get(format!("http://{address}/api/v1/deployment"));
     let (configured, listening) =
-        tokio::join!(configured_deployment(config, engines), running_deployment(unnamed, address));
+        tokio::join!(configured_deployment(config, services), running_deployment(unnamed, address));
     let addresses = DeploymentAddresses { ops: address, database: config.database.url.location() };
     let (configured, listening) = (configured?, listening?);
     let unverified = verify_deployment(&configured, &listening, &addresses)?;
@@ -133,11 +133,11 @@ fn no_response(address: SocketAddr, error: reqwest::Error) -> CommandError {
     CommandError::Failed(format!("no answer from the ops server on {address}; is `sluicegate run` up? ({error})"))
 }
 
-async fn configured_deployment(config: &Config, engines: &dyn Services) -> Result<ConfiguredDeployment, CommandError> {
+async fn configured_deployment(config: &Config, services: &dyn Services) -> Result<ConfiguredDeployment, CommandError> {
     if matches!(config.database.url, DatabaseUrl::Sqlite { path: None, .. }) {
         return Ok(ConfiguredDeployment::InMemory);
     }
-    let id = async { Ok::<_, CommandError>(engines.fleet(config).await?.0.deployment().await?) };
+    let id = async { Ok::<_, CommandError>(services.fleet(config).await?.0.deployment().await?) };
     match timeout(DATABASE_TIMEOUT, id).await {
         Ok(Ok(id)) => Ok(ConfiguredDeployment::Known(id)),
         Ok(Err(CommandError::BackendUnavailable(why))) => Ok(ConfiguredDeployment::Unavailable(why)),
@@ -152,16 +152,16 @@ async fn running_deployment(request: RequestBuilder, address: SocketAddr) -> Res
     if !answer.status().is_success() {
         return Ok(without_body);
     }
-    let told: Option<Deployment> = answer.json().await.ok();
-    Ok(match (without_body, told) {
-        (RunningDeployment::Deployment { id, .. }, Some(told)) => {
-            RunningDeployment::Deployment { id, database: Some(told.database) }
+    let deployment: Option<Deployment> = answer.json().await.ok();
+    Ok(match (without_body, deployment) {
+        (RunningDeployment::Deployment { id, .. }, Some(deployment)) => {
+            RunningDeployment::Deployment { id, database: Some(deployment.database) }
         }
         (without_body, _) => without_body,
     })
 }
 
-/// By the header of an answer.
+/// Reads the deployment from the header of a response.
 fn deployment_from_header(answer: &Response, database: Option<String>) -> RunningDeployment {
     let header = answer.headers().get(HEADER).and_then(|id| id.to_str().ok());
     match header.and_then(|id| DeploymentId::parse(id).ok()) {
@@ -171,7 +171,7 @@ fn deployment_from_header(answer: &Response, database: Option<String>) -> Runnin
     }
 }
 
-/// Whether the process may speak for the configured database; what is not certain of it, for stderr.
+/// Checks that the process works for the configured database; returns a warning for stderr if that is uncertain.
 fn verify_deployment(
     configured: &ConfiguredDeployment,
     listening: &RunningDeployment,
@@ -182,7 +182,7 @@ fn verify_deployment(
         RunningDeployment::Deployment { id, database } => (id, database),
         RunningDeployment::Starting => {
             return Err(CommandError::Failed(format!(
-                "the process on {ops} (ops.listen) is starting: it has no answers yet"
+                "the process on {ops} (ops.listen) is starting and cannot answer yet: try again"
             )));
         }
         RunningDeployment::NotSluicegate => {
@@ -192,7 +192,7 @@ fn verify_deployment(
             )));
         }
     };
-    let theirs = database.as_deref().unwrap_or("an address that it tells only with its token");
+    let theirs = database.as_deref().unwrap_or("an address that it shows only with its token");
     let other = |ours: String| {
         Err(CommandError::OtherDeployment(format!(
             "the process on {ops} (ops.listen) works for another deployment. Its database: {theirs} (deployment {id}). \
@@ -227,7 +227,7 @@ mod tests {
         let away = ConfiguredDeployment::Unavailable("refused".to_owned());
         let at =
             |database: &str| DeploymentAddresses { ops: ([127, 0, 0, 1], 9_464).into(), database: database.to_owned() };
-        let said =
+        let verdict =
             |configured: &ConfiguredDeployment, listening: &RunningDeployment, database: &str| match verify_deployment(
                 configured,
                 listening,
@@ -269,9 +269,9 @@ mod tests {
             (away.clone(), listening(theirs, Some(b)), a, vec!["warning: ", a, b, "refused"]),
             (away, listening(theirs, None), a, vec!["warning: ", "22222222-"]),
         ] {
-            let said = said(&configured, &listening, database);
+            let text = verdict(&configured, &listening, database);
             for needed in wanted {
-                assert!(said.contains(needed), "{configured:?} {listening:?}: no {needed:?} in {said}");
+                assert!(text.contains(needed), "{configured:?} {listening:?}: no {needed:?} in {text}");
             }
         }
     }

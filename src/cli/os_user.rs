@@ -1,11 +1,11 @@
-//! Who runs this command, as the operating system knows it: for the audit.
+//! The user who runs this command, as the operating system knows it, for the audit.
 //!
-//! Refuses to prove anything: whoever may write the database may write any name into it. It tells honest people apart.
+//! It is no proof: a program with write access to the database can write any name. It distinguishes honest users.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 
-/// `user@host`; behind `sudo` also who called it: `root (sudo alice)@host`.
+/// `user@host`; with `sudo` also the caller: `root (sudo alice)@host`.
 #[must_use]
 pub fn user_at_host() -> String {
     let host = host();
@@ -24,7 +24,7 @@ pub fn host() -> String {
     host.map_or_else(|_| "unknown host".to_owned(), |name| name.trim().to_owned())
 }
 
-/// The owner of this process, where there is `/proc`; a number when `/etc/passwd` does not name it.
+/// The owner of this process, if there is `/proc`; a number when `/etc/passwd` does not name it.
 fn process_owner() -> Option<String> {
     let uid = fs::metadata("/proc/self").ok()?.uid();
     let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();

@@ -1,6 +1,6 @@
-//! `provider`: what the database says about payment providers, and a file that says it anew.
+//! The `provider` command: lists, shows, pauses and resumes providers, and applies a provider file to the database.
 //!
-//! Refuses to apply half a file: every row is checked before the first is written, and the write is one transaction.
+//! `apply` checks every row before it writes the first one, and writes in one transaction.
 
 use std::path::PathBuf;
 
@@ -12,6 +12,7 @@ use super::jobs::actor;
 use super::rows::{PROVIDER_HEADER, provider_cells};
 use super::{CommandError, Console, Exit, lane_declaration};
 use crate::config::Config;
+use crate::domain::explain::format::count;
 use crate::domain::provider::ProviderName;
 use crate::ledger::decision_input;
 use crate::ledger::provider_row::{ProviderRow, RedactedRow};
@@ -31,7 +32,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// Rows that are written need a database; those that would be written need none.
+    /// `apply` needs a database, and a dry run needs none.
     #[must_use]
     pub fn missing_database(&self) -> MissingDatabase {
         match self.action {
@@ -44,7 +45,7 @@ impl Args {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Make the database say what a provider file says; prints what changed. Providers not in the file stay.
+    /// Apply a provider file to the database, and print what changed. Providers that are not in the file stay.
     Apply {
         /// TOML with `[[provider]]` tables; `-` is stdin.
         file: PathBuf,
@@ -58,25 +59,25 @@ enum Action {
         #[arg(long)]
         json: bool,
     },
-    /// All providers, one line each.
+    /// List all providers.
     List {
         /// Print JSON.
         #[arg(long)]
         json: bool,
     },
-    /// One provider with everything that hangs on it, in the form that `apply` reads.
+    /// Show one provider with its limits and account rules, as a file that `apply` reads.
     Show {
         name: String,
-        /// Print the values of the addresses' parameters (`?sig=…`) too: what `apply` reads must hold them.
+        /// Print the values of URL parameters (`?sig=…`) too: `apply` needs them.
         #[arg(long)]
         reveal: bool,
         /// Print JSON.
         #[arg(long)]
         json: bool,
     },
-    /// Start no more requests to a provider, in every worker; its queue keeps collecting.
+    /// Stop sending requests to a provider, in every worker; its queue keeps collecting.
     Pause(PauseArgs),
-    /// Start requests to a provider again, and lift the waits that it has named (429, Retry-After), in every worker.
+    /// Send requests to a provider again, and clear the waits that it named (429, Retry-After), in every worker.
     Resume(PauseArgs),
 }
 
@@ -94,20 +95,20 @@ struct PauseArgs {
 /// Runs the command.
 ///
 /// # Errors
-/// 78 when the file cannot be meant; 1 when an engine fails or a provider does not exist.
+/// 78 when the file is invalid; 1 when a backend fails or a provider does not exist.
 pub async fn run(
     args: &Args,
     config: &Config,
-    engines: &dyn Services,
+    services: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     match &args.action {
         Action::Apply { file, dry_run, because, json } => {
-            let rows = checked_rows(&file::read_file(file).await?, file, engines)?;
-            for warning in file::warnings(&rows, config, engines).await {
+            let rows = checked_rows(&file::read_file(file).await?, file, services)?;
+            for warning in file::warnings(&rows, config, services).await {
                 console.message(&format!("warning: {warning}"))?;
             }
-            let settings = engines.settings(config).await?;
+            let settings = services.settings(config).await?;
             let paused = file::unmentioned_pauses(&rows, settings.as_ref()).await?;
             let changes = match dry_run {
                 true => settings.apply(&rows, true).await?,
@@ -116,18 +117,18 @@ pub async fn run(
             print_changes(&changes, *dry_run, *json, console)?;
             for name in paused {
                 console.message(&format!(
-                    "{name} stays paused, of which the file says nothing: `sluicegate provider resume {name}` resumes it"
+                    "{name} stays paused, because the file does not set `paused`: `sluicegate provider resume {name}` resumes it"
                 ))?;
             }
             if !dry_run {
-                declare_all_lanes(config, engines, settings.as_ref()).await?;
+                declare_all_lanes(config, services, settings.as_ref()).await?;
             }
             Ok(Exit::Success)
         }
-        Action::List { json } => list(engines.settings(config).await?.as_ref(), *json, console).await,
+        Action::List { json } => list(services.settings(config).await?.as_ref(), *json, console).await,
         Action::Show { name, reveal, json } => {
             let name = parse_name(name)?;
-            let row = find_row(engines.settings(config).await?.as_ref(), &name).await?;
+            let row = find_row(services.settings(config).await?.as_ref(), &name).await?;
             let row = if *reveal { RedactedRow::unredacted(&row) } else { RedactedRow::from(&row) };
             if *json {
                 console.json(&row)?;
@@ -136,8 +137,8 @@ pub async fn run(
             }
             Ok(Exit::Success)
         }
-        Action::Pause(which) => set_paused(engines.settings(config).await?.as_ref(), which, true, console).await,
-        Action::Resume(which) => set_paused(engines.settings(config).await?.as_ref(), which, false, console).await,
+        Action::Pause(which) => set_paused(services.settings(config).await?.as_ref(), which, true, console).await,
+        Action::Resume(which) => set_paused(services.settings(config).await?.as_ref(), which, false, console).await,
     }
 }
 
@@ -167,27 +168,28 @@ fn print_changes(
 /// Lanes must exist before a producer publishes to them, even while no worker runs.
 async fn declare_all_lanes(
     config: &Config,
-    engines: &dyn Services,
+    services: &dyn Services,
     settings: &dyn Settings,
 ) -> Result<(), CommandError> {
     let names = names(settings).await?;
     let declared = async {
-        let queue = engines.queue(config).await?;
+        let queue = services.queue(config).await?;
         Ok::<_, CommandError>(lane_declaration::declare_lanes(queue.as_ref(), &names, &names).await?)
     };
     let undeclared = declared.await.map_err(|error| {
         CommandError::Failed(format!(
-            "the rows are applied, but the queues could not be declared: {error}. Run this again, or start a worker"
+            "the rows are applied, but the queues could not be declared: {error}. Fix that and run this again, or start a worker"
         ))
     })?;
     if undeclared.is_empty() {
         return Ok(());
     }
-    let complaints: Vec<String> = undeclared.iter().map(|(name, why)| format!("{name}: {why}")).collect();
+    let problems: Vec<String> = undeclared.iter().map(|(name, why)| format!("{name}: {why}")).collect();
     let others = names.len() - undeclared.len();
     Err(CommandError::Failed(format!(
-        "the rows are applied and the queues of {others} declared, but not those of {}; run this again once that is mended",
-        complaints.join("; ")
+        "the rows are applied and the queues of {} declared, but not those of {}; fix that and run this again",
+        count(others as u64, "provider"),
+        problems.join("; ")
     )))
 }
 
@@ -203,7 +205,7 @@ async fn list(settings: &dyn Settings, json: bool, console: &mut Console) -> Res
     Ok(exit)
 }
 
-/// All rows as written, for a list; of one that cannot be read it is said, and the list is not whole.
+/// All rows as written, for a list. An unreadable row is reported and left out, and the exit code is then 1.
 pub(super) async fn load_readable_rows(
     settings: &dyn Settings,
     console: &mut Console,
@@ -238,13 +240,13 @@ async fn set_paused(
     }
     let state = match paused {
         true => "is paused: its queue keeps collecting",
-        false => "is resumed, and waits that it had named are lifted",
+        false => "is resumed, and the waits that it named are cleared",
     };
     console.message(&format!("{name} {state}; workers follow within 2 s"))?;
     Ok(Exit::Success)
 }
 
-/// A provider's name as it stands on the command line.
+/// Parses a provider's name from the command line.
 pub(super) fn parse_name(name: &str) -> Result<ProviderName, CommandError> {
     ProviderName::new(name).map_err(CommandError::Usage)
 }

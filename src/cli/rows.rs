@@ -1,6 +1,6 @@
-//! Provider rows as tables show them, column by column.
+//! Provider rows and limits as table cells, column by column.
 //!
-//! Refuses to judge: what cannot be meant is shown as written.
+//! The cells show a row as written, also an invalid one.
 
 use crate::domain::redacted_url::redact_url;
 use crate::ledger::provider_row::{LimitRow, LimitSummary, ProviderRow};

@@ -1,7 +1,7 @@
-//! `run`: the worker deployment, from the first check to the last word about what was left.
+//! The `run` command: a worker process from its start checks to its final report.
 //!
-//! Refuses to start on a database that is not migrated, on a taken port, or beside another embedded `run`. Waits for a
-//! database that is away as for the other engines: alive, not ready.
+//! It does not start on an unmigrated database, on a used port, or beside another embedded `run`. It waits for an
+//! unreachable backend: alive, not ready.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -28,33 +28,33 @@ use crate::worker::retry::{RetryEnded, retry_while_unavailable};
 use crate::worker::supervisor::{self, DrainReport, WorkerStatus};
 use crate::worker::{self, WorkerOptions, settings_sync, sweeper};
 
-/// How long the last report may hold up the exit.
+/// Longest time that the last heartbeat may delay the exit.
 const LAST_HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Debug, clap::Args)]
 pub struct Args {}
 
-/// Runs the command until a signal asks for its end.
+/// Runs the command until a stop signal.
 ///
 /// # Errors
 /// When the worker cannot start.
-pub async fn run(config: &Config, engines: &dyn Services, console: &mut Console) -> Result<Exit, CommandError> {
+pub async fn run(config: &Config, services: &dyn Services, console: &mut Console) -> Result<Exit, CommandError> {
     let stop = CancellationToken::new();
     watch_signals(stop.clone())?;
     let listener = match config.ops.listen {
         None => None,
-        Some(address) => Some(listen(address, config, engines).await?),
+        Some(address) => Some(listen(address, config, services).await?),
     };
-    let front = ops::StartupGate::default();
+    let startup_gate = ops::StartupGate::default();
     if let Some(listener) = listener {
         console.message(&format!("ops server on http://{}", listener.local_addr()?))?;
-        // Probes and peeks must not hold up the drain, so nobody waits for this server.
-        tokio::spawn(serve(listener, front.clone(), stop.clone()));
+        // Probes and peeks must not delay the drain, so the exit does not wait for this server.
+        tokio::spawn(serve(listener, startup_gate.clone(), stop.clone()));
     }
     let opened = retry_while_unavailable("open the database", &stop, async || {
-        open_database(config, engines).await.inspect_err(|error| front.set_waiting_for(error.to_string()))
+        open_database(config, services).await.inspect_err(|error| startup_gate.set_waiting_for(error.to_string()))
     });
-    let (opened, (engines, _lock)) = match opened.await {
+    let (opened, (backends, _lock)) = match opened.await {
         Ok(opened) => opened,
         Err(RetryEnded::Stopped) => return Ok(print_report(DrainReport::default(), console)?),
         Err(RetryEnded::Failed(error)) => return Err(error),
@@ -64,47 +64,47 @@ pub async fn run(config: &Config, engines: &dyn Services, console: &mut Console)
     let identity = identity(config, &options.owner);
     let reports_end = CancellationToken::new();
     if config.ops.listen.is_some() {
-        let state = ops_state(config, &engines, &opened, &progress_rx, &identity);
-        let (lookout, looking_ends) = (state.collector.clone(), reports_end.clone());
-        tokio::spawn(async move { lookout.run(looking_ends).await });
-        front.open(state);
+        let state = ops_state(config, &backends, &opened, &progress_rx, &identity);
+        let (collector, collector_end) = (state.collector.clone(), reports_end.clone());
+        tokio::spawn(async move { collector.run(collector_end).await });
+        startup_gate.open(state);
     }
-    let reporter = HeartbeatReporter { fleet: opened.fleet, backends: engines.clone(), status: progress_rx, identity };
+    let reporter = HeartbeatReporter { fleet: opened.fleet, backends: backends.clone(), status: progress_rx, identity };
     let reporting = tokio::spawn(reporter.run(reports_end.clone()));
-    let report = supervisor::run(engines, options, stop, progress).await;
+    let report = supervisor::run(backends, options, stop, progress).await;
     reports_end.cancel();
     if timeout(LAST_HEARTBEAT_TIMEOUT, reporting).await.is_err() {
-        tracing::debug!("the worker's report was not deleted in time; it is forgotten after a day");
+        tracing::debug!("the worker's heartbeat was not deleted in time; the database forgets it after a day");
     }
     Ok(print_report(report?, console)?)
 }
 
 async fn open_database(
     config: &Config,
-    engines: &dyn Services,
+    services: &dyn Services,
 ) -> Result<(DatabaseHandles, (worker::Backends, RunLock)), CommandError> {
-    let operator = engines.operator(config).await?;
-    let (fleet, _) = engines.fleet(config).await?;
+    let operator = services.operator(config).await?;
+    let (fleet, _) = services.fleet(config).await?;
     let deployment = Deployment { id: fleet.deployment().await?, database: config.database.url.location() };
-    Ok((DatabaseHandles { operator, fleet, deployment }, engines.worker_backends(config).await?))
+    Ok((DatabaseHandles { operator, fleet, deployment }, services.worker_backends(config).await?))
 }
 
-/// Takes the port of the ops server. The port of another `run` on the same embedded engines is the smaller trouble.
-async fn listen(address: SocketAddr, config: &Config, engines: &dyn Services) -> Result<TcpListener, CommandError> {
+/// Binds the port of the ops server. If another `run` on the same embedded backends uses it, reports that instead.
+async fn listen(address: SocketAddr, config: &Config, services: &dyn Services) -> Result<TcpListener, CommandError> {
     let error = match TcpListener::bind(address).await {
         Ok(listener) => return Ok(listener),
         Err(error) => error,
     };
     if error.kind() == std::io::ErrorKind::AddrInUse
-        && let Err(reason @ CommandError::Configuration(_)) = engines.check_no_other_run(config).await
+        && let Err(reason @ CommandError::Configuration(_)) = services.check_no_other_run(config).await
     {
         return Err(reason);
     }
     Err(CommandError::Configuration(format!("ops.listen: {address}: {error}; choose another address, or `none`")))
 }
 
-async fn serve(listener: TcpListener, front: ops::StartupGate, stop: CancellationToken) {
-    if let Err(error) = ops::serve(listener, front, CancellationToken::new()).await {
+async fn serve(listener: TcpListener, startup_gate: ops::StartupGate, stop: CancellationToken) {
+    if let Err(error) = ops::serve(listener, startup_gate, CancellationToken::new()).await {
         tracing::error!(%error, "ops server ended");
         stop.cancel();
     }
@@ -119,12 +119,12 @@ struct DatabaseHandles {
 
 fn ops_state(
     config: &Config,
-    engines: &worker::Backends,
+    backends: &worker::Backends,
     opened: &DatabaseHandles,
     progress: &watch::Receiver<WorkerStatus>,
     identity: &WorkerIdentity,
 ) -> OpsState {
-    let worker::Backends { queue, upkeep, settings, limiter, .. } = engines.clone();
+    let worker::Backends { queue, upkeep, settings, limiter, .. } = backends.clone();
     let DatabaseHandles { operator, fleet, deployment } = opened;
     let sources = OverviewSources {
         worker_status: progress.clone(),
@@ -136,17 +136,17 @@ fn ops_state(
         worker: identity.id.clone(),
         version: identity.version.clone(),
     };
-    let lookout = Arc::new(OverviewCollector::new(sources));
-    let looked = MetricsSources {
+    let collector = Arc::new(OverviewCollector::new(sources));
+    let metrics_sources = MetricsSources {
         settings: settings.clone(),
         queue: queue.clone(),
         limiter: limiter.clone(),
-        collector: Arc::clone(&lookout),
+        collector: Arc::clone(&collector),
     };
     OpsState {
         deployment: deployment.clone(),
-        metrics: Arc::new(Metrics::new(progress.clone(), looked)),
-        collector: lookout,
+        metrics: Arc::new(Metrics::new(progress.clone(), metrics_sources)),
+        collector,
         worker_status: progress.clone(),
         limiter,
         upkeep,
@@ -161,7 +161,7 @@ fn ops_state(
     }
 }
 
-/// How this process signs its reports.
+/// The identity of this process in its heartbeats.
 fn identity(config: &Config, id: &str) -> WorkerIdentity {
     let database = match config.database.url {
         DatabaseUrl::Sqlite { .. } => "sqlite",
@@ -197,12 +197,12 @@ fn options(config: &Config) -> WorkerOptions {
     }
 }
 
-/// The first signal that asks for the end stops the worker. Later ones change nothing: the drain has its own time.
+/// The first stop signal stops the worker. Later signals change nothing: the drain has its own timeout.
 fn watch_signals(stop: CancellationToken) -> Result<(), CommandError> {
     let mut signals = Signals::watch()?;
     tokio::spawn(async move {
         let signal = signals.wait_for_stop().await;
-        tracing::info!(signal, "stopping: no more jobs are taken");
+        tracing::info!(signal, "stopping: the worker accepts no more jobs");
         stop.cancel();
         loop {
             let signal = signals.wait_for_stop().await;
@@ -213,15 +213,15 @@ fn watch_signals(stop: CancellationToken) -> Result<(), CommandError> {
 }
 
 fn print_report(report: DrainReport, console: &mut Console) -> std::io::Result<Exit> {
-    let DrainReport { timed_out, left_active: left_in_hand, abandoned_in_flight: abandoned_on_wire } = report;
+    let DrainReport { timed_out, left_active, abandoned_in_flight } = report;
     if !timed_out {
-        console.message("stopped: everything was finished or handed back")?;
+        console.message("stopped: all requests finished, unsent jobs returned to the queue")?;
         return Ok(Exit::Success);
     }
     console.message(&format!(
-        "stopped after worker.drain_timeout_ms: {} left in hand, {abandoned_on_wire} of them with a request on the wire; \
-         other workers take over what is left",
-        count(left_in_hand as u64, "job")
+        "stopped after worker.drain_timeout_ms: {} still active, {abandoned_in_flight} of them with a request in flight; \
+         other workers take them over",
+        count(left_active as u64, "job")
     ))?;
-    Ok(if abandoned_on_wire == 0 { Exit::Success } else { Exit::Failed })
+    Ok(if abandoned_in_flight == 0 { Exit::Success } else { Exit::Failed })
 }

@@ -1,8 +1,8 @@
-//! Signals that would end the process by default, and the reaction to each: drain, or ignore.
+//! The signals that would end the process by default, and the reaction to each: drain or ignore.
 //!
-//! A process that dies by a stray signal abandons its requests. So whatever asks for an end drains (terminals, supervisors, a
-//! power failure, a limit of the processor's time), and the rest is ignored and logged. Signals that report a fault of the
-//! program itself (SIGSEGV, SIGABRT and the like) are left alone.
+//! A process that dies by a stray signal abandons its requests. So every request to stop drains: from terminals,
+//! supervisors, a power failure, or a CPU time limit. The other signals are ignored and logged. Signals that report a
+//! fault of the program itself (SIGSEGV, SIGABRT and the like) keep their default.
 
 use std::io;
 use std::task::Poll;
@@ -10,7 +10,7 @@ use std::task::Poll;
 use futures_util::future::poll_fn;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// What follows a signal.
+/// The reaction to a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reaction {
     Drain,
@@ -35,15 +35,15 @@ fn handled_signals() -> Vec<(String, SignalKind, Reaction)> {
     named.chain(real_time()).collect()
 }
 
-/// By their numbers on Linux (x86, ARM, RISC-V), see signal(7).
+/// Signals by their numbers on Linux (x86, ARM, RISC-V), see signal(7).
 #[cfg(target_os = "linux")]
 fn linux() -> Vec<(&'static str, SignalKind, Reaction)> {
     let raw = SignalKind::from_raw;
     vec![
         ("SIGPWR", raw(30), Drain),
-        // The soft limit of the processor's time; the hard one kills.
+        // The soft limit of CPU time; the hard limit kills the process.
         ("SIGXCPU", raw(24), Drain),
-        // A write beyond the limit of a file's size fails as any other does.
+        // A write beyond the file size limit fails like any other write.
         ("SIGXFSZ", raw(25), Ignore),
         ("SIGVTALRM", raw(26), Ignore),
         ("SIGPROF", raw(27), Ignore),
@@ -67,11 +67,11 @@ fn real_time() -> impl Iterator<Item = (String, SignalKind, Reaction)> {
     std::iter::empty()
 }
 
-/// Signals that are watched from now on.
+/// The watched signals.
 pub struct Signals(Vec<(String, Signal, Reaction)>);
 
 impl Signals {
-    /// Watches every signal of the table, but for a SIGHUP that this process was started to ignore (`nohup`).
+    /// Watches every signal of the table, except a SIGHUP that this process inherited as ignored (`nohup`).
     ///
     /// # Errors
     /// When a signal cannot be watched.
@@ -83,7 +83,7 @@ impl Signals {
         watched.map(|(name, kind, reaction)| Ok((name, signal(kind)?, reaction))).collect::<io::Result<_>>().map(Self)
     }
 
-    /// Waits for a signal that asks for the end, and returns its name.
+    /// Waits for a stop signal and returns its name.
     pub async fn wait_for_stop(&mut self) -> String {
         loop {
             match self.next().await {

@@ -1,6 +1,6 @@
-//! The addresses of the three engines: which kind a URL means, and how it may be shown.
+//! The addresses of database, queue and limiter: their kinds, and their redacted form.
 //!
-//! Refuses to print what could be a password: `Display` and `Debug` are redacted, and only `expose` hands the URL out.
+//! `Display` and `Debug` show no password. Only `expose` returns the full URL.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -24,7 +24,7 @@ impl SecretUrl {
         Self { text: SecretString::from(text), redacted: redacted(url) }
     }
 
-    /// Whether anything in it must not be shown: a password, a user that may be a token, a parameter that is named like one.
+    /// Whether the URL contains a secret: a password, a user that may be a token, or a parameter with a secret's name.
     /// An unknown parameter of PostgreSQL may be a misspelt password.
     #[must_use]
     pub fn holds_secret(&self) -> bool {
@@ -65,7 +65,7 @@ impl PartialEq for SecretUrl {
 /// `database.url`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum DatabaseUrl {
-    /// The URL as written, and the file that it names; `None` is a database in memory.
+    /// The URL as written, and its file; `None` for a database in memory.
     Sqlite {
         url: String,
         path: Option<PathBuf>,
@@ -75,7 +75,7 @@ pub enum DatabaseUrl {
 
 impl DatabaseUrl {
     /// # Errors
-    /// When the text is no URL of a database that we speak.
+    /// When the text is not a URL of a supported database.
     pub fn parse(text: &str) -> Result<Self, ValueProblem> {
         if let Some(rest) = text.strip_prefix("sqlite:") {
             let file = rest.strip_prefix("//").unwrap_or(rest);
@@ -84,22 +84,22 @@ impl DatabaseUrl {
                 return Err(ValueProblem::new("names no file", "Write sqlite://PATH"));
             }
             if file.starts_with("file:") {
-                return Err(ValueProblem::new("names its file by a URI of SQLite's own", "Write sqlite://PATH"));
+                return Err(ValueProblem::new("names its file by a URI of SQLite's own form", "Write sqlite://PATH"));
             }
             let path = sqlite_file(text)
-                .map_err(|_| ValueProblem::new("is no URL of a SQLite database", "Write sqlite://PATH"))?;
+                .map_err(|_| ValueProblem::new("is not a URL of a SQLite database", "Write sqlite://PATH"))?;
             return Ok(Self::Sqlite { url: text.to_owned(), path });
         }
         let url = parse_url(text, &["postgres", "postgresql"], "sqlite://PATH or postgres://USER:PASSWORD@HOST/NAME")?;
         let address = Self::Postgres(SecretUrl::new(text, &url));
         if address.hosts().is_empty() {
-            // The driver would take PGHOST then, which no check here would see.
+            // The driver would then use PGHOST, which is not checked here.
             return Err(ValueProblem::new("names no host", "Write postgres://USER:PASSWORD@HOST/NAME"));
         }
         Ok(address)
     }
 
-    /// What the driver is given.
+    /// The URL for the driver.
     #[must_use]
     pub fn expose(&self) -> &str {
         match self {
@@ -108,7 +108,7 @@ impl DatabaseUrl {
         }
     }
 
-    /// Where the database is, for people who compare two: an absolute path, or scheme, host, port and name; no user.
+    /// The location of the database, to compare two of them: an absolute path, or scheme, host, port and name; no user.
     #[must_use]
     pub fn location(&self) -> String {
         match self {
@@ -128,7 +128,7 @@ impl DatabaseUrl {
         }
     }
 
-    /// Hosts that the driver may connect to; a path is a local socket.
+    /// The hosts that the driver may connect to; a path is a local socket.
     #[must_use]
     pub fn hosts(&self) -> Vec<String> {
         let Self::Postgres(url) = self else { return Vec::new() };
@@ -140,13 +140,13 @@ impl DatabaseUrl {
         host.into_iter().chain(named).collect()
     }
 
-    /// Whether the driver will check the server's certificate and name.
+    /// Whether the driver checks the server's certificate and name.
     #[must_use]
     pub fn is_verified(&self) -> bool {
         let Self::Postgres(url) = self else { return true };
         let Ok(url) = Url::parse(url.expose()) else { return false };
         let modes = url.query_pairs().filter(|(key, _)| key == "sslmode" || key == "ssl-mode");
-        // The driver lets the last one win.
+        // The driver uses the last one.
         modes.last().is_some_and(|(_, mode)| mode.eq_ignore_ascii_case("verify-full"))
     }
 }
@@ -170,7 +170,7 @@ pub enum QueueUrl {
 
 impl QueueUrl {
     /// # Errors
-    /// When the text is no URL of a broker that we speak.
+    /// When the text is not a URL of a supported broker.
     pub fn parse(text: &str) -> Result<Self, ValueProblem> {
         if text == EMBEDDED {
             return Ok(Self::Embedded);
@@ -202,7 +202,7 @@ pub enum LimiterUrl {
 
 impl LimiterUrl {
     /// # Errors
-    /// When the text is no URL of a limiter that we speak.
+    /// When the text is not a URL of a supported limiter.
     pub fn parse(text: &str) -> Result<Self, ValueProblem> {
         const FORMS: &str = "embedded:, rediss://USER:PASSWORD@HOST or rediss+cluster://HOST,HOST";
         if text == EMBEDDED {
@@ -247,7 +247,7 @@ impl fmt::Display for LimiterUrl {
 
 const EMBEDDED: &str = "embedded:";
 
-/// Why a text is no address; neither part repeats the text.
+/// Why a value is invalid, and the fix; neither repeats the value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ValueProblem {
     pub message: String,
@@ -255,8 +255,8 @@ pub struct ValueProblem {
 }
 
 impl ValueProblem {
-    fn new(what: impl Into<String>, mend: impl Into<String>) -> Self {
-        Self { message: what.into(), fix: mend.into() }
+    fn new(message: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { message: message.into(), fix: fix.into() }
     }
 }
 
@@ -268,23 +268,23 @@ pub fn scheme_and_host(url: &SecretUrl) -> Option<(String, String)> {
 }
 
 fn parse_url(text: &str, schemes: &[&str], forms: &str) -> Result<Url, ValueProblem> {
-    let mend = format!("Write {forms}");
+    let fix = format!("Write {forms}");
     if text.is_empty() {
-        return Err(ValueProblem::new("is empty", mend));
+        return Err(ValueProblem::new("is empty", fix));
     }
     let url = Url::parse(text).map_err(|error| {
         ValueProblem::new(
             format!("is not a URL ({error})"),
-            format!("{mend}; percent-encode special characters of a password"),
+            format!("{fix}; percent-encode special characters of a password"),
         )
     })?;
     if !schemes.contains(&url.scheme()) {
-        // What stands before the first colon may be a user, and what follows a password.
-        return Err(ValueProblem::new("begins with no scheme for this key", mend));
+        // The text before the first colon may be a user, and the rest a password.
+        return Err(ValueProblem::new("does not begin with a scheme for this key", fix));
     }
     if url[Position::BeforePath..].contains('@') {
-        // `amqps://u:/SECRET@host/` names the host `u`: what looks like a path is the rest of a password.
-        let what = "has an `@` behind the host, as a password with `/`, `?` or `#` in it would make it";
+        // `amqps://u:/SECRET@host/` has the host `u`: its path is the rest of a password.
+        let what = "has an `@` after the host, as with a password that contains `/`, `?` or `#`";
         return Err(ValueProblem::new(
             what,
             "Percent-encode special characters: `/` is %2F, `?` is %3F, `#` is %23, `@` is %40",
@@ -316,7 +316,7 @@ fn redis_url(text: &str, forms: &str) -> Result<SecretUrl, ValueProblem> {
 enum UrlCredentials<'a> {
     None,
     User(&'a str),
-    /// A user without a password that is not shown: it may well be a token.
+    /// A user without a password, which is not shown: it may be a token.
     Hidden,
     UserAndPassword(&'a str),
 }
@@ -324,14 +324,14 @@ enum UrlCredentials<'a> {
 fn credentials(url: &Url) -> UrlCredentials<'_> {
     match (url.username(), url.password()) {
         ("", None) => UrlCredentials::None,
-        // PostgreSQL's user is no secret, and errors speak of it.
+        // PostgreSQL's user is no secret, and errors name it.
         (user, None) if url.scheme().starts_with("postgres") => UrlCredentials::User(user),
         (_, None) => UrlCredentials::Hidden,
         (user, Some(_)) => UrlCredentials::UserAndPassword(user),
     }
 }
 
-/// Scheme, user, host, port and path; the password and every parameter's value are left out.
+/// The URL without the password and without the values of parameters.
 fn redacted(url: &Url) -> String {
     let credentials = match credentials(url) {
         UrlCredentials::None => String::new(),

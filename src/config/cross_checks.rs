@@ -1,6 +1,6 @@
-//! Combinations of keys that are each valid and together lose payments or show them to strangers.
+//! Checks across configuration keys: combinations of valid values that lose payments or expose them.
 //!
-//! Refuses to warn where it can refuse: what stands here stops the start.
+//! Each problem found here stops the start. Risky settings that work are warnings of `check`.
 
 use secrecy::ExposeSecret as _;
 
@@ -9,10 +9,10 @@ use super::validated::{OpsConfig, ProblemCollector};
 use crate::domain::explain::format::count;
 use crate::tls::is_plaintext_allowed;
 
-/// Fewest characters of an `ops.token` that other machines can try.
+/// Minimum length of an `ops.token` on an address that other machines can reach, in characters.
 const TOKEN_CHARS_MIN: usize = 32;
 
-/// What could be meant; `None` has its own complaint already.
+/// The valid values; `None` already has its own problem.
 pub struct ParsedKeys<'a> {
     pub database: Option<&'a DatabaseUrl>,
     pub queue: Option<&'a QueueUrl>,
@@ -22,31 +22,31 @@ pub struct ParsedKeys<'a> {
 }
 
 impl ParsedKeys<'_> {
-    /// Whether a host may be spoken to without TLS.
+    /// Whether a connection to this host may be without TLS.
     fn allows_plaintext(&self, host: &str) -> bool {
         is_plaintext_allowed(host, self.plaintext_hosts)
     }
 }
 
-/// Adds a complaint per hazard.
-pub fn check_all(parts: &ParsedKeys<'_>, complaints: &mut ProblemCollector) {
+/// Adds one problem per unsafe combination.
+pub fn check_all(parts: &ParsedKeys<'_>, problems: &mut ProblemCollector) {
     if let (Some(QueueUrl::Embedded), Some(DatabaseUrl::Postgres(_))) = (parts.queue, parts.database) {
-        let what = "the embedded queue lives in a SQLite database, and database.url is PostgreSQL";
-        complaints.add("queue.url", what, "Set queue.url to a broker (amqps://…), or database.url to sqlite://PATH");
+        let what = "the embedded queue is in a SQLite database, and database.url is PostgreSQL";
+        problems.add("queue.url", what, "Set queue.url to a broker (amqps://…), or database.url to sqlite://PATH");
     }
     if let Some(ops) = parts.ops {
-        check_ops(ops, complaints);
+        check_ops(ops, problems);
     }
-    check_database_tls(parts, complaints);
-    check_plaintext(parts, complaints);
+    check_database_tls(parts, problems);
+    check_plaintext(parts, problems);
 }
 
-/// Adds a complaint if other machines reach the ops server without a token, or with one that they could guess.
-fn check_ops(ops: &OpsConfig, complaints: &mut ProblemCollector) {
+/// Adds a problem if other machines can reach the ops server without a token, or with a short one.
+fn check_ops(ops: &OpsConfig, problems: &mut ProblemCollector) {
     let Some(listen) = ops.listen.filter(|listen| !listen.ip().is_loopback()) else { return };
     let Some(token) = &ops.token else {
         let what = format!("{listen} is reachable from other machines, and ops.token is not set");
-        complaints.add("ops.listen", what, "Set ops.token (SLUICEGATE_OPS__TOKEN_FILE), or listen on 127.0.0.1");
+        problems.add("ops.listen", what, "Set ops.token (SLUICEGATE_OPS__TOKEN_FILE), or listen on 127.0.0.1");
         return;
     };
     let chars = token.expose_secret().chars().count();
@@ -55,31 +55,31 @@ fn check_ops(ops: &OpsConfig, complaints: &mut ProblemCollector) {
             "has {}, and {listen} is reachable from other machines: it needs at least {TOKEN_CHARS_MIN}",
             count(chars as u64, "character")
         );
-        complaints.add(
+        problems.add(
             "ops.token",
             what,
-            "Use what `openssl rand -hex 24` writes, or set ops.listen to 127.0.0.1:PORT",
+            "Use the output of `openssl rand -hex 24`, or set ops.listen to 127.0.0.1:PORT",
         );
     }
 }
 
-/// Adds a complaint per host of the database that would be spoken to in plain text, or unverified.
-pub fn check_database_tls(parts: &ParsedKeys<'_>, complaints: &mut ProblemCollector) {
+/// Adds a problem for each host of the database whose connection would be plain text or unverified.
+pub fn check_database_tls(parts: &ParsedKeys<'_>, problems: &mut ProblemCollector) {
     if let Some(database) = parts.database.filter(|database| !database.is_verified()) {
         for host in database.hosts().iter().filter(|host| !parts.allows_plaintext(host)) {
-            let mend = plaintext_fix(host, "Add ?sslmode=verify-full");
-            complaints.add("database.url", format!("the connection to {host} would not be verified by TLS"), mend);
+            let fix = plaintext_fix(host, "Add ?sslmode=verify-full");
+            problems.add("database.url", format!("the connection to {host} would not be verified by TLS"), fix);
         }
     }
 }
 
-fn check_plaintext(parts: &ParsedKeys<'_>, complaints: &mut ProblemCollector) {
+fn check_plaintext(parts: &ParsedKeys<'_>, problems: &mut ProblemCollector) {
     if let Some(QueueUrl::Amqp(url)) = parts.queue
         && let Some((scheme, host)) = scheme_and_host(url)
         && scheme == "amqp"
         && !parts.allows_plaintext(&host)
     {
-        complaints.add(
+        problems.add(
             "queue.url",
             format!("the connection to {host} would be plain text"),
             plaintext_fix(&host, "Use amqps://"),
@@ -89,7 +89,7 @@ fn check_plaintext(parts: &ParsedKeys<'_>, complaints: &mut ProblemCollector) {
     for (scheme, host) in nodes.iter().filter_map(scheme_and_host) {
         if scheme == "redis" && !parts.allows_plaintext(&host) {
             let what = format!("the connection to {host} would be plain text");
-            complaints.add("limiter.url", what, plaintext_fix(&host, "Use rediss:// or rediss+cluster://"));
+            problems.add("limiter.url", what, plaintext_fix(&host, "Use rediss:// or rediss+cluster://"));
         }
     }
 }

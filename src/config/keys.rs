@@ -1,6 +1,6 @@
-//! The keys that exist: those of `config/default.toml`, which is part of the binary.
+//! The configuration keys: those of `config/default.toml`, which is part of the binary.
 //!
-//! Refuses a second list of keys or defaults in code.
+//! The file is the only list of keys and defaults; the code has no second one.
 
 use std::collections::BTreeMap;
 
@@ -11,13 +11,13 @@ use crate::domain::env_variable;
 /// The commented defaults, as shipped.
 pub const DEFAULTS: &str = include_str!("../../config/default.toml");
 
-/// Keys whose values are never printed and may come from a file named by `…_FILE`.
+/// Keys whose values are never printed and may come from a file that `…_FILE` names.
 pub const SECRET_KEYS: [&str; 4] = ["database.url", "queue.url", "limiter.url", "ops.token"];
 
-/// Beginning of every variable that is ours.
+/// Prefix of our environment variables.
 pub const VARIABLE_PREFIX: &str = env_variable::PREFIX;
 
-/// `section.key` → default value, which also fixes the key's type.
+/// The default value of each `section.key`; it also fixes the key's type.
 #[derive(Clone, Debug)]
 pub struct Keys(BTreeMap<String, Value>);
 
@@ -25,7 +25,7 @@ impl Keys {
     /// Reads the embedded defaults.
     ///
     /// # Errors
-    /// Never in a build that passes its own tests; the text is the parser's.
+    /// Never in a build that passes its tests; the text is the parser's.
     pub fn embedded() -> Result<Self, String> {
         let sections: toml::Table = DEFAULTS.parse().map_err(|error: toml::de::Error| error.message().to_owned())?;
         let mut keys = BTreeMap::new();
@@ -45,7 +45,7 @@ impl Keys {
         self.0.iter()
     }
 
-    /// The mend for a key that does not exist: the nearest one that does, in the form that `written` gives it.
+    /// The fix for an unknown key: the most similar existing key, in the form of `written`.
     #[must_use]
     pub fn suggest_key(&self, unknown: &str, written: impl Fn(&str) -> String) -> String {
         let nearest = self
@@ -67,8 +67,8 @@ pub fn variable_name(key: &str) -> String {
     format!("{VARIABLE_PREFIX}{}", key.replace('.', env_variable::SECTION_SEPARATOR).to_ascii_uppercase())
 }
 
-/// Reads the text of a variable or flag as the type that the default has. Text that fits no such type stays text, and
-/// is refused with the other values of the wrong type.
+/// Parses the text of a variable or flag as the type of the default. Other text stays text, and is rejected later as a
+/// value of the wrong type.
 #[must_use]
 pub fn parse_typed(text: &str, default: &Value) -> Value {
     match default {

@@ -1,6 +1,7 @@
-//! Lays defaults, file, environment and flags over each other, and remembers where each value was written.
+//! The layers of the configuration: defaults, file, environment and flags, with the origin of each value.
 //!
-//! Refuses unknown keys and values of another type than the default's; says nothing about what a value means.
+//! Unknown keys and values of another type than the default's are rejected here. The values are validated in
+//! `validated`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,18 +19,18 @@ use crate::files::{self, FileReadError};
 /// Names the configuration file when no flag does.
 pub const FILE_VARIABLE: &str = "SLUICEGATE_CONFIG";
 
-/// Stands for the key of a problem with all of a file.
+/// The key of a problem with a whole file.
 const WHOLE_FILE_KEY: &str = "(file)";
 /// Largest configuration file, in bytes.
 const CONFIGURATION_BYTES_MAX: u64 = 1024 * 1024;
-/// Names the system's certificates, beside those of the system itself.
+/// Variable that names a file with system certificates.
 const SYSTEM_CERTIFICATES: &str = "SSL_CERT_FILE";
-/// What is read of them here, in bytes.
+/// Largest such file, in bytes.
 const SYSTEM_BYTES_MAX: u64 = 16 * 1024 * 1024;
 /// Largest file with one secret, in bytes.
 const SECRET_BYTES_MAX: u64 = 16 * 1024;
 
-/// One value and where it was written.
+/// One value and its origin.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayeredValue {
     pub value: Value,
@@ -44,13 +45,13 @@ pub struct ConfigFile {
     pub mode: Option<u32>,
 }
 
-/// What was written, the last word per key, and what was wrong with the writing.
+/// The value of each key after all layers, and the problems of the layers.
 #[derive(Debug)]
 pub struct Layers {
     keys: Keys,
     pub entries: BTreeMap<String, LayeredValue>,
     pub problems: Vec<ConfigProblem>,
-    /// The files that it names.
+    /// The files that were read.
     pub files: Vec<ConfigFile>,
 }
 
@@ -68,7 +69,7 @@ impl Layers {
         Self { entries: entries.collect(), keys, problems: Vec::new(), files: Vec::new() }
     }
 
-    /// Lays a TOML file on top.
+    /// Adds a TOML file as a layer.
     pub fn add_file(&mut self, path: &Path) {
         let at = |line| Origin::File { path: path.to_owned(), line };
         let text = match self.read(path, CONFIGURATION_BYTES_MAX) {
@@ -82,13 +83,13 @@ impl Layers {
         let table = match DeTable::parse(&text) {
             Ok(table) => table.into_inner(),
             Err(error) => {
-                // The error's own Display quotes the line, which may hold a password.
+                // The error's Display quotes the line, which may contain a password.
                 let line = error.span().map_or(0, |span| line_of(span.start));
                 return self.add_problem(
                     WHOLE_FILE_KEY,
                     at(line),
                     error.message().replace('\n', ", "),
-                    "Mend the TOML".to_owned(),
+                    "Fix the TOML".to_owned(),
                 );
             }
         };
@@ -96,7 +97,7 @@ impl Layers {
             let line = line_of(section.span().start);
             let DeValue::Table(values) = values.into_inner() else {
                 let what = "a value outside any section".to_owned();
-                self.add_problem(section.get_ref(), at(line), what, "Put it below a [section]".to_owned());
+                self.add_problem(section.get_ref(), at(line), what, "Move it below a [section]".to_owned());
                 continue;
             };
             for (name, value) in values {
@@ -104,16 +105,14 @@ impl Layers {
                 let line = line_of(name.span().start);
                 match Value::deserialize(ValueDeserializer::from(value)) {
                     Ok(value) => self.set_value(&key, value, at(line), str::to_owned),
-                    Err(_) => {
-                        self.add_problem(&key, at(line), "cannot be read".to_owned(), "Mend the value".to_owned())
-                    }
+                    Err(_) => self.add_problem(&key, at(line), "cannot be read".to_owned(), "Fix the value".to_owned()),
                 }
             }
         }
     }
 
-    /// Lays the environment on top. Variables that merely begin like ours are let be: Kubernetes sets
-    /// `SLUICEGATE_SERVICE_HOST` and its like for a service of that name.
+    /// Adds the environment as a layer. Other variables with our prefix are ignored: Kubernetes sets
+    /// `SLUICEGATE_SERVICE_HOST` and the like for a service of that name.
     pub fn add_environment(&mut self, variables: &[(String, String)]) {
         for (variable, text) in variables {
             let Some(rest) = variable.strip_prefix(VARIABLE_PREFIX) else { continue };
@@ -131,7 +130,7 @@ impl Layers {
         }
     }
 
-    /// The system's certificates are read by libraries, which would wait for a FIFO, or read a device to its end.
+    /// Checks the file of system certificates. Libraries read it, and would wait for a FIFO or read a device for ever.
     pub fn check_system_certificates(&mut self, variables: &[(String, String)]) {
         let named = variables.iter().find(|(name, path)| name == SYSTEM_CERTIFICATES && !path.is_empty());
         let Some((_, path)) = named else { return };
@@ -151,14 +150,14 @@ impl Layers {
         }
     }
 
-    /// Lays `--set key=value` flags on top, in their order.
+    /// Adds `--set key=value` flags as a layer, in their order.
     pub fn add_flags(&mut self, flags: &[String]) {
         for flag in flags {
             match flag.split_once('=') {
                 Some((key, text)) => self.set_text(key.trim(), text, Origin::Flag, str::to_owned),
                 None => {
-                    let mend = "Write --set section.key=value".to_owned();
-                    self.add_problem(flag, Origin::Flag, "has no value".to_owned(), mend);
+                    let fix = "Write --set section.key=value".to_owned();
+                    self.add_problem(flag, Origin::Flag, "has no value".to_owned(), fix);
                 }
             }
         }
@@ -173,10 +172,10 @@ impl Layers {
             return self.add_problem(key, origin, what, "Set one of the two".to_owned());
         }
         match read {
-            // A secret that failed to be written there must not read as none.
+            // An empty file is probably a failed write, not an intended empty secret.
             Ok(text) if text.trim().is_empty() => {
-                let mend = "Write the value into it, or unset the variable".to_owned();
-                self.add_problem(key, origin, "the file is empty".to_owned(), mend);
+                let fix = "Write the value into it, or unset the variable".to_owned();
+                self.add_problem(key, origin, "the file is empty".to_owned(), fix);
             }
             Ok(text) => self.set_text(key, text.trim_end_matches(['\r', '\n']), origin, variable_name),
             Err(error) => {
@@ -186,7 +185,7 @@ impl Layers {
         }
     }
 
-    /// Reads a file and remembers that it was named.
+    /// Reads a file and records its path and mode.
     fn read(&mut self, path: &Path, bytes_max: u64) -> Result<String, FileReadError> {
         let read = files::read_trusted(path, bytes_max);
         let mode = read.as_ref().ok().map(|file| file.mode);
@@ -196,10 +195,11 @@ impl Layers {
 
     fn reject_single_underscore(&mut self, rest: &str, origin: Origin) {
         let bare = rest.strip_suffix(env_variable::FILE_SUFFIX).unwrap_or(rest);
-        let meant = self.keys.iter().map(|(key, _)| key).find(|key| key.replace('.', "_").eq_ignore_ascii_case(bare));
-        if let Some(key) = meant.cloned() {
-            let mend = format!("Write {}, with two underscores after the section", variable_name(&key));
-            self.add_problem(&key, origin, "this variable is not read".to_owned(), mend);
+        let intended =
+            self.keys.iter().map(|(key, _)| key).find(|key| key.replace('.', "_").eq_ignore_ascii_case(bare));
+        if let Some(key) = intended.cloned() {
+            let fix = format!("Write {}, with two underscores after the section", variable_name(&key));
+            self.add_problem(&key, origin, "this variable is not read".to_owned(), fix);
         }
     }
 
@@ -213,8 +213,8 @@ impl Layers {
 
     fn set_value(&mut self, key: &str, value: Value, origin: Origin, written: impl Fn(&str) -> String) {
         let Some(default) = self.keys.default_of(key) else {
-            let mend = self.keys.suggest_key(key, written);
-            return self.add_problem(key, origin, "there is no such key".to_owned(), mend);
+            let fix = self.keys.suggest_key(key, written);
+            return self.add_problem(key, origin, "there is no such key".to_owned(), fix);
         };
         let texts_only = value.as_array().is_none_or(|items| items.iter().all(Value::is_str));
         if !default.same_type(&value) || !texts_only {
@@ -229,14 +229,14 @@ impl Layers {
         self.entries.insert(key.to_owned(), LayeredValue { value, origin });
     }
 
-    /// A key that could be a secret, pasted there, is not repeated.
-    fn add_problem(&mut self, key: &str, origin: Origin, what: String, mend: String) {
+    /// Adds a problem. A key that could be a pasted secret is not repeated.
+    fn add_problem(&mut self, key: &str, origin: Origin, message: String, fix: String) {
         let is_known = self.keys.default_of(key).is_some() || key == WHOLE_FILE_KEY;
         let key = if is_known || is_plain_word(key) { key } else { "(a key that is not shown)" };
-        self.problems.push(ConfigProblem { key: key.to_owned(), origin, message: what, fix: mend });
+        self.problems.push(ConfigProblem { key: key.to_owned(), origin, message, fix });
     }
 
-    /// The last words as one TOML document, for serde.
+    /// The values after all layers as one TOML document, for serde.
     #[must_use]
     pub fn document(&self) -> toml::Table {
         let mut document = toml::Table::new();

@@ -1,7 +1,7 @@
-//! What a process is told from outside: four layers as written, one [`Config`] as meant, all problems reported together.
+//! The configuration of a process: four raw layers, one validated [`Config`], and all problems in one report.
 //!
-//! Refuses provider rows (they live in the database) and refuses to read the process's environment itself: it is an
-//! argument. `config/default.toml` lists and explains every key.
+//! Provider rows are not part of it; they are in the database. The environment is an argument, not read here.
+//! `config/default.toml` lists and explains every key.
 
 use std::path::{Path, PathBuf};
 
@@ -28,16 +28,16 @@ use layers::{FILE_VARIABLE, Layers};
 use raw::RawConfig;
 use validated::ProblemCollector;
 
-/// What a configuration is for, and so which hazards count.
+/// The purpose of a configuration, which decides the cross-checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// A worker's start, or a command beside it: everything counts.
+    /// A worker or another command: every check applies.
     Run,
-    /// A migration reaches the database alone. Whoever runs it is given its URL and no other.
+    /// A migration uses only the database, so only the database is checked.
     Migrate,
 }
 
-/// Reads the layers and says what they mean for [`Purpose::Work`].
+/// Reads and validates the layers for [`Purpose::Run`].
 ///
 /// `file` is the `--config` flag, `sets` the `--set key=value` flags.
 ///
@@ -51,7 +51,7 @@ pub fn load(
     load_for(Purpose::Run, file, environment, sets)
 }
 
-/// As [`load`], for a purpose.
+/// Reads and validates the layers for a purpose, like [`load`].
 ///
 /// # Errors
 /// Every problem of every layer, in one value.
@@ -72,15 +72,15 @@ pub fn load_for(
     layers.add_environment(&variables);
     layers.check_system_certificates(&variables);
     layers.add_flags(sets);
-    let written: RawConfig =
+    let raw: RawConfig =
         layers.document().try_into().map_err(|e: toml::de::Error| broken_defaults(e.message().to_owned()))?;
-    let mut complaints = ProblemCollector::default();
-    let config = validated::validate(&written, purpose, &mut complaints);
+    let mut found = ProblemCollector::default();
+    let config = validated::validate(&raw, purpose, &mut found);
     let mut problems = std::mem::take(&mut layers.problems);
     problems.extend(secrets::secrets_in_flags(&layers));
-    for (key, bad) in complaints.0 {
+    for (key, problem) in found.0 {
         let origin = layers.entries.get(key).map_or(Origin::Default, |entry| entry.origin.clone());
-        problems.push(ConfigProblem { key: key.to_owned(), origin, message: bad.message, fix: bad.fix });
+        problems.push(ConfigProblem { key: key.to_owned(), origin, message: problem.message, fix: problem.fix });
     }
     match config {
         Some(config) if problems.is_empty() => {

@@ -1,6 +1,7 @@
-//! `telemetry.otlp_endpoint`: where spans go, in a build that has any.
+//! Validation of `telemetry.otlp_endpoint`, the address that spans are sent to.
 //!
-//! Refuses what such a build cannot do, and plain text to other machines: spans tell who pays whom when.
+//! A build without the feature `otlp` accepts only `none`. Plain text to other machines is rejected, because spans tell
+//! who pays whom when.
 
 use super::raw::RawTelemetry;
 use super::validated::ProblemCollector;
@@ -8,19 +9,19 @@ use crate::tls::is_plaintext_allowed;
 
 const KEY: &str = "telemetry.otlp_endpoint";
 
-/// `Some(None)`: spans go nowhere. `None`: it has been complained about.
+/// Validates the endpoint. `Some(None)`: no spans are sent. `None`: a problem was added.
 pub fn validate_endpoint(
-    written: &RawTelemetry,
+    raw: &RawTelemetry,
     plaintext_hosts: &[String],
-    complaints: &mut ProblemCollector,
+    problems: &mut ProblemCollector,
 ) -> Option<Option<String>> {
-    let text = written.otlp_endpoint.as_str();
+    let text = raw.otlp_endpoint.as_str();
     if text == "none" {
         return Some(None);
     }
     if !cfg!(feature = "otlp") {
         let what = "is set, and this build has no OpenTelemetry";
-        complaints.add(KEY, what, "Build with `cargo build --release --features otlp`, or set it to `none`");
+        problems.add(KEY, what, "Build with `cargo build --release --features otlp`, or set it to `none`");
         return None;
     }
     let url = url::Url::parse(text).ok().filter(|url| {
@@ -28,12 +29,16 @@ pub fn validate_endpoint(
         matches!(url.scheme(), "http" | "https") && is_bare && url.fragment().is_none()
     });
     let Some((scheme, host)) = url.as_ref().and_then(|url| Some((url.scheme(), url.host_str()?))) else {
-        complaints.add(KEY, "is no address of a collector", "Write http://127.0.0.1:4318 or https://HOST, or `none`");
+        problems.add(
+            KEY,
+            "is not the address of a collector",
+            "Write http://127.0.0.1:4318 or https://HOST, or `none`",
+        );
         return None;
     };
     if scheme == "http" && !is_plaintext_allowed(host, plaintext_hosts) {
         let what = format!("the connection to {host} would be plain text");
-        complaints.add(KEY, what, format!("Use https://; or add \"{host}\" to tls.plaintext_hosts at your own risk"));
+        problems.add(KEY, what, format!("Use https://; or add \"{host}\" to tls.plaintext_hosts at your own risk"));
         return None;
     }
     Some(Some(text.to_owned()))

@@ -1,13 +1,13 @@
-//! What is wrong with a configuration, and where it was written.
+//! A configuration problem: its key, its origin, and its fix.
 //!
-//! Refuses to stop at the first problem and to repeat a value that could be a secret.
+//! All problems are reported together. None repeats a value that could be a secret.
 
 use std::fmt;
 use std::path::PathBuf;
 
 use crate::domain::sensitive::safe_quote::path_if_safe;
 
-/// Where a value was written.
+/// The place where a value was set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     Default,
@@ -38,7 +38,7 @@ impl fmt::Display for Origin {
     }
 }
 
-/// One problem: which key, where it was written, what is wrong with it, and the mend.
+/// One problem: the key, its origin, what is wrong, and the fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigProblem {
     pub key: String,
@@ -53,12 +53,12 @@ impl fmt::Display for ConfigProblem {
     }
 }
 
-/// Everything that is wrong, in the order of the keys; never empty.
+/// All problems, in the order of the keys; never empty.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct ConfigProblems(pub Vec<ConfigProblem>);
 
 impl ConfigProblems {
-    /// A title, and one line per problem.
+    /// A title and one line per problem.
     #[must_use]
     pub fn lines(&self) -> Vec<String> {
         let title = match self.0.len() {

@@ -1,6 +1,6 @@
-//! The configuration as written: texts, whole numbers and lists, one field per key of `config/default.toml`.
+//! The raw configuration: texts, whole numbers and lists, one field per key of `config/default.toml`.
 //!
-//! Refuses meaning: `meant` checks and translates.
+//! [`super::validated`] checks and converts the values.
 
 use serde::{Deserialize, Serialize};
 
@@ -26,7 +26,7 @@ pub struct RawDatabase {
     pub max_connections: i64,
 }
 
-/// An engine and the beginning of our names in it.
+/// A backend and the prefix of our names in it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawNamedBackend {

@@ -4,7 +4,7 @@ use std::time::Duration;
 use super::keys::variable_name;
 use super::*;
 
-/// As `openssl rand -hex 24` writes.
+/// An output of `openssl rand -hex 24`.
 const TOKEN: &str = "5d1f0c9b7e3a86427790fe15cb2ad8346f70e19b28c4d5a3";
 
 fn load_with(variables: &[(&str, &str)], sets: &[&str]) -> Result<Config, ConfigProblems> {
@@ -91,9 +91,9 @@ fn all_problems_name_key_origin_and_fix() {
         ),
         "queue.preffix (SLUICEGATE_QUEUE__PREFFIX): there is no such key. Did you mean `SLUICEGATE_QUEUE__PREFIX`?"
             .to_owned(),
-        "queue.url (SLUICEGATE_QUEUE__URL): begins with no scheme for this key".to_owned(),
+        "queue.url (SLUICEGATE_QUEUE__URL): does not begin with a scheme for this key".to_owned(),
         "ledger.scrub_after_days (--set): is 0. Use a number from 1 to 3650".to_owned(),
-        "worker.card_numbers (--set): `allow` is none of its words. Use one of: refuse, warn, off".to_owned(),
+        "worker.card_numbers (--set): `allow` is not a valid value. Use one of: refuse, warn, off".to_owned(),
         "log.level (--set): has no value. Write --set section.key=value".to_owned(),
     ] {
         assert!(text.contains(&expected), "missing `{expected}` in:\n{text}");
@@ -167,7 +167,7 @@ fn secrets_come_from_files_and_are_never_shown() {
     }
 }
 
-/// Permission bits of a file that is made for it.
+/// Creates a file with these permission bits.
 fn file_with_mode(dir: &tempfile::TempDir, mode: u32, text: &str) -> String {
     use std::os::unix::fs::PermissionsExt as _;
     let path = dir.path().join(format!("{mode:o}"));
@@ -204,7 +204,10 @@ fn secret_files_are_checked_by_mode() {
     for (mode, exposed) in [(0o400, 0), (0o440, 0), (0o640, 0), (0o644, 1), (0o444, 1)] {
         let found = secret_file(mode).unwrap().exposed_secrets;
         assert_eq!(found.len(), exposed, "{mode:o}: {found:?}");
-        assert!(found.iter().all(|it| it.key == "ops.token" && it.message.contains(&format!("{mode:o}"))), "{found:?}");
+        assert!(
+            found.iter().all(|problem| problem.key == "ops.token" && problem.message.contains(&format!("{mode:o}"))),
+            "{found:?}"
+        );
     }
     for (mode, exposed) in [(0o600, 0), (0o640, 1), (0o644, 1)] {
         assert_eq!(configuration(mode, &token).unwrap().exposed_secrets.len(), exposed, "{mode:o}");
@@ -234,7 +237,7 @@ fn password_with_slash_is_not_shown() {
     ] {
         let text = problems_of(&[(&format!("SLUICEGATE_{key}__URL"), bad)], &[]);
         assert!(!text.contains("hunter2"), "{bad}: {text}");
-        assert!(!bad.contains('@') || text.contains("behind the host"), "{bad}: {text}");
+        assert!(!bad.contains('@') || text.contains("after the host"), "{bad}: {text}");
     }
 }
 
@@ -275,7 +278,7 @@ fn unsafe_combinations_stop_the_start() {
     let verified = "database.url=postgres://app@db.example.com/pay?sslmode=verify-full";
     let broker = "queue.url=amqps://mq.example.com";
     for (sets, key, part) in [
-        (vec![verified], "queue.url", "lives in a SQLite database"),
+        (vec![verified], "queue.url", "is in a SQLite database"),
         (vec!["ops.listen=0.0.0.0:9464"], "ops.listen", "ops.token is not set"),
         (vec!["ops.listen=0.0.0.0:9464", "ops.token=hunter2"], "ops.token", "has 7 characters"),
         (vec!["ops.listen=[::]:9464", "ops.token=0123456789abcdef0123456789abcde"], "ops.token", "at least 32"),
@@ -315,7 +318,7 @@ fn unsafe_combinations_stop_the_start() {
     }
 }
 
-/// A job that migrates is given the owner's URL and nothing else.
+/// A migration has the owner's URL and nothing else.
 #[test]
 fn migration_checks_its_database_only() {
     let migration = |sets: &[&str]| {
@@ -326,7 +329,7 @@ fn migration_checks_its_database_only() {
     migration(&[verified, "ops.listen=0.0.0.0:9464", "limiter.url=redis://10.1.2.3:6379"]).unwrap();
     let refused = migration(&["database.url=postgres://owner@db.example.com/pay"]).unwrap_err().to_string();
     assert!(refused.contains("would not be verified by TLS") && !refused.contains("queue.url"), "{refused}");
-    // What cannot be meant is a mistake whoever reads it.
+    // An invalid value is an error for every purpose.
     assert!(migration(&[verified, "queue.url=nowhere"]).unwrap_err().to_string().contains("queue.url"));
 }
 
@@ -352,7 +355,7 @@ fn safe_configurations_are_accepted() {
 fn the_production_example_is_safe() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("config/example.production.toml");
     let text = fs::read_to_string(&path).unwrap();
-    // The URLs stand in its comment, as `VARIABLE_FILE=path    url`.
+    // The URLs are in its comment, as `VARIABLE_FILE=path    url`.
     let secrets: Vec<(String, String)> = text
         .lines()
         .filter_map(|line| line.strip_prefix("#   ")?.split_once("_FILE="))
@@ -372,7 +375,7 @@ fn the_compose_file_configures_its_workers() {
         .filter_map(|line| line.trim().split_once(": ").filter(|(name, _)| name.starts_with("SLUICEGATE_")))
         .map(|(name, value)| {
             let value = value.trim_matches('"');
-            // `${NAME:?message}` is what the environment file says.
+            // The environment file sets `${NAME:?message}`.
             let value = match (value.find("${"), value.find('}')) {
                 (Some(start), Some(end)) => format!("{}{TOKEN}{}", &value[..start], &value[end + 1..]),
                 _ => value.to_owned(),

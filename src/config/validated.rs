@@ -1,7 +1,7 @@
-//! The configuration as meant: checked values with their types and units.
+//! The validated configuration: checked values with their types and units.
 //!
-//! Refuses to stop at the first value that cannot be meant; hazards between keys are `hazards`' part, and are looked for
-//! among the values that can be meant even when others cannot.
+//! Validation reports every invalid value, not only the first. [`cross_checks`] looks at combinations of the valid
+//! ones, even if other values are invalid.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -20,18 +20,18 @@ use crate::provider::secret_grants::SecretGrants;
 pub use crate::queue::message::CardNumbers;
 use crate::tls::Authorities;
 
-/// What examples have where a secret shall be.
+/// Placeholders for secrets in the examples.
 const PLACEHOLDERS: [&str; 4] = ["random-characters", "changeme", "change-me", "placeholder"];
 
-/// All that a process is told from outside, apart from provider rows.
+/// The configuration of a process, without provider rows.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub database: DatabaseConfig,
     pub queue: QueueConfig,
     pub limiter: LimiterConfig,
-    /// Entries of `outbound.allow`, as written.
+    /// Entries of `outbound.allow`, as raw.
     pub outbound_allow: Vec<String>,
-    /// Of `outbound.secrets`.
+    /// Entries of `outbound.secrets`.
     pub outbound_secrets: SecretGrants,
     /// The files that keys were read from.
     pub config_files: Vec<PathBuf>,
@@ -39,16 +39,16 @@ pub struct Config {
     pub exposed_secrets: Vec<ConfigProblem>,
     pub ops: OpsConfig,
     pub worker: WorkerConfig,
-    /// Age at which payload and request body of settled jobs are emptied.
+    /// Age at which payload and request body of finished jobs are emptied.
     pub scrub_after: Duration,
-    /// `None`: never.
+    /// The same for jobs in `review`; `None`: never.
     pub scrub_review_after: Option<Duration>,
-    /// Of `tls.ca_file`, read once.
+    /// The certificates of `tls.ca_file`, read once.
     pub authorities: Authorities,
-    /// Host names that may be spoken to without TLS.
+    /// Hosts to which connections may be without TLS.
     pub plaintext_hosts: Vec<String>,
     pub log: LogConfig,
-    /// Of a collector that spans are sent to; never there in a build without the feature `otlp`.
+    /// Address of the collector for spans; `None` in a build without the feature `otlp`.
     pub otlp_endpoint: Option<String>,
 }
 
@@ -96,17 +96,17 @@ pub enum LogFormat {
     Json,
 }
 
-/// Collects what is wrong, key by key.
+/// Collects problems, key by key.
 #[derive(Debug, Default)]
 pub struct ProblemCollector(pub Vec<(&'static str, ValueProblem)>);
 
 impl ProblemCollector {
-    pub fn add(&mut self, key: &'static str, what: impl Into<String>, mend: impl Into<String>) {
-        self.0.push((key, ValueProblem { message: what.into(), fix: mend.into() }));
+    pub fn add(&mut self, key: &'static str, message: impl Into<String>, fix: impl Into<String>) {
+        self.0.push((key, ValueProblem { message: message.into(), fix: fix.into() }));
     }
 
     fn value_or_add<T>(&mut self, key: &'static str, result: Result<T, ValueProblem>) -> Option<T> {
-        result.map_err(|bad| self.0.push((key, bad))).ok()
+        result.map_err(|problem| self.0.push((key, problem))).ok()
     }
 
     fn integer_in_range(&mut self, key: &'static str, value: i64, low: u32, high: u32) -> Option<u32> {
@@ -117,29 +117,29 @@ impl ProblemCollector {
         fits
     }
 
-    fn validate_prefix(&mut self, key: &'static str, text: &str, marks: &str) -> Option<String> {
-        // RabbitMQ keeps names that begin with `amq.` for itself.
+    fn validate_prefix(&mut self, key: &'static str, text: &str, punctuation: &str) -> Option<String> {
+        // RabbitMQ reserves names that begin with `amq.`.
         let fits = !text.starts_with("amq.")
             && (1..=63).contains(&text.len())
-            && text.chars().all(|c| c.is_ascii_alphanumeric() || marks.contains(c));
+            && text.chars().all(|c| c.is_ascii_alphanumeric() || punctuation.contains(c));
         if !fits {
             self.add(
                 key,
                 format!("{} cannot begin a name", quote_if_safe(text)),
-                format!("Use 1 to 63 of A-Z a-z 0-9 {marks}, not beginning with amq."),
+                format!("Use 1 to 63 of A-Z a-z 0-9 {punctuation}, not beginning with amq."),
             );
         }
         fits.then(|| text.to_owned())
     }
 
-    fn parse_choice<T: Copy>(&mut self, key: &'static str, text: &str, words: &[(&str, T)]) -> Option<T> {
-        let found = words.iter().find(|(word, _)| *word == text).map(|(_, meaning)| *meaning);
+    fn parse_choice<T: Copy>(&mut self, key: &'static str, text: &str, choices: &[(&str, T)]) -> Option<T> {
+        let found = choices.iter().find(|(name, _)| *name == text).map(|(_, value)| *value);
         if found.is_none() {
-            let words: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
+            let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
             self.add(
                 key,
-                format!("{} is none of its words", quote_if_safe(text)),
-                format!("Use one of: {}", words.join(", ")),
+                format!("{} is not a valid value", quote_if_safe(text)),
+                format!("Use one of: {}", names.join(", ")),
             );
         }
         found
@@ -150,48 +150,46 @@ fn duration_of_days(days: u32) -> Duration {
     Duration::from_secs(u64::from(days) * 86_400)
 }
 
-/// Translates every key; `None` when any of them complained.
-pub fn validate(written: &RawConfig, purpose: Purpose, complaints: &mut ProblemCollector) -> Option<Config> {
-    let database = validate_database(&written.database, complaints);
-    let queue_url = complaints.value_or_add("queue.url", QueueUrl::parse(&written.queue.url));
-    let queue_prefix = complaints.validate_prefix("queue.prefix", &written.queue.prefix, "_.-");
-    let limiter_url = complaints.value_or_add("limiter.url", LimiterUrl::parse(&written.limiter.url));
-    // Braces would move Redis' hash tag, and with it the keys, to other slots.
-    let limiter_prefix = complaints.validate_prefix("limiter.prefix", &written.limiter.prefix, "_.:-");
-    let ops = validate_ops(&written.ops, complaints);
-    let worker = validate_worker(&written.worker, complaints);
-    let days = complaints.integer_in_range("ledger.scrub_after_days", written.ledger.scrub_after_days, 1, 3_650);
+/// Validates every key; `None` if a key has a problem.
+pub fn validate(raw: &RawConfig, purpose: Purpose, problems: &mut ProblemCollector) -> Option<Config> {
+    let database = validate_database(&raw.database, problems);
+    let queue_url = problems.value_or_add("queue.url", QueueUrl::parse(&raw.queue.url));
+    let queue_prefix = problems.validate_prefix("queue.prefix", &raw.queue.prefix, "_.-");
+    let limiter_url = problems.value_or_add("limiter.url", LimiterUrl::parse(&raw.limiter.url));
+    // Braces would change Redis' hash tag, and move the keys to other slots.
+    let limiter_prefix = problems.validate_prefix("limiter.prefix", &raw.limiter.prefix, "_.:-");
+    let ops = validate_ops(&raw.ops, problems);
+    let worker = validate_worker(&raw.worker, problems);
+    let days = problems.integer_in_range("ledger.scrub_after_days", raw.ledger.scrub_after_days, 1, 3_650);
     let review_days =
-        complaints.integer_in_range("ledger.scrub_review_after_days", written.ledger.scrub_review_after_days, 0, 3_650);
-    for (key, items) in
-        [("outbound.allow", &written.outbound.allow), ("tls.plaintext_hosts", &written.tls.plaintext_hosts)]
-    {
+        problems.integer_in_range("ledger.scrub_review_after_days", raw.ledger.scrub_review_after_days, 0, 3_650);
+    for (key, items) in [("outbound.allow", &raw.outbound.allow), ("tls.plaintext_hosts", &raw.tls.plaintext_hosts)] {
         if items.iter().any(|item| item.trim().is_empty() || item.contains('*')) {
-            complaints.add(key, "has an empty entry or a wildcard", "Name each entry in full");
+            problems.add(key, "has an empty entry or a wildcard", "Name each entry in full");
         } else if key == "outbound.allow" {
-            validate_targets(items, complaints);
+            validate_targets(items, problems);
         }
     }
-    let outbound_secrets = validate_secrets(&written.outbound.secrets, complaints);
-    let authorities = validate_authorities(&written.tls.ca_file, complaints);
-    let log = validate_log(&written.log, complaints);
-    let otlp_endpoint = super::otlp::validate_endpoint(&written.telemetry, &written.tls.plaintext_hosts, complaints);
+    let outbound_secrets = validate_secrets(&raw.outbound.secrets, problems);
+    let authorities = validate_authorities(&raw.tls.ca_file, problems);
+    let log = validate_log(&raw.log, problems);
+    let otlp_endpoint = super::otlp::validate_endpoint(&raw.telemetry, &raw.tls.plaintext_hosts, problems);
     let parts = cross_checks::ParsedKeys {
         database: database.as_ref().map(|database| &database.url),
         queue: queue_url.as_ref(),
         limiter: limiter_url.as_ref(),
         ops: ops.as_ref(),
-        plaintext_hosts: &written.tls.plaintext_hosts,
+        plaintext_hosts: &raw.tls.plaintext_hosts,
     };
     match purpose {
-        Purpose::Run => cross_checks::check_all(&parts, complaints),
-        Purpose::Migrate => cross_checks::check_database_tls(&parts, complaints),
+        Purpose::Run => cross_checks::check_all(&parts, problems),
+        Purpose::Migrate => cross_checks::check_database_tls(&parts, problems),
     }
     Some(Config {
         database: database?,
         queue: QueueConfig { url: queue_url?, prefix: queue_prefix? },
         limiter: LimiterConfig { url: limiter_url?, prefix: limiter_prefix? },
-        outbound_allow: written.outbound.allow.clone(),
+        outbound_allow: raw.outbound.allow.clone(),
         outbound_secrets: outbound_secrets?,
         config_files: Vec::new(),
         exposed_secrets: Vec::new(),
@@ -200,89 +198,89 @@ pub fn validate(written: &RawConfig, purpose: Purpose, complaints: &mut ProblemC
         scrub_after: duration_of_days(days?),
         scrub_review_after: review_days.map(|days| (days > 0).then(|| duration_of_days(days)))?,
         authorities: authorities?,
-        plaintext_hosts: written.tls.plaintext_hosts.clone(),
+        plaintext_hosts: raw.tls.plaintext_hosts.clone(),
         log: log?,
         otlp_endpoint: otlp_endpoint?,
     })
 }
 
-fn validate_database(written: &super::raw::RawDatabase, complaints: &mut ProblemCollector) -> Option<DatabaseConfig> {
-    let url = complaints.value_or_add("database.url", DatabaseUrl::parse(&written.url));
-    let max_connections = complaints.integer_in_range("database.max_connections", written.max_connections, 1, 1_000);
+fn validate_database(raw: &super::raw::RawDatabase, problems: &mut ProblemCollector) -> Option<DatabaseConfig> {
+    let url = problems.value_or_add("database.url", DatabaseUrl::parse(&raw.url));
+    let max_connections = problems.integer_in_range("database.max_connections", raw.max_connections, 1, 1_000);
     Some(DatabaseConfig { url: url?, max_connections: max_connections? })
 }
 
-fn validate_ops(written: &super::raw::RawOps, complaints: &mut ProblemCollector) -> Option<OpsConfig> {
-    let text = written.listen.replacen("localhost:", "127.0.0.1:", 1);
+fn validate_ops(raw: &super::raw::RawOps, problems: &mut ProblemCollector) -> Option<OpsConfig> {
+    let text = raw.listen.replacen("localhost:", "127.0.0.1:", 1);
     let listen = match text.as_str() {
         "none" => Some(None),
         text => text.parse().map(Some).ok(),
     };
     if listen.is_none() {
-        let what = format!("{} is not an address", quote_if_safe(&written.listen));
-        complaints.add("ops.listen", what, "Write IP:PORT, like 127.0.0.1:9464 or [::1]:9464, or `none`");
+        let what = format!("{} is not an address", quote_if_safe(&raw.listen));
+        problems.add("ops.listen", what, "Write IP:PORT, like 127.0.0.1:9464 or [::1]:9464, or `none`");
     }
-    let sendable = written.token.bytes().all(|byte| byte.is_ascii_graphic());
+    let sendable = raw.token.bytes().all(|byte| byte.is_ascii_graphic());
     if !sendable {
-        let what = "holds characters that a header cannot carry";
-        complaints.add("ops.token", what, "Use visible ASCII characters without spaces");
+        let what = "contains characters that a header cannot carry";
+        problems.add("ops.token", what, "Use visible ASCII characters without spaces");
     }
-    let is_secret = written.token.is_empty()
+    let is_secret = raw.token.is_empty()
         || !sendable
-        || placeholder_problem(&written.token).is_none_or(|what| {
-            complaints.add("ops.token", what, "Use what `openssl rand -hex 24` writes");
+        || placeholder_problem(&raw.token).is_none_or(|what| {
+            problems.add("ops.token", what, "Use the output of `openssl rand -hex 24`");
             false
         });
-    let token = (!written.token.is_empty()).then(|| SecretString::from(written.token.as_str()));
+    let token = (!raw.token.is_empty()).then(|| SecretString::from(raw.token.as_str()));
     (sendable && is_secret).then_some(OpsConfig { listen: listen?, token })
 }
 
-/// A placeholder is known to whoever has read the example.
+/// The problem of a placeholder: every reader of the example knows it.
 fn placeholder_problem(token: &str) -> Option<&'static str> {
     let lower = token.to_ascii_lowercase();
-    PLACEHOLDERS.iter().any(|words| lower.contains(words)).then_some("is the placeholder of an example")
+    PLACEHOLDERS.iter().any(|placeholder| lower.contains(placeholder)).then_some("is the placeholder of an example")
 }
 
-fn validate_targets(entries: &[String], complaints: &mut ProblemCollector) {
-    if let Err(problems) = outbound::validate(entries) {
-        let mend = "Write each as loopback, host:port, a CIDR like 10.0.0.0/8, or http://host:port";
-        complaints.add("outbound.allow", problems.join("; "), mend);
+fn validate_targets(entries: &[String], problems: &mut ProblemCollector) {
+    if let Err(entry_problems) = outbound::validate(entries) {
+        let fix = "Write each as loopback, host:port, a CIDR like 10.0.0.0/8, or http://host:port";
+        problems.add("outbound.allow", entry_problems.join("; "), fix);
     }
 }
 
-fn validate_secrets(entries: &[String], complaints: &mut ProblemCollector) -> Option<SecretGrants> {
-    let mend = "Write each as env:NAME@HOST or file:/PATH@HOST, like env:STRIPE_KEY@api.stripe.com or file:/run/secrets/adyen@*.adyen.com";
+fn validate_secrets(entries: &[String], problems: &mut ProblemCollector) -> Option<SecretGrants> {
+    let fix = "Write each as env:NAME@HOST or file:/PATH@HOST, like env:STRIPE_KEY@api.stripe.com or file:/run/secrets/adyen@*.adyen.com";
     let grants = SecretGrants::parse(entries);
-    complaints.value_or_add(
+    problems.value_or_add(
         "outbound.secrets",
-        grants.map_err(|problems| ValueProblem { message: problems.join("; "), fix: mend.to_owned() }),
+        grants.map_err(|entry_problems| ValueProblem { message: entry_problems.join("; "), fix: fix.to_owned() }),
     )
 }
 
-fn validate_authorities(path: &str, complaints: &mut ProblemCollector) -> Option<Authorities> {
+fn validate_authorities(path: &str, problems: &mut ProblemCollector) -> Option<Authorities> {
     if path.is_empty() {
         return Some(Authorities::default());
     }
     let path = Path::new(path);
     let read = Authorities::read(path);
-    let mend = "Name a PEM file with the certificates of your authorities that this process's user may read";
-    complaints.value_or_add(
+    let fix = "Name a PEM file with the certificates of your authorities that this process's user may read";
+    problems.value_or_add(
         "tls.ca_file",
         read.map_err(|problem| ValueProblem {
             message: format!("{} {problem}", path_if_safe(path)),
-            fix: mend.to_owned(),
+            fix: fix.to_owned(),
         }),
     )
 }
 
-fn validate_worker(written: &super::raw::RawWorker, complaints: &mut ProblemCollector) -> Option<WorkerConfig> {
-    let words = [("refuse", CardNumbers::Refuse), ("warn", CardNumbers::Warn), ("off", CardNumbers::Off)];
-    let card_numbers = complaints.parse_choice("worker.card_numbers", &written.card_numbers, &words);
-    let drain_ms = complaints.integer_in_range("worker.drain_timeout_ms", written.drain_timeout_ms, 0, 3_600_000);
+fn validate_worker(raw: &super::raw::RawWorker, problems: &mut ProblemCollector) -> Option<WorkerConfig> {
+    let choices = [("refuse", CardNumbers::Refuse), ("warn", CardNumbers::Warn), ("off", CardNumbers::Off)];
+    let card_numbers = problems.parse_choice("worker.card_numbers", &raw.card_numbers, &choices);
+    let drain_ms = problems.integer_in_range("worker.drain_timeout_ms", raw.drain_timeout_ms, 0, 3_600_000);
     Some(WorkerConfig { drain_timeout: Duration::from_millis(u64::from(drain_ms?)), card_numbers: card_numbers? })
 }
 
-fn validate_log(written: &super::raw::RawLog, complaints: &mut ProblemCollector) -> Option<LogConfig> {
+fn validate_log(raw: &super::raw::RawLog, problems: &mut ProblemCollector) -> Option<LogConfig> {
     use tracing::Level;
     let levels = [
         ("error", Level::ERROR),
@@ -291,8 +289,8 @@ fn validate_log(written: &super::raw::RawLog, complaints: &mut ProblemCollector)
         ("debug", Level::DEBUG),
         ("trace", Level::TRACE),
     ];
-    let level = complaints.parse_choice("log.level", &written.level, &levels);
+    let level = problems.parse_choice("log.level", &raw.level, &levels);
     let formats = [("text", LogFormat::Text), ("json", LogFormat::Json)];
-    let format = complaints.parse_choice("log.format", &written.format, &formats);
+    let format = problems.parse_choice("log.format", &raw.format, &formats);
     Some(LogConfig { level: level?, format: format? })
 }

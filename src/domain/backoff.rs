@@ -1,8 +1,7 @@
-//! How long to wait before the next attempt: exponential growth with full jitter above the base.
+//! Wait before a job's next attempt: exponential growth, with jitter in the upper half of each step.
 //!
-//! This is the one file that names the `backoff` crate, and it takes only the schedule from it: no clock, no loop, no
-//! retry. The crate is unmaintained (RUSTSEC-2025-0012); the way out is to compute `base * 2^(n-1)` in
-//! [`BackoffPolicy::delay`].
+//! Only this file uses the `backoff` crate, and only its schedule: no clock, no loop, no retry. The crate is
+//! unmaintained (RUSTSEC-2025-0012). To replace it, compute `base * 2^(n-1)` in [`BackoffPolicy::delay`].
 
 use std::time::Duration;
 
@@ -17,8 +16,8 @@ pub struct BackoffPolicy {
 }
 
 impl BackoffPolicy {
-    /// Wait before the attempt after the `failed`-th one (counted from 1), between half and the whole of the schedule's
-    /// step. `fraction` is a random number in 0..1 that the caller supplies.
+    /// Wait after the `failed`-th attempt (counted from 1): between half and all of the schedule's step. `fraction` is
+    /// a random number in 0..1 from the caller.
     #[must_use]
     pub fn delay(&self, failed: u32, fraction: f64) -> Duration {
         let mut schedule = ExponentialBackoff {
@@ -31,7 +30,7 @@ impl BackoffPolicy {
             ..ExponentialBackoff::default()
         };
         let mut step = self.base;
-        // The schedule is flat once it has reached its maximum; 32 doublings pass any of them.
+        // The schedule is flat after its maximum; 32 doublings reach every maximum.
         for _ in 0..failed.clamp(1, 32) {
             step = schedule.next_backoff().unwrap_or(self.max);
         }

@@ -1,8 +1,8 @@
-//! Decoding half of Base64 (<https://www.rfc-editor.org/rfc/rfc4648#section-4>), for credentials of HTTP Basic.
+//! Base64 decoder for the credentials of HTTP Basic (<https://www.rfc-editor.org/rfc/rfc4648#section-4>).
 //!
-//! Refuses everything that is not whole: other alphabets, blanks, missing or misplaced padding, bits left over.
+//! It decodes only complete text. Other alphabets, blanks, missing or misplaced padding and leftover bits give `None`.
 
-/// The bytes, or `None`.
+/// The decoded bytes; `None` for invalid text.
 #[must_use]
 pub fn decode(text: &[u8]) -> Option<Vec<u8>> {
     if !text.len().is_multiple_of(4) {

@@ -1,7 +1,8 @@
-//! Whether a provider is down: the circuit breaker of one lane, as a state machine over the outcomes of its requests.
+//! Circuit breaker of one lane: decides from the outcomes of requests whether the provider is down.
 //!
-//! Refuses to judge a provider by one payment: what a job may have caused itself counts once per job. Refuses to guess
-//! when it is well again: after a wait one real job at a time is sent, until several in a row have been answered.
+//! One payment alone cannot open it: a failure that the job may have caused counts once per job. After a wait, one real
+//! job at a time probes the provider. The breaker closes after several answered probes in a row. See
+//! `docs/decisions/0035-circuit-breaker-per-lane.md`.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -10,30 +11,30 @@ use super::backoff::BackoffPolicy;
 use super::job::JobId;
 use super::outcome::{Outcome, UnknownCause};
 
-/// So many failures in a row open it.
+/// Failures in a row that open the breaker.
 pub const CONSECUTIVE_FAILURES_MAX: u32 = 5;
-/// So many requests are looked back at, …
+/// Number of recent requests that are looked at, …
 pub const SAMPLE_WINDOW: usize = 20;
-/// … of which so many failures open it, though others came between.
+/// … and the failures among them that open the breaker, in a row or not.
 pub const WINDOW_FAILURES_MAX: usize = 10;
-/// So many answered jobs in a row close it.
+/// Answered probes in a row that close the breaker.
 pub const PROBES_TO_CLOSE: u32 = 3;
-/// How long nothing is sent before the first probe, and at most before a later one.
+/// Time that the breaker is open before the first probe, and at most before a later one.
 pub const OPEN_BACKOFF: BackoffPolicy = BackoffPolicy { base: Duration::from_secs(5), max: Duration::from_secs(60) };
 
-/// What one outcome says of the provider.
+/// Health of the provider by one outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HealthSample {
-    /// It answered, whatever it said of the payment.
+    /// The provider answered, whatever it said about the payment.
     Reachable,
-    /// No payment can have caused this.
+    /// The provider failed, and no payment can have caused this.
     Down,
-    /// It fails, or it fails for this payment.
+    /// The provider failed, in general or for this payment only.
     DownOrJobFault,
 }
 
 impl HealthSample {
-    /// `None`: the outcome says nothing of the provider.
+    /// `None`: the outcome says nothing about the provider.
     #[must_use]
     pub fn from_outcome(outcome: &Outcome) -> Option<Self> {
         Some(match outcome {
@@ -60,72 +61,72 @@ impl HealthSample {
     }
 }
 
-/// What follows for the lane.
+/// Change of the breaker that the lane must follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BreakerTransition {
-    /// Nothing is sent for so long; then one job at a time.
+    /// Nothing is sent for `open_for`; then one job at a time.
     Opens { open_for: Duration },
-    /// It goes on as usual.
+    /// The lane sends as usual.
     Closes,
 }
 
-/// The state; closed in its default. Instants are durations since any one origin.
+/// State of one breaker; closed by default. Instants are durations since any one origin.
 #[derive(Clone, Debug, Default)]
 pub struct Breaker {
     /// Whether each of the last requests failed, oldest first.
     recent: VecDeque<bool>,
     consecutive_failures: u32,
-    /// Whose failures are among those in a row.
+    /// Jobs whose failures are among those in a row.
     failing_jobs: Vec<JobId>,
     opened: Option<OpenState>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct OpenState {
-    /// Requests that began earlier say nothing of now.
+    /// Outcomes of requests that began earlier are ignored.
     probe_from: Duration,
-    /// In a row.
+    /// Times that the breaker opened without closing in between.
     consecutive_openings: u32,
     answered_probes: u32,
 }
 
 impl Breaker {
-    /// Whether one job at a time is sent: from the opening until it closes.
+    /// True from the opening until the breaker closes: at most one job at a time is sent.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.opened.is_some()
     }
 
-    /// Ends the rest: something changed that may have mended it.
+    /// Allows probes from `now` on: a change may have fixed the provider.
     pub fn probe_from(&mut self, now: Duration) {
         if let Some(opened) = &mut self.opened {
             opened.probe_from = opened.probe_from.min(now);
         }
     }
 
-    /// Takes an outcome in. `fraction` is a random number in 0..1, for the spread of several processes' probes.
+    /// Takes in one outcome. `fraction` is a random number in 0..1 that spreads the probes of several processes.
     pub fn observe(
         &mut self,
         job: &JobId,
-        sign: HealthSample,
+        sample: HealthSample,
         (began, now): (Duration, Duration),
         fraction: f64,
     ) -> Option<BreakerTransition> {
         match self.opened {
             Some(opened) if began < opened.probe_from => None,
-            Some(opened) => self.observe_probe(opened, sign, now, fraction),
-            None => self.observe_while_closed(job, sign, now, fraction),
+            Some(opened) => self.observe_probe(opened, sample, now, fraction),
+            None => self.observe_while_closed(job, sample, now, fraction),
         }
     }
 
     fn observe_probe(
         &mut self,
         opened: OpenState,
-        sign: HealthSample,
+        sample: HealthSample,
         now: Duration,
         fraction: f64,
     ) -> Option<BreakerTransition> {
-        if sign != HealthSample::Reachable {
+        if sample != HealthSample::Reachable {
             return Some(self.open(opened.consecutive_openings + 1, now, fraction));
         }
         if opened.answered_probes + 1 < PROBES_TO_CLOSE {
@@ -139,14 +140,14 @@ impl Breaker {
     fn observe_while_closed(
         &mut self,
         job: &JobId,
-        sign: HealthSample,
+        sample: HealthSample,
         now: Duration,
         fraction: f64,
     ) -> Option<BreakerTransition> {
-        if sign == HealthSample::DownOrJobFault && self.failing_jobs.contains(job) {
+        if sample == HealthSample::DownOrJobFault && self.failing_jobs.contains(job) {
             return None;
         }
-        let failed = sign != HealthSample::Reachable;
+        let failed = sample != HealthSample::Reachable;
         if failed {
             self.consecutive_failures += 1;
             self.failing_jobs.push(job.clone());
@@ -158,18 +159,18 @@ impl Breaker {
         if self.recent.len() > SAMPLE_WINDOW {
             self.recent.pop_front();
         }
-        let of_look_back = self.recent.iter().filter(|failed| **failed).count();
-        let opens = self.consecutive_failures >= CONSECUTIVE_FAILURES_MAX || of_look_back >= WINDOW_FAILURES_MAX;
+        let recent_failures = self.recent.iter().filter(|failed| **failed).count();
+        let opens = self.consecutive_failures >= CONSECUTIVE_FAILURES_MAX || recent_failures >= WINDOW_FAILURES_MAX;
         (failed && opens).then(|| self.open(1, now, fraction))
     }
 
     fn open(&mut self, times: u32, now: Duration, fraction: f64) -> BreakerTransition {
-        let rest = OPEN_BACKOFF.delay(times, fraction);
+        let open_for = OPEN_BACKOFF.delay(times, fraction);
         *self = Self {
-            opened: Some(OpenState { probe_from: now + rest, consecutive_openings: times, answered_probes: 0 }),
+            opened: Some(OpenState { probe_from: now + open_for, consecutive_openings: times, answered_probes: 0 }),
             ..Self::default()
         };
-        BreakerTransition::Opens { open_for: rest }
+        BreakerTransition::Opens { open_for }
     }
 }
 
@@ -213,8 +214,8 @@ mod tests {
             (unknown(UnknownCause::ServerError(500)), HealthSample::DownOrJobFault),
             (unknown(UnknownCause::UnreadableResponse(200)), HealthSample::DownOrJobFault),
         ];
-        for (outcome, sign) in table {
-            assert_eq!(HealthSample::from_outcome(&outcome), Some(sign), "{outcome:?}");
+        for (outcome, sample) in table {
+            assert_eq!(HealthSample::from_outcome(&outcome), Some(sample), "{outcome:?}");
         }
         assert_eq!(HealthSample::from_outcome(&Outcome::LocalFault(LocalFault::ProcessDescriptors)), None);
     }
@@ -233,9 +234,9 @@ mod tests {
     #[test]
     fn half_of_the_last_requests_failing_opens_it() {
         let mut breaker = Breaker::default();
-        let signs = [HealthSample::Reachable, HealthSample::Down].into_iter().cycle();
-        let opens = signs.enumerate().position(|(number, sign)| {
-            breaker.observe(&job(u32::try_from(number).unwrap()), sign, at(0), 0.5).is_some()
+        let samples = [HealthSample::Reachable, HealthSample::Down].into_iter().cycle();
+        let opens = samples.enumerate().position(|(number, sample)| {
+            breaker.observe(&job(u32::try_from(number).unwrap()), sample, at(0), 0.5).is_some()
         });
         assert_eq!(opens, Some(2 * WINDOW_FAILURES_MAX - 1));
     }
@@ -243,10 +244,10 @@ mod tests {
     #[test]
     fn requests_in_flight_at_opening_are_ignored() {
         let mut breaker = opened();
-        for sign in [HealthSample::Reachable, HealthSample::Down] {
+        for sample in [HealthSample::Reachable, HealthSample::Down] {
             for number in 0..10 {
                 let straggler = (Duration::from_secs(4), Duration::from_secs(9));
-                assert_eq!(breaker.observe(&job(number), sign, straggler, 1.0), None);
+                assert_eq!(breaker.observe(&job(number), sample, straggler, 1.0), None);
             }
         }
         assert!(breaker.is_open());
@@ -262,7 +263,11 @@ mod tests {
             (0..3).map(|number| breaker.observe(&job(number), HealthSample::Reachable, at(16), 1.0)).collect();
         assert_eq!(changes, [None, None, Some(BreakerTransition::Closes)]);
         assert!(!breaker.is_open());
-        assert_eq!(breaker.observe(&job(9), HealthSample::Down, at(17), 1.0), None, "it has forgotten");
+        assert_eq!(
+            breaker.observe(&job(9), HealthSample::Down, at(17), 1.0),
+            None,
+            "a closed breaker starts with no failures"
+        );
     }
 
     #[test]
@@ -275,21 +280,22 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the order: it rests between 2.5 s and a minute, and closes only after answers in a row.
+        /// In any order of samples: it stays open for 2.5 s to a minute, and closes only after answers in a row.
         #[test]
         fn breaker_closes_only_after_successful_probes(
             steps in prop::collection::vec((0..3_u8, 0..6_u32, 0..30_u64), 1..200),
         ) {
             let (mut breaker, mut now, mut answered) = (Breaker::default(), 0, 0);
-            for (sign, number, later) in steps {
+            for (sample, number, later) in steps {
                 now += later;
-                let sign = [HealthSample::Reachable, HealthSample::Down, HealthSample::DownOrJobFault][usize::from(sign)];
+                let samples = [HealthSample::Reachable, HealthSample::Down, HealthSample::DownOrJobFault];
+                let sample = samples[usize::from(sample)];
                 let was_open = breaker.is_open();
-                answered = if was_open && sign == HealthSample::Reachable { answered + 1 } else { 0 };
-                match breaker.observe(&job(number), sign, at(now), 0.5) {
+                answered = if was_open && sample == HealthSample::Reachable { answered + 1 } else { 0 };
+                match breaker.observe(&job(number), sample, at(now), 0.5) {
                     Some(BreakerTransition::Closes) => prop_assert!(was_open && answered >= PROBES_TO_CLOSE),
                     Some(BreakerTransition::Opens { open_for }) => {
-                        prop_assert!(sign != HealthSample::Reachable);
+                        prop_assert!(sample != HealthSample::Reachable);
                         prop_assert!(open_for >= OPEN_BACKOFF.base / 2 && open_for <= OPEN_BACKOFF.max);
                     }
                     None => prop_assert_eq!(was_open, breaker.is_open()),

@@ -1,7 +1,7 @@
-//! The time until a backlog is cleared: one estimate for every view of it.
+//! Clear time of a backlog: one estimate, used by every view.
 //!
-//! An estimate, not a promise: it takes the backlog as it is, and nothing new. Invariant: a larger backlog never clears
-//! sooner, a higher limit never later (held by `estimates_are_monotone`).
+//! It is an estimate, not a promise: it assumes that no new job arrives. Invariant: a larger backlog never clears
+//! sooner, and a higher limit never clears it later (held by `estimates_are_monotone`).
 
 use std::time::Duration;
 
@@ -12,11 +12,11 @@ mod pace;
 #[cfg(test)]
 mod tests;
 
-/// When a backlog is cleared.
+/// Clear time of a backlog, or the reason why there is none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClearTime {
     In(Duration),
-    /// The named limit is 0; `None`: an account rule blocks everything that waits.
+    /// The named limit is 0. `None`: an account rule blocks every job that waits.
     Never {
         limit: Option<String>,
     },
@@ -24,34 +24,34 @@ pub enum ClearTime {
     NotWhileDisabled,
     NotWhileBreakerOpen,
     Unknown(MissingInput),
-    /// The named limits count each account or reference on its own, and it is not known whose jobs wait.
+    /// The named limits count each account or reference separately, and the accounts of the waiting jobs are not known.
     DependsOnAccounts {
         at_least: Duration,
         limits: Vec<String>,
-        /// At the rate of the last minutes, where that is known.
+        /// At the rate of the last minutes, if that is known.
         about: Option<Duration>,
     },
 }
 
-/// What must be known for an estimate and is not.
+/// Input that an estimate needs and does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MissingInput {
-    /// No worker reports.
+    /// No worker sends reports.
     Worker,
-    /// A backend is unavailable to the workers.
+    /// The workers cannot reach a backend.
     Backend,
-    /// The provider refuses the set-up.
+    /// The provider refuses our address, method or credential.
     Configuration,
-    /// The broker does not say what is in the queue.
+    /// The broker does not report the length of the queue.
     Queue,
-    /// The database does not say what waits.
+    /// The database does not report the waiting jobs.
     Ledger,
-    /// There is no valid row.
+    /// The provider has no valid row.
     Row,
 }
 
 impl MissingInput {
-    /// As the reason why something is not known.
+    /// Reason for people why the estimate is missing.
     #[must_use]
     pub fn describe(self) -> &'static str {
         match self {
@@ -65,10 +65,10 @@ impl MissingInput {
     }
 }
 
-/// What holds the lane's requests, apart from limits.
+/// State of the lane's sending, apart from limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendingState {
-    /// Requests start from then on.
+    /// Requests start after this time.
     StartsIn(Duration),
     Paused,
     Disabled,
@@ -76,45 +76,45 @@ pub enum SendingState {
     Unknown(MissingInput),
 }
 
-/// The jobs that wait.
+/// Jobs that wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WaitingJobs {
-    /// Of all providers that share the quota.
+    /// Jobs of all providers that share the quota.
     pub jobs: u64,
-    /// A source that did not answer: there may be more.
+    /// A source that did not answer: more jobs may wait.
     pub missing: Option<MissingInput>,
-    /// When the last delayed job is due.
+    /// Time until the last delayed job is due.
     pub last_due_in: Duration,
-    /// All of them are delayed, and an account rule of the provider blocks.
+    /// All of them are delayed, and an account rule of the provider blocks them.
     pub blocked: bool,
 }
 
-/// What a limit has used now.
+/// Usage of one limit now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UsedCount {
     pub limit: String,
     pub count: u64,
 }
 
-/// What the estimate takes into account.
+/// Input of the estimate.
 #[derive(Clone, Copy, Debug)]
 pub struct ClearTimeInput<'a> {
     pub provider: &'a Provider,
     pub now: EpochMs,
     pub sending: SendingState,
     pub waiting: WaitingJobs,
-    /// A limit that is not named is taken to be unused.
+    /// A limit that is not named counts as unused.
     pub used_counts: &'a [UsedCount],
-    /// From a request's start to its answer.
+    /// From a request's start to its response.
     pub hold: Duration,
-    /// Live workers that have the lane.
+    /// Live workers that run the lane.
     pub lanes: u32,
     /// Jobs per second over the last minutes.
     pub recent_rate: Option<f64>,
 }
 
 impl ClearTimeInput<'_> {
-    /// The one estimate.
+    /// Estimates when the backlog is cleared.
     #[must_use]
     pub fn clear_time(&self) -> ClearTime {
         let WaitingJobs { jobs, missing, last_due_in, blocked } = self.waiting;
@@ -148,13 +148,13 @@ impl ClearTimeInput<'_> {
     }
 }
 
-/// The limit of 0 that every charge meets.
+/// The name of a limit of 0 that applies to every charge.
 fn closed_limit(provider: &Provider) -> Option<String> {
     let mut holding = provider.limits.iter().filter(|limit| limit.applies_to_every_charge());
     holding.find(|limit| provider.after_reserve(limit.rate.max_requests()) == 0).map(|limit| limit.name.clone())
 }
 
-/// Limits that hold charges back and count each account or reference on its own, by name.
+/// Names of the limits that apply to charges and count each account or reference separately.
 #[must_use]
 pub fn limits_by_account(provider: &Provider) -> Vec<String> {
     use super::limit::{AppliesTo, Scope};

@@ -1,46 +1,51 @@
-//! The store's clock against this process's monotonic clock: was it stepped, and when may a permit start if it was and
-//! nobody can tell. Refuses to read either clock: every instant is an argument.
+//! Comparison of the store's clock with this process's monotonic clock: whether the store's clock was stepped, and when
+//! a permit may start if a step may be hidden.
 //!
-//! An exchange departs at d, its reply arrives at a, and the store wrote `now` in between: the offset (store − ours) lies
-//! in [now − a, now − d]. What is known is the intersection over all exchanges, widened by [`DRIFT_PPM`] with time. An
-//! exchange that lies beyond it by more than [`STEP_MIN`] proves a step.
+//! It reads no clock: every instant is an argument.
 //!
-//! A step that stays inside what is known proves nothing and cannot be seen by anybody. A step back is harmless: slots
-//! come free later. A step forward by f frees every slot that was settled before it f too early. So a permit also waits
-//! until the slot's instant has come by the clock *as it was when the slot was settled*: by the least offset that was
-//! possible then. Later exchanges must not tighten that bound, because they may have happened after the step; the bounds
-//! of the past are therefore remembered, for as long as a slot settled under them may still matter, which is one window.
-//! Measured from the settlement, our monotonic clock times the window itself, so that its padding covers our drift too.
+//! An exchange departs at d, its reply arrives at a, and the store wrote `now` in between. So the offset (store − ours)
+//! lies in [now − a, now − d]. The known offset is the intersection over all exchanges, widened by [`DRIFT_PPM`] with
+//! time. An exchange that lies beyond it by more than [`STEP_MIN`] proves a step.
 //!
-//! What was before the first exchange is judged by another's word ([`super::clock_witness`]): it bounds what may have been
-//! hidden until then ([`ClockComparison::assume_hidden`]). Not covered: a second step that undoes one which was not seen.
+//! A step that stays inside the known bounds cannot be seen by any process. A step back is harmless: slots come free
+//! later. A step forward by f frees every slot that was released before it f too early. So a permit also waits until
+//! the slot's instant has come by the clock *as it was at the release*. That is the least offset that was possible
+//! then.
+//!
+//! Later exchanges must not tighten that bound, because they may have happened after the step. Bounds of the past are
+//! therefore kept while a slot released under them may still matter: one window. The window is measured from the
+//! release by our monotonic clock, so its padding covers our drift too.
+//!
+//! The time before the first exchange is covered by another process's attestation ([`super::clock_attestation`]): it
+//! bounds the step that may be hidden ([`ClockComparison::assume_undetected_step`]). Not covered: a second step that
+//! undoes an unseen one. See `docs/decisions/0013-verify-the-store-clock.md`.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::time::Micros;
 
-/// Greatest difference in rate between two clocks, in parts per million: what NTP's slewing may add, and the part of the
-/// window by which it is padded.
+/// Greatest difference in rate between two clocks, in parts per million: NTP's largest slew, and the relative padding
+/// of a window.
 pub const DRIFT_PPM: u32 = 500;
-/// Least distance between what is known and what is heard that is called a step: the fixed part of a window's padding.
+/// Least distance between a reading and the known bounds that counts as a step: the fixed part of a window's padding.
 pub const STEP_MIN: Duration = Duration::from_millis(2);
-/// Bounds of the past that are kept; more are merged to the safe side.
+/// Number of past bounds that are kept; more are merged to the safe side.
 const MIN_OFFSETS_MAX: usize = 128;
-/// The store cuts its clock to microseconds.
+/// The store truncates its clock to microseconds.
 const TRUNCATION_NS: i128 = 1_000;
 
-/// What one exchange says about the store's clock.
+/// Result of one exchange about the store's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "grants of an exchange that shows a step must not be used"]
 pub enum Comparison {
-    /// Nothing to compare with: grants of this exchange must not be used.
+    /// There is nothing to compare with: grants of this exchange must not be used.
     First,
-    /// No step can be seen. The offset is known to this width: steps forward up to about that may be hidden.
+    /// No step can be seen. The offset is known to this width; steps forward up to about that may be hidden.
     Agrees {
         width: Duration,
     },
-    /// Stepped by at least this much since the exchange before; the comparison starts anew from this one.
+    /// The clock stepped by at least this since the exchange before. The comparison restarts from this exchange.
     SteppedForward {
         by: Duration,
     },
@@ -49,7 +54,7 @@ pub enum Comparison {
     },
 }
 
-/// Bounds of the offset (store − ours) in nanoseconds, as of an instant of our clock.
+/// Bounds of the offset (store − ours) in nanoseconds, at an instant of our clock.
 #[derive(Clone, Copy, Debug)]
 struct OffsetBounds {
     least: i128,
@@ -65,29 +70,29 @@ struct MinOffset {
     least: i128,
 }
 
-/// What one process knows of one store's clock.
+/// Knowledge of one process about one store's clock.
 #[derive(Clone, Debug, Default)]
 pub struct ClockComparison {
     known: Option<OffsetBounds>,
-    /// As it was heard first, or first after a step.
+    /// Bounds by the first exchange, or by the first after a step.
     first: Option<OffsetBounds>,
-    /// One after the other in time, each higher than the one before.
+    /// Sorted by time; each is higher than the one before.
     min_offsets: VecDeque<MinOffset>,
 }
 
 impl ClockComparison {
-    /// Takes in one exchange, in the order of arrivals: when it departed and its reply arrived (monotonic, since any one
-    /// origin), and what the store's clock said in between.
+    /// Takes in one exchange, in the order of arrivals. `departed` and `arrived` are monotonic, since any one origin;
+    /// `now` is the store's clock in between.
     pub fn observe(&mut self, departed: Duration, arrived: Duration, now: Micros) -> Comparison {
         let now = nanos(now);
-        let read = OffsetBounds { least: now - ns(arrived), most: now + TRUNCATION_NS - ns(departed), at: arrived };
-        let heard = read.at_arrival(departed);
+        let reading = OffsetBounds { least: now - ns(arrived), most: now + TRUNCATION_NS - ns(departed), at: arrived };
+        let heard = reading.at_arrival(departed);
         let Some(before) = self.known else {
             (self.known, self.first) = (Some(heard), Some(heard));
             return Comparison::First;
         };
         let known = before.aged_to(arrived);
-        let (forward, back) = (read.least - known.most, known.least - read.most);
+        let (forward, back) = (reading.least - known.most, known.least - reading.most);
         let step = ns(STEP_MIN);
         if forward > step || back > step {
             (self.known, self.first) = (Some(heard), Some(heard));
@@ -100,21 +105,21 @@ impl ClockComparison {
         }
         self.push_min_offset(MinOffset { from: before.at, until: arrived, least: known.least });
         let both = OffsetBounds { least: known.least.max(heard.least), most: known.most.min(heard.most), at: arrived };
-        // Too small a difference to call it a step: what was heard last is true in any case.
+        // The difference is too small for a step. The last reading is true in any case.
         let both = if both.least > both.most { heard } else { both };
         self.known = Some(both);
         Comparison::Agrees { width: duration(both.most - both.least) }
     }
 
-    /// Whether there has been an exchange to compare with.
+    /// Whether an exchange was observed that later ones are compared with.
     #[must_use]
     pub fn is_known(&self) -> bool {
         self.known.is_some()
     }
 
-    /// What the store's clock reads at `at` of ours: no less and no more than this, in nanoseconds. No less even by the
-    /// clock as it went at any time in the last `over`, so that a step that may be hidden from us is hidden from nobody who
-    /// goes by our word.
+    /// Bounds of the store's clock at our instant `at`, in nanoseconds. The lower one holds for the clock as it was at
+    /// any time in the last `over`. So a step that is hidden from us stays hidden from no process that relies on these
+    /// bounds.
     #[must_use]
     pub fn reading(&self, at: Duration, over: Duration) -> Option<(i128, i128)> {
         let known = self.known?.aged_to(at);
@@ -123,7 +128,8 @@ impl ClockComparison {
         Some((least + ns(at), known.most + ns(at)))
     }
 
-    /// Takes somebody's word that no step forward longer than this was made before the first exchange.
+    /// Assumes, by another process's attestation, that no step forward longer than `hidden` came before the first
+    /// exchange.
     pub fn assume_undetected_step(&mut self, hidden: Duration) {
         let Some(first) = self.first else { return };
         let least = first.least - ns(hidden);
@@ -134,27 +140,28 @@ impl ClockComparison {
         }
     }
 
-    /// The instant of our clock at which the store's clock reads `due`, as it went at any time in the last `over` before
-    /// `arrived`, whatever step was hidden since. Zero when nothing is known.
+    /// The instant of our clock at which the store's clock reads `due`, as that clock was at any time in the last
+    /// `over` before `arrived`. It holds whatever step was hidden since. Zero when nothing is known.
     ///
-    /// A permit starts no earlier than this for each of its slots, and no earlier than the reply's wait after its arrival.
-    /// `due` is the slot's own (its use plus the padded window) where that is known, so that one that has been due for long
-    /// waits for nothing, else `now` + wait. `over` is the longest time for which what the wait depends on may have been
-    /// settled already: the padded window. A slot that comes back because its lease ran out was not settled at all, and a
-    /// hidden step forward brings that instant nearer unseen: with the longest hold in `over` that would be covered, and the
-    /// gate leaves it out.
+    /// A permit starts no earlier than this for each of its slots, and no earlier than the reply's wait after its
+    /// arrival. `due` is the slot's own instant (its use plus the padded window) where that is known, else `now` +
+    /// wait. So a slot that has been due for long causes no wait.
+    ///
+    /// `over` is the padded window: the longest time since the releases that the wait depends on. A slot whose lease
+    /// ran out was never released, and a hidden step forward brings its instant nearer unseen. The longest hold in
+    /// `over` would cover that case; the gate leaves it out.
     #[must_use]
     pub fn not_before(&self, arrived: Duration, due: Micros, over: Duration) -> Duration {
         let floor = self.min_offset_since(arrived.saturating_sub(over));
         floor.map_or(Duration::ZERO, |floor| duration(nanos(due) - floor.least))
     }
 
-    /// The lowest bound since then.
+    /// The lowest bound since that instant.
     fn min_offset_since(&self, since: Duration) -> Option<&MinOffset> {
         self.min_offsets.get(self.min_offsets.partition_point(|floor| floor.until < since))
     }
 
-    /// Only the lowest bound since any instant is ever asked for, so those that a later one undercuts are dropped.
+    /// Drops the bounds that a later one undercuts: only the lowest bound since an instant is ever read.
     fn push_min_offset(&mut self, mut floor: MinOffset) {
         while let Some(last) = self.min_offsets.pop_back_if(|last| last.least >= floor.least) {
             floor.from = last.from;
@@ -165,7 +172,7 @@ impl ClockComparison {
         }
     }
 
-    /// Joins the two neighbours whose common span is shortest for its age, under the lower bound of both: short windows
+    /// Joins the two neighbours whose common span is shortest for its age, under the lower bound of both. Short windows
     /// stay exact, and long ones nearly.
     fn merge(&mut self, now: Duration) {
         let coarseness = |index: &usize| {
@@ -182,8 +189,8 @@ impl ClockComparison {
 }
 
 impl OffsetBounds {
-    /// What an exchange says of the store's clock as it was read, made to hold at the arrival. The clock may have gained since
-    /// a reading at the departure; what it may have lost is less than `least` leaves for a reading before the arrival.
+    /// Makes the bounds of a reading hold at the arrival. The clock may have gained since a reading at the departure.
+    /// Its possible loss is less than `least` leaves for a reading before the arrival.
     fn at_arrival(self, departed: Duration) -> Self {
         Self { most: self.most + drift(self.at.saturating_sub(departed)), ..self }
     }
@@ -207,7 +214,7 @@ fn ns(duration: Duration) -> i128 {
     i128::try_from(duration.as_nanos()).unwrap_or(i128::MAX)
 }
 
-/// Never negative.
+/// Negative values become zero.
 fn duration(ns: i128) -> Duration {
     Duration::from_nanos(u64::try_from(ns.max(0)).unwrap_or(u64::MAX))
 }

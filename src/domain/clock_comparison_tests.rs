@@ -4,13 +4,13 @@ use super::*;
 use crate::domain::quota_spec::LimitSpec;
 
 const MS: i128 = 1_000_000;
-/// The store's clock when ours reads zero.
+/// Reading of the store's clock when ours reads zero.
 const EPOCH_NS: i128 = 1_800_000_000_000_000_000;
 
 /// A store's clock as a function of ours: rates that change, and one step.
 #[derive(Clone, Debug)]
 struct StoreClock {
-    /// Instant of ours from which on, parts per million.
+    /// Instant of our clock from which the rate holds, and the rate in parts per million.
     rates: Vec<(i128, i128)>,
     step_at: i128,
     step: i128,
@@ -45,7 +45,7 @@ fn stepped(comparison: Comparison) -> bool {
     matches!(comparison, Comparison::SteppedForward { .. } | Comparison::SteppedBack { .. })
 }
 
-/// A reply that takes long is of an instant long ago: a clock that runs ahead has gained since.
+/// A slow reply shows an instant long ago: a clock that runs fast has gained since.
 #[test]
 fn gain_during_a_reply_stays_possible() {
     let clock = StoreClock { rates: vec![(0, 499)], step_at: i128::MAX, step: 0 };
@@ -59,7 +59,7 @@ fn gain_during_a_reply_stays_possible() {
     assert!(matches!(observe(&mut comparison, &clock, quick), Comparison::Agrees { .. }));
 }
 
-/// From nothing to a given order of magnitude, in nanoseconds.
+/// A delay from zero up to a given order of magnitude, in nanoseconds.
 fn delay() -> impl Strategy<Value = i128> {
     prop_oneof![4 => 0..300_000_i128, 2 => 0..30 * MS, 1 => 0..2_000 * MS]
 }
@@ -94,7 +94,8 @@ fn scenario() -> impl Strategy<Value = (Vec<Exchange>, StoreClock)> {
     exchanges().prop_flat_map(|exchanges| (Just(exchanges.clone()), clock(&exchanges)))
 }
 
-/// A use of a slot: answered, then settled by somebody with its age. As fractions of the whole time, and a window.
+/// A use of a slot: answered, then released by another process with its age. As fractions of the whole time, and a
+/// window.
 fn used() -> impl Strategy<Value = (f64, i128, u64)> {
     let window_ms = prop_oneof![1..50_u64, 50..2_000_u64, 2_000..90_000_u64];
     (0.0..1.0, delay(), window_ms)
@@ -108,13 +109,13 @@ proptest! {
         let clock = StoreClock { step: 0, ..clock };
         let mut comparison = ClockComparison::default();
         for (index, exchange) in exchanges.into_iter().enumerate() {
-            let said = observe(&mut comparison, &clock, exchange);
-            prop_assert_eq!(matches!(said, Comparison::First), index == 0);
-            prop_assert!(!stepped(said), "{said:?}");
+            let result = observe(&mut comparison, &clock, exchange);
+            prop_assert_eq!(matches!(result, Comparison::First), index == 0);
+            prop_assert!(!stepped(result), "{result:?}");
         }
     }
 
-    /// Nothing is hidden that is larger than what was uncertain before, the exchange's own time, and the tolerance.
+    /// No step stays hidden that is larger than the width before, the exchange's own time, and the tolerance together.
     #[test]
     fn next_exchange_reports_a_large_step((exchanges, clock) in scenario()) {
         let mut comparison = ClockComparison::default();
@@ -122,33 +123,35 @@ proptest! {
         for exchange in exchanges {
             let known = comparison.known.map(|known| known.aged_to(duration(exchange.arrived)));
             let after = exchange.at_store >= clock.step_at;
-            let said = observe(&mut comparison, &clock, exchange);
+            let result = observe(&mut comparison, &clock, exchange);
             if !after {
                 width = known;
                 continue;
             }
             if let (Some(_), Some(known)) = (width, known) {
-                let hidden = known.most - known.least + (exchange.arrived - exchange.departed) + ns(STEP_MIN) + TRUNCATION_NS;
+                let took = exchange.arrived - exchange.departed;
+                let hidden = known.most - known.least + took + ns(STEP_MIN) + TRUNCATION_NS;
                 if clock.step.abs() > hidden {
-                    prop_assert_eq!(matches!(said, Comparison::SteppedForward { .. }), clock.step > 0);
-                    prop_assert_eq!(matches!(said, Comparison::SteppedBack { .. }), clock.step < 0);
+                    prop_assert_eq!(matches!(result, Comparison::SteppedForward { .. }), clock.step > 0);
+                    prop_assert_eq!(matches!(result, Comparison::SteppedBack { .. }), clock.step < 0);
                 }
             }
             break;
         }
     }
 
-    /// The heart of it: whatever was hidden, the next use of a slot starts a whole window after the answer to the last.
+    /// Central property: whatever was hidden, the next use of a slot starts a whole window after the answer to the
+    /// last.
     #[test]
     fn slot_uses_keep_a_window_despite_hidden_steps(
         (exchanges, clock) in scenario(),
-        (at, settled_after, window_ms) in used(),
+        (at, released_after, window_ms) in used(),
     ) {
-        apart(&exchanges, &clock, at, settled_after, window_ms)?;
+        apart(&exchanges, &clock, at, released_after, window_ms)?;
     }
 }
 
-/// The start of a permit of whose slot only the wait is known, as the gate works it out.
+/// The start of a permit by its wait alone, as the gate computes it.
 fn start_at(comparison: &ClockComparison, arrived: Duration, now: Micros, wait: Duration, over: Duration) -> Duration {
     (arrived + wait).max(comparison.not_before(arrived, now.plus(wait), over))
 }
@@ -158,30 +161,30 @@ fn apart(
     exchanges: &[Exchange],
     clock: &StoreClock,
     at: f64,
-    settled_after: i128,
+    released_after: i128,
     window_ms: u64,
 ) -> Result<(), TestCaseError> {
     let window = Duration::from_millis(window_ms);
     let padded_us = LimitSpec::sliding_log("", 1, window).padded_window_us();
     let answered = (exchanges.last().unwrap().arrived as f64 * at) as i128;
-    let settled = answered + settled_after;
-    // A step that nobody of this process could see; others report it.
-    prop_assume!(clock.step_at < settled || clock.step_at > exchanges[0].at_store);
-    let used_at = Micros(clock.says(settled).0 - u64::try_from(settled_after / 1_000).unwrap());
+    let released = answered + released_after;
+    // No process here could see such a step; others report it.
+    prop_assume!(clock.step_at < released || clock.step_at > exchanges[0].at_store);
+    let used_at = Micros(clock.says(released).0 - u64::try_from(released_after / 1_000).unwrap());
     let due = Micros(used_at.0 + padded_us);
     let mut comparison = ClockComparison::default();
     for (index, exchange) in exchanges.iter().enumerate() {
         if stepped(observe(&mut comparison, clock, *exchange)) {
             break;
         }
-        if index == 0 || exchange.at_store < settled {
+        if index == 0 || exchange.at_store < released {
             continue;
         }
         let (arrived, now) = (duration(exchange.arrived), clock.says(exchange.at_store));
         let (wait, over) = (due.since(now), Duration::from_micros(padded_us));
         let start = start_at(&comparison, arrived, now, wait, over);
         prop_assert!(ns(start) >= answered + ns(window), "{start:?} by the wait, answered at {answered} ns");
-        // What is known of the slot itself delays less and guards as well.
+        // The slot's own instant delays less and protects as well.
         let start = (arrived + wait).max(comparison.not_before(arrived, due, over));
         prop_assert!(ns(start) >= answered + ns(window), "{start:?} by the slot, answered at {answered} ns");
     }
@@ -192,8 +195,8 @@ fn clock_stepping(step_at: i128, step: i128) -> StoreClock {
     StoreClock { rates: vec![(0, 0)], step_at, step }
 }
 
-/// Why the bound of the exchange before does not do: the first exchange leaves 40 ms open, the step of 30 ms hides in
-/// them, and quick exchanges after it then know the new offset well. The slot was settled under the old one.
+/// Why the bound of the exchange before is not enough. The first exchange leaves 40 ms open, and the step of 30 ms
+/// hides in them. Quick exchanges after it know the new offset well. The slot was released under the old one.
 #[test]
 fn hidden_step_outlives_quicker_exchanges() {
     let clock = clock_stepping(100 * MS, 30 * MS);
@@ -201,7 +204,7 @@ fn hidden_step_outlives_quicker_exchanges() {
     let mut comparison = ClockComparison::default();
     let slow = Exchange { departed: 0, at_store: 40 * MS, arrived: 40 * MS };
     assert_eq!(observe(&mut comparison, &clock, slow), Comparison::First);
-    // Settled at 50 ms of our clock by somebody else, window one second.
+    // Released at 50 ms of our clock by another process, window one second.
     let due = Micros(clock.says(50 * MS).0 + 1_002_500);
     for t in [200, 300, 400, 1_000] {
         assert!(!stepped(observe(&mut comparison, &clock, quick(t))), "at {t} ms");
@@ -211,7 +214,7 @@ fn hidden_step_outlives_quicker_exchanges() {
     assert!(arrived + due.since(now) < Duration::from_millis(1_050), "the wait alone would be a breach");
     let start = start_at(&comparison, arrived, now, due.since(now), over);
     assert!(start >= Duration::from_millis(1_050), "{start:?}");
-    // A window later the old bound means nothing any more, and nothing is delayed.
+    // A window later the old bound no longer matters, and nothing is delayed.
     for t in [1_500, 2_500, 3_500] {
         assert!(!stepped(observe(&mut comparison, &clock, quick(t))), "at {t} ms");
     }
@@ -240,7 +243,7 @@ fn step_is_reported_with_its_size_and_resets() {
     assert!(matches!(observe(&mut comparison, &back, round(630)), Comparison::SteppedBack { .. }));
 }
 
-/// Over a quick link, whatever is above the padding of the shortest window is seen, and what is below is not called a step.
+/// On a quick link, a step above the padding of the shortest window is seen, and a smaller one is not called a step.
 #[test]
 fn fast_link_detects_a_small_step() {
     for (step_us, seen) in [(1_900, false), (-1_900, false), (2_200, true), (-2_200, true)] {
@@ -248,13 +251,13 @@ fn fast_link_detects_a_small_step() {
         let quick = |t: i128| Exchange { departed: t * MS, at_store: t * MS, arrived: t * MS + 50_000 };
         let mut comparison = ClockComparison::default();
         assert_eq!(observe(&mut comparison, &clock, quick(400)), Comparison::First);
-        let said = observe(&mut comparison, &clock, quick(500));
-        assert_eq!(stepped(said), seen, "{step_us} µs: {said:?}");
-        assert_eq!(matches!(said, Comparison::SteppedForward { .. }), seen && step_us > 0);
+        let result = observe(&mut comparison, &clock, quick(500));
+        assert_eq!(stepped(result), seen, "{step_us} µs: {result:?}");
+        assert_eq!(matches!(result, Comparison::SteppedForward { .. }), seen && step_us > 0);
     }
 }
 
-/// A clock that runs fast raises the bound with every exchange: what is kept stays bounded, and short windows exact.
+/// A clock that runs fast raises the bound with every exchange: memory stays bounded, and short windows stay exact.
 #[test]
 fn comparison_memory_is_bounded() {
     let clock = StoreClock { rates: vec![(0, 400)], step_at: i128::MAX, step: 0 };
@@ -267,7 +270,7 @@ fn comparison_memory_is_bounded() {
     assert!(comparison.min_offsets.len() <= MIN_OFFSETS_MAX);
     let last = 19_999 * 10 * MS;
     let (arrived, now) = (duration(last + MS / 5), clock.says(last + MS / 10));
-    // Over a second the clock ran 0.4 ms fast; over a minute 24 ms.
+    // Over a second the clock gained 0.4 ms; over a minute 24 ms.
     for (over_s, least_us, most_us) in [(1, 350, 700), (60, 23_900, 26_000)] {
         let delay = start_at(&comparison, arrived, now, Duration::ZERO, Duration::from_secs(over_s)) - arrived;
         assert!((least_us..most_us).contains(&delay.as_micros()), "{over_s} s: {delay:?}");
@@ -292,9 +295,9 @@ fn attestation_delays_only_uses_before_first_exchange() {
     comparison.assume_undetected_step(ms(20));
     let delayed = start(&comparison, 1_000);
     assert!(delayed >= ms(420) && delayed < ms(421), "{delayed:?}");
-    // A window that began after the first exchange has seen all of its past.
+    // For a window that began after the first exchange, the whole past was compared.
     assert!(start(&comparison, 150) < ms(401));
-    // Our own word says what may be hidden from us, for as long as it matters.
+    // Our own attestation includes what may be hidden from us, for as long as it matters.
     for (over, hidden) in [(1_000, 20 * MS), (150, 0)] {
         let (least, most) = comparison.reading(ms(300), ms(over)).unwrap();
         let now = clock.at(300 * MS);

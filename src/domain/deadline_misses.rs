@@ -1,18 +1,19 @@
-//! When permits that come too late say that the ledger stands still, so that a lane takes nothing for a while.
+//! Streak of permits that missed their deadline: when it says that the ledger has stalled, the lane takes no jobs for a
+//! while.
 //!
-//! One that came too late says that a burst was too large, which [`super::write_pace`] mends; a lane that rested for each
-//! would leave its limit unused. Refuses to judge by one, or by many that were late together.
+//! A single miss means that a burst was too large, which [`super::persist_window`] corrects. A pause for each miss
+//! would leave the limit unused. So neither one miss nor many that come together cause a pause.
 
 use std::time::Duration;
 
-/// How long a lane takes nothing then: what is slow must catch up first.
+/// Time for which the lane takes no jobs after a streak: the database must catch up first.
 pub const DEADLINE_MISS_PAUSE: Duration = Duration::from_secs(1);
-/// So many in a row, with none in time between them,
+/// Misses in a row that make a streak, …
 const MISSES_MIN: u32 = 3;
-/// over so long.
+/// … if they span at least this time.
 const MISSES_SPAN: Duration = Duration::from_millis(500);
 
-/// Permits that came too late since the last that came in time.
+/// Permits that missed their deadline since the last that met it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MissStreak {
     since: Option<Duration>,
@@ -20,21 +21,21 @@ pub struct MissStreak {
 }
 
 impl MissStreak {
-    /// One was written down in time.
+    /// Records a permit that was persisted in time, which ends the streak.
     pub fn record_on_time(&mut self) {
         *self = Self::default();
     }
 
-    /// One came too late at `now` on any monotonic clock; whether the lane had better rest. After a rest a new row begins.
+    /// Records a miss at `now` (any monotonic clock). True: the lane should pause, and a new streak begins.
     #[must_use]
     pub fn record_miss(&mut self, now: Duration) -> bool {
         let since = *self.since.get_or_insert(now);
         self.misses += 1;
-        let stands_still = self.misses >= MISSES_MIN && now.saturating_sub(since) >= MISSES_SPAN;
-        if stands_still {
+        let stalled = self.misses >= MISSES_MIN && now.saturating_sub(since) >= MISSES_SPAN;
+        if stalled {
             self.record_on_time();
         }
-        stands_still
+        stalled
     }
 }
 
@@ -43,16 +44,16 @@ mod tests {
     use super::*;
 
     fn pauses(events: &[(u64, bool)]) -> Vec<u64> {
-        let mut row = MissStreak::default();
-        let mut rests = Vec::new();
+        let mut streak = MissStreak::default();
+        let mut pauses = Vec::new();
         for (at_ms, in_time) in events {
             if *in_time {
-                row.record_on_time();
-            } else if row.record_miss(Duration::from_millis(*at_ms)) {
-                rests.push(*at_ms);
+                streak.record_on_time();
+            } else if streak.record_miss(Duration::from_millis(*at_ms)) {
+                pauses.push(*at_ms);
             }
         }
-        rests
+        pauses
     }
 
     #[test]
@@ -63,8 +64,12 @@ mod tests {
             (&burst[..], &[], "a thousand that were granted together"),
             (&[(0, false), (400, true), (600, false), (900, false), (1_000, false)], &[], "one in time between them"),
             (&[(0, false), (600, false)], &[], "two"),
-            (&[(0, false), (300, false), (499, false), (500, false)], &[500], "a row of half a second"),
-            (&[(0, false), (300, false), (600, false), (900, false), (1_200, false)], &[600], "a new row after a rest"),
+            (&[(0, false), (300, false), (499, false), (500, false)], &[500], "a streak of half a second"),
+            (
+                &[(0, false), (300, false), (600, false), (900, false), (1_200, false)],
+                &[600],
+                "a new streak after a pause",
+            ),
             (
                 &[(0, false), (1, false), (600, false), (601, false), (602, false), (1_102, false)],
                 &[600, 1_102],

@@ -1,9 +1,10 @@
-//! Lengths of the delay queues, and which of them a wait takes. The ledger notes until when a copy is in one of them, so it
-//! reckons with the same steps as the queue.
+//! Delay queues: their lengths, and which of them a wait uses.
+//!
+//! The ledger records until when a copy is in one of them, so it uses the same steps as the queue.
 
 use std::time::Duration;
 
-/// A delayed job goes to the longest step that fits, again if time remains.
+/// A delayed job goes to the longest step that fits, and again if time remains.
 pub const DELAY_STEPS: [Duration; 10] = [
     Duration::from_millis(250),
     Duration::from_millis(500),
@@ -17,7 +18,8 @@ pub const DELAY_STEPS: [Duration; 10] = [
     Duration::from_secs(1_800),
 ];
 
-/// The longest step not longer than `wait`; `None` when the wait is below the shortest step and is slept in hand.
+/// The longest step not longer than `wait`. `None`: the wait is below the shortest step, and the worker keeps the job
+/// meanwhile.
 #[must_use]
 pub fn delay_step(wait: Duration) -> Option<Duration> {
     DELAY_STEPS.into_iter().rev().find(|step| *step <= wait)

@@ -1,9 +1,10 @@
-//! The one decision table: what is done with a job next, and what follows from an outcome, given what it has been through.
+//! Decision table of a job: what to do with it next, and what follows from an outcome, given the job's history.
 //!
-//! Refuses effects: it returns values, `worker::execute` carries them out. `docs/decision-tables.md` shows the same
-//! tables; what follows from a look-up is in [`finding`]. Two rules stand above all rows: a job with any attempt of unknown
-//! outcome never becomes `dead` or `expired`, and a provider that does not deduplicate is never sent the same payment
-//! twice unless the first surely never left.
+//! It only returns values; `worker::execute` carries them out. `docs/decision-tables.md` shows the same tables. The
+//! decisions after a look-up are in [`lookup`].
+//!
+//! Two rules hold in every row. A job with any attempt of unknown outcome never becomes `dead` or `expired`. A provider
+//! that does not deduplicate never gets the same payment twice, unless the first request was never sent.
 
 use std::time::Duration;
 
@@ -18,50 +19,50 @@ pub mod lookup;
 /// Longest wait of a job whose cost exceeds a limit; a raised limit ends it.
 pub const OVERSIZED_WAIT: Duration = Duration::from_secs(1_800);
 
-/// Longest wait that an answer may impose on one job or lane; beyond it we ask again.
+/// Longest wait that a response may impose on one job or lane. After it we ask again.
 pub const HONOURED_WAIT_MAX: Duration = Duration::from_secs(15 * 60);
-/// How long a lane rests after an answer that says our set-up is wrong, before it tries one more job.
+/// Pause of a lane after a response that says our set-up is wrong, before it tries one more job.
 pub const MISCONFIGURED_PAUSE: Duration = Duration::from_secs(30);
 
-/// How long a lane takes no more jobs after a fault of its own process; active jobs continue.
+/// Time for which a lane takes no jobs after a fault of its own process; active jobs continue.
 pub const LOCAL_FAULT_PAUSE: Duration = Duration::from_secs(1);
-/// How many workers in a row may be lost with a job in hand, none of which began a request for it. They may die of it: a
-/// kill that has nothing to do with the job meets it once or twice, and each takes up to a lease to be noticed.
+/// Number of workers in a row that may be lost while they hold a job's lease and before they begin a request for it.
+/// The job may crash them. An unrelated kill hits a job once or twice, and each loss takes up to a lease to be noticed.
 pub const LOST_HOLDERS_MAX: u32 = 5;
 
-/// What a job has been through, before the outcome at hand.
+/// History of a job before the outcome at hand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttemptHistory {
-    /// Attempts that counted so far.
+    /// Attempts that counted.
     pub attempts: u32,
-    /// All requests to charge so far, whether they counted or not: what never counts must still wait longer each time.
+    /// All requests to charge, counted or not: a repeat that never counts must still wait longer each time.
     pub requests: u32,
-    /// All look-ups so far, whatever they found.
+    /// All look-ups, whatever they found.
     pub lookups: u32,
     pub resend: Resend,
     /// Whether any earlier attempt may have charged.
     pub unknown: bool,
-    /// Since the ledger first saw the job.
+    /// Time since the ledger first saw the job.
     pub age: Duration,
-    /// Since the first byte that may have left; `None` when nothing was ever sent.
+    /// Time since the first byte that may have been sent; `None`: nothing was ever sent.
     pub first_sent_age: Option<Duration>,
-    /// Since the last charge whose outcome is unknown was begun; `None` when there is none.
+    /// Time since the start of the last charge whose outcome is unknown; `None`: there is none.
     pub unknown_age: Option<Duration>,
-    /// Workers lost in a row while they held the job, none of which began a request.
+    /// Workers lost in a row while they held the job's lease and had begun no request.
     pub lost_holders: u32,
-    /// The round of refusals in a row ([`super::refusals`]) that this request's own would belong to.
+    /// The generation of consecutive 429s ([`super::throttle_streak`]) that a 429 of this request belongs to.
     pub throttle_generation: u32,
-    /// The provider was found down, and this request was to find out whether it still is: its failure counts nothing.
+    /// This request is a circuit breaker probe: its failure does not count.
     pub probe: bool,
 }
 
-/// Whether a look-up that found nothing has allowed one more request to charge.
+/// Whether a look-up that found nothing allowed one more request to charge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Resend {
     #[default]
     Never,
     Granted,
-    /// That request may have left.
+    /// That request may have been sent.
     Used,
 }
 
@@ -78,38 +79,38 @@ impl Resend {
     }
 }
 
-/// What the provider row says about asking for payments of unknown outcome.
+/// Settings of the provider row for look-ups of payments with unknown outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LookupPolicy {
-    /// Since the last charge of unknown outcome.
+    /// Measured from the last charge of unknown outcome.
     pub give_up_after: Duration,
     pub resend_if_not_found: bool,
 }
 
-/// What the provider row says about trying again.
+/// Settings of the provider row for retries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetryPolicy {
     pub max_attempts: u32,
     pub max_age: Duration,
     pub backoff: BackoffPolicy,
-    /// How long the provider remembers an idempotency key; `None`: it does not deduplicate.
+    /// Time for which the provider remembers an idempotency key; `None`: it does not deduplicate.
     pub idempotency_retention: Option<Duration>,
-    /// `None`: the provider cannot be asked.
+    /// `None`: the provider has no look-up.
     pub lookup: Option<LookupPolicy>,
 }
 
-/// What is done with a job that has been taken in hand.
+/// Decision on a job whose lease was acquired.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PreSend {
-    /// One request to charge: the first, or the frozen one again.
+    /// Send one request to charge: the first, or the frozen one again.
     Charge,
-    /// One look-up.
+    /// Send one look-up.
     LookUp,
-    /// Nothing is sent.
+    /// Send nothing.
     Transition(Transition),
 }
 
-/// What happens to the job.
+/// Change of the job's state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Transition {
     Finalize {
@@ -125,14 +126,14 @@ pub enum Transition {
     },
 }
 
-/// What happens to others.
+/// A pause that affects other jobs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PauseRequest {
-    /// Every lane of the quota, in the whole cluster.
+    /// Pauses every lane of the quota, in all workers.
     Quota { wait: Duration },
-    /// This process's lane.
+    /// Pauses this process's lane.
     Lane { wait: Duration, cause: String },
-    /// What this process's lane would take; active jobs continue.
+    /// Stops this process's lane from taking jobs; active jobs continue.
     Intake { wait: Duration, fault: LocalFault },
 }
 
@@ -184,7 +185,7 @@ pub fn after_outcome(outcome: &Outcome, history: &AttemptHistory, policy: &Retry
             Disposition { transition: next, counts_attempt: false, pause }
         }
         Outcome::InProgress => {
-            // An answer, so no failed probe.
+            // The provider answered, so the probe did not fail.
             let history = AttemptHistory { probe: false, ..*history };
             after_failure(&history, policy, fraction, true, "the provider is still working on this payment", None)
         }
@@ -198,18 +199,18 @@ pub fn after_outcome(outcome: &Outcome, history: &AttemptHistory, policy: &Retry
     }
 }
 
-/// The wait that a provider names, as far as it is followed. Zero names none: who rounds half a second down says so, and
-/// whoever came back at once would be refused again, round and round.
+/// The wait that a provider names, bounded. Zero names none: some providers round half a second down to it, and a job
+/// that came back at once would be refused again and again.
 fn honoured_wait(retry_after: Option<Duration>) -> Option<Duration> {
     retry_after.filter(|wait| !wait.is_zero()).map(|wait| wait.min(HONOURED_WAIT_MAX))
 }
 
-/// The wait after a refusal for the rate that names none. It holds everybody, so nothing is spread by chance.
+/// The wait after a 429 that names none. It holds for the whole quota, so it needs no random spread.
 fn throttle_backoff(history: &AttemptHistory, policy: &RetryPolicy) -> Duration {
     policy.backoff.delay(history.throttle_generation, 1.0).min(HONOURED_WAIT_MAX)
 }
 
-/// Decides what may be sent for a job, at the moment of sending: asked when it is taken and again when its permit has come.
+/// Decides what may be sent for a job now. Called when the job is taken, and again when its permit has come.
 #[must_use]
 pub fn before_request(history: &AttemptHistory, policy: &RetryPolicy, expired: bool) -> PreSend {
     if history.lost_holders >= LOST_HOLDERS_MAX {
@@ -231,28 +232,28 @@ pub fn before_request(history: &AttemptHistory, policy: &RetryPolicy, expired: b
     PreSend::Charge
 }
 
-/// What becomes of a job of unknown outcome that must not be sent again: `None` says that the provider is asked.
+/// Next step of a job of unknown outcome that must not be sent again. `None`: ask the provider.
 #[must_use]
 pub fn review_unless_lookup(history: &AttemptHistory, policy: &RetryPolicy, reason: &str) -> Option<Transition> {
-    let Some(ask) = policy.lookup else { return Some(review(reason)) };
-    // Every look-up that ends is bounded by what it found; this bounds those that never do.
+    let Some(lookup) = policy.lookup else { return Some(review(reason)) };
+    // A look-up that ends is bounded by its result; this bounds those that never end.
     let unknown_age = history.unknown_age.unwrap_or_default();
-    let overdue = history.lookups > 0 && history.age > policy.max_age && unknown_age > ask.give_up_after;
-    overdue.then(|| review(&format!("{reason}; asked {} without an end", count(history.lookups.into(), "time"))))
+    let overdue = history.lookups > 0 && history.age > policy.max_age && unknown_age > lookup.give_up_after;
+    overdue.then(|| review(&format!("{reason}; {} without an end", count(history.lookups.into(), "look-up"))))
 }
 
 fn workers_lost(history: &AttemptHistory) -> String {
     let lost = history.lost_holders;
-    let charged = if history.unknown { "the outcome is unknown" } else { "surely not charged" };
+    let charged = if history.unknown { "the outcome is unknown" } else { "confirmed not charged" };
     format!(
-        "{charged}; {lost} workers in a row were lost with it in hand and began no request: they may die of it, so read their \
-         logs and their memory use before it is sent again"
+        "{charged}; {lost} workers in a row were lost while they held the job, before a request began: the job may \
+         crash them, so check their logs and memory use before you send it again"
     )
 }
 
 const TOO_OLD: &str = "older than max_age_s";
 
-/// Why a job of unknown outcome is not sent once more: `None` says that it is.
+/// Reason why a job of unknown outcome is not sent again; `None`: it is sent.
 fn resend_obstacle(history: &AttemptHistory, policy: &RetryPolicy) -> Option<String> {
     let no = |reason: &str| Some(format!("the outcome is unknown and {reason}"));
     let Some(retention) = policy.idempotency_retention else { return no("the provider does not deduplicate") };
@@ -269,7 +270,7 @@ fn resend_obstacle(history: &AttemptHistory, policy: &RetryPolicy) -> Option<Str
         .then(|| format!("the outcome is unknown after {}", count(history.attempts.into(), "attempt")))
 }
 
-/// Half of the retention is left for clocks, queues and a request that is long on its way.
+/// Half of the retention is left for clock differences, queues and a slow request.
 fn key_is_remembered(history: &AttemptHistory, retention: Duration) -> bool {
     history.first_sent_age.unwrap_or_default() < retention / 2
 }
@@ -325,14 +326,14 @@ fn retry_or_give_up(
     history: &AttemptHistory,
     policy: &RetryPolicy,
 ) -> Transition {
-    // A look-up may come later than that: it charges nothing.
+    // A look-up may come later: it charges nothing.
     if history.age.saturating_add(after) > policy.max_age && !(unknown && policy.lookup.is_some()) {
         return give_up(unknown, &format!("{reason}; the next attempt would come after max_age_s"));
     }
     Transition::Retry { after, unknown, reason: reason.to_owned() }
 }
 
-/// A job of unknown outcome that is not sent again: the provider is asked soon, or a person looks.
+/// A job of unknown outcome that is not sent again: a look-up follows soon, else an operator decides.
 fn look_up_or_review(reason: &str, named_wait: Option<Duration>, policy: &RetryPolicy, fraction: f64) -> Transition {
     if policy.lookup.is_none() {
         return review(reason);

@@ -1,4 +1,4 @@
-//! The tables of decisions, row by row, and the two rules above all rows on random histories.
+//! Tests of the decision tables, row by row, and of the two rules that hold in every row on random histories.
 
 use super::super::outcome::Refusal;
 use super::*;
@@ -15,8 +15,8 @@ fn policy(retention: Option<Duration>) -> RetryPolicy {
     }
 }
 
-/// The same at a provider that can be asked.
-fn asking(retention: Option<Duration>) -> RetryPolicy {
+/// The same policy with a look-up.
+fn with_lookup(retention: Option<Duration>) -> RetryPolicy {
     let lookup = LookupPolicy { give_up_after: Duration::from_secs(600), resend_if_not_found: false };
     RetryPolicy { lookup: Some(lookup), ..policy(retention) }
 }
@@ -37,7 +37,7 @@ fn history(attempts: u32, unknown: bool) -> AttemptHistory {
     }
 }
 
-fn settled(next: &Transition) -> Option<FinalState> {
+fn final_state(next: &Transition) -> Option<FinalState> {
     match next {
         Transition::Finalize { state, .. } => Some(*state),
         Transition::Retry { .. } => None,
@@ -59,7 +59,7 @@ fn outcomes_follow_the_disposition_table() {
     let accepted = Outcome::Accepted { reference: None };
     let misconfigured = Outcome::Misconfigured { status: 401 };
     type Row<'a> = (&'a Outcome, Option<Duration>, u32, bool, Option<FinalState>, bool, bool);
-    // outcome, retention, attempts so far, unknown so far → final state (None: again), counts, pauses somebody
+    // outcome, retention, attempts so far, unknown so far → final state (None: retry), counts, pauses others
     let table: [Row<'_>; 18] = [
         (&accepted, None, 0, false, Some(FinalState::Succeeded), true, false),
         (&declined, None, 0, false, Some(FinalState::Declined), true, false),
@@ -82,7 +82,7 @@ fn outcomes_follow_the_disposition_table() {
     ];
     for (outcome, retention, attempts, unknown, state, counts, pauses) in table {
         let got = after_outcome(outcome, &history(attempts, unknown), &policy(retention), 0.5);
-        assert_eq!(settled(&got.transition), state, "{outcome:?} after {attempts}");
+        assert_eq!(final_state(&got.transition), state, "{outcome:?} after {attempts}");
         assert_eq!((got.counts_attempt, got.pause.is_some()), (counts, pauses), "{outcome:?}");
     }
 }
@@ -103,21 +103,21 @@ fn an_unknown_job_is_never_dead_or_expired() {
                 Outcome::LocalFault(LocalFault::Threads),
                 Outcome::Unconfirmed { refusal: Refusal::Busy { retry_after: None }, status: 423 },
             ];
-            for policy in [policy(retention), asking(retention)] {
+            for policy in [policy(retention), with_lookup(retention)] {
                 let step = match before_request(&history, &policy, true) {
                     PreSend::Transition(next) => Some(next),
                     PreSend::Charge | PreSend::LookUp => None,
                 };
                 let nexts = outcomes.iter().map(|outcome| after_outcome(outcome, &history, &policy, 0.0).transition);
                 for next in nexts.chain(step) {
-                    assert!(!matches!(settled(&next), Some(FinalState::Dead | FinalState::Expired)), "{next:?}");
+                    assert!(!matches!(final_state(&next), Some(FinalState::Dead | FinalState::Expired)), "{next:?}");
                 }
             }
         }
     }
 }
 
-/// However often the provider fails while it is known to be down, the job it is tried with loses nothing by it.
+/// A failed probe costs the job no attempt, however often the provider fails while its breaker is open.
 #[test]
 fn a_failed_probe_counts_no_attempt() {
     let day = Some(Duration::from_secs(86_400));
@@ -126,56 +126,56 @@ fn a_failed_probe_counts_no_attempt() {
     for outcome in [&not_sent, &unknown] {
         let probe = AttemptHistory { probe: true, ..history(2, false) };
         let got = after_outcome(outcome, &probe, &policy(day), 0.5);
-        assert_eq!((settled(&got.transition), got.counts_attempt), (None, false), "{outcome:?}");
+        assert_eq!((final_state(&got.transition), got.counts_attempt), (None, false), "{outcome:?}");
     }
     let got =
         after_outcome(&Outcome::InProgress, &AttemptHistory { probe: true, ..history(0, true) }, &policy(day), 0.5);
     assert!(got.counts_attempt, "that is an answer");
     let probe = AttemptHistory { probe: true, ..history(0, false) };
     let got = after_outcome(&unknown, &probe, &policy(None), 0.5);
-    assert_eq!(settled(&got.transition), Some(FinalState::Review), "nobody remembers, so nobody may ask again");
-    let got = after_outcome(&unknown, &probe, &asking(None), 0.5);
-    assert_eq!((settled(&got.transition), got.counts_attempt), (None, false), "unless the provider can be asked");
+    assert_eq!(final_state(&got.transition), Some(FinalState::Review), "a resend may charge twice");
+    let got = after_outcome(&unknown, &probe, &with_lookup(None), 0.5);
+    assert_eq!((final_state(&got.transition), got.counts_attempt), (None, false), "unless there is a look-up");
 }
 
-/// What is done with a job of unknown outcome, in the order of the design: same key, look-up, review.
+/// Order of what is done with a job of unknown outcome: same key, look-up, review.
 #[test]
 fn unknown_job_follows_the_retry_order() {
     const CHARGE: &str = "charge";
-    const ASK: &str = "ask";
+    const LOOK_UP: &str = "look up";
     const REVIEW: &str = "review";
     let secs = Duration::from_secs;
     let (retention, none) = (Some(secs(100)), None);
-    // retention, first sent so long ago, attempts of 3, age, resend → without and with a look-up
+    // retention, age of the first request, attempts of 3, age, resend → without and with a look-up
     type Row = (Option<Duration>, u64, u32, u64, Resend, &'static str, &'static str);
     let table: [Row; 11] = [
         (retention, 49, 1, 49, Resend::Never, CHARGE, CHARGE),
-        (retention, 50, 1, 50, Resend::Never, REVIEW, ASK),
-        (retention, 1, 3, 1, Resend::Never, REVIEW, ASK),
+        (retention, 50, 1, 50, Resend::Never, REVIEW, LOOK_UP),
+        (retention, 1, 3, 1, Resend::Never, REVIEW, LOOK_UP),
         (retention, 49, 2, 3_600, Resend::Never, CHARGE, CHARGE),
-        (retention, 49, 2, 3_601, Resend::Never, REVIEW, ASK),
+        (retention, 49, 2, 3_601, Resend::Never, REVIEW, LOOK_UP),
         (retention, 49, 3, 49, Resend::Granted, CHARGE, CHARGE),
-        (retention, 50, 3, 50, Resend::Granted, REVIEW, ASK),
-        (retention, 49, 3, 3_601, Resend::Granted, REVIEW, ASK),
-        (retention, 49, 3, 49, Resend::Used, REVIEW, ASK),
-        (none, 1, 1, 1, Resend::Never, REVIEW, ASK),
-        (none, 1, 1, 1, Resend::Granted, REVIEW, ASK),
+        (retention, 50, 3, 50, Resend::Granted, REVIEW, LOOK_UP),
+        (retention, 49, 3, 3_601, Resend::Granted, REVIEW, LOOK_UP),
+        (retention, 49, 3, 49, Resend::Used, REVIEW, LOOK_UP),
+        (none, 1, 1, 1, Resend::Never, REVIEW, LOOK_UP),
+        (none, 1, 1, 1, Resend::Granted, REVIEW, LOOK_UP),
     ];
     for (retention, sent_s, attempts, age_s, resend, without, with) in table {
         let first_sent_age = Some(secs(sent_s));
         let history = AttemptHistory { first_sent_age, resend, age: secs(age_s), ..history(attempts, true) };
-        for (policy, wanted) in [(policy(retention), without), (asking(retention), with)] {
+        for (policy, wanted) in [(policy(retention), without), (with_lookup(retention), with)] {
             let got = match before_request(&history, &policy, true) {
                 PreSend::Charge => CHARGE,
-                PreSend::LookUp => ASK,
-                PreSend::Transition(next) => settled(&next).map_or("again", FinalState::name),
+                PreSend::LookUp => LOOK_UP,
+                PreSend::Transition(next) => final_state(&next).map_or("again", FinalState::name),
             };
             assert_eq!(got, wanted, "{history:?} {policy:?}");
         }
     }
     let known = AttemptHistory { first_sent_age: Some(secs(99)), ..history(9, false) };
     assert_eq!(before_request(&known, &policy(None), false), PreSend::Charge);
-    // Look-ups that never end are not begun for ever.
+    // Look-ups that never end are not started for ever.
     let long_ago = Some(secs(3_601));
     let endless = AttemptHistory {
         age: secs(3_601),
@@ -184,27 +184,26 @@ fn unknown_job_follows_the_retry_order() {
         lookups: 5,
         ..history(3, true)
     };
-    assert!(
-        matches!(before_request(&endless, &asking(None), false), PreSend::Transition(next) if settled(&next).is_some())
-    );
+    let step = before_request(&endless, &with_lookup(None), false);
+    assert!(matches!(step, PreSend::Transition(next) if final_state(&next).is_some()));
 }
 
-/// Whatever else holds: looking at it once more may end the next worker.
+/// Even if it may be sent: one more claim may crash the next worker.
 #[test]
 fn job_that_kills_workers_goes_to_review() {
     for unknown in [false, true] {
         for (lost_holders, review) in [(LOST_HOLDERS_MAX - 1, false), (LOST_HOLDERS_MAX, true), (u32::MAX, true)] {
             let history = AttemptHistory { lost_holders, ..history(1, unknown) };
-            let step = before_request(&history, &asking(Some(Duration::from_secs(100))), review);
+            let step = before_request(&history, &with_lookup(Some(Duration::from_secs(100))), review);
             match step {
-                PreSend::Transition(next) => assert_eq!((settled(&next), review), (Some(FinalState::Review), true)),
+                PreSend::Transition(next) => assert_eq!((final_state(&next), review), (Some(FinalState::Review), true)),
                 other => assert_eq!((other, review), (PreSend::Charge, false)),
             }
         }
     }
 }
 
-/// Where nothing may be sent again, a provider that can be asked is asked, soon.
+/// If nothing may be sent again, a provider with a look-up is asked soon.
 #[test]
 fn exhausted_unknown_jobs_are_looked_up() {
     let day = Some(Duration::from_secs(86_400));
@@ -222,16 +221,16 @@ fn exhausted_unknown_jobs_are_looked_up() {
         (&Outcome::Throttled { retry_after: Some(SECOND) }, day, old, SECOND),
     ];
     for (outcome, retention, history, wait) in table {
-        match after_outcome(outcome, &history, &asking(retention), 1.0).transition {
+        match after_outcome(outcome, &history, &with_lookup(retention), 1.0).transition {
             Transition::Retry { after, unknown: true, .. } => assert_eq!(after, wait, "{outcome:?}"),
             other => panic!("{outcome:?}: {other:?}"),
         }
         let without = after_outcome(outcome, &history, &policy(retention), 1.0);
-        assert_eq!(settled(&without.transition), Some(FinalState::Review), "{outcome:?}");
+        assert_eq!(final_state(&without.transition), Some(FinalState::Review), "{outcome:?}");
     }
-    // What was surely never sent is not asked about.
-    let dead = after_outcome(&not_sent, &history(2, false), &asking(day), 1.0);
-    assert_eq!(settled(&dead.transition), Some(FinalState::Dead));
+    // There is no look-up for a request that was certainly never sent.
+    let dead = after_outcome(&not_sent, &history(2, false), &with_lookup(day), 1.0);
+    assert_eq!(final_state(&dead.transition), Some(FinalState::Dead));
 }
 
 #[test]
@@ -261,24 +260,24 @@ fn zero_retry_after_of_outcome_is_ignored() {
     }
 }
 
-/// Whoever is refused and told no wait doubles it with each round in a row; everybody waits for it, so it is exact.
+/// A 429 without a wait doubles the wait with each generation. It holds for the whole quota, so it is exact.
 #[test]
 fn throttle_backoff_grows_with_each_generation() {
-    let wait = |retry_after, refusal_round, fraction| {
-        let history = AttemptHistory { throttle_generation: refusal_round, ..history(0, false) };
+    let wait = |retry_after, generation, fraction| {
+        let history = AttemptHistory { throttle_generation: generation, ..history(0, false) };
         let got = after_outcome(&Outcome::Throttled { retry_after }, &history, &policy(None), fraction);
         let Some(PauseRequest::Quota { wait }) = got.pause else { panic!("{got:?}") };
         assert!(matches!(got.transition, Transition::Retry { after, .. } if after == wait), "{got:?}");
         wait
     };
     let BackoffPolicy { base, max } = policy(None).backoff;
-    let rounds: Vec<Duration> = (1..=3).map(|round| wait(None, round, 0.0)).collect();
-    assert_eq!(rounds, [base, base * 2, base * 4]);
+    let waits: Vec<Duration> = (1..=3).map(|generation| wait(None, generation, 0.0)).collect();
+    assert_eq!(waits, [base, base * 2, base * 4]);
     assert_eq!(wait(None, u32::MAX, 0.3), max);
     assert_eq!(wait(Some(SECOND * 7), 9, 0.3), SECOND * 7, "a wait that is named");
 }
 
-/// The wait that the provider names for one object, or a longer one each time though nothing counts.
+/// The wait that the provider names for one object, or one that grows each time though no attempt counts.
 #[test]
 fn busy_job_uses_retry_after_or_backoff() {
     let day = Some(Duration::from_secs(86_400));
@@ -303,7 +302,7 @@ fn busy_job_uses_retry_after_or_backoff() {
     }
 }
 
-/// A provider with a will of its own, and the ledger's bookkeeping of it.
+/// A provider with random responses, and the ledger's records of them.
 mod histories {
     use proptest::prelude::*;
 
@@ -381,9 +380,9 @@ mod histories {
         ) {
             let (mut outcomes, mut findings) = (outcomes.into_iter(), findings.into_iter());
             let mut job = AttemptHistory { age: Duration::ZERO, ..history(0, false) };
-            let mut landed_on_a_grant = 0;
+            let mut resends_used = 0;
             let mut end = None;
-            // Every wait is followed by a delay that nobody chose; a job ends within them all.
+            // Every wait is followed by a random delay; a job ends within all of them.
             for (delay_s, probe) in delays_s.into_iter().zip(probes) {
                 job.probe = probe;
                 let next = match before_request(&job, &policy, expired) {
@@ -396,20 +395,20 @@ mod histories {
                             prop_assert!(retention.is_some_and(|retention| age < retention / 2), "it may be forgotten");
                         }
                         let Some(outcome) = outcomes.next() else { break };
-                        let maybe = outcome.may_have_charged();
-                        if maybe {
+                        let may_have_charged = outcome.may_have_charged();
+                        if may_have_charged {
                             job.first_sent_age.get_or_insert_default();
                         }
                         let after = after_outcome(&outcome, &job, &policy, 0.5);
                         job.requests += 1;
                         job.attempts += u32::from(after.counts_attempt);
-                        if maybe {
+                        if may_have_charged {
                             job.unknown = true;
                             job.unknown_age = Some(Duration::ZERO);
                             if job.resend == Resend::Granted {
                                 job.resend = Resend::Used;
-                                landed_on_a_grant += 1;
-                                prop_assert_eq!(landed_on_a_grant, 1);
+                                resends_used += 1;
+                                prop_assert_eq!(resends_used, 1);
                             }
                         }
                         after.transition
@@ -421,8 +420,8 @@ mod histories {
                         job.lookups += 1;
                         if after.grants_resend {
                             prop_assert_eq!((job.resend, finding), (Resend::Never, LookupResult::NotFound));
-                            let ask = policy.lookup.map(|ask| ask.give_up_after);
-                            prop_assert!(job.unknown_age >= ask, "it may still appear");
+                            let give_up_after = policy.lookup.map(|lookup| lookup.give_up_after);
+                            prop_assert!(job.unknown_age >= give_up_after, "it may still appear");
                             job.resend = Resend::Granted;
                         }
                         after.transition
@@ -444,7 +443,7 @@ mod histories {
                     }
                 }
             }
-            prop_assert!(end.is_some() || outcomes.next().is_none(), "asked without an end: {:?}", job);
+            prop_assert!(end.is_some() || outcomes.next().is_none(), "the job never ends: {:?}", job);
         }
     }
 }

@@ -1,26 +1,27 @@
-//! Fields of a payment that a provider's answer must repeat, so that an answer to another request settles nothing.
+//! Echoed fields: what a provider's response must repeat of a payment, so that a response to another request finishes
+//! nothing.
 //!
-//! HTTP/1.1 knows an answer's request by its place on the connection alone. A provider or a gateway that sends an answer
-//! twice, or mixes its connections up, is found out by what the answer says.
+//! HTTP/1.1 matches a response to its request only by its place on the connection. The echo detects a provider or
+//! gateway that sends a response twice or mixes up its connections.
 
 use std::collections::BTreeSet;
 
 use super::job::Job;
 use super::provider::ResponseLocation;
 
-/// The `echo` of a `request` or a `lookup`, as validated. Empty: no answer is compared.
+/// The validated `echo` of a `request` or a `lookup`. Empty: no response is compared.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Echo {
-    /// All of them are compared.
+    /// All of these fields are compared.
     pub fields: Vec<EchoedField>,
-    /// Statuses whose answers need not repeat anything; what they do repeat is compared.
+    /// Statuses whose responses need not repeat anything; fields that they do repeat are compared.
     pub exempt_statuses: BTreeSet<u16>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EchoedField {
     pub field: EchoField,
-    /// An answer has the field at one of these places at least.
+    /// A response has the field at one or more of these places.
     pub locations: Vec<ResponseLocation>,
 }
 
@@ -33,7 +34,7 @@ pub enum EchoField {
     Amount,
 }
 
-/// Values of one payment that answers are compared with.
+/// Values of one payment that responses are compared with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PaymentIdentity {
     pub id: String,

@@ -1,16 +1,16 @@
-//! Environment variables that hold this program's own configuration, told from all others by their names.
+//! Names of the environment variables that hold this program's configuration.
 //!
-//! Refuses to read any: names are values here.
+//! It only tells names apart and reads no variable.
 
-/// What they begin with.
+/// Prefix of every variable.
 pub const PREFIX: &str = "SLUICEGATE_";
-/// Between the section of a key and its name.
+/// Separator between the section and the name of a key.
 pub const SECTION_SEPARATOR: &str = "__";
-/// The variable names a file that holds the value.
+/// Suffix of a variable that names a file with the value.
 pub const FILE_SUFFIX: &str = "_FILE";
 
-/// Whether a variable sets a key of the configuration, or names the file of one. Other programs' variables may begin alike:
-/// an orchestrator makes `SLUICEGATE_SERVICE_HOST` for a service of that name.
+/// Whether a variable sets a configuration key, or names the key's file. Variables of other programs may have the same
+/// prefix: an orchestrator sets `SLUICEGATE_SERVICE_HOST` for a service of that name.
 #[must_use]
 pub fn is_config_variable(name: &str) -> bool {
     name.strip_prefix(PREFIX).is_some_and(|key| key.contains(SECTION_SEPARATOR))

@@ -1,22 +1,22 @@
-//! Bounds on what one job expands into: the body and the addresses of its requests, and their headers.
+//! Bounds on a job's expansion: the largest body, addresses and headers that its requests may have.
 //!
-//! A form repeats the path of a value before each of them and a template may repeat the payload, so 64 KiB of message could
-//! become gigabytes of request. Whatever is made of a job is written by a [`Bounded`], which stops at its bound.
+//! A form repeats a value's path before each value, and a template may repeat the payload. So a message of 64 KiB could
+//! become gigabytes of request. Everything made from a job is written to a [`BoundedBuffer`], which stops at its bound.
 //!
-//! Invariant: a [`Bounded`] never reserves more than its bound.
+//! Invariant: a [`BoundedBuffer`] never reserves more than its bound.
 
 use std::fmt;
 use std::io;
 
 use super::job::Job;
 
-/// Largest request body, in bytes: sixteen times the largest message, and what proxies commonly take (nginx: 1 MiB).
+/// Largest request body, in bytes: sixteen times the largest message, and the common maximum of proxies (nginx: 1 MiB).
 pub const REQUEST_BODY_BYTES_MAX: usize = 1024 * 1024;
-/// Longest address of a request, in bytes: what servers commonly take as a request line.
+/// Longest address of a request, in bytes: the common maximum of servers for a request line.
 pub const URL_BYTES_MAX: usize = 8 * 1024;
-/// Largest headers of a request together, in bytes, names and separators included: the most that common servers take.
+/// Largest total of a request's headers, in bytes, names and separators included: the common maximum of servers.
 pub const HEADERS_BYTES_MAX: usize = 16 * 1024;
-/// Longest template of a request body in a provider row, in bytes. Each of its places reads the payload anew.
+/// Longest template of a request body in a provider row, in bytes. Each placeholder reads the payload again.
 pub const TEMPLATE_BYTES_MAX: usize = 16 * 1024;
 
 /// Bytes up to a bound, in memory that never exceeds it.
@@ -32,10 +32,10 @@ impl BoundedBuffer {
         Self { bytes: Vec::new(), bytes_max }
     }
 
-    /// Appends all of the text, or nothing.
+    /// Appends the whole text, or nothing.
     ///
     /// # Errors
-    /// When it does not fit, always of kind [`io::ErrorKind::FileTooLarge`].
+    /// If it does not fit; the kind is always [`io::ErrorKind::FileTooLarge`].
     pub fn push(&mut self, text: &str) -> io::Result<()> {
         self.append(text.as_bytes())
     }
@@ -56,7 +56,7 @@ impl BoundedBuffer {
             return Err(io::ErrorKind::FileTooLarge.into());
         }
         if length > self.bytes.capacity() {
-            // Doubled like any vector, but never beyond the bound.
+            // Capacity doubles as in any vector, but never beyond the bound.
             let capacity = (2 * self.bytes.capacity()).clamp(length, self.bytes_max);
             self.bytes.reserve_exact(capacity - self.bytes.len());
         }
@@ -75,7 +75,7 @@ impl io::Write for BoundedBuffer {
     }
 }
 
-/// Part of a request that is made of a job.
+/// Part of a request that is made from a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestPart {
     Body,
@@ -84,7 +84,7 @@ pub enum RequestPart {
 }
 
 impl RequestPart {
-    /// As errors name it: an address by its column.
+    /// Name in errors; an address has the name of its column.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -103,10 +103,10 @@ impl RequestPart {
     }
 }
 
-/// A job that makes a part of its request longer than that may be.
+/// A job that makes a part of its request too long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooLarge {
-    /// The field of the message that makes it so.
+    /// The message field that causes it.
     field: &'static str,
     part: RequestPart,
 }
@@ -116,7 +116,7 @@ impl TooLarge {
     pub fn new(part: RequestPart, job: &Job) -> Self {
         let field = match part {
             RequestPart::Body if job.payload.is_some() => "payload",
-            // What no payload makes so long, the longest of the other fields does.
+            // If no payload causes it, the longest of the other fields does.
             _ if job.reference.is_some() => "reference",
             _ => "id",
         };
@@ -135,10 +135,10 @@ impl fmt::Display for TooLarge {
     }
 }
 
-/// Why no request can be made of a job; another job of the lane may be fine.
+/// Reason why no request can be made from a job; other jobs of the lane may be fine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RequestBuildError {
-    /// It lacks a field that the row needs, or has one that leads elsewhere.
+    /// The job lacks a field that the row needs, or has one that leads to another address.
     Field(String),
     TooLarge(TooLarge),
 }

@@ -1,12 +1,15 @@
-//! What one of several workers may grant by itself while they cannot count together: every limit divided among them.
+//! Fallback shares: the part of every limit that each worker may grant by itself while the workers cannot count
+//! together.
 //!
-//! Refuses to round up: the shares together never exceed the whole, even where that closes a limit to everybody.
+//! Shares are rounded down, so all of them together never exceed the limit, even where that closes a limit to every
+//! worker. See `docs/decisions/0015-fallback-shares-without-redis.md`.
 
 use super::permit_protocol::{LimiterCall, PermitRequest, Subject};
 use super::quota_spec::{LimitSpec, PACING, QuotaSpec};
 
 impl LimitSpec {
-    /// One of `of` equal shares; closed (0) when there is not one request, or no room for one at once, for each.
+    /// One of `of` equal shares. It is closed (0) if there is less than one request, or less than one at once, for
+    /// each.
     #[must_use]
     pub fn divided_by(&self, of: u32) -> Self {
         let of = of.max(1);
@@ -20,7 +23,8 @@ impl LimitSpec {
 }
 
 impl QuotaSpec {
-    /// The same with each limit's share. What account rules allow is divided where a call names it ([`Call::share`]).
+    /// The spec with each limit divided by `of`. Account rules are divided where a call names them
+    /// ([`LimiterCall::divided_by`]).
     #[must_use]
     pub fn divided_by(&self, of: u32) -> Self {
         Self { limits: self.limits.iter().map(|limit| limit.divided_by(of)).collect(), ..self.clone() }
@@ -28,14 +32,14 @@ impl QuotaSpec {
 }
 
 impl Subject {
-    /// The same with its share of what it may do under a spec's limits.
+    /// The subject with its limits under this spec divided by `of`.
     #[must_use]
     pub fn divided_by(&self, spec: &QuotaSpec, of: u32) -> Self {
         let mut own = self.clone();
-        for one in &mut own.limits {
-            if let Some(limit) = spec.limits.get(one.index) {
-                let share = limit.with_subject_limit(one).divided_by(of);
-                (one.max_requests, one.burst) = (share.max_requests, share.burst);
+        for subject_limit in &mut own.limits {
+            if let Some(limit) = spec.limits.get(subject_limit.index) {
+                let share = limit.with_subject_limit(subject_limit).divided_by(of);
+                (subject_limit.max_requests, subject_limit.burst) = (share.max_requests, share.burst);
             }
         }
         own
@@ -43,37 +47,37 @@ impl Subject {
 }
 
 impl PermitRequest {
-    /// The same want under shares of a spec's limits: those of its account and reference are divided as well.
+    /// The request under divided limits: those of its account and reference are divided as well.
     #[must_use]
     pub fn divided_by(&self, spec: &QuotaSpec, of: u32) -> Self {
         let subjects = self.subjects.iter().map(|subject| subject.divided_by(spec, of)).collect();
         Self { subjects, ..self.clone() }
     }
 
-    /// The tightest of the limits that count it and can never admit its cost. A closed one is none of them: it is waited
-    /// for by all.
+    /// The tightest of the limits that count this request and can never admit its cost. A closed limit does not count:
+    /// every request waits for it.
     #[must_use]
     pub fn exceeded_limit(&self, spec: &QuotaSpec) -> Option<usize> {
         let provider = spec.provider_limits().into_iter().zip(spec.provider_counters());
-        let provider = provider.filter(|(_, cell)| cell.name != PACING);
+        let provider = provider.filter(|(_, counter)| counter.name != PACING);
         let own = self.subjects.iter().flat_map(|subject| {
             let indices = subject.limits.iter().map(|own| own.index);
             indices.zip(spec.subject_counters(subject))
         });
-        let counting = provider.chain(own).filter(|(_, cell)| !cell.shadow && cell.applies(self.kind));
-        let outgrown = counting.filter(|(_, cell)| (1..self.cost).contains(&cell.max));
-        outgrown.min_by_key(|(_, cell)| cell.max).map(|(index, _)| index)
+        let counting = provider.chain(own).filter(|(_, counter)| !counter.shadow && counter.applies(self.kind));
+        let exceeded = counting.filter(|(_, counter)| (1..self.cost).contains(&counter.max));
+        exceeded.min_by_key(|(_, counter)| counter.max).map(|(index, _)| index)
     }
 }
 
 impl LimiterCall {
-    /// The same call under shares of a spec's limits: those of its accounts and references are divided as well.
+    /// The call under divided limits: those of its accounts and references are divided as well.
     #[must_use]
     pub fn divided_by(&self, spec: &QuotaSpec, of: u32) -> Self {
         let mut call = self.clone();
-        call.requests.iter_mut().for_each(|want| *want = want.divided_by(spec, of));
-        let settled = call.releases.iter_mut().flat_map(|settlement| &mut settlement.subjects);
-        settled.for_each(|subject| *subject = subject.divided_by(spec, of));
+        call.requests.iter_mut().for_each(|request| *request = request.divided_by(spec, of));
+        let released = call.releases.iter_mut().flat_map(|release| &mut release.subjects);
+        released.for_each(|subject| *subject = subject.divided_by(spec, of));
         let seeded = call.seeds.iter_mut().flat_map(|seeds| &mut seeds.subjects);
         seeded.for_each(|seed| seed.subject = seed.subject.divided_by(spec, of));
         call
@@ -92,7 +96,7 @@ mod tests {
     #[test]
     fn shares_never_exceed_the_whole() {
         use Algorithm::{FixedWindow, Gcra, SlidingLog, SlidingWindow, TokenBucket};
-        // Algorithm, limit, burst and of how many; then what one of them has, and what may come at once.
+        // Algorithm, limit, burst and number of shares; then one share's requests, and its requests at once.
         for (algorithm, max, burst, of, share, at_once) in [
             (SlidingLog, 100, None, 1, 100, 100),
             (SlidingLog, 100, None, 4, 25, 25),
@@ -146,7 +150,7 @@ mod tests {
             subjects[0].limits[0].max_requests = max_requests;
             subjects
         };
-        for (cost, kind, subjects, outgrown) in [
+        for (cost, kind, subjects, exceeded) in [
             (25, CallKind::Charge, Vec::new(), None),
             (26, CallKind::Charge, Vec::new(), Some(0)),
             (31, CallKind::Charge, Vec::new(), Some(0)),
@@ -156,8 +160,8 @@ mod tests {
             (9, CallKind::Charge, of_account(0), None),
             (26, CallKind::Charge, of_account(0), Some(0)),
         ] {
-            let want = PermitRequest { permits: 1, cost, kind, subjects };
-            assert_eq!(want.exceeded_limit(&spec), outgrown, "{want:?}");
+            let request = PermitRequest { permits: 1, cost, kind, subjects };
+            assert_eq!(request.exceeded_limit(&spec), exceeded, "{request:?}");
         }
     }
 

@@ -1,30 +1,31 @@
-//! How long a write to the ledger may wait for company, so that one commit does for many.
+//! Batch delay of writes to the ledger: how long a write may wait so that one commit serves many.
 //!
-//! A statement costs as much as ten of its rows, so what nobody waits for is worth gathering: processor time that the
-//! ledger does not use is there for the next start. Refuses to delay what somebody waits for: a request that may leave at
-//! once, or a payment that has hardly been in hand.
+//! A statement costs as much as ten of its rows, so writes that no request waits for are worth batching. Processor time
+//! that the ledger saves is free for the next start. Writes that are latency-critical are not delayed: those of a
+//! request that may be sent now, or of a payment that was active only briefly. See
+//! `docs/decisions/0026-group-commit.md`.
 
 use std::time::Duration;
 
-/// Longest time that a write waits for company.
+/// Longest batch delay of a write.
 pub const MAX_DELAY: Duration = Duration::from_millis(10);
-/// What could wait for less goes at once: timers count whole milliseconds.
+/// Shorter delays become zero, because timers count whole milliseconds.
 const MIN_DELAY: Duration = Duration::from_millis(2);
-/// A write whose request leaves later waits for this part of the time that is left.
+/// A write whose request is sent later may wait for this part of the time that is left.
 const LEAD_DIVISOR: u32 = 10;
-/// An outcome waits for this part of the time that its payment has been in hand, and so has its place in the pool.
+/// An outcome, and its worker slot, may wait for this part of the time that the payment was active.
 const ACTIVE_DIVISOR: u32 = 20;
 
-/// Of a request that is written down so long before its start.
+/// Batch delay of a request that is recorded `lead` before its start.
 #[must_use]
 pub fn delay_before_send(lead: Duration) -> Duration {
     bounded_delay(lead / LEAD_DIVISOR)
 }
 
-/// Of the outcome of a payment that has been in hand so long.
+/// Batch delay of the outcome of a payment that was active for this long.
 #[must_use]
-pub fn delay_after_response(in_hand: Duration) -> Duration {
-    bounded_delay(in_hand / ACTIVE_DIVISOR)
+pub fn delay_after_response(active_for: Duration) -> Duration {
+    bounded_delay(active_for / ACTIVE_DIVISOR)
 }
 
 fn bounded_delay(wait: Duration) -> Duration {
@@ -41,8 +42,8 @@ mod tests {
         for (lead_ms, waits_ms) in [(0, 0), (19, 0), (20, 2), (80, 8), (100, 10), (250, 10)] {
             assert_eq!(delay_before_send(ms(lead_ms)), ms(waits_ms), "{lead_ms} ms before its start");
         }
-        for (in_hand_ms, waits_ms) in [(0, 0), (5, 0), (39, 0), (40, 2), (200, 10), (60_000, 10)] {
-            assert_eq!(delay_after_response(ms(in_hand_ms)), ms(waits_ms), "{in_hand_ms} ms in hand");
+        for (active_ms, waits_ms) in [(0, 0), (5, 0), (39, 0), (40, 2), (200, 10), (60_000, 10)] {
+            assert_eq!(delay_after_response(ms(active_ms)), ms(waits_ms), "{active_ms} ms active");
         }
     }
 }

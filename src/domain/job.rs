@@ -1,7 +1,7 @@
-//! A payment job as meant: every field checked, money in minor units.
+//! A validated payment job: every field checked, money in minor units.
 //!
-//! Refuses to know how a job is written (that is `queue::message`) or stored. What can never be a job is a value too:
-//! [`Invalid`], whose code is the public reason on `payments.invalid`.
+//! It does not know the message format (that is `queue::message`) or the tables. A message that can never be a job is a
+//! value too: [`InvalidMessage`], whose code is the public reason on `payments.invalid`.
 
 use std::fmt;
 
@@ -23,7 +23,7 @@ pub struct Identifier(String);
 
 impl Identifier {
     /// # Errors
-    /// When the text is empty, longer than 64 characters or holds any other character.
+    /// If the text is empty, longer than 64 characters or holds any other character.
     pub fn new(text: impl Into<String>) -> Result<Self, String> {
         let text = text.into();
         let fits = (1..=ID_CHARS_MAX).contains(&text.len());
@@ -45,7 +45,7 @@ impl fmt::Display for Identifier {
     }
 }
 
-/// A payment's identity, for ever and over all providers.
+/// Identity of a payment, for ever and over all providers.
 pub type JobId = Identifier;
 
 /// One payment to make.
@@ -77,7 +77,7 @@ impl Job {
         self.idempotency_key.as_ref().unwrap_or(&self.id)
     }
 
-    /// Whether its message had this field.
+    /// Whether the message had this field.
     #[must_use]
     pub fn has(&self, field: JobField) -> bool {
         match field {
@@ -87,16 +87,17 @@ impl Job {
     }
 }
 
-/// SHA-256 over a job's parsed fields: two messages with the same hash say the same, whatever their formatting.
+/// SHA-256 over a job's parsed fields. Two messages with the same hash have the same content, whatever their
+/// formatting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ContentHash(pub [u8; 32]);
 
 impl ContentHash {
-    /// Of a payment that was cancelled before its message came: nobody knows what it would have said.
+    /// Hash of a payment that was cancelled before its message came: its content is unknown.
     pub const UNSEEN: Self = Self([0; 32]);
 }
 
-/// Why a message can never be a job. The detail names the field and the mend, never a value of the payload.
+/// Reason why a message can never be a job. The detail names the field and the fix, never a value of the payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidMessage {
     pub reason: InvalidReason,
@@ -135,7 +136,7 @@ impl JobField {
         }
     }
 
-    /// Why a message without it is no job.
+    /// Reason to reject a message without the field.
     #[must_use]
     pub fn missing_reason(self) -> InvalidReason {
         match self {
@@ -145,7 +146,7 @@ impl JobField {
     }
 }
 
-/// The closed list of reasons; [`InvalidReason::code`] is what header `x-sluicegate-reason` says.
+/// Closed list of reasons to reject a message; [`InvalidReason::code`] is the value of header `x-sluicegate-reason`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum InvalidReason {
     Malformed,
@@ -158,13 +159,13 @@ pub enum InvalidReason {
     WrongProvider,
     CardNumber,
     Secret,
-    /// The provider's row requires one (`require`).
+    /// The provider's row requires the field (`require`).
     MissingAccount,
     MissingReference,
     Conflict,
-    /// The broker gave up on it again and again, and it never became a job.
+    /// The broker reached its delivery limit again and again, and the message never became a job.
     Undeliverable,
-    /// Of a newer format, and no worker that knows it came in time.
+    /// The format is newer, and no worker that knows it came in time.
     NewerVersion,
 }
 

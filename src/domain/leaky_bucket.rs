@@ -1,51 +1,51 @@
-//! When the next job may leave the bucket: a queue with a steady outflow, as a function of the time.
+//! Leaky bucket of one lane: when the next job may leave, at a steady egress rate, as a function of time.
 //!
-//! Refuses to hold jobs, to sleep and to burst: time that passes while the bucket is empty earns nothing, apart from
-//! what makes up for late timers, [`TIMER_LATENESS`] or one step's worth.
+//! It holds no jobs and does not sleep. Idle time allows no burst, apart from what makes up for late timers:
+//! [`TIMER_LATENESS`], or one interval if that is longer.
 
 use std::time::Duration;
 
-/// Outflow of one process.
+/// Egress schedule of one process.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LeakyBucket {
     interval: Duration,
     next: Duration,
 }
 
-/// Whoever sleeps until the next job may leave comes up to this much late on a busy machine: timers count milliseconds, and
-/// the processor has other work. What could have left meanwhile leaves then; else a fast outflow would be as slow as timers.
+/// Latest wake-up after a timer on a busy machine: timers count milliseconds, and the processor has other work. Jobs
+/// that could have left meanwhile leave then. Otherwise a fast egress rate would be as slow as the timers.
 const TIMER_LATENESS: Duration = Duration::from_millis(10);
 
-/// Where the outflow is a job an hour, one that is sent back at the gate must not cost the hour; nor may all that wait be sent
-/// back at once.
+/// Longest wait after a refund. With an egress rate of one job an hour, a job that the gate returns must not cost the
+/// hour. And the jobs that wait must not all be returned at once.
 pub const REFUND_PAUSE: Duration = Duration::from_secs(1);
 
 impl LeakyBucket {
-    /// A rate that is not positive closes the outflow.
+    /// A rate that is not positive closes the bucket.
     #[must_use]
     pub fn new(jobs_per_second: f64) -> Self {
         Self { interval: interval(jobs_per_second), next: Duration::ZERO }
     }
 
-    /// A changed rate counts from `now` on: nobody waits longer than its own interval.
+    /// Sets a new rate, which counts from `now` on: no job waits longer than the new interval.
     pub fn set_rate(&mut self, jobs_per_second: f64, now: Duration) {
         self.interval = interval(jobs_per_second);
         self.next = self.next.min(now + self.interval);
     }
 
-    /// How long until the next job may leave, at `now` on any monotonic clock.
+    /// Time until the next job may leave, at `now` on any monotonic clock.
     #[must_use]
     pub fn wait(&self, now: Duration) -> Duration {
         self.next.saturating_sub(now)
     }
 
-    /// The same for one that has so many before it.
+    /// Time until a job with `before` jobs ahead of it may leave.
     #[must_use]
     pub fn wait_behind(&self, now: Duration, before: u32) -> Duration {
         self.wait(now).saturating_add(self.interval.saturating_mul(before))
     }
 
-    /// One that had left came to nothing, at `now`: nobody waits longer than [`UNUSED_PAUSE`] for the next.
+    /// Takes back one leak at `now`, because its job was not sent: the next waits at most [`REFUND_PAUSE`].
     pub fn refund(&mut self, now: Duration) {
         self.next = self.next.min(now + REFUND_PAUSE);
     }
@@ -68,7 +68,7 @@ fn interval(jobs_per_second: f64) -> Duration {
 mod tests {
     use super::*;
 
-    /// Lets one job out at `now` if it may leave, else says how long it must wait.
+    /// Lets one job out at `now` if it may leave; returns how long it must wait.
     fn try_leak(bucket: &mut LeakyBucket, now: Duration) -> Duration {
         let wait = bucket.wait(now);
         if wait.is_zero() {
@@ -116,7 +116,7 @@ mod tests {
         let mut bucket = LeakyBucket::new(2_000.0);
         let at = Duration::from_secs(60);
         let at_once = (0..).take_while(|_| try_leak(&mut bucket, at).is_zero()).count();
-        assert_eq!(at_once, 21, "those of 10 ms, and the one whose turn it is");
+        assert_eq!(at_once, 21, "those of 10 ms, and the one that is due");
     }
 
     #[test]

@@ -1,6 +1,6 @@
-//! What a provider allows: rates, the algorithm it counts by, and what each limit covers.
+//! Limits of a provider: rates, algorithms, and which calls each limit covers.
 //!
-//! Refuses limits that cannot be meant (no window, more than the limiter can count). There is no value for "unlimited":
+//! An invalid limit cannot be built (no window, or more than the limiter can count). No value means "unlimited", and
 //! zero requests means closed.
 
 use std::fmt;
@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use super::time::{format_duration, parse_duration};
 
-/// Most permits that one limit may allow per window: what the limiter's counters stay exact for.
+/// Most permits that one limit may allow per window: the limiter counts exactly up to this.
 pub const MAX_REQUESTS: u32 = 1_000_000;
 /// Longest window: 31 days.
 pub const MAX_WINDOW: Duration = Duration::from_secs(31 * 86_400);
 
-/// `max_requests` per `window`, written `N/DURATION` (`100/1s`); `100/s` is read as well.
+/// `max_requests` per `window`, written `N/DURATION` (`100/1s`); `100/s` is accepted too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rate {
     max_requests: u32,
@@ -23,7 +23,7 @@ pub struct Rate {
 
 impl Rate {
     /// # Errors
-    /// When the window is zero, not whole milliseconds or longer than 31 days, or the count is above [`MAX_REQUESTS`].
+    /// If the window is zero, not whole milliseconds or longer than 31 days, or the count is above [`MAX_REQUESTS`].
     pub fn new(max_requests: u32, window: Duration) -> Result<Self, String> {
         if max_requests > MAX_REQUESTS {
             return Err(format!("max_requests is {max_requests}: at most {MAX_REQUESTS} can be counted exactly"));
@@ -73,7 +73,7 @@ impl FromStr for Rate {
     }
 }
 
-/// How the provider counts.
+/// Algorithm by which the provider counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Algorithm {
     SlidingLog,
@@ -87,8 +87,8 @@ impl Algorithm {
     pub const ALL: [Self; 5] =
         [Self::SlidingLog, Self::SlidingWindow, Self::FixedWindow, Self::TokenBucket, Self::Gcra];
 
-    /// Most requests that may come at once: a token bucket's size (`burst`, or else `max_requests`), one more than the
-    /// `burst` of GCRA (0 unless given), and `max_requests` for all that count in windows. A closed limit has none.
+    /// Most requests that may come at once. Token bucket: its size (`burst`, or else `max_requests`). GCRA: one more
+    /// than `burst` (0 unless given). Window algorithms: `max_requests`. A closed limit: 0.
     #[must_use]
     pub fn burst_capacity(self, max_requests: u32, burst: Option<u32>) -> u32 {
         match self {
@@ -99,7 +99,7 @@ impl Algorithm {
         }
     }
 
-    /// The burst with which so many may come at once, of an algorithm that has one.
+    /// The `burst` with which this many requests may come at once; for token bucket and GCRA only.
     #[must_use]
     pub fn burst_for_capacity(self, at_once: u32) -> u32 {
         at_once.saturating_sub(u32::from(self == Self::Gcra))
@@ -118,7 +118,7 @@ impl Algorithm {
     }
 }
 
-/// Whose calls a limit counts together.
+/// Which calls a limit counts together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scope {
     Provider,
@@ -162,61 +162,61 @@ impl AppliesTo {
     }
 }
 
-/// One row of `provider_limits`, as meant.
+/// One validated row of `provider_limits`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
     pub name: String,
     pub algorithm: Algorithm,
     pub rate: Rate,
-    /// Start of fixed windows after the Unix epoch's own; below the window, and zero for the other algorithms.
+    /// Start of fixed windows relative to the Unix epoch; below the window, and zero for the other algorithms.
     pub offset: Duration,
-    /// Only for [`Algorithm::TokenBucket`] and [`Algorithm::Gcra`]; what it means is in [`Limit::capacity`].
+    /// Only for [`Algorithm::TokenBucket`] and [`Algorithm::Gcra`]; see [`Limit::capacity`].
     pub burst: Option<u32>,
     pub scope: Scope,
     pub applies_to: AppliesTo,
-    /// Counted and reported, never refusing.
+    /// The limit counts and reports, and never refuses.
     pub shadow: bool,
 }
 
 impl Limit {
-    /// Most requests that may come at once ([`Algorithm::at_once`]).
+    /// Most requests that may come at once ([`Algorithm::burst_capacity`]).
     #[must_use]
     pub fn capacity(&self) -> u32 {
         self.algorithm.burst_capacity(self.rate.max_requests(), self.burst)
     }
 
-    /// Whether every charge counts against it, and is refused by it.
+    /// Whether every charge counts against the limit and can be refused by it.
     #[must_use]
     pub fn applies_to_every_charge(&self) -> bool {
         self.scope == Scope::Provider && self.applies_to != AppliesTo::Lookup && !self.shadow
     }
 }
 
-/// One row of `account_overrides`, as meant. Of two rules for one account the one that names a limit goes first.
+/// One validated row of `account_overrides`. Of two rules for one account, the one that names a limit takes precedence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AccountRule {
     pub account: String,
-    /// A limit of scope [`Scope::Account`], which may be disabled at the moment; `None`: every one of them.
+    /// A limit of scope [`Scope::Account`], which may be disabled now; `None`: all of them.
     pub limit: Option<String>,
     pub rule: Rule,
 }
 
-/// What an account's own rule says.
+/// Effect of an account's rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// Counts against no account limit; the provider's own hold for it like for all.
+    /// Counts against no account limit; the provider's own limits still apply.
     Exempt,
-    /// Nothing of this account is sent.
+    /// No job of this account is sent.
     Blocked,
-    /// Its own numbers in place of the limit's; algorithm and offset stay the limit's.
+    /// Replaces the limit's numbers; algorithm and offset stay the limit's.
     Limit(LimitOverride),
 }
 
-/// An account's own numbers at a limit.
+/// Numbers of one account at a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LimitOverride {
     pub rate: Rate,
-    /// As of [`Limit::burst`]. `None`: the algorithm's default for this rate, and never the limit's own burst.
+    /// As [`Limit::burst`]. `None`: the algorithm's default for this rate, never the limit's own burst.
     pub burst: Option<u32>,
 }
 

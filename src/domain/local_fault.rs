@@ -1,7 +1,7 @@
-//! What keeps this process from sending a request, though neither the payment nor the provider is the cause.
+//! Local fault: why this process cannot send a request, caused by neither the payment nor the provider.
 //!
-//! Nothing was sent, and nothing is known of the provider: its circuit breaker learns nothing of it, and no attempt counts.
-//! Each fault is told with its fix.
+//! Nothing was sent, and nothing is known about the provider. So the circuit breaker ignores it, and no attempt counts.
+//! The text of each fault names its fix.
 
 use std::error::Error;
 use std::fmt;
@@ -9,7 +9,7 @@ use std::io;
 
 use super::explain::reason::UNBUILDABLE_PREFIX;
 
-/// Linux's numbers of these errors, for which the standard library has no stable names.
+/// Linux error numbers, for which the standard library has no stable names.
 const ENFILE: i32 = 23;
 const EMFILE: i32 = 24;
 const ENOBUFS: i32 = 105;
@@ -17,21 +17,22 @@ const ENOBUFS: i32 = 105;
 /// A fault of this process, of its machine or of its set-up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LocalFault {
-    /// The process may open no more files and sockets.
+    /// The process has reached its limit of open files and sockets.
     ProcessDescriptors,
-    /// The machine opens no more files and sockets.
+    /// The machine has reached its limit of open files and sockets.
     MachineDescriptors,
-    /// The process may start no more threads.
+    /// The process has reached its limit of threads.
     Threads,
     Memory,
-    /// No address or port of this machine is left to connect from.
+    /// The machine has no address or port left to connect from.
     Ports,
-    /// What the request needs cannot be had here, such as a file with a secret. Names it, never what it holds.
+    /// Something that the request needs is missing here, such as a file with a secret. The text names it, never its
+    /// content.
     Unbuildable(String),
 }
 
 impl LocalFault {
-    /// The fault that an operation of the operating system failed for, if it is one.
+    /// The local fault behind an I/O error, if there is one.
     #[must_use]
     pub fn from_io_error(error: &io::Error) -> Option<Self> {
         if let Some(wrapped) = error.get_ref() {
@@ -52,14 +53,15 @@ impl fmt::Display for LocalFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::ProcessDescriptors => {
-                "this worker has used up its file descriptors: raise LimitNOFILE (systemd), the container's nofile limit or \
-                 `ulimit -n`"
+                "this worker has used up its file descriptors: raise LimitNOFILE (systemd), the container's nofile \
+                 limit or `ulimit -n`"
             }
             Self::MachineDescriptors => {
                 "this worker's machine has used up its file descriptors: raise the sysctl fs.file-max"
             }
             Self::Threads => {
-                "this worker may start no more threads: raise TasksMax (systemd), the container's pids limit or `ulimit -u`"
+                "this worker may start no more threads: raise TasksMax (systemd), the container's pids limit or \
+                 `ulimit -u`"
             }
             Self::Memory => "this worker's machine has no memory for another connection: give it more",
             Self::Ports => {

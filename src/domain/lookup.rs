@@ -1,6 +1,6 @@
-//! Asking a provider what became of a payment: how a row says it is asked, and what its answer can mean.
+//! Look-up of a payment: how a provider row says to ask for the outcome, and what the response can mean.
 //!
-//! Refuses to decide ([`super::disposition`] does) and refuses to know HTTP.
+//! The decision that follows is in [`super::disposition`]; HTTP is in `provider::http`.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ use super::outcome::{NOT_SENT, Transmission, UnknownCause, redact_reference, red
 use super::sensitive::{CardNumbers, Sensitive};
 use super::url_template::UrlTemplate;
 
-/// The `lookup` column, as meant.
+/// The validated `lookup` column.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LookupConfig {
     pub url: LookupUrl,
     pub method: LookupMethod,
-    /// JSON pointer to the word that tells, and what the words mean. <https://www.rfc-editor.org/rfc/rfc6901>
+    /// JSON pointer to the value that tells the payment's state. <https://www.rfc-editor.org/rfc/rfc6901>
     pub state: String,
     pub accepted: Vec<String>,
     pub declined: Vec<String>,
@@ -30,7 +30,8 @@ pub struct LookupConfig {
     pub currency: Option<String>,
     pub echo: Echo,
     pub not_found: WhenNotFound,
-    /// Since the last charge of unknown outcome was begun: a payment that is then still undecided goes to a person.
+    /// Time since the start of the last charge of unknown outcome; a payment that is still undecided then goes to
+    /// review.
     pub give_up_after: Duration,
 }
 
@@ -40,45 +41,46 @@ pub enum LookupMethod {
     Post,
 }
 
-/// What follows once a payment that may have been charged is not known to its provider.
+/// Next step if the provider does not know a payment that may have been charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WhenNotFound {
     Review,
-    /// Sent once more, with the same key and the frozen request.
+    /// Sends the frozen request once more, with the same key.
     Resend,
 }
 
-/// What one look-up found.
+/// Result of one look-up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LookupResult {
     /// Charged.
     Accepted { reference: Option<String> },
-    /// Refused for good; nothing was charged.
+    /// Declined finally; nothing was charged.
     Declined { reason: String },
     /// The provider is still working on it.
     InProgress,
     /// The provider knows no such payment, so far.
     NotFound,
-    /// It is known with another amount or currency than ours.
+    /// The provider has the payment with another amount or currency.
     Differs { reason: String },
-    /// An answer that decides nothing.
+    /// The response decides nothing.
     Unclear { reason: String },
-    /// No answer, or none that can be read. `retry_after` rests the lane when the provider named a wait (503).
+    /// There was no response, or none that can be read. `retry_after` pauses the lane if the provider named a wait
+    /// (503).
     Unknown { cause: UnknownCause, retry_after: Option<Duration> },
     /// The provider's limit was hit.
     Throttled { retry_after: Option<Duration> },
-    /// A lock or a limit on this payment's object.
+    /// The provider locks or limits this payment's object.
     Busy { retry_after: Option<Duration> },
-    /// Our credentials are wrong.
+    /// The provider refuses our credentials.
     Misconfigured { status: u16 },
-    /// No byte of the request left.
+    /// No byte of the request was sent.
     NotSent { cause: String },
-    /// The same, for a reason that says nothing of the provider.
+    /// No byte was sent, for a reason that says nothing about the provider.
     LocalFault(LocalFault),
 }
 
 impl LookupResult {
-    /// Stable word for the `outcome` column of `attempts`.
+    /// Stable code for the `outcome` column of `attempts`.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
@@ -96,7 +98,7 @@ impl LookupResult {
         }
     }
 
-    /// For the `detail` column; empty when the word says it all.
+    /// Text for the `detail` column; empty if the code says everything.
     #[must_use]
     pub fn detail(&self) -> String {
         match self {
@@ -108,7 +110,7 @@ impl LookupResult {
         }
     }
 
-    /// Leaves out what no text may hold that is kept, and says what it was. The finding stays what it is.
+    /// Removes sensitive text that must not be stored, and returns what it was. The result itself stays.
     pub fn redact(&mut self, cards: CardNumbers) -> Option<Sensitive> {
         match self {
             Self::Accepted { reference } => redact_reference(reference, cards),
@@ -120,7 +122,8 @@ impl LookupResult {
         }
     }
 
-    /// Whether the provider's limit surely let the request through. Wrong credentials may be seen before it counts.
+    /// Whether the provider's limit certainly let the request through. Wrong credentials may be refused before it
+    /// counts.
     #[must_use]
     pub fn passed_rate_limit(&self) -> bool {
         match self {
@@ -141,15 +144,15 @@ impl LookupResult {
     }
 }
 
-/// Address of a look-up, which names the payment: `https://api.example.com/charges?id=${job:id}`.
+/// Address of a look-up, which contains the payment's id: `https://api.example.com/charges?id=${job:id}`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LookupUrl(UrlTemplate);
 
 impl LookupUrl {
-    /// Reads the placeholders; whether the rest is an address is for others to judge, by its [sample](Self::sample).
+    /// Parses the placeholders. The caller validates the address by its [sample](Self::sample).
     ///
     /// # Errors
-    /// Says what is wrong with the placeholders and how to fix it. Never quotes the text, which may hold a secret.
+    /// If a placeholder is wrong; the text says how to fix it. It never quotes the address, which may hold a secret.
     pub fn parse(text: &str) -> Result<Self, String> {
         let url = UrlTemplate::parse(text)?;
         if !url.names_payment() {
@@ -158,16 +161,16 @@ impl LookupUrl {
         Ok(Self(url))
     }
 
-    /// The address with `x` at every placeholder, for judging where it leads.
+    /// The address with `x` at every placeholder, to check its host.
     #[must_use]
     pub fn sample(&self) -> String {
         self.0.sample()
     }
 
-    /// The address that asks about this job.
+    /// The address of the look-up for this job.
     ///
     /// # Errors
-    /// As [`UrlTemplate::of`].
+    /// As [`UrlTemplate::for_job`].
     pub fn for_job(&self, job: &Job) -> Result<String, RequestBuildError> {
         self.0.for_job(job, RequestPart::LookupUrl)
     }

@@ -1,8 +1,7 @@
-//! The rules of the house as values and functions: what a job, a limit, a refusal and an outcome are, and what follows
-//! from them.
+//! Business rules as values and functions: jobs, limits, outcomes, and the decisions that follow from them.
 //!
-//! Refuses: clocks, randomness, I/O, serialisation and every crate but `std` (one exception, named in [`backoff`]).
-//! Time and random fractions are arguments, so each rule can be tested as a table.
+//! This module uses no clock, randomness, I/O or serialisation, and no crate but `std` (one exception, named in
+//! [`backoff`]). Time and random fractions are arguments, so each rule can be tested as a table.
 
 pub mod backoff;
 pub mod base64;

@@ -1,35 +1,35 @@
-//! What became of one request: the closed list of meanings that an answer, or its absence, can have.
+//! Outcome of one request: the closed list of meanings that a response, or its absence, can have.
 //!
-//! Refuses HTTP types (`provider::http::classify` translates) and refuses to decide what follows
-//! ([`super::disposition`] does).
+//! It has no HTTP types (`provider::http::classify` translates). The decision that follows is in
+//! [`super::disposition`].
 
 use std::time::Duration;
 
 use super::local_fault::LocalFault;
 use super::sensitive::{CardNumbers, REDACTED, Sensitive, TextContext, find_sensitive};
 
-/// The meaning of one request's end.
+/// Outcome of one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Charged; the provider's own reference if it named one.
+    /// Charged, with the provider's reference if it named one.
     Accepted { reference: Option<String> },
-    /// Refused for good by the provider; nothing was charged.
+    /// Declined finally by the provider; nothing was charged.
     Declined { reason: String },
-    /// The provider's limit was hit. Nothing was charged, no attempt counts.
+    /// The provider refused with 429. Nothing was charged, and no attempt counts.
     Throttled { retry_after: Option<Duration> },
-    /// Nothing was done because of a lock or a limit on one object: this job alone waits, no attempt counts.
+    /// The provider locks or limits one object, and did nothing: only this job waits, and no attempt counts.
     Busy { retry_after: Option<Duration> },
-    /// Our side's set-up is wrong (credentials, path, method): the lane pauses, the job waits.
+    /// The provider refuses our set-up (credentials, path, method): the lane pauses and the job waits.
     Misconfigured { status: u16 },
-    /// The same key is being worked on right now: ask again later with the same key.
+    /// The provider is still working on the same key: ask again later with the same key.
     InProgress,
-    /// May have been charged. `retry_after` pauses the lane when the provider named a wait (503).
+    /// The payment may have been charged. `retry_after` pauses the lane if the provider named a wait (503).
     Unknown { cause: UnknownCause, retry_after: Option<Duration> },
-    /// The provider understood and refuses this request as it stands: a person looks.
+    /// The provider understood the request and refuses it as it is: manual review.
     Rejected { reason: String },
-    /// No byte of the request left: surely not charged.
+    /// No byte of the request was sent: confirmed not charged.
     NotSent { cause: String },
-    /// The same, for a reason that says nothing of the provider: this job waits, no attempt counts.
+    /// No byte was sent, for a reason that says nothing about the provider: this job waits, and no attempt counts.
     LocalFault(LocalFault),
     /// A refusal that may answer an earlier request of the same connection: its wait is kept, but this request may have
     /// charged.
@@ -54,21 +54,21 @@ impl From<Refusal> for Outcome {
     }
 }
 
-/// How far a request got, for the account of its permit.
+/// Progress of a request; decides how its permit is released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transmission {
-    /// No byte left.
+    /// No byte was sent.
     NotSent,
-    /// It left, and nobody knows when, or whether, the provider counted it.
+    /// It was sent, and it is unknown when, or whether, the provider counted it.
     NoResponse,
     Responded,
 }
 
-/// Word of a request that never left, charge or look-up.
+/// Code of a request that was never sent, charge or look-up.
 pub const NOT_SENT: &str = "not_sent";
 
 impl Outcome {
-    /// Stable word for the `outcome` column of `attempts`.
+    /// Stable code for the `outcome` column of `attempts`.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
@@ -84,7 +84,7 @@ impl Outcome {
         }
     }
 
-    /// For the `detail` column; empty when the word says it all.
+    /// Text for the `detail` column; empty if the code says everything.
     #[must_use]
     pub fn detail(&self) -> String {
         match self {
@@ -117,7 +117,7 @@ impl Outcome {
         matches!(self, Self::Unknown { .. } | Self::InProgress | Self::Unconfirmed { .. })
     }
 
-    /// Leaves out what no text may hold that is kept, and says what it was. The outcome stays what it is.
+    /// Removes sensitive text that must not be stored, and returns what it was. The outcome itself stays.
     pub fn redact(&mut self, cards: CardNumbers) -> Option<Sensitive> {
         match self {
             Self::Accepted { reference } => redact_reference(reference, cards),
@@ -128,7 +128,8 @@ impl Outcome {
         }
     }
 
-    /// Whether the provider's limit surely let the request through. Wrong credentials may be seen before it counts.
+    /// Whether the provider's limit certainly let the request through. Wrong credentials may be refused before it
+    /// counts.
     #[must_use]
     pub fn passed_rate_limit(&self) -> bool {
         match self {
@@ -150,7 +151,8 @@ impl Outcome {
     }
 }
 
-/// Without a reference rather than with a word in its place: each payment that succeeded has a reference of its own.
+/// Drops a sensitive reference instead of replacing it by a marker, because each succeeded payment's reference is
+/// unique.
 pub(super) fn redact_reference(reference: &mut Option<String>, cards: CardNumbers) -> Option<Sensitive> {
     let found = find_sensitive(reference.as_deref()?, TextContext::Identifier, cards)?;
     *reference = None;
@@ -163,27 +165,27 @@ pub(super) fn redact_text(text: &mut String, cards: CardNumbers) -> Option<Sensi
     Some(found)
 }
 
-/// What is said of a success without its reference.
+/// Note on a success whose reference was dropped.
 #[must_use]
 pub fn redacted_reference_note(what: Sensitive) -> String {
     format!("its reference is {REDACTED}: it holds {}", what.describe())
 }
 
-/// Why nobody knows whether the payment was made.
+/// Cause of an unknown outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum UnknownCause {
     Timeout,
     ConnectionLost,
     ServerError(u16),
     UnreadableResponse(u16),
-    /// The answer does not repeat what the row's `echo` names: it may be about another payment.
+    /// The response does not repeat what the row's `echo` names: it may belong to another payment.
     NotEchoed(u16),
-    /// A worker died between `sending` and the outcome.
+    /// A worker was lost between `sending` and the outcome.
     WorkerLost,
 }
 
 impl UnknownCause {
-    /// Nothing came back that is known to answer this request, so the provider may count it later.
+    /// Whether no response to this request is known, so that the provider may count it later.
     #[must_use]
     pub fn is_no_response(self) -> bool {
         matches!(self, Self::Timeout | Self::ConnectionLost | Self::NotEchoed(_))
@@ -200,19 +202,19 @@ impl UnknownCause {
             Self::NotEchoed(status) => {
                 format!("provider answered {status} without what echo names of this payment, perhaps about another one")
             }
-            Self::WorkerLost => "a worker was lost while the request was on the wire".to_owned(),
+            Self::WorkerLost => "a worker was lost while the request was in flight".to_owned(),
         }
     }
 }
 
-/// The states of the ledger that end a job's way through the worker.
+/// Final states of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FinalState {
     Succeeded,
     Declined,
     Dead,
     Expired,
-    /// A person decides.
+    /// An operator decides.
     Review,
     Cancelled,
 }

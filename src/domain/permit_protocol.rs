@@ -1,29 +1,30 @@
-//! What one call to the limiter says and what it is told: the same words for the functions in Redis, their Rust twin and the gate.
+//! Protocol of the limiter: one call and its reply, shared by the functions in Redis, their Rust counterpart and the
+//! gate.
 //!
-//! Refuses to decide; [`super::quota`] does. What a limit means in numbers is [`super::quota_spec`].
+//! The decisions are in [`super::quota`], and the numbers of a limit in [`super::quota_spec`].
 
 use std::time::Duration;
 
 use super::limit::AppliesTo;
 use super::time::Micros;
 
-/// Most groups of wants, most settlements, and most past uses in one call.
+/// Most groups of permit requests, most releases, and most past uses in one call.
 pub const BATCH_MAX: usize = 1_000;
 
-/// Most permits of one group of wants.
+/// Most permits of one group of permit requests.
 pub const PERMITS_MAX: u32 = 1_000;
 
-/// Who calls: one process's gate, for as long as it lives. Below 2^48.
+/// Identity of a caller: one process's gate, for its lifetime. Below 2^48.
 pub type Incarnation = u64;
 
-/// What a permit is for.
+/// Purpose of a permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum CallKind {
     Charge,
     Lookup,
 }
 
-/// An account or a reference whose calls are counted on their own, with the limits that count them.
+/// An account or a reference whose calls are counted separately, with the limits that count them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Subject {
     /// Unique within the quota, safe as a part of a key.
@@ -31,24 +32,25 @@ pub struct Subject {
     pub limits: Vec<SubjectLimit>,
 }
 
-/// One limit as it holds for one subject.
+/// One limit as it applies to one subject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SubjectLimit {
-    /// Which limit of the spec.
+    /// Index of the limit in the spec.
     pub index: usize,
     pub max_requests: u32,
     pub window: Duration,
-    /// As of the limit, or of the subject's own rule.
+    /// Burst of the limit, or of the subject's own rule.
     pub burst: Option<u32>,
-    /// A rule lets it pass. It is counted all the same, like a shadow limit: when the rule goes, who was sent under it waits.
+    /// A rule exempts the subject. Its calls are counted all the same, as for a shadow limit: when the rule is removed,
+    /// earlier calls count.
     pub exempt: bool,
 }
 
-/// Permits wanted on the same terms, next to each other in line.
+/// Permits that are requested on the same terms, next to each other in the wait queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PermitRequest {
     pub permits: u32,
-    /// What each of them uses of every limit.
+    /// Cost of each permit at every limit.
     pub cost: u32,
     pub kind: CallKind,
     /// At most one account and one reference, each with at least one limit.
@@ -56,65 +58,65 @@ pub struct PermitRequest {
 }
 
 impl PermitRequest {
-    /// Charges without an account or reference that is counted.
+    /// Charges without a counted account or reference.
     #[must_use]
     pub fn charges(permits: u32, cost: u32) -> Self {
         Self { permits, cost, kind: CallKind::Charge, subjects: Vec::new() }
     }
 }
 
-/// What became of permits granted by an earlier call of the same incarnation.
+/// Release of permits that an earlier call of the same incarnation granted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PermitRelease {
     /// Number of the call that granted them.
     pub call: u64,
     pub cost: u32,
     pub kind: CallKind,
-    /// The subjects they were granted for.
+    /// The subjects that they were granted for.
     pub subjects: Vec<Subject>,
     pub release_kind: ReleaseKind,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReleaseKind {
-    /// The answer was read this long before the call departed.
+    /// The response was read this long before the call departed.
     Used { age: Duration },
-    /// No request left. Each slot goes back with the instant it had, one per provider limit of the call's spec.
+    /// No request was sent. Each slot returns with the instant that it had, one per provider limit of the call's spec.
     Unused { origins: Vec<SlotInstant> },
 }
 
-/// When a slot was last answered, in milliseconds of the limiter's clock; 0 for a slot that needs no wait.
+/// Instant of a slot's last response, in milliseconds of the limiter's clock; 0 for a slot that needs no wait.
 pub type SlotInstant = u64;
 
-/// Requests that the ledger knows of, which ended together.
+/// Requests in the ledger that ended together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PastUse {
-    /// Since their end, rounded down.
+    /// Time since their end, rounded down.
     pub age: Duration,
     pub cost: CostByKind,
 }
 
-/// What may still count at the provider, by the ledger, for a limiter that lost its state.
+/// Usage from the ledger that may still count at the provider, for a limiter that lost its state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RebuildData {
-    /// Of the state that is rebuilt: one that was lost again since is another.
+    /// Epoch of the state that is rebuilt. A state that was lost again since has another epoch.
     pub state_epoch: Micros,
-    /// At most [`BATCH_MAX`]; any order.
+    /// At most [`BATCH_MAX`], in any order.
     pub ended: Vec<PastUse>,
-    /// Of requests that may be on the wire now.
+    /// Cost of requests that may be in flight now.
     pub in_flight: CostByKind,
 }
 
-/// Uses of one account or reference, or of all calls, by the ledger.
+/// Usage of one account or reference, or of all calls, from the ledger.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UsageHistory {
-    /// By the limiter's clock: when the ledger was read, no permit that was granted before could begin any more.
+    /// Instant by the limiter's clock. When the ledger was read, no permit granted before could begin any more.
     pub as_of: Micros,
     /// Uses that ended longer ago are left out.
     pub within: Duration,
-    /// Any order.
+    /// In any order.
     pub ended: Vec<PastUse>,
-    /// Of requests that may be on the wire now.
+    /// Cost of requests that may be in flight now.
     pub in_flight: CostByKind,
 }
 
@@ -124,19 +126,19 @@ pub struct SubjectHistory {
     pub history: UsageHistory,
 }
 
-/// What counters are told whose past the limiter did not count.
+/// Usage from the ledger for counters whose past the limiter did not count.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CounterSeeds {
-    /// State that asked for them: any other ignores them.
+    /// Epoch of the state that asked for the seeds; other states ignore them.
     pub state_epoch: Micros,
-    /// For the limits on all calls.
+    /// Usage of the limits on all calls.
     pub provider: Option<UsageHistory>,
-    /// At most [`BATCH_MAX`] past uses, those of the provider among them.
+    /// At most [`BATCH_MAX`] past uses, including those of the provider.
     pub subjects: Vec<SubjectHistory>,
 }
 
 impl CounterSeeds {
-    /// Past uses in all of them.
+    /// Number of past uses in all histories.
     #[must_use]
     pub fn past_use_count(&self) -> usize {
         let histories = self.provider.iter().chain(self.subjects.iter().map(|seed| &seed.history));
@@ -144,7 +146,7 @@ impl CounterSeeds {
     }
 }
 
-/// Cost of requests, by kind: a limit on one kind counts its own alone.
+/// Cost of requests by kind. A limit on one kind counts only that kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CostByKind {
     pub charges: u32,
@@ -157,7 +159,7 @@ impl CostByKind {
         Self { charges, lookups: 0 }
     }
 
-    /// What a limit counts.
+    /// The cost that a limit counts.
     #[must_use]
     pub fn counted_by(self, applies_to: AppliesTo) -> u32 {
         match applies_to {
@@ -168,133 +170,136 @@ impl CostByKind {
     }
 }
 
-/// One call: take permits, settle earlier ones, both or neither.
+/// One call: acquires permits and releases earlier ones, both or neither.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LimiterCall {
     pub incarnation: Incarnation,
-    /// From 1, one higher for each new call. A repeat carries the number of the call whose reply was lost.
+    /// Counts from 1, one higher for each new call. A repeat has the number of the call whose reply was lost.
     pub number: u64,
-    /// First in line first. What is granted of them is a prefix, but for those whose own account or reference refuses.
+    /// In the order of the wait queue. The granted ones are a prefix, except for requests that their own account or
+    /// reference refuses.
     pub requests: Vec<PermitRequest>,
     pub releases: Vec<PermitRelease>,
-    /// The provider named a wait: nobody starts before it has passed.
+    /// The provider named a wait: no permit starts before it has passed.
     pub pause: Option<Duration>,
     pub rebuild: Option<RebuildData>,
     pub seeds: Option<CounterSeeds>,
-    /// The clock of the state that was born at this instant has made a step: nothing in it can be trusted.
+    /// The clock stepped under the state with this epoch: the state must be discarded.
     pub invalidate_epoch: Option<Micros>,
-    /// Identity of the store's process; another one than before means that the state cannot be trusted.
+    /// Identity of the store's process. If it changed, the state must be discarded.
     pub run_id: String,
 }
 
 /// Permits of one call with the same start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PermitGrant {
-    /// Which of the wants.
+    /// Index among the call's requests.
     pub request_index: usize,
     pub permits: u32,
-    /// Start, counted from the reply's arrival.
+    /// Time until the start, from the reply's arrival.
     pub wait_us: u64,
-    /// Per provider limit, the youngest instant among the slots taken, for giving them back unused.
+    /// Per provider limit, the youngest instant among the acquired slots, needed to release them unused.
     pub origins: Vec<SlotInstant>,
 }
 
-/// What is left of a want whose own account, reference or kind of call has no slot, or that costs more than this worker's
-/// share; those behind it were served.
+/// Rest of a request whose own account, reference or kind of call has no slot, or that costs more than this worker's
+/// share. Requests behind it were served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SkippedRequest {
     pub request_index: usize,
-    /// Which limit of the spec.
+    /// Index of the limit in the spec.
     pub limit: usize,
     pub wait_us: u64,
     pub exact: bool,
     pub shortage: Shortage,
 }
 
-/// Why a limit has no slot.
+/// Reason why a limit has no slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shortage {
-    /// All are used.
+    /// All slots are used.
     NoSlot,
-    /// The limiter did not count its past. The wait is for the case that nobody can tell it.
+    /// The limiter did not count the limit's past. The wait applies if the history cannot be read.
     NeedsHistory {
-        /// When the ledger knows all of it, in microseconds from the reply.
+        /// Time until the ledger knows all of it, in microseconds from the reply.
         readable_in_us: u64,
     },
 }
 
-/// Why the rest of the wants was not granted.
+/// Reason why the remaining requests were not granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RefusalReason {
     /// The limit at this index of the spec has no slot within the booking horizon.
     Limit { index: usize },
-    /// The limiter did not count the past of the limit at this index; as of [`Shortage::NeedsHistory`].
+    /// The limiter did not count the past of the limit at this index; see [`Shortage::NeedsHistory`].
     NeedsHistory { index: usize, readable_in_us: u64 },
-    /// State was lost: nothing is granted until the wait has passed or the ledger has told what may still count.
+    /// State was lost: no permit is granted until the wait has passed or the state is rebuilt from the ledger.
     Cold,
-    /// A provider named a wait.
+    /// The provider named a wait.
     Paused,
     /// The caller's settings are older than the store's: reload them.
     StaleVersion,
-    /// A later call of the same incarnation has been seen.
+    /// The limiter has seen a later call of the same incarnation.
     StaleCall,
 }
 
-/// The answer to one call.
+/// Reply to one call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LimiterReply {
     /// The limiter's clock.
     pub now: Micros,
     /// The newest settings version that the limiter knows.
     pub version: i64,
-    /// When the limiter's state began.
+    /// Instant at which the limiter's state began.
     pub state_epoch: Micros,
-    /// Calls of the state so far, this one among them: fewer than in an earlier reply are those of a state that was put back.
+    /// Calls of the state so far, including this one. A lower number than in an earlier reply means that a backup was
+    /// restored.
     pub calls: u64,
     /// Number of the caller's call before this one, as the state has it; 0: it has none.
     pub previous_call: u64,
     pub grants: Vec<PermitGrant>,
     pub skipped: Vec<SkippedRequest>,
-    /// What may surely start now under the tightest of the provider's limits; more may be due.
+    /// Permits that can certainly start now under the tightest of the provider's limits; more may be due.
     pub remaining: u64,
-    /// The limit of the spec that has the least remaining, or that refuses.
+    /// Index of the limit that has the least remaining, or that refuses.
     pub deciding_limit: usize,
-    /// Until all of that limit is free again, if what is in flight is answered now and nothing else is granted.
+    /// Time until all of that limit is free again, if requests in flight get their response now and nothing else is
+    /// granted.
     pub reset_us: u64,
-    /// Present when the line stopped before its end.
+    /// Present if not all requests were granted.
     pub refused: Option<LimiterRefusal>,
 }
 
-/// A refusal with its wait, in microseconds from the reply, rounded up.
+/// Refusal with its wait, in microseconds from the reply, rounded up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LimiterRefusal {
     pub reason: RefusalReason,
     pub wait_us: u64,
-    /// Whether the next permit starts exactly then; otherwise it is the earliest that it can be.
+    /// Whether the next permit starts exactly then; otherwise that is the earliest possible start.
     pub exact: bool,
 }
 
 impl LimiterReply {
     #[must_use]
     pub fn permits(&self) -> u64 {
-        self.grants.iter().map(|run| u64::from(run.permits)).sum()
+        self.grants.iter().map(|grant| u64::from(grant.permits)).sum()
     }
 }
 
-/// How one limit stands, looked at without taking anything.
+/// Usage of one limit, read without acquiring anything.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LimitUsage {
-    /// Which limit of the spec.
+    /// Index of the limit in the spec.
     pub index: usize,
-    /// Uses that count now, those in flight among them.
+    /// Uses that count now, including those in flight.
     pub used: u64,
     /// Permits that a shadow limit would have refused, since its state began.
     pub would_have_refused: u64,
-    /// Permits that a shadow limit would have made wait.
+    /// Permits that a shadow limit would have delayed.
     pub would_have_waited: u64,
-    /// Until the next permit of cost 1 may start, in microseconds.
+    /// Time until the next permit of cost 1 may start, in microseconds.
     pub retry_us: u64,
-    /// Until all of the limit is free again if nothing more is granted, in microseconds.
+    /// Time until all of the limit is free again if nothing more is granted, in microseconds.
     pub reset_us: u64,
 }
 

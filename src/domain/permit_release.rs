@@ -1,7 +1,8 @@
-//! What became of permits, grouped as the settlements of one call.
+//! Releases of ended permits, grouped for one call to the limiter.
 //!
-//! What ended alike is one settlement: answers of one millisecond with the age of the youngest, so that a slot is freed no
-//! earlier, and returns with the same slots. Refuses to let chance order them: the log takes answers oldest first.
+//! Permits that ended alike are one release. Responses of one millisecond share the age of the youngest, so that no
+//! slot is freed too early. Unused permits share their slots' instants. The order does not depend on chance: the log
+//! takes responses oldest first.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -10,7 +11,7 @@ use std::time::Duration;
 
 use super::permit_protocol::{CallKind, PermitRelease, ReleaseKind, SlotInstant, Subject};
 
-/// One permit's end. `of`: whose it was.
+/// One ended permit; `O` identifies its holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndedPermit<O> {
     /// The call that granted it.
@@ -26,37 +27,39 @@ enum ReleaseGroup {
     Origins(Vec<SlotInstant>),
 }
 
-/// Answers, oldest first, then returns. `counted` says what counts the permits of such a one.
+/// Groups the releases: responses first, oldest first, then unused permits. `counted` returns the kind and subjects of
+/// a holder.
 pub fn group_releases<O: Clone + Eq + Hash>(
     ended: impl IntoIterator<Item = EndedPermit<O>>,
     counted: impl Fn(&O) -> (CallKind, Vec<Subject>),
 ) -> Vec<PermitRelease> {
-    let mut places: HashMap<(u64, O, ReleaseGroup), usize> = HashMap::new();
-    let mut settlements: Vec<PermitRelease> = Vec::new();
-    for EndedPermit { call, holder: of, cost, release_kind: fate } in ended {
-        let same = match &fate {
+    let mut indices: HashMap<(u64, O, ReleaseGroup), usize> = HashMap::new();
+    let mut releases: Vec<PermitRelease> = Vec::new();
+    for EndedPermit { call, holder, cost, release_kind } in ended {
+        let group = match &release_kind {
             ReleaseKind::Used { age } => ReleaseGroup::AgeMs(age.as_millis()),
             ReleaseKind::Unused { origins } => ReleaseGroup::Origins(origins.clone()),
         };
-        let place = *places.entry((call, of.clone(), same)).or_insert(settlements.len());
-        let Some(settlement) = settlements.get_mut(place) else {
-            let (kind, subjects) = counted(&of);
-            settlements.push(PermitRelease { call, cost, kind, subjects, release_kind: fate });
+        let index = *indices.entry((call, holder.clone(), group)).or_insert(releases.len());
+        let Some(release) = releases.get_mut(index) else {
+            let (kind, subjects) = counted(&holder);
+            releases.push(PermitRelease { call, cost, kind, subjects, release_kind });
             continue;
         };
-        settlement.cost = settlement.cost.saturating_add(cost);
-        if let (ReleaseKind::Used { age: youngest }, ReleaseKind::Used { age }) = (&mut settlement.release_kind, fate) {
+        release.cost = release.cost.saturating_add(cost);
+        let group_kind = &mut release.release_kind;
+        if let (ReleaseKind::Used { age: youngest }, ReleaseKind::Used { age }) = (group_kind, release_kind) {
             *youngest = age.min(*youngest);
         }
     }
-    settlements.sort_by_key(|settlement| Reverse(sort_key(settlement)));
-    settlements
+    releases.sort_by_key(|release| Reverse(sort_key(release)));
+    releases
 }
 
-fn sort_key(settlement: &PermitRelease) -> (bool, Duration, u64) {
-    match settlement.release_kind {
-        ReleaseKind::Used { age } => (true, age, settlement.call),
-        ReleaseKind::Unused { .. } => (false, Duration::ZERO, settlement.call),
+fn sort_key(release: &PermitRelease) -> (bool, Duration, u64) {
+    match release.release_kind {
+        ReleaseKind::Used { age } => (true, age, release.call),
+        ReleaseKind::Unused { .. } => (false, Duration::ZERO, release.call),
     }
 }
 
@@ -74,7 +77,7 @@ mod tests {
 
     #[test]
     fn equal_releases_are_grouped() {
-        // What ended, as call, whose, cost and fate; then the settlements.
+        // Ended permits as call, holder, cost and release kind; then the expected releases.
         for (what, ended, expected) in [
             (
                 "one millisecond, the youngest age",
@@ -112,22 +115,22 @@ mod tests {
                 vec![(1, 'a', u32::MAX, used(1))],
             ),
         ] {
-            let ended = ended.into_iter().map(|(call, of, cost, fate)| EndedPermit {
+            let ended = ended.into_iter().map(|(call, holder, cost, release_kind)| EndedPermit {
                 call,
-                holder: of,
+                holder,
                 cost,
-                release_kind: fate,
+                release_kind,
             });
-            let subject = |of: &char| Subject { key: of.to_string(), limits: Vec::new() };
-            let found = group_releases(ended, |of| (CallKind::Charge, vec![subject(of)]));
+            let subject = |holder: &char| Subject { key: holder.to_string(), limits: Vec::new() };
+            let found = group_releases(ended, |holder| (CallKind::Charge, vec![subject(holder)]));
             let expected: Vec<PermitRelease> = expected
                 .into_iter()
-                .map(|(call, of, cost, fate)| PermitRelease {
+                .map(|(call, holder, cost, release_kind)| PermitRelease {
                     call,
                     cost,
                     kind: CallKind::Charge,
-                    subjects: vec![subject(&of)],
-                    release_kind: fate,
+                    subjects: vec![subject(&holder)],
+                    release_kind,
                 })
                 .collect();
             assert_eq!(found, expected, "{what}");

@@ -1,76 +1,76 @@
-//! How many permits may be granted and not yet written down, so that each is written down in time to be used.
+//! Persist window: how many granted permits may be unpersisted, so that each is persisted in time to be used.
 //!
-//! A ledger that takes n requests a second cannot take a burst of a thousand permits within a budget of 50 ms; those that
-//! come too late cost their slots. So the window of permits in hands follows what writing takes: it grows while that is
-//! far below the budget, stays in between, and is halved when one came too late (additive increase, multiplicative
-//! decrease). Refuses to grow on nothing: a window that was not used says nothing of a larger one.
+//! A ledger that takes n requests a second cannot take a burst of a thousand permits within a budget of 50 ms. Permits
+//! that miss it cost their slots. So the window follows the time that writes take. It grows while that is far below the
+//! budget, stays in between, and is halved when a permit misses the budget (additive increase, multiplicative
+//! decrease). A window that was not used does not grow.
 
 use std::time::Duration;
 
-/// So many requests a second any ledger is taken to write down before it has shown what it can.
+/// Requests a second that any ledger is assumed to persist before it is measured.
 const INITIAL_PER_SECOND: f64 = 500.0;
-/// Of the budget, that is what the first window may take.
+/// Share of the budget that the first window may take.
 const INITIAL_BUDGET_SHARE: f64 = 0.5;
 const WINDOW_MIN: f64 = 1.0;
 const WINDOW_MAX: f64 = 10_000.0;
-/// One late permit among few says little: it cuts the window to this, not to the few.
+/// Lower bound of a cut: a late permit in a small window does not cut below it.
 const DECREASE_MIN: f64 = 8.0;
 
-/// The window, and how often it was cut.
+/// Window of unpersisted permits, and the number of cuts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AimdWindow {
     window: f64,
     epoch: u64,
 }
 
-/// One permit that was written down, or whose time passed first.
+/// One permit that was persisted, or that missed its budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PersistSample {
-    /// From the grant.
+    /// Time since the grant.
     pub took: Duration,
-    /// Time that it had, from the grant.
+    /// Time that the permit had, from the grant.
     pub budget: Duration,
-    /// Permits in hands when it was granted, with itself.
+    /// Unpersisted permits when it was granted, including itself.
     pub unpersisted: u32,
-    /// [`WritePace::cuts`] when it was granted.
+    /// [`AimdWindow::epoch`] when it was granted.
     pub epoch: u64,
 }
 
 impl AimdWindow {
-    /// What an unknown ledger is asked to write down within half of the budget.
+    /// First window for an unknown ledger: what it can persist within half of the budget.
     #[must_use]
     pub fn new(budget: Duration) -> Self {
         let first = INITIAL_PER_SECOND * budget.as_secs_f64() * INITIAL_BUDGET_SHARE;
         Self { window: first.clamp(WINDOW_MIN, WINDOW_MAX), epoch: 0 }
     }
 
-    /// Permits that may be in hands at once, 1 to 10,000.
+    /// Permits that may be unpersisted at once, 1 to 10,000.
     #[must_use]
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to 1 to 10,000")]
     pub fn window(&self) -> u32 {
         self.window.clamp(WINDOW_MIN, WINDOW_MAX) as u32
     }
 
-    /// Names the present window to those that are granted under it.
+    /// Number of cuts so far: identifies the window that a permit was granted under.
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// Takes note of one permit. What was granted before the last cut has been heard.
-    pub fn record(&mut self, permit: PersistSample) {
-        if permit.epoch != self.epoch {
+    /// Records one permit. Permits granted before the last cut are ignored, because that cut counted them.
+    pub fn record(&mut self, sample: PersistSample) {
+        if sample.epoch != self.epoch {
             return;
         }
-        let in_hands = f64::from(permit.unpersisted);
-        let used_share = permit.took.as_secs_f64() / permit.budget.as_secs_f64().max(f64::MIN_POSITIVE);
-        let is_full = in_hands * 2.0 >= self.window;
+        let unpersisted = f64::from(sample.unpersisted);
+        let used_share = sample.took.as_secs_f64() / sample.budget.as_secs_f64().max(f64::MIN_POSITIVE);
+        let is_full = unpersisted * 2.0 >= self.window;
         self.window = match used_share {
             share if share > 1.0 => {
                 self.epoch += 1;
-                (self.window / 2.0).min(in_hands.max(DECREASE_MIN))
+                (self.window / 2.0).min(unpersisted.max(DECREASE_MIN))
             }
-            // Still in time, and the next burst would not be.
+            // In time, but the next burst would not be.
             share if share > 0.6 => self.window - 0.5,
             share if share > 0.4 || !is_full => self.window,
             share if share > 0.25 => self.window + self.window.recip(),
@@ -91,12 +91,12 @@ mod tests {
     const BUDGET: Duration = Duration::from_millis(50);
 
     fn after(samples: &[(u64, u32)]) -> AimdWindow {
-        let mut pace = AimdWindow::new(BUDGET);
-        for (took_ms, in_hands) in samples {
-            let (took, cuts) = (Duration::from_millis(*took_ms), pace.epoch());
-            pace.record(PersistSample { took, budget: BUDGET, unpersisted: *in_hands, epoch: cuts });
+        let mut window = AimdWindow::new(BUDGET);
+        for (took_ms, unpersisted) in samples {
+            let (took, epoch) = (Duration::from_millis(*took_ms), window.epoch());
+            window.record(PersistSample { took, budget: BUDGET, unpersisted: *unpersisted, epoch });
         }
-        pace
+        window
     }
 
     #[test]
@@ -109,7 +109,7 @@ mod tests {
             (&[(25, 12); 26][..], 12, "about half of it, not at all"),
             (&[(45, 12); 4][..], 10, "close to it it shrinks"),
             (&[(51, 12)][..], 6, "too late halves it"),
-            (&[(5, 12); 52][..], 24, "and grows with what is in hands"),
+            (&[(5, 12); 52][..], 24, "and grows with the unpersisted permits"),
             (&[(900, 1); 9][..], 1, "never below one"),
         ] {
             assert_eq!(after(samples).window(), window, "{why}: {samples:?}");
@@ -120,39 +120,39 @@ mod tests {
 
     #[test]
     fn window_is_halved_once_per_burst() {
-        let mut pace = AimdWindow::new(Duration::from_millis(400));
-        assert_eq!(pace.window(), 100);
-        let late = PersistSample { took: 2 * BUDGET, budget: BUDGET, unpersisted: 100, epoch: pace.epoch() };
-        (0..100).for_each(|_| pace.record(late));
-        assert_eq!(pace.window(), 50);
-        pace.record(PersistSample { epoch: pace.epoch(), ..late });
-        assert_eq!(pace.window(), 25);
+        let mut window = AimdWindow::new(Duration::from_millis(400));
+        assert_eq!(window.window(), 100);
+        let late = PersistSample { took: 2 * BUDGET, budget: BUDGET, unpersisted: 100, epoch: window.epoch() };
+        (0..100).for_each(|_| window.record(late));
+        assert_eq!(window.window(), 50);
+        window.record(PersistSample { epoch: window.epoch(), ..late });
+        assert_eq!(window.window(), 25);
     }
 
     #[derive(Debug, Default)]
     struct SimulatedRun {
         persisted: u64,
-        /// When each that came too late was written down.
+        /// Instants at which late permits were persisted.
         late_at_us: Vec<u64>,
         idle_us: u64,
         window: u32,
     }
 
-    /// Permits are granted as the window allows, and written down one after the other.
+    /// Runs a gate that is granted what the window allows, and persists one permit after the other.
     fn run(write_us: u64, seconds: u64, stall: Option<(u64, u64)>) -> SimulatedRun {
         let (budget_us, end_us) = (BUDGET.as_micros() as u64, seconds * 1_000_000);
         let mut run = SimulatedRun::default();
-        let mut pace = AimdWindow::new(BUDGET);
+        let mut window = AimdWindow::new(BUDGET);
         let mut queue: VecDeque<(u64, u32, u64)> = VecDeque::new();
         let mut now_us = 0;
         while now_us < end_us {
-            // The gate asks when a quarter of the window is free, and has an answer a millisecond later.
-            let room = pace.window().saturating_sub(queue.len() as u32);
-            if room * 4 >= pace.window() {
-                let in_hands = queue.len() as u32;
-                queue.extend((1..=room).map(|more| (now_us, in_hands + more, pace.epoch())));
+            // The gate asks when a quarter of the window is free, and has a reply a millisecond later.
+            let free = window.window().saturating_sub(queue.len() as u32);
+            if free * 4 >= window.window() {
+                let unpersisted = queue.len() as u32;
+                queue.extend((1..=free).map(|more| (now_us, unpersisted + more, window.epoch())));
             }
-            let Some((granted_us, in_hands, cuts)) = queue.pop_front() else {
+            let Some((granted_us, unpersisted, epoch)) = queue.pop_front() else {
                 (now_us, run.idle_us) = (now_us + 1_000, run.idle_us + 1_000);
                 continue;
             };
@@ -166,13 +166,13 @@ mod tests {
             }
             run.persisted += 1;
             let took = Duration::from_micros(took_us);
-            pace.record(PersistSample { took, budget: BUDGET, unpersisted: in_hands, epoch: cuts });
+            window.record(PersistSample { took, budget: BUDGET, unpersisted, epoch });
         }
-        SimulatedRun { window: pace.window(), ..run }
+        SimulatedRun { window: window.window(), ..run }
     }
 
     proptest! {
-        /// But for the first window, which knows nothing yet.
+        /// Apart from the first window, which has no measurement yet.
         #[test]
         fn steady_ledger_stays_busy_without_deadline_misses(write_us in 50_u64..8_000) {
             let run = run(write_us, 10, None);

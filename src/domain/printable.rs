@@ -1,16 +1,16 @@
-//! Text as it may be shown: in a table, a message, a log line, a page, a JSON document.
+//! Printable text: escapes for every output, such as a table, a message, a log line, a page or a JSON document.
 //!
-//! Ids, references, reasons and errors come from producers, providers, operators and backends. A line end in one would make
-//! a line of its own, an escape sequence would steer the terminal, and a character that turns the direction or shows nothing
-//! would hide what stands there. Every output escapes them, once for all texts, and keeps the letters of all scripts.
+//! Ids, references, reasons and errors come from producers, providers, operators and backends. A line break in one
+//! could fake a log line, and an escape sequence could control the terminal. An invisible or direction-changing
+//! character could hide text. Every output escapes them, and keeps the letters of all scripts.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
 /// The text on one line, with each hidden character in its escaped form: `\n`, `\r`, `\t`, `\u{202e}`.
 ///
-/// What is escaped already stays as it is, so outputs may be stacked. So does a backslash: a text in which somebody wrote the
-/// characters `\u{202e}` looks the same, and `--json` tells the two apart.
+/// Escaped text stays as it is, so outputs may be stacked. A backslash stays too: a text that contains the characters
+/// `\u{202e}` looks the same, and `--json` tells the two apart.
 #[must_use]
 pub fn printable(text: &str) -> Cow<'_, str> {
     escape_matching(text, is_hidden, |out, c| match c {
@@ -37,16 +37,16 @@ pub fn printable_json(document: &str) -> Cow<'_, str> {
     )
 }
 
-/// Whether a character steers an output or shows nothing: control characters, line and paragraph separators, and
+/// Whether a character controls an output or is invisible: control characters, line and paragraph separators, and
 /// [invisible](is_invisible) ones.
 #[must_use]
 pub fn is_hidden(c: char) -> bool {
     c.is_control() || is_invisible(c) || matches!(c, '\u{2028}' | '\u{2029}')
 }
 
-/// Characters that show nothing, or turn the order of what stands around them.
+/// Whether a character shows nothing, or changes the order of the text around it.
 ///
-/// Property `Default_Ignorable_Code_Point` of Unicode 16, and the interlinear annotations.
+/// These are property `Default_Ignorable_Code_Point` of Unicode 16, and the interlinear annotations.
 #[must_use]
 pub fn is_invisible(c: char) -> bool {
     matches!(c,
@@ -68,7 +68,7 @@ fn escape_matching(text: &str, hides: impl Fn(char) -> bool, escape: impl Fn(&mu
 }
 
 fn push_escape(out: &mut String, escape: std::fmt::Arguments<'_>) {
-    // Writing to a text never fails.
+    // Writing to a `String` never fails.
     out.write_fmt(escape).unwrap_or_default();
 }
 

@@ -1,7 +1,7 @@
-//! A payment provider as meant: how to call it, how fast, and what to do when it refuses.
+//! A validated payment provider: how to call it, how fast, and what its responses mean.
 //!
-//! Refuses rows: what an operator wrote is `ledger::provider_row`, and only its checked form gets here. A provider
-//! without an enabled limit cannot be built.
+//! The row as an operator wrote it is in `ledger::provider_row`; only its validated form gets here. A provider without
+//! an enabled limit cannot be built.
 
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,12 +17,12 @@ use super::lookup::{LookupConfig, WhenNotFound};
 
 /// Longest time that a permit may be booked ahead of its start.
 pub const BOOKING_HORIZON: Duration = Duration::from_millis(250);
-/// Longest total time of one request that a row may ask for.
+/// Longest total time of one request that a row may set.
 pub const TIMEOUT_MAX: Duration = Duration::from_secs(600);
-/// Longest time after its start at which a permit may be used, likewise.
+/// Longest send budget that a row may set: the time after its start at which a permit may still be used.
 pub const SEND_BUDGET_MAX: Duration = Duration::from_secs(60);
 
-/// Names that no provider can have, because queues of our own have them.
+/// Names that no provider can have, because our own queues have them.
 pub const RESERVED_NAMES: [&str; 3] = ["invalid", "dead", "outcomes"];
 
 /// `[a-z0-9][a-z0-9_-]{0,62}`: safe as a routing key, in a Redis key and as a metric label.
@@ -31,7 +31,7 @@ pub struct ProviderName(String);
 
 impl ProviderName {
     /// # Errors
-    /// When the text is not of that form.
+    /// If the text does not have that form.
     pub fn new(text: impl Into<String>) -> Result<Self, String> {
         let text = text.into();
         let body = text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_' || b == b'-');
@@ -48,7 +48,7 @@ impl ProviderName {
     }
 }
 
-/// So that maps by name can be asked with a text that may be none.
+/// Lets maps by name be searched with any text.
 impl Borrow<str> for ProviderName {
     fn borrow(&self) -> &str {
         &self.0
@@ -61,21 +61,21 @@ impl fmt::Display for ProviderName {
     }
 }
 
-/// What a job does when it is refused a permit.
+/// Handling of a job that is refused a permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Sleeps the wait in hand, up to `max_wait` from delivery.
+    /// The worker keeps the job for the wait, up to `max_wait` from delivery.
     Blocking,
-    /// Is parked in the broker for the wait.
+    /// The job is delayed in the broker for the wait.
     Requeue,
 }
 
-/// When a used slot begins its window's wait.
+/// Start of the window of a used slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SlotRelease {
-    /// With the answer: proven for any delay.
+    /// With the response: proven for any latency.
     Response,
-    /// With the start, plus an allowance for how much the way to the provider varies.
+    /// With the start, plus an allowance for the variation of the transit time.
     Grant { transit_jitter: Duration },
 }
 
@@ -91,53 +91,53 @@ pub enum StoreDown {
     Share { workers: u32 },
 }
 
-/// How a request is made; `None` anywhere means the contract's default.
+/// Shape of a request; `None` means the default of the contract.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RequestShape {
     pub method: Option<String>,
     pub key_header: Option<String>,
     pub form_encoded: bool,
-    /// JSON text with `${id}`-like places; `None` is the default body.
+    /// JSON text with placeholders like `${id}`; `None` is the default body.
     pub template: Option<String>,
-    /// JSON pointer to the provider's reference in an accepted answer; default `/id`.
+    /// JSON pointer to the provider's reference in an accepted response; default `/id`.
     pub reference_pointer: Option<String>,
-    /// `None`: `Retry-After` alone names a wait.
+    /// `None`: only `Retry-After` names a wait.
     pub wait: Option<WaitField>,
     pub echo: Echo,
 }
 
-/// Where an answer names its wait that has no `Retry-After`: one that is throttled, or, in its body, busy.
+/// Place where a response without `Retry-After` names its wait: a throttled one, or, in its body, a busy one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WaitField {
     pub location: ResponseLocation,
     pub unit: WaitUnit,
 }
 
-/// Where an answer holds a value.
+/// Place of a value in a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ResponseLocation {
-    /// In any case of letters.
+    /// Compared without regard to case.
     Header(String),
     /// JSON pointer into the body. <https://www.rfc-editor.org/rfc/rfc6901>
     Body(String),
 }
 
 impl ResponseLocation {
-    /// Whether the row gives `Retry-After` itself another unit than the standard's.
+    /// Whether this is `Retry-After` itself, which then has another unit than the standard's.
     #[must_use]
     pub fn is_retry_after(&self) -> bool {
         matches!(self, Self::Header(name) if name.eq_ignore_ascii_case("retry-after"))
     }
 }
 
-/// What the number counts.
+/// Unit of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitUnit {
     Seconds,
     Milliseconds,
-    /// Seconds since 1970, when the wait ends.
+    /// End of the wait, in seconds since 1970.
     EpochSeconds,
-    /// Milliseconds since 1970, when the wait ends.
+    /// End of the wait, in milliseconds since 1970.
     EpochMilliseconds,
 }
 
@@ -156,7 +156,7 @@ impl WaitUnit {
     }
 }
 
-/// What an operator says an HTTP status means, over the default table.
+/// Meaning that an operator gives an HTTP status, in place of the default table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StatusMeaning {
     Accepted,
@@ -165,7 +165,7 @@ pub enum StatusMeaning {
     Unknown,
     InProgress,
     Throttled,
-    /// Nothing was done, because of a lock or a limit on one object: this payment alone waits.
+    /// The provider locks or limits one object, and did nothing: only this payment waits.
     Busy,
     Unavailable,
     Review,
@@ -201,7 +201,7 @@ impl StatusMeaning {
     }
 }
 
-/// One case of what a status means: it fits when all its conditions hold, and the first of a list that fits counts.
+/// One case of a status. It applies if all its conditions hold; the first case of a list that applies counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StatusCase {
     pub header: Option<HeaderCondition>,
@@ -217,25 +217,25 @@ impl StatusCase {
     }
 }
 
-/// The answer has this header.
+/// The response has this header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeaderCondition {
-    /// In any case of letters.
+    /// Compared without regard to case.
     pub name: String,
-    /// The whole value, in any case of letters; `None`: whatever it holds.
+    /// The whole value, without regard to case; `None`: any value.
     pub value: Option<String>,
 }
 
-/// The answer's body is JSON and holds this code.
+/// The response body is JSON and holds this code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CodeCondition {
     /// Text, or the digits of a number.
     pub code: String,
-    /// JSON pointer to the code or to a list that holds it; `None`: where codes usually stand.
+    /// JSON pointer to the code or to a list that holds it; `None`: the usual places of codes.
     pub pointer: Option<String>,
 }
 
-/// One provider with its limits; everything that a lane needs to know.
+/// One provider with its limits: everything that a lane needs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Provider {
     pub name: ProviderName,
@@ -247,22 +247,22 @@ pub struct Provider {
     pub mode: Mode,
     pub slot_release: SlotRelease,
     pub pacing: Pacing,
-    /// Kept back for others who use the same account, 0–99.
+    /// Percentage kept back for other users of the same provider account, 0–99.
     pub reserve_percent: u8,
     pub store_down: StoreDown,
-    /// Total time of one request.
+    /// Longest total time of one request.
     pub timeout: Duration,
-    /// How long after its start a permit may still be used.
+    /// Time after its start at which a permit may still be used.
     pub send_budget: Duration,
-    /// Longest time that a connection serves new requests; the next one asks for the host's address again.
+    /// Longest time that a connection takes new requests. The next connection resolves the host again.
     pub connection_max_age: Duration,
-    /// `None`: as [`Self::reuses_connections`] decides.
+    /// `None`: the default of [`Self::reuses_connections`].
     pub reuse_connections: Option<bool>,
     pub workers: u32,
     pub bucket_capacity: u32,
     /// `None`: the rate of the tightest limit.
     pub leak_per_second: Option<f64>,
-    /// Longest wait in hand, counted from delivery.
+    /// Longest wait in the worker, counted from delivery.
     pub max_wait: Duration,
     pub max_attempts: u32,
     pub max_age: Duration,
@@ -272,19 +272,19 @@ pub struct Provider {
     /// Values may hold `${env:NAME}`, `${file:PATH}`, `${job:account}`.
     pub headers: BTreeMap<String, String>,
     pub request: RequestShape,
-    /// Per status, what it means instead of the default table; when no case fits, the default holds.
+    /// Cases per status, in place of the default table; if no case applies, the default holds.
     pub statuses: BTreeMap<u16, Vec<StatusCase>>,
-    /// How the provider is asked what became of a payment; `None`: it cannot be.
+    /// Look-up of an outcome at the provider; `None`: it has none.
     pub lookup: Option<LookupConfig>,
-    /// Fields that a message must have to be a job here.
+    /// Fields that a message must have to be a job of this provider.
     pub require: BTreeSet<JobField>,
-    /// When an operator lifted the waits that the provider had named, in epoch milliseconds; 0: never.
+    /// When an operator ended the waits that the provider had named, in epoch milliseconds; 0: never.
     pub resumed_at: u64,
     /// Settings version, from one sequence over all tables; larger is newer.
     pub version: i64,
-    /// Enabled limits; at least one of them [holds every charge](Limit::holds_every_charge).
+    /// Enabled limits; at least one of them [applies to every charge](Limit::applies_to_every_charge).
     pub limits: Vec<Limit>,
-    /// What applies to single accounts instead of the limits of scope account.
+    /// Rules of single accounts, in place of the limits of scope account.
     pub account_rules: Vec<AccountRule>,
 }
 
@@ -295,18 +295,18 @@ impl Provider {
         self.send_budget + self.timeout
     }
 
-    /// Whether a charge may go on a connection that was used before.
+    /// Whether a charge may use a connection that was used before.
     ///
-    /// By default only where the provider deduplicates. A server may close an idle connection just as a charge sets out
-    /// on it. A refusal such as a 429 may be a copy of an earlier response, unless it repeats what `echo` names. The
-    /// outcome is unknown in both cases, which costs a look-up or a manual review where the same key charges twice.
+    /// The default is yes only if the provider deduplicates. A server may close an idle connection just when a charge
+    /// is sent on it. A refusal such as a 429 may be a copy of an earlier response, unless it repeats the fields of
+    /// `echo`. The outcome is unknown in both cases, which costs a look-up or a manual review.
     #[must_use]
     pub fn reuses_connections(&self) -> bool {
         self.reuse_connections.unwrap_or(self.idempotency_retention.is_some())
     }
 
-    /// Whether limits or rules go by this field, so that a job without it passes them uncounted. What is rehearsed holds
-    /// nobody.
+    /// Whether limits or rules count by this field, so that a job without it passes them uncounted. Shadow limits do
+    /// not matter, because they hold no job.
     #[must_use]
     pub fn counts_by(&self, field: JobField) -> bool {
         let (scope, has_rules) = match field {
@@ -316,14 +316,14 @@ impl Provider {
         has_rules || self.limits.iter().any(|limit| limit.scope == scope && !limit.shadow)
     }
 
-    /// What of so many requests is left when [`Self::reserve_percent`] is taken off, rounded down.
+    /// Requests that remain after [`Self::reserve_percent`], rounded down.
     #[must_use]
     pub fn after_reserve(&self, requests: u32) -> u32 {
         let percent = 100 - u64::from(self.reserve_percent.min(100));
         u32::try_from(u64::from(requests) * percent / 100).unwrap_or(0)
     }
 
-    /// What the decision tables go by.
+    /// The provider's settings that the decision tables need.
     #[must_use]
     pub fn retry_policy(&self) -> RetryPolicy {
         RetryPolicy {
@@ -338,7 +338,7 @@ impl Provider {
         }
     }
 
-    /// The lowest rate among the limits that every charge counts against.
+    /// The lowest rate among the limits that apply to every charge.
     #[must_use]
     pub fn tightest_rate(&self) -> Option<Rate> {
         self.tightest().map(|limit| limit.rate)
@@ -351,13 +351,13 @@ impl Provider {
             .min_by(|a, b| a.rate.per_second().total_cmp(&b.rate.per_second()))
     }
 
-    /// Outflow of the leaky bucket, in jobs per second.
+    /// Egress rate of the leaky bucket, in jobs per second.
     #[must_use]
     pub fn egress_per_second(&self) -> f64 {
         self.leak_per_second.or_else(|| self.tightest_rate().map(Rate::per_second)).unwrap_or(0.0)
     }
 
-    /// Whether the outflow counts look-ups, too: it is the row's own, or the rate of a limit that counts them.
+    /// Whether the egress rate counts look-ups, too: it is the row's own, or the rate of a limit that counts them.
     #[must_use]
     pub fn egress_counts_lookups(&self) -> bool {
         self.leak_per_second.is_some() || self.tightest().is_none_or(|limit| limit.applies_to == AppliesTo::All)

@@ -1,7 +1,7 @@
-//! What a quota allows, and what each of its limits means as a thing that counts.
+//! Specification of a quota: its limits, and how each of them counts.
 //!
-//! Five algorithms become three kinds of cell: a log of uses (sliding log, sliding window), a counter per window (fixed
-//! window) and a theoretical arrival time (token bucket, GCRA, even pacing). Refuses to count: [`super::quota`] does.
+//! There are three kinds of counter: a log of uses (sliding log, sliding window), a counter per window (fixed window),
+//! and a theoretical arrival time (token bucket, GCRA, even pacing). The counting is done in [`super::quota`].
 
 use std::time::Duration;
 
@@ -10,27 +10,27 @@ use super::permit_protocol::{CallKind, Subject, SubjectLimit};
 use super::provider::{BOOKING_HORIZON, ProviderName, StoreDown};
 use super::time::{micros_up, millis_up};
 
-/// How many buckets a sliding window rolls through: it allows its whole rate per window and one bucket.
+/// Number of buckets that a sliding window rolls through: it allows its whole rate per window plus one bucket.
 pub const WINDOW_BUCKETS: u64 = 256;
-/// Entries that the log of one account or reference is meant to stay below.
+/// Entries that the log of one account or reference should stay below.
 const SUBJECT_ENTRIES: u64 = 1_024;
-/// Up to here a subject's log keeps every millisecond apart.
+/// Largest limit whose subject log keeps every millisecond separately.
 const SUBJECT_EXACT_MAX: u32 = 128;
 /// Parts of a microsecond in which a bucket's interval is counted.
 pub const INTERVAL_PARTS: u64 = 1_024;
-/// What a refusal by even pacing is called: with a blank, which no limit's name can have.
+/// Name of even pacing in a refusal. It contains a blank, which no limit's name can have.
 pub const PACING: &str = "even pacing";
-/// Longest time that a bucket is told to drain: what its arithmetic is exact for, and twice what a row may ask for. An
-/// account's own slower rate makes the bucket smaller instead.
+/// Longest time that a bucket may take to drain: its arithmetic is exact up to this, and a row may ask for half of it.
+/// An account's own slower rate makes the bucket smaller instead.
 const DRAIN_MAX_US: u64 = 62 * 86_400 * 1_000_000;
 
-/// How far back a limiter that lost its state asks what was used.
+/// Range of past usage that a limiter which lost its state reads from the ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lookback {
-    /// What ended so lately may count under an enforced limit of the provider's: every use matters.
+    /// Uses that ended within this time may count under an enforced limit of the provider: every use matters.
     pub count_within: Duration,
-    /// What ended so lately may count under some limit: before [`Self::counted`] it only matters whether anything did. No
-    /// shorter than that.
+    /// Uses that ended within this time may count under some limit. Beyond [`Self::count_within`] it only matters
+    /// whether there were any. Never shorter than that.
     pub notice_within: Duration,
 }
 
@@ -42,14 +42,14 @@ impl Lookback {
     }
 }
 
-/// Accounts or references whose uses are asked for.
+/// Accounts or references whose uses are read from the ledger.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubjectQuery {
     /// [`Scope::Account`] or [`Scope::Reference`].
     pub scope: Scope,
-    /// As jobs have them.
+    /// Names as in the jobs.
     pub names: Vec<String>,
-    /// What ended longer ago is left out.
+    /// Uses that ended longer ago are left out.
     pub within: Duration,
 }
 
@@ -60,19 +60,19 @@ pub struct LimitSpec {
     pub algorithm: Algorithm,
     pub scope: Scope,
     pub applies_to: AppliesTo,
-    /// Counted and reported, never refusing.
+    /// The limit counts and reports, and never refuses.
     pub shadow: bool,
-    /// Requests per window, after what is kept in reserve; 0 means closed.
+    /// Requests per window, after the reserve is taken off; 0 means closed.
     pub max_requests: u32,
     pub window: Duration,
-    /// Where fixed windows begin after the Unix epoch.
+    /// Start of fixed windows relative to the Unix epoch.
     pub offset: Duration,
-    /// What may come at once: of a token bucket in all, of GCRA beyond the first.
+    /// Requests that may come at once: of a token bucket in all, of GCRA beyond the first.
     pub burst: Option<u32>,
 }
 
 impl LimitSpec {
-    /// An exact limit on everything that the provider counts.
+    /// An exact limit on all calls that the provider counts.
     #[must_use]
     pub fn sliding_log(name: impl Into<String>, max_requests: u32, window: Duration) -> Self {
         Self {
@@ -88,7 +88,7 @@ impl LimitSpec {
         }
     }
 
-    /// The window in microseconds, with 2 ms and 0.05 % added: covers what the comparison of clocks cannot see.
+    /// The window in microseconds, plus 2 ms and 0.05 %, which covers what the comparison of clocks cannot see.
     #[must_use]
     pub fn padded_window_us(&self) -> u64 {
         padded_us(micros_up(self.window))
@@ -107,8 +107,8 @@ impl LimitSpec {
         Self { max_requests, window, burst, ..self.clone() }
     }
 
-    /// The lower numbers of two that mean one limit, and the smaller of what both let come at once: what a row leaves out
-    /// is its algorithm's default.
+    /// The stricter combination of two rows for one limit: the lower numbers, and the smaller capacity. A number that a
+    /// row leaves out is its algorithm's default.
     #[must_use]
     pub fn stricter_of(&self, other: &Self) -> Self {
         let at_once = self.cost_max().min(other.cost_max());
@@ -121,7 +121,7 @@ impl LimitSpec {
         }
     }
 
-    /// What counts for this limit.
+    /// The counter of this limit.
     fn counter_spec(&self, held: bool) -> CounterSpec {
         let (own, max_requests) = (self.clone(), self.max_requests);
         let window_us = own.padded_window_us();
@@ -142,7 +142,7 @@ impl LimitSpec {
             Algorithm::TokenBucket | Algorithm::Gcra => {
                 let most = DRAIN_MAX_US * INTERVAL_PARTS / interval;
                 max = max.min(u32::try_from(most).unwrap_or(u32::MAX));
-                // A closed one refuses for as long as one that is not would need for its first.
+                // A closed limit refuses for as long as an open one would need for its first request.
                 let drain_us = (interval * u64::from(max.max(1))).div_ceil(INTERVAL_PARTS);
                 (CounterKind::Bucket { interval, debt: false }, drain_us)
             }
@@ -151,51 +151,51 @@ impl LimitSpec {
     }
 }
 
-/// A start that used the whole allowance left nothing for the way: one that came 49 ms late, of 50, was counted less than a
-/// window before the next use of its slot as soon as the machine was busy.
+/// Part of the transit jitter that a late start may use; the rest is for the transit. A start 49 ms late, of 50, was
+/// counted less than a window before the next use of its slot on a busy machine.
 const START_SHARE: f64 = 0.8;
 
-/// What a quota allows, as of one settings version.
+/// Limits and rules of a quota, at one settings version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QuotaSpec {
     pub quota: ProviderName,
     pub version: i64,
-    /// In the order of names; never empty.
+    /// Sorted by name; never empty.
     pub limits: Vec<LimitSpec>,
     pub account_rules: Vec<AccountRule>,
-    /// Starts are spread evenly over the tightest limit's window, in the whole cluster.
+    /// Starts are spread evenly over the tightest limit's window, in all workers together.
     pub even_pacing: bool,
-    /// `None`: a slot is held until the answer. `Some(jitter)`: it is freed by the start plus this allowance.
+    /// `None`: a slot is held until the response. `Some(jitter)`: it is freed by the start plus this allowance.
     pub grant_jitter: Option<Duration>,
-    /// Longest time from start to the last instant at which the provider may count the request.
+    /// Longest time from the start until the provider counts the request.
     pub hold_max: Duration,
-    /// How long after its start a permit may still be used.
+    /// Time after its start at which a permit may still be used.
     pub send_budget: Duration,
-    /// Who grants while the store is away.
+    /// Grants of the workers while the store is unavailable.
     pub store_down: StoreDown,
-    /// Providers whose rows name this quota, in the order of their names.
+    /// Providers whose rows name this quota, sorted by name.
     pub members: Vec<ProviderName>,
-    /// When an operator lifted the waits that the provider had named, in epoch milliseconds; 0: never. A pause that the limiter
-    /// keeps ends when this changes.
+    /// When an operator ended the waits that the provider had named, in epoch milliseconds; 0: never. A change ends a
+    /// pause that the limiter keeps.
     pub resumed_at: u64,
-    /// How long after a state has begun somebody else may still be granted permits that it does not know of, because he has
-    /// not noticed yet. Zero where nobody else ever grants.
+    /// Time after the start of a state in which another limiter leader may still grant permits, because it has not
+    /// noticed the change. Zero if there is never another one.
     pub handover: Duration,
 }
 
-/// What passes by the store's clock while no more than so long does by another's, for all that comparing the two leaves open.
+/// Longest time by the store's clock while `us` pass by another clock, as far as their comparison can tell.
 #[must_use]
 pub fn padded_us(us: u64) -> u64 {
     us + 2_000 + us.div_ceil(2_000)
 }
 
-/// Nothing is sent for this account; an operator's rule says so.
+/// An operator's rule blocks this account: none of its jobs is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Blocked;
 
 impl QuotaSpec {
-    /// Whether both allow as many requests: what else a row says of them, how long one may take or who grants while the store
-    /// is away, frees none.
+    /// Whether both allow the same number of requests. The other settings of a row free no slot: the longest hold, for
+    /// example, or what is granted while the store is unavailable.
     #[must_use]
     pub fn has_same_allowance(&self, other: &Self) -> bool {
         let as_other = Self {
@@ -211,45 +211,45 @@ impl QuotaSpec {
         as_other == *other
     }
 
-    /// How long after its start a permit may be used. An allowance for jitter covers a late start and the way to the
-    /// provider together: a start may use [`START_SHARE`] of it.
+    /// Time after its start at which a permit may be used. The transit jitter covers a late start and the transit
+    /// together: a start may use [`START_SHARE`] of it.
     #[must_use]
     pub fn use_within(&self) -> Duration {
         self.grant_jitter.map_or(self.send_budget, |jitter| jitter.mul_f64(START_SHARE).min(self.send_budget))
     }
 
-    /// The spec indices of the limits that count all calls together, in the order of their cells.
+    /// Spec indices of the limits that count all calls together, in the order of their counters.
     #[must_use]
     pub fn provider_limits(&self) -> Vec<usize> {
         let all = self.limits.iter().enumerate().filter(|(_, limit)| limit.scope == Scope::Provider);
         all.map(|(index, _)| index).chain(self.even_pacing.then_some(self.limits.len())).collect()
     }
 
-    /// What counts all calls together, in the order of [`Self::provider_limits`].
+    /// Counters of all calls together, in the order of [`Self::provider_limits`].
     #[must_use]
     pub fn provider_counters(&self) -> Vec<CounterSpec> {
         let held = self.grant_jitter.is_none();
         let all = self.limits.iter().filter(|limit| limit.scope == Scope::Provider);
-        let cells = all.map(|limit| limit.counter_spec(held));
-        cells.chain(self.even_pacing.then(|| self.pacing())).collect()
+        let counters = all.map(|limit| limit.counter_spec(held));
+        counters.chain(self.even_pacing.then(|| self.pacing())).collect()
     }
 
-    /// What counts one subject's calls, in the order of its limits.
+    /// Counters of one subject's calls, in the order of its limits.
     #[must_use]
     pub fn subject_counters(&self, subject: &Subject) -> Vec<CounterSpec> {
         let held = self.grant_jitter.is_none();
-        let cell = |own: &SubjectLimit| {
-            let cell = self.limits.get(own.index)?.with_subject_limit(own).counter_spec(held && !own.exempt);
-            Some(CounterSpec { shadow: cell.shadow || own.exempt, ..cell })
+        let counter = |own: &SubjectLimit| {
+            let spec = self.limits.get(own.index)?.with_subject_limit(own).counter_spec(held && !own.exempt);
+            Some(CounterSpec { shadow: spec.shadow || own.exempt, ..spec })
         };
-        subject.limits.iter().filter_map(cell).collect()
+        subject.limits.iter().filter_map(counter).collect()
     }
 
-    /// The subjects that a job's calls are counted for; those without a limit are none. Both names must be plain
-    /// (`A-Z a-z 0-9 _ -`, at most 64), since they become parts of keys.
+    /// The subjects that a job's calls are counted for; a name without a limit is none. Both names become parts of
+    /// keys, so they must be plain (`A-Z a-z 0-9 _ -`, at most 64).
     ///
     /// # Errors
-    /// [`Blocked`] by a rule on the account.
+    /// [`Blocked`] if a rule blocks the account.
     pub fn subjects(&self, account: Option<&str>, reference: Option<&str>) -> Result<Vec<Subject>, Blocked> {
         let rules = || self.account_rules.iter().filter(|rule| Some(rule.account.as_str()) == account);
         if rules().any(|rule| rule.rule == Rule::Blocked) {
@@ -265,7 +265,7 @@ impl QuotaSpec {
                 .enumerate()
                 .filter(|(_, limit)| limit.scope == scope)
                 .map(|(index, limit)| {
-                    // The rule that names the limit goes first.
+                    // A rule that names the limit takes precedence.
                     let named = |rule: &&AccountRule| rule.limit.as_deref() == Some(limit.name.as_str());
                     let general = |rule: &&AccountRule| rule.limit.is_none();
                     let rule = rules().find(named).or_else(|| rules().find(general));
@@ -290,31 +290,31 @@ impl QuotaSpec {
         first.map_or(Scope::Provider, |limit| limit.scope)
     }
 
-    /// How long after its grant a use may begin to count.
+    /// Longest time after its grant at which a use may begin to count.
     #[must_use]
     pub fn count_delay_max_us(&self) -> u64 {
         micros_up(BOOKING_HORIZON) + micros_up(self.hold_max)
     }
 
-    /// How long after its grant a permit may begin.
+    /// Longest time after its grant at which a permit may start.
     #[must_use]
     pub fn start_delay_max_us(&self) -> u64 {
         micros_up(BOOKING_HORIZON) + micros_up(self.send_budget)
     }
 
-    /// The name of the limit at an index that a reply names.
+    /// Name of the limit at an index of a reply.
     #[must_use]
     pub fn limit_name(&self, index: usize) -> &str {
         self.limits.get(index).map_or(PACING, |limit| limit.name.as_str())
     }
 
-    /// The longest that any use can count: past it, a limiter without memory knows as much as one with it.
+    /// Longest time that any use can count: after it, a limiter without memory knows as much as one with it.
     #[must_use]
     pub fn longest_window_us(&self) -> u64 {
         Scope::ALL.into_iter().map(|scope| self.longest_window_of_us(scope)).max().unwrap_or(0)
     }
 
-    /// The longest that a use can count under the limits of a scope; 0: it has none.
+    /// Longest time that a use can count under the limits of a scope; 0: the scope has none.
     #[must_use]
     pub fn longest_window_of_us(&self, scope: Scope) -> u64 {
         let limits = || self.limits.iter().filter(|limit| limit.scope == scope);
@@ -326,50 +326,50 @@ impl QuotaSpec {
         limits().cloned().chain(ruled).map(|limit| limit.counter_spec(true).window_us).max().unwrap_or(0)
     }
 
-    /// How long after its state was lost a limiter must grant nothing: until nobody else is granted anything, starts that
-    /// were booked, their longest hold, and the longest window.
+    /// Length of a cold start: how long after its state was lost a limiter grants nothing. It covers the handover,
+    /// starts that were booked, their longest hold, and the longest window.
     #[must_use]
     pub fn cold_start_us(&self) -> u64 {
         self.longest_window_us() + self.lag_us()
     }
 
-    /// A shadow counts anew after a loss, and so does a limit that has left it; accounts and references wait unless nobody
-    /// used anything.
+    /// How far back the ledger must be read after a loss. Shadow limits do not matter: they restart from zero, and so
+    /// does a limit that was a shadow. Accounts and references wait unless nothing was used.
     #[must_use]
     pub fn lookback(&self) -> Lookback {
-        let enforced = self.provider_counters().into_iter().filter(|cell| !cell.shadow);
-        let longest_us = enforced.map(|cell| cell.window_us).max().unwrap_or(0);
+        let enforced = self.provider_counters().into_iter().filter(|counter| !counter.shadow);
+        let longest_us = enforced.map(|counter| counter.window_us).max().unwrap_or(0);
         Lookback {
             count_within: Duration::from_micros(longest_us + self.lag_us()),
             notice_within: Duration::from_micros(self.cold_start_us()),
         }
     }
 
-    /// How long a use may begin to count after a state was lost that had granted it, or whoever granted before.
+    /// Longest time after the loss of a state at which a use granted before the loss may begin to count.
     #[must_use]
     pub fn lag_us(&self) -> u64 {
         micros_up(self.hold_max) + micros_up(BOOKING_HORIZON) + micros_up(self.handover)
     }
 
-    /// The largest cost that could ever be granted to such a call.
+    /// The largest cost that can ever be granted to a call of this kind and these subjects.
     #[must_use]
     pub fn cost_max(&self, kind: CallKind, subjects: &[Subject]) -> u32 {
         self.tightest_limit(kind, subjects).map_or(0, |(_, at_once)| at_once)
     }
 
-    /// The limit that lets the fewest come at once of those that count such a call, and how many it lets.
+    /// The limit with the smallest capacity among those that count such a call, and this capacity.
     #[must_use]
     pub fn tightest_limit(&self, kind: CallKind, subjects: &[Subject]) -> Option<(String, u32)> {
         let provider = self.provider_counters();
         let own = subjects.iter().flat_map(|subject| self.subject_counters(subject));
-        let cells = provider.into_iter().filter(|cell| cell.name != PACING).chain(own);
-        cells
-            .filter(|cell| !cell.shadow && cell.applies(kind))
-            .map(|cell| (cell.name, cell.max))
+        let counters = provider.into_iter().filter(|counter| counter.name != PACING).chain(own);
+        counters
+            .filter(|counter| !counter.shadow && counter.applies(kind))
+            .map(|counter| (counter.name, counter.max))
             .min_by_key(|(_, max)| *max)
     }
 
-    /// One more number: the earliest next start, from the limit that allows the fewest.
+    /// Counter of even pacing: the earliest next start, by the limit that allows the fewest.
     fn pacing(&self) -> CounterSpec {
         let paced = |limit: &&LimitSpec| {
             limit.scope == Scope::Provider
@@ -391,7 +391,7 @@ impl QuotaSpec {
     }
 }
 
-/// The limit as it holds for an account under a rule; `None` when the limit lets it pass.
+/// The limit as it applies to an account under a rule; `None`: the rule exempts the account.
 #[must_use]
 pub fn limit_under_rule(rule: Rule, limit: &LimitSpec) -> Option<LimitSpec> {
     let (max_requests, window, burst) = match rule {
@@ -399,31 +399,32 @@ pub fn limit_under_rule(rule: Rule, limit: &LimitSpec) -> Option<LimitSpec> {
         Rule::Limit(own) => (own.rate.max_requests(), own.rate.window(), own.burst),
         Rule::Blocked => (0, limit.window, limit.burst),
     };
-    // A rule on several limits gives its burst to those that have one.
+    // A rule on several limits gives its burst only to those that can have one.
     let has_burst = matches!(limit.algorithm, Algorithm::TokenBucket | Algorithm::Gcra);
     Some(LimitSpec { max_requests, window, burst: burst.filter(|_| has_burst), ..limit.clone() })
 }
 
-/// What counts for one limit.
+/// Counter of one limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CounterSpec {
     pub name: String,
     pub kind: CounterKind,
     pub applies_to: AppliesTo,
     pub shadow: bool,
-    /// Uses that count at once; of a bucket, its capacity.
+    /// Uses that may count at once; for a bucket, its capacity.
     pub max: u32,
-    /// How long a use counts; of a bucket, how long it takes to drain.
+    /// Time for which a use counts; for a bucket, its time to drain.
     pub window_us: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CounterKind {
-    /// Uses by the instant from which their window runs, rounded up to whole granules. Held: until the answer.
+    /// Uses by the instant at which their window begins, rounded up to whole granules. `held`: a slot is held until the
+    /// response.
     Log { granule_ms: u64, held: bool },
-    /// Uses of this window and of the next.
+    /// Uses of the current window and of the next.
     Window { offset_us: u64 },
-    /// The instant at which all that was used has drained. With debt, a use needs no room, only an empty bucket.
+    /// The instant at which all uses have drained. With debt, a use needs no capacity, only an empty bucket.
     Bucket { interval: u64, debt: bool },
 }
 
@@ -437,7 +438,7 @@ impl CounterSpec {
         }
     }
 
-    /// Whether its slots are held until the answer.
+    /// Whether slots are held until the response.
     #[must_use]
     pub fn is_held(&self) -> bool {
         matches!(self.kind, CounterKind::Log { held: true, .. })

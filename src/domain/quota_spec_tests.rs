@@ -4,7 +4,7 @@ use crate::domain::provider::StoreDown;
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// Two limits per account, one per reference, one for all.
+/// A spec with two limits per account, one per reference, and one for all.
 fn spec(rules: &[(&str, Option<&str>, Rule)]) -> QuotaSpec {
     let limit =
         |name: &str, max_requests, scope| LimitSpec { scope, ..LimitSpec::sliding_log(name, max_requests, HOUR) };
@@ -41,7 +41,7 @@ fn own(rate: &str) -> Rule {
 }
 
 type Rules<'a> = &'a [(&'a str, Option<&'a str>, Rule)];
-/// Index in the spec, requests, seconds; nothing for an account that is blocked.
+/// Index in the spec, requests, seconds; `None`: the account is blocked.
 type Counted = Option<Vec<(usize, u32, u64)>>;
 
 #[test]
@@ -54,7 +54,7 @@ fn account_rules_select_and_override_limits() {
         (&[("me", Some("account-a"), Rule::Exempt)], Some(vec![(1, 20, 3_600)])),
         (&[("me", None, own("3/1m"))], Some(vec![(0, 3, 60), (1, 3, 60)])),
         (&[("me", Some("account-b"), own("3/1m"))], Some(vec![(0, 10, 3_600), (1, 3, 60)])),
-        // The rule that names a limit goes first, wherever it stands.
+        // A rule that names a limit takes precedence, at any position.
         (&[("me", None, own("3/1m")), ("me", Some("account-a"), Rule::Exempt)], Some(vec![(1, 3, 60)])),
         (&[("me", Some("account-a"), own("7/1d")), ("me", None, Rule::Exempt)], Some(vec![(0, 7, 86_400)])),
         (&[("me", None, own("0/1m"))], Some(vec![(0, 0, 60), (1, 0, 60)])),
@@ -157,7 +157,7 @@ fn windows_are_padded_for_clock_error() {
     }
 }
 
-/// A bucket of an account with a rate of its own is not as large as everybody's.
+/// The bucket of an account with its own rate does not get the limit's burst.
 #[test]
 fn an_accounts_own_rate_has_its_own_burst() {
     let bucket = |algorithm, burst| {
@@ -180,11 +180,11 @@ fn an_accounts_own_rate_has_its_own_burst() {
     ] {
         let spec = QuotaSpec { account_rules: rule(own.0, own.1), ..bucket(algorithm, burst) };
         let subjects = spec.subjects(Some("me"), None).unwrap();
-        let [cell] = &spec.subject_counters(&subjects[0])[..] else { panic!("{subjects:?}") };
-        assert_eq!(cell.max, at_once, "{algorithm:?} {burst:?} {own:?}");
-        let [cell] = &spec.subject_counters(&spec.subjects(Some("you"), None).unwrap()[0])[..] else { panic!() };
-        assert_eq!(cell.max, spec.limits[0].cost_max(), "everybody else has the limit's own");
-        // Divided among workers, what comes at once is divided too.
+        let [counter] = &spec.subject_counters(&subjects[0])[..] else { panic!("{subjects:?}") };
+        assert_eq!(counter.max, at_once, "{algorithm:?} {burst:?} {own:?}");
+        let [counter] = &spec.subject_counters(&spec.subjects(Some("you"), None).unwrap()[0])[..] else { panic!() };
+        assert_eq!(counter.max, spec.limits[0].cost_max(), "other accounts have the limit's own burst");
+        // If the limit is divided among workers, its capacity is divided too.
         let shared = subjects[0].divided_by(&spec, 2);
         assert!(spec.divided_by(2).subject_counters(&shared)[0].max <= at_once / 2, "{shared:?}");
     }

@@ -1,12 +1,12 @@
-//! An address as it may be shown: without user name and password, and without the values of its parameters.
+//! Redacted address: without user name and password, and without the values of its parameters.
 //!
-//! Addresses of providers may carry a signature or a key (`?sig=…`). The names of parameters stay, so that an operator can
-//! tell two addresses apart. Segments of the path stay: which of them is a secret cannot be known.
+//! Addresses of providers may contain a signature or a key (`?sig=…`). The names of parameters stay, so that an
+//! operator can tell two addresses apart. Segments of the path stay, because it is not known which of them is a secret.
 
-/// Stands for what is not shown. No address has this character unescaped.
+/// Replacement for a hidden part. No address has this character unescaped.
 pub const REDACTED: char = '…';
 
-/// The address without what may be a secret. A parameter whose whole value is a placeholder (`${job:id}`) keeps it.
+/// The address without possible secrets. A parameter whose whole value is a placeholder (`${job:id}`) keeps it.
 #[must_use]
 pub fn redact_url(text: &str) -> String {
     let (text, fragment) = text.split_once('#').map_or((text, false), |(text, _)| (text, true));
@@ -24,14 +24,14 @@ pub fn redact_url(text: &str) -> String {
     shown
 }
 
-/// A change of an address, as it may be shown.
+/// Change of an address, in a form without secrets.
 #[must_use]
 pub fn describe_url_change(from: &str, to: &str) -> String {
     let (from, to) = (redact_url(from), redact_url(to));
     if from == to { format!("{to} (another value of a parameter)") } else { format!("{from} → {to}") }
 }
 
-/// Whether an address is one that was shown, and so is not whole.
+/// Whether an address was redacted, and so is not complete.
 #[must_use]
 pub fn has_redaction(url: &str) -> bool {
     url.contains(REDACTED)
@@ -42,7 +42,7 @@ fn redact_parameter(text: &str) -> String {
         _ if text.is_empty() => String::new(),
         Some((name, value)) if value.is_empty() || is_placeholder(value) => format!("{name}={value}"),
         Some((name, _)) => format!("{name}={REDACTED}"),
-        // Without a name it is a value.
+        // Text without `=` is a value.
         None => REDACTED.to_string(),
     }
 }
@@ -52,14 +52,14 @@ fn is_placeholder(value: &str) -> bool {
     name.is_some_and(|name| name.bytes().all(|byte| byte.is_ascii_lowercase() || matches!(byte, b':' | b'_')))
 }
 
-/// Parsers take any number of slashes, of both kinds, for the two behind the scheme.
+/// Parsers accept any number of slashes, of both kinds, after the scheme.
 fn redact_credentials(address: &str) -> String {
     let after_scheme = address.find(':').map_or(0, |colon| colon + 1);
     let start = after_scheme + address[after_scheme..].bytes().take_while(|byte| matches!(byte, b'/' | b'\\')).count();
     let (scheme, rest) = address.split_at(start);
     let end = rest.find(['/', '\\']).unwrap_or(rest.len());
     let host = rest[..end].rsplit('@').next().unwrap_or_default();
-    // A password with a slash that is not escaped: what looks like a path is the rest of it.
+    // The password may hold a slash that is not escaped: then the apparent path belongs to the password.
     let is_host =
         host.split_once(']').map_or(host, |(_, port)| port).split_once(':').is_none_or(|(_, port)| is_port(port));
     let end = if is_host { end } else { rest.len() };

@@ -1,40 +1,39 @@
-//! How often in a row a provider has refused for its limit what ours allowed, and let none through: whom it tells no wait,
-//! waits longer with each round.
+//! Streak of consecutive 429s from one provider, which lengthens the wait where the provider names none.
 //!
-//! A round is all requests that were under way when the refusal came: a hundred that are refused together ask for one
-//! wait, not for a hundred doublings. Refuses to lengthen a wait that the provider names, and to learn a limit from
-//! refusals: the row is an operator's.
+//! All requests that were under way when a 429 came are one generation. A hundred requests that are throttled together
+//! ask for one wait, not for a hundred doublings. A wait that the provider names is not lengthened. No limit is learned
+//! from 429s: the row belongs to the operator.
 
 use std::time::Duration;
 
-/// The rounds of one kind of request at one provider. Instants are durations since any one origin.
+/// Generations of 429s for one kind of request at one provider. Instants are durations since any one origin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ThrottleStreak {
     generations: u32,
-    /// Requests that began earlier belong to a round before the last.
+    /// Requests that began earlier belong to a generation before the last.
     since: Duration,
-    /// Requests that began earlier belong to the last round.
+    /// Requests that began earlier belong to the last generation.
     until: Duration,
 }
 
 impl ThrottleStreak {
-    /// Which round in a row, counted from 1, the refusal of a request is that began then.
+    /// The generation, counted from 1 in a row, of a 429 whose request began then.
     #[must_use]
     pub fn generation(&self, began: Duration) -> u32 {
         if began < self.until { self.generations.max(1) } else { self.generations.saturating_add(1) }
     }
 
-    /// The refusals of this round are waited for until then.
-    pub fn record_throttled(&mut self, round: u32, until: Duration) {
-        if round > self.generations {
+    /// Records that the wait for this generation ends at `until`.
+    pub fn record_throttled(&mut self, generation: u32, until: Duration) {
+        if generation > self.generations {
             self.since = self.until;
         }
-        self.generations = self.generations.max(round);
+        self.generations = self.generations.max(generation);
         self.until = self.until.max(until);
     }
 
-    /// A request that began then was let through, and with it some of its round: the next refusal is the first in a row. A
-    /// charge takes longer than its refusal, so that this is known after the round was refused.
+    /// Records a request that began then and was let through: the next 429 is the first in a row. A charge takes longer
+    /// than a 429, so this is known only after its generation was throttled.
     pub fn record_passed(&mut self, began: Duration) {
         if began >= self.since {
             self.generations = 0;
@@ -46,7 +45,7 @@ impl ThrottleStreak {
 mod tests {
     use super::*;
 
-    /// At the second; a refusal is waited for one second for each of its round.
+    /// Instants are whole seconds. The wait for a 429 is one second per generation.
     #[derive(Clone, Copy, Debug)]
     enum ProviderAnswer {
         Throttled { began_s: u64, now_s: u64 },
@@ -54,19 +53,19 @@ mod tests {
     }
 
     fn generations(answers: &[ProviderAnswer]) -> Vec<u32> {
-        let mut refusals = ThrottleStreak::default();
-        let mut rounds = Vec::new();
+        let mut streak = ThrottleStreak::default();
+        let mut generations = Vec::new();
         for answer in answers {
             match *answer {
                 ProviderAnswer::Throttled { began_s, now_s } => {
-                    let round = refusals.generation(Duration::from_secs(began_s));
-                    refusals.record_throttled(round, Duration::from_secs(now_s + u64::from(round)));
-                    rounds.push(round);
+                    let generation = streak.generation(Duration::from_secs(began_s));
+                    streak.record_throttled(generation, Duration::from_secs(now_s + u64::from(generation)));
+                    generations.push(generation);
                 }
-                ProviderAnswer::Passed { began_s } => refusals.record_passed(Duration::from_secs(began_s)),
+                ProviderAnswer::Passed { began_s } => streak.record_passed(Duration::from_secs(began_s)),
             }
         }
-        rounds
+        generations
     }
 
     #[test]

@@ -1,13 +1,13 @@
 //! Instants and their rounding: microseconds on the limiter's clock, milliseconds on the ledger's.
 //!
-//! Refuses to read any clock. Rounding is always spelled out, because a wait that is rounded down turns into a hot loop
-//! and a release that is rounded down turns into a breach.
+//! It reads no clock. Every conversion names its rounding: a wait that is rounded down becomes a hot loop, and a
+//! release that is rounded down becomes a breach of a limit.
 
 use std::time::Duration;
 
 /// An instant on the limiter's clock, in microseconds since the Unix epoch (Redis `TIME`).
 ///
-/// Exact in a Lua number until the year 2255 (2^53 µs).
+/// A Lua number holds it exactly until the year 2255 (2^53 µs).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Micros(pub u64);
 
@@ -17,7 +17,7 @@ impl Micros {
         Self(self.0.saturating_add(micros_up(duration)))
     }
 
-    /// Time from `earlier` to `self`; zero when `earlier` is later.
+    /// Time from `earlier` to `self`; zero if `earlier` is later.
     #[must_use]
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_micros(self.0.saturating_sub(earlier.0))
@@ -31,10 +31,12 @@ pub struct EpochMs(pub i64);
 impl EpochMs {
     /// 0001-01-01T00:00:00Z, the first instant that RFC 3339 and both databases can write.
     pub const FIRST: Self = Self(-62_135_596_800_000);
-    /// The last before 9999-12-30T22:00:00Z, the second that jiff reads and cannot make of milliseconds.
+    /// The last instant before 9999-12-30T22:00:00Z, the first second that jiff parses but cannot build from
+    /// milliseconds.
     pub const LAST: Self = Self(253_402_207_199_999);
 
-    /// Whether it can be kept and written again. Constraint `instants_are_finite` of the database says the same.
+    /// Whether the instant can be stored and written as text. Constraint `instants_are_finite` of the database checks
+    /// the same.
     #[must_use]
     pub fn is_writable(self) -> bool {
         (Self::FIRST..=Self::LAST).contains(&self)
@@ -62,7 +64,7 @@ pub fn millis_up(duration: Duration) -> u64 {
 /// Parses `250ms`, `1s`, `5m`, `1h`, `1d`: the duration half of the limit grammar.
 ///
 /// # Errors
-/// Says what is wrong with the text and how it should look.
+/// If the text is no duration; the error says how it should look.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let (number, unit) = text.split_at(digits);
@@ -80,7 +82,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     number.checked_mul(unit_ms).map(Duration::from_millis).ok_or_else(|| format!("`{text}` is too long"))
 }
 
-/// The shortest exact form that [`parse_duration`] reads back: `1500ms`, `1s`, `5m`.
+/// The shortest exact text that [`parse_duration`] accepts: `1500ms`, `1s`, `5m`.
 #[must_use]
 pub fn format_duration(duration: Duration) -> String {
     let ms = millis_up(duration);

@@ -1,14 +1,14 @@
 //! Address with placeholders for a job's fields: `https://api.example.com/payments/${job:reference}/captures`.
 //!
-//! A placeholder stands in path or query only, so a job never decides which host is called. Every field is
-//! percent-encoded into the address, and one that would change the path is an error.
+//! Placeholders are allowed in path and query only, so a job never decides which host is called. Every field is
+//! percent-encoded into the address. A field that would change the path is an error.
 
 use std::io;
 
 use super::expansion::{BoundedBuffer, RequestBuildError, RequestPart, TooLarge};
 use super::job::Job;
 
-/// A `url` or `lookup.url` of a provider, as validated.
+/// A validated `url` or `lookup.url` of a provider.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UrlTemplate {
     parts: Vec<UrlPart>,
@@ -31,14 +31,14 @@ enum UrlField {
 const PLACEHOLDERS: &str = "${job:id}, ${job:idempotency_key}, ${job:reference} or ${job:account}";
 
 impl UrlTemplate {
-    /// Reads the placeholders; whether the rest is an address is for others to judge, by its [sample](Self::sample).
+    /// Parses the placeholders. The caller validates the address by its [sample](Self::sample).
     ///
     /// # Errors
-    /// Says what is wrong with the placeholders and how to fix it. Never quotes the text, which may hold a secret.
+    /// If a placeholder is wrong; the text says how to fix it. It never quotes the address, which may hold a secret.
     pub fn parse(text: &str) -> Result<Self, String> {
         let template = Self { parts: parts(text)? };
         if template.has_placeholders() && !template.host_is_fixed() {
-            return Err("has a placeholder in its host: placeholders belong behind it, in path or query".to_owned());
+            return Err("has a placeholder in its host: put placeholders after it, in path or query".to_owned());
         }
         Ok(template)
     }
@@ -61,7 +61,7 @@ impl UrlTemplate {
         rest.find(['/', '\\', '?', '#']).is_some_and(|end| end > 0)
     }
 
-    /// The address with `x` at every placeholder, for judging where it leads.
+    /// The address with `x` at every placeholder, to check its host.
     #[must_use]
     pub fn sample(&self) -> String {
         let fill = |part: &UrlPart| match part {
@@ -71,29 +71,32 @@ impl UrlTemplate {
         self.parts.iter().map(fill).collect()
     }
 
-    /// The address for this job; `of` is named in the error.
+    /// The address for this job; `part` is named in the error.
     ///
     /// # Errors
-    /// When the job has nothing for a placeholder, or what it has would change the path or make the address too long.
-    pub fn for_job(&self, job: &Job, of: RequestPart) -> Result<String, RequestBuildError> {
-        let too_large = |_: io::Error| RequestBuildError::TooLarge(TooLarge::new(of, job));
-        let mut address = BoundedBuffer::new(of.bytes_max());
-        for part in &self.parts {
-            match part {
+    /// If the job has no value for a placeholder, or its value would change the path or make the address too long.
+    pub fn for_job(&self, job: &Job, part: RequestPart) -> Result<String, RequestBuildError> {
+        let too_large = |_: io::Error| RequestBuildError::TooLarge(TooLarge::new(part, job));
+        let mut address = BoundedBuffer::new(part.bytes_max());
+        for piece in &self.parts {
+            match piece {
                 UrlPart::Text(text) => address.push(text).map_err(too_large)?,
-                UrlPart::Field(field) => push_encoded(&mut address, value(*field, job, of)?).map_err(too_large)?,
+                UrlPart::Field(field) => push_encoded(&mut address, value(*field, job, part)?).map_err(too_large)?,
             }
         }
-        // Only whole texts were written.
+        // Only complete texts were written.
         let address = String::from_utf8(address.into_bytes()).unwrap_or_default();
         if self.has_placeholders() && has_dot_segment(&address) {
-            return Err(RequestBuildError::Field(format!("a field of the job would change the path of {}", of.name())));
+            return Err(RequestBuildError::Field(format!(
+                "a field of the job would change the path of {}",
+                part.name()
+            )));
         }
         Ok(address)
     }
 }
 
-/// Whether a segment of the path is `.` or `..`, which stay what they are when encoded.
+/// Whether a segment of the path is `.` or `..`; percent-encoding does not change their meaning.
 /// <https://url.spec.whatwg.org/#double-dot-path-segment>
 fn has_dot_segment(address: &str) -> bool {
     let path = address.split(['?', '#']).next().unwrap_or_default().to_ascii_lowercase().replace("%2e", ".");
@@ -123,18 +126,18 @@ fn parts(text: &str) -> Result<Vec<UrlPart>, String> {
     Ok(parts)
 }
 
-fn value(field: UrlField, job: &Job, of: RequestPart) -> Result<&str, RequestBuildError> {
+fn value(field: UrlField, job: &Job, part: RequestPart) -> Result<&str, RequestBuildError> {
     let (name, value) = match field {
         UrlField::Id => ("id", Some(job.id.as_str())),
         UrlField::IdempotencyKey => ("idempotency_key", Some(job.effective_key().as_str())),
         UrlField::Account => ("account", job.account.as_ref().map(|account| account.as_str())),
         UrlField::Reference => ("reference", job.reference.as_deref()),
     };
-    let missing = || RequestBuildError::Field(format!("the job has no {name}, which {} needs", of.name()));
+    let missing = || RequestBuildError::Field(format!("the job has no {name}, which {} needs", part.name()));
     value.filter(|value| !value.is_empty()).ok_or_else(missing)
 }
 
-/// Everything but the unreserved characters. <https://www.rfc-editor.org/rfc/rfc3986#section-2.3>
+/// Percent-encodes everything but the unreserved characters. <https://www.rfc-editor.org/rfc/rfc3986#section-2.3>
 fn push_encoded(address: &mut BoundedBuffer, value: &str) -> io::Result<()> {
     let mut encoded = String::with_capacity(value.len());
     for byte in value.bytes() {

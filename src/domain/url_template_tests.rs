@@ -1,4 +1,4 @@
-//! Addresses of charges and look-ups: what a job's fields may and may not do to them.
+//! Tests of addresses with placeholders: what a job's fields may and may not change in them.
 
 use proptest::prelude::*;
 
@@ -49,16 +49,16 @@ fn a_jobs_fields_are_encoded_into_the_address() {
 #[test]
 fn missing_fields_and_dot_segments_are_rejected() {
     let url = UrlTemplate::parse("https://x.example/charges/${job:reference}/state").unwrap();
-    let of = |reference: Option<&str>| {
+    let address_of = |reference: Option<&str>| {
         url.for_job(&Job { reference: reference.map(str::to_owned), ..job() }, RequestPart::Url)
     };
     for missing in [None, Some("")] {
-        assert_eq!(of(missing).unwrap_err().to_string(), "the job has no reference, which url needs");
+        assert_eq!(address_of(missing).unwrap_err().to_string(), "the job has no reference, which url needs");
     }
     for climbs in ["..", "."] {
-        assert!(of(Some(climbs)).unwrap_err().to_string().contains("would change the path"), "{climbs}");
+        assert!(address_of(Some(climbs)).unwrap_err().to_string().contains("would change the path"), "{climbs}");
     }
-    assert_eq!(of(Some("...")).unwrap(), "https://x.example/charges/.../state");
+    assert_eq!(address_of(Some("...")).unwrap(), "https://x.example/charges/.../state");
     for half in [".", "%2E"] {
         let half = UrlTemplate::parse(&format!("https://x.example/charges/{half}${{job:reference}}")).unwrap();
         let job = Job { reference: Some(".".to_owned()), ..job() };
@@ -85,25 +85,25 @@ fn invalid_addresses_are_rejected_with_a_fix() {
         ("https://x.example/${env:KEY}/${job:id}", "has an unknown placeholder"),
     ];
     for (url, problem) in table {
-        let said = UrlTemplate::parse(url).unwrap_err();
-        assert!(said.contains(problem), "{url}: {said}");
+        let error = UrlTemplate::parse(url).unwrap_err();
+        assert!(error.contains(problem), "{url}: {error}");
     }
 }
 
-/// A row may name a field again and again, and each character of a reference may be twelve in an address.
+/// A row may repeat a field, and each character of a reference may become twelve in an address.
 #[test]
 fn an_address_beyond_its_bound_names_the_field() {
     let url = UrlTemplate::parse(&format!("https://x.example/{}", "${job:reference}".repeat(3))).unwrap();
-    let of = |reference: String| url.for_job(&Job { reference: Some(reference), ..job() }, RequestPart::Url);
-    assert!(of("é".repeat(255)).is_ok());
-    let too_large = of("\u{1f600}".repeat(255)).unwrap_err();
-    let said = "reference: the url that the provider's row makes of it exceeds 8192 bytes: send a shorter one";
-    assert_eq!(too_large.to_string(), said);
+    let address_of = |reference: String| url.for_job(&Job { reference: Some(reference), ..job() }, RequestPart::Url);
+    assert!(address_of("é".repeat(255)).is_ok());
+    let too_large = address_of("\u{1f600}".repeat(255)).unwrap_err();
+    let expected = "reference: the url that the provider's row makes of it exceeds 8192 bytes: send a shorter one";
+    assert_eq!(too_large.to_string(), expected);
     let ids = UrlTemplate::parse(&format!("https://x.example/{}", "${id}".repeat(2_000))).unwrap();
     assert!(ids.for_job(&job(), RequestPart::LookupUrl).unwrap_err().to_string().starts_with("id: the lookup.url"));
 }
 
-/// Nothing of a text without placeholders is changed or judged here.
+/// A text without placeholders is neither changed nor validated here.
 #[test]
 fn url_without_placeholders_is_unchanged() {
     for url in ["https://x.example/a/../b?c=%2e%2e#d", "https://x.example", "no address"] {
@@ -114,7 +114,7 @@ fn url_without_placeholders_is_unchanged() {
 }
 
 proptest! {
-    /// Whatever a job says, the address leads to the same host and has the same path segments but its own.
+    /// Whatever the job's fields are, the address leads to the same host, and the path has the same number of segments.
     #[test]
     fn job_fields_cannot_change_the_target(
         reference in "[./\\\\?#%@:&= a-z\u{0}-\u{1f}é\u{202e}]{0,8}|\\PC{0,12}",
@@ -124,9 +124,8 @@ proptest! {
         let job = Job { reference: Some(reference.clone()), ..job() };
         let text = if query { format!("{host}/a?r=${{reference}}&b=1") } else { format!("{host}/a/${{reference}}/b") };
         let Ok(template) = UrlTemplate::parse(&text) else { return Ok(()) };
-        let (Ok(sample), Ok(address)) = (url::Url::parse(&template.sample()), template.for_job(&job, RequestPart::Url)) else {
-            return Ok(());
-        };
+        let (sample, address) = (url::Url::parse(&template.sample()), template.for_job(&job, RequestPart::Url));
+        let (Ok(sample), Ok(address)) = (sample, address) else { return Ok(()) };
         let url = url::Url::parse(&address).unwrap();
         prop_assert_eq!(url.origin(), sample.origin());
         prop_assert_eq!((url.username(), url.password()), (sample.username(), sample.password()));

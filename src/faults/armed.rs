@@ -1,7 +1,7 @@
-//! What the feature `faults` compiles in: which place is armed and which bug is on, from the environment.
+//! Fault injection with the feature `faults`: the armed crash point and the bug that is switched on, from the
+//! environment.
 //!
-//! Refuses a name that it does not know, by dying at the first place that is passed: a mistyped fault must not look like
-//! one that was survived.
+//! An unknown name makes the process die at the first crash point, so that a typo does not look like a survived fault.
 
 use std::borrow::Cow;
 use std::sync::LazyLock;
@@ -20,9 +20,9 @@ use crate::queue::{QueueError, Receipt};
 const CRASH_VARIABLE: &str = "SLUICEGATE_CRASH_AT";
 const BUG_VARIABLE: &str = "SLUICEGATE_BUG";
 
-/// How long what was written is given to reach the other side, which must be shorter than its answer takes.
+/// Time for written bytes to reach the other side; it must be shorter than the response takes.
 const ARRIVAL_WAIT: Duration = Duration::from_millis(20);
-/// How long a statement is given to leave. Whether it is committed by then is as open as it is for a cut cable.
+/// Time for a statement to be sent. Whether it is committed by then stays unknown, as with a cut cable.
 const SEND_WAIT: Duration = Duration::from_millis(1);
 
 const POINTS: [(&str, CrashPoint); 15] = [
@@ -53,7 +53,7 @@ const BUGS: [(&str, Bug); 7] = [
     ("ack_without_confirm", Bug::AckWithoutConfirm),
 ];
 
-/// What the bugs of the limiter are in Lua: a text that is there once, and what stands there instead.
+/// The limiter's bugs in Lua: a text that occurs once, and its replacement.
 const PATCHES: [(Bug, &str, &str); 2] = [
     (Bug::NoColdStart, "clock, clock + provider.cold, clock, version", "clock, clock, clock, version"),
     (
@@ -66,7 +66,7 @@ const PATCHES: [(Bug, &str, &str); 2] = [
 struct ArmedCrash {
     point: CrashPoint,
     name: &'static str,
-    /// Passes until it is due.
+    /// Passes until the crash.
     passes_left: AtomicU32,
 }
 
@@ -86,34 +86,34 @@ static BUG: LazyLock<Option<Bug>> = LazyLock::new(|| {
     Some(bug.unwrap_or_else(|| die(&format!("{BUG_VARIABLE}={setting} names no bug"))))
 });
 
-/// At once: no destructor runs, nothing is flushed, no connection is closed politely. The log's buffer is lost with the
-/// process, so the last words go past it.
+/// Ends the process at once: no destructor runs, nothing is flushed, no connection is closed. The log's buffer is lost
+/// with the process, so the message goes directly to stderr.
 fn die(why: &str) -> ! {
     let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("dies on purpose: {why}\n").as_bytes());
     std::process::abort()
 }
 
-/// Whether this is the pass at which the process has to die here.
+/// The name of the crash point if the process must die at this pass.
 fn due(point: CrashPoint) -> Option<&'static str> {
     let armed = ARMED_CRASH.as_ref().filter(|armed| armed.point == point)?;
     let passed = armed.passes_left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
     (passed == Ok(1)).then_some(armed.name)
 }
 
-/// Dies here if this place was armed.
+/// Dies here if this point is armed.
 pub fn crash(point: CrashPoint) {
     if let Some(name) = due(point) {
         die(name);
     }
 }
 
-/// Whether this bug was switched on.
+/// Whether this bug is switched on.
 #[must_use]
 pub fn bug(bug: Bug) -> bool {
     *BUG == Some(bug)
 }
 
-/// The one request on its way; dies with a part of it written, or before it is answered.
+/// Wraps the one request; dies when half of it is sent, or before its response.
 pub async fn on_the_wire<F: Future>(request: &FrozenRequest, send: F) -> F::Output {
     if let Some(name) = due(CrashPoint::RequestHalfWritten) {
         write_half(request).await;
@@ -128,7 +128,7 @@ pub async fn on_the_wire<F: Future>(request: &FrozenRequest, send: F) -> F::Outp
     send.await
 }
 
-/// All headers and half of the body, on a connection of its own.
+/// Sends all headers and half of the body on a new connection.
 async fn write_half(request: &FrozenRequest) {
     let written = async {
         let url = url::Url::parse(&request.url).map_err(std::io::Error::other)?;
@@ -154,7 +154,7 @@ async fn write_half(request: &FrozenRequest) {
     }
 }
 
-/// A write to the ledger; dies before its reply is read.
+/// Wraps a write to the ledger; dies before its reply is read.
 pub async fn unread<F: Future>(point: CrashPoint, write: F) -> F::Output {
     if let Some(name) = due(point) {
         tokio::select! {
@@ -165,7 +165,7 @@ pub async fn unread<F: Future>(point: CrashPoint, write: F) -> F::Output {
     write.await
 }
 
-/// The receipt, used up already if the bug was switched on.
+/// The receipt, already acknowledged if the bug is switched on.
 pub async fn acknowledged_early(receipt: Box<dyn Receipt>) -> Box<dyn Receipt> {
     if !bug(Bug::AckBeforeCommit) {
         return receipt;
@@ -190,11 +190,11 @@ impl Receipt for AcknowledgedReceipt {
     }
 }
 
-/// The limiter's functions, with their bugs.
+/// The limiter's Lua functions, with the bugs that are switched on.
 #[must_use]
 pub fn patched(source: &str) -> Cow<'_, str> {
     let mut source = source.to_owned();
-    for (_, from, to) in PATCHES.iter().filter(|(its, ..)| bug(*its)) {
+    for (_, from, to) in PATCHES.iter().filter(|(patched_bug, ..)| bug(*patched_bug)) {
         if source.matches(from).count() != 1 {
             die(&format!("`{from}` is not once in the limiter's functions"));
         }

@@ -1,8 +1,8 @@
-//! Faults on purpose: places at which the process can be made to die, and known bugs that can be switched on, so that the
-//! fault harness (tests/faults) can show that it notices.
+//! Fault injection: crash points at which the process can die, and known bugs that can be switched on.
 //!
-//! Refuses to be in anybody's way: without the cargo feature `faults`, which nothing turns on by default, every call in
-//! here is an empty constant function and no name of a fault is in the program (`tests/cli/no_fault_injection.rs` looks for them).
+//! With them the fault harness (tests/faults) shows that it notices faults. Without the cargo feature `faults`, which
+//! is off by default, every call here is an empty constant function. Then the program contains no name of a fault
+//! (`tests/cli/no_fault_injection.rs` checks that).
 
 #[cfg(feature = "faults")]
 mod armed;
@@ -12,29 +12,29 @@ pub use armed::{acknowledged_early, bug, crash, on_the_wire, patched, unread};
 #[cfg(not(feature = "faults"))]
 pub use unarmed::{acknowledged_early, bug, crash, on_the_wire, patched, unread};
 
-/// Where the process dies when `SLUICEGATE_CRASH_AT=name:n` says so and the place is passed for the n-th time. Names as here,
-/// in snake case.
+/// A point at which the process dies when it is passed for the n-th time, by `SLUICEGATE_CRASH_AT=name:n`. The names
+/// are the variants in snake case.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum CrashPoint {
-    /// A message has been delivered; nothing knows of it.
+    /// A message is delivered and nothing is recorded.
     AfterDelivery,
     /// The job is recorded and claimed.
     AfterClaim,
     /// The limiter has granted a permit.
     AfterPermit,
-    /// `sending` is committed, and nothing has left.
+    /// `sending` is committed, and nothing is sent.
     AfterSending,
-    /// Half of the request has left.
+    /// Half of the request is sent.
     RequestHalfWritten,
-    /// All of the request has left, and no answer has come.
+    /// The whole request is sent, and there is no response yet.
     RequestUnanswered,
-    /// The answer has been read.
+    /// The response has been read.
     AfterAnswer,
-    /// The answer to a look-up has been read.
+    /// The response to a look-up has been read.
     AfterLookup,
-    /// The limiter has taken a settlement.
+    /// The permit is released.
     AfterSettle,
-    /// The outcome has been sent to the database, whose reply nobody reads.
+    /// The outcome has been sent to the database, and its reply is not read.
     OutcomeCommitUnacknowledged,
     /// The outcome is committed.
     AfterOutcome,
@@ -44,24 +44,24 @@ pub enum CrashPoint {
     AfterAck,
     /// An outcome event is confirmed, and not marked as published.
     AfterEvent,
-    /// The sweeper has published a job again, and not written that down.
+    /// The sweeper has republished a job and not recorded that.
     SweeperAfterPublish,
 }
 
-/// What `SLUICEGATE_BUG=name` breaks. Names as here, in snake case.
+/// A bug that `SLUICEGATE_BUG=name` switches on. The names are the variants in snake case.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Bug {
     /// The message is acknowledged when it arrives.
     AckBeforeCommit,
-    /// Each request carries an idempotency key of its own.
+    /// Each request has a new idempotency key.
     NewKeyPerAttempt,
-    /// A slot is taken for one window from its grant, however long the request takes.
+    /// A slot is used for one window from its grant, however long the request takes.
     SlotFreedAtGrant,
-    /// A limiter that has lost its state grants at once.
+    /// A limiter that lost its state grants at once.
     NoColdStart,
     /// Permits granted together are counted as one.
     PermitsCountedAsOne,
-    /// Copies for delay queues need not reach any queue.
+    /// Copies for delay queues are published without `mandatory`.
     DelayNotMandatory,
     /// A publish counts as done once it is written.
     AckWithoutConfirm,
@@ -75,36 +75,36 @@ mod unarmed {
     use crate::provider::FrozenRequest;
     use crate::queue::Receipt;
 
-    /// Dies here if this place was armed.
+    /// Dies here if this point is armed.
     #[inline(always)]
     pub const fn crash(_: CrashPoint) {}
 
-    /// Whether this bug was switched on.
+    /// Whether this bug is switched on.
     #[inline(always)]
     #[must_use]
     pub const fn bug(_: Bug) -> bool {
         false
     }
 
-    /// The one request on its way; dies with a part of it written, or before it is answered.
+    /// Wraps the one request; dies when half of it is sent, or before its response.
     #[inline(always)]
     pub const fn on_the_wire<F: Future>(_: &FrozenRequest, send: F) -> F {
         send
     }
 
-    /// A write to the ledger; dies before its reply is read.
+    /// Wraps a write to the ledger; dies before its reply is read.
     #[inline(always)]
     pub const fn unread<F: Future>(_: CrashPoint, write: F) -> F {
         write
     }
 
-    /// The receipt, used up already if the bug was switched on.
+    /// The receipt, already acknowledged if the bug is switched on.
     #[inline(always)]
     pub fn acknowledged_early(receipt: Box<dyn Receipt>) -> std::future::Ready<Box<dyn Receipt>> {
         std::future::ready(receipt)
     }
 
-    /// The limiter's functions, with their bugs.
+    /// The limiter's Lua functions, with the bugs that are switched on.
     #[inline(always)]
     #[must_use]
     pub const fn patched(source: &str) -> Cow<'_, str> {

@@ -1,35 +1,38 @@
-//! Payments that wait, each counted once, from one snapshot of the ledger and of a lane's queue.
+//! The backlog of a provider: waiting payments, each counted once, from one snapshot of the ledger and of the lane's
+//! queue.
 //!
-//! The ledger counts a recorded job, wherever its message is: so a job that moves between queue, delay queue and worker
-//! changes nothing. The queue counts the payments that no worker has recorded yet. It doesn't say which of its messages are
-//! theirs; the ledger knows how many are not ([`Conserved::messages_least`]). A message that a worker has taken and records
-//! within half a second is in neither: no payment vanishes, so what was counted before is counted until then ([`Seen`]).
-//! A source that did not answer never counts as zero: the figure is a lower bound then.
+//! The ledger counts recorded jobs, wherever their messages are. So a job that moves between queue, delay queue and
+//! worker changes nothing. The queue counts the payments that no worker has recorded yet. It cannot tell which of its
+//! messages are theirs, but the ledger knows how many are not ([`ProviderReconciliation::messages_least`]).
+//!
+//! A worker records a consumed message within half a second; until then it is in neither count. As no payment vanishes,
+//! what was counted before is counted until then ([`PaymentCount`]). A source that did not answer never counts as zero:
+//! the figure is then a lower bound.
 
 use std::time::Duration;
 
 use super::ProviderReconciliation;
 
-/// Longest time that a payment is held by a worker and by nothing else; a snapshot may be two seconds younger.
+/// Longest time that a payment is held by a worker alone; a snapshot may be two seconds younger.
 const UNRECORDED_MAX: Duration = Duration::from_secs(4);
 
-/// What the snapshots of one provider have come to.
+/// Count of one provider's payments over all snapshots until now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PaymentCount {
-    /// Payments that two snapshots have found: those that were recorded ever, and those that are not yet.
+    /// Payments that two snapshots have found, recorded or not.
     payments: u64,
-    /// By the last snapshot alone. A message that goes back to the queue while the snapshot is taken is in it twice.
+    /// Payments by the last snapshot alone. A message that is requeued during the snapshot is counted twice.
     found: u64,
     pub unrecorded: u64,
-    /// For how long fewer were found than before.
+    /// Time for which fewer were found than before.
     missing_for: Option<Duration>,
 }
 
 impl PaymentCount {
-    /// After one more snapshot, so long after the one before it.
+    /// The count after one more snapshot, taken this long after the one before.
     #[must_use]
     pub fn updated(before: Option<Self>, account: &ProviderReconciliation, ready: u64, since: Duration) -> Self {
-        // What has been recorded since is no longer with the queue alone.
+        // A payment that was recorded since then is no longer in the queue alone.
         let left = before.map(|before| before.reported().saturating_sub(account.recorded));
         let unrecorded = unrecorded_messages(account, ready, left);
         let found = account.recorded + unrecorded;
@@ -44,26 +47,26 @@ impl PaymentCount {
         Self { payments: confirmed, found, unrecorded, missing_for: None }
     }
 
-    /// Payments that the snapshot led to: what is missing for a moment counts on, and what is new counts at once.
+    /// Payments as reported: those missing for a moment still count, and new ones count at once.
     fn reported(&self) -> u64 {
         if self.missing_for.is_some() { self.payments } else { self.found }
     }
 }
 
-/// What waits of one provider.
+/// Waiting payments of one provider.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Backlog {
     /// Payments without a request in flight.
     pub waiting: u64,
-    /// A source is missing: `waiting` is what the others know.
+    /// A source is missing: `waiting` counts what the others know.
     pub is_lower_bound: bool,
-    /// Those of `waiting` whose message is in the lane's queue. `None`: the queue did not answer.
+    /// Payments of `waiting` whose message is in the lane's queue. `None`: the queue did not answer.
     pub queued: Option<u64>,
-    /// Those of `queued` that no worker has recorded. `None`: ledger or queue did not answer.
+    /// Payments of `queued` that no worker has recorded. `None`: ledger or queue did not answer.
     pub unrecorded: Option<u64>,
 }
 
-/// `ready`: messages in the lane's queue; `unrecorded`: by [`Seen`], where it is known.
+/// `ready`: messages in the lane's queue; `unrecorded`: from [`PaymentCount`], where it is known.
 #[must_use]
 pub fn backlog(account: Option<&ProviderReconciliation>, ready: Option<u64>, unrecorded: Option<u64>) -> Backlog {
     let both = account.zip(ready);
@@ -79,8 +82,8 @@ pub fn backlog(account: Option<&ProviderReconciliation>, ready: Option<u64>, unr
     }
 }
 
-/// Messages of payments that are not in the ledger. While messages return from delay queues the ledger knows their number
-/// to a range; what is left of those known before stands while it is within that range.
+/// Messages of payments that are not in the ledger. While messages return from delay queues, the ledger knows their
+/// number as a range. The remaining count of those known before is kept while it is within that range.
 fn unrecorded_messages(account: &ProviderReconciliation, ready: u64, left: Option<u64>) -> u64 {
     let least = ready.saturating_sub(account.messages_most);
     let most = ready.saturating_sub(account.messages_least);
@@ -119,7 +122,7 @@ mod tests {
             ("seven are back before their jobs are due", account(20, 0, (7, 7)), 37, 30),
             ("twelve jobs are due", account(8, 12, (12, 12)), 42, 30),
             ("five of those are taken and leased", leased(5, account(8, 7, (7, 7))), 37, 30),
-            ("they are put down again", account(13, 7, (7, 7)), 37, 30),
+            ("they are delayed again", account(13, 7, (7, 7)), 37, 30),
             ("two new ones are taken and not recorded yet", account(13, 7, (7, 7)), 35, 30),
             ("they are leased", leased(2, account(13, 7, (7, 7))), 35, 28),
             ("all are due", account(0, 22, (22, 22)), 50, 28),
@@ -127,42 +130,42 @@ mod tests {
             ("a sweeper has published copies", account(0, 24, (24, 48)), 74, 26),
         ] {
             let now = PaymentCount::updated(seen, &ledger, ready, SECOND * 2);
-            let told = backlog(Some(&ledger), Some(ready), Some(now.unrecorded));
-            assert_eq!((told.waiting, told.is_lower_bound, told.unrecorded), (50, false, Some(new)), "{what}");
-            assert_eq!(told.queued, Some(ledger.due + new), "{what}");
+            let found = backlog(Some(&ledger), Some(ready), Some(now.unrecorded));
+            assert_eq!((found.waiting, found.is_lower_bound, found.unrecorded), (50, false, Some(new)), "{what}");
+            assert_eq!(found.queued, Some(ledger.due + new), "{what}");
             seen = Some(now);
         }
         let sending = ProviderReconciliation { in_flight: 2, ..leased(5, account(0, 17, (17, 17))) };
         assert_eq!(backlog(Some(&sending), Some(45), None).waiting, 48, "two requests are in flight");
     }
 
-    /// Two are taken and given back between the count of the ledger and that of the queue: for one snapshot they are counted
-    /// twice, and not for longer.
+    /// Two messages are consumed and requeued between the count of the ledger and that of the queue. They are counted
+    /// twice for one snapshot, and not for longer.
     #[test]
     fn double_count_lasts_one_snapshot() {
         let ledger = account(20, 0, (0, 0));
         let mut seen = None;
-        let told: Vec<u64> = [30, 32, 30, 30, 35, 35, 30]
+        let counts: Vec<u64> = [30, 32, 30, 30, 35, 35, 30]
             .map(|ready| {
                 let now = PaymentCount::updated(seen, &ledger, ready, SECOND * 2);
                 seen = Some(now);
                 now.unrecorded
             })
             .to_vec();
-        // Five arrive for good; of those, what is missing once is with a worker.
-        assert_eq!(told, [30, 32, 30, 30, 35, 35, 35]);
+        // Five new ones arrive; of those, the missing ones are with a worker once.
+        assert_eq!(counts, [30, 32, 30, 30, 35, 35, 35]);
     }
 
-    /// The first snapshot takes messages that return for those of recorded jobs; what a later one knows better stands.
+    /// The first snapshot counts returning messages as those of recorded jobs; a later one corrects that for good.
     #[test]
     fn low_first_count_does_not_return() {
         let mut seen = None;
-        let told = [((0, 2), 30), ((0, 0), 30), ((0, 2), 30), ((2, 4), 32)].map(|(messages, ready)| {
+        let counts = [((0, 2), 30), ((0, 0), 30), ((0, 2), 30), ((2, 4), 32)].map(|(messages, ready)| {
             let now = PaymentCount::updated(seen, &account(20, 0, messages), ready, SECOND * 2);
             seen = Some(now);
             now.unrecorded
         });
-        assert_eq!(told, [28, 30, 30, 30]);
+        assert_eq!(counts, [28, 30, 30, 30]);
     }
 
     #[test]
@@ -177,7 +180,7 @@ mod tests {
                 "{ready} ready"
             );
         }
-        // Messages that were no payments, or that somebody has purged: nobody records them.
+        // Messages that were no payments, or that an operator has purged: no worker records them.
         let mut seen = before;
         let followed: Vec<u64> = (0..4)
             .map(|_| {
@@ -197,9 +200,9 @@ mod tests {
             (None, Some(11), 11, Some(11)),
             (None, None, 0, None),
         ] {
-            let told = backlog(account, ready, None);
-            assert_eq!((told.waiting, told.queued), (waiting, queued));
-            assert_eq!(told.is_lower_bound, account.is_none() || ready.is_none());
+            let found = backlog(account, ready, None);
+            assert_eq!((found.waiting, found.queued), (waiting, queued));
+            assert_eq!(found.is_lower_bound, account.is_none() || ready.is_none());
         }
     }
 }

@@ -1,5 +1,6 @@
-//! When a provider's backlog is cleared, as the overview, the API and `explain` show it: gathered evidence turned into the
-//! conditions of [`crate::domain::clear_time`].
+//! The clear time of a provider's backlog, as the overview, the API and `explain` show it.
+//!
+//! This module turns the gathered input into the input of [`crate::domain::clear_time`], which estimates.
 
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use crate::domain::provider::Provider;
 use crate::domain::time::EpochMs;
 use crate::limiter::LimitStatus;
 
-/// When what waits is cleared. An estimate: it knows nothing of what comes in meanwhile.
+/// When the backlog is cleared. An estimate: it does not know which payments arrive meanwhile.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum ClearTimeOverview {
@@ -31,7 +32,7 @@ pub enum ClearTimeOverview {
     Unknown {
         missing: MissingSource,
     },
-    /// These limits count each account or reference on its own, and it is not known whose payments wait.
+    /// These limits count each account or reference separately, and it is unknown whose payments wait.
     DependsOnAccounts {
         at_least_ms: u64,
         limits: Vec<String>,
@@ -40,7 +41,7 @@ pub enum ClearTimeOverview {
     },
 }
 
-/// What is missing for an estimate.
+/// The source that is missing for an estimate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MissingSource {
@@ -85,27 +86,27 @@ fn ms(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// When the backlog of this provider is cleared, if this is its row: the one that counts, or one that is considered.
+/// Clear time of this provider's backlog with this row: the one in force, or a proposed one.
 #[must_use]
 pub fn clear_time(evidence: &OverviewInput, provider: &Provider) -> ClearTime {
     let name = provider.name.as_str();
     let counted = ProviderCounts::new(evidence, name);
-    let standing = evidence.rows.iter().any(|row| row.name == name).then(|| status_of_row(evidence, name, true));
-    let flow = match &standing {
+    let status = evidence.rows.iter().any(|row| row.name == name).then(|| status_of_row(evidence, name, true));
+    let flow = match &status {
         _ if !provider.enabled => SendingState::Disabled,
         _ if provider.paused => SendingState::Paused,
         None => SendingState::Unknown(MissingInput::Row),
-        Some(standing) => flow(standing),
+        Some(status) => flow(status),
     };
-    // The backlog was counted some seconds ago, in a large ledger longer, and the lanes have sent since.
-    let sending_for = match &standing {
+    // The backlog was counted some seconds ago, or longer for a large ledger, and the lanes have sent since.
+    let sending_for = match &status {
         Some(ProviderStatus { state: ProviderState::Running, .. }) => count_age(evidence),
         _ => count_age(evidence).min(RATE_WINDOW),
     };
     conditions(evidence, provider, &counted, flow, sending_for)
 }
 
-/// Age of the count of the backlog.
+/// Age of the backlog count.
 fn count_age(evidence: &OverviewInput) -> Duration {
     let age_ms = evidence.counted_at_ms.map_or(0, |counted_at_ms| evidence.at_ms - counted_at_ms);
     Duration::from_millis(u64::try_from(age_ms).unwrap_or(0))
@@ -136,15 +137,15 @@ fn conditions(
     .clear_time()
 }
 
-/// Where rows of one quota mean something else by a name, the limiter counts them apart.
+/// Count of one limit. Where rows of one quota define the same name differently, the limiter counts them apart.
 fn usage_of(limit: &str, provider: &Provider, used: &[LimitStatus]) -> Option<UsedCount> {
     let own = format!("{limit}@{}", provider.name);
     let find = |name: &str| used.iter().find(|used| used.name == name);
     find(&own).or_else(|| find(limit)).map(|used| UsedCount { limit: limit.to_owned(), count: used.used })
 }
 
-fn flow(told: &ProviderStatus) -> SendingState {
-    match told.state {
+fn flow(status: &ProviderStatus) -> SendingState {
+    match status.state {
         ProviderState::Disabled => SendingState::Disabled,
         ProviderState::Paused => SendingState::Paused,
         ProviderState::NoWorker | ProviderState::Draining => SendingState::Unknown(MissingInput::Worker),
@@ -152,17 +153,17 @@ fn flow(told: &ProviderStatus) -> SendingState {
         ProviderState::Misconfigured => SendingState::Unknown(MissingInput::Configuration),
         ProviderState::BreakerOpen | ProviderState::Probing => SendingState::BreakerOpen,
         ProviderState::Cold | ProviderState::PausedByProvider => {
-            SendingState::StartsIn(Duration::from_millis(told.ends_in_ms.unwrap_or(0)))
+            SendingState::StartsIn(Duration::from_millis(status.ends_in_ms.unwrap_or(0)))
         }
-        // What a limit does is the estimate's own matter.
+        // The estimate itself covers limits.
         ProviderState::Closed | ProviderState::WaitingForLimit | ProviderState::Running | ProviderState::Idle => {
             SendingState::StartsIn(Duration::ZERO)
         }
     }
 }
 
-/// Those that share a quota share what it lets out, so their backlogs are one. At most half of it counts as sent since the
-/// count: new jobs have come too.
+/// Waiting jobs. Providers of one quota share its limits, so their backlogs are added. At most half of the backlog
+/// counts as sent since the count, because new jobs have come too.
 fn waiting(
     evidence: &OverviewInput,
     provider: &Provider,
@@ -183,7 +184,7 @@ fn waiting(
         jobs: if own == 0 { 0 } else { jobs - sent.min(jobs / 2) },
         missing: counted.missing(),
         last_due_in: Duration::from_millis(parked_for_ms),
-        // What a rule blocks is parked again and again, until the rule is gone.
+        // A job that an account rule blocks is delayed again and again, until the rule is removed.
         blocked: blocks && counted.only_parked(),
     }
 }

@@ -1,4 +1,4 @@
-//! When a backlog is cleared, by what the workers report.
+//! Clear times, by what the workers report.
 
 use super::*;
 
@@ -16,22 +16,22 @@ fn account_limits_give_a_lower_bound() {
     row.limits.push(LimitRow { max_requests: 6, ..each });
     let mut one = evidence(vec![row], vec![worker("a", json!({}))]);
     one.depths.insert("acme".to_owned(), 150);
-    let told = |evidence: &OverviewInput| match overview(evidence).providers.remove(0).clears {
+    let clear_time = |evidence: &OverviewInput| match overview(evidence).providers.remove(0).clears {
         ClearTimeOverview::DependsOnAccounts { at_least_ms, limits, about_ms } => {
             (at_least_ms / 1_000, limits, about_ms.map(|ms| ms / 1_000))
         }
         clears => (ms(&clears) / 1_000, Vec::new(), None),
     };
     let on = || vec!["per-account".to_owned()];
-    assert_eq!(told(&one), (15, on(), None));
-    // 153 at the rate at which they went lately; faster than the limits is no guess.
+    assert_eq!(clear_time(&one), (15, on(), None));
+    // 153 payments at the recent rate; a rate above the limits does not count.
     one.recent_per_s.insert("acme".to_owned(), 0.5);
-    assert_eq!(told(&one), (15, on(), Some(306)));
+    assert_eq!(clear_time(&one), (15, on(), Some(306)));
     one.recent_per_s.insert("acme".to_owned(), 80.0);
-    assert_eq!(told(&one), (15, on(), Some(15)));
+    assert_eq!(clear_time(&one), (15, on(), Some(15)));
     one.rows[0].limits.pop();
-    one.providers = one.rows[0].validate(9).into_iter().map(|it| (it.name.clone(), Arc::new(it))).collect();
-    assert_eq!(told(&one), (15, Vec::new(), None));
+    one.providers = one.rows[0].validate(9).into_iter().map(|row| (row.name.clone(), Arc::new(row))).collect();
+    assert_eq!(clear_time(&one), (15, Vec::new(), None));
 }
 
 #[test]
@@ -58,14 +58,14 @@ fn full_stop_is_named_instead_of_a_time() {
     one.reconciliation = Some(by_provider([account(1, 0)]));
     one.reconciliation.as_mut().unwrap().get_mut("acme").unwrap().parked_for_ms = Some(2_820_000);
     assert_eq!(clears(&one), ClearTimeOverview::ClearsIn { ms: 2_820_000 }, "not before its time comes");
-    // What a rule blocks is parked again and again; beside others, those are reckoned.
+    // A job that a rule blocks is delayed again and again; if others wait too, those are estimated.
     one.rows[0].accounts =
         vec![AccountRow { account: "shop".to_owned(), rule: "blocked".to_owned(), ..AccountRow::default() }];
     one.providers = [(ProviderName::new("acme").unwrap(), Arc::new(one.rows[0].validate(9).unwrap()))].into();
     assert_eq!(clears(&one), ClearTimeOverview::Never { limit: None });
     one.depths.insert("acme".to_owned(), 5);
     assert!(matches!(clears(&one), ClearTimeOverview::ClearsIn { .. }));
-    // When a provider that is down comes back nobody knows.
+    // Nothing says when a provider that is down comes back.
     for down in [
         json!({"does": "stopped", "pause": pause("breaker", "the provider is down", 24_000)}),
         json!({"does": "probing", "pause": pause("breaker", "the provider is down", 24_000)}),
@@ -77,13 +77,13 @@ fn full_stop_is_named_instead_of_a_time() {
     assert_eq!(refused, ClearTimeOverview::Unknown { missing: MissingSource::Configuration });
     let disabled = evidence(vec![ProviderRow { enabled: false, ..row() }], vec![worker("a", json!({}))]);
     assert_eq!(clears(&disabled), ClearTimeOverview::NotWhileDisabled);
-    // A source that does not answer is no empty one.
+    // A source that does not answer is not an empty one.
     let mut blind = evidence(vec![row()], vec![worker("a", json!({}))]);
     blind.reconciliation = None;
     assert_eq!(clears(&blind), ClearTimeOverview::Unknown { missing: MissingSource::Ledger });
 }
 
-/// The dialog's value before a change is the one that the table shows, and the one after it starts from the same use.
+/// The dialog's value before a change is the one of the table, and the value after it starts from the same usage.
 #[test]
 fn proposed_limit_is_estimated_like_the_current_one() {
     let mut one = evidence(vec![row()], vec![worker("a", json!({"in_flight": 2, "sent_10s": 100}))]);
@@ -112,12 +112,12 @@ fn proposed_limit_is_estimated_like_the_current_one() {
     assert_eq!(of(0, &one), ClearTimeOverview::Never { limit: Some("per-minute".to_owned()) });
     // From a closed limit, as from an open one.
     one.rows[0].limits[1].max_requests = 0;
-    one.providers = one.rows[0].validate(9).into_iter().map(|it| (it.name.clone(), Arc::new(it))).collect();
+    one.providers = one.rows[0].validate(9).into_iter().map(|row| (row.name.clone(), Arc::new(row))).collect();
     assert_eq!(overview(&one).providers[0].clears, ClearTimeOverview::Never { limit: Some("per-minute".to_owned()) });
     assert_eq!(of(600, &one), shown);
 }
 
-/// What a lane sends between the count and the look is no longer in its way.
+/// Jobs that a lane sends after the count are no longer in the backlog.
 #[test]
 fn old_count_shortens_the_clear_time() {
     let clears_in_ms = |jobs: u64, lane: Value, age_ms: Option<i64>| {

@@ -1,6 +1,6 @@
-//! The limits of a provider as an overview shows them: those in force, and how much of each is used.
+//! The limits of a provider as the overview shows them: those in force, and how much of each is used.
 //!
-//! Refuses to show what a bad row asks for: its last good one counts, and its limits are shown.
+//! For an invalid row, the limits of the last valid row are in force and shown.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,6 +9,7 @@ use crate::domain::provider::Provider;
 use crate::ledger::provider_row::{LimitRow, ProviderRow};
 use crate::limiter::LimitStatus;
 
+/// One limit, with its usage where it is known.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct LimitOverview {
     pub name: String,
@@ -19,7 +20,7 @@ pub struct LimitOverview {
     pub applies_to: String,
     pub shadow: bool,
     pub enabled: bool,
-    /// Absent for a limit on accounts or references, one that is disabled, and where the limiter was not asked.
+    /// Absent for a limit on accounts or references, for a disabled one, and where the limiter was not asked.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub used: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -27,7 +28,7 @@ pub struct LimitOverview {
 }
 
 impl LimitOverview {
-    /// `N/DURATION`.
+    /// The rate as `N/DURATION`.
     #[must_use]
     pub fn rate_in_words(&self) -> String {
         let (name, max_requests, window_ms) = (self.name.clone(), self.max_requests, self.window_ms);
@@ -52,7 +53,7 @@ pub(super) fn valid_limits(provider: &Provider) -> Vec<LimitOverview> {
     provider.limits.iter().map(line).collect()
 }
 
-/// The limits of a row as it is written.
+/// The limits of a row as it is in the database.
 fn raw_limits(row: &ProviderRow) -> Vec<LimitOverview> {
     let line = |limit: &LimitRow| LimitOverview {
         name: limit.name.clone(),
@@ -69,18 +70,18 @@ fn raw_limits(row: &ProviderRow) -> Vec<LimitOverview> {
     row.limits.iter().map(line).collect()
 }
 
-/// With what is used of them.
+/// The limits with their usage.
 pub(super) fn limits_with_usage(
     row: &ProviderRow,
     in_force: Option<Vec<LimitOverview>>,
     used: &[LimitStatus],
 ) -> Vec<LimitOverview> {
     let with_use = |limit: LimitOverview| {
-        // Where rows of one quota mean something else by a name, the limiter counts them apart.
+        // Where rows of one quota define the same name differently, the limiter counts them apart.
         let own = format!("{}@{}", limit.name, row.name);
-        let find = |name: &str| used.iter().find(|it| it.name == name);
+        let find = |name: &str| used.iter().find(|usage| usage.name == name);
         let counts = find(&own).or_else(|| find(&limit.name)).filter(|_| limit.enabled && limit.scope == "provider");
-        LimitOverview { used: counts.map(|it| it.used), remaining: counts.map(LimitStatus::remaining), ..limit }
+        LimitOverview { used: counts.map(|usage| usage.used), remaining: counts.map(LimitStatus::remaining), ..limit }
     };
     in_force.unwrap_or_else(|| raw_limits(row)).into_iter().map(with_use).collect()
 }

@@ -1,4 +1,4 @@
-//! Each source taken away, and what each figure of the overview says then: unknown or a lower bound, never zero.
+//! The overview with each source missing: its figures are then unknown or a lower bound, never zero.
 
 use std::sync::Arc;
 
@@ -68,7 +68,7 @@ fn evidence(missing: Missing) -> OverviewInput {
         at_ms: 1_800_000_000_000,
         providers: [(provider.name.clone(), provider)].into(),
         rows: vec![row],
-        // What was read last stays; it is not now's.
+        // Workers that were read last stay, although they are not current.
         workers: match missing {
             Missing::Reports => Vec::new(),
             _ => vec![WorkerProcess { id: "a".to_owned(), report: Some(report), ..WorkerProcess::default() }],
@@ -114,7 +114,7 @@ fn a_missing_source_never_counts_as_zero() {
             };
             assert_eq!(*value == Value::Null, unknown.contains(&figure), "{missing:?}: {figure} is {value}");
         }
-        // The least that is known to be old is told as such.
+        // The oldest known payment is shown as at least that old.
         let hidden = missing != Missing::Nothing && missing != Missing::Limiter && missing != Missing::Reports;
         assert!(acme["oldest_is_at_least"] == true || !hidden, "{missing:?}");
         let silent = matches!(missing, Missing::Nothing);
@@ -128,7 +128,7 @@ fn a_missing_source_never_counts_as_zero() {
     }
 }
 
-/// A process that ends takes its lane along; what others do is told, or that none goes on.
+/// A draining process no longer counts as a running lane; other workers count, or the state is `draining`.
 #[test]
 fn draining_worker_is_not_a_running_lane() {
     let mut seen = evidence(Missing::Nothing);

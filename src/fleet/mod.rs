@@ -1,7 +1,7 @@
-//! All workers together: what each says of itself, and the one picture that comes out of it.
+//! All workers together: the report of each, and the overview that is computed from them.
 //!
-//! Values in, values out. Refuses to ask anybody: `worker::reporting` writes reports, `ops` and `status` gather what stands
-//! in the databases and stores, and [`overview`] is the same whoever asks.
+//! Pure functions: `worker::heartbeat` writes the reports, and `ops` and `status` gather the data of databases and
+//! stores. For the same data [`overview`] is the same everywhere.
 
 pub mod backlog;
 pub mod clears;

@@ -1,7 +1,7 @@
-//! The overview: everything that is known of all providers, as `/api/v1/overview` and `status --json` show it.
+//! The overview of all providers, as `/api/v1/overview` and `status --json` show it.
 //!
-//! Refuses to leave a number out in silence: what could not be asked is `null`, and a warning says why. Pure: the same
-//! [`Evidence`] gives the same picture.
+//! A figure whose source did not answer is `null`, and a warning says why. The function is pure: the same
+//! [`OverviewInput`] gives the same overview.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -25,20 +25,20 @@ use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::settings::InvalidRow;
 use crate::limiter::LimitStatus;
 
-/// Jobs by provider.
+/// Job counts by provider.
 pub type ReconciliationByProvider = BTreeMap<String, ProviderReconciliation>;
 
-/// What was gathered; a source that could not be asked is empty, and in `away`.
+/// The gathered data; a source that did not answer is empty, and named in `missing`.
 #[derive(Clone, Debug, Default)]
 pub struct OverviewInput {
     /// Milliseconds since the Unix epoch.
     pub at_ms: i64,
     pub version: String,
-    /// The process that answers; empty when none does.
+    /// Identity of the process that answers; empty when none does.
     pub worker: String,
-    /// As written.
+    /// Rows as they are in the database.
     pub rows: Vec<ProviderRow>,
-    /// As meant; for a bad row the last good one.
+    /// Valid rows; for an invalid one the last valid version.
     pub providers: BTreeMap<ProviderName, Arc<Provider>>,
     pub invalid_rows: Vec<InvalidRow>,
     pub workers: Vec<WorkerProcess>,
@@ -46,17 +46,19 @@ pub struct OverviewInput {
     pub reconciliation: Option<ReconciliationByProvider>,
     /// When that was counted, in milliseconds since the Unix epoch.
     pub counted_at_ms: Option<i64>,
-    /// Requests per second over the last minutes in which jobs waited, by provider, where that is long enough to say.
+    /// Requests per second over the last minutes in which jobs waited, by provider, if those are enough for an
+    /// estimate.
     pub recent_per_s: BTreeMap<String, f64>,
-    /// Messages ready in a lane's queue, when `accounts` were counted; a queue that did not answer is left out.
+    /// Messages ready in a lane's queue when the jobs were counted; a queue that did not answer is left out.
     pub depths: BTreeMap<String, u64>,
-    /// Payments that no worker has recorded, as the snapshots until this one tell.
+    /// Payments that no worker has recorded, by the snapshots until now.
     pub unrecorded: BTreeMap<String, u64>,
-    /// Since when the oldest payment waits, in milliseconds since the Unix epoch; `None`: the ledger did not say.
+    /// Time since which the oldest payment waits, in milliseconds since the Unix epoch; `None`: the ledger did not
+    /// answer.
     pub oldest_ms: Option<BTreeMap<String, i64>>,
-    /// The queue says since when its messages wait, so `oldest_ms` covers them.
+    /// Whether the queue reports the age of its messages, so that `oldest_ms` covers them.
     pub queue_reports_ages: bool,
-    /// By provider that is paused: who paused it, when and why, in words.
+    /// For each paused provider: who paused it, when and why, as text.
     pub paused_by: BTreeMap<String, String>,
     /// By quota.
     pub limit_usage: BTreeMap<ProviderName, Vec<LimitStatus>>,
@@ -70,16 +72,16 @@ pub struct OverviewInput {
 pub struct Overview {
     pub at: String,
     pub version: String,
-    /// The process that answers.
+    /// Identity of the process that answers.
     #[serde(skip_serializing_if = "String::is_empty", default)]
     pub worker: String,
     pub providers: Vec<ProviderOverview>,
     pub conservation: Vec<ProviderReconciliation>,
-    /// When the ledger's payments were counted last: a large ledger is not counted at every look. `null`: not at all.
+    /// When the ledger was counted last: a large ledger is not counted for every request. `null`: never.
     #[serde(default)]
     pub counted_at: Option<String>,
     pub warnings: Vec<String>,
-    /// `database`, `queue` and `limiter`, as far as they did not answer.
+    /// `database`, `queue` and `limiter`, if they did not answer.
     #[serde(default)]
     pub missing: Vec<String>,
 }
@@ -95,37 +97,37 @@ pub struct ProviderOverview {
     pub state: ProviderState,
     pub cause: Option<String>,
     pub ends_in_ms: Option<u64>,
-    /// What is wrong with its row.
+    /// Problems of its row.
     pub problems: Vec<String>,
-    /// A row counts: the written one or, while that is bad, the last good one. Without any nothing is sent.
+    /// A row is in force: the current one or, while that is invalid, the last valid one. Without any nothing is sent.
     #[serde(default)]
     pub has_good_row: bool,
-    /// Those in force: of a bad row, the last good one's.
+    /// Limits in force: those of the last valid row, if the row is invalid.
     pub limits: Vec<LimitOverview>,
-    /// Requests begun in the last ten seconds, over ten; all workers. `null`: the workers' reports cannot be read.
+    /// Requests per second over the last ten seconds, of all workers. `null`: the workers' reports cannot be read.
     pub rate_per_s: Option<f64>,
     pub limit_per_s: Option<f64>,
     /// Payments without a request in flight: `queued`, `parked`, and those of `in_hand` that are not `in_flight`.
     pub waiting: u64,
-    /// Ledger or queue did not answer: `waiting` is what the other knows, and its missing part is `null`.
+    /// Ledger or queue did not answer: `waiting` counts what the other knows, and the missing part is `null`.
     #[serde(default)]
     pub waiting_is_at_least: bool,
     /// Due, and in the lane's queue. `null`: the queue does not answer.
     pub queued: Option<u64>,
-    /// Those of `queued` that no worker has taken yet, so that no ledger knows them.
+    /// Payments of `queued` that no worker has recorded yet.
     #[serde(default)]
     pub unrecorded: Option<u64>,
-    /// This and what follows is counted in the ledger. `null`: it does not answer.
+    /// This and the following fields are counted in the ledger. `null`: it does not answer.
     pub parked: Option<u64>,
     pub in_hand: Option<u64>,
     pub in_flight: Option<u64>,
     pub oldest_waiting_at: Option<String>,
-    /// The queue does not tell the age of its messages, or a source is missing: there may be an older one.
+    /// The queue does not report the age of its messages, or a source is missing: an older payment may exist.
     #[serde(default)]
     pub oldest_is_at_least: bool,
-    /// When what waits is cleared.
+    /// When the backlog is cleared.
     pub clears: ClearTimeOverview,
-    /// The same if it were resumed now; absent unless it is paused.
+    /// When it would be cleared if the provider were resumed now; absent unless it is paused.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub clears_if_resumed: Option<ClearTimeOverview>,
     pub review: Option<u64>,
@@ -136,11 +138,11 @@ pub struct ProviderOverview {
     pub cancelled: Option<u64>,
     pub unknown: Option<u64>,
     pub sending: Option<u64>,
-    /// 429s to permits that we gave, since the processes started. `null`: the workers' reports cannot be read.
+    /// 429 responses to permitted requests, since the processes started. `null`: the workers' reports cannot be read.
     pub refused_by_provider: Option<u64>,
 }
 
-/// The whole picture.
+/// Computes the overview.
 #[must_use]
 pub fn overview(evidence: &OverviewInput) -> Overview {
     let mut providers: Vec<ProviderOverview> = evidence.rows.iter().map(|row| with_row(evidence, row)).collect();
@@ -162,17 +164,17 @@ pub fn overview(evidence: &OverviewInput) -> Overview {
 }
 
 fn with_row(evidence: &OverviewInput, row: &ProviderRow) -> ProviderOverview {
-    let meant = evidence.providers.get(row.name.as_str());
+    let provider = evidence.providers.get(row.name.as_str());
     let bad = evidence.invalid_rows.iter().find(|bad| bad.provider == row.name);
     let counted = ProviderCounts::new(evidence, &row.name);
-    let version = meant.map_or(0, |provider| provider.version);
-    let used = meant.and_then(|provider| evidence.limit_usage.get(&provider.quota));
-    let good = meant.filter(|_| bad.is_some()).map(|provider| valid_limits(provider));
-    let limits = limits_with_usage(row, good, used.map(Vec::as_slice).unwrap_or_default());
+    let version = provider.map_or(0, |provider| provider.version);
+    let used = provider.and_then(|provider| evidence.limit_usage.get(&provider.quota));
+    let valid = provider.filter(|_| bad.is_some()).map(|provider| valid_limits(provider));
+    let limits = limits_with_usage(row, valid, used.map(Vec::as_slice).unwrap_or_default());
     let problems = bad.map_or(&[][..], |bad| &bad.problems[..]);
-    let paused = row.paused || meant.is_some_and(|provider| provider.paused);
+    let paused = row.paused || provider.is_some_and(|provider| provider.paused);
     let clears_if = |paused: bool| {
-        meant.map(|provider| {
+        provider.map(|provider| {
             clear_time(evidence, &Provider { enabled: row.enabled, paused, ..provider.as_ref().clone() })
         })
     };
@@ -186,58 +188,60 @@ fn with_row(evidence: &OverviewInput, row: &ProviderRow) -> ProviderOverview {
         problems: problems.to_vec(),
         has_good_row: has_valid_row(evidence, &row.name),
         limits,
-        limit_per_s: meant.and_then(|provider| provider.tightest_rate()).map(Rate::per_second),
+        limit_per_s: provider.and_then(|provider| provider.tightest_rate()).map(Rate::per_second),
         clears: clears.into(),
         clears_if_resumed: clears_if(false).filter(|_| paused).map(ClearTimeOverview::from),
         ..counts(&row.name, &counted, status_of_row(evidence, &row.name, false))
     }
 }
 
-/// What a provider with a row does. `unheld`: what it would do if its row were valid, enabled, not
-/// paused and without a closed limit.
+/// State of a provider with a row. `unheld`: the state that it would have with a valid and enabled row, without a pause
+/// and without a closed limit.
 pub(super) fn status_of_row(evidence: &OverviewInput, name: &str, unheld: bool) -> ProviderStatus {
     let row = evidence.rows.iter().find(|row| row.name == name);
-    let meant = evidence.providers.get(name);
+    let provider = evidence.providers.get(name);
     let bad = evidence.invalid_rows.iter().find(|bad| bad.provider == name);
     let used =
-        meant.and_then(|provider| evidence.limit_usage.get(&provider.quota)).map(Vec::as_slice).unwrap_or_default();
-    let good = meant.filter(|_| bad.is_some()).map(|provider| valid_limits(provider));
-    let limits = row.map(|row| limits_with_usage(row, good, used)).unwrap_or_default();
-    let in_words: BTreeMap<String, String> =
+        provider.and_then(|provider| evidence.limit_usage.get(&provider.quota)).map(Vec::as_slice).unwrap_or_default();
+    let valid = provider.filter(|_| bad.is_some()).map(|provider| valid_limits(provider));
+    let limits = row.map(|row| limits_with_usage(row, valid, used)).unwrap_or_default();
+    let rates: BTreeMap<String, String> =
         limits.iter().map(|limit| (limit.name.clone(), limit.rate_in_words())).collect();
-    let closed = meant.and_then(|provider| {
+    let closed = provider.and_then(|provider| {
         let closed = |limit: &&Limit| limit.applies_to_every_charge() && limit.rate.max_requests() == 0;
-        provider.limits.iter().find(closed).map(|limit| format!("{} ({})", limit.name, limit.rate))
+        provider.limits.iter().find(closed).map(|limit| format!("\"{}\" is {}", limit.name, limit.rate))
     });
-    let version = meant.map_or(0, |provider| provider.version);
-    let paused = |row: &ProviderRow| row.paused || meant.is_some_and(|provider| provider.paused);
-    let says = |row: &ProviderRow| RowFlags { enabled: unheld || row.enabled, paused: !unheld && paused(row), version };
-    let subject = StatusInput {
+    let version = provider.map_or(0, |provider| provider.version);
+    let paused = |row: &ProviderRow| row.paused || provider.is_some_and(|provider| provider.paused);
+    let flags =
+        |row: &ProviderRow| RowFlags { enabled: unheld || row.enabled, paused: !unheld && paused(row), version };
+    let input = StatusInput {
         name,
-        row: row.map(says),
+        row: row.map(flags),
         problems: bad.map_or(&[][..], |bad| &bad.problems[..]),
-        has_valid_row: unheld || meant.is_some(),
+        has_valid_row: unheld || provider.is_some(),
         paused_by: evidence.paused_by.get(name).map(String::as_str),
         closed_limit: closed.as_deref().filter(|_| !unheld),
-        limits: &in_words,
+        limits: &rates,
         waiting: ProviderCounts::new(evidence, name).waiting() > 0,
         database_problem: evidence.database_problem.as_deref(),
     };
-    provider_status(&subject, &evidence.workers)
+    provider_status(&input, &evidence.workers)
 }
 
-/// Whether workers go by a row of it. One that can be meant and that no worker could ever call has no good one before it.
+/// Whether workers use a row of the provider. A valid row that no worker can call, and that no valid one precedes, is
+/// unused.
 pub(super) fn has_valid_row(evidence: &OverviewInput, name: &str) -> bool {
-    let nobody_says = !evidence.workers.iter().any(WorkerProcess::is_live);
-    let used = nobody_says || lane_reports(&evidence.workers, name).any(|(worker, _)| worker.is_live());
+    let no_reports = !evidence.workers.iter().any(WorkerProcess::is_live);
+    let used = no_reports || lane_reports(&evidence.workers, name).any(|(worker, _)| worker.is_live());
     used && evidence.providers.contains_key(name)
 }
 
-/// It has none any more; or what stands in it cannot be read.
+/// A provider whose row was deleted or cannot be read.
 fn without_row(evidence: &OverviewInput, name: &str) -> ProviderOverview {
     let (counted, limits) = (ProviderCounts::new(evidence, name), BTreeMap::new());
     let bad = evidence.invalid_rows.iter().find(|bad| bad.provider == name);
-    let subject = StatusInput {
+    let input = StatusInput {
         name,
         row: None,
         problems: bad.map_or(&[][..], |bad| &bad.problems[..]),
@@ -248,21 +252,21 @@ fn without_row(evidence: &OverviewInput, name: &str) -> ProviderOverview {
         waiting: counted.waiting() > 0,
         database_problem: None,
     };
-    let told = counts(name, &counted, provider_status(&subject, &evidence.workers));
+    let overview = counts(name, &counted, provider_status(&input, &evidence.workers));
     match bad {
-        None => told,
+        None => overview,
         Some(bad) => ProviderOverview {
             quota: bad.quota.clone(),
             enabled: bad.enabled,
             problems: bad.problems.clone(),
             has_good_row: has_valid_row(evidence, name),
-            ..told
+            ..overview
         },
     }
 }
 
-/// What does not depend on a row.
-fn counts(name: &str, counted: &ProviderCounts<'_>, told: ProviderStatus) -> ProviderOverview {
+/// The part of the overview that does not depend on a row.
+fn counts(name: &str, counted: &ProviderCounts<'_>, status: ProviderStatus) -> ProviderOverview {
     let evidence = counted.input;
     let oldest =
         evidence.oldest_ms.as_ref().and_then(|oldest| oldest.get(name)).filter(|at_ms| **at_ms <= evidence.at_ms);
@@ -277,9 +281,9 @@ fn counts(name: &str, counted: &ProviderCounts<'_>, told: ProviderStatus) -> Pro
         paused: false,
         mode: String::new(),
         version: 0,
-        state: told.state,
-        cause: told.cause,
-        ends_in_ms: told.ends_in_ms,
+        state: status.state,
+        cause: status.cause,
+        ends_in_ms: status.ends_in_ms,
         problems: Vec::new(),
         has_good_row: false,
         limits: Vec::new(),

@@ -1,4 +1,4 @@
-//! One provider, one row, and what workers say of it: every state with its cause, and which hides which.
+//! Tests with one provider, one row, and workers' reports: every state with its cause, and which state hides which.
 
 use std::time::Duration;
 
@@ -64,12 +64,12 @@ fn account(parked: u64, due: u64) -> ProviderReconciliation {
     .into()
 }
 
-/// A row that runs, seen by these workers, with jobs that wait.
+/// A provider with this row, these workers, and waiting jobs.
 fn evidence(rows: Vec<ProviderRow>, workers: Vec<WorkerProcess>) -> OverviewInput {
-    let meant = rows.iter().filter_map(|row| row.validate(9).ok());
+    let valid = rows.iter().filter_map(|row| row.validate(9).ok());
     OverviewInput {
         at_ms: 1_800_000_000_000,
-        providers: meant.map(|provider| (provider.name.clone(), Arc::new(provider))).collect(),
+        providers: valid.map(|provider| (provider.name.clone(), Arc::new(provider))).collect(),
         rows,
         workers,
         reconciliation: Some(by_provider([account(3, 4)])),
@@ -114,7 +114,7 @@ fn each_lane_report_maps_to_a_state() {
         (
             json!({"does": "probing", "pause": {"by": "breaker", "words": down}}),
             ProviderState::Probing,
-            "one job at a time finds out whether it is up again; the provider is down: no answer in time",
+            "testing the provider with one payment at a time; the provider is down: no answer in time",
             None,
         ),
         (json!({"gate": pause("engine", "limiter: away", 900)}), ProviderState::EngineAway, "limiter: away", Some(900)),
@@ -133,7 +133,7 @@ fn each_lane_report_maps_to_a_state() {
         // Every lane at its limit waits for a moment.
         (json!({"gate": pause("limit", "per-second", 900)}), ProviderState::Running, "", None),
         (json!({"pause": pause("other", "newer settings are being loaded", 900)}), ProviderState::Running, "", None),
-        (json!({"pause": pause("a later program's word", "who knows", 900)}), ProviderState::Running, "", None),
+        (json!({"pause": pause("a later program's code", "who knows", 900)}), ProviderState::Running, "", None),
     ] {
         let told = told(&evidence(vec![row()], vec![worker("a", lane.clone())]));
         assert_eq!(told, (state, cause.to_owned(), ends_in_ms), "{lane}");
@@ -169,7 +169,7 @@ fn row_and_backends_override_lane_reports() {
         (
             |e| e.workers[0].report.as_mut().unwrap().lanes.clear(),
             ProviderState::Misconfigured,
-            "no worker can make a lane of its row: its log says why",
+            "no worker could start its lane: see the workers' logs",
         ),
         (
             |e| {
@@ -178,9 +178,9 @@ fn row_and_backends_override_lane_reports() {
                 report.ready = false;
             },
             ProviderState::NoWorker,
-            "its lane begins or ends: the workers start, drain or load settings",
+            "workers are starting or stopping, or loading settings",
         ),
-        (|e| e.rows[0].paused = true, ProviderState::Paused, "somebody paused it: its queue keeps collecting"),
+        (|e| e.rows[0].paused = true, ProviderState::Paused, "an operator paused it: its queue keeps collecting"),
         (
             |e| {
                 e.rows[0].paused = true;
@@ -189,15 +189,15 @@ fn row_and_backends_override_lane_reports() {
             ProviderState::Disabled,
             "its row is disabled: its queue keeps collecting",
         ),
-        (|e| e.rows.clear(), ProviderState::Disabled, "it has no row any more: nobody takes its jobs"),
+        (|e| e.rows.clear(), ProviderState::Disabled, "it has no row any more: no worker takes its jobs"),
     ];
     for (change, state, cause) in cases {
-        let (said, why, _) = with(change);
-        assert_eq!((said, why.as_str()), (state, cause));
+        let (found, why, _) = with(change);
+        assert_eq!((found, why.as_str()), (state, cause));
     }
 }
 
-/// Without a last good one nothing runs; with one, what it does is told, and the problems.
+/// Without a last valid row nothing is sent. With one, its state is shown, and the problems of the new one.
 #[test]
 fn invalid_row_shows_the_row_in_force() {
     let cold = || vec![worker("a", json!({"gate": pause("cold", "lost its state", 7_000)}))];
@@ -220,9 +220,9 @@ fn invalid_row_shows_the_row_in_force() {
     assert_eq!((picture.providers[0].state, picture.providers[0].problems.len()), (ProviderState::Cold, 1));
     assert_eq!(
         picture.warnings,
-        ["row of acme is bad, and the last good one counts: limit per-second: window_ms is 0"]
+        ["row of acme is invalid, the last valid row stays in force: limit per-second: window_ms is 0"]
     );
-    // One that can be meant and that no worker could ever call.
+    // A valid row that no worker can call.
     for worker in &mut with.workers {
         worker.report.as_mut().unwrap().lanes.clear();
     }
@@ -230,13 +230,13 @@ fn invalid_row_shows_the_row_in_force() {
         told(&with),
         (ProviderState::Misconfigured, "no lane: limit per-second: window_ms is 0".to_owned(), None)
     );
-    assert_eq!(overview(&with).warnings, ["row of acme is bad, and nothing is sent: limit per-second: window_ms is 0"]);
+    assert_eq!(overview(&with).warnings, ["row of acme is invalid, nothing is sent: limit per-second: window_ms is 0"]);
 }
 
-/// What a database takes and no program can read.
+/// A row that the database accepts and no program can read.
 #[test]
 fn unreadable_row_hides_no_other() {
-    let problem = "column `statuses` is no JSON object";
+    let problem = "column `statuses` is not a JSON object";
     let bad = InvalidRow {
         provider: "bolt".to_owned(),
         quota: "shared".to_owned(),
@@ -257,13 +257,13 @@ fn unreadable_row_hides_no_other() {
 fn most_severe_state_is_shown_with_its_count() {
     let lane = |by: &str, ends_in_ms| json!({"pause": pause(by, by, ends_in_ms)});
     // In the order in which they hide each other.
-    let gravest_first = ["setup", "breaker", "cold", "provider", "limit", "other"];
-    for pair in gravest_first.windows(2) {
+    let most_severe_first = ["setup", "breaker", "cold", "provider", "limit", "other"];
+    for pair in most_severe_first.windows(2) {
         let workers = |a: &str, b: &str| vec![worker("a", lane(a, 9_000)), worker("b", lane(b, 8_000))];
         let alone = told(&evidence(vec![row()], vec![worker("a", lane(pair[0], 9_000))]));
         for both in [workers(pair[0], pair[1]), workers(pair[1], pair[0])] {
             let (state, cause, _) = told(&evidence(vec![row()], both));
-            assert_eq!((state, cause), (alone.0, format!("{} (so say 1 of 2 workers)", alone.1)), "{pair:?}");
+            assert_eq!((state, cause), (alone.0, format!("{} (reported by 1 of 2 workers)", alone.1)), "{pair:?}");
         }
     }
     let both = vec![worker("a", lane("cold", 9_000)), worker("b", lane("cold", 8_000))];
@@ -273,7 +273,7 @@ fn most_severe_state_is_shown_with_its_count() {
     let picture = overview(&evidence(vec![row()], lost));
     assert_eq!(picture.providers[0].state, ProviderState::Running);
     assert_eq!(picture.warnings, ["worker host-a:7 is lost: it has not reported for 60 s"]);
-    // A lane's pause and its gate: the graver counts.
+    // Of a lane's pause and its gate's block, the more severe counts.
     let lane = json!({"pause": pause("limit", "per-minute", 9_000), "gate": pause("cold", "lost", 8_000)});
     assert_eq!(told(&evidence(vec![row()], vec![worker("a", lane)])).0, ProviderState::Cold);
     assert_eq!(serde_json::from_value::<PauseCause>(json!("of a later program")).unwrap(), PauseCause::Other);
@@ -303,7 +303,7 @@ fn overview_sums_workers_ledger_and_queue() {
     both.limit_usage.insert(quota, vec![used("per-second", 100, 87), used("per-minute", 600, 601)]);
     let picture = overview(&both);
     let one = &picture.providers[0];
-    // 4 of the 11,000 are the due ones, and 7 are in hand and not on the wire.
+    // 4 of the 11,000 are the due ones, and 7 are active and not in flight.
     assert_eq!((one.waiting, one.queued, one.parked), (11_010, Some(11_000), Some(3)));
     assert_eq!((one.in_hand, one.in_flight, one.refused_by_provider), (Some(9), Some(2), Some(4)));
     assert_eq!((one.rate_per_s, one.limit_per_s), (Some(10.0), Some(10.0)));
@@ -314,7 +314,7 @@ fn overview_sums_workers_ledger_and_queue() {
     // 11,010 through 600 per minute that are all used, and each request takes a fifth of a second.
     let drained_in_s = clears::ms(&one.clears) / 1_000;
     assert!((1_080..=1_110).contains(&drained_in_s), "{drained_in_s} s");
-    // Due jobs whose messages the queue does not show are waiting nevertheless.
+    // Due jobs whose messages the queue does not show still wait.
     both.depths.insert("acme".to_owned(), 1);
     assert_eq!(overview(&both).providers[0].waiting, 14);
     both.rows[0].paused = true;
@@ -384,7 +384,7 @@ fn closed_limit_is_a_state() {
         let mut one = evidence(vec![closed.clone()], vec![worker("a", json!({"in_hand": in_hand}))]);
         one.reconciliation = Some(by_provider([ProviderReconciliation { in_hand, ..account(0, 1 - in_hand) }]));
         let told = overview(&one).providers.remove(0);
-        let cause = "limit per-second (0/1s) is closed: nothing is sent";
+        let cause = "limit \"per-second\" is 0/1s: nothing is sent";
         assert_eq!((told.state, told.cause.as_deref()), (ProviderState::Closed, Some(cause)));
         assert_eq!((told.waiting, told.clears), (1, ClearTimeOverview::Never { limit: Some("per-second".to_owned()) }));
     }

@@ -1,6 +1,6 @@
-//! What waits, is in hand and is in flight of one provider, and how fast it goes.
+//! Counts and rates of one provider: waiting, active and in-flight jobs, and requests per second.
 //!
-//! Jobs are counted by one snapshot of ledger and queue ([`super::backlog`]), rates by what the workers report.
+//! Jobs are counted by one snapshot of ledger and queue ([`super::backlog`]), rates by the workers' reports.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -15,13 +15,13 @@ use crate::domain::provider::Provider;
 /// Time over which `sent_10s` counts.
 pub(super) const RATE_WINDOW: Duration = Duration::from_secs(10);
 
-/// Everything of one provider that is counted by whoever asks.
+/// All counts of one provider.
 pub(super) struct ProviderCounts<'a> {
     pub input: &'a OverviewInput,
     /// `None`: the ledger could not be counted.
     pub reconciliation: Option<Cow<'a, ProviderReconciliation>>,
     pub backlog: Backlog,
-    /// By the workers' reports, which come late.
+    /// Requests in flight by the workers' reports, which are up to two seconds old.
     reported_in_flight: u64,
     sent_10s: u64,
     pub lanes: u32,
@@ -29,11 +29,11 @@ pub(super) struct ProviderCounts<'a> {
 
 impl<'a> ProviderCounts<'a> {
     pub fn new(input: &'a OverviewInput, name: &str) -> Self {
-        // A provider without a job has an account of zeros.
-        let of_it = |accounts: &'a super::overview::ReconciliationByProvider| {
+        // A provider without a job has counts of zero.
+        let of_provider = |accounts: &'a super::overview::ReconciliationByProvider| {
             accounts.get(name).map_or_else(|| Cow::Owned(ProviderReconciliation::default()), Cow::Borrowed)
         };
-        let reconciliation = input.reconciliation.as_ref().map(of_it);
+        let reconciliation = input.reconciliation.as_ref().map(of_provider);
         let live = || lane_reports(&input.workers, name).filter(|(worker, _)| worker.is_live()).map(|(_, lane)| lane);
         let unrecorded = input.unrecorded.get(name).copied();
         Self {
@@ -46,7 +46,7 @@ impl<'a> ProviderCounts<'a> {
         }
     }
 
-    /// What did not say how many jobs wait.
+    /// The source that is missing for the number of waiting jobs.
     pub fn missing(&self) -> Option<MissingInput> {
         match (&self.reconciliation, self.backlog.queued) {
             (None, _) => Some(MissingInput::Ledger),
@@ -59,7 +59,7 @@ impl<'a> ProviderCounts<'a> {
         self.backlog.waiting
     }
 
-    /// Nothing but parked jobs waits.
+    /// Whether all waiting jobs are delayed.
     pub fn only_parked(&self) -> bool {
         self.reconciliation.as_ref().is_some_and(|account| account.parked > 0 && account.parked == self.waiting())
     }
@@ -84,20 +84,20 @@ impl<'a> ProviderCounts<'a> {
         (self.sent_per_s() * time.as_secs_f64()) as u64
     }
 
-    /// How long a request is on its way, by Little's law: what is in flight over what is begun. Ten seconds' mean says too
-    /// little of a lane that has just begun, so it is no longer than it would be if a limit were used in full: of L slots
-    /// that come back after a window W and the hold h, L h / (W + h) are in flight then.
+    /// Mean duration of a request, by Little's law: requests in flight divided by the request rate. The mean of ten
+    /// seconds is too long for a lane that has just started. So it is bounded by the duration at full use of a limit:
+    /// of L slots that return after a window W and the hold h, L h / (W + h) are in flight.
     #[allow(clippy::cast_precision_loss, reason = "counts of requests are far below 2^53")]
     pub fn hold(&self, provider: &Provider) -> Duration {
         if self.sent_10s == 0 {
             return Duration::ZERO;
         }
         let in_flight = self.reported_in_flight as f64;
-        let in_full = provider.limits.iter().filter(|limit| limit.applies_to_every_charge()).filter_map(|limit| {
+        let at_full_use = provider.limits.iter().filter(|limit| limit.applies_to_every_charge()).filter_map(|limit| {
             let slots = f64::from(limit.rate.max_requests());
             (slots > in_flight).then(|| limit.rate.window().as_secs_f64() * in_flight / (slots - in_flight))
         });
-        let seconds = in_full.fold(in_flight / self.sent_per_s(), f64::min);
+        let seconds = at_full_use.fold(in_flight / self.sent_per_s(), f64::min);
         Duration::try_from_secs_f64(seconds).unwrap_or_default().min(provider.hold_max())
     }
 

@@ -1,7 +1,7 @@
-//! What a provider does, in one word and its cause: from its row, and from what the lanes of all live workers say.
+//! The state of a provider with its cause, from its row and from the lanes of all live workers.
 //!
-//! Refuses to average: the gravest thing that any worker says is told, with how many workers say it. The order is that of
-//! [`State`].
+//! If the workers differ, the most severe state is shown, with the number of workers that report it. [`ProviderState`]
+//! has the order.
 
 use std::collections::BTreeMap;
 
@@ -10,10 +10,10 @@ use serde::{Deserialize, Serialize};
 use super::report::{LaneReport, LaneState, PauseCause, ProcessReport, ReportedPause, problem_with_name};
 use super::workers::WorkerProcess;
 
-/// A refusal that ends sooner is no state of the provider: a lane at its limit meets one in every window.
+/// A limit wait that ends sooner is no state of the provider: a lane at its limit has one in every window.
 const LIMIT_WAIT_MIN_MS: u64 = 2_000;
 
-/// The gravest first: what comes earlier hides what comes later.
+/// The most severe state comes first: earlier states hide later ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ProviderState {
@@ -22,7 +22,7 @@ pub enum ProviderState {
     /// One of its limits is 0.
     Closed,
     NoWorker,
-    /// All workers that have its lane take no more and end.
+    /// All workers with its lane are draining.
     Draining,
     EngineAway,
     Misconfigured,
@@ -58,7 +58,7 @@ impl ProviderState {
     }
 }
 
-/// What a provider does, and why.
+/// The state of a provider, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProviderStatus {
     pub state: ProviderState,
@@ -76,29 +76,29 @@ impl ProviderStatus {
     }
 }
 
-/// What is known of one provider, beside its lanes.
+/// What is known about one provider, apart from its lanes.
 #[derive(Clone, Copy, Debug)]
 pub struct StatusInput<'a> {
     pub name: &'a str,
-    /// `None`: the provider has jobs, and no row; or, where there are problems, one that cannot be read.
+    /// `None`: the provider has jobs and no row; or, if there are problems, a row that cannot be read.
     pub row: Option<RowFlags>,
-    /// Of a row that cannot be meant.
+    /// Problems of an invalid row.
     pub problems: &'a [String],
-    /// A row that can be meant is in force: this one, or the last good one.
+    /// Whether a valid row is in force: the current one, or the last valid one.
     pub has_valid_row: bool,
-    /// Who paused it, when and why; `None`: nobody knows.
+    /// Who paused it, when and why; `None`: unknown.
     pub paused_by: Option<&'a str>,
-    /// The limit of 0 that holds every charge, in words.
+    /// The limit of 0 that stops every charge, as text.
     pub closed_limit: Option<&'a str>,
     /// By name: `600/1m`.
     pub limits: &'a BTreeMap<String, String>,
-    /// Jobs wait somewhere.
+    /// Whether jobs wait.
     pub waiting: bool,
-    /// Why the database cannot be asked; then nobody knows what workers do.
+    /// Why the database does not answer; then the workers' states are unknown.
     pub database_problem: Option<&'a str>,
 }
 
-/// What the row itself says.
+/// Flags of the row itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowFlags {
     pub enabled: bool,
@@ -106,12 +106,13 @@ pub struct RowFlags {
     pub version: i64,
 }
 
-pub fn provider_status(of: &StatusInput<'_>, workers: &[WorkerProcess]) -> ProviderStatus {
-    match of.row {
-        None if of.problems.is_empty() => {
+/// The state of one provider.
+pub fn provider_status(input: &StatusInput<'_>, workers: &[WorkerProcess]) -> ProviderStatus {
+    match input.row {
+        None if input.problems.is_empty() => {
             return ProviderStatus::with_cause(
                 ProviderState::Disabled,
-                "it has no row any more: nobody takes its jobs",
+                "it has no row any more: no worker takes its jobs",
             );
         }
         Some(RowFlags { enabled: false, .. }) => {
@@ -121,45 +122,47 @@ pub fn provider_status(of: &StatusInput<'_>, workers: &[WorkerProcess]) -> Provi
             );
         }
         Some(RowFlags { paused: true, .. }) => {
-            let who = of.paused_by.unwrap_or("somebody paused it");
-            return ProviderStatus::with_cause(ProviderState::Paused, format!("{who}: its queue keeps collecting"));
+            let paused_by = input.paused_by.unwrap_or("an operator paused it");
+            let cause = format!("{paused_by}: its queue keeps collecting");
+            return ProviderStatus::with_cause(ProviderState::Paused, cause);
         }
         None | Some(_) => {}
     }
-    if let Some(problem) = of.database_problem {
+    if let Some(problem) = input.database_problem {
         return ProviderStatus::with_cause(ProviderState::EngineAway, format!("database: {problem}"));
     }
-    if let Some(limit) = of.closed_limit {
-        return ProviderStatus::with_cause(ProviderState::Closed, format!("limit {limit} is closed: nothing is sent"));
+    if let Some(limit) = input.closed_limit {
+        return ProviderStatus::with_cause(ProviderState::Closed, format!("limit {limit}: nothing is sent"));
     }
     let live: Vec<&WorkerProcess> = workers.iter().filter(|worker| worker.is_live()).collect();
     if live.is_empty() {
         return ProviderStatus::with_cause(ProviderState::NoWorker, no_worker_text(workers));
     }
-    if !of.has_valid_row {
-        let problem = of.problems.first().map_or("its row cannot be meant", String::as_str);
+    if !input.has_valid_row {
+        let problem = input.problems.first().map_or("its row is invalid", String::as_str);
         return ProviderStatus::with_cause(ProviderState::Misconfigured, format!("no lane: {problem}"));
     }
     let reports = live.iter().filter_map(|worker| worker.report.as_ref());
-    let lanes = reports.clone().filter_map(|report| report.lanes.get(of.name).map(|lane| (report, lane)));
-    // A lane whose process ends says nothing of those that stay.
+    let lanes = reports.clone().filter_map(|report| report.lanes.get(input.name).map(|lane| (report, lane)));
+    // A draining lane says nothing about those that stay.
     let (draining, staying): (Vec<_>, Vec<_>) = lanes.partition(|(report, _)| report.draining);
     if staying.is_empty() && !draining.is_empty() {
         return ProviderStatus::with_cause(
             ProviderState::Draining,
-            "all of its workers drain: they finish what they have, and end",
+            "all of its workers are draining: they finish their active jobs and exit",
         );
     }
     let lanes = staying.into_iter();
-    // A worker that is cut off from an engine, or waits for a slow one, is warned of; where others go on, it says nothing of
-    // the provider.
+    // A worker that is cut off from a backend, or waits for a slow one, has its own warning. While others work, it says
+    // nothing about the provider.
     let (cut_off, well): (Vec<_>, Vec<_>) = lanes.partition(|(report, lane)| lacks_backend(report, lane));
-    let telling = if well.is_empty() { cut_off } else { well };
-    let said: Vec<ProviderStatus> = telling.into_iter().map(|(report, lane)| lane_status(of, report, lane)).collect();
-    if said.is_empty() {
-        return status_without_lane(of, reports);
+    let relevant = if well.is_empty() { cut_off } else { well };
+    let statuses: Vec<ProviderStatus> =
+        relevant.into_iter().map(|(report, lane)| lane_status(input, report, lane)).collect();
+    if statuses.is_empty() {
+        return status_without_lane(input, reports);
     }
-    most_severe(&said)
+    most_severe(&statuses)
 }
 
 fn no_worker_text(workers: &[WorkerProcess]) -> String {
@@ -167,34 +170,31 @@ fn no_worker_text(workers: &[WorkerProcess]) -> String {
     match last {
         None => "no `sluicegate run` reports: nothing is sent".to_owned(),
         Some(worker) => {
-            let (place, silent_s) = (worker.address(), worker.age.as_secs());
-            format!("no worker reports; the last was {place}, {silent_s} s ago: nothing is sent")
+            let (address, silent_s) = (worker.address(), worker.age.as_secs());
+            format!("no worker reports; the last was {address}, {silent_s} s ago: nothing is sent")
         }
     }
 }
 
-/// Workers are there, and none has a lane for it.
+/// State of a provider for which live workers have no lane.
 fn status_without_lane<'a>(
-    of: &StatusInput<'_>,
+    input: &StatusInput<'_>,
     mut reports: impl Iterator<Item = &'a ProcessReport>,
 ) -> ProviderStatus {
-    let version = of.row.map_or(0, |row| row.version);
-    // One that goes by this row and still has no lane could not make one.
+    let version = input.row.map_or(0, |row| row.version);
+    // A worker that uses this row and has no lane for it could not start one.
     let knows = |report: &ProcessReport| report.ready && !report.draining && report.settings_version >= version;
     let known = reports.any(knows);
-    if let Some(problem) = of.problems.first().filter(|_| known) {
+    if let Some(problem) = input.problems.first().filter(|_| known) {
         return ProviderStatus::with_cause(ProviderState::Misconfigured, format!("no lane: {problem}"));
     }
     if known {
         return ProviderStatus::with_cause(
             ProviderState::Misconfigured,
-            "no worker can make a lane of its row: its log says why",
+            "no worker could start its lane: see the workers' logs",
         );
     }
-    ProviderStatus::with_cause(
-        ProviderState::NoWorker,
-        "its lane begins or ends: the workers start, drain or load settings",
-    )
+    ProviderStatus::with_cause(ProviderState::NoWorker, "workers are starting or stopping, or loading settings")
 }
 
 fn lacks_backend(report: &ProcessReport, lane: &LaneReport) -> bool {
@@ -202,10 +202,10 @@ fn lacks_backend(report: &ProcessReport, lane: &LaneReport) -> bool {
     report.engines.values().any(|engine| !engine.ok) || held.into_iter().any(|held| held.by == PauseCause::Engine)
 }
 
-fn lane_status(of: &StatusInput<'_>, report: &ProcessReport, lane: &LaneReport) -> ProviderStatus {
+fn lane_status(input: &StatusInput<'_>, report: &ProcessReport, lane: &LaneReport) -> ProviderStatus {
     for name in ["queue", "limiter", "database"] {
-        if let Some(engine) = report.engines.get(name).filter(|engine| !engine.ok) {
-            let problem = engine.problem.as_deref().unwrap_or("does not answer");
+        if let Some(backend) = report.engines.get(name).filter(|backend| !backend.ok) {
+            let problem = backend.problem.as_deref().unwrap_or("does not answer");
             return ProviderStatus::with_cause(ProviderState::EngineAway, problem_with_name(name, problem));
         }
     }
@@ -214,19 +214,19 @@ fn lane_status(of: &StatusInput<'_>, report: &ProcessReport, lane: &LaneReport) 
         let cause = lane.pause.as_ref().map_or("the provider was down", |pause| pause.words.as_str());
         ProviderStatus::with_cause(
             ProviderState::Probing,
-            format!("one job at a time finds out whether it is up again; {cause}"),
+            format!("testing the provider with one payment at a time; {cause}"),
         )
     });
-    // A lane that probes names what it found as its pause; that is told already.
+    // A probing lane reports the breaker as its pause; its cause is in the text already.
     let held = held.filter(|held| !(lane.does == LaneState::Probing && held.by == PauseCause::Breaker));
-    let gravest = held.filter_map(|held| pause_status(of, lane, held)).chain(probing).min_by_key(|said| said.state);
-    gravest.unwrap_or_else(|| {
-        let busy = of.waiting || lane.in_hand > 0 || lane.sent_10s > 0;
+    let statuses = held.filter_map(|held| pause_status(input, lane, held)).chain(probing);
+    statuses.min_by_key(|status| status.state).unwrap_or_else(|| {
+        let busy = input.waiting || lane.in_hand > 0 || lane.sent_10s > 0;
         ProviderStatus::new(if busy { ProviderState::Running } else { ProviderState::Idle })
     })
 }
 
-fn pause_status(of: &StatusInput<'_>, lane: &LaneReport, held: &ReportedPause) -> Option<ProviderStatus> {
+fn pause_status(input: &StatusInput<'_>, lane: &LaneReport, held: &ReportedPause) -> Option<ProviderStatus> {
     let state = match held.by {
         PauseCause::Engine => ProviderState::EngineAway,
         PauseCause::Setup => ProviderState::Misconfigured,
@@ -239,26 +239,26 @@ fn pause_status(of: &StatusInput<'_>, lane: &LaneReport, held: &ReportedPause) -
     if state != ProviderState::WaitingForLimit {
         return Some(ProviderStatus { state, cause: Some(held.words.clone()), ends_in_ms: held.ends_in_ms });
     }
-    let waits = lane.gate_waiting > 0 || of.waiting;
+    let waits = lane.gate_waiting > 0 || input.waiting;
     let long = held.ends_in_ms.is_some_and(|ms| ms >= LIMIT_WAIT_MIN_MS);
-    let cause = match of.limits.get(&held.words) {
+    let cause = match input.limits.get(&held.words) {
         Some(rate) => format!("limit {} ({rate}) is used up", held.words),
         None => held.words.clone(),
     };
     (waits && long).then_some(ProviderStatus { state, cause: Some(cause), ends_in_ms: held.ends_in_ms })
 }
 
-fn most_severe(said: &[ProviderStatus]) -> ProviderStatus {
-    let Some(state) = said.iter().map(|standing| standing.state).min() else {
+fn most_severe(statuses: &[ProviderStatus]) -> ProviderStatus {
+    let Some(state) = statuses.iter().map(|status| status.state).min() else {
         return ProviderStatus::new(ProviderState::NoWorker);
     };
-    // One lane that is idle while another runs is a lane that runs.
-    let alike: Vec<&ProviderStatus> = said.iter().filter(|standing| standing.state == state).collect();
-    let ends_in_ms = alike.iter().filter_map(|standing| standing.ends_in_ms).min();
-    let cause = alike.iter().find_map(|standing| standing.cause.clone());
-    let cause = cause.map(|cause| match alike.len() == said.len() {
+    // If one lane is idle while another runs, the provider runs.
+    let alike: Vec<&ProviderStatus> = statuses.iter().filter(|status| status.state == state).collect();
+    let ends_in_ms = alike.iter().filter_map(|status| status.ends_in_ms).min();
+    let cause = alike.iter().find_map(|status| status.cause.clone());
+    let cause = cause.map(|cause| match alike.len() == statuses.len() {
         true => cause,
-        false => format!("{cause} (so say {} of {} workers)", alike.len(), said.len()),
+        false => format!("{cause} (reported by {} of {} workers)", alike.len(), statuses.len()),
     });
     ProviderStatus { state, cause, ends_in_ms }
 }

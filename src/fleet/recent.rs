@@ -1,7 +1,6 @@
-//! What the lanes of all workers did lately: how long permits were waited for, and what was decided.
+//! Recent activity of all workers' lanes: how long permits were awaited, and the last decisions.
 //!
-//! Refuses to add up what was measured apart: a histogram with other bounds is left out, and every decision keeps its
-//! worker.
+//! A histogram with other bounds cannot be added and is left out. Every decision keeps its worker.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +11,7 @@ use crate::ledger::operator::DatabaseTime;
 /// Most decisions that one provider's page shows.
 const DECISIONS_MAX: usize = 50;
 
-/// A decision and whose it was.
+/// A decision and its worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct DecisionOverview {
     pub at: String,
@@ -22,7 +21,7 @@ pub struct DecisionOverview {
     pub permits: u32,
 }
 
-/// One provider's lane in each worker that has one.
+/// The reports of one provider's lane, from each worker that has it.
 pub(super) fn lane_reports<'a>(
     workers: &'a [WorkerProcess],
     name: &str,
@@ -34,7 +33,7 @@ pub(super) fn lane_reports<'a>(
     workers.iter().filter_map(lane)
 }
 
-/// How long permits of a provider were waited for, all workers.
+/// Waits for permits of a provider, over all workers.
 #[must_use]
 pub fn permit_waits(workers: &[WorkerProcess], name: &str) -> WaitHistogram {
     let mut sum = WaitHistogram::default();
@@ -45,7 +44,8 @@ pub fn permit_waits(workers: &[WorkerProcess], name: &str) -> WaitHistogram {
 /// The last decisions of all workers, newest first.
 #[must_use]
 pub fn recent_decisions(workers: &[WorkerProcess], name: &str) -> Vec<DecisionOverview> {
-    let all = lane_reports(workers, name).flat_map(|(worker, lane)| lane.decisions.iter().map(move |it| (worker, it)));
+    let all = lane_reports(workers, name)
+        .flat_map(|(worker, lane)| lane.decisions.iter().map(move |decision| (worker, decision)));
     let mut all: Vec<(&WorkerProcess, &ReportedDecision)> = all.collect();
     all.sort_by_key(|(_, decision)| std::cmp::Reverse(decision.at_ms));
     let line = |(worker, decision): (&WorkerProcess, &ReportedDecision)| DecisionOverview {

@@ -1,6 +1,7 @@
-//! Where every job is, as `/api/v1/conservation` and the overview show it: per provider, with what does not add up in words.
+//! The reconciliation by provider, as the API and the overview show it: where every job is, and which are not accounted
+//! for.
 //!
-//! Refuses to count: the ledger's [`Account`] is what it shows.
+//! The ledger counts ([`LedgerReconciliation`]); this module only converts.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ledger::upkeep::LedgerReconciliation;
 
-/// One provider's account; the fields are [`Account`]'s.
+/// The reconciliation of one provider; the fields are those of [`LedgerReconciliation`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct ProviderReconciliation {
     pub provider: String,
@@ -32,10 +33,10 @@ pub struct ProviderReconciliation {
     pub oldest_open_ms: Option<u64>,
     pub without_event: u64,
     pub without_cause: u64,
-    /// Open, in `review` or `dead`, and a field of its row cannot be read.
+    /// Jobs that are open, in `review` or `dead` with a field that cannot be read.
     #[serde(default)]
     pub unreadable: u64,
-    /// What does not add up, in words; empty when everything does.
+    /// Discrepancies as text; empty when all jobs are accounted for.
     pub faults: Vec<String>,
 }
 
@@ -67,7 +68,7 @@ fn ms(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Each provider's.
+/// The reconciliations by their provider.
 #[must_use]
 pub fn by_provider(
     accounts: impl IntoIterator<Item = ProviderReconciliation>,

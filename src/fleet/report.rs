@@ -1,27 +1,27 @@
-//! What a worker says of itself, as it stands in the `report` column of `worker_reports`: JSON, format 1.
+//! The report of a worker, as stored in the `report` column of `worker_reports`: JSON, format 1.
 //!
-//! Refuses nothing that it does not know: fields may be added, and whoever reads an older report finds their defaults. A
-//! format that means something else gets another number, and programs that do not know it leave it alone. Holds no job
-//! id, no account and nothing of a payload.
+//! Readers ignore unknown fields and use defaults for missing ones, so fields may be added. A change of meaning needs
+//! another format number, and readers leave an unknown format alone. A report holds no job id, no account and nothing
+//! of a payload.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Of the reports that this program writes.
+/// Format of the reports that this program writes.
 pub const REPORT_FORMAT: u32 = 1;
 
-/// One process, now.
+/// State of one process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ProcessReport {
     /// Settings are loaded and the topology is declared.
     pub ready: bool,
     pub draining: bool,
-    /// The last word of a process that may not delete its row.
+    /// Set in the last report of a process that may not delete its row.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub stopped: bool,
-    /// Of the settings that it goes by.
+    /// Version of the settings in force.
     pub settings_version: i64,
     /// By provider.
     pub lanes: BTreeMap<String, LaneReport>,
@@ -30,28 +30,28 @@ pub struct ProcessReport {
     pub warnings: Vec<String>,
 }
 
-/// One dependency, as this process finds it.
+/// State of one backend, as this process finds it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(default)]
 pub struct BackendStatus {
     pub ok: bool,
     /// `postgres`, `sqlite`, `rabbitmq`, `redis`, `redis_cluster`, `embedded`.
     pub kind: String,
-    /// As the engine tells it; absent where it has none of its own, or does not answer.
+    /// As the backend reports it; absent if it has none or does not answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// Of one question and its answer; absent when there was none.
+    /// Duration of one ping, in milliseconds; absent without an answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rtt_ms: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
 }
 
-/// What is wrong with an engine, named once: many problems begin with the name of what has them.
+/// The problem with the backend's name before it, unless it begins with the name already.
 #[must_use]
-pub fn problem_with_name(engine: &str, problem: &str) -> String {
-    let named = problem.strip_prefix(engine).is_some_and(|rest| rest.starts_with([' ', ':']));
-    if named { problem.to_owned() } else { format!("{engine}: {problem}") }
+pub fn problem_with_name(backend: &str, problem: &str) -> String {
+    let named = problem.strip_prefix(backend).is_some_and(|rest| rest.starts_with([' ', ':']));
+    if named { problem.to_owned() } else { format!("{backend}: {problem}") }
 }
 
 /// One provider's lane in one process.
@@ -59,10 +59,10 @@ pub fn problem_with_name(engine: &str, problem: &str) -> String {
 #[serde(default)]
 pub struct LaneReport {
     pub does: LaneState,
-    /// Why it rests; absent when it does not.
+    /// Why the lane is paused; absent when it is not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pause: Option<ReportedPause>,
-    /// Why nobody passes its gate now; absent while the line moves.
+    /// Why the gate's wait queue is blocked; absent while it moves.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gate: Option<ReportedPause>,
     /// Jobs that wait at the gate for a permit.
@@ -71,11 +71,11 @@ pub struct LaneReport {
     pub in_flight: u64,
     /// Requests begun since the process started.
     pub sent_total: u64,
-    /// Of them, in the last ten seconds.
+    /// Of `sent_total`, those in the last ten seconds.
     pub sent_10s: u64,
-    /// Answers that refused what we allowed, since the process started.
+    /// Throttled responses to permitted requests, since the process started.
     pub throttled_total: u64,
-    /// How long permits were waited for, since the process started.
+    /// Waits for permits, since the process started.
     pub waits: WaitHistogram,
     /// Newest first.
     pub decisions: Vec<ReportedDecision>,
@@ -84,25 +84,25 @@ pub struct LaneReport {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LaneState {
-    /// Takes no more; jobs in hand go on.
+    /// Does not consume; active jobs continue.
     Resting,
-    /// Neither takes nor sends.
+    /// Neither consumes nor sends.
     Stopped,
-    /// One job at a time finds out whether the provider is up again.
+    /// One job at a time tests whether the provider is up again.
     Probing,
     #[default]
     #[serde(other)]
     Running,
 }
 
-/// What holds a lane or its gate.
+/// Why a lane or its gate is held.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ReportedPause {
     pub by: PauseCause,
-    /// For a person.
+    /// Text for operators.
     pub words: String,
-    /// Until then at the earliest, in milliseconds.
+    /// Earliest end, in milliseconds from now.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ends_in_ms: Option<u64>,
 }
@@ -113,15 +113,15 @@ pub enum PauseCause {
     Limit,
     /// The limiter lost its state.
     Cold,
-    /// The provider named a wait.
+    /// The provider asked for a pause.
     Provider,
     /// The circuit breaker.
     Breaker,
-    /// The set-up is wrong, as far as answers tell.
+    /// The set-up is wrong, as far as responses show.
     Setup,
-    /// A dependency of ours is away, refuses or is slow.
+    /// A backend is unavailable, rejects requests or is slow.
     Engine,
-    /// Of short duration, or unknown to this program.
+    /// A short pause, or a cause that this program does not know.
     #[default]
     #[serde(other)]
     Other,
@@ -136,7 +136,7 @@ pub struct WaitHistogram {
 }
 
 impl WaitHistogram {
-    /// Adds another process's; one with other bounds cannot be added and is left out.
+    /// Adds the histogram of another process; one with other bounds cannot be added and is left out.
     pub fn add(&mut self, other: &Self) {
         if self.counts.is_empty() {
             *self = other.clone();
@@ -146,7 +146,7 @@ impl WaitHistogram {
     }
 }
 
-/// One thing that a lane or its gate decided.
+/// A decision of a lane or its gate.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ReportedDecision {

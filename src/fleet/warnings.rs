@@ -1,35 +1,35 @@
-//! What somebody should look at, in words: the warnings of the overview.
+//! The warnings of the overview, as text: what an operator should look at.
 //!
-//! Refuses to stay silent about what could not be asked.
+//! A source that did not answer is always among them.
 
 use super::overview::{OverviewInput, has_valid_row};
 use super::report::problem_with_name;
 
-/// One line each.
+/// The warnings, one line each.
 pub(super) fn warnings(evidence: &OverviewInput) -> Vec<String> {
     let mut warnings = evidence.backend_problems.clone();
     warnings.extend(evidence.database_problem.iter().map(|problem| format!("database: {problem}")));
     for bad in &evidence.invalid_rows {
         let kept = has_valid_row(evidence, &bad.provider);
-        let what = if kept { "the last good one counts" } else { "nothing is sent" };
-        let problem = bad.problems.first().map_or("it cannot be meant", String::as_str);
-        warnings.push(format!("row of {} is bad, and {what}: {problem}", bad.provider));
+        let consequence = if kept { "the last valid row stays in force" } else { "nothing is sent" };
+        let problem = bad.problems.first().map_or("the row is invalid", String::as_str);
+        warnings.push(format!("row of {} is invalid, {consequence}: {problem}", bad.provider));
     }
     for worker in &evidence.workers {
-        let place = worker.address();
+        let address = worker.address();
         match &worker.report {
             _ if !worker.is_live() => {
                 let silent_s = worker.age.as_secs();
-                warnings.push(format!("worker {place} is lost: it has not reported for {silent_s} s"));
+                warnings.push(format!("worker {address} is lost: it has not reported for {silent_s} s"));
             }
-            None => warnings.push(format!("worker {place} reports in a format that this program does not read")),
+            None => warnings.push(format!("worker {address} reports in a format that this program does not read")),
             Some(report) => {
-                let away = report.engines.iter().filter(|(_, engine)| !engine.ok);
-                warnings.extend(away.map(|(name, engine)| {
-                    let problem = engine.problem.as_deref().unwrap_or("does not answer");
-                    format!("worker {place}: {}", problem_with_name(name, problem))
+                let unavailable = report.engines.iter().filter(|(_, backend)| !backend.ok);
+                warnings.extend(unavailable.map(|(name, backend)| {
+                    let problem = backend.problem.as_deref().unwrap_or("does not answer");
+                    format!("worker {address}: {}", problem_with_name(name, problem))
                 }));
-                warnings.extend(report.warnings.iter().map(|warning| format!("worker {place}: {warning}")));
+                warnings.extend(report.warnings.iter().map(|warning| format!("worker {address}: {warning}")));
             }
         }
     }

@@ -1,7 +1,8 @@
-//! Who is there: the rows of `worker_reports`, judged by their age.
+//! The worker processes: the rows of `worker_reports`, with a state by their age.
 //!
-//! A process is lost when its row was not written anew for ten seconds while the database could be written to. A lost process
-//! is shown until it is replaced, and for ten minutes at most; where no process is live, the last one is shown for a day.
+//! A process is lost when its row was not updated for ten seconds while the database could be written to. A lost
+//! process is shown until it is replaced, and for ten minutes at most. Where no process is live, the last one is shown
+//! for a day.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,33 +19,34 @@ pub const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(10);
 /// A row that is older is deleted.
 pub const ROW_RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Longest time that a lost process is shown beside live ones.
+/// Longest time for which a lost process is shown beside live ones.
 const LOST_SHOWN_MAX: Duration = Duration::from_secs(10 * 60);
 
-/// Until then the leases of a lost process may hold jobs, and it is shown even if it is replaced.
+/// Age at which the leases of a lost process have expired. Until then it may hold jobs, and is shown even if it is
+/// replaced.
 const LEASES_EXPIRED_AFTER: Duration = Duration::from_secs(40);
 
 /// A process reports within this time once the database can be written to again.
 const HEARTBEAT_RESUMES_WITHIN: Duration = Duration::from_secs(4);
 
-/// A time in which reports could neither be written nor read.
+/// A time in which reports could be neither written nor read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outage {
-    /// So long ago.
+    /// Time since it began.
     pub began: Duration,
-    /// `None`: it goes on.
+    /// Time since it ended; `None`: it continues.
     pub ended: Option<Duration>,
 }
 
 impl Outage {
-    /// The silence of a row of this age that is the worker's own.
+    /// The part of a row's age that is the worker's own silence.
     fn silence_of(self, age: Duration) -> Duration {
         let ended = self.ended.map_or(Duration::ZERO, |ended| ended.saturating_sub(HEARTBEAT_RESUMES_WITHIN));
         age.saturating_sub(self.began.min(age).saturating_sub(ended))
     }
 }
 
-/// The processes of these rows, which were read so long ago, that are shown.
+/// The processes of these rows that are shown; `read` is the time since the rows were read.
 #[must_use]
 pub fn visible_workers(rows: &[StoredReport], read: Duration, outage: Option<Outage>) -> Vec<WorkerProcess> {
     let workers = rows.iter().map(|row| {
@@ -57,9 +59,9 @@ pub fn visible_workers(rows: &[StoredReport], read: Duration, outage: Option<Out
         all.into_iter().partition(WorkerProcess::is_live);
     lost.sort_by_key(|worker| worker.age);
     let replaced = replaced(&shown, &lost);
-    let nobody_lives = shown.is_empty();
+    let none_is_live = shown.is_empty();
     let kept = lost.into_iter().zip(replaced).enumerate().filter(|(nth, (worker, replaced))| {
-        let last = nobody_lives && *nth == 0;
+        let last = none_is_live && *nth == 0;
         last || (worker.age <= LOST_SHOWN_MAX && !(*replaced && worker.age > LEASES_EXPIRED_AFTER))
     });
     shown.extend(kept.map(|(_, (worker, _))| worker));
@@ -67,7 +69,7 @@ pub fn visible_workers(rows: &[StoredReport], read: Duration, outage: Option<Out
     shown
 }
 
-/// For each lost process, whether another one has come on its host since; each that came replaces one.
+/// For each lost process, whether another one has started on its host since; each new process replaces one.
 fn replaced(live: &[WorkerProcess], lost: &[WorkerProcess]) -> Vec<bool> {
     let mut came: Vec<&WorkerProcess> = live.iter().collect();
     let replaces =
@@ -79,7 +81,7 @@ fn replaced(live: &[WorkerProcess], lost: &[WorkerProcess]) -> Vec<bool> {
     each.collect()
 }
 
-/// One process and what it said last.
+/// One process and its last report.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WorkerProcess {
     pub id: String,
@@ -89,7 +91,7 @@ pub struct WorkerProcess {
     pub started_at_ms: i64,
     pub seen_at_ms: i64,
     pub age: Duration,
-    /// `None`: written in a format that this program does not know.
+    /// `None`: the report has a format that this program does not know.
     pub report: Option<ProcessReport>,
 }
 
@@ -160,7 +162,7 @@ impl WorkerOverview {
             warnings.push(format!("has not reported for {} s", worker.age.as_secs()));
         }
         let lanes = report.lanes.values();
-        // What a lost process had is nobody's any more: leases and the broker give it back.
+        // A lost process holds no jobs any more: the broker requeues its messages, and its leases expire.
         let live = u64::from(worker.is_live());
         Self {
             id: worker.id.clone(),
@@ -206,7 +208,7 @@ mod tests {
             (11, 1, r#"{"ready": true, "lanes": {"acme": {"in_hand": 3}}}"#, "lost", 0, true),
             (1, 2, r#"{"ready": "otherwise"}"#, "ready", 0, true),
             (1, 1, r#"{"ready": "otherwise"}"#, "ready", 0, true),
-            // A later program's fields and words.
+            // Fields and codes of a later program.
             (
                 1,
                 1,
@@ -217,15 +219,15 @@ mod tests {
             ),
         ] {
             let line = WorkerOverview::new(&WorkerProcess::from_row(&row(age_s, format, body)));
-            let told = (line.state.as_str(), line.in_hand, !line.warnings.is_empty());
-            assert_eq!(told, (state, in_hand, warned), "{age_s} {format} {body}");
+            let shown = (line.state.as_str(), line.in_hand, !line.warnings.is_empty());
+            assert_eq!(shown, (state, in_hand, warned), "{age_s} {format} {body}");
         }
         let rows = [row(1, 1, "{}"), row(1, 1, r#"{"stopped": true}"#), row(90_000, 1, "{}"), row(86_000, 1, "{}")];
         let ages = |rows: &[StoredReport]| -> Vec<u64> {
             visible_workers(rows, Duration::from_secs(2), None).iter().map(|worker| worker.age.as_secs()).collect()
         };
         assert_eq!(ages(&rows), [3]);
-        // Where none is live, the last one is told of for a day.
+        // Where none is live, the last one is shown for a day.
         assert_eq!(ages(&rows[1..]), [86_002]);
         let line = WorkerOverview::new(&WorkerProcess::from_row(&row(1, 1, "{}")));
         assert_eq!(
@@ -259,7 +261,7 @@ mod tests {
             // Its leases may still hold jobs.
             (39, Some(20), "pay-1", true),
             (60, Some(50), "pay-1", false),
-            // One that runs longer, or elsewhere, is no replacement.
+            // A process that started earlier, or on another host, is no replacement.
             (60, Some(70), "pay-1", true),
             (60, Some(50), "pay-2", true),
         ] {
@@ -268,7 +270,7 @@ mod tests {
                 [beside.clone(), named("old", "pay-1", 9_000, lost_for_s)].into_iter().chain(came).collect();
             assert_eq!(shown(&rows).contains(&"old".to_owned()), kept, "lost for {lost_for_s} s, {came_s:?} at {host}");
         }
-        // One that came replaces one.
+        // A new process replaces one.
         let two = [named("a", "pay-1", 900, 60), named("b", "pay-1", 900, 61), named("new", "pay-1", 50, 1)];
         assert_eq!(shown(&two), ["b", "new"]);
     }
@@ -277,10 +279,10 @@ mod tests {
     fn database_outage_loses_no_worker() {
         let seconds = Duration::from_secs;
         for (age_s, began_s, ended_s, live) in [
-            // The outage goes on: the last report came just before it, or long before.
+            // The outage continues: the last report came just before it, or long before.
             (62, 60, None, true),
             (90, 60, None, false),
-            // It has ended, and nobody had the time to report.
+            // It has ended, and no process had the time to report.
             (63, 61, Some(1), true),
             (63, 61, Some(3), true),
             // The others have reported since.

@@ -1,24 +1,25 @@
-//! Copies of one job's message: which of them counts, and whether a job that waits needs one more.
+//! The copies of one job's message: which copy counts, and whether a waiting job needs one more.
 //!
-//! A message that lies in a queue cannot be taken back. So each copy that we publish has a number, and the job's row
-//! has the newest one, and the one that a delay queue holds until a known instant. An older copy is acknowledged without
-//! effect, and while a delay queue holds a copy that comes back in time, no further one is published.
+//! A message in a queue cannot be removed. So each published copy has a number. The job's row stores the newest number,
+//! and the number of the copy that a delay queue holds until a known instant. An older copy is acknowledged without
+//! effect. While a delay queue holds a copy that returns in time, no further copy is published. See
+//! `docs/decisions/0003-number-message-copies.md`.
 
 use crate::domain::provider::ProviderName;
 
-/// A message of a job, as it was delivered.
+/// A message of a job, as delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeliveredCopy {
     pub copy: i64,
-    /// A worker had it before and may have died between a commit and its publish: what the row says of copies in queues
-    /// is not trusted, and this copy counts.
+    /// A worker had the message before and may have died between a commit and its publish. So the row's data on copies
+    /// in queues is not trusted, and this copy counts.
     pub redelivered: bool,
-    /// Its job is taken up without it: it stays in the lane's queue, and is enough for the job to come back.
+    /// The job is claimed without this message: it stays in the lane's queue, and is enough for the job to return.
     pub stays_queued: bool,
 }
 
 impl DeliveredCopy {
-    /// A copy that counts, whatever its number is.
+    /// A copy that counts, whatever its number.
     pub const ALWAYS_CURRENT: Self = Self::delivered(i64::MAX, false);
 
     #[must_use]
@@ -26,31 +27,31 @@ impl DeliveredCopy {
         Self { copy, redelivered, stays_queued: false }
     }
 
-    /// The newest copy of a job that is taken up by the ledger's word.
+    /// The newest copy of a job that is claimed from the ledger and not from a delivery.
     #[must_use]
     pub const fn queued(copy: i64) -> Self {
         Self { copy, redelivered: false, stays_queued: true }
     }
 }
 
-/// A worker that claims a job, and the message that it does so for.
+/// A worker that claims a job, and the message for which it does so.
 #[derive(Clone, Copy, Debug)]
 pub struct Claimant<'a> {
     pub owner: &'a str,
     pub delivered: DeliveredCopy,
 }
 
-/// How a job comes back that waits, as its row says.
+/// How a waiting job returns, as its row says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReturnPlan {
     /// The newest copy's number.
     pub copy: i64,
-    /// The sweeper publishes its message when it is due: a copy in a delay queue would come back later than that.
+    /// The sweeper publishes the message when the job is due: the copy in a delay queue would return later than that.
     pub unqueued: bool,
 }
 
 impl ReturnPlan {
-    /// The number of the copy that is to be published now; `None` when the job comes back without one.
+    /// The number of the copy to publish now; `None` when the job returns without one.
     #[must_use]
     pub fn copy_to_publish(self, newest_before: i64) -> Option<i64> {
         (!self.unqueued && self.copy > newest_before).then_some(self.copy)

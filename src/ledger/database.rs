@@ -1,7 +1,7 @@
-//! Opening the database that `database.url` names, and bringing it to this program's schema.
+//! The database that `database.url` names: opening it, migrating it, and the lock for embedded parts.
 //!
-//! Refuses to migrate by itself: `migrate` is a step that somebody chooses. Refuses a database whose migrations were
-//! changed after they were applied.
+//! Only `sluicegate migrate` applies migrations; opening a database never does. A database is rejected if an applied
+//! migration differs from this program's (`migrations/README.md`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,13 +31,13 @@ use super::upkeep::Upkeep;
 use super::{Ledger, LedgerError};
 use crate::tls::Authorities;
 
-/// Where a database stands against this program.
+/// The database's schema compared with this program's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SchemaState {
-    /// Migrations are missing, or all of them.
+    /// Some migrations are missing, or all.
     NotMigrated,
     Current,
-    /// A later program migrated it. By the rules of `migrations/README.md` the program before that one still works.
+    /// A later program migrated it. By the rules of `migrations/README.md`, the program before that one still works.
     Newer,
 }
 
@@ -47,19 +47,19 @@ enum DatabasePool {
     Sqlite(SqlitePool),
 }
 
-/// Key of the advisory lock: "sluice" in ASCII, so that nobody else's is the same by chance.
+/// Key of the advisory lock: "sluice" in ASCII, so that no other program has the same key by chance.
 pub(super) const RUN_LOCK_KEY: i64 = 0x736c_7569_6365;
-/// A session that does not answer by then has ended, though nobody told.
+/// A session that does not answer within this time has ended, even if no error arrived.
 const PING_MAX: Duration = Duration::from_secs(3);
 
-/// The right to run embedded parts on a PostgreSQL database. Ends with its session, whoever ended that.
+/// The right to run embedded parts on a PostgreSQL database. It ends with its session, for whatever reason.
 pub struct AdvisoryRunLock {
     pool: Connections,
     session: Arc<Mutex<Option<PgConnection>>>,
 }
 
 impl AdvisoryRunLock {
-    /// Whether it is held. A session that has ended is replaced, unless somebody else has the right by now.
+    /// Whether the lock is held. A session that has ended is replaced, unless another process has the lock by now.
     ///
     /// # Errors
     /// When the database cannot be asked.
@@ -80,7 +80,7 @@ impl AdvisoryRunLock {
     }
 }
 
-/// An opened database: the ledger and the settings in it.
+/// An open database: the ledger and the settings in it.
 #[derive(Clone)]
 pub struct Database {
     pool: DatabasePool,
@@ -90,8 +90,8 @@ pub struct Database {
 }
 
 impl Database {
-    /// Opens `sqlite://PATH`, `sqlite::memory:` or `postgres://…`. Connects with the first use, so a database that is
-    /// away is an error of that use. `max_connections` is for PostgreSQL; SQLite has one.
+    /// Opens `sqlite://PATH`, `sqlite::memory:` or `postgres://…`. Connects at first use, so an unavailable database is
+    /// an error of that use. `max_connections` is for PostgreSQL; SQLite has one.
     ///
     /// # Errors
     /// [`LedgerError::Refused`], naming `database.url` and never quoting it.
@@ -99,7 +99,8 @@ impl Database {
         Self::open_with_authorities(url, max_connections, &Authorities::default())
     }
 
-    /// The same, trusting these authorities of TLS besides the public ones, unless the URL names its own `sslrootcert`.
+    /// Opens the database like [`Self::open`]. Trusts these TLS authorities besides the public ones, unless the URL
+    /// names its own `sslrootcert`.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -164,13 +165,14 @@ impl Database {
         }
     }
 
-    /// Applies what is missing. Safe to run twice and from several processes at once.
+    /// Applies missing migrations. Safe to run twice and from several processes at once.
     ///
     /// # Errors
     /// [`LedgerError::Refused`] when the database is newer than this program, or an applied migration differs.
     pub async fn migrate(&self) -> Result<(), LedgerError> {
         let pool = self.pool.clone();
-        // Never cancelled, like every transaction, but as long as it takes: a migration may rewrite a large table.
+        // Like every transaction, a migration is never cancelled. It has no time limit, because it may rewrite a large
+        // table.
         let migration = tokio::spawn(async move {
             match pool {
                 DatabasePool::Postgres(pool) => migrate_postgres(&pool).await,
@@ -189,13 +191,13 @@ impl Database {
         run_to_completion(async move {
             match pool {
                 DatabasePool::Postgres(pool) => {
-                    let away = |error: sqlx::Error| from_postgres(&error);
-                    let mut session = pool.lend(ConnectionPurpose::General).await.map_err(away)?;
-                    let connection = session.connection().map_err(away)?;
+                    let classify = |error: sqlx::Error| from_postgres(&error);
+                    let mut session = pool.lend(ConnectionPurpose::General).await.map_err(classify)?;
+                    let connection = session.connection().map_err(classify)?;
                     let state =
                         with_statement_timeout(async { Ok(schema_state(connection, &POSTGRES, from_postgres).await) })
                             .await;
-                    session.end(state).map_err(away)?
+                    session.end(state).map_err(classify)?
                 }
                 DatabasePool::Sqlite(pool) => {
                     let mut connection = sqlite::acquire(&pool).await.map_err(|error| sqlite::from_sqlite(&error))?;
@@ -206,7 +208,7 @@ impl Database {
         .await
     }
 
-    /// How many connections PostgreSQL allows this user; `None` of SQLite.
+    /// The number of connections that PostgreSQL allows this user; `None` for SQLite.
     ///
     /// # Errors
     /// When the database cannot be asked.
@@ -214,16 +216,16 @@ impl Database {
         let DatabasePool::Postgres(pool) = &self.pool else { return Ok(None) };
         let pool = pool.clone();
         run_to_completion(async move {
-            let away = |error: sqlx::Error| from_postgres(&error);
-            let mut session = pool.lend(ConnectionPurpose::General).await.map_err(away)?;
-            let limits = with_statement_timeout(connection_limits(session.connection().map_err(away)?)).await;
-            session.end(limits).map(Some).map_err(away)
+            let classify = |error: sqlx::Error| from_postgres(&error);
+            let mut session = pool.lend(ConnectionPurpose::General).await.map_err(classify)?;
+            let limits = with_statement_timeout(connection_limits(session.connection().map_err(classify)?)).await;
+            session.end(limits).map(Some).map_err(classify)
         })
         .await
     }
 
-    /// Takes the one right to run embedded parts on a PostgreSQL database; `None` when somebody has it. SQLite's callers
-    /// lock its file instead.
+    /// Takes the lock for embedded parts on a PostgreSQL database; `None` when another process has it. For SQLite,
+    /// callers lock the file instead.
     ///
     /// # Errors
     /// When the database cannot be asked.
@@ -237,7 +239,7 @@ impl Database {
         .await
     }
 
-    /// Finishes what is under way and closes the connections. A database in memory is gone then.
+    /// Finishes running work and closes the connections. A database in memory is lost then.
     pub async fn close(&self) {
         match &self.pool {
             DatabasePool::Postgres(pool) => pool.close().await,
@@ -246,11 +248,11 @@ impl Database {
     }
 }
 
-/// A session of its own that has the right; `None` when somebody else's has it.
+/// A separate session that holds the lock; `None` when another session holds it.
 async fn lock_in_session(pool: &Connections) -> Result<Option<PgConnection>, LedgerError> {
-    let away = |error: sqlx::Error| from_postgres(&error);
-    let mut connection = pool.open_dedicated().await.map_err(away)?;
+    let classify = |error: sqlx::Error| from_postgres(&error);
+    let mut connection = pool.open_dedicated().await.map_err(classify)?;
     let ours = sqlx::query_scalar("SELECT pg_try_advisory_lock($1)").bind(RUN_LOCK_KEY).fetch_one(&mut connection);
-    let ours: bool = with_statement_timeout(ours).await.map_err(away)?;
+    let ours: bool = with_statement_timeout(ours).await.map_err(classify)?;
     Ok(ours.then_some(connection))
 }

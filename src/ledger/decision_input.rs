@@ -1,25 +1,25 @@
-//! What a person says with a decision: why, and what the provider calls the charge.
+//! An operator's input to a decision: the reason, and the provider's reference of the charge.
 //!
-//! Refuses what the ledger would not keep as it was said, so that nothing is cut or dropped.
+//! The ledger stores both unchanged. So input that it would cut or drop is rejected, with how to fix it.
 
 use super::operator::JobResolution;
 use crate::domain::sensitive::{CardNumbers, TextContext, find_sensitive};
 
-/// Longest reason, in characters: it stands in the audit, the job's reason and its outcome event.
-const BECAUSE_CHARS_MAX: usize = 500;
+/// Longest reason, in characters: it is stored in the audit, the job's reason and its outcome event.
+const REASON_CHARS_MAX: usize = 500;
 /// Longest reference of a provider, in characters.
 const REFERENCE_CHARS_MAX: usize = 255;
 
-/// A reason as it is kept.
+/// The reason as it is stored.
 ///
 /// # Errors
 /// When it is too long, or holds card data or a secret.
 pub fn validate_reason(text: &str) -> Result<String, String> {
     let chars = text.chars().count();
-    if chars > BECAUSE_CHARS_MAX {
-        return Err(format!("has {chars} characters: write at most {BECAUSE_CHARS_MAX}"));
+    if chars > REASON_CHARS_MAX {
+        return Err(format!("has {chars} characters: write at most {REASON_CHARS_MAX}"));
     }
-    // Nobody needs a card number to say why, whatever `worker.card_numbers` allows in messages.
+    // A reason needs no card number, whatever `worker.card_numbers` allows in messages.
     reject_sensitive(text, CardNumbers::Refuse)?;
     Ok(text.to_owned())
 }
@@ -29,17 +29,17 @@ fn reject_sensitive(text: &str, cards: CardNumbers) -> Result<(), String> {
     found.map_or(Ok(()), |what| Err(format!("holds {}, which is not kept: leave it out", what.describe())))
 }
 
-/// The verdict, with the reference that was given beside it.
+/// The resolution with the given reference.
 ///
 /// # Errors
-/// When the reference cannot be kept, or the verdict has none.
+/// When the reference cannot be stored, or the resolution takes none.
 pub fn with_provider_reference(
-    verdict: JobResolution,
+    resolution: JobResolution,
     reference: Option<String>,
     cards: CardNumbers,
 ) -> Result<JobResolution, String> {
-    let Some(text) = reference else { return Ok(verdict) };
-    if !matches!(verdict, JobResolution::Succeeded { .. }) {
+    let Some(text) = reference else { return Ok(resolution) };
+    if !matches!(resolution, JobResolution::Succeeded { .. }) {
         return Err("only a payment that `succeeded` has one: leave it out".to_owned());
     }
     if text.trim().is_empty() {
@@ -64,7 +64,7 @@ mod tests {
         assert_eq!(validate_reason(&"ä".repeat(500)), Ok("ä".repeat(500)));
         assert_eq!(validate_reason(&"a".repeat(501)).unwrap_err(), "has 501 characters: write at most 500");
         let with_reference =
-            |verdict, reference| super::with_provider_reference(verdict, reference, CardNumbers::Refuse);
+            |resolution, reference| super::with_provider_reference(resolution, reference, CardNumbers::Refuse);
         let succeeded =
             |text: &str| with_reference(JobResolution::Succeeded { reference: None }, Some(text.to_owned()));
         assert_eq!(succeeded(&"ä".repeat(255)), Ok(JobResolution::Succeeded { reference: Some("ä".repeat(255)) }));
@@ -75,9 +75,9 @@ mod tests {
             let refused = [validate_reason(&format!("seen: {text}")).unwrap_err(), succeeded(text).unwrap_err()];
             assert!(refused.iter().all(|why| why.contains("leave it out") && !why.contains(text)), "{refused:?}");
         }
-        for verdict in [JobResolution::Declined, JobResolution::Resend] {
-            assert_eq!(with_reference(verdict.clone(), None), Ok(verdict.clone()));
-            assert!(with_reference(verdict, Some("ch_1".to_owned())).unwrap_err().contains("`succeeded`"));
+        for resolution in [JobResolution::Declined, JobResolution::Resend] {
+            assert_eq!(with_reference(resolution.clone(), None), Ok(resolution.clone()));
+            assert!(with_reference(resolution, Some("ch_1".to_owned())).unwrap_err().contains("`succeeded`"));
         }
     }
 }

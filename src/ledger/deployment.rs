@@ -1,6 +1,6 @@
-//! The identity of a deployment: the id that its database was given when it was made.
+//! The identity of a deployment: the id that its database was given when it was created.
 //!
-//! A copy of a database and a restored backup have the id of their original.
+//! A copy of a database, or a restored backup, has the id of its original.
 
 use std::fmt;
 

@@ -1,7 +1,7 @@
-//! Bringing a database to this program's schema, and telling how far it is.
+//! Migration of a database to this program's schema, and the comparison of both.
 //!
-//! Refuses to hold payments up: a table that is in use is waited for a second at a time. Refuses to wait for anything for
-//! ever.
+//! Payments go on meanwhile. A migration waits for a table for one second at a time, because every later reader queues
+//! behind it. All waits are bounded.
 
 use std::time::Duration;
 
@@ -18,33 +18,33 @@ use super::sql::sqlite;
 /// The migrator's own table, <https://docs.rs/sqlx/0.9.0/sqlx/migrate/struct.Migrator.html>.
 const MIGRATIONS_TABLE: &str = "_sqlx_migrations";
 
-/// Key of the advisory lock of those who migrate, one after the other.
+/// Key of the advisory lock that lets one process migrate at a time.
 const MIGRATE_LOCK: i64 = RUN_LOCK_KEY + 1;
 const MIGRATE_LOCK_POLL: Duration = Duration::from_millis(100);
 const MIGRATE_LOCK_TRIES: u32 = 3_000;
 
-/// How long a migration waits for a table at a time: whoever wants the table after it waits behind it. Payments pass in the
-/// pauses; a reader of five minutes is waited for.
+/// How long a migration waits for a table at a time: later users of the table queue behind it. Payments pass in the
+/// pauses. The sum of all tries outlasts a reader of five minutes.
 const TABLE_LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 const TABLE_LOCK_PAUSE: Duration = Duration::from_secs(4);
 const TABLE_LOCK_TRIES: u32 = 60;
-/// The same of an index that is built beside the payments: it waits for those transactions that were there before.
+/// Lock timeout of an index that is built concurrently: the build waits for all transactions that began before it.
 const CONCURRENT_INDEX_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// The migrator's advisory lock lets one process through at a time; the others find nothing left to do. Its connection is no
-/// other's, neither here nor behind a pooler, so the lock ends with it at the latest.
+/// An advisory lock lets one process migrate at a time; the others then find nothing left to do. The lock's connection
+/// is shared with no other use, neither here nor behind a pooler. So the lock ends with the connection at the latest.
 pub async fn migrate_postgres(pool: &Connections) -> Result<(), LedgerError> {
-    let away = |error: sqlx::Error| from_postgres(&error);
-    let mut connection = pool.open_dedicated().await.map_err(away)?;
+    let classify = |error: sqlx::Error| from_postgres(&error);
+    let mut connection = pool.open_dedicated().await.map_err(classify)?;
     let result = migrate_connection(&mut connection).await;
-    connection.close().await.map_err(away)?;
+    connection.close().await.map_err(classify)?;
     result
 }
 
 async fn migrate_connection(connection: &mut PgConnection) -> Result<(), LedgerError> {
-    let away = |error: sqlx::Error| from_postgres(&error);
+    let classify = |error: sqlx::Error| from_postgres(&error);
     let encoding: String =
-        sqlx::query_scalar("SHOW server_encoding").fetch_one(&mut *connection).await.map_err(away)?;
+        sqlx::query_scalar("SHOW server_encoding").fetch_one(&mut *connection).await.map_err(classify)?;
     if encoding != "UTF8" {
         return Err(LedgerError::Refused(format!(
             "the database's encoding is {encoding}: create it with ENCODING 'UTF8'"
@@ -57,28 +57,25 @@ async fn migrate_connection(connection: &mut PgConnection) -> Result<(), LedgerE
     match (migrated, unlocked) {
         (Ok(()), Ok(true)) => Ok(()),
         (Ok(()), Ok(false)) => {
-            let text = "the lock of the migration was lost meanwhile: see pg_locks, and migrate again";
+            let text = "the migration lost its advisory lock: see pg_locks, then run `sluicegate migrate` again";
             Err(LedgerError::Unavailable(text.to_owned()))
         }
-        (Ok(()), Err(error)) => Err(away(error)),
+        (Ok(()), Err(error)) => Err(classify(error)),
         (Err(error), _) => Err(error),
     }
 }
 
 async fn migrate_locked(connection: &mut PgConnection) -> Result<(), LedgerError> {
-    let away = |error: sqlx::Error| from_postgres(&error);
-    // The pool's limit is for payments, and a migration may take long.
-    sqlx::raw_sql("SET statement_timeout = 0").execute(&mut *connection).await.map_err(away)?;
+    let classify = |error: sqlx::Error| from_postgres(&error);
+    // The pool's statement timeout is for payments, and a migration may take long.
+    sqlx::raw_sql("SET statement_timeout = 0").execute(&mut *connection).await.map_err(classify)?;
     let mut tries = 1;
     loop {
         match try_migrations(connection).await {
             Err(MigrateError::ExecuteMigration(error, version))
                 if lock_not_available(&error) && tries < TABLE_LOCK_TRIES && !is_built_concurrently(version) =>
             {
-                tracing::warn!(
-                    version,
-                    "a table is in use: the migration tries again, so that payments pass meanwhile"
-                );
+                tracing::warn!(version, "a table is in use; the migration lets payments pass, then retries");
                 tokio::time::sleep(TABLE_LOCK_PAUSE).await;
                 tries += 1;
             }
@@ -87,8 +84,8 @@ async fn migrate_locked(connection: &mut PgConnection) -> Result<(), LedgerError
     }
 }
 
-/// Another process's migration is waited for, but not for ever. It is asked about and not waited for by a statement: an index
-/// that is built beside the payments waits for every statement that has begun, and each would wait for the other.
+/// Waits for another process's migration, for a limited time. It polls, because a waiting statement would cause a
+/// deadlock: a concurrent index build waits for every statement that has begun.
 async fn wait_for_migrate_lock(connection: &mut PgConnection) -> Result<(), LedgerError> {
     let ours = "SELECT pg_try_advisory_lock($1)";
     for _ in 0..MIGRATE_LOCK_TRIES {
@@ -99,11 +96,11 @@ async fn wait_for_migrate_lock(connection: &mut PgConnection) -> Result<(), Ledg
         tokio::time::sleep(MIGRATE_LOCK_POLL).await;
     }
     Err(LedgerError::Unavailable(
-        "another process has been migrating this database for minutes; see pg_stat_activity".to_owned(),
+        "another process has been migrating this database for minutes: see pg_stat_activity".to_owned(),
     ))
 }
 
-/// File after file. Nobody waits behind an index that is built beside the payments, so that it may wait for longer.
+/// Runs file after file. A concurrent index build blocks no one, so it may wait longer.
 async fn try_migrations(connection: &mut PgConnection) -> Result<(), MigrateError> {
     for (version, index) in built_concurrently() {
         wait_for_tables(connection, TABLE_LOCK_TIMEOUT).await?;
@@ -122,7 +119,8 @@ async fn wait_for_tables(connection: &mut PgConnection, at_most: Duration) -> Re
     Ok(())
 }
 
-/// An index whose build was cut off is of no use, and in the way of the next try: it was built outside a transaction.
+/// Drops an index whose build was interrupted. It is built outside a transaction, so the remains would fail the next
+/// try.
 async fn drop_invalid_index(connection: &mut PgConnection, index: &str) -> Result<(), sqlx::Error> {
     let is_cut_off = "SELECT EXISTS (SELECT 1 FROM pg_index WHERE indexrelid = to_regclass($1) AND NOT indisvalid)";
     if sqlx::query_scalar(is_cut_off).bind(index).fetch_one(&mut *connection).await? {
@@ -132,16 +130,16 @@ async fn drop_invalid_index(connection: &mut PgConnection, index: &str) -> Resul
     Ok(())
 }
 
-/// SQLite's migrator takes no lock, so the whole run is one transaction that holds the write lock from its first moment.
+/// SQLite's migrator takes no lock. So the whole run is one transaction that holds the write lock from its start.
 pub async fn migrate_sqlite(pool: &SqlitePool) -> Result<(), LedgerError> {
-    let away = |error: sqlx::Error| sqlite::from_sqlite(&error);
-    let mut connection = sqlite::acquire(pool).await.map_err(away)?;
-    let mut transaction = connection.begin_with("BEGIN IMMEDIATE").await.map_err(away)?;
+    let classify = |error: sqlx::Error| sqlite::from_sqlite(&error);
+    let mut connection = sqlite::acquire(pool).await.map_err(classify)?;
+    let mut transaction = connection.begin_with("BEGIN IMMEDIATE").await.map_err(classify)?;
     SQLITE
         .run_direct(None, &mut *transaction, false)
         .await
         .map_err(|error| migration_failed(error, sqlite::from_sqlite))?;
-    transaction.commit().await.map_err(away)
+    transaction.commit().await.map_err(classify)
 }
 
 fn migration_failed(error: MigrateError, meaning: fn(&sqlx::Error) -> LedgerError) -> LedgerError {
@@ -149,23 +147,23 @@ fn migration_failed(error: MigrateError, meaning: fn(&sqlx::Error) -> LedgerErro
         MigrateError::Execute(error) => meaning(&error),
         MigrateError::ExecuteMigration(error, version) => match meaning(&error) {
             LedgerError::Unavailable(text) if lock_not_available(&error) => LedgerError::Unavailable(format!(
-                "migration {version}: {text}: a table has been in use for minutes. See pg_stat_activity for by whom, and \
-                 migrate again"
+                "migration {version}: {text}: a table has been in use for minutes. See pg_stat_activity for its user, \
+                 then run `sluicegate migrate` again"
             )),
             LedgerError::Unavailable(text) => LedgerError::Unavailable(text),
             other => LedgerError::Refused(format!("migration {version}: {other}")),
         },
         MigrateError::VersionMissing(version) => LedgerError::Refused(format!(
-            "the database is at migration {version}, which this program does not know: use the newer program"
+            "the database is at migration {version}, which this program does not know: use a newer version of it"
         )),
         other => LedgerError::Refused(other.to_string()),
     }
 }
 
-/// Where the database stands.
+/// Compares the applied migrations with this program's.
 ///
 /// # Errors
-/// When it cannot be asked, or a migration was changed after it was applied.
+/// When the database cannot be asked, or a migration was changed after it was applied.
 pub async fn schema_state<C: Migrate>(
     connection: &mut C,
     migrator: &Migrator,

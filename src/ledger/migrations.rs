@@ -1,6 +1,7 @@
-//! The schema's migrations, compiled into the program.
+//! The schema's migrations, compiled into the program, as one `Migrator` for each database.
 //!
-//! Refuses sqlx's macro: it would have every build make sqlx and both of its drivers a second time, for the compiler.
+//! sqlx's macro is not used: with it, every build would compile sqlx and both of its drivers a second time, for the
+//! compiler.
 
 use std::borrow::Cow;
 use std::sync::LazyLock;
@@ -8,7 +9,7 @@ use std::sync::LazyLock;
 use sqlx::SqlSafeStr as _;
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 
-/// Names and texts of one directory's files.
+/// The names and texts of one directory's files.
 macro_rules! files {
     ($directory:literal: $($name:literal),+ $(,)?) => {
         &[$(($name, include_str!(concat!("../../migrations/", $directory, "/", $name, ".sql")))),+]
@@ -106,7 +107,7 @@ pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| {
     ])
 });
 
-/// As sqlx reads a directory: number, words and text of each file.
+/// Builds the migrator as sqlx does from a directory: number, description and text of each file.
 fn migrator(files: &[(&'static str, &'static str)]) -> Migrator {
     let migration = |(name, sql): &(&'static str, &'static str)| {
         let (number, words) = name.split_once('_').unwrap_or((name, ""));
@@ -121,19 +122,19 @@ fn migrator(files: &[(&'static str, &'static str)]) -> Migrator {
     Migrator::with_migrations(files.iter().map(migration).collect())
 }
 
-/// One that was built, but whose number was not written down any more, is there already.
+/// If an earlier run built the index but did not record the migration, the index exists already.
 const CONCURRENTLY: &str = "CREATE INDEX CONCURRENTLY IF NOT EXISTS ";
 
-/// The indexes that PostgreSQL builds beside the payments, and the files' numbers.
+/// The indexes that PostgreSQL builds concurrently with payments, with the numbers of their files.
 pub fn built_concurrently() -> impl Iterator<Item = (i64, &'static str)> {
-    let built = |it: &'static Migration| {
-        let (_, after) = it.sql.as_str().split_once(CONCURRENTLY)?;
-        Some((it.version, after.split_whitespace().next()?))
+    let built = |migration: &'static Migration| {
+        let (_, after) = migration.sql.as_str().split_once(CONCURRENTLY)?;
+        Some((migration.version, after.split_whitespace().next()?))
     };
-    POSTGRES.iter().filter(|it| it.no_tx).filter_map(built)
+    POSTGRES.iter().filter(|migration| migration.no_tx).filter_map(built)
 }
 
-/// Whether this file is one of those.
+/// Whether this file builds an index concurrently.
 pub fn is_built_concurrently(version: i64) -> bool {
     built_concurrently().any(|(built, _)| built == version)
 }
@@ -144,13 +145,14 @@ mod tests {
 
     use super::*;
 
-    /// The server makes one transaction of several statements, and within one no index is built so.
+    /// PostgreSQL runs several statements in one transaction, and no index can be built concurrently inside one.
     #[test]
     fn concurrent_index_is_alone_in_its_file() {
         let alone: Vec<i64> = built_concurrently().map(|(version, _)| version).collect();
-        let beside: Vec<i64> = POSTGRES.iter().filter(|it| it.no_tx).map(|it| it.version).collect();
+        let beside: Vec<i64> =
+            POSTGRES.iter().filter(|migration| migration.no_tx).map(|migration| migration.version).collect();
         assert_eq!((alone, beside.is_empty()), (beside, false));
-        for migration in POSTGRES.iter().filter(|it| it.no_tx) {
+        for migration in POSTGRES.iter().filter(|migration| migration.no_tx) {
             assert_eq!(migration.sql.as_str().matches(';').count(), 1, "{}", migration.description);
         }
     }
@@ -173,11 +175,13 @@ mod tests {
         for (kind, ours) in [("postgres", &POSTGRES), ("sqlite", &SQLITE)] {
             let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations").join(kind);
             let read = Migrator::new(directory).await.unwrap();
-            let told = |migrator: &Migrator| -> Vec<(i64, String, bool, Vec<u8>)> {
-                let one = |it: &Migration| (it.version, it.description.to_string(), it.no_tx, it.checksum.to_vec());
-                migrator.iter().map(one).collect()
+            let summaries = |migrator: &Migrator| -> Vec<(i64, String, bool, Vec<u8>)> {
+                let summary = |migration: &Migration| {
+                    (migration.version, migration.description.to_string(), migration.no_tx, migration.checksum.to_vec())
+                };
+                migrator.iter().map(summary).collect()
             };
-            assert_eq!(told(ours), told(&read), "{kind}");
+            assert_eq!(summaries(ours), summaries(&read), "{kind}");
         }
     }
 }

@@ -1,7 +1,8 @@
-//! The face of the ledger: what became of every payment, who holds it now, and the limits that operators set.
+//! The ledger's interface: the state of every payment, its lease, and the limiter's leader rows.
 //!
-//! Refuses to decide: `domain::disposition` does, this writes it down. Times are the database's own. Every write on a
-//! job in hand names its [`Hold`]; a hold whose fence has been passed on writes nothing and is told so.
+//! The ledger stores decisions and makes none: `domain::disposition` decides. Times are the database's own. Every write
+//! on an active job names its [`LeaseToken`]. A write with a stale token changes nothing and returns
+//! [`FencedWrite::Stale`]. See `docs/decisions/0001-ledger-is-the-source-of-truth.md`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -38,61 +39,61 @@ pub mod upkeep;
 
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum LedgerError {
-    /// The database cannot be reached, or did not answer in time. Whether a write happened is unknown.
-    #[error("database away: {0}")]
+    /// The database cannot be reached, or did not answer in time. It is unknown whether a write happened.
+    #[error("database unavailable: {0}")]
     Unavailable(String),
-    #[error("the database is not at this program's schema: run `sluicegate migrate`")]
+    #[error("schema missing or outdated: run `sluicegate migrate`")]
     NotMigrated,
-    /// A statement failed for a reason that trying again will not mend.
-    #[error("database refuses: {0}")]
+    /// A statement or a setting failed for a reason that a retry does not fix.
+    #[error("database error: {0}")]
     Refused(String),
-    /// A row holds what it never should.
+    /// A row holds an invalid value.
     #[error("unreadable row: {0}")]
     Corrupt(String),
 }
 
-/// The right to write on one job: granted by a claim, void once the fence has moved on.
+/// The right to write on one job. A claim grants it; it is void once the row's fencing token is higher.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LeaseToken {
     pub id: JobId,
     pub fence: i64,
 }
 
-/// Whether a write on a hold counted.
+/// Whether a write under a lease was applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum FencedWrite {
     Applied,
-    /// Somebody else holds the job now: stop, send nothing, do not acknowledge.
+    /// Another process holds the lease: stop, send nothing, do not acknowledge.
     Stale,
 }
 
-/// A job in hand, with what the ledger knows of its past.
+/// A claimed job with its history.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Claimed {
     pub lease: LeaseToken,
     pub attempts: u32,
-    /// Holders lost in a row, the last of them included, none of whom began a request.
+    /// Consecutive workers that were lost before they began a request, the last one included.
     pub lost_holders: u32,
     /// An earlier attempt may have charged (state was `sending` or `unknown`).
     pub maybe_charged: bool,
-    /// Time until the job may be worked on (a wait not yet over, `not_before`); zero when it is due.
+    /// Time until the job is due (rest of a wait, or `not_before`); zero when it is due.
     pub wait: Duration,
-    /// Since the job could first be worked on: since it was recorded, or since its `not_before`.
+    /// Time since the job could first be processed: since it was recorded, or since its `not_before`.
     pub age: Duration,
-    /// Until `expires_at`, by the database's clock; zero when it has passed.
+    /// Time until `expires_at`, by the database's clock; zero when it has passed.
     pub expires_in: Option<Duration>,
     /// Number of the last request that was begun, charge or look-up; 0 for none.
     pub last_attempt: u32,
     /// Look-ups begun so far.
     pub lookups: u32,
     pub resend: Resend,
-    /// Since the last charge whose outcome is unknown, or that was on the wire when its worker was lost, was begun.
+    /// Time since the last charge began that has an unknown outcome, or that was in flight when its worker was lost.
     pub unknown_age: Option<Duration>,
-    /// What the first attempt froze, and how long ago the first request that may have left was begun; zero when every
-    /// request so far surely stayed unsent.
+    /// The frozen request of the first attempt, and the time since the first request began that may have been sent.
+    /// That time is zero when every request so far certainly stayed unsent.
     pub frozen_request: Option<(FrozenRequest, Duration)>,
-    /// Number of the newest copy of its message.
+    /// Number of the newest copy of the job's message.
     pub copy: i64,
 }
 
@@ -121,26 +122,26 @@ impl Claimed {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Claim {
     Claimed(Box<Claimed>),
-    /// Final already: acknowledge, nothing else.
+    /// Already final: acknowledge, and do nothing else.
     Finished,
-    /// A newer copy of its message was published: acknowledge, nothing else.
+    /// A newer copy of the message was published: acknowledge, and do nothing else.
     Superseded,
-    /// Another worker holds it, for at most this long unless it renews.
+    /// Another worker holds the lease, for at most this long unless it renews.
     Leased {
         lease_left: Duration,
     },
-    /// Same id with other content, or an idempotency key that another payment of this provider uses.
+    /// The same id with other content, or an idempotency key that another payment of this provider uses.
     Conflict(InvalidMessage),
-    /// Its row holds what it never should: a person must repair it. Which column, and why.
+    /// The row holds an invalid value, which an operator must repair. Names the column and the fault.
     Unreadable(String),
 }
 
-/// Of a write that takes something, and that others may be committed with.
+/// Options of a write that takes a lease and may be committed in a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchOptions {
-    /// For how long it is taken.
+    /// Duration of the lease.
     pub lease: Duration,
-    /// How long the write may wait for the others.
+    /// How long the write may wait for others to be committed with.
     pub max_batch_delay: Duration,
 }
 
@@ -151,12 +152,12 @@ impl BatchOptions {
     }
 }
 
-/// A job that nobody has recorded, with the request of its first attempt.
+/// A job that is not recorded yet, with the request of its first attempt.
 #[derive(Clone, Copy, Debug)]
 pub struct NewJobAttempt<'a> {
     pub job: &'a Job,
     pub hash: ContentHash,
-    /// The caller's own fence, random: no other hold of this job has it.
+    /// The caller's fencing token, random: no other lease of this job has it.
     pub lease: &'a LeaseToken,
     pub owner: &'a str,
     pub options: BatchOptions,
@@ -167,27 +168,27 @@ pub struct NewJobAttempt<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum BeginResult {
-    /// Committed, a charge as `sending`; charges and look-ups are numbered together, from 1 per job.
+    /// Committed; a charge is `sending` now. Charges and look-ups are numbered together, from 1 per job.
     Attempt(u32),
     Stale,
 }
 
-/// What one attempt came to.
+/// The result of one attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttemptEnd {
     pub number: u32,
-    /// Stable word for the `outcome` column: accepted, declined, throttled, …
+    /// Stable code for the `outcome` column: accepted, declined, throttled, …
     pub outcome: &'static str,
     pub status: Option<u16>,
     pub detail: String,
     pub counts: bool,
 }
 
-/// What one look-up came to. It counts as no attempt.
+/// The result of one look-up. It does not count as an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LookupEnd {
     pub number: u32,
-    /// Stable word for the `outcome` column: accepted, not_found, unknown, …
+    /// Stable code for the `outcome` column: accepted, not_found, unknown, …
     pub outcome: &'static str,
     pub status: Option<u16>,
     pub detail: String,
@@ -195,15 +196,15 @@ pub struct LookupEnd {
     pub grants_resend: bool,
 }
 
-/// Where the job stands after a write.
+/// The state of a job after a write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum JobState {
-    /// Due again after the wait; the hold is given up.
+    /// Due again after the wait; the lease is released.
     Waiting {
         wait: Duration,
         reason: String,
     },
-    /// The same, with an outcome that nobody knows.
+    /// Like `Waiting`, with an unknown outcome.
     Unknown {
         wait: Duration,
         reason: String,
@@ -216,7 +217,7 @@ pub enum JobState {
 }
 
 impl JobState {
-    /// For how long it waits; `None` when it is final.
+    /// How long the job waits; `None` when it is final.
     #[must_use]
     pub fn wait(&self) -> Option<Duration> {
         match self {
@@ -240,7 +241,7 @@ pub struct OutcomeEvent {
     pub at_ms: i64,
 }
 
-/// Numbers for status: jobs of one provider in one state.
+/// Number of jobs of one provider in one state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateCount {
     pub provider: String,
@@ -248,140 +249,138 @@ pub struct StateCount {
     pub jobs: i64,
 }
 
-/// What may still count at a quota's provider, by the database's clock.
+/// Requests that may still count at a quota's provider, by the database's clock.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RecentUses {
-    /// Age of the end of each request that has ended, with its cost; youngest first. Requests that ended close together
-    /// are one entry, with the age of the youngest: an age is never more than the true one.
+    /// Time since the end of each ended request, with its cost; youngest first. Requests that ended close together are
+    /// one entry with the age of the youngest: an age is never more than the true one.
     pub ended: Vec<(Duration, CostByKind)>,
-    /// Cost of requests that may be on the wire now: no end is written down, or no answer came and the provider may
+    /// Cost of requests that may be in flight now: no end is recorded, or no response arrived and the provider may
     /// count late.
     pub open: CostByKind,
 }
 
-/// Who grants permits for a quota, in the whole cluster.
+/// The limiter leader of a quota, as its leader row says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredLeader {
-    /// `redis:` and the run id of the one writable primary, or of the one process with an embedded limiter; or `share`:
-    /// each worker grants its own share.
+    /// `redis:` and the run id of the one writable primary, or the id of the one process with an embedded limiter; or
+    /// `share`: each worker grants its own share.
     pub holder: String,
-    /// One higher with each change. A limiter's state that was warmed in another term is not to be trusted: somebody
-    /// else granted in between.
+    /// Increases by one with each change. Limiter state from another term is discarded.
     pub term: i64,
-    /// Since the holder changed, by the database's clock. The change became visible to others somewhat later, when it
-    /// was committed.
+    /// Time since the holder changed, by the database's clock. Other workers see a change once it is committed.
     pub age: Duration,
-    /// The database's clock as this was read.
+    /// The database's clock when this was read.
     pub now: Micros,
-    /// What a worker said last, in this term, of the store's clock beside the database's, and how long ago.
+    /// The last clock attestation of a worker in this term, and its age.
     pub attestation: Option<(ClockAttestation, Duration)>,
 }
 
 #[async_trait]
 pub trait Ledger: Send + Sync {
-    /// Records the job if it is new, and claims it for `owner` if nobody else holds it.
+    /// Records the job if it is new, and claims it for `owner` if no other worker holds its lease.
     async fn claim(&self, job: &Job, hash: ContentHash, owner: &str, lease: Duration) -> Result<Claim, LedgerError> {
         let claimant = Claimant { owner, delivered: DeliveredCopy::ALWAYS_CURRENT };
         self.claim_batched(job, hash, claimant, BatchOptions::immediate(lease)).await
     }
 
-    /// The same, and the write may wait for others to be committed with.
+    /// Claims like [`Ledger::claim`]; the write may wait for others to be committed with.
     async fn claim_batched(
         &self,
         job: &Job,
         hash: ContentHash,
         claimant: Claimant<'_>,
-        timing: BatchOptions,
+        options: BatchOptions,
     ) -> Result<Claim, LedgerError>;
 
-    /// Records a job that is new and begins its first attempt in one commit, as `sending`, before the first byte leaves.
-    /// [`Written::Lost`]: its id or its key is known; nothing was written, and [`Ledger::claim`] says what is known.
-    async fn record_and_begin(&self, first: NewJobAttempt<'_>) -> Result<FencedWrite, LedgerError>;
+    /// Records a new job and begins its first attempt in one commit, as `sending`, before the first byte is sent.
+    /// [`FencedWrite::Stale`]: the id or the key exists; nothing was written. [`Ledger::claim`] tells what exists.
+    async fn record_and_begin(&self, attempt: NewJobAttempt<'_>) -> Result<FencedWrite, LedgerError>;
 
-    /// Prolongs the leases of jobs in hand; returns those that are lost, and those whose row is being written at this
-    /// moment, which most often settles them.
-    async fn renew(&self, holds: &[LeaseToken], lease: Duration) -> Result<Vec<LeaseToken>, LedgerError>;
+    /// Prolongs the leases of active jobs. Returns the leases that are lost, and those whose row is being written at
+    /// this moment: most often that write finishes the job.
+    async fn renew(&self, leases: &[LeaseToken], lease: Duration) -> Result<Vec<LeaseToken>, LedgerError>;
 
-    /// Commits `sending` with the request, before the first byte leaves. A later attempt must bring the frozen request
+    /// Commits `sending` with the request, before the first byte is sent. A later attempt must bring the frozen request
     /// of the first.
-    async fn begin_attempt(&self, hold: &LeaseToken, request: &FrozenRequest) -> Result<BeginResult, LedgerError> {
-        self.begin_attempt_batched(hold, request, Duration::ZERO).await
+    async fn begin_attempt(&self, lease: &LeaseToken, request: &FrozenRequest) -> Result<BeginResult, LedgerError> {
+        self.begin_attempt_batched(lease, request, Duration::ZERO).await
     }
 
-    /// The same, and the write may wait so long for others to be committed with.
+    /// Begins like [`Ledger::begin_attempt`]; the write may wait this long for others to be committed with.
     async fn begin_attempt_batched(
         &self,
-        hold: &LeaseToken,
+        lease: &LeaseToken,
         request: &FrozenRequest,
-        may_wait: Duration,
+        max_batch_delay: Duration,
     ) -> Result<BeginResult, LedgerError>;
 
-    /// Commits what an attempt came to and where the job stands now, with its outcome event if that is final. A job that
-    /// would succeed by a charge that another payment of its provider succeeded by becomes `review` instead, naming it.
+    /// Commits the result of an attempt and the job's next state, with an outcome event if that is final. If another
+    /// payment of the provider succeeded by the same charge, the job becomes `review` and names that payment.
     async fn finish_attempt(
         &self,
-        hold: &LeaseToken,
+        lease: &LeaseToken,
         end: &AttemptEnd,
         next: &JobState,
     ) -> Result<FencedWrite, LedgerError> {
-        Ok(self.finish_attempt_batched(hold, end, next, BatchOptions::immediate(Duration::ZERO)).await?.0)
+        Ok(self.finish_attempt_batched(lease, end, next, BatchOptions::immediate(Duration::ZERO)).await?.0)
     }
 
-    /// The same, and takes the event at once, as [`Ledger::take_outcomes`] does: whoever has written it publishes it. The
-    /// write may wait for others to be committed with. Of a job that waits, how it comes back.
+    /// Finishes like [`Ledger::finish_attempt`], and leases the event for the writer, which publishes it. The write may
+    /// wait for others to be committed with. Returns the return plan of a waiting job.
     async fn finish_attempt_batched(
         &self,
-        hold: &LeaseToken,
+        lease: &LeaseToken,
         end: &AttemptEnd,
         next: &JobState,
-        timing: BatchOptions,
+        options: BatchOptions,
     ) -> Result<(FencedWrite, Option<OutcomeEvent>, Option<ReturnPlan>), LedgerError>;
 
-    /// Commits that a job of unknown outcome is asked about, before the first byte leaves. It stays `unknown` meanwhile.
-    async fn begin_lookup(&self, hold: &LeaseToken) -> Result<BeginResult, LedgerError>;
+    /// Commits that a look-up of an `unknown` job begins, before the first byte is sent. The job stays `unknown`.
+    async fn begin_lookup(&self, lease: &LeaseToken) -> Result<BeginResult, LedgerError>;
 
-    /// Commits what a look-up found and where the job stands now, like [`Ledger::finish_attempt`]. With the final state that
-    /// was written, if one was: a charge that another payment has makes it `review`. Of a job that waits, how it comes back.
+    /// Commits the result of a look-up and the job's next state, like [`Ledger::finish_attempt`]. Returns the final
+    /// state, if one was written (`review` for another payment's charge), and the return plan of a waiting job.
     async fn finish_lookup(
         &self,
-        hold: &LeaseToken,
+        lease: &LeaseToken,
         end: &LookupEnd,
         next: &JobState,
     ) -> Result<(FencedWrite, Option<FinalState>, Option<ReturnPlan>), LedgerError>;
 
-    /// What a request came to, as its row says: `None` while it is open, and when there is none of this number.
+    /// The outcome of a request, as its row says: `None` while it is open, and when no request has this number.
     async fn request_outcome(&self, job: &JobId, number: u32) -> Result<Option<String>, LedgerError>;
 
-    /// Commits where a job stands without an attempt: parked, expired, handed to a person.
-    async fn transition(&self, hold: &LeaseToken, next: &JobState) -> Result<FencedWrite, LedgerError> {
-        Ok(self.transition_with_copy(hold, next).await?.0)
+    /// Commits a state change without an attempt: delayed, expired, or moved to review.
+    async fn transition(&self, lease: &LeaseToken, next: &JobState) -> Result<FencedWrite, LedgerError> {
+        Ok(self.transition_with_copy(lease, next).await?.0)
     }
 
-    /// The same; of a job that waits, how it comes back.
+    /// Changes the state like [`Ledger::transition`]; returns the return plan of a waiting job.
     async fn transition_with_copy(
         &self,
-        hold: &LeaseToken,
+        lease: &LeaseToken,
         next: &JobState,
     ) -> Result<(FencedWrite, Option<ReturnPlan>), LedgerError>;
 
-    /// Gives the hold of a job up that came before its time: what it waits for stays, and until when.
-    async fn release_waiting(&self, hold: &LeaseToken) -> Result<FencedWrite, LedgerError> {
-        Ok(self.release_waiting_with_copy(hold, Duration::ZERO).await?.0)
+    /// Releases the lease of a job that came before it is due: its reason and `wake_at` stay.
+    async fn release_waiting(&self, lease: &LeaseToken) -> Result<FencedWrite, LedgerError> {
+        Ok(self.release_waiting_with_copy(lease, Duration::ZERO).await?.0)
     }
 
-    /// The same for a job that is to be looked at again after `wait` at the latest, and how it comes back.
+    /// Releases the lease; the job is looked at again after `wait` at the latest. Returns its return plan.
     async fn release_waiting_with_copy(
         &self,
-        hold: &LeaseToken,
+        lease: &LeaseToken,
         wait: Duration,
     ) -> Result<(FencedWrite, Option<ReturnPlan>), LedgerError>;
 
-    /// Gives the hold up and leaves the job as it is, due at once.
-    async fn release(&self, hold: &LeaseToken) -> Result<FencedWrite, LedgerError>;
+    /// Releases the lease; the job stays as it is and is due at once.
+    async fn release(&self, lease: &LeaseToken) -> Result<FencedWrite, LedgerError>;
 
     async fn reject(&self, message: &RejectedMessage) -> Result<(), LedgerError>;
 
-    /// Takes the oldest unpublished events that were never rejected: nobody else is given them while the lease lasts.
+    /// Leases the oldest unpublished events that were never rejected: no other worker gets them while the lease lasts.
     async fn lease_events(&self, at_most: u32, lease: Duration) -> Result<Vec<OutcomeEvent>, LedgerError> {
         self.lease_selected_events(EventSelection::NeverRejected, at_most, lease).await
     }
@@ -396,36 +395,37 @@ pub trait Ledger: Send + Sync {
     /// Prolongs the leases of events whose confirms are late.
     async fn renew_event_leases(&self, sequences: &[i64], lease: Duration) -> Result<(), LedgerError>;
 
-    /// Notes that some queue has rejected these events: they are tried again later each time, after ten minutes at most.
+    /// Records that a queue rejected these events. The retry delay grows to ten minutes at most.
     async fn mark_events_rejected(&self, sequences: &[i64]) -> Result<(), LedgerError>;
 
     async fn unpublished_events(&self) -> Result<UnpublishedEvents, LedgerError>;
 
     async fn mark_events_published(&self, sequences: &[i64]) -> Result<(), LedgerError>;
 
-    /// What was used of a quota and ended lately, or may not have ended: over all providers that share the quota or did
-    /// lately, deleted ones too. At most 1,000 entries, whatever was sent. All that is only noticed is one entry.
+    /// Recent requests of a quota: those that ended lately, and those that may not have ended. Includes all providers
+    /// that share the quota or did so lately, deleted ones too. At most 1,000 entries; those older than `count_within`
+    /// are one entry.
     ///
-    /// What is counted reaches no less far back than booking horizon, longest hold and longest padded window together: a
-    /// request that was begun longer ago and has no end is held to be over. A database whose version was raised lately
-    /// ([`settings::Settings::raise_version`]) has forgotten requests, and refuses. Many requests take a while: some
-    /// seconds a million.
+    /// Reads at least as far back as booking horizon, longest hold and longest padded window together. A request that
+    /// began earlier and has no end counts as over. A database whose version was raised lately
+    /// ([`settings::Settings::raise_version`]) misses requests, so it returns an error. Takes some seconds for a
+    /// million requests.
     async fn recent_uses(&self, quota: &ProviderName, lookback: Lookback) -> Result<RecentUses, LedgerError>;
 
-    /// The same for accounts or references, each apart; of one that has none nothing is said. At most 256 entries for each.
-    /// Costs what they have used, whatever others have.
+    /// Recent requests of accounts or references, one result for each; those without requests are left out. At most 256
+    /// entries for each. The cost depends on their own requests alone.
     async fn recent_subject_uses(
         &self,
         quota: &ProviderName,
         asked: &SubjectQuery,
     ) -> Result<BTreeMap<String, RecentUses>, LedgerError>;
 
-    /// Who grants for these quotas; a quota without an entry has had no holder yet. Cheap, for polling.
+    /// The limiter leaders of these quotas; a quota that never had a leader has no entry. Cheap enough for polling.
     async fn stored_leaders(&self, quotas: &[ProviderName])
     -> Result<HashMap<ProviderName, StoredLeader>, LedgerError>;
 
-    /// Makes `to` the holder if `from` is it now, or if nobody is; the term grows and the age starts anew. Returns what
-    /// holds afterwards.
+    /// Makes `to` the leader if `from` is it now, or if there is none. The term rises, and the age restarts at zero.
+    /// Returns the leader row afterwards.
     async fn take_leadership(
         &self,
         quota: &ProviderName,
@@ -433,16 +433,16 @@ pub trait Ledger: Send + Sync {
         to: &str,
     ) -> Result<StoredLeader, LedgerError>;
 
-    /// Notes a word on the store's clock in this term, unless somebody knows of a later step; says nothing about whether.
+    /// Stores a clock attestation of this term, unless the row has one of a later clock step.
     async fn record_clock_attestation(
         &self,
         quota: &ProviderName,
         term: i64,
-        word: &ClockAttestation,
+        attestation: &ClockAttestation,
     ) -> Result<(), LedgerError>;
 
     async fn state_counts(&self) -> Result<Vec<StateCount>, LedgerError>;
 
-    /// Whether the database answers now; its version.
+    /// Asks the database for a sign of life; returns its version.
     async fn ping(&self) -> Result<String, LedgerError>;
 }

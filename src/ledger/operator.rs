@@ -1,8 +1,8 @@
-//! The face of the ledger for people: what became of one payment, what waits for a decision, and the decision.
+//! The operators' interface to the ledger: one payment's details, the lists, and the decisions on jobs.
 //!
-//! Refuses to decide for them and to send: a job that shall be sent again becomes `waiting`, and `worker::send_again`
-//! publishes its message. Every verdict is compared with the job's state and fence, and audited; nothing here returns a
-//! payload or the body of a request, only their size and digest.
+//! It sends nothing: a job to be sent again becomes `waiting`, and its message is published by the caller. Every
+//! decision is compared with the job's state and fencing token, and audited. Payloads and request bodies are never
+//! returned, only their size and digest.
 
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -15,32 +15,32 @@ use crate::domain::job::{ContentHash, Identifier, Job, JobId};
 use crate::domain::provider::ProviderName;
 use crate::domain::quota_spec::Lookback;
 
-/// Every state of the ledger, in the order of a job's way.
+/// All states, in the order in which a job passes them.
 pub const STATES: [&str; 9] =
     ["waiting", "sending", "unknown", "review", "dead", "succeeded", "declined", "expired", "cancelled"];
 
-/// Most jobs that one list returns.
+/// Most jobs in one list.
 pub const LIST_MAX: u32 = 1_000;
 
-/// What a person says about one payment.
+/// An operator's decision on one payment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum JobResolution {
-    /// `review` → `succeeded`: it was charged, under this reference of the provider.
+    /// `review` → `succeeded`: it was charged, with this reference of the provider.
     Succeeded { reference: Option<String> },
-    /// `review` → `declined`: it was not charged, and shall not be.
+    /// `review` → `declined`: it was not charged; do not retry.
     Declined,
-    /// `review` → `waiting`: it was surely not charged, and shall be. Same key, same frozen request.
+    /// `review` → `waiting`: confirmed not charged; charge again. Same key, same frozen request.
     Resend,
-    /// `waiting` → `cancelled`: it shall not be sent. A worker that has it in hand loses it.
+    /// `waiting` → `cancelled`: it is not sent. A worker that has the job loses its lease.
     Cancel,
     /// `dead` → `waiting`: try again.
     Replay,
-    /// `dead` → `cancelled`: it shall not be tried again.
+    /// `dead` → `cancelled`: it is not tried again.
     Discard,
 }
 
 impl JobResolution {
-    /// The one state that it can be passed on.
+    /// The state in which a job must be for this decision.
     #[must_use]
     pub fn required_state(&self) -> &'static str {
         match self {
@@ -50,7 +50,7 @@ impl JobResolution {
         }
     }
 
-    /// What the job becomes.
+    /// The job's state afterwards.
     #[must_use]
     pub fn resulting_state(&self) -> &'static str {
         match self {
@@ -61,13 +61,13 @@ impl JobResolution {
         }
     }
 
-    /// Whether its message must be published afterwards.
+    /// Whether the job's message must be published afterwards.
     #[must_use]
     pub fn needs_resend(&self) -> bool {
         self.resulting_state() == "waiting"
     }
 
-    /// What was done, for the job's reason and for refusals.
+    /// The action as a past participle, for the job's reason and for refusals.
     #[must_use]
     pub fn past_participle(&self) -> &'static str {
         match self {
@@ -80,44 +80,44 @@ impl JobResolution {
     }
 }
 
-/// Who passes a verdict or changes a setting, beside the database's own user.
+/// The author of a decision or of a settings change, besides the database's own user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Actor {
-    /// `user@host`, as the operating system says; over the ops server `user@client`, as the client says.
+    /// `user@host` from the operating system; over the ops server `user@client`, as the client says.
     pub os_user: String,
-    /// What it was done with; `None`: what the connection to the database says.
+    /// The program; `None`: the one that the database connection names.
     pub program: Option<&'static str>,
-    /// Why, in the person's words; also in the job's reason and its outcome event.
+    /// The operator's reason; stored in the job's reason and its outcome event too.
     pub reason: Option<String>,
 }
 
-/// Why a verdict was not passed. Nothing was changed.
+/// The reason why a decision was rejected. Nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ResolutionRefusal {
     #[error("the ledger has no such job")]
     NoSuchJob,
-    #[error("it is `{state}`; only a job that is `{wanted}` can be {done}")]
+    #[error("the job is `{state}`; only a job that is `{wanted}` can be {done}")]
     WrongState { state: String, wanted: &'static str, done: &'static str },
-    #[error("an attempt of it has no end yet")]
+    #[error("the job has an attempt in progress: try again when it has ended")]
     AttemptInProgress,
-    #[error("its `expires_at` has passed: it would expire at once; publish a new payment")]
+    #[error("`expires_at` has passed, so the job would expire at once: publish a new payment")]
     Expired,
     #[error(
-        "its request was emptied (`ledger.scrub_after_days`, `ledger.scrub_review_after_days` or `jobs erase`); publish a \
-         new payment"
+        "the job's request was emptied (`ledger.scrub_after_days`, `ledger.scrub_review_after_days` or `jobs erase`): \
+         publish a new payment"
     )]
     Scrubbed,
-    #[error("its provider's reference is that of payment {by}, which succeeded: one charge pays one payment")]
+    #[error("its provider's reference belongs to payment {by}, which succeeded: one charge pays one payment")]
     ReferenceTaken { by: String },
-    #[error("it is a payment of provider `{provider}`")]
+    #[error("the job belongs to provider `{provider}`")]
     OtherProvider { provider: String },
     #[error("another payment of this provider has this id as its idempotency key")]
     KeyTaken,
-    #[error("it changed in the meantime; look again")]
+    #[error("the job changed in the meantime: look at it again")]
     Changed,
 }
 
-/// Which jobs to list; all that is given must hold.
+/// Filter of a list; all given conditions must hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JobFilter {
     /// One of [`STATES`].
@@ -128,7 +128,7 @@ pub struct JobFilter {
 }
 
 impl JobFilter {
-    /// Whether all that is given, the id apart, holds for this job.
+    /// Whether all given conditions, the id apart, hold for this job.
     #[must_use]
     pub fn matches(&self, job: &JobSummary) -> bool {
         self.state.is_none_or(|state| state == job.state)
@@ -141,9 +141,9 @@ impl JobFilter {
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct JobPage {
     pub jobs: Vec<JobSummary>,
-    /// Payments of this page that are left out, because a field of their row holds what it never should.
+    /// Payments of this page that are left out, because a field of their row holds an invalid value.
     pub unreadable: Vec<UnreadableRow>,
-    /// The next page begins behind this id; `null` on the last.
+    /// The next page begins after this id; `null` on the last.
     pub next: Option<String>,
 }
 
@@ -151,7 +151,7 @@ pub struct JobPage {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct UnreadableRow {
     pub id: String,
-    /// Which field, and why; never what it holds.
+    /// The field and what is wrong; never the value.
     pub problem: String,
 }
 
@@ -172,7 +172,7 @@ impl std::fmt::Display for UnreadableRow {
     }
 }
 
-/// A job as a list shows it.
+/// A job as lists show it.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct JobSummary {
     pub id: String,
@@ -190,7 +190,7 @@ pub struct JobSummary {
     pub updated_at: DatabaseTime,
 }
 
-/// Bytes that are not shown.
+/// Size and digest of bytes that are not shown.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Digest {
     pub bytes: u64,
@@ -198,17 +198,17 @@ pub struct Digest {
     pub sha256: String,
 }
 
-/// What the first attempt froze, without its body.
+/// The frozen request of the first attempt, without its body.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct RequestSummary {
     pub method: String,
-    /// Without the values of its parameters: `https://pay.example/charges?sig=…`.
+    /// The URL without the values of its parameters: `https://pay.example/charges?sig=…`.
     pub url: String,
     pub content_type: String,
     pub body: Digest,
 }
 
-/// One payment's whole story.
+/// All details of one payment.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct JobDetails {
     #[serde(flatten)]
@@ -219,16 +219,16 @@ pub struct JobDetails {
     pub priority: u32,
     pub not_before: Option<DatabaseTime>,
     pub expires_at: Option<DatabaseTime>,
-    /// Some attempt's outcome is unknown, and nobody has taken that back.
+    /// Some attempt's outcome is unknown, and no decision has cleared that.
     pub maybe_charged: bool,
-    /// The worker that has it in hand, and until when unless it renews.
+    /// The worker that has the lease, and until when unless it renews.
     pub lease_owner: Option<String>,
     pub lease_until: Option<DatabaseTime>,
     pub first_sent_at: Option<DatabaseTime>,
     pub revived_at: Option<DatabaseTime>,
     pub payload: Option<Digest>,
     pub request: Option<RequestSummary>,
-    /// The last time that it was put down; `null`: it never was.
+    /// The last time that the job was delayed; `null`: never.
     pub waited: Option<WaitDetails>,
     /// By number.
     #[serde(rename = "requests")]
@@ -239,20 +239,20 @@ pub struct JobDetails {
     pub audit: Vec<AuditEntry>,
 }
 
-/// For what a payment was put down, out of all hands.
+/// A delay: why and until when a payment waited without a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct WaitDetails {
-    /// As its `reason` was meanwhile.
+    /// The payment's `reason` during the wait.
     pub reason: String,
-    /// When it was put down for this first, before this request.
+    /// When it was first delayed for this reason before this request.
     pub since: DatabaseTime,
-    /// Until when it was put down last.
+    /// The `wake_at` of the last delay.
     pub until: DatabaseTime,
     /// The number of the request that it waited to send.
     pub request: u32,
 }
 
-/// One request that was, or may have been, sent.
+/// One request that was sent, or may have been.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct AttemptSummary {
     pub number: u32,
@@ -272,7 +272,7 @@ pub struct EventSummary {
     pub published_at: Option<DatabaseTime>,
 }
 
-/// One change by somebody who is no worker.
+/// One change that no worker made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct AuditEntry {
     pub at: DatabaseTime,
@@ -288,27 +288,27 @@ pub struct AuditEntry {
     pub because: Option<String>,
 }
 
-/// What an account has in the ledger that says whose payments they are.
+/// Counts of an account's personal data in the ledger.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ErasureCounts {
-    /// There are more than were counted: these are lower bounds.
+    /// More rows exist than were counted: the counts are lower bounds.
     pub at_least: bool,
-    /// Payments that have ended, and whose outcome was told: erasing takes these.
+    /// Finished payments whose outcome event is published: `erase` erases these.
     pub ended: u64,
     /// Payments that may still be sent.
     pub open: u64,
     pub review: u64,
-    /// Payments that have ended, and whose outcome event is not published yet.
+    /// Finished payments whose outcome event is not published yet.
     pub untold: u64,
     /// Requests that keep account and reference, because a limit may count them.
     pub requests: u64,
-    /// Until the last of those counts no more.
+    /// When the last of those requests stops counting.
     pub requests_until: Option<DatabaseTime>,
-    /// Rows of `account_overrides` that name it.
+    /// Rows of `account_overrides` that name the account.
     pub rules: u64,
 }
 
-/// What one call has erased.
+/// The result of one call to erase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ErasureResult {
     pub jobs: u64,
@@ -325,7 +325,7 @@ impl std::fmt::Display for DatabaseTime {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match Timestamp::from_millisecond(self.0) {
             Ok(at) => write!(f, "{at:.3}"),
-            // A year that RFC 3339 cannot write.
+            // RFC 3339 cannot write this year.
             Err(_) => write!(f, "{} ms", self.0),
         }
     }
@@ -337,18 +337,18 @@ impl Serialize for DatabaseTime {
     }
 }
 
-/// A job as its message said it, to be published once more.
+/// A job in the form of its message, to be published once more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReloadedJob {
     pub job: Job,
     pub hash: ContentHash,
-    /// For [`Operator::decide`]: what was seen is what is decided on.
+    /// For [`Operator::resolve`]: the decision applies to the job as it was read.
     pub fence: i64,
-    /// Number of the newest copy of its message.
+    /// Number of the newest copy of the job's message.
     pub copy: i64,
 }
 
-/// A job as it came, for rehearsals.
+/// A past job's arrival, for rehearsals.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PastArrival {
     pub created_at: DatabaseTime,
@@ -363,17 +363,17 @@ pub trait Operator: Send + Sync {
     /// `None`: the ledger has no such job.
     async fn show(&self, id: &JobId) -> Result<Option<JobDetails>, LedgerError>;
 
-    /// What stands around a job, whether the ledger has it or not. `sharing`: the providers of its quota.
+    /// A job's neighbours in the queue, whether the ledger has the job or not. `sharing`: the providers of its quota.
     async fn queue_position(&self, id: &JobId, sharing: &[ProviderName]) -> Result<LedgerQueuePosition, LedgerError>;
 
     /// As [`super::Ledger::recent_uses`].
     async fn recent_uses(&self, quota: &ProviderName, lookback: Lookback) -> Result<RecentUses, LedgerError>;
 
-    /// Jobs by id, beginning behind `after`; at most `at_most`, and never more than [`LIST_MAX`]. Those of a provider, when
-    /// nothing else is given, by idempotency key.
+    /// Jobs by id, after `after`; at most `at_most`, and never more than [`LIST_MAX`]. If only a provider is given, by
+    /// idempotency key.
     async fn list(&self, filter: &JobFilter, after: Option<&JobId>, at_most: u32) -> Result<JobPage, LedgerError>;
 
-    /// Jobs of a provider that the ledger first saw from `from` until before `to`, in any order; at most `at_most` of them.
+    /// Jobs of a provider that the ledger recorded from `from` until before `to`, in any order; at most `at_most`.
     async fn arrivals(
         &self,
         provider: &ProviderName,
@@ -382,35 +382,35 @@ pub trait Operator: Send + Sync {
         at_most: usize,
     ) -> Result<Vec<PastArrival>, LedgerError>;
 
-    /// Jobs of a state, by provider, without reading the others.
+    /// Number of jobs in a state, by provider, without reading the other states.
     async fn job_counts(&self, state: &str) -> Result<Vec<StateCount>, LedgerError>;
 
-    /// What is needed to send a job again, if this verdict could be passed on it now.
+    /// The data for sending a job again, if this decision could be applied now.
     async fn reload(
         &self,
         id: &JobId,
-        verdict: &JobResolution,
+        resolution: &JobResolution,
     ) -> Result<Result<ReloadedJob, ResolutionRefusal>, LedgerError>;
 
-    /// Passes a verdict: the job in its new state, its audit row and, if the state is final, its outcome event, all or
-    /// nothing. `seen_fence` demands that nobody took the job since it was recalled.
+    /// Applies a decision: the job's new state, its audit row and, if the state is final, its outcome event, all or
+    /// nothing. With `seen_fence`, it fails if a worker claimed the job since it was read.
     async fn resolve(
         &self,
         id: &JobId,
-        verdict: &JobResolution,
+        resolution: &JobResolution,
         seen_fence: Option<i64>,
         by: &Actor,
     ) -> Result<Result<(), ResolutionRefusal>, LedgerError>;
 
-    /// What an account has in the ledger.
+    /// Counts what the ledger holds of an account.
     async fn erasure_counts(&self, account: &Identifier) -> Result<ErasureCounts, LedgerError>;
 
-    /// Erases account, references, payload, request and texts of at most so many of its payments that have ended. Each is
-    /// audited. Id, idempotency key, hash and amount stay.
+    /// Erases account, references, payload, request and texts of at most this many finished payments of the account.
+    /// Each is audited. Id, idempotency key, hash and amount stay.
     async fn erase(&self, account: &Identifier, at_most: u32, by: &Actor) -> Result<ErasureResult, LedgerError>;
 
-    /// Cancels a payment of this provider, whether its message has come or not. For one that has not, a row is kept that
-    /// every message with this id is compared with, whatever it says: it is acknowledged, and nothing is sent.
+    /// Cancels a payment of this provider, whether its message has come or not. Without a message, a row is inserted
+    /// for the id. Every later message with this id, whatever its content, is acknowledged and nothing is sent.
     async fn precancel(
         &self,
         id: &JobId,

@@ -1,32 +1,32 @@
-//! Outcome events that wait for their publish: which are taken next, how many there are, and when a person should be told.
+//! Unpublished outcome events: which are leased next, how many there are, and when to warn an operator.
 
 use std::time::Duration;
 
 use crate::domain::explain::format::{count, is_or_are};
 
-/// Which events are taken.
+/// Selection of events to lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventSelection {
     NeverRejected,
-    /// By a queue that is bound to their exchange, and whose next try is due.
+    /// Rejected by a queue that is bound to their exchange, and due for the next try.
     RejectedBefore,
 }
 
-/// Events that are not published.
+/// Counts of unpublished events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UnpublishedEvents {
     pub events: u64,
-    /// Those among them that some queue has rejected.
+    /// Those that a queue has rejected.
     pub rejected: u64,
-    /// Since the oldest was written; `None` when there is none.
+    /// Time since the oldest was written; `None` when there is none.
     pub oldest: Option<Duration>,
 }
 
-/// Events that have waited for longer are worth a warning.
+/// Events that wait for longer cause a warning.
 const LATE_AFTER: Duration = Duration::from_secs(60);
 
 impl UnpublishedEvents {
-    /// What a person should look at.
+    /// The warning for the operator, if there is one.
     #[must_use]
     pub fn warning(&self) -> Option<String> {
         let Self { events, rejected, oldest } = *self;

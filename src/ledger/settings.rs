@@ -1,7 +1,6 @@
-//! The face of the limits that operators set: provider rows, their limits and account rules, as written and as meant.
+//! The interface to operators' settings: provider rows, their limits and account rules, raw and validated.
 //!
-//! Refuses to guess: a row that cannot be meant is a [`BadRow`] that names each column and the mend, and stops only its
-//! own provider.
+//! An invalid row becomes an [`InvalidRow`] that names each column and how to fix it. It stops only its own provider.
 
 use std::fmt;
 use std::time::Duration;
@@ -15,28 +14,28 @@ use super::settings_audit::AuditedChange;
 use crate::domain::limit::Rate;
 use crate::domain::provider::{Provider, ProviderName};
 
-/// A provider whose rows cannot be meant.
+/// A provider whose rows are invalid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidRow {
     pub provider: String,
-    /// What it counts on; nothing may be granted there without its limits.
+    /// The row's quota: without the row's limits, no permit of this quota may be granted.
     pub quota: String,
-    /// What the row says of these, bad as it is. That nothing shall be sent is always obeyed.
+    /// `enabled` and `paused` of the row, invalid as it is: disabling and pausing always work.
     pub enabled: bool,
     pub paused: bool,
-    /// One line per problem: column, what is wrong, the mend.
+    /// One line for each problem: column, what is wrong, and how to fix it.
     pub problems: Vec<String>,
 }
 
 /// All providers at one settings version.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SettingsSnapshot {
-    /// From one sequence that triggers bump on every change of any settings table.
+    /// From one sequence that triggers increase on every change of any settings table.
     pub version: i64,
     pub providers: Vec<Result<Provider, InvalidRow>>,
 }
 
-/// One difference that an apply makes, in words for the terminal.
+/// One change that `apply` makes, described for the terminal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SettingsChange {
     pub provider: String,
@@ -44,7 +43,7 @@ pub struct SettingsChange {
     pub description: String,
 }
 
-/// A limit's rate as its row says it, whether that can be meant or not.
+/// A limit's rate as its row says it, valid or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RawRate {
     pub max_requests: i64,
@@ -53,7 +52,7 @@ pub struct RawRate {
 
 impl RawRate {
     /// # Errors
-    /// Why it cannot be meant.
+    /// Why the rate is invalid.
     pub fn validate(self) -> Result<Rate, String> {
         let max_requests = u32::try_from(self.max_requests).map_err(|_| "max_requests is out of range".to_owned())?;
         let window_ms = u64::try_from(self.window_ms).map_err(|_| "window_ms is out of range".to_owned())?;
@@ -81,14 +80,15 @@ impl fmt::Display for RawRate {
     }
 }
 
-/// Wakes whoever follows the settings. A hint, never a promise: it may come without a change and stay away with one.
+/// A hint that settings may have changed. It is not reliable: it may come without a change, and a change may come
+/// without it.
 #[async_trait]
 pub trait SettingsHints: Send {
-    /// Returns when somebody may have changed the settings. Never fails; what it stands on is mended meanwhile.
+    /// Returns when settings may have changed. Never fails; a lost connection is replaced meanwhile.
     async fn next(&mut self);
 }
 
-/// Where the database tells nobody anything: followers poll.
+/// Hints of a database that sends none: callers poll.
 pub struct NoHints;
 
 #[async_trait]
@@ -103,25 +103,25 @@ pub trait Settings: Send + Sync {
     /// The current settings version; cheap, for polling.
     async fn version(&self) -> Result<i64, LedgerError>;
 
-    /// Makes the version at least one higher than `above`, and writes that into the audit; returns what it is now. For a
-    /// database that was restored from a backup: stores that have heard newer versions refuse its limits until then.
+    /// Makes the version at least one higher than `above`, with an audit row; returns the version. For a database that
+    /// was restored from a backup: until then, stores with a newer version reject its limits.
     async fn raise_version(&self, above: i64) -> Result<i64, LedgerError>;
 
     async fn load(&self) -> Result<SettingsSnapshot, LedgerError>;
 
-    /// What all provider rows are called, whether they can be read or not.
+    /// The names of all provider rows, readable or not.
     async fn provider_names(&self) -> Result<Vec<String>, LedgerError>;
 
-    /// Rows as written, for `list`, `show` and diffs; one provider, or all. One that cannot even be read is a bad row.
+    /// Raw rows for `list`, `show` and diffs; of one provider, or all. A row that cannot be read is an [`InvalidRow`].
     async fn raw_rows(
         &self,
         provider: Option<&ProviderName>,
     ) -> Result<Vec<Result<ProviderRow, InvalidRow>>, LedgerError>;
 
-    /// The same, for whoever needs them all.
+    /// Raw rows for callers that need all of them.
     ///
     /// # Errors
-    /// [`LedgerError::Corrupt`] names the first that cannot be read.
+    /// [`LedgerError::Corrupt`] names the first row that cannot be read.
     async fn readable_rows(&self, provider: Option<&ProviderName>) -> Result<Vec<ProviderRow>, LedgerError> {
         let unreadable = |bad: InvalidRow| {
             let InvalidRow { provider, problems, .. } = bad;
@@ -130,17 +130,17 @@ pub trait Settings: Send + Sync {
         self.raw_rows(provider).await?.into_iter().map(|row| row.map_err(unreadable)).collect()
     }
 
-    /// Makes the database say what the rows say, in one transaction: inserts, updates, and deletes limits and account
-    /// rules that the row no longer lists. Providers that are not named stay, and so does a pause of which a row says nothing
-    /// (`pause_unsaid`). Returns what changed (or would, in a dry run).
+    /// Applies the rows in one transaction: inserts, updates, and deletes limits and account rules that a row no longer
+    /// lists. Providers that are not named stay. So does a pause that a row does not mention (`pause_unmentioned`).
+    /// Returns the changes, also in a dry run.
     async fn apply(&self, rows: &[ProviderRow], dry_run: bool) -> Result<Vec<SettingsChange>, LedgerError>;
 
-    /// Changes a limit's rate, keeping everything else; returns what it was. `None` when the limit does not exist.
+    /// Changes a limit's rate and nothing else; returns the former rate. `None` when the limit does not exist.
     async fn set_rate(&self, provider: &ProviderName, limit: &str, rate: Rate) -> Result<Option<RawRate>, LedgerError> {
         self.set_rate_as(provider, limit, rate, None).await
     }
 
-    /// The same; with `by`, the audit says in the same transaction who did it and why.
+    /// Changes the rate; with `by`, the audit names the author and the reason in the same transaction.
     async fn set_rate_as(
         &self,
         provider: &ProviderName,
@@ -154,7 +154,7 @@ pub trait Settings: Send + Sync {
         self.set_paused_as(provider, paused, None).await
     }
 
-    /// The same; with `by`, the audit says in the same transaction who did it and why.
+    /// Sets the pause; with `by`, the audit names the author and the reason in the same transaction.
     async fn set_paused_as(
         &self,
         provider: &ProviderName,
@@ -162,14 +162,14 @@ pub trait Settings: Send + Sync {
         by: Option<&Actor>,
     ) -> Result<bool, LedgerError>;
 
-    /// As [`Settings::apply`], with a name and a reason in the audit.
+    /// Applies rows like [`Settings::apply`], with author and reason in the audit.
     async fn apply_as(&self, rows: &[ProviderRow], by: &Actor) -> Result<Vec<SettingsChange>, LedgerError>;
 
     /// The last changes of a provider's rows (row, limits, account rules), or of all settings; newest first, at most
-    /// `at_most`. Those made by SQL stand there like those made by commands.
+    /// `at_most`. Changes by SQL are listed like those by commands.
     async fn audit(&self, provider: Option<&ProviderName>, at_most: u32) -> Result<Vec<AuditedChange>, LedgerError>;
 
-    /// Hints for one follower, for as long as it keeps them.
+    /// Hints for one follower.
     fn hints(&self) -> Box<dyn SettingsHints> {
         Box::new(NoHints)
     }

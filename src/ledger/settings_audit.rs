@@ -1,7 +1,7 @@
-//! Changes of settings as the audit's triggers wrote them down, in words for a person.
+//! Audited changes of settings, described for operators.
 //!
-//! Values of headers, templates and parameters of addresses are left out: a row that was written by SQL may hold a secret
-//! there. That they changed is told.
+//! Values of headers, templates and URL parameters are left out: a row written by SQL may hold a secret there. That
+//! they changed is shown.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,34 +13,34 @@ use super::operator::DatabaseTime;
 use crate::domain::redacted_url::{describe_url_change, redact_url};
 use crate::domain::time::format_duration;
 
-/// Columns that hold JSON, and whatever somebody wrote into it.
+/// Columns that hold JSON, with any text in it.
 const REDACTED_COLUMNS: [&str; 4] = ["headers", "request", "lookup", "statuses"];
 /// Shown without the values of its parameters.
 const URL: &str = "url";
-/// SQLite keeps them as 0 and 1.
+/// SQLite stores them as 0 and 1.
 const BOOLEANS: [&str; 5] = ["enabled", "paused", "shadow", "only_row", "reuse_connections"];
 
 /// One change of one row.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct AuditedChange {
     pub at: DatabaseTime,
-    /// `alice@host (app)`: the operating system's user where a command told it, and the database's.
+    /// `alice@host (app)`: the operating system's user, if a command named it, and the database's.
     pub who: String,
     /// `limit per-second: max_requests 100 → 200`, `created`, `paused false → true`, …
     pub what: String,
-    /// What the connection said it was (`sluicegate`, `psql`); SQLite knows none.
+    /// The program that the connection named (`sluicegate`, `psql`); SQLite knows none.
     pub program: Option<String>,
-    /// Why, in the person's words.
+    /// The author's reason.
     pub because: Option<String>,
     /// The row's provider; absent for the settings version.
     pub provider: Option<String>,
-    /// Of a changed row the columns that differ, of a new one all; without headers and templates.
+    /// The columns that differ in a changed row, and all columns of a new row; without headers and templates.
     pub old: Option<Map<String, Value>>,
     pub new: Option<Map<String, Value>>,
 }
 
 impl AuditedChange {
-    /// `alice@host (app) paused it at 2027-01-15T08:00:00.000Z (why)`, if that is what the change did to its provider.
+    /// `alice@host (app) paused it at 2027-01-15T08:00:00.000Z (why)`, if the change paused its provider.
     #[must_use]
     pub fn describe_pause(&self) -> Option<String> {
         let on = |value: &Value| value.as_bool() == Some(true) || value.as_i64() == Some(1);
@@ -107,14 +107,14 @@ fn describe_change(
         ("settings_version", ..) => "settings version, after a backup".to_owned(),
         _ => String::new(),
     };
-    let said = |text: &str| if row.is_empty() { text.to_owned() } else { format!("{row} {text}") };
+    let with_row = |text: &str| if row.is_empty() { text.to_owned() } else { format!("{row} {text}") };
     match (old, new) {
         (None, Some(new)) if table != "providers" => match describe_rate(new) {
-            Some(rate) => said(&format!("added, {rate}")),
-            None => said(&format!("added, {}", format_value("rule", new.get("rule")))),
+            Some(rate) => with_row(&format!("added, {rate}")),
+            None => with_row(&format!("added, {}", format_value("rule", new.get("rule")))),
         },
-        (None, _) => said("created"),
-        (Some(_), None) => said(if table == "providers" { "deleted" } else { "removed" }),
+        (None, _) => with_row("created"),
+        (Some(_), None) => with_row(if table == "providers" { "deleted" } else { "removed" }),
         (Some(old), Some(new)) => {
             let columns: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
             let changes: Vec<String> = columns
@@ -183,19 +183,19 @@ mod tests {
         let set = change("provider_limits", "acme/all", limit(100), limit(200));
         assert_eq!((set.what.as_str(), set.who.as_str()), ("limit all: max_requests 100 → 200", "alice@host (app)"));
         assert_eq!((set.old.unwrap().len(), set.provider.as_deref()), (1, Some("acme")));
-        let told = |table: &str, key: &str, old: Value, new: Value| change(table, key, old, new).what;
-        assert_eq!(told("provider_limits", "acme/all", Value::Null, limit(5)), "limit all added, 5/1s");
-        assert_eq!(told("provider_limits", "acme/all", limit(5), Value::Null), "limit all removed");
-        assert_eq!(told("providers", "acme", json!({ "paused": 0 }), json!({ "paused": 1 })), "paused false → true");
+        let what = |table: &str, key: &str, old: Value, new: Value| change(table, key, old, new).what;
+        assert_eq!(what("provider_limits", "acme/all", Value::Null, limit(5)), "limit all added, 5/1s");
+        assert_eq!(what("provider_limits", "acme/all", limit(5), Value::Null), "limit all removed");
+        assert_eq!(what("providers", "acme", json!({ "paused": 0 }), json!({ "paused": 1 })), "paused false → true");
         let paused = change("providers", "acme", json!({ "paused": 0 }), json!({ "paused": 1 }));
         assert_eq!((&paused.old.unwrap()["paused"], &paused.new.unwrap()["paused"]), (&json!(false), &json!(true)));
-        assert_eq!(told("providers", "acme", Value::Null, json!({ "name": "acme" })), "created");
-        assert_eq!(told("providers", "acme", json!({ "name": "acme" }), Value::Null), "deleted");
+        assert_eq!(what("providers", "acme", Value::Null, json!({ "name": "acme" })), "created");
+        assert_eq!(what("providers", "acme", json!({ "name": "acme" }), Value::Null), "deleted");
         let rule = json!({ "rule": "blocked", "max_requests": null });
-        assert_eq!(told("account_overrides", "acme/a/*", Value::Null, rule.clone()), "account a added, blocked");
+        assert_eq!(what("account_overrides", "acme/a/*", Value::Null, rule.clone()), "account a added, blocked");
         let exempt = json!({ "rule": "exempt", "max_requests": null });
         assert_eq!(
-            told("account_overrides", "acme/a/day", rule, exempt),
+            what("account_overrides", "acme/a/day", rule, exempt),
             "account a, limit day: rule blocked → exempt"
         );
         let raised = change("settings_version", "version", json!({ "version": 5 }), json!({ "version": 9 }));

@@ -1,7 +1,8 @@
-//! The face of upkeep: what the sweeper asks of the ledger, and the account that must always add up.
+//! The sweeper's interface to the ledger: overdue jobs, expiry, scrubbing, and the reconciliation of all jobs.
 //!
-//! Refuses to decide how long is long: every bound is an argument. Each statement is safe when several sweepers run: what
-//! one takes, another is not given. Work is bounded by `at_most` and found by an index, however many jobs there are.
+//! Every bound is an argument. Each statement is safe when several sweepers run: they never get the same job. Work is
+//! bounded by `at_most` and found by an index, however many jobs there are. See
+//! `docs/decisions/0002-republish-lost-messages.md`.
 
 use std::time::Duration;
 
@@ -14,10 +15,10 @@ use crate::domain::explain::format::count;
 use crate::domain::job::{ContentHash, Job, JobId};
 use crate::domain::provider::ProviderName;
 
-/// Which open jobs of a lane count as overdue, and when each may be brought back once more.
+/// Which open jobs of a lane are overdue, and when each may be published once more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OverduePolicy {
-    /// Due, and held by nobody, for at least this long.
+    /// Due, and without a lease, for at least this long.
     pub grace: Duration,
     /// Not again before this, nor before the job has been overdue for twice as long as now.
     pub republish_after: Duration,
@@ -26,23 +27,23 @@ pub struct OverduePolicy {
     pub at_most: u32,
 }
 
-/// What has put jobs down that an operator can let go on.
+/// A cause of delays that an operator can end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WaitCause {
     Limit,
-    /// A wait that the provider has named, to this payment or to another of its quota.
+    /// A wait that the provider named, for this payment or another of its quota.
     RetryAfter,
 }
 
-/// Which waits for a limit end: those that began before the limits of the lane's quota were changed, or soon after it.
+/// Which delays end: those that began before the limits of the lane's quota changed, or soon after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WakeFilter {
-    /// How long ago they were seen to be others than before; `None`: nobody saw, and the rows alone tell.
+    /// Time since the change was seen; `None`: no worker saw it, so only the rows' timestamps count.
     pub changed_ago: Option<Duration>,
     pub cause: WaitCause,
-    /// For so long after a change the former limits may have been gone by.
+    /// For this long after a change, a worker may have used the former limits.
     pub propagation_time: Duration,
-    /// Who is due within this comes without being woken.
+    /// Jobs that are due within this time return without being woken.
     pub due_within: Duration,
     pub at_most: u32,
 }
@@ -51,22 +52,22 @@ pub struct WakeFilter {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JobToRepublish {
     pub job: Job,
-    /// What the message said when the job was recorded. A message that is made anew must say the same.
+    /// Content hash from when the job was recorded. The new message must have the same.
     pub hash: ContentHash,
     /// Copies published by a sweeper so far, this one included.
     pub sweeps: u32,
-    /// The number of the copy that is to be published.
+    /// The number of the copy to publish.
     pub copy: i64,
 }
 
-/// Which jobs are emptied.
+/// Which jobs are scrubbed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScrubScope {
     Finished,
     InReview,
 }
 
-/// What the ledger knows of a message.
+/// A message's state in the ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MessageState {
     /// It never became a job.
@@ -79,16 +80,16 @@ pub enum MessageState {
     Conflict,
 }
 
-/// Which settled jobs an account looks at one by one.
+/// Which finished jobs a reconciliation reads one by one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CheckScope {
-    /// Those that settled less than this ago, and what settled before is taken from its sum: cheap, whatever the table holds.
+    /// Those that finished less than this ago; earlier ones come from the kept totals. Cheap, whatever the table holds.
     Since(Duration),
-    /// Every one, and all are counted: reads the whole table.
+    /// All of them: reads the whole table.
     All,
 }
 
-/// Where the jobs of one provider are, taken at one instant.
+/// The jobs of one provider, by where they are, at one instant.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LedgerReconciliation {
     pub provider: String,
@@ -96,32 +97,32 @@ pub struct LedgerReconciliation {
     pub recorded: u64,
     /// Jobs in each state that has any, by name.
     pub states: Vec<(String, u64)>,
-    /// Open, and a worker holds a lease.
+    /// Open, with a worker's lease.
     pub active: u64,
-    /// Those of `in_hand` whose request is sent, or about to be.
+    /// Active jobs whose request is in flight, or about to be.
     pub in_flight: u64,
-    /// Open, held by nobody, not yet due.
+    /// Open, without a lease, not yet due.
     pub delayed: u64,
-    /// Until the last of the parked ones is due.
+    /// Time until the last of the delayed jobs is due.
     pub delayed_for: Option<Duration>,
-    /// Open, held by nobody, due: a queue has it, or the sweeper will bring it back.
+    /// Open, without a lease, due: its message is in a queue, or the sweeper will publish it.
     pub due: u64,
-    /// Those of `due` that have been so for longer than any queue and the sweeper should need.
+    /// Due jobs that have been so for longer than any queue and the sweeper should need.
     pub overdue: u64,
-    /// Messages of recorded open jobs that are ready in the lane's queue: at least and at most so many. The two differ by what
-    /// returns from a delay queue at this moment, and by copies that sweepers have published.
+    /// Lower and upper bound of the messages of recorded open jobs that are ready in the lane's queue. The two differ
+    /// by messages that return from a delay queue at this moment, and by copies that sweepers have published.
     pub messages_min: u64,
     pub messages_max: u64,
     /// Open, though their `expires_at` has passed.
     pub past_deadline: u64,
-    /// How long the one that has waited longest of the open jobs has done so: since it was recorded, or might begin.
+    /// Age of the oldest open job: since it was recorded, or since its `not_before`.
     pub oldest_open: Option<Duration>,
-    /// Settled jobs without an event of their state.
+    /// Finished jobs without an event of their state.
     pub without_event: u64,
     /// Jobs that succeeded by an accepted attempt, and have none.
     pub without_accepted_attempt: u64,
-    /// Jobs that are open, in review or dead, and whose rows lists and sweeps leave out, because an instant or a count in them
-    /// is none. They are counted where they are, like the others.
+    /// Jobs that are open, in review or dead, and that lists and sweeps leave out, because an instant or a count in
+    /// their row is invalid. They are counted here like the others.
     pub unreadable: u64,
 }
 
@@ -133,35 +134,36 @@ impl LedgerReconciliation {
         self.states.iter().filter(|(state, _)| open(state)).map(|(_, jobs)| jobs).sum()
     }
 
-    /// What does not add up, in words; empty when everything does. `astray` is no such fault: it is told apart because a
-    /// lane that is paused has jobs that nobody takes.
+    /// The discrepancies as texts; empty when all jobs are accounted for. Overdue jobs are no discrepancy: the jobs of
+    /// a paused lane become overdue, too.
     #[must_use]
     pub fn discrepancies(&self) -> Vec<String> {
-        let mut faults = Vec::new();
+        let mut discrepancies = Vec::new();
         let accounted = self.active + self.delayed + self.due;
         if accounted != self.open() {
-            faults.push(format!("{} open, {accounted} in hand, parked or due", count(self.open(), "job")));
+            discrepancies.push(format!("{} open, {accounted} active, delayed or due", count(self.open(), "job")));
         }
         if self.without_event > 0 {
-            faults.push(format!("{} without an event of its state", count(self.without_event, "settled job")));
+            discrepancies.push(format!("{} without an event of its state", count(self.without_event, "finished job")));
         }
         if self.without_accepted_attempt > 0 {
-            faults
+            discrepancies
                 .push(format!("{} succeeded without an accepted attempt", count(self.without_accepted_attempt, "job")));
         }
         if self.unreadable > 0 {
-            faults.push(format!("{} whose row cannot be read: `jobs list` names it", count(self.unreadable, "job")));
+            let unreadable = count(self.unreadable, "job");
+            discrepancies.push(format!("{unreadable} whose row cannot be read: `jobs list` names it"));
         }
         for (state, jobs) in self.states.iter().filter(|(state, _)| !STATES.contains(&state.as_str())) {
-            faults.push(format!("{} in state `{state}`, which this program does not know", count(*jobs, "job")));
+            discrepancies.push(format!("{} in state `{state}`, which this program does not know", count(*jobs, "job")));
         }
-        faults
+        discrepancies
     }
 }
 
 #[async_trait]
 pub trait Upkeep: Send + Sync {
-    /// Takes a duty for this long; false when somebody else has it.
+    /// Leases a duty for this long; false when another worker has it.
     async fn lease_duty(&self, duty: &str, lasts: Duration) -> Result<bool, LedgerError>;
 
     /// Takes the right to publish one copy of each overdue job of a lane, longest overdue first.
@@ -171,8 +173,9 @@ pub trait Upkeep: Send + Sync {
         which: &OverduePolicy,
     ) -> Result<Vec<JobToRepublish>, LedgerError>;
 
-    /// Notes that no queue has a message for a job that was put down. [`Written::Lost`] when it was taken up meanwhile.
-    async fn keep_unqueued(&self, hold: &LeaseToken) -> Result<FencedWrite, LedgerError>;
+    /// Records that no queue has a message for a delayed job. [`FencedWrite::Stale`] when a worker claimed it
+    /// meanwhile.
+    async fn keep_unqueued(&self, lease: &LeaseToken) -> Result<FencedWrite, LedgerError>;
 
     /// Takes the right to publish the messages of jobs that no queue has and that are due within `ahead`. From then on
     /// they are like any other job, and are not overdue before `again_after`.
@@ -184,8 +187,8 @@ pub trait Upkeep: Send + Sync {
         at_most: u32,
     ) -> Result<Vec<JobToRepublish>, LedgerError>;
 
-    /// Jobs whose provider is to be asked about them now, by this policy, longest due first: held by nobody, and their message,
-    /// as `copy` names it, is in no delay queue. None is taken by that.
+    /// Jobs that are due for a look-up by this policy, longest due first. They have no lease, and their message, the
+    /// copy that `copy` names, is in no delay queue. The call claims none of them.
     async fn due_lookups(
         &self,
         lane: &ProviderName,
@@ -193,38 +196,39 @@ pub trait Upkeep: Send + Sync {
         at_most: u32,
     ) -> Result<Vec<JobToRepublish>, LedgerError>;
 
-    /// Ends waits of jobs that a limit or a named wait has put down: they are due now, and those that were surely never sent stand in no
-    /// queue. Returns how many.
+    /// Ends delays for a limit or a named wait: the jobs are due now, and those that were certainly never sent have no
+    /// message in a queue. Returns how many.
     async fn wake_waiting(&self, lane: &ProviderName, which: &WakeFilter) -> Result<u32, LedgerError>;
 
-    /// Ends waiting jobs whose `expires_at` has passed, with their events; returns how many. Those that may have been
-    /// charged, or that somebody holds, are left alone.
+    /// Expires waiting jobs whose `expires_at` has passed, with their events; returns how many. Jobs that may have been
+    /// charged, and active jobs, stay as they are.
     async fn expire(&self, reason: &str, at_most: u32) -> Result<u32, LedgerError>;
 
-    /// Hands an open job to a person. [`Written::Lost`] when it is settled, or somebody holds it. One that was on the
-    /// wire has an unknown outcome from then on.
+    /// Moves an open job to review. [`FencedWrite::Stale`] when it is finished, or a worker holds its lease. If its
+    /// request was in flight, its outcome is unknown from then on.
     async fn move_to_review(&self, id: &JobId, reason: &str) -> Result<FencedWrite, LedgerError>;
 
     /// `copy` is the number of the message.
     async fn message_state(&self, job: &Job, hash: ContentHash, copy: i64) -> Result<MessageState, LedgerError>;
 
-    /// Empties payload, reference, and the address and body of the request of jobs that settled, or came to review, longer than
-    /// this ago; returns how many. Id and hash stay. What was emptied in review can still be settled, and not be sent again.
+    /// Empties payload, reference, and the address and body of the request of jobs that finished, or entered review,
+    /// longer than this ago; returns how many. Id and hash stay. A job that was emptied in review can still be
+    /// resolved, but not be sent again.
     async fn scrub(&self, which: ScrubScope, older_than: Duration, at_most: u32) -> Result<u32, LedgerError>;
 
     /// Empties the references of requests that no limit can count any more; returns how many.
     async fn forget_references(&self, at_most: u32) -> Result<u32, LedgerError>;
 
-    /// Keeps the sum of the jobs that have settled for good, with which an account begins. To be called every few minutes,
-    /// by one at a time: an account counts what is not in the sum. Now and then it counts all anew and takes long; it goes on
-    /// then, though the caller is told that no answer came in time.
+    /// Updates the totals of finished jobs, which a reconciliation adds to its own counts. One worker at a time calls
+    /// this every few minutes. From time to time it counts all jobs, which takes long: the count goes on even when the
+    /// caller gets a timeout.
     async fn update_finished_totals(&self) -> Result<(), LedgerError>;
 
-    /// Where every job is, by provider, taken at one instant. Counts the jobs that may change their state, and those that
-    /// have settled since they were summed up; `checked` bounds the rest.
+    /// The jobs by provider and by where they are, at one instant. Counts the jobs that may change their state, and
+    /// those that finished since the last update of the totals; `scope` bounds the rest.
     async fn reconcile(
         &self,
-        astray_after: Duration,
-        checked: CheckScope,
+        overdue_after: Duration,
+        scope: CheckScope,
     ) -> Result<Vec<LedgerReconciliation>, LedgerError>;
 }

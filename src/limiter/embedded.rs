@@ -1,7 +1,7 @@
-//! The limiter of a single process: the specification itself, behind a lock, on the process's monotonic clock.
+//! The limiter of a single process: the state machine of [`crate::domain::quota`] behind a mutex.
 //!
-//! Refuses to be shared: two processes would each allow the whole limit, so `run` takes an exclusive lock on the
-//! database before it uses this.
+//! It runs on the process's monotonic clock. Two processes would each grant the whole limit, so `run` takes an
+//! exclusive lock on the database first.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -19,7 +19,8 @@ use crate::domain::time::{Micros, micros_up};
 
 pub struct EmbeddedLimiter {
     started: Instant,
-    /// The wall clock at the start: fixed windows are the calendar's. Read once, so that no step of it is seen.
+    /// The wall clock at the start, because fixed windows follow the calendar. Read once, so that its steps have no
+    /// effect.
     started_wall_clock: Duration,
     quotas: Mutex<HashMap<ProviderName, Quota>>,
 }
@@ -49,7 +50,7 @@ impl Limiter for EmbeddedLimiter {
     }
 
     async fn call(&self, spec: &QuotaSpec, call: &LimiterCall) -> Result<LimiterReply, LimiterError> {
-        // A panic inside the state machine would leave at worst slots that are held too long.
+        // After a panic inside the state machine, slots are at worst held too long.
         let mut quotas = self.quotas.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(quotas.entry(spec.quota.clone()).or_default().call(self.now(), spec, call))
     }

@@ -1,20 +1,20 @@
-//! Who may grant, decided from what one worker sees: its link to the store, and the one row in SQL that names the holder.
+//! The leader election as one worker decides it, from its connection to the store and from the leader row in SQL.
 //!
-//! The row is polled by every worker, so at most one holder is believed in at a time, but for a while: a worker may act on
-//! the former holder until [`Timing::stale`] after its last poll. Therefore a new holder grants nothing before everybody
-//! has seen it. Refuses all I/O and every clock; a verdict holds for the instant at which it was asked for, and is asked
-//! for again before each use.
+//! Every worker polls the row. A worker may act on the former holder until [`LeadershipTiming::stale_after`] after its
+//! last poll. Therefore a new holder grants nothing until every worker has seen it. The module does no I/O and reads no
+//! clock. A decision holds for one instant; each use asks again. See `docs/decisions/0014-leader-row-in-sql.md`.
 
 use std::time::Duration;
 
 use crate::domain::provider::StoreDown;
 
-/// The row's word for "each worker grants its own share".
+/// The holder's name while each worker grants its own share.
 pub const SHARE_HOLDER: &str = "share";
-/// What the clocks of two machines may go apart by while a holder changes.
+/// Largest drift between the clocks of two machines while a holder changes.
 const CLOCK_SKEW_MAX: Duration = Duration::from_millis(50);
 
-/// The row's word for the primary with this run id, or for the process with it whose limiter is embedded.
+/// The holder's name for the Redis primary with this run id, or for the process with this run id and an embedded
+/// limiter.
 #[must_use]
 pub fn holder_name(run_id: &str) -> String {
     format!("redis:{run_id}")
@@ -25,19 +25,19 @@ pub struct LeadershipTiming {
     /// How often the row is polled.
     pub poll_interval: Duration,
     /// How long permits of a former holder may still start after they were granted (booking horizon and send budget),
-    /// and what clocks may differ by.
+    /// plus the clock drift.
     pub slack: Duration,
-    /// How long the store is away before shares are used.
+    /// How long the store is unavailable before shares are used.
     pub share_after: Duration,
-    /// How long the store must have been reachable without a break before shares end.
+    /// How long the store must be reachable without a break before shares end.
     pub share_ends_after: Duration,
-    /// How long shares last at least: where some workers reach the store and some do not, the row would else be passed to
-    /// and fro, and each change costs a cold start.
+    /// Shortest time that shares last. If only some workers reach the store, the row would otherwise change back and
+    /// forth, and each change costs a cold start.
     pub share_min_duration: Duration,
 }
 
 impl LeadershipTiming {
-    /// With the row polled so often, and nothing in hands yet.
+    /// Timing with this poll interval, and without outstanding permits.
     #[must_use]
     pub const fn with_poll_interval(poll_interval: Duration) -> Self {
         Self {
@@ -49,46 +49,46 @@ impl LeadershipTiming {
         }
     }
 
-    /// For a quota whose permits may still start this long after they were granted.
+    /// Timing for a quota whose permits may start this long after they were granted.
     #[must_use]
-    pub fn with_start_delay_max(mut self, in_hand: Duration) -> Self {
-        self.slack += in_hand;
+    pub fn with_start_delay_max(mut self, start_delay_max: Duration) -> Self {
+        self.slack += start_delay_max;
         self
     }
 
-    /// A row that was polled longer ago than this, counted from the departure of the poll, says nothing any more.
+    /// Age at which a polled row is no longer valid, counted from the start of the poll.
     #[must_use]
     pub fn stale_after(&self) -> Duration {
         self.poll_interval * 3
     }
 
-    /// Once a holder has been in sight for this long, nobody acts on the former one, and nothing that the former one
-    /// granted can still start.
+    /// Time after which no worker acts on the former holder, and no permit of the former holder can start. It counts
+    /// from when the new holder was first seen.
     #[must_use]
     pub fn handover(&self) -> Duration {
         self.stale_after() + self.slack
     }
 }
 
-/// The store as this worker's link sees it.
+/// The store as this worker's connection shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ObservedStore<'a> {
-    /// No link, for this long.
+    /// No connection, for this long.
     Unavailable { unavailable_for: Duration },
     Reachable {
-        /// Of the primary that the link leads to.
+        /// Run id of the primary that the connection leads to.
         run_id: &'a str,
-        /// How long ago this link was made: asked for afresh then, by name.
+        /// Age of this connection; the host name was resolved then.
         connected_for: Duration,
         /// How long the store has been reachable without a break.
         reachable_for: Duration,
     },
 }
 
-/// The row as of the last poll that succeeded.
+/// The row as of the last successful poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PollResult<'a> {
-    /// How long ago the poll departed.
+    /// Time since the poll was sent.
     pub age: Duration,
     pub row: Option<ObservedLeader<'a>>,
 }
@@ -96,49 +96,49 @@ pub struct PollResult<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ObservedLeader<'a> {
     pub holder: &'a str,
-    /// Age by the database, when it was polled.
+    /// Age by the database's clock when the row was polled.
     pub age: Duration,
-    /// How long ago, until now, the reply arrived that first showed this holder in this term to us: a change is seen by
-    /// others only once it is committed, and its age begins before that.
+    /// Time since a reply first showed this holder in this term. Other workers see a change only once it is committed,
+    /// and the row's age begins before that.
     pub known_for: Duration,
 }
 
-/// Who may grant now.
+/// The limiter leader now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leader {
-    /// The store, if its state was warmed in this row's term. Only with `may_warm` may a state be warmed.
+    /// The store, if its state was rebuilt in this row's term. Only with `may_rebuild` may a state be rebuilt.
     Store {
         may_rebuild: bool,
     },
-    /// This worker, out of its own share, from a state that is rebuilt when this verdict first comes.
+    /// This worker, with its own share. Its state is rebuilt when this decision first applies.
     FallbackShare,
     NoLeader(NoLeaderCause),
 }
 
-/// Why nobody may grant, for a person.
+/// Why no limiter may grant, as text for an operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoLeaderCause {
-    #[error("the database has not said yet which limiter store grants")]
+    #[error("the leader row has not been read from the database yet")]
     NotPolled,
-    #[error("the database cannot be asked which limiter store grants")]
+    #[error("the leader row cannot be read: the database is unreachable")]
     DatabaseUnavailable,
-    #[error("the limiter store is away")]
+    #[error("the limiter store is unavailable")]
     StoreUnavailable,
-    #[error("no limiter store has been given this quota yet")]
+    #[error("no limiter store is leader of this quota yet")]
     NoHolder,
-    #[error("another limiter store grants for this quota; the link is made anew")]
+    #[error("another limiter store is leader of this quota; reconnecting")]
     AnotherStore,
     #[error(
-        "another limiter store grants for this quota, but our link leads elsewhere even when made anew: this one takes \
-         over. If this repeats, workers are linked to two writable primaries, and nobody is granted anything until they \
-         agree: check limiter.url of all workers, and the failover"
+        "another limiter store is leader of this quota, but a new connection leads elsewhere: the connected store \
+         takes over. If this repeats, workers are connected to two writable primaries, and no permit is granted until \
+         they agree: check limiter.url of all workers, and the failover"
     )]
     TwoStores,
-    #[error("the holder is changing: others may not have noticed yet")]
+    #[error("the limiter leader is changing: waiting until every worker has seen it")]
     Changing,
 }
 
-/// Compare and set on the row.
+/// A compare-and-set on the leader row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Takeover {
     pub from: Option<String>,
@@ -150,7 +150,7 @@ pub struct Takeover {
 pub struct LeadershipDecision {
     pub leader: Leader,
     pub takeover: Option<Takeover>,
-    /// Drop the link and make it anew, by name: it may lead to a store that was replaced.
+    /// Drop the connection and resolve the host name again: it may lead to a store that was replaced.
     pub reconnect: bool,
 }
 
@@ -169,7 +169,7 @@ impl LeadershipDecision {
     }
 }
 
-/// Who may grant, and what to change, for one quota at one instant. `polled`: `None` until the first poll succeeded.
+/// The leader of one quota at one instant, and what to change. `polled`: `None` until the first poll succeeds.
 pub fn decide(
     store: ObservedStore<'_>,
     polled: Option<PollResult<'_>>,
@@ -181,7 +181,7 @@ pub fn decide(
         return LeadershipDecision::no_leader(NoLeaderCause::DatabaseUnavailable);
     }
     let Some(row) = polled.row else { return without_holder(store, policy, timing) };
-    // The database's clock may be set, and ages begin before their commit; what was seen is later than both.
+    // The database's clock may be set, and an age begins before its commit. The first sight is later than both.
     let age = row.known_for.min(row.age + polled.age);
     if row.holder == SHARE_HOLDER {
         return while_shared(store, policy, age, timing);
@@ -193,7 +193,8 @@ pub fn decide(
         ObservedStore::Reachable { run_id, .. } if row.holder == holder_name(run_id) => {
             LeadershipDecision::from_leader(Leader::Store { may_rebuild: age >= timing.handover() })
         }
-        // Made after we saw who holds: the holder is gone, or somebody's link leads elsewhere.
+        // Connected after this holder was first seen: the holder is gone, or another worker's connection leads
+        // elsewhere.
         ObservedStore::Reachable { run_id, connected_for: linked, .. } if linked < row.known_for => {
             LeadershipDecision::no_leader(NoLeaderCause::TwoStores).with_takeover(Some(row.holder), holder_name(run_id))
         }

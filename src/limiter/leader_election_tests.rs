@@ -5,7 +5,7 @@ use super::NoLeaderCause::*;
 use super::*;
 
 const POLL: Duration = Duration::from_secs(1);
-/// Booking horizon and send budget, in ms: permits in hands start at most this much later.
+/// Booking horizon and send budget, in ms: the longest time from a grant to its start.
 const START_DELAY_MAX_MS: u64 = 750;
 const TICK_MS: u64 = 50;
 const TIMING: LeadershipTiming = LeadershipTiming {
@@ -26,7 +26,7 @@ fn unavailable(since: u64) -> ObservedStore<'static> {
     ObservedStore::Unavailable { unavailable_for: s(since) }
 }
 
-/// A row first seen, and by the database written, this many seconds ago; polled just now.
+/// A row that was written and first seen this many seconds ago, and polled just now.
 fn polled(holder: &str, age: u64) -> Option<PollResult<'_>> {
     Some(PollResult { age: Duration::ZERO, row: Some(ObservedLeader { holder, age: s(age), known_for: s(age) }) })
 }
@@ -35,7 +35,7 @@ fn takeover_of(decision: &LeadershipDecision) -> Option<(Option<&str>, &str)> {
     decision.takeover.as_ref().map(|take| (take.from.as_deref(), take.to.as_str()))
 }
 
-/// What happens, the store, the row, the policy; then verdict, take and reconnect.
+/// The case's name, the store, the row, the policy; then the expected leader, takeover and reconnect.
 type Case<'a> =
     (&'a str, ObservedStore<'a>, Option<PollResult<'a>>, StoreDown, Leader, Option<(Option<&'a str>, &'a str)>, bool);
 
@@ -69,19 +69,19 @@ fn store_rules() {
         ("stale", reachable("a", 9, 9), stale(3_001), wait, NoLeader(DatabaseUnavailable), None, false),
         ("nearly stale", reachable("a", 9, 9), stale(3_000), wait, old, None, false),
         ("no holder", reachable("a", 9, 9), none, wait, NoLeader(NoHolder), Some((None, "redis:a")), false),
-        ("no holder, away", unavailable(4), none, SHARED, no_store, None, false),
-        ("no holder, long away", unavailable(5), none, SHARED, no_store, Some((None, "share")), false),
-        ("no holder, away, wait", unavailable(60), none, wait, no_store, None, false),
+        ("no holder, unavailable", unavailable(4), none, SHARED, no_store, None, false),
+        ("no holder, long unavailable", unavailable(5), none, SHARED, no_store, Some((None, "share")), false),
+        ("no holder, unavailable, wait", unavailable(60), none, wait, no_store, None, false),
         ("ours, fresh", reachable("a", 9, 9), polled("redis:a", 3), wait, young, None, false),
         ("ours", reachable("a", 9, 9), polled("redis:a", 4), wait, old, None, false),
         ("ours, just committed", reachable("a", 9, 9), late_commit, wait, young, None, false),
         ("ours, clock set back", reachable("a", 9, 9), clock_set_back, wait, young, None, false),
-        ("ours, away", unavailable(60), polled("redis:a", 60), wait, no_store, None, false),
-        ("ours, away, share", unavailable(4), polled("redis:a", 60), SHARED, no_store, None, false),
+        ("ours, unavailable", unavailable(60), polled("redis:a", 60), wait, no_store, None, false),
+        ("ours, unavailable, share", unavailable(4), polled("redis:a", 60), SHARED, no_store, None, false),
         ("shares begin", unavailable(5), polled("redis:a", 60), SHARED, no_store, to_share, false),
         ("another's", reachable("b", 9, 9), polled("redis:a", 5), wait, NoLeader(AnotherStore), None, true),
         ("another's, same age", reachable("b", 5, 9), polled("redis:a", 5), wait, NoLeader(AnotherStore), None, true),
-        ("another's, linked anew", reachable("b", 4, 9), polled("redis:a", 5), wait, NoLeader(TwoStores), to_b, false),
+        ("another's, reconnected", reachable("b", 4, 9), polled("redis:a", 5), wait, NoLeader(TwoStores), to_b, false),
     ]);
 }
 
@@ -91,7 +91,15 @@ fn share_rules() {
     check_cases(&[
         ("share, fresh", unavailable(60), polled("share", 3), SHARED, NoLeader(Changing), None, false),
         ("share", unavailable(60), polled("share", 4), SHARED, FallbackShare, None, false),
-        ("share, store is back", reachable("a", 9, 9), polled("share", 70), SHARED, FallbackShare, None, false),
+        (
+            "share, store is available again",
+            reachable("a", 9, 9),
+            polled("share", 70),
+            SHARED,
+            FallbackShare,
+            None,
+            false,
+        ),
         ("share, just begun", reachable("a", 20, 20), polled("share", 59), SHARED, FallbackShare, None, false),
         (
             "share ends",
@@ -103,7 +111,7 @@ fn share_rules() {
             false,
         ),
         (
-            "share, relinked",
+            "share, reconnected",
             reachable("a", 1, 10),
             polled("share", 60),
             SHARED,
@@ -121,7 +129,7 @@ fn share_rules() {
             false,
         ),
         (
-            "share, policy wait, away",
+            "share, policy wait, unavailable",
             unavailable(60),
             polled("share", 60),
             wait,
@@ -142,7 +150,7 @@ fn share_rules() {
     ]);
 }
 
-/// A tiny generator, so that a whole history hangs on one number.
+/// A small random generator, so that one seed determines a whole history.
 struct Dice(u64);
 
 impl Dice {
@@ -156,12 +164,12 @@ impl Dice {
     }
 }
 
-/// A writable primary: its run id changes when it restarts, its state is warm in one term or not at all.
+/// A writable primary. Its run id changes when it restarts; its state is warm in one term or in none.
 #[derive(Clone, Default)]
 struct Primary {
     run_id: String,
     warm_in: Option<i64>,
-    /// The term of the last call; a call of another term makes the state cold.
+    /// Term of the last call; a call of another term makes the state cold.
     term: i64,
 }
 
@@ -172,7 +180,7 @@ struct WrittenRow {
     since_ms: u64,
 }
 
-/// A poll under way: departed, reads the row, arrives.
+/// A poll in progress: when it was sent, when it reads the row, when it arrives.
 struct Poll {
     departed: u64,
     reads_at: u64,
@@ -183,28 +191,28 @@ struct Poll {
 struct ModelWorker {
     connection: Option<(usize, String)>,
     connected_at: u64,
-    /// Since when it has been reachable, or away.
+    /// Since when it has been reachable, or unavailable.
     since: u64,
     policy: StoreDown,
     next_poll: u64,
-    /// Until when its polls fail.
+    /// Its polls fail until then.
     cut_until: u64,
     poll: Option<Poll>,
-    /// Departure of the last poll that succeeded, the row, and when it was first seen.
+    /// When the last successful poll was sent, the row, and when that was first seen.
     polled: Option<(u64, Option<WrittenRow>, u64)>,
 }
 
 struct ClusterModel {
     now: u64,
     dice: Dice,
-    /// Things go wrong once in so many ticks and workers.
+    /// A fault happens once in this many ticks and workers.
     fault_odds: u64,
     primaries: [Primary; 2],
     row: Option<WrittenRow>,
-    /// Written by a statement that began then, seen by others when it is committed.
+    /// When the statement began, when it commits and becomes visible, and what it writes.
     takeovers: Vec<(u64, u64, Takeover)>,
     workers: Vec<ModelWorker>,
-    /// Holder and instant of each holder's last grant.
+    /// Each holder with the instant of its last grant.
     granted: Vec<(String, u64)>,
     restarts: u64,
 }
@@ -293,7 +301,7 @@ impl ClusterModel {
         let worker = &mut self.workers[index];
         if worker.poll.is_none() && now >= worker.next_poll {
             worker.next_poll = now + poll_ms;
-            // A poll that fails is one that says nothing.
+            // A failed poll returns no row.
             if now >= worker.cut_until {
                 let (reads_at, arrives_at) = (now + there, now + there + back);
                 worker.poll = Some(Poll { departed: now, reads_at, arrives_at, read: None });
@@ -392,7 +400,7 @@ proptest! {
     }
 }
 
-/// Grants within the last so many ms, by holder.
+/// Holders that granted within the last `within_ms`.
 fn grants_lately(world: &ClusterModel, within_ms: u64) -> Vec<&str> {
     let lately = world.granted.iter().filter(|(_, at)| at + within_ms > world.now);
     lately.map(|(holder, _)| holder.as_str()).collect()
@@ -406,7 +414,7 @@ fn healthy_cluster_gets_grants_soon() {
             world.tick().unwrap();
         }
         assert_eq!(grants_lately(&world, 1_000), ["redis:a"], "seed {seed}");
-        // It restarts: workers find it again, and it grants once everybody knows.
+        // It restarts. The workers find it again, and it grants once all of them know it.
         world.primaries[0] = Primary { run_id: "new".to_owned(), ..Primary::default() };
         for worker in &mut world.workers {
             (worker.connection, worker.connected_at) = (Some((0, "new".to_owned())), world.now);

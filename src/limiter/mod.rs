@@ -1,6 +1,7 @@
-//! The face of the limiter: one atomic call that takes permits under all limits of a quota and settles earlier ones.
+//! The limiter's interface: one atomic call acquires permits under all limits of a quota and releases earlier ones.
 //!
-//! Refuses to wait and refuses to guess: a store that cannot be asked grants nothing. Waiting is the [`gate`]'s work.
+//! No implementation waits: the [`gate`] does. While the store is unavailable, no permit is granted.
+//! See `docs/decisions/0008-one-limiter-state-machine.md`.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -27,14 +28,14 @@ pub mod single_process;
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum LimiterError {
     /// The store cannot be reached or did not answer in time. Whether the call ran is unknown: repeat it.
-    #[error("limiter store away: {0}")]
+    #[error("limiter store unavailable: {0}")]
     Unavailable(String),
-    /// The store answered with what can never be a reply, or refuses for a reason that trying again will not mend.
-    #[error("limiter store refuses: {0}")]
+    /// The store sent an invalid reply, or rejects the call for a reason that a retry does not remove.
+    #[error("limiter store rejects the call: {0}")]
     Refused(String),
 }
 
-/// How much of each limit is used now; looked at without taking anything.
+/// Usage of one limit, read without acquiring a permit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LimitStatus {
     pub name: String,
@@ -45,18 +46,18 @@ pub struct LimitStatus {
     /// Uses that count now, and calls in flight.
     pub used: u64,
     pub shadow: bool,
-    /// Of a shadow limit: permits that it would have refused, since its state began.
+    /// Shadow limit only: permits that it would have refused since its state began.
     pub would_have_refused: u64,
-    /// Of a shadow limit: permits that it would have made wait.
+    /// Shadow limit only: permits that it would have delayed.
     pub would_have_waited: u64,
-    /// Until the next permit of cost 1 may start; `None` for a limit that allows nothing.
+    /// Time until the next permit of cost 1 may start; `None` for a limit that allows nothing.
     pub retry_after: Option<Duration>,
-    /// Until all of it is free again if nothing more is sent.
+    /// Time until all of it is free again if nothing more is sent.
     pub reset_after: Duration,
 }
 
 impl LimitStatus {
-    /// What may still count now.
+    /// Permits of cost 1 that the limit can grant now.
     #[must_use]
     pub fn remaining(&self) -> u64 {
         u64::from(self.capacity).saturating_sub(self.used)
@@ -65,52 +66,51 @@ impl LimitStatus {
 
 #[async_trait]
 pub trait Limiter: Send + Sync {
-    /// Identity of the store's process that keeps the quota, as of the connection that the next [`Limiter::call`] for it
-    /// will use.
+    /// Run id of the store's process that keeps the quota, as of the connection that the next [`Limiter::call`] uses.
     async fn run_id(&self, quota: &ProviderName) -> Result<String, LimiterError>;
 
-    /// Makes one call; atomic, and repeatable under its number.
+    /// Makes one call. It is atomic, and a repeat with the same number has no further effect.
     async fn call(&self, spec: &QuotaSpec, call: &LimiterCall) -> Result<LimiterReply, LimiterError>;
 
-    /// Looks without taking: at the limits on everything, and at those of one account or reference.
+    /// Usage of the provider's limits, and of those of one account or reference. Acquires nothing.
     async fn peek(&self, spec: &QuotaSpec, subject: Option<&Subject>) -> Result<Vec<LimitStatus>, LimiterError>;
 
-    /// Whether the store answers now; its version, where there is a server.
+    /// Checks that the store answers; returns its version if it is a server.
     async fn ping(&self) -> Result<Option<String>, LimiterError>;
 
-    /// Whether a state that was lost may be rebuilt from the ledger now. Not while permits that another limiter granted may
-    /// still be used: the ledger does not know of them yet.
+    /// Whether a lost state may be rebuilt from the ledger now. It may not while permits of another limiter leader can
+    /// still be used: the ledger does not contain their requests yet.
     async fn may_rebuild(&self, _quota: &ProviderName) -> bool {
         true
     }
 
-    /// Whether this want costs more than whoever grants now can ever admit, though the limits themselves do: passed over, it
-    /// holds nobody behind it.
-    fn exceeds_share(&self, _spec: &QuotaSpec, _want: &PermitRequest) -> bool {
+    /// Whether this request costs more than this worker's share of a limit, though the limit itself admits it. Such a
+    /// request is skipped, so that the requests behind it need not wait.
+    fn exceeds_share(&self, _spec: &QuotaSpec, _request: &PermitRequest) -> bool {
         false
     }
 
-    /// Whether what this quota's store counted before somebody's first exchange with it may be judged by its clock. A store
-    /// that no other process uses needs nobody's word.
+    /// Whether the store's clock can be trusted for the time before this process first compared it. A store that no
+    /// other process uses needs no attestation.
     fn check_attestation(&self, _quota: &ProviderName, _read: &StoreClockReading) -> AttestationCheck {
         AttestationCheck::Valid { since: Micros(0), undetected_step: Duration::ZERO }
     }
 
-    /// The caller has compared this store's clock without a break since that instant of it: his word for those who come
-    /// later.
+    /// Records that the caller has compared this store's clock without a break since `since` (the store's clock), as an
+    /// attestation for processes that start later.
     fn attest_clock(&self, _quota: &ProviderName, _run_id: &str, _since: Micros, _read: StoreClockReading) {}
 
-    /// The quota is open in this process, with these settings from now on.
+    /// Opens the quota in this process, or applies its new settings.
     fn open_quota(&self, _spec: &QuotaSpec) {}
 
-    /// The quota is not open any more.
+    /// Closes the quota in this process.
     fn close_quota(&self, _quota: &ProviderName) {}
 
-    /// What must go on while quotas are open; returns when it is stopped.
+    /// Background work while quotas are open; returns when it is stopped.
     async fn run_background(&self, _stop: CancellationToken) {}
 }
 
-/// What a store's clock reads at an instant of ours, in nanoseconds: no less and no more than this.
+/// Bounds in nanoseconds of what a store's clock reads at an instant of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreClockReading {
     pub at: Instant,
@@ -118,89 +118,94 @@ pub struct StoreClockReading {
     pub most_ns: i128,
 }
 
-/// A link to a store's server.
+/// A connection to a store's server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreConnection {
-    /// Of the process that it leads to.
+    /// Run id of the server process at the other end.
     pub run_id: String,
     pub connected_at: Instant,
 }
 
-/// A limiter in a store whose server may be replaced by another one behind the same name.
+/// A limiter in a store whose server may be replaced behind the same host name.
 #[async_trait]
 pub trait RemoteLimiter: Limiter {
-    /// Looks whether the servers of these quotas answer, over links that are made where there are none.
+    /// Checks whether the servers of these quotas answer; connects where there is no connection.
     async fn probe(&self, quotas: &[ProviderName]) -> Vec<(ProviderName, Result<StoreConnection, LimiterError>)>;
 
-    /// Drops this link of a quota, if it is still the one: the next is made by name.
-    async fn disconnect(&self, quota: &ProviderName, link: &StoreConnection);
+    /// Drops this connection of a quota if it is still the current one. The next one resolves the host name again.
+    async fn disconnect(&self, quota: &ProviderName, connection: &StoreConnection);
 
-    /// Whether a row that names another store names one that has ended: then it is no sign of two of them.
+    /// Whether another store in the leader row has certainly ended, so that the row is no sign of two active stores.
     fn previous_store_has_ended(&self) -> bool {
         false
     }
 }
 
-/// The row that says who grants for a quota.
+/// The leader row: the limiter that may grant permits of a quota.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaderRow {
     pub holder: String,
-    /// Another one with each change.
+    /// Changes with each change of the holder.
     pub term: i64,
-    /// Since it changed, by the clock of the database.
+    /// Time since the last change, by the database's clock.
     pub age: Duration,
-    /// The database's clock as this was read, cut to milliseconds.
+    /// The database's clock when the row was read, cut to milliseconds.
     pub now: Micros,
-    /// The last word in this term on the store's clock, and its age.
+    /// The last clock attestation of this term, and its age.
     pub attestation: Option<(ClockAttestation, Duration)>,
 }
 
-/// The rows that say who grants.
+/// Access to the leader rows.
 #[async_trait]
 pub trait LeaderRows: Send + Sync {
-    /// A quota without a row has had no holder yet.
+    /// The leader rows of these quotas. A quota without a row has had no holder yet.
     ///
     /// # Errors
-    /// Text for a person: the database cannot say.
+    /// Text for an operator: the database did not answer.
     async fn leader_rows(&self, quotas: &[ProviderName]) -> Result<HashMap<ProviderName, LeaderRow>, String>;
 
-    /// Makes `to` the holder if `from` is it now, or if nobody is; returns what holds afterwards.
+    /// Makes `to` the holder if `from` is the holder now, or if there is none; returns the row as it is afterwards.
     ///
     /// # Errors
-    /// Text for a person: nobody knows whether it happened.
+    /// Text for an operator: whether the row changed is unknown.
     async fn take_over(&self, quota: &ProviderName, from: Option<&str>, to: &str) -> Result<LeaderRow, String>;
 
-    /// Notes a word on the store's clock in this term, unless somebody knows of a later step.
+    /// Records a clock attestation in this term, unless the row has one that begins after a later step.
     ///
     /// # Errors
-    /// Text for a person: nobody knows whether it was noted.
-    async fn record_attestation(&self, quota: &ProviderName, term: i64, word: &ClockAttestation) -> Result<(), String>;
+    /// Text for an operator: whether it was recorded is unknown.
+    async fn record_attestation(
+        &self,
+        quota: &ProviderName,
+        term: i64,
+        attestation: &ClockAttestation,
+    ) -> Result<(), String>;
 }
 
-/// What the ledger remembers when a limiter has lost its state.
+/// The ledger's record of recent requests, for a limiter that lost its state or has a new limit.
 #[async_trait]
 pub trait RecentAttempts: Send + Sync {
-    /// Requests at the quota's provider that ended lately, and the cost of those that may be on the wire now.
+    /// Requests at the quota's provider that ended recently, and the cost of those that may be in flight now.
     ///
     /// # Errors
-    /// Text for a person: the ledger cannot say.
+    /// Text for an operator: the ledger did not answer.
     async fn recent_uses(&self, quota: &ProviderName, lookback: Lookback)
     -> Result<(Vec<PastUse>, CostByKind), String>;
 
-    /// Those of accounts or references, each apart. One that has none may be left out.
+    /// Recent requests of accounts or references, one entry each. An entry without requests may be missing.
     ///
     /// # Errors
-    /// Text for a person: the ledger cannot say. Their limits are held for whatever may have been used.
+    /// Text for an operator: the ledger did not answer. The limits then grant nothing for as long as uses may count.
     async fn recent_subject_uses(
         &self,
         _quota: &ProviderName,
-        _asked: &SubjectQuery,
+        _query: &SubjectQuery,
     ) -> Result<Vec<SubjectUses>, String> {
-        Err("uses of accounts and references are not kept here".to_owned())
+        Err("this ledger keeps no uses of accounts and references".to_owned())
     }
 }
 
-/// Uses of an account or a reference.
+/// Recent uses of an account or a reference.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SubjectUses {
     pub name: String,
@@ -208,24 +213,24 @@ pub struct SubjectUses {
     pub in_flight: CostByKind,
 }
 
-/// Puts counts beside the limits that they belong to.
-fn limit_statuses(spec: &QuotaSpec, subject: Option<&Subject>, standings: &[LimitUsage]) -> Vec<LimitStatus> {
-    let line = |standing: &LimitUsage| {
-        let limit = spec.limits.get(standing.index)?;
-        let own = subject.and_then(|subject| subject.limits.iter().find(|own| own.index == standing.index));
+/// Combines each usage with the limit that it belongs to.
+fn limit_statuses(spec: &QuotaSpec, subject: Option<&Subject>, usages: &[LimitUsage]) -> Vec<LimitStatus> {
+    let status = |usage: &LimitUsage| {
+        let limit = spec.limits.get(usage.index)?;
+        let own = subject.and_then(|subject| subject.limits.iter().find(|own| own.index == usage.index));
         let counted = own.map_or_else(|| limit.clone(), |own| limit.with_subject_limit(own));
         Some(LimitStatus {
             name: limit.name.clone(),
             max_requests: counted.max_requests,
             window: counted.window,
             capacity: counted.cost_max(),
-            used: standing.used,
+            used: usage.used,
             shadow: limit.shadow || own.is_some_and(|own| own.exempt),
-            would_have_refused: standing.would_have_refused,
-            would_have_waited: standing.would_have_waited,
-            retry_after: (counted.cost_max() > 0).then(|| Duration::from_micros(standing.retry_us)),
-            reset_after: Duration::from_micros(standing.reset_us),
+            would_have_refused: usage.would_have_refused,
+            would_have_waited: usage.would_have_waited,
+            retry_after: (counted.cost_max() > 0).then(|| Duration::from_micros(usage.retry_us)),
+            reset_after: Duration::from_micros(usage.reset_us),
         })
     };
-    standings.iter().filter_map(line).collect()
+    usages.iter().filter_map(status).collect()
 }

@@ -1,8 +1,8 @@
-//! The embedded limiter of a process that has the one right to run on a database which others can reach too.
+//! The embedded limiter of the one process that may run on a database which other processes can reach.
 //!
-//! Refuses to rely on that right alone: it may be lost without anybody's doing (the database restarts, fails over), and
-//! somebody else may have it since. So the row that says who grants names this process, as it would name a Redis, and who has
-//! lost the right is away.
+//! A session lock gives that right. It can be lost at any time (the database restarts or fails over), and another
+//! process can then get it. So the leader row names this process, as it would name a Redis primary. A process that lost
+//! the lock counts as an unavailable store. See `docs/decisions/0014-leader-row-in-sql.md`.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,13 +16,13 @@ use crate::domain::permit_protocol::{LimiterCall, LimiterReply, Subject};
 use crate::domain::provider::ProviderName;
 use crate::domain::quota_spec::QuotaSpec;
 
-/// The right to be the only process.
+/// The session lock that makes this the only process.
 #[async_trait]
 pub trait SessionLock: Send + Sync {
-    /// Whether this process has it, or has it again.
+    /// Checks that this process has the lock, or has it again.
     ///
     /// # Errors
-    /// Text for a person: somebody else has it, or nobody can say.
+    /// Text for an operator: another process has the lock, or the database did not answer.
     async fn check_held(&self) -> Result<(), String>;
 }
 
@@ -31,12 +31,12 @@ pub struct SingleProcessLimiter {
     run_id: String,
     session_lock: Arc<dyn SessionLock>,
     connected_at: Instant,
-    /// Of quotas whose row has named somebody else: since when this process is what the name leads to, all the same.
+    /// Quotas whose row named another process: the instant from which this process counts as connected again.
     reconnected_at: Mutex<HashMap<ProviderName, Instant>>,
 }
 
 impl SingleProcessLimiter {
-    /// `run_id`: 1 to 64 of letters, digits, `_` and `-`, another one with each process.
+    /// `run_id`: 1 to 64 letters, digits, `_` and `-`; different for each process.
     #[must_use]
     pub fn new(run_id: String, session_lock: Arc<dyn SessionLock>) -> Self {
         let connected_at = Instant::now();
@@ -44,10 +44,10 @@ impl SingleProcessLimiter {
     }
 
     fn connection(&self, quota: &ProviderName) -> StoreConnection {
-        // One instant is inserted at a time.
-        let made_anew_at = self.reconnected_at.lock().unwrap_or_else(PoisonError::into_inner);
-        let made_at = made_anew_at.get(quota).copied().unwrap_or(self.connected_at);
-        StoreConnection { run_id: self.run_id.clone(), connected_at: made_at }
+        // The map is consistent after every statement.
+        let reconnected_at = self.reconnected_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let connected_at = reconnected_at.get(quota).copied().unwrap_or(self.connected_at);
+        StoreConnection { run_id: self.run_id.clone(), connected_at }
     }
 }
 
@@ -78,17 +78,17 @@ impl RemoteLimiter for SingleProcessLimiter {
         }
         let held = self.session_lock.check_held().await;
         let outcome = |quota: &ProviderName| {
-            let link = held.clone().map(|()| self.connection(quota)).map_err(LimiterError::Unavailable);
-            (quota.clone(), link)
+            let connection = held.clone().map(|()| self.connection(quota)).map_err(LimiterError::Unavailable);
+            (quota.clone(), connection)
         };
         quotas.iter().map(outcome).collect()
     }
 
-    async fn disconnect(&self, quota: &ProviderName, link: &StoreConnection) {
-        let mut made_anew_at = self.reconnected_at.lock().unwrap_or_else(PoisonError::into_inner);
-        let made_at = made_anew_at.entry(quota.clone()).or_insert(self.connected_at);
-        if *made_at == link.connected_at {
-            *made_at = Instant::now();
+    async fn disconnect(&self, quota: &ProviderName, connection: &StoreConnection) {
+        let mut reconnected_at = self.reconnected_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let connected_at = reconnected_at.entry(quota.clone()).or_insert(self.connected_at);
+        if *connected_at == connection.connected_at {
+            *connected_at = Instant::now();
         }
     }
 

@@ -1,8 +1,7 @@
-//! What a person changes in the settings while everything runs: a provider's pause and a limit's rate; for the commands
-//! and for the API.
+//! Changes of settings by an operator while workers run: a provider's pause and a limit's rate.
 //!
-//! Refuses what would make a row unusable, before anything is written, and says nothing of limits that do not exist: the
-//! provider file adds and removes them.
+//! Commands and API share this code. A change that would make the row invalid is rejected before anything is written.
+//! Limits are added and removed by the provider file only.
 
 use crate::domain::limit::Rate;
 use crate::domain::provider::ProviderName;
@@ -11,7 +10,7 @@ use crate::ledger::operator::Actor;
 use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::settings::{RawRate, Settings};
 
-/// A limit's rate before and after, and the rows that these stand in.
+/// A limit's rate and its provider's row, before and after the change.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RateChange {
     pub rate_before: RawRate,
@@ -27,17 +26,17 @@ pub enum SettingsChangeError {
     NoProvider(String),
     #[error("provider `{provider}` has no limit `{limit}`; it has: {}", .names.join(", "))]
     NoLimit { provider: String, limit: String, names: Vec<String> },
-    /// The rows would say what cannot be meant.
+    /// The change would make the row invalid; each problem with its fix.
     #[error("{}", .0.join("; "))]
     InvalidRow(Vec<String>),
     #[error(transparent)]
     Ledger(#[from] LedgerError),
 }
 
-/// Changes a limit's rate; in a dry run only says what would change. The same rate again is no change.
+/// Changes a limit's rate; a dry run only returns what would change. The same rate again changes nothing.
 ///
 /// # Errors
-/// [`NotChanged`], also in a dry run.
+/// [`SettingsChangeError`], also in a dry run.
 pub async fn set_rate(
     settings: &dyn Settings,
     provider: &ProviderName,
@@ -54,7 +53,7 @@ pub async fn set_rate(
     row_after.limits[place].max_requests = rate.max_requests().into();
     row_after.limits[place].window_ms = i64::try_from(rate.window().as_millis()).unwrap_or(i64::MAX);
     let known = row_problems(&row_before);
-    // A row that is bad already may be mended piece by piece.
+    // A row that is already invalid may be fixed step by step: only new problems count.
     let new: Vec<String> = row_problems(&row_after).into_iter().filter(|problem| !known.contains(problem)).collect();
     if !new.is_empty() {
         return Err(SettingsChangeError::InvalidRow(new));
@@ -69,18 +68,18 @@ pub async fn set_rate(
     }
 }
 
-/// Pauses a provider, or resumes it; returns whether that changed anything. A resume always does: it also lifts the waits that
-/// the provider has named, which the row does not show.
+/// Pauses or resumes a provider; returns whether that changed anything. A resume always does: it also lifts waits that
+/// the provider asked for, which are not in the row.
 ///
 /// # Errors
-/// [`NotChanged`].
+/// [`SettingsChangeError`].
 pub async fn set_paused(
     settings: &dyn Settings,
     provider: &ProviderName,
     paused: bool,
     by: Option<&Actor>,
 ) -> Result<bool, SettingsChangeError> {
-    // One that cannot be read can be paused all the same: workers may go by its last good row.
+    // A provider whose row cannot be read can be paused too: workers may use its last valid row.
     if let Some(Ok(row)) = settings.raw_rows(Some(provider)).await?.first()
         && row.paused
         && paused

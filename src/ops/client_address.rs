@@ -1,20 +1,20 @@
-//! Address of a client of the ops server, as its places and its wrong tokens are counted: an IPv4 address or an IPv6 network.
+//! The client address by which the ops server counts connections and wrong tokens: an IPv4 address or an IPv6 network.
 //!
-//! A host usually has a whole /64 network of IPv6, so a bound for one of its addresses would bound nothing.
+//! A host usually has a whole /64 network of IPv6, so a bound on single IPv6 addresses would have no effect.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 
 const NETWORK_BITS: u32 = 64;
 
-/// What one client is, and everything behind its proxy.
+/// The address of one client; all clients behind a proxy share the proxy's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct ClientAddress(IpAddr);
 
 impl From<IpAddr> for ClientAddress {
     fn from(address: IpAddr) -> Self {
         Self(match address.to_canonical() {
-            // Hosts of one link share a network there.
+            // On a link all hosts share one network.
             IpAddr::V6(v6) if v6.is_loopback() || v6.is_unicast_link_local() => IpAddr::V6(v6),
             IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() >> NETWORK_BITS << NETWORK_BITS)),
             v4 @ IpAddr::V4(_) => v4,

@@ -1,7 +1,7 @@
-//! Connections of the ops server within bounds: how many at once, how long without an answer, how many bytes of a request.
+//! The bounded listener of the ops server: bounds on connections, on the time without a response, and on request bytes.
 //!
-//! A client that sends too slowly, sends too much or never reads is cut off. HTTP is not parsed here: `guard` tells which
-//! requests are probes.
+//! A client that sends too slowly, sends too much or never reads is disconnected. HTTP is not parsed here: `guard`
+//! decides which requests are probes.
 
 use std::future::Future as _;
 use std::io;
@@ -24,16 +24,16 @@ use super::client_address::ClientAddress;
 
 mod admission;
 
-/// 64 requests at once, half of them from one address, which may be a proxy with all users behind it. 16 connections more
-/// are for probes alone.
+/// 64 requests at once, at most half of them from one address, which may be a proxy with all users behind it. 16 more
+/// connections are reserved for probes.
 const BOUNDS: AdmissionBounds = AdmissionBounds { requests: 64, requests_per_address: 32, probe_connections: 16 };
-/// From an answer, or from the connection's beginning, to the next answer: a request in drips ends here, and so does a
-/// connection that nobody uses.
+/// Longest time from a response, or from the start of the connection, to the next response. It ends requests that
+/// arrive too slowly, and unused connections.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Bytes between two answers: line, headers and body of a request together.
+/// Most bytes between two responses: line, headers and body of a request together.
 const REQUEST_BYTES_MAX: usize = 64 * 1024;
 
-/// Accepts every connection, and closes idle ones when places are short.
+/// Accepts connections, and closes idle ones when the bound is reached.
 pub(super) struct BoundedListener {
     listener: TcpListener,
     admission: Arc<ConnectionAdmission>,
@@ -67,7 +67,7 @@ impl Listener for BoundedListener {
     }
 }
 
-/// The client of one connection, as its requests know it.
+/// The client of a connection, as request handlers see it.
 #[derive(Clone, Debug)]
 pub(super) struct ClientInfo {
     pub address: ClientAddress,
@@ -76,7 +76,7 @@ pub(super) struct ClientInfo {
 }
 
 impl ClientInfo {
-    /// A place for a request, until the returned value is dropped.
+    /// Admits a request; it counts until the returned value is dropped.
     pub(super) fn begin_request(&self, kind: RequestKind) -> Result<RequestInProgress, AdmissionError> {
         self.admission.begin_request(self.connection, kind)
     }
@@ -96,7 +96,7 @@ pub(super) struct BoundedConnection {
     close_signal: Pin<Box<WaitForCancellationFutureOwned>>,
     deadline: Pin<Box<Sleep>>,
     response_timeout: Duration,
-    /// Since the last answer.
+    /// Bytes received since the last response.
     request_bytes: usize,
 }
 
@@ -119,12 +119,12 @@ impl BoundedConnection {
         }
     }
 
-    /// Fails if the connection must make room, even while its client sends or reads.
+    /// Fails if the connection must close to make room, even while its client sends or reads.
     fn check_open(&self) -> io::Result<()> {
         if self.admitted.close_signal.is_cancelled() { Err(io::ErrorKind::ConnectionAborted.into()) } else { Ok(()) }
     }
 
-    /// What waits is woken when time is up or the connection must make room, and fails.
+    /// Fails a pending read or write when the deadline passes or the connection must close to make room.
     fn poll_ended<T>(&mut self, context: &mut Context<'_>) -> Poll<io::Result<T>> {
         if self.close_signal.as_mut().poll(context).is_ready() {
             return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
@@ -189,7 +189,7 @@ mod tests {
     use super::*;
     use crate::ops::guard::admit_request;
 
-    /// A server with few places. Answers of `/slow` need a permit.
+    /// A server with low bounds. Responses of `/slow` need a permit.
     async fn spawn_server(bounds: AdmissionBounds, unanswered_max: Duration) -> (SocketAddr, Arc<Semaphore>) {
         let mut listener = BoundedListener::new(TcpListener::bind("127.0.0.1:0").await.unwrap());
         listener.admission = ConnectionAdmission::new(bounds);
@@ -211,11 +211,11 @@ mod tests {
     }
 
     async fn send_and_read(mut stream: TcpStream, request: &[u8]) -> String {
-        // Cut off in the middle of a write is what some of them wait for.
+        // Some tests expect to be disconnected in the middle of a write.
         let _ = stream.write_all(request).await;
         let mut answer = Vec::new();
         let reading = tokio::time::timeout(Duration::from_secs(30), stream.read_to_end(&mut answer)).await;
-        assert!(reading.is_ok(), "nobody cut it off");
+        assert!(reading.is_ok(), "the connection was not closed");
         String::from_utf8_lossy(&answer).into_owned()
     }
 
@@ -229,7 +229,7 @@ mod tests {
         let (address, _permits) = spawn_server(few, Duration::from_secs(2)).await;
         let connect = async || connect("127.0.0.1", address).await;
         assert!(send_and_read(connect().await, &last_request("/")).await.ends_with("here"));
-        // Time is up for a request that never ends, and for a connection without one.
+        // The deadline ends a request that never completes, and a connection without one.
         let (slow, idle) = tokio::join!(
             send_and_read(connect().await, b"GET / HTTP/1.1\r\nhost:"),
             send_and_read(connect().await, b"")
@@ -241,7 +241,7 @@ mod tests {
         assert!(!send_and_read(connect().await, head.as_bytes()).await.contains("here"));
     }
 
-    /// Long before its time is up.
+    /// Long before its deadline.
     #[tokio::test]
     async fn longest_idle_connection_is_replaced() {
         let few = AdmissionBounds { requests: 1, requests_per_address: 1, probe_connections: 1 };
@@ -290,6 +290,6 @@ mod tests {
         for slow in slow {
             assert!(slow.await.unwrap().ends_with("slow"));
         }
-        assert!(ask("127.0.0.3", "/").await.ends_with("here"), "places were not given back");
+        assert!(ask("127.0.0.3", "/").await.ends_with("here"), "ended requests still count");
     }
 }

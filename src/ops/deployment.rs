@@ -1,4 +1,4 @@
-//! The deployment that this process works for, named in every answer and at `/api/v1/deployment`.
+//! The deployment of this process, named in a header of every response and at `/api/v1/deployment`.
 //!
 //! A command compares it with the database of its own configuration, because another deployment's process may listen on
 //! the same address.
@@ -13,20 +13,20 @@ use super::OpsState;
 use super::json::JsonResponse;
 use crate::ledger::deployment::DeploymentId;
 
-/// Header with the deployment's id; also in refusals, so that it is known without the token.
+/// Header with the deployment's id. Error responses have it too, so that clients see it without the token.
 pub const HEADER: &str = "x-sluicegate-deployment";
 
-/// Which deployment answers.
+/// The deployment that responds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Deployment {
-    /// From table `deployment` of its database.
+    /// The id in table `deployment` of its database.
     #[schema(value_type = String)]
     pub id: DeploymentId,
-    /// Where its database is, without user and password.
+    /// Address of its database, without user and password.
     pub database: String,
 }
 
-/// Which deployment this process works for.
+/// The deployment of this process.
 #[utoipa::path(
     get,
     path = "/api/v1/deployment",

@@ -1,7 +1,7 @@
-//! `GET /api/v1/jobs/{id}/explain`: why a job is where it is, from live data; and the same without a running process, for
-//! the command line.
+//! The handler of `GET /api/v1/jobs/{id}/explain`: why a job is in its state, from live data.
 //!
-//! Refuses to find out: `facts` gathers what is known, and what follows from it is `domain::explain`.
+//! The command line uses the same code without a running process. `facts` gathers the data, and `domain::explain` draws
+//! the conclusions.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ pub struct ExplainResponse {
     pub state: String,
     pub provider: Option<String>,
     pub summary: String,
-    /// `process`: of a running worker, with its lanes and gates; `ledger`: without one.
+    /// `process`: by a running worker, with its lanes and gates; `ledger`: without one.
     pub explained_from: String,
     pub gates: Vec<ExplainedCheck>,
     pub stands_at: Option<ExplainedBlock>,
@@ -61,16 +61,16 @@ pub struct ExplainedBlock {
     pub exact: bool,
 }
 
-/// The gates that one payment has passed, the one it stands at, and when its turn comes.
+/// The checks that a payment has passed, the one that it waits for, and the estimated start.
 #[utoipa::path(
     get,
     path = "/api/v1/jobs/{id}/explain",
     tag = "jobs",
     params(("id" = String, Path, description = "The payment")),
     responses(
-        (status = 200, description = "Also for an id that the ledger does not know: where to look", body = ExplainResponse),
-        (status = 400, description = "What can be no id", body = ErrorBody),
-        (status = 503, description = "The database is away", body = ErrorBody),
+        (status = 200, description = "Also for an id that is not in the ledger", body = ExplainResponse),
+        (status = 400, description = "The id is invalid", body = ErrorBody),
+        (status = 503, description = "The database is unavailable", body = ErrorBody),
     )
 )]
 pub(super) async fn show(State(state): State<OpsState>, Path(id): Path<String>) -> Response {
@@ -98,7 +98,7 @@ pub(super) async fn show(State(state): State<OpsState>, Path(id): Path<String>) 
 /// Explains one job.
 ///
 /// # Errors
-/// When the ledger does not answer: without it nothing is known.
+/// When the ledger is unavailable.
 pub async fn explain_job(sources: &FactSources<'_>, id: &JobId) -> Result<ExplainResponse, LedgerError> {
     let facts = gather_facts(sources, id).await?;
     let from = if sources.process.is_some() { "process" } else { "ledger" };
@@ -152,13 +152,16 @@ mod tests {
             let answer = reqwest::Client::new().get(url).bearer_auth(token).send().await.unwrap();
             (answer.status().as_u16(), answer.text().await.unwrap())
         };
-        assert_eq!(ask("nobody", "let-me-out").await.0, 401);
+        assert_eq!(ask("missing", "let-me-out").await.0, 401);
         let (status, body) = ask("a%20b", "let-me-in").await;
         assert!(status == 400 && body.contains("must be 1 to 64 characters"), "{status} {body}");
-        let (status, body) = ask("nobody", "let-me-in").await;
-        let told: ExplainResponse = serde_json::from_str(&body).unwrap();
-        assert_eq!((status, told.state.as_str(), told.explained_from.as_str()), (200, "unrecorded", "process"));
-        assert_eq!((told.id.as_str(), told.stands_at), ("nobody", None));
+        let (status, body) = ask("missing", "let-me-in").await;
+        let explained: ExplainResponse = serde_json::from_str(&body).unwrap();
+        assert_eq!(
+            (status, explained.state.as_str(), explained.explained_from.as_str()),
+            (200, "unrecorded", "process")
+        );
+        assert_eq!((explained.id.as_str(), explained.stands_at), ("missing", None));
         stop.cancel();
     }
 }

@@ -1,8 +1,7 @@
-//! Who may ask the ops server: whoever has the token, and without one programs on this machine that call it by its name.
-//! Programs give the token as Bearer, browsers as the password of HTTP Basic, with any user name.
+//! The access control of the ops server: the token, or without one only programs on this machine.
 //!
-//! Pages of other sites may not: browsers send requests for them, and a name that such a page owns may lead here. Each
-//! refusal ends its connection.
+//! Programs send the token as Bearer, browsers as the password of HTTP Basic, with any user name. Requests of other
+//! sites' pages are refused, also those by DNS rebinding. Each refusal closes its connection.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -26,10 +25,10 @@ mod caller;
 mod headers;
 mod wrong_tokens;
 
-/// Longest time that an answer may take.
+/// Longest time for a response.
 const HANDLER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Headers that decide something here.
+/// Headers that the guard uses, so that a request may have each only once.
 const SINGLE_VALUE_HEADERS: [HeaderName; 5] = [
     header::HOST,
     header::AUTHORIZATION,
@@ -38,7 +37,7 @@ const SINGLE_VALUE_HEADERS: [HeaderName; 5] = [
     HeaderName::from_static("sec-fetch-site"),
 ];
 
-/// For everything: one meaning, an end in time, and no changes on behalf of other sites.
+/// For all routes: rejects ambiguous requests and changes by other sites, and bounds the response time.
 pub(super) async fn check_request(request: Request, next: Next) -> Response {
     if let Some(problem) = ambiguity(&request) {
         return headers::with_security_headers(refusal_response(StatusCode::BAD_REQUEST, &problem));
@@ -49,12 +48,12 @@ pub(super) async fn check_request(request: Request, next: Next) -> Response {
     }
     let answer = tokio::time::timeout(HANDLER_TIMEOUT, next.run(request)).await;
     headers::with_security_headers(answer.unwrap_or_else(|_| {
-        let words = if harmless { "no answer in time" } else { "no answer in time: look whether it was done" };
+        let words = if harmless { "no answer in time" } else { "no answer in time: check whether the change was made" };
         refusal_response(StatusCode::SERVICE_UNAVAILABLE, words)
     }))
 }
 
-/// For everything: a place while the answer is made. Probes always have one.
+/// For all routes: counts the request while it is in progress. Probes are always admitted.
 pub(super) async fn admit_request(
     ConnectInfo(client): ConnectInfo<ClientInfo>,
     request: Request,
@@ -72,7 +71,7 @@ pub(super) async fn admit_request(
     ([(header::RETRY_AFTER, "1")], refusal_response(StatusCode::SERVICE_UNAVAILABLE, problem)).into_response()
 }
 
-/// For all but the probes: the token if there is one, else a name of this machine.
+/// For all routes but the probes: needs the token, or without one a host name of this machine.
 pub(super) async fn authorise(
     State(state): State<OpsState>,
     ConnectInfo(client): ConnectInfo<ClientInfo>,
@@ -83,16 +82,16 @@ pub(super) async fn authorise(
     let caller = ApiCaller::from_headers(request.headers(), &given);
     request.extensions_mut().insert(caller);
     let Some(token) = &state.token else {
-        // Without a token we listen on loopback alone. A page whose own name was made to lead there (DNS rebinding)
-        // shows itself by that name.
+        // Without a token the server listens on loopback only. A page whose name resolves to it (DNS rebinding) sends
+        // its own name as host.
         if request.headers().get(header::HOST).is_none_or(|host| !is_loopback_host(host.as_bytes())) {
             return refusal_response(StatusCode::MISDIRECTED_REQUEST, "call this server by localhost or its address");
         }
         return next.run(request).await;
     };
-    // A request without a token guesses nothing: browsers begin with one.
+    // A request without a token is no guess: browsers start with one.
     if !given.secret.is_empty() {
-        // Equal lengths apart, the comparison takes the same time wherever the two differ.
+        // For equal lengths the comparison takes the same time wherever the two differ.
         let is_right = || bool::from(given.secret.as_slice().ct_eq(token.expose_secret().as_bytes()));
         match state.wrong_tokens.check(client.address, is_right) {
             TokenCheck::Valid => return next.run(request).await,
@@ -106,7 +105,7 @@ pub(super) async fn authorise(
     ([(header::WWW_AUTHENTICATE, way)], refusal).into_response()
 }
 
-/// The answer to a token that was not compared.
+/// The response to a token that was not compared.
 fn too_soon_response(retry_after: Duration) -> Response {
     let seconds = retry_after.as_millis().div_ceil(1_000);
     let problem = format!("too many wrong tokens came from your address: try again in {seconds} s");
@@ -114,8 +113,8 @@ fn too_soon_response(retry_after: Duration) -> Response {
         .into_response()
 }
 
-/// Whether a browser shall ask its user for the password: for the page, and for what somebody typed into the address line.
-/// A page's own requests must not raise that question.
+/// Whether a browser should ask its user for the password: for the page, and for an address that the user entered. The
+/// page's own requests must not open that dialog.
 fn asks_for_password(request: &Request) -> bool {
     let path = request.uri().path();
     let of_programs = path.starts_with("/api/") || path == "/metrics";
@@ -123,14 +122,14 @@ fn asks_for_password(request: &Request) -> bool {
     !of_programs || accept.split(',').any(|kind| kind.trim().starts_with("text/html"))
 }
 
-/// A client that is refused does not keep its connection: others may need the place.
+/// An error response that closes its connection, so that other clients can use it.
 fn refusal_response(status: StatusCode, problem: &str) -> Response {
     let ends = [(header::CONNECTION, HeaderValue::from_static("close"))];
     (status, ends, JsonResponse(json!({ "error": problem }))).into_response()
 }
 
-/// What of a head can be read in two ways; never a value. A proxy before this server may have judged the other meaning.
-/// <https://www.rfc-editor.org/rfc/rfc9112#section-3.2>
+/// Why the head of a request is ambiguous; never contains a value. A proxy before this server may have read it
+/// otherwise. <https://www.rfc-editor.org/rfc/rfc9112#section-3.2>
 fn ambiguity(request: &Request) -> Option<String> {
     let headers = request.headers();
     if let Some(name) = SINGLE_VALUE_HEADERS.iter().find(|name| headers.get_all(*name).iter().nth(1).is_some()) {
@@ -141,22 +140,22 @@ fn ambiguity(request: &Request) -> Option<String> {
     (!is_host).then(|| "the request's address names another host than its header `host`".to_owned())
 }
 
-/// Methods that change nothing, by their definition and by our routes.
+/// Whether the method changes nothing, by its definition and in our routes.
 fn is_safe_method(method: &Method) -> bool {
     matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
 }
 
-/// Why a change may have been asked for by another site. Browsers say where a request comes from
+/// Why a change may come from another site. Browsers report where a request comes from
 /// (<https://www.w3.org/TR/fetch-metadata/#sec-fetch-site-header>), and a form cannot send JSON.
 fn cross_site_problem(headers: &HeaderMap) -> Option<&'static str> {
     let text = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or("unreadable"));
     if text("sec-fetch-site").is_some_and(|site| !matches!(site, "same-origin" | "none")) {
-        return Some("asked for by another site");
+        return Some("the request comes from another site");
     }
     let host = text("host").unwrap_or_default();
     let origin = text("origin").map(|origin| origin.split_once("://").map_or("unreadable", |(_, host)| host));
     if origin.is_some_and(|origin| origin != host) {
-        return Some("asked for by another origin");
+        return Some("the request comes from another origin");
     }
     let json = text("content-type").is_some_and(|kind| kind.split(';').next() == Some("application/json"));
     (!json).then_some("a change needs content-type: application/json")
@@ -190,7 +189,7 @@ mod tests {
         }
     }
 
-    /// Status of one request.
+    /// Sends a request and returns its status.
     async fn request_status(method: Method, url: &str, headers: &[(&str, &str)]) -> u16 {
         let mut request = client().request(method, url);
         for (name, value) in headers {
@@ -208,7 +207,7 @@ mod tests {
         assert_eq!(request_status(Method::GET, &lanes, &[("host", "evil.example:9464")]).await, 421);
         assert_eq!(request_status(Method::GET, &format!("{address}/livez"), &[("host", "probe.internal")]).await, 200);
         stop.cancel();
-        // With a token it may be called by any name: another site does not have the token.
+        // With a token any host name is allowed: another site does not have the token.
         let (address, _progress, stop) = start(Some("let-me-in")).await;
         let headers = [("host", "ops.internal"), ("authorization", "Bearer let-me-in")];
         assert_eq!(request_status(Method::GET, &format!("{address}/api/v1/lanes"), &headers).await, 200);
@@ -216,7 +215,7 @@ mod tests {
         stop.cancel();
     }
 
-    /// Every route that exists, whatever the method.
+    /// Every route, with every method that changes something.
     #[tokio::test]
     async fn cross_site_changes_are_rejected() {
         let (address, _progress, stop) = start(None).await;
@@ -245,9 +244,9 @@ mod tests {
         let own = address.trim_start_matches("http://");
         let headers = [json, ("origin", address.as_str()), ("sec-fetch-site", "same-origin"), ("host", own)];
         assert_eq!(request_status(Method::POST, &format!("{address}/livez"), &headers).await, 405);
-        let cancel = format!("{address}/api/v1/jobs/nobody/cancel");
+        let cancel = format!("{address}/api/v1/jobs/missing/cancel");
         let sent = client().post(cancel).headers(headers.iter().map(parse_header).collect()).body("{}").send().await;
-        assert_eq!(sent.unwrap().status(), 404, "our own page may");
+        assert_eq!(sent.unwrap().status(), 404, "our own page is allowed");
         stop.cancel();
     }
 
@@ -294,13 +293,16 @@ mod tests {
             let request = client().request(method, format!("{address}{path}")).bearer_auth(token);
             let answer = request.headers(headers.iter().map(parse_header).collect()).send().await.unwrap();
             assert_eq!(answer.status(), status, "{path}");
-            let said = |name: &str| answer.headers()[name].to_str().unwrap().to_owned();
-            let policy = said("content-security-policy");
+            let header = |name: &str| answer.headers()[name].to_str().unwrap().to_owned();
+            let policy = header("content-security-policy");
             for rule in ["default-src 'self'", "frame-ancestors 'none'", "base-uri 'none'", "object-src 'none'"] {
                 assert!(policy.contains(rule) && !policy.contains("unsafe"), "{path}: {policy}");
             }
-            assert_eq!((said("x-content-type-options"), said("cache-control")), ("nosniff".into(), "no-store".into()));
-            assert_eq!((said("referrer-policy"), said("x-frame-options")), ("no-referrer".into(), "DENY".into()));
+            assert_eq!(
+                (header("x-content-type-options"), header("cache-control")),
+                ("nosniff".into(), "no-store".into())
+            );
+            assert_eq!((header("referrer-policy"), header("x-frame-options")), ("no-referrer".into(), "DENY".into()));
         }
         stop.cancel();
     }

@@ -1,6 +1,7 @@
-//! A JSON answer of the server: hidden characters in its texts are escaped, so that no client shows them by mistake.
+//! The JSON response type of the server. It escapes hidden characters in texts, so that no client shows them by
+//! mistake.
 //!
-//! Every handler answers through this type; axum's own leaves marks of direction and invisible characters as they are.
+//! Every handler uses this type, because axum's own leaves direction marks and invisible characters unescaped.
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};

@@ -1,6 +1,7 @@
-//! What the lanes of this process do: running, resting, stopped, or trying whether their provider is up again.
+//! The states of this process's lanes: running, resting, stopped, or probing their provider.
 //!
-//! Refuses to speak for other processes: each has lanes of its own, with breakers and pauses of their own.
+//! Every process has its own lanes, with their own circuit breakers and pauses. The overview has the lanes of all
+//! workers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,11 +13,11 @@ use utoipa::ToSchema;
 use crate::domain::provider::ProviderName;
 use crate::worker::lane_control::{LaneControl, LanePause, LaneStatus};
 
-/// One lane, as it is told.
+/// The state of one lane.
 #[derive(Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub(super) struct LaneOverview {
     provider: String,
-    /// `running`; `resting`: takes no more; `stopped`: sends nothing either; `probing`: one job at a time.
+    /// `running`; `resting`: takes no jobs; `stopped`: takes and sends none; `probing`: sends one job at a time.
     state: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     cause: Option<String>,
@@ -66,9 +67,9 @@ mod tests {
             PauseCause::Breaker,
             "the provider is down: no answer in time",
         );
-        let mut told = serde_json::to_value(lane_overviews(&lanes)).unwrap();
+        let mut overviews = serde_json::to_value(lane_overviews(&lanes)).unwrap();
         for resting in [1, 2] {
-            let ends_in_ms = told[resting]["ends_in_ms"].take().as_u64().unwrap();
+            let ends_in_ms = overviews[resting]["ends_in_ms"].take().as_u64().unwrap();
             assert!((500_000..=600_000).contains(&ends_in_ms), "{ends_in_ms}");
         }
         let wanted = json!([
@@ -77,6 +78,6 @@ mod tests {
             {"provider": "crate", "state": "stopped", "cause": "the provider is down: no answer in time",
              "ends_in_ms": null},
         ]);
-        assert_eq!(told, wanted);
+        assert_eq!(overviews, wanted);
     }
 }

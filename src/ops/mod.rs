@@ -1,7 +1,7 @@
-//! The ops server: whether this process lives, whether it is ready, and what only it knows.
+//! The ops server of a worker process: probes, metrics, the API and the web page.
 //!
-//! Refuses to be open: it listens on loopback unless told otherwise, asks everybody for the token if there is one
-//! (always, off loopback), changes nothing by a GET, and cuts off who asks too slowly or too much.
+//! It listens on loopback unless configured otherwise, and needs a token elsewhere. A GET changes nothing. Clients that
+//! are too slow or send too much are disconnected.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -58,7 +58,7 @@ const LIVEZ: &str = "/livez";
 const READYZ: &str = "/readyz";
 const STARTING: &str = "starting\n";
 
-/// What the server can tell.
+/// The data sources of the server.
 #[derive(Clone)]
 pub struct OpsState {
     pub deployment: deployment::Deployment,
@@ -72,21 +72,21 @@ pub struct OpsState {
     pub operator_context: api::OperatorContext,
 }
 
-/// What the server answers by: until it is opened, that this process lives and is not ready.
+/// The handler of all requests. Until it is opened, only `/livez` succeeds and all else is unavailable.
 #[derive(Clone, Default)]
 pub struct StartupGate {
     router: Arc<OnceLock<Router>>,
-    /// Why it is not opened yet.
+    /// The cause why it is not open yet.
     waiting_for: Arc<Mutex<Option<String>>>,
 }
 
 impl StartupGate {
-    /// From now on everything is answered. A second state changes nothing.
+    /// Opens all routes. A second call changes nothing.
     pub fn open(&self, state: OpsState) {
         self.router.get_or_init(|| router(state));
     }
 
-    /// What the start waits for, in the words of the backend.
+    /// Sets what the start waits for, in the words of the backend.
     pub fn set_waiting_for(&self, cause: String) {
         *self.waiting_for.lock().unwrap_or_else(PoisonError::into_inner) = Some(cause);
     }
@@ -105,12 +105,12 @@ impl StartupGate {
     }
 }
 
-/// Serves until the token fires.
+/// Serves until `stop` fires.
 ///
 /// # Errors
 /// When the listener fails.
-pub async fn serve(listener: TcpListener, front: StartupGate, stop: CancellationToken) -> std::io::Result<()> {
-    let answers = Router::new().fallback(move |request| front.clone().respond(request));
+pub async fn serve(listener: TcpListener, gate: StartupGate, stop: CancellationToken) -> std::io::Result<()> {
+    let answers = Router::new().fallback(move |request| gate.clone().respond(request));
     let service = answers
         .layer(from_fn(api::json_errors::with_json_errors))
         .layer(from_fn(guard::admit_request))
@@ -140,7 +140,7 @@ async fn livez() -> &'static str {
     "alive\n"
 }
 
-/// Asks no dependency: a probe that restarts the worker because an engine is away would lose what is in hand.
+/// Checks no backend: a restart because a backend is unavailable would abandon active jobs.
 async fn readyz(State(state): State<OpsState>) -> Response {
     let (ready, draining) = {
         let progress = state.worker_status.borrow();
@@ -157,11 +157,11 @@ async fn readyz(State(state): State<OpsState>) -> Response {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct PeekQuery {
-    /// The limits of scope account too, as they stand for this account.
+    /// Shows also the limits of scope account, with the usage of this account.
     account: Option<String>,
 }
 
-/// What each limit of a provider has used; takes nothing.
+/// The usage of each limit of a provider; uses no permit.
 #[utoipa::path(
     get,
     path = "/api/v1/limits/{provider}",
@@ -169,9 +169,9 @@ struct PeekQuery {
     params(("provider" = String, Path, description = "The provider's name"), PeekQuery),
     responses(
         (status = 200, description = "Its limits", body = Vec<PeekedLimit>),
-        (status = 400, description = "The account is bad, or counts against nothing", body = ErrorBody),
+        (status = 400, description = "The account is invalid, or no limit counts accounts", body = ErrorBody),
         (status = 404, description = "There is no such provider, or it is disabled", body = ErrorBody),
-        (status = 503, description = "The limiter is away", body = ErrorBody),
+        (status = 503, description = "The limiter is unavailable", body = ErrorBody),
     )
 )]
 async fn limits(
@@ -198,7 +198,7 @@ async fn limits(
     used.map(|used| JsonResponse(used).into_response()).map_err(refused)
 }
 
-/// What each lane of this process does now, and why.
+/// The state of each lane of this process, and the cause.
 #[utoipa::path(
     get,
     path = "/api/v1/lanes",
@@ -218,21 +218,21 @@ mod tests {
     use crate::queue::embedded::EmbeddedQueue;
     use crate::queue::message::CardNumbers;
 
-    /// A server's state over a database in memory.
+    /// The state of a server with an in-memory database.
     pub(super) async fn state(token: Option<&str>) -> (OpsState, watch::Sender<WorkerStatus>, Database) {
         let (progress_tx, progress) = watch::channel(WorkerStatus::default());
         let database = Database::open("sqlite::memory:", 1).unwrap();
         database.migrate().await.unwrap();
         let limiter = Arc::new(EmbeddedLimiter::new());
         let queue = Arc::new(EmbeddedQueue::new(database.sqlite_pool().unwrap()));
-        let lookout = overview::tests::test_collector(&database, progress.clone(), limiter.clone());
-        let looked = metrics::MetricsSources {
+        let collector = overview::tests::test_collector(&database, progress.clone(), limiter.clone());
+        let metrics_sources = metrics::MetricsSources {
             settings: database.settings(),
             queue: queue.clone(),
             limiter: limiter.clone(),
-            collector: Arc::clone(&lookout),
+            collector: Arc::clone(&collector),
         };
-        let desk = api::OperatorContext {
+        let operator_context = api::OperatorContext {
             operator: database.operator(),
             settings: database.settings(),
             queue,
@@ -241,14 +241,14 @@ mod tests {
         let id = database.fleet().deployment().await.unwrap();
         let state = OpsState {
             deployment: deployment::Deployment { id, database: "sqlite::memory:".to_owned() },
-            metrics: Arc::new(metrics::Metrics::new(progress.clone(), looked)),
-            collector: lookout,
+            metrics: Arc::new(metrics::Metrics::new(progress.clone(), metrics_sources)),
+            collector,
             worker_status: progress,
             limiter,
             upkeep: database.upkeep(),
             token: token.map(SecretString::from),
             wrong_tokens: Arc::default(),
-            operator_context: desk,
+            operator_context,
         };
         (state, progress_tx, database)
     }
@@ -257,11 +257,11 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
         let stop = CancellationToken::new();
-        let (lookout, looking_ends) = (Arc::clone(&state.collector), stop.clone());
-        tokio::spawn(async move { lookout.run(looking_ends).await });
-        let front = StartupGate::default();
-        front.open(state);
-        tokio::spawn(serve(listener, front, stop.clone()));
+        let (collector, collector_stop) = (Arc::clone(&state.collector), stop.clone());
+        tokio::spawn(async move { collector.run(collector_stop).await });
+        let gate = StartupGate::default();
+        gate.open(state);
+        tokio::spawn(serve(listener, gate, stop.clone()));
         (address, stop)
     }
 
@@ -305,13 +305,13 @@ mod tests {
     async fn starting_process_is_live_and_not_ready() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
-        let (front, stop) = (StartupGate::default(), CancellationToken::new());
-        tokio::spawn(serve(listener, front.clone(), stop.clone()));
+        let (gate, stop) = (StartupGate::default(), CancellationToken::new());
+        tokio::spawn(serve(listener, gate.clone(), stop.clone()));
         for (path, wanted) in [("/livez", 200), ("/readyz", 503), ("/api/v1/lanes", 503), ("/nowhere", 503)] {
             assert_eq!(status(&format!("{address}{path}"), None).await, wanted, "{path}");
         }
         let (state, _progress, _database) = state(Some("let-me-in")).await;
-        front.open(state);
+        gate.open(state);
         for (path, wanted) in [("/livez", 200), ("/readyz", 503), ("/api/v1/lanes", 401), ("/nowhere", 404)] {
             assert_eq!(status(&format!("{address}{path}"), None).await, wanted, "{path}");
         }
@@ -342,7 +342,7 @@ mod tests {
         };
         let (status, body) = asked("plain").await;
         let mut limits: serde_json::Value = serde_json::from_str(&body).unwrap();
-        // No payment was made, so the limiter is cold: its first call asks the ledger what was used.
+        // Without a payment the limiter is in a cold start: its first call reads the usage from the ledger.
         let [retry_ms, reset_ms] = ["retry_after_ms", "reset_after_ms"].map(|name| limits[0][name].take());
         assert_eq!(retry_ms, reset_ms);
         assert!(retry_ms.as_u64() > Some(1_000), "{retry_ms}");
@@ -351,7 +351,7 @@ mod tests {
         }]);
         assert_eq!((status, limits), (200, expected));
         for (rest, wanted, words) in [
-            ("nobody", 404, "no such provider, or it is disabled"),
+            ("missing", 404, "no such provider, or it is disabled"),
             ("Bad", 404, "no such provider"),
             ("plain?account=a", 400, "no limit of scope account"),
             ("scoped?account=a%20b", 400, "account must be 1 to 64 characters"),
@@ -382,13 +382,13 @@ mod tests {
             let named = answer.headers().get(deployment::HEADER).map(|id| id.to_str().unwrap().to_owned());
             assert_eq!((answer.status().as_u16(), named), (wanted, Some(id.clone())), "{path}");
         }
-        let told = get(&format!("{address}/api/v1/deployment"), Some("let-me-in")).await;
-        let told: deployment::Deployment = told.json().await.unwrap();
-        assert_eq!((told.id.to_string(), told.database.as_str()), (id, "sqlite::memory:"));
+        let response = get(&format!("{address}/api/v1/deployment"), Some("let-me-in")).await;
+        let response: deployment::Deployment = response.json().await.unwrap();
+        assert_eq!((response.id.to_string(), response.database.as_str()), (id, "sqlite::memory:"));
         stop.cancel();
     }
 
-    /// Whoever reads JSON reads it from every refusal.
+    /// Every error response of the API is JSON.
     #[tokio::test]
     async fn api_errors_are_json_with_text() {
         let (address, _progress, stop) = start(None).await;
@@ -413,7 +413,7 @@ mod tests {
         }
         let answer = client().get(format!("{address}/api/v1/jobs/p1/cancel")).send().await.unwrap();
         assert_eq!(answer.headers()["allow"], "POST");
-        // What is none of the API's stays as it was.
+        // Responses outside the API are unchanged.
         let page = get(&format!("{address}/nowhere"), None).await;
         assert_eq!((page.status().as_u16(), page.text().await.unwrap().as_str()), (404, ""));
         stop.cancel();

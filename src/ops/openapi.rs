@@ -1,7 +1,7 @@
-//! The published description of the API (OpenAPI 3.1), made from the handlers and their types.
+//! The published description of the API (OpenAPI 3.1), generated from the handlers and their types.
 //!
-//! Refuses to be written by hand: whoever adds a route under `/api/v1` gives its handler `#[utoipa::path]` and a line in
-//! the one list here. Tests hold the list to the router, and real answers to their schemas.
+//! A new route under `/api/v1` needs `#[utoipa::path]` on its handler and a line in the list here. Tests compare the
+//! list with the router, and real responses with their schemas.
 
 use utoipa::openapi::OpenApi as Description;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
@@ -9,12 +9,12 @@ use utoipa::{Modify, OpenApi};
 
 use super::json::JsonResponse;
 
-/// Every described route.
+/// The list of described routes.
 #[derive(OpenApi)]
 #[openapi(
     info(
         title = "Sluicegate ops API",
-        description = "Payments, limits and lanes of a running deployment. Errors are {\"error\": words}.",
+        description = "Payments, limits and lanes of a running deployment. Errors are {\"error\": text}.",
     ),
     paths(
         super::lanes,
@@ -44,7 +44,7 @@ use super::json::JsonResponse;
 )]
 struct ApiDescription;
 
-/// The token, as the guard takes it.
+/// The security schemes that the guard accepts.
 struct TokenSecurity;
 
 impl Modify for TokenSecurity {
@@ -54,13 +54,13 @@ impl Modify for TokenSecurity {
             components.add_security_scheme(name, SecurityScheme::Http(Http::new(scheme)));
         }
         let none: [&str; 0] = [];
-        // One of them; without `ops.token` none is asked for.
+        // Either of them; none without `ops.token`.
         let any = ["bearer", "basic"].map(|name| SecurityRequirement::new(name, none));
         description.security = Some(any.into_iter().chain([SecurityRequirement::default()]).collect());
     }
 }
 
-/// This description.
+/// The OpenAPI description of this API.
 #[utoipa::path(
     get,
     path = "/api/v1/openapi.json",

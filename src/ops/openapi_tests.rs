@@ -1,5 +1,7 @@
-//! Holds the description to the router, and values to their schemas: the subset of JSON Schema that is used here, more
-//! strictly than the standard: what no schema names is a fault.
+//! Tests that compare the OpenAPI description with the router, and a validator of values by their schemas.
+//!
+//! The validator knows the subset of JSON Schema that is used here. It is stricter than the standard: a field that no
+//! schema names is a fault.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +10,7 @@ use serde_json::{Map, Value};
 use super::tests::start;
 use super::*;
 
-/// The published description, as it is published.
+/// The description as it is published.
 pub(super) struct PublishedApi(pub Value);
 
 impl PublishedApi {
@@ -16,7 +18,7 @@ impl PublishedApi {
         Self(serde_json::to_value(openapi::description()).unwrap())
     }
 
-    /// The path of the description that an address has, with its operation.
+    /// The described path and operation for an address.
     fn operation(&self, method: &str, address: &str) -> Option<(&str, &Value)> {
         let address = address.split('?').next().unwrap();
         let fits = |template: &str| {
@@ -24,14 +26,14 @@ impl PublishedApi {
             given.len() == wanted.len() && wanted.iter().zip(&given).all(|(w, g)| w.starts_with('{') || w == g)
         };
         let paths = self.0["paths"].as_object().unwrap();
-        // One without a placeholder goes first, as in the router.
+        // A path without a placeholder wins, as in the router.
         let mut fitting: Vec<&String> = paths.keys().filter(|path| fits(path)).collect();
         fitting.sort_by_key(|path| path.matches('{').count());
         let path = fitting.first()?;
         Some((path.as_str(), paths[*path].get(method)?))
     }
 
-    /// What is wrong with an answer.
+    /// The faults of a response.
     pub fn response_faults(&self, method: &str, address: &str, status: u16, body: &Value) -> Vec<String> {
         let Some((path, operation)) = self.operation(method, address) else {
             return vec![format!("{method} {address} is not described")];
@@ -44,7 +46,7 @@ impl PublishedApi {
         self.faults(schema, body, &format!("{method} {path} {status}"))
     }
 
-    /// What is wrong with a body that was sent.
+    /// The faults of a request body.
     pub fn request_faults(&self, method: &str, address: &str, body: &Value) -> Vec<String> {
         let operation = self.operation(method, address).map_or(&Value::Null, |(_, operation)| operation);
         let schema = &operation["requestBody"]["content"]["application/json"]["schema"];
@@ -67,7 +69,7 @@ impl PublishedApi {
         faults
     }
 
-    /// Every property that an object may have; `None`: any.
+    /// The properties that an object may have; `None` means any.
     fn properties(&self, schema: &Value) -> Option<BTreeSet<String>> {
         let schema = self.resolved(schema);
         if schema["additionalProperties"].is_object() || schema.get("type").is_none() && schema.get("allOf").is_none() {
@@ -141,8 +143,8 @@ impl PublishedApi {
 
 fn has_type(wanted: &Value, value: &Value) -> bool {
     match wanted {
-        Value::Array(any) => any.iter().any(|one| has_type(one, value)),
-        one => match one.as_str().unwrap() {
+        Value::Array(any) => any.iter().any(|kind| has_type(kind, value)),
+        kind => match kind.as_str().unwrap() {
             "null" => value.is_null(),
             "string" => value.is_string(),
             "boolean" => value.is_boolean(),
@@ -155,7 +157,7 @@ fn has_type(wanted: &Value, value: &Value) -> bool {
     }
 }
 
-/// The paths of the real router. It has no list of them but what it prints of itself.
+/// The paths of the real router, read from its debug output: it has no list of them.
 pub(super) async fn routes() -> BTreeSet<String> {
     let printed = format!("{:?}", router(tests::state(None).await.0));
     let quoted = printed.split('"').skip(1).step_by(2);
@@ -167,7 +169,7 @@ pub(super) async fn routes() -> BTreeSet<String> {
     paths
 }
 
-/// An address of a path, with something that exists at each place.
+/// An address for a path, with an existing value for each placeholder.
 pub(super) fn example_address(path: &str) -> String {
     path.replace("{id}", "pay-1").replace("{name}", "acme").replace("{provider}", "acme").replace("{limit}", "second")
 }

@@ -1,8 +1,6 @@
-//! What the limits of a provider have used now: for the API of a running process, and for `limits peek` on a store that
-//! all processes share.
+//! The current usage of a provider's limits, for the API and for `limits peek` on a shared store.
 //!
-//! Refuses to take anything, and to show half an answer: an account is asked for by a form that can be one, at a provider
-//! that has limits for accounts.
+//! Reading uses no permit. An account must be valid, and the provider must have a limit of scope account.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -20,22 +18,22 @@ use crate::worker::settings_sync::LoadedSettings;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PeekedLimit {
     pub limit: String,
-    /// As written: `100/1s`; after what is kept in reserve.
+    /// The rate without the reserved share, like `100/1s`.
     pub allows: String,
     pub used: u64,
-    /// What may still count now.
+    /// Permits that the limit can grant now.
     pub remaining: u64,
-    /// Until the next permit of cost 1 may start: 0 if one would be granted now; absent for a limit that allows nothing.
+    /// Time until the next permit of cost 1 can start: 0 if it would be granted now; absent for a closed limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retry_after_ms: Option<u64>,
-    /// Until all of the limit is free again if nothing more is sent.
+    /// Time until all of the limit is free again if nothing more is sent.
     pub reset_after_ms: u64,
-    /// What a shadow limit would have done since its state began; absent for one that is enforced.
+    /// Effects that a shadow limit would have had since its state began; absent for an enforced limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shadow: Option<ShadowCounts>,
 }
 
-/// What a shadow limit would have done, in permits.
+/// Effects that a shadow limit would have had, in permits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ShadowCounts {
     pub would_have_refused: u64,
@@ -60,10 +58,10 @@ impl PeekedLimit {
     }
 }
 
-/// Why there is nothing to show.
+/// Why no limits can be shown.
 #[derive(Debug, thiserror::Error)]
 pub enum PeekError {
-    /// Or its rows cannot be meant and it has no last good ones.
+    /// Or its rows are invalid and no valid version was loaded before.
     #[error("no such provider, or it is disabled")]
     NoActiveProvider,
     #[error("account {0}")]
@@ -76,7 +74,7 @@ pub enum PeekError {
     Store(#[from] LimiterError),
 }
 
-/// Looks at the limits that a provider's calls count against; with an account, at those that its calls do.
+/// Reads the limits of a provider; with an account, those that its jobs count against.
 ///
 /// # Errors
 /// [`PeekError`].
@@ -141,7 +139,7 @@ pub(super) mod tests {
         assert_eq!(look("plain", None).await, Ok(1));
         assert_eq!((look("scoped", None).await, look("scoped", Some("a")).await), (Ok(1), Ok(2)));
         for (provider, account, problem) in [
-            ("nobody", None, "no such provider, or it is disabled"),
+            ("missing", None, "no such provider, or it is disabled"),
             ("off", None, "no such provider, or it is disabled"),
             ("plain", Some("a"), "this provider has no limit of scope account: leave the account out"),
             ("plain", Some("a b"), "account must be 1 to 64 characters of A-Z a-z 0-9 _ -"),

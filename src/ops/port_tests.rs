@@ -1,4 +1,4 @@
-//! The ops port on real sockets: probes among clients that hold connections, refusals, ambiguous requests.
+//! Tests of the ops port on real sockets: probes beside clients that hold connections, refusals, ambiguous requests.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::openapi_tests::{example_address, routes};
 use super::tests::start;
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
-/// Far less than an idle connection may live, so that nobody gets a place by waiting.
+/// Far below the lifetime of an idle connection, so that no connection is admitted by waiting.
 const TIMEOUT: Duration = Duration::from_secs(15);
 
 /// A connection from one of this machine's loopback addresses.
@@ -19,14 +19,14 @@ async fn connect(from: &str, server: &str) -> TcpStream {
     socket.connect(server.trim_start_matches("http://").parse().unwrap()).await.unwrap()
 }
 
-/// Everything until the server closes the connection; `None` if it doesn't.
+/// All bytes until the server closes the connection; `None` if it does not.
 async fn until_closed(stream: &mut TcpStream) -> Option<String> {
     let mut answer = Vec::new();
     let read = tokio::time::timeout(TIMEOUT, stream.read_to_end(&mut answer)).await.ok()?;
     read.ok().map(|_| String::from_utf8_lossy(&answer).into_owned())
 }
 
-/// The answer on a connection that is closed behind it.
+/// The response on a connection that the server closes afterwards.
 async fn exchange(from: &str, server: &str, request: &str) -> Option<String> {
     let mut stream = connect(from, server).await;
     stream.write_all(request.as_bytes()).await.unwrap();
@@ -41,7 +41,7 @@ fn bearer(token: &str) -> String {
     format!("authorization: Bearer {token}\r\nconnection: close\r\n")
 }
 
-/// Status and the rest of an answer.
+/// The status of a response.
 fn status(answer: Option<String>) -> u16 {
     let answer = answer.expect("no answer, or a connection that was not closed");
     answer.split(' ').nth(1).unwrap_or_else(|| panic!("{answer}")).parse().unwrap()
@@ -87,7 +87,10 @@ async fn guard_refusal_closes_its_connection() {
         ),
     ] {
         let answer = exchange("127.0.0.1", &server, &request).await;
-        assert!(answer.as_ref().is_some_and(|it| it.contains("\r\nconnection: close\r\n")), "{request}: {answer:?}");
+        assert!(
+            answer.as_ref().is_some_and(|answer| answer.contains("\r\nconnection: close\r\n")),
+            "{request}: {answer:?}"
+        );
         assert_eq!(status(answer), wanted, "{request}");
     }
     stop.cancel();
@@ -97,7 +100,7 @@ async fn guard_refusal_closes_its_connection() {
     stop.cancel();
 }
 
-/// Guards read one of them, and something before us may have read the other.
+/// The guard reads one of the values, and a proxy may have read the other.
 #[tokio::test]
 async fn ambiguous_head_is_rejected_on_every_route() {
     let (server, _progress, stop) = start(None).await;
@@ -126,7 +129,7 @@ async fn ambiguous_head_is_rejected_on_every_route() {
     ] {
         assert_eq!(status(exchange("127.0.0.1", &server, &plain).await), 200, "{plain}");
     }
-    // As the health check of docker-compose.yml asks.
+    // As in the health check of docker-compose.yml.
     assert_eq!(status(exchange("127.0.0.1", &server, "GET /livez HTTP/1.0\r\n\r\n").await), 200);
     stop.cancel();
 }
@@ -143,11 +146,11 @@ async fn wrong_tokens_delay_only_their_address() {
     let waits = exchange("127.0.0.3", &server, &guess("hunter2".to_owned())).await.unwrap();
     assert!(waits.starts_with("HTTP/1.1 429 ") && waits.contains("\r\nretry-after: "), "{waits}");
     assert!(waits.contains("wrong tokens") && !waits.contains("hunter2"), "{waits}");
-    // Elsewhere it is as always; so are the probes, and who gives no token is asked for one.
+    // Other addresses and the probes are not affected, and a request without a token is asked for one.
     assert_eq!(status(exchange("127.0.0.4", &server, &guess(TOKEN.to_owned())).await), 200);
     assert_eq!(status(exchange("127.0.0.3", &server, &get("/livez", "connection: close\r\n")).await), 200);
     assert_eq!(status(exchange("127.0.0.3", &server, &get("/metrics", "connection: close\r\n")).await), 401);
-    // The wait is over by itself.
+    // The delay ends without any action.
     let right = async {
         while status(exchange("127.0.0.3", &server, &guess(TOKEN.to_owned())).await) != 200 {
             tokio::time::sleep(Duration::from_millis(50)).await;

@@ -1,6 +1,6 @@
-//! Where every job is, as `/api/v1/conservation` shows it: per provider, with what does not add up in words.
+//! The handler of the reconciliation endpoint: per provider, the jobs in each state, and the faults in words.
 //!
-//! Refuses to read the whole ledger: settled jobs are held against their events only if they settled lately.
+//! It does not read the whole ledger: finished jobs are compared with their events only if they finished recently.
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -13,14 +13,14 @@ use super::json::JsonResponse;
 pub use crate::fleet::ProviderReconciliation;
 use crate::worker::sweeper::{CHECKED_JOBS, OVERDUE_ALARM_AFTER};
 
-/// Where every job is, per provider, and what does not add up.
+/// The reconciliation of each provider: jobs by state, and faults.
 #[utoipa::path(
     get,
     path = "/api/v1/conservation",
     tag = "jobs",
     responses(
-        (status = 200, description = "One account per provider", body = Vec<ProviderReconciliation>),
-        (status = 503, description = "The database is away", body = ErrorBody),
+        (status = 200, description = "One reconciliation per provider", body = Vec<ProviderReconciliation>),
+        (status = 503, description = "The database is unavailable", body = ErrorBody),
     )
 )]
 pub(super) async fn show(State(state): State<OpsState>) -> Response {

@@ -1,6 +1,7 @@
-//! The face of a payment provider: freeze a request once, send exactly that request, say what the answer means.
+//! Interface to a payment provider: freezes a job's request, sends exactly that request, and interprets the response.
 //!
-//! Refuses permits, retries and bookkeeping: one call of [`PaymentProvider::send`] is at most one request on the wire.
+//! One call of [`PaymentProvider::send`] sends at most one request. Permits and retries belong to the worker, records
+//! to the ledger.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,9 +21,9 @@ pub mod outbound;
 pub mod secret_grants;
 pub mod simulated;
 
-/// What the first attempt fixes for ever: every later attempt sends these bytes to this address under this key.
+/// Request that the first attempt fixes for ever. Every later attempt sends these bytes to this address under this key.
 ///
-/// Holds no secret: header values are resolved when sending, and only their fingerprint is kept.
+/// It holds no secret. Header values are resolved when a request is sent; only their fingerprint is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FrozenRequest {
     pub method: String,
@@ -37,14 +38,14 @@ pub struct FrozenRequest {
 }
 
 impl FrozenRequest {
-    /// Whether it is within the bounds of requests; one that an older version froze may not be.
+    /// Whether body and URL are within today's bounds. An older version of Sluicegate may have frozen a larger request.
     #[must_use]
     pub fn is_within_bounds(&self) -> bool {
         self.body.len() <= REQUEST_BODY_BYTES_MAX && self.url.len() <= URL_BYTES_MAX
     }
 }
 
-/// What a look-up asks, and what its answer is compared with. Holds no secret.
+/// A look-up's request, and the payment that its response is compared with. It holds no secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LookupRequest {
     pub method: &'static str,
@@ -56,17 +57,17 @@ pub struct LookupRequest {
     pub currency: String,
 }
 
-/// The end of one request: what it means, a charge's [`Outcome`] or a look-up's [`Finding`], and how it came.
+/// Result of one request: its meaning (a charge's [`Outcome`] or a look-up's [`LookupResult`]), status and age.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestResult<T = Outcome> {
     pub outcome: T,
-    /// HTTP status, when there was one.
+    /// HTTP status, if there was a response.
     pub status: Option<u16>,
     /// From the last byte read to the return of this value; zero when nothing was read.
     pub response_age: Duration,
 }
 
-/// Why a request could not be built. The text names the header or field and the mend, never a secret.
+/// Reason why a request could not be built. The text names the header or field and the fix, never a secret.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum FreezeError {
     #[error("header `{header}`: {problem}")]
@@ -77,16 +78,16 @@ pub enum FreezeError {
     Url { url: String, problem: String },
     #[error("{0}")]
     Job(RequestBuildError),
-    /// Of a request that was frozen with other header values, or another header for its key.
-    #[error("the credential has changed since this request was written down")]
+    /// The request was frozen with other header values, or with another header for its key.
+    #[error("the credential has changed since this request was recorded")]
     CredentialChanged,
-    /// Neither the row's nor the job's.
+    /// A fault of this process; neither the row nor the job is wrong.
     #[error("{0}")]
     Local(LocalFault),
 }
 
 impl From<FreezeError> for LocalFault {
-    /// For a request that was built before: what hinders it now says nothing of its provider.
+    /// For a request that was built before: an error now says nothing about its provider.
     fn from(error: FreezeError) -> Self {
         match error {
             FreezeError::Local(fault) => fault,
@@ -95,13 +96,13 @@ impl From<FreezeError> for LocalFault {
     }
 }
 
-/// One provider row, ready to be called. Built anew when the row changes.
+/// One provider row, ready to be called. A new one is built when the row changes.
 #[async_trait]
 pub trait PaymentProvider: Send + Sync {
     /// Builds the request that this job's first attempt would send. Reads secrets, in bounded time.
     ///
     /// # Errors
-    /// [`FreezeError::Job`] if the job is wrong; any other error is the row's or the environment's.
+    /// [`FreezeError::Job`] if the job is invalid. Any other error comes from the row or the environment.
     async fn freeze(&self, job: &Job) -> Result<FrozenRequest, FreezeError>;
 
     /// Fingerprint of the credentials that a request would carry now.
@@ -110,33 +111,33 @@ pub trait PaymentProvider: Send + Sync {
     /// [`FreezeError::Header`] when a reference cannot be resolved.
     async fn credential_fingerprint(&self, account: Option<&str>) -> Result<String, FreezeError>;
 
-    /// Sends exactly one request and reads its answer, within the row's total timeout. An answer about another payment than
-    /// the job's is no answer to it.
+    /// Sends exactly one request and reads its response, within the row's total timeout. A response about another
+    /// payment leaves the outcome unknown.
     ///
-    /// Never fails: whatever goes wrong is an [`Outcome`].
+    /// It never fails: every error is an [`Outcome`].
     async fn send(&self, job: &Job, request: &FrozenRequest) -> RequestResult;
 
-    /// Whether each part of this job's requests is within its bound, as the row is now. Resolves no secret.
+    /// Checks that each part of this job's requests is within its bound, by the row as it is now. Resolves no secret.
     ///
     /// # Errors
-    /// [`TooLarge`] names the part, and the field that makes it so large.
+    /// [`TooLarge`] names the part, and the field that makes it too large.
     fn check_size(&self, job: &Job) -> Result<(), TooLarge>;
 
-    /// What a look-up of this job's payment would ask. Resolves no secret.
+    /// The request that a look-up of this job's payment would send. Resolves no secret.
     ///
     /// # Errors
-    /// Why this payment cannot be asked about: the row has no look-up, or the job lacks what its address needs.
+    /// The reason why no look-up is possible: the row has none, or the job lacks a field that its address needs.
     fn lookup_request(&self, job: &Job) -> Result<LookupRequest, String>;
 
-    /// Asks exactly once, within the row's total timeout.
+    /// Sends exactly one look-up, within the row's total timeout.
     ///
-    /// Never fails: whatever goes wrong is a [`Finding`].
-    async fn look_up(&self, question: &LookupRequest) -> RequestResult<LookupResult>;
+    /// It never fails: every error is a [`LookupResult`].
+    async fn look_up(&self, request: &LookupRequest) -> RequestResult<LookupResult>;
 }
 
 /// Makes provider rows callable.
 pub trait ProviderFactory: Send + Sync {
     /// # Errors
-    /// [`FreezeError`]: the row names an address or header that cannot be used.
+    /// [`FreezeError`] if the row has an address or header that cannot be used.
     fn build(&self, provider: &Provider) -> Result<Arc<dyn PaymentProvider>, FreezeError>;
 }

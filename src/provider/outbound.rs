@@ -1,9 +1,11 @@
-//! Whether a list of targets that requests may reach (`outbound.allow`) can be meant, for whoever reads a configuration.
+//! Check of the configuration list `outbound.allow`: the targets that requests to providers may reach.
 //!
-//! Refuses to know how it is used: the policy itself belongs to the implementation that calls providers.
+//! The policy itself is `OutboundPolicy` in `http`, which calls the providers.
 
 use super::http::OutboundPolicy;
 
+/// Checks each entry of `outbound.allow`.
+///
 /// # Errors
 /// One line per entry that is neither `loopback`, host:port, a CIDR nor http://host:port.
 pub fn validate(entries: &[String]) -> Result<(), Vec<String>> {

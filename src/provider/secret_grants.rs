@@ -1,7 +1,7 @@
-//! Which secrets the headers of provider rows may carry, and to which hosts: the list `outbound.secrets`, as meant.
+//! Validated list `outbound.secrets`: the secrets that headers of provider rows may carry, each with its hosts.
 //!
-//! A row names its secret, and whoever writes rows need not be trusted with all that a worker can read. Refuses a default:
-//! what no entry names goes nowhere.
+//! A row names its secret. The operator who writes rows need not be trusted with every secret that a worker can read.
+//! So there is no default: a secret without an entry is sent nowhere.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -10,14 +10,14 @@ use url::Host;
 
 use crate::domain::env_variable;
 
-/// Where a secret is: `env:NAME` or `file:/PATH`.
+/// Source of a secret: `env:NAME` or `file:/PATH`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SecretReference {
     Env(String),
     File(PathBuf),
 }
 
-/// Why a text is no reference.
+/// Reason why a text is no secret reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SecretReferenceError {
     /// A variable that sets a key of this program's own configuration.
@@ -27,8 +27,10 @@ pub enum SecretReferenceError {
 }
 
 impl SecretReference {
+    /// Parses `env:NAME` or `file:/PATH`.
+    ///
     /// # Errors
-    /// Why it is none.
+    /// The reason why the text is neither.
     pub fn parse(text: &str) -> Result<Self, SecretReferenceError> {
         match text.split_once(':') {
             Some(("env", name)) if env_variable::is_config_variable(name) => Err(SecretReferenceError::ConfigVariable),
@@ -49,11 +51,11 @@ impl fmt::Display for SecretReference {
     }
 }
 
-/// A secret that a row sends to a host, written as the entry that allows it.
+/// A secret that a row sends to a host. It is displayed as the entry of `outbound.secrets` that allows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SecretUse {
     pub reference: SecretReference,
-    /// As [`canonical`] writes it.
+    /// In the form of [`canonical_host`].
     pub host: String,
 }
 
@@ -66,7 +68,7 @@ impl fmt::Display for SecretUse {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum HostPattern {
     Exact(String),
-    /// With one label more, as in a certificate.
+    /// A domain; it matches hosts with exactly one more label, as in a certificate.
     Wildcard(String),
 }
 
@@ -75,14 +77,14 @@ impl HostPattern {
         let below = text.strip_prefix("*.");
         let name = below.unwrap_or(text);
         if name.contains('*') {
-            return Err("`*` stands for a whole first label alone, as in *.adyen.com");
+            return Err("may have `*` only as its whole first label, as in *.adyen.com");
         }
-        let host = Host::parse(name).map_err(|_| "ends in no host: name it without scheme, port and path")?;
+        let host = Host::parse(name).map_err(|_| "does not end in a host: write it without scheme, port and path")?;
         let name = canonical_host(&host);
         match (below, &host) {
             (None, _) => Ok(Self::Exact(name)),
             (Some(_), Host::Domain(_)) if name.contains('.') => Ok(Self::Wildcard(name)),
-            (Some(_), _) => Err("needs a domain of at least two labels behind `*.`"),
+            (Some(_), _) => Err("needs a domain of at least two labels after `*.`"),
         }
     }
 
@@ -113,13 +115,13 @@ pub struct SecretGrant {
 }
 
 impl SecretGrant {
-    /// `REFERENCE@HOST`. Errors do not quote it: somebody will write a secret there.
+    /// Parses `REFERENCE@HOST`. Errors do not quote the entry, because an operator may have written a secret there.
     fn parse(entry: &str) -> Result<Self, &'static str> {
-        let (reference, host) = entry.trim().rsplit_once('@').ok_or("has no `@` with a host behind it")?;
+        let (reference, host) = entry.trim().rsplit_once('@').ok_or("has no `@` followed by a host")?;
         let reference = SecretReference::parse(reference).map_err(|error| match error {
             SecretReferenceError::ConfigVariable => "names a variable of this program's own configuration",
-            SecretReferenceError::RelativePath => "needs an absolute path behind `file:`",
-            SecretReferenceError::Other => "begins with neither `env:NAME` nor `file:/PATH`",
+            SecretReferenceError::RelativePath => "needs an absolute path after `file:`",
+            SecretReferenceError::Other => "must begin with `env:NAME` or `file:/PATH`",
         })?;
         Ok(Self { reference, host_pattern: HostPattern::parse(host)? })
     }
@@ -141,10 +143,10 @@ impl fmt::Display for SecretGrant {
 pub struct SecretGrants(Vec<SecretGrant>);
 
 impl SecretGrants {
-    /// Reads entries like `env:STRIPE_KEY@api.stripe.com` and `file:/run/secrets/adyen@*.adyen.com`.
+    /// Parses entries like `env:STRIPE_KEY@api.stripe.com` and `file:/run/secrets/adyen@*.adyen.com`.
     ///
     /// # Errors
-    /// One line per entry that is none of these, without the entry itself.
+    /// One line per invalid entry, with its number and without its text.
     pub fn parse(entries: &[String]) -> Result<Self, Vec<String>> {
         let mut grants = Vec::with_capacity(entries.len());
         let mut problems = Vec::new();
@@ -166,7 +168,7 @@ impl SecretGrants {
         self.0.iter().any(|grant| grant.permits(reference, host))
     }
 
-    /// What to write so that these are allowed too.
+    /// The configuration change that allows these uses too, for an error text.
     #[must_use]
     pub fn fix_hint(&self, missing: &[SecretUse]) -> String {
         let mut entries: Vec<String> = missing.iter().map(|used| format!("{:?}", used.to_string())).collect();
@@ -175,14 +177,14 @@ impl SecretGrants {
         let entries = entries.join(", ");
         match self.0.is_empty() {
             true => {
-                format!("if it is meant, write `secrets = [{entries}]` below [outbound] in the workers' configuration")
+                format!("to allow it, write `secrets = [{entries}]` below [outbound] in the workers' configuration")
             }
-            false => format!("if it is meant, add {entries} to outbound.secrets in the workers' configuration"),
+            false => format!("to allow it, add {entries} to outbound.secrets in the workers' configuration"),
         }
     }
 }
 
-/// The form in which hosts are compared: lower case, without the root's dot.
+/// The form in which hosts are compared: lower case, without the root's trailing dot.
 pub(super) fn canonical_host<S: AsRef<str>>(host: &Host<S>) -> String
 where
     Host<S>: fmt::Display,

@@ -1,7 +1,7 @@
-//! How a receipt that could not finish its message tells its lane to end.
+//! The signal by which a receipt that could not finish its message ends its lane.
 //!
-//! Refuses to let a lane go on with a place that never comes free: once all were like that it would take nothing, and
-//! say nothing. A lane that ends is opened again, and what it held is delivered again.
+//! A place in the prefetch that never comes free would in time stop the lane without a sign. A lane that ends is opened
+//! again, and the broker delivers again what it held.
 
 use tokio::sync::watch;
 

@@ -1,6 +1,6 @@
-//! Headers that we add to messages, the same in every implementation.
+//! Headers that Sluicegate adds to messages, the same in every implementation.
 //!
-//! Refuses anything that a producer wrote: those pass through untouched.
+//! Headers of a producer pass through unchanged.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::{Destination, OutgoingMessage, Properties};
 
 /// On an invalid message: the code of its reason.
 pub const REASON: &str = "x-sluicegate-reason";
-/// On an invalid message: field and mend, for people.
+/// On an invalid message: field and fix, for people.
 pub const DETAIL: &str = "x-sluicegate-detail";
 
 /// On a copy that we publish of a job's message: its number, from 1. A producer's message has none, and counts as 0.
@@ -34,7 +34,7 @@ pub fn with_waits_since(mut properties: Properties, since: Duration) -> Properti
     properties
 }
 
-/// The same properties for a message whose wait has ended: whoever publishes it again begins another.
+/// The same properties for a message whose wait has ended: publishing it again begins another.
 #[must_use]
 pub fn without_waits_since(mut properties: Properties) -> Properties {
     properties.headers.remove(WAITS_SINCE);

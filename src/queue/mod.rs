@@ -1,8 +1,7 @@
-//! The face of the broker: one lane per provider in, confirmed messages out.
+//! The interface to the broker: one lane per provider in, confirmed messages out.
 //!
-//! Refuses to know what a job is allowed to do: it moves bytes. [`message`] alone knows how a job is written.
-//! Every publish returns only once the broker has taken responsibility, and an acknowledgement consumes its receipt, so
-//! a second one cannot be written.
+//! It moves bytes; [`message`] alone knows the format of a job. Every publish returns only once the broker has
+//! confirmed it. An acknowledgement consumes its receipt, so a second one cannot be written.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -36,7 +35,7 @@ pub enum QueueError {
     /// A queue that the message was for rejected it (nack); others may have it.
     #[error("publish rejected: {0}")]
     Rejected(String),
-    /// Something that trying again will not mend (a declaration that differs, missing permission).
+    /// An error that a retry does not fix (a declaration that differs, missing permission).
     #[error("broker refuses: {0}")]
     Refused(String),
 }
@@ -86,7 +85,7 @@ pub struct OutgoingMessage {
     pub properties: Properties,
 }
 
-/// One message in hand.
+/// One delivered message that is not acknowledged yet.
 pub struct Delivery {
     pub body: Bytes,
     pub properties: Properties,
@@ -99,9 +98,9 @@ pub struct Delivery {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TopologyProblem {
     Missing(String),
-    /// It exists with another type or other arguments: declaring it again fails, until somebody deletes it.
+    /// It exists with another type or other arguments: declaring it again fails until it is deleted.
     Mismatch(String),
-    /// The broker lets nobody look, in its own words.
+    /// The broker refuses the inspection, in its own words.
     Refused(String),
 }
 
@@ -139,7 +138,7 @@ pub enum SearchResult {
     Found(FoundMessage),
     /// No lane has it.
     NotFound,
-    /// The broker lets nobody look.
+    /// The broker refuses the inspection.
     Unsupported,
 }
 
@@ -160,7 +159,7 @@ pub struct FoundMessage {
 #[async_trait]
 pub trait Receipt: Send + Sync {
     /// The message is done with. An error means that it will be delivered again, which the ledger absorbs; where the
-    /// broker may still count it as out, the lane ends ([`Lane::next`] says so).
+    /// broker may still count it as out, the lane ends ([`LaneConsumer::next`] says so).
     async fn ack(self: Box<Self>) -> Result<(), QueueError>;
 
     /// Gives the message back to the lane, for another worker to take at once. Dropping a receipt keeps the message
@@ -171,17 +170,17 @@ pub trait Receipt: Send + Sync {
 /// One open lane. The broker never has more than `places` unacknowledged messages out to it.
 #[async_trait]
 pub trait LaneConsumer: Send {
-    /// The next message; waits for one. After [`Lane::stop`] it returns what had already arrived, then `Ok(None)`.
+    /// The next message; waits for one. After [`LaneConsumer::stop`] it returns what had already arrived, then `Ok(None)`.
     ///
     /// # Errors
-    /// The lane is gone with its connection, or a receipt could not be finished; open another. What is still in hand is
+    /// The lane is gone with its connection, or a receipt could not be finished; open another. What is unacknowledged is
     /// delivered again, and its receipts can no longer acknowledge once the lane is dropped.
     async fn next(&mut self) -> Result<Option<Delivery>, QueueError>;
 
-    /// Takes no more messages from the broker; receipts in hand stay good.
+    /// Takes no more messages from the broker; unfinished receipts stay valid.
     async fn stop(&mut self) -> Result<(), QueueError>;
 
-    /// Takes messages again after [`Lane::stop`].
+    /// Takes messages again after [`LaneConsumer::stop`].
     async fn resume(&mut self) -> Result<(), QueueError>;
 }
 

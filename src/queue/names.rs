@@ -1,6 +1,5 @@
-//! Names that no lane can have, because queues of our own have them.
-//!
-//! Refuses nothing else: what a provider may be called is the domain's to say.
+//! Names that no lane can have, because queues of Sluicegate's own have them. All other names are the domain's to
+//! judge.
 
 use super::QueueError;
 use crate::domain::provider::{ProviderName, RESERVED_NAMES};

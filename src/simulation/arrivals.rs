@@ -1,6 +1,7 @@
-//! When jobs come, and what they ask for: all at once, at random at a mean rate, or as recorded.
+//! Arrivals of a simulation: when jobs come, and their accounts, costs and priorities.
 //!
-//! Refuses more than [`JOBS_MAX`]: what is simulated is kept in memory.
+//! Jobs come all at once, at random at a mean rate, or as recorded. A run has at most [`JOBS_MAX`] jobs, because they
+//! are kept in memory.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -15,25 +16,25 @@ pub const JOBS_MAX: usize = 10_000_000;
 /// One job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JobArrival {
-    /// Since the start.
+    /// Time since the start.
     pub at_us: u64,
-    /// Which of [`Arrivals::accounts`].
+    /// Index into [`JobArrivals::accounts`].
     pub account: Option<u32>,
     pub cost: u16,
     pub priority: u8,
-    /// Since the start: not to be sent from then on.
+    /// Time since the start from which the job must not be sent.
     pub expires_us: Option<u64>,
 }
 
 impl JobArrival {
-    /// A plain job.
+    /// A job without account, of cost 1 and priority 0.
     #[must_use]
     pub fn at(at_us: u64) -> Self {
         Self { at_us, account: None, cost: 1, priority: 0, expires_us: None }
     }
 }
 
-/// Jobs in the order in which they come.
+/// Jobs sorted by their arrival.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JobArrivals {
     jobs: Vec<JobArrival>,
@@ -42,20 +43,20 @@ pub struct JobArrivals {
 }
 
 impl JobArrivals {
-    /// In any order.
+    /// Arrivals from jobs in any order.
     #[must_use]
     pub fn new(mut jobs: Vec<JobArrival>) -> Self {
         jobs.sort_by_key(|job| job.at_us);
         Self { jobs, ..Self::default() }
     }
 
-    /// So many at the start.
+    /// `jobs` jobs at the start, at most [`JOBS_MAX`].
     #[must_use]
     pub fn burst(jobs: usize) -> Self {
         Self::new(vec![JobArrival::at(0); jobs.min(JOBS_MAX)])
     }
 
-    /// Independent of each other at this mean rate (a Poisson process). More than [`JOBS_MAX`] end with the first too many.
+    /// Independent arrivals at this mean rate (a Poisson process). Generation stops at one job more than [`JOBS_MAX`].
     pub fn at_rate(per_second: f64, lasting: Duration, rng: &mut impl Rng) -> Self {
         let mut jobs = Vec::new();
         let end_us = micros_up(lasting);
@@ -72,7 +73,7 @@ impl JobArrivals {
         Self::new(jobs)
     }
 
-    /// The index of an account's name, for [`Arrival::account`].
+    /// The index of an account's name, for [`JobArrival::account`].
     pub fn account(&mut self, name: &str) -> u32 {
         if let Some(index) = self.known.get(name) {
             return *index;
@@ -83,7 +84,7 @@ impl JobArrivals {
         index
     }
 
-    /// More jobs, in any order.
+    /// Adds jobs in any order.
     pub fn add(&mut self, jobs: impl IntoIterator<Item = JobArrival>) {
         self.jobs.extend(jobs);
         self.jobs.sort_by_key(|job| job.at_us);
@@ -109,12 +110,12 @@ mod tests {
 
     #[test]
     fn arrival_rate_is_kept_and_reproducible() {
-        let come = |seed| JobArrivals::at_rate(50.0, Duration::from_secs(600), &mut StdRng::seed_from_u64(seed));
-        let jobs = come(1).jobs().len();
+        let arrivals = |seed| JobArrivals::at_rate(50.0, Duration::from_secs(600), &mut StdRng::seed_from_u64(seed));
+        let jobs = arrivals(1).jobs().len();
         assert!(jobs.abs_diff(30_000) < 700, "{jobs}");
-        assert_eq!(come(1), come(1));
-        assert_ne!(come(1), come(2));
-        assert!(come(1).jobs().is_sorted_by_key(|job| job.at_us));
+        assert_eq!(arrivals(1), arrivals(1));
+        assert_ne!(arrivals(1), arrivals(2));
+        assert!(arrivals(1).jobs().is_sorted_by_key(|job| job.at_us));
         assert!(JobArrivals::at_rate(0.0, Duration::from_secs(600), &mut StdRng::seed_from_u64(1)).jobs().is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! The estimate of [`crate::domain::clear_time`] against the simulated lane: within a tenth.
+//! Tests of the estimate in [`crate::domain::clear_time`]: it agrees with the simulated lane within a tenth.
 
 use super::tests::{START_US, limit, model, row, run};
 use super::*;
@@ -74,14 +74,14 @@ fn the_estimate_agrees_with_the_simulated_lane() {
         let model = Model { latency, processes: scenario.lanes, ..model(&scenario.row) };
         let figures = run(&model, &JobArrivals::burst(usize::try_from(scenario.jobs).unwrap()));
         let took = figures.drained_in_ms.unwrap();
-        let told = estimate(&scenario, &model, START_US, (scenario.jobs, &[])).as_millis();
-        let apart = u128::from(took).abs_diff(told);
+        let estimated = estimate(&scenario, &model, START_US, (scenario.jobs, &[])).as_millis();
+        let apart = u128::from(took).abs_diff(estimated);
         let name = format!("{:?} {} {}", scenario.row.limits, scenario.jobs, scenario.hold_ms);
-        assert!(apart * 10 <= u128::from(took), "{name}: {told} ms, and it took {took} ms");
+        assert!(apart * 10 <= u128::from(took), "{name}: {estimated} ms, and it took {took} ms");
     }
 }
 
-/// While the backlog is worked off, what is left of it is estimated from what is used.
+/// While the backlog is processed, the rest is estimated from the usage.
 #[test]
 fn estimate_agrees_halfway_through() {
     for scenario in scenarios() {
@@ -102,12 +102,12 @@ fn estimate_agrees_halfway_through() {
         };
         let used: Vec<UsedCount> = model.provider.limits.iter().map(used).collect();
         let left = scenario.jobs - u64::try_from(sent).unwrap();
-        let told = estimate(&scenario, &model, START_US + half_us, (left, &used)).as_millis();
-        // Where in its window the use lies is not known: an error of one cycle is left.
+        let estimated = estimate(&scenario, &model, START_US + half_us, (left, &used)).as_millis();
+        // The position of the uses in their window is not known: an error of one cycle remains.
         let longest = model.provider.limits.iter().map(|limit| cycle(limit).as_millis()).max().unwrap();
         let left_ms = u128::from(took - half_us / 1_000);
         let name = format!("{:?} {} {}", scenario.row.limits, scenario.jobs, scenario.hold_ms);
-        let apart = left_ms.abs_diff(told);
-        assert!(apart <= longest + left_ms / 10, "{name}: {told} ms, and it took {left_ms} ms more");
+        let apart = left_ms.abs_diff(estimated);
+        assert!(apart <= longest + left_ms / 10, "{name}: {estimated} ms, and it took {left_ms} ms more");
     }
 }

@@ -1,6 +1,7 @@
-//! What happens when: events in the order of their instants, and of one instant in the order in which they were made.
+//! Event queue of the simulation: events sorted by their instants, and by their creation at the same instant.
 //!
-//! Refuses ties that a heap would break at random: the same seed must give the same run.
+//! A heap would break ties in any order. The creation number makes the order fixed, so the same seed gives the same
+//! run.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -12,30 +13,30 @@ pub(super) type ProcessIndex = u32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Event {
-    /// The next of the arrivals.
+    /// The next job arrives.
     Arrive,
-    /// Back from a delay queue.
+    /// A job returns from a delay queue.
     Return(JobIndex),
-    /// Recorded and claimed.
+    /// A job is recorded and its lease is acquired.
     Claimed(JobIndex),
-    /// Has slept the rest of its wait in hand.
+    /// A job that stayed in the worker has waited long enough.
     WaitOver(JobIndex),
-    /// Has waited for a turn long enough, if it still does on this delivery.
+    /// A job has waited for a worker slot for its longest time, if it still waits on this delivery.
     EgressTimeout(JobIndex, u32),
-    /// The steady outflow allows the next.
+    /// The egress rate allows the next job.
     Egress(ProcessIndex),
-    /// The lane's rest may be over.
+    /// The lane's pause may be over.
     ResumeIntake(ProcessIndex),
     GateWake(ProcessIndex),
-    /// The call reaches the limiter.
+    /// A call reaches the limiter.
     LimiterCall(ProcessIndex),
-    /// Its reply reaches the gate.
+    /// A reply reaches the gate.
     LimiterReply(ProcessIndex),
-    /// The attempt is written down and its start has come.
+    /// The attempt is recorded and its start has come.
     Begin(JobIndex),
-    /// The answer has been read, or the time for it is over.
+    /// The response was read, or its timeout is over.
     Answer(JobIndex),
-    /// What became of it is written down.
+    /// The result is recorded.
     Committed(JobIndex),
 }
 

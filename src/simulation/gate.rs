@@ -1,7 +1,7 @@
-//! The gate of one process in virtual time: the line, and at most one call to the limiter in flight.
+//! Gate of one process in virtual time: the wait queue, and at most one limiter call in flight.
 //!
-//! The rules are those of `limiter::gate`, with its constants. Refuses to grant: the limiter's own state machine does.
-//! Clocks agree here, so that comparing them costs nothing.
+//! The rules and constants are those of `limiter::gate`. The limiter's own state machine decides on grants. All clocks
+//! agree here, so nothing compares them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -19,17 +19,17 @@ use crate::domain::quota_spec::QuotaSpec;
 use crate::domain::time::{Micros, micros_up};
 use crate::limiter::gate::{RELEASE_DELAY, RETRY_AHEAD, RETRY_PAUSE_MIN};
 
-/// What one account's calls are counted by: the subjects, and the largest cost that they can ever admit.
+/// Subjects that count one account's calls, and the largest cost that they can ever admit.
 #[derive(Clone, Debug)]
 pub(super) struct AccountSubjects {
     pub subjects: Vec<Subject>,
     pub cost_max: u32,
 }
 
-/// Place in line: higher priority first, then first come.
+/// Position in the wait queue: higher priority first, then in the order of joining.
 type WaiterKey = (u8, u64);
 
-/// Somebody who wants a permit.
+/// A request for a permit.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SimulatedRequest {
     pub job: JobIndex,
@@ -41,11 +41,11 @@ pub(super) struct SimulatedRequest {
 
 #[derive(Debug)]
 struct SimulatedWaiter {
-    wish: SimulatedRequest,
+    request: SimulatedRequest,
     deferred_until_us: Option<u64>,
 }
 
-/// A permit, as it was granted.
+/// A granted permit.
 #[derive(Clone, Debug)]
 pub(super) struct SimulatedPermit {
     pub start_us: u64,
@@ -54,7 +54,7 @@ pub(super) struct SimulatedPermit {
     pub origins: Rc<[SlotInstant]>,
 }
 
-/// What a wish came to.
+/// Decision on one request.
 #[derive(Debug)]
 pub(super) enum GateDecision {
     Granted(JobIndex, SimulatedPermit),
@@ -63,18 +63,18 @@ pub(super) enum GateDecision {
         wait_us: u64,
         of_its_own: bool,
     },
-    /// No window can ever admit its cost.
+    /// The cost is above what any window can admit.
     Oversized(JobIndex),
 }
 
-/// Why the line stands, and whose wait it is.
+/// Block of the wait queue, and the first waiter if the block is its wait.
 #[derive(Clone, Copy, Debug)]
 struct SimulatedBlock {
     until_us: u64,
     first: Option<WaiterKey>,
 }
 
-/// What a permit came to.
+/// An ended permit.
 #[derive(Debug)]
 pub(super) struct ReleasedPermit {
     pub call: u64,
@@ -93,8 +93,8 @@ pub(super) enum SimulatedRelease {
 struct SimulatedCall {
     call: LimiterCall,
     departed_us: u64,
-    /// The places of each want.
-    places: Vec<Vec<WaiterKey>>,
+    /// Waiters of each request.
+    keys: Vec<Vec<WaiterKey>>,
     reply: Option<LimiterReply>,
 }
 
@@ -102,23 +102,23 @@ struct SimulatedCall {
 pub(super) struct SimulatedGate {
     incarnation: u64,
     pub calls: u64,
-    come: u64,
-    line: BTreeMap<WaiterKey, SimulatedWaiter>,
+    joined: u64,
+    queue: BTreeMap<WaiterKey, SimulatedWaiter>,
     ready: BTreeSet<WaiterKey>,
-    /// By the instant at which they may be asked for again.
+    /// Sorted by the instant at which they may be requested again.
     deferred: BTreeSet<(u64, WaiterKey)>,
     by_deadline: BTreeSet<(u64, WaiterKey)>,
-    settled: Vec<ReleasedPermit>,
-    settle_at_us: Option<u64>,
+    released: Vec<ReleasedPermit>,
+    release_at_us: Option<u64>,
     queue_block: Option<SimulatedBlock>,
     ask_at_us: u64,
     replied_at_us: u64,
-    outgoing: Option<SimulatedCall>,
-    /// Since when the limiter has been known to have no memory.
+    pending_call: Option<SimulatedCall>,
+    /// Since when the limiter has been known to be cold.
     cold_since_us: Option<u64>,
-    /// What the ledger knows of a past that there was not.
+    /// The ledger's report about a past without uses.
     rebuild: Option<RebuildData>,
-    /// For when its next wake-up is on the agenda.
+    /// Instant for which the next wake-up is scheduled.
     pub woken_at_us: Option<u64>,
 }
 
@@ -127,128 +127,128 @@ impl SimulatedGate {
         Self {
             incarnation,
             calls: 0,
-            come: 0,
-            line: BTreeMap::new(),
+            joined: 0,
+            queue: BTreeMap::new(),
             ready: BTreeSet::new(),
             deferred: BTreeSet::new(),
             by_deadline: BTreeSet::new(),
-            settled: Vec::new(),
-            settle_at_us: None,
+            released: Vec::new(),
+            release_at_us: None,
             queue_block: None,
             ask_at_us: now_us,
             replied_at_us: now_us,
-            outgoing: None,
+            pending_call: None,
             cold_since_us: None,
             rebuild: None,
             woken_at_us: None,
         }
     }
 
-    pub fn release(&mut self, now_us: u64, settled: ReleasedPermit) {
-        self.settled.push(settled);
-        self.settle_at_us.get_or_insert(now_us + micros_up(RELEASE_DELAY));
+    pub fn release(&mut self, now_us: u64, released: ReleasedPermit) {
+        self.released.push(released);
+        self.release_at_us.get_or_insert(now_us + micros_up(RELEASE_DELAY));
     }
 
     pub fn join(
         &mut self,
         now_us: u64,
-        wish: SimulatedRequest,
-        of: Option<&AccountSubjects>,
+        request: SimulatedRequest,
+        subjects: Option<&AccountSubjects>,
         cost_max: u32,
-        verdicts: &mut Vec<GateDecision>,
+        decisions: &mut Vec<GateDecision>,
     ) {
-        let cost_max = of.map_or(cost_max, |of| of.cost_max);
-        // A quota that is closed for now is waited for.
-        if cost_max > 0 && u32::from(wish.cost) > cost_max {
-            return verdicts.push(GateDecision::Oversized(wish.job));
+        let cost_max = subjects.map_or(cost_max, |subjects| subjects.cost_max);
+        // A quota that is closed now may open again, so the job waits.
+        if cost_max > 0 && u32::from(request.cost) > cost_max {
+            return decisions.push(GateDecision::Oversized(request.job));
         }
-        self.come += 1;
-        let place = (u8::MAX - wish.priority, self.come);
-        let elder_us = self.longest_earlier_deferral(place, wish.account);
-        self.line.insert(place, SimulatedWaiter { wish, deferred_until_us: None });
-        self.ready.insert(place);
-        self.by_deadline.insert((wish.wait_until_us, place));
-        if let Some(until_us) = elder_us {
-            self.defer(now_us, place, until_us, verdicts);
-        } else if self.queue_block.is_some_and(|standing| standing.first.is_some_and(|first| place < first)) {
+        self.joined += 1;
+        let key = (u8::MAX - request.priority, self.joined);
+        let earlier_us = self.longest_earlier_deferral(key, request.account);
+        self.queue.insert(key, SimulatedWaiter { request, deferred_until_us: None });
+        self.ready.insert(key);
+        self.by_deadline.insert((request.wait_until_us, key));
+        if let Some(until_us) = earlier_us {
+            self.defer(now_us, key, until_us, decisions);
+        } else if self.queue_block.is_some_and(|block| block.first.is_some_and(|first| key < first)) {
             self.queue_block = None;
             self.ask_at_us = now_us.max(self.replied_at_us + micros_up(RETRY_PAUSE_MIN));
         }
-        self.expire_waiters(now_us, verdicts);
+        self.expire_waiters(now_us, decisions);
     }
 
-    /// When the next call is worth making; `None`: not before something happens.
+    /// Instant of the next call; `None`: none is due before another event.
     pub fn next_call_at(&self) -> Option<u64> {
-        if self.outgoing.is_some() {
+        if self.pending_call.is_some() {
             return None;
         }
         let ready_us =
             if self.ready.is_empty() { self.deferred.first().map(|(until_us, _)| *until_us) } else { Some(0) };
-        let wants = ready_us.map(|ready_us| ready_us.max(self.ask_at_us));
-        [wants, self.settle_at_us].into_iter().flatten().min()
+        let request_us = ready_us.map(|ready_us| ready_us.max(self.ask_at_us));
+        [request_us, self.release_at_us].into_iter().flatten().min()
     }
 
     /// Packs the next call.
-    pub fn depart(&mut self, now_us: u64, of_account: &[Option<AccountSubjects>]) {
+    pub fn depart(&mut self, now_us: u64, account_subjects: &[Option<AccountSubjects>]) {
         self.calls += 1;
-        while let Some((until_us, place)) = self.deferred.first().copied().filter(|(until_us, _)| *until_us <= now_us) {
-            self.deferred.remove(&(until_us, place));
-            self.ready.insert(place);
-            if let Some(waiter) = self.line.get_mut(&place) {
+        while let Some((until_us, key)) = self.deferred.first().copied().filter(|(until_us, _)| *until_us <= now_us) {
+            self.deferred.remove(&(until_us, key));
+            self.ready.insert(key);
+            if let Some(waiter) = self.queue.get_mut(&key) {
                 waiter.deferred_until_us = None;
             }
         }
-        let rest = self.settled.split_off(self.settled.len().min(BATCH_MAX));
-        let settled = std::mem::replace(&mut self.settled, rest);
-        self.settle_at_us = (!self.settled.is_empty()).then_some(now_us);
-        let (wants, places) = self.head(of_account);
+        let rest = self.released.split_off(self.released.len().min(BATCH_MAX));
+        let released = std::mem::replace(&mut self.released, rest);
+        self.release_at_us = (!self.released.is_empty()).then_some(now_us);
+        let (requests, keys) = self.head(account_subjects);
         let call = LimiterCall {
             incarnation: self.incarnation,
             number: self.calls,
-            requests: wants,
-            releases: releases(&settled, now_us, of_account),
+            requests,
+            releases: releases(&released, now_us, account_subjects),
             pause: None,
             rebuild: self.rebuild.take(),
             seeds: None,
             invalidate_epoch: None,
             run_id: "simulated".to_owned(),
         };
-        self.outgoing = Some(SimulatedCall { call, departed_us: now_us, places, reply: None });
+        self.pending_call = Some(SimulatedCall { call, departed_us: now_us, keys, reply: None });
     }
 
-    /// The call as it reaches the limiter; `answer` makes its reply.
+    /// The call reaches the limiter; `answer` makes its reply.
     pub fn reach(&mut self, answer: impl FnOnce(&LimiterCall) -> LimiterReply) {
-        if let Some(outgoing) = &mut self.outgoing {
-            outgoing.reply = Some(answer(&outgoing.call));
+        if let Some(pending) = &mut self.pending_call {
+            pending.reply = Some(answer(&pending.call));
         }
     }
 
     /// The reply has arrived.
-    pub fn replied(&mut self, now_us: u64, spec: &QuotaSpec, verdicts: &mut Vec<GateDecision>) {
-        let Some(SimulatedCall { call, departed_us, places, reply: Some(reply) }) = self.outgoing.take() else {
+    pub fn replied(&mut self, now_us: u64, spec: &QuotaSpec, decisions: &mut Vec<GateDecision>) {
+        let Some(SimulatedCall { call, departed_us, keys, reply: Some(reply) }) = self.pending_call.take() else {
             return;
         };
         self.queue_block = None;
         (self.ask_at_us, self.replied_at_us) = (now_us, now_us);
-        let mut places: Vec<_> = places.into_iter().map(IntoIterator::into_iter).collect();
+        let mut keys: Vec<_> = keys.into_iter().map(IntoIterator::into_iter).collect();
         let budget = spec.use_within();
-        for run in &reply.grants {
+        for grant in &reply.grants {
             let granted = SimulatedPermit {
-                start_us: now_us + run.wait_us,
-                use_before_us: departed_us + run.wait_us + micros_up(budget),
+                start_us: now_us + grant.wait_us,
+                use_before_us: departed_us + grant.wait_us + micros_up(budget),
                 call: call.number,
-                origins: run.origins.as_slice().into(),
+                origins: grant.origins.as_slice().into(),
             };
-            let permits = usize::try_from(run.permits).unwrap_or(usize::MAX);
-            for place in places.get_mut(run.request_index).into_iter().flatten().take(permits) {
-                if let Some(waiter) = self.leave(place) {
-                    verdicts.push(GateDecision::Granted(waiter.wish.job, granted.clone()));
+            let permits = usize::try_from(grant.permits).unwrap_or(usize::MAX);
+            for key in keys.get_mut(grant.request_index).into_iter().flatten().take(permits) {
+                if let Some(waiter) = self.leave(key) {
+                    decisions.push(GateDecision::Granted(waiter.request.job, granted.clone()));
                 }
             }
         }
-        for passed in &reply.skipped {
-            if let Some(places) = places.get_mut(passed.request_index) {
-                self.skip(now_us, spec, passed, places, verdicts);
+        for skipped in &reply.skipped {
+            if let Some(keys) = keys.get_mut(skipped.request_index) {
+                self.skip(now_us, spec, skipped, keys, decisions);
             }
         }
         if let Some(refused) = reply.refused.filter(|refused| refused.reason == RefusalReason::Cold) {
@@ -256,11 +256,11 @@ impl SimulatedGate {
         } else if let Some(refused) = reply.refused {
             let limited = matches!(refused.reason, RefusalReason::Limit { .. });
             let first = self.ready.first().copied().filter(|_| limited);
-            if !self.evict_oversized(now_us, refused.wait_us, first, verdicts) {
+            if !self.evict_oversized(now_us, refused.wait_us, first, decisions) {
                 self.block(now_us, refused.wait_us, refused.exact, first);
             }
         }
-        self.expire_waiters(now_us, verdicts);
+        self.expire_waiters(now_us, decisions);
     }
 
     fn block(&mut self, now_us: u64, wait_us: u64, exact: bool, first: Option<WaiterKey>) {
@@ -271,39 +271,42 @@ impl SimulatedGate {
         self.queue_block = Some(SimulatedBlock { until_us, first });
     }
 
-    /// Whether the first wants more than somebody behind it, more than there is, and will not wait for it: it goes, with all who
-    /// want as much and are no more patient, and those behind are asked for at once.
+    /// Evicts the first waiter if its cost exceeds the free slots, others behind it cost less, and it will not wait
+    /// long enough. All waiters of at least its cost and no more patience go with it. The others are requested at once.
+    /// Returns whether any went.
     fn evict_oversized(
         &mut self,
         now_us: u64,
         wait_us: u64,
         first: Option<WaiterKey>,
-        verdicts: &mut Vec<GateDecision>,
+        decisions: &mut Vec<GateDecision>,
     ) -> bool {
         let until_us = now_us + wait_us;
-        let first = first.and_then(|first| self.line.get(&first)).map(|waiter| waiter.wish);
-        let Some(SimulatedRequest { cost, .. }) = first.filter(|it| it.cost > 1 && it.wait_until_us < until_us) else {
+        let first = first.and_then(|first| self.queue.get(&first)).map(|waiter| waiter.request);
+        let Some(SimulatedRequest { cost, .. }) =
+            first.filter(|request| request.cost > 1 && request.wait_until_us < until_us)
+        else {
             return false;
         };
-        if !self.line.values().any(|other| other.wish.cost < cost && other.deferred_until_us.is_none()) {
+        if !self.queue.values().any(|other| other.request.cost < cost && other.deferred_until_us.is_none()) {
             return false;
         }
         let impatient = self.by_deadline.iter().take_while(|(patience_us, _)| *patience_us < until_us);
-        let as_much = |place: &WaiterKey| self.line.get(place).is_some_and(|waiter| waiter.wish.cost >= cost);
-        let places: Vec<WaiterKey> = impatient.map(|(_, place)| *place).filter(as_much).collect();
-        for place in places {
-            verdicts.extend(self.leave(place).map(|waiter| refused(waiter.wish.job, wait_us, true)));
+        let as_much = |key: &WaiterKey| self.queue.get(key).is_some_and(|waiter| waiter.request.cost >= cost);
+        let keys: Vec<WaiterKey> = impatient.map(|(_, key)| *key).filter(as_much).collect();
+        for key in keys {
+            decisions.extend(self.leave(key).map(|waiter| refused(waiter.request.job, wait_us, true)));
         }
         self.ask_at_us = now_us + micros_up(RETRY_PAUSE_MIN);
         true
     }
 
-    /// Until no permit of a lost state can be in hands any more; then the ledger is asked.
-    fn block_cold(&mut self, now_us: u64, spec: &QuotaSpec, wait_us: u64, born: Micros) {
+    /// Blocks until no permit of a lost state can be used any more; then the ledger is read.
+    fn block_cold(&mut self, now_us: u64, spec: &QuotaSpec, wait_us: u64, state_epoch: Micros) {
         let since_us = *self.cold_since_us.get_or_insert(now_us);
         let asked_us = since_us + micros_up(BOOKING_HORIZON + spec.send_budget);
         if now_us >= asked_us {
-            self.rebuild = Some(unused(born));
+            self.rebuild = Some(unused(state_epoch));
         }
         self.block(now_us, wait_us.min(asked_us.saturating_sub(now_us)), false, None);
     }
@@ -312,94 +315,96 @@ impl SimulatedGate {
         &mut self,
         now_us: u64,
         spec: &QuotaSpec,
-        passed: &SkippedRequest,
-        mut places: impl Iterator<Item = WaiterKey>,
-        verdicts: &mut Vec<GateDecision>,
+        skipped: &SkippedRequest,
+        mut keys: impl Iterator<Item = WaiterKey>,
+        decisions: &mut Vec<GateDecision>,
     ) {
-        match spec.limits.get(passed.limit) {
+        match spec.limits.get(skipped.limit) {
             Some(limit) if limit.scope != Scope::Provider => {
-                let until_us = now_us + passed.wait_us.max(micros_up(RETRY_PAUSE_MIN));
-                places.for_each(|place| self.defer(now_us, place, until_us, verdicts));
+                let until_us = now_us + skipped.wait_us.max(micros_up(RETRY_PAUSE_MIN));
+                keys.for_each(|key| self.defer(now_us, key, until_us, decisions));
             }
-            // All calls here are charges: a limit on charges alone holds the line like one on everything.
-            _ if self.queue_block.is_none() => self.block(now_us, passed.wait_us, passed.exact, places.next()),
+            // All calls here are charges, so a limit on charges alone blocks the queue like one on everything.
+            _ if self.queue_block.is_none() => self.block(now_us, skipped.wait_us, skipped.exact, keys.next()),
             _ => {}
         }
     }
 
-    /// Not asked for before those of its account who came earlier; refused if that takes too long.
-    fn defer(&mut self, now_us: u64, place: WaiterKey, until_us: u64, verdicts: &mut Vec<GateDecision>) {
-        let Some(SimulatedRequest { account, wait_until_us, .. }) = self.line.get(&place).map(|waiter| waiter.wish)
+    /// Defers a waiter: it is not requested before earlier waiters of its account, and is refused if that takes too
+    /// long.
+    fn defer(&mut self, now_us: u64, key: WaiterKey, until_us: u64, decisions: &mut Vec<GateDecision>) {
+        let Some(SimulatedRequest { account, wait_until_us, .. }) = self.queue.get(&key).map(|waiter| waiter.request)
         else {
             return;
         };
-        let until_us = until_us.max(self.longest_earlier_deferral(place, account).unwrap_or(0));
+        let until_us = until_us.max(self.longest_earlier_deferral(key, account).unwrap_or(0));
         if wait_until_us < until_us {
-            if let Some(waiter) = self.leave(place) {
-                verdicts.push(refused(waiter.wish.job, until_us - now_us, true));
+            if let Some(waiter) = self.leave(key) {
+                decisions.push(refused(waiter.request.job, until_us - now_us, true));
             }
             return;
         }
-        self.ready.remove(&place);
-        self.deferred.insert((until_us, place));
-        if let Some(waiter) = self.line.get_mut(&place) {
+        self.ready.remove(&key);
+        self.deferred.insert((until_us, key));
+        if let Some(waiter) = self.queue.get_mut(&key) {
             waiter.deferred_until_us = Some(until_us);
         }
     }
 
-    fn longest_earlier_deferral(&self, place: WaiterKey, account: Option<u32>) -> Option<u64> {
-        let elder = |(_, other): &&(u64, WaiterKey)| {
-            *other < place && self.line.get(other).is_some_and(|it| it.wish.account == account)
+    fn longest_earlier_deferral(&self, key: WaiterKey, account: Option<u32>) -> Option<u64> {
+        let earlier = |(_, other): &&(u64, WaiterKey)| {
+            *other < key && self.queue.get(other).is_some_and(|waiter| waiter.request.account == account)
         };
-        account.and_then(|_| self.deferred.iter().rev().find(elder)).map(|(until_us, _)| *until_us)
+        account.and_then(|_| self.deferred.iter().rev().find(earlier)).map(|(until_us, _)| *until_us)
     }
 
-    fn leave(&mut self, place: WaiterKey) -> Option<SimulatedWaiter> {
-        let waiter = self.line.remove(&place)?;
-        self.ready.remove(&place);
-        self.by_deadline.remove(&(waiter.wish.wait_until_us, place));
+    fn leave(&mut self, key: WaiterKey) -> Option<SimulatedWaiter> {
+        let waiter = self.queue.remove(&key)?;
+        self.ready.remove(&key);
+        self.by_deadline.remove(&(waiter.request.wait_until_us, key));
         if let Some(until_us) = waiter.deferred_until_us {
-            self.deferred.remove(&(until_us, place));
+            self.deferred.remove(&(until_us, key));
         }
         Some(waiter)
     }
 
-    /// Sends away whoever will not wait as long as the line stands.
-    fn expire_waiters(&mut self, now_us: u64, verdicts: &mut Vec<GateDecision>) {
-        self.queue_block.take_if(|standing| standing.until_us <= now_us);
+    /// Refuses waiters that will not wait until the block ends.
+    fn expire_waiters(&mut self, now_us: u64, decisions: &mut Vec<GateDecision>) {
+        self.queue_block.take_if(|block| block.until_us <= now_us);
         let Some(SimulatedBlock { until_us, .. }) = self.queue_block else { return };
-        while let Some((_, place)) =
-            self.by_deadline.first().copied().filter(|(patience_us, _)| *patience_us < until_us)
+        while let Some((_, key)) = self.by_deadline.first().copied().filter(|(patience_us, _)| *patience_us < until_us)
         {
-            let Some(waiter) = self.leave(place) else { break };
-            verdicts.push(refused(waiter.wish.job, until_us - now_us, false));
+            let Some(waiter) = self.leave(key) else { break };
+            decisions.push(refused(waiter.request.job, until_us - now_us, false));
         }
     }
 
-    /// The first in line, neighbours who want the same together.
-    fn head(&self, of_account: &[Option<AccountSubjects>]) -> (Vec<PermitRequest>, Vec<Vec<WaiterKey>>) {
-        let (mut wants, mut places): (Vec<PermitRequest>, Vec<Vec<WaiterKey>>) = (Vec::new(), Vec::new());
+    /// The first requests of the wait queue; equal neighbours form one request.
+    fn head(&self, account_subjects: &[Option<AccountSubjects>]) -> (Vec<PermitRequest>, Vec<Vec<WaiterKey>>) {
+        let (mut requests, mut keys): (Vec<PermitRequest>, Vec<Vec<WaiterKey>>) = (Vec::new(), Vec::new());
         let mut last = None;
-        for place in self.ready.iter().take(BATCH_MAX) {
-            let Some(SimulatedWaiter { wish, .. }) = self.line.get(place) else { continue };
-            match (wants.last_mut(), places.last_mut()) {
-                (Some(want), Some(places)) if last == Some((wish.account, wish.cost)) && want.permits < PERMITS_MAX => {
-                    want.permits += 1;
-                    places.push(*place);
+        for key in self.ready.iter().take(BATCH_MAX) {
+            let Some(SimulatedWaiter { request, .. }) = self.queue.get(key) else { continue };
+            match (requests.last_mut(), keys.last_mut()) {
+                (Some(group), Some(keys))
+                    if last == Some((request.account, request.cost)) && group.permits < PERMITS_MAX =>
+                {
+                    group.permits += 1;
+                    keys.push(*key);
                 }
                 _ => {
-                    let subjects = subjects(wish.account, of_account);
-                    wants.push(PermitRequest { subjects, ..PermitRequest::charges(1, u32::from(wish.cost)) });
-                    places.push(vec![*place]);
+                    let subjects = subjects(request.account, account_subjects);
+                    requests.push(PermitRequest { subjects, ..PermitRequest::charges(1, u32::from(request.cost)) });
+                    keys.push(vec![*key]);
                 }
             }
-            last = Some((wish.account, wish.cost));
+            last = Some((request.account, request.cost));
         }
-        (wants, places)
+        (requests, keys)
     }
 }
 
-/// A first call, by which a limiter knows that nothing was used before.
+/// First call, which tells the limiter that nothing was used before.
 pub(super) fn warm_up_call(now_us: u64) -> LimiterCall {
     LimiterCall {
         incarnation: u64::from(u32::MAX),
@@ -414,28 +419,32 @@ pub(super) fn warm_up_call(now_us: u64) -> LimiterCall {
     }
 }
 
-fn unused(born: Micros) -> RebuildData {
-    RebuildData { state_epoch: born, ended: Vec::new(), in_flight: CostByKind::default() }
+fn unused(state_epoch: Micros) -> RebuildData {
+    RebuildData { state_epoch, ended: Vec::new(), in_flight: CostByKind::default() }
 }
 
 fn refused(job: JobIndex, wait_us: u64, of_its_own: bool) -> GateDecision {
     GateDecision::Refused { job, wait_us: wait_us.max(1_000), of_its_own }
 }
 
-fn subjects(account: Option<u32>, of_account: &[Option<AccountSubjects>]) -> Vec<Subject> {
+fn subjects(account: Option<u32>, account_subjects: &[Option<AccountSubjects>]) -> Vec<Subject> {
     let index = account.and_then(|account| usize::try_from(account).ok());
-    index.and_then(|index| of_account.get(index)?.as_ref()).map_or_else(Vec::new, |of| of.subjects.clone())
+    index.and_then(|index| account_subjects.get(index)?.as_ref()).map_or_else(Vec::new, |found| found.subjects.clone())
 }
 
-fn releases(settled: &[ReleasedPermit], now_us: u64, of_account: &[Option<AccountSubjects>]) -> Vec<PermitRelease> {
-    let ended = settled.iter().map(|one| {
-        let fate = match &one.release {
+fn releases(
+    released: &[ReleasedPermit],
+    now_us: u64,
+    account_subjects: &[Option<AccountSubjects>],
+) -> Vec<PermitRelease> {
+    let ended = released.iter().map(|permit| {
+        let release_kind = match &permit.release {
             SimulatedRelease::Answered { at_us } => {
                 ReleaseKind::Used { age: Duration::from_micros(now_us.saturating_sub(*at_us)) }
             }
             SimulatedRelease::NotSent { origins } => ReleaseKind::Unused { origins: origins.to_vec() },
         };
-        EndedPermit { call: one.call, holder: one.account, cost: u32::from(one.cost), release_kind: fate }
+        EndedPermit { call: permit.call, holder: permit.account, cost: u32::from(permit.cost), release_kind }
     });
-    permit_release::group_releases(ended, |account| (CallKind::Charge, subjects(*account, of_account)))
+    permit_release::group_releases(ended, |account| (CallKind::Charge, subjects(*account, account_subjects)))
 }

@@ -1,6 +1,7 @@
-//! How long something takes: always the same, anything between two bounds, a lognormal by two percentiles, or as observed.
+//! Latency models: constant, uniform between two bounds, lognormal by two percentiles, or drawn from observations.
 //!
-//! Refuses what cannot be meant: a range that ends before it begins, a 95th percentile below the median, no observation.
+//! Invalid input is an error: a range that ends before it begins, a 95th percentile below the median, or no
+//! observation.
 
 use std::str::FromStr;
 
@@ -11,7 +12,7 @@ use crate::domain::time::{micros_up, parse_duration};
 /// The 95th percentile of the standard normal distribution.
 const Z_95: f64 = 1.644_853_626_951_472_7;
 
-/// What spreadsheets write before the first line.
+/// Mark that spreadsheets write before the first line.
 pub const BYTE_ORDER_MARK: char = '\u{feff}';
 
 /// A distribution of durations, in microseconds.
@@ -22,20 +23,20 @@ pub enum LatencyModel {
         least_us: u64,
         most_us: u64,
     },
-    /// Of the logarithm of microseconds.
+    /// Mean and deviation are those of the logarithm of microseconds.
     LogNormal {
         mean: f64,
         deviation: f64,
     },
-    /// One of these, each as likely as the other; never empty.
+    /// Each of these with the same probability; never empty.
     Observed(Vec<u64>),
 }
 
 impl LatencyModel {
-    /// Durations that were measured, one per line in milliseconds (decimals allowed) behind an optional title.
+    /// Parses measured durations: one per line in milliseconds (decimals allowed), after an optional title.
     ///
     /// # Errors
-    /// Names the first bad line.
+    /// If a line is invalid; the error names the first one.
     pub fn observed(csv: &str) -> Result<Self, String> {
         let mut observed = Vec::new();
         for (index, line) in csv.trim_start_matches(BYTE_ORDER_MARK).lines().enumerate() {
@@ -49,10 +50,14 @@ impl LatencyModel {
                 _ => return Err(format!("line {}: `{cell}` is not a time in milliseconds", index + 1)),
             }
         }
-        if observed.is_empty() { Err("holds no latency".to_owned()) } else { Ok(Self::Observed(observed)) }
+        if observed.is_empty() {
+            Err("holds no latency: write one time in milliseconds per line".to_owned())
+        } else {
+            Ok(Self::Observed(observed))
+        }
     }
 
-    /// One duration, in microseconds.
+    /// Draws one duration, in microseconds.
     pub fn draw(&self, rng: &mut impl Rng) -> u64 {
         match self {
             Self::Constant(us) => *us,
@@ -68,12 +73,12 @@ impl LatencyModel {
 impl FromStr for LatencyModel {
     type Err = String;
 
-    /// `100ms`, `20ms..80ms` or `p50=80ms,p95=300ms`; µs as `us`.
+    /// Parses `100ms`, `20ms..80ms` or `p50=80ms,p95=300ms`; µs as `us`.
     fn from_str(text: &str) -> Result<Self, String> {
         if let Some((least, most)) = text.split_once("..") {
             let (least_us, most_us) = (micros(least)?, micros(most)?);
             if least_us > most_us {
-                return Err(format!("`{text}` ends before it begins"));
+                return Err(format!("`{text}` ends before it begins: write the shorter time first"));
             }
             return Ok(Self::Uniform { least_us, most_us });
         }
@@ -111,7 +116,7 @@ fn rounded(us: f64) -> u64 {
     us.round().clamp(0.0, 3.6e9) as u64
 }
 
-/// By Box and Muller, one of the two.
+/// Standard normal variate by Box and Muller; only one of the pair is used.
 fn standard_normal(rng: &mut impl Rng) -> f64 {
     let (radius, angle): (f64, f64) = (1.0 - rng.random::<f64>(), rng.random());
     (-2.0 * radius.ln()).sqrt() * (std::f64::consts::TAU * angle).cos()

@@ -1,9 +1,9 @@
-//! A deployment in virtual time: what the provider rows, the arrivals and the provider's latency come to, without waiting.
+//! Discrete-event simulation of a deployment in virtual time: waits, drain time and utilisation from rows, arrivals and
+//! latency.
 //!
-//! A discrete-event simulation around the limiter of production ([`crate::domain::quota`]): the gate that asks it in
-//! batches, the leaky bucket, its workers, places, parking and retries follow the rules of `limiter::gate` and `worker`
-//! with their own constants. Refuses clocks, tasks and I/O; what is random comes from the generator that is passed in, so
-//! a seed repeats a run. `docs/simulate.md` says what is left out.
+//! It runs the limiter of production ([`crate::domain::quota`]). The gate, the leaky bucket, worker slots, prefetch,
+//! delays and retries follow the rules and constants of `limiter::gate` and `worker`. It uses no clock, task or I/O.
+//! Random values come from the given generator, so a seed repeats a run. `docs/simulate.md` says what is left out.
 
 use std::time::Duration;
 
@@ -33,17 +33,17 @@ pub use result::{SimulationResult, steady_rate};
 pub use series::{Series, SeriesPoint};
 pub use windows::WindowCount;
 
-/// What is simulated.
+/// Deployment to simulate.
 #[derive(Clone, Debug)]
 pub struct Model {
     pub spec: QuotaSpec,
-    /// The row whose lane works the jobs off; other rows of its quota send nothing.
+    /// The row whose lane processes the jobs; other rows of its quota send nothing.
     pub provider: Provider,
     /// Worker processes that share the lane's queue and the quota.
     pub processes: u32,
-    /// When the first instant of the arrivals is, on the limiter's clock: fixed windows are the calendar's.
+    /// Start of the arrivals on the limiter's clock: fixed windows follow the calendar.
     pub start_us: u64,
-    /// From receipt to answer, at the provider.
+    /// From receipt to response, at the provider.
     pub latency: LatencyModel,
     /// One way to the provider or back.
     pub transit: LatencyModel,
@@ -53,7 +53,7 @@ pub struct Model {
     pub commit: Duration,
     /// Share of requests that are answered 500, 0 to 1.
     pub faults: f64,
-    /// The limiter begins without memory, as in a process that has just started, and must ask the ledger first.
+    /// The limiter begins cold, as in a new process, and must read the ledger first.
     pub cold: bool,
 }
 
@@ -64,7 +64,7 @@ impl Model {
             max_age: self.provider.max_age,
             backoff: self.provider.backoff,
             idempotency_retention: self.provider.idempotency_retention,
-            // Look-ups are not simulated: what is unknown is sent again, or is for a person.
+            // Look-ups are not simulated: an unknown outcome is sent again, or goes to review.
             lookup: None,
         }
     }
@@ -74,7 +74,7 @@ impl Model {
     }
 }
 
-/// Works all arrivals off and says what came of it.
+/// Processes all arrivals and returns the result.
 #[must_use]
 pub fn simulate(model: &Model, arrivals: &JobArrivals, rng: &mut StdRng) -> SimulationResult {
     let world = world::Simulation::new(model, arrivals, rng);

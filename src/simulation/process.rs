@@ -1,6 +1,6 @@
-//! One worker process in virtual time: its places, its leaky bucket with workers, its rests and its gate.
+//! Worker process in virtual time: its prefetch, its leaky bucket with worker slots, its pauses and its gate.
 //!
-//! The rules are those of `worker::lane` and `worker::pool`. Refuses to move time: the world does.
+//! The rules are those of `worker::lane` and `worker::scheduler`. The simulation advances the time.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::worker::lane::{RESUME_AHEAD, prefetch};
 pub(super) struct SimulatedProcess {
     pub gate: SimulatedGate,
     pub free_prefetch: u16,
-    /// Takes nothing before.
+    /// Takes no jobs before this instant.
     paused_until_us: u64,
     pub deadline_misses: MissStreak,
     bucket: LeakyBucket,
@@ -25,15 +25,15 @@ pub(super) struct SimulatedProcess {
     working: u32,
     entered: u64,
     waiting: BTreeMap<(u8, u64), JobIndex>,
-    places: HashMap<JobIndex, (u8, u64)>,
-    /// For when the outflow's next wake-up is on the agenda.
+    keys: HashMap<JobIndex, (u8, u64)>,
+    /// Instant for which the next egress is scheduled.
     egress_at_us: Option<u64>,
 }
 
-/// What letting jobs out of the bucket comes to.
+/// Result of an attempt to let a job out of the bucket.
 pub(super) enum EgressAdmission {
     Job(JobIndex),
-    /// The outflow allows the next then, and nobody has been told yet.
+    /// The egress rate allows the next job at this instant, and no event is scheduled for it.
     WakeAt(u64),
     None,
 }
@@ -50,7 +50,7 @@ impl SimulatedProcess {
             working: 0,
             entered: 0,
             waiting: BTreeMap::new(),
-            places: HashMap::new(),
+            keys: HashMap::new(),
             egress_at_us: None,
         }
     }
@@ -59,32 +59,33 @@ impl SimulatedProcess {
         self.free_prefetch > 0 && self.paused_until_us <= now_us
     }
 
-    /// Takes no more until shortly before this wait is over; returns until when, if that is news.
+    /// Takes no jobs until shortly before this wait is over. Returns the end of the pause, if it is later than before.
     pub fn pause_intake(&mut self, now_us: u64, wait_us: u64) -> Option<u64> {
         let until_us = (now_us + wait_us).saturating_sub(micros_up(RESUME_AHEAD));
-        let news = until_us > self.paused_until_us && until_us > now_us;
+        let is_later = until_us > self.paused_until_us && until_us > now_us;
         self.paused_until_us = self.paused_until_us.max(until_us);
-        news.then_some(until_us)
+        is_later.then_some(until_us)
     }
 
     pub fn enter(&mut self, job: JobIndex, priority: u8) {
         self.entered += 1;
-        let place = (u8::MAX - priority, self.entered);
-        self.waiting.insert(place, job);
-        self.places.insert(job, place);
+        let key = (u8::MAX - priority, self.entered);
+        self.waiting.insert(key, job);
+        self.keys.insert(job, key);
     }
 
     #[must_use]
     pub fn waits(&self, job: JobIndex) -> bool {
-        self.places.contains_key(&job)
+        self.keys.contains_key(&job)
     }
 
-    /// Whether the job still waited for a turn.
+    /// Removes the job from the bucket; returns whether it was still there.
     pub fn abandon(&mut self, job: JobIndex) -> bool {
-        self.places.remove(&job).is_some_and(|place| self.waiting.remove(&place).is_some())
+        self.keys.remove(&job).is_some_and(|key| self.waiting.remove(&key).is_some())
     }
 
-    /// One turn, if a worker is free and the outflow allows it. `since_start` is the bucket's clock at `now_us`.
+    /// Lets one job out, if a worker slot is free and the egress rate allows it. `since_start` is the bucket's clock at
+    /// `now_us`.
     pub fn admit(&mut self, now_us: u64, since_start: Duration) -> EgressAdmission {
         if self.working >= self.workers || self.waiting.is_empty() {
             return EgressAdmission::None;
@@ -92,21 +93,21 @@ impl SimulatedProcess {
         let wait = self.bucket.wait(since_start);
         if !wait.is_zero() {
             let at_us = now_us + micros_up(wait);
-            let told = self.egress_at_us.is_some_and(|told_us| told_us > now_us && told_us <= at_us);
-            if told {
+            let scheduled = self.egress_at_us.is_some_and(|told_us| told_us > now_us && told_us <= at_us);
+            if scheduled {
                 return EgressAdmission::None;
             }
             self.egress_at_us = Some(at_us);
             return EgressAdmission::WakeAt(at_us);
         }
         let Some((_, job)) = self.waiting.pop_first() else { return EgressAdmission::None };
-        self.places.remove(&job);
+        self.keys.remove(&job);
         self.bucket.leak(since_start);
         self.working += 1;
         EgressAdmission::Job(job)
     }
 
-    /// A turn is over; `unused`: at what instant of the bucket's clock, if no request came of it.
+    /// Frees a worker slot. `unused`: the instant on the bucket's clock, if no request was sent.
     pub fn free_worker_slot(&mut self, unused: Option<Duration>) {
         self.working = self.working.saturating_sub(1);
         if let Some(since_start) = unused {

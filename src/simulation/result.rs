@@ -1,6 +1,6 @@
-//! What a simulated run comes to: waits, drain time, deadlines, the fullest windows, utilisation.
+//! Result of a simulated run: waits, drain time, deadlines, the fullest windows, and utilisation.
 //!
-//! Refuses to judge by the limiter's own count: windows are counted again, from what reached the provider.
+//! Windows are counted from the requests that reached the provider, not from the limiter's own count.
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ use crate::domain::limit::{Algorithm, AppliesTo, Rate, Scope};
 use crate::domain::outcome::FinalState;
 use crate::domain::quota_spec::LimitSpec;
 
-/// Share of the requests up to which the rate is measured: then the tail begins, in which slots stay unused.
+/// Share of the requests in which the rate is measured. After it comes the tail, in which slots stay unused.
 const MEASURED_SHARE: f64 = 0.9;
 
-/// From arrival to the first start, of the jobs that were sent; all `None` where none was.
+/// From arrival to the first start, of the jobs that were sent; all `None` if none was.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct WaitPercentiles {
     pub p50_ms: Option<u64>,
@@ -30,37 +30,37 @@ pub struct WaitPercentiles {
 pub struct SimulationResult {
     pub jobs: u64,
     pub succeeded: u64,
-    /// Left to a person, or given up though surely not charged.
+    /// Jobs for manual review; `dead` ones are confirmed not charged.
     pub review: u64,
     pub dead: u64,
-    /// Not sent before their `expires_at`.
+    /// Jobs that were not sent before their `expires_at`.
     pub deadlines_missed: u64,
-    /// Of accounts that a rule stops.
+    /// Jobs of accounts that a rule blocks.
     pub blocked: u64,
-    /// Never to end as things stand.
+    /// Jobs that never end under the given limits.
     pub unfinished: u64,
     pub wait: WaitPercentiles,
-    /// From the start to the last outcome; `None` when some job never ends.
+    /// From the start to the last outcome; `None`: some job never ends.
     pub drained_in_ms: Option<u64>,
     pub windows: Vec<WindowCount>,
     pub requests: u64,
-    /// Over whole turns of the tightest limit; `None` where not even two fit into what was measured.
+    /// Over whole cycles of the tightest limit; `None`: the measured part holds fewer than two.
     pub rate_per_s: Option<f64>,
-    /// Mean time from start to answer.
+    /// Mean time from start to response.
     pub hold_ms: f64,
-    /// The rate over whole turns of the tightest limit against the most that it allows: L / (W + hold) for slots that
-    /// are held until the answer, L / (W + jitter) for those freed by the start, else L / W.
+    /// The rate over whole cycles of the tightest limit, relative to the most that it allows. That is L / (W + hold)
+    /// for slots held until the response, L / (W + jitter) for slots freed by the start, else L / W.
     pub utilisation: Option<f64>,
     pub limiter_calls: u64,
-    /// How often a job went to a delay queue.
+    /// Number of times that a job went to a delay queue.
     pub parked: u64,
     pub timeouts: u64,
     pub faults: u64,
-    /// Permits that came too late to be used.
+    /// Permits that missed their deadline.
     pub late_permits: u64,
     #[serde(skip)]
     pub series: Series,
-    /// Instants at which requests reached the provider, since the start; each as often as it costs.
+    /// Instants at which requests reached the provider, since the start; each repeated by its cost.
     #[serde(skip)]
     pub arrivals_us: Vec<u64>,
 }
@@ -74,7 +74,8 @@ impl SimulationResult {
 }
 
 pub(super) fn summarize(model: &Model, arrivals: &JobArrivals, record: &RunRecord) -> SimulationResult {
-    let count = |end: JobEnd| record.jobs.iter().filter(|job| job.end.is_some_and(|(_, it)| it == end)).count() as u64;
+    let count =
+        |end: JobEnd| record.jobs.iter().filter(|job| job.end.is_some_and(|(_, ended)| ended == end)).count() as u64;
     let waits = record
         .jobs
         .iter()
@@ -83,8 +84,11 @@ pub(super) fn summarize(model: &Model, arrivals: &JobArrivals, record: &RunRecor
     let last_us = record.jobs.iter().filter_map(|job| job.end).map(|(at_us, _)| at_us).max();
     let unfinished = record.jobs.iter().filter(|job| job.end.is_none()).count() as u64;
     let mut arrivals_us: Vec<u64> = Vec::with_capacity(record.uses.len());
-    for one in &record.uses {
-        arrivals_us.extend(std::iter::repeat_n(one.at_us.saturating_sub(model.start_us), usize::from(one.cost)));
+    for provider_use in &record.uses {
+        arrivals_us.extend(std::iter::repeat_n(
+            provider_use.at_us.saturating_sub(model.start_us),
+            usize::from(provider_use.cost),
+        ));
     }
     arrivals_us.sort_unstable();
     let hold = Duration::from_micros(record.held_us.checked_div(record.answers).unwrap_or(0));
@@ -115,7 +119,7 @@ pub(super) fn summarize(model: &Model, arrivals: &JobArrivals, record: &RunRecor
     }
 }
 
-/// By nearest rank.
+/// Percentiles by nearest rank.
 fn wait_percentiles(mut waits_us: Vec<u64>) -> WaitPercentiles {
     waits_us.sort_unstable();
     let rank = |percent: usize| {
@@ -125,7 +129,7 @@ fn wait_percentiles(mut waits_us: Vec<u64>) -> WaitPercentiles {
     WaitPercentiles { p50_ms: rank(50), p95_ms: rank(95), p99_ms: rank(99), max_ms: rank(100) }
 }
 
-/// Uses per second, and their share of what the limit that allows the fewest can let through.
+/// Uses per second, and their share of what the tightest limit can let through.
 fn utilisation(model: &Model, arrivals_us: &[u64], hold: Duration) -> (Option<f64>, Option<f64>) {
     let possible = |limit: &LimitSpec| {
         let beyond = match (limit.algorithm, model.spec.grant_jitter) {
@@ -147,16 +151,15 @@ fn utilisation(model: &Model, arrivals_us: &[u64], hold: Duration) -> (Option<f6
     (Some(per_second), (possible > 0.0).then(|| per_second / possible))
 }
 
-/// Arrivals per second over whole turns of the carousel: after the first L (which find slots that were never used and
-/// need not wait), as many times L as fit before the tail. `None`: fewer than two turns, a burst that has no rate to speak
-/// of.
+/// Arrivals per second over whole cycles of the limit: after the first L, which find unused slots and need not wait, as
+/// many times L as fit before the tail. `None`: fewer than two cycles, so a burst without a steady rate.
 #[must_use]
 pub fn steady_rate(arrivals_us: &[u64], limit: Rate) -> Option<f64> {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "a share")]
     let to = (arrivals_us.len() as f64 * MEASURED_SHARE) as usize;
     let slots = usize::try_from(limit.max_requests()).unwrap_or(usize::MAX).max(1);
-    let turns = to.saturating_sub(1) / slots;
-    if turns >= 2 { between(arrivals_us, slots, turns * slots) } else { None }
+    let cycles = to.saturating_sub(1) / slots;
+    if cycles >= 2 { between(arrivals_us, slots, cycles * slots) } else { None }
 }
 
 fn between(arrivals_us: &[u64], from: usize, to: usize) -> Option<f64> {
@@ -180,7 +183,7 @@ mod tests {
         assert!((steady_rate(&pulses, limit).unwrap() - 10.0 / 1.05).abs() < 0.01, "bursts of ten, 1.05 s apart");
         let even: Vec<u64> = (0..60).map(|i| i * 105_000).collect();
         assert!((steady_rate(&even, limit).unwrap() - 10.0 / 1.05).abs() < 0.01);
-        assert_eq!(steady_rate(&[0, 500_000, 1_000_000], limit), None, "no whole turn");
+        assert_eq!(steady_rate(&[0, 500_000, 1_000_000], limit), None, "no whole cycle");
     }
 
     #[test]

@@ -1,6 +1,6 @@
-//! A run as lines over time, for plots: what waits, and how fast requests are started.
+//! Time series of a run for plots: waiting jobs, and the rate of requests.
 //!
-//! Refuses more points than a picture shows.
+//! It has no more points than a picture can show.
 
 use serde::Serialize;
 
@@ -23,7 +23,7 @@ pub struct Series {
 pub struct SeriesPoint {
     /// End of the step, since the start.
     pub at_s: f64,
-    /// Jobs that have come and have not ended.
+    /// Jobs that have arrived and have not ended.
     pub waiting: u64,
     /// Uses that the provider counted during the step, per second.
     pub rate_per_s: f64,
@@ -40,7 +40,9 @@ pub(super) fn build(arrivals: &JobArrivals, record: &RunRecord, start_us: u64) -
     let mut counts = vec![(0_u64, 0_u64, 0_u64); steps];
     arrivals.jobs().iter().for_each(|job| counts[index(job.at_us)].0 += 1);
     ends().for_each(|at_us| counts[index(at_us)].1 += 1);
-    record.uses.iter().for_each(|one| counts[index(one.at_us.saturating_sub(start_us))].2 += u64::from(one.cost));
+    record.uses.iter().for_each(|provider_use| {
+        counts[index(provider_use.at_us.saturating_sub(start_us))].2 += u64::from(provider_use.cost)
+    });
     let mut waiting = 0_u64;
     let points = counts.into_iter().enumerate().map(|(step, (come, ended, uses))| {
         waiting = (waiting + come).saturating_sub(ended);

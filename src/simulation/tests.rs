@@ -22,7 +22,7 @@ pub(super) fn row(limits: Vec<LimitRow>) -> ProviderRow {
     ProviderRow { name: "p".to_owned(), url, limits, idempotency_retention_s: retention, ..ProviderRow::default() }
 }
 
-/// Nothing but the limiter takes time.
+/// A model in which only the limiter takes time.
 pub(super) fn model(row: &ProviderRow) -> Model {
     let provider = row.validate(1).unwrap();
     let name = ProviderName::new("p").unwrap();
@@ -46,7 +46,7 @@ pub(super) fn run(model: &Model, arrivals: &JobArrivals) -> SimulationResult {
     simulate(model, arrivals, &mut StdRng::seed_from_u64(1))
 }
 
-/// When requests reach the provider, in milliseconds.
+/// Instants at which requests reach the provider, in milliseconds.
 fn starts_ms(figures: &SimulationResult) -> Vec<u64> {
     figures.arrivals_us.iter().map(|at_us| at_us / 1_000).collect()
 }
@@ -54,7 +54,7 @@ fn starts_ms(figures: &SimulationResult) -> Vec<u64> {
 /// A window as the limiter counts it, 2 ms and 0.05 % longer, in whole milliseconds.
 const SECOND_MS: u64 = 1_002;
 
-/// The log counts whole milliseconds, and a call waits up to two of them for answers to settle.
+/// The log counts whole milliseconds, and a call waits up to two of them for responses.
 fn near(starts_ms: &[u64], expected: &[u64], slack_ms: u64) -> bool {
     starts_ms.len() == expected.len()
         && starts_ms.iter().zip(expected).all(|(start, expected)| (*expected..=expected + slack_ms).contains(start))
@@ -87,7 +87,7 @@ fn slot_is_held_until_the_response() {
 fn cold_limiter_waits_out_older_permits() {
     let cold = Model { cold: true, ..model(&row(vec![limit("all", 1, 1_000)])) };
     let starts = starts_ms(&run(&cold, &JobArrivals::burst(2)));
-    // 250 ms of booking and 500 ms of send budget; then the ledger knows of nothing.
+    // 250 ms of booking and 500 ms of send budget; then the ledger reports no uses.
     assert!(near(&starts, &[750, 750 + SECOND_MS], 10), "{starts:?}");
 }
 
@@ -96,7 +96,7 @@ fn tighter_of_two_limits_decides() {
     let mut both = row(vec![limit("minute", 3, 60_000), limit("second", 2, 1_000)]);
     both.leak_per_second = Some(1_000.0);
     let starts = starts_ms(&run(&model(&both), &JobArrivals::burst(5)));
-    // Two at once, the third a second later, and the rest when the first two have left the minute: 60.032 s.
+    // Two at once, the third a second later, and the others when the first two have left the minute: 60.032 s.
     assert!(near(&starts[..3], &[0, 0, SECOND_MS], 5), "{starts:?}");
     assert!(near(&starts[3..], &[60_032, 60_032], 50), "{starts:?}");
 }
@@ -157,7 +157,7 @@ fn job_past_its_deadline_is_not_sent() {
 fn higher_priority_starts_first() {
     let mut arrivals = JobArrivals::default();
     arrivals.add((0..3).map(JobArrival::at));
-    // Comes when they are in line, and starts in time only if it goes before both that are left.
+    // Arrives when the others wait, and starts in time only if it goes before both that are left.
     arrivals.add([JobArrival { priority: 9, expires_us: Some(1_500_000), ..JobArrival::at(500_000) }]);
     let mut fast = row(vec![limit("all", 1, 1_000)]);
     fast.leak_per_second = Some(1_000.0);
@@ -169,13 +169,13 @@ fn higher_priority_starts_first() {
 fn transit_beyond_the_jitter_breaks_the_limit() {
     let mut by_start = row(vec![limit("all", 20, 1_000)]);
     (by_start.slot_release, by_start.transit_jitter_ms) = ("grant".to_owned(), 10);
-    let of = |row: &ProviderRow| {
+    let result_of = |row: &ProviderRow| {
         run(&Model { transit: "0ms..400ms".parse().unwrap(), ..model(row) }, &JobArrivals::burst(400))
     };
-    let broken = of(&by_start);
+    let broken = result_of(&by_start);
     assert!(!broken.holds() && broken.windows[0].largest > 20, "{:?}", broken.windows);
     by_start.slot_release = "response".to_owned();
-    assert!(of(&by_start).holds(), "{:?}", of(&by_start).windows);
+    assert!(result_of(&by_start).holds(), "{:?}", result_of(&by_start).windows);
 }
 
 #[test]
@@ -205,10 +205,10 @@ fn the_same_seed_gives_the_same_run() {
         processes: 3,
         ..model(&row(vec![limit("all", 50, 1_000)]))
     };
-    let of = |seed| simulate(&vague, &JobArrivals::burst(2_000), &mut StdRng::seed_from_u64(seed));
-    assert_eq!(of(7), of(7));
-    assert_ne!(of(7).arrivals_us, of(8).arrivals_us);
-    let figures = of(7);
+    let result_of = |seed| simulate(&vague, &JobArrivals::burst(2_000), &mut StdRng::seed_from_u64(seed));
+    assert_eq!(result_of(7), result_of(7));
+    assert_ne!(result_of(7).arrivals_us, result_of(8).arrivals_us);
+    let figures = result_of(7);
     let utilisation = figures.utilisation.unwrap();
     assert!(figures.holds() && (0.97..=1.01).contains(&utilisation), "{utilisation}");
 }
@@ -226,8 +226,9 @@ proptest! {
         (requeue, even, cold, seed) in (any::<bool>(), any::<bool>(), any::<bool>(), any::<u64>()),
         arrivals in prop::collection::vec((0..20_000_u64, 1..4_u16, 0..10_u8, 0..3_u32), 1..120),
     ) {
+        let numbered = limits.into_iter().enumerate();
         let mut limits: Vec<LimitRow> =
-            limits.into_iter().enumerate().map(|(index, (max, ms))| limit(&format!("l{index}"), max.max(3), ms)).collect();
+            numbered.map(|(index, (max, ms))| limit(&format!("l{index}"), max.max(3), ms)).collect();
         limits.push(LimitRow { scope: "account".to_owned(), ..limit("each", 5, 2_000) });
         let mut any = row(limits);
         (any.workers, any.bucket_capacity, any.timeout_ms) = (workers, bucket, 2_000);
@@ -246,19 +247,20 @@ proptest! {
             cold,
             ..model(&any)
         };
-        let mut come = JobArrivals::default();
+        let mut all = JobArrivals::default();
         let jobs: Vec<JobArrival> = arrivals.into_iter().map(|(at_ms, cost, priority, account)| {
-            let account = Some(come.account(&format!("a{account}")));
+            let account = Some(all.account(&format!("a{account}")));
             JobArrival { account, cost, priority, ..JobArrival::at(at_ms * 1_000) }
         }).collect();
-        come.add(jobs);
-        let figures = simulate(&model, &come, &mut StdRng::seed_from_u64(seed));
+        all.add(jobs);
+        let figures = simulate(&model, &all, &mut StdRng::seed_from_u64(seed));
         prop_assert!(figures.holds(), "{:?}", figures.windows);
         prop_assert_eq!(figures.unfinished, 0);
     }
 }
 
-/// Four places at a slow limit: each would outwait `max_wait_ms` behind the others, and then go behind the whole backlog.
+/// Four jobs fit into the prefetch at a slow limit. Each would exceed `max_wait_ms` behind the others, and then go
+/// behind the whole backlog.
 #[test]
 fn slow_limit_sends_in_arrival_order() {
     for (max, window_ms, jobs) in [(30, 60_000, 100), (10, 60_000, 30), (2, 60_000, 6)] {

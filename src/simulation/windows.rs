@@ -1,7 +1,7 @@
-//! Counts what the provider was sent, in every window of every limit: the judge of a simulated run.
+//! Window counts of a simulated run: what the provider was sent, in every window of every limit.
 //!
-//! Refuses to share code with the limiter that it judges. A window of length W that ends at t covers (t − W, t]; since a
-//! count can only peak at an arrival, looking at those that end there looks at all of them.
+//! They share no code with the limiter that they check. A window of length W that ends at t covers (t − W, t]. A count
+//! can only peak at an arrival, so windows that end at an arrival are enough.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -19,21 +19,21 @@ pub(super) struct ProviderUse {
     pub account: Option<u32>,
 }
 
-/// The fullest window of one limit.
+/// Fullest window of one limit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct WindowCount {
     pub limit: String,
-    /// As written: `100/1s`.
+    /// The limit as operators write it: `100/1s`.
     pub allows: String,
     pub algorithm: &'static str,
-    /// Most uses in any window: of one account, where the limit counts accounts.
+    /// Most uses in any window; of one account, if the limit counts accounts.
     pub largest: u64,
-    /// Most that a window may hold as this algorithm counts; of an account with a rule of its own, its own.
+    /// Most uses that a window may hold as this algorithm counts; of an account with a rule, that account's own.
     pub most: u64,
-    /// Whose window it is.
+    /// Account of the window.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub account: Option<String>,
-    /// Never refuses, so that it may be exceeded.
+    /// A shadow limit never refuses, so it may be exceeded.
     pub shadow: bool,
 }
 
@@ -47,7 +47,7 @@ impl WindowCount {
 /// The fullest windows of the limits that count charges; `uses` in any order. References are not simulated.
 pub(super) fn count(spec: &QuotaSpec, uses: &[ProviderUse], accounts: &[String]) -> Vec<WindowCount> {
     let mut sorted: Vec<ProviderUse> = uses.to_vec();
-    sorted.sort_by_key(|one| one.at_us);
+    sorted.sort_by_key(|provider_use| provider_use.at_us);
     let counted =
         spec.limits.iter().filter(|limit| limit.scope != Scope::Reference && limit.applies_to != AppliesTo::Lookup);
     counted.map(|limit| fullest(spec, limit, &sorted, accounts)).collect()
@@ -55,18 +55,18 @@ pub(super) fn count(spec: &QuotaSpec, uses: &[ProviderUse], accounts: &[String])
 
 fn fullest(spec: &QuotaSpec, limit: &LimitSpec, sorted: &[ProviderUse], accounts: &[String]) -> WindowCount {
     let mut windows: BTreeMap<Option<u32>, ObservedWindow> = BTreeMap::new();
-    for one in sorted {
-        let of = if limit.scope == Scope::Account { one.account } else { None };
-        if limit.scope == Scope::Account && of.is_none() {
+    for provider_use in sorted {
+        let account = if limit.scope == Scope::Account { provider_use.account } else { None };
+        if limit.scope == Scope::Account && account.is_none() {
             continue;
         }
-        let window = windows.entry(of).or_insert_with(|| {
-            let name = of.and_then(|account| accounts.get(account as usize));
+        let window = windows.entry(account).or_insert_with(|| {
+            let name = account.and_then(|account| accounts.get(account as usize));
             ObservedWindow::new(&account_limit(spec, limit, name.map(String::as_str)), name.cloned())
         });
-        window.record(one.at_us, u64::from(one.cost));
+        window.record(provider_use.at_us, u64::from(provider_use.cost));
     }
-    // One that is exceeded first, then the fullest in proportion.
+    // An exceeded window first, then the fullest in proportion.
     let worst = windows.into_values().filter(|window| !window.exempt).max_by(|a, b| a.share().total_cmp(&b.share()));
     let worst = worst.unwrap_or_else(|| ObservedWindow::new(&Some(limit.clone()), None));
     WindowCount {
@@ -80,7 +80,7 @@ fn fullest(spec: &QuotaSpec, limit: &LimitSpec, sorted: &[ProviderUse], accounts
     }
 }
 
-/// The limit as it holds for one account; `None`: it does not count it.
+/// The limit as it applies to one account; `None`: it does not count the account.
 fn account_limit(spec: &QuotaSpec, limit: &LimitSpec, account: Option<&str>) -> Option<LimitSpec> {
     let rules = || spec.account_rules.iter().filter(|rule| Some(rule.account.as_str()) == account);
     let named = rules().find(|rule| rule.limit.as_deref() == Some(limit.name.as_str()));
@@ -92,7 +92,7 @@ fn account_limit(spec: &QuotaSpec, limit: &LimitSpec, account: Option<&str>) -> 
 
 struct ObservedWindow {
     window_us: u64,
-    /// Fixed windows count by the calendar: where one begins.
+    /// Fixed windows follow the calendar: offset of their start.
     offset_us: Option<u64>,
     recent: VecDeque<(u64, u64)>,
     current: u64,
@@ -119,11 +119,11 @@ impl ObservedWindow {
     }
 
     fn record(&mut self, at_us: u64, cost: u64) {
-        let over = |then_us: u64| match self.offset_us {
+        let is_over = |then_us: u64| match self.offset_us {
             Some(offset_us) => (then_us - offset_us) / self.window_us != (at_us - offset_us) / self.window_us,
             None => then_us + self.window_us <= at_us,
         };
-        while let Some((_, gone)) = self.recent.pop_front_if(|(then_us, _)| over(*then_us)) {
+        while let Some((_, gone)) = self.recent.pop_front_if(|(then_us, _)| is_over(*then_us)) {
             self.current -= gone;
         }
         self.recent.push_back((at_us, cost));
@@ -142,7 +142,7 @@ fn window_capacity(limit: &LimitSpec) -> u64 {
     let max = u64::from(limit.max_requests);
     match limit.algorithm {
         Algorithm::SlidingLog | Algorithm::SlidingWindow | Algorithm::FixedWindow => max,
-        // What is there at once, and what flows in while the window lasts.
+        // The initial capacity, and what is refilled while the window lasts.
         Algorithm::TokenBucket | Algorithm::Gcra => u64::from(limit.cost_max()) + max,
     }
 }

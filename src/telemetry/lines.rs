@@ -1,7 +1,7 @@
-//! Log lines as they are written: one line per event, with every hidden character escaped.
+//! Log line formats: one line per event, with every hidden character escaped.
 //!
-//! Messages and fields hold what backends, providers and producers wrote. The library escapes ESC and C1 in some of them,
-//! and leaves line ends, marks of direction and invisible characters as they are, in JSON, too.
+//! Messages and fields contain text from backends, providers and producers. The library escapes ESC and C1 only in some
+//! of them. It leaves line ends, direction marks and invisible characters unchanged, also in JSON.
 
 use std::fmt;
 
@@ -28,7 +28,7 @@ fn write_field(writer: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -
     let value = printable(&value);
     match field.name() {
         "message" => writer.write_str(&value),
-        // Where the line was logged, of libraries that log by the crate `log`.
+        // The source location, from libraries that use the crate `log`.
         name if name.starts_with("log.") => Ok(()),
         name if writer.has_ansi_escapes() => write!(writer, "\u{1b}[3m{name}\u{1b}[0m\u{1b}[2m=\u{1b}[0m{value}"),
         name => write!(writer, "{name}={value}"),

@@ -1,8 +1,8 @@
-//! Log lines on stderr, as text or JSON; with the feature `otlp`, spans to a collector.
+//! Telemetry: log lines on stderr as text or JSON, and with the feature `otlp` spans to a collector.
 //!
-//! Refuses to let a library log below `warn`, and `lapin` below `error`: it prints whole messages, payload included,
-//! when the broker returns one (`lapin` 4.12, `returned_messages.rs`). There is no filter expression to weaken that.
-//! A long-running command writes through [`NonBlocking`]: its reader may stall, its work must not.
+//! No library logs below `warn`, and `lapin` not below `error`: it logs whole messages, payload included, when the
+//! broker returns one (`lapin` 4.12, `returned_messages.rs`). No filter setting can weaken that. A long-running command
+//! logs through [`NonBlocking`], so that a stalled reader does not block its work.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{IsTerminal as _, Write as _};
@@ -32,7 +32,7 @@ type SpanLayer = tracing_subscriber::layer::Identity;
 #[cfg(feature = "otlp")]
 use otlp::SpanLayer;
 
-/// Lives as long as telemetry shall; dropped, it sends what is left.
+/// Keeps telemetry alive; when dropped, it sends the remaining spans.
 #[derive(Debug, Default)]
 pub struct TelemetryGuard {
     #[cfg(feature = "otlp")]
@@ -41,7 +41,7 @@ pub struct TelemetryGuard {
 
 static STDERR: OnceLock<NonBlocking> = OnceLock::new();
 
-/// Standard error as a long-running process writes it: without waiting. Panics are written there, too.
+/// Standard error of a long-running process, written without waiting. Panics are written there too.
 ///
 /// # Errors
 /// When no thread can be started.
@@ -53,7 +53,7 @@ pub fn non_blocking_stderr() -> std::io::Result<NonBlocking> {
         let stderr = NonBlocking::new(std::io::stderr())?;
         move || stderr
     });
-    // The standard library's own hook writes to stderr itself, and would wait there.
+    // The standard library's hook writes to stderr directly and could block.
     std::panic::set_hook(Box::new(move |panic| {
         let backtrace = Backtrace::capture();
         let backtrace = (backtrace.status() == BacktraceStatus::Captured).then(|| format!("\n{backtrace}"));
@@ -68,14 +68,14 @@ pub fn non_blocking_stderr() -> std::io::Result<NonBlocking> {
     Ok(stderr.clone())
 }
 
-/// Number of log lines that this process has dropped because nothing read them.
+/// Number of log lines that this process dropped because they were not read in time.
 #[must_use]
 pub fn log_lines_dropped() -> u64 {
     STDERR.get().map_or(0, NonBlocking::dropped)
 }
 
-/// Sends log lines to stderr for the rest of the process, through [`non_blocking_stderr`] if it was called before, and spans
-/// to `otlp_endpoint` if there is one. Not from within a runtime: the exporter has its own.
+/// Sends log lines to stderr for the rest of the process, through [`non_blocking_stderr`] if it was called before.
+/// Sends spans to `otlp_endpoint` if there is one. Must not be called within a runtime: the exporter has its own.
 ///
 /// # Errors
 /// When a subscriber is installed already, or spans cannot be exported.
@@ -99,13 +99,13 @@ fn spans_to(endpoint: Option<&str>, authorities: &Authorities) -> Result<(Option
     Ok((Some(layer), TelemetryGuard { _exporting: Some(exporting) }))
 }
 
-/// The configuration refuses an endpoint in such a build.
+/// Without the feature, the configuration rejects an endpoint.
 #[cfg(not(feature = "otlp"))]
 fn spans_to(_: Option<&str>, _: &Authorities) -> Result<(Option<SpanLayer>, TelemetryGuard), String> {
     Ok((None, TelemetryGuard::default()))
 }
 
-/// Our own targets at `level`, everything else at `warn`, whatever could print a message body at `error`.
+/// Our own targets at `level`, libraries at `warn`, and those that could log a message body at `error`.
 fn target_levels(level: tracing::Level) -> Targets {
     Targets::new()
         .with_default(LevelFilter::WARN)
@@ -117,8 +117,8 @@ fn target_levels(level: tracing::Level) -> Targets {
         .with_target("hyper", LevelFilter::WARN)
 }
 
-/// Why the broker closed a channel is said here alone. A queue that is looked for and not there is called an error, too: a
-/// command, which logs errors alone, tells for itself what it has found.
+/// Only this target logs why the broker closed a channel. It also logs an error for a queue that does not exist.
+/// Commands log errors only and report a missing queue themselves, so for them it is off.
 fn channel_level(level: tracing::Level) -> LevelFilter {
     if level == tracing::Level::ERROR { LevelFilter::OFF } else { LevelFilter::ERROR }
 }
@@ -132,14 +132,14 @@ fn subscriber<W>(
 where
     W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
 {
-    // The colour switch is ours: the library's own default reads NO_COLOR, but not whether stderr is a terminal.
+    // The library's default reads NO_COLOR, but not whether stderr is a terminal.
     let lines =
         tracing_subscriber::fmt::layer().with_writer(writer).with_ansi(coloured && log.format == LogFormat::Text);
     let base = registry().with(spans);
     let filter = target_levels(log.level);
     match log.format {
         LogFormat::Text => Box::new(base.with(lines.fmt_fields(TextFields).with_filter(filter))),
-        // Fields beside the message instead of below "fields", as collectors expect.
+        // Fields beside the message instead of in "fields", as collectors expect.
         LogFormat::Json => {
             let lines = lines.json().flatten_event(true).map_event_format(JsonLine);
             Box::new(base.with(lines.with_filter(filter)))
@@ -198,7 +198,7 @@ mod tests {
         let alone = captured_log(LogConfig { level: Level::ERROR, format: LogFormat::Text }, false, || {
             tracing::error!(target: "lapin::channel", "no queue of that name");
         });
-        assert_eq!(alone, "", "a command tells for itself");
+        assert_eq!(alone, "", "a command reports it itself");
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! A non-blocking writer: a bounded buffer and the thread that empties it.
+//! A non-blocking log writer: a bounded buffer and the thread that empties it.
 //!
-//! A worker must not wait for the reader of its log: a pipe that stays full would stop every thread that logs, and payments
-//! with them. When the buffer is full, lines are dropped and counted. The count is a metric, and a log line names it as
-//! soon as the reader goes on.
+//! A worker must not wait for the reader of its log: a full pipe would block every thread that logs, and payments with
+//! them. When the buffer is full, lines are dropped and counted. The count is a metric. When the reader continues, a
+//! log line names the count.
 
 use std::cell::Cell;
 use std::io::{self, ErrorKind, Write};
@@ -11,18 +11,18 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// Size of the buffer, in bytes: about 20,000 lines. As much again is in the hands of the thread.
+/// Size of the buffer, in bytes: about 20,000 lines. The thread may be writing as much again.
 const BUFFER_MAX: usize = 4 * 1_024 * 1_024;
 /// Room above [`BUFFER_MAX`] for the line that reports dropped lines, in bytes.
 const RESERVE: usize = 4 * 1_024;
-/// Pause before the next try on a pipe that another process made non-blocking.
+/// Pause before a retry on a pipe that another process made non-blocking.
 const RETRY: Duration = Duration::from_millis(10);
 
 thread_local! {
     static IS_WRITER: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Takes whole lines and never waits. Clones share one buffer.
+/// A writer of whole lines that never waits. Clones share one buffer.
 #[derive(Clone)]
 pub struct NonBlocking(Arc<SharedLogBuffer>);
 
@@ -37,7 +37,7 @@ struct SharedLogBuffer {
 #[derive(Default)]
 struct Buffer {
     pending: Vec<u8>,
-    /// The thread is writing what it took.
+    /// Whether the thread is writing.
     is_writing: bool,
 }
 
@@ -48,12 +48,15 @@ impl NonBlocking {
     /// When no thread can be started.
     pub fn new(out: impl Write + Send + 'static) -> io::Result<Self> {
         let report = |lines| {
-            tracing::warn!(lines, "log lines were dropped: they come faster than they are read; the work went on");
+            tracing::warn!(
+                lines,
+                "log lines dropped because they are not read fast enough; the worker is not affected"
+            );
         };
         Self::with_buffer(BUFFER_MAX, out, report)
     }
 
-    /// `report` logs the number of dropped lines, once lines are written again.
+    /// `report` logs the number of dropped lines when lines are written again.
     fn with_buffer(
         max: usize,
         out: impl Write + Send + 'static,
@@ -73,7 +76,7 @@ impl NonBlocking {
         self.0.dropped.load(Ordering::Relaxed)
     }
 
-    /// Waits until everything is written, but no longer than `at_most`. Returns whether it was.
+    /// Waits until everything is written, but no longer than `at_most`. Returns whether everything was written.
     #[must_use]
     pub fn flush_within(&self, at_most: Duration) -> bool {
         let has_more = |buffer: &mut Buffer| buffer.is_writing || !buffer.pending.is_empty();
@@ -83,7 +86,7 @@ impl NonBlocking {
 }
 
 impl Write for NonBlocking {
-    /// Takes all of it, or drops all of it.
+    /// Buffers the whole line, or drops it.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         self.0.push(line);
         Ok(line.len())
@@ -96,7 +99,7 @@ impl Write for NonBlocking {
 }
 
 impl SharedLogBuffer {
-    /// No holder panics while it has the lock; a poisoned one is as good.
+    /// A poisoned lock is usable, because no holder panics.
     fn lock(&self) -> MutexGuard<'_, Buffer> {
         self.buffer.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,7 +1,8 @@
-//! Spans on their way to a collector: OTLP over HTTP, as JSON, in batches, from a thread of their own.
+//! The span exporter: OTLP over HTTP as JSON, in batches, on its own thread.
 //!
-//! Refuses to hold up a payment: a collector that is slow or away loses spans, and nobody waits for it. Refuses log lines:
-//! [`super::spans`] alone is exported. Refuses redirects and proxies: spans go to the configured address and nowhere else.
+//! It never delays a payment: if the collector is slow or unreachable, spans are lost. It exports only
+//! [`super::spans`], no log lines. It follows no redirects and uses no proxies, so spans go only to the configured
+//! address.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
@@ -25,27 +26,27 @@ use tracing_subscriber::layer::Layer as _;
 use super::spans::TARGET;
 use crate::tls::Authorities;
 
-/// Where collectors take traces. <https://opentelemetry.io/docs/specs/otlp/#otlphttp-request>
+/// The path for traces. <https://opentelemetry.io/docs/specs/otlp/#otlphttp-request>
 const PATH: &str = "/v1/traces";
-/// Marks of a deployment: `key=value,key=value`.
+/// Attributes of a deployment: `key=value,key=value`.
 const RESOURCE_ATTRIBUTES: &str = "OTEL_RESOURCE_ATTRIBUTES";
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Jobs whose context is kept for their outcome's event, which mostly follows within milliseconds.
+/// Number of jobs whose context is kept for their outcome event, which usually follows within milliseconds.
 const CONTEXTS_MAX: usize = 4_096;
-/// Longest header that is read: `traceparent` has 55 characters, and of `tracestate` 512 must be passed on.
+/// Longest header that is read: `traceparent` has 55 characters, and at least 512 of `tracestate` must be propagated.
 /// <https://www.w3.org/TR/trace-context/#tracestate-limits>
 const HEADER_CHARACTERS_MAX: usize = 512;
 
 pub type SpanLayer = Filtered<OpenTelemetryLayer<Registry, Tracer>, Targets, Registry>;
 
-/// Sends what is left when it is dropped, for a few seconds at most.
+/// Sends the remaining spans when it is dropped, for at most [`EXPORT_TIMEOUT`].
 #[derive(Debug)]
 pub struct ExportGuard(SdkTracerProvider);
 
 impl Drop for ExportGuard {
     fn drop(&mut self) {
         if let Err(error) = self.0.shutdown_with_timeout(EXPORT_TIMEOUT) {
-            tracing::warn!(%error, "the last spans were not exported");
+            tracing::warn!(%error, "the last spans were not exported and are lost");
         }
     }
 }
@@ -61,7 +62,7 @@ fn client(endpoint: &str, authorities: &Authorities) -> Result<Client, reqwest::
 /// A layer that exports to this collector.
 ///
 /// # Errors
-/// Says why the exporter cannot be made.
+/// When the exporter cannot be created.
 pub fn layer(endpoint: &str, authorities: &Authorities) -> Result<(SpanLayer, ExportGuard), String> {
     let client = client(endpoint, authorities).map_err(|error| format!("telemetry.otlp_endpoint: {error}"))?;
     let exporter = SpanExporter::builder()
@@ -82,7 +83,7 @@ pub fn layer(endpoint: &str, authorities: &Authorities) -> Result<(SpanLayer, Ex
     Ok((spans, ExportGuard(provider)))
 }
 
-/// Who sends spans: the program, its version, and this process apart from all others, unless the environment names it.
+/// The sender of the spans: the program, its version, and an instance id, unless the environment sets one.
 /// <https://opentelemetry.io/docs/specs/semconv/resource/service/>
 fn resource() -> Resource {
     let version = KeyValue::new("service.version", env!("CARGO_PKG_VERSION"));
@@ -117,11 +118,11 @@ impl Injector for HeaderInjector<'_> {
     }
 }
 
-/// Makes the span a child of what the headers name, if they name anything.
+/// Makes the span a child of the headers' trace context, if there is one.
 pub fn set_parent(span: &Span, headers: &BTreeMap<String, String>) {
     if headers.contains_key("traceparent") {
         let parent = TraceContextPropagator::new().extract(&HeaderExtractor(headers));
-        // Fails only without a layer, and then there is nothing to export.
+        // Fails only without a layer, which exports nothing.
         let _ = span.set_parent(parent);
     }
 }

@@ -1,7 +1,7 @@
-//! What a worker says of a job's way, as spans: one for each time that the job is taken in hand, with its waits below it.
+//! Spans of a worker: one for each time that a job is claimed, with its waits as child spans.
 //!
-//! Refuses to hold anything but the provider's name, the job's id and fixed words: no payload, no header's value, no account,
-//! no key of its own. Without the feature `otlp` nothing of this is there and every span is none.
+//! They contain only the provider's name, the job's id and fixed words: no payload, header, account or key. Without the
+//! feature `otlp` every span is empty. The names and attributes are in docs/tracing.md.
 
 use std::collections::BTreeMap;
 
@@ -9,10 +9,10 @@ use tracing::Span;
 
 use crate::domain::job::JobId;
 
-/// What the log filters leave out, and the exporter takes alone.
+/// The target of spans: log filters exclude it, and the exporter accepts only it.
 pub const TARGET: &str = "sluicegate::spans";
 
-/// A job in hand, as a child of what its message's `traceparent` names.
+/// The span of an active job, a child of its message's `traceparent`.
 /// <https://www.w3.org/TR/trace-context/#traceparent-header>
 #[must_use]
 pub fn job(provider: &str, headers: &BTreeMap<String, String>) -> Span {
@@ -59,7 +59,7 @@ pub fn step(name: &'static str) -> Span {
     }
 }
 
-/// The one request: a span that its provider's answer ends.
+/// The span of the one request, which ends with the provider's response.
 #[must_use]
 pub fn request(name: &'static str) -> Span {
     #[cfg(feature = "otlp")]
@@ -82,7 +82,7 @@ pub fn request(name: &'static str) -> Span {
     }
 }
 
-/// Names the job of the current span, and keeps its context for the outcome's event.
+/// Records the job's id in the current span, and keeps the context for the outcome event.
 pub fn record_job(id: &JobId) {
     #[cfg(feature = "otlp")]
     {
@@ -94,8 +94,8 @@ pub fn record_job(id: &JobId) {
     let _ = id;
 }
 
-/// What a request came to: our word for it, and the status that was answered. No answer, and one of 400 or more, is an
-/// error of the span. <https://opentelemetry.io/docs/specs/semconv/http/http-spans/>
+/// Records the outcome and the HTTP status of a request. No response, or a status of 400 or more, is an error of the
+/// span. <https://opentelemetry.io/docs/specs/semconv/http/http-spans/>
 pub fn record_response(span: &Span, outcome: &'static str, status: Option<u16>) {
     #[cfg(feature = "otlp")]
     {
@@ -112,22 +112,22 @@ pub fn record_response(span: &Span, outcome: &'static str, status: Option<u16>) 
     let _ = (span, outcome, status);
 }
 
-/// What became of the job of the current span: its final state, or why it waits. What a person must look at is an error.
-pub fn record_result(word: &'static str) {
+/// Records the result of the current job: its final state, or why it waits. `review` and `dead` are errors.
+pub fn record_result(outcome: &'static str) {
     #[cfg(feature = "otlp")]
     {
         let span = Span::current();
-        span.record("sluicegate.outcome", word);
-        if matches!(word, "review" | "dead") {
+        span.record("sluicegate.outcome", outcome);
+        if matches!(outcome, "review" | "dead") {
             span.record("otel.status_code", "ERROR");
-            span.record("error.type", word);
+            span.record("error.type", outcome);
         }
     }
     #[cfg(not(feature = "otlp"))]
-    let _ = word;
+    let _ = outcome;
 }
 
-/// Why a permit was refused, in a word, and by which limit if it was one.
+/// Records the code why a permit was refused, and the limit that refused it.
 pub fn record_refusal(span: &Span, reason: &'static str, limit: Option<&str>) {
     #[cfg(feature = "otlp")]
     {
@@ -140,7 +140,7 @@ pub fn record_refusal(span: &Span, reason: &'static str, limit: Option<&str>) {
     let _ = (span, reason, limit);
 }
 
-/// How the job was put down, now. A span ends when it was last entered.
+/// Records how the delivery ended. A span ends when it is left for the last time.
 pub fn record_end(span: &Span, end: &'static str) {
     #[cfg(feature = "otlp")]
     span.in_scope(|| {
@@ -154,8 +154,8 @@ pub fn record_end(span: &Span, end: &'static str) {
     let _ = (span, end);
 }
 
-/// Headers that carry the context of a job on to its outcome's event: `traceparent` and `tracestate`. None if another
-/// process had the job, or if that was long ago.
+/// Headers with the job's trace context for its outcome event: `traceparent` and `tracestate`. Empty if another process
+/// handled the job, or if that was long ago.
 #[must_use]
 pub fn trace_headers(id: &str) -> BTreeMap<String, String> {
     #[cfg(feature = "otlp")]

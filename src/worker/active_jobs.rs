@@ -1,6 +1,6 @@
-//! Which jobs this process holds: their leases are prolonged together, in a few statements, while they are in hand.
+//! The active jobs of this process: one task renews their leases together, in a few statements.
 //!
-//! Refuses to end a job whose lease is lost: every write on it names its fence and comes to nothing by itself.
+//! A job whose lease was lost needs no handling here: its writes name a stale fencing token and are rejected.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -14,42 +14,43 @@ use tokio_util::sync::CancellationToken;
 use crate::domain::job::JobId;
 use crate::ledger::{LeaseToken, Ledger};
 
-/// How long a claim lasts without being prolonged. Too short and a slow database costs jobs their hold; too long and a
-/// dead worker's jobs wait for it.
+/// Duration of a lease that is not renewed. A shorter one costs jobs their lease when the database is slow; a longer
+/// one keeps the jobs of a dead worker waiting.
 pub const LEASE: Duration = Duration::from_secs(30);
 const RENEW_INTERVAL: Duration = Duration::from_secs(8);
 
+/// Leases and requests of this process.
 #[derive(Debug, Default)]
 pub struct ActiveJobs {
     leases: Mutex<HashMap<JobId, i64>>,
     in_flight: AtomicUsize,
 }
 
-/// Keeps a job among those in hand until it is dropped.
+/// Keeps a job among the active ones until it is dropped.
 #[derive(Debug)]
 pub struct ActiveJob {
     pub lease: LeaseToken,
     jobs: Arc<ActiveJobs>,
 }
 
-/// Counts one request on the wire until it is dropped.
+/// Counts one request in flight until it is dropped.
 #[derive(Debug)]
 pub struct InFlightRequest(Arc<ActiveJobs>);
 
 impl ActiveJobs {
     #[must_use]
-    pub fn insert(self: &Arc<Self>, hold: LeaseToken) -> ActiveJob {
-        self.lock().insert(hold.id.clone(), hold.fence);
-        ActiveJob { lease: hold, jobs: Arc::clone(self) }
+    pub fn insert(self: &Arc<Self>, lease: LeaseToken) -> ActiveJob {
+        self.lock().insert(lease.id.clone(), lease.fence);
+        ActiveJob { lease, jobs: Arc::clone(self) }
     }
 
-    /// The same, unless this process has another hold of the job: that one is not to be forgotten.
-    pub fn try_insert(self: &Arc<Self>, hold: &LeaseToken) -> Option<ActiveJob> {
-        match self.lock().entry(hold.id.clone()) {
+    /// Inserts the lease; `None` if this process already has another lease of the job, which must be kept.
+    pub fn try_insert(self: &Arc<Self>, lease: &LeaseToken) -> Option<ActiveJob> {
+        match self.lock().entry(lease.id.clone()) {
             Entry::Occupied(_) => return None,
-            Entry::Vacant(free) => free.insert(hold.fence),
+            Entry::Vacant(free) => free.insert(lease.fence),
         };
-        Some(ActiveJob { lease: hold.clone(), jobs: Arc::clone(self) })
+        Some(ActiveJob { lease: lease.clone(), jobs: Arc::clone(self) })
     }
 
     #[must_use]
@@ -58,13 +59,13 @@ impl ActiveJobs {
         InFlightRequest(Arc::clone(self))
     }
 
-    /// Requests whose answer has not been written down.
+    /// Requests whose response has not been recorded.
     #[must_use]
     pub fn requests_in_flight(&self) -> usize {
         self.in_flight.load(Ordering::Relaxed)
     }
 
-    /// Whether this process has the job in hand.
+    /// Whether the job is active in this process.
     #[must_use]
     pub fn contains(&self, job: &JobId) -> bool {
         self.lock().contains_key(job)
@@ -75,7 +76,7 @@ impl ActiveJobs {
         self.lock().len()
     }
 
-    /// Prolongs all leases until the token fires.
+    /// Renews all leases until the token fires.
     pub async fn renew_leases(self: Arc<Self>, ledger: Arc<dyn Ledger>, stop: CancellationToken) {
         let mut tick = interval(RENEW_INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -84,16 +85,18 @@ impl ActiveJobs {
                 _ = tick.tick() => {}
                 () = stop.cancelled() => return,
             }
-            let holds: Vec<LeaseToken> =
+            let leases: Vec<LeaseToken> =
                 self.lock().iter().map(|(id, fence)| LeaseToken { id: id.clone(), fence: *fence }).collect();
-            if holds.is_empty() {
+            if leases.is_empty() {
                 continue;
             }
-            match ledger.renew(&holds, LEASE).await {
+            match ledger.renew(&leases, LEASE).await {
                 Ok(lost) if lost.is_empty() => {}
-                // A job that was settled between the two looks is not lost, so this is no alarm.
-                Ok(lost) => tracing::debug!(jobs = lost.len(), "leases not prolonged: no longer ours"),
-                Err(error) => tracing::warn!(%error, jobs = holds.len(), "not all leases prolonged"),
+                // A job that finished between the two statements is not lost, so this is no alarm.
+                Ok(lost) => {
+                    tracing::debug!(jobs = lost.len(), "leases not renewed: the jobs finished or were taken over");
+                }
+                Err(error) => tracing::warn!(%error, jobs = leases.len(), "failed to renew all leases, retrying"),
             }
         }
     }
@@ -105,9 +108,9 @@ impl ActiveJobs {
 
 impl Drop for ActiveJob {
     fn drop(&mut self) {
-        let mut holds = self.jobs.lock();
-        if holds.get(&self.lease.id) == Some(&self.lease.fence) {
-            holds.remove(&self.lease.id);
+        let mut leases = self.jobs.lock();
+        if leases.get(&self.lease.id) == Some(&self.lease.fence) {
+            leases.remove(&self.lease.id);
         }
     }
 }

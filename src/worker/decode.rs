@@ -1,7 +1,8 @@
-//! Reading a message as a worker must: by the rules for new jobs, unless the ledger has its job already.
+//! Decoding of deliveries: new jobs by the rules of today, recorded jobs by the ledger.
 //!
-//! Refuses to judge a recorded job anew: a rule may have become stricter since, and whoever may have been charged must
-//! come to an end. Refuses to believe a message that it is recorded: id and content must be the ledger's.
+//! A rule may have become stricter after a job was recorded, and a payment that may have been charged must still
+//! finish. So a message that a stricter rule rejects is looked up in the ledger; its id and content must be the
+//! recorded ones.
 
 use std::collections::BTreeSet;
 
@@ -13,9 +14,9 @@ use crate::ledger::upkeep::MessageState;
 use crate::provider::PaymentProvider;
 use crate::queue::message::{DecodeError, Decoded, decode, decode_recorded};
 
-const RECORDED_BEFORE: &str = "a new job would be refused by this rule; this one was recorded before";
+const RECORDED_BEFORE: &str = "message accepted: its job is recorded, although this rule rejects new ones";
 
-/// Whether what was refused for this may have been taken when the rules were laxer.
+/// Whether a message that is rejected for this reason may have been recorded when the rules were laxer.
 fn may_be_recorded(reason: InvalidReason) -> bool {
     matches!(
         reason,
@@ -27,15 +28,15 @@ fn may_be_recorded(reason: InvalidReason) -> bool {
     )
 }
 
-/// What the row of a lane says of messages.
+/// Rules of a lane's row for messages.
 pub struct RowRules<'a> {
     pub require: &'a BTreeSet<JobField>,
-    /// Makes the requests.
+    /// Builds the requests; knows their largest size.
     pub client: &'a dyn PaymentProvider,
 }
 
 impl RowRules<'_> {
-    /// The message, if the row takes it.
+    /// The message, if the row accepts it.
     fn check(&self, decoded: Decoded) -> Result<Decoded, DecodeError> {
         let Some(invalid) = self.problem(&decoded.job) else { return Ok(decoded) };
         Err(DecodeError::Invalid { invalid, claimed_id: Some(decoded.job.id) })
@@ -51,11 +52,11 @@ impl RowRules<'_> {
     }
 }
 
-/// Reads one message of a lane, by the rules of its row if they are known. Asks the ledger only of those that a stricter rule
-/// refuses.
+/// Decodes one message of a lane, by the rules of its row if they are known. The ledger is asked only about messages
+/// that a stricter rule rejects.
 ///
 /// # Errors
-/// The ledger's; what is wrong with the message is the inner result.
+/// The ledger's; the inner result says what is wrong with the message.
 pub async fn decode_delivery(
     worker: &WorkerContext,
     body: &[u8],
@@ -68,7 +69,7 @@ pub async fn decode_delivery(
     });
     if let Ok(decoded) = &judged {
         for warning in &decoded.warnings {
-            tracing::warn!(provider = %lane, job = %decoded.job.id, "let through by worker.card_numbers: {warning}");
+            tracing::warn!(provider = %lane, job = %decoded.job.id, "accepted by worker.card_numbers: {warning}");
         }
     }
     let reason = match &judged {

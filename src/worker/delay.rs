@@ -1,7 +1,9 @@
-//! Parking: a copy of the message into a delay queue, confirmed, before the original is acknowledged.
+//! Delaying of messages: publishes a copy to a delay queue and waits for its confirm, before the original is
+//! acknowledged.
 //!
-//! Refuses a wait below the shortest step: that is slept in hand. The ledger knows the job's `wake_at` before the copy
-//! exists, so whichever of the two arrives first finds the same wait.
+//! A wait below the shortest delay step is slept by the active job instead. The ledger knows the job's `wake_at` before
+//! the copy exists, so the copy that arrives first finds the same wait. See
+//! `docs/decisions/0022-fixed-delay-queues.md`.
 
 use std::time::Duration;
 
@@ -14,10 +16,10 @@ use super::topology::publish;
 use crate::domain::provider::ProviderName;
 use crate::queue::{Destination, OutgoingMessage, Properties, QueueError, copy_step, headers};
 
-/// How long confirms are waited for when the drain's time is over.
+/// Longest wait for confirms after the drain timeout.
 const FINAL_CONFIRM_WAIT: Duration = Duration::from_secs(5);
 
-/// A message's body and properties, to be published again as they are.
+/// Body and properties of a message, to be published unchanged.
 #[derive(Clone, Debug)]
 pub struct MessageCopy {
     pub provider: ProviderName,
@@ -26,7 +28,7 @@ pub struct MessageCopy {
 }
 
 impl MessageCopy {
-    /// The same message as the newest copy of its job, or as it is.
+    /// The message with this copy number, as the newest of its job; without a number, unchanged.
     #[must_use]
     pub fn with_number(&self, number: Option<i64>) -> Self {
         let properties = headers::with_copy_number(self.properties.clone(), number.unwrap_or_default());
@@ -34,10 +36,10 @@ impl MessageCopy {
     }
 }
 
-/// Publishes the copy so that it comes back after at most `wait`: the longest step that fits, or the shortest.
+/// Publishes the copy to a delay queue: the longest step of at most `wait`, or the shortest step.
 ///
 /// # Errors
-/// [`GivenUp`]: the original must not be acknowledged.
+/// [`RetryEnded`]: the original must not be acknowledged.
 pub async fn publish_delayed(
     worker: &WorkerContext,
     copy: &MessageCopy,
@@ -50,11 +52,11 @@ pub async fn publish_delayed(
         properties: copy.properties.clone(),
     };
     let publishing =
-        retry_while_unavailable("park a job", &worker.abandon, || publish(worker, &copy.provider, &message));
+        retry_while_unavailable("delay a job", &worker.abandon, || publish(worker, &copy.provider, &message));
     unless_abandoned(worker, publishing).await
 }
 
-/// A publish may wait long for its confirm, and no longer than the drain lasts.
+/// Waits for a publish, but not beyond the drain timeout and [`FINAL_CONFIRM_WAIT`].
 pub async fn unless_abandoned<T>(
     worker: &WorkerContext,
     publishing: impl Future<Output = Result<T, RetryEnded<QueueError>>>,

@@ -1,9 +1,8 @@
-//! One job through its steps, in the order that is never changed:
-//! turn → permit → written down → one request → permit settled → outcome committed.
+//! The steps of one job, in a fixed order:
+//! worker slot → permit → request recorded → one request → permit released → outcome committed.
 //!
 //! The request is a charge or a look-up; the order is the same for both. A new payment may skip the claim, because
-//! [`first`] records it with its request. Refuses to reorder and refuses to guess. The acknowledgement comes after all of
-//! this, in [`super::intake`].
+//! [`fast_path`] records it together with its request. The acknowledgement follows in [`super::intake`].
 
 use std::time::Duration;
 
@@ -43,13 +42,14 @@ mod permit;
 mod record;
 mod send;
 
-/// How long jobs of a lane that must not send are parked before they are looked at again.
+/// Delay of jobs whose lane must not send.
 const LANE_PAUSED_DELAY: Duration = Duration::from_secs(5);
 
-/// How long a job is parked for which the bucket had no place in time.
+/// Delay of a job that got no worker slot at the egress rate in time.
 pub const EGRESS_DELAY: Duration = Duration::from_secs(5);
+const EGRESS_REASON: &str = "waits for a worker slot at the egress rate";
 
-/// A job that this process holds.
+/// A job whose lease this process has.
 pub struct ClaimedJob {
     pub job: Job,
     pub claimed: Claimed,
@@ -58,7 +58,7 @@ pub struct ClaimedJob {
     pub claimed_at: Instant,
 }
 
-/// The one request that a job is taken in hand for.
+/// The one request that a job is claimed for.
 enum ProviderCall {
     Charge(FrozenRequest),
     Lookup(LookupRequest),
@@ -78,82 +78,82 @@ impl ProviderCall {
     }
 }
 
-/// Takes one claimed job as far as it can go now, from the place where it waits already, if it does.
-pub async fn execute(lane: &LaneContext, job: &ClaimedJob, place: Option<Reservation<'_>>) -> DeliveryAction {
+/// Executes one claimed job as far as possible now, from its reservation if it has one.
+pub async fn execute(lane: &LaneContext, job: &ClaimedJob, reservation: Option<Reservation<'_>>) -> DeliveryAction {
     let settings = lane.settings.borrow().clone();
     let call = match next_call(&settings, job).await {
         Ok(Ok(call)) => call,
         Ok(Err(next)) => {
-            discard(lane, place);
+            discard(lane, reservation);
             if job.claimed.lost_holders >= LOST_HOLDERS_MAX {
                 let lost = job.claimed.lost_holders;
-                tracing::error!(provider = %lane.name, job = %job.job.id, lost, "workers may die of a job; it goes to review");
+                tracing::error!(provider = %lane.name, job = %job.job.id, lost, "workers lost; job moves to review");
             }
             return transition(lane, job, next, "again").await;
         }
-        // Seldom, so those who wait by the thousand pay nothing for its room.
+        // Rare, and boxed so that the thousands of waiting jobs do not carry its memory.
         Err(error) => {
-            discard(lane, place);
+            discard(lane, reservation);
             return Box::pin(pause_unbuildable(lane, job, error)).await;
         }
     };
-    let (turn, pass) = place.map_or((None, None), |place| (Some(place.slot), place.permit));
-    let pace = call.egress_rule(&settings.provider);
-    let turn = turn.unwrap_or_else(|| lane.scheduler.acquire_for(job.job.id.clone(), job.job.priority, pace).boxed());
-    let waiting = turn.instrument(spans::step("wait for a turn"));
-    let turn = tokio::select! {
-        turn = timeout_at(job.delivered_at + max_local_wait(&settings.provider), waiting) => turn,
+    let (slot, permit_wait) = reservation.map_or((None, None), |reserved| (Some(reserved.slot), reserved.permit));
+    let rule = call.egress_rule(&settings.provider);
+    let slot = slot.unwrap_or_else(|| lane.scheduler.acquire_for(job.job.id.clone(), job.job.priority, rule).boxed());
+    let waiting = slot.instrument(spans::step("wait for a worker slot"));
+    let slot = tokio::select! {
+        slot = timeout_at(job.delivered_at + max_local_wait(&settings.provider), waiting) => slot,
         () = lane.stop.cancelled() => Ok(None),
     };
-    let mut turn = match turn {
-        Ok(Some(turn)) => turn,
+    let mut slot = match slot {
+        Ok(Some(slot)) => slot,
         Ok(None) => return release(lane, job).await,
-        Err(_) => return delay(lane, job, EGRESS_DELAY, ("outflow", "waits for a place in the steady outflow")).await,
+        Err(_) => return delay(lane, job, EGRESS_DELAY, ("outflow", EGRESS_REASON)).await,
     };
-    let pass = match (pass, call.kind()) {
-        (Some(pass), CallKind::Charge) => pass,
-        (pass, kind) => {
-            return_permit(lane, pass);
-            let ask = acquire_request(&job.job, kind, &settings.provider, job.delivered_at);
-            wait_for_permit(lane, job.job.id.clone(), ask).boxed()
+    let permit_wait = match (permit_wait, call.kind()) {
+        (Some(permit_wait), CallKind::Charge) => permit_wait,
+        (permit_wait, kind) => {
+            return_permit(lane, permit_wait);
+            let acquire = acquire_request(&job.job, kind, &settings.provider, job.delivered_at);
+            wait_for_permit(lane, job.job.id.clone(), acquire).boxed()
         }
     };
     let waiting = spans::step("wait for a permit");
-    match pass.instrument(waiting.clone()).await {
+    match permit_wait.instrument(waiting.clone()).await {
         PermitWait::Granted(permit) => match transition_instead(&call, job, &settings.provider) {
-            // Its time has passed while it waited. Putting it down may wait for the ledger, and the permit not with it.
+            // Its time has passed while it waited. The transition may wait for the ledger; the permit must not.
             Some(next) => {
                 drop(permit);
-                turn.refund();
+                slot.refund();
                 lane.meter.record_return(ReturnReason::NotNeeded);
                 transition(lane, job, next, "again").await
             }
             None => match lane.control.try_send() {
-                // Thousands wait for their permits, few send: those alone pay for the room that it takes.
-                Some(turn) => Box::pin(send(lane, &settings, job, &call, (permit, &turn))).await,
+                // Boxed because thousands wait for their permits and few send: only those need its memory.
+                Some(permission) => Box::pin(send(lane, &settings, job, &call, (permit, &permission))).await,
                 None => {
                     drop(permit);
-                    turn.refund();
+                    slot.refund();
                     lane.meter.record_return(ReturnReason::Probing);
-                    let reason = "another job finds out whether the provider is up again";
+                    let reason = "another job tests whether the provider is up again";
                     delay(lane, job, LANE_PAUSED_DELAY, ("probing", reason)).await
                 }
             },
         },
         PermitWait::Refused(refusal) => {
-            turn.refund();
+            slot.refund();
             record_refusal((lane, &settings.provider), &refusal, &waiting);
             delay_refused(lane, job, &refusal).await
         }
         PermitWait::LanePaused(cause) => {
-            turn.refund();
+            slot.refund();
             delay(lane, job, LANE_PAUSED_DELAY, ("held", &cause)).await
         }
         PermitWait::Stopping => release(lane, job).await,
     }
 }
 
-/// The lane rests for what is wrong with its row, its secrets or its process.
+/// Pauses the lane for a fault of its row, its secrets or its process.
 async fn pause_unbuildable(lane: &LaneContext, job: &ClaimedJob, error: FreezeError) -> DeliveryAction {
     let fault = LocalFault::from(error);
     let reason = fault.to_string();
@@ -162,18 +162,18 @@ async fn pause_unbuildable(lane: &LaneContext, job: &ClaimedJob, error: FreezeEr
         return delay(lane, job, LANE_PAUSED_DELAY, (NOT_SENT, &reason)).await;
     };
     lane.control.pause_sending(MISCONFIGURED_PAUSE, PauseCause::Setup, problem);
-    local_faults::log(lane, &fault, "the lane rests");
+    local_faults::log(lane, &fault, "lane paused: the request cannot be built from the provider row");
     delay(lane, job, MISCONFIGURED_PAUSE, ("misconfigured", &reason)).await
 }
 
-/// What is done with a job as things stand now; asked when it is taken and again when its permit has come.
+/// Decision before a request; made when the job is claimed and again when its permit is granted.
 fn pre_send(job: &ClaimedJob, provider: &Provider) -> PreSend {
     let since_claim = job.claimed_at.elapsed();
     let expired = job.claimed.expires_in.is_some_and(|left| left <= since_claim);
     before_request(&attempt_history(job), &provider.retry_policy(), expired)
 }
 
-/// The request to make, or what becomes of the job without one.
+/// The request to make, or the transition that replaces it.
 async fn next_call(settings: &LaneSettings, job: &ClaimedJob) -> Result<Result<ProviderCall, Transition>, FreezeError> {
     match pre_send(job, &settings.provider) {
         PreSend::Transition(next) => Ok(Err(next)),
@@ -193,10 +193,10 @@ async fn next_call(settings: &LaneSettings, job: &ClaimedJob) -> Result<Result<P
     }
 }
 
-/// What becomes of a job whose charge cannot be sent as it should be.
+/// Transition or look-up for a job whose charge cannot be sent as recorded.
 fn on_request_mismatch(settings: &LaneSettings, job: &ClaimedJob, problem: &str) -> Result<ProviderCall, Transition> {
     if !job.claimed.maybe_charged {
-        let reason = format!("surely not charged; {problem}");
+        let reason = format!("confirmed not charged; {problem}");
         return Err(Transition::Finalize { state: FinalState::Review, reason, reference: None });
     }
     let reason = format!("the outcome is unknown and {problem}");
@@ -204,8 +204,8 @@ fn on_request_mismatch(settings: &LaneSettings, job: &ClaimedJob, problem: &str)
     next.map_or_else(|| lookup_call(settings, job), Err)
 }
 
-/// Why the frozen request is not sent again. At an address that the row no longer has, nobody's answer says anything of
-/// this lane, and yet it would rest it. Credentials may change while nothing can have been charged with the old ones.
+/// Why the frozen request is not sent again. A response from an address that the row no longer has says nothing about
+/// this lane, but would pause it. Credentials may change while nothing can have been charged with the old ones.
 fn request_mismatch(frozen: &FrozenRequest, fresh: &FrozenRequest, unknown: bool) -> Option<&'static str> {
     if !frozen.is_within_bounds() {
         return Some("the frozen request is larger than requests may be");
@@ -224,7 +224,7 @@ fn lookup_call(settings: &LaneSettings, job: &ClaimedJob) -> Result<ProviderCall
     })
 }
 
-/// Why a request must not be made any more now that its permit has come.
+/// The transition that replaces the request, decided again once the permit is granted.
 fn transition_instead(call: &ProviderCall, job: &ClaimedJob, provider: &Provider) -> Option<Transition> {
     match (pre_send(job, provider), call) {
         (PreSend::Transition(next), _) => Some(next),
@@ -232,12 +232,12 @@ fn transition_instead(call: &ProviderCall, job: &ClaimedJob, provider: &Provider
             let reason = "waited too long to be sent again: the provider is asked".to_owned();
             Some(Transition::Retry { after: DELAY_STEPS[0], unknown: true, reason })
         }
-        // A job that could be sent again is asked about where its request would differ.
+        // A job that could be sent again is looked up instead where its request would differ.
         (PreSend::Charge | PreSend::LookUp, _) => None,
     }
 }
 
-/// What the job has been through until now.
+/// History of the job until now, for the decision tables.
 fn attempt_history(job: &ClaimedJob) -> AttemptHistory {
     let (claimed, since_claim) = (&job.claimed, job.claimed_at.elapsed());
     AttemptHistory {

@@ -1,8 +1,8 @@
-//! What this process says of itself to all others: one row of the database, written anew every two seconds.
+//! The heartbeat of this process: writes its report to one row of the database every two seconds.
 //!
-//! One statement at a time, given up after a while, and a failure is said once, so that payments are not disturbed. While an
-//! engine does not answer, the process reports more often: readers see within three seconds that it answers again. A process
-//! that ends as it should takes its row with it.
+//! At most one statement runs at a time, with a timeout, and a failure is logged once, so that payments are not
+//! disturbed. While a backend does not answer, the process reports more often: readers see within three seconds that it
+//! answers again. A process that shuts down deletes its row. See `docs/decisions/0006-one-overview-of-all-workers.md`.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -29,28 +29,28 @@ use crate::ledger::fleet::{Fleet, WorkerReport};
 use crate::limiter::gate::{BlockReason, GateView};
 use crate::worker::meter::LaneFigures;
 
-/// How often a process reports.
+/// Time between two reports.
 pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
-/// The time over which `sent_10s` looks back.
+/// Time that `sent_10s` covers.
 const WINDOW: Duration = Duration::from_secs(10);
-/// The same while an engine doesn't answer.
+/// Time between two reports while a backend does not answer.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
-/// How long a report may take to write.
+/// Longest time that writing a report may take.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long an engine may take to say that it is there.
+/// Longest time that a backend may take to answer a ping.
 const PING_TIMEOUT: Duration = Duration::from_secs(2);
 const DATABASE: &str = "database";
-/// Reports between two looks for such rows.
+/// Number of reports between two deletions of old rows.
 const CLEANUP_EVERY: u64 = 300;
-/// Most decisions in one report, of all lanes together: it is written every two seconds.
+/// Most decisions in one report, over all lanes: it is written every two seconds.
 const DECISIONS_MAX: usize = 200;
 /// Fewest and most decisions of one lane.
 const DECISIONS_OF_LANE: (usize, usize) = (3, 50);
 
-/// Who reports.
+/// Identity of the reporting process.
 #[derive(Clone, Debug)]
 pub struct WorkerIdentity {
-    /// That of its leases.
+    /// The owner that its leases name.
     pub id: String,
     pub host: String,
     pub pid: u32,
@@ -58,7 +58,7 @@ pub struct WorkerIdentity {
     pub kinds: BackendKinds,
 }
 
-/// What stands behind each face.
+/// Kind of each backend, as reports name it.
 #[derive(Clone, Copy, Debug)]
 pub struct BackendKinds {
     pub database: &'static str,
@@ -66,7 +66,7 @@ pub struct BackendKinds {
     pub limiter: &'static str,
 }
 
-/// What is reported from.
+/// Sources of the reports.
 #[derive(Clone)]
 pub struct HeartbeatReporter {
     pub fleet: Arc<dyn Fleet>,
@@ -79,21 +79,22 @@ impl HeartbeatReporter {
     /// Reports until `stop` fires, then deletes the row.
     pub async fn run(self, stop: CancellationToken) {
         let started = Instant::now();
-        let (mut sent, mut away, mut count, mut wait) = (RecentRequests::default(), false, 0_u64, Duration::ZERO);
+        let (mut sent, mut failing, mut count, mut wait) = (RecentRequests::default(), false, 0_u64, Duration::ZERO);
         loop {
             tokio::select! {
                 () = sleep(wait) => {}
                 () = stop.cancelled() => break,
             }
-            let engines = tokio::select! {
-                engines = self.ping_backends() => engines,
+            let backends = tokio::select! {
+                backends = self.ping_backends() => backends,
                 () = stop.cancelled() => break,
             };
-            let all_answer = engines.values().all(|engine| engine.ok);
-            // A database that does not answer is not asked to take a report.
-            let unreachable = engines.get(DATABASE).filter(|engine| !engine.ok).map(|engine| engine.problem.clone());
-            let report = self.report(engines, &mut sent);
-            // Not given up when it stops: a row that is written after it was deleted would be a lost worker's.
+            let all_answer = backends.values().all(|backend| backend.ok);
+            // A database that does not answer is not asked to store a report.
+            let unreachable =
+                backends.get(DATABASE).filter(|backend| !backend.ok).map(|backend| backend.problem.clone());
+            let report = self.report(backends, &mut sent);
+            // Not cancelled by `stop`: a row that is written after its deletion would look like a lost worker.
             let written = match unreachable {
                 Some(problem) => Err(problem.unwrap_or_default()),
                 None => {
@@ -104,40 +105,44 @@ impl HeartbeatReporter {
             wait = if all_answer && written.is_ok() { HEARTBEAT_INTERVAL } else { RETRY_INTERVAL };
             match written {
                 Ok(()) => {
-                    away = false;
+                    failing = false;
                     if count.is_multiple_of(CLEANUP_EVERY) {
                         self.delete_old_rows().await;
                     }
                     count = count.saturating_add(1);
                 }
-                Err(error) if !away => {
-                    away = true;
-                    tracing::warn!(error, "this worker cannot report; payments go on, and pages may call it lost");
+                Err(error) if !failing => {
+                    failing = true;
+                    tracing::warn!(
+                        error,
+                        "failed to write this worker's report; payments continue, `status` may show the worker as lost"
+                    );
                 }
                 Err(_) => {}
             }
         }
         if timeout(WRITE_TIMEOUT, self.deregister(started.elapsed())).await.is_err() {
-            tracing::debug!("the last report was not written in time; this worker will be called lost");
+            tracing::debug!("the last report was not written in time; the worker will be shown as lost");
         }
     }
 
-    /// Rows that nobody may delete are not shown after a day either.
+    /// Deletes the rows of processes that vanished. Readers ignore rows of that age, even where no right to delete
+    /// exists.
     async fn delete_old_rows(&self) {
         match timeout(WRITE_TIMEOUT, self.fleet.remove_silent_reports(ROW_RETENTION)).await {
-            Ok(Ok(rows)) => tracing::debug!(rows, "reports of workers that vanished are deleted"),
+            Ok(Ok(rows)) => tracing::debug!(rows, "deleted the reports of vanished workers"),
             Ok(Err(error)) => tracing::debug!(%error, "old reports not deleted"),
             Err(_) => tracing::debug!("old reports not deleted in time"),
         }
     }
 
-    /// Takes the row along. Where the database's rights let nobody delete, the row says that it is nobody's.
+    /// Deletes the row. Without the right to delete, the row is marked as stopped instead.
     async fn deregister(&self, uptime: Duration) {
         let Err(error) = self.fleet.remove_report(&self.identity.id).await else { return };
         tracing::debug!(%error, "report not deleted");
         let last = ProcessReport { stopped: true, ..ProcessReport::default() };
         if let Err(error) = self.write(&last, uptime).await {
-            tracing::debug!(error, "the last report was not written; this worker will be called lost");
+            tracing::debug!(error, "the last report was not written; the worker will be shown as lost");
         }
     }
 
@@ -148,7 +153,7 @@ impl HeartbeatReporter {
         self.fleet.report(&row).await.map_err(|error| error.to_string())
     }
 
-    /// Engines that do not answer delay the report that says so, but not for long enough to look lost.
+    /// Pings all backends. One that does not answer delays the report that says so, but not long enough to look lost.
     async fn ping_backends(&self) -> BTreeMap<String, BackendStatus> {
         let Backends { ledger, queue, limiter, .. } = &self.backends;
         let kinds = self.identity.kinds;
@@ -157,10 +162,12 @@ impl HeartbeatReporter {
             ping(kinds.queue, async { queue.ping().await.map_err(|error| error.to_string()) }),
             ping(kinds.limiter, async { limiter.ping().await.map_err(|error| error.to_string()) }),
         );
-        [(DATABASE, database), ("queue", queue), ("limiter", limiter)].map(|(name, it)| (name.to_owned(), it)).into()
+        [(DATABASE, database), ("queue", queue), ("limiter", limiter)]
+            .map(|(name, status)| (name.to_owned(), status))
+            .into()
     }
 
-    fn report(&self, engines: BTreeMap<String, BackendStatus>, sent: &mut RecentRequests) -> ProcessReport {
+    fn report(&self, backends: BTreeMap<String, BackendStatus>, sent: &mut RecentRequests) -> ProcessReport {
         let progress = self.status.borrow().clone();
         let each = (DECISIONS_MAX / progress.lanes.len().max(1)).clamp(DECISIONS_OF_LANE.0, DECISIONS_OF_LANE.1);
         let mut lanes: BTreeMap<String, LaneReport> = BTreeMap::new();
@@ -176,7 +183,7 @@ impl HeartbeatReporter {
             stopped: false,
             settings_version: progress.settings.version,
             lanes,
-            engines,
+            engines: backends,
             warnings: warnings(&progress),
         }
     }
@@ -185,28 +192,29 @@ impl HeartbeatReporter {
 fn warnings(progress: &WorkerStatus) -> Vec<String> {
     let mut warnings = rows_without_lane(progress);
     warnings.extend(missing_field_warnings(progress));
-    warnings.extend(progress.meter.unpublished().and_then(|it| it.warning()));
+    warnings.extend(progress.meter.unpublished().and_then(|unpublished| unpublished.warning()));
     warnings
 }
 
-/// Rows in force that have no lane here.
+/// Warnings for enabled rows that have no lane here.
 fn rows_without_lane(progress: &WorkerStatus) -> Vec<String> {
     if !progress.ready || progress.draining {
         return Vec::new();
     }
     let missing = |name: &&ProviderName| !progress.lanes.contains_key(*name);
     let enabled = progress.settings.providers.iter().filter(|(_, row)| row.enabled).map(|(name, _)| name);
-    enabled.filter(missing).map(|name| format!("no lane for {name}: its log says why")).collect()
+    enabled.filter(missing).map(|name| format!("no lane for {name}: see this worker's log")).collect()
 }
 
-/// Lanes whose limits and rules did not apply to jobs for want of a field that their rows still do not require.
+/// Warnings for lanes whose limits and rules did not apply to jobs without a field that their rows still do not
+/// require.
 fn missing_field_warnings(progress: &WorkerStatus) -> Vec<String> {
     let rows = progress.settings.providers.values().filter(|row| row.enabled);
     let lanes = rows.filter_map(|row| Some((row, progress.meter.find_lane(&row.name)?.uncounted())));
     let warnings = |(row, counts): (&Arc<Provider>, Vec<(JobField, u64)>)| {
-        let told = counts.into_iter().filter(|(lacks, jobs)| *jobs > 0 && !row.require.contains(lacks));
-        let told = told.filter(|(lacks, _)| row.counts_by(*lacks));
-        told.map(|(lacks, jobs)| missing_field_warning(&row.name, lacks, jobs)).collect::<Vec<_>>()
+        let missing = counts.into_iter().filter(|(lacks, jobs)| *jobs > 0 && !row.require.contains(lacks));
+        let missing = missing.filter(|(lacks, _)| row.counts_by(*lacks));
+        missing.map(|(lacks, jobs)| missing_field_warning(&row.name, lacks, jobs)).collect::<Vec<_>>()
     };
     lanes.flat_map(warnings).collect()
 }
@@ -218,8 +226,8 @@ fn missing_field_warning(provider: &ProviderName, lacks: JobField, jobs: u64) ->
         JobField::Reference => "reference limits",
     };
     format!(
-        "{provider}: its {passed} did not apply to {jobs} without `{field}`; set require = [\"{field}\"] in its row, or publish \
-         every payment with its `{field}`"
+        "{provider}: its {passed} did not apply to {jobs} without `{field}`; set require = [\"{field}\"] in its row, \
+         or publish every payment with its `{field}`"
     )
 }
 
@@ -232,7 +240,7 @@ async fn ping(kind: &str, question: impl Future<Output = Result<Option<String>, 
     BackendStatus { ok, kind: kind.to_owned(), version, rtt_ms, problem }
 }
 
-/// When the last reports were made, and how many requests had begun until then.
+/// Times of the last reports, and how many requests had begun until then.
 #[derive(Debug, Default)]
 struct RecentRequests(VecDeque<(Instant, BTreeMap<String, u64>)>);
 
@@ -240,7 +248,7 @@ impl RecentRequests {
     fn record(&mut self, lanes: &mut BTreeMap<String, LaneReport>) {
         let oldest = self.0.front();
         for (name, lane) in lanes.iter_mut() {
-            // A lane that was not there had sent nothing; before the first report, nobody had.
+            // A lane that did not exist had sent nothing; before the first report, no lane had.
             let before = oldest.map_or(0, |(_, sent)| sent.get(name).copied().unwrap_or(0));
             let since = oldest.map_or(Duration::ZERO, |(at, _)| at.elapsed());
             lane.sent_10s = per_10s(lane.sent_total.saturating_sub(before), since);
@@ -254,7 +262,7 @@ impl RecentRequests {
     }
 }
 
-/// Reports may come late; then what was counted since is spread over the time that it took.
+/// Requests per ten seconds. If reports come late, the requests are spread over the time since the last one.
 fn per_10s(sent: u64, since: Duration) -> u64 {
     let full = u128::from(sent) * WINDOW.as_millis();
     u64::try_from(full / since.max(WINDOW).as_millis()).unwrap_or(u64::MAX)
@@ -305,12 +313,14 @@ fn reported_pause(pause: LanePause) -> ReportedPause {
     ReportedPause { by, words: limit.unwrap_or(cause), ends_in_ms: left_ms(until) }
 }
 
-/// Why the line of a gate stands; `None` when its time has passed, or an account's rule is no matter of the lane.
+/// Why the gate's wait queue is blocked; `None` when the block has ended, or concerns only single jobs.
 fn reported_block(by: &BlockReason, until: Instant) -> Option<ReportedPause> {
     let ends_in_ms = Some(left_ms(until)?);
     let words = match by {
         BlockReason::Limit(name) => name.clone(),
-        BlockReason::Cold => "the limiter has lost its state and waits until nothing from before can count".to_owned(),
+        BlockReason::Cold => {
+            "limiter state was lost: no permit until it is rebuilt or earlier requests aged out".to_owned()
+        }
         BlockReason::NeedsHistory => "usage of a limit is being read from the ledger".to_owned(),
         BlockReason::Paused => "the provider asked for a pause".to_owned(),
         BlockReason::StoreUnavailable(problem) => format!("limiter: {problem}"),
@@ -328,20 +338,20 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn recent_requests_cover_ten_seconds() {
-        // However often it reports: the window is the same.
+        // The window is the same, however often the process reports.
         for (each, times) in [(HEARTBEAT_INTERVAL, 1), (HEARTBEAT_INTERVAL / 4, 4)] {
-            let (mut sent, mut told) = (RecentRequests::default(), Vec::new());
+            let (mut sent, mut counted) = (RecentRequests::default(), Vec::new());
             for total in [10, 30, 60, 60, 60, 60, 60, 70] {
                 for nth in 0..times {
                     let lane = LaneReport { sent_total: total, ..LaneReport::default() };
                     let mut lanes = BTreeMap::from([("acme".to_owned(), lane)]);
                     sent.record(&mut lanes);
-                    told.extend((nth == 0).then_some(lanes["acme"].sent_10s));
+                    counted.extend((nth == 0).then_some(lanes["acme"].sent_10s));
                     advance(each).await;
                 }
             }
             // From the sixth report on, the first no longer counts.
-            assert_eq!(told, [10, 20, 50, 50, 50, 50, 30, 10], "every {each:?}");
+            assert_eq!(counted, [10, 20, 50, 50, 50, 50, 30, 10], "every {each:?}");
         }
         assert_eq!((per_10s(120, Duration::from_secs(12)), per_10s(7, Duration::ZERO)), (100, 7));
     }
@@ -351,8 +361,8 @@ mod tests {
         let acme = ProviderName::new("acme").unwrap();
         assert_eq!(
             missing_field_warning(&acme, JobField::Account, 1),
-            "acme: its account limits and rules did not apply to 1 job without `account`; set require = [\"account\"] in its \
-             row, or publish every payment with its `account`"
+            "acme: its account limits and rules did not apply to 1 job without `account`; set require = [\"account\"] \
+             in its row, or publish every payment with its `account`"
         );
     }
 
@@ -362,11 +372,15 @@ mod tests {
         pauses.pause_intake(Duration::from_secs(9), PauseCause::Limit, "waits for limit per-minute");
         let until = Instant::now() + Duration::from_secs(12);
         let gate = GateView { waiting: 3, block: Some((BlockReason::StoreUnavailable("gone".to_owned()), until)) };
-        let told = lane_report(&LaneFigures { sent_total: 7, in_hand: 2, ..LaneFigures::default() }, &pauses, &gate, 5);
-        assert_eq!((told.does, told.sent_total, told.in_hand, told.gate_waiting), (LaneState::Resting, 7, 2, 3));
-        let pause = told.pause.unwrap();
+        let report =
+            lane_report(&LaneFigures { sent_total: 7, in_hand: 2, ..LaneFigures::default() }, &pauses, &gate, 5);
+        assert_eq!(
+            (report.does, report.sent_total, report.in_hand, report.gate_waiting),
+            (LaneState::Resting, 7, 2, 3)
+        );
+        let pause = report.pause.unwrap();
         assert_eq!((pause.by, pause.words.as_str(), pause.ends_in_ms), (PauseCause::Limit, "per-minute", Some(9_000)));
-        let gate = told.gate.unwrap();
+        let gate = report.gate.unwrap();
         assert_eq!(
             (gate.by, gate.words.as_str(), gate.ends_in_ms),
             (PauseCause::Engine, "limiter: gone", Some(12_000))

@@ -1,7 +1,8 @@
-//! From a delivery to an acknowledgement: decode, record and claim, then execute, then finish the delivery once.
+//! Intake of one delivery, up to its acknowledgement: decodes it, records and claims its job, executes it, and
+//! completes it.
 //!
-//! Refuses to lose a message: whatever happens, even a panic, ends in exactly one of acknowledged, parked and
-//! acknowledged, or handed back.
+//! Every delivery ends in exactly one [`DeliveryAction`], even after a panic: acknowledged, delayed by a copy and then
+//! acknowledged, or requeued. So no message is lost.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -31,31 +32,32 @@ use crate::queue::message::{DecodeError, Decoded};
 use crate::queue::{DELAY_STEPS, Delivery, Destination, OutgoingMessage, QueueError, Receipt, headers};
 use crate::telemetry::spans;
 
-const INVALID_MESSAGE: &str = "message is no job";
-/// A job that waits longer than this is in the ledger alone, and the sweeper publishes it when it is due: a message would
-/// go round the longest delay queue for all that time.
+const INVALID_MESSAGE: &str = "message rejected: not a valid job";
+/// A job that waits longer than this is kept in the ledger alone, and the sweeper publishes it when it is due. Its
+/// message would pass through the longest delay queue again and again for all that time.
 const LEDGER_ONLY_FROM: Duration = Duration::from_secs(24 * 60 * 60);
-/// After so long the message of a job whose row cannot be read is looked at once more.
+/// Delay after which the message of a job with an unreadable row is tried again.
 const UNREADABLE_ROW_RETRY_DELAY: Duration = Duration::from_secs(30 * 60);
-/// Pause before a message goes back after a fault that is its own, so that it does not come round at once.
+/// Pause before a message is requeued after a fault of its own, so that it is not delivered again at once.
 const FAULT_PAUSE: Duration = Duration::from_secs(1);
 
-/// How long a lane takes nothing after an engine's refusal: 1,000 deliveries allowed are then most of a working day.
+/// Pause of a lane's intake after a backend rejected a request. At this pace, the broker's delivery limit of 1,000
+/// lasts most of a working day.
 pub(super) const BACKEND_REFUSAL_PAUSE: Duration = Duration::from_secs(30);
 
 /// How a delivery ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeliveryAction {
-    /// Everything is written down.
+    /// The job's state is recorded: acknowledge.
     Ack,
-    /// A copy comes back after the wait; then acknowledge. With a number where it is the newest of its job; without one it
-    /// takes the message's place.
+    /// Publish a copy that returns after the wait, then acknowledge. With a number, the copy is the newest of its job;
+    /// without one, it replaces the message.
     Delay { wait: Duration, number: Option<i64> },
-    /// To the queue again, for whoever is next.
+    /// Requeue, for the next worker.
     Requeue,
-    /// The same, after a pause: something is wrong with this job.
+    /// Requeue after a pause: this job has a fault.
     RequeueFault,
-    /// The same, and the lane rests: something is wrong with an engine.
+    /// Requeue, and pause the lane's intake: a backend has a fault.
     RequeueAndPause,
 }
 
@@ -71,28 +73,28 @@ impl DeliveryAction {
     }
 }
 
-/// Works one delivery off.
+/// Processes one delivery from start to end.
 pub async fn handle_delivery(lane: Arc<LaneContext>, delivery: Delivery) {
     let delivered_at = Instant::now();
     let Delivery { body, properties, receipt, redelivered } = delivery;
     let copy = MessageCopy { provider: lane.name.clone(), body, properties };
     tracing::trace!(provider = %lane.name, redelivered, "delivery");
-    let _in_hand = lane.meter.delivery_started(redelivered);
+    let _active = lane.meter.delivery_started(redelivered);
     let receipt = faults::acknowledged_early(receipt).await;
     faults::crash(CrashPoint::AfterDelivery);
     let span = spans::job(lane.name.as_str(), &copy.properties.headers);
     let steps =
         AssertUnwindSafe(process(&lane, &copy, (delivered_at, redelivered)).instrument(span.clone())).catch_unwind();
-    let end = steps.await.unwrap_or_else(|_| {
-        tracing::error!(provider = %lane.name, "a job panicked; it goes back to the queue");
+    let action = steps.await.unwrap_or_else(|_| {
+        tracing::error!(provider = %lane.name, "job handler panicked; requeueing the message");
         DeliveryAction::RequeueFault
     });
     let finishing = span.in_scope(|| spans::step("finish the delivery"));
-    let finished = complete(&lane, &copy, receipt, end).instrument(finishing).await;
-    spans::record_end(&span, end.code());
+    let finished = complete(&lane, &copy, receipt, action).instrument(finishing).await;
+    spans::record_end(&span, action.code());
     faults::crash(CrashPoint::AfterAck);
     if let Err(error) = finished {
-        tracing::debug!(%error, "delivery not finished; the broker will deliver it again and the ledger knows it");
+        tracing::debug!(%error, "delivery not acknowledged; the broker redelivers it, and the ledger knows its job");
     }
 }
 
@@ -100,9 +102,9 @@ async fn complete(
     lane: &LaneContext,
     copy: &MessageCopy,
     receipt: Box<dyn Receipt>,
-    end: DeliveryAction,
+    action: DeliveryAction,
 ) -> Result<(), QueueError> {
-    match end {
+    match action {
         DeliveryAction::Ack => receipt.ack().await,
         DeliveryAction::Delay { wait, number } => {
             match publish_delayed(&lane.worker, &copy.with_number(number), wait).await {
@@ -111,7 +113,7 @@ async fn complete(
                     receipt.ack().await
                 }
                 Err(error) => {
-                    tracing::warn!(provider = %lane.name, ?error, "not parked; the message goes back");
+                    tracing::warn!(provider = %lane.name, ?error, "failed to delay a message; requeueing it");
                     lane.meter.record_requeue("engine_refused");
                     pause_after_refusal(lane).await;
                     receipt.requeue().await
@@ -135,16 +137,17 @@ async fn complete(
     }
 }
 
-/// What is wrong is not the message's fault: it goes back, and the lane takes nothing for a while, because every delivery
-/// counts against the broker's delivery limit.
+/// Requeues because of a backend's fault: the lane's intake is paused, because every delivery counts against the
+/// broker's delivery limit.
 async fn pause_after_refusal(lane: &LaneContext) {
     pause_intake(lane);
     pause_after_fault(lane).await;
 }
 
-/// What is in hand goes on.
+/// Pauses the lane's intake; active jobs continue.
 pub(super) fn pause_intake(lane: &LaneContext) {
-    lane.control.pause_intake(BACKEND_REFUSAL_PAUSE, PauseCause::Engine, "an engine refuses what we ask of it");
+    let reason = "the queue or the database rejects the worker's requests: see its log";
+    lane.control.pause_intake(BACKEND_REFUSAL_PAUSE, PauseCause::Engine, reason);
 }
 
 async fn pause_after_fault(lane: &LaneContext) {
@@ -159,14 +162,14 @@ async fn process(
     copy: &MessageCopy,
     (delivered_at, redelivered): (Instant, bool),
 ) -> DeliveryAction {
-    let arrived = DeliveredCopy::delivered(headers::copy_number(&copy.properties), redelivered);
+    let delivered_copy = DeliveredCopy::delivered(headers::copy_number(&copy.properties), redelivered);
     let decoded = match decode_with_row_rules(lane, copy).await {
-        // Moved more than once while it waits, and each of its places would be kept.
+        // Boxed because it is moved more than once while it waits, and the future keeps each of its places.
         Ok(Ok(decoded)) => Box::new(decoded),
         Ok(Err(DecodeError::NewerVersion(version))) => return Box::pin(delay_newer_version(lane, copy, version)).await,
         Ok(Err(DecodeError::Invalid { invalid, claimed_id: id })) => return reject(lane, copy, &invalid, id).await,
         Err(error) => {
-            tracing::warn!(provider = %lane.name, ?error, "not known whether a message's job is recorded; it goes back");
+            tracing::warn!(provider = %lane.name, ?error, "failed to look up a message's job; requeueing the message");
             return if lane.worker.stop.is_cancelled() {
                 DeliveryAction::Requeue
             } else {
@@ -175,41 +178,45 @@ async fn process(
         }
     };
     spans::record_job(&decoded.job.id);
-    // A copy of ours is one of a job that is recorded.
-    let sent = match redelivered || arrived.copy > 0 {
+    // A copy that a worker published belongs to a recorded job.
+    let sent = match redelivered || delivered_copy.copy > 0 {
         true => Err((decoded, None)),
-        // Thousands wait in hand, and few of them by this way: those alone pay for the room that it takes.
+        // Boxed because thousands of jobs wait, and few take the fast path: only those need its memory.
         false => Box::pin(execute::record_and_send(lane, decoded, delivered_at)).await,
     };
-    let (decoded, place) = match sent {
-        Ok(end) => return end,
+    let (decoded, reservation) = match sent {
+        Ok(action) => return action,
         Err(to_claim) => to_claim,
     };
-    let may_wait = batch_delay(place.as_ref(), lane.gate.is_open());
-    let not_claimed = match claim(lane, &decoded, arrived, may_wait).instrument(spans::step("claim")).await {
-        Some(Claim::Claimed(claimed)) => return run_claimed(lane, decoded, claimed, (delivered_at, place)).await,
+    let max_batch_delay = batch_delay(reservation.as_ref(), lane.gate.is_open());
+    let not_claimed = match claim(lane, &decoded, delivered_copy, max_batch_delay)
+        .instrument(spans::step("claim"))
+        .await
+    {
+        Some(Claim::Claimed(claimed)) => return run_claimed(lane, decoded, claimed, (delivered_at, reservation)).await,
         Some(Claim::Finished) => {
             lane.duplicates.record();
             DeliveryAction::Ack
         }
         Some(Claim::Superseded) => {
-            tracing::debug!(provider = %lane.name, job = %decoded.job.id, copy = arrived.copy, "an older copy; acknowledged");
+            let (provider, job) = (&lane.name, &decoded.job.id);
+            tracing::debug!(%provider, %job, copy = delivered_copy.copy, "older copy acknowledged");
             DeliveryAction::Ack
         }
-        // Its holder, or whoever takes over, will settle it; then this copy finds it settled.
+        // The worker that has the lease finishes the job, or the next one does; then this copy finds it finished.
         Some(Claim::Leased { lease_left }) => {
-            lane.meter.record_delay("in_hand_elsewhere", "another delivery of the job is in hand");
+            lane.meter.record_delay("in_hand_elsewhere", "another delivery of the job is active");
             DeliveryAction::Delay { wait: lease_left.clamp(DELAY_STEPS[0], LEASE / 2), number: None }
         }
-        // Keeping the message may wait for an engine, and the place must not wait with it.
+        // Publishing the rejected message may wait for a backend, and the reservation must not wait with it.
         Some(Claim::Conflict(invalid)) => {
-            discard(lane, place);
+            discard(lane, reservation);
             return reject(lane, copy, &invalid, Some(decoded.job.id.clone())).await;
         }
         Some(Claim::Unreadable(problem)) => {
             tracing::error!(
                 provider = %lane.name, job = %decoded.job.id, problem,
-                "a job's row cannot be read: repair it by SQL. Its message is delayed"
+                "job row cannot be read: repair it by SQL; its message is delayed"
             );
             lane.meter.record_delay("unreadable", "its row cannot be read");
             DeliveryAction::Delay { wait: UNREADABLE_ROW_RETRY_DELAY, number: None }
@@ -217,18 +224,18 @@ async fn process(
         None if lane.worker.stop.is_cancelled() => DeliveryAction::Requeue,
         None => DeliveryAction::RequeueAndPause,
     };
-    discard(lane, place);
+    discard(lane, reservation);
     not_claimed
 }
 
-/// The message, by the rules of the lane's row as it is now.
+/// Decodes the message by the rules of the lane's current row.
 async fn decode_with_row_rules(
     lane: &LaneContext,
     copy: &MessageCopy,
 ) -> Result<Result<Decoded, DecodeError>, RetryEnded<LedgerError>> {
     let settings = Arc::clone(&lane.settings.borrow());
     let rules = RowRules { require: &settings.provider.require, client: &*settings.client };
-    retry_while_unavailable("read a message", &lane.stop, || {
+    retry_while_unavailable("decode a message", &lane.stop, || {
         decode_delivery(&lane.worker, &copy.body, &lane.name, Some(&rules))
     })
     .await
@@ -237,35 +244,35 @@ async fn decode_with_row_rules(
 pub(super) async fn claim(
     lane: &LaneContext,
     decoded: &Decoded,
-    arrived: DeliveredCopy,
-    may_wait: Duration,
+    delivered_copy: DeliveredCopy,
+    max_batch_delay: Duration,
 ) -> Option<Claim> {
     let worker = &lane.worker;
     let ledger = &worker.backends.ledger;
     let claimed = retry_while_unavailable("claim a job", &lane.stop, || {
-        let timing = BatchOptions { lease: LEASE, max_batch_delay: may_wait };
-        let claimant = Claimant { owner: &worker.options.owner, delivered: arrived };
+        let timing = BatchOptions { lease: LEASE, max_batch_delay };
+        let claimant = Claimant { owner: &worker.options.owner, delivered: delivered_copy };
         ledger.claim_batched(&decoded.job, decoded.hash, claimant, timing)
     });
     match claimed.await {
         Ok(claim) => Some(claim),
         Err(RetryEnded::Failed(LedgerError::Corrupt(problem))) => Some(Claim::Unreadable(problem)),
         Err(error) => {
-            tracing::warn!(job = %decoded.job.id, ?error, "not claimed");
+            tracing::warn!(job = %decoded.job.id, ?error, "failed to claim a job; requeueing its message");
             None
         }
     }
 }
 
-/// A claimed job whose time has come is executed; one that must wait is put down for that long.
+/// Executes a claimed job that is due; one that must wait is delayed.
 pub(super) async fn run_claimed(
     lane: &LaneContext,
     decoded: Box<Decoded>,
     claimed: Box<Claimed>,
-    (delivered_at, place): (Instant, Option<Reservation<'_>>),
+    (delivered_at, reservation): (Instant, Option<Reservation<'_>>),
 ) -> DeliveryAction {
     faults::crash(CrashPoint::AfterClaim);
-    // One that may expire is looked at when it does, however long it was to wait.
+    // A job with an expiry is looked at when it expires, however long it was to wait.
     let expires_in = claimed.expires_in.filter(|_| !claimed.maybe_charged);
     let wait = expires_in.map_or(claimed.wait, |left| claimed.wait.min(left));
     let job = ClaimedJob {
@@ -275,52 +282,55 @@ pub(super) async fn run_claimed(
         delivered_at,
         claimed_at: Instant::now(),
     };
-    // A copy comes back a little before its time. Its permit is good for longer than that, and may be lost if given back.
+    // A copy returns shortly before its job is due. Its permit is valid for longer, and may be lost if it is released.
     let sends_soon = wait < DELAY_STEPS[0].min(lane.settings.borrow().provider.send_budget / 2);
-    let (place, unused) = if sends_soon { (place, None) } else { (None, place) };
+    let (reservation, unused) = if sends_soon { (reservation, None) } else { (None, reservation) };
     discard(lane, unused);
     if wait < DELAY_STEPS[0] {
         sleep(wait).await;
-        return execute::execute(lane, &job, place).await;
+        return execute::execute(lane, &job, reservation).await;
     }
     let ledger = &lane.worker.backends.ledger;
-    let waits = retry_while_unavailable("let a job wait on", &lane.worker.abandon, || {
+    let waits = retry_while_unavailable("release a waiting job", &lane.worker.abandon, || {
         ledger.release_waiting_with_copy(&job.active.lease, wait)
     });
-    let waits = waits.await.map_err(|error| tracing::warn!(job = %job.job.id, ?error, "not put down")).ok();
-    let back = match waits {
-        Some((FencedWrite::Applied, back)) => back,
+    let waits = waits
+        .await
+        .map_err(|error| tracing::warn!(job = %job.job.id, ?error, "failed to update job state; requeueing"))
+        .ok();
+    let plan = match waits {
+        Some((FencedWrite::Applied, plan)) => plan,
         Some((FencedWrite::Stale, _)) => return DeliveryAction::Requeue,
         None => return DeliveryAction::RequeueAndPause,
     };
-    let end = action_after_delay(&job, wait, back);
-    if wait > LEDGER_ONLY_FROM && end != DeliveryAction::Ack && keep_in_ledger_only(lane, &job).await {
+    let action = action_after_delay(&job, wait, plan);
+    if wait > LEDGER_ONLY_FROM && action != DeliveryAction::Ack && keep_in_ledger_only(lane, &job).await {
         return DeliveryAction::Ack;
     }
     lane.meter.record_delay("not_yet", NOT_DUE);
-    end
+    action
 }
 
-/// A job that waits comes back by a new copy, unless a delay queue has one that is in time, or the sweeper brings it.
-pub(super) fn action_after_delay(job: &ClaimedJob, wait: Duration, back: Option<ReturnPlan>) -> DeliveryAction {
-    match back.and_then(|back| back.copy_to_publish(job.claimed.copy)) {
+/// How a waiting job returns: by a new copy, unless a delay queue has one that is in time or the sweeper publishes it.
+pub(super) fn action_after_delay(job: &ClaimedJob, wait: Duration, plan: Option<ReturnPlan>) -> DeliveryAction {
+    match plan.and_then(|plan| plan.copy_to_publish(job.claimed.copy)) {
         Some(number) => DeliveryAction::Delay { wait, number: Some(number) },
         None => DeliveryAction::Ack,
     }
 }
 
-/// Whether the ledger has noted that no queue has this job. If not, it is parked like any other.
+/// Whether the ledger has recorded that no queue has this job. If not, it is delayed like any other.
 async fn keep_in_ledger_only(lane: &LaneContext, job: &ClaimedJob) -> bool {
     match lane.worker.backends.upkeep.keep_unqueued(&job.active.lease).await {
         Ok(written) => written == FencedWrite::Applied,
         Err(error) => {
-            tracing::debug!(job = %job.job.id, %error, "not noted as unqueued; it is parked");
+            tracing::debug!(job = %job.job.id, %error, "failed to keep a job in the ledger alone; delaying it");
             false
         }
     }
 }
 
-/// A message of a newer format: parked for a newer worker, until it is too old.
+/// Delays a message of a newer format for a newer worker, until it is too old.
 async fn delay_newer_version(lane: &LaneContext, copy: &MessageCopy, version: u64) -> DeliveryAction {
     let max_age = lane.settings.borrow().provider.max_age;
     let properties = match newer_version::decide(&copy.properties, version, Some(max_age)) {
@@ -335,13 +345,13 @@ async fn delay_newer_version(lane: &LaneContext, copy: &MessageCopy, version: u6
     match publish_delayed(&lane.worker, &MessageCopy { properties, ..copy.clone() }, newer_version::RETRY_DELAY).await {
         Ok(()) => DeliveryAction::Ack,
         Err(error) => {
-            tracing::warn!(provider = %lane.name, ?error, "not parked; the message goes back");
+            tracing::warn!(provider = %lane.name, ?error, "failed to delay a message; requeueing it");
             DeliveryAction::RequeueAndPause
         }
     }
 }
 
-/// What can never be a job: kept in the ledger and in `invalid`, then acknowledged.
+/// Stores a message that can never be a job in the ledger and in `invalid`, then acknowledges it.
 async fn reject(
     lane: &LaneContext,
     copy: &MessageCopy,
@@ -354,27 +364,28 @@ async fn reject(
     if worker.log_throttle.admits(lane.name.as_str(), INVALID_MESSAGE, reason) {
         tracing::warn!(provider = %lane.name, reason, detail = invalid.detail, "{INVALID_MESSAGE}");
     }
-    let kept =
-        retry_while_unavailable("keep an invalid message", &lane.stop, || publish(worker, &copy.provider, &outgoing));
-    if let Err(error) = unless_abandoned(worker, kept).await {
-        tracing::warn!(?error, "invalid message not kept; it goes back");
+    let published = retry_while_unavailable("publish an invalid message", &lane.stop, || {
+        publish(worker, &copy.provider, &outgoing)
+    });
+    if let Err(error) = unless_abandoned(worker, published).await {
+        tracing::warn!(?error, "failed to publish an invalid message to its queue; requeueing it");
         return DeliveryAction::RequeueAndPause;
     }
-    let noted =
-        retry_while_unavailable("note an invalid message", &lane.stop, || worker.backends.ledger.reject(&message));
-    match noted.await {
+    let recorded =
+        retry_while_unavailable("record an invalid message", &lane.stop, || worker.backends.ledger.reject(&message));
+    match recorded.await {
         Ok(()) => {
             lane.meter.record_rejected(reason);
             DeliveryAction::Ack
         }
         Err(error) => {
-            tracing::warn!(?error, "invalid message not noted; it goes back");
+            tracing::warn!(?error, "failed to record an invalid message; requeueing it");
             DeliveryAction::RequeueAndPause
         }
     }
 }
 
-/// What is kept of a message that can never be a job: the message itself for `invalid`, and its row.
+/// The rejected message for `invalid`, and its row in the ledger.
 pub(super) fn rejection(
     copy: &MessageCopy,
     invalid: &InvalidMessage,
@@ -404,7 +415,7 @@ mod tests {
         size_of::<F>()
     }
 
-    /// Ten thousand wait in hand at once, each in a future as large as its largest step.
+    /// Ten thousand deliveries wait at once, each in a future as large as its largest step.
     #[test]
     fn delivery_future_stays_small() {
         let bytes = future_size(handle_delivery);

@@ -1,7 +1,7 @@
-//! Why a lane rests, and until when: what an answer asked for, what an engine refused, a provider that is down.
+//! The pauses and the circuit breaker of a lane: why it is paused, and until when.
 //!
-//! Refuses to judge: the decision table and the circuit breaker (`domain::breaker`) do. This keeps what they said where
-//! intake, jobs in hand and status can see it.
+//! It does not decide: the decision tables and `domain::breaker` do. It keeps their decisions where intake, active jobs
+//! and `status` read them. See `docs/decisions/0035-circuit-breaker-per-lane.md`.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,10 +20,10 @@ use crate::domain::provider::ProviderName;
 use crate::domain::throttle_streak::ThrottleStreak;
 use crate::fleet::report::PauseCause;
 
-/// So many answers in a row that need a person say that the set-up is wrong, not the jobs.
+/// Consecutive rejected payments that pause the lane: so many mean a wrong set-up, not wrong jobs.
 const CONSECUTIVE_REJECTIONS_MAX: u32 = 5;
 
-/// Why a lane rests, until when.
+/// A pause of a lane: its end and its cause.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LanePause {
     pub until: Instant,
@@ -31,51 +31,51 @@ pub struct LanePause {
     pub reason: String,
 }
 
-/// What a lane does now, in a word and with its cause.
+/// State of a lane, with its cause.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LaneStatus {
     Running,
-    /// Takes no more; jobs in hand go on.
+    /// Does not consume; active jobs continue.
     IntakePaused(LanePause),
-    /// Neither takes nor sends; without its queue it sends what it has in hand.
+    /// Neither consumes nor sends. Without its queue, it still sends its active jobs.
     Stopped(LanePause),
-    /// The provider was down, because of this: one job at a time is sent, to see whether it still is.
+    /// The provider was down, for this reason: one job at a time is sent to test whether it still is.
     Probing {
         reason: String,
     },
 }
 
-/// The ways in which a lane rests: taking no charges, taking no more at all, and sending no more either.
+/// The pauses of a lane: no charges, no consuming, or no sending either.
 #[derive(Debug)]
 pub struct LaneControl {
-    /// Whose lane it is, for the log.
+    /// The lane's provider, for the log.
     provider: String,
     intake: watch::Sender<Option<LanePause>>,
-    /// Look-ups may be taken.
+    /// Pauses charges alone; look-ups may be consumed.
     charges: watch::Sender<Option<LanePause>>,
     sending: watch::Sender<Option<LanePause>>,
-    /// Why the broker will not let the lane have its queue, until it does.
+    /// Why the broker refuses the lane its queue, until it grants it.
     queue_refusal: Mutex<Option<LanePause>>,
     consecutive_rejections: AtomicU32,
-    /// Of charges and of look-ups: a provider may count them apart.
+    /// One for charges and one for look-ups: a provider may count them apart.
     throttle_streaks: [Mutex<ThrottleStreak>; 2],
     deadline_misses: Mutex<MissStreak>,
     breaker: Mutex<Breaker>,
-    /// Why the breaker is open: one place, until it closes.
+    /// Why the breaker is open; the prefetch is 1 until it closes.
     probing: watch::Sender<Option<String>>,
-    /// Whose turn it is to find out.
+    /// The permission to send the probe.
     probe: Arc<Semaphore>,
-    /// Until when nothing flowed, because the provider was down or wrongly set up; the last time.
+    /// End of the last time in which nothing was sent because the provider was down or misconfigured.
     unhealthy_until: Mutex<Option<Instant>>,
     origin: Instant,
 }
 
-/// The right to send now, while it is held.
+/// The permission to send, while it is held.
 #[derive(Debug)]
 pub struct SendPermission(Option<OwnedSemaphorePermit>);
 
 impl SendPermission {
-    /// Whether this request is to find out if the provider is up again.
+    /// Whether this request tests if the provider is up again.
     #[must_use]
     pub fn is_probe(&self) -> bool {
         self.0.is_some()
@@ -103,78 +103,80 @@ impl Default for LaneControl {
 }
 
 impl LaneControl {
-    /// Of this provider's lane.
+    /// The control of this provider's lane.
     #[must_use]
     pub fn for_provider(provider: &ProviderName) -> Self {
         Self { provider: provider.to_string(), ..Self::default() }
     }
 
-    /// Takes no more for this long; jobs in hand go on.
+    /// Pauses consuming for this long; active jobs continue.
     pub fn pause_intake(&self, wait: Duration, by: PauseCause, cause: &str) {
         extend(&self.intake, wait, by, cause);
     }
 
-    /// Takes no charges for this long: a limit on them alone is used up.
+    /// Pauses charges for this long: a limit on charges alone is used up.
     pub fn pause_charges(&self, wait: Duration, by: PauseCause, cause: &str) {
         extend(&self.charges, wait, by, cause);
     }
 
-    /// Whether no charges are taken because of a limit on them alone.
+    /// Whether charges are paused because of a limit on charges alone.
     #[must_use]
     pub fn are_charges_paused(&self) -> bool {
         active_pause(&self.charges).is_some()
     }
 
-    /// Whether look-ups may be taken, even if no charges may.
+    /// Whether look-ups may be sent, even if charges are paused.
     #[must_use]
     pub fn accepts_lookups(&self) -> bool {
         active_pause(&self.intake).is_none() && active_pause(&self.sending).is_none()
     }
 
-    /// Neither takes nor sends for this long; jobs in hand are parked.
+    /// Pauses consuming and sending for this long; active jobs are delayed.
     pub fn pause_sending(&self, wait: Duration, by: PauseCause, cause: &str) {
         if matches!(by, PauseCause::Breaker | PauseCause::Setup) {
-            let mut ebb_until = self.unhealthy_until();
-            *ebb_until = (*ebb_until).max(Some(Instant::now() + wait));
+            let mut unhealthy_until = self.unhealthy_until();
+            *unhealthy_until = (*unhealthy_until).max(Some(Instant::now() + wait));
         }
         extend(&self.sending, wait, by, cause);
         extend(&self.intake, wait, by, cause);
     }
 
-    /// A request was written down in time for its permit.
+    /// Records that a request was recorded in time for its permit.
     pub fn record_on_time(&self) {
         self.deadline_misses().record_on_time();
     }
 
-    /// A permit came too late to be used. A ledger that writes nothing down in time is left alone for a while.
+    /// Records that a request was recorded too late for its permit. If the ledger is too slow for several, intake is
+    /// paused.
     pub fn record_deadline_miss(&self) {
-        let stands_still = self.deadline_misses().record_miss(self.since_origin(Instant::now()));
-        if stands_still {
+        let is_too_slow = self.deadline_misses().record_miss(self.since_origin(Instant::now()));
+        if is_too_slow {
             self.pause_intake(
                 DEADLINE_MISS_PAUSE,
                 PauseCause::Engine,
-                "the ledger writes nothing down within the send budget",
+                "the ledger does not commit within the send budget",
             );
         }
     }
 
-    /// Which round of refusals for the rate in a row it would be if a request that began then were refused; see [`Refusals`].
+    /// The generation of consecutive throttled responses that a request which began then would belong to; see
+    /// [`ThrottleStreak`].
     #[must_use]
     pub fn throttle_generation(&self, kind: CallKind, began: Instant) -> u32 {
         self.throttle_streak(kind).generation(self.since_origin(began))
     }
 
-    /// The provider refused for the rate, in this round of a row; nothing is sent for so long.
+    /// Records a throttled response of this generation; nothing is sent for this long.
     pub fn record_throttle(&self, kind: CallKind, round: u32, wait: Duration) {
         self.throttle_streak(kind).record_throttled(round, self.since_origin(Instant::now()) + wait);
     }
 
-    /// The provider's limit let a request through that began then.
+    /// Records that the provider's limit let a request through that began then.
     pub fn record_passed(&self, kind: CallKind, began: Instant) {
         self.throttle_streak(kind).record_passed(self.since_origin(began));
     }
 
-    /// The pause that keeps jobs from being sent now, if there is one.
+    /// The pause of sending, if there is one now.
     #[must_use]
     pub fn sending_pause(&self) -> Option<LanePause> {
         active_pause(&self.sending)
@@ -195,13 +197,14 @@ impl LaneControl {
         self.charges.subscribe()
     }
 
-    /// Whether the provider was found down and not yet found well: one job at a time, whose failure counts no attempt.
+    /// Whether the provider was down and is not known to be up: one job at a time is sent, and its failure counts no
+    /// attempt.
     #[must_use]
     pub fn is_probing(&self) -> bool {
         self.probing.borrow().is_some()
     }
 
-    /// The right to send; `None` while another job finds out whether the provider is up again.
+    /// The permission to send; `None` while another job tests whether the provider is up again.
     #[must_use]
     pub fn try_send(&self) -> Option<SendPermission> {
         if !self.is_probing() {
@@ -231,29 +234,31 @@ impl LaneControl {
         down.map_or(LaneStatus::Running, |cause| LaneStatus::Probing { reason: cause })
     }
 
-    /// Takes note of what a request came to that began then: a provider that is down is left alone, and so is one that
-    /// rejects one payment after the other. What says nothing of the provider leaves everything as it is. `fraction` is a
-    /// random number in 0..1. Returns what the breaker did.
+    /// Records the outcome of a request that began then, and returns what the breaker did. A provider that is down
+    /// pauses the lane, and so does one that rejects several payments in a row. An outcome that says nothing about the
+    /// provider changes nothing. `fraction` is a random number in 0..1.
     pub fn observe(&self, job: &JobId, outcome: &Outcome, began: Instant, fraction: f64) -> Option<BreakerTransition> {
-        let sign = HealthSample::from_outcome(outcome)?;
+        let sample = HealthSample::from_outcome(outcome)?;
         self.count_rejections(matches!(outcome, Outcome::Rejected { .. }));
-        // Held until it is followed, so that of two changes the later one is the one that stays.
+        // The lock is kept until the change is applied, so that the later of two changes is the one that stays.
         let mut breaker = self.breaker();
         let change =
-            breaker.observe(job, sign, (self.since_origin(began), self.since_origin(Instant::now())), fraction);
+            breaker.observe(job, sample, (self.since_origin(began), self.since_origin(Instant::now())), fraction);
         match change {
-            Some(BreakerTransition::Opens { open_for: rest }) => {
+            Some(BreakerTransition::Opens { open_for }) => {
                 let cause = format!("the provider is down: {}", failure_text(outcome));
                 let provider = &self.provider;
-                tracing::error!(provider, rest_ms = rest.as_millis(), cause, "the lane's circuit breaker opens");
-                self.pause_sending(rest, PauseCause::Breaker, &cause);
+                tracing::error!(
+                    provider,
+                    open_for_ms = open_for.as_millis(),
+                    cause,
+                    "circuit breaker opens: nothing is sent to the provider"
+                );
+                self.pause_sending(open_for, PauseCause::Breaker, &cause);
                 self.probing.send_replace(Some(cause));
             }
             Some(BreakerTransition::Closes) => {
-                tracing::info!(
-                    provider = self.provider,
-                    "the provider answers again; the lane's circuit breaker closes"
-                );
+                tracing::info!(provider = self.provider, "circuit breaker closes: the provider answers again");
                 *self.unhealthy_until() = Some(Instant::now());
                 self.probing.send_replace(None);
             }
@@ -262,36 +267,36 @@ impl LaneControl {
         change
     }
 
-    /// For how long jobs have flowed since the provider was last down or wrongly set up; `None`: they do not.
+    /// Time for which jobs have been sent since the provider was last down or misconfigured; `None`: they are not sent.
     #[must_use]
     pub fn healthy_for(&self) -> Option<Duration> {
         let Some(until) = *self.unhealthy_until() else { return Some(Duration::MAX) };
         if self.is_probing() { None } else { Instant::now().checked_duration_since(until) }
     }
 
-    /// The broker will not let the lane have its queue, and is asked again after so long: neither a message nor a job
-    /// reaches it until [`Self::opened`].
+    /// Records that the broker refuses the lane its queue. It is asked again after this long; until
+    /// [`Self::record_queue_open`] neither a message nor a job reaches the lane.
     pub fn record_queue_refusal(&self, wait: Duration, cause: &str) {
         *self.queue_refusal() =
             Some(LanePause { until: Instant::now() + wait, cause: PauseCause::Setup, reason: cause.to_owned() });
     }
 
-    /// The lane has its queue.
+    /// Records that the lane has its queue.
     pub fn record_queue_open(&self) {
         *self.queue_refusal() = None;
     }
 
-    /// Whether a message would not reach the lane, because the broker will not let it have its queue.
+    /// Whether a message would not reach the lane, because the broker refuses it its queue.
     #[must_use]
     pub fn is_queue_refused(&self) -> bool {
         self.queue_refusal().is_some()
     }
 
-    /// A changed row may have mended what the lane rests for.
+    /// Ends all pauses after a row changed: the change may have fixed their cause.
     pub fn clear(&self) {
-        let mut ebb_until = self.unhealthy_until();
-        *ebb_until = ebb_until.map(|until| until.min(Instant::now()));
-        drop(ebb_until);
+        let mut unhealthy_until = self.unhealthy_until();
+        *unhealthy_until = unhealthy_until.map(|until| until.min(Instant::now()));
+        drop(unhealthy_until);
         self.breaker().probe_from(self.since_origin(Instant::now()));
         for kind in [CallKind::Charge, CallKind::Lookup] {
             *self.throttle_streak(kind) = ThrottleStreak::default();
@@ -301,7 +306,7 @@ impl LaneControl {
         }
     }
 
-    /// An operator has lifted the waits that the provider named to this or to another lane of its quota.
+    /// Ends the pauses that the provider asked of this or another lane of its quota: an operator lifted them.
     pub fn clear_provider_pause(&self) {
         for kind in [CallKind::Charge, CallKind::Lookup] {
             *self.throttle_streak(kind) = ThrottleStreak::default();
@@ -311,8 +316,8 @@ impl LaneControl {
         }
     }
 
-    /// What the lane takes no more for may be allowed by now, whichever row of its quota says so. While nothing is sent
-    /// for another reason, it takes nothing either.
+    /// Ends the pauses of a limit, because a row of the quota may allow more now. While sending is paused for another
+    /// reason, consuming stays paused too.
     pub fn clear_limit_pause(&self) {
         let sending = active_pause(&self.sending);
         self.intake.send_if_modified(|pause| {
@@ -325,7 +330,7 @@ impl LaneControl {
         self.charges.send_if_modified(|pause| pause.take_if(|pause| pause.cause == PauseCause::Limit).is_some());
     }
 
-    /// Several answers in a row that only a person can judge pause the lane.
+    /// Pauses the lane after several rejected payments in a row, which only an operator can judge.
     fn count_rejections(&self, rejected: bool) {
         if !rejected {
             self.consecutive_rejections.store(0, Ordering::Relaxed);
@@ -364,7 +369,7 @@ impl LaneControl {
     }
 }
 
-/// Words for a failure, from our own code alone.
+/// Text for a failure; it holds nothing of the provider's response.
 fn failure_text(outcome: &Outcome) -> String {
     match outcome {
         Outcome::NotSent { cause } => cause.clone(),

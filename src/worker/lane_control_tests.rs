@@ -34,7 +34,7 @@ async fn slow_ledger_pauses_lane_one_miss_does_not() {
     assert_eq!(pauses.state(), LaneStatus::Running);
 }
 
-/// Through every other rest, and through a changed row, until the broker lets it have its queue.
+/// The state stays through other pauses and through a changed row, until the broker grants the queue.
 #[tokio::test(start_paused = true)]
 async fn lane_without_its_queue_is_stopped() {
     let (pauses, second) = (LaneControl::default(), Duration::from_secs(1));
@@ -44,7 +44,7 @@ async fn lane_without_its_queue_is_stopped() {
         let LaneStatus::Stopped(pause) = pauses.state() else { panic!("{:?}", pauses.state()) };
         assert_eq!((pause.cause, pause.reason.as_str()), (PauseCause::Setup, "queue `payments.bolt` exists"));
         assert!(pauses.is_queue_refused());
-        assert_eq!(pauses.sending_pause(), None, "what is in hand goes on");
+        assert_eq!(pauses.sending_pause(), None, "active jobs continue");
         tokio::time::advance(second * 2).await;
         pauses.clear();
     }
@@ -52,7 +52,7 @@ async fn lane_without_its_queue_is_stopped() {
     assert_eq!((pauses.state(), pauses.is_queue_refused()), (LaneStatus::Running, false));
 }
 
-/// What was logged meanwhile.
+/// Captured log lines.
 #[derive(Clone, Default)]
 struct Page(Arc<Mutex<Vec<u8>>>);
 

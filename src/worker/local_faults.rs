@@ -1,6 +1,6 @@
-//! What a lane does about a fault of its own process: it takes no more jobs for a moment, and its log says why.
+//! Faults of this process, such as missing descriptors: the lane pauses its intake, and the log says why.
 //!
-//! Every job meets such a fault, so the log has one line per fault and minute. What people see is the lane's state.
+//! Every job meets such a fault, so the log has one line per fault and minute. `status` shows the lane's state.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -13,7 +13,7 @@ use super::meter::{DecisionKind, LaneDecision};
 use crate::domain::local_fault::LocalFault;
 use crate::fleet::report::PauseCause;
 
-/// Least time between two lines of the log about one fault.
+/// Least time between two log lines about one fault.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// When each fault of this process was last logged.
@@ -21,7 +21,7 @@ const LOG_INTERVAL: Duration = Duration::from_secs(60);
 pub struct LocalFaults(Mutex<BTreeMap<String, Instant>>);
 
 impl LocalFaults {
-    /// Whether the log is to say so now.
+    /// Whether the fault is to be logged now.
     fn is_due(&self, fault: &str) -> bool {
         let mut logged = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         logged.retain(|_, at| at.elapsed() < LOG_INTERVAL);
@@ -31,10 +31,10 @@ impl LocalFaults {
     }
 }
 
-/// The lane takes no more jobs for so long; active jobs continue.
+/// Pauses the lane's intake for this long; active jobs continue.
 pub(super) fn pause_lane(lane: &LaneContext, wait: Duration, fault: &LocalFault) {
     let cause = fault.to_string();
-    log(lane, fault, "nothing can be sent; jobs wait and no attempt counts");
+    log(lane, fault, "nothing can be sent: the lane is paused, jobs wait, and no attempt is counted");
     lane.meter.record_decision(LaneDecision::new(DecisionKind::Paused, &cause));
     lane.control.pause_intake(wait, PauseCause::Setup, &cause);
 }
@@ -42,9 +42,9 @@ pub(super) fn pause_lane(lane: &LaneContext, wait: Duration, fault: &LocalFault)
 /// Logs a fault and what follows, unless that was done a moment ago.
 pub(super) fn log(lane: &LaneContext, fault: &LocalFault, consequence: &str) {
     let cause = fault.to_string();
-    // What a row needs is its provider's, all else is the process's.
-    let of_whom = if matches!(fault, LocalFault::Unbuildable(_)) { lane.name.as_str() } else { "" };
-    if lane.worker.local_faults.is_due(&format!("{of_whom}: {cause}")) {
+    // A fault of a row belongs to its provider, all others to the process.
+    let owner = if matches!(fault, LocalFault::Unbuildable(_)) { lane.name.as_str() } else { "" };
+    if lane.worker.local_faults.is_due(&format!("{owner}: {cause}")) {
         tracing::error!(provider = %lane.name, cause, "{consequence}");
     }
 }

@@ -1,6 +1,7 @@
-//! Log lines about messages, which may come by the thousand: one per lane, reason and minute, and the others are counted.
+//! A throttle for log lines about messages: one line per lane, reason and minute; the others are counted.
 //!
-//! The first is logged as it is; those of the minute after it are one line, with their number. Metrics count each.
+//! The first line is logged as it is. Those of the following minute become one line with their number. Metrics count
+//! all.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,7 +12,7 @@ use tokio::time::Instant;
 /// Least time between two lines of the same kind.
 pub const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Lines that differ in nothing that people would act on.
+/// Lines that an operator would treat the same.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct LineKind {
     lane: String,
@@ -22,7 +23,7 @@ struct LineKind {
 #[derive(Clone, Copy, Debug)]
 struct Logged {
     at: Instant,
-    /// How many were not logged since.
+    /// Lines that were not logged since.
     suppressed: u64,
 }
 
@@ -31,7 +32,7 @@ struct Logged {
 pub struct LogThrottle(Mutex<BTreeMap<LineKind, Logged>>);
 
 impl LogThrottle {
-    /// Whether the log is to say this now. If not, it is counted.
+    /// Whether the line is to be logged now. If not, it is counted.
     pub fn admits(&self, lane: &str, line: &'static str, reason: &'static str) -> bool {
         let mut admitted = false;
         let kind = LineKind { lane: lane.to_owned(), line, reason };
@@ -46,10 +47,10 @@ impl LogThrottle {
         admitted
     }
 
-    /// Logs the numbers of those that were not logged, a kind at a time, where the last line is at least so old.
+    /// Logs the number of suppressed lines, one line per kind, for kinds whose last line is at least this old.
     pub fn log_suppressed(&self, at_least: Duration) {
         for (LineKind { lane, line, reason }, count) in self.take_suppressed(at_least) {
-            tracing::warn!(provider = lane, reason, count, "more of the same since the last line of it: {line}");
+            tracing::warn!(provider = lane, reason, count, "similar lines suppressed: {line}");
         }
     }
 
@@ -81,19 +82,19 @@ mod tests {
         let counted = |at_least| -> Vec<(String, u64)> {
             throttle.take_suppressed(at_least).into_iter().map(|(kind, count)| (kind.lane, count)).collect()
         };
-        let say = |lane| throttle.admits(lane, "message is no job", "bad_amount");
-        assert_eq!([say("acme"), say("acme"), say("acme"), say("bolt")], [true, false, false, true]);
-        assert!(throttle.admits("acme", "message is no job", "secret"));
+        let log = |lane| throttle.admits(lane, "message rejected", "bad_amount");
+        assert_eq!([log("acme"), log("acme"), log("acme"), log("bolt")], [true, false, false, true]);
+        assert!(throttle.admits("acme", "message rejected", "secret"));
         assert_eq!(counted(LOG_INTERVAL), []);
         tokio::time::advance(LOG_INTERVAL).await;
-        // Whoever comes before the count is told is in it.
-        assert!(!say("acme"));
+        // A line that comes before the count is logged is included in it.
+        assert!(!log("acme"));
         assert_eq!(counted(LOG_INTERVAL), [("acme".to_owned(), 3)]);
-        // Its minute begins anew; a kind of which nothing is left is forgotten.
-        assert_eq!([say("acme"), say("bolt")], [false, true]);
+        // Then a new minute begins; a kind without suppressed lines is removed.
+        assert_eq!([log("acme"), log("bolt")], [false, true]);
         assert_eq!(counted(LOG_INTERVAL), []);
         assert_eq!(counted(Duration::ZERO), [("acme".to_owned(), 1)]);
         assert_eq!(counted(Duration::ZERO), []);
-        assert!(say("acme"));
+        assert!(log("acme"));
     }
 }

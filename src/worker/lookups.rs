@@ -1,8 +1,9 @@
-//! Look-ups of a lane whose charges alone are limited: they go by their own limits, wherever the lane's queue stands.
+//! Look-ups of a lane in which only charges are limited: they are sent by their own limits, apart from the lane's
+//! queue.
 //!
-//! A payment of unknown outcome comes back by a message in the lane's queue, among payments that the limit refuses. So those
-//! whose provider is to be asked are claimed from the ledger when they are due. Their messages stay where they are, and count
-//! again when the payments are put down.
+//! A payment with an unknown outcome comes back as a message in the lane's queue, among payments that the limit
+//! refuses. So due look-ups are claimed from the ledger. Their messages stay in the queue, and count again when the
+//! payments are delayed. See `docs/decisions/0034-look-ups-of-unknown-outcomes.md`.
 
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
@@ -23,12 +24,12 @@ use crate::ledger::{Claim, LedgerError};
 use crate::queue::message::Decoded;
 use crate::telemetry::spans;
 
-/// Between two looks at what is due.
+/// Least time between two queries for due look-ups.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// At most so much of the time is spent looking, however many wait to be sent again.
+/// The query takes at most this part of the time, however many look-ups wait.
 const QUERY_TIME_DIVISOR: u32 = 20;
 
-/// Sees to a lane's look-ups until the lane is stopped.
+/// Sends a lane's look-ups until the lane is stopped.
 pub(super) async fn run(lane: Arc<LaneContext>) {
     let jobs = TaskTracker::new();
     let mut wait = POLL_INTERVAL;
@@ -39,13 +40,13 @@ pub(super) async fn run(lane: Arc<LaneContext>) {
         }
         let begun = Instant::now();
         if let Err(error) = start_due(&lane, &jobs).await {
-            tracing::debug!(provider = %lane.name, %error, "due look-ups are not known, will ask again");
+            tracing::debug!(provider = %lane.name, %error, "failed to query due look-ups, retrying");
         }
         wait = POLL_INTERVAL.max(begun.elapsed() * QUERY_TIME_DIVISOR);
     }
 }
 
-/// Takes no more payments at once than may be asked about at the same time, and none while nothing at all is taken.
+/// Claims at most as many payments as may be looked up at once, and none while the lane takes nothing at all.
 async fn start_due(lane: &Arc<LaneContext>, jobs: &TaskTracker) -> Result<(), LedgerError> {
     let provider = Arc::clone(&lane.settings.borrow().provider);
     let pauses = &lane.control;
@@ -64,11 +65,11 @@ async fn start_due(lane: &Arc<LaneContext>, jobs: &TaskTracker) -> Result<(), Le
 }
 
 async fn handle_lookup(lane: Arc<LaneContext>, recorded: JobToRepublish) {
-    let _in_hand = lane.meter.delivery_started(false);
+    let _active = lane.meter.delivery_started(false);
     let span = spans::job(lane.name.as_str(), &BTreeMap::new());
     let end = AssertUnwindSafe(process(&lane, &recorded).instrument(span.clone())).catch_unwind().await;
     let end = end.unwrap_or_else(|_| {
-        tracing::error!(provider = %lane.name, job = %recorded.job.id, "a job panicked; its lease runs out");
+        tracing::error!(provider = %lane.name, job = %recorded.job.id, "job handler panicked; the job's lease expires");
         DeliveryAction::RequeueFault
     });
     spans::record_end(&span, end.code());
@@ -77,13 +78,13 @@ async fn handle_lookup(lane: Arc<LaneContext>, recorded: JobToRepublish) {
     }
 }
 
-/// As of a delivery, apart from its message: nothing is acknowledged, handed back or published.
+/// Processes the job as a delivery does, but without a message: nothing is acknowledged, requeued or published.
 async fn process(lane: &LaneContext, recorded: &JobToRepublish) -> DeliveryAction {
     match rebuild_or_review(&lane.worker, recorded).await {
         Ok(Some(_)) => {}
         Ok(None) => return DeliveryAction::Ack,
         Err(error) => {
-            tracing::debug!(job = %recorded.job.id, %error, "a due look-up is not taken");
+            tracing::debug!(job = %recorded.job.id, %error, "failed to prepare a due look-up, retrying");
             return DeliveryAction::Requeue;
         }
     }
@@ -92,13 +93,13 @@ async fn process(lane: &LaneContext, recorded: &JobToRepublish) -> DeliveryActio
     let arrived = DeliveredCopy::queued(recorded.copy);
     match claim(lane, &decoded, arrived, Duration::ZERO).instrument(spans::step("claim")).await {
         Some(Claim::Claimed(claimed)) => run_claimed(lane, Box::new(decoded), claimed, (Instant::now(), None)).await,
-        // As for a delivery, but without a message: it is asked for again when its row was repaired.
+        // As for a delivery, but without a message: it is looked up again when its row is repaired.
         Some(Claim::Unreadable(problem)) => {
             let job = &recorded.job.id;
             tracing::error!(provider = %lane.name, job = %job, problem, "a job's row cannot be read: repair it by SQL");
             DeliveryAction::Requeue
         }
-        // Somebody else has it, or it has ended.
+        // Another worker has the job, or it is finished.
         _ => DeliveryAction::Requeue,
     }
 }

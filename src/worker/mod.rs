@@ -1,7 +1,7 @@
-//! The worker: takes jobs from lanes, carries each through its steps, and puts it down where the decision table says.
+//! The worker: consumes the jobs of all lanes, sends each request, and records the outcome as the decision table says.
 //!
-//! Refuses to know any implementation: it stands on the faces of queue, ledger, limiter and provider alone. The order of
-//! the steps is in [`execute`] and nowhere else; what is taken and when is in [`lane`].
+//! It uses queue, ledger, limiter and provider only through their traits. The order of the steps is in [`execute`];
+//! what a lane consumes, and when, is in [`lane`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,7 +42,7 @@ pub mod sweeper;
 pub mod topology;
 pub mod unconfirmed;
 
-/// The engines that a worker stands on.
+/// The backends that a worker uses.
 #[derive(Clone)]
 pub struct Backends {
     pub queue: Arc<dyn Queue>,
@@ -53,20 +53,20 @@ pub struct Backends {
     pub providers: Arc<dyn ProviderFactory>,
 }
 
-/// What holds for all lanes of a process.
+/// Settings that all lanes of a process share.
 #[derive(Clone, Debug)]
 pub struct WorkerOptions {
     /// Names this process in leases; unique.
     pub owner: String,
     pub card_numbers: CardNumbers,
     pub drain_timeout: Duration,
-    /// How often the settings version is looked at.
+    /// How often the settings version is polled.
     pub settings_poll: Duration,
-    /// How often the sweeper looks; [`sweeper::EVERY`].
+    /// Time between two sweeps; [`sweeper::SWEEP_INTERVAL`].
     pub sweep_every: Duration,
-    /// Age at which payload and request body of settled jobs are emptied.
+    /// Age at which payload and request body of finished jobs are emptied.
     pub scrub_after: Duration,
-    /// The same of jobs in `review`; `None`: never.
+    /// Age at which they are emptied for jobs in `review`; `None`: never.
     pub scrub_review_after: Option<Duration>,
 }
 
@@ -82,9 +82,9 @@ pub struct WorkerContext {
     pub local_faults: Arc<local_faults::LocalFaults>,
     pub log_throttle: Arc<log_throttle::LogThrottle>,
     pub start_timer: Arc<start_timer::StartTimer>,
-    /// Fires when intake ends: what only waits is handed back.
+    /// Fires when intake ends: jobs that only wait are requeued.
     pub stop: CancellationToken,
-    /// Fires when the drain's time is over: nothing is waited for any more.
+    /// Fires when the drain timeout has passed: nothing is waited for after that.
     pub abandon: CancellationToken,
     pub jobs: TaskTracker,
 }

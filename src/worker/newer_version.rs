@@ -1,32 +1,32 @@
-//! Messages of a format that is newer than this program's: they wait for a newer worker, as long as a payment of their row may.
+//! Messages of a newer format than this program knows: they wait for a newer worker, at most as long as a payment may.
 //!
-//! Refuses to let one wait for ever: it is then kept in `payments.invalid`, where a person finds it.
+//! A message that has waited too long goes to `payments.invalid`, where an operator finds it.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::domain::job::{InvalidMessage, InvalidReason};
 use crate::queue::{Properties, headers};
 
-/// How long such a message waits before it is looked at again: about a rolling deployment's step.
+/// Delay before such a message is looked at again: about one step of a rolling deployment.
 pub const RETRY_DELAY: Duration = Duration::from_secs(60);
 pub const DELAYED_TEXT: &str = "message of a newer format waits for a newer worker";
 
-/// What becomes of such a message.
+/// What to do with such a message.
 #[derive(Debug, PartialEq, Eq)]
 pub enum NewerVersionAction {
-    /// It waits on, with these properties.
+    /// Delay it again, with these properties.
     Delay(Properties),
     TooOld(InvalidMessage),
 }
 
-/// Judges one by when it was first seen; `max_age` is its row's, if there is one.
+/// Decides by the time when the message was first seen; `max_age` is its row's, if it has one.
 #[must_use]
 pub fn decide(properties: &Properties, version: u64, max_age: Option<Duration>) -> NewerVersionAction {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     decide_at(properties, version, max_age, now)
 }
 
-/// A time to come was not written by us: the wait begins anew.
+/// A time in the future was not written by a worker: the wait starts again.
 fn decide_at(properties: &Properties, version: u64, max_age: Option<Duration>, now: Duration) -> NewerVersionAction {
     let since = headers::waits_since(properties).filter(|since| *since <= now).unwrap_or(now);
     match max_age.filter(|max_age| now - since > *max_age) {
@@ -52,7 +52,7 @@ mod tests {
         let NewerVersionAction::TooOld(invalid) = judge(&first, 1_061) else { panic!("it has waited for 61 s") };
         assert_eq!(invalid.reason, InvalidReason::NewerVersion);
         assert_eq!(invalid.detail, "v: 2 is a newer format, and no newer worker came within max_age_s = 60");
-        // Without a row nobody says how old it may be.
+        // Without a row there is no maximum age.
         assert_eq!(decide_at(&first, 2, None, at(9_000)), NewerVersionAction::Delay(first.clone()));
         for odd in ["99999999999", "soon", "-1"] {
             let mut properties = Properties::default();

@@ -1,10 +1,10 @@
-//! Outcome events on their way out: committed with the outcome, published from here, at least once.
+//! The transactional outbox: publishes outcome events, which were committed with their outcome, at least once.
 //!
-//! Refuses to hold up a payment: an event that cannot be published stays in the ledger until it can. Refuses to ask the
-//! ledger for what this process has just written: that is taken with its writing and handed over. One that comes alone
-//! goes at once, those that come in crowds go together, and while one batch is with the broker the next is gathered and
-//! the last is marked. An event whose confirm is late, or that some queue rejects, leaves its batch: it is waited for, or
-//! tried again later and later, beside those that follow.
+//! An event that cannot be published stays in the ledger, and holds up no payment. Events of this process are handed
+//! over as they are written, so the ledger is not asked for them. A single event is published at once; many together
+//! become a batch. While one batch is with the broker, the next is gathered and the last is marked. An event whose
+//! confirm is late, or that some queue rejects, leaves its batch. It is waited for, or retried with growing pauses,
+//! beside the later ones. See `docs/decisions/0023-transactional-outbox.md`.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -27,56 +27,56 @@ mod unpublished;
 
 /// Most events of one batch.
 const BATCH: u32 = 500;
-/// Batches that may be with the broker at once.
+/// Most batches that are published at once.
 const CONCURRENT_BATCHES: usize = 3;
-/// How long a batch is ours: longer than publishing takes, short enough that a dead worker's events are not late.
+/// Lease of a batch: longer than publishing takes, short enough that a dead worker's events are not late.
 pub const EVENT_LEASE: Duration = Duration::from_secs(10);
-/// Most events that are kept here; beyond them the ledger's are enough.
+/// Most events that are queued here; those beyond it are read from the ledger.
 const PENDING_MAX: usize = 10_000;
-/// Least time from one taking to the next, so that two statements do for all that settles meanwhile.
+/// Least time between two batches, so that two statements serve all jobs that finish meanwhile.
 const BATCH_INTERVAL: Duration = Duration::from_millis(20);
-/// Other workers' leftovers and missed wake-ups are looked for this often.
+/// How often the ledger is asked for events of other workers and for missed notifications.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 const UNAVAILABLE_PAUSE: Duration = Duration::from_secs(1);
-/// Most events that are tried again at once, after a rejection.
+/// Most events that are retried at once after a rejection.
 const RETRY_BATCH: u32 = 100;
-/// Events with late confirms that are waited for; with more, no further ones are published.
+/// Most events with late confirms; with more, no further ones are published.
 const LATE_MAX: usize = 2_000;
 
-/// Where those who settle jobs leave word.
+/// Queue of the outcome events of this process.
 #[derive(Default)]
 pub struct Outbox {
-    /// Taken for [`TAKEN_FOR`] as they were written, shortly before the instant beside them.
+    /// Events with the instant of their lease, which is [`EVENT_LEASE`] long and was taken as they were written.
     pending: Mutex<VecDeque<(Instant, OutcomeEvent)>>,
     arrived: Notify,
     unleased: Notify,
 }
 
 impl Outbox {
-    /// An event that the caller has written and taken for [`TAKEN_FOR`].
+    /// Adds an event that the caller has written and leased for [`EVENT_LEASE`].
     pub fn push(&self, event: OutcomeEvent) {
-        let mut handed = self.pending();
-        if handed.len() < PENDING_MAX {
-            handed.push_back((Instant::now(), event));
-            drop(handed);
+        let mut pending = self.pending();
+        if pending.len() < PENDING_MAX {
+            pending.push_back((Instant::now(), event));
+            drop(pending);
             self.arrived.notify_one();
         }
     }
 
-    /// There are events in the ledger that nobody has taken.
+    /// Says that the ledger has events without a lease.
     pub fn notify_unleased(&self) {
         self.unleased.notify_one();
     }
 
-    /// The next batch. Those that others may have taken meanwhile are theirs.
+    /// The next batch, without events whose lease may have expired meanwhile.
     fn take_batch(&self) -> Vec<OutcomeEvent> {
-        let mut handed = self.pending();
-        let batch = handed.len().min(BATCH as usize);
-        let ours = handed.drain(..batch).filter(|(at, _)| at.elapsed() < EVENT_LEASE / 2);
+        let mut pending = self.pending();
+        let batch = pending.len().min(BATCH as usize);
+        let ours = pending.drain(..batch).filter(|(at, _)| at.elapsed() < EVENT_LEASE / 2);
         ours.map(|(_, event)| event).collect()
     }
 
-    /// The next batch, if there is one and it is time for it; the next time follows.
+    /// The next batch, if there is one and it is due; sets when the one after it is due.
     fn take_batch_if_due(&self, at: &mut Instant) -> Option<Vec<OutcomeEvent>> {
         let events = if Instant::now() >= *at { self.take_batch() } else { Vec::new() };
         if events.is_empty() {
@@ -91,17 +91,17 @@ impl Outbox {
     }
 
     fn pending(&self) -> MutexGuard<'_, VecDeque<(Instant, OutcomeEvent)>> {
-        // Whole after every statement.
+        // The queue is consistent after every statement.
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What the ledger is to be told of events.
+/// Marks of events that are to be written to the ledger.
 #[derive(Default)]
 struct EventMarks {
     published: Vec<i64>,
     rejected: Vec<i64>,
-    /// They are still ours.
+    /// Events whose lease is renewed.
     renewed: Vec<i64>,
 }
 
@@ -119,11 +119,11 @@ impl EventMarks {
     }
 }
 
-/// When the ledger is asked for events that no process has taken.
+/// When the ledger is asked for events without a lease.
 struct LedgerPoll {
     wanted: bool,
     not_before: Instant,
-    /// At the latest.
+    /// Latest time of the next query.
     latest: Instant,
 }
 
@@ -141,7 +141,7 @@ impl LedgerPoll {
             Self { wanted: false, not_before: Instant::now() + BATCH_INTERVAL, latest: Instant::now() + POLL_INTERVAL };
     }
 
-    /// `None`: the ledger did not answer. A full batch may not have been the last.
+    /// Records the result of a query; `None`: the ledger did not answer. A full batch may not have been the last.
     fn record_found(&mut self, events: Option<&[OutcomeEvent]>) {
         match events {
             Some(events) => self.wanted |= events.len() == BATCH as usize,
@@ -175,7 +175,7 @@ struct LateConfirms<'w> {
     waiting: FuturesUnordered<BoxFuture<'w, EventResult>>,
     sequences: BTreeSet<i64>,
     renew_at: Instant,
-    /// How long a drain waits for them.
+    /// End of the time for which a drain waits for them.
     drain_deadline: Option<Instant>,
 }
 
@@ -187,7 +187,7 @@ impl Default for LateConfirms<'_> {
 }
 
 impl LateConfirms<'_> {
-    /// Keeps them ours, when it is time to say so again.
+    /// Renews their leases when that is due.
     fn renew(&mut self, marks: &mut EventMarks) {
         if !self.sequences.is_empty() && Instant::now() >= self.renew_at {
             self.renew_at = Instant::now() + EVENT_LEASE / 3;
@@ -195,7 +195,7 @@ impl LateConfirms<'_> {
         }
     }
 
-    /// Whether a drain need not wait for them, any more.
+    /// Whether a drain need not wait for them any longer.
     fn is_over(&mut self) -> bool {
         let until = *self.drain_deadline.get_or_insert_with(|| Instant::now() + CONFIRM_TIMEOUT);
         self.sequences.is_empty() || Instant::now() >= until
@@ -207,20 +207,21 @@ impl LateConfirms<'_> {
     }
 }
 
-/// Publishes events until no job is in hand any more, then finishes what it has taken: what a drain settles leaves at once.
+/// Publishes events until no job is active, then finishes its batches: events of jobs that a drain finishes leave at
+/// once.
 pub async fn run(worker: WorkerContext, drained: CancellationToken) {
     tokio::join!(publish_all(&worker, &drained), unpublished::keep_counted(&worker, &drained));
 }
 
 async fn publish_all(worker: &WorkerContext, drained: &CancellationToken) {
     let mut publishing: FuturesUnordered<BoxFuture<'_, BatchResult<'_>>> = FuturesUnordered::new();
-    let mut taking: Option<BoxFuture<'_, Option<Vec<OutcomeEvent>>>> = None;
+    let mut leasing: Option<BoxFuture<'_, Option<Vec<OutcomeEvent>>>> = None;
     let mut marking: Option<BoxFuture<'_, bool>> = None;
-    let mut again: Option<BoxFuture<'_, RetriedBatch<'_>>> = None;
-    // Not in the ledger yet.
+    let mut retrying: Option<BoxFuture<'_, RetriedBatch<'_>>> = None;
+    // Marks that are not in the ledger yet.
     let (mut marks, mut late) = (EventMarks::default(), LateConfirms::default());
-    let (mut gather_at, mut again_at) = (Instant::now(), Instant::now());
-    let mut look = LedgerPoll::due_now();
+    let (mut gather_at, mut retry_at) = (Instant::now(), Instant::now());
+    let mut poll = LedgerPoll::due_now();
     loop {
         late.renew(&mut marks);
         if marking.is_none() && !marks.is_empty() {
@@ -231,37 +232,37 @@ async fn publish_all(worker: &WorkerContext, drained: &CancellationToken) {
         if may_publish && let Some(events) = worker.outbox.take_batch_if_due(&mut gather_at) {
             publishing.push(publish_batch(worker, events).boxed());
         }
-        let handed = !worker.outbox.is_empty();
-        let is_idle = !handed && taking.is_none() && marking.is_none() && publishing.is_empty();
+        let has_pending = !worker.outbox.is_empty();
+        let is_idle = !has_pending && leasing.is_none() && marking.is_none() && publishing.is_empty();
         if stopping && is_idle && late.is_over() {
             return;
         }
-        let may_take = !stopping && taking.is_none() && may_publish;
-        if may_take && look.is_due() {
-            look.record_start();
-            taking = Some(lease_events(worker).boxed());
+        let may_lease = !stopping && leasing.is_none() && may_publish;
+        if may_lease && poll.is_due() {
+            poll.record_start();
+            leasing = Some(lease_events(worker).boxed());
         }
-        let may_try_again = !stopping && again.is_none() && late.sequences.len() < LATE_MAX;
-        if may_try_again && Instant::now() >= again_at {
-            again_at = Instant::now() + POLL_INTERVAL;
-            again = Some(retry_rejected(worker).boxed());
+        let may_retry = !stopping && retrying.is_none() && late.sequences.len() < LATE_MAX;
+        if may_retry && Instant::now() >= retry_at {
+            retry_at = Instant::now() + POLL_INTERVAL;
+            retrying = Some(retry_rejected(worker).boxed());
         }
-        let next = look.next_at();
+        let next = poll.next_at();
         tokio::select! {
-            Some(taken) = OptionFuture::from(taking.as_mut()) => {
-                taking = None;
-                look.record_found(taken.as_deref());
+            Some(taken) = OptionFuture::from(leasing.as_mut()) => {
+                leasing = None;
+                poll.record_found(taken.as_deref());
                 if let Some(events) = taken.filter(|events| !events.is_empty()) {
                     publishing.push(publish_batch(worker, events).boxed());
                 }
             }
             Some(sent) = publishing.next() => {
-                look.record_published(&sent);
+                poll.record_published(&sent);
                 record_batch(sent, &mut marks, &mut late);
             }
-            Some(tried) = OptionFuture::from(again.as_mut()) => {
-                again = None;
-                again_at = again_at.min(tried.next_at);
+            Some(tried) = OptionFuture::from(retrying.as_mut()) => {
+                retrying = None;
+                retry_at = retry_at.min(tried.next_at);
                 record_batch(tried.sent, &mut marks, &mut late);
             }
             Some(done) = late.waiting.next() => {
@@ -269,13 +270,13 @@ async fn publish_all(worker: &WorkerContext, drained: &CancellationToken) {
             }
             Some(marked) = OptionFuture::from(marking.as_mut()) => {
                 marking = None;
-                look.record_marked(marked);
+                poll.record_marked(marked);
             }
-            () = worker.outbox.unleased.notified(), if !look.wanted && !stopping => look.wanted = true,
-            () = worker.outbox.arrived.notified(), if !handed => {}
-            () = sleep_until(gather_at), if handed && may_publish => {}
-            () = sleep_until(next), if may_take && taking.is_none() => look.wanted = true,
-            () = sleep_until(again_at), if may_try_again && again.is_none() => {}
+            () = worker.outbox.unleased.notified(), if !poll.wanted && !stopping => poll.wanted = true,
+            () = worker.outbox.arrived.notified(), if !has_pending => {}
+            () = sleep_until(gather_at), if has_pending && may_publish => {}
+            () = sleep_until(next), if may_lease && leasing.is_none() => poll.wanted = true,
+            () = sleep_until(retry_at), if may_retry && retrying.is_none() => {}
             () = sleep_until(late.renew_at), if !late.sequences.is_empty() => {}
             () = drained.cancelled(), if !stopping => {}
         }
@@ -290,7 +291,7 @@ fn record_batch<'w>(sent: BatchResult<'w>, marks: &mut EventMarks, late: &mut La
     }
 }
 
-/// Publishes whatever is left, as long as no engine is away.
+/// Publishes the remaining events, as long as every backend is available.
 pub async fn publish_remaining(worker: &WorkerContext) {
     loop {
         let events = worker.outbox.take_batch();
@@ -309,7 +310,7 @@ pub async fn publish_remaining(worker: &WorkerContext) {
     }
 }
 
-/// Whether none of them was left.
+/// Whether all of them were published and marked.
 async fn publish_and_mark(worker: &WorkerContext, events: Vec<OutcomeEvent>) -> bool {
     let sent = publish_batch(worker, events).await;
     let all = !sent.has_retries && sent.late.is_empty();
@@ -320,13 +321,13 @@ async fn publish_and_mark(worker: &WorkerContext, events: Vec<OutcomeEvent>) -> 
 
 async fn lease_events(worker: &WorkerContext) -> Option<Vec<OutcomeEvent>> {
     let taken = worker.backends.ledger.lease_events(BATCH, EVENT_LEASE).await;
-    taken.map_err(|error| tracing::debug!(%error, "outcome events cannot be read")).ok()
+    taken.map_err(|error| tracing::debug!(%error, "failed to lease outcome events, retrying")).ok()
 }
 
-/// One more try of events that were rejected before.
+/// Result of retrying events that were rejected before.
 struct RetriedBatch<'w> {
     sent: BatchResult<'w>,
-    /// At the latest.
+    /// Latest time of the next retry.
     next_at: Instant,
 }
 
@@ -334,7 +335,7 @@ async fn retry_rejected(worker: &WorkerContext) -> RetriedBatch<'_> {
     let taken =
         worker.backends.ledger.lease_selected_events(EventSelection::RejectedBefore, RETRY_BATCH, EVENT_LEASE).await;
     let events = taken.unwrap_or_else(|error| {
-        tracing::debug!(%error, "rejected outcome events cannot be read");
+        tracing::debug!(%error, "failed to lease rejected outcome events, retrying");
         Vec::new()
     });
     let pause = if events.len() == RETRY_BATCH as usize { Duration::ZERO } else { POLL_INTERVAL };
@@ -350,6 +351,6 @@ async fn write_marks(worker: &WorkerContext, marks: EventMarks) -> bool {
     };
     marked
         .await
-        .inspect_err(|error| tracing::warn!(%error, "published events not marked; they will be published again"))
+        .inspect_err(|error| tracing::warn!(%error, "failed to mark published events; they will be published again"))
         .is_ok()
 }

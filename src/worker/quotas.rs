@@ -1,6 +1,6 @@
-//! One gate per quota: rows that name the same quota share its limits, its line and its permits.
+//! The gates of this process, one per quota: rows that name the same quota share its limits, wait queue and permits.
 //!
-//! Refuses to keep a gate open whose quota's limits are not known in full, or that no row names any more.
+//! A gate is open only while all limits of its quota are known and some enabled row names the quota.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,15 +24,15 @@ mod combined;
 
 pub use combined::{QuotaRows, quota_spec, quota_specs};
 
-/// Incarnations travel to the limiter's store in six bytes.
+/// Incarnations are sent to the limiter's store in six bytes.
 const INCARNATION_BITS: u32 = 48;
 
-/// What new settings changed of open quotas.
+/// Changes of open quotas by new settings.
 #[derive(Debug, Default)]
 pub struct ChangedQuotas {
-    /// Those that allow something else than before.
+    /// Quotas whose limits allow something else than before.
     pub limits_changed: BTreeSet<ProviderName>,
-    /// Those whose named waits an operator has lifted.
+    /// Quotas whose provider pause an operator has lifted.
     pub resumed: BTreeSet<ProviderName>,
 }
 
@@ -44,7 +44,7 @@ pub struct Quotas {
     open: Arc<Mutex<HashMap<ProviderName, OpenGate>>>,
     stop: CancellationToken,
     tasks: TaskTracker,
-    /// Gates settle through it to their end, so that it ends after them.
+    /// Stops the limiter's background task; fires after the gates have released their permits through it.
     limiter_stop: CancellationToken,
     background: TaskTracker,
 }
@@ -55,12 +55,12 @@ struct OpenGate {
 }
 
 impl Quotas {
-    /// No gates yet; the limiter is tended from now on. `store_version` hears of settings that are newer than ours.
+    /// Starts without gates, and runs the limiter's background task. `store_version` receives newer settings versions.
     #[must_use]
     pub fn new(limiter: Arc<dyn Limiter>, ledger: Arc<dyn Ledger>, store_version: StoreVersion) -> Self {
         let (limiter_stop, background) = (CancellationToken::new(), TaskTracker::new());
-        let (tended, stop) = (Arc::clone(&limiter), limiter_stop.clone());
-        background.spawn(async move { tended.run_background(stop).await });
+        let (background_limiter, stop) = (Arc::clone(&limiter), limiter_stop.clone());
+        background.spawn(async move { background_limiter.run_background(stop).await });
         Self {
             limiter,
             recent: Arc::new(LedgerHistory(ledger)),
@@ -73,7 +73,8 @@ impl Quotas {
         }
     }
 
-    /// Tells every open gate what its quota allows now, opens gates for new quotas and closes those that nobody names.
+    /// Applies the settings: updates the spec of every open gate, opens gates for new quotas, and closes those without
+    /// a row.
     pub fn apply_settings(&self, known: &LoadedSettings) -> ChangedQuotas {
         let (mut changed, mut named) = (ChangedQuotas::default(), BTreeSet::new());
         let specs = quota_specs(known);
@@ -81,7 +82,10 @@ impl Quotas {
         for QuotaRows { quota, spec, .. } in specs {
             named.insert(quota);
             let Some(spec) = spec else {
-                tracing::error!(%quota, "nothing is granted: a row of this quota cannot be meant, and its limits are unknown");
+                tracing::error!(
+                    %quota,
+                    "no permits for this quota: one of its provider rows is invalid, so its limits are unknown"
+                );
                 open.remove(quota);
                 continue;
             };
@@ -105,7 +109,7 @@ impl Quotas {
                 }
             }
         }
-        // What they had in flight keeps its slots to its deadline.
+        // Requests in flight keep their slots until their deadline.
         open.retain(|quota, _| named.contains(quota));
         changed
     }
@@ -115,7 +119,7 @@ impl Quotas {
         self.open.lock().unwrap_or_else(PoisonError::into_inner).get(quota).map(|open| open.gate.clone())
     }
 
-    /// Settles what is answered and closes all gates.
+    /// Releases the permits of finished requests and closes all gates.
     pub async fn close(&self) {
         self.stop.cancel();
         self.tasks.close();
@@ -140,7 +144,7 @@ impl Quotas {
         let (open, limiter) = (Arc::clone(&self.open), Arc::clone(&self.limiter));
         self.tasks.spawn(async move {
             task.await;
-            // The gate's last call goes through the limiter as well. By now another gate may be open for the quota.
+            // The gate's last call goes through the limiter too. By now another gate may be open for the quota.
             let open = open.lock().unwrap_or_else(PoisonError::into_inner);
             if !open.contains_key(&quota) {
                 limiter.close_quota(&quota);
@@ -150,7 +154,7 @@ impl Quotas {
     }
 }
 
-/// The ledger as witness for a limiter that lost its state.
+/// The ledger as source for rebuilding lost limiter state.
 struct LedgerHistory(Arc<dyn Ledger>);
 
 #[async_trait]
@@ -171,20 +175,20 @@ impl RecentAttempts for LedgerHistory {
         asked: &SubjectQuery,
     ) -> Result<Vec<SubjectUses>, String> {
         let uses = self.0.recent_subject_uses(quota, asked).await.map_err(|error| error.to_string())?;
-        let of = |(name, RecentUses { ended, open: in_flight }): (String, RecentUses)| {
+        let subject_uses = |(name, RecentUses { ended, open: in_flight }): (String, RecentUses)| {
             let ended = ended.into_iter().map(|(age, cost)| PastUse { age, cost }).collect();
             SubjectUses { name, ended, in_flight }
         };
-        Ok(uses.into_iter().map(of).collect())
+        Ok(uses.into_iter().map(subject_uses).collect())
     }
 }
 
-/// The ledger as keeper of the rows that say who grants.
+/// The ledger as store of the leader rows.
 pub struct LedgerLeaderRows(pub Arc<dyn Ledger>);
 
 impl From<StoredLeader> for LeaderRow {
-    fn from(StoredLeader { holder, term, age, now, attestation: word }: StoredLeader) -> Self {
-        Self { holder, term, age, now, attestation: word }
+    fn from(StoredLeader { holder, term, age, now, attestation }: StoredLeader) -> Self {
+        Self { holder, term, age, now, attestation }
     }
 }
 
@@ -199,7 +203,12 @@ impl LeaderRows for LedgerLeaderRows {
         self.0.take_leadership(quota, from, to).await.map(LeaderRow::from).map_err(|error| error.to_string())
     }
 
-    async fn record_attestation(&self, quota: &ProviderName, term: i64, word: &ClockAttestation) -> Result<(), String> {
-        self.0.record_clock_attestation(quota, term, word).await.map_err(|error| error.to_string())
+    async fn record_attestation(
+        &self,
+        quota: &ProviderName,
+        term: i64,
+        attestation: &ClockAttestation,
+    ) -> Result<(), String> {
+        self.0.record_clock_attestation(quota, term, attestation).await.map_err(|error| error.to_string())
     }
 }

@@ -1,8 +1,8 @@
-//! A payment that a person sends on its way again: the ledger first, then its message, confirmed.
+//! Resending of a payment by an operator: the ledger is updated first, then the message is published and confirmed.
 //!
-//! Refuses what the lanes would refuse: the message is written from the ledger's row, read as a worker reads it, and must
-//! have the hash that was recorded, before anything is changed. Refuses to send by itself: the job comes back by its
-//! lane and passes every gate. If the message cannot be published the job waits in the ledger, where the sweeper finds it.
+//! Before anything changes, the message is built from the ledger's row, decoded as a worker decodes it, and compared
+//! with the recorded hash. It goes through the lane and every limit like any other. If it cannot be published, the job
+//! waits in the ledger, and the sweeper publishes it.
 
 use bytes::Bytes;
 
@@ -14,14 +14,14 @@ use crate::ledger::settings::Settings;
 use crate::queue::message::{CardNumbers, DecodeError, decode, encode};
 use crate::queue::{Destination, OutgoingMessage, Properties, Queue, QueueError, headers};
 
-/// Sends jobs again.
+/// Resends jobs for an operator.
 pub struct Resender<'a> {
     pub operator: &'a dyn Operator,
     pub queue: &'a dyn Queue,
     /// Providers that have a row, and so a lane.
     pub providers: &'a [ProviderName],
     pub card_numbers: CardNumbers,
-    /// [`Verdict::Resend`] or [`Verdict::Replay`].
+    /// [`JobResolution::Resend`] or [`JobResolution::Replay`].
     pub resolution: JobResolution,
     pub actor: Actor,
 }
@@ -31,9 +31,9 @@ pub struct Resender<'a> {
 pub enum ResendError {
     #[error(transparent)]
     Refused(#[from] ResolutionRefusal),
-    #[error("provider `{0}` has no row any more: nothing takes its lane")]
+    #[error("provider `{0}` has no row any more: no worker takes its jobs")]
     NoProvider(ProviderName),
-    #[error("a worker would refuse its message: {0}")]
+    #[error("a worker would reject its message: {0}")]
     Unreadable(String),
     /// The ledger says `waiting`; its message is missing.
     #[error("waiting in the ledger, but its message was not published: {0}; a worker's sweeper will publish it")]
@@ -43,7 +43,7 @@ pub enum ResendError {
 }
 
 impl ResendError {
-    /// Whether the next job would fare no better.
+    /// Whether the next job would fail in the same way.
     #[must_use]
     pub fn aborts_batch(&self) -> bool {
         match self {
@@ -54,24 +54,24 @@ impl ResendError {
     }
 }
 
-/// Names of all providers in the database: those whose lanes somebody takes from.
+/// Names of all providers in the database that can have a lane.
 ///
 /// # Errors
 /// When the database fails.
 pub async fn provider_names(settings: &dyn Settings) -> Result<Vec<ProviderName>, LedgerError> {
     let names = settings.provider_names().await?;
-    // A name that is none has no lane; `check` reports its row.
+    // An invalid name has no lane; `check` reports its row.
     Ok(names.into_iter().filter_map(|name| ProviderName::new(name).ok()).collect())
 }
 
 impl Resender<'_> {
-    /// What would be published; changes nothing.
+    /// The message that would be published; changes nothing.
     ///
     /// # Errors
     /// Why it would not be sent.
     pub async fn prepare(&self, id: &JobId) -> Result<(ReloadedJob, OutgoingMessage), ResendError> {
-        let recalled = self.operator.reload(id, &self.resolution).await??;
-        let job = &recalled.job;
+        let reloaded = self.operator.reload(id, &self.resolution).await??;
+        let job = &reloaded.job;
         if !self.providers.contains(&job.provider) {
             return Err(ResendError::NoProvider(job.provider.clone()));
         }
@@ -80,8 +80,8 @@ impl Resender<'_> {
             DecodeError::Invalid { invalid, .. } => ResendError::Unreadable(invalid.to_string()),
             error @ DecodeError::NewerVersion(_) => ResendError::Unreadable(error.to_string()),
         })?;
-        if decoded.hash != recalled.hash {
-            // What is missing is what was emptied; anything else was changed by hand.
+        if decoded.hash != reloaded.hash {
+            // A missing payload was emptied; any other difference was made by hand.
             return Err(match job.payload {
                 None => ResolutionRefusal::Scrubbed.into(),
                 Some(_) => ResendError::Unreadable("its row no longer says what was recorded".to_owned()),
@@ -95,19 +95,19 @@ impl Resender<'_> {
         let outgoing = OutgoingMessage {
             destination: Destination::Lane(job.provider.clone()),
             body: Bytes::from(body),
-            // The one that the verdict makes the newest.
-            properties: headers::with_copy_number(properties, recalled.copy + 1),
+            // The copy number that the resolution makes the newest.
+            properties: headers::with_copy_number(properties, reloaded.copy + 1),
         };
-        Ok((recalled, outgoing))
+        Ok((reloaded, outgoing))
     }
 
     /// Makes the job `waiting` and publishes its message.
     ///
     /// # Errors
-    /// Why it was not sent; [`NotSent::Unpublished`] alone leaves it changed.
+    /// Why it was not sent; only [`ResendError::Unpublished`] leaves it changed.
     pub async fn send(&self, id: &JobId) -> Result<(), ResendError> {
-        let (recalled, message) = self.prepare(id).await?;
-        self.operator.resolve(id, &self.resolution, Some(recalled.fence), &self.actor).await??;
+        let (reloaded, message) = self.prepare(id).await?;
+        self.operator.resolve(id, &self.resolution, Some(reloaded.fence), &self.actor).await??;
         self.queue.publish(message).await.map_err(ResendError::Unpublished)
     }
 }

@@ -1,6 +1,6 @@
-//! Waiting for an engine to come back: the same operation again, with growing pauses, until it works or must be given up.
+//! Retries while a backend is unavailable: repeats an operation with growing pauses until it succeeds.
 //!
-//! Refuses to repeat what trying again will not mend, and refuses to outlive the drain.
+//! It ends early on an error that a retry does not fix, and when its token fires, as at the end of a drain.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::queue::QueueError;
 
 const BACKOFF: BackoffPolicy = BackoffPolicy { base: Duration::from_millis(100), max: Duration::from_secs(5) };
 
-/// Whether the same operation may succeed later.
+/// Errors after which the same operation may succeed later.
 pub trait Transient: std::error::Error {
     fn is_transient(&self) -> bool;
 }
@@ -30,18 +30,18 @@ impl Transient for QueueError {
     }
 }
 
-/// Why an operation was given up.
+/// Why the retries ended without success.
 #[derive(Debug)]
 pub enum RetryEnded<E> {
-    /// The token fired while the engine was away.
+    /// The token fired while the backend was unavailable.
     Stopped,
     Failed(E),
 }
 
-/// Repeats `operation` while its engine is away. `what` names it in the log, once per outage.
+/// Repeats `operation` while its backend is unavailable. `what` names it in the log, once per outage.
 ///
 /// # Errors
-/// [`GivenUp`] when the error will not pass, or `stop` fires first.
+/// [`RetryEnded`] when the error is permanent, or `stop` fires first.
 pub async fn retry_while_unavailable<T, E: Transient, F: Future<Output = Result<T, E>>>(
     what: &str,
     stop: &CancellationToken,
@@ -52,7 +52,7 @@ pub async fn retry_while_unavailable<T, E: Transient, F: Future<Output = Result<
         let error = match operation().await {
             Ok(value) => {
                 if failed > 0 {
-                    tracing::info!(what, after = failed, "works again");
+                    tracing::info!(what, after = failed, "backend available again");
                 }
                 return Ok(value);
             }
@@ -61,7 +61,7 @@ pub async fn retry_while_unavailable<T, E: Transient, F: Future<Output = Result<
         };
         failed += 1;
         if failed == 1 {
-            tracing::warn!(what, %error, "engine away, waiting for it");
+            tracing::warn!(what, %error, "backend unavailable, retrying");
         }
         tokio::select! {
             () = sleep(BACKOFF.delay(failed, rand::random())) => {}

@@ -1,8 +1,9 @@
-//! The leaky bucket as a pool: a bounded place where jobs wait for a worker, and a steady outflow.
+//! The scheduler of a lane: a leaky bucket in which jobs wait for a worker slot, and which lets them out at the egress
+//! rate.
 //!
-//! Refuses to take jobs by itself: the lane bounds how many are in hand. Among those that wait, the higher priority
-//! leaves first, then the older. A turn is one worker; dropping it frees the worker. A job that the outflow does not count
-//! waits for a worker alone.
+//! It does not consume jobs; the lane's prefetch bounds how many wait. The higher priority leaves first, then the older
+//! job. A worker slot is free again when it is dropped. A job that the egress rate does not count waits for a slot
+//! alone.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,9 +15,10 @@ use tokio_util::sync::CancellationToken;
 use crate::domain::job::JobId;
 use crate::domain::leaky_bucket::LeakyBucket;
 
+/// Number of queued jobs from which cancelled ones are removed.
 const SWEEP_FROM: usize = 64;
 
-/// The right of one job to be worked on.
+/// The right of one job to be processed: one of `workers`.
 #[derive(Debug)]
 pub struct WorkerSlot {
     scheduler: mpsc::UnboundedSender<SchedulerMessage>,
@@ -25,7 +27,7 @@ pub struct WorkerSlot {
 }
 
 impl WorkerSlot {
-    /// No request comes of it: the next one need not wait as if one had.
+    /// Refunds the egress rate: the job makes no request, so the next one need not wait for it.
     pub fn refund(&mut self) {
         self.is_refunded = self.egress_rule == EgressRule::Paced;
     }
@@ -33,26 +35,26 @@ impl WorkerSlot {
 
 impl Drop for WorkerSlot {
     fn drop(&mut self) {
-        // A pool that has stopped counts nobody.
+        // After the scheduler has stopped, nothing counts the slot.
         let _ = self.scheduler.send(SchedulerMessage::SlotReleased { is_refunded: self.is_refunded });
     }
 }
 
-/// What a job waits for besides a worker.
+/// What a job waits for besides a worker slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EgressRule {
-    /// The steady outflow, which counts it.
+    /// The egress rate, which counts it.
     Paced,
-    /// Nothing: its own limits are waited for at the gate.
+    /// Nothing: the gate applies its own limits.
     Exempt,
 }
 
-/// Where a job waits for its turn.
+/// Position of a job that waits for its worker slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SchedulerPosition {
-    /// How many go before it.
+    /// Jobs that leave before it.
     pub jobs_ahead: u32,
-    /// Until the outflow lets it go; later where all workers are busy.
+    /// Wait for the egress rate; longer where all worker slots are in use.
     pub egress_wait: Duration,
 }
 
@@ -69,7 +71,7 @@ struct Waiter {
     reply: oneshot::Sender<WorkerSlot>,
 }
 
-/// A handle on one lane's pool; cheap to clone.
+/// A handle on one lane's scheduler; cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Scheduler {
     messages: mpsc::UnboundedSender<SchedulerMessage>,
@@ -79,9 +81,10 @@ struct SchedulerTask {
     inbox: mpsc::UnboundedReceiver<SchedulerMessage>,
     messages: mpsc::UnboundedSender<SchedulerMessage>,
     paced: BTreeMap<(u8, u64), Waiter>,
-    /// Those that the outflow does not count.
+    /// Jobs that the egress rate does not count.
     exempt: BTreeMap<(u8, u64), Waiter>,
-    /// So many in line are worth a look for those who have gone: nobody looks at all of them for each who comes.
+    /// Queue length from which cancelled jobs are removed. It grows with the queue, so that not every arrival scans all
+    /// jobs.
     sweep_from: usize,
     arrivals: u64,
     busy: u32,
@@ -91,7 +94,7 @@ struct SchedulerTask {
 }
 
 impl Scheduler {
-    /// The pool and the task that runs it, for the caller to spawn and track.
+    /// The scheduler and the task that runs it, for the caller to spawn and track.
     pub fn new(workers: u32, jobs_per_second: f64, stop: CancellationToken) -> (Self, impl Future<Output = ()> + Send) {
         let (messages, inbox) = mpsc::unbounded_channel();
         let task = SchedulerTask {
@@ -109,12 +112,12 @@ impl Scheduler {
         (Self { messages }, task.run(stop))
     }
 
-    /// Waits for a turn; `None` when the pool stops first.
+    /// Waits for a worker slot; `None` when the scheduler stops first.
     pub fn acquire(&self, priority: u8) -> impl Future<Output = Option<WorkerSlot>> + Send + use<> {
         self.enqueue(None, priority, EgressRule::Paced)
     }
 
-    /// The same, for a job whose place can be asked for by its id ([`Pool::place_of`]).
+    /// Waits for a worker slot with a job id, by which [`Scheduler::position_of`] finds the job.
     pub fn acquire_for(
         &self,
         job: JobId,
@@ -124,22 +127,23 @@ impl Scheduler {
         self.enqueue(Some(job), priority, pace)
     }
 
-    /// Enters at once: what waits is the reply alone, since thousands do.
+    /// Queues the job at once: only the reply is awaited, since thousands of jobs wait.
     fn enqueue(
         &self,
         job: Option<JobId>,
         priority: u8,
         pace: EgressRule,
     ) -> impl Future<Output = Option<WorkerSlot>> + Send + use<> {
-        let (reply, turn) = oneshot::channel();
-        // A pool that has stopped drops the message, and with it the reply.
+        let (reply, slot) = oneshot::channel();
+        // After the scheduler has stopped, the message is dropped, and with it the reply.
         drop(
             self.messages.send(SchedulerMessage::Enter { priority, waiter: Waiter { job, egress_rule: pace, reply } }),
         );
-        async move { turn.await.ok() }
+        async move { slot.await.ok() }
     }
 
-    /// Where this job waits; `None` when it does not. Looks at all who wait, so it is for people to ask.
+    /// Position of a waiting job; `None` when it does not wait. Scans all waiting jobs, so it serves operators' queries
+    /// only.
     pub async fn position_of(&self, job: JobId) -> Option<SchedulerPosition> {
         let (reply, answer) = oneshot::channel();
         self.messages.send(SchedulerMessage::Position { job, reply }).ok()?;
@@ -170,10 +174,10 @@ impl SchedulerTask {
         match message {
             SchedulerMessage::Enter { priority, waiter } => {
                 self.arrivals += 1;
-                let place = (u8::MAX - priority, self.arrivals);
-                self.queue(waiter.egress_rule).insert(place, waiter);
+                let position = (u8::MAX - priority, self.arrivals);
+                self.queue(waiter.egress_rule).insert(position, waiter);
             }
-            // Whoever asked may have gone.
+            // The caller may have stopped waiting.
             SchedulerMessage::Position { job, reply } => drop(reply.send(self.position_of(&job))),
             SchedulerMessage::SlotReleased { is_refunded: unused } => {
                 self.busy = self.busy.saturating_sub(1);
@@ -196,8 +200,8 @@ impl SchedulerTask {
     }
 
     fn position_of(&self, job: &JobId) -> Option<SchedulerPosition> {
-        [&self.paced, &self.exempt].into_iter().find_map(|line| {
-            let mut waiting = line.values().filter(|waiter| !waiter.reply.is_closed());
+        [&self.paced, &self.exempt].into_iter().find_map(|queue| {
+            let mut waiting = queue.values().filter(|waiter| !waiter.reply.is_closed());
             let mut before = 0;
             let waiter = waiting.find(|waiter| {
                 let is_found = waiter.job.as_ref() == Some(job);
@@ -212,7 +216,7 @@ impl SchedulerTask {
         })
     }
 
-    /// Gives turns while workers are free and the outflow allows; says when the outflow allows the next.
+    /// Grants slots while some are free and the egress rate allows; returns when the egress rate allows the next.
     fn admit(&mut self) -> Option<Instant> {
         if self.paced.len() + self.exempt.len() >= self.sweep_from {
             self.paced.retain(|_, waiter| !waiter.reply.is_closed());
@@ -235,16 +239,16 @@ impl SchedulerTask {
                 self.bucket.leak(now);
             }
             self.busy += 1;
-            // A turn that nobody takes drops and comes back as `Left`.
+            // If the job was cancelled, the slot is dropped and comes back as `SlotReleased`.
             let _ = reply.send(WorkerSlot { scheduler: self.messages.clone(), egress_rule: pace, is_refunded: false });
         }
         None
     }
 
-    /// The place of the first who waits and has not gone.
+    /// Key of the first job that was not cancelled.
     fn first(&mut self, pace: EgressRule) -> Option<(u8, u64)> {
-        let line = self.queue(pace);
-        while let Some(first) = line.first_entry() {
+        let queue = self.queue(pace);
+        while let Some(first) = queue.first_entry() {
             if !first.get().reply.is_closed() {
                 return Some(*first.key());
             }
@@ -261,16 +265,16 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn higher_priority_leaves_first_at_the_steady_rate() {
         let stop = CancellationToken::new();
-        let (pool, task) = Scheduler::new(1, 10.0, stop.clone());
+        let (scheduler, task) = Scheduler::new(1, 10.0, stop.clone());
         let running = tokio::spawn(task);
-        let first = pool.acquire(0).await.unwrap();
+        let first = scheduler.acquire(0).await.unwrap();
         let (order, mut left) = mpsc::unbounded_channel();
         for (name, priority) in [("low", 0), ("high", 9), ("middle", 5)] {
-            let (pool, order) = (pool.clone(), order.clone());
+            let (scheduler, order) = (scheduler.clone(), order.clone());
             tokio::spawn(async move {
-                let turn = pool.acquire(priority).await;
+                let slot = scheduler.acquire(priority).await;
                 order.send((name, Instant::now())).unwrap();
-                drop(turn);
+                drop(slot);
             });
         }
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -286,76 +290,76 @@ mod tests {
         assert!(instants[2] - instants[0] >= Duration::from_millis(100), "{instants:?}");
         stop.cancel();
         running.await.unwrap();
-        assert!(pool.acquire(0).await.is_none());
+        assert!(scheduler.acquire(0).await.is_none());
     }
 
     #[tokio::test(start_paused = true)]
     async fn refused_job_refunds_its_egress_tick() {
-        let (pool, task) = Scheduler::new(32, 2.0 / 3_600.0, CancellationToken::new());
+        let (scheduler, task) = Scheduler::new(32, 2.0 / 3_600.0, CancellationToken::new());
         tokio::spawn(task);
         let begun = Instant::now();
-        let mut turn = pool.acquire(0).await.unwrap();
-        turn.refund();
-        drop(turn);
-        drop(pool.acquire(0).await.unwrap());
+        let mut slot = scheduler.acquire(0).await.unwrap();
+        slot.refund();
+        drop(slot);
+        drop(scheduler.acquire(0).await.unwrap());
         assert!(begun.elapsed() <= Duration::from_secs(2), "{:?}", begun.elapsed());
         // That one was used.
-        drop(pool.acquire(0).await.unwrap());
+        drop(scheduler.acquire(0).await.unwrap());
         assert!(begun.elapsed() >= Duration::from_secs(1_800), "{:?}", begun.elapsed());
     }
 
     #[tokio::test(start_paused = true)]
     async fn worker_slots_are_bounded() {
         let stop = CancellationToken::new();
-        let (pool, task) = Scheduler::new(2, 1_000.0, stop.clone());
+        let (scheduler, task) = Scheduler::new(2, 1_000.0, stop.clone());
         tokio::spawn(task);
-        let (one, two) = (pool.acquire(0).await, pool.acquire(0).await);
-        let third = tokio::time::timeout(Duration::from_secs(60), pool.acquire(0)).await;
-        assert!(third.is_err(), "two workers, three turns");
-        drop(one);
-        assert!(pool.acquire(0).await.is_some());
-        drop(two);
+        let (first_slot, second_slot) = (scheduler.acquire(0).await, scheduler.acquire(0).await);
+        let third = tokio::time::timeout(Duration::from_secs(60), scheduler.acquire(0)).await;
+        assert!(third.is_err(), "two workers, three slots");
+        drop(first_slot);
+        assert!(scheduler.acquire(0).await.is_some());
+        drop(second_slot);
     }
 
     #[tokio::test(start_paused = true)]
     async fn waiting_job_has_a_position_and_egress_wait() {
-        let (pool, task) = Scheduler::new(9, 0.5, CancellationToken::new());
+        let (scheduler, task) = Scheduler::new(9, 0.5, CancellationToken::new());
         tokio::spawn(task);
         let id = |id: &str| JobId::new(id).unwrap();
-        let _first = pool.acquire_for(id("first"), 0, EgressRule::Paced).await.unwrap();
+        let _first = scheduler.acquire_for(id("first"), 0, EgressRule::Paced).await.unwrap();
         for name in ["second", "third", "fourth"] {
-            let pool = pool.clone();
-            tokio::spawn(async move { pool.acquire_for(id(name), 0, EgressRule::Paced).await });
+            let scheduler = scheduler.clone();
+            tokio::spawn(async move { scheduler.acquire_for(id(name), 0, EgressRule::Paced).await });
             tokio::task::yield_now().await;
         }
         tokio::time::advance(Duration::from_millis(500)).await;
-        let told = pool.position_of(id("third")).await.unwrap();
-        assert_eq!((told.jobs_ahead, told.egress_wait), (1, Duration::from_millis(3_500)));
-        assert_eq!(pool.position_of(id("first")).await, None);
+        let position = scheduler.position_of(id("third")).await.unwrap();
+        assert_eq!((position.jobs_ahead, position.egress_wait), (1, Duration::from_millis(3_500)));
+        assert_eq!(scheduler.position_of(id("first")).await, None);
     }
 
     #[tokio::test(start_paused = true)]
     async fn exempt_job_waits_only_for_a_worker_slot() {
-        let (pool, task) = Scheduler::new(2, 1.0 / 3_600.0, CancellationToken::new());
+        let (scheduler, task) = Scheduler::new(2, 1.0 / 3_600.0, CancellationToken::new());
         tokio::spawn(task);
         let id = |id: &str| JobId::new(id).unwrap();
         let begun = Instant::now();
-        drop(pool.acquire(9).await);
-        let paced = tokio::spawn(pool.acquire(9));
-        let mut free = pool.acquire_for(id("free"), 0, EgressRule::Exempt).await.unwrap();
-        let _other = pool.acquire_for(id("other"), 0, EgressRule::Exempt).await.unwrap();
+        drop(scheduler.acquire(9).await);
+        let paced = tokio::spawn(scheduler.acquire(9));
+        let mut free = scheduler.acquire_for(id("free"), 0, EgressRule::Exempt).await.unwrap();
+        let _other = scheduler.acquire_for(id("other"), 0, EgressRule::Exempt).await.unwrap();
         assert_eq!(begun.elapsed(), Duration::ZERO);
-        let third = tokio::spawn(pool.acquire_for(id("third"), 0, EgressRule::Exempt));
+        let third = tokio::spawn(scheduler.acquire_for(id("third"), 0, EgressRule::Exempt));
         tokio::task::yield_now().await;
         assert_eq!(
-            pool.position_of(id("third")).await,
+            scheduler.position_of(id("third")).await,
             Some(SchedulerPosition { jobs_ahead: 0, egress_wait: Duration::ZERO })
         );
         free.refund();
         drop(free);
         drop(third.await.unwrap());
         assert_eq!(begun.elapsed(), Duration::ZERO);
-        // No use of the outflow, and so no unused one either.
+        // A job that did not use the egress rate refunds none of it.
         drop(paced.await.unwrap());
         assert!(begun.elapsed() >= Duration::from_secs(3_000), "{:?}", begun.elapsed());
     }

@@ -1,8 +1,9 @@
-//! The settings as this process knows them: polled by version, loaded when it moved, kept when they cannot be read. A hint
-//! of the database brings the next look forward; without hints a change is only seen later, by the next poll.
+//! The settings in this process: polled by version, loaded when the version changes, and kept while they cannot be
+//! read.
 //!
-//! Refuses bad rows: a provider whose row cannot be meant keeps its last good one, or has no lane, and is named in the
-//! log either way.
+//! A notification of the database triggers a poll at once; without notifications a change is seen at the next poll. The
+//! last valid row of a provider stays in force while its row is invalid. Without one the provider has no lane. The log
+//! names it in both cases. See `docs/decisions/0025-versioned-settings.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,10 +18,10 @@ use crate::ledger::LedgerError;
 use crate::ledger::settings::{InvalidRow, Settings, SettingsHints, SettingsSnapshot};
 use crate::worker::meter::Meter;
 
-/// How often the settings version is looked at: half of what a change may take to be in force.
+/// Time between two polls of the settings version: half of the time within which a change takes effect.
 pub const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Good rows by name, at one version.
+/// Valid rows by name, at one version.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LoadedSettings {
     pub version: i64,
@@ -29,7 +30,7 @@ pub struct LoadedSettings {
 }
 
 impl LoadedSettings {
-    /// What is known after a snapshot, given what was known before it.
+    /// The settings after a snapshot, given those before it.
     #[must_use]
     pub fn with_snapshot(&self, snapshot: SettingsSnapshot) -> Self {
         let mut next = Self { version: snapshot.version, ..Self::default() };
@@ -54,8 +55,8 @@ impl LoadedSettings {
 }
 
 impl LoadedSettings {
-    /// Quotas whose limits are not known in full: a bad row without a last good one may hold some of them. One that is
-    /// disabled holds none.
+    /// Quotas whose limits are not all known, because an enabled invalid row without a last valid one may hold some of
+    /// them. A disabled row holds none.
     #[must_use]
     pub fn quotas_with_unknown_limits(&self) -> BTreeSet<&str> {
         let unknown = |bad: &&InvalidRow| bad.enabled && !self.providers.contains_key(bad.provider.as_str());
@@ -66,29 +67,34 @@ impl LoadedSettings {
 /// Loads the settings once.
 ///
 /// # Errors
-/// As the ledger's.
+/// The ledger's.
 pub async fn load(settings: &dyn Settings, before: &LoadedSettings) -> Result<LoadedSettings, LedgerError> {
     let known = before.with_snapshot(settings.load().await?);
     for bad in &known.invalid_rows {
         let kept = known.providers.keys().any(|name| name.as_str() == bad.provider);
-        tracing::error!(provider = bad.provider, problems = ?bad.problems, last_good_row_kept = kept, "bad provider row");
+        tracing::error!(
+            provider = bad.provider,
+            problems = ?bad.problems,
+            last_valid_row_kept = kept,
+            "invalid provider row"
+        );
     }
     Ok(known)
 }
 
-/// Tells the watch which settings version the limiter's store knows; cheap to clone, for every gate.
+/// Passes the settings version that the limiter's store knows to the poll; cheap to clone, one for every gate.
 #[derive(Clone, Debug)]
 pub struct StoreVersion(watch::Sender<i64>);
 
 impl StoreVersion {
-    /// The sender for gates, and what [`follow`] listens to.
+    /// The sender for the gates, and the receiver for [`poll`].
     #[must_use]
     pub fn channel() -> (Self, watch::Receiver<i64>) {
         let (sender, receiver) = watch::channel(0);
         (Self(sender), receiver)
     }
 
-    /// A store answered that it knows this version. A newer one than ours makes the watch look at once.
+    /// Records that a store knows this version. A newer one than ours triggers a poll at once.
     pub fn observe(&self, version: i64) {
         self.0.send_if_modified(|highest| {
             let newer = version > *highest;
@@ -98,27 +104,27 @@ impl StoreVersion {
     }
 }
 
-/// Looks at the version afresh and loads the settings if it moved. A database that is older than what it once said was
-/// restored from a backup; its version is raised above everything that it said, so that its limits count again.
+/// Reads the version, and loads the settings if it changed. A database with an older version than before was restored
+/// from a backup: its version is raised above the old one, so that its limits take effect again.
 ///
 /// # Errors
-/// As the ledger's.
+/// The ledger's.
 pub async fn refresh(
     settings: &dyn Settings,
     before: &LoadedSettings,
     store: i64,
 ) -> Result<Option<LoadedSettings>, LedgerError> {
     let version = settings.version().await?;
-    let heard = store.max(before.version);
-    if version < heard {
+    let newest = store.max(before.version);
+    if version < newest {
         tracing::error!(
             database_version = version,
-            known_version = heard,
-            "the database is older than what it said before: was it restored from a backup? Its limits count from now \
-             on, and what was sent since the backup is not in it. If this repeats, two databases share one limiter store: \
-             give each its own limiter.prefix"
+            known_version = newest,
+            "the database is older than before: was it restored from a backup? Its limits take effect now, but what \
+             was sent since the backup is not in it. If this repeats, two databases share one limiter store: give each \
+             its own limiter.prefix"
         );
-        let raised = settings.raise_version(heard).await?;
+        let raised = settings.raise_version(newest).await?;
         tracing::warn!(version = raised, "settings version raised");
     } else if version == before.version {
         return Ok(None);
@@ -126,15 +132,15 @@ pub async fn refresh(
     load(settings, before).await.map(Some)
 }
 
-/// Passes hints on until `stop` fires. Those that come while a look is under way become one more look.
+/// Forwards notifications until `stop` fires. Those that arrive during a poll become one more poll.
 pub async fn listen(mut hints: Box<dyn SettingsHints>, hinted: Arc<Notify>, stop: CancellationToken) {
     while let Some(()) = stop.run_until_cancelled(hints.next()).await {
         hinted.notify_one();
     }
 }
 
-/// Follows the settings until `stop` fires. `store`: the highest version that a limiter's store has told. `hinted`: look
-/// now, and do not wait for the next poll.
+/// Polls the settings until `stop` fires. `store`: the highest version that a limiter's store reported. `hinted`
+/// triggers a poll without waiting for the next tick.
 pub async fn poll(
     settings: Arc<dyn Settings>,
     poll: Duration,
@@ -146,7 +152,7 @@ pub async fn poll(
 ) {
     let mut tick = interval(poll);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (mut away, mut gates) = (false, true);
+    let (mut failing, mut gates) = (false, true);
     loop {
         tokio::select! {
             _ = tick.tick() => {}
@@ -155,19 +161,20 @@ pub async fn poll(
             () = stop.cancelled() => return,
         }
         let before = known.borrow().clone();
-        // Taken before the database is asked: what the store knew by now, the database must know when it answers.
-        let told = *store.borrow_and_update();
-        match refresh(settings.as_ref(), &before, told).await {
-            Ok(None) => away = false,
+        // Read before the database is asked: a version that the store knows by now, the database must know when it
+        // answers.
+        let store_version = *store.borrow_and_update();
+        match refresh(settings.as_ref(), &before, store_version).await {
+            Ok(None) => failing = false,
             Ok(Some(next)) => {
-                away = false;
+                failing = false;
                 tracing::info!(version = next.version, providers = next.providers.len(), "settings loaded");
                 known.send_replace(Arc::new(next));
                 meter.record_reload();
             }
             Err(error) => {
                 meter.record_failed_reload();
-                if !std::mem::replace(&mut away, true) {
+                if !std::mem::replace(&mut failing, true) {
                     tracing::warn!(%error, "settings cannot be read; the last ones stay in force");
                 }
             }

@@ -1,9 +1,9 @@
-//! Sleeps to the start that a permit names, to a fraction of a millisecond: tokio's timer counts whole ones and rounds up.
+//! A timer for the start of requests, exact to a fraction of a millisecond: tokio's timer counts whole milliseconds and
+//! rounds up.
 //!
-//! One thread per worker holds all starts in order and sleeps until the first; it begins with the first start that is
-//! waited for and ends with its owner. Refuses to end early, by any clock: a start before its instant could be the one
-//! call too many. Refuses to know better than a clock that stands still: what a test has paused is waited for with
-//! tokio's timer alone.
+//! One thread per worker keeps all starts in order and sleeps until the first. It begins with the first sleeper and
+//! ends with its owner. It never ends a sleep early, by any clock: an early start could exceed the limit. With a paused
+//! clock, as in tests, tokio's timer is used alone. See `docs/decisions/0017-spread-and-time-starts.md`.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 
 use tokio::time::{Instant, sleep_until};
 
-/// The owner of the thread.
+/// Owner of the timer thread.
 #[derive(Debug, Default)]
 pub struct StartTimer {
     shared: Arc<Shared>,
@@ -25,7 +25,7 @@ enum TimerThread {
     #[default]
     NotStarted,
     Running(JoinHandle<()>),
-    /// The system gives no thread: tokio's timer must do.
+    /// The system grants no thread: tokio's timer is used.
     Unavailable,
 }
 
@@ -37,7 +37,7 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct SleepQueue {
-    /// By instant, then by arrival.
+    /// By instant, then in order of arrival.
     sleepers: BTreeMap<SleepKey, Waker>,
     arrivals: u64,
     ended: bool,
@@ -45,14 +45,14 @@ struct SleepQueue {
 
 type SleepKey = (std::time::Instant, u64);
 
-/// A place in the agenda, left when it is dropped.
+/// An entry of the queue, removed when it is dropped.
 struct Sleeper<'a> {
     shared: &'a Shared,
     key: Option<SleepKey>,
 }
 
 impl StartTimer {
-    /// Ends at this instant or shortly after it, never before.
+    /// Sleeps until this instant or shortly after it, never less.
     pub async fn sleep_until(&self, instant: Instant) {
         while Instant::now() < instant {
             if is_real_clock() && self.has_thread() {
@@ -69,7 +69,7 @@ impl StartTimer {
             let shared = Arc::clone(&self.shared);
             let begun = std::thread::Builder::new().name("start-timer".to_owned()).spawn(move || shared.run());
             *thread = begun.map(TimerThread::Running).unwrap_or_else(|error| {
-                tracing::warn!(%error, "no thread for precise starts; they come up to two milliseconds late");
+                tracing::warn!(%error, "failed to start the timer thread; requests may start up to 2 ms late");
                 TimerThread::Unavailable
             });
         }
@@ -82,7 +82,7 @@ impl Drop for StartTimer {
         lock(&self.shared.queue).ended = true;
         self.shared.changed.notify_one();
         if let TimerThread::Running(thread) = std::mem::take(&mut *lock(&self.thread)) {
-            // It waits for nothing but the agenda, and does nothing that panics.
+            // It waits for nothing but the queue, and does nothing that panics.
             let _ = thread.join();
         }
     }
@@ -94,25 +94,25 @@ impl Shared {
         poll_fn(|context| sleeper.poll(instant, context)).await;
     }
 
-    /// The thread: wakes whose instant has come, until its owner is gone.
+    /// The thread: wakes the sleepers whose instant has come, until its owner is dropped.
     fn run(&self) {
-        let mut agenda = lock(&self.queue);
-        while !agenda.ended {
+        let mut queue = lock(&self.queue);
+        while !queue.ended {
             let now = std::time::Instant::now();
-            let due = agenda.take_due(now);
+            let due = queue.take_due(now);
             if !due.is_empty() {
-                drop(agenda);
+                drop(queue);
                 due.into_iter().for_each(Waker::wake);
-                agenda = lock(&self.queue);
+                queue = lock(&self.queue);
                 continue;
             }
-            let first = agenda.sleepers.first_key_value().map(|((first, _), _)| *first);
-            agenda = match first {
+            let first = queue.sleepers.first_key_value().map(|((first, _), _)| *first);
+            queue = match first {
                 Some(first) => {
-                    let waited = self.changed.wait_timeout(agenda, first.saturating_duration_since(now));
+                    let waited = self.changed.wait_timeout(queue, first.saturating_duration_since(now));
                     waited.unwrap_or_else(PoisonError::into_inner).0
                 }
-                None => self.changed.wait(agenda).unwrap_or_else(PoisonError::into_inner),
+                None => self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner),
             };
         }
     }
@@ -133,14 +133,14 @@ impl Sleeper<'_> {
         if std::time::Instant::now() >= instant {
             return Poll::Ready(());
         }
-        let mut agenda = lock(&self.shared.queue);
+        let mut queue = lock(&self.shared.queue);
         let key = *self.key.get_or_insert_with(|| {
-            agenda.arrivals += 1;
-            (instant, agenda.arrivals)
+            queue.arrivals += 1;
+            (instant, queue.arrivals)
         });
-        agenda.sleepers.insert(key, context.waker().clone());
-        let is_first = agenda.sleepers.first_key_value().is_some_and(|(first, _)| *first == key);
-        drop(agenda);
+        queue.sleepers.insert(key, context.waker().clone());
+        let is_first = queue.sleepers.first_key_value().is_some_and(|(first, _)| *first == key);
+        drop(queue);
         if is_first {
             self.shared.changed.notify_one();
         }
@@ -156,14 +156,14 @@ impl Drop for Sleeper<'_> {
     }
 }
 
-/// Whether tokio's clock is the system's. One that was paused stands outside of what was read around it.
+/// Whether tokio's clock is the system's. A paused clock lies outside of the two values that are read around it.
 fn is_real_clock() -> bool {
     let (before, now, after) = (Instant::now(), std::time::Instant::now(), Instant::now());
     before.into_std() <= now && now <= after.into_std()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Whole after every statement.
+    // The data is consistent after every statement.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -210,7 +210,7 @@ mod tests {
             assert!(woken.is_err());
         }
         assert_eq!(sleepers(&timer), 0);
-        // One behind them is woken all the same.
+        // A later sleeper is woken nevertheless.
         timer.sleep_until(Instant::now() + Duration::from_millis(3)).await;
     }
 
@@ -238,7 +238,7 @@ mod tests {
         assert!(matches!(*lock(&timer.thread), TimerThread::Running(_)));
         let shared = Arc::downgrade(&timer.shared);
         drop(timer);
-        assert_eq!(shared.strong_count(), 0, "the thread still holds the agenda");
+        assert_eq!(shared.strong_count(), 0, "the thread still holds the queue");
     }
 
     #[tokio::test(start_paused = true)]

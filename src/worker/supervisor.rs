@@ -1,7 +1,8 @@
-//! A running worker: lanes as the provider rows say, from the first settings to the last acknowledgement.
+//! The supervisor of a worker process: runs one lane per enabled provider, from the first settings to the end of the
+//! drain.
 //!
-//! Refuses to leave jobs behind silently: the drain stops intake, finishes or hands back within its time, and its report
-//! says what was left.
+//! The drain stops intake, then finishes or requeues the active jobs until its timeout. [`DrainReport`] says what was
+//! left.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -28,10 +29,10 @@ use crate::ledger::settings::InvalidRow;
 use crate::limiter::gate::Gate;
 use crate::provider::FreezeError;
 
-/// Longest time after the drain for settling permits and publishing events, even when the drain took all of its own.
+/// Longest time after the drain for releasing permits and publishing events, even if the drain used all of its timeout.
 const FINAL_FLUSH_MAX: Duration = Duration::from_secs(3);
 
-/// What a worker says of itself to health checks and status.
+/// Status of a worker, for health checks and `status`.
 #[derive(Clone, Debug, Default)]
 pub struct WorkerStatus {
     /// Settings are loaded and the topology is declared.
@@ -42,21 +43,22 @@ pub struct WorkerStatus {
     pub lanes: Arc<BTreeMap<ProviderName, Arc<LaneControl>>>,
     /// The gates where the jobs of these lanes wait.
     pub gates: Arc<BTreeMap<ProviderName, Gate>>,
-    /// The leaky buckets that they wait in before.
+    /// The leaky buckets in which the jobs wait before the gate.
     pub schedulers: Arc<BTreeMap<ProviderName, Scheduler>>,
     pub active_jobs: Arc<ActiveJobs>,
-    /// What this process has counted; the same from its beginning to its end.
+    /// Counters of this process, from its start to its end.
     pub meter: Arc<Meter>,
 }
 
 /// What the drain left.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DrainReport {
-    /// Something was still under way when the time was over.
+    /// Some work was unfinished when the timeout passed.
     pub timed_out: bool,
-    /// Jobs still in hand when the time was over; the broker and the leases give them back.
+    /// Jobs that were still active when the timeout passed; the broker requeues their messages, and their leases
+    /// expire.
     pub left_active: usize,
-    /// Requests whose outcome is not written down.
+    /// Requests whose outcome is not recorded.
     pub abandoned_in_flight: usize,
 }
 
@@ -70,15 +72,15 @@ struct RunningLane {
 /// Runs until `stop` fires and the drain is over.
 ///
 /// # Errors
-/// When the database refuses in a way that waiting will not mend.
+/// When the database rejects the settings query for a reason that a retry does not fix.
 pub async fn run(
-    engines: Backends,
+    backends: Backends,
     options: WorkerOptions,
     stop: CancellationToken,
     progress: watch::Sender<WorkerStatus>,
 ) -> Result<DrainReport, LedgerError> {
     let worker = WorkerContext {
-        backends: engines,
+        backends,
         options: Arc::new(options),
         active_jobs: Arc::new(ActiveJobs::default()),
         meter: Arc::clone(&progress.borrow().meter),
@@ -124,13 +126,16 @@ pub async fn run(
     let report = drain(&worker, over_at).await;
     drained.cancel();
     services.close();
-    let last_words = async {
+    let final_flush = async {
         quotas.close().await;
         services.wait().await;
         outbox::publish_remaining(&worker).await;
     };
-    if timeout_at(over_at.max(Instant::now() + FINAL_FLUSH_MAX), last_words).await.is_err() {
-        tracing::warn!("not every settlement and outcome event is out; leases run out, and other workers publish");
+    if timeout_at(over_at.max(Instant::now() + FINAL_FLUSH_MAX), final_flush).await.is_err() {
+        tracing::warn!(
+            "not all permits were released and outcome events published before the timeout; leases expire, and other \
+             workers publish the events"
+        );
     }
     Ok(report)
 }
@@ -149,14 +154,17 @@ async fn run_lanes(
         let changed = quotas.apply_settings(&now);
         running.retain(|name, lane| {
             let row = now.providers.get(name).filter(|row| row.enabled);
-            // Behind another gate a new lane begins, and behind none there is nothing to take jobs for.
+            // A lane keeps one gate: another quota needs a new lane, and without a gate no job can be sent.
             let gate = row.and_then(|row| quotas.gate(&row.quota));
-            let goes_on = gate.is_some_and(|gate| gate.same_queue(&lane.context.gate));
-            if !goes_on {
-                tracing::info!(provider = %name, "lane ends: its row is disabled or gone, or its quota is another or unknown");
+            let continues = gate.is_some_and(|gate| gate.same_queue(&lane.context.gate));
+            if !continues {
+                tracing::info!(
+                    provider = %name,
+                    "lane stops: its provider row is disabled or deleted, or its quota changed or is unknown"
+                );
                 lane.stop.cancel();
             }
-            goes_on
+            continues
         });
         for lane in running.values() {
             let quota = lane.settings.borrow().provider.quota.clone();
@@ -167,23 +175,23 @@ async fn run_lanes(
                 lane.context.control.clear_provider_pause();
             }
         }
-        let mut told = LoadedSettings::clone(&now);
+        let mut reported = LoadedSettings::clone(&now);
         for row in now.providers.values().filter(|row| row.enabled) {
             let used = match running.get(&row.name) {
                 Some(lane) => apply_row(worker, lane, row),
                 None => start_lane(worker, quotas, row)
                     .map(|lane| running.extend(lane.map(|lane| (row.name.clone(), lane)))),
             };
-            told.invalid_rows.extend(used.err().map(|error| unusable_row(row, &error)));
+            reported.invalid_rows.extend(used.err().map(|error| unusable_row(row, &error)));
         }
-        if told.invalid_rows.len() > now.invalid_rows.len() {
-            progress.send_modify(|progress| progress.settings = Arc::new(told));
+        if reported.invalid_rows.len() > now.invalid_rows.len() {
+            progress.send_modify(|progress| progress.settings = Arc::new(reported));
         }
         let lanes = running.iter().map(|(name, lane)| (name.clone(), Arc::clone(&lane.context.control))).collect();
         let gates = running.iter().map(|(name, lane)| (name.clone(), lane.context.gate.clone())).collect();
-        let pools = running.iter().map(|(name, lane)| (name.clone(), lane.scheduler.clone())).collect();
+        let schedulers = running.iter().map(|(name, lane)| (name.clone(), lane.scheduler.clone())).collect();
         progress.send_modify(|progress| {
-            progress.schedulers = Arc::new(pools);
+            progress.schedulers = Arc::new(schedulers);
             progress.lanes = Arc::new(lanes);
             progress.gates = Arc::new(gates);
             progress.active_jobs = Arc::clone(&worker.active_jobs);
@@ -195,7 +203,7 @@ async fn run_lanes(
     }
 }
 
-/// A row that can be meant, but not called from here: it is told like any other bad row.
+/// Reports a valid row that cannot be called from this process like any other invalid row.
 fn unusable_row(row: &Provider, error: &FreezeError) -> InvalidRow {
     let (provider, quota) = (row.name.to_string(), row.quota.to_string());
     InvalidRow { provider, quota, enabled: row.enabled, paused: row.paused, problems: vec![error.to_string()] }
@@ -206,8 +214,8 @@ fn apply_row(worker: &WorkerContext, lane: &RunningLane, row: &Arc<Provider>) ->
         return Ok(());
     }
     let unusable = |error: &FreezeError| {
-        tracing::error!(provider = %row.name, %error, "row cannot be used; the last good one stays");
-        // That nothing shall be sent is obeyed, whatever else the row says.
+        tracing::error!(provider = %row.name, %error, "provider row cannot be used; the last valid row stays in force");
+        // A pause applies whatever else is wrong with the row.
         let good = lane.settings.borrow().clone();
         if row.paused && !good.provider.paused {
             let provider = Arc::new(Provider { paused: true, ..Provider::clone(&good.provider) });
@@ -223,51 +231,52 @@ fn apply_row(worker: &WorkerContext, lane: &RunningLane, row: &Arc<Provider>) ->
     Ok(())
 }
 
-/// What a changed row means for those who look at the lane's decisions.
+/// Records a pause or resume of the row among the lane's decisions.
 fn record_pause_change(lane: &LaneContext, paused_before: bool, paused: bool) {
     let decision = match (paused_before, paused) {
-        (false, true) => LaneDecision::new(DecisionKind::Paused, "its row says so"),
-        (true, false) => LaneDecision::new(DecisionKind::Resumed, "its row says so"),
+        (false, true) => LaneDecision::new(DecisionKind::Paused, "paused in its provider row"),
+        (true, false) => LaneDecision::new(DecisionKind::Resumed, "resumed in its provider row"),
         _ => return,
     };
     lane.meter.record_decision(decision);
 }
 
-/// No lane without a gate.
+/// Starts a lane; `None` if its quota has no gate.
 fn start_lane(
     worker: &WorkerContext,
     quotas: &Quotas,
     row: &Arc<Provider>,
 ) -> Result<Option<RunningLane>, FreezeError> {
-    let unusable =
-        |error: &FreezeError| tracing::error!(provider = %row.name, %error, "no lane: the row cannot be used");
+    let unusable = |error: &FreezeError| {
+        tracing::error!(provider = %row.name, %error, "no lane started: the provider row cannot be used");
+    };
     let client = worker.backends.providers.build(row).inspect_err(unusable)?;
     let Some(gate) = quotas.gate(&row.quota) else { return Ok(None) };
     let stop = worker.stop.child_token();
-    let pool_stop = CancellationToken::new();
-    let (pool, pool_task) = Scheduler::new(row.workers, row.egress_per_second(), pool_stop.clone());
+    let scheduler_stop = CancellationToken::new();
+    let (scheduler, scheduler_task) = Scheduler::new(row.workers, row.egress_per_second(), scheduler_stop.clone());
     let (settings, settings_rx) = watch::channel(Arc::new(LaneSettings { provider: Arc::clone(row), client }));
-    let parts = Arc::new(LaneContext {
+    let context = Arc::new(LaneContext {
         worker: worker.clone(),
         name: row.name.clone(),
         meter: worker.meter.lane(&row.name),
         settings: settings_rx,
         gate,
-        scheduler: pool.clone(),
+        scheduler: scheduler.clone(),
         control: Arc::new(LaneControl::for_provider(&row.name)),
         duplicates: Duplicates::default(),
         stop: stop.clone(),
     });
-    worker.jobs.spawn(pool_task);
-    let lane = lane::run(Arc::clone(&parts));
+    worker.jobs.spawn(scheduler_task);
+    let lane = lane::run(Arc::clone(&context));
     worker.jobs.spawn(async move {
         lane.await;
-        pool_stop.cancel();
+        scheduler_stop.cancel();
     });
-    Ok(Some(RunningLane { settings, scheduler: pool, context: parts, stop }))
+    Ok(Some(RunningLane { settings, scheduler, context, stop }))
 }
 
-/// Intake has stopped; waits for what is in hand, at most until the drain's time is over, then says what was left.
+/// Waits for the active jobs after intake has stopped, at most until `over_at`. Reports what was left.
 async fn drain(worker: &WorkerContext, over_at: Instant) -> DrainReport {
     worker.jobs.close();
     let timed_out = timeout_at(over_at, worker.jobs.wait()).await.is_err();
@@ -278,7 +287,7 @@ async fn drain(worker: &WorkerContext, over_at: Instant) -> DrainReport {
     };
     worker.abandon.cancel();
     if timed_out {
-        tracing::warn!(?report, "drain time is over; leases and the broker give the rest back");
+        tracing::warn!(?report, "drain timed out; the broker requeues the remaining messages, and their leases expire");
     }
     report
 }

@@ -1,7 +1,8 @@
-//! Keeps the broker's side of every provider declared, beside the lanes and never in their way, and again where it is missed.
+//! The topology task: declares the queues and exchanges of every provider, beside the lanes, and again when one is
+//! missing.
 //!
-//! Refuses to give up: a declaration that the broker refuses is said and tried again, and one provider's does not stop
-//! the others', nor the worker from being ready for them.
+//! A declaration that the broker refuses is logged and retried. It holds up neither the other providers nor the
+//! readiness of the worker.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,22 +19,24 @@ use crate::queue::{OutgoingMessage, QueueError, TopologyProblem};
 
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
-/// How often all that was declared is looked at.
+/// Time between two checks of all that was declared.
 const CHECK_INTERVAL: Duration = Duration::from_secs(30);
 
-/// What else than a person may have deleted a queue.
+/// Hint about who else than an operator may have deleted a queue.
 const POLICY_HINT: &str =
-    "unless a person did it, look for a policy with `expires` (rabbitmqctl list_policies; docs/topology.md)";
+    "unless an operator did it, look for a policy with `expires` (rabbitmqctl list_policies; docs/topology.md)";
 
-/// Declares each provider's topology once it is known, until the worker stops. The worker is ready when all that it knew
-/// at its start is declared, but for what the broker refuses to some of them: their lanes say so (`lane::open`).
+/// Declares each provider's topology once it is known, until the worker stops. The worker is ready when the topology of
+/// its first settings is declared. A provider that the broker refuses does not count: its lane logs that
+/// (`lane::open`).
 pub async fn keep_declared(
     worker: WorkerContext,
     known: watch::Receiver<Arc<LoadedSettings>>,
     progress: watch::Sender<WorkerStatus>,
 ) {
     let stop = worker.stop.clone();
-    // A declaration that is under way is dropped: one for each provider, by a broker that does not answer, would hold up the end.
+    // Cancelled when the worker stops: one declaration per provider, by a broker that does not answer, would delay the
+    // end.
     stop.run_until_cancelled(declare_all(worker, known, progress)).await;
 }
 
@@ -43,7 +46,7 @@ async fn declare_all(
     progress: watch::Sender<WorkerStatus>,
 ) {
     let mut declared: BTreeSet<ProviderName> = BTreeSet::new();
-    let (mut said, mut unfit) = (BTreeSet::new(), BTreeSet::new());
+    let (mut logged, mut unfit) = (BTreeSet::new(), BTreeSet::new());
     let mut look_at = Instant::now() + CHECK_INTERVAL;
     loop {
         if Instant::now() >= look_at {
@@ -52,7 +55,7 @@ async fn declare_all(
         }
         let names: Vec<ProviderName> = known.borrow_and_update().providers.keys().cloned().collect();
         let (mut missing, mut refused) = (false, BTreeSet::new());
-        // What all lanes share must be there even before the first provider is.
+        // The shared exchanges and queues must exist even before the first provider does.
         let shared = names.is_empty() && worker.backends.queue.declare(&[]).await.is_err();
         for name in names.iter().filter(|name| !declared.contains(*name)).cloned().collect::<Vec<_>>() {
             match worker.backends.queue.declare(std::slice::from_ref(&name)).await {
@@ -64,8 +67,8 @@ async fn declare_all(
                     if matches!(error, QueueError::Refused(_)) {
                         refused.insert(name.clone());
                     }
-                    if said.insert(name.clone()) {
-                        tracing::error!(provider = %name, %error, "queues not declared, will try again");
+                    if logged.insert(name.clone()) {
+                        tracing::error!(provider = %name, %error, "failed to declare queues, retrying");
                     }
                 }
             }
@@ -81,9 +84,13 @@ async fn declare_all(
     }
 }
 
-/// Looks at what was declared. Where something is gone all is declared again: what it held is lost, and the sweeper brings the
-/// jobs back. What is there otherwise, or may not be looked at, is said when it is new: its lane meets it when it opens again.
-async fn check_declared(worker: &WorkerContext, declared: &mut BTreeSet<ProviderName>, said: &mut BTreeSet<String>) {
+/// Checks what was declared. If something is missing, all is declared again: its messages are lost, and the sweeper
+/// republishes their jobs. A mismatch, or a refused check, is logged when it is new: the lane meets it when it reopens.
+async fn check_declared(
+    worker: &WorkerContext,
+    declared: &mut BTreeSet<ProviderName>,
+    reported: &mut BTreeSet<String>,
+) {
     let lanes: Vec<ProviderName> = declared.iter().cloned().collect();
     if lanes.is_empty() {
         return;
@@ -91,39 +98,39 @@ async fn check_declared(worker: &WorkerContext, declared: &mut BTreeSet<Provider
     let unfit = match worker.backends.queue.topology_problems(&lanes).await {
         Ok(unfit) => unfit,
         Err(error) => {
-            tracing::debug!(%error, "queues and exchanges cannot be looked at");
+            tracing::debug!(%error, "failed to check queues and exchanges");
             return;
         }
     };
-    let before = std::mem::take(said);
+    let before = std::mem::take(reported);
     for what in unfit {
         match what {
             TopologyProblem::Missing(what) => {
                 worker.meter.record_missing_topology();
-                tracing::error!(%what, "it was declared before, and is declared again; {POLICY_HINT}");
+                tracing::error!(%what, "deleted after it was declared; declaring it again; {POLICY_HINT}");
                 declared.clear();
             }
             TopologyProblem::Mismatch(what) | TopologyProblem::Refused(what) => {
                 if !before.contains(&what) {
-                    tracing::error!(%what, "it was declared before; its lane goes on until it must be opened again");
+                    tracing::error!(%what, "no longer usable as declared; its lane continues until it is reopened");
                 }
-                said.insert(what);
+                reported.insert(what);
             }
         }
     }
 }
 
-/// Whoever is refused everything has the wrong broker, or no rights there.
+/// Ready when every provider is declared or refused. If all are refused, the broker is the wrong one or grants no
+/// rights.
 fn is_ready(names: &[ProviderName], declared: &BTreeSet<ProviderName>, refused: &BTreeSet<ProviderName>) -> bool {
     let done = names.iter().all(|name| declared.contains(name) || refused.contains(name));
     done && (names.is_empty() || names.iter().any(|name| declared.contains(name)))
 }
 
-/// Publishes; a queue or exchange that somebody deleted is declared anew, because whoever has the message would wait for it
-/// for ever.
+/// Publishes a message. A deleted queue or exchange is declared again, because the message would wait for it for ever.
 ///
 /// # Errors
-/// As of publishing, and of declaring.
+/// The errors of publishing and of declaring.
 pub async fn publish(
     worker: &WorkerContext,
     provider: &ProviderName,
@@ -133,7 +140,7 @@ pub async fn publish(
     match queue.publish(message.clone()).await {
         Err(QueueError::Unroutable(_)) => {
             worker.meter.record_missing_topology();
-            tracing::error!(%provider, "no queue takes a message; its queues and exchanges are declared again; {POLICY_HINT}");
+            tracing::error!(%provider, "message unroutable; declaring its queues and exchanges again; {POLICY_HINT}");
             queue.declare(std::slice::from_ref(provider)).await?;
             queue.publish(message.clone()).await
         }

@@ -1,4 +1,5 @@
-//! Publishes whose confirms are late: they go on in the background, and until they end their lane gets no further ones.
+//! Publishes whose confirms are late: they continue in the background, and their lane gets no further ones until they
+//! end.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -11,7 +12,7 @@ use super::{WorkerContext, topology};
 use crate::domain::provider::ProviderName;
 use crate::queue::{OutgoingMessage, QueueError};
 
-/// A confirm that takes longer is late. A broker that works confirms within milliseconds.
+/// A confirm that takes longer is late. A healthy broker confirms within milliseconds.
 const CONFIRM_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Publishes to each lane that have not ended.
@@ -36,7 +37,8 @@ impl UnconfirmedPublishes {
 /// Publishes for a caller that must not wait long, such as the sweeper, which sees to all lanes.
 ///
 /// # Errors
-/// As of publishing. [`QueueError::NotConfirmed`] also when the confirm is late: then [`LatePublishes::holds`] the lane.
+/// The errors of publishing. [`QueueError::NotConfirmed`] also when the confirm is late: the lane is blocked until
+/// then.
 pub async fn publish_with_timeout(
     worker: &WorkerContext,
     lane: &ProviderName,
@@ -48,7 +50,7 @@ pub async fn publish_with_timeout(
         let stop = sending.stop.clone();
         tokio::select! {
             published = topology::publish(&sending, &to, &message) => {
-                // Whoever waited may have gone on.
+                // The caller may have stopped waiting.
                 answer.send(published).unwrap_or_default();
             }
             () = stop.cancelled() => {}
@@ -56,7 +58,7 @@ pub async fn publish_with_timeout(
     });
     match timeout(CONFIRM_TIMEOUT, &mut answered).await {
         Ok(Ok(published)) => published,
-        Ok(Err(_)) => Err(QueueError::NotConfirmed("the worker leaves".to_owned())),
+        Ok(Err(_)) => Err(QueueError::NotConfirmed("the worker is stopping".to_owned())),
         Err(_) => {
             worker.unconfirmed.add(lane, publish);
             Err(QueueError::NotConfirmed(

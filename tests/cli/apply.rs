@@ -19,9 +19,12 @@ fn acme(desk: &Desk, lines: &str) -> String {
 async fn unusable_rows_are_not_applied() {
     let desk = Desk::open().await;
     for (lines, words) in [
-        ("headers = { A = \"${job:amount}\" }", "header `A`: only ${env:NAME}, ${file:PATH} and ${job:account}"),
+        (
+            "headers = { A = \"${job:amount}\" }",
+            "header `A`: placeholders of a header can only be ${env:NAME}, ${file:PATH} and ${job:account}",
+        ),
         ("headers = { A = \"x${\" }", "header `A`: a `${` is never closed"),
-        ("headers = { A = \"${env:}\" }", "header `A`: only ${env:NAME}"),
+        ("headers = { A = \"${env:}\" }", "header `A`: placeholders of a header can only be ${env:NAME}"),
         ("headers = { Host = \"x\" }", "header `Host`: is set by the client"),
         ("headers = { 'Idempotency-Key' = \"x\" }", "header `Idempotency-Key`: is set by the client"),
         ("headers = { 'Content-Type' = \"${env:X}\" }", "header `content-type`: must be plain text"),
@@ -50,7 +53,7 @@ async fn locally_missing_secret_is_a_warning() {
         ("headers = { A = \"${file:/nowhere/key}\" }", "file `/nowhere/key`"),
         (
             "headers = { A = \"${env:HOME}\" }",
-            "header `a`: `${env:HOME}` may not be sent to x.example, says outbound.secrets: if it is meant, add \
+            "header `a`: `${env:HOME}` may not be sent to x.example: to allow it, add \
              \"env:HOME@x.example\" to outbound.secrets in the workers' configuration",
         ),
         ("url = \"http://10.0.0.1/c\"", "plain http: use https, or add `http://10.0.0.1:80` to outbound.allow"),
@@ -79,7 +82,8 @@ async fn apply_keeps_an_unmentioned_pause() {
     {
         let ran = desk.run(&[&["provider", "apply", &file], rest].concat()).await;
         assert_eq!((exit(&ran), ran.out.as_str()), (Exit::Success, out), "{}", ran.err);
-        let words = "acme stays paused, of which the file says nothing: `sluicegate provider resume acme` resumes it";
+        let words =
+            "acme stays paused, because the file does not set `paused`: `sluicegate provider resume acme` resumes it";
         assert!(ran.err.contains(words), "{}", ran.err);
         assert!(paused().await);
     }

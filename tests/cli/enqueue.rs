@@ -95,7 +95,7 @@ async fn endless_line_keeps_the_report() {
     std::fs::File::options().write(true).open(&file).unwrap().set_len(65 << 20).unwrap();
     let ran = engine.run(&["enqueue", "--provider", "acme", "--file", &file]).await;
     assert_eq!(ran.out, "1 published, 0 bad\n");
-    assert!(ran.err.contains("run it again"), "{}", ran.err);
+    assert!(ran.err.contains("run the same file again"), "{}", ran.err);
     let (error, _) = ran.failure();
     assert!(error.to_string().contains("line 2 is longer than"), "{error}");
     assert_eq!(published_ids(&engine), ["a".to_owned()].into());

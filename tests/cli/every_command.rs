@@ -1,4 +1,5 @@
-//! Every command once: what it prints fits the terminal, is whole in a pipe and is JSON if asked, and its exit code is exact.
+//! Every command once: what it prints fits the terminal, is whole in a pipe and is JSON if asked, and its exit code is
+//! exact.
 
 use std::collections::BTreeSet;
 use std::process::Command as Process;
@@ -210,7 +211,7 @@ async fn check_reports_an_invalid_row() {
     let findings = ran.json();
     let bad = findings.as_array().unwrap().iter().find(|finding| finding["subject"] == "provider acme").unwrap();
     assert_eq!(bad["level"], "error");
-    assert!(bad["mend"].as_str().unwrap().contains("last good one"), "{bad}");
+    assert!(bad["mend"].as_str().unwrap().contains("last valid version"), "{bad}");
     // One that can be meant, but that this configuration may not call.
     desk.sql("UPDATE providers SET url = 'http://10.1.2.3/charges' WHERE name = 'bolt'").await;
     let findings = desk.run(&["check", "--json"]).await.json();

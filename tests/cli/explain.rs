@@ -19,7 +19,7 @@ async fn a_payment_is_explained_from_the_ledger_alone() {
     assert_eq!(exit(&ran), Exit::Success, "{}", ran.err);
     assert!(ran.err.contains("explained from the ledger alone"), "{}", ran.err);
     assert!(ran.out.starts_with("w2 of acme is `waiting`: in the queue of lane acme, and no worker"), "{}", ran.out);
-    assert!(ran.out.contains("about 1 before it; no running worker was asked for its turn"), "{}", ran.out);
+    assert!(ran.out.contains("about 1 ahead of it; no estimate: no running worker was asked"), "{}", ran.out);
     let gates: Vec<&str> = ran.out.lines().skip(3).filter_map(|line| line.split_whitespace().next()).collect();
     assert_eq!(gates, sluicegate::domain::explain::CHECKS);
 

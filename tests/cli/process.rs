@@ -151,7 +151,7 @@ fn queued_payment_can_be_cancelled() {
     assert_eq!(run("provider apply acme.toml").0, 0);
     assert_eq!(run("enqueue --provider acme --id p1 --amount 1 --currency EUR").0, 0);
     let (code, said) = run("jobs cancel p2");
-    assert!(code == 1 && said.contains("name its --provider"), "{code}: {said}");
+    assert!(code == 1 && said.contains("add --provider NAME"), "{code}: {said}");
     let (code, said) = run("jobs cancel p1");
     assert_eq!(code, 0, "{said}");
     assert!(run("jobs show p1").1.contains("cancelled"), "{}", run("jobs show p1").1);
@@ -185,7 +185,7 @@ fn other_commands_require_a_migrated_database() {
         let output = sluicegate().current_dir(dir.path()).args(set).args(&line).output().unwrap();
         let all = format!("{}{}", text(&output.stdout), text(&output.stderr));
         assert_eq!(output.status.code(), Some(1), "{line:?}: {all}");
-        assert!(all.contains("not at this program's schema: run `sluicegate migrate`"), "{line:?}: {all}");
+        assert!(all.contains("schema missing or outdated: run `sluicegate migrate`"), "{line:?}: {all}");
     }
     // What is in memory alone is nobody's to keep.
     let memory = ["--set", "database.url=sqlite::memory:", "--set", "ops.listen=none", "provider", "list"];
@@ -235,7 +235,8 @@ fn as_nobody(dir: &std::path::Path) -> std::process::Command {
     use std::os::unix::fs::MetadataExt as _;
     use std::os::unix::process::CommandExt as _;
     let copy = dir.join("sluicegate");
-    // By another process: a file that this one writes cannot be run while a child of another test has inherited its handle.
+    // By another process: a file that this one writes cannot be run while a child of another test has inherited its
+    // handle.
     let copied = std::process::Command::new("cp").arg(assert_cmd::cargo::cargo_bin("sluicegate")).arg(&copy).status();
     assert!(copied.unwrap().success());
     let mut command = std::process::Command::new(&copy);
@@ -267,7 +268,7 @@ fn check_reports_an_uncreatable_database() {
     for (place, words) in [
         ("missing/new.db", "missing does not exist"),
         ("file/new.db", "file is not a folder"),
-        ("locked/new.db", "this user may not make files in its folder"),
+        ("locked/new.db", "this user may not create files in its folder"),
         ("locked/sluicegate.db", "the file that"),
         ("read-only/sluicegate.db", "this user may not write"),
     ] {
@@ -328,7 +329,7 @@ fn migration_needs_only_its_database() {
     let url = format!("postgres://owner@127.0.0.1:{}/billing", free_port());
     let output = sluicegate().arg("migrate").env("SLUICEGATE_DATABASE__URL", &url).output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
-    assert!(text(&output.stderr).contains("database away"), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("database unavailable"), "{}", text(&output.stderr));
     let output = sluicegate().arg("status").env("SLUICEGATE_DATABASE__URL", &url).output().unwrap();
     assert_eq!(output.status.code(), Some(78));
 }

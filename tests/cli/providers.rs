@@ -47,8 +47,8 @@ async fn invalid_row_rejects_the_file_with_78() {
     for (text, part) in [
         ("good broken", "provider `broken`: window_ms: must lie"),
         ("good\nbad line", "line 2: is bad"),
-        ("twice twice", "provider `twice`: stands in the file twice"),
-        ("", "names no provider"),
+        ("twice twice", "provider `twice`: is in the file twice"),
+        ("", "has no provider"),
     ] {
         let ran = engine.run(&["provider", "apply", &file(&dir, text)]).await;
         let (error, exit) = ran.failure();
@@ -172,7 +172,7 @@ async fn peek_reads_the_shared_store() {
     assert_eq!(scoped.as_array().unwrap().len(), 2, "{scoped}");
     for (rest, words) in [
         (&["nobody"][..], "there is no provider `nobody`"),
-        (&["off"], "off is disabled: nothing counts for it"),
+        (&["off"], "off is disabled: its limits are not counted"),
         (&["acme", "--account", "a"], "this provider has no limit of scope account: leave the account out"),
     ] {
         let (error, exit) = peek(rest).await.failure();
@@ -185,7 +185,7 @@ async fn migrate_reports_whether_it_changed_anything() {
     let engine = Engine::default();
     let first = engine.run(&["migrate"]).await;
     assert_eq!((first.out.as_str(), first.err.as_str()), ("", "sqlite://sluicegate.db is up to date now\n"));
-    assert_eq!(engine.run(&["migrate"]).await.err, "sqlite://sluicegate.db was up to date\n");
+    assert_eq!(engine.run(&["migrate"]).await.err, "sqlite://sluicegate.db was already up to date\n");
     let json = engine.run(&["migrate", "--json"]).await.json();
     assert_eq!(json, serde_json::json!({ "database": "sqlite://sluicegate.db", "changed": false }));
 }
@@ -207,17 +207,17 @@ async fn unreadable_row_is_listed_beside_others() {
         quota: "bolt".to_owned(),
         enabled: true,
         paused: false,
-        problems: vec!["column `statuses` is no JSON object".to_owned()],
+        problems: vec!["column `statuses` is not a JSON object".to_owned()],
     }];
     for line in [["provider", "list"], ["limits", "list"]] {
         let ran = engine.run(&line).await;
         assert_eq!(ran.result.as_ref().unwrap(), &Exit::Failed, "{line:?}");
-        assert_eq!(ran.err, "provider `bolt` is left out: column `statuses` is no JSON object\n", "{line:?}");
+        assert_eq!(ran.err, "provider `bolt` is left out: column `statuses` is not a JSON object\n", "{line:?}");
     }
     let list = engine.run(&["provider", "list", "--json"]).await.json();
     assert_eq!((list.as_array().unwrap().len(), &list[0]["name"]), (1, &"acme".into()));
     let (error, _) = engine.run(&["provider", "show", "bolt"]).await.failure();
-    assert!(error.contains("provider `bolt`: column `statuses` is no JSON object"), "{error}");
+    assert!(error.contains("provider `bolt`: column `statuses` is not a JSON object"), "{error}");
     let line = "enqueue --provider acme --amount 1 --currency EUR";
     assert_eq!(engine.run(&line.split(' ').collect::<Vec<_>>()).await.result.unwrap(), Exit::Success);
 }

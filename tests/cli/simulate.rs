@@ -59,7 +59,7 @@ fn variants_are_compared_with_clear_times() {
     assert!(of("clears at").contains("12:00:2") && of("clears at").contains("UTC"), "{out}");
     let svg = std::fs::read_to_string(desk.0.path().join("p.svg")).unwrap();
     assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
-    for text in ["not settled yet (jobs)", "rate at the provider (requests/s)", "at 50/s: clears at 12:00:", "seconds"]
+    for text in ["not finished yet (jobs)", "rate at the provider (requests/s)", "at 50/s: clears at 12:00:", "seconds"]
     {
         assert!(svg.contains(text), "{text}");
     }
@@ -135,18 +135,18 @@ fn invalid_simulation_input_is_reported() {
     for (line, words) in [
         (vec!["--burst", "10", "--latency", latency], "latency.csv: line 3: `fast`"),
         (vec!["--burst", "10", "--latency", "80ms..20ms"], "--latency: `80ms..20ms` ends before it begins"),
-        (vec!["--burst", "10", "--with", "limit=5/1s"], "say which limit, as limit.NAME=…: per-second, per-account"),
+        (vec!["--burst", "10", "--with", "limit=5/1s"], "name the limit, as limit.NAME=…: per-second, per-account"),
         (vec!["--burst", "10", "--with", "limit.x=5/1s"], "there is no limit `x`"),
         (vec!["--burst", "10", "--with", "workrs=5"], "unknown field `workrs`"),
         (vec!["--burst", "10", "--with", "workers=0"], "workers is 0"),
         (vec!["--burst", "10", "--with", "paused=true"], "acme is paused: add --with paused=false"),
         (vec!["--burst", "10", "--variant", "odd: mode=drop"], "odd: mode is `drop`"),
-        (vec!["--burst", "0"], "no job ever comes"),
+        (vec!["--burst", "0"], "no job arrives"),
         (vec!["--burst", "300 k"], "`300 k` is not a number of jobs: write 5000, 300_000 or 300k"),
         (vec!["--burst", "99999999"], "at most 10000000 jobs"),
         (vec!["--rate", "30000/1s", "--for", "6m"], "at most 10000000 jobs"),
         (vec!["--burst", "1", "--faults", "2"], "--faults: `2` must be a share"),
-        (vec!["--burst", "1", "--plot", "p.png"], "end in .svg"),
+        (vec!["--burst", "1", "--plot", "p.png"], "ends in .svg"),
         (vec!["--burst", "1", "--with", "limit.x=5/1s", "--with", "workrs=5"], "--with workrs=5: unknown field"),
         (vec!["--burst", "1", "--with", "limit.x=5/1s", "--with", "workrs=5"], "--with limit.x=5/1s: there is no"),
     ] {
@@ -159,7 +159,7 @@ fn invalid_simulation_input_is_reported() {
     assert!(code == 2 && err.contains(words), "{code} {err}");
     desk.put("providers.toml", &format!("{ROWS}{}", ROWS.replace("acme", "bolt")));
     let (code, _, err) = desk.run(&["--burst", "1"]);
-    assert!(code == 2 && err.contains("say which with --provider: acme, bolt"), "{code} {err}");
+    assert!(code == 2 && err.contains("name one with --provider: acme, bolt"), "{code} {err}");
     for line in [&["--rate", "5/s"][..], &[], &["--history", "today"], &["--burst", "x"]] {
         assert_eq!(desk.run(line).0, 2, "{line:?}");
     }

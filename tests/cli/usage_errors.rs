@@ -1,5 +1,5 @@
-//! Command lines that cannot be meant: the exit code says whose mistake it is, the message names what was written and how
-//! it should be.
+//! Command lines that cannot be meant: the exit code says whose mistake it is, the message names what was written and
+//! how it should be.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
@@ -50,7 +50,7 @@ const LINES: [(i32, &str, &str); 49] = [
     (2, "'--amount <AMOUNT>'", "enqueue --file x --amount 1"),
     (2, "'--listen <LISTEN>'", "fake-provider --listen nowhere"),
     (2, "like 100/1s", "fake-provider --limit 5"),
-    (2, "does not lie between 0 and 1", "fake-provider --error-rate 2"),
+    (2, "is not between 0 and 1", "fake-provider --error-rate 2"),
     (2, "write 250ms, 1s", "fake-provider --latency x"),
     (2, "'frob'", "bench frob"),
     (2, "[possible values: bash", "completions tcsh"),

@@ -67,12 +67,12 @@ fn spec_of_all_kinds() -> QuotaSpec {
     QuotaSpec { members, limits, even_pacing: true, grant_jitter: Some(Duration::from_millis(50)), ..spec() }
 }
 
-fn call(wants: Vec<PermitRequest>, settlements: Vec<PermitRelease>) -> LimiterCall {
+fn call(wants: Vec<PermitRequest>, releases: Vec<PermitRelease>) -> LimiterCall {
     LimiterCall {
         incarnation: 5,
         number: 3,
         requests: wants,
-        releases: settlements,
+        releases,
         pause: None,
         rebuild: None,
         seeds: None,
@@ -131,15 +131,15 @@ fn read(argument: &[u8], run_id: &str) -> Vec<String> {
     let more = if field(&head, "more") == 1 { reading.take("more") } else { Vec::new() };
     let of_more = |name: &str| if more.is_empty() { 0 } else { field(&more, name) };
     (0..field(&head, "wants")).for_each(|_| drop(reading.take("want")));
-    let not_sent = *Header::of(QUOTA).codes("CODES", "fate").get("not sent").unwrap();
+    let unused = *Header::of(QUOTA).codes("CODES", "release kind").get("unused").unwrap();
     let mut returned = 0;
-    for _ in 0..field(&head, "settlements") {
-        if field(&reading.take("settlement"), "fate") == not_sent {
+    for _ in 0..field(&head, "releases") {
+        if field(&reading.take("release"), "release kind") == unused {
             (0..field(&terms, "cells")).for_each(|_| drop(reading.take("origin")));
             returned += 1;
         }
     }
-    assert_eq!(field(&head, "of them not sent"), returned);
+    assert_eq!(field(&head, "of them unused"), returned);
     (0..of_more("past uses")).for_each(|_| drop(reading.take("past use")));
     let before = reading.left.len();
     for _ in 0..of_more("seeds") {
@@ -170,15 +170,15 @@ fn call_packing_matches_the_header() {
         subjects: Vec::new(),
         release_kind: ReleaseKind::Used { age: Duration::from_micros(900) },
     };
-    let not_sent = PermitRelease {
+    let unused = PermitRelease {
         call: 1,
         release_kind: ReleaseKind::Unused { origins: vec![1_700_000_000_001] },
         ..used.clone()
     };
     assert_eq!(
-        read(&encode_call(&spec(), &call(vec![want], vec![used, not_sent])), "run"),
+        read(&encode_call(&spec(), &call(vec![want], vec![used, unused])), "run"),
         [
-            "head: incarnation 5, number 3, bytes of terms 109, wants 1, settlements 2, of them not sent 1, subjects 0, more 0",
+            "head: incarnation 5, number 3, bytes of terms 109, wants 1, releases 2, of them unused 1, subjects 0, more 0",
             // Cold: a padded window, the longest hold, the booking horizon and the handover.
             "terms: version 7, grant jitter 0, longest hold 10500000, booking horizon 250000, send budget 500000, \
              longest window 1002500, cold after a loss 11792500, until all have noticed 40000, resumed at 0, longest of accounts 0, \
@@ -188,8 +188,8 @@ fn call_packing_matches_the_header() {
             "cell: kind 0, applies 0, mode 1, window 1002500, offset or interval 0, granule in ms 1, max 100, \
              index in the spec 0",
             "want: permits 2, cost 3, kind 1, subjects 0, first subject 0, second subject 0",
-            "settlement: call 2, cost 4, kind 2, fate 0, subjects 0, first subject 0, second subject 0, age 900",
-            "settlement: call 1, cost 4, kind 2, fate 1, subjects 0, first subject 0, second subject 0, age 0",
+            "release: call 2, cost 4, kind 2, release kind 0, subjects 0, first subject 0, second subject 0, age 900",
+            "release: call 1, cost 4, kind 2, release kind 1, subjects 0, first subject 0, second subject 0, age 0",
             "origin: instant in ms 1700000000001",
         ]
     );
@@ -217,7 +217,7 @@ fn full_call_packing_matches_the_header() {
     };
     let subjects = vec![SubjectHistory { subject: a[0].clone(), history: history(vec![past(5, 1, 4)]) }];
     let seeds = CounterSeeds { state_epoch: Micros(9), provider: Some(history(Vec::new())), subjects };
-    let settlement = PermitRelease {
+    let release = PermitRelease {
         call: 2,
         cost: 1,
         kind: CallKind::Charge,
@@ -229,7 +229,7 @@ fn full_call_packing_matches_the_header() {
         seeds: Some(seeds),
         invalidate_epoch: Some(Micros(11)),
         rebuild: Some(rebuild),
-        ..call(vec![want(&a), want(&[]), want(&b)], vec![settlement])
+        ..call(vec![want(&a), want(&[]), want(&b)], vec![release])
     };
     let sent = read(&encode_call(&spec, &call), "run");
     let mine = "cell: kind 0, applies 0, mode 0, window 3601802000, offset or interval 0, granule in ms 14063, max 10, \
@@ -254,7 +254,7 @@ fn full_call_packing_matches_the_header() {
             "want: permits 1, cost 1, kind 1, subjects 1, first subject 1, second subject 0",
             "want: permits 1, cost 1, kind 1, subjects 0, first subject 0, second subject 0",
             "want: permits 1, cost 1, kind 1, subjects 1, first subject 2, second subject 0",
-            "settlement: call 2, cost 1, kind 1, fate 0, subjects 1, first subject 2, second subject 0, age 0",
+            "release: call 2, cost 1, kind 1, release kind 0, subjects 1, first subject 2, second subject 0, age 0",
             "past use: age 70000, cost of charges 2, of lookups 0",
             "past use: age 5000, cost of charges 1, of lookups 4",
             "seed: subject 0, as of 7, within 3000000, open charges 5, open lookups 0, past uses 0",

@@ -23,15 +23,15 @@ const PHRASES: [(&str, &str); 6] = [
     ("blocked connection", "broker blocks publishers"),
     ("broker connection lost", "broker connection lost"),
     ("limiter's clock stepped", "the limiter store's clock made a step"),
-    ("limiter's store is another", "limiter store has become another"),
-    ("ledger away", "engine away, waiting for it"),
+    ("limiter store replaced", "the limiter store was replaced"),
+    ("ledger away", "backend unavailable, retrying"),
 ];
 
 /// Rows of the ledger, each a sign of one event.
 const ROWS: [(&str, &str); 4] = [
     (
         "lease takeover",
-        "SELECT count(*) FROM attempts WHERE detail = 'a worker was lost while the request was on the wire'",
+        "SELECT count(*) FROM attempts WHERE detail = 'a worker was lost while the request was in flight'",
     ),
     ("unknown outcome", "SELECT count(*) FROM attempts WHERE outcome = 'unknown'"),
     ("attempt surely not sent", "SELECT count(*) FROM attempts WHERE outcome = 'not_sent'"),
@@ -104,7 +104,7 @@ fn expected(plan: &Plan) -> Vec<&'static str> {
         ("broker connection lost", has(|fault| matches!(fault, Fault::KillEngine(Engine::Rabbit)))),
         ("blocked connection", has(|fault| matches!(fault, Fault::Alarm(_)))),
         ("ledger away", has(|fault| matches!(fault, Fault::KillEngine(Engine::Postgres)))),
-        ("limiter's store is another", has(|fault| matches!(fault, Fault::KillEngine(Engine::Redis)))),
+        ("limiter store replaced", has(|fault| matches!(fault, Fault::KillEngine(Engine::Redis)))),
         // A single road may lie idle.
         ("connection in trouble", roads > 5),
         ("declined", true),

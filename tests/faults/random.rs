@@ -203,7 +203,7 @@ fn run(stand: &Stand, plan: &Plan, timeline: &Timeline) -> Result<(), String> {
     }
     for worker in 0..stand.workers() {
         let log = stand.stop_worker(worker);
-        if !log.contains("everything was finished or handed back") {
+        if !log.contains("all requests finished, unsent jobs returned to the queue") {
             return Err(format!("worker {worker} left something behind"));
         }
     }

@@ -35,7 +35,7 @@ async fn no_response_finishes_another_payment() {
         assert_eq!((state.as_str(), reference), (right.0, &right.1), "{id}");
     }
     let log = embedded.log_text();
-    let lines = log.lines().filter(|line| line.contains("provider sent what answers no request of ours"));
+    let lines = log.lines().filter(|line| line.contains("provider sent an unexpected response"));
     let lines: Vec<&str> = lines.collect();
     assert!(!lines.is_empty() && lines.iter().all(|line| !line.contains("card_declined")), "{lines:#?}");
     assert!(lines.len() < 10, "a line a minute: {lines:#?}");

@@ -63,7 +63,9 @@ async fn counters_match_the_provider() {
     assert!(bolt.refused_429 > 0, "{bolt:?}");
     assert_eq!(of("provider_throttled_total", "bolt"), bolt.refused_429);
     assert_eq!(with("provider_requests_total", "bolt", ("status_class", "4xx")), bolt.refused_429);
-    assert_eq!(with("requeues_total", "bolt", ("reason", "throttled")), bolt.refused_429);
+    // A 429 on a connection that carried a response before may be a copy of an earlier one: that outcome is unknown.
+    let requeued = |reason| with("requeues_total", "bolt", ("reason", reason));
+    assert_eq!(requeued("throttled") + requeued("unknown"), bolt.refused_429);
 
     for (provider, report) in [("acme", &acme), ("bolt", &bolt)] {
         let unused = of("permit_returned_total", provider);

@@ -56,13 +56,13 @@ fn expected(title: &str, expression: &str, truth: &Truth) -> Option<Vec<Expected
         "Requests started against the limit" => {
             vec![exactly("busy", rate), within("shut", 2.0 / 3_601.0, 2.0 / 3_599.0)]
         }
-        "Refused by the provider" | "Circuit breaker" | "Does not add up" | "Review and dead" => vec![exactly("", 0.0)],
+        "429s by provider" | "Circuit breaker" | "Reconciliation" | "Review and dead" => vec![exactly("", 0.0)],
         "Lanes" => vec![exactly("paused shut", truth.workers as f64), within("busy", 1.0, truth.workers as f64)],
         "Waiting" => vec![exactly("shut", truth.unmoving as f64), within("busy", unsent - slack, unsent + slack)],
         // Recorded within the seconds that this deployment is old.
         "Oldest" => vec![within("shut", 5.0, 90.0), within("busy", 0.0, 90.0)],
         // What `status` says, and no sooner than the limit allows.
-        "Drained in" => {
+        "Clears in" => {
             let least = (unsent - slack) / rate;
             let (status, none) = (truth.drain_s, Expected { samples: 0, ..exactly("shut", f64::NAN) });
             vec![within("busy", least.max(status * 0.8 - 6.0), status * 1.2 + 6.0), none]
@@ -72,13 +72,13 @@ fn expected(title: &str, expression: &str, truth: &Truth) -> Option<Vec<Expected
         "Permits granted and refused" => vec![if_any("", 0.0, 2.0)],
         "Wait for a permit" => vec![within("busy", 0.0, 10.0)],
         "Lateness of starts" => vec![within("busy", 0.0, 1.0)],
-        "Answers" => vec![within("busy", 0.001, 2.0)],
-        "In hand" => vec![exactly("shut", 0.0), within("busy", 0.0, 400.0)],
+        "Response times" => vec![within("busy", 0.001, 2.0)],
+        "Active" => vec![exactly("shut", 0.0), within("busy", 0.0, 400.0)],
         "Outcomes" => vec![flow("busy succeeded"), if_any("busy dead", 0.0, 0.0), if_any("busy review", 0.0, 0.0)],
-        "Answers by class" => vec![flow("busy 2xx"), if_any("busy 4xx", 0.0, 0.0), if_any("busy 5xx", 0.0, 0.0)],
-        "Put down and handed back" => vec![if_any("", 0.0, 200.0)],
-        "Messages that are no jobs" => vec![if_any("", 0.0, 0.0)],
-        "Engines" => vec![exactly("database", 1.0), exactly("queue", 1.0), exactly("limiter", 1.0)],
+        "Responses by class" => vec![flow("busy 2xx"), if_any("busy 4xx", 0.0, 0.0), if_any("busy 5xx", 0.0, 0.0)],
+        "Delayed and requeued" => vec![if_any("", 0.0, 200.0)],
+        "Rejected messages" => vec![if_any("", 0.0, 0.0)],
+        "Backends" => vec![exactly("database", 1.0), exactly("queue", 1.0), exactly("limiter", 1.0)],
         "Round trips" => vec![Expected { samples: 3, ..within("", 0.0, 2.0) }],
         "Settings" if has("settings_version") => vec![Expected { samples: 2, ..within("", 2.0, 1_000.0) }],
         "Settings" => vec![exactly("", 0.0)],

@@ -27,11 +27,11 @@ fn unsafe_collector_addresses_prevent_the_start() {
     for (address, part) in [
         ("http://collector.example.com:4318", "plain text"),
         ("http://10.1.2.3:4318", "plain text"),
-        ("https://name:canary@collector.example.com", "no address of a collector"),
-        ("https://collector.example.com?token=canary", "no address of a collector"),
-        ("grpc://127.0.0.1:4317", "no address of a collector"),
-        ("127.0.0.1:4318", "no address of a collector"),
-        ("", "no address of a collector"),
+        ("https://name:canary@collector.example.com", "not the address of a collector"),
+        ("https://collector.example.com?token=canary", "not the address of a collector"),
+        ("grpc://127.0.0.1:4317", "not the address of a collector"),
+        ("127.0.0.1:4318", "not the address of a collector"),
+        ("", "not the address of a collector"),
     ] {
         let text = with(&[&format!("telemetry.otlp_endpoint={address}")]).unwrap_err();
         assert!(text.contains("telemetry.otlp_endpoint (") && text.contains(part), "{address}: {text}");

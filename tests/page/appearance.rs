@@ -11,7 +11,7 @@ use crate::canned::{Canned, STATES};
 
 /// Each view with what it says when it is all there.
 const VIEWS: [(&str, &str); 9] = [
-    ("#/", "Refused by providers"),
+    ("#/", "429s"),
     ("#/providers/running", "Last decisions"),
     ("#/jobs", "Attempts"),
     ("#/jobs/waiting", "37"),
@@ -52,11 +52,11 @@ async fn dialogs_can_be_read_in_both_themes_too() {
         let features = json!([{"name": "prefers-color-scheme", "value": theme}]);
         browser.cdp("Emulation.setEmulatedMedia", json!({ "features": features })).await;
         for (hash, button, said) in [
-            ("#/providers/running", "[aria-label='Change limit near']", "Drained in"),
+            ("#/providers/running", "[aria-label='Change limit near']", "Clears in"),
             ("#/providers/running", "[aria-label='Pause running']", "no new request is started"),
             ("#/providers/paused", "[aria-label='Resume paused']", "within its limits"),
-            ("#/jobs/review", ".view-head button.primary", "It was charged"),
-            ("#/jobs/dead", ".view-head button.danger", "cannot be taken back"),
+            ("#/jobs/review", ".view-head button.primary", "Not charged, do not retry"),
+            ("#/jobs/dead", ".view-head button.danger", "cannot be undone"),
             ("#/jobs/waiting", ".view-head button", "never sent"),
             ("#/attention?state=dead", ".bulk .primary", "Payments per second"),
         ] {
@@ -179,7 +179,7 @@ async fn states_and_bars_have_text_labels() {
     assert_eq!(bar(2), ("limit full", "100 of 100 used"));
     assert_eq!(bar(3), ("limit full", "closed: nothing is sent"));
     assert_ne!(bars[0][2], bars[1][2], "80 % looks like 10 %");
-    for words in ["80% · nearly full", "100% · full", "counted for each on its own"] {
+    for words in ["80% · nearly full", "100% · full", "counted per account"] {
         browser.await_text("#main", words).await;
     }
     browser.nothing_went_wrong(&[]).await;

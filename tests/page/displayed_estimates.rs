@@ -15,7 +15,7 @@ async fn account_limits_mark_clear_time_as_estimate() {
     let canned = Canned::start(false).await;
     let browser = Browser::open(&canned.origin, "").await;
     browser.await_text(&card("running"), "at least 34 s").await;
-    browser.await_text(&card("running"), "limit per-account counts each account or reference on its own").await;
+    browser.await_text(&card("running"), "limit per-account counts each account or reference separately").await;
     browser.await_text(&card("waiting-for-limit"), "about 7 min 8 s").await;
     browser.await_text(&card("waiting-for-limit"), "at the rate of the last minutes: limit per-account").await;
     assert!(!browser.text(&card("idle")).await.contains("at least"), "nothing depends on accounts there");
@@ -31,7 +31,7 @@ async fn account_limits_mark_clear_time_as_estimate() {
     browser.click("button[aria-label='Change limit near']").await;
     browser.fill("dialog input[name=requests]", "200").await;
     browser.await_text("dialog .changes", "at least 1 min").await;
-    browser.await_text("dialog", "depends on whose it is").await;
+    browser.await_text("dialog", "depends on their accounts and references").await;
     browser.nothing_went_wrong(&[]).await;
 }
 
@@ -39,10 +39,10 @@ async fn account_limits_mark_clear_time_as_estimate() {
 async fn unrecorded_queued_jobs_are_shown() {
     let canned = Canned::start(false).await;
     let browser = Browser::open(&canned.origin, "#/jobs?state=waiting&provider=paused").await;
-    let words = "80 more are in the queue of paused: no worker has taken them yet.";
+    let words = "80 more are in the queue of paused: no worker has recorded them yet.";
     browser.await_text(".queued", words).await;
     browser.visit("#/jobs?state=waiting&provider=paused&account=shop").await;
-    browser.await_text(".queued", "whose they are, the queue does not say").await;
+    browser.await_text(".queued", "their ids and accounts are unknown").await;
     for elsewhere in ["#/jobs?state=succeeded&provider=paused", "#/jobs?state=waiting&provider=running"] {
         browser.visit(elsewhere).await;
         browser.await_text("tbody", "KWD").await;
@@ -50,7 +50,7 @@ async fn unrecorded_queued_jobs_are_shown() {
     }
     browser.visit("#/jobs/paused-0042").await;
     browser.await_text("main", "Not in the ledger").await;
-    browser.await_text("main", "In queues, not taken yet: 80 at paused").await;
+    browser.await_text("main", "In queues, not recorded yet: 80 at paused").await;
     browser.nothing_went_wrong(&["404 (Not Found)"]).await;
 }
 
@@ -76,18 +76,18 @@ async fn unknown_figures_are_marked_unknown() {
     let canned = Canned::start(false).await;
     let browser = Browser::open(&canned.origin, "").await;
     browser.await_text(".counted", "Payments in the ledger were counted 2 min 5 s ago").await;
-    browser.await_text(&card("probing"), "Its row cannot be used, and the last good one counts: limit all").await;
+    browser.await_text(&card("probing"), "Invalid configuration, the last valid one applies: limit all").await;
     browser.visit("#/providers/engine-away").await;
     browser.await_text("#limits-title", "Limits").await;
     let feet = "return [...document.querySelectorAll('.limit-foot')].map((foot) => foot.firstElementChild.innerText)";
     browser.await_true("return document.querySelectorAll('.limit-foot').length === 3").await;
-    let silent = "use unknown: the limiter does not answer";
+    let silent = "usage unknown: the limiter does not respond";
     assert_eq!(
         browser.run(feet).await,
-        json!([silent, "use unknown: it is switched off", "counted for each on its own"])
+        json!([silent, "usage unknown: the limit is switched off", "counted per reference"])
     );
     browser.await_text("#changes-title ~ *", "ticket 4711").await;
-    browser.await_text("#waits-title ~ *", "Only the wait while a worker holds the payment").await;
+    browser.await_text("#waits-title ~ *", "Only the wait while the payment is active in a worker").await;
     browser.visit("#/workers").await;
     browser.await_text("article[aria-label=Limiter]", "No answer in time").await;
     browser.await_text("article[aria-label=Database]", "Round trip under 0.01 ms").await;
@@ -124,7 +124,7 @@ async fn timeline_shows_only_what_happened() {
         "Received",
         "Waited for limit per-account For 2 min 4 s, until 11:59:59 UTC.",
         "Sent",
-        "Answered: accepted",
+        "Response: accepted",
         "Succeeded",
     ];
     assert_eq!(told.len(), starts.len() + 1, "{told:#?}");
@@ -135,10 +135,10 @@ async fn timeline_shows_only_what_happened() {
     // Nothing left, so nothing was answered.
     let told = story(&browser, "dead").await.join("\n");
     assert!(told.contains("Could not be sent") && told.contains("Connection refused."), "{told}");
-    assert!(!told.contains("Answered") && !told.contains("Sent "), "{told}");
+    assert!(!told.contains("Response") && !told.contains("Sent "), "{told}");
     // The sentence of where it stands is there once.
     story(&browser, "review").await;
-    browser.await_text(".timeline", "Waits for a person.").await;
+    browser.await_text(".timeline", "Waits for manual review.").await;
     assert_eq!(browser.text(".gates .here .gate-words").await, "");
     browser.nothing_went_wrong(&[]).await;
 }
@@ -148,7 +148,7 @@ async fn page_works_with_credentials_in_the_url() {
     let canned = Canned::start(false).await;
     let browser = Browser::open(&canned.origin, "").await;
     browser.goto(&canned.origin.replace("http://", "http://alice:secret@")).await;
-    browser.await_text("main", "Refused by providers").await;
+    browser.await_text("main", "429s").await;
     browser.await_text(".pulse", "Live").await;
     browser.nothing_went_wrong(&[]).await;
 }
@@ -157,7 +157,7 @@ async fn page_works_with_credentials_in_the_url() {
 async fn keyboard_search_focuses_the_result() {
     let canned = Canned::start(false).await;
     let browser = Browser::open(&canned.origin, "").await;
-    browser.await_text("main", "Refused by providers").await;
+    browser.await_text("main", "429s").await;
     browser.press("/").await;
     browser.fill("#search", "succeeded").await;
     browser.press("\u{E007}").await;

@@ -27,14 +27,14 @@ async fn limit_change_shows_a_preview_first() {
     browser.await_text("h1", "minute").await;
     browser.await_text("#limits-title", "Limits").await;
     browser.click("button[aria-label='Change limit all']").await;
-    browser.await_text("dialog", "That is what it allows now").await;
+    browser.await_text("dialog", "The limit already has this value").await;
     let confirm = "return document.querySelector('dialog button[type=submit]').disabled";
     assert_eq!(browser.run(confirm).await, json!(true), "nothing to confirm yet");
     browser.fill("dialog input[name=requests]", "2").await;
     browser.await_text("dialog", "Set to 2 per 1 min").await;
     // The dry run has answered, and has changed nothing.
     browser.await_true("return !document.querySelector('dialog button[type=submit]').disabled").await;
-    browser.await_text("dialog .changes", "Drained in").await;
+    browser.await_text("dialog .changes", "Clears in").await;
     assert_eq!(beside(|stand| stand.row("minute")).await["limit"][0]["max_requests"], 1);
     browser.fill("dialog input[name=because]", "they raised it").await;
     browser.click("dialog button[type=submit]").await;
@@ -48,7 +48,7 @@ async fn limit_change_shows_a_preview_first() {
 async fn invalid_limit_is_rejected_in_the_dialog() {
     let browser = Browser::open(&stand().await.origin, "#/providers/steady").await;
     browser.click("button[aria-label='Change limit all']").await;
-    for (requests, said) in [("0", "Zero closes it"), ("x", "Write whole numbers")] {
+    for (requests, said) in [("0", "Zero closes the limit"), ("x", "Enter whole numbers")] {
         browser.fill("dialog input[name=requests]", requests).await;
         browser.await_text("dialog .consequence", said).await;
     }
@@ -86,7 +86,7 @@ async fn payment_is_found_with_its_timeline() {
     browser.await_text("tbody", "EUR 37.50").await;
     browser.click("tbody a[href='#/jobs/steady-3']").await;
     browser.await_text("h1", "steady-3").await;
-    for said in ["Received", "Sent", "Answered: accepted", "Succeeded"] {
+    for said in ["Received", "Sent", "Response: accepted", "Succeeded"] {
         browser.await_text(".timeline", said).await;
     }
     // One that waits says for what.
@@ -115,7 +115,7 @@ async fn a_review_is_resolved() {
     browser.click("dialog input[value=succeeded]").await;
     browser.fill("dialog input[name=reference]", "ch_looked_up").await;
     browser.fill("dialog input[name=because]", "seen in their dashboard").await;
-    browser.await_text("dialog button[type=submit]", "Settle as succeeded").await;
+    browser.await_text("dialog button[type=submit]", "Resolve as succeeded").await;
     browser.click("dialog button[type=submit]").await;
     browser.await_text("#messages", "lossy-2 is now succeeded").await;
     browser.await_true(&format!("return document.querySelectorAll('tbody tr').length === {}", LOSSY - 1)).await;
@@ -162,7 +162,7 @@ async fn workers_and_backends_are_shown() {
     browser.await_text("tbody", "Ready").await;
     browser.await_text("tbody", env!("CARGO_PKG_VERSION")).await;
     for engine in ["Database", "Queue", "Limiter"] {
-        browser.await_text(&format!("article[aria-label={engine}]"), "Answers").await;
+        browser.await_text(&format!("article[aria-label={engine}]"), "Available").await;
     }
     browser.nothing_went_wrong(&[]).await;
 }

@@ -28,7 +28,7 @@ async fn tab_to(browser: &Browser, css: &str) {
 async fn a_limit_can_be_changed_without_a_mouse() {
     let canned = Canned::start(false).await;
     let browser = Browser::open(&canned.origin, "").await;
-    browser.await_text("main", "Refused by providers").await;
+    browser.await_text("main", "429s").await;
     browser.press(TAB).await;
     browser.await_text(":focus", "Skip to the content").await;
     browser.press(ENTER).await;

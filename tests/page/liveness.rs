@@ -11,7 +11,7 @@ use crate::canned::Canned;
 async fn hidden_page_pauses_polling() {
     let canned = Canned::start(false).await;
     let browser = Browser::open(&canned.origin, "").await;
-    browser.await_text("main", "Refused by providers").await;
+    browser.await_text("main", "429s").await;
     canned.await_questions(3).await;
     let handle = browser.cover().await;
     browser.await_true("return document.hidden").await;
@@ -30,14 +30,14 @@ async fn hidden_page_pauses_polling() {
 async fn unreachable_server_is_shown_with_its_time() {
     let canned = Canned::start(false).await;
     let browser = Browser::open(&canned.origin, "").await;
-    browser.await_text("main", "Refused by providers").await;
+    browser.await_text("main", "429s").await;
     browser.await_text(".pulse", "Live").await;
     // The connection is cut, without the port being free for somebody else.
     let offline =
         |offline: bool| json!({"offline": offline, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1});
     browser.cdp("Network.emulateNetworkConditions", offline(true)).await;
     browser.await_text("#banner", "The server cannot be reached since").await;
-    browser.await_text(".pulse", "No answer").await;
+    browser.await_text(".pulse", "No response").await;
     assert_eq!(browser.run("return document.getElementById('banner').getAttribute('role')").await, json!("alert"));
     browser.await_text("main", "12,000").await;
     browser.cdp("Network.emulateNetworkConditions", offline(false)).await;
@@ -53,7 +53,7 @@ async fn unavailable_backends_are_shown_in_every_view() {
     let browser = Browser::open(&canned.origin, "").await;
     browser.await_text("main", "at least 1,332").await;
     browser.await_text("main", "the broker is unreachable").await;
-    browser.await_text(".pulse", "2 engines away").await;
+    browser.await_text(".pulse", "2 backends unavailable").await;
     assert_eq!(browser.run("return document.querySelector('.pulse').className").await, json!("pulse lost"));
     let figures = browser.run("return [...document.querySelectorAll('main dd')].map((dd) => dd.innerText)").await;
     assert!(!figures.as_array().unwrap().contains(&json!("0")), "{figures}");
@@ -62,7 +62,7 @@ async fn unavailable_backends_are_shown_in_every_view() {
     for hash in ["#/jobs", "#/workers", "#/attention?state=review", "#/jobs/p1"] {
         browser.visit(hash).await;
         browser.await_text("main", "the database does not answer").await;
-        browser.await_text("main", "Not loaded yet; it is tried again every 2 s.").await;
+        browser.await_text("main", "Not loaded yet; retrying every 2 s.").await;
     }
     browser.nothing_went_wrong(&["503 (Service Unavailable)"]).await;
 }
@@ -86,7 +86,7 @@ async fn theme_follows_the_system_until_chosen() {
     browser.click(".theme").await;
     assert_eq!(browser.run(background).await, light);
     browser.run("location.reload()").await;
-    browser.await_text("main", "Refused by providers").await;
+    browser.await_text("main", "429s").await;
     assert_eq!(browser.run(background).await, light, "the choice is forgotten");
     browser.click(".theme").await;
     system("light").await;

@@ -23,7 +23,7 @@ const TAKEN_MAX: u64 = 64;
 const UNAVAILABLE: [&str; 2] = ["engine_away", "no_worker"];
 /// Said of a database that answers, and that wrote nothing in time for half a second: true on a machine that has too much
 /// to do, and over after a second.
-const TOO_SLOW: &str = "the ledger writes nothing down within the send budget";
+const TOO_SLOW: &str = "the ledger does not commit within the send budget";
 /// Alerts whose expression may be true while nothing is wrong: a limit that is used in full, a paused provider with a
 /// backlog, payments that wait for a person, what a provider refuses on purpose, messages that are no jobs,
 /// and what counts the last five minutes.

@@ -12,7 +12,7 @@ use crate::support::process::{Server, free_port, private_dir};
 
 const START_MAX: Duration = Duration::from_secs(60);
 /// Panels of the dashboard that speak of the backlog, by title.
-pub const PANELS: [&str; 3] = ["Waiting", "Oldest", "Drained in"];
+pub const PANELS: [&str; 3] = ["Waiting", "Oldest", "Clears in"];
 
 pub struct Prometheus {
     port: u16,

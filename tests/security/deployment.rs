@@ -270,7 +270,7 @@ impl Deployment {
         }
         worker.signal("TERM");
         let deadline = Instant::now() + Duration::from_secs(40);
-        while !worker.log_text().contains("everything was finished or handed back") {
+        while !worker.log_text().contains("all requests finished, unsent jobs returned to the queue") {
             assert!(Instant::now() < deadline, "the worker does not stop:\n{}", worker.log_text());
             std::thread::sleep(Duration::from_millis(50));
         }

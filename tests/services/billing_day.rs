@@ -244,7 +244,7 @@ async fn everything_is_paid_once_within_every_limit() {
 
     for worker in 0..2 {
         let log = stand.stop_worker(worker);
-        assert!(log.contains("everything was finished or handed back"), "{log}");
+        assert!(log.contains("all requests finished, unsent jobs returned to the queue"), "{log}");
     }
 }
 
@@ -275,6 +275,6 @@ async fn worker_and_backend_kills_lose_nothing() {
     judge(&stand, &load, false);
     for worker in 0..2 {
         let log = stand.stop_worker(worker);
-        assert!(log.contains("everything was finished or handed back"), "{log}");
+        assert!(log.contains("all requests finished, unsent jobs returned to the queue"), "{log}");
     }
 }

@@ -159,7 +159,7 @@ async fn clean_drain_exits_with_0() {
         slow.answer();
         let (code, log) = program.ended();
         assert_eq!(code, Some(0), "SIG{signal}: {log}");
-        assert!(log.contains("everything was finished or handed back"), "{log}");
+        assert!(log.contains("all requests finished, unsent jobs returned to the queue"), "{log}");
         assert_eq!((deployment.count(SUCCEEDED).await, deployment.count(FREE).await), (3, 2));
         assert_eq!((deployment.count(QUEUED).await, deployment.count(MESSAGES).await), (2, 2));
         assert_eq!(slow.requests.load(Ordering::SeqCst), 3, "nothing was begun after the signal");
@@ -175,7 +175,7 @@ async fn abandoned_request_exits_with_1() {
     program.signal("TERM");
     let (code, log) = program.ended();
     assert_eq!(code, Some(1), "{log}");
-    assert!(log.contains("3 jobs left in hand, 3 of them with a request on the wire"), "{log}");
+    assert!(log.contains("3 jobs still active, 3 of them with a request in flight"), "{log}");
     let sending = "SELECT count(*) FROM jobs WHERE state = 'sending'";
     assert_eq!((deployment.count(sending).await, deployment.count(FREE).await), (3, 2), "nobody knows of three");
     // Nothing is lost: the next run finds all five messages.

@@ -144,7 +144,7 @@ async fn any_worker_reports_the_whole_fleet() {
 
 async fn the_terminal_tells_it_too(stand: &Stand, worker: usize) {
     let table = stand.status_of(worker, &["status"]);
-    assert!(table.contains("conservation: adds up (") && table.contains("40/1s"), "{table}");
+    assert!(table.contains(" accounted for") && table.contains("40/1s"), "{table}");
     let paused = table.lines().find(|line| line.contains(" paused it at ")).unwrap_or_default();
     assert!(paused.contains("└ ") && paused.ends_with(": its queue keeps collecting"), "{table}");
 
@@ -152,7 +152,7 @@ async fn the_terminal_tells_it_too(stand: &Stand, worker: usize) {
     let watching = stand.program_of(worker, &["status", "--watch"]);
     until("two tables", async || {
         let log = watching.log_text();
-        if log.matches("conservation: adds up").count() >= 2 { Ok(()) } else { Err(json!(log)) }
+        if log.matches(" accounted for").count() >= 2 { Ok(()) } else { Err(json!(log)) }
     })
     .await;
     watching.signal("INT");

@@ -123,7 +123,7 @@ async fn operators_resolve_undecided_payments() {
     let audit = &story["audit"][0];
     assert_eq!((&audit["who"], &audit["cleared_maybe_charged"]), (&"sluicegate_operator".into(), &true.into()));
     let log = tokio::task::block_in_place(|| stand.stop_worker(0));
-    assert!(log.contains("everything was finished or handed back"), "{log}");
+    assert!(log.contains("all requests finished, unsent jobs returned to the queue"), "{log}");
     // What was cancelled came round by its queue, if it still had one, and was done with.
     assert_paid_once(&back, 5);
     assert_eq!(stand.states()["cancelled"], 3);

@@ -69,7 +69,7 @@ async fn revoked_rights_block_only_one_provider() {
         let log = stand.worker_log(worker);
         assert!(!log.contains("connection lost") && !log.contains("lane closed"), "{log}");
         assert!(paid < 10_000, "nothing is said of the queues without rights:\n{log}");
-        if log.contains("its lane goes on until it must be opened again") {
+        if log.contains("its lane continues until it is reopened") {
             left -= 1;
         }
     }

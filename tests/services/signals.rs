@@ -19,7 +19,7 @@ const GO_ON: [(&str, &str); 10] = [
 ];
 /// Its first message, which comes after the signals are watched.
 const STARTED: &str = "ops server on http";
-const DRAINED: &str = "stopped: everything was finished or handed back";
+const DRAINED: &str = "stopped: all requests finished, unsent jobs returned to the queue";
 
 struct Embedded {
     dir: tempfile::TempDir,

@@ -20,17 +20,17 @@ async fn starting_worker_waits_for_the_database() {
     let mut stand = Stand::start();
     stand.postgres.kill();
     let number = stand.add_waiting_worker();
-    await_log(&stand, number, "engine away, waiting for it");
+    await_log(&stand, number, "backend unavailable, retrying");
     assert_eq!((stand.probe(number, "livez").await, stand.probe(number, "readyz").await), (200, 503));
     stand.postgres.restart();
     stand.await_ready(number).await;
     assert_eq!(stand.probe(number, "livez").await, 200);
-    assert!(stand.stop_worker(number).contains("everything was finished"));
+    assert!(stand.stop_worker(number).contains("all requests finished"));
     // One that is stopped while it waits has nothing to hand back.
     stand.postgres.kill();
     stand.start_worker(number);
-    await_log(&stand, number, "engine away, waiting for it");
-    assert!(stand.stop_worker(number).contains("everything was finished"));
+    await_log(&stand, number, "backend unavailable, retrying");
+    assert!(stand.stop_worker(number).contains("all requests finished"));
 }
 
 #[test]

@@ -1,7 +1,8 @@
-//! RabbitMQ without anything of ours: the bare consume and acknowledge loop, the ceiling of whoever acknowledges each
-//! message by itself, and the removal of what a bench has declared.
+//! RabbitMQ without our worker: the rate of a bare consume-and-acknowledge loop, and the removal of a run's queues and
+//! exchanges.
 //!
-//! Refuses to touch a queue that the run did not make.
+//! The loop acknowledges each message on its own, so its rate is the ceiling for a worker. It uses only a queue that
+//! the run declared.
 
 use std::time::Duration;
 
@@ -19,16 +20,16 @@ use super::BenchError;
 use crate::domain::time::millis_up;
 use crate::queue::DELAY_STEPS;
 
-/// As many messages out at once as the reference figure has.
+/// The same prefetch as the reference figure.
 const PREFETCH: u16 = 100;
 const CONFIRMS_AT_ONCE: u64 = 1_000;
-/// As long as one of our own messages is.
+/// A body as long as one of our messages.
 const BODY: &str = r#"{"amount":100,"currency":"EUR","id":"bench-00000000-0000000","provider":"bench-00000000","v":1}"#;
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// lapin's `persistent`.
 const PERSISTENT: u8 = 2;
 
-/// What one consumer takes and acknowledges one by one, doing nothing else.
+/// The rate of one consumer that only acknowledges, message by message.
 #[derive(Clone, Debug, Serialize)]
 pub struct BareLoop {
     pub messages: u64,
@@ -36,10 +37,10 @@ pub struct BareLoop {
     pub messages_per_second: f64,
 }
 
-/// Publishes messages to a quorum queue of its own, then consumes and acknowledges each; removes the queue.
+/// Publishes messages to a new quorum queue, consumes and acknowledges each, and removes the queue.
 ///
 /// # Errors
-/// When the broker is away or refuses.
+/// When RabbitMQ is unreachable or refuses.
 pub async fn bare_loop(url: &str, prefix: &str, messages: u64) -> Result<BareLoop, BenchError> {
     let connection = connect(url).await?;
     let channel = connection.create_channel().await.map_err(to_bench_error)?;
@@ -88,7 +89,7 @@ async fn empty(channel: &Channel, queue: &str, messages: u64) -> Result<f64, Ben
     let mut consumer = consuming.await.map_err(to_bench_error)?;
     let mut began = None;
     for _ in 0..messages {
-        let quiet = |_| BenchError::InvalidMeasurement("the broker delivers nothing any more".to_owned());
+        let quiet = |_| BenchError::InvalidMeasurement("the broker stopped delivering".to_owned());
         let next = timeout(IDLE_TIMEOUT, consumer.next()).await.map_err(quiet)?;
         let delivery = next
             .ok_or_else(|| BenchError::InvalidMeasurement("the consumer was cancelled".to_owned()))?
@@ -97,26 +98,26 @@ async fn empty(channel: &Channel, queue: &str, messages: u64) -> Result<f64, Ben
         delivery.ack(BasicAckOptions::default()).await.map_err(to_bench_error)?;
     }
     let seconds = began.map_or(0.0, |began| began.elapsed().as_secs_f64());
-    // A dropped consumer is cancelled later, and a broker that has lost the queue by then closes the connection (3.10.8).
+    // A dropped consumer is cancelled later, and a broker without the queue then closes the connection (3.10.8).
     channel.basic_cancel("bare".into(), BasicCancelOptions::default()).await.map_err(to_bench_error)?;
     if seconds > 0.0 {
         Ok(messages as f64 / seconds)
     } else {
-        Err(BenchError::InvalidMeasurement("no message came".to_owned()))
+        Err(BenchError::InvalidMeasurement("no message was delivered".to_owned()))
     }
 }
 
 /// Deletes every queue and exchange of a run.
 ///
 /// # Errors
-/// When the broker is away or refuses.
+/// When RabbitMQ is unreachable or refuses.
 pub async fn remove(url: &str, prefix: &str, lanes: impl Iterator<Item = String>) -> Result<(), BenchError> {
     let connection = connect(url).await?;
     let channel = connection.create_channel().await.map_err(to_bench_error)?;
     let own = ["invalid", "dead", "bare"].map(str::to_owned).into_iter();
     let delays = || DELAY_STEPS.iter().map(|step| format!("delay.{}", millis_up(*step)));
     for name in own.chain(delays()).chain(lanes) {
-        // Deleting what is not there is no error: https://www.rabbitmq.com/docs/specification#method-status-queue.delete
+        // Deleting a missing queue is no error: https://www.rabbitmq.com/docs/specification#method-status-queue.delete
         let queue = format!("{prefix}.{name}");
         channel.queue_delete(queue.as_str().into(), QueueDeleteOptions::default()).await.map_err(to_bench_error)?;
     }
@@ -131,7 +132,7 @@ pub async fn remove(url: &str, prefix: &str, lanes: impl Iterator<Item = String>
 }
 
 async fn connect(url: &str) -> Result<Connection, BenchError> {
-    // `amqp://host/` means the virtual host `/`, which the library spells otherwise.
+    // `amqp://host/` means the virtual host `/`, which the library writes differently.
     let mut uri: lapin::uri::AMQPUri =
         url.parse().map_err(|_| BenchError::Server("queue.url is not an AMQP URL".to_owned()))?;
     if uri.vhost.is_empty() {

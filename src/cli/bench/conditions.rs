@@ -1,6 +1,6 @@
-//! What a run was taken on: command, day, machine, build, and the engines with their versions.
+//! The conditions of a run: command, date, machine, build, and the backends with their versions.
 //!
-//! Refuses to fail: a version that nobody tells is left out. Refuses to print a URL's password.
+//! An unknown version is left out. No password of a URL is printed.
 
 use serde::Serialize;
 use sqlx::Connection as _;
@@ -10,12 +10,12 @@ use crate::cli::Console;
 use crate::config::{Config, DatabaseUrl, LimiterUrl, QueueUrl};
 use crate::domain::explain::format::count;
 
-/// Load average above which somebody else wants the cores as well.
+/// Load average above which other processes use the cores too.
 const BUSY: f64 = 0.5;
 
 #[derive(Clone, Debug, Serialize)]
 pub struct Conditions {
-    /// How to get this report again.
+    /// The command that produces this report.
     pub command: String,
     pub date: String,
     pub machine: String,
@@ -28,17 +28,17 @@ pub struct Conditions {
 }
 
 impl Conditions {
-    /// Looks at machine and engines, and says what makes figures worth less.
+    /// Reads machine and backends, and warns about conditions that make figures unreliable.
     ///
     /// # Errors
     /// When stderr is closed.
     pub async fn collect(command: String, config: &Config, console: &mut Console) -> std::io::Result<Self> {
         if cfg!(debug_assertions) {
-            console.message("this is a debug build: its figures say little")?;
+            console.message("this is a debug build: its figures are not meaningful")?;
         }
         let load = machine::load();
         if let Some(load) = load.filter(|load| *load > BUSY) {
-            console.message(&format!("this machine is busy (load average {load}): its figures say less"))?;
+            console.message(&format!("this machine is busy (load average {load}): its figures are less reliable"))?;
         }
         let database = match &config.database.url {
             DatabaseUrl::Sqlite { .. } => "SQLite, embedded".to_owned(),

@@ -1,6 +1,6 @@
-//! What is measured: something that is asked for permits over and over, by many callers at once.
+//! The interface of a benchmarked limiter: many callers at once ask it for permits, again and again.
 //!
-//! Refuses to know how it is driven or measured; [`super::ours`] and [`super::reference`] implement it.
+//! [`super::ours`] and [`super::reference`] implement it. How it is driven and measured is in other modules.
 
 use std::time::Duration;
 
@@ -8,16 +8,16 @@ use redis::{Cmd, Value};
 
 use super::BenchError;
 
-/// The one limit that a contender keeps, and where.
+/// The one limit of a contender, and its place.
 #[derive(Clone, Debug)]
 pub struct BenchQuota {
-    /// Of every key.
+    /// Prefix of every key.
     pub prefix: String,
     pub max_requests: u32,
     pub window: Duration,
     /// Version of the settings.
     pub version: i64,
-    /// Of the server.
+    /// `run_id` of the server.
     pub run_id: String,
 }
 
@@ -28,11 +28,11 @@ pub struct CallArguments {
     pub arguments: Vec<Vec<u8>>,
 }
 
-/// What a call came to.
+/// The permits that a call was granted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GrantedPermits {
     pub permits: u32,
-    /// Of these, those that may start now.
+    /// The permits that can start now.
     pub at_once: u32,
 }
 
@@ -48,13 +48,13 @@ pub trait Contender: Send + Sync {
 
     fn program(&self) -> Program;
 
-    /// Whether it keeps a log that has to be full before it is measured.
+    /// Whether it has a log that must be full before it is measured.
     fn keeps_log(&self) -> bool;
 
-    /// A caller with an identity of its own.
+    /// A caller with its own identity.
     ///
     /// # Errors
-    /// When the quota cannot be meant.
+    /// When the quota is invalid.
     fn caller(&self, quota: &BenchQuota, id: u64) -> Result<Box<dyn BenchCaller>, BenchError>;
 }
 
@@ -62,35 +62,35 @@ pub trait BenchCaller: Send {
     /// The keys of every call.
     fn keys(&self) -> Vec<String>;
 
-    /// The next call: takes permits, and settles what the call before it was granted.
+    /// The next call: acquires permits, and releases those of the previous call.
     fn next_call(&mut self, permits: u32) -> CallArguments;
 
-    /// A call that settles and takes nothing; `None` for those that settle nothing.
+    /// A call that only releases permits; `None` for a contender without releases.
     fn release(&mut self) -> Option<CallArguments>;
 
-    /// Reads the answer to the last call.
+    /// Decodes the reply to the last call.
     ///
     /// # Errors
-    /// When it is no answer, or one that no correct caller is given.
+    /// When the reply is invalid, or one that a correct caller never gets.
     fn read_reply(&mut self, answer: Value) -> Result<GrantedPermits, BenchError>;
 
-    /// From the next call on the limit is another.
+    /// Changes the limit from the next call on.
     ///
     /// # Errors
-    /// When the quota cannot be meant.
+    /// When the quota is invalid.
     fn change_quota(&mut self, quota: &BenchQuota) -> Result<(), BenchError>;
 }
 
-/// What Redis runs for a contender.
+/// The code that Redis runs for a contender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Program {
     Command(&'static str),
     Script(&'static str),
-    /// The text of our own library.
+    /// The source of our library.
     Library(&'static str),
 }
 
-/// A program that the server knows.
+/// A program that is loaded in the server.
 #[derive(Clone, Debug)]
 pub enum LoadedProgram {
     Command(&'static str),
@@ -117,7 +117,7 @@ impl LoadedProgram {
         command
     }
 
-    /// The name under which the server keeps its statistics.
+    /// The command's name in the server's statistics.
     #[must_use]
     pub fn statistics(&self) -> &'static str {
         match self {

@@ -1,6 +1,6 @@
-//! Which cores server and client run on, so that neither is measured waiting for the other.
+//! The CPU cores of server and client: separate ones, so that neither waits for the other.
 //!
-//! Refuses to guess: without `taskset`, without a second core or without Linux nothing is pinned, and the report says so.
+//! Without Linux, `taskset` or a second core nothing is pinned, and the report says so.
 
 use std::process::{Command, Stdio};
 
@@ -12,7 +12,7 @@ pub struct Cores {
 }
 
 impl Cores {
-    /// The cores that this process may use, parted; `None` when there is nothing to part or to part it with.
+    /// Splits the cores that this process may use; `None` if that is not possible.
     #[must_use]
     pub fn detect() -> Option<Self> {
         let status = std::fs::read_to_string("/proc/self/status").ok()?;
@@ -28,7 +28,7 @@ impl Cores {
         (!client.is_empty()).then(|| Self { server: *server, client: client.join(",") })
     }
 
-    /// Keeps this process off the server's core; whether that worked.
+    /// Moves this process off the server's core. Returns whether that worked.
     #[must_use]
     pub fn leave_to_server(&self) -> bool {
         let pid = std::process::id().to_string();
@@ -39,7 +39,7 @@ impl Cores {
     }
 }
 
-/// `0-2,5` as numbers.
+/// Parses `0-2,5` into numbers.
 fn listed(list: &str) -> Option<Vec<usize>> {
     let mut cores = Vec::new();
     for part in list.split(',') {

@@ -1,6 +1,6 @@
-//! A crowd at the gate: a thousand tasks of one process that wait for a slow limit, and what they cost Redis.
+//! The crowd benchmark: a thousand tasks of one process that wait for a slow limit, and the calls that they cost Redis.
 //!
-//! Refuses a gate of its own: this is the worker's gate with the worker's Redis limiter.
+//! It uses the worker's gate with the worker's Redis limiter.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,12 +27,12 @@ use crate::limiter::redis::client::RedisLimiter;
 pub const TASKS: usize = 1_000;
 pub const LIMIT: u32 = 100;
 pub const WINDOW: Duration = Duration::from_secs(1);
-/// Until the first permit: the limiter is cold, and its gate waits before it asks the ledger.
+/// Longest time to the first permit: the limiter has a cold start, and its gate waits before it reads the ledger.
 const FIRST_PERMIT_MAX: Duration = Duration::from_secs(30);
-/// Nobody of the crowd gives up.
+/// Long enough that no task times out.
 const WAIT_MAX: Duration = Duration::from_secs(86_400);
 
-/// A ledger without a past.
+/// A ledger without recent requests.
 struct EmptyHistory;
 
 #[async_trait]
@@ -42,7 +42,7 @@ impl RecentAttempts for EmptyHistory {
     }
 }
 
-/// Counts calls of the store and permits while the crowd waits.
+/// Counts calls to Redis and permits while the crowd waits.
 ///
 /// # Errors
 /// When the server fails, or the crowd is granted nothing.
@@ -66,7 +66,7 @@ pub async fn measure(meter: &RedisMeter, url: &str, prefix: &str, time: Duration
     let mut tasks = JoinSet::new();
     tasks.spawn(running);
     for task in 0..TASKS as u64 {
-        // 20 to 80 ms, each task its own: answers that come together would be settled together.
+        // 20 to 80 ms, different for each task: simultaneous responses would be released in one batch.
         let latency = Duration::from_millis(20 + task * 37 % 61);
         tasks.spawn(acquire_in_a_loop(gate.clone(), latency, granted.clone()));
     }
@@ -76,7 +76,7 @@ pub async fn measure(meter: &RedisMeter, url: &str, prefix: &str, time: Duration
     counted
 }
 
-/// One of the crowd: waits, begins at its start, is answered after this long, and queues again.
+/// One task of the crowd: waits for a permit, starts at its time, gets a response after `latency`, and queues again.
 async fn acquire_in_a_loop(gate: Gate, latency: Duration, granted: Arc<watch::Sender<u64>>) {
     let ask = || {
         let wait_until = Instant::now() + WAIT_MAX;
@@ -95,7 +95,7 @@ async fn acquire_in_a_loop(gate: Gate, latency: Duration, granted: Arc<watch::Se
 async fn count(meter: &RedisMeter, mut permits: watch::Receiver<u64>, time: Duration) -> Result<Median, BenchError> {
     let first = tokio::time::timeout(FIRST_PERMIT_MAX, permits.wait_for(|granted| *granted > 0)).await;
     if !first.is_ok_and(|first| first.is_ok()) {
-        return Err(BenchError::InvalidMeasurement("the crowd was granted nothing".to_owned()));
+        return Err(BenchError::InvalidMeasurement("the crowd was granted no permit".to_owned()));
     }
     let (before, permits_before, began) = (meter.usage("fcall").await?, *permits.borrow(), Instant::now());
     sleep(time).await;

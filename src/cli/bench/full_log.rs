@@ -1,7 +1,8 @@
-//! A log that is full: what it weighs, what a refusal costs on it, and single calls that meet all of it at once.
+//! The full-log benchmark: the memory of a full log, the cost of a refusal on it, and of single calls that touch all of
+//! it.
 //!
-//! A real log of a minute takes a minute to fill, so the script's clock is a key here; nothing else of it is changed.
-//! Refuses a log that did not fill, and a call that did not come to what it is measured for.
+//! A real log of a minute takes a minute to fill. So the script's clock is replaced by a key; the rest of the script is
+//! unchanged. A log that did not fill, or a call with an unexpected result, is an error.
 
 use std::time::Duration;
 
@@ -15,21 +16,21 @@ use super::meter::RedisMeter;
 use super::report::{FigureName, Median};
 use crate::domain::time::micros_up;
 
-/// Of the limit whose log is filled.
+/// Window of the limit whose log is filled.
 pub const WINDOW: Duration = Duration::from_secs(60);
-/// The log that a refusal on the full one is compared with.
+/// Size of the small log that refusals are compared with.
 pub const SMALL_LOG: u32 = 100;
-/// What the limit is cut to.
+/// The lowered limit.
 pub const CUT_TO: u32 = 10;
-/// Beyond window, padding and the longest lease.
+/// Longer than window, padding and the longest lease.
 const ALL_DUE_AFTER: Duration = Duration::from_secs(180);
 const BATCH: usize = 500;
-/// Most permits in one call.
+/// Largest number of permits in one call.
 const PERMITS_PER_CALL_MAX: u32 = 1_000;
-/// Least share of the log that must have been granted; some algorithms refuse the last few to be on the safe side.
+/// Least share of the log that must be granted; some algorithms refuse the last few to be safe.
 const FILLED_SHARE_MIN: f64 = 0.95;
 
-/// Where our library reads the clock for a call, and what replaces it.
+/// The text with which our library reads the clock, and its replacement.
 const LIBRARY_READS_TIME: &str = "local clock = clock_us()";
 const LIBRARY_READS_KEY: &str = "local clock = tonumber(redis.call('GET', keys[1] .. ':clock'))";
 
@@ -37,20 +38,20 @@ const READS_TIME: &str = "redis.call('TIME')";
 const READS_KEY: &str = "(function() local t = tonumber(redis.call('GET', KEYS[1] .. ':clock')) \
                          return { math.floor(t / 1000000), t % 1000000 } end)()";
 
-/// How much is measured.
+/// The sizes of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Extent {
     /// Calls in the log.
     pub calls: u32,
     pub rounds: usize,
-    /// Refusals that one figure is the mean of.
+    /// Number of refusals per figure, which is their mean.
     pub refusals: u32,
 }
 
-/// All figures of one contender.
+/// Measures all figures of one contender.
 ///
 /// # Errors
-/// When the server fails, or the log is not what it is meant to be.
+/// When the server fails, or the log is not full.
 pub async fn measure(
     meter: &RedisMeter,
     contender: &dyn Contender,
@@ -69,7 +70,7 @@ pub async fn measure(
         median.add(FigureName::AllDueUs, log.all_due_us().await?);
         median.add(FigureName::CutUs, log.cut_us().await?);
     }
-    // The next contender's log needs the room.
+    // The next contender's log needs the memory.
     meter.remove(prefix).await?;
     Ok(median)
 }
@@ -93,7 +94,7 @@ struct FilledLog<'a> {
     program: LoadedProgram,
     caller: Box<dyn BenchCaller>,
     quota: BenchQuota,
-    /// Keys that the full log consists of.
+    /// Keys of the full log.
     keys: Vec<String>,
     granted: u64,
     /// The script's clock when the log was full.
@@ -103,7 +104,7 @@ struct FilledLog<'a> {
 }
 
 impl<'a> FilledLog<'a> {
-    /// Spreads the calls evenly over the window, by the millisecond, each settled by the next.
+    /// Fills the log with calls spread evenly over the window, by the millisecond. Each call releases the previous one.
     async fn fill(
         meter: &'a RedisMeter,
         contender: &dyn Contender,
@@ -118,7 +119,7 @@ impl<'a> FilledLog<'a> {
         let quota = BenchQuota { prefix: prefix.to_owned(), max_requests: calls, window: WINDOW, version: 1, run_id };
         let caller = contender.caller(&quota, 1)?;
         let connection = meter.connection.clone();
-        // At the start of one of its windows, for those that have them; no earlier than the server's own clock.
+        // At the start of a window, for algorithms with fixed windows; not before the server's clock.
         let full_at_us = meter.time_us().await?.next_multiple_of(micros_up(WINDOW));
         let mut log =
             Self { meter, connection, program, caller, quota, keys: Vec::new(), granted: 0, full_at_us, copies: 0 };
@@ -150,14 +151,14 @@ impl<'a> FilledLog<'a> {
                 self.granted += self.send(std::mem::take(&mut batch)).await?;
             }
         }
-        if let Some(settling) = self.caller.release() {
-            self.send(vec![(self.full_at_us, settling)]).await?;
+        if let Some(release) = self.caller.release() {
+            self.send(vec![(self.full_at_us, release)]).await?;
         }
         self.keys = self.existing(self.caller.keys()).await?;
         Ok(())
     }
 
-    /// Sends calls in one go, each at its instant; returns the permits that they were granted.
+    /// Sends calls in one pipeline, each at its instant; returns the granted permits.
     async fn send(&mut self, batch: Vec<(u64, CallArguments)>) -> Result<u64, BenchError> {
         let mut pipe = redis::pipe();
         for (at_us, ask) in batch {
@@ -186,10 +187,10 @@ impl<'a> FilledLog<'a> {
         Ok(redis::cmd("SET").arg(key).arg(at_us).query_async(&mut self.connection).await?)
     }
 
-    /// A fresh copy of the full log under a limit, at an instant; the caller calls there from now on.
+    /// Copies the full log for a limit and an instant; the caller uses the copy from now on.
     ///
-    /// Each copy has keys of its own, because our library takes a state that was put back for damaged. And it checks a
-    /// state that it does not remember, so one call goes ahead of those that are measured.
+    /// Each copy has new keys, because our library treats a restored state as damaged. The library also verifies a
+    /// state that it does not remember, so one call precedes the measured ones.
     async fn copy(&mut self, max_requests: u32, version: i64, at_us: u64) -> Result<(), BenchError> {
         self.meter.remove(&format!("{}:copy", self.quota.prefix)).await?;
         self.copies += 1;
@@ -210,16 +211,16 @@ impl<'a> FilledLog<'a> {
         self.set_clock(at_us).await
     }
 
-    /// Mean time of a call that is refused because the log is full.
+    /// Mean time of a refusal on the full log, in µs.
     async fn refused_us(&mut self, refusals: u32) -> Result<f64, BenchError> {
         self.copy(self.quota.max_requests, 1, self.full_at_us).await?;
-        // Some algorithms have not used up everything, and what comes within the booking horizon can still be booked.
-        for gulp in [PERMITS_PER_CALL_MAX, 1] {
-            let mut left = self.quota.max_requests / gulp + 2 * PERMITS_PER_CALL_MAX;
-            while self.call(gulp).await?.permits > 0 {
+        // Some algorithms have permits left, and permits within the booking horizon can still be booked.
+        for permits in [PERMITS_PER_CALL_MAX, 1] {
+            let mut left = self.quota.max_requests / permits + 2 * PERMITS_PER_CALL_MAX;
+            while self.call(permits).await?.permits > 0 {
                 left = left
                     .checked_sub(1)
-                    .ok_or_else(|| BenchError::InvalidMeasurement("a full log refuses nothing".to_owned()))?;
+                    .ok_or_else(|| BenchError::InvalidMeasurement("a full log refuses no call".to_owned()))?;
             }
         }
         let before = self.meter.usage(self.program.statistics()).await?;
@@ -232,7 +233,7 @@ impl<'a> FilledLog<'a> {
         Ok((after.command_us - before.command_us) as f64 / (after.calls - before.calls).max(1) as f64)
     }
 
-    /// The one call that finds everything due.
+    /// Time of the one call that finds every slot free again, in µs.
     async fn all_due_us(&mut self) -> Result<f64, BenchError> {
         self.copy(self.quota.max_requests, 1, self.full_at_us + micros_up(ALL_DUE_AFTER)).await?;
         if self.call(1).await?.permits != 1 {
@@ -241,7 +242,7 @@ impl<'a> FilledLog<'a> {
         Ok(self.meter.last_call_us(&self.program).await? as f64)
     }
 
-    /// The one call that brings a limit cut to almost nothing.
+    /// Time of the one call that lowers the limit to [`CUT_TO`], in µs.
     async fn cut_us(&mut self) -> Result<f64, BenchError> {
         self.copy(CUT_TO, 2, self.full_at_us).await?;
         self.call(1).await?;

@@ -1,6 +1,6 @@
-//! Signals that end a measurement early, so that what it put up is taken down.
+//! The signals that end a measurement early.
 //!
-//! Refuses to end the process: whoever measures stops at its next await, and cleans up.
+//! They do not end the process: the measurement stops at its next await and cleans up.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -9,10 +9,10 @@ use super::BenchError;
 pub struct Interruption([Signal; 3]);
 
 impl Interruption {
-    /// From now on these signals no longer end the process by themselves.
+    /// Catches the signals, so that they no longer end the process.
     ///
     /// # Errors
-    /// When signals cannot be caught here.
+    /// When the signals cannot be caught.
     pub fn catch() -> Result<Self, BenchError> {
         let mut signals = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()].map(signal);
         match &mut signals {
@@ -23,7 +23,7 @@ impl Interruption {
         Ok(Self([interrupt?, terminate?, hangup?]))
     }
 
-    /// Returns with the first signal.
+    /// Waits for the first signal.
     pub async fn wait(&mut self) {
         let [interrupt, terminate, hangup] = &mut self.0;
         tokio::select! {

@@ -1,10 +1,10 @@
-//! What the figures were taken on: processor, system, build, date.
+//! A description of the machine: processor, system, build and date.
 //!
-//! Refuses to read a clock: the date is the measured server's.
+//! It reads no clock: the date is that of the measured server.
 
 use crate::domain::explain::format::count;
 
-/// Processor, cores and system, as far as the system says.
+/// Processor, cores and system, as far as the system reports them.
 #[must_use]
 pub fn describe() -> String {
     let read = |path| std::fs::read_to_string(path).unwrap_or_default();
@@ -18,7 +18,7 @@ pub fn describe() -> String {
     format!("{model}, {} · {system}", count(cores.max(1) as u64, "core"))
 }
 
-/// How many processes wanted a core in the last minute; figures of a busy machine say less.
+/// Load average of the last minute; figures of a busy machine are less reliable.
 #[must_use]
 pub fn load() -> Option<f64> {
     std::fs::read_to_string("/proc/loadavg").ok()?.split(' ').next()?.parse().ok()
@@ -31,7 +31,7 @@ pub fn build() -> String {
     format!("{} ({profile} build)", env!("CARGO_PKG_VERSION"))
 }
 
-/// The day of an instant in µs since the Unix epoch.
+/// The date of an instant in µs since the Unix epoch.
 #[must_use]
 pub fn date(at_us: u64) -> String {
     let instant = i64::try_from(at_us).ok().and_then(|at_us| jiff::Timestamp::from_microsecond(at_us).ok());

@@ -1,6 +1,6 @@
-//! Calls as fast as they go: one contender at one size, by one task and by fifty on one connection.
+//! The throughput benchmark: one contender at one size, called by one task and by fifty tasks on one connection.
 //!
-//! Refuses a figure from a log that is not in its steady state: where permits are refused, nothing is reported.
+//! A figure needs a log in its steady state: if permits are refused, it reports an error instead.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,14 +17,14 @@ use crate::domain::limit::MAX_REQUESTS;
 
 /// Tasks that share one connection.
 pub const TASKS: usize = 50;
-/// Short, so that the log is full and every slot due again at any speed that one core can reach.
+/// Short, so that the log is full and every slot is free again at any speed of one core.
 pub const WINDOW: Duration = Duration::from_millis(10);
-/// Calls until a caller that is cold must have been granted something.
+/// Largest number of calls until a new caller must be granted a permit.
 const PRIMING_MAX: usize = 20;
 /// Least share of the permits that must be granted at once.
 const STEADY: f64 = 0.9;
 
-/// One contender, asked for so many permits per call, with its callers.
+/// One contender with its callers and the number of permits per call.
 pub struct CallerGroup {
     pub name: &'static str,
     pub permits: u32,
@@ -33,14 +33,14 @@ pub struct CallerGroup {
     pub median: Median,
 }
 
-/// What a number of calls came to.
+/// The number of calls, and of the permits that they were granted.
 #[derive(Clone, Copy, Debug, Default)]
 struct CallCounts {
     calls: u64,
     granted: u64,
 }
 
-/// How long a task goes on.
+/// When a task ends.
 #[derive(Clone, Copy)]
 enum Until {
     Calls(u64),
@@ -48,7 +48,7 @@ enum Until {
 }
 
 impl CallerGroup {
-    /// Prepares a lane: its callers are warm, and a log that counts is full.
+    /// Prepares a group: its callers are granted permits, and its log is full.
     ///
     /// # Errors
     /// When the server fails, or nothing is granted.
@@ -70,19 +70,19 @@ impl CallerGroup {
         let ids = 1..=TASKS as u64;
         let callers = ids.map(|id| contender.caller(&quota, id)).collect::<Result<Vec<_>, _>>()?;
         let name = contender.name();
-        let mut lane = Self { name, permits, program, callers, median: Median::default() };
-        for caller in &mut lane.callers {
-            prime(&mut meter.connection.clone(), &lane.program, caller.as_mut(), permits).await?;
+        let mut group = Self { name, permits, program, callers, median: Median::default() };
+        for caller in &mut group.callers {
+            prime(&mut meter.connection.clone(), &group.program, caller.as_mut(), permits).await?;
         }
         if contender.keeps_log() {
-            // A tenth more than the whole turn, so that the first slots come round again.
+            // A tenth more than all slots, so that the first slots are used again.
             let calls = quota.max_requests / permits * 11 / 10 / TASKS as u32;
-            lane.drive(&meter.connection, TASKS, Until::Calls(u64::from(calls.max(1)))).await?;
+            group.drive(&meter.connection, TASKS, Until::Calls(u64::from(calls.max(1)))).await?;
         }
-        Ok(lane)
+        Ok(group)
     }
 
-    /// One round: how fast one task is (for single permits), then fifty, and what those cost the server.
+    /// One round: the speed of one task (for single permits), then of fifty tasks, and their cost for the server.
     ///
     /// # Errors
     /// When the server fails, or the log is not in its steady state.
@@ -97,7 +97,7 @@ impl CallerGroup {
         let began = Instant::now();
         let mut many = self.drive(&meter.connection, TASKS, Until::Instant(began + time)).await?;
         let mut after = meter.usage(command).await?;
-        // The kernel books a process's time late: a short round on a busy machine may show none yet.
+        // The kernel accounts a process's time late: a short round on a busy machine may show none yet.
         while after.server_us <= before.server_us {
             let more = self.drive(&meter.connection, TASKS, Until::Instant(Instant::now() + time)).await?;
             many = CallCounts { calls: many.calls + more.calls, granted: many.granted + more.granted };
@@ -132,10 +132,10 @@ impl CallerGroup {
         }
         let mut sum = CallCounts::default();
         while let Some(ended) = running.join_next().await {
-            let (caller, tally) = ended.map_err(|error| BenchError::InvalidMeasurement(error.to_string()))??;
+            let (caller, counts) = ended.map_err(|error| BenchError::InvalidMeasurement(error.to_string()))??;
             self.callers.push(caller);
-            sum.calls += tally.calls;
-            sum.granted += tally.granted;
+            sum.calls += counts.calls;
+            sum.granted += counts.granted;
         }
         Ok(sum)
     }
@@ -145,7 +145,7 @@ impl CallerGroup {
     }
 }
 
-/// One task: the next call when the last one is answered.
+/// One task: the next call follows the reply to the last one.
 async fn call_on(
     mut connection: MultiplexedConnection,
     program: Arc<LoadedProgram>,
@@ -153,22 +153,22 @@ async fn call_on(
     permits: u32,
     until: Until,
 ) -> Result<(Box<dyn BenchCaller>, CallCounts), BenchError> {
-    let mut tally = CallCounts::default();
+    let mut counts = CallCounts::default();
     while match until {
-        Until::Calls(calls) => tally.calls < calls,
+        Until::Calls(calls) => counts.calls < calls,
         Until::Instant(instant) => Instant::now() < instant,
     } {
         let granted = call(&mut connection, &program, caller.as_mut(), permits).await?;
-        tally.calls += 1;
-        tally.granted += u64::from(granted.at_once);
+        counts.calls += 1;
+        counts.granted += u64::from(granted.at_once);
     }
-    Ok((caller, tally))
+    Ok((caller, counts))
 }
 
-/// Makes one call and reads its answer.
+/// Makes one call and decodes its reply.
 ///
 /// # Errors
-/// When the server fails, or the answer is none.
+/// When the server fails, or the reply is invalid.
 pub async fn call(
     connection: &mut MultiplexedConnection,
     program: &LoadedProgram,
@@ -179,10 +179,10 @@ pub async fn call(
     caller.read_reply(connection.send_packed_command(&program.command(&ask)).await?)
 }
 
-/// Calls until something is granted: a store without its past, and one that does not know its caller, grant nothing.
+/// Calls until a permit is granted: during a cold start, and for an unknown caller, the limiter grants none.
 ///
 /// # Errors
-/// When nothing is.
+/// When no permit is granted.
 pub async fn prime(
     connection: &mut MultiplexedConnection,
     program: &LoadedProgram,
@@ -195,7 +195,7 @@ pub async fn prime(
             return Ok(granted);
         }
     }
-    Err(BenchError::InvalidMeasurement("nothing is granted by an empty log".to_owned()))
+    Err(BenchError::InvalidMeasurement("an empty log grants no permit".to_owned()))
 }
 
 fn per_second(count: u64, elapsed: Duration) -> f64 {

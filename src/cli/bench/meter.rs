@@ -1,6 +1,6 @@
-//! The server's own figures: time per command, processor time, memory, the slow log.
+//! The Redis server's own figures: time per command, processor time, memory and the slow log.
 //!
-//! Refuses to reset the server's statistics: it takes differences, so that a server that somebody named stays theirs.
+//! It computes differences and does not reset the server's statistics, because the server may belong to another user.
 
 use std::time::Duration;
 
@@ -22,13 +22,13 @@ pub struct RedisMeter {
     pub version: String,
 }
 
-/// What a command has cost since the server began.
+/// The cost of a command since the server's start.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Usage {
     pub calls: u64,
-    /// Spent inside the command, by the clock on the wall.
+    /// Wall-clock time inside the command.
     pub command_us: u64,
-    /// Spent by the whole server, in processor time.
+    /// Processor time of the whole server.
     pub server_us: f64,
 }
 
@@ -36,9 +36,9 @@ impl RedisMeter {
     /// # Errors
     /// When the server cannot be asked.
     pub async fn connect(url: &str) -> Result<Self, BenchError> {
-        // The error of a bad URL may quote it, password and all.
+        // The error of an invalid URL may quote it with its password.
         let client = Client::open(url).map_err(|_| BenchError::Server("--redis is not a Redis URL".to_owned()))?;
-        // A million calls that fall due hold a server up for longer than the library would wait.
+        // A million due calls block a server for longer than the library's default timeout.
         let config =
             AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(Some(CONNECT_TIME_MAX));
         let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
@@ -95,7 +95,7 @@ impl RedisMeter {
         Ok(Usage { calls, command_us, server_us })
     }
 
-    /// Bytes of these keys; those that do not exist have none.
+    /// Bytes of these keys; a missing key has none.
     ///
     /// # Errors
     /// When the server cannot be asked.
@@ -108,10 +108,10 @@ impl RedisMeter {
         Ok(bytes.into_iter().flatten().sum())
     }
 
-    /// From which time on commands go into the slow log, in µs.
+    /// The time from which commands are in the slow log, in µs.
     ///
     /// # Errors
-    /// When the server does not tell.
+    /// When the server does not answer.
     pub async fn slow_log_threshold(&self) -> Result<String, BenchError> {
         let mut command = redis::cmd("CONFIG");
         command.arg("GET").arg("slowlog-log-slower-than");
@@ -119,10 +119,10 @@ impl RedisMeter {
         Ok(threshold_us)
     }
 
-    /// Commands that take this long go into the slow log; 0: all do.
+    /// Sets the time from which commands are in the slow log, in µs; 0: all.
     ///
     /// # Errors
-    /// When the server does not let itself be configured.
+    /// When the server refuses the setting.
     pub async fn log_slower_than(&self, threshold_us: &str) -> Result<(), BenchError> {
         let mut connection = self.connection.clone();
         let mut command = redis::cmd("CONFIG");
@@ -130,16 +130,16 @@ impl RedisMeter {
         Ok(command.query_async(&mut connection).await?)
     }
 
-    /// How long the last call of this script took, in µs.
+    /// Time of the last call of this script, in µs.
     ///
     /// # Errors
-    /// When the slow log does not hold it.
+    /// When it is not in the slow log.
     pub async fn last_call_us(&self, script: &LoadedProgram) -> Result<u64, BenchError> {
         let (command, name) = match script {
             LoadedProgram::Script { sha } => ("EVALSHA", sha),
             LoadedProgram::Function { name } => ("FCALL", name),
             LoadedProgram::Command(_) => {
-                return Err(BenchError::InvalidMeasurement("only scripts are looked up in the slow log".to_owned()));
+                return Err(BenchError::InvalidMeasurement("only scripts can be found in the slow log".to_owned()));
             }
         };
         let mut connection = self.connection.clone();
@@ -154,10 +154,10 @@ impl RedisMeter {
                 return Ok(redis::from_redis_value_ref(us).map_err(redis::RedisError::from)?);
             }
         }
-        Err(BenchError::InvalidMeasurement("the slow log does not hold the call".to_owned()))
+        Err(BenchError::InvalidMeasurement("the call is not in the slow log".to_owned()))
     }
 
-    /// Removes every key that begins so.
+    /// Removes every key with this prefix.
     ///
     /// # Errors
     /// When the server cannot be asked.
@@ -182,7 +182,7 @@ impl RedisMeter {
 /// `name:value` of an INFO section.
 fn field<'a>(info: &'a str, name: &str) -> Result<&'a str, BenchError> {
     let value = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    value.map(str::trim).ok_or_else(|| BenchError::InvalidMeasurement(format!("INFO names no {name}")))
+    value.map(str::trim).ok_or_else(|| BenchError::InvalidMeasurement(format!("INFO has no field {name}")))
 }
 
 /// Calls and µs of one command; zero before its first call.

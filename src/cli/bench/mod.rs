@@ -1,6 +1,7 @@
-//! `bench`: what things cost, measured here: the limiter beside what others do, the whole path, the use of a limit.
+//! The `bench` command: measurements of the limiter beside other limiters, of the whole path, and of the use of a
+//! limit.
 //!
-//! Refuses to be a test: it exits with 0 whether targets are met or not, and with 1 only when it could not measure.
+//! It is not a test: a missed target gives exit code 0, and only a failed measurement gives 1.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -44,7 +45,7 @@ use meter::RedisMeter;
 use report::LimiterReport;
 use server::PrivateServer;
 
-/// For calls of tasks that were stopped, until the keys are removed.
+/// Wait for the last calls of stopped tasks, before the keys are removed.
 const LAST_CALLS: Duration = Duration::from_millis(100);
 
 #[derive(Debug, clap::Args)]
@@ -55,14 +56,14 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Benchmark {
-    /// The limiter in Redis: cost per call and per permit, memory, stalls, a crowd at the gate. Starts a redis-server
-    /// of its own.
+    /// Measure the limiter in Redis: cost per call and per permit, memory, stalls, many waiting tasks. Starts its own
+    /// redis-server.
     Limiter(LimiterArgs),
-    /// Jobs per second through the whole path, the limit out of the way, to a provider of its own that answers at once.
-    /// Runs on the configured engines; the database must be empty of providers.
+    /// Measure the jobs per second through the whole path, without an effective limit, to a provider that answers at
+    /// once. Runs on the configured backends; the database must have no other providers.
     Path(path::Args),
-    /// Use of a strict provider's limit, lateness of starts, breaches. Runs on the configured engines; the database must
-    /// be empty of providers.
+    /// Measure the use of a strict provider's limit, the lateness of starts, and breaches. Runs on the configured
+    /// backends; the database must have no other providers.
     Fidelity(Box<fidelity::Args>),
 }
 
@@ -71,10 +72,10 @@ struct LimiterArgs {
     /// Measure this server instead of a private one; keys are under a random prefix and removed afterwards.
     #[arg(long, value_name = "URL")]
     redis: Option<String>,
-    /// Allow a server that is not on this machine; it will be busy.
+    /// Allow a server on another machine; it will be busy.
     #[arg(long, requires = "redis")]
     yes: bool,
-    /// Short rounds and small logs: to see that it runs, not for figures to keep.
+    /// Short rounds and small logs: to check that it runs, not for figures to publish.
     #[arg(long)]
     quick: bool,
     /// Seconds per figure and round. Default: 1.
@@ -93,7 +94,7 @@ struct LimiterArgs {
 
 fn seconds(text: &str) -> Result<f64, String> {
     let seconds: f64 = text.parse().map_err(|_| format!("`{text}` is not a number of seconds"))?;
-    if (0.01..=600.0).contains(&seconds) { Ok(seconds) } else { Err("between 0.01 and 600 seconds".to_owned()) }
+    if (0.01..=600.0).contains(&seconds) { Ok(seconds) } else { Err("must be between 0.01 and 600 seconds".to_owned()) }
 }
 
 /// Why there are no figures.
@@ -103,7 +104,7 @@ enum BenchError {
     Server(String),
     #[error("Redis: {0}")]
     Redis(#[from] redis::RedisError),
-    /// What was measured is not what a figure is meant to say.
+    /// The measurement does not show what the figure claims.
     #[error("nothing measured: {0}")]
     InvalidMeasurement(String),
     #[error("interrupted; nothing is left behind")]
@@ -118,7 +119,7 @@ impl From<BenchError> for CommandError {
     }
 }
 
-/// Runs what needs no configuration, on a runtime of its own; `None` for the rest.
+/// Runs the benchmark that needs no configuration, in its own runtime; `None` for the others.
 pub fn without_config(args: &Args, console: &mut Console) -> Option<Result<Exit, CommandError>> {
     match &args.benchmark {
         Benchmark::Limiter(args) => Some(limiter(args, console)),
@@ -126,24 +127,24 @@ pub fn without_config(args: &Args, console: &mut Console) -> Option<Result<Exit,
     }
 }
 
-/// Runs what needs engines.
+/// Runs a benchmark that needs backends.
 ///
 /// # Errors
 /// When something could not be measured.
 pub async fn run(
     args: &Args,
     config: &Config,
-    engines: &dyn Services,
+    services: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     match &args.benchmark {
-        Benchmark::Path(args) => path::run(args, config, engines, console).await,
-        Benchmark::Fidelity(args) => fidelity::run(args, config, engines, console).await,
+        Benchmark::Path(args) => path::run(args, config, services, console).await,
+        Benchmark::Fidelity(args) => fidelity::run(args, config, services, console).await,
         Benchmark::Limiter(_) => Err(CommandError::Failed("bench limiter runs without a configuration".to_owned())),
     }
 }
 
-/// An embedded limiter allows the whole limit to its process alone, and counts one worker there.
+/// Several workers need a shared limiter: an embedded one supports one worker.
 fn require_one_limiter(workers: u16, config: &Config) -> Result<(), CommandError> {
     if workers > 1 && matches!(config.limiter.url, LimiterUrl::Embedded) {
         let text = "--workers: more than one needs a limiter in Redis (limiter.url)";
@@ -152,7 +153,7 @@ fn require_one_limiter(workers: u16, config: &Config) -> Result<(), CommandError
     Ok(())
 }
 
-/// A target that is missed is no error.
+/// Runs `bench limiter`. A missed target is no error.
 fn limiter(args: &LimiterArgs, console: &mut Console) -> Result<Exit, CommandError> {
     if let Some(url) = &args.redis {
         require_local_or_yes(url, args.yes)?;
@@ -172,7 +173,7 @@ fn limiter(args: &LimiterArgs, console: &mut Console) -> Result<Exit, CommandErr
     Ok(Exit::Success)
 }
 
-/// A foreign server would be kept busy for minutes, so somebody must mean it.
+/// A remote server would be busy for minutes, so it needs `--yes`.
 fn require_local_or_yes(url: &str, yes: bool) -> Result<(), CommandError> {
     // The error of a bad URL may quote it, password and all.
     let parsed = Url::parse(url).map_err(|_| CommandError::Usage("--redis is not a URL".to_owned()))?;
@@ -184,17 +185,17 @@ fn require_local_or_yes(url: &str, yes: bool) -> Result<(), CommandError> {
         return Ok(());
     }
     let text =
-        format!("--redis: {host} is not this machine, and the bench would keep it busy: add --yes if you mean it");
+        format!("--redis: {host} is not this machine, and the benchmark would keep it busy: add --yes to allow that");
     Err(CommandError::Usage(text))
 }
 
-/// Measures on a private server or the named one, and leaves nothing behind, whatever happens.
+/// Measures on a private server or the named one, and always cleans up.
 async fn on_server(
     args: &LimiterArgs,
     core: Option<usize>,
     console: &mut Console,
 ) -> Result<LimiterReport, BenchError> {
-    // Before anything is started that a signal would have to end.
+    // Before anything is started that a signal must end.
     let mut interruption = Interruption::catch()?;
     let interrupted = interruption.wait();
     if let Some(url) = &args.redis {
@@ -203,9 +204,9 @@ async fn on_server(
     let server = PrivateServer::start(core).await?;
     let (url, place) = (server.url(), server.info.clone());
     let (port, pid, directory) = (place.port, place.pid, place.directory.display());
-    let told = console.message(&format!("private redis-server on 127.0.0.1:{port}, process {pid}, in {directory}"));
+    let printed = console.message(&format!("private redis-server on 127.0.0.1:{port}, process {pid}, in {directory}"));
     let measuring = async {
-        told?;
+        printed?;
         sequence::measure(&RedisMeter::connect(&url).await?, args, &url, &prefix(), console).await
     };
     let ended = tokio::select! {
@@ -216,7 +217,7 @@ async fn on_server(
     Ok(LimiterReport { server: Some(place), ..ended? })
 }
 
-/// On somebody's server: its slow log is as it was afterwards, and no key of ours is left.
+/// Measures on a named server. Afterwards its slow log setting is restored, and our keys are removed.
 async fn on_named(
     args: &LimiterArgs,
     url: &str,
@@ -230,7 +231,7 @@ async fn on_named(
         () = interrupted => Err(BenchError::Interrupted),
     };
     if ended.is_err() {
-        // Tasks that were stopped may have had one more call on its way.
+        // Stopped tasks may have one more call in flight.
         tokio::time::sleep(LAST_CALLS).await;
     }
     let restored = meter.log_slower_than(&threshold_us).await;
@@ -243,7 +244,7 @@ fn prefix() -> String {
     format!("sluicegate-bench-{}", uuid::Uuid::now_v7())
 }
 
-/// How to get this report again; a URL may hold a password.
+/// The command that produces this report, without the URL, which may contain a password.
 fn command_line(args: &LimiterArgs) -> String {
     let mut words = vec!["sluicegate bench limiter".to_owned()];
     words.extend(args.redis.as_ref().map(|_| "--redis URL".to_owned()));

@@ -1,6 +1,6 @@
-//! Our limiter as it is measured: the one file of the bench that builds quotas and calls.
+//! Our limiter as a contender: the only file of the benchmark that builds our quotas and calls.
 //!
-//! Refuses a way of its own: keys, argument, function and the reading of replies are those of the real client.
+//! Keys, arguments, function and decoding are those of the real client.
 
 use std::time::Duration;
 
@@ -23,25 +23,25 @@ use crate::limiter::redis::library::SOURCE;
 
 const QUOTA: &str = "bench";
 const LIMIT: &str = "limit";
-/// As a provider row has it by default.
+/// The default of a provider row.
 const TIMEOUT: Duration = Duration::from_secs(10);
 const SEND_BUDGET: Duration = Duration::from_millis(500);
 
 /// One of our algorithms.
 pub struct Ours(Algorithm);
 
-/// Those that the limiter has.
+/// All algorithms of the limiter.
 #[must_use]
 pub fn available() -> Vec<Ours> {
     Algorithm::ALL.map(Ours).into()
 }
 
-/// The quota's one limit, held until the answer, with the times of a default provider.
+/// The quota's one limit, held until the response, with the times of a default provider.
 ///
 /// # Errors
-/// When the quota's name is no name.
+/// When the quota's name is invalid.
 pub fn spec(algorithm: Algorithm, quota: &BenchQuota) -> Result<QuotaSpec, BenchError> {
-    // Whatever the algorithm, all of the limit may come at once.
+    // With every algorithm, the whole limit may be granted at once.
     let burst = match algorithm {
         Algorithm::TokenBucket => Some(quota.max_requests),
         Algorithm::Gcra => Some(quota.max_requests.saturating_sub(1)),
@@ -85,7 +85,7 @@ impl Contender for Ours {
     }
 }
 
-/// One gate, as far as the store can see.
+/// A caller that looks like one gate to the store.
 struct OurCaller {
     algorithm: Algorithm,
     spec: QuotaSpec,
@@ -94,13 +94,14 @@ struct OurCaller {
     number: u64,
     /// Permits that the last call was granted.
     granted: u32,
-    /// A store that is cold was born then; nothing was sent before, so the next call vouches for it.
+    /// State epoch of a store in cold start. Nothing was sent before, so the next call attests that there is nothing to
+    /// rebuild.
     state_epoch: Option<Micros>,
 }
 
 impl OurCaller {
     fn call_arguments(&mut self, permits: u32) -> CallArguments {
-        let taken = PermitRelease {
+        let release = PermitRelease {
             call: self.number,
             cost: self.granted,
             kind: CallKind::Charge,
@@ -112,10 +113,10 @@ impl OurCaller {
             incarnation: self.id,
             number: self.number,
             requests: if permits > 0 { vec![PermitRequest::charges(permits, 1)] } else { Vec::new() },
-            releases: if self.granted > 0 { vec![taken] } else { Vec::new() },
+            releases: if self.granted > 0 { vec![release] } else { Vec::new() },
             pause: None,
-            rebuild: self.state_epoch.take().map(|born| RebuildData {
-                state_epoch: born,
+            rebuild: self.state_epoch.take().map(|state_epoch| RebuildData {
+                state_epoch,
                 ended: Vec::new(),
                 in_flight: CostByKind::default(),
             }),
@@ -148,12 +149,12 @@ impl BenchCaller for OurCaller {
         match reply.refused.map(|refused| refused.reason) {
             Some(RefusalReason::Cold) => self.state_epoch = Some(reply.state_epoch),
             Some(by @ (RefusalReason::StaleVersion | RefusalReason::StaleCall | RefusalReason::Paused)) => {
-                return Err(BenchError::InvalidMeasurement(format!("the limiter refuses for {by:?}")));
+                return Err(BenchError::InvalidMeasurement(format!("the limiter refuses with {by:?}")));
             }
             Some(RefusalReason::Limit { .. } | RefusalReason::NeedsHistory { .. }) | None => {}
         }
         self.granted = permits(reply.grants.iter());
-        let at_once = permits(reply.grants.iter().filter(|run| run.wait_us == 0));
+        let at_once = permits(reply.grants.iter().filter(|grant| grant.wait_us == 0));
         Ok(GrantedPermits { permits: self.granted, at_once })
     }
 
@@ -164,6 +165,6 @@ impl BenchCaller for OurCaller {
     }
 }
 
-fn permits<'a>(runs: impl Iterator<Item = &'a PermitGrant>) -> u32 {
-    runs.map(|run| run.permits).sum()
+fn permits<'a>(grants: impl Iterator<Item = &'a PermitGrant>) -> u32 {
+    grants.map(|grant| grant.permits).sum()
 }

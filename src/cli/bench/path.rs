@@ -1,7 +1,8 @@
-//! `bench path`: jobs per second through the whole path with the limit out of the way, and how long an idle lane takes.
+//! The `bench path` command: jobs per second through the whole path without an effective limit, and the latency of an
+//! idle lane.
 //!
-//! Refuses to leave a step out: what runs is the worker of production, with its ledger, its permits and one HTTP request
-//! per job to a provider that answers at once. The first request begins the time, the last settled job ends it.
+//! It runs the worker of production with its ledger, its permits and one HTTP request per job. The provider answers at
+//! once. The time runs from the first request to the last finished job.
 
 use std::time::Duration;
 
@@ -31,19 +32,19 @@ pub struct Args {
     /// Jobs to send.
     #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     jobs: u64,
-    /// Most seconds that publishing may take, and sending again.
+    /// Longest time for publishing, and the same again for sending, in seconds.
     #[arg(long, value_name = "N", default_value = "60", value_parser = seconds)]
     seconds: f64,
     /// Workers in this process; more than one needs a limiter in Redis.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     workers: u16,
-    /// Requests at once of each worker, as `workers` of a provider's row.
+    /// Concurrent requests of each worker, as `workers` in a provider's row.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(i64).range(1..=10_000))]
     in_flight: i64,
-    /// Jobs to send one by one through an idle lane, for its latency; 0 leaves that out.
+    /// Jobs to send one by one through an idle lane, to measure its latency; 0 skips that.
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u64).range(0..=100_000))]
     idle_jobs: u64,
-    /// An embedded deployment in a temporary directory instead of the configured engines.
+    /// Use an embedded deployment in a temporary directory instead of the configured backends.
     #[arg(long)]
     embedded: bool,
     /// Print the figures as JSON.
@@ -58,34 +59,34 @@ struct PathReport {
     in_flight: i64,
     published: u64,
     published_per_second: f64,
-    /// Less than published when the time was over.
+    /// Finished jobs; fewer than published if the time ran out.
     settled: u64,
     seconds: f64,
     jobs_per_second: f64,
-    /// By the provider's own books.
+    /// Counted by the provider.
     requests: u64,
     charged_twice: u64,
     refused_429: u64,
-    /// From publish to request on the wire.
+    /// From publish to request in flight.
     idle: Option<IdleLatency>,
-    /// With RabbitMQ alone.
+    /// Only with RabbitMQ.
     bare_loop: Option<BareLoop>,
-    /// Jobs per second against the bare loop's messages per second.
+    /// Jobs per second divided by the bare loop's messages per second.
     ratio_to_bare_loop: Option<f64>,
 }
 
 /// Runs the command.
 ///
 /// # Errors
-/// When something could not be measured, or an engine is away.
+/// When something could not be measured, or a backend is unreachable.
 pub async fn run(
     args: &Args,
     config: &Config,
-    engines: &dyn Services,
+    services: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     let mut interruption = Interruption::catch()?;
-    let mut stage = BenchEnvironment::prepare(args.embedded, config, engines).await?;
+    let mut stage = BenchEnvironment::prepare(args.embedded, config, services).await?;
     let ended = async {
         require_one_limiter(args.workers, &stage.config)?;
         tokio::select! {
@@ -94,9 +95,9 @@ pub async fn run(
         }
     };
     let ended = ended.await;
-    let struck = stage.tear_down().await;
+    let torn_down = stage.tear_down().await;
     let report = ended?;
-    struck?;
+    torn_down?;
     if args.json {
         console.json(&report)?
     } else {
@@ -116,8 +117,8 @@ async fn measure(
         None
     } else {
         let lane = stage.add("-idle", FakeOptions::default(), unrestrictive_row(args)).await?;
-        let crew = stage.start(args.workers).await?;
-        let idle = idle::measure(stage, &lane, crew, args.idle_jobs, within, console).await?;
+        let workers = stage.start(args.workers).await?;
+        let idle = idle::measure(stage, &lane, workers, args.idle_jobs, within, console).await?;
         Some(idle)
     };
     let lane = stage.add("", FakeOptions::default(), unrestrictive_row(args)).await?;
@@ -152,7 +153,7 @@ async fn measure(
     })
 }
 
-/// A row whose limit never holds anything back.
+/// A row whose limit never delays a job.
 fn unrestrictive_row(args: &Args) -> ProviderRow {
     let limit = LimitRow {
         name: "limit".to_owned(),
@@ -163,7 +164,7 @@ fn unrestrictive_row(args: &Args) -> ProviderRow {
     ProviderRow { workers: args.in_flight, bucket_capacity: BUCKET, limits: vec![limit], ..ProviderRow::default() }
 }
 
-/// Lets workers send what is published; how many jobs were settled, and in which time.
+/// Lets workers send the published jobs. Returns the number of finished jobs and the time.
 async fn process_jobs(
     args: &Args,
     stage: &BenchEnvironment<'_>,
@@ -171,25 +172,25 @@ async fn process_jobs(
     published: u64,
     console: &mut Console,
 ) -> Result<(u64, Duration), CommandError> {
-    let mut crew = stage.start(args.workers).await?;
-    let mut phase = Phase::begin("jobs settled", published, console)?;
+    let mut workers = stage.start(args.workers).await?;
+    let mut phase = Phase::begin("jobs finished", published, console)?;
     let (began, mut tick) = (Instant::now(), interval(POLL_INTERVAL));
-    let (mut settled, mut settled_at_us) = (0, 0);
-    while settled < published && began.elapsed().as_secs_f64() < args.seconds {
+    let (mut finished, mut finished_at_us) = (0, 0);
+    while finished < published && began.elapsed().as_secs_f64() < args.seconds {
         tick.tick().await;
-        crew.require_running()?;
-        let now = crew.finished(&lane.name);
-        if now > settled {
-            (settled, settled_at_us) = (now, lane.fake.now_us());
+        workers.require_running()?;
+        let now = workers.finished(&lane.name);
+        if now > finished {
+            (finished, finished_at_us) = (now, lane.fake.now_us());
         }
-        phase.show(settled, console)?;
+        phase.show(finished, console)?;
     }
     drop(phase);
-    crew.stop().await?;
+    workers.stop().await?;
     let first_us = lane.fake.report().first_arrival_us;
     match first_us {
-        Some(first_us) if settled_at_us > first_us => Ok((settled, Duration::from_micros(settled_at_us - first_us))),
-        _ => Err(BenchError::InvalidMeasurement(format!("no job was settled within {} s", args.seconds)).into()),
+        Some(first_us) if finished_at_us > first_us => Ok((finished, Duration::from_micros(finished_at_us - first_us))),
+        _ => Err(BenchError::InvalidMeasurement(format!("no job was finished within {} s", args.seconds)).into()),
     }
 }
 
@@ -213,11 +214,11 @@ fn print(report: &PathReport, console: &mut Console) -> std::io::Result<()> {
         console.line(&line)?;
     }
     let row = |name: &str, value: String| vec![name.to_owned(), value];
-    let unfinished = if report.settled < report.published { ", the time was over" } else { "" };
+    let unfinished = if report.settled < report.published { ", the time ran out" } else { "" };
     let mut rows = vec![
         row("jobs per second, whole path", number(report.jobs_per_second)),
         row(
-            "jobs settled",
+            "jobs finished",
             format!(
                 "{} of {}, in {:.2} s{unfinished}",
                 number(report.settled as f64),
@@ -226,7 +227,7 @@ fn print(report: &PathReport, console: &mut Console) -> std::io::Result<()> {
             ),
         ),
         row("published per second", number(report.published_per_second)),
-        row("workers × requests at once", format!("{} × {}", report.workers, report.in_flight)),
+        row("workers × concurrent requests", format!("{} × {}", report.workers, report.in_flight)),
         row("requests, charged twice, 429", {
             format!("{}, {}, {}", number(report.requests as f64), report.charged_twice, report.refused_429)
         }),
@@ -237,7 +238,7 @@ fn print(report: &PathReport, console: &mut Console) -> std::io::Result<()> {
     rows.extend(report.ratio_to_bare_loop.map(|ratio| row("ratio to the bare loop", format!("{ratio:.3}"))));
     if let Some(idle) = &report.idle {
         rows.push(row(
-            "idle lane, publish to wire",
+            "idle lane, publish to request",
             format!("p50 {:.2} ms, p99 {:.2} ms, of {}", idle.p50_ms, idle.p99_ms, idle.jobs),
         ));
     }

@@ -1,13 +1,13 @@
-//! The report for people: a table per section in the terminal, or the page that the documentation keeps.
+//! The printed report of `bench limiter`: a table per section for the terminal, or a Markdown page.
 //!
-//! Refuses to leave anything out: what misses its target is listed again at the end.
+//! Missed targets are listed again at the end.
 
 use super::report::{Figure, FigureName, LimiterReport, Section, SubjectRow};
 use super::{crowd, full_log, measure};
 use crate::cli::Console;
 use crate::domain::explain::format::count;
 
-/// One section laid out.
+/// The table of one section.
 struct Table {
     title: String,
     header: Vec<&'static str>,
@@ -17,7 +17,7 @@ struct Table {
 
 const LEGEND: &str = "in brackets: times the empty script, times the correct ZSET script";
 
-/// Prints tables and what missed its target.
+/// Prints the tables and the missed targets.
 ///
 /// # Errors
 /// When stdout is closed.
@@ -34,7 +34,7 @@ pub fn tables(report: &LimiterReport, console: &mut Console) -> std::io::Result<
         }
     }
     let missed = missed(report);
-    console.lines(if missed.is_empty() { "\nevery target met" } else { "\nnot met:" })?;
+    console.lines(if missed.is_empty() { "\nall targets met" } else { "\nmissed targets:" })?;
     missed.iter().try_for_each(|line| console.line(line))
 }
 
@@ -45,7 +45,7 @@ pub fn tables(report: &LimiterReport, console: &mut Console) -> std::io::Result<
 pub fn markdown(report: &LimiterReport, console: &mut Console) -> std::io::Result<()> {
     console.lines(&format!(
         "# Benchmarks\n\nWritten by `{}`. Every figure is the median of its rounds, all in one run on one\n\
-         redis-server. Absolute figures drift from machine to machine; read the ratios ({LEGEND}).\n",
+         redis-server. Absolute figures differ between machines; compare the ratios ({LEGEND}).\n",
         report.command
     ))?;
     for line in conditions(report) {
@@ -63,18 +63,19 @@ pub fn markdown(report: &LimiterReport, console: &mut Console) -> std::io::Resul
         }
     }
     let missed = missed(report);
-    console.lines(if missed.is_empty() { "\n## Every target met" } else { "\n## Not met\n" })?;
+    console.lines(if missed.is_empty() { "\n## All targets met" } else { "\n## Missed targets\n" })?;
     missed.iter().try_for_each(|line| console.line(&format!("- {line}")))
 }
 
 const HOW: &str = "
 *µs in the command* is what Redis counts for the command alone (`INFO commandstats`, by the wall clock); *µs of Redis
 CPU* is the processor time of the whole server per call (`INFO cpu`), reading the call and writing the answer included.
-Both are taken with 50 tasks on one connection, each a caller of its own. *permits/s of one core* is permits × 1,000,000
-/ µs of Redis CPU. Each call of ours settles what the call before it was granted; the references settle nothing. Logs of
-ours are full: every call takes the slots that have been free for longest. Windows are 10 ms there, so that slots fall
-due as fast as one core can ask. A log of a minute is filled with the script's clock replaced by a key, and its single
-calls are timed by the slow log. The crowd is answered after 20 to 80 ms. The references are in `benches/reference`.
+Both are measured with 50 tasks on one connection, each with its own caller. *permits/s of one core* is permits ×
+1,000,000 / µs of Redis CPU. Each call of ours releases the permits of the previous call; the references release
+nothing. Our logs are full: every call uses the slots that have been free for longest. Windows are 10 ms there, so that
+slots become free as fast as one core can ask. A log of a minute is filled with the script's clock replaced by a key,
+and its single calls are timed by the slow log. The crowd's responses take 20 to 80 ms. The references are in
+`benches/reference`.
 ";
 
 fn conditions(report: &LimiterReport) -> Vec<String> {
@@ -105,9 +106,9 @@ fn lay_out(report: &LimiterReport, section: Section) -> Table {
     let cells = |row: &&SubjectRow| {
         let mut cells = vec![row.subject.to_owned()];
         cells.extend(many.then(|| number(f64::from(row.permits_per_call))));
-        let of =
+        let figure_cell =
             |name: &FigureName| row.figures.iter().find(|figure| figure.name == *name).map_or_else(String::new, cell);
-        cells.extend(names.iter().map(of));
+        cells.extend(names.iter().map(figure_cell));
         cells
     };
     let mut targets: Vec<String> = Vec::new();
@@ -125,17 +126,14 @@ fn title(report: &LimiterReport, section: Section) -> String {
     let tasks = measure::TASKS;
     match section {
         Section::OnePermit => "One permit per call".to_owned(),
-        Section::ManyPermits => format!("Many permits per call, acquire and settle in one, {tasks} tasks"),
+        Section::ManyPermits => format!("Many permits per call, acquire and release in one, {tasks} tasks"),
         Section::FullLog => {
             let (calls, seconds) = (number(f64::from(report.log_calls)), full_log::WINDOW.as_secs());
             format!("A full log of {calls} calls in {seconds} s")
         }
         Section::Crowd => {
             let (tasks, limit, window) = (number(crowd::TASKS as f64), crowd::LIMIT, crowd::WINDOW.as_secs());
-            format!(
-                "A crowd of {tasks} tasks at one gate, {limit} permits per {window} s, for {} s",
-                report.crowd_seconds
-            )
+            format!("{tasks} tasks waiting at one gate, {limit} permits per {window} s, for {} s", report.crowd_seconds)
         }
     }
 }
@@ -161,14 +159,14 @@ fn missed(report: &LimiterReport) -> Vec<String> {
                 let (title, value) = (figure.name.title(), number(figure.value));
                 let permits = number(f64::from(row.permits_per_call));
                 let subject = row.subject;
-                lines.push(format!("{subject}, {permits} per call, {title}: {value}; wanted {}", target.says));
+                lines.push(format!("{subject}, {permits} per call, {title}: {value}; target {}", target.says));
             }
         }
     }
     lines
 }
 
-/// About three digits that count, thousands apart.
+/// A number with about three significant digits and grouped thousands.
 pub fn number(value: f64) -> String {
     let decimals = match value.abs() {
         v if v >= 100.0 || v.fract() == 0.0 => 0,
@@ -179,8 +177,8 @@ pub fn number(value: f64) -> String {
     let plain = format!("{value:.decimals$}");
     let (whole, fraction) = plain.split_once('.').unwrap_or((&plain, ""));
     let mut grouped = String::new();
-    for (at, digit) in whole.chars().enumerate() {
-        if at > 0 && (whole.len() - at).is_multiple_of(3) {
+    for (index, digit) in whole.chars().enumerate() {
+        if index > 0 && (whole.len() - index).is_multiple_of(3) {
             grouped.push(',');
         }
         grouped.push(digit);

@@ -1,6 +1,6 @@
-//! How far a phase is: a bar where somebody looks, a line every few seconds where nobody does.
+//! The progress of a benchmark phase: a bar at a terminal, elsewhere a line every few seconds.
 //!
-//! Refuses to slow down what it shows: the caller looks, this only draws.
+//! It only draws; the caller counts, so that the progress does not slow down the measurement.
 
 use std::time::Duration;
 
@@ -19,14 +19,14 @@ pub struct Phase {
 }
 
 impl Phase {
-    /// Begins a phase of so many steps, in words such as `jobs published`.
+    /// Begins a phase of `total` steps; `what` names them, such as `jobs published`.
     ///
     /// # Errors
     /// When stderr is closed.
     pub fn begin(what: &'static str, total: u64, console: &mut Console) -> std::io::Result<Self> {
         let bar = console.draws_progress.then(|| {
             let bar = ProgressBar::new(total);
-            // A template that does not parse would only cost the colours.
+            // An invalid template would only lose the colours.
             if let Ok(style) = ProgressStyle::with_template("{elapsed_precise} [{bar:40.green/blue}] {pos}/{len} {msg}")
             {
                 bar.set_style(style.progress_chars("━╸─"));

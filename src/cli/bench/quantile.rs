@@ -1,30 +1,30 @@
-//! Percentiles, of single values and of counts by bound.
+//! Percentiles of single values, and of counts in buckets.
 //!
-//! Refuses to invent precision: between two bounds it goes straight, and beyond the last it says that bound.
+//! Between two bounds it interpolates linearly; beyond the last bound it returns that bound.
 
 use crate::worker::meter::Distribution;
 
-/// Nearest rank among sorted values; 0 without any.
+/// The nearest-rank percentile of sorted values; 0 if there are none.
 #[must_use]
 pub fn nearest_rank(sorted: &[u64], percent: usize) -> u64 {
     let index = (sorted.len() * percent).div_ceil(100).saturating_sub(1);
     sorted.get(index).copied().unwrap_or(0)
 }
 
-/// Counts of several lanes with the same bounds, added up.
+/// The sum of several distributions with the same bounds.
 #[must_use]
 pub fn sum(all: impl IntoIterator<Item = Distribution>) -> Distribution {
-    all.into_iter().fold(Distribution::default(), |mut sum, one| {
+    all.into_iter().fold(Distribution::default(), |mut sum, part| {
         if sum.counts.is_empty() {
-            return one;
+            return part;
         }
-        sum.counts.iter_mut().zip(&one.counts).for_each(|(count, more)| *count += more);
-        sum.sum_us += one.sum_us;
+        sum.counts.iter_mut().zip(&part.counts).for_each(|(count, more)| *count += more);
+        sum.sum_us += part.sum_us;
         sum
     })
 }
 
-/// What is left without a part of it, counted at the same time or before.
+/// A distribution without a part of it that was counted at the same time or earlier.
 #[must_use]
 pub fn subtract(all: &Distribution, part: &Distribution) -> Distribution {
     let counts = all.counts.iter().zip(part.counts.iter().chain(std::iter::repeat(&0)));
@@ -32,7 +32,7 @@ pub fn subtract(all: &Distribution, part: &Distribution) -> Distribution {
     Distribution { bounds_us: all.bounds_us, counts, sum_us: all.sum_us.saturating_sub(part.sum_us) }
 }
 
-/// The value in µs below which this share (0 to 1) lies.
+/// The value in µs below which this share (0 to 1) of the values is.
 #[must_use]
 #[allow(clippy::cast_precision_loss, reason = "counts and microseconds stay far below 2^53")]
 pub fn quantile_us(counted: &Distribution, share: f64) -> f64 {
@@ -49,7 +49,7 @@ pub fn quantile_us(counted: &Distribution, share: f64) -> f64 {
     lower_us
 }
 
-/// The share (0 to 1) of what does not exceed a bound; exact where the bound is one of the distribution's.
+/// The share (0 to 1) of values up to a bound; exact if the bound is one of the distribution's.
 #[must_use]
 #[allow(clippy::cast_precision_loss, reason = "counts stay far below 2^53")]
 pub fn share_within(counted: &Distribution, most_us: u64) -> f64 {

@@ -1,6 +1,6 @@
-//! What ours is held against: plain commands, scripts that do nothing, and the log in a ZSET as others keep it.
+//! The reference contenders: plain commands, trivial scripts, and a sliding log in a ZSET.
 //!
-//! Refuses to favour ours: each script is the cheapest form of what it stands for (`benches/reference/`).
+//! Each script is the cheapest form of its kind (`benches/reference/`), so the comparison does not favour our limiter.
 
 use std::time::Duration;
 
@@ -33,13 +33,13 @@ impl Reference {
     ];
 }
 
-/// A reference, with the clock that its callers share.
+/// A reference contender with the clock that its callers share.
 pub struct ReferenceContender {
     pub reference: Reference,
     pub clock: CallerClock,
 }
 
-/// The callers' own clock: the server's instant when the bench began, and the time since.
+/// The callers' clock: the server's time at the start of the benchmark, and the time since.
 #[derive(Clone, Copy, Debug)]
 pub struct CallerClock {
     pub began_us: u64,

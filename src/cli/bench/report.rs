@@ -1,6 +1,6 @@
-//! Figures, rows and the whole report as data; ratios to the empty script and to the correct ZSET script.
+//! The data of a limiter report: figures, rows, and their ratios to the empty script and to the correct ZSET script.
 //!
-//! Refuses to print and to judge: [`super::print`] and [`super::targets`] do.
+//! [`super::print`] prints it, and [`super::targets`] compares it with the targets.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::server::PrivateServerInfo;
 
-/// What a figure says.
+/// The name of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FigureName {
@@ -28,7 +28,7 @@ pub enum FigureName {
 }
 
 impl FigureName {
-    /// The head of a column, unit included.
+    /// The column title, with its unit.
     #[must_use]
     pub fn title(self) -> &'static str {
         match self {
@@ -48,7 +48,7 @@ impl FigureName {
         }
     }
 
-    /// Whether it is the time of one call, and can be held against an empty script's.
+    /// Whether it is the time of one call, which is comparable with the empty script's.
     fn times_one_call(self) -> bool {
         matches!(self, Self::RefusedUs | Self::RefusedSmallUs | Self::AllDueUs | Self::CutUs)
     }
@@ -64,7 +64,7 @@ pub struct Figure {
     pub target: Option<FigureTarget>,
 }
 
-/// What a figure must be, and whether it is.
+/// The target of a figure, and whether it is met.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct FigureTarget {
     pub says: String,
@@ -111,7 +111,7 @@ impl Section {
 pub struct SubjectRow {
     pub section: Section,
     pub subject: &'static str,
-    /// Whether it is ours, and so has targets.
+    /// Whether it is our limiter, which has targets.
     pub ours: bool,
     pub permits_per_call: u32,
     pub figures: Vec<Figure>,
@@ -124,7 +124,7 @@ impl SubjectRow {
     }
 }
 
-/// Everything that one run found, and on what.
+/// The figures of one run, with its conditions.
 #[derive(Clone, Debug, Serialize)]
 pub struct LimiterReport {
     pub command: String,
@@ -134,7 +134,7 @@ pub struct LimiterReport {
     pub load: Option<f64>,
     pub sluicegate: String,
     pub redis: String,
-    /// `None`: a server that was named.
+    /// `None`: a server named by `--redis`.
     pub server: Option<PrivateServerInfo>,
     pub seconds_per_figure: f64,
     pub rounds: usize,
@@ -144,10 +144,10 @@ pub struct LimiterReport {
     pub rows: Vec<SubjectRow>,
 }
 
-/// Sets every figure beside the empty script's and the correct ZSET script's of the same run.
+/// Adds to every figure its ratios to the empty script's and the correct ZSET script's in the same run.
 pub fn set_ratios(rows: &mut [SubjectRow], empty: &str, zset: &str) {
     let known = rows.to_vec();
-    let of = |subject: &str, section: Option<Section>, permits: Option<u32>, name: FigureName| {
+    let value_of = |subject: &str, section: Option<Section>, permits: Option<u32>, name: FigureName| {
         let fits = |row: &&SubjectRow| {
             row.subject == subject
                 && section.is_none_or(|section| row.section == section)
@@ -158,10 +158,10 @@ pub fn set_ratios(rows: &mut [SubjectRow], empty: &str, zset: &str) {
     for row in rows {
         let (section, permits) = (row.section, row.permits_per_call);
         for figure in &mut row.figures {
-            let alike = if figure.name.times_one_call() { FigureName::CommandUs } else { figure.name };
-            figure.to_empty_script = of(empty, None, None, alike).map(|base| figure.value / base);
+            let comparable = if figure.name.times_one_call() { FigureName::CommandUs } else { figure.name };
+            figure.to_empty_script = value_of(empty, None, None, comparable).map(|base| figure.value / base);
             figure.to_correct_zset =
-                of(zset, Some(section), Some(permits), figure.name).map(|base| figure.value / base);
+                value_of(zset, Some(section), Some(permits), figure.name).map(|base| figure.value / base);
         }
     }
 }
@@ -172,14 +172,14 @@ mod tests {
 
     #[test]
     fn the_median_is_the_middle_or_between_the_two() {
-        let of = |values: &[f64]| {
+        let median_of = |values: &[f64]| {
             let mut median = Median::default();
             values.iter().for_each(|value| median.add(FigureName::ServerUs, *value));
             median.figures().first().map(|figure| figure.value)
         };
-        assert_eq!(of(&[9.0, 1.0, 2.0]), Some(2.0));
-        assert_eq!(of(&[4.0, 1.0]), Some(2.5));
-        assert_eq!(of(&[]), None);
+        assert_eq!(median_of(&[9.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median_of(&[4.0, 1.0]), Some(2.5));
+        assert_eq!(median_of(&[]), None);
     }
 
     #[test]

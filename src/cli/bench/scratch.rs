@@ -1,6 +1,6 @@
-//! A directory of the bench's own, for an embedded database on a real file.
+//! A temporary directory of the benchmark, for an embedded database in a real file.
 //!
-//! Refuses to outlive the bench: it is removed however the bench ends, short of SIGKILL.
+//! It is removed at the end of the benchmark, also after an error; only SIGKILL leaves it behind.
 
 use std::fs::DirBuilder;
 use std::io::ErrorKind;
@@ -12,10 +12,10 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Makes one below the system's temporary directory, for this user alone.
+    /// Creates one in the system's temporary directory, for this user only.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// When it cannot be created.
     pub fn make() -> std::io::Result<Self> {
         let directory = std::env::temp_dir().join(format!("sluicegate-bench-{}", uuid::Uuid::now_v7()));
         DirBuilder::new().mode(0o700).create(&directory)?;

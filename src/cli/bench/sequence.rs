@@ -1,6 +1,6 @@
-//! What is measured in which order, and how much of it.
+//! The sequence of the limiter's measurements, and their sizes.
 //!
-//! Refuses to measure one contender to the end before the next: rounds go round all of them.
+//! Each round measures all contenders in turn, so that disturbances of the machine affect all of them.
 
 use std::time::Duration;
 
@@ -16,17 +16,17 @@ use crate::cli::Console;
 use crate::domain::explain::format::count;
 
 const PERMITS: [u32; 4] = [1, 10, 100, 1_000];
-/// Some windows of the crowd's limit: permits come in bursts, one per window.
+/// A few windows of the crowd's limit, because permits come in one burst per window.
 const CROWD_MIN: Duration = Duration::from_millis(2_500);
-/// Load average above which somebody else wants the cores as well.
+/// Load average above which other processes use the cores too.
 const BUSY: f64 = 0.5;
 
-/// How much is measured.
+/// The sizes of the measurements.
 struct Plan {
     figure: Duration,
     rounds: usize,
     crowd: Duration,
-    /// Calls in which a full log's slots come round.
+    /// Calls after which a full log's slots are used again.
     turn_calls: u32,
     full_log: full_log::Extent,
 }
@@ -47,7 +47,7 @@ impl Plan {
     }
 }
 
-/// Everything, on one server; the caller names it in the report and cleans up what a failure leaves.
+/// Measures everything on one server. The caller names the server in the report and cleans up after a failure.
 ///
 /// # Errors
 /// When something could not be measured.
@@ -60,17 +60,17 @@ pub async fn measure(
 ) -> Result<LimiterReport, BenchError> {
     let plan = Plan::from_args(args);
     if cfg!(debug_assertions) {
-        console.message("this is a debug build: calls per second say little")?;
+        console.message("this is a debug build: its figures are not meaningful")?;
     }
     let load = machine::load();
     if let Some(load) = load.filter(|load| *load > BUSY) {
-        console.message(&format!("this machine is busy (load average {load}): its figures say less"))?;
+        console.message(&format!("this machine is busy (load average {load}): its figures are less reliable"))?;
     }
     let began_us = meter.time_us().await?;
     let clock = CallerClock { began_us, began: Instant::now() };
     let mut rows = throughput(meter, &plan, clock, prefix, console).await?;
     rows.extend(full_logs(meter, &plan, clock, prefix, console).await?);
-    console.message(&format!("{} tasks at one gate, for {} s", crowd::TASKS, plan.crowd.as_secs_f64()))?;
+    console.message(&format!("{} tasks waiting at one gate, for {} s", crowd::TASKS, plan.crowd.as_secs_f64()))?;
     let median = crowd::measure(meter, url, &format!("{prefix}:crowd"), plan.crowd).await?;
     let figures = median.figures();
     rows.push(SubjectRow { section: Section::Crowd, subject: "sliding_log", ours: true, permits_per_call: 1, figures });
@@ -94,7 +94,7 @@ pub async fn measure(
     })
 }
 
-/// Rounds go round all lanes, so that what the machine does besides meets all alike.
+/// Measures the throughput of all contenders. Each round includes all of them, so that disturbances affect all.
 async fn throughput(
     meter: &RedisMeter,
     plan: &Plan,
@@ -113,26 +113,26 @@ async fn throughput(
         contenders.extend(ours.iter().map(|contender| (contender as &dyn Contender, permits, true)));
     }
     console.message(&format!("filling logs for {}", count(contenders.len() as u64, "figure")))?;
-    let mut lanes = Vec::new();
+    let mut groups = Vec::new();
     for (number, (contender, permits, ours)) in contenders.into_iter().enumerate() {
-        let lane_prefix = format!("{prefix}:{number}");
-        lanes.push((CallerGroup::prepare(meter, contender, permits, plan.turn_calls, &lane_prefix).await?, ours));
+        let group_prefix = format!("{prefix}:{number}");
+        groups.push((CallerGroup::prepare(meter, contender, permits, plan.turn_calls, &group_prefix).await?, ours));
     }
     for round in 1..=plan.rounds {
-        console.message(&format!("calls as fast as they go: round {round} of {}", plan.rounds))?;
-        for (lane, _) in &mut lanes {
-            lane.round(meter, plan.figure).await?;
+        console.message(&format!("calls as fast as possible: round {round} of {}", plan.rounds))?;
+        for (group, _) in &mut groups {
+            group.round(meter, plan.figure).await?;
         }
     }
     meter.remove(prefix).await?;
-    let row = |(lane, ours): &(CallerGroup, bool)| SubjectRow {
-        section: if lane.permits == 1 { Section::OnePermit } else { Section::ManyPermits },
-        subject: lane.name,
+    let row = |(group, ours): &(CallerGroup, bool)| SubjectRow {
+        section: if group.permits == 1 { Section::OnePermit } else { Section::ManyPermits },
+        subject: group.name,
         ours: *ours,
-        permits_per_call: lane.permits,
-        figures: lane.figures(),
+        permits_per_call: group.permits,
+        figures: group.figures(),
     };
-    Ok(lanes.iter().map(row).collect())
+    Ok(groups.iter().map(row).collect())
 }
 
 async fn full_logs(

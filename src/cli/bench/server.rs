@@ -1,6 +1,6 @@
-//! A redis-server of the bench's own: a free port on loopback, a private directory, no persistence.
+//! A private redis-server of the benchmark: a free port on loopback, a private directory, no persistence.
 //!
-//! Refuses to outlive the bench: it is killed by its process id however the bench ends, short of SIGKILL.
+//! It is killed by its process id at the end of the benchmark, also after an error; only SIGKILL leaves it behind.
 
 use std::fs::DirBuilder;
 use std::io::ErrorKind;
@@ -18,16 +18,16 @@ use tokio::time::{Instant, sleep};
 use super::BenchError;
 
 const START_TIME_MAX: Duration = Duration::from_secs(10);
-/// Somebody else may take a port between our look and the server's start.
+/// Attempts to start: another process may take the free port before the server does.
 const STARTS_MAX: usize = 3;
 
-/// Where a private server runs, for whoever wants to see that it is gone.
+/// Where a private server runs, to check afterwards that it is gone.
 #[derive(Clone, Debug, Serialize)]
 pub struct PrivateServerInfo {
     pub port: u16,
     pub pid: u32,
     pub directory: PathBuf,
-    /// The core that it alone runs on.
+    /// The core that only the server uses.
     pub core: Option<usize>,
 }
 
@@ -40,7 +40,7 @@ impl PrivateServer {
     /// Starts one, and waits until it listens.
     ///
     /// # Errors
-    /// When redis-server is not there, or does not start.
+    /// When redis-server is not installed, or does not start.
     pub async fn start(core: Option<usize>) -> Result<Self, BenchError> {
         require_redis().await?;
         let mut failure = String::new();
@@ -88,7 +88,7 @@ impl PrivateServer {
 
     fn log_tail(&self) -> String {
         let log = std::fs::read_to_string(self.info.directory.join("log")).unwrap_or_default();
-        log.lines().last().unwrap_or("it left no log").to_owned()
+        log.lines().last().unwrap_or("it wrote no log").to_owned()
     }
 
     #[must_use]
@@ -96,10 +96,10 @@ impl PrivateServer {
         format!("redis://127.0.0.1:{}", self.info.port)
     }
 
-    /// Kills it, waits until it is gone and removes its directory.
+    /// Kills the server, waits for its end and removes its directory.
     ///
     /// # Errors
-    /// When it cannot be killed, or its directory not be removed.
+    /// When the server cannot be killed, or its directory cannot be removed.
     pub async fn stop(mut self) -> Result<(), BenchError> {
         self.child.kill().await?;
         std::fs::remove_dir_all(&self.info.directory)?;
@@ -108,7 +108,7 @@ impl PrivateServer {
 }
 
 impl Drop for PrivateServer {
-    /// For the ways out that do not pass `stop`; the child itself is killed by its own drop.
+    /// For exits without `stop`; the child's own drop kills it.
     fn drop(&mut self) {
         if let Err(error) = std::fs::remove_dir_all(&self.info.directory)
             && error.kind() != ErrorKind::NotFound
@@ -135,7 +135,7 @@ fn spawn(core: Option<usize>, port: u16, directory: &Path) -> std::io::Result<Ch
     command.args(["--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction"]);
     command.arg("--dir").arg(directory).arg("--logfile").arg(directory.join("log"));
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    // In a group of its own a Ctrl-C reaches us alone, and we end it.
+    // In its own process group, so that Ctrl-C reaches only us and we stop the server.
     command.process_group(0).kill_on_drop(true).spawn()
 }
 
@@ -143,7 +143,7 @@ async fn require_redis() -> Result<(), BenchError> {
     let found = Command::new("redis-server").arg("--version").stdin(Stdio::null()).output().await;
     match found {
         Ok(output) if output.status.success() => Ok(()),
-        Ok(output) => Err(BenchError::Server(format!("redis-server --version ends with {}", output.status))),
+        Ok(output) => Err(BenchError::Server(format!("redis-server --version failed with {}", output.status))),
         Err(error) if error.kind() == ErrorKind::NotFound => Err(BenchError::Server(
             "redis-server is not on the PATH. Install it (Debian, Ubuntu: apt-get install redis-server; Fedora: dnf \
              install redis; macOS: brew install redis), or name a server with --redis URL"

@@ -1,7 +1,8 @@
-//! Where `path` and `fidelity` run: engines with names of the run's own, strict providers in this process, their rows.
+//! The environment of `bench path` and `bench fidelity`: backends with names of this run, strict providers in this
+//! process, and their rows.
 //!
-//! Refuses a database with anybody's providers in it: a worker runs here, and would call them. What it puts up it takes
-//! down again, but for the rows and jobs of the run, which a ledger never forgets.
+//! It rejects a database with other providers, because a worker runs here and would call them. Afterwards it removes
+//! what it created, except rows and jobs, which a ledger keeps.
 
 use std::time::Duration;
 
@@ -26,10 +27,11 @@ use crate::provider::simulated::{FakeHandle, FakeOptions, FakeProvider};
 use crate::queue::message::encode;
 use crate::queue::{Destination, OutgoingMessage, Properties, Queue};
 
-/// Begins the names of our providers, and of everything on broker and limiter.
+/// Prefix of our providers' names.
 const NAME: &str = "bench-";
+/// Prefix of everything in broker and limiter.
 const PREFIX: &str = "sluicegate-bench";
-/// Publishes under way at once.
+/// Concurrent publishes.
 const PUBLISHES_AT_ONCE: usize = 64;
 const RETENTION_S: i64 = 86_400;
 const TIMEOUT_MS: i64 = 10_000;
@@ -44,7 +46,7 @@ pub struct BenchProvider {
 
 pub struct BenchEnvironment<'a> {
     pub config: Config,
-    /// Eight hexadecimal digits that no other run has.
+    /// Eight hexadecimal digits that identify the run.
     pub run: String,
     services: &'a dyn Services,
     rows: Vec<ProviderRow>,
@@ -53,11 +55,11 @@ pub struct BenchEnvironment<'a> {
 }
 
 impl<'a> BenchEnvironment<'a> {
-    /// Takes the configured engines, or an embedded deployment in a directory of its own.
+    /// Uses the configured backends, or an embedded deployment in a temporary directory.
     ///
     /// # Errors
-    /// When the database holds providers of somebody, or an engine is away.
-    pub async fn prepare(embedded: bool, config: &Config, engines: &'a dyn Services) -> Result<Self, CommandError> {
+    /// When the database has other providers, or a backend is unreachable.
+    pub async fn prepare(embedded: bool, config: &Config, services: &'a dyn Services) -> Result<Self, CommandError> {
         let scratch = if embedded { Some(Scratch::make()?) } else { None };
         let mut config = match &scratch {
             None => config.clone(),
@@ -68,19 +70,19 @@ impl<'a> BenchEnvironment<'a> {
         config.queue.prefix = format!("{PREFIX}-{run}");
         config.limiter.prefix = format!("{PREFIX}-{run}");
         config.outbound_allow = vec!["loopback".to_owned()];
-        let rows = engines.settings(&config).await?.readable_rows(None).await?;
+        let rows = services.settings(&config).await?.readable_rows(None).await?;
         if let Some(row) = rows.iter().find(|row| !row.name.starts_with(NAME)) {
             let text = format!(
-                "database.url: it holds the provider `{}`, and a worker of this bench would send its jobs: give the \
-                 bench an empty database, or use --embedded",
+                "database.url: it has the provider `{}`, and a worker of this benchmark would send its jobs: use an \
+                 empty database or --embedded",
                 row.name
             );
             return Err(CommandError::Configuration(text));
         }
-        Ok(Self { config, run, services: engines, rows: Vec::new(), servers: JoinSet::new(), _scratch: scratch })
+        Ok(Self { config, run, services, rows: Vec::new(), servers: JoinSet::new(), _scratch: scratch })
     }
 
-    /// Starts a provider and writes its row; `columns` are what differs from the defaults.
+    /// Starts a provider and writes its row; `columns` are those that differ from the defaults.
     ///
     /// # Errors
     /// When the row cannot be written.
@@ -104,33 +106,33 @@ impl<'a> BenchEnvironment<'a> {
             idempotency_retention_s: Some(RETENTION_S),
             ..columns
         };
-        self.services.validate(&row).map_err(|bad| CommandError::Configuration(bad.problems.join("; ")))?;
+        self.services.validate(&row).map_err(|invalid| CommandError::Configuration(invalid.problems.join("; ")))?;
         self.services.settings(&self.config).await?.apply(std::slice::from_ref(&row), false).await?;
         self.services.queue(&self.config).await?.declare(std::slice::from_ref(&name)).await?;
         self.rows.push(row.clone());
         Ok(BenchProvider { name, fake: handle, row, _serving: stop.drop_guard() })
     }
 
-    /// Starts so many workers, each with limiter, gates and lanes of its own, in this process.
+    /// Starts workers in this process, each with its own limiter, gates and lanes.
     ///
     /// # Errors
-    /// When an engine is away.
+    /// When a backend is unreachable.
     pub async fn start(&self, workers: u16) -> Result<BenchWorkers, CommandError> {
-        let mut crew = BenchWorkers::default();
+        let mut started = BenchWorkers::default();
         for number in 0..workers {
-            let (engines, lock) = self.services.worker_backends(&self.config).await?;
-            crew.add(format!("{NAME}{}-{number}", self.run), engines, lock);
+            let (backends, lock) = self.services.worker_backends(&self.config).await?;
+            started.add(format!("{NAME}{}-{number}", self.run), backends, lock);
         }
-        Ok(crew)
+        Ok(started)
     }
 
-    /// Publishes jobs, and returns how many are confirmed when all are or the time is over.
+    /// Publishes jobs until all are confirmed or the time runs out, and returns the number of confirmed ones.
     ///
     /// # Errors
     /// When the broker refuses one.
     pub async fn publish(
         &self,
-        stand: &BenchProvider,
+        provider: &BenchProvider,
         jobs: u64,
         within: Duration,
         console: &mut Console,
@@ -139,10 +141,10 @@ impl<'a> BenchEnvironment<'a> {
         let queue: &dyn Queue = queue.as_ref();
         let mut phase = Phase::begin("jobs published", jobs, console)?;
         let until = Instant::now() + within;
-        // The time is looked at before each publish: one that is under way is always waited for.
+        // The time is checked before each publish; a started publish is always awaited.
         let due = stream::iter(1..=jobs).take_while(|_| std::future::ready(Instant::now() < until));
         let publishing =
-            due.map(|number| async move { queue.publish(message(stand, number)?).await.map_err(to_command_error) });
+            due.map(|number| async move { queue.publish(message(provider, number)?).await.map_err(to_command_error) });
         let mut publishing = std::pin::pin!(publishing.buffer_unordered(PUBLISHES_AT_ONCE));
         let mut published = 0;
         while let Some(outcome) = publishing.next().await {
@@ -159,37 +161,38 @@ impl<'a> BenchEnvironment<'a> {
     ///
     /// # Errors
     /// When the broker refuses it.
-    pub async fn publish_one(&self, stand: &BenchProvider, number: u64) -> Result<(), CommandError> {
-        Ok(self.services.queue(&self.config).await?.publish(message(stand, number)?).await?)
+    pub async fn publish_one(&self, provider: &BenchProvider, number: u64) -> Result<(), CommandError> {
+        Ok(self.services.queue(&self.config).await?.publish(message(provider, number)?).await?)
     }
 
-    /// Disables the rows, and removes what broker and limiter hold under the run's prefix.
+    /// Disables the rows, and removes everything with the run's prefix from broker and limiter.
     ///
     /// # Errors
-    /// When an engine is away.
+    /// When a backend is unreachable.
     pub async fn tear_down(mut self) -> Result<(), CommandError> {
         self.rows.iter_mut().for_each(|row| row.enabled = false);
         let disabled = self.disable().await;
-        // A worker declares the lanes of every row: those of earlier runs as well.
+        // A worker declares the lanes of every row, also of earlier runs.
         let lanes =
             disabled.as_ref().map_or_else(|_| self.rows.iter().map(|row| row.name.clone()).collect(), Clone::clone);
         let mut removed = Ok(());
         if let QueueUrl::Amqp(url) = &self.config.queue.url {
             removed = broker::remove(url.expose(), &self.config.queue.prefix, lanes.into_iter()).await;
         }
-        let mut forgotten = Ok(());
+        let mut keys_removed = Ok(());
         if let LimiterUrl::Redis(url) = &self.config.limiter.url {
             let prefix = &self.config.limiter.prefix;
-            forgotten = async { meter::RedisMeter::connect(url.expose()).await?.remove(prefix).await }.await;
+            keys_removed = async { meter::RedisMeter::connect(url.expose()).await?.remove(prefix).await }.await;
         }
         disabled?;
-        removed.map_err(|error| CommandError::Failed(format!("queues of the run are left behind: {error}")))?;
-        forgotten.map_err(|error| CommandError::Failed(format!("limiter keys of the run are left behind: {error}")))
+        removed.map_err(|error| CommandError::Failed(format!("the queues of this run were not removed: {error}")))?;
+        keys_removed
+            .map_err(|error| CommandError::Failed(format!("the limiter keys of this run were not removed: {error}")))
     }
 }
 
 impl BenchEnvironment<'_> {
-    /// Disables the rows of this run; the names of all that there are.
+    /// Disables the rows of this run. Returns the names of all providers.
     async fn disable(&self) -> Result<Vec<String>, CommandError> {
         let settings = self.services.settings(&self.config).await?;
         settings.apply(&self.rows, false).await?;
@@ -198,7 +201,7 @@ impl BenchEnvironment<'_> {
 }
 
 impl BenchProvider {
-    /// Requests at once that one worker makes.
+    /// Concurrent requests of one worker.
     #[must_use]
     pub fn in_flight(&self) -> i64 {
         self.row.workers
@@ -209,17 +212,17 @@ fn to_command_error(error: crate::queue::QueueError) -> CommandError {
     error.into()
 }
 
-/// Everything embedded, on a file: a ledger in memory would not be durable.
+/// An embedded configuration with a database file: a ledger in memory would not be durable.
 fn in_directory(scratch: &Scratch) -> Result<Config, CommandError> {
     let file = scratch.directory.join("bench.db");
     let sets = [format!("database.url=sqlite://{}", file.display()), "ops.listen=none".to_owned()];
     config::load(None, [], &sets).map_err(|problems| CommandError::Failed(problems.to_string()))
 }
 
-fn message(stand: &BenchProvider, number: u64) -> Result<OutgoingMessage, CommandError> {
+fn message(provider: &BenchProvider, number: u64) -> Result<OutgoingMessage, CommandError> {
     let job = Job {
-        id: JobId::new(format!("{}-{number:07}", stand.name)).map_err(CommandError::Failed)?,
-        provider: stand.name.clone(),
+        id: JobId::new(format!("{}-{number:07}", provider.name)).map_err(CommandError::Failed)?,
+        provider: provider.name.clone(),
         amount: i64::try_from(100 + number % 900).unwrap_or(100),
         currency: "EUR".to_owned(),
         account: None,
@@ -232,7 +235,7 @@ fn message(stand: &BenchProvider, number: u64) -> Result<OutgoingMessage, Comman
         payload: None,
     };
     Ok(OutgoingMessage {
-        destination: Destination::Lane(stand.name.clone()),
+        destination: Destination::Lane(provider.name.clone()),
         body: Bytes::from(encode(&job)),
         properties: Properties { message_id: Some(job.id.as_str().to_owned()), ..Properties::default() },
     })

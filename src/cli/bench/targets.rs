@@ -1,15 +1,15 @@
-//! What our figures must be.
+//! The targets of the figures that `bench limiter` measures.
 //!
-//! Refuses to judge a run that measured something smaller: targets are for the full sizes alone.
+//! They apply only to runs of the full size, not to `--quick`.
 
 use super::report::{Figure, FigureName, FigureTarget, Section, SubjectRow};
 
 const FULL_LOG_CALLS: u32 = 1_000_000;
-/// Calls per second depend on the machine's mood more than processor time does.
+/// Calls per second vary more than processor time does.
 const SPEED_TOLERANCE: f64 = 0.95;
 const REFUSED_TOLERANCE: f64 = 1.2;
 
-/// Judges every figure of ours.
+/// Compares every figure of our limiter with its target.
 pub fn judge(rows: &mut [SubjectRow], log_calls: u32) {
     for row in rows.iter_mut().filter(|row| row.ours) {
         let small_us = row.value(FigureName::RefusedSmallUs);

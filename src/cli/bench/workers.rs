@@ -1,6 +1,6 @@
-//! The workers of a bench: the same deployment that `run` runs, several of them in this process if asked.
+//! The workers of a benchmark: one or several workers of production in this process.
 //!
-//! Refuses to leave one running: they are stopped and awaited, or aborted with their owner.
+//! They are stopped and awaited at the end, or aborted when their owner is dropped.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,9 +21,9 @@ use crate::worker::meter::{Distribution, LaneCounts, Meter};
 use crate::worker::supervisor::{self, DrainReport, WorkerStatus};
 use crate::worker::{Backends, WorkerOptions, settings_sync, sweeper};
 
-/// For what is in hand when a bench has seen enough.
+/// Drain timeout of the workers at the end.
 const DRAIN: Duration = Duration::from_secs(15);
-/// Nothing of a bench lives that long.
+/// Longer than any benchmark.
 const SCRUB_AFTER: Duration = Duration::from_secs(86_400);
 
 #[derive(Default)]
@@ -35,7 +35,7 @@ pub struct BenchWorkers {
 }
 
 impl BenchWorkers {
-    pub(super) fn add(&mut self, owner: String, engines: Backends, lock: RunLock) {
+    pub(super) fn add(&mut self, owner: String, backends: Backends, lock: RunLock) {
         let options = WorkerOptions {
             owner,
             card_numbers: CardNumbers::Refuse,
@@ -45,9 +45,9 @@ impl BenchWorkers {
             scrub_after: SCRUB_AFTER,
             scrub_review_after: None,
         };
-        let (progress, seen) = watch::channel(WorkerStatus::default());
-        self.meters.push(Arc::clone(&seen.borrow().meter));
-        self.running.spawn(supervisor::run(engines, options, self.stop.clone(), progress));
+        let (status, status_rx) = watch::channel(WorkerStatus::default());
+        self.meters.push(Arc::clone(&status_rx.borrow().meter));
+        self.running.spawn(supervisor::run(backends, options, self.stop.clone(), status));
         self.locks.push(lock);
     }
 
@@ -62,7 +62,7 @@ impl BenchWorkers {
         outcomes.filter(|(state, _)| FinalState::from_name(state).is_some()).map(|(_, count)| count).sum()
     }
 
-    /// Permits that were given back unused, by reason.
+    /// Permits that were released unused, by reason.
     #[must_use]
     pub fn returned(&self, provider: &ProviderName) -> BTreeMap<&'static str, u64> {
         let mut returned = BTreeMap::new();
@@ -72,7 +72,7 @@ impl BenchWorkers {
         returned
     }
 
-    /// Starts after the instants that their permits named: all, and those that lay ahead when they were granted.
+    /// Lateness of starts against the times of their permits: of all starts, and of those granted ahead of time.
     #[must_use]
     pub fn lateness(&self, provider: &ProviderName) -> (Distribution, Distribution) {
         let counts = self.counts(provider);
@@ -81,21 +81,21 @@ impl BenchWorkers {
     }
 
     /// # Errors
-    /// When a worker has ended though nobody stopped it.
+    /// When a worker has ended without being stopped.
     pub fn require_running(&mut self) -> Result<(), CommandError> {
         match self.running.try_join_next() {
             None => Ok(()),
             Some(ended) => {
                 ended.map_err(failed)??;
-                Err(CommandError::Failed("a worker has ended by itself".to_owned()))
+                Err(CommandError::Failed("a worker has ended unexpectedly".to_owned()))
             }
         }
     }
 
-    /// Stops all, and waits until what is in hand is finished or handed back.
+    /// Stops all workers, and waits until active jobs are finished or requeued.
     ///
     /// # Errors
-    /// When one did not end well.
+    /// When a worker failed.
     pub async fn stop(mut self) -> Result<(), CommandError> {
         self.stop.cancel();
         while let Some(ended) = self.running.join_next().await {

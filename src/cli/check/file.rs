@@ -1,7 +1,8 @@
-//! Files: whether this user can make or write that of an embedded database, and who else can read it, or a provider's secret.
+//! Checks of files for `check`: whether this user can create or write an embedded database's file, and who else can
+//! read it or a provider's secret.
 //!
-//! Nothing is created or changed: the operating system is asked what it would allow. So root, too, learns of a file system
-//! that is mounted read-only.
+//! They create and change nothing: they ask the operating system what it would allow. So root, too, learns about a
+//! read-only file system.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -19,9 +20,9 @@ use crate::provider::secret_grants::{SecretGrants, SecretReference, SecretUse};
 /// Bits of a file's mode: group and others.
 const GROUP_AND_OTHERS: u32 = 0o077;
 
-/// Why a file that is not there cannot be made.
+/// Why a missing file cannot be created.
 pub(super) fn creation_problem(path: &Path) -> Option<String> {
-    // SQLite puts two files beside it, and `run` a third.
+    // SQLite creates two files beside it, and `run` a third.
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let shown = folder.display();
     match std::fs::metadata(folder) {
@@ -30,19 +31,19 @@ pub(super) fn creation_problem(path: &Path) -> Option<String> {
         Ok(found) if !found.is_dir() => Some(format!("{shown} is not a folder")),
         Ok(_) => {
             let refused = access(folder, Access::WRITE_OK | Access::EXEC_OK).err()?;
-            Some(format!("this user may not make files in its folder {shown}: {refused}"))
+            Some(format!("this user may not create files in its folder {shown}: {refused}"))
         }
     }
 }
 
-/// Why a file cannot be written, or the files beside it.
+/// Why a file or the files beside it cannot be written.
 pub(super) fn write_problem(path: &Path) -> Option<String> {
     let refused = path.exists().then(|| access(path, Access::READ_OK | Access::WRITE_OK).err()).flatten();
     let refused = refused.map(|refused| format!("this user may not write {}: {refused}", path.display()));
     refused.or_else(|| creation_problem(path))
 }
 
-/// What others on this machine could read: payloads, and what was sent to providers.
+/// A warning if other users of this machine can read the file with payloads and requests.
 pub(super) fn readable_by_others(path: &Path) -> Option<String> {
     let mode = std::fs::metadata(path).ok()?.permissions().mode();
     (mode & GROUP_AND_OTHERS != 0)
@@ -114,14 +115,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         std::fs::write(&file, "").unwrap();
-        let said = |path: &Path| creation_problem(path).unwrap_or_default();
-        assert_eq!(said(&dir.path().join("new.db")), "");
-        assert_eq!(said(Path::new("new.db")), "", "the current folder");
+        let problem = |path: &Path| creation_problem(path).unwrap_or_default();
+        assert_eq!(problem(&dir.path().join("new.db")), "");
+        assert_eq!(problem(Path::new("new.db")), "", "the current folder");
         let missing = dir.path().join("missing");
-        assert_eq!(said(&missing.join("new.db")), format!("its folder {} does not exist", missing.display()));
-        assert_eq!(said(&file.join("new.db")), format!("{} is not a folder", file.display()));
-        assert!(said(&file.join("below/new.db")).contains("cannot be reached: Not a directory"));
+        assert_eq!(problem(&missing.join("new.db")), format!("its folder {} does not exist", missing.display()));
+        assert_eq!(problem(&file.join("new.db")), format!("{} is not a folder", file.display()));
+        assert!(problem(&file.join("below/new.db")).contains("cannot be reached: Not a directory"));
         assert_eq!(write_problem(&file), None);
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing was made");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing was created");
     }
 }

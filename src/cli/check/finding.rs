@@ -1,6 +1,6 @@
-//! One thing that `check` found, and how findings are shown.
+//! A finding of `check`, and the table or JSON that shows findings.
 //!
-//! Refuses to look for anything: probes and `judge` do.
+//! The probes and the static checks produce findings; this module only prints them.
 
 use serde::Serialize;
 
@@ -10,9 +10,9 @@ use crate::cli::{CommandError, Console};
 #[serde(rename_all = "snake_case")]
 pub enum FindingLevel {
     Ok,
-    /// Works, and has a cost or a risk that somebody should have chosen.
+    /// Works, with a cost or a risk that the operator should accept on purpose.
     Warning,
-    /// Does not work, or loses a promise.
+    /// Does not work, or breaks a guarantee.
     Error,
 }
 
@@ -26,14 +26,14 @@ impl FindingLevel {
     }
 }
 
-/// What is so, and the mend where it should not be.
+/// What `check` found, and the fix of a problem.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     pub level: FindingLevel,
     /// `database postgres://…`, `provider acme`, `configuration queue.url`.
     pub subject: String,
     pub what: String,
-    /// `None` when nothing needs mending.
+    /// The fix; `None` when there is nothing to fix.
     pub mend: Option<String>,
 }
 
@@ -64,7 +64,7 @@ pub fn print_findings(findings: &[Finding], json: bool, console: &mut Console) -
         return Ok(());
     }
     let rows: Vec<Vec<String>> = findings.iter().map(cells).collect();
-    console.table(&["", "what", "finding", "mend"], &rows)?;
+    console.table(&["", "what", "finding", "fix"], &rows)?;
     let count = |level| findings.iter().filter(|finding| finding.level == level).count();
     console.message(&format!("errors: {}, warnings: {}", count(FindingLevel::Error), count(FindingLevel::Warning)))?;
     Ok(())

@@ -1,6 +1,6 @@
-//! `check`: says what is wrong or unsafe before a payment finds out.
+//! The `check` command: reports what is wrong or unsafe before a worker starts.
 //!
-//! Refuses to change anything, and to stop at the first finding.
+//! It changes nothing, and it reports every finding, not only the first.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -24,19 +24,23 @@ pub use finding::{Finding, FindingLevel};
 
 use finding::print_findings;
 
-const FIX_PERMISSIONS: &str = "It holds payments: `chmod 600` it, and the files beside it whose names begin alike";
-const FIX_NOT_WRITABLE: &str = "Give the user that runs the workers a folder and a file that it may write, or set database.url; run check \
+const FIX_PERMISSIONS: &str =
+    "It contains payments: `chmod 600` it, and the files beside it whose names begin with its name";
+const FIX_NOT_WRITABLE: &str = "Give the user of the workers a folder and a file that it may write, or set database.url; run check \
                     as that user";
 
-/// Longest time that one dependency may take to answer.
+const FIX_POSTGRES_UNREACHABLE: &str = "Check that PostgreSQL runs and `database.url` is right";
+const FIX_DATABASE_ERROR: &str = "Do what the finding says, or correct `database.url`";
+
+/// Longest time that one backend may take to answer.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Judge the configuration alone, and reach for nothing.
+    /// Check the configuration alone, without connecting to anything.
     #[arg(long)]
     no_connect: bool,
-    /// Judge this provider file as well.
+    /// Check this provider file as well.
     #[arg(long, value_name = "FILE")]
     providers: Option<PathBuf>,
     /// Print JSON.
@@ -44,7 +48,7 @@ pub struct Args {
     json: bool,
 }
 
-/// Reports a configuration that cannot be meant.
+/// Reports an invalid configuration.
 ///
 /// # Errors
 /// When the output is closed.
@@ -68,38 +72,38 @@ pub fn report_invalid_configuration(
 /// Runs the command.
 ///
 /// # Errors
-/// When the provider file cannot be read or the output is closed. Findings are no errors; they make the exit code.
+/// When the output is closed. Findings are no errors; they decide the exit code.
 pub async fn run(
     args: &Args,
     config: &Config,
-    engines: &dyn Services,
+    services: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     let mut findings = static_checks::check_configuration(config);
     let mut misconfigured = false;
     let (mut senders, mut all_senders) = (Vec::new(), false);
     if let Some(file) = &args.providers {
-        let (judged, of_file) = check_provider_file(file, config, engines).await;
-        senders.extend(of_file);
-        misconfigured = judged.iter().any(|finding| finding.level == FindingLevel::Error);
-        findings.extend(judged);
+        let (found, file_providers) = check_provider_file(file, config, services).await;
+        senders.extend(file_providers);
+        misconfigured = found.iter().any(|finding| finding.level == FindingLevel::Error);
+        findings.extend(found);
     }
     if !args.no_connect {
-        let (judged, snapshot) = check_database(config, engines).await;
-        findings.extend(judged);
+        let (found, snapshot) = check_database(config, services).await;
+        findings.extend(found);
         let providers: Vec<&Provider> =
             snapshot.iter().flat_map(|snapshot| &snapshot.providers).filter_map(|row| row.as_ref().ok()).collect();
-        findings.extend(queue::check_queue(config, engines, &providers).await);
+        findings.extend(queue::check_queue(config, services, &providers).await);
         findings.extend(static_checks::check_delivery_timeout(&providers, config));
         all_senders = snapshot.as_ref().is_some_and(|snapshot| snapshot.providers.iter().all(Result::is_ok));
         senders.extend(providers.into_iter().cloned());
-        for probe in engines.probes(config) {
+        for probe in services.probes(config) {
             findings.extend(run_probe(probe.as_ref()).await);
         }
     }
     let sent: Vec<(String, SecretUse)> = senders
         .iter()
-        .flat_map(|row| engines.secret_uses(row, config).into_iter().map(|used| (row.name.to_string(), used)))
+        .flat_map(|row| services.secret_uses(row, config).into_iter().map(|used| (row.name.to_string(), used)))
         .collect();
     findings.extend(static_checks::check_secrets(config, &sent, all_senders));
     findings.extend(file::exposed_secrets(&sent, &config.outbound_secrets).await);
@@ -112,8 +116,8 @@ pub async fn run(
     })
 }
 
-/// Findings, and the providers where they could be read.
-async fn check_provider_file(file: &Path, config: &Config, engines: &dyn Services) -> (Vec<Finding>, Vec<Provider>) {
+/// Findings, and the valid providers of the file.
+async fn check_provider_file(file: &Path, config: &Config, services: &dyn Services) -> (Vec<Finding>, Vec<Provider>) {
     let subject = format!("file {}", file.display());
     let text = match input::read_text(file, PROVIDER_FILE_BYTES_MAX).await {
         Ok(text) => text,
@@ -121,60 +125,60 @@ async fn check_provider_file(file: &Path, config: &Config, engines: &dyn Service
             return (vec![Finding::error(subject, error.to_string(), "Check the path and the file")], Vec::new());
         }
     };
-    match super::provider::checked_rows(&text, file, engines) {
+    match super::provider::checked_rows(&text, file, services) {
         Err(error) => {
             let lines = error.lines();
-            // Behind a title each line is a problem of its own.
+            // After the title, each line is one problem.
             let problems = if lines.len() > 1 { &lines[1..] } else { &lines };
-            let finding = |problem: &String| Finding::error(&subject, problem.trim(), "Mend the rows that are named");
+            let finding = |problem: &String| Finding::error(&subject, problem.trim(), "Fix the named rows");
             (problems.iter().map(finding).collect(), Vec::new())
         }
         Ok(rows) => {
             let mut findings = vec![Finding::ok(subject, count(rows.len() as u64, "provider"))];
-            let providers: Vec<Provider> = rows.iter().filter_map(|row| engines.validate(row).ok()).collect();
+            let providers: Vec<Provider> = rows.iter().filter_map(|row| services.validate(row).ok()).collect();
             for provider in &providers {
-                // Whoever judges a file before it is deployed need not have what the workers have.
-                let unusable = not_callable(provider, config, engines).map(|(subject, problem)| {
-                    let mend = "Nothing, if the workers' configuration allows it";
-                    Finding::warning(subject, problem, mend)
+                // A file may be checked on another machine, with another configuration than the workers'.
+                let unusable = not_callable(provider, config, services).map(|(subject, problem)| {
+                    let fix = "None, if the workers' configuration allows it";
+                    Finding::warning(subject, problem, fix)
                 });
                 findings.extend(static_checks::check_provider(provider, config).into_iter().chain(unusable));
-                findings.extend(unreadable_secrets(provider, config, engines, Finding::warning).await);
+                findings.extend(unreadable_secrets(provider, config, services, Finding::warning).await);
             }
             (findings, providers)
         }
     }
 }
 
-/// A row that can be meant and that a worker of this configuration cannot call for all that: its subject, and why.
-fn not_callable(provider: &Provider, config: &Config, engines: &dyn Services) -> Option<(String, String)> {
-    Some((format!("provider {}", provider.name), engines.check_callable(provider, config).err()?))
+/// The subject and the problem of a valid row that a worker with this configuration cannot call.
+fn not_callable(provider: &Provider, config: &Config, services: &dyn Services) -> Option<(String, String)> {
+    Some((format!("provider {}", provider.name), services.check_callable(provider, config).err()?))
 }
 
-/// Secrets that an enabled provider needs and that cannot be read by this process.
+/// Secrets that an enabled provider needs and this process cannot read.
 async fn unreadable_secrets(
     provider: &Provider,
     config: &Config,
-    engines: &dyn Services,
+    services: &dyn Services,
     finding: fn(String, String, &'static str) -> Finding,
 ) -> Vec<Finding> {
-    let mend = "Its lane stops at the first payment until its workers can read it; run check where and as the worker's user \
-                runs";
-    let missing = if provider.enabled { engines.unreadable_secrets(provider, config).await } else { Vec::new() };
+    let fix = "Its lane stops at the first payment until its workers can read it; run check where the workers run, \
+                as the worker's user";
+    let missing = if provider.enabled { services.unreadable_secrets(provider, config).await } else { Vec::new() };
     let subject = format!("provider {}", provider.name);
-    missing.into_iter().map(|what| finding(subject.clone(), format!("not readable here: {what}"), mend)).collect()
+    missing.into_iter().map(|what| finding(subject.clone(), format!("not readable here: {what}"), fix)).collect()
 }
 
-/// Findings, and the settings where they could be read.
-async fn check_database(config: &Config, engines: &dyn Services) -> (Vec<Finding>, Option<SettingsSnapshot>) {
+/// Findings, and the settings if they are readable.
+async fn check_database(config: &Config, services: &dyn Services) -> (Vec<Finding>, Option<SettingsSnapshot>) {
     let subject = format!("database {}", config.database.url);
     let reached = async {
         let started = tokio::time::Instant::now();
-        let settings = engines.settings(config).await?;
+        let settings = services.settings(config).await?;
         settings.version().await?;
         let answered = started.elapsed();
         let snapshot = settings.load().await?;
-        // Those that cannot be read are named in the snapshot.
+        // The snapshot names unreadable rows.
         let rows: Vec<ProviderRow> = settings.raw_rows(None).await?.into_iter().flatten().collect();
         Ok::<_, CommandError>((answered, snapshot, rows))
     };
@@ -182,17 +186,19 @@ async fn check_database(config: &Config, engines: &dyn Services) -> (Vec<Finding
         Err(_) => (vec![no_response(subject)], None),
         Ok(Err(CommandError::DatabaseMissing { path })) => {
             let what = format!("{} does not exist yet", path.display());
-            let mend =
-                "sluicegate run makes it, here; if there should be one, run this where it lies or set database.url";
+            let fix = "`sluicegate run` creates it here; if there should be one, run this in its directory or set database.url";
             let found = match file::creation_problem(&path) {
-                Some(why) => Finding::error(subject, format!("{what}, and cannot be made: {why}"), FIX_NOT_WRITABLE),
-                None => Finding::warning(subject, what, mend),
+                Some(why) => Finding::error(subject, format!("{what}, and cannot be created: {why}"), FIX_NOT_WRITABLE),
+                None => Finding::warning(subject, what, fix),
             };
             (vec![found], None)
         }
         Ok(Err(error)) => {
-            let mend = "Do what it says, or check that it runs and database.url";
-            (vec![Finding::error(subject, error.to_string(), mend)], None)
+            let fix = match (&error, &config.database.url) {
+                (CommandError::BackendUnavailable(_), DatabaseUrl::Postgres(_)) => FIX_POSTGRES_UNREACHABLE,
+                _ => FIX_DATABASE_ERROR,
+            };
+            (vec![Finding::error(subject, error.to_string(), fix)], None)
         }
         Ok(Ok((answered, snapshot, rows))) => {
             let mut findings = vec![Finding::ok(subject.clone(), format!("answers in {} ms", answered.as_millis()))];
@@ -203,14 +209,13 @@ async fn check_database(config: &Config, engines: &dyn Services) -> (Vec<Finding
                 .extend(file.and_then(file::write_problem).map(|why| Finding::error(subject, why, FIX_NOT_WRITABLE)));
             findings.extend(static_checks::check_snapshot(&snapshot, config));
             findings.extend(rows.iter().flat_map(static_checks::check_raw_row));
-            let meant = snapshot.providers.iter().filter_map(|row| row.as_ref().ok());
-            for provider in meant {
-                let unusable = not_callable(provider, config, engines);
+            for provider in snapshot.providers.iter().filter_map(|row| row.as_ref().ok()) {
+                let unusable = not_callable(provider, config, services);
                 findings.extend(
                     unusable
                         .map(|(subject, problem)| Finding::error(subject, problem, static_checks::FIX_NOT_CALLABLE)),
                 );
-                findings.extend(unreadable_secrets(provider, config, engines, Finding::error).await);
+                findings.extend(unreadable_secrets(provider, config, services, Finding::error).await);
             }
             (findings, Some(snapshot))
         }
@@ -234,5 +239,5 @@ async fn run_probe(probe: &dyn Probe) -> Vec<Finding> {
 
 pub(super) fn no_response(subject: String) -> Finding {
     let what = format!("did not answer within {} s", PROBE_TIMEOUT.as_secs());
-    Finding::error(subject, what, "Check that it runs and that the network lets us through")
+    Finding::error(subject, what, "Check that it runs and that the network allows the connection")
 }

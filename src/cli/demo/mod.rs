@@ -1,7 +1,8 @@
-//! `demo`: the whole path in memory, against a strict provider that misbehaves by seed, with the proof at the end.
+//! The `demo` command: the whole path in memory against a strict provider that injects faults by seed, with a proof at
+//! the end.
 //!
-//! Refuses to touch anything: no file, no port but two on loopback, and nothing stays. What runs is the same worker as
-//! in production, on the embedded engines.
+//! It runs the worker of production on embedded backends. It uses no file and no port except two on loopback, and
+//! leaves nothing behind.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -36,23 +37,23 @@ use proof::Proof;
 
 const PROVIDER: &str = "demo";
 const JOBS: RangeInclusive<u64> = 1..=1_000_000;
-/// About as long as somebody watches.
+/// Duration of a run with the default number of jobs.
 const RUN_TIME: Duration = Duration::from_secs(13);
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// Every so many jobs one is published twice.
+/// Every 50th job is published twice.
 const DUPLICATE_EVERY: u64 = 50;
-/// Nothing settled for so long means that something is stuck, and the proof says so.
+/// Without a finished job for this time, the run ends and the proof reports lost jobs.
 const NO_PROGRESS_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// Payments to make. Default: about 13 seconds' worth at the limit.
+    /// Number of payments. Default: as many as the limit allows in about 13 seconds.
     #[arg(long, value_parser = parse_jobs)]
     jobs: Option<u64>,
-    /// What the provider allows, counted over every sliding window.
+    /// The provider's limit, counted over every sliding window.
     #[arg(long, value_name = "N/DURATION", default_value = "100/1s")]
     limit: Rate,
-    /// What a job does when it is refused: wait in hand, or go back to the queue for that long.
+    /// What a job does when it must wait for the limit: wait in the worker, or be requeued until then.
     #[arg(long, value_enum, default_value = "blocking")]
     mode: DemoMode,
     /// Decides latencies and faults.
@@ -77,13 +78,13 @@ fn parse_jobs(text: &str) -> Result<u64, String> {
 /// Runs the command.
 ///
 /// # Errors
-/// When a part cannot start. A promise that was broken is no error but exit code 1.
-pub async fn run(args: &Args, engines: &dyn Services, console: &mut Console) -> Result<Exit, CommandError> {
+/// When a part cannot start. A broken guarantee is no error, but gives exit code 1.
+pub async fn run(args: &Args, services: &dyn Services, console: &mut Console) -> Result<Exit, CommandError> {
     if args.limit.max_requests() == 0 {
-        return Err(CommandError::Usage("--limit 0/… is closed: nothing would ever be sent".to_owned()));
+        return Err(CommandError::Usage("--limit 0/… is closed: no request would ever be sent".to_owned()));
     }
     let config = in_memory_config()?;
-    let (worker, _lock) = engines.worker_backends(&config).await?;
+    let (worker, _lock) = services.worker_backends(&config).await?;
     let fake = FakeProvider::new(FakeOptions {
         limits: vec![args.limit],
         latency: (Duration::from_millis(20), Duration::from_millis(80)),
@@ -99,7 +100,7 @@ pub async fn run(args: &Args, engines: &dyn Services, console: &mut Console) -> 
     let stop_provider = CancellationToken::new();
     let serving = tokio::spawn(fake.serve(listener, stop_provider.clone()));
 
-    let rows = engines
+    let rows = services
         .parse_provider_file(&provider_file(args, &url))
         .map_err(|problems| CommandError::Failed(problems.join("; ")))?;
     worker.settings.apply(&rows, false).await?;
@@ -108,7 +109,7 @@ pub async fn run(args: &Args, engines: &dyn Services, console: &mut Console) -> 
     let jobs = args.jobs.unwrap_or_else(|| default_jobs(args.limit));
     let published = publish(&worker, &name, jobs).await?;
     console.message(&format!(
-        "{}, {} ({} of them twice), provider allows {}, answers in 20 to 80 ms, loses 0.3 % of its answers and fails 0.5 %",
+        "{}, {} ({} of them twice), provider allows {}, answers in 20 to 80 ms, loses 0.3 % of its responses and fails 0.5 %",
         count(jobs, "payment"),
         count(published, "message"),
         published - jobs,
@@ -181,10 +182,10 @@ fn job(provider: &ProviderName, number: u64) -> Result<Job, CommandError> {
     })
 }
 
-/// Runs a worker until every job is settled, and collects what the provider and the ledger say of it.
+/// Runs a worker until every job is finished, and collects the provider's and the ledger's counts.
 async fn run_worker(
     args: &Args,
-    engines: &worker::Backends,
+    backends: &worker::Backends,
     provider: &FakeHandle,
     jobs: u64,
     console: &mut Console,
@@ -196,28 +197,28 @@ async fn run_worker(
         drain_timeout: Duration::from_secs(30),
         settings_poll: settings_sync::POLL_INTERVAL,
         sweep_every: sweeper::SWEEP_INTERVAL,
-        // Nothing of it lives that long.
+        // The demo ends long before that.
         scrub_after: Duration::from_secs(86_400),
         scrub_review_after: None,
     };
     let (progress, _) = watch::channel(WorkerStatus::default());
-    let running = tokio::spawn(supervisor::run(engines.clone(), options, stop.clone(), progress));
+    let running = tokio::spawn(supervisor::run(backends.clone(), options, stop.clone(), progress));
     let mut display = DemoProgress::new(jobs, args.limit, console.draws_progress);
     let mut tick = interval(POLL_INTERVAL);
-    let mut settled = 0;
-    let mut moved = Instant::now();
-    while settled < jobs && moved.elapsed() < NO_PROGRESS_TIMEOUT && !running.is_finished() {
+    let mut finished = 0;
+    let mut last_progress = Instant::now();
+    while finished < jobs && last_progress.elapsed() < NO_PROGRESS_TIMEOUT && !running.is_finished() {
         tick.tick().await;
-        let counts = engines.ledger.state_counts().await?;
-        let now_settled = proof::count_finished(&counts);
-        if now_settled > settled {
-            (settled, moved) = (now_settled, Instant::now());
+        let counts = backends.ledger.state_counts().await?;
+        let now_finished = proof::count_finished(&counts);
+        if now_finished > finished {
+            (finished, last_progress) = (now_finished, Instant::now());
         }
-        display.show(settled, &counts, &provider.arrivals_us(), console)?;
+        display.show(finished, &counts, &provider.arrivals_us(), console)?;
     }
     display.end();
     stop.cancel();
     running.await.map_err(|error| CommandError::Failed(error.to_string()))??;
-    let counts = engines.ledger.state_counts().await?;
+    let counts = backends.ledger.state_counts().await?;
     Ok(Proof::from_counts(jobs, args.limit, &counts, &provider.report(), &provider.effects(), &provider.arrivals_us()))
 }

@@ -1,6 +1,6 @@
-//! The demo while it runs: how far, how fast against the limit, what waits.
+//! The progress of the demo: finished payments, the rate against the limit, and the waiting jobs.
 //!
-//! Refuses to draw where nobody looks: without a terminal it is a line every two seconds.
+//! At a terminal it is a progress bar; elsewhere it is one line every two seconds.
 
 use std::io;
 use std::time::Duration;
@@ -27,9 +27,9 @@ impl DemoProgress {
     pub fn new(jobs: u64, limit: Rate, draws: bool) -> Self {
         let bar = draws.then(|| {
             let bar = ProgressBar::new(jobs);
-            // A template that does not parse would only cost the colours.
+            // An invalid template would only lose the colours.
             if let Ok(style) = ProgressStyle::with_template(
-                "{elapsed_precise} [{bar:40.green/blue}] {pos}/{len} payments settled, {eta} left\n         {msg}",
+                "{elapsed_precise} [{bar:40.green/blue}] {pos}/{len} payments finished, {eta} left\n         {msg}",
             ) {
                 bar.set_style(style.progress_chars("━╸─"));
             }
@@ -40,31 +40,32 @@ impl DemoProgress {
 
     pub fn show(
         &mut self,
-        settled: u64,
+        finished: u64,
         counts: &[StateCount],
         arrivals_us: &[u64],
         console: &mut Console,
     ) -> io::Result<()> {
-        let of = |state: &str| -> i64 { counts.iter().filter(|c| c.state == state).map(|c| c.jobs).sum() };
+        let jobs_in = |state: &str| -> i64 { counts.iter().filter(|c| c.state == state).map(|c| c.jobs).sum() };
         let recorded: i64 = counts.iter().map(|count| count.jobs).sum();
-        let waiting = self.jobs.saturating_sub(u64::try_from(recorded).unwrap_or(0)) + of("waiting").unsigned_abs();
+        let waiting =
+            self.jobs.saturating_sub(u64::try_from(recorded).unwrap_or(0)) + jobs_in("waiting").unsigned_abs();
         let newest_us = arrivals_us.last().copied().unwrap_or(0);
         let last_second = arrivals_us.iter().rev().take_while(|at_us| **at_us + 1_000_000 > newest_us).count();
         let text = format!(
-            "{last_second}/s, provider allows {} · waiting {waiting} · on the wire {} · unknown {} · {}",
+            "{last_second}/s, provider allows {} · waiting {waiting} · in flight {} · unknown {} · {}",
             self.limit,
-            of("sending"),
-            of("unknown"),
+            jobs_in("sending"),
+            jobs_in("unknown"),
             chart(arrivals_us, self.limit),
         );
         match &self.bar {
             Some(bar) => {
-                bar.set_position(settled);
+                bar.set_position(finished);
                 bar.set_message(text);
             }
             None if self.last_line_at.elapsed() >= LINE_INTERVAL => {
                 self.last_line_at = Instant::now();
-                console.message(&format!("{settled} of {} settled · {text}", self.jobs))?;
+                console.message(&format!("{finished} of {} finished · {text}", self.jobs))?;
             }
             None => {}
         }
@@ -78,7 +79,7 @@ impl DemoProgress {
     }
 }
 
-/// Arrivals per second so far, a block each; full height is the limit's rate.
+/// A chart of the arrivals per second; a full block is the limit's rate.
 pub fn chart(arrivals_us: &[u64], limit: Rate) -> String {
     let Some(first_us) = arrivals_us.first() else { return String::new() };
     let mut per_second: Vec<f64> = Vec::new();

@@ -1,6 +1,6 @@
-//! The proof: what the provider counted and charged, beside what the ledger says.
+//! The proof of the demo: the provider's counts of requests and charges, compared with the ledger.
 //!
-//! Refuses our own word: breaches and doubles are the provider's numbers, on its own clock.
+//! Breaches and double charges are counted by the provider, on its own clock.
 
 use std::collections::BTreeMap;
 
@@ -18,12 +18,13 @@ use crate::simulation::steady_rate;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Proof {
     jobs: u64,
+    /// Jobs in a final state.
     settled: u64,
     /// Jobs without a final state.
     lost: u64,
     /// Payments that the provider charged more than once.
     double: u64,
-    /// Payments that one side says were made and the other does not know.
+    /// Payments that only one of ledger and provider has as charged.
     disagreed: u64,
     limit: String,
     /// Most requests in any window, on the provider's clock.
@@ -31,15 +32,15 @@ pub struct Proof {
     breaches: u64,
     refused_429: u64,
     requests: u64,
-    /// Answers that the provider kept to itself after charging.
+    /// Responses that were lost after the provider charged.
     answers_lost_by_provider: u64,
-    /// Over whole turns of the limit; `None`: too few payments for two of them.
+    /// Over whole windows of the limit; `None`: too few payments for two windows.
     rate_per_second: Option<f64>,
-    /// Mean time from receipt to answer, the provider's own.
+    /// Mean time from request to response at the provider.
     hold_ms: f64,
-    /// Rate against the most that the proven limiter allows: L / (W + hold).
+    /// Rate divided by the highest rate that the proven limiter allows: L / (W + hold).
     utilisation: Option<f64>,
-    /// That most.
+    /// That highest rate.
     #[serde(skip)]
     possible_per_second: f64,
     states: BTreeMap<String, i64>,
@@ -47,7 +48,7 @@ pub struct Proof {
     chart: String,
 }
 
-/// Jobs in a final state or waiting for a person.
+/// The number of jobs in a final state, `review` included.
 pub fn count_finished(counts: &[StateCount]) -> u64 {
     let ended = counts.iter().filter(|count| FinalState::from_name(&count.state).is_some());
     ended.map(|count| count.jobs.unsigned_abs()).sum()
@@ -75,7 +76,7 @@ impl Proof {
             settled,
             lost: jobs.saturating_sub(settled),
             double: report.doubles,
-            // A review may have been charged or not: that is why a person looks.
+            // A payment in review may have been charged or not.
             disagreed: charged.abs_diff(succeeded).saturating_sub(in_review),
             limit: limit.to_string(),
             largest_in_any_window: report.limits.iter().map(|limit| limit.largest).max().unwrap_or(0),
@@ -119,15 +120,16 @@ impl Proof {
             [
                 "no payment lost".to_owned(),
                 mark(self.lost == 0 && self.disagreed == 0),
-                format!("{} of {} settled: {}", self.settled, self.jobs, states.join(", ")),
+                format!("{} of {} finished: {}", self.settled, self.jobs, states.join(", ")),
             ],
             [
                 "none charged twice".to_owned(),
                 mark(self.double == 0),
                 format!(
-                    "{} charged twice, though the provider kept {} to itself",
+                    "{} charged twice, though {} {} lost",
                     self.double,
-                    count(self.answers_lost_by_provider, "answer")
+                    count(self.answers_lost_by_provider, "response"),
+                    if self.answers_lost_by_provider == 1 { "was" } else { "were" }
                 ),
             ],
             [
@@ -137,18 +139,18 @@ impl Proof {
             ],
             ["requests per second".to_owned(), String::new(), self.chart.clone()],
         ];
-        console.table(&["promise", "", "what the provider counted"], &rows.map(Vec::from))?;
+        console.table(&["guarantee", "", "counted by the provider"], &rows.map(Vec::from))?;
         Ok(())
     }
 
     fn utilisation_text(&self) -> String {
         let allowed = format!(
-            "the {:.1}/s that {} allows when each call is held {:.0} ms",
+            "the {:.1}/s that {} allows with responses after {:.0} ms",
             self.possible_per_second, self.limit, self.hold_ms
         );
         match self.rate_per_second {
             Some(rate) => format!("{rate:.1}/s of {allowed}"),
-            None => format!("give more --jobs: {} make fewer than two turns of {allowed}", self.jobs),
+            None => format!("use more --jobs: {} are less than two windows of {allowed}", self.jobs),
         }
     }
 }
@@ -170,7 +172,7 @@ mod tests {
         Proof::from_counts(3, limit, &counts, &report, &[], &[])
     }
 
-    /// A burst that meets nothing but free slots has no rate: twenty thousand per second are no use of 10/1s.
+    /// A burst into free slots has no steady rate: twenty thousand per second do not measure 10/1s.
     #[test]
     fn short_run_measures_no_rate() {
         let limit: Rate = "10/1s".parse().unwrap();
@@ -180,7 +182,7 @@ mod tests {
         assert_eq!((short.rate_per_second, short.utilisation), (None, None));
         assert_eq!(
             short.utilisation_text(),
-            "give more --jobs: 3 make fewer than two turns of the 10.0/s that 10/1s allows when each call is held 0 ms"
+            "use more --jobs: 3 are less than two windows of the 10.0/s that 10/1s allows with responses after 0 ms"
         );
         let turns: Vec<u64> = (0..60).map(|i| i / 10 * 1_000_000).collect();
         assert!((judged(&turns).utilisation.unwrap() - 1.0).abs() < 0.001);

@@ -1,6 +1,7 @@
-//! `dlq`: payments that were given up, surely not charged: look at them, have them tried again, or end them.
+//! The `dlq` command: lists, shows, replays and discards payments whose retries are exhausted and that are confirmed
+//! not charged.
 //!
-//! Refuses anything but `dead` jobs. What the broker itself gave up is not here: the sweeper judges it by the ledger.
+//! It handles `dead` jobs only. The sweeper handles messages that the broker itself dead-lettered.
 
 use clap::Subcommand;
 
@@ -25,9 +26,9 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Dead payments, page by page in the order of their ids.
+    /// List dead payments, page by page in the order of their ids.
     List(list::PageArgs),
-    /// One dead payment: its requests, its events, and who changed it by hand.
+    /// Show one dead payment: its requests, its events, and manual changes.
     Show {
         #[arg(value_parser = parse_id, allow_hyphen_values = true)]
         id: JobId,
@@ -35,13 +36,13 @@ enum Action {
         #[arg(long)]
         json: bool,
     },
-    /// Try dead payments again, one or all: same key, same request, counters restarted, through every gate.
+    /// Try dead payments again, one or all: same key, same request, attempts reset, within the limits.
     Replay(replay::Args),
     /// End a dead payment for good: it becomes `cancelled`.
     Discard {
         #[arg(value_parser = parse_id, allow_hyphen_values = true)]
         id: JobId,
-        /// Needed: nothing brings it back.
+        /// Required: a discarded payment cannot be restored.
         #[arg(long, required = true)]
         yes: bool,
         /// Why, for the audit; also in the job's reason and its outcome event.
@@ -56,20 +57,20 @@ enum Action {
 /// Runs the command.
 ///
 /// # Errors
-/// When an engine fails, or the one payment does not exist. What cannot be done with an id is reported, and exits with 1.
+/// When a backend fails, or the one payment does not exist. An id that is refused is reported and gives exit code 1.
 pub async fn run(
     args: &Args,
     config: &Config,
-    engines: &dyn Services,
+    services: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     match &args.action {
-        Action::List(page) => list::print_page(Some(DEAD), page, config, engines, console).await,
-        Action::Show { id, json } => show::run(id, Some(DEAD), *json, config, engines, console).await,
-        Action::Replay(args) => replay::run(args, config, engines, console).await,
+        Action::List(page) => list::print_page(Some(DEAD), page, config, services, console).await,
+        Action::Show { id, json } => show::run(id, Some(DEAD), *json, config, services, console).await,
+        Action::Replay(args) => replay::run(args, config, services, console).await,
         Action::Discard { id, because, json, .. } => {
             let by = actor(because.as_deref());
-            let operator = engines.operator(config).await?;
+            let operator = services.operator(config).await?;
             let discard = |id: JobId| {
                 let (operator, by) = (operator.as_ref(), &by);
                 async move { JobActionResult::from(operator.resolve(&id, &JobResolution::Discard, None, by).await) }

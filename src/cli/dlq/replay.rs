@@ -1,6 +1,7 @@
-//! `dlq replay`: dead payments back on their way, one, those of a provider, or all.
+//! The `dlq replay` command: sends dead payments again: one, those of a provider, or all.
 //!
-//! Refuses to take all of every provider without asking whoever sits at the terminal, unless `--yes` is given. Refuses to replay a payment twice in one run: it goes through the ids once, whatever becomes of those behind it.
+//! At a terminal it asks before it replays all payments of all providers, unless `--yes` is given. It goes through the
+//! ids once, so it replays no payment twice in one run.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -20,13 +21,13 @@ use crate::ledger::operator::{JobFilter, JobResolution, Operator};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// One payment; without it and --provider all dead ones, which is asked about first.
+    /// One payment; without it and without --provider, all dead payments, after a confirmation.
     #[arg(value_parser = parse_id, allow_hyphen_values = true)]
     id: Option<JobId>,
-    /// The dead ones of this provider; with a payment, it must be this provider's.
+    /// The dead payments of this provider; with an id, the payment must be this provider's.
     #[arg(long)]
     provider: Option<String>,
-    /// Replay all dead payments of all providers without being asked; where nobody can be asked, nobody is.
+    /// Replay all dead payments of all providers without a confirmation; without a terminal there is none.
     #[arg(long, conflicts_with_all = ["id", "provider"])]
     yes: bool,
     /// Why, for the audit; also in the job's reason.
@@ -42,24 +43,24 @@ pub struct Args {
 /// Runs the command.
 ///
 /// # Errors
-/// When an engine fails.
+/// When a backend fails.
 pub async fn run(
     args: &Args,
     config: &Config,
-    engines: &dyn Services,
+    services: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
-    let operator = engines.operator(config).await?;
+    let operator = services.operator(config).await?;
     let operator = operator.as_ref();
     let provider = args.provider.as_deref().map(parse_name).transpose()?;
     let source = match &args.id {
         Some(id) => {
-            let of = operator.show(id).await?.map(|story| story.line.provider);
-            if let (Some(of), Some(wanted)) = (of, &provider)
-                && of != wanted.as_str()
+            let actual = operator.show(id).await?.map(|details| details.line.provider);
+            if let (Some(actual), Some(wanted)) = (actual, &provider)
+                && actual != wanted.as_str()
             {
                 return Err(CommandError::Failed(format!(
-                    "{id} is a payment of {of}, not of {wanted}: nothing was replayed"
+                    "{id} is a payment of {actual}, not of {wanted}: nothing was replayed"
                 )));
             }
             IdSource::Argument(Some(id.clone()))
@@ -67,7 +68,7 @@ pub async fn run(
         None => {
             let dead = count_dead(operator, provider.as_ref()).await?;
             if dead.is_empty() {
-                return report_no_dead_jobs(args, provider.as_ref(), config, engines, console).await;
+                return report_no_dead_jobs(args, provider.as_ref(), config, services, console).await;
             }
             if provider.is_none() && !args.resend.dry_run && !args.yes && !confirm_replay(&dead, console)? {
                 console.message("nothing was changed")?;
@@ -79,26 +80,29 @@ pub async fn run(
         }
     };
     let by = actor(args.because.as_deref());
-    let order = ResendRequest { resolution: JobResolution::Replay, actor: by, args: &args.resend, json: args.json };
-    resend::run(order, source, operator, config, engines, console).await
+    let request = ResendRequest { resolution: JobResolution::Replay, actor: by, args: &args.resend, json: args.json };
+    resend::run(request, source, operator, config, services, console).await
 }
 
 /// Dead payments, by provider.
-async fn count_dead(operator: &dyn Operator, of: Option<&ProviderName>) -> Result<BTreeMap<String, i64>, CommandError> {
+async fn count_dead(
+    operator: &dyn Operator,
+    provider: Option<&ProviderName>,
+) -> Result<BTreeMap<String, i64>, CommandError> {
     let counts = operator.job_counts(DEAD).await?.into_iter();
-    let dead = counts.filter(|count| of.is_none_or(|name| name.as_str() == count.provider));
+    let dead = counts.filter(|count| provider.is_none_or(|name| name.as_str() == count.provider));
     Ok(dead.map(|count| (count.provider, count.jobs)).collect())
 }
 
-/// Says that there is nothing to replay, which is fine, unless the provider is none of ours.
+/// Reports that there is nothing to replay: a success, unless the provider does not exist.
 async fn report_no_dead_jobs(
     args: &Args,
     provider: Option<&ProviderName>,
     config: &Config,
-    engines: &dyn Services,
+    services: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
-    list::check_provider_exists(provider, config, engines).await?;
+    list::check_provider_exists(provider, config, services).await?;
     console.message("no dead payments: nothing to replay")?;
     print_empty_report(args, console)?;
     Ok(Exit::Success)
@@ -111,7 +115,7 @@ fn print_empty_report(args: &Args, console: &mut Console) -> Result<(), CommandE
     Ok(())
 }
 
-/// Where nobody can be asked, whoever wrote the script has decided.
+/// Asks for a confirmation; without a terminal the script has decided.
 fn confirm_replay(dead: &BTreeMap<String, i64>, console: &mut Console) -> Result<bool, CommandError> {
     let total: i64 = dead.values().sum();
     let by_provider: Vec<String> = dead.iter().map(|(provider, jobs)| format!("{provider} {jobs}")).collect();

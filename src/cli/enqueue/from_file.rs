@@ -1,7 +1,8 @@
-//! Many jobs from JSON Lines: bad lines are reported by number, good ones published, a bounded number at a time.
+//! The publisher of a JSON Lines file: it reports invalid lines by number and publishes the valid ones, a bounded
+//! number at a time.
 //!
-//! Refuses to go on when the broker fails: running the same file again is safe, because every line has its own id. Where it
-//! only refuses one provider's queues, the others' lines are published.
+//! It stops when RabbitMQ fails. Running the same file again is safe, because every line has its own id. If only one
+//! provider's queues are refused, the lines of the others are published.
 
 use std::io;
 use std::path::Path;
@@ -24,13 +25,13 @@ use crate::domain::provider::ProviderName;
 use crate::queue::message::describe_error;
 use crate::queue::{OutgoingMessage, Queue, QueueError};
 
-/// Publishes under way at once: enough to hide a broker's fsync, few enough to hold in memory (64 KiB each).
+/// Concurrent publishes: enough to hide a broker's fsync, few enough to keep in memory (64 KiB each).
 const IN_FLIGHT_MAX: usize = 256;
-/// With an embedded queue they stand in one line for one file, beside a worker's writes: who stands too long is told that the
-/// database is away.
+/// The same with an embedded queue. All writes wait for one SQLite file, and a write that waits too long fails as
+/// unavailable.
 const IN_FLIGHT_MAX_EMBEDDED: usize = 16;
 
-/// Reads messages as the worker will.
+/// Decodes messages as the worker does.
 pub struct MessageChecker<'a> {
     pub services: &'a dyn Services,
     pub card_numbers: CardNumbers,
@@ -45,12 +46,12 @@ impl MessageChecker<'_> {
 /// What to publish.
 pub struct FileToPublish<'a> {
     pub file: &'a Path,
-    /// The lane of all lines; else each names its own.
+    /// The lane of all lines; `None`: each line names its provider.
     pub lane: Option<&'a ProviderName>,
     pub known_providers: &'a [ProviderName],
-    /// Those of them whose lines stay where they are.
+    /// Providers whose lines are not published, and why.
     pub undeclared: &'a UndeclaredLanes,
-    /// Where the messages go to.
+    /// The queue that the messages are published to.
     pub queue: &'a QueueUrl,
     pub json: bool,
 }
@@ -67,7 +68,7 @@ struct EnqueueReport {
     bad: Vec<FailedLine>,
     /// Lines that the broker did not confirm.
     unconfirmed: Vec<FailedLine>,
-    /// The broker failed, and what came after was not read.
+    /// The queue failed, and the remaining lines were not read.
     #[serde(skip)]
     stopped: bool,
     /// The file cannot be read any further.
@@ -94,7 +95,7 @@ pub async fn run(
     let unreadable = |error: InputError| CommandError::Failed(format!("{}: {error}", order.file.display()));
     let Input { reader, size: bytes } = input::open(order.file).await.map_err(unreadable)?;
     let bar = progress_bar(bytes, console.draws_progress);
-    // A line may carry a little more than the message: blanks and its end.
+    // A line may be a little longer than its message: blanks and its end.
     let mut lines = LineReader::new(BufReader::new(reader), BODY_BYTES_MAX + 1_024);
     let mut report = EnqueueReport::default();
     let published = publish(&mut lines, order, codec, queue, &bar, &mut report, console).await;
@@ -229,15 +230,18 @@ fn print_report(
     }
     if report.read_error.is_some() {
         console.message(
-            "stopped: the file cannot be read any further; run it again once it can: ids that are in change nothing",
+            "stopped because the file cannot be read any further; fix that and run the same file again: published ids are \
+             not charged twice",
         )?;
     } else if report.stopped {
-        console.message("stopped at the broker's failure; run the same file again: ids that are in change nothing")?;
+        console.message(
+            "stopped because the queue failed; run the same file again: published ids are not charged twice",
+        )?;
     } else if !report.unconfirmed.is_empty() {
         let left = report.unconfirmed.len();
         console.message(&format!(
-            "{left} not published, because their queues are not as they must be; once they are, run the same file again: \
-             ids that are in change nothing"
+            "{left} not published, because their queues are declared differently; fix that and run the same file again: \
+             published ids are not charged twice"
         ))?;
     }
     Ok(if report.bad.is_empty() && report.unconfirmed.is_empty() { Exit::Success } else { Exit::Failed })

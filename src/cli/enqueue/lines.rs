@@ -1,12 +1,12 @@
-//! Lines of a stream, numbered, none longer in memory than a job message may be.
+//! A reader of numbered lines from a stream; a line in memory is never longer than a job message may be.
 //!
-//! Refuses to interpret them.
+//! It does not interpret the lines.
 
 use std::io;
 
 use tokio::io::{AsyncBufRead, AsyncBufReadExt as _};
 
-/// Longest line that is passed over, in bytes. What goes on longer is no text of lines, and may have no end.
+/// Longest line that is skipped, in bytes. A longer one is not a text of lines and may be endless.
 const SKIPPED_LINE_MAX: u64 = 64 * 1024 * 1024;
 
 /// One line without its end.
@@ -34,7 +34,7 @@ impl<R: AsyncBufRead + Unpin> LineReader<R> {
         Self { reader, max_bytes, number: 0, partial: Vec::new(), is_too_long: false, line_bytes: 0, consumed: 0 }
     }
 
-    /// The next line; `None` at the end. May be dropped while it waits: what was read so far is kept.
+    /// The next line; `None` at the end. Cancel-safe: the bytes read so far are kept.
     ///
     /// # Errors
     /// When the stream cannot be read, or is no text of lines.

@@ -1,7 +1,7 @@
-//! `enqueue`: publishes jobs with confirms, one from flags or many from a file.
+//! The `enqueue` command: publishes jobs with confirms, one from flags or many from a file.
 //!
-//! Refuses what the worker would refuse: each message is read here as it will be read there, before it is published.
-//! Refuses to publish to a queue that is not declared as it must be: it may lose what it took.
+//! It decodes each message as the worker does, and publishes only valid ones. It does not publish to a queue that is
+//! declared differently, because that queue could lose messages.
 
 use std::path::PathBuf;
 
@@ -25,7 +25,7 @@ pub(super) mod lines;
 /// One job from flags, or many from a file.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The provider to pay with; with --file, the lane of every line (a line may also name its own `provider`).
+    /// The provider; with --file, the provider of every line (without it, each line names its own `provider`).
     #[arg(long, required_unless_present = "file")]
     provider: Option<String>,
     /// Amount in minor units (1299 is EUR 12.99).
@@ -34,7 +34,7 @@ pub struct Args {
     /// ISO 4217 code.
     #[arg(long, required_unless_present = "file")]
     currency: Option<String>,
-    /// Identifies the payment for ever; the same id again is the same payment. Default: a new UUID v7, so running the
+    /// Identifies the payment for ever; the same id is the same payment. Default: a new UUID v7, so running the
     /// command twice pays twice.
     #[arg(long, allow_hyphen_values = true)]
     id: Option<String>,
@@ -47,7 +47,7 @@ pub struct Args {
     /// Permits that the call uses, 1 to 1000.
     #[arg(long)]
     cost: Option<u32>,
-    /// 0 to 9, higher first among the jobs that a lane holds.
+    /// 0 to 9; higher first.
     #[arg(long)]
     priority: Option<u32>,
     /// Not before this instant (RFC 3339).
@@ -102,21 +102,21 @@ struct JobMessage<'a> {
 /// Runs the command.
 ///
 /// # Errors
-/// When an engine fails; as a usage error when the one job cannot be meant. Bad lines of a file are reported and make the exit
-/// code 1.
+/// When a backend fails; as a usage error when the one job is invalid. Invalid lines of a file are reported and give
+/// exit code 1.
 pub async fn run(
     args: &Args,
     config: &Config,
-    engines: &dyn Services,
+    services: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     let lane = args.provider.as_deref().map(parse_name).transpose()?;
-    let settings = engines.settings(config).await?;
+    let settings = services.settings(config).await?;
     let known = names(settings.as_ref()).await?;
     if let Some(lane) = lane.as_ref().filter(|lane| !known.contains(lane)) {
         return Err(unknown_provider(lane.as_str()));
     }
-    let queue = engines.queue(config).await?;
+    let queue = services.queue(config).await?;
     let wanted = lane.as_ref().map_or(&known[..], std::slice::from_ref);
     let undeclared = declare_lanes(queue.as_ref(), &known, wanted).await.map_err(|error| match (&lane, error) {
         (Some(lane), QueueError::Refused(why)) => {
@@ -124,7 +124,7 @@ pub async fn run(
         }
         (_, error) => error.into(),
     })?;
-    let codec = from_file::MessageChecker { services: engines, card_numbers: config.worker.card_numbers };
+    let codec = from_file::MessageChecker { services, card_numbers: config.worker.card_numbers };
     if let Some(file) = &args.file {
         let order = from_file::FileToPublish {
             file,
@@ -153,7 +153,7 @@ pub async fn run(
     Ok(Exit::Success)
 }
 
-/// The likeliest mistake is an amount with a point, whose mend no number parser knows.
+/// Parses the amount. The likeliest mistake is an amount with a decimal point, so the error explains that.
 fn parse_minor_units(text: &str) -> Result<i64, String> {
     let amount = text.parse().ok().filter(|amount| *amount >= 0);
     amount.ok_or_else(|| "write minor units, as digits alone: 12.99 EUR is 1299; up to 2^63 - 1".to_owned())

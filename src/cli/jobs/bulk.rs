@@ -1,6 +1,6 @@
-//! Carrying something out on many payments, a bounded number at a time, and reporting what became of each.
+//! A runner for one operation on many payments, a bounded number at a time, and its report.
 //!
-//! Refuses to stop at an id that cannot be done; stops where an engine fails, because the next would fare no better.
+//! An id that is refused does not stop it. A failed backend stops it, because the next id would fail too.
 
 use std::collections::BTreeMap;
 
@@ -14,13 +14,13 @@ use crate::ledger::LedgerError;
 use crate::ledger::operator::{JobResolution, ResolutionRefusal};
 use crate::worker::resend::ResendError;
 
-/// Payments under way at once: enough to hide a commit's time, few enough to leave the workers their connections.
+/// Concurrent payments: enough to hide the time of a commit, few enough to leave connections to the workers.
 const IN_FLIGHT_MAX: usize = 8;
 
-/// What became of one.
+/// The result for one payment.
 pub enum JobActionResult {
     Done,
-    /// A dry run would have done it, at this provider.
+    /// A dry run would change it, at this provider.
     WouldChange(String),
     Refused(String),
     /// Changed, but its message is missing.
@@ -28,15 +28,15 @@ pub enum JobActionResult {
         reason: String,
         aborts_batch: bool,
     },
-    /// Nothing was changed, and nothing more will be tried.
+    /// Nothing was changed, and no other id is tried.
     Aborted(String),
-    /// Not tried, because another ended it all.
+    /// Not tried, because an earlier result ended the batch.
     Skipped,
 }
 
 impl From<Result<Result<(), ResolutionRefusal>, LedgerError>> for JobActionResult {
-    fn from(decided: Result<Result<(), ResolutionRefusal>, LedgerError>) -> Self {
-        match decided {
+    fn from(result: Result<Result<(), ResolutionRefusal>, LedgerError>) -> Self {
+        match result {
             Ok(Ok(())) => Self::Done,
             Ok(Err(refusal)) => Self::Refused(refusal.to_string()),
             Err(error) => ResendError::Ledger(error).into(),
@@ -45,7 +45,7 @@ impl From<Result<Result<(), ResolutionRefusal>, LedgerError>> for JobActionResul
 }
 
 impl JobActionResult {
-    /// Whether the next would fare no better.
+    /// Whether the next id would fail too.
     #[must_use]
     pub fn aborts_batch(&self) -> bool {
         matches!(self, Self::Aborted(_) | Self::Unpublished { aborts_batch: true, .. })
@@ -54,9 +54,9 @@ impl JobActionResult {
 
 impl From<ResendError> for JobActionResult {
     fn from(error: ResendError) -> Self {
-        let (reason, ends_it_all) = (error.to_string(), error.aborts_batch());
-        match (error, ends_it_all) {
-            (ResendError::Unpublished(_), _) => Self::Unpublished { reason, aborts_batch: ends_it_all },
+        let (reason, aborts_batch) = (error.to_string(), error.aborts_batch());
+        match (error, aborts_batch) {
+            (ResendError::Unpublished(_), _) => Self::Unpublished { reason, aborts_batch },
             (_, true) => Self::Aborted(reason),
             (_, false) => Self::Refused(reason),
         }
@@ -70,7 +70,7 @@ pub struct BulkReport {
     changed: Vec<String>,
     refused: Vec<JobActionFailure>,
     unpublished: Vec<JobActionFailure>,
-    /// In a dry run: how many would be changed, by provider.
+    /// In a dry run: the number of payments that would be changed, by provider.
     #[serde(skip_serializing_if = "Option::is_none")]
     would_change: Option<BTreeMap<String, u64>>,
     #[serde(skip)]
@@ -90,10 +90,10 @@ struct JobActionFailure {
 
 impl BulkReport {
     #[must_use]
-    pub fn new(verdict: &JobResolution, dry_run: bool, json: bool) -> Self {
+    pub fn new(resolution: &JobResolution, dry_run: bool, json: bool) -> Self {
         Self {
-            from: verdict.required_state(),
-            to: verdict.resulting_state(),
+            from: resolution.required_state(),
+            to: resolution.resulting_state(),
             changed: Vec::new(),
             refused: Vec::new(),
             unpublished: Vec::new(),
@@ -103,7 +103,7 @@ impl BulkReport {
         }
     }
 
-    /// Carries it out on every id of the source, and prints the report.
+    /// Runs `act` on every id of the source, and prints the report.
     ///
     /// # Errors
     /// When the ids cannot be read or the output is closed.
@@ -156,8 +156,8 @@ impl BulkReport {
                 *self.would_change.get_or_insert_default().entry(provider).or_default() += 1;
             }
             JobActionResult::Refused(reason) => self.record_refusal(line, Some(id), reason, console)?,
-            JobActionResult::Unpublished { reason, aborts_batch: ends_it_all } => {
-                self.stopped |= ends_it_all;
+            JobActionResult::Unpublished { reason, aborts_batch } => {
+                self.stopped |= aborts_batch;
                 console.message(&format!("{id}: {reason}"))?;
                 self.unpublished.push(JobActionFailure { line, id: Some(id.as_str().to_owned()), reason });
             }
@@ -186,7 +186,8 @@ impl BulkReport {
 
     fn finish(self, console: &mut Console) -> Result<Exit, CommandError> {
         if self.stopped {
-            console.message("stopped: what comes behind is as it was; run the same again once this is mended")?;
+            console
+                .message("stopped: the remaining ids are unchanged; fix the cause and run the same command again")?;
         }
         if self.json {
             console.json(&self)?;

@@ -1,7 +1,7 @@
-//! `jobs erase`: what says whose payments were, of one account, once they have ended.
+//! The `jobs erase` command: erases the personal data of one account's finished payments.
 //!
-//! Nothing brings it back, so a reason is needed and audited with each payment. What must stay for now is counted, with what
-//! to wait for.
+//! It cannot be undone, so a reason is required, and it is audited with each payment. Payments that must stay for now
+//! are counted, with the event to wait for.
 
 use serde::Serialize;
 
@@ -14,18 +14,18 @@ use crate::domain::job::Identifier;
 use crate::ledger::decision_input;
 use crate::ledger::operator::{Actor, ErasureCounts, ErasureResult, Operator};
 
-/// Payments that are erased at a time: short statements, so that no worker waits behind them.
+/// Payments per statement: short statements, so that no worker waits for them.
 const ERASE_BATCH: u32 = 500;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Whose payments.
+    /// The account whose payments are erased.
     #[arg(long, value_parser = parse_id, allow_hyphen_values = true)]
     account: Identifier,
-    /// Why, for the audit, which stays for ever: name a ticket, and no person.
+    /// Why, for the audit, which is kept for ever: name a ticket and no person.
     #[arg(long, value_name = "TEXT", value_parser = decision_input::validate_reason, allow_hyphen_values = true)]
     because: String,
-    /// Say what would be erased, and what would stay.
+    /// Show what would be erased and what would stay.
     #[arg(long)]
     dry_run: bool,
     /// Print JSON.
@@ -33,14 +33,14 @@ pub struct Args {
     json: bool,
 }
 
-/// What was done, or would be, and what is left.
+/// What was or would be erased, and what is left.
 #[derive(Serialize)]
 struct ErasureReport<'a> {
     account: &'a str,
     dry_run: bool,
     /// Payments.
     erased: u64,
-    /// Requests that lost account and reference.
+    /// Requests whose account and reference were erased.
     requests_erased: u64,
     left: ErasureCounts,
 }
@@ -48,17 +48,17 @@ struct ErasureReport<'a> {
 /// Runs the command.
 ///
 /// # Errors
-/// When the database fails. What was erased until then stays erased; the same again goes on.
+/// When the database fails. Payments erased before that stay erased; run the command again to continue.
 pub async fn run(
     args: &Args,
     config: &Config,
-    engines: &dyn Services,
+    services: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
-    let operator = engines.operator(config).await?;
+    let operator = services.operator(config).await?;
     let by = actor(Some(&args.because));
     if by.reason.is_none() {
-        return Err(CommandError::Usage("--because: is empty: write why, for the audit".to_owned()));
+        return Err(CommandError::Usage("--because: is empty: write a reason for the audit".to_owned()));
     }
     let mut done = match args.dry_run {
         true => ErasureResult::default(),
@@ -83,7 +83,7 @@ pub async fn run(
     Ok(if waits > 0 && !args.dry_run { Exit::Failed } else { Exit::Success })
 }
 
-/// Batch after batch, until nothing is left to erase.
+/// Erases in batches until nothing is left to erase.
 async fn erase_all(operator: &dyn Operator, account: &Identifier, by: &Actor) -> Result<ErasureResult, CommandError> {
     let mut done = ErasureResult::default();
     loop {
@@ -96,12 +96,12 @@ async fn erase_all(operator: &dyn Operator, account: &Identifier, by: &Actor) ->
     }
 }
 
-/// Before a number that may be too low.
+/// Prefix of a count that may be too low.
 fn at_least(left: &ErasureCounts) -> &'static str {
     if left.at_least { "at least " } else { "" }
 }
 
-/// What is left, and what to do about it.
+/// The payments and rows that are left, each with what to do next.
 fn remainder_lines(left: &ErasureCounts) -> Vec<String> {
     let mut lines = Vec::new();
     let at_least = at_least(left);
@@ -110,10 +110,10 @@ fn remainder_lines(left: &ErasureCounts) -> Vec<String> {
             lines.push(format!("left: {at_least}{} {what}", count(jobs, "payment")));
         }
     };
-    payments(left.open, "that may still be sent: run this again when they have ended");
-    payments(left.review, "in review: decide by `jobs resolve`, then run this again");
+    payments(left.open, "that may still be sent: run this again when they have finished");
+    payments(left.review, "in review: use `jobs resolve`, then run this again");
     payments(left.untold, "whose outcome event is not published yet: run this again later");
-    payments(left.ended, "that ended meanwhile: run this again");
+    payments(left.ended, "that finished meanwhile: run this again");
     if let Some(until) = left.requests_until {
         lines.push(format!(
             "left: account and reference of {at_least}{} of the last 32 days, which a limit may count: run this again after {until}",
@@ -146,7 +146,7 @@ mod tests {
         };
         let lines = remainder_lines(&all);
         assert_eq!(lines.len(), 6, "{lines:?}");
-        assert_eq!(lines[0], "left: 2 payments that may still be sent: run this again when they have ended");
+        assert_eq!(lines[0], "left: 2 payments that may still be sent: run this again when they have finished");
         let more = remainder_lines(&ErasureCounts { at_least: true, ..all });
         assert!(
             more[0].starts_with("left: at least 2 payments") && more[4].contains("of at least 3 requests"),

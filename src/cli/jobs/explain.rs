@@ -1,7 +1,6 @@
-//! `jobs explain`: why a payment is where it is, and when its turn comes.
+//! The `jobs explain` command: why a payment is in its state, and when it is estimated to start.
 //!
-//! Refuses to pretend: without a running process it explains from the ledger (and from a limiter's store that all
-//! processes share), and says that it did.
+//! Without a running process it explains from the ledger and from a shared Redis, and says so on stderr.
 
 use super::super::connect::Services;
 use super::super::console::{width, wrap_words};
@@ -11,7 +10,7 @@ use crate::domain::job::JobId;
 use crate::ops::explain::{ExplainResponse, FactSources, explain_job};
 use crate::worker::settings_sync::LoadedSettings;
 
-/// Explains one payment. One that the ledger does not know exits with 1.
+/// Explains one payment. An id that the ledger does not know gives exit code 1.
 ///
 /// # Errors
 /// When neither a running process nor the database answers.
@@ -19,20 +18,20 @@ pub async fn run(
     id: &JobId,
     json: bool,
     config: &Config,
-    engines: &dyn Services,
+    services: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     let path = format!("/api/v1/jobs/{id}/explain");
-    let answer = match ops_client::get_if_running::<ExplainResponse>(config, engines, &path).await? {
+    let answer = match ops_client::get_if_running::<ExplainResponse>(config, services, &path).await? {
         Some(answered) => {
             answered.unverified.iter().try_for_each(|why| console.message(why))?;
             answered.value
         }
         None => {
             console.message(
-                "no running process on `ops.listen`: explained from the ledger alone, without its lanes and gates",
+                "no running process on `ops.listen`: explained from the ledger alone, without lanes and wait queues",
             )?;
-            explain_without_process(id, config, engines).await?
+            explain_without_process(id, config, services).await?
         }
     };
     if json {
@@ -46,16 +45,16 @@ pub async fn run(
 async fn explain_without_process(
     id: &JobId,
     config: &Config,
-    engines: &dyn Services,
+    services: &dyn Services,
 ) -> Result<ExplainResponse, CommandError> {
-    let settings = engines.settings(config).await?;
+    let settings = services.settings(config).await?;
     let known = LoadedSettings::default().with_snapshot(settings.load().await?);
-    let operator = engines.operator(config).await?;
-    let queue = engines.queue(config).await?;
-    // An embedded limiter is in its process, and gone with it.
+    let operator = services.operator(config).await?;
+    let queue = services.queue(config).await?;
+    // An embedded limiter exists only in its process.
     let limiter = match config.limiter.url {
         LimiterUrl::Embedded => None,
-        LimiterUrl::Redis(_) | LimiterUrl::RedisCluster(_) => Some(engines.limiter(config).await?),
+        LimiterUrl::Redis(_) | LimiterUrl::RedisCluster(_) => Some(services.limiter(config).await?),
     };
     let sources = FactSources {
         operator: operator.as_ref(),
@@ -69,7 +68,7 @@ async fn explain_without_process(
 }
 
 fn print(answer: &ExplainResponse, console: &mut Console) -> Result<(), CommandError> {
-    let here = answer.stands_at.as_ref().map(|at| at.gate.as_str());
+    let here = answer.stands_at.as_ref().map(|position| position.gate.as_str());
     let provider = answer.provider.as_deref().map(|provider| format!(" of {provider}")).unwrap_or_default();
     let sentence = format!("{}{provider} is `{}`: {}", answer.id, answer.state, answer.summary);
     console.lines(&wrap_words("", &sentence, width(console.shape())))?;
@@ -85,11 +84,11 @@ fn print(answer: &ExplainResponse, console: &mut Console) -> Result<(), CommandE
                 (false, true) => "here",
                 (false, false) => "",
             };
-            // The summary has said what holds it.
-            let words = if here == Some(gate.name.as_str()) { "as said above" } else { gate.words.as_str() };
-            vec![gate.name.clone(), passed.to_owned(), words.to_owned()]
+            // The summary names the cause.
+            let reason = if here == Some(gate.name.as_str()) { "see above" } else { gate.words.as_str() };
+            vec![gate.name.clone(), passed.to_owned(), reason.to_owned()]
         })
         .collect();
     console.line("")?;
-    Ok(console.table(&["gate", "", "why"], &rows)?)
+    Ok(console.table(&["check", "", "why"], &rows)?)
 }

@@ -1,6 +1,6 @@
-//! Where the ids of a command come from: its argument, the lines of a file, or the ledger's dead jobs.
+//! The ids of a command: from its argument, the lines of a file, or the ledger's dead jobs.
 //!
-//! Refuses to hold them all: a file is read line by line, the ledger page by page.
+//! A file is read line by line and the ledger page by page, so memory stays bounded.
 
 use std::collections::VecDeque;
 
@@ -13,10 +13,10 @@ use super::{IdArgs, parse_id};
 use crate::domain::job::JobId;
 use crate::ledger::operator::{JobFilter, JobPage, LIST_MAX, Operator};
 
-/// Longer than any id with its blanks; longer lines are none.
+/// Longest line with an id, in bytes; longer lines are invalid.
 const LINE_BYTES_MAX: usize = 1_024;
 
-/// One id, with its line if it came from a file.
+/// One id, with its line number if it came from a file.
 pub struct IdEntry {
     pub line: Option<u64>,
     pub id: Result<JobId, String>,
@@ -40,7 +40,7 @@ pub enum IdSource<'a> {
 }
 
 impl IdSource<'_> {
-    /// What the arguments name.
+    /// Opens the source that the arguments name.
     ///
     /// # Errors
     /// When the file cannot be opened.
@@ -52,7 +52,7 @@ impl IdSource<'_> {
         Ok(Self::File { lines: Box::new(LineReader::new(reader, LINE_BYTES_MAX)), name })
     }
 
-    /// The next id; `None` at the end. May be dropped while it waits: nothing is lost.
+    /// The next id; `None` at the end. Cancel-safe: no id is lost when the future is dropped.
     ///
     /// # Errors
     /// When the file or the ledger cannot be read.
@@ -82,12 +82,12 @@ impl IdSource<'_> {
     }
 }
 
-/// `None` for an empty line. A bad line is not quoted: it may be anything.
+/// `None` for an empty line. An invalid line is not quoted: it may contain anything.
 fn parse_id_line(line: InputLine) -> Option<IdEntry> {
     let (number, text) = match line {
         InputLine::Text { number, bytes } => (number, String::from_utf8_lossy(&bytes).trim().to_owned()),
-        // Not an id, and not kept.
-        InputLine::TooLong { number } => (number, "a line too long".to_owned()),
+        // Not an id, and its text was not kept.
+        InputLine::TooLong { number } => (number, "too long a line".to_owned()),
     };
     (!text.is_empty())
         .then(|| IdEntry { line: Some(number), id: parse_id(&text).map_err(|why| format!("an id {why}")) })

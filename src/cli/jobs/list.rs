@@ -1,19 +1,20 @@
-//! `jobs list` and `dlq list`: payments by state and provider, a page at a time.
+//! The `jobs list` and `dlq list` commands: payments by state and provider, one page at a time.
 //!
-//! Refuses to read everything: a page is bounded, and says with which id the next one begins.
+//! Each page is bounded. If there are more payments, a message names the id for the next page.
 
 use super::super::connect::Services;
 use super::super::console::TableShape;
 use super::super::provider::{parse_name, unknown_provider};
 use super::super::{CommandError, Console, Exit};
 use super::{StateArg, parse_id};
+use crate::amount::display_amount;
 use crate::config::Config;
 use crate::domain::job::{Identifier, JobId};
 use crate::domain::provider::ProviderName;
 use crate::ledger::operator::{DatabaseTime, JobFilter, JobPage, JobSummary};
 use crate::ops::unix_ms;
 
-/// What is left out is not asked for.
+/// Filters and the page; without a filter all payments are listed.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[arg(long)]
@@ -22,7 +23,7 @@ pub struct Args {
     page: PageArgs,
 }
 
-/// Which page, and how.
+/// The page and its format.
 #[derive(Debug, clap::Args)]
 pub struct PageArgs {
     #[arg(long)]
@@ -30,10 +31,10 @@ pub struct PageArgs {
     /// Payments of this account.
     #[arg(long, value_parser = parse_id, allow_hyphen_values = true)]
     account: Option<Identifier>,
-    /// Payments on a page, 1 to 1000.
+    /// Payments per page, 1 to 1000.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     limit: u32,
-    /// The page behind this id.
+    /// The page after this id.
     #[arg(long, value_name = "ID", value_parser = parse_id, allow_hyphen_values = true)]
     after: Option<JobId>,
     /// Print JSON.
@@ -48,10 +49,10 @@ pub struct PageArgs {
 pub async fn run(
     args: &Args,
     config: &Config,
-    engines: &dyn Services,
+    services: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
-    print_page(args.state.map(|state| state.0), &args.page, config, engines, console).await
+    print_page(args.state.map(|state| state.0), &args.page, config, services, console).await
 }
 
 /// Prints one page.
@@ -62,14 +63,14 @@ pub async fn print_page(
     state: Option<&'static str>,
     page: &PageArgs,
     config: &Config,
-    engines: &dyn Services,
+    services: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     let provider = page.provider.as_deref().map(parse_name).transpose()?;
     let filter = JobFilter { state, provider: provider.clone(), account: page.account.clone(), id: None };
-    let listed = engines.operator(config).await?.list(&filter, page.after.as_ref(), page.limit).await?;
+    let listed = services.operator(config).await?.list(&filter, page.after.as_ref(), page.limit).await?;
     if listed.jobs.is_empty() && listed.unreadable.is_empty() {
-        check_provider_exists(provider.as_ref(), config, engines).await?;
+        check_provider_exists(provider.as_ref(), config, services).await?;
     }
     for row in &listed.unreadable {
         console.message(&format!("warning: {row}"))?;
@@ -89,30 +90,30 @@ pub async fn print_page(
         console.table(&header, &jobs.iter().map(|job| cells(job, now, shape)).collect::<Vec<_>>())?;
     }
     if let Some(next) = next {
-        console.message(&format!("more behind `--after {next}`"))?;
+        console.message(&format!("next page: `--after {next}`"))?;
     }
     Ok(Exit::Success)
 }
 
-/// A provider that was asked for and has nothing: it must be one of ours, or its name is a slip.
+/// Checks that a provider without payments exists, so that a typo in its name is reported.
 ///
 /// # Errors
-/// When it is none, or the database fails.
+/// When the provider does not exist, or the database fails.
 pub async fn check_provider_exists(
     provider: Option<&ProviderName>,
     config: &Config,
-    engines: &dyn Services,
+    services: &dyn Services,
 ) -> Result<(), CommandError> {
     let Some(name) = provider else { return Ok(()) };
-    match engines.settings(config).await?.raw_rows(Some(name)).await?.is_empty() {
+    match services.settings(config).await?.raw_rows(Some(name)).await?.is_empty() {
         true => Err(unknown_provider(name.as_str())),
         false => Ok(()),
     }
 }
 
 fn cells(job: &JobSummary, now: DatabaseTime, shape: TableShape) -> Vec<String> {
-    // When it wakes says nothing of a job that sleeps for ever, or that is awake.
-    let sleeps = ["waiting", "sending", "unknown"].contains(&job.state.as_str()) && job.wake_at > now;
+    // The wake-up time matters only for an open job that is delayed.
+    let is_delayed = ["waiting", "sending", "unknown"].contains(&job.state.as_str()) && job.wake_at > now;
     let wake_at = match shape {
         TableShape::Plain => job.wake_at.to_string(),
         TableShape::Terminal { .. } => short_time(job.wake_at),
@@ -121,9 +122,9 @@ fn cells(job: &JobSummary, now: DatabaseTime, shape: TableShape) -> Vec<String> 
         job.id.clone(),
         job.provider.clone(),
         job.state.clone(),
-        format!("{} {}", job.amount, job.currency),
+        display_amount(job.amount, &job.currency),
         job.attempts.to_string(),
-        if sleeps { wake_at } else { String::new() },
+        if is_delayed { wake_at } else { String::new() },
         job.reason.clone().unwrap_or_default(),
     ]
 }

@@ -1,7 +1,7 @@
-//! `jobs`: one payment's whole story, lists of payments, and what a person decides about them.
+//! The `jobs` command: the details of one payment, lists of payments, and an operator's decisions about them.
 //!
-//! Refuses to show payloads and request bodies, and refuses to decide twice: every change is compared with the state
-//! that the ledger has at that moment, and audited.
+//! It does not show payloads and request bodies. Every change is checked against the state that the ledger has at that
+//! moment, and audited.
 
 use std::path::PathBuf;
 
@@ -31,7 +31,7 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// One payment: its state, its requests, its events, and who changed it by hand.
+    /// Show one payment: its state, its requests, its events, and manual changes.
     Show {
         #[arg(value_parser = parse_id, allow_hyphen_values = true)]
         id: JobId,
@@ -39,7 +39,7 @@ enum Action {
         #[arg(long)]
         json: bool,
     },
-    /// Why a payment is where it is: the gates it has passed, the one it stands at, and when its turn comes.
+    /// Show why a payment is in its state: the checks it passed, the one it waits for, and the estimated start.
     Explain {
         #[arg(value_parser = parse_id, allow_hyphen_values = true)]
         id: JobId,
@@ -47,13 +47,13 @@ enum Action {
         #[arg(long)]
         json: bool,
     },
-    /// Payments, page by page in the order of their ids (with `--provider` alone: of their idempotency keys).
+    /// List payments, page by page in the order of their ids (with `--provider` alone: of their idempotency keys).
     List(list::Args),
-    /// Settle a payment in `review`, or have it sent again.
+    /// Resolve a payment in `review`: record its outcome, or send it again.
     Resolve(resolve::Args),
-    /// Stop payments that are `waiting`; one that is on the wire is not stopped.
+    /// Cancel payments that are `waiting`; a request in flight is not stopped.
     Cancel(cancel::Args),
-    /// Erase what says whose payments were, of one account, once they have ended. Ids and hashes stay.
+    /// Erase the personal data of one account's finished payments. Ids and hashes stay.
     Erase(erase::Args),
 }
 
@@ -63,7 +63,7 @@ enum Action {
 pub struct IdArgs {
     #[arg(value_parser = parse_id, allow_hyphen_values = true)]
     id: Option<JobId>,
-    /// One id per line; `-` is stdin. Bad lines are reported by number, the others are done.
+    /// One id per line; `-` is stdin. Invalid lines are reported by number, the others are processed.
     #[arg(long, value_name = "IDS")]
     file: Option<PathBuf>,
 }
@@ -76,10 +76,10 @@ impl ValueEnum for StateArg {
     fn value_variants<'a>() -> &'a [Self] {
         const ALL: [StateArg; STATES.len()] = {
             let mut all = [StateArg(""); STATES.len()];
-            let mut at = 0;
-            while at < STATES.len() {
-                all[at] = StateArg(STATES[at]);
-                at += 1;
+            let mut index = 0;
+            while index < STATES.len() {
+                all[index] = StateArg(STATES[index]);
+                index += 1;
             }
             all
         };
@@ -94,20 +94,20 @@ impl ValueEnum for StateArg {
 /// Runs the command.
 ///
 /// # Errors
-/// When an engine fails, or the one payment does not exist. What cannot be done with an id is reported, and exits with 1.
+/// When a backend fails, or the one payment does not exist. An id that is refused is reported and gives exit code 1.
 pub async fn run(
     args: &Args,
     config: &Config,
-    engines: &dyn Services,
+    services: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     match &args.action {
-        Action::Show { id, json } => show::run(id, None, *json, config, engines, console).await,
-        Action::Explain { id, json } => explain::run(id, *json, config, engines, console).await,
-        Action::List(args) => list::run(args, config, engines, console).await,
-        Action::Resolve(args) => resolve::run(args, config, engines, console).await,
-        Action::Cancel(args) => cancel::run(args, config, engines, console).await,
-        Action::Erase(args) => erase::run(args, config, engines, console).await,
+        Action::Show { id, json } => show::run(id, None, *json, config, services, console).await,
+        Action::Explain { id, json } => explain::run(id, *json, config, services, console).await,
+        Action::List(args) => list::run(args, config, services, console).await,
+        Action::Resolve(args) => resolve::run(args, config, services, console).await,
+        Action::Cancel(args) => cancel::run(args, config, services, console).await,
+        Action::Erase(args) => erase::run(args, config, services, console).await,
     }
 }
 
@@ -115,7 +115,7 @@ pub(super) fn parse_id(text: &str) -> Result<JobId, String> {
     JobId::new(text)
 }
 
-/// The person at this terminal.
+/// The user of this command, for the audit.
 pub(super) fn actor(because: Option<&str>) -> Actor {
     Actor {
         os_user: super::os_user::user_at_host(),

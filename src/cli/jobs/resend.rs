@@ -1,6 +1,6 @@
-//! Sending payments again, at a steady rate: what `jobs resolve --as resend` and `dlq replay` have in common.
+//! The resending of payments at a steady rate, for `jobs resolve --as resend` and `dlq replay`.
 //!
-//! Refuses to begin while the broker is away: then the ledger stays as it is.
+//! It does not start while RabbitMQ is unreachable, so that the ledger stays unchanged.
 
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,13 +18,13 @@ use crate::domain::job::JobId;
 use crate::ledger::operator::{Actor, JobResolution, Operator};
 use crate::worker::resend::Resender;
 
-/// How fast, or whether at all.
+/// The rate, and whether it is a dry run.
 #[derive(Debug, clap::Args)]
 pub struct ResendArgs {
-    /// Payments sent again per second.
+    /// Payments to send again per second.
     #[arg(long, default_value = "50", value_name = "PER_SECOND", value_parser = parse_resend_rate)]
     rate: NonZeroU32,
-    /// Say how many would be changed, and change nothing.
+    /// Show how many payments would be changed, and change nothing.
     #[arg(long)]
     pub dry_run: bool,
 }
@@ -33,9 +33,9 @@ fn parse_resend_rate(text: &str) -> Result<NonZeroU32, String> {
     text.parse().map_err(|_| "write a whole number of payments per second, 1 or more".to_owned())
 }
 
-/// What to do, for whom, how fast.
+/// The resolution, the actor and the rate of a resend.
 pub struct ResendRequest<'a> {
-    /// [`Verdict::Resend`] or [`Verdict::Replay`].
+    /// [`JobResolution::Resend`] or [`JobResolution::Replay`].
     pub resolution: JobResolution,
     pub actor: Actor,
     pub args: &'a ResendArgs,
@@ -45,47 +45,40 @@ pub struct ResendRequest<'a> {
 /// Sends every payment of the source again.
 ///
 /// # Errors
-/// When an engine is away before anything was changed, or the output is closed.
+/// When a backend is unreachable before anything was changed, or the output is closed.
 pub async fn run(
-    order: ResendRequest<'_>,
+    request: ResendRequest<'_>,
     mut source: IdSource<'_>,
     operator: &dyn Operator,
     config: &Config,
-    engines: &dyn Services,
+    services: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
-    let ResendRequest { resolution: verdict, actor: by, args: pace, json } = order;
-    let providers = provider::names(engines.settings(config).await?.as_ref()).await?;
-    let queue = engines.queue(config).await?;
-    if pace.dry_run {
+    let ResendRequest { resolution, actor, args, json } = request;
+    let providers = provider::names(services.settings(config).await?.as_ref()).await?;
+    let queue = services.queue(config).await?;
+    if args.dry_run {
         queue.ping().await?;
     } else {
-        // Safe even so: the ledger has these payments, and the sweeper finds those whose messages are lost.
+        // Safe: the ledger has these payments, and the sweeper republishes lost messages.
         for (name, why) in lane_declaration::declare_lanes(queue.as_ref(), &providers, &providers).await? {
             console.message(&format!("warning: {name}: {why}"))?;
         }
     }
-    let report = BulkReport::new(&verdict, pace.dry_run, json);
+    let report = BulkReport::new(&resolution, args.dry_run, json);
     let card_numbers = config.worker.card_numbers;
-    let sender = Resender {
-        operator,
-        queue: queue.as_ref(),
-        providers: &providers,
-        card_numbers,
-        resolution: verdict,
-        actor: by,
-    };
-    let (turns, ended) = (Mutex::new(send_interval(pace.rate)), AtomicBool::new(false));
-    let one = |id: JobId| {
-        let (sender, turns, ended) = (&sender, &turns, &ended);
+    let sender = Resender { operator, queue: queue.as_ref(), providers: &providers, card_numbers, resolution, actor };
+    let (ticks, ended) = (Mutex::new(send_interval(args.rate)), AtomicBool::new(false));
+    let resend = |id: JobId| {
+        let (sender, ticks, ended) = (&sender, &ticks, &ended);
         async move {
-            if pace.dry_run {
+            if args.dry_run {
                 return match sender.prepare(&id).await {
-                    Ok((recalled, _)) => JobActionResult::WouldChange(recalled.job.provider.to_string()),
+                    Ok((reloaded, _)) => JobActionResult::WouldChange(reloaded.job.provider.to_string()),
                     Err(error) => error.into(),
                 };
             }
-            turns.lock().await.tick().await;
+            ticks.lock().await.tick().await;
             if ended.load(Ordering::Relaxed) {
                 return JobActionResult::Skipped;
             }
@@ -94,12 +87,12 @@ pub async fn run(
             outcome
         }
     };
-    report.run_on_all(&mut source, one, console).await
+    report.run_on_all(&mut source, resend, console).await
 }
 
-/// Never faster to make up for what was slow.
+/// A steady interval: a late tick delays the next ones instead of a burst.
 fn send_interval(rate: NonZeroU32) -> Interval {
-    let mut turns = interval(Duration::from_secs(1) / rate.get());
-    turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    turns
+    let mut ticks = interval(Duration::from_secs(1) / rate.get());
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks
 }

@@ -1,6 +1,6 @@
-//! `jobs resolve`: what a person found out about a payment in `review`.
+//! The `jobs resolve` command: records what an operator found out about a payment in `review`.
 //!
-//! Refuses every other state: only there has the program given up knowing.
+//! It accepts no other state: only in `review` is an operator's decision needed.
 
 use clap::ValueEnum;
 
@@ -19,10 +19,10 @@ use crate::ledger::operator::JobResolution;
 pub struct Args {
     #[command(flatten)]
     ids: IdArgs,
-    /// What the provider's own records say of it.
+    /// What the provider's records say about the payment.
     #[arg(long = "as", value_name = "FINDING")]
     resolve_as: ResolveAs,
-    /// With `--as succeeded`: the provider's reference of the charge.
+    /// With `--as succeeded`: the provider's reference for the charge.
     #[arg(long, value_name = "TEXT", conflicts_with = "file", allow_hyphen_values = true)]
     reference: Option<String>,
     /// Why, for the audit; also in the job's reason and its outcome event.
@@ -37,52 +37,53 @@ pub struct Args {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum ResolveAs {
-    /// It was charged.
+    /// Charged.
     Succeeded,
-    /// It was not charged, and shall not be.
+    /// Not charged, do not retry.
     Declined,
-    /// It was surely not charged, and shall be: same key, same request, through every gate.
+    /// Confirmed not charged: charge again, with the same key and request, within the limits.
     Resend,
 }
 
 /// Runs the command.
 ///
 /// # Errors
-/// When an engine fails.
+/// When a backend fails.
 pub async fn run(
     args: &Args,
     config: &Config,
-    engines: &dyn Services,
+    services: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
-    let verdict = match args.resolve_as {
+    let resolution = match args.resolve_as {
         ResolveAs::Succeeded => JobResolution::Succeeded { reference: None },
         ResolveAs::Declined => JobResolution::Declined,
         ResolveAs::Resend => JobResolution::Resend,
     };
-    let verdict = decision_input::with_provider_reference(verdict, args.reference.clone(), config.worker.card_numbers)
-        .map_err(|why| CommandError::Usage(format!("--reference: {why}")))?;
+    let resolution =
+        decision_input::with_provider_reference(resolution, args.reference.clone(), config.worker.card_numbers)
+            .map_err(|why| CommandError::Usage(format!("--reference: {why}")))?;
     let by = actor(args.because.as_deref());
-    let operator = engines.operator(config).await?;
+    let operator = services.operator(config).await?;
     let operator = operator.as_ref();
     let mut source = IdSource::from_args(&args.ids).await?;
-    if verdict.needs_resend() {
-        let order = ResendRequest { resolution: verdict, actor: by, args: &args.resend, json: args.json };
-        return resend::run(order, source, operator, config, engines, console).await;
+    if resolution.needs_resend() {
+        let request = ResendRequest { resolution, actor: by, args: &args.resend, json: args.json };
+        return resend::run(request, source, operator, config, services, console).await;
     }
-    let report = BulkReport::new(&verdict, args.resend.dry_run, args.json);
-    let settle = |id: JobId| {
-        let (verdict, by) = (&verdict, &by);
+    let report = BulkReport::new(&resolution, args.resend.dry_run, args.json);
+    let resolve = |id: JobId| {
+        let (resolution, by) = (&resolution, &by);
         async move {
             if !args.resend.dry_run {
-                return JobActionResult::from(operator.resolve(&id, verdict, None, by).await);
+                return JobActionResult::from(operator.resolve(&id, resolution, None, by).await);
             }
-            match operator.reload(&id, verdict).await {
-                Ok(Ok(recalled)) => JobActionResult::WouldChange(recalled.job.provider.to_string()),
+            match operator.reload(&id, resolution).await {
+                Ok(Ok(reloaded)) => JobActionResult::WouldChange(reloaded.job.provider.to_string()),
                 Ok(Err(refusal)) => JobActionResult::from(Ok(Err(refusal))),
                 Err(error) => JobActionResult::from(Err(error)),
             }
         }
     };
-    report.run_on_all(&mut source, settle, console).await
+    report.run_on_all(&mut source, resolve, console).await
 }

@@ -1,15 +1,17 @@
-//! `jobs show` and `dlq show`: everything that the ledger knows of one payment.
+//! The `jobs show` and `dlq show` commands: everything that the ledger knows about one payment.
 //!
-//! Refuses to show the payload and the request's body: size and digest tell whether they are what somebody expects.
+//! They do not show the payload and the request's body. Size and digest are enough to compare them with the expected
+//! ones.
 
 use super::super::connect::Services;
 use super::super::{CommandError, Console, Exit};
+use crate::amount::display_amount;
 use crate::config::Config;
 use crate::domain::explain::format::{count, past_reason};
 use crate::domain::job::JobId;
 use crate::ledger::operator::{DatabaseTime, Digest, JobDetails, WaitDetails};
 
-/// Prints one payment; with `state`, only if it is in that one.
+/// Prints one payment; with `state`, only if it is in that state.
 ///
 /// # Errors
 /// When the database fails, or there is no such payment.
@@ -18,29 +20,29 @@ pub async fn run(
     state: Option<&str>,
     json: bool,
     config: &Config,
-    engines: &dyn Services,
+    services: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
-    let Some(story) = engines.operator(config).await?.show(id).await? else {
+    let Some(details) = services.operator(config).await?.show(id).await? else {
         return Err(CommandError::Failed(format!("{id}: the ledger has no such job")));
     };
-    if let Some(state) = state.filter(|state| *state != story.line.state) {
-        let is = &story.line.state;
-        return Err(CommandError::Failed(format!("{id}: it is `{is}`, not `{state}`; see `sluicegate jobs show`")));
+    if let Some(state) = state.filter(|state| *state != details.line.state) {
+        let actual = &details.line.state;
+        return Err(CommandError::Failed(format!("{id}: it is `{actual}`, not `{state}`; see `sluicegate jobs show`")));
     }
     if json {
-        console.json(&story)?;
+        console.json(&details)?;
         return Ok(Exit::Success);
     }
-    console.table(&["field", "value"], &field_rows(&story))?;
+    console.table(&["field", "value"], &field_rows(&details))?;
     print_section(
         "requests",
-        &["number", "began", "ended", "outcome", "status", "counts", "detail"],
-        attempt_rows(&story),
+        &["number", "began", "ended", "outcome", "status", "counts", "details"],
+        attempt_rows(&details),
         console,
     )?;
-    print_section("events", &["state", "at", "published"], event_rows(&story), console)?;
-    print_section("changed by hand", &["at", "from", "to", "who", "program", "because"], audit_rows(&story), console)?;
+    print_section("events", &["state", "at", "published"], event_rows(&details), console)?;
+    print_section("manual changes", &["at", "from", "to", "who", "program", "because"], audit_rows(&details), console)?;
     Ok(Exit::Success)
 }
 
@@ -58,15 +60,15 @@ fn print_section(
     Ok(console.table(header, &rows)?)
 }
 
-fn field_rows(story: &JobDetails) -> Vec<Vec<String>> {
-    let line = &story.line;
-    let lease = story.lease_owner.as_ref().map(|owner| format!("{owner}, until {}", time_text(story.lease_until)));
-    let request = story.request.as_ref().map(|r| match r.url.as_str() {
+fn field_rows(details: &JobDetails) -> Vec<Vec<String>> {
+    let line = &details.line;
+    let lease = details.lease_owner.as_ref().map(|owner| format!("{owner}, until {}", time_text(details.lease_until)));
+    let request = details.request.as_ref().map(|r| match r.url.as_str() {
         "" => format!("{} (emptied)", r.method),
         url => format!("{} {url} ({}, {})", r.method, r.content_type, digest_text(&r.body)),
     });
     let open = ["waiting", "sending", "unknown"].contains(&line.state.as_str());
-    // A final state says what came of it.
+    // A final state tells the outcome.
     let undecided = open || line.state == "review";
     let all: [(&str, Option<String>); 23] = [
         ("id", Some(line.id.clone())),
@@ -74,37 +76,37 @@ fn field_rows(story: &JobDetails) -> Vec<Vec<String>> {
         ("state", Some(line.state.clone())),
         ("reason", line.reason.clone()),
         ("provider reference", line.provider_reference.clone()),
-        ("maybe charged", (story.maybe_charged && undecided).then(|| "yes: an outcome is unknown".to_owned())),
-        ("amount", Some(format!("{} {} (minor units)", line.amount, line.currency))),
+        ("outcome unknown", (details.maybe_charged && undecided).then(|| "yes: it may have been charged".to_owned())),
+        ("amount", Some(display_amount(line.amount, &line.currency))),
         ("account", line.account.clone()),
-        ("reference", story.reference.clone()),
-        ("idempotency key", Some(story.idempotency_key.clone())),
-        ("cost", (story.cost != 1).then(|| story.cost.to_string())),
-        ("priority", (story.priority != 0).then(|| story.priority.to_string())),
+        ("reference", details.reference.clone()),
+        ("idempotency key", Some(details.idempotency_key.clone())),
+        ("cost", (details.cost != 1).then(|| details.cost.to_string())),
+        ("priority", (details.priority != 0).then(|| details.priority.to_string())),
         ("attempts that count", Some(line.attempts.to_string())),
         ("wakes at", open.then(|| line.wake_at.to_string())),
-        ("in hand of", lease),
-        ("not before", story.not_before.map(|at| at.to_string())),
-        ("expires at", story.expires_at.map(|at| at.to_string())),
-        ("waited", story.waited.as_ref().map(|waited| wait_text(story, waited))),
-        ("first sent at", story.first_sent_at.map(|at| at.to_string())),
-        ("sent again by hand at", story.revived_at.map(|at| at.to_string())),
+        ("lease", lease),
+        ("not before", details.not_before.map(|at| at.to_string())),
+        ("expires at", details.expires_at.map(|at| at.to_string())),
+        ("waited", details.waited.as_ref().map(|waited| wait_text(details, waited))),
+        ("first sent at", details.first_sent_at.map(|at| at.to_string())),
+        ("manually resent at", details.revived_at.map(|at| at.to_string())),
         ("recorded, changed at", Some(format!("{}, {}", line.created_at, line.updated_at))),
-        ("payload", story.payload.as_ref().map(digest_text)),
+        ("payload", details.payload.as_ref().map(digest_text)),
         ("request", request),
     ];
     all.into_iter().filter_map(|(name, value)| Some(vec![name.to_owned(), value?])).collect()
 }
 
-/// `waited for limit per-account from … until …`: until it was sent, or else as long as it was put down.
-fn wait_text(story: &JobDetails, waited: &WaitDetails) -> String {
-    let sent = story.attempts.iter().find(|attempt| attempt.number == waited.request);
+/// `waited for limit per-account from … until …`: until it was sent, or until the end of its delay.
+fn wait_text(details: &JobDetails, waited: &WaitDetails) -> String {
+    let sent = details.attempts.iter().find(|attempt| attempt.number == waited.request);
     let until = sent.map_or(waited.until, |attempt| attempt.began_at);
     format!("{} from {} until {until}, before request {}", past_reason(&waited.reason), waited.since, waited.request)
 }
 
-fn attempt_rows(story: &JobDetails) -> Vec<Vec<String>> {
-    let cells = story.attempts.iter().map(|a| {
+fn attempt_rows(details: &JobDetails) -> Vec<Vec<String>> {
+    let cells = details.attempts.iter().map(|a| {
         let counts = a.counted.map(|counted| if counted { "yes" } else { "no" });
         vec![
             a.number.to_string(),
@@ -119,22 +121,22 @@ fn attempt_rows(story: &JobDetails) -> Vec<Vec<String>> {
     cells.collect()
 }
 
-fn event_rows(story: &JobDetails) -> Vec<Vec<String>> {
-    story.events.iter().map(|e| vec![e.state.clone(), e.at.to_string(), time_text(e.published_at)]).collect()
+fn event_rows(details: &JobDetails) -> Vec<Vec<String>> {
+    details.events.iter().map(|e| vec![e.state.clone(), e.at.to_string(), time_text(e.published_at)]).collect()
 }
 
-fn audit_rows(story: &JobDetails) -> Vec<Vec<String>> {
-    let cells = story.audit.iter().map(|a| {
+fn audit_rows(details: &JobDetails) -> Vec<Vec<String>> {
+    let cells = details.audit.iter().map(|a| {
         let who = match &a.os_user {
             Some(user) => format!("{user} as {}", a.who),
             None => a.who.clone(),
         };
-        let said = match (a.erased, a.cleared_maybe_charged) {
+        let effect = match (a.erased, a.cleared_maybe_charged) {
             (true, _) => "erased",
-            (_, true) => "surely not charged",
+            (_, true) => "confirmed not charged",
             _ => "",
         };
-        let because = [said, a.because.as_deref().unwrap_or_default()];
+        let because = [effect, a.because.as_deref().unwrap_or_default()];
         vec![
             a.at.to_string(),
             a.old_state.clone(),

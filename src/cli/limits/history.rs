@@ -1,6 +1,7 @@
-//! `limits history`: who changed what of a provider, when and why, as the audit's triggers wrote it down.
+//! The `limits history` command: who changed which setting of a provider, when and why, as the audit triggers recorded
+//! it.
 //!
-//! Refuses to show headers and templates: that they changed is told, and `provider show` prints what counts now.
+//! It names changed headers and templates without their values; `provider show` prints the current ones.
 
 use super::super::provider::{parse_name, unknown_provider};
 use super::super::{CommandError, Console, Exit};
@@ -21,18 +22,18 @@ pub struct Args {
 /// Runs the command.
 ///
 /// # Errors
-/// When the database fails, or nobody ever changed anything of the provider.
+/// When the database fails, or the provider has no row and no history.
 pub async fn run(args: &Args, settings: &dyn Settings, console: &mut Console) -> Result<Exit, CommandError> {
     let provider = args.provider.as_deref().map(parse_name).transpose()?;
     let changes = settings.audit(provider.as_ref(), args.limit).await?;
-    // One that was deleted has a history.
+    // A deleted provider has a history.
     if let (Some(name), true) = (&args.provider, changes.is_empty()) {
         return Err(unknown_provider(name));
     }
     if args.json {
         console.json(&serde_json::json!({ "changes": changes }))?;
     } else if changes.is_empty() {
-        console.message("nothing was ever changed")?;
+        console.message("no changes recorded")?;
     } else {
         let header = ["at", "provider", "what", "who", "program", "because"];
         console.table(&header, &changes.iter().map(cells).collect::<Vec<_>>())?;

@@ -1,6 +1,6 @@
-//! A provider file on its way into the database: read, checked as a whole, and held against what stands there.
+//! A provider file before it is applied: it is read, validated as a whole and compared with the database.
 //!
-//! Refuses a file of which one row cannot be used, with every problem of it.
+//! A file with an invalid row is rejected. The error lists every problem of the file.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -18,27 +18,27 @@ pub(super) async fn read_file(file: &Path) -> Result<String, CommandError> {
     input::read_text(file, PROVIDER_FILE_BYTES_MAX).await
 }
 
-/// Rows of a file in which every row can be meant.
-pub fn checked_rows(text: &str, file: &Path, engines: &dyn Services) -> Result<Vec<ProviderRow>, CommandError> {
-    let rows = engines.parse_provider_file(text).map_err(|problems| invalid_file(file, &problems))?;
+/// The rows of a file, if every row is valid.
+pub fn checked_rows(text: &str, file: &Path, services: &dyn Services) -> Result<Vec<ProviderRow>, CommandError> {
+    let rows = services.parse_provider_file(text).map_err(|problems| invalid_file(file, &problems))?;
     let mut problems = Vec::new();
     let mut names = BTreeSet::new();
     for row in &rows {
         if !names.insert(row.name.as_str()) {
-            problems.push(format!("provider `{}`: stands in the file twice", row.name));
+            problems.push(format!("provider `{}`: is in the file twice", row.name));
         }
         let found =
-            engines.validate(row).map_or_else(|bad| bad.problems, |provider| engines.provider_problems(&provider));
+            services.validate(row).map_or_else(|bad| bad.problems, |provider| services.provider_problems(&provider));
         let found = row.literal_credentials().into_iter().chain(row.redaction_problems()).chain(found);
         problems.extend(found.map(|problem| format!("provider `{}`: {problem}", row.name)));
     }
     if rows.is_empty() {
-        problems.push("names no provider: write [[provider]] tables".to_owned());
+        problems.push("has no provider: write [[provider]] tables".to_owned());
     }
     if problems.is_empty() { Ok(rows) } else { Err(invalid_file(file, &problems)) }
 }
 
-/// Providers that somebody paused, of which the file does not say that they shall go on.
+/// Paused providers for which the file does not set `paused`.
 pub(super) async fn unmentioned_pauses(
     rows: &[ProviderRow],
     settings: &dyn Settings,
@@ -53,15 +53,17 @@ pub(super) async fn unmentioned_pauses(
     Ok(paused)
 }
 
-/// What may be otherwise where the workers run: what this configuration lets requests reach, and secrets.
-pub(super) async fn warnings(rows: &[ProviderRow], config: &Config, engines: &dyn Services) -> Vec<String> {
+/// Warnings that may not apply where the workers run: the outbound policy, and unreadable secrets.
+pub(super) async fn warnings(rows: &[ProviderRow], config: &Config, services: &dyn Services) -> Vec<String> {
     let mut warnings = Vec::new();
     for row in rows {
-        let Some(provider) = engines.validate(row).ok().filter(|provider| provider.enabled) else { continue };
-        let unreachable = engines.check_callable(&provider, config).err();
-        let unreachable = unreachable.map(|it| format!("{it}; a worker with this configuration has no lane for it"));
-        let unreadable = engines.unreadable_secrets(&provider, config).await.into_iter();
-        let unreadable = unreadable.map(|it| format!("not readable here: {it}; its workers must be able to read it"));
+        let Some(provider) = services.validate(row).ok().filter(|provider| provider.enabled) else { continue };
+        let unreachable = services.check_callable(&provider, config).err();
+        let unreachable =
+            unreachable.map(|problem| format!("{problem}; a worker with this configuration has no lane for it"));
+        let unreadable = services.unreadable_secrets(&provider, config).await.into_iter();
+        let unreadable =
+            unreadable.map(|secret| format!("not readable here: {secret}; the workers must be able to read it"));
         let all = unreachable.into_iter().chain(unreadable);
         warnings.extend(all.map(|warning| format!("provider `{}`: {warning}", row.name)));
     }

@@ -1,7 +1,7 @@
-//! A provider's row as a provider file, with every hidden character in its escaped form.
+//! A provider's row as a provider file, with every hidden character escaped.
 //!
-//! The library writes strings as they are, in quotes that allow no escape or over several lines where that is shorter. So a
-//! row with hidden characters is written with marks in their places, and the marks become escapes.
+//! The TOML library may write strings in quotes that allow no escapes, or over several lines. So hidden characters are
+//! first replaced by marks, and the marks then become escapes.
 
 use serde::Serialize;
 use toml::Value;
@@ -10,7 +10,7 @@ use crate::cli::CommandError;
 use crate::domain::printable::is_hidden;
 use crate::ledger::provider_row::RedactedRow;
 
-/// Begins a mark: this character, and six digits of a code point. No text holds it, for it is no character.
+/// Begins a mark: this noncharacter and the six digits of a code point. No text contains it.
 const MARK: char = '\u{10ffff}';
 const MARK_DIGITS: usize = 6;
 
@@ -43,7 +43,7 @@ fn mark_hidden_in(value: Value) -> Value {
     }
 }
 
-/// Quotes and backslashes, too, so that nothing keeps the text out of quotes that allow escapes.
+/// Marks quotes and backslashes too, so that the library uses quotes that allow escapes.
 fn mark_hidden(text: String) -> String {
     if !text.chars().any(is_hidden) {
         return text;

@@ -1,6 +1,6 @@
-//! Where the jobs of a rehearsal come from: a rate, a burst, a recorded trace, the ledger's own history.
+//! The job arrivals of a simulation: a rate, a burst, a recorded trace, or the ledger's history.
 //!
-//! Refuses to skip what it cannot read: every bad line of a trace is named, and nothing is simulated.
+//! If a trace has invalid lines, the error names them and nothing is simulated.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -25,7 +25,7 @@ use crate::simulation::arrivals::JOBS_MAX;
 use crate::simulation::latency::BYTE_ORDER_MARK;
 use crate::simulation::{JobArrival, JobArrivals};
 
-/// Bad lines that are named before the rest is only counted.
+/// Invalid lines that are listed; the rest is only counted.
 const LISTED_PROBLEMS_MAX: usize = 10;
 /// Largest trace, in bytes: [`JOBS_MAX`] lines with an account each.
 const TRACE_BYTES_MAX: u64 = 512 * 1024 * 1024;
@@ -34,24 +34,24 @@ const COLUMNS: [&str; 5] = ["at_ms", "account", "cost", "priority", "expires_at_
 #[derive(Debug, clap::Args)]
 #[group(required = true, multiple = true)]
 pub struct ArrivalArgs {
-    /// Jobs come at random at this mean rate: 50/s, 600/1m.
+    /// Jobs arrive at random at this mean rate: 50/s, 600/1m.
     #[arg(long, value_name = "N/DURATION", requires = "lasting")]
     rate: Option<Rate>,
-    /// For how long they come.
+    /// How long jobs arrive at that rate.
     #[arg(long = "for", id = "lasting", value_name = "DURATION", value_parser = parse_duration, requires = "rate")]
     lasting: Option<Duration>,
-    /// So many at the start: 5000, 300_000, 300k.
+    /// Number of jobs at the start: 5000, 300_000, 300k.
     #[arg(long, value_name = "JOBS", value_parser = job_count)]
     burst: Option<usize>,
     /// A recording: CSV with the columns at_ms[,account][,cost][,priority][,expires_at_ms].
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// The provider's jobs that the ledger first saw between two times (RFC 3339), at those times.
+    /// The provider's jobs that the ledger recorded between two times (RFC 3339), at their times.
     #[arg(long, value_name = "FROM..TO", value_parser = parse_time_range, conflicts_with_all = ["rate", "burst", "trace"])]
     history: Option<(Timestamp, Timestamp)>,
 }
 
-/// What comes, and when it came if it has been.
+/// The arrivals, and the start of a recording.
 pub(super) struct GatheredArrivals {
     pub arrivals: JobArrivals,
     pub recorded_from: Option<Timestamp>,
@@ -68,27 +68,27 @@ pub(super) async fn gather(
     args: &Args,
     setup: &SimulationSetup,
     config: &Config,
-    engines: &dyn Services,
+    services: &dyn Services,
     rng: &mut StdRng,
 ) -> Result<GatheredArrivals, CommandError> {
-    let asked = &args.arrivals;
-    check_expected_jobs(asked)?;
-    if let Some((from, to)) = asked.history {
+    let requested = &args.arrivals;
+    check_expected_jobs(requested)?;
+    if let Some((from, to)) = requested.history {
         let name = parse_name(setup.provider_name())?;
-        let operator = engines.operator(config).await?;
+        let operator = services.operator(config).await?;
         let past = operator
             .arrivals(&name, DatabaseTime(from.as_millisecond()), DatabaseTime(to.as_millisecond()), JOBS_MAX)
             .await?;
         return Ok(GatheredArrivals { arrivals: from_history(from, &past), recorded_from: Some(from) });
     }
-    let mut arrivals = match &asked.trace {
+    let mut arrivals = match &requested.trace {
         Some(path) => read_trace(path).await?,
         None => JobArrivals::default(),
     };
-    if let (Some(rate), Some(lasting)) = (asked.rate, asked.lasting) {
+    if let (Some(rate), Some(lasting)) = (requested.rate, requested.lasting) {
         arrivals.add(JobArrivals::at_rate(rate.per_second(), lasting, rng).jobs().iter().copied());
     }
-    if let Some(burst) = asked.burst {
+    if let Some(burst) = requested.burst {
         arrivals.add(JobArrivals::burst(burst).jobs().iter().copied());
     }
     if arrivals.jobs().len() > JOBS_MAX {
@@ -97,17 +97,17 @@ pub(super) async fn gather(
     Ok(GatheredArrivals { arrivals, recorded_from: None })
 }
 
-/// Before any of them is drawn: what comes at a rate is about as many as rate and time say.
-fn check_expected_jobs(asked: &ArrivalArgs) -> Result<(), CommandError> {
-    let per_second = asked.rate.map_or(0.0, Rate::per_second);
-    let expected = per_second * asked.lasting.unwrap_or_default().as_secs_f64();
+/// Checks the expected number of jobs before any arrival is drawn.
+fn check_expected_jobs(requested: &ArrivalArgs) -> Result<(), CommandError> {
+    let per_second = requested.rate.map_or(0.0, Rate::per_second);
+    let expected = per_second * requested.lasting.unwrap_or_default().as_secs_f64();
     #[allow(clippy::cast_precision_loss, reason = "both are far below 2^53 where it matters")]
-    let (most, burst) = (JOBS_MAX as f64, asked.burst.unwrap_or(0) as f64);
+    let (most, burst) = (JOBS_MAX as f64, requested.burst.unwrap_or(0) as f64);
     if expected + burst > most { Err(too_many()) } else { Ok(()) }
 }
 
 fn too_many() -> CommandError {
-    CommandError::Usage(format!("at most {JOBS_MAX} jobs are simulated at once: ask for fewer, or for a shorter time"))
+    CommandError::Usage(format!("at most {JOBS_MAX} jobs can be simulated at once: use fewer jobs or a shorter time"))
 }
 
 fn from_history(from: Timestamp, past: &[PastArrival]) -> JobArrivals {
@@ -135,14 +135,18 @@ async fn read_trace(path: &Path) -> Result<JobArrivals, CommandError> {
     })
 }
 
-/// A trace; its earliest job is at the start, whatever its times count from.
+/// Parses a trace. Its earliest job arrives at the start of the simulation.
 fn parse_trace(text: &str) -> Result<JobArrivals, Vec<String>> {
     let mut lines =
         text.trim_start_matches(BYTE_ORDER_MARK).lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let Some((number, title)) = lines.next() else { return Err(vec!["1: is empty".to_owned()]) };
     let columns: Vec<&str> = title.split(',').map(str::trim).collect();
     if let Some(unknown) = columns.iter().find(|column| !COLUMNS.contains(column)) {
-        return Err(vec![format!("{}: `{unknown}` is no column: {}", number + 1, COLUMNS.join(", "))]);
+        return Err(vec![format!(
+            "{}: `{unknown}` is not a column; the columns are {}",
+            number + 1,
+            COLUMNS.join(", ")
+        )]);
     }
     if !columns.contains(&"at_ms") {
         return Err(vec![format!("{}: column at_ms is missing", number + 1)]);
@@ -160,7 +164,7 @@ fn parse_trace(text: &str) -> Result<JobArrivals, Vec<String>> {
         }
     }
     if bad > LISTED_PROBLEMS_MAX {
-        problems.push(format!(" {}", count((bad - LISTED_PROBLEMS_MAX) as u64, "more bad line")));
+        problems.push(format!(" {}", count((bad - LISTED_PROBLEMS_MAX) as u64, "more invalid line")));
     }
     if bad > 0 {
         return Err(problems);
@@ -177,7 +181,7 @@ fn parse_trace(text: &str) -> Result<JobArrivals, Vec<String>> {
 fn parse_trace_line(columns: &[&str], line: &str, arrivals: &mut JobArrivals) -> Result<JobArrival, String> {
     let cells: Vec<&str> = line.split(',').map(str::trim).collect();
     if cells.len() != columns.len() {
-        return Err(format!("has {}, the title has {}", count(cells.len() as u64, "cell"), columns.len()));
+        return Err(format!("has {}, the header has {}", count(cells.len() as u64, "cell"), columns.len()));
     }
     let mut job = JobArrival::at(0);
     for (column, cell) in columns.iter().zip(cells) {
@@ -226,11 +230,14 @@ mod tests {
         let bad = |text| parse_trace(text).unwrap_err();
         assert_eq!(bad("at_ms,cost\n1,1\nx,1\n2,0\n3\n").len(), 3);
         assert_eq!(bad("at_ms\nx\n"), [format!("2: at_ms is `x`: must be a whole number from 0 to {}", 1_u64 << 52)]);
-        assert_eq!(bad("at\n1\n"), ["1: `at` is no column: at_ms, account, cost, priority, expires_at_ms"]);
+        assert_eq!(
+            bad("at\n1\n"),
+            ["1: `at` is not a column; the columns are at_ms, account, cost, priority, expires_at_ms"]
+        );
         assert_eq!(bad("cost\n1\n"), ["1: column at_ms is missing"]);
         assert_eq!(bad(""), ["1: is empty"]);
         let many = format!("at_ms\n{}", "-1\n".repeat(25));
-        assert_eq!((bad(&many).len(), bad(&many)[10].as_str()), (11, " 15 more bad lines"));
+        assert_eq!((bad(&many).len(), bad(&many)[10].as_str()), (11, " 15 more invalid lines"));
     }
 
     #[test]

@@ -1,6 +1,6 @@
-//! What is rehearsed: rows and surroundings, and the changes that make a variant of them.
+//! The setup of a simulation: rows and environment, and the changes of each variant.
 //!
-//! Refuses a change that no row could hold: a changed row is checked like any other.
+//! A changed row is validated like any other row.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -68,8 +68,8 @@ impl SimulationSetup {
             ("faults", &args.faults),
         ];
         for (key, value) in named {
-            let said = |problem| CommandError::Usage(format!("--{}: {problem}", key.replace('_', "-")));
-            setup.apply_change(&format!("{key}={value}")).map_err(said)?;
+            let usage_error = |problem| CommandError::Usage(format!("--{}: {problem}", key.replace('_', "-")));
+            setup.apply_change(&format!("{key}={value}")).map_err(usage_error)?;
         }
         Ok(setup)
     }
@@ -82,7 +82,7 @@ impl SimulationSetup {
         self.rows.get(self.provider_index).map_or("", |row| row.name.as_str())
     }
 
-    /// One `KEY=VALUE`.
+    /// Applies one `KEY=VALUE`.
     pub fn apply_change(&mut self, change: &str) -> Result<(), String> {
         let (key, value) = change.split_once('=').ok_or_else(|| "write KEY=VALUE, like limit=200/1s".to_owned())?;
         match key {
@@ -114,8 +114,8 @@ impl SimulationSetup {
             row.limits.iter().filter(|limit| limit.enabled).map(|limit| limit.name.clone()).collect();
         let name = match (name, names.as_slice()) {
             (Some(name), _) => name.to_owned(),
-            (None, [one]) => one.clone(),
-            (None, _) => return Err(format!("say which limit, as limit.NAME=…: {}", names.join(", "))),
+            (None, [only]) => only.clone(),
+            (None, _) => return Err(format!("name the limit, as limit.NAME=…: {}", names.join(", "))),
         };
         let limit = row.limits.iter_mut().find(|limit| limit.name == name);
         let limit = limit.ok_or_else(|| format!("there is no limit `{name}`; there are: {}", names.join(", ")))?;
@@ -125,46 +125,45 @@ impl SimulationSetup {
         Ok(())
     }
 
-    /// A column as JSON if it is, else as text.
+    /// Sets a column, as JSON if the value is JSON and the column is no text, else as text.
     fn set_column(&mut self, key: &str, value: &str) -> Result<(), String> {
         let row = self.row_mut()?;
-        let mut written = serde_json::to_value(&*row).map_err(|error| error.to_string())?;
-        let text = written.get(key).is_some_and(Value::is_string);
+        let mut columns = serde_json::to_value(&*row).map_err(|error| error.to_string())?;
+        let text = columns.get(key).is_some_and(Value::is_string);
         let value = serde_json::from_str(value).ok().filter(|_| !text).unwrap_or_else(|| Value::from(value));
-        if let Some(columns) = written.as_object_mut() {
-            columns.insert(key.to_owned(), value);
+        if let Some(map) = columns.as_object_mut() {
+            map.insert(key.to_owned(), value);
         }
-        *row = serde_json::from_value(written).map_err(|error| error.to_string())?;
+        *row = serde_json::from_value(columns).map_err(|error| error.to_string())?;
         Ok(())
     }
 
-    /// What the rows mean now, as a worker would build it.
-    pub fn model(&self, start: Timestamp, engines: &dyn Services) -> Result<Model, String> {
+    /// The simulation model of the rows, as a worker would build the lane.
+    pub fn model(&self, start: Timestamp, services: &dyn Services) -> Result<Model, String> {
         let mut known = LoadedSettings { version: 1, ..LoadedSettings::default() };
-        let mut mine = None;
+        let mut simulated = None;
         for (index, row) in self.rows.iter().enumerate() {
-            match engines.validate(row) {
+            match services.validate(row) {
                 Ok(provider) => {
                     let provider = Arc::new(provider);
                     if index == self.provider_index {
-                        mine = Some(Arc::clone(&provider));
+                        simulated = Some(Arc::clone(&provider));
                     }
                     known.providers.insert(provider.name.clone(), provider);
                 }
-                Err(bad) if index == self.provider_index => return Err(bad.problems.join("; ")),
-                Err(bad) => known.invalid_rows.push(bad),
+                Err(invalid) if index == self.provider_index => return Err(invalid.problems.join("; ")),
+                Err(invalid) => known.invalid_rows.push(invalid),
             }
         }
-        let provider = mine.ok_or_else(|| "there is no row".to_owned())?;
+        let provider = simulated.ok_or_else(|| "there is no row".to_owned())?;
         if provider.paused || !provider.enabled {
             let what =
                 if provider.paused { "paused: add --with paused=false" } else { "disabled: add --with enabled=true" };
             return Err(format!("{} is {what}", provider.name));
         }
-        let spec = quota_spec(&known, &provider.quota).ok_or_else(|| {
-            format!("a row of quota {} cannot be meant, so that its limits are unknown", provider.quota)
-        })?;
-        let start_us = u64::try_from(start.as_microsecond()).map_err(|_| "the start lies before 1970".to_owned())?;
+        let spec = quota_spec(&known, &provider.quota)
+            .ok_or_else(|| format!("another row of quota {} is invalid, so its limits are unknown", provider.quota))?;
+        let start_us = u64::try_from(start.as_microsecond()).map_err(|_| "the start is before 1970".to_owned())?;
         Ok(Model {
             spec,
             provider: provider.as_ref().clone(),
@@ -201,12 +200,12 @@ mod tests {
 
     #[test]
     fn unnamed_variant_is_named_by_its_changes() {
-        let of = |text| parse_variant(text).unwrap();
+        let parsed = |text| parse_variant(text).unwrap();
         assert_eq!(
-            of("at 50/s: limit=50/1s processes=2"),
+            parsed("at 50/s: limit=50/1s processes=2"),
             ("at 50/s".into(), vec!["limit=50/1s".into(), "processes=2".into()])
         );
-        assert_eq!(of("limit=50/1s"), ("limit=50/1s".into(), vec!["limit=50/1s".into()]));
+        assert_eq!(parsed("limit=50/1s"), ("limit=50/1s".into(), vec!["limit=50/1s".into()]));
         assert!(parse_variant("slow: ").is_err());
     }
 }

@@ -1,6 +1,7 @@
-//! `simulate`: rehearses a change in virtual time, on the rows as they are or as they might be, several variants side by side.
+//! The `simulate` command: simulates a change in virtual time, on the current or changed rows, with several variants
+//! side by side.
 //!
-//! Refuses to touch anything: rows and history are read, nothing is sent. What is simulated is [`crate::simulation`].
+//! It reads rows and history, changes nothing and sends nothing. The model is in [`crate::simulation`].
 
 use std::path::PathBuf;
 
@@ -25,7 +26,7 @@ use changes::SimulationSetup;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The provider whose lane is rehearsed; may be left out where there is one.
+    /// The provider whose lane is simulated; optional if there is only one.
     #[arg(long, value_name = "NAME")]
     provider: Option<String>,
     /// Rows from a provider file instead of the database.
@@ -33,41 +34,42 @@ pub struct Args {
     providers: Option<PathBuf>,
     #[command(flatten)]
     arrivals: arrivals::ArrivalArgs,
-    /// Changes something for all: limit=200/1s, limit.NAME=200/1s, any column of the row (mode=requeue), or one of the
-    /// keys below (latency, transit, round_trip, commit, faults, processes); repeatable.
+    /// Change a value in all variants: limit=200/1s, limit.NAME=200/1s, any column of the row (mode=requeue), or one of
+    /// the keys below (latency, transit, round_trip, commit, faults, processes); repeatable.
     #[arg(long = "with", value_name = "KEY=VALUE")]
     changes: Vec<String>,
-    /// One more column beside the rows as they are: `at 50/s: limit=50/1s processes=2`; repeatable.
+    /// Add a variant beside the unchanged rows: `at 50/s: limit=50/1s processes=2`; repeatable.
     #[arg(long, value_name = "NAME: KEY=VALUE …")]
     variant: Vec<String>,
     /// Worker processes that share the lane.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     processes: u32,
-    /// The provider's time from receipt to answer: 80ms, 20ms..80ms, p50=80ms,p95=300ms, or a CSV file of milliseconds.
+    /// The provider's time from request to response: 80ms, 20ms..80ms, p50=80ms,p95=300ms, or a CSV file of
+    /// milliseconds.
     #[arg(long, default_value = "50ms..150ms")]
     latency: String,
-    /// One way over the network to the provider, in the same forms.
+    /// One-way network delay to the provider, in the same forms.
     #[arg(long, default_value = "1ms")]
     transit: String,
-    /// A call to the limiter, there and back.
+    /// Round trip of a call to the limiter.
     #[arg(long, default_value = "1ms", value_name = "DURATION")]
     round_trip: String,
-    /// One commit to the database.
+    /// Time of one commit to the database.
     #[arg(long, default_value = "3ms", value_name = "DURATION")]
     commit: String,
-    /// Share of requests that the provider answers with 500, 0 to 1.
+    /// Share of requests that get a 500, 0 to 1.
     #[arg(long, default_value = "0")]
     faults: String,
-    /// The limiter begins without memory, as the embedded one of a process that has just started.
+    /// Begin with a cold start of the limiter, as an embedded limiter does when its process starts.
     #[arg(long)]
     cold: bool,
-    /// When the first instant of the arrivals is (RFC 3339); default: now, or the begin of the history.
+    /// Start of the simulation (RFC 3339); default: now, or the start of the history.
     #[arg(long, value_name = "TIME")]
     start: Option<Timestamp>,
-    /// Decides all that is random.
+    /// Seed of all random numbers.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Write a picture for a ticket: what waits, and the rate against the limit.
+    /// Write a chart of the waiting jobs, and of the rate against the limit.
     #[arg(long, value_name = "FILE.svg", value_parser = parse_svg_path)]
     plot: Option<PathBuf>,
     /// Print JSON.
@@ -75,14 +77,14 @@ pub struct Args {
     json: bool,
 }
 
-/// Nothing else can be written, and a picture under a wrong name opens nowhere.
+/// Accepts names that end in `.svg`: the chart is always SVG.
 fn parse_svg_path(text: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(text);
     let is_svg = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("svg"));
-    if is_svg { Ok(path) } else { Err("an SVG is written: let the name end in .svg".to_owned()) }
+    if is_svg { Ok(path) } else { Err("the chart is an SVG: use a name that ends in .svg".to_owned()) }
 }
 
-/// One column: what was changed and what came of it.
+/// One column: the changes and the result of a variant.
 struct VariantRun {
     pub name: String,
     pub changes: Vec<String>,
@@ -93,31 +95,31 @@ struct VariantRun {
 /// Runs the command.
 ///
 /// # Errors
-/// When rows, arrivals or changes cannot be meant or read. A window that held too much is no error but exit code 1.
+/// When rows, arrivals or changes are invalid or unreadable. An exceeded window is no error, but gives exit code 1.
 pub async fn run(
     args: &Args,
     config: &Config,
-    engines: &dyn Services,
+    services: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     let began = Instant::now();
-    let (rows, provider) = rows::load(args, config, engines).await?;
+    let (rows, provider) = rows::load(args, config, services).await?;
     let mut setup = SimulationSetup::new(args, rows, provider)?;
-    let wrong: Vec<String> = args
+    let invalid: Vec<String> = args
         .changes
         .iter()
         .filter_map(|change| Some(format!("--with {change}: {}", setup.apply_change(change).err()?)))
         .collect();
-    if !wrong.is_empty() {
-        return Err(CommandError::Problems { exit: Exit::Usage, lines: wrong });
+    if !invalid.is_empty() {
+        return Err(CommandError::Problems { exit: Exit::Usage, lines: invalid });
     }
     let mut rng = StdRng::seed_from_u64(args.seed);
-    let come = arrivals::gather(args, &setup, config, engines, &mut rng).await?;
-    if come.arrivals.jobs().is_empty() {
-        return Err(CommandError::Usage("no job ever comes: nothing to simulate".to_owned()));
+    let gathered = arrivals::gather(args, &setup, config, services, &mut rng).await?;
+    if gathered.arrivals.jobs().is_empty() {
+        return Err(CommandError::Usage("no job arrives: nothing to simulate".to_owned()));
     }
-    let start = args.start.or(come.recorded_from).unwrap_or_else(Timestamp::now);
-    let columns = run_variants(args, &setup, &come.arrivals, start, engines)?;
+    let start = args.start.or(gathered.recorded_from).unwrap_or_else(Timestamp::now);
+    let columns = run_variants(args, &setup, &gathered.arrivals, start, services)?;
     if let Some(path) = &args.plot {
         plot::write(path, &columns, start)?;
     }
@@ -125,7 +127,7 @@ pub async fn run(
         console.json(&print::to_json(args, &columns, start))?;
     } else {
         print::print_table(&columns, start, console)?;
-        let jobs = count((columns.len() * come.arrivals.jobs().len()) as u64, "job");
+        let jobs = count((columns.len() * gathered.arrivals.jobs().len()) as u64, "job");
         console.flush()?;
         console.message(&format!("{jobs} simulated in {:.1} s", began.elapsed().as_secs_f64()))?;
     }
@@ -137,7 +139,7 @@ fn run_variants(
     setup: &SimulationSetup,
     arrivals: &JobArrivals,
     start: Timestamp,
-    engines: &dyn Services,
+    services: &dyn Services,
 ) -> Result<Vec<VariantRun>, CommandError> {
     let mut planned = vec![("as it is".to_owned(), Vec::new())];
     if !args.changes.is_empty() {
@@ -150,16 +152,16 @@ fn run_variants(
     for (name, changes) in planned {
         let mut setup = setup.clone();
         for change in &changes {
-            let said = |problem| CommandError::Usage(format!("variant `{name}`: {change}: {problem}"));
-            setup.apply_change(change).map_err(said)?;
+            let usage_error = |problem| CommandError::Usage(format!("variant `{name}`: {change}: {problem}"));
+            setup.apply_change(change).map_err(usage_error)?;
         }
         let changed = !changes.is_empty() || !args.changes.is_empty();
-        let model = setup.model(start, engines).map_err(|problem| {
+        let model = setup.model(start, services).map_err(|problem| {
             let text = format!("{name}: {problem}");
-            // Whose fault it is: what the line asks for, or the row as it stands.
+            // The mistake is in the command line, or in the unchanged row.
             if changed { CommandError::Usage(text) } else { CommandError::Configuration(text) }
         })?;
-        // Every column meets the same draws as far as it makes the same requests.
+        // Every variant gets the same random numbers as far as it makes the same requests.
         let figures = simulate(&model, arrivals, &mut StdRng::seed_from_u64(args.seed));
         columns.push(VariantRun { name, changes, model, figures });
     }

@@ -1,6 +1,6 @@
-//! A rehearsal as a picture for a ticket: what waits over time, and the rate against the limit, a colour per variant.
+//! The chart of a simulation: waiting jobs over time, and the rate against the limit, with one colour per variant.
 //!
-//! Refuses to draw what a page cannot show: SVG alone, without scripts or fonts of its own.
+//! It is plain SVG without scripts or embedded fonts, so every page and ticket can show it.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use crate::cli::CommandError;
 use crate::simulation::SeriesPoint;
 
 const SIZE: (u32, u32) = (1_100, 760);
-/// Distinguishable for those who do not see red and green apart, too (Okabe and Ito).
+/// Colours that people with red–green colour blindness can distinguish (Okabe and Ito).
 const COLOURS: [RGBColor; 12] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -28,9 +28,9 @@ const COLOURS: [RGBColor; 12] = [
     RGBColor(17, 119, 51),
     RGBColor(153, 153, 51),
 ];
-/// Most variants whose lines are of different widths, so that equal ones show beside each other.
+/// Up to this number of variants, lines have different widths, so that identical lines stay visible.
 const DISTINCT_WIDTHS_MAX: u32 = 4;
-/// Longest name in a picture, in characters.
+/// Longest name in the chart, in characters.
 const NAME_MAX: usize = 40;
 
 type Curve = Vec<(f64, f64)>;
@@ -66,7 +66,7 @@ fn draw(columns: &[VariantRun], start: Timestamp) -> Result<String, Box<dyn std:
             let line = column.figures.series.points.iter().map(|point| (x(point), point.waiting as f64));
             (format!("{}: {ends}", short_name(&column.name)), line.collect::<Curve>(), None)
         });
-        chart(&upper, (&format!("time since the start ({unit})"), "not settled yet (jobs)"), waiting.collect())?;
+        chart(&upper, (&format!("time since the start ({unit})"), "not finished yet (jobs)"), waiting.collect())?;
         let rates = columns.iter().map(|column| {
             let limit = column.model.provider.tightest_rate();
             let named = limit.map_or_else(String::new, |limit| format!(", limit {limit} (dashed)"));
@@ -97,7 +97,7 @@ fn time_unit(last_s: f64) -> (&'static str, f64) {
     }
 }
 
-/// The rate as a mean over the tightest limit's window: within one, requests may come all at once.
+/// The rate as a mean over the tightest limit's window, because requests may come in one burst per window.
 fn smoothed_rate(column: &VariantRun) -> Curve {
     let series = &column.figures.series;
     let window_ms = column.model.provider.tightest_rate().map_or(0, |rate| rate.window().as_millis());
@@ -118,7 +118,7 @@ fn number_label(value: &f64) -> String {
     }
 }
 
-/// A name that leaves room for the lines.
+/// Shortens a name to leave room for the lines.
 fn short_name(name: &str) -> String {
     match name.char_indices().nth(NAME_MAX) {
         Some((end, _)) => format!("{}…", name.get(..end).unwrap_or_default().trim_end()),
@@ -126,7 +126,7 @@ fn short_name(name: &str) -> String {
     }
 }
 
-/// Lines with their names, some with a level to compare with.
+/// Draws lines with their names, some with a level to compare with.
 fn chart(
     area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>,
     (x_desc, y_desc): (&str, &str),
@@ -135,7 +135,7 @@ fn chart(
     let all = || lines.iter().flat_map(|(_, line, _)| line);
     let levels = lines.iter().filter_map(|(_, _, level)| *level);
     let x_max = all().map(|(x, _)| *x).fold(0.0, f64::max).max(f64::MIN_POSITIVE);
-    // Room above the lines for their names.
+    // Space above the lines for their names.
     let room = 1.15 + 0.09 * f64::from(u32::try_from(lines.len()).unwrap_or(6).min(20));
     let y_max = all().map(|(_, y)| *y).chain(levels).fold(1.0, f64::max) * room;
     let mut chart = ChartBuilder::on(area)
@@ -156,7 +156,7 @@ fn chart(
     let count = u32::try_from(lines.len()).unwrap_or(6);
     for (index, (name, line, level)) in (0_u32..).zip(lines) {
         let colour = COLOURS[index as usize % COLOURS.len()];
-        // Where lines are the same, each shows beside the next.
+        // Different widths keep identical lines visible.
         let width = if count <= DISTINCT_WIDTHS_MAX { 2 + 2 * (count - 1 - index) } else { 2 };
         if let Some(level) = level {
             let ends = [(0.0, level), (x_max, level)];

@@ -1,6 +1,6 @@
-//! What a rehearsal says: a table with a column per variant, or JSON.
+//! The report of a simulation: a table with one column per variant, or JSON.
 //!
-//! Refuses to hide what broke: a window that held more than its limit is marked, and what never ends is counted.
+//! A window that exceeded its limit is marked, and jobs that never finish are counted.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub(super) fn print_table(columns: &[VariantRun], start: Timestamp, console: &mu
     line("wait p95", &|c| c.figures.wait.p95_ms.map_or_else(no_value, format_ms));
     line("wait p99", &|c| c.figures.wait.p99_ms.map_or_else(no_value, format_ms));
     line("wait max", &|c| c.figures.wait.max_ms.map_or_else(no_value, format_ms));
-    line("drained in", &|c| c.figures.drained_in_ms.map_or_else(|| "never".to_owned(), format_ms));
+    line("clears in", &|c| c.figures.drained_in_ms.map_or_else(|| "never".to_owned(), format_ms));
     line("clears at", &|c| clears_at(&c.figures, start).map_or_else(String::new, |at| clock_text(at, start)));
     line("deadlines missed", &|c| group_thousands(c.figures.deadlines_missed));
     let limits: Vec<String> = limit_names(columns);
@@ -33,22 +33,22 @@ pub(super) fn print_table(columns: &[VariantRun], start: Timestamp, console: &mu
     }
     line("rate", &|c| c.figures.rate_per_s.map_or_else(no_value, |rate| format!("{rate:.1}/s")));
     line("utilisation", &|c| c.figures.utilisation.map_or_else(no_value, |share| format!("{:.1} %", share * 100.0)));
-    line("answer after", &|c| format!("{:.0} ms", c.figures.hold_ms));
+    line("response after", &|c| format!("{:.0} ms", c.figures.hold_ms));
     line("requests", &|c| group_thousands(c.figures.requests));
     line("calls to the limiter", &|c| group_thousands(c.figures.limiter_calls));
-    line("parked", &|c| group_thousands(c.figures.parked));
+    line("delayed", &|c| group_thousands(c.figures.parked));
     type Count = fn(&SimulationResult) -> u64;
-    let troubles: [(&str, Count); 6] = [
-        ("for a person", |f| f.review),
+    let problems: [(&str, Count); 6] = [
+        ("manual review", |f| f.review),
         ("dead", |f| f.dead),
         ("blocked accounts' jobs", |f| f.blocked),
         ("never sent", |f| f.unfinished),
-        ("no answer in time", |f| f.timeouts),
+        ("timed out", |f| f.timeouts),
         ("permits too late", |f| f.late_permits),
     ];
-    for (title, of) in troubles {
-        if columns.iter().any(|column| of(&column.figures) > 0) {
-            line(title, &|c| group_thousands(of(&c.figures)));
+    for (title, count) in problems {
+        if columns.iter().any(|column| count(&column.figures) > 0) {
+            line(title, &|c| group_thousands(count(&c.figures)));
         }
     }
     console.table(&header, &rows)?;
@@ -88,24 +88,24 @@ fn limit_names(columns: &[VariantRun]) -> Vec<String> {
 
 fn window_text(window: &WindowCount) -> String {
     let WindowCount { largest, most, allows, .. } = window;
-    let whose = window.account.as_ref().map_or_else(String::new, |account| format!(", {account}"));
+    let account = window.account.as_ref().map_or_else(String::new, |account| format!(", {account}"));
     let mark = if window.holds() { "" } else { " EXCEEDED" };
     let shadow = if window.shadow { ", shadow" } else { "" };
-    format!("{largest} of {most} ({allows}{whose}{shadow}){mark}")
+    format!("{largest} of {most} ({allows}{account}{shadow}){mark}")
 }
 
 pub(super) fn clears_at(figures: &SimulationResult, start: Timestamp) -> Option<Timestamp> {
     start.checked_add(Duration::from_millis(figures.drained_in_ms?)).ok()
 }
 
-/// With the day only where it is another.
+/// The time, with its date if that differs from the start's.
 fn clock_text(at: Timestamp, start: Timestamp) -> String {
     let day = |at: Timestamp| at.strftime("%Y-%m-%d").to_string();
     let time = at.strftime("%H:%M:%S UTC").to_string();
     if day(at) == day(start) { time } else { format!("{} {time}", day(at)) }
 }
 
-/// With the precision that a person reads.
+/// A duration with two units at most.
 pub(super) fn format_ms(ms: u64) -> String {
     let seconds = ms / 1_000;
     match seconds {
@@ -117,7 +117,7 @@ pub(super) fn format_ms(ms: u64) -> String {
     }
 }
 
-/// Where there is nothing to measure.
+/// The cell of a value that was not measured.
 fn no_value() -> String {
     "–".to_owned()
 }

@@ -1,6 +1,6 @@
-//! The rows that a rehearsal begins with: the database's, or a file's.
+//! The rows that a simulation starts with: those of the database or of a provider file.
 //!
-//! Refuses to guess which provider is meant when there are several.
+//! If there are several providers, the command line must name one.
 
 use std::path::Path;
 
@@ -12,22 +12,22 @@ use crate::config::Config;
 use crate::ledger::provider_row::ProviderRow;
 use crate::ops::SettingsChangeError;
 
-/// All rows, and the index of the one whose lane is rehearsed.
+/// All rows, and the index of the one whose lane is simulated.
 pub(super) async fn load(
     args: &Args,
     config: &Config,
-    engines: &dyn Services,
+    services: &dyn Services,
 ) -> Result<(Vec<ProviderRow>, usize), CommandError> {
     let rows = match &args.providers {
         Some(path) => {
             let text = input::read_text(path, PROVIDER_FILE_BYTES_MAX).await?;
-            let said = |problems: Vec<String>| {
+            let file_error = |problems: Vec<String>| {
                 let lines = problems.iter().map(|problem| format!("{}: {problem}", path.display())).collect();
                 CommandError::Problems { exit: Exit::BadConfiguration, lines }
             };
-            engines.parse_provider_file(&text).map_err(said)?
+            services.parse_provider_file(&text).map_err(file_error)?
         }
-        None => engines.settings(config).await?.readable_rows(None).await?,
+        None => services.settings(config).await?.readable_rows(None).await?,
     };
     let index = match (&args.provider, rows.len()) {
         (Some(name), _) => rows
@@ -41,14 +41,14 @@ pub(super) async fn load(
         }
         (None, _) => {
             let names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
-            let text = format!("say which with --provider: {}", names.join(", "));
+            let text = format!("name one with --provider: {}", names.join(", "));
             return Err(CommandError::Usage(text));
         }
     };
     Ok((rows, index))
 }
 
-/// Names the place that the rows came from.
+/// The error for an unknown provider, with the source of the rows.
 fn no_such_provider(name: &str, file: Option<&Path>, rows: &[ProviderRow]) -> CommandError {
     let Some(file) = file else {
         return CommandError::Usage(SettingsChangeError::NoProvider(name.to_owned()).to_string());

@@ -1,7 +1,7 @@
-//! `status`: every provider in one table, as the running process tells it of all workers, and what is wrong with it.
+//! The `status` command: one table of all providers, as a running process reports them for all workers, with the cause
+//! of each problem.
 //!
-//! Refuses to be silent about where it looks: without a running process it shows what database and queue tell, and says
-//! so on stderr.
+//! Without a running process it shows database and queue only, and says so on stderr.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -24,25 +24,25 @@ use crate::worker::sweeper::{CHECKED_JOBS, OVERDUE_ALARM_AFTER};
 mod table;
 mod text;
 
-/// How often `--watch` looks.
+/// Refresh interval of `--watch`.
 const WATCH_INTERVAL: Duration = Duration::from_secs(2);
-/// How long the end waits for a reader that stalls.
+/// Longest time that a stalled reader may delay the exit.
 const STOP_TIMEOUT: Duration = Duration::from_secs(2);
-/// Longest time that the broker is waited for.
+/// Longest time to wait for the queue.
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(2);
-/// The terminal's second screen, so that what stood there before stands there afterwards; and back.
+/// Switch to the terminal's second screen and back, so that the earlier output stays.
 /// <https://invisible-island.net/xterm/ctlseqs/ctlseqs.html>
 const ALTERNATE_SCREEN: &str = "\x1b[?1049h";
 const MAIN_SCREEN: &str = "\x1b[?1049l";
-/// Under the picture, with a line before it.
-const FOOTER: &str = "\n\nCtrl-C ends";
+/// The last line of the screen, after an empty one.
+const FOOTER: &str = "\n\nCtrl-C to quit";
 const HOME: &str = "\x1b[H";
 const CLEAR_LINE_REST: &str = "\x1b[K";
 const CLEAR_BELOW: &str = "\x1b[J";
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Show it anew every 2 seconds, until Ctrl-C.
+    /// Refresh every 2 seconds, until Ctrl-C.
     #[arg(long)]
     watch: bool,
     /// Print JSON: the whole overview, as /api/v1/overview; with --watch one object per line.
@@ -51,7 +51,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// Whether it shows the overview until it is stopped.
+    /// Whether `--watch` is set.
     #[must_use]
     pub fn is_watching(&self) -> bool {
         self.watch
@@ -65,12 +65,12 @@ impl Args {
 pub async fn run(
     args: &Args,
     config: &Config,
-    engines: &dyn Services,
+    services: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
-    let looking = OverviewReader { config, services: engines };
+    let reader = OverviewReader { config, services };
     if !args.watch {
-        let (overview, fallback) = looking.read().await?;
+        let (overview, fallback) = reader.read().await?;
         if let Some(why) = fallback {
             console.message(&why)?;
         }
@@ -80,7 +80,7 @@ pub async fn run(
     if draws {
         console.raw(ALTERNATE_SCREEN)?;
     }
-    let watched = watch(args, &looking, draws, console).await;
+    let watched = watch(args, &reader, draws, console).await;
     if draws {
         console.raw(MAIN_SCREEN)?;
     }
@@ -89,14 +89,14 @@ pub async fn run(
 
 async fn watch(
     args: &Args,
-    looking: &OverviewReader<'_>,
+    reader: &OverviewReader<'_>,
     draws: bool,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
-    let mut said = None;
+    let mut last_note = None;
     let stop = tokio::signal::ctrl_c();
     tokio::pin!(stop);
-    // A reader that stalls holds up the writing, and with it the end that Ctrl-C asks for.
+    // A stalled reader blocks the writing, and with it the exit on Ctrl-C.
     let mut last_resort = JoinSet::new();
     last_resort.spawn(async {
         if tokio::signal::ctrl_c().await.is_ok() {
@@ -105,20 +105,20 @@ async fn watch(
         }
     });
     loop {
-        let looked = tokio::select! {
-            looked = looking.read() => looked,
+        let result = tokio::select! {
+            result = reader.read() => result,
             stopped = &mut stop => return Ok(stopped.map(|()| Exit::Success)?),
         };
-        match looked {
+        match result {
             Ok((overview, fallback)) if draws => draw_screen(&overview, fallback.as_deref(), console)?,
             Ok((overview, fallback)) => {
-                if said != fallback {
+                if last_note != fallback {
                     fallback.iter().try_for_each(|why| console.message(why))?;
-                    said = fallback;
+                    last_note = fallback;
                 }
                 print(args, &overview, console)?;
             }
-            // Whoever watches through an outage wants to see its end.
+            // Keep watching: the next read may succeed.
             Err(error) if draws => console.raw(&redraw_sequence(&printable(&format!("error: {error}"))))?,
             Err(error) => return Err(error),
         }
@@ -151,14 +151,14 @@ fn draw_screen(overview: &Overview, fallback: Option<&str>, console: &mut Consol
     if let Some(why) = fallback {
         page.push_str(&format!("{}\n\n", printable(why)));
     }
-    // The end of the last line takes one more.
+    // The last line break takes one more line.
     let left = console.height().map(|height| height.saturating_sub(page.lines().count() + FOOTER.lines().count() + 1));
     page.push_str(&text::render_overview(overview, console.shape(), left));
     page.push_str(FOOTER);
     console.raw(&redraw_sequence(&page))
 }
 
-/// One page over the one before it.
+/// The control sequence that draws one page over the previous one.
 fn redraw_sequence(page: &str) -> String {
     let lines: String = page.lines().map(|line| format!("{}{CLEAR_LINE_REST}\r\n", printable(line))).collect();
     format!("{HOME}{lines}{CLEAR_BELOW}")
@@ -170,38 +170,38 @@ struct OverviewReader<'a> {
 }
 
 impl OverviewReader<'_> {
-    /// The overview, and why it is not a running process's, or perhaps another deployment's.
+    /// The overview, and a note if no running process answered or its deployment is unverified.
     async fn read(&self) -> Result<(Overview, Option<String>), CommandError> {
         match ops_client::get::<Overview>(self.config, self.services, "/api/v1/overview").await {
             Ok(answered) => Ok((answered.value, answered.unverified)),
             Err(error @ (CommandError::DatabaseMissing { .. } | CommandError::OtherDeployment(_))) => Err(error),
             Err(error) => {
                 let overview = overview(&self.overview_input().await?);
-                Ok((overview, Some(format!("{error}; shown is what database and queue alone tell"))))
+                Ok((overview, Some(format!("{error}; no worker answered, showing database and queue only"))))
             }
         }
     }
 
-    /// What the lanes' queues hold, and why that is not known.
+    /// The depths of the lanes' queues, and why some are unknown.
     async fn queue_depths(&self, names: &[ProviderName]) -> (BTreeMap<String, u64>, Vec<String>) {
         let queue = match timeout(QUEUE_TIMEOUT, self.services.queue(self.config)).await {
             Ok(Ok(queue)) => queue,
             Ok(Err(error)) => return (BTreeMap::new(), vec![format!("queue: {error}")]),
-            Err(_) => return (BTreeMap::new(), vec!["queue: no answer in time".to_owned()]),
+            Err(_) => return (BTreeMap::new(), vec!["queue: no response within 2 s".to_owned()]),
         };
-        let (mut depths, mut away) = (BTreeMap::new(), Vec::new());
+        let (mut depths, mut problems) = (BTreeMap::new(), Vec::new());
         for name in names {
             match timeout(QUEUE_TIMEOUT, queue.depth(name)).await {
-                // Without a queue nothing is in it.
+                // A missing queue has no messages.
                 Ok(Ok(depth)) => drop(depths.insert(name.to_string(), depth.unwrap_or(0))),
-                Ok(Err(error)) => away = vec![format!("queue: {error}")],
-                Err(_) => return (depths, vec!["queue: no answer in time".to_owned()]),
+                Ok(Err(error)) => problems = vec![format!("queue: {error}")],
+                Err(_) => return (depths, vec!["queue: no response within 2 s".to_owned()]),
             }
         }
-        (depths, away)
+        (depths, problems)
     }
 
-    /// What stands in the database: rows, jobs, and what workers said of themselves.
+    /// The contents of the database: rows, jobs, and the workers' heartbeats.
     async fn overview_input(&self) -> Result<OverviewInput, CommandError> {
         let settings = self.services.settings(self.config).await?;
         let (fleet, upkeep) = self.services.fleet(self.config).await?;
@@ -209,10 +209,11 @@ impl OverviewReader<'_> {
         let at_ms = unix_ms();
         let accounts = upkeep.reconcile(OVERDUE_ALARM_AFTER, CHECKED_JOBS).await?;
         let rows: Vec<_> = settings.raw_rows(None).await?.into_iter().flatten().collect();
-        let written =
-            rows.iter().map(|row| row.name.as_str()).chain(known.invalid_rows.iter().map(|bad| bad.provider.as_str()));
-        let names = all_provider_names(&known, written.chain(accounts.iter().map(|account| account.provider.as_str())));
-        let (depths, away) = self.queue_depths(&names).await;
+        let row_names =
+            rows.iter().map(|row| row.name.as_str()).chain(known.invalid_rows.iter().map(|row| row.provider.as_str()));
+        let names =
+            all_provider_names(&known, row_names.chain(accounts.iter().map(|account| account.provider.as_str())));
+        let (depths, problems) = self.queue_depths(&names).await;
         Ok(OverviewInput {
             at_ms,
             counted_at_ms: Some(at_ms),
@@ -220,8 +221,8 @@ impl OverviewReader<'_> {
             paused_by: pause_authors(settings.as_ref(), &rows).await,
             rows,
             depths,
-            missing: if away.is_empty() { Vec::new() } else { vec!["queue"] },
-            backend_problems: away,
+            missing: if problems.is_empty() { Vec::new() } else { vec!["queue"] },
+            backend_problems: problems,
             workers: visible_workers(&fleet.reports().await?, Duration::ZERO, None),
             reconciliation: Some(by_provider(accounts.into_iter().map(ProviderReconciliation::from))),
             oldest_ms: Some(fleet.oldest_open(&names).await?.into_iter().collect()),

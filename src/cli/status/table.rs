@@ -1,21 +1,22 @@
-//! A table in a terminal: the columns that fit, figures to the right, two blanks between them and nothing between rows.
+//! A table for a terminal: the columns that fit, numbers right-aligned, two blanks between columns and no lines between
+//! rows.
 //!
-//! Refuses to be wider than the terminal: columns are spared, then the first is cut, and at last the lines.
+//! If the terminal is too narrow, optional columns are left out, then the first column is cut, and last the lines.
 
 use crate::domain::printable::printable;
 
-/// Columns that a narrow terminal does without, the first first; `--json` has them all.
-const OPTIONAL_COLUMNS: [&str; 3] = ["in flight", "parked", "rate"];
+/// Columns that are left out in a narrow terminal, in this order; `--json` has all of them.
+const OPTIONAL_COLUMNS: [&str; 3] = ["in flight", "delayed", "rate"];
 /// Blanks between two cells.
 const COLUMN_GAP: usize = 2;
-/// What is left of a name at least.
+/// Minimum width of a name, in characters.
 const NAME_MIN: usize = 8;
 
 /// One column, with a cell per row.
 pub(super) struct TableColumn {
     pub title: &'static str,
     pub cells: Vec<String>,
-    /// Stand to the right.
+    /// Whether the cells are right-aligned.
     pub is_right_aligned: bool,
 }
 
@@ -30,7 +31,7 @@ impl TableColumn {
     }
 }
 
-/// The head and one line per row.
+/// The header line and one line per row.
 pub(super) fn render_lines(mut columns: Vec<TableColumn>, width: Option<usize>) -> Vec<String> {
     for cell in columns.iter_mut().flat_map(|column| &mut column.cells) {
         *cell = printable(cell).into_owned();
@@ -54,11 +55,11 @@ fn total_width(columns: &[TableColumn]) -> usize {
 }
 
 fn fit_width(columns: &mut Vec<TableColumn>, width: usize) {
-    for spared in OPTIONAL_COLUMNS {
+    for optional in OPTIONAL_COLUMNS {
         if total_width(columns) <= width {
             return;
         }
-        columns.retain(|column| column.title != spared);
+        columns.retain(|column| column.title != optional);
     }
     let too_wide = total_width(columns).saturating_sub(width);
     if let Some(first) = columns.first_mut() {
@@ -67,7 +68,7 @@ fn fit_width(columns: &mut Vec<TableColumn>, width: usize) {
     }
 }
 
-/// At most so many characters, the last of them `…` where something is missing.
+/// Cuts a text to at most `most` characters; a cut text ends with `…`.
 fn truncate(text: &str, most: usize) -> String {
     if text.chars().count() <= most {
         return text.to_owned();

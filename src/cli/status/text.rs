@@ -1,7 +1,7 @@
-//! The overview as a table for people: one line per provider, and under it why it does not run.
+//! The overview as text: one line per provider, and below it the cause of its state.
 //!
-//! Refuses to scroll sideways: the table fits the terminal, and causes are wrapped to it. Where it must fit the height too,
-//! those go first that need somebody.
+//! The table fits the terminal's width, and causes are wrapped to it. If it must also fit the height, providers with
+//! problems come first.
 
 use jiff::Timestamp;
 
@@ -15,24 +15,24 @@ use crate::fleet::{Overview, ProviderState};
 
 use super::table::{TableColumn, render_lines};
 
-/// In a pipe, where each column is one thing.
+/// Titles for a pipe, one per column.
 const HEADER: [&str; 11] =
-    ["provider", "state", "limit", "used", "rate", "waiting", "in flight", "parked", "review", "dead", "drained in"];
-/// What stands before a cause.
+    ["provider", "state", "limit", "used", "rate", "waiting", "in flight", "delayed", "review", "dead", "clears in"];
+/// Precedes a cause.
 const INDENT: &str = "  └ ";
-/// A younger count is as good as now.
+/// Age in seconds above which a count shows its age.
 const COUNT_STALE_AFTER_S: i64 = 5;
-/// What nobody could tell.
+/// An unknown value.
 const UNKNOWN: &str = "-";
-/// Share of the height that account and warnings may take.
+/// Reconciliation and warnings may take one third of the height.
 const TAIL_HEIGHT_DIVISOR: usize = 3;
 
-/// The table, the account and the warnings; with a height, no more lines than that.
+/// The table, the reconciliation and the warnings, in at most `height` lines.
 pub(super) fn render_overview(overview: &Overview, shape: TableShape, height: Option<usize>) -> String {
     let width = width(shape);
-    let said =
-        reconciliation_lines(overview).into_iter().chain(overview.warnings.iter().map(|it| format!("warning: {it}")));
-    let tail: Vec<String> = said.flat_map(|line| split_lines(&wrap_words("", &line, width))).collect();
+    let warnings = overview.warnings.iter().map(|warning| format!("warning: {warning}"));
+    let notes = reconciliation_lines(overview).into_iter().chain(warnings);
+    let tail: Vec<String> = notes.flat_map(|line| split_lines(&wrap_words("", &line, width))).collect();
     let (head, blocks) = match shape {
         TableShape::Plain => plain_table(overview),
         TableShape::Terminal { .. } => terminal_table(&overview.providers, width),
@@ -53,7 +53,7 @@ fn tail_height(tail: &[String], height: usize) -> usize {
     tail.len().min((height / TAIL_HEIGHT_DIVISOR).max(1))
 }
 
-/// So many lines, of which the last says how many are not there.
+/// At most so many lines; the last one says how many are left out.
 fn truncate_lines(mut lines: Vec<String>, at_most: usize) -> Vec<String> {
     let at_most = at_most.max(1);
     if lines.len() > at_most {
@@ -64,7 +64,7 @@ fn truncate_lines(mut lines: Vec<String>, at_most: usize) -> Vec<String> {
     lines
 }
 
-/// Whoever needs somebody first, then those with the most to do; the rest is counted.
+/// The providers with problems first, then those with the largest backlog; the rest is counted.
 fn fit_height(overview: &Overview, (head, blocks): (Vec<String>, Vec<Vec<String>>), height: usize) -> Vec<String> {
     let lines = |blocks: &[Vec<String>]| blocks.iter().map(Vec::len).sum::<usize>();
     if head.len() + lines(&blocks) <= height {
@@ -77,7 +77,7 @@ fn fit_height(overview: &Overview, (head, blocks): (Vec<String>, Vec<Vec<String>
             ProviderState::Disabled | ProviderState::Running | ProviderState::Idle | ProviderState::WaitingForLimit
         )
     };
-    ranked.sort_by_key(|(of, _)| (quiet(of.state), std::cmp::Reverse(of.waiting)));
+    ranked.sort_by_key(|(provider, _)| (quiet(provider.state), std::cmp::Reverse(provider.waiting)));
     let (mut page, mut shown) = (head, 0);
     for (_, block) in &ranked {
         if page.len() + block.len() + 1 > height {
@@ -90,20 +90,20 @@ fn fit_height(overview: &Overview, (head, blocks): (Vec<String>, Vec<Vec<String>
     page
 }
 
-/// Table head and one block of lines per provider, for pipes.
+/// Table header and one block of lines per provider, for pipes.
 fn plain_table(overview: &Overview) -> (Vec<String>, Vec<Vec<String>>) {
     let rows: Vec<Vec<String>> = overview.providers.iter().map(cells).collect();
     let table = render_table(&HEADER, &rows, TableShape::Plain);
     let mut lines = table.lines().map(str::to_owned);
     let head: Vec<String> = lines.next().into_iter().collect();
-    let with_note = |(line, of): (String, &ProviderOverview)| {
-        let note = status_note(of).map(|note| wrap_words(INDENT, &note, None));
+    let with_note = |(line, provider): (String, &ProviderOverview)| {
+        let note = status_note(provider).map(|note| wrap_words(INDENT, &note, None));
         [Some(line), note].into_iter().flatten().collect()
     };
     (head, lines.zip(&overview.providers).map(with_note).collect())
 }
 
-/// The same for a terminal: limit and use in one column, and none that says nothing.
+/// Table header and blocks for a terminal: limit and usage in one column, and no column of zeros.
 fn terminal_table(providers: &[ProviderOverview], width: Option<usize>) -> (Vec<String>, Vec<Vec<String>>) {
     let column = |title, figures, cell: fn(&ProviderOverview) -> String| TableColumn {
         title,
@@ -111,29 +111,31 @@ fn terminal_table(providers: &[ProviderOverview], width: Option<usize>) -> (Vec<
         cells: providers.iter().map(cell).collect(),
     };
     let counted = |title, count: fn(&ProviderOverview) -> Option<u64>| {
-        let some = providers.iter().any(|of| count(of) != Some(0));
+        let some = providers.iter().any(|provider| count(provider) != Some(0));
         some.then(|| TableColumn {
             title,
             is_right_aligned: true,
-            cells: providers.iter().map(|of| count_text(count(of))).collect(),
+            cells: providers.iter().map(|provider| count_text(count(provider))).collect(),
         })
     };
     let columns = [
-        Some(column("provider", false, |of| of.name.clone())),
-        Some(column("state", false, |of| of.state.name().replace('_', " "))),
-        Some(column("used", true, |of| fullest_limit(&of.limits).map_or_else(|| UNKNOWN.to_owned(), usage_text))),
-        Some(column("rate", true, |of| per_second(of.rate_per_s))),
+        Some(column("provider", false, |provider| provider.name.clone())),
+        Some(column("state", false, |provider| provider.state.name().replace('_', " "))),
+        Some(column("used", true, |provider| {
+            fullest_limit(&provider.limits).map_or_else(|| UNKNOWN.to_owned(), usage_text)
+        })),
+        Some(column("rate", true, |provider| per_second(provider.rate_per_s))),
         Some(column("waiting", true, waiting_text)),
-        Some(column("in flight", true, |of| count_text(of.in_flight))),
-        counted("parked", |of| of.parked),
-        counted("review", |of| of.review),
-        counted("dead", |of| of.dead),
-        Some(column("drain", true, drain_time)),
+        Some(column("in flight", true, |provider| count_text(provider.in_flight))),
+        counted("delayed", |provider| provider.parked),
+        counted("review", |provider| provider.review),
+        counted("dead", |provider| provider.dead),
+        Some(column("clears in", true, clear_time)),
     ];
     let mut lines = render_lines(columns.into_iter().flatten().collect(), width).into_iter();
     let head: Vec<String> = lines.next().into_iter().collect();
-    let with_note = |(line, of): (String, &ProviderOverview)| {
-        let note = status_note(of).map(|note| split_lines(&wrap_words(INDENT, &note, width))).unwrap_or_default();
+    let with_note = |(line, provider): (String, &ProviderOverview)| {
+        let note = status_note(provider).map(|note| split_lines(&wrap_words(INDENT, &note, width))).unwrap_or_default();
         [vec![line], note].concat()
     };
     (head, lines.zip(providers).map(with_note).collect())
@@ -143,27 +145,27 @@ fn split_lines(text: &str) -> Vec<String> {
     text.lines().map(str::to_owned).collect()
 }
 
-fn cells(of: &ProviderOverview) -> Vec<String> {
-    let limit = fullest_limit(&of.limits);
+fn cells(provider: &ProviderOverview) -> Vec<String> {
+    let limit = fullest_limit(&provider.limits);
     vec![
-        of.name.clone(),
-        of.state.name().to_owned(),
+        provider.name.clone(),
+        provider.state.name().to_owned(),
         limit.map_or_else(|| UNKNOWN.to_owned(), rate_text),
         limit.and_then(|limit| limit.used).map_or_else(|| UNKNOWN.to_owned(), |used| used.to_string()),
-        per_second(of.rate_per_s),
-        waiting_text(of),
-        count_text(of.in_flight),
-        count_text(of.parked),
-        count_text(of.review),
-        count_text(of.dead),
-        drain_time(of),
+        per_second(provider.rate_per_s),
+        waiting_text(provider),
+        count_text(provider.in_flight),
+        count_text(provider.parked),
+        count_text(provider.review),
+        count_text(provider.dead),
+        clear_time(provider),
     ]
 }
 
-/// `1,332`; where a source is missing, what the others know: `≥ 1,332`.
-fn waiting_text(of: &ProviderOverview) -> String {
-    let least = if of.waiting_is_at_least { "≥ " } else { "" };
-    format!("{least}{}", group_digits(of.waiting))
+/// `1,332`; if a source is missing, the count of the others: `≥ 1,332`.
+fn waiting_text(provider: &ProviderOverview) -> String {
+    let least = if provider.waiting_is_at_least { "≥ " } else { "" };
+    format!("{least}{}", group_digits(provider.waiting))
 }
 
 fn count_text(count: Option<u64>) -> String {
@@ -175,19 +177,19 @@ fn per_second(rate: Option<f64>) -> String {
 }
 
 /// Why `waiting` is a lower bound.
-fn waiting_note(of: &ProviderOverview) -> Option<String> {
-    let missing = match (of.queued, of.parked) {
-        _ if !of.waiting_is_at_least => return None,
+fn waiting_note(provider: &ProviderOverview) -> Option<String> {
+    let missing = match (provider.queued, provider.parked) {
+        _ if !provider.waiting_is_at_least => return None,
         (None, None) => "the broker and the database are unreachable",
         (None, _) => "the broker is unreachable",
         (_, _) => "the jobs in the database could not be counted",
     };
-    Some(format!("at least {} wait; {missing}", group_digits(of.waiting)))
+    Some(format!("at least {} wait; {missing}", group_digits(provider.waiting)))
 }
 
-/// `2 min 5 s`, why there is no such time, or the least that it takes: `≥ 34 s`.
-fn drain_time(of: &ProviderOverview) -> String {
-    match &of.clears {
+/// The clear time: `2 min 5 s`, its lower bound `≥ 34 s`, or why there is none.
+fn clear_time(provider: &ProviderOverview) -> String {
+    match &provider.clears {
         ClearTimeOverview::ClearsIn { ms } => rounded_duration(*ms),
         ClearTimeOverview::DependsOnAccounts { at_least_ms, .. } => format!("≥ {}", rounded_duration(*at_least_ms)),
         ClearTimeOverview::Never { .. } => "never".to_owned(),
@@ -198,30 +200,30 @@ fn drain_time(of: &ProviderOverview) -> String {
     }
 }
 
-/// What the column does not say: why it is not known, whose payments decide, and a guess if there is one.
-fn drain_time_note(of: &ProviderOverview) -> Option<String> {
-    match &of.clears {
+/// The note on the clear time: why it is unknown, which limits decide, and an estimate if there is one.
+fn clear_time_note(provider: &ProviderOverview) -> Option<String> {
+    match &provider.clears {
         ClearTimeOverview::DependsOnAccounts { limits, about_ms, .. } => {
             let (limit, counts) = if limits.len() == 1 { ("limit", "counts") } else { ("limits", "count") };
             let about = about_ms
-                .map(|ms| format!("drained in about {} at the rate of the last minutes; ", rounded_duration(ms)));
+                .map(|ms| format!("clears in about {} at the rate of the last minutes; ", rounded_duration(ms)));
             let about = about.unwrap_or_default();
             Some(format!("{about}{limit} {} {counts} each account or reference on its own", limits.join(", ")))
         }
-        ClearTimeOverview::Never { limit: None } => Some("an account rule blocks all that wait".to_owned()),
-        // Said of what waits already.
+        ClearTimeOverview::Never { limit: None } => Some("an account rule blocks all waiting jobs".to_owned()),
+        // The note on the waiting jobs names this cause already.
         ClearTimeOverview::Unknown { missing: MissingSource::Queue | MissingSource::Ledger }
-            if of.waiting_is_at_least =>
+            if provider.waiting_is_at_least =>
         {
             None
         }
         ClearTimeOverview::Unknown { missing: MissingSource::Queue } => {
-            Some("the broker does not say how many wait".to_owned())
+            Some("the broker does not report how many jobs wait".to_owned())
         }
         ClearTimeOverview::Unknown { missing: MissingSource::Ledger } => {
-            Some("the database does not say how many wait".to_owned())
+            Some("the database does not report how many jobs wait".to_owned())
         }
-        // Its state says the rest.
+        // The column or the state says it all.
         ClearTimeOverview::ClearsIn { .. }
         | ClearTimeOverview::Never { .. }
         | ClearTimeOverview::NotWhilePaused
@@ -231,7 +233,7 @@ fn drain_time_note(of: &ProviderOverview) -> Option<String> {
     }
 }
 
-/// Of the limits that every charge meets, the one that is nearest to its end, or else the tightest.
+/// The fullest limit among those that every charge meets, or else the tightest.
 fn fullest_limit(limits: &[LimitOverview]) -> Option<&LimitOverview> {
     let counting = limits.iter().filter(|limit| {
         limit.enabled && !limit.shadow && limit.scope == "provider" && limit.applies_to != AppliesTo::Lookup.name()
@@ -259,65 +261,67 @@ fn rate_text(limit: &LimitOverview) -> String {
     format!("{}/{}", limit.max_requests, format_duration(std::time::Duration::from_millis(window)))
 }
 
-/// Why it is in its state, and what is wrong with its row.
-fn status_note(of: &ProviderOverview) -> Option<String> {
-    let ends = of.ends_in_ms.map(|ms| format!("ends in {}", rounded_duration(ms)));
-    let silent = matches!(of.state, ProviderState::Running | ProviderState::Idle);
-    let cause = of.cause.clone().filter(|_| !silent);
-    let refused = of.refused_by_provider.filter(|refused| *refused > 0);
+/// The cause of the provider's state, and the problems of its row.
+fn status_note(provider: &ProviderOverview) -> Option<String> {
+    let ends = provider.ends_in_ms.map(|ms| format!("ends in {}", rounded_duration(ms)));
+    let silent = matches!(provider.state, ProviderState::Running | ProviderState::Idle);
+    let cause = provider.cause.clone().filter(|_| !silent);
+    let refused = provider.refused_by_provider.filter(|refused| *refused > 0);
     let requests = |refused| format!("{} {}", group_digits(refused), plural(refused, "request"));
     let refused = refused.map(|refused| format!("the provider refused {} that we allowed", requests(refused)));
-    let good =
-        fullest_limit(&of.limits).map(|limit| format!(" ({} {})", limit.name, rate_text(limit))).unwrap_or_default();
-    let counts = match of.has_good_row {
-        true => format!("the last good one counts{good}"),
-        false => "nothing is sent by it".to_owned(),
+    let good = fullest_limit(&provider.limits)
+        .map(|limit| format!(" ({} {})", limit.name, rate_text(limit)))
+        .unwrap_or_default();
+    let counts = match provider.has_good_row {
+        true => format!("its last valid version is in force{good}"),
+        false => "nothing is sent".to_owned(),
     };
-    let problems = of.problems.iter().map(|problem| format!("bad row, {counts}: {problem}"));
+    let problems = provider.problems.iter().map(|problem| format!("invalid row, {counts}: {problem}"));
     let parts: Vec<String> = cause
         .into_iter()
         .chain(ends)
-        .chain(waiting_note(of))
+        .chain(waiting_note(provider))
         .chain(refused)
         .chain(problems)
-        .chain(drain_time_note(of))
+        .chain(clear_time_note(provider))
         .collect();
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 
-/// `conservation: adds up (1,234 jobs)`, or what does not.
+/// `all 1,234 recorded payments accounted for`, or the discrepancies.
 fn reconciliation_lines(overview: &Overview) -> Vec<String> {
-    let faults = overview
-        .conservation
-        .iter()
-        .flat_map(|account| account.faults.iter().map(|fault| format!("conservation: {}: {fault}", account.provider)));
+    let faults = overview.conservation.iter().flat_map(|account| {
+        account.faults.iter().map(|fault| format!("reconciliation: {}: {fault}", account.provider))
+    });
     let faults: Vec<String> = faults.collect();
     if !faults.is_empty() {
         return faults;
     }
     let jobs: u64 = overview.conservation.iter().map(|account| account.recorded).sum();
     let uncounted =
-        overview.conservation.is_empty() && overview.warnings.iter().any(|it| it.contains("not be counted"));
+        overview.conservation.is_empty() && overview.warnings.iter().any(|warning| warning.contains("not be counted"));
     if uncounted {
-        return vec!["conservation: not known".to_owned()];
+        return vec!["reconciliation: unknown, because the payments could not be counted".to_owned()];
     }
-    vec![format!("conservation: adds up ({} {}{})", group_digits(jobs), plural(jobs, "job"), count_age(overview))]
+    let recorded = format!("{} recorded {}", group_digits(jobs), plural(jobs, "payment"));
+    let all = if jobs == 0 { "no recorded payments".to_owned() } else { format!("all {recorded} accounted for") };
+    vec![format!("{all}{}", count_age(overview))]
 }
 
-/// How old the count is, once it says little of now.
+/// The age of a count that is older than [`COUNT_STALE_AFTER_S`].
 fn count_age(overview: &Overview) -> String {
     let seconds = |at: &str| at.parse::<Timestamp>().map(Timestamp::as_second).ok();
     let counted_at = overview.counted_at.as_deref().and_then(seconds);
     let age_s = counted_at.zip(seconds(&overview.at)).map_or(0, |(counted, now)| now - counted);
-    if age_s <= COUNT_STALE_AFTER_S { String::new() } else { format!(", counted {age_s} s ago") }
+    if age_s <= COUNT_STALE_AFTER_S { String::new() } else { format!(" (counted {age_s} s ago)") }
 }
 
 /// `1,234,567`.
 fn group_digits(number: u64) -> String {
     let digits = number.to_string();
     let mut out = String::new();
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
             out.push(',');
         }
         out.push(digit);

@@ -46,7 +46,7 @@ fn pipe_shows_a_line_and_cause_per_provider() {
     assert_eq!(lines[2][..4], ["a-provider-with-a-long-name", "breaker_open", "600/1m", "-"]);
     assert!(page.lines().nth(3).unwrap().starts_with("  └ the provider is down: no connection"), "{page}");
     assert!(page.lines().nth(3).unwrap().ends_with("; ends in 4.2 s"), "{page}");
-    assert_eq!(page.lines().last(), Some("conservation: adds up (1,234 jobs)"));
+    assert_eq!(page.lines().last(), Some("all 1,234 recorded payments accounted for"));
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn shown_limit_applies_to_charges() {
 }
 
 #[test]
-fn account_limits_make_drain_time_a_lower_bound() {
+fn account_limits_make_clear_time_a_lower_bound() {
     let mut picture = sample_overview();
     let depends = |about_ms| ClearTimeOverview::DependsOnAccounts {
         at_least_ms: 125_000,
@@ -84,10 +84,10 @@ fn account_limits_make_drain_time_a_lower_bound() {
     assert_eq!(lines[2], "  └ limit per-account counts each account or reference on its own");
     picture.providers[0].clears = depends(Some(428_000));
     let page = render_overview(&picture, TableShape::Plain, None);
-    assert!(page.contains("drained in about 7 min 8 s at the rate of the last minutes; limit per-account"), "{page}");
+    assert!(page.contains("clears in about 7 min 8 s at the rate of the last minutes; limit per-account"), "{page}");
     for (clears, words, note) in [
         (ClearTimeOverview::Never { limit: Some("second".to_owned()) }, "never", ""),
-        (ClearTimeOverview::Never { limit: None }, "never", "an account rule blocks all that wait"),
+        (ClearTimeOverview::Never { limit: None }, "never", "an account rule blocks all waiting jobs"),
         (ClearTimeOverview::NotWhilePaused, "not while paused", ""),
         (ClearTimeOverview::NotWhileDisabled, "not while disabled", ""),
         (ClearTimeOverview::NotWhileBreakerOpen, "not while the breaker is open", ""),
@@ -95,7 +95,7 @@ fn account_limits_make_drain_time_a_lower_bound() {
         (
             ClearTimeOverview::Unknown { missing: MissingSource::Queue },
             "unknown",
-            "the broker does not say how many wait",
+            "the broker does not report how many jobs wait",
         ),
     ] {
         picture.providers[0].clears = clears;
@@ -112,9 +112,11 @@ fn stale_count_shows_its_age() {
         |picture: &Overview| render_overview(picture, TableShape::Plain, None).lines().last().unwrap().to_owned();
     picture.at = "2026-03-01T12:00:00.000Z".to_owned();
     picture.counted_at = Some("2026-03-01T11:59:56.000Z".to_owned());
-    assert_eq!(last(&picture), "conservation: adds up (1,234 jobs)");
+    assert_eq!(last(&picture), "all 1,234 recorded payments accounted for");
     picture.counted_at = Some("2026-03-01T11:57:55.000Z".to_owned());
-    assert_eq!(last(&picture), "conservation: adds up (1,234 jobs, counted 125 s ago)");
+    assert_eq!(last(&picture), "all 1,234 recorded payments accounted for (counted 125 s ago)");
+    picture.conservation[0].recorded = 0;
+    assert_eq!(last(&picture), "no recorded payments (counted 125 s ago)");
 }
 
 #[test]
@@ -123,7 +125,7 @@ fn overview_fits_a_narrow_terminal() {
         let page = render_overview(&sample_overview(), TableShape::Terminal { width: Some(width) }, None);
         assert!(page.lines().all(|line| line.chars().count() <= usize::from(width)), "{width}:\n{page}");
         assert_eq!(page.matches('└').count(), 1, "{width}:\n{page}");
-        assert!(!page.contains("parked") && !page.contains("review"), "all of them are 0\n{page}");
+        assert!(!page.contains("delayed") && !page.contains("review"), "all of them are 0\n{page}");
         if width < 80 {
             continue;
         }
@@ -140,11 +142,13 @@ fn overview_fits_a_narrow_terminal() {
     };
     let mut usual = sample_overview();
     usual.providers[1].name = "stripe".to_owned();
-    assert_eq!(titles(&usual), "provider state used rate waiting in flight drain");
-    (usual.providers[0].parked, usual.providers[1].review) = (Some(1_200), Some(3));
-    assert_eq!(titles(&usual), "provider state used rate waiting parked review drain");
+    assert_eq!(titles(&usual), "provider state used rate waiting in flight clears in");
+    usual.providers[0].parked = Some(1_200);
+    assert_eq!(titles(&usual), "provider state used rate waiting delayed clears in");
+    usual.providers[1].review = Some(3);
+    assert_eq!(titles(&usual), "provider state used rate waiting review clears in");
     let page = render_overview(&usual, TableShape::Terminal { width: Some(80) }, None);
-    assert_eq!(page.lines().count(), 6, "two providers, their head, one cause, and the account\n{page}");
+    assert_eq!(page.lines().count(), 6, "two providers, their header, one cause, and the reconciliation\n{page}");
 }
 
 #[test]
@@ -161,7 +165,7 @@ fn low_terminal_shows_problems_and_busiest_providers() {
     assert_eq!(page.lines().count(), 12, "\n{page}");
     let names: Vec<&str> = page.lines().filter_map(|line| line.split_whitespace().next()).collect();
     assert_eq!(names[..5], ["provider", "a-provider-with-a-long-name", "└", "p29", "p28"], "\n{page}");
-    assert!(page.contains("\n… 25 more\n") && page.ends_with("conservation: adds up (1,234 jobs)"), "\n{page}");
+    assert!(page.contains("\n… 25 more\n") && page.ends_with("all 1,234 recorded payments accounted for"), "\n{page}");
     many.warnings = (0..30).map(|nth| format!("worker {nth} is lost")).collect();
     let page = render_overview(&many, TableShape::Terminal { width: Some(100) }, Some(12));
     assert!(page.lines().count() <= 12 && page.contains("… 28 more lines"), "\n{page}");
@@ -172,12 +176,14 @@ fn invalid_row_shows_the_limit_in_force() {
     let mut bad = sample_overview();
     bad.providers[0].problems = vec!["limit per-second: max_requests is -3".to_owned()];
     assert!(
-        render_overview(&bad, TableShape::Plain, None).contains("└ bad row, nothing is sent by it: limit per-second")
+        render_overview(&bad, TableShape::Plain, None).contains("└ invalid row, nothing is sent: limit per-second")
     );
     bad.providers[0].has_good_row = true;
     let page = render_overview(&bad, TableShape::Plain, None);
     assert!(
-        page.contains("└ bad row, the last good one counts (per-second 100/1s): limit per-second: max_requests is -3"),
+        page.contains(
+            "└ invalid row, its last valid version is in force (per-second 100/1s): limit per-second: max_requests"
+        ),
         "{page}"
     );
 }
@@ -186,11 +192,11 @@ fn invalid_row_shows_the_limit_in_force() {
 fn discrepancies_and_warnings_are_shown() {
     let mut picture = sample_overview();
     picture.conservation[0].provider = "acme".to_owned();
-    picture.conservation[0].faults = vec!["7 jobs open, 6 in hand, parked or due".to_owned()];
+    picture.conservation[0].faults = vec!["7 jobs open, 6 active, delayed or due".to_owned()];
     picture.warnings = vec!["worker a:1 is lost\u{1b}[2J".to_owned()];
     let page = render_overview(&picture, TableShape::Plain, None);
-    assert!(page.contains("conservation: acme: 7 jobs open, 6 in hand, parked or due\nwarning: worker a:1 is lost"));
-    assert!(!page.contains('\u{1b}') && !page.contains("adds up"), "{page}");
+    assert!(page.contains("reconciliation: acme: 7 jobs open, 6 active, delayed or due\nwarning: worker a:1 is lost"));
+    assert!(!page.contains('\u{1b}') && !page.contains("accounted for"), "{page}");
 }
 
 #[test]

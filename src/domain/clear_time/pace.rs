@@ -1,8 +1,8 @@
-//! How fast a provider's limits, worker slots and egress rate let a backlog out.
+//! Pace of a backlog: how fast a provider's limits, worker slots and egress rate let jobs out.
 //!
-//! Each limit lets a number of jobs out per cycle. A limit over a longer time decides only where the shorter ones are done
-//! with a whole cycle of it before that cycle is over. So the limits are taken from the shortest to the longest, each as a
-//! function from a number of jobs to seconds, built on the one before it.
+//! Each limit lets a number of jobs out per cycle. A longer limit matters only where the shorter ones let out a whole
+//! cycle of it before that cycle ends. So limits are taken from the shortest to the longest. Each is a function from a
+//! number of jobs to seconds, built on the one before it.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::ClearTimeInput;
 use crate::domain::limit::{Algorithm, Limit};
 use crate::domain::provider::{Pacing, Provider, SlotRelease};
 
-/// Seconds until that many jobs are sent and the last is answered; `None`: nothing is sent.
+/// Time until `jobs` are sent and the last is answered; `None`: nothing is sent.
 pub(super) fn send_time(conditions: &ClearTimeInput<'_>, jobs: u64) -> Option<Duration> {
     let per_second = steady_rate(conditions)?;
     let holding = conditions.provider.limits.iter().filter(|limit| limit.applies_to_every_charge());
@@ -21,12 +21,12 @@ pub(super) fn send_time(conditions: &ClearTimeInput<'_>, jobs: u64) -> Option<Du
     Some(duration(sent_in + conditions.hold.as_secs_f64()))
 }
 
-/// How long a backlog takes at this rate; `None`: for ever.
+/// Time that a backlog takes at this rate; `None`: it never ends.
 pub(super) fn time_at_rate(jobs: u64, per_second: f64) -> Option<Duration> {
     (per_second > 0.0).then(|| duration(float(jobs) / per_second))
 }
 
-/// What all lanes let out without any limit: by their egress rate, and by their worker slots.
+/// Jobs per second that all lanes let out without any limit: by their egress rate and their worker slots.
 fn steady_rate(conditions: &ClearTimeInput<'_>) -> Option<f64> {
     let lanes = f64::from(conditions.lanes.max(1));
     let egress = conditions.provider.egress_per_second() * lanes;
@@ -35,7 +35,7 @@ fn steady_rate(conditions: &ClearTimeInput<'_>) -> Option<f64> {
     Some(egress.min(slots)).filter(|rate| *rate > 0.0)
 }
 
-/// The spacing by the tightest limit, where starts are spread evenly.
+/// The spacing by the tightest limit, if starts are spread evenly.
 fn even_pacing(provider: &Provider) -> Option<LimitPace> {
     let tightest = provider.tightest_rate().filter(|_| provider.pacing == Pacing::Even)?;
     let per_cycle = u64::from(provider.after_reserve(tightest.max_requests())).max(1);
@@ -44,7 +44,7 @@ fn even_pacing(provider: &Provider) -> Option<LimitPace> {
     Some(LimitPace { per_cycle: 1, cycle: window / float(per_cycle), kind: PaceKind::Spaced { at_once: 1 } })
 }
 
-/// One limit, as far as the pace depends on it.
+/// Pace of one limit.
 struct LimitPace {
     /// Jobs per cycle, at least 1.
     per_cycle: u64,
@@ -54,11 +54,11 @@ struct LimitPace {
 }
 
 enum PaceKind {
-    /// As many as are free at once, then one after the other.
+    /// All that are free go at once, then one after the other.
     Spaced { at_once: u64 },
-    /// As many as are free at once. What is used comes back within a cycle.
+    /// All that are free go at once. Used slots are free again within a cycle.
     Sliding { free: u64 },
-    /// All at once, when the window ends: in so many seconds for the first time.
+    /// All of a window at once, when it begins. The first one begins in `ends_in` seconds.
     Aligned { free: u64, ends_in: f64 },
 }
 
@@ -89,12 +89,12 @@ impl LimitPace {
         Self { per_cycle, cycle: cycle.as_secs_f64(), kind }
     }
 
-    /// When the `n`th job has a permit by this limit alone.
+    /// Seconds until the `n`th job has a permit by this limit alone.
     fn permit_time(&self, n: u64) -> f64 {
         match self.kind {
             PaceKind::Spaced { at_once } => float(n.saturating_sub(at_once)) / float(self.per_cycle) * self.cycle,
             PaceKind::Sliding { free } => {
-                // Whole cycles, and a last one that begins with what is free now and goes on with what is used now.
+                // Whole cycles, then a last one: first the slots that are free now, then those that are used now.
                 let (cycles, last) = (n.saturating_sub(1) / self.per_cycle, n.saturating_sub(1) % self.per_cycle + 1);
                 let used = (self.per_cycle - free).max(1);
                 (float(cycles) + float(last.saturating_sub(free)) / float(used)) * self.cycle
@@ -106,7 +106,7 @@ impl LimitPace {
         }
     }
 
-    /// Full cycles before the `n`th job, in seconds, and its place in its own cycle.
+    /// Seconds of the full cycles before the `n`th job, and the job's place in its own cycle.
     fn cycle_of(&self, n: u64) -> Option<(f64, u64)> {
         match self.kind {
             PaceKind::Spaced { .. } => None,
@@ -123,15 +123,15 @@ impl LimitPace {
     }
 }
 
-/// The limits up to one of them, and what is let out without any.
+/// Pace of several limits together, and of the lanes without any limit.
 struct CombinedPace<'a> {
-    /// By the length of their cycles.
+    /// Sorted by the length of their cycles.
     limits: &'a [LimitPace],
     per_second: f64,
 }
 
 impl CombinedPace<'_> {
-    /// Until the `n`th job is sent.
+    /// Seconds until the `n`th job is sent.
     fn seconds(&self, n: u64) -> f64 {
         let Some((rule, shorter)) = self.limits.split_last() else {
             return float(n.saturating_sub(1)) / self.per_second;
@@ -151,7 +151,7 @@ fn float(count: u64) -> f64 {
     count as f64
 }
 
-/// Saturates: a backlog may take longer than a duration can say.
+/// Saturates: a backlog may take longer than a duration can hold.
 fn duration(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
 }

@@ -1,4 +1,4 @@
-//! The estimate by tables, and what holds for any limits.
+//! Tests of the clear time: tables of estimates, and properties that hold for any limits.
 
 use proptest::prelude::*;
 
@@ -18,7 +18,7 @@ fn provider(limits: Vec<LimitRow>, change: impl Fn(&mut ProviderRow)) -> Provide
     row.validate(1).unwrap()
 }
 
-/// An egress rate that holds nothing back.
+/// Sets an egress rate that does not limit anything.
 fn fast(row: &mut ProviderRow) {
     row.leak_per_second = Some(100_000.0);
 }
@@ -61,13 +61,13 @@ fn clear_time_follows_the_limits() {
         (&plain(second()), 100, 0, 0, 0),
         (&plain(second()), 101, 0, 0, 1_000),
         (&plain(second()), 12_000, 0, 0, 119_000),
-        // Everything is used: the slots come back over a window.
+        // All slots are used: they come back over a window.
         (&plain(second()), 100, 100, 0, 1_000),
         (&plain(second()), 50, 100, 0, 500),
         (&plain(second()), 60, 80, 0, 500),
-        // More is used than a lowered limit allows.
+        // The usage is above a lowered limit.
         (&plain(second()), 50, 500, 0, 500),
-        // Each slot is taken until the answer, and the last answer is waited for.
+        // Each slot is held until the response, and the last response counts too.
         (
             &provider(second(), |row| (row.workers, row.leak_per_second) = (1_000, Some(100_000.0))),
             12_000,
@@ -92,11 +92,11 @@ fn clear_time_follows_the_limits() {
         let name = provider.limits[0].name.clone();
         let used = [UsedCount { limit: name, count: used }];
         let hold = Duration::from_millis(hold_ms);
-        let told_ms = clears_in_ms(&ClearTimeInput { used_counts: &used, hold, ..conditions(provider, jobs) });
+        let clears_ms = clears_in_ms(&ClearTimeInput { used_counts: &used, hold, ..conditions(provider, jobs) });
         // The egress rate of these providers takes 10 us a job, and their worker slots 200.
         assert!(
-            told_ms.abs_diff(wanted_ms) <= 25,
-            "{provider:?} {jobs} {used:?} {hold_ms}: {told_ms}, not {wanted_ms}"
+            clears_ms.abs_diff(wanted_ms) <= 25,
+            "{provider:?} {jobs} {used:?} {hold_ms}: {clears_ms}, not {wanted_ms}"
         );
     }
 }
@@ -120,31 +120,37 @@ fn full_stops_have_their_own_answer() {
     let shut = provider(vec![limit("second", 10, 1_000), limit("shut", 0, 1_000)], |_| ());
     let each = LimitRow { scope: "account".to_owned(), ..limit(EACH, 1, 60_000) };
     let by_account = provider(vec![limit("second", 10, 1_000), each], |_| ());
-    let of = |provider: &Provider, flow, missing| {
+    let clear_time_of = |provider: &Provider, sending, missing| {
         let waiting = WaitingJobs { jobs: 31, missing, ..WaitingJobs::default() };
-        ClearTimeInput { sending: flow, waiting, ..conditions(provider, 0) }.clear_time()
+        ClearTimeInput { sending, waiting, ..conditions(provider, 0) }.clear_time()
     };
     let sends = SendingState::StartsIn(Duration::ZERO);
     let least =
         |about| ClearTime::DependsOnAccounts { at_least: Duration::from_secs(3), limits: vec![EACH.to_owned()], about };
-    for (told, wanted) in [
-        (of(&open, sends, None), ClearTime::In(Duration::from_secs(3))),
-        (of(&open, SendingState::StartsIn(Duration::from_secs(7)), None), ClearTime::In(Duration::from_secs(10))),
-        (of(&open, SendingState::Paused, None), ClearTime::NotWhilePaused),
-        (of(&open, SendingState::Disabled, Some(MissingInput::Queue)), ClearTime::NotWhileDisabled),
-        (of(&open, SendingState::BreakerOpen, None), ClearTime::NotWhileBreakerOpen),
-        (of(&open, SendingState::Unknown(MissingInput::Worker), None), ClearTime::Unknown(MissingInput::Worker)),
-        (of(&open, sends, Some(MissingInput::Queue)), ClearTime::Unknown(MissingInput::Queue)),
-        (of(&shut, sends, Some(MissingInput::Queue)), ClearTime::Never { limit: Some("shut".to_owned()) }),
-        (of(&shut, SendingState::Paused, None), ClearTime::NotWhilePaused),
-        (of(&by_account, sends, None), least(None)),
+    for (actual, wanted) in [
+        (clear_time_of(&open, sends, None), ClearTime::In(Duration::from_secs(3))),
+        (
+            clear_time_of(&open, SendingState::StartsIn(Duration::from_secs(7)), None),
+            ClearTime::In(Duration::from_secs(10)),
+        ),
+        (clear_time_of(&open, SendingState::Paused, None), ClearTime::NotWhilePaused),
+        (clear_time_of(&open, SendingState::Disabled, Some(MissingInput::Queue)), ClearTime::NotWhileDisabled),
+        (clear_time_of(&open, SendingState::BreakerOpen, None), ClearTime::NotWhileBreakerOpen),
+        (
+            clear_time_of(&open, SendingState::Unknown(MissingInput::Worker), None),
+            ClearTime::Unknown(MissingInput::Worker),
+        ),
+        (clear_time_of(&open, sends, Some(MissingInput::Queue)), ClearTime::Unknown(MissingInput::Queue)),
+        (clear_time_of(&shut, sends, Some(MissingInput::Queue)), ClearTime::Never { limit: Some("shut".to_owned()) }),
+        (clear_time_of(&shut, SendingState::Paused, None), ClearTime::NotWhilePaused),
+        (clear_time_of(&by_account, sends, None), least(None)),
     ] {
-        assert_eq!(told, wanted);
+        assert_eq!(actual, wanted);
     }
     let recent = |rate| ClearTimeInput { recent_rate: Some(rate), ..conditions(&by_account, 31) }.clear_time();
     assert_eq!(recent(0.1), least(Some(Duration::from_secs(310))));
     assert_eq!((recent(100.0), recent(0.0)), (least(Some(Duration::from_secs(3))), least(None)));
-    // Nothing waits: there is nothing to clear, whatever holds.
+    // No job waits, so there is nothing to clear, whatever blocks.
     assert_eq!(
         ClearTimeInput { sending: SendingState::Paused, ..conditions(&shut, 0) }.clear_time(),
         ClearTime::In(Duration::ZERO)
@@ -157,14 +163,14 @@ fn full_stops_have_their_own_answer() {
 
 #[test]
 fn binding_account_limits_are_named() {
-    let of = |change: fn(&mut LimitRow)| {
+    let named = |change: fn(&mut LimitRow)| {
         let mut each = limit(EACH, 6, 60_000);
         change(&mut each);
         limits_by_account(&provider(vec![limit("second", 100, 1_000), each], |_| ()))
     };
     let account: fn(&mut LimitRow) = |limit| limit.scope = "account".to_owned();
     let reference: fn(&mut LimitRow) = |limit| limit.scope = "reference".to_owned();
-    assert_eq!((of(account), of(reference)), (vec![EACH.to_owned()], vec![EACH.to_owned()]));
+    assert_eq!((named(account), named(reference)), (vec![EACH.to_owned()], vec![EACH.to_owned()]));
     let nothing: [fn(&mut LimitRow); 4] = [
         |_| (),
         |limit| (limit.scope, limit.shadow) = ("account".to_owned(), true),
@@ -172,7 +178,7 @@ fn binding_account_limits_are_named() {
         |limit| (limit.scope, limit.applies_to) = ("account".to_owned(), "lookup".to_owned()),
     ];
     for change in nothing {
-        assert_eq!(of(change), Vec::<String>::new());
+        assert_eq!(named(change), Vec::<String>::new());
     }
 }
 
@@ -205,32 +211,32 @@ prop_compose! {
 proptest! {
     #[test]
     fn estimates_are_monotone(
-        row in any_provider(), jobs in 1..100_000_u64, more in 1..5_000_u64, used in 0..3_000_u64, raised in 1..3_000_i64,
-        hold_ms in 0..3_000_u64, lanes in 1..4_u32,
+        row in any_provider(), jobs in 1..100_000_u64, more in 1..5_000_u64, used in 0..3_000_u64,
+        raised in 1..3_000_i64, hold_ms in 0..3_000_u64, lanes in 1..4_u32,
     ) {
         let used = [UsedCount { limit: "l0".to_owned(), count: used }];
         let hold = Duration::from_millis(hold_ms);
-        let of = |provider: &Provider, jobs| {
-            let told = ClearTimeInput { used_counts: &used, hold, lanes, ..conditions(provider, jobs) }.clear_time();
-            match told {
+        let clears_in_of = |provider: &Provider, jobs| {
+            let input = ClearTimeInput { used_counts: &used, hold, lanes, ..conditions(provider, jobs) };
+            match input.clear_time() {
                 ClearTime::In(clears_in) => clears_in,
                 ClearTime::Never { .. } => Duration::MAX,
                 other => panic!("{other:?}"),
             }
         };
-        // A reserve may leave nothing of a small limit, and a short window suits no sliding window.
+        // A reserve may take all of a small limit, and a sliding window rejects a short window.
         let provider = row.validate(1);
         prop_assume!(provider.is_ok());
         let provider = provider.unwrap();
-        let clears_in = of(&provider, jobs);
-        prop_assert!(of(&provider, jobs + more) >= clears_in, "a larger backlog clears sooner");
+        let clears_in = clears_in_of(&provider, jobs);
+        prop_assert!(clears_in_of(&provider, jobs + more) >= clears_in, "a larger backlog clears sooner");
         let mut higher = row;
-        // A row's own egress rate follows its limits unless it is given.
+        // The egress rate follows the limits, unless the row sets it.
         for limit in &mut higher.limits {
             limit.max_requests += raised;
         }
         let provider = higher.validate(1).unwrap();
-        let sooner = of(&provider, jobs);
+        let sooner = clears_in_of(&provider, jobs);
         prop_assert!(sooner <= clears_in + Duration::from_millis(1), "higher limits clear later: {sooner:?}");
     }
 }

@@ -1,8 +1,11 @@
-//! What follows from one look-up, given what the job has been through.
+//! Decision table of a look-up: what follows from its result, given the job's history.
 //!
-//! Refuses to charge and refuses to end in anything but `succeeded`, `declined` or `review`: whoever is asked about may
-//! have been charged. What an answer leaves open is asked again, longer apart each time, until `give_up_after_s`; what
-//! says nothing about the payment (a limit, a lock, credentials, no connection) is bounded by `max_age_s` too.
+//! It never charges, and ends a job only in `succeeded`, `declined` or `review`, because the payment may have been
+//! charged. A result that leaves the outcome open is asked again, at growing intervals, until `give_up_after_s`. A
+//! result that says nothing about the payment (a limit, a lock, credentials, no connection) is bounded by `max_age_s`
+//! too.
+//!
+//! See `docs/decisions/0034-look-ups-of-unknown-outcomes.md`.
 
 use std::time::Duration;
 
@@ -14,7 +17,7 @@ use crate::domain::explain::reason::THROTTLED;
 use crate::domain::lookup::LookupResult;
 use crate::domain::outcome::FinalState;
 
-/// What follows from a look-up.
+/// Decision after a look-up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LookupDisposition {
     pub transition: Transition,
@@ -23,7 +26,7 @@ pub struct LookupDisposition {
     pub grants_resend: bool,
 }
 
-/// Decides what follows from what a look-up found. `fraction` is a random number in 0..1.
+/// Decides what follows from a look-up's result. `fraction` is a random number in 0..1.
 #[must_use]
 pub fn after_lookup(
     finding: &LookupResult,
@@ -31,17 +34,17 @@ pub fn after_lookup(
     policy: &RetryPolicy,
     fraction: f64,
 ) -> LookupDisposition {
-    // A row whose look-up was taken away since: nothing is asked any more.
-    let nothing = LookupPolicy { give_up_after: Duration::ZERO, resend_if_not_found: false };
-    let asking = LookupContext { history, policy, lookup: policy.lookup.unwrap_or(nothing), fraction };
+    // The row no longer has a look-up: the provider is not asked again.
+    let no_lookup = LookupPolicy { give_up_after: Duration::ZERO, resend_if_not_found: false };
+    let context = LookupContext { history, policy, lookup: policy.lookup.unwrap_or(no_lookup), fraction };
     match finding {
         LookupResult::Accepted { reference } => {
-            finalize(FinalState::Succeeded, "accepted, as the provider says when asked", reference.clone())
+            finalize(FinalState::Succeeded, "accepted, as the look-up reports", reference.clone())
         }
         LookupResult::Declined { reason } => finalize(FinalState::Declined, reason, None),
         LookupResult::Differs { reason } => finalize(FinalState::Review, reason, None),
-        LookupResult::InProgress => asking.repeat_until_bound("the provider is still working on this payment", None),
-        LookupResult::NotFound if asking.may_resend() => LookupDisposition {
+        LookupResult::InProgress => context.repeat_until_bound("the provider is still working on this payment", None),
+        LookupResult::NotFound if context.may_resend() => LookupDisposition {
             transition: Transition::Retry {
                 after: policy.backoff.delay(1, fraction),
                 unknown: true,
@@ -50,33 +53,33 @@ pub fn after_lookup(
             pause: None,
             grants_resend: true,
         },
-        LookupResult::NotFound => asking.repeat_until_bound("the provider does not know this payment", None),
-        LookupResult::Unclear { reason } => asking.repeat_until_bound(reason, None),
+        LookupResult::NotFound => context.repeat_until_bound("the provider does not know this payment", None),
+        LookupResult::Unclear { reason } => context.repeat_until_bound(reason, None),
         LookupResult::Unknown { cause, retry_after } => {
             let named_wait = honoured_wait(*retry_after);
-            let reason = format!("asked for an unknown outcome: {}", cause.describe());
+            let reason = format!("look-up failed: {}", cause.describe());
             let pause = named_wait.map(|wait| PauseRequest::Lane { wait, cause: reason.clone() });
-            LookupDisposition { pause, ..asking.repeat_until_bound(&reason, named_wait) }
+            LookupDisposition { pause, ..context.repeat_until_bound(&reason, named_wait) }
         }
         LookupResult::Throttled { retry_after } => {
             let wait = honoured_wait(*retry_after).unwrap_or_else(|| throttle_backoff(history, policy));
-            LookupDisposition { pause: Some(PauseRequest::Quota { wait }), ..asking.defer(wait, THROTTLED) }
+            LookupDisposition { pause: Some(PauseRequest::Quota { wait }), ..context.defer(wait, THROTTLED) }
         }
         LookupResult::Busy { retry_after } => {
-            let wait = honoured_wait(*retry_after).unwrap_or(asking.backoff());
-            asking.defer(wait, "the provider is busy with this payment's object")
+            let wait = honoured_wait(*retry_after).unwrap_or(context.backoff());
+            context.defer(wait, "the provider is busy with this payment's object")
         }
         LookupResult::Misconfigured { status } => {
             let cause = format!("provider answered a look-up with {status}: check the credentials in headers");
-            // An address for look-ups that is refused says nothing of charges: nobody else waits.
-            asking.defer(MISCONFIGURED_PAUSE, &cause)
+            // A refused address for look-ups says nothing about charges, so other jobs do not wait.
+            context.defer(MISCONFIGURED_PAUSE, &cause)
         }
-        LookupResult::NotSent { cause } => asking.defer(asking.backoff(), cause),
+        LookupResult::NotSent { cause } => context.defer(context.backoff(), cause),
         LookupResult::LocalFault(fault) => {
-            let put_off = asking.defer(asking.backoff(), &fault.to_string());
+            let deferred = context.defer(context.backoff(), &fault.to_string());
             LookupDisposition {
                 pause: Some(PauseRequest::Intake { wait: LOCAL_FAULT_PAUSE, fault: fault.clone() }),
-                ..put_off
+                ..deferred
             }
         }
     }
@@ -94,13 +97,13 @@ impl LookupContext<'_> {
         self.history.unknown_age.unwrap_or_default()
     }
 
-    /// Longer with each look-up.
+    /// Grows with each look-up.
     fn backoff(&self) -> Duration {
         self.policy.backoff.delay(self.history.lookups.saturating_add(1), self.fraction)
     }
 
-    /// Once, only after the provider has not known the payment for as long as its not knowing may be an error, and only
-    /// while it surely remembers the key.
+    /// One resend is allowed: only after the provider has not found the payment for `give_up_after`, and only while it
+    /// certainly remembers the idempotency key.
     fn may_resend(&self) -> bool {
         self.lookup.resend_if_not_found
             && self.policy.idempotency_retention.is_some_and(|retention| key_is_remembered(self.history, retention))
@@ -109,7 +112,7 @@ impl LookupContext<'_> {
             && self.unknown_age() >= self.lookup.give_up_after
     }
 
-    /// The last time exactly when the bound is reached.
+    /// Asks again; the last time exactly when the bound is reached.
     fn repeat_until_bound(&self, reason: &str, named_wait: Option<Duration>) -> LookupDisposition {
         let left = self.lookup.give_up_after.saturating_sub(self.unknown_age());
         if left.is_zero() {

@@ -1,4 +1,4 @@
-//! The table of findings, row by row.
+//! Tests of the decision table of look-ups: each result, row by row, and the bounds on repeats.
 
 use super::super::{HONOURED_WAIT_MAX, review_unless_lookup};
 use super::*;
@@ -38,9 +38,9 @@ fn asked(first_sent_s: u64, lookups: u32) -> AttemptHistory {
 
 const UNKNOWN: LookupResult = LookupResult::Unknown { cause: UnknownCause::Timeout, retry_after: None };
 
-/// Final state, or the wait in seconds.
-fn outcome(judged: &LookupDisposition) -> Result<FinalState, u64> {
-    match &judged.transition {
+/// The final state, or the wait in seconds.
+fn outcome(disposition: &LookupDisposition) -> Result<FinalState, u64> {
+    match &disposition.transition {
         Transition::Finalize { state, .. } => Ok(*state),
         Transition::Retry { after, unknown, .. } => {
             assert!(unknown, "a job that is asked about stays unknown");
@@ -71,9 +71,9 @@ fn undecided_lookups_are_repeated() {
     ];
     for (finding, before, at_the_bound) in table {
         for (first_sent_s, wanted) in [(10, before), (600, at_the_bound)] {
-            let judged = after_lookup(&finding, &asked(first_sent_s, 2), &policy(false), 1.0);
-            assert_eq!(outcome(&judged), wanted, "{finding:?} after {first_sent_s} s");
-            assert!(!judged.grants_resend, "{finding:?}");
+            let disposition = after_lookup(&finding, &asked(first_sent_s, 2), &policy(false), 1.0);
+            assert_eq!(outcome(&disposition), wanted, "{finding:?} after {first_sent_s} s");
+            assert!(!disposition.grants_resend, "{finding:?}");
         }
     }
 }
@@ -86,11 +86,11 @@ fn lookup_waits_grow_up_to_the_bound() {
     let waits: Vec<_> = [(1, 0), (2, 1), (4, 2), (100, 9), (595, 9), (599, 9)].map(|(age, n)| wait(age, n)).into();
     assert_eq!(waits, [Err(1), Err(2), Err(4), Err(60), Err(5), Err(1)]);
     assert_eq!(wait(600, 9), Ok(FinalState::Review));
-    // A named wait is kept, though it leads beyond the bound.
+    // A named wait is followed, even beyond the bound.
     let named = LookupResult::Unknown { cause: UnknownCause::ServerError(503), retry_after: Some(secs(40)) };
-    let judged = after_lookup(&named, &asked(595, 9), &policy(false), 1.0);
-    assert_eq!(outcome(&judged), Err(40));
-    assert!(matches!(judged.pause, Some(PauseRequest::Lane { wait, .. }) if wait == secs(40)));
+    let disposition = after_lookup(&named, &asked(595, 9), &policy(false), 1.0);
+    assert_eq!(outcome(&disposition), Err(40));
+    assert!(matches!(disposition.pause, Some(PauseRequest::Lane { wait, .. }) if wait == secs(40)));
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn throttled_lookup_pauses_others_misconfigured_does_not() {
     assert_eq!(pause(&throttled), Some(PauseRequest::Quota { wait: HONOURED_WAIT_MAX }));
     let fault = LocalFault::ProcessDescriptors;
     let intake = PauseRequest::Intake { wait: LOCAL_FAULT_PAUSE, fault: fault.clone() };
-    assert_eq!(pause(&LookupResult::LocalFault(fault)), Some(intake), "the next one would fare no better");
+    assert_eq!(pause(&LookupResult::LocalFault(fault)), Some(intake), "the next request would fail too");
     let misconfigured = [401, 403, 407].map(|status| LookupResult::Misconfigured { status });
     for finding in misconfigured.into_iter().chain([
         LookupResult::NotFound,
@@ -124,7 +124,7 @@ fn throttled_lookup_pauses_others_misconfigured_does_not() {
     }
 }
 
-/// What says nothing is bounded by the later of the two bounds, so that a morning with a wrong key loses no payment.
+/// A result that says nothing is bounded by the later of the two bounds: a morning with a wrong key loses no payment.
 #[test]
 fn inconclusive_lookup_repeats_until_max_age() {
     let wait = |age_s, first_sent_s, give_up_s| {
@@ -141,9 +141,9 @@ fn inconclusive_lookup_repeats_until_max_age() {
 #[test]
 fn resend_is_granted_once_where_configured() {
     let granted = |history: &AttemptHistory, policy: &RetryPolicy| {
-        let judged = after_lookup(&LookupResult::NotFound, history, policy, 1.0);
-        assert_eq!(judged.grants_resend, outcome(&judged) == Err(1), "{judged:?}");
-        judged.grants_resend
+        let disposition = after_lookup(&LookupResult::NotFound, history, policy, 1.0);
+        assert_eq!(disposition.grants_resend, outcome(&disposition) == Err(1), "{disposition:?}");
+        disposition.grants_resend
     };
     assert!(granted(&asked(600, 9), &policy(true)));
     assert!(!granted(&asked(590, 9), &policy(true)), "it may still appear");
@@ -158,14 +158,18 @@ fn resend_is_granted_once_where_configured() {
     }
 }
 
-/// What was charged a moment ago may not be found yet, however long ago the first request was.
+/// A charge of a moment ago may not be found yet, however long ago the first request was.
 #[test]
 fn lookup_bound_starts_at_last_unknown_charge() {
     let late = |unknown_s| AttemptHistory { unknown_age: Some(secs(unknown_s)), ..asked(640, 2) };
     for finding in [LookupResult::NotFound, LookupResult::InProgress, UNKNOWN] {
         for (unknown_s, wanted) in [(0, Err(4)), (10, Err(4)), (598, Err(2))] {
-            let judged = after_lookup(&finding, &late(unknown_s), &policy(true), 1.0);
-            assert_eq!((outcome(&judged), judged.grants_resend), (wanted, false), "{finding:?} after {unknown_s} s");
+            let disposition = after_lookup(&finding, &late(unknown_s), &policy(true), 1.0);
+            assert_eq!(
+                (outcome(&disposition), disposition.grants_resend),
+                (wanted, false),
+                "{finding:?} after {unknown_s} s"
+            );
         }
     }
     assert!(after_lookup(&LookupResult::NotFound, &late(600), &policy(true), 1.0).grants_resend);

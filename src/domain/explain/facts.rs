@@ -1,6 +1,7 @@
-//! What an explanation stands on: one job, and everything that it may wait for, as they are at one instant.
+//! Facts of an explanation: one job and everything that it may wait for, at one instant.
 //!
-//! Refuses to fetch: `ops::explain` gathers these from the ledger, the settings, the limiter and the running process.
+//! This module does not fetch. `ops::explain` gathers the facts from the ledger, the settings, the limiter and the
+//! running process.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use crate::domain::provider::Provider;
 use crate::domain::quota_spec::QuotaSpec;
 use crate::domain::time::EpochMs;
 
-/// Everything that is known of one id.
+/// Everything that is known about one id.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
     /// The ledger's clock.
@@ -20,9 +21,9 @@ pub struct Facts {
     pub id: String,
     /// `None`: the ledger has no such job.
     pub job: Option<JobFacts>,
-    /// What its message says, where the ledger does not know it yet and the message was found.
+    /// Fields of its message, if the ledger does not have the job yet and the message was found.
     pub unrecorded: Option<JobFacts>,
-    /// Where its message may be, if neither has it.
+    /// Queues that may hold its message, if both are `None`.
     pub message_search: MessageSearch,
     /// Messages with this id that can never be a job; newest first.
     pub rejected: Vec<Rejected>,
@@ -33,14 +34,14 @@ pub struct Facts {
     pub limiter: LimiterFacts,
 }
 
-/// The lanes' queues, for a message that cannot be asked for.
+/// Result of the search for a message in the lanes' queues.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum MessageSearch {
     #[default]
     NotAsked,
-    /// Looked through: it is in none.
+    /// All queues were searched, and none has it.
     Searched,
-    /// The broker lets nobody look for a message; these hold some.
+    /// The broker offers no search. These queues hold messages.
     MayHold(Vec<LaneQueue>),
 }
 
@@ -48,13 +49,13 @@ pub enum MessageSearch {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaneQueue {
     pub provider: String,
-    /// Messages ready in it.
+    /// Ready messages in the queue.
     pub ready: u64,
-    /// When everything that waits for its provider is cleared.
+    /// Clear time of everything that waits for the provider.
     pub clears: ClearTime,
 }
 
-/// A job as the ledger has it.
+/// A job as recorded in the ledger.
 #[derive(Clone, Debug, Default)]
 pub struct JobFacts {
     pub provider: String,
@@ -75,14 +76,14 @@ pub struct JobFacts {
     pub attempts: u32,
     pub lookups: u32,
     pub resend: Resend,
-    /// Workers lost in a row while they held it, none of which began a request.
+    /// Workers lost in a row while they held its lease and had begun no request.
     pub lost_holders: u32,
     pub requests: Vec<SentRequest>,
-    /// The last time that it was put down.
+    /// The last delay of the job.
     pub last_delay: Option<LastDelay>,
-    /// When the event of its state was published; the inner `None`: not yet.
+    /// Publication time of the event of its state; inner `None`: not published yet.
     pub event: Option<Option<EpochMs>>,
-    /// Who changed it by hand last.
+    /// The last change by an operator.
     pub manual_change: Option<ManualChange>,
 }
 
@@ -95,12 +96,12 @@ pub struct SentRequest {
     pub outcome: Option<String>,
 }
 
-/// Put down until later, out of all hands, before a request was sent.
+/// A delay before a request was sent; no worker held the job meanwhile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LastDelay {
     pub reason: String,
     pub since: EpochMs,
-    /// Of the request.
+    /// Number of the request that followed.
     pub request: u32,
 }
 
@@ -121,76 +122,76 @@ pub struct Rejected {
 /// The provider's row, and what its quota allows.
 #[derive(Clone, Debug, Default)]
 pub struct RowFacts {
-    /// As meant, or the last that could be; `None`: there is no row, or no good one.
+    /// The validated row, or the last valid one; `None`: there is no row, or none was ever valid.
     pub provider: Option<Arc<Provider>>,
-    /// Why the row that is there now cannot be meant.
+    /// Problems of the current row, if it is invalid.
     pub problems: Vec<String>,
-    /// `None`: not known in full.
+    /// `None`: not fully known.
     pub spec: Option<Arc<QuotaSpec>>,
 }
 
-/// What this process's lane does.
+/// State of this process's lane.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum LaneFacts {
     /// No process was asked.
     #[default]
     NotAsked,
-    /// The process that was asked has none for this provider.
+    /// The process that was asked has no lane for this provider.
     Absent,
     Running,
-    /// Takes no more; what is in hand goes on.
+    /// Takes no more jobs; active jobs continue.
     IntakePaused {
         cause: String,
         ends_in: Duration,
     },
-    /// Sends nothing either.
+    /// Takes no jobs and sends nothing.
     Paused {
         cause: String,
         ends_in: Duration,
     },
-    /// The breaker was open: one job at a time is sent.
+    /// The circuit breaker is open: one job at a time is sent.
     Probing {
         cause: String,
     },
 }
 
-/// In whose hand the job is.
+/// Which worker holds the job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ClaimState {
     #[default]
     Unclaimed,
-    /// Of a worker that was not asked.
+    /// Held by a worker that was not asked.
     OtherWorker { worker: String },
-    /// Of the worker that was asked, in its leaky bucket.
+    /// Held by the worker that was asked, in its leaky bucket.
     AwaitingEgress { worker: String, position: EgressPosition },
-    /// Of the worker that was asked, in its gate's line or between two steps.
+    /// Held by the worker that was asked, in the gate's wait queue or between two steps.
     AskedWorker { worker: String, position: Option<GatePosition> },
 }
 
-/// Where a job waits for the steady outflow of its lane.
+/// A job's position in the leaky bucket of its lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EgressPosition {
-    /// In the bucket, and in the gate's line behind it.
+    /// Jobs ahead in the bucket and in the gate's wait queue.
     pub before: u64,
-    /// Until the outflow lets it go, from now.
+    /// Time from now until it leaves the bucket.
     pub leaves_in: Duration,
 }
 
-/// Where a job stands in its gate's line.
+/// A job's position in the gate's wait queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GatePosition {
     pub before: u64,
     pub cost_before: u64,
     pub refused: Option<PermitRefusal>,
-    /// By what counts its own account, reference or kind of call.
+    /// A limit of its own account, reference or kind of call refused it.
     pub by_own_limit: bool,
 }
 
-/// Why nobody passes a gate, or one job does not.
+/// Reason and wait of a gate that grants no permit, to all jobs or to one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PermitRefusal {
     pub reason: PermitRefusalReason,
-    /// From now.
+    /// Measured from now.
     pub wait: Duration,
     /// Whether a permit starts exactly then.
     pub exact: bool,
@@ -210,30 +211,31 @@ pub enum PermitRefusalReason {
     Stopping,
 }
 
-/// Who is served before it, by the ledger and the lane's queue.
+/// Jobs that are served before this one, by the ledger and the lane's queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct JobsAhead {
-    /// Open jobs that are due earlier or more urgent, and messages in the lane's queue that the ledger does not know yet.
+    /// Open jobs that are due earlier or more urgent, and messages in the lane's queue that the ledger does not have
+    /// yet.
     pub jobs: u64,
     pub cost: u64,
-    /// Open jobs of the quota that some worker has in hand and that have no request on the wire.
+    /// Active jobs of the quota that have no request in flight.
     pub active: u64,
-    /// Messages ready in the lane's queue; `None`: the broker did not say.
+    /// Ready messages in the lane's queue; `None`: the broker did not report them.
     pub ready: Option<u64>,
-    /// Workers that let jobs out, at least one.
+    /// Workers that send jobs of the quota.
     pub workers: u32,
 }
 
-/// What the limiter says.
+/// Reports of the limiter.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LimiterFacts {
-    /// Why it cannot be asked.
+    /// Reason why the limiter cannot be asked.
     pub unavailable: Option<String>,
-    /// By limit: uses that count now, and how many may. Empty where nobody could be asked.
+    /// Usage and capacity of each limit. Empty if the limiter could not be asked.
     pub uses: Vec<LimitUtilisation>,
-    /// Why this process's gate stands for everybody.
+    /// Block of this process's gate, for all jobs.
     pub block: Option<PermitRefusal>,
-    /// What the ledger knows of the quota's use; `None`: it cannot say.
+    /// Recent usage of the quota by the ledger; `None`: not known.
     pub recent_usage: Option<RecentUsage>,
 }
 
@@ -245,11 +247,11 @@ pub struct LimitUtilisation {
 }
 
 impl Facts {
-    /// What a limit has used: as the limiter says, else as the ledger does.
+    /// Usage of a limit, as the limiter reports it, else by the ledger.
     #[must_use]
     pub fn used(&self, limit: &str) -> Option<u64> {
-        let told = self.limiter.uses.iter().find(|it| it.name == limit).map(|it| it.used);
-        told.or_else(|| {
+        let reported = self.limiter.uses.iter().find(|usage| usage.name == limit).map(|usage| usage.used);
+        reported.or_else(|| {
             let (spec, past) = (self.row.spec.as_ref()?, self.limiter.recent_usage.as_ref()?);
             let uses = super::forecast::current_usage(spec, self.now_micros(), past);
             uses.into_iter().find(|(index, _)| spec.limit_name(*index) == limit).map(|(_, used)| used)
@@ -262,13 +264,13 @@ impl Facts {
         crate::domain::time::Micros(u64::try_from(self.now.0).unwrap_or(0).saturating_mul(1_000))
     }
 
-    /// From now to an instant; zero when it has passed.
+    /// Time from now to an instant; zero if it has passed.
     #[must_use]
     pub fn until(&self, at: EpochMs) -> Duration {
         Duration::from_millis(u64::try_from(at.0.saturating_sub(self.now.0)).unwrap_or(0))
     }
 
-    /// From an instant to now; zero when it lies ahead.
+    /// Time from an instant to now; zero if it lies ahead.
     #[must_use]
     pub fn since(&self, at: EpochMs) -> Duration {
         Duration::from_millis(u64::try_from(self.now.0.saturating_sub(at.0)).unwrap_or(0))

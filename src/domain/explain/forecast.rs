@@ -1,7 +1,8 @@
-//! When a job's turn comes: the limiter's own state machine, told what was used lately, run forward over those before it.
+//! Forecast of a job's start: the limiter's own state machine, filled with the recent usage and run forward over the
+//! jobs ahead.
 //!
-//! Refuses arithmetic of its own about limits: slots, windows and buckets are those of [`Quota`], so an estimate is wrong
-//! only by what nobody can know (how long answers will take, who else comes).
+//! It has no arithmetic of its own about limits: slots, windows and buckets are those of [`Quota`]. So an estimate is
+//! wrong only by what cannot be known: how long responses take, and which jobs arrive later.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -14,62 +15,62 @@ use crate::domain::quota::Quota;
 use crate::domain::quota_spec::QuotaSpec;
 use crate::domain::time::{Micros, micros_up};
 
-/// So many calls are run; what is left then is reckoned at the rate of their second half.
+/// Calls that are simulated at most. The remaining jobs are extrapolated at the rate of the second half.
 const CALLS_MAX: u64 = 3_000;
-/// Most groups of wants in one call.
+/// Most groups of permit requests in one call.
 const GROUPS_MAX: usize = 20;
-/// Where a steady outflow decides, calls are no closer together than this share of the longest window.
+/// If the egress rate decides, calls are no closer together than the longest window divided by this.
 const STEPS_PER_WINDOW: u32 = 100;
 const RUN_ID: &str = "forecast";
 
-/// What was used of a quota lately, by the ledger.
+/// Recent usage of a quota, by the ledger.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RecentUsage {
     pub ended: Vec<PastUse>,
-    /// Cost of requests that may be on the wire now; reckoned to be answered at once.
+    /// Cost of requests that may be in flight now; their responses are assumed to arrive now.
     pub in_flight: CostByKind,
-    /// From a request's start to its answer.
+    /// From a request's start to its response.
     pub hold: Duration,
 }
 
-/// Who is asked about.
+/// The job whose start is forecast.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ForecastInput {
-    /// The costs of those before it, together.
+    /// Total cost of the jobs ahead.
     pub cost_before: u64,
     pub cost: u32,
     pub kind: CallKind,
-    /// What the workers' buckets let out together; `None`: all of them have passed it.
+    /// Egress rate of all workers together; `None`: every job ahead has left its bucket.
     pub jobs_per_second: Option<f64>,
 }
 
-/// When a job's turn comes, as far as everybody's limits say.
+/// Estimated start of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StartForecast {
     pub wait: Duration,
-    /// The limit of the spec that refused last before it; `None`: none has.
+    /// The limit of the spec that refused last before the start; `None`: no limit did.
     pub limited_by: Option<usize>,
 }
 
-/// A quota that is told its past and run forward.
+/// A simulated quota with recent usage, run forward in time.
 struct Forecast<'a> {
     spec: &'a QuotaSpec,
     quota: Quota,
     now_us: u64,
     calls: u64,
     hold_us: u64,
-    /// When the answers of granted permits come: instant, call, cost, kind.
+    /// Responses to granted permits: instant, call, cost, kind.
     answers: VecDeque<(u64, u64, u32, CallKind)>,
 }
 
-/// How many uses count now under each limit of the spec, as far as the ledger knows.
+/// Usage that counts now under each limit of the spec, as far as the ledger knows.
 #[must_use]
 pub fn current_usage(spec: &QuotaSpec, now: Micros, past: &RecentUsage) -> Vec<(usize, u64)> {
     let forecast = Forecast::new(spec, now, past);
-    forecast.quota.usage(now, spec, None).iter().map(|standing| (standing.index, standing.used)).collect()
+    forecast.quota.usage(now, spec, None).iter().map(|usage| (usage.index, usage.used)).collect()
 }
 
-/// When the turn of the job comes that is ahead of us; `None`: never, as the limits are now.
+/// Estimates when the job ahead of us starts; `None`: never, as the limits are now.
 #[must_use]
 pub fn forecast_start(
     spec: &QuotaSpec,
@@ -88,18 +89,18 @@ pub fn forecast_start(
         let since = Duration::from_micros(forecast.now_us - now.0);
         let let_out = released_by_egress(ahead.jobs_per_second, since);
         let left = ahead.cost_before.saturating_sub(served);
-        let mut wants = requests_ahead(left.min(let_out.saturating_sub(served)));
-        let own = wants.len();
-        if let_out > ahead.cost_before && wants.len() < GROUPS_MAX {
-            wants.push(PermitRequest { kind: ahead.kind, ..PermitRequest::charges(1, ahead.cost) });
+        let mut requests = requests_ahead(left.min(let_out.saturating_sub(served)));
+        let own = requests.len();
+        if let_out > ahead.cost_before && requests.len() < GROUPS_MAX {
+            requests.push(PermitRequest { kind: ahead.kind, ..PermitRequest::charges(1, ahead.cost) });
         }
-        let reply = forecast.call(wants);
-        for run in &reply.grants {
-            let start_us = reply.now.0 + run.wait_us;
-            if run.request_index == own {
+        let reply = forecast.call(requests);
+        for grant in &reply.grants {
+            let start_us = reply.now.0 + grant.wait_us;
+            if grant.request_index == own {
                 return Some(StartForecast { wait: Duration::from_micros(start_us - now.0), limited_by: by });
             }
-            served += u64::from(run.permits);
+            served += u64::from(grant.permits);
         }
         let refused_us = refusal_wait(&reply, &mut by);
         if forecast.calls == CALLS_MAX / 2 {
@@ -107,7 +108,7 @@ pub fn forecast_start(
         }
         forecast.advance(refused_us, grain_us, own_us);
     }
-    // Far behind: at the rate at which those before it were served lately.
+    // Too many jobs are ahead: extrapolate at the rate at which they were served lately.
     let (since_us, served_since) = (forecast.now_us - half.0, served - half.1);
     let left = (ahead.cost_before + u64::from(ahead.cost)).saturating_sub(served);
     let left_us = u128::from(since_us) * u128::from(left) / u128::from(served_since.max(1));
@@ -115,32 +116,32 @@ pub fn forecast_start(
     (served_since > 0).then(|| StartForecast { wait: Duration::from_micros(wait_us), limited_by: by })
 }
 
-/// Wants of those before it, as permits of cost 1.
+/// Permit requests for the jobs ahead, as permits of cost 1.
 fn requests_ahead(mut left: u64) -> Vec<PermitRequest> {
-    let mut wants = Vec::new();
-    while left > 0 && wants.len() < GROUPS_MAX {
+    let mut requests = Vec::new();
+    while left > 0 && requests.len() < GROUPS_MAX {
         let permits = u32::try_from(left).unwrap_or(u32::MAX).min(PERMITS_MAX);
-        wants.push(PermitRequest::charges(permits, 1));
+        requests.push(PermitRequest::charges(permits, 1));
         left -= u64::from(permits);
     }
-    wants
+    requests
 }
 
-/// Jobs that the steady outflow has let out: the first at once.
+/// Jobs that the egress rate has let out: the first at once.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "not negative, and saturates")]
 fn released_by_egress(jobs_per_second: Option<f64>, since: Duration) -> u64 {
     jobs_per_second.map_or(u64::MAX, |rate| 1 + (rate * since.as_secs_f64()) as u64)
 }
 
-/// When the steady outflow lets it out, in microseconds from now.
+/// Time until the egress rate lets the job out, in microseconds.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "saturates")]
 fn egress_time(ahead: &ForecastInput) -> Option<u64> {
     ahead.jobs_per_second.map(|rate| (ahead.cost_before as f64 * 1e6 / rate).ceil() as u64)
 }
 
-/// How long the reply says that those who were refused must wait, and whether exactly; notes which limit refuses.
+/// Wait of refused requests by the reply, and whether it is exact; notes which limit refuses.
 fn refusal_wait(reply: &LimiterReply, by: &mut Option<usize>) -> Option<(u64, bool)> {
-    let of_kind = reply.skipped.first().map(|passed| (passed.limit, passed.wait_us, passed.exact));
+    let of_kind = reply.skipped.first().map(|skipped| (skipped.limit, skipped.wait_us, skipped.exact));
     let of_all = reply.refused.and_then(|refused| match refused.reason {
         RefusalReason::Limit { index } => Some((index, refused.wait_us, refused.exact)),
         _ => None,
@@ -155,28 +156,28 @@ impl<'a> Forecast<'a> {
         let hold_us = micros_up(past.hold);
         let quota = Quota::default();
         let mut forecast = Self { spec, quota, now_us: now.0, calls: 0, hold_us, answers: VecDeque::new() };
-        let born = forecast.call(Vec::new()).state_epoch;
+        let state_epoch = forecast.call(Vec::new()).state_epoch;
         let mut ended = past.ended.clone();
         ended.truncate(BATCH_MAX);
         if past.in_flight != CostByKind::default() {
-            // What is on the wire is over soon: as if it were now.
+            // Requests in flight soon have a response: treat them as answered now.
             ended.truncate(BATCH_MAX - 1);
             ended.push(PastUse { age: Duration::ZERO, cost: past.in_flight });
         }
         forecast.calls += 1;
         let call = LimiterCall {
-            rebuild: Some(RebuildData { state_epoch: born, ended, in_flight: CostByKind::default() }),
+            rebuild: Some(RebuildData { state_epoch, ended, in_flight: CostByKind::default() }),
             ..forecast.empty_call(Vec::new())
         };
         forecast.quota.call(now, spec, &call);
         forecast
     }
 
-    fn empty_call(&self, wants: Vec<PermitRequest>) -> LimiterCall {
+    fn empty_call(&self, requests: Vec<PermitRequest>) -> LimiterCall {
         LimiterCall {
             incarnation: 1,
             number: self.calls,
-            requests: wants,
+            requests,
             releases: Vec::new(),
             pause: None,
             rebuild: None,
@@ -186,34 +187,34 @@ impl<'a> Forecast<'a> {
         }
     }
 
-    /// Asks now, and settles what has been answered by now.
-    fn call(&mut self, wants: Vec<PermitRequest>) -> LimiterReply {
+    /// Calls the quota now, and releases the permits of all responses that have arrived.
+    fn call(&mut self, requests: Vec<PermitRequest>) -> LimiterReply {
         self.calls += 1;
-        let kinds: Vec<(u32, CallKind)> = wants.iter().map(|want| (want.cost, want.kind)).collect();
-        let mut call = self.empty_call(wants);
+        let kinds: Vec<(u32, CallKind)> = requests.iter().map(|request| (request.cost, request.kind)).collect();
+        let mut call = self.empty_call(requests);
         while let Some((at_us, number, cost, kind)) = self.answers.front().copied() {
             if at_us > self.now_us || call.releases.len() == BATCH_MAX {
                 break;
             }
             self.answers.pop_front();
-            let fate = ReleaseKind::Used { age: Duration::from_micros(self.now_us - at_us) };
-            call.releases.push(PermitRelease { call: number, cost, kind, subjects: Vec::new(), release_kind: fate });
+            let release_kind = ReleaseKind::Used { age: Duration::from_micros(self.now_us - at_us) };
+            call.releases.push(PermitRelease { call: number, cost, kind, subjects: Vec::new(), release_kind });
         }
         let reply = self.quota.call(Micros(self.now_us), self.spec, &call);
-        for run in &reply.grants {
-            let (cost, kind) = kinds.get(run.request_index).copied().unwrap_or((1, CallKind::Charge));
-            let at_us = reply.now.0 + run.wait_us + self.hold_us;
-            self.answers.push_back((at_us, self.calls, cost * run.permits, kind));
+        for grant in &reply.grants {
+            let (cost, kind) = kinds.get(grant.request_index).copied().unwrap_or((1, CallKind::Charge));
+            let at_us = reply.now.0 + grant.wait_us + self.hold_us;
+            self.answers.push_back((at_us, self.calls, cost * grant.permits, kind));
         }
         reply
     }
 
-    /// To the instant at which asking again is worth it.
+    /// Advances to the instant at which another call is useful.
     fn advance(&mut self, refused: Option<(u64, bool)>, grain_us: u64, own_us: Option<u64>) {
         let answer_us = self.answers.front().map(|(at_us, ..)| (*at_us).max(self.now_us + 1_000));
         let next_us = match refused {
             Some((wait_us, true)) => self.now_us + wait_us.max(1),
-            // Sooner, if an answer comes: it is what they wait for.
+            // Earlier if a response arrives: the refused requests wait for it.
             Some((wait_us, false)) => {
                 let at_latest_us = self.now_us + wait_us.max(1_000);
                 answer_us.map_or(at_latest_us, |answer_us| answer_us.min(at_latest_us))

@@ -1,6 +1,6 @@
-//! Instants, spans and counts as people read them: `14:03:21 UTC (in 12.4 s)`, `1 job`.
+//! Instants, durations and counts as text for people: `14:03:21 UTC (in 12.4 s)`, `1 job`.
 //!
-//! Refuses time zones: everything is UTC, and says so.
+//! All times are UTC and are marked as UTC.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::domain::time::EpochMs;
 
 const DAY_MS: i64 = 86_400_000;
 
-/// `14:03:21 UTC`; with its date when that is not today's.
+/// `14:03:21 UTC`; with its date unless that is today's.
 #[must_use]
 pub fn clock(at: EpochMs, now: EpochMs) -> String {
     let (day, of_day) = (at.0.div_euclid(DAY_MS), at.0.rem_euclid(DAY_MS) / 1_000);
@@ -53,7 +53,7 @@ pub fn count(number: u64, noun: &str) -> String {
     format!("{number} {}", plural(number, noun))
 }
 
-/// A noun as it stands behind its number, for numbers that are written in another way.
+/// The noun in the form that fits the number, for numbers that are formatted elsewhere.
 #[must_use]
 pub fn plural(number: u64, noun: &str) -> String {
     if number == 1 {
@@ -67,43 +67,41 @@ pub fn plural(number: u64, noun: &str) -> String {
     }
 }
 
-/// The verb behind such a count.
+/// The verb that fits the number.
 #[must_use]
 pub fn is_or_are(number: u64) -> &'static str {
     if number == 1 { "is" } else { "are" }
 }
 
-/// When a backlog is cleared, as part of a sentence about its lane.
+/// Clear time of a backlog, as part of a sentence about its lane.
 #[must_use]
 pub fn clear_time_text(clears: &ClearTime, now: EpochMs) -> String {
     let then = |wait: Duration| {
         instant(EpochMs(now.0.saturating_add(i64::try_from(wait.as_millis()).unwrap_or(i64::MAX))), now)
     };
     match clears {
-        ClearTime::In(wait) => format!("everything that waits is sent by about {}", then(*wait)),
+        ClearTime::In(wait) => format!("all waiting jobs are sent by about {}", then(*wait)),
         ClearTime::Never { limit: Some(limit) } => format!("nothing is sent: its limit {limit} is 0"),
-        ClearTime::Never { limit: None } => "an account rule blocks all that wait".to_owned(),
+        ClearTime::Never { limit: None } => "an account rule blocks all waiting jobs".to_owned(),
         ClearTime::NotWhilePaused => "it is paused".to_owned(),
         ClearTime::NotWhileDisabled => "it is disabled".to_owned(),
         ClearTime::NotWhileBreakerOpen => "nothing is sent while its circuit breaker is open".to_owned(),
-        ClearTime::Unknown(missing) => format!("when they are sent is not known: {}", missing.describe()),
+        ClearTime::Unknown(missing) => format!("the clear time is not known: {}", missing.describe()),
         ClearTime::DependsOnAccounts { at_least, limits, .. } => format!(
-            "everything that waits is sent by {} at the earliest: {} counts each account or reference on its own",
+            "all waiting jobs are sent by {} at the earliest: {} counts each account or reference separately",
             then(*at_least),
             limits.join(", ")
         ),
     }
 }
 
-/// What a job waited for, by the reason that it had meanwhile: `waited for limit per-account`.
+/// Past form of a reason to wait: `waited for limit per-account`.
 #[must_use]
 pub fn past_reason(reason: &str) -> String {
-    reason
-        .strip_prefix("waits for ")
-        .map_or_else(|| format!("put down ({reason})"), |what| format!("waited for {what}"))
+    reason.strip_prefix("waits for ").map_or_else(|| format!("delayed ({reason})"), |what| format!("waited for {what}"))
 }
 
-/// A window as a limit has it: `60 s`, `250 ms`, `1 d`.
+/// A window in the unit that limits use: `60 s`, `250 ms`, `1 d`.
 #[must_use]
 pub fn window(window: Duration) -> String {
     let s = window.as_secs();

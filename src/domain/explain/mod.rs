@@ -1,7 +1,8 @@
-//! Why a job is where it is: the gates that it has passed, the one that it stands at, and when its turn comes.
+//! Explanation of one job: the checks that it has passed, the one that blocks it, and its estimated start.
 //!
-//! Refuses to guess: each word comes from a fact ([`facts`]), each turn from the limiter's own state machine ([`turn`]), and
-//! what could not be asked is said to be unknown. A person's next step is named as the command to type.
+//! Each sentence is based on a fact ([`facts`]), and each estimated start on the limiter's own state machine
+//! ([`forecast`]). A backend that could not be asked is named as unknown. The operator's next step is named as the
+//! command to type.
 
 use std::time::Duration;
 
@@ -18,21 +19,22 @@ pub mod reason;
 #[cfg(test)]
 mod tests;
 
-/// The gates in the order in which they are looked at; the first that does not let the job pass is the one it stands at.
+/// The checks in their order. A job is blocked at the first that does not let it pass.
 pub const CHECKS: [&str; 10] =
     ["recorded", "provider", "time", "lane", "limiter", "account", "limit", "turn", "sent", "outcome"];
 
-/// What is told of a job.
+/// Explanation of one job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
-    /// The ledger's word; `queued` where its message was found and the ledger does not know it yet; else `unrecorded`.
+    /// The job's state in the ledger. `queued`: its message was found and is not recorded yet. `unrecorded`: neither is
+    /// known.
     pub state: String,
     pub provider: Option<String>,
     /// One sentence.
     pub summary: String,
-    /// In the order of [`GATES`]; none for a job that the ledger does not know.
+    /// In the order of [`CHECKS`]; empty for a job that the ledger does not know.
     pub checks: Vec<JobCheck>,
-    /// `None`: there is none that it waits for.
+    /// `None`: no check blocks it.
     pub blocked_at: Option<BlockedAt>,
 }
 
@@ -44,41 +46,42 @@ pub struct JobCheck {
     pub text: String,
 }
 
-/// The gate that a job stands at, in numbers.
+/// The check that blocks a job, in numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlockedAt {
     pub check: &'static str,
     pub limit: Option<String>,
-    /// As limits are written: `600/1m`.
+    /// The limit as operators write it: `600/1m`.
     pub allows: Option<String>,
     pub used: Option<u64>,
-    /// From now until its turn, where that can be reckoned.
+    /// Time from now to the estimated start, if there is an estimate.
     pub starts_in: Option<Duration>,
-    /// From now until what holds it may be over; its turn is not before.
+    /// Time from now until the block may end; the start is not before.
     pub held_for: Option<Duration>,
     /// Jobs that are served before it.
     pub jobs_ahead: Option<u64>,
-    /// Whether `before_it` is counted in the line that it stands in; else it is reckoned from the ledger and the queue.
+    /// Whether `jobs_ahead` was counted in the queue that the job is in; else it is estimated from the ledger and the
+    /// lane's queue.
     pub exact: bool,
 }
 
-/// What one gate says of a job.
+/// Result of one check.
 enum CheckResult {
     Passed(Option<EpochMs>, String),
     Blocked(Box<BlockedAt>, String),
 }
 
 impl CheckResult {
-    fn passed(words: impl Into<String>) -> Self {
-        Self::Passed(None, words.into())
+    fn passed(text: impl Into<String>) -> Self {
+        Self::Passed(None, text.into())
     }
 
-    fn blocked(gate: &'static str, words: impl Into<String>) -> Self {
-        Self::Blocked(Box::new(BlockedAt { check: gate, ..BlockedAt::default() }), words.into())
+    fn blocked(check: &'static str, text: impl Into<String>) -> Self {
+        Self::Blocked(Box::new(BlockedAt { check, ..BlockedAt::default() }), text.into())
     }
 }
 
-/// Explains one job from what is known.
+/// Explains one job from its facts.
 #[must_use]
 pub fn explain(facts: &Facts) -> Explanation {
     match (&facts.job, &facts.unrecorded) {
@@ -92,13 +95,13 @@ pub fn explain(facts: &Facts) -> Explanation {
     }
 }
 
-/// Where a job may be that the ledger does not know.
+/// Explanation of an id that the ledger does not know.
 fn unrecorded(facts: &Facts) -> Explanation {
     let id = &facts.id;
     let summary = match facts.rejected.first() {
         Some(rejected) => format!(
-            "a message with the id {id} on lane {} can never be a job ({}: {}), since {}; it is in the queue of invalid \
-             messages (payments.invalid), and a corrected message under this id is taken",
+            "a message with the id {id} on lane {} can never be a job ({}: {}), since {}; it is in the queue of \
+             invalid messages (payments.invalid), and a corrected message under this id is taken",
             rejected.lane,
             rejected.reason,
             rejected.detail,
@@ -109,15 +112,15 @@ fn unrecorded(facts: &Facts) -> Explanation {
     Explanation { state: "unrecorded".to_owned(), provider: None, summary, checks: Vec::new(), blocked_at: None }
 }
 
-/// Where else its message may be.
+/// The places where its message may be, as part of a sentence.
 fn where_message_may_be(facts: &Facts) -> String {
-    const LOST: &str = "its message can never be a job and its id could not be read (payments.invalid), or it was never \
-                        published";
+    const LOST: &str = "its message can never be a job and its id could not be read (payments.invalid), or it was \
+                        never published";
     let lanes = match &facts.message_search {
         MessageSearch::NotAsked => {
             return format!(
-                ": it is still in its lane's queue, where no worker has taken it yet (`sluicegate status` tells how many \
-                 there are), or {LOST}"
+                ": it is still in its lane's queue, where no worker has taken it yet (`sluicegate status` shows how \
+                 many there are), or {LOST}"
             );
         }
         MessageSearch::Searched => return format!(", and no lane's queue has its message: {LOST}"),
@@ -134,39 +137,41 @@ fn where_message_may_be(facts: &Facts) -> String {
     format!(": it is still in its lane's queue, if that is {}, or {LOST}", lanes.join(", or "))
 }
 
-/// The gates up to the first that does not let pass; those behind it have not been reached.
-fn until_blocked(verdicts: Vec<(&'static str, CheckResult)>) -> (Vec<JobCheck>, Option<(BlockedAt, String)>) {
-    let mut stands_at = None;
-    let mut gates = Vec::with_capacity(CHECKS.len());
-    for (name, verdict) in verdicts {
-        let gate = match verdict {
-            _ if stands_at.is_some() => JobCheck { name, passed: false, at: None, text: "not reached".to_owned() },
-            CheckResult::Passed(at, words) => JobCheck { name, passed: true, at, text: words },
-            CheckResult::Blocked(at, words) => {
-                stands_at = Some((*at, words.clone()));
-                JobCheck { name, passed: false, at: None, text: words }
+/// The checks up to the first that blocks. Later checks are marked as not reached.
+fn until_blocked(results: Vec<(&'static str, CheckResult)>) -> (Vec<JobCheck>, Option<(BlockedAt, String)>) {
+    let mut blocked = None;
+    let mut checks = Vec::with_capacity(CHECKS.len());
+    for (name, result) in results {
+        let check = match result {
+            _ if blocked.is_some() => JobCheck { name, passed: false, at: None, text: "not reached".to_owned() },
+            CheckResult::Passed(at, text) => JobCheck { name, passed: true, at, text },
+            CheckResult::Blocked(at, text) => {
+                blocked = Some((*at, text.clone()));
+                JobCheck { name, passed: false, at: None, text }
             }
         };
-        gates.push(gate);
+        checks.push(check);
     }
-    (gates, stands_at)
+    (checks, blocked)
 }
 
-/// `time`, for a job whose request has left: how long it was put down before, and for what.
+/// Check `time` of a job whose request was sent: how long it was delayed before, and why.
 fn delayed_before(facts: &Facts, job: &JobFacts, request: &SentRequest) -> Option<CheckResult> {
     let waited = job.last_delay.as_ref().filter(|waited| waited.request == request.number)?;
     let span_ms = u64::try_from(request.began_at.0.saturating_sub(waited.since.0)).unwrap_or(0);
     let span = format::duration(Duration::from_millis(span_ms));
     let (from, to) = (format::clock(waited.since, facts.now), format::clock(request.began_at, facts.now));
-    let words = format!("{} from {from} to {to} ({span})", format::past_reason(&waited.reason));
-    Some(CheckResult::Passed(Some(waited.since), words))
+    let text = format!("{} from {from} to {to} ({span})", format::past_reason(&waited.reason));
+    Some(CheckResult::Passed(Some(waited.since), text))
 }
 
-/// `recorded`, for a job that is.
+/// Check `recorded` of a job that the ledger has or whose message was found.
 fn recorded(facts: &Facts, job: &JobFacts) -> CheckResult {
     if facts.job.is_none() {
-        return CheckResult::passed("not yet: its message is published, and the ledger records it when it is taken");
+        return CheckResult::passed(
+            "not yet: its message is published, and the ledger records it when a worker takes it",
+        );
     }
-    let words = format!("the ledger has it since {}", format::instant(job.created_at, facts.now));
-    CheckResult::Passed(Some(job.created_at), words)
+    let text = format!("in the ledger since {}", format::instant(job.created_at, facts.now));
+    CheckResult::Passed(Some(job.created_at), text)
 }

@@ -1,6 +1,6 @@
-//! Jobs that wait, or have a request on the wire: gate by gate, until one does not let pass.
+//! Explanation of jobs that wait or have a request in flight: check by check, up to the one that blocks.
 //!
-//! Refuses to say that a job waits for one thing while another holds it first: the order is that of [`super::GATES`].
+//! The order of the checks is that of [`super::CHECKS`], so the first block is the one that is named.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ pub(super) fn explain_waiting(facts: &Facts, job: &JobFacts) -> Explanation {
     let next = next_step(facts, job);
     let kind = if matches!(next, Some(PreSend::LookUp)) { CallKind::Lookup } else { CallKind::Charge };
     let outlook = limit::outlook(facts, job, kind);
-    let verdicts = vec![
+    let results = vec![
         ("recorded", recorded(facts, job)),
         ("provider", provider(facts, job)),
         ("time", time(facts, job, &outlook)),
@@ -27,82 +27,70 @@ pub(super) fn explain_waiting(facts: &Facts, job: &JobFacts) -> Explanation {
         ("sent", CheckResult::passed("")),
         ("outcome", CheckResult::passed("")),
     ];
-    let (gates, stands_at) = until_blocked(verdicts);
-    let (stands_at, words) = stands_at.unzip();
-    let words = words.unwrap_or_default();
-    let not_before = stands_at.as_ref().and_then(|at| at.starts_in.max(at.held_for));
+    let (checks, blocked) = until_blocked(results);
+    let (blocked_at, text) = blocked.unzip();
+    let text = text.unwrap_or_default();
+    let not_before = blocked_at.as_ref().and_then(|at| at.starts_in.max(at.held_for));
     let mut summary = match job.state.as_str() {
-        "unknown" => unknown_summary(job, next.as_ref(), &words),
-        _ if facts.job.is_none() => format!("published, not recorded yet; {words}"),
-        _ => words,
+        "unknown" => unknown_summary(job, next.as_ref(), &text),
+        _ if facts.job.is_none() => format!("published, not recorded yet; {text}"),
+        _ => text,
     };
     if let (Some(expires_at), "waiting") = (job.expires_at, job.state.as_str())
         && facts.until(expires_at) <= not_before.unwrap_or_default()
     {
-        summary = format!("{summary}; it expires before, {}", format::instant(expires_at, facts.now));
+        summary = format!("{summary}; it expires before that, {}", format::instant(expires_at, facts.now));
     }
     let state = if facts.job.is_none() { "queued" } else { job.state.as_str() };
-    Explanation {
-        state: state.to_owned(),
-        provider: Some(job.provider.clone()),
-        summary,
-        checks: gates,
-        blocked_at: stands_at,
-    }
+    Explanation { state: state.to_owned(), provider: Some(job.provider.clone()), summary, checks, blocked_at }
 }
 
-/// A request has been written down and no answer yet.
+/// Explains a job whose request was sent and has no response yet.
 pub(super) fn explain_in_flight(facts: &Facts, job: &JobFacts) -> Explanation {
     let (number, began_at) = job.requests.last().map_or((1, job.updated_at), |last| (last.number, last.began_at));
     let since = format::duration(facts.since(began_at));
     let began = format::clock(began_at, facts.now);
     let summary = match &facts.claim {
         ClaimState::Unclaimed => format!(
-            "request {number} has been on the wire since {began} ({since}), and its worker is lost: whoever takes the job \
-             next holds its outcome for unknown"
+            "request {number} is in flight since {began} ({since}), and its worker is lost: the worker that takes the \
+             job next records the outcome as unknown"
         ),
         ClaimState::OtherWorker { worker }
         | ClaimState::AwaitingEgress { worker, .. }
         | ClaimState::AskedWorker { worker, .. } => {
-            let most = facts.row.provider.as_ref().map_or_else(String::new, |provider| {
-                format!("; its answer is waited for at most {}", format::duration(provider.timeout))
+            let timeout = facts.row.provider.as_ref().map_or_else(String::new, |provider| {
+                format!("; the response timeout is {}", format::duration(provider.timeout))
             });
-            format!("request {number} is on the wire since {began} ({since}), in hand of worker {worker}{most}")
+            format!("request {number} is in flight since {began} ({since}) at worker {worker}{timeout}")
         }
     };
-    let mut verdicts = vec![("recorded", recorded(facts, job))];
-    let on_the_way = ["provider", "time", "lane", "limiter", "account", "limit", "turn"];
-    verdicts.extend(on_the_way.map(|name| {
-        let put_down = job.requests.last().filter(|_| name == "time").and_then(|it| delayed_before(facts, job, it));
-        (name, put_down.unwrap_or_else(|| CheckResult::passed(format!("passed for request {number}"))))
+    let mut results = vec![("recorded", recorded(facts, job))];
+    let earlier = ["provider", "time", "lane", "limiter", "account", "limit", "turn"];
+    results.extend(earlier.map(|name| {
+        let delayed = job.requests.last().filter(|_| name == "time").and_then(|last| delayed_before(facts, job, last));
+        (name, delayed.unwrap_or_else(|| CheckResult::passed(format!("passed for request {number}"))))
     }));
-    verdicts.push(("sent", CheckResult::Passed(Some(began_at), format!("request {number} began at {began}"))));
-    verdicts.push(("outcome", CheckResult::blocked("outcome", summary.clone())));
-    let (gates, stands_at) = until_blocked(verdicts);
-    let stands_at = stands_at.map(|(at, _)| at);
-    Explanation {
-        state: job.state.clone(),
-        provider: Some(job.provider.clone()),
-        summary,
-        checks: gates,
-        blocked_at: stands_at,
-    }
+    results.push(("sent", CheckResult::Passed(Some(began_at), format!("request {number} began at {began}"))));
+    results.push(("outcome", CheckResult::blocked("outcome", summary.clone())));
+    let (checks, blocked) = until_blocked(results);
+    let blocked_at = blocked.map(|(at, _)| at);
+    Explanation { state: job.state.clone(), provider: Some(job.provider.clone()), summary, checks, blocked_at }
 }
 
-/// What is done with a job of unknown outcome, and when.
-fn unknown_summary(job: &JobFacts, next: Option<&PreSend>, words: &str) -> String {
-    let reason = job.reason.as_deref().unwrap_or("no answer told");
+/// Summary of a job with unknown outcome: the next step, and what it waits for.
+fn unknown_summary(job: &JobFacts, next: Option<&PreSend>, text: &str) -> String {
+    let reason = job.reason.as_deref().unwrap_or("no reason recorded");
     let next = match next {
-        Some(PreSend::Charge) => "next, the same request under the same key".to_owned(),
-        Some(PreSend::LookUp) => "next, the provider is asked what became of it".to_owned(),
-        Some(PreSend::Transition(Transition::Finalize { reason, .. })) => format!("next, a person decides ({reason})"),
+        Some(PreSend::Charge) => "next, the same request is sent under the same key".to_owned(),
+        Some(PreSend::LookUp) => "next, the provider is asked for the outcome (look-up)".to_owned(),
+        Some(PreSend::Transition(Transition::Finalize { reason, .. })) => format!("next, manual review ({reason})"),
         Some(PreSend::Transition(Transition::Retry { reason, .. })) => format!("next, it waits again ({reason})"),
-        None => "what is next depends on its provider's row".to_owned(),
+        None => "the next step depends on its provider's row".to_owned(),
     };
-    format!("maybe charged: the outcome of its last request is unknown ({reason}); {next}; {words}")
+    format!("outcome unknown: the payment may have been charged ({reason}); {next}; {text}")
 }
 
-/// What will be done with it when it is taken next; `None` without a row that says.
+/// Next step when a worker takes the job; `None` without a valid row.
 fn next_step(facts: &Facts, job: &JobFacts) -> Option<PreSend> {
     let policy = facts.row.provider.as_ref()?.retry_policy();
     let wait = facts.until(job.wake_at);
@@ -133,7 +121,7 @@ fn provider(facts: &Facts, job: &JobFacts) -> CheckResult {
             "provider",
             match problems.as_str() {
                 "" => format!("there is no provider row {name}: `sluicegate provider apply FILE` adds one"),
-                problems => format!("the row of provider {name} cannot be meant: {problems}"),
+                problems => format!("the row of provider {name} is invalid: {problems}"),
             },
         );
     };
@@ -144,48 +132,48 @@ fn provider(facts: &Facts, job: &JobFacts) -> CheckResult {
         );
     }
     if provider.paused {
-        let words = format!("provider {name} is paused: `sluicegate provider resume {name}` lets its jobs go on");
-        return CheckResult::blocked("provider", words);
+        let text = format!("provider {name} is paused: `sluicegate provider resume {name}` resumes it");
+        return CheckResult::blocked("provider", text);
     }
     if facts.row.spec.is_none() {
         let quota = &provider.quota;
-        let words = format!("another row of quota {quota} cannot be meant, so what {name} may send is not known");
-        return CheckResult::blocked("provider", words);
+        let text = format!("another row of quota {quota} is invalid, so the limits of {name} are not known");
+        return CheckResult::blocked("provider", text);
     }
     CheckResult::passed(match problems.as_str() {
         "" => format!("{name} is enabled"),
-        problems => format!("{name} is enabled by its last good row; the one that is there now is bad: {problems}"),
+        problems => format!("{name} is enabled by its last valid row; the current row is invalid: {problems}"),
     })
 }
 
 fn time(facts: &Facts, job: &JobFacts, outlook: &Outlook) -> CheckResult {
     if !is_delayed(facts, job) {
         let came_at = job.wake_at.min(facts.now);
-        return CheckResult::Passed(Some(came_at), format!("its time came {}", format::instant(came_at, facts.now)));
+        return CheckResult::Passed(Some(came_at), format!("due since {}", format::instant(came_at, facts.now)));
     }
     let until = format::instant(job.wake_at, facts.now);
     let reason = job.reason.as_deref().unwrap_or_default();
     let by_limiter = limit::delaying_limit(job).is_some() || limit::delayed_as_blocked(job);
     if by_limiter || reason::is_limiter_wide(reason) || delayed_with_lane(facts, reason) {
-        return CheckResult::passed(format!("parked until {until}, for what is named below"));
+        return CheckResult::passed(format!("delayed until {until}, for a reason named below"));
     }
-    let words = match job.not_before {
+    let text = match job.not_before {
         Some(not_before) if not_before >= job.wake_at => format!("its `not_before` is {until}"),
-        _ if reason.is_empty() => format!("parked until {until}"),
-        _ => format!("parked until {until}: {reason}"),
+        _ if reason.is_empty() => format!("delayed until {until}"),
+        _ => format!("delayed until {until}: {reason}"),
     };
-    // It comes back at the end of its lane's queue.
-    let behind = match outlook.jobs_ahead {
+    // A delayed job returns to the end of its lane's queue.
+    let queue = match outlook.jobs_ahead {
         0 => String::new(),
-        before => format!("; then about {before} before it{}", limit::start_text(facts, outlook.starts_in)),
+        ahead => format!("; then about {ahead} ahead of it{}", limit::start_text(facts, outlook.starts_in)),
     };
-    let (turn_in, before_it) = (outlook.starts_in, Some(outlook.jobs_ahead));
+    let (starts_in, jobs_ahead) = (outlook.starts_in, Some(outlook.jobs_ahead));
     let held_for = Some(facts.until(job.wake_at));
-    let at = BlockedAt { check: "time", starts_in: turn_in, held_for, jobs_ahead: before_it, ..BlockedAt::default() };
-    CheckResult::Blocked(Box::new(at), format!("{words}{behind}"))
+    let at = BlockedAt { check: "time", starts_in, held_for, jobs_ahead, ..BlockedAt::default() };
+    CheckResult::Blocked(Box::new(at), format!("{text}{queue}"))
 }
 
-/// Whether it is parked for what its lane rests for now: the lane's cause says more.
+/// Whether the job is delayed for the reason that pauses its lane now: then the lane's cause says more.
 fn delayed_with_lane(facts: &Facts, reason: &str) -> bool {
     match &facts.lane {
         LaneFacts::Paused { cause, .. } => reason == cause || reason.starts_with(reason::UNBUILDABLE_PREFIX),
@@ -194,87 +182,84 @@ fn delayed_with_lane(facts: &Facts, reason: &str) -> bool {
     }
 }
 
-/// In a delay queue, or in the ledger alone, until its time.
+/// Whether the job waits in a delay queue, or only in the ledger, until its wake time.
 pub(super) fn is_delayed(facts: &Facts, job: &JobFacts) -> bool {
     facts.claim == ClaimState::Unclaimed && job.wake_at > facts.now
 }
 
-fn blocked_for(gate: &'static str, words: impl Into<String>, wait: Duration) -> CheckResult {
-    let at = BlockedAt { check: gate, held_for: Some(wait), ..BlockedAt::default() };
-    CheckResult::Blocked(Box::new(at), words.into())
+fn blocked_for(check_name: &'static str, text: impl Into<String>, wait: Duration) -> CheckResult {
+    let at = BlockedAt { check: check_name, held_for: Some(wait), ..BlockedAt::default() };
+    CheckResult::Blocked(Box::new(at), text.into())
 }
 
 fn lane(facts: &Facts) -> CheckResult {
     let until = |ends_in: Duration| format::instant(later(facts.now, ends_in), facts.now);
-    let of_the_limiter = |cause: &str| reason::parse_limit(cause).is_some() || reason::is_limiter_wide(cause);
+    let by_limiter = |cause: &str| reason::parse_limit(cause).is_some() || reason::is_limiter_wide(cause);
     match &facts.lane {
         LaneFacts::NotAsked => CheckResult::passed("not known: no running process was asked"),
-        LaneFacts::Absent => {
-            CheckResult::blocked("lane", "this worker has no lane for its provider (yet): its log says why")
-        }
+        LaneFacts::Absent => CheckResult::blocked("lane", "this worker has no lane for its provider: its log says why"),
         LaneFacts::Running => CheckResult::passed("takes jobs and sends them"),
-        LaneFacts::IntakePaused { cause, .. } if of_the_limiter(cause) => {
-            CheckResult::passed(format!("takes no more: {cause}"))
+        LaneFacts::IntakePaused { cause, .. } if by_limiter(cause) => {
+            CheckResult::passed(format!("takes no more jobs: {cause}"))
         }
         LaneFacts::IntakePaused { cause, ends_in } if facts.claim == ClaimState::Unclaimed => {
             blocked_for("lane", format!("the lane takes no more jobs until {}: {cause}", until(*ends_in)), *ends_in)
         }
-        LaneFacts::IntakePaused { .. } => CheckResult::passed("takes no more, but has this one"),
+        LaneFacts::IntakePaused { .. } => CheckResult::passed("takes no more jobs, but has this one"),
         LaneFacts::Paused { cause, ends_in } => {
             blocked_for("lane", format!("the lane sends nothing until {}: {cause}", until(*ends_in)), *ends_in)
         }
-        LaneFacts::Probing { cause } => CheckResult::blocked(
-            "lane",
-            format!("one job at a time is sent, to see whether its provider is up again ({cause})"),
-        ),
+        LaneFacts::Probing { cause } => {
+            CheckResult::blocked("lane", format!("testing the provider with one payment at a time ({cause})"))
+        }
     }
 }
 
 fn limiter(facts: &Facts, job: &JobFacts) -> CheckResult {
-    let of_place = match &facts.claim {
-        ClaimState::AskedWorker { position: Some(place), .. } => place.refused.as_ref(),
+    let by_position = match &facts.claim {
+        ClaimState::AskedWorker { position: Some(position), .. } => position.refused.as_ref(),
         _ => None,
     };
-    for refused in [of_place, facts.limiter.block.as_ref()].into_iter().flatten() {
-        if let Some(words) = refused_by_limiter(facts, job, refused) {
-            return blocked_for("limiter", words, refused.wait);
+    for refused in [by_position, facts.limiter.block.as_ref()].into_iter().flatten() {
+        if let Some(text) = refused_by_limiter(facts, job, refused) {
+            return blocked_for("limiter", text, refused.wait);
         }
     }
     if let Some(why) = &facts.limiter.unavailable {
-        return CheckResult::blocked("limiter", format!("nothing is granted while the limiter cannot be asked: {why}"));
+        return CheckResult::blocked(
+            "limiter",
+            format!("no permit is granted while the limiter is unavailable: {why}"),
+        );
     }
     match &job.reason {
         Some(reason) if is_delayed(facts, job) && reason::is_limiter_wide(reason) => {
-            let words = format!("{reason}; it is looked at again {}", format::instant(job.wake_at, facts.now));
-            blocked_for("limiter", words, facts.until(job.wake_at))
+            let text = format!("{reason}; it is checked again {}", format::instant(job.wake_at, facts.now));
+            blocked_for("limiter", text, facts.until(job.wake_at))
         }
-        _ if facts.limiter.uses.is_empty() => {
-            CheckResult::passed("not asked; what is told of limits is from the ledger")
-        }
-        _ => CheckResult::passed("grants"),
+        _ if facts.limiter.uses.is_empty() => CheckResult::passed("not asked; usage is from the ledger"),
+        _ => CheckResult::passed("grants permits"),
     }
 }
 
-/// Why the limiter grants nobody anything; `None` when it is a limit, or something of the job's own, that refuses.
+/// Sentence for a limiter that grants no permit to any job; `None` if a limit or the job itself is the reason.
 fn refused_by_limiter(facts: &Facts, job: &JobFacts, refused: &PermitRefusal) -> Option<String> {
     let earliest = format::instant(later(facts.now, refused.wait), facts.now);
     Some(match &refused.reason {
         PermitRefusalReason::Cold => format!(
-            "the limiter has lost its state and grants nothing until what may still count is known; it is asked again \
-             {earliest}"
+            "limiter state was lost: no permit is granted until earlier requests have aged out or the state is \
+             rebuilt; next try {earliest}"
         ),
-        PermitRefusalReason::NeedsHistory => format!(
-            "the limiter did not count what was used of a limit before, and the ledger is asked; the limiter is asked again \
-             {earliest}"
-        ),
+        PermitRefusalReason::NeedsHistory => {
+            format!("the limiter did not count earlier usage of a limit, so the ledger is read; next try {earliest}")
+        }
         PermitRefusalReason::Paused => format!("{} asked for a pause: nothing is sent before {earliest}", job.provider),
         PermitRefusalReason::StoreUnavailable(why) => {
-            format!("nothing is granted while the limiter's store is away: {why}")
+            format!("no permit is granted while the limiter store is unavailable: {why}")
         }
         PermitRefusalReason::StaleSettings => {
             "the limiter knows newer settings, which this worker is loading".to_owned()
         }
-        PermitRefusalReason::Stopping => "the worker that has it is stopping and gives it back".to_owned(),
+        PermitRefusalReason::Stopping => "its worker is stopping and requeues it".to_owned(),
         PermitRefusalReason::Limit(_) | PermitRefusalReason::Oversized | PermitRefusalReason::Blocked => return None,
     })
 }

@@ -1,20 +1,21 @@
-//! Why the limiter's gate has parked a job, in the words that the ledger keeps and `explain` reads back.
+//! Reasons for which the limiter's gate delays a job: the texts that the ledger stores and `explain` parses.
 //!
-//! Refuses a second copy of them: reworded in one place alone, a job would be told of the wrong gate. A ledger keeps those of
-//! earlier versions for as long as a job is parked.
+//! They have this one place: a text that is reworded in only one of two would send `explain` to the wrong check. A
+//! ledger keeps the texts of earlier versions while a job is delayed.
 
 pub const PAUSED: &str = "the provider asked for a pause";
-/// Of the payment whose own answer named the wait; index `jobs_parked_for_named_waits` has this and [`PAUSED`] too.
+/// Reason of the payment whose own response named the wait. Index `jobs_parked_for_named_waits` contains this and
+/// [`PAUSED`] too.
 pub const THROTTLED: &str = "throttled by the provider";
 pub const COLD: &str = "the limiter has lost its state and waits";
 pub const NEEDS_HISTORY: &str = "usage of a limit is being read from the ledger";
 pub const STORE_UNAVAILABLE: &str = "the limiter store is away";
 pub const STALE_SETTINGS: &str = "newer settings are being loaded";
-/// Of one that has come before its time and was never put down for anything else.
+/// Reason of a job that came before its time and was never delayed for another reason.
 pub const NOT_DUE: &str = "waits for its time";
-/// How the reason of a job begins whose request cannot be built from its row.
+/// Prefix of the reason of a job whose request cannot be built from its row.
 pub const UNBUILDABLE_PREFIX: &str = "the request cannot be built yet";
-/// How the reason of a job begins that a limit refused; index `jobs_parked_for_limits` has it too.
+/// Prefix of the reason of a job that a limit refused. Index `jobs_parked_for_limits` contains it too.
 pub const LIMIT_PREFIX: &str = "waits for limit ";
 const BLOCKED_SUFFIX: &str = "is blocked by a rule of this provider";
 
@@ -23,13 +24,13 @@ pub fn limit_reason(name: &str) -> String {
     format!("{LIMIT_PREFIX}{name}")
 }
 
-/// Of a job whose cost the limit never admits as it is now; it waits until the limit is raised.
+/// Reason of a job whose cost is above the limit's capacity; it waits until the limit is raised.
 #[must_use]
 pub fn oversized_reason(limit: &str, cost: u16, at_once: u32) -> String {
     format!("{LIMIT_PREFIX}{limit}: cost {cost} exceeds the {at_once} that it admits at once")
 }
 
-/// The limit that the reason names, if it is a limit's. No limit has a colon in its name.
+/// The limit that the reason names, if a limit is the reason. No limit has a colon in its name.
 #[must_use]
 pub fn parse_limit(reason: &str) -> Option<&str> {
     let limit = reason.strip_prefix(LIMIT_PREFIX)?;
@@ -45,7 +46,7 @@ pub(super) fn is_blocked(reason: &str) -> bool {
     reason.ends_with(BLOCKED_SUFFIX)
 }
 
-/// Whether the gate can grant nothing to anybody.
+/// Whether the reason blocks every job of the gate.
 pub(super) fn is_limiter_wide(reason: &str) -> bool {
     [PAUSED, COLD, NEEDS_HISTORY, STORE_UNAVAILABLE, STALE_SETTINGS].contains(&reason)
 }

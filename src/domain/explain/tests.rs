@@ -85,7 +85,7 @@ fn provider() -> Provider {
     }
 }
 
-/// A job that waits for `per-minute` with 37 before it, in hand of nobody.
+/// A job that waits for `per-minute` with 37 jobs ahead, held by no worker.
 fn waiting() -> Facts {
     let minute = spec(&[("per-minute", Algorithm::SlidingLog, 600, 60_000, None)]);
     let job = JobFacts {
@@ -129,40 +129,40 @@ fn limit_is_shown_with_use_start_and_jobs_ahead() {
     let explained = explain(&waiting());
     assert_eq!(
         explained.summary,
-        "waits for limit per-minute of stripe (600 per 60 s): 600 used, its turn about 14:03:32 UTC (in 12.4 s); about \
-         37 before it"
+        "waits for limit per-minute of stripe (600 per 60 s): 600 used, estimated start 14:03:32 UTC (in 12.4 s), \
+         about 37 ahead of it"
     );
-    let names: Vec<&str> = explained.checks.iter().map(|gate| gate.name).collect();
+    let names: Vec<&str> = explained.checks.iter().map(|check| check.name).collect();
     assert_eq!(names, CHECKS);
-    let passed: Vec<&str> = explained.checks.iter().filter(|gate| gate.passed).map(|gate| gate.name).collect();
+    let passed: Vec<&str> = explained.checks.iter().filter(|check| check.passed).map(|check| check.name).collect();
     assert_eq!(passed, CHECKS[..6]);
     let at = explained.blocked_at.unwrap();
     assert_eq!((at.check, at.limit.as_deref(), at.allows.as_deref()), ("limit", Some("per-minute"), Some("600/1m")));
     assert_eq!((at.used, at.jobs_ahead, at.exact), (Some(600), Some(37), false));
 
-    // In its gate's line the count is exact, and for the first the announced instant is the turn.
-    let in_line = |before: u64| {
+    // In the gate's wait queue the count is exact, and for the first job the announced instant is the start.
+    let at_gate = |before: u64| {
         let refused = PermitRefusal {
             reason: PermitRefusalReason::Limit("per-minute".to_owned()),
             wait: ms(12_000),
             exact: true,
         };
-        let place = GatePosition { before, cost_before: before, refused: Some(refused), by_own_limit: false };
-        changed(|facts| facts.claim = ClaimState::AskedWorker { worker: "w1".to_owned(), position: Some(place) })
+        let position = GatePosition { before, cost_before: before, refused: Some(refused), by_own_limit: false };
+        changed(|facts| facts.claim = ClaimState::AskedWorker { worker: "w1".to_owned(), position: Some(position) })
     };
-    assert!(in_line(37).summary.ends_with("(in 12.4 s); 37 before it"), "{}", in_line(37).summary);
-    assert!(in_line(0).summary.ends_with("(in 12 s); nobody before it"), "{}", in_line(0).summary);
-    assert!(in_line(37).blocked_at.unwrap().exact);
+    assert!(at_gate(37).summary.ends_with("(in 12.4 s), 37 ahead of it"), "{}", at_gate(37).summary);
+    assert!(at_gate(0).summary.ends_with("(in 12 s), none ahead of it"), "{}", at_gate(0).summary);
+    assert!(at_gate(37).blocked_at.unwrap().exact);
 }
 
-/// Change of the plain case, the gate that it must stand at, and what its sentence must hold.
+/// Change of the plain case, the check that must block it, and a part of its sentence.
 #[test]
 #[allow(clippy::too_many_lines, reason = "one table")]
 fn every_state_and_blocker_is_described() {
     let other = |at: &str| Some(at.to_owned());
     let second = Duration::from_secs(1);
-    let resting = |cause: &str| LaneFacts::IntakePaused { cause: cause.to_owned(), ends_in: second };
-    let standing = |by| Some(PermitRefusal { reason: by, wait: second, exact: false });
+    let intake_paused = |cause: &str| LaneFacts::IntakePaused { cause: cause.to_owned(), ends_in: second };
+    let blocked = |reason| Some(PermitRefusal { reason, wait: second, exact: false });
     let room = |facts: &mut Facts| {
         facts.limiter.recent_usage = Some(RecentUsage::default());
         facts.ahead = JobsAhead { ready: Some(0), workers: 1, ..JobsAhead::default() };
@@ -186,7 +186,7 @@ fn every_state_and_blocker_is_described() {
         (
             Box::new(|f| f.row = RowFacts { problems: vec!["url: is empty".to_owned()], ..RowFacts::default() }),
             "provider",
-            "cannot be meant: url: is empty",
+            "is invalid: url: is empty",
         ),
         (Box::new(|f| f.row.provider = set(|row| row.enabled = false)), "provider", "is disabled"),
         (
@@ -194,7 +194,7 @@ fn every_state_and_blocker_is_described() {
             "provider",
             "`sluicegate provider resume stripe`",
         ),
-        (Box::new(|f| f.row.spec = None), "provider", "another row of quota stripe cannot be meant"),
+        (Box::new(|f| f.row.spec = None), "provider", "another row of quota stripe is invalid"),
         (
             Box::new(|f| {
                 job(f).wake_at = EpochMs(NOW.0 + 60_000);
@@ -209,7 +209,7 @@ fn every_state_and_blocker_is_described() {
                 job(f).reason = other("connection refused");
             }),
             "time",
-            "parked until 14:03:24 UTC (in 4 s): connection refused; then about 37 before it, its turn about 14:03:32 UTC",
+            "delayed until 14:03:24 UTC (in 4 s): connection refused; then about 37 ahead of it, estimated start 14",
         ),
         (
             Box::new(|f| {
@@ -217,15 +217,15 @@ fn every_state_and_blocker_is_described() {
                 job(f).reason = other("waits for limit per-minute");
             }),
             "limit",
-            "600 used, its turn about 14:03:50 UTC (in 30 s)",
+            "600 used, estimated start 14:03:50 UTC (in 30 s)",
         ),
         (Box::new(|f| f.lane = LaneFacts::Absent), "lane", "no lane"),
         (
-            Box::new(|f| f.lane = resting("the ledger is slower than the send budget")),
+            Box::new(|f| f.lane = intake_paused("the ledger is slower than the send budget")),
             "lane",
             "takes no more jobs until",
         ),
-        (Box::new(|f| f.lane = resting("waits for limit per-minute")), "limit", "600 used"),
+        (Box::new(|f| f.lane = intake_paused("waits for limit per-minute")), "limit", "600 used"),
         (
             Box::new(|f| {
                 f.lane = LaneFacts::Paused { cause: "the provider is down: no answer".to_owned(), ends_in: second };
@@ -233,14 +233,14 @@ fn every_state_and_blocker_is_described() {
             "lane",
             "sends nothing until 14:03:21 UTC (in 1 s): the provider is down",
         ),
-        (Box::new(|f| f.lane = LaneFacts::Probing { cause: "down".to_owned() }), "lane", "one job at a time"),
-        (Box::new(|f| f.limiter.block = standing(PermitRefusalReason::Cold)), "limiter", "lost its state"),
-        (Box::new(|f| f.limiter.block = standing(PermitRefusalReason::Paused)), "limiter", "stripe asked for a pause"),
-        (Box::new(|f| f.limiter.block = standing(PermitRefusalReason::StaleSettings)), "limiter", "newer settings"),
+        (Box::new(|f| f.lane = LaneFacts::Probing { cause: "down".to_owned() }), "lane", "one payment at a time"),
+        (Box::new(|f| f.limiter.block = blocked(PermitRefusalReason::Cold)), "limiter", "state was lost"),
+        (Box::new(|f| f.limiter.block = blocked(PermitRefusalReason::Paused)), "limiter", "stripe asked for a pause"),
+        (Box::new(|f| f.limiter.block = blocked(PermitRefusalReason::StaleSettings)), "limiter", "newer settings"),
         (
             Box::new(|f| f.limiter.unavailable = other("connection refused")),
             "limiter",
-            "cannot be asked: connection refused",
+            "is unavailable: connection refused",
         ),
         (
             Box::new(|f| {
@@ -248,7 +248,7 @@ fn every_state_and_blocker_is_described() {
                 job(f).reason = other("the provider asked for a pause");
             }),
             "limiter",
-            "the provider asked for a pause; it is looked at again 14:03:50",
+            "the provider asked for a pause; it is checked again 14:03:50",
         ),
         (Box::new(|f| rule(f, Rule::Blocked)), "account", "account shop is blocked by a rule"),
         (
@@ -263,7 +263,7 @@ fn every_state_and_blocker_is_described() {
         (
             Box::new(|f| job(f).cost = 601),
             "limit",
-            "its cost of 601 exceeds the smallest limit, which admits 600 at once: it waits until that is raised",
+            "its cost of 601 exceeds the smallest limit, which allows 600 at once: it waits until the limit is raised",
         ),
         (
             Box::new(|f| {
@@ -271,17 +271,17 @@ fn every_state_and_blocker_is_described() {
                 job(f).cost = 6;
             }),
             "account",
-            "its cost of 6 exceeds its own limit per-account, which admits 5 at once: it waits until that is raised",
+            "its cost of 6 exceeds its own limit per-account, which allows 5 at once: it waits until the limit",
         ),
         (
             Box::new(|f| f.row.spec = Some(Arc::new(spec(&[("shut", Algorithm::SlidingLog, 0, 1_000, None)])))),
             "limit",
-            "limit shut of stripe is closed (0 per 1 s): `sluicegate limits set stripe shut",
+            "limit shut of stripe is 0 per 1 s: nothing is sent; `sluicegate limits set stripe shut",
         ),
         (
             Box::new(room),
             "turn",
-            "in the queue of lane stripe, for the next worker with a free place: nobody before it",
+            "in the queue of lane stripe, waits for a worker with free prefetch: none ahead of it",
         ),
         (
             Box::new(|f| {
@@ -290,7 +290,7 @@ fn every_state_and_blocker_is_described() {
                 f.lane = LaneFacts::NotAsked;
             }),
             "turn",
-            "is `sluicegate run` up?",
+            "is `sluicegate run` running?",
         ),
         (
             Box::new(|f| {
@@ -298,7 +298,7 @@ fn every_state_and_blocker_is_described() {
                 f.claim = ClaimState::OtherWorker { worker: "w2".to_owned() };
             }),
             "turn",
-            "in hand of worker w2, which was not asked",
+            "active at worker w2, which was not asked",
         ),
         (
             Box::new(|f| {
@@ -306,7 +306,7 @@ fn every_state_and_blocker_is_described() {
                 f.claim = ClaimState::AskedWorker { worker: "w1".to_owned(), position: None };
             }),
             "turn",
-            "in hand of worker w1, between two steps: nobody before it",
+            "active at worker w1, between two steps: none ahead of it",
         ),
         (
             Box::new(|f| {
@@ -328,40 +328,40 @@ fn every_state_and_blocker_is_described() {
             "sends nothing until 14:03:21 UTC (in 1 s): provider answered 401",
         ),
     ];
-    for (nth, (change, gate, words)) in cases.into_iter().enumerate() {
+    for (nth, (change, check, words)) in cases.into_iter().enumerate() {
         let explained = changed(change);
         let at = explained.blocked_at.as_ref().map(|at| at.check);
         assert!(
-            at == Some(gate) && explained.summary.contains(words),
+            at == Some(check) && explained.summary.contains(words),
             "{nth}: {at:?} {}, not {words}",
             explained.summary
         );
-        // What it stands at is the first that it has not passed.
-        assert_eq!(explained.checks.iter().find(|gate| !gate.passed).map(|gate| gate.name), at, "{nth}");
+        // The blocking check is the first that has not passed.
+        assert_eq!(explained.checks.iter().find(|check| !check.passed).map(|check| check.name), at, "{nth}");
     }
     let expiring = changed(|f| job(f).expires_at = Some(EpochMs(NOW.0 + 3_000)));
-    assert!(expiring.summary.ends_with("it expires before, 14:03:23 UTC (in 3 s)"), "{}", expiring.summary);
+    assert!(expiring.summary.ends_with("it expires before that, 14:03:23 UTC (in 3 s)"), "{}", expiring.summary);
 }
 
 #[test]
 fn unknown_outcome_names_the_next_action() {
     let unknown = |f: &mut Facts| {
-        let it = job(f);
-        it.state = "unknown".to_owned();
-        it.reason = Some("no answer in time".to_owned());
-        it.wake_at = EpochMs(NOW.0 + 12_000);
-        it.attempts = 1;
-        (it.first_sent_at, it.unknown_since) = (Some(it.created_at), Some(it.created_at));
-        it.requests = vec![SentRequest {
+        let job = job(f);
+        job.state = "unknown".to_owned();
+        job.reason = Some("no answer in time".to_owned());
+        job.wake_at = EpochMs(NOW.0 + 12_000);
+        job.attempts = 1;
+        (job.first_sent_at, job.unknown_since) = (Some(job.created_at), Some(job.created_at));
+        job.requests = vec![SentRequest {
             number: 1,
-            began_at: it.created_at,
-            ended_at: Some(it.updated_at),
+            began_at: job.created_at,
+            ended_at: Some(job.updated_at),
             outcome: Some("unknown".to_owned()),
         }];
     };
     let again = changed(unknown).summary;
     assert!(
-        again.contains("next, the same request under the same key; parked until 14:03:32 UTC (in 12 s)"),
+        again.contains("next, the same request is sent under the same key; delayed until 14:03:32 UTC (in 12 s)"),
         "{again}"
     );
     let with = |change: fn(&mut Provider)| {
@@ -373,8 +373,8 @@ fn unknown_outcome_names_the_next_action() {
         })
         .summary
     };
-    let person = with(|row| row.idempotency_retention = None);
-    assert!(person.contains("next, a person decides (the outcome is unknown and the provider does not"), "{person}");
+    let review = with(|row| row.idempotency_retention = None);
+    assert!(review.contains("next, manual review (the outcome is unknown and the provider does not"), "{review}");
     let asked = with(|row| {
         row.idempotency_retention = None;
         row.lookup = Some(crate::domain::lookup::LookupConfig {
@@ -392,5 +392,5 @@ fn unknown_outcome_names_the_next_action() {
             give_up_after: Duration::from_secs(600),
         });
     });
-    assert!(asked.contains("next, the provider is asked what became of it"), "{asked}");
+    assert!(asked.contains("next, the provider is asked for the outcome (look-up)"), "{asked}");
 }

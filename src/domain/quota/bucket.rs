@@ -1,25 +1,25 @@
-//! A theoretical arrival time: token bucket, GCRA and even pacing are one arithmetic with different capacities.
+//! Bucket of a limit: token bucket, GCRA and even pacing as one theoretical arrival time with different capacities.
 //!
-//! Each use moves the instant at which the bucket is empty one interval on; there is room while that instant is at most
-//! the capacity ahead (ITU-T I.371, the virtual scheduling algorithm). Refuses fractions: an interval is whole parts of a
-//! microsecond, rounded up.
+//! Each use moves the instant at which the bucket is empty forward by one interval. There is capacity while that
+//! instant is at most the capacity ahead (ITU-T I.371, the virtual scheduling algorithm). An interval is whole parts of
+//! a microsecond, rounded up, so nothing is a fraction.
 
 use super::counter::Availability;
 use crate::domain::quota_spec::INTERVAL_PARTS;
 
-/// No bucket is empty later than so long after a use: some four years, half of what the wait of a reply has room for.
+/// Latest time after a use at which a bucket is empty: some four years, half of what the wait of a reply can hold.
 pub(super) const AHEAD_MAX_US: u64 = 1 << 47;
 
-/// In the order of when they are empty.
+/// Buckets are ordered by the instant at which they are empty.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Bucket {
-    /// When the bucket is empty: whole microseconds, and parts of one.
+    /// Instant at which the bucket is empty: whole microseconds, and parts of one.
     empty_us: u64,
     empty_part: u64,
 }
 
 impl Bucket {
-    /// The earliest instant at which `cost` has room. With debt an empty bucket has room for any.
+    /// The earliest instant at which `cost` fits. With debt, any cost fits an empty bucket.
     pub fn find(&self, cost: u64, from_us: u64, interval: u64, max: u32, debt: bool) -> Option<Availability> {
         let needed = if debt { 1 } else { cost };
         if needed > u64::from(max) {
@@ -33,7 +33,7 @@ impl Bucket {
         Some(Availability { start_us, origin_ms: 0, permits })
     }
 
-    /// Says whether all of it could be counted.
+    /// Counts a use; returns whether all of it could be counted.
     pub fn consume(&mut self, cost: u64, start_us: u64, interval: u64) -> bool {
         if start_us > self.empty_us || (start_us == self.empty_us && self.empty_part == 0) {
             (self.empty_us, self.empty_part) = (start_us, 0);
@@ -46,8 +46,8 @@ impl Bucket {
         fits
     }
 
-    /// A use that somebody remembers; `most`: what the bucket holds. Uses under another interval or of another limit would
-    /// else pile up for hours. Says whether all that it holds could be counted.
+    /// Counts a past use from a history; `most` is the bucket's capacity. Without this bound, uses under another
+    /// interval or of another limit would pile up for hours. Returns whether all that it holds could be counted.
     pub fn replay(&mut self, cost: u64, instant_us: u64, interval: u64, most: u64) -> bool {
         let (before, mut full) = (*self, Self::default());
         let counted = self.consume(cost, instant_us, interval);
@@ -59,8 +59,8 @@ impl Bucket {
         can_be_full
     }
 
-    /// What was used keeps its size in permits when the interval changes. That may be more than the capacity: starts are
-    /// booked ahead, and the capacity may have been lowered. Says whether all of it could be counted.
+    /// Converts the usage to a new interval; it keeps its size in permits. That may be more than the capacity: starts
+    /// are booked ahead, and the capacity may have been lowered. Returns whether all of it could be counted.
     pub fn rescale(&mut self, now_us: u64, old: u64, new: u64) -> bool {
         let uses = self.counted(now_us, old);
         (self.empty_us, self.empty_part) = (now_us, 0);
@@ -72,14 +72,14 @@ impl Bucket {
         self.backlog(now_us).div_ceil(interval.max(1))
     }
 
-    /// What may start now, and when the bucket is empty.
+    /// Permits that may start now, and the time until the bucket is empty.
     pub fn remaining_and_reset(&self, now_us: u64, interval: u64, max: u32) -> (u64, u64) {
         let backlog = self.backlog(now_us);
         let room = (u64::from(max) * interval).saturating_sub(backlog);
         (room / interval.max(1), backlog.div_ceil(INTERVAL_PARTS))
     }
 
-    /// How far the empty instant lies ahead, in parts.
+    /// Distance of the empty instant, in parts.
     fn backlog(&self, at_us: u64) -> u64 {
         if at_us > self.empty_us { 0 } else { (self.empty_us - at_us) * INTERVAL_PARTS + self.empty_part }
     }

@@ -1,6 +1,6 @@
-//! One limit's count, whatever its algorithm: where a want finds room, and what it takes.
+//! Counter of one limit, whatever its algorithm: where a request finds capacity, and what it uses.
 //!
-//! Refuses to know other limits; all or nothing over several is [`super::grant`]'s.
+//! A counter does not know other limits. Acquiring from several limits or from none is the work of [`super::grant`].
 
 use super::bucket::{AHEAD_MAX_US, Bucket};
 use super::counters::LedgerUsage;
@@ -11,18 +11,18 @@ use super::window::FixedWindowCounter;
 use crate::domain::permit_protocol::SlotInstant;
 use crate::domain::quota_spec::{CounterKind, CounterSpec};
 
-/// Where a want finds room.
+/// Earliest start that a limit allows a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Availability {
     pub start_us: u64,
-    /// The youngest instant among the slots taken.
+    /// The youngest instant among the acquired slots.
     pub origin_ms: SlotInstant,
-    /// How many permits of this cost start there on the same terms; 0: too far ahead to be booked.
+    /// Permits of this cost that start then on the same terms; 0: too far ahead to be booked.
     pub permits: u64,
 }
 
 impl Availability {
-    /// What a limit says that does not count the want.
+    /// Availability by a limit that does not count the request.
     pub fn unconstrained(start_us: u64) -> Self {
         Self { start_us, origin_ms: 0, permits: u64::MAX }
     }
@@ -31,17 +31,18 @@ impl Availability {
 #[derive(Clone, Debug)]
 pub(super) struct Counter {
     pub spec: CounterSpec,
-    /// Nothing starts before.
+    /// Nothing starts before this instant.
     blocked_until_us: u64,
-    /// It is held for what was granted before and not counted; 0: for nothing that anybody could tell.
+    /// Reason of the block: permits granted before this instant were not counted, and the ledger may know them. 0: no
+    /// such reason.
     uncounted_since_us: u64,
     count: CounterState,
-    /// Uses on the wire that no lease holds, and when the last of them begins to count.
+    /// Uses in flight that no lease holds, and when the last of them begins to count.
     unattributed: u64,
     unattributed_until_us: u64,
-    /// Starts of this call that a log takes when the call closes: they are no slots for its own wants.
+    /// Starts of this call, which a log takes when the batch ends: they are no free slots for the same call.
     starts: Vec<(u64, u64)>,
-    /// Of this call's starts.
+    /// Spreads the starts of this call.
     spreader: StartSpreader,
     pub would_have_refused: u64,
     pub would_have_waited: u64,
@@ -55,14 +56,14 @@ enum CounterState {
 }
 
 impl Counter {
-    /// A count without these uses. One that only watches begins empty.
+    /// An empty counter that has not counted the uses in `unknown`. A shadow limit ignores them.
     pub fn new(spec: CounterSpec, unknown: UncountedUses) -> Self {
         let count = match spec.kind {
             CounterKind::Log { .. } => CounterState::Log(UseLog::default()),
             CounterKind::Window { .. } => CounterState::Window(FixedWindowCounter::default()),
             CounterKind::Bucket { .. } => CounterState::Bucket(Bucket::default()),
         };
-        let mut cell = Self {
+        let mut counter = Self {
             spec,
             blocked_until_us: 0,
             uncounted_since_us: 0,
@@ -74,33 +75,33 @@ impl Counter {
             would_have_refused: 0,
             would_have_waited: 0,
         };
-        cell.block_for(unknown);
-        cell
+        counter.block_for(unknown);
+        counter
     }
 
-    /// The same limit with other numbers, its uses carried over; a cell that counts otherwise does not know its past.
-    /// Uses beyond a lowered limit stay: they still count, and would count again if the limit were raised.
+    /// Changes the numbers of the limit and keeps its uses. A counter that counts in another way does not know its
+    /// past. Uses beyond a lowered limit stay: they still count, and count again if the limit is raised.
     pub fn apply_spec(self, spec: CounterSpec, now_us: u64, unknown: UncountedUses) -> Self {
-        let mut cell = self;
-        if cell.spec == spec {
-            return cell;
+        let mut counter = self;
+        if counter.spec == spec {
+            return counter;
         }
-        let same = match (cell.spec.kind, spec.kind) {
+        let same = match (counter.spec.kind, spec.kind) {
             (CounterKind::Log { held: was, .. }, CounterKind::Log { held, .. }) => was == held,
             (CounterKind::Window { offset_us: was }, CounterKind::Window { offset_us }) => {
-                was == offset_us && cell.spec.window_us == spec.window_us
+                was == offset_us && counter.spec.window_us == spec.window_us
             }
             (CounterKind::Bucket { .. }, CounterKind::Bucket { .. }) => true,
             _ => false,
         };
-        // A shadow left out what it would have refused.
-        let leaves_the_shadow = cell.spec.shadow && !spec.shadow;
-        if !same || leaves_the_shadow || cell.spec.applies_to != spec.applies_to {
+        // A shadow limit did not count what it would have refused.
+        let leaves_the_shadow = counter.spec.shadow && !spec.shadow;
+        if !same || leaves_the_shadow || counter.spec.applies_to != spec.applies_to {
             return Self::new(spec, unknown);
         }
-        let (mut counted, grew) = (true, spec.window_us > cell.spec.window_us);
+        let (mut counted, grew) = (true, spec.window_us > counter.spec.window_us);
         let unknown_until_us = unknown.until_us + spec.window_us;
-        match (&mut cell.count, cell.spec.kind, spec.kind) {
+        match (&mut counter.count, counter.spec.kind, spec.kind) {
             (
                 CounterState::Bucket(bucket),
                 CounterKind::Bucket { interval: was, .. },
@@ -109,23 +110,24 @@ impl Counter {
                 counted = bucket.rescale(now_us, was, interval);
             }
             (CounterState::Log(_), ..) if grew => {
-                cell.blocked_until_us = unknown_until_us;
-                cell.uncounted_since_us = cell.uncounted_since_us.max(unknown.since_us);
+                counter.blocked_until_us = unknown_until_us;
+                counter.uncounted_since_us = counter.uncounted_since_us.max(unknown.since_us);
             }
             _ => {}
         }
-        // One that is new would not have to wait longer.
-        cell.blocked_until_us = cell.blocked_until_us.min(unknown_until_us);
+        // A new counter would not have to wait longer.
+        counter.blocked_until_us = counter.blocked_until_us.min(unknown_until_us);
         if !counted {
-            cell.block_until_drained(now_us);
+            counter.block_until_drained(now_us);
         }
         if spec.shadow {
-            (cell.blocked_until_us, cell.uncounted_since_us) = (0, 0);
+            (counter.blocked_until_us, counter.uncounted_since_us) = (0, 0);
         }
-        Self { spec, ..cell }
+        Self { spec, ..counter }
     }
 
-    /// These uses are not counted: nothing starts until they are told, or have left the window.
+    /// Blocks the counter for uncounted uses: nothing starts until the history is read, or the uses have left the
+    /// window.
     pub fn block_for(&mut self, unknown: UncountedUses) {
         if unknown.until_us > 0 && !self.spec.shadow {
             self.blocked_until_us = self.blocked_until_us.max(unknown.until_us + self.spec.window_us);
@@ -133,17 +135,17 @@ impl Counter {
         }
     }
 
-    /// Until when it is held for a past that the ledger could tell, if that is later.
+    /// Until when it is blocked for a past that the ledger may know, if that is after `at_us`.
     pub fn needs_history(&self, at_us: u64) -> Option<u64> {
         (self.uncounted_since_us > 0 && self.blocked_until_us > at_us).then_some(self.blocked_until_us)
     }
 
-    /// When the ledger knows all of that past, for starts that begin so long after their grant at most.
-    pub fn readable_at_us(&self, in_hands_us: u64) -> u64 {
-        self.uncounted_since_us + in_hands_us
+    /// Instant at which the ledger knows all of that past, if starts begin at most `start_delay_us` after their grant.
+    pub fn readable_at_us(&self, start_delay_us: u64) -> u64 {
+        self.uncounted_since_us + start_delay_us
     }
 
-    /// Counts what the ledger knows instead of what it has counted, if that is all that it needs.
+    /// Replaces its usage by the ledger's, if that covers the whole past that it needs.
     pub fn seed(&mut self, now_us: u64, past: &LedgerUsage, open_until_us: u64) -> bool {
         let is_all = self.uncounted_since_us <= past.as_of_us && self.spec.window_us <= past.within_us;
         if self.needs_history(now_us).is_none() || !is_all {
@@ -163,7 +165,7 @@ impl Counter {
         true
     }
 
-    /// Requests that the ledger remembers. What counts the start has been started by now.
+    /// Counts requests from the ledger. Where the start counts, requests in flight have started by now.
     pub fn replay_all(&mut self, now_us: u64, past: &LedgerUsage) {
         for (instant_us, cost) in &past.ended {
             let uses = cost.counted_by(self.spec.applies_to);
@@ -177,7 +179,7 @@ impl Counter {
         }
     }
 
-    /// Whatever became of what no lease holds, the provider has counted it by then.
+    /// Ends uses in flight that no lease holds: the provider has counted them by now.
     pub fn expire(&mut self, now_us: u64) {
         if self.unattributed > 0 && self.unattributed_until_us <= now_us {
             let uses = std::mem::take(&mut self.unattributed);
@@ -189,13 +191,13 @@ impl Counter {
         if self.spec.is_held() { leased + self.unattributed } else { 0 }
     }
 
-    /// More was used than can be counted: nothing starts for longer than that could tell, and under other numbers until
-    /// a limit that is new might.
+    /// More was used than can be counted: nothing starts for longer than any count could tell. Under other numbers,
+    /// nothing starts until a new limit would allow it.
     fn block_until_drained(&mut self, now_us: u64) {
         self.blocked_until_us = self.blocked_until_us.max(now_us + AHEAD_MAX_US);
     }
 
-    /// Before the first want of a call.
+    /// Called before the first request of a call.
     pub fn begin_batch(&mut self, now_us: u64, leased: u64, jitter_us: u64) {
         let in_flight = self.in_flight(leased);
         match (&mut self.count, self.spec.kind) {
@@ -225,13 +227,13 @@ impl Counter {
         }
     }
 
-    /// The same place, or a later one where fewer start at once.
+    /// Moves a start to a later instant if too many would start at once.
     pub fn spread(&self, found: Availability, cost: u64, now_us: u64) -> Availability {
         self.spreader.spread(found, cost, now_us)
     }
 
     pub fn consume(&mut self, cost: u64, start_us: u64) {
-        // What it was held for is over, and the ledger does not know of this one.
+        // The reason for the block is over, and the ledger does not know this use.
         self.uncounted_since_us = 0;
         match (&mut self.count, self.spec.kind) {
             (CounterState::Log(log), CounterKind::Log { held, .. }) => {
@@ -245,15 +247,15 @@ impl Counter {
                 window.consume(cost, start_us, offset_us, self.spec.window_us);
             }
             (CounterState::Bucket(bucket), CounterKind::Bucket { interval, .. }) => {
-                // What finds room can be counted.
+                // What fits can be counted.
                 bucket.consume(cost, start_us, interval);
             }
             _ => {}
         }
     }
 
-    /// After the last want of a call whose latest start this is. A start counts for as much longer as the way to the
-    /// provider may take.
+    /// Called after the last request of a call; `latest_us` is its latest start. A start counts longer by the transit
+    /// jitter.
     pub fn end_batch(&mut self, latest_us: u64, jitter_us: u64) {
         if let CounterState::Log(log) = &mut self.count {
             log.end_batch(latest_us);
@@ -271,22 +273,22 @@ impl Counter {
         matches!(self.spec.kind, CounterKind::Window { .. })
     }
 
-    /// Uses whose window runs from an instant.
+    /// Logs uses whose window begins at an instant.
     pub fn log_use(&mut self, instant_us: u64, cost: u64) {
         if let (CounterState::Log(log), CounterKind::Log { granule_ms, .. }) = (&mut self.count, self.spec.kind) {
             log.push(instant_us.div_ceil(1_000), granule_ms, cost);
         }
     }
 
-    /// Uses that nobody answered for, and that were counted by their deadline at the latest. Those that are over are not put
-    /// behind younger ones.
+    /// Logs uses without a response: the provider counted them by their deadline. Uses that are over are not logged, so
+    /// they do not follow younger ones.
     pub fn log_unanswered(&mut self, now_us: u64, deadline_us: u64, cost: u64) {
         if deadline_us + self.spec.window_us > now_us {
             self.log_use(deadline_us, cost);
         }
     }
 
-    /// Slots come back with the instant they had; one whose use is over is free anyway.
+    /// Returns slots with the instant that they had. A slot whose use is over is free anyway.
     pub fn restore(&mut self, now_us: u64, origin_ms: SlotInstant, cost: u64) {
         let (CounterState::Log(log), CounterKind::Log { granule_ms, .. }) = (&mut self.count, self.spec.kind) else {
             return;
@@ -296,7 +298,7 @@ impl Counter {
         }
     }
 
-    /// A request that the ledger remembers.
+    /// Counts a request from the ledger.
     fn replay(&mut self, now_us: u64, instant_us: u64, cost: u64) {
         match (&mut self.count, self.spec.kind) {
             (CounterState::Log(_), _) => self.log_use(instant_us, cost),
@@ -305,7 +307,7 @@ impl Counter {
                 window.replay(instant_us, cost, offset_us, self.spec.window_us);
             }
             (CounterState::Bucket(bucket), CounterKind::Bucket { interval, debt }) => {
-                // The provider's bucket was never more than full. With debt one start may be.
+                // The provider's bucket was never more than full. With debt, one start may exceed it.
                 let max = u64::from(self.spec.max);
                 let most = if debt { cost.max(max) } else { max };
                 if !bucket.replay(cost, instant_us, interval, most) {
@@ -328,7 +330,7 @@ impl Counter {
         }
     }
 
-    /// What may surely start now, and in how many microseconds all of it is free again.
+    /// Permits that can certainly start now, and the time until all of the limit is free again, in microseconds.
     pub fn remaining_and_reset(&self, now_us: u64, leased: u64) -> (u64, u64) {
         let in_flight = self.in_flight(leased);
         let CounterSpec { max, window_us, .. } = self.spec;
@@ -344,7 +346,7 @@ impl Counter {
         }
     }
 
-    /// The start of the next permit of cost 1, from an instant on. Calls in flight count as answered now.
+    /// Start of the next permit of cost 1, from an instant on. Calls in flight count as answered now.
     pub fn next_start_us(&self, now_us: u64, from_us: u64, leased: u64) -> u64 {
         let from_us = from_us.max(self.blocked_until_us);
         let CounterSpec { max, window_us, .. } = self.spec;

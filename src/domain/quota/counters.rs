@@ -1,8 +1,8 @@
-//! What is counted together: all calls of a quota, or those of one account or reference. Cells, and the permits in flight.
+//! Counters of one scope: all calls of a quota, or those of one account or reference, with the permits in flight.
 //!
-//! A lease is one call's permits in flight, with its own deadline, never renewed: a crashed, frozen or buggy worker costs
-//! throughput, never safety. What is not answered by then counts as answered then, and each limit's own window runs from
-//! there. Refuses to settle what it did not lease.
+//! A lease holds the slots of one call's permits until its own deadline and is never renewed. So a crashed, frozen or
+//! buggy worker costs throughput, never safety. A permit without a response by then counts as answered then, and each
+//! limit's window runs from there. A release without a lease is ignored.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::domain::permit_protocol::{
 use crate::domain::quota_spec::CounterSpec;
 use crate::domain::time::{micros_down, micros_up};
 
-/// Permits of one call that have not been settled.
+/// Permits of one call that have not been released.
 #[derive(Clone, Copy, Debug, Default)]
 struct OutstandingCall {
     deadline_us: u64,
@@ -57,7 +57,7 @@ impl InFlightCost {
     }
 }
 
-/// What the ledger knows, by the limiter's clock.
+/// Usage from the ledger, by the limiter's clock.
 #[derive(Clone, Debug)]
 pub(super) struct LedgerUsage {
     pub as_of_us: u64,
@@ -68,13 +68,13 @@ pub(super) struct LedgerUsage {
 }
 
 impl LedgerUsage {
-    /// What a history says, which was read before now.
+    /// Usage from a history that was read before now.
     pub fn from_history(now_us: u64, history: &UsageHistory) -> Self {
         let UsageHistory { as_of, within, ended, in_flight: open } = history;
         Self { as_of_us: as_of.0, within_us: micros_up(*within), ..Self::from_uses(now_us, ended, *open) }
     }
 
-    /// Uses that ended, and those on the wire. Taken to be younger than they are: safe.
+    /// Usage from ended uses and uses in flight. Their ages are rounded down, which is safe.
     pub fn from_uses(now_us: u64, ended: &[PastUse], open: CostByKind) -> Self {
         let instant = |past: &PastUse| (now_us.saturating_sub(micros_down(past.age)), past.cost);
         let mut ended: Vec<(u64, CostByKind)> = ended.iter().map(instant).collect();
@@ -91,111 +91,114 @@ pub(super) struct Counters {
     pub in_flight: InFlightCost,
     pub oldest_deadline_us: u64,
     outstanding_calls: BTreeMap<(Incarnation, u64), OutstandingCall>,
-    /// Of a subject: when it was counted last, and how long that may matter.
+    /// For a subject: when it was counted last, and until when that may matter.
     pub counted_us: u64,
     pub kept_until_us: u64,
 }
 
 impl Counters {
-    /// A tally that has not counted, for a window, what `unknown` says of it.
+    /// New counters. `unknown` returns the uses that a new counter has not counted, for a window.
     pub fn new(specs: Vec<CounterSpec>, now_us: u64, unknown: impl Fn(u64) -> UncountedUses) -> Self {
-        let cell = |spec: CounterSpec| {
+        let counter = |spec: CounterSpec| {
             let unknown = unknown(spec.window_us);
             Counter::new(spec, unknown)
         };
-        Self { per_limit: specs.into_iter().map(cell).collect(), counted_us: now_us, ..Self::default() }
+        Self { per_limit: specs.into_iter().map(counter).collect(), counted_us: now_us, ..Self::default() }
     }
 
-    /// Takes over the limits of a spec. A new limit or a longer window does not know its past.
+    /// Changes to the limits of a spec. A new limit or a longer window does not know its past.
     pub fn apply_spec(&mut self, specs: Vec<CounterSpec>, now_us: u64, unknown: UncountedUses) {
         let mut known = std::mem::take(&mut self.per_limit);
         for spec in specs {
-            let cell = match known.iter().position(|cell| cell.spec.name == spec.name) {
+            let counter = match known.iter().position(|counter| counter.spec.name == spec.name) {
                 Some(position) => known.swap_remove(position).apply_spec(spec, now_us, unknown),
                 None => Counter::new(spec, unknown),
             };
-            self.per_limit.push(cell);
+            self.per_limit.push(counter);
         }
     }
 
-    /// Tells those of its limits that need it what the ledger knows; false: none does. What is on the wire is over by then.
+    /// Seeds the counters that need a history; false: none does. Uses in flight are over by `open_until_us`.
     pub fn seed(&mut self, now_us: u64, past: &LedgerUsage, open_until_us: u64) -> bool {
-        let seeded: Vec<bool> = self.per_limit.iter_mut().map(|cell| cell.seed(now_us, past, open_until_us)).collect();
+        let seeded: Vec<bool> =
+            self.per_limit.iter_mut().map(|counter| counter.seed(now_us, past, open_until_us)).collect();
         seeded.contains(&true)
     }
 
-    /// Takes an answer or a return into account; unknown calls and what was settled before are ignored.
-    pub fn release(&mut self, now_us: u64, incarnation: Incarnation, settlement: &PermitRelease, is_provider: bool) {
-        let key = (incarnation, settlement.call);
+    /// Releases permits. Unknown calls and permits that were released before are ignored.
+    pub fn release(&mut self, now_us: u64, incarnation: Incarnation, release: &PermitRelease, is_provider: bool) {
+        let key = (incarnation, release.call);
         let Some(lease) = self.outstanding_calls.get_mut(&key) else { return };
-        let outstanding = lease.outstanding.of_kind_mut(settlement.kind);
-        let cost = u64::from(settlement.cost).min(*outstanding);
+        let outstanding = lease.outstanding.of_kind_mut(release.kind);
+        let cost = u64::from(release.cost).min(*outstanding);
         *outstanding -= cost;
         if lease.outstanding.total() == 0 {
             self.outstanding_calls.remove(&key);
         }
-        let in_flight = self.in_flight.of_kind_mut(settlement.kind);
+        let in_flight = self.in_flight.of_kind_mut(release.kind);
         *in_flight = in_flight.saturating_sub(cost);
         if cost == 0 {
             return;
         }
-        for (index, cell) in self.per_limit.iter_mut().enumerate() {
-            if !cell.spec.is_held() || !cell.spec.applies(settlement.kind) {
+        for (index, counter) in self.per_limit.iter_mut().enumerate() {
+            if !counter.spec.is_held() || !counter.spec.applies(release.kind) {
                 continue;
             }
-            match &settlement.release_kind {
-                // Taken to be younger than it is, an answer frees its slot later: safe.
-                ReleaseKind::Used { age } => cell.log_use(now_us.saturating_sub(micros_down(*age)), cost),
-                // A subject's slots are never booked: those it took were over.
+            match &release.release_kind {
+                // The age is rounded down, so the slot is free later: safe.
+                ReleaseKind::Used { age } => counter.log_use(now_us.saturating_sub(micros_down(*age)), cost),
+                // A subject's slots are never booked: the ones acquired were over.
                 ReleaseKind::Unused { origins } if is_provider => {
-                    cell.restore(now_us, origins.get(index).copied().unwrap_or(0), cost);
+                    counter.restore(now_us, origins.get(index).copied().unwrap_or(0), cost);
                 }
                 ReleaseKind::Unused { .. } => {}
             }
         }
     }
 
-    /// Whatever the calls of a lease past its deadline did, the provider has counted it by then.
+    /// Ends leases past their deadline: the provider has counted their calls by then.
     pub fn expire(&mut self, now_us: u64) {
-        self.per_limit.iter_mut().for_each(|cell| cell.expire(now_us));
+        self.per_limit.iter_mut().for_each(|counter| counter.expire(now_us));
         if self.in_flight.total() == 0 {
             self.oldest_deadline_us = 0;
         }
         if self.in_flight.total() == 0 || now_us < self.oldest_deadline_us {
             return;
         }
-        let mut over = Vec::new();
+        let mut expired = Vec::new();
         self.outstanding_calls.retain(|_, lease| {
             let live = lease.deadline_us > now_us;
             if !live {
-                over.push(*lease);
+                expired.push(*lease);
             }
             live
         });
-        // In the order of the log.
-        over.sort_unstable_by_key(|lease| lease.deadline_us);
-        for OutstandingCall { deadline_us, outstanding } in over {
+        // Sorted like the log.
+        expired.sort_unstable_by_key(|lease| lease.deadline_us);
+        for OutstandingCall { deadline_us, outstanding } in expired {
             self.in_flight = self.in_flight.less(outstanding);
-            for cell in self.per_limit.iter_mut().filter(|cell| cell.spec.is_held()) {
-                let uses = outstanding.counted_by(cell.spec.applies_to);
+            for counter in self.per_limit.iter_mut().filter(|counter| counter.spec.is_held()) {
+                let uses = outstanding.counted_by(counter.spec.applies_to);
                 if uses > 0 {
-                    cell.log_unanswered(now_us, deadline_us, uses);
+                    counter.log_unanswered(now_us, deadline_us, uses);
                 }
             }
         }
         self.oldest_deadline_us = self.outstanding_calls.values().map(|lease| lease.deadline_us).min().unwrap_or(0);
     }
 
-    /// Before the first want of a call.
+    /// Called before the first request of a call.
     pub fn begin_batch(&mut self, now_us: u64, jitter_us: u64) {
         let in_flight = self.in_flight;
-        let open = |cell: &mut Counter| cell.begin_batch(now_us, in_flight.counted_by(cell.spec.applies_to), jitter_us);
+        let open = |counter: &mut Counter| {
+            counter.begin_batch(now_us, in_flight.counted_by(counter.spec.applies_to), jitter_us)
+        };
         self.per_limit.iter_mut().for_each(open);
     }
 
-    /// Holds the slots of permits that were granted, until their answers or the deadline.
+    /// Holds the slots of granted permits until their responses or the deadline.
     pub fn hold_slots(&mut self, caller: (Incarnation, u64), granted: InFlightCost, deadline_us: u64) {
-        if granted.total() == 0 || !self.per_limit.iter().any(|cell| cell.spec.is_held()) {
+        if granted.total() == 0 || !self.per_limit.iter().any(|counter| counter.spec.is_held()) {
             return;
         }
         self.outstanding_calls.insert(caller, OutstandingCall { deadline_us, outstanding: granted });

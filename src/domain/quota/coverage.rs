@@ -1,19 +1,20 @@
-//! Which uses a state has not counted: those before it began, while no limit counted accounts or references, beyond the
-//! window for which idle ones are kept, and those of a row that joined the quota.
+//! Coverage of a quota's state: which uses it has not counted.
 //!
-//! Accounts and references are kept by the windows of their own limits. What was not counted is not taken for unused: the
-//! ledger is asked, or it is waited for.
+//! These are uses before the state began, uses while no limit counted accounts or references, and uses of a row that
+//! joined the quota. Idle accounts and references are kept only for the windows of their own limits, so longer windows
+//! are not covered. Uncounted uses are not taken for none: the limiter reads the ledger, or waits. See
+//! `docs/decisions/0012-history-of-uncounted-usage.md`.
 
 use crate::domain::limit::Scope;
 use crate::domain::provider::{BOOKING_HORIZON, ProviderName};
 use crate::domain::quota_spec::QuotaSpec;
 use crate::domain::time::micros_up;
 
-/// Uses that were granted before an instant and not counted; the default: none.
+/// Uses granted before an instant and not counted; the default: none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct UncountedUses {
     pub since_us: u64,
-    /// When the last of them may begin to count.
+    /// Instant at which the last of them may begin to count.
     pub until_us: u64,
 }
 
@@ -27,16 +28,16 @@ impl UncountedUses {
     }
 }
 
-/// What is known of the accounts, or of the references, as long as a limit counts them.
+/// Coverage of the accounts, or of the references, while a limit counts them.
 #[derive(Clone, Copy, Debug)]
 struct SubjectCoverage {
-    /// The longest window of their limits: one that is idle for longer is dropped.
+    /// The longest window of their limits. A subject that is idle for longer is dropped.
     longest_window_us: u64,
-    /// Those without a tally have no uses that windows up to so long still count.
+    /// A subject without counters has no uses that count in windows up to this length.
     within_us: u64,
-    /// For longer ones.
+    /// Uncounted uses for longer windows.
     longer: UncountedUses,
-    /// Uses of before they were counted, which no tally has.
+    /// Uses from before they were counted, which no counter has.
     uncounted: UncountedUses,
 }
 
@@ -46,7 +47,7 @@ impl SubjectCoverage {
         (longest_us > 0).then_some(Self { longest_window_us: longest_us, within_us: longest_us, longer, uncounted })
     }
 
-    /// The same under other limits. While no limit counts them, nothing is kept of what they use.
+    /// Changes to other limits. While no limit counts the subjects, nothing is kept of their uses.
     fn adopted(known: Option<Self>, longest_us: u64, change: UncountedUses, now_us: u64) -> Option<Self> {
         let Some(mut known) = known.filter(|_| longest_us > 0) else { return Self::new(longest_us, change) };
         if longest_us > known.longest_window_us {
@@ -68,12 +69,12 @@ pub(super) struct UsageCoverage {
     /// Until then a permit may begin that was granted under a longer send budget.
     longer_budget_until_us: u64,
     members: Vec<ProviderName>,
-    /// Of the rows that joined last.
+    /// Uncounted uses of the rows that joined last.
     joined: UncountedUses,
 }
 
 impl UsageCoverage {
-    /// Of a state that begins: nothing.
+    /// Coverage of a new state: nothing is counted yet.
     pub fn at_state_start(spec: &QuotaSpec, now_us: u64) -> Self {
         let lost = UncountedUses { since_us: now_us, until_us: now_us + spec.lag_us() };
         Self {
@@ -86,7 +87,7 @@ impl UsageCoverage {
         }
     }
 
-    /// The ledger remembers no use of before the state began. It was not asked for limits that came later.
+    /// The ledger has no use from before the state began. It was not read for limits that came later.
     pub fn mark_never_used(&mut self, born_us: u64) {
         for subjects in [&mut self.accounts, &mut self.references].into_iter().flatten() {
             if subjects.uncounted.since_us <= born_us {
@@ -95,7 +96,7 @@ impl UsageCoverage {
         }
     }
 
-    /// Takes over a spec.
+    /// Changes to a spec.
     pub fn apply_spec(&mut self, spec: &QuotaSpec, now_us: u64) {
         let send_budget_us = micros_up(spec.send_budget);
         if send_budget_us < self.send_budget_us {
@@ -108,7 +109,7 @@ impl UsageCoverage {
         self.accounts = adopted(self.accounts, Scope::Account);
         self.references = adopted(self.references, Scope::Reference);
         if spec.members.iter().any(|member| !self.members.contains(member)) {
-            // Until all workers have noticed, it is counted elsewhere.
+            // It is counted elsewhere until all workers have noticed.
             self.joined = change.later_by(micros_up(spec.handover));
         }
         if self.members != spec.members {
@@ -116,7 +117,7 @@ impl UsageCoverage {
         }
     }
 
-    /// What a counter has not counted that counts from now on; or, of a subject, since it was counted last.
+    /// Uses that a new limit has not counted; for a subject, since it was counted last.
     pub fn uncounted_before(&self, spec: &QuotaSpec, now_us: u64) -> UncountedUses {
         let since_us = now_us.max(self.longer_budget_until_us.saturating_sub(spec.start_delay_max_us()));
         UncountedUses { since_us, until_us: now_us + spec.count_delay_max_us() }
@@ -130,19 +131,19 @@ impl UsageCoverage {
         }
     }
 
-    /// How long a use of a subject may count.
+    /// Longest time that a use of a subject may count.
     pub fn longest_window_us(&self, scope: Scope) -> u64 {
         self.subjects(scope).map_or(0, |subjects| subjects.longest_window_us)
     }
 
-    /// What a new counter of a subject has not counted, for a window.
+    /// Uses that a new counter of a subject has not counted, for a window.
     pub fn uncounted_of_new(&self, scope: Scope, window_us: u64) -> UncountedUses {
         let Some(subjects) = self.subjects(scope) else { return self.joined };
         let longer = if window_us > subjects.within_us { subjects.longer } else { UncountedUses::default() };
         subjects.uncounted.later_of(longer).later_of(self.joined)
     }
 
-    /// What a counter has not counted that was counted last at an instant: of rows that joined since, and of the time in
+    /// Uses that a counter has missed since it was counted at an instant: of rows that joined since, and of the time in
     /// which no limit counted its scope.
     pub fn uncounted_since(&self, scope: Scope, counted_us: u64) -> UncountedUses {
         let later =

@@ -1,21 +1,22 @@
-//! A log of uses: each counts from its instant for a window. The sliding log holds a slot from grant until the answer,
-//! whose instant is logged; everything else logs the start.
+//! Log of uses: each use counts from its instant for one window. The sliding log holds a slot from the grant to the
+//! response and logs the response's instant. All other logs log the start.
 //!
-//! Think of L slots. A slot that is held may be used again only W after the answer of the call that had it, so two calls
-//! on one slot are counted at least W apart at the provider, whatever the delays; L + 1 calls counted within less than W
-//! would need two on one slot. Price, by Little's law: rate ≤ L / (W + E[hold]).
+//! Think of L slots. A held slot may be used again only W after the response of the call that had it. So two calls on
+//! one slot are counted at least W apart at the provider, whatever the latency. L + 1 calls counted within less than W
+//! would need two on one slot. The price by Little's law: rate ≤ L / (W + E\[hold\]). See
+//! `docs/decisions/0007-hold-slots-until-the-response.md`.
 //!
-//! Refuses to make a slot: whatever is doubtful costs throughput, never safety.
+//! In doubt a slot is not free: doubt costs throughput, never safety.
 
 use std::collections::VecDeque;
 
 use super::counter::Availability;
 use crate::domain::permit_protocol::SlotInstant;
 
-/// How far from the head a slot given back is put in order; further in it counts as used now.
+/// Distance from the head within which a returned slot is put in order. Further in, it counts as used now.
 const RESTORE_DEPTH: usize = 16;
 
-/// Uses whose window runs from the same instant.
+/// Uses whose window begins at the same instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct LogEntry {
     ms: u64,
@@ -29,11 +30,11 @@ pub(super) struct UseLog {
     /// Sum of the entries' counts.
     pub logged: u64,
     tail_ms: u64,
-    /// Uses beyond a lowered limit left the log for a start that was booked; all of them are over by then. A slot that
-    /// was never used must not begin before.
+    /// Uses beyond a lowered limit left the log for a booked start; all of them are over by this instant. A slot that
+    /// was never used must not start before.
     excess_until_us: u64,
-    /// Slots that are neither logged nor in flight; below zero, that many uses must end before one more may begin. Holds
-    /// during a call only.
+    /// Slots that are neither logged nor in flight. Below zero, that many uses must end before one more may start.
+    /// Valid during a call only.
     unused: i64,
     /// Uses beyond a lowered limit leave the log in this call.
     excess: bool,
@@ -50,26 +51,26 @@ impl UseLog {
         }
     }
 
-    /// Forgets its uses; those that a booked start has taken out still hold the slots that were never used.
+    /// Removes all uses. Uses that a booked start took out still block the slots that were never used.
     pub fn clear(&mut self) {
         *self = Self { excess_until_us: self.excess_until_us, ..Self::default() };
     }
 
-    /// Puts slots back with the instant they had.
+    /// Returns slots with the instant that they had.
     pub fn restore(&mut self, now_us: u64, ms: SlotInstant, granule_ms: u64, count: u64) {
-        let place = self.entries.iter().take(RESTORE_DEPTH + 1).take_while(|entry| entry.ms < ms).count();
-        if place > RESTORE_DEPTH {
+        let index = self.entries.iter().take(RESTORE_DEPTH + 1).take_while(|entry| entry.ms < ms).count();
+        if index > RESTORE_DEPTH {
             return self.push(now_us.div_ceil(1_000), granule_ms, count);
         }
         self.logged += count;
         self.tail_ms = self.tail_ms.max(ms);
-        match self.entries.get_mut(place) {
+        match self.entries.get_mut(index) {
             Some(entry) if entry.ms == ms => entry.count += count,
-            _ => self.entries.insert(place, LogEntry { ms, count }),
+            _ => self.entries.insert(index, LogEntry { ms, count }),
         }
     }
 
-    /// Before the first want of a call.
+    /// Called before the first request of a call.
     pub fn begin_batch(&mut self, max: u32, in_flight: u64) {
         self.unused = self.unused_slots(max, in_flight);
         self.excess = false;
@@ -79,12 +80,12 @@ impl UseLog {
         i64::from(max) - self.logged.cast_signed() - in_flight.cast_signed()
     }
 
-    /// Looks for `cost` slots; `None` when all others are in flight.
+    /// Finds `cost` slots; `None` if all others are in flight.
     pub fn find(&self, cost: u64, from_us: u64, window_us: u64) -> Option<Availability> {
         self.find_with_unused(self.unused, cost, from_us, window_us)
     }
 
-    /// The next slot outside of a call.
+    /// The next slot, outside of a call.
     pub fn next_slot(&self, from_us: u64, window_us: u64, max: u32, in_flight: u64) -> Option<Availability> {
         self.find_with_unused(self.unused_slots(max, in_flight), 1, from_us, window_us)
     }
@@ -98,7 +99,7 @@ impl UseLog {
         let mut before = 0;
         for entry in &self.entries {
             if before + entry.count >= missing {
-                // Entries are in order, so the last of those needed is over last.
+                // Entries are in order, so the last of those needed ends last.
                 let alone = before == 0 && missing == cost;
                 return Some(Availability {
                     start_us: from_us.max(entry.ms * 1_000 + window_us),
@@ -118,7 +119,7 @@ impl UseLog {
         self.forget_oldest(missing);
     }
 
-    /// After the last want of a call whose latest start this is.
+    /// Called after the last request of a call; `latest_us` is its latest start.
     pub fn end_batch(&mut self, latest_us: u64) {
         if self.excess {
             self.excess_until_us = self.excess_until_us.max(latest_us);
@@ -130,12 +131,12 @@ impl UseLog {
         self.entries.iter().filter(|entry| entry.ms * 1_000 + window_us > now_us).map(|entry| entry.count).sum()
     }
 
-    /// No use begins to count later than then.
+    /// Instant after which no use begins to count.
     pub fn tail_ms(&self) -> u64 {
         self.tail_ms
     }
 
-    /// What may surely start now, and when all of it is free again.
+    /// Permits that can certainly start now, and the time until all of the limit is free again.
     pub fn remaining_and_reset(&self, now_us: u64, window_us: u64, max: u32, in_flight: u64) -> (u64, u64) {
         let over_us = self.tail_ms * 1_000 + window_us;
         let over = self.logged == 0 || over_us <= now_us;
@@ -159,7 +160,7 @@ impl UseLog {
     }
 }
 
-/// Used slots that a cost needs to see the end of, beside those that are unused.
+/// Used slots that must end before a cost fits, in addition to the unused ones.
 fn slots_to_reuse(unused: i64, cost: u64) -> u64 {
     (cost.cast_signed() - unused).max(0).cast_unsigned()
 }

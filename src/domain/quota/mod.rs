@@ -1,8 +1,10 @@
-//! The limiter of one quota: all its limits in one atomic call, as a pure state machine.
+//! Limiter of one quota: all its limits in one atomic call, as a pure state machine.
 //!
-//! This is the specification of the functions in `lua/`, in the same order, and the body of the embedded limiter. Refuses
-//! to read a clock, and refuses to trust a state that is not its own: one of another store, or of a clock that made a
-//! step, is begun anew, and grants nothing until what may still count has been told or has passed.
+//! This is the specification of the functions in `lua/`, in the same order, and the code of the embedded limiter. It
+//! reads no clock. A state of another store, or of a clock that stepped, is discarded. The new state is cold: it grants
+//! no permit until earlier uses are rebuilt from the ledger or have aged out.
+//!
+//! See `docs/decisions/0008-one-limiter-state-machine.md`.
 
 use std::collections::BTreeMap;
 
@@ -34,15 +36,15 @@ use coverage::{UncountedUses, UsageCoverage};
 use grant::{CallCounters, GrantContext, Grants};
 use subjects::{CallSubjects, SubjectCounters};
 
-/// How long the reply to a caller's last call is kept for a repeat, in microseconds.
+/// Retention of the reply to a caller's last call for a repeat, in microseconds.
 pub const REPLY_RETENTION_US: u64 = 600_000_000;
-/// How much longer than its uses an account's or reference's tally is kept, in microseconds.
+/// Retention of an account's or reference's counters beyond its uses, in microseconds.
 pub const SUBJECT_RETENTION_US: u64 = 1_000_000;
 
-/// Who holds the permits of a state that was lost: no caller, so nobody settles them.
+/// Holder of the permits of a lost state: no caller, so no release ends them.
 const LOST_CALLER: (Incarnation, u64) = (0, 1);
 
-/// The limiter of one quota. Empty until its first call, which finds it cold.
+/// The limiter of one quota. It has no state until its first call, which finds it cold.
 #[derive(Clone, Debug, Default)]
 pub struct Quota {
     state: Option<QuotaState>,
@@ -57,18 +59,18 @@ struct QuotaState {
     version: i64,
     calls: u64,
     paused_until_us: u64,
-    /// As of the spec that was gone by last; a change ends a pause.
+    /// Value of the last spec; a change ends a pause.
     resumed_at: u64,
     coverage: UsageCoverage,
     provider: Counters,
     subjects: BTreeMap<String, Counters>,
-    /// So many subjects were left when those without uses were dropped last.
+    /// Number of subjects that were left after idle ones were dropped last.
     subjects_kept: usize,
     replies: BTreeMap<Incarnation, (u64, u64, LimiterReply)>,
 }
 
 impl Quota {
-    /// Answers one call at `clock`. A clock that went back counts as standing still.
+    /// Answers one call at `clock`. A clock that went back counts as stopped.
     pub fn call(&mut self, clock: Micros, spec: &QuotaSpec, call: &LimiterCall) -> LimiterReply {
         let trusted =
             |state: &QuotaState| state.run_id == call.run_id && call.invalidate_epoch != Some(Micros(state.epoch_us));
@@ -109,7 +111,7 @@ impl QuotaState {
         if previous_call > call.number {
             return LimiterReply { previous_call, ..self.refuse(now_us, RefusalReason::StaleCall, 0) };
         }
-        // Older settings may not know every limit that a settlement must reach, so nothing is done for their holder.
+        // Older settings may not know every limit that a release must reach, so they get nothing.
         if spec.version < self.version {
             return LimiterReply { previous_call, ..self.refuse(now_us, RefusalReason::StaleVersion, 0) };
         }
@@ -120,18 +122,18 @@ impl QuotaState {
         self.coverage.apply_spec(spec, now_us);
         self.provider.apply_spec(spec.provider_counters(), now_us, self.coverage.uncounted_before(spec, now_us));
         let missed = self.coverage.uncounted_since(Scope::Provider, self.last_us);
-        self.provider.per_limit.iter_mut().for_each(|cell| cell.block_for(missed));
+        self.provider.per_limit.iter_mut().for_each(|counter| counter.block_for(missed));
         self.last_us = now_us;
         self.version = spec.version;
         if spec.resumed_at != self.resumed_at {
             (self.resumed_at, self.paused_until_us) = (spec.resumed_at, 0);
         }
-        let mut owns = self.load_subjects(now_us, spec, call);
-        self.release(now_us, call, &mut owns);
+        let mut subjects = self.load_subjects(now_us, spec, call);
+        self.release(now_us, call, &mut subjects);
         if let Some(pause) = call.pause {
             self.paused_until_us = self.paused_until_us.max(now_us + micros_up(pause));
         }
-        // Of a longer list no part may be forgotten.
+        // A longer list is ignored: no part of it may be forgotten.
         let whole =
             |rebuild: &&RebuildData| rebuild.state_epoch == Micros(self.epoch_us) && rebuild.ended.len() <= BATCH_MAX;
         let open_until_us = now_us + micros_up(BOOKING_HORIZON) + padded_us(micros_up(spec.hold_max));
@@ -141,76 +143,79 @@ impl QuotaState {
         let whole =
             |seeds: &&CounterSeeds| seeds.state_epoch == Micros(self.epoch_us) && seeds.past_use_count() <= BATCH_MAX;
         if let Some(seeds) = call.seeds.as_ref().filter(whole) {
-            self.seed(now_us, open_until_us, seeds, &mut owns);
+            self.seed(now_us, open_until_us, seeds, &mut subjects);
         }
         let answer = if now_us < self.cold_until_us {
             self.refuse(now_us, RefusalReason::Cold, self.cold_until_us - now_us)
         } else if now_us < self.paused_until_us {
             self.refuse(now_us, RefusalReason::Paused, self.paused_until_us - now_us)
         } else {
-            self.grant(now_us, spec, call, &mut owns)
+            self.grant(now_us, spec, call, &mut subjects)
         };
         let reply = LimiterReply { previous_call, ..answer };
-        // One that is new and was granted nothing is not kept: what is not known of it may be known by the next call.
-        for mut own in owns.list.into_iter().filter(|own| own.existed || own.granted != InFlightCost::default()) {
-            own.counters.counted_us = now_us;
-            let kept_until_us =
-                now_us + spec.count_delay_max_us() + self.coverage.longest_window_us(own.scope) + SUBJECT_RETENTION_US;
-            own.counters.kept_until_us = own.counters.kept_until_us.max(kept_until_us);
-            self.subjects.insert(own.key, own.counters);
+        // A new subject without a grant is not kept: its past may be known by the next call.
+        for mut subject in
+            subjects.list.into_iter().filter(|subject| subject.existed || subject.granted != InFlightCost::default())
+        {
+            subject.counters.counted_us = now_us;
+            let kept_until_us = now_us
+                + spec.count_delay_max_us()
+                + self.coverage.longest_window_us(subject.scope)
+                + SUBJECT_RETENTION_US;
+            subject.counters.kept_until_us = subject.counters.kept_until_us.max(kept_until_us);
+            self.subjects.insert(subject.key, subject.counters);
         }
         self.drop_idle_subjects(now_us);
         self.replies.insert(call.incarnation, (call.number, now_us, reply.clone()));
         reply
     }
 
-    /// Takes out the tallies of all subjects that the wants or the settlements name, with their limits as wanted.
+    /// Takes out the counters of all subjects that the requests or the releases name, with their limits as requested.
     fn load_subjects<'a>(&mut self, now_us: u64, spec: &QuotaSpec, call: &'a LimiterCall) -> CallSubjects<'a> {
-        let mut owns = CallSubjects::default();
-        let told = call.seeds.iter().flat_map(|seeds| &seeds.subjects).map(|seed| &seed.subject);
-        let wanted = call.requests.iter().flat_map(|want| &want.subjects).chain(told).map(|subject| (subject, true));
-        let settled = call.releases.iter().flat_map(|settlement| &settlement.subjects);
-        for (subject, wanted) in wanted.chain(settled.map(|subject| (subject, false))) {
-            if owns.contains(subject) || !(wanted || self.subjects.contains_key(&subject.key)) {
+        let mut subjects = CallSubjects::default();
+        let seeded = call.seeds.iter().flat_map(|seeds| &seeds.subjects).map(|seed| &seed.subject);
+        let requested =
+            call.requests.iter().flat_map(|request| &request.subjects).chain(seeded).map(|subject| (subject, true));
+        let released = call.releases.iter().flat_map(|release| &release.subjects);
+        for (subject, requested) in requested.chain(released.map(|subject| (subject, false))) {
+            if subjects.contains(subject) || !(requested || self.subjects.contains_key(&subject.key)) {
                 continue;
             }
-            let (cells, scope) = (spec.subject_counters(subject), spec.scope_of(subject));
-            let known = self.subjects.remove(&subject.key).filter(|tally| tally.kept_until_us > now_us);
-            let (known, tally) = match known {
-                Some(mut tally) => {
-                    // Every use of it that a new limit has not counted was granted before it was counted last.
-                    tally.apply_spec(cells, now_us, self.coverage.uncounted_before(spec, tally.counted_us));
-                    let missed = self.coverage.uncounted_since(scope, tally.counted_us);
-                    tally.per_limit.iter_mut().for_each(|cell| cell.block_for(missed));
-                    (true, tally)
+            let (specs, scope) = (spec.subject_counters(subject), spec.scope_of(subject));
+            let known = self.subjects.remove(&subject.key).filter(|counters| counters.kept_until_us > now_us);
+            let (existed, counters) = match known {
+                Some(mut counters) => {
+                    // Every use that a new limit has not counted was granted before the subject was counted last.
+                    counters.apply_spec(specs, now_us, self.coverage.uncounted_before(spec, counters.counted_us));
+                    let missed = self.coverage.uncounted_since(scope, counters.counted_us);
+                    counters.per_limit.iter_mut().for_each(|counter| counter.block_for(missed));
+                    (true, counters)
                 }
                 None => {
-                    (false, Counters::new(cells, now_us, |window_us| self.coverage.uncounted_of_new(scope, window_us)))
+                    (false, Counters::new(specs, now_us, |window_us| self.coverage.uncounted_of_new(scope, window_us)))
                 }
             };
             let (key, granted) = (subject.key.clone(), InFlightCost::default());
             let indices = subject.limits.iter().map(|limit| limit.index).collect();
-            owns.push(
-                subject,
-                SubjectCounters { key, scope, counters: tally, indices, existed: known, granted, latest_us: now_us },
-            );
+            subjects
+                .push(subject, SubjectCounters { key, scope, counters, indices, existed, granted, latest_us: now_us });
         }
-        owns
+        subjects
     }
 
-    fn release(&mut self, now_us: u64, call: &LimiterCall, owns: &mut CallSubjects<'_>) {
-        for settlement in call.releases.iter().take(BATCH_MAX) {
-            self.provider.release(now_us, call.incarnation, settlement, true);
-            let of = owns.positions(&settlement.subjects);
-            for own in subjects::select_mut(&mut owns.list, &of) {
-                own.counters.release(now_us, call.incarnation, settlement, false);
+    fn release(&mut self, now_us: u64, call: &LimiterCall, subjects: &mut CallSubjects<'_>) {
+        for release in call.releases.iter().take(BATCH_MAX) {
+            self.provider.release(now_us, call.incarnation, release, true);
+            let positions = subjects.positions(&release.subjects);
+            for subject in subjects::select_mut(&mut subjects.list, &positions) {
+                subject.counters.release(now_us, call.incarnation, release, false);
             }
         }
         self.provider.expire(now_us);
-        owns.list.iter_mut().for_each(|own| own.counters.expire(now_us));
+        subjects.list.iter_mut().for_each(|subject| subject.counters.expire(now_us));
     }
 
-    /// The ledger has told what may still count, so the state is as good as if it had not been lost.
+    /// Rebuilds the state from the ledger; it is then as complete as the lost one.
     fn rebuild(&mut self, now_us: u64, open_until_us: u64, rebuild: &RebuildData) {
         if now_us >= self.cold_until_us {
             return;
@@ -220,20 +225,20 @@ impl QuotaState {
         if past.ended.is_empty() && past.in_flight == InFlightCost::default() {
             self.coverage.mark_never_used(self.epoch_us);
         }
-        self.provider.per_limit.iter_mut().for_each(|cell| cell.replay_all(now_us, &past));
+        self.provider.per_limit.iter_mut().for_each(|counter| counter.replay_all(now_us, &past));
         self.provider.hold_slots(LOST_CALLER, past.in_flight, open_until_us);
     }
 
-    /// Counters that did not count their past are told it. A subject that was told anything is known from now on.
-    fn seed(&mut self, now_us: u64, open_until_us: u64, seeds: &CounterSeeds, owns: &mut CallSubjects<'_>) {
+    /// Seeds counters that did not count their past. A subject that was seeded is kept from now on.
+    fn seed(&mut self, now_us: u64, open_until_us: u64, seeds: &CounterSeeds, subjects: &mut CallSubjects<'_>) {
         if let Some(history) = &seeds.provider {
             self.provider.seed(now_us, &LedgerUsage::from_history(now_us, history), open_until_us);
         }
         for seed in &seeds.subjects {
-            let of = owns.positions(std::slice::from_ref(&seed.subject));
-            for own in subjects::select_mut(&mut owns.list, &of) {
-                own.existed |=
-                    own.counters.seed(now_us, &LedgerUsage::from_history(now_us, &seed.history), open_until_us);
+            let positions = subjects.positions(std::slice::from_ref(&seed.subject));
+            for subject in subjects::select_mut(&mut subjects.list, &positions) {
+                subject.existed |=
+                    subject.counters.seed(now_us, &LedgerUsage::from_history(now_us, &seed.history), open_until_us);
             }
         }
     }
@@ -243,55 +248,60 @@ impl QuotaState {
         now_us: u64,
         spec: &QuotaSpec,
         call: &LimiterCall,
-        owns: &mut CallSubjects<'_>,
+        subjects: &mut CallSubjects<'_>,
     ) -> LimiterReply {
         let jitter_us = spec.grant_jitter.map_or(0, micros_up);
         self.provider.begin_batch(now_us, jitter_us);
-        owns.list.iter_mut().for_each(|own| own.counters.begin_batch(now_us, jitter_us));
+        subjects.list.iter_mut().for_each(|subject| subject.counters.begin_batch(now_us, jitter_us));
         let indices = spec.provider_limits();
-        let (horizon_us, in_hands_us) = (now_us + micros_up(BOOKING_HORIZON), spec.start_delay_max_us());
-        let terms = GrantContext { now_us, horizon_us, start_delay_max_us: in_hands_us, indices: &indices };
+        let (horizon_us, start_delay_max_us) = (now_us + micros_up(BOOKING_HORIZON), spec.start_delay_max_us());
+        let context = GrantContext { now_us, horizon_us, start_delay_max_us, indices: &indices };
         let mut grants = Grants::starting_at(now_us);
-        for (index, want) in call.requests.iter().take(BATCH_MAX).enumerate() {
-            let want = PermitRequest { permits: want.permits.min(PERMITS_MAX), ..want.clone() };
-            let of = owns.positions(&want.subjects);
-            let mut tallies = CallCounters { provider: &mut self.provider, subjects: &mut owns.list };
-            if !grants.serve(&terms, &mut tallies, &of, index, &want) {
+        for (index, request) in call.requests.iter().take(BATCH_MAX).enumerate() {
+            let request = PermitRequest { permits: request.permits.min(PERMITS_MAX), ..request.clone() };
+            let positions = subjects.positions(&request.subjects);
+            let mut counters = CallCounters { provider: &mut self.provider, subjects: &mut subjects.list };
+            if !grants.serve(&context, &mut counters, &positions, index, &request) {
                 break;
             }
         }
         let caller = (call.incarnation, call.number);
-        let lasts_us = padded_us(micros_up(spec.hold_max));
-        self.provider.hold_slots(caller, grants.granted, grants.latest_us + lasts_us);
-        self.provider.per_limit.iter_mut().for_each(|cell| cell.end_batch(grants.latest_us, jitter_us));
-        for own in &mut owns.list {
-            own.counters.hold_slots(caller, own.granted, own.latest_us + lasts_us);
-            own.counters.per_limit.iter_mut().for_each(|cell| cell.end_batch(own.latest_us, jitter_us));
+        let hold_us = padded_us(micros_up(spec.hold_max));
+        self.provider.hold_slots(caller, grants.granted, grants.latest_us + hold_us);
+        self.provider.per_limit.iter_mut().for_each(|counter| counter.end_batch(grants.latest_us, jitter_us));
+        for subject in &mut subjects.list {
+            subject.counters.hold_slots(caller, subject.granted, subject.latest_us + hold_us);
+            subject.counters.per_limit.iter_mut().for_each(|counter| counter.end_batch(subject.latest_us, jitter_us));
         }
-        let (decides, remaining, reset_us) = self.remaining_and_reset(now_us, &indices, grants.refused);
+        let (deciding_limit, remaining, reset_us) = self.remaining_and_reset(now_us, &indices, grants.refused);
         LimiterReply {
             grants: grants.grants,
             skipped: grants.skipped,
             remaining,
-            deciding_limit: decides,
+            deciding_limit,
             reset_us,
             refused: grants.refused,
             ..self.reply(now_us)
         }
     }
 
-    /// The limit that decides, what may surely start under it, and when all of it is free again.
+    /// The limit that decides, the permits that can certainly start under it, and the time until all of it is free
+    /// again.
     fn remaining_and_reset(
         &self,
         now_us: u64,
         indices: &[usize],
         refused: Option<LimiterRefusal>,
     ) -> (usize, u64, u64) {
-        let cells =
-            self.provider.per_limit.iter().zip(indices).filter(|(cell, _)| !cell.spec.shadow && !cell.is_pacing());
-        let outlooks = cells.map(|(cell, index)| {
+        let counters = self
+            .provider
+            .per_limit
+            .iter()
+            .zip(indices)
+            .filter(|(counter, _)| !counter.spec.shadow && !counter.is_pacing());
+        let outlooks = counters.map(|(counter, index)| {
             let (remaining, reset_us) =
-                cell.remaining_and_reset(now_us, self.provider.in_flight.counted_by(cell.spec.applies_to));
+                counter.remaining_and_reset(now_us, self.provider.in_flight.counted_by(counter.spec.applies_to));
             (*index, remaining, reset_us)
         });
         let refusing = match refused.map(|refused| refused.reason) {
@@ -308,12 +318,12 @@ impl QuotaState {
         if self.subjects.len() <= 2 * self.subjects_kept + 64 {
             return;
         }
-        self.subjects.retain(|_, tally| tally.kept_until_us > now_us);
+        self.subjects.retain(|_, counters| counters.kept_until_us > now_us);
         self.subjects_kept = self.subjects.len();
     }
 
-    fn refuse(&self, now_us: u64, by: RefusalReason, wait_us: u64) -> LimiterReply {
-        LimiterReply { refused: Some(LimiterRefusal { reason: by, wait_us, exact: false }), ..self.reply(now_us) }
+    fn refuse(&self, now_us: u64, reason: RefusalReason, wait_us: u64) -> LimiterReply {
+        LimiterReply { refused: Some(LimiterRefusal { reason, wait_us, exact: false }), ..self.reply(now_us) }
     }
 
     fn reply(&self, now_us: u64) -> LimiterReply {

@@ -1,24 +1,25 @@
-//! How many starts share a millisecond when a log that counts the start has slots free at once.
+//! Spread of simultaneous starts: how many starts share a millisecond when a log that counts the start has free slots.
 //!
-//! What starts together starts together again a window later, for ever: a thousand calls that found every slot unused would
-//! leave as one crowd in every turn, and the last of them late by what the others cost. So slots that are free already are
-//! taken one after the other, a few in each millisecond. That costs a slot its place in the first turn, and nothing later.
+//! Starts that coincide would coincide again one window later, for ever. A thousand calls that find all slots unused
+//! would leave as one crowd in every window, and the last of them late. So free slots are used one after the other, a
+//! few in each millisecond. This delays a slot in the first window only.
 //!
-//! Refuses to move a start that has to wait anyway: its slot was put apart when it was taken.
+//! A start that has to wait anyway is not moved: its slot was spread when it was acquired. See
+//! `docs/decisions/0017-spread-and-time-starts.md`.
 
 use super::counter::Availability;
 use crate::domain::provider::BOOKING_HORIZON;
 use crate::domain::quota_spec::{CounterKind, CounterSpec};
 use crate::domain::time::micros_up;
 
-/// So many may always share a millisecond: about what two cores send beside everything else.
+/// Starts that may always share a millisecond: about what two cores can send beside all else.
 const PER_MS_MIN: u64 = 2;
-/// A whole limit takes this part of its window, ...
+/// The starts of a whole limit are spread over this part of its window, …
 const WINDOW_DIVISOR: u64 = 2;
-/// ... and no longer than this.
+/// … and over no longer than this.
 const SPREAD_MAX_MS: u64 = 500;
 
-/// The last millisecond in which anything starts, and what of it this call has taken. Holds during a call only.
+/// The last millisecond in which anything starts, and the uses of this call in it. Valid during a call only.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct StartSpreader {
     /// Uses that may share a millisecond; 0: any number.
@@ -28,17 +29,17 @@ pub(super) struct StartSpreader {
 }
 
 impl StartSpreader {
-    /// Behind the latest start that the log knows, whose uses count for an allowance longer. What calls before took of its
-    /// millisecond is not known.
+    /// A spreader that continues after the latest start in the log, whose uses count longer by the transit jitter. The
+    /// share of earlier calls in its millisecond is not known.
     pub fn after(spec: &CounterSpec, tail_ms: u64, jitter_us: u64, now_us: u64) -> Self {
         let spread = spec.kind == CounterKind::Log { granule_ms: 1, held: false } && !spec.shadow && jitter_us > 0;
         let ms = tail_ms.saturating_sub(jitter_us.div_ceil(1_000));
-        // Logged under a larger allowance: nothing is booked so far ahead, so this is no start.
+        // It was logged under a larger jitter: nothing is booked so far ahead, so this is no start.
         let ms = if ms > (now_us + micros_up(BOOKING_HORIZON)).div_ceil(1_000) { 0 } else { ms };
         if spread { Self { per_ms_max: max_per_ms(spec), ms, uses: 0 } } else { Self::default() }
     }
 
-    /// Where it starts without making a crowd, and how many permits start there.
+    /// The start without a crowd, and the number of permits that start then.
     pub fn spread(&self, found: Availability, cost: u64, now_us: u64) -> Availability {
         if self.per_ms_max == 0 || found.start_us > now_us {
             return found;
@@ -51,7 +52,7 @@ impl StartSpreader {
         Availability { start_us, permits: found.permits.min((room / cost).max(1)), ..found }
     }
 
-    /// Counts uses that start then.
+    /// Counts uses that start at an instant.
     pub fn record_start(&mut self, start_us: u64, uses: u64) {
         if self.per_ms_max == 0 {
             return;
@@ -82,7 +83,7 @@ mod tests {
         CounterSpec { name, kind, applies_to: AppliesTo::All, shadow, max, window_us }
     }
 
-    /// The latest start is so many milliseconds after now.
+    /// A spreader whose latest start is this many milliseconds after now.
     fn after(spec: &CounterSpec, latest_ms: i64) -> StartSpreader {
         StartSpreader::after(spec, ((NOW_US + JITTER_US) / 1_000).saturating_add_signed(latest_ms), JITTER_US, NOW_US)
     }
@@ -91,15 +92,15 @@ mod tests {
         spec(max, window_ms, CounterKind::Log { granule_ms: 1, held: false }, false)
     }
 
-    /// Takes so many permits of a cost that find room now, from slots that are all free; microseconds after now.
-    fn starts(crowd: &mut StartSpreader, permits: u64, cost: u64) -> Vec<u64> {
+    /// Starts of `permits` permits of one cost, when all slots are free; in microseconds after now.
+    fn starts(spreader: &mut StartSpreader, permits: u64, cost: u64) -> Vec<u64> {
         let mut starts = Vec::new();
         while (starts.len() as u64) < permits {
             let left = permits - starts.len() as u64;
             let all = Availability { start_us: NOW_US, origin_ms: 0, permits: left };
-            let found = crowd.spread(all, cost, NOW_US);
+            let found = spreader.spread(all, cost, NOW_US);
             assert!(found.start_us >= NOW_US && (1..=left).contains(&found.permits));
-            crowd.record_start(found.start_us, cost * found.permits);
+            spreader.record_start(found.start_us, cost * found.permits);
             starts.extend((0..found.permits).map(|_| found.start_us - NOW_US));
         }
         starts
@@ -126,18 +127,18 @@ mod tests {
         for (cost, permits, expected) in [
             (1, 5, vec![0, 0, 1_000, 1_000, 2_000]),
             (2, 3, vec![0, 1_000, 2_000]),
-            // What costs more than a millisecond takes has one for itself.
+            // A cost above the maximum of a millisecond has one for itself.
             (3, 3, vec![0, 1_000, 2_000]),
         ] {
-            let mut crowd = after(&started(100, 1_000), -900);
-            assert_eq!(starts(&mut crowd, permits, cost), expected, "cost {cost}");
+            let mut spreader = after(&started(100, 1_000), -900);
+            assert_eq!(starts(&mut spreader, permits, cost), expected, "cost {cost}");
         }
     }
 
     #[test]
     fn next_call_continues_after_the_last_start() {
-        let mut crowd = after(&started(100, 1_000), 3);
-        assert_eq!(starts(&mut crowd, 3, 1), [3_000, 3_000, 4_000]);
+        let mut spreader = after(&started(100, 1_000), 3);
+        assert_eq!(starts(&mut spreader, 3, 1), [3_000, 3_000, 4_000]);
         let mut long_ago = after(&started(100, 1_000), -3);
         assert_eq!(starts(&mut long_ago, 3, 1), [0, 0, 1_000]);
     }
@@ -145,9 +146,9 @@ mod tests {
     #[test]
     fn only_immediate_starts_of_exact_logs_are_spread() {
         let booked = Availability { start_us: NOW_US + 7, origin_ms: 9, permits: 40 };
-        let mut crowd = after(&started(100, 1_000), 5);
-        crowd.record_start(NOW_US, 50);
-        assert_eq!(crowd.spread(booked, 1, NOW_US), booked);
+        let mut spreader = after(&started(100, 1_000), 5);
+        spreader.record_start(NOW_US, 50);
+        assert_eq!(spreader.spread(booked, 1, NOW_US), booked);
         let now = Availability { start_us: NOW_US, ..booked };
         for kind in [
             CounterKind::Log { granule_ms: 1, held: true },
@@ -155,8 +156,8 @@ mod tests {
             CounterKind::Window { offset_us: 0 },
             CounterKind::Bucket { interval: 1_024, debt: false },
         ] {
-            let crowd = after(&spec(100, 1_000, kind, false), 5);
-            assert_eq!(crowd.spread(now, 1, NOW_US), now, "{kind:?}");
+            let spreader = after(&spec(100, 1_000, kind, false), 5);
+            assert_eq!(spreader.spread(now, 1, NOW_US), now, "{kind:?}");
         }
         let watched = CounterSpec { shadow: true, ..started(100, 1_000) };
         assert_eq!(after(&watched, 5).spread(now, 1, NOW_US), now);

@@ -1,6 +1,6 @@
-//! The accounts and references of one call: their tallies, found by key.
+//! Subjects of one call: its accounts and references with their counters.
 //!
-//! Refuses to search: a call may name thousands, each for a want or a settlement of its own.
+//! They are found by key, without a search: a call may name thousands, each for one request or release.
 
 use std::collections::HashMap;
 
@@ -8,20 +8,20 @@ use super::counters::{Counters, InFlightCost};
 use crate::domain::limit::Scope;
 use crate::domain::permit_protocol::Subject;
 
-/// A subject's tally, with what this call takes of it.
+/// Counters of a subject, with what this call acquires.
 pub(super) struct SubjectCounters {
     pub key: String,
     pub scope: Scope,
     pub counters: Counters,
-    /// The spec indices of its cells.
+    /// Spec indices of its counters.
     pub indices: Vec<usize>,
-    /// Whether it was there before this call.
+    /// Whether it existed before this call.
     pub existed: bool,
     pub granted: InFlightCost,
     pub latest_us: u64,
 }
 
-/// Those of one call, each once.
+/// The subjects of one call, each once.
 #[derive(Default)]
 pub(super) struct CallSubjects<'a> {
     pub list: Vec<SubjectCounters>,
@@ -33,19 +33,19 @@ impl<'a> CallSubjects<'a> {
         self.positions.contains_key(subject.key.as_str())
     }
 
-    /// Adds one that is not there yet.
-    pub fn push(&mut self, subject: &'a Subject, own: SubjectCounters) {
+    /// Adds a subject that is not in the list.
+    pub fn push(&mut self, subject: &'a Subject, counters: SubjectCounters) {
         self.positions.insert(&subject.key, self.list.len());
-        self.list.push(own);
+        self.list.push(counters);
     }
 
-    /// Where in the list these are that are in it, in their order.
+    /// Positions in the list of those subjects that are in it, in their order.
     pub fn positions(&self, subjects: &[Subject]) -> Vec<usize> {
         subjects.iter().filter_map(|subject| self.positions.get(subject.key.as_str()).copied()).collect()
     }
 }
 
-/// Those at these positions, each once, in the order of the list.
+/// The subjects at these positions, each once, in the order of the list.
 pub(super) fn select_mut<'a>(
     list: &'a mut [SubjectCounters],
     positions: &[usize],
@@ -55,8 +55,8 @@ pub(super) fn select_mut<'a>(
     positions.dedup();
     let (mut rest, mut passed) = (list.iter_mut(), 0);
     positions.into_iter().filter_map(move |position| {
-        let own = rest.nth(position - passed);
+        let subject = rest.nth(position - passed);
         passed = position + 1;
-        own
+        subject
     })
 }

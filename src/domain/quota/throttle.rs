@@ -1,33 +1,33 @@
-//! A reply in the five answers of redis-cell's `CL.THROTTLE`, for those who know GCRA by that name.
+//! Limiter reply in the form of redis-cell's `CL.THROTTLE`, for readers who know GCRA by that name.
 //! <https://github.com/brandur/redis-cell#response>
 //!
-//! Refuses to decide anything: it only reads what the reply says.
+//! It only converts the reply and decides nothing.
 
 use std::time::Duration;
 
 use crate::domain::permit_protocol::{LimiterReply, RefusalReason};
 use crate::domain::quota_spec::QuotaSpec;
 
-/// The answers for one permit, as of its start: one that was booked ahead is a call that came then.
+/// The response for one permit at its start: a permit that was booked ahead is treated as a call at that time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThrottleResponse {
     pub limited: bool,
-    /// What may come at once: of GCRA, its burst and one more.
+    /// Requests that may come at once: for GCRA, its burst and one more.
     pub limit: u32,
-    /// What may still come at once.
+    /// Requests that may still come at once.
     pub remaining: u64,
-    /// `None` for what was allowed, and for what costs more than the limit.
+    /// `None` if it was allowed, or if it costs more than the limit.
     pub retry_after: Option<Duration>,
-    /// Until nothing is used any more.
+    /// Time until nothing is used any more.
     pub reset_after: Duration,
 }
 
 impl ThrottleResponse {
-    /// The answers of the limit that decides, to a call that wanted one permit of this cost.
+    /// The response of the deciding limit to a call for one permit of this cost.
     #[must_use]
     pub fn from_reply(spec: &QuotaSpec, cost: u32, reply: &LimiterReply) -> Self {
         let limit = spec.limits.get(reply.deciding_limit).map_or(0, |limit| limit.cost_max());
-        let ahead_us = reply.grants.last().map_or(0, |run| run.wait_us);
+        let ahead_us = reply.grants.last().map_or(0, |grant| grant.wait_us);
         let retry_after = reply.refused.filter(|refused| match refused.reason {
             RefusalReason::Limit { .. } => cost <= limit,
             _ => true,
@@ -41,7 +41,7 @@ impl ThrottleResponse {
         }
     }
 
-    /// As `CL.THROTTLE` prints them: whole seconds, rounded up, and -1 for no retry.
+    /// The values as `CL.THROTTLE` prints them: whole seconds, rounded up, and -1 for no retry.
     #[must_use]
     pub fn seconds(&self) -> [i64; 5] {
         let whole = |duration: Duration| {

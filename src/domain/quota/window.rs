@@ -1,6 +1,7 @@
-//! A counter for this window and one for the next: what a provider does that counts per minute of its clock.
+//! Fixed window: a counter for the current window and one for the next, for a provider that counts per minute of its
+//! clock.
 //!
-//! Refuses to book further than into the next window.
+//! A start is booked no further ahead than the next window.
 
 use super::counter::Availability;
 
@@ -11,14 +12,14 @@ pub(super) struct FixedWindowCounter {
     next: u64,
 }
 
-/// Which window an instant falls into, and where that one begins.
+/// The window of an instant, and its beginning.
 fn window_of(instant_us: u64, offset_us: u64, window_us: u64) -> (u64, u64) {
     let index = (instant_us - offset_us) / window_us;
     (index, index * window_us + offset_us)
 }
 
 impl FixedWindowCounter {
-    /// Forgets windows that are over.
+    /// Drops windows that are over.
     pub fn roll(&mut self, now_us: u64, offset_us: u64, window_us: u64) {
         let (index, _) = window_of(now_us, offset_us, window_us);
         if index == self.index {
@@ -29,14 +30,14 @@ impl FixedWindowCounter {
         self.index = index;
     }
 
-    /// The counters as of an instant.
+    /// The counters at an instant.
     pub fn rolled(&self, now_us: u64, offset_us: u64, window_us: u64) -> Self {
         let mut rolled = self.clone();
         rolled.roll(now_us, offset_us, window_us);
         rolled
     }
 
-    /// The earliest window that has room. `Found::permits` is 0 for one that is too far to be booked.
+    /// The earliest window with capacity. [`Availability::permits`] is 0 for one that is too far ahead to be booked.
     pub fn find(&self, cost: u64, from_us: u64, offset_us: u64, window_us: u64, max: u32) -> Option<Availability> {
         let max = u64::from(max);
         if cost > max {
@@ -45,13 +46,13 @@ impl FixedWindowCounter {
         let mut start_us = from_us;
         loop {
             let (index, begin_us) = window_of(start_us, offset_us, window_us);
-            let room = match index.saturating_sub(self.index) {
+            let free = match index.saturating_sub(self.index) {
                 0 => max.saturating_sub(self.count) / cost,
                 1 => max.saturating_sub(self.next) / cost,
                 _ => return Some(Availability { start_us, origin_ms: 0, permits: 0 }),
             };
-            if room > 0 {
-                return Some(Availability { start_us, origin_ms: 0, permits: room });
+            if free > 0 {
+                return Some(Availability { start_us, origin_ms: 0, permits: free });
             }
             start_us = begin_us + window_us;
         }
@@ -65,7 +66,7 @@ impl FixedWindowCounter {
         }
     }
 
-    /// A request of the past, if it falls into this window.
+    /// Counts a past request, if it falls into this window.
     pub fn replay(&mut self, instant_us: u64, cost: u64, offset_us: u64, window_us: u64) {
         if window_of(instant_us, offset_us, window_us).0 >= self.index {
             self.count += cost;
@@ -80,7 +81,7 @@ impl FixedWindowCounter {
         }
     }
 
-    /// What may surely start now, and when all of it is free again.
+    /// Permits that can certainly start now, and the time until all of the limit is free again.
     pub fn remaining_and_reset(&self, now_us: u64, offset_us: u64, window_us: u64, max: u32) -> (u64, u64) {
         let (_, begin_us) = window_of(now_us, offset_us, window_us);
         let windows = if self.next > 0 { 2 } else { u64::from(self.count > 0) };

@@ -1,6 +1,9 @@
-//! What a character stands for when text is read as digits: its value in any script, whatever it looks like.
+//! Digits in every script: the value of a character when text is read as digits.
+//!
+//! It covers decimal digits of all scripts, and characters that look like digits, such as superscripts and circled
+//! ones.
 
-/// First of ten digits that stand together (general category Nd, Unicode 16).
+/// First of ten consecutive digits (general category Nd, Unicode 16).
 const ZEROS: [u32; 74] = [
     0x660, 0x6f0, 0x7c0, 0x966, 0x9e6, 0xa66, 0xae6, 0xb66, 0xbe6, 0xc66, 0xce6, 0xd66, 0xde6, 0xe50, 0xed0, 0xf20,
     0x1040, 0x1090, 0x17e0, 0x1810, 0x1946, 0x19d0, 0x1a80, 0x1a90, 0x1b50, 0x1bb0, 0x1c40, 0x1c50, 0xa620, 0xa8d0,
@@ -9,7 +12,7 @@ const ZEROS: [u32; 74] = [
     0x11d50, 0x11da0, 0x11f50, 0x16a60, 0x16ac0, 0x16b50, 0x16d70, 0x1ccf0, 0x1d7ce, 0x1d7d8, 0x1d7e2, 0x1d7ec,
     0x1d7f6, 0x1e140, 0x1e2f0, 0x1e4f0, 0x1e5f1, 0x1e950, 0x1fbf0,
 ];
-/// Superscripts, subscripts, circled, bracketed and Chinese digits: first character, its value, how many.
+/// Superscript, subscript, circled, bracketed and Chinese digits: first character, its value, number of characters.
 const RUNS: [(u32, u32, u32); 27] = [
     (0xb2, 2, 2),
     (0xb9, 1, 1),
@@ -40,7 +43,7 @@ const RUNS: [(u32, u32, u32); 27] = [
     (0x1f101, 0, 10),
 ];
 
-/// The ASCII digit that a character stands for.
+/// The ASCII digit that a character represents.
 pub fn ascii_digit(c: char) -> Option<char> {
     if c.is_ascii() {
         return c.is_ascii_digit().then_some(c);

@@ -1,19 +1,20 @@
-//! What the name of a field says of its value: a card's number or security code, an id, or nothing.
+//! Meaning of a field by its name: a card's number or security code, an id, or anything else.
 //!
-//! Names are compared by their letters and digits alone, so `cardNumber`, `Card-Number` and `CARD_NUMBER` are one.
+//! Names are compared by their letters and digits only, so `cardNumber`, `Card-Number` and `CARD_NUMBER` are equal.
 
 use crate::domain::printable::is_invisible;
 
-/// What the value of a field is by the field's name.
+/// Meaning of a field's value by the field's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FieldMeaning {
-    /// The code printed on a card (CVV, CVC, CID): may be kept by nobody once the payment is authorised (PCI DSS 3.3.1).
+    /// The code printed on a card (CVV, CVC, CID). It must not be stored once the payment is authorised (PCI DSS
+    /// 3.3.1).
     SecurityCode,
-    /// A card's number, whatever its digits say.
+    /// A card's number, whatever its digits are.
     CardNumber,
-    /// Something of a card.
+    /// Other data of a card.
     Card,
-    /// An id, a reference, a telephone number, a time: a number by itself may be anything.
+    /// An id, a reference, a telephone number or a time: a number by itself may be anything.
     Identifier,
     Other,
 }
@@ -81,12 +82,12 @@ const IDENTIFIERS: [&str; 27] = [
     "at",
 ];
 
-/// What a name says, of a field below one that is `within`.
+/// The meaning of a name, for a field below one with the meaning `within`.
 #[must_use]
 pub fn field_meaning(name: &str, within: FieldMeaning) -> FieldMeaning {
     let plain = plain(name);
     let ends_in = |words: &[&str]| words.iter().any(|word| plain.ends_with(word));
-    // Elsewhere `cid` is a customer, a client or a correlation.
+    // Outside a card `cid` means customer, client or correlation.
     if ends_in(&SECURITY_CODES) || (within == FieldMeaning::Card && plain == "cid") {
         return FieldMeaning::SecurityCode;
     }
@@ -98,13 +99,13 @@ pub fn field_meaning(name: &str, within: FieldMeaning) -> FieldMeaning {
         false if CARDS.contains(&plain.as_str()) || plain.contains("card") || ends_in(&CARDS[2..]) => {
             FieldMeaning::Card
         }
-        // What is below `order` is anything; what is below `card` is the card's.
+        // A field below `order` may be anything; a field below `card` belongs to the card.
         false if within == FieldMeaning::Identifier => FieldMeaning::Other,
         false => within,
     }
 }
 
-/// Whether two names, one behind the other, may be parts of one value: `part1` and `part2`, `a` and `b`, `first` and `last`.
+/// Whether two consecutive names may be parts of one value: `part1` and `part2`, `a` and `b`, `first` and `last`.
 pub fn are_alike(one: &str, other: &str) -> bool {
     part(one) == part(other)
 }
@@ -119,7 +120,7 @@ fn part(name: &str) -> String {
     }
 }
 
-/// Lower-case letters and digits of ASCII; full-width forms are those of ASCII.
+/// Lower-case ASCII letters and digits; full-width forms count as ASCII.
 fn plain(name: &str) -> String {
     let narrow = |c: char| match u32::from(c) {
         code @ 0xff01..=0xff5e => char::from_u32(code - 0xfee0).unwrap_or(c),

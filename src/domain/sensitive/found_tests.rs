@@ -1,4 +1,4 @@
-//! Card data as it is really written: each way to write it is found where it must be.
+//! Tests of card data in all its common spellings: each is found in every context where it must be.
 
 use proptest::prelude::*;
 
@@ -59,7 +59,7 @@ fn a_card_number_is_found_in_every_place() {
         "41 11 11 11 11 11 11 11",
         "4 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1",
         "4-1-1-1-1-1-1-1-1-1-1-1-1-1-1-1",
-        // Digits of other scripts, and what shows nothing.
+        // Digits of other scripts, and invisible characters.
         "٤١١١١١١١١١١١١١١١",
         "４１１１　１１１１　１１１１　１１１１",
         "𝟺𝟷𝟷𝟷𝟷𝟷𝟷𝟷𝟷𝟷𝟷𝟷𝟷𝟷𝟷𝟷",
@@ -86,7 +86,7 @@ fn a_card_number_is_found_in_every_place() {
     }
 }
 
-/// A text that is no id, and what stands under a card's name, has more lengths, and other cuts.
+/// Free text, and text below a card's name, have more lengths and other groupings.
 #[test]
 fn free_text_is_checked_at_more_lengths() {
     for text in [
@@ -170,7 +170,7 @@ fn separator() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    /// Whatever stands around a card number, and in whatever script it is written.
+    /// A card number is found in any surrounding text and in any script.
     #[test]
     fn card_number_is_found_in_surrounding_text(
         digits in "4[0-9]{14}",

@@ -1,19 +1,20 @@
-//! Groups of digits in a text, as a reader sees them: digits of every script, joined where nothing visible stands between.
+//! Groups of digits in a text, as a reader sees them: digits of every script, joined if nothing visible is between
+//! them.
 //!
-//! The digits of a UUID and of an IBAN (ISO 13616; and of a creditor reference, ISO 11649) are no group: their form and
-//! their own check digits tell them apart from card numbers.
+//! The digits of a UUID form no group, nor do those of an IBAN (ISO 13616) or a creditor reference (ISO 11649). Their
+//! form and their own check digits tell them apart from card numbers.
 
 use super::digits::ascii_digit;
 use crate::domain::printable::is_invisible;
 
-/// Digits that follow each other.
+/// Consecutive digits.
 #[derive(Clone, Copy, Debug)]
 pub struct DigitGroup<'a> {
     from: usize,
     to: usize,
-    /// The text between the group before, or the beginning, and this one.
+    /// The text between the group before, or the beginning, and this group.
     pub gap: &'a str,
-    /// What stands before belongs to no number.
+    /// The text before this group belongs to no number.
     pub is_apart: bool,
 }
 
@@ -27,7 +28,7 @@ impl DigitGroup<'_> {
 pub struct DigitGroups<'a> {
     digits: String,
     pub all: Vec<DigitGroup<'a>>,
-    /// The text behind the last group.
+    /// The text after the last group.
     pub tail: &'a str,
 }
 
@@ -81,13 +82,12 @@ impl<'a> DigitGroups<'a> {
     }
 }
 
-/// Marks that change how a digit looks, such as those of a keycap, and what shows nothing.
+/// Characters that do not separate digits: marks such as those of a keycap, and invisible characters.
 fn joins(c: char) -> bool {
     is_invisible(c) || matches!(c, '\u{300}'..='\u{36f}' | '\u{20d0}'..='\u{20ff}')
 }
 
-/// Length of what a text begins with and whose digits are no group: a separator as a URL has it (`%20`), or else, with
-/// `true`, a UUID or an IBAN.
+/// Length of a prefix whose digits are no group: a separator in a URL (`%20`), or else, with `true`, a UUID or an IBAN.
 fn ignored_length(text: &str, in_word: bool) -> Option<(usize, bool)> {
     let bytes = text.as_bytes();
     let number = match bytes {
@@ -100,7 +100,7 @@ fn ignored_length(text: &str, in_word: bool) -> Option<(usize, bool)> {
     (number > 0).then_some((number, true))
 }
 
-/// <https://www.rfc-editor.org/rfc/rfc9562>: of a version and the variant of today.
+/// Length of a UUID with a known version and variant (<https://www.rfc-editor.org/rfc/rfc9562>); 0: none.
 fn uuid(bytes: &[u8]) -> usize {
     const LENGTH: usize = 36;
     let is_uuid = bytes.len() >= LENGTH
@@ -114,8 +114,8 @@ fn uuid(bytes: &[u8]) -> usize {
     if is_uuid && ends { LENGTH } else { 0 }
 }
 
-/// The longest one whose check digits are right: ISO 7064, MOD 97-10, over the text with its first four characters behind
-/// the others.
+/// Length of the longest IBAN with correct check digits; 0: none. ISO 7064, MOD 97-10: the first four characters count
+/// after the others.
 fn iban(bytes: &[u8]) -> usize {
     const HEAD: usize = 4;
     const CHARS: std::ops::RangeInclusive<usize> = 8..=34;
@@ -138,7 +138,7 @@ fn iban(bytes: &[u8]) -> usize {
     found
 }
 
-/// The remainder of a number by 97 with one more character: a letter counts as two digits, A as 10.
+/// Remainder modulo 97 after one more character: a letter counts as two digits, A as 10.
 fn with_char(remainder: u32, byte: u8) -> u32 {
     match byte {
         b'0'..=b'9' => (remainder * 10 + u32::from(byte - b'0')) % 97,
@@ -184,7 +184,7 @@ mod tests {
             assert_eq!(groups(text), [""; 0], "{text}");
             assert_eq!(groups(&format!("7 {text}, 9")), ["7", "9"], "{text}");
         }
-        // Other check digits, another version, other ends.
+        // Wrong check digits, another version, another end.
         assert_eq!(groups("GB28 NWBK 6016 1331 9268 19").len(), 5);
         assert_eq!(groups("12345678-1234-0234-8234-123456789012").len(), 5);
         assert_eq!(groups("12345678-1234-4234-8234-1234567890123").len(), 5);

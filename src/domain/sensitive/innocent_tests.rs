@@ -1,15 +1,15 @@
-//! Ids, references and other numbers of everyday payments: of 10,000 of each kind at most one is taken for card data or a
-//! secret.
+//! Tests of harmless numbers: of 10,000 ids, references or other numbers of each kind, at most one is taken for card
+//! data or a secret.
 
 use super::*;
 
 const SAMPLES: u64 = 10_000;
-/// Of 10,000 of a kind.
+/// Most matches among 10,000 samples of a kind.
 const TAKEN_MAX: u64 = 1;
-/// 2026-11-21, in milliseconds; samples are of the five years before and the three after it.
+/// 2026-11-21, in milliseconds. Samples are from the five years before and the three years after.
 const NOW_MS: u64 = 1_795_219_200_000;
 
-/// A fixed sequence: <https://prng.di.unimi.it/splitmix64.c>.
+/// A generator with a fixed sequence: <https://prng.di.unimi.it/splitmix64.c>.
 struct Random(u64);
 
 impl Random {
@@ -24,17 +24,17 @@ impl Random {
         self.next() % end
     }
 
-    fn of(&mut self, alphabet: &str, length: usize) -> String {
+    fn string_of(&mut self, alphabet: &str, length: usize) -> String {
         let chars: Vec<char> = alphabet.chars().collect();
         (0..length).map(|_| chars[usize::try_from(self.below(chars.len() as u64)).unwrap()]).collect()
     }
 
     fn digits(&mut self, length: usize) -> String {
-        self.of("0123456789", length)
+        self.string_of("0123456789", length)
     }
 
     fn hex(&mut self, length: usize) -> String {
-        self.of("0123456789abcdef", length)
+        self.string_of("0123456789abcdef", length)
     }
 
     fn ms(&mut self) -> u64 {
@@ -42,7 +42,7 @@ impl Random {
         NOW_MS - 5 * YEAR + self.below(8 * YEAR)
     }
 
-    /// Year, month, day of the years 2020 to 2029.
+    /// Year, month and day from the years 2020 to 2029.
     fn day(&mut self) -> (u64, u64, u64) {
         (2020 + self.below(10), 1 + self.below(12), 1 + self.below(28))
     }
@@ -52,7 +52,7 @@ impl Random {
     }
 
     fn uuid(&mut self, version: char) -> String {
-        let variant = self.of("89ab", 1);
+        let variant = self.string_of("89ab", 1);
         let (a, b, c, d, e) = (self.hex(8), self.hex(4), self.hex(3), self.hex(3), self.hex(12));
         format!("{a}-{b}-{version}{c}-{variant}{d}-{e}")
     }
@@ -73,21 +73,21 @@ const IDS: [Kind; 41] = [
         format!("{}-{}-{}", &ms[..8], &ms[8..], &rest[14..])
     }),
     ("UUID without dashes", |r| r.uuid('4').replace('-', "")),
-    ("ULID", |r| format!("01J{}", r.of(CROCKFORD, 23))),
-    ("nanoid", |r| r.of(&format!("{BASE_62}_-"), 21)),
-    ("KSUID", |r| format!("2{}", r.of(BASE_62, 26))),
-    ("CUID2", |r| format!("c{}", r.of("0123456789abcdefghijklmnopqrstuvwxyz", 23))),
+    ("ULID", |r| format!("01J{}", r.string_of(CROCKFORD, 23))),
+    ("nanoid", |r| r.string_of(&format!("{BASE_62}_-"), 21)),
+    ("KSUID", |r| format!("2{}", r.string_of(BASE_62, 26))),
+    ("CUID2", |r| format!("c{}", r.string_of("0123456789abcdefghijklmnopqrstuvwxyz", 23))),
     ("ObjectId", |r| format!("{:08x}{}", r.ms() / 1_000, r.hex(16))),
     ("64 bits in hex", |r| r.hex(16)),
     ("SHA-256", |r| r.hex(64)),
     ("trace context", |r| format!("00-{}-{}-01", r.hex(32), r.hex(16))),
-    ("Stripe", |r| format!("pi_3{}", r.of(BASE_62, 23))),
-    ("Stripe charge", |r| format!("ch_3{}", r.of(BASE_62, 23))),
-    ("Checkout.com", |r| format!("pay_{}", r.of("abcdefghijklmnopqrstuvwxyz234567", 26))),
-    ("Adyen", |r| r.of("BCDFGHJKLMNPQRSTVWXZ23456789", 16)),
+    ("Stripe", |r| format!("pi_3{}", r.string_of(BASE_62, 23))),
+    ("Stripe charge", |r| format!("ch_3{}", r.string_of(BASE_62, 23))),
+    ("Checkout.com", |r| format!("pay_{}", r.string_of("abcdefghijklmnopqrstuvwxyz234567", 26))),
+    ("Adyen", |r| r.string_of("BCDFGHJKLMNPQRSTVWXZ23456789", 16)),
     ("Adyen, old", |r| format!("{}{}{}", [85, 86, 88][r.below(3) as usize], r.ms(), r.below(10))),
-    ("PayPal", |r| r.of("0123456789ABCDEFGHJKLMNPRSTUVWXY", 17)),
-    ("Mollie", |r| format!("tr_{}", r.of(BASE_62, 10))),
+    ("PayPal", |r| r.string_of("0123456789ABCDEFGHJKLMNPRSTUVWXY", 17)),
+    ("Mollie", |r| format!("tr_{}", r.string_of(BASE_62, 10))),
     ("Amazon order", |r| format!("{}-{}-{}", r.digits(3), r.digits(7), r.digits(7))),
     ("YYYYMMDD and a number", |r| {
         let (y, m, d) = r.day();
@@ -144,7 +144,7 @@ const IDS: [Kind; 41] = [
     ("sharded id of PostgreSQL", |r| ((r.ms() - 1_314_220_021_721) << 23 | r.below(1 << 23)).to_string()),
 ];
 
-/// A kind, the name of its field, and how one is made.
+/// A kind, the name of its field, and its generator.
 type Other = (&'static str, &'static str, fn(&mut Random) -> String);
 
 /// Values of other fields in a payload, with the names that they have there.
@@ -183,10 +183,10 @@ fn gtin_check(digits: &str) -> u64 {
     (10 - weighted.sum::<u64>() % 10) % 10
 }
 
-/// A German one: <https://www.iban.com/structure>.
+/// A German IBAN: <https://www.iban.com/structure>.
 fn iban(random: &mut Random) -> String {
     let account = random.digits(18);
-    // D is 13, E is 14; the account may have more digits than a u64 has room for.
+    // D is 13, E is 14; the account may have more digits than fit into a u64.
     let remainder =
         format!("{account}131400").bytes().fold(0, |remainder, byte| (remainder * 10 + u64::from(byte - b'0')) % 97);
     format!("DE{:02}{account}", 98 - remainder)
@@ -208,7 +208,7 @@ fn ids_and_references_are_no_card_data() {
     }
 }
 
-/// Under another name than an id's, a number of 17 to 19 digits may be a card's; all else is as innocent there.
+/// Under a name that is no id's, a number of 17 to 19 digits may be a card's. All other kinds are harmless there.
 #[test]
 fn payload_ids_are_no_card_data() {
     const NUMBERS: [&str; 4] = ["snowflake", "Sonyflake", "sharded id of PostgreSQL", "YYMMDD and a number"];
@@ -227,7 +227,7 @@ fn payload_ids_are_no_card_data() {
     }
 }
 
-/// What cannot be told apart, and how often it is taken: docs/security.md says so.
+/// Numbers that cannot be told apart from card numbers, and how often they match: docs/security.md states it.
 #[test]
 fn one_in_thirty_16_digit_numbers_matches() {
     let (count, _) = taken(|random| random.digits(16), TextContext::Identifier);

@@ -1,8 +1,12 @@
-//! Ranges of card numbers by issuer (IIN, ISO/IEC 7812-1), with the lengths that each network issues, and the Luhn digit.
+//! Ranges of card numbers by issuer (IIN, ISO/IEC 7812-1), with the lengths that each network issues, and the Luhn
+//! digit.
 //!
-//! Sources: <https://en.wikipedia.org/wiki/Payment_card_number>; for Discover, Diners Club, JCB and
-//! UnionPay the bulletin "IIN Ranges" of the Discover Global Network; for Maestro and the second series of Mastercard
-//! "Transaction Processing Rules" of Mastercard; for Elo, Hipercard and Mir <https://github.com/braintree/credit-card-type>.
+//! Sources:
+//!
+//! - <https://en.wikipedia.org/wiki/Payment_card_number>
+//! - Discover, Diners Club, JCB and UnionPay: bulletin "IIN Ranges" of the Discover Global Network
+//! - Maestro and the second series of Mastercard: "Transaction Processing Rules" of Mastercard
+//! - Elo, Hipercard and Mir: <https://github.com/braintree/credit-card-type>
 
 /// A range of first digits, and the lengths of its numbers.
 struct IssuerRange {
@@ -10,7 +14,7 @@ struct IssuerRange {
     last: &'static str,
     /// One bit per length that the network allows.
     allowed: u32,
-    /// One bit per length that is usual: numbers of an id or a reference are judged at these alone.
+    /// One bit per usual length: a number in an id or a reference is judged at these lengths only.
     usual: u32,
 }
 
@@ -94,7 +98,7 @@ pub enum Lengths {
     Usual,
 }
 
-/// Whether an issuer gives out numbers that begin so and are that long, and the last digit is Luhn's.
+/// Whether an issuer has numbers with this prefix and length, and the last digit is the Luhn digit.
 pub fn is_issued(digits: &str, lengths: Lengths) -> bool {
     DIGITS.contains(&digits.len()) && luhn(digits) && RANGES.iter().any(|range| range.matches(digits, lengths))
 }
@@ -110,7 +114,7 @@ impl IssuerRange {
     }
 }
 
-/// ISO/IEC 7812-1, annex B.
+/// Luhn check of ISO/IEC 7812-1, annex B.
 fn luhn(digits: &str) -> bool {
     let sum: u32 = digits
         .bytes()
@@ -135,7 +139,7 @@ pub mod tests {
         numbers.into_iter().find(|number| luhn(number)).unwrap()
     }
 
-    /// A network, first digits of its cards, and the lengths that an id is judged at; then those that it is not.
+    /// A network, first digits of its cards, and the lengths at which an id is judged; then those at which it is not.
     type Network = (&'static str, &'static [&'static str], &'static [usize], &'static [usize]);
 
     const NETWORKS: [Network; 32] = [

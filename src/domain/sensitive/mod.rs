@@ -1,6 +1,7 @@
-//! What no text that is kept may hold: a card's number or security code, and credentials.
+//! Sensitive text that must not be stored: a card's number or security code, and credentials.
 //!
-//! One scanner for all of them: the fields of a message, the texts of an answer, what a person says with a decision.
+//! All texts have this one scanner: the fields of a message, the texts of a response, and an operator's reason for a
+//! decision.
 
 mod card;
 mod digits;
@@ -15,12 +16,12 @@ pub use field_name::{FieldMeaning, are_alike, field_meaning};
 use groups::DigitGroups;
 use secret::looks_secret;
 
-/// Digits of the shortest thing that is looked for by digits: a security code.
+/// Digits of the shortest sensitive number: a security code.
 const DIGITS_MIN: usize = 3;
-/// What stands for a text that was not kept.
+/// Replacement for a text that was not stored.
 pub const REDACTED: &str = "(withheld)";
 
-/// What to do with a text that holds what looks like a card's number or security code. A secret is refused always.
+/// Handling of a text that looks like a card's number or security code. A secret is always refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CardNumbers {
     Refuse,
@@ -28,7 +29,7 @@ pub enum CardNumbers {
     Off,
 }
 
-/// What was found.
+/// Kind of sensitive text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sensitive {
     CardNumber,
@@ -37,7 +38,7 @@ pub enum Sensitive {
 }
 
 impl Sensitive {
-    /// What it is, in words.
+    /// Description for people.
     #[must_use]
     pub fn describe(self) -> &'static str {
         match self {
@@ -48,28 +49,28 @@ impl Sensitive {
     }
 }
 
-/// Where a text stands: what its digits are likely to be.
+/// Context of a text: what its digits are likely to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TextContext {
-    /// An id, an account, a key, a reference: a number by itself is more likely one of its own.
+    /// An id, an account, a key or a reference: a number by itself is more likely one of these.
     Identifier,
     /// Any other text.
     Text,
-    /// Under a name that speaks of a card.
+    /// Below a field name that speaks of a card.
     Card,
 }
 
-/// What a text holds. The first that is found: there is one answer to all of them.
+/// Finds the first sensitive part of a text; all kinds have the same consequence.
 #[must_use]
 pub fn find_sensitive(text: &str, place: TextContext, cards: CardNumbers) -> Option<Sensitive> {
     let card = || (cards != CardNumbers::Off).then(|| find_card_data(text, place)).flatten();
     if looks_secret(text) { Some(Sensitive::Secret) } else { card() }
 }
 
-/// A card's number or security code in a text.
+/// Finds a card's number or security code in a text.
 #[must_use]
 pub fn find_card_data(text: &str, place: TextContext) -> Option<Sensitive> {
-    // Most texts are names and words: nothing is read twice for them.
+    // Most texts are names and words: this avoids a second reading of them.
     let possible = text.bytes().filter(u8::is_ascii_digit).count() + text.bytes().filter(|byte| *byte >= 0xc2).count();
     if possible < DIGITS_MIN {
         return None;
@@ -81,13 +82,13 @@ pub fn find_card_data(text: &str, place: TextContext) -> Option<Sensitive> {
     has_named_code(&groups).then_some(Sensitive::SecurityCode)
 }
 
-/// Whether texts that follow each other, each some digits, are one card number.
+/// Whether consecutive texts, each of some digits, form one card number.
 #[must_use]
 pub fn is_split_card(parts: &str, place: TextContext) -> bool {
     card::is_split(&DigitGroups::parse(parts), place)
 }
 
-/// Whether the value of a field that is named as a card's number or security code is one.
+/// Whether the value of a field with a card's name is a card number or security code.
 #[must_use]
 pub fn sensitive_value(name: FieldMeaning, value: &str) -> Option<Sensitive> {
     let groups = DigitGroups::parse(value);
@@ -104,7 +105,7 @@ pub fn sensitive_value(name: FieldMeaning, value: &str) -> Option<Sensitive> {
     }
 }
 
-/// Whether a text is a part that others may belong to: digits, and no letters.
+/// Whether a text may be a part of a longer number: digits, and no letters.
 #[must_use]
 pub fn is_part(text: &str) -> bool {
     const PART_BYTES_MAX: usize = 64;
@@ -128,7 +129,8 @@ fn names_code(text: &str) -> bool {
     })
 }
 
-/// `cvv: 123`, `"cvc":"1234"`: the name, a separator, three or four digits.
+/// Whether a security code follows its name: `cvv: 123`, `"cvc":"1234"`. It needs the name, a separator, and three or
+/// four digits.
 fn has_named_code(groups: &DigitGroups<'_>) -> bool {
     const SEPARATOR_CHARS_MAX: usize = 5;
     groups.all.iter().enumerate().any(|(at, group)| {
@@ -136,7 +138,7 @@ fn has_named_code(groups: &DigitGroups<'_>) -> bool {
         let is_apart = (1..=SEPARATOR_CHARS_MAX).contains(&separator) && !group.gap.ends_with(['-', '_']);
         let words = group.gap.trim_end_matches(|c: char| !c.is_alphanumeric());
         let before = at.checked_sub(1).and_then(|before| groups.all.get(before));
-        // The 2 of CVV2 is a group by itself.
+        // The 2 of `CVV2` is a group by itself.
         let named = match before {
             Some(two) if words.is_empty() && groups.digits_of(two) == "2" => two.gap,
             _ => words,

@@ -1,27 +1,29 @@
-//! How much of a text that is not what it should be an error may repeat: plain words, and nothing that could be a secret.
+//! Safe quotes of a wrong text in errors: plain words only, and nothing that could be a secret.
 //!
-//! A password pasted into the wrong place must not reach logs and tickets by the error that says so.
+//! A password that was pasted into the wrong place must not get into logs and tickets through the error about it.
 
 use std::path::Path;
 
 use super::secret::looks_secret;
 
-/// Longest text that is repeated, in bytes. Keys, words and addresses are shorter; 16 random bytes in hexadecimal are not.
+/// Longest text that is quoted, in bytes. Keys, words and addresses are shorter; 16 random bytes in hexadecimal are
+/// not.
 const QUOTED_BYTES_MAX: usize = 31;
 
-/// Whether a text is a plain word: short, of `a-z 0-9 _ . -`, without the marks of a credential.
+/// Whether a text is a plain word: short, of `a-z 0-9 _ . -`, and without the marks of a credential.
 #[must_use]
 pub fn is_plain_word(text: &str) -> bool {
     is_safe_text(text, b"_.-")
 }
 
-/// A text in backticks if it is a plain word or an address, else what stands for it.
+/// The text in backticks if it is a plain word or an address, else a replacement.
 #[must_use]
 pub fn quote_if_safe(text: &str) -> String {
     if is_safe_text(text, b"_.-:/[]") { format!("`{text}`") } else { "what is written there".to_owned() }
 }
 
-/// A path that is one beyond doubt, else what stands for it: the secret itself, written where its file's path belongs.
+/// The path if it is certainly a path, else a replacement: the text may be the secret itself instead of its file's
+/// path.
 #[must_use]
 pub fn path_if_safe(path: &Path) -> String {
     let text = path.to_string_lossy();

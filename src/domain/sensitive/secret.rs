@@ -1,11 +1,10 @@
-//! Text that is obviously a credential: by the marks that their issuers gave keys and tokens so that they can be found, or
-//! by the name under which it is sent.
+//! Obvious credentials in a text: by the prefixes that issuers give to keys and tokens, or by the field name.
 //!
-//! Refuses to guess by randomness alone: a reference is as random as a key, and a payment must not stop for it.
+//! Randomness alone does not count: a reference is as random as a key, and a payment must not stop for it.
 
 use crate::domain::base64::decode;
 
-/// Beginnings that an issuer keeps for secrets, and how many letters and digits follow at least.
+/// Prefixes that an issuer reserves for secrets, with the minimum number of letters and digits after them.
 const SECRET_PREFIXES: [(&str, usize); 27] = [
     ("sk_live_", 8), // Stripe, and many who follow it
     ("sk_test_", 8),
@@ -35,7 +34,7 @@ const SECRET_PREFIXES: [(&str, usize); 27] = [
     ("dapi", 32), // Databricks
     ("AGE-SECRET-KEY-1", 32),
 ];
-/// The same, with `_` and `-` among what follows: an id of ours that begins so may have those.
+/// Further prefixes whose secrets may contain `_` and `-`; one of our ids with such a prefix may contain them too.
 const SECRET_PREFIXES_DASHED: [(&str, usize); 26] = [
     ("sq0atp-", 16), // Square
     ("sq0csp-", 16),
@@ -64,14 +63,15 @@ const SECRET_PREFIXES_DASHED: [(&str, usize); 26] = [
     ("sk-proj-", 20),  // OpenAI
     ("PuTTY-User-Key-File-", 1),
 ];
-/// Shortest token behind `Bearer ` that is one; with a digit in it, so that prose is not.
+/// Shortest token after `Bearer `, in characters. It must contain a digit, so that prose is not a token.
 const BEARER_CHARS_MIN: usize = 16;
 /// Shortest header and claims of a JWT, in characters.
 const JWT_CHARS_MIN: usize = 10;
-/// No shorter text is one: a message has many words, and most are short.
+/// Shortest secret, in bytes. Most words of a message are shorter.
 const SECRET_BYTES_MIN: usize = 16;
 
-/// Last words of the names under which credentials are sent. A key alone may route, partition or tell payments apart.
+/// Last words of names of credentials. The word `key` alone is no credential: it may route, partition or identify
+/// payments.
 const CREDENTIAL_WORDS: [&str; 6] = ["authorization", "apikey", "api-key", "token", "secret", "password"];
 
 /// Whether a header or parameter of this name carries a credential.
@@ -82,7 +82,7 @@ pub fn names_credential(name: &str) -> bool {
     CREDENTIAL_WORDS.iter().any(ends_in)
 }
 
-/// Whether a text holds what is obviously a secret.
+/// Whether a text contains an obvious secret.
 #[must_use]
 pub fn looks_secret(text: &str) -> bool {
     if text.len() < SECRET_BYTES_MIN {
@@ -97,7 +97,7 @@ pub fn looks_secret(text: &str) -> bool {
     })
 }
 
-/// Each of these begins a word.
+/// Whether a secret begins here, at the beginning of a word.
 fn begins_secret(text: &[u8]) -> bool {
     match text {
         [b'-', ..] => is_private_key(text),
@@ -109,7 +109,7 @@ fn begins_secret(text: &[u8]) -> bool {
     }
 }
 
-/// Most words are shorter than any mark with its secret.
+/// Whether the word is long enough: most words are shorter than any secret.
 fn is_long(text: &[u8]) -> bool {
     text.get(..SECRET_BYTES_MIN).is_some_and(|word| !word.iter().any(|byte| matches!(byte, b' ' | b',' | b'"' | b'\n')))
 }
@@ -122,12 +122,12 @@ fn has_secret_prefix(text: &[u8]) -> bool {
         || SECRET_PREFIXES_DASHED.iter().any(|mark| marked(mark, b"_-"))
 }
 
-/// How many letters, digits and `others` a text begins with.
+/// Number of leading letters, digits and `others`.
 fn run_length(text: &[u8], others: &[u8]) -> usize {
     text.iter().take_while(|byte| byte.is_ascii_alphanumeric() || others.contains(byte)).count()
 }
 
-/// PEM of RFC 7468, OpenSSH, and the armour of RFC 9580: `-----BEGIN PGP PRIVATE KEY BLOCK-----`.
+/// Private keys in PEM (RFC 7468), OpenSSH, and armour of RFC 9580: `-----BEGIN PGP PRIVATE KEY BLOCK-----`.
 fn is_private_key(text: &[u8]) -> bool {
     const TITLE_BYTES_MAX: usize = 64;
     let Some(rest) = text.strip_prefix(b"-----BEGIN ") else { return false };
@@ -135,20 +135,20 @@ fn is_private_key(text: &[u8]) -> bool {
     title.windows(11).any(|window| window == b"PRIVATE KEY")
 }
 
-/// What follows the name of a scheme of HTTP, whatever its case.
+/// The text after the name of an HTTP scheme, without regard to case.
 fn after_scheme<'a>(text: &'a [u8], scheme: &str) -> Option<&'a [u8]> {
     let (name, rest) = text.split_at_checked(scheme.len())?;
     name.eq_ignore_ascii_case(scheme.as_bytes()).then_some(rest)
 }
 
-/// RFC 6750, section 2.1.
+/// Bearer token of RFC 6750, section 2.1.
 fn is_bearer(text: &[u8]) -> bool {
     let Some(rest) = after_scheme(text, "bearer ") else { return false };
     let token = &rest[..run_length(rest, b"-._~+/=")];
     token.len() >= BEARER_CHARS_MIN && token.iter().any(u8::is_ascii_digit)
 }
 
-/// RFC 7617, section 2: what is no user and password in Base64 is prose.
+/// Basic credentials of RFC 7617, section 2: text that is no user and password in Base64 is prose.
 fn is_basic(text: &[u8]) -> bool {
     let Some(rest) = after_scheme(text, "basic ") else { return false };
     let token = &rest[..run_length(rest, b"+/=")];
@@ -159,7 +159,7 @@ fn is_basic(text: &[u8]) -> bool {
     })
 }
 
-/// RFC 7519 in the compact form of RFC 7515 and RFC 7516: a header in JSON, and more than a signature.
+/// JWT of RFC 7519 in the compact form of RFC 7515 and RFC 7516: a JSON header, and more than a signature.
 fn is_jwt(text: &[u8]) -> bool {
     let header = run_length(text, b"_-");
     let Some((b'.', rest)) = text[header..].split_first() else { return false };

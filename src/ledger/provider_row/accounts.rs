@@ -1,6 +1,7 @@
-//! Account rules as meant: who is exempt from account limits, who is blocked, who has a limit of their own.
+//! Validation of account rules: exemptions from account limits, blocked accounts, and accounts with their own limit.
 //!
-//! Refuses a rule that could never do what it says: provider limits hold everybody, whatever a rule says.
+//! A rule that can never take effect is a problem. Limits of scope `provider` apply to all accounts, whatever a rule
+//! says.
 
 use std::collections::BTreeSet;
 
@@ -57,12 +58,12 @@ impl RowValidator {
         Some(AccountRule { account: row.account.clone(), limit: row.limit_name.clone(), rule })
     }
 
-    /// Whether there is a limit that the rule changes, and whether each of them can be kept at the rule's rate. Limits
-    /// that are disabled count: to switch one off must not make its rules wrong.
+    /// Checks that the rule changes at least one limit, and that each of them supports the rule's rate. Disabled limits
+    /// count: disabling a limit must not invalidate its rules.
     fn check_affected_limits(&mut self, row: &AccountRow, limits: &[LimitRow], own: Option<LimitOverride>) {
         let named = limits.iter().find(|limit| Some(&limit.name) == row.limit_name.as_ref());
         if let (Some(name), None) = (&row.limit_name, named) {
-            self.problem(format!("limit_name `{name}` is no limit of this provider"));
+            self.problem(format!("limit_name `{name}` is not a limit of this provider"));
             return;
         }
         if row.rule == "blocked" {
@@ -89,10 +90,10 @@ impl RowValidator {
             ));
         }
         let Some(own) = own else { return };
-        // A limit that is wrong by itself is named where it stands.
+        // An invalid limit is reported with the limit itself.
         let touched: Vec<Limit> = touched.into_iter().filter_map(|limit| Self::default().limit(limit)).collect();
         let has_burst = |limit: &Limit| matches!(limit.algorithm, Algorithm::TokenBucket | Algorithm::Gcra);
-        // A rule on several limits gives its burst to those that have one.
+        // A rule on several limits sets the burst of those that have one.
         let burst_is_wrong = own.burst.is_some() && !touched.iter().any(has_burst);
         for limit in touched {
             let burst = own.burst.filter(|_| burst_is_wrong || has_burst(&limit));
@@ -173,15 +174,15 @@ mod tests {
         let table = [
             (exempt("all"), "limit_name `all` has scope `provider`: an account rule changes limits of scope `account`"),
             (exempt("object"), "limit_name `object` has scope `reference`"),
-            (exempt("none"), "limit_name `none` is no limit of this provider"),
+            (exempt("none"), "limit_name `none` is not a limit of this provider"),
             (own(Some("all"), 1, 1_000), "limit_name `all` has scope `provider`"),
             (own(Some("hourly"), 10_001, 1_000), "at limit `hourly`: max_requests is 10001: a sliding_log of scope"),
-            // For all account limits: also for those that are disabled now.
+            // A rule without limit name covers all account limits, disabled ones too.
             (own(None, 5, 20_000), "at limit `minutely`: offset_ms is 30000: must lie below the window, 20000 ms"),
             (own(None, 1_000_001, 60_000), "max_requests is 1000001"),
             (
                 json!({"account": "a", "rule": "limit", "limit_name": "hourly", "max_requests": 5, "window_ms": 1000, "burst": 2}),
-                "at limit `hourly`: burst means nothing to `sliding_log`",
+                "at limit `hourly`: burst is not supported by `sliding_log`",
             ),
             (json!({"account": "a", "rule": "allow"}), "rule is `allow`: must be exempt or blocked or limit"),
         ];
@@ -192,7 +193,7 @@ mod tests {
         }
     }
 
-    /// Without account limits there is nothing to be exempt from; a block needs none.
+    /// Without account limits, an exemption has no effect; a block needs none.
     #[test]
     fn only_a_block_needs_no_account_limit() {
         let plain = json!([{"name": "all", "max_requests": 5, "window_ms": 1000}]);

@@ -1,6 +1,6 @@
-//! Limits and account rules in a few words: the rate, and what differs from the contract's defaults.
+//! Short descriptions of limits and account rules: the rate, and what differs from the contract's defaults.
 //!
-//! Refuses to judge: what cannot be meant is shown as written.
+//! They describe raw rows: an invalid value is shown as written.
 
 use std::time::Duration;
 
@@ -37,13 +37,13 @@ impl LimitRow {
         words
     }
 
-    /// `N/DURATION`; what cannot be a rate is shown as written.
+    /// `N/DURATION`; an invalid rate is shown as written.
     #[must_use]
     pub fn describe_rate(&self) -> String {
         format_rate(self.max_requests, self.window_ms)
     }
 
-    /// Where fixed windows begin, when that is not with the hour, minute or second of UTC.
+    /// Start of fixed windows, if they do not start with the hour, minute or second of UTC.
     #[must_use]
     pub fn describe_offset(&self) -> Option<String> {
         let offset_ms = u64::try_from(self.offset_ms).ok().filter(|offset_ms| *offset_ms > 0)?;

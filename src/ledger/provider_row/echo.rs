@@ -1,7 +1,7 @@
-//! The `echo` of the columns `request` and `lookup`: what an answer must repeat of its payment, and where.
+//! Validation of `echo` in the columns `request` and `lookup`: the job fields that a response must repeat, and where.
 //!
-//! A place that no answer has would send every payment to review, so a text is a JSON pointer and nothing else; a header is
-//! named as one.
+//! A location that no response has would send every payment to review. So a text must be a JSON pointer, and a header
+//! is named as `{ header = "Name" }`.
 
 use std::collections::BTreeSet;
 
@@ -68,7 +68,7 @@ impl RowValidator {
         }
         let except: BTreeSet<u16> = row.except.unwrap_or_default().into_iter().collect();
         if let Some(status) = except.iter().find(|status| !(100..=599).contains(*status)) {
-            self.problem(format!("{column}.except: {status} is no HTTP status between 100 and 599"));
+            self.problem(format!("{column}.except: {status} is not an HTTP status between 100 and 599"));
         }
         Echo { fields, exempt_statuses: except }
     }
@@ -79,7 +79,7 @@ impl RowValidator {
             EchoLocationsRow::Any(places) => places,
         };
         if places.is_empty() {
-            self.problem(format!("{key} has no place: write a JSON pointer such as /metadata/id"));
+            self.problem(format!("{key} has no location: write a JSON pointer such as /metadata/id"));
         }
         let mut validated = Vec::new();
         for place in places {
@@ -88,12 +88,14 @@ impl RowValidator {
                     validated.push(ResponseLocation::Body(pointer))
                 }
                 EchoLocationRow::Pointer(_) => {
-                    self.problem(format!("{key} is no JSON pointer: write /metadata/id, or {{ header = \"Name\" }}"));
+                    self.problem(format!(
+                        "{key} is not a JSON pointer: write /metadata/id, or {{ header = \"Name\" }}"
+                    ));
                 }
                 EchoLocationRow::Header(EchoHeaderRow { header }) if is_header_name(&header) => {
                     validated.push(ResponseLocation::Header(header));
                 }
-                EchoLocationRow::Header(_) => self.problem(format!("{key}.header is no header name")),
+                EchoLocationRow::Header(_) => self.problem(format!("{key}.header is not a header name")),
             }
         }
         validated
@@ -116,11 +118,12 @@ impl RowValidator {
         }
     }
 
-    /// A payment without a reference could not be told from another one.
+    /// Payments without a reference could not be told apart.
     pub(super) fn check_echo_reference(&mut self, provider: &Provider) {
         let echoes = [("request", Some(&provider.request.echo)), ("lookup", provider.lookup.as_ref().map(|l| &l.echo))];
         for (column, echo) in echoes {
-            let has_reference = echo.is_some_and(|echo| echo.fields.iter().any(|it| it.field == EchoField::Reference));
+            let has_reference =
+                echo.is_some_and(|echo| echo.fields.iter().any(|echoed| echoed.field == EchoField::Reference));
             if has_reference && !provider.require.contains(&JobField::Reference) {
                 self.problem(format!(
                     "{column}.echo.reference: a payment without a reference could not be told from another one; add \
@@ -194,27 +197,27 @@ mod tests {
             (json!({"ID": "/id"}), "request.echo: unknown field `ID`, expected one of `id`, `idempotency_key`"),
             (
                 json!({"id": "metadata/id"}),
-                "request.echo.id is no JSON pointer: write /metadata/id, or { header = \"Name\" }",
+                "request.echo.id is not a JSON pointer: write /metadata/id, or { header = \"Name\" }",
             ),
-            (json!({"id": "reference"}), "request.echo.id is no JSON pointer"),
-            (json!({"id": ""}), "request.echo.id is no JSON pointer"),
-            (json!({"id": []}), "request.echo.id has no place"),
+            (json!({"id": "reference"}), "request.echo.id is not a JSON pointer"),
+            (json!({"id": ""}), "request.echo.id is not a JSON pointer"),
+            (json!({"id": []}), "request.echo.id has no location"),
             (
                 json!({"id": 5}),
                 "request.echo.id: write a JSON pointer such as \"/metadata/id\", { header = \"Name\" }, or",
             ),
             (json!({"id": {"headr": "X"}}), "request.echo.id: write a JSON pointer such as"),
-            (json!({"id": {"header": "a b"}}), "request.echo.id.header is no header name"),
-            (json!({"id": "/id", "except": [99]}), "request.echo.except: 99 is no HTTP status"),
+            (json!({"id": {"header": "a b"}}), "request.echo.id.header is not a header name"),
+            (json!({"id": "/id", "except": [99]}), "request.echo.except: 99 is not an HTTP status"),
             (json!({"id": "/id", "except": 422}), "request.echo.except: invalid type"),
             (json!({"reference": "/r"}), "request.echo.reference: a payment without a reference could not be told"),
             (json!("/id"), "request.echo: invalid type"),
         ] {
-            let said = problems(json!({"request": {"echo": echo}}));
-            assert!(said.len() == 1 && said[0].starts_with(problem), "{echo}: {said:#?}");
+            let found = problems(json!({"request": {"echo": echo}}));
+            assert!(found.len() == 1 && found[0].starts_with(problem), "{echo}: {found:#?}");
         }
         let lookup = json!({"url": "https://api.example.com/${job:id}", "echo": {"id": "id", "amount": 1}});
-        let said = problems(json!({ "lookup": lookup }));
-        assert!(said.len() == 1 && said[0].starts_with("lookup.echo.amount: write a JSON pointer"), "{said:#?}");
+        let found = problems(json!({ "lookup": lookup }));
+        assert!(found.len() == 1 && found[0].starts_with("lookup.echo.amount: write a JSON pointer"), "{found:#?}");
     }
 }

@@ -1,6 +1,6 @@
 //! The provider file: TOML with `[[provider]]` tables, `[[provider.limit]]` and `[[provider.account]]` below them.
 //!
-//! Refuses to stop at the first mistake: every table is read key by key, so one run names them all.
+//! Every table is read key by key, so one run reports all mistakes.
 
 use std::collections::BTreeSet;
 
@@ -11,33 +11,33 @@ use toml::{Table, Value};
 use super::file_lines::{TableLines, words};
 use super::{AccountRow, LimitRow, ProviderRow};
 
-/// Below this similarity nothing is suggested.
+/// Below this similarity, no name is suggested.
 const SIMILAR: f64 = 0.8;
 
-/// A provider file as far as it can be read: its rows, and every problem.
+/// A provider file as far as it can be read: its rows, and all problems.
 #[derive(Debug, Default)]
 pub struct ParsedProviderFile {
     pub rows: Vec<ProviderRow>,
-    /// One line each, naming line, provider and field.
+    /// One line for each problem, with line, provider and field.
     pub problems: Vec<String>,
 }
 
-/// The error's own words quote the line, which may hold a secret.
+/// The parser's own message quotes the line, which may hold a secret.
 fn unreadable(text: &str, error: &toml::de::Error) -> String {
     let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
     format!("line {}: {}", before.matches('\n').count() + 1, error.message().replace('\n', ", "))
 }
 
-/// Reads and checks a provider file.
+/// Parses a provider file.
 ///
 /// # Errors
-/// Every problem of the file.
+/// All problems of the file.
 pub fn parse_provider_file(text: &str) -> Result<Vec<ProviderRow>, Vec<String>> {
     let ParsedProviderFile { rows, problems } = read_provider_file(text);
     if problems.is_empty() { Ok(rows) } else { Err(problems) }
 }
 
-/// Reads and checks a provider file, and goes on behind each problem.
+/// Parses a provider file, and continues after each problem.
 #[must_use]
 pub fn read_provider_file(text: &str) -> ParsedProviderFile {
     let Ok(mut file) = text.parse::<Table>() else {
@@ -72,12 +72,12 @@ pub fn read_provider_file(text: &str) -> ParsedProviderFile {
     ParsedProviderFile { rows, problems }
 }
 
-/// One table of the file while it is read.
+/// Context of one table while it is read.
 struct TableContext<'a> {
-    /// In words.
+    /// The table's name in messages, such as "provider `stripe`".
     at: String,
     lines: &'a TableLines,
-    /// Keys that could not be read: a row would be blamed for the defaults in their place.
+    /// Keys that could not be read. A problem about one of them would only concern the default in its place.
     suspects: BTreeSet<String>,
 }
 
@@ -90,7 +90,7 @@ impl TableContext<'_> {
         words(problem).any(|word| self.suspects.contains(word))
     }
 
-    /// A problem of the whole row, which may begin with the limit or account that it is about.
+    /// Adds line and provider to a problem of the whole row. It may begin with the limit or account that it is about.
     fn locate_problem(&self, row: &ProviderRow, problem: &str) -> String {
         let names = [
             ("limit", row.limits.iter().map(|limit| limit.name.as_str()).collect::<Vec<_>>()),
@@ -100,7 +100,7 @@ impl TableContext<'_> {
             let (name, rest) = problem.strip_prefix(key)?.strip_prefix(" `")?.split_once('`')?;
             let named = names.iter().enumerate().filter(|(_, own)| **own == name);
             let tables: Vec<&TableLines> = named.map(|(index, _)| self.lines.below(key, index)).collect();
-            // Of two tables of one name, the one that has the key.
+            // Of two tables with one name, take the one that has the key.
             let with_key = tables.iter().find(|lines| lines.has_key_in(rest));
             Some((*with_key.or_else(|| tables.last())?, rest))
         });
@@ -125,7 +125,7 @@ fn provider(mut table: Table, place: &mut TableContext<'_>, problems: &mut Vec<S
     row
 }
 
-/// The rows of an array of tables; `kind`: its key, and the key that names each.
+/// The rows of an array of tables; `kind`: its key, and the key with each row's name.
 fn read_subtables<T: DeserializeOwned + Default>(
     tables: Vec<Table>,
     kind: (&str, &str),
@@ -146,7 +146,7 @@ fn read_subtables<T: DeserializeOwned + Default>(
     rows
 }
 
-/// Takes an array of tables out of `parent`.
+/// Removes an array of tables from `parent` and returns it.
 fn tables(parent: &mut Table, key: &str, place: &mut TableContext<'_>, problems: &mut Vec<String>) -> Vec<Table> {
     let array = match parent.remove(key) {
         None => return Vec::new(),
@@ -168,7 +168,7 @@ fn tables(parent: &mut Table, key: &str, place: &mut TableContext<'_>, problems:
     tables
 }
 
-/// Reads a table whose row type has a default for every key: each key alone first, then all good ones together.
+/// Reads a table whose row type has a default for every key: first each key alone, then all valid keys at once.
 fn read_keys<T: DeserializeOwned + Default>(
     table: Table,
     place: &mut TableContext<'_>,
@@ -227,20 +227,20 @@ fn invalid_key(key: &str, value: &Value, message: &str, meant: Option<&str>) -> 
     format!("`{key}` must be {wanted}, got {got}")
 }
 
-/// The key that an unknown one may stand for, out of those that the error lists.
+/// The most likely key for an unknown one, out of those that the error lists.
 fn similar_key(unknown: &str, message: &str) -> Option<String> {
     let listed = message.strip_prefix("unknown field")?.split_once("expected")?.1;
     let known = listed.split('`').skip(1).step_by(2);
     nearest(unknown, known).map(str::to_owned)
 }
 
-/// The most similar of some words, if it is similar enough to be meant.
+/// The most similar known word, if it is similar enough.
 pub(super) fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let close = known.map(|known| (strsim::jaro_winkler(word, known), known)).filter(|(close, _)| *close >= SIMILAR);
     close.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, known)| known)
 }
 
-/// Words of an error that quotes a text, which may be a secret, without it.
+/// An error message without the text that it quotes, which may be a secret.
 fn without_quotation(message: &str) -> String {
     match (message.find('"'), message.rfind('"')) {
         (Some(from), Some(to)) if from < to => format!("{}{}", message[..from].trim_end(), &message[to + 1..]),
@@ -288,7 +288,7 @@ window_ms = 1000
         assert_eq!(row.leak_per_second, Some(5.0));
         assert_eq!(row.limits[0].algorithm, "sliding_log");
         assert_eq!(row.headers["Authorization"], "Bearer ${env:STRIPE_KEY}");
-        // What `show` prints can be applied again.
+        // A file with the output of `show` can be applied again.
         let printed = toml::to_string(&std::collections::BTreeMap::from([("provider", [row])])).unwrap();
         assert_eq!(parse_provider_file(&printed).unwrap(), rows, "{printed}");
     }
@@ -335,7 +335,7 @@ mode = "drop"
         }
     }
 
-    /// Of seven mistakes, two were told.
+    /// An earlier version reported two of seven mistakes.
     #[test]
     fn unreadable_key_hides_no_other_problem() {
         let text = r#"

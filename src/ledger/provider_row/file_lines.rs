@@ -1,12 +1,12 @@
 //! Line numbers of the tables and keys of a provider file.
 //!
-//! The parsed rows have lost their places, and an error without a line is hard to find in a file of many providers.
+//! Parsed rows have no line numbers, and an error without a line is hard to find in a file of many providers.
 
 use std::collections::BTreeMap;
 
 use toml::de::{DeTable, DeValue};
 
-/// Where one table and its keys are written.
+/// Line numbers of one table and its keys.
 #[derive(Clone, Debug, Default)]
 pub(super) struct TableLines {
     line: usize,
@@ -16,7 +16,7 @@ pub(super) struct TableLines {
 }
 
 impl TableLines {
-    /// The lines of a file that parses.
+    /// Line numbers of a valid TOML file.
     pub fn parse(text: &str) -> Self {
         DeTable::parse(text).map(|table| Self::of_table(text, 1, table.get_ref())).unwrap_or_default()
     }
@@ -37,7 +37,7 @@ impl TableLines {
         lines
     }
 
-    /// The table at that place of an array of tables; of one that is not there, this table.
+    /// The table at this index of an array of tables; if there is none, this table.
     pub fn below(&self, key: &str, index: usize) -> &Self {
         self.below.get(key).and_then(|tables| tables.get(index)).unwrap_or(self)
     }
@@ -47,18 +47,18 @@ impl TableLines {
         self.keys.get(key).copied().unwrap_or(self.line)
     }
 
-    /// Whether a sentence names one of its keys.
+    /// Whether a message names one of the table's keys.
     pub fn has_key_in(&self, sentence: &str) -> bool {
         words(sentence).any(|word| self.keys.contains_key(word))
     }
 
-    /// The line of the first key that a sentence names.
+    /// The line of the first key that a message names.
     pub fn line_of_problem(&self, sentence: &str) -> usize {
         words(sentence).find_map(|word| self.keys.get(word).copied()).unwrap_or(self.line)
     }
 }
 
-/// What may be keys in a sentence.
+/// Words of a message that may be keys.
 pub(super) fn words(sentence: &str) -> impl Iterator<Item = &str> {
     sentence.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).filter(|word| !word.is_empty())
 }

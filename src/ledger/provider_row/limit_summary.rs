@@ -1,26 +1,26 @@
-//! A limit as a list shows it: `limits list` and the API.
+//! A limit as `limits list` and the API show it, taken from the raw row.
 //!
-//! Refuses to judge: what cannot be meant is shown as written.
+//! An invalid value is shown as written.
 
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::LimitRow;
 
-/// One limit of one provider, as its row says.
+/// One limit of one provider.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct LimitSummary {
     pub provider: String,
     pub limit: String,
-    /// As one writes it: `100/1s`.
+    /// In the limit grammar: `100/1s`.
     pub rate: String,
     pub algorithm: String,
     pub burst: Option<i64>,
-    /// Where fixed windows begin, as one writes it: `500ms`; `null` when that is with the hour, minute or second of UTC.
+    /// Start of fixed windows, as a duration: `500ms`; `null` when they start with the hour, minute or second of UTC.
     pub offset: Option<String>,
     pub scope: String,
     pub applies_to: String,
-    /// `enabled`, `closed` (it allows no request at all), `shadow` or `disabled`.
+    /// `enabled`, `closed` (no request is allowed), `shadow` or `disabled`.
     #[schema(value_type = String)]
     pub state: &'static str,
     pub max_requests: i64,

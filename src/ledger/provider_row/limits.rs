@@ -1,6 +1,7 @@
-//! Limits as meant: rate, algorithm and scope together, because what one allows depends on the others.
+//! Validation of limits: rate, algorithm and scope together, because the allowed values depend on each other.
 //!
-//! Refuses a limit that its algorithm cannot keep, and a provider whose charges no limit holds: that would be unlimited.
+//! A limit that its algorithm does not support is a problem. So is a provider without a limit on its charges: it would
+//! be unlimited.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use super::{LimitRow, MISSING};
 use crate::domain::limit::{Algorithm, AppliesTo, Limit, MAX_REQUESTS, MAX_WINDOW, Rate, Scope};
 use crate::domain::time::format_duration;
 
-/// Most requests of a log per account or reference: there is one log for each of them, and each is small.
+/// Most requests in a log per account or reference: each of them has a log of its own, so each must be small.
 const SCOPED_LOG_MAX: u32 = 10_000;
 /// Shortest window that is counted in buckets of whole milliseconds.
 const BUCKETED_WINDOW_MIN: Duration = Duration::from_secs(1);
@@ -84,7 +85,7 @@ impl RowValidator {
         if window_ms == MISSING {
             return None;
         }
-        // Beside one that is missing, the window is judged all the same.
+        // Where one value is missing, the other is checked all the same.
         let count = if max_requests == MISSING {
             1
         } else {
@@ -101,20 +102,20 @@ impl RowValidator {
     }
 }
 
-/// Why a limit cannot be kept by its algorithm, in its scope; empty when it can.
+/// Why the limit's algorithm does not support it in its scope; empty when it does.
 pub(super) fn unsupported_reasons(limit: &Limit) -> Vec<String> {
     let mut problems = Vec::new();
     let Limit { algorithm, rate, offset, .. } = *limit;
     let (name, window) = (algorithm.name(), rate.window());
     let has_burst = matches!(algorithm, Algorithm::TokenBucket | Algorithm::Gcra);
     if limit.burst.is_some() && !has_burst {
-        problems.push(format!("burst means nothing to `{name}`: leave it out, or choose token_bucket or gcra"));
+        problems.push(format!("burst is not supported by `{name}`: leave it out, or choose token_bucket or gcra"));
     }
     if !offset.is_zero() && algorithm != Algorithm::FixedWindow {
-        problems.push(format!("offset_ms means nothing to `{name}`: leave it out, or choose fixed_window"));
+        problems.push(format!("offset_ms is not supported by `{name}`: leave it out, or choose fixed_window"));
     } else if !offset.is_zero() && offset >= window {
         problems.push(format!(
-            "offset_ms is {}: must lie below the window, {} ms, at which it begins again",
+            "offset_ms is {}: must lie below the window, {} ms",
             offset.as_millis(),
             window.as_millis()
         ));
@@ -123,7 +124,7 @@ pub(super) fn unsupported_reasons(limit: &Limit) -> Vec<String> {
     let refill_max_ms = u128::from(rate.max_requests()) * MAX_WINDOW.as_millis();
     if has_burst && refill_ms > refill_max_ms {
         problems.push(format!(
-            "burst is more than {rate} gives back within 31 days, which is as long as anything is remembered: lower \
+            "burst takes {rate} longer than 31 days to refill, and no usage is stored for longer: lower \
              burst, or raise max_requests"
         ));
     }
@@ -153,7 +154,7 @@ mod tests {
     use super::super::tests::with;
     use super::*;
 
-    /// A row with a plain limit beside the one at hand, which therefore need not hold every charge.
+    /// A row with a plain limit and the tested one, which therefore need not limit every charge.
     fn beside(change: &Value) -> Result<Limit, Vec<String>> {
         let mut limit = json!({"name": "this", "max_requests": 100, "window_ms": 60_000});
         limit.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
@@ -202,15 +203,15 @@ mod tests {
     #[test]
     fn unsupported_limits_are_reported_with_a_fix() {
         let day = 86_400_000_i64;
-        let burst = "burst means nothing to `sliding_log`: leave it out, or choose token_bucket or gcra";
-        let offset = "offset_ms means nothing to `sliding_log`: leave it out, or choose fixed_window";
-        let refill = "burst is more than 1/1d gives back within 31 days";
+        let burst = "burst is not supported by `sliding_log`: leave it out, or choose token_bucket or gcra";
+        let offset = "offset_ms is not supported by `sliding_log`: leave it out, or choose fixed_window";
+        let refill = "burst takes 1/1d longer than 31 days to refill";
         let table = [
             (json!({"burst": 5}), burst),
-            (json!({"burst": 5, "algorithm": "fixed_window"}), "burst means nothing to `fixed_window`"),
-            (json!({"burst": 5, "algorithm": "sliding_window"}), "burst means nothing to `sliding_window`"),
+            (json!({"burst": 5, "algorithm": "fixed_window"}), "burst is not supported by `fixed_window`"),
+            (json!({"burst": 5, "algorithm": "sliding_window"}), "burst is not supported by `sliding_window`"),
             (json!({"offset_ms": 5}), offset),
-            (json!({"offset_ms": 5, "algorithm": "gcra"}), "offset_ms means nothing to `gcra`"),
+            (json!({"offset_ms": 5, "algorithm": "gcra"}), "offset_ms is not supported by `gcra`"),
             (json!({"offset_ms": 60_000, "algorithm": "fixed_window"}), "must lie below the window, 60000 ms"),
             (json!({"algorithm": "token_bucket", "max_requests": 1, "window_ms": day, "burst": 32}), refill),
             (json!({"algorithm": "gcra", "max_requests": 1, "window_ms": day, "burst": 31}), refill),
@@ -228,7 +229,7 @@ mod tests {
         }
     }
 
-    /// A provider is never unlimited by what its limits leave out.
+    /// No combination of limits leaves a provider unlimited.
     #[test]
     fn row_without_charge_limit_is_rejected() {
         let only = |change: Value| {
@@ -249,7 +250,7 @@ mod tests {
             );
         }
         assert!(only(json!({"applies_to": "charge"})).is_ok());
-        // A limit that cannot be read is its own problem, and the only one.
+        // A limit that cannot be read is the only problem.
         let problems = only(json!({"algorithm": "guess"})).unwrap_err();
         assert!(problems.len() == 1 && problems[0].contains("algorithm is `guess`"), "{problems:?}");
         let disabled = beside(&json!({"enabled": true, "scope": "account"}));

@@ -1,27 +1,29 @@
-//! Credentials without a mark: known by the name of the header or parameter that they stand in, where a reference must be.
+//! Literal credentials in a provider row, found by the name of their header or parameter, which needs a reference
+//! instead.
 //!
-//! Refuses them in rows that somebody writes. Those that are there already are read as ever, because a lane must not stop
-//! for a stricter rule; `check` names them.
+//! New rows with one are rejected. Rows that are already stored stay valid, because a stricter rule must not stop a
+//! lane; `check` reports them.
 
 use serde_json::Value;
 
 use super::ProviderRow;
 use crate::domain::sensitive::secret::names_credential;
 
-/// What a header may hold beside its text.
+/// References that a header may hold besides its text.
 const REFERENCES: [&str; 3] = ["${env:", "${file:", "${job:account}"];
 
 impl ProviderRow {
-    /// One problem per header and parameter that carries a credential and refers to none; says where, never what.
+    /// One problem for each header and parameter that carries a credential without a reference. Names the place, never
+    /// the value.
     #[must_use]
     pub fn literal_credentials(&self) -> Vec<String> {
         let headers = self.headers.iter().filter_map(|(name, value)| {
             let text = value.as_str()?;
             let is_literal = names_credential(name) && !REFERENCES.iter().any(|reference| text.contains(reference));
             is_literal.then(|| {
-                let mend = "put it into a variable or a file, replace it at its issuer, and refer to the new one by \
+                let fix = "put it into a variable or a file, replace it at its issuer, and refer to the new one by \
                             ${env:NAME} or ${file:PATH}";
-                format!("headers: the value of `{name}` is a credential in the row itself: {mend}")
+                format!("headers: the value of `{name}` is a credential in the row itself: {fix}")
             })
         });
         let lookup = self.lookup.as_ref().and_then(|lookup| lookup.get("url")).and_then(Value::as_str);
@@ -29,15 +31,15 @@ impl ProviderRow {
         let parameters = urls.into_iter().flat_map(|(column, url)| {
             let found = url.into_iter().flat_map(credential_parameters);
             found.map(move |name| {
-                let mend = "send it in `headers` by ${env:NAME} or ${file:PATH}, and replace it at its issuer";
-                format!("{column}: the parameter `{name}` is a credential in the row itself: {mend}")
+                let fix = "send it in `headers` by ${env:NAME} or ${file:PATH}, and replace it at its issuer";
+                format!("{column}: the parameter `{name}` is a credential in the row itself: {fix}")
             })
         });
         headers.chain(parameters).collect()
     }
 }
 
-/// Names of parameters that carry a credential and no part of a job.
+/// Names of parameters that carry a credential and no job field.
 fn credential_parameters(url: &str) -> Vec<String> {
     let query = url.split_once('?').map_or("", |(_, query)| query);
     let query = query.split_once('#').map_or(query, |(query, _)| query);

@@ -1,7 +1,7 @@
-//! The `lookup` column: how a provider is asked what became of a payment, and what its answer's words mean.
+//! Validation of the `lookup` column: how to ask a provider about a payment, and what the words of its response mean.
 //!
-//! Refuses keys that it does not know, an address that names no payment, and a second charge where the provider does not
-//! deduplicate: a look-up that is misread settles payments wrongly.
+//! A misread look-up ends payments in the wrong state. So unknown keys are problems, and so is an address without the
+//! payment. `resend` needs a provider that deduplicates.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::Object;
 use super::validate::RowValidator;
 use crate::domain::lookup::{LookupConfig, LookupMethod, LookupUrl, WhenNotFound};
 
-/// What the column holds; absent keys have the defaults of [`Check::lookup`].
+/// The column's content; absent keys have the defaults of [`RowValidator::lookup`].
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LookupRow {
@@ -77,7 +77,7 @@ impl RowValidator {
         })
     }
 
-    /// Nothing is sent again once half of the retention has passed.
+    /// No job is sent again once half of the retention has passed.
     fn check_retention(&mut self, give_up_after: Duration, retention: Duration) {
         if give_up_after >= retention / 2 {
             self.problem(format!(
@@ -108,12 +108,12 @@ impl RowValidator {
 
     fn pointer(&mut self, key: &str, pointer: Option<String>) -> Option<String> {
         if pointer.as_ref().is_some_and(|pointer| !pointer.starts_with('/')) {
-            self.problem(format!("lookup.{key} is no JSON pointer: write /{key} or /data/{key}"));
+            self.problem(format!("lookup.{key} is not a JSON pointer: write /{key} or /data/{key}"));
         }
         pointer
     }
 
-    /// The lists of words; none may stand in two of them.
+    /// Checks the lists of words; no word may be in two of them.
     fn check_word_lists(&mut self, lists: [(&str, Option<Vec<String>>, &str); 3]) -> [Vec<String>; 3] {
         let mut seen: Vec<(String, String)> = Vec::new();
         lists.map(|(key, list, default)| {
@@ -127,7 +127,7 @@ impl RowValidator {
                 }
                 match seen.iter().find(|(known, _)| known == word) {
                     Some((_, other)) => {
-                        self.problem(format!("lookup.{key}: `{word}` stands in {other} too: a word means one thing"));
+                        self.problem(format!("lookup.{key}: `{word}` is in {other} too: list each word once"));
                     }
                     None => seen.push((word.clone(), key.to_owned())),
                 }
@@ -209,36 +209,36 @@ mod tests {
             (with_url(json!({"state": 5})), "lookup.state: invalid type"),
             (with_url(json!({"accepted": "paid"})), "lookup.accepted: invalid type"),
             (with_url(json!({"method": "PUT"})), "lookup.method is `PUT`: must be GET or POST"),
-            (with_url(json!({"state": "state"})), "lookup.state is no JSON pointer: write /state or /data/state"),
-            (with_url(json!({"reference": ""})), "lookup.reference is no JSON pointer"),
-            (with_url(json!({"amount": "amount"})), "lookup.amount is no JSON pointer"),
-            (with_url(json!({"currency": "x"})), "lookup.currency is no JSON pointer"),
+            (with_url(json!({"state": "state"})), "lookup.state is not a JSON pointer: write /state or /data/state"),
+            (with_url(json!({"reference": ""})), "lookup.reference is not a JSON pointer"),
+            (with_url(json!({"amount": "amount"})), "lookup.amount is not a JSON pointer"),
+            (with_url(json!({"currency": "x"})), "lookup.currency is not a JSON pointer"),
             (with_url(json!({"accepted": []})), "lookup.accepted is empty"),
             (with_url(json!({"declined": [" "]})), "lookup.declined has an empty word"),
-            (with_url(json!({"declined": ["succeeded"]})), "lookup.declined: `succeeded` stands in accepted too"),
+            (with_url(json!({"declined": ["succeeded"]})), "lookup.declined: `succeeded` is in accepted too"),
             (with_url(json!({"not_found": "dead"})), "lookup.not_found is `dead`: must be review or resend"),
             (with_url(json!({"not_found": "resend"})), "lookup.not_found is `resend`: a provider that does not dedup"),
             (with_url(json!({"give_up_after_s": 0})), "lookup.give_up_after_s is 0: must lie between 1 and"),
         ];
         for (lookup, problem) in table {
-            let said = problems(lookup.clone());
-            assert!(said.len() == 1 && said[0].contains(problem), "{lookup}: {said:#?}");
-            assert!(!said[0].contains("secret"));
+            let found = problems(lookup.clone());
+            assert!(found.len() == 1 && found[0].contains(problem), "{lookup}: {found:#?}");
+            assert!(!found[0].contains("secret"));
         }
         assert_eq!(problems(json!({"url": 1, "state": 2, "uri": 3})).len(), 3, "every problem at once");
     }
 
-    /// By the time that not found is believed, the key must surely still be remembered.
+    /// While a resend is possible, the provider must still remember the key.
     #[test]
     fn resend_needs_a_retained_key() {
-        let judged = |not_found: &str, give_up_after_s: i64| {
+        let validated = |not_found: &str, give_up_after_s: i64| {
             let lookup = json!({"url": URL, "not_found": not_found, "give_up_after_s": give_up_after_s});
             with(json!({"idempotency_retention_s": 120, "lookup": lookup})).validate(1)
         };
-        judged("resend", 59).unwrap();
-        judged("review", 60).unwrap();
-        let said = judged("resend", 60).unwrap_err().problems.join("; ");
-        let mend = "set it below half of idempotency_retention_s (120), or use review";
-        assert!(said.contains("lookup.give_up_after_s is 60") && said.contains(mend), "{said}");
+        validated("resend", 59).unwrap();
+        validated("review", 60).unwrap();
+        let found = validated("resend", 60).unwrap_err().problems.join("; ");
+        let fix = "set it below half of idempotency_retention_s (120), or use review";
+        assert!(found.contains("lookup.give_up_after_s is 60") && found.contains(fix), "{found}");
     }
 }

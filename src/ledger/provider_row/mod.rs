@@ -1,7 +1,6 @@
-//! A provider as an operator writes it, in database rows or in a provider file, with the contract's defaults.
+//! A raw provider row, from the database or a provider file, with the contract's defaults.
 //!
-//! Refuses to be used as it stands: [`ProviderRow::meant`] checks everything and gives a [`Provider`], or every problem
-//! at once.
+//! [`ProviderRow::validate`] checks it and returns a [`Provider`], or all problems at once.
 //!
 //! [`Provider`]: crate::domain::provider::Provider
 
@@ -29,15 +28,15 @@ pub use limit_summary::LimitSummary;
 pub use redacted::RedactedRow;
 pub use unmentioned_pause::mark_unmentioned_pauses;
 
-/// Of a limit's numbers, for which the contract has no default: outside the allowed range, so that one which is left out is a
-/// problem.
+/// Marks a missing number of a limit, for which the contract has no default. It is outside every allowed range, so
+/// validation reports it.
 pub(super) const MISSING: i64 = i64::MIN;
 
 /// A JSON column: an object.
 pub type Object = Map<String, Value>;
 
-/// One `[[provider]]` table or row of `providers`, with what hangs on it. Columns mean what the contract says; numbers
-/// are as wide as the database's, so that a bad one can be named instead of failing to load.
+/// One `[[provider]]` table or row of `providers`, with its limits and accounts. The contract defines the columns.
+/// Numbers are as wide as the database's, so that an invalid one can be reported instead of failing to load.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ProviderRow {
@@ -47,7 +46,7 @@ pub struct ProviderRow {
     pub quota: Option<String>,
     pub enabled: bool,
     pub paused: bool,
-    /// No column: of a file that does not mention `paused`, so that a row that is there keeps what it has.
+    /// Not a column: set for a file that does not mention `paused`, so that an existing row keeps its pause.
     #[serde(skip)]
     pub pause_unmentioned: bool,
     pub url: String,
@@ -84,7 +83,7 @@ pub struct ProviderRow {
     pub statuses: Option<Object>,
     /// Fields that every message must have: `account`, `reference`.
     pub require: Vec<Value>,
-    /// No column of a file: when an operator lifted the waits that the provider had named, in epoch milliseconds.
+    /// Not in files: when an operator ended the waits that the provider had named, in epoch milliseconds.
     #[serde(skip)]
     pub resumed_at: Option<i64>,
     #[serde(rename = "limit")]
@@ -174,7 +173,7 @@ impl Default for LimitRow {
 #[serde(deny_unknown_fields, default)]
 pub struct AccountRow {
     pub account: String,
-    /// `None`: all limits scoped to accounts.
+    /// `None`: all limits of scope `account`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit_name: Option<String>,
     pub rule: String,
@@ -182,7 +181,7 @@ pub struct AccountRow {
     pub max_requests: Option<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub window_ms: Option<i64>,
-    /// What may come at once of a token bucket, or of GCRA beyond the first; `None`: the algorithm's default.
+    /// Burst of a token bucket, or of GCRA beyond the first request; `None`: the algorithm's default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub burst: Option<i64>,
 }
@@ -202,7 +201,7 @@ mod tests {
         ProviderRow { name: "stripe".to_owned(), url, limits: vec![limit], ..ProviderRow::default() }
     }
 
-    /// The good row with some columns replaced, as JSON by the names of the contract.
+    /// The valid row with some columns replaced, as JSON with the contract's names.
     pub(super) fn with(columns: Value) -> ProviderRow {
         let mut row = serde_json::to_value(good()).unwrap();
         for (column, value) in columns.as_object().unwrap() {
@@ -277,7 +276,7 @@ mod tests {
             (json!({"max_age_s": 0}), "max_age_s is 0"),
             (json!({"backoff_base_ms": 60_001}), "backoff_base_ms is 60001: must be at most backoff_max_ms"),
             (json!({"idempotency_retention_s": 0}), "idempotency_retention_s is 0"),
-            (json!({"headers": {"X Y": "v"}}), "headers: `X Y` is no header name"),
+            (json!({"headers": {"X Y": "v"}}), "headers: `X Y` is not a header name"),
             (json!({"headers": {"X": "a\r\nEvil: b"}}), "headers: the value of `X` holds control characters"),
             (json!({"headers": {"X": 1}}), "headers: the value of `X` must be text"),
             (json!({"headers": {"X": "v".repeat(16_384)}}), "headers have 16385 bytes: at most 16384 are sent"),
@@ -302,7 +301,7 @@ mod tests {
             (account(json!({"account": "a b", "rule": "exempt"})), "account `a b`: account must be"),
             (account(json!({"account": "a", "rule": "limit"})), "account `a`: rule `limit` needs max_requests"),
             (account(json!({"account": "a", "rule": "blocked", "window_ms": 5})), "go with rule `limit` only"),
-            (account(json!({"account": "a", "rule": "exempt", "limit_name": "x"})), "limit_name `x` is no limit"),
+            (account(json!({"account": "a", "rule": "exempt", "limit_name": "x"})), "limit_name `x` is not a limit"),
             (account(json!({"account": "a", "rule": "exempt", "burst": 5})), "burst goes with rule `limit` only"),
         ];
         for (columns, problem) in table {

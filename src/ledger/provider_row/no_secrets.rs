@@ -1,7 +1,7 @@
-//! A row holds references to secrets (`${env:NAME}`, `${file:PATH}`), never a secret itself: it is in the database, its
-//! audit, its back-ups and in `provider show`.
+//! The check that a provider row holds references to secrets (`${env:NAME}`, `${file:PATH}`) and no secret itself.
 //!
-//! Refuses what is obviously one, by its issuer's mark; it cannot know the others.
+//! The row is stored in the database, its audit and its backups, and `provider show` prints it. The check finds secrets
+//! with an issuer's known prefix; it cannot find others.
 
 use serde_json::Value;
 
@@ -10,7 +10,7 @@ use super::validate::RowValidator;
 use crate::domain::sensitive::secret::looks_secret;
 
 impl RowValidator {
-    /// One problem per column that holds a credential.
+    /// One problem for each column that holds a credential.
     pub(super) fn check_secrets(&mut self, row: &ProviderRow) {
         let problem = "holds what is obviously a secret: replace it there and at its issuer, and refer to the new one in \
                        `headers` by ${env:NAME} or ${file:PATH}";
@@ -39,7 +39,7 @@ fn holds_secret(value: &Value) -> bool {
     }
 }
 
-/// What stands outside of `${…}`: the name of a reference may well look like what it leads to.
+/// The text outside of `${…}`: a reference's name may look like a secret.
 fn literals(text: &str) -> impl Iterator<Item = &str> {
     let mut pieces = text.split("${");
     let first = pieces.next();

@@ -1,6 +1,7 @@
-//! A provider's row as it may be shown: its addresses without the values of their parameters.
+//! A provider row for output: its addresses without the values of their parameters.
 //!
-//! Commands and the API show rows in this form. Who applies one by mistake gets a problem, because a value is missing.
+//! Commands and the API show rows in this form. Applying such a row is reported as a problem, because a value is
+//! missing.
 
 use serde::Serialize;
 use serde_json::Value;
@@ -8,7 +9,7 @@ use serde_json::Value;
 use super::ProviderRow;
 use crate::domain::redacted_url::{has_redaction, redact_url};
 
-/// Serialises as the row does.
+/// Serialises like the row.
 #[derive(Clone, Debug, Serialize)]
 #[serde(transparent)]
 pub struct RedactedRow(ProviderRow);
@@ -25,7 +26,7 @@ impl From<&ProviderRow> for RedactedRow {
 }
 
 impl RedactedRow {
-    /// The row with the values of its parameters, for who asks for them.
+    /// The row with the values of its parameters, for `--reveal`.
     #[must_use]
     pub fn unredacted(row: &ProviderRow) -> Self {
         Self(row.clone())
@@ -33,7 +34,7 @@ impl RedactedRow {
 }
 
 impl ProviderRow {
-    /// One problem per address that was copied from where it is shown.
+    /// One problem for each address that was copied from redacted output.
     #[must_use]
     pub fn redaction_problems(&self) -> Vec<String> {
         let lookup = self.lookup.as_ref().and_then(|lookup| lookup.get("url")).and_then(Value::as_str);

@@ -1,7 +1,7 @@
-//! The `request` column: how a charge is made, and where its answer names the provider's reference and a wait.
+//! Validation of the `request` column: how a charge is sent, and where the response has the reference and a wait.
 //!
-//! Refuses keys that it does not know, and a wait whose unit would have to be guessed: seconds taken for an instant would
-//! be no wait at all.
+//! Unknown keys are problems. The unit of a wait must be given: an instant that is read as seconds would be no wait at
+//! all.
 
 use serde::Deserialize;
 
@@ -10,7 +10,7 @@ use super::validate::{RowValidator, is_header_name};
 use crate::domain::expansion::TEMPLATE_BYTES_MAX;
 use crate::domain::provider::{RequestShape, ResponseLocation, WaitField, WaitUnit};
 
-/// What the column holds; an absent key has the contract's default.
+/// The column's content; an absent key has the contract's default.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RequestRow {
@@ -39,12 +39,12 @@ impl RowValidator {
             self.one_of("request.method", method, &[("POST", ()), ("PUT", ()), ("PATCH", ())]);
         }
         if row.key_header.as_ref().is_some_and(|name| !is_header_name(name)) {
-            self.problem("request.key_header is no header name".to_owned());
+            self.problem("request.key_header is not a header name".to_owned());
         }
         let body = row.body.as_deref().unwrap_or("json");
         let form_encoded = self.one_of("request.body", body, &[("json", false), ("form", true)]);
         if row.reference.as_ref().is_some_and(|pointer| !pointer.starts_with('/')) {
-            self.problem("request.reference is no JSON pointer: write /id or /data/id".to_owned());
+            self.problem("request.reference is not a JSON pointer: write /id or /data/id".to_owned());
         }
         let template = row.template.map(|template| serde_json::Value::Object(template).to_string());
         if template.as_ref().is_some_and(|template| template.len() > TEMPLATE_BYTES_MAX) {
@@ -76,15 +76,19 @@ impl RowValidator {
             (Some(header), None) if is_header_name(&header) => ResponseLocation::Header(header),
             (None, Some(at)) if at.starts_with('/') => ResponseLocation::Body(at),
             (Some(_), None) => {
-                self.problem("request.wait.header is no header name".to_owned());
+                self.problem("request.wait.header is not a header name".to_owned());
                 return None;
             }
             (None, Some(_)) => {
-                self.problem("request.wait.at is no JSON pointer: write /retry_after or /error/retry_after".to_owned());
+                self.problem(
+                    "request.wait.at is not a JSON pointer: write /retry_after or /error/retry_after".to_owned(),
+                );
                 return None;
             }
             _ => {
-                self.problem("request.wait needs `header` or `at`, and not both: where the wait stands".to_owned());
+                self.problem(
+                    "request.wait needs `header` or `at`, and not both: where the response has the wait".to_owned(),
+                );
                 return None;
             }
         };
@@ -117,8 +121,8 @@ mod tests {
             (json!({"method": "GET"}), "request.method is `GET`"),
             (json!({"method": 5}), "request.method: invalid type"),
             (json!({"body": "xml"}), "request.body is `xml`"),
-            (json!({"reference": "id"}), "request.reference is no JSON pointer"),
-            (json!({"key_header": "a:b"}), "request.key_header is no header name"),
+            (json!({"reference": "id"}), "request.reference is not a JSON pointer"),
+            (json!({"key_header": "a:b"}), "request.key_header is not a header name"),
             (json!({"template": {"a": "x".repeat(16_384)}}), "request.template is longer than 16384 bytes"),
             (json!({"wait": "X-Reset"}), "request.wait: invalid type"),
             (json!({"wait": {"unit": "s"}}), "request.wait needs `header` or `at`"),
@@ -126,8 +130,8 @@ mod tests {
                 json!({"wait": {"header": "a", "at": "/b", "unit": "s"}}),
                 "request.wait needs `header` or `at`, and not both",
             ),
-            (json!({"wait": {"header": "a b", "unit": "s"}}), "request.wait.header is no header name"),
-            (json!({"wait": {"at": "retry_after", "unit": "s"}}), "request.wait.at is no JSON pointer"),
+            (json!({"wait": {"header": "a b", "unit": "s"}}), "request.wait.header is not a header name"),
+            (json!({"wait": {"at": "retry_after", "unit": "s"}}), "request.wait.at is not a JSON pointer"),
             (json!({"wait": {"header": "a"}}), "request.wait.unit is missing: one of s, ms, epoch_s, epoch_ms"),
             (json!({"wait": {"header": "a", "unit": "min"}}), "request.wait.unit is `min`: must be s or ms or epoch_s"),
             (json!({"wait": {"header": "a", "unit": 1}}), "request.wait.unit: invalid type"),

@@ -1,7 +1,7 @@
-//! The `statuses` column: what a status means, always or by a header or a code of the answer.
+//! Validation of the `statuses` column: what an HTTP status means, always or depending on a header or a code.
 //!
-//! Refuses keys that it does not know and cases that could never be reached: a condition that is silently ignored would
-//! pause a whole quota for one payment's lock, or charge on past a limit.
+//! Unknown keys and unreachable cases are problems. An ignored condition could pause a whole quota for one locked
+//! payment, or exceed a limit.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use super::Object;
 use super::validate::{RowValidator, is_header_name};
 use crate::domain::provider::{CodeCondition, HeaderCondition, StatusCase, StatusMeaning};
 
-/// The keys of a case, in the words of the problem that names them.
+/// The keys of a case, for the message that lists them.
 const KEYS: &str = "header, value, code, at and means";
 
 impl RowValidator {
@@ -20,7 +20,7 @@ impl RowValidator {
         for (status, says) in statuses.into_iter().flatten() {
             let number = status.parse::<u16>().ok().filter(|number| (100..=599).contains(number));
             let Some(number) = number else {
-                self.problem(format!("statuses: `{status}` is no HTTP status between 100 and 599"));
+                self.problem(format!("statuses: `{status}` is not an HTTP status between 100 and 599"));
                 continue;
             };
             let mut check = Self::default();
@@ -41,7 +41,7 @@ impl RowValidator {
         let mut meant: Vec<StatusCase> = Vec::new();
         for (index, case) in cases.iter().enumerate() {
             if meant.last().is_some_and(|last| last.header.is_none() && last.code.is_none()) {
-                self.problem(format!("case {} is never reached: case {index} fits every answer", index + 1));
+                self.problem(format!("case {} is never reached: case {index} matches every response", index + 1));
                 break;
             }
             let mut check = Self::default();
@@ -60,7 +60,7 @@ impl RowValidator {
         }
         let [header, value, code, at] = ["header", "value", "code", "at"].map(|key| self.text(case, key));
         if header.as_ref().is_some_and(|name| !is_header_name(name)) {
-            self.problem("`header` is no header name".to_owned());
+            self.problem("`header` is not a header name".to_owned());
         }
         if value.is_some() && !case.contains_key("header") {
             self.problem("`value` is a header's value: name the header".to_owned());
@@ -69,7 +69,7 @@ impl RowValidator {
             self.problem("`at` is the place of a code: name the code".to_owned());
         }
         if at.as_ref().is_some_and(|at| !at.starts_with('/')) {
-            self.problem("`at` is no JSON pointer: write /code or /error/code".to_owned());
+            self.problem("`at` is not a JSON pointer: write /code or /error/code".to_owned());
         }
         let means = match case.get("means") {
             Some(name) => self.meaning("`means`", name),
@@ -89,13 +89,14 @@ impl RowValidator {
         let value = case.get(key)?;
         let text = value.as_str().map(str::trim).filter(|text| !text.is_empty());
         if text.is_none() {
-            self.problem(format!("`{key}` must be text that is not empty; \"704\" fits the number 704 too"));
+            self.problem(format!("`{key}` must be text that is not empty; \"704\" matches the number 704 too"));
         }
         text.map(str::to_owned)
     }
 
     fn meaning(&mut self, which: &str, name: &Value) -> Option<StatusMeaning> {
-        let meaning = name.as_str().and_then(|name| StatusMeaning::ALL.into_iter().find(|one| one.name() == name));
+        let meaning =
+            name.as_str().and_then(|name| StatusMeaning::ALL.into_iter().find(|meaning| meaning.name() == name));
         if meaning.is_none() {
             self.problem(format!("{which} must be one of {}", meanings()));
         }
@@ -173,17 +174,20 @@ mod tests {
             (json!([{"body": "x", "means": "busy"}]), "case 1: `body` is unknown: a case has header, value, code"),
             (json!([{"value": "x", "means": "busy"}]), "case 1: `value` is a header's value: name the header"),
             (json!([{"at": "/x", "means": "busy"}]), "case 1: `at` is the place of a code: name the code"),
-            (json!([{"code": "x", "at": "error.code", "means": "busy"}]), "case 1: `at` is no JSON pointer"),
-            (json!([{"code": 704, "means": "busy"}]), "case 1: `code` must be text that is not empty; \"704\" fits"),
+            (json!([{"code": "x", "at": "error.code", "means": "busy"}]), "case 1: `at` is not a JSON pointer"),
+            (json!([{"code": 704, "means": "busy"}]), "case 1: `code` must be text that is not empty; \"704\" matches"),
             (json!([{"code": " ", "means": "busy"}]), "case 1: `code` must be text"),
-            (json!([{"header": "a b", "means": "busy"}]), "case 1: `header` is no header name"),
+            (json!([{"header": "a b", "means": "busy"}]), "case 1: `header` is not a header name"),
             (json!([{"header": "a", "means": "busy"}, {"means": 1}]), "case 2: `means` must be one of"),
-            (json!([{"means": "busy"}, {"code": "x", "means": "busy"}]), "case 2 is never reached: case 1 fits every"),
+            (
+                json!([{"means": "busy"}, {"code": "x", "means": "busy"}]),
+                "case 2 is never reached: case 1 matches every",
+            ),
         ];
         for (says, problem) in table {
             let bad = with(json!({ "statuses": {"429": says} })).validate(1).unwrap_err();
             let wanted = format!("statuses: 429: {problem}");
-            // A case may lie below its own number in the line.
+            // A case may be in a line below its own number.
             let found = bad.problems.iter().any(|line| line.starts_with("statuses: 429: ") && line.contains(problem));
             assert!(found, "{wanted}: {:#?}", bad.problems);
             assert_eq!(bad.problems.len(), 1, "{:#?}", bad.problems);

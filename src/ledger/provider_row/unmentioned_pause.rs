@@ -1,12 +1,13 @@
-//! A provider file that does not mention `paused`: whoever applies it has decided nothing about a pause.
+//! Pauses that a provider file does not mention: applying such a file keeps the pause of the stored row.
 //!
-//! Refuses to take the default for a decision: a deployment that applies its rows would end the pause of an incident.
+//! The default of `paused` is `false`. Without this rule, a deployment that applies its rows would end the pause of an
+//! incident.
 
 use toml::{Table, Value};
 
 use super::ProviderRow;
 
-/// Notes which rows of a file, as [`super::parse_provider_file`] read them, do not say whether they are paused.
+/// Marks the rows of a file, as [`super::parse_provider_file`] read them, that do not mention `paused`.
 pub fn mark_unmentioned_pauses(text: &str, rows: &mut [ProviderRow]) {
     let Ok(file) = text.parse::<Table>() else { return };
     let tables = file.get("provider").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
@@ -16,7 +17,7 @@ pub fn mark_unmentioned_pauses(text: &str, rows: &mut [ProviderRow]) {
 }
 
 impl ProviderRow {
-    /// The row as it is applied to the one that is there, if there is one.
+    /// The row to apply, with the pause of the stored row, if there is one.
     #[must_use]
     pub fn keep_unmentioned_pause(&self, present: Option<&Self>) -> Self {
         let kept = present.filter(|_| self.pause_unmentioned).map(|present| present.paused);

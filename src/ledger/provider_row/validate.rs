@@ -1,8 +1,8 @@
-//! From what was written to what is meant: every column checked again, because a row may be older than its CHECKs and a
-//! file has none.
+//! Validation of a raw provider row: every column is checked, because a row may be older than its CHECKs and a file has
+//! none.
 //!
-//! Refuses to guess or to stop at the first problem. A problem names its column, says what is wrong and how to mend it,
-//! and never quotes a header's value.
+//! It reports all problems at once. A problem names its column, says what is wrong and how to fix it. It never quotes a
+//! header's value.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -27,10 +27,10 @@ use crate::ledger::settings::InvalidRow;
 const TEN_YEARS_S: i64 = 315_360_000;
 
 impl ProviderRow {
-    /// Checks the row and everything below it. `version` is the settings version that stamped it.
+    /// Validates the row and everything below it. `version` is the settings version that stamped it.
     ///
     /// # Errors
-    /// [`BadRow`] with all problems.
+    /// [`InvalidRow`] with all problems.
     pub fn validate(&self, version: i64) -> Result<Provider, InvalidRow> {
         let mut check = RowValidator::default();
         let provider = self.validate_with(version, &mut check);
@@ -51,11 +51,11 @@ impl ProviderRow {
         }
     }
 
-    /// Checks everything before it gives up on anything.
+    /// Checks all columns before it returns `None`.
     fn validate_with(&self, version: i64, check: &mut RowValidator) -> Option<Provider> {
         let name = check.name("name", &self.name);
         if RESERVED_NAMES.contains(&self.name.as_str()) {
-            check.problem(format!("name: `{}` is the name of one of our own queues: choose another", self.name));
+            check.problem(format!("name: `{}` is reserved for a queue of Sluicegate: choose another", self.name));
         }
         let quota = self.quota.as_ref().map_or_else(|| name.clone(), |quota| check.name("quota", quota));
         check.one_of("kind", &self.kind, &[("http", ())]);
@@ -125,7 +125,7 @@ impl ProviderRow {
     }
 }
 
-/// Collects problems while it translates.
+/// Collects problems during validation.
 #[derive(Default)]
 pub(super) struct RowValidator(pub(super) Vec<String>);
 
@@ -180,7 +180,7 @@ impl RowValidator {
     pub(super) fn url(&mut self, column: &str, text: &str) {
         let problem = match url::Url::parse(text) {
             _ if text.is_empty() => "is missing: write https://host/path",
-            // The parser drops tabs and line ends in silence.
+            // The parser drops tabs and line ends silently.
             _ if text.chars().any(|c| c.is_control() || c.is_whitespace()) => "holds spaces or control characters",
             Err(_) => "is not an absolute URL: write https://host/path",
             Ok(url) if !matches!(url.scheme(), "http" | "https") => "must begin with https:// (or http://)",
@@ -213,7 +213,7 @@ impl RowValidator {
         }
     }
 
-    /// A limit is closed by 0, which says so, and not by a reserve.
+    /// A limit is closed by `max_requests` 0, which says so, and not by a reserve.
     fn reserve(&mut self, provider: &Provider) {
         for limit in &provider.limits {
             let written = limit.rate.max_requests();
@@ -276,7 +276,7 @@ impl RowValidator {
         }
         for (name, value) in headers {
             if !is_header_name(name) {
-                self.problem(format!("headers: `{name}` is no header name"));
+                self.problem(format!("headers: `{name}` is not a header name"));
             }
             match value.as_str() {
                 Some(value) if !value.chars().any(char::is_control) => {

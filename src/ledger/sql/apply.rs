@@ -1,6 +1,6 @@
-//! Making the database say what a provider file says: the difference in words and in statements, side by side.
+//! The statements that apply a provider file: each change as SQL and as a description for the terminal.
 //!
-//! Refuses to write a row that cannot be meant. Values of JSON columns stay out of the words.
+//! Invalid rows are rejected before anything is written. Values of JSON columns are left out of the descriptions.
 
 use std::sync::Arc;
 
@@ -62,7 +62,7 @@ pub struct ApplyStatements {
     delete_account: Sql,
 }
 
-/// Statements of one apply, in an order that foreign keys allow, with the words for them.
+/// Statements of one apply, in an order that foreign keys allow, with the changes' descriptions.
 #[derive(Default)]
 struct ApplyPlan {
     changes: Vec<SettingsChange>,
@@ -72,8 +72,10 @@ struct ApplyPlan {
     accounts: Vec<Step>,
 }
 
+/// Validates the rows.
+///
 /// # Errors
-/// [`LedgerError::Refused`] with every problem of every row.
+/// [`LedgerError::Refused`] with all problems of all rows.
 pub fn check(rows: &[ProviderRow]) -> Result<(), LedgerError> {
     let problems: Vec<String> = rows
         .iter()
@@ -130,12 +132,12 @@ impl ApplyStatements {
     }
 
     /// A first step that rolls the transaction back when settings are no longer at `version`. It locks the version's
-    /// row, so nobody changes settings until the transaction ends.
+    /// row, so settings cannot change until the transaction ends.
     pub fn unless_changed_since(&self, version: i64) -> Step {
         Step { sql: self.guard.clone(), args: Arc::from([version.into()]), must_affect: true }
     }
 
-    /// What changes, and the statements that change it.
+    /// The changes, and the statements that make them.
     pub fn difference(&self, present: &[ProviderRow], wanted: &[ProviderRow]) -> (Vec<SettingsChange>, Vec<Step>) {
         let mut plan = ApplyPlan::default();
         let empty = ProviderRow::default();
@@ -236,7 +238,7 @@ fn rule_of(row: &AccountRow) -> String {
     format!("account {}{limit}", row.account)
 }
 
-/// Columns whose values differ, with both in words, by the names that the file uses.
+/// Columns whose values differ, with both values, by the names that the file uses.
 fn differing<T: Serialize>(old: &T, new: &T, except: &[&str]) -> Vec<(String, String, String)> {
     let columns = |row: &T| match serde_json::to_value(row) {
         Ok(Json::Object(columns)) => columns,

@@ -1,8 +1,8 @@
-//! One request's two commits: `sending` before the first byte leaves, the outcome once it is known.
+//! The two commits of a request: `sending` before the first byte is sent, and the outcome once it is known.
 //!
-//! Refuses to thaw: the request of the first attempt stays, and a later attempt that brings another one is an error.
-//! Whatever the caller says, a job that may have been charged never goes back to `waiting`. An attempt begins only under a
-//! lease that has not run out; its end is written as long as the fencing token is current.
+//! The request of the first attempt is frozen: a later attempt with another request is an error. A job that may have
+//! been charged never returns to `waiting`, whatever the caller says. An attempt begins only under a valid lease. Its
+//! end is written as long as the fencing token is current. See `docs/decisions/0033-frozen-requests.md`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,25 +22,25 @@ use crate::ledger::{
 };
 use crate::provider::FrozenRequest;
 
-/// One event per final state, in the stroke that makes it final.
+/// One event for each final state, in the statement that makes it final.
 pub(super) const WRITE_EVENT: &str = "INSERT INTO outcome_events (job_id, provider, state, provider_reference, reason, attempts, at) \
      SELECT job.id, job.provider, job.state, job.provider_reference, job.reason, job.attempts, job.updated_at FROM {job}";
 
-/// The same, and the event is taken at once, by whoever writes it.
+/// Writes the event and leases it at once for the worker that writes it, which publishes it.
 const WRITE_AND_TAKE_EVENT: &str = "INSERT INTO outcome_events \
          (job_id, provider, state, provider_reference, reason, attempts, at, taken_until) \
      SELECT job.id, job.provider, job.state, job.provider_reference, job.reason, job.attempts, job.updated_at, \
          {after:$12} FROM {job}";
 
-/// Another payment of this provider that succeeded by the charge that this one will have, if there is one: the charge
-/// that $10 names, or the one that the row has already. The index lets there be one at most. Written as that index has it,
-/// so that no other fits: one of (provider, state) would be taken while the table is small, and kept when it holds millions.
+/// Another payment of this provider that succeeded by the same charge, if there is one. The charge is the one that $10
+/// names, or the row's own. By the index there is at most one such payment. The condition fits that index alone:
+/// PostgreSQL would choose one of (provider, state) while the table is small, and keep that plan for millions of rows.
 pub(super) const SAME_CHARGE: &str = "(SELECT other.id FROM jobs AS other \
      WHERE other.provider_reference = COALESCE($10, jobs.provider_reference) AND other.state = 'succeeded' \
      AND other.provider || '' = jobs.provider AND other.id <> jobs.id LIMIT 1)";
 
-/// A charge is one payment's: who comes second goes to a person. Two that come at the same moment are told apart by the
-/// index `jobs_one_payment_per_charge`.
+/// One charge pays one payment: the second payment becomes `review`. Two at the same moment are detected by the index
+/// `jobs_one_payment_per_charge`.
 pub(super) fn conflict_checked_state(state: &str) -> String {
     format!("CASE WHEN {state} = 'succeeded' AND {SAME_CHARGE} IS NOT NULL THEN 'review' ELSE {state} END")
 }
@@ -54,14 +54,14 @@ pub(super) fn conflict_checked_reason(state: &str, reason: &str) -> String {
     )
 }
 
-/// What is written beside a job needs these of its columns.
+/// Columns of the job that the statements for its side effects need.
 pub(super) const WRITTEN_COLUMNS: &str = "jobs.id, jobs.provider, jobs.state, jobs.provider_reference, jobs.reason, jobs.attempts, \
      jobs.last_attempt, jobs.updated_at, jobs.account, jobs.reference";
 
 pub(super) const OPEN_ATTEMPT: &str = "INSERT INTO attempts (job_id, number, provider, began_at, account, reference) \
      SELECT job.id, job.last_attempt, job.provider, job.updated_at, job.account, job.reference FROM {job}";
 
-/// Closes attempt `$3`; an earlier one that is still open has an unknown outcome.
+/// Closes attempt `$3`; an earlier attempt that is still open gets an unknown outcome.
 pub(super) const CLOSE_ATTEMPT: &str = "UPDATE attempts SET ended_at = {now}, \
          outcome = CASE WHEN attempts.number = $3 THEN $4 ELSE 'unknown' END, \
          status = CASE WHEN attempts.number = $3 THEN $5 END, \
@@ -69,20 +69,21 @@ pub(super) const CLOSE_ATTEMPT: &str = "UPDATE attempts SET ended_at = {now}, \
          counted = CASE WHEN attempts.number = $3 THEN $7 ELSE attempts.kind = 'charge' END \
      FROM {job} WHERE attempts.job_id = job.id AND (attempts.number = $3 OR attempts.ended_at IS NULL)";
 
-/// Closes the last attempt, if it is open, as unknown: for each write that takes a job from its holder or gives it up.
+/// Closes the last attempt as unknown, if it is open: for each write that takes a lease from its worker, or releases
+/// it.
 ///
-/// On PostgreSQL an `UPDATE` sees attempts by the statement's snapshot. If the write had to wait for the row, the attempt may
-/// have been begun after that snapshot, and an update would not find it. `ON CONFLICT` finds every committed row.
-/// A job that is `waiting` has no open attempt.
+/// On PostgreSQL, an `UPDATE` sees attempts by the statement's snapshot. If the write had to wait for the row, the
+/// attempt may have begun after that snapshot, and an update would not find it. `ON CONFLICT` finds every committed
+/// row. A job that is `waiting` has no open attempt.
 pub(super) const CLOSE_LEFT_OPEN: &str = "INSERT INTO attempts (job_id, number, provider, began_at, ended_at, outcome, detail, counted) \
      SELECT job.id, job.last_attempt, job.provider, job.updated_at, {now}, 'unknown', \
-         'a worker was lost while the request was on the wire', true \
+         'a worker was lost while the request was in flight', true \
      FROM {job} WHERE job.last_attempt > 0 AND job.state <> 'waiting' \
      ON CONFLICT (job_id, number) DO UPDATE SET ended_at = excluded.ended_at, outcome = excluded.outcome, \
          detail = excluded.detail, counted = (attempts.kind = 'charge') WHERE attempts.ended_at IS NULL";
 
-/// What every end of an attempt does to its job. A first sending that this attempt alone made, and that never happened,
-/// is taken back; an earlier one stays, because the provider may have begun to remember the key then.
+/// The update of a job at every end of an attempt. If this attempt alone set `first_sent_at` and sent nothing, that is
+/// reset. An earlier value stays, because the provider may have remembered the key since then.
 const END_ATTEMPT: &str = "attempts = attempts + CASE WHEN $7 THEN 1 ELSE 0 END, \
      first_sent_at = CASE WHEN $8 AND NOT maybe_charged AND first_sent_number = $3 THEN NULL ELSE first_sent_at END, \
      first_sent_number = \
@@ -90,7 +91,7 @@ const END_ATTEMPT: &str = "attempts = attempts + CASE WHEN $7 THEN 1 ELSE 0 END,
      resend = CASE WHEN resend = 'granted' AND $4 IN ('unknown', 'in_progress') THEN 'used' ELSE resend END, \
      lease_owner = NULL, lease_until = NULL, updated_at = {now}";
 
-/// Sticky: this attempt's outcome, or any earlier one's, is or was unknown.
+/// Sticky: true when this attempt's outcome, or an earlier one's, is or was unknown.
 const MAYBE_CHARGED: &str = "maybe_charged OR $4 IN ('unknown', 'in_progress')";
 
 const HELD_AND_SENDING: &str =
@@ -161,13 +162,13 @@ impl AttemptStatements {
     pub async fn begin(
         &self,
         engine: &Arc<dyn Engine>,
-        hold: &LeaseToken,
+        lease: &LeaseToken,
         request: &FrozenRequest,
-        may_wait: Duration,
+        max_batch_delay: Duration,
     ) -> Result<BeginResult, LedgerError> {
         let args: [Value; 9] = [
-            hold.id.as_str().into(),
-            hold.fence.into(),
+            lease.id.as_str().into(),
+            lease.fence.into(),
             request.method.as_str().into(),
             request.url.as_str().into(),
             request.idempotency_key.as_str().into(),
@@ -176,27 +177,27 @@ impl AttemptStatements {
             request.account.as_deref().into(),
             request.credential_fingerprint.as_str().into(),
         ];
-        if let Some(row) = self.begin.write(engine, Arc::from(args), may_wait).await? {
+        if let Some(row) = self.begin.write(engine, Arc::from(args), max_batch_delay).await? {
             return Ok(BeginResult::Attempt(row.count("last_attempt")?));
         }
-        let held: Args = Arc::from([hold.id.as_str().into(), hold.fence.into()]);
+        let held: Args = Arc::from([lease.id.as_str().into(), lease.fence.into()]);
         if engine.query(&self.look, held).await?.is_empty() {
             return Ok(BeginResult::Stale);
         }
-        Err(LedgerError::Refused("the request differs from the one that the first attempt froze".to_owned()))
+        Err(LedgerError::Refused("the request differs from the frozen request of the first attempt".to_owned()))
     }
 
     pub async fn finish(
         &self,
         engine: &Arc<dyn Engine>,
-        hold: &LeaseToken,
+        token: &LeaseToken,
         end: &AttemptEnd,
         next: &JobState,
-        BatchOptions { lease, max_batch_delay: may_wait }: BatchOptions,
+        BatchOptions { lease, max_batch_delay }: BatchOptions,
     ) -> Result<(FencedWrite, Option<OutcomeEvent>, Option<ReturnPlan>), LedgerError> {
         let mut args: Vec<Value> = vec![
-            hold.id.as_str().into(),
-            hold.fence.into(),
+            token.id.as_str().into(),
+            token.fence.into(),
             end.number.into(),
             end.outcome.into(),
             end.status.map(i64::from).into(),
@@ -204,7 +205,7 @@ impl AttemptStatements {
             end.counts.into(),
             (end.outcome == NOT_SENT && !matches!(next, JobState::Unknown { .. })).into(),
         ];
-        let chain = match next {
+        let batcher = match next {
             JobState::Waiting { wait, reason } => {
                 args.extend([false.into(), (*wait).into(), storable(reason).into(), copy_step(*wait).into()]);
                 &self.wait
@@ -219,9 +220,9 @@ impl AttemptStatements {
                 &self.finalize
             }
         };
-        let written = chain.write(engine, Arc::from(args), may_wait).await?;
+        let written = batcher.write(engine, Arc::from(args), max_batch_delay).await?;
         let Some(row) = written else { return Ok((FencedWrite::Stale, None, None)) };
-        page_if_conflicting(hold, next, Some(&row))?;
+        log_shared_charge(token, next, Some(&row))?;
         match next {
             JobState::Final { .. } => Ok((FencedWrite::Applied, Some(event(&row)?), None)),
             JobState::Waiting { .. } | JobState::Unknown { .. } => {
@@ -231,12 +232,15 @@ impl AttemptStatements {
     }
 }
 
-/// Somebody must know of a charge that two payments have.
-pub(super) fn page_if_conflicting(hold: &LeaseToken, next: &JobState, row: Option<&SqlRow>) -> Result<(), LedgerError> {
+/// Logs an error for the operator when two payments have the same charge.
+pub(super) fn log_shared_charge(lease: &LeaseToken, next: &JobState, row: Option<&SqlRow>) -> Result<(), LedgerError> {
     let wanted = matches!(next, JobState::Final { state: FinalState::Succeeded, .. });
     let Some(row) = row.filter(|_| wanted) else { return Ok(()) };
     if row.text("state")? == FinalState::Review.name() {
-        tracing::error!(job = %hold.id, reason = row.opt_text("reason")?, "one charge on two payments");
+        tracing::error!(
+            job = %lease.id, reason = row.opt_text("reason")?,
+            "two payments have the same charge; the second one is in review"
+        );
     }
     Ok(())
 }

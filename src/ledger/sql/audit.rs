@@ -1,6 +1,6 @@
-//! Who changes settings, and who did: a name and a reason for the triggers that write the audit, and reading it.
+//! The audit of settings: author and reason for the triggers that write it, and reading it.
 //!
-//! Refuses to write audit rows: triggers do, for SQL and commands alike.
+//! Triggers write the audit rows, for plain SQL and commands alike.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::ledger::settings_audit::{AuditRow, AuditedChange};
 
 pub struct AuditStatements {
     name: Sql,
-    /// PostgreSQL forgets at the transaction's end; SQLite is told to.
+    /// Clears author and reason on SQLite; PostgreSQL clears them at the transaction's end.
     forget: Option<Sql>,
     read: Sql,
 }
@@ -48,7 +48,7 @@ impl AuditStatements {
         }
     }
 
-    /// The steps as one transaction of a person. Their rows begin at [`LEAD`].
+    /// The steps as one transaction with an author. Their rows begin at [`LEADING_STEPS`].
     pub fn with_actor(&self, by: &Actor, steps: Vec<Step>) -> Vec<Step> {
         let step = |sql: &Sql, args: Args| Step { sql: sql.clone(), args, must_affect: false };
         let because = by.reason.as_deref().map(storable);
@@ -69,13 +69,13 @@ impl AuditStatements {
     }
 }
 
-/// How many steps stand before those that a person's transaction is about.
+/// Number of steps before the steps of the change.
 pub const LEADING_STEPS: usize = 1;
 
 fn audit_row(row: &SqlRow) -> Result<AuditRow, LedgerError> {
     let object = |column: &str| -> Result<Option<Object>, LedgerError> {
         let Some(text) = row.opt_text(column)? else { return Ok(None) };
-        serde_json::from_str(&text).map(Some).map_err(|_| corrupt(column, "is no JSON object"))
+        serde_json::from_str(&text).map(Some).map_err(|_| corrupt(column, "is not a JSON object"))
     };
     Ok(AuditRow {
         at: DatabaseTime(row.instant("at_ms")?.0),

@@ -1,7 +1,7 @@
-//! Who made a change, with what and why, written into its audit in the same transaction.
+//! The context of an audited change: author, program and reason, stored in the same transaction.
 //!
-//! Refuses to write the audit itself: triggers do, for plain SQL too. They are told before where the database can pass
-//! settings to them; else their rows are completed afterwards.
+//! Triggers write the audit, for plain SQL too. PostgreSQL passes the context to them as settings, set before the
+//! change. On SQLite, the audit row is completed after the change.
 
 use super::dialect::Dialect;
 use super::engine::{Args, Sql, Step, Value};
@@ -10,7 +10,7 @@ use crate::domain::job::JobId;
 use crate::ledger::operator::Actor;
 
 pub struct AuditContext {
-    /// For this transaction alone.
+    /// Valid for the transaction only.
     set_actor: Option<Sql>,
     after_job: Option<Sql>,
 }
@@ -30,14 +30,14 @@ impl AuditContext {
         }
     }
 
-    /// The change, signed where the database is told before. Each audit of it is completed afterwards by whoever knows them
-    /// elsewhere.
+    /// The change, with the context set before it on PostgreSQL. On SQLite, the caller completes each audit row
+    /// afterwards.
     pub fn with_actor(&self, change: Vec<Step>, by: &Actor) -> Vec<Step> {
         let before = self.set_actor.iter().map(|sql| step(sql, actor_args(by).into()));
         before.chain(change).collect()
     }
 
-    /// The change of one job, signed.
+    /// The change of one job, with its context on both databases.
     pub fn wrap_job_change(&self, id: &JobId, change: Vec<Step>, by: &Actor) -> Vec<Step> {
         let mut all = self.with_actor(change, by);
         all.extend(self.after_job.iter().map(|sql| {

@@ -1,9 +1,9 @@
-//! Group commit: writes of the same kind that come while one is being committed are committed together, as one.
+//! Group commit: writes of the same kind that arrive during a commit are committed in one batch.
 //!
-//! Refuses to let anybody wait for company longer than they may: who may not wait goes at once, with all who are there,
-//! and those who come meanwhile go next; only between two crowds there is a pause of a few milliseconds, because a
-//! statement costs as much as ten rows. Nobody is answered before the commit that holds their write, and nobody pays for
-//! another: a group that a write of it has undone is taken apart, and behind a commit that hangs the next is begun.
+//! A write waits at most its batch delay. A write without delay starts a commit at once, with all that wait. Writes
+//! that arrive meanwhile are in the next batch. After a large batch there is a pause of a few milliseconds, because a
+//! statement costs as much as ten rows. A caller gets its answer after the commit of its write. If a batch is rolled
+//! back, each write runs alone. If a commit hangs, the next batch starts. See `docs/decisions/0026-group-commit.md`.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,62 +19,62 @@ use super::engine::{Args, Batch, Engine, WORK_TIMEOUT};
 use super::row::SqlRow;
 use crate::ledger::LedgerError;
 
-/// Most jobs in one commit: it takes a few milliseconds then.
+/// Most jobs in one commit, which then takes a few milliseconds.
 const BATCH_JOBS_MAX: usize = 128;
-/// So many at once are a crowd.
+/// From this size on, a batch is large.
 const LARGE_BATCH: usize = 4;
-/// How long a crowd gathers after one has gone.
+/// Pause after a large batch, in which the next one collects.
 const LARGE_BATCH_PAUSE: Duration = Duration::from_millis(2);
-/// A commit that takes longer is not waited for: somebody holds a row of it, or the network hangs.
+/// The next batch does not wait longer for a commit: another session holds a row lock, or the network hangs.
 const STUCK_AFTER: Duration = Duration::from_millis(100);
 
-/// A chain, for any number of jobs at the same time.
+/// Runs one kind of job write for many jobs at the same time.
 #[derive(Clone)]
 pub struct Batcher(Arc<BatchQueue>);
 
 struct BatchQueue {
     write: JobWrite,
     state: Mutex<BatchState>,
-    /// Somebody came who may not wait as long as the others, or who makes the group a full one.
+    /// A request came that may not wait as long as the others, or that completes a full batch.
     flush_now: Notify,
 }
 
 #[derive(Default)]
 struct BatchState {
     waiting: VecDeque<BatchRequest>,
-    /// A task takes from the line, until it finds nobody waiting.
+    /// A task runs batches until no request waits.
     running: bool,
 }
 
 struct BatchRequest {
     args: Args,
-    /// It waits for company until then.
+    /// End of the request's batch delay.
     flush_at: Instant,
     reply: oneshot::Sender<Result<Option<SqlRow>, LedgerError>>,
 }
 
 impl Batcher {
     #[must_use]
-    pub fn new(chain: JobWrite) -> Self {
-        Self(Arc::new(BatchQueue { write: chain, state: Mutex::default(), flush_now: Notify::new() }))
+    pub fn new(write: JobWrite) -> Self {
+        Self(Arc::new(BatchQueue { write, state: Mutex::default(), flush_now: Notify::new() }))
     }
 
-    /// Writes one job, committed when this returns: the row that the write answered, `None` if it found nothing. `may_wait`:
-    /// for company, before it is begun.
+    /// Writes one job, committed when this returns: the row that the write returned, `None` if it found none.
+    /// `max_batch_delay`: how long it may wait for others before it begins.
     ///
     /// # Errors
-    /// As of a statement. After [`LedgerError::Away`] it may have been committed all the same, or may yet be.
+    /// As of a statement. After [`LedgerError::Unavailable`], it may have been committed, or may yet be.
     pub async fn write(
         &self,
         engine: &Arc<dyn Engine>,
         args: Args,
-        may_wait: Duration,
+        max_batch_delay: Duration,
     ) -> Result<Option<SqlRow>, LedgerError> {
         let (reply, answer) = oneshot::channel();
         let served = {
             let mut state = self.0.state();
             let gathers_until = state.flush_deadline();
-            state.waiting.push_back(BatchRequest { args, flush_at: Instant::now() + may_wait, reply });
+            state.waiting.push_back(BatchRequest { args, flush_at: Instant::now() + max_batch_delay, reply });
             if state.flush_deadline() < gathers_until {
                 self.0.flush_now.notify_one();
             }
@@ -85,7 +85,7 @@ impl Batcher {
         }
         match timeout(WORK_TIMEOUT, answer).await {
             Ok(Ok(row)) => row,
-            Ok(Err(_)) => Err(LedgerError::Unavailable("the group's task ended early".to_owned())),
+            Ok(Err(_)) => Err(LedgerError::Unavailable("the batch task ended early".to_owned())),
             Err(_) => Err(LedgerError::Unavailable(format!("not written within {} s", WORK_TIMEOUT.as_secs()))),
         }
     }
@@ -98,7 +98,7 @@ impl BatchQueue {
 }
 
 impl BatchState {
-    /// When the first of those who wait will wait no longer; `None` for nobody, and for more than one group holds.
+    /// The earliest end of a batch delay; `None` when no request waits, and when a full batch does.
     fn flush_deadline(&self) -> Option<Instant> {
         if self.waiting.len() >= BATCH_JOBS_MAX {
             return None;
@@ -107,11 +107,11 @@ impl BatchState {
     }
 }
 
-/// The right to take from the line. Who comes after its end begins anew.
+/// The right to run batches. After its end, the next request starts a new run.
 struct BatchRun(Arc<BatchQueue>);
 
 impl BatchRun {
-    /// Returns when the next group is to go.
+    /// Returns when the next batch is due.
     async fn wait_for_flush(&self) {
         loop {
             let until = self.0.state().flush_deadline();
@@ -123,14 +123,15 @@ impl BatchRun {
         }
     }
 
-    /// Those who go next, each job once, by id: two workers' groups never wait for each other's rows crosswise.
+    /// The next batch, each job once, ordered by id: so the batches of two workers cannot deadlock on each other's
+    /// rows.
     fn next_batch(&self) -> Vec<BatchRequest> {
         let mut state = self.0.state();
         let (mut units, mut left, mut jobs) = (Vec::new(), VecDeque::new(), HashSet::new());
         while units.len() < BATCH_JOBS_MAX
             && let Some(unit) = state.waiting.pop_front()
         {
-            // Two writes on one job are two steps of its story.
+            // Two writes on one job are two steps and cannot be merged.
             if jobs.insert(job_of(&unit.args).map(str::to_owned)) {
                 units.push(unit);
             } else {
@@ -139,7 +140,7 @@ impl BatchRun {
         }
         left.append(&mut state.waiting);
         state.waiting = left;
-        // Under the same lock: who comes next finds nobody serving.
+        // Under the same lock: the next request finds `running` unset and starts a new run.
         state.running = !units.is_empty();
         drop(state);
         units.sort_by(|a, b| job_of(&a.args).cmp(&job_of(&b.args)));
@@ -148,7 +149,7 @@ impl BatchRun {
 }
 
 impl Drop for BatchRun {
-    /// Only a panic leaves somebody waiting; they are told so.
+    /// Only after a panic do requests still wait here: dropping them gives their callers an error.
     fn drop(&mut self) {
         if std::thread::panicking() {
             let mut state = self.0.state();
@@ -158,37 +159,37 @@ impl Drop for BatchRun {
     }
 }
 
-async fn run(serving: BatchRun, engine: Arc<dyn Engine>) {
+async fn run(run: BatchRun, engine: Arc<dyn Engine>) {
     loop {
-        serving.wait_for_flush().await;
-        let units = serving.next_batch();
+        run.wait_for_flush().await;
+        let units = run.next_batch();
         if units.is_empty() {
             return;
         }
-        let is_crowd = units.len() >= LARGE_BATCH;
-        let committing = tokio::spawn(commit(Arc::clone(&serving.0), Arc::clone(&engine), units));
+        let is_large = units.len() >= LARGE_BATCH;
+        let committing = tokio::spawn(commit(Arc::clone(&run.0), Arc::clone(&engine), units));
         if timeout(STUCK_AFTER, committing).await.is_err() {
-            tracing::debug!("a commit takes long; the next is begun beside it");
+            tracing::debug!("a commit takes long; starting the next one");
         }
-        if is_crowd {
+        if is_large {
             sleep(LARGE_BATCH_PAUSE).await;
         }
     }
 }
 
-async fn commit(line: Arc<BatchQueue>, engine: Arc<dyn Engine>, units: Vec<BatchRequest>) {
+async fn commit(queue: Arc<BatchQueue>, engine: Arc<dyn Engine>, units: Vec<BatchRequest>) {
     if units.len() == 1 {
-        return commit_each(&*engine, &line.write, units).await;
+        return commit_each(&*engine, &queue.write, units).await;
     }
-    match engine.execute_batch(&line.write, units.iter().map(|unit| unit.args.clone()).collect()).await {
+    match engine.execute_batch(&queue.write, units.iter().map(|unit| unit.args.clone()).collect()).await {
         Ok(Batch::Committed(rows)) => {
             for (unit, row) in units.into_iter().zip(rows) {
                 unit.send_result(Ok(row));
             }
         }
         Ok(Batch::RolledBack(error)) => {
-            tracing::debug!(%error, jobs = units.len(), "a group was undone; each is written for itself");
-            commit_each(&*engine, &line.write, units).await;
+            tracing::debug!(%error, jobs = units.len(), "a batch was rolled back; writing each job alone");
+            commit_each(&*engine, &queue.write, units).await;
         }
         Err(error) => {
             for unit in units {
@@ -198,16 +199,16 @@ async fn commit(line: Arc<BatchQueue>, engine: Arc<dyn Engine>, units: Vec<Batch
     }
 }
 
-async fn commit_each(engine: &dyn Engine, chain: &JobWrite, units: Vec<BatchRequest>) {
+async fn commit_each(engine: &dyn Engine, job_write: &JobWrite, units: Vec<BatchRequest>) {
     let write = async |unit: BatchRequest| {
-        let row = engine.execute_one(chain, &unit.args).await;
+        let row = engine.execute_one(job_write, &unit.args).await;
         unit.send_result(row);
     };
     join_all(units.into_iter().map(write)).await;
 }
 
 impl BatchRequest {
-    /// Who has gone meanwhile need not know: the ledger does.
+    /// A caller that is gone misses nothing: the ledger has the result.
     fn send_result(self, row: Result<Option<SqlRow>, LedgerError>) {
         drop(self.reply.send(row));
     }

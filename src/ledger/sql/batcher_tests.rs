@@ -1,4 +1,4 @@
-//! Who is committed with whom, and when, on a database that only takes note.
+//! Tests of batching: which writes share a commit, and when, on an engine that only records calls.
 
 use std::sync::Mutex;
 
@@ -11,7 +11,7 @@ use super::*;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// Notes how many were committed together, and how long after the beginning.
+/// Records the size of each batch, and its time since the start.
 struct RecordingEngine {
     begun: Instant,
     batches: Mutex<Vec<(usize, Duration)>>,
@@ -30,11 +30,11 @@ impl Engine for RecordingEngine {
     }
 
     async fn query(&self, _: &Sql, _: Args) -> Result<Vec<SqlRow>, LedgerError> {
-        unreachable!("a chain is written")
+        unreachable!("a job write is expected")
     }
 
     async fn atomically(&self, _: Vec<Step>) -> Result<Option<Vec<Vec<SqlRow>>>, LedgerError> {
-        unreachable!("a chain is written")
+        unreachable!("a job write is expected")
     }
 
     async fn execute_one(&self, _: &JobWrite, _: &Args) -> Result<Option<SqlRow>, LedgerError> {
@@ -68,12 +68,13 @@ impl Rig {
         Self { engine, batcher, writing: JoinSet::new(), requests: 0 }
     }
 
-    fn write_jobs(&mut self, number: usize, may_wait: Duration) {
+    fn write_jobs(&mut self, number: usize, max_batch_delay: Duration) {
         for _ in 0..number {
             self.requests += 1;
             let (engine, grouped): (Arc<dyn Engine>, _) = (self.engine.clone(), self.batcher.clone());
             let args: Args = Arc::from([Value::from(format!("pay_{}", self.requests).as_str())]);
-            self.writing.spawn(async move { assert!(grouped.write(&engine, args, may_wait).await.unwrap().is_none()) });
+            self.writing
+                .spawn(async move { assert!(grouped.write(&engine, args, max_batch_delay).await.unwrap().is_none()) });
         }
     }
 

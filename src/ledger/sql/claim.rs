@@ -1,9 +1,9 @@
-//! Recording a job and taking it in hand.
+//! The claim of a job: recording it if it is new, and leasing it.
 //!
-//! A new job costs one statement, one that comes back two, a refused claim three; the first two are shared with others that
-//! come at the same time; a job of unknown outcome costs one more. A job found `sending` belonged to a worker that was lost:
-//! its attempt is closed as unknown in the same stroke that takes the job over. So is a look-up that was on the wire; the job
-//! was unknown before it and still is.
+//! A new job costs one statement, a returning one two, a refused claim three, and a job of unknown outcome one more.
+//! The first two statements are batched with those of other jobs. A job found `sending` belonged to a lost worker: the
+//! claim closes its attempt as unknown. A look-up in flight is closed in the same way; its job was unknown before and
+//! still is.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,20 +20,20 @@ use crate::ledger::copies::Claimant;
 use crate::ledger::{BatchOptions, Claim, Claimed, LeaseToken, LedgerError};
 use crate::provider::FrozenRequest;
 
-/// How often a claim looks again when the row changed between its statements.
+/// How often a claim retries when the row changed between its statements.
 const LOOKS_MAX: u32 = 4;
 
-/// How many holders in a row were lost before they began a request, counting one whose lease has run out. A request that was
-/// begun says that the job itself does no harm.
+/// Consecutive workers that were lost before they began a request, including one whose lease has expired. A request
+/// that began shows that the job itself does no harm.
 pub(super) const LOST_HOLDERS: &str = "CASE WHEN state = 'sending' THEN 0 \
      WHEN lease_until <= {now} THEN lost_holders + 1 ELSE lost_holders END";
 
-/// A new job has no story: what of it the database's clock decides.
+/// A new job has no history: only the values that the database's clock determines.
 const RECORDED_COLUMNS: &str = "fence, {until:CASE WHEN not_before > wake_at THEN not_before ELSE wake_at END} AS wait_ms, \
      {since:CASE WHEN not_before > created_at THEN not_before ELSE created_at END} AS age_ms, \
      {until:expires_at} AS expires_in_ms";
 
-/// What a claim knows of the job's past from its row.
+/// The row's columns that a claim returns.
 const CLAIMED_COLUMNS: &str = "fence, attempts, lost_holders, maybe_charged, \
      {until:CASE WHEN not_before > wake_at THEN not_before ELSE wake_at END} AS wait_ms, \
      {since:CASE WHEN not_before > COALESCE(revived_at, created_at) THEN not_before \
@@ -42,13 +42,13 @@ const CLAIMED_COLUMNS: &str = "fence, attempts, lost_holders, maybe_charged, \
      frozen_method, frozen_url, frozen_key, frozen_content_type, frozen_body, frozen_account, frozen_fingerprint, copy, \
      {since:first_sent_at} AS sent_age_ms";
 
-/// A claim as its caller wants it.
+/// A claim's parameters.
 #[derive(Clone, Copy)]
 pub struct ClaimRequest<'a> {
     pub job: &'a Job,
     pub hash: ContentHash,
     pub claimant: Claimant<'a>,
-    pub timing: BatchOptions,
+    pub options: BatchOptions,
 }
 
 pub struct ClaimStatements {
@@ -116,12 +116,12 @@ impl ClaimStatements {
                  RETURNING id",
             ),
             key_holder: dialect.render("SELECT id FROM jobs WHERE provider = $1 AND idempotency_key = $2"),
-            // Nothing else of the row changes: it is repaired by SQL.
+            // Nothing else of the row changes: an operator repairs it by SQL.
             abandon: dialect.render(
                 "UPDATE jobs SET lease_owner = NULL, lease_until = NULL \
                  WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL RETURNING id",
             ),
-            // A statement of its own, after the claim: a claim that waited for the row does not see an attempt that was begun
+            // A separate statement after the claim: a claim that waited for the row does not see an attempt that began
             // meanwhile.
             unknown_age: dialect.render(
                 "SELECT {since:max(began_at)} AS unknown_age_ms FROM attempts WHERE job_id = $1 AND kind = 'charge' \
@@ -135,7 +135,7 @@ impl ClaimStatements {
             job,
             hash,
             claimant: Claimant { owner, delivered: arrived },
-            timing: BatchOptions { lease, max_batch_delay: may_wait },
+            options: BatchOptions { lease, max_batch_delay },
         } = request;
         let record: Args = Arc::from(record_args(job, hash, owner, lease));
         let take: Args = Arc::from([
@@ -150,17 +150,17 @@ impl ClaimStatements {
             arrived.stays_queued.into(),
         ]);
         for _ in 0..LOOKS_MAX {
-            if let Some(row) = self.record.write(engine, record.clone(), may_wait).await? {
+            if let Some(row) = self.record.write(engine, record.clone(), max_batch_delay).await? {
                 return recorded(job, &row);
             }
-            if let Some(row) = self.take.write(engine, take.clone(), may_wait).await? {
+            if let Some(row) = self.take.write(engine, take.clone(), max_batch_delay).await? {
                 return self.claimed(&**engine, job, &row).await;
             }
             if let Some(refusal) = self.refusal(&**engine, &request).await? {
                 return Ok(refusal);
             }
         }
-        // Whoever held it let go each time and somebody else was faster: it is in hand, for how long is not known.
+        // Each lease was released, and another worker was faster: the job is leased, for an unknown time.
         Ok(Claim::Leased { lease_left: Duration::ZERO })
     }
 
@@ -181,7 +181,7 @@ impl ClaimStatements {
         Ok(Claim::Claimed(Box::new(claimed)))
     }
 
-    /// Why the job could be neither recorded nor taken; `None` when it could be by now.
+    /// Why the job could be neither recorded nor claimed; `None` when it could be by now.
     async fn refusal(&self, engine: &dyn Engine, request: &ClaimRequest<'_>) -> Result<Option<Claim>, LedgerError> {
         let ClaimRequest { job, hash, claimant: Claimant { delivered: arrived, .. }, .. } = *request;
         let rows = engine.query(&self.look, Arc::from([job.id.as_str().into()])).await?;
@@ -197,12 +197,13 @@ impl ClaimStatements {
             )));
         }
         let recorded = row.bytes("content_hash")?;
-        // Cancelled before it came: whatever it says, it is done with.
+        // Cancelled before its message came: the message is finished, whatever its content.
         if recorded != hash.0 && recorded != ContentHash::UNSEEN.0 {
             return Ok(Some(conflicting("id: recorded before with other content; a changed payment needs a new id")));
         }
         if !matches!(row.text("state")?.as_str(), "waiting" | "sending" | "unknown") {
-            // The message that lay in the queue when the job was settled without it: from now on it doesn't.
+            // The message that stayed in the queue when the job finished without it. It is removed now, so the row
+            // forgets it.
             if !arrived.stays_queued && row.opt_int("left_copy")? == Some(arrived.copy) {
                 engine.query(&self.done_with, Arc::from([job.id.as_str().into(), arrived.copy.into()])).await?;
             }
@@ -210,7 +211,7 @@ impl ClaimStatements {
         }
         let counts = row.int("copy")? <= arrived.copy || row.opt_int("delayed_copy")? == Some(arrived.copy);
         let lease_left = row.opt_ms("lease_left_ms")?.filter(|left| !left.is_zero());
-        // An older copy is good for a job that is due: the newer one may be lost, or far behind.
+        // An older copy counts for a job that is due: the newer one may be lost, or far behind.
         let is_needed = lease_left.is_none() && row.int("is_due")? != 0;
         if !counts && !arrived.redelivered && !is_needed {
             return Ok(Some(Claim::Superseded));
@@ -254,7 +255,7 @@ fn recorded(job: &Job, row: &SqlRow) -> Result<Claim, LedgerError> {
     })))
 }
 
-/// Without the age of the last unknown outcome.
+/// The claimed job without the age of the last unknown outcome.
 fn claimed(job: &Job, row: &SqlRow) -> Result<Claimed, LedgerError> {
     Ok(Claimed {
         lease: LeaseToken { id: job.id.clone(), fence: row.int("fence")? },
@@ -267,15 +268,15 @@ fn claimed(job: &Job, row: &SqlRow) -> Result<Claimed, LedgerError> {
         last_attempt: row.count("last_attempt")?,
         lookups: row.count("lookups")?,
         resend: Resend::from_name(row.opt_text("resend")?.as_deref())
-            .ok_or_else(|| corrupt("resend", "is no word of ours"))?,
+            .ok_or_else(|| corrupt("resend", "has no known value"))?,
         unknown_age: None,
         frozen_request: frozen(row)?,
         copy: row.int("copy")?,
     })
 }
 
-/// The age is zero when every attempt so far surely stayed unsent; it matters to unknown outcomes alone, and there it
-/// is set.
+/// The frozen request. Its age is zero when every attempt so far certainly stayed unsent. Only unknown outcomes use the
+/// age, and those always have one.
 fn frozen(row: &SqlRow) -> Result<Option<(FrozenRequest, Duration)>, LedgerError> {
     let Some(method) = row.opt_text("frozen_method")? else { return Ok(None) };
     let request = FrozenRequest {

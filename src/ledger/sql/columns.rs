@@ -1,6 +1,7 @@
-//! Arguments of many writes turned into columns, and their answers turned back.
+//! Conversion of many writes' arguments to columns, and of the returned rows back to writes.
 //!
-//! Refuses rows that do not fit: all writes of a group have the same arguments in the same order, and the job's id first.
+//! All writes of a batch need the same arguments in the same order, with the job's id first. Other writes cannot be
+//! batched.
 
 use std::collections::HashMap;
 
@@ -43,7 +44,7 @@ impl Array {
     }
 }
 
-/// `None` when the units are not alike.
+/// The columns; `None` when the writes differ in their arguments.
 #[must_use]
 pub fn columns(units: &[Args]) -> Option<Vec<Array>> {
     let like = units.first()?;
@@ -59,7 +60,7 @@ pub fn columns(units: &[Args]) -> Option<Vec<Array>> {
     Some(columns)
 }
 
-/// The job that a write is for: its first argument.
+/// The job's id: the first argument of its write.
 #[must_use]
 pub fn job_of(args: &Args) -> Option<&str> {
     match args.first() {
@@ -68,7 +69,7 @@ pub fn job_of(args: &Args) -> Option<&str> {
     }
 }
 
-/// The row of each unit, by its column `id`; `None` for a unit without one.
+/// The row of each write, by its column `id`; `None` for a write without a row.
 ///
 /// # Errors
 /// [`LedgerError::Corrupt`] when a row has no `id`.

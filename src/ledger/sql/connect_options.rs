@@ -1,7 +1,7 @@
-//! What the PostgreSQL driver is told from `database.url`, with every file that the URL names read beforehand.
+//! The PostgreSQL driver's options from `database.url`, with every file that the URL names read beforehand.
 //!
-//! The driver itself would read certificates with each connection and a password file while it parses, and wait for ever where
-//! one of them is a FIFO or on a mount that hangs. Errors never quote the URL: it holds a password.
+//! The driver itself would read certificates at each connection, and a password file while it parses. It would wait
+//! forever for a FIFO or for a hanging mount. Errors never quote the URL: it holds a password.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -15,7 +15,7 @@ use crate::files::{self, CERTIFICATES_BYTES_MAX, FileReadError, READ_TIMEOUT};
 use crate::ledger::LedgerError;
 use crate::tls::Authorities;
 
-/// A file that the driver takes from a parameter of the URL, or from a variable without one.
+/// A file that the driver reads: a parameter of the URL names it, or else an environment variable.
 struct TlsFile {
     /// The driver's names for one parameter; the last one in the URL counts.
     parameters: &'static [&'static str],
@@ -69,10 +69,10 @@ pub fn is_postgres_parameter(name: &str) -> bool {
     PARAMETERS.contains(&name) || name.starts_with("options[")
 }
 
-/// Reads the URL and the files that it names. Trusts these authorities unless it names its own.
+/// Parses the URL and reads the files that it names. Trusts the given authorities unless it names its own.
 ///
 /// # Errors
-/// [`LedgerError::Refused`] when the URL cannot be meant, or a file that it names cannot be read.
+/// [`LedgerError::Refused`] when the URL is invalid, or a file that it names cannot be read.
 pub(super) fn connect_options(url: &str, trusted: &Authorities) -> Result<PgConnectOptions, LedgerError> {
     connect_options_with(url, trusted, |name| std::env::var(name).ok())
 }
@@ -96,8 +96,8 @@ fn connect_options_with(
     }
     let named = options.get_application_name().is_some();
     let options = if named { options } else { options.application_name("sluicegate") };
-    // Statements are constants and their timing is a metric; arguments are never logged in any case. The driver's own start
-    // parameter is none that a pooler takes, and newer servers print all digits without it.
+    // Statements are constants and their timing is a metric; arguments are never logged in any case. Poolers reject the
+    // driver's own start parameter, and newer servers print all digits without it.
     Ok(options.extra_float_digits(None).disable_statement_logging())
 }
 
@@ -110,7 +110,7 @@ fn parse(url: &str) -> Result<PgConnectOptions, LedgerError> {
             "database.url is not a PostgreSQL URL: write postgres://user@host:5432/database".to_owned(),
         )),
         Err(unread) => {
-            Err(LedgerError::Refused(format!("database.url: the file of PGPASSFILE, or ~/.pgpass: {unread}")))
+            Err(LedgerError::Refused(format!("database.url: the password file of PGPASSFILE, or ~/.pgpass: {unread}")))
         }
     }
 }

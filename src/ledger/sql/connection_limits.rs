@@ -1,6 +1,6 @@
-//! How many connections PostgreSQL allows: the user's limit, the database's and the server's own.
+//! PostgreSQL's limits on connections: the user's, the database's and the server's.
 //!
-//! The server refuses a connection at the lowest of them, whatever `database.max_connections` says.
+//! The server rejects connections beyond the lowest of them, whatever `database.max_connections` says.
 
 use sqlx::Row as _;
 use sqlx::postgres::PgConnection;
@@ -10,11 +10,11 @@ use sqlx::postgres::PgConnection;
 pub struct ConnectionLimits {
     pub role: Option<u32>,
     pub database: Option<u32>,
-    /// Without those that are reserved for superusers.
+    /// Without connections that are reserved for superusers.
     pub server: u32,
 }
 
-/// Asks the server. A superuser's role has no limit that counts.
+/// Asks the server. A superuser has no effective limit.
 ///
 /// # Errors
 /// Those of the server.
@@ -24,7 +24,7 @@ pub async fn connection_limits(connection: &mut PgConnection) -> Result<Connecti
                 WHERE datname = current_database() AND rolname = session_user AND NOT rolsuper), \
                current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int";
     let row = sqlx::query(sql).fetch_one(connection).await?;
-    // -1 is no limit.
+    // -1 means no limit.
     let limit = |at: usize| {
         Ok::<_, sqlx::Error>(row.try_get::<Option<i32>, _>(at)?.and_then(|limit| u32::try_from(limit).ok()))
     };

@@ -1,7 +1,8 @@
-//! The pool of connections to PostgreSQL: it grows to what the server allows, and waits for what it has.
+//! The pool of PostgreSQL connections: it grows to what the server allows, and works with what it has.
 //!
-//! A pool of a library waits for the connection that it is opening while others come free, and forgets why opening failed.
-//! This one lends whatever is free first ([`super::slots`] decides), and an error is the server's own.
+//! Library pools wait for a new connection while others become free, and hide why a connect failed. This pool lends any
+//! free connection first ([`super::slots`] decides), and returns the server's own error. See
+//! `docs/decisions/0027-own-postgresql-connection-pool.md`.
 
 use std::collections::HashMap;
 use std::io;
@@ -23,25 +24,25 @@ mod lent;
 use lent::LentConnection;
 pub use lent::Session;
 
-/// How long a caller waits for a connection while there is none at all.
+/// How long a caller waits for a connection while the pool has none.
 const WAIT_FOR_FIRST: Duration = Duration::from_secs(3);
-/// How long a caller waits for one of the connections that there are.
+/// How long a caller waits for one of the existing connections.
 const WAIT_FOR_FREE: Duration = Duration::from_secs(10);
-/// How long one attempt to connect may take.
+/// Time limit of one connect.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
-/// How long the comparison of two connections may hold up the first one.
+/// How long the comparison of two connections may delay the first one.
 const COMPARE_MAX: Duration = Duration::from_secs(2);
-/// Pause after a failed connect: the first one, and the longest.
+/// Pause after a failed connect: the first and the longest.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
-/// A connection that was idle longer is asked for a sign of life before use; a busy one costs no extra round trip.
+/// A connection that was idle longer is pinged before use; a busy one costs no extra round trip.
 const PING_AFTER_IDLE: Duration = Duration::from_secs(1);
-/// Longest wait for that sign of a connection whose last statement failed, before it is lent again.
+/// Longest wait for the ping of a connection whose last statement failed, before it is lent again.
 const RETURN_MAX: Duration = Duration::from_secs(3);
 const IDLE_MAX: Duration = Duration::from_secs(600);
 const AGE_MAX: Duration = Duration::from_secs(1_800);
-/// The server counts as short of connections for so long after it refused one.
+/// The server counts as short of connections for this long after it rejected one.
 const SHORT_FOR: Duration = Duration::from_secs(30);
-/// Idle time and age after which a connection is closed meanwhile, so that other workers get one, too.
+/// Idle time and age after which a connection is closed in that state, so that other workers get one too.
 const IDLE_MAX_SHORT: Duration = Duration::from_millis(500);
 const AGE_MAX_SHORT: Duration = Duration::from_secs(2);
 
@@ -60,7 +61,7 @@ type ConnectionWaiter = oneshot::Sender<Result<LentConnection, ConnectFailure>>;
 
 struct PoolState {
     slots: PoolSlots<PooledConnection, ConnectionWaiter>,
-    /// Server processes of the open connections, with the number of connections that met them.
+    /// Server processes of the open connections, with the number of connections to each.
     backends: HashMap<ServerProcess, u32>,
     /// Why no connection may be used any more.
     unusable: Option<ConnectFailure>,
@@ -71,7 +72,7 @@ struct PoolState {
     is_closed: bool,
 }
 
-/// A connection and what the pool knows of it.
+/// A connection with its age and settings.
 struct PooledConnection {
     connection: PgConnection,
     backend: ServerProcess,
@@ -80,7 +81,7 @@ struct PooledConnection {
 }
 
 impl Connections {
-    /// A pool that connects with its first use.
+    /// A pool that connects at first use.
     pub fn new(max_connections: u32, options: PgConnectOptions) -> Self {
         let state = PoolState {
             slots: PoolSlots::new(PurposeShares::split(max_connections)),
@@ -100,7 +101,7 @@ impl Connections {
         &self.0.options
     }
 
-    /// Whether the server is short of connections: what is not needed is given up.
+    /// Whether the server is short of connections: then connections that are not needed are closed.
     pub fn short(&self) -> watch::Receiver<bool> {
         self.0.short.subscribe()
     }
@@ -115,7 +116,7 @@ impl Connections {
             let mut session = self.wait(purpose, until).await?;
             match session.prepare().await {
                 Ok(()) => return Ok(session),
-                // It is closed; another one may do.
+                // The connection is closed; another one may work.
                 Err(error) if is_connection_broken(&error) && Instant::now() < until => session.discard(),
                 Err(error) => {
                     session.discard();
@@ -158,13 +159,13 @@ impl Connections {
         }
     }
 
-    /// A connection beside the pool, for whoever keeps it.
+    /// A dedicated connection outside the pool.
     ///
     /// # Errors
     /// When it cannot be opened.
     pub async fn open_dedicated(&self) -> Result<PgConnection, sqlx::Error> {
         let (first, backend) = connect(&self.0.options).await?;
-        // Two that are open at the same time have two server processes, unless a pooler lends one to both.
+        // Two open connections have two server processes, unless a pooler lends one to both.
         if let Ok(Ok((second, other))) = timeout(COMPARE_MAX, connect(&self.0.options)).await {
             close(second);
             if is_shared(&backend, &other) {
@@ -174,7 +175,7 @@ impl Connections {
         Ok(first)
     }
 
-    /// Closes what is idle, waits for what is lent, and fails whoever waits.
+    /// Closes idle connections, waits for lent ones, and fails all waiting callers.
     pub async fn close(&self) {
         loop {
             let closed = self.0.closed.notified();
@@ -194,7 +195,7 @@ impl Connections {
 }
 
 impl PoolShared {
-    /// No holder panics while it has the lock.
+    /// No code panics while it has the lock.
     fn lock(&self) -> MutexGuard<'_, PoolState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -231,7 +232,7 @@ impl PoolShared {
             Err(error) => self.lock().record_failure(error, &self.short),
         };
         {
-            // Whoever waits can have what there is.
+            // Waiting callers can use the existing connections.
             let mut state = self.lock();
             self.assign(&mut state);
         }
@@ -250,7 +251,7 @@ impl PoolShared {
         Ok((PooledConnection { connection, backend, since: Instant::now(), used_at: Instant::now() }, is_shared))
     }
 
-    /// Lets other workers have the connection that was closed, before this one asks for another.
+    /// Gives other workers time to use the freed connection before this one asks for another.
     fn delay_reconnect(self: &Arc<Self>, state: &mut PoolState) {
         let Ok(runtime) = Handle::try_current() else { return };
         state.slots.hold_connects();
@@ -272,8 +273,8 @@ impl PoolShared {
         });
     }
 
-    /// Compares the pool's first connection with a second one: a pooler that lends one server process to both would lend it
-    /// to strangers, too, with the settings of everybody.
+    /// Compares the pool's first connection with a second one: whether a pooler lends one server process to both. Such
+    /// a pooler would also share it, and its settings, with strangers.
     async fn compare(&self, first: &ServerProcess) -> bool {
         if std::mem::replace(&mut self.lock().was_compared, true) {
             return false;
@@ -285,7 +286,7 @@ impl PoolShared {
 
     fn note_recovery(&self, state: &mut PoolState) {
         if state.refused_at.is_some_and(|at| at.elapsed() > SHORT_FOR) {
-            tracing::info!(open = state.slots.open(), "the database refused no connection for a while");
+            tracing::info!(open = state.slots.open(), "PostgreSQL accepts connections again; the pool may grow");
             state.refused_at = None;
             state.slots.is_refused = false;
             self.short.send_replace(false);
@@ -308,13 +309,13 @@ impl PoolState {
         self.slots.connected(purpose, open);
         if is_shared && self.unusable.is_none() {
             let failure = ConnectFailure::from(pooler_error());
-            tracing::error!(error = %failure, "the database is not used");
+            tracing::error!(error = %failure, "PostgreSQL is not used: connections share a server process");
             self.slots.take_waiters().into_iter().for_each(|waiter| drop(waiter.send(Err(failure.clone()))));
             self.unusable = Some(failure);
         }
     }
 
-    /// Keeps the failure, and returns the pause before the next try.
+    /// Stores the failure, and returns the pause before the next try.
     fn record_failure(&mut self, error: sqlx::Error, short: &watch::Sender<bool>) -> Duration {
         let (open, is_passing, words) = (self.slots.open(), is_transient(&error), from_postgres(&error));
         let failure = ConnectFailure::from(error);
@@ -322,7 +323,7 @@ impl PoolState {
             if !self.is_short() {
                 tracing::warn!(
                     open, configured = self.slots.total(), error = %words,
-                    "the database refuses more connections; the open ones take turns"
+                    "PostgreSQL rejects more connections; continuing with the open ones"
                 );
             }
             self.refused_at = Some(Instant::now());
@@ -340,7 +341,7 @@ impl PoolState {
         pause.mul_f64(0.5 + rand::random::<f64>() / 2.0)
     }
 
-    /// Whether the connection has served its time.
+    /// Whether the connection has reached its maximum age.
     fn is_expired(&self, open: &PooledConnection) -> bool {
         let age_max = if self.is_short() { AGE_MAX_SHORT } else { AGE_MAX };
         self.unusable.is_some() || self.is_closed || open.since.elapsed() > age_max
@@ -357,7 +358,7 @@ impl PoolState {
         close(open.connection);
     }
 
-    /// Takes out what was idle for too long.
+    /// Removes connections that were idle for too long.
     fn prune(&mut self) {
         let idle_max = if self.is_short() { IDLE_MAX_SHORT } else { IDLE_MAX };
         let over = self.slots.prune(|open| open.used_at.elapsed() > idle_max);
@@ -374,7 +375,7 @@ async fn connect(options: &PgConnectOptions) -> Result<(PgConnection, ServerProc
     .await
 }
 
-/// Takes leave of the server, without a wait for whoever closes.
+/// Closes the session with the server, without making the caller wait.
 fn close(connection: PgConnection) {
     if let Ok(runtime) = Handle::try_current() {
         runtime.spawn(timeout(RETURN_MAX, connection.close()));
@@ -382,7 +383,7 @@ fn close(connection: PgConnection) {
 }
 
 async fn within<T>(at_most: Duration, work: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, sqlx::Error> {
-    let words = format!("the database has said nothing for {} s", at_most.as_secs());
+    let words = format!("PostgreSQL did not answer within {} s", at_most.as_secs());
     let silent = || sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, words));
     timeout(at_most, work).await.unwrap_or_else(|_| Err(silent()))
 }

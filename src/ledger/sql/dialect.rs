@@ -1,6 +1,7 @@
-//! What PostgreSQL and SQLite write differently, as places `{…}` in one shared SQL text.
+//! The differences between PostgreSQL and SQLite, as placeholders `{…}` in shared SQL templates.
 //!
-//! Refuses user input: templates are constants of this program, rendered once at start. `$1` means the same in both.
+//! Templates are constants of this program, rendered once at start, and never contain user input. `$1` means the same
+//! in both. See `docs/decisions/0024-one-sql-for-two-databases.md`.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
@@ -14,42 +15,43 @@ pub enum Dialect {
     Sqlite,
 }
 
-/// A write on one job together with what must be written beside it, all or nothing.
+/// A job write with its side effects, all or nothing.
 ///
-/// `$1` is the job's id. A write on a job in hand finds it by that alone: it says `state || ''` and the like, so that no other
-/// index fits. While a table is young, PostgreSQL would take one that it has to read from end to end, and keep to it. The write has `{from}` before its `WHERE`: where the arguments of many jobs stand, when it is made
-/// for all of them at once. `then` statements see the written row as `{job}` AS job.
+/// `$1` is the job's id. A write on an active job finds it by the id alone: it says `state || ''` and the like, so that
+/// no other index fits. While a table is small, PostgreSQL would choose an index that it reads from end to end, and
+/// keep that plan. The write has `{from}` before its `WHERE`: in a batch, the arguments of all jobs are there.
+/// `effects` see the written row as `{job}` AS job.
 pub struct JobWriteText<'a> {
     pub update: &'a str,
-    /// What `then` and `returning` need of the written row. PostgreSQL forms it anew for each of them, so all of a wide row
-    /// is dear.
+    /// The columns that `effects` and `returning` need of the written row. PostgreSQL builds them again for each
+    /// effect, so all columns of a wide row are expensive.
     pub written_columns: &'a str,
     pub effects: &'a [&'a str],
     pub returning: Returning<'a>,
 }
 
-/// What a chain answers with.
+/// The columns that a job write returns.
 #[derive(Clone, Copy)]
 pub enum Returning<'a> {
-    /// Over the columns of the written job.
+    /// Of the written job.
     Job(&'a str),
-    /// Over the columns that the last of `then` has written: one row for each job, with the job's id as `id`.
+    /// Of the rows that the last of `effects` wrote: one row for each job, with the job's id as `id`.
     LastEffect(&'a str),
 }
 
-/// A rendered [`ChainText`]: for PostgreSQL a single statement (one round trip, no `BEGIN` that could be left open), for
-/// SQLite one statement each.
+/// A rendered [`JobWriteText`]. For PostgreSQL it is a single statement (one round trip, no `BEGIN` that could stay
+/// open), for SQLite one statement each.
 #[derive(Clone, Debug)]
 pub struct JobWrite {
     statements: Vec<Sql>,
     batch: Option<BatchTemplate>,
 }
 
-/// The same for many jobs, in one statement.
+/// The template for many jobs in one statement.
 #[derive(Clone, Debug)]
 struct BatchTemplate {
     after_input: String,
-    /// Complete once the types of the arguments are known, which are the same for all calls.
+    /// Complete once the types of the arguments are known; they are the same for all calls.
     sql: OnceLock<Sql>,
 }
 
@@ -61,8 +63,8 @@ impl JobWrite {
         self.statements.iter().enumerate().map(step).collect()
     }
 
-    /// One statement for many jobs, with one array for each of these arguments; it answers a row, with the job's `id`, for
-    /// each job that its write has found. `None` where a database is better served by many statements.
+    /// One statement for many jobs, with an array for each argument. It returns a row, with the job's `id`, for each
+    /// job that its write found. `None` for SQLite, where many statements are faster.
     #[must_use]
     pub fn batch_sql(&self, like: &Args) -> Option<Sql> {
         let many = self.batch.as_ref()?;
@@ -90,7 +92,7 @@ fn array_of(value: &Value) -> &'static str {
     }
 }
 
-/// Puts what `name` says in the place of each `$n`.
+/// Replaces each `$n` by what `name` returns for it.
 fn replace_arguments(sql: &str, mut name: impl FnMut(&str) -> String) -> String {
     let mut pieces = sql.split('$');
     let mut out = pieces.next().unwrap_or_default().to_owned();
@@ -103,13 +105,13 @@ fn replace_arguments(sql: &str, mut name: impl FnMut(&str) -> String) -> String 
 }
 
 impl Dialect {
-    /// Renders a template. Places: `{now}`; `{now_ms}`; `{ms:T}` instant to epoch ms; `{at:MS}` the reverse; `{after:MS}` now plus
-    /// that; `{until:T}` and `{since:T}` ms from and to now, `until` rounded up;
-    /// `{aged:T}` like `since`, never more than the true age and never negative; `{readable:T}` whether it is an instant that
-    /// [`EpochMs`] can hold; `{json:X}` text to JSON; `{text:X}`
-    /// JSON to text; `{among:X}` is one of a JSON array of integers; `{texts:X}` rows of one of texts; `{held:X}` rows
-    /// (id, fence) of a JSON array; `{who}` and `{program}` as the audit's triggers name them; `{version}` of the
-    /// database; `{unlocked}` rows that nobody else is taking; `{join}` the left rows first, one by one; `{job}`.
+    /// Renders a template. Placeholders: `{now}`; `{now_ms}`; `{ms:T}` instant to epoch ms; `{at:MS}` the reverse;
+    /// `{after:MS}` now plus that; `{until:T}` and `{since:T}` ms from and to now, `until` rounded up; `{aged:T}` like
+    /// `since`, never more than the true age and never negative; `{readable:T}` whether it is an instant that
+    /// [`EpochMs`] can hold; `{json:X}` text to JSON; `{text:X}` JSON to text; `{among:X}` is in a JSON array of
+    /// integers; `{texts:X}` rows of a JSON array of texts; `{held:X}` rows (id, fence) of a JSON array; `{who}` and
+    /// `{program}` as the audit's triggers name them; `{version}` of the database; `{unlocked}` rows without another
+    /// session's lock; `{join}` the left rows first, one by one; `{job}`.
     #[must_use]
     pub fn render(self, template: &str) -> Sql {
         let mut out = String::with_capacity(template.len() * 2);
@@ -154,7 +156,7 @@ impl Dialect {
         let rest = format!("{} {answer}", beside.collect::<String>());
         let statement = self.render(&format!("WITH job AS ({alone} RETURNING {kept}){rest}"));
         let write = replace_arguments(&write.replace("{from}", "FROM input"), |n| format!("input.a{n}"));
-        // What was written has those of its arguments beside it that are needed.
+        // Only the needed arguments are joined to the written row.
         let mut beside = BTreeSet::new();
         let rest = replace_arguments(&rest, |n| {
             if n == "1" {
@@ -171,7 +173,7 @@ impl Dialect {
     fn placeholder(self, name: &str, x: &str) -> String {
         match self {
             Self::Postgres => match name {
-                // The statement's own start: one value per statement, and never later than what the statement does.
+                // The start of the statement: one value for each statement, and never later than its effects.
                 "now" => "statement_timestamp()".to_owned(),
                 "who" => "session_user".to_owned(),
                 "version" => "split_part(current_setting('server_version'), ' ', 1)".to_owned(),
@@ -197,8 +199,8 @@ impl Dialect {
                 "join" => "JOIN".to_owned(),
                 "json" => format!("{x}::jsonb"),
                 "text" => format!("{x}::text"),
-                // An array, which is taken for short, where rows of a function are taken for a hundred: those are joined by
-                // reading the table as long as that is small.
+                // PostgreSQL expects an array to be short, but a hundred rows from a function. Those it would join by
+                // reading the whole table, as long as that is small.
                 "among" => format!("= ANY (ARRAY(SELECT value::bigint FROM jsonb_array_elements_text({x}::jsonb)))"),
                 "texts" => format!("SELECT value FROM jsonb_array_elements_text({x}::jsonb)"),
                 "held" => format!(
@@ -212,10 +214,11 @@ impl Dialect {
                 "who" => "'database file'".to_owned(),
                 "version" => "sqlite_version()".to_owned(),
                 "program" => "NULL".to_owned(),
-                // One writer: there is nobody else whose rows could be locked.
+                // SQLite has one writer: no other session could have locked a row.
                 "unlocked" => String::new(),
-                // Without statistics SQLite may begin with the large table and make itself an index of the small one; it
-                // never reorders this: https://www.sqlite.org/optoverview.html#manual_control_of_query_plans_using_cross_join
+                // Without statistics, SQLite may begin with the large table and build an index of the small one. It
+                // never reorders this:
+                // https://www.sqlite.org/optoverview.html#manual_control_of_query_plans_using_cross_join
                 "join" => "CROSS JOIN".to_owned(),
                 "ms" | "at" | "json" | "text" => x.to_owned(),
                 "after" => format!("({SQLITE_NOW} + {x})"),
@@ -240,8 +243,8 @@ impl Dialect {
 const FIRST_INSTANT: &str = "0001-01-01 00:00:00+00";
 const END_OF_INSTANTS: &str = "9999-12-30 22:00:00+00";
 
-/// PostgreSQL fails the whole statement for one row whose instant is `infinity`. So it is a number that no finite instant
-/// has, and whoever reads that row says so.
+/// PostgreSQL fails the whole statement for one row whose instant is `infinity`. So such an instant becomes a number
+/// that no finite instant has, and the code that reads that row reports it.
 fn unless_infinite(x: &str, otherwise: &str, [late, early]: [i64; 2]) -> String {
     let otherwise = otherwise.replace("{x}", x);
     format!("CASE {x} WHEN 'infinity' THEN {late} WHEN '-infinity' THEN {early} ELSE {otherwise} END")

@@ -1,8 +1,7 @@
-//! The seam between the ledger's SQL and a database: values in, rows out, several statements or none.
+//! The interface between the ledger's SQL and a database engine: values in, rows out, one statement or a transaction.
 //!
-//! Refuses to know what a statement is for. Every call runs in a task of its own that is awaited and never cancelled:
-//! in sqlx 0.9 a `begin` that is cancelled hands a connection with an open transaction to the next borrower
-//! (<https://github.com/transact-rs/sqlx/issues/4385>).
+//! Every call runs in a task that is awaited and never cancelled. In sqlx 0.9, a cancelled `begin` returns a connection
+//! with an open transaction to the pool (<https://github.com/transact-rs/sqlx/issues/4385>).
 
 use std::future::Future;
 use std::sync::Arc;
@@ -15,11 +14,11 @@ use super::row::SqlRow;
 use crate::ledger::LedgerError;
 use crate::ledger::settings::{NoHints, SettingsHints};
 
-/// How long a caller waits for the database: longer than acquiring a connection and the server's own statement timeout
-/// together, so it ends a wait only when the network swallows answers. The task behind it goes on.
+/// How long a caller waits for the database. It is longer than acquiring a connection plus the server's own statement
+/// timeout, so it ends a wait only when the network loses responses. The task goes on.
 pub const WORK_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How often a statement is repeated that the database itself rolled back (serialization failure, deadlock).
+/// How often a statement is repeated that the database rolled back (serialization failure, deadlock).
 pub const RETRIES_MAX: u32 = 3;
 
 /// A statement's text, rendered once for its dialect.
@@ -27,7 +26,7 @@ pub type Sql = Arc<str>;
 /// `$1`, `$2`, … of a statement; statements of one transaction may share them.
 pub type Args = Arc<[Value]>;
 
-/// One argument. The type stays known when the value is NULL, because PostgreSQL wants to know it.
+/// One argument. The type is known even for NULL, because PostgreSQL needs it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
     Int(Option<i64>),
@@ -119,12 +118,12 @@ pub struct Step {
     pub must_affect: bool,
 }
 
-/// What became of one chain for many jobs.
+/// The result of a job write for many jobs.
 #[derive(Debug)]
 pub enum Batch {
-    /// In the order of the arguments: what the write of each answered, `None` where it found nothing.
+    /// In the order of the arguments: the row that each write returned, `None` where it found none.
     Committed(Vec<Option<SqlRow>>),
-    /// Surely rolled back, all of it; one of them may be at fault.
+    /// All of it was certainly rolled back; one write may be the cause.
     RolledBack(LedgerError),
 }
 
@@ -136,12 +135,12 @@ pub trait Engine: Send + Sync {
     /// Runs one statement, committed by itself.
     async fn query(&self, sql: &Sql, args: Args) -> Result<Vec<SqlRow>, LedgerError>;
 
-    /// The same for a statement that must not read whole tables for the rows that it names, whatever statistics say of them.
+    /// Runs a statement that must find its rows by an index, whatever the statistics say.
     async fn query_by_index(&self, sql: &Sql, args: Args) -> Result<Vec<SqlRow>, LedgerError> {
         self.query(sql, args).await
     }
 
-    /// The same for what every worker goes by from second to second, a row or two by key: nobody else's statements hold it up.
+    /// Runs a statement that every worker polls each second, a row or two by key: other statements do not delay it.
     async fn query_urgent(&self, sql: &Sql, args: Args) -> Result<Vec<SqlRow>, LedgerError> {
         self.query(sql, args).await
     }
@@ -150,7 +149,8 @@ pub trait Engine: Send + Sync {
     /// affected nothing and everything was rolled back.
     async fn atomically(&self, steps: Vec<Step>) -> Result<Option<Vec<Vec<SqlRow>>>, LedgerError>;
 
-    /// The same where each statement may take so long. A caller waits no longer for it than for any other: it goes on alone.
+    /// Like [`Engine::atomically`], with this time limit for each statement. The caller's own wait is bounded as ever;
+    /// after that, the transaction goes on in the background.
     async fn atomically_within(
         &self,
         _at_most: Duration,
@@ -159,19 +159,19 @@ pub trait Engine: Send + Sync {
         self.atomically(steps).await
     }
 
-    /// Runs a chain for one job, and returns what it answers; `None` when its write found nothing.
-    async fn execute_one(&self, chain: &JobWrite, args: &Args) -> Result<Option<SqlRow>, LedgerError> {
-        let rows = self.atomically(chain.steps(args)).await?;
+    /// Runs a job write for one job and returns its row; `None` when the write found none.
+    async fn execute_one(&self, write: &JobWrite, args: &Args) -> Result<Option<SqlRow>, LedgerError> {
+        let rows = self.atomically(write.steps(args)).await?;
         Ok(rows.into_iter().flatten().flatten().next())
     }
 
-    /// Runs a chain for many jobs, each at most once, in one transaction.
+    /// Runs a job write for many jobs, each at most once, in one transaction.
     ///
     /// # Errors
-    /// Whether it was committed is unknown then.
-    async fn execute_batch(&self, chain: &JobWrite, units: Vec<Args>) -> Result<Batch, LedgerError>;
+    /// Then it is unknown whether the transaction was committed.
+    async fn execute_batch(&self, write: &JobWrite, units: Vec<Args>) -> Result<Batch, LedgerError>;
 
-    /// Hints that settings changed, where the database gives any.
+    /// Hints that settings changed, if the database sends any.
     fn hints(&self) -> Box<dyn SettingsHints> {
         Box::new(NoHints)
     }

@@ -1,7 +1,7 @@
-//! What a database's error means for the ledger's callers: away, refused, corrupt or not migrated; and whether what failed
-//! is surely undone.
+//! The classification of database errors: unavailable, refused, corrupt or not migrated, and certainly rolled back or
+//! not.
 //!
-//! Refuses to repeat values: messages name constraints and tables, never what a row holds.
+//! Messages name constraints and tables, never a row's values.
 
 use std::io;
 use std::sync::Arc;
@@ -9,20 +9,20 @@ use std::sync::Arc;
 use crate::ledger::LedgerError;
 use crate::tls;
 
-/// The index that two payments settled by one charge would break.
+/// The index that rejects a second payment with the same charge.
 const ONE_PAYMENT_PER_CHARGE: &str = "jobs_one_payment_per_charge";
-/// The mend, for a person with a worker's URL as well as for a worker whose grants are missing.
-const RIGHTS_MISSING: &str = "the user of database.url may not do that. Limits, providers and pauses are the operator's to \
-                              change: give the command the operator's URL. Who needs which GRANT, and that they are given \
+/// How to fix missing rights, for a command with a worker's URL as well as for a worker whose grants are missing.
+const RIGHTS_MISSING: &str = "the user of database.url lacks the right. Only the operator's user may change limits, \
+                              providers and pauses: give the command the operator's URL. Which user needs which GRANT \
                               after each migrate: docs/security.md, \"Least rights\"";
 
-/// Why no connection could be opened, for everybody who waits for one.
+/// Why no connection could be opened, shared by all waiting callers.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct ConnectFailure(Arc<sqlx::Error>);
 
 impl ConnectFailure {
-    /// The server has no connection to give: too many clients, or too many of this role or database.
+    /// The server has no free connection: too many clients, or too many of this role or database.
     pub fn is_full(&self) -> bool {
         sqlstate(&self.0).is_some_and(|state| state.starts_with("53"))
     }
@@ -40,22 +40,22 @@ impl From<ConnectFailure> for sqlx::Error {
     }
 }
 
-/// The same try to connect may succeed soon: the server is starting, full or not there yet.
+/// The same connect may succeed soon: the server is starting, full or not reachable yet.
 pub fn is_transient(error: &sqlx::Error) -> bool {
     let kinds = [io::ErrorKind::ConnectionRefused, io::ErrorKind::TimedOut];
     let is_passing = |state: String| ["53", "57P"].iter().any(|class| state.starts_with(class));
     matches!(error, sqlx::Error::Io(error) if kinds.contains(&error.kind())) || sqlstate(error).is_some_and(is_passing)
 }
 
-/// The error itself, or the failure to connect that it passes on.
+/// The error itself, or the connect failure inside it.
 fn cause(error: &sqlx::Error) -> &sqlx::Error {
     let sqlx::Error::Io(io) = error else { return error };
     let failure = io.get_ref().and_then(|inner| inner.downcast_ref::<ConnectFailure>());
     failure.map_or(error, |failure| &failure.0)
 }
 
-/// The server undid everything, and the same again may work: it says so itself, or a statement that looks before it
-/// writes met another one that did the same at the same moment.
+/// The server rolled everything back, and a repetition may work. Either it says so, or two statements that look before
+/// they write ran at the same moment.
 pub fn rolled_back(error: &sqlx::Error) -> bool {
     match sqlstate(error).as_deref() {
         Some("40001" | "40P01") => true,
@@ -67,19 +67,19 @@ pub fn rolled_back(error: &sqlx::Error) -> bool {
     }
 }
 
-/// The server answered that the statement failed, and lives.
+/// The server answered that the statement failed, and it is still up.
 pub fn is_rolled_back_for_sure(error: &sqlx::Error) -> bool {
     // Connection exceptions, statement completion unknown, operator intervention, system errors.
     let doubtful = |state: &str| ["08", "40003", "57P", "58"].iter().any(|class| state.starts_with(class));
     sqlstate(error).is_some_and(|state| !doubtful(&state))
 }
 
-/// Somebody else has a row or a table, and still had it when the wait for it was over.
+/// Another session has a lock on a row or a table, and kept it until the wait timed out.
 pub fn lock_not_available(error: &sqlx::Error) -> bool {
     sqlstate(error).as_deref() == Some("55P03")
 }
 
-/// No later statement on this connection would fare better: nobody answers on it, or a server that was demoted.
+/// No later statement on this connection would succeed: the server does not answer, or was demoted.
 pub fn is_connection_broken(error: &sqlx::Error) -> bool {
     matches!(error, sqlx::Error::Io(_)) || sqlstate(error).as_deref() == Some("25006")
 }
@@ -88,8 +88,7 @@ pub fn sqlstate(error: &sqlx::Error) -> Option<String> {
     error.as_database_error().and_then(|error| error.code()).map(|code| code.into_owned())
 }
 
-/// What PostgreSQL answered. Server messages name constraints and tables; details, which quote
-/// values, are left out.
+/// The meaning of PostgreSQL's error. Messages name constraints and tables; details, which quote values, are left out.
 pub fn from_postgres(error: &sqlx::Error) -> LedgerError {
     let error = cause(error);
     let Some(server) = error.as_database_error() else { return unavailable_or_corrupt(error) };
@@ -111,7 +110,7 @@ pub fn from_postgres(error: &sqlx::Error) -> LedgerError {
     }
 }
 
-/// Errors that the server had no part in, the same for both databases.
+/// Errors of the driver or the network, the same for both databases.
 pub fn unavailable_or_corrupt(error: &sqlx::Error) -> LedgerError {
     match error {
         sqlx::Error::ColumnDecode { index, .. } => LedgerError::Corrupt(format!("column {index} cannot be decoded")),
@@ -121,7 +120,7 @@ pub fn unavailable_or_corrupt(error: &sqlx::Error) -> LedgerError {
         sqlx::Error::Configuration(_) | sqlx::Error::InvalidArgument(_) | sqlx::Error::Encode(_) => {
             LedgerError::Refused(error.to_string())
         }
-        // The server answered that it has no TLS; the driver says so in words alone.
+        // The server answered that it has no TLS; the driver reports that as text only.
         sqlx::Error::Tls(cause) if cause.to_string().contains("does not support TLS") => {
             LedgerError::Unavailable(format!("TLS: {cause}{}", tls::FIX_NO_TLS))
         }

@@ -1,6 +1,4 @@
-//! What workers say of themselves, in SQL.
-//!
-//! Refuses to be in a payment's way: each statement touches one small table, or a hundred entries of an index.
+//! The worker reports in SQL: each statement touches one small table, or a hundred entries of an index.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,7 +40,7 @@ impl FleetStatements {
             )),
             leave: dialect.render("DELETE FROM worker_reports WHERE id = $1"),
             forget: dialect.render("DELETE FROM worker_reports WHERE reported_at <= {after:(0 - $1)} RETURNING id"),
-            // Condition and order are those of index `jobs_open_by_sweep`, word for word.
+            // Condition and order are exactly those of index `jobs_open_by_sweep`.
             oldest: dialect.render(
                 "SELECT names.value AS provider, (\
                      SELECT {ms:min(since)} FROM (\

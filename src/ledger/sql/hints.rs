@@ -1,7 +1,7 @@
 //! PostgreSQL's NOTIFY as a hint that settings changed, on a connection of its own.
 //!
-//! Refuses to be relied on: it may be lost with its connection, swallowed by a pooler or late. Whoever follows the settings
-//! polls as well, so its loss is only slowness.
+//! A hint may be lost with its connection, dropped by a pooler, or late. Followers poll as well, so a lost hint only
+//! delays a change.
 
 use std::time::Duration;
 
@@ -14,17 +14,17 @@ use crate::ledger::settings::SettingsHints;
 
 /// Named in `migrations/postgres/0008_settings_hint.sql`.
 const CHANNEL: &str = "sluicegate_settings";
-/// Between two attempts to listen, and from a loss to the next connection; polling goes on meanwhile.
+/// Pause between two attempts to listen, and after a lost connection; polling goes on meanwhile.
 const RETRY: Duration = Duration::from_secs(1);
-/// A connection that a firewall has forgotten says nothing, for ever; so each is replaced after this time.
+/// A connection that a firewall has dropped stays silent forever. So each is replaced after this time.
 const RENEW: Duration = Duration::from_secs(300);
-/// How long one attempt to connect may take.
+/// Time limit of one connect.
 const CONNECT: Duration = Duration::from_secs(3);
 
 pub struct PostgresHints {
     connections: Connections,
     listener: Option<PgListener>,
-    /// Told once per loss, so that a database that is away does not fill the log.
+    /// Set after a loss, so that it is logged once while the database is unavailable.
     is_disconnected: bool,
 }
 
@@ -53,7 +53,7 @@ impl SettingsHints for PostgresHints {
     async fn next(&mut self) {
         let mut short = self.connections.short();
         loop {
-            // Where there are too few connections, payments need them more than hints do.
+            // When connections are short, payments need them more than hints do.
             if *short.borrow_and_update() {
                 self.listener = None;
                 tokio::time::sleep(RETRY).await;
@@ -74,13 +74,13 @@ impl SettingsHints for PostgresHints {
                 Ok(listener) => {
                     self.listener = Some(listener);
                     self.is_disconnected = false;
-                    // Nobody heard what changed before this moment.
+                    // A change before this moment sent no hint.
                     return;
                 }
                 Err(error) => {
                     if !self.is_disconnected {
                         self.is_disconnected = true;
-                        tracing::warn!(%error, "no hints of changed settings; they are polled");
+                        tracing::warn!(%error, "cannot listen for changed settings; polling them instead");
                     }
                     tokio::time::sleep(RETRY).await;
                 }

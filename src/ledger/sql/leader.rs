@@ -1,6 +1,6 @@
-//! Who grants permits for a quota: read by everybody, taken by compare and set.
+//! The limiter leader's row for each quota: all workers read it, and a compare-and-set changes it.
 //!
-//! Refuses to judge who should: `limiter::authority` does.
+//! `limiter::leader_election` decides who the leader should be. See `docs/decisions/0014-leader-row-in-sql.md`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ const COLUMNS: &str = "quota, holder, term, {aged:since} AS age_ms, {now_ms} AS 
      clock_ahead_least_us, clock_ahead_most_us, clock_since_us, {since:clock_said_at} AS clock_age_ms";
 
 pub struct LeaderStatements {
-    of: Sql,
+    stored: Sql,
     take: Sql,
     note_clock: Sql,
 }
@@ -26,8 +26,8 @@ pub struct LeaderStatements {
 impl LeaderStatements {
     pub fn new(dialect: Dialect) -> Self {
         Self {
-            of: dialect.render(&format!("SELECT {COLUMNS} FROM limiter_authority WHERE quota IN ({{texts:$1}})")),
-            // A term is never used twice, even if somebody deleted the row: the clock is above every count of changes.
+            stored: dialect.render(&format!("SELECT {COLUMNS} FROM limiter_authority WHERE quota IN ({{texts:$1}})")),
+            // A term is never used twice, even if the row was deleted: the clock is above every count of changes.
             take: dialect.render(&format!(
                 "INSERT INTO limiter_authority (quota, holder, term, since) \
                  VALUES ($1, $3, {{now_ms}}, {{now}}) \
@@ -46,7 +46,7 @@ impl LeaderStatements {
         }
     }
 
-    pub async fn of(
+    pub async fn stored_leaders(
         &self,
         engine: &dyn Engine,
         quotas: &[ProviderName],
@@ -56,9 +56,10 @@ impl LeaderStatements {
         }
         let names: Vec<&str> = quotas.iter().map(ProviderName::as_str).collect();
         let args: Args = Arc::from([serde_json::Value::from(names).to_string().into()]);
-        let rows = engine.query_urgent(&self.of, args).await?;
+        let rows = engine.query_urgent(&self.stored, args).await?;
         let entry = |row: &SqlRow| {
-            let quota = ProviderName::new(&row.text("quota")?).map_err(|_| corrupt("quota", "is no provider name"))?;
+            let quota =
+                ProviderName::new(&row.text("quota")?).map_err(|_| corrupt("quota", "is not a provider name"))?;
             Ok((quota, stored_leader(row)?))
         };
         rows.iter().map(entry).collect()
@@ -69,10 +70,10 @@ impl LeaderStatements {
         engine: &dyn Engine,
         quota: &ProviderName,
         term: i64,
-        word: &ClockAttestation,
+        attestation: &ClockAttestation,
     ) -> Result<(), LedgerError> {
-        let since_us = i64::try_from(word.since.0).unwrap_or(i64::MAX);
-        let (least_us, most_us) = (word.offset.least_us, word.offset.most_us);
+        let since_us = i64::try_from(attestation.since.0).unwrap_or(i64::MAX);
+        let (least_us, most_us) = (attestation.offset.least_us, attestation.offset.most_us);
         let args: Args =
             Arc::from([quota.as_str().into(), term.into(), least_us.into(), most_us.into(), since_us.into()]);
         engine.query(&self.note_clock, args).await.map(drop)
@@ -89,22 +90,22 @@ impl LeaderStatements {
         if let Some(row) = engine.query(&self.take, args).await?.first() {
             return stored_leader(row);
         }
-        // Somebody else was faster; the row is there, because nothing but an operator deletes it.
-        let mut held = self.of(engine, std::slice::from_ref(quota)).await?;
+        // Another worker was faster. The row exists, because only an operator deletes it.
+        let mut held = self.stored_leaders(engine, std::slice::from_ref(quota)).await?;
         held.remove(quota)
-            .ok_or_else(|| LedgerError::Unavailable("the limiter's authority was deleted meanwhile".to_owned()))
+            .ok_or_else(|| LedgerError::Unavailable("the limiter's leader row was deleted: retrying".to_owned()))
     }
 }
 
 fn stored_leader(row: &SqlRow) -> Result<StoredLeader, LedgerError> {
     let micros = |us: i64, column| u64::try_from(us).map(Micros).map_err(|_| corrupt(column, "is negative"));
     let now = micros(row.int("now_ms")?.saturating_mul(1_000), "now_ms")?;
-    let word = match row.opt_int("clock_since_us")? {
+    let attestation = match row.opt_int("clock_since_us")? {
         None => None,
         Some(since_us) => {
             let ahead =
                 ClockOffset { least_us: row.int("clock_ahead_least_us")?, most_us: row.int("clock_ahead_most_us")? };
-            // Of a clock that went back the age is unknown: too old for anything.
+            // If the clock went back, the age is unknown: too old for any use.
             let age_ms = u64::try_from(row.int("clock_age_ms")?).unwrap_or(u64::MAX);
             Some((
                 ClockAttestation { offset: ahead, since: micros(since_us, "clock_since_us")? },
@@ -112,11 +113,5 @@ fn stored_leader(row: &SqlRow) -> Result<StoredLeader, LedgerError> {
             ))
         }
     };
-    Ok(StoredLeader {
-        holder: row.text("holder")?,
-        term: row.int("term")?,
-        age: row.ms("age_ms")?,
-        now,
-        attestation: word,
-    })
+    Ok(StoredLeader { holder: row.text("holder")?, term: row.int("term")?, age: row.ms("age_ms")?, now, attestation })
 }

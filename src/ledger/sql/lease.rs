@@ -1,7 +1,7 @@
-//! Keeping a job in hand and giving it up without having sent anything.
+//! The lease statements: renewing leases of active jobs, and releasing a job without having sent anything.
 //!
-//! Refuses a hold that was given up: the fence alone would still match until the next claim, so every statement also
-//! asks for the lease.
+//! Every statement checks the fencing token and the lease. The token alone would still match after a release, until the
+//! next claim. See `docs/decisions/0030-leases-and-operator-decisions.md`.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -18,8 +18,8 @@ use crate::domain::explain::reason::NOT_DUE;
 use crate::ledger::copies::ReturnPlan;
 use crate::ledger::{FencedWrite, JobState, LeaseToken, LedgerError};
 
-/// Leases prolonged by one statement: their rows are locked for as long as it takes, and who finishes one of those jobs
-/// waits.
+/// Leases prolonged by one statement. Their rows stay locked as long as it runs, and the end of one of those jobs waits
+/// for it.
 const RENEW_BATCH_MAX: usize = 250;
 
 pub struct LeaseStatements {
@@ -32,7 +32,7 @@ pub struct LeaseStatements {
 
 impl LeaseStatements {
     pub fn new(dialect: Dialect) -> Self {
-        // A job that may have been charged never goes back to `waiting`, whatever the caller says.
+        // A job that may have been charged never returns to `waiting`, whatever the caller says.
         let delayed = copies::delayed_copy_update("{after:$4}", "$6", "NOT (maybe_charged OR $3)");
         let rest = format!(
             "UPDATE jobs SET state = CASE WHEN maybe_charged OR $3 THEN 'unknown' ELSE 'waiting' END, \
@@ -47,11 +47,12 @@ impl LeaseStatements {
         let settle = "UPDATE jobs SET state = $3, provider_reference = COALESCE($4, provider_reference), reason = $5, \
                           lease_owner = NULL, lease_until = NULL, updated_at = {now} {from} \
                       WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')";
-        // A worker that leaves gives back all that it has at once, except what it may have sent: that stays until its lease ends.
+        // A worker that stops releases all of its jobs at once, except those that it may have sent: they keep their
+        // lease until it ends.
         let release = "UPDATE jobs SET lease_owner = NULL, lease_until = NULL, updated_at = {now}, \
                            wake_at = CASE WHEN not_before > {now} THEN not_before ELSE {now} END {from} \
                        WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')";
-        // What it waits for stays, and since when: only one that has never been put down waits for its time from now on.
+        // Reason and start of the wait stay. A job that was never delayed waits for its time from now on.
         let reason = format!("COALESCE(reason, '{NOT_DUE}')");
         let due = "CASE WHEN not_before > wake_at THEN not_before ELSE wake_at END";
         let delayed = copies::delayed_copy_update(due, "$3", "NOT maybe_charged");
@@ -99,21 +100,22 @@ impl LeaseStatements {
         }
     }
 
-    /// A row that somebody is writing at this moment is left out, and told as lost: most of them are being settled.
+    /// Rows that another statement is writing at this moment are left out and returned as lost: most of those
+    /// statements finish the job.
     pub async fn renew(
         &self,
         engine: &dyn Engine,
-        holds: &[LeaseToken],
+        leases: &[LeaseToken],
         lease: Duration,
     ) -> Result<Vec<LeaseToken>, LedgerError> {
-        // Ordered, so that two renewals never wait for each other's rows crosswise.
-        let mut ordered: Vec<&LeaseToken> = holds.iter().collect();
+        // Ordered, so that two renewals cannot deadlock on each other's rows.
+        let mut ordered: Vec<&LeaseToken> = leases.iter().collect();
         ordered.sort_by(|a, b| a.id.cmp(&b.id));
         let mut kept: HashSet<(String, i64)> = HashSet::new();
         let mut first = Ok(());
         for some in ordered.chunks(RENEW_BATCH_MAX) {
             let list: Vec<_> =
-                some.iter().map(|hold| serde_json::json!({"id": hold.id.as_str(), "fence": hold.fence})).collect();
+                some.iter().map(|token| serde_json::json!({"id": token.id.as_str(), "fence": token.fence})).collect();
             let args: [Value; 2] = [serde_json::Value::from(list).to_string().into(), lease.into()];
             match engine.query_by_index(&self.renew, Arc::from(args)).await {
                 Ok(rows) => {
@@ -121,22 +123,22 @@ impl LeaseStatements {
                         kept.insert((row.text("id")?, row.int("fence")?));
                     }
                 }
-                // The rest is prolonged all the same.
+                // The other leases are prolonged all the same.
                 Err(error) => first = first.and(Err(error)),
             }
         }
         first?;
-        let lost = |hold: &&LeaseToken| !kept.contains(&(hold.id.as_str().to_owned(), hold.fence));
-        Ok(holds.iter().filter(lost).cloned().collect())
+        let lost = |token: &&LeaseToken| !kept.contains(&(token.id.as_str().to_owned(), token.fence));
+        Ok(leases.iter().filter(lost).cloned().collect())
     }
 
     pub async fn transition(
         &self,
         engine: &Arc<dyn Engine>,
-        hold: &LeaseToken,
+        lease: &LeaseToken,
         next: &JobState,
     ) -> Result<(FencedWrite, Option<ReturnPlan>), LedgerError> {
-        let (chain, third, fourth, reason): (&Batcher, Value, Value, &str) = match next {
+        let (batcher, third, fourth, reason): (&Batcher, Value, Value, &str) = match next {
             JobState::Waiting { wait, reason } => (&self.wait, false.into(), (*wait).into(), reason),
             JobState::Unknown { wait, reason } => (&self.wait, true.into(), (*wait).into(), reason),
             JobState::Final { state, reason, reference } => {
@@ -144,26 +146,26 @@ impl LeaseStatements {
             }
         };
         let mut args: Vec<Value> =
-            vec![hold.id.as_str().into(), hold.fence.into(), third, fourth, storable(reason).into()];
+            vec![lease.id.as_str().into(), lease.fence.into(), third, fourth, storable(reason).into()];
         let wait = next.wait();
         args.extend(wait.map(|wait| copy_step(wait).into()));
-        let row = chain.write(engine, Arc::from(args), Duration::ZERO).await?;
+        let row = batcher.write(engine, Arc::from(args), Duration::ZERO).await?;
         let back = row.as_ref().filter(|_| wait.is_some()).map(return_plan).transpose()?;
         Ok((fenced_write(row.is_some()), back))
     }
 
-    pub async fn release(&self, engine: &Arc<dyn Engine>, hold: &LeaseToken) -> Result<FencedWrite, LedgerError> {
-        let args: [Value; 2] = [hold.id.as_str().into(), hold.fence.into()];
+    pub async fn release(&self, engine: &Arc<dyn Engine>, lease: &LeaseToken) -> Result<FencedWrite, LedgerError> {
+        let args: [Value; 2] = [lease.id.as_str().into(), lease.fence.into()];
         Ok(fenced_write(self.release.write(engine, Arc::from(args), Duration::ZERO).await?.is_some()))
     }
 
     pub async fn wait_on(
         &self,
         engine: &Arc<dyn Engine>,
-        hold: &LeaseToken,
+        lease: &LeaseToken,
         wait: Duration,
     ) -> Result<(FencedWrite, Option<ReturnPlan>), LedgerError> {
-        let args: [Value; 3] = [hold.id.as_str().into(), hold.fence.into(), copy_step(wait).into()];
+        let args: [Value; 3] = [lease.id.as_str().into(), lease.fence.into(), copy_step(wait).into()];
         let row = self.wait_on.write(engine, Arc::from(args), Duration::ZERO).await?;
         Ok((fenced_write(row.is_some()), row.as_ref().map(return_plan).transpose()?))
     }

@@ -1,12 +1,12 @@
-//! One look-up's two commits: that it is on the wire, and what it found.
+//! The two commits of a look-up: that it is in flight, and what it found.
 //!
-//! Refuses every state but `unknown` to begin from, and to rest in: whoever is asked about may have been charged, and
-//! stays so until an answer or a person decides. Only one request of a job is on the wire at a time.
+//! A look-up begins only from state `unknown`, and the job stays `unknown` until a response or an operator decides.
+//! Only one request of a job is in flight at a time. See `docs/decisions/0034-look-ups-of-unknown-outcomes.md`.
 
 use std::sync::Arc;
 
 use super::attempt::{
-    CLOSE_ATTEMPT, WRITE_EVENT, WRITTEN_COLUMNS, conflict_checked_reason, conflict_checked_state, page_if_conflicting,
+    CLOSE_ATTEMPT, WRITE_EVENT, WRITTEN_COLUMNS, conflict_checked_reason, conflict_checked_state, log_shared_charge,
 };
 use super::copies::{self, RETURN_PLAN_COLUMNS, return_plan};
 use super::dialect::{Dialect, JobWrite, JobWriteText, Returning};
@@ -75,25 +75,25 @@ impl LookupStatements {
         }
     }
 
-    pub async fn begin(&self, engine: &dyn Engine, hold: &LeaseToken) -> Result<BeginResult, LedgerError> {
-        let args: [Value; 2] = [hold.id.as_str().into(), hold.fence.into()];
+    pub async fn begin(&self, engine: &dyn Engine, lease: &LeaseToken) -> Result<BeginResult, LedgerError> {
+        let args: [Value; 2] = [lease.id.as_str().into(), lease.fence.into()];
         match engine.execute_one(&self.begin, &Arc::from(args)).await? {
             Some(row) => Ok(BeginResult::Attempt(row.count("last_attempt")?)),
             None => Ok(BeginResult::Stale),
         }
     }
 
-    /// [`JobState::Waiting`] is `unknown` here.
+    /// Here, [`JobState::Waiting`] becomes `unknown`.
     pub async fn finish(
         &self,
         engine: &dyn Engine,
-        hold: &LeaseToken,
+        lease: &LeaseToken,
         end: &LookupEnd,
         next: &JobState,
     ) -> Result<(FencedWrite, Option<FinalState>, Option<ReturnPlan>), LedgerError> {
         let mut args: Vec<Value> = vec![
-            hold.id.as_str().into(),
-            hold.fence.into(),
+            lease.id.as_str().into(),
+            lease.fence.into(),
             end.number.into(),
             end.outcome.into(),
             end.status.map(i64::from).into(),
@@ -102,7 +102,7 @@ impl LookupStatements {
             false.into(),
             end.grants_resend.into(),
         ];
-        let chain = match next {
+        let write = match next {
             JobState::Waiting { wait, reason } | JobState::Unknown { wait, reason } => {
                 args.extend([(*wait).into(), storable(reason).into(), copy_step(*wait).into()]);
                 &self.wait
@@ -112,8 +112,8 @@ impl LookupStatements {
                 &self.finalize
             }
         };
-        let row = engine.execute_one(chain, &Arc::from(args)).await?;
-        page_if_conflicting(hold, next, row.as_ref())?;
+        let row = engine.execute_one(write, &Arc::from(args)).await?;
+        log_shared_charge(lease, next, row.as_ref())?;
         let is_final = matches!(next, JobState::Final { .. });
         let state = row.as_ref().filter(|_| is_final).map(final_state).transpose()?;
         let back = row.as_ref().filter(|_| !is_final).map(return_plan).transpose()?;

@@ -1,7 +1,8 @@
 //! The ledger and the settings in SQL, written once for both databases.
 //!
-//! Refuses to know a driver: [`engine`] is the seam, [`dialect`] what the two write differently. One file per duty; each
-//! keeps its statements beside the code that reads their rows.
+//! [`engine`] is the interface to a driver, and [`dialect`] has what the databases write differently. One file for each
+//! task; each keeps its statements beside the code that reads their rows. See
+//! `docs/decisions/0024-one-sql-for-two-databases.md`.
 
 use crate::ledger::copies::RejectedMessage;
 use std::collections::{BTreeMap, HashMap};
@@ -70,7 +71,7 @@ pub struct SqlLedger {
     lease: lease::LeaseStatements,
     outbox: outbox::OutboxStatements,
     recent: recent::RecentUseStatements,
-    authority: leader::LeaderStatements,
+    leaders: leader::LeaderStatements,
     fleet: fleet::FleetStatements,
     reports: reports::ReportStatements,
     upkeep: upkeep::UpkeepStatements,
@@ -88,7 +89,7 @@ impl SqlLedger {
             lease: lease::LeaseStatements::new(dialect),
             outbox: outbox::OutboxStatements::new(dialect),
             recent: recent::RecentUseStatements::new(dialect),
-            authority: leader::LeaderStatements::new(dialect),
+            leaders: leader::LeaderStatements::new(dialect),
             fleet: fleet::FleetStatements::new(dialect),
             reports: reports::ReportStatements::new(dialect),
             upkeep: upkeep::UpkeepStatements::new(dialect),
@@ -103,70 +104,70 @@ impl Ledger for SqlLedger {
         job: &Job,
         hash: ContentHash,
         claimant: Claimant<'_>,
-        timing: BatchOptions,
+        options: BatchOptions,
     ) -> Result<Claim, LedgerError> {
-        let request = claim::ClaimRequest { job, hash, claimant, timing };
+        let request = claim::ClaimRequest { job, hash, claimant, options };
         self.claim.claim(&self.engine, request).await
     }
 
-    async fn record_and_begin(&self, first: NewJobAttempt<'_>) -> Result<FencedWrite, LedgerError> {
-        self.new_job.write(&self.engine, first).await
+    async fn record_and_begin(&self, attempt: NewJobAttempt<'_>) -> Result<FencedWrite, LedgerError> {
+        self.new_job.write(&self.engine, attempt).await
     }
 
-    async fn renew(&self, holds: &[LeaseToken], lease: Duration) -> Result<Vec<LeaseToken>, LedgerError> {
-        self.lease.renew(&*self.engine, holds, lease).await
+    async fn renew(&self, leases: &[LeaseToken], lease: Duration) -> Result<Vec<LeaseToken>, LedgerError> {
+        self.lease.renew(&*self.engine, leases, lease).await
     }
 
     async fn begin_attempt_batched(
         &self,
-        hold: &LeaseToken,
+        lease: &LeaseToken,
         request: &FrozenRequest,
-        may_wait: Duration,
+        max_batch_delay: Duration,
     ) -> Result<BeginResult, LedgerError> {
-        self.attempt.begin(&self.engine, hold, request, may_wait).await
+        self.attempt.begin(&self.engine, lease, request, max_batch_delay).await
     }
 
     async fn finish_attempt_batched(
         &self,
-        hold: &LeaseToken,
+        lease: &LeaseToken,
         end: &AttemptEnd,
         next: &JobState,
-        timing: BatchOptions,
+        options: BatchOptions,
     ) -> Result<(FencedWrite, Option<OutcomeEvent>, Option<ReturnPlan>), LedgerError> {
-        self.attempt.finish(&self.engine, hold, end, next, timing).await
+        self.attempt.finish(&self.engine, lease, end, next, options).await
     }
 
-    async fn begin_lookup(&self, hold: &LeaseToken) -> Result<BeginResult, LedgerError> {
-        self.lookup.begin(&*self.engine, hold).await
+    async fn begin_lookup(&self, lease: &LeaseToken) -> Result<BeginResult, LedgerError> {
+        self.lookup.begin(&*self.engine, lease).await
     }
 
     async fn finish_lookup(
         &self,
-        hold: &LeaseToken,
+        lease: &LeaseToken,
         end: &LookupEnd,
         next: &JobState,
     ) -> Result<(FencedWrite, Option<FinalState>, Option<ReturnPlan>), LedgerError> {
-        self.lookup.finish(&*self.engine, hold, end, next).await
+        self.lookup.finish(&*self.engine, lease, end, next).await
     }
 
     async fn transition_with_copy(
         &self,
-        hold: &LeaseToken,
+        lease: &LeaseToken,
         next: &JobState,
     ) -> Result<(FencedWrite, Option<ReturnPlan>), LedgerError> {
-        self.lease.transition(&self.engine, hold, next).await
+        self.lease.transition(&self.engine, lease, next).await
     }
 
-    async fn release(&self, hold: &LeaseToken) -> Result<FencedWrite, LedgerError> {
-        self.lease.release(&self.engine, hold).await
+    async fn release(&self, lease: &LeaseToken) -> Result<FencedWrite, LedgerError> {
+        self.lease.release(&self.engine, lease).await
     }
 
     async fn release_waiting_with_copy(
         &self,
-        hold: &LeaseToken,
+        lease: &LeaseToken,
         wait: Duration,
     ) -> Result<(FencedWrite, Option<ReturnPlan>), LedgerError> {
-        self.lease.wait_on(&self.engine, hold, wait).await
+        self.lease.wait_on(&self.engine, lease, wait).await
     }
 
     async fn reject(&self, message: &RejectedMessage) -> Result<(), LedgerError> {
@@ -214,7 +215,7 @@ impl Ledger for SqlLedger {
         &self,
         quotas: &[ProviderName],
     ) -> Result<HashMap<ProviderName, StoredLeader>, LedgerError> {
-        self.authority.of(&*self.engine, quotas).await
+        self.leaders.stored_leaders(&*self.engine, quotas).await
     }
 
     async fn take_leadership(
@@ -223,16 +224,16 @@ impl Ledger for SqlLedger {
         from: Option<&str>,
         to: &str,
     ) -> Result<StoredLeader, LedgerError> {
-        self.authority.take(&*self.engine, quota, from, to).await
+        self.leaders.take(&*self.engine, quota, from, to).await
     }
 
     async fn record_clock_attestation(
         &self,
         quota: &ProviderName,
         term: i64,
-        word: &ClockAttestation,
+        attestation: &ClockAttestation,
     ) -> Result<(), LedgerError> {
-        self.authority.note_clock(&*self.engine, quota, term, word).await
+        self.leaders.note_clock(&*self.engine, quota, term, attestation).await
     }
 
     async fn request_outcome(&self, job: &JobId, number: u32) -> Result<Option<String>, LedgerError> {
@@ -248,10 +249,10 @@ impl Ledger for SqlLedger {
     }
 }
 
-/// Longest reason, detail or reference that is kept, in characters.
+/// Longest stored reason, detail or reference, in characters.
 const TEXT_CHARS_MAX: usize = 1_000;
 
-/// Text that came from outside, made storable: PostgreSQL cannot hold U+0000, and nobody needs a page of it.
+/// Text from outside, made storable: PostgreSQL cannot store U+0000, and a thousand characters are enough.
 fn storable(text: &str) -> String {
     text.chars().filter(|c| *c != '\0').take(TEXT_CHARS_MAX).collect()
 }

@@ -1,6 +1,7 @@
-//! A new job and its first request, written down in one commit.
+//! A new job and its first request, recorded in one commit.
 //!
-//! Refuses a job that is known, by its id or by its key: it writes nothing then, and leaves the judging to [`super::claim`].
+//! If the id or the key exists, it writes nothing, and the caller asks [`super::claim`] instead. See
+//! `docs/decisions/0029-fast-path-for-new-payments.md`.
 
 use std::sync::Arc;
 
@@ -38,9 +39,9 @@ impl NewJobStatements {
     }
 
     pub async fn write(&self, engine: &Arc<dyn Engine>, first: NewJobAttempt<'_>) -> Result<FencedWrite, LedgerError> {
-        let NewJobAttempt { job, hash, lease: hold, owner, options: timing, request } = first;
+        let NewJobAttempt { job, hash, lease, owner, options, request } = first;
         let request: [Value; 8] = [
-            hold.fence.into(),
+            lease.fence.into(),
             request.method.as_str().into(),
             request.url.as_str().into(),
             request.idempotency_key.as_str().into(),
@@ -49,7 +50,7 @@ impl NewJobStatements {
             request.account.as_deref().into(),
             request.credential_fingerprint.as_str().into(),
         ];
-        let args = record_args(job, hash, owner, timing.lease).into_iter().chain(request).collect();
-        Ok(fenced_write(self.first.write(engine, args, timing.max_batch_delay).await?.is_some()))
+        let args = record_args(job, hash, owner, options.lease).into_iter().chain(request).collect();
+        Ok(fenced_write(self.first.write(engine, args, options.max_batch_delay).await?.is_some()))
     }
 }

@@ -1,4 +1,6 @@
-//! What leaves the ledger: outcome events, published at least once, and the record of messages that never became jobs.
+//! The ledger's outbox: outcome events, published at least once, and the record of rejected messages.
+//!
+//! See `docs/decisions/0023-transactional-outbox.md`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,10 +15,10 @@ use crate::ledger::copies::RejectedMessage;
 use crate::ledger::outcomes::{EventSelection, UnpublishedEvents};
 use crate::ledger::{LedgerError, OutcomeEvent};
 
-/// Longest claimed id of a rejected message that is kept, in characters.
+/// Longest stored id of a rejected message, in characters.
 const REJECTED_ID_CHARS_MAX: usize = 255;
 
-/// An event as [`event`] reads it.
+/// An event's columns, as [`event`] reads them.
 pub(super) const EVENT_COLUMNS: &str =
     "sequence, job_id AS id, provider, state, provider_reference, reason, attempts, {ms:at} AS at_ms";
 
@@ -93,9 +95,10 @@ impl OutboxStatements {
         let rows = engine.query(sql, Arc::from([at_most.into(), lease.into()])).await?;
         let mut events = read_or_log(&rows, "outcome_events", "sequence", event);
         if events.len() < rows.len() {
-            // Left at the head of the order they would be taken before all others for ever.
-            let unread =
-                |row: &SqlRow| row.int("sequence").ok().filter(|it| events.iter().all(|one| one.sequence != *it));
+            // Otherwise they would stay first in the order and be leased before all others forever.
+            let unread = |row: &SqlRow| {
+                row.int("sequence").ok().filter(|sequence| events.iter().all(|event| event.sequence != *sequence))
+            };
             self.rejected(engine, &rows.iter().filter_map(unread).collect::<Vec<_>>()).await?;
         }
         // RETURNING promises no order.

@@ -1,6 +1,6 @@
-//! PostgreSQL as the ledger's engine.
+//! The PostgreSQL engine of the ledger: statements, transactions and batches over the connection pool.
 //!
-//! Refuses to judge where the server is: `config` refuses plain text off this machine before anything is opened.
+//! It does not check where the server is: `config` rejects plain text to other machines before anything is opened.
 
 use std::time::Duration;
 
@@ -29,10 +29,10 @@ pub struct PostgresEngine {
 }
 
 impl PostgresEngine {
-    /// Makes the pool; connects with the first use.
+    /// Makes the pool; it connects at first use.
     ///
     /// # Errors
-    /// [`LedgerError::Refused`] when the URL cannot be meant or would send payments in plain text.
+    /// [`LedgerError::Refused`] when the URL is invalid or would send payments in plain text.
     pub fn open(url: &str, max_connections: u32, trusted: &Authorities) -> Result<Self, LedgerError> {
         Ok(Self { connections: Connections::new(max_connections, connect_options(url, trusted)?) })
     }
@@ -57,13 +57,13 @@ impl Engine for PostgresEngine {
         query(self.connections.clone(), ConnectionPurpose::Batches, sql, args).await
     }
 
-    /// A connection that says nothing is given up soon, so that the next poll has another. So is one to a server that was
-    /// demoted: it would tell for ever what was true then.
+    /// A silent connection is dropped soon, so that the next poll has another. So is one to a demoted server: it would
+    /// return outdated rows forever.
     async fn query_urgent(&self, sql: &Sql, args: Args) -> Result<Vec<SqlRow>, LedgerError> {
         let (pool, step) = (self.connections.clone(), Step { sql: sql.clone(), args, must_affect: false });
         run_to_completion(async move {
             let rows = async {
-                // A new connection may take longer than an answer: given up sooner, it would never be there.
+                // A new connection may take longer than a response: with the shorter limit, it would never be opened.
                 let mut session = pool.lend(ConnectionPurpose::Polls).await?;
                 let rows = with_client_timeout(URGENT_MAX, query_primary(session.connection()?, &step)).await;
                 session.end(rows)
@@ -96,9 +96,9 @@ impl Engine for PostgresEngine {
         .await
     }
 
-    /// Planned as a group is; behind a row that somebody else holds it waits as long as any statement.
-    async fn execute_one(&self, chain: &JobWrite, args: &Args) -> Result<Option<SqlRow>, LedgerError> {
-        let (pool, steps) = (self.connections.clone(), chain.steps(args));
+    /// Planned like a batch. Behind a row lock, it waits as long as any statement.
+    async fn execute_one(&self, write: &JobWrite, args: &Args) -> Result<Option<SqlRow>, LedgerError> {
+        let (pool, steps) = (self.connections.clone(), write.steps(args));
         let rows = run_to_completion(async move {
             match transaction(&pool, ConnectionPurpose::Batches, &steps, STATEMENT_MAX).await {
                 Ok(rows) => Ok(Some(rows)),
@@ -108,15 +108,17 @@ impl Engine for PostgresEngine {
         });
         let rows = match rows.await? {
             Some(rows) => rows,
-            None => self.atomically(chain.steps(args)).await?,
+            None => self.atomically(write.steps(args)).await?,
         };
         Ok(rows.into_iter().flatten().flatten().next())
     }
 
-    async fn execute_batch(&self, chain: &JobWrite, units: Vec<Args>) -> Result<Batch, LedgerError> {
-        let sql = units.first().and_then(|like| chain.batch_sql(like));
+    async fn execute_batch(&self, write: &JobWrite, units: Vec<Args>) -> Result<Batch, LedgerError> {
+        let sql = units.first().and_then(|like| write.batch_sql(like));
         let (Some(sql), Some(columns)) = (sql, columns(&units)) else {
-            return Ok(Batch::RolledBack(LedgerError::Refused("these writes are not alike".to_owned())));
+            return Ok(Batch::RolledBack(LedgerError::Refused(
+                "the writes of a batch differ in their arguments".to_owned(),
+            )));
         };
         let pool = self.connections.clone();
         run_to_completion(async move {
@@ -159,18 +161,20 @@ async fn query(
     .await
 }
 
+/// Runs a statement on the primary.
+///
 /// # Errors
-/// As of a connection that is of no more use, if the server only reads.
+/// As of a broken connection, if the server is read-only.
 async fn query_primary(connection: &mut PgConnection, step: &Step) -> Result<Vec<SqlRow>, sqlx::Error> {
     let (rows, _) = run(connection, step).await?;
     let reads_only = sqlx::query_scalar::<_, bool>("SELECT current_setting('transaction_read_only')::boolean");
     if reads_only.fetch_one(connection).await? {
-        return Err(sqlx::Error::Io(std::io::Error::other("the server was demoted and only reads")));
+        return Err(sqlx::Error::Io(std::io::Error::other("the server was demoted and is read-only")));
     }
     Ok(rows)
 }
 
-/// Each statement may take so long.
+/// Runs a transaction with this time limit for each statement.
 async fn transaction(
     pool: &Connections,
     purpose: ConnectionPurpose,
@@ -186,7 +190,7 @@ async fn transaction(
     session.end(rows)
 }
 
-/// One statement is a transaction by itself.
+/// Runs one statement, which is a transaction by itself.
 async fn run_single_statement(
     pool: &Connections,
     purpose: ConnectionPurpose,

@@ -1,8 +1,9 @@
-//! What was used of a quota lately, and by one of its accounts or references: for a limiter that did not count it.
+//! The recent requests of a quota, an account or a reference: for a limiter that rebuilds its state.
 //!
-//! Look-ups count like charges, one permit each. Refuses to flatter: ages are rounded down, a request whose answer never
-//! came counts as on the wire for as long as any row may let one be, and providers that have left the quota or are gone are
-//! remembered by the audit. Refuses a statement that grows with the window: it goes back page by page.
+//! Look-ups count like charges, one permit each. Usage is never underestimated. Ages are rounded down. A request
+//! without a response counts as in flight for as long as any row allows one to be. Providers that left the quota, or
+//! were deleted, are found in the audit. Statements read page by page, so none grows with the window. See
+//! `docs/decisions/0012-history-of-uncounted-usage.md`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,16 +19,15 @@ use crate::domain::quota_spec::{Lookback, SubjectQuery};
 use crate::domain::time::millis_up;
 use crate::ledger::{LedgerError, RecentUses};
 
-/// Into how many entries what is counted is cut at most. Its ends add two more, what is only noticed one, and the limiter
-/// takes no more in one call.
+/// Most age buckets. Their ends add two entries, older uses one, and the limiter takes no more in one call.
 const ENTRIES: u64 = BATCH_MAX as u64 - 3;
-/// So many requests are read at a time: some tenths of a second, where a statement is ended after ten.
+/// Requests read by one statement: some tenths of a second; the statement timeout is ten seconds.
 const PAGE: u32 = 50_000;
-/// The same for an account or a reference: of that many, one call can carry some.
+/// Most age buckets of an account or a reference, so that one call can carry several of them.
 const ENTRIES_OF_SUBJECT: u64 = 254;
-/// A request may end while others are read, or have ended by a clock that was ahead.
+/// A request may end while others are read, or have an end from a clock that was ahead.
 const YEAR_MS: i64 = 365 * 86_400_000;
-/// After a request was written down the provider counts it no later: booked ahead, sent late, answered late.
+/// The provider counts a request no later than this after it was recorded: booked ahead, sent late, answered late.
 #[allow(clippy::cast_possible_truncation, reason = "minutes")]
 const ON_WIRE_MS: i64 = (BOOKING_HORIZON.as_millis() + SEND_BUDGET_MAX.as_millis() + TIMEOUT_MAX.as_millis()) as i64;
 
@@ -43,10 +43,10 @@ pub struct RecentUseStatements {
     of_references: Sql,
 }
 
-/// Uses by the age of their bucket; without one, those that may be on the wire.
+/// Uses by the age of their bucket; `None`: those that may be in flight.
 type Uses = BTreeMap<Option<Duration>, CostByKind>;
 
-/// How far back, by the database's clock.
+/// The lookback as instants of the database's clock.
 struct UseLookback {
     now_ms: i64,
     counted_ms: i64,
@@ -58,12 +58,12 @@ impl RecentUseStatements {
     pub fn new(dialect: Dialect) -> Self {
         let sums = "CAST(sum(CASE WHEN kind = 'lookup' THEN 0 ELSE cost END) AS bigint) AS charges, \
                     CAST(sum(CASE WHEN kind = 'lookup' THEN 1 ELSE 0 END) AS bigint) AS lookups";
-        // Without an answer: as late as the provider may have counted it. Whatever times its row had.
+        // A request without a response is as young as the provider may have counted it, whatever the times in its row.
         let unanswered = format!(
             "CASE WHEN began_at > {{at:$3}} THEN NULL WHEN {{aged:began_at}} > {ON_WIRE_MS} \
                  THEN {{aged:began_at}} - {ON_WIRE_MS} ELSE 0 END"
         );
-        // Counted no later than the longest request after it began: those that began before that cannot count any more.
+        // A request counts no later than the longest request takes. Those that began before that cannot count any more.
         let of = |column: &str| {
             dialect.render(&format!(
                 "SELECT name, age_ms / $4 * $4 AS least_age_ms, {sums} FROM ( \
@@ -83,7 +83,7 @@ impl RecentUseStatements {
             restored: dialect.render(
                 "SELECT 1 AS one FROM settings_audit WHERE at > {at:$1} AND table_name = 'settings_version' LIMIT 1",
             ),
-            // A provider that left the quota keeps using it until the workers have noticed and its last request has
+            // A provider that left the quota uses it until all workers have loaded the change and its last request has
             // ended: an hour is far more than both.
             sharing: dialect.render(
                 "SELECT name FROM providers WHERE COALESCE(quota, name) = $1 \
@@ -119,7 +119,7 @@ impl RecentUseStatements {
         }
     }
 
-    /// The providers that used a quota since then, if the ledger knows all that they did.
+    /// The providers that used a quota since then, if the ledger knows all their requests.
     async fn sharing(
         &self,
         engine: &dyn Engine,
@@ -128,7 +128,7 @@ impl RecentUseStatements {
     ) -> Result<Vec<String>, LedgerError> {
         if !engine.query(&self.restored, Arc::from([since.noticed_ms.into()])).await?.is_empty() {
             return Err(LedgerError::Refused(
-                "this database was restored from a backup lately: it does not know what was sent since the backup"
+                "this database was restored from a backup lately: requests sent after the backup are missing"
                     .to_owned(),
             ));
         }
@@ -180,14 +180,14 @@ impl RecentUseStatements {
         let since = self.since(engine, lookback, ENTRIES).await?;
         let (mut uses, mut noticed) = (Uses::new(), false);
         for provider in self.sharing(engine, quota, &since).await? {
-            // Before those that have ended: what ends meanwhile is counted twice rather than never.
+            // Before the ended ones: a request that ends meanwhile is counted twice rather than never.
             self.add_open(engine, &provider, &since, &mut uses).await?;
             self.add_ended(engine, &provider, &since, &mut uses).await?;
             let before = bounds(&provider, since.noticed_ms, since.counted_ms);
             noticed = noticed || !engine.query_by_index(&self.noticed, before).await?.is_empty();
         }
         let open = uses.remove(&None).unwrap_or_default();
-        // One whose age is more than is asked for counts as if it were just that old, with all others of the kind.
+        // An age beyond the lookback is capped to it, and added to the others of that age.
         let mut by_age = Uses::new();
         for (age, cost) in uses {
             add_to(&mut by_age, age.map(|age| age.min(lookback.count_within)), cost);
@@ -211,7 +211,7 @@ impl RecentUseStatements {
         add(uses, &engine.query_by_index(&self.open, args).await?)
     }
 
-    /// The youngest first. An instant that more requests share than a page has is one page.
+    /// Adds ended requests, the youngest first. If more requests than a page share an instant, they are one page.
     async fn add_ended(
         &self,
         engine: &dyn Engine,
@@ -234,7 +234,7 @@ impl RecentUseStatements {
 
 impl UseLookback {
     fn new(now_ms: i64, lookback: Lookback, entries: u64) -> Self {
-        // Instants are cut to milliseconds in one of the databases: one more, so that none falls out too early.
+        // One of the databases cuts instants to milliseconds: one more, so that none drops out too early.
         let before = |within: Duration| {
             now_ms.saturating_sub(i64::try_from(millis_up(within)).unwrap_or(i64::MAX)).saturating_sub(1).max(0)
         };
@@ -247,7 +247,7 @@ impl UseLookback {
         }
     }
 
-    /// What began before and has no answer is on the wire no longer.
+    /// A request without a response that began before this is no longer in flight.
     fn on_wire_ms(&self) -> i64 {
         self.now_ms.saturating_sub(ON_WIRE_MS)
     }

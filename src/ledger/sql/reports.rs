@@ -1,5 +1,6 @@
-//! Questions that change nothing: for status, for readiness and for a worker in doubt. Refuses to lock: what they count may have changed by the
-//! time it is read.
+//! Read-only queries for status, for readiness, and for a worker that does not know a request's outcome.
+//!
+//! They take no locks: their counts may be outdated when they are read.
 
 use std::sync::Arc;
 

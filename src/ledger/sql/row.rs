@@ -1,7 +1,6 @@
-//! A result row, freed from its driver: cells by column name, each read with the type that the schema promises.
+//! A result row without its driver: cells by column name, each read with the type that the schema promises.
 //!
-//! Refuses to convert: a cell of another type or out of range is [`LedgerError::Corrupt`], with the column's name and
-//! never its value.
+//! A cell of another type, or out of range, is [`LedgerError::Corrupt`] with the column's name and never its value.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +19,7 @@ pub enum SqlValue {
     Bytes(Vec<u8>),
 }
 
-/// The columns of a result, named once for all of its rows.
+/// The columns of a result, shared by all of its rows.
 pub type Names = Arc<[String]>;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -44,7 +43,7 @@ impl SqlRow {
         match self.cell(column)? {
             SqlValue::Null => Ok(None),
             SqlValue::Int(value) => Ok(Some(*value)),
-            _ => Err(corrupt(column, "is no integer")),
+            _ => Err(corrupt(column, "is not an integer")),
         }
     }
 
@@ -60,17 +59,17 @@ impl SqlRow {
         match self.cell(column)? {
             SqlValue::Null => Ok(None),
             SqlValue::Real(value) => Ok(Some(*value)),
-            _ => Err(corrupt(column, "is no number")),
+            _ => Err(corrupt(column, "is not a number")),
         }
     }
 
-    /// SQLite says 0 and 1.
+    /// SQLite stores 0 and 1.
     pub fn bool(&self, column: &str) -> Result<bool, LedgerError> {
         match self.cell(column)? {
             SqlValue::Bool(value) => Ok(*value),
             SqlValue::Int(0) => Ok(false),
             SqlValue::Int(1) => Ok(true),
-            _ => Err(corrupt(column, "is no boolean")),
+            _ => Err(corrupt(column, "is not a boolean")),
         }
     }
 
@@ -85,7 +84,7 @@ impl SqlRow {
         match self.cell(column)? {
             SqlValue::Null => Ok(None),
             SqlValue::Text(value) => Ok(Some(value.clone())),
-            _ => Err(corrupt(column, "is no text")),
+            _ => Err(corrupt(column, "is not text")),
         }
     }
 
@@ -93,7 +92,7 @@ impl SqlRow {
         self.opt_text(column)?.ok_or_else(|| corrupt(column, "is NULL"))
     }
 
-    /// What the row is called in a message.
+    /// The column's name in messages.
     fn name(&self, column: &str) -> String {
         match self.cell(column) {
             Ok(SqlValue::Text(text)) => text.clone(),
@@ -105,16 +104,16 @@ impl SqlRow {
     pub fn bytes(&self, column: &str) -> Result<Vec<u8>, LedgerError> {
         match self.cell(column)? {
             SqlValue::Bytes(value) => Ok(value.clone()),
-            _ => Err(corrupt(column, "is no byte string")),
+            _ => Err(corrupt(column, "is not a byte string")),
         }
     }
 
-    /// Milliseconds since the epoch, of a column whose name ends in `_ms`.
+    /// Milliseconds since the epoch, from a column whose name ends in `_ms`.
     pub fn opt_instant(&self, column: &str) -> Result<Option<EpochMs>, LedgerError> {
         let at = self.opt_int(column)?.map(EpochMs);
         match at.is_none_or(EpochMs::is_writable) {
             true => Ok(at),
-            false => Err(corrupt(column.trim_end_matches("_ms"), "is no instant of the years 1 to 9999")),
+            false => Err(corrupt(column.trim_end_matches("_ms"), "is not an instant of the years 1 to 9999")),
         }
     }
 
@@ -126,7 +125,7 @@ impl SqlRow {
     pub fn opt_ms(&self, column: &str) -> Result<Option<Duration>, LedgerError> {
         let Some(ms) = self.opt_int(column)? else { return Ok(None) };
         if ms.unsigned_abs() > SPAN_MAX_MS {
-            return Err(corrupt(column, "is reckoned from an instant that is not finite"));
+            return Err(corrupt(column, "is computed from an instant that is not finite"));
         }
         Ok(Some(Duration::from_millis(u64::try_from(ms).unwrap_or(0))))
     }
@@ -146,7 +145,7 @@ pub struct ReadRows<T> {
     pub unreadable: Vec<UnreadableRow>,
 }
 
-/// Reads each row by itself: one that cannot be read is named by its column `key`, and the others are read all the same.
+/// Reads each row separately: an unreadable row is named by its column `key`, and the others are read all the same.
 pub fn read_each<T>(rows: &[SqlRow], key: &str, read: impl Fn(&SqlRow) -> Result<T, LedgerError>) -> ReadRows<T> {
     let mut all = ReadRows { rows: Vec::with_capacity(rows.len()), unreadable: Vec::new() };
     for row in rows {
@@ -158,7 +157,7 @@ pub fn read_each<T>(rows: &[SqlRow], key: &str, read: impl Fn(&SqlRow) -> Result
     all
 }
 
-/// The same where nobody is told of what cannot be read but the log.
+/// Reads like [`read_each`]; unreadable rows are only logged.
 pub fn read_or_log<T>(
     rows: &[SqlRow],
     table: &'static str,
@@ -167,7 +166,7 @@ pub fn read_or_log<T>(
 ) -> Vec<T> {
     let ReadRows { rows, unreadable } = read_each(rows, key, read);
     for UnreadableRow { id, problem } in unreadable {
-        tracing::error!(table, row = id, problem, "a row cannot be read and is left out; repair it by SQL");
+        tracing::error!(table, row = id, problem, "a row cannot be read; skipping it. Repair it by SQL");
     }
     rows
 }

@@ -1,8 +1,8 @@
-//! The settings of a connection to PostgreSQL: how they are set, and proof that they hold.
+//! The settings of a PostgreSQL connection: setting them, and checking that they are in effect.
 //!
-//! They are set by statements and not at the start of the session, because poolers drop what they don't know of a start. Then
-//! they are read back. In session mode a pooler passes both on. In transaction mode it lends one server process to several
-//! connections, so settings and locks of one are those of all: that is refused.
+//! They are set by statements, because poolers drop unknown start parameters, and then read back. In session mode a
+//! pooler passes both on. In transaction mode it lends one server process to several connections, which then share
+//! settings and locks. Such a pooler is rejected. See `docs/decisions/0028-query-plans-are-pinned.md`.
 
 use sqlx::postgres::PgConnection;
 use sqlx::{AssertSqlSafe, Row as _};
@@ -10,9 +10,9 @@ use sqlx::{AssertSqlSafe, Row as _};
 use super::session::STATEMENT_MAX;
 use super::slots::ConnectionPurpose;
 
-/// A row that another transaction holds must not hold up all the others of its group: they are written one by one then. And
-/// a plan that was made while a table was small would read all of it for ever: by index, whatever the statistics say, and
-/// planned once.
+/// A row that another transaction has locked must not delay the rest of its batch: those jobs are then written one by
+/// one. A plan from when a table was small would read all of it forever. So: plan by index, whatever the statistics
+/// say, and only once.
 const BATCH_SETTINGS: &str = "SET lock_timeout = '100ms'; SET enable_seqscan = off; SET enable_hashjoin = off; \
                       SET enable_mergejoin = off; SET plan_cache_mode = force_generic_plan";
 const DEFAULT_SETTINGS: &str = "SET lock_timeout = '5s'; RESET enable_seqscan; RESET enable_hashjoin; RESET enable_mergejoin; \
@@ -26,13 +26,13 @@ pub struct ServerProcess {
     since: String,
 }
 
-/// Sets a new connection up for [`Purpose::General`], and reads back what holds.
+/// Sets up a new connection for [`ConnectionPurpose::General`], and reads its settings back.
 ///
 /// # Errors
-/// When a setting does not hold.
+/// When a setting is not in effect.
 pub async fn establish(connection: &mut PgConnection) -> Result<ServerProcess, sqlx::Error> {
     let statement_max = format!("{}s", STATEMENT_MAX.as_secs());
-    // An outcome that was answered for must survive a crash of the server, whatever its default.
+    // A committed outcome must survive a crash of the server, whatever its default.
     let set = format!(
         "SET statement_timeout = '{statement_max}'; SET idle_in_transaction_session_timeout = '{IDLE_MAX}'; \
          SET synchronous_commit = on; SET lock_timeout = '5s'"
@@ -47,8 +47,10 @@ pub async fn establish(connection: &mut PgConnection) -> Result<ServerProcess, s
         let held: String = row.try_get(at)?;
         if held != wanted {
             return Err(sqlx::Error::Configuration(
-                format!("database.url: a setting of the session does not hold ({held} instead of {wanted}). {POOLER}")
-                    .into(),
+                format!(
+                    "database.url: a setting of the session is not in effect ({held} instead of {wanted}). {POOLER}"
+                )
+                .into(),
             ));
         }
     }
@@ -56,7 +58,7 @@ pub async fn establish(connection: &mut PgConnection) -> Result<ServerProcess, s
     Ok(ServerProcess { pid: row.try_get(4)?, since: since.unwrap_or_default() })
 }
 
-/// Sets a connection up for another purpose.
+/// Sets up a connection for another purpose.
 ///
 /// # Errors
 /// Those of the server.
@@ -76,7 +78,7 @@ pub fn is_shared(one: &ServerProcess, other: &ServerProcess) -> bool {
     one == other
 }
 
-/// Why a database behind such a pooler is not used.
+/// Error for a database behind such a pooler.
 pub fn pooler_error() -> sqlx::Error {
     let text = format!(
         "database.url leads through a pooler in transaction or statement mode: it lends one server process to several \

@@ -1,7 +1,7 @@
-//! How long a statement to PostgreSQL is waited for.
+//! Time limits of statements to PostgreSQL, on the server and in the client.
 //!
-//! A server whose machine lost power never answers, and the driver would wait for as long as the kernel does. So each statement
-//! has a limit on the server, and a slightly longer one here.
+//! A server whose machine lost power never answers, and the driver would wait as long as the kernel does. So each
+//! statement has a limit on the server, and a slightly longer one here.
 
 use std::io;
 use std::time::Duration;
@@ -10,27 +10,26 @@ use tokio::time::timeout;
 
 /// `statement_timeout`: set on the server, because a client-side timeout would cancel a transaction half-way.
 pub const STATEMENT_MAX: Duration = Duration::from_secs(10);
-/// A server that is there has answered when a statement has had all its time and this. One that is not may never tell (its
-/// machine lost power, a box on the way has forgotten the connection), and the driver would wait for as long as the kernel
-/// does: a quarter of an hour, or for ever.
+/// Extra time for the response after a statement's own limit. Without it, a lost connection (power failure, expired
+/// firewall state) would block for as long as the kernel waits: a quarter of an hour, or forever.
 const RESPONSE_GRACE: Duration = Duration::from_secs(5);
-/// How long a poll waits for its answer: what was polled is gone by for three seconds, so another one comes in time.
+/// Time limit of a poll: a polled value is used for three seconds, so the next one comes in time.
 pub const URGENT_MAX: Duration = Duration::from_secs(1);
 
-/// What the server answers to one statement, in bounded time.
+/// The server's response to one statement, in bounded time.
 ///
 /// # Errors
-/// Those of the statement; one of I/O when the server says nothing.
+/// Those of the statement; one of I/O when the server does not answer.
 pub async fn with_statement_timeout<T>(
     statement: impl Future<Output = Result<T, sqlx::Error>>,
 ) -> Result<T, sqlx::Error> {
     with_timeout_after(STATEMENT_MAX, statement).await
 }
 
-/// The same of a statement that may take so long.
+/// The response to a statement with this time limit.
 ///
 /// # Errors
-/// As [`answered`].
+/// As [`with_statement_timeout`].
 pub async fn with_timeout_after<T>(
     at_most: Duration,
     statement: impl Future<Output = Result<T, sqlx::Error>>,
@@ -38,16 +37,16 @@ pub async fn with_timeout_after<T>(
     with_client_timeout(at_most.saturating_add(RESPONSE_GRACE), statement).await
 }
 
-/// What it says in this time.
+/// The response within this time.
 ///
 /// # Errors
-/// As [`answered`].
+/// As [`with_statement_timeout`].
 pub async fn with_client_timeout<T>(
     at_most: Duration,
     statement: impl Future<Output = Result<T, sqlx::Error>>,
 ) -> Result<T, sqlx::Error> {
     let silent = || {
-        let words = format!("the server has said nothing for {} s", at_most.as_secs());
+        let words = format!("PostgreSQL did not answer within {} s", at_most.as_secs());
         sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, words))
     };
     timeout(at_most, statement).await.unwrap_or_else(|_| Err(silent()))

@@ -1,6 +1,7 @@
-//! Reading settings: versions, rows as written, and what they mean.
+//! Reading and changing settings in SQL: versions, raw rows and validated rows.
 //!
-//! Refuses a torn picture: rows of three tables are read between two looks at the version, which every change bumps.
+//! A read is consistent: the rows of three tables are read between two reads of the version, which every change bumps.
+//! See `docs/decisions/0025-versioned-settings.md`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use crate::ledger::provider_row::{AccountRow, LimitRow, Object, ProviderRow};
 use crate::ledger::settings::{InvalidRow, RawRate, Settings, SettingsChange, SettingsHints, SettingsSnapshot};
 use crate::ledger::settings_audit::AuditedChange;
 
-/// How often a read or an apply starts over because somebody changed settings meanwhile.
+/// How often a read or an apply restarts because settings changed meanwhile.
 const TRIES_MAX: u32 = 10;
 
 /// The settings over any engine.
@@ -55,7 +56,7 @@ impl SqlSettings {
                 Dialect::Sqlite => "UPDATE settings_version SET version = $2 WHERE version = $1",
             }),
             audit_raise: match dialect {
-                // By a trigger: a worker may not write the audit.
+                // A trigger does it: a worker has no right to write the audit.
                 Dialect::Postgres => None,
                 Dialect::Sqlite => Some(dialect.render(
                     "INSERT INTO settings_audit (who, program, table_name, row_key, old_row, new_row) \
@@ -184,7 +185,7 @@ impl Settings for SqlSettings {
         ];
         let Some(rows) = self.atomically(steps, by).await? else { return Ok(None) };
         let row = rows.iter().flatten().next().ok_or_else(|| corrupt("max_requests", "is missing"))?;
-        // The row is changed by now: what it was is told as it stood there.
+        // The row has the new rate by now; this is the former one.
         Ok(Some(RawRate { max_requests: row.int("max_requests")?, window_ms: row.int("window_ms")? }))
     }
 
@@ -210,7 +211,7 @@ impl Settings for SqlSettings {
 }
 
 impl SqlSettings {
-    /// Runs the steps in one transaction, under a name if there is one; returns the rows of each.
+    /// Runs the steps in one transaction, with an author if there is one; returns the rows of each.
     async fn atomically(&self, steps: Vec<Step>, by: Option<&Actor>) -> Result<Option<Vec<Vec<SqlRow>>>, LedgerError> {
         let Some(by) = by else { return self.engine.atomically(steps).await };
         let rows = self.engine.atomically(self.audit.with_actor(by, steps)).await?;
@@ -267,7 +268,7 @@ fn assemble(providers: &[SqlRow], limits: &[SqlRow], accounts: &[SqlRow]) -> Res
     providers.iter().map(stamped).collect()
 }
 
-/// What such a row says in plain columns holds: it closes the quota that it counts on, and a pause is a pause.
+/// What the plain columns of an unreadable row say: it blocks its quota, and `paused` and `enabled` apply.
 fn unreadable(row: &SqlRow, name: &str, error: &LedgerError) -> InvalidRow {
     let quota = row.opt_text("quota").ok().flatten();
     InvalidRow {
@@ -355,10 +356,10 @@ fn account_row(row: &SqlRow) -> Result<AccountRow, LedgerError> {
 }
 
 fn object(row: &SqlRow, column: &str) -> Result<Option<Object>, LedgerError> {
-    let read = |text: String| serde_json::from_str(&text).map_err(|_| corrupt(column, "is no JSON object"));
+    let read = |text: String| serde_json::from_str(&text).map_err(|_| corrupt(column, "is not a JSON object"));
     row.opt_text(column)?.map(read).transpose()
 }
 
 fn list(row: &SqlRow, column: &str) -> Result<Vec<serde_json::Value>, LedgerError> {
-    serde_json::from_str(&row.text(column)?).map_err(|_| corrupt(column, "is no JSON array"))
+    serde_json::from_str(&row.text(column)?).map_err(|_| corrupt(column, "is not a JSON array"))
 }

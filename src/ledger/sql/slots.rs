@@ -1,25 +1,25 @@
-//! Which waiter gets which connection: the decisions of the pool of PostgreSQL connections, without the connections.
+//! The connection pool's scheduling: which waiter gets which connection. It holds no connections of its own.
 //!
-//! One pool serves three purposes, each with a share of its own. Where the server allows fewer connections than configured,
-//! the pool works with those that it has: a connection serves any purpose then, polls first, and nobody waits for a
-//! connection that the server refuses while another one is free.
+//! One pool serves three purposes, each with its own share. If the server allows fewer connections than configured, any
+//! connection serves any purpose, polls first. So no caller waits for a new connection while another one is free. See
+//! `docs/decisions/0027-own-postgresql-connection-pool.md`.
 
 use std::collections::VecDeque;
 
-/// What a connection is used for; each purpose has settings of its own on the server.
+/// A connection's purpose; each has its own settings on the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectionPurpose {
     General,
-    /// Writes that are committed together.
+    /// Writes of a group commit.
     Batches,
-    /// What is polled each second: without it nothing is granted.
+    /// Values that are polled each second: without them, no permit is granted.
     Polls,
 }
 
-/// Connects at the same time while the server takes them all.
+/// Most connects at the same time while the server accepts them.
 const CONNECTS_MAX: u32 = 4;
 
-/// How many connections each purpose may use, and how many there may be.
+/// How many connections each purpose may use, and how many the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PurposeShares {
     pub general: u32,
@@ -29,7 +29,7 @@ pub struct PurposeShares {
 }
 
 impl PurposeShares {
-    /// Half for groups, one for polls, the rest for everything else.
+    /// Half for batches, one for polls, the rest for everything else.
     pub fn split(max_connections: u32) -> Self {
         let total = max_connections.max(1);
         let batches = (total / 2).max(1);
@@ -45,21 +45,21 @@ impl PurposeShares {
     }
 }
 
-/// The pool's connections `C` that are idle, and those who wait `W`.
+/// The pool's idle connections `C` and its waiting callers `W`.
 pub struct PoolSlots<C, W> {
     shares: PurposeShares,
     idle: Vec<(ConnectionPurpose, C)>,
     waiting: VecDeque<(ConnectionPurpose, W)>,
     used: [u32; 3],
-    /// Connects under way, with the pauses after those that failed.
+    /// Running connects, including the pauses after failed ones.
     connecting: u32,
-    /// The server refused a connection lately: what is open serves everybody.
+    /// The server rejected a connection lately: the open ones serve all purposes.
     pub is_refused: bool,
 }
 
-/// What follows from a change.
+/// The results of a change.
 pub struct SlotAssignments<C, W> {
-    /// Each waiter with its purpose, its connection and the purpose that the connection was last set up for.
+    /// Each waiter with its purpose, its connection, and the purpose for which the connection was last set up.
     pub assigned: Vec<(W, ConnectionPurpose, C, ConnectionPurpose)>,
     /// Purposes for which a connect begins now.
     pub connects: Vec<ConnectionPurpose>,
@@ -83,7 +83,7 @@ impl<C, W> PoolSlots<C, W> {
         self.waiting.push_back((purpose, waiter));
     }
 
-    /// Forgets the waiters of whom this is true.
+    /// Removes the waiters for which this is true.
     pub fn remove_waiters(&mut self, is_gone: impl Fn(&W) -> bool) {
         self.waiting.retain(|(_, waiter)| !is_gone(waiter));
     }
@@ -103,12 +103,13 @@ impl<C, W> PoolSlots<C, W> {
         self.connecting = self.connecting.saturating_sub(1);
     }
 
-    /// An idle connection, and the purpose that it is set up for.
+    /// Adds an idle connection, with the purpose for which it is set up.
     pub fn put(&mut self, set_up_for: ConnectionPurpose, connection: C) {
         self.idle.push((set_up_for, connection));
     }
 
-    /// While the server refuses, no connect begins until [`Slots::may_connect_again`]: other workers come first.
+    /// While the server rejects connections, no connect begins until [`PoolSlots::may_connect_again`]: other workers
+    /// come first.
     pub fn hold_connects(&mut self) {
         self.connecting += 1;
     }
@@ -119,7 +120,7 @@ impl<C, W> PoolSlots<C, W> {
         *used = used.saturating_sub(1);
     }
 
-    /// Takes out the idle connections of which this is true.
+    /// Removes the idle connections for which this is true.
     pub fn prune(&mut self, is_over: impl Fn(&C) -> bool) -> Vec<C> {
         let (over, kept) = std::mem::take(&mut self.idle).into_iter().partition(|(_, connection)| is_over(connection));
         self.idle = kept;
@@ -127,7 +128,7 @@ impl<C, W> PoolSlots<C, W> {
         over.into_iter().map(|(_, connection)| connection).collect()
     }
 
-    /// Lends what is idle, and says for whom to connect.
+    /// Lends idle connections, and says for which purposes to connect.
     pub fn assign(&mut self) -> SlotAssignments<C, W> {
         let mut served = SlotAssignments { assigned: Vec::new(), connects: Vec::new() };
         let mut wanted = Vec::new();
@@ -158,18 +159,18 @@ impl<C, W> PoolSlots<C, W> {
         let room = self.shares.total.saturating_sub(self.open()).min(at_once).saturating_sub(self.connecting);
         let begun = usize::try_from(self.connecting).unwrap_or(usize::MAX);
         served.connects = wanted.into_iter().skip(begun).take(usize::try_from(room).unwrap_or(0)).collect();
-        // While the server refuses, one try at a time serves whoever waits.
+        // While the server rejects connections, one connect at a time serves all waiters.
         self.connecting += u32::try_from(served.connects.len()).unwrap_or(0);
         served
     }
 
-    /// One that is set up for the purpose; another one only where no further connection can be had.
+    /// A connection that is set up for the purpose; another one only if the pool cannot grow.
     fn idle_for(&self, purpose: ConnectionPurpose, may_grow: bool) -> Option<usize> {
         let own = self.idle.iter().rposition(|(set_up_for, _)| *set_up_for == purpose);
         own.or_else(|| self.idle.len().checked_sub(1).filter(|_| !may_grow))
     }
 
-    /// While the server refuses more, one connection is left for the other purposes.
+    /// While the server rejects more, one connection is left for the other purposes.
     fn share_now(&self, purpose: ConnectionPurpose) -> u32 {
         let share = self.shares.get(purpose);
         if self.is_refused { share.min(self.open().saturating_sub(1).max(1)) } else { share }
@@ -197,7 +198,7 @@ mod tests {
         slots.put(purpose, connection);
     }
 
-    /// A pool that opened these connections and was refused the next.
+    /// A pool that opened these connections and was rejected at the next.
     fn refused_after(shares: PurposeShares, opened: &[ConnectionPurpose]) -> Numbered {
         let mut slots = Numbered::new(shares);
         for (number, purpose) in (1..).zip(opened) {

@@ -1,7 +1,7 @@
-//! SQLite as the ledger's engine: one file, or memory, and exactly one connection.
+//! The SQLite engine of the ledger: one file, or memory, and exactly one connection.
 //!
-//! Refuses a second connection: with one, statements queue in the pool instead of failing with "database is locked", and
-//! a database in memory lives as long as the pool.
+//! With one connection, statements wait in the pool instead of failing with "database is locked", and a database in
+//! memory exists as long as the pool.
 
 use std::fs::File;
 use std::io;
@@ -26,10 +26,10 @@ use super::error::unavailable_or_corrupt;
 use super::row::{Names, SqlRow, SqlValue};
 use crate::ledger::LedgerError;
 
-/// How long a statement waits for its turn on the one connection. Longer than PostgreSQL's, because a queue here is
-/// work on a slow disk, not an outage.
+/// How long a statement waits for the one connection. Longer than PostgreSQL's limit, because a queue here means a slow
+/// disk, not an outage.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(15);
-/// How long a statement waits for another process's write. Commands are short; only a migration holds on longer.
+/// How long a statement waits for another process's write. Commands are short; only a migration holds the lock longer.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 const REOPEN_PAUSE: Duration = Duration::from_millis(20);
 const SQLITE_BUSY: i64 = 5;
@@ -38,7 +38,7 @@ const SQLITE_CORRUPT: i64 = 11;
 const SQLITE_CANTOPEN: i64 = 14;
 const SQLITE_NOTADB: i64 = 26;
 
-/// How to fix what SQLite refuses.
+/// How to fix the errors that SQLite reports.
 const READONLY: &str = "the file that database.url names, and its folder, must be writable for this user";
 const CORRUPT: &str =
     "the file that database.url names is damaged. Stop every process that uses it and restore a back-up";
@@ -47,11 +47,11 @@ const CANTOPEN: &str = "the file that database.url names must be one that this u
 const NOTADB: &str = "the file that database.url names is not a SQLite database, or is encrypted. Set database.url to the \
                       database's own file, or to one that does not exist yet";
 
-/// The file that a URL names, as the driver reads it: what is looked for, what is locked and what is opened must be one.
+/// The file that a URL names, parsed like the driver does: the file that is found, locked and opened must be the same.
 /// `None` is a database in memory.
 ///
 /// # Errors
-/// [`LedgerError::Refused`] when the URL cannot be meant.
+/// [`LedgerError::Refused`] when the URL is invalid.
 pub fn file_of(url: &str) -> Result<Option<PathBuf>, LedgerError> {
     let options = options_of(url)?;
     let (file, parameters) = url.split_once('?').unwrap_or((url, ""));
@@ -64,7 +64,7 @@ fn options_of(url: &str) -> Result<SqliteConnectOptions, LedgerError> {
     SqliteConnectOptions::from_str(url).map_err(|error| LedgerError::Refused(format!("database.url: {error}")))
 }
 
-/// Makes a file that nobody else can read, unless there is one. The files that SQLite puts beside it are as private
+/// Creates a file that only its owner can read, if it does not exist. SQLite creates its other files with the same mode
 /// (<https://www.sqlite.org/src/file/src/os_unix.c>, `findCreateFileMode`).
 fn make_private(path: &Path) -> io::Result<File> {
     File::options().write(true).create_new(true).mode(0o600).open(path)
@@ -75,13 +75,13 @@ pub struct SqliteEngine {
 }
 
 impl SqliteEngine {
-    /// Makes the pool; opens the file with the first use. A file that is not there is made for its owner alone: it will hold
-    /// payloads and what is sent to providers.
+    /// Makes the pool; opens the file at first use. A missing file is created for its owner alone: it will hold
+    /// payloads and requests.
     ///
     /// # Errors
-    /// [`LedgerError::Refused`] when the URL cannot be meant.
+    /// [`LedgerError::Refused`] when the URL is invalid.
     pub fn open(url: &str) -> Result<Self, LedgerError> {
-        // One that is only read is not made; where it cannot be made, the driver says why.
+        // A read-only file is not created; if creating fails, the driver reports why.
         if let Some(path) = file_of(url)?.filter(|_| !url.contains("mode=ro")) {
             make_private(&path).ok();
         }
@@ -89,7 +89,7 @@ impl SqliteEngine {
             .create_if_missing(true)
             // Readers of other processes (commands, backups) never block the worker.
             .journal_mode(SqliteJournalMode::Wal)
-            // NORMAL would lose the last commits with the power: an attempt that was sent must not vanish.
+            // NORMAL would lose the last commits at a power failure: an attempt that was sent must not vanish.
             .synchronous(SqliteSynchronous::Full)
             .busy_timeout(BUSY_TIMEOUT)
             .foreign_keys(true)
@@ -99,7 +99,7 @@ impl SqliteEngine {
         let pool = SqlitePoolOptions::new()
             .max_connections(1)
             .acquire_timeout(ACQUIRE_TIMEOUT)
-            // Waiting for the one connection is how it works, and no news.
+            // Waiting for the one connection is normal and not worth a log line.
             .acquire_slow_threshold(ACQUIRE_TIMEOUT)
             // A file has no network that could have dropped it, and closing would end a database in memory.
             .test_before_acquire(false)
@@ -136,10 +136,10 @@ impl Engine for SqliteEngine {
         run_to_completion(async move { transaction(&pool, &steps).await.map_err(|error| from_sqlite(&error)) }).await
     }
 
-    /// One statement after the other: what costs is the file's sync, and there is one for all.
-    async fn execute_batch(&self, chain: &JobWrite, units: Vec<Args>) -> Result<Batch, LedgerError> {
+    /// One statement after the other: the file's sync is the main cost, and there is one for all.
+    async fn execute_batch(&self, write: &JobWrite, units: Vec<Args>) -> Result<Batch, LedgerError> {
         let pool = self.pool.clone();
-        let units: Vec<Vec<Step>> = units.iter().map(|args| chain.steps(args)).collect();
+        let units: Vec<Vec<Step>> = units.iter().map(|args| write.steps(args)).collect();
         run_to_completion(async move { execute_all(&pool, &units).await.map_err(|error| from_sqlite(&error)) }).await
     }
 }
@@ -161,7 +161,7 @@ async fn execute_all(pool: &SqlitePool, units: &[Vec<Step>]) -> Result<Batch, sq
     Ok(Batch::Committed(rows))
 }
 
-/// The first statement decides; where it finds nothing, nothing was written that would have to be undone.
+/// If the first statement finds no row, nothing was written that would have to be undone.
 async fn execute_steps(connection: &mut SqliteConnection, steps: &[Step]) -> Result<Option<SqlRow>, sqlx::Error> {
     let mut first = None;
     for step in steps {
@@ -174,9 +174,9 @@ async fn execute_steps(connection: &mut SqliteConnection, steps: &[Step]) -> Res
     Ok(first)
 }
 
-/// A connection, opened if need be. While processes open one new file at the same moment, the switch to WAL is refused
-/// as busy without asking the busy handler (<https://www.sqlite.org/wal.html#activating_and_configuring_wal_mode>), so
-/// opening is tried again here.
+/// A connection, opened if need be. While several processes open one new file, SQLite refuses the switch to WAL as busy
+/// without the busy handler (<https://www.sqlite.org/wal.html#activating_and_configuring_wal_mode>). So opening is
+/// tried again here.
 pub async fn acquire(pool: &SqlitePool) -> Result<PoolConnection<Sqlite>, sqlx::Error> {
     let mut tries_left = BUSY_TIMEOUT.as_millis() / REOPEN_PAUSE.as_millis();
     loop {
@@ -242,10 +242,10 @@ fn read(row: &SqliteRow, names: &mut Option<Names>) -> Result<SqlRow, sqlx::Erro
     Ok(SqlRow::new(names, cells))
 }
 
-/// By the stored value's own type, because the columns of an expression have none.
+/// Read with the stored value's own type, because the columns of an expression have none.
 fn cell(row: &SqliteRow, at: usize) -> Result<SqlValue, sqlx::Error> {
     let raw = row.try_get_raw(at)?;
-    // A NULL says the column's declared type.
+    // A NULL has the column's declared type.
     if raw.is_null() {
         return Ok(SqlValue::Null);
     }
@@ -258,7 +258,7 @@ fn cell(row: &SqliteRow, at: usize) -> Result<SqlValue, sqlx::Error> {
     })
 }
 
-/// What an error means for the ledger's callers, by SQLite's primary result code (<https://www.sqlite.org/rescode.html>).
+/// Classifies an error by SQLite's primary result code (<https://www.sqlite.org/rescode.html>).
 pub fn from_sqlite(error: &sqlx::Error) -> LedgerError {
     let (Some(database), Some(code)) = (error.as_database_error(), primary_code(error)) else {
         return unavailable_or_corrupt(error);

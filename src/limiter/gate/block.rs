@@ -1,6 +1,6 @@
-//! Why a line stands, or why one kind of call does, and when it is worth asking again.
+//! The block of a wait queue or of one kind of call: its reason, its end, and when the gate asks the limiter again.
 //!
-//! Refuses to let the wait of one who is first hold somebody more urgent who comes later.
+//! A block names the waiter that was first. A more urgent waiter that arrives later lifts the block.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -20,11 +20,12 @@ pub const RETRY_AHEAD: Duration = Duration::from_millis(100);
 /// Shortest time between a refusal and the next call that only asks again.
 pub const RETRY_PAUSE_MIN: Duration = Duration::from_millis(5);
 
-/// A pause is asked for again after so long at the latest: the longest wait that a provider may name, and the spread.
+/// The longest time until the gate asks again during a pause: the longest wait that a provider may name, and the
+/// spread.
 const PAUSE_MAX: Duration = HONOURED_WAIT_MAX.saturating_add(PAUSE_SPREAD_MAX);
 
-/// The longest time until the gate asks again, in microseconds, whatever the store says: all that these settings let a
-/// payment wait for is over by then.
+/// The longest time until the gate asks again, in microseconds, whatever the store says. Everything that a payment can
+/// wait for under these settings is over by then.
 pub(super) fn longest_wait_us(spec: &QuotaSpec, reason: RefusalReason) -> u64 {
     match reason {
         RefusalReason::Paused => micros_up(PAUSE_MAX),
@@ -33,8 +34,8 @@ pub(super) fn longest_wait_us(spec: &QuotaSpec, reason: RefusalReason) -> u64 {
     }
 }
 
-/// The longest wait that settings allow, if a limit or a pause in this reply exceeds it. Skipped requests that exceed this
-/// worker's share wait for the store instead.
+/// The longest wait that settings allow, if a limit or a pause in this reply exceeds it. Skipped requests that exceed
+/// this worker's share wait for the store instead.
 pub(super) fn exceeded_wait(
     spec: &QuotaSpec,
     reply: &LimiterReply,
@@ -50,23 +51,23 @@ pub(super) fn exceeded_wait(
     exceeded.map(|(longest_us, _)| Duration::from_micros(longest_us)).max()
 }
 
-/// Why nobody passes, until when at the earliest.
+/// Why no waiter gets a permit, and the earliest instant at which one may.
 #[derive(Clone, Debug)]
 pub(super) struct QueueBlock {
     pub reason: BlockReason,
     pub until: Instant,
     pub exact: bool,
     pub retry_at: Instant,
-    /// Whose wait this is, where another one's may be shorter.
+    /// The waiter that was refused; a waiter before it may have a shorter wait.
     first_waiter: Option<QueueKey>,
 }
 
-/// Kinds of calls that a limit on them alone refuses.
+/// Blocks of single kinds of call, by a limit that counts only that kind.
 pub(super) type BlocksByKind = BTreeMap<CallKind, QueueBlock>;
 
 impl QueueBlock {
     pub fn new(reason: BlockReason, until: Instant, exact: bool, now: Instant) -> Self {
-        // Only an exact start can be booked; asking early for anything else would hear the same again.
+        // Only an exact start can be booked ahead; asking early for any other gets the same refusal again.
         let ahead = if exact { RETRY_AHEAD } else { Duration::ZERO };
         let retry_at = until.checked_sub(ahead).unwrap_or(until).max(now + RETRY_PAUSE_MIN);
         Self { reason, until, exact, retry_at, first_waiter: None }
@@ -76,7 +77,7 @@ impl QueueBlock {
         Self { first_waiter: first, ..self }
     }
 
-    pub fn is_overtaken_by(&self, place: QueueKey) -> bool {
-        self.first_waiter.is_some_and(|first| place < first)
+    pub fn is_overtaken_by(&self, key: QueueKey) -> bool {
+        self.first_waiter.is_some_and(|first| key < first)
     }
 }

@@ -1,10 +1,9 @@
-//! The order of a state's calls, as one gate sees it: each reply is of a later call than the one before, and the state knows
-//! the gate's own last call.
+//! The check that a gate's replies come from one state in the order of its calls.
 //!
-//! A reply that is not shows a state that was put back, by a copy that lagged, a snapshot, or by hand. It has forgotten what was
-//! granted since, so it is begun anew, and the ledger tells what was used. What a state forgets is some gate's own call, so that
-//! gate sees it, however many calls others have made meanwhile. A caller that a state has heard later than its gate ever called
-//! shows the same.
+//! Each reply must be of a later call than the one before, and the state must know the gate's own last call. Otherwise
+//! the state was restored from a lagging replica, a snapshot or by hand. It has forgotten what was granted since, so it
+//! is reset and rebuilt from the ledger. A state that knows a later call of this gate than the gate has made shows the
+//! same.
 
 use std::time::Duration;
 
@@ -14,10 +13,10 @@ use crate::domain::permit_protocol::{LimiterReply, RefusalReason};
 use crate::domain::quota::REPLY_RETENTION_US;
 use crate::domain::time::Micros;
 
-/// A state may drop the last call of a gate that it has not heard for so long: a minute less than it keeps it.
+/// How long a state certainly remembers a gate's last call: a minute less than it keeps it.
 const OWN_CALL_KEPT: Duration = Duration::from_micros(REPLY_RETENTION_US - 60_000_000);
 
-/// The reply that came last.
+/// The last reply, if any.
 #[derive(Debug, Default)]
 pub(super) struct CallSequence {
     last: Option<LastReply>,
@@ -27,14 +26,14 @@ pub(super) struct CallSequence {
 struct LastReply {
     state_epoch: Micros,
     calls: u64,
-    /// Number of our last call that the state counted.
+    /// Number of this gate's last call that the state counted.
     own_call: u64,
     own_call_at: Instant,
 }
 
 impl CallSequence {
-    /// Whether the reply to our call of this number goes on where the last one ended. After one that does not, the next is the
-    /// first.
+    /// Whether the reply to this gate's call of this number continues the sequence. After one that does not, the next
+    /// reply is the first.
     pub fn is_in_sequence(&mut self, number: u64, reply: &LimiterReply, now: Instant) -> bool {
         let reason = reply.refused.map(|refused| refused.reason);
         // Such a call is answered and not counted.
@@ -56,7 +55,7 @@ impl CallSequence {
         goes_on
     }
 
-    /// Another store, or a state that is begun anew: nothing that came before says anything of the next reply.
+    /// Starts a new sequence, for another store or a state that was reset.
     pub fn reset(&mut self) {
         self.last = None;
     }
@@ -89,7 +88,7 @@ mod tests {
         // What came before, what comes, and whether it goes on.
         let table = [
             ((7, 5), (7, 6, None), true),
-            // Others called meanwhile, or began it anew.
+            // Other gates called meanwhile, or reset the state.
             ((7, 5), (7, 60, None), true),
             ((7, 5), (8, 1, None), true),
             // The same number twice is one call that was undone.
@@ -119,7 +118,8 @@ mod tests {
     fn forgotten_own_call_breaks_the_sequence() {
         let (begin, stale) = (Instant::now(), Some(RefusalReason::StaleVersion));
         let after = |s: u64| begin + Duration::from_secs(s);
-        // Of the second call: seconds since the first, which the state counted last, why it is refused; and whether it goes on.
+        // Of the second call: seconds since the first, which the state counted last, why it is refused; and whether it
+        // goes on.
         let table = [
             (1, (7, 60, 1, None), true),
             (1, (7, 60, 0, None), false),

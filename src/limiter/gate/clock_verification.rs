@@ -1,6 +1,8 @@
-//! Since when a gate may judge by the store's clock: since its first exchange, or since somebody's word for the time before.
+//! The verification of the store's clock: the instant since which the gate may verification it.
 //!
-//! Refuses to wait for ever: where nobody says anything, the state is begun anew.
+//! The gate's own comparison covers the time since its first exchange. The time before needs a clock attestation of
+//! another process. If none comes in time, verification fails, and the state is reset.
+//! See `docs/decisions/0013-verify-the-store-clock.md`.
 
 use std::time::Duration;
 
@@ -9,34 +11,34 @@ use tokio::time::Instant;
 use crate::domain::clock_attestation::AttestationCheck;
 use crate::domain::time::Micros;
 
-/// Longer than others need to say their word: two polls of the row, and what a poll takes.
+/// Longer than another process needs to record an attestation: two polls of the row, and the time of a poll.
 const ATTESTATION_WAIT_MAX: Duration = Duration::from_secs(4);
 
-/// What the gate knows of the time before its own comparison.
+/// The verification as far as it has come.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ClockVerification {
     /// The store's clock at the exchange with which the comparison began.
     comparison_began: Micros,
-    /// By the store's clock, when it is given.
+    /// The verified time begins here, by the store's clock; `None` before verification.
     verified_since: Option<Micros>,
     missing_since: Option<Instant>,
 }
 
-/// What an exchange comes to.
+/// The result of one exchange with the store.
 #[must_use]
 pub(super) enum VerifyResult {
-    /// From now on, with what may have been hidden before.
+    /// Verified with this exchange; before, a step of at most this size may have gone undetected.
     Verified { since: Micros, undetected_step: Duration },
-    /// As before.
+    /// Verified earlier.
     AlreadyVerified { since: Micros },
-    /// Nobody has said anything yet.
+    /// No attestation yet.
     Pending,
-    /// The state is older than what anybody vouches for.
+    /// No attestation covers the age of the state.
     Failed,
 }
 
 impl ClockVerification {
-    /// The comparison began, or began anew, with this exchange.
+    /// The comparison begins with this exchange, for the first time or again.
     pub fn begin(&mut self, now: Micros) {
         *self = Self { comparison_began: now, verified_since: None, missing_since: None };
     }
@@ -45,8 +47,9 @@ impl ClockVerification {
         self.verified_since.is_some()
     }
 
-    /// An exchange showed a state that was born then. A state that is younger than our comparison needs nobody's word.
-    pub fn verify(&mut self, born: Micros, now: Instant, witness: impl FnOnce() -> AttestationCheck) -> VerifyResult {
+    /// Verifies the clock for a state that began at `born`. A state that is younger than the gate's own comparison
+    /// needs no attestation.
+    pub fn verify(&mut self, born: Micros, now: Instant, attested: impl FnOnce() -> AttestationCheck) -> VerifyResult {
         if let Some(since) = self.verified_since {
             return VerifyResult::AlreadyVerified { since };
         }
@@ -54,10 +57,10 @@ impl ClockVerification {
             self.verified_since = Some(self.comparison_began);
             return VerifyResult::Verified { since: self.comparison_began, undetected_step: Duration::ZERO };
         }
-        match witness() {
-            AttestationCheck::Valid { since, undetected_step: hidden } if born >= since => {
+        match attested() {
+            AttestationCheck::Valid { since, undetected_step } if born >= since => {
                 self.verified_since = Some(since);
-                VerifyResult::Verified { since, undetected_step: hidden }
+                VerifyResult::Verified { since, undetected_step }
             }
             AttestationCheck::Missing if now < *self.missing_since.get_or_insert(now) + ATTESTATION_WAIT_MAX => {
                 VerifyResult::Pending
@@ -74,48 +77,53 @@ impl ClockVerification {
 mod tests {
     use super::*;
 
-    fn verify_text(trust: &mut ClockVerification, born: u64, now: Instant, witness: AttestationCheck) -> String {
-        match trust.verify(Micros(born), now, || witness) {
-            VerifyResult::Verified { since, undetected_step: hidden } => {
-                format!("given since {} but {hidden:?}", since.0)
+    fn verify_text(
+        verification: &mut ClockVerification,
+        born: u64,
+        now: Instant,
+        attested: AttestationCheck,
+    ) -> String {
+        match verification.verify(Micros(born), now, || attested) {
+            VerifyResult::Verified { since, undetected_step } => {
+                format!("verified since {} but {undetected_step:?}", since.0)
             }
-            VerifyResult::AlreadyVerified { since } => format!("kept since {}", since.0),
-            VerifyResult::Pending => "wait".to_owned(),
-            VerifyResult::Failed => "refused".to_owned(),
+            VerifyResult::AlreadyVerified { since } => format!("already since {}", since.0),
+            VerifyResult::Pending => "pending".to_owned(),
+            VerifyResult::Failed => "failed".to_owned(),
         }
     }
 
     #[test]
     fn state_is_verified_by_own_or_attested_comparison() {
         let (now, hidden) = (Instant::now(), Duration::from_millis(3));
-        let vouched = |since| AttestationCheck::Valid { since: Micros(since), undetected_step: hidden };
+        let attested_since = |since| AttestationCheck::Valid { since: Micros(since), undetected_step: hidden };
         let begun = || {
-            let mut trust = ClockVerification::default();
-            trust.begin(Micros(100));
-            trust
+            let mut verification = ClockVerification::default();
+            verification.begin(Micros(100));
+            verification
         };
-        for (born, witness, wanted) in [
-            (100, AttestationCheck::Missing, "given since 100 but 0ns"),
-            (101, AttestationCheck::Mismatch, "given since 100 but 0ns"),
-            (99, vouched(40), "given since 40 but 3ms"),
-            (40, vouched(40), "given since 40 but 3ms"),
-            (39, vouched(40), "refused"),
-            (99, AttestationCheck::Mismatch, "refused"),
-            (99, AttestationCheck::Missing, "wait"),
+        for (born, attested, expected) in [
+            (100, AttestationCheck::Missing, "verified since 100 but 0ns"),
+            (101, AttestationCheck::Mismatch, "verified since 100 but 0ns"),
+            (99, attested_since(40), "verified since 40 but 3ms"),
+            (40, attested_since(40), "verified since 40 but 3ms"),
+            (39, attested_since(40), "failed"),
+            (99, AttestationCheck::Mismatch, "failed"),
+            (99, AttestationCheck::Missing, "pending"),
         ] {
-            assert_eq!(verify_text(&mut begun(), born, now, witness), wanted, "{born} {witness:?}");
+            assert_eq!(verify_text(&mut begun(), born, now, attested), expected, "{born} {attested:?}");
         }
-        let mut trust = begun();
-        let _ = verify_text(&mut trust, 99, now, vouched(40));
-        assert_eq!(verify_text(&mut trust, 99, now, AttestationCheck::Mismatch), "kept since 40");
-        // A step: what it was trusted for before says nothing any more.
-        trust.begin(Micros(500));
-        assert!(!trust.is_verified());
-        assert_eq!(verify_text(&mut trust, 99, now, AttestationCheck::Missing), "wait");
-        assert_eq!(verify_text(&mut trust, 99, now + ATTESTATION_WAIT_MAX, AttestationCheck::Missing), "refused");
+        let mut verification = begun();
+        let _ = verify_text(&mut verification, 99, now, attested_since(40));
+        assert_eq!(verify_text(&mut verification, 99, now, AttestationCheck::Mismatch), "already since 40");
+        // After a step the earlier verification does not count any more.
+        verification.begin(Micros(500));
+        assert!(!verification.is_verified());
+        assert_eq!(verify_text(&mut verification, 99, now, AttestationCheck::Missing), "pending");
+        assert_eq!(verify_text(&mut verification, 99, now + ATTESTATION_WAIT_MAX, AttestationCheck::Missing), "failed");
         assert_eq!(
-            verify_text(&mut trust, 501, now + ATTESTATION_WAIT_MAX, AttestationCheck::Missing),
-            "given since 500 but 0ns"
+            verify_text(&mut verification, 501, now + ATTESTATION_WAIT_MAX, AttestationCheck::Missing),
+            "verified since 500 but 0ns"
         );
     }
 }

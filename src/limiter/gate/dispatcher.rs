@@ -1,8 +1,8 @@
-//! The gate's one task: gathers wants and settlements, makes the next call when it is worth making, hands out permits.
+//! The gate's task: it gathers requests and releases, calls the limiter when that is due, and hands out permits.
 //!
-//! Refuses to make two calls at once, and refuses to make a new one while an earlier one has no answer: it repeats it
-//! under the same number, so that a lost reply neither takes nor settles twice. Refuses grants of a store whose clock has
-//! made a step.
+//! It makes one call at a time. A call without a reply is repeated under the same number, so that a lost reply acquires
+//! and releases nothing twice. Grants of a store whose clock made a step are discarded.
+//! See `docs/decisions/0016-one-batched-call-per-quota.md`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,15 +30,15 @@ use crate::limiter::LimiterError;
 
 mod reply;
 
-/// Longest time between two exchanges with the store: the comparison of the clocks wears off.
+/// Longest time between two exchanges with the store, because a comparison of the clocks loses precision with time.
 const IDLE_MAX: Duration = Duration::from_secs(30);
-/// How long settlements wait for company.
+/// How long releases wait to be sent in one batch.
 pub const RELEASE_DELAY: Duration = Duration::from_millis(10);
-/// Most calls that a gate makes before it leaves: ten thousand settlements.
+/// Most calls that a gate makes before it ends: ten thousand releases.
 const LAST_CALLS_MAX: u32 = 10;
 const RETRY_FIRST: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(1);
-/// How long those are sent away who will not wait in hand while the store is away.
+/// The wait that refused jobs are told while the store is unavailable.
 const STORE_UNAVAILABLE_WAIT: Duration = Duration::from_secs(1);
 
 pub(super) struct PermitDispatcher {
@@ -51,34 +51,34 @@ pub(super) struct PermitDispatcher {
     releases: Vec<PendingRelease>,
     release_at: Option<Instant>,
     pause_until: Option<Instant>,
-    /// The last pause that has been sent: it must outlive the state that was told of it.
+    /// The last pause that was sent; it must outlive the limiter state that has it.
     sent_pause_until: Option<Instant>,
-    /// As of the settings that are followed.
+    /// From the settings that are in effect.
     resumed_at: u64,
-    /// Of the state that replied last.
+    /// Epoch of the state that replied last.
     state_epoch: Option<Micros>,
     calls: u64,
     pending_call: Option<PendingCall>,
     failures: u32,
     block: Option<QueueBlock>,
-    /// Of the kinds of calls that have a limit of their own.
+    /// Blocks of the kinds of call that have a limit of their own.
     kind_blocks: BlocksByKind,
     call_at: Instant,
     replied_at: Instant,
     rebuild: Option<Rebuild>,
     history: HistoryLoader,
-    /// Our settings are older than the store's; said once.
+    /// Our settings are older than the store's. Logged once.
     stale: bool,
-    /// The store's state is to be begun anew, and it need not hear of that at once.
+    /// The store's state is to be reset, and the call for that need not be made at once.
     may_delay_reset: bool,
-    /// The store that the comparison is with.
+    /// Run id of the store that the clock comparison is with.
     run_id: String,
     origin: Instant,
     clock: ClockComparison,
     clock_verification: ClockVerification,
     call_sequence: CallSequence,
     invalidate_epoch: Option<Micros>,
-    /// Not before may the state be reset because of a wait that settings cannot have made.
+    /// Earliest next reset because of a wait that the settings cannot have caused.
     wait_reset_again_at: Option<Instant>,
     stall: StallMonitor,
 }
@@ -137,7 +137,7 @@ impl PermitDispatcher {
             if let Some(answer) = self.history.poll_result() {
                 self.receive_history(answer);
             }
-            // What was refused by settings of before refuses nobody now.
+            // Blocks by former settings do not hold under the new ones.
             if self.parts.spec.has_changed().unwrap_or(false) {
                 self.apply_settings();
             }
@@ -147,7 +147,7 @@ impl PermitDispatcher {
                 self.call().await;
                 continue;
             }
-            // One whose time is over and whom nothing refuses waits for room, which is near.
+            // A waiter past its deadline that nothing blocks waits for a free slot, which comes soon.
             let deadline = self.queue.next_deadline().filter(|at| *at > Instant::now());
             let wake = [next, deadline].into_iter().flatten().min();
             tokio::select! {
@@ -169,7 +169,7 @@ impl PermitDispatcher {
         self.flush_releases().await;
     }
 
-    /// Whoever waits is judged by the settings as they are now.
+    /// Applies the current settings to all waiters.
     fn apply_settings(&mut self) {
         let spec = self.parts.spec.borrow_and_update().clone();
         self.queue.apply_spec(&spec);
@@ -184,7 +184,7 @@ impl PermitDispatcher {
         }
     }
 
-    /// A pause that may not have arrived is told again, unless an operator has lifted it since.
+    /// Sends a pause again that may not have arrived, unless an operator has lifted it since.
     fn repeat_pause(&mut self, outgoing: &PendingCall) {
         if outgoing.spec.resumed_at == self.resumed_at {
             self.pause_until = self.pause_until.max(outgoing.pause_until);
@@ -195,45 +195,45 @@ impl PermitDispatcher {
         match message {
             GateMessage::Acquire(waiter) => self.enqueue(waiter),
             GateMessage::Position { job, reply } => {
-                // Whoever asked and has gone away needs no answer.
+                // A caller that was cancelled needs no answer.
                 let _ = reply.send(self.queue.position_of(&job, self.block.as_ref(), &self.kind_blocks));
             }
-            GateMessage::Release(settled) => {
-                self.releases.push(settled);
+            GateMessage::Release(release) => {
+                self.releases.push(release);
                 self.release_at.get_or_insert_with(|| Instant::now() + RELEASE_DELAY);
             }
-            // Looked at before the next call.
+            // The free slots are read before the next call.
             GateMessage::SlotFreed => {}
             GateMessage::Pause { until } => self.pause_until = self.pause_until.max(Some(until)),
         }
     }
 
-    /// One who is more urgent than the first who was refused is asked for before that one's wait is over.
+    /// Adds a waiter. If it is more urgent than the first one that was refused, the block ends, and the limiter is
+    /// asked.
     fn enqueue(&mut self, waiter: PermitWaiter) {
         let (now, kind) = (Instant::now(), waiter.scope.kind());
-        let Some(place) = self.queue.enqueue(waiter, &self.parts.spec.borrow(), now) else { return };
-        if self.kind_blocks.get(&kind).is_some_and(|standing| standing.is_overtaken_by(place)) {
+        let Some(key) = self.queue.enqueue(waiter, &self.parts.spec.borrow(), now) else { return };
+        if self.kind_blocks.get(&kind).is_some_and(|block| block.is_overtaken_by(key)) {
             self.kind_blocks.remove(&kind);
         }
-        if self.block.take_if(|standing| standing.is_overtaken_by(place)).is_some() {
+        if self.block.take_if(|block| block.is_overtaken_by(key)).is_some() {
             self.call_at = now.max(self.replied_at + RETRY_PAUSE_MIN);
         }
     }
 
-    /// Sends away whoever will not wait as long as the line stands.
+    /// Refuses the waiters whose deadline is before the end of the block.
     fn expire_waiters(&mut self) {
         let now = Instant::now();
         self.queue.sweep_cancelled();
-        self.block.take_if(|standing| standing.until <= now);
-        self.kind_blocks.retain(|_, standing| standing.until > now);
-        let of_kinds = self.kind_blocks.iter().map(|(kind, standing)| (Some(*kind), standing));
-        for (kind, standing) in self.block.iter().map(|standing| (None, standing)).chain(of_kinds) {
-            self.queue.refuse_expiring(standing, kind, now);
+        self.block.take_if(|block| block.until <= now);
+        self.kind_blocks.retain(|_, block| block.until > now);
+        let kind_blocks = self.kind_blocks.iter().map(|(kind, block)| (Some(*kind), block));
+        for (kind, block) in self.block.iter().map(|block| (None, block)).chain(kind_blocks) {
+            self.queue.refuse_expiring(block, kind, now);
         }
-        let first_of_kinds = || self.kind_blocks.values().min_by_key(|standing| standing.until);
-        let standing =
-            self.block.as_ref().or_else(first_of_kinds).map(|standing| (standing.reason.clone(), standing.until));
-        let view = GateView { waiting: self.queue.len(), block: standing };
+        let first_of_kinds = || self.kind_blocks.values().min_by_key(|block| block.until);
+        let block = self.block.as_ref().or_else(first_of_kinds).map(|block| (block.reason.clone(), block.until));
+        let view = GateView { waiting: self.queue.len(), block };
         self.log_stall(&view, now);
         self.view.send_replace(view);
     }
@@ -260,10 +260,10 @@ impl PermitDispatcher {
         }
     }
 
-    /// When the next call is worth making; `None`: never.
+    /// When the next call is due; `None`: never.
     fn next_call_at(&self) -> Option<Instant> {
-        // A gate that has not been heard yet, or finds the store cold, asks without being asked: its first job must not
-        // be the one that waits for it.
+        // A new gate, and one whose store is cold, calls without any request, so that its first job need not wait for
+        // that.
         if !self.clock_verification.is_verified()
             || self.calls < 2
             || self.rebuild.is_some()
@@ -276,7 +276,7 @@ impl PermitDispatcher {
         let ready_at =
             self.queue.ready_at(&self.kind_blocks).map_or(self.call_at, |ready_at| ready_at.max(self.call_at));
         let wants = (!self.queue.is_empty() && self.persist_window.free_slots() > 0).then_some(ready_at);
-        // Older settings than the store's achieve nothing, however urgent the call is.
+        // With older settings than the store's a call has no effect, however urgent it is.
         let urgent_at = if self.stale || self.may_delay_reset { self.call_at } else { Instant::now() };
         let pause = self.pause_until.map(|_| urgent_at);
         let distrust = self.invalidate_epoch.map(|_| urgent_at);
@@ -304,68 +304,69 @@ impl PermitDispatcher {
         }
     }
 
-    /// The unanswered call again, or a new one. A store that has become another knows nothing of the old call.
+    /// The unanswered call again, or a new one. A store that was replaced does not know the old call.
     async fn prepare_call(&mut self) -> Result<PendingCall, LimiterError> {
         let quota = self.parts.spec.borrow().quota.clone();
         let run_id = self.parts.limiter.run_id(&quota).await?;
         let unanswered = self.pending_call.take();
         if run_id != self.run_id {
             if !self.run_id.is_empty() {
-                tracing::warn!(%quota, "limiter store has become another; its state is not trusted");
+                tracing::warn!(%quota, "the limiter store was replaced: its clock must be verified first");
             }
             self.run_id.clone_from(&run_id);
             (self.clock, self.clock_verification) = (ClockComparison::default(), ClockVerification::default());
             self.call_sequence.reset();
-            if let Some(unheard) = unanswered {
-                self.repeat_pause(&unheard);
+            if let Some(unanswered) = unanswered {
+                self.repeat_pause(&unanswered);
             }
         } else if let Some(unanswered) = unanswered {
             return Ok(unanswered);
         }
-        // A change that came while this task made a call.
+        // The settings may have changed while this task made a call.
         if self.parts.spec.has_changed().unwrap_or(false) {
             self.apply_settings();
         }
         let spec = self.parts.spec.borrow().clone();
         self.calls += 1;
         let rest = self.releases.split_off(self.releases.len().min(BATCH_MAX));
-        let settled = std::mem::replace(&mut self.releases, rest);
+        let releases = std::mem::replace(&mut self.releases, rest);
         self.release_at = (!self.releases.is_empty()).then(Instant::now);
         let compared = self.clock_verification.is_verified() && self.invalidate_epoch.is_none();
         self.sent_pause_until = self.sent_pause_until.max(self.pause_until);
-        let load = CallInput {
+        let input = CallInput {
             batches: if compared {
                 self.queue.next_batches(&spec, &self.kind_blocks, self.persist_window.free_slots(), Instant::now())
             } else {
                 Vec::new()
             },
             spec,
-            releases: settled,
+            releases,
             pause_until: self.pause_until.take(),
-            rebuild: self.rebuild.as_mut().and_then(|cold| cold.data.take()),
+            rebuild: self.rebuild.as_mut().and_then(|rebuild| rebuild.data.take()),
             seeds: self.history.next_seeds(),
             invalidate_epoch: self.invalidate_epoch,
         };
-        Ok(PendingCall::new(load, self.parts.incarnation, self.calls, run_id))
+        Ok(PendingCall::new(input, self.parts.incarnation, self.calls, run_id))
     }
 
     fn record_failure(&mut self, error: &LimiterError) {
         let now = Instant::now();
         if self.failures == 0 {
-            tracing::warn!(quota = %self.parts.spec.borrow().quota, %error, "no permits: the limiter cannot be asked");
+            let quota = self.parts.spec.borrow().quota.clone();
+            tracing::warn!(%quota, %error, "no permits: the limiter cannot be asked, retrying");
         }
         self.call_at = now + (RETRY_FIRST * 2_u32.saturating_pow(self.failures.min(10))).min(RETRY_MAX);
         self.failures = self.failures.saturating_add(1);
-        let by = BlockReason::StoreUnavailable(error.to_string());
-        self.block = Some(QueueBlock::new(by, now + STORE_UNAVAILABLE_WAIT, false, now));
+        let reason = BlockReason::StoreUnavailable(error.to_string());
+        self.block = Some(QueueBlock::new(reason, now + STORE_UNAVAILABLE_WAIT, false, now));
     }
 
-    /// Before leaving: what is answered is settled, so that the slots serve other processes.
+    /// Releases permits before the gate ends, so that other processes can use their slots.
     async fn flush_releases(&mut self) {
         self.inbox.close();
         while let Ok(message) = self.inbox.try_recv() {
-            if let GateMessage::Release(settled) = message {
-                self.releases.push(settled);
+            if let GateMessage::Release(release) = message {
+                self.releases.push(release);
             }
         }
         self.queue = WaitQueue::default();
@@ -374,10 +375,13 @@ impl PermitDispatcher {
                 return;
             }
             let Err(error) = self.last_call().await else { continue };
-            tracing::debug!(%error, "last settlements not delivered; their leases run out");
+            tracing::debug!(%error, "cannot deliver the last releases: their slots are free once the leases expire");
             return;
         }
-        tracing::debug!(left = self.releases.len(), "too many last settlements; their leases run out");
+        tracing::debug!(
+            left = self.releases.len(),
+            "too many releases at the end: their slots are free once the leases expire"
+        );
     }
 
     async fn last_call(&mut self) -> Result<(), LimiterError> {

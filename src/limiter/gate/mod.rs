@@ -1,8 +1,10 @@
-//! The gate: where the jobs of one quota wait for permits, in line, with at most one call to the limiter in flight.
+//! The gate: the jobs of one quota wait here for permits, in a queue, with at most one limiter call in flight.
 //!
-//! Any number of waiting tasks cost no more than one: their wants and the permits that have been settled travel in the
-//! same call, and the next call is made when the announced instant comes. Refuses to grant anything by itself: while
-//! the store is away, cold or ahead of our settings, nobody passes, and [`GateView`] says why.
+//! Any number of waiting jobs cost the store no more than one. Their requests and the released permits travel in the
+//! same call, and the next call is made at the announced instant.
+//!
+//! The gate grants nothing by itself. While the store is unavailable, cold or has newer settings, no job gets a permit,
+//! and [`GateView`] says why. See `docs/decisions/0016-one-batched-call-per-quota.md`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,17 +36,17 @@ pub use block::{RETRY_AHEAD, RETRY_PAUSE_MIN};
 pub use dispatcher::RELEASE_DELAY;
 pub use permit::{InFlightPermit, Permit, PermitExpired};
 
-/// Longest time by which a pause is prolonged to spread those who waited.
+/// Longest time by which a pause is prolonged, so that jobs do not all resume at once.
 const PAUSE_SPREAD_MAX: Duration = Duration::from_secs(1);
 
-/// What a request for a permit comes to.
+/// The result of a request for a permit.
 #[derive(Debug)]
 pub enum AcquireResult {
     Granted(Permit),
     Refused(GateRefusal),
 }
 
-/// A refusal with its wait.
+/// A refusal and the wait until the next try.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GateRefusal {
     pub retry_after: Duration,
@@ -54,10 +56,10 @@ pub struct GateRefusal {
     pub scope: RefusalScope,
 }
 
-/// Who is refused for the same reason, and as long.
+/// The jobs that are refused for the same reason and as long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RefusalScope {
-    /// What its own account, reference, cost or kind of call is counted with: a lane's charges may pass.
+    /// This job alone: its account, reference, cost or kind of call is at a limit. Other charges of the lane may pass.
     Job,
     /// Every charge; look-ups may pass.
     Charges,
@@ -68,16 +70,16 @@ pub enum RefusalScope {
 pub enum BlockReason {
     /// The named limit has no slot.
     Limit(String),
-    /// The limiter lost its state and waits until nothing from before can count any more.
+    /// The limiter state is cold: it grants nothing until earlier requests cannot count any more, or it is rebuilt.
     Cold,
-    /// The limiter did not count what was used of a limit before, and the ledger is asked.
+    /// A limit does not know its past uses yet; the ledger is queried.
     NeedsHistory,
     /// The provider named a wait.
     Paused,
     StoreUnavailable(String),
-    /// The store knows newer settings than this process.
+    /// The store has newer settings than this process.
     StaleSettings,
-    /// The job's cost is above what the named limit lets come at once: no window can ever admit it.
+    /// The job's cost is above what the named limit admits at once, so no window can ever admit it.
     Oversized {
         limit: String,
         max_cost: u32,
@@ -89,7 +91,7 @@ pub enum BlockReason {
     Stopping,
 }
 
-/// What somebody wants to send.
+/// A job's request for a permit.
 #[derive(Clone, Debug)]
 pub struct AcquireRequest {
     pub cost: u32,
@@ -97,30 +99,30 @@ pub struct AcquireRequest {
     /// Higher first.
     pub priority: u8,
     pub account: Option<String>,
-    /// As the job has it; only a digest goes further.
+    /// The job's reference. Only a digest of it leaves the gate.
     pub reference: Option<String>,
-    /// A start that lies later is refused at once.
+    /// Latest start; if the permit would start later, the request is refused at once.
     pub wait_until: Instant,
 }
 
-/// What the gate waits for, for status and explanation.
+/// The gate's state for `status` and `explain`.
 #[derive(Clone, Debug, Default)]
 pub struct GateView {
     pub waiting: usize,
-    /// Why the line stands, and until when at the earliest; `None` while it moves.
+    /// Why the queue is blocked, and the earliest end; `None` while it is open.
     pub block: Option<(BlockReason, Instant)>,
 }
 
-/// Where one waits in line, and what it waits for.
+/// A job's position in the queue, and what it waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueuePosition {
-    /// How many go before it; those who stand aside for themselves alone are not counted.
+    /// Jobs before it, without those that are deferred by limits of their own.
     pub jobs_ahead: u64,
-    /// What they and it use of each limit: the sum of the costs of those before it.
+    /// Sum of the costs of the jobs before it.
     pub cost_ahead: u64,
-    /// Why it waits, until when, and whether that is exact; `None` while the line moves.
+    /// Why it waits, until when, and whether that is exact; `None` while the queue is open.
     pub block: Option<(BlockReason, Instant, bool)>,
-    /// Refused by what counts its own account, reference or kind of call alone.
+    /// Blocked by a limit on its own account, reference or kind of call alone.
     pub is_own_limit: bool,
 }
 
@@ -132,7 +134,7 @@ enum GateMessage {
         reply: oneshot::Sender<Option<QueuePosition>>,
     },
     Release(permit::PendingRelease),
-    /// Enough permits have been written down that more are worth asking for.
+    /// Enough permits are persisted that the gate should ask for more.
     SlotFreed,
     Pause {
         until: Instant,
@@ -146,7 +148,7 @@ pub struct Gate {
     view: watch::Receiver<GateView>,
 }
 
-/// What a gate stands on.
+/// The dependencies of a gate.
 pub struct GateContext {
     pub limiter: Arc<dyn Limiter>,
     pub recent: Arc<dyn RecentAttempts>,
@@ -154,12 +156,12 @@ pub struct GateContext {
     /// Unique to this gate, below 2^48.
     pub incarnation: u64,
     pub stop: CancellationToken,
-    /// Hears of a settings version that the store knows and we do not.
+    /// Called with a settings version of the store that is newer than this process's.
     pub on_newer_version: Arc<dyn Fn(i64) + Send + Sync>,
 }
 
 impl Gate {
-    /// The gate and the task that runs it, for the caller to spawn and track.
+    /// A gate, and its task for the caller to spawn and track.
     pub fn new(parts: GateContext) -> (Self, impl Future<Output = ()> + Send) {
         let (messages, inbox) = mpsc::unbounded_channel();
         let (view_tx, view) = watch::channel(GateView::default());
@@ -167,20 +169,21 @@ impl Gate {
         (Self { messages, view }, task.run())
     }
 
-    /// Waits in line for a permit, at most until the time that was asked for.
+    /// Waits in the queue for a permit, at most until [`AcquireRequest::wait_until`].
     ///
-    /// Dropping the future leaves the line; a permit that was granted meanwhile is given back.
-    pub async fn acquire(&self, ask: AcquireRequest) -> AcquireResult {
-        self.acquire_for(None, ask).await
+    /// Dropping the future leaves the queue. A permit that was granted meanwhile is released unused.
+    pub async fn acquire(&self, request: AcquireRequest) -> AcquireResult {
+        self.acquire_for(None, request).await
     }
 
-    /// The same, for a job whose place can be asked for by its id ([`Gate::place_of`]).
-    pub async fn acquire_for(&self, job: Option<JobId>, ask: AcquireRequest) -> AcquireResult {
+    /// [`Gate::acquire`] for a job whose position can be queried by its id ([`Gate::position_of`]).
+    pub async fn acquire_for(&self, job: Option<JobId>, request: AcquireRequest) -> AcquireResult {
         let (reply, answer) = oneshot::channel();
-        let AcquireRequest { cost, kind, priority, account, reference, wait_until } = ask;
-        let of = wait_queue::CountingScope { kind: Some(kind), account, reference: reference.as_deref().map(digest) };
+        let AcquireRequest { cost, kind, priority, account, reference, wait_until } = request;
+        let scope =
+            wait_queue::CountingScope { kind: Some(kind), account, reference: reference.as_deref().map(digest) };
         let waiter =
-            wait_queue::PermitWaiter { job, cost, priority, scope: of, reference, wait_until, reply, deferral: None };
+            wait_queue::PermitWaiter { job, cost, priority, scope, reference, wait_until, reply, deferral: None };
         let stopping = || {
             let retry_after = Duration::from_secs(1);
             AcquireResult::Refused(GateRefusal {
@@ -196,15 +199,15 @@ impl Gate {
         answer.await.unwrap_or_else(|_| stopping())
     }
 
-    /// Where this job stands in line; `None` when it does not. Looks at the whole line, so it is for people to ask.
+    /// This job's position in the queue; `None` if it does not wait. Reads the whole queue, so it is meant for people.
     pub async fn position_of(&self, job: JobId) -> Option<QueuePosition> {
         let (reply, answer) = oneshot::channel();
         self.messages.send(GateMessage::Position { job, reply }).ok()?;
         answer.await.ok().flatten()
     }
 
-    /// Holds the whole quota, in every process, for a wait that the provider named, and up to a tenth of it longer (at most
-    /// a second): those who were refused together need not come back together. `spread` lies in 0 to 1.
+    /// Pauses the whole quota, in every process, for a wait that the provider named. `spread` (0 to 1) prolongs it by
+    /// at most a tenth or a second, so that jobs that were refused together do not return together.
     pub fn pause(&self, wait: Duration, spread: f64) {
         let longer = (wait / 10).min(PAUSE_SPREAD_MAX).mul_f64(spread.clamp(0.0, 1.0));
         // A gate that has stopped grants nothing, so there is nothing left to pause.
@@ -217,7 +220,7 @@ impl Gate {
         self.messages.same_channel(&other.messages)
     }
 
-    /// Whether nothing refuses the line: a permit comes with the next call to the store, most often.
+    /// Whether the queue is not blocked. Then the next call to the store usually brings a permit.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.view.borrow().block.is_none()

@@ -1,6 +1,4 @@
-//! One call on its way: what it asks for, what it settles, and what must be kept of it if it is not heard.
-//!
-//! Refuses to ask for permits before the store's clock can be compared: a first call takes nothing.
+//! A limiter call in flight: its requests, its releases, and what a repeat or a later call needs of it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,9 +12,10 @@ use crate::domain::permit_protocol::{CounterSeeds, LimiterCall, LimiterReply, Re
 use crate::domain::quota_spec::QuotaSpec;
 use crate::domain::time::Micros;
 
-/// So many permits and settlements at once are a crowd.
+/// Smallest number of permits and releases in one call after which the next call is delayed.
 const BATCH_MIN: usize = 4;
-/// How long the next of a crowd gather: a call costs the store as much as that of many, and no limit holds anybody back.
+/// Delay of the next call, so that it gathers more requests. A call costs the store as much for one request as for
+/// many, and at this point no limit delays any of them.
 const BATCH_DELAY: Duration = Duration::from_millis(2);
 
 /// A call whose reply has not arrived.
@@ -25,12 +24,12 @@ pub(super) struct PendingCall {
     pub spec: Arc<QuotaSpec>,
     pub sent_at: Instant,
     pub batches: Vec<RequestBatch>,
-    /// As it was before it was packed: other settings may want it packed otherwise.
+    /// The releases before they were grouped, because other settings may group them in another way.
     pub releases: Vec<PendingRelease>,
     pub pause_until: Option<Instant>,
 }
 
-/// What a new call is made of.
+/// The parts of a new call.
 pub(super) struct CallInput {
     pub spec: Arc<QuotaSpec>,
     pub batches: Vec<RequestBatch>,
@@ -42,13 +41,13 @@ pub(super) struct CallInput {
 }
 
 impl PendingCall {
-    pub fn new(load: CallInput, incarnation: u64, number: u64, run_id: String) -> Self {
+    pub fn new(input: CallInput, incarnation: u64, number: u64, run_id: String) -> Self {
         let sent_at = Instant::now();
-        let CallInput { spec, batches, releases, pause_until, rebuild, seeds, invalidate_epoch } = load;
+        let CallInput { spec, batches, releases, pause_until, rebuild, seeds, invalidate_epoch } = input;
         let call = LimiterCall {
             incarnation,
             number,
-            requests: batches.iter().map(|group| group.request.clone()).collect(),
+            requests: batches.iter().map(|batch| batch.request.clone()).collect(),
             releases: permit_releases(&releases, &spec, sent_at),
             pause: pause_until.map(|until| until.saturating_duration_since(sent_at)),
             rebuild,
@@ -59,17 +58,17 @@ impl PendingCall {
         Self { call, spec, sent_at, batches, releases, pause_until }
     }
 
-    /// When the next call is worth making, as far as this one says: at once, unless a crowd passes without a limit.
+    /// When the next call may be made: at once, unless many permits were granted without a limit's refusal.
     pub fn next_call_at(&self, reply: &LimiterReply) -> Instant {
         self.sent_at + batch_delay(self.releases.len(), reply)
     }
 }
 
-/// How long after a call its next is worth making, by what it settled and was granted.
-fn batch_delay(settled: usize, reply: &LimiterReply) -> Duration {
+/// Delay between a call and the next one, by the number of its releases and grants.
+fn batch_delay(released: usize, reply: &LimiterReply) -> Duration {
     let granted = usize::try_from(reply.permits()).unwrap_or(usize::MAX);
-    let is_crowd = granted.saturating_add(settled) >= BATCH_MIN;
-    if is_crowd && granted > 0 && reply.refused.is_none() { BATCH_DELAY } else { Duration::ZERO }
+    let is_batch = granted.saturating_add(released) >= BATCH_MIN;
+    if is_batch && granted > 0 && reply.refused.is_none() { BATCH_DELAY } else { Duration::ZERO }
 }
 
 #[cfg(test)]
@@ -84,12 +83,12 @@ mod tests {
             (BATCH_MIN - 1, 0, false, Duration::ZERO),
             (BATCH_MIN, 0, false, BATCH_DELAY),
             (1, BATCH_MIN - 1, false, BATCH_DELAY),
-            // Nobody asked: whoever does next is not one of a crowd.
+            // Nothing was requested, so the next request comes alone.
             (0, 10 * BATCH_MIN, false, Duration::ZERO),
-            // The wait is the limit's to name.
+            // The limit's refusal names the wait.
             (10 * BATCH_MIN, 0, true, Duration::ZERO),
         ];
-        for (granted, settled, is_refused, expected) in table {
+        for (granted, released, is_refused, expected) in table {
             let permits = u32::try_from(granted).unwrap();
             let reply = LimiterReply {
                 now: Micros(0),
@@ -108,7 +107,7 @@ mod tests {
                     exact: true,
                 }),
             };
-            assert_eq!(batch_delay(settled, &reply), expected, "{granted} granted, {settled} settled, {is_refused}");
+            assert_eq!(batch_delay(released, &reply), expected, "{granted} granted, {released} released, {is_refused}");
         }
     }
 }

@@ -1,8 +1,8 @@
-//! A permit's life: granted, then either begun and answered, or given back.
+//! A permit's life cycle: it is granted, then either begun and released with the response, or released unused.
 //!
-//! Refuses a late start: between the end of its send budget and its lease's deadline a permit is worth nothing. A permit
-//! that is dropped before it began goes back to the limiter; one that is dropped while in flight stays taken until its
-//! deadline, because nobody knows what the provider saw.
+//! A permit cannot begin after the end of its send budget. If it is dropped before it begins, its slots return to the
+//! limiter. If it is dropped in flight, its slots are held until the deadline, because the outcome is unknown.
+//! See `docs/decisions/0007-hold-slots-until-the-response.md`.
 
 use std::sync::Arc;
 
@@ -13,24 +13,24 @@ use super::GateMessage;
 use super::unpersisted::WindowSlot;
 use super::wait_queue::CountingScope;
 
-/// One granted start.
+/// The right to begin one request.
 #[derive(Debug)]
 pub struct Permit {
-    /// Not before.
+    /// Earliest start.
     pub start_at: Instant,
-    /// Not after.
+    /// Latest start.
     pub use_before: Instant,
-    /// The slots are held for this request's answer until here, and no longer.
+    /// The slots are held for the response at most until then.
     answer_before: Instant,
     slots: Option<PermitSlots>,
     window_slot: Option<WindowSlot>,
 }
 
-/// The permit's time has passed; its slots have gone back.
+/// The permit's time has passed; its slots are released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PermitExpired;
 
-/// Slots taken by one permit, with what is needed to settle them.
+/// Slots of one permit, with what is needed to release them.
 #[derive(Debug)]
 pub(super) struct PermitSlots {
     pub call: u64,
@@ -41,11 +41,11 @@ pub(super) struct PermitSlots {
     pub gate: mpsc::WeakUnboundedSender<GateMessage>,
 }
 
-/// A permit whose request may be on the wire.
+/// A permit whose request may be in flight.
 #[derive(Debug)]
-#[must_use = "an answer that is not reported keeps its slot until the deadline"]
+#[must_use = "a response that is not reported keeps its slot until the deadline"]
 pub struct InFlightPermit {
-    /// After this the provider must not be waited for: the slots may go to others a window later.
+    /// The request must end by then: a window later its slots may be granted again.
     pub answer_before: Instant,
     slots: PermitSlots,
 }
@@ -73,16 +73,16 @@ impl Permit {
         Self { start_at, use_before, answer_before, slots: Some(slots), window_slot }
     }
 
-    /// Its request is written down: the next one in line may have a permit. One that is begun without this is taken to
-    /// have been written down then.
+    /// The permit's request is persisted, so the next job in the queue may get a permit. A permit that begins without
+    /// this counts as persisted then.
     pub fn mark_persisted(&mut self) {
-        let comes = self.window_slot.take().is_some_and(|hand| hand.persisted(None));
-        self.notify_slot_freed(comes);
+        let has_room = self.window_slot.take().is_some_and(|slot| slot.persisted(None));
+        self.notify_slot_freed(has_room);
     }
 
-    fn notify_slot_freed(&self, comes: bool) {
-        if comes && let Some(gate) = self.slots.as_ref().and_then(|slots| slots.gate.upgrade()) {
-            // A gate that is gone asks for nothing more.
+    fn notify_slot_freed(&self, has_room: bool) {
+        if has_room && let Some(gate) = self.slots.as_ref().and_then(|slots| slots.gate.upgrade()) {
+            // A gate that has ended asks for nothing more.
             let _ = gate.send(GateMessage::SlotFreed);
         }
     }
@@ -90,11 +90,11 @@ impl Permit {
     /// Begins the one request that this permit is for.
     ///
     /// # Errors
-    /// [`Late`] outside of the permit's time; the slots go back.
+    /// [`PermitExpired`] outside of the permit's time; the slots are released.
     pub fn begin(mut self) -> Result<InFlightPermit, PermitExpired> {
         let now = Instant::now();
-        let comes = self.window_slot.take().is_some_and(|hand| hand.persisted(Some(self.start_at)));
-        self.notify_slot_freed(comes);
+        let has_room = self.window_slot.take().is_some_and(|slot| slot.persisted(Some(self.start_at)));
+        self.notify_slot_freed(has_room);
         if now < self.start_at || now > self.use_before {
             return Err(PermitExpired);
         }
@@ -105,8 +105,8 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        let comes = self.window_slot.take().is_some_and(WindowSlot::discarded);
-        self.notify_slot_freed(comes);
+        let has_room = self.window_slot.take().is_some_and(WindowSlot::discarded);
+        self.notify_slot_freed(has_room);
         if let Some(slots) = self.slots.take() {
             slots.release_unused();
         }
@@ -114,31 +114,31 @@ impl Drop for Permit {
 }
 
 impl InFlightPermit {
-    /// The answer was read at this instant: its slots are free a window later.
+    /// The response was read at this instant: the slots are free a window later.
     pub fn release_used(self, at: Instant) {
-        let PermitSlots { call, cost, scope: of, gate, .. } = self.slots;
-        send_release(&gate, PendingRelease { call, cost, scope: of, kind: PendingReleaseKind::Used { at } });
+        let PermitSlots { call, cost, scope, gate, .. } = self.slots;
+        send_release(&gate, PendingRelease { call, cost, scope, kind: PendingReleaseKind::Used { at } });
     }
 
-    /// Surely no byte left: the slots are as they were.
+    /// No byte was sent: the slots are restored as they were.
     pub fn release_unused(self) {
         self.slots.release_unused();
     }
 
-    /// Nobody knows what the provider saw: the slots stay taken until the deadline.
+    /// What the provider received is unknown: the slots are held until the deadline.
     pub fn release_unknown(self) {}
 }
 
 impl PermitSlots {
     fn release_unused(self) {
-        let fate = PendingReleaseKind::Unused { origins: self.origins };
-        send_release(&self.gate, PendingRelease { call: self.call, cost: self.cost, scope: self.scope, kind: fate });
+        let kind = PendingReleaseKind::Unused { origins: self.origins };
+        send_release(&self.gate, PendingRelease { call: self.call, cost: self.cost, scope: self.scope, kind });
     }
 }
 
-/// A gate that is gone settles nothing: its leases run out.
-fn send_release(gate: &mpsc::WeakUnboundedSender<GateMessage>, settled: PendingRelease) {
+/// Sends a release to the gate. After the gate has ended nothing is released, and the leases expire.
+fn send_release(gate: &mpsc::WeakUnboundedSender<GateMessage>, release: PendingRelease) {
     if let Some(gate) = gate.upgrade() {
-        let _ = gate.send(GateMessage::Release(settled));
+        let _ = gate.send(GateMessage::Release(release));
     }
 }

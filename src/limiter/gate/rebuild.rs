@@ -1,8 +1,8 @@
-//! A limiter without its past: when the ledger may be asked for it, and what it says.
+//! The rebuild of a limiter state that was lost, from the ledger.
 //!
-//! First the booking horizon and the send budget must pass: until then permits of the lost state may be in hands, and only
-//! what has been begun is in the ledger. Nor may anybody else be granted permits by another holder any more. Refuses to
-//! vouch for what the ledger cannot say.
+//! First the booking horizon and the send budget must pass. Until then permits of the lost state may still start, and
+//! the ledger contains only requests that have begun. Another limiter leader must not grant any more either. While the
+//! ledger does not answer, the state stays cold. See `docs/decisions/0011-cold-start-and-rebuild.md`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,38 +17,40 @@ use crate::domain::provider::BOOKING_HORIZON;
 use crate::domain::quota_spec::QuotaSpec;
 use crate::domain::time::Micros;
 
-/// Between two questions to a ledger that could not answer, and how long those are sent away who will not wait for one that
-/// is looking.
+/// Wait between two queries of a ledger that failed, and the wait that refused jobs are told while a query runs.
 const LEDGER_RETRY: Duration = Duration::from_secs(1);
-/// Between two looks at whether others may still be granted permits elsewhere; and how long the gate waits at a time for
-/// the ledger, which may have to go through a month.
+/// Time between two checks whether another leader may still grant, and how long the gate waits at a time for the
+/// ledger, which may have to read a month.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 type RecentUsesResult = Result<(Vec<PastUse>, CostByKind), String>;
 
-/// Until when nothing can be granted.
+/// The next step, and until when nothing can be granted.
 pub(super) enum RebuildStep {
     Wait {
         until: Instant,
     },
-    /// The ledger has been waited for, and goes on: the gate comes back at once, whatever it tells those who wait.
+    /// The ledger's query is still running: the gate polls it again at once, and refuses jobs until then.
     Querying {
         until: Instant,
     },
 }
 
-/// A cold state, and what the ledger told about its past.
+/// A cold state, and the ledger's data about its past.
 pub(super) struct Rebuild {
     state_epoch: Micros,
     since: Instant,
-    /// The question, as long as the ledger has not answered.
+    /// The running query.
     query: Option<BoxFuture<'static, RecentUsesResult>>,
     pub data: Option<RebuildData>,
 }
 
 impl fmt::Debug for Rebuild {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Cold").field("born", &self.state_epoch).field("rebuild", &self.data).finish_non_exhaustive()
+        f.debug_struct("Rebuild")
+            .field("state_epoch", &self.state_epoch)
+            .field("data", &self.data)
+            .finish_non_exhaustive()
     }
 }
 
@@ -57,35 +59,36 @@ impl Rebuild {
         Self { state_epoch, since: Instant::now(), query: None, data: None }
     }
 
-    /// The same one as before, or a new one if the state was lost again.
+    /// The rebuild that is in progress, or a new one if the state was lost again.
     pub fn resume_or_new(known: Option<Self>, born: Micros) -> Self {
-        known.filter(|cold| cold.state_epoch == born).unwrap_or_else(|| Self::new(born))
+        known.filter(|rebuild| rebuild.state_epoch == born).unwrap_or_else(|| Self::new(born))
     }
 
-    /// Asks the ledger when it is time.
+    /// Takes the next step: waits, or queries the ledger.
     pub async fn advance(&mut self, spec: &QuotaSpec, parts: &GateContext, at_latest: Instant) -> RebuildStep {
-        let in_hands_until = self.since + BOOKING_HORIZON + spec.send_budget;
-        if Instant::now() < in_hands_until {
-            return RebuildStep::Wait { until: in_hands_until.min(at_latest) };
+        let last_start = self.since + BOOKING_HORIZON + spec.send_budget;
+        if Instant::now() < last_start {
+            return RebuildStep::Wait { until: last_start.min(at_latest) };
         }
         if !parts.limiter.may_rebuild(&spec.quota).await {
             return RebuildStep::Wait { until: (Instant::now() + CHECK_INTERVAL).min(at_latest) };
         }
-        let asked = self.query.get_or_insert_with(|| {
+        let query = self.query.get_or_insert_with(|| {
             let (recent, quota, lookback) = (Arc::clone(&parts.recent), spec.quota.clone(), spec.lookback());
             Box::pin(async move { recent.recent_uses(&quota, lookback).await })
         });
-        let Ok(answer) = timeout(CHECK_INTERVAL, asked).await else {
+        let Ok(answer) = timeout(CHECK_INTERVAL, query).await else {
             return RebuildStep::Querying { until: (Instant::now() + LEDGER_RETRY).min(at_latest) };
         };
         self.query = None;
         match answer {
-            Ok((ended, open)) => {
-                self.data = Some(RebuildData { state_epoch: self.state_epoch, ended, in_flight: open });
+            Ok((ended, in_flight)) => {
+                self.data = Some(RebuildData { state_epoch: self.state_epoch, ended, in_flight });
                 RebuildStep::Wait { until: Instant::now() }
             }
             Err(cause) => {
-                tracing::warn!(quota = %spec.quota, cause, "limiter is cold and the ledger cannot tell what was used");
+                let quota = &spec.quota;
+                tracing::warn!(%quota, cause, "no permits: the ledger cannot be read to rebuild the limiter; retrying");
                 RebuildStep::Wait { until: (Instant::now() + LEDGER_RETRY).min(at_latest) }
             }
         }

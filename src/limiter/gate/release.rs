@@ -1,7 +1,6 @@
-//! Permits that were used or given back, as the settlements of one call.
+//! The releases of one limiter call, grouped from the permits that were used or returned unused.
 //!
-//! Refuses to settle for an account or reference that the settings no longer count, and a slot of a limit that they no
-//! longer have.
+//! It leaves out accounts and references that the settings no longer count, and slots of limits that no longer exist.
 
 use tokio::time::Instant;
 
@@ -10,20 +9,21 @@ use crate::domain::permit_protocol::{PermitRelease, ReleaseKind};
 use crate::domain::permit_release::{self, EndedPermit};
 use crate::domain::quota_spec::QuotaSpec;
 
-/// The settlements of a call that departs now.
-pub(super) fn permit_releases(settled: &[PendingRelease], spec: &QuotaSpec, departed: Instant) -> Vec<PermitRelease> {
+/// The releases of a call that is sent at this instant.
+pub(super) fn permit_releases(pending: &[PendingRelease], spec: &QuotaSpec, sent_at: Instant) -> Vec<PermitRelease> {
     let names: Vec<&str> = spec.provider_limits().into_iter().map(|index| spec.limit_name(index)).collect();
-    let ended = settled.iter().map(|one| {
-        let fate = match &one.kind {
-            PendingReleaseKind::Used { at } => ReleaseKind::Used { age: departed.saturating_duration_since(*at) },
+    let ended = pending.iter().map(|release| {
+        let release_kind = match &release.kind {
+            PendingReleaseKind::Used { at } => ReleaseKind::Used { age: sent_at.saturating_duration_since(*at) },
             PendingReleaseKind::Unused { origins } => {
-                let of = |name: &&str| origins.iter().find(|(known, _)| known == name).map_or(0, |(_, origin)| *origin);
-                ReleaseKind::Unused { origins: names.iter().map(of).collect() }
+                let origin_of =
+                    |name: &&str| origins.iter().find(|(known, _)| known == name).map_or(0, |(_, origin)| *origin);
+                ReleaseKind::Unused { origins: names.iter().map(origin_of).collect() }
             }
         };
-        EndedPermit { call: one.call, holder: &one.scope, cost: one.cost, release_kind: fate }
+        EndedPermit { call: release.call, holder: &release.scope, cost: release.cost, release_kind }
     });
-    permit_release::group_releases(ended, |of| (of.kind(), of.subjects_to_release(spec)))
+    permit_release::group_releases(ended, |scope| (scope.kind(), scope.subjects_to_release(spec)))
 }
 
 #[cfg(test)]
@@ -49,22 +49,24 @@ mod tests {
             resumed_at: 0,
             handover: Duration::ZERO,
         };
-        let departed = Instant::now() + Duration::from_secs(10);
+        let sent_at = Instant::now() + Duration::from_secs(10);
         let answered = |call, age_us| PendingRelease {
             call,
             cost: 1,
             scope: super::super::wait_queue::CountingScope::default(),
-            kind: PendingReleaseKind::Used { at: departed.checked_sub(Duration::from_micros(age_us)).unwrap() },
+            kind: PendingReleaseKind::Used { at: sent_at.checked_sub(Duration::from_micros(age_us)).unwrap() },
         };
-        let given_back = PendingRelease {
+        let unused = PendingRelease {
             call: 2,
             cost: 3,
             scope: super::super::wait_queue::CountingScope::default(),
             kind: PendingReleaseKind::Unused { origins: [("b".into(), 7), ("a".into(), 5)].into() },
         };
-        let all = [answered(1, 2_100), given_back, answered(1, 2_900), answered(2, 2_500), answered(1, 3_000)];
-        let found: Vec<(u64, u32, ReleaseKind)> =
-            permit_releases(&all, &spec, departed).into_iter().map(|it| (it.call, it.cost, it.release_kind)).collect();
+        let all = [answered(1, 2_100), unused, answered(1, 2_900), answered(2, 2_500), answered(1, 3_000)];
+        let found: Vec<(u64, u32, ReleaseKind)> = permit_releases(&all, &spec, sent_at)
+            .into_iter()
+            .map(|end| (end.call, end.cost, end.release_kind))
+            .collect();
         let used = |us| ReleaseKind::Used { age: Duration::from_micros(us) };
         let expected = [
             (1, 1, used(3_000)),

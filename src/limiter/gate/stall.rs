@@ -1,6 +1,6 @@
-//! How long nobody of a quota has been granted a permit, and why: the log has a line for each cause and minute.
+//! The monitor of a quota without permits: how long, and why. The log gets one line per cause and minute.
 //!
-//! A wait that is known to be long is told at once. Who waits for a limit that is used in full is told too, as information.
+//! A wait that is known to be long is logged at once. A limit that is used in full is logged as information.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,9 +9,9 @@ use tokio::time::Instant;
 
 use super::BlockReason;
 
-/// Shorter ones are no stall.
+/// Shortest stall that is logged.
 const STALL_MIN: Duration = Duration::from_secs(5);
-/// Least time between two lines of one cause.
+/// Shortest time between two lines of one cause.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Default)]
@@ -20,15 +20,15 @@ pub(super) struct StallMonitor {
     logged_at: BTreeMap<String, Instant>,
 }
 
-/// What is worth a line.
+/// A stall that is to be logged.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct StallReport {
     pub cause: String,
-    /// So far.
+    /// Time without a permit so far.
     pub lasted: Duration,
-    /// From now on, at least.
+    /// Shortest time that it will still last.
     pub wait: Duration,
-    /// The limits as they are meant to work, and no trouble.
+    /// The limits work as configured; it is no fault.
     pub is_expected: bool,
 }
 
@@ -38,7 +38,7 @@ impl StallMonitor {
         self.since = None;
     }
 
-    /// Nobody passes until then. Says so if it is worth a line now.
+    /// Records that no job gets a permit until then; returns a report if one is due.
     pub fn observe_block(&mut self, by: &BlockReason, until: Instant, now: Instant) -> Option<StallReport> {
         let (cause, is_expected) = describe(by);
         self.observe(cause, is_expected, until, now)
@@ -52,7 +52,7 @@ impl StallMonitor {
         is_worth_a_line.then_some(StallReport { cause, lasted, wait, is_expected })
     }
 
-    /// Whether nothing was said of this cause for a minute.
+    /// Whether this cause was not logged within the last minute. Then it counts as logged now.
     pub fn should_log(&mut self, cause: &str, now: Instant) -> bool {
         self.logged_at.retain(|_, at| *at + LOG_INTERVAL > now);
         let is_news = !self.logged_at.contains_key(cause);
@@ -67,13 +67,13 @@ fn describe(by: &BlockReason) -> (String, bool) {
     match by {
         BlockReason::Limit(name) => (format!("limit `{name}` is used in full"), true),
         BlockReason::Paused => ("the provider asked for a pause".to_owned(), true),
-        BlockReason::Cold => ("the limiter has lost its state, and what was used is not known yet".to_owned(), false),
-        BlockReason::NeedsHistory => ("what was used of a limit is not known yet".to_owned(), false),
+        BlockReason::Cold => ("the limiter starts cold: past usage is not known yet".to_owned(), false),
+        BlockReason::NeedsHistory => ("past usage of a limit is not known yet".to_owned(), false),
         BlockReason::StoreUnavailable(problem) => (format!("the limiter cannot be asked: {problem}"), false),
-        BlockReason::StaleSettings => ("the limiter knows newer settings than this process".to_owned(), false),
-        BlockReason::Oversized { limit, .. } => (format!("limit `{limit}` never admits as much at once"), true),
+        BlockReason::StaleSettings => ("the limiter has newer settings than this process".to_owned(), false),
+        BlockReason::Oversized { limit, .. } => (format!("limit `{limit}` never admits so high a cost"), true),
         BlockReason::AccountBlocked { account } => (format!("account `{account}` is blocked"), true),
-        BlockReason::Stopping => ("this process stops".to_owned(), true),
+        BlockReason::Stopping => ("this process is stopping".to_owned(), true),
     }
 }
 
@@ -85,21 +85,24 @@ mod tests {
     fn stall_is_logged_once_per_cause_and_minute() {
         let begin = Instant::now();
         let at = |s: u64| begin + Duration::from_secs(s);
-        let away = BlockReason::StoreUnavailable("gone".to_owned());
+        let unavailable = BlockReason::StoreUnavailable("gone".to_owned());
         let mut stall = StallMonitor::default();
-        // Each wait is short, and together they are not.
-        assert_eq!(stall.observe_block(&away, at(1), at(0)), None);
-        assert_eq!(stall.observe_block(&away, at(5), at(4)), None);
-        let told = stall.observe_block(&away, at(6), at(5)).unwrap();
-        assert_eq!((told.lasted, told.wait, told.is_expected), (Duration::from_secs(5), Duration::from_secs(1), false));
-        assert!(told.cause.contains("gone"), "{told:?}");
-        assert_eq!(stall.observe_block(&away, at(65), at(64)), None);
-        assert!(stall.observe_block(&away, at(66), at(65)).is_some());
+        // Each wait is short; together they are long.
+        assert_eq!(stall.observe_block(&unavailable, at(1), at(0)), None);
+        assert_eq!(stall.observe_block(&unavailable, at(5), at(4)), None);
+        let report = stall.observe_block(&unavailable, at(6), at(5)).unwrap();
+        assert_eq!(
+            (report.lasted, report.wait, report.is_expected),
+            (Duration::from_secs(5), Duration::from_secs(1), false)
+        );
+        assert!(report.cause.contains("gone"), "{report:?}");
+        assert_eq!(stall.observe_block(&unavailable, at(65), at(64)), None);
+        assert!(stall.observe_block(&unavailable, at(66), at(65)).is_some());
         assert!(stall.observe_block(&BlockReason::Cold, at(66), at(65)).is_some(), "another cause");
         stall.end();
         assert_eq!(stall.observe_block(&BlockReason::StaleSettings, at(71), at(66)), None);
-        // Known to be long.
-        let told = stall.observe_block(&BlockReason::Paused, at(72), at(66)).unwrap();
-        assert_eq!((told.lasted, told.wait, told.is_expected), (Duration::ZERO, Duration::from_secs(6), true));
+        // A wait that is known to be long.
+        let report = stall.observe_block(&BlockReason::Paused, at(72), at(66)).unwrap();
+        assert_eq!((report.lasted, report.wait, report.is_expected), (Duration::ZERO, Duration::from_secs(6), true));
     }
 }

@@ -1,7 +1,7 @@
-//! Permits that somebody has in hands and has not written down yet: no more at once than can be written down in time.
+//! The window of permits that are granted but not persisted yet: no more than the ledger can persist in time.
 //!
-//! Refuses to know the ledger: it hears from each permit how long that took ([`WritePace`]). The gate asks for as many as
-//! there is room for, and the rest of the line waits without a refusal.
+//! Each permit reports how long its write took ([`AimdWindow`]). The gate asks for as many permits as there are free
+//! slots; the other jobs wait in the queue without a refusal.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::domain::persist_window::{AimdWindow, PersistSample};
 
-/// Asking for less than this part of the window would cost a call for every permit.
+/// The gate asks only when at least one part in so many of the window is free; else each permit would cost a call.
 const FREE_PART_MIN: u32 = 4;
 
 #[derive(Debug)]
@@ -20,11 +20,11 @@ pub(super) struct PersistWindow(Mutex<WindowState>);
 struct WindowState {
     aimd: AimdWindow,
     unpersisted: u32,
-    /// The gate waits for room.
+    /// The gate waits for free slots.
     gate_waits: bool,
 }
 
-/// One permit in hands, until it is written down or dropped.
+/// One granted permit, until it is persisted or dropped.
 #[derive(Debug)]
 pub(super) struct WindowSlot {
     window: Arc<PersistWindow>,
@@ -39,15 +39,16 @@ impl PersistWindow {
         Arc::new(Self(Mutex::new(WindowState { aimd: AimdWindow::new(budget), unpersisted: 0, gate_waits: false })))
     }
 
-    /// How many permits are worth asking for now. When none are, [`Hand::written`] says when some will be.
+    /// Number of permits to ask for now. If it is 0, [`WindowSlot::persisted`] and [`WindowSlot::discarded`] say when
+    /// the gate should ask again.
     pub fn free_slots(&self) -> u32 {
         let mut state = self.lock();
-        let room = state.free_slots();
-        state.gate_waits = room == 0;
-        room
+        let free = state.free_slots();
+        state.gate_waits = free == 0;
+        free
     }
 
-    /// One more, granted now, that can be used within this time.
+    /// Adds a permit that was granted now and can be used within `budget`.
     pub fn occupy(self: &Arc<Self>, granted_at: Instant, budget: Duration) -> WindowSlot {
         let mut state = self.lock();
         state.unpersisted += 1;
@@ -61,7 +62,7 @@ impl PersistWindow {
     }
 
     fn lock(&self) -> MutexGuard<'_, WindowState> {
-        // Whole after every statement.
+        // The state is consistent after every statement.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -73,25 +74,26 @@ impl WindowState {
         if free >= window.div_ceil(FREE_PART_MIN) { free } else { 0 }
     }
 
-    /// Whether this makes the room that the gate waits for.
+    /// Frees one slot; `true` if the gate waited for it.
     fn free_one(&mut self) -> bool {
         self.unpersisted = self.unpersisted.saturating_sub(1);
-        let comes = self.gate_waits && self.free_slots() > 0;
-        self.gate_waits &= !comes;
-        comes
+        let is_awaited = self.gate_waits && self.free_slots() > 0;
+        self.gate_waits &= !is_awaited;
+        is_awaited
     }
 }
 
 impl WindowSlot {
-    /// It is written down; `true`: the gate waits to hear of the room that this makes. One that is begun without having
-    /// been written down before counts from its start.
+    /// The permit's request is persisted; `true`: the gate waits for the freed slot. If the permit begins before it is
+    /// persisted, the time counts from its start.
     pub fn persisted(self, start_at: Option<Instant>) -> bool {
         let from = start_at.map_or(self.granted_at, |start_at| start_at.max(self.granted_at));
         let took = Instant::now().saturating_duration_since(from);
         self.free(Some(took))
     }
 
-    /// It is not used. Kept for longer than it could be, it was not written down in time either.
+    /// The permit is not used; `true`: the gate waits for the freed slot. If it was kept beyond its budget, it counts
+    /// as not persisted in time.
     pub fn discarded(self) -> bool {
         let took = self.granted_at.elapsed();
         let late = took > self.budget;
@@ -101,8 +103,8 @@ impl WindowSlot {
     fn free(self, took: Option<Duration>) -> bool {
         let mut state = self.window.lock();
         if let Some(took) = took {
-            let Self { budget, unpersisted: in_hands, epoch: cuts, .. } = self;
-            state.aimd.record(PersistSample { took, budget, unpersisted: in_hands, epoch: cuts });
+            let Self { budget, unpersisted, epoch, .. } = self;
+            state.aimd.record(PersistSample { took, budget, unpersisted, epoch });
         }
         state.free_one()
     }
@@ -116,42 +118,42 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn gate_is_notified_once_and_only_while_waiting() {
-        let hands = PersistWindow::new(BUDGET);
-        assert_eq!(hands.free_slots(), 16);
-        let mut taken: Vec<WindowSlot> = (0..16).map(|_| hands.occupy(Instant::now(), BUDGET)).collect();
+        let window = PersistWindow::new(BUDGET);
+        assert_eq!(window.free_slots(), 16);
+        let mut taken: Vec<WindowSlot> = (0..16).map(|_| window.occupy(Instant::now(), BUDGET)).collect();
         let first = taken.pop().unwrap();
-        assert!(!first.discarded(), "nobody waits");
-        assert_eq!(hands.free_slots(), 0, "one of sixteen is not worth a call");
-        let mut heard = Vec::new();
-        for hand in taken.drain(..6) {
-            heard.push(hand.discarded());
+        assert!(!first.discarded(), "the gate does not wait");
+        assert_eq!(window.free_slots(), 0, "one of sixteen is not worth a call");
+        let mut notified = Vec::new();
+        for slot in taken.drain(..6) {
+            notified.push(slot.discarded());
         }
-        assert_eq!(heard, [false, false, true, false, false, false], "{heard:?}");
-        assert_eq!(hands.free_slots(), 7);
-        for hand in taken {
-            hand.discarded();
+        assert_eq!(notified, [false, false, true, false, false, false], "{notified:?}");
+        assert_eq!(window.free_slots(), 7);
+        for slot in taken {
+            slot.discarded();
         }
-        assert_eq!(hands.free_slots(), 16);
+        assert_eq!(window.free_slots(), 16);
     }
 
     #[tokio::test(start_paused = true)]
     async fn late_permits_shrink_the_window_used_or_not() {
-        let hands = PersistWindow::new(BUDGET);
-        let (one, other) = (hands.occupy(Instant::now(), BUDGET), hands.occupy(Instant::now(), BUDGET));
+        let window = PersistWindow::new(BUDGET);
+        let (first, second) = (window.occupy(Instant::now(), BUDGET), window.occupy(Instant::now(), BUDGET));
         tokio::time::sleep(BUDGET * 2).await;
-        one.persisted(None);
-        assert_eq!(hands.free_slots(), 7);
-        other.discarded();
-        assert_eq!(hands.free_slots(), 8);
-        let late = hands.occupy(Instant::now(), BUDGET);
+        first.persisted(None);
+        assert_eq!(window.free_slots(), 7);
+        second.discarded();
+        assert_eq!(window.free_slots(), 8);
+        let late = window.occupy(Instant::now(), BUDGET);
         tokio::time::sleep(BUDGET * 2).await;
         late.discarded();
-        assert_eq!(hands.free_slots(), 4);
+        assert_eq!(window.free_slots(), 4);
         // A start that was booked ahead is no delay.
-        let ahead = hands.occupy(Instant::now(), BUDGET);
+        let ahead = window.occupy(Instant::now(), BUDGET);
         let start_at = Instant::now() + 3 * BUDGET;
         tokio::time::sleep(3 * BUDGET).await;
         ahead.persisted(Some(start_at));
-        assert_eq!(hands.free_slots(), 4);
+        assert_eq!(window.free_slots(), 4);
     }
 }

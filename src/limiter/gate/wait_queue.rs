@@ -1,8 +1,8 @@
-//! The line before the gate: who waits, in which order, and who has waited long enough.
+//! The wait queue of a gate: the waiting jobs, their order, and their deadlines.
 //!
-//! Refuses to overtake: a want that cannot be granted holds those behind it, so that a costly job is not starved by them, as
-//! long as it waits. Other processes have lines of their own, and can overtake it while they take what comes free. One whose
-//! own account or reference refuses steps aside until that is over, and holds nobody.
+//! A job that cannot be granted blocks the jobs behind it, so that they do not starve a costly job. Other processes
+//! have queues of their own and may overtake it. A job that a limit of its own account or reference refuses is deferred
+//! meanwhile, and blocks no other.
 
 use std::time::Duration;
 
@@ -19,15 +19,15 @@ use crate::domain::quota_spec::{Blocked, CounterSpec, QuotaSpec};
 
 mod waiters;
 
-/// How long a job of a blocked account is sent away before it is looked at again.
+/// The wait that a job of a blocked account is told.
 const BLOCKED_WAIT: Duration = Duration::from_secs(60);
 
-/// Whose calls a permit is counted with, apart from everybody's.
+/// The kind, account and reference with which a permit is counted, besides the provider's limits.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct CountingScope {
     pub kind: Option<CallKind>,
     pub account: Option<String>,
-    /// A digest; references are long and not ours to keep.
+    /// A digest, because references are long and belong to the merchant.
     pub reference: Option<String>,
 }
 
@@ -39,80 +39,81 @@ impl CountingScope {
     /// The subjects that count a new permit.
     ///
     /// # Errors
-    /// [`Blocked`] by a rule on the account: there must be none.
+    /// [`Blocked`]: a rule blocks the account, so it must get no permit.
     pub fn subjects(&self, spec: &QuotaSpec) -> Result<Vec<Subject>, Blocked> {
         spec.subjects(self.account.as_deref(), self.reference.as_deref())
     }
 
-    /// The subjects that count what was granted before; an account that was blocked meanwhile is counted nowhere any more.
+    /// The subjects that count a permit that was granted before. An account that was blocked since is not counted any
+    /// more.
     pub fn subjects_to_release(&self, spec: &QuotaSpec) -> Vec<Subject> {
         self.subjects(spec).unwrap_or_default()
     }
 }
 
-/// Somebody who wants a permit.
+/// A job that waits for a permit.
 #[derive(Debug)]
 pub(super) struct PermitWaiter {
-    /// Whose place may be asked for.
+    /// The job whose position can be queried.
     pub job: Option<JobId>,
     pub cost: u32,
     pub priority: u8,
     pub scope: CountingScope,
-    /// As the job has it, for the ledger.
+    /// The job's reference, for queries of the ledger.
     pub reference: Option<String>,
-    /// Will not wait in hand beyond this.
+    /// The waiter is refused if its permit would start later than this.
     pub wait_until: Instant,
     pub reply: oneshot::Sender<AcquireResult>,
-    /// Refused by a limit of its own until then.
+    /// Set while a limit of its own refuses it.
     pub deferral: Option<Deferral>,
 }
 
-/// Why a waiter steps aside, and until when.
+/// Why a waiter is deferred, and until when.
 #[derive(Clone, Debug)]
 pub(super) struct Deferral {
     pub until: Instant,
     pub reason: BlockReason,
     pub exact: bool,
-    /// What the limit counts together; those who come later of the same stay behind.
+    /// What the limit counts together; later waiters that it counts with this one are deferred too.
     pub counted_with: Option<(Scope, AppliesTo)>,
 }
 
 impl PermitWaiter {
-    /// Whether it stands aside for a limit that counts the other one with it.
+    /// Whether it is deferred by a limit that also counts the later waiter.
     fn defers(&self, later: &CountingScope) -> bool {
-        let Some((scope, applies_to)) = self.deferral.as_ref().and_then(|aside| aside.counted_with) else {
+        let Some((scope, applies_to)) = self.deferral.as_ref().and_then(|deferral| deferral.counted_with) else {
             return false;
         };
-        let of_one = match scope {
+        let is_same_subject = match scope {
             Scope::Provider => false,
             Scope::Account => self.scope.account == later.account,
             Scope::Reference => self.scope.reference == later.reference,
         };
-        of_one && (applies_to == AppliesTo::All || self.scope.kind() == later.kind())
+        is_same_subject && (applies_to == AppliesTo::All || self.scope.kind() == later.kind())
     }
 
-    /// When it is worth asking for; `None`: now.
+    /// When the limiter is to be asked for it; `None`: now.
     fn ready_at(&self, kinds: &BlocksByKind) -> Option<Instant> {
-        let of_kind = kinds.get(&self.scope.kind()).map(|standing| standing.retry_at);
-        self.deferral.as_ref().map(|aside| aside.until).max(of_kind)
+        let kind_retry_at = kinds.get(&self.scope.kind()).map(|block| block.retry_at);
+        self.deferral.as_ref().map(|deferral| deferral.until).max(kind_retry_at)
     }
 }
 
-/// Place in line: higher priority first, then first come.
+/// Order in the queue: higher priority first, then earlier arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct QueueKey {
     priority_reversed: u8,
     arrival: u64,
 }
 
-/// Neighbours in line who want the same.
+/// Neighbours in the queue with the same scope and cost, as one request.
 #[derive(Debug)]
 pub(super) struct RequestBatch {
     pub request: PermitRequest,
     pub scope: CountingScope,
-    /// As the first job has it.
+    /// The first job's reference.
     pub reference: Option<String>,
-    /// What holds slots of its own account or reference.
+    /// Counters of its account and reference that hold slots.
     pub subject_counters: Vec<CounterSpec>,
     pub keys: Vec<QueueKey>,
 }
@@ -124,35 +125,35 @@ pub(super) struct WaitQueue {
 }
 
 impl WaitQueue {
-    /// Joins, unless the spec can never admit it; returns its place if it need not step aside.
+    /// Adds a waiter, unless the spec can never admit it. Returns its key, or `None` if it is refused or deferred.
     pub fn enqueue(&mut self, waiter: PermitWaiter, spec: &QuotaSpec, now: Instant) -> Option<QueueKey> {
         let waiter = refuse_inadmissible(waiter, spec)?;
         self.arrivals += 1;
-        let place = QueueKey { priority_reversed: u8::MAX - waiter.priority, arrival: self.arrivals };
-        let held_by = self.longest_earlier_deferral(place, &waiter.scope).cloned();
-        self.waiters.insert(place, waiter);
-        match held_by {
-            Some(aside) => {
-                self.defer(place, &aside, now);
+        let key = QueueKey { priority_reversed: u8::MAX - waiter.priority, arrival: self.arrivals };
+        let earlier = self.longest_earlier_deferral(key, &waiter.scope).cloned();
+        self.waiters.insert(key, waiter);
+        match earlier {
+            Some(deferral) => {
+                self.defer(key, &deferral, now);
                 None
             }
-            None => Some(place),
+            None => Some(key),
         }
     }
 
-    /// The longest wait of those before this place who stand aside for what counts its bearer as well.
-    fn longest_earlier_deferral(&self, place: QueueKey, of: &CountingScope) -> Option<&Deferral> {
-        let elders =
-            self.waiters.deferred_ahead_of(..place).filter(|elder| !elder.reply.is_closed() && elder.defers(of));
-        elders.filter_map(|elder| elder.deferral.as_ref()).max_by_key(|aside| aside.until)
+    /// The longest deferral of the waiters before this key by limits that also count this scope.
+    fn longest_earlier_deferral(&self, key: QueueKey, scope: &CountingScope) -> Option<&Deferral> {
+        let earlier =
+            self.waiters.deferred_ahead_of(..key).filter(|waiter| !waiter.reply.is_closed() && waiter.defers(scope));
+        earlier.filter_map(|waiter| waiter.deferral.as_ref()).max_by_key(|deferral| deferral.until)
     }
 
-    /// Under another spec: what stood aside may pass now, and what waited may never.
+    /// Applies another spec: deferred waiters may pass now, and others may never be admitted.
     pub fn apply_spec(&mut self, spec: &QuotaSpec) {
-        for (place, mut waiter) in std::mem::take(&mut self.waiters) {
+        for (key, mut waiter) in std::mem::take(&mut self.waiters) {
             waiter.deferral = None;
             if let Some(waiter) = refuse_inadmissible(waiter, spec) {
-                self.waiters.insert(place, waiter);
+                self.waiters.insert(key, waiter);
             }
         }
     }
@@ -165,54 +166,49 @@ impl WaitQueue {
         self.len() == 0
     }
 
-    /// Forgets those who have gone away, now and then; nobody asks for them meanwhile.
+    /// Removes cancelled waiters from time to time. Until then no permit is requested for them.
     pub fn sweep_cancelled(&mut self) {
         self.waiters.sweep_if_due();
     }
 
-    /// The first in line who do not stand aside, as many as there is room for, for one call.
+    /// The first waiters that are not deferred, at most `free_slots`, batched for one call.
     pub fn next_batches(
         &mut self,
         spec: &QuotaSpec,
         kinds: &BlocksByKind,
-        room: u32,
+        free_slots: u32,
         now: Instant,
     ) -> Vec<RequestBatch> {
-        let mut groups: Vec<RequestBatch> = Vec::new();
-        self.waiters.resume_if(|aside| aside.until <= now);
+        let mut batches: Vec<RequestBatch> = Vec::new();
+        self.waiters.resume_if(|deferral| deferral.until <= now);
         let present = self.waiters.iter().filter(|(_, waiter)| !waiter.reply.is_closed());
         let ready = present.filter(|(_, waiter)| waiter.ready_at(kinds) <= Some(now));
-        for (place, waiter) in ready.take(BATCH_MAX.min(usize::try_from(room).unwrap_or(BATCH_MAX))) {
-            match groups.last_mut() {
-                Some(group) if group.scope == waiter.scope && group.request.cost == waiter.cost => {
-                    group.request.permits += 1;
-                    group.keys.push(*place);
+        for (key, waiter) in ready.take(BATCH_MAX.min(usize::try_from(free_slots).unwrap_or(BATCH_MAX))) {
+            match batches.last_mut() {
+                Some(batch) if batch.scope == waiter.scope && batch.request.cost == waiter.cost => {
+                    batch.request.permits += 1;
+                    batch.keys.push(*key);
                 }
                 _ => {
-                    // One who is blocked by now is told so when the settings are followed.
+                    // A waiter whose account is blocked by now is refused when the new settings are applied.
                     let Ok(subjects) = waiter.scope.subjects(spec) else { continue };
-                    let (of, cost, kind) = (waiter.scope.clone(), waiter.cost, waiter.scope.kind());
-                    let own_cells = subjects.iter().flat_map(|subject| spec.subject_counters(subject));
-                    let own_cells = own_cells.filter(|cell| cell.is_held() && cell.applies(kind)).collect();
-                    let want = PermitRequest { permits: 1, cost, kind, subjects };
+                    let (scope, cost, kind) = (waiter.scope.clone(), waiter.cost, waiter.scope.kind());
+                    let counters = subjects.iter().flat_map(|subject| spec.subject_counters(subject));
+                    let subject_counters =
+                        counters.filter(|counter| counter.is_held() && counter.applies(kind)).collect();
+                    let request = PermitRequest { permits: 1, cost, kind, subjects };
                     let reference = waiter.reference.clone();
-                    groups.push(RequestBatch {
-                        request: want,
-                        scope: of,
-                        reference,
-                        subject_counters: own_cells,
-                        keys: vec![*place],
-                    });
+                    batches.push(RequestBatch { request, scope, reference, subject_counters, keys: vec![*key] });
                 }
             }
         }
-        if groups.is_empty() {
+        if batches.is_empty() {
             self.waiters.sweep_all();
         }
-        groups
+        batches
     }
 
-    /// When somebody who must wait may be asked for again; `None`: somebody may be now, or nobody is there.
+    /// When a waiter becomes ready; `None`: one is ready now, or the queue is empty.
     pub fn ready_at(&self, kinds: &BlocksByKind) -> Option<Instant> {
         let mut earliest = None;
         for (_, waiter) in self.waiters.iter() {
@@ -222,142 +218,136 @@ impl WaitQueue {
         earliest
     }
 
-    /// The first of those who may be asked for.
+    /// The first waiter that is ready.
     pub fn first_ready(&self, kinds: &BlocksByKind, now: Instant) -> Option<QueueKey> {
-        self.waiters.iter().find(|(_, waiter)| waiter.ready_at(kinds) <= Some(now)).map(|(place, _)| *place)
+        self.waiters.iter().find(|(_, waiter)| waiter.ready_at(kinds) <= Some(now)).map(|(key, _)| *key)
     }
 
-    pub fn remove(&mut self, place: QueueKey) -> Option<PermitWaiter> {
-        self.waiters.remove(place)
+    pub fn remove(&mut self, key: QueueKey) -> Option<PermitWaiter> {
+        self.waiters.remove(key)
     }
 
-    /// Steps aside, or is refused if that takes too long; not asked for before those who came earlier.
-    pub fn defer(&mut self, place: QueueKey, aside: &Deferral, now: Instant) {
-        let Some(waiter) = self.waiters.get(place) else { return };
-        let aside = self
-            .longest_earlier_deferral(place, &waiter.scope)
-            .filter(|elder| elder.until > aside.until)
-            .unwrap_or(aside)
+    /// Defers a waiter, or refuses it if it would wait too long. A deferral lasts at least as long as those of earlier
+    /// waiters by the same limit.
+    pub fn defer(&mut self, key: QueueKey, deferral: &Deferral, now: Instant) {
+        let Some(waiter) = self.waiters.get(key) else { return };
+        let deferral = self
+            .longest_earlier_deferral(key, &waiter.scope)
+            .filter(|earlier| earlier.until > deferral.until)
+            .unwrap_or(deferral)
             .clone();
-        if waiter.wait_until >= aside.until {
-            self.waiters.defer(place, aside);
-        } else if let Some(waiter) = self.waiters.remove(place) {
-            refuse(waiter, aside.until.saturating_duration_since(now), aside.exact, &aside.reason, RefusalScope::Job);
+        if waiter.wait_until >= deferral.until {
+            self.waiters.defer(key, deferral);
+        } else if let Some(waiter) = self.waiters.remove(key) {
+            let wait = deferral.until.saturating_duration_since(now);
+            refuse(waiter, wait, deferral.exact, &deferral.reason, RefusalScope::Job);
         }
     }
 
-    /// Those who stood aside for a history stand in line again.
+    /// Ends the deferrals that wait for a history.
     pub fn resume_after_history(&mut self) {
-        self.waiters.resume_if(|aside| aside.reason == BlockReason::NeedsHistory);
+        self.waiters.resume_if(|deferral| deferral.reason == BlockReason::NeedsHistory);
     }
 
-    /// Stays in line, but is not asked for before this.
-    pub fn defer_until(&mut self, place: QueueKey, until: Instant) {
-        let by = BlockReason::StoreUnavailable("its clock was not compared for too long".to_owned());
-        self.waiters.defer(place, Deferral { until, reason: by, exact: false, counted_with: None });
+    /// Keeps a waiter in the queue, but requests no permit for it before this instant.
+    pub fn defer_until(&mut self, key: QueueKey, until: Instant) {
+        let reason = BlockReason::StoreUnavailable("its clock was not compared for too long".to_owned());
+        self.waiters.defer(key, Deferral { until, reason, exact: false, counted_with: None });
     }
 
-    /// Where a job stands, and what it waits for: something of its own, its kind's standing, or everybody's.
+    /// A job's position, and what it waits for: its own deferral, its kind's block, or the queue's block.
     pub fn position_of(
         &self,
         job: &JobId,
-        standing: Option<&QueueBlock>,
+        queue_block: Option<&QueueBlock>,
         kinds: &BlocksByKind,
     ) -> Option<QueuePosition> {
-        let (place, waiter) = self.waiters.iter().find(|(_, waiter)| waiter.job.as_ref() == Some(job))?;
-        let goes_first = |elder: &&PermitWaiter| {
-            let has_gone = elder.reply.is_closed();
-            !has_gone && (elder.deferral.is_none() || elder.defers(&waiter.scope))
+        let (key, waiter) = self.waiters.iter().find(|(_, waiter)| waiter.job.as_ref() == Some(job))?;
+        let goes_first = |earlier: &&PermitWaiter| {
+            let is_cancelled = earlier.reply.is_closed();
+            !is_cancelled && (earlier.deferral.is_none() || earlier.defers(&waiter.scope))
         };
-        let (mut before, mut cost_before) = (0, 0);
-        for elder in self.waiters.ahead_of(..*place).filter(goes_first) {
-            before += 1;
-            cost_before += u64::from(elder.cost);
+        let (mut jobs_ahead, mut cost_ahead) = (0, 0);
+        for earlier in self.waiters.ahead_of(..*key).filter(goes_first) {
+            jobs_ahead += 1;
+            cost_ahead += u64::from(earlier.cost);
         }
-        let aside = waiter.deferral.as_ref().map(|aside| (aside.reason.clone(), aside.until, aside.exact));
-        let of_its_own = aside.is_some();
-        let line =
-            standing.or_else(|| kinds.get(&waiter.scope.kind())).map(|it| (it.reason.clone(), it.until, it.exact));
-        Some(QueuePosition {
-            jobs_ahead: before,
-            cost_ahead: cost_before,
-            block: aside.or(line),
-            is_own_limit: of_its_own,
-        })
+        let own = waiter.deferral.as_ref().map(|own| (own.reason.clone(), own.until, own.exact));
+        let is_own_limit = own.is_some();
+        let shared = queue_block
+            .or_else(|| kinds.get(&waiter.scope.kind()))
+            .map(|block| (block.reason.clone(), block.until, block.exact));
+        Some(QueuePosition { jobs_ahead, cost_ahead, block: own.or(shared), is_own_limit })
     }
 
-    /// When the next of them will have waited long enough.
+    /// The earliest deadline of a waiter.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.waiters.first_deadline()
     }
 
-    /// Whether the first in line wants more than somebody behind it, more than there is, and will not wait for it. Then it goes,
-    /// with all who want as much and are no more patient, and those behind may have what there is. Their lane need not rest for
-    /// that.
-    pub fn evict_oversized(&mut self, first: QueueKey, standing: &QueueBlock, now: Instant) -> bool {
-        let QueueBlock { reason: by, until, exact, .. } = standing;
-        let goes = |waiter: &&PermitWaiter| waiter.cost > 1 && waiter.wait_until < *until;
-        let Some(cost) = self.waiters.get(first).filter(goes).map(|waiter| waiter.cost) else { return false };
+    /// Refuses the first waiter if it does not wait as long as the block lasts while a cheaper waiter is behind it. All
+    /// waiters of at least its cost whose deadline is before the block's end are refused too. Returns whether it did
+    /// so: then the cheaper waiters may get the free slots. The refusals concern the job alone, so no lane pauses.
+    pub fn evict_oversized(&mut self, first: QueueKey, block: &QueueBlock, now: Instant) -> bool {
+        let QueueBlock { reason, until, exact, .. } = block;
+        let is_evicted = |waiter: &&PermitWaiter| waiter.cost > 1 && waiter.wait_until < *until;
+        let Some(cost) = self.waiters.get(first).filter(is_evicted).map(|waiter| waiter.cost) else { return false };
         if !self.waiters.iter().any(|(_, other)| other.cost < cost && other.deferral.is_none()) {
             return false;
         }
-        for place in self.waiters.expiring_before(*until) {
-            if self.waiters.get(place).is_some_and(|waiter| waiter.cost >= cost)
-                && let Some(waiter) = self.waiters.remove(place)
+        for key in self.waiters.expiring_before(*until) {
+            if self.waiters.get(key).is_some_and(|waiter| waiter.cost >= cost)
+                && let Some(waiter) = self.waiters.remove(key)
             {
-                refuse(waiter, until.saturating_duration_since(now), *exact, by, RefusalScope::Job);
+                refuse(waiter, until.saturating_duration_since(now), *exact, reason, RefusalScope::Job);
             }
         }
         true
     }
 
-    /// Refuses everybody, or everybody of a kind, who would have to wait beyond their time. What refuses look-ups alone says
-    /// nothing of the charges, which are what a lane takes.
-    pub fn refuse_expiring(&mut self, standing: &QueueBlock, kind: Option<CallKind>, now: Instant) {
-        let QueueBlock { reason: by, until, exact, .. } = standing;
-        let concerns = match kind {
+    /// Refuses all waiters, or all of a kind, whose deadline is before the block's end. A block of look-ups alone does
+    /// not concern charges, which are what a lane takes from its queue.
+    pub fn refuse_expiring(&mut self, block: &QueueBlock, kind: Option<CallKind>, now: Instant) {
+        let QueueBlock { reason, until, exact, .. } = block;
+        let scope = match kind {
             None => RefusalScope::All,
             Some(CallKind::Charge) => RefusalScope::Charges,
             Some(CallKind::Lookup) => RefusalScope::Job,
         };
-        for place in self.waiters.expiring_before(*until) {
-            let concerned = |waiter: &PermitWaiter| kind.is_none_or(|kind| kind == waiter.scope.kind());
-            if self.waiters.get(place).is_some_and(concerned)
-                && let Some(waiter) = self.waiters.remove(place)
+        for key in self.waiters.expiring_before(*until) {
+            let is_blocked = |waiter: &PermitWaiter| kind.is_none_or(|kind| kind == waiter.scope.kind());
+            if self.waiters.get(key).is_some_and(is_blocked)
+                && let Some(waiter) = self.waiters.remove(key)
             {
-                refuse(waiter, until.saturating_duration_since(now), *exact, by, concerns);
+                refuse(waiter, until.saturating_duration_since(now), *exact, reason, scope);
             }
         }
     }
 }
 
-/// Those whose account is blocked, and those whose cost no window can ever admit, are told so.
+/// Refuses a waiter whose account is blocked, or whose cost no window can ever admit; returns any other.
 fn refuse_inadmissible(waiter: PermitWaiter, spec: &QuotaSpec) -> Option<PermitWaiter> {
     let Ok(subjects) = waiter.scope.subjects(spec) else {
         let account = waiter.scope.account.clone().unwrap_or_default();
         refuse(waiter, BLOCKED_WAIT, false, &BlockReason::AccountBlocked { account }, RefusalScope::Job);
         return None;
     };
-    // A quota that is closed for now is waited for, and any other admits one.
+    // Jobs wait while a limit is closed (0), and every open limit admits a cost of 1.
     if waiter.cost > 1
-        && let Some((limit, at_once)) = spec.tightest_limit(waiter.scope.kind(), &subjects)
-        && at_once > 0
-        && waiter.cost > at_once
+        && let Some((limit, max_cost)) = spec.tightest_limit(waiter.scope.kind(), &subjects)
+        && max_cost > 0
+        && waiter.cost > max_cost
     {
-        refuse(waiter, Duration::ZERO, true, &BlockReason::Oversized { limit, max_cost: at_once }, RefusalScope::Job);
+        refuse(waiter, Duration::ZERO, true, &BlockReason::Oversized { limit, max_cost }, RefusalScope::Job);
         return None;
     }
     Some(waiter)
 }
 
-fn refuse(waiter: PermitWaiter, wait: Duration, exact: bool, by: &BlockReason, concerns: RefusalScope) {
-    let never = matches!(by, BlockReason::Oversized { .. });
+fn refuse(waiter: PermitWaiter, wait: Duration, exact: bool, reason: &BlockReason, scope: RefusalScope) {
+    let never = matches!(reason, BlockReason::Oversized { .. });
     let retry_after = if never { Duration::ZERO } else { wait.max(Duration::from_millis(1)) };
-    // Whoever has gone away needs no answer.
-    let _ = waiter.reply.send(AcquireResult::Refused(GateRefusal {
-        retry_after,
-        exact,
-        reason: by.clone(),
-        scope: concerns,
-    }));
+    // A cancelled waiter needs no answer.
+    let reason = reason.clone();
+    let _ = waiter.reply.send(AcquireResult::Refused(GateRefusal { retry_after, exact, reason, scope }));
 }

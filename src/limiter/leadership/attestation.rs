@@ -1,7 +1,7 @@
-//! The store's clock beside the database's, as this worker sees them for one quota: what is said of them in the row, and what
-//! is to be said anew.
+//! The clock attestations of one quota in this worker: the one in the leader row, and the one that is due.
 //!
-//! Refuses to judge: [`crate::domain::clock_witness`] does. Refuses what was said or kept in another term.
+//! An attestation is the offset between the store's clock and the database's. [`crate::domain::clock_attestation`]
+//! checks it. One of another term does not count. See `docs/decisions/0013-verify-the-store-clock.md`.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::limiter::{LeaderRow, StoreClockReading};
 /// The database cuts its clock to milliseconds.
 const TRUNCATION_NS: i128 = 1_000_000;
 
-/// The row as it was polled.
+/// The database's clock and the row's attestation, as of the last poll.
 struct PolledClock {
     sent_at: Instant,
     received_at: Instant,
@@ -26,7 +26,7 @@ struct PolledClock {
     attestation: Option<(ClockAttestation, Duration)>,
 }
 
-/// What a gate knows that compares without a break.
+/// The store's clock as a gate knows it that has compared it without a break since `since`.
 struct ComparedClock {
     run_id: String,
     since: Micros,
@@ -40,46 +40,46 @@ pub(super) struct AttestationTracker {
 }
 
 impl AttestationTracker {
-    /// A poll that departed and arrived at these instants showed this row.
-    pub fn record_row(&mut self, row: Option<&LeaderRow>, departed: Instant, arrived: Instant) {
+    /// Records the row of a poll that was sent and answered at these instants.
+    pub fn record_row(&mut self, row: Option<&LeaderRow>, sent_at: Instant, received_at: Instant) {
         self.polled = row.map(|row| PolledClock {
-            sent_at: departed,
-            received_at: arrived,
+            sent_at,
+            received_at,
             term: row.term,
             now: row.now,
             attestation: row.attestation,
         });
     }
 
-    /// A gate has compared the clock of the store that it calls by this id since then. True if that is news.
+    /// Records a gate's comparison with the clock of the store with this run id. `true` if its run id or begin is new.
     pub fn record_comparison(&mut self, run_id: &str, since: Micros, read: StoreClockReading) -> bool {
-        let news = self.compared.as_ref().is_none_or(|kept| kept.run_id != run_id || kept.since != since);
+        let is_new = self.compared.as_ref().is_none_or(|known| known.run_id != run_id || known.since != since);
         self.compared = Some(ComparedClock { run_id: run_id.to_owned(), since, reading: read });
-        news
+        is_new
     }
 
-    /// What the row's word is worth to a gate that reads the store's clock so.
+    /// Checks the row's attestation against a gate's reading of the store's clock.
     pub fn check_attestation(&self, read: &StoreClockReading) -> AttestationCheck {
-        let Some(told) = &self.polled else { return AttestationCheck::Missing };
-        let Some((word, age)) = told.attestation else { return AttestationCheck::Missing };
-        check(told.offset(read), word, age)
+        let Some(polled) = &self.polled else { return AttestationCheck::Missing };
+        let Some((attestation, age)) = polled.attestation else { return AttestationCheck::Missing };
+        check(polled.offset(read), attestation, age)
     }
 
-    /// The word that should be in the row now, with the row's term, if there is none, an old one, or another one.
+    /// The attestation to record now, with the row's term, if the row's is missing, old or wrong.
     pub fn attestation_due(&self, run_id: &str) -> Option<(i64, ClockAttestation)> {
-        let told = self.polled.as_ref()?;
-        let kept = self.compared.as_ref().filter(|kept| kept.run_id == run_id)?;
-        let word = ClockAttestation { offset: told.offset(&kept.reading), since: kept.since };
-        let holds = told.attestation.is_some_and(|(said, age)| {
-            let vouches = matches!(check(word.offset, said, age), AttestationCheck::Valid { .. });
-            said.since > word.since || (said.since == word.since && vouches && age < ATTESTATION_RENEW_AFTER)
+        let polled = self.polled.as_ref()?;
+        let compared = self.compared.as_ref().filter(|compared| compared.run_id == run_id)?;
+        let ours = ClockAttestation { offset: polled.offset(&compared.reading), since: compared.since };
+        let is_current = polled.attestation.is_some_and(|(stored, age)| {
+            let is_valid = matches!(check(ours.offset, stored, age), AttestationCheck::Valid { .. });
+            stored.since > ours.since || (stored.since == ours.since && is_valid && age < ATTESTATION_RENEW_AFTER)
         });
-        (!holds).then_some((told.term, word))
+        (!is_current).then_some((polled.term, ours))
     }
 }
 
 impl PolledClock {
-    /// Of the store before the database, both brought to the instant at which the row arrived.
+    /// How far the store's clock is ahead of the database's, both at the instant at which the row arrived.
     fn offset(&self, read: &StoreClockReading) -> ClockOffset {
         let apart = nanos_from(read.at, self.received_at);
         let drift = apart.abs() * i128::from(DRIFT_PPM) / 1_000_000 + 1;
@@ -89,7 +89,7 @@ impl PolledClock {
     }
 }
 
-/// Negative if the second instant is the earlier one.
+/// Nanoseconds from one instant to the other; negative if `to` is the earlier one.
 fn nanos_from(from: Instant, to: Instant) -> i128 {
     let nanos = |duration: Duration| i128::try_from(duration.as_nanos()).unwrap_or(i128::MAX);
     nanos(to.saturating_duration_since(from)) - nanos(from.saturating_duration_since(to))
@@ -104,9 +104,9 @@ mod tests {
     const STORE_NS: i128 = 1_800_000_005_000 * MS;
     const SINCE: Micros = Micros(1_800_000_000_000_000);
 
-    fn row(at: Duration, word: Option<(ClockAttestation, Duration)>) -> LeaderRow {
+    fn row(at: Duration, attestation: Option<(ClockAttestation, Duration)>) -> LeaderRow {
         let now = Micros(1_800_000_000_000_000 + u64::try_from(at.as_micros()).unwrap());
-        LeaderRow { holder: "redis:a".to_owned(), term: 3, age: Duration::ZERO, now, attestation: word }
+        LeaderRow { holder: "redis:a".to_owned(), term: 3, age: Duration::ZERO, now, attestation }
     }
 
     #[test]
@@ -128,10 +128,10 @@ mod tests {
             clocks.record_comparison("a/3", SINCE, read(900, 0))
                 && !clocks.record_comparison("a/3", SINCE, read(950, 0))
         );
-        assert_eq!(clocks.attestation_due("b/3"), None, "what was kept of another store says nothing");
+        assert_eq!(clocks.attestation_due("b/3"), None, "a comparison with another store does not count");
         let (term, word) = clocks.attestation_due("a/3").unwrap();
         assert_eq!((term, word.since), (3, SINCE));
-        // 5 s, but for the poll's 2 ms, the cut of 1 ms, the reading's half and the drift over 50 ms.
+        // 5 s, within the poll's 2 ms, the cut of 1 ms, the reading's half millisecond and the drift over 50 ms.
         let apart = [5_000_000 - word.offset.least_us, word.offset.most_us - 5_000_000];
         assert!((900..=1_200).contains(&apart[0]) && (2_400..=2_600).contains(&apart[1]), "{apart:?}");
 
@@ -143,13 +143,13 @@ mod tests {
         assert_eq!(clocks.attestation_due("a/3"), None);
         let AttestationCheck::Valid { since, undetected_step: hidden } = clocks.check_attestation(&read(2_100, 0))
         else {
-            panic!("not vouched for")
+            panic!("not attested")
         };
         assert!(since == SINCE && hidden < Duration::from_millis(8), "{hidden:?}");
         for step in [30_000 * MS, -30_000 * MS, 150 * MS] {
             assert_eq!(clocks.check_attestation(&read(2_100, step)), AttestationCheck::Mismatch, "{step}");
         }
-        // Old, or given before a step that we have seen.
+        // Old, or from before a step that this worker has seen.
         clocks.record_row(
             Some(&row(Duration::from_millis(2_000), Some((word, ATTESTATION_RENEW_AFTER)))),
             at(2_000),
@@ -159,7 +159,7 @@ mod tests {
         clocks.record_row(Some(&row(Duration::from_millis(2_000), Some((word, Duration::ZERO)))), at(2_000), at(2_001));
         clocks.record_comparison("a/3", Micros(SINCE.0 + 1), read(2_000, 30_000 * MS));
         assert!(clocks.attestation_due("a/3").is_some());
-        // Somebody else knows of a later step.
+        // Another worker has seen a later step.
         let later = ClockAttestation { since: Micros(SINCE.0 + 2), ..word };
         clocks.record_row(
             Some(&row(Duration::from_millis(2_000), Some((later, Duration::ZERO)))),

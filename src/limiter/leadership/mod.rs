@@ -1,8 +1,11 @@
-//! The limiter of a worker that is not alone: the store, as long as the row in SQL names the server that our link leads to;
-//! our own share while the row says so; nobody otherwise.
+//! A limiter that grants only as the leader row in SQL allows, for deployments with several workers.
 //!
-//! Refuses to decide: [`super::authority`] does, from what [`seat`] remembers, and is asked before each use. Refuses calls
-//! of another term than the one that holds: each term is another identity, so that every state begins cold in it.
+//! It calls the store while the row names the server that this worker is connected to. While the row says so, it grants
+//! this worker's share. Otherwise no permit is granted. [`super::leader_election`] decides before each use, from what
+//! [`view`] has recorded.
+//!
+//! A call of a former term is rejected. Each term has its own run id, so every state begins cold in it.
+//! See `docs/decisions/0014-leader-row-in-sql.md`.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,27 +32,27 @@ mod tests;
 mod view;
 mod watch;
 
-/// Asks the store, or grants this worker's share, or nobody's.
+/// Calls the store or this worker's share, whichever is the limiter leader.
 pub struct LeaderGuardedLimiter {
     store: Arc<dyn RemoteLimiter>,
     share_limiter: EmbeddedLimiter,
     rows: Arc<dyn LeaderRows>,
     timing: LeadershipTiming,
     views: Mutex<HashMap<ProviderName, LeadershipView>>,
-    /// A link, or which quotas are open, has changed: worth looking at the rows.
+    /// A connection or the set of open quotas has changed, so the rows are polled now.
     poll_now: Notify,
-    /// A link has failed, or a quota has none yet: worth probing.
+    /// A connection has failed, or a quota has none yet, so the servers are probed now.
     probe_now: Notify,
 }
 
-/// Who grants now, with the identity that the state of its term has.
+/// The limiter leader now, with the run id of its term's state.
 struct CurrentLeader {
     leader: Leader,
     term_run_id: String,
 }
 
 impl LeaderGuardedLimiter {
-    /// `timing`: of the rows' polls; what permits in hands take is each quota's own.
+    /// `timing`: without the time that permits may wait for their start, which each quota adds.
     #[must_use]
     pub fn new(store: Arc<dyn RemoteLimiter>, rows: Arc<dyn LeaderRows>, timing: LeadershipTiming) -> Self {
         Self {
@@ -64,26 +67,26 @@ impl LeaderGuardedLimiter {
     }
 
     fn lock_views(&self) -> MutexGuard<'_, HashMap<ProviderName, LeadershipView>> {
-        // A seat is whole after every statement.
+        // A view is consistent after every statement.
         self.views.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn current_leader(&self, quota: &ProviderName) -> Result<CurrentLeader, LimiterError> {
-        let seats = self.lock_views();
-        let seat = seats.get(quota).ok_or_else(|| LimiterError::Unavailable("this quota is not open".to_owned()))?;
-        match (seat.decide(Instant::now()).leader, seat.term_run_id()) {
-            (Leader::NoLeader(NoLeaderCause::StoreUnavailable), _) => Err(seat.unavailable_error()),
+        let views = self.lock_views();
+        let view = views.get(quota).ok_or_else(|| LimiterError::Unavailable("this quota is not open".to_owned()))?;
+        match (view.decide(Instant::now()).leader, view.term_run_id()) {
+            (Leader::NoLeader(NoLeaderCause::StoreUnavailable), _) => Err(view.unavailable_error()),
             (Leader::NoLeader(cause), _) => Err(LimiterError::Unavailable(cause.to_string())),
-            (verdict, Some(identity)) => Ok(CurrentLeader { leader: verdict, term_run_id: identity }),
+            (leader, Some(term_run_id)) => Ok(CurrentLeader { leader, term_run_id }),
             (_, None) => Err(LimiterError::Unavailable(NoLeaderCause::NoHolder.to_string())),
         }
     }
 
-    /// What a call over the link has shown of the store.
+    /// Records whether a call shows that the store is unavailable.
     fn record_result(&self, quota: &ProviderName, outcome: &Result<LimiterReply, LimiterError>) {
         let Err(error @ LimiterError::Unavailable(_)) = outcome else { return };
-        if let Some(seat) = self.lock_views().get_mut(quota)
-            && seat.record_unavailable(error, Instant::now())
+        if let Some(view) = self.lock_views().get_mut(quota)
+            && view.record_unavailable(error, Instant::now())
         {
             self.probe_now.notify_one();
         }
@@ -93,15 +96,15 @@ impl LeaderGuardedLimiter {
 #[async_trait]
 impl Limiter for LeaderGuardedLimiter {
     async fn run_id(&self, quota: &ProviderName) -> Result<String, LimiterError> {
-        self.current_leader(quota).map(|granting| granting.term_run_id)
+        self.current_leader(quota).map(|current| current.term_run_id)
     }
 
     async fn call(&self, spec: &QuotaSpec, call: &LimiterCall) -> Result<LimiterReply, LimiterError> {
-        let granting = self.current_leader(&spec.quota)?;
-        if granting.term_run_id != call.run_id {
-            return Err(LimiterError::Unavailable("another holder grants by now".to_owned()));
+        let current = self.current_leader(&spec.quota)?;
+        if current.term_run_id != call.run_id {
+            return Err(LimiterError::Unavailable("another limiter leader grants now".to_owned()));
         }
-        match (granting.leader, spec.store_down) {
+        match (current.leader, spec.store_down) {
             (Leader::Store { .. }, _) => {
                 let outcome = self.store.call(spec, call).await;
                 self.record_result(&spec.quota, &outcome);
@@ -118,8 +121,8 @@ impl Limiter for LeaderGuardedLimiter {
     }
 
     async fn peek(&self, spec: &QuotaSpec, subject: Option<&Subject>) -> Result<Vec<LimitStatus>, LimiterError> {
-        let verdict = self.current_leader(&spec.quota).map(|granting| granting.leader);
-        match (verdict, spec.store_down) {
+        let leader = self.current_leader(&spec.quota).map(|current| current.leader);
+        match (leader, spec.store_down) {
             (Ok(Leader::FallbackShare), StoreDown::Share { workers }) => {
                 let subject = subject.map(|subject| subject.divided_by(spec, workers));
                 self.share_limiter.peek(&spec.divided_by(workers), subject.as_ref()).await
@@ -133,27 +136,27 @@ impl Limiter for LeaderGuardedLimiter {
     }
 
     async fn may_rebuild(&self, quota: &ProviderName) -> bool {
-        let verdict = self.current_leader(quota).map(|granting| granting.leader);
-        matches!(verdict, Ok(Leader::Store { may_rebuild: true } | Leader::FallbackShare))
+        let leader = self.current_leader(quota).map(|current| current.leader);
+        matches!(leader, Ok(Leader::Store { may_rebuild: true } | Leader::FallbackShare))
     }
 
-    fn exceeds_share(&self, spec: &QuotaSpec, want: &PermitRequest) -> bool {
-        let verdict = self.current_leader(&spec.quota).map(|granting| granting.leader);
-        match (verdict, spec.store_down) {
+    fn exceeds_share(&self, spec: &QuotaSpec, request: &PermitRequest) -> bool {
+        let leader = self.current_leader(&spec.quota).map(|current| current.leader);
+        match (leader, spec.store_down) {
             (Ok(Leader::FallbackShare), StoreDown::Share { workers }) => {
-                want.divided_by(spec, workers).exceeded_limit(&spec.divided_by(workers)).is_some()
+                request.divided_by(spec, workers).exceeded_limit(&spec.divided_by(workers)).is_some()
             }
             _ => false,
         }
     }
 
     fn check_attestation(&self, quota: &ProviderName, read: &StoreClockReading) -> AttestationCheck {
-        self.lock_views().get(quota).map_or(AttestationCheck::Missing, |seat| seat.attestations.check_attestation(read))
+        self.lock_views().get(quota).map_or(AttestationCheck::Missing, |view| view.attestations.check_attestation(read))
     }
 
     fn attest_clock(&self, quota: &ProviderName, run_id: &str, since: Micros, read: StoreClockReading) {
-        if let Some(seat) = self.lock_views().get_mut(quota)
-            && seat.attestations.record_comparison(run_id, since, read)
+        if let Some(view) = self.lock_views().get_mut(quota)
+            && view.attestations.record_comparison(run_id, since, read)
         {
             self.poll_now.notify_one();
         }
@@ -161,11 +164,11 @@ impl Limiter for LeaderGuardedLimiter {
 
     fn open_quota(&self, spec: &QuotaSpec) {
         let timing = self.timing.with_start_delay_max(BOOKING_HORIZON + spec.send_budget);
-        let mut seats = self.lock_views();
-        match seats.get_mut(&spec.quota) {
-            Some(seat) => seat.apply_settings(spec.store_down, timing),
+        let mut views = self.lock_views();
+        match views.get_mut(&spec.quota) {
+            Some(view) => view.apply_settings(spec.store_down, timing),
             None => {
-                seats.insert(spec.quota.clone(), LeadershipView::new(spec.store_down, timing, Instant::now()));
+                views.insert(spec.quota.clone(), LeadershipView::new(spec.store_down, timing, Instant::now()));
                 self.probe_now.notify_one();
                 self.poll_now.notify_one();
             }

@@ -34,12 +34,12 @@ fn spec(store_down: StoreDown) -> QuotaSpec {
     }
 }
 
-/// A store behind a link that can be cut and turned.
+/// A store whose connection can be cut, or led to another server.
 struct FakeStore {
     store: EmbeddedLimiter,
     connection: StdMutex<Option<StoreConnection>>,
     disconnects: StdMutex<u32>,
-    /// Whether it lets those wait who unlink.
+    /// Whether disconnecting hangs.
     hangs: StdMutex<bool>,
 }
 
@@ -62,8 +62,8 @@ impl Limiter for FakeStore {
     }
 
     async fn call(&self, spec: &QuotaSpec, call: &LimiterCall) -> Result<LimiterReply, LimiterError> {
-        let link = self.current_connection()?;
-        assert_eq!(call.run_id.split('/').next(), Some(link.run_id.as_str()));
+        let connection = self.current_connection()?;
+        assert_eq!(call.run_id.split('/').next(), Some(connection.run_id.as_str()));
         self.store.call(spec, call).await
     }
 
@@ -82,18 +82,18 @@ impl RemoteLimiter for FakeStore {
         quotas.iter().map(|quota| (quota.clone(), self.current_connection())).collect()
     }
 
-    async fn disconnect(&self, _: &ProviderName, link: &StoreConnection) {
+    async fn disconnect(&self, _: &ProviderName, connection: &StoreConnection) {
         *self.disconnects.lock().unwrap() += 1;
         let hangs = *self.hangs.lock().unwrap();
         if hangs {
             std::future::pending::<()>().await;
         }
         // The same name leads to the same server.
-        self.connect_to(Some(&link.run_id));
+        self.connect_to(Some(&connection.run_id));
     }
 }
 
-/// The table, with one row, and whether the database is there.
+/// The table with one row, and whether the database is unreachable.
 #[derive(Default)]
 struct FakeLeaderTable(StdMutex<(Option<FakeLeaderRow>, bool)>);
 
@@ -159,7 +159,7 @@ struct Harness {
 }
 
 impl Harness {
-    /// A process that has just opened the quota, with a link to this server.
+    /// A process that has just opened the quota, connected to this server.
     fn open(store_down: StoreDown, run_id: Option<&str>) -> Self {
         let store = Arc::new(FakeStore {
             store: EmbeddedLimiter::new(),
@@ -176,8 +176,8 @@ impl Harness {
         ));
         let spec = spec(store_down);
         limiter.open_quota(&spec);
-        let tended = Arc::clone(&limiter);
-        tokio::spawn(async move { tended.run_background(CancellationToken::new()).await });
+        let background = Arc::clone(&limiter);
+        tokio::spawn(async move { background.run_background(CancellationToken::new()).await });
         Self { store, table, limiter, spec, calls: 0 }
     }
 
@@ -210,7 +210,7 @@ impl Harness {
         self.limiter.call(&self.spec, &call).await
     }
 
-    /// What a ledger without recent requests lets the state grant.
+    /// Rebuilds the state from a ledger without recent requests.
     async fn rebuild(&mut self, run_id: &str) {
         let cold = self.call(Vec::new(), run_id, None).await.unwrap();
         assert_eq!(cold.refused.map(|refused| refused.reason), Some(RefusalReason::Cold));
@@ -232,12 +232,12 @@ impl Harness {
 #[tokio::test(start_paused = true)]
 async fn first_leader_waits_until_all_have_seen_it() {
     let mut bench = Harness::open(StoreDown::Wait, Some("a"));
-    assert!(bench.run_id().await.unwrap_err().contains("has not said yet"));
+    assert!(bench.run_id().await.unwrap_err().contains("has not been read"));
     bench.wait_until("taken", async || bench.run_id().await.is_ok()).await;
     assert_eq!((bench.table.holder().unwrap().as_str(), bench.run_id().await.unwrap().as_str()), ("redis:a", "a/1"));
     let since = Instant::now();
     assert!(!bench.may_rebuild().await);
-    bench.wait_until("settled", async || bench.may_rebuild().await).await;
+    bench.wait_until("rebuildable", async || bench.may_rebuild().await).await;
     // Three polls, booking horizon and send budget.
     assert!(since.elapsed() >= Duration::from_millis(3_750) && since.elapsed() < 5 * SECOND, "{:?}", since.elapsed());
     bench.rebuild("a/1").await;
@@ -247,14 +247,14 @@ async fn first_leader_waits_until_all_have_seen_it() {
 #[tokio::test(start_paused = true)]
 async fn new_term_starts_a_new_state() {
     let mut bench = Harness::open(StoreDown::Wait, Some("a"));
-    bench.wait_until("settled", async || bench.may_rebuild().await).await;
+    bench.wait_until("rebuildable", async || bench.may_rebuild().await).await;
     bench.rebuild("a/1").await;
-    // Somebody else held the row in between.
+    // Another holder had the row in between.
     bench.table.write("redis:b");
     bench.table.write("redis:a");
     bench.wait_until("seen", async || bench.run_id().await.is_ok_and(|id| id == "a/3")).await;
     let error = bench.call(vec![PermitRequest::charges(1, 1)], "a/1", None).await.unwrap_err();
-    assert!(error.to_string().contains("another holder"), "{error}");
+    assert!(error.to_string().contains("another limiter leader"), "{error}");
     let reply = bench.call(vec![PermitRequest::charges(1, 1)], "a/3", None).await.unwrap();
     assert_eq!(reply.refused.map(|refused| refused.reason), Some(RefusalReason::Cold));
     assert!(!bench.may_rebuild().await);
@@ -263,9 +263,9 @@ async fn new_term_starts_a_new_state() {
 #[tokio::test(start_paused = true)]
 async fn stale_connection_is_replaced_and_then_used() {
     let bench = Harness::open(StoreDown::Wait, Some("a"));
-    bench.wait_until("settled", async || bench.may_rebuild().await).await;
+    bench.wait_until("rebuildable", async || bench.may_rebuild().await).await;
     bench.table.write("redis:b");
-    bench.wait_until("made anew", async || *bench.store.disconnects.lock().unwrap() >= 1).await;
+    bench.wait_until("reconnected", async || *bench.store.disconnects.lock().unwrap() >= 1).await;
     bench.wait_until("taken", async || bench.run_id().await.is_ok_and(|id| id == "a/3")).await;
     assert_eq!(bench.table.holder().unwrap(), "redis:a");
 }
@@ -273,14 +273,14 @@ async fn stale_connection_is_replaced_and_then_used() {
 #[tokio::test(start_paused = true)]
 async fn hanging_disconnect_neither_grants_nor_hides_rows() {
     let mut bench = Harness::open(StoreDown::Wait, Some("a"));
-    bench.wait_until("settled", async || bench.may_rebuild().await).await;
+    bench.wait_until("rebuildable", async || bench.may_rebuild().await).await;
     bench.rebuild("a/1").await;
     *bench.store.hangs.lock().unwrap() = true;
     bench.table.write("redis:b");
-    bench.wait_until("told to unlink", async || *bench.store.disconnects.lock().unwrap() >= 1).await;
+    bench.wait_until("disconnected", async || *bench.store.disconnects.lock().unwrap() >= 1).await;
     for _ in 0..10 {
         let error = bench.call(vec![PermitRequest::charges(1, 1)], "a/1", None).await.unwrap_err();
-        assert!(error.to_string().contains("another limiter store grants"), "{error}");
+        assert!(error.to_string().contains("another limiter store is leader"), "{error}");
         sleep(SECOND).await;
     }
     bench.table.write("redis:a");
@@ -290,17 +290,17 @@ async fn hanging_disconnect_neither_grants_nor_hides_rows() {
 #[tokio::test(start_paused = true)]
 async fn unreadable_leader_row_ends_grants() {
     let mut bench = Harness::open(StoreDown::Wait, Some("a"));
-    bench.wait_until("settled", async || bench.may_rebuild().await).await;
+    bench.wait_until("rebuildable", async || bench.may_rebuild().await).await;
     bench.rebuild("a/1").await;
     bench.table.set_unavailable(true);
     let since = Instant::now();
-    bench.wait_until("nobody", async || bench.run_id().await.is_err()).await;
+    bench.wait_until("no leader", async || bench.run_id().await.is_err()).await;
     assert!(since.elapsed() <= Duration::from_millis(3_100), "{:?}", since.elapsed());
     let error = bench.call(vec![PermitRequest::charges(1, 1)], "a/1", None).await.unwrap_err();
-    assert!(error.to_string().contains("the database cannot be asked"), "{error}");
+    assert!(error.to_string().contains("the leader row cannot be read"), "{error}");
     bench.table.set_unavailable(false);
     bench.wait_until("again", async || bench.run_id().await.is_ok()).await;
-    // Nobody else has granted meanwhile.
+    // No other limiter has granted meanwhile.
     assert_eq!(bench.call(vec![PermitRequest::charges(1, 1)], "a/1", None).await.unwrap().permits(), 1);
 }
 
@@ -317,7 +317,7 @@ async fn share_is_the_limits_divided() {
         limits: vec![SubjectLimit { index, max_requests, window: SECOND, burst: None, exempt: false }],
     };
     let own = PermitRequest { subjects: vec![subject(1, 6)], ..PermitRequest::charges(4, 1) };
-    // Costs more than a share, own account's share, what is left.
+    // One that costs more than a share, one limited by its account's share, and one that gets what is left.
     let reply = bench
         .call(vec![PermitRequest::charges(1, 6), own, PermitRequest::charges(9, 1)], "share/1", None)
         .await
@@ -331,7 +331,7 @@ async fn share_is_the_limits_divided() {
     assert_eq!((peeked[0].max_requests, peeked[0].used), (5, 5));
     let peeked = bench.limiter.peek(&bench.spec, Some(&subject(1, 6))).await.unwrap();
     assert_eq!((peeked[1].max_requests, peeked[1].used), (3, 3), "its share as well: {peeked:?}");
-    // The store is back: for a minute nobody trusts it, then it holds again and begins cold.
+    // The store is available again. Shares last for a minute, then the store becomes leader and begins cold.
     bench.store.connect_to(Some("b"));
     let since = Instant::now();
     bench.wait_until("the store's", async || bench.run_id().await.is_ok_and(|id| id == "b/2")).await;

@@ -1,7 +1,7 @@
-//! The watch over rows and links: polls both, takes the row when the rules say so, drops links that lead elsewhere.
+//! The background tasks that poll leader rows and probe connections, take rows over, and drop stale connections.
 //!
-//! Refuses to let the rows wait for the store: one that does not answer must not make the row stale. Refuses to change a
-//! row that it has not just read.
+//! Rows and connections have a task each, so that a store that does not respond cannot make the polled row stale. A row
+//! is changed only by compare-and-set on what was just read.
 
 use std::convert::Infallible;
 
@@ -16,48 +16,51 @@ use crate::domain::provider::ProviderName;
 use crate::limiter::StoreConnection;
 use crate::limiter::leader_election::{Leader, NoLeaderCause, Takeover};
 
-pub(super) async fn run_until_stopped(authorised: &LeaderGuardedLimiter, stop: CancellationToken) {
-    let both = async { tokio::join!(watch_rows(authorised), watch_connections(authorised)) };
+pub(super) async fn run_until_stopped(limiter: &LeaderGuardedLimiter, stop: CancellationToken) {
+    let both = async { tokio::join!(watch_rows(limiter), watch_connections(limiter)) };
     tokio::select! {
         () = stop.cancelled() => {}
         (never, _) = both => match never {},
     }
 }
 
-async fn watch_rows(authorised: &LeaderGuardedLimiter) -> Infallible {
-    let mut tick = interval(authorised.timing.poll_interval);
+async fn watch_rows(limiter: &LeaderGuardedLimiter) -> Infallible {
+    let mut tick = interval(limiter.timing.poll_interval);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut away = false;
+    let mut is_failing = false;
     loop {
         tokio::select! {
             _ = tick.tick() => {}
-            () = authorised.poll_now.notified() => {}
+            () = limiter.poll_now.notified() => {}
         }
-        match authorised.poll_rows().await {
+        match limiter.poll_rows().await {
             Ok(()) => {
-                away = false;
-                authorised.apply_decisions().await;
-                authorised.record_attestations().await;
+                is_failing = false;
+                limiter.apply_decisions().await;
+                limiter.record_attestations().await;
             }
-            Err(error) if !away => {
-                away = true;
-                tracing::warn!(error, "the database cannot be asked who grants; permits end soon");
+            Err(error) if !is_failing => {
+                is_failing = true;
+                tracing::warn!(
+                    error,
+                    "cannot poll the leader rows: no permit is granted until the database is reachable again"
+                );
             }
             Err(_) => {}
         }
     }
 }
 
-async fn watch_connections(authorised: &LeaderGuardedLimiter) -> Infallible {
-    let mut tick = interval(authorised.timing.poll_interval);
+async fn watch_connections(limiter: &LeaderGuardedLimiter) -> Infallible {
+    let mut tick = interval(limiter.timing.poll_interval);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             _ = tick.tick() => {}
-            () = authorised.probe_now.notified() => {}
+            () = limiter.probe_now.notified() => {}
         }
-        authorised.drop_stale_connections().await;
-        authorised.probe_connections().await;
+        limiter.drop_stale_connections().await;
+        limiter.probe_connections().await;
     }
 }
 
@@ -71,13 +74,13 @@ impl LeaderGuardedLimiter {
         if quotas.is_empty() {
             return Ok(());
         }
-        let departed = Instant::now();
+        let sent_at = Instant::now();
         let mut rows = self.rows.leader_rows(&quotas).await?;
-        let arrived = Instant::now();
-        let mut seats = self.lock_views();
+        let received_at = Instant::now();
+        let mut views = self.lock_views();
         for quota in quotas {
-            if let Some(seat) = seats.get_mut(&quota) {
-                seat.record_row(rows.remove(&quota), departed, arrived);
+            if let Some(view) = views.get_mut(&quota) {
+                view.record_row(rows.remove(&quota), sent_at, received_at);
             }
         }
         Ok(())
@@ -86,44 +89,45 @@ impl LeaderGuardedLimiter {
     async fn probe_connections(&self) {
         for (quota, outcome) in self.store.probe(&self.open_quotas()).await {
             let now = Instant::now();
-            let mut seats = self.lock_views();
-            let Some(seat) = seats.get_mut(&quota) else { continue };
-            let news = match outcome {
-                Ok(link) => seat.record_reachable(link, now),
-                Err(error) => seat.record_unavailable(&error, now),
+            let mut views = self.lock_views();
+            let Some(view) = views.get_mut(&quota) else { continue };
+            let is_change = match outcome {
+                Ok(connection) => view.record_reachable(connection, now),
+                Err(error) => view.record_unavailable(&error, now),
             };
-            if news {
+            if is_change {
                 self.poll_now.notify_one();
             }
         }
     }
 
-    /// Drops the links that lead elsewhere by now. Until another one has been probed, the row names another store than the
-    /// seat's link leads to, and so nobody grants, however long this takes.
+    /// Drops connections that lead to another store than the row names. Until a new one is probed, row and view
+    /// disagree, so no permit is granted, however long this takes.
     async fn drop_stale_connections(&self) {
         let now = Instant::now();
-        let astray = |(quota, seat): (&ProviderName, &LeadershipView)| {
-            let link = seat.connection().filter(|_| seat.decide(now).reconnect)?;
-            Some((quota.clone(), link.clone()))
+        let stale_connection = |(quota, view): (&ProviderName, &LeadershipView)| {
+            let connection = view.connection().filter(|_| view.decide(now).reconnect)?;
+            Some((quota.clone(), connection.clone()))
         };
-        let astray: Vec<(ProviderName, StoreConnection)> = self.lock_views().iter().filter_map(astray).collect();
-        let unlink = async |(quota, link): &(ProviderName, StoreConnection)| {
+        let stale: Vec<(ProviderName, StoreConnection)> =
+            self.lock_views().iter().filter_map(stale_connection).collect();
+        let disconnect = async |(quota, connection): &(ProviderName, StoreConnection)| {
             if !self.store.previous_store_has_ended() {
-                tracing::info!(%quota, "another limiter store grants; the link is made anew");
+                tracing::info!(%quota, "another limiter store is leader: reconnecting");
             }
-            self.store.disconnect(quota, link).await;
+            self.store.disconnect(quota, connection).await;
         };
-        join_all(astray.iter().map(unlink)).await;
+        join_all(stale.iter().map(disconnect)).await;
     }
 
-    /// Takes rows as the rules say, and has links dropped.
+    /// Takes over rows as the election decides, and has stale connections dropped.
     async fn apply_decisions(&self) {
         let now = Instant::now();
-        let takes: Vec<(ProviderName, Takeover)> = self
+        let takeovers: Vec<(ProviderName, Takeover)> = self
             .lock_views()
             .iter()
-            .filter_map(|(quota, seat)| {
-                let decision = seat.decide(now);
+            .filter_map(|(quota, view)| {
+                let decision = view.decide(now);
                 if decision.leader == Leader::NoLeader(NoLeaderCause::TwoStores)
                     && !self.store.previous_store_has_ended()
                 {
@@ -135,43 +139,57 @@ impl LeaderGuardedLimiter {
                 Some((quota.clone(), decision.takeover?))
             })
             .collect();
-        join_all(takes.into_iter().map(|(quota, take)| self.take_over(quota, take))).await;
+        join_all(takeovers.into_iter().map(|(quota, takeover)| self.take_over(quota, takeover))).await;
     }
 
-    /// Says of the stores' clocks what is to be said. Whether it was heard shows the next poll.
+    /// Records the clock attestations that are due. The next poll shows whether that worked.
     async fn record_attestations(&self) {
-        let due = |(quota, seat): (&ProviderName, &LeadershipView)| {
-            let (term, word) = seat.attestations.attestation_due(&seat.term_run_id()?)?;
-            Some((quota.clone(), term, word))
+        let due = |(quota, view): (&ProviderName, &LeadershipView)| {
+            let (term, attestation) = view.attestations.attestation_due(&view.term_run_id()?)?;
+            Some((quota.clone(), term, attestation))
         };
         let due: Vec<_> = self.lock_views().iter().filter_map(due).collect();
-        let say = async |(quota, term, word): (ProviderName, i64, ClockAttestation)| {
-            if let Err(error) = self.rows.record_attestation(&quota, term, &word).await {
-                tracing::debug!(%quota, error, "the word on the limiter store's clock could not be noted");
+        let record = async |(quota, term, attestation): (ProviderName, i64, ClockAttestation)| {
+            if let Err(error) = self.rows.record_attestation(&quota, term, &attestation).await {
+                tracing::debug!(%quota, error, "cannot record the clock attestation: retrying with the next poll");
             }
         };
-        join_all(due.into_iter().map(say)).await;
+        join_all(due.into_iter().map(record)).await;
     }
 
     async fn take_over(&self, quota: ProviderName, Takeover { from, to }: Takeover) {
-        let departed = Instant::now();
+        let sent_at = Instant::now();
         match self.rows.take_over(&quota, from.as_deref(), &to).await {
             Ok(row) => {
                 let (holder, term) = (row.holder.clone(), row.term);
                 if holder == to && from.is_none() {
-                    tracing::info!(%quota, holder, term, "the first holder grants from now on");
+                    tracing::info!(%quota, holder, term, "the limiter leader is set for the first time");
                 } else if holder == to && self.store.previous_store_has_ended() {
-                    tracing::info!(%quota, from, holder, term, "this run grants from now on, once no permit of the former one can start");
+                    tracing::info!(
+                        %quota,
+                        from,
+                        holder,
+                        term,
+                        "this run is limiter leader now: it grants once no permit of the former run can start"
+                    );
                 } else if holder == to {
-                    tracing::warn!(%quota, from, holder, term, "another holder grants from now on");
+                    tracing::warn!(
+                        %quota,
+                        from,
+                        holder,
+                        term,
+                        "the limiter leader has changed: it grants once no permit of the former one can start"
+                    );
                 } else {
-                    tracing::info!(%quota, holder, term, "somebody else was faster to say who grants");
+                    tracing::info!(%quota, holder, term, "another worker changed the limiter leader first");
                 }
-                if let Some(seat) = self.lock_views().get_mut(&quota) {
-                    seat.record_row(Some(row), departed, Instant::now());
+                if let Some(view) = self.lock_views().get_mut(&quota) {
+                    view.record_row(Some(row), sent_at, Instant::now());
                 }
             }
-            Err(error) => tracing::warn!(%quota, to, error, "the row that says who grants could not be changed"),
+            Err(error) => {
+                tracing::warn!(%quota, to, error, "cannot change the limiter leader: retrying with the next poll");
+            }
         }
     }
 }

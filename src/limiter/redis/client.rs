@@ -1,6 +1,7 @@
-//! The calls over the links: to the one Redis, or to the node of a cluster that keeps the quota's keys.
+//! The limiter in Redis: calls to the one server, or to the node of a cluster that keeps the quota's keys.
 //!
-//! Refuses to know what a call says: [`super::argument`] writes it and [`super::answer`] reads it. All gates of the process share the links.
+//! [`super::encode`] writes the calls and [`super::decode`] reads the replies. All gates of the process share the
+//! connections.
 
 use std::time::Duration;
 
@@ -22,7 +23,7 @@ use crate::domain::time::Micros;
 use crate::limiter::{LimitStatus, Limiter, LimiterError, RemoteLimiter, StoreConnection, limit_statuses};
 use crate::tls::Authorities;
 
-/// A cluster that takes longer to say where a quota is does not answer.
+/// A cluster that takes longer to name a quota's node counts as unresponsive.
 const UNRESPONSIVE_AFTER: Duration = Duration::from_millis(400);
 
 pub struct RedisLimiter {
@@ -30,7 +31,7 @@ pub struct RedisLimiter {
     prefix: String,
 }
 
-/// What an operator should know of one server.
+/// Facts of one server that `check` and the probes report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreFacts {
     pub eviction_policy: String,
@@ -49,9 +50,9 @@ pub struct StoreNode {
 #[derive(Debug)]
 pub struct StoreReport {
     pub nodes: Vec<StoreNode>,
-    /// Slots of a cluster without a master: quotas in them get no permits.
+    /// Number of hash slots of a cluster without a master: quotas in them get no permits.
     pub orphan_slots: u16,
-    /// Slots of a cluster whose master has no name to connect to.
+    /// Number of hash slots whose master has no name to connect to.
     pub unnamed_slots: u16,
 }
 
@@ -59,29 +60,29 @@ impl RedisLimiter {
     /// Prepares a limiter on one server; connects on first use.
     ///
     /// # Errors
-    /// When the URL is not one of Redis.
+    /// The URL is no Redis URL.
     pub fn new(url: &str, prefix: &str) -> Result<Self, LimiterError> {
         Ok(Self::with_connections(RedisConnections::single(url)?, prefix))
     }
 
-    /// Prepares a limiter on a cluster, of which these nodes name the others; connects on first use. The credentials of
-    /// the first are used for every node.
+    /// Prepares a limiter on a cluster; connects on first use. These nodes name the others. The credentials of the
+    /// first one are used for every node.
     ///
     /// # Errors
-    /// When a URL is not one of Redis.
+    /// A URL is no Redis URL.
     pub fn cluster<'a>(urls: impl IntoIterator<Item = &'a str>, prefix: &str) -> Result<Self, LimiterError> {
         Ok(Self::with_connections(RedisConnections::cluster(urls)?, prefix))
     }
 
-    /// Trusts these authorities of TLS; without any, those of the system.
+    /// Trusts these TLS authorities; without any, those of the system.
     ///
     /// # Errors
-    /// When the driver cannot read them.
+    /// The driver cannot read them.
     pub fn with_authorities(self, authorities: &Authorities) -> Result<Self, LimiterError> {
         Ok(Self { connections: self.connections.with_authorities(authorities)?, prefix: self.prefix })
     }
 
-    /// Nodes that a cluster names may be spoken to without TLS on these hosts, and on this machine.
+    /// Permits connections without TLS to nodes that a cluster names, on these hosts and on this machine.
     #[must_use]
     pub fn with_plaintext_hosts(self, plaintext_hosts: &[String]) -> Self {
         Self { connections: self.connections.with_plaintext_hosts(plaintext_hosts), ..self }
@@ -91,23 +92,23 @@ impl RedisLimiter {
         Self { connections, prefix: prefix.to_owned() }
     }
 
-    /// Reads the settings of every server, and brings our functions to each.
+    /// Reads the settings of every server, and loads the function library into each.
     ///
     /// # Errors
-    /// When no node of a cluster says which there are.
+    /// No node of a cluster names the others.
     pub async fn report(&self) -> Result<StoreReport, LimiterError> {
         let Masters { nodes: masters, orphan_slots, unnamed_slots } = self.connections.masters().await?;
-        let look = async |node: RedisNode| StoreNode { facts: self.read_facts(&node).await, address: node.address };
-        // All at once: one that does not answer must not use up the time of the others.
-        let nodes = join_all(masters.into_iter().map(look)).await;
+        let read = async |node: RedisNode| StoreNode { facts: self.read_facts(&node).await, address: node.address };
+        // All at once, so that a server that does not respond does not use up the time of the others.
+        let nodes = join_all(masters.into_iter().map(read)).await;
         Ok(StoreReport { nodes, orphan_slots, unnamed_slots })
     }
 
     async fn ping_node(&self, node: &RedisNode) -> Result<RedisConnection, LimiterError> {
-        let link = self.connections.connection(node).await?;
+        let connection = self.connections.connection(node).await?;
         let ping = async |connection: &mut _| redis::cmd("PING").query_async::<()>(connection).await;
-        self.connections.run(node, Some(&link.store.run_id), ping).await?;
-        Ok(link)
+        self.connections.run(node, Some(&connection.store.run_id), ping).await?;
+        Ok(connection)
     }
 
     async fn read_facts(&self, node: &RedisNode) -> Result<StoreFacts, LimiterError> {
@@ -136,32 +137,32 @@ impl Limiter for RedisLimiter {
         let invocation = LIBRARY.call(&call_keys(&self.prefix, spec, call), &encode_call(spec, call));
         let node = self.connections.node_of(&spec.quota).await?;
         let run = async |connection: &mut _| LIBRARY.run(&invocation, connection).await;
-        // What follows a slash tells terms of the same server apart.
+        // The term follows a slash; the server knows only its own run id.
         let run_id = call.run_id.split('/').next();
         let answer: Vec<u8> = self.connections.run(&node, run_id, run).await?;
         decode_checked_reply(&call.requests, &answer, spec.limits.len(), spec.provider_limits().len())
-            .map_err(|problem| LimiterError::Refused(format!("unreadable reply: {problem}")))
+            .map_err(|problem| LimiterError::Refused(format!("invalid reply: {problem}")))
     }
 
     async fn peek(&self, spec: &QuotaSpec, subject: Option<&Subject>) -> Result<Vec<LimitStatus>, LimiterError> {
         let node = self.connections.node_of(&spec.quota).await?;
-        let mut lines = Vec::new();
-        for of in [None, subject].into_iter().take(1 + usize::from(subject.is_some())) {
-            let (keys, names) = encode_peek(&self.prefix, spec, of);
+        let mut usages = Vec::new();
+        for subject in [None, subject].into_iter().take(1 + usize::from(subject.is_some())) {
+            let (keys, names) = encode_peek(&self.prefix, spec, subject);
             let invocation = LIBRARY.peek(&keys, &names);
             let run = async |connection: &mut _| LIBRARY.run(&invocation, connection).await;
             let found: Vec<PeekRow> = self.connections.run(&node, None, run).await?;
-            lines.extend(decode_peek(spec, of, &found));
+            usages.extend(decode_peek(spec, subject, &found));
         }
-        Ok(limit_statuses(spec, subject, &lines))
+        Ok(limit_statuses(spec, subject, &usages))
     }
 
-    /// Of a cluster one master is enough: those of other quotas say nothing about this one's.
+    /// In a cluster one master that responds is enough. Each quota's own master is probed apart.
     async fn ping(&self) -> Result<Option<String>, LimiterError> {
         let mut last = LimiterError::Unavailable("the cluster has no master".to_owned());
         for master in self.connections.masters().await?.nodes {
             match self.ping_node(&master).await {
-                Ok(link) => return Ok(link.version),
+                Ok(connection) => return Ok(connection.version),
                 Err(error) => last = error,
             }
         }
@@ -171,14 +172,14 @@ impl Limiter for RedisLimiter {
 
 #[async_trait]
 impl RemoteLimiter for RedisLimiter {
-    /// One question per server, all at once: quotas share links.
+    /// Probes each server once, all at the same time, because quotas share connections.
     async fn probe(&self, quotas: &[ProviderName]) -> Vec<(ProviderName, Result<StoreConnection, LimiterError>)> {
         let mut nodes: Vec<(RedisNode, Vec<&ProviderName>)> = Vec::new();
         let mut found = Vec::new();
-        let mut silent: Option<LimiterError> = None;
+        let mut unresponsive: Option<LimiterError> = None;
         for quota in quotas {
-            let begun = Instant::now();
-            let node = match &silent {
+            let started_at = Instant::now();
+            let node = match &unresponsive {
                 Some(error) => Err(error.clone()),
                 None => self.connections.node_of(quota).await,
             };
@@ -188,23 +189,23 @@ impl RemoteLimiter for RedisLimiter {
                     None => nodes.push((node, vec![quota])),
                 },
                 Err(error) => {
-                    // A cluster that lets one wait would let all of them wait, one after the other.
-                    silent = (begun.elapsed() > UNRESPONSIVE_AFTER).then(|| error.clone()).or(silent);
+                    // A cluster that makes one quota wait would make all of them wait, one after the other.
+                    unresponsive = (started_at.elapsed() > UNRESPONSIVE_AFTER).then(|| error.clone()).or(unresponsive);
                     found.push((quota.clone(), Err(error)));
                 }
             }
         }
         let answers = join_all(nodes.iter().map(|(node, _)| self.ping_node(node))).await;
         for ((_, quotas), answer) in nodes.into_iter().zip(answers) {
-            let answer = answer.map(|link| link.store);
+            let answer = answer.map(|connection| connection.store);
             found.extend(quotas.into_iter().map(|quota| (quota.clone(), answer.clone())));
         }
         found
     }
 
-    async fn disconnect(&self, quota: &ProviderName, link: &StoreConnection) {
+    async fn disconnect(&self, quota: &ProviderName, connection: &StoreConnection) {
         if let Ok(node) = self.connections.node_of(quota).await {
-            self.connections.disconnect(&node, link).await;
+            self.connections.disconnect(&node, connection).await;
         }
     }
 }

@@ -1,7 +1,7 @@
-//! The connections to one Redis or to the masters of a cluster: each bound to the run id of the server that it leads to.
+//! The connections to one Redis or to the masters of a cluster, each bound to the run id of its server.
 //!
-//! Refuses to repair and to follow: a link that failed is dropped, and so is the map of the slots. A redirection is not
-//! followed within a call, because behind it stands another server, which knows nothing of the call.
+//! A failed connection is dropped, and so is the slot map. A redirection is not followed within a call, because the
+//! other server does not know the call.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,8 +19,8 @@ use crate::domain::provider::ProviderName;
 use crate::limiter::{LimiterError, StoreConnection};
 use crate::tls::{Authorities, is_plaintext_allowed};
 
-/// Longest wait for one answer. Far above a round trip. It eats into the send budget: of the default of 500 ms an answer
-/// that comes last of all leaves a fifth, and a row with a budget below this loses the permits of such an answer unused.
+/// Longest wait for one response; far above a round trip. It uses up part of the send budget. Of the default of 500 ms
+/// the latest response leaves a fifth. With a smaller budget than this, the permits of such a response expire unused.
 const ANSWER_TIME_MAX: Duration = Duration::from_millis(400);
 /// Longest wait for a new connection with its handshake.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(2);
@@ -30,11 +30,11 @@ const CONNECT_TIME_MAX: Duration = Duration::from_secs(2);
 pub(super) struct RedisConnection {
     connection: MultiplexedConnection,
     pub store: StoreConnection,
-    /// Of the server, if it tells it.
+    /// The server's version, if it says so.
     pub version: Option<String>,
 }
 
-/// A server to be reached, with the credentials that it asks for.
+/// A server's address, with credentials.
 #[derive(Clone)]
 pub(super) struct RedisNode {
     /// Host and port.
@@ -42,35 +42,36 @@ pub(super) struct RedisNode {
     info: ConnectionInfo,
 }
 
-/// The servers that may keep keys, and the slots of a cluster that none of them keeps.
+/// The servers that may keep keys, and the number of hash slots of a cluster that none of them keeps.
 pub(super) struct Masters {
     pub nodes: Vec<RedisNode>,
     pub orphan_slots: u16,
     pub unnamed_slots: u16,
 }
 
-/// A node that answers `?` as its host.
+/// Message about a node that answers `?` as its host.
 pub const UNNAMED_MASTER: &str = "has no name that could be connected to (CLUSTER SLOTS says \"?\")";
 pub const UNNAMED_MASTER_FIX: &str =
     "set cluster-announce-hostname on every node, or cluster-preferred-endpoint-type ip";
 
-/// Holds at most one link; whoever locks it first connects for all.
+/// At most one connection; the first task that locks it connects for all.
 type ConnectionSlot = Arc<tokio::sync::Mutex<Option<RedisConnection>>>;
 
 pub(super) struct RedisConnections {
     seeds: Vec<RedisNode>,
-    /// Where a node may be that a cluster on this machine names and that is spoken to without TLS.
+    /// Hosts where a node may be that a cluster on this machine names and that is called without TLS.
     plaintext_hosts: Vec<String>,
     topology: RedisTopology,
     /// By host and port.
     slots: Mutex<HashMap<String, ConnectionSlot>>,
     slot_map: Mutex<Option<Arc<SlotMap>>>,
-    /// Held by the one who asks for the map.
+    /// Held by the task that queries the slot map.
     slot_map_query: tokio::sync::Mutex<()>,
 }
 
 impl RedisNode {
-    /// A call is one small packet and the next one waits for its answer: held back for company it would only come late.
+    /// A call is one small packet, and the next one waits for its response. So it must be sent at once, without Nagle's
+    /// algorithm.
     fn new(info: ConnectionInfo) -> Self {
         let tcp = info.tcp_settings().clone().set_nodelay(true);
         let info = info.set_tcp_settings(tcp);
@@ -78,12 +79,12 @@ impl RedisNode {
     }
 
     fn parse(url: &str) -> Result<Self, LimiterError> {
-        // The error of a bad URL may quote it, password and all.
+        // The driver's error may quote the URL with its password.
         let bad = |_| LimiterError::Refused("limiter.url is not a Redis URL".to_owned());
         url.into_connection_info().map(Self::new).map_err(bad)
     }
 
-    /// Another node of the same cluster: the same credentials and the same way to encrypt.
+    /// Another node of the same cluster, with the same credentials and TLS settings.
     fn sibling(&self, endpoint: &NodeAddress) -> Self {
         let mut addr = self.info.addr().clone();
         match &mut addr {
@@ -96,12 +97,12 @@ impl RedisNode {
         Self::new(self.info.clone().set_addr(addr))
     }
 
-    /// Says which server it was.
+    /// Adds the server's address to an error.
     fn with_address(&self, error: LimiterError) -> LimiterError {
-        let shown = &self.address;
+        let address = &self.address;
         match error {
-            LimiterError::Unavailable(text) => LimiterError::Unavailable(format!("{shown}: {text}")),
-            LimiterError::Refused(text) => LimiterError::Refused(format!("{shown}: {text}")),
+            LimiterError::Unavailable(text) => LimiterError::Unavailable(format!("{address}: {text}")),
+            LimiterError::Refused(text) => LimiterError::Refused(format!("{address}: {text}")),
         }
     }
 
@@ -118,7 +119,7 @@ impl RedisConnections {
         Ok(Self::new(vec![RedisNode::parse(url)?], RedisTopology::Single))
     }
 
-    /// `urls`: nodes to ask for the others, of which one must be there.
+    /// `urls`: nodes that name the others; one of them must respond.
     pub fn cluster<'a>(urls: impl IntoIterator<Item = &'a str>) -> Result<Self, LimiterError> {
         let seeds = urls.into_iter().map(RedisNode::parse).collect::<Result<_, _>>()?;
         Ok(Self::new(seeds, RedisTopology::Cluster))
@@ -135,22 +136,23 @@ impl RedisConnections {
         }
     }
 
-    /// These hosts may be spoken to without TLS.
+    /// Permits connections without TLS to these hosts.
     pub fn with_plaintext_hosts(self, plaintext_hosts: &[String]) -> Self {
         Self { plaintext_hosts: plaintext_hosts.to_vec(), ..self }
     }
 
-    /// The configuration permits the seeds. A cluster names its nodes as it likes, mostly by address: where a seed is on
-    /// another machine already, its network is the one that was permitted. From this machine the password would leave it.
+    /// Rejects a node without TLS that the configuration does not permit. It permits the seeds. If a seed without TLS
+    /// is on another machine, its network is permitted too, because a cluster names its nodes mostly by address. If all
+    /// seeds are on this machine, the password would leave it.
     fn check_plaintext(&self, node: &RedisNode) -> Result<(), LimiterError> {
         let is_tcp = matches!(node.info.addr(), ConnectionAddr::Tcp(..));
-        let leaves_anyhow = self.seeds.iter().any(|seed| !is_plaintext_allowed(seed.host(), &[]));
-        if !is_tcp || leaves_anyhow || is_plaintext_allowed(node.host(), &self.plaintext_hosts) {
+        let is_network_permitted = self.seeds.iter().any(|seed| !is_plaintext_allowed(seed.host(), &[]));
+        if !is_tcp || is_network_permitted || is_plaintext_allowed(node.host(), &self.plaintext_hosts) {
             return Ok(());
         }
         Err(LimiterError::Refused(
-            "the cluster names this node, and the connection to it would be plain text: use rediss+cluster://, or add its \
-             host to tls.plaintext_hosts at your own risk"
+            "the cluster names this node, and the connection to it would be plain text: use rediss+cluster://, or add \
+             its host to tls.plaintext_hosts at your own risk"
                 .to_owned(),
         ))
     }
@@ -158,7 +160,7 @@ impl RedisConnections {
     /// Trusts these authorities, and for `rediss` no others.
     ///
     /// # Errors
-    /// When the driver cannot read them.
+    /// The driver cannot read them.
     pub fn with_authorities(mut self, authorities: &Authorities) -> Result<Self, LimiterError> {
         let Some(pem) = authorities.pem() else { return Ok(self) };
         let is_tls = |node: &&mut RedisNode| matches!(node.info.addr(), ConnectionAddr::TcpTls { .. });
@@ -176,7 +178,7 @@ impl RedisConnections {
         if self.topology == RedisTopology::Single {
             return self.seed().cloned();
         }
-        // The keys' hash tag is the quota's name alone (`keys`).
+        // The keys' hash tag is the quota's name alone (module `keys`).
         let slot = hash_slot(quota.as_str());
         let map = self.load_slot_map().await?;
         let Some(endpoint) = map.master(slot) else {
@@ -186,13 +188,13 @@ impl RedisConnections {
                     "the master of slot {slot} {UNNAMED_MASTER}; {UNNAMED_MASTER_FIX}"
                 )));
             }
-            let what = format!("slot {slot} of the cluster has no master; look at CLUSTER INFO");
-            return Err(LimiterError::Unavailable(what));
+            let text = format!("slot {slot} of the cluster has no master; check CLUSTER INFO");
+            return Err(LimiterError::Unavailable(text));
         };
         Ok(self.seed()?.sibling(endpoint))
     }
 
-    /// Every server that may keep keys, and how many slots of a cluster have none.
+    /// Every server that may keep keys, and how many hash slots of a cluster have none.
     pub async fn masters(&self) -> Result<Masters, LimiterError> {
         if self.topology == RedisTopology::Single {
             return Ok(Masters { nodes: self.seeds.clone(), orphan_slots: 0, unnamed_slots: 0 });
@@ -203,18 +205,18 @@ impl RedisConnections {
         Ok(Masters { nodes, orphan_slots: map.orphans(), unnamed_slots: map.unnamed() })
     }
 
-    /// The link to a server; connects when there is none.
+    /// The connection to a server; connects if there is none.
     pub async fn connection(&self, node: &RedisNode) -> Result<RedisConnection, LimiterError> {
-        let place = self.connection_slot(&node.address);
-        let mut link = place.lock().await;
-        if let Some(link) = link.as_ref() {
-            return Ok(link.clone());
+        let slot = self.connection_slot(&node.address);
+        let mut connection = slot.lock().await;
+        if let Some(connection) = connection.as_ref() {
+            return Ok(connection.clone());
         }
         let fresh = timeout(CONNECT_TIME_MAX, self.connect(node))
             .await
             .map_err(|_| LimiterError::Unavailable("no connection in time".to_owned()));
         match fresh.flatten() {
-            Ok(fresh) => Ok(link.insert(fresh).clone()),
+            Ok(fresh) => Ok(connection.insert(fresh).clone()),
             Err(error) => {
                 self.clear_slot_map();
                 Err(node.with_address(error))
@@ -222,56 +224,56 @@ impl RedisConnections {
         }
     }
 
-    /// Runs one command with a time limit. A fault ends the link, unless another would meet the same.
+    /// Runs one command with a time limit. A fault ends the connection, unless a new one would meet the same fault.
     pub async fn run<T>(
         &self,
         node: &RedisNode,
         run_id: Option<&str>,
         command: impl AsyncFnOnce(&mut MultiplexedConnection) -> Result<T, RedisError>,
     ) -> Result<T, LimiterError> {
-        let mut link = self.connection(node).await?;
-        if run_id.is_some_and(|run_id| run_id != link.store.run_id) {
-            return Err(node.with_address(LimiterError::Unavailable("the store's process has changed".to_owned())));
+        let mut current = self.connection(node).await?;
+        if run_id.is_some_and(|run_id| run_id != current.store.run_id) {
+            return Err(node.with_address(LimiterError::Unavailable("the server's process has changed".to_owned())));
         }
-        let (error, ends) = match timeout(ANSWER_TIME_MAX, command(&mut link.connection)).await {
+        let (error, ends) = match timeout(ANSWER_TIME_MAX, command(&mut current.connection)).await {
             Ok(Ok(value)) => return Ok(value),
             Ok(Err(error)) => (to_limiter_error(&error, self.topology), ends_connection(&error)),
             Err(_) => (LimiterError::Unavailable("no answer in time".to_owned()), true),
         };
         if ends {
-            self.disconnect(node, &link.store).await;
+            self.disconnect(node, &current.store).await;
         }
         Err(node.with_address(error))
     }
 
-    /// Drops the link to a server if it is this one. Whoever waited for an answer on a link that was replaced meanwhile says
-    /// nothing of the new one.
-    pub async fn disconnect(&self, node: &RedisNode, link: &StoreConnection) {
-        self.connection_slot(&node.address).lock().await.take_if(|current| current.store == *link);
+    /// Drops the connection to a server if it is still this one. A failure on a connection that was replaced meanwhile
+    /// does not concern the new one.
+    pub async fn disconnect(&self, node: &RedisNode, connection: &StoreConnection) {
+        self.connection_slot(&node.address).lock().await.take_if(|current| current.store == *connection);
         self.clear_slot_map();
     }
 
     async fn connect(&self, node: &RedisNode) -> Result<RedisConnection, LimiterError> {
         self.check_plaintext(node)?;
         let fault = |error: RedisError| to_limiter_error(&error, self.topology);
-        // Our own time limits hold; the library's would only blur which one fired.
+        // Our own time limits apply. With the library's as well, it would be unclear which one fired.
         let config = redis::AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
-        // A link is as old as the name is that it was made by.
-        let made_at = Instant::now();
+        // Taken before the host name is resolved, so that the connection is never younger than the resolution.
+        let connected_at = Instant::now();
         let client = Client::open(node.info.clone()).map_err(fault)?;
         let mut connection = client.get_multiplexed_async_connection_with_config(&config).await.map_err(fault)?;
         let info: String = redis::cmd("INFO").arg("server").query_async(&mut connection).await.map_err(fault)?;
-        let told = |name: &str| info.lines().find_map(|line| Some(line.strip_prefix(name)?.trim().to_owned()));
-        let run_id = told("run_id:").ok_or_else(|| LimiterError::Refused("INFO server names no run_id".to_owned()))?;
-        let version = told("redis_version:");
-        Ok(RedisConnection { connection, store: StoreConnection { run_id, connected_at: made_at }, version })
+        let field = |name: &str| info.lines().find_map(|line| Some(line.strip_prefix(name)?.trim().to_owned()));
+        let run_id = field("run_id:").ok_or_else(|| LimiterError::Refused("INFO server names no run_id".to_owned()))?;
+        let version = field("redis_version:");
+        Ok(RedisConnection { connection, store: StoreConnection { run_id, connected_at }, version })
     }
 
     async fn load_slot_map(&self) -> Result<Arc<SlotMap>, LimiterError> {
         if let Some(map) = self.cached_slot_map() {
             return Ok(map);
         }
-        let _asking = self.slot_map_query.lock().await;
+        let _query = self.slot_map_query.lock().await;
         if let Some(map) = self.cached_slot_map() {
             return Ok(map);
         }
@@ -281,12 +283,12 @@ impl RedisConnections {
         Ok(map)
     }
 
-    /// Those that we are connected to first: they answer at once where a seed that is gone would hold everybody up.
+    /// Queries connected nodes first: they respond at once, while a seed that is gone would delay every caller.
     async fn fetch_slot_map(&self) -> Result<SlotMap, LimiterError> {
-        // In any order, so that a node that the others have forgotten is not the one that is always asked.
-        let mut linked = self.connected_nodes();
-        linked.shuffle(&mut rand::rng());
-        for node in linked {
+        // In random order, so that a node that has left the cluster is not always queried first.
+        let mut connected = self.connected_nodes();
+        connected.shuffle(&mut rand::rng());
+        for node in connected {
             if let Ok(map) = self.fetch_slot_map_from(&node).await {
                 return Ok(map);
             }
@@ -295,9 +297,9 @@ impl RedisConnections {
         match select_ok(seeds).await {
             Ok((map, _slower)) => Ok(map),
             Err(LimiterError::Unavailable(last)) => {
-                Err(LimiterError::Unavailable(format!("no node of the cluster answers: {last}")))
+                Err(LimiterError::Unavailable(format!("no node of the cluster responds: {last}")))
             }
-            Err(refused) => Err(refused),
+            Err(error) => Err(error),
         }
     }
 
@@ -308,28 +310,29 @@ impl RedisConnections {
         SlotMap::parse(&answer, node.host()).map_err(LimiterError::Refused)
     }
 
-    /// Nodes with a link that nobody is about to replace.
+    /// Nodes with a connection that no task is replacing now.
     fn connected_nodes(&self) -> Vec<RedisNode> {
         let Ok(seed) = self.seed() else { return Vec::new() };
-        let places = lock(&self.slots);
-        let linked = places.iter().filter(|(_, place)| place.try_lock().is_ok_and(|link| link.is_some()));
-        let endpoint = |shown: &str| {
-            let (host, port) = shown.rsplit_once(':')?;
+        let slots = lock(&self.slots);
+        let connected = slots.iter().filter(|(_, slot)| slot.try_lock().is_ok_and(|connection| connection.is_some()));
+        let endpoint = |address: &str| {
+            let (host, port) = address.rsplit_once(':')?;
             Some(NodeAddress { host: host.to_owned(), port: port.parse().ok()? })
         };
-        linked.filter_map(|(shown, _)| endpoint(shown)).map(|endpoint| seed.sibling(&endpoint)).collect()
+        connected.filter_map(|(address, _)| endpoint(address)).map(|endpoint| seed.sibling(&endpoint)).collect()
     }
 
-    fn connection_slot(&self, shown: &str) -> ConnectionSlot {
-        Arc::clone(lock(&self.slots).entry(shown.to_owned()).or_default())
+    fn connection_slot(&self, address: &str) -> ConnectionSlot {
+        Arc::clone(lock(&self.slots).entry(address.to_owned()).or_default())
     }
 
-    /// Nodes that have left the cluster take their links with them.
+    /// Drops the connections of nodes that have left the cluster.
     fn drop_departed_nodes(&self, map: &SlotMap) {
         let Ok(seed) = self.seed() else { return };
         let masters: Vec<String> = map.masters().into_iter().map(|endpoint| seed.sibling(endpoint).address).collect();
-        let named = |shown: &String| masters.contains(shown) || self.seeds.iter().any(|seed| seed.address == *shown);
-        lock(&self.slots).retain(|shown, _| named(shown));
+        let is_named =
+            |address: &String| masters.contains(address) || self.seeds.iter().any(|seed| seed.address == *address);
+        lock(&self.slots).retain(|address, _| is_named(address));
     }
 
     fn cached_slot_map(&self) -> Option<Arc<SlotMap>> {
@@ -346,7 +349,7 @@ impl RedisConnections {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What is behind these locks is whole after every statement.
+    // The data behind these locks is consistent after every statement.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -362,13 +365,13 @@ mod tests {
             ("redis://127.0.0.1:7000", "10.0.0.7", true),
             ("redis://127.0.0.1:7000", "10.0.0.8", false),
             ("redis://10.0.0.9:7000", "10.0.0.9", true),
-            // By name in the configuration, and by address as the cluster has it.
+            // The configuration has the name, and the cluster the address.
             ("redis://redis-1:7000", "172.18.0.3", true),
             ("rediss://127.0.0.1:7000", "10.0.0.8", true),
         ] {
-            let links = RedisConnections::cluster([seed]).unwrap().with_plaintext_hosts(&listed);
-            let node = links.seed().unwrap().sibling(&NodeAddress { host: host.to_owned(), port: 7001 });
-            assert_eq!(links.check_plaintext(&node).is_ok(), permitted, "{seed} names {host}");
+            let connections = RedisConnections::cluster([seed]).unwrap().with_plaintext_hosts(&listed);
+            let node = connections.seed().unwrap().sibling(&NodeAddress { host: host.to_owned(), port: 7001 });
+            assert_eq!(connections.check_plaintext(&node).is_ok(), permitted, "{seed} names {host}");
         }
     }
 

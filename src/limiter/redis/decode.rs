@@ -1,7 +1,7 @@
-//! The function's answer as a reply.
+//! The decoder of the limiter function's reply.
 //!
-//! Refuses every answer that is not of the announced shape: an unknown code or a missing byte is an error, never a grant.
-//! The layout is the header of `lua/quota.lua`.
+//! The header of `lua/quota.lua` has the layout. Any other bytes are an error and never a grant, be it an unknown code
+//! or a missing byte.
 
 use crate::domain::explain::format::count;
 use crate::domain::permit_protocol::{
@@ -10,7 +10,7 @@ use crate::domain::permit_protocol::{
 use crate::domain::provider::BOOKING_HORIZON;
 use crate::domain::time::{Micros, micros_up};
 
-/// Most runs that one reply can hold; more is not a reply. Each permit can have a start of its own.
+/// Most grants (runs) in one valid reply; each permit can have its own start.
 const GRANTS_MAX: u64 = 1_000_000;
 
 /// Reads unsigned little-endian numbers off the front.
@@ -18,7 +18,7 @@ struct ByteReader<'a>(&'a [u8]);
 
 impl ByteReader<'_> {
     fn take(&mut self, width: usize) -> Result<u64, String> {
-        let (head, rest) = self.0.split_at_checked(width).ok_or_else(|| "it ends too early".to_owned())?;
+        let (head, rest) = self.0.split_at_checked(width).ok_or_else(|| "it ends early".to_owned())?;
         self.0 = rest;
         Ok(head.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte)))
     }
@@ -29,11 +29,11 @@ impl ByteReader<'_> {
     }
 }
 
-/// Reads the function's answer to these wants: a reply that grants no more than was asked for, and nothing for later than
-/// can be booked.
+/// Decodes the reply to these requests. It must not grant more than was requested, or a start beyond the booking
+/// horizon.
 ///
 /// # Errors
-/// Says what does not fit. Nothing may be taken as granted then.
+/// Text that says what is invalid. Then nothing counts as granted.
 pub fn decode_checked_reply(
     wants: &[PermitRequest],
     answer: &[u8],
@@ -61,10 +61,10 @@ pub fn decode_checked_reply(
     Ok(reply)
 }
 
-/// Reads the function's answer to a call of so many wants under limits of which so many are on everything.
+/// Decodes the reply to a call with `wants` requests under `limits` limits, of which the provider has `provider_cells`.
 ///
 /// # Errors
-/// Says what does not fit. Nothing may be taken as granted then.
+/// Text that says what is invalid. Then nothing counts as granted.
 pub fn decode_reply(answer: &[u8], limits: usize, provider_cells: usize, wants: usize) -> Result<LimiterReply, String> {
     let mut bytes = ByteReader(answer);
     let (code, exact, index) = (bytes.take(1)?, bytes.take(1)? == 1, bytes.count(2)?);
@@ -100,7 +100,7 @@ pub fn decode_reply(answer: &[u8], limits: usize, provider_cells: usize, wants: 
     }
     let by = match code {
         0 => None,
-        // One past the limits is pacing.
+        // The index after the last limit stands for pacing.
         1 => Some(RefusalReason::Limit { index: known(index, limits + 1)? }),
         2 => Some(RefusalReason::Cold),
         3 => Some(RefusalReason::Paused),

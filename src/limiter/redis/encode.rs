@@ -1,8 +1,8 @@
-//! A call as the argument of the limiter's function.
+//! The encoder of a limiter call as the function's argument.
 //!
-//! The layout is the header of `lua/quota.lua`: one packed argument, because every one costs the server more than the bytes
-//! in it. Refuses what does not fit its width: the greatest value that does stands for it, and every such value errs on
-//! the safe side.
+//! The header of `lua/quota.lua` has the layout. It is one packed argument, because each further argument costs the
+//! server more than its bytes. A value that does not fit its width becomes the greatest value that does, which is
+//! always the safe side. See `docs/decisions/0009-redis-function-with-packed-state.md`.
 
 use std::collections::HashMap;
 
@@ -40,7 +40,7 @@ pub fn encode_call(spec: &QuotaSpec, call: &LimiterCall) -> Vec<u8> {
     argument.extend(terms);
     argument.extend(more);
     argument.extend(call.requests.iter().flat_map(|want| encode_request(want, &places)));
-    argument.extend(call.releases.iter().flat_map(|settlement| encode_release(settlement, &places, cells.len())));
+    argument.extend(call.releases.iter().flat_map(|release| encode_release(release, &places, cells.len())));
     argument.extend(rebuild_if_it_fits(call).map(|rebuild| encode_past_uses(&rebuild.ended)).unwrap_or_default());
     argument.extend(seeds);
     argument.extend(subjects.into_iter().flat_map(|subject| encode_subject(spec, subject)));
@@ -49,7 +49,7 @@ pub fn encode_call(spec: &QuotaSpec, call: &LimiterCall) -> Vec<u8> {
 
 fn encode_header(call: &LimiterCall, terms: &[u8], subjects: usize, more: bool) -> Vec<u8> {
     let returned =
-        call.releases.iter().filter(|settlement| matches!(settlement.release_kind, ReleaseKind::Unused { .. })).count();
+        call.releases.iter().filter(|release| matches!(release.release_kind, ReleaseKind::Unused { .. })).count();
     let numbers = pack(&[
         (call.number, 6),
         (to_u64(terms.len()), 2),
@@ -62,7 +62,7 @@ fn encode_header(call: &LimiterCall, terms: &[u8], subjects: usize, more: bool) 
     [&store_digest(&call.run_id)[..], &digest(terms)[..], &call.incarnation.to_le_bytes()[..], &numbers].concat()
 }
 
-/// What is the same in every call under the same settings; the server reads it once.
+/// The part that is the same in every call under the same settings; the server reads it once.
 fn encode_settings(spec: &QuotaSpec, cells: usize, names: usize) -> Vec<u8> {
     pack(&[
         (u64::try_from(spec.version).unwrap_or(0), 6),
@@ -82,7 +82,7 @@ fn encode_settings(spec: &QuotaSpec, cells: usize, names: usize) -> Vec<u8> {
     ])
 }
 
-/// What few calls have to say.
+/// The part that only few calls have.
 fn encode_optional(call: &LimiterCall, seeds_bytes: usize) -> Vec<u8> {
     let (rebuild, seeds) = (rebuild_if_it_fits(call), seeds_if_they_fit(call));
     if call.pause.is_none() && call.invalidate_epoch.is_none() && rebuild.is_none() && seeds.is_none() {
@@ -105,15 +105,15 @@ fn encode_subject(spec: &QuotaSpec, subject: &Subject) -> Vec<u8> {
     let cells = spec.subject_counters(subject);
     let indices: Vec<usize> = subject.limits.iter().map(|limit| limit.index).collect();
     let (names, records) = (joined_names(&cells), encode_counters(&cells, &indices));
-    // With what says how long uses matter: its key lives for so long, and is given more time when that grows.
-    let matter = pack(&[(micros_up(spec.hold_max), 6), (spec.longest_window_of_us(spec.scope_of(subject)), 6)]);
-    let limits = digest(&[names.as_slice(), &records, &matter].concat());
+    // With the times that decide how long uses count: the key lives that long, and longer once they grow.
+    let lifetime = pack(&[(micros_up(spec.hold_max), 6), (spec.longest_window_of_us(spec.scope_of(subject)), 6)]);
+    let limits = digest(&[names.as_slice(), &records, &lifetime].concat());
     let widths = [(scope_code(spec.scope_of(subject)), 1), (to_u64(names.len()), 2), (to_u64(cells.len()), 2)];
     [&limits[..], &pack(&widths), &names, &records].concat()
 }
 
-/// The store and the layout of what it keeps. A state of another layout counts as one of another store: it is not read, and
-/// begins cold.
+/// Digest of the store and of the layout of its state. A state of another layout counts as one of another store: it is
+/// not read, and begins cold.
 fn store_digest(run_id: &str) -> [u8; 8] {
     digest(format!("{run_id}/layout{LAYOUT}").as_bytes())
 }
@@ -156,21 +156,21 @@ fn encode_request(want: &PermitRequest, all: &SubjectNumbers<'_>) -> Vec<u8> {
     [pack(&head), pack(&[(owns, 1), (first, 2), (second, 2)])].concat()
 }
 
-fn encode_release(settlement: &PermitRelease, all: &SubjectNumbers<'_>, cells: usize) -> Vec<u8> {
-    let [owns, first, second] = subject_numbers(&settlement.subjects, all);
-    let (fate, age_us, origins) = match &settlement.release_kind {
+fn encode_release(release: &PermitRelease, all: &SubjectNumbers<'_>, cells: usize) -> Vec<u8> {
+    let [owns, first, second] = subject_numbers(&release.subjects, all);
+    let (fate, age_us, origins) = match &release.release_kind {
         ReleaseKind::Used { age } => (0, micros_down(*age), Vec::new()),
         ReleaseKind::Unused { origins } => {
             (1, 0, origins.iter().copied().chain(std::iter::repeat(0)).take(cells).collect())
         }
     };
-    let head = [(settlement.call, 6), (u64::from(settlement.cost), 4), (kind_code(settlement.kind), 1), (fate, 1)];
+    let head = [(release.call, 6), (u64::from(release.cost), 4), (kind_code(release.kind), 1), (fate, 1)];
     let tail = [(owns, 1), (first, 2), (second, 2), (age_us, 6)];
     let origins: Vec<u8> = origins.iter().flat_map(|origin| pack(&[(*origin, 6)])).collect();
     [pack(&head), pack(&tail), origins].concat()
 }
 
-/// Of a longer list no part may be forgotten, and no part of it is told.
+/// The rebuild data, if the list fits. A list that is too long must not be sent in part.
 fn rebuild_if_it_fits(call: &LimiterCall) -> Option<&RebuildData> {
     call.rebuild.as_ref().filter(|rebuild| rebuild.ended.len() <= BATCH_MAX)
 }
@@ -209,7 +209,7 @@ fn encode_seeds(seeds: &CounterSeeds, places: &SubjectNumbers<'_>) -> Vec<u8> {
     of_provider.chain(of_subjects).flat_map(packed_seed).collect()
 }
 
-/// How the limits of a scope are told.
+/// The code of a scope in the layout.
 fn scope_code(scope: Scope) -> u64 {
     match scope {
         Scope::Provider => 0,
@@ -218,7 +218,7 @@ fn scope_code(scope: Scope) -> u64 {
     }
 }
 
-/// How many subjects, and where they stand among all.
+/// The number of subjects, and the positions of the first two in the call.
 fn subject_numbers(own: &[Subject], all: &SubjectNumbers<'_>) -> [u64; 3] {
     let mut places = own.iter().filter_map(|subject| all.get(subject.key.as_str()).copied());
     let (first, second) = (places.next(), places.next());
@@ -236,7 +236,7 @@ fn to_u64(value: usize) -> u64 {
     u64::try_from(value).unwrap_or(u64::MAX)
 }
 
-/// Unsigned numbers in so many bytes each, little-endian.
+/// Unsigned little-endian numbers, each with its width in bytes.
 fn pack(fields: &[(u64, usize)]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(fields.iter().map(|(_, width)| width).sum());
     for (value, width) in fields {

@@ -1,48 +1,48 @@
-//! What a failed command means: whether asking again can mend it, and what a person should do.
+//! The meaning of a failed Redis command: whether a retry can help, and what an operator should do.
 //!
-//! Refuses to pass on the library's wording alone: every answer that Redis is known to refuse with names its mend. Text
-//! of the server is shown; addresses with credentials never get here.
+//! Every error with which Redis is known to reject a command has a fix. The server's text is shown with it. Addresses
+//! with credentials never get here.
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use crate::limiter::LimiterError;
 use crate::tls;
 
-/// What stands behind `limiter.url`.
+/// The kind of deployment that `limiter.url` names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RedisTopology {
     Single,
     Cluster,
 }
 
-/// How long a refusal lasts.
+/// How long an error lasts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ErrorDuration {
-    /// It passes, or another connection may not meet it.
+    /// It passes by itself, or a new connection may not meet it.
     Transient,
-    /// Until somebody mends it.
+    /// It lasts until an operator fixes it.
     UntilFixed,
 }
 
 use ErrorDuration::{Transient, UntilFixed};
 
-const PERMISSIONS_FIX: &str = "allow limiter.url's user FCALL, FUNCTION LOAD, INFO, PING, CLUSTER SLOTS and what our functions call, on \
-                     the keys of limiter.prefix";
+const PERMISSIONS_FIX: &str = "allow limiter.url's user FCALL, FUNCTION LOAD, INFO, PING, CLUSTER SLOTS and what our \
+                               functions call, on the keys of limiter.prefix";
 
-/// First words of the replies by which Redis refuses, with the mend. The codes are those of Redis 7
+/// Error codes of Redis, each with its duration and fix. The codes are those of Redis 7
 /// (<https://github.com/redis/redis/blob/7.0/src/server.c>, `createSharedObjects`, and `cluster.c`).
 const KNOWN_CODES: &[(&str, ErrorDuration, &str)] = &[
     ("OOM", Transient, "raise maxmemory, or free memory; keep maxmemory-policy noeviction"),
     ("MISCONF", Transient, "it cannot write to its disk: free space there and read its log"),
-    ("READONLY", Transient, "it is a replica: name the primary in limiter.url, or wait for the failover to end"),
+    ("READONLY", Transient, "it is a replica: name the primary in limiter.url, or wait until the failover ends"),
     ("MASTERDOWN", Transient, "it is a replica without its primary: name the primary in limiter.url"),
     ("NOREPLICAS", Transient, "min-replicas-to-write is not met: bring its replicas back"),
     ("LOADING", Transient, "it is reading its data from disk: wait"),
-    ("BUSY", Transient, "a script of another program holds it up: SCRIPT KILL, and give that program its own Redis"),
+    ("BUSY", Transient, "a script of another program blocks it: SCRIPT KILL, and give that program its own Redis"),
     (
         "UNKILLABLE",
         Transient,
-        "a script of another program has written and will not end: SHUTDOWN NOSAVE and restart it",
+        "a script of another program has written and does not end: SHUTDOWN NOSAVE and restart it",
     ),
     ("TRYAGAIN", Transient, "its keys are being moved to another node: wait"),
     (
@@ -52,69 +52,79 @@ const KNOWN_CODES: &[(&str, ErrorDuration, &str)] = &[
      keeps the others going",
     ),
     ("NOAUTH", UntilFixed, "put user and password into limiter.url"),
-    ("WRONGPASS", UntilFixed, "mend user and password in limiter.url"),
+    ("WRONGPASS", UntilFixed, "correct user and password in limiter.url"),
     ("NOPERM", UntilFixed, PERMISSIONS_FIX),
-    ("WRONGTYPE", UntilFixed, "another program uses a key of ours: choose another limiter.prefix, or delete that key"),
+    (
+        "WRONGTYPE",
+        UntilFixed,
+        "another program uses a key of the limiter: choose another limiter.prefix, or delete that key",
+    ),
     ("CROSSSLOT", UntilFixed, "the keys of one quota lie on several nodes: leave braces out of limiter.prefix"),
-    ("EXECABORT", UntilFixed, "something between us and Redis makes transactions of our calls: connect directly"),
+    ("EXECABORT", UntilFixed, "a proxy makes transactions of the limiter's calls: connect to Redis directly"),
     ("NOPROTO", UntilFixed, "remove `protocol` from limiter.url, or use Redis 7"),
     ("DENIED", UntilFixed, "protected mode: set a password and `bind`, and put the password into limiter.url"),
     (
         "ARGUMENT",
         UntilFixed,
-        "our function does not understand this program: run one version everywhere, and report it",
+        "the limiter's function rejects this program's call: run one version everywhere, and report it",
     ),
-    ("DAMAGED", Transient, "the limiter starts cold; find out who writes to the keys of limiter.prefix"),
+    ("DAMAGED", Transient, "the limiter starts cold; find out which program writes to the keys of limiter.prefix"),
 ];
 
-/// What the texts of plain `ERR` replies that are known say, with the mend.
+/// Parts of the texts of plain `ERR` replies, each with its duration and fix.
 const KNOWN_ERR_TEXTS: &[(&str, ErrorDuration, &str)] = &[
     ("user executing the script", UntilFixed, PERMISSIONS_FIX),
-    ("Function not found", Transient, "functions are being flushed: stop whoever calls FUNCTION FLUSH again and again"),
-    ("max number of clients", Transient, "raise maxclients, or end connections that nobody needs"),
+    (
+        "Function not found",
+        Transient,
+        "functions are being flushed: stop the program that calls FUNCTION FLUSH repeatedly",
+    ),
+    ("max number of clients", Transient, "raise maxclients, or end unused connections"),
     ("cluster support disabled", UntilFixed, "it is no cluster: write redis:// or rediss:// in limiter.url"),
     ("SELECT is not allowed in cluster mode", UntilFixed, "remove the database number from limiter.url"),
     ("unknown command", UntilFixed, "use Redis 7 or later, without renamed commands"),
 ];
 
-/// Server states that pass or that another connection may not meet count as away; the rest will not mend by itself.
+/// Transient errors become [`LimiterError::Unavailable`]; all others last until an operator fixes them.
 pub(super) fn to_limiter_error(error: &RedisError, topology: RedisTopology) -> LimiterError {
     if let Some(text) = tls::explain_tls_error(error) {
         return LimiterError::Unavailable(text);
     }
-    let said = server_text(error);
-    let (lasts, mend) = classify(error, topology);
-    let text = if mend.is_empty() { said } else { format!("{said}; {mend}") };
-    match lasts {
+    let server_text = server_text(error);
+    let (duration, fix) = classify(error, topology);
+    let text = if fix.is_empty() { server_text } else { format!("{server_text}; {fix}") };
+    match duration {
         Transient => LimiterError::Unavailable(text),
         UntilFixed => LimiterError::Refused(text),
     }
 }
 
-/// Whether a new connection could do what this one could not: state that passed, and credentials that were changed.
+/// Whether a new connection may succeed: after a transient error, and after credentials were changed.
 pub(super) fn ends_connection(error: &RedisError) -> bool {
-    let (lasts, _) = classify(error, RedisTopology::Cluster);
-    lasts == Transient || matches!(error.code(), Some("NOAUTH" | "WRONGPASS")) || is_authentication(error)
+    let (duration, _) = classify(error, RedisTopology::Cluster);
+    duration == Transient || matches!(error.code(), Some("NOAUTH" | "WRONGPASS")) || is_authentication(error)
 }
 
 fn classify(error: &RedisError, topology: RedisTopology) -> (ErrorDuration, &'static str) {
     if is_authentication(error) {
-        return (UntilFixed, "mend user and password in limiter.url");
+        return (UntilFixed, "correct user and password in limiter.url");
     }
     match error.kind() {
-        ErrorKind::UnexpectedReturnType => return (UntilFixed, "is it Redis 7 or later, and nothing in between?"),
-        // Redis quotes the bytes of a command that it does not know, which are no text.
-        ErrorKind::Parse => {
-            return (Transient, "use Redis 7 or later, without renamed commands, and nothing in between");
+        ErrorKind::UnexpectedReturnType => {
+            return (UntilFixed, "check that it is Redis 7 or later, without a proxy in between");
         }
-        ErrorKind::Io => return (Transient, "is it running, and does the network let us through?"),
-        ErrorKind::InvalidClientConfig => return (UntilFixed, "mend limiter.url"),
+        // Redis quotes the bytes of a command that it does not know, and they may be no valid text.
+        ErrorKind::Parse => {
+            return (Transient, "use Redis 7 or later, without renamed commands or a proxy in between");
+        }
+        ErrorKind::Io => return (Transient, "check that Redis runs and that the network allows the connection"),
+        ErrorKind::InvalidClientConfig => return (UntilFixed, "correct limiter.url"),
         ErrorKind::Server(ServerErrorKind::Moved | ServerErrorKind::Ask) => {
             return match topology {
                 RedisTopology::Single => {
                     (UntilFixed, "it is one node of a cluster: write redis+cluster:// in limiter.url")
                 }
-                RedisTopology::Cluster => (Transient, "its keys have another node now"),
+                RedisTopology::Cluster => (Transient, "its keys moved to another node: retrying there"),
             };
         }
         _ => {}
@@ -123,10 +133,10 @@ fn classify(error: &RedisError, topology: RedisTopology) -> (ErrorDuration, &'st
     if code == "ERR" {
         let detail = error.detail().unwrap_or_default();
         let known = KNOWN_ERR_TEXTS.iter().find(|(text, ..)| detail.contains(text));
-        return known.map_or((UntilFixed, ""), |(_, lasts, mend)| (*lasts, *mend));
+        return known.map_or((UntilFixed, ""), |(_, duration, fix)| (*duration, *fix));
     }
     let known = KNOWN_CODES.iter().find(|(known, ..)| *known == code);
-    known.map_or((Transient, ""), |(_, lasts, mend)| (*lasts, *mend))
+    known.map_or((Transient, ""), |(_, duration, fix)| (*duration, *fix))
 }
 
 fn is_authentication(error: &RedisError) -> bool {
@@ -140,7 +150,7 @@ fn server_text(error: &RedisError) -> String {
     }
 }
 
-/// Redis appends which script it was, by its hash: of no use to anybody here.
+/// The text without the script's hash that Redis appends, which helps no operator.
 fn without_script(detail: &str) -> &str {
     detail.split(" script: ").next().unwrap_or(detail).trim_end_matches('.')
 }
@@ -149,7 +159,7 @@ fn without_script(detail: &str) -> &str {
 mod tests {
     use super::*;
 
-    /// As the server would have sent it.
+    /// An error as the server would send it.
     fn reply(line: &str) -> RedisError {
         let value = redis::parse_redis_value(format!("-{line}\r\n").as_bytes()).unwrap();
         value.extract_error().unwrap_err()
@@ -164,17 +174,17 @@ mod tests {
 
     #[test]
     fn every_known_error_is_shown_with_its_fix() {
-        for (code, lasts, mend) in KNOWN_CODES {
+        for (code, duration, fix) in KNOWN_CODES {
             let (refused, text) = limiter_error_text(
                 &format!("{code} what it says. script: abc, on @user_script:1."),
                 RedisTopology::Single,
             );
-            assert_eq!(refused, *lasts == UntilFixed, "{text}");
-            assert_eq!(text, format!("{code} what it says; {mend}"));
+            assert_eq!(refused, *duration == UntilFixed, "{text}");
+            assert_eq!(text, format!("{code} what it says; {fix}"));
         }
-        for (said, lasts, mend) in KNOWN_ERR_TEXTS {
-            let (refused, text) = limiter_error_text(&format!("ERR {said}"), RedisTopology::Single);
-            assert_eq!((refused, text), (*lasts == UntilFixed, format!("ERR {said}; {mend}")));
+        for (known, duration, fix) in KNOWN_ERR_TEXTS {
+            let (refused, text) = limiter_error_text(&format!("ERR {known}"), RedisTopology::Single);
+            assert_eq!((refused, text), (*duration == UntilFixed, format!("ERR {known}; {fix}")));
         }
     }
 

@@ -1,21 +1,21 @@
-//! The names of every Redis key, made here and nowhere else.
+//! The names of all Redis keys of the limiter.
 //!
-//! All keys of a quota carry the same hash tag, so that a cluster keeps them on one node and one function can take them
-//! together (Redis cluster specification, "Hash tags"). Names of quotas, limits and subjects hold no braces by their own
-//! rules. Refuses to name a key after anything that a producer could choose freely.
+//! All keys of a quota have the same hash tag, so that a cluster keeps them on one node and one function can use them
+//! (Redis cluster specification, "Hash tags"). Names of quotas, limits and subjects cannot contain braces. No key has a
+//! name that a producer could choose freely.
 
 use std::collections::HashSet;
 
 use crate::domain::permit_protocol::{LimiterCall, Subject};
 use crate::domain::quota_spec::QuotaSpec;
 
-/// The key that all others of a quota stand beside.
+/// Key of a quota's state; it is the prefix of the quota's other keys.
 #[must_use]
 pub fn state_key(prefix: &str, spec: &QuotaSpec) -> String {
     format!("{prefix}:{{{}}}", spec.quota)
 }
 
-/// The state, and a log for each limit on everything: the function's first keys.
+/// The function's first keys: the state, and a log for each of the provider's limits.
 #[must_use]
 pub fn provider_keys(prefix: &str, spec: &QuotaSpec) -> Vec<String> {
     let state = state_key(prefix, spec);
@@ -29,17 +29,17 @@ pub fn subject_key(prefix: &str, spec: &QuotaSpec, subject: &Subject) -> String 
     format!("{}:{}", state_key(prefix, spec), subject.key)
 }
 
-/// The subjects of a call, each once, in the order of its keys.
+/// The subjects of a call, each once, in the order of the call's keys.
 #[must_use]
 pub fn call_subjects(call: &LimiterCall) -> Vec<&Subject> {
     let mut known = HashSet::new();
-    let wanted = call.requests.iter().flat_map(|want| &want.subjects);
-    let settled = call.releases.iter().flat_map(|settlement| &settlement.subjects);
-    let told = call.seeds.iter().flat_map(|seeds| &seeds.subjects).map(|seed| &seed.subject);
-    wanted.chain(told).chain(settled).filter(|subject| known.insert(subject.key.as_str())).collect()
+    let requested = call.requests.iter().flat_map(|request| &request.subjects);
+    let released = call.releases.iter().flat_map(|release| &release.subjects);
+    let seeded = call.seeds.iter().flat_map(|seeds| &seeds.subjects).map(|seed| &seed.subject);
+    requested.chain(seeded).chain(released).filter(|subject| known.insert(subject.key.as_str())).collect()
 }
 
-/// Keys of one call, in the order of the function's KEYS.
+/// The keys of one call, in the order of the function's KEYS.
 #[must_use]
 pub fn call_keys(prefix: &str, spec: &QuotaSpec, call: &LimiterCall) -> Vec<String> {
     let own = call_subjects(call).into_iter().map(|subject| subject_key(prefix, spec, subject));

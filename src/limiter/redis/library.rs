@@ -1,8 +1,7 @@
-//! The limiter's functions as Redis keeps them: a library, loaded once, that every later call finds compiled.
+//! The library of the limiter's functions in Redis: loaded once, and compiled for every later call.
 //!
-//! Its name carries a digest of its text, so that two versions of this program can use one server without changing each
-//! other's code. Refuses Redis before 7.0, which knows no functions
-//! (<https://redis.io/docs/latest/develop/programmability/functions-intro/>).
+//! Its name has a digest of its text, so that two versions of this program can use one server. Functions need Redis 7.0
+//! or later (<https://redis.io/docs/latest/develop/programmability/functions-intro/>).
 
 use std::sync::LazyLock;
 
@@ -12,7 +11,7 @@ use sha2::{Digest, Sha256};
 
 use crate::faults;
 
-/// The functions' text, as in `lua/`.
+/// The functions' source text, from `lua/`.
 pub const SOURCE: &str = concat!(
     include_str!("../../../lua/log.lua"),
     include_str!("../../../lua/cells.lua"),
@@ -53,19 +52,19 @@ impl Library {
         format!("{}_call", self.name)
     }
 
-    /// Calls the limiter: `lua/quota.lua`.
+    /// The command that calls the limiter (`lua/quota.lua`).
     #[must_use]
     pub fn call(&self, keys: &[String], argument: &[u8]) -> Cmd {
         self.invocation("call", keys, argument)
     }
 
-    /// Looks without taking: `lua/peek.lua`.
+    /// The command that reads usage without acquiring a permit (`lua/peek.lua`).
     #[must_use]
     pub fn peek(&self, keys: &[String], argument: &[u8]) -> Cmd {
         self.invocation("peek", keys, argument)
     }
 
-    /// The command that brings the library to a server. A server that has it answers with an error.
+    /// The command that loads the library into a server. A server that has it answers with an error.
     #[must_use]
     pub fn load(&self) -> Cmd {
         let mut command = redis::cmd("FUNCTION");
@@ -73,8 +72,8 @@ impl Library {
         command
     }
 
-    /// Brings the library to a server that does not have it. One that has it keeps it: loaded again, the functions would
-    /// not remember what they wrote last.
+    /// Loads the library into a server that does not have it. A server that has it keeps it, because functions that are
+    /// loaded again do not remember what they wrote last.
     ///
     /// # Errors
     /// As the server answers.
@@ -97,7 +96,7 @@ impl Library {
         error.detail().is_some_and(|detail| detail.contains("already exists"))
     }
 
-    /// Runs an invocation; a server that was never told, or was made to forget, is told first.
+    /// Runs an invocation; loads the library first if the server does not have it.
     pub(super) async fn run<T: FromRedisValue>(
         &self,
         invocation: &Cmd,

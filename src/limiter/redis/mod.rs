@@ -1,8 +1,9 @@
-//! The limiter that a whole cluster shares: the quota's state machine as a function in Redis.
+//! The limiter that all workers share: the quota's state machine as a function in Redis.
 //!
-//! Refuses a connection that heals itself: one that is rebuilt behind our back may lead to another server, so every
-//! connection is bound to the run id that it was opened with, and any fault ends both. That is why a Redis Cluster is
-//! spoken to over one such connection per master ([`links`]) and not by a client that reroutes by itself.
+//! Every connection is bound to the run id of the server at its other end, and any fault ends both. A connection that
+//! reconnects by itself could lead to another server unnoticed. So a Redis Cluster is called over one connection per
+//! master ([`connections`]), not by a client that reroutes by itself.
+//! See `docs/decisions/0010-one-redis-connection-per-primary.md`.
 
 pub mod client;
 mod connections;

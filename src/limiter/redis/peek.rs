@@ -1,17 +1,17 @@
-//! A look at what the limiter counts, that takes nothing.
+//! The encoder and decoder of a peek, which reads a quota's usage and acquires nothing.
 //!
-//! A limit that the store does not know yet is unused, and waits as long as a limit that is new.
+//! A limit that the store does not know yet is unused, and waits as long as a new limit.
 
 use super::keys::{provider_keys, state_key, subject_key};
 use crate::domain::limit::Scope;
 use crate::domain::permit_protocol::{LimitUsage, Subject};
 use crate::domain::quota_spec::{CounterSpec, QuotaSpec};
 
-/// One line of the store's answer: name, uses, permits that a shadow limit would have refused and delayed, microseconds until
-/// the next permit may start and until all is free.
+/// One row of the store's reply: name, uses, permits that a shadow limit would have refused, permits that it would have
+/// delayed, microseconds until the next permit may start, microseconds until all is free.
 pub type PeekRow = (String, u64, u64, u64, u64, u64);
 
-/// The keys and the argument of a look at the limits on everything, or at those of one subject.
+/// The keys and the argument of a peek at the provider's limits, or at those of one subject.
 #[must_use]
 pub fn encode_peek(prefix: &str, spec: &QuotaSpec, subject: Option<&Subject>) -> (Vec<String>, Vec<u8>) {
     let (scope, keys, cells) = match subject {
@@ -34,17 +34,17 @@ pub fn encode_peek(prefix: &str, spec: &QuotaSpec, subject: Option<&Subject>) ->
     (keys, argument.into_bytes())
 }
 
-/// What was found, for each limit of the spec that counts it; what was not found is unused.
+/// The usage of each limit of the spec. A limit without a row is unused.
 #[must_use]
 pub fn decode_peek(spec: &QuotaSpec, subject: Option<&Subject>, found: &[PeekRow]) -> Vec<LimitUsage> {
     let (indices, cells): (Vec<usize>, Vec<CounterSpec>) = match subject {
         None => (spec.provider_limits(), spec.provider_counters()),
         Some(subject) => (subject.limits.iter().map(|limit| limit.index).collect(), spec.subject_counters(subject)),
     };
-    let of = |name: &str| found.iter().find(|(found, ..)| found == name);
-    // The state has no name. Without one the next call begins it, cold.
-    let state = of("").map(|(.., opens_in_us, _)| *opens_in_us);
-    let standing = |(index, cell): (usize, CounterSpec)| match (of(&cell.name), state) {
+    let row = |name: &str| found.iter().find(|(found, ..)| found == name);
+    // The state's row has an empty name. Without it, the next call begins a cold state.
+    let state = row("").map(|(.., opens_in_us, _)| *opens_in_us);
+    let usage = |(index, cell): (usize, CounterSpec)| match (row(&cell.name), state) {
         (Some((_, used, would_have_refused, would_have_waited, retry_us, reset_us)), _) => LimitUsage {
             index,
             used: *used,
@@ -60,5 +60,5 @@ pub fn decode_peek(spec: &QuotaSpec, subject: Option<&Subject>, found: &[PeekRow
         (None, None) => LimitUsage::unused(index, spec.cold_start_us()),
     };
     let counted = indices.into_iter().zip(cells).filter(|(index, _)| *index < spec.limits.len());
-    counted.map(standing).collect()
+    counted.map(usage).collect()
 }

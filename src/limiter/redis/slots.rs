@@ -1,14 +1,14 @@
-//! Which master of a cluster owns which hash slot, as a node told it.
+//! The slot map of a Redis Cluster: which master owns which hash slot, as a node reported it.
 //!
-//! Refuses to guess: a slot that nobody named has no owner. Hash slots and tags: Redis cluster specification, "Key
-//! distribution model", <https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/>.
+//! A slot that the node did not name has no owner. Hash slots and tags: Redis cluster specification, "Key distribution
+//! model", <https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/>.
 
 use redis::Value;
 
-/// Slots of a cluster.
+/// Number of hash slots of a cluster.
 const SLOTS: u16 = 16_384;
 
-/// Where a node is reached.
+/// The address of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NodeAddress {
     pub host: String,
@@ -26,30 +26,30 @@ struct SlotRange {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct SlotMap {
     ranges: Vec<SlotRange>,
-    /// First and last slot of ranges whose master has no name to connect to.
+    /// First and last slot of each range whose master has no name to connect to.
     unnamed: Vec<(u16, u16)>,
 }
 
-/// What a slot's range says of its master.
+/// The owner of a range of slots.
 enum SlotOwner {
     Named(SlotRange),
-    /// The node's preferred name is not set, and it calls itself "?".
+    /// The node's preferred host name is not set, so it reports "?".
     Unnamed(u16, u16),
 }
 
 impl SlotMap {
-    /// Reads the answer to `CLUSTER SLOTS`; a node that does not say its host is reached where it was asked.
+    /// Parses the reply to `CLUSTER SLOTS`. A node that does not name its host is reached under the queried host.
     ///
     /// # Errors
-    /// When the answer is of another shape.
+    /// The reply has another shape.
     pub fn parse(answer: &Value, asked: &str) -> Result<Self, String> {
-        let Value::Array(ranges) = answer else { return Err("CLUSTER SLOTS answers no list".to_owned()) };
+        let Value::Array(ranges) = answer else { return Err("the reply to CLUSTER SLOTS is no list".to_owned()) };
         let mut map = Self::default();
         for range in ranges {
             match parse_range(range, asked) {
                 Some(SlotOwner::Named(range)) => map.ranges.push(range),
                 Some(SlotOwner::Unnamed(first, last)) => map.unnamed.push((first, last)),
-                None => return Err("CLUSTER SLOTS answers a range that is none".to_owned()),
+                None => return Err("the reply to CLUSTER SLOTS has an invalid range".to_owned()),
             }
         }
         Ok(map)
@@ -70,13 +70,13 @@ impl SlotMap {
         masters
     }
 
-    /// Slots that nobody owns.
+    /// Number of slots without an owner.
     pub fn orphans(&self) -> u16 {
         let named = self.ranges.iter().map(|range| (range.first, range.last));
         SLOTS.saturating_sub(count_slots(named.chain(self.unnamed.iter().copied())))
     }
 
-    /// Slots whose master has no name to connect to.
+    /// Number of slots whose master has no name to connect to.
     pub fn unnamed(&self) -> u16 {
         count_slots(self.unnamed.iter().copied())
     }
@@ -91,7 +91,7 @@ fn count_slots(ranges: impl Iterator<Item = (u16, u16)>) -> u16 {
     u16::try_from(slots).unwrap_or(SLOTS).min(SLOTS)
 }
 
-/// `None`: no range.
+/// Parses one range; `None` if it is invalid.
 fn parse_range(range: &Value, asked: &str) -> Option<SlotOwner> {
     let Value::Array(parts) = range else { return None };
     let [Value::Int(first), Value::Int(last), Value::Array(master), ..] = parts.as_slice() else { return None };
@@ -111,7 +111,7 @@ fn parse_range(range: &Value, asked: &str) -> Option<SlotOwner> {
     })
 }
 
-/// The slot of all keys with this hash tag: CRC16 (XMODEM) of the tag.
+/// The hash slot of all keys with this hash tag: CRC16 (XMODEM) of the tag.
 pub(super) fn hash_slot(tag: &str) -> u16 {
     const POLYNOMIAL: u16 = 0x1021;
     let shift = |crc: u16| if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ POLYNOMIAL };
@@ -152,7 +152,7 @@ mod tests {
         assert_eq!(master(5_000), Some(("10.0.0.1", 7_000)));
         assert_eq!(master(5_001), Some(("seed", 7_001)));
         assert_eq!((master(16_383), map.is_unnamed(16_383), map.unnamed()), (None, true, 1));
-        assert_eq!((master(16_382), map.is_unnamed(16_382), map.orphans()), (None, false, 2), "those that nobody owns");
+        assert_eq!((master(16_382), map.is_unnamed(16_382), map.orphans()), (None, false, 2), "slots without an owner");
         assert_eq!(map.masters().len(), 2);
         for bad in [Value::Okay, Value::Array(vec![Value::Int(1)]), Value::Array(vec![range(0, 70_000, text("x"))])] {
             assert!(SlotMap::parse(&bad, "seed").is_err(), "{bad:?}");

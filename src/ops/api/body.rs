@@ -1,7 +1,6 @@
-//! Body of a request: one JSON object whose every field is known and stands there once.
+//! The body of an API request: one JSON object in which every field is known and occurs once.
 //!
-//! A refusal names the field: an unknown one, a missing one, a repeated one, one of another type. A body that is longer than
-//! any of ours is refused, too.
+//! The error names an unknown, missing or repeated field, or one of another type. A body over 16 KiB is rejected too.
 
 use std::fmt;
 
@@ -17,10 +16,10 @@ use serde_json::Value;
 use super::problem::ApiError;
 use crate::ledger::decision_input;
 
-/// Longest body.
+/// Largest body, in bytes.
 const BYTES_MAX: usize = 16 * 1024;
 
-/// A body that was read and checked.
+/// A parsed and validated body.
 pub struct ApiBody<T>(pub T);
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for ApiBody<T> {
@@ -28,7 +27,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for ApiBody<T> {
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
         let bytes = Bytes::from_request(request, state).await.map_err(|_| {
-            ApiError(StatusCode::PAYLOAD_TOO_LARGE, "the body could not be read, or is too long".into())
+            ApiError(StatusCode::PAYLOAD_TOO_LARGE, "the body is too long, or could not be read".into())
         })?;
         if bytes.len() > BYTES_MAX {
             let words = format!("the body is longer than {BYTES_MAX} bytes");
@@ -43,15 +42,15 @@ fn parse_body<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
         .map_err(|_| ApiError::bad_request("the body must be one JSON object, like {\"because\": \"they said so\"}"))?;
     let mut names: Vec<&String> = members.iter().map(|(name, _)| name).collect();
     names.sort_unstable();
-    // Of two values this program would obey one, and a program before it may have judged the other.
+    // This program would use one of the two values, and a proxy before it may have checked the other.
     if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-        return Err(ApiError::bad_request(format!("`{}`: is given twice: write it once", pair[0])));
+        return Err(ApiError::bad_request(format!("`{}` is given twice: write it once", pair[0])));
     }
     let fields = ApiBodyFields { rest: members.into_iter(), current: None };
     T::deserialize(MapAccessDeserializer::new(fields)).map_err(|error| ApiError::bad_request(error.to_string()))
 }
 
-/// The fields of an object as written, repeated ones included. A field whose value is an object is none of ours.
+/// The raw fields of an object, with repeated ones. No field of ours has an object as its value.
 struct ApiBodyMembers(Vec<(String, Value)>);
 
 impl<'de> serde::Deserialize<'de> for ApiBodyMembers {
@@ -78,7 +77,7 @@ impl<'de> serde::Deserialize<'de> for ApiBodyMembers {
     }
 }
 
-/// The fields of an object, one by one, so that a bad value can be told by its field.
+/// The fields of an object one by one, so that an error names the field of the invalid value.
 struct ApiBodyFields {
     rest: std::vec::IntoIter<(String, Value)>,
     current: Option<(String, Value)>,
@@ -100,10 +99,10 @@ impl<'de> MapAccess<'de> for ApiBodyFields {
     }
 }
 
-/// A reason as it is kept: a blank one is none.
+/// Validates a reason for the audit; a blank reason counts as none.
 ///
 /// # Errors
-/// When it is too long.
+/// When the reason is too long.
 pub fn validate_reason(given: Option<String>) -> Result<Option<String>, ApiError> {
     let Some(text) = given.filter(|text| !text.trim().is_empty()) else { return Ok(None) };
     decision_input::validate_reason(&text).map(Some).map_err(|why| ApiError::bad_request(format!("`because`: {why}")))

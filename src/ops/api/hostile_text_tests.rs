@@ -1,4 +1,4 @@
-//! Hostile texts in every answer: each route of the router, with a ledger full of them.
+//! Tests with hostile texts in the database: no response of any route contains a hidden character.
 
 use super::tests::TestApi;
 use crate::domain::printable::is_hidden;
@@ -8,7 +8,7 @@ use crate::ops::tests::client;
 #[path = "../../../tests/support/hostile.rs"]
 mod hostile;
 
-/// Asked of a limiter that knows the providers, which this stand's does not.
+/// Needs a limiter that knows the providers; this test's limiter does not.
 const ROUTES_WITHOUT_DATA: [&str; 1] = ["/api/v1/limits/{provider}"];
 
 #[tokio::test]
@@ -35,7 +35,7 @@ async fn no_route_shows_hidden_characters() {
             assert!(!exists || status < 400 || matches!(status, 405 | 503), "{address}: {status} {text}");
         }
     }
-    assert!(hostile_answers >= 6, "hostile texts were in {hostile_answers} answers alone");
+    assert!(hostile_answers >= 6, "hostile texts were in only {hostile_answers} answers");
     let refused = client().post(format!("{}/api/v1/jobs/pay-1/resolve", stand.address));
     let refused = refused.json(&serde_json::json!({ "as": hostile::HOSTILE })).send().await.unwrap();
     let text = refused.text().await.unwrap();

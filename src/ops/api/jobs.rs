@@ -1,6 +1,6 @@
-//! Payments as the ledger has them: lists by state, provider, account and id, and one payment's whole story.
+//! The handlers that read payments from the ledger: lists with filters, and all details of one payment.
 //!
-//! Refuses to show payloads and request bodies, and to return more than a page.
+//! Payloads and request bodies are never returned, only their sizes and hashes. A list returns one page.
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
@@ -17,7 +17,7 @@ use crate::ops::json::JsonResponse;
 const PAGE_SIZE: u32 = 50;
 const DEAD: &str = "dead";
 
-/// Which payments; all that is given must hold.
+/// Filters of the list of payments; a payment must match all of them.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -29,13 +29,13 @@ pub struct JobQuery {
     account: Option<String>,
     /// The whole id, exactly.
     id: Option<String>,
-    /// The page behind this id: `next` of the page before.
+    /// Returns the page after this id: `next` of the page before.
     after: Option<String>,
-    /// Payments on a page, 1 to 1000; 50 unless given.
+    /// Payments per page, 1 to 1000; default 50.
     limit: Option<u32>,
 }
 
-/// Which dead payments; all that is given must hold.
+/// Filters of the list of dead payments; a payment must match all of them.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -43,9 +43,9 @@ pub struct DeadJobQuery {
     provider: Option<String>,
     /// The whole account, exactly.
     account: Option<String>,
-    /// The page behind this id: `next` of the page before.
+    /// Returns the page after this id: `next` of the page before.
     after: Option<String>,
-    /// Payments on a page, 1 to 1000; 50 unless given.
+    /// Payments per page, 1 to 1000; default 50.
     limit: Option<u32>,
 }
 
@@ -62,7 +62,7 @@ impl JobQuery {
         };
         let at_most = self.limit.unwrap_or(PAGE_SIZE);
         if !(1..=LIST_MAX).contains(&at_most) {
-            return Err(ApiError::bad_request(format!("`limit`: {at_most} is not from 1 to {LIST_MAX}")));
+            return Err(ApiError::bad_request(format!("`limit` must be 1 to {LIST_MAX}, got {at_most}")));
         }
         let filter = JobFilter {
             state: self.state.as_deref().map(state).transpose()?,
@@ -76,21 +76,21 @@ impl JobQuery {
 
 fn state(text: &str) -> Result<&'static str, ApiError> {
     let known = STATES.iter().find(|state| **state == text);
-    known.copied().ok_or_else(|| ApiError::bad_request(format!("`state`: is none: write one of {}", STATES.join(", "))))
+    known.copied().ok_or_else(|| ApiError::bad_request(format!("`state` must be one of {}", STATES.join(", "))))
 }
 
 fn provider(text: &str) -> Result<ProviderName, ApiError> {
     ProviderName::new(text).map_err(|why| ApiError::bad_request(format!("`provider`: {why}")))
 }
 
-/// An id from an address: what can be no id names no payment.
+/// Parses the id in an address; an invalid id is an unknown payment.
 pub(super) fn parse_job_id(id: String) -> Result<JobId, ApiError> {
     JobId::new(id).map_err(|_| ResolutionRefusal::NoSuchJob.into())
 }
 
 /// Payments, page by page in the order of their ids.
 ///
-/// With `provider` alone in the order of their idempotency keys, which are the ids unless messages name others.
+/// With only `provider` in the order of their idempotency keys, which are the ids unless messages contain others.
 #[utoipa::path(
     get,
     path = "/api/v1/jobs",
@@ -98,8 +98,8 @@ pub(super) fn parse_job_id(id: String) -> Result<JobId, ApiError> {
     params(JobQuery),
     responses(
         (status = 200, description = "A page", body = JobPage),
-        (status = 400, description = "A parameter is bad", body = ErrorBody),
-        (status = 503, description = "The database is away", body = ErrorBody),
+        (status = 400, description = "A parameter is invalid", body = ErrorBody),
+        (status = 503, description = "The database is unavailable", body = ErrorBody),
     )
 )]
 pub async fn list(
@@ -114,7 +114,7 @@ async fn list_page(ops: &OpsState, which: JobQuery) -> Result<JsonResponse<JobPa
     Ok(JsonResponse(ops.operator_context.operator.list(&filter, after.as_ref(), at_most).await?))
 }
 
-/// One payment: its state, its requests, its events, and who changed it by hand.
+/// One payment: its state, its requests, its events, and its changes by operators.
 #[utoipa::path(
     get,
     path = "/api/v1/jobs/{id}",
@@ -123,7 +123,7 @@ async fn list_page(ops: &OpsState, which: JobQuery) -> Result<JsonResponse<JobPa
     responses(
         (status = 200, description = "The payment", body = JobDetails),
         (status = 404, description = "There is no such payment", body = ErrorBody),
-        (status = 503, description = "The database is away", body = ErrorBody),
+        (status = 503, description = "The database is unavailable", body = ErrorBody),
     )
 )]
 pub async fn show(State(ops): State<OpsState>, Path(id): Path<String>) -> Result<JsonResponse<JobDetails>, ApiError> {
@@ -131,7 +131,7 @@ pub async fn show(State(ops): State<OpsState>, Path(id): Path<String>) -> Result
     story.map(JsonResponse).ok_or_else(|| ResolutionRefusal::NoSuchJob.into())
 }
 
-/// Dead payments, given up and surely not charged, page by page in the order of their ids.
+/// Dead payments (retries exhausted, confirmed not charged), page by page in the order of their ids.
 #[utoipa::path(
     get,
     path = "/api/v1/dlq",
@@ -139,8 +139,8 @@ pub async fn show(State(ops): State<OpsState>, Path(id): Path<String>) -> Result
     params(DeadJobQuery),
     responses(
         (status = 200, description = "A page", body = JobPage),
-        (status = 400, description = "A parameter is bad", body = ErrorBody),
-        (status = 503, description = "The database is away", body = ErrorBody),
+        (status = 400, description = "A parameter is invalid", body = ErrorBody),
+        (status = 503, description = "The database is unavailable", body = ErrorBody),
     )
 )]
 pub async fn list_dead(
@@ -159,13 +159,13 @@ pub async fn list_dead(
     responses(
         (status = 200, description = "The payment", body = JobDetails),
         (status = 404, description = "There is no such payment, or it is not dead", body = ErrorBody),
-        (status = 503, description = "The database is away", body = ErrorBody),
+        (status = 503, description = "The database is unavailable", body = ErrorBody),
     )
 )]
 pub async fn show_dead(ops: State<OpsState>, id: Path<String>) -> Result<JsonResponse<JobDetails>, ApiError> {
     let story = show(ops, id).await?;
     match story.0.line.state.as_str() {
         DEAD => Ok(story),
-        state => Err(ApiError::not_found(format!("it is `{state}`, not `{DEAD}`"))),
+        state => Err(ApiError::not_found(format!("the payment is `{state}`, not `{DEAD}`"))),
     }
 }

@@ -1,6 +1,7 @@
-//! Refusals that no handler made: of addresses and methods that are none, of addresses that cannot be read, before the start.
+//! The JSON form of errors that no handler made: unknown paths and methods, unreadable paths, and errors before the
+//! start.
 //!
-//! Refuses to touch what is JSON already, and whatever is not asked of the API.
+//! Responses that are JSON already, and all paths outside `/api/`, stay unchanged.
 
 use axum::body::to_bytes;
 use axum::extract::Request;
@@ -10,10 +11,10 @@ use axum::response::{IntoResponse as _, Response};
 
 use super::problem::ApiError;
 
-/// Longest words of a refusal; ours are shorter.
+/// Longest error text, in bytes; ours are shorter.
 const BYTES_MAX: usize = 16 * 1024;
 
-/// Says every refusal as a program reads it.
+/// Turns every error response of the API into JSON.
 pub async fn with_json_errors(request: Request, next: Next) -> Response {
     let is_asked_of_api = request.uri().path().starts_with("/api/");
     let answer = next.run(request).await;
@@ -25,11 +26,11 @@ pub async fn with_json_errors(request: Request, next: Next) -> Response {
     }
     let (mut parts, body) = answer.into_parts();
     let words = match status {
-        StatusCode::NOT_FOUND => "there is no such address: see /api/v1/openapi.json".to_owned(),
-        StatusCode::METHOD_NOT_ALLOWED => "this address has no such method: see /api/v1/openapi.json".to_owned(),
+        StatusCode::NOT_FOUND => "there is no such path: see /api/v1/openapi.json".to_owned(),
+        StatusCode::METHOD_NOT_ALLOWED => "this path does not allow the method: see /api/v1/openapi.json".to_owned(),
         _ => {
-            let said = to_bytes(body, BYTES_MAX).await.unwrap_or_default();
-            String::from_utf8_lossy(&said).trim().to_owned()
+            let text = to_bytes(body, BYTES_MAX).await.unwrap_or_default();
+            String::from_utf8_lossy(&text).trim().to_owned()
         }
     };
     let mut refusal = ApiError(status, words).into_response();

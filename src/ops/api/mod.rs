@@ -1,7 +1,7 @@
-//! What the API reads of single payments and of limits as written, and everything that it changes: verdicts, pauses, rates.
+//! The API for operators: it reads payments and configured limits, and changes payments, pauses and rates.
 //!
-//! Refuses to be a second way: verdicts go through the ledger's operator face and `worker::send_again`, settings through
-//! `ops::change`, as the commands do, with the same refusals and the same audit.
+//! Resolutions go through the ledger's operator interface and `worker::resend`, settings through `ops::change`. The
+//! commands use the same code, so both reject the same requests and write the same audit.
 
 use std::sync::Arc;
 
@@ -28,10 +28,10 @@ pub mod settings;
 #[cfg(test)]
 mod tests;
 
-/// In the audit of everything that is changed here.
+/// Name of this program in the audit.
 const PROGRAM: &str = "sluicegate ops";
 
-/// What a person's decisions need.
+/// The services that an operator's decisions need.
 #[derive(Clone)]
 pub struct OperatorContext {
     pub operator: Arc<dyn Operator>,
@@ -40,7 +40,7 @@ pub struct OperatorContext {
     pub card_numbers: CardNumbers,
 }
 
-/// The routes of this part; each is described in `ops::openapi`.
+/// The routes of this module; each is described in `ops::openapi`.
 pub(super) fn routes() -> Router<OpsState> {
     Router::new()
         .route("/api/v1/jobs", get(jobs::list))
@@ -57,7 +57,7 @@ pub(super) fn routes() -> Router<OpsState> {
         .route("/api/v1/providers/{name}/limits/{limit}", post(settings::set_limit))
 }
 
-/// Who asks, for the audit.
+/// The actor for the audit.
 fn actor(caller: &ApiCaller, because: Option<String>) -> Actor {
     Actor { os_user: caller.name(), program: Some(PROGRAM), reason: because }
 }

@@ -1,6 +1,6 @@
-//! Why a request was not done, as its status and `{"error": words}`.
+//! The error response of the API: an HTTP status and `{"error": text}`.
 //!
-//! Refuses to say more than the commands would: no statement, no address, no value of a header.
+//! It shows no more than the commands do: no SQL statement, no address, no value of a header.
 
 use axum::extract::rejection::QueryRejection;
 use axum::http::StatusCode;
@@ -15,19 +15,19 @@ use crate::ops::json::JsonResponse;
 use crate::queue::QueueError;
 use crate::worker::resend::ResendError;
 
-/// What every refusal says.
+/// The body of every error response.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct ErrorBody {
-    /// In words, with the mend.
+    /// What is wrong, and how to fix it.
     pub error: String,
 }
 
-/// A refusal on its way out.
+/// An error with its HTTP status.
 #[derive(Debug)]
 pub struct ApiError(pub StatusCode, pub String);
 
 impl ApiError {
-    /// A field or parameter that cannot be meant.
+    /// A field or parameter is invalid.
     pub fn bad_request(words: impl Into<String>) -> Self {
         Self(StatusCode::BAD_REQUEST, words.into())
     }

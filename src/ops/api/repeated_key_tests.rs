@@ -1,9 +1,9 @@
-//! Repeated keys of a body and repeated parameters of an address.
+//! Tests with repeated keys in a body and repeated parameters in an address: the request is rejected on every route.
 
 use super::tests::TestApi;
 use crate::ops::tests::client;
 
-/// A program in between may have read the other value.
+/// A proxy may have read the other value.
 #[tokio::test]
 async fn a_repeated_key_changes_nothing_on_any_route() {
     let stand = TestApi::new().await;
@@ -24,8 +24,8 @@ async fn a_repeated_key_changes_nothing_on_any_route() {
     ] {
         let request = client().post(format!("{}/api/v1/{path}", stand.address));
         let answer = request.header("content-type", "application/json").body(body).send().await.unwrap();
-        let (status, said) = (answer.status().as_u16(), answer.text().await.unwrap());
-        assert!(status == 400 && said.contains(&format!("`{key}`")), "{path} {body}: {status} {said}");
+        let (status, text) = (answer.status().as_u16(), answer.text().await.unwrap());
+        assert!(status == 400 && text.contains(&format!("`{key}`")), "{path} {body}: {status} {text}");
     }
     for query in ["limit=5&limit=6", "provider=acme&provider=bolt", "state=dead&state=review"] {
         let answer = client().get(format!("{}/api/v1/jobs?{query}", stand.address)).send().await.unwrap();

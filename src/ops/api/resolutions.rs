@@ -1,7 +1,7 @@
-//! What a person decides about one payment: settle it, send it again, stop it, end it.
+//! The handlers of an operator's decisions about one payment: resolve, cancel, replay and discard.
 //!
-//! Refuses what the commands refuse, with their words. Many payments are decided one by one by whoever asks, at the rate
-//! that was chosen there.
+//! They reject the same requests as the commands, with the same texts. For many payments the client sends one request
+//! each, at its own rate.
 
 use axum::Extension;
 use axum::extract::{Path, State};
@@ -22,7 +22,7 @@ use crate::ops::guard::ApiCaller;
 use crate::ops::json::JsonResponse;
 use crate::worker::resend::{ResendError, Resender, provider_names};
 
-/// What the provider's own records say of a payment in `review`.
+/// An operator's decision about a payment in `review`, by the provider's records.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Resolution {
@@ -34,19 +34,19 @@ pub struct Resolution {
     because: Option<String>,
 }
 
-/// What was found out.
+/// The kind of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ResolutionKind {
-    /// It was charged.
+    /// The payment was charged.
     Succeeded,
-    /// It was not charged, and shall not be.
+    /// The payment was not charged; do not retry.
     Declined,
-    /// It was surely not charged, and shall be: same key, same request, through every gate.
+    /// The payment is confirmed not charged: charge again with the same key and the same request, within the limits.
     Resend,
 }
 
-/// Why, if somebody says.
+/// The reason for a change.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ActionReason {
@@ -54,17 +54,17 @@ pub struct ActionReason {
     because: Option<String>,
 }
 
-/// What became of a payment.
+/// The result of a decision.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ActionResult {
     id: String,
-    /// What it is now.
+    /// The new state.
     state: String,
-    /// In words.
+    /// What was done, in words.
     done: String,
 }
 
-/// Settles a payment in `review`, or has it sent again.
+/// Resolves a payment in `review`: as succeeded, as declined, or to be sent again.
 #[utoipa::path(
     post,
     path = "/api/v1/jobs/{id}/resolve",
@@ -73,11 +73,11 @@ pub struct ActionResult {
     request_body = Resolution,
     responses(
         (status = 200, description = "Done", body = ActionResult),
-        (status = 202, description = "Waiting in the ledger; the sweeper will publish its message", body = ActionResult),
-        (status = 400, description = "A field is bad", body = ErrorBody),
+        (status = 202, description = "Waits in the ledger; the sweeper will publish its message", body = ActionResult),
+        (status = 400, description = "A field is invalid", body = ErrorBody),
         (status = 404, description = "There is no such payment", body = ErrorBody),
         (status = 409, description = "Refused; nothing was changed", body = ErrorBody),
-        (status = 503, description = "An engine is away", body = ErrorBody),
+        (status = 503, description = "A backend is unavailable", body = ErrorBody),
     )
 )]
 pub async fn resolve(
@@ -87,17 +87,17 @@ pub async fn resolve(
     ApiBody(asked): ApiBody<Resolution>,
 ) -> Result<Response, ApiError> {
     let Resolution { kind, reference, because: why } = asked;
-    let verdict = match kind {
+    let resolution = match kind {
         ResolutionKind::Succeeded => JobResolution::Succeeded { reference: None },
         ResolutionKind::Declined => JobResolution::Declined,
         ResolutionKind::Resend => JobResolution::Resend,
     };
-    let verdict = decision_input::with_provider_reference(verdict, reference, ops.operator_context.card_numbers)
+    let resolution = decision_input::with_provider_reference(resolution, reference, ops.operator_context.card_numbers)
         .map_err(|why| ApiError::bad_request(format!("`reference`: {why}")))?;
-    apply_resolution(&ops.operator_context, id, verdict, actor(&caller, validate_reason(why)?)).await
+    apply_resolution(&ops.operator_context, id, resolution, actor(&caller, validate_reason(why)?)).await
 }
 
-/// Stops a payment that is `waiting`; one that is on the wire is not stopped.
+/// Cancels a payment that is `waiting`; a request in flight is not cancelled.
 #[utoipa::path(
     post,
     path = "/api/v1/jobs/{id}/cancel",
@@ -106,10 +106,10 @@ pub async fn resolve(
     request_body = ActionReason,
     responses(
         (status = 200, description = "Done", body = ActionResult),
-        (status = 400, description = "A field is bad", body = ErrorBody),
+        (status = 400, description = "A field is invalid", body = ErrorBody),
         (status = 404, description = "There is no such payment", body = ErrorBody),
         (status = 409, description = "Refused; nothing was changed", body = ErrorBody),
-        (status = 503, description = "The database is away", body = ErrorBody),
+        (status = 503, description = "The database is unavailable", body = ErrorBody),
     )
 )]
 pub async fn cancel(
@@ -122,7 +122,7 @@ pub async fn cancel(
         .await
 }
 
-/// Tries a dead payment again: same key, same request, counters restarted, through every gate.
+/// Retries a dead payment with the same key and the same request; its attempts start from zero, and the limits apply.
 #[utoipa::path(
     post,
     path = "/api/v1/dlq/{id}/replay",
@@ -131,11 +131,11 @@ pub async fn cancel(
     request_body = ActionReason,
     responses(
         (status = 200, description = "Done", body = ActionResult),
-        (status = 202, description = "Waiting in the ledger; the sweeper will publish its message", body = ActionResult),
-        (status = 400, description = "A field is bad", body = ErrorBody),
+        (status = 202, description = "Waits in the ledger; the sweeper will publish its message", body = ActionResult),
+        (status = 400, description = "A field is invalid", body = ErrorBody),
         (status = 404, description = "There is no such payment", body = ErrorBody),
         (status = 409, description = "Refused; nothing was changed", body = ErrorBody),
-        (status = 503, description = "An engine is away", body = ErrorBody),
+        (status = 503, description = "A backend is unavailable", body = ErrorBody),
     )
 )]
 pub async fn replay(
@@ -148,7 +148,7 @@ pub async fn replay(
         .await
 }
 
-/// Ends a dead payment for good: it becomes `cancelled`.
+/// Discards a dead payment for good: it becomes `cancelled`.
 #[utoipa::path(
     post,
     path = "/api/v1/dlq/{id}/discard",
@@ -157,10 +157,10 @@ pub async fn replay(
     request_body = ActionReason,
     responses(
         (status = 200, description = "Done", body = ActionResult),
-        (status = 400, description = "A field is bad", body = ErrorBody),
+        (status = 400, description = "A field is invalid", body = ErrorBody),
         (status = 404, description = "There is no such payment", body = ErrorBody),
         (status = 409, description = "Refused; nothing was changed", body = ErrorBody),
-        (status = 503, description = "The database is away", body = ErrorBody),
+        (status = 503, description = "The database is unavailable", body = ErrorBody),
     )
 )]
 pub async fn discard(
@@ -174,44 +174,38 @@ pub async fn discard(
 }
 
 async fn apply_resolution(
-    desk: &OperatorContext,
+    context: &OperatorContext,
     id: String,
-    verdict: JobResolution,
+    resolution: JobResolution,
     by: Actor,
 ) -> Result<Response, ApiError> {
     let id = parse_job_id(id)?;
-    let (state, mut done) = (verdict.resulting_state().to_owned(), verdict.past_participle().to_owned());
+    let (state, mut done) = (resolution.resulting_state().to_owned(), resolution.past_participle().to_owned());
     let mut status = StatusCode::OK;
-    if verdict.needs_resend() {
-        if let Some(missing) = resend(desk, &id, verdict, by).await? {
+    if resolution.needs_resend() {
+        if let Some(missing) = resend(context, &id, resolution, by).await? {
             (status, done) = (StatusCode::ACCEPTED, missing);
         }
     } else {
-        desk.operator.resolve(&id, &verdict, None, &by).await??;
+        context.operator.resolve(&id, &resolution, None, &by).await??;
     }
     Ok((status, JsonResponse(ActionResult { id: id.to_string(), state, done })).into_response())
 }
 
-/// Begins nothing while the broker is away: then the ledger stays as it is. Returns what is missing where the ledger has the
-/// change and the broker has no message: this process has a sweeper, which will publish it.
+/// Changes nothing while the broker is unavailable. Returns what is missing if the ledger has the change and the broker
+/// has no message: the sweeper of this process will publish it.
 async fn resend(
-    desk: &OperatorContext,
+    context: &OperatorContext,
     id: &JobId,
-    verdict: JobResolution,
+    resolution: JobResolution,
     by: Actor,
 ) -> Result<Option<String>, ApiError> {
-    let OperatorContext { operator, settings, queue, card_numbers } = desk;
+    let OperatorContext { operator, settings, queue, card_numbers } = context;
     let providers = provider_names(settings.as_ref()).await?;
     queue.ping().await?;
     let (operator, queue) = (operator.as_ref(), queue.as_ref());
-    let sender = Resender {
-        operator,
-        queue,
-        providers: &providers,
-        card_numbers: *card_numbers,
-        resolution: verdict,
-        actor: by,
-    };
+    let sender =
+        Resender { operator, queue, providers: &providers, card_numbers: *card_numbers, resolution, actor: by };
     match sender.send(id).await {
         Ok(()) => Ok(None),
         Err(unpublished @ ResendError::Unpublished(_)) => Ok(Some(unpublished.to_string())),

@@ -1,7 +1,8 @@
-//! Limits as they are written; pausing and resuming a provider, and changing the rate of one of its limits while everything
-//! runs.
+//! The handlers of settings: list the limits, pause and resume a provider, change the rate of a limit while workers
+//! run.
 //!
-//! Refuses to add or remove limits, and has no word for "unlimited": a rate is N/DURATION, and zero requests close it.
+//! They do not add or remove limits; the provider file does. A rate is N/DURATION. Zero requests close the limit, and
+//! "unlimited" does not exist.
 
 use axum::Extension;
 use axum::extract::{Path, State};
@@ -21,11 +22,11 @@ use crate::ops::change::{SettingsChangeError, set_paused, set_rate};
 use crate::ops::guard::ApiCaller;
 use crate::ops::json::JsonResponse;
 
-/// The limits of all providers.
+/// The configured limits of all providers.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct LimitList {
     limits: Vec<LimitSummary>,
-    /// Those whose limits are missing above, because their rows cannot be read.
+    /// Providers whose limits are missing above, because their rows cannot be read.
     left_out: Vec<UnreadableLimits>,
 }
 
@@ -36,7 +37,7 @@ pub struct UnreadableLimits {
     problems: Vec<String>,
 }
 
-/// Why, if somebody says.
+/// The reason for a pause or a resume.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PauseReason {
@@ -44,10 +45,10 @@ pub struct PauseReason {
     because: Option<String>,
 }
 
-/// Whether anything was changed.
+/// The result of a pause or a resume.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct PauseResult {
-    /// False: it was so already.
+    /// False if the provider was already paused.
     changed: bool,
 }
 
@@ -55,9 +56,9 @@ pub struct PauseResult {
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RateRequest {
-    /// N/DURATION, like `200/1s` or `600/1m`; `0/1s` closes it.
+    /// N/DURATION, like `200/1s` or `600/1m`; `0/1s` closes the limit.
     rate: String,
-    /// Say what would change, and change nothing.
+    /// Only returns what would change.
     #[serde(default)]
     dry_run: bool,
     /// For the audit. At most 500 characters.
@@ -70,26 +71,26 @@ pub struct RateResult {
     limit: String,
     from: String,
     to: String,
-    /// False in a dry run, or when it was so already.
+    /// False in a dry run, or if the rate is the same.
     changed: bool,
     clears: ClearTimeChange,
 }
 
-/// When what waits is cleared, before and after the change.
+/// The clear time of the backlog before and after the change.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ClearTimeChange {
     from: ClearTimeOverview,
     to: ClearTimeOverview,
 }
 
-/// The limits of all providers as they are written; `/api/v1/limits/{provider}` says what they have used.
+/// The configured limits of all providers; `/api/v1/limits/{provider}` has their usage.
 #[utoipa::path(
     get,
     path = "/api/v1/limits",
     tag = "providers",
     responses(
         (status = 200, description = "By provider and name", body = LimitList),
-        (status = 503, description = "The database is away", body = ErrorBody),
+        (status = 503, description = "The database is unavailable", body = ErrorBody),
     )
 )]
 pub async fn list_limits(State(ops): State<OpsState>) -> Result<JsonResponse<LimitList>, ApiError> {
@@ -103,7 +104,7 @@ pub async fn list_limits(State(ops): State<OpsState>) -> Result<JsonResponse<Lim
     Ok(JsonResponse(list))
 }
 
-/// Starts no more requests to a provider, in every worker; its queue keeps collecting.
+/// Pauses a provider in every worker: no new request starts, and its queue keeps its messages.
 #[utoipa::path(
     post,
     path = "/api/v1/providers/{name}/pause",
@@ -111,11 +112,11 @@ pub async fn list_limits(State(ops): State<OpsState>) -> Result<JsonResponse<Lim
     params(("name" = String, Path, description = "The provider's name")),
     request_body = PauseReason,
     responses(
-        (status = 200, description = "It is paused; workers follow within 2 s", body = PauseResult),
-        (status = 400, description = "A field is bad", body = ErrorBody),
+        (status = 200, description = "The provider is paused; workers follow within 2 s", body = PauseResult),
+        (status = 400, description = "A field is invalid", body = ErrorBody),
         (status = 404, description = "There is no such provider", body = ErrorBody),
         (status = 409, description = "Refused; nothing was changed", body = ErrorBody),
-        (status = 503, description = "The database is away", body = ErrorBody),
+        (status = 503, description = "The database is unavailable", body = ErrorBody),
     )
 )]
 pub async fn pause(
@@ -127,7 +128,7 @@ pub async fn pause(
     pause_or_resume(&ops, name, true, &caller, asked).await
 }
 
-/// Starts requests to a provider again, and lifts the waits that it has named.
+/// Resumes a provider in every worker, and lifts waits that it asked for.
 #[utoipa::path(
     post,
     path = "/api/v1/providers/{name}/resume",
@@ -135,11 +136,11 @@ pub async fn pause(
     params(("name" = String, Path, description = "The provider's name")),
     request_body = PauseReason,
     responses(
-        (status = 200, description = "It is not paused, and no wait that it named holds; workers follow within 2 s", body = PauseResult),
-        (status = 400, description = "A field is bad", body = ErrorBody),
+        (status = 200, description = "Resumed, and its waits lifted; workers follow within 2 s", body = PauseResult),
+        (status = 400, description = "A field is invalid", body = ErrorBody),
         (status = 404, description = "There is no such provider", body = ErrorBody),
         (status = 409, description = "Refused; nothing was changed", body = ErrorBody),
-        (status = 503, description = "The database is away", body = ErrorBody),
+        (status = 503, description = "The database is unavailable", body = ErrorBody),
     )
 )]
 pub async fn resume(
@@ -164,7 +165,7 @@ async fn pause_or_resume(
     Ok(JsonResponse(PauseResult { changed }))
 }
 
-/// Changes a limit's rate; in force in every worker within 2 s, consumption carried over.
+/// Changes a limit's rate; it takes effect in every worker within 2 s, and recorded usage stays.
 #[utoipa::path(
     post,
     path = "/api/v1/providers/{name}/limits/{limit}",
@@ -176,10 +177,10 @@ async fn pause_or_resume(
     request_body = RateRequest,
     responses(
         (status = 200, description = "Changed, or what would change", body = RateResult),
-        (status = 400, description = "A field is bad", body = ErrorBody),
+        (status = 400, description = "A field is invalid", body = ErrorBody),
         (status = 404, description = "There is no such provider or limit", body = ErrorBody),
         (status = 409, description = "Refused; nothing was changed", body = ErrorBody),
-        (status = 503, description = "The database is away", body = ErrorBody),
+        (status = 503, description = "The database is unavailable", body = ErrorBody),
     )
 )]
 pub async fn set_limit(
@@ -192,10 +193,10 @@ pub async fn set_limit(
     let rate: Rate = asked.rate.parse().map_err(|why| ApiError::bad_request(format!("`rate`: {why}")))?;
     let name = parse_provider_name(name)?;
     let settings = ops.operator_context.settings.as_ref();
-    let evidence = ops.collector.input().await;
+    let input = ops.collector.input().await;
     let change = set_rate(settings, &name, &limit, rate, asked.dry_run, Some(&by)).await?;
     let clears = |row: &ProviderRow| match row.validate(0) {
-        Ok(provider) => clear_time(&evidence, &provider).into(),
+        Ok(provider) => clear_time(&input, &provider).into(),
         Err(_) => ClearTimeOverview::Unknown { missing: MissingSource::Row },
     };
     Ok(JsonResponse(RateResult {
@@ -207,7 +208,7 @@ pub async fn set_limit(
     }))
 }
 
-/// A name from an address: what can be no name names no provider.
+/// Parses the name in an address; an invalid name is an unknown provider.
 fn parse_provider_name(name: String) -> Result<ProviderName, ApiError> {
     ProviderName::new(name.as_str()).map_err(|_| SettingsChangeError::NoProvider(name).into())
 }

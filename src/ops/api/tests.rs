@@ -1,4 +1,4 @@
-//! The API over HTTP, with the real handlers on SQLite: each exchange is held against the published description.
+//! Tests of the API over HTTP, with the real handlers on SQLite; each exchange is checked against the description.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ impl Drop for TestApi {
 }
 
 impl TestApi {
-    /// With provider `acme`, 100/1s and 600/1m.
+    /// A server with provider `acme`, limits 100/1s and 600/1m.
     pub(super) async fn new() -> Self {
         let (state, _progress, database) = state(None).await;
         let limit = |name: &str, max_requests, window_ms| LimitRow {
@@ -78,7 +78,7 @@ impl TestApi {
         (status, body)
     }
 
-    /// A new job that a worker has brought into a state.
+    /// Adds a job in a state.
     pub(super) async fn add_job(&self, id: &str, account: &str, state: &str) {
         let ledger = self.database.ledger();
         let job = Job {
@@ -129,7 +129,7 @@ impl TestApi {
         }
     }
 
-    /// All that stands in the database, but for [`ACCOUNT`].
+    /// The content of the database without [`RECONCILIATION_TABLES`].
     pub(super) async fn database_content(&self) -> Vec<(String, String)> {
         let pool = self.database.sqlite_pool().unwrap();
         let columns = "SELECT tables.name, group_concat('quote(\"' || columns.name || '\")', '||') \
@@ -153,7 +153,7 @@ impl TestApi {
     }
 }
 
-/// Tables in which the workers' own account of payments is kept; it moves by itself.
+/// Tables of the workers' reconciliation; they change in the background.
 const RECONCILIATION_TABLES: [&str; 3] = ["settled_jobs", "settled_mark", "upkeep_turns"];
 
 fn acme() -> ProviderName {
@@ -181,18 +181,18 @@ async fn jobs_are_found_by_each_filter() {
         ("?id=c&state=dead", vec![], None),
         ("?id=c&account=y", vec![], None),
         ("?id=c&after=c", vec![], None),
-        ("?id=nobody", vec![], None),
+        ("?id=missing", vec![], None),
         ("?provider=other", vec![], None),
     ] {
         let (status, page) = stand.get(&format!("/api/v1/jobs{query}")).await;
         assert_eq!((status, ids(&page), page["next"].as_str()), (200, found, next), "{query}");
     }
     for (query, words) in [
-        ("?state=lost", "`state`: is none: write one of waiting, sending"),
+        ("?state=lost", "`state` must be one of waiting, sending"),
         ("?account=a%20b", "`account`: must be 1 to 64 characters"),
         ("?id=", "`id`: must be 1 to 64 characters"),
-        ("?limit=0", "`limit`: 0 is not from 1 to 1000"),
-        ("?limit=1001", "`limit`: 1001 is not from 1 to 1000"),
+        ("?limit=0", "`limit` must be 1 to 1000, got 0"),
+        ("?limit=1001", "`limit` must be 1 to 1000, got 1001"),
         ("?limit=many", "limit: invalid digit"),
         ("?provider=A", "`provider`: `A` is not a name"),
         ("?acount=x", "unknown field `acount`"),
@@ -212,14 +212,14 @@ async fn jobs_are_found_by_each_filter() {
     let (status, answer) = stand.get("/api/v1/dlq?state=review").await;
     assert!(status == 400 && answer["error"].as_str().unwrap().contains("unknown field `state`"), "{answer}");
     assert_eq!(stand.get("/api/v1/dlq/d").await, stand.get("/api/v1/jobs/d").await);
-    assert_eq!(stand.get("/api/v1/dlq/c").await, (404, json!({"error": "it is `review`, not `dead`"})));
-    assert_eq!(stand.get("/api/v1/dlq/nobody").await.0, 404);
+    assert_eq!(stand.get("/api/v1/dlq/c").await, (404, json!({"error": "the payment is `review`, not `dead`"})));
+    assert_eq!(stand.get("/api/v1/dlq/missing").await.0, 404);
     let (status, story) = stand.get("/api/v1/jobs/c").await;
     assert_eq!(
         (status, &story["requests"][0]["outcome"], &story["payload"]["bytes"]),
         (200, &"unknown".into(), &17.into())
     );
-    for id in ["nobody", "a%20b"] {
+    for id in ["missing", "a%20b"] {
         let (status, answer) = stand.get(&format!("/api/v1/jobs/{id}")).await;
         assert_eq!((status, answer), (404, json!({"error": "the ledger has no such job"})));
     }
@@ -257,26 +257,26 @@ async fn resolutions_are_audited_and_applied_once() {
             (&audit["os_user"], &audit["program"], &audit["because"], &audit["old_state"]),
             (&"alice@curl/8.5.0".into(), &"sluicegate ops".into(), &"seen".into(), &from.into())
         );
-        // Once.
+        // A second time it is rejected.
         let (status, refused) = stand.post(&path, body).await;
-        let words = format!("it is `{to}`; only a job that is `{from}` can be {done}");
+        let words = format!("the job is `{to}`; only a job that is `{from}` can be {done}");
         assert_eq!((status, refused), (409, json!({"error": words})));
     }
     let succeeded = stand.get("/api/v1/jobs/review-settled-succeeded").await.1;
     assert_eq!(succeeded["provider_reference"], "ch_1");
-    // One charge pays one payment; what is on the wire is not stopped.
+    // One charge pays one payment; a request in flight is not cancelled.
     stand.add_job("twice", "x", "review").await;
     let resolved = stand.post("/api/v1/jobs/twice/resolve", json!({"as": "succeeded", "reference": "ch_1"})).await;
     assert!(resolved.0 == 409 && resolved.1["error"].as_str().unwrap().contains("one charge pays one payment"));
     stand.add_job("wire", "x", "sending").await;
     assert_eq!(stand.post("/api/v1/jobs/wire/cancel", json!({})).await.0, 409);
-    // Without a row nothing takes the lane.
+    // Without a row no worker consumes the lane.
     stand.add_job("orphan", "x", "dead").await;
     let deleted = "DELETE FROM providers";
     sqlx::raw_sql("DELETE FROM provider_limits").execute(&stand.database.sqlite_pool().unwrap()).await.unwrap();
     sqlx::raw_sql(deleted).execute(&stand.database.sqlite_pool().unwrap()).await.unwrap();
     let (status, answer) = stand.post("/api/v1/dlq/orphan/replay", json!({})).await;
-    assert!(status == 409 && answer["error"].as_str().unwrap().contains("nothing takes its lane"), "{answer}");
+    assert!(status == 409 && answer["error"].as_str().unwrap().contains("no worker takes its jobs"), "{answer}");
     assert_eq!(stand.get("/api/v1/jobs/orphan").await.1["state"], "dead");
 }
 
@@ -287,9 +287,9 @@ async fn invalid_requests_change_nothing() {
     let long = "x".repeat(501);
     let before = stand.database_content().await;
     for (path, body, status, words) in [
-        ("jobs/nobody/cancel", json!({}), 404, "the ledger has no such job"),
+        ("jobs/missing/cancel", json!({}), 404, "the ledger has no such job"),
         ("jobs/a%20b/cancel", json!({}), 404, "the ledger has no such job"),
-        ("dlq/nobody/replay", json!({}), 404, "the ledger has no such job"),
+        ("dlq/missing/replay", json!({}), 404, "the ledger has no such job"),
         ("jobs/pay-1/resolve", json!({}), 400, "missing field `as`"),
         ("jobs/pay-1/resolve", json!({"as": "charged"}), 400, "`as`: unknown variant `charged`, expected one of"),
         ("jobs/pay-1/resolve", json!({"as": "resend", "reference": "ch_1"}), 400, "`reference`: only a payment"),
@@ -298,10 +298,10 @@ async fn invalid_requests_change_nothing() {
         ("jobs/pay-1/resolve", json!({"as": "declined", "because": 5}), 400, "`because`: invalid type: integer"),
         ("jobs/pay-1/resolve", json!({"as": "declined", "because": long}), 400, "`because`: has 501 characters"),
         ("jobs/pay-1/resolve", json!(["declined"]), 400, "must be one JSON object"),
-        ("providers/nobody/pause", json!({}), 404, "there is no provider `nobody`"),
-        ("providers/NOBODY/resume", json!({}), 404, "there is no provider `NOBODY`"),
+        ("providers/missing/pause", json!({}), 404, "there is no provider `missing`"),
+        ("providers/MISSING/resume", json!({}), 404, "there is no provider `MISSING`"),
         ("providers/acme/limits/hour", json!({"rate": "1/1s"}), 404, "it has: minute, second"),
-        ("providers/nobody/limits/hour", json!({"rate": "1/1s"}), 404, "there is no provider `nobody`"),
+        ("providers/missing/limits/hour", json!({"rate": "1/1s"}), 404, "there is no provider `missing`"),
         ("providers/acme/limits/second", json!({}), 400, "missing field `rate`"),
         (
             "providers/acme/limits/second",
@@ -316,8 +316,8 @@ async fn invalid_requests_change_nothing() {
         ("providers/acme/limits/second", json!({"rate": "5/1s", "dryrun": true}), 400, "unknown field `dryrun`"),
     ] {
         let (answered, answer) = stand.post(&format!("/api/v1/{path}"), body).await;
-        let said = answer["error"].as_str().unwrap().contains(words);
-        assert!(answered == status && said, "{path}: {answered} {answer}");
+        let names_problem = answer["error"].as_str().unwrap().contains(words);
+        assert!(answered == status && names_problem, "{path}: {answered} {answer}");
     }
     let huge = client().post(format!("{}/api/v1/jobs/pay-1/cancel", stand.address));
     let huge =
@@ -364,7 +364,7 @@ async fn limit_change_honours_dry_run() {
     };
     stand.database.fleet().report(&report).await.unwrap();
     let clears_in = |ms: u64| json!({"kind": "clears_in", "ms": ms});
-    // Three wait, and leave their lane as steadily as the tightest limit allows.
+    // Three jobs wait, and leave their lane at the rate of the tightest limit.
     let rehearsed = json!({"limit": "minute", "from": "600/1m", "to": "2/1m", "changed": false,
                            "clears": {"from": clears_in(200), "to": clears_in(60_000)}});
     let before = stand.database_content().await;
@@ -386,10 +386,10 @@ async fn limit_change_honours_dry_run() {
         )
         .await;
     assert_eq!(audit, "sluicegate ops, alice@curl/8.5.0, too fast, provider_limits acme/minute");
-    // Closed: nothing drains. What would break the row is refused, in a dry run too.
+    // A closed limit clears nothing. A change that would make the row invalid is rejected, in a dry run too.
     let closed = stand.post(second, json!({"rate": "0/1s", "dry_run": true})).await.1;
     assert_eq!(closed["clears"], json!({"from": clears_in(60_000), "to": {"kind": "never", "limit": "second"}}));
-    // With a limit on each account the others say the least that it takes.
+    // With a limit on each account the other limits give the least time.
     let each = "INSERT INTO provider_limits (provider, name, scope, max_requests, window_ms) \
                 VALUES ('acme', 'each', 'account', 6, 60000)";
     sqlx::raw_sql(each).execute(&stand.database.sqlite_pool().unwrap()).await.unwrap();
@@ -397,8 +397,8 @@ async fn limit_change_honours_dry_run() {
         |ms: u64| json!({"kind": "depends_on_accounts", "at_least_ms": ms, "limits": ["each"], "about_ms": null});
     for (limit, rate, to) in [("minute", "1/1m", least(120_000)), ("each", "0/1m", least(60_000))] {
         let path = format!("/api/v1/providers/acme/limits/{limit}");
-        let told = stand.post(&path, json!({"rate": rate, "dry_run": true})).await.1;
-        assert_eq!(told["clears"], json!({"from": least(60_000), "to": to}), "{limit}");
+        let result = stand.post(&path, json!({"rate": rate, "dry_run": true})).await.1;
+        assert_eq!(result["clears"], json!({"from": least(60_000), "to": to}), "{limit}");
     }
     sqlx::raw_sql("UPDATE provider_limits SET algorithm = 'sliding_window' WHERE name = 'second'")
         .execute(&stand.database.sqlite_pool().unwrap())
@@ -413,7 +413,7 @@ async fn limit_change_honours_dry_run() {
 #[tokio::test]
 async fn pause_and_resume_report_changes() {
     let stand = TestApi::new().await;
-    // A resume also lifts what the provider named, which the row does not show.
+    // A resume also lifts waits that the provider asked for, which are not in the row.
     for (action, changed) in [("pause", true), ("pause", false), ("resume", true), ("resume", true)] {
         let path = format!("/api/v1/providers/acme/{action}");
         assert_eq!(stand.post(&path, json!({"because": "calm"})).await, (200, json!({"changed": changed})));
@@ -422,10 +422,10 @@ async fn pause_and_resume_report_changes() {
     }
     let signed = "SELECT count(*) FROM settings_audit WHERE table_name = 'providers' AND program = 'sluicegate ops' \
                   AND because = 'calm'";
-    assert_eq!(stand.query_one::<i64>(signed).await, 3, "what changed nothing is not in the audit");
+    assert_eq!(stand.query_one::<i64>(signed).await, 3, "a call without a change is not in the audit");
 }
 
-/// Whatever routes there are.
+/// On every route.
 #[tokio::test]
 async fn a_get_changes_nothing() {
     let stand = TestApi::new().await;
@@ -444,7 +444,7 @@ async fn a_get_changes_nothing() {
         }
     }
     assert_eq!(changes().await, before);
-    // The count sees a change.
+    // The comparison sees a change.
     assert_eq!(stand.post("/api/v1/dlq/pay-2/discard", json!({})).await.0, 200);
     assert_ne!(changes().await, before);
 }

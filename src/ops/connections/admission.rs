@@ -1,8 +1,8 @@
-//! Places of the ops server: which connection is admitted, which one is closed for it, which request may begin.
+//! The admission control of the ops server: it decides about connections to admit, connections to close and requests.
 //!
-//! A connection without a request in progress is closed first when places are short: of the address that has most of them, the
-//! one that has been idle longest. Probes need no place of a request, and some connections are theirs alone. So a client that
-//! holds connections or begins requests keeps no probe from its answer.
+//! At the bound an idle connection is closed for a new one: the longest idle one of the address with most connections.
+//! Probes do not count as requests, and some connections are reserved for them. So no client can block the probes by
+//! holding connections or sending requests.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -12,35 +12,35 @@ use tokio_util::sync::CancellationToken;
 
 use crate::ops::client_address::ClientAddress;
 
-/// How many at once.
+/// Upper bounds on simultaneous requests and connections.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AdmissionBounds {
-    /// Requests in progress that are no probes.
+    /// Requests in progress, without probes.
     pub requests: usize,
-    /// Requests in progress of one address that are no probes.
+    /// Requests in progress of one address, without probes.
     pub requests_per_address: usize,
-    /// Connections beyond those, in total and of one address.
+    /// Further connections, in total and per address.
     pub probe_connections: usize,
 }
 
-/// What a request asks for.
+/// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::ops) enum RequestKind {
-    /// Whether the process lives or is ready; answered from memory.
+    /// A liveness or readiness probe, answered from memory.
     Probe,
     Other,
 }
 
-/// Why a request may not begin.
+/// Why a request is not admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::ops) enum AdmissionError {
     TooManyRequests,
     TooManyOfAddress,
-    /// Its connection was closed for another one in the same moment.
+    /// Its connection has just been closed for another one.
     ConnectionClosed,
 }
 
-/// All places and their holders.
+/// All admitted connections and their bounds.
 #[derive(Debug)]
 pub(super) struct ConnectionAdmission {
     bounds: AdmissionBounds,
@@ -49,9 +49,9 @@ pub(super) struct ConnectionAdmission {
 
 #[derive(Debug, Default)]
 struct ConnectionTable {
-    /// Counts admissions and ends of requests: a lower turn is longer ago.
+    /// Counts admissions and ends of requests: a lower number is longer ago.
     sequence: u64,
-    /// By the turn of their admission.
+    /// By the sequence number of their admission.
     connections: BTreeMap<u64, ConnectionEntry>,
 }
 
@@ -68,7 +68,7 @@ impl ConnectionAdmission {
         Arc::new(Self { bounds, connections: Mutex::default() })
     }
 
-    /// A place for a new connection, if need be that of an idle one; `None` if no connection is idle.
+    /// Admits a new connection, at the bound in place of an idle one; `None` if no connection is idle.
     pub(super) fn admit(self: &Arc<Self>, address: ClientAddress) -> Option<AdmittedConnection> {
         let AdmissionBounds { requests, requests_per_address: requests_of_address, probe_connections: for_probes } =
             self.bounds;
@@ -87,7 +87,7 @@ impl ConnectionAdmission {
         Some(AdmittedConnection { id, close_signal: closed, admission: Arc::clone(self) })
     }
 
-    /// Marks a connection as one with a request in progress, until the returned value is dropped.
+    /// Marks a connection as busy with a request until the returned value is dropped.
     pub(super) fn begin_request(
         self: &Arc<Self>,
         id: u64,
@@ -123,7 +123,7 @@ impl ConnectionTable {
         self.connections.values().filter(move |holder| holder.address == address)
     }
 
-    /// The connection to close for another one, among those of one address or among all.
+    /// The connection to close for a new one, of one address or of all.
     fn connection_to_close(&self, within: Option<ClientAddress>) -> Option<u64> {
         let idle = self
             .connections
@@ -135,11 +135,11 @@ impl ConnectionTable {
     }
 }
 
-/// Place of one connection, free again when dropped.
+/// An admitted connection; it counts until dropped.
 #[derive(Debug)]
 pub(super) struct AdmittedConnection {
     pub id: u64,
-    /// Fires when the connection must make room.
+    /// Fires when the connection must close to make room.
     pub close_signal: CancellationToken,
     admission: Arc<ConnectionAdmission>,
 }
@@ -150,7 +150,7 @@ impl Drop for AdmittedConnection {
     }
 }
 
-/// A request whose answer is being made.
+/// A request in progress; it counts until dropped.
 #[derive(Debug)]
 pub(in crate::ops) struct RequestInProgress {
     id: u64,
@@ -177,7 +177,7 @@ mod tests {
         IpAddr::V4(Ipv4Addr::new(10, 0, 0, last)).into()
     }
 
-    /// Four requests, two of one address, and one connection more.
+    /// Bounds of four requests, two of one address, and one more connection.
     fn small_admission() -> Arc<ConnectionAdmission> {
         ConnectionAdmission::new(AdmissionBounds { requests: 4, requests_per_address: 2, probe_connections: 1 })
     }
@@ -234,6 +234,6 @@ mod tests {
         drop(requests);
         drop(held);
         let again: Vec<AdmittedConnection> = [1, 2, 3, 4, 5].map(|last| places.admit(address(last)).unwrap()).into();
-        assert_eq!(close_signals(&again), [false; 5], "places were not given back");
+        assert_eq!(close_signals(&again), [false; 5], "closed connections still count");
     }
 }

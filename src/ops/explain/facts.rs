@@ -1,6 +1,7 @@
-//! What is known of one payment, gathered: ledger, settings, queue, limiter, and the lanes and gates of a running process.
+//! The facts about one payment, gathered from ledger, settings, queue, limiter, and a process's lanes and gates.
 //!
-//! Refuses to be half an answer: an engine that does not answer in time is told as such, and the rest is told.
+//! A backend that does not respond in time is reported as unavailable, and the other facts are still returned. Only the
+//! ledger is required.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,33 +31,33 @@ use crate::worker::quotas::quota_spec;
 use crate::worker::settings_sync::LoadedSettings;
 use crate::worker::supervisor::WorkerStatus;
 
-/// How long a broker, a gate or a limiter's store is waited for.
+/// Timeout of a query to the broker, a gate or the limiter's store.
 pub(super) const QUERY_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What is asked. Without a process its lanes and gates are not known.
+/// The sources of the facts. Without a process, lanes and gates are unknown.
 pub struct FactSources<'a> {
     pub operator: &'a dyn Operator,
     pub settings: &'a LoadedSettings,
     pub queue: Option<&'a dyn Queue>,
-    /// `None`: it is in another process.
+    /// `None` if the limiter is in another process.
     pub limiter_facts: Option<&'a dyn Limiter>,
     pub process: Option<&'a WorkerStatus>,
-    /// What all workers report, for the lanes' backlogs.
+    /// Reports of all workers, for the backlogs of the lanes.
     pub collector: Option<&'a OverviewCollector>,
 }
 
-/// Everything that is known of one id, as it is now.
+/// Gathers the current facts about one id.
 ///
 /// # Errors
-/// As the ledger's.
+/// Errors of the ledger.
 pub async fn gather_facts(sources: &FactSources<'_>, id: &JobId) -> Result<Facts, LedgerError> {
     let story = sources.operator.show(id).await?;
-    let sought = match &story {
+    let search = match &story {
         Some(_) => UnrecordedJob::default(),
         None => unrecorded::find_unrecorded(sources, id).await,
     };
     let provider = story.as_ref().map(|story| story.line.provider.as_str());
-    let name = provider.and_then(|name| ProviderName::new(name).ok()).or(sought.lane);
+    let name = provider.and_then(|name| ProviderName::new(name).ok()).or(search.lane);
     let row = name.as_ref().map(|name| row_facts(sources.settings, name)).unwrap_or_default();
     let quota = row.provider.as_ref().map(|provider| provider.quota.clone());
     let sharing: Vec<ProviderName> = match &quota {
@@ -66,10 +67,10 @@ pub async fn gather_facts(sources: &FactSources<'_>, id: &JobId) -> Result<Facts
         }
         None => name.iter().cloned().collect(),
     };
-    let around = sources.operator.queue_position(id, &sharing).await?;
-    let hand = match sought.claim {
-        Some(hand) => hand,
-        None => claim_state(sources.process, name.as_ref(), story.as_ref(), &around, id).await,
+    let position = sources.operator.queue_position(id, &sharing).await?;
+    let claim = match search.claim {
+        Some(claim) => claim,
+        None => claim_state(sources.process, name.as_ref(), story.as_ref(), &position, id).await,
     };
     let ready = match (sources.queue, &name) {
         (Some(queue), Some(name)) => {
@@ -77,40 +78,40 @@ pub async fn gather_facts(sources: &FactSources<'_>, id: &JobId) -> Result<Facts
         }
         _ => None,
     };
-    let account = match (&story, &sought.job) {
+    let account = match (&story, &search.job) {
         (Some(story), _) => story.line.account.as_deref(),
         (None, job) => job.as_ref().and_then(|job| job.account.as_deref()),
     };
     let mut limiter = match (&row.spec, &name) {
-        (Some(spec), Some(_)) => limiter(sources, spec, account, around.mean_request_time).await,
+        (Some(spec), Some(_)) => limiter(sources, spec, account, position.mean_request_time).await,
         _ => LimiterFacts::default(),
     };
     let gate = sources.process.and_then(|process| process.gates.get(name.as_ref()?).cloned());
     limiter.block = gate.and_then(|gate| {
-        let standing = gate.view().borrow().block.clone();
-        standing.map(|(by, until)| permit_refusal(&by, until, false))
+        let block = gate.view().borrow().block.clone();
+        block.map(|(by, until)| permit_refusal(&by, until, false))
     });
     let lane = match (sources.process, &name) {
         (Some(process), Some(name)) => lane_facts(process, name),
         _ => LaneFacts::NotAsked,
     };
-    let mut before = jobs_ahead(&around, ready);
-    if let Some(in_queue) = sought.messages_ahead {
-        let jobs = in_queue + around.active;
+    let mut before = jobs_ahead(&position, ready);
+    if let Some(in_queue) = search.messages_ahead {
+        let jobs = in_queue + position.active;
         before = JobsAhead { jobs, cost: jobs, ..before };
     }
-    let now = EpochMs(around.now.0);
+    let now = EpochMs(position.now.0);
     Ok(Facts {
         now,
         id: id.as_str().to_owned(),
-        rejected: around.rejected.iter().map(rejected_message).collect(),
+        rejected: position.rejected.iter().map(rejected_message).collect(),
         ahead: before,
-        unrecorded: sought.job.map(|job| unrecorded::with_current_times(job, sought.ready_in, now)),
-        message_search: sought.message_search,
-        job: story.map(|story| job_facts(story, &around)),
+        unrecorded: search.job.map(|job| unrecorded::with_current_times(job, search.ready_in, now)),
+        message_search: search.message_search,
+        job: story.map(|story| job_facts(story, &position)),
         row,
         lane,
-        claim: hand,
+        claim,
         limiter,
     })
 }
@@ -125,7 +126,7 @@ fn row_facts(known: &LoadedSettings, name: &ProviderName) -> RowFacts {
 fn lane_facts(process: &WorkerStatus, name: &ProviderName) -> LaneFacts {
     let left = |until: Instant| until.saturating_duration_since(Instant::now());
     let pauses = process.lanes.get(name);
-    // What it has in hand is sent all the same.
+    // A lane whose queue refuses its consumer still sends its active jobs.
     let still_sends = pauses.is_some_and(|pauses| pauses.is_queue_refused() && pauses.sending_pause().is_none());
     match pauses.map(|pauses| pauses.state()) {
         None => LaneFacts::Absent,
@@ -145,7 +146,7 @@ async fn claim_state(
     process: Option<&WorkerStatus>,
     name: Option<&ProviderName>,
     story: Option<&JobDetails>,
-    around: &LedgerQueuePosition,
+    position: &LedgerQueuePosition,
     id: &JobId,
 ) -> ClaimState {
     let Some(worker) = story.and_then(|story| story.lease_owner.clone()) else { return ClaimState::Unclaimed };
@@ -156,11 +157,11 @@ async fn claim_state(
         };
         return here.unwrap_or(ClaimState::AskedWorker { worker, position: None });
     }
-    let lives = story.and_then(|story| story.lease_until).is_some_and(|until| until > around.now);
+    let lives = story.and_then(|story| story.lease_until).is_some_and(|until| until > position.now);
     if lives { ClaimState::OtherWorker { worker } } else { ClaimState::Unclaimed }
 }
 
-/// Where this process's lane has the job: in its bucket, or in its gate's line.
+/// Position of the job in this process's lane: in its leaky bucket, or in the wait queue of its gate.
 pub(super) async fn position_in_lane(
     process: &WorkerStatus,
     name: &ProviderName,
@@ -201,7 +202,7 @@ fn permit_refusal(by: &BlockReason, until: Instant, exact: bool) -> PermitRefusa
     PermitRefusal { reason: by, wait: until.saturating_duration_since(Instant::now()), exact }
 }
 
-/// What the limiter says, and what the ledger remembers of the quota's use.
+/// The limiter's usage, and the quota's recent usage by the ledger.
 async fn limiter(
     sources: &FactSources<'_>,
     spec: &QuotaSpec,
@@ -214,10 +215,10 @@ async fn limiter(
         match timeout(QUERY_TIMEOUT, limiter.peek(spec, subjects.first())).await {
             Ok(Ok(uses)) => {
                 let enforced = uses.into_iter().filter(|limit| !limit.shadow);
-                let used = enforced.map(|it| LimitUtilisation {
-                    name: it.name,
-                    used: it.used,
-                    capacity: u64::from(it.capacity),
+                let used = enforced.map(|limit| LimitUtilisation {
+                    name: limit.name,
+                    used: limit.used,
+                    capacity: u64::from(limit.capacity),
                 });
                 facts.uses = used.collect();
             }
@@ -226,25 +227,25 @@ async fn limiter(
         }
     }
     match timeout(QUERY_TIMEOUT, sources.operator.recent_uses(&spec.quota, spec.lookback())).await {
-        Err(_) => tracing::debug!("no turn can be reckoned: the ledger takes long to tell what was used"),
+        Err(_) => tracing::debug!("no estimated start: the ledger did not return the recent usage in time"),
         Ok(Ok(uses)) => {
             let ended = uses.ended.into_iter().map(|(age, cost)| PastUse { age, cost }).collect();
             facts.recent_usage = Some(RecentUsage { ended, in_flight: uses.open, hold: hold.unwrap_or_default() });
         }
-        Ok(Err(error)) => tracing::debug!(%error, "no turn can be reckoned: the ledger cannot tell what was used"),
+        Ok(Err(error)) => tracing::debug!(%error, "no estimated start: the ledger could not return the usage"),
     }
     facts
 }
 
-/// Those before it by the ledger, and messages in the queue that the ledger does not know yet.
-fn jobs_ahead(around: &LedgerQueuePosition, ready: Option<u64>) -> JobsAhead {
-    let unrecorded = ready.unwrap_or_default().saturating_sub(around.due);
+/// Jobs ahead by the ledger, plus queued messages that the ledger does not have yet.
+fn jobs_ahead(position: &LedgerQueuePosition, ready: Option<u64>) -> JobsAhead {
+    let unrecorded = ready.unwrap_or_default().saturating_sub(position.due);
     JobsAhead {
-        jobs: around.jobs_ahead + unrecorded,
-        cost: around.cost_ahead + unrecorded,
-        active: around.active,
+        jobs: position.jobs_ahead + unrecorded,
+        cost: position.cost_ahead + unrecorded,
+        active: position.active,
         ready,
-        workers: around.workers,
+        workers: position.workers,
     }
 }
 
@@ -253,18 +254,18 @@ fn rejected_message(rejection: &crate::ledger::queue_position::Rejection) -> Rej
     Rejected { at: EpochMs(at.0), lane, reason, detail }
 }
 
-fn job_facts(story: JobDetails, around: &LedgerQueuePosition) -> JobFacts {
+fn job_facts(story: JobDetails, position: &LedgerQueuePosition) -> JobFacts {
     let ms = |at: DatabaseTime| EpochMs(at.0);
-    let request = |it: &crate::ledger::operator::AttemptSummary| SentRequest {
-        number: it.number,
-        began_at: ms(it.began_at),
-        ended_at: it.ended_at.map(ms),
-        outcome: it.outcome.clone(),
+    let request = |attempt: &crate::ledger::operator::AttemptSummary| SentRequest {
+        number: attempt.number,
+        began_at: ms(attempt.began_at),
+        ended_at: attempt.ended_at.map(ms),
+        outcome: attempt.outcome.clone(),
     };
     let event = story.events.iter().rev().find(|event| event.state == story.line.state);
-    let by_hand = story.audit.last().map(|it| ManualChange {
-        operator: it.os_user.clone().unwrap_or_else(|| it.who.clone()),
-        reason: it.because.clone(),
+    let manual_change = story.audit.last().map(|change| ManualChange {
+        operator: change.os_user.clone().unwrap_or_else(|| change.who.clone()),
+        reason: change.because.clone(),
     });
     JobFacts {
         created_at: ms(story.line.created_at),
@@ -274,16 +275,20 @@ fn job_facts(story: JobDetails, around: &LedgerQueuePosition) -> JobFacts {
         expires_at: story.expires_at.map(ms),
         revived_at: story.revived_at.map(ms),
         first_sent_at: story.first_sent_at.map(ms),
-        unknown_since: around.progress.unknown_since.map(ms),
+        unknown_since: position.progress.unknown_since.map(ms),
         cost: story.cost,
         attempts: story.line.attempts,
-        lookups: around.progress.lookups,
-        resend: around.progress.resend,
-        lost_holders: around.progress.lost_holders,
+        lookups: position.progress.lookups,
+        resend: position.progress.resend,
+        lost_holders: position.progress.lost_holders,
         requests: story.attempts.iter().map(request).collect(),
-        last_delay: story.waited.map(|it| LastDelay { reason: it.reason, since: ms(it.since), request: it.request }),
+        last_delay: story.waited.map(|delay| LastDelay {
+            reason: delay.reason,
+            since: ms(delay.since),
+            request: delay.request,
+        }),
         event: event.map(|event| event.published_at.map(ms)),
-        manual_change: by_hand,
+        manual_change,
         provider: story.line.provider,
         state: story.line.state,
         reason: story.line.reason,

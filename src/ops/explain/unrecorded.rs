@@ -1,6 +1,6 @@
-//! A payment that the ledger does not know yet: its message in a lane's queue, or in this process's hands.
+//! The search for a payment that is not in the ledger yet: in a lane's queue, or active in this process.
 //!
-//! Refuses to guess a lane: where the broker lets nobody look, it is told what each lane holds.
+//! If the broker does not allow a search, the result lists the queues that may hold the payment.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,24 +17,24 @@ use crate::fleet::clears::clear_time;
 use crate::queue::message::decode_recorded;
 use crate::queue::{FoundMessage, SearchResult};
 
-/// How a worker is called that has a payment in hand and has not written its name to the ledger.
+/// Name of the worker that holds a payment and has not written its own name to the ledger.
 const ASKED_WORKER: &str = "that was asked";
-/// Most lanes whose queues are told of.
+/// Most lanes whose queues are listed.
 const LANES_MAX: usize = 20;
 
-/// What was found of it.
+/// The result of the search.
 #[derive(Default)]
 pub(super) struct UnrecordedJob {
     pub lane: Option<ProviderName>,
     pub job: Option<JobFacts>,
     pub claim: Option<ClaimState>,
-    /// Messages before it in its lane's queue.
+    /// Messages ahead of it in its lane's queue.
     pub messages_ahead: Option<u64>,
     pub ready_in: Duration,
     pub message_search: MessageSearch,
 }
 
-/// Looks in the process's hands, then in the lanes' queues.
+/// Searches the active jobs of the process, then the lanes' queues.
 pub(super) async fn find_unrecorded(sources: &FactSources<'_>, id: &JobId) -> UnrecordedJob {
     let here = find_active(sources, id).await;
     let search = match sources.queue {
@@ -59,10 +59,10 @@ pub(super) async fn find_unrecorded(sources: &FactSources<'_>, id: &JobId) -> Un
     let Some(lane) = here.as_ref().map(|(lane, _)| lane).or(found.as_ref().map(|found| &found.lane)).cloned() else {
         return UnrecordedJob::default();
     };
-    let hand = here.map(|(_, hand)| hand).or_else(|| found.as_ref().map(queued_claim));
+    let claim = here.map(|(_, claim)| claim).or_else(|| found.as_ref().map(queued_claim));
     UnrecordedJob {
         job: Some(facts_from_message(found.as_ref(), &lane)),
-        claim: hand,
+        claim,
         messages_ahead: found.as_ref().map(|found| found.messages_ahead),
         ready_in: found.map(|found| found.ready_in).unwrap_or_default(),
         lane: Some(lane),
@@ -88,7 +88,7 @@ async fn find_active(sources: &FactSources<'_>, id: &JobId) -> Option<(ProviderN
     None
 }
 
-/// What its message says; of one that says nothing readable, its lane alone.
+/// The facts in its message; only the lane if the message is unreadable.
 fn facts_from_message(found: Option<&FoundMessage>, lane: &ProviderName) -> JobFacts {
     let plain =
         JobFacts { provider: lane.as_str().to_owned(), state: "waiting".to_owned(), cost: 1, ..JobFacts::default() };
@@ -103,26 +103,26 @@ fn facts_from_message(found: Option<&FoundMessage>, lane: &ProviderName) -> JobF
     }
 }
 
-/// The same at this instant of the ledger's clock.
+/// Sets the times of the job by the ledger's clock.
 pub(super) fn with_current_times(job: JobFacts, ready_in: Duration, now: EpochMs) -> JobFacts {
     let ready_at = now.0.saturating_add(i64::try_from(ready_in.as_millis()).unwrap_or(i64::MAX));
     let wake_at = EpochMs(ready_at).max(job.not_before.unwrap_or_default());
     JobFacts { created_at: now, updated_at: now, wake_at, ..job }
 }
 
-/// The lanes that hold messages; `None`: the broker does not tell of all.
+/// The lanes whose queues have messages; `None` if the broker does not report all of them.
 async fn lanes(sources: &FactSources<'_>) -> Option<Vec<LaneQueue>> {
     let mut held = Vec::new();
     for row in sources.settings.providers.values().take(LANES_MAX) {
         let ready = sources.queue?.depth(&row.name).await.ok()?.unwrap_or(0);
         held.extend((ready > 0).then_some((row, ready)));
     }
-    let evidence = match sources.collector {
-        Some(lookout) => Some(lookout.input().await),
+    let input = match sources.collector {
+        Some(collector) => Some(collector.input().await),
         None => None,
     };
-    let clears = |row: &Provider| match &evidence {
-        Some(evidence) => clear_time(evidence, row),
+    let clears = |row: &Provider| match &input {
+        Some(input) => clear_time(input, row),
         None => ClearTime::Unknown(MissingInput::Worker),
     };
     let lane =

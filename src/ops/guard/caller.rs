@@ -1,20 +1,20 @@
-//! Who asks, as the request says: the user name of HTTP Basic, and the program.
+//! The caller of a request by its own account: the user name of HTTP Basic, and the program.
 //!
-//! Refuses to prove it: whoever has the token may give any name. It tells honest people apart, in the audit.
+//! The name is not verified: a client with the token may give any name. It distinguishes honest operators in the audit.
 
 use axum::http::{HeaderMap, header};
 
 use crate::domain::base64;
 use crate::domain::printable::printable;
 
-/// Longest part of a name that is kept, in characters.
+/// Most characters of a name that are kept.
 const NAME_CHARS_MAX: usize = 64;
 
-/// What came with `Authorization`.
+/// Content of the header `Authorization`.
 #[derive(Default)]
 pub struct RequestCredentials {
     user: Option<String>,
-    /// What must be the token.
+    /// The given token.
     pub secret: Vec<u8>,
 }
 
@@ -35,26 +35,26 @@ pub fn read_credentials(headers: &HeaderMap) -> RequestCredentials {
     RequestCredentials { user: (!user.is_empty()).then_some(user), secret: pair[colon + 1..].to_vec() }
 }
 
-/// Who asks.
+/// The caller of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiCaller {
     user: Option<String>,
-    /// `page`, or what the program calls itself.
+    /// `page`, or the first word of the program's `User-Agent`.
     client: String,
 }
 
 impl ApiCaller {
     pub(super) fn from_headers(headers: &HeaderMap, given: &RequestCredentials) -> Self {
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-        // Browsers say so of our own page's requests, and let no page say it itself; over plain http by the origin alone,
-        // which of a change is ours, or it was refused before.
+        // Browsers mark requests of our own page, and no page can set that header itself. Over plain http only the
+        // origin is sent; a change with a foreign origin was refused before.
         let ours = text("sec-fetch-site").map_or_else(|| text("origin").is_some(), |site| site == "same-origin");
         let program = text("user-agent").and_then(|agent| agent.split_whitespace().next()).map(audit_name);
         let client = if ours { "page".to_owned() } else { program.unwrap_or_else(|| "api".to_owned()) };
         Self { user: given.user.clone(), client }
     }
 
-    /// `user@client`, or the client alone.
+    /// `user@client`, or only the client.
     #[must_use]
     pub fn name(&self) -> String {
         match &self.user {

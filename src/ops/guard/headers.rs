@@ -1,7 +1,6 @@
-//! What every answer tells a browser: to load nothing from elsewhere, to show it in no frame, to guess no types, and to
-//! keep nothing that it was not told to keep.
+//! The security headers of every response: no content of other origins, no frames, no type sniffing, no caching.
 //!
-//! Refuses to loosen what a handler says itself: how long its answer keeps (`Cache-Control`), or a stricter policy.
+//! A header that a handler has set stays, such as its `Cache-Control` or a stricter policy.
 
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::Response;

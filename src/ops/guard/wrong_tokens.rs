@@ -1,7 +1,7 @@
-//! Wrong tokens by client address: how long the next one is not compared, how many there were, and what is logged of them.
+//! The rate limit of wrong tokens by client address, with their counts and log lines.
 //!
-//! A token that comes too soon is not compared, so it tells nothing, right or wrong. No address waits for the guesses of
-//! another one. Behind a proxy all clients are one address.
+//! A token that comes too soon is not compared, so its response reveals nothing. Each address has its own delay. Behind
+//! a proxy all clients are one address.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -11,18 +11,18 @@ use tokio::time::Instant;
 
 use crate::ops::client_address::ClientAddress;
 
-/// Wrong tokens that cost no delay: typos, and a program that still has the old one.
+/// Wrong tokens without a delay: typos, and a program that still has the old token.
 const FAILURES_WITHOUT_DELAY: u32 = 3;
 const DELAY_MIN: Duration = Duration::from_secs(1);
-/// An address with honest clients must not be shut out for long.
+/// Bounded, because an address may have honest clients too.
 const DELAY_MAX: Duration = Duration::from_secs(60);
-/// After so long without a wrong token an address begins from scratch.
+/// After this time without a wrong token the count of an address is reset.
 const FAILURES_EXPIRE_AFTER: Duration = Duration::from_secs(15 * 60);
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
-/// Beyond these the address that guessed longest ago is forgotten.
+/// Beyond this number the address with the oldest wrong token is forgotten.
 const ADDRESSES_MAX: usize = 4_096;
 
-/// What a token was found to be.
+/// The result of a token check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TokenCheck {
     Valid,
@@ -33,14 +33,14 @@ pub(super) enum TokenCheck {
     },
 }
 
-/// Tokens that opened nothing, since the process began.
+/// Rejected tokens since the process started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AuthenticationFailures {
     pub wrong_token: u64,
     pub too_soon: u64,
 }
 
-/// All addresses that lately gave a wrong token.
+/// The addresses that recently sent a wrong token.
 #[derive(Debug, Default)]
 pub struct WrongTokens {
     state: Mutex<WrongTokenState>,
@@ -57,7 +57,7 @@ struct AddressFailures {
     wrong: u32,
     last_at: Instant,
     logged_at: Instant,
-    /// Since the last log line.
+    /// Failures since the last log line.
     unlogged: AuthenticationFailures,
 }
 
@@ -68,15 +68,15 @@ struct FailureLogLine {
     delay: Duration,
 }
 
-/// How long an address waits after so many wrong tokens.
+/// The delay of an address after this number of wrong tokens.
 fn delay_after(wrong: u32) -> Duration {
     let Some(doublings) = wrong.checked_sub(FAILURES_WITHOUT_DELAY + 1) else { return Duration::ZERO };
     DELAY_MIN.saturating_mul(2_u32.saturating_pow(doublings)).min(DELAY_MAX)
 }
 
 impl WrongTokens {
-    /// Compares a token unless its address must wait. The comparison is part of it, so that guesses at the same time are
-    /// counted one after the other.
+    /// Compares a token unless its address must wait. The comparison happens under the lock, so that simultaneous
+    /// guesses are counted one after the other.
     pub(super) fn check(&self, address: ClientAddress, compare: impl FnOnce() -> bool) -> TokenCheck {
         let (check, line) =
             self.state.lock().unwrap_or_else(PoisonError::into_inner).check(address, Instant::now(), compare);
@@ -90,7 +90,7 @@ impl WrongTokens {
         check
     }
 
-    /// What was counted so far.
+    /// The failures so far.
     #[must_use]
     pub fn failures(&self) -> AuthenticationFailures {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).failures
@@ -178,7 +178,7 @@ mod tests {
             assert_eq!(check(1, 0, false), TokenCheck::Wrong);
         }
         let too_soon = |ms| TokenCheck::TooSoon { retry_after: Duration::from_millis(ms) };
-        assert_eq!(check(1, 0, true), too_soon(1_000), "a right token is not told from a wrong one");
+        assert_eq!(check(1, 0, true), too_soon(1_000), "the response reveals nothing");
         assert_eq!(check(2, 0, true), TokenCheck::Valid, "no other address waits");
         assert_eq!(check(1, 400, false), too_soon(600), "a token that was not compared adds no delay");
         assert_eq!(check(1, 1_000, true), TokenCheck::Valid);

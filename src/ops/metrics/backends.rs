@@ -1,6 +1,7 @@
-//! Whether the engines answer this process, and how fast; and what the limits of the overview hold now.
+//! The metrics of the backends: availability, round-trip time, and the usage of the limits.
 //!
-//! An answer is shown for five seconds, a failure for one. What has not answered within a bound is away.
+//! A result is cached for five seconds, a failure for one. A backend that does not respond within the timeout is
+//! unavailable.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,11 +20,11 @@ use crate::queue::Queue;
 use crate::worker::quotas::{QuotaRows, quota_specs};
 use crate::worker::settings_sync::LoadedSettings;
 
-/// A look is shown for so long.
+/// How long a result with all backends available is cached.
 const HEALTH_TTL: Duration = Duration::from_secs(5);
-/// An engine that has not answered by then is away.
+/// A backend that does not respond within this time is unavailable.
 const PING_TIMEOUT: Duration = Duration::from_secs(2);
-/// A look at an engine that was away is shown for so long.
+/// How long a result with an unavailable backend is cached.
 const UNAVAILABLE_TTL: Duration = Duration::from_secs(1);
 
 pub(super) struct BackendMonitor {
@@ -35,24 +36,24 @@ pub(super) struct BackendMonitor {
 
 #[derive(Debug)]
 pub(super) struct BackendHealth {
-    /// By name; with the time that an answer took, if there was one.
+    /// Round-trip time by name; `None` if the backend is unavailable.
     dependencies: [(&'static str, Option<Duration>); 3],
 }
 
-/// One limit of a quota, for each provider that counts under it.
+/// One limit of a quota, for each provider of that quota.
 #[derive(Debug)]
 struct LimitMetrics {
     provider: String,
     limit: String,
-    /// Whose calls it counts together, which calls, and whether it only watches: without them the tightest limit of a
-    /// provider could be one that no charge ever meets.
+    /// Scope, kind of calls and shadow mode are labels: without them the tightest limit of a provider could be one that
+    /// applies to no charge.
     scope: Scope,
     applies_to: AppliesTo,
     shadow: bool,
     max_requests: u32,
     capacity: u32,
     window: Duration,
-    /// `None`: it counts accounts or references apart, or the store did not say.
+    /// `None` if it counts accounts or references separately, or the store did not respond.
     used: Option<LimitStatus>,
 }
 
@@ -61,7 +62,7 @@ impl BackendMonitor {
         Self { settings, queue, limiter, last: Mutex::default() }
     }
 
-    /// The last look, or a new one; who comes meanwhile waits for it.
+    /// The cached result, or a new one. Concurrent callers wait for the same check.
     pub async fn health(&self) -> Arc<BackendHealth> {
         let mut last = self.last.lock().await;
         let fresh = |seen: &BackendHealth| {
@@ -89,7 +90,7 @@ impl BackendMonitor {
     }
 }
 
-/// How long an answer took; `None` when there was none, or a bad one.
+/// The time of a successful response; `None` without one.
 async fn round_trip(until: Instant, answers: impl Future<Output = bool>) -> Option<Duration> {
     let asked = Instant::now();
     timeout_at(until, answers).await.unwrap_or(false).then(|| asked.elapsed())
@@ -121,18 +122,18 @@ pub(super) fn write(writer: &mut MetricsWriter<'_>, seen: &BackendHealth) -> Res
     let of = |dependency: &str| vec![("dependency", dependency.to_owned())];
     writer.gauge(
         "dependency_up",
-        "1 if the engine answered when it was last asked; asked at most every 5 seconds.",
+        "1 if the backend responded to the last check; checked at most every 5 seconds.",
         seen.dependencies.iter().map(|(name, took)| (of(name), f64::from(u8::from(took.is_some())))),
     )?;
     writer.gauge(
         "dependency_rtt_seconds",
-        "How long the engine took to answer; absent while it does not.",
+        "Round-trip time to the backend; absent while it does not respond.",
         seen.dependencies.iter().filter_map(|(name, took)| Some((of(name), took.as_ref()?.as_secs_f64()))),
     )?;
     Ok(())
 }
 
-/// What each limit allows, and what it holds now.
+/// Writes the capacity and the usage of each limit.
 pub(super) fn write_limits(
     writer: &mut MetricsWriter<'_>,
     known: &LoadedSettings,
@@ -150,7 +151,7 @@ pub(super) fn write_limits(
     };
     writer.gauge(
         "limit_requests",
-        "Requests that the limit allows in its window, after what is kept in reserve.",
+        "Requests that the limit allows in its window, without the reserved share.",
         limits.iter().map(|seen| (labels(seen), float(u64::from(seen.max_requests)))),
     )?;
     writer.gauge(
@@ -160,13 +161,13 @@ pub(super) fn write_limits(
     )?;
     writer.gauge(
         "limit_capacity_requests",
-        "Requests that may count under the limit at once: what it allows, or what its bucket holds.",
+        "Requests that may count against the limit at once: its maximum, or the size of its bucket.",
         limits.iter().map(|seen| (labels(seen), float(u64::from(seen.capacity)))),
     )?;
     writer.gauge(
         "limit_in_use",
-        "Requests that count under the limit now, of all workers; absent for limits by account or reference, and \
-         while the limiter's store is away.",
+        "Requests of all workers that count against the limit now; absent for limits by account or reference, and \
+         while the limiter's store is unavailable.",
         limits.iter().filter_map(|seen| Some((labels(seen), float(seen.used.as_ref()?.used)))),
     )?;
     writer.gauge(
@@ -198,7 +199,7 @@ mod tests {
     use crate::ops::peek::tests::test_settings;
     use crate::queue::embedded::EmbeddedQueue;
 
-    /// A store that never answers.
+    /// A store that never responds.
     #[derive(Default)]
     struct SilentLimiter(AtomicU32);
 
@@ -238,10 +239,10 @@ mod tests {
         tokio::time::resume();
         engines.health().await;
         assert_eq!(limiter.0.load(Ordering::Relaxed), 2);
-        // The limits are known all the same; what they hold is not.
+        // The limits are known; their usage is not.
         let limits = limit_metrics(&test_settings(), &BTreeMap::new());
         let limits: Vec<_> =
-            limits.iter().map(|it| (it.provider.as_str(), it.limit.as_str(), it.used.is_some())).collect();
+            limits.iter().map(|limit| (limit.provider.as_str(), limit.limit.as_str(), limit.used.is_some())).collect();
         assert_eq!(limits, [("plain", "all", false), ("scoped", "all", false), ("scoped", "each", false)]);
     }
 }

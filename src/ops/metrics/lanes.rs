@@ -1,6 +1,6 @@
-//! What the lanes of this process have done and do now, per provider.
+//! The metrics of this process's lanes, per provider: counters of the past, and the current state.
 //!
-//! Refuses to speak for other processes: whoever wants the sum adds them up.
+//! Each process has its own counters; a query over all workers sums them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,7 +12,7 @@ use crate::worker::lane_control::LaneStatus;
 use crate::worker::meter::{Distribution, LaneCounts, LaneFigures};
 use crate::worker::supervisor::WorkerStatus;
 
-/// What a lane can do, one of them 1 at a time.
+/// The states of a lane; exactly one of them has the value 1.
 const STATES: [&str; 7] = ["running", "resting", "stopped", "probing", "paused", "draining", "absent"];
 
 struct LaneMetrics {
@@ -49,17 +49,17 @@ pub fn write(writer: &mut MetricsWriter<'_>, progress: &WorkerStatus) -> Result<
 fn jobs(writer: &mut MetricsWriter<'_>, lanes: &[LaneMetrics]) -> Result<(), fmt::Error> {
     writer.counter(
         "jobs",
-        "Jobs that this process has brought to an end, by final state.",
+        "Jobs that this process has finished, by final state.",
         labelled_counts(lanes, "outcome", |counts| &counts.outcomes),
     )?;
     writer.histogram(
         "job_duration_seconds",
-        "From the recording of a job to its end.",
+        "Time from the recording of a job until it is finished.",
         distributions(lanes, |counts| &counts.jobs),
     )?;
     writer.gauge(
         "in_hand_jobs",
-        "Messages that this process has taken from the queue and not finished.",
+        "Active jobs: messages that this process has taken from the queue and not finished.",
         lanes.iter().map(|lane| (lane.labels(), float(lane.figures.in_hand))),
     )
 }
@@ -67,7 +67,7 @@ fn jobs(writer: &mut MetricsWriter<'_>, lanes: &[LaneMetrics]) -> Result<(), fmt
 fn permits(writer: &mut MetricsWriter<'_>, lanes: &[LaneMetrics]) -> Result<(), fmt::Error> {
     writer.counter(
         "permits_granted",
-        "Permits granted, one per request to come.",
+        "Permits granted, one for each request.",
         lanes.iter().map(|lane| (lane.labels(), lane.counts.granted)),
     )?;
     let refused = lanes.iter().flat_map(|lane| {
@@ -79,22 +79,22 @@ fn permits(writer: &mut MetricsWriter<'_>, lanes: &[LaneMetrics]) -> Result<(), 
     });
     writer.counter(
         "permits_refused",
-        "Permits that were asked for and not granted in time, by reason; for reason limit, by the name of the limit.",
+        "Permits that were requested and not granted in time, by reason; for reason limit, by the name of the limit.",
         refused,
     )?;
     writer.histogram(
         "permit_wait_seconds",
-        "From asking for a permit to the instant from which it may be used.",
+        "Time from the request of a permit to its start.",
         distributions(lanes, |counts| &counts.permit_waits),
     )?;
     writer.counter(
         "permit_returned",
-        "Permits given back unused, by reason; late: the request was written down too late for it.",
+        "Permits released unused, by reason; late: the request was recorded too late for its permit.",
         labelled_counts(lanes, "reason", |counts| &counts.returned),
     )?;
     writer.gauge(
         "gate_waiting_jobs",
-        "Jobs in hand that wait for a permit.",
+        "Active jobs that wait for a permit.",
         lanes.iter().map(|lane| (lane.labels(), float(lane.counts.waiting))),
     )
 }
@@ -102,32 +102,32 @@ fn permits(writer: &mut MetricsWriter<'_>, lanes: &[LaneMetrics]) -> Result<(), 
 fn requests(writer: &mut MetricsWriter<'_>, lanes: &[LaneMetrics]) -> Result<(), fmt::Error> {
     writer.histogram(
         "start_lateness_seconds",
-        "From the start that a permit names to the start of its request.",
+        "Delay from the start of a permit to the start of its request.",
         distributions(lanes, |counts| &counts.lateness),
     )?;
     writer.histogram(
         "hold_seconds",
-        "For how long a request holds its permit: until its answer is read, or until nobody waits for one.",
+        "How long a request holds its permit: until its response is read, or until the wait for it ends.",
         distributions(lanes, |counts| &counts.holds),
     )?;
     writer.counter(
         "provider_requests",
-        "Requests that came to an end, by class of status; none: nothing came back, unsent: nothing left.",
+        "Finished requests, by status class; none: no response, unsent: not sent.",
         labelled_counts(lanes, "status_class", |counts| &counts.answers),
     )?;
     writer.histogram(
         "provider_request_duration_seconds",
-        "From the start of a request to its end.",
+        "Duration of requests.",
         distributions(lanes, |counts| &counts.requests),
     )?;
     writer.counter(
         "provider_throttled",
-        "Requests that the provider refused for its limit though we had allowed them. Must stay at zero.",
+        "Requests that had a permit and got a 429 from the provider. Must stay at zero.",
         lanes.iter().map(|lane| (lane.labels(), lane.figures.throttled_total)),
     )?;
     writer.gauge(
         "in_flight_requests",
-        "Requests that wait for their answer.",
+        "Requests that wait for their response.",
         lanes.iter().map(|lane| (lane.labels(), float(lane.figures.in_flight))),
     )
 }
@@ -135,12 +135,12 @@ fn requests(writer: &mut MetricsWriter<'_>, lanes: &[LaneMetrics]) -> Result<(),
 fn messages(writer: &mut MetricsWriter<'_>, lanes: &[LaneMetrics]) -> Result<(), fmt::Error> {
     writer.counter(
         "requeues",
-        "Jobs put down for a while, and messages handed back to the queue, by reason.",
+        "Jobs that were delayed, and messages that were requeued, by reason.",
         labelled_counts(lanes, "reason", |counts| &counts.requeues),
     )?;
     writer.counter(
         "redelivered",
-        "Messages that the broker says it had delivered before.",
+        "Messages that the broker marks as delivered before.",
         lanes.iter().map(|lane| (lane.labels(), lane.counts.redelivered)),
     )?;
     writer.counter(
@@ -155,12 +155,12 @@ fn jobs_without_field(writer: &mut MetricsWriter<'_>, lanes: &[LaneMetrics]) -> 
         (
             JobField::Account,
             "jobs_without_account",
-            "Jobs sent that limits and rules by account did not apply to: they have no account.",
+            "Jobs sent without an account: limits and rules by account did not apply to them.",
         ),
         (
             JobField::Reference,
             "jobs_without_reference",
-            "Jobs sent that limits by reference did not apply to: they have no reference.",
+            "Jobs sent without a reference: limits by reference did not apply to them.",
         ),
     ] {
         let lacking = |lane: &LaneMetrics| {
@@ -201,7 +201,7 @@ fn states(writer: &mut MetricsWriter<'_>, progress: &WorkerStatus) -> Result<(),
     });
     writer.gauge(
         "lane_state",
-        "What the lane does in this process: the one that is 1. Resting and draining take no jobs, stopped sends nothing either.",
+        "Lane state in this process: the one with value 1. Resting and draining take no jobs; stopped sends none.",
         states,
     )?;
     writer.gauge(
@@ -211,7 +211,7 @@ fn states(writer: &mut MetricsWriter<'_>, progress: &WorkerStatus) -> Result<(),
     )
 }
 
-/// Counts by a word, of all lanes.
+/// Counts of all lanes by one label.
 fn labelled_counts<'a>(
     lanes: &'a [LaneMetrics],
     label: &'static str,

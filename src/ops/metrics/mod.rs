@@ -1,7 +1,7 @@
-//! `/metrics`: what this process has counted, and the figures of the overview.
+//! The `/metrics` endpoint: the counters of this process, and the figures of the overview.
 //!
-//! A scrape asks no engine that was asked within a second, each within a bound, and fails for none. Labels come from provider
-//! rows and closed lists; no job and no account is ever one.
+//! A scrape does not fail when a backend is unavailable: it checks each at most once a second, with a timeout. Label
+//! values come from provider rows and closed lists, never from jobs or accounts.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ const PLAIN_TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// <https://prometheus.io/docs/specs/om/open_metrics_spec/>
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// The engines that a scrape looks at.
+/// The backends that a scrape reads.
 pub struct MetricsSources {
     pub settings: Arc<dyn Settings>,
     pub queue: Arc<dyn Queue>,
@@ -42,14 +42,14 @@ pub struct MetricsSources {
     pub collector: Arc<OverviewCollector>,
 }
 
-/// What scrapes share: the last look at the engines.
+/// The state that scrapes share: the cached results of backends and overview.
 pub struct Metrics {
     worker_status: watch::Receiver<WorkerStatus>,
     backends: BackendMonitor,
     collector: Arc<OverviewCollector>,
 }
 
-/// All that one scrape shows.
+/// The data of one scrape.
 #[derive(Debug)]
 struct MetricsSnapshot {
     worker_status: WorkerStatus,
@@ -60,25 +60,20 @@ struct MetricsSnapshot {
 
 impl Metrics {
     #[must_use]
-    pub fn new(worker_status: watch::Receiver<WorkerStatus>, looked: MetricsSources) -> Self {
-        let MetricsSources { settings, queue, limiter, collector } = looked;
+    pub fn new(worker_status: watch::Receiver<WorkerStatus>, sources: MetricsSources) -> Self {
+        let MetricsSources { settings, queue, limiter, collector } = sources;
         Self { worker_status, backends: BackendMonitor::new(settings, queue, limiter), collector }
     }
 
-    /// Everything, in the text format of OpenMetrics.
+    /// All metrics in the text format of OpenMetrics.
     ///
     /// # Errors
-    /// Never, as far as strings can be written to.
+    /// Only if writing to a string fails.
     async fn scrape(&self, failures: AuthenticationFailures) -> Result<String, std::fmt::Error> {
-        let progress = self.worker_status.borrow().clone();
-        let (engines, picture) = tokio::join!(self.backends.health(), self.collector.snapshot());
+        let worker_status = self.worker_status.borrow().clone();
+        let (backends, overview) = tokio::join!(self.backends.health(), self.collector.snapshot());
         let mut registry = Registry::with_prefix(PREFIX);
-        registry.register_collector(Box::new(MetricsSnapshot {
-            worker_status: progress,
-            failures,
-            backends: engines,
-            overview: picture,
-        }));
+        registry.register_collector(Box::new(MetricsSnapshot { worker_status, failures, backends, overview }));
         let mut text = String::new();
         encode(&mut text, &registry)?;
         Ok(text)
@@ -97,7 +92,7 @@ impl prometheus_client::collector::Collector for MetricsSnapshot {
     }
 }
 
-/// Answers in the older text format unless the newer one is asked for.
+/// Responds in the older text format unless the client accepts OpenMetrics.
 pub(super) async fn show(State(state): State<OpsState>, headers: HeaderMap) -> Response {
     let wants = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
     match state.metrics.scrape(state.wrong_tokens.failures()).await {
@@ -106,7 +101,7 @@ pub(super) async fn show(State(state): State<OpsState>, headers: HeaderMap) -> R
         }
         Ok(text) => ([(header::CONTENT_TYPE, PLAIN_TEXT)], text::from_open_metrics(&text)).into_response(),
         Err(error) => {
-            tracing::error!(%error, "metrics cannot be written");
+            tracing::error!(%error, "metrics could not be encoded; the scrape fails");
             axum::http::StatusCode::INTERNAL_SERVER_ERROR.into_response()
         }
     }

@@ -1,7 +1,7 @@
-//! The figures of the overview: what waits and for how long, and where the jobs of the ledger are.
+//! The metrics of the overview: the backlog, its age and clear time, and the jobs of the ledger by state.
 //!
-//! They are those of `status` and of the page, made from the same snapshot. What could not be asked has no sample: never a
-//! zero. Every worker tells the same of all workers, so the largest counts and a sum would count twice.
+//! They equal `status` and the page: all use the same snapshot. An unknown value has no sample, never a zero. Every
+//! worker reports the same values for all workers, so queries take the maximum; a sum would count twice.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -15,37 +15,36 @@ use crate::ops::overview::{OverviewSnapshot, unix_ms};
 const STATES: [&str; 9] =
     ["waiting", "sending", "unknown", "succeeded", "declined", "dead", "expired", "review", "cancelled"];
 
-pub(super) fn write(writer: &mut MetricsWriter<'_>, picture: &OverviewSnapshot) -> Result<(), fmt::Error> {
-    let OverviewSnapshot { input: evidence, overview } = picture;
+pub(super) fn write(writer: &mut MetricsWriter<'_>, snapshot: &OverviewSnapshot) -> Result<(), fmt::Error> {
+    let OverviewSnapshot { input, overview } = snapshot;
     let each = |of: fn(&OverviewInput, &ProviderOverview) -> Option<f64>| {
-        let sample = move |provider: &ProviderOverview| {
-            Some((vec![("provider", provider.name.clone())], of(evidence, provider)?))
-        };
+        let sample =
+            move |provider: &ProviderOverview| Some((vec![("provider", provider.name.clone())], of(input, provider)?));
         overview.providers.iter().filter_map(sample).collect::<Vec<(Labels, f64)>>()
     };
     writer.gauge(
         "waiting_jobs",
-        "Payments that wait, in the queue or recorded, of all workers; absent while ledger or queue does not answer.",
+        "Payments that wait, in the queue or recorded, of all workers; absent while ledger or queue is unavailable.",
         each(|_, provider| (!provider.waiting_is_at_least).then(|| float(provider.waiting))),
     )?;
     writer.gauge(
         "estimated_drain_seconds",
-        "Until what waits is cleared, by what the limits allow; at least so long where limits count each account on its own; \
-         absent while there is no such time.",
+        "Estimated time until the backlog is processed, by the limits; the least time where limits count each \
+         account separately; absent without an estimate.",
         each(|_, provider| clears_s(&provider.clears)),
     )?;
     writer.gauge(
         "oldest_waiting_job_age_seconds",
-        "How long the payment that has waited longest has done so; 0 if none waits. RabbitMQ does not tell the age of its \
-         messages, so those count from when a worker takes them.",
+        "Age of the payment that has waited longest; 0 if none waits. RabbitMQ does not report the age of its \
+         messages, so they count from the time at which a worker takes them.",
         each(oldest_s),
     )?;
     writer.gauge(
         "queue_ready_messages",
-        "Messages in the provider's queue that no worker has taken; absent while the broker does not say.",
-        each(|evidence, provider| evidence.depths.get(&provider.name).map(|ready| float(*ready))),
+        "Messages in the provider's queue that no worker has taken; absent while the broker does not report them.",
+        each(|input, provider| input.depths.get(&provider.name).map(|ready| float(*ready))),
     )?;
-    ledger(writer, evidence, overview.providers.iter().map(|provider| provider.name.as_str()).collect())
+    ledger(writer, input, overview.providers.iter().map(|provider| provider.name.as_str()).collect())
 }
 
 fn clears_s(clears: &ClearTimeOverview) -> Option<f64> {
@@ -61,16 +60,16 @@ fn clears_s(clears: &ClearTimeOverview) -> Option<f64> {
     }
 }
 
-fn oldest_s(evidence: &OverviewInput, provider: &ProviderOverview) -> Option<f64> {
-    let since_ms = evidence.oldest_ms.as_ref()?.get(&provider.name);
-    let age_ms = since_ms.map_or(0, |since_ms| (evidence.at_ms - since_ms).max(0));
+fn oldest_s(input: &OverviewInput, provider: &ProviderOverview) -> Option<f64> {
+    let since_ms = input.oldest_ms.as_ref()?.get(&provider.name);
+    let age_ms = since_ms.map_or(0, |since_ms| (input.at_ms - since_ms).max(0));
     Some(seconds(u64::try_from(age_ms).unwrap_or(0)))
 }
 
-fn ledger(writer: &mut MetricsWriter<'_>, evidence: &OverviewInput, names: BTreeSet<&str>) -> Result<(), fmt::Error> {
-    // Providers without a job yet have an account of zeros.
+fn ledger(writer: &mut MetricsWriter<'_>, input: &OverviewInput, names: BTreeSet<&str>) -> Result<(), fmt::Error> {
+    // Providers without a job yet have zeros.
     let of = |name: &&str| ProviderReconciliation { provider: (*name).to_owned(), ..ProviderReconciliation::default() };
-    let accounts: Vec<ProviderReconciliation> = evidence.reconciliation.as_ref().map_or_else(Vec::new, |accounts| {
+    let accounts: Vec<ProviderReconciliation> = input.reconciliation.as_ref().map_or_else(Vec::new, |accounts| {
         names.iter().map(|name| accounts.get(*name).cloned().unwrap_or_else(|| of(name))).collect()
     });
     let each = |of: fn(&ProviderReconciliation) -> u64| {
@@ -85,7 +84,7 @@ fn ledger(writer: &mut MetricsWriter<'_>, evidence: &OverviewInput, names: BTree
     writer.gauge("ledger_jobs", "Jobs in the ledger, of all workers, by state.", states)?;
     writer.gauge(
         "reviews_waiting",
-        "Jobs whose outcome a person must decide.",
+        "Jobs in manual review: an operator must decide.",
         each(|account| account.in_state("review")),
     )?;
     writer.gauge(
@@ -95,19 +94,19 @@ fn ledger(writer: &mut MetricsWriter<'_>, evidence: &OverviewInput, names: BTree
     )?;
     writer.gauge(
         "jobs_astray",
-        "Jobs that have been due for two hours and that no worker takes.",
+        "Overdue jobs: due for two hours and not taken by any worker.",
         each(|account| account.astray),
     )?;
     writer.gauge(
         "conservation_faults",
-        "Ways in which the account of the provider's jobs does not add up. Must stay at zero.",
+        "Faults in the reconciliation of the provider's jobs. Must stay at zero.",
         each(|account| u64::try_from(account.faults.len()).unwrap_or(u64::MAX)),
     )?;
-    let counted = evidence.counted_at_ms.filter(|_| evidence.reconciliation.is_some());
+    let counted = input.counted_at_ms.filter(|_| input.reconciliation.is_some());
     let age_ms = counted.map(|counted_ms| u64::try_from(unix_ms() - counted_ms).unwrap_or(0));
     writer.gauge(
         "ledger_account_age_seconds",
-        "How old the figures of the ledger in this scrape are; absent while it cannot be counted.",
+        "Age of the ledger's counts in this scrape; absent while the jobs cannot be counted.",
         age_ms.map(|age_ms| (Labels::new(), seconds(age_ms))),
     )
 }

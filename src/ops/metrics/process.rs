@@ -1,6 +1,6 @@
-//! The process itself: what it is, since when, and which settings it goes by.
+//! The metrics of the process: version, start time, readiness, settings in force, and outcome events.
 //!
-//! Refuses to name its host or its id: whoever scrapes it knows where it is.
+//! Host and process id are no labels: Prometheus adds the scrape target itself.
 
 use std::fmt;
 
@@ -16,50 +16,50 @@ pub fn write(writer: &mut MetricsWriter<'_>, progress: &WorkerStatus) -> Result<
     writer.gauge("build_info", "The version that runs; always 1.", [(version, 1.0)])?;
     writer.gauge(
         "process_start_time_seconds",
-        "When this process began, in Unix time.",
+        "Start time of this process, in Unix time.",
         [(none(), seconds(meter.started_at_ms()))],
     )?;
     let ready = progress.ready && !progress.draining;
     writer.gauge(
         "ready",
-        "1 while this process takes jobs as its rows say; 0 while it starts or drains.",
+        "1 while this process takes jobs; 0 while it starts or drains.",
         [(none(), f64::from(u8::from(ready)))],
     )?;
     writer.counter(
         "log_lines_dropped",
-        "Log lines that were dropped because nothing read them in time.",
+        "Log lines that were dropped because they were not read in time.",
         [(none(), telemetry::log_lines_dropped())],
     )?;
     let reloads = meter.reloads();
     writer.counter(
         "config_reloads",
-        "Settings read from the database: loaded because they changed, or not readable.",
+        "Reads of the settings: success if they had changed and were loaded, failure if they could not be read.",
         [("success", reloads.succeeded), ("failure", reloads.failed)]
             .map(|(result, count)| (vec![("result", result.to_owned())], count)),
     )?;
     writer.gauge(
         "config_last_reload_success_timestamp_seconds",
-        "When the settings in force were loaded, in Unix time.",
+        "Time at which the settings in force were loaded, in Unix time.",
         reloads.last_success_ms.map(|ms| (none(), seconds(ms))),
     )?;
     writer.counter(
         "broker_objects_missed",
-        "Times that a queue or an exchange which had been declared was found missing: somebody or a policy deleted it.",
+        "Declared queues and exchanges that were found missing: an operator or a policy deleted them.",
         [(none(), meter.missing_topology_total())],
     )?;
     let unpublished = meter.unpublished();
     writer.gauge(
         "unpublished_outcome_events",
-        "Outcome events that are not published, of all workers; rejected: some queue that is bound to them takes no more.",
-        unpublished.into_iter().flat_map(|it| {
-            [("waiting", it.events.saturating_sub(it.rejected)), ("rejected", it.rejected)]
+        "Outcome events that are not published, of all workers; rejected: a queue that is bound to them is full.",
+        unpublished.into_iter().flat_map(|counts| {
+            [("waiting", counts.events.saturating_sub(counts.rejected)), ("rejected", counts.rejected)]
                 .map(|(state, events)| (vec![("state", state.to_owned())], float(events)))
         }),
     )?;
     writer.gauge(
         "oldest_unpublished_outcome_event_age_seconds",
         "How long the oldest unpublished outcome event has waited; 0 if there is none.",
-        unpublished.map(|it| (none(), it.oldest.unwrap_or_default().as_secs_f64())),
+        unpublished.map(|counts| (none(), counts.oldest.unwrap_or_default().as_secs_f64())),
     )?;
     let version = u64::try_from(known.version).unwrap_or(0);
     writer.gauge("settings_version", "Version of the settings in force.", [(none(), float(version))])?;
@@ -68,12 +68,12 @@ pub fn write(writer: &mut MetricsWriter<'_>, progress: &WorkerStatus) -> Result<
     let rows = good.chain(known.invalid_rows.iter().map(|bad| (bad.provider.clone(), 1.0)));
     writer.gauge(
         "bad_rows",
-        "1 while the provider's row cannot be used as it stands: its last good one counts, or it has no lane.",
+        "1 while the provider's row is invalid: its last valid one applies, or it has no lane.",
         rows.map(|(provider, bad)| (vec![("provider", provider)], bad)),
     )
 }
 
-/// Tokens that opened nothing.
+/// Writes the counts of rejected tokens.
 pub fn write_authentication_failures(
     writer: &mut MetricsWriter<'_>,
     failures: AuthenticationFailures,
@@ -81,7 +81,7 @@ pub fn write_authentication_failures(
     let AuthenticationFailures { wrong_token, too_soon } = failures;
     writer.counter(
         "ops_authentication_failures",
-        "Tokens that the ops server did not accept: wrong ones, and such as were not compared because their address must wait.",
+        "Tokens that the ops server rejected: wrong ones, and tokens too soon after a wrong one, not compared.",
         [("wrong_token", wrong_token), ("too_soon", too_soon)]
             .map(|(reason, count)| (vec![("reason", reason.to_owned())], count)),
     )

@@ -1,7 +1,7 @@
-//! The older text format of Prometheus, from the newer one: the formats differ in how counters are announced and in the
-//! last line.
+//! The conversion from OpenMetrics to the older text format of Prometheus.
 //!
-//! Refuses to parse values: their lines are the same in both.
+//! The formats differ in how counters are announced and in the last line. Lines with values are the same in both, so
+//! they are not parsed.
 
 /// Turns OpenMetrics text into the text format 0.0.4.
 pub fn from_open_metrics(open_metrics: &str) -> String {

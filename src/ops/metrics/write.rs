@@ -1,7 +1,6 @@
-//! Families of metrics, written one after the other: a name, help for a person, and a value for each set of labels.
+//! The writer of metric families: a name, a help text, and a value for each set of labels.
 //!
-//! Refuses to keep values: they are counted elsewhere. A family is written even when it has no values yet, so that what
-//! exists can be read off any scrape.
+//! Values are counted elsewhere. A family without values is written too, so that every scrape lists all metrics.
 
 use std::fmt;
 
@@ -14,21 +13,21 @@ use crate::worker::meter::Distribution;
 const US_PER_S: f64 = 1_000_000.0;
 const MS_PER_S: f64 = 1_000.0;
 
-/// Names and values.
+/// Label names and values.
 pub type Labels = Vec<(&'static str, String)>;
 type NoExemplar<'a> = Option<&'a Exemplar<Labels, u64>>;
 
 pub struct MetricsWriter<'a>(pub DescriptorEncoder<'a>);
 
 impl MetricsWriter<'_> {
-    /// `name` without `_total`.
+    /// Writes a counter; `name` is without `_total`.
     pub fn counter(
         &mut self,
         name: &str,
         help: &str,
         values: impl IntoIterator<Item = (Labels, u64)>,
     ) -> Result<(), fmt::Error> {
-        self.family(name, help, MetricType::Counter, values, |one, value| one.encode_counter(&value, NO_EXEMPLAR))
+        self.family(name, help, MetricType::Counter, values, |metric, value| metric.encode_counter(&value, NO_EXEMPLAR))
     }
 
     pub fn gauge(
@@ -37,21 +36,21 @@ impl MetricsWriter<'_> {
         help: &str,
         values: impl IntoIterator<Item = (Labels, f64)>,
     ) -> Result<(), fmt::Error> {
-        self.family(name, help, MetricType::Gauge, values, |one, value| one.encode_gauge(&value))
+        self.family(name, help, MetricType::Gauge, values, |metric, value| metric.encode_gauge(&value))
     }
 
-    /// In seconds.
+    /// Writes a histogram in seconds.
     pub fn histogram(
         &mut self,
         name: &str,
         help: &str,
         values: impl IntoIterator<Item = (Labels, Distribution)>,
     ) -> Result<(), fmt::Error> {
-        self.family(name, help, MetricType::Histogram, values, |one, value| {
+        self.family(name, help, MetricType::Histogram, values, |metric, value| {
             let bounds = value.bounds_us.iter().map(|us| float(*us) / US_PER_S).chain([f64::INFINITY]);
             let buckets: Vec<(f64, u64)> = bounds.zip(value.counts.iter().copied()).collect();
             let count = value.counts.iter().sum();
-            one.encode_histogram::<Labels>(float(value.sum_us) / US_PER_S, count, &buckets, None)
+            metric.encode_histogram::<Labels>(float(value.sum_us) / US_PER_S, count, &buckets, None)
         })
     }
 
@@ -77,13 +76,13 @@ impl MetricsWriter<'_> {
 
 const NO_EXEMPLAR: NoExemplar<'static> = None;
 
-/// Counts beyond 2^53 lose their last digits.
+/// A count as a float; beyond 2^53 it loses its last digits.
 #[allow(clippy::cast_precision_loss, reason = "metrics are floats")]
 pub fn float(count: u64) -> f64 {
     count as f64
 }
 
-/// Milliseconds in seconds.
+/// Converts milliseconds to seconds.
 pub fn seconds(ms: u64) -> f64 {
     float(ms) / MS_PER_S
 }

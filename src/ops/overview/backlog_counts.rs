@@ -1,8 +1,9 @@
-//! One snapshot of what is where: the jobs of the ledger and the messages of the lanes' queues, read one after the other.
+//! The counts of the backlog: the jobs of the ledger, and the messages in the lanes' queues, in one snapshot.
 //!
-//! Counting reads all jobs that are open, up to a second per million. So it happens only while someone asks, and for at most
-//! a twentieth of the time: the last snapshot is shown meanwhile. Queues are cheap to ask: while one does not answer, all are
-//! asked each second, and the ledger is counted again once they answer. After an outage of the database it is counted at once.
+//! A count reads all open jobs, up to a second per million. So it runs only on request, and at most a twentieth of the
+//! time; readers get the last snapshot meanwhile. Queue depths are cheap. While one is missing, all queues are queried
+//! each second, and the ledger is counted again once all respond. After an outage of the database it is counted
+//! immediately.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,13 +17,13 @@ use tokio_util::sync::CancellationToken;
 use super::cache::{FAILURE_TTL, QueryCost, QueryResult};
 use crate::fleet::ProviderReconciliation;
 
-/// A count is kept at least so long, and so many times as long as it took.
+/// A count is kept for at least this time, and for [`COST_FACTOR`] times its duration.
 const TTL_MIN: Duration = Duration::from_secs(2);
 const COST_FACTOR: u32 = 20;
 const TTL_MAX: Duration = Duration::from_secs(4 * 60);
-/// An older count says nothing of now.
+/// An older count is not shown.
 const STALE_AFTER: Duration = Duration::from_secs(5 * 60);
-/// How long somebody who asks waits for a count that is due.
+/// How long a reader waits for a count that is due.
 const COUNT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Messages ready in queues, by provider.
@@ -30,7 +31,7 @@ pub(super) type QueueDepths = BTreeMap<String, u64>;
 
 type CountQuery<'a, T> = &'a (dyn Fn() -> BoxFuture<'a, T> + Send + Sync);
 
-/// What a snapshot asks.
+/// The queries of a snapshot.
 #[derive(Clone, Copy)]
 pub(super) struct CountQueries<'a> {
     pub jobs: CountQuery<'a, Result<Vec<ProviderReconciliation>, String>>,
@@ -41,13 +42,13 @@ pub(super) struct CountQueries<'a> {
 #[derive(Clone, Debug, Default)]
 pub(super) struct BacklogCounts {
     pub reconciliations: Option<Arc<Vec<ProviderReconciliation>>>,
-    /// Queues that did not answer are left out.
+    /// Without queues that did not respond.
     pub depths: QueueDepths,
-    /// Why the last count came to nothing.
+    /// Why the last count failed.
     pub problem: Option<String>,
-    /// Why a queue is left out.
+    /// Why a queue is missing.
     pub queue_problem: Option<String>,
-    /// When the last snapshot was begun: it says nothing of what came after.
+    /// Start of the last snapshot; later changes are not in it.
     pub started_at: Option<Instant>,
     pub due_at: Option<Instant>,
 }
@@ -58,7 +59,7 @@ pub(super) struct BacklogCounter {
     database_recovered: Notify,
 }
 
-/// What ends the wait between two snapshots.
+/// When the next count starts.
 enum NextCount {
     OnRequest,
     Immediately,
@@ -89,9 +90,9 @@ impl BacklogCounter {
             let counted = jobs().await;
             (counted, began.elapsed())
         };
-        // One that was begun during an outage may hang for long after it.
+        // A count that started during an outage may hang long after its end.
         let ((counted, took), asked) = tokio::select! {
-            // The ledger first: a message that is taken meanwhile is in neither for a moment, and never in both.
+            // The ledger first: a message that is taken meanwhile is then in neither count, and never in both.
             both = async { (counting.await, depths().await) } => both,
             () = self.database_recovered.notified() => return NextCount::Immediately,
         };
@@ -117,21 +118,21 @@ impl BacklogCounter {
         }
     }
 
-    /// The last snapshot, or the next one if that is due and comes soon.
+    /// The last snapshot, or the next one if it is due and ready within [`COUNT_TIMEOUT`].
     pub async fn current(&self) -> BacklogCounts {
         let mut latest = self.latest.subscribe();
         let due = latest.borrow_and_update().due_at.is_none_or(|at| at <= Instant::now());
         if due {
             self.requested.notify_one();
-            // What came too late is shown to whoever asks next.
+            // A later result is shown to the next reader.
             if timeout(COUNT_TIMEOUT, latest.changed()).await.is_err() {
-                tracing::debug!("jobs are still being counted; the last count is shown");
+                tracing::debug!("the count of jobs takes longer; the last count is shown");
             }
         }
         self.last()
     }
 
-    /// The last snapshot; asks for the next one if it is older than this, and does not wait for it.
+    /// The last snapshot. If it is older than `age`, requests the next one without waiting for it.
     pub fn last_and_request(&self, age: Duration) -> BacklogCounts {
         let latest = self.latest.borrow().clone();
         let due = latest.due_at.is_none_or(|at| at <= Instant::now());
@@ -141,12 +142,12 @@ impl BacklogCounter {
         self.last()
     }
 
-    /// The database answers again: what it said before its outage is not shown any longer than needed.
+    /// The database is available again: starts a new count, so that no older one is shown.
     pub fn notify_database_recovered(&self) {
         self.database_recovered.notify_one();
     }
 
-    /// The last snapshot, if it is not too old to say anything.
+    /// The last snapshot, without counts that are too old.
     pub fn last(&self) -> BacklogCounts {
         let last = self.latest.borrow().clone();
         let old = last.started_at.is_none_or(|at| at.elapsed() > STALE_AFTER);
@@ -154,7 +155,7 @@ impl BacklogCounter {
     }
 }
 
-/// Asks the queues now and then until all of them answer.
+/// Queries the queues repeatedly until all of them respond.
 async fn wait_for_all_queues(depths: CountQuery<'_, QueryResult<QueueDepths>>) {
     loop {
         sleep(FAILURE_TTL).await;

@@ -1,4 +1,4 @@
-//! Snapshots while ledger or queues fail, in virtual time.
+//! Tests of the backlog counts while the ledger or the queues fail or hang, in virtual time.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,7 +17,7 @@ enum SourceBehaviour {
     Hangs,
 }
 
-/// Ledger and queue, as they are at the moment, and how often they were asked.
+/// A fake ledger and queue with a settable behaviour, and counts of their queries.
 struct FakeSources {
     ledger: Mutex<SourceBehaviour>,
     queue: Mutex<SourceBehaviour>,
@@ -53,7 +53,7 @@ impl FakeSources {
         QueryResult { value: Some(QueueDepths::new()), problem: Some("gone".to_owned()) }
     }
 
-    /// Someone asks each second, for so many seconds or until `enough`.
+    /// Reads repeatedly for `seconds`, or until `enough` is true.
     async fn read_until(
         &self,
         counts: &BacklogCounter,
@@ -71,7 +71,7 @@ impl FakeSources {
     }
 }
 
-/// Counts until `watch` is through.
+/// Runs the counter until `watch` ends.
 async fn while_counting(sources: &FakeSources, counts: &BacklogCounter, watch: impl Future<Output = ()>) {
     let (jobs, depths) = (|| sources.jobs().boxed(), || sources.queue_depths().boxed());
     let stop = CancellationToken::new();
@@ -89,12 +89,14 @@ async fn recovered_queues_are_counted_within_three_seconds() {
         while_counting(&sources, &counts, async {
             *sources.queue.lock().unwrap() = outage;
             sources.read_until(&counts, 60, |_| false).await;
-            let told = counts.current().await;
-            assert!(told.depths.is_empty() && told.queue_problem.is_some() && told.reconciliations.is_some());
+            let snapshot = counts.current().await;
+            assert!(
+                snapshot.depths.is_empty() && snapshot.queue_problem.is_some() && snapshot.reconciliations.is_some()
+            );
             let (counted, asked) = (sources.counts.load(Ordering::Relaxed), sources.depths.load(Ordering::Relaxed));
             assert!(counted <= 31 && asked <= 160, "{counted} counts and {asked} questions in a minute");
             *sources.queue.lock().unwrap() = SourceBehaviour::Answers;
-            let took = sources.read_until(&counts, 60, |told| told.depths.get("acme") == Some(&7)).await;
+            let took = sources.read_until(&counts, 60, |snapshot| snapshot.depths.get("acme") == Some(&7)).await;
             assert!(took <= SECOND * 3, "{took:?}");
         })
         .await;
@@ -110,7 +112,7 @@ async fn hanging_count_restarts_after_recovery() {
         assert_eq!(sources.counts.load(Ordering::Relaxed), 1, "one question at a time");
         *sources.ledger.lock().unwrap() = SourceBehaviour::Answers;
         counts.notify_database_recovered();
-        let took = sources.read_until(&counts, 60, |told| told.reconciliations.is_some()).await;
+        let took = sources.read_until(&counts, 60, |snapshot| snapshot.reconciliations.is_some()).await;
         assert!(took <= SECOND * 3, "{took:?}");
     })
     .await;
@@ -127,11 +129,14 @@ async fn ledger_and_queues_are_counted_on_request() {
         assert!((9..=11).contains(&counted) && counted == asked, "{counted} counts, {asked} questions");
         *sources.ledger.lock().unwrap() = SourceBehaviour::Fails;
         sources.read_until(&counts, 10, |_| false).await;
-        let told = counts.current().await;
-        assert!(told.problem.is_some() && told.reconciliations.is_some(), "the last snapshot, with its age");
-        assert!(told.started_at.is_some_and(|at| at.elapsed() >= SECOND * 8));
+        let snapshot = counts.current().await;
+        assert!(
+            snapshot.problem.is_some() && snapshot.reconciliations.is_some(),
+            "the last snapshot is kept, with its age"
+        );
+        assert!(snapshot.started_at.is_some_and(|at| at.elapsed() >= SECOND * 8));
         sleep(STALE_AFTER).await;
-        assert!(counts.current().await.reconciliations.is_none(), "it says nothing of now");
+        assert!(counts.current().await.reconciliations.is_none(), "an old count is not shown");
     })
     .await;
 }

@@ -1,9 +1,9 @@
-//! One answer for everybody who asks within a while.
+//! A cache of one source's last value, shared by all readers.
 //!
-//! A source has one question at a time. A slow answer is kept for longer, so that a source costs at most a twentieth of its
-//! time, however many pages are open. A failure is kept for half a second, however long it took: a source that works again
-//! is asked again within its patience and that. One that hangs is asked once per patience. An answer that is slow only once
-//! is not costly: it had to wait for a connection, as the first one does after an outage.
+//! There is one query at a time per source. A slow query's result is kept longer, so that a source is busy at most a
+//! twentieth of the time, however many pages are open. A failure is kept for half a second, so that a recovered source
+//! is queried again within its timeout and that. A source that hangs is queried once per timeout. A query that is slow
+//! only once does not count as slow: it waited for a connection, as the first one after an outage does.
 
 use std::time::Duration;
 
@@ -12,28 +12,28 @@ use tokio::time::{Instant, timeout};
 
 use crate::fleet::workers::Outage;
 
-/// An answer is kept for so many times as long as it took.
+/// A result is kept for this many times the duration of its query.
 const COST_FACTOR: u32 = 20;
-/// Longest time that an answer is kept for its cost.
+/// Longest time that a result is kept for its cost.
 const TTL_MAX: Duration = Duration::from_secs(120);
-/// A failure is kept for so long.
+/// How long a failure is kept.
 pub(super) const FAILURE_TTL: Duration = Duration::from_millis(500);
 
-/// What an answer costs: the less of the last two, of which one may have waited for a connection.
+/// The cost of a query: the shorter of the last two durations, because one may have waited for a connection.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct QueryCost {
     last: Option<Duration>,
 }
 
 impl QueryCost {
-    /// After an answer that took so long.
+    /// Records the duration of a query; returns the cost.
     pub fn record(&mut self, took: Duration) -> Duration {
         let before = self.last.replace(took);
         before.map_or(took, |before| before.min(took))
     }
 }
 
-/// The last answer of one source.
+/// A source with its cached value.
 pub(super) struct CachedSource<T> {
     state: Mutex<CacheState<T>>,
     query_timeout: Duration,
@@ -41,7 +41,7 @@ pub(super) struct CachedSource<T> {
 
 struct CacheState<T> {
     value: Option<T>,
-    /// Since the value was had.
+    /// When the value was fetched.
     fetched_at: Option<Instant>,
     next_query_at: Instant,
     cost: QueryCost,
@@ -49,7 +49,7 @@ struct CacheState<T> {
     outage: Option<(Instant, Option<Instant>)>,
 }
 
-/// What one question came to: an answer may be there in part.
+/// The result of a query; a partial value and a problem are possible together.
 pub(super) struct QueryResult<T> {
     pub value: Option<T>,
     pub problem: Option<String>,
@@ -64,30 +64,30 @@ impl<T> From<Result<T, String>> for QueryResult<T> {
     }
 }
 
-/// What a source says: its last good answer, that answer's age, and why there is none newer.
+/// The last value of a source, its age, and why there is no newer one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CachedValue<T> {
     pub value: Option<T>,
     pub age: Duration,
     pub problem: Option<String>,
-    /// The last time in which it did not answer.
+    /// The last period without a response.
     pub outage: Option<Outage>,
 }
 
 impl<T> CachedValue<T> {
-    /// Of a source that is not asked now.
+    /// For a source that is not queried now.
     pub fn not_queried() -> Self {
         Self { value: None, age: Duration::ZERO, problem: None, outage: None }
     }
 
-    /// The answer, unless the last question failed.
+    /// The value, unless the last query failed.
     pub fn current(self) -> Option<T> {
         self.value.filter(|_| self.problem.is_none())
     }
 }
 
 impl<T: Clone> CachedSource<T> {
-    /// `patience`: the longest time that somebody waits for the source.
+    /// `query_timeout` is the longest time that a reader waits for the source.
     pub fn new(query_timeout: Duration) -> Self {
         let last = CacheState {
             value: None,
@@ -100,7 +100,7 @@ impl<T: Clone> CachedSource<T> {
         Self { state: Mutex::new(last), query_timeout }
     }
 
-    /// The last answer if it is younger than `age_max` or was costly, else a new one.
+    /// The cached value if it is younger than `age_max` or its query was slow, else a new one.
     pub async fn get<A: Into<QueryResult<T>>>(
         &self,
         age_max: Duration,
@@ -119,7 +119,7 @@ impl<T: Clone> CachedSource<T> {
         last.current_value()
     }
 
-    /// The last answer; asks nothing.
+    /// The cached value, without a query.
     pub async fn cached_value(&self) -> CachedValue<T> {
         self.state.lock().await.current_value()
     }
@@ -152,16 +152,16 @@ impl<T: Clone> CacheState<T> {
     }
 }
 
-/// The last answer of a source that tells by a version when it has changed.
+/// The cached value of a source whose version shows a change.
 pub(super) struct VersionedSource<T>(CachedSource<(i64, T)>);
 
 impl<T: Clone> VersionedSource<T> {
-    pub fn new(patience: Duration) -> Self {
-        Self(CachedSource::new(patience))
+    pub fn new(query_timeout: Duration) -> Self {
+        Self(CachedSource::new(query_timeout))
     }
 
-    /// The last answer if it was asked for at this version and is younger than `age_max`, or was costly, else a new one. A
-    /// change that comes too soon after a costly answer is followed as soon as that may be asked for again.
+    /// The cached value if it has this version and is younger than `age_max`, or its query was slow, else a new one. A
+    /// change soon after a slow query is read as soon as the next query is allowed.
     pub async fn get(
         &self,
         version: i64,
@@ -173,7 +173,7 @@ impl<T: Clone> VersionedSource<T> {
         Self::without_version(self.0.get(age_max, async { Ok((version, ask.await?)) }).await)
     }
 
-    /// The last answer; asks nothing.
+    /// The cached value, without a query.
     pub async fn cached_value(&self) -> CachedValue<T> {
         Self::without_version(self.0.cached_value().await)
     }
@@ -224,7 +224,7 @@ mod tests {
         assert_eq!(cached.get(SECOND * 2, ask()).await.value, Some(1));
     }
 
-    /// The first question after an outage waits for a connection.
+    /// The first query after an outage waits for a connection.
     #[tokio::test(start_paused = true)]
     async fn single_slow_query_keeps_short_ttl() {
         let (cached, asked) = (CachedSource::new(SECOND * 5), AtomicU32::new(0));
@@ -244,13 +244,13 @@ mod tests {
         assert_eq!(cached.get(SECOND, ask(SECOND)).await.value, Some(2), "slow twice is costly");
     }
 
-    /// Paused and resumed within a few seconds, by somebody whose database is slow.
+    /// An operator pauses and resumes within a few seconds, on a slow database.
     #[tokio::test(start_paused = true)]
     async fn early_change_is_read_after_the_ttl() {
         let rows = VersionedSource::new(SECOND * 5);
-        let ask = |said: &'static str| async move {
+        let ask = |value: &'static str| async move {
             sleep(SECOND / 10).await;
-            Ok(said)
+            Ok(value)
         };
         let minute = SECOND * 60;
         assert_eq!(rows.get(1, minute, ask("running")).await.value, Some("running"));
@@ -271,7 +271,7 @@ mod tests {
         advance(SECOND * 2).await;
         let away = cached.get(SECOND, async { Err::<i32, _>("away".to_owned()) }).await;
         assert_eq!((away.value, away.problem.as_deref()), (Some(7), Some("away")));
-        // Not asked again at once; and one that hangs is given up.
+        // Not queried again immediately; a hanging query times out.
         let still = cached.get(SECOND, async { Ok::<_, String>(8) }).await;
         assert_eq!((still.value, still.problem.is_some()), (Some(7), true));
         advance(SECOND * 3).await;
@@ -283,8 +283,8 @@ mod tests {
         assert_eq!(back.outage.map(|outage| outage.ended), Some(Some(Duration::ZERO)));
     }
 
-    /// A source that answers nothing for its patience, time after time; then it works. How soon is it asked again, and how
-    /// often was it asked meanwhile?
+    /// A source fails shortly before its timeout, again and again, and then recovers. The test bounds the queries
+    /// meanwhile and the time until the new value.
     #[tokio::test(start_paused = true)]
     async fn recovered_source_is_queried_within_three_seconds() {
         for (what, part) in [("no answer", None), ("an answer in part", Some(1))] {
@@ -300,8 +300,8 @@ mod tests {
             };
             let began = Instant::now();
             while began.elapsed() < SECOND * 60 {
-                let told = cached.get(SECOND, ask()).await;
-                assert_eq!((told.value, told.problem.is_some()), (part, true), "{what}");
+                let result = cached.get(SECOND, ask()).await;
+                assert_eq!((result.value, result.problem.is_some()), (part, true), "{what}");
                 advance(Duration::from_millis(50)).await;
             }
             let questions = asked.load(Ordering::Relaxed);

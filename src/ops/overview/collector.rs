@@ -1,8 +1,8 @@
-//! Where the overview is gathered: every source asked once for all who look, each with its own patience.
+//! The collector of the overview: it queries every source once for all readers, each with a timeout.
 //!
-//! A source that does not answer is missing, and a warning says why: its last answer does not pass for now's. While nobody
-//! looks, the reports of the workers and, now and then, the jobs are asked for: enough for the history. The reports come
-//! first: while they cannot be read, nothing else is asked of the database.
+//! A source that does not respond is missing, with a warning; its last value is not shown as current. Without readers
+//! only the workers' reports and, less often, the jobs are queried, which is enough for the history. The reports come
+//! first: while they cannot be read, no other query goes to the database.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,16 +37,16 @@ use crate::worker::settings_sync::LoadedSettings;
 use crate::worker::supervisor::WorkerStatus;
 use crate::worker::sweeper::{CHECKED_JOBS, OVERDUE_ALARM_AFTER};
 
-/// Distance of the points of the history.
+/// Interval of the points of the history.
 pub(super) const SAMPLE_EVERY: Duration = Duration::from_secs(2);
-/// One picture for everybody who asks within this time.
+/// All readers within this time get the same snapshot.
 const SNAPSHOT_TTL: Duration = Duration::from_secs(1);
-/// Longest time that a source is waited for.
+/// Timeout of a source.
 const SOURCE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Clocks further apart than this make times on pages misleading; limits do not depend on it.
+/// A larger clock skew makes displayed times misleading; limits do not depend on it.
 const CLOCK_SKEW_MAX_MS: u64 = 5_000;
 
-/// What is asked.
+/// The sources of the overview.
 #[derive(Clone)]
 pub struct OverviewSources {
     pub worker_status: watch::Receiver<WorkerStatus>,
@@ -55,12 +55,12 @@ pub struct OverviewSources {
     pub upkeep: Arc<dyn Upkeep>,
     pub queue: Arc<dyn Queue>,
     pub limiter: Arc<dyn Limiter>,
-    /// The process that answers.
+    /// Id of this worker process.
     pub worker: String,
     pub version: String,
 }
 
-/// Whether someone looks, or the history alone is continued.
+/// Whether a reader waits for the snapshot, or only the history needs it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum CollectFor {
     Reader,
@@ -71,36 +71,36 @@ const DEPTHS_AGE_MAX: Duration = Duration::from_secs(2);
 const OLDEST_AGE_MAX: Duration = Duration::from_secs(5);
 const USAGE_AGE_MAX: Duration = Duration::from_secs(1);
 const REPORTS_AGE_MAX: Duration = Duration::from_secs(1);
-/// Of a count, for the history alone.
+/// Largest age of a count that only the history needs.
 const UNWATCHED_COUNT_AGE_MAX: Duration = Duration::from_secs(10);
-/// Rows are read again when their version moves; and now and then, to be sure.
+/// Rows are read again when their version changes, and at the latest after this time.
 const ROWS_AGE_MAX: Duration = Duration::from_secs(60);
 
-/// The reports, and by how many milliseconds the database's clock is ahead of ours.
+/// The reports, and the milliseconds by which the database's clock is ahead of ours.
 type ReportsWithSkew = (Vec<StoredReport>, i64);
-/// As written, and who paused those that are paused.
+/// The raw rows, and the author of each pause.
 type RowsWithPauseAuthors = (Vec<ProviderRow>, BTreeMap<String, String>);
 type UsageByQuota = BTreeMap<ProviderName, Vec<LimitStatus>>;
 
-/// One look: what was gathered, and what is shown of it.
+/// The collected input, and the overview made from it.
 #[derive(Clone, Debug)]
 pub struct OverviewSnapshot {
     pub input: Arc<OverviewInput>,
     pub overview: Arc<Overview>,
 }
 
-/// Gathers, and remembers fifteen minutes.
+/// Collects the overview, and keeps a history of fifteen minutes.
 pub struct OverviewCollector {
     sources: OverviewSources,
     rows: VersionedSource<RowsWithPauseAuthors>,
     reports: CachedSource<ReportsWithSkew>,
-    /// While the database is away, and there is no snapshot of both.
+    /// Queue depths while the database is unavailable and there are no backlog counts.
     depths: CachedSource<QueueDepths>,
     oldest: CachedSource<BTreeMap<String, i64>>,
     limit_usage: CachedSource<UsageByQuota>,
     counts: BacklogCounter,
     database_was_unavailable: AtomicBool,
-    /// What the snapshots have come to, and when the last one was had.
+    /// Counts of unrecorded payments by provider, and the time of the last snapshot in them.
     payment_counts: Mutex<(BTreeMap<String, PaymentCount>, Option<Instant>)>,
     last_snapshot: AsyncMutex<Option<(Instant, OverviewSnapshot)>>,
     history: Mutex<OverviewHistory>,
@@ -124,19 +124,19 @@ impl OverviewCollector {
         }
     }
 
-    /// Counts and keeps the history until it is stopped.
+    /// Counts the backlog and records the history until `stop` fires.
     pub async fn run(&self, stop: CancellationToken) {
         let depths = || async { self.query_depths(&self.provider_names().await).await }.boxed();
         let jobs = || self.query_jobs().boxed();
         tokio::join!(self.counts.run(CountQueries { jobs: &jobs, depths: &depths }, &stop), self.record_history(&stop));
     }
 
-    /// What is known now, at most about two seconds old.
+    /// The current overview, at most about two seconds old.
     pub async fn overview(&self) -> Arc<Overview> {
         self.snapshot().await.overview
     }
 
-    /// What [`Lookout::overview`] is made of.
+    /// The input of [`OverviewCollector::overview`].
     pub async fn input(&self) -> Arc<OverviewInput> {
         self.snapshot().await.input
     }
@@ -149,23 +149,23 @@ impl OverviewCollector {
         history.last_points(provider, usize::try_from(points).unwrap_or(usize::MAX))
     }
 
-    /// Both.
+    /// Input and overview of the same moment.
     pub async fn snapshot(&self) -> OverviewSnapshot {
-        let mut picture = self.last_snapshot.lock().await;
-        if let Some((_, picture)) = picture.as_ref().filter(|(at, _)| at.elapsed() < SNAPSHOT_TTL) {
-            return picture.clone();
+        let mut last = self.last_snapshot.lock().await;
+        if let Some((_, snapshot)) = last.as_ref().filter(|(at, _)| at.elapsed() < SNAPSHOT_TTL) {
+            return snapshot.clone();
         }
         let new = self.build_snapshot(CollectFor::Reader).await;
-        *picture = Some((Instant::now(), new.clone()));
+        *last = Some((Instant::now(), new.clone()));
         new
     }
 
-    async fn build_snapshot(&self, looks: CollectFor) -> OverviewSnapshot {
-        let evidence = self.collect(looks).await;
-        OverviewSnapshot { overview: Arc::new(overview(&evidence)), input: Arc::new(evidence) }
+    async fn build_snapshot(&self, purpose: CollectFor) -> OverviewSnapshot {
+        let input = self.collect(purpose).await;
+        OverviewSnapshot { overview: Arc::new(overview(&input)), input: Arc::new(input) }
     }
 
-    /// Payments that no worker has recorded, by provider; each snapshot is followed once.
+    /// Payments that no worker has recorded, by provider. Each backlog count is used once.
     fn unrecorded(&self, counted: &BacklogCounts) -> BTreeMap<String, u64> {
         let BacklogCounts { reconciliations: Some(accounts), started_at: Some(had_at), .. } = counted else {
             return BTreeMap::new();
@@ -185,11 +185,11 @@ impl OverviewCollector {
         before.iter().map(|(name, seen)| (name.clone(), seen.unrecorded)).collect()
     }
 
-    /// The picture that someone looks at, or one for the history: a page shows the same figure in both.
+    /// The last snapshot of a reader, or a new one for the history, so that a page shows the same figure in both.
     async fn history_overview(&self) -> Arc<Overview> {
         let seen = self.last_snapshot.lock().await.clone();
         match seen.filter(|(at, _)| at.elapsed() < SAMPLE_EVERY) {
-            Some((_, picture)) => picture.overview,
+            Some((_, snapshot)) => snapshot.overview,
             None => self.build_snapshot(CollectFor::HistoryOnly).await.overview,
         }
     }
@@ -209,7 +209,7 @@ impl OverviewCollector {
         }
     }
 
-    /// Providers that have a row, good or bad, or jobs: each may have messages in its queue.
+    /// Providers with a row, valid or not, or with jobs: each may have messages in its queue.
     async fn provider_names(&self) -> Vec<ProviderName> {
         let known = Arc::clone(&self.sources.worker_status.borrow().settings);
         let rows = self.rows.cached_value().await.value.map(|(rows, _)| rows).unwrap_or_default();
@@ -219,28 +219,29 @@ impl OverviewCollector {
         all_provider_names(&known, rows.iter().map(|row| row.name.as_str()).chain(bad).chain(recorded))
     }
 
-    async fn collect(&self, looks: CollectFor) -> OverviewInput {
+    async fn collect(&self, purpose: CollectFor) -> OverviewInput {
         let known = Arc::clone(&self.sources.worker_status.borrow().settings);
         let reports = self.reports.get(REPORTS_AGE_MAX, self.query_reports()).await;
         let used = async {
-            if looks == CollectFor::HistoryOnly {
+            if purpose == CollectFor::HistoryOnly {
                 return CachedValue::not_queried();
             }
             self.limit_usage.get(USAGE_AGE_MAX, self.query_limit_usage(&known)).await
         };
-        let stored = self.collect_stored(looks, reports.problem.is_some(), known.version);
+        let stored = self.collect_stored(purpose, reports.problem.is_some(), known.version);
         let (used, (rows, oldest, counted)) = tokio::join!(used, stored);
-        let problem_of = |what: &str, problem: &Option<String>| problem.as_ref().map(|it| problem_with_name(what, it));
-        let mut away: Vec<String> = Vec::new();
-        away.extend(problem_of("queue", &counted.queue_problem));
-        away.extend(problem_of("limiter", &used.problem));
-        away.extend(counted.problem.as_ref().map(|problem| format!("jobs could not be counted: {problem}")));
-        let database_away = reports.problem.or(rows.problem);
-        let sources = [("database", &database_away), ("queue", &counted.queue_problem), ("limiter", &used.problem)];
+        let problem_of =
+            |what: &str, problem: &Option<String>| problem.as_ref().map(|problem| problem_with_name(what, problem));
+        let mut problems: Vec<String> = Vec::new();
+        problems.extend(problem_of("queue", &counted.queue_problem));
+        problems.extend(problem_of("limiter", &used.problem));
+        problems.extend(counted.problem.as_ref().map(|problem| format!("jobs could not be counted: {problem}")));
+        let database_problem = reports.problem.or(rows.problem);
+        let sources = [("database", &database_problem), ("queue", &counted.queue_problem), ("limiter", &used.problem)];
         let missing = sources.into_iter().filter_map(|(name, problem)| problem.as_ref().map(|_| name)).collect();
-        let (heard, skew_ms) = reports.value.unwrap_or_default();
-        away.extend(clock_skew_warning(skew_ms));
-        let (written, paused_by) = rows.value.unwrap_or_default();
+        let (stored_reports, skew_ms) = reports.value.unwrap_or_default();
+        problems.extend(clock_skew_warning(skew_ms));
+        let (raw_rows, paused_by) = rows.value.unwrap_or_default();
         let at_ms = unix_ms();
         let unrecorded = self.unrecorded(&counted);
         let counted_for = counted.started_at.filter(|_| counted.reconciliations.is_some()).map(|at| at.elapsed());
@@ -249,11 +250,11 @@ impl OverviewCollector {
             at_ms,
             version: self.sources.version.clone(),
             worker: self.sources.worker.clone(),
-            rows: written,
+            rows: raw_rows,
             paused_by,
             providers: known.providers.clone(),
             invalid_rows: known.invalid_rows.clone(),
-            workers: visible_workers(&heard, reports.age, reports.outage),
+            workers: visible_workers(&stored_reports, reports.age, reports.outage),
             reconciliation: counted.reconciliations.map(|accounts| by_provider(accounts.iter().cloned())),
             counted_at_ms,
             recent_per_s: lock_ignoring_poison(&self.history).recent_per_s(),
@@ -262,39 +263,39 @@ impl OverviewCollector {
             oldest_ms: oldest.current(),
             queue_reports_ages: self.sources.queue.reports_ages(),
             limit_usage: used.value.unwrap_or_default(),
-            database_problem: database_away,
-            backend_problems: away,
+            database_problem,
+            backend_problems: problems,
             missing,
         }
     }
 
-    /// What stands in the database, and in the queues at the same moment.
+    /// The data of the database, and of the queues at the same moment.
     async fn collect_stored(
         &self,
-        looks: CollectFor,
-        database_away: bool,
+        purpose: CollectFor,
+        database_unavailable: bool,
         version: i64,
     ) -> (CachedValue<RowsWithPauseAuthors>, CachedValue<BTreeMap<String, i64>>, BacklogCounts) {
-        let was_away = self.database_was_unavailable.swap(database_away, Ordering::Relaxed);
+        let was_unavailable = self.database_was_unavailable.swap(database_unavailable, Ordering::Relaxed);
         let names = self.provider_names().await;
-        if database_away {
+        if database_unavailable {
             let depths = self.depths.get(DEPTHS_AGE_MAX, self.query_depths(&names)).await;
             let queue_problem = depths.problem;
             let counted =
                 BacklogCounts { depths: depths.value.unwrap_or_default(), queue_problem, ..BacklogCounts::default() };
             return (self.rows.cached_value().await, CachedValue::not_queried(), counted);
         }
-        if was_away {
+        if was_unavailable {
             self.counts.notify_database_recovered();
         }
         let counted = async {
-            match looks {
+            match purpose {
                 CollectFor::Reader => self.counts.current().await,
                 CollectFor::HistoryOnly => self.counts.last_and_request(UNWATCHED_COUNT_AGE_MAX),
             }
         };
         let oldest = async {
-            if looks == CollectFor::HistoryOnly {
+            if purpose == CollectFor::HistoryOnly {
                 return CachedValue::not_queried();
             }
             self.oldest.get(OLDEST_AGE_MAX, self.query_oldest(&names)).await
@@ -304,7 +305,7 @@ impl OverviewCollector {
 
     async fn query_rows(&self) -> Result<RowsWithPauseAuthors, String> {
         let written = self.sources.settings.raw_rows(None).await.map_err(|error| error.to_string())?;
-        // Those that cannot be read are among the bad ones that the worker knows.
+        // Unreadable rows are among the invalid rows that the worker knows.
         let rows: Vec<ProviderRow> = written.into_iter().flatten().collect();
         let paused_by = pause_authors(self.sources.settings.as_ref(), &rows).await;
         Ok((rows, paused_by))
@@ -317,7 +318,7 @@ impl OverviewCollector {
         Ok((reports, skew_ms))
     }
 
-    /// In the ledger, or in a queue that says so.
+    /// The oldest job by provider, in the ledger or in a queue that reports ages.
     async fn query_oldest(&self, names: &[ProviderName]) -> Result<BTreeMap<String, i64>, String> {
         let oldest = self.sources.fleet.oldest_open(names).await.map_err(|error| error.to_string())?;
         let mut oldest: BTreeMap<String, i64> = oldest.into_iter().collect();
@@ -341,7 +342,7 @@ impl OverviewCollector {
     async fn query_depths(&self, names: &[ProviderName]) -> QueryResult<QueueDepths> {
         let each = names.iter().map(|name| async move {
             let depth = self.sources.queue.depth(name).await.map_err(|error| error.to_string())?;
-            // Without a queue nothing is in it.
+            // A queue that does not exist has no messages.
             Ok((name.to_string(), depth.unwrap_or(0)))
         });
         let (depths, problem) = split_results(query_concurrently(each).await);
@@ -363,7 +364,7 @@ fn lock_ignoring_poison<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The known providers, and those of these names that can be one's.
+/// The known providers, and the valid ones of these names.
 #[must_use]
 pub fn all_provider_names<'a>(known: &LoadedSettings, others: impl Iterator<Item = &'a str>) -> Vec<ProviderName> {
     let others = others.filter_map(|name| ProviderName::new(name).ok());
@@ -375,12 +376,12 @@ fn clock_skew_warning(skew_ms: i64) -> Option<String> {
     let seconds = skew_ms.unsigned_abs() / 1_000;
     (skew_ms.unsigned_abs() > CLOCK_SKEW_MAX_MS).then(|| {
         format!(
-            "the database's clock and this machine's are {seconds} s apart: times shown here mislead, limits do not"
+            "the clocks of database and this machine differ by {seconds} s: displayed times are wrong, limits are not"
         )
     })
 }
 
-/// Milliseconds since the Unix epoch by this machine's clock, for people.
+/// Milliseconds since the Unix epoch by this machine's clock, for display.
 #[must_use]
 pub fn unix_ms() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -1,6 +1,7 @@
-//! One question about each provider to an engine that payments need too.
+//! Concurrent queries to a backend, one per provider, with a bound on their number and a common timeout.
 //!
-//! Refuses to ask everything at once, and to let one that does not answer keep back what others said.
+//! Payments need the same backend, so the queries must not crowd it. A query without a response does not delay the
+//! results of the others.
 
 use std::time::Duration;
 
@@ -8,12 +9,12 @@ use futures_util::future::join_all;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 
-/// Longest time that broker and limiter are waited for: less than a source is, so that what came by then is shown.
+/// Timeout for broker and limiter: below the timeout of a source, so that partial results are shown.
 const BACKEND_TIMEOUT: Duration = Duration::from_millis(1_500);
-/// Questions under way at once: each has a channel of the broker's for as long.
+/// Concurrent queries: each uses a channel of the broker meanwhile.
 const CONCURRENCY: usize = 8;
 
-/// What each says, in their order; `None` for one that has not answered when the patience for engines ends, for all at once.
+/// The results in order; `None` for a query without a response when [`BACKEND_TIMEOUT`] ends for all of them.
 pub(super) async fn query_concurrently<T>(asks: impl IntoIterator<Item = impl Future<Output = T>>) -> Vec<Option<T>> {
     let (places, until) = (&Semaphore::new(CONCURRENCY), Instant::now() + BACKEND_TIMEOUT);
     let each = asks.into_iter().map(|ask| async move {
@@ -26,16 +27,16 @@ pub(super) async fn query_concurrently<T>(asks: impl IntoIterator<Item = impl Fu
     join_all(each).await
 }
 
-/// Their answers, and the last thing that was wrong with others.
+/// Splits the results into values and the last problem.
 pub(super) fn split_results<T>(answers: Vec<Option<Result<T, String>>>) -> (Vec<T>, Option<String>) {
-    let (mut said, mut problem) = (Vec::new(), None);
+    let (mut values, mut problem) = (Vec::new(), None);
     for answer in answers {
         match answer.unwrap_or_else(|| Err("no answer in time".to_owned())) {
-            Ok(answer) => said.push(answer),
+            Ok(value) => values.push(value),
             Err(error) => problem = Some(error),
         }
     }
-    (said, problem)
+    (values, problem)
 }
 
 #[cfg(test)]
@@ -55,8 +56,8 @@ mod tests {
             under_way.fetch_sub(1, Ordering::Relaxed);
             number
         };
-        let said = query_concurrently((0..500).map(ask)).await;
-        assert_eq!(said, (0..500).map(Some).collect::<Vec<_>>());
+        let results = query_concurrently((0..500).map(ask)).await;
+        assert_eq!(results, (0..500).map(Some).collect::<Vec<_>>());
         assert_eq!(most.into_inner(), CONCURRENCY);
     }
 
@@ -68,8 +69,8 @@ mod tests {
             3 => Err("away".to_owned()),
             _ => Ok(number),
         };
-        let (said, problem) = split_results(query_concurrently((0..100).map(ask)).await);
-        assert_eq!((said.len(), problem.as_deref()), (90, Some("away")));
+        let (results, problem) = split_results(query_concurrently((0..100).map(ask)).await);
+        assert_eq!((results.len(), problem.as_deref()), (90, Some("away")));
         assert_eq!(began.elapsed(), BACKEND_TIMEOUT, "for all of them together");
         let hang = query_concurrently((0..20).map(|_| std::future::pending::<Result<(), String>>())).await;
         assert_eq!(split_results(hang), (Vec::new(), Some("no answer in time".to_owned())));

@@ -1,6 +1,6 @@
-//! The last fifteen minutes of every provider, in points of two seconds, as this process saw all workers.
+//! The history of the last fifteen minutes of every provider, in points of two seconds, over all workers.
 //!
-//! Refuses to outlive the process and to grow: one ring per provider that the rows name.
+//! It is in memory only: a restart of this process clears it. Each provider of the overview has one ring buffer.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -8,23 +8,23 @@ use serde::{Deserialize, Serialize};
 
 use crate::fleet::Overview;
 
-/// Points kept: fifteen minutes.
+/// Points per provider: fifteen minutes.
 const POINTS_MAX: usize = 450;
-/// Points that say how fast a backlog goes of late: five minutes, and no less than one. Limits on accounts let out what
-/// they have at once and then nothing for a while, so ten seconds say nothing.
+/// Points for the recent rate of a backlog: at most five minutes, at least one. Limits on accounts release jobs in
+/// bursts, so ten seconds are too short.
 const RECENT_POINTS_MAX: usize = 150;
 const RECENT_POINTS_MIN: usize = 30;
 
-/// One provider at one instant.
+/// The figures of one provider at one instant.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct HistoryPoint {
     pub at: String,
-    /// `null`: nobody could say.
+    /// `null` if it is unknown.
     pub rate_per_s: Option<f64>,
     pub limit_per_s: Option<f64>,
-    /// `null`: it was not known in full.
+    /// `null` if only a lower bound is known.
     pub waiting: Option<u64>,
-    /// 429s to permits that we gave, since the point before.
+    /// 429s to requests with a permit since the previous point.
     pub throttled: u64,
 }
 
@@ -40,13 +40,13 @@ struct ProviderHistory {
 }
 
 impl OverviewHistory {
-    /// Takes one more point of each provider; providers that are gone go.
+    /// Records a point of each provider, and drops providers that no longer exist.
     pub fn record(&mut self, overview: &Overview) {
         self.providers.retain(|name, _| overview.providers.iter().any(|provider| provider.name == *name));
         for provider in &overview.providers {
             let ring = self.providers.entry(provider.name.clone()).or_default();
             let refused = provider.refused_by_provider;
-            // A worker that ended takes its count along: then the sum is lower, and nothing is known to be new.
+            // When a worker ends, its count is gone. Then the sum is lower, and no new 429 is known.
             let throttled =
                 ring.throttled_total.zip(refused).map_or(0, |(before, refused)| refused.saturating_sub(before));
             ring.throttled_total = refused.or(ring.throttled_total);
@@ -63,8 +63,8 @@ impl OverviewHistory {
         }
     }
 
-    /// Requests per second over the last minutes in which jobs waited without a break; providers that this is too short
-    /// for are left out.
+    /// Requests per second over the last minutes with a backlog, without a break. Providers without enough points are
+    /// left out.
     pub fn recent_per_s(&self) -> BTreeMap<String, f64> {
         let lately = |(name, ring): (&String, &ProviderHistory)| Some((name.clone(), lately_per_s(ring)?));
         self.providers.iter().filter_map(lately).collect()
@@ -79,8 +79,12 @@ impl OverviewHistory {
 }
 
 fn lately_per_s(ring: &ProviderHistory) -> Option<f64> {
-    let busy =
-        ring.points.iter().rev().take(RECENT_POINTS_MAX).take_while(|point| point.waiting.is_none_or(|it| it > 0));
+    let busy = ring
+        .points
+        .iter()
+        .rev()
+        .take(RECENT_POINTS_MAX)
+        .take_while(|point| point.waiting.is_none_or(|waiting| waiting > 0));
     let rates = busy.filter_map(|point| point.rate_per_s);
     let (sum, points) = rates.fold((0.0, 0_u32), |(sum, points), rate_per_s| (sum + rate_per_s, points + 1));
     (points as usize >= RECENT_POINTS_MIN).then(|| sum / f64::from(points))
@@ -94,10 +98,10 @@ mod tests {
 
     fn overview_with_throttled(refused: u64, names: &[&str]) -> Overview {
         let row = |name: &&str| ProviderRow { name: (*name).to_owned(), ..ProviderRow::default() };
-        let mut picture =
+        let mut overview =
             overview(&OverviewInput { rows: names.iter().map(row).collect(), ..OverviewInput::default() });
-        picture.providers.iter_mut().for_each(|provider| provider.refused_by_provider = Some(refused));
-        picture
+        overview.providers.iter_mut().for_each(|provider| provider.refused_by_provider = Some(refused));
+        overview
     }
 
     #[test]
@@ -119,10 +123,10 @@ mod tests {
     fn recent_rate_needs_one_minute_of_backlog() {
         let mut history = OverviewHistory::default();
         let mut enter = |points: usize, waiting, rate_per_s| {
-            let mut picture = overview_with_throttled(0, &["acme"]);
-            (picture.providers[0].waiting, picture.providers[0].rate_per_s) = (waiting, Some(rate_per_s));
-            picture.providers[0].waiting_is_at_least = false;
-            (0..points).for_each(|_| history.record(&picture));
+            let mut overview = overview_with_throttled(0, &["acme"]);
+            (overview.providers[0].waiting, overview.providers[0].rate_per_s) = (waiting, Some(rate_per_s));
+            overview.providers[0].waiting_is_at_least = false;
+            (0..points).for_each(|_| history.record(&overview));
             history.recent_per_s().get("acme").copied()
         };
         assert_eq!(enter(100, 0, 9.0), None);

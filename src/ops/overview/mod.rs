@@ -1,7 +1,7 @@
-//! The overview of all workers over HTTP: `/api/v1/overview`, one provider's page and history, and who is there.
+//! The handlers of the overview of all workers: all providers, one provider with its history, and the workers.
 //!
-//! Refuses to work per page: what is asked is gathered once for everybody who asks within two seconds ([`Lookout`]), and an
-//! engine that is away leaves its numbers out and says so, instead of an error.
+//! The data come from the [`OverviewCollector`], which queries each source once for all readers. While a backend is
+//! unavailable its figures are missing, with a warning; the response is no error.
 
 use axum::Router;
 use axum::extract::rejection::QueryRejection;
@@ -33,29 +33,29 @@ pub use collector::{OverviewCollector, OverviewSnapshot, OverviewSources, all_pr
 pub use history::HistoryPoint;
 pub use pause_authors::pause_authors;
 
-/// Longest history that is kept, in seconds.
+/// Length of the history, in seconds.
 const HISTORY_MAX_S: u64 = 15 * 60;
 const HISTORY_DEFAULT_S: u64 = 10 * 60;
 
-/// Changes of a provider's rows that its page shows.
+/// Most changes of a provider's rows in a response.
 const AUDIT_MAX: u32 = 20;
 
-/// One provider's page.
+/// All data of one provider.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct ProviderPage {
     overview: ProviderOverview,
-    /// As `provider show --json` prints it; absent when the provider has no row any more.
+    /// The row as `provider show --json` prints it; absent if the provider no longer has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
     row: Option<RedactedRow>,
     waits: WaitHistogram,
     decisions: Vec<DecisionOverview>,
-    /// The last changes of its rows, newest first; absent when the database does not say.
+    /// The last changes of its rows, newest first; absent while the database is unavailable.
     #[serde(skip_serializing_if = "Option::is_none")]
     audit: Option<Vec<ChangeOverview>>,
 }
 
-/// Who changed what.
+/// A change of settings.
 #[derive(Debug, Serialize, ToSchema)]
 struct ChangeOverview {
     #[schema(value_type = String)]
@@ -81,7 +81,7 @@ struct HistoryResponse {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct HistoryParams {
-    /// How far back, 1 to 900; 600 unless told.
+    /// Length of the history in seconds, 1 to 900; default 600.
     seconds: Option<u64>,
 }
 
@@ -112,7 +112,7 @@ pub(super) async fn show(State(state): State<OpsState>) -> Response {
     tag = "overview",
     params(("name" = String, Path, description = "The provider")),
     responses(
-        (status = 200, description = "What its page shows", body = ProviderPage),
+        (status = 200, description = "The provider", body = ProviderPage),
         (status = 404, description = "There is no such provider", body = ErrorBody),
     )
 )]
@@ -143,7 +143,7 @@ pub(super) async fn provider(State(state): State<OpsState>, Path(name): Path<Str
     params(("name" = String, Path, description = "The provider"), HistoryParams),
     responses(
         (status = 200, description = "Points in equal steps", body = HistoryResponse),
-        (status = 400, description = "`seconds` out of its range", body = ErrorBody),
+        (status = 400, description = "`seconds` is out of range", body = ErrorBody),
         (status = 404, description = "There is no such provider", body = ErrorBody),
     )
 )]
@@ -154,7 +154,7 @@ pub(super) async fn provider_history(
 ) -> Result<Response, ApiError> {
     let seconds = since?.0.seconds.unwrap_or(HISTORY_DEFAULT_S);
     if !(1..=HISTORY_MAX_S).contains(&seconds) {
-        return Err(ApiError::bad_request(format!("seconds must lie between 1 and {HISTORY_MAX_S}")));
+        return Err(ApiError::bad_request(format!("`seconds` must be 1 to {HISTORY_MAX_S}, got {seconds}")));
     }
     let known = state.collector.overview().await.providers.iter().any(|provider| provider.name == name);
     let step_ms = u64::try_from(collector::SAMPLE_EVERY.as_millis()).unwrap_or(u64::MAX);
@@ -164,7 +164,7 @@ pub(super) async fn provider_history(
     }
 }
 
-/// Who works, and how the engines answer each of them.
+/// All workers, with the state of the backends as each sees it.
 #[utoipa::path(
     get,
     path = "/api/v1/workers",
@@ -172,9 +172,8 @@ pub(super) async fn provider_history(
     responses((status = 200, description = "Every worker that reported within a day", body = WorkersResponse))
 )]
 pub(super) async fn workers(State(state): State<OpsState>) -> Response {
-    let evidence = state.collector.input().await;
-    JsonResponse(WorkersResponse { workers: evidence.workers.iter().map(WorkerOverview::new).collect() })
-        .into_response()
+    let input = state.collector.input().await;
+    JsonResponse(WorkersResponse { workers: input.workers.iter().map(WorkerOverview::new).collect() }).into_response()
 }
 
 impl From<AuditedChange> for ChangeOverview {

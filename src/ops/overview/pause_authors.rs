@@ -1,6 +1,6 @@
-//! Who paused the providers that are paused, when and why, from the audit.
+//! The authors of pauses: who paused each paused provider, when and why, by the audit.
 //!
-//! Refuses to fail a picture for it: where the audit does not answer, nobody is named.
+//! While the audit cannot be read, the author is missing and the overview is still shown.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,10 @@ use crate::domain::provider::ProviderName;
 use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::settings::Settings;
 
-/// Changes of a provider that are looked through: a pause is its last, or close to it.
+/// Changes of a provider that are searched: the pause is the last one, or close to it.
 const CHANGES_MAX: u32 = 50;
 
-/// By provider, in words.
+/// The author of each pause by provider, in words.
 pub async fn pause_authors(settings: &dyn Settings, rows: &[ProviderRow]) -> BTreeMap<String, String> {
     let mut words = BTreeMap::new();
     for row in rows.iter().filter(|row| row.paused) {

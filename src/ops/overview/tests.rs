@@ -1,4 +1,4 @@
-//! The four answers over an embedded stand, without a worker: what it says is written by hand.
+//! Tests of the overview with embedded backends and without a worker: the test writes the workers' reports itself.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -73,14 +73,14 @@ async fn reports_of_all_workers_are_merged() {
     let progress = WorkerStatus { settings: Arc::new(known), ..WorkerStatus::default() };
     let (_progress, progress) = watch::channel(progress);
     let limiter = Arc::new(crate::limiter::embedded::EmbeddedLimiter::new());
-    let lookout = test_collector(&database, progress, limiter);
+    let collector = test_collector(&database, progress, limiter);
     let stop = tokio_util::sync::CancellationToken::new();
     let running = tokio::spawn({
-        let (lookout, stop) = (lookout.clone(), stop.clone());
-        async move { lookout.run(stop).await }
+        let (collector, stop) = (collector.clone(), stop.clone());
+        async move { collector.run(stop).await }
     });
 
-    let overview = serde_json::to_value(lookout.overview().await.as_ref()).unwrap();
+    let overview = serde_json::to_value(collector.overview().await.as_ref()).unwrap();
     assert_eq!((&overview["worker"], &overview["warnings"]), (&json!("this-one"), &json!([])));
     let acme = &overview["providers"][0];
     for (field, wanted) in [
@@ -101,16 +101,16 @@ async fn reports_of_all_workers_are_merged() {
     }
     assert_eq!((&acme["limits"][0]["used"], &acme["limits"][0]["remaining"]), (&json!(0), &json!(100)));
 
-    let evidence = lookout.input().await;
-    assert_eq!(permit_waits(&evidence.workers, "acme").counts, [10, 2, 0]);
-    let last = recent_decisions(&evidence.workers, "acme");
+    let input = collector.input().await;
+    assert_eq!(permit_waits(&input.workers, "acme").counts, [10, 2, 0]);
+    let last = recent_decisions(&input.workers, "acme");
     let whose: Vec<&str> = last.iter().map(|decision| decision.worker.as_str()).collect();
     assert_eq!(whose, ["two", "one"]);
-    // The sampler's first point is there as soon as it has looked.
-    while lookout.history("acme", 60).is_empty() {
+    // The first point exists after the first sample.
+    while collector.history("acme", 60).is_empty() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    let point = lookout.history("acme", 60).pop().unwrap();
+    let point = collector.history("acme", 60).pop().unwrap();
     assert_eq!((point.limit_per_s, point.waiting, point.throttled), (Some(100.0), Some(0), 0));
     stop.cancel();
     running.await.unwrap();

@@ -1,6 +1,6 @@
-//! The files of the page, by the path behind `/assets/`: the list of everything that a browser can get from here.
+//! The list of the page's files, by their path below `/assets/`: everything that a browser can get from here.
 //!
-//! Refuses to be a folder: a file that is not named here does not exist, and a test says which one is missing.
+//! A file that is not in the list is not served. A test compares the list with the folder.
 
 use super::Asset;
 

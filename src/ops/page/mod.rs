@@ -1,7 +1,7 @@
-//! The web page: hand-written HTML, CSS and ES modules, part of the binary, served beside the API that they read.
+//! The routes of the web page: hand-written HTML, CSS and ES modules that are part of the binary.
 //!
-//! Refuses everything that is not in it: no file of the disk, no address of another origin, no script or style in the
-//! page's own text, and no framing by others. What the page shows it asks of `/api/v1`, under the same guard.
+//! The page gets its data from `/api/v1`, behind the same guard. The server never reads a file of the disk. A content
+//! security policy forbids other origins, inline scripts and styles, and frames.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -17,7 +17,7 @@ use self::assets::{ASSETS, INDEX};
 
 mod assets;
 
-/// Scripts and styles are files of this server; nothing else is loaded, nothing is sent elsewhere, and no text becomes
+/// Scripts and styles are files of this server. Nothing else is loaded, nothing is sent elsewhere, and no text becomes
 /// markup (<https://www.w3.org/TR/CSP3/>, <https://www.w3.org/TR/trusted-types/>).
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
                                        connect-src 'self'; base-uri 'none'; form-action 'none'; \
@@ -29,19 +29,19 @@ const HEADERS: [(HeaderName, HeaderValue); 6] = [
     (header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY")),
     (header::REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
     (HeaderName::from_static("cross-origin-opener-policy"), HeaderValue::from_static("same-origin")),
-    // Names do not change with their content: a copy is asked about each time, by its ETag.
+    // File names do not change with their content, so the browser revalidates a copy each time by its ETag.
     (header::CACHE_CONTROL, HeaderValue::from_static("private, no-cache")),
 ];
 
 /// One file of the page.
 pub(super) struct Asset {
-    /// Behind `/assets/`.
+    /// Path below `/assets/`.
     pub(super) path: &'static str,
     pub(super) content_type: &'static str,
     pub(super) body: &'static [u8],
 }
 
-/// Each file's validator, by path.
+/// The ETag of each file, by path.
 static ETAGS: LazyLock<HashMap<&'static str, String>> = LazyLock::new(|| {
     let etag = |asset: &Asset| {
         let digest = Sha256::digest(asset.body);
@@ -50,7 +50,7 @@ static ETAGS: LazyLock<HashMap<&'static str, String>> = LazyLock::new(|| {
     ASSETS.iter().chain([&INDEX]).map(etag).collect()
 });
 
-/// `/` and `/assets/…`.
+/// The routes `/` and `/assets/…`.
 pub(super) fn router<S: Clone + Send + Sync + 'static>() -> Router<S> {
     Router::new().route("/", get(index)).route("/assets/{*path}", get(asset))
 }

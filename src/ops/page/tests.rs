@@ -4,7 +4,7 @@ use std::path::Path as FilePath;
 use super::super::tests::start;
 use super::*;
 
-/// One answer: status, headers, body.
+/// Fetches a URL; returns status, headers and body.
 async fn fetch_page(url: &str, headers: &[(&str, &str)]) -> (u16, reqwest::header::HeaderMap, String) {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let mut request = reqwest::Client::new().get(url);
@@ -41,7 +41,7 @@ fn binary_contains_every_page_file() {
 fn index_references_every_script_and_style() {
     let index = std::str::from_utf8(INDEX.body).unwrap();
     for asset in ASSETS {
-        assert!(index.contains(&format!("\"/assets/{}\"", asset.path)), "{} is found late", asset.path);
+        assert!(index.contains(&format!("\"/assets/{}\"", asset.path)), "{} is not preloaded", asset.path);
     }
 }
 

@@ -1,6 +1,6 @@
-//! Which network addresses are public, and which of the others an operator has allowed.
+//! Rules for network addresses: which are public, and which of the others an operator has allowed.
 //!
-//! Refuses names: it judges addresses only, so that what was checked is what is connected to.
+//! A rule is for IP addresses, not for names. So the address that was checked is the address of the connection.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -47,8 +47,10 @@ pub(super) struct Network {
 }
 
 impl Network {
+    /// Parses `address/bits`.
+    ///
     /// # Errors
-    /// When the text is not `address/bits`, or the address has bits set beyond the prefix (most likely a slip).
+    /// When the text has another form, or the address has bits set beyond the prefix, most likely by mistake.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let bad = || format!("{} is not a CIDR: write it like 10.0.0.0/8", quote_if_safe(text));
         let (base, bits) = text.split_once('/').ok_or_else(bad)?;
@@ -80,20 +82,20 @@ impl Network {
     }
 }
 
-/// Which addresses one target may be connected at.
+/// Rule for the addresses at which one target may be connected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum AddressRule {
-    /// The operator named host and port: wherever they lead.
+    /// Every address, because the operator named host and port.
     Any,
-    /// Plain http to this machine.
+    /// This machine only, for plain http.
     LoopbackOnly,
-    /// Public ones, and what the list adds.
+    /// Public addresses, and those that `outbound.allow` adds.
     Public { loopback: bool, networks: Vec<Network> },
 }
 
 impl AddressRule {
     pub(super) fn permits(&self, ip: IpAddr) -> bool {
-        // ::ffff:10.0.0.1 is 10.0.0.1 on the wire, and must be judged as that.
+        // A connection to ::ffff:10.0.0.1 is one to 10.0.0.1, so the rule for 10.0.0.1 applies.
         let ip = ip.to_canonical();
         match self {
             Self::Any => true,

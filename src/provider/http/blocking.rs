@@ -1,7 +1,7 @@
-//! Blocking work of one provider, on threads of its own.
+//! Threads for the blocking work of one provider: reading secret files and resolving names.
 //!
-//! A secret on a mount that hangs, or a resolver that does not answer, may hold a thread for ever. These threads are neither
-//! the runtime's nor of its shared blocking pool, and each provider has few of them, so no other provider waits.
+//! A hanging mount or resolver may block a thread for ever. So each provider has a few threads of its own, apart from
+//! the runtime and its shared blocking pool. No other provider waits for them.
 
 use std::io;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use tokio::time::timeout;
 
 use crate::domain::local_fault::LocalFault;
 
-/// Most threads of one kind of work of one provider. Work that hangs keeps its thread.
+/// Largest number of threads for one kind of work of one provider. Work that hangs keeps its thread.
 const THREADS_MAX: usize = 4;
 
-/// Starts work at most [`THREADS_MAX`] at a time; the rest waits for a thread.
+/// Runs at most [`THREADS_MAX`] pieces of work at a time; the rest waits for a thread.
 #[derive(Clone, Debug)]
 pub(super) struct BlockingThreads {
     slots: Arc<Semaphore>,
@@ -23,7 +23,7 @@ pub(super) struct BlockingThreads {
 }
 
 impl BlockingThreads {
-    /// `answer_within`: the caller waits no longer, for a thread and its answer together.
+    /// `timeout` bounds a caller's wait for a thread and its result together.
     pub(super) fn new(timeout: Duration) -> Self {
         Self { slots: Arc::new(Semaphore::new(THREADS_MAX)), timeout }
     }
@@ -32,26 +32,28 @@ impl BlockingThreads {
         self.timeout
     }
 
+    /// Runs the work on a thread and waits for its result.
+    ///
     /// # Errors
-    /// [`io::ErrorKind::TimedOut`] when the work has not ended in time: it goes on, and nobody hears of it.
+    /// [`io::ErrorKind::TimedOut`] when the work has not ended in time. It goes on, and its result is dropped.
     pub(super) async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
-        let answer = async {
+        let result = async {
             let slot = Arc::clone(&self.slots).acquire_owned().await.map_err(io::Error::other)?;
-            let (reply, answer) = oneshot::channel();
+            let (sender, receiver) = oneshot::channel();
             let work = move || {
-                let done = work();
+                let result = work();
                 drop(slot);
-                // A caller that waits no longer need not know.
-                drop(reply.send(done));
+                // If the caller waits no longer, the result is dropped.
+                drop(sender.send(result));
             };
             std::thread::Builder::new().name("blocking-io".to_owned()).spawn(work).map_err(spawn_error)?;
-            answer.await.map_err(|_| io::Error::other("the thread ended early"))
+            receiver.await.map_err(|_| io::Error::other("the thread ended early"))
         };
-        timeout(self.timeout, answer).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+        timeout(self.timeout, result).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
-/// The system's word for a limit on threads is that the call may be repeated.
+/// Error of a thread that could not start. The system reports a limit on threads as [`io::ErrorKind::WouldBlock`].
 fn spawn_error(error: io::Error) -> io::Error {
     match error.kind() {
         io::ErrorKind::WouldBlock => io::Error::other(LocalFault::Threads),

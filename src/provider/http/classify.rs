@@ -1,6 +1,7 @@
-//! What an HTTP answer means: status, headers and body in, [`Outcome`] out. The contract's table and a row's overrides.
+//! Meaning of an HTTP response: status, headers and body in, [`Outcome`] out, by the default table and a row's
+//! overrides.
 //!
-//! Refuses I/O and refuses to keep a body: what leaves here is a status, a bounded reference, at most one short token.
+//! It is a pure function. An outcome has the status, a bounded reference and at most one short token, never the body.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -16,37 +17,38 @@ use crate::domain::provider::{
 };
 use crate::domain::sensitive::secret::looks_secret;
 
-/// Where the provider's reference stands unless the row names another place.
+/// Default JSON pointer to the provider's reference.
 const REFERENCE_POINTER: &str = "/id";
 /// Longest provider reference that is kept, in characters.
 const REFERENCE_CHARS_MAX: usize = 255;
 /// Longest error token that is kept, in characters.
 const TOKEN_CHARS_MAX: usize = 48;
-/// Digits alone are a code up to here; a longer run could be a card or account number.
+/// Most digits in a token that is kept. More could be a card or account number.
 const TOKEN_DIGITS_MAX: usize = 6;
 
-/// Where error codes usually stand; tried in this order for a short token.
+/// Usual JSON pointers to an error code, tried in this order.
 const CODE_POINTERS: [&str; 5] = ["/code", "/error/code", "/error", "/type", "/error/type"];
 
-/// Codings that browsers know and that no request of ours asks for. A body that is labelled so and is JSON all the same is not
-/// what it says. Browsers pass other labels by, such as `utf-8`.
+/// Content codings that browsers know. No request of ours asks for one, so a JSON body with such a label contradicts
+/// its header. Browsers ignore other labels, such as `utf-8`.
 const CONTENT_CODINGS: [&str; 7] = ["gzip", "x-gzip", "deflate", "br", "zstd", "compress", "x-compress"];
 
-/// How much of a body could be had.
+/// Response body, as far as it was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ResponseBody {
     Whole(Vec<u8>),
-    /// Longer than we read.
+    /// It is longer than the client reads.
     TooLarge,
-    /// It ended before it was whole.
+    /// It ended early, for this reason.
     Incomplete(UnknownCause),
-    /// It cannot be told which bytes are the answer. Either the head names a length and a transfer coding: by one of them
-    /// another answer begins within the body (<https://www.rfc-editor.org/rfc/rfc9112#section-6.3>). Or another answer follows
-    /// on a connection that was used before: one of the two may be a second answer to an earlier request.
+    /// It is unclear which bytes are the response, for one of two reasons. The head may have a length and a transfer
+    /// coding: by one of them another response begins within the body
+    /// (<https://www.rfc-editor.org/rfc/rfc9112#section-6.3>). Or more bytes follow on a connection that was used
+    /// before: one response may be a second one to an earlier request.
     Ambiguous,
 }
 
-/// An answer as far as it could be read.
+/// Response of a provider, as far as it was read.
 #[derive(Clone, Debug)]
 pub struct ProviderResponse {
     pub status: u16,
@@ -75,14 +77,14 @@ impl ProviderResponse {
     }
 }
 
-/// What one provider's answers mean beyond the default table.
+/// Rules of one provider row for the meaning of responses, besides the default table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResponseRules {
-    /// Per status, cases in their order; where none fits, the default table holds.
+    /// Cases per status; the first that fits applies. If none fits, the default table does.
     pub statuses: BTreeMap<u16, Vec<StatusCase>>,
     /// JSON pointer to the provider's reference. <https://www.rfc-editor.org/rfc/rfc6901>
     pub reference_pointer: String,
-    /// Where a wait is named besides `Retry-After`.
+    /// Place of a wait besides `Retry-After`.
     pub wait_field: Option<WaitField>,
 }
 
@@ -97,7 +99,7 @@ impl ResponseRules {
         }
     }
 
-    /// What `Retry-After` says, in the unit that the row gives it, if it gives one. `now` as for [`classify`].
+    /// The wait in `Retry-After`, in the row's unit if it names one. `now` as for [`classify`].
     pub(super) fn retry_after(&self, reading: &ProviderResponse, now: SystemTime) -> Option<Duration> {
         match &self.wait_field {
             Some(wait) if wait.location.is_retry_after() => read_wait_field(reading, wait, now),
@@ -105,16 +107,15 @@ impl ResponseRules {
         }
     }
 
-    /// How long a provider that refuses for its limit is left alone: by `Retry-After`, which is said of this answer, or
-    /// else by what stands where the row says.
+    /// The wait after a throttled request: `Retry-After`, which is about this response, or else the row's own field.
     pub(super) fn throttle_wait(&self, reading: &ProviderResponse, now: SystemTime) -> Option<Duration> {
-        let said = self.retry_after(reading, now);
-        let elsewhere = || self.wait_field.as_ref().and_then(|wait| read_wait_field(reading, wait, now));
-        said.filter(|wait| !wait.is_zero()).or_else(elsewhere).or(said)
+        let from_header = self.retry_after(reading, now);
+        let from_field = || self.wait_field.as_ref().and_then(|wait| read_wait_field(reading, wait, now));
+        from_header.filter(|wait| !wait.is_zero()).or_else(from_field).or(from_header)
     }
 
-    /// How long one payment waits that the provider is busy with. A header that tells when a quota is renewed stands in
-    /// every answer and says nothing of a lock; what the body says is said of this answer.
+    /// The wait of one payment whose object is busy at the provider. A field of the body is about this response. A
+    /// header that says when a quota is renewed is in every response, and says nothing about a lock.
     pub(super) fn busy_wait(&self, reading: &ProviderResponse, now: SystemTime) -> Option<Duration> {
         match self.wait_field.as_ref().map(|wait| &wait.location) {
             Some(ResponseLocation::Body(_)) => self.throttle_wait(reading, now),
@@ -123,46 +124,43 @@ impl ResponseRules {
     }
 }
 
-/// Says what the answer means. `now` serves dates in an answer without a `Date` of its own. An answer that says two things
-/// where one is needed has an unknown outcome.
+/// Outcome of a response. `now` replaces the `Date` of a response that has none. A response with two values where one
+/// is needed leaves the outcome unknown.
 #[must_use]
-pub fn classify(reading: &ProviderResponse, meanings: &ResponseRules, now: SystemTime) -> Outcome {
+pub fn classify(reading: &ProviderResponse, rules: &ResponseRules, now: SystemTime) -> Outcome {
     let unreadable = UnknownCause::UnreadableResponse(reading.status);
-    try_classify(reading, meanings, now).unwrap_or(Outcome::Unknown { cause: unreadable, retry_after: None })
+    try_classify(reading, rules, now).unwrap_or(Outcome::Unknown { cause: unreadable, retry_after: None })
 }
 
-fn try_classify(
-    reading: &ProviderResponse,
-    meanings: &ResponseRules,
-    now: SystemTime,
-) -> Result<Outcome, AmbiguousValue> {
+fn try_classify(reading: &ProviderResponse, rules: &ResponseRules, now: SystemTime) -> Result<Outcome, AmbiguousValue> {
     let status = reading.status;
-    let said_by_row = row_meaning(reading, &meanings.statuses)?;
-    Ok(match said_by_row.unwrap_or_else(|| default_meaning(status)) {
-        // A row that calls a status accepted says so for the status alone: a 204 has no body to read.
-        StatusMeaning::Accepted if said_by_row.is_some() => Outcome::Accepted {
+    let from_row = row_meaning(reading, &rules.statuses)?;
+    Ok(match from_row.unwrap_or_else(|| default_meaning(status)) {
+        // If the row itself accepts a status, no body is needed: a 204 has none.
+        StatusMeaning::Accepted if from_row.is_some() => Outcome::Accepted {
             reference: match reading.json() {
-                Some(body) => reference(&body, &meanings.reference_pointer)?,
+                Some(body) => reference(&body, &rules.reference_pointer)?,
                 None => None,
             },
         },
-        StatusMeaning::Accepted => accepted(reading, meanings)?,
+        StatusMeaning::Accepted => accepted(reading, rules)?,
         StatusMeaning::Declined => Outcome::Declined { reason: reason(reading) },
         StatusMeaning::Misconfigured => Outcome::Misconfigured { status },
         StatusMeaning::Unknown => server_error(status, None),
         StatusMeaning::InProgress => Outcome::InProgress,
-        StatusMeaning::Throttled => Outcome::Throttled { retry_after: meanings.throttle_wait(reading, now) },
-        StatusMeaning::Busy => Outcome::Busy { retry_after: meanings.busy_wait(reading, now) },
-        // An hour's quota tells of its end in every answer: a provider that is down is asked again before.
-        StatusMeaning::Unavailable => server_error(status, meanings.retry_after(reading, now)),
+        StatusMeaning::Throttled => Outcome::Throttled { retry_after: rules.throttle_wait(reading, now) },
+        StatusMeaning::Busy => Outcome::Busy { retry_after: rules.busy_wait(reading, now) },
+        // Only `Retry-After`: the row's own field may name the end of an hour's quota in every response. A provider
+        // that is down is tried again before that.
+        StatusMeaning::Unavailable => server_error(status, rules.retry_after(reading, now)),
         StatusMeaning::Review => Outcome::Rejected { reason: reason(reading) },
     })
 }
 
-/// The first case of the row that fits the answer.
+/// Meaning by the first case of the row that fits the response.
 ///
 /// # Errors
-/// [`Ambiguous`] when it can't be told whether a case fits, or where the answer ends.
+/// [`AmbiguousValue`] when it is unclear whether a case fits, or where the response ends.
 pub(super) fn row_meaning(
     reading: &ProviderResponse,
     statuses: &BTreeMap<u16, Vec<StatusCase>>,
@@ -198,9 +196,9 @@ fn has_code(body: Option<&ResponseJson>, wanted: Option<&CodeCondition>) -> Resu
             false
         }
     };
-    let places = wanted.pointer.as_ref().map_or(CODE_POINTERS.to_vec(), |place| vec![place.as_str()]);
-    for place in places {
-        let holds_code = match body.field(place)? {
+    let pointers = wanted.pointer.as_ref().map_or(CODE_POINTERS.to_vec(), |pointer| vec![pointer.as_str()]);
+    for pointer in pointers {
+        let holds_code = match body.field(pointer)? {
             Some(FieldValue::List(items)) => items.iter().any(is_code),
             Some(field) => is_code(&field),
             None => false,
@@ -212,7 +210,7 @@ fn has_code(body: Option<&ResponseJson>, wanted: Option<&CodeCondition>) -> Resu
     Ok(false)
 }
 
-/// The contract's table, "Request to the provider".
+/// Default meaning of each status, as documented in `docs/providers.md`.
 fn default_meaning(status: u16) -> StatusMeaning {
     match status {
         200..=299 => StatusMeaning::Accepted,
@@ -223,7 +221,7 @@ fn default_meaning(status: u16) -> StatusMeaning {
         429 => StatusMeaning::Throttled,
         503 => StatusMeaning::Unavailable,
         300..=499 => StatusMeaning::Review,
-        // Every other 5xx, and numbers that no standard defines: the request may have been carried out.
+        // Every other 5xx, and numbers that no standard defines: the provider may have charged.
         _ => StatusMeaning::Unknown,
     }
 }
@@ -232,18 +230,18 @@ fn server_error(status: u16, retry_after: Option<Duration>) -> Outcome {
     Outcome::Unknown { cause: UnknownCause::ServerError(status), retry_after }
 }
 
-/// A success that cannot be read is no success: a gateway's HTML page answers 200 too.
-fn accepted(reading: &ProviderResponse, meanings: &ResponseRules) -> Result<Outcome, AmbiguousValue> {
+/// Outcome of a 2xx. If its body cannot be read, the outcome is unknown: a gateway's HTML page may come with 200 too.
+fn accepted(reading: &ProviderResponse, rules: &ResponseRules) -> Result<Outcome, AmbiguousValue> {
     if let ResponseBody::Incomplete(cause) = reading.body {
         return Ok(Outcome::Unknown { cause, retry_after: None });
     }
     Ok(match reading.json().filter(ResponseJson::is_object) {
-        Some(body) => Outcome::Accepted { reference: reference(&body, &meanings.reference_pointer)? },
+        Some(body) => Outcome::Accepted { reference: reference(&body, &rules.reference_pointer)? },
         None => Outcome::Unknown { cause: UnknownCause::UnreadableResponse(reading.status), retry_after: None },
     })
 }
 
-/// What stands at the pointer, if it can be a reference.
+/// The value at the pointer, if it can be a reference.
 pub(super) fn reference(body: &ResponseJson, pointer: &str) -> Result<Option<String>, AmbiguousValue> {
     let Some(FieldValue::Text(text) | FieldValue::Number(text)) = body.field(pointer)? else { return Ok(None) };
     let fits = !text.is_empty() && text.chars().count() <= REFERENCE_CHARS_MAX;
@@ -258,9 +256,9 @@ fn reason(reading: &ProviderResponse) -> String {
     }
 }
 
-/// The first of `code`, `error`, `type` that is a short token, at the top or inside an `error` object.
+/// The first value at [`CODE_POINTERS`] that is a short token.
 fn error_token(body: &ResponseJson) -> Option<String> {
-    let text = |place| match body.field(place) {
+    let text = |pointer| match body.field(pointer) {
         Ok(Some(FieldValue::Text(text))) if is_token(&text) => Some(text),
         _ => None,
     };

@@ -204,7 +204,7 @@ fn wait_is_read_from_the_configured_field() {
     assert_eq!(read(header(), 429, &[("x-reset-after", "20")], ""), throttled(seconds(20)));
     assert_eq!(read(body(), 429, &[], r#"{"retry_in":20}"#), throttled(seconds(20)));
     assert_eq!(read(body(), 418, &[], r#"{"retry_in":20}"#), Outcome::Busy { retry_after: seconds(20) });
-    // What is said of this answer, before what is said of the quota.
+    // `Retry-After` is about this response; it precedes a field about the quota.
     assert_eq!(read(header(), 429, &[("x-reset-after", "20"), ("retry-after", "9")], ""), throttled(seconds(9)));
     assert_eq!(read(header(), 429, &[("x-reset-after", "2"), ("retry-after", "9")], ""), throttled(seconds(9)));
     assert_eq!(read(header(), 429, &[("x-reset-after", "20"), ("retry-after", "0")], ""), throttled(seconds(20)));
@@ -283,7 +283,7 @@ fn the_first_case_that_fits_counts() {
         (&[(reason, "global-rate")], "", "throttled"),
         // The order of the cases decides, not that of the answer.
         (&[(reason, "global-rate")], lock, "throttled"),
-        // Two values, of which one fits: which is meant, nobody knows.
+        // Two values, of which one fits: it is unclear which one counts.
         (&[(reason, "global-rate"), (reason, "resource-specific")], lock, "unknown"),
         (&[], lock, "busy"),
         (&[], r#"{"code":"lock_timeout"}"#, "throttled"),

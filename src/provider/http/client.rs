@@ -1,7 +1,7 @@
-//! HTTP client of one target: one call is at most one request on the wire, and none of it leaves after its deadline.
+//! HTTP client of one target: one call sends at most one request, and no byte of it leaves after its deadline.
 //!
-//! No retry policy, no redirects, no proxy, no HTTP/2 (its GOAWAY and REFUSED_STREAM blur what was sent). A request
-//! that a pooled connection did not take, because it had ended, goes on another one: no byte of it was written.
+//! It has no retry policy, redirects, proxy or HTTP/2, whose GOAWAY and REFUSED_STREAM blur what was sent. If a pooled
+//! connection has ended before it takes a request, the request goes on another one: no byte of it was written.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,12 +27,12 @@ use crate::provider::FreezeError;
 pub(super) struct HttpClient {
     connector: Connector,
     pool: Arc<ConnectionPool>,
-    /// Total: from the call to the last byte of the answer.
+    /// Total time, from the call to the last byte of the response.
     timeout: Duration,
     response_log: Arc<UnexpectedResponseLog>,
 }
 
-/// Everything that goes on the wire.
+/// A request with all that is sent: target, headers and body.
 pub(super) struct PreparedRequest {
     pub(super) method: Method,
     pub(super) target: OutboundTarget,
@@ -50,39 +50,43 @@ pub(super) fn base_headers(content_type: Option<HeaderValue>) -> HeaderMap {
 }
 
 impl HttpClient {
+    /// Client with the system's name resolver, behind the target's address rule.
+    ///
     /// # Errors
     /// [`FreezeError::Url`] when TLS cannot be set up, most likely because the machine has no CA certificates.
     pub(super) fn new(
         target: &OutboundTarget,
         timeout: Duration,
         reuse: ConnectionReuse,
-        strays: Arc<UnexpectedResponseLog>,
+        response_log: Arc<UnexpectedResponseLog>,
     ) -> Result<Self, FreezeError> {
-        Self::with_resolver(target, GuardedResolver::system(target.address_rule.clone()), timeout, reuse, strays)
+        Self::with_resolver(target, GuardedResolver::system(target.address_rule.clone()), timeout, reuse, response_log)
     }
 
+    /// Client with this resolver.
+    ///
     /// # Errors
-    /// As [`Client::new`].
+    /// As [`Self::new`].
     pub(super) fn with_resolver(
         target: &OutboundTarget,
         resolver: GuardedResolver,
         timeout: Duration,
         reuse: ConnectionReuse,
-        strays: Arc<UnexpectedResponseLog>,
+        response_log: Arc<UnexpectedResponseLog>,
     ) -> Result<Self, FreezeError> {
         Ok(Self {
             connector: Connector::new(target, resolver, timeout)?,
             pool: ConnectionPool::new(reuse),
             timeout,
-            response_log: strays,
+            response_log,
         })
     }
 
-    /// Sends one request to the client's target and reads its answer. The caller tells with [`Client::conclude`] what the
-    /// answer was worth.
+    /// Sends one request to the client's target and reads its response. The caller then checks the response and calls
+    /// [`Self::release_connection`].
     ///
     /// # Errors
-    /// [`Failure`] when there was no answer at all.
+    /// [`RequestFailure`] when there was no response.
     pub(super) async fn exchange(&self, outgoing: PreparedRequest) -> Result<Box<ReceivedResponse>, RequestFailure> {
         let deadline = Instant::now() + self.timeout;
         let mut request = build_request(outgoing)?;
@@ -99,7 +103,7 @@ impl HttpClient {
         into_response(connection.exchange(request, deadline, &self.response_log).await)
     }
 
-    /// Keeps the connection for the next request, unless it is in doubt whether the answer was this request's.
+    /// Keeps the connection for the next request, unless it is in doubt whether the response belongs to this request.
     pub(super) fn release_connection(&self, answered: ReceivedResponse, doubt: Option<UnknownCause>) {
         if let Some(UnknownCause::NotEchoed(_)) = doubt {
             self.response_log.record(UnexpectedResponse::NotEchoed);
@@ -114,7 +118,7 @@ fn into_response(exchange: ExchangeResult) -> Result<Box<ReceivedResponse>, Requ
     match exchange {
         ExchangeResult::Responded(answered) => Ok(answered),
         ExchangeResult::Unsent(_) => {
-            Err(RequestFailure::NotSent("the connection was closed, or spoken on, before the request".to_owned()))
+            Err(RequestFailure::NotSent("the connection was closed, or received bytes, before the request".to_owned()))
         }
         ExchangeResult::Failed(failure) => Err(failure),
     }
@@ -123,7 +127,7 @@ fn into_response(exchange: ExchangeResult) -> Result<Box<ReceivedResponse>, Requ
 fn build_request(outgoing: PreparedRequest) -> Result<Request<Full<Bytes>>, RequestFailure> {
     let url = &outgoing.target.url;
     let unusable = |what: &str| {
-        RequestFailure::Local(LocalFault::Unbuildable(format!("the address has a {what} that no request can hold")))
+        RequestFailure::Local(LocalFault::Unbuildable(format!("the address has a {what} that cannot be sent")))
     };
     let path = url[Position::BeforePath..Position::AfterQuery].parse().map_err(|_| unusable("path"))?;
     let host = HeaderValue::from_str(&authority(url)).map_err(|_| unusable("host"))?;
@@ -136,7 +140,7 @@ fn build_request(outgoing: PreparedRequest) -> Result<Request<Full<Bytes>>, Requ
     Ok(request)
 }
 
-/// `host` or `host:port`; the port of the scheme is left out.
+/// Value of the `Host` header: `host` or `host:port`, without the scheme's default port.
 fn authority(url: &Url) -> String {
     url[Position::BeforeHost..Position::AfterPort].to_owned()
 }

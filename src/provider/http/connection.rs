@@ -1,7 +1,7 @@
-//! One HTTP/1.1 connection, driven by the task of the request that it carries.
+//! HTTP/1.1 connection to a provider, driven by the task of the request that it carries.
 //!
-//! No task of its own writes to it: when a request's future is dropped, its connection is dropped with it, and the
-//! socket resets it.
+//! No other task writes to it. When a request's future is dropped, its connection is dropped too, and the socket resets
+//! it (`docs/decisions/0032-connection-reuse.md`).
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -26,11 +26,11 @@ use super::socket::Socket;
 use super::unexpected_responses::{UnexpectedResponse, UnexpectedResponseLog};
 use crate::domain::outcome::UnknownCause;
 
-/// Most of a body that is read, in bytes: no payment answer needs more, and memory stays bounded.
+/// Largest body that is read, in bytes. No payment response needs more, and memory stays bounded.
 const BODY_BYTES_MAX: usize = 64 * 1024;
-/// Time that a peer has to close a connection that is done.
+/// Time that a peer has to close a finished connection.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Most headers of an answer. Their bytes are bounded by hyper's own read buffer (about 400 KiB).
+/// Largest number of headers of a response. Their bytes are bounded by hyper's own read buffer (about 400 KiB).
 const HEADERS_MAX: usize = 64;
 
 /// A byte stream, plain or TLS.
@@ -48,13 +48,13 @@ pub(super) struct HttpConnection {
     early: Arc<EarlyReads>,
     /// An answer was read on it.
     was_used: bool,
-    /// It received bytes that are part of no answer, at the latest when its driver ended.
+    /// It had received bytes that are part of no response when its driver ended.
     has_unexpected_bytes: bool,
 }
 
 enum DriverState {
     Running(Box<Driver<TokioIo<HalfDuplex<Transport>>, Full<Bytes>>>),
-    /// The request was written to its end and the answer was read to its end.
+    /// The request was fully written, and the response was fully read.
     Complete,
     Broken,
 }
@@ -90,15 +90,15 @@ impl HttpConnection {
         self.socket.opened_at()
     }
 
-    /// Lets the connection do what it can do at once, and tells whether it wants another request.
+    /// Polls the connection once, and returns whether it can take another request.
     async fn is_ready(&mut self) -> bool {
         self.drive(std::future::ready(())).await;
         matches!(self.driver_state, DriverState::Running(_)) && self.sender.is_ready()
     }
 
-    /// Sends one request and reads its answer. Dropping the future resets the connection.
+    /// Sends one request and reads its response. Dropping the future resets the connection.
     ///
-    /// The connection reads before it writes: bytes that are there already answer no request of ours, so none is written.
+    /// The connection reads before it writes. If bytes are there already, they answer no request, so none is written.
     pub(super) async fn exchange(
         mut self,
         request: OutgoingRequest,
@@ -144,7 +144,7 @@ impl HttpConnection {
             return end_early(reading, read_at, strays);
         }
         if !whole {
-            // A server that floods us is cut off, and so is one whose next answer nobody could find.
+            // The server sends too much, or its next response could not be found: the connection is closed.
             return ExchangeResult::Responded(Box::new(ReceivedResponse {
                 response: reading,
                 read_at,
@@ -209,7 +209,7 @@ impl HttpConnection {
         }
     }
 
-    /// Runs a future, and the connection beside it.
+    /// Polls a future and the connection together.
     async fn drive<F: Future>(&mut self, future: F) -> F::Output {
         let mut future = pin!(future);
         poll_fn(|cx| {
@@ -247,8 +247,8 @@ fn has_conflicting_lengths(headers: &HeaderMap) -> bool {
     headers.contains_key(CONTENT_LENGTH) && headers.contains_key(TRANSFER_ENCODING)
 }
 
-/// Lets the peer close first, for a moment: who closes first keeps the port for a minute (TIME_WAIT), and a client with a
-/// connection per request would run out of ports at 470 requests per second.
+/// Lets the peer close first, for a moment. The side that closes first keeps the port for a minute (TIME_WAIT): a
+/// client with a connection per request would run out of ports at 470 requests per second.
 async fn close_after_peer(socket: Arc<Socket>) {
     let _ = timeout(CLOSE_TIMEOUT, socket.peer_closed()).await;
 }

@@ -1,6 +1,6 @@
-//! Makes connections to one target: name resolution, TCP, TLS.
+//! Connector of one target: name resolution, TCP and TLS.
 //!
-//! All of it happens before the first byte of a request, so each failure here means "not sent".
+//! It runs before the first byte of a request, so each of its failures means "not sent".
 
 use std::error::Error;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use crate::provider::FreezeError;
 
 /// Longest time that making a connection may take.
 const CONNECT_TIMEOUT_MAX: Duration = Duration::from_secs(5);
-/// Finds a peer that vanished while a connection is busy.
+/// Interval of TCP keepalive, which detects a peer that vanished while a connection is busy.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(15);
 
 pub(super) struct Connector {
@@ -53,7 +53,7 @@ impl Connector {
             url: redact_url(target.url.as_str()),
             problem: format!("the client cannot be set up: {problem}"),
         };
-        // Less than the total, so that a request whose connection cannot be made has time left to say so.
+        // Less than the total, so that a failed connection is reported before the request's deadline.
         let timeout = (timeout * 9 / 10).min(CONNECT_TIMEOUT_MAX);
         let mut tcp = HttpConnector::new_with_resolver(resolver);
         tcp.enforce_http(false);
@@ -66,17 +66,18 @@ impl Connector {
                 let config = tls_config(target).map_err(|error| failed(&error))?;
                 Some((TlsConnector::from(Arc::new(config)), name))
             }
-            None if target.is_encrypted() => return Err(failed(&"its host cannot be named in a certificate")),
+            None if target.is_encrypted() => return Err(failed(&"its host is not valid in a TLS certificate")),
             None => None,
         };
-        let to = format!("{}/", target.url.origin().ascii_serialization()).parse().map_err(|error| failed(&error))?;
-        Ok(Self { tcp, tls, target_uri: to, timeout })
+        let target_uri =
+            format!("{}/", target.url.origin().ascii_serialization()).parse().map_err(|error| failed(&error))?;
+        Ok(Self { tcp, tls, target_uri, timeout })
     }
 
     /// Makes one connection, within the time for it and before the request's deadline.
     ///
     /// # Errors
-    /// [`Failure::NotSent`] or [`Failure::Local`].
+    /// [`RequestFailure::NotSent`] or [`RequestFailure::Local`].
     pub(super) async fn connect(&self, deadline: Instant) -> Result<HttpConnection, RequestFailure> {
         let by = deadline.min(Instant::now() + self.timeout);
         let connected = timeout_at(by, self.open_connection(deadline)).await;
@@ -104,10 +105,10 @@ fn server_name(url: &Url) -> Option<ServerName<'static>> {
     }
 }
 
-/// Trusts what the platform trusts, and the target's own authorities. No session ticket carries early data: a replayed
-/// or delayed first flight would be a request.
+/// TLS configuration that trusts the platform's authorities and the target's own. Early data stays off: a replayed or
+/// delayed first flight would be a request.
 fn tls_config(target: &OutboundTarget) -> Result<ClientConfig, rustls::Error> {
-    // Another part of the process may have chosen a provider; all of them are ring.
+    // Another part of the process may have installed the crypto provider; it is always ring.
     let crypto =
         CryptoProvider::get_default().map_or_else(|| Arc::new(rustls::crypto::ring::default_provider()), Arc::clone);
     let pem = target.authorities.pem().unwrap_or_default();

@@ -1,7 +1,7 @@
-//! Comparison of an answer with the payment that it should be about, by the fields that the row's `echo` names.
+//! Comparison of a response with the payment that it should be about, by the fields that the row's `echo` names.
 //!
-//! A field with another value makes the outcome unknown, whatever the answer says: it is about another payment. A field that
-//! is missing does so only where the answer would settle the payment, because most refusals repeat nothing.
+//! A field with another value makes the outcome unknown: the response is about another payment. A missing field does so
+//! only if the response would finish the payment, because most refusals repeat no field.
 
 use super::classify::ProviderResponse;
 use super::response_json::{AmbiguousValue, FieldValue, ResponseJson};
@@ -10,7 +10,7 @@ use crate::domain::echo::{Echo, EchoField, EchoedField, PaymentIdentity};
 use crate::domain::outcome::UnknownCause;
 use crate::domain::provider::ResponseLocation;
 
-/// From the best to the worst: the worst of several counts.
+/// Result of a comparison, from best to worst. The worst of several fields counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum EchoComparison {
     Same,
@@ -18,14 +18,14 @@ enum EchoComparison {
     Differs,
 }
 
-/// Why an answer does not count for this payment; `settles`: the payment would be finished by it.
+/// Reason why a response does not count for this payment. `is_final`: the response would finish the payment.
 pub(super) fn check_echo(
     reading: &ProviderResponse,
     echo: &Echo,
     payment: &PaymentIdentity,
-    settles: bool,
+    is_final: bool,
 ) -> Option<UnknownCause> {
-    let needed = settles && !echo.exempt_statuses.contains(&reading.status);
+    let needed = is_final && !echo.exempt_statuses.contains(&reading.status);
     match compare(reading, echo, payment) {
         Ok(EchoComparison::Same) => None,
         Ok(EchoComparison::Missing) if !needed => None,
@@ -54,7 +54,7 @@ fn compare(
     Ok(worst)
 }
 
-/// The same value at one place at least, and another one nowhere.
+/// Compares one field. It is the same if at least one place has the value, and no place has another.
 fn compare_field(
     reading: &ProviderResponse,
     body: Option<&ResponseJson>,
@@ -98,7 +98,8 @@ fn matches_payment(value: &FieldValue, field: EchoField, payment: &PaymentIdenti
     matches!(value, FieldValue::Text(text) | FieldValue::Number(text) if text == expected)
 }
 
-/// A whole number in any notation, exactly; or its digits as text, where a point would rather mean units of the currency.
+/// Amount in minor units: a whole number in any notation, or digits as text. In text, a decimal point would rather mean
+/// units of the currency, so it is not accepted.
 pub(super) fn minor_units(field: &FieldValue) -> Option<i64> {
     match field {
         FieldValue::Number(digits) => Decimal::new(digits)?.to_i64(),

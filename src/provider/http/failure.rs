@@ -1,6 +1,7 @@
-//! What it means when a request ends without an answer: surely not sent, for whose fault, or nobody knows.
+//! Meaning of a request that ends without a response: not sent, a fault of this process, or outcome unknown.
 //!
-//! Refuses the client's own error texts: they quote URLs. Causes are words of ours, an I/O error's kind or a TLS error.
+//! The HTTP client's own error texts are not used, because they quote URLs. A cause is a text of this project, the kind
+//! of an I/O error, or a TLS error.
 
 use std::error::Error;
 use std::io;
@@ -14,13 +15,14 @@ use crate::domain::lookup::LookupResult;
 use crate::domain::outcome::{Outcome, UnknownCause};
 use crate::tls;
 
-/// The end of a request that got no answer.
+/// Result of a request without a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum RequestFailure {
     /// No byte of the request left.
     NotSent(String),
-    /// The same, and the provider has no part in it.
+    /// No byte of the request left, because of a fault of this process.
     Local(LocalFault),
+    /// The request may have reached the provider.
     Unknown(UnknownCause),
 }
 
@@ -41,7 +43,7 @@ impl RequestFailure {
         }
     }
 
-    /// For a failure after the answer's head: it cannot mean "not sent" any more.
+    /// Cause of a failure after the response's head, when "not sent" is impossible.
     pub(super) fn into_unknown_cause(self) -> UnknownCause {
         match self {
             Self::Unknown(cause) => cause,
@@ -50,7 +52,7 @@ impl RequestFailure {
     }
 }
 
-/// The meaning of an error on a connection that was made: "not sent" only if the kernel took no byte of the request.
+/// Meaning of an error on an open connection: "not sent" only if the kernel took no byte of the request.
 pub(super) fn failure_after_connect(error: &(dyn Error + 'static), socket: &Socket) -> RequestFailure {
     if socket.wrote_nothing() {
         failure_before_send(error)
@@ -61,22 +63,22 @@ pub(super) fn failure_after_connect(error: &(dyn Error + 'static), socket: &Sock
     }
 }
 
-/// The kernel gave up what it could not deliver in time.
+/// Whether the kernel gave up bytes that it could not deliver in time.
 fn is_timeout(error: &(dyn Error + 'static)) -> bool {
     let timed_out = |io: &io::Error| io.kind() == io::ErrorKind::TimedOut;
     successors(Some(error), |&link| link.source()).any(|link| link.downcast_ref().is_some_and(timed_out))
 }
 
-/// Whether the connection was ended because bytes came while the request was being written.
+/// Whether the connection ended because bytes arrived while the request was being written.
 pub(super) fn is_early_response(error: &(dyn Error + 'static)) -> bool {
     let early = |io: &io::Error| io.get_ref().is_some_and(|inner| inner.is::<EarlyResponse>());
     successors(Some(error), |&link| link.source()).any(|link| link.downcast_ref().is_some_and(early))
 }
 
-/// The meaning of an error before any byte of the request left. A cause is a short text without URL, header or body.
+/// Meaning of an error before any byte of the request left. A cause is a short text without URL, header or body.
 pub(super) fn failure_before_send(error: &(dyn Error + 'static)) -> RequestFailure {
     let chain = || successors(Some(error), |&link| link.source());
-    // A name that cannot be resolved may hide that this process could open no socket for the question.
+    // A name may be unresolved because this process could open no socket for the DNS query.
     if let Some(fault) = chain().find_map(|link| link.downcast_ref().and_then(LocalFault::from_io_error)) {
         return RequestFailure::Local(fault);
     }
@@ -92,11 +94,11 @@ fn describe_cause(error: &(dyn Error + 'static)) -> Option<String> {
         return Some(text);
     }
     let io = error.downcast_ref::<io::Error>()?;
-    // An I/O error does not list what it wraps among its sources.
+    // `source()` of an I/O error skips the error that it wraps.
     if let Some(wrapped) = io.get_ref().and_then(|inner| describe_cause(inner)) {
         return Some(wrapped);
     }
-    let tells = [
+    let descriptive_kinds = [
         io::ErrorKind::ConnectionRefused,
         io::ErrorKind::ConnectionReset,
         io::ErrorKind::HostUnreachable,
@@ -105,5 +107,5 @@ fn describe_cause(error: &(dyn Error + 'static)) -> Option<String> {
         io::ErrorKind::TimedOut,
         io::ErrorKind::UnexpectedEof,
     ];
-    tells.contains(&io.kind()).then(|| io.kind().to_string())
+    descriptive_kinds.contains(&io.kind()).then(|| io.kind().to_string())
 }

@@ -1,6 +1,6 @@
-//! JSON as an HTML form: nested members become `a[b]=c`, array elements `a[0]=c`, as Stripe and PHP read them.
+//! Encoder of JSON as an HTML form: nested members become `a[b]=c`, array elements `a[0]=c`, as for Stripe and PHP.
 //!
-//! Refuses to reinterpret values: numbers keep their digits, `null` is left out, what nests too deep stays JSON text.
+//! Numbers keep their digits, and `null` is left out. A value that nests too deep stays JSON text.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use url::form_urlencoded::byte_serialize;
 use super::request::BodyError;
 use crate::domain::expansion::BoundedBuffer;
 
-/// Levels that are taken apart: bounds the recursion whatever a payload holds.
+/// Largest nesting depth that is encoded. It bounds the recursion for every payload.
 const DEPTH_MAX: usize = 64;
 
 /// Encodes the members of a JSON object. <https://url.spec.whatwg.org/#application/x-www-form-urlencoded>
@@ -26,7 +26,7 @@ pub(super) fn encode(json: &str, out: &mut BoundedBuffer) -> Result<(), BodyErro
     Ok(())
 }
 
-/// `path` is what stands before this value, and is left as it was.
+/// Appends one value. `path` is its name, and is the same afterwards.
 fn append_value(out: &mut BoundedBuffer, path: &mut String, json: &str, depth_left: usize) -> Result<(), BodyError> {
     match json.bytes().next() {
         Some(b'{') if depth_left > 0 => {
@@ -101,7 +101,7 @@ mod tests {
         assert!(form.starts_with("a%5B0%5D"), "{}", &form[..40]);
     }
 
-    /// 64 KiB of message, and 3.5 GB of form.
+    /// A message of 64 KiB would become a form of 3.5 GB.
     #[test]
     fn form_size_is_bounded() {
         let json = format!("{{\"{}\":[{}]}}", "é".repeat(16_000), ["1"; 16_500].join(","));

@@ -1,7 +1,7 @@
-//! Byte stream on which nothing may be read between the first and the last byte of what is written.
+//! Byte stream on which reading is an error between the first and the last written byte of a request.
 //!
-//! An answer that begins before its request was written to its end is a stray one, of an earlier request, or says nothing of
-//! all of the request. Works above TLS, so that the bytes are HTTP's own.
+//! A response that begins before its request is fully written belongs to an earlier request, or does not cover all of
+//! this one. The stream works above TLS, so the bytes are HTTP's own.
 
 use std::io;
 use std::pin::Pin;

@@ -1,8 +1,9 @@
-//! Look-ups over HTTP: what became of a payment, asked at the row's own address and read by the row's own words.
+//! Client for look-ups: asks the provider what happened to a payment, and classifies the response by the row's
+//! `lookup`.
 //!
-//! Refuses to guess: only a word that the row lists decides, and an accepted payment whose amount or currency the row
-//! wants compared is not accepted until they are. Refuses the row's `statuses` where they would judge a payment: those
-//! are a charge's; what they say of limits and locks holds here too.
+//! Only a state that the row lists decides. If the row compares amount or currency, a payment counts as accepted only
+//! when they match. The row's `statuses` are for charges: look-ups use them only for limits, locks and outages
+//! (`docs/decisions/0034-look-ups-of-unknown-outcomes.md`).
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -25,17 +26,17 @@ use crate::domain::outcome::UnknownCause;
 use crate::domain::provider::{Provider, StatusMeaning};
 use crate::provider::{FreezeError, LookupRequest, RequestResult};
 
-/// How one provider is asked. Keeps its own connections, because it may be another host that answers.
+/// Look-up client of one provider row. It has its own connections, because look-ups may go to another host.
 pub(super) struct LookupClient {
     policy: OutboundPolicy,
     lookup: LookupConfig,
-    /// A charge's.
+    /// Rules for responses to charges; look-ups use those on limits, locks and outages.
     charge_rules: ResponseRules,
     client: HttpClient,
 }
 
 impl LookupClient {
-    /// Checks where look-ups would go, and sets up their client. Resolves no secret.
+    /// Checks the address of look-ups, and sets up their client. Resolves no secret.
     ///
     /// # Errors
     /// [`FreezeError::Url`] when the address is not allowed.
@@ -43,14 +44,14 @@ impl LookupClient {
         lookup: &LookupConfig,
         provider: &Provider,
         outbound: &OutboundPolicy,
-        strays: Arc<UnexpectedResponseLog>,
+        response_log: Arc<UnexpectedResponseLog>,
     ) -> Result<Self, FreezeError> {
         let target = outbound.admit(&lookup.url.sample())?;
-        // A question may be asked again, so a lost one costs nothing but time.
+        // A look-up may be repeated, so a lost one costs only time.
         let is_allowed = provider.reuse_connections.unwrap_or(true);
         let reuse = ConnectionReuse { is_allowed, max_age: provider.connection_max_age };
         Ok(Self {
-            client: HttpClient::new(&target, provider.timeout, reuse, strays)?,
+            client: HttpClient::new(&target, provider.timeout, reuse, response_log)?,
             policy: outbound.clone(),
             lookup: lookup.clone(),
             charge_rules: ResponseRules::from_provider(provider),
@@ -70,32 +71,32 @@ impl LookupClient {
         })
     }
 
-    /// `now` serves dates in an answer without a `Date` of its own.
+    /// Sends one look-up. `now` replaces the `Date` of a response that has none.
     pub(super) async fn look_up(
         &self,
-        question: &LookupRequest,
+        request: &LookupRequest,
         headers: &HeaderTemplates,
         now: fn() -> SystemTime,
     ) -> RequestResult<LookupResult> {
-        let outgoing = match self.prepare(question, headers).await {
+        let outgoing = match self.prepare(request, headers).await {
             Ok(outgoing) => outgoing,
             Err(error) => return without_response(LookupResult::LocalFault(error.into())),
         };
         match self.client.exchange(outgoing).await {
             Ok(answered) => {
                 let reading = &answered.response;
-                let mut finding = classify_lookup(reading, question, &self.lookup, &self.charge_rules, now());
-                let settles = matches!(
-                    finding,
+                let mut result = classify_lookup(reading, request, &self.lookup, &self.charge_rules, now());
+                let is_final = matches!(
+                    result,
                     LookupResult::Accepted { .. } | LookupResult::Declined { .. } | LookupResult::Differs { .. }
                 );
-                let doubt = check_echo(reading, &self.lookup.echo, &question.payment, settles);
+                let doubt = check_echo(reading, &self.lookup.echo, &request.payment, is_final);
                 if let Some(cause) = doubt {
-                    finding = LookupResult::Unknown { cause, retry_after: None };
+                    result = LookupResult::Unknown { cause, retry_after: None };
                 }
                 let (status, read_at) = (reading.status, answered.read_at);
                 self.client.release_connection(*answered, doubt);
-                RequestResult { outcome: finding, status: Some(status), response_age: read_at.elapsed() }
+                RequestResult { outcome: result, status: Some(status), response_age: read_at.elapsed() }
             }
             Err(failure) => without_response(failure.into_lookup_result()),
         }
@@ -103,46 +104,46 @@ impl LookupClient {
 
     async fn prepare(
         &self,
-        question: &LookupRequest,
+        request: &LookupRequest,
         headers: &HeaderTemplates,
     ) -> Result<PreparedRequest, FreezeError> {
         let mut map = client::base_headers(None);
-        let target = self.policy.admit(&question.url)?;
-        headers.resolve(question.account.as_deref(), target.host()).await?.insert_into(&mut map)?;
-        let method = if question.method == "POST" { Method::POST } else { Method::GET };
-        // A POST without a length is refused by some servers (411).
+        let target = self.policy.admit(&request.url)?;
+        headers.resolve(request.account.as_deref(), target.host()).await?.insert_into(&mut map)?;
+        let method = if request.method == "POST" { Method::POST } else { Method::GET };
+        // Some servers refuse a POST without a length (411).
         let body = (method == Method::POST).then(Vec::new);
         Ok(PreparedRequest { method, target, headers: map, body })
     }
 }
 
-fn without_response(finding: LookupResult) -> RequestResult<LookupResult> {
-    RequestResult { outcome: finding, status: None, response_age: Duration::ZERO }
+fn without_response(result: LookupResult) -> RequestResult<LookupResult> {
+    RequestResult { outcome: result, status: None, response_age: Duration::ZERO }
 }
 
-/// What an answer says about the payment. `now` serves dates in an answer without a `Date` of its own. An answer that says two
-/// things where one is needed leaves it unknown.
+/// Result of a look-up by its response. `now` replaces the `Date` of a response that has none. A response with two
+/// values where one is needed leaves the outcome unknown.
 fn classify_lookup(
     reading: &ProviderResponse,
-    question: &LookupRequest,
+    request: &LookupRequest,
     lookup: &LookupConfig,
-    meanings: &ResponseRules,
+    rules: &ResponseRules,
     now: SystemTime,
 ) -> LookupResult {
     let status = reading.status;
     let unreadable = LookupResult::Unknown { cause: UnknownCause::UnreadableResponse(status), retry_after: None };
-    let Ok(said_by_row) = row_meaning(reading, &meanings.statuses) else { return unreadable };
-    let throttled = || LookupResult::Throttled { retry_after: meanings.throttle_wait(reading, now) };
-    let retry_after = || meanings.retry_after(reading, now);
+    let Ok(from_row) = row_meaning(reading, &rules.statuses) else { return unreadable };
+    let throttled = || LookupResult::Throttled { retry_after: rules.throttle_wait(reading, now) };
+    let retry_after = || rules.retry_after(reading, now);
     let server_error = |retry_after| LookupResult::Unknown { cause: UnknownCause::ServerError(status), retry_after };
-    match said_by_row {
+    match from_row {
         Some(StatusMeaning::Throttled) => return throttled(),
-        Some(StatusMeaning::Busy) => return LookupResult::Busy { retry_after: meanings.busy_wait(reading, now) },
+        Some(StatusMeaning::Busy) => return LookupResult::Busy { retry_after: rules.busy_wait(reading, now) },
         Some(StatusMeaning::Unavailable) => return server_error(retry_after()),
         _ => {}
     }
     match status {
-        200..=299 => classify_payment_state(reading, question, lookup).unwrap_or(unreadable),
+        200..=299 => classify_payment_state(reading, request, lookup).unwrap_or(unreadable),
         404 => LookupResult::NotFound,
         401 | 403 | 407 => LookupResult::Misconfigured { status },
         429 => throttled(),
@@ -155,7 +156,7 @@ fn classify_lookup(
 
 fn classify_payment_state(
     reading: &ProviderResponse,
-    question: &LookupRequest,
+    request: &LookupRequest,
     lookup: &LookupConfig,
 ) -> Result<LookupResult, AmbiguousValue> {
     if let ResponseBody::Incomplete(cause) = reading.body {
@@ -166,26 +167,26 @@ fn classify_payment_state(
         return Ok(LookupResult::Unknown { cause, retry_after: None });
     };
     let state = body.field(&lookup.state)?;
-    let Some((state, word)) = state.and_then(|state| state.to_text().map(|word| (state, word))) else {
-        return Ok(LookupResult::Unclear { reason: format!("the look-up's answer has no word at {}", lookup.state) });
+    let Some((state, text)) = state.and_then(|state| state.to_text().map(|text| (state, text))) else {
+        return Ok(LookupResult::Unclear { reason: format!("the look-up response has no state at {}", lookup.state) });
     };
-    let among = |words: &[String]| words.iter().any(|word| state.matches(word));
-    let (accepted, declined) = (among(&lookup.accepted), among(&lookup.declined));
-    if !accepted && !declined && !among(&lookup.in_progress) {
-        let word = if is_token(&word) { format!("`{word}`") } else { "a word".to_owned() };
+    let is_among = |states: &[String]| states.iter().any(|listed| state.matches(listed));
+    let (accepted, declined) = (is_among(&lookup.accepted), is_among(&lookup.declined));
+    if !accepted && !declined && !is_among(&lookup.in_progress) {
+        let state = if is_token(&text) { format!("the state `{text}`") } else { "a state".to_owned() };
         return Ok(LookupResult::Unclear {
-            reason: format!("the look-up answers {word} that no list of lookup names"),
+            reason: format!("the look-up response has {state} that no list in lookup contains"),
         });
     }
-    Ok(match compare_amount(&body, question, lookup)? {
+    Ok(match compare_amount(&body, request, lookup)? {
         AmountComparison::Differs(reason) => LookupResult::Differs { reason },
         AmountComparison::Unreadable(what) if accepted => {
-            LookupResult::Unclear { reason: format!("the look-up's answer has no {what} to compare with ours") }
+            LookupResult::Unclear { reason: format!("the look-up response has no {what} to compare with the job's") }
         }
         AmountComparison::Same | AmountComparison::Unreadable(_) if accepted => {
             LookupResult::Accepted { reference: reference(&body, &lookup.reference)? }
         }
-        _ if declined => LookupResult::Declined { reason: format!("{word}, as the provider says when asked") },
+        _ if declined => LookupResult::Declined { reason: format!("{text}, as the provider says when asked") },
         _ => LookupResult::InProgress,
     })
 }
@@ -193,13 +194,13 @@ fn classify_payment_state(
 enum AmountComparison {
     Same,
     Differs(String),
-    /// What could not be read.
+    /// The field that could not be read.
     Unreadable(&'static str),
 }
 
 fn compare_amount(
     body: &ResponseJson,
-    question: &LookupRequest,
+    request: &LookupRequest,
     lookup: &LookupConfig,
 ) -> Result<AmountComparison, AmbiguousValue> {
     let field = |pointer: &Option<String>| pointer.as_ref().map(|pointer| body.field(pointer)).transpose();
@@ -214,14 +215,14 @@ fn compare_amount(
     if currency == Some(None) {
         return Ok(AmountComparison::Unreadable("currency"));
     }
-    let theirs = (amount.flatten().unwrap_or(question.payment.amount), currency.flatten());
-    let theirs = (theirs.0, theirs.1.unwrap_or_else(|| question.currency.clone()));
-    if theirs == (question.payment.amount, question.currency.clone()) {
+    let theirs = (amount.flatten().unwrap_or(request.payment.amount), currency.flatten());
+    let theirs = (theirs.0, theirs.1.unwrap_or_else(|| request.currency.clone()));
+    if theirs == (request.payment.amount, request.currency.clone()) {
         return Ok(AmountComparison::Same);
     }
     Ok(AmountComparison::Differs(format!(
-        "the provider has {} {} for this payment, we have {} {}: see it at the provider",
-        theirs.0, theirs.1, question.payment.amount, question.currency
+        "the provider has {} {} for this payment, the job has {} {}: check the payment at the provider",
+        theirs.0, theirs.1, request.payment.amount, request.currency
     )))
 }
 

@@ -59,7 +59,7 @@ fn only_listed_states_decide() {
     let unreadable =
         |status| LookupResult::Unknown { cause: UnknownCause::UnreadableResponse(status), retry_after: None };
     let error = |status| LookupResult::Unknown { cause: UnknownCause::ServerError(status), retry_after: None };
-    let no_word = unclear("the look-up's answer has no word at /state");
+    let no_state = unclear("the look-up response has no state at /state");
     let table = [
         (200, json!({"state": "succeeded", "id": "ch_1"}), accepted(Some("ch_1"))),
         (200, json!({"state": "succeeded"}), accepted(None)),
@@ -67,11 +67,19 @@ fn only_listed_states_decide() {
         (200, json!({"state": 7}), accepted(None)),
         (200, json!({"state": "declined"}), declined),
         (200, json!({"state": "processing"}), LookupResult::InProgress),
-        (200, json!({"state": "Succeeded"}), unclear("the look-up answers `Succeeded` that no list of lookup names")),
-        (200, json!({"state": "a b <script>"}), unclear("the look-up answers a word that no list of lookup names")),
-        (200, json!({"state": {"x": 1}}), no_word.clone()),
-        (200, json!({"states": "succeeded"}), no_word.clone()),
-        (200, json!([]), no_word),
+        (
+            200,
+            json!({"state": "Succeeded"}),
+            unclear("the look-up response has the state `Succeeded` that no list in lookup contains"),
+        ),
+        (
+            200,
+            json!({"state": "a b <script>"}),
+            unclear("the look-up response has a state that no list in lookup contains"),
+        ),
+        (200, json!({"state": {"x": 1}}), no_state.clone()),
+        (200, json!({"states": "succeeded"}), no_state.clone()),
+        (200, json!([]), no_state),
         // The row's own statuses are a charge's.
         (404, json!({"state": "succeeded"}), LookupResult::NotFound),
         (401, json!({}), LookupResult::Misconfigured { status: 401 }),
@@ -128,7 +136,7 @@ fn lookup_reads_waits_and_busy_cases() {
     assert_eq!(read(429, headers.clone(), "busy", &lookup()), LookupResult::Busy { retry_after: wait });
     let unavailable = LookupResult::Unknown { cause: UnknownCause::ServerError(503), retry_after: wait };
     assert_eq!(read(503, headers.clone(), "", &lookup()), unavailable);
-    // Where the row says that a charge's answer names it; a provider that is down or busy says so by `Retry-After` alone.
+    // A charge's wait field counts for limits. For a provider that is down or busy, only `Retry-After` counts.
     let elsewhere = HeaderMap::from_iter([("x-reset-ms".parse().unwrap(), "60000".parse().unwrap())]);
     let wait = Some(Duration::from_secs(60));
     assert_eq!(read(429, elsewhere.clone(), "", &lookup()), LookupResult::Throttled { retry_after: wait });
@@ -147,10 +155,12 @@ fn different_amount_is_reported_missing_one_is_unclear() {
     };
     let says = |body: Value| read(200, HeaderMap::new(), &body.to_string(), &comparing);
     let differs = |theirs: &str| LookupResult::Differs {
-        reason: format!("the provider has {theirs} for this payment, we have 1299 EUR: see it at the provider"),
+        reason: format!(
+            "the provider has {theirs} for this payment, the job has 1299 EUR: check the payment at the provider"
+        ),
     };
     let no = |what: &str| LookupResult::Unclear {
-        reason: format!("the look-up's answer has no {what} to compare with ours"),
+        reason: format!("the look-up response has no {what} to compare with the job's"),
     };
     let (paid, open) = ("succeeded", "processing");
     let accepted = LookupResult::Accepted { reference: None };

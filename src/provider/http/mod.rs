@@ -1,7 +1,7 @@
-//! Payment providers that speak HTTP: one row in, one request per attempt out.
+//! Payment providers of kind `http`: a provider row in, one HTTP request per attempt out.
 //!
-//! Refuses retries, redirects and proxies (`client`), targets that nobody allowed (`outbound`) and secrets in print
-//! (`secrets`). The meaning of an answer is a pure function (`classify`).
+//! `request_builder` freezes requests, `client` sends each once, without redirects and proxies, and `classify`
+//! interprets responses. `outbound` limits the targets, and `secrets` resolves header values, which are never printed.
 
 use std::fmt;
 use std::sync::Arc;
@@ -72,45 +72,45 @@ impl HttpProvider {
     /// Checks the row's URL, headers and request shape, and sets up its client. Resolves no secret.
     ///
     /// # Errors
-    /// [`FreezeError`] naming what cannot be meant, with the mend.
+    /// [`FreezeError`] naming what is invalid, and how to fix it.
     pub fn new(provider: &Provider, outbound: &OutboundPolicy) -> Result<Self, FreezeError> {
-        let expansion = RequestBuilder::new(provider, outbound)?;
-        let meanings = ResponseRules::from_provider(provider);
-        let pointer = &meanings.reference_pointer;
+        let request_builder = RequestBuilder::new(provider, outbound)?;
+        let response_rules = ResponseRules::from_provider(provider);
+        let pointer = &response_rules.reference_pointer;
         if !pointer.is_empty() && !pointer.starts_with('/') {
             return Err(FreezeError::Template(format!("reference `{pointer}`: write a JSON pointer like /id")));
         }
-        let strays = Arc::new(UnexpectedResponseLog::new(provider.name.clone()));
-        let inquiry = |lookup| LookupClient::new(lookup, provider, outbound, Arc::clone(&strays));
-        let inquiry = provider.lookup.as_ref().map(inquiry).transpose()?;
+        let response_log = Arc::new(UnexpectedResponseLog::new(provider.name.clone()));
+        let lookup_client = |lookup| LookupClient::new(lookup, provider, outbound, Arc::clone(&response_log));
+        let lookup_client = provider.lookup.as_ref().map(lookup_client).transpose()?;
         let reuse = ConnectionReuse { is_allowed: provider.reuses_connections(), max_age: provider.connection_max_age };
-        let client = HttpClient::new(&expansion.target, provider.timeout, reuse, Arc::clone(&strays))?;
+        let client = HttpClient::new(&request_builder.target, provider.timeout, reuse, Arc::clone(&response_log))?;
         let (timeout, echo) = (provider.timeout, provider.request.echo.clone());
         Ok(Self {
-            request_builder: expansion,
-            response_rules: meanings,
-            lookup_client: inquiry,
+            request_builder,
+            response_rules,
+            lookup_client,
             timeout,
             reuse,
             echo,
-            response_log: strays,
+            response_log,
             client: Arc::new(client),
         })
     }
 
-    /// What no worker could use of a row, wherever its requests may go: one error per header, and one of the request.
+    /// Problems of a row that make it unusable for every worker: one error per header, and one for the request.
     #[must_use]
     pub fn problems(provider: &Provider) -> Vec<FreezeError> {
         RequestBuilder::problems(provider)
     }
 
-    /// The secrets that a row would send, and where, whether it may or not; none of a row that cannot be used.
+    /// Secrets that a row would send, and their hosts, allowed or not; none for a row that cannot be used.
     #[must_use]
     pub fn secret_uses(provider: &Provider, outbound: &OutboundPolicy) -> Vec<SecretUse> {
         RequestBuilder::secret_uses(provider, outbound)
     }
 
-    /// What of its secrets this process cannot read now, one error per header, without any value.
+    /// Secrets that this process cannot read now: one error per header, without any value.
     #[must_use]
     pub async fn unreadable_secrets(&self) -> Vec<FreezeError> {
         self.request_builder.headers.unreadable(self.request_builder.target.host()).await
@@ -127,13 +127,13 @@ impl HttpProvider {
         HttpClient::new(target, self.timeout, reuse, Arc::clone(&self.response_log)).map(Arc::new)
     }
 
-    /// The meaning of a response, as far as it is certain that it answers this job's request.
+    /// Result of a request, as far as it is certain that the response answers this job's request.
     fn interpret(&self, job: &Job, answered: ReceivedResponse, client: &HttpClient) -> RequestResult {
         let (reading, payment) = (&answered.response, PaymentIdentity::from(job));
         let (status, read_at) = (reading.status, answered.read_at);
         let mut outcome = classify(reading, &self.response_rules, SystemTime::now());
-        let settles = matches!(outcome, Outcome::Accepted { .. } | Outcome::Declined { .. });
-        let doubt = check_echo(reading, &self.echo, &payment, settles);
+        let is_final = matches!(outcome, Outcome::Accepted { .. } | Outcome::Declined { .. });
+        let doubt = check_echo(reading, &self.echo, &payment, is_final);
         if let Some(cause) = doubt {
             outcome = Outcome::Unknown { cause, retry_after: None };
         }
@@ -180,14 +180,14 @@ impl PaymentProvider for HttpProvider {
     }
 
     fn lookup_request(&self, job: &Job) -> Result<LookupRequest, String> {
-        self.lookup_client.as_ref().ok_or("the provider's row has no look-up any more")?.request_for(job)
+        self.lookup_client.as_ref().ok_or("the provider's row no longer has a look-up")?.request_for(job)
     }
 
-    async fn look_up(&self, question: &LookupRequest) -> RequestResult<LookupResult> {
+    async fn look_up(&self, request: &LookupRequest) -> RequestResult<LookupResult> {
         match &self.lookup_client {
-            Some(inquiry) => inquiry.look_up(question, &self.request_builder.headers, SystemTime::now).await,
+            Some(client) => client.look_up(request, &self.request_builder.headers, SystemTime::now).await,
             None => {
-                let problem = "the provider's row has no look-up any more".to_owned();
+                let problem = "the provider's row no longer has a look-up".to_owned();
                 without_response(LookupResult::LocalFault(LocalFault::Unbuildable(problem)))
             }
         }
@@ -212,7 +212,7 @@ mod tests {
     use crate::domain::job::{Identifier, Job};
     use crate::domain::provider::ProviderName;
 
-    /// The smallest job.
+    /// A job without optional fields.
     pub(super) fn job(id: &str) -> Job {
         Job {
             id: Identifier::new(id).unwrap(),

@@ -1,8 +1,8 @@
-//! Where requests may go: the `outbound.allow` list, judged on the URL and again on every resolved address; and which secrets
-//! they may carry there.
+//! Policy for the targets of requests and their secrets, by the lists `outbound.allow` and `outbound.secrets`.
 //!
-//! Public https is always allowed. Everything private, loopback, link-local or plain is refused unless the list says
-//! so: a provider's URL comes from a database row, and must not turn the worker into a door to the network it runs in.
+//! It applies to the URL, and again to every resolved address. Public https is always allowed. Private, loopback and
+//! link-local addresses and plain http need an entry in the list. A provider's URL comes from a database row: it must
+//! not open the worker's network to the operator who writes rows.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use crate::provider::FreezeError;
 use crate::provider::secret_grants::{SecretGrants, canonical_host};
 use crate::tls::Authorities;
 
-/// The lists `outbound.allow` and `outbound.secrets`, as meant.
+/// The lists `outbound.allow` and `outbound.secrets`, validated.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OutboundPolicy {
     loopback: bool,
@@ -26,16 +26,16 @@ pub struct OutboundPolicy {
     http_targets: BTreeSet<(String, u16)>,
     authorities: Authorities,
     pub(super) secret_grants: SecretGrants,
-    /// What this program's own configuration is read from, which no row's secret is.
+    /// Files of this program's own configuration; no row's secret is read from them.
     pub(super) own_files: Vec<PathBuf>,
 }
 
-/// A URL that may be called, with the addresses that it may lead to.
+/// A URL that may be called, with the rule for its addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct OutboundTarget {
     pub(super) url: Url,
     pub(super) address_rule: AddressRule,
-    /// To trust besides the system's.
+    /// TLS authorities to trust besides the system's.
     pub(super) authorities: Authorities,
 }
 
@@ -44,14 +44,14 @@ impl OutboundTarget {
         self.url.scheme() == "https"
     }
 
-    /// Empty for a URL without one, which is never admitted.
+    /// The host in canonical form. Empty for a URL without one, which is never admitted.
     pub(super) fn host(&self) -> String {
         self.url.host().map(|host| canonical_host(&host)).unwrap_or_default()
     }
 }
 
 impl OutboundPolicy {
-    /// Reads entries of the form `loopback`, `host:port` (https), CIDR (https) or `http://host:port`.
+    /// Parses entries of the form `loopback`, `host:port` (https), CIDR (https) or `http://host:port`.
     ///
     /// # Errors
     /// One line per entry that is none of these.
@@ -65,14 +65,14 @@ impl OutboundPolicy {
         if problems.is_empty() { Ok(policy) } else { Err(problems) }
     }
 
-    /// Trusts these authorities of TLS too, for the targets that the list names as `host:port` and for no others: an
-    /// authority of one's own network has no say about the public internet.
+    /// Adds TLS authorities, only for the targets that the list names as `host:port`. An authority of the operator's
+    /// own network must not certify hosts of the public internet.
     #[must_use]
     pub fn with_authorities(self, authorities: &Authorities) -> Self {
         Self { authorities: authorities.clone(), ..self }
     }
 
-    /// Lets rows use these secrets, each for its hosts, and never one of the files of this program's own configuration.
+    /// Lets rows use these secrets, each for its hosts. Files of this program's own configuration stay excluded.
     #[must_use]
     pub fn with_secret_grants(self, secrets: &SecretGrants, own_files: &[PathBuf]) -> Self {
         Self { secret_grants: secrets.clone(), own_files: own_files.to_owned(), ..self }
@@ -94,10 +94,10 @@ impl OutboundPolicy {
         Ok(())
     }
 
-    /// Judges a URL. A name passes here only provisionally: its addresses are judged when it is resolved.
+    /// Checks a URL. A host name is admitted provisionally: its addresses are checked when it is resolved.
     ///
     /// # Errors
-    /// [`FreezeError::Url`] with the reason and the mend; the query and any credentials are left out of it.
+    /// [`FreezeError::Url`] with the reason and the fix, without the query and any credentials.
     pub(super) fn admit(&self, text: &str) -> Result<OutboundTarget, FreezeError> {
         let refused = |problem: &str| FreezeError::Url { url: redact_url(text), problem: problem.to_owned() };
         let url = Url::parse(text).map_err(|error| refused(&error.to_string()))?;
@@ -105,7 +105,7 @@ impl OutboundPolicy {
             return Err(refused("credentials in a URL end up in logs: use `headers` with ${env:NAME}"));
         }
         let (Some(host), Some(port)) = (url.host().map(|host| host.to_owned()), url.port_or_known_default()) else {
-            return Err(refused("it names no host"));
+            return Err(refused("it has no host"));
         };
         let key = (canonical_host(&host), port);
         let addresses = match url.scheme() {
@@ -121,9 +121,7 @@ impl OutboundPolicy {
         };
         if addresses != AddressRule::Any && !may_be_permitted(&host, &addresses) {
             let entry = format!("{}:{port}", key.0);
-            return Err(refused(&format!(
-                "not on the public internet: add `{entry}` to outbound.allow if it is meant"
-            )));
+            return Err(refused(&format!("not on the public internet: to allow it, add `{entry}` to outbound.allow")));
         }
         let is_named = self.https_targets.contains(&key);
         let authorities = if is_named { self.authorities.clone() } else { Authorities::default() };
@@ -131,7 +129,7 @@ impl OutboundPolicy {
     }
 }
 
-/// `host:port`, the form in which targets are compared.
+/// Parses `host:port` into the form in which targets are compared.
 fn host_and_port(text: &str, default_port: Option<u16>) -> Result<(String, u16), String> {
     let bad = || format!("{} is neither `loopback`, host:port, a CIDR nor http://host:port", quote_if_safe(text));
     let (host, port) = match text.rsplit_once(':').filter(|(_, port)| port.bytes().all(|b| b.is_ascii_digit())) {
@@ -154,7 +152,7 @@ fn is_loopback_host(host: &Host) -> bool {
     }
 }
 
-/// The connector never resolves a literal address, so it must be judged here.
+/// Whether the rule can permit this host. The connector does not resolve a literal address, so it is checked here.
 fn may_be_permitted(host: &Host, rule: &AddressRule) -> bool {
     match host {
         Host::Domain(_) => !is_loopback_host(host) || rule.permits(std::net::Ipv4Addr::LOCALHOST.into()),
@@ -214,7 +212,7 @@ mod tests {
         }
     }
 
-    /// All the ways in which an address inside can be written; look-ups are admitted by the same function.
+    /// All spellings of a private address. Look-ups are admitted by the same function.
     #[test]
     fn no_spelling_of_a_private_address_is_admitted() {
         for host in [

@@ -1,8 +1,8 @@
-//! Splits text at its `${name}` places: the one grammar that header values and request templates share.
+//! Parser of `${name}` placeholders, for header values and request templates.
 //!
-//! Refuses to know what a name means; there is no escape, because no provider needs a literal `${`.
+//! The caller decides what a name means. There is no escape, because no provider needs a literal `${`.
 
-/// A stretch of text, or the name inside one `${…}`.
+/// Literal text, or the name inside one `${…}`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum TemplatePart {
     Text(String),
@@ -12,14 +12,14 @@ pub(super) enum TemplatePart {
 /// Splits `text` into its parts; no part is empty.
 ///
 /// # Errors
-/// When a `${` is never closed, or nothing stands inside.
+/// When a `${` is never closed, or has no name.
 pub(super) fn split_placeholders(text: &str) -> Result<Vec<TemplatePart>, String> {
     let mut parts = Vec::new();
     let mut rest = text;
     while let Some((before, opened)) = rest.split_once("${") {
         let (name, after) = opened.split_once('}').ok_or("a `${` is never closed by `}`")?;
         if name.is_empty() {
-            return Err("`${}` names nothing".to_owned());
+            return Err("`${}` has no name".to_owned());
         }
         if !before.is_empty() {
             parts.push(TemplatePart::Text(before.to_owned()));

@@ -1,6 +1,7 @@
-//! Idle connections to one target.
+//! Pool of idle connections to one target.
 //!
-//! A connection leaves the pool before its server is likely to close it, so that no request meets the close.
+//! A connection leaves the pool before its server is likely to close it. So a request rarely meets the close
+//! (`docs/decisions/0032-connection-reuse.md`).
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -12,24 +13,24 @@ use super::connection::HttpConnection;
 
 /// Longest time that a connection is kept idle. Common servers (Node, Apache) close after 5 s.
 const IDLE_MAX: Duration = Duration::from_secs(4);
-/// Left of a server's own time, for the way of the next request.
+/// Part of the server's own idle time that is left for the next request to arrive.
 const IDLE_MARGIN: Duration = Duration::from_secs(1);
 
 /// Whether, and for how long, requests share connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ConnectionReuse {
     pub(super) is_allowed: bool,
-    /// From making a connection to the last request that may begin on it.
+    /// Time from opening a connection to the last request that may begin on it.
     pub(super) max_age: Duration,
 }
 
-/// How long a connection may stay idle after an answer with these headers.
+/// Longest idle time of a connection after a response with these headers.
 fn max_idle_time(headers: &HeaderMap) -> Duration {
     keep_alive_timeout(headers).map_or(IDLE_MAX, |server| server.saturating_sub(IDLE_MARGIN).min(IDLE_MAX))
 }
 
-/// `Keep-Alive: timeout=5, max=100`: the server closes the connection when it was idle for so long, or after so many
-/// requests. A last request leaves no time.
+/// Idle time by `Keep-Alive: timeout=5, max=100`: the server closes the connection after `timeout` seconds, or after
+/// `max` more requests. It is zero if no request is left.
 fn keep_alive_timeout(headers: &HeaderMap) -> Option<Duration> {
     let lines = headers.get_all("keep-alive").iter().filter_map(|value| value.to_str().ok());
     let parameters = lines.flat_map(|line| line.split(',')).filter_map(|parameter| parameter.split_once('='));
@@ -51,9 +52,9 @@ pub(super) struct ConnectionPool {
 
 #[derive(Default)]
 struct IdleConnections {
-    /// The one that was used last stands last.
+    /// In the order of use; the most recently used is last.
     connections: Vec<IdleConnection>,
-    /// A task closes connections whose time is over.
+    /// A task runs that closes expired connections.
     has_sweep_task: bool,
 }
 
@@ -72,7 +73,7 @@ impl ConnectionPool {
         self.reuse.is_allowed
     }
 
-    /// The connection that was used last. Its server may have closed it, or said something on it, meanwhile.
+    /// Takes the most recently used connection. Its server may have closed it, or sent bytes on it, meanwhile.
     pub(super) fn take(&self) -> Option<HttpConnection> {
         loop {
             let idle = self.lock_idle().connections.pop()?;
@@ -82,29 +83,29 @@ impl ConnectionPool {
         }
     }
 
-    /// Keeps a connection for the next request, if it may carry one after an answer with these headers.
+    /// Keeps a connection for the next request, if it may carry one after a response with these headers.
     pub(super) fn put(self: &Arc<Self>, connection: HttpConnection, headers: &HeaderMap) {
         let until = (Instant::now() + max_idle_time(headers)).min(connection.opened_at() + self.reuse.max_age);
         if !self.reuse.is_allowed || until <= Instant::now() {
             return;
         }
-        let mut shelf = self.lock_idle();
-        shelf.connections.push(IdleConnection { connection, expires_at: until });
-        if !std::mem::replace(&mut shelf.has_sweep_task, true) {
-            drop(shelf);
+        let mut idle = self.lock_idle();
+        idle.connections.push(IdleConnection { connection, expires_at: until });
+        if !std::mem::replace(&mut idle.has_sweep_task, true) {
+            drop(idle);
             tokio::spawn(close_expired_until_empty(Arc::downgrade(self)));
         }
     }
 
-    /// Closes connections whose time is over; the next instant at which there is one.
+    /// Closes expired connections. Returns when the next one expires.
     fn close_expired(&self) -> Option<Instant> {
-        let mut shelf = self.lock_idle();
+        let mut idle = self.lock_idle();
         let now = Instant::now();
-        let old: Vec<IdleConnection> = shelf.connections.extract_if(.., |idle| idle.expires_at <= now).collect();
-        let next = shelf.connections.iter().map(|idle| idle.expires_at).min();
-        shelf.has_sweep_task = next.is_some();
-        drop(shelf);
-        drop(old);
+        let expired: Vec<IdleConnection> = idle.connections.extract_if(.., |entry| entry.expires_at <= now).collect();
+        let next = idle.connections.iter().map(|entry| entry.expires_at).min();
+        idle.has_sweep_task = next.is_some();
+        drop(idle);
+        drop(expired);
         next
     }
 
@@ -113,7 +114,7 @@ impl ConnectionPool {
     }
 }
 
-/// Ends with the last idle connection, or with the pool.
+/// Task that closes expired connections. It ends with the last idle connection, or with the pool.
 async fn close_expired_until_empty(pool: Weak<ConnectionPool>) {
     while let Some(next) = pool.upgrade().and_then(|pool| pool.close_expired()) {
         sleep_until(next).await;

@@ -1,6 +1,6 @@
-//! Builds the request that a job's first attempt freezes: method, key header, content type and body.
+//! Plan of a provider row's charges: method, key header, content type and body, as a job's first attempt freezes them.
 //!
-//! Refuses to look at a secret: header values are references until they are sent.
+//! It sees no secret: header values are references until a request is sent (`docs/decisions/0033-frozen-requests.md`).
 
 use std::io;
 
@@ -17,13 +17,13 @@ use crate::domain::job::Job;
 use crate::domain::provider::RequestShape;
 use crate::provider::FreezeError;
 
-/// Longest content type, and longest name of the header with the idempotency key.
+/// Longest content type, and longest name of the idempotency key's header, in characters.
 const CLIENT_HEADER_CHARS_MAX: usize = 255;
 const JSON: &str = "application/json";
 const FORM: &str = "application/x-www-form-urlencoded";
 pub(super) const KEY_HEADER: &str = "idempotency-key";
 
-/// How one provider wants to be asked.
+/// Form of one provider's charges.
 #[derive(Clone, Debug)]
 pub struct RequestPlan {
     pub(super) method: Method,
@@ -34,10 +34,10 @@ pub struct RequestPlan {
 }
 
 impl RequestPlan {
-    /// `content_type` is what the row's `headers` say, if anything.
+    /// Checks the row's `request`. `content_type` is the one in the row's `headers`, if any.
     ///
     /// # Errors
-    /// [`FreezeError`] naming the field of `request` that cannot be meant.
+    /// [`FreezeError`] naming the invalid field of `request`.
     pub fn parse(shape: &RequestShape, content_type: Option<&str>) -> Result<Self, FreezeError> {
         let method = match shape.method.as_deref().unwrap_or("POST") {
             "POST" => Method::POST,
@@ -74,8 +74,8 @@ impl RequestPlan {
     /// The body for this job.
     ///
     /// # Errors
-    /// [`FreezeError::Job`] when it would be too large; [`FreezeError::Template`] when the job's payload is not the JSON that
-    /// it was checked to be.
+    /// [`FreezeError::Job`] when it would be too large; [`FreezeError::Template`] when the job's payload is not valid
+    /// JSON.
     pub fn body(&self, job: &Job) -> Result<Vec<u8>, FreezeError> {
         let body = match self.json(job) {
             Ok(json) if self.form_encoded => encode_form(&json),
@@ -97,14 +97,14 @@ impl RequestPlan {
     }
 }
 
-/// Why a body was not written.
+/// Reason why a body was not written.
 #[derive(Debug)]
 pub(super) enum BodyError {
     TooLarge,
     Malformed(String),
 }
 
-/// Of a [`Bounded`], which fails for nothing else.
+/// For errors of a [`BoundedBuffer`], whose only error is a full buffer.
 impl From<io::Error> for BodyError {
     fn from(_: io::Error) -> Self {
         Self::TooLarge
@@ -123,7 +123,7 @@ fn encode_form(json: &[u8]) -> Result<Vec<u8>, BodyError> {
     Ok(form.into_bytes())
 }
 
-/// Absent fields are left out; the payload is the producer's own text.
+/// Default body. Absent fields are left out; the payload is the producer's own text.
 #[derive(Serialize)]
 struct DefaultBody<'a> {
     id: &'a str,

@@ -1,6 +1,6 @@
-//! Requests that one provider row makes of a job: body, addresses and headers, each within its bound, without a connection.
+//! Builder of a provider row's requests for a job: body, URLs and headers, each within its bound, without a connection.
 //!
-//! A worker asks before it records a job whether all of them fit, and again when it sends: a row may have changed meanwhile.
+//! A worker checks the sizes before it records a job, and again before it sends, because the row may have changed.
 
 use std::collections::BTreeMap;
 
@@ -21,10 +21,10 @@ use crate::faults::{self, Bug};
 use crate::provider::secret_grants::{SecretReference, SecretUse};
 use crate::provider::{FreezeError, FrozenRequest};
 
-/// The parts of a provider row that a job's fields are put into, checked.
+/// The validated parts of a provider row that make a request from a job.
 pub struct RequestBuilder {
     policy: OutboundPolicy,
-    /// Of `url` without placeholders, or of a sample of it: same host for every job.
+    /// Target of `url`, with sample values for its placeholders. The host is the same for every job.
     pub(super) target: OutboundTarget,
     url: UrlTemplate,
     lookup_url: Option<LookupUrl>,
@@ -52,7 +52,7 @@ impl RequestBuilder {
         Ok(Self { policy: outbound.clone(), target, url, lookup_url, plan, headers })
     }
 
-    /// What no worker could use of a row, wherever its requests may go: one error per header, and one of the request.
+    /// Problems of a row that make it unusable for every worker: one error per header, and one for the request.
     pub(super) fn problems(provider: &Provider) -> Vec<FreezeError> {
         let (headers, content_type) = split_content_type(provider);
         let plan = RequestPlan::parse(&provider.request, content_type.as_deref());
@@ -63,7 +63,7 @@ impl RequestBuilder {
         plan.as_ref().err().cloned().into_iter().chain(headers.into_iter().filter_map(alone)).collect()
     }
 
-    /// The secrets that the row would send, and where; none of a row that cannot be used.
+    /// Secrets that the row would send, and their hosts; none for a row that cannot be used.
     pub(super) fn secret_uses(provider: &Provider, outbound: &OutboundPolicy) -> Vec<SecretUse> {
         let (headers, content_type) = split_content_type(provider);
         let plan = RequestPlan::parse(&provider.request, content_type.as_deref());
@@ -79,7 +79,7 @@ impl RequestBuilder {
     /// The request that this job's first attempt would send. Reads secrets, in bounded time.
     ///
     /// # Errors
-    /// [`FreezeError::Job`] if the job is wrong; any other error is the row's or the environment's.
+    /// [`FreezeError::Job`] if the job is invalid. Any other error comes from the row or the environment.
     pub async fn freeze(&self, job: &Job) -> Result<FrozenRequest, FreezeError> {
         let account = job.account.as_ref().map(|account| account.as_str().to_owned());
         Ok(FrozenRequest {
@@ -97,7 +97,7 @@ impl RequestBuilder {
         Ok(self.headers.resolve(account, self.target.host()).await?.fingerprint(&self.plan.key_header))
     }
 
-    /// The frozen request with today's header values, which are those that it was written down with. Nothing is sent.
+    /// The frozen request with the current header values, which must be those that it was frozen with. Nothing is sent.
     pub(super) async fn prepare(&self, request: &FrozenRequest) -> Result<PreparedRequest, FreezeError> {
         let header = |name: &HeaderName, value: &str| {
             HeaderValue::from_str(value).map_err(|_| FreezeError::Header {
@@ -110,7 +110,7 @@ impl RequestBuilder {
         // An older version of the row may have frozen another host.
         let target = self.target_for(&request.url)?;
         let resolved = self.headers.resolve(request.account.as_deref(), target.host()).await?;
-        // What was written down is what a re-send after an unknown outcome is compared with.
+        // A repeat after an unknown outcome must carry the credential that the request was frozen with.
         if resolved.fingerprint(key) != request.credential_fingerprint {
             return Err(FreezeError::CredentialChanged);
         }
@@ -120,14 +120,14 @@ impl RequestBuilder {
             headers.insert(key, header(key, &uuid::Uuid::now_v7().to_string())?);
         }
         let method = Method::from_bytes(request.method.as_bytes())
-            .map_err(|_| FreezeError::Template("the frozen method is not one".to_owned()))?;
+            .map_err(|_| FreezeError::Template("the frozen method is not an HTTP method".to_owned()))?;
         Ok(PreparedRequest { method, target, headers, body: Some(request.body.clone()) })
     }
 
-    /// Bytes of all headers that this request would be sent with, their names and separators included.
+    /// Bytes of all headers of this request, with their names and separators.
     ///
     /// # Errors
-    /// Why it would not be sent.
+    /// The reason why the request would not be sent.
     pub async fn header_bytes(&self, request: &FrozenRequest) -> Result<usize, FreezeError> {
         let headers = self.prepare(request).await?.headers;
         Ok(headers.iter().map(|(name, value)| name.as_str().len() + value.len() + HEADER_OVERHEAD_BYTES).sum())
@@ -136,7 +136,7 @@ impl RequestBuilder {
     /// The address of this job's charges.
     ///
     /// # Errors
-    /// [`FreezeError::Job`] if the job lacks a field of it, or has one that leads elsewhere or is too long.
+    /// [`FreezeError::Job`] if the job lacks a field of it, or has one that changes the host or is too long.
     pub fn url(&self, job: &Job) -> Result<String, FreezeError> {
         if !self.url.has_placeholders() {
             return Ok(self.target.url.to_string());
@@ -151,7 +151,7 @@ impl RequestBuilder {
         Ok(target.url.into())
     }
 
-    /// The address that asks what became of this job; `None` if the row has no look-up.
+    /// The address of this job's look-ups; `None` if the row has no look-up.
     ///
     /// # Errors
     /// As [`Self::url`].
@@ -167,10 +167,10 @@ impl RequestBuilder {
         self.plan.body(job)
     }
 
-    /// Whether no part of this job's requests exceeds its bound.
+    /// Checks that each part of this job's requests is within its bound.
     ///
     /// # Errors
-    /// [`TooLarge`] names the first that does.
+    /// [`TooLarge`] names the first part that is not.
     pub fn check_size(&self, job: &Job) -> Result<(), TooLarge> {
         let parts = [self.body(job).err(), self.url(job).err(), self.lookup_url(job).and_then(Result::err)];
         let too_large = |error| match error {
@@ -180,22 +180,22 @@ impl RequestBuilder {
         parts.into_iter().flatten().find_map(too_large).map_or(Ok(()), Err)
     }
 
-    /// The row's own address was admitted when it was read.
+    /// Target of a frozen URL. The row's own URL was admitted when the row was read.
     fn target_for(&self, url: &str) -> Result<OutboundTarget, FreezeError> {
         if url == self.target.url.as_str() { Ok(self.target.clone()) } else { self.policy.admit(url) }
     }
 }
 
-/// Where the row's requests go, charges and look-ups: the same for every job.
+/// Hosts of the row's charges and look-ups; they are the same for every job.
 fn target_hosts(provider: &Provider, outbound: &OutboundPolicy) -> Result<Vec<String>, FreezeError> {
     let invalid = |problem| FreezeError::Url { url: redact_url(&provider.url), problem };
     let charges = UrlTemplate::parse(&provider.url).map_err(invalid)?.sample();
-    let asks = provider.lookup.as_ref().map(|lookup| lookup.url.sample());
-    let hosts = std::iter::once(charges).chain(asks).map(|url| Ok(outbound.admit(&url)?.host()));
+    let lookups = provider.lookup.as_ref().map(|lookup| lookup.url.sample());
+    let hosts = std::iter::once(charges).chain(lookups).map(|url| Ok(outbound.admit(&url)?.host()));
     hosts.collect()
 }
 
-/// The row's headers, and apart from them the content type, which is frozen with a request.
+/// The row's headers without the content type, and the content type, which is frozen with a request.
 fn split_content_type(provider: &Provider) -> (BTreeMap<String, String>, Option<String>) {
     let mut headers = provider.headers.clone();
     let content_type = headers.keys().find(|name| name.eq_ignore_ascii_case("content-type")).cloned();
@@ -203,13 +203,14 @@ fn split_content_type(provider: &Provider) -> (BTreeMap<String, String>, Option<
     (headers, content_type)
 }
 
-/// The address that a look-up of this job asks.
+/// The address of a look-up of this job.
 pub(super) fn lookup_url(policy: &OutboundPolicy, url: &LookupUrl, job: &Job) -> Result<String, FreezeError> {
     let written = url.for_job(job).map_err(FreezeError::Job)?;
     Ok(admit_within_bound(policy, &written, RequestPart::LookupUrl, job)?.url.into())
 }
 
-/// An address as it is sent, which may be longer than it was written: the parser encodes what a row wrote plainly.
+/// Admits an address and checks its length as sent. The parser percent-encodes, so it may be longer than the row's
+/// text.
 fn admit_within_bound(
     policy: &OutboundPolicy,
     url: &str,

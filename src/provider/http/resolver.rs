@@ -1,8 +1,8 @@
-//! Resolves names for the HTTP client and hands over only addresses that the outbound policy permits.
+//! Name resolver of the HTTP client, which returns only addresses that the outbound policy permits.
 //!
-//! Refuses to check and let somebody else resolve again: the addresses that were judged are the ones connected to, so a
-//! name that changes its answer in between (DNS rebinding) gains nothing. A resolver that does not answer for one provider's
-//! host holds no other provider up: each has threads of its own for it.
+//! The client connects to the addresses that were checked, without resolving the name again. So DNS rebinding, a name
+//! whose addresses change in between, has no effect. Each provider has its own resolver threads: a host whose name
+//! server does not respond delays no other provider.
 
 use std::error::Error;
 use std::fs::File;
@@ -23,28 +23,28 @@ use super::address::AddressRule;
 use super::blocking::BlockingThreads;
 use crate::domain::local_fault::LocalFault;
 
-/// Longest wait for the addresses of a name; making a connection may take no longer altogether.
+/// Longest wait for the addresses of a name: the longest time for a whole connection.
 const RESOLVE_MAX: Duration = Duration::from_secs(5);
-/// Files and sockets that the machine's resolver may need at once: its databases, a name server, a local daemon.
+/// File descriptors that the machine's resolver may need at once: its databases, a name server, a local daemon.
 const RESOLVER_FILE_DESCRIPTORS: usize = 4;
 
-/// Every address of the name is one that we do not connect to.
+/// The policy permits no address of the name.
 #[derive(Debug, thiserror::Error)]
-#[error("the name leads only to addresses that outbound.allow does not permit")]
+#[error("the host name has only addresses that outbound.allow does not permit")]
 pub(super) struct AddressRefused;
 
-/// The machine's resolver gave no address.
+/// The machine's resolver returned no address.
 #[derive(Debug, thiserror::Error)]
-#[error("the host's name cannot be resolved")]
+#[error("the host name cannot be resolved")]
 pub(super) struct NameUnresolved(#[source] io::Error);
 
-/// Where addresses of names come from.
+/// Source of the addresses of a name.
 #[async_trait]
 pub(super) trait HostResolver: Send + Sync {
     async fn addresses(&self, name: &str) -> io::Result<Vec<SocketAddr>>;
 }
 
-/// Asks for the addresses of a name, and may block.
+/// Function that resolves a name. It may block.
 type ResolveFn = fn(&str) -> io::Result<Vec<SocketAddr>>;
 
 /// The machine's own resolver.
@@ -56,17 +56,18 @@ struct SystemResolver {
 #[async_trait]
 impl HostResolver for SystemResolver {
     async fn addresses(&self, name: &str) -> io::Result<Vec<SocketAddr>> {
-        let (ask, name) = (self.resolve_fn, name.to_owned());
-        self.threads.run(move || ask(&name)).await?
+        let (resolve, name) = (self.resolve_fn, name.to_owned());
+        self.threads.run(move || resolve(&name)).await?
     }
 }
 
 fn resolve_with_system(name: &str) -> io::Result<Vec<SocketAddr>> {
-    // Port 0: the client puts the URL's port in its place.
+    // Port 0: the client replaces it by the URL's port.
     Ok((name, 0).to_socket_addrs().map_err(local_fault_or)?.collect())
 }
 
-/// The C library does not tell that it could open no file or socket for the question: it says that there is no answer.
+/// Detects a lack of file descriptors. The C library does not report that it could open no file or socket: it returns
+/// the error for a name without addresses.
 fn local_fault_or(error: io::Error) -> io::Error {
     let opened: io::Result<Vec<File>> = (0..RESOLVER_FILE_DESCRIPTORS).map(|_| File::open("/dev/null")).collect();
     opened.err().as_ref().and_then(LocalFault::from_io_error).map_or(error, io::Error::other)
@@ -175,7 +176,7 @@ mod tests {
     use crate::provider::http::pool::ConnectionReuse;
     use crate::provider::http::unexpected_responses::UnexpectedResponseLog;
 
-    /// A name whose answers change from one question to the next.
+    /// A name whose addresses change from one query to the next.
     struct RebindingResolver(Mutex<VecDeque<Vec<&'static str>>>);
 
     #[async_trait]
@@ -186,7 +187,7 @@ mod tests {
         }
     }
 
-    /// Says which address it was reached at; each connection serves so many requests.
+    /// Responds with the address that it was reached at; each connection serves `requests` requests.
     async fn answering(listener: TcpListener, requests: usize) {
         let at = listener.local_addr().unwrap().ip().to_string();
         while let Ok((mut stream, _)) = listener.accept().await {
@@ -202,7 +203,7 @@ mod tests {
         }
     }
 
-    /// Servers at 127.0.0.1 and 127.0.0.2, and a client that finds them by a name.
+    /// Servers at 127.0.0.1 and 127.0.0.2, and a client that resolves their name by `lookup`.
     async fn client_with(
         lookup: Arc<dyn HostResolver>,
         rule: AddressRule,
@@ -252,7 +253,7 @@ mod tests {
         assert_eq!(addresses, ["127.0.0.1", &refused, "127.0.0.1", &refused]);
     }
 
-    /// A name that leads to another address from a moment on.
+    /// A name whose address changes once.
     struct MovingResolver(Arc<AtomicBool>);
 
     #[async_trait]

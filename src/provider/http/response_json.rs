@@ -1,8 +1,8 @@
-//! JSON body of an answer, of which only the fields that are asked for must be readable.
+//! JSON body of a response. Only the fields that are read must be valid text.
 //!
-//! Providers send byte-order marks, UTF-16, Latin-1, and broken text in fields that nobody needs. A browser reads all of it,
-//! and a payment that was made must not count as unknown for it. Numbers keep their digits as sent. A key that leads to such
-//! a field must not appear twice in its object: nobody knows which of its values is meant.
+//! Providers send byte-order marks, UTF-16, Latin-1, and broken text in fields that are not needed. A browser reads all
+//! of it, so a successful payment must not become unknown because of it. Numbers keep their digits as sent. A key on
+//! the way to a field must not appear twice in its object, because it is unclear which value counts.
 
 use std::fmt;
 
@@ -15,15 +15,15 @@ use crate::domain::decimal::Decimal;
 /// A whole JSON text.
 pub(super) struct ResponseJson {
     text: String,
-    /// Some bytes were no characters; U+FFFD stands for them.
+    /// Some bytes are not valid text; U+FFFD replaces them.
     has_invalid_bytes: bool,
 }
 
-/// A key on the way to a field appears twice in its object, or a header has two values of which one decides.
+/// A key on the way to a field appears twice in its object, or a header has two different values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct AmbiguousValue;
 
-/// The value of one field.
+/// Value of one field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum FieldValue {
     Text(String),
@@ -33,24 +33,24 @@ pub(super) enum FieldValue {
     Null,
     List(Vec<FieldValue>),
     Object,
-    /// A string whose characters cannot all be read.
+    /// A string with bytes that are not valid text.
     Unreadable,
 }
 
 impl FieldValue {
-    /// Whether this is `word`: the same text, the same number in any notation, or `true` or `false`.
-    pub(super) fn matches(&self, word: &str) -> bool {
+    /// Whether this value equals `expected`: the same text, the same number in any notation, or `true` or `false`.
+    pub(super) fn matches(&self, expected: &str) -> bool {
         match self {
-            Self::Text(text) => text == word,
+            Self::Text(text) => text == expected,
             Self::Number(digits) => {
-                digits == word || Decimal::new(digits).is_some_and(|number| Decimal::new(word) == Some(number))
+                digits == expected || Decimal::new(digits).is_some_and(|number| Decimal::new(expected) == Some(number))
             }
-            Self::Bool(truth) => word == if *truth { "true" } else { "false" },
+            Self::Bool(truth) => expected == if *truth { "true" } else { "false" },
             Self::Null | Self::List(_) | Self::Object | Self::Unreadable => false,
         }
     }
 
-    /// Text, a number's digits as sent, or `true` and `false`.
+    /// The value as text: text itself, a number's digits as sent, or `true` and `false`.
     pub(super) fn to_text(&self) -> Option<String> {
         match self {
             Self::Text(text) | Self::Number(text) => Some(text.clone()),
@@ -61,8 +61,8 @@ impl FieldValue {
 }
 
 impl ResponseJson {
-    /// Reads a body by its byte-order mark, else as UTF-16 by its zero bytes, else by the charset of its `Content-Type`,
-    /// else as UTF-8. `None` if that is no JSON in any of these.
+    /// Parses a body. Its encoding is the first of these that makes it JSON: its byte-order mark's, UTF-16 by its zero
+    /// bytes, the charset of its `Content-Type`, UTF-8. `None` if none does.
     pub(super) fn parse(body: &[u8], content_type: Option<&str>) -> Option<Self> {
         let marked = Encoding::for_bom(body);
         let (by_mark, rest) = match marked {
@@ -87,7 +87,7 @@ impl ResponseJson {
     /// The value at a JSON pointer. <https://www.rfc-editor.org/rfc/rfc6901>
     ///
     /// # Errors
-    /// [`Ambiguous`] when a key of the pointer appears twice where it leads.
+    /// [`AmbiguousValue`] when a key of the pointer appears twice in its object.
     pub(super) fn field(&self, pointer: &str) -> Result<Option<FieldValue>, AmbiguousValue> {
         let mut raw = self.text.as_str();
         if !pointer.is_empty() {
@@ -119,7 +119,7 @@ impl ResponseJson {
     }
 }
 
-/// JSON begins with an ASCII character, so a zero byte among the first two tells the order of UTF-16.
+/// UTF-16 without a byte-order mark. JSON begins with an ASCII character, so one of the first two bytes is zero.
 fn detect_utf_16(body: &[u8]) -> Option<&'static Encoding> {
     match body {
         [0, second, ..] if *second != 0 => Some(UTF_16BE),
@@ -128,7 +128,7 @@ fn detect_utf_16(body: &[u8]) -> Option<&'static Encoding> {
     }
 }
 
-/// The charset that a `Content-Type` names, if it is one.
+/// The charset that a `Content-Type` names, if it is known.
 fn charset(content_type: &str) -> Option<&'static Encoding> {
     let named = content_type.split(';').skip(1).find_map(|parameter| {
         let (name, value) = parameter.split_once('=')?;
@@ -137,7 +137,7 @@ fn charset(content_type: &str) -> Option<&'static Encoding> {
     Encoding::for_label(named?.as_bytes())
 }
 
-/// One level down from an object or an array.
+/// The member of an object, or the element of an array, that one step of a pointer names.
 fn child<'a>(raw: &'a str, step: &str) -> Result<Option<&'a str>, AmbiguousValue> {
     match raw.as_bytes().first() {
         Some(b'{') => {
@@ -151,7 +151,7 @@ fn child<'a>(raw: &'a str, step: &str) -> Result<Option<&'a str>, AmbiguousValue
     }
 }
 
-/// Digits without a leading zero.
+/// Array index of a pointer: digits without a leading zero.
 fn index(step: &str) -> Option<usize> {
     let is_index = step == "0" || (!step.starts_with('0') && step.bytes().all(|b| b.is_ascii_digit()));
     step.parse().ok().filter(|_| is_index)
@@ -162,10 +162,10 @@ fn items(raw: &str) -> Vec<&str> {
     items.into_iter().map(RawValue::get).collect()
 }
 
-/// An object's members in their order.
+/// Members of an object, in their order.
 struct JsonMembers<'a>(Vec<(String, &'a RawValue)>);
 
-/// A key; one that is no Unicode text has U+FFFD where it is not.
+/// A key; U+FFFD replaces what is not valid text in it.
 struct LossyKey(String);
 
 impl<'de> serde::Deserialize<'de> for LossyKey {
@@ -184,7 +184,7 @@ impl<'de> serde::Deserialize<'de> for LossyKey {
             }
         }
 
-        // As text, an unpaired surrogate would be an error.
+        // Read as bytes: in a string, an unpaired surrogate would be an error.
         deserializer.deserialize_bytes(KeyVisitor)
     }
 }

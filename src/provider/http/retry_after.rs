@@ -1,41 +1,41 @@
-//! Reads `Retry-After`: seconds, or an HTTP date measured against the answer's own `Date`.
+//! Parser of `Retry-After`: seconds, or an HTTP date, which is compared with the response's own `Date`.
 //!
-//! Refuses guesses: a malformed value is ignored, as the standard asks
-//! (<https://www.rfc-editor.org/rfc/rfc9110#section-10.2.3>).
+//! A malformed value is ignored (<https://www.rfc-editor.org/rfc/rfc9110#section-10.2.3>).
 
 use std::time::{Duration, SystemTime};
 
 use reqwest::header::{DATE, HeaderMap, HeaderValue, RETRY_AFTER};
 
-/// Longest wait handed on. Policy may cap lower; this keeps instants computed from it far from overflow.
+/// Longest wait that is returned. It keeps instants that are computed from it far from overflow; a policy may cap
+/// lower.
 pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(86_400);
 
-/// The wait that the answer names, from the moment it was made; the longest of several, zero for a date gone by.
+/// The wait that a response names, from the time of the response. The longest of several counts; a past date is zero.
 ///
-/// `now` stands in for a missing `Date`: the provider's own clock is the better ruler for its own dates.
+/// `now` replaces a missing `Date`. The provider's own clock is better for its own dates.
 #[must_use]
 pub fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
-    let made_at = response_date(headers, now);
-    headers.get_all(RETRY_AFTER).iter().filter_map(|value| parse_wait(value, made_at)).max()
+    let response_time = response_date(headers, now);
+    headers.get_all(RETRY_AFTER).iter().filter_map(|value| parse_wait(value, response_time)).max()
 }
 
-/// When the answer was made, by its own clock; `now` if it does not say.
+/// Time of the response by the provider's clock; `now` if it has no `Date`.
 pub(super) fn response_date(headers: &HeaderMap, now: SystemTime) -> SystemTime {
     headers.get(DATE).and_then(parse_date).unwrap_or(now)
 }
 
-fn parse_wait(value: &HeaderValue, made_at: SystemTime) -> Option<Duration> {
+fn parse_wait(value: &HeaderValue, response_time: SystemTime) -> Option<Duration> {
     let text = value.to_str().ok()?.trim();
     let seconds = text.strip_prefix('-').unwrap_or(text);
     if !seconds.is_empty() && seconds.bytes().all(|b| b.is_ascii_digit()) {
         if seconds.len() < text.len() {
             return Some(Duration::ZERO);
         }
-        // More digits than fit are still a plain statement: very long.
+        // More digits than fit still mean a very long wait.
         return Some(seconds.parse().map_or(RETRY_AFTER_MAX, Duration::from_secs).min(RETRY_AFTER_MAX));
     }
     let until = parse_date(value)?;
-    Some(until.duration_since(made_at).unwrap_or_default().min(RETRY_AFTER_MAX))
+    Some(until.duration_since(response_time).unwrap_or_default().min(RETRY_AFTER_MAX))
 }
 
 fn parse_date(value: &HeaderValue) -> Option<SystemTime> {

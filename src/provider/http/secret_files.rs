@@ -1,7 +1,7 @@
-//! Files that hold secrets of one provider's headers, read when a request is made.
+//! Reader of the files that hold secrets of one provider's headers, called for each request.
 //!
-//! Only regular files of a bounded size are read, off the runtime and in bounded time: a FIFO or a mount that hangs stops the
-//! lane that names it and no other. Error texts name the file, never what it held.
+//! Only regular files of a bounded size are read, off the runtime and in bounded time. A FIFO or a hanging mount stops
+//! only the lane that names it. Error texts name the file, never its content.
 
 use std::collections::BTreeMap;
 use std::fs::Metadata;
@@ -22,11 +22,12 @@ const FILE_BYTES_MAX: u64 = 16 * 1024;
 /// Longest time that reading the files of one request may take.
 const READ_MAX: Duration = Duration::from_secs(2);
 
-/// Why a file's content is not there.
+/// Reason why a file was not read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum SecretReadError {
-    /// Whatever the file is like.
+    /// A fault of this process; the file may be right.
     Local(LocalFault),
+    /// A problem of the file.
     Problem(String),
 }
 
@@ -45,10 +46,10 @@ impl From<files::FileReadError> for SecretReadError {
     }
 }
 
-/// What each file holds, or why that is not known.
+/// Content of each file, or the reason why it was not read.
 pub(super) type FileContents = BTreeMap<PathBuf, Result<SecretString, SecretReadError>>;
 
-/// Reads one file unless it is among the others, and may block.
+/// Function that reads one file unless it is one of the others. It may block.
 pub(super) type ReadFile = fn(&Path, &[PathBuf]) -> Result<SecretString, SecretReadError>;
 
 pub(super) struct SecretFiles {
@@ -63,7 +64,7 @@ impl SecretFiles {
         Self { threads: BlockingThreads::new(READ_MAX), reader: read_file, own_files: own.into() }
     }
 
-    /// With another way to read.
+    /// Reader with another read function, for tests.
     #[cfg(test)]
     pub(super) fn with_reader(reader: ReadFile, within: Duration) -> Self {
         Self { threads: BlockingThreads::new(within), reader, own_files: [].into() }
@@ -92,19 +93,19 @@ impl SecretFiles {
     }
 }
 
-/// Whether a key of this program's own configuration is read from this file, whatever name led here: whoever writes rows could
-/// have it sent to an address of their own.
+/// Whether a key of this program's own configuration is read from this file, under any name. Otherwise an operator who
+/// writes rows could have it sent to any address.
 fn is_config_file(file: &Metadata, own: &[PathBuf]) -> bool {
     let same = |own: &Metadata| (own.dev(), own.ino()) == (file.dev(), file.ino());
     own.iter().filter_map(|path| path.metadata().ok()).any(|own| same(&own))
 }
 
-/// The environment and the memory of processes are files, too.
+/// Whether the file is in `/proc`, where the environment and memory of processes are files too.
 fn is_proc_file(file: &Metadata) -> bool {
     Path::new("/proc/self").metadata().is_ok_and(|process| process.dev() == file.dev())
 }
 
-/// Mounted secrets mostly end in a line break that is not part of them.
+/// Reads one secret. Line breaks at its end are cut off: most mounted secrets end in one that is not part of them.
 fn read_file(path: &Path, own: &[PathBuf]) -> Result<SecretString, SecretReadError> {
     let unfit = |problem: &str| Err(SecretReadError::Problem(problem.to_owned()));
     let (file, opened) = files::open_regular(path)?;
@@ -126,7 +127,7 @@ mod tests {
 
     use super::*;
 
-    /// Whoever writes rows must not have the worker's own secrets sent anywhere, by whatever name.
+    /// An operator who writes rows must not have the worker's own secrets sent anywhere, under any name.
     #[test]
     fn own_configuration_is_rejected_as_secret() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,7 +1,7 @@
-//! Header values of a provider row: kept as references, resolved when a request is made, never printed.
+//! Header values of a provider row: stored as references, resolved for each request, never printed.
 //!
-//! Refuses to keep a resolved value: it lives for one request, in types that redact themselves. Error texts name the
-//! header and the reference, never what it held.
+//! A resolved value lives for one request, in types that redact themselves. Error texts name the header and the
+//! reference, never the value.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,13 +23,14 @@ use crate::provider::secret_grants::{SecretGrants, SecretReference, SecretRefere
 /// Hex digits of the fingerprint: enough to notice a change, useless for finding the value.
 const FINGERPRINT_DIGITS: usize = 16;
 
-/// Bytes beside each header's name and value: `: ` and the line's end.
+/// Bytes that each header has beside its name and value: `: ` and the line end.
 pub(super) const HEADER_OVERHEAD_BYTES: usize = 4;
-/// Largest headers of a row together, in bytes. The rest is for the headers that the client sets: content type and key have at
-/// most 255 and 64 characters, and a host 253.
+/// Largest total of a row's headers, in bytes. The rest is for the headers that the client sets: a content type has at
+/// most 255 characters, a key 64 and a host 253.
 const ROW_HEADERS_BYTES_MAX: usize = HEADERS_BYTES_MAX - 1024;
 
-/// What frames or routes the request belongs to the client alone, and what changes the answer's coding we cannot read.
+/// Headers that frame or route a request, which only the client sets, and `accept-encoding`: we read no encoded
+/// response.
 const RESERVED: [&str; 11] = [
     "accept-encoding",
     "connection",
@@ -51,7 +52,7 @@ pub(super) fn is_reserved(name: &HeaderName) -> bool {
 
 #[derive(Debug)]
 enum ValueSource {
-    /// Written in the row itself; redacted all the same, because somebody will write a secret there.
+    /// Text of the row itself. It is redacted too, because an operator may write a secret there.
     Text(SecretString),
     Secret(SecretReference),
     JobAccount,
@@ -68,11 +69,11 @@ pub(super) struct HeaderTemplates {
 pub(super) struct ResolvedHeaders(Vec<(HeaderName, SecretString)>);
 
 impl HeaderTemplates {
-    /// Checks names and references. `key_header` is set by the client and refused here. Whether the secrets may be sent is for
-    /// [`Self::may_go_to`] to say, which knows where.
+    /// Checks names and references. The client sets `key_header`, so a row may not. [`Self::check_grants`] checks
+    /// whether the secrets may be sent, because it knows the hosts.
     ///
     /// # Errors
-    /// [`FreezeError::Header`] for the first header that cannot be meant.
+    /// [`FreezeError::Header`] for the first invalid header.
     pub(super) fn parse(
         written: &BTreeMap<String, String>,
         key_header: &HeaderName,
@@ -93,7 +94,7 @@ impl HeaderTemplates {
         Ok(Self { headers: templates, grants: outbound.secret_grants.clone(), files })
     }
 
-    /// Each secret with the header that carries it.
+    /// The row's secrets, each with the header that carries it.
     pub(super) fn references(&self) -> impl Iterator<Item = (&HeaderName, &SecretReference)> {
         self.headers.iter().flat_map(|(name, sources)| {
             sources.iter().filter_map(move |source| match source {
@@ -103,10 +104,10 @@ impl HeaderTemplates {
         })
     }
 
-    /// Whether each secret may be sent to each of these hosts.
+    /// Checks that each secret may be sent to each of these hosts.
     ///
     /// # Errors
-    /// [`FreezeError::Header`] with the first that may not, and what to write so that all may.
+    /// [`FreezeError::Header`] for the first secret that may not, with the configuration change that allows all.
     pub(super) fn check_grants(&self, hosts: &[String]) -> Result<(), FreezeError> {
         let refused = |(name, reference)| {
             let refused = hosts.iter().filter(move |host| !self.grants.permits(reference, host));
@@ -115,16 +116,17 @@ impl HeaderTemplates {
         let refused: Vec<(&HeaderName, SecretUse)> = self.references().flat_map(refused).collect();
         let Some((header, SecretUse { reference, host })) = refused.first() else { return Ok(()) };
         let missing: Vec<SecretUse> = refused.iter().map(|(_, used)| used.clone()).collect();
-        let mend = self.grants.fix_hint(&missing);
-        let problem = format!("`${{{reference}}}` may not be sent to {host}, says outbound.secrets: {mend}");
+        let fix = self.grants.fix_hint(&missing);
+        let problem = format!("`${{{reference}}}` may not be sent to {host}: {fix}");
         Err(FreezeError::Header { header: header.to_string(), problem })
     }
 
-    /// Reads every reference now, for a request to this host, files off the runtime and in bounded time. A header that needs `${job:account}` is left out for a job without an account.
+    /// Reads every reference now, for a request to this host. Files are read off the runtime and in bounded time. A
+    /// header that needs `${job:account}` is left out for a job without an account.
     ///
     /// # Errors
-    /// [`FreezeError::Header`] when a reference may not be sent there, cannot be read or its value cannot stand in a header;
-    /// [`FreezeError::Local`] when this process can read no file now.
+    /// [`FreezeError::Header`] when a reference may not be sent there or cannot be read, or when the headers are too
+    /// long; [`FreezeError::Local`] when this process can read no file now.
     pub(super) async fn resolve(&self, account: Option<&str>, host: String) -> Result<ResolvedHeaders, FreezeError> {
         self.check_grants(&[host])?;
         let needs_account =
@@ -142,7 +144,7 @@ impl HeaderTemplates {
             bytes += name.as_str().len() + HEADER_OVERHEAD_BYTES;
             for source in sources {
                 let part = read_source(source, account.unwrap_or_default(), &files).map_err(refused)?;
-                // As if each account were the longest: whether a row's headers fit must not depend on the job.
+                // Each account counts as the longest: whether a row's headers fit must not depend on the job.
                 let is_account = matches!(source, ValueSource::JobAccount);
                 bytes += if is_account { ID_CHARS_MAX } else { part.expose_secret().len() };
                 if bytes > ROW_HEADERS_BYTES_MAX {
@@ -158,8 +160,8 @@ impl HeaderTemplates {
 }
 
 impl HeaderTemplates {
-    /// What of the references could not be read by this process now, one error per header; a job's account apart. For a host that
-    /// they may be sent to.
+    /// References that this process cannot read now, one error per header. A job's account is not checked. `host` is
+    /// one that the secrets may be sent to.
     pub(super) async fn unreadable(&self, host: String) -> Vec<FreezeError> {
         let files = self.files.read_all(secret_paths(self.headers.iter())).await;
         let unreadable = |(name, sources): &(HeaderName, Vec<ValueSource>)| {
@@ -175,18 +177,18 @@ impl HeaderTemplates {
         };
         let mut found: Vec<FreezeError> = self.headers.iter().filter_map(unreadable).collect();
         if found.is_empty() {
-            // All can be read; a line break within one would be noticed by the first request.
-            let standing = self.resolve(Some("account"), host).await;
-            let standing = standing.and_then(|resolved| resolved.insert_into(&mut HeaderMap::new()));
-            found.extend(standing.err());
+            // All can be read. A line break in a value would otherwise be noticed by the first request.
+            let resolved = self.resolve(Some("account"), host).await;
+            let inserted = resolved.and_then(|resolved| resolved.insert_into(&mut HeaderMap::new()));
+            found.extend(inserted.err());
         }
         found
     }
 }
 
 impl ResolvedHeaders {
-    /// First 16 hex digits of SHA-256 over names and values, and over the name of the header with the idempotency key if it
-    /// is not the usual one: a provider that is given the key under another name does not know it again.
+    /// First 16 hex digits of SHA-256 over names and values. The name of the idempotency key's header is included if it
+    /// is not the usual one: a provider does not recognise a key that comes under another name.
     pub(super) fn fingerprint(&self, key_header: &HeaderName) -> String {
         let mut hash = Sha256::new();
         if key_header != request::KEY_HEADER {
@@ -194,7 +196,7 @@ impl ResolvedHeaders {
             hash.update([b'\n']);
         }
         for (name, value) in &self.0 {
-            // Neither byte can occur in a name or a value, so two lists never run into the same bytes.
+            // Neither byte can occur in a name or a value, so two lists never hash the same bytes.
             hash.update(name.as_str());
             hash.update([0]);
             hash.update(value.expose_secret());
@@ -208,7 +210,7 @@ impl ResolvedHeaders {
     /// Puts the values into a request's headers, marked so that no library prints or indexes them.
     ///
     /// # Errors
-    /// [`FreezeError::Header`] when a value has a character that a header cannot hold (a line break, most likely).
+    /// [`FreezeError::Header`] when a value has a character that a header cannot hold, most likely a line break.
     pub(super) fn insert_into(&self, headers: &mut HeaderMap) -> Result<(), FreezeError> {
         for (name, value) in &self.0 {
             let mut value = HeaderValue::from_str(value.expose_secret()).map_err(|_| FreezeError::Header {
@@ -235,25 +237,25 @@ impl fmt::Debug for ResolvedHeaders {
 }
 
 fn parse_source(part: TemplatePart) -> Result<ValueSource, String> {
-    let place = match part {
+    let name = match part {
         TemplatePart::Text(text) => return Ok(ValueSource::Text(text.into())),
-        TemplatePart::Placeholder(place) => place,
+        TemplatePart::Placeholder(name) => name,
     };
-    if place == "job:account" {
+    if name == "job:account" {
         return Ok(ValueSource::JobAccount);
     }
-    SecretReference::parse(&place).map(ValueSource::Secret).map_err(|error| match error {
+    SecretReference::parse(&name).map(ValueSource::Secret).map_err(|error| match error {
         SecretReferenceError::ConfigVariable => {
-            format!("`${{{place}}}` is a key of this program's own configuration: give the secret a name of its own")
+            format!("`${{{name}}}` is a key of this program's own configuration: rename the secret's variable")
         }
         SecretReferenceError::RelativePath => "`${file:…}` needs an absolute path".to_owned(),
         SecretReferenceError::Other => {
-            "only ${env:NAME}, ${file:PATH} and ${job:account} can stand in a header".to_owned()
+            "placeholders of a header can only be ${env:NAME}, ${file:PATH} and ${job:account}".to_owned()
         }
     })
 }
 
-/// The files that these headers refer to.
+/// Paths of the files that these headers refer to.
 fn secret_paths<'a>(headers: impl Iterator<Item = &'a (HeaderName, Vec<ValueSource>)>) -> Vec<PathBuf> {
     let path = |source: &ValueSource| match source {
         ValueSource::Secret(SecretReference::File(path)) => Some(path.clone()),
@@ -262,7 +264,7 @@ fn secret_paths<'a>(headers: impl Iterator<Item = &'a (HeaderName, Vec<ValueSour
     headers.flat_map(|(_, sources)| sources).filter_map(path).collect()
 }
 
-/// `files` holds what was read of the files.
+/// Value of one source. `files` has the contents of all files that the row names.
 fn read_source(source: &ValueSource, account: &str, files: &FileContents) -> Result<SecretString, SecretReadError> {
     let unset =
         |name: &str, problem: &str| Err(SecretReadError::Problem(format!("environment variable `{name}` {problem}")));
@@ -295,11 +297,12 @@ mod tests {
 
     const KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
-    /// May all be sent to `x.example`.
+    /// Headers whose secrets may all be sent to `x.example`.
     fn parse(headers: &[(&str, &str)]) -> Result<HeaderTemplates, FreezeError> {
         let written = headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         let mut templates = HeaderTemplates::parse(&written, &KEY, &OutboundPolicy::default())?;
-        let entries: Vec<String> = templates.references().map(|(_, it)| format!("{it}@x.example")).collect();
+        let entries: Vec<String> =
+            templates.references().map(|(_, reference)| format!("{reference}@x.example")).collect();
         templates.grants = SecretGrants::parse(&entries).unwrap();
         Ok(templates)
     }
@@ -317,8 +320,8 @@ mod tests {
         let templates = parse(&[("authorization", "Bearer ${env:PATH}"), ("x-a", "${file:/run/a\"b}")]).unwrap();
         templates.check_grants(&["x.example".to_owned()]).unwrap();
         let elsewhere = templates.resolve(None, "evil.example".to_owned()).await.unwrap_err().to_string();
-        let wanted = "header `authorization`: `${env:PATH}` may not be sent to evil.example, says outbound.secrets: if it is \
-                      meant, add \"env:PATH@evil.example\", \"file:/run/a\\\"b@evil.example\" to outbound.secrets in the \
+        let wanted = "header `authorization`: `${env:PATH}` may not be sent to evil.example: to allow \
+                      it, add \"env:PATH@evil.example\", \"file:/run/a\\\"b@evil.example\" to outbound.secrets in the \
                       workers' configuration";
         assert_eq!(elsewhere, wanted);
     }
@@ -330,7 +333,7 @@ mod tests {
         headers.iter().map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_owned())).collect()
     }
 
-    /// Whoever writes rows must not have the worker's own secrets sent anywhere.
+    /// An operator who writes rows must not have the worker's own secrets sent anywhere.
     #[test]
     fn own_configuration_is_rejected_as_secret() {
         let refused = parse(&[("x-a", "${env:SLUICEGATE_OPS__TOKEN}")]).err().unwrap().to_string();

@@ -24,8 +24,8 @@ const RETRANSMISSION_MAX: Duration = Duration::from_secs(1);
 
 /// Time after which the kernel gives up bytes that the peer hasn't acknowledged, for a request with this time left.
 ///
-/// Linux measures the user timeout from the first retransmission, not from the first transmission. The difference is the
-/// retransmission timeout, at least 200 ms and about 1 s on a long way.
+/// Linux measures the user timeout from the first retransmission, not from the first transmission. The difference is
+/// the retransmission timeout, at least 200 ms and about 1 s on a long way.
 fn user_timeout(left: Duration) -> Duration {
     left.saturating_sub(RETRANSMISSION_MAX.min(left / 2)).max(Duration::from_millis(1))
 }
@@ -35,17 +35,17 @@ fn user_timeout(left: Duration) -> Duration {
 pub(super) struct Socket {
     stream: TcpStream,
     opened_at: Instant,
-    /// Microseconds after `opened`.
+    /// Microseconds after `opened_at`.
     deadline_us: AtomicU64,
     /// Bytes that the kernel took since the request began.
     bytes_written: AtomicU64,
 }
 
 impl Socket {
-    /// `deadline` bounds what is written before the first request, a TLS handshake.
+    /// `deadline` bounds the bytes before the first request: a TLS handshake.
     ///
     /// # Errors
-    /// The operating system's, when an option cannot be set.
+    /// The operating system's error when an option cannot be set.
     pub(super) fn new(stream: TcpStream, deadline: Instant) -> io::Result<Arc<Self>> {
         let opened = Instant::now();
         let socket =
@@ -58,10 +58,11 @@ impl Socket {
         self.opened_at
     }
 
-    /// From here on, dropping the socket resets the connection, and nothing is written after the deadline.
+    /// Begins a request. From now on, dropping the socket resets the connection, and nothing is written after the
+    /// deadline.
     ///
     /// # Errors
-    /// The operating system's, when an option cannot be set. The connection must not carry a request then.
+    /// The operating system's error when an option cannot be set. Then the connection must not carry a request.
     pub(super) fn begin_request(&self, deadline: Instant) -> io::Result<()> {
         let deadline = deadline.saturating_duration_since(self.opened_at).as_micros();
         self.deadline_us.store(u64::try_from(deadline).unwrap_or(u64::MAX), Ordering::Relaxed);
@@ -69,9 +70,9 @@ impl Socket {
         SockRef::from(&self.stream).set_linger(Some(Duration::ZERO))
     }
 
-    /// The request has its answer, so dropping the socket closes the connection in the usual way.
+    /// Ends a request that has its response. From now on, dropping the socket closes the connection in the usual way.
     pub(super) fn end_request(&self) {
-        // If this fails, the connection is reset when it is dropped, which costs nothing but a line in a server's log.
+        // If this fails, the connection is reset when it is dropped, which costs only a line in the server's log.
         let _ = SockRef::from(&self.stream).set_linger(None);
     }
 
@@ -80,7 +81,7 @@ impl Socket {
         self.bytes_written.load(Ordering::Relaxed) == 0
     }
 
-    /// Waits until the peer has closed or reset the connection; what it still says is read and dropped.
+    /// Waits until the peer has closed or reset the connection. Bytes that still arrive are read and dropped.
     pub(super) async fn peer_closed(&self) {
         while self.stream.readable().await.is_ok() {
             match self.stream.try_read(&mut [0; 1_024]) {
@@ -91,7 +92,8 @@ impl Socket {
         }
     }
 
-    /// Reads what the kernel has, because the runtime learns of it later: a request must not meet bytes that are there already.
+    /// Reads bytes that the kernel already has, because the runtime learns of them later. They must be found before a
+    /// request is written.
     fn read_now(&self, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match (&*SockRef::from(&self.stream)).read(buffer.initialize_unfilled()) {
             Ok(read) => {

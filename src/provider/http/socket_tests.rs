@@ -3,7 +3,7 @@ use tokio::net::TcpListener;
 
 use super::*;
 
-/// A socket of ours, and the peer's end of its connection.
+/// A socket under test, and the peer's end of its connection.
 async fn pair(deadline: Instant) -> (Arc<Socket>, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let ours = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();

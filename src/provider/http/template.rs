@@ -1,30 +1,30 @@
-//! A provider's own request body: JSON with `${…}` places that a job's fields fill.
+//! Template of a provider's request body: JSON with `${…}` placeholders for a job's fields.
 //!
-//! Refuses logic: no conditions, no loops. Values of the payload go in as the producer wrote them, digit for digit;
+//! It has no conditions and no loops. Values of the payload are copied as the producer wrote them, digit for digit;
 //! they are never parsed into a number and printed again.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io;
 
-use iso_currency::Currency;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::placeholder::{TemplatePart, split_placeholders};
+use crate::amount::decimal_amount;
 use crate::domain::decimal::Decimal;
 use crate::domain::expansion::BoundedBuffer;
 use crate::domain::job::Job;
 
-/// Decimal digits that a number with fraction or exponent surely keeps in a row, which is read as binary floats.
+/// Decimal digits that a number with fraction or exponent keeps in a row, whose numbers are read as binary floats.
 const EXACT_DIGITS: usize = 15;
 
-/// A field of the job.
+/// Field of a job that a placeholder names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum TemplateField {
     Id,
     Amount,
-    /// In units of the currency, as text with all of its decimals.
+    /// The amount in units of the currency, as text with all of its decimals.
     AmountDecimal,
     Currency,
     Account,
@@ -44,21 +44,23 @@ enum TextPiece {
 enum TemplateNode {
     /// JSON text that never changes.
     Fixed(String),
-    /// Exactly one place: keeps its type, and drops its member when absent.
+    /// One placeholder alone: it keeps the value's type, and its member is left out when the value is absent.
     Field(TemplateField),
-    /// Text with places in it; an absent one is empty.
+    /// Text with placeholders; an absent value is empty.
     Text(Vec<TextPiece>),
     List(Vec<TemplateNode>),
     Object(Vec<(String, TemplateNode)>),
 }
 
-/// A template, checked.
+/// A validated template.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Template(TemplateNode);
 
 impl Template {
+    /// Parses a template.
+    ///
     /// # Errors
-    /// When the text is not a JSON object or names a place that does not exist.
+    /// When the text is not a JSON object, or has an unknown placeholder.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let value: Value = serde_json::from_str(text).map_err(|error| format!("not JSON: {error}"))?;
         if !value.is_object() {
@@ -70,7 +72,7 @@ impl Template {
     /// Writes the body for this job, as JSON text.
     ///
     /// # Errors
-    /// When it does not fit.
+    /// When the body exceeds the buffer's bound.
     pub(super) fn render(&self, job: &Job, out: &mut BoundedBuffer) -> io::Result<()> {
         render(&self.0, job, out)
     }
@@ -85,7 +87,7 @@ fn compile(value: Value) -> Result<TemplateNode, String> {
         Value::String(text) => {
             let mut pieces = split_placeholders(&text)?.into_iter().map(parse_piece).collect::<Result<Vec<_>, _>>()?;
             match (pieces.pop(), pieces.is_empty()) {
-                (Some(TextPiece::Field(place)), true) => TemplateNode::Field(place),
+                (Some(TextPiece::Field(field)), true) => TemplateNode::Field(field),
                 (last, _) => {
                     pieces.extend(last);
                     TemplateNode::Text(pieces)
@@ -93,13 +95,15 @@ fn compile(value: Value) -> Result<TemplateNode, String> {
             }
         }
         Value::Number(number) if number.is_f64() && significant_digits(&number.to_string()) > EXACT_DIGITS => {
-            return Err(format!("a number has more than {EXACT_DIGITS} digits and was rounded: write it as text"));
+            return Err(format!(
+                "a number has more than {EXACT_DIGITS} digits and would be rounded: write it as a string"
+            ));
         }
         other => TemplateNode::Fixed(other.to_string()),
     })
 }
 
-/// Digits between the first and the last that is not zero.
+/// Number of digits from the first to the last that is not zero.
 fn significant_digits(number: &str) -> usize {
     Decimal::new(number).map_or(0, |decimal| decimal.digits.len())
 }
@@ -124,15 +128,15 @@ fn parse_piece(part: TemplatePart) -> Result<TextPiece, String> {
             }
             _ => {
                 return Err(format!(
-                    "`${{{other}}}` is not a place: use id, amount, amount_decimal, currency, account, reference, \
-                     idempotency_key or payload.x.y"
+                    "`${{{other}}}` is not a placeholder: use id, amount, amount_decimal, currency, account, \
+                     reference, idempotency_key or payload.x.y"
                 ));
             }
         },
     }))
 }
 
-/// What stands in a place.
+/// Value that replaces a placeholder.
 enum JobValue<'a> {
     Text(Cow<'a, str>),
     Json(Cow<'a, str>),
@@ -150,7 +154,7 @@ impl<'a> JobValue<'a> {
         }
     }
 
-    /// Within running text: strings without quotes, `null` as nothing.
+    /// The value within text: strings without quotes, `null` as nothing.
     fn into_text(self) -> Cow<'a, str> {
         match self {
             Self::Text(text) => text,
@@ -160,24 +164,24 @@ impl<'a> JobValue<'a> {
     }
 }
 
-/// What is written for a node.
+/// A node that is written for this job.
 enum PresentNode<'a> {
     Value(JobValue<'a>),
     Node(&'a TemplateNode),
 }
 
 impl<'a> PresentNode<'a> {
-    /// `None` for a place alone that this job leaves empty.
+    /// `None` for a lone placeholder without a value in this job.
     fn for_job(node: &'a TemplateNode, job: &'a Job) -> Option<Self> {
         match node {
-            TemplateNode::Field(place) => job_value(place, job).map(Self::Value),
+            TemplateNode::Field(field) => job_value(field, job).map(Self::Value),
             _ => Some(Self::Node(node)),
         }
     }
 
     fn write(&self, job: &Job, out: &mut BoundedBuffer) -> io::Result<()> {
         match self {
-            Self::Value(filling) => filling.write(out),
+            Self::Value(value) => value.write(out),
             Self::Node(node) => render(node, job, out),
         }
     }
@@ -186,13 +190,13 @@ impl<'a> PresentNode<'a> {
 fn render(node: &TemplateNode, job: &Job, out: &mut BoundedBuffer) -> io::Result<()> {
     match node {
         TemplateNode::Fixed(text) => out.push(text),
-        TemplateNode::Field(place) => job_value(place, job).map_or(Ok(()), |value| value.write(out)),
+        TemplateNode::Field(field) => job_value(field, job).map_or(Ok(()), |value| value.write(out)),
         TemplateNode::Text(pieces) => {
             out.push("\"")?;
             for piece in pieces {
                 match piece {
                     TextPiece::Text(text) => write_escaped(text, out)?,
-                    TextPiece::Field(place) => write_escaped(&job_text(place, job), out)?,
+                    TextPiece::Field(field) => write_escaped(&job_text(field, job), out)?,
                 }
             }
             out.push("\"")
@@ -219,9 +223,9 @@ fn render(node: &TemplateNode, job: &Job, out: &mut BoundedBuffer) -> io::Result
     }
 }
 
-/// `None` when this job leaves the place empty.
-fn job_value<'a>(place: &TemplateField, job: &'a Job) -> Option<JobValue<'a>> {
-    Some(match place {
+/// Value of a field; `None` when this job has none.
+fn job_value<'a>(field: &TemplateField, job: &'a Job) -> Option<JobValue<'a>> {
+    Some(match field {
         TemplateField::Id => JobValue::text(job.id.as_str()),
         TemplateField::Amount => JobValue::Json(job.amount.to_string().into()),
         TemplateField::AmountDecimal => JobValue::Text(decimal_amount(job.amount, &job.currency).into()),
@@ -233,19 +237,9 @@ fn job_value<'a>(place: &TemplateField, job: &'a Job) -> Option<JobValue<'a>> {
     })
 }
 
-/// What stands in running text; an absent value is empty.
-fn job_text<'a>(place: &TemplateField, job: &'a Job) -> Cow<'a, str> {
-    job_value(place, job).map_or(Cow::Borrowed(""), JobValue::into_text)
-}
-
-/// 1299 EUR cents are `12.99`, 1299 JPY `1299`. What has no decimals of its own in ISO 4217 has none here.
-fn decimal_amount(minor: i64, currency: &str) -> String {
-    let decimals = Currency::from_code(currency).and_then(Currency::exponent).map_or(0, usize::from);
-    let digits = format!("{minor:0>width$}", width = decimals + 1);
-    match digits.split_at(digits.len() - decimals) {
-        (units, "") => units.to_owned(),
-        (units, rest) => format!("{units}.{rest}"),
-    }
+/// Value of a field within text; an absent value is empty.
+fn job_text<'a>(field: &TemplateField, job: &'a Job) -> Cow<'a, str> {
+    job_value(field, job).map_or(Cow::Borrowed(""), JobValue::into_text)
 }
 
 /// Follows the path through raw JSON without touching the value at its end.
@@ -267,7 +261,7 @@ fn write_quoted(text: &str, out: &mut BoundedBuffer) -> io::Result<()> {
     out.push("\"")
 }
 
-/// As serde_json writes a string, without its quotes. <https://www.rfc-editor.org/rfc/rfc8259#section-7>
+/// Writes a string as `serde_json` does, without its quotes. <https://www.rfc-editor.org/rfc/rfc8259#section-7>
 fn write_escaped(text: &str, out: &mut BoundedBuffer) -> io::Result<()> {
     let mut rest = text;
     while let Some(at) = rest.find(|c: char| matches!(c, '"' | '\\' | '\0'..='\x1f')) {

@@ -1,6 +1,7 @@
-//! Log of what a provider sends that answers no request, or not the request that was made: a line per provider and minute.
+//! Log of unexpected responses: bytes that answer no request, or another one. It has a line per provider and minute.
 //!
-//! A gateway that sends answers twice does so with every payment. No byte of an answer is logged.
+//! A gateway that sends responses twice does so with every payment, so lines are limited. No byte of a response is
+//! logged.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -9,9 +10,10 @@ use tokio::time::Instant;
 
 use crate::domain::provider::ProviderName;
 
+/// Shortest time between two lines of one provider.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// What made a connection unusable.
+/// Kind of an unexpected response. Each kind closes the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum UnexpectedResponse {
     BeforeRequest,
@@ -23,17 +25,17 @@ pub(super) enum UnexpectedResponse {
 impl UnexpectedResponse {
     fn describe(self) -> &'static str {
         match self {
-            Self::BeforeRequest => "bytes came before a request was written, which went on another connection",
-            Self::WhileWriting => {
-                "an answer began before its request was written to its end, so the outcome is unknown"
+            Self::BeforeRequest => {
+                "bytes arrived before the request was written; the request went on another connection"
             }
-            Self::AfterResponse => "more bytes came behind an answer",
-            Self::NotEchoed => "an answer does not repeat what `echo` names, so the outcome is unknown",
+            Self::WhileWriting => "the response began before its request was fully written; the outcome is unknown",
+            Self::AfterResponse => "more bytes followed a response",
+            Self::NotEchoed => "the response does not repeat the fields of `echo`; the outcome is unknown",
         }
     }
 }
 
-/// The strays of one provider.
+/// Unexpected responses of one provider.
 #[derive(Debug)]
 pub(super) struct UnexpectedResponseLog {
     provider: ProviderName,
@@ -43,7 +45,7 @@ pub(super) struct UnexpectedResponseLog {
 #[derive(Debug, Default)]
 struct LogState {
     logged_at: Option<Instant>,
-    /// Since the last line.
+    /// Number since the last line.
     unlogged: u64,
 }
 
@@ -52,10 +54,10 @@ impl UnexpectedResponseLog {
         Self { provider, state: Mutex::default() }
     }
 
-    pub(super) fn record(&self, stray: UnexpectedResponse) {
+    pub(super) fn record(&self, response: UnexpectedResponse) {
         if let Some(strays) = self.state.lock().unwrap_or_else(PoisonError::into_inner).count(Instant::now()) {
-            let (provider, what) = (&self.provider, stray.describe());
-            tracing::warn!(%provider, strays, what, "provider sent what answers no request of ours; connection closed");
+            let (provider, what) = (&self.provider, response.describe());
+            tracing::warn!(%provider, strays, what, "provider sent an unexpected response; connection closed");
         }
     }
 }

@@ -1,6 +1,7 @@
-//! Reads the wait that an answer names where its provider's row says: a header or a place in the body, as a number.
+//! Parser of the wait in the field that a provider row names: a number in a header or in the body.
 //!
-//! Refuses guesses: what is no plain number names no wait, and the unit is the row's, never told by the number's size.
+//! A value that is not a plain number is ignored. The row gives the unit; it is never guessed from the size of the
+//! number.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -9,10 +10,10 @@ use super::response_json::FieldValue;
 use super::retry_after::{RETRY_AFTER_MAX, response_date};
 use crate::domain::provider::{ResponseLocation, WaitField, WaitUnit};
 
-/// The wait from the moment the answer was made, at most [`RETRY_AFTER_MAX`]; the longest of several headers, zero for an
-/// end that has gone by.
+/// The wait from the time of the response, at most [`RETRY_AFTER_MAX`]. The longest of several headers counts; a past
+/// end is zero.
 ///
-/// `now` stands in for a missing `Date`: the provider's own clock is the better ruler for its own instants.
+/// `now` replaces a missing `Date`. The provider's own clock is better for its own instants.
 #[must_use]
 pub fn read_wait_field(reading: &ProviderResponse, wait: &WaitField, now: SystemTime) -> Option<Duration> {
     let number = match &wait.location {
@@ -26,17 +27,18 @@ pub fn read_wait_field(reading: &ProviderResponse, wait: &WaitField, now: System
             _ => None,
         },
     };
-    let made_at_s = response_date(&reading.headers, now).duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+    let response_time_s =
+        response_date(&reading.headers, now).duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
     let wait_s = number.map(|number| match wait.unit {
         WaitUnit::Seconds => number,
         WaitUnit::Milliseconds => number / 1_000.0,
-        WaitUnit::EpochSeconds => number - made_at_s,
-        WaitUnit::EpochMilliseconds => number / 1_000.0 - made_at_s,
+        WaitUnit::EpochSeconds => number - response_time_s,
+        WaitUnit::EpochMilliseconds => number / 1_000.0 - response_time_s,
     })?;
     Some(Duration::from_secs_f64(wait_s.clamp(0.0, RETRY_AFTER_MAX.as_secs_f64())))
 }
 
-/// Digits, with a fraction or a sign at most: no exponent, no `inf`, nothing that stands behind the number.
+/// Digits with an optional sign and fraction: no exponent, no `inf`, nothing after the number.
 fn parse_number(text: &str) -> Option<f64> {
     let text = text.trim();
     let plain = text.bytes().all(|b| b.is_ascii_digit() || matches!(b, b'.' | b'-'));

@@ -1,20 +1,20 @@
-//! Reads what a request asks to be charged, from JSON or from a form.
+//! Parser of a charge request, as JSON or as a form, for the simulated provider.
 //!
-//! Refuses what a payment provider would refuse: no amount, a negative one, no currency.
+//! It rejects what a payment provider would reject: a missing or negative amount, or a missing currency.
 
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
-/// One request to charge, as received.
+/// A request to charge, as received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChargeRequest {
-    /// The payment: the body's `id`, or the key where the body has none.
+    /// Id of the payment: the body's `id`, or the idempotency key if the body has none.
     pub payment: String,
     pub key: Option<String>,
     pub amount: i64,
     pub currency: String,
     pub account: Option<String>,
-    /// SHA-256 of the body as it came.
+    /// SHA-256 of the body as received.
     pub body_hash: [u8; 32],
 }
 
@@ -27,10 +27,10 @@ struct ChargeFields {
 }
 
 impl ChargeRequest {
-    /// Reads a body; a form when `is_form`, else JSON.
+    /// Parses a body; a form when `is_form`, else JSON.
     ///
     /// # Errors
-    /// Short code for the 400 that it deserves.
+    /// Error code for a response with status 400.
     pub fn parse(key: Option<&str>, is_form: bool, body: &[u8]) -> Result<Self, &'static str> {
         let fields = if is_form { form_fields(body)? } else { serde_json::from_slice(body).map_err(|_| "bad_body")? };
         let payment = fields.id.or_else(|| key.map(str::to_owned)).ok_or("missing_id")?;

@@ -1,7 +1,7 @@
-//! Which requests go wrong, and how long each takes: drawn from the seed, the key and the number of the try.
+//! Random faults and latencies of requests, drawn from the seed, the key and the number of the try.
 //!
-//! Refuses a shared random stream: which request draws what would then depend on the order of arrival, and no run could
-//! be repeated.
+//! There is no shared random stream. With one, each draw would depend on the order of arrival, and no run could be
+//! repeated.
 
 use std::time::Duration;
 
@@ -11,15 +11,15 @@ use sha2::{Digest as _, Sha256};
 
 use super::FakeOptions;
 
-/// What is in store for one request.
+/// Latency and faults of one request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct FaultDraw {
     pub(super) latency: Duration,
-    /// Status of a fault, 500 or 503.
+    /// Status of an error response, 500 or 503.
     pub(super) error_status: Option<u16>,
     pub(super) loses_response: bool,
     pub(super) declines: bool,
-    /// Another holds a lock on the payment's object.
+    /// The payment's object is locked by another request.
     pub(super) is_busy: bool,
 }
 
@@ -32,7 +32,7 @@ pub(super) fn draw(options: &FakeOptions, key: &str, attempt: u32) -> FaultDraw 
     let mut rng = StdRng::from_seed(hash.finalize().into());
     let (least, most) = options.latency;
     let happens = |rng: &mut StdRng, rate: f64| rng.random::<f64>() < rate;
-    // Always in this order and always all of them, so that changing one rate moves none of the other draws.
+    // Always all draws, in this order, so that a change of one rate changes none of the other draws.
     let latency = least + most.saturating_sub(least).mul_f64(rng.random::<f64>());
     let failed = happens(&mut rng, options.error_rate);
     let status = if rng.random::<bool>() { 500 } else { 503 };

@@ -1,6 +1,6 @@
-//! Connections that the provider can drop without an answer, as a crashed one would.
+//! TCP listener whose connections the simulated provider can drop without a response, as a crashed provider would.
 //!
-//! Refuses HTTP: a request handler severs its connection, and from then on nothing can be written to it.
+//! A request handler severs its connection. After that, nothing can be written to it.
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,10 +15,10 @@ use axum::serve::{IncomingStream, Listener};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 
-/// Pause after an accept that failed for want of something (file descriptors, most likely).
+/// Pause after a failed accept, most likely for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// The right to drop one connection.
+/// Handle that drops one connection.
 #[derive(Clone, Debug)]
 pub(super) struct SeverHandle(Arc<AtomicBool>);
 
@@ -47,7 +47,7 @@ impl Listener for SeverableListener {
 
     async fn accept(&mut self) -> (SeverableStream, SocketAddr) {
         loop {
-            // Without TCP_NODELAY small answers wait for acknowledgements: the times seen would be the kernel's.
+            // Without TCP_NODELAY small responses wait for acknowledgements, which would falsify measured times.
             let accepted = self.0.accept().await.and_then(|(stream, peer)| {
                 stream.set_nodelay(true)?;
                 Ok((stream, peer))

@@ -1,7 +1,7 @@
-//! A strict provider for rehearsals, the demo and the tests: it counts every window, remembers every key and charge,
-//! and says at the end what it saw.
+//! Strict provider for rehearsals, the demo and the tests. It counts every window, remembers every key and charge, and
+//! reports them.
 //!
-//! Refuses to be lenient, and refuses to share code with the limiter that it judges: its counting is its own.
+//! Its counting shares no code with the limiter that it checks.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -20,13 +20,13 @@ mod server;
 pub mod strict;
 mod windows;
 
-/// What happens to a request beyond a limit. It is counted as a breach either way.
+/// Handling of a request beyond a limit. It is counted as a breach either way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnLimit {
-    /// 429 with `Retry-After`, nothing else.
+    /// Refused: 429 with `Retry-After`.
     #[default]
     Refuse,
-    /// Served like any other.
+    /// Served like any other request.
     Count,
 }
 
@@ -42,29 +42,30 @@ impl FromStr for OnLimit {
     }
 }
 
-/// How the provider behaves. Rates are shares of requests, 0–1, drawn from the seed, the key and the number of the try,
-/// so that the same run meets the same faults whatever the order of arrival.
+/// Behaviour of the provider. Rates are shares of requests, 0–1. They are drawn from the seed, the key and the number
+/// of the try, so a repeated run meets the same faults in any order of arrival.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FakeOptions {
-    /// Each counted over every sliding window. None: everything is allowed.
+    /// Limits, each counted over every sliding window. Without any, everything is allowed.
     pub limits: Vec<Rate>,
     pub on_limit: OnLimit,
-    /// From receipt to answer, uniform between the two.
+    /// Least and most time from receipt to response; uniformly distributed.
     pub latency: (Duration, Duration),
-    /// Answered 500 or 503; nothing is charged and nothing remembered.
+    /// Answered with 500 or 503. Nothing is charged or remembered.
     pub error_rate: f64,
-    /// Carried out and remembered, but the connection is dropped instead of an answer.
+    /// Processed and remembered, but the connection is dropped instead of a response.
     pub lost_answer_rate: f64,
-    /// Answered 402, and remembered.
+    /// Answered with 402, and remembered.
     pub decline_rate: f64,
-    /// Answered 429 with code `lock_timeout`, as if the payment's own object were locked; nothing is charged and nothing
+    /// Answered with 429 and code `lock_timeout`, as if the payment's own object were locked. Nothing is charged or
     /// remembered.
     pub busy_rate: f64,
     /// Whether `Idempotency-Key` is honoured.
     pub deduplicate: bool,
     /// How long a key is remembered; `None`: for ever.
     pub retention: Option<Duration>,
-    /// Whether `GET /charges?id=` tells what became of a payment. Look-ups count like charges, and meet the same faults.
+    /// Whether `GET /charges?id=` returns the state of a payment. Look-ups count like charges, and meet the same
+    /// faults.
     pub lookup: bool,
     pub seed: u64,
 }

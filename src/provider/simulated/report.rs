@@ -1,48 +1,48 @@
-//! What the strict provider saw, as it is printed and served.
+//! Report of the strict provider: its counts and times, as they are printed and served.
 //!
-//! Refuses to judge: it gives counts and times, and whoever reads them knows what was promised.
+//! It does not compare them with a promise. The reader knows the limits that the worker was given.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// `GET /_report`.
+/// Report of all requests, as `GET /_report` returns it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FakeProviderReport {
-    /// Every request that arrived, whatever became of it.
+    /// All requests that arrived, also refused and failed ones.
     pub requests: u64,
     /// Payments charged at least once.
     pub charges: u64,
     /// Payments charged more than once.
     pub doubles: u64,
-    /// Up to 20 of them.
+    /// Ids of up to 20 of them.
     pub double_ids: Vec<String>,
     /// Payments charged or declined under more than one idempotency key.
     pub several_keys: u64,
     pub declines: u64,
-    /// Answers given again from memory.
+    /// Responses repeated for a known idempotency key.
     pub replays: u64,
-    /// Look-ups that were not refused, whatever they met.
+    /// Look-ups that were not refused, with any result.
     #[serde(default)]
     pub lookups: u64,
-    /// Charged or declined, but the connection was dropped instead of an answer.
+    /// Requests that were processed, but whose connection was dropped instead of a response.
     pub lost_answers: u64,
     pub refused_429: u64,
-    /// Answers by HTTP status.
+    /// Responses by HTTP status.
     pub statuses: BTreeMap<u16, u64>,
     pub limits: Vec<LimitReport>,
-    /// From receipt to answer; `None` before the first answer.
+    /// Times from receipt to response; `None` before the first response.
     pub answer_ms: Option<ResponseTimes>,
     /// Microseconds since the provider started.
     pub first_arrival_us: Option<u64>,
     pub last_arrival_us: Option<u64>,
-    /// Between the first arrival and the last; 0 with fewer than two.
+    /// Rate between the first arrival and the last; 0 with fewer than two.
     pub rate_per_second: f64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LimitReport {
-    /// As written: `100/1s`.
+    /// The limit as configured: `100/1s`.
     pub limit: String,
     /// Most arrivals in any window.
     pub largest: u64,
@@ -50,7 +50,7 @@ pub struct LimitReport {
     pub breaches: u64,
 }
 
-/// Milliseconds.
+/// Response times in milliseconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ResponseTimes {
     pub mean: f64,

@@ -1,6 +1,6 @@
-//! Serves the strict provider over HTTP: charges on any path, look-ups at `GET /charges?id=`, what it saw under `/_…`.
+//! HTTP server of the strict provider: charges on any path, look-ups at `GET /charges?id=`, reports under `/_…`.
 //!
-//! Refuses to let serving blur the counting: a request is booked, under one short lock, before its body is read.
+//! A request is counted, under one short lock, before its body is read. So serving does not distort the counts.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,21 +25,21 @@ use crate::domain::time::millis_up;
 /// Largest body that is read, in bytes: above what the worker ever sends.
 const BODY_BYTES_MAX: usize = 256 * 1024;
 const LOOKUP_PATH: &str = "/charges";
-/// Beyond the longest latency, how long requests in the works may take to end once we are told to stop.
+/// Time that active requests may take after a stop, in addition to the longest latency.
 const STOP_GRACE: Duration = Duration::from_secs(1);
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
-/// The exact wait; `Retry-After` knows only whole seconds.
+/// Header with the exact wait in milliseconds; `Retry-After` has only whole seconds.
 const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("x-retry-after-ms");
 
-/// A strict provider, not yet listening.
+/// A strict provider that does not listen yet.
 #[derive(Debug)]
 pub struct FakeProvider {
     handle: FakeHandle,
     latency_max: Duration,
 }
 
-/// Looks at a provider from within the process, before, while and after it serves.
+/// Access to a provider's counts from within the process, before, while and after it serves.
 #[derive(Clone, Debug)]
 pub struct FakeHandle {
     provider: Arc<Mutex<StrictProvider>>,
@@ -59,7 +59,7 @@ impl FakeProvider {
         self.handle.clone()
     }
 
-    /// Serves until cancelled, then ends what is in the works.
+    /// Serves until cancelled, then finishes active requests.
     ///
     /// # Errors
     /// When the listener fails.
@@ -87,7 +87,7 @@ impl FakeProvider {
 }
 
 impl FakeHandle {
-    /// What the provider saw so far. Percentiles are worked out beside the lock: who watches must not delay arrivals.
+    /// Report of all requests so far. Percentiles are computed outside the lock, so that a report delays no arrival.
     #[must_use]
     pub fn report(&self) -> FakeProviderReport {
         let (counted, durations_us) = {
@@ -108,7 +108,7 @@ impl FakeHandle {
         self.lock().arrivals().to_vec()
     }
 
-    /// Nothing under the lock can panic halfway through a change that matters more than going on.
+    /// A poisoned lock is used further: no change under it is left half done in a way that matters.
     fn lock(&self) -> MutexGuard<'_, StrictProvider> {
         self.provider.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -119,7 +119,7 @@ impl FakeHandle {
         u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
 
-    /// The clock is read under the lock, so that arrivals are booked in their order.
+    /// Records an arrival. The clock is read under the lock, so that arrivals are recorded in order.
     fn record_arrival(&self) -> Arrival {
         let mut provider = self.lock();
         let now_us = self.now_us();
@@ -145,7 +145,7 @@ async fn handle_request(
         None => match respond(&handle, arrival, request).await {
             Some(response) => response,
             None => {
-                // What is returned now cannot be written any more.
+                // The connection is severed, so this response cannot be written.
                 connection.sever();
                 return Response::default();
             }
@@ -155,13 +155,13 @@ async fn handle_request(
     response
 }
 
-/// The answer, or nothing when it is to be lost.
+/// The response, or `None` when it must be lost.
 async fn respond(handle: &FakeHandle, arrival: Arrival, request: Request) -> Option<Response<Body>> {
     let reply = match process_request(handle, arrival, request).await {
         Ok(reply) => reply,
         Err((status, code)) => return Some(json_response(status, error_body(code))),
     };
-    // The timer counts whole milliseconds and rounds up: what is due already must not meet it.
+    // The timer counts whole milliseconds and rounds up, so a response that is due already skips it.
     if reply.due_us > handle.now_us() {
         tokio::time::sleep_until(handle.started + Duration::from_micros(reply.due_us)).await;
     }
@@ -175,7 +175,7 @@ async fn respond(handle: &FakeHandle, arrival: Arrival, request: Request) -> Opt
     Some(response)
 }
 
-/// What the request comes to, or the status and code of one that asks for nothing that there is.
+/// The reply to a request. An invalid request gets a status and an error code.
 async fn process_request(
     handle: &FakeHandle,
     arrival: Arrival,

@@ -1,7 +1,7 @@
-//! The strict provider itself: a state machine on a clock that is handed in, in microseconds.
+//! State machine of the strict provider. The caller passes the time, in microseconds.
 //!
-//! Refuses I/O and clocks. Every request is booked with [`StrictProvider::arrive`], refused ones too; what it asks is
-//! decided by [`StrictProvider::process`]; [`StrictProvider::answered`] books the end.
+//! It has no I/O and reads no clock. [`StrictProvider::record_arrival`] counts every request, refused ones too.
+//! [`StrictProvider::process`] decides its outcome, and [`StrictProvider::record_response`] records its end.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -15,19 +15,19 @@ use super::windows::ArrivalWindows;
 use super::{FakeOptions, OnLimit};
 use crate::domain::time::micros_up;
 
-/// Ids listed in a report.
+/// Largest number of ids in a report.
 const IDS_LISTED: usize = 20;
 
-/// One request, booked.
+/// A request whose arrival is recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Arrival {
     pub at_us: u64,
-    /// Refused for this long: answer 429.
+    /// The request is refused with 429 and this wait.
     pub refused_for: Option<Duration>,
 }
 
-/// What to answer, and when.
+/// Response to send, and when.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Reply {
@@ -35,13 +35,13 @@ pub struct Reply {
     /// JSON.
     pub body: String,
     pub replayed: bool,
-    /// Drop the connection instead.
+    /// The connection is dropped instead of a response.
     pub lost: bool,
-    /// On the provider's clock.
+    /// When the response is due, by the provider's clock.
     pub due_us: u64,
 }
 
-/// What one payment came to: a row of `GET /_effects`.
+/// Effect of all requests for one payment: an element of `GET /_effects`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Effect {
     pub id: String,
@@ -50,20 +50,20 @@ pub struct Effect {
     pub account: Option<String>,
     /// The key of the first charge.
     pub key: Option<String>,
-    /// Times charged; 0 for a payment that was only declined.
+    /// Number of charges; 0 for a payment that was only declined.
     pub count: u64,
     /// Charged or declined under a second key as well.
     pub several_keys: bool,
 }
 
-/// What a key stands for.
+/// The first request under an idempotency key.
 #[derive(Debug)]
 struct IdempotencyRecord {
     body_hash: [u8; 32],
     status: u16,
     body: String,
     first_us: u64,
-    /// The first request under the key is in the works until then.
+    /// The first request under the key is in progress until then.
     due_us: u64,
 }
 
@@ -82,23 +82,23 @@ struct RequestTotals {
     durations_us: Vec<u32>,
 }
 
-/// What a payment's first charge or decline came to, for look-ups.
+/// State of a payment by its first charge, or else its first decline, for look-ups.
 #[derive(Debug)]
 struct PaymentRecord {
     effect: usize,
-    /// `None`: declined.
+    /// `None` if it was declined.
     reference: Option<String>,
-    /// The request is in the works until then.
+    /// The request is in progress until then.
     due_us: u64,
 }
 
-/// Counts, remembers, charges.
+/// A provider that counts every request, and remembers every key and charge.
 #[derive(Debug)]
 pub struct StrictProvider {
     options: FakeOptions,
     windows: ArrivalWindows,
     idempotency_records: HashMap<String, IdempotencyRecord>,
-    /// Requests so far under a key (or for a payment without one): the number of the next draw.
+    /// Requests so far under a key, or for a payment without one. The next draw depends on it.
     tries_by_key: HashMap<String, u32>,
     effects: Vec<Effect>,
     effect_index: HashMap<String, usize>,
@@ -123,8 +123,8 @@ impl StrictProvider {
         }
     }
 
-    /// Books a request the moment it is there, before anything else is known of it. An instant before the last arrival
-    /// counts as that.
+    /// Records a request when it arrives, before anything else is known about it. A time before the last arrival counts
+    /// as the last arrival's.
     pub fn record_arrival(&mut self, now_us: u64) -> Arrival {
         let at_us = now_us.max(self.windows.arrivals().last().copied().unwrap_or(0));
         let breached = self.windows.record_arrival(at_us);
@@ -133,15 +133,15 @@ impl StrictProvider {
         Arrival { at_us, refused_for }
     }
 
-    /// Decides what a request that was not refused comes to. Its charge happens now, its answer follows.
+    /// Decides the outcome of a request that was not refused. The charge happens now, the response follows.
     pub fn process(&mut self, arrival: Arrival, request: &ChargeRequest) -> Reply {
         let now_us = arrival.at_us;
         let key = request.key.as_deref().filter(|_| self.options.deduplicate);
-        if let Some(memory) = key.and_then(|key| self.find_record(key, now_us)) {
-            if memory.body_hash != request.body_hash {
+        if let Some(record) = key.and_then(|key| self.find_record(key, now_us)) {
+            if record.body_hash != request.body_hash {
                 return error_reply(422, "key_reused_with_other_body", now_us);
             }
-            if now_us < memory.due_us {
+            if now_us < record.due_us {
                 return error_reply(409, "in_progress", now_us);
             }
         }
@@ -154,8 +154,8 @@ impl StrictProvider {
             return error_reply(429, "lock_timeout", due_us);
         }
         let mut reply = match key.and_then(|key| self.find_record(key, now_us)) {
-            Some(memory) => {
-                let (status, body) = (memory.status, memory.body.clone());
+            Some(record) => {
+                let (status, body) = (record.status, record.body.clone());
                 self.totals.replays += 1;
                 Reply { status, body, replayed: true, lost: false, due_us }
             }
@@ -166,11 +166,11 @@ impl StrictProvider {
         reply
     }
 
-    /// Decides what a look-up that was not refused is told.
+    /// Decides the response to a look-up that was not refused.
     pub fn look_up(&mut self, arrival: Arrival, payment: &str) -> Reply {
         let now_us = arrival.at_us;
         self.totals.lookups += 1;
-        // A count of its own, so that look-ups move none of the draws of charges.
+        // Look-ups have their own count, so that they change none of the draws of charges.
         let draw = self.draw(&format!("look-up {payment}"));
         let due_us = now_us.saturating_add(micros_up(draw.latency));
         if let Some(status) = draw.error_status {
@@ -204,14 +204,14 @@ impl StrictProvider {
         self.options.lookup
     }
 
-    /// Books an answer on its way.
+    /// Records a response that is being sent.
     pub fn record_response(&mut self, arrival: Arrival, now_us: u64, status: u16) {
         *self.totals.statuses.entry(status).or_default() += 1;
         let duration_us = now_us.saturating_sub(arrival.at_us);
         self.totals.durations_us.push(u32::try_from(duration_us).unwrap_or(u32::MAX));
     }
 
-    /// Everything seen so far.
+    /// Report of all requests so far.
     #[must_use]
     pub fn report(&self) -> FakeProviderReport {
         FakeProviderReport {
@@ -220,12 +220,12 @@ impl StrictProvider {
         }
     }
 
-    /// From receipt to answer, in microseconds, in the order of the answers.
+    /// Times from receipt to response, in microseconds, in the order of the responses.
     pub(super) fn durations_us(&self) -> Vec<u32> {
         self.totals.durations_us.clone()
     }
 
-    /// The report without times, at a cost that does not grow with what was seen.
+    /// The report without response times. Its cost does not grow with the number of requests.
     pub(super) fn report_without_times(&self) -> FakeProviderReport {
         let limits = self.windows.counts().iter().map(|count| LimitReport {
             limit: count.limit.to_string(),
@@ -256,28 +256,28 @@ impl StrictProvider {
         }
     }
 
-    /// Payments in the order of their first charge or decline.
+    /// Effects of all payments, in the order of their first charge or decline.
     #[must_use]
     pub fn effects(&self) -> &[Effect] {
         &self.effects
     }
 
-    /// Every arrival, in microseconds, ascending.
+    /// Times of all arrivals, in microseconds, ascending.
     #[must_use]
     pub fn arrivals(&self) -> &[u64] {
         self.windows.arrivals()
     }
 
-    /// Forgets everything but the options.
+    /// Resets everything except the options.
     pub fn reset(&mut self) {
         *self = Self::new(self.options.clone());
     }
 
     fn find_record(&self, key: &str, now_us: u64) -> Option<&IdempotencyRecord> {
         let retention_us = self.options.retention.map_or(u64::MAX, micros_up);
-        // Bodies may be read in another order than their requests arrived: an earlier one can come to an entry that is
-        // younger than itself.
-        self.idempotency_records.get(key).filter(|memory| now_us.saturating_sub(memory.first_us) < retention_us)
+        // Bodies may be read in another order than their requests arrived. So an earlier request can find a record that
+        // is younger than itself.
+        self.idempotency_records.get(key).filter(|record| now_us.saturating_sub(record.first_us) < retention_us)
     }
 
     fn draw(&mut self, key: &str) -> FaultDraw {
@@ -287,7 +287,7 @@ impl StrictProvider {
     }
 
     fn execute_charge(&mut self, request: &ChargeRequest, draw: FaultDraw, now_us: u64, due_us: u64) -> Reply {
-        let mut named = None;
+        let mut charge_reference = None;
         let (status, body) = if draw.declines {
             self.totals.declines += 1;
             (402, r#"{"error":{"type":"card_error","code":"card_declined"}}"#.to_owned())
@@ -300,33 +300,33 @@ impl StrictProvider {
                 "amount": request.amount,
                 "currency": request.currency,
             });
-            named = Some(reference);
+            charge_reference = Some(reference);
             (200, charged.to_string())
         };
         let effect = self.record_effect(request, u64::from(!draw.declines));
-        // A charge after a decline is what the payment came to; after a charge, the first one is.
+        // The first charge decides the state of a payment; without a charge, the first decline does.
         let known = self.payment_records.entry(request.payment.clone()).or_insert(PaymentRecord {
             effect,
             reference: None,
             due_us,
         });
         if known.reference.is_none() {
-            *known = PaymentRecord { effect, reference: named, due_us };
+            *known = PaymentRecord { effect, reference: charge_reference, due_us };
         }
         if let Some(key) = &request.key {
-            let memory = IdempotencyRecord {
+            let record = IdempotencyRecord {
                 body_hash: request.body_hash,
                 status,
                 body: body.clone(),
                 first_us: now_us,
                 due_us,
             };
-            self.idempotency_records.insert(key.clone(), memory);
+            self.idempotency_records.insert(key.clone(), record);
         }
         Reply { status, body, replayed: false, lost: false, due_us }
     }
 
-    /// Where the payment stands among the effects.
+    /// Counts charges of a payment. Returns its index among the effects.
     fn record_effect(&mut self, request: &ChargeRequest, charges: u64) -> usize {
         let next = self.effects.len();
         let index = *self.effect_index.entry(request.payment.clone()).or_insert(next);
@@ -341,18 +341,18 @@ impl StrictProvider {
                 several_keys: false,
             });
         }
-        let (effect, tallies) = (&mut self.effects[index], &mut self.totals);
+        let (effect, totals) = (&mut self.effects[index], &mut self.totals);
         if effect.key != request.key && !effect.several_keys {
             effect.several_keys = true;
-            tallies.several_keys += 1;
+            totals.several_keys += 1;
         }
         effect.count += charges;
         match effect.count {
-            1 if charges > 0 => tallies.charges += 1,
+            1 if charges > 0 => totals.charges += 1,
             2 if charges > 0 => {
-                tallies.doubles += 1;
-                if tallies.double_ids.len() < IDS_LISTED {
-                    tallies.double_ids.push(effect.id.clone());
+                totals.doubles += 1;
+                if totals.double_ids.len() < IDS_LISTED {
+                    totals.double_ids.push(effect.id.clone());
                 }
             }
             _ => {}

@@ -59,7 +59,7 @@ fn concurrent_repeat_gets_in_progress() {
     assert_eq!(ask(&mut provider, 10_000, &request("p1", Some("k1"), 5)).status, 200);
 }
 
-/// A look-up is told what the payment came to, also while its charge is in the works, and counts in the windows.
+/// A look-up returns the state of the payment, also while its charge is in progress, and counts in the windows.
 #[test]
 fn a_payment_can_be_looked_up() {
     let latency = Duration::from_millis(10);

@@ -1,22 +1,22 @@
-//! Counts arrivals in every sliding window of every limit, exactly, at a cost per arrival that does not grow.
+//! Exact count of arrivals in every sliding window of every limit, at a constant cost per arrival.
 //!
-//! A window of length W that ends at t covers (t − W, t]: an arrival exactly W earlier is out. Since a count can only
-//! peak at an arrival, looking at the windows that end at each arrival looks at all of them.
+//! A window of length W that ends at t covers (t − W, t]: an arrival exactly W earlier is outside. A count can only
+//! peak at an arrival, so the windows that end at an arrival are enough.
 
 use std::time::Duration;
 
 use crate::domain::limit::Rate;
 use crate::domain::time::micros_up;
 
-/// Every arrival so far, and where each limit's current window begins.
+/// All arrivals so far, and the current window of each limit.
 #[derive(Debug)]
 pub(super) struct ArrivalWindows {
-    /// µs, ascending.
+    /// Times in microseconds, ascending.
     arrivals: Vec<u64>,
     counts: Vec<LimitCount>,
 }
 
-/// One limit's books.
+/// Counts of one limit.
 #[derive(Debug)]
 pub(super) struct LimitCount {
     pub(super) limit: Rate,
@@ -40,17 +40,17 @@ impl ArrivalWindows {
         &self.counts
     }
 
-    /// Books one arrival, which must not be earlier than the last. Returns the wait until a next one would fit within
-    /// all limits, if this one breached any.
+    /// Records an arrival, which must not be earlier than the last. If it breached a limit, returns the wait until the
+    /// next one would fit within all limits.
     pub(super) fn record_arrival(&mut self, at_us: u64) -> Option<Duration> {
-        debug_assert!(self.arrivals.last().is_none_or(|last| *last <= at_us), "arrivals must be booked in order");
+        debug_assert!(self.arrivals.last().is_none_or(|last| *last <= at_us), "arrivals must be recorded in order");
         self.arrivals.push(at_us);
         let breached_before: u64 = self.counts.iter().map(|count| count.breaches).sum();
         for count in &mut self.counts {
             count.record_arrival(&self.arrivals, at_us);
         }
         let breached: u64 = self.counts.iter().map(|count| count.breaches).sum();
-        // A limit that this arrival merely filled may yet be the one that a next one has to wait for.
+        // The next arrival may have to wait for a limit that this arrival only filled.
         let free_at_us = self.counts.iter().map(|count| count.free_at_us(&self.arrivals, at_us)).max()?;
         (breached > breached_before).then(|| Duration::from_micros(free_at_us.saturating_sub(at_us)))
     }
@@ -67,13 +67,13 @@ impl LimitCount {
         self.breaches += u64::from(in_window > u64::from(self.limit.max_requests()));
     }
 
-    /// When the arrival that is `max_requests` places from the end leaves the window; a closed limit never frees, and
-    /// names one window.
+    /// When the arrival that is `max_requests` from the end leaves the window. A closed limit never frees a slot; its
+    /// wait is one window.
     fn free_at_us(&self, arrivals: &[u64], at_us: u64) -> u64 {
         let window_us = micros_up(self.limit.window());
         match usize::try_from(self.limit.max_requests()) {
             Ok(0) | Err(_) => at_us + window_us,
-            Ok(places) => arrivals.len().checked_sub(places).map_or(0, |index| arrivals[index] + window_us),
+            Ok(slots) => arrivals.len().checked_sub(slots).map_or(0, |index| arrivals[index] + window_us),
         }
     }
 }

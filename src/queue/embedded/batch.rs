@@ -1,8 +1,7 @@
-//! Writes of single messages, committed together: what costs is the file's sync, and one does for all who come while
-//! another is under way.
+//! Group commit of single-message writes: one file sync serves all writes that arrive while another sync is under way.
 //!
-//! Refuses to make anybody wait for company: whoever finds nobody writing writes at once, with all who are there. Nobody is
-//! answered before the commit that holds their write.
+//! A write never waits for others to join: when no commit runs, it commits at once with all writes that are queued. A
+//! caller gets its result only after the commit that holds its write.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -36,7 +35,7 @@ struct QueuedWrite {
 pub(super) struct WriteBatcher {
     pool: SqlitePool,
     waiting: Arc<Mutex<Vec<QueuedWrite>>>,
-    /// Held by whoever writes for all.
+    /// Held by the task that commits the batch.
     commit_lock: Arc<tokio::sync::Mutex<()>>,
     tasks: TaskTracker,
 }
@@ -59,7 +58,7 @@ impl WriteBatcher {
                 }
                 Err(TryRecvError::Empty) => {
                     let units = self.next();
-                    // A task of its own: whoever writes for all may be dropped, and the others must not be.
+                    // A task of its own: the caller that commits may be dropped, and the other writes must not be.
                     let committed = self.tasks.spawn(commit(self.pool.clone(), units)).await;
                     committed.map_err(|error| QueueError::Unavailable(format!("queue in SQLite: {error}")))?;
                 }

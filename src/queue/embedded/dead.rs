@@ -1,7 +1,7 @@
-//! Messages that a lane gave up on, one at a time.
+//! Dead-lettered messages of a lane, one at a time.
 //!
-//! Refuses to know a lane's bookkeeping: a dead letter is taken by a number of its own, so its receipt finishes its row
-//! and no other. A receipt that is dropped keeps its message until the next start.
+//! A dead letter is taken under a number of its own, so its receipt finishes its row and no other. A receipt that is
+//! dropped keeps its message until the next start.
 
 use async_trait::async_trait;
 

@@ -1,6 +1,6 @@
-//! One job's message among all that wait: the lane that has it, and how many it gives out before.
+//! Search for one job's message: the lane that has it, and how many messages that lane delivers before it.
 //!
-//! Refuses to be on a worker's path: it reads every message of every lane, for a person who asks about one payment.
+//! It reads every message of every lane, so it serves operators' questions and stays off a worker's path.
 
 use std::time::Duration;
 

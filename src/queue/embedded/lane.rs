@@ -1,7 +1,7 @@
-//! One lane: a task that takes messages as places come free, and the receipts that finish them.
+//! One lane: a task that takes messages as prefetch places come free, and the receipts that finish them.
 //!
-//! Refuses to take a message inside [`Lane::next`]: that future may be dropped between the statement and its answer, and
-//! the message would be held by nobody. The task is dropped by nobody; it ends itself when its lane is gone.
+//! [`LaneConsumer::next`] does not take a message itself: its future may be dropped between the statement and the
+//! result, and no receipt would then hold the message. The task ends itself when its lane is gone.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -88,7 +88,7 @@ async fn run(
         }
     }
     while let Err(error) = held.store.release_lane(&held.queue, held.number).await {
-        tracing::warn!(%error, queue = held.queue, "messages of a closed lane cannot be given back yet");
+        tracing::warn!(%error, queue = held.queue, "messages of a closed lane cannot be requeued yet");
         tokio::time::sleep(POLL_EVERY).await;
     }
     held.signal.notify_waiters();

@@ -1,8 +1,8 @@
-//! The queue in the SQLite database: the same semantics as RabbitMQ's, with nothing to install.
+//! The queue in the SQLite database: the semantics of RabbitMQ with nothing to install.
 //!
-//! Refuses to be a second broker: it serves one `run` process per database, and other processes may publish. Differences
-//! that remain: any lane can be published to, since a message for an unknown provider is kept until there is one; and
-//! outcome events are rows of queue `payments.outcomes` that nobody takes, of which the newest 100,000 are kept.
+//! It serves one `run` process per database; other processes may publish. Two differences remain. Any lane can be
+//! published to, since a message for an unknown provider is kept until the provider exists. Outcome events are rows of
+//! queue `payments.outcomes` without a consumer, of which the newest 100,000 are kept.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -68,7 +68,7 @@ impl EmbeddedQueue {
         self.store.release_all().await
     }
 
-    /// Waits until every dropped lane has given back what it held. Lanes still open keep it waiting.
+    /// Waits until every dropped lane has requeued what it held. Lanes still open keep it waiting.
     pub async fn close(&self) {
         self.tasks.close();
         self.tasks.wait().await;

@@ -1,7 +1,7 @@
 //! The statements on table `queue_messages`, and the one place where this queue reads the clock.
 //!
-//! Refuses to hold anything in memory: who has taken a message is written on its row (`taken`: 0, or the number of the
-//! lane that holds it), so a receipt of a closed lane finds nothing to finish.
+//! All state is in the table. Column `taken` is 0, or the number of the lane that holds the message, so a receipt of a
+//! closed lane finds nothing to finish.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};

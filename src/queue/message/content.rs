@@ -35,13 +35,13 @@ impl SensitiveField {
     /// What is wrong, and how to fix it; never a value.
     pub(super) fn detail(self) -> String {
         let Self { field, what } = self;
-        let mend = match what {
+        let fix = match what {
             Sensitive::CardNumber if field == "payload" => "send a token of the provider instead",
             Sensitive::CardNumber => "where it is a number of your own, put a 0 before it",
-            Sensitive::SecurityCode => "nobody may keep one: leave it out",
+            Sensitive::SecurityCode => "it must not be stored: leave it out",
             Sensitive::Secret => "send a reference, and put the secret's reference into the provider row's headers",
         };
-        format!("{field}: holds {}; {mend}", what.describe())
+        format!("{field}: holds {}; {fix}", what.describe())
     }
 }
 

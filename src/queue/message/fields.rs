@@ -1,7 +1,7 @@
 //! The fields of a job message, one check each.
 //!
-//! Refuses to correct: a field is right as written, or the message is invalid. `null` in an optional field is the same
-//! as its absence.
+//! A field is right as written, or the message is invalid: nothing is corrected. `null` in an optional field is the
+//! same as its absence.
 
 use iso_currency::Currency;
 use jiff::{RoundMode, Timestamp, TimestampRound, Unit};
@@ -102,17 +102,17 @@ impl<'a> MessageFields<'a> {
             None => Ok(None),
             Some(Json::Text(text)) => Identifier::new(text.clone())
                 .map(Some)
-                .map_err(|mend| InvalidMessage::new(reason, format!("{key}: {mend}"))),
+                .map_err(|fix| InvalidMessage::new(reason, format!("{key}: {fix}"))),
             Some(_) => Err(InvalidMessage::new(reason, format!("{key}: must be a string"))),
         }
     }
 
     /// Digits alone: `1e3`, `10.0` and `"10"` are refused, since who writes an amount so may mean something else.
-    fn integer(&self, key: &str, reason: InvalidReason, mend: &str) -> Result<Option<i64>, InvalidMessage> {
+    fn integer(&self, key: &str, reason: InvalidReason, fix: &str) -> Result<Option<i64>, InvalidMessage> {
         match self.value(key) {
             None => Ok(None),
-            Some(Json::Number(number)) => number.parse().map(Some).map_err(|_| InvalidMessage::new(reason, mend)),
-            Some(_) => Err(InvalidMessage::new(reason, mend)),
+            Some(Json::Number(number)) => number.parse().map(Some).map_err(|_| InvalidMessage::new(reason, fix)),
+            Some(_) => Err(InvalidMessage::new(reason, fix)),
         }
     }
 
@@ -144,12 +144,12 @@ impl<'a> MessageFields<'a> {
     where
         N: TryFrom<i64> + PartialOrd + std::fmt::Display,
     {
-        let mend = format!("{key}: must be an integer from {} to {}", range.start(), range.end());
-        let Some(number) = self.integer(key, InvalidReason::BadField, &mend)? else { return Ok(default) };
+        let fix = format!("{key}: must be an integer from {} to {}", range.start(), range.end());
+        let Some(number) = self.integer(key, InvalidReason::BadField, &fix)? else { return Ok(default) };
         N::try_from(number)
             .ok()
             .filter(|number| range.contains(number))
-            .ok_or_else(|| InvalidMessage::new(InvalidReason::BadField, mend))
+            .ok_or_else(|| InvalidMessage::new(InvalidReason::BadField, fix))
     }
 
     fn instant(&self, key: &'static str, mode: RoundMode) -> Result<Option<EpochMs>, InvalidMessage> {

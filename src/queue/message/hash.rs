@@ -1,7 +1,7 @@
-//! One hash for everything that says the same, whatever its formatting.
+//! One hash for all messages with the same content, whatever their formatting.
 //!
-//! Refuses raw text: fields are hashed as parsed, so key order, white space, escapes, number notation and defaults
-//! written out make no difference. The form is fixed for ever, because hashes outlive versions in the ledger.
+//! Fields are hashed as parsed, so key order, white space, escapes, number notation and defaults written out make no
+//! difference. The form never changes, because the ledger keeps hashes longer than any version runs.
 
 use sha2::{Digest, Sha256};
 

@@ -1,6 +1,6 @@
 //! JSON as strict as money needs it: no duplicate keys, no NUL, no lone surrogates, numbers kept as digits.
 //!
-//! Refuses to be a parser: `serde_json` reads every byte, this only looks at each level of what it found.
+//! `serde_json` parses every byte; this module checks each level of the result.
 
 use std::collections::BTreeSet;
 use std::fmt;

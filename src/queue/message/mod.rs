@@ -1,7 +1,8 @@
-//! How a job is written: the JSON message of the contract to and from [`Job`].
+//! The job message of the contract, decoded into a [`Job`] and encoded from it.
 //!
-//! Refuses anything it would have to guess at: duplicate keys, unknown fields, inexact amounts, text that SQL cannot
-//! hold. What is wrong is said by field and mend, never by a value, because a payload may hold what nobody should log.
+//! What would have to be guessed is invalid: duplicate keys, unknown fields, inexact amounts, text that SQL cannot
+//! hold. An error names the field and the fix and never repeats a value, because a payload may hold what must not be
+//! logged.
 
 use crate::domain::job::{BODY_BYTES_MAX, ContentHash, InvalidMessage, InvalidReason, Job, JobId};
 use crate::domain::provider::ProviderName;
@@ -45,7 +46,7 @@ pub enum DecodeError {
 /// Reads one message of a lane.
 ///
 /// # Errors
-/// [`DecodeError::Invalid`] names the field and the mend; [`DecodeError::NewerVersion`] when `v` is above [`VERSION`].
+/// [`DecodeError::Invalid`] names the field and the fix; [`DecodeError::NewerVersion`] when `v` is above [`VERSION`].
 pub fn decode(body: &[u8], lane: &ProviderName, card_numbers: CardNumbers) -> Result<Decoded, DecodeError> {
     read(body, lane, Some(card_numbers))
 }

@@ -352,7 +352,7 @@ proptest! {
     }
 }
 
-/// Whoever was recorded before there was a rule says what it said then; all else is refused as ever.
+/// A job that was recorded before a rule existed keeps its content; all other rules hold.
 #[test]
 fn recorded_job_skips_content_checks() {
     let card = with("payload", r#"{"card":"4242424242424242"}"#);

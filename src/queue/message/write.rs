@@ -1,6 +1,4 @@
-//! Writes what [`super::decode`] reads, and the events that tell what became of it.
-//!
-//! Refuses to fail: every value it is given can be written.
+//! Encoding of what [`super::decode`] reads, and of outcome events. Every value that it is given can be encoded.
 
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};

@@ -1,8 +1,8 @@
-//! Which deliveries of a channel are finished, and the frames that acknowledge more of them.
+//! The finished deliveries of a channel, and the frames that acknowledge them.
 //!
-//! Refuses to cover what is not finished: a frame for many reaches no further than the first delivery that is still in
-//! hand. The broker numbers a channel's deliveries from 1 without gaps; should one be missing, nothing above it is ever
-//! acknowledged in multiples. <https://www.rabbitmq.com/docs/confirms#consumer-acks-multiple-parameter>
+//! A frame for many deliveries reaches no further than the first delivery that is still active. The broker numbers a
+//! channel's deliveries from 1 without gaps. If a number is missing, nothing above it is ever acknowledged in
+//! multiples. <https://www.rabbitmq.com/docs/confirms#consumer-acks-multiple-parameter>
 
 use std::collections::BTreeMap;
 
@@ -14,15 +14,15 @@ pub(super) struct AckFrame {
     pub multiple: bool,
 }
 
-/// Runs of finished tags, first and last of each. There are never more of them than deliveries in hand, and one.
+/// Runs of finished tags, first and last of each. There are at most as many as active deliveries, and one.
 #[derive(Debug, Default)]
 pub(super) struct AckTracker {
     finished: BTreeMap<u64, u64>,
 }
 
 impl AckTracker {
-    /// The frames that acknowledge these and nothing else. Each is named once, and what was handed back, or acknowledged
-    /// before, is on the wire already: then no frame covers, or names, what the broker has no longer.
+    /// The frames that acknowledge these and nothing else. Each is named once, and what was requeued, or acknowledged
+    /// before, is written already: then no frame covers, or names, what the broker has no longer.
     pub fn acknowledge(&mut self, tags: &[u64]) -> Vec<AckFrame> {
         for tag in tags {
             self.finish(*tag);
@@ -34,7 +34,7 @@ impl AckTracker {
         many.into_iter().chain(above.into_iter().map(|tag| AckFrame { tag, multiple: false })).collect()
     }
 
-    /// Its own frame is on the wire, so that no later one covers it.
+    /// Its own frame is written, so that no later one covers it.
     pub fn record_requeued(&mut self, tag: u64) {
         self.finish(tag);
     }
@@ -76,7 +76,7 @@ mod tests {
         for (step, (frames, expected)) in [
             (tags.acknowledge(&[1]), vec![one(1)]),
             (tags.acknowledge(&[3, 2]), vec![up_to(3)]),
-            // 4 is in hand.
+            // 4 is active.
             (tags.acknowledge(&[6, 5]), vec![one(6), one(5)]),
             (tags.acknowledge(&[8]), vec![one(8)]),
             // What was acknowledged alone is gone: the frame names 4, and not 6.
@@ -108,7 +108,7 @@ mod tests {
     #[derive(Clone, Debug)]
     struct Batch {
         delivered: usize,
-        /// Which of those in hand, by their place.
+        /// Which of the active ones, by their place.
         acknowledged: Vec<prop::sample::Index>,
         handed_back: Vec<prop::sample::Index>,
     }

@@ -1,12 +1,12 @@
 //! Channels of one connection: counted, and opened only while the broker allows one more.
 //!
-//! A broker closes the whole connection of a user who opens more channels than the user may have (NOT_ALLOWED). So a limit that
-//! was met once is kept for the connections that follow, and whether the broker allows more by now is tried on a connection of
-//! its own, which carries nothing.
+//! A broker closes the whole connection of a user who opens more channels than the user may have (NOT_ALLOWED). So a
+//! limit that was met once is kept for the connections that follow. Whether the broker allows more by now is tried on a
+//! separate connection, which carries nothing.
 //!
-//! lapin 4 never forgets what ended a channel: the next one with the same number fails for the same reason, whoever opens it.
-//! So such a number is passed over, and as soon as numbers come again, another connection is made for new channels. The old
-//! one is closed by hand when nothing uses it: a channel that could not be opened keeps its connection from closing itself.
+//! lapin 4 never forgets what ended a channel: the next channel with the same number fails for the same reason. So such
+//! a number is skipped, and as soon as numbers repeat, another connection is made for new channels. The old one is
+//! closed explicitly when nothing uses it: a channel that could not be opened keeps its connection from closing itself.
 
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,12 +1,12 @@
 //! One lane: its own channel, its consumers, their deliveries.
 //!
-//! Refuses to outlive its channel: when that ends, every receipt of this lane is void and the lane says so. The same when
-//! an acknowledgement fails, since the broker may count that place as taken for ever.
+//! When its channel ends, the lane ends too, and every receipt of it is void. The same holds when an acknowledgement
+//! fails, since the broker may count that place as taken for ever.
 //!
-//! The bound on messages out has to hold over a stop and a resume, although the broker counts per consumer and quorum
-//! queues know no other count. So after a resume the new consumer gets only the places that nobody holds any more, and
-//! further consumers follow as old receipts are finished. (Consuming again under the old consumer's tag would make the
-//! broker count for us, but RabbitMQ 3.10.8 answers that with INTERNAL_ERROR and closes the connection.)
+//! The bound on unacknowledged messages has to hold over a stop and a resume, although the broker counts per consumer
+//! and quorum queues know no other count. So after a resume the new consumer gets only the places that no receipt
+//! holds, and further consumers follow as old receipts are finished. (Consuming again under the old consumer's tag
+//! would make the broker count. RabbitMQ 3.10.8 answers that with INTERNAL_ERROR and closes the connection.)
 
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
@@ -41,7 +41,7 @@ pub(super) struct RabbitLane {
     tags_used: u64,
     /// Sum of the prefetches of the consumers that take messages.
     consumers_prefetch: usize,
-    /// A consumer being opened. It is kept here, because a future of [`Lane::next`] may be dropped half-way.
+    /// A consumer being opened. It is kept here, because a future of [`LaneConsumer::next`] may be dropped half-way.
     opening: Option<BoxFuture<'static, Result<Consumer, CallFailure>>>,
     consuming: bool,
     /// Consumers have been cancelled and what had arrived is still being given out.
@@ -135,7 +135,7 @@ impl RabbitLane {
         arrival: Option<lapin::Result<lapin::message::Delivery>>,
     ) -> Result<Option<Delivery>, QueueError> {
         match arrival {
-            // A delivery that can no longer be acknowledged is somebody else's already.
+            // A delivery that can no longer be acknowledged is another consumer's already.
             Some(Ok(message)) if message.acker.usable() => Ok(Some(self.delivery(message))),
             Some(Ok(_)) => Err(self.fail("channel closed".to_owned())),
             Some(Err(error)) => Err(self.fail(error.to_string())),

@@ -1,7 +1,7 @@
-//! Messages that a lane gave up on, one at a time, each on a channel of its own.
+//! Dead-lettered messages of a lane, one at a time, each on a channel of its own.
 //!
-//! Refuses to consume: they are rare, and a look now and then needs no prefetch and leaves none behind. Which lane a
-//! message comes from is told by the broker's own header, which it writes itself and no producer can.
+//! They are rare, so they are fetched and not consumed: that needs no prefetch and leaves none behind. The lane of a
+//! message comes from the broker's own header, which no producer can write.
 
 use std::collections::BTreeMap;
 
@@ -111,7 +111,7 @@ impl Receipt for RabbitDeadReceipt {
     async fn requeue(self: Box<Self>) -> Result<(), QueueError> {
         check_result(
             with_call_limit(self.acker.nack(BasicNackOptions { multiple: false, requeue: true })).await,
-            "hand back",
+            "requeue",
         )
     }
 }

@@ -1,6 +1,6 @@
-//! Carries out declarations, one call each.
+//! Declarations, one call each.
 //!
-//! Refuses to delete or to change: what exists with other arguments is an error that a person mends.
+//! Nothing is deleted or changed: a queue that exists with other arguments is an error that an operator fixes.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::queue::QueueError;
 /// How long after a queue's creation its name may still be lost in a crash, and with it what was confirmed.
 ///
 /// RabbitMQ writes the registry of quorum queues to disk between 0.5 and 1 s after it last changed (`auto_save` in ra's
-/// `ra_directory.erl`); a broker killed before that starts the queue anew, empty and without a leader (seen with 3.10.8).
+/// `ra_directory.erl`); a broker killed before that creates the queue again, empty and without a leader (seen with 3.10.8).
 const REGISTRY_SETTLES: Duration = Duration::from_millis(1_500);
 
 /// Declares everything, and returns when it would outlive a crash of the broker.
@@ -105,12 +105,12 @@ fn describe(declaration: &Declaration) -> String {
 
 /// For what exists otherwise than it is declared, with the broker's own words: they name the argument.
 pub(super) fn describe_mismatch(declaration: &Declaration, failure: &CallFailure) -> String {
-    let (of_what, mend) = match declaration {
+    let (of_what, fix) = match declaration {
         Declaration::Exchange { .. } => ("another type or other arguments", "delete it"),
         Declaration::Queue { .. } | Declaration::Binding { .. } => ("other arguments", "empty and delete it"),
     };
     format!(
-        "{} exists with {of_what} than docs/topology.md says: {mend}, or set another queue.prefix ({})",
+        "{} exists with {of_what} than docs/topology.md says: {fix}, or set another queue.prefix ({})",
         describe(declaration),
         failure.describe("declare")
     )

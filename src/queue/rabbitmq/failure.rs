@@ -1,6 +1,6 @@
-//! What the broker's and the library's errors mean to us, and the time limit of every call.
+//! The meaning of errors of the broker and of lapin, and the time limit of every call.
 //!
-//! Refuses to wait for ever: lapin's calls hang while a connection is blocked or its peer is silent.
+//! Every call has one, because lapin's calls hang while a connection is blocked or its peer is silent.
 
 use std::future::Future;
 use std::time::Duration;
@@ -90,7 +90,7 @@ impl CallFailure {
         matches!(self, Self::Broker(error) if error.to_string().contains(words))
     }
 
-    /// Trying again will not mend it.
+    /// A retry does not fix it.
     fn is_refusal(&self) -> bool {
         matches!(
             self.amqp(),

@@ -1,7 +1,7 @@
-//! One attempt to connect, with an end.
+//! One attempt to connect, with a time limit.
 //!
-//! Refuses to leave anything behind: lapin's I/O thread would wait for ever for a peer that accepts and says nothing,
-//! so a copy of the socket is kept and shut when time is up.
+//! lapin's I/O thread would wait for ever for a peer that accepts and says nothing. So a copy of the socket is kept,
+//! and shut down when the time is up.
 
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;

@@ -1,6 +1,6 @@
-//! Header values as text: what a person or a program reads in a message that was passed on.
+//! Header values as text, for people and programs that read a message that was passed on.
 //!
-//! Refuses to lose a value for its type, and to keep the type: strings stay as they are, numbers and booleans are written
+//! No value is lost for its type, but the type is not kept. Strings stay as they are, numbers and booleans are written
 //! out, tables and arrays become JSON, bytes hexadecimal.
 
 use lapin::types::AMQPValue;

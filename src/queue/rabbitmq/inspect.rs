@@ -1,8 +1,8 @@
-//! Looks at what is declared: what is missing, and what exists with other arguments.
+//! Inspection of what is declared: what is missing, and what exists with other arguments.
 //!
-//! Refuses to create: what is not there is told, and only what is there is held against its declaration. Bindings cannot be
-//! asked for by AMQP; a lane without one returns what is published to it, and its publisher says so. A look that the broker
-//! refuses is one line, and hinders no other.
+//! Nothing is created. Bindings cannot be queried by AMQP; a lane without one returns what is published to it, and its
+//! publisher reports that. An inspection that the broker refuses is one line of the result and does not block the
+//! others.
 
 use futures_util::{FutureExt as _, StreamExt as _, stream};
 use lapin::options::{ExchangeDeclareOptions, QueueDeclareOptions};

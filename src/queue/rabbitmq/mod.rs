@@ -1,9 +1,9 @@
 //! The queue in RabbitMQ, 3.10 and later, by AMQP 0-9-1.
 //!
-//! Refuses to repair connections piecemeal and to lose sight of a message: each publish is judged by its own confirm,
-//! lanes end with their connection. Consuming, publishing and declaring use separate connections, so that a broker that
-//! blocks publishers still takes acknowledgements, and one that refuses a declaration or a look ends no lane. lapin writes
-//! payloads into its own log at WARN ("Server returned us a message") and frames at TRACE, so telemetry must filter it to
+//! Each publish is judged by its own confirm, and lanes end with their connection: connections are not repaired
+//! piecemeal. Consuming, publishing and declaring use separate connections. So a broker that blocks publishers still
+//! takes acknowledgements, and one that refuses a declaration or an inspection ends no lane. lapin writes payloads into
+//! its own log at WARN ("Server returned us a message") and frames at TRACE, so telemetry must filter it to
 //! `lapin=error`.
 
 use std::sync::{Arc, OnceLock};
@@ -56,7 +56,7 @@ pub struct RabbitMq {
 impl RabbitMq {
     /// Starts connecting and returns at once; must be called on a tokio runtime.
     ///
-    /// While the broker is away every call waits up to 5 s for it and then says [`QueueError::Away`] with the last
+    /// While the broker is unavailable every call waits up to 5 s for it and then says [`QueueError::Away`] with the last
     /// failure, so callers retry with pauses of their own. Bad credentials and the like are [`QueueError::Refused`]
     /// until the first connection; after it they count as away.
     #[must_use]

@@ -1,8 +1,8 @@
-//! One channel with many publishes in flight, written by one task and judged by it.
+//! One channel with many publishes in flight, written by one task.
 //!
-//! Refuses to let two tasks publish on one channel: lapin numbers a publish and queues its frames in two steps, so that
-//! of two at once each could be given the other's confirm. Refuses to mend: whoever waits too long gives the pipeline up,
-//! those in flight on it wait on, and what comes later goes through another.
+//! One task alone publishes on a channel: lapin numbers a publish and queues its frames in two steps, so two tasks
+//! could each get the other's confirm. A caller that waits too long abandons the pipeline: publishes in flight on it
+//! wait on, and later ones go through another.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -50,7 +50,7 @@ impl PublishRequest {
 /// Why nothing is known of a message.
 #[derive(Clone, Debug)]
 pub(super) enum ChannelEndCause {
-    /// There is no such exchange: the broker ends the channel of whoever publishes to it.
+    /// There is no such exchange: the broker ends the channel of its publisher.
     NoExchange,
     Other(String),
 }
@@ -81,7 +81,7 @@ impl ChannelEnd {
         place.get_or_insert_with(|| error.into());
     }
 
-    /// Whoever was in flight when the channel closed is told why, though perhaps later than one that came after it.
+    /// Publishes that were in flight when the channel closed get the reason, perhaps later than ones that came after them.
     fn cause(&self, others_in_flight: bool) -> Option<&ChannelEndCause> {
         self.why.as_ref().or_else(|| self.shut.as_ref().filter(|_| !others_in_flight))
     }
@@ -108,7 +108,7 @@ impl Pipeline {
         let channel = generation.open_channel().await?;
         let confirming = channel.confirm_select(ConfirmSelectOptions { nowait: false });
         with_call_limit(confirming).await.map_err(|failure| failure.into_error("ask for publisher confirms"))?;
-        // Bounded by the places of those who publish.
+        // Bounded by the places of the publishers.
         let (wanted, queue) = mpsc::unbounded_channel();
         tokio::spawn(run(Channel::clone(&channel), queue));
         Ok(Self { generation: generation.number, channel, late: AtomicBool::new(false), requests: wanted })
@@ -128,7 +128,7 @@ impl Pipeline {
         self.late.load(Ordering::Relaxed)
     }
 
-    /// Ends the channel; whoever is in flight is told so.
+    /// Ends the channel; publishes in flight get that as their result.
     pub async fn close(&self) {
         self.mark_late();
         if let Err(failure) = with_call_limit(self.channel.close(200, "no confirm".into())).await {
@@ -151,7 +151,7 @@ impl Pipeline {
     }
 }
 
-/// Ends when nobody waits for an answer any more, or when none can be given.
+/// Ends when no publish waits for a result any more, or when none can be given.
 async fn run(channel: Channel, mut wanted: mpsc::UnboundedReceiver<QueuedPublish>) {
     let (mut flight, mut batch) = (InFlightPublishes::default(), Vec::new());
     loop {
@@ -163,7 +163,7 @@ async fn run(channel: Channel, mut wanted: mpsc::UnboundedReceiver<QueuedPublish
                 _ => batch.drain(..).for_each(|wanted| flight.send(&channel, wanted)),
             },
             told = flight.confirms(), if !idle => if let Err(why) = told {
-                // Nobody comes after this, and whoever came too late to be sent is told the same.
+                // None comes after this, and one that came too late to be sent gets the same result.
                 wanted.close();
                 while let Ok(late) = wanted.try_recv() {
                     late.answer.send(Err(why.clone())).unwrap_or_default();
@@ -200,7 +200,7 @@ impl InFlightPublishes {
     async fn confirms(&mut self) -> Result<(), ChannelEndCause> {
         let mut came = Vec::new();
         std::future::poll_fn(|context| {
-            // Polled again until nothing is new: whoever was confirmed before any that we know of is known then.
+            // Polled again until nothing is new: a publish that was confirmed before any known one is known then.
             loop {
                 let before = came.len();
                 self.sent.retain_mut(|(id, confirming)| match confirming.poll_unpin(context) {
@@ -294,7 +294,7 @@ mod tests {
         assert!(end.cause(false).is_none());
         end.record(shut());
         assert!(end.cause(true).is_none(), "those in flight know better");
-        assert!(matches!(end.cause(false), Some(ChannelEndCause::Other(_))), "nobody knows better");
+        assert!(matches!(end.cause(false), Some(ChannelEndCause::Other(_))), "no better cause is known");
         end.record(gone());
         assert!(matches!(end.cause(true), Some(ChannelEndCause::NoExchange)));
     }

@@ -1,8 +1,9 @@
-//! Publishes, and returns only when the broker has taken responsibility, or when nothing can be known of the message.
+//! The publisher, which returns only when the broker has confirmed a message, or when nothing can be known of it.
 //!
-//! Each exchange has a pipeline of its own: the broker ends a channel whose exchange is gone or forbidden. A confirm may be
-//! late, because a queue is slow or the broker takes no publishes. A caller that was told "not confirmed" would publish once
-//! more, and a slow broker would get one copy after the other. So the answer is the confirm, or the end of the channel.
+//! Each exchange has a pipeline of its own: the broker ends a channel whose exchange is gone or forbidden. A confirm
+//! may be late, because a queue is slow or the broker takes no publishes. A caller that was told "not confirmed" would
+//! publish once more, and a slow broker would get one copy after the other. So the result is the confirm, or the end of
+//! the channel.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -107,7 +108,7 @@ async fn wait_late_confirm(pipeline: &Pipeline, publishing: impl Future<Output =
         for _ in looks {
             tokio::time::sleep(CHANNEL_CHECK_EVERY).await;
             if !pipeline.is_open() {
-                // Whoever was in flight is told why.
+                // Publishes in flight get the reason.
                 tokio::time::sleep(CHANNEL_CHECK_EVERY).await;
                 return "publish: the channel is gone";
             }
@@ -132,7 +133,7 @@ impl ExchangePublisher {
         Arc::clone(places.entry(key.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(IN_FLIGHT))))
     }
 
-    /// The pipeline of this generation. Whoever comes first opens it; nobody waits longer for that than for any call.
+    /// The pipeline of this generation. The first caller opens it; none waits longer for that than for any call.
     async fn pipeline(&self, generation: &Generation) -> Result<Arc<Pipeline>, QueueError> {
         let having = async {
             let mut pipelines = self.pipelines.lock().await;

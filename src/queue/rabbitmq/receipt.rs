@@ -1,8 +1,8 @@
-//! Receipts of one lane, the one place that writes what they say, and the count of those that a cancelled consumer left
-//! behind.
+//! Receipts of one lane, their one writer, and the count of receipts that a cancelled consumer left behind.
 //!
-//! Refuses to take a written acknowledgement for a processed one: AMQP has no answer to it, so all that is known is that
-//! the frame left. Refuses to wait for company: what was acknowledged while the last frames were written goes together.
+//! A written acknowledgement is not a processed one: AMQP does not answer it, so all that is known is that the frame
+//! left. Acknowledgements that arrive while frames are written go together in the next write; none waits for others to
+//! join.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -64,12 +64,12 @@ impl UnackedMessages {
             counts.current = counts.current.saturating_sub(1);
         } else {
             counts.stale = counts.stale.saturating_sub(1);
-            // Stored if nobody waits, so no place is missed.
+            // Stored if no caller waits, so no place is missed.
             self.freed.notify_one();
         }
     }
 
-    /// Tells everybody in the batch what became of it. Frames that were not written for certain may or may not reach the
+    /// Gives each caller in the batch its result. Frames that were not written for certain may or may not reach the
     /// broker, and whether their places are free is then unknown.
     fn complete_batch(&self, batch: impl IntoIterator<Item = PendingAck>, written: &Result<(), String>) {
         if let Err(why) = written {
@@ -98,7 +98,7 @@ struct PendingAck {
     written: oneshot::Sender<Result<(), String>>,
 }
 
-/// Makes a lane's receipts. Dropped, it ends the writing, and receipts in hand are void.
+/// Makes a lane's receipts. Dropped, it ends the writing, and unfinished receipts are void.
 pub(super) struct AckWriter {
     pub unacked: Arc<UnackedMessages>,
     finishes: mpsc::UnboundedSender<PendingAck>,
@@ -139,13 +139,13 @@ async fn run(channel: Channel, held: Arc<UnackedMessages>, mut finishes: mpsc::U
     }
 }
 
-/// What is handed back is on the wire before any frame that could cover it, and a batch before the next.
+/// A requeue is written before any frame that could cover it, and a batch before the next.
 async fn write_batch(channel: &Channel, tags: &mut AckTracker, batch: &[PendingAck]) -> Result<(), String> {
     let tags_of = |hand_back| batch.iter().filter(move |finish| finish.requeue == hand_back).map(|finish| finish.tag);
     let back = BasicNackOptions { multiple: false, requeue: true };
     with_call_limit(try_join_all(tags_of(true).map(|tag| channel.basic_nack(tag, back))))
         .await
-        .map_err(|failure| failure.describe("hand back"))?;
+        .map_err(|failure| failure.describe("requeue"))?;
     tags_of(true).for_each(|tag| tags.record_requeued(tag));
     let frames = tags.acknowledge(&tags_of(false).collect::<Vec<_>>());
     let ack = |multiple| BasicAckOptions { multiple };

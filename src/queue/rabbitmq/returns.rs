@@ -1,9 +1,9 @@
-//! Which of a channel's publishes were returned, when many are in flight and lapin hands returns to anybody.
+//! Attribution of returned messages to a channel's publishes, when many are in flight.
 //!
-//! lapin 4.12.3 keeps returned messages in a queue, and whichever confirm comes next takes the oldest out of it
-//! (`acknowledgement.rs`). The broker returns a message before it confirms it, so at its confirm a message's return has
-//! been taken by an earlier confirm, is taken by its own, or still lies behind the one that its own takes. Refuses to
-//! call a message delivered while the last may be so.
+//! lapin 4.12.3 keeps returned messages in a queue, and the next confirm, whichever it is, takes the oldest out of it
+//! (`acknowledgement.rs`). The broker returns a message before it confirms it. So at its confirm, a message's return
+//! was taken by an earlier confirm, is taken by its own, or still lies behind the one that its own takes. While the
+//! last may be so, the message does not count as delivered.
 
 use std::collections::BTreeMap;
 
@@ -153,7 +153,7 @@ mod tests {
             }
         }
 
-        /// Nobody can tell twins apart; so many of each kind come back as were returned.
+        /// Twins cannot be told apart; as many of each kind come back as were returned.
         #[test]
         fn identical_publishes_match_the_return_count(
             publishes in prop::collection::vec((0..3_u8, any::<bool>(), any::<u16>()), 1..60),

@@ -1,6 +1,7 @@
-//! The stream that lapin reads from, behind a [`Flattener`] and a [`Greeting`], and the runtime that knows such streams.
+//! The stream that lapin reads from, behind a [`Sanitizer`] and a [`ServerInfo`], and the runtime that knows such
+//! streams.
 //!
-//! Refuses to connect: `handshake` does, with TLS under the guard, so that what is looked at is plain.
+//! `handshake` makes the connection, with TLS below this stream, so that the bytes seen here are plain.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::SocketAddr;

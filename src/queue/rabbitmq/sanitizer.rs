@@ -1,11 +1,12 @@
-//! Keeps what lapin's parser would not survive in a producer's message from reaching it.
+//! A filter that keeps bytes of a producer's message away from lapin that its parser would not survive.
 //!
-//! The parser (amq-protocol-types 10.6.3, `parsing.rs`) calls itself for each array and table within another, so one message
-//! whose headers nest 26,000 levels (five bytes each, in a frame of 128 KiB) would overflow the stack and end every worker
-//! that is given it. And it takes a short string that is not UTF-8, which the broker passes on, for the end of the whole
-//! connection: that one message would be the first again on the next. Refuses to judge anything else: beyond [`DEPTH_MAX`]
-//! an array or a table is called a byte array, which is laid out alike; a short string is mended ([`super::utf8`]); every
-//! other byte passes as it came.
+//! The parser (amq-protocol-types 10.6.3, `parsing.rs`) calls itself for each array and table within another. One
+//! message with headers of 26,000 levels (five bytes each, in a frame of 128 KiB) would overflow the stack and end
+//! every worker that gets it. The parser also takes a short string that is not UTF-8 for the end of the whole
+//! connection. The broker passes such strings on, so that one message would be the first again on the next connection.
+//!
+//! Beyond [`DEPTH_MAX`] an array or a table is renamed to a byte array, which is laid out alike. A short string is made
+//! UTF-8 ([`super::utf8`]). Every other byte passes as it came.
 
 use super::utf8::Utf8Repair;
 
@@ -24,7 +25,7 @@ const FRAME_HEAD_BYTES: u64 = 7;
 const CONTENT_HEAD_BYTES: u64 = 14;
 /// Class and number of a method.
 const METHOD_HEAD_BYTES: u64 = 4;
-/// More flags follow. Nobody writes them, and lapin knows none.
+/// More flags follow. No client writes them, and lapin knows none.
 const MORE_FLAGS: u64 = 1;
 
 /// A part of a frame.

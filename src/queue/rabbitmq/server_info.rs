@@ -1,6 +1,6 @@
-//! The broker's first words, `Connection.Start`, of which lapin keeps nothing: which version it is.
+//! The broker's version, from `Connection.Start`, of which lapin keeps nothing.
 //!
-//! Refuses to hold anything up: of a greeting that cannot be read no version is known, and every byte passes as it came.
+//! Of a greeting that cannot be read no version is known, and every byte passes as it came.
 
 use std::sync::{Arc, OnceLock};
 

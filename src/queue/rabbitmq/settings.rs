@@ -37,7 +37,7 @@ impl RabbitSettings {
     /// authorities to trust besides the public ones). `prefix` begins the names of all exchanges and queues.
     ///
     /// # Errors
-    /// [`QueueError::Refused`] names what is wrong and the mend; it never repeats the URL.
+    /// [`QueueError::Refused`] names what is wrong and the fix; it never repeats the URL.
     pub fn new(url: &SecretString, prefix: &str) -> Result<Self, QueueError> {
         let parsed = Url::parse(url.expose_secret()).map_err(|error| refused(format!("queue.url: {error}")))?;
         if !matches!(parsed.scheme(), "amqp" | "amqps") {

@@ -1,6 +1,6 @@
-//! Keeps one connection up: connects, watches, and connects again with growing, jittered pauses.
+//! The supervisor of one connection: connects, watches, and connects again with growing, jittered pauses.
 //!
-//! Refuses to repair: whatever belonged to a lost connection is lost with it, and a new generation begins with the
+//! Nothing is repaired: what belonged to a lost connection is lost with it, and a new generation begins with the
 //! topology declared. lapin's automatic recovery stays off (its prefetch and acknowledgement fixes are weeks old).
 
 use std::collections::BTreeSet;
@@ -207,8 +207,8 @@ async fn establish(of: &LinkConfig, number: u64) -> Result<Arc<Generation>, Queu
     Ok(generation)
 }
 
-/// What was declared before. Where that is refused now, one by one: a queue that somebody made otherwise is its own lane's
-/// matter, which says so when it opens, and the others do not wait until it is mended.
+/// Declares again what was declared before. Where that is refused now, one by one: a queue that exists with other
+/// arguments fails its own lane, which reports it when it opens, and the other lanes do not wait until it is fixed.
 async fn redeclare(generation: &Generation, topology: &Topology, providers: &[ProviderName]) -> Result<(), QueueError> {
     if providers.is_empty() {
         return Ok(());

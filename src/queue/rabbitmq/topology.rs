@@ -1,6 +1,6 @@
-//! Which exchanges, queues and bindings there are, each argument with its reason. `docs/topology.md` shows the same.
+//! The exchanges, queues and bindings, each argument with its reason. `docs/topology.md` shows the same.
 //!
-//! Refuses to talk to a broker: these are values. Arguments can never change once declared, so nothing in here may be
+//! These are values; `declare` talks to the broker. Arguments can never change once declared, so nothing in here may be
 //! changed without a new prefix.
 
 use std::time::Duration;
@@ -163,7 +163,7 @@ impl Topology {
     }
 
     /// # Errors
-    /// When no queue can be meant.
+    /// When no queue is valid.
     pub fn route(&self, destination: &Destination) -> Result<Route, QueueError> {
         Ok(match destination {
             Destination::Lane(provider) => {
@@ -181,7 +181,7 @@ impl Topology {
             Destination::Invalid { .. } => {
                 Route { exchange: String::new(), routing_key: self.invalid(), mandatory: true }
             }
-            // Not mandatory: that nobody has bound a queue for outcomes is a choice, not a fault.
+            // Not mandatory: having no queue bound for outcomes is a choice, not a fault.
             Destination::Outcomes { provider, state } => {
                 Route { exchange: self.outcomes(), routing_key: format!("{provider}.{state}"), mandatory: false }
             }

@@ -1,7 +1,7 @@
-//! Mends text that is not UTF-8 as it passes, in pieces of any size, without changing its length.
+//! A filter that makes text UTF-8 as it passes, in pieces of any size, without changing its length.
 //!
-//! Refuses to change text that is UTF-8, and to go back: what has passed stands. So a first byte of several that has room for
-//! the others makes the bytes behind it such others, and one that has none becomes a question mark.
+//! Text that is UTF-8 passes unchanged, and bytes that have passed are final. So a first byte of several that has room
+//! for the others makes the bytes behind it such others, and one that has none becomes a question mark.
 //! <https://www.unicode.org/versions/Unicode16.0.0/core-spec/chapter-3/#G27506>, table 3-7
 
 const REPLACEMENT: u8 = b'?';

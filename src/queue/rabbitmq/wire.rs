@@ -1,7 +1,7 @@
-//! Message properties, ours to AMQP's and back.
+//! Message properties of Sluicegate converted to AMQP's and back.
 //!
-//! Refuses what the broker judges or acts on, which is not ours to say again: user id, cluster id, expiration, priority
-//! and the broker's own headers, which describe a message's past way.
+//! What the broker judges or acts on is not passed on: user id, cluster id, expiration, priority and the broker's own
+//! headers, which describe a message's past way.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ const HEADER_BYTES: usize = 6;
 const BROKERS_OWN: [&str; 6] = ["x-death", "x-delivery-count", "x-acquired-count", "x-received-from", "CC", "BCC"];
 const BROKERS_OWN_PREFIXES: [&str; 2] = ["x-first-death-", "x-last-death-"];
 /// Refused by the broker unless the channel that publishes it also consumes the answers; in a message that was
-/// delivered it stands for nobody. <https://www.rabbitmq.com/docs/direct-reply-to>
+/// delivered it names no client. <https://www.rabbitmq.com/docs/direct-reply-to>
 const DIRECT_REPLY: &str = "amq.rabbitmq.reply-to";
 
 /// Properties for one publish on a connection whose frames have at most `frame_max` bytes.

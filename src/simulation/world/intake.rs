@@ -1,6 +1,6 @@
-//! From the queue to the gate: places, claims, the leaky bucket, and what waits too long for it.
+//! Intake of the simulation, from the queue to the gate: prefetch, claims, and the leaky bucket with its timeout.
 //!
-//! Refuses to send: a permit and what follows from it is [`super::request`]'s.
+//! What follows from a permit is in [`super::request`].
 
 use std::time::Duration;
 
@@ -13,19 +13,19 @@ use crate::simulation::process::EgressAdmission;
 use crate::worker::execute::EGRESS_DELAY;
 
 impl Simulation<'_> {
-    /// Hands out what the queue holds to those who take, in turn.
+    /// Delivers the queue's jobs to the processes that accept them, in round-robin order.
     pub(super) fn deliver(&mut self, now_us: u64) {
         let processes = self.processes.len();
         while !self.queue.is_empty() {
             let next = (0..processes).map(|step| (self.next_process + step) % processes);
-            let Some(taker) = next.into_iter().find(|index| self.processes[*index].accepts_jobs(now_us)) else {
+            let Some(process) = next.into_iter().find(|index| self.processes[*index].accepts_jobs(now_us)) else {
                 return;
             };
             let Some(job) = self.queue.pop_front() else { return };
-            self.next_process = taker + 1;
-            self.processes[taker].free_prefetch -= 1;
+            self.next_process = process + 1;
+            self.processes[process].free_prefetch -= 1;
             let state = &mut self.record.jobs[as_index(job)];
-            state.process = ProcessIndex::try_from(taker).unwrap_or(0);
+            state.process = ProcessIndex::try_from(process).unwrap_or(0);
             state.deliveries += 1;
             state.delivered_us = now_us;
             self.agenda.at(now_us + self.commit_us, Event::Claimed(job));
@@ -47,17 +47,17 @@ impl Simulation<'_> {
         }
     }
 
-    /// To the leaky bucket, unless there is nothing to send any more.
+    /// Puts a job into the leaky bucket, unless nothing must be sent any more.
     pub(super) fn enter(&mut self, now_us: u64, job: JobIndex) {
         if let Some(next) = self.transition_instead(now_us, job) {
             return self.commit(now_us, job, next.into());
         }
         let (priority, state) = (self.arrivals.jobs()[as_index(job)].priority, &self.record.jobs[as_index(job)]);
-        let (process, delivery, patience_us) = (state.process, state.deliveries, state.delivered_us + self.max_hold_us);
+        let (process, delivery, timeout_us) = (state.process, state.deliveries, state.delivered_us + self.max_hold_us);
         self.processes[as_index(process)].enter(job, priority);
         self.admit(now_us, process);
         if self.processes[as_index(process)].waits(job) {
-            self.agenda.at(patience_us.max(now_us), Event::EgressTimeout(job, delivery));
+            self.agenda.at(timeout_us.max(now_us), Event::EgressTimeout(job, delivery));
         }
     }
 
@@ -84,27 +84,27 @@ impl Simulation<'_> {
     fn request_permit(&mut self, now_us: u64, process: ProcessIndex, job: JobIndex) {
         self.record.jobs[as_index(job)].has_worker_slot = true;
         let arrival = &self.arrivals.jobs()[as_index(job)];
-        let of = arrival.account.and_then(|account| self.account_subjects.get(as_index(account)));
-        if let Some(None) = of {
+        let subjects = arrival.account.and_then(|account| self.account_subjects.get(as_index(account)));
+        if let Some(None) = subjects {
             return self.commit(now_us, job, JobStep::Finalize(JobEnd::Blocked));
         }
-        let patience_us = if self.model.is_blocking() {
+        let wait_until_us = if self.model.is_blocking() {
             self.record.jobs[as_index(job)].delivered_us + self.max_hold_us
         } else {
             now_us + micros_up(DELAY_STEPS[0])
         };
-        let wish = SimulatedRequest {
+        let request = SimulatedRequest {
             job,
             cost: arrival.cost,
             priority: arrival.priority,
             account: arrival.account,
-            wait_until_us: patience_us,
+            wait_until_us,
         };
-        let of = of.and_then(Option::as_ref);
-        self.processes[as_index(process)].gate.join(now_us, wish, of, self.cost_max, &mut self.decisions);
+        let subjects = subjects.and_then(Option::as_ref);
+        self.processes[as_index(process)].gate.join(now_us, request, subjects, self.cost_max, &mut self.decisions);
     }
 
-    /// The lane takes no more until shortly before this wait is over.
+    /// Pauses the lane's intake until shortly before this wait is over.
     pub(super) fn pause_intake(&mut self, now_us: u64, process: ProcessIndex, wait_us: u64) {
         if let Some(until_us) = self.processes[as_index(process)].pause_intake(now_us, wait_us) {
             self.agenda.at(until_us, Event::ResumeIntake(process));

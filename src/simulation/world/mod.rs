@@ -1,7 +1,8 @@
-//! The simulated deployment: one lane's queue, the worker processes, the limiter and the provider, moved from event to event.
+//! Simulated deployment: one lane's queue, the worker processes, the limiter and the provider, advanced from event to
+//! event.
 //!
-//! The order of a job's steps is that of `worker::execute`. Refuses to run on where nothing can happen any more: after
-//! [`STALL`] beyond the longest window without a request or an outcome, what is left stays unfinished.
+//! The order of a job's steps is that of `worker::execute`. A run ends when nothing can happen any more. That is
+//! [`STALL`] beyond the longest window without a request or an outcome; the remaining jobs stay unfinished.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -24,10 +25,10 @@ use crate::worker::lane::max_local_wait;
 mod intake;
 mod request;
 
-/// How long nothing may happen beyond the longest window.
+/// Time without progress, beyond the longest window, after which a run ends.
 const STALL: Duration = Duration::from_secs(3_600);
 
-/// One job, as far as it has come.
+/// Progress of one job.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SimulatedJob {
     pub first_start_us: Option<u64>,
@@ -35,7 +36,7 @@ pub(super) struct SimulatedJob {
     pub late_for_deadline: bool,
     process: ProcessIndex,
     has_worker_slot: bool,
-    /// Its turn came to nothing.
+    /// The gate refused the job, so its worker slot is refunded.
     is_refused: bool,
     deliveries: u32,
     delivered_us: u64,
@@ -44,14 +45,14 @@ pub(super) struct SimulatedJob {
     requests: u32,
     unknown_us: Option<u64>,
     first_sent_us: Option<u64>,
-    /// Since when the ledger knows it.
+    /// Instant at which the ledger recorded the job.
     recorded_us: Option<u64>,
     granted: Option<Box<SimulatedPermit>>,
     answer: Option<SimulatedAnswer>,
     next: Option<JobStep>,
 }
 
-/// What a request comes to.
+/// The provider's response to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SimulatedAnswer {
     Accepted,
@@ -59,7 +60,7 @@ enum SimulatedAnswer {
     None,
 }
 
-/// What is written down of a job: [`Next`] without its words.
+/// Recorded step of a job: a [`Transition`] without its texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum JobStep {
     Retry { wait_us: u64 },
@@ -75,26 +76,26 @@ impl From<Transition> for JobStep {
     }
 }
 
-/// How a job ended.
+/// End of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum JobEnd {
     Final(FinalState),
-    /// A rule of the row stops its account.
+    /// An account rule of the provider blocks its account.
     Blocked,
 }
 
-/// What happened.
+/// Record of a run.
 #[derive(Debug, Default)]
 pub(super) struct RunRecord {
     pub jobs: Vec<SimulatedJob>,
-    /// In the order of their starts, not of their arrival at the provider.
+    /// Sorted by their starts, not by their arrival at the provider.
     pub uses: Vec<ProviderUse>,
     pub limiter_calls: u64,
     pub parked: u64,
     pub timeouts: u64,
     pub faults: u64,
     pub late_permits: u64,
-    /// Sum over requests that were answered, from start to answer.
+    /// Sum of the holds of all requests with a response.
     pub held_us: u64,
     pub answers: u64,
 }
@@ -119,14 +120,14 @@ pub(super) struct Simulation<'a> {
     record: RunRecord,
 }
 
-/// An index as the agenda carries it.
+/// An index in events, as an index into vectors.
 pub(super) fn as_index(index: u32) -> usize {
     index as usize
 }
 
 impl<'a> Simulation<'a> {
     pub fn new(model: &'a Model, arrivals: &'a JobArrivals, rng: &'a mut StdRng) -> Self {
-        let of_account = arrivals.accounts().iter().map(|account| {
+        let account_subjects = arrivals.accounts().iter().map(|account| {
             let subjects = model.spec.subjects(Some(account), None).ok()?;
             let cost_max = model.spec.cost_max(CallKind::Charge, &subjects);
             Some(AccountSubjects { subjects, cost_max })
@@ -144,7 +145,7 @@ impl<'a> Simulation<'a> {
             processes: (0..model.processes).map(process).collect(),
             next_process: 0,
             arrived: 0,
-            account_subjects: of_account.collect(),
+            account_subjects: account_subjects.collect(),
             cost_max: model.spec.cost_max(CallKind::Charge, &[]),
             commit_us: micros_up(model.commit),
             max_hold_us: micros_up(max_local_wait(&model.provider)),
@@ -161,8 +162,8 @@ impl<'a> Simulation<'a> {
         let stall_us = micros_up(STALL) + self.model.spec.longest_window_us();
         self.arrive_next();
         while let Some((now_us, event)) = self.agenda.next() {
-            let all_have_come = self.arrived > self.arrivals.jobs().len();
-            if all_have_come && now_us > self.progress_us + stall_us {
+            let all_arrived = self.arrived > self.arrivals.jobs().len();
+            if all_arrived && now_us > self.progress_us + stall_us {
                 break;
             }
             self.handle(now_us, event);
@@ -174,8 +175,8 @@ impl<'a> Simulation<'a> {
     fn handle(&mut self, now_us: u64, event: Event) {
         match event {
             Event::Arrive => {
-                let come = JobIndex::try_from(self.arrived - 1).unwrap_or(JobIndex::MAX);
-                self.queue.push_back(come);
+                let job = JobIndex::try_from(self.arrived - 1).unwrap_or(JobIndex::MAX);
+                self.queue.push_back(job);
                 self.progress_us = now_us;
                 self.arrive_next();
                 self.deliver(now_us);
@@ -214,10 +215,10 @@ impl<'a> Simulation<'a> {
         self.arrived += 1;
     }
 
-    /// Carries out what the gate has decided, and sees to it that it wakes when it must.
+    /// Applies the gate's decisions, and schedules its next wake-up.
     fn apply_decisions(&mut self, now_us: u64, process: ProcessIndex) {
-        for verdict in std::mem::take(&mut self.decisions) {
-            match verdict {
+        for decision in std::mem::take(&mut self.decisions) {
+            match decision {
                 GateDecision::Granted(job, granted) => self.granted(now_us, job, granted),
                 GateDecision::Refused { job, wait_us, of_its_own } => {
                     if !of_its_own {
@@ -275,12 +276,12 @@ impl<'a> Simulation<'a> {
         self.deactivate(now_us, job);
     }
 
-    /// Out of the process's hands: its turn and its place serve the next.
+    /// Releases the job from its process, so that its worker slot and prefetch serve the next job.
     fn deactivate(&mut self, now_us: u64, job: JobIndex) {
         let process = self.record.jobs[as_index(job)].process;
         let state = &mut self.record.jobs[as_index(job)];
-        let (has_turn, is_unused) = (std::mem::take(&mut state.has_worker_slot), std::mem::take(&mut state.is_refused));
-        if has_turn {
+        let (has_slot, is_unused) = (std::mem::take(&mut state.has_worker_slot), std::mem::take(&mut state.is_refused));
+        if has_slot {
             let since_start = Duration::from_micros(now_us - self.model.start_us);
             self.processes[as_index(process)].free_worker_slot(is_unused.then_some(since_start));
         }

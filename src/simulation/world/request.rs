@@ -1,6 +1,6 @@
-//! From a permit to what became of its request, and when a job is not sent any more.
+//! Requests of the simulation: from a permit to the result, and the check whether a job may still be sent.
 //!
-//! Refuses to decide what follows: the decision table of production does ([`crate::domain::disposition`]).
+//! The decision after a result is that of the decision table of production ([`crate::domain::disposition`]).
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ impl Simulation<'_> {
         let process = self.record.jobs[as_index(job)].process;
         self.processes[as_index(process)].deadline_misses.record_on_time();
         let (model, arrival) = (self.model, &self.arrivals.jobs()[as_index(job)]);
-        // Always all of them in this order, so that one setting moves none of the other draws.
+        // Always draw all of them in this order, so that a change of one setting does not move the other draws.
         let there_us = model.transit.draw(self.rng);
         let took_us = there_us + model.latency.draw(self.rng) + model.transit.draw(self.rng);
         let failed = self.rng.random::<f64>() < model.faults;
@@ -95,17 +95,17 @@ impl Simulation<'_> {
     }
 
     fn release_unused(&mut self, now_us: u64, job: JobIndex, granted: &SimulatedPermit) {
-        let fate = SimulatedRelease::NotSent { origins: granted.origins.clone() };
-        self.release_permit(now_us, job, granted.call, fate);
+        let release = SimulatedRelease::NotSent { origins: granted.origins.clone() };
+        self.release_permit(now_us, job, granted.call, release);
     }
 
-    fn release_permit(&mut self, now_us: u64, job: JobIndex, call: u64, fate: SimulatedRelease) {
+    fn release_permit(&mut self, now_us: u64, job: JobIndex, call: u64, release: SimulatedRelease) {
         let (arrival, process) = (&self.arrivals.jobs()[as_index(job)], self.record.jobs[as_index(job)].process);
-        let settled = ReleasedPermit { call, cost: arrival.cost, account: arrival.account, release: fate };
-        self.processes[as_index(process)].gate.release(now_us, settled);
+        let released = ReleasedPermit { call, cost: arrival.cost, account: arrival.account, release };
+        self.processes[as_index(process)].gate.release(now_us, released);
     }
 
-    /// What is done with a job that must not be sent as things stand.
+    /// Transition of a job that must not be sent; `None`: it may be sent.
     pub(super) fn transition_instead(&self, now_us: u64, job: JobIndex) -> Option<Transition> {
         let expired = self.expires_us(job).is_some_and(|expires_us| now_us >= expires_us);
         match before_request(&self.history(now_us, job), &self.policy, expired) {

@@ -1,8 +1,9 @@
-//! A new payment that need not wait for anything: it is recorded and its first request written down in one commit, once it
-//! has its permit.
+//! The fast path of a new payment: the payment and its first request are recorded in one commit, once it has its
+//! permit.
 //!
-//! Refuses whatever the ledger may know more of: a redelivery, a payment with a time of its own, a lane where repeated
-//! messages come, a line that stands. Those are claimed first. Refuses to keep a payment unrecorded for long.
+//! Payments that the ledger may know are claimed first: a redelivery, or any payment of a lane with duplicates. So are
+//! payments with a time of their own, and those whose gate has a wait queue. No payment stays unrecorded for long. See
+//! `docs/decisions/0029-fast-path-for-new-payments.md`.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -28,14 +29,14 @@ use crate::worker::lane::LaneContext;
 use crate::worker::meter::ReturnReason;
 use crate::worker::scheduler::{EgressRule, WorkerSlot};
 
-/// A payment that has no turn by then is recorded, so that people see it wait.
+/// Longest wait for a worker slot of an unrecorded payment; then it is recorded, so that operators see it wait.
 const UNRECORDED_MAX: Duration = Duration::from_millis(500);
-/// A permit that takes longer is not to be had at once.
+/// Longest wait for a permit; a longer one means that the gate has none now.
 const PERMIT_MAX: Duration = Duration::from_millis(50);
-/// After a message of a known payment its like are expected for so long: each would take a turn and a write in vain.
+/// Time for which more duplicates are expected after one: each would use a worker slot and a write in vain.
 const DUPLICATES_EXPECTED_FOR: Duration = Duration::from_secs(1);
 
-/// Whether messages of known payments have come to a lane lately.
+/// Whether messages of known payments have arrived in a lane lately.
 #[derive(Debug, Default)]
 pub struct Duplicates(Mutex<Option<Instant>>);
 
@@ -45,30 +46,30 @@ impl Duplicates {
         last.is_some_and(|last| last.elapsed() < DUPLICATES_EXPECTED_FOR)
     }
 
-    /// A message of a known payment has come.
+    /// Records that a message of a known payment has arrived.
     pub fn record(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 }
 
-/// Where a payment waits that must be claimed first: it keeps its place meanwhile.
+/// Worker slot and permit of a payment that must be claimed first: it keeps both meanwhile.
 pub struct Reservation<'a> {
     pub(super) slot: BoxFuture<'a, Option<WorkerSlot>>,
-    /// The permit for its charge, if it has been asked for.
+    /// The permit for its charge, if it has been requested.
     pub(super) permit: Option<BoxFuture<'a, PermitWait>>,
 }
 
-/// How long recording such a payment may wait for company. One that has asked for its permit may have it already, and the
-/// permit runs out; one without a place asks when it is recorded, and then stands in line if the line does.
-pub fn batch_delay(place: Option<&Reservation<'_>>, line_moves: bool) -> Duration {
-    let waits_anyway = place.map_or(!line_moves, |place| place.permit.is_none());
+/// Batch delay of recording such a payment. If it has requested its permit, the permit may be granted already and
+/// expire. If it has no reservation, it requests the permit after it is recorded, and may have to queue.
+pub fn batch_delay(reservation: Option<&Reservation<'_>>, queue_moves: bool) -> Duration {
+    let waits_anyway = reservation.map_or(!queue_moves, |reservation| reservation.permit.is_none());
     if waits_anyway { MAX_DELAY } else { Duration::ZERO }
 }
 
-/// What must be claimed, and the place it has.
+/// A payment that must be claimed, and its reservation.
 type ClaimNeeded<'a> = (Box<Decoded>, Option<Reservation<'a>>);
 
-/// Sends a payment's first request without claiming the payment before; gives it back, untouched, where it must be claimed.
+/// Sends a payment's first request without a claim before it; returns the payment unchanged where it must be claimed.
 pub async fn record_and_send(
     lane: &LaneContext,
     decoded: Box<Decoded>,
@@ -79,77 +80,79 @@ pub async fn record_and_send(
     if has_own_time || lane.duplicates.are_expected() || !lane.gate.is_open() || lane.stop.is_cancelled() {
         return Err((decoded, None));
     }
-    // What cannot be built is told of where the payment is claimed.
+    // A request that cannot be built is reported where the payment is claimed.
     let frozen = timeout(UNRECORDED_MAX, settings.client.freeze(&decoded.job)).await;
     let Ok(Ok(request)) = frozen else { return Err((decoded, None)) };
-    let mut turn = lane.scheduler.acquire_for(decoded.job.id.clone(), decoded.job.priority, EgressRule::Paced).boxed();
-    let mine = tokio::select! {
-        mine = timeout_at(delivered_at + UNRECORDED_MAX, &mut turn) => mine,
+    let mut slot_wait =
+        lane.scheduler.acquire_for(decoded.job.id.clone(), decoded.job.priority, EgressRule::Paced).boxed();
+    let slot = tokio::select! {
+        slot = timeout_at(delivered_at + UNRECORDED_MAX, &mut slot_wait) => slot,
         () = lane.stop.cancelled() => Ok(None),
     };
-    let mut mine = match mine {
-        Ok(Some(mine)) => mine,
+    let mut slot = match slot {
+        Ok(Some(slot)) => slot,
         Ok(None) => return Err((decoded, None)),
-        Err(_) => return Err((decoded, Some(Reservation { slot: turn, permit: None }))),
+        Err(_) => return Err((decoded, Some(Reservation { slot: slot_wait, permit: None }))),
     };
-    let ask = acquire_request(&decoded.job, CallKind::Charge, &settings.provider, delivered_at);
-    let mut pass = wait_for_permit(lane, decoded.job.id.clone(), ask).boxed();
-    let permit = match timeout(PERMIT_MAX, &mut pass).instrument(spans::step("wait for a permit")).await {
+    let acquire = acquire_request(&decoded.job, CallKind::Charge, &settings.provider, delivered_at);
+    let mut permit_wait = wait_for_permit(lane, decoded.job.id.clone(), acquire).boxed();
+    let permit = match timeout(PERMIT_MAX, &mut permit_wait).instrument(spans::step("wait for a permit")).await {
         Ok(PermitWait::Granted(permit)) => permit,
         refused => {
-            let pass = refused.map_or(pass, |refused| ready(refused).boxed());
-            return Err((decoded, Some(Reservation { slot: ready(Some(mine)).boxed(), permit: Some(pass) })));
+            let permit_wait = refused.map_or(permit_wait, |refused| ready(refused).boxed());
+            return Err((decoded, Some(Reservation { slot: ready(Some(slot)).boxed(), permit: Some(permit_wait) })));
         }
     };
-    let Some(turn) = lane.control.try_send() else {
-        mine.refund();
+    let Some(permission) = lane.control.try_send() else {
+        slot.refund();
         lane.meter.record_return(ReturnReason::Probing);
         return Err((decoded, None));
     };
-    let hold = new_lease(&decoded.job);
-    let Some(held) = lane.worker.active_jobs.try_insert(&hold) else {
-        mine.refund();
+    let lease = new_lease(&decoded.job);
+    let Some(active) = lane.worker.active_jobs.try_insert(&lease) else {
+        slot.refund();
         lane.meter.record_return(ReturnReason::NotNeeded);
         return Err((decoded, None));
     };
     let lead = permit.start_at.saturating_duration_since(Instant::now());
-    let _on_wire = lane.worker.active_jobs.begin_request();
+    let _in_flight = lane.worker.active_jobs.begin_request();
     faults::crash(CrashPoint::AfterPermit);
     let owner = &lane.worker.options.owner;
     let (job, hash, timing) =
         (&decoded.job, decoded.hash, BatchOptions { lease: LEASE, max_batch_delay: delay_before_send(lead) });
-    let first = NewJobAttempt { job, hash, lease: &hold, owner, options: timing, request: &request };
+    let first = NewJobAttempt { job, hash, lease: &lease, owner, options: timing, request: &request };
     let written = lane.worker.backends.ledger.record_and_begin(first);
     let written = written.instrument(spans::step("write the request down")).await;
     if matches!(written, Ok(FencedWrite::Stale)) {
         lane.duplicates.record();
-        // Most likely it has waited and is to be sent now: by this permit, which a limit may have counted for good.
-        let pass = Some(ready(PermitWait::Granted(permit)).boxed());
-        return Err((decoded, Some(Reservation { slot: ready(Some(mine)).boxed(), permit: pass })));
+        // Most likely the job was delayed and is due now: it uses this permit, which a limit may have counted for good.
+        let permit_wait = Some(ready(PermitWait::Granted(permit)).boxed());
+        return Err((decoded, Some(Reservation { slot: ready(Some(slot)).boxed(), permit: permit_wait })));
     }
     let claimed_at = Instant::now();
-    let job = ClaimedJob { job: decoded.job, claimed: Claimed::new_job(hold), active: held, delivered_at, claimed_at };
+    let job = ClaimedJob { job: decoded.job, claimed: Claimed::new_job(lease), active, delivered_at, claimed_at };
     if let Err(error) = written {
         return Ok(on_begin_failed(lane, &job, CallKind::Charge, permit, &error).await);
     }
     let call = ProviderCall::Charge(request);
-    Ok(Box::pin(dispatch(lane, &settings, &job, (&call, 1), (permit, &turn, !lead.is_zero()))).await)
+    Ok(Box::pin(dispatch(lane, &settings, &job, (&call, 1), (permit, &permission, !lead.is_zero()))).await)
 }
 
-/// Nobody else's: whoever does not learn whether it was recorded must not take another's hold of the job for this one.
+/// A lease with a random token. If this worker does not learn whether the insert was committed, it must not take
+/// another worker's lease of the job for its own.
 fn new_lease(job: &Job) -> LeaseToken {
-    // Claims count on from here for as long as the job lives.
+    // Claims count up from this number for as long as the job lives.
     LeaseToken { id: job.id.clone(), fence: rand::random_range(1 << 32..1 << 62) }
 }
 
-/// A place that is not used: nothing is sent for its payment now.
-pub fn discard(lane: &LaneContext, place: Option<Reservation<'_>>) {
-    return_permit(lane, place.and_then(|place| place.permit));
+/// Discards a reservation: nothing is sent for its payment now.
+pub fn discard(lane: &LaneContext, reservation: Option<Reservation<'_>>) {
+    return_permit(lane, reservation.and_then(|reservation| reservation.permit));
 }
 
-/// A permit that was asked for and is not used: it goes back if it is there already.
-pub(super) fn return_permit(lane: &LaneContext, pass: Option<BoxFuture<'_, PermitWait>>) {
-    if let Some(Some(PermitWait::Granted(_))) = pass.map(FutureExt::now_or_never) {
+/// Returns a permit that was requested and is not used, if it has been granted already.
+pub(super) fn return_permit(lane: &LaneContext, permit_wait: Option<BoxFuture<'_, PermitWait>>) {
+    if let Some(Some(PermitWait::Granted(_))) = permit_wait.map(FutureExt::now_or_never) {
         lane.meter.record_return(ReturnReason::NotNeeded);
     }
 }
@@ -160,16 +163,16 @@ mod tests {
 
     #[test]
     fn recording_is_batched_only_without_a_permit() {
-        let place = |pass| Reservation { slot: ready(None).boxed(), permit: pass };
-        let (turn_alone, asked) = (place(None), place(Some(ready(PermitWait::Stopping).boxed())));
-        for (place, line_moves, waits) in [
+        let reservation = |permit_wait| Reservation { slot: ready(None).boxed(), permit: permit_wait };
+        let (slot_alone, asked) = (reservation(None), reservation(Some(ready(PermitWait::Stopping).boxed())));
+        for (reservation, queue_moves, waits) in [
             (None, true, Duration::ZERO),
             (None, false, MAX_DELAY),
-            (Some(&turn_alone), true, MAX_DELAY),
+            (Some(&slot_alone), true, MAX_DELAY),
             (Some(&asked), true, Duration::ZERO),
             (Some(&asked), false, Duration::ZERO),
         ] {
-            assert_eq!(batch_delay(place, line_moves), waits, "line moves: {line_moves}");
+            assert_eq!(batch_delay(reservation, queue_moves), waits, "queue moves: {queue_moves}");
         }
     }
 }

@@ -1,6 +1,6 @@
-//! A permit for one request: waited for in hand as long as the mode says, and not longer than the lane may send.
+//! Acquires the permit for one request: waits as long as the provider's mode and the lane's pauses allow.
 //!
-//! Refuses to send: what becomes of a refusal is a wait, and the job is put down for it.
+//! It sends nothing. A refusal becomes a wait, for which the job is delayed.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ pub(super) enum PermitWait {
     Stopping,
 }
 
-/// What a job asks the gate for.
+/// What a job requests from the gate.
 pub(super) fn acquire_request(job: &Job, kind: CallKind, provider: &Provider, delivered_at: Instant) -> AcquireRequest {
     AcquireRequest {
         // A job's cost is what its charge uses.
@@ -41,19 +41,19 @@ pub(super) fn acquire_request(job: &Job, kind: CallKind, provider: &Provider, de
         reference: job.reference.clone(),
         wait_until: match provider.mode {
             Mode::Blocking => delivered_at + max_local_wait(provider),
-            // What no delay queue can hold is slept in hand.
+            // A wait that is too short for a delay queue is slept.
             Mode::Requeue => Instant::now() + DELAY_STEPS[0],
         },
     }
 }
 
-pub(super) async fn wait_for_permit(lane: &LaneContext, job: JobId, ask: AcquireRequest) -> PermitWait {
+pub(super) async fn wait_for_permit(lane: &LaneContext, job: JobId, request: AcquireRequest) -> PermitWait {
     let (asked_at, _waiting) = (Instant::now(), lane.meter.permit_wait_started());
     let mut sending = lane.control.watch_sending();
     let mut settings = lane.settings.clone();
     settings.mark_unchanged();
-    let asked = lane.gate.acquire_for(Some(job), ask);
-    tokio::pin!(asked);
+    let acquired = lane.gate.acquire_for(Some(job), request);
+    tokio::pin!(acquired);
     loop {
         sending.mark_unchanged();
         if let Some(pause) = lane.control.sending_pause() {
@@ -63,14 +63,18 @@ pub(super) async fn wait_for_permit(lane: &LaneContext, job: JobId, ask: Acquire
             return PermitWait::LanePaused("the provider is paused".to_owned());
         }
         tokio::select! {
-            grant = &mut asked => return match grant {
+            grant = &mut acquired => return match grant {
                 AcquireResult::Granted(permit) => {
                     let usable_at = permit.start_at.max(Instant::now());
                     lane.meter.record_grant(usable_at.saturating_duration_since(asked_at));
                     PermitWait::Granted(permit)
                 }
-                AcquireResult::Refused(GateRefusal { reason: BlockReason::Stopping, .. }) if lane.stop.is_cancelled() => PermitWait::Stopping,
-                // Handed back to a lane that still takes, it would be here again at once.
+                AcquireResult::Refused(GateRefusal { reason: BlockReason::Stopping, .. })
+                    if lane.stop.is_cancelled() =>
+                {
+                    PermitWait::Stopping
+                }
+                // A message that is requeued to a lane that still consumes would be delivered again at once.
                 AcquireResult::Refused(GateRefusal { reason: BlockReason::Stopping, .. }) => {
                     PermitWait::LanePaused("the quota is not open in this worker".to_owned())
                 }
@@ -99,7 +103,7 @@ pub(super) async fn delay_refused(lane: &LaneContext, job: &ClaimedJob, refusal:
         BlockReason::Stopping => return release(lane, job).await,
     };
     match refusal.scope {
-        // It says nothing of the jobs behind it.
+        // The refusal says nothing about the jobs behind it.
         RefusalScope::Job => {}
         RefusalScope::Charges => lane.control.pause_charges(refusal.retry_after, pause_cause(&refusal.reason), &cause),
         RefusalScope::All => lane.control.pause_intake(refusal.retry_after, pause_cause(&refusal.reason), &cause),
@@ -107,14 +111,14 @@ pub(super) async fn delay_refused(lane: &LaneContext, job: &ClaimedJob, refusal:
     delay(lane, job, refusal.retry_after, (refusal_code(&refusal.reason), &cause)).await
 }
 
-/// Until a raised limit ends it, the job is looked at again before its age ends it.
+/// Wait of a job whose cost exceeds a limit: it is checked again before its age ends it, in case the limit was raised.
 fn cost_wait(lane: &LaneContext, job: &ClaimedJob) -> Duration {
     let age = job.claimed.age + job.claimed_at.elapsed();
     let left = lane.settings.borrow().provider.max_age.saturating_sub(age);
     left.clamp(DELAY_STEPS[0], OVERSIZED_WAIT)
 }
 
-/// Stable word for metrics.
+/// Label for metrics; stable.
 fn refusal_code(by: &BlockReason) -> &'static str {
     match by {
         BlockReason::Limit(_) => "limit",
@@ -129,7 +133,7 @@ fn refusal_code(by: &BlockReason) -> &'static str {
     }
 }
 
-/// Counts a refusal, notes it on the span of the wait, and says it to a person: never whose account it was.
+/// Counts a refusal, and records it on the span of the wait and among the lane's decisions; never with an account.
 pub(super) fn record_refusal((lane, provider): (&LaneContext, &Provider), refusal: &GateRefusal, waiting: &Span) {
     let reason = refusal_code(&refusal.reason);
     let (limit, by) = match &refusal.reason {
@@ -138,24 +142,24 @@ pub(super) fn record_refusal((lane, provider): (&LaneContext, &Provider), refusa
             let allows = limit.map(|limit| format!(" ({})", limit.rate)).unwrap_or_default();
             (Some(name.clone()), format!("{name}{allows}"))
         }
-        BlockReason::Cold => (None, "a limiter that has lost its state".to_owned()),
-        BlockReason::NeedsHistory => (None, "a limit whose usage is being read from the ledger".to_owned()),
+        BlockReason::Cold => (None, "the limiter (its state was lost)".to_owned()),
+        BlockReason::NeedsHistory => (None, "the limiter (usage is being read from the ledger)".to_owned()),
         BlockReason::Paused => (None, "a pause that the provider asked for".to_owned()),
-        BlockReason::StoreUnavailable(_) => (None, "a limiter store that is away".to_owned()),
-        BlockReason::StaleSettings => (None, "settings that are not loaded yet".to_owned()),
+        BlockReason::StoreUnavailable(_) => (None, "the limiter (its store is unavailable)".to_owned()),
+        BlockReason::StaleSettings => (None, "the limiter (newer settings are being loaded)".to_owned()),
         BlockReason::Oversized { limit, max_cost: at_once } => {
-            (Some(limit.clone()), format!("its cost, above the {at_once} at once of {limit}"))
+            (Some(limit.clone()), format!("limit {limit}: the job's cost exceeds the {at_once} that it admits at once"))
         }
-        BlockReason::AccountBlocked { .. } => (None, "a rule on its account".to_owned()),
+        BlockReason::AccountBlocked { .. } => (None, "a rule for its account".to_owned()),
         BlockReason::Stopping => (None, "a gate that is closing".to_owned()),
     };
     spans::record_refusal(waiting, reason, limit.as_deref());
     let free = if refusal.exact { "free in" } else { "free no sooner than in" };
-    let words = format!("refused by {by}, {free} {:.1} s", refusal.retry_after.as_secs_f64());
-    lane.meter.record_refusal(RefusalLabels { reason, limit }, words);
+    let reason_text = format!("refused by {by}, {free} {:.1} s", refusal.retry_after.as_secs_f64());
+    lane.meter.record_refusal(RefusalLabels { reason, limit }, reason_text);
 }
 
-/// What a refusal makes the lane rest for, as reports name it.
+/// The pause cause of a refusal, as reports name it.
 pub(in crate::worker) fn pause_cause(refused: &BlockReason) -> PauseCause {
     match refused {
         BlockReason::Limit(_) => PauseCause::Limit,

@@ -1,7 +1,7 @@
-//! Where a job stands, committed: after a request, without one, or given back untouched.
+//! Commits the state of a job: after a request, without one, or by releasing it unchanged.
 //!
-//! Refuses to go on without the ledger: what cannot be written down is not acknowledged, and whoever takes the job over
-//! finds its request open.
+//! A delivery is acknowledged only when its job's state is committed. Otherwise the next worker finds the request open
+//! in the ledger.
 
 use std::time::Duration;
 
@@ -21,27 +21,30 @@ use crate::worker::intake::{BACKEND_REFUSAL_PAUSE, DeliveryAction, action_after_
 use crate::worker::outbox::EVENT_LEASE;
 use crate::worker::retry::{RetryEnded, Transient as _, retry_while_unavailable};
 
-/// Commits where a job stands; `None` when the ledger cannot be had and the worker is leaving.
+/// Commits the job's state; `None` when the ledger is unavailable and the worker is stopping.
 async fn persist_state(
     lane: &LaneContext,
     job: &ClaimedJob,
     state: &JobState,
 ) -> Option<(FencedWrite, Option<ReturnPlan>)> {
     let ledger = &lane.worker.backends.ledger;
-    let written = retry_while_unavailable("put a job down", &lane.worker.abandon, || {
+    let written = retry_while_unavailable("update job state", &lane.worker.abandon, || {
         ledger.transition_with_copy(&job.active.lease, state)
     });
-    written.await.map_err(|error| tracing::warn!(job = %job.job.id, ?error, "not put down")).ok()
+    written
+        .await
+        .map_err(|error| tracing::warn!(job = %job.job.id, ?error, "failed to update job state; requeueing"))
+        .ok()
 }
 
-/// What was written of where a job stands.
+/// State of a job as it was committed.
 #[derive(Default)]
 struct CommittedState {
-    /// Not always what was asked for: a charge that another payment has makes it `review`.
+    /// Not always the requested state: a charge that belongs to another payment makes it `review`.
     state: Option<FinalState>,
-    /// If it is ours to publish.
+    /// The outcome event, if this process publishes it.
     event: Option<OutcomeEvent>,
-    /// Of a job that waits.
+    /// Copy of a waiting job.
     next_copy: Option<ReturnPlan>,
 }
 
@@ -51,14 +54,14 @@ impl CommittedState {
     }
 }
 
-/// What a request came to, for its row.
+/// Result of a request, for its row.
 pub(super) enum AttemptResult {
     Charge(AttemptEnd),
     Lookup(LookupEnd),
 }
 
 impl AttemptResult {
-    /// A request that was written down and surely never left.
+    /// A request that was recorded, of which nothing was sent.
     fn unsent(kind: CallKind, number: u32, cause: &str) -> Self {
         let (outcome, detail) = (NOT_SENT, cause.to_owned());
         match kind {
@@ -74,7 +77,7 @@ impl AttemptResult {
         }
     }
 
-    /// The word for it, and the status it came with.
+    /// Outcome code, and the status that it came with.
     fn outcome_and_status(&self) -> (&'static str, Option<u16>) {
         match self {
             Self::Charge(end) => (end.outcome, end.status),
@@ -82,14 +85,14 @@ impl AttemptResult {
         }
     }
 
-    /// Writes what it came to, and where the job stands.
+    /// Writes the result and the job's state.
     async fn write(
         &self,
         lane: &LaneContext,
         job: &ClaimedJob,
         state: &JobState,
     ) -> Result<(FencedWrite, CommittedState), LedgerError> {
-        let hold = &job.active.lease;
+        let lease = &job.active.lease;
         let ledger = &lane.worker.backends.ledger;
         match self {
             Self::Charge(end) => {
@@ -97,76 +100,77 @@ impl AttemptResult {
                     lease: EVENT_LEASE,
                     max_batch_delay: delay_after_response(job.delivered_at.elapsed()),
                 };
-                let (written, event, back) = ledger.finish_attempt_batched(hold, end, state, timing).await?;
-                Ok((written, CommittedState { state: event.as_ref().map(|event| event.state), event, next_copy: back }))
+                let (written, event, next_copy) = ledger.finish_attempt_batched(lease, end, state, timing).await?;
+                Ok((written, CommittedState { state: event.as_ref().map(|event| event.state), event, next_copy }))
             }
             Self::Lookup(end) => {
-                let (written, state, back) = ledger.finish_lookup(hold, end, state).await?;
-                Ok((written, CommittedState { state, event: None, next_copy: back }))
+                let (written, state, next_copy) = ledger.finish_lookup(lease, end, state).await?;
+                Ok((written, CommittedState { state, event: None, next_copy }))
             }
         }
     }
 }
 
-/// A request that was written down and surely never left.
+/// Ends a request that was recorded too late for its permit: nothing was sent.
 pub(super) async fn finish_unsent(lane: &LaneContext, job: &ClaimedJob, kind: CallKind, number: u32) -> DeliveryAction {
-    let closing = AttemptResult::unsent(kind, number, "the permit came too late");
-    commit_result(lane, job, &closing, (retry_soon(job, "begun too late, nothing was sent"), "late")).await
+    let result = AttemptResult::unsent(kind, number, "recorded too late for its permit");
+    commit_result(lane, job, &result, (retry_soon(job, "recorded too late for its permit, nothing was sent"), "late"))
+        .await
 }
 
-/// Commits what a request came to and where its job stands now; `why` it waits, if it does, in a word for metrics.
+/// Commits the result of a request and the job's state; `label` names its wait, if it waits, in metrics.
 pub(super) async fn commit_result(
     lane: &LaneContext,
     job: &ClaimedJob,
-    closing: &AttemptResult,
-    (next, why): (Transition, &'static str),
+    result: &AttemptResult,
+    (next, label): (Transition, &'static str),
 ) -> DeliveryAction {
     let state = job_state(next);
     let mut tries = 0;
-    let written = retry_while_unavailable("write an outcome down", &lane.worker.abandon, || {
+    let written = retry_while_unavailable("record an outcome", &lane.worker.abandon, || {
         tries += 1;
-        faults::unread(CrashPoint::OutcomeCommitUnacknowledged, closing.write(lane, job, &state))
+        faults::unread(CrashPoint::OutcomeCommitUnacknowledged, result.write(lane, job, &state))
     });
     let written = written.instrument(spans::step("write the outcome down")).await;
     faults::crash(CrashPoint::AfterOutcome);
-    let (end, unwritten) = match written {
-        Ok((FencedWrite::Applied, noted)) => return to_delivery_action(lane, job, (&state, noted), why),
-        Ok((FencedWrite::Stale, _)) if tries > 1 && is_recorded(lane, job, closing).await => {
-            tracing::debug!(job = %job.job.id, "the outcome was written before the database went away");
+    let (end, failure) = match written {
+        Ok((FencedWrite::Applied, committed)) => return to_delivery_action(lane, job, (&state, committed), label),
+        Ok((FencedWrite::Stale, _)) if tries > 1 && is_recorded(lane, job, result).await => {
+            tracing::debug!(job = %job.job.id, "the outcome was recorded before the database became unavailable");
             return DeliveryAction::Requeue;
         }
         Ok((FencedWrite::Stale, _)) => (DeliveryAction::Requeue, CommitFailure::TakenOver),
         Err(RetryEnded::Stopped) => (DeliveryAction::Requeue, CommitFailure::ShuttingDown),
         Err(RetryEnded::Failed(error)) => (DeliveryAction::RequeueAndPause, CommitFailure::Refused(error)),
     };
-    unwritten.log(job, closing, &state);
+    failure.log(job, result, &state);
     end
 }
 
-/// Whether the ledger has this answer: the first try was committed, and only its reply was lost.
-async fn is_recorded(lane: &LaneContext, job: &ClaimedJob, closing: &AttemptResult) -> bool {
+/// Whether the ledger has this response: the first try was committed, and only its reply was lost.
+async fn is_recorded(lane: &LaneContext, job: &ClaimedJob, result: &AttemptResult) -> bool {
     let ledger = &lane.worker.backends.ledger;
-    let (id, number) = (&job.job.id, closing.number());
+    let (id, number) = (&job.job.id, result.number());
     let found =
         retry_while_unavailable("read an outcome", &lane.worker.abandon, || ledger.request_outcome(id, number)).await;
-    found.is_ok_and(|outcome| outcome.as_deref() == Some(closing.outcome_and_status().0))
+    found.is_ok_and(|outcome| outcome.as_deref() == Some(result.outcome_and_status().0))
 }
 
-/// Why an answer is in no ledger, as far as this worker knows.
+/// Why a response is not in the ledger, as far as this worker knows.
 #[derive(Debug, thiserror::Error)]
 enum CommitFailure {
-    #[error("another worker has taken this job over; what it comes to must agree with this answer")]
+    #[error("another worker has taken this job over; its outcome must agree with this response")]
     TakenOver,
-    #[error("the database was away until this worker left; the ledger says the request is open")]
+    #[error("the database was unavailable until this worker stopped; the ledger shows the request as open")]
     ShuttingDown,
-    #[error("outcome not written down; the ledger says the request is open: {0}")]
+    #[error("failed to record the outcome; the ledger shows the request as open: {0}")]
     Refused(LedgerError),
 }
 
 impl CommitFailure {
-    /// A person can use what is known of it, above all when it says what became of the money.
-    fn log(&self, job: &ClaimedJob, closing: &AttemptResult, state: &JobState) {
-        let (id, (outcome, status)) = (&job.job.id, closing.outcome_and_status());
+    /// Logs everything that is known, for the operator: above all whether the payment was charged.
+    fn log(&self, job: &ClaimedJob, result: &AttemptResult, state: &JobState) {
+        let (id, (outcome, status)) = (&job.job.id, result.outcome_and_status());
         let reference = match state {
             JobState::Final { reference, .. } => reference.as_deref(),
             JobState::Waiting { .. } | JobState::Unknown { .. } => None,
@@ -179,38 +183,38 @@ impl CommitFailure {
     }
 }
 
-/// Writing a request down failed: whether it was committed is unknown, but nothing was sent. What the database refuses will
-/// be refused again: the lane rests.
+/// Ends a request that could not be recorded: its commit is unknown, but nothing was sent. An error of the database
+/// that is not transient would repeat, so the lane's intake is paused.
 pub(super) async fn abort_attempt(
     lane: &LaneContext,
     job: &ClaimedJob,
     kind: CallKind,
     error: &LedgerError,
 ) -> DeliveryAction {
-    let (ledger, hold) = (&lane.worker.backends.ledger, &job.active.lease);
+    let (ledger, lease) = (&lane.worker.backends.ledger, &job.active.lease);
     let refused = !error.is_transient();
-    let (after, cause, why) = match refused {
+    let (after, cause, label) = match refused {
         true => (BACKEND_REFUSAL_PAUSE, error.to_string(), "ledger_refused"),
-        false => (DELAY_STEPS[0], "the ledger was away".to_owned(), "ledger_away"),
+        false => (DELAY_STEPS[0], "the ledger was unavailable".to_owned(), "ledger_away"),
     };
     let open = AttemptResult::unsent(kind, job.claimed.last_attempt + 1, &cause);
     let reason = format!("{cause}, nothing was sent");
     let state = job_state(Transition::Retry { after, unknown: job.claimed.maybe_charged, reason });
-    let written = retry_while_unavailable("retract a request", &lane.worker.abandon, || async {
+    let written = retry_while_unavailable("cancel an unsent request", &lane.worker.abandon, || async {
         match open.write(lane, job, &state).await? {
-            (FencedWrite::Applied, noted) => Ok::<_, LedgerError>((FencedWrite::Applied, noted)),
+            (FencedWrite::Applied, committed) => Ok::<_, LedgerError>((FencedWrite::Applied, committed)),
             (FencedWrite::Stale, _) => {
-                let (written, back) = ledger.transition_with_copy(hold, &state).await?;
-                Ok((written, CommittedState::delayed(back)))
+                let (written, next_copy) = ledger.transition_with_copy(lease, &state).await?;
+                Ok((written, CommittedState::delayed(next_copy)))
             }
         }
     });
     match written.await {
-        Ok((FencedWrite::Applied, noted)) => {
+        Ok((FencedWrite::Applied, committed)) => {
             if refused {
                 pause_intake(lane);
             }
-            to_delivery_action(lane, job, (&state, noted), why)
+            to_delivery_action(lane, job, (&state, committed), label)
         }
         _ if refused => DeliveryAction::RequeueAndPause,
         _ => DeliveryAction::Requeue,
@@ -221,17 +225,17 @@ fn retry_soon(job: &ClaimedJob, reason: &str) -> Transition {
     Transition::Retry { after: DELAY_STEPS[0], unknown: job.claimed.maybe_charged, reason: reason.to_owned() }
 }
 
-/// Puts a job down without a request; `why` it waits, if it does, in a word for metrics.
+/// Changes the job's state without a request; `label` names its wait, if it waits, in metrics.
 pub(super) async fn transition(
     lane: &LaneContext,
     job: &ClaimedJob,
     next: Transition,
-    why: &'static str,
+    label: &'static str,
 ) -> DeliveryAction {
     let state = job_state(next);
     match persist_state(lane, job, &state).await {
-        Some((FencedWrite::Applied, back)) => {
-            to_delivery_action(lane, job, (&state, CommittedState::delayed(back)), why)
+        Some((FencedWrite::Applied, next_copy)) => {
+            to_delivery_action(lane, job, (&state, CommittedState::delayed(next_copy)), label)
         }
         Some((FencedWrite::Stale, _)) => DeliveryAction::Requeue,
         None => DeliveryAction::RequeueAndPause,
@@ -242,17 +246,17 @@ pub(super) async fn delay(
     lane: &LaneContext,
     job: &ClaimedJob,
     wait: Duration,
-    (why, reason): (&'static str, &str),
+    (label, reason): (&'static str, &str),
 ) -> DeliveryAction {
     let next = Transition::Retry { after: wait, unknown: job.claimed.maybe_charged, reason: reason.to_owned() };
-    transition(lane, job, next, why).await
+    transition(lane, job, next, label).await
 }
 
-/// The worker leaves: the job is free for others at once.
+/// Releases the job of a stopping worker: other workers can claim it at once.
 pub(super) async fn release(lane: &LaneContext, job: &ClaimedJob) -> DeliveryAction {
     match lane.worker.backends.ledger.release(&job.active.lease).await {
         Ok(FencedWrite::Applied | FencedWrite::Stale) => {}
-        Err(error) => tracing::debug!(job = %job.job.id, %error, "not released; the lease will run out"),
+        Err(error) => tracing::debug!(job = %job.job.id, %error, "failed to release a job; its lease expires"),
     }
     DeliveryAction::Requeue
 }
@@ -260,20 +264,20 @@ pub(super) async fn release(lane: &LaneContext, job: &ClaimedJob) -> DeliveryAct
 fn to_delivery_action(
     lane: &LaneContext,
     job: &ClaimedJob,
-    (state, noted): (&JobState, CommittedState),
-    why: &'static str,
+    (state, committed): (&JobState, CommittedState),
+    label: &'static str,
 ) -> DeliveryAction {
     match state {
         JobState::Waiting { wait, reason } | JobState::Unknown { wait, reason } => {
-            spans::record_result(why);
-            lane.meter.record_delay(why, reason);
-            action_after_delay(job, *wait, noted.next_copy)
+            spans::record_result(label);
+            lane.meter.record_delay(label, reason);
+            action_after_delay(job, *wait, committed.next_copy)
         }
         JobState::Final { state, .. } => {
-            let state = noted.state.unwrap_or(*state);
+            let state = committed.state.unwrap_or(*state);
             spans::record_result(state.name());
             lane.meter.record_finished(state.name(), job.claimed.age + job.claimed_at.elapsed());
-            match noted.event {
+            match committed.event {
                 Some(event) => lane.worker.outbox.push(event),
                 None => lane.worker.outbox.notify_unleased(),
             }

@@ -1,7 +1,8 @@
-//! One request, from its permit to its outcome: written down, sent at the permit's start, settled, and what it came to
-//! committed.
+//! Sends one request, from its permit to its outcome: records it, sends it at the permit's start, releases the permit,
+//! and commits the outcome.
 //!
-//! Refuses to send what is not written down, and refuses a second request by the same permit.
+//! Only a recorded request is sent, and one permit allows one request. See
+//! `docs/decisions/0031-one-request-per-permit.md`.
 
 use std::time::Duration;
 
@@ -33,24 +34,24 @@ use crate::worker::lane_control::SendPermission;
 use crate::worker::local_faults;
 use crate::worker::meter::{DecisionKind, LaneDecision, ReturnReason};
 
-/// From here on a request may leave: written down first, then at most one request, then what became of it.
+/// Records the request, sends it at most once, and commits its outcome.
 pub(super) async fn send(
     lane: &LaneContext,
     settings: &LaneSettings,
     job: &ClaimedJob,
     call: &ProviderCall,
-    (permit, turn): (Permit, &SendPermission),
+    (permit, permission): (Permit, &SendPermission),
 ) -> DeliveryAction {
     let lead = permit.start_at.saturating_duration_since(Instant::now());
-    let _on_wire = lane.worker.active_jobs.begin_request();
+    let _in_flight = lane.worker.active_jobs.begin_request();
     faults::crash(CrashPoint::AfterPermit);
-    let (ledger, hold) = (&lane.worker.backends.ledger, &job.active.lease);
+    let (ledger, lease) = (&lane.worker.backends.ledger, &job.active.lease);
     let writing = spans::step("write the request down");
     let begun = match call {
         ProviderCall::Charge(request) => {
-            ledger.begin_attempt_batched(hold, request, delay_before_send(lead)).instrument(writing).await
+            ledger.begin_attempt_batched(lease, request, delay_before_send(lead)).instrument(writing).await
         }
-        ProviderCall::Lookup(_) => ledger.begin_lookup(hold).instrument(writing).await,
+        ProviderCall::Lookup(_) => ledger.begin_lookup(lease).instrument(writing).await,
     };
     let number = match begun {
         Ok(BeginResult::Attempt(number)) => number,
@@ -60,10 +61,10 @@ pub(super) async fn send(
         }
         Err(error) => return on_begin_failed(lane, job, call.kind(), permit, &error).await,
     };
-    dispatch(lane, settings, job, (call, number), (permit, turn, !lead.is_zero())).await
+    dispatch(lane, settings, job, (call, number), (permit, permission, !lead.is_zero())).await
 }
 
-/// Whether it was committed is unknown, but nothing was sent.
+/// Ends a request whose record failed: the commit is unknown, but nothing was sent.
 pub(super) async fn on_begin_failed(
     lane: &LaneContext,
     job: &ClaimedJob,
@@ -73,17 +74,17 @@ pub(super) async fn on_begin_failed(
 ) -> DeliveryAction {
     drop(permit);
     lane.meter.record_return(ReturnReason::LedgerUnavailable);
-    tracing::warn!(job = %job.job.id, %error, "request not written down; nothing was sent");
+    tracing::warn!(job = %job.job.id, %error, "failed to record a request; nothing was sent, the job is retried");
     abort_attempt(lane, job, kind, error).await
 }
 
-/// A request that is written down leaves at its permit's start; `ahead`: that was booked.
+/// Sends a recorded request at its permit's start; `ahead`: the start lay ahead when the permit was granted.
 pub(super) async fn dispatch(
     lane: &LaneContext,
     settings: &LaneSettings,
     job: &ClaimedJob,
     (call, number): (&ProviderCall, u32),
-    (mut permit, turn, ahead): (Permit, &SendPermission, bool),
+    (mut permit, permission, ahead): (Permit, &SendPermission, bool),
 ) -> DeliveryAction {
     permit.mark_persisted();
     if number == 1 {
@@ -94,7 +95,10 @@ pub(super) async fn dispatch(
     let (began, lateness) = (Instant::now(), permit.start_at.elapsed());
     let Ok(in_flight) = permit.begin() else {
         lane.meter.record_return(ReturnReason::DeadlineMissed);
-        tracing::warn!(provider = %lane.name, "a request was written down too slowly for its permit; nothing was sent");
+        tracing::warn!(
+            provider = %lane.name,
+            "a request was recorded too late for its permit; nothing was sent, the job is retried"
+        );
         lane.control.record_deadline_miss();
         return finish_unsent(lane, job, call.kind(), number).await;
     };
@@ -102,57 +106,62 @@ pub(super) async fn dispatch(
     let started = lane.meter.request_started(lateness, ahead);
     match call {
         ProviderCall::Charge(request) => {
-            let silence = Outcome::Unknown { cause: UnknownCause::Timeout, retry_after: None };
+            let no_response = Outcome::Unknown { cause: UnknownCause::Timeout, retry_after: None };
             let span = spans::request("charge");
             let sent = faults::on_the_wire(request, settings.client.send(&job.job, request)).instrument(span.clone());
-            let mut answer = send_and_release((lane, began), in_flight, sent, (silence, Outcome::transmission)).await;
+            let mut answer =
+                send_and_release((lane, began), in_flight, sent, (no_response, Outcome::transmission)).await;
             spans::record_response(&span, answer.outcome.code(), answer.status);
             drop(started);
             let change = lane.control.observe(&job.job.id, &answer.outcome, began, rand::random());
             record_breaker_transition(lane, change, &answer.outcome);
-            let round = throttle_generation(lane, (CallKind::Charge, began), answer.outcome.passed_rate_limit());
-            let history = AttemptHistory { throttle_generation: round, probe: turn.is_probe(), ..attempt_history(job) };
+            let generation = throttle_generation(lane, (CallKind::Charge, began), answer.outcome.passed_rate_limit());
+            let history = AttemptHistory {
+                throttle_generation: generation,
+                probe: permission.is_probe(),
+                ..attempt_history(job)
+            };
             let withheld = log_redaction(lane, job, answer.outcome.redact(lane.worker.options.card_numbers));
             finish_charge(lane, settings, job, (number, history), (&answer, withheld)).await
         }
         ProviderCall::Lookup(question) => {
-            let silence = LookupResult::Unknown { cause: UnknownCause::Timeout, retry_after: None };
+            let no_response = LookupResult::Unknown { cause: UnknownCause::Timeout, retry_after: None };
             let span = spans::request("look-up");
             let asked = settings.client.look_up(question).instrument(span.clone());
             let mut answer =
-                send_and_release((lane, began), in_flight, asked, (silence, LookupResult::transmission)).await;
+                send_and_release((lane, began), in_flight, asked, (no_response, LookupResult::transmission)).await;
             spans::record_response(&span, answer.outcome.code(), answer.status);
             drop(started);
             faults::crash(CrashPoint::AfterLookup);
-            let round = throttle_generation(lane, (CallKind::Lookup, began), answer.outcome.passed_rate_limit());
-            let history = AttemptHistory { throttle_generation: round, ..attempt_history(job) };
+            let generation = throttle_generation(lane, (CallKind::Lookup, began), answer.outcome.passed_rate_limit());
+            let history = AttemptHistory { throttle_generation: generation, ..attempt_history(job) };
             let withheld = log_redaction(lane, job, answer.outcome.redact(lane.worker.options.card_numbers));
             finish_lookup(lane, settings, job, (number, &history), (&answer, withheld)).await
         }
     }
 }
 
-/// Counts a job that limits or rules of its provider do not apply to because it lacks their field; once per job, with its first
-/// request.
+/// Counts a job that limits or rules of its provider do not apply to because it lacks their field; once per job, with
+/// its first request.
 fn record_missing_fields(lane: &LaneContext, provider: &Provider, job: &Job) {
     let lacks = |field: &JobField| !job.has(*field) && provider.counts_by(*field);
     JobField::ALL.into_iter().filter(lacks).for_each(|field| lane.meter.record_missing_field(field));
 }
 
-/// The answer of the one request that a permit is for, and the permit settled by how far it got.
+/// Waits for the response to the permit's one request, and releases the permit by how far the request got.
 async fn send_and_release<T>(
     (lane, began): (&LaneContext, Instant),
     in_flight: InFlightPermit,
     request: impl Future<Output = RequestResult<T>>,
-    (silence, way): (T, fn(&T) -> Transmission),
+    (no_response, transmission): (T, fn(&T) -> Transmission),
 ) -> RequestResult<T> {
-    // The row's own timeout ends a request before this, unless the row changed since the permit was asked for.
+    // The row's own timeout ends a request before this, unless the row changed since the permit was requested.
     let answer_before = in_flight.answer_before;
     let answer = timeout_at(answer_before, request).await;
-    let answer = answer.unwrap_or(RequestResult { outcome: silence, status: None, response_age: Duration::ZERO });
+    let answer = answer.unwrap_or(RequestResult { outcome: no_response, status: None, response_age: Duration::ZERO });
     faults::crash(CrashPoint::AfterAnswer);
-    let way = way(&answer.outcome);
-    match way {
+    let transmission = transmission(&answer.outcome);
+    match transmission {
         Transmission::NotSent => in_flight.release_unused(),
         Transmission::NoResponse => {
             in_flight.release_unknown();
@@ -164,15 +173,18 @@ async fn send_and_release<T>(
             lane.meter.record_hold(read_at.saturating_duration_since(began));
         }
     }
-    lane.meter.record_response(answer.status, way != Transmission::NotSent, began.elapsed());
+    lane.meter.record_response(answer.status, transmission != Transmission::NotSent, began.elapsed());
     answer
 }
 
 fn record_breaker_transition(lane: &LaneContext, change: Option<BreakerTransition>, outcome: &Outcome) {
     let decision = match change {
-        Some(BreakerTransition::Opens { open_for: rest }) => {
-            let words =
-                format!("{}: the provider is down, nothing is sent for {:.1} s", outcome.code(), rest.as_secs_f64());
+        Some(BreakerTransition::Opens { open_for }) => {
+            let words = format!(
+                "{}: the provider is down, nothing is sent for {:.1} s",
+                outcome.code(),
+                open_for.as_secs_f64()
+            );
             LaneDecision { merge_key: String::new(), ..LaneDecision::new(DecisionKind::BreakerOpened, &words) }
         }
         Some(BreakerTransition::Closes) => LaneDecision::new(DecisionKind::BreakerClosed, "the provider answers again"),
@@ -218,33 +230,38 @@ async fn finish_lookup(
     (answer, withheld): (&RequestResult<LookupResult>, Option<Sensitive>),
 ) -> DeliveryAction {
     if let LookupResult::Misconfigured { status } = answer.outcome {
-        tracing::error!(provider = %lane.name, job = %job.job.id, status, "a look-up was refused: check the credentials in headers");
+        tracing::error!(
+            provider = %lane.name,
+            job = %job.job.id,
+            status,
+            "the provider refused a look-up: check the credentials in `headers` of its row"
+        );
     }
-    let judged = after_lookup(&answer.outcome, history, &settings.provider.retry_policy(), rand::random());
+    let disposition = after_lookup(&answer.outcome, history, &settings.provider.retry_policy(), rand::random());
     if matches!(answer.outcome, LookupResult::Throttled { .. }) {
         lane.meter.record_throttle();
     }
-    apply_pause(lane, judged.pause, PauseCause::Provider, (CallKind::Lookup, history.throttle_generation));
+    apply_pause(lane, disposition.pause, PauseCause::Provider, (CallKind::Lookup, history.throttle_generation));
     let end = LookupEnd {
         number,
         outcome: answer.outcome.code(),
         status: answer.status,
         detail: answer.outcome.detail(),
-        grants_resend: judged.grants_resend,
+        grants_resend: disposition.grants_resend,
     };
-    let next = note_redaction(judged.transition, withheld);
+    let next = note_redaction(disposition.transition, withheld);
     commit_result(lane, job, &AttemptResult::Lookup(end), (next, answer.outcome.code())).await
 }
 
-/// Logs what of an answer is not kept.
+/// Logs which part of a response is not stored.
 fn log_redaction(lane: &LaneContext, job: &ClaimedJob, what: Option<Sensitive>) -> Option<Sensitive> {
     what.inspect(|what| {
         let (provider, found) = (&lane.name, what.describe());
-        tracing::warn!(%provider, job = %job.job.id, found, "a text of the provider's answer is not kept");
+        tracing::warn!(%provider, job = %job.job.id, found, "a text of the provider's response is not stored");
     })
 }
 
-/// A success says that its reference was not kept.
+/// Adds to the reason of a success that its reference was not stored.
 fn note_redaction(next: Transition, withheld: Option<Sensitive>) -> Transition {
     match (next, withheld) {
         (Transition::Finalize { state: FinalState::Succeeded, reason, reference }, Some(what)) => {
@@ -255,21 +272,28 @@ fn note_redaction(next: Transition, withheld: Option<Sensitive>) -> Transition {
     }
 }
 
-/// The round in a row that a refusal of this request belongs to; what was let through ends the row.
-fn throttle_generation(lane: &LaneContext, (kind, began): (CallKind, Instant), let_through: bool) -> u32 {
-    if let_through {
+/// The generation of consecutive refusals that a refusal of this request belongs to; a request that passed ends the
+/// streak.
+fn throttle_generation(lane: &LaneContext, (kind, began): (CallKind, Instant), passed: bool) -> u32 {
+    if passed {
         lane.control.record_passed(kind, began);
     }
     lane.control.throttle_generation(kind, began)
 }
 
-fn apply_pause(lane: &LaneContext, pause: Option<PauseRequest>, by: PauseCause, (kind, round): (CallKind, u32)) {
+fn apply_pause(lane: &LaneContext, pause: Option<PauseRequest>, by: PauseCause, (kind, generation): (CallKind, u32)) {
     match pause {
         Some(PauseRequest::Quota { wait }) => {
-            lane.control.record_throttle(kind, round, wait);
-            tracing::warn!(provider = %lane.name, wait_ms = wait.as_millis(), "the provider refused what we allowed");
-            let words =
-                format!("the provider refused what we allowed; nothing is sent for {:.1} s", wait.as_secs_f64());
+            lane.control.record_throttle(kind, generation, wait);
+            tracing::warn!(
+                provider = %lane.name,
+                wait_ms = wait.as_millis(),
+                "the provider throttled requests that the limits allowed; pausing its quota"
+            );
+            let words = format!(
+                "the provider throttled requests that the limits allowed; nothing is sent for {:.1} s",
+                wait.as_secs_f64()
+            );
             lane.meter.record_decision(LaneDecision {
                 merge_key: String::new(),
                 ..LaneDecision::new(DecisionKind::Throttled, &words)
@@ -278,7 +302,7 @@ fn apply_pause(lane: &LaneContext, pause: Option<PauseRequest>, by: PauseCause, 
             lane.control.pause_intake(wait, PauseCause::Provider, reason::PAUSED);
         }
         Some(PauseRequest::Lane { wait, cause }) => {
-            tracing::warn!(provider = %lane.name, wait_ms = wait.as_millis(), cause, "the lane rests");
+            tracing::warn!(provider = %lane.name, wait_ms = wait.as_millis(), cause, "lane paused");
             lane.meter.record_decision(LaneDecision::new(DecisionKind::Paused, &cause));
             lane.control.pause_sending(wait, by, &cause);
         }

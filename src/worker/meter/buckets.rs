@@ -1,11 +1,11 @@
-//! A distribution of durations over fixed bounds.
+//! A histogram of durations over fixed bounds.
 //!
-//! Refuses to keep single values, and refuses to move its bounds: what was counted stays comparable.
+//! It keeps counts alone, no single values. Its bounds never change, so counts of different times can be compared.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Durations counted by the first bound that they do not exceed.
+/// Durations, each counted at the first bound that it does not exceed.
 #[derive(Debug)]
 pub(super) struct Buckets {
     bounds_us: &'static [u64],
@@ -13,7 +13,7 @@ pub(super) struct Buckets {
     sum_us: AtomicU64,
 }
 
-/// What has been counted until now.
+/// Counts until now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Distribution {
     /// Upper bounds in microseconds, ascending.

@@ -1,6 +1,6 @@
-//! What a lane has counted, read: for an overview and for the metrics.
+//! Snapshots of a lane's counters, for the overview and for the metrics.
 //!
-//! Refuses to reset: counts run since the process began, and each reader takes its own differences.
+//! Counts run since the process started and are never reset; each reader takes its own differences.
 
 use std::sync::atomic::Ordering;
 
@@ -9,14 +9,14 @@ use super::decisions::RecordedDecision;
 use super::lane::{LaneMeter, RefusalLabels, WAITS_MS};
 use crate::domain::job::JobField;
 
-/// What an overview of a lane shows, since the process began.
+/// Figures of a lane for the overview, since the process started.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LaneFigures {
     /// Requests begun.
     pub sent_total: u64,
-    /// Those that the provider refused though we had allowed them.
+    /// Requests that the provider throttled although the limits allowed them.
     pub throttled_total: u64,
-    /// Requests without an answer yet.
+    /// Requests without a response yet.
     pub in_flight: u64,
     /// Messages taken from the queue and not finished.
     pub in_hand: u64,
@@ -34,30 +34,30 @@ pub struct Histogram {
     pub counts: Vec<u64>,
 }
 
-/// Everything else that is counted, since the process began.
+/// All other counts of a lane, since the process started.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LaneCounts {
     pub granted: u64,
-    /// Permits given back unused, by reason.
+    /// Permits released unused, by reason.
     pub returned: Vec<(&'static str, u64)>,
     pub redelivered: u64,
-    /// Jobs sent that passed limits or rules uncounted, by the field that they lack.
+    /// Jobs sent that some limits or rules did not count, by the field that they lack.
     pub uncounted: Vec<(JobField, u64)>,
     /// Jobs that wait for a permit now.
     pub waiting: u64,
-    /// By class of status.
+    /// By status class.
     pub answers: Vec<(&'static str, u64)>,
     /// By final state.
     pub outcomes: Vec<(&'static str, u64)>,
     pub refused: Vec<(RefusalLabels, u64)>,
-    /// By reason: parked for a while, or handed back to the queue.
+    /// By reason: delayed, or requeued.
     pub requeues: Vec<(&'static str, u64)>,
     /// By reason.
     pub rejected: Vec<(&'static str, u64)>,
     pub permit_waits: Distribution,
-    /// Of all starts.
+    /// All starts.
     pub lateness: Distribution,
-    /// Of those that lay ahead when their permit was granted; the others begin when they have been written down.
+    /// Starts that lay ahead when their permit was granted; the others begin as soon as they are recorded.
     pub lateness_ahead: Distribution,
     pub holds: Distribution,
     pub requests: Distribution,
@@ -65,7 +65,7 @@ pub struct LaneCounts {
 }
 
 impl LaneMeter {
-    /// What an overview shows.
+    /// The figures for the overview.
     #[must_use]
     pub fn figures(&self) -> LaneFigures {
         LaneFigures {
@@ -78,16 +78,16 @@ impl LaneMeter {
         }
     }
 
-    /// Jobs sent that passed limits or rules uncounted, by the field that they lack.
+    /// Jobs sent that some limits or rules did not count, by the field that they lack.
     #[must_use]
     pub fn uncounted(&self) -> Vec<(JobField, u64)> {
         self.uncounted.read()
     }
 
-    /// Everything else.
+    /// All other counts.
     #[must_use]
     pub fn counts(&self) -> LaneCounts {
-        // The part before the whole, so that it is never the larger one.
+        // The part is read before the whole, so that it is never larger.
         let lateness_ahead = self.lateness_ahead.read();
         LaneCounts {
             granted: self.granted.load(Ordering::Relaxed),

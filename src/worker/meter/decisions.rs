@@ -1,24 +1,24 @@
-//! The last decisions of a lane with their reasons, for people who ask why it does what it does.
+//! The last decisions of a lane with their reasons, for operators who ask why it does what it does.
 //!
-//! Refuses to grow: equal decisions of one second are one line with a count, and the oldest lines go. Reads the wall clock
-//! only to say when.
+//! Equal decisions within one second are one line with a count, and the oldest lines are dropped. The wall clock is
+//! used only for the time that is shown.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Lines kept.
+/// Number of lines kept.
 const LINES_MAX: usize = 50;
-/// Equal decisions within so long are one line.
+/// Time within which equal decisions are one line, in milliseconds.
 const MERGE_WINDOW_MS: u64 = 1_000;
 
-/// What was decided.
+/// Kind of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecisionKind {
     Granted,
     Refused,
     Parked,
-    /// The provider refused what we allowed.
+    /// The provider throttled a request that the limits allowed.
     Throttled,
     Paused,
     Resumed,
@@ -27,7 +27,7 @@ pub enum DecisionKind {
 }
 
 impl DecisionKind {
-    /// Stable word.
+    /// Code in JSON; stable.
     #[must_use]
     pub fn code(self) -> &'static str {
         match self {
@@ -43,35 +43,35 @@ impl DecisionKind {
     }
 }
 
-/// A decision to be kept.
+/// A decision to record.
 #[derive(Clone, Debug)]
 pub struct LaneDecision {
     pub kind: DecisionKind,
-    /// What makes two of a kind the same; not shown.
+    /// Decisions of one kind with the same key are merged; not shown.
     pub merge_key: String,
-    /// For a person.
+    /// Text for operators.
     pub reason: String,
     pub permits: u32,
 }
 
 impl LaneDecision {
-    /// One that is the same as any other with these words.
+    /// A decision that is merged with any other of this kind and text.
     #[must_use]
     pub fn new(kind: DecisionKind, reason: &str) -> Self {
         Self { kind, merge_key: reason.to_owned(), reason: reason.to_owned(), permits: 0 }
     }
 }
 
-/// A line of the ring.
+/// One recorded line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordedDecision {
-    /// Unix time in milliseconds, of the first of those in this line.
+    /// Unix time in milliseconds of the first decision in this line.
     pub at_ms: u64,
-    /// [`DecisionKind::word`].
+    /// [`DecisionKind::code`].
     pub kind: &'static str,
-    /// Of the last of those in this line.
+    /// Reason of the last decision in this line.
     pub reason: String,
-    /// Permits that it was about.
+    /// Number of permits concerned.
     pub permits: u32,
 }
 
@@ -122,7 +122,7 @@ impl DecisionLog {
     }
 }
 
-/// Unix time in milliseconds, for people.
+/// Unix time in milliseconds, for display.
 pub(super) fn unix_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
@@ -139,12 +139,12 @@ mod tests {
     #[test]
     fn equal_decisions_of_a_second_are_one_line() {
         let decisions = DecisionLog::default();
-        decisions.record_at(1_000, decision(DecisionKind::Granted, "", "room"));
+        decisions.record_at(1_000, decision(DecisionKind::Granted, "", "free"));
         decisions.record_at(1_400, decision(DecisionKind::Refused, "per-minute", "free in 2 s"));
-        decisions.record_at(1_900, decision(DecisionKind::Granted, "", "room"));
+        decisions.record_at(1_900, decision(DecisionKind::Granted, "", "free"));
         decisions.record_at(1_950, decision(DecisionKind::Refused, "per-minute", "free in 1 s"));
         decisions.record_at(1_960, decision(DecisionKind::Refused, "per-second", "free in 1 s"));
-        decisions.record_at(2_000, decision(DecisionKind::Granted, "", "room"));
+        decisions.record_at(2_000, decision(DecisionKind::Granted, "", "free"));
         let lines: Vec<_> = decisions.read().into_iter().map(|line| (line.at_ms, line.kind, line.permits)).collect();
         assert_eq!(lines, [(2_000, "granted", 1), (1_960, "refused", 1), (1_400, "refused", 2), (1_000, "granted", 2)]);
         assert_eq!(decisions.read()[2].reason, "free in 1 s");

@@ -1,6 +1,6 @@
-//! Counts by a word: one atomic each, found under a lock that only the first of its kind takes for writing.
+//! Counters by label: one atomic each, behind a lock that is taken for writing only when a label is new.
 //!
-//! Refuses to forget a word: a count that vanished would look like one that began anew.
+//! A label is never removed: a counter that vanished would look like one that was reset.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,22 +10,22 @@ use std::sync::{PoisonError, RwLock};
 pub(super) struct LabelledCounter<K>(RwLock<BTreeMap<K, AtomicU64>>);
 
 impl<K: Ord + Clone> LabelledCounter<K> {
-    /// Shows these from the beginning, at zero.
-    pub fn with_labels(words: impl IntoIterator<Item = K>) -> Self {
-        Self(RwLock::new(words.into_iter().map(|word| (word, AtomicU64::new(0))).collect()))
+    /// Starts with these labels, at zero.
+    pub fn with_labels(labels: impl IntoIterator<Item = K>) -> Self {
+        Self(RwLock::new(labels.into_iter().map(|label| (label, AtomicU64::new(0))).collect()))
     }
 
-    pub fn increment(&self, word: K) {
-        if let Some(count) = self.0.read().unwrap_or_else(PoisonError::into_inner).get(&word) {
+    pub fn increment(&self, label: K) {
+        if let Some(count) = self.0.read().unwrap_or_else(PoisonError::into_inner).get(&label) {
             count.fetch_add(1, Ordering::Relaxed);
             return;
         }
         let mut counts = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        counts.entry(word).or_default().fetch_add(1, Ordering::Relaxed);
+        counts.entry(label).or_default().fetch_add(1, Ordering::Relaxed);
     }
 
     pub fn read(&self) -> Vec<(K, u64)> {
         let counts = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        counts.iter().map(|(word, count)| (word.clone(), count.load(Ordering::Relaxed))).collect()
+        counts.iter().map(|(label, count)| (label.clone(), count.load(Ordering::Relaxed))).collect()
     }
 }

@@ -1,7 +1,7 @@
-//! The counts of one lane: what its jobs waited for, what was sent and when, what came back and what became of it.
+//! The counters of one lane: waits for permits, requests and their lateness, responses, and how jobs ended.
 //!
-//! Refuses to judge: what counts as refused or late is decided where it happens. What is under way is counted by guards,
-//! so that nothing stays counted when a job ends early.
+//! It only counts; other modules decide what counts as refused or late. Jobs and requests in progress are counted by
+//! guards, so that none stays counted when a job ends early.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,16 +13,16 @@ use super::labelled_counter::LabelledCounter;
 use crate::domain::job::{InvalidReason, JobField};
 use crate::domain::outcome::FinalState;
 
-/// Bounds of the waits for a permit.
+/// Bounds of the waits for a permit, in milliseconds.
 pub(super) const WAITS_MS: [u64; 16] =
     [1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000];
 const WAITS_US: [u64; 16] = ms(WAITS_MS);
-/// Bounds of requests and of what their permits hold.
+/// Bounds of requests and of the hold of their permits, in microseconds.
 const REQUESTS_US: [u64; 13] = ms([5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000]);
-/// Bounds of starts after the instant that a permit names; 600 µs and 3 ms are what starts are held to.
+/// Bounds of the lateness of starts, in microseconds; 600 µs and 3 ms are the limits that starts are tested against.
 const LATENESS_US: [u64; 14] =
     [100, 200, 500, 600, 1_000, 2_000, 3_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 1_000_000];
-/// Bounds from the recording of a job to its end: from a second to a week.
+/// Bounds from the recording of a job to its end, in microseconds: from a tenth of a second to a week.
 const JOBS_US: [u64; 14] = ms([
     100,
     500,
@@ -40,30 +40,30 @@ const JOBS_US: [u64; 14] = ms([
     604_800_000,
 ]);
 
-/// What came back of a request: the class of its status, nothing at all, or it never left.
+/// Classes of responses: the status class, no response at all, or not sent.
 const STATUS_CLASSES: [&str; 7] = ["1xx", "2xx", "3xx", "4xx", "5xx", "none", "unsent"];
 
 /// Why a permit was refused.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RefusalLabels {
-    /// A word of a closed list; `limit` for a limit.
+    /// A code of a closed list; `limit` for a limit.
     pub reason: &'static str,
     /// The name of the limit.
     pub limit: Option<String>,
 }
 
-/// Why a permit was given back unused.
+/// Why a permit was released unused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReturnReason {
-    /// Its request was written down too late.
+    /// Its request was recorded too late.
     DeadlineMissed,
-    /// Its request could not be written down.
+    /// Its request could not be recorded.
     LedgerUnavailable,
-    /// Its job is another worker's by now.
+    /// Its job was taken over by another worker.
     TakenOver,
     /// Its job was not to be sent any more.
     NotNeeded,
-    /// Another job finds out whether the provider is up again.
+    /// Another job tests whether the provider is up again.
     Probing,
 }
 
@@ -71,7 +71,7 @@ impl ReturnReason {
     pub const ALL: [Self; 5] =
         [Self::DeadlineMissed, Self::LedgerUnavailable, Self::TakenOver, Self::NotNeeded, Self::Probing];
 
-    /// Stable word for metrics.
+    /// Label for metrics; stable.
     #[must_use]
     pub fn code(self) -> &'static str {
         match self {
@@ -84,7 +84,7 @@ impl ReturnReason {
     }
 }
 
-/// One lane's counts; shared by all of its jobs.
+/// The counters of one lane; shared by all of its jobs.
 #[derive(Debug)]
 pub struct LaneMeter {
     pub(super) sent: AtomicU64,
@@ -110,7 +110,7 @@ pub struct LaneMeter {
     pub(super) decisions: DecisionLog,
 }
 
-/// Counts one thing that is under way until it is dropped.
+/// Counts one thing in progress until it is dropped.
 #[derive(Debug)]
 #[must_use = "it is counted for as long as this lives"]
 pub struct GaugeGuard(Arc<AtomicU64>);
@@ -157,7 +157,7 @@ impl Default for LaneMeter {
 }
 
 impl LaneMeter {
-    /// A message was taken from the queue; in hand until the guard drops.
+    /// Counts a delivery; its job is active until the guard drops.
     pub fn delivery_started(&self, redelivered: bool) -> GaugeGuard {
         if redelivered {
             self.redelivered.fetch_add(1, Ordering::Relaxed);
@@ -165,43 +165,38 @@ impl LaneMeter {
         GaugeGuard::increment(&self.in_hand)
     }
 
-    /// A job waits for a permit until the guard drops.
+    /// Counts a job that waits for a permit until the guard drops.
     pub fn permit_wait_started(&self) -> GaugeGuard {
         GaugeGuard::increment(&self.waiting)
     }
 
-    /// A permit was granted that may be used so long after it was asked for.
+    /// Counts a granted permit that may be used this long after it was requested.
     pub fn record_grant(&self, wait: Duration) {
         self.granted.fetch_add(1, Ordering::Relaxed);
         self.permit_waits.observe(wait);
-        let (kind, reason) = (DecisionKind::Granted, "every limit had room".to_owned());
+        let (kind, reason) = (DecisionKind::Granted, "all limits had free slots".to_owned());
         self.decisions.record(LaneDecision { kind, merge_key: String::new(), reason, permits: 1 });
     }
 
-    /// A permit was asked for and refused; `words` say why and for how long.
+    /// Counts a refused permit; `words` give the reason and the wait.
     pub fn record_refusal(&self, refused: RefusalLabels, words: String) {
-        let about = refused.limit.clone().unwrap_or_else(|| refused.reason.to_owned());
+        let merge_key = refused.limit.clone().unwrap_or_else(|| refused.reason.to_owned());
         self.refused.increment(refused);
-        self.decisions.record(LaneDecision {
-            kind: DecisionKind::Refused,
-            merge_key: about,
-            reason: words,
-            permits: 1,
-        });
+        self.decisions.record(LaneDecision { kind: DecisionKind::Refused, merge_key, reason: words, permits: 1 });
     }
 
-    /// A permit was given back unused.
+    /// Counts a permit that was released unused.
     pub fn record_return(&self, why: ReturnReason) {
         self.returned.increment(why.code());
     }
 
-    /// A job that is sent for the first time lacks a field by which its provider's limits or rules go.
+    /// Counts a job that is sent for the first time without a field that its provider's limits or rules use.
     pub fn record_missing_field(&self, lacks: JobField) {
         self.uncounted.increment(lacks);
     }
 
-    /// A request begins so long after the start that its permit named, which may have lain `ahead` when it was granted;
-    /// in flight until the guard drops.
+    /// Counts a request that begins this long after its permit's start, which may have lain `ahead` when the permit was
+    /// granted; in flight until the guard drops.
     pub fn request_started(&self, lateness: Duration, ahead: bool) -> GaugeGuard {
         self.sent.fetch_add(1, Ordering::Relaxed);
         self.lateness.observe(lateness);
@@ -211,7 +206,7 @@ impl LaneMeter {
         GaugeGuard::increment(&self.in_flight)
     }
 
-    /// A request came to an end after so long; `status` if there was an answer, `left` if any of it may have left.
+    /// Counts the end of a request; `status` if there was a response, `left` if any of it may have been sent.
     pub fn record_response(&self, status: Option<u16>, left: bool, took: Duration) {
         let class = match status {
             Some(status @ 100..600) => STATUS_CLASSES.get(usize::from(status / 100) - 1).copied().unwrap_or("none"),
@@ -223,35 +218,35 @@ impl LaneMeter {
         self.requests.observe(took);
     }
 
-    /// A request held its permit for so long: from its start until its answer was read, or until nobody waits for one.
+    /// Records the hold of a permit: from its start until the response was read, or until no response is awaited.
     pub fn record_hold(&self, held: Duration) {
         self.holds.observe(held);
     }
 
-    /// The provider refused what we had allowed.
+    /// Counts a throttled response to a request that the limits allowed.
     pub fn record_throttle(&self) {
         self.throttled.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A job has ended so long after it was recorded.
+    /// Counts a finished job and the time since it was recorded.
     pub fn record_finished(&self, outcome: &'static str, after: Duration) {
         self.outcomes.increment(outcome);
         self.jobs.observe(after);
     }
 
-    /// A job was put down for a while, or went back to the queue.
+    /// Counts a job that was delayed or requeued.
     pub fn record_requeue(&self, reason: &'static str) {
         self.requeues.increment(reason);
     }
 
-    /// A job was put down for a while because of this.
+    /// Counts and records the delay of a job.
     pub fn record_delay(&self, reason: &'static str, words: &str) {
         self.requeues.increment(reason);
-        let (about, reason) = (reason.to_owned(), words.to_owned());
-        self.decisions.record(LaneDecision { kind: DecisionKind::Parked, merge_key: about, reason, permits: 0 });
+        let (merge_key, reason) = (reason.to_owned(), words.to_owned());
+        self.decisions.record(LaneDecision { kind: DecisionKind::Parked, merge_key, reason, permits: 0 });
     }
 
-    /// A message can never be a job.
+    /// Counts a message that can never be a job.
     pub fn record_rejected(&self, reason: &'static str) {
         self.rejected.increment(reason);
     }
@@ -265,8 +260,8 @@ impl LaneMeter {
 mod tests {
     use super::*;
 
-    fn count_of<K: PartialEq + Copy>(counts: &[(K, u64)], word: K) -> u64 {
-        counts.iter().find(|(known, _)| *known == word).map_or(0, |(_, count)| *count)
+    fn count_of<K: PartialEq + Copy>(counts: &[(K, u64)], label: K) -> u64 {
+        counts.iter().find(|(known, _)| *known == label).map_or(0, |(_, count)| *count)
     }
 
     #[test]
@@ -283,7 +278,7 @@ mod tests {
         assert_eq!((figures.in_hand, figures.in_flight, figures.sent_total, meter.counts().waiting), (0, 0, 1, 0));
     }
 
-    /// A counter that is born at its first event shows Prometheus no increase.
+    /// A counter that first appears with its first event shows Prometheus no increase.
     #[test]
     fn rejection_counters_start_at_zero() {
         let meter = LaneMeter::default();

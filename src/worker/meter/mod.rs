@@ -1,7 +1,7 @@
-//! What this process has done, counted: per lane how often, how long and why, and how its settings were read.
+//! The counters of this process: per lane how often, how long and why, and how its settings were read.
 //!
-//! Refuses to be global and refuses to cost: one per process, handed in with its progress; counts are atomics, and a short
-//! lock is taken for the ring of decisions alone. It knows no job and no account, so nothing of them can be shown.
+//! There is one meter per process, passed in with its status. Counters are atomics; only the ring of decisions takes a
+//! short lock. The meter knows no job and no account, so it cannot show any.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,20 +21,20 @@ pub use counts::{Histogram, LaneCounts, LaneFigures};
 pub use decisions::{DecisionKind, LaneDecision, RecordedDecision};
 pub use lane::{GaugeGuard, LaneMeter, RefusalLabels, ReturnReason};
 
-/// Everything that is counted in one process.
+/// All counters of one process.
 #[derive(Debug)]
 pub struct Meter {
     lanes: RwLock<BTreeMap<ProviderName, Arc<LaneMeter>>>,
     reloads: AtomicU64,
     failed_reloads: AtomicU64,
-    /// Zero: never.
+    /// 0: never.
     reloaded_at_ms: AtomicU64,
     started_at_ms: u64,
     unpublished: RwLock<Option<UnpublishedEvents>>,
     missing_topology: AtomicU64,
 }
 
-/// How the settings were read.
+/// Counts of settings reloads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reloads {
     pub succeeded: u64,
@@ -58,7 +58,7 @@ impl Default for Meter {
 }
 
 impl Meter {
-    /// The meter of a lane, begun with its first use. For providers that have a row alone: each is a label.
+    /// The counters of a lane, created at their first use. Only for providers with a row: each becomes a label.
     #[must_use]
     pub fn lane(&self, provider: &ProviderName) -> Arc<LaneMeter> {
         if let Some(lane) = self.find_lane(provider) {
@@ -68,25 +68,25 @@ impl Meter {
         Arc::clone(lanes.entry(provider.clone()).or_default())
     }
 
-    /// The meter of a lane that has one.
+    /// The counters of a lane, if it has any.
     #[must_use]
     pub fn find_lane(&self, provider: &ProviderName) -> Option<Arc<LaneMeter>> {
         self.lanes.read().unwrap_or_else(PoisonError::into_inner).get(provider).cloned()
     }
 
-    /// All lanes that ran since the process began.
+    /// All lanes that ran since the process started.
     #[must_use]
     pub fn lanes(&self) -> BTreeMap<ProviderName, Arc<LaneMeter>> {
         self.lanes.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Settings were loaded and are in force.
+    /// Counts settings that were loaded and are in force.
     pub fn record_reload(&self) {
         self.reloads.fetch_add(1, Ordering::Relaxed);
         self.reloaded_at_ms.store(decisions::unix_ms(), Ordering::Relaxed);
     }
 
-    /// Settings could not be read; the last ones stay.
+    /// Counts settings that could not be read; the last ones stay in force.
     pub fn record_failed_reload(&self) {
         self.failed_reloads.fetch_add(1, Ordering::Relaxed);
     }
@@ -101,7 +101,7 @@ impl Meter {
         }
     }
 
-    /// Outcome events that wait for their publish, in the whole cluster; `None` while the ledger does not say.
+    /// Sets the count of outcome events that wait to be published, in the whole cluster; `None` while it is unknown.
     pub fn set_unpublished(&self, unpublished: Option<UnpublishedEvents>) {
         *self.unpublished.write().unwrap_or_else(PoisonError::into_inner) = unpublished;
     }
@@ -111,7 +111,7 @@ impl Meter {
         *self.unpublished.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A queue or an exchange that was declared is not there any more.
+    /// Counts a declared queue or exchange that no longer exists.
     pub fn record_missing_topology(&self) {
         self.missing_topology.fetch_add(1, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! One batch of outcome events, published: each is judged by itself, and one that is late holds up no other.
+//! Publishing of one batch of outcome events: each event has its own result, and a late one holds up no other.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::worker::WorkerContext;
 /// A confirm that takes longer is late.
 pub const CONFIRM_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What became of one event.
+/// Result of one event.
 pub struct EventResult {
     pub sequence: i64,
     pub status: EventStatus,
@@ -27,19 +27,19 @@ pub struct EventResult {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventStatus {
     Published,
-    /// By a queue that is bound to the exchange; others may have it.
+    /// Rejected by a queue that is bound to the exchange; others may have it.
     Rejected,
-    /// For the next taking, because the broker is away or had no exchange.
+    /// Publish again with a later batch: the broker was unavailable or had no exchange.
     Retry,
 }
 
-/// What became of a batch.
+/// Result of a batch.
 #[derive(Default)]
 pub struct BatchResult<'w> {
     pub results: Vec<EventResult>,
-    /// Some of it is left.
+    /// Some events must be published again.
     pub has_retries: bool,
-    /// By sequence.
+    /// Events with late confirms, by sequence.
     pub late: Vec<(i64, BoxFuture<'w, EventResult>)>,
 }
 
@@ -48,13 +48,13 @@ pub async fn publish_batch(worker: &WorkerContext, events: Vec<OutcomeEvent>) ->
     if events.is_empty() {
         return sent;
     }
-    let mut tally = PublishFailures::default();
+    let mut failures = PublishFailures::default();
     let mut publishing: FuturesUnordered<_> = events.into_iter().map(|event| Publishing::new(worker, event)).collect();
     let deadline = Instant::now() + CONFIRM_TIMEOUT;
     loop {
         tokio::select! {
             published = publishing.next() => match published {
-                Some((event, published)) => sent.results.push(tally.record(&event, published)),
+                Some((event, published)) => sent.results.push(failures.record(&event, published)),
                 None => break,
             },
             () = sleep_until(deadline) => break,
@@ -62,13 +62,13 @@ pub async fn publish_batch(worker: &WorkerContext, events: Vec<OutcomeEvent>) ->
     }
     sent.late = publishing.into_iter().map(|publishing| (publishing.sequence, publishing.result().boxed())).collect();
     faults::crash(CrashPoint::AfterEvent);
-    tally.log(&sent);
-    sent.has_retries = tally.retries > 0;
-    // Once for all of them: an exchange that somebody deleted is back before they are published again.
-    if let Some(provider) = tally.unroutable
+    failures.log(&sent);
+    sent.has_retries = failures.retries > 0;
+    // Declared once for all of them: a deleted exchange exists again before they are published again.
+    if let Some(provider) = failures.unroutable
         && let Err(error) = worker.backends.queue.declare(std::slice::from_ref(&provider)).await
     {
-        tracing::warn!(%error, "the exchange of outcome events is not declared again");
+        tracing::warn!(%error, "failed to declare the exchange of outcome events again");
     }
     sent
 }
@@ -98,7 +98,7 @@ impl Future for Publishing<'_> {
     }
 }
 
-/// What went wrong in a batch.
+/// Failures of a batch.
 #[derive(Default)]
 struct PublishFailures {
     retries: usize,
@@ -137,7 +137,7 @@ impl PublishFailures {
     fn log(&self, sent: &BatchResult<'_>) {
         let (left, rejected, late) = (self.retries, self.rejected, sent.late.len());
         match &self.first_error {
-            Some(error) => tracing::warn!(%error, left, rejected, late, "outcome events not published, will try again"),
+            Some(error) => tracing::warn!(%error, left, rejected, late, "outcome events not published, retrying"),
             None if late > 0 => tracing::warn!(late, "confirms of outcome events are late; waiting for them"),
             None => {}
         }

@@ -1,4 +1,4 @@
-//! How many outcome events are not published, counted now and then for metrics and reports.
+//! The count of unpublished outcome events, taken every ten seconds for metrics and reports.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::worker::WorkerContext;
 
-/// How often they are counted.
+/// Time between two counts.
 const COUNT_INTERVAL: Duration = Duration::from_secs(10);
 /// A count takes at most this part of the database's time.
 const QUERY_TIME_DIVISOR: u32 = 20;
@@ -19,7 +19,7 @@ pub async fn keep_counted(worker: &WorkerContext, drained: &CancellationToken) {
             match worker.backends.ledger.unpublished_events().await {
                 Ok(unpublished) => worker.meter.set_unpublished(Some(unpublished)),
                 Err(error) => {
-                    tracing::debug!(%error, "unpublished outcome events cannot be counted");
+                    tracing::debug!(%error, "failed to count unpublished outcome events");
                     worker.meter.set_unpublished(None);
                 }
             }

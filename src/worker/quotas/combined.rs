@@ -1,6 +1,7 @@
-//! What the rows of one quota allow together.
+//! The spec of a quota, combined from its rows.
 //!
-//! Refuses the laxer of two: where rows of a quota differ, the lower rate, the longer hold and the safer release count.
+//! Where rows of a quota differ, the stricter value counts: the lower rate, the longer hold and the safer slot release.
+//! See `docs/decisions/0018-strictest-row-of-a-quota.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -13,7 +14,7 @@ use crate::faults::{self, Bug};
 use crate::limiter::leader_election::LeadershipTiming;
 use crate::worker::settings_sync::{LoadedSettings, POLL_INTERVAL};
 
-/// What a quota's rows allow together; `None` when no enabled row names it, or one of its rows cannot be meant.
+/// The combined spec of a quota; `None` when no enabled row names it, or one of its rows is invalid.
 #[must_use]
 pub fn quota_spec(known: &LoadedSettings, quota: &ProviderName) -> Option<QuotaSpec> {
     if known.quotas_with_unknown_limits().contains(quota.as_str()) {
@@ -24,7 +25,7 @@ pub fn quota_spec(known: &LoadedSettings, quota: &ProviderName) -> Option<QuotaS
     combine_rows(known.version, quota, &rows)
 }
 
-/// [`quota_spec`] of each quota that an enabled row names, with those rows, in one pass over them all: there may be ten
+/// [`quota_spec`] of each quota that an enabled row names, with those rows. One pass over all rows: there may be ten
 /// thousand.
 #[must_use]
 pub fn quota_specs(known: &LoadedSettings) -> Vec<QuotaRows<'_>> {
@@ -33,14 +34,14 @@ pub fn quota_specs(known: &LoadedSettings) -> Vec<QuotaRows<'_>> {
     for row in known.providers.values().filter(|row| row.enabled) {
         quotas.entry(&row.quota).or_default().push(row);
     }
-    let meant = quotas.into_iter().map(|(quota, rows)| {
+    let specs = quotas.into_iter().map(|(quota, rows)| {
         let spec = if in_doubt.contains(quota.as_str()) { None } else { combine_rows(known.version, quota, &rows) };
         QuotaRows { quota, rows, spec }
     });
-    meant.collect()
+    specs.collect()
 }
 
-/// A quota, its enabled rows, and what they allow together; `None` as of [`quota_spec`].
+/// A quota, its enabled rows, and their combined spec; `None` as in [`quota_spec`].
 pub struct QuotaRows<'a> {
     pub quota: &'a ProviderName,
     pub rows: Vec<&'a Provider>,
@@ -81,17 +82,17 @@ fn combine_rows(version: i64, quota: &ProviderName, rows: &[&Provider]) -> Optio
     })
 }
 
-/// Shares only if all rows say so, and the smallest of them.
+/// Shares only if all rows say so, with the smallest share of them.
 fn store_down(rows: &[&Provider]) -> StoreDown {
-    let of = |row: &&Provider| match row.store_down {
+    let share = |row: &&Provider| match row.store_down {
         StoreDown::Wait => None,
-        StoreDown::Share { workers: of } => Some(of),
+        StoreDown::Share { workers } => Some(workers),
     };
-    let all: Option<Vec<u32>> = rows.iter().map(of).collect();
-    all.and_then(|all| all.into_iter().max()).map_or(StoreDown::Wait, |of| StoreDown::Share { workers: of })
+    let all: Option<Vec<u32>> = rows.iter().map(share).collect();
+    all.and_then(|all| all.into_iter().max()).map_or(StoreDown::Wait, |workers| StoreDown::Share { workers })
 }
 
-/// A limit as one row means it, less what the row keeps in reserve.
+/// A limit of one row, without the row's reserve.
 fn limit_spec(row: &Provider, limit: &Limit) -> LimitSpec {
     LimitSpec {
         name: limit.name.clone(),
@@ -106,8 +107,8 @@ fn limit_spec(row: &Provider, limit: &Limit) -> LimitSpec {
     }
 }
 
-/// Rows that name the same limit mean one, with the lower numbers; where they count otherwise, each counts. Returns the
-/// name that it has in the quota.
+/// Adds a row's limit and returns its name in the quota. Rows that name the same limit share it, with the lower
+/// numbers; if they count differently, each keeps its own.
 fn add_limit(limits: &mut BTreeMap<String, LimitSpec>, row: &Provider, spec: LimitSpec) -> String {
     let name = spec.name.clone();
     let kind = |spec: &LimitSpec| (spec.algorithm, spec.scope, spec.applies_to, spec.shadow, spec.offset);

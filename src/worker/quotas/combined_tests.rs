@@ -1,4 +1,4 @@
-//! Rows of one quota that differ.
+//! Quotas whose rows differ.
 
 use super::*;
 use std::sync::Arc;
@@ -121,7 +121,7 @@ fn row_cannot_lift_another_rows_account_rule() {
     }
 }
 
-/// Asked for one by one or all at once, a quota allows the same; one that a bad row may belong to allows nothing.
+/// A quota allows the same whether its spec is computed alone or with all; one with an invalid row allows nothing.
 #[test]
 fn quota_specs_match_single_quota_specs() {
     let row = |name: &str, quota: Option<&str>, max_requests| ProviderRow {
@@ -146,25 +146,25 @@ fn quota_specs_match_single_quota_specs() {
         paused: false,
         problems: vec!["timeout_ms is 0".to_owned()],
     };
-    // One has a last good row, so that its limits are known; one is disabled, so that it has none.
+    // One row has a last valid version, so its limits are known; one is disabled, so it has none.
     let disabled = InvalidRow { enabled: false, ..bad("golf", "shared") };
     let bad = vec![bad("bolt", "bolt"), bad("foxtrot", "doubtful"), disabled];
     let known = LoadedSettings { version: 4, providers: meant.into(), invalid_rows: bad };
     let all = quota_specs(&known);
-    let told: Vec<(&str, usize, Option<u32>)> = all
+    let found: Vec<(&str, usize, Option<u32>)> = all
         .iter()
         .map(|quota| {
             let most = quota.spec.as_ref().map(|spec| spec.limits[0].max_requests);
             (quota.quota.as_str(), quota.rows.len(), most)
         })
         .collect();
-    assert_eq!(told, [("bolt", 1, Some(5)), ("doubtful", 1, None), ("shared", 2, Some(7))]);
+    assert_eq!(found, [("bolt", 1, Some(5)), ("doubtful", 1, None), ("shared", 2, Some(7))]);
     for QuotaRows { quota, spec, .. } in all {
         assert_eq!(spec, quota_spec(&known, quota), "{quota}");
     }
 }
 
-/// Who else uses the account at the provider uses its merchants' limits as well.
+/// Others that use the same provider account use its merchants' limits as well.
 #[test]
 fn reserve_applies_to_account_rules() {
     let limit = LimitRow {
@@ -203,7 +203,7 @@ fn reserve_applies_to_account_rules() {
     let own = |account| spec.subjects(Some(account), None).unwrap()[0].limits[0];
     assert_eq!((own("alice").max_requests, own("alice").burst), (7, Some(6)));
     assert_eq!((own("bob").max_requests, own("bob").burst), (75, Some(30)));
-    // A rule of which the reserve leaves nothing is a mistake, and not a closed limit.
+    // A rule of which the reserve leaves nothing is a mistake, not a closed limit.
     let small = AccountRow { max_requests: Some(1), burst: None, ..rule };
     let problems = ProviderRow { accounts: vec![small], ..row }.validate(1).unwrap_err().problems;
     assert!(

@@ -1,7 +1,7 @@
-//! What the broker gave up on is judged again, by the ledger.
+//! Dead letters: messages that the broker dead-lettered are judged again, by the ledger.
 //!
-//! Refuses to lose it and refuses to go round for ever: a message is published again a few times, each with a fresh
-//! count of deliveries; after that its job goes to a person, or the message to `payments.invalid`.
+//! Each is published again a few times, with a fresh count of deliveries. After that its job goes to manual review, or
+//! the message to `payments.invalid`. See `docs/decisions/0004-judge-dead-letters-by-the-ledger.md`.
 
 use super::SweepError;
 use crate::domain::job::{InvalidMessage, InvalidReason, JobId};
@@ -18,32 +18,32 @@ use crate::worker::newer_version::{self, NewerVersionAction};
 use crate::worker::settings_sync::LoadedSettings;
 use crate::worker::unconfirmed::publish_with_timeout;
 
-/// How often a message is published again. Each round is a thousand deliveries, so that one which comes back after
-/// three of them is not the victim of an outage.
+/// How often a message is published again. Each round allows a thousand deliveries, so a message is not given to review
+/// because of a single outage.
 pub const REPUBLISH_MAX: u32 = 3;
-/// Dead letters that one sweep judges at most.
+/// Most dead letters that one sweep judges.
 const BATCH: usize = 100;
-/// Those among them that cannot be judged yet: each keeps a channel open until the sweep ends.
+/// Most dead letters of a sweep that cannot be judged yet: each keeps a channel open until the sweep ends.
 const DEFERRED_MAX: usize = 16;
-const INVALID_MESSAGE: &str = "dead message is no job";
-const DELIVERY_LIMIT_REASON: &str = "the broker gave up on its message again and again; workers may die of it";
+const INVALID_MESSAGE: &str = "dead-lettered message rejected: not a valid job";
+const DELIVERY_LIMIT_REASON: &str = "its message reached the broker's delivery limit repeatedly; it may crash workers";
 
-/// What becomes of one dead letter.
+/// What to do with a dead letter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum DeadLetterAction {
     /// Nothing is left to do.
     Done,
-    /// To its lane again, for this round.
+    /// Publish it to its lane again, as this round.
     Republish(u32),
-    /// The ledger has its job, and nobody takes its lane: its provider has no row.
+    /// The ledger has its job, and no worker has its lane: its provider has no row.
     NoProvider,
-    /// Its job goes to a person.
+    /// Move its job to manual review.
     Review,
-    /// It can never be a job.
+    /// Reject it: it can never be a job.
     Invalid(InvalidMessage),
 }
 
-/// How a message came to be a dead letter.
+/// How a message became a dead letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct DeadLetterFacts {
     cause: DeathCause,
@@ -53,9 +53,9 @@ struct DeadLetterFacts {
     has_row: bool,
 }
 
-/// Judges a message that can be read, by what the ledger knows and how it came here.
-fn decide(standing: MessageState, DeadLetterFacts { cause, rounds, has_row }: DeadLetterFacts) -> DeadLetterAction {
-    match standing {
+/// Decides about a decoded message, by its state in the ledger and how it became a dead letter.
+fn decide(state: MessageState, DeadLetterFacts { cause, rounds, has_row }: DeadLetterFacts) -> DeadLetterAction {
+    match state {
         MessageState::Open if cause == DeathCause::NoQueue && !has_row => DeadLetterAction::NoProvider,
         MessageState::Open | MessageState::NotRecorded if cause == DeathCause::NoQueue => {
             DeadLetterAction::Republish(rounds)
@@ -75,13 +75,13 @@ fn decide(standing: MessageState, DeadLetterFacts { cause, rounds, has_row }: De
     }
 }
 
-/// A header that cannot be read was not written by us; it counts as none.
+/// Number of republishes. A header that cannot be read was not written by a worker; it counts as 0.
 fn republish_count(letter: &DeadLetter) -> u32 {
     letter.properties.headers.get(headers::DEAD_ROUNDS).and_then(|text| text.parse().ok()).unwrap_or(0)
 }
 
-/// Judges what is there. What cannot be judged yet is kept until the end, because a letter that is handed back is the
-/// next one again; then it goes back for another sweep.
+/// Judges the dead letters that are there. Those that cannot be judged yet are kept until the end, because a requeued
+/// letter would be the next one again. Then they are requeued for another sweep.
 pub async fn process_all(worker: &WorkerContext, known: &LoadedSettings) -> Result<(), SweepError> {
     let mut not_yet = Vec::new();
     let judged = process_each(worker, known, &mut not_yet).await;
@@ -91,7 +91,7 @@ pub async fn process_all(worker: &WorkerContext, known: &LoadedSettings) -> Resu
     judged
 }
 
-/// One that meets with trouble keeps those behind it from nothing.
+/// Judges one letter after the other; an error of one holds up no other.
 async fn process_each(
     worker: &WorkerContext,
     known: &LoadedSettings,
@@ -117,18 +117,18 @@ async fn process_each(
 
 async fn requeue(receipt: Box<dyn Receipt>) {
     if let Err(error) = receipt.requeue().await {
-        tracing::debug!(%error, "dead letter not handed back; the broker will do it");
+        tracing::debug!(%error, "dead letter not requeued; the broker requeues it");
     }
 }
 
-/// Whether the letter is done with.
+/// Whether the letter is finished.
 async fn process(worker: &WorkerContext, known: &LoadedSettings, letter: &DeadLetter) -> Result<bool, SweepError> {
     let Some(lane) = &letter.lane else {
-        let unknown = "the broker does not say which lane gave it up";
+        let unknown = "the broker does not say from which lane it was dead-lettered";
         return reject(worker, letter, &InvalidMessage::new(InvalidReason::Undeliverable, unknown), None).await;
     };
     let rounds = republish_count(letter);
-    // What the lane's row says of it is judged by the lane, when the message comes back to it.
+    // The lane's row rules are applied by the lane, when the message returns to it.
     let decoded = match decode_delivery(worker, &letter.body, lane, None).await? {
         Ok(decoded) => decoded,
         Err(DecodeError::Invalid { invalid, claimed_id }) => return reject(worker, letter, &invalid, claimed_id).await,
@@ -137,24 +137,29 @@ async fn process(worker: &WorkerContext, known: &LoadedSettings, letter: &DeadLe
         }
     };
     let id = &decoded.job.id;
-    let standing = {
+    let state = {
         let copy = headers::copy_number(&letter.properties);
         worker.backends.upkeep.message_state(&decoded.job, decoded.hash, copy).await?
     };
     let death = DeadLetterFacts { cause: letter.cause, rounds, has_row: known.providers.contains_key(lane.as_str()) };
-    match decide(standing, death) {
+    match decide(state, death) {
         DeadLetterAction::Done => Ok(true),
         DeadLetterAction::NoProvider => {
-            tracing::warn!(job = %id, provider = %lane, "its provider has no row; the job waits in the ledger for one");
+            tracing::warn!(job = %id, provider = %lane, "provider has no row; the job waits in the ledger for one");
             Ok(true)
         }
         DeadLetterAction::Republish(round) => {
             match letter.cause {
                 DeathCause::DeliveryLimit => {
-                    tracing::error!(job = %id, provider = %lane, round, "the broker gave up on a message; it is published again");
+                    tracing::error!(
+                        job = %id,
+                        provider = %lane,
+                        round,
+                        "message reached the broker's delivery limit; publishing it again"
+                    );
                 }
                 DeathCause::NoQueue => {
-                    tracing::warn!(job = %id, provider = %lane, "a delayed message found no lane; it is published again");
+                    tracing::warn!(job = %id, provider = %lane, "delayed message was unroutable; publishing it again");
                 }
             }
             republish(worker, letter, lane, round).await
@@ -163,14 +168,14 @@ async fn process(worker: &WorkerContext, known: &LoadedSettings, letter: &DeadLe
             tracing::error!(job = %id, provider = %lane, DELIVERY_LIMIT_REASON);
             let written = worker.backends.upkeep.move_to_review(id, DELIVERY_LIMIT_REASON).await?;
             worker.outbox.notify_unleased();
-            // Somebody has it in hand, or has just settled it: the next look will tell.
+            // If a worker has it active or has just finished it, the next sweep judges the letter again.
             Ok(written == FencedWrite::Applied)
         }
         DeadLetterAction::Invalid(invalid) => reject(worker, letter, &invalid, Some(id.clone())).await,
     }
 }
 
-/// As a lane does, by the same header.
+/// Delays the message as a lane does, with the same header.
 async fn delay_newer_version(
     worker: &WorkerContext,
     known: &LoadedSettings,
@@ -243,7 +248,7 @@ mod tests {
 
     #[test]
     fn each_recorded_state_has_its_action() {
-        let invalid = |verdict: &DeadLetterAction| match verdict {
+        let invalid = |action: &DeadLetterAction| match action {
             DeadLetterAction::Invalid(invalid) => Some(invalid.reason.code()),
             _ => None,
         };
@@ -262,7 +267,7 @@ mod tests {
                 DeadLetterAction::Republish(round) => assert!(!last && round == rounds + 1),
                 other => assert_eq!((last, invalid(&other)), (true, Some("undeliverable"))),
             }
-            // A lane without a queue is no fault of the message: it is no round.
+            // A lane without a queue is no fault of the message, so it counts as no round.
             let unrouted = DeadLetterFacts { cause: DeathCause::NoQueue, ..death };
             assert_eq!(decide(MessageState::Open, unrouted), DeadLetterAction::Republish(rounds));
             assert_eq!(decide(MessageState::NotRecorded, unrouted), DeadLetterAction::Republish(rounds));

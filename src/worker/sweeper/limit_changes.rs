@@ -1,8 +1,8 @@
-//! Jobs that a limit has put down, for as long as it was then, and whose limits have changed since.
+//! Waking of jobs that a limit delayed: they wait for as long as the limit said then, and the limit has changed since.
 //!
-//! Refuses to reckon what a change allows: who was refused before it is asked for again, and the gate answers. Refuses to do
-//! so for any other change of a row that it sees, because it may bring hundreds of thousands of jobs back; of what was changed
-//! before it began it knows when, and not what.
+//! It does not compute what a change allows: the jobs request permits again, and the gate decides. Other changes of a
+//! row wake no job, because they could wake hundreds of thousands. Of a change before the worker started only the time
+//! is known.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use crate::worker::lane_control::LaneControl;
 use crate::worker::quotas::quota_specs;
 use crate::worker::settings_sync::LoadedSettings;
 
-/// What the limits of each lane were when this sweeper last saw to the jobs that they had put down.
+/// The limits of each lane when this sweeper last woke the jobs that they delayed.
 #[derive(Debug, Default)]
 pub struct LimitChanges {
-    /// Of the settings that were looked at last.
+    /// Version of the last settings.
     version: i64,
     lanes: BTreeMap<(ProviderName, WaitCause), LimitChange>,
 }
@@ -31,17 +31,17 @@ pub struct LimitChanges {
 struct LimitChange {
     spec: Arc<QuotaSpec>,
     seen_at: Instant,
-    /// `false`: this sweeper has just begun, and the limits may have been changed long ago.
+    /// `false`: this sweeper has just started, and the limits may have changed long ago.
     is_observed: bool,
     pauses_cleared: bool,
-    /// Sweeps that found nobody more to wake.
+    /// Sweeps that found no further job to wake.
     finished_sweeps: u32,
 }
 
-/// Who was in hand for a moment during the first, a copy of its message having come early, is found by the second.
+/// A job that was active for a moment during the first sweep, because its copy came early, is found by the second.
 const SWEEPS_NEEDED: u32 = 2;
 
-/// Whether nobody who waits for this could be let go on by the newer of two specs.
+/// Whether the newer of two specs allows no waiting job more than before.
 fn is_unchanged(by: WaitCause, before: &QuotaSpec, spec: &QuotaSpec) -> bool {
     match by {
         WaitCause::Limit => before.has_same_allowance(spec),
@@ -50,7 +50,7 @@ fn is_unchanged(by: WaitCause, before: &QuotaSpec, spec: &QuotaSpec) -> bool {
 }
 
 impl LimitChanges {
-    /// Takes note of the limits as they are. Those that were never seen may have changed while nobody looked.
+    /// Records the current limits. Limits that are new to this sweeper may have changed before it started.
     pub fn update(&mut self, known: &LoadedSettings, now: Instant) {
         if known.version == self.version {
             return;
@@ -58,7 +58,7 @@ impl LimitChanges {
         self.version = known.version;
         self.lanes.retain(|(lane, _), _| known.providers.contains_key(lane));
         for quota in quota_specs(known) {
-            // Until it can be meant, its former limits hold.
+            // While a quota has an invalid row, its former limits apply.
             let Some(spec) = quota.spec.map(Arc::new) else { continue };
             for row in quota.rows {
                 for by in [WaitCause::Limit, WaitCause::RetryAfter] {
@@ -66,7 +66,7 @@ impl LimitChanges {
                     let before = self.lanes.get(&key);
                     if before.is_none_or(|change| !is_unchanged(by, &change.spec, &spec)) {
                         let (spec, was_seen) = (Arc::clone(&spec), before.is_some());
-                        // A lane that has just begun never went by others.
+                        // The pauses of a lane that has just started are not older than its limits.
                         let change = LimitChange {
                             spec,
                             seen_at: now,
@@ -81,14 +81,19 @@ impl LimitChanges {
         }
     }
 
-    /// Ends what the lanes of this worker rest for, once more: while the change came to the gates, one may have refused a job by
-    /// the former limits.
-    pub fn clear_pauses(&mut self, lanes: &BTreeMap<ProviderName, Arc<LaneControl>>, settles: Duration, now: Instant) {
-        let settled = |change: &&mut LimitChange| {
-            !change.pauses_cleared && now.saturating_duration_since(change.seen_at) >= settles
+    /// Ends the lanes' pauses a second time, after the change has propagated: until then a gate may have refused a job
+    /// by the former limits.
+    pub fn clear_pauses(
+        &mut self,
+        lanes: &BTreeMap<ProviderName, Arc<LaneControl>>,
+        propagation_time: Duration,
+        now: Instant,
+    ) {
+        let propagated = |change: &&mut LimitChange| {
+            !change.pauses_cleared && now.saturating_duration_since(change.seen_at) >= propagation_time
         };
         for ((lane, by), change) in &mut self.lanes {
-            if let Some(change) = Some(change).filter(settled) {
+            if let Some(change) = Some(change).filter(propagated) {
                 change.pauses_cleared = true;
                 lanes.get(lane).inspect(|pauses| match by {
                     WaitCause::Limit => pauses.clear_limit_pause(),
@@ -98,13 +103,13 @@ impl LimitChanges {
         }
     }
 
-    /// The lanes whose limits have changed, once every worker knows it (who asks earlier may be refused by the former ones),
-    /// and how long ago they were seen to.
-    fn due(&self, known: &LoadedSettings, settles: Duration, now: Instant) -> Vec<DueLane> {
+    /// The lanes whose limits have changed, and how long ago. A lane is included once every worker knows the change;
+    /// before that, the former limits could still refuse its jobs.
+    fn due(&self, known: &LoadedSettings, propagation_time: Duration, now: Instant) -> Vec<DueLane> {
         let flows = |lane: &ProviderName| known.providers.get(lane).is_some_and(|row| row.enabled && !row.paused);
         let due = |((lane, by), change): (&(ProviderName, WaitCause), &LimitChange)| {
             let ago = now.saturating_duration_since(change.seen_at);
-            let is_due = change.finished_sweeps < SWEEPS_NEEDED && ago >= settles && flows(lane);
+            let is_due = change.finished_sweeps < SWEEPS_NEEDED && ago >= propagation_time && flows(lane);
             is_due.then(|| DueLane {
                 lane: lane.clone(),
                 waits_for: *by,
@@ -121,36 +126,36 @@ impl LimitChanges {
     }
 }
 
-/// A lane whose waiting jobs are to be asked for again.
+/// A lane whose waiting jobs are to be woken.
 #[derive(Clone, Debug)]
 struct DueLane {
     lane: ProviderName,
     waits_for: WaitCause,
-    /// `None`: nobody saw the change.
+    /// `None`: the change was before this sweeper started.
     changed_ago: Option<Duration>,
 }
 
-/// After so long every worker knows of a change and goes by it.
+/// Time after which every worker knows a change and applies it.
 pub fn propagation_time(worker: &WorkerContext) -> Duration {
     worker.options.settings_poll * 3
 }
 
-/// Ends the waits of those jobs, batch after batch; what this sweep does not come to, the next one does.
+/// Wakes those jobs, batch after batch; the next sweep continues where this one ends.
 pub async fn wake_jobs(
     worker: &WorkerContext,
     changes: &mut LimitChanges,
     known: &LoadedSettings,
 ) -> Result<(), SweepError> {
-    let settles = propagation_time(worker);
-    let (mut first, mut woken) = (Ok(()), BTreeMap::<ProviderName, u32>::new());
-    let mut turns = RoundRobin::new(worker, changes.due(known, settles, Instant::now()));
-    while let Some((due, batches)) = turns.next().await {
+    let propagation_time = propagation_time(worker);
+    let (mut result, mut woken) = (Ok(()), BTreeMap::<ProviderName, u32>::new());
+    let mut lanes = RoundRobin::new(worker, changes.due(known, propagation_time, Instant::now()));
+    while let Some((due, batches)) = lanes.next().await {
         let DueLane { lane, waits_for: by, changed_ago } = due.clone();
-        // Twice: one refused by the new limits may be asked for once more, one refused by the former must be.
+        // Twice the time: a job refused by the new limits may be woken once more, one refused by the former must be.
         let which = WakeFilter {
             changed_ago,
             cause: by,
-            propagation_time: settles * 2,
+            propagation_time: propagation_time * 2,
             due_within: SWEEP_INTERVAL,
             at_most: BATCH,
         };
@@ -160,16 +165,16 @@ pub async fn wake_jobs(
                 if batch < BATCH {
                     changes.record_sweep(&due);
                 }
-                turns.requeue(due, batches, batch);
+                lanes.requeue(due, batches, batch);
             }
-            // The other lanes are looked at all the same.
-            Err(error) => first = first.and(Err(SweepError::Ledger(error))),
+            // An error of one lane holds up no other.
+            Err(error) => result = result.and(Err(SweepError::Ledger(error))),
         }
     }
     for (lane, jobs) in woken.iter().filter(|(_, jobs)| **jobs > 0) {
-        tracing::info!(provider = %lane, jobs, "limits have changed, or a named wait was lifted; those that waited for it are asked for again");
+        tracing::info!(provider = %lane, jobs, "limits changed or a provider pause was lifted; waking waiting jobs");
     }
-    first
+    result
 }
 
 #[cfg(test)]
@@ -180,7 +185,7 @@ mod tests {
     use crate::ledger::provider_row::{LimitRow, ProviderRow};
     use crate::worker::lane_control::LaneStatus;
 
-    const SETTLES: Duration = Duration::from_secs(3);
+    const PROPAGATION_TIME: Duration = Duration::from_secs(3);
 
     fn known(version: i64, change: impl Fn(&mut ProviderRow)) -> LoadedSettings {
         let limit = LimitRow { name: "all".to_owned(), max_requests: 5, window_ms: 1_000, ..LimitRow::default() };
@@ -208,23 +213,23 @@ mod tests {
         let mut due_after = |known: &LoadedSettings, after_s: u64| {
             let now = begun + Duration::from_secs(after_s);
             changes.update(known, now);
-            let due = changes.due(known, SETTLES, now);
+            let due = changes.due(known, PROPAGATION_TIME, now);
             due.iter().for_each(|due| changes.record_sweep(due));
-            let told = |DueLane { lane, waits_for: by, changed_ago }: &DueLane| match (by, changed_ago) {
+            let describe = |DueLane { lane, waits_for: by, changed_ago }: &DueLane| match (by, changed_ago) {
                 (WaitCause::Limit, Some(ago)) => Some(format!("{lane} {ago:?}")),
                 (WaitCause::Limit, None) => Some(format!("{lane} once")),
                 (WaitCause::RetryAfter, Some(ago)) => Some(format!("{lane} resumed {ago:?}")),
-                // What goes for the limits of one that was never seen goes for its named waits.
+                // A lane that is new to the sweeper is woken for both causes; this one is shown by the limits.
                 (WaitCause::RetryAfter, None) => None,
             };
-            due.iter().filter_map(told).collect::<Vec<_>>().join(", ")
+            due.iter().filter_map(describe).collect::<Vec<_>>().join(", ")
         };
         let as_before = known(1, |_| {});
-        // Whoever begins does not know what changed before.
+        // A sweeper that has just started does not know what changed before.
         assert_eq!(due_after(&as_before, 0), "");
         assert_eq!(due_after(&as_before, 2), "");
         assert_eq!(due_after(&as_before, 3), "acme once, bolt once");
-        assert_eq!(due_after(&as_before, 5), "acme once, bolt once", "a second time, for who was in hand");
+        assert_eq!(due_after(&as_before, 5), "acme once, bolt once", "a second time, for jobs that were active");
         assert_eq!(due_after(&as_before, 9), "");
         let header = known(2, |row| (row.max_attempts, row.timeout_ms, row.send_budget_ms) = (3, 20_000, 250));
         assert_eq!(due_after(&header, 10) + &due_after(&header, 20), "");
@@ -232,16 +237,16 @@ mod tests {
         assert_eq!(due_after(&raised, 30), "");
         assert_eq!(due_after(&raised, 33), "acme 3s, bolt 3s", "both share it");
         assert_eq!(due_after(&raised, 38), "acme 8s, bolt 8s");
-        // One that is paused is woken when it goes on.
+        // A paused lane is woken when it is resumed.
         let paused = known(4, |row| (row.limits[0].max_requests, row.paused) = (3, true));
         assert_eq!(due_after(&paused, 40) + &due_after(&paused, 43), "bolt 3s");
         let resumed = known(5, |row| row.limits[0].max_requests = 3);
         assert_eq!(due_after(&resumed, 50), "acme 10s, bolt 10s");
-        // Whose own row says what it said is allowed more, because a stricter one has left the quota.
+        // The lane's own row is unchanged, but it allows more because a stricter row has left the quota.
         let alone = known(6, |row| row.quota = None);
         assert_eq!(due_after(&alone, 70) + &due_after(&alone, 73), "acme 3s, bolt 3s");
         assert_eq!(due_after(&alone, 80), "acme 10s, bolt 10s");
-        // A resume wakes those that a named wait has put down, and nobody who waits for a limit.
+        // A resume wakes jobs that a provider pause delayed, and none that waits for a limit.
         let lifted = known(7, |row| (row.quota, row.resumed_at) = (None, Some(1_800_000_000_000)));
         assert_eq!(due_after(&lifted, 90) + &due_after(&lifted, 93), "acme resumed 3s");
     }
@@ -260,15 +265,15 @@ mod tests {
             (4, &raised, PauseCause::Limit, true),
             (5, &raised, PauseCause::Provider, true),
         ] {
-            let now = begun + SETTLES * after;
+            let now = begun + PROPAGATION_TIME * after;
             changes.update(known, now);
-            pauses.pause_intake(Duration::from_secs(600), by, "why");
-            changes.clear_pauses(&lanes, SETTLES, now);
+            pauses.pause_intake(Duration::from_secs(600), by, "reason");
+            changes.clear_pauses(&lanes, PROPAGATION_TIME, now);
             assert_eq!(matches!(pauses.state(), LaneStatus::IntakePaused(_)), rests, "{after:?}");
         }
         pauses.clear_limit_pause();
         assert!(matches!(pauses.state(), LaneStatus::IntakePaused(pause) if pause.cause == PauseCause::Provider));
-        // While nothing is sent, nothing is taken: the longer rest for a limit hid that.
+        // While sending is paused, consuming is too: the longer pause for a limit hid that.
         let pauses = LaneControl::default();
         pauses.pause_intake(Duration::from_secs(3_600), PauseCause::Limit, "waits for limit all");
         pauses.pause_sending(Duration::from_secs(60), PauseCause::Setup, "credentials");

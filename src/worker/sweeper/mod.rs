@@ -1,8 +1,8 @@
-//! The sweeper: sees to it that no job of the ledger falls out, whatever became of its message.
+//! The sweeper: keeps every job of the ledger moving, whatever happened to its message.
 //!
-//! Refuses to guess and refuses to flood: what it publishes is made from the ledger and must say what the first message
-//! said, and how often is decided in [`rule`]. It runs in every worker; the ledger gives each duty to one at a time, and
-//! each job's copy to one sweeper, so that several do no harm.
+//! It builds messages from the ledger, equal to the first ones, and [`overdue`] bounds how often. It runs in every
+//! worker. The ledger gives each duty to one worker at a time, and each job's copy to one sweeper. See
+//! `docs/decisions/0002-republish-lost-messages.md`.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -27,14 +27,14 @@ pub(super) mod republish;
 
 pub use reconcile::{CHECKED_JOBS, OVERDUE_ALARM_AFTER};
 
-/// How often a sweeper looks. Nothing waits for it in the usual course, so it may be slow; a job whose message is gone
-/// waits for it on top of its grace, so it should be short beside that.
+/// Time between two sweeps. A job whose message is lost waits for a sweep after its grace, so the time is short beside
+/// the grace. Nothing else waits for a sweep.
 pub const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Jobs that are ended or emptied at a time: short statements, so that no worker waits behind them.
+/// Jobs that one statement ends or empties: short statements, so that no worker waits behind them.
 const BATCH: u32 = 500;
 
-/// Why a sweep ended early. The next one begins anew.
+/// Why a sweep ended early. The next one starts again.
 #[derive(Debug, thiserror::Error)]
 enum SweepError {
     #[error("{0}")]
@@ -43,13 +43,13 @@ enum SweepError {
     Queue(#[from] QueueError),
 }
 
-/// Sweeps until the worker stops. A sweep that is under way then is dropped: what it had taken is taken again later.
+/// Sweeps until the worker stops. A sweep that runs then is cancelled; its jobs are taken again later.
 pub async fn run(
     worker: WorkerContext,
     known: watch::Receiver<Arc<LoadedSettings>>,
     progress: watch::Receiver<WorkerStatus>,
 ) {
-    let (mut troubled, mut changes) = (false, limit_changes::LimitChanges::default());
+    let (mut failing, mut changes) = (false, limit_changes::LimitChanges::default());
     loop {
         let sweep = async {
             sleep(worker.options.sweep_every).await;
@@ -64,16 +64,16 @@ pub async fn run(
             () = worker.stop.cancelled() => return worker.log_throttle.log_suppressed(Duration::ZERO),
         };
         match &swept {
-            Ok(()) if troubled => tracing::info!("the sweeper works again"),
-            // Once per outage: the engines' own users say the rest.
-            Err(error) if !troubled => tracing::warn!(%error, "not swept, will try again"),
+            Ok(()) if failing => tracing::info!("sweep succeeded again"),
+            // Logged once per outage: the modules that use the backends log the rest.
+            Err(error) if !failing => tracing::warn!(%error, "sweep failed, retrying"),
             _ => {}
         }
-        troubled = swept.is_err();
+        failing = swept.is_err();
     }
 }
 
-/// One sweep, if it is this worker's turn. Each duty is tried even if another fails.
+/// One sweep, if this worker gets the duty. Each step is tried even if another fails.
 async fn sweep(
     worker: &WorkerContext,
     progress: &WorkerStatus,
@@ -81,19 +81,19 @@ async fn sweep(
     changes: &mut limit_changes::LimitChanges,
 ) -> Result<(), SweepError> {
     let upkeep = &worker.backends.upkeep;
-    // A little shorter than the pause between two looks, so that a worker alone has every turn.
+    // A little shorter than the pause between two sweeps, so that a single worker gets every sweep.
     if !upkeep.lease_duty("sweep", worker.options.sweep_every * 3 / 4).await? {
         return Ok(());
     }
     let woken = limit_changes::wake_jobs(worker, changes, known).await;
-    let again = republish::republish_all(worker, progress, known).await;
+    let republished = republish::republish_all(worker, progress, known).await;
     let dead = dead::process_all(worker, known).await;
     let ended = expire_and_scrub(worker).await;
-    let account = reconcile::check(worker, known).await;
-    woken.and(again).and(dead).and(ended).and(account)
+    let reconciled = reconcile::check(worker, known).await;
+    woken.and(republished).and(dead).and(ended).and(reconciled)
 }
 
-/// Ends what has expired, and empties what settled long ago: batch after batch, until one is not full or the next sweep is
+/// Expires jobs, and empties jobs that finished long ago: batch after batch, until one is not full or the next sweep is
 /// near.
 async fn expire_and_scrub(worker: &WorkerContext) -> Result<(), SweepError> {
     let upkeep = &worker.backends.upkeep;
@@ -103,7 +103,7 @@ async fn expire_and_scrub(worker: &WorkerContext) -> Result<(), SweepError> {
         batches.finish_batch(expired);
         if expired > 0 {
             worker.outbox.notify_unleased();
-            tracing::info!(expired, "jobs expired while they waited");
+            tracing::info!(expired, "expired waiting jobs");
         }
     }
     let WorkerOptions { scrub_after, scrub_review_after, .. } = *worker.options;
@@ -125,8 +125,8 @@ async fn expire_and_scrub(worker: &WorkerContext) -> Result<(), SweepError> {
     Ok(())
 }
 
-/// Lanes that have a batch in turn, one at least, and more as long as theirs are full and the next sweep is not near: the
-/// backlog of one is no other's wait.
+/// Lanes that each get a batch in turn: one at least, and more as long as theirs are full and the next sweep is not
+/// near. So the backlog of one lane does not hold up the others.
 struct RoundRobin<L>(VecDeque<(L, SweepBatches)>);
 
 impl<L> RoundRobin<L> {
@@ -135,7 +135,7 @@ impl<L> RoundRobin<L> {
         Self(lanes.into_iter().map(|lane| (lane, SweepBatches::ending_at(until))).collect())
     }
 
-    /// Whose turn it is. It has no more unless it comes back by [`Self::done`].
+    /// The next lane and its batches. It gets no further batch unless it is added again by [`Self::requeue`].
     async fn next(&mut self) -> Option<(L, SweepBatches)> {
         while let Some((lane, mut batches)) = self.0.pop_front() {
             if batches.next().await {
@@ -155,7 +155,7 @@ impl<L> RoundRobin<L> {
 struct SweepBatches {
     deadline: Instant,
     started_at: Instant,
-    /// Before the next one; `None`: it was the last.
+    /// Pause before the next batch; `None`: that was the last.
     pause: Option<Duration>,
 }
 
@@ -164,12 +164,12 @@ impl SweepBatches {
         Self::ending_at(Self::sweep_deadline(worker))
     }
 
-    /// When the batches of a sweep that begins now end.
+    /// When the batches of a sweep that starts now end.
     fn sweep_deadline(worker: &WorkerContext) -> Instant {
         Instant::now() + worker.options.sweep_every / 2
     }
 
-    /// One at least, whatever the time.
+    /// Allows one batch at least, whatever the time.
     fn ending_at(deadline: Instant) -> Self {
         Self { deadline, started_at: Instant::now(), pause: Some(Duration::ZERO) }
     }
@@ -194,17 +194,17 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn lanes_alternate_until_the_next_sweep() {
         let until = Instant::now() + SWEEP_INTERVAL;
-        let mut turns = RoundRobin(["a", "m", "z", "failed"].map(|lane| (lane, SweepBatches::ending_at(until))).into());
+        let mut lanes = RoundRobin(["a", "m", "z", "failed"].map(|lane| (lane, SweepBatches::ending_at(until))).into());
         let mut order = Vec::new();
-        while let Some((lane, batches)) = turns.next().await {
+        while let Some((lane, batches)) = lanes.next().await {
             order.push(lane);
             tokio::time::advance(Duration::from_millis(400)).await;
             if lane != "failed" {
-                turns.requeue(lane, batches, if lane == "m" { BATCH - 1 } else { BATCH });
+                lanes.requeue(lane, batches, if lane == "m" { BATCH - 1 } else { BATCH });
             }
         }
         assert_eq!(order[..6], ["a", "m", "z", "failed", "a", "z"], "one each, then those that had a full batch");
-        let of = |lane: &str| order.iter().filter(|it| **it == lane).count();
-        assert!(of("a") - of("z") <= 1 && Instant::now() < until + SWEEP_INTERVAL, "{order:?}");
+        let batches_of = |lane: &str| order.iter().filter(|name| **name == lane).count();
+        assert!(batches_of("a") - batches_of("z") <= 1 && Instant::now() < until + SWEEP_INTERVAL, "{order:?}");
     }
 }

@@ -1,61 +1,61 @@
-//! When a job whose time has come, and that nobody holds, is brought back by one more copy of its message.
+//! The rule for overdue jobs: when another copy of the message of a due job without a lease is published.
 //!
-//! Refuses to know whether the first message still exists, because no broker can say. Overdue is no sign of loss: on
-//! billing day a lane holds 300,000 messages for an hour, and what was parked queues behind them. A copy too many is
-//! harmless, since the ledger absorbs it, but each costs a delivery; so copies are bounded per job, not excluded.
+//! No broker can tell whether the first message still exists, and an overdue job is no sign of loss. On billing day a
+//! lane holds 300,000 messages for an hour, and delayed jobs queue behind them. An extra copy is harmless, because the
+//! ledger absorbs it, but each costs a delivery. So the copies per job are bounded.
 
 use std::time::Duration;
 
 use crate::ledger::upkeep::OverduePolicy;
 use crate::worker::active_jobs::LEASE;
 
-/// For a lane with nothing ready. A parked copy comes back no later than its time, a claim follows its delivery at once;
-/// beyond 15 s (the longest step in which a copy waits for another worker's lease, too) there is no message.
+/// Grace of a lane with nothing ready. A delayed copy returns no later than its time, and a claim follows its delivery
+/// at once. Beyond 15 s (also the longest step in which a copy waits for another worker's lease) there is no message.
 pub const GRACE_EMPTY: Duration = Duration::from_secs(15);
 const _: () = assert!(GRACE_EMPTY.as_secs() * 2 >= LEASE.as_secs(), "a copy waits half a lease for another worker's");
-/// For a lane with messages ready, at least.
+/// Least grace of a lane with messages ready.
 pub const GRACE_BUSY: Duration = Duration::from_secs(5 * 60);
-/// For a lane with messages ready, at most: a lost job of a lane that is never empty waits so long.
+/// Longest grace of a lane with messages ready: a lost job of a lane that is never empty waits this long.
 pub const GRACE_MAX: Duration = Duration::from_secs(60 * 60);
-/// How many times the reckoned way through the lane must have passed. Its outflow may be a fraction of the limit:
-/// answers are slow, accounts are limited, others use the quota too.
+/// Factor on the estimated time through the lane's queue. The egress rate may be a fraction of the limit: responses are
+/// slow, accounts are limited, and others use the quota too.
 const TRANSIT_FACTOR: f64 = 4.0;
 /// Longest interval between two copies of one job. The intervals double, so that a job which queues for a day gets
 /// five copies, and three more for each further day.
 pub const REPUBLISH_INTERVAL_MAX: Duration = Duration::from_secs(6 * 60 * 60);
-/// Copies per lane and sweep at least, so that a slow lane's jobs are back soon.
+/// Least copies per lane and sweep, so that a slow lane's jobs return soon.
 const BATCH_MIN: f64 = 100.0;
-/// And at most: the next sweep goes on.
+/// Most copies per lane and sweep; the next sweep continues.
 const BATCH_MAX: f64 = 2_000.0;
 
-/// What a sweeper knows of a lane.
+/// State of a lane, as the sweeper sees it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LaneView {
-    /// Messages that wait in its queue, ready to be taken.
+    /// Messages ready in its queue.
     pub ready: u64,
-    /// What its limits let out, by the row; zero when it is closed.
+    /// Egress rate by the limits of its row; 0 when a limit is closed.
     pub jobs_per_second: f64,
-    /// For how long jobs have flowed since its provider was last down or wrongly set up; `None`: they do not.
+    /// Time for which jobs have been sent since its provider was last down or misconfigured; `None`: they are not sent.
     pub healthy_for: Option<Duration>,
 }
 
-/// Which of a lane's jobs to bring back, with sweeps this far apart; `None`: none. While a provider is down its jobs are
-/// overdue and their messages wait in the queue, and they need their way through it from then on.
+/// Which of a lane's jobs to republish, with sweeps this far apart; `None`: none. While a provider is down, its overdue
+/// jobs have their messages in the queue. After that, they need their time through the queue first.
 #[must_use]
 pub fn overdue_query(lane: LaneView, every: Duration) -> Option<OverduePolicy> {
     let grace = grace(lane);
-    if lane.ready > 0 && lane.healthy_for.is_none_or(|flows_for| flows_for < grace) {
+    if lane.ready > 0 && lane.healthy_for.is_none_or(|healthy_for| healthy_for < grace) {
         return None;
     }
-    // Twice what the lane lets out until the next sweep: a lane whose messages are all gone is refilled without a gap.
+    // Twice what the lane sends until the next sweep: a lane whose messages are all lost is refilled without a gap.
     let batch = (lane.jobs_per_second * every.as_secs_f64() * 2.0).clamp(BATCH_MIN, BATCH_MAX);
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between the two bounds above")]
     let at_most = batch as u32;
     Some(OverduePolicy { grace, republish_after: grace, republish_interval_max: REPUBLISH_INTERVAL_MAX, at_most })
 }
 
-/// After a batch of jobs that were ended or emptied: the pause before the next, as long as the batch took, so that the
-/// database is half the payments' at least; `None`: there is nothing more, or the next sweep goes on.
+/// Pause after a batch of jobs that were ended or emptied: as long as the batch took, so that the payments get at least
+/// half of the database's time. `None`: the batch was not full, or the next sweep continues.
 #[must_use]
 pub fn pause_before_next(full: bool, took: Duration, left: Duration) -> Option<Duration> {
     (full && !left.is_zero() && took.saturating_mul(2) <= left).then_some(took)
@@ -65,10 +65,11 @@ fn grace(lane: LaneView) -> Duration {
     if lane.ready == 0 {
         return GRACE_EMPTY;
     }
-    #[allow(clippy::cast_precision_loss, reason = "a reckoning")]
-    let way_s = lane.ready as f64 / lane.jobs_per_second * TRANSIT_FACTOR;
-    // A closed lane's way is infinite.
-    Duration::try_from_secs_f64(way_s).map_or(GRACE_MAX, |way| GRACE_BUSY.saturating_add(way).min(GRACE_MAX))
+    #[allow(clippy::cast_precision_loss, reason = "an estimate")]
+    let transit_s = lane.ready as f64 / lane.jobs_per_second * TRANSIT_FACTOR;
+    // The transit time of a closed lane is infinite.
+    Duration::try_from_secs_f64(transit_s)
+        .map_or(GRACE_MAX, |transit| GRACE_BUSY.saturating_add(transit).min(GRACE_MAX))
 }
 
 #[cfg(test)]
@@ -110,17 +111,17 @@ mod tests {
     #[test]
     fn unhealthy_lane_with_messages_gets_no_copies() {
         let s = Duration::from_secs;
-        for (ready, flows_for, copies) in [
+        for (ready, healthy_for, copies) in [
             (13, None, false),
             (13, Some(s(0)), false),
             (13, Some(s(299)), false),
             (13, Some(s(301)), true),
-            // What an empty queue lost comes back whatever its provider does.
+            // Lost jobs of an empty queue return whatever the provider does.
             (0, None, true),
             (0, Some(s(0)), true),
         ] {
-            let lane = LaneView { healthy_for: flows_for, ..view(ready, 100.0) };
-            assert_eq!(overdue_query(lane, EVERY).is_some(), copies, "{ready} ready, flows for {flows_for:?}");
+            let lane = LaneView { healthy_for, ..view(ready, 100.0) };
+            assert_eq!(overdue_query(lane, EVERY).is_some(), copies, "{ready} ready, healthy for {healthy_for:?}");
         }
     }
 
@@ -140,16 +141,16 @@ mod tests {
         }
     }
 
-    /// The bound that the documentation names: intervals that double from the grace on, up to the longest.
+    /// The bound that the documentation names: intervals double, from the grace to the longest.
     #[test]
     fn copies_per_job_grow_logarithmically() {
-        let rule = overdue_query(view(300_000, 100.0), EVERY).unwrap();
+        let policy = overdue_query(view(300_000, 100.0), EVERY).unwrap();
         let copies = |within: Duration| {
-            let (mut overdue, mut copies) = (rule.grace, 0);
+            let (mut overdue, mut copies) = (policy.grace, 0);
             while overdue <= within {
                 copies += 1;
-                // As the ledger moves `sweep_after`, and the grace on top.
-                overdue += overdue.clamp(rule.republish_after, rule.republish_interval_max) + rule.grace;
+                // As the ledger moves `sweep_after`, plus the grace.
+                overdue += overdue.clamp(policy.republish_after, policy.republish_interval_max) + policy.grace;
             }
             copies
         };

@@ -1,6 +1,7 @@
-//! The account that must add up, looked at now and then and said loudly when it does not.
+//! The periodic reconciliation: checks that all jobs are accounted for, and logs an error if they are not.
 //!
-//! Refuses to mend: what does not add up is a fault of the program or of somebody's SQL, and a person must see it.
+//! It repairs nothing. A discrepancy is a fault of the program or of manual SQL, and an operator must see it. See
+//! `docs/decisions/0005-reconcile-all-jobs.md`.
 
 use std::time::Duration;
 
@@ -9,12 +10,12 @@ use crate::ledger::upkeep::{CheckScope, LedgerReconciliation};
 use crate::worker::WorkerContext;
 use crate::worker::settings_sync::LoadedSettings;
 
-/// How often, in the whole cluster.
+/// Time between two checks, in the whole cluster.
 const CHECK_INTERVAL: Duration = Duration::from_secs(60);
-/// Settled jobs are held against their events and attempts for so long after they settled: ten looks at each.
+/// Time for which finished jobs are compared with their events and attempts: ten checks of each.
 pub const CHECKED_JOBS: CheckScope = CheckScope::Since(Duration::from_secs(10 * 60));
-/// A job is astray when it has been due for so long without a lease: longer than the longest grace, so that at least one
-/// copy has been published meanwhile, and an hour for that copy to be taken.
+/// A job is overdue when it has been due for this long without a lease. That is longer than the longest grace, so at
+/// least one copy has been published, and it had an hour to be consumed.
 pub const OVERDUE_ALARM_AFTER: Duration = Duration::from_secs(2 * 60 * 60);
 
 pub async fn check(worker: &WorkerContext, known: &LoadedSettings) -> Result<(), SweepError> {
@@ -22,29 +23,29 @@ pub async fn check(worker: &WorkerContext, known: &LoadedSettings) -> Result<(),
     if !upkeep.lease_duty("account", CHECK_INTERVAL).await? {
         return Ok(());
     }
-    // An account is right without it, and only takes longer.
+    // The reconciliation is right without it, and only takes longer.
     if let Err(error) = upkeep.update_finished_totals().await {
-        tracing::warn!(%error, "jobs that have settled are not summed up yet");
+        tracing::warn!(%error, "failed to update the totals of finished jobs; reconciliation continues without them");
     }
     for account in upkeep.reconcile(OVERDUE_ALARM_AFTER, CHECKED_JOBS).await? {
         for fault in account.discrepancies() {
-            tracing::error!(provider = account.provider, fault, "the ledger does not add up");
+            tracing::error!(provider = account.provider, fault, "jobs are not accounted for");
         }
         if let Some(why) = overdue_alarm(&account, known) {
-            tracing::error!(provider = account.provider, jobs = account.overdue, why, "jobs are astray");
+            tracing::error!(provider = account.provider, jobs = account.overdue, why, "jobs are overdue");
         }
     }
     Ok(())
 }
 
-/// Why jobs that nobody takes are worth an alarm; `None` when a person has stopped their lane.
+/// Why overdue jobs need an alarm; `None` when an operator has stopped their lane.
 fn overdue_alarm(account: &LedgerReconciliation, known: &LoadedSettings) -> Option<&'static str> {
     if account.overdue == 0 {
         return None;
     }
     let row = known.providers.get(account.provider.as_str());
     match row {
-        None => Some("their provider has no row that can be used: nobody will ever take them"),
+        None => Some("their provider has no valid row: no worker takes them"),
         Some(row) if row.enabled && !row.paused => Some("due for two hours, and no worker takes them"),
         Some(_) => None,
     }
@@ -74,7 +75,7 @@ mod tests {
         let altered: [(Alter, &str); 4] = [
             (|account| account.due -= 1, "7 jobs open, 6"),
             (|account| account.delayed += 1, "7 jobs open, 8"),
-            (|account| account.without_event = 1, "1 settled job without an event"),
+            (|account| account.without_event = 1, "1 finished job without an event"),
             (|account| account.without_accepted_attempt = 2, "2 jobs succeeded without"),
         ];
         for (alter, words) in altered {

@@ -1,7 +1,7 @@
-//! Bringing jobs back: their messages, made from the ledger, published to their lanes.
+//! Republishing of jobs: their messages are built from the ledger and published to their lanes.
 //!
-//! Refuses a message that says something else than the first did: such a job goes to a person. Lanes that are paused,
-//! disabled or gone are left alone, because nobody would take what is published there.
+//! A job whose built message differs from the recorded one goes to manual review. Lanes that are paused, disabled or
+//! deleted get no messages, because no worker would consume them.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -23,9 +23,9 @@ use crate::worker::settings_sync::LoadedSettings;
 use crate::worker::supervisor::WorkerStatus;
 use crate::worker::unconfirmed::publish_with_timeout;
 
-/// Jobs that no queue has are published so long before they are due: a worker then waits for the exact instant.
+/// Jobs without a message are published this long before they are due; a worker then waits for the exact instant.
 const PUBLISH_AHEAD: Duration = Duration::from_secs(30);
-/// Publishes under way at once: a broker confirms many together.
+/// Publishes in progress at once: a broker confirms many together.
 const CONCURRENT_PUBLISHES: usize = 64;
 
 pub(super) async fn republish_all(
@@ -33,52 +33,52 @@ pub(super) async fn republish_all(
     progress: &WorkerStatus,
     known: &LoadedSettings,
 ) -> Result<(), SweepError> {
-    let closed = |row: &Provider| progress.lanes.get(&row.name).is_some_and(|pauses| pauses.is_queue_refused());
+    let refused = |row: &Provider| progress.lanes.get(&row.name).is_some_and(|pauses| pauses.is_queue_refused());
     let takes =
-        |row: &&Arc<Provider>| row.enabled && !row.paused && !closed(row) && !worker.unconfirmed.blocks(&row.name);
+        |row: &&Arc<Provider>| row.enabled && !row.paused && !refused(row) && !worker.unconfirmed.blocks(&row.name);
     let flowing = known.providers.values().filter(takes);
-    let (mut first, mut looked) = (Ok(()), BTreeSet::new());
-    let mut turns = RoundRobin::new(worker, flowing);
-    while let Some((provider, batches)) = turns.next().await {
-        // Without a lane of its own this worker knows nothing against the usual rule.
+    let (mut result, mut visited) = (Ok(()), BTreeSet::new());
+    let mut lanes = RoundRobin::new(worker, flowing);
+    while let Some((provider, batches)) = lanes.next().await {
+        // Without a lane of its own, this worker has no reason against the usual rule.
         let pauses = progress.lanes.get(&provider.name);
-        let flows_for = pauses.map_or(Some(Duration::MAX), |pauses| pauses.healthy_for());
-        let published = match looked.insert(&provider.name) {
-            true => republish_overdue(worker, provider, flows_for).await,
+        let healthy_for = pauses.map_or(Some(Duration::MAX), |pauses| pauses.healthy_for());
+        let published = match visited.insert(&provider.name) {
+            true => republish_overdue(worker, provider, healthy_for).await,
             false => publish_unqueued(worker, &provider.name).await,
         };
         match published {
-            Ok(jobs) => turns.requeue(provider, batches, jobs),
-            // Where one cannot be published, the next batch would not be either.
-            Err(error) => first = first.and(Err(error)),
+            Ok(jobs) => lanes.requeue(provider, batches, jobs),
+            // Where one message cannot be published, the next batch would fail too.
+            Err(error) => result = result.and(Err(error)),
         }
     }
-    first
+    result
 }
 
-/// Those that are overdue, once in a sweep, and the first of those that no queue has.
+/// Republishes the overdue jobs of a lane, once per sweep, and the first batch of jobs without a message.
 async fn republish_overdue(
     worker: &WorkerContext,
     provider: &Provider,
-    flows_for: Option<Duration>,
+    healthy_for: Option<Duration>,
 ) -> Result<u32, SweepError> {
     let (lane, upkeep) = (&provider.name, &worker.backends.upkeep);
-    // Without a queue there is nothing to publish to; the lane declares it when it opens.
+    // Without a queue, the message would be unroutable; the lane declares the queue when it opens.
     let Some(ready) = worker.backends.queue.depth(lane).await? else { return Ok(0) };
-    let view = LaneView { ready, jobs_per_second: provider.egress_per_second(), healthy_for: flows_for };
+    let view = LaneView { ready, jobs_per_second: provider.egress_per_second(), healthy_for };
     let back = match overdue_query(view, worker.options.sweep_every) {
         Some(which) => upkeep.take_overdue(lane, &which).await?,
         None => Vec::new(),
     };
     if !back.is_empty() {
         let most = back.iter().map(|job| job.sweeps).max().unwrap_or_default();
-        tracing::warn!(provider = %lane, jobs = back.len(), ready, most_copies = most, "overdue jobs are brought back");
+        tracing::warn!(provider = %lane, jobs = back.len(), ready, most_copies = most, "republishing overdue jobs");
     }
     publish_all(worker, lane, back).await?;
     publish_unqueued(worker, lane).await
 }
 
-/// A batch of those that no queue has: a day's payments may all be for midnight.
+/// Publishes a batch of jobs without a message: all payments of a day may be due at midnight.
 async fn publish_unqueued(worker: &WorkerContext, lane: &ProviderName) -> Result<u32, SweepError> {
     let due = worker.backends.upkeep.take_unqueued(lane, PUBLISH_AHEAD, GRACE_BUSY, BATCH).await?;
     let taken = u32::try_from(due.len()).unwrap_or(u32::MAX);
@@ -97,7 +97,7 @@ async fn publish_all(worker: &WorkerContext, lane: &ProviderName, jobs: Vec<JobT
     first
 }
 
-/// Publishes one copy. One that fails comes again after its interval: the right to it was used up.
+/// Publishes one copy. If that fails, the next is published after the job's interval: this one was used up.
 async fn publish(worker: &WorkerContext, lane: &ProviderName, recorded: JobToRepublish) -> Result<(), SweepError> {
     let Some(body) = rebuild_or_review(worker, &recorded).await? else { return Ok(()) };
     let properties = Properties {
@@ -112,7 +112,7 @@ async fn publish(worker: &WorkerContext, lane: &ProviderName, recorded: JobToRep
     Ok(())
 }
 
-/// The job's message; one that says something else than was recorded makes it a person's.
+/// The job's message; if it differs from the recorded one, the job goes to manual review instead.
 pub(in crate::worker) async fn rebuild_or_review(
     worker: &WorkerContext,
     recorded: &JobToRepublish,
@@ -128,11 +128,11 @@ pub(in crate::worker) async fn rebuild_or_review(
     Ok(message)
 }
 
-/// The job's message, if it says what the recorded one said. A payload that was emptied, or a row that somebody changed,
-/// gives another hash.
+/// The job's message, if it equals the recorded one. An emptied payload, or a row that was changed by hand, gives
+/// another hash.
 fn rebuild_message(recorded: &JobToRepublish) -> Option<Bytes> {
     let body = encode(&recorded.job);
-    // The job was judged when it was recorded; rules for new ones must not stop it now.
+    // The job was validated when it was recorded; rules for new jobs must not stop it now.
     let decoded = decode_recorded(&body, &recorded.job.provider).ok()?;
     (decoded.hash == recorded.hash && decoded.job == recorded.job).then(|| body.into())
 }
@@ -178,7 +178,7 @@ mod tests {
         }
     }
 
-    /// What the lane says need not be in the message, so a job that just fitted still fits.
+    /// What the lane name says need not be in the message, so a message of the largest size still fits.
     #[test]
     fn largest_message_can_be_rebuilt() {
         let head = r#"{"id":"p-1","amount":1299,"currency":"EUR","payload":{"a":""#;

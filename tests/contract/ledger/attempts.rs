@@ -125,7 +125,7 @@ async fn a_lost_workers_attempt_becomes_unknown(kind: Kind) {
     assert_eq!((claimed.attempts, claimed.maybe_charged, claimed.lease.fence), (1, true, lost.fence + 1));
     assert_eq!(claimed.frozen_request.unwrap().0, request("p1"));
     let attempt = "SELECT outcome || '|' || detail FROM attempts WHERE ended_at IS NOT NULL";
-    assert_eq!(fixture.one(attempt).await, "unknown|a worker was lost while the request was on the wire");
+    assert_eq!(fixture.one(attempt).await, "unknown|a worker was lost while the request was in flight");
     assert_eq!(fixture.state("p1").await, "unknown");
     // The lost worker comes back with an answer: too late, nothing is overwritten.
     let done = JobState::Final { state: FinalState::Succeeded, reason: "accepted".to_owned(), reference: None };

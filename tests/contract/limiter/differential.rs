@@ -26,7 +26,7 @@ use history::{Plan, PlannedLimit, PlannedPast, PlannedSeeds, PlannedWant, Step, 
 const START_US: u64 = 1_800_000_000_000_000;
 const CALLERS: usize = 3;
 /// Histories of one test; `HISTORIES` asks for more.
-const HISTORIES: u32 = 1_000;
+const HISTORIES: u32 = 400;
 
 /// The function with its clock replaced by a key, so that both sides live through the same instants.
 pub(super) struct LuaSide {

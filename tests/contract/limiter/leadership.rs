@@ -192,7 +192,7 @@ async fn unavailable_database_stops_grants() {
     works.flows(TRAFFIC).await;
     let held = rows.held().await;
     block_in_place(|| postgres.kill());
-    works.all_say("the database cannot be asked").await;
+    works.all_say("the leader row cannot be read").await;
     // What had been granted before is under way.
     sleep(BOOKING_HORIZON + quota().send_budget + quota().hold_max).await;
     let before = works.requests();

@@ -117,7 +117,9 @@ fn crash_interleavings_never_breach_limit_two() {
 fn crash_and_release_interleavings_never_breach_limit_one() {
     let laws = Laws::new(1, Rules::Kept);
     no_interleaving_breaches(&laws, Size { returns: 1, ..TWO_JOBS_AND_A_CRASH }, 4_000);
-    no_interleaving_breaches(&laws, Size { jobs: 2, crashes: 2, returns: 2 }, 10_000);
+    if is_whole() {
+        no_interleaving_breaches(&laws, Size { jobs: 2, crashes: 2, returns: 2 }, 10_000);
+    }
 }
 
 #[test]

@@ -38,7 +38,7 @@ async fn ungranted_secret_makes_row_unusable() {
     let server = RawServer::start(vec![Then::ok()]).await;
     let row = with_key(&server.url());
     let none = refusal(&row, &policy());
-    let line = "header `authorization`: `${env:PATH}` may not be sent to 127.0.0.1, says outbound.secrets: if it is meant, \
+    let line = "header `authorization`: `${env:PATH}` may not be sent to 127.0.0.1: to allow it, \
                 write `secrets = [\"env:PATH@127.0.0.1\"]` below [outbound] in the workers' configuration";
     assert_eq!(none, line);
     for entries in [

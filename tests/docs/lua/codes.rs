@@ -14,8 +14,8 @@ use super::header::Header;
 use super::{QUOTA, call, read, spec};
 
 /// The value of a field in what an argument says.
-fn sent(spec: &QuotaSpec, group: &str, field: &str, settlement: Option<PermitRelease>, want: PermitRequest) -> u64 {
-    let lines = read(&encode_call(spec, &call(vec![want], settlement.into_iter().collect())), "run");
+fn sent(spec: &QuotaSpec, group: &str, field: &str, release: Option<PermitRelease>, want: PermitRequest) -> u64 {
+    let lines = read(&encode_call(spec, &call(vec![want], release.into_iter().collect())), "run");
     let last = lines.iter().rfind(|line| line.starts_with(group)).unwrap();
     let (_, value) = last.split_once(&format!("{field} ")).unwrap();
     value.split(',').next().unwrap().parse().unwrap()
@@ -66,13 +66,15 @@ fn calls_have_the_codes_of_the_header() {
     let to = [("all", AppliesTo::All), ("charge", AppliesTo::Charge), ("lookup", AppliesTo::Lookup)];
     let kinds = header.codes("CODES", "applies and kind of a want");
     assert_eq!(kinds, named(to.map(|(name, to)| (name, applies(to)))));
-    let fate =
-        |fate| PermitRelease { call: 1, cost: 1, kind: CallKind::Charge, subjects: Vec::new(), release_kind: fate };
-    let fates =
-        [("used", ReleaseKind::Used { age: Duration::ZERO }), ("not sent", ReleaseKind::Unused { origins: vec![0] })];
-    let sent_fate =
-        |it: ReleaseKind| sent(&spec(), "settlement: ", "fate", Some(fate(it)), PermitRequest::charges(1, 1));
-    assert_eq!(header.codes("CODES", "fate"), named(fates.map(|(name, it)| (name, sent_fate(it)))));
+    let release =
+        |release_kind| PermitRelease { call: 1, cost: 1, kind: CallKind::Charge, subjects: Vec::new(), release_kind };
+    let release_kinds =
+        [("used", ReleaseKind::Used { age: Duration::ZERO }), ("unused", ReleaseKind::Unused { origins: vec![0] })];
+    let sent_code = |kind: ReleaseKind| {
+        sent(&spec(), "release: ", "release kind", Some(release(kind)), PermitRequest::charges(1, 1))
+    };
+    let codes = named(release_kinds.map(|(name, kind)| (name, sent_code(kind))));
+    assert_eq!(header.codes("CODES", "release kind"), codes);
     for (name, kind) in [("charge", CallKind::Charge), ("lookup", CallKind::Lookup)] {
         let want = PermitRequest { kind, ..PermitRequest::charges(1, 1) };
         assert_eq!(sent(&spec(), "want: ", "kind", None, want), kinds[name]);

@@ -87,14 +87,14 @@ fn peek_example_matches_the_server() {
     caller.warm();
     let granting = caller.calls + 1;
     caller.call(call(vec![PermitRequest::charges(answered + in_flight, 1)], Vec::new()));
-    let settlement = PermitRelease {
+    let release = PermitRelease {
         call: granting,
         cost: answered,
         kind: CallKind::Charge,
         subjects: Vec::new(),
         release_kind: ReleaseKind::Used { age: Duration::ZERO },
     };
-    caller.call(call(Vec::new(), vec![settlement]));
+    caller.call(call(Vec::new(), vec![release]));
     let mut answer = look(&mut caller);
     let mut expected: Vec<&str> = expected.split(' ').map(|word| word.trim_matches('"')).collect();
     // An answer counts from the next whole millisecond, and calls in flight for a whole window from now.

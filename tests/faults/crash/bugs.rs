@@ -174,7 +174,7 @@ impl Newer {
     /// Waits until each message is acknowledged, or its copy was refused and is tried again.
     async fn dealt_with(&self, worker: &Worker) {
         until("all are dealt with", PATIENCE, worker, async || {
-            let refused = worker.log().matches("engine away, waiting for it what=\"park a job\"").count();
+            let refused = worker.log().matches("backend unavailable, retrying what=\"delay a job\"").count();
             self.held().await <= refused
         })
         .await;

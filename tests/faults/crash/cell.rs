@@ -410,10 +410,10 @@ impl Worker {
         self.is_gone().await;
     }
 
-    /// SIGTERM, and everything finished or handed back.
+    /// SIGTERM, and all requests finished or requeued.
     pub async fn stop(self) -> String {
         self.0.signal("TERM");
-        self.says("everything was finished or handed back").await;
+        self.says("all requests finished, unsent jobs returned to the queue").await;
         self.log()
     }
 }

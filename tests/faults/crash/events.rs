@@ -62,7 +62,7 @@ async fn commit_with_lost_reply_is_detected() {
     cell.settled(&worker).await;
     assert!(trap.sprung(), "{}", worker.log());
     let log = worker.stop().await;
-    assert!(log.contains("engine away, waiting for it what=\"write an outcome down\""), "{log}");
+    assert!(log.contains("backend unavailable, retrying what=\"record an outcome\""), "{log}");
     assert_eq!(cell.fake.report().requests, 3);
     assert_eq!(outcomes(&cell).await, ["accepted"; 3]);
     assert_eq!(cell.count("SELECT count(*) FROM outcome_events").await, 3);
@@ -80,7 +80,7 @@ async fn throttled_wait_is_honoured_in_full() {
     let worker = cell.worker(&[]).await;
     cell.settled(&worker).await;
     let log = worker.stop().await;
-    assert!(log.contains("the provider refused what we allowed"), "{log}");
+    assert!(log.contains("the provider throttled requests that the limits allowed"), "{log}");
     let arrivals = cell.fake.arrivals_us();
     let refused: Vec<usize> = (5..arrivals.len()).filter(|at| arrivals[*at] - arrivals[*at - 5] < 1_000_000).collect();
     assert!(!refused.is_empty() && refused.len() as u64 == cell.fake.report().refused_429, "{arrivals:?}");
@@ -109,7 +109,7 @@ async fn returned_copy_is_republished_to_redeclared_queue() {
     cell.publish(14).await;
     cell.settled(&worker).await;
     let log = worker.stop().await;
-    assert!(log.contains("no queue takes a message; its queues and exchanges are declared again"), "{log}");
+    assert!(log.contains("message unroutable; declaring its queues and exchanges again"), "{log}");
     assert_eq!(cell.verdict().await, Verdict::default());
 }
 
@@ -129,7 +129,7 @@ async fn consumer_timeout_and_blocked_publishers_lose_nothing() {
     let mut cell = Cell::open("impatient", setup).await;
     cell.publish(6).await;
     let worker = cell.worker(&[]).await;
-    worker.says("lane closed, will open again").await;
+    worker.says("lane closed, reopening").await;
     assert!(worker.log().contains("PRECONDITION_FAILED"), "{}", worker.log());
     cell.settled(&worker).await;
     worker.stop().await;

@@ -84,7 +84,7 @@ async fn narrowed_row_sends_recorded_jobs_to_review() {
     bench.publish("acme", &with_payload("new")).await;
     bench.pay("acme", "plain").await;
     let waiting = bench.until_state("waiting", "review").await;
-    let said = "surely not charged; payload: the request body that the provider's row makes of it exceeds";
+    let said = "confirmed not charged; payload: the request body that the provider's row makes of it exceeds";
     assert!(waiting.reason.starts_with(said), "{waiting:?}");
     bench.until_state("plain", "succeeded").await;
     bench.until("the new one is refused", async || rejected(&bench).await.len() == 1).await;
@@ -110,7 +110,7 @@ async fn oversized_frozen_request_is_not_resent() {
     bench.sql("UPDATE queue_messages SET visible_at_ms = 0").await;
     bench.run();
     let old = bench.until_state("old", "review").await;
-    assert_eq!(old.reason, "surely not charged; the frozen request is larger than requests may be");
+    assert_eq!(old.reason, "confirmed not charged; the frozen request is larger than requests may be");
     assert_eq!(bench.script.sent_for("old").len(), 1);
 }
 
@@ -131,7 +131,7 @@ async fn job_that_crashes_workers_goes_to_review() {
     bench.sql("UPDATE queue_messages SET visible_at_ms = 0").await;
     bench.run();
     let poison = bench.until_state("poison", "review").await;
-    assert!(poison.reason.starts_with("surely not charged; 5 workers in a row were lost"), "{poison:?}");
+    assert!(poison.reason.starts_with("confirmed not charged; 5 workers in a row were lost"), "{poison:?}");
     let unknown = bench.until_state("unknown", "review").await;
     assert!(unknown.reason.starts_with("the outcome is unknown; 5 workers in a row"), "{unknown:?}");
     bench.until_state("victim", "succeeded").await;

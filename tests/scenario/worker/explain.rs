@@ -113,7 +113,7 @@ async fn each_state_is_explained_from_live_data() {
     let at = second.stands_at.clone().unwrap();
     assert_eq!((at.gate.as_str(), at.allows.as_deref(), at.used), ("limit", Some("1/30s"), Some(1)), "{second:?}");
     assert!(
-        second.summary.starts_with("waits for limit all of acme (1 per 30 s): 1 used, its turn about"),
+        second.summary.starts_with("waits for limit all of acme (1 per 30 s): 1 used, estimated start"),
         "{second:?}"
     );
     assert!((20_000..31_000).contains(&at.turn_in_ms.unwrap()), "{at:?}");
@@ -127,7 +127,7 @@ async fn each_state_is_explained_from_live_data() {
     bench.pay("bolt", "held").await;
     bench.until_sent("bolt", 1).await;
     let held = ask(&bench, "held").await;
-    assert!(held.summary.contains("request 1 is on the wire since") && held.state == "sending", "{}", held.summary);
+    assert!(held.summary.contains("request 1 is in flight since") && held.state == "sending", "{}", held.summary);
     bench.script.let_go();
     bench.until_state("held", "succeeded").await;
 
@@ -150,7 +150,7 @@ async fn delayed_job_names_its_limit() {
     let at = second.stands_at.clone().unwrap();
     assert_eq!((at.gate.as_str(), at.limit.as_deref(), at.exact), ("limit", Some("all"), false), "{second:?}");
     let parked = second.gates.iter().find(|gate| gate.name == "time").unwrap();
-    assert!(parked.passed && parked.words.starts_with("parked until"), "{parked:?}");
+    assert!(parked.passed && parked.words.starts_with("delayed until"), "{parked:?}");
     let wake_in =
         bench.count("SELECT wake_at - CAST(unixepoch('subsec') * 1000 AS INTEGER) FROM jobs WHERE id = 'second'");
     let wake_in = u64::try_from(wake_in.await).unwrap();
@@ -188,7 +188,7 @@ async fn waiting_payment_gets_a_start_forecast() {
         let told = ask(&bench, id).await;
         let Some(at) = told.stands_at.clone().filter(|at| at.exact) else { continue };
         in_bucket += 1;
-        assert!(at.gate == "turn" && told.summary.contains("steady outflow (0.5 per second)"), "{told:?}");
+        assert!(at.gate == "turn" && told.summary.contains("leaky bucket (0.5 per second)"), "{told:?}");
         assert!(at.before_it.unwrap() <= 3 && at.turn_in_ms.unwrap() <= 8_000, "{told:?}");
     }
     assert!(in_bucket > 0);

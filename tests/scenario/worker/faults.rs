@@ -108,8 +108,8 @@ async fn invalid_messages_are_logged_as_one_count() {
     for reason in ["bad_amount", "bad_currency"] {
         let lines = page.lines_with(&format!("reason=\"{reason}\""));
         assert_eq!(lines.len(), 2, "{lines:?}");
-        assert!(lines[0].contains("message is no job") && lines[0].contains("detail="), "{lines:?}");
-        assert!(lines[1].contains("count=29") && lines[1].contains("message is no job"), "{lines:?}");
+        assert!(lines[0].contains("message rejected: not a valid job") && lines[0].contains("detail="), "{lines:?}");
+        assert!(lines[1].contains("count=29") && lines[1].contains("message rejected: not a valid job"), "{lines:?}");
     }
 }
 

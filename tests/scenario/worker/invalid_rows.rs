@@ -98,8 +98,8 @@ async fn missing_url_field_sends_job_to_review() {
     bench.until_state("with", "succeeded").await;
     assert_eq!(bench.script.sent_for("with")[0].request.url, "https://acme.test/payments/inv%2F1/captures");
     for (id, reason) in [
-        ("without", "surely not charged; the job has no reference, which url needs"),
-        ("climbing", "surely not charged; a field of the job would change the path of url"),
+        ("without", "confirmed not charged; the job has no reference, which url needs"),
+        ("climbing", "confirmed not charged; a field of the job would change the path of url"),
     ] {
         let job = bench.until_state(id, "review").await;
         assert_eq!((job.reason.as_str(), job.attempts), (reason, 0));

@@ -185,7 +185,7 @@ async fn limited_lookup_does_not_pause_the_lane() {
 async fn exhausted_charge_limit_does_not_stop_lookups() {
     // Mode, and what the next charge waits for.
     for (mode, window_ms, waits_for) in [
-        ("blocking", 3_600_000, "waits for a place in the steady outflow"),
+        ("blocking", 3_600_000, "waits for a worker slot at the egress rate"),
         ("requeue", 600_000, "waits for limit charges"),
         ("blocking", 600_000, "waits for limit charges"),
     ] {

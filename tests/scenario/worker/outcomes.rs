@@ -180,14 +180,14 @@ async fn throttling_without_retry_after_backs_off() {
     }
     assert_eq!(
         bench.last_decision("acme", "throttled"),
-        "the provider refused what we allowed; nothing is sent for 0.4 s"
+        "the provider throttled requests that the limits allowed; nothing is sent for 0.4 s"
     );
     bench.script.plan("second", [nameless()]);
     bench.pay("acme", "second").await;
     bench.until_state("second", "succeeded").await;
     assert_eq!(
         bench.last_decision("acme", "throttled"),
-        "the provider refused what we allowed; nothing is sent for 0.1 s"
+        "the provider throttled requests that the limits allowed; nothing is sent for 0.1 s"
     );
 }
 

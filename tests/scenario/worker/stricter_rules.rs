@@ -126,7 +126,7 @@ async fn sensitive_reference_is_dropped_but_outcome_kept() {
         ("key", "succeeded", format!("accepted; {of_key}"), None),
         ("plain", "succeeded", "accepted".to_owned(), Some("ch_1")),
         ("refused", "declined", "(withheld)".to_owned(), None),
-        ("asked", "succeeded", format!("accepted, as the provider says when asked; {of_card}"), None),
+        ("asked", "succeeded", format!("accepted, as the look-up reports; {of_card}"), None),
     ] {
         let job = bench.until_state(id, state).await;
         assert_eq!((job.reason, job.reference.as_deref()), (reason, reference), "{id}");

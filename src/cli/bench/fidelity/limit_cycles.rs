@@ -1,24 +1,24 @@
-//! The rate of a saturated lane, measured so that a perfect limiter comes to exactly what its limit lets out.
+//! The rate of a saturated lane, measured so that a perfect limiter reaches exactly its limit's rate.
 //!
-//! Refuses spans between the wrong calls. L slots go round: whoever divides n − L calls by the whole span loses the part
-//! of the last turn that the end cuts off (a perfect limiter of 100/1s at 50 ± 30 ms comes to 97.1 to 99.4 % in 30 s),
-//! and whoever measures between the first calls of two turns counts the spread of a turn as rate (100.6 to 100.9 %).
-//! From the middle of one turn to the middle of another both cancel out (99.95 to 100.05 %).
+//! The L slots are used again in each turn. Dividing n − L calls by the whole span loses the part of the last turn that
+//! the end cuts off. So a perfect limiter of 100/1s at 50 ± 30 ms shows 97.1 to 99.4 % in 30 s. Measuring between the
+//! first calls of two turns counts the spread of a turn as rate (100.6 to 100.9 %). From the middle of one turn to the
+//! middle of another, both errors cancel out (99.95 to 100.05 %).
 //!
-//! What n − L calls over the span can come to. A slot that begins at φ and comes round every P makes
-//! ⌊(T − φ) / P⌋ + 1 calls until T. Where all begin together and T is k turns, n − L = k·L over k·P: all of L / P. Where
-//! they begin evenly spread over a turn, n = L·T / P, and (n − L) / T = L / P · (1 − P / T): 96.5 % for P = 1.05 s in
-//! 30 s, and 99 % only from 105 s on. Holds that vary spread a turn more and more and bring every run there. So the figure
-//! means something only beside that of a perfect limiter with the same first turn: [`perfect_over_span`].
+//! The result of n − L calls over the span depends on the first turn. A slot that begins at φ and is used again every P
+//! makes ⌊(T − φ) / P⌋ + 1 calls until T. If all begin together and T is k turns, n − L = k·L over k·P: all of L / P.
+//! If they begin evenly spread over a turn, n = L·T / P. Then (n − L) / T = L / P · (1 − P / T): 96.5 % for P = 1.05 s
+//! in 30 s, and 99 % only from 105 s on. Holds that vary spread a turn more and more, so every run tends to that case.
+//! So the figure is meaningful only beside that of a perfect limiter with the same first turn: [`perfect_over_span`].
 
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 
-/// Of a perfect limiter; the mean of so many is within 0.1 %.
+/// Simulated runs of a perfect limiter; their mean is within 0.1 %.
 const RUNS: u32 = 16;
 
-/// Calls per second over whole turns, from the middle of the first to the middle of the last whole one; `None` when not
-/// even two turns are there.
+/// Calls per second over whole turns, from the middle of the first to the middle of the last whole one; `None` with
+/// fewer than two turns.
 #[must_use]
 #[allow(clippy::cast_precision_loss, reason = "counts and microseconds stay far below 2^53")]
 pub fn rate(arrivals_us: &[u64], slots: usize) -> Option<f64> {
@@ -29,7 +29,7 @@ pub fn rate(arrivals_us: &[u64], slots: usize) -> Option<f64> {
     (last_us > first_us).then(|| (turns * slots) as f64 * 1e6 / (last_us - first_us) as f64)
 }
 
-/// n − L calls over the span from the first to the last.
+/// The rate of n − L calls over the span from the first to the last.
 #[must_use]
 #[allow(clippy::cast_precision_loss, reason = "counts and microseconds stay far below 2^53")]
 pub fn rate_over_span(arrivals_us: &[u64], slots: usize) -> Option<f64> {
@@ -42,14 +42,14 @@ pub fn rate_over_span(arrivals_us: &[u64], slots: usize) -> Option<f64> {
 #[derive(Clone, Copy, Debug)]
 pub struct LimitCycle {
     pub slots: usize,
-    /// Window and mean hold, or window and allowance.
+    /// Window plus mean hold, or window plus allowance.
     pub seconds: f64,
-    /// Of holds, from the shortest to the longest.
+    /// Difference between the longest and the shortest hold.
     pub spread_s: f64,
 }
 
-/// What [`rate_over_span`] says of a perfect limiter that had the same first turn and the same end: mean of several runs
-/// with holds drawn evenly from their spread.
+/// The [`rate_over_span`] of a perfect limiter with the same first turn and the same end: the mean of several runs with
+/// holds drawn evenly from their spread.
 #[must_use]
 #[allow(clippy::cast_precision_loss, reason = "counts and microseconds stay far below 2^53")]
 pub fn perfect_over_span(arrivals_us: &[u64], turn: LimitCycle) -> Option<f64> {
@@ -83,7 +83,7 @@ mod tests {
     const SLOTS: usize = 100;
     const WINDOW_US: u64 = 1_000_000;
 
-    /// Arrivals until `until_us` of slots that each begin again exactly a window after their answer, and their mean hold.
+    /// Arrivals until `until_us`, if each slot is used again exactly a window after its response, and their mean hold.
     fn perfect(until_us: u64, seed: u64) -> (Vec<u64>, f64) {
         let mut rng = StdRng::seed_from_u64(seed);
         let (mut arrivals_us, mut held_us) = (Vec::new(), 0);
@@ -125,7 +125,7 @@ mod tests {
         assert!((utilisation - 0.98).abs() < 0.002, "{utilisation}");
     }
 
-    /// The two ends of what the span can show: slots that begin together, and slots that begin evenly over a turn.
+    /// The two extremes of the rate over the span: slots that begin together, and slots that begin evenly over a turn.
     #[test]
     fn rate_over_span_depends_on_first_cycle() {
         for (apart_us, end_us, expected) in [(0, 29 * 1_050_000, 1.0), (10_500, 30_000_000, 1.0 - 1.05 / 30.0)] {

@@ -1,7 +1,8 @@
-//! `bench fidelity`: how much of a strict provider's limit is used, how late requests start, and what it counts as breach.
+//! The `bench fidelity` command: the use of a strict provider's limit, the lateness of starts, and the breaches that it
+//! counts.
 //!
-//! Refuses our own word: rate, hold and breaches are the provider's, on its own clock. Lateness alone is ours, against
-//! the instant that each permit named.
+//! Rate, hold and breaches are the provider's figures, on its own clock. Only the lateness is ours, against the start
+//! time of each permit.
 
 use std::time::Duration;
 
@@ -29,39 +30,39 @@ use report::{FidelityReport, Measurements, RunTerms};
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const FIRST_ARRIVAL_MAX: Duration = Duration::from_secs(60);
 const PUBLISHING_MAX: Duration = Duration::from_secs(600);
-/// Jobs beyond what the limit lets out, so that the lane is never short of them.
+/// Factor of spare jobs, so that the lane always has waiting jobs.
 const JOBS_MARGIN: f64 = 1.2;
-/// Permits are booked so far ahead, and each holds one of a worker's requests meanwhile.
+/// How far permits are booked ahead; each uses a worker slot meanwhile.
 const BOOKED_AHEAD: Duration = Duration::from_millis(250);
 const BUCKET: i64 = 256;
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// What the provider allows, counted over every sliding window.
+    /// The provider's limit, counted over every sliding window.
     #[arg(long, value_name = "N/DURATION", default_value = "100/1s")]
     limit: Rate,
-    /// When a slot is free again: a window after the answer (proven), or after the grant plus `--jitter`.
+    /// When a slot is free again: a window after the response (proven), or after the grant plus `--jitter`.
     #[arg(long, value_enum, default_value = "response")]
     slot_release: SlotReleaseArg,
     /// Allowance for transit, with `--slot-release grant`.
     #[arg(long, value_name = "DURATION", default_value = "50ms", value_parser = parse_duration)]
     jitter: Duration,
-    /// Shortest time from receipt to answer.
+    /// Shortest time from request to response.
     #[arg(long, value_name = "DURATION", default_value = "20ms", value_parser = parse_duration)]
     latency_min: Duration,
-    /// Longest time from receipt to answer.
+    /// Longest time from request to response.
     #[arg(long, value_name = "DURATION", default_value = "80ms", value_parser = parse_duration)]
     latency_max: Duration,
-    /// Workers in this process, each with gates of its own. Default: 2, and 1 with an embedded limiter.
+    /// Workers in this process, each with its own gates. Default: 2, and 1 with an embedded limiter.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     workers: Option<u16>,
-    /// Requests at once of each worker. Default: what the limit can need.
+    /// Concurrent requests of each worker. Default: as many as the limit can need.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..=10_000))]
     in_flight: Option<i64>,
     /// Seconds from the first request.
     #[arg(long, value_name = "N", default_value = "30", value_parser = seconds)]
     seconds: f64,
-    /// An embedded deployment in a temporary directory instead of the configured engines.
+    /// Use an embedded deployment in a temporary directory instead of the configured backends.
     #[arg(long)]
     embedded: bool,
     /// Print the figures as JSON.
@@ -87,19 +88,19 @@ impl SlotReleaseArg {
 /// Runs the command.
 ///
 /// # Errors
-/// When something could not be measured, or an engine is away. A breach is a figure, no error.
+/// When something could not be measured, or a backend is unreachable. A breach is a figure, not an error.
 pub async fn run(
     args: &Args,
     config: &Config,
-    engines: &dyn Services,
+    services: &dyn Services,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
     if args.limit.max_requests() == 0 || args.latency_min > args.latency_max {
-        let text = "--limit 0/… is closed, and --latency-min is the shorter time";
+        let text = "--limit must be above 0, and --latency-min must not exceed --latency-max";
         return Err(CommandError::Configuration(text.to_owned()));
     }
     let mut interruption = Interruption::catch()?;
-    let mut stage = BenchEnvironment::prepare(args.embedded, config, engines).await?;
+    let mut stage = BenchEnvironment::prepare(args.embedded, config, services).await?;
     let workers = args.workers.unwrap_or(match stage.config.limiter.url {
         LimiterUrl::Embedded => 1,
         _ => 2,
@@ -112,9 +113,9 @@ pub async fn run(
         }
     };
     let ended = ended.await;
-    let struck = stage.tear_down().await;
+    let torn_down = stage.tear_down().await;
     let report = ended?;
-    struck?;
+    torn_down?;
     if args.json {
         console.json(&report)?
     } else {
@@ -137,22 +138,22 @@ async fn measure(
     };
     let lane = stage.add("", options, row(args, workers)).await?;
     stage.publish(&lane, jobs(args), PUBLISHING_MAX, console).await?;
-    let mut crew = stage.start(workers).await?;
-    await_first(&lane, || crew.require_running()).await?;
+    let mut started = stage.start(workers).await?;
+    await_first(&lane, || started.require_running()).await?;
     let (began, mut tick) = (Instant::now(), interval(POLL_INTERVAL));
     let span = Duration::from_secs_f64(args.seconds);
     let span_s = span.as_secs();
     let mut phase = Phase::begin("seconds measured", span_s, console)?;
     while began.elapsed() < span {
         tick.tick().await;
-        crew.require_running()?;
+        started.require_running()?;
         phase.show(began.elapsed().as_secs().min(span_s), console)?;
     }
-    // What comes after the workers were told to stop is no longer a lane with work waiting.
+    // Arrivals after the stop no longer come from a saturated lane.
     let arrivals_us = lane.fake.arrivals_us();
-    let ((lateness, ahead), returned) = (crew.lateness(&lane.name), crew.returned(&lane.name));
+    let ((lateness, ahead), returned) = (started.lateness(&lane.name), started.returned(&lane.name));
     drop(phase);
-    crew.stop().await?;
+    started.stop().await?;
     let seen = Measurements { arrivals_us, provider: lane.fake.report(), lateness, ahead, returned };
     let jitter = (args.slot_release == SlotReleaseArg::Grant).then_some(args.jitter);
     let terms = RunTerms { limit: args.limit, jitter, latency_spread: args.latency_max - args.latency_min };
@@ -177,7 +178,7 @@ async fn await_first(
 }
 
 #[allow(clippy::cast_possible_truncation, reason = "clamped to the range of the column")]
-/// By default a worker has room for its part of all slots at once, and for what is booked ahead.
+/// The provider's row. By default a worker has worker slots for its share of all slots at once, and for booked permits.
 fn row(args: &Args, workers: u16) -> ProviderRow {
     let limit = LimitRow {
         name: "limit".to_owned(),
@@ -197,7 +198,7 @@ fn row(args: &Args, workers: u16) -> ProviderRow {
     }
 }
 
-/// All slots at once, and what they let out afterwards.
+/// Number of jobs: all slots at once, and the rate afterwards.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of jobs, not negative")]
 fn jobs(args: &Args) -> u64 {
     let steady = args.limit.per_second() * args.seconds * JOBS_MARGIN;

@@ -1,7 +1,6 @@
-//! What a fidelity run came to, for people and for programs.
+//! The report of a fidelity run, as a table and as JSON.
 //!
-//! Refuses to choose the kindest figure: the utilisation over whole turns stands beside the one over the whole span, and
-//! beside that what a perfect limiter would have come to.
+//! It shows the utilisation over whole turns beside that over the whole span, and beside that of a perfect limiter.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,28 +16,28 @@ use crate::domain::limit::Rate;
 use crate::provider::simulated;
 use crate::worker::meter::{Distribution, ReturnReason};
 
-/// What the table of targets asks of the starts.
+/// Targets for the lateness of starts.
 const P50_MAX_US: u64 = 600;
 const P99_MAX_US: u64 = 3_000;
 
-/// What provider and workers counted.
+/// The counts of provider and workers.
 pub struct Measurements {
-    /// Until the workers were told to stop.
+    /// Arrivals until the workers were stopped.
     pub arrivals_us: Vec<u64>,
     pub provider: simulated::FakeProviderReport,
     pub lateness: Distribution,
-    /// Of the starts that lay ahead when their permits were granted.
+    /// Lateness of the starts that were granted ahead of time.
     pub ahead: Distribution,
-    /// By reason.
+    /// Unused permits by reason.
     pub returned: BTreeMap<&'static str, u64>,
 }
 
-/// What was asked of the provider and of us.
+/// The terms of the run.
 pub struct RunTerms {
     pub limit: Rate,
-    /// Where slots are released by the grant.
+    /// The allowance for transit, if slots are released by the grant.
     pub jitter: Option<Duration>,
-    /// Between the shortest and the longest time from receipt to answer.
+    /// Difference between the longest and the shortest time from request to response.
     pub latency_spread: Duration,
 }
 
@@ -51,38 +50,38 @@ pub struct FidelityReport {
     in_flight: i64,
     requests: usize,
     seconds: f64,
-    /// Mean time from receipt to answer, by the provider's own clock.
+    /// Mean time from request to response, by the provider's clock.
     hold_ms: f64,
-    /// L / (W + hold), or L / (W + allowance) where slots are released by the grant.
+    /// L / (W + hold), or L / (W + allowance) if slots are released by the grant.
     possible_per_second: f64,
-    /// Over whole turns of the slots, from middle to middle; `None` with too few calls for two of them.
+    /// Over whole turns of the slots, from middle to middle; `None` with fewer than two turns.
     rate_per_second: Option<f64>,
     utilisation: Option<f64>,
-    /// n − L calls over the span from the first to the last: what the cut end of the run costs is in it.
+    /// n − L calls over the span from the first to the last, with the loss at the cut end of the run.
     utilisation_over_span: Option<f64>,
-    /// What a perfect limiter with this first turn and these holds comes to, counted in the same way.
+    /// The same for a perfect limiter with this first turn and these holds.
     perfect_over_span: Option<f64>,
-    /// The one over the other.
+    /// `utilisation_over_span` divided by `perfect_over_span`.
     of_perfect_over_span: Option<f64>,
     /// Most requests in any window.
     largest_in_any_window: u64,
     breaches: u64,
     refused_429: u64,
     charged_twice: u64,
-    /// Of all starts.
+    /// Lateness of all starts.
     lateness: Lateness,
-    /// Of starts that lay ahead when their permits were granted: what the timer adds.
+    /// Lateness of starts that were granted ahead of time: the timer's share.
     lateness_booked: Lateness,
-    /// Of starts that could begin at once: what writing the request down takes.
+    /// Lateness of starts that could begin at once: the time to record the request.
     lateness_at_once: Lateness,
-    /// Permits given back unused.
+    /// Permits released unused.
     permits_returned: u64,
-    /// Those of them that came too late.
+    /// Unused permits that missed their deadline.
     permits_late: u64,
 }
 
-/// Of starts, against the instants that their permits named. Percentiles lie between the meter's bounds; the shares are
-/// exact.
+/// The lateness of starts against the times of their permits. Percentiles are interpolated between the meter's bounds;
+/// the shares are exact.
 #[derive(Clone, Debug, Serialize)]
 struct Lateness {
     starts: u64,
@@ -129,7 +128,7 @@ impl FidelityReport {
         let slots = usize::try_from(limit.max_requests()).unwrap_or(usize::MAX);
         let rate = limit_cycles::rate(&arrivals_us, slots);
         let over_span = limit_cycles::rate_over_span(&arrivals_us, slots).map(|rate| rate / possible);
-        // A slot that the grant releases comes round as if every call held it for the allowance.
+        // A slot that is released by the grant is used again as if every call held it for the allowance.
         let spread_s = if jitter.is_some() { 0.0 } else { latency_spread.as_secs_f64() };
         let turn = limit_cycles::LimitCycle { slots, seconds: limit.window().as_secs_f64() + beyond_s, spread_s };
         let perfect = limit_cycles::perfect_over_span(&arrivals_us, turn).map(|rate| rate / possible);
@@ -171,7 +170,7 @@ impl FidelityReport {
         let row = |name: &str, value: String| vec![name.to_owned(), value];
         let percent = |share: f64| format!("{:.2} %", share * 100.0);
         let lateness = &self.lateness;
-        let known = |share: Option<f64>| share.map_or_else(|| "too few calls to say".to_owned(), percent);
+        let known = |share: Option<f64>| share.map_or_else(|| "too few calls".to_owned(), percent);
         let rows = [
             row("utilisation, whole turns", known(self.utilisation)),
             row(
@@ -184,7 +183,7 @@ impl FidelityReport {
                 ),
             ),
             row(
-                "rate, of what the limit lets out",
+                "rate, of the highest possible",
                 format!(
                     "{}/s of {:.2}/s ({}, {})",
                     self.rate_per_second.map_or_else(|| "?".to_owned(), |rate| format!("{rate:.2}")),
@@ -193,21 +192,21 @@ impl FidelityReport {
                     self.slot_release
                 ),
             ),
-            row("hold, the provider's own", format!("{:.1} ms", self.hold_ms)),
+            row("hold at the provider", format!("{:.1} ms", self.hold_ms)),
             row("breaches", format!("{}, at most {} in any window", self.breaches, self.largest_in_any_window)),
             row("429, charged twice", format!("{}, {}", self.refused_429, self.charged_twice)),
             row("lateness of starts", lateness.to_text()),
-            row("  that were booked ahead (timer)", self.lateness_booked.to_text()),
-            row("  that could begin at once (ledger)", self.lateness_at_once.to_text()),
+            row("  granted ahead of time (timer)", self.lateness_booked.to_text()),
+            row("  granted at once (ledger)", self.lateness_at_once.to_text()),
             row(
                 "starts within 0.6 ms, within 3 ms",
                 format!("{}, {}", percent(lateness.share_within_600_us), percent(lateness.share_within_3_ms)),
             ),
             row(
-                "permits given back, of them too late",
+                "permits released unused, of them too late",
                 format!("{}, {}", number(self.permits_returned as f64), number(self.permits_late as f64)),
             ),
-            row("workers × requests at once", format!("{} × {}", self.workers, self.in_flight)),
+            row("workers × concurrent requests", format!("{} × {}", self.workers, self.in_flight)),
             row("requests", format!("{} in {:.1} s", number(self.requests as f64), self.seconds)),
         ];
         console.table(&["figure", "value"], &rows)

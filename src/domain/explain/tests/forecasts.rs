@@ -1,12 +1,12 @@
-//! Turns against what one reckons by hand, and far behind against the rate of the tightest limit. Refuses the clock: every
-//! instant is an argument.
+//! Tests of forecasts: against hand calculation, and far behind against the rate of the tightest limit. Every instant
+//! is an argument.
 
 use super::*;
 use crate::domain::explain::forecast::{ForecastInput, current_usage, forecast_start};
 use crate::domain::permit_protocol::CallKind;
 use crate::domain::time::Micros;
 
-/// When a job's turn comes with so much before it, in milliseconds rounded up, and by which limit.
+/// Start of a job with this cost ahead, in milliseconds rounded up, and the limit that decides.
 fn forecast_of(
     spec: &QuotaSpec,
     past: &RecentUsage,
@@ -15,9 +15,9 @@ fn forecast_of(
 ) -> Option<(u64, String)> {
     let ahead = ForecastInput { cost_before: before, cost: 1, kind: CallKind::Charge, jobs_per_second };
     let now = Micros(u64::try_from(NOW.0).unwrap() * 1_000);
-    let turn = forecast_start(spec, now, past, &ahead)?;
-    let name = turn.limited_by.map_or("none", |index| spec.limit_name(index)).to_owned();
-    Some((u64::try_from(turn.wait.as_micros().div_ceil(1_000)).unwrap(), name))
+    let start = forecast_start(spec, now, past, &ahead)?;
+    let name = start.limited_by.map_or("none", |index| spec.limit_name(index)).to_owned();
+    Some((u64::try_from(start.wait.as_micros().div_ceil(1_000)).unwrap(), name))
 }
 
 /// A window of a log is padded by 2 ms and 0.05 %: 60.032 s for a minute, 10.007 s for ten seconds.
@@ -34,7 +34,7 @@ fn forecasts_match_hand_calculation() {
     let both = spec(&[("a", SlidingLog, 100, 1_000, None), ("per-minute", SlidingLog, 600, 60_000, None)]);
     let nothing = past(&[], 0);
     let fifty = past(&[(1_000, 50)], 0);
-    for (case, spec, past, before, outflow, wanted) in [
+    for (case, spec, past, before, egress, wanted) in [
         ("all of them are free at once", &minute, &burst, 37, None, (12_432, "per-minute")),
         ("the 601st waits for another window", &minute, &burst, 600, None, (72_464, "per-minute")),
         (
@@ -47,7 +47,7 @@ fn forecasts_match_hand_calculation() {
         ),
         ("a hundred windows behind", &minute, &burst, 60_000, None, (12_432 + 100 * 60_032, "per-minute")),
         ("the fourth oldest is free 10.007 - 6 s from now", &ten, &past(&spread, 0), 3, None, (4_007, "ten")),
-        ("there is room for those before it, too", &minute, &fifty, 549, None, (0, "none")),
+        ("there is capacity for the jobs ahead, too", &minute, &fifty, 549, None, (0, "none")),
         ("the next minute of the calendar", &fixed, &past(&[(5_000, 100)], 0), 99, None, (40_000, "fixed")),
         ("the one after it", &fixed, &past(&[(5_000, 100)], 0), 100, None, (100_000, "fixed")),
         ("last minute's uses are over", &fixed, &past(&[(25_000, 100)], 0), 99, None, (0, "none")),
@@ -56,12 +56,12 @@ fn forecasts_match_hand_calculation() {
         ("the one that refuses last is named", &both, &burst, 37, None, (12_432, "per-minute")),
         ("the bucket of one worker lets out ten a second", &minute, &nothing, 37, Some(10.0), (3_700, "none")),
     ] {
-        let (wait_ms, by) = forecast_of(spec, past, before, outflow).unwrap();
+        let (wait_ms, by) = forecast_of(spec, past, before, egress).unwrap();
         // The first call is a microsecond's rounding away.
         assert!(wait_ms.abs_diff(wanted.0) <= 1 && by == wanted.1, "{case}: {wait_ms} ms by {by}, not {wanted:?}");
     }
     let open = RecentUsage { in_flight: CostByKind::charges(600), ..nothing };
-    assert_eq!(forecast_of(&minute, &open, 0, None).unwrap().0, 60_032, "what is on the wire is answered now");
+    assert_eq!(forecast_of(&minute, &open, 0, None).unwrap().0, 60_032, "requests in flight count as answered now");
     assert_eq!(forecast_of(&spec(&[("shut", SlidingLog, 0, 1_000, None)]), &burst, 0, None), None);
     assert_eq!(current_usage(&minute, Micros(0), &RecentUsage::default()), [(0, 0)]);
 }

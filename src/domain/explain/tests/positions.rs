@@ -1,9 +1,9 @@
-//! Where a job stands, and what is told of its turn there. Refuses the clock: every instant is an argument.
+//! Tests of a job's position, and of its estimated start there. Every instant is an argument.
 
 use super::*;
 use crate::domain::clear_time::{ClearTime, MissingInput};
 
-/// In the leaky bucket the queue is behind it: before it are those in the bucket and at the gate.
+/// A job in the leaky bucket has the lane's queue behind it; ahead are the jobs in the bucket and at the gate.
 #[test]
 fn job_in_the_leaky_bucket_waits_for_egress() {
     let in_bucket = |before, leaves_in| {
@@ -14,46 +14,46 @@ fn job_in_the_leaky_bucket_waits_for_egress() {
             f.limiter.recent_usage = Some(past(&[(47_600, 590)], 0));
         })
     };
-    let outflow = in_bucket(2, ms(2_100));
-    let at = outflow.blocked_at.as_ref().unwrap();
+    let egress = in_bucket(2, ms(2_100));
+    let at = egress.blocked_at.as_ref().unwrap();
     assert_eq!((at.check, at.starts_in, at.jobs_ahead, at.exact), ("turn", Some(ms(2_100)), Some(2), true));
-    let words = "in hand of worker w1, waits for its place in the steady outflow (1000.0 per second): its turn about \
-                 14:03:22 UTC (in 2.1 s); 2 before it";
-    assert_eq!(outflow.summary, words);
-    // Ten slots are free: the eleventh waits for the limit longer than for the outflow.
+    let words = "active at worker w1, in the leaky bucket (1000.0 per second): estimated start \
+                 14:03:22 UTC (in 2.1 s), 2 ahead of it";
+    assert_eq!(egress.summary, words);
+    // Ten slots are free: the eleventh job waits longer for the limit than for its egress.
     let limit = in_bucket(10, ms(2_100));
     let at = limit.blocked_at.as_ref().unwrap();
     assert_eq!((at.check, at.limit.as_deref(), at.jobs_ahead), ("limit", Some("per-minute"), Some(10)));
     assert!(at.starts_in.unwrap() > ms(12_000), "{at:?}");
-    // Of one in another worker's hand it is known that the queue is behind it, too.
+    // A job that another worker holds has the lane's queue behind it, too.
     let elsewhere = changed(|f| f.claim = ClaimState::OtherWorker { worker: "w2".to_owned() });
     assert_eq!(elsewhere.blocked_at.unwrap().jobs_ahead, Some(5));
 }
 
 #[test]
 fn start_is_forecast_only_where_known() {
-    // What is parked comes back at the end of the queue.
-    let parked = |wake_ms: i64| {
+    // A delayed job returns to the end of the queue.
+    let delayed = |wake_ms: i64| {
         let explained = changed(|f| {
             job(f).wake_at = EpochMs(NOW.0 + wake_ms);
-            job(f).reason = Some("waits for a place in the steady outflow".to_owned());
+            job(f).reason = Some("waits for a worker slot".to_owned());
         });
         (explained.blocked_at.unwrap(), explained.summary)
     };
-    let (at, words) = parked(4_000);
+    let (at, words) = delayed(4_000);
     assert_eq!((at.check, at.starts_in, at.jobs_ahead), ("time", Some(ms(12_432)), Some(37)), "{words}");
-    let (at, words) = parked(30_000);
+    let (at, words) = delayed(30_000);
     assert_eq!((at.check, at.starts_in), ("time", Some(ms(30_000))), "{words}");
-    // Whether the lane sends at all is the running worker's to say.
+    // Only the running worker knows whether the lane sends at all.
     let unasked = changed(|f| f.lane = LaneFacts::NotAsked);
     let at = unasked.blocked_at.unwrap();
     assert_eq!((at.check, at.starts_in, at.jobs_ahead), ("limit", None, Some(37)));
     assert!(
-        unasked.summary.ends_with("about 37 before it; no running worker was asked for its turn"),
+        unasked.summary.ends_with("about 37 ahead of it; no estimate: no running worker was asked"),
         "{}",
         unasked.summary
     );
-    // Nor does the end of a rest say when its turn comes.
+    // The end of a pause does not tell the start either.
     let cause = "the provider is down: no answer".to_owned();
     let stopped = changed(|f| f.lane = LaneFacts::Paused { cause, ends_in: ms(1_000) }).blocked_at.unwrap();
     assert_eq!((stopped.check, stopped.starts_in, stopped.held_for), ("lane", None, Some(ms(1_000))));
@@ -64,7 +64,7 @@ fn unrecorded_job_is_explained_from_its_message() {
     let queued = changed(|f| f.unrecorded = f.job.take());
     assert_eq!((queued.state.as_str(), queued.provider.as_deref()), ("queued", Some("stripe")));
     let words =
-        "published, not recorded yet; waits for limit per-minute of stripe (600 per 60 s): 600 used, its turn about";
+        "published, not recorded yet; waits for limit per-minute of stripe (600 per 60 s): 600 used, estimated start";
     assert!(queued.summary.starts_with(words), "{}", queued.summary);
     assert!(queued.checks[0].text.starts_with("not yet: its message is published"), "{:?}", queued.checks[0]);
     let sought = |lanes: MessageSearch| {
@@ -76,25 +76,25 @@ fn unrecorded_job_is_explained_from_its_message() {
     let lane = |provider: &str, clears| LaneQueue { provider: provider.to_owned(), ready: 1_200, clears };
     let closed = ClearTime::Never { limit: Some("second".to_owned()) };
     for (clears, words) in [
-        (ClearTime::In(ms(12_000)), "everything that waits is sent by about 14:03:32 UTC (in 12 s)"),
+        (ClearTime::In(ms(12_000)), "all waiting jobs are sent by about 14:03:32 UTC (in 12 s)"),
         (closed, "nothing is sent: its limit second is 0"),
-        (ClearTime::Never { limit: None }, "an account rule blocks all that wait"),
+        (ClearTime::Never { limit: None }, "an account rule blocks all waiting jobs"),
         (ClearTime::NotWhilePaused, "it is paused"),
         (ClearTime::NotWhileDisabled, "it is disabled"),
         (ClearTime::NotWhileBreakerOpen, "nothing is sent while its circuit breaker is open"),
-        (ClearTime::Unknown(MissingInput::Worker), "when they are sent is not known: no worker reports"),
+        (ClearTime::Unknown(MissingInput::Worker), "the clear time is not known: no worker reports"),
         (
             ClearTime::DependsOnAccounts { at_least: ms(12_000), limits: vec!["each".to_owned()], about: None },
-            "everything that waits is sent by 14:03:32 UTC (in 12 s) at the earliest: each counts each account or reference on \
-             its own",
+            "all waiting jobs are sent by 14:03:32 UTC (in 12 s) at the earliest: each counts each account or \
+             reference separately",
         ),
     ] {
-        let told =
+        let summary =
             sought(MessageSearch::MayHold(vec![lane("stripe", clears), lane("acme", ClearTime::NotWhilePaused)]));
         let wanted = format!(
-            "if that is lane stripe (1200 there, {words}), or lane acme (1200 there, it is paused), or its message can never \
-             be a job"
+            "if that is lane stripe (1200 there, {words}), or lane acme (1200 there, it is paused), or its message can \
+             never be a job"
         );
-        assert!(told.contains(&wanted), "{told}");
+        assert!(summary.contains(&wanted), "{summary}");
     }
 }

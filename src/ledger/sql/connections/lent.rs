@@ -1,7 +1,7 @@
-//! A connection with its user, and its way back into the pool.
+//! A lent connection, and its return to the pool.
 //!
-//! What was used without an error goes back at once. After an error it is asked for a sign of life first, which also ends a
-//! transaction that was left open. One that is of no more use is closed.
+//! After work without an error it returns at once. After an error it is pinged first, which also ends an open
+//! transaction. A broken connection is closed.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::ledger::sql::error::is_connection_broken;
 use crate::ledger::sql::server_settings::set_up;
 use crate::ledger::sql::slots::ConnectionPurpose;
 
-/// A connection on its way to its user, or with it.
+/// A connection that is lent, or about to be.
 pub(super) struct LentConnection {
     open: Option<PooledConnection>,
     purpose: ConnectionPurpose,
@@ -33,11 +33,11 @@ impl LentConnection {
         Self { open: Some(open), purpose, set_up_for, shared }
     }
 
-    /// Puts it back while the pool is locked.
+    /// Returns the connection while the pool is locked.
     pub(super) fn take_back(mut self, state: &mut PoolState) {
         if let Some(open) = self.open.take() {
             state.slots.closed(self.purpose);
-            // As it is set up, whoever it was lent to.
+            // With its current settings.
             state.slots.put(self.set_up_for, open);
         }
     }
@@ -67,7 +67,7 @@ impl LentConnection {
 }
 
 impl Drop for LentConnection {
-    /// One whose receiver was gone when it came.
+    /// Returns a connection whose receiver was gone when it came.
     fn drop(&mut self) {
         self.give_back(true);
     }
@@ -98,8 +98,8 @@ impl Session {
         open.map(|open| &mut open.connection).ok_or(sqlx::Error::PoolClosed)
     }
 
-    /// Ends the work with its result. A connection to a server that is silent, or that was demoted and only reads, is not used
-    /// again: the database may be elsewhere by now.
+    /// Ends the work with its result. A connection to a silent server, or to a demoted one that is read-only, is not
+    /// used again: the primary may be another server by now.
     ///
     /// # Errors
     /// The result's.
@@ -109,7 +109,7 @@ impl Session {
         result
     }
 
-    /// Asks for a sign of life after a while, and sets the connection up for this purpose.
+    /// Pings a connection that was idle, and sets it up for this purpose.
     pub(super) async fn prepare(&mut self) -> Result<(), sqlx::Error> {
         let Some(lent) = &mut self.lent else { return Ok(()) };
         let Some(open) = &mut lent.open else { return Ok(()) };
@@ -130,7 +130,7 @@ impl Drop for Session {
         let Some(mut lent) = self.lent.take() else { return };
         let unsure = self.is_good && !self.is_clean;
         match Handle::try_current() {
-            // Its last statement may have left a transaction behind, which this rolls back.
+            // The last statement may have left a transaction open, which this rolls back.
             Ok(runtime) if unsure => drop(runtime.spawn(async move {
                 let is_alive = match &mut lent.open {
                     Some(open) => within(RETURN_MAX, open.connection.ping()).await.is_ok(),

@@ -1,11 +1,10 @@
-//! One payment's whole story: the job, its requests, its events and who changed it by hand.
+//! The details of one payment: the job, its requests, its events, and its changes by operators.
 //!
-//! What a person need not see is left out: of payload and request body it tells size and digest, of the address no value of
-//! a parameter.
+//! Payload and request body are shown as size and digest, and the URL without the values of its parameters.
 
 use sha2::{Digest as _, Sha256};
 
-use super::list::{LINE_COLUMNS, at, job_summary, of, opt_at};
+use super::list::{SUMMARY_COLUMNS, at, id_args, job_summary, opt_at};
 use crate::domain::job::JobId;
 use crate::domain::redacted_url::redact_url;
 use crate::ledger::LedgerError;
@@ -26,7 +25,7 @@ pub struct JobDetailStatements {
 impl JobDetailStatements {
     pub fn new(dialect: Dialect) -> Self {
         let job = format!(
-            "SELECT {LINE_COLUMNS}, idempotency_key, reference, cost, priority, {{ms:not_before}} AS not_before_ms, \
+            "SELECT {SUMMARY_COLUMNS}, idempotency_key, reference, cost, priority, {{ms:not_before}} AS not_before_ms, \
                  {{ms:expires_at}} AS expires_at_ms, maybe_charged, lease_owner, {{ms:lease_until}} AS lease_until_ms, \
                  {{ms:first_sent_at}} AS first_sent_at_ms, {{ms:revived_at}} AS revived_at_ms, payload, \
                  wait_reason, {{ms:wait_since}} AS wait_since_ms, {{ms:wait_until}} AS wait_until_ms, wait_request, \
@@ -52,14 +51,14 @@ impl JobDetailStatements {
     }
 
     pub async fn job_details(&self, engine: &dyn Engine, id: &JobId) -> Result<Option<JobDetails>, LedgerError> {
-        let rows = engine.query(&self.job, of(id)).await?;
+        let rows = engine.query(&self.job, id_args(id)).await?;
         let Some(row) = rows.first() else { return Ok(None) };
         let mut story = job_details(row)?;
-        let attempts = engine.query(&self.attempts, of(id)).await?;
+        let attempts = engine.query(&self.attempts, id_args(id)).await?;
         story.attempts = attempts.iter().map(attempt).collect::<Result<_, _>>()?;
-        let events = engine.query(&self.events, of(id)).await?;
+        let events = engine.query(&self.events, id_args(id)).await?;
         story.events = events.iter().map(event).collect::<Result<_, _>>()?;
-        let audit = engine.query(&self.audit, of(id)).await?;
+        let audit = engine.query(&self.audit, id_args(id)).await?;
         story.audit = audit.iter().map(audited).collect::<Result<_, _>>()?;
         Ok(Some(story))
     }

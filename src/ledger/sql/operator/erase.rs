@@ -1,7 +1,7 @@
-//! Erasing what says whose payments were, account by account.
+//! The erasure of an account's personal data from its finished payments, in batches.
 //!
-//! Payments that have not ended are left alone, and so are those whose outcome nobody was told yet. Id, idempotency key and
-//! hash stay: the same message is recognised for ever. Requests keep the account for as long as a limit may count them.
+//! Unfinished payments stay as they are, and so do those whose outcome event is not published. Id, idempotency key and
+//! hash stay: the same message is recognised forever. Requests keep the account for as long as a limit may count them.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::ledger::sql::reports::LANES;
 use crate::ledger::sql::row::{SqlRow, corrupt};
 use crate::ledger::sql::upkeep::{LIMIT_WINDOW_MAX, OPEN};
 
-/// Those that `jobs_erase()` of PostgreSQL takes. A payment in review has not ended.
+/// The states that `jobs_erase()` of PostgreSQL erases. A payment in review has not finished.
 const FINISHED: &str = "state IN ('succeeded', 'declined', 'dead', 'expired', 'cancelled')";
 const UNPUBLISHED: &str =
     "EXISTS (SELECT 1 FROM outcome_events AS event WHERE event.job_id = jobs.id AND event.published_at IS NULL)";
@@ -32,11 +32,11 @@ pub struct ErasureStatements {
     signature: AuditContext,
 }
 
-/// How it is written.
+/// The statements, by database.
 enum ErasureSql {
-    /// By a function of the owner's: whoever may call it needs no right to the tables.
+    /// By a function of the owner's: its caller needs no right to the tables.
     Function(Sql),
-    /// A database file knows no roles.
+    /// A database file has no roles.
     Statements { choose: Sql, jobs: Sql, events: Sql, details: Sql, audits: Sql, requests: Sql, truncate_log: Sql },
 }
 
@@ -52,7 +52,7 @@ impl ErasureSql {
             choose: dialect.render(&format!(
                 "SELECT id FROM jobs WHERE account = $1 AND {FINISHED} AND NOT {UNPUBLISHED} ORDER BY id LIMIT $2"
             )),
-            // The sum of those that ended does not hold the last minutes' yet, and finds them by `scrubbed_at`.
+            // The totals of finished jobs do not include the last minutes yet, and find those jobs by `scrubbed_at`.
             jobs: dialect.render(&format!(
                 "UPDATE jobs SET account = NULL, reference = NULL, provider_reference = NULL, payload = NULL, {reason}, \
                      wait_reason = NULL, wait_since = NULL, wait_until = NULL, wait_request = NULL, \

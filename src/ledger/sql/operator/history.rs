@@ -1,8 +1,8 @@
-//! When a provider's jobs came, for rehearsals.
+//! The arrival times of a provider's past jobs, for rehearsals.
 //!
-//! Refuses to read them at once: page by page in the order of idempotency keys, which are a provider's own and have an index,
-//! so that no question holds the database for long. No index knows when a job came, since each would cost every payment: a
-//! page is so many of the provider's jobs, whenever they came, and those of other times are left out of its answer.
+//! Jobs are read page by page in the order of idempotency keys, which have an index by provider: no statement blocks
+//! the database for long. There is no index by arrival time, because each would cost every payment. So a page is a
+//! number of the provider's jobs, and jobs of other times are filtered out of it.
 
 use super::list::{at, cursor_args, opt_at};
 use crate::domain::provider::ProviderName;
@@ -18,7 +18,7 @@ pub struct ArrivalStatements {
 
 impl ArrivalStatements {
     pub fn new(dialect: Dialect) -> Self {
-        // The last of the provider's jobs on a page is always told: the next page begins behind it.
+        // The last of the provider's jobs on a page is always returned: the next page begins after it.
         let page = format!(
             "WITH page AS MATERIALIZED ({}), \
              within AS (SELECT *, created_at >= {{at:$3}} AND created_at < {{at:$4}} AS wanted FROM page \
@@ -48,7 +48,7 @@ impl ArrivalStatements {
                 false => Ok(None),
             });
             found.extend(wanted.into_iter().flatten());
-            // Whether a page was full its answer does not say: only one without a row is the end.
+            // The rows do not show whether the page was full: only a page without a row is the end.
             let Some(last) = rows.last() else { break };
             after = last.text("idempotency_key")?;
         }

@@ -1,9 +1,9 @@
-//! Lists of jobs, page by page.
+//! Lists of jobs, page by page, in an order that an index has.
 //!
-//! Refuses to sort what it would have to read in full: pages are in the order of ids. A state is looked for provider by
-//! provider, because the index begins with the provider; an account has an index of its own. The jobs of a provider alone are
-//! in the order of their idempotency keys, which are the ids where messages name no other: that index is there, and one by
-//! provider and id would be written with every step of every payment.
+//! Pages are in the order of ids. A state is searched provider by provider, because its index begins with the provider;
+//! an account has an index of its own. The jobs of a provider alone are in the order of their idempotency keys, which
+//! are the ids unless messages name others. An index by provider and id would be written at every step of every
+//! payment.
 
 use std::sync::Arc;
 
@@ -16,8 +16,8 @@ use crate::ledger::sql::engine::{Args, Engine, Sql};
 use crate::ledger::sql::reports::LANES;
 use crate::ledger::sql::row::{ReadRows, SqlRow, read_each};
 
-/// What [`line`] reads.
-pub const LINE_COLUMNS: &str = "jobs.id, jobs.provider, jobs.state, jobs.amount, jobs.currency, jobs.account, \
+/// The columns that [`job_summary`] reads.
+pub const SUMMARY_COLUMNS: &str = "jobs.id, jobs.provider, jobs.state, jobs.amount, jobs.currency, jobs.account, \
      jobs.attempts, {ms:jobs.wake_at} AS wake_at_ms, jobs.reason, jobs.provider_reference, \
      {ms:jobs.created_at} AS created_at_ms, {ms:jobs.updated_at} AS updated_at_ms";
 
@@ -31,20 +31,21 @@ pub struct JobListStatements {
 
 impl JobListStatements {
     pub fn new(dialect: Dialect) -> Self {
-        let all = format!("SELECT {LINE_COLUMNS} FROM jobs WHERE jobs.id > $1 ORDER BY jobs.id LIMIT $2");
-        // An id that the ledger does not have stands for itself, as in the other lists.
+        let all = format!("SELECT {SUMMARY_COLUMNS} FROM jobs WHERE jobs.id > $1 ORDER BY jobs.id LIMIT $2");
+        // An id that the ledger does not have is used as a key, as in the other lists.
         let key = "COALESCE((SELECT last.idempotency_key FROM jobs AS last WHERE last.id = $1), $1)";
         let of_a_provider = format!(
             "SELECT {} FROM ({}) AS page WHERE page.provider = $3 ORDER BY page.provider, page.idempotency_key LIMIT $2",
-            LINE_COLUMNS.replace("jobs.", "page."),
+            SUMMARY_COLUMNS.replace("jobs.", "page."),
             cursor_args("$3", key)
         );
         let of_an_account = format!(
-            "SELECT {LINE_COLUMNS} FROM jobs WHERE jobs.account = $4 AND jobs.id > $1 \
+            "SELECT {SUMMARY_COLUMNS} FROM jobs WHERE jobs.account = $4 AND jobs.id > $1 \
              AND ($3 IS NULL OR jobs.provider = $3) AND ($5 IS NULL OR jobs.state = $5) ORDER BY jobs.id LIMIT $2"
         );
         let of_a_state = format!(
-            "{LANES} SELECT {LINE_COLUMNS} FROM lanes JOIN jobs ON jobs.provider = lanes.provider AND jobs.state = $4 \
+            "{LANES} SELECT {SUMMARY_COLUMNS} FROM lanes \
+             JOIN jobs ON jobs.provider = lanes.provider AND jobs.state = $4 \
              WHERE ($3 IS NULL OR lanes.provider = $3) AND jobs.id > $1 \
              ORDER BY jobs.id LIMIT $2"
         );
@@ -53,7 +54,7 @@ impl JobListStatements {
             of_a_provider: dialect.render(&of_a_provider),
             of_a_state: dialect.render(&of_a_state),
             of_an_account: dialect.render(&of_an_account),
-            one: dialect.render(&format!("SELECT {LINE_COLUMNS} FROM jobs WHERE jobs.id = $1")),
+            one: dialect.render(&format!("SELECT {SUMMARY_COLUMNS} FROM jobs WHERE jobs.id = $1")),
         }
     }
 
@@ -65,7 +66,7 @@ impl JobListStatements {
         at_most: u32,
     ) -> Result<JobPage, LedgerError> {
         if let Some(id) = &filter.id {
-            let mut page = job_page(&engine.query(&self.one, of(id)).await?, at_most);
+            let mut page = job_page(&engine.query(&self.one, id_args(id)).await?, at_most);
             let is_behind = |id: &str| at_most > 0 && after.is_none_or(|after| id > after.as_str());
             page.jobs.retain(|line| filter.matches(line) && is_behind(&line.id));
             page.unreadable.retain(|row| is_behind(&row.id));
@@ -95,7 +96,7 @@ impl JobListStatements {
     }
 }
 
-/// A page that holds as many as were asked for may have a next one.
+/// If the page has as many jobs as asked for, there may be a next one.
 fn job_page(rows: &[SqlRow], at_most: u32) -> JobPage {
     let last = rows.last().filter(|_| rows.len() == at_most as usize);
     let next = last.and_then(|row| row.text("id").ok());
@@ -103,9 +104,9 @@ fn job_page(rows: &[SqlRow], at_most: u32) -> JobPage {
     JobPage { jobs, unreadable, next }
 }
 
-/// The jobs behind this one in the order of providers and their keys, as many as a list holds, by the index of both. They may
-/// be the next provider's. Said so, and with its end in words, because for `provider = $1` any index would do that begins with
-/// the provider, and PostgreSQL would rather read and sort all that it has whenever it takes them for few.
+/// The jobs after this one in the order of providers and keys, as many as a list holds, by the index of both. They may
+/// belong to the next provider. The condition is a comparison of both columns: with `provider = $1`, any index that
+/// begins with the provider would fit. PostgreSQL would then read and sort all the provider's jobs when it expects few.
 pub fn cursor_args(provider: &str, key: &str) -> String {
     format!(
         "SELECT * FROM jobs WHERE (jobs.provider, jobs.idempotency_key) > ({provider}, {key}) \
@@ -138,7 +139,7 @@ pub fn opt_at(row: &SqlRow, column: &str) -> Result<Option<DatabaseTime>, Ledger
     Ok(row.opt_instant(column)?.map(|at| DatabaseTime(at.0)))
 }
 
-/// Arguments of a question about one job.
-pub fn of(id: &JobId) -> Args {
+/// Arguments of a query about one job.
+pub fn id_args(id: &JobId) -> Args {
     Arc::from([id.as_str().into()])
 }

@@ -1,7 +1,6 @@
-//! What people ask of the ledger and tell it, over any engine.
+//! The operators' queries and decisions in SQL, over any engine.
 //!
-//! Refuses to be on a worker's path: its questions take what indexes there are, and lock nothing but the one job that a
-//! verdict is passed on.
+//! Workers do not call them. Queries use existing indexes, and only the one job of a decision is locked.
 
 use std::sync::Arc;
 
@@ -28,7 +27,7 @@ mod queue_position;
 mod reload;
 mod resolution;
 
-/// The operators' face over any engine.
+/// The operators' interface over any engine.
 pub struct SqlOperator {
     engine: Arc<dyn Engine>,
     precancel: precancel::PrecancelStatements,
@@ -97,9 +96,9 @@ impl Operator for SqlOperator {
     async fn reload(
         &self,
         id: &JobId,
-        verdict: &JobResolution,
+        resolution: &JobResolution,
     ) -> Result<Result<ReloadedJob, ResolutionRefusal>, LedgerError> {
-        match self.resolution.look(&*self.engine, id, verdict).await? {
+        match self.resolution.look(&*self.engine, id, resolution).await? {
             Ok(_) => self.recall.job(&*self.engine, id).await,
             Err(refusal) => Ok(Err(refusal)),
         }
@@ -108,11 +107,11 @@ impl Operator for SqlOperator {
     async fn resolve(
         &self,
         id: &JobId,
-        verdict: &JobResolution,
+        resolution: &JobResolution,
         seen_fence: Option<i64>,
         by: &Actor,
     ) -> Result<Result<(), ResolutionRefusal>, LedgerError> {
-        self.resolution.resolve(&*self.engine, id, verdict, seen_fence, by).await
+        self.resolution.resolve(&*self.engine, id, resolution, seen_fence, by).await
     }
 
     async fn erasure_counts(&self, account: &Identifier) -> Result<ErasureCounts, LedgerError> {

@@ -1,6 +1,6 @@
-//! Cancelling a payment before its message comes: a row that says no more than that, so that the message is done with.
+//! The cancellation of a payment before its message comes: a row for its id, so that the message is acknowledged.
 //!
-//! Refuses to guess the content: the row has the hash that no message has ([`ContentHash::UNSEEN`]), amount 1 and currency
+//! The content is unknown, so the row has the hash that no message has ([`ContentHash::UNSEEN`]), amount 1 and currency
 //! XXX. A payment that is recorded already is cancelled like any other.
 
 use std::sync::Arc;
@@ -19,11 +19,11 @@ pub struct PrecancelStatements {
     provider: Sql,
 }
 
-/// How the row is written.
+/// The statements, by database.
 enum PrecancelSql {
-    /// By a function of the owner's, cancelled.
+    /// By a function of the owner's; the row is `cancelled` at once.
     Function(Sql),
-    /// As one that waits, to be cancelled next.
+    /// As a waiting job, which the next step cancels.
     Statement(Sql),
 }
 
@@ -47,7 +47,7 @@ impl PrecancelStatements {
 
     pub async fn cancel(
         &self,
-        verdicts: &resolution::ResolutionStatements,
+        resolutions: &resolution::ResolutionStatements,
         engine: &dyn Engine,
         id: &JobId,
         provider: &ProviderName,
@@ -60,22 +60,22 @@ impl PrecancelStatements {
         let steps = match &self.record {
             PrecancelSql::Function(sql) => {
                 let cancelled = step(sql, storable(&resolution::precancel_reason(by)).into());
-                verdicts.audited(id, vec![cancelled], by)
+                resolutions.audited(id, vec![cancelled], by)
             }
             PrecancelSql::Statement(sql) => {
                 let recorded = step(sql, ContentHash::UNSEEN.0.as_slice().into());
-                std::iter::once(recorded).chain(verdicts.precancel_steps(id, by)).collect()
+                std::iter::once(recorded).chain(resolutions.precancel_steps(id, by)).collect()
             }
         };
         if engine.atomically(steps).await?.is_some() {
             return Ok(Ok(()));
         }
-        let rows = engine.query(&self.provider, super::list::of(id)).await?;
+        let rows = engine.query(&self.provider, super::list::id_args(id)).await?;
         let Some(row) = rows.first() else { return Ok(Err(ResolutionRefusal::KeyTaken)) };
         let recorded = row.text("provider")?;
         if recorded != provider.as_str() {
             return Ok(Err(ResolutionRefusal::OtherProvider { provider: recorded }));
         }
-        verdicts.resolve(engine, id, &JobResolution::Cancel, None, by).await
+        resolutions.resolve(engine, id, &JobResolution::Cancel, None, by).await
     }
 }

@@ -1,8 +1,8 @@
-//! The surroundings of one payment: its neighbours, counted; and messages under its id that were put aside.
+//! The queries for a payment's neighbours: jobs ahead of it, active jobs, and rejected messages with its id.
 //!
-//! Refuses to guess at an order that no queue keeps: before a job are those that are due earlier or more urgent.
+//! Jobs ahead are those that are due earlier or more urgent. No queue guarantees an order beyond that.
 
-use super::list::{at, of, opt_at};
+use super::list::{at, id_args, opt_at};
 use crate::domain::disposition::Resend;
 use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
@@ -73,9 +73,9 @@ impl QueuePositionStatements {
         id: &JobId,
         sharing: &[ProviderName],
     ) -> Result<LedgerQueuePosition, LedgerError> {
-        let rejected = engine.query(&self.rejected, of(id)).await?;
+        let rejected = engine.query(&self.rejected, id_args(id)).await?;
         let rejected = read_or_log(&rejected, "rejected_messages", "lane", rejection);
-        let own = engine.query(&self.own, of(id)).await?;
+        let own = engine.query(&self.own, id_args(id)).await?;
         let own = own.first().map(job_progress).transpose()?.unwrap_or_default();
         let names: Vec<&str> = sharing.iter().map(ProviderName::as_str).collect();
         let names = serde_json::Value::from(names).to_string();
@@ -107,7 +107,7 @@ fn job_progress(row: &SqlRow) -> Result<JobProgress, LedgerError> {
     let resend = Resend::from_name(row.opt_text("resend")?.as_deref());
     Ok(JobProgress {
         lookups: row.count("lookups")?,
-        resend: resend.ok_or_else(|| corrupt("resend", "is no known word"))?,
+        resend: resend.ok_or_else(|| corrupt("resend", "has no known value"))?,
         lost_holders: row.count("lost_holders")?,
         unknown_since: opt_at(row, "unknown_since_ms")?,
     })

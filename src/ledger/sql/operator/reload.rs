@@ -1,8 +1,8 @@
-//! A job as its message said it, read back from its row.
+//! A job in the form of its message, read back from its row.
 //!
-//! Refuses to judge whether it is the same: the hash goes along, and whoever publishes it compares.
+//! The recorded hash is returned with it: the publisher compares it with the rebuilt message.
 
-use super::list::of;
+use super::list::id_args;
 use crate::domain::job::{ContentHash, Identifier, Job, JobId};
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
@@ -32,7 +32,7 @@ impl ReloadStatements {
         engine: &dyn Engine,
         id: &JobId,
     ) -> Result<Result<ReloadedJob, ResolutionRefusal>, LedgerError> {
-        let rows = engine.query(&self.job, of(id)).await?;
+        let rows = engine.query(&self.job, id_args(id)).await?;
         rows.first().map_or(Ok(Err(ResolutionRefusal::NoSuchJob)), |row| reloaded(row).map(Ok))
     }
 }

@@ -1,11 +1,12 @@
-//! Passing a verdict: looked at first, so that a refusal has its reason; then compared and set, with audit and event.
+//! An operator's decision in SQL: the job is read first, so that a rejection has its reason, then compared and updated.
 //!
-//! Refuses to take a job from a request that is on the wire. A job that a worker has in hand unsent is taken from it: the
-//! fence moves on, so whatever that worker writes or begins afterwards is lost.
+//! Audit row and event are written in the same transaction. A job with a request in flight is left to its worker. An
+//! active job without a request is taken from its worker: the fencing token rises, so the worker's later writes are
+//! rejected. See `docs/decisions/0030-leases-and-operator-decisions.md`.
 
 use std::sync::Arc;
 
-use super::list::of;
+use super::list::id_args;
 use crate::domain::job::JobId;
 use crate::ledger::LedgerError;
 use crate::ledger::operator::{Actor, JobResolution, ResolutionRefusal};
@@ -14,21 +15,21 @@ use crate::ledger::sql::dialect::Dialect;
 use crate::ledger::sql::engine::{Args, Engine, Sql, Step, Value};
 use crate::ledger::sql::storable;
 
-/// How often a verdict looks again when a worker took the job between its statements.
+/// How often a decision retries when a worker claimed the job between its statements.
 const LOOKS_MAX: u32 = 4;
 
 pub struct ResolutionStatements {
     look: Sql,
-    passing: ResolutionSql,
+    statements: ResolutionSql,
     charged: Sql,
-    signature: AuditContext,
+    audit_context: AuditContext,
 }
 
-/// How a verdict is written.
+/// The statements, by database.
 enum ResolutionSql {
-    /// By a function of the owner's: whoever may call it needs no right to the tables.
+    /// By a function of the owner's: its caller needs no right to the tables.
     Function(Sql),
-    /// A database file knows no roles.
+    /// A database file has no roles.
     Statements { settle: Sql, revive: Sql, event: Sql },
 }
 
@@ -43,8 +44,8 @@ impl ResolutionSql {
                      provider_reference = COALESCE($6, provider_reference), scrubbed_at = NULL, updated_at = {now} \
                  WHERE id = $1 AND state = $2 AND fence = $3 RETURNING id",
             ),
-            // What was sent when stays: the provider may have begun to remember the key then. The reference goes: the next
-            // answer brings its own, and what it was until now may be another payment's.
+            // The time of the first request stays: the provider may have remembered the key since then. The reference
+            // is cleared: the next response brings its own, and the former one may belong to another payment.
             revive: dialect.render(
                 "UPDATE jobs SET state = $4, fence = fence + 1, reason = $5, maybe_charged = 0, attempts = 0, \
                      lookups = 0, resend = NULL, lost_holders = 0, provider_reference = NULL, wake_at = {now}, \
@@ -60,13 +61,13 @@ impl ResolutionSql {
         }
     }
 
-    /// `change`: id, state, fence, the state that it becomes, reason, the provider's reference.
-    fn steps(&self, verdict: &JobResolution, id: &JobId, change: Args) -> Vec<Step> {
+    /// `change`: id, state, fencing token, the state that it becomes, reason, the provider's reference.
+    fn steps(&self, resolution: &JobResolution, id: &JobId, change: Args) -> Vec<Step> {
         let step = |sql: &Sql, args: Args| Step { sql: sql.clone(), args, must_affect: true };
         match self {
             Self::Function(decide) => vec![step(decide, change)],
-            Self::Statements { revive, .. } if verdict.needs_resend() => vec![step(revive, change)],
-            Self::Statements { settle, event, .. } => vec![step(settle, change), step(event, of(id))],
+            Self::Statements { revive, .. } if resolution.needs_resend() => vec![step(revive, change)],
+            Self::Statements { settle, event, .. } => vec![step(settle, change), step(event, id_args(id))],
         }
     }
 }
@@ -82,44 +83,44 @@ impl ResolutionStatements {
                      (SELECT count(*) FROM attempts WHERE job_id = jobs.id AND ended_at IS NULL) AS attempts_open \
                  FROM jobs WHERE id = $1",
             ),
-            passing: ResolutionSql::new(dialect),
+            statements: ResolutionSql::new(dialect),
             charged: dialect.render(
                 "SELECT other.id FROM jobs JOIN jobs AS other ON other.provider = jobs.provider \
                  WHERE jobs.id = $1 AND other.id <> $1 AND other.state = 'succeeded' \
                      AND other.provider_reference = COALESCE($2, jobs.provider_reference)",
             ),
-            signature: AuditContext::new(dialect),
+            audit_context: AuditContext::new(dialect),
         }
     }
 
-    /// The fence of a job that the verdict can be passed on, or why it cannot.
+    /// The fencing token of a job to which the decision can be applied, or why it cannot.
     pub async fn look(
         &self,
         engine: &dyn Engine,
         id: &JobId,
-        verdict: &JobResolution,
+        resolution: &JobResolution,
     ) -> Result<Result<i64, ResolutionRefusal>, LedgerError> {
-        let rows = engine.query(&self.look, of(id)).await?;
+        let rows = engine.query(&self.look, id_args(id)).await?;
         let Some(row) = rows.first() else { return Ok(Err(ResolutionRefusal::NoSuchJob)) };
         let state = row.text("state")?;
-        if state != verdict.required_state() {
+        if state != resolution.required_state() {
             return Ok(Err(ResolutionRefusal::WrongState {
                 state,
-                wanted: verdict.required_state(),
-                done: verdict.past_participle(),
+                wanted: resolution.required_state(),
+                done: resolution.past_participle(),
             }));
         }
         if row.int("attempts_open")? > 0 {
             return Ok(Err(ResolutionRefusal::AttemptInProgress));
         }
-        if verdict.needs_resend() && row.int("expired")? != 0 {
+        if resolution.needs_resend() && row.int("expired")? != 0 {
             return Ok(Err(ResolutionRefusal::Expired));
         }
-        if verdict.needs_resend() && row.int("emptied")? != 0 {
+        if resolution.needs_resend() && row.int("emptied")? != 0 {
             return Ok(Err(ResolutionRefusal::Scrubbed));
         }
         let fence = row.int("fence")?;
-        if let JobResolution::Succeeded { reference } = verdict {
+        if let JobResolution::Succeeded { reference } = resolution {
             let args = Arc::from([id.as_str().into(), reference.as_deref().map(storable).into()]);
             if let Some(row) = engine.query(&self.charged, args).await?.first() {
                 return Ok(Err(ResolutionRefusal::ReferenceTaken { by: row.text("id")? }));
@@ -132,59 +133,59 @@ impl ResolutionStatements {
         &self,
         engine: &dyn Engine,
         id: &JobId,
-        verdict: &JobResolution,
+        resolution: &JobResolution,
         seen_fence: Option<i64>,
         by: &Actor,
     ) -> Result<Result<(), ResolutionRefusal>, LedgerError> {
         for _ in 0..LOOKS_MAX {
-            let fence = match self.look(engine, id, verdict).await? {
+            let fence = match self.look(engine, id, resolution).await? {
                 Ok(fence) => fence,
                 Err(refusal) => return Ok(Err(refusal)),
             };
             if seen_fence.is_some_and(|seen| seen != fence) {
                 break;
             }
-            if engine.atomically(self.steps(id, verdict, fence, by, &reason(verdict, by, ""))).await?.is_some() {
+            if engine.atomically(self.steps(id, resolution, fence, by, &reason(resolution, by, ""))).await?.is_some() {
                 return Ok(Ok(()));
             }
         }
         Ok(Err(ResolutionRefusal::Changed))
     }
 
-    /// What cancels a row that is written in the same stroke, with fence 0.
+    /// Cancels a row that is written in the same transaction, with fencing token 0.
     pub fn precancel_steps(&self, id: &JobId, by: &Actor) -> Vec<Step> {
         self.steps(id, &JobResolution::Cancel, 0, by, &precancel_reason(by))
     }
 
-    /// The change of one job, signed.
+    /// The change of one job, with its audit context.
     pub fn audited(&self, id: &JobId, change: Vec<Step>, by: &Actor) -> Vec<Step> {
-        self.signature.wrap_job_change(id, change, by)
+        self.audit_context.wrap_job_change(id, change, by)
     }
 
-    fn steps(&self, id: &JobId, verdict: &JobResolution, fence: i64, by: &Actor, reason: &str) -> Vec<Step> {
-        let reference = match verdict {
+    fn steps(&self, id: &JobId, resolution: &JobResolution, fence: i64, by: &Actor, reason: &str) -> Vec<Step> {
+        let reference = match resolution {
             JobResolution::Succeeded { reference } => reference.as_deref().map(storable),
             _ => None,
         };
         let change: [Value; 6] = [
             id.as_str().into(),
-            verdict.required_state().into(),
+            resolution.required_state().into(),
             fence.into(),
-            verdict.resulting_state().into(),
+            resolution.resulting_state().into(),
             storable(reason).into(),
             reference.into(),
         ];
-        self.audited(id, self.passing.steps(verdict, id, Arc::from(change)), by)
+        self.audited(id, self.statements.steps(resolution, id, Arc::from(change)), by)
     }
 }
 
-/// Why a payment is cancelled of which no message has come.
+/// Reason of a payment that is cancelled before its message came.
 pub fn precancel_reason(by: &Actor) -> String {
     reason(&JobResolution::Cancel, by, " before its message came")
 }
 
-fn reason(verdict: &JobResolution, by: &Actor, when: &str) -> String {
-    let done = verdict.past_participle();
+fn reason(resolution: &JobResolution, by: &Actor, when: &str) -> String {
+    let done = resolution.past_participle();
     match by.reason.as_deref().map(storable) {
         Some(because) => format!("{done} by a person{when}: {because}"),
         None => format!("{done} by a person{when}"),

@@ -1,8 +1,8 @@
-//! How many jobs have settled for good: a sum that is kept, so that no account need count them all.
+//! The totals of finished jobs by provider and state, kept so that a reconciliation need not count them all.
 //!
-//! Refuses to cost a payment anything: what settled since is added once a minute, found by the index of what settled lately.
-//! Refuses to be believed for ever: SQL may change what settled long ago, so all are counted anew from time to time, for at
-//! most a hundredth of the time, and at once when the clock was set back.
+//! Once a minute, jobs that finished since the last update are added, found by the index of recent ones. Payments write
+//! nothing here. SQL may change old jobs, so all are counted again from time to time. That takes at most a hundredth of
+//! the time, and happens at once when the clock was set back.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,25 +11,27 @@ use super::super::dialect::Dialect;
 use super::super::engine::{Args, Engine, Sql, Step};
 use crate::ledger::LedgerError;
 
-/// What nothing of ours takes back. A dead job may be replayed, so it is counted with those that wait for somebody.
+/// Finished states that no command leaves. A dead job may be replayed, so it is counted with the jobs that wait for an
+/// operator.
 const FOR_GOOD: &str = "state IN ('succeeded', 'declined', 'expired', 'cancelled')";
 /// All other states.
 pub const NOT_FOR_GOOD: &str = "('waiting', 'sending', 'unknown', 'review', 'dead')";
-/// The same by the condition of index `jobs_settled_by_update`. Nothing is scrubbed within a day.
+/// The finished jobs of [`FOR_GOOD`], by the condition of index `jobs_settled_by_update`. No job is scrubbed within its
+/// first day.
 const FOR_GOOD_LATELY: &str = "scrubbed_at IS NULL \
      AND state IN ('succeeded', 'declined', 'dead', 'expired', 'cancelled') AND state <> 'dead'";
 
-/// The sum ends so long ago. A job says when it settled before anybody can see it: by far shorter, since a statement is
-/// ended after ten seconds.
+/// The totals end this long ago. A job's own instant precedes its commit by far less, since a statement is ended after
+/// ten seconds.
 const LAG_MS: u32 = 120_000;
-/// A sum that nobody kept is brought up to now by so much at a time: adding all at once could take longer than a statement may.
+/// Outdated totals are brought up to now in steps of this length: one statement for all could run into its timeout.
 const STEP_MS: u32 = 300_000;
-/// All are counted anew after so long, and after so many times as long as that takes.
-const ANEW_MS: u32 = 600_000;
-const ANEW_FACTOR: u32 = 100;
-/// Counting anew is the one question that may take long: a second per million jobs. On PostgreSQL nobody waits for it; on
-/// SQLite, which has one connection, all do.
-const ANEW_MAX: Duration = Duration::from_secs(30 * 60);
+/// Interval of complete counts; longer if a count takes longer than a hundredth of it.
+const RECOUNT_MS: u32 = 600_000;
+const RECOUNT_FACTOR: u32 = 100;
+/// Time limit of a complete count, the one query that may take long: a second per million jobs. On PostgreSQL it blocks
+/// no other session; on SQLite, which has one connection, it blocks all.
+const RECOUNT_MAX: Duration = Duration::from_secs(30 * 60);
 
 const WITH_SUM: &str = "ON CONFLICT (provider, state) DO UPDATE SET";
 
@@ -37,8 +39,8 @@ fn of_mark(column: &str) -> String {
     format!("(SELECT {column} FROM settled_mark WHERE only_row)")
 }
 
-/// Those settled for good that the sum does not hold yet. The end, a year ahead, is for PostgreSQL, which takes what is open
-/// at one side for a third of all.
+/// Finished jobs that the totals do not include yet. The upper end, a year ahead, is for PostgreSQL: it expects a third
+/// of all rows for a range that is open on one side.
 pub fn finished_since_totals() -> String {
     format!("{FOR_GOOD_LATELY} AND updated_at >= {} AND updated_at < {{after:31536000000}}", of_mark("counted_before"))
 }
@@ -53,18 +55,18 @@ impl FinishedTotalsStatements {
         let none: Args = Arc::from([]);
         let step = |sql: Sql, must_affect| Step { sql, args: none.clone(), must_affect };
         let lagging = format!("{{after:(0 - {LAG_MS})}}");
-        // Whoever has the row counts, for minutes perhaps; the others leave it to them.
+        // One worker takes the mark and counts, perhaps for minutes; the others skip it.
         let mark = |sets: &str, due: &str| {
             dialect.render(&format!(
                 "UPDATE settled_mark SET {sets} \
                  WHERE only_row IN (SELECT only_row FROM settled_mark WHERE {due} {{unlocked}}) RETURNING only_row"
             ))
         };
-        // A mark is at least the lag behind when it is set: one that is not was set before the clock went back, and what
-        // settles now has an instant before it.
+        // A new mark is at least the lag in the past. If it is not, the clock went back after it was set, and jobs that
+        // finish now have an instant before it.
         let due = format!("recount_after <= {{now}} OR counted_before > {{after:(0 - {LAG_MS} / 2)}}");
         let unsummed = finished_since_totals();
-        // An instant that is known when the statement is planned keeps it to the index; the mark has just been set.
+        // An instant that is known at planning time keeps PostgreSQL on the index; the mark has just been set.
         let recent = format!("updated_at >= {{after:(0 - 2 * {LAG_MS})}}");
         let all = format!(
             "INSERT INTO settled_jobs (provider, state, jobs) \
@@ -77,8 +79,8 @@ impl FinishedTotalsStatements {
         );
         let next = format!(
             "UPDATE settled_mark SET recount_after = CASE \
-                 WHEN {{now}} + {ANEW_FACTOR} * ({{now}} - counted_at) > {{after:{ANEW_MS}}} \
-                 THEN {{now}} + {ANEW_FACTOR} * ({{now}} - counted_at) ELSE {{after:{ANEW_MS}}} END"
+                 WHEN {{now}} + {RECOUNT_FACTOR} * ({{now}} - counted_at) > {{after:{RECOUNT_MS}}} \
+                 THEN {{now}} + {RECOUNT_FACTOR} * ({{now}} - counted_at) ELSE {{after:{RECOUNT_MS}}} END"
         );
         let since = format!(
             "INSERT INTO settled_jobs (provider, state, jobs) \
@@ -107,9 +109,9 @@ impl FinishedTotalsStatements {
         Self { recount, add }
     }
 
-    /// Adds what has settled for good since the last time, or counts all anew when that is due.
+    /// Adds the jobs that finished since the last update, or counts all when that is due.
     pub async fn update_totals(&self, engine: &dyn Engine) -> Result<(), LedgerError> {
-        if engine.atomically_within(ANEW_MAX, self.recount.clone()).await?.is_none() {
+        if engine.atomically_within(RECOUNT_MAX, self.recount.clone()).await?.is_none() {
             engine.atomically(self.add.clone()).await?;
         }
         Ok(())

@@ -1,7 +1,8 @@
-//! Upkeep in SQL: one file for what is brought back, one for what ends, one for the account, one for what has settled.
+//! The sweeper's SQL: republishing, retention, reconciliation, and the totals of finished jobs, one file each.
 //!
-//! Refuses to read the table: each statement finds its rows by a partial index of `migrations/*_sweeper.sql`, whose
-//! expressions and conditions are repeated word for word, because SQLite uses such an index for nothing else.
+//! Each statement finds its rows by a partial index of `migrations/*_sweeper.sql`. It repeats the index's expression
+//! and condition exactly, because SQLite uses such an index for nothing else. See
+//! `docs/decisions/0028-query-plans-are-pinned.md`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -76,8 +77,8 @@ impl Upkeep for SqlLedger {
         self.upkeep.republish.take_overdue(&*self.engine, lane, which).await
     }
 
-    async fn keep_unqueued(&self, hold: &LeaseToken) -> Result<FencedWrite, LedgerError> {
-        self.upkeep.republish.keep_unqueued(&*self.engine, hold).await
+    async fn keep_unqueued(&self, lease: &LeaseToken) -> Result<FencedWrite, LedgerError> {
+        self.upkeep.republish.keep_unqueued(&*self.engine, lease).await
     }
 
     async fn take_unqueued(
@@ -129,9 +130,9 @@ impl Upkeep for SqlLedger {
 
     async fn reconcile(
         &self,
-        astray_after: Duration,
-        checked: CheckScope,
+        overdue_after: Duration,
+        scope: CheckScope,
     ) -> Result<Vec<LedgerReconciliation>, LedgerError> {
-        self.upkeep.reconciliation.reconcile(&*self.engine, astray_after, checked).await
+        self.upkeep.reconciliation.reconcile(&*self.engine, overdue_after, scope).await
     }
 }

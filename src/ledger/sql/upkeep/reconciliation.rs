@@ -1,8 +1,8 @@
-//! The account of all jobs, in one statement, so that everything in it is of one instant.
+//! The reconciliation of all jobs in one statement, so that all counts are of the same instant.
 //!
-//! Refuses to trust one count: open jobs are counted by state and by whereabouts, and settled ones are held against their
-//! events and attempts. Refuses to read the past: what has settled for good is taken from its sum. So the account grows with
-//! the jobs that are open, dead or in review, and with what settled lately, and not with the ledger.
+//! Open jobs are counted twice, by state and by where they are. Finished jobs are compared with their events and
+//! attempts. Earlier finished jobs come from the kept totals. So the cost grows with open, dead, reviewed and recently
+//! finished jobs, and not with the whole ledger. See `docs/decisions/0005-reconcile-all-jobs.md`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,38 +19,38 @@ use crate::ledger::operator::STATES;
 use crate::ledger::upkeep::{CheckScope, LedgerReconciliation};
 
 const FREE: &str = "(lease_until IS NULL OR lease_until <= {now})";
-/// Conditions of the indexes `jobs_settled_by_update` and `jobs_in_review_by_update`, and of all settled jobs.
+/// Conditions of the indexes `jobs_settled_by_update` and `jobs_in_review_by_update`, and of all finished jobs.
 const SETTLED_UNSCRUBBED: &str =
     "scrubbed_at IS NULL AND state IN ('succeeded', 'declined', 'dead', 'expired', 'cancelled')";
 const IN_REVIEW: &str = "state = 'review'";
-/// The condition of index `jobs_with_a_message_left`, and of a settled job: its message is in the lane's queue still, because
-/// the job was taken up without it.
+/// The condition of index `jobs_with_a_message_left`: a finished job whose message is still in the lane's queue,
+/// because the job was claimed without it.
 const MESSAGE_LEFT: &str = "delayed_until <= created_at AND state NOT IN ('waiting', 'sending', 'unknown')";
 const SETTLED: &str = "state NOT IN ('waiting', 'sending', 'unknown')";
 
-/// What is to wait for its time waits from then on.
+/// A job with `not_before` ages from then on.
 const SINCE: &str = "CASE WHEN not_before > created_at AND {readable:not_before} THEN not_before \
      WHEN {readable:created_at} THEN created_at END";
 
 const NO_EVENT: &str = "NOT EXISTS (SELECT 1 FROM outcome_events WHERE outcome_events.job_id = jobs.id \
      AND outcome_events.state = jobs.state)";
-/// `accepted` is the reason that an answer leaves; what a look-up or a person found says so in other words.
-/// The state as an expression, so that the index of charges, which holds all that ever succeeded, does not fit.
+/// `accepted` is the reason that a response leaves; look-ups and operators leave other reasons. The state is an
+/// expression, so that the index of charges, which holds all jobs that ever succeeded, does not fit.
 const NO_CAUSE: &str = "state || '' = 'succeeded' AND (reason IS NULL OR reason = 'accepted') \
      AND NOT EXISTS (SELECT 1 FROM attempts WHERE attempts.job_id = jobs.id AND attempts.outcome = 'accepted')";
 
 /// The columns that only the row of open jobs fills.
-const NOT_OF_OPEN: &str = "NULL AS oldest_ms, 0 AS in_hand, 0 AS in_flight, 0 AS parked, NULL AS parked_ms, 0 AS due, \
-     0 AS astray, 0 AS messages_least, 0 AS messages_most, 0 AS unreadable";
+const NOT_OF_OPEN: &str = "NULL AS oldest_ms, 0 AS active, 0 AS in_flight, 0 AS delayed, NULL AS delayed_ms, 0 AS due, \
+     0 AS overdue, 0 AS messages_min, 0 AS messages_max, 0 AS unreadable";
 
-/// A broker is late, the row is written before its copy is published, and the queue is looked at after the ledger: the return
-/// of a message is known to this.
+/// Tolerance for a message's return: brokers are late, the row is written before its copy is published, and the queue
+/// is read after the ledger.
 const RETURN_EARLY_MS: u32 = 1_000;
 const RETURN_LATE_MS: u32 = 1_000;
 
-/// When the message of a job that no lease holds is in its lane's queue again: when the delay queue lets it go, or since the
-/// job was written last. A job may be due later than that.
-/// A job in hand may have one beside it that returned, which another delivery takes away again.
+/// When the message of a job without a lease is in its lane's queue again: when its delay in the delay queue ends, or
+/// since the job's last write. A job may be due later than that. An active job may have a second, returned message,
+/// which another delivery acknowledges.
 const RETURNED_AT: &str = "CASE WHEN delayed_copy = copy THEN delayed_until ELSE updated_at END";
 
 pub struct ReconciliationStatements(Dialect);
@@ -61,22 +61,22 @@ impl ReconciliationStatements {
     }
 
     fn checking(&self, states: Vec<String>, settled: &[String]) -> Sql {
-        // Open jobs are looked at once for all that is asked of them: there may be a million.
+        // Open jobs are read once for all counts: there may be a million.
         let of = |which: &str| format!("count(CASE WHEN {which} THEN 1 END)");
         let open = [
             // First, because PostgreSQL takes the types of the columns from here.
             format!(
                 "SELECT min(provider) AS provider, 'open' AS place, NULL AS state, {} AS jobs, \
-                     {{aged:min(since)}} AS oldest_ms, {} AS in_hand, {} AS in_flight, \
-                     count(parked_until) AS parked, \
-                     {{until:max(CASE WHEN unreadable THEN NULL ELSE parked_until END)}} AS parked_ms, {} AS due, {} AS astray, \
-                     {} AS messages_least, \
+                     {{aged:min(since)}} AS oldest_ms, {} AS active, {} AS in_flight, \
+                     count(waits_until) AS delayed, \
+                     {{until:max(CASE WHEN unreadable THEN NULL ELSE waits_until END)}} AS delayed_ms, \
+                     {} AS due, {} AS overdue, {} AS messages_min, \
                      CAST(coalesce(sum(CASE WHEN returned_at <= {{after:{RETURN_EARLY_MS}}} THEN 1 + sweeps \
-                         WHEN beside_at <= {{after:{RETURN_EARLY_MS}}} THEN 1 END), 0) AS bigint) AS messages_most, \
+                         WHEN beside_at <= {{after:{RETURN_EARLY_MS}}} THEN 1 END), 0) AS bigint) AS messages_max, \
                      {} AS unreadable \
                  FROM (SELECT provider, {SINCE} AS since, expires_at, lease_until, wake_at, state, sweeps, \
                            NOT ({READABLE}) AS unreadable, \
-                           CASE WHEN {FREE} AND wake_at > {{now}} THEN wake_at END AS parked_until, \
+                           CASE WHEN {FREE} AND wake_at > {{now}} THEN wake_at END AS waits_until, \
                            CASE WHEN {FREE} AND NOT unqueued THEN {RETURNED_AT} END AS returned_at, \
                            CASE WHEN NOT {FREE} THEN delayed_until END AS beside_at \
                        FROM jobs WHERE {OPEN}) AS open_jobs GROUP BY provider || ''",
@@ -101,13 +101,13 @@ impl ReconciliationStatements {
     pub async fn reconcile(
         &self,
         engine: &dyn Engine,
-        astray_after: Duration,
-        checked: CheckScope,
+        overdue_after: Duration,
+        scope: CheckScope,
     ) -> Result<Vec<LedgerReconciliation>, LedgerError> {
-        let args: Args = Arc::from([astray_after.into()]);
-        let rows = match checked {
-            // Not as an argument: PostgreSQL comes to plan for any argument, and for any span it reads everything. And by
-            // index: what it knows of the last minutes is older than they are.
+        let args: Args = Arc::from([overdue_after.into()]);
+        let rows = match scope {
+            // Not an argument: PostgreSQL would plan for any argument, and read the whole table for an unknown span.
+            // And by index: its statistics are older than the last minutes.
             CheckScope::Since(since) => {
                 let lately = format!("updated_at >= {{after:(0 - {})}}", since.as_millis());
                 let settled = [SETTLED_UNSCRUBBED, IN_REVIEW].map(|which| format!("{which} AND {lately}"));
@@ -143,8 +143,8 @@ fn all_counted() -> String {
     )
 }
 
-/// The same: what may change its state by an index, what has settled for good as it was summed up, and what settled since.
-/// The small tables by their keys, too: a scan is what PostgreSQL takes for so dear there that it compiles the whole statement.
+/// Jobs by state: open ones by an index, finished ones from the totals, and those that finished since. The small tables
+/// are read by their keys, too: PostgreSQL overestimates a scan there so much that it compiles the whole statement.
 fn counted_with_totals() -> Vec<String> {
     vec![
         format!(
@@ -193,7 +193,7 @@ fn add_row(account: &mut LedgerReconciliation, row: &SqlRow) -> Result<(), Ledge
         "state" => {
             account.recorded += jobs;
             let state = row.text("state")?;
-            // What was summed up and what settled since are two rows.
+            // The totals and the jobs that finished since are two rows.
             match account.states.iter_mut().find(|(known, _)| *known == state) {
                 Some((_, counted)) => *counted += jobs,
                 None => account.states.push((state, jobs)),
@@ -201,17 +201,17 @@ fn add_row(account: &mut LedgerReconciliation, row: &SqlRow) -> Result<(), Ledge
         }
         "open" => {
             (account.past_deadline, account.oldest_open) = (jobs, row.opt_ms("oldest_ms")?);
-            (account.delayed, account.delayed_for) = (count("parked")?, row.opt_ms("parked_ms")?);
-            (account.active, account.due, account.overdue) = (count("in_hand")?, count("due")?, count("astray")?);
+            (account.delayed, account.delayed_for) = (count("delayed")?, row.opt_ms("delayed_ms")?);
+            (account.active, account.due, account.overdue) = (count("active")?, count("due")?, count("overdue")?);
             account.in_flight = count("in_flight")?;
             account.unreadable += count("unreadable")?;
-            account.messages_min += count("messages_least")?;
-            account.messages_max += count("messages_most")?;
+            account.messages_min += count("messages_min")?;
+            account.messages_max += count("messages_max")?;
         }
-        // At most: another delivery may have taken it away for a while.
+        // An upper bound: another delivery may have taken it away for a while.
         "message_left" => account.messages_max += jobs,
         "unreadable" => account.unreadable += jobs,
-        // Settled and in review are counted apart.
+        // Finished jobs and those in review are counted separately.
         "without_event" => account.without_event += jobs,
         "without_cause" => account.without_accepted_attempt += jobs,
         other => return Err(corrupt("place", &format!("holds {other}"))),

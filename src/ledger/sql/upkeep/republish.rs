@@ -1,7 +1,7 @@
-//! Jobs whose messages are to be published again: the right to do so, one copy at a time, and the job as it was recorded.
+//! Jobs whose messages are to be published again: the right to publish one copy, and the job as it was recorded.
 //!
-//! Refuses to touch what a lease holds, and refuses to give one job's right to two sweepers: the update that takes it
-//! also moves the instant from which it may be taken again.
+//! An active job is left alone. Two sweepers never get the right for the same job: the update that takes it also moves
+//! the instant from which it may be taken again. See `docs/decisions/0002-republish-lost-messages.md`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,19 +21,19 @@ use crate::ledger::{FencedWrite, LeaseToken, LedgerError};
 /// The instant from which one more copy could be published; the expression of index `jobs_open_by_sweep`.
 const SWEPT_FROM: &str = "CASE WHEN sweep_after > wake_at THEN sweep_after ELSE wake_at END";
 
-/// Since when a job is due and held by nobody.
+/// The instant since which a job is due and without a lease.
 const DUE_SINCE: &str = "(CASE WHEN lease_until > wake_at THEN lease_until ELSE wake_at END)";
 
-/// Since when a job waits; one that a program put down that did not know the column, since it was written last.
+/// The start of a job's wait; for a row of a program without the column, its last write.
 const BEGUN: &str = "COALESCE(wait_begun_at, updated_at)";
 
-/// When a row of the lane's quota was changed last, as far as the rows tell: they share their limits. Of one that has left the
-/// quota they tell nothing, and of a long transaction when it was written.
+/// The last change of a row of the lane's quota, as far as the rows show it: they share their limits. A row that has
+/// left the quota is not found, and a long transaction appears with the time of its statement.
 const LAST_CHANGE: &str = "SELECT max(sharing.updated_at) FROM providers AS sharing \
      WHERE COALESCE(sharing.quota, sharing.name) = \
          (SELECT COALESCE(own.quota, own.name) FROM providers AS own WHERE own.name = $1)";
 
-/// Since when a job ages.
+/// The instant from which a job's age counts.
 const BORN: &str = "(CASE WHEN not_before > COALESCE(revived_at, created_at) THEN not_before \
      ELSE COALESCE(revived_at, created_at) END)";
 
@@ -58,10 +58,9 @@ pub struct RepublishStatements {
 
 impl RepublishStatements {
     pub fn new(dialect: Dialect) -> Self {
-        // A job may have messages in its lane: they count like this one, or it would go to the end of the lane. The copy that
-        // a delay queue holds must stay apart from it.
-        // Twice as long overdue as now is `now + (now - due)`, in either database's arithmetic of instants. Bounds first:
-        // PostgreSQL subtracts nothing infinite.
+        // A job may have messages in its lane: they count like this one, or it would go to the end of the lane. The
+        // copy in a delay queue must have another number. "Overdue for twice as long as now" is `now + (now - due)`, in
+        // either database's arithmetic of instants. Bounds first: PostgreSQL cannot subtract infinite instants.
         let overdue = format!(
             "UPDATE jobs SET sweeps = sweeps + 1, unqueued = false, \
                  copy = copy + CASE WHEN delayed_copy = copy AND delayed_until > {{now}} THEN 1 ELSE 0 END, \
@@ -86,9 +85,9 @@ impl RepublishStatements {
                  ORDER BY wake_at LIMIT $4 {{unlocked}}) \
              RETURNING {RECORDED}"
         );
-        // The condition of index `jobs_unknown_by_wake`, and the rule of `disposition::before_request`: what a provider that
-        // deduplicates is sent again waits for the limits of charges. The message in the lane's queue is the one that came
-        // back last, or the newest one.
+        // The condition of index `jobs_unknown_by_wake`, and the rule of `disposition::before_request`: a charge that
+        // is sent again to a deduplicating provider waits for the limits of charges. The message in the lane's queue is
+        // the one that came back last, or the newest one.
         let lookups = format!(
             "SELECT {}, COALESCE(delayed_copy, copy) AS copy FROM jobs \
              WHERE provider = $1 AND state = 'unknown' AND wake_at <= {{now}} \
@@ -99,8 +98,8 @@ impl RepublishStatements {
              ORDER BY wake_at LIMIT $2",
             RECORDED.trim_end_matches(", copy")
         );
-        // The conditions of indexes `jobs_parked_for_limits` and `jobs_parked_for_named_waits`.
-        // An unknown outcome that nobody brings is overdue: only what was surely not sent is ever without a queue.
+        // The conditions of indexes `jobs_parked_for_limits` and `jobs_parked_for_named_waits`. An unknown outcome
+        // without a message is overdue: only a job that was certainly not sent may be without a message in a queue.
         let refused = |reason: String| {
             format!(
                 "UPDATE jobs SET wake_at = {{now}}, unqueued = (state = 'waiting'), updated_at = {{now}} \
@@ -181,7 +180,7 @@ impl RepublishStatements {
             policy.max_attempts.into(),
             policy.max_age.into(),
         ];
-        // Asked every second: a row that cannot be read is named when it is overdue, and takes no other's place here.
+        // Called every second: an unreadable row is reported when it is overdue, and takes no other row's place here.
         Ok(read_each(&engine.query(&self.lookups, Arc::from(args)).await?, "id", job_to_republish).rows)
     }
 

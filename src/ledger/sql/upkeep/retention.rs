@@ -1,6 +1,6 @@
-//! Jobs that end, or are emptied, without a delivery: expired ones, those that only a person can judge, and old ones.
+//! The end of jobs without a delivery: expiry, the move to review, and scrubbing of old jobs.
 //!
-//! Refuses what may have been charged: it never expires, and handing it over keeps that it may have been.
+//! A job that may have been charged never expires, and keeps that mark when it moves to review.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::domain::job::JobId;
 use crate::ledger::upkeep::ScrubScope;
 use crate::ledger::{FencedWrite, LedgerError};
 
-/// The condition of index `jobs_waiting_by_expiry`, and what an expired job must be besides.
+/// The condition of index `jobs_waiting_by_expiry`, and the further conditions of an expired job.
 const EXPIRED: &str = "state = 'waiting' AND expires_at IS NOT NULL AND expires_at <= {now} AND NOT maybe_charged \
      AND (lease_until IS NULL OR lease_until <= {now})";
 
@@ -95,7 +95,7 @@ impl RetentionStatements {
         }
     }
 
-    /// One transaction per job: each is as small as a worker's own, and an event is never without its state.
+    /// One transaction for each job: it is as small as a worker's own, and an event is never without its state.
     pub async fn expire(&self, engine: &dyn Engine, reason: &str, at_most: u32) -> Result<u32, LedgerError> {
         let rows = engine.query(&self.expired, Arc::from([at_most.into()])).await?;
         let mut expired = 0;

@@ -1,6 +1,7 @@
-//! What the gate makes of a reply: permits for those who wait, or why they wait on.
+//! The handling of a limiter reply: permits for the waiters, or the reason why they keep waiting.
 //!
-//! Refuses the grants of a reply whose clock has made a step, and hands out no permit that would start beyond its end.
+//! The grants of a reply are discarded if the store's clock made a step. A permit that would start after its send
+//! budget is not handed out.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,9 +28,9 @@ use crate::limiter::gate::{AcquireResult, BlockReason};
 
 /// How long a gate with old settings waits for the new ones before it asks again.
 const STALE_PAUSE: Duration = Duration::from_millis(100);
-/// Between two questions whether somebody vouches for the store's clock.
+/// Time between two checks for a clock attestation.
 const ATTESTATION_PAUSE: Duration = Duration::from_millis(50);
-/// How long one whose permit would have started too late is not asked for, at most.
+/// Longest deferral of a waiter whose permit would have started too late.
 const LATE_START_DEFERRAL_MAX: Duration = Duration::from_secs(1);
 
 const ROLLED_BACK: &str = "the limiter's state is an earlier one than we have seen";
@@ -39,12 +40,12 @@ const IMPLAUSIBLE_VERSION: &str = "the limiter's settings version cannot be true
 /// By how much a store's settings version may be ahead of the database's: more changes than any lost backup held.
 const VERSION_AHEAD_MAX: i64 = 1_000_000;
 
-/// When the permits of one run may be used, and what their slots were.
+/// When the permits of one grant may be used, and the origins of their slots.
 struct GrantTerms {
     start_at: Instant,
     use_before: Instant,
     answer_before: Instant,
-    /// From the grant, or from the start of one that was booked ahead.
+    /// From the grant, or from the start of a permit that was booked ahead.
     budget: Duration,
     origins: Arc<[(String, u64)]>,
 }
@@ -74,14 +75,15 @@ impl PermitDispatcher {
         };
         if refused.reason == RefusalReason::StaleVersion {
             self.repeat_pause(&outgoing);
-            // Nothing was settled: the newer settings may hold limits that these settlements must reach.
+            // Nothing was released: the newer settings may have limits that count these releases too.
             self.releases.extend(outgoing.releases);
             if reply.version.saturating_sub(outgoing.spec.version) > VERSION_AHEAD_MAX {
                 return self.reject_version(&outgoing.spec, reply, arrived);
             }
             if !self.stale {
                 let (ours, theirs) = (outgoing.spec.version, reply.version);
-                tracing::warn!(quota = %outgoing.spec.quota, ours, theirs, "no permits: the limiter knows newer settings");
+                let quota = &outgoing.spec.quota;
+                tracing::warn!(%quota, ours, theirs, "no permits: the limiter has newer settings than this worker");
             }
             self.release_at = (!self.releases.is_empty()).then(|| arrived + STALE_PAUSE);
             (self.parts.on_newer_version)(reply.version);
@@ -99,7 +101,7 @@ impl PermitDispatcher {
         }
     }
 
-    /// Asks the ledger for what this reply shows to be needed, as far as it can be read by now.
+    /// Queries the ledger for the history that this reply shows to be needed, as far as it can be read now.
     fn query_history(&mut self, outgoing: &PendingCall, reply: &LimiterReply) {
         let (spec, mut needs) = (&outgoing.spec, HistoryNeeds::default());
         let refused = reply.refused.map(|refused| refused.reason);
@@ -116,23 +118,23 @@ impl PermitDispatcher {
         self.history.start_query(needs, spec, reply, &self.parts);
     }
 
-    /// Whoever waited for it is asked for again, with what the ledger has told.
+    /// Takes a history from the ledger, and lets the jobs that waited for it try again.
     pub(super) fn receive_history(&mut self, answer: Result<HistoryAnswer, String>) {
         if let Err(cause) = self.history.store_result(answer) {
             let quota = &self.parts.spec.borrow().quota;
-            tracing::warn!(%quota, cause, "the ledger cannot tell what was used; new limits and accounts are held");
+            tracing::warn!(%quota, cause, "cannot read past usage from the ledger: new limits wait, retrying");
             return;
         }
-        let waits = |standing: &QueueBlock| standing.reason == BlockReason::NeedsHistory;
+        let waits = |block: &QueueBlock| block.reason == BlockReason::NeedsHistory;
         self.queue.resume_after_history();
-        self.kind_blocks.retain(|_, standing| !waits(standing));
-        if self.block.take_if(|standing| waits(standing)).is_some() {
+        self.kind_blocks.retain(|_, block| !waits(block));
+        if self.block.take_if(|block| waits(block)).is_some() {
             self.call_at = Instant::now();
         }
     }
 
-    /// Compares the clocks before anything of the reply is used. After a step nothing that the store has counted says when
-    /// it was; the state is begun anew, and what this call was granted is forgotten with it.
+    /// Compares the clocks before anything of the reply is used. After a step the instants that the store counted mean
+    /// nothing. The state is reset, and the grants of this call are discarded.
     fn detect_clock_step(&mut self, outgoing: &PendingCall, reply: &LimiterReply, arrived: Instant) -> bool {
         self.invalidate_epoch.take_if(|born| outgoing.call.invalidate_epoch == Some(*born));
         let [departed, arrived] = [outgoing.sent_at, arrived].map(|at| at.saturating_duration_since(self.origin));
@@ -146,15 +148,15 @@ impl PermitDispatcher {
             Comparison::SteppedBack { by } => (by, "back"),
         };
         let quota = &outgoing.spec.quota;
-        tracing::error!(%quota, ?by, direction, "the limiter store's clock made a step; its state is begun anew");
+        tracing::error!(%quota, ?by, direction, "the limiter store's clock made a step: its state is reset");
         self.clock_verification.begin(reply.now);
         self.invalidate_epoch = Some(reply.state_epoch);
         self.repeat_pause(outgoing);
         true
     }
 
-    /// A state that was put back has forgotten what is in the ledger, and one that makes payments wait too long counts what
-    /// is not: it is reset, and what this call was granted is forgotten with it.
+    /// Detects a state that was restored, which has forgotten uses that are in the ledger, and one that makes payments
+    /// wait too long, which counts uses that are not. Such a state is reset, and the grants of this call are discarded.
     fn detect_tampering(&mut self, outgoing: &PendingCall, reply: &LimiterReply, arrived: Instant) -> bool {
         if outgoing.call.invalidate_epoch.is_some() {
             self.call_sequence.reset();
@@ -168,15 +170,15 @@ impl PermitDispatcher {
         };
         let quota = &outgoing.spec.quota;
         if self.stall.should_log(problem, arrived) {
-            tracing::error!(%quota, "{problem}; it is begun anew. Find out who writes to the keys of limiter.prefix");
+            tracing::error!(%quota, "{problem}: it is reset. Find out which program writes keys of limiter.prefix");
         }
         self.reset_state(reply, arrived);
         self.repeat_pause(outgoing);
         true
     }
 
-    /// A limit that was slowed down while it was booked may wait so long too. So the state is reset once in the longest wait,
-    /// which does that limit no harm.
+    /// Whether a wait exceeds what settings allow. A limit that was slowed down while it was booked may wait as long
+    /// too. So the state is reset only once within the longest wait, which does that limit no harm.
     fn is_wait_excessive(&mut self, outgoing: &PendingCall, reply: &LimiterReply, arrived: Instant) -> bool {
         let is_due = self.wait_reset_again_at.is_none_or(|at| at <= arrived);
         let exceeds_share = |skipped: &SkippedRequest| {
@@ -189,7 +191,7 @@ impl PermitDispatcher {
         true
     }
 
-    /// Not at once: functions of somebody else may never hear of it.
+    /// Has the state reset with the next call, after a delay: functions of another program may ignore it for ever.
     fn reset_state(&mut self, reply: &LimiterReply, arrived: Instant) {
         self.invalidate_epoch = Some(reply.state_epoch);
         let standing = QueueBlock::new(BlockReason::Cold, arrived + STALE_PAUSE, false, arrived);
@@ -197,7 +199,7 @@ impl PermitDispatcher {
         self.block = Some(standing);
     }
 
-    /// No database was ever so far behind: somebody else wrote this number.
+    /// Rejects a version that no database was ever so far behind: another program wrote this number.
     fn reject_version(&mut self, spec: &QuotaSpec, reply: &LimiterReply, arrived: Instant) {
         let (quota, ours, theirs) = (&spec.quota, spec.version, reply.version);
         if self.stall.should_log(IMPLAUSIBLE_VERSION, arrived) {
@@ -205,15 +207,15 @@ impl PermitDispatcher {
                 %quota,
                 ours,
                 theirs,
-                "{IMPLAUSIBLE_VERSION}; its state is begun anew. Find out who writes to the keys of limiter.prefix"
+                "{IMPLAUSIBLE_VERSION}; its state is reset. Find out which program writes to the keys of limiter.prefix"
             );
         }
         self.reset_state(reply, arrived);
         self.release_at = (!self.releases.is_empty()).then_some(self.call_at);
     }
 
-    /// What the state counted before our first exchange is trusted on the word of somebody who was there; else the state
-    /// is begun anew. Once it is trusted, our own word is kept for others.
+    /// What the state counted before the first exchange counts if an attestation covers it; otherwise the state is
+    /// reset. Once the clock is verified, this worker records attestations for others.
     fn verify_clock(&mut self, outgoing: &PendingCall, reply: &LimiterReply, arrived: Instant) {
         let since_origin = arrived.saturating_duration_since(self.origin);
         let over = Duration::from_micros(outgoing.spec.longest_window_us()) + outgoing.spec.hold_max;
@@ -228,7 +230,7 @@ impl PermitDispatcher {
             VerifyResult::AlreadyVerified { since } => limiter.attest_clock(quota, &outgoing.call.run_id, since, read),
             VerifyResult::Pending => {}
             VerifyResult::Failed => {
-                tracing::warn!(%quota, "nobody vouches for the limiter store's clock; its state is begun anew");
+                tracing::warn!(%quota, "no worker attests the limiter store's clock: its state is reset");
                 self.invalidate_epoch = Some(reply.state_epoch);
             }
         }
@@ -259,7 +261,7 @@ impl PermitDispatcher {
                 let permit = Permit::new((terms.start_at, terms.use_before, terms.answer_before), slots, hand);
                 if !usable {
                     has_late_permits = true;
-                    // Nobody could use it. It drops and gives its slots back, and its start is asked for when it comes.
+                    // No job could use it. Dropping it releases its slots, and the limiter is asked again at its start.
                     let until = permit.start_at.clamp(arrived + RETRY_PAUSE_MIN, arrived + LATE_START_DEFERRAL_MAX);
                     self.queue.defer_until(*place, until);
                     continue;
@@ -267,7 +269,7 @@ impl PermitDispatcher {
                 if let Some(waiter) = self.queue.remove(*place) {
                     self.stall.end();
                     debug_assert_eq!(waiter.cost, group.request.cost);
-                    // Sent to somebody who has gone away, the permit drops and gives its slots back.
+                    // If the waiter was cancelled, the permit is dropped, which releases its slots.
                     let _ = waiter.reply.send(AcquireResult::Granted(permit));
                 }
             }
@@ -289,8 +291,8 @@ impl PermitDispatcher {
         }
     }
 
-    /// One whose account or reference refuses, or who costs more than this worker's share, steps aside; behind one whose kind
-    /// of call is refused, that kind waits.
+    /// Defers waiters that a limit of their account or reference refuses, or that cost more than this worker's share.
+    /// If a limit of their kind of call refuses, that kind is blocked.
     fn handle_skipped<'a>(
         &mut self,
         spec: &QuotaSpec,
@@ -314,11 +316,11 @@ impl PermitDispatcher {
         };
         let mut places = places.copied();
         let counts = match spec.limits.get(passed.limit) {
-            // No slot that comes free is any use to it, so it need not be kept for it.
+            // It can use no slot that becomes free, so none is kept for it.
             _ if self.parts.limiter.exceeds_share(spec, want) => None,
             Some(limit) if limit.scope != Scope::Provider => Some((limit.scope, limit.applies_to)),
             _ => {
-                // Those of the kind that were behind the first are refused with its wait.
+                // Waiters of this kind behind the first one are refused with its wait.
                 let standing = QueueBlock::new(by, until, exact, arrived).with_first_waiter(places.next());
                 self.kind_blocks.entry(want.kind).or_insert(standing);
                 return;
@@ -328,7 +330,7 @@ impl PermitDispatcher {
         places.for_each(|place| self.queue.defer(place, &aside, arrived));
     }
 
-    /// What all permits of a run have in common.
+    /// The terms that all permits of one grant share.
     fn grant_terms(
         &self,
         outgoing: &PendingCall,
@@ -348,9 +350,9 @@ impl PermitDispatcher {
         }
     }
 
-    /// From the arrival of the reply on; and not before each slot's window is over by the store's clock as it went while
-    /// that window ran, in case it made a step since that nobody can see. An account's slot is not named: the latest that
-    /// it can be due is now.
+    /// Earliest start of a grant's permits: not before the reply arrived, and not before each slot's window is over.
+    /// The store's clock counts as it ran during that window, in case it has made an undetected step since. The origin
+    /// of an account's slot is not in the reply; it is due now at the latest.
     fn start_at(
         &self,
         outgoing: &PendingCall,
@@ -398,9 +400,10 @@ impl PermitDispatcher {
                 (BlockReason::Cold, until)
             }
             RefusalReason::StaleVersion => (BlockReason::StaleSettings, arrived + STALE_PAUSE),
-            RefusalReason::StaleCall => {
-                (BlockReason::StoreUnavailable("call overtaken".to_owned()), arrived + super::RETRY_FIRST)
-            }
+            RefusalReason::StaleCall => (
+                BlockReason::StoreUnavailable("a later call of this process was answered first".to_owned()),
+                arrived + super::RETRY_FIRST,
+            ),
         };
         let limited = matches!(by, BlockReason::Limit(_));
         let first = self.queue.first_ready(&self.kind_blocks, arrived).filter(|_| limited);

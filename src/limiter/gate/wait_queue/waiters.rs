@@ -1,7 +1,7 @@
-//! Those in line, in their order: who must be told of a standing and who stands aside are found without looking at all.
+//! The waiters of a queue in order, with indexes by deadline and of the deferred ones.
 //!
-//! A line holds ten thousand, and is looked at with every message. Refuses to lend a waiter for change: its time and its
-//! standing aside are what it is found by.
+//! A queue may have ten thousand waiters and is searched with every message, so no search reads all of them. Waiters
+//! are not lent for change, because their deadline and deferral are index keys.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeTo;
@@ -15,40 +15,40 @@ pub(super) struct Waiters {
     by_key: BTreeMap<QueueKey, PermitWaiter>,
     by_deadline: BTreeSet<(Instant, QueueKey)>,
     deferred: BTreeSet<QueueKey>,
-    /// Looks at the line since those who have gone away were looked for.
+    /// Number of checks since cancelled waiters were last swept.
     checks_since_sweep: usize,
 }
 
 impl Waiters {
-    pub fn insert(&mut self, place: QueueKey, waiter: PermitWaiter) {
-        self.by_deadline.insert((waiter.wait_until, place));
+    pub fn insert(&mut self, key: QueueKey, waiter: PermitWaiter) {
+        self.by_deadline.insert((waiter.wait_until, key));
         if waiter.deferral.is_some() {
-            self.deferred.insert(place);
+            self.deferred.insert(key);
         }
-        self.by_key.insert(place, waiter);
+        self.by_key.insert(key, waiter);
     }
 
-    pub fn remove(&mut self, place: QueueKey) -> Option<PermitWaiter> {
-        let waiter = self.by_key.remove(&place)?;
-        self.by_deadline.remove(&(waiter.wait_until, place));
-        self.deferred.remove(&place);
+    pub fn remove(&mut self, key: QueueKey) -> Option<PermitWaiter> {
+        let waiter = self.by_key.remove(&key)?;
+        self.by_deadline.remove(&(waiter.wait_until, key));
+        self.deferred.remove(&key);
         Some(waiter)
     }
 
-    pub fn defer(&mut self, place: QueueKey, aside: Deferral) {
-        if let Some(waiter) = self.by_key.get_mut(&place) {
-            waiter.deferral = Some(aside);
-            self.deferred.insert(place);
+    pub fn defer(&mut self, key: QueueKey, deferral: Deferral) {
+        if let Some(waiter) = self.by_key.get_mut(&key) {
+            waiter.deferral = Some(deferral);
+            self.deferred.insert(key);
         }
     }
 
-    /// Those of whom this is true stand in line again.
+    /// Ends the deferrals that are over.
     pub fn resume_if(&mut self, is_over: impl Fn(&Deferral) -> bool) {
-        let Self { by_key: by_place, deferred: aside, .. } = self;
-        aside.retain(|place| {
-            let waiter = by_place.get_mut(place);
+        let Self { by_key, deferred, .. } = self;
+        deferred.retain(|key| {
+            let waiter = by_key.get_mut(key);
             waiter.is_some_and(|waiter| {
-                waiter.deferral.take_if(|aside| is_over(aside));
+                waiter.deferral.take_if(|deferral| is_over(deferral));
                 waiter.deferral.is_some()
             })
         });
@@ -58,33 +58,33 @@ impl Waiters {
         self.by_key.iter()
     }
 
-    pub fn ahead_of(&self, places: RangeTo<QueueKey>) -> impl Iterator<Item = &PermitWaiter> {
-        self.by_key.range(places).map(|(_, waiter)| waiter)
+    pub fn ahead_of(&self, keys: RangeTo<QueueKey>) -> impl Iterator<Item = &PermitWaiter> {
+        self.by_key.range(keys).map(|(_, waiter)| waiter)
     }
 
-    pub fn deferred_ahead_of(&self, places: RangeTo<QueueKey>) -> impl Iterator<Item = &PermitWaiter> {
-        self.deferred.range(places).filter_map(|place| self.by_key.get(place))
+    pub fn deferred_ahead_of(&self, keys: RangeTo<QueueKey>) -> impl Iterator<Item = &PermitWaiter> {
+        self.deferred.range(keys).filter_map(|key| self.by_key.get(key))
     }
 
     pub fn len(&self) -> usize {
         self.by_key.len()
     }
 
-    /// When the first of them has waited long enough.
+    /// The earliest deadline.
     pub fn first_deadline(&self) -> Option<Instant> {
         self.by_deadline.first().map(|(at, _)| *at)
     }
 
-    /// Those who will not wait until then.
+    /// Keys of the waiters whose deadline is earlier.
     pub fn expiring_before(&self, until: Instant) -> Vec<QueueKey> {
-        self.by_deadline.iter().take_while(|(at, _)| *at < until).map(|(_, place)| *place).collect()
+        self.by_deadline.iter().take_while(|(at, _)| *at < until).map(|(_, key)| *key).collect()
     }
 
-    pub fn get(&self, place: QueueKey) -> Option<&PermitWaiter> {
-        self.by_key.get(&place)
+    pub fn get(&self, key: QueueKey) -> Option<&PermitWaiter> {
+        self.by_key.get(&key)
     }
 
-    /// Forgets those who have gone away, once in as many looks as there are in line: nobody else is held up by them.
+    /// Removes cancelled waiters, once in as many checks as there are waiters, so that a check stays cheap on average.
     pub fn sweep_if_due(&mut self) {
         self.checks_since_sweep += 1;
         if self.checks_since_sweep >= self.len() {
@@ -94,10 +94,10 @@ impl Waiters {
 
     pub fn sweep_all(&mut self) {
         self.checks_since_sweep = 0;
-        let gone: Vec<QueueKey> =
-            self.iter().filter(|(_, waiter)| waiter.reply.is_closed()).map(|(place, _)| *place).collect();
-        for place in gone {
-            self.remove(place);
+        let cancelled: Vec<QueueKey> =
+            self.iter().filter(|(_, waiter)| waiter.reply.is_closed()).map(|(key, _)| *key).collect();
+        for key in cancelled {
+            self.remove(key);
         }
     }
 }
@@ -139,15 +139,15 @@ mod tests {
             Deferral { until: self.instant(), reason: BlockReason::Cold, exact: true, counted_with: None }
         }
 
-        /// One of those who have come, whether they are still there or not.
+        /// The key of any waiter that has arrived, whether it still waits or not.
         fn any_key(&mut self) -> QueueKey {
             self.answers[self.rng.random_range(0..self.answers.len())].0
         }
 
         fn arrive(&mut self, arrival: u64) {
-            let place = QueueKey { priority_reversed: self.rng.random_range(0..3), arrival };
+            let key = QueueKey { priority_reversed: self.rng.random_range(0..3), arrival };
             let (reply, answer) = oneshot::channel();
-            let aside = self.rng.random_bool(0.3).then(|| self.deferral());
+            let deferral = self.rng.random_bool(0.3).then(|| self.deferral());
             let wait_until = self.instant();
             let waiter = PermitWaiter {
                 job: None,
@@ -157,10 +157,10 @@ mod tests {
                 reference: None,
                 wait_until,
                 reply,
-                deferral: aside,
+                deferral,
             };
-            self.waiters.insert(place, waiter);
-            self.answers.push((place, answer));
+            self.waiters.insert(key, waiter);
+            self.answers.push((key, answer));
         }
 
         fn step(&mut self, arrival: u64) {
@@ -168,12 +168,12 @@ mod tests {
                 0..4 => self.arrive(arrival),
                 4 => drop(self.waiters.remove(self.answers[0].0)),
                 5 => {
-                    let (place, aside) = (self.any_key(), self.deferral());
-                    self.waiters.defer(place, aside);
+                    let (key, deferral) = (self.any_key(), self.deferral());
+                    self.waiters.defer(key, deferral);
                 }
                 6 => {
                     let now = self.instant();
-                    self.waiters.resume_if(|aside| aside.until <= now);
+                    self.waiters.resume_if(|deferral| deferral.until <= now);
                 }
                 _ => {
                     let index = self.rng.random_range(0..self.answers.len());
@@ -183,20 +183,19 @@ mod tests {
             }
         }
 
-        /// What is found by an index is what looking at all of them finds.
+        /// Each index finds what a full scan finds.
         fn check(&mut self) {
-            let (until, place) = (self.instant(), self.any_key());
-            let all: Vec<(QueueKey, &PermitWaiter)> =
-                self.waiters.iter().map(|(place, waiter)| (*place, waiter)).collect();
+            let (until, key) = (self.instant(), self.any_key());
+            let all: Vec<(QueueKey, &PermitWaiter)> = self.waiters.iter().map(|(key, waiter)| (*key, waiter)).collect();
             assert_eq!(self.waiters.first_deadline(), all.iter().map(|(_, waiter)| waiter.wait_until).min());
             let mut late: Vec<QueueKey> =
-                all.iter().filter(|(_, waiter)| waiter.wait_until < until).map(|(place, _)| *place).collect();
-            let mut impatient = self.waiters.expiring_before(until);
+                all.iter().filter(|(_, waiter)| waiter.wait_until < until).map(|(key, _)| *key).collect();
+            let mut expiring = self.waiters.expiring_before(until);
             late.sort();
-            impatient.sort();
-            assert_eq!(impatient, late);
-            let aside = all.iter().filter(|(at, waiter)| *at < place && waiter.deferral.is_some()).count();
-            assert_eq!(self.waiters.deferred_ahead_of(..place).count(), aside);
+            expiring.sort();
+            assert_eq!(expiring, late);
+            let deferred = all.iter().filter(|(at, waiter)| *at < key && waiter.deferral.is_some()).count();
+            assert_eq!(self.waiters.deferred_ahead_of(..key).count(), deferred);
         }
     }
 

@@ -1,4 +1,4 @@
-//! A gate over this worker's own share: who costs more than a share waits alone.
+//! Tests of a gate on this worker's share: a job that costs more than the share delays no other.
 
 use super::*;
 use crate::domain::limit::AppliesTo;
@@ -19,7 +19,7 @@ impl RecentAttempts for NoAttempts {
     }
 }
 
-/// A gate of a worker whose store is away, once shares hold.
+/// A gate of a worker whose store is unavailable, once shares are in use.
 async fn gate_over_a_share(limits: Vec<LimitSpec>) -> Gate {
     let bench = Harness::open(FOUR_WORKERS, None);
     let spec = QuotaSpec { limits, ..bench.spec.clone() };
@@ -49,7 +49,7 @@ async fn use_one(gate: &Gate, ask: AcquireRequest) {
     }
 }
 
-/// Under a limit on everything, on charges alone, and beside a tighter one of accounts that such a job does not have.
+/// Three cases: a limit on everything; one on charges alone; one on everything beside a tighter one of accounts.
 #[tokio::test(start_paused = true)]
 async fn job_above_a_share_delays_no_other() {
     let all = LimitSpec::sliding_log("all", 100, SECOND);
@@ -66,7 +66,7 @@ async fn job_above_a_share_delays_no_other() {
         }
         assert!(!costly.is_finished());
         costly.abort();
-        // In requeue mode it is told a wait of its own, so that its lane goes on.
+        // In requeue mode it gets a wait of its own, so that its lane continues.
         let AcquireResult::Refused(refusal) = gate.acquire(charge(30, Duration::ZERO)).await else { panic!("granted") };
         assert_eq!((refusal.reason, refusal.scope), (BlockReason::Limit("all".to_owned()), RefusalScope::Job));
         use_one(&gate, charge(1, Duration::from_millis(20))).await;

@@ -1,4 +1,4 @@
-//! Processes with embedded limiters on one database, each of which has, or had, the one right to run.
+//! Tests of processes with embedded limiters on one database, each of which has or had the session lock.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -36,12 +36,12 @@ impl Process {
             Arc::new(LeaderGuardedLimiter::new(store, table.clone(), LeadershipTiming::with_poll_interval(SECOND)));
         let spec = spec(StoreDown::Wait);
         limiter.open_quota(&spec);
-        let tended = Arc::clone(&limiter);
-        tokio::spawn(async move { tended.run_background(CancellationToken::new()).await });
+        let background = Arc::clone(&limiter);
+        tokio::spawn(async move { background.run_background(CancellationToken::new()).await });
         Self { limiter, spec, calls: 0, rebuilt_in: None }
     }
 
-    /// One permit, if it is granted now; the state is warmed as soon as it may be.
+    /// Asks for one permit; `true` if it is granted now. Rebuilds the state as soon as that is allowed.
     async fn grants(&mut self) -> bool {
         let Ok(run_id) = self.limiter.run_id(&self.spec.quota).await else { return false };
         let Ok(reply) = self.call(&run_id, None).await else { return false };
@@ -74,8 +74,8 @@ impl Process {
     }
 }
 
-/// When each granted last: the limit's ten at once, every few seconds, because nobody settles. One may only begin when what
-/// the other was granted can start no more.
+/// When each process granted last. Each grants the limit's ten permits at once, every few seconds, because no permit is
+/// released. A process may only begin when no permit of the other can start any more.
 async fn last_grants(processes: &mut [Process; 2], seconds: u64) -> [Option<Duration>; 2] {
     let begun = Instant::now();
     let mut last: [Option<Instant>; 2] = [None; 2];
@@ -110,7 +110,7 @@ async fn lost_lock_ends_grants_before_the_next_begin() {
     assert_eq!(table.holder().unwrap(), "redis:b");
 }
 
-/// As when the database restarts, and everybody's session ends: nobody's right is what it seems for a while.
+/// As when the database restarts and all sessions end: for a while both processes believe that they have the lock.
 #[tokio::test(start_paused = true)]
 async fn two_believed_lock_holders_never_grant_together() {
     let table = Arc::new(FakeLeaderTable::default());

@@ -61,5 +61,5 @@ async fn unreadable_row_closes_quota_and_keeps_pause(kind: Kind) {
     // Payments can still be enqueued for the others; whoever wants to see the row is told which it is.
     assert_eq!(fixture.settings().provider_names().await.unwrap(), ["bolt", "dash"]);
     let error = fixture.settings().readable_rows(None).await.unwrap_err().to_string();
-    assert!(error.contains("provider `bolt`: column `statuses` is no JSON object"), "{error}");
+    assert!(error.contains("provider `bolt`: column `statuses` is not a JSON object"), "{error}");
 }

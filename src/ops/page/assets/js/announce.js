@@ -1,4 +1,4 @@
-// Short messages: seen in a corner for some seconds, and read out by screen readers.
+// Short messages, shown in a corner for some seconds and read out by screen readers.
 
 import { h, patch } from "./dom.js";
 

@@ -1,8 +1,8 @@
-// Asks the server that the page came from, and knows whether it answers.
+// The client of the API: it calls the server of this page, and records whether it responds.
 
 const PATIENCE_MS = 12_000;
 
-/** A refusal in the server's words; `status` 0: no answer at all. */
+/** An error response with the server's text; `status` 0 means no response. */
 export class ApiError extends Error {
   constructor(status, message) {
     super(message);
@@ -10,7 +10,7 @@ export class ApiError extends Error {
   }
 }
 
-/** Whether the server answers: `lastAnswer` in ms, `problem` in words while it does not. */
+/** State of the connection: time of the last response in ms, and the problem while the server does not respond. */
 export const link = { lastAnswer: 0, problem: null, since: 0 };
 
 export const get = (path, signal) => ask(path, { signal });
@@ -18,10 +18,10 @@ export const get = (path, signal) => ask(path, { signal });
 export const post = (path, body) =>
   ask(path, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
 
-/** `parts` into an address, each quoted. */
+/** The path of an API call; each part is encoded. */
 export const path = (...parts) => `/api/v1/${parts.map(encodeURIComponent).join("/")}`;
 
-/** What is given, as a query. */
+/** A query string of the fields that have a value. */
 export function query(fields) {
   const given = Object.entries(fields).filter(([, value]) => value !== undefined && value !== null && value !== "");
   return given.length === 0 ? "" : `?${new URLSearchParams(given)}`;
@@ -33,7 +33,7 @@ async function ask(url, options) {
   let answer;
   let text;
   try {
-    // Not relative to the page's own address, which may hold a name and a password: no browser fetches such a one.
+    // The page's own address may contain a name and a password, and browsers refuse to fetch relative to such a URL.
     answer = await fetch(new URL(url, location.origin), { ...options, signal: AbortSignal.any(limits), cache: "no-store", redirect: "error" });
     text = await answer.text();
   } catch (error) {
@@ -55,8 +55,8 @@ function parsed(text) {
 }
 
 function refusal(status, words) {
-  if (status === 401) return "This page is not signed in any more: load it again.";
-  return typeof words === "string" && words !== "" ? words : `The server answered ${status}.`;
+  if (status === 401) return "This page is no longer signed in: reload it.";
+  return typeof words === "string" && words !== "" ? words : `The server responded with status ${status}.`;
 }
 
 function answered() {

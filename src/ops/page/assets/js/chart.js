@@ -1,18 +1,18 @@
-// Lines over time, drawn by uPlot on a canvas. What they show stands in words beside them: a canvas says nothing to a
-// screen reader.
+// Line charts over time, drawn by uPlot on a canvas. A screen reader cannot read a canvas, so each chart has a text
+// beside it.
 
-import { count, hourMinute, rate } from "./format.js";
+import { count, hourMinute, plural, rate } from "./format.js";
 import { SECONDS } from "./history.js";
 import { colour } from "./theme.js";
 
 const { uPlot } = window;
-/** Always the same stretch of time, so that the picture does not change its scale while the first minutes come in. */
+/** Always the same time span, so that the scale does not change while the first minutes arrive. */
 const SPAN = { time: true, range: (_, __, most) => [most - SECONDS, most] };
 const FONT = "11px system-ui, sans-serif";
 
-/** An island for `dom.js`: rate against limit, small on a card or large with axes. `data`: the history's points. */
+/** An island for `dom.js`: rate against limit, small on a card or large with axes. `data` holds the points. */
 export const rateChart = (options) => island(rateOptions, rateColumns, options);
-/** What waits, over the same time. */
+/** Waiting payments over the same time. */
 export const waitingChart = (options) => island(waitingOptions, waitingColumns, options);
 
 function island(describe, columns, { height, compact = false, onpoint }) {
@@ -95,9 +95,9 @@ function frame(compact, onpoint, points, words) {
     ticks: { show: false },
     font: FONT,
     space: compact ? 34 : 40,
-    // The same for charts that stand above each other, so that their times do.
+    // The same size for charts above each other, so that their times line up.
     size: (_, all) => (compact ? 12 + 6.5 * Math.max(2, ...(all ?? []).map((text) => text.length)) : 64),
-    // Where nothing was counted there is no scale.
+    // Without any count there is no scale.
     values: (plot, all) => {
       const counted = plot.data.slice(1).some((line) => line.some((value) => value > 0));
       return all.map((value) => (counted || (value === 0 && plot.data[0].length > 0) ? words(value) : ""));
@@ -112,7 +112,7 @@ function frame(compact, onpoint, points, words) {
   };
 }
 
-/** What the rate chart shows, in a sentence. */
+/** The rate chart in a sentence. */
 export function rateWords(points) {
   const rates = points.map((point) => point.rate_per_s).filter((value) => Number.isFinite(value));
   if (rates.length === 0) return "No requests have been counted yet.";
@@ -123,6 +123,6 @@ export function rateWords(points) {
   return (
     `Requests per second over the last ${minutes} min: now ${rate(last.rate_per_s)} of ${rate(last.limit_per_s)} allowed, ` +
     `on average ${rate(mean)}, at most ${rate(Math.max(...rates))}. ` +
-    (refused > 0 ? `The provider refused ${count(refused)}.` : "The provider refused none.")
+    (refused > 0 ? `The provider responded with ${plural(refused, "429", "429s")}.` : "The provider responded with no 429.")
   );
 }

@@ -1,4 +1,4 @@
-// When a backlog is cleared, in words. The server estimates it, for every view in the same way.
+// The clear time of a backlog in words. The server estimates it in the same way for every view.
 
 import { DASH, duration } from "./format.js";
 
@@ -9,18 +9,18 @@ const HELD = {
   not_while_breaker_open: "not while the circuit breaker is open",
 };
 const MISSING = {
-  worker: "no worker reports",
+  worker: "no worker has reported",
   backend: "a backend is unavailable",
-  configuration: "its configuration is refused",
-  queue: "the broker does not say what waits",
-  ledger: "the database does not say what waits",
-  row: "it has no valid row",
+  configuration: "the provider refuses the configuration",
+  queue: "the broker does not report its queue",
+  ledger: "the database does not report its jobs",
+  row: "there is no valid configuration",
 };
 
 const known = (value) => value !== null && value !== undefined;
 const atLeastASecond = (ms) => duration(Math.max(1_000, ms));
 
-/** `8 min 52 s`, the least that it takes, or why there is no such time. */
+/** `8 min 52 s`, the least time, or the reason why there is no estimate. */
 export function clearsWords(clears) {
   switch (clears?.kind) {
     case "clears_in":
@@ -34,8 +34,8 @@ export function clearsWords(clears) {
   }
 }
 
-/** The same with a guess in place of the least, where there is one. */
+/** As `clearsWords`, with an estimate in place of the least time where there is one. */
 export const clearsAbout = (clears) => (clears?.kind === "depends_on_accounts" && known(clears.about_ms) ? `about ${atLeastASecond(clears.about_ms)}` : clearsWords(clears));
 
-/** Limits that count each account or reference on its own. */
+/** Limits that count each account or reference separately. */
 export const clearsDependsOn = (clears) => (clears?.kind === "depends_on_accounts" ? clears.limits : []);

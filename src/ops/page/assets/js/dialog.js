@@ -1,5 +1,5 @@
-// A question with consequences: what will happen stands there before it can be confirmed. The browser's own modal
-// dialog keeps the focus inside, closes with Esc, and gives the focus back.
+// A confirmation dialog that says what will happen. The browser's own modal dialog keeps the focus inside, closes with
+// Esc, and returns the focus.
 
 import { h, patch } from "./dom.js";
 
@@ -83,5 +83,5 @@ export function because(state, { required = false } = {}) {
   );
 }
 
-/** The reason as the API takes it. */
+/** The reason as a field of the API's body. */
 export const reason = (state) => (state.because?.trim() ? { because: state.because.trim() } : {});

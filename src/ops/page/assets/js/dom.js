@@ -1,5 +1,6 @@
-// Elements described as values, and the document brought to what they say by the smallest change: whoever types, reads
-// or has scrolled is not disturbed. Text is always text; there is no way to write markup, and no hidden character is shown.
+// A small virtual DOM: elements are described as values, and the document is updated with the fewest changes, so that
+// focus, input and scroll position stay. Text is always text: there is no way to write markup, and hidden characters
+// are escaped.
 
 import { printable } from "./printable.js";
 
@@ -7,7 +8,7 @@ const SVG = "http://www.w3.org/2000/svg";
 const SVG_TAGS = new Set(["svg", "path", "rect", "line", "circle", "g", "title"]);
 const PROPERTIES = new Set(["value", "checked", "disabled", "open", "selected", "indeterminate", "hidden", "max"]);
 
-/** Describes an element. `key` tells siblings apart; `mount(node)` hands its inside to somebody else (a chart). */
+/** Describes an element. `key` tells siblings apart; `mount(node)` leaves its content to other code (a chart). */
 export function h(tag, props, ...children) {
   const { key, ...rest } = props ?? {};
   return { tag, key, props: rest, children: flat(children) };
@@ -22,7 +23,7 @@ function flat(children) {
   return all;
 }
 
-/** Makes the children of `parent` what `wanted` describes. */
+/** Updates the children of `parent` to what `wanted` describes. */
 export function patch(parent, ...wanted) {
   reconcile(parent, flat(wanted), parent instanceof SVGElement);
 }
@@ -37,7 +38,7 @@ function reconcile(parent, wanted, svg) {
     known.delete(id);
     return { id, node, vnode };
   });
-  // What goes, goes first: then what stays is mostly where it belongs, and keeps its focus.
+  // Removals come first: then the remaining nodes mostly keep their place and their focus.
   for (const node of known.values()) remove(node);
   let place = parent.firstChild;
   for (const { id, node, vnode } of nodes) {
@@ -85,7 +86,7 @@ function set(node, name, value, old) {
   if (name === "mount" || name === "data") return;
   if (name.startsWith("on")) return listen(node, name.slice(2), value);
   if (name === "style") return restyle(node, value ?? {}, old ?? {});
-  // Compared with what was said last, not with what is there: what somebody typed stays.
+  // Compared with the last described value, not with the element's: text that a user typed stays.
   if (value === old) return;
   if (PROPERTIES.has(name) && !(node instanceof SVGElement)) node[name] = value ?? (name === "value" ? "" : false);
   else if (value === undefined || value === null || value === false) node.removeAttribute(name);

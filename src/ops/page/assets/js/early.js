@@ -1,4 +1,4 @@
-// Runs before the first paint, so that a chosen theme does not flash. Everything else is a module.
+// The chosen theme, set before the first paint so that it does not flash. All other scripts are modules.
 "use strict";
 try {
   const theme = localStorage.getItem("theme");

@@ -1,4 +1,4 @@
-// Numbers, times and amounts in words. Everything missing is a dash.
+// Formats of numbers, times and amounts. A missing value is a dash.
 
 import { serverNow } from "./clock.js";
 
@@ -10,7 +10,7 @@ const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const ONE = new Intl.NumberFormat("en", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
 const FINE = new Intl.NumberFormat("en", { maximumSignificantDigits: 2 });
 const PERCENT = new Intl.NumberFormat("en", { style: "percent", maximumFractionDigits: 0 });
-// UTC, and said to be: the sentences of the server and the logs of workers are, and one sets them side by side.
+// UTC, with its name: the server's texts and the workers' logs use it too, and operators compare them.
 const TIME = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit", timeZone: "UTC" });
 const DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year: "numeric", timeZone: "UTC" });
 
@@ -65,7 +65,7 @@ export const limitWords = (requests, windowMs) => `${count(requests)} per ${wind
 
 export const since = (at) => (at ? serverNow() - Date.parse(at) : undefined);
 export const ago = (at) => (at ? duration(Math.max(0, coarse(since(at)))) : DASH);
-/** An age as one says it. */
+/** An age in words. */
 export const agoWords = (at) => (!at ? DASH : coarse(since(at)) < 1_000 ? "just now" : `${ago(at)} ago`);
 /** A sentence begins with a capital. */
 export const sentence = (words) => (words ? words.charAt(0).toUpperCase() + words.slice(1) : "");
@@ -73,7 +73,7 @@ const coarse = (ms) => (ms < 1_000 ? 0 : Math.floor(ms / 1_000) * 1_000);
 
 /** `14:03:21 UTC`. */
 export const clock = (at) => (at ? `${TIME.format(new Date(at))}${NBSP}UTC` : DASH);
-/** `14:03`: for an axis, whose readout says the zone. */
+/** `14:03`, for an axis; the readout beside it has the zone. */
 export const hourMinute = (at) => TIME.format(new Date(at)).slice(0, 5);
 
 /** Time of day, with the date when it is another day's. */
@@ -84,7 +84,8 @@ export function when(at) {
   return today ? clock(at) : `${DAY.format(date)}, ${clock(at)}`;
 }
 
-// ISO 4217; what is not listed has two. The browsers' own table is that of everyday use, which differs.
+// Digits after the decimal point by ISO 4217; other currencies have two. The browsers' table differs: it is that of
+// everyday use.
 const EXPONENTS = {
   0: "BIF CLP DJF GNF ISK JPY KMF KRW PYG RWF UGX UYI VND VUV XAF XOF XPF",
   3: "BHD IQD JOD KWD LYD OMR TND",

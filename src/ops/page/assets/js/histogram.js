@@ -1,4 +1,4 @@
-// How long permits were waited for: columns, and the same in words.
+// The histogram of waits for permits: columns, and the same in words.
 
 import { h } from "./dom.js";
 import { count, duration, percent, plural } from "./format.js";
@@ -8,7 +8,7 @@ export function histogram(waits) {
   const counts = waits?.counts ?? [];
   const bounds = waits?.bounds_ms ?? [];
   const total = counts.reduce((sum, n) => sum + n, 0);
-  if (total === 0) return empty("Nobody has waited yet", "Each permit that is granted is counted here with its wait.");
+  if (total === 0) return empty("No waits yet", "Each granted permit is counted here with its wait.");
   const bins = trimmed(counts, bounds);
   const most = Math.max(...bins.map((bin) => bin.count));
   const words = `${plural(total, "permit", "permits")} since the processes started: half within ${upTo(counts, bounds, 0.5)}, 95 % within ${upTo(counts, bounds, 0.95)}, 99 % within ${upTo(counts, bounds, 0.99)}.`;
@@ -19,8 +19,8 @@ export function histogram(waits) {
         h("span", { class: "column-count" }, bin.count > 0 ? share(bin.count / total) : ""),
         h("span", { class: "column-bar", style: { height: `${((bin.count / most) * 100).toFixed(1)}%` } }),
         h("span", { class: "column-label" }, bin.label)))),
-    h("details", {}, h("summary", {}, "The same as a table"),
-      table("Waits in hand for a permit", [["Wait", ""], ["Permits", "num"], ["Share", "num"]],
+    h("details", {}, h("summary", {}, "View as table"),
+      table("Waits for a permit", [["Wait", ""], ["Permits", "num"], ["Share", "num"]],
         bins.map((bin) => ({ key: bin.label, cells: [bin.label, count(bin.count), share(bin.count / total)] })))),
   ];
 }
@@ -38,7 +38,7 @@ function trimmed(counts, bounds) {
   return all.slice(first, last + 1);
 }
 
-/** The bound below which this share of all waits lies. */
+/** The upper bound of this share of all waits. */
 function upTo(counts, bounds, wanted) {
   const total = counts.reduce((sum, n) => sum + n, 0);
   let sum = 0;

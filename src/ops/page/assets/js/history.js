@@ -1,23 +1,23 @@
-// The last minutes of each provider: read once, then continued from the overview that is asked for anyway.
+// The last minutes of each provider: read once, then continued from each overview.
 
 import { get, path, query } from "./api.js";
 
 export const SECONDS = 600;
-/** A stretch that nobody asked for (the page was hidden) is read anew. */
+/** After a longer gap (the page was hidden) the history is read again. */
 const GAP_MS = 10_000;
 const AT_ONCE = 2;
 
 export class Histories {
   #points = new Map();
   #asked = new Set();
-  /** What each had refused when it was heard of last. */
+  /** 429s of each provider at its last overview. */
   #refused = new Map();
 
   of(name) {
     return this.#points.get(name) ?? [];
   }
 
-  /** Adds what an overview says, and reads what is not known yet. */
+  /** Adds a point from an overview, and reads the histories that are missing. */
   async follow(overview, names, signal) {
     for (const provider of overview.providers) this.#add(provider, overview.at);
     const unknown = names.filter((name) => !this.#asked.has(name));
@@ -28,7 +28,7 @@ export class Histories {
 
   #add(provider, at) {
     const refused = provider.refused_by_provider ?? this.#refused.get(provider.name) ?? 0;
-    // Lower than before: a worker ended and took its count along.
+    // Lower than before: a worker ended, and its count is gone.
     const throttled = Math.max(0, refused - (this.#refused.get(provider.name) ?? refused));
     const known = this.#points.get(provider.name);
     if (!known) {
@@ -54,7 +54,7 @@ export class Histories {
       this.#points.set(name, points ?? []);
     } catch (error) {
       this.#asked.delete(name);
-      // A provider without a history has a chart without lines.
+      // Without a history the chart has no lines.
       if (signal.aborted || error.status === 0 || error.status === undefined) throw error;
     }
   }

@@ -1,4 +1,4 @@
-// Routes by the address's hash, asks for what the view shows, and draws.
+// The entry point: it routes by the URL's hash, loads the view's data, and draws.
 
 import { get, link, path } from "./api.js";
 import { announce } from "./announce.js";
@@ -22,13 +22,13 @@ const ROUTES = [
   [/^\/attention$/, attention],
   [/^\/workers$/, workers],
 ];
-/** The overview is asked for this much more seldom by views that only need its sums. */
+/** Views that only need the overview's sums load it once in so many polls. */
 const SELDOM = 3;
 
 const main = document.getElementById("main");
 let shown;
 
-/** What a view may use. */
+/** What a view gets. */
 function context(view) {
   return {
     overview: null,
@@ -73,7 +73,7 @@ function open() {
   shown?.poll.stop();
   shown?.context.aborted.abort();
   shown?.page.destroy?.();
-  // Another query of the same view is no other place: nothing jumps, and the focus stays.
+  // Another query of the same view keeps the scroll position and the focus.
   const same = shown !== undefined && shown.make === make && String(shown.args) === String(args);
   const first = shown === undefined;
   if (!same) patch(main);
@@ -97,7 +97,7 @@ async function tick(view) {
   const overviewIsDue = page.place === "overview" || view.ticks++ % SELDOM === 0 || context.overview === null;
   const failures = [];
   try {
-    // One that fails keeps back no other.
+    // A failed call does not stop the other.
     for (const ask of [overviewIsDue ? () => askOverview(context, signal) : null, () => page.load(signal)]) {
       try {
         await ask?.();
@@ -106,7 +106,7 @@ async function tick(view) {
         failures.push(error);
       }
     }
-    // A refusal is the view's; silence is everybody's, and the banner says it.
+    // An error response belongs to the view. No response concerns the whole page, and the banner shows it.
     const refused = failures.find((error) => error.status !== 0) ?? (context.overview ? undefined : failures[0]);
     context.problem = refused ? (refused.message ?? String(refused)) : null;
     const broken = failures.find((error) => error.status === undefined);
@@ -133,7 +133,7 @@ function draw() {
     context.problem ? h("p", { key: "problem", class: "notice bad", role: "alert" }, context.problem) : null,
     page.render(),
   );
-  // A view's heading may be another element once the view is loaded; who was on it stays on it.
+  // A loaded view may have another heading element; the focus moves along.
   if (headed && document.activeElement === document.body) main.querySelector("h1")?.focus({ preventScroll: true });
 }
 
@@ -145,7 +145,7 @@ function keys(event) {
   }
 }
 
-// Its address is for a page without script: here a hash is a route.
+// The link's own hash would be a route here; it works as written only without scripts.
 document.getElementById("skip").addEventListener("click", (event) => {
   event.preventDefault();
   main.focus();
@@ -153,7 +153,7 @@ document.getElementById("skip").addEventListener("click", (event) => {
 addEventListener("hashchange", open);
 addEventListener("keydown", keys);
 document.addEventListener("themechange", () => draw());
-// Ages and countdowns move between two answers.
+// Ages and countdowns change between two responses.
 setInterval(() => document.hidden || draw(), 1_000);
 addEventListener("unhandledrejection", (event) => announce(`This page failed: ${event.reason?.message}`, "bad"));
 open();

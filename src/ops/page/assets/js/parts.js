@@ -1,4 +1,4 @@
-// Small pieces that several views are made of.
+// Components that several views share.
 
 import { link } from "./api.js";
 import { h } from "./dom.js";
@@ -8,7 +8,7 @@ import { count, limitWords, percent } from "./format.js";
 export const chip = ([words, tone]) =>
   h("span", { class: `chip ${tone}` }, h("span", { class: "dot", "aria-hidden": "true" }), words);
 
-/** One figure with its name. `alarm` marks one that should not be as it is. */
+/** A figure with its name. `alarm` marks a value that needs attention. */
 export function figure(name, value, { alarm = false, note, href } = {}) {
   return h(
     "div",
@@ -20,11 +20,11 @@ export function figure(name, value, { alarm = false, note, href } = {}) {
 
 export const figures = (...all) => h("dl", { class: "figures" }, all);
 
-/** In the place of what was not loaded yet. */
+/** Shown until the view's data are loaded. */
 export const loading = (context) =>
-  h("p", { class: "loading" }, context.problem || link.problem ? "Not loaded yet; it is tried again every 2 s." : "Loading…");
+  h("p", { class: "loading" }, context.problem || link.problem ? "Not loaded yet; retrying every 2 s." : "Loading…");
 
-/** What waits. Where a source is missing the others know a lower bound. */
+/** The number of waiting payments. While a source is missing it is a lower bound. */
 export const waitingWords = (provider) => (provider.waiting_is_at_least ? `at least ${count(provider.waiting)}` : count(provider.waiting));
 
 /** Why `waiting` is a lower bound. */
@@ -36,29 +36,29 @@ export function waitingLacks(provider) {
   return broker ? "the broker is unreachable" : "the jobs in the database could not be counted";
 }
 
-/** The sum over all providers; unknown as soon as one of them is. */
+/** The sum over all providers; null if one of them is unknown. */
 export function total(providers, field) {
   const values = providers.map((provider) => provider[field]);
   return values.some((value) => value === null) ? null : values.reduce((sum, value) => sum + (value ?? 0), 0);
 }
 
-/** Text in which the server put commands between backticks. */
+/** Text of the server; commands between backticks become code. */
 export const prose = (text) => String(text ?? "").split("`").map((part, at) => (at % 2 === 1 ? h("code", {}, part) : part));
 
-/** How much of a limit is used: a bar, and the same in words; `unasked`: why nobody could say. */
-export function limitBar(limit, { label, unasked = "the limiter does not answer" } = {}) {
+/** The usage of a limit as a bar and in words; `unasked` is the reason while the usage is unknown. */
+export function limitBar(limit, { label, unasked = "the limiter does not respond" } = {}) {
   const known = limit.used !== null && limit.used !== undefined;
   const capacity = known && limit.remaining !== null && limit.remaining !== undefined ? limit.used + limit.remaining : limit.max_requests;
   const share = known && capacity > 0 ? limit.used / capacity : capacity === 0 ? 1 : 0;
   const level = share >= 0.995 ? "full" : share >= 0.8 ? "near" : "fine";
   const closed = limit.max_requests === 0;
-  const said = closed
+  const usage = closed
     ? "closed: nothing is sent"
     : known
       ? `${count(limit.used)} of ${count(capacity)} used`
       : limit.scope && limit.scope !== "provider"
-        ? "counted for each on its own"
-        : `use unknown: ${limit.enabled === false ? "it is switched off" : unasked}`;
+        ? `counted per ${limit.scope}`
+        : `usage unknown: ${limit.enabled === false ? "the limit is switched off" : unasked}`;
   const state = closed ? "" : !known ? "" : level === "full" ? "full" : level === "near" ? "nearly full" : "";
   return h(
     "div",
@@ -79,7 +79,7 @@ export function limitBar(limit, { label, unasked = "the limiter does not answer"
             "aria-valuemin": 0,
             "aria-valuemax": capacity,
             "aria-valuenow": Math.min(limit.used ?? capacity, capacity),
-            "aria-valuetext": said,
+            "aria-valuetext": usage,
           },
           h("div", { class: "bar-fill", style: { width: `${Math.min(100, share * 100).toFixed(1)}%` } }),
           h("div", { class: "bar-mark" }),
@@ -88,7 +88,7 @@ export function limitBar(limit, { label, unasked = "the limiter does not answer"
     h(
       "div",
       { class: "limit-foot" },
-      h("span", {}, said),
+      h("span", {}, usage),
       h("span", { class: "limit-level" }, known && !closed ? percent(share) : "", state ? ` · ${state}` : ""),
     ),
   );
@@ -130,7 +130,7 @@ export const section = (id, title, ...content) =>
 export const button = (label, onclick, kind = "", more = {}) =>
   h("button", { type: "button", class: kind, onclick, ...more }, label);
 
-/** Old and new beside each other. */
+/** Old and new value beside each other. */
 export const change = (name, from, to) =>
   h(
     "div",
@@ -139,11 +139,11 @@ export const change = (name, from, to) =>
     h("dd", {}, h("del", {}, from), h("span", { class: "arrow", "aria-label": "becomes" }, "→"), h("ins", {}, to)),
   );
 
-/** Why nobody knows how much of a provider's limits is used. */
+/** Why the usage of a provider's limits is unknown. */
 export function unasked(provider) {
-  if (provider.enabled === false) return "its provider is disabled";
+  if (provider.enabled === false) return "the provider is disabled";
   const unusable = provider.state === "misconfigured" && (provider.problems ?? []).length > 0;
-  return unusable ? "its row cannot be used" : undefined;
+  return unusable ? "the configuration is invalid" : undefined;
 }
 
 export const jobHref = (id) => `#/jobs/${encodeURIComponent(id)}`;

@@ -1,4 +1,4 @@
-// Calls again and again while somebody can see the page, one call at a time.
+// A poll that calls a function while the page is visible, one call at a time.
 
 export const EVERY_MS = 2_000;
 
@@ -19,7 +19,7 @@ export class Poll {
     if (!document.hidden) this.now();
   };
 
-  /** Calls at once; during a call, right after it. */
+  /** Calls immediately, or right after the current call. */
   async now() {
     if (this.#stopped) return;
     if (this.#running) {

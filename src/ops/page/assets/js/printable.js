@@ -1,7 +1,7 @@
-// Text as it may be shown: hidden characters in their escaped form, as the commands show them (src/domain/printable.rs).
+// Printable text: hidden characters are escaped, in the same form as in the commands (src/domain/printable.rs).
 
-// Control characters; line and paragraph separators; characters that show nothing or turn the order of what stands around
-// them (Default_Ignorable_Code_Point); interlinear annotations.
+// Control characters; line and paragraph separators; characters that are invisible or reorder the text around them
+// (Default_Ignorable_Code_Point); interlinear annotations.
 const HIDDEN = /[\p{Cc}\u2028\u2029\p{Default_Ignorable_Code_Point}\ufff0-\ufffb]/gu;
 const SHORT = { "\n": "\\n", "\r": "\\r", "\t": "\\t" };
 

@@ -1,4 +1,4 @@
-// What stands around every view: where one can go, what waits for a person, whether the server answers.
+// The frame of every view: navigation, search, the count of payments that need a decision, and the connection state.
 
 import { link } from "./api.js";
 import { h, patch } from "./dom.js";
@@ -15,7 +15,7 @@ const PLACES = [
   ["workers", "#/workers", "Workers"],
 ];
 
-/** Draws the header; `place` is the view's, `overview` the last that is known. */
+/** Draws the header; `place` is the view's entry, `overview` the last one loaded. */
 export function drawShell(place, overview) {
   const waiting = (overview?.providers ?? []).reduce((sum, p) => sum + (p.review ?? 0) + (p.dead ?? 0), 0);
   patch(
@@ -57,15 +57,15 @@ function navLink([name, href, title], place, waiting) {
     "a",
     { href, "aria-current": name === place ? "page" : null },
     title,
-    badge ? h("span", { class: "badge" }, count(waiting), h("span", { class: "unseen" }, " wait for a decision")) : null,
+    badge ? h("span", { class: "badge" }, count(waiting), h("span", { class: "unseen" }, " need a decision")) : null,
   );
 }
 
-/** Whether what is shown is now's: the server answers, and so does everything behind it. */
+/** Whether the figures are current: the server and all backends respond. */
 function pulse(missing) {
   const lost = link.problem !== null;
-  const away = missing.length === 1 ? `No ${missing[0]}` : `${count(missing.length)} engines away`;
-  const words = lost ? "No answer" : missing.length > 0 ? away : link.lastAnswer ? "Live" : "Loading";
+  const away = missing.length === 1 ? `No ${missing[0]}` : `${count(missing.length)} backends unavailable`;
+  const words = lost ? "No response" : missing.length > 0 ? away : link.lastAnswer ? "Live" : "Loading";
   return h("span", { class: lost || missing.length > 0 ? "pulse lost" : "pulse" }, h("span", { class: "dot", "aria-hidden": "true" }), words);
 }
 
@@ -74,8 +74,8 @@ function drawBanner() {
   const at = new Date(link.since).toISOString();
   patch(
     banner,
-    h("p", {}, `${link.problem} since ${clock(at)}. What you see is from then; it is tried again every 2 s.`),
-    // The growing number is not for those who are read to: they would hear it every second.
+    h("p", {}, `${link.problem} since ${clock(at)}. The page shows the state of that time, and retries every 2 s.`),
+    // The growing number is hidden from screen readers: they would read it every second.
     h("span", { "aria-hidden": "true", class: "since" }, duration(Math.floor((Date.now() - link.since) / 1_000) * 1_000)),
   );
 }

@@ -1,4 +1,4 @@
-// Light, dark, or what the system prefers; and what a colour of the style sheet is now, for canvases.
+// The theme: light, dark or the system's. Also the current colours of the style sheet, for canvases.
 
 const DARK = matchMedia("(prefers-color-scheme: dark)");
 const NEXT = { auto: "light", light: "dark", dark: "auto" };
@@ -13,7 +13,7 @@ export function cycle() {
     if (next === "auto") localStorage.removeItem("theme");
     else localStorage.setItem("theme", next);
   } catch {
-    // Then it lasts as long as the page.
+    // Storage is forbidden: the choice lasts as long as the page.
   }
   changed();
 }
@@ -24,7 +24,7 @@ DARK.addEventListener("change", changed);
 const probe = document.createElement("span");
 probe.hidden = true;
 
-/** The colour that a custom property has now. */
+/** The current colour of a custom property. */
 export function colour(name) {
   if (!probe.isConnected) document.body.append(probe);
   probe.style.setProperty("color", `var(${name})`);

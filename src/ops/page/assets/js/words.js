@@ -1,4 +1,4 @@
-// States and decisions as people call them. `tone` decides the colour of a chip; the word is always there.
+// The names of states and decisions on the page. `tone` is the colour of a chip; the text is always shown too.
 
 const LANES = {
   running: ["Running", "good"],
@@ -12,7 +12,7 @@ const LANES = {
   paused_by_provider: ["Paused by provider", "warn"],
   breaker_open: ["Breaker open", "bad"],
   misconfigured: ["Misconfigured", "bad"],
-  engine_away: ["Engine away", "bad"],
+  engine_away: ["Backend unavailable", "bad"],
   no_worker: ["No worker", "bad"],
   draining: ["Draining", "warn"],
 };
@@ -39,8 +39,8 @@ const WORKERS = {
 const DECISIONS = {
   granted: ["Granted", "good"],
   refused: ["Refused", "info"],
-  parked: ["Parked", "info"],
-  throttled: ["Provider refused", "bad"],
+  parked: ["Delayed", "info"],
+  throttled: ["429 from provider", "bad"],
   paused: ["Paused", "warn"],
   resumed: ["Resumed", "good"],
   breaker_opened: ["Breaker opened", "bad"],

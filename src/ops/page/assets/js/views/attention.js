@@ -1,4 +1,4 @@
-// What waits for a person: payments whose outcome nobody knows (review), and those that were given up (dead).
+// The view of payments that need an operator: those in manual review, and dead ones (retries exhausted).
 
 import { get, path, query } from "../api.js";
 import { h } from "../dom.js";
@@ -10,8 +10,8 @@ import { Pages, isEmpty, jobTable, unreadableRows } from "./job_table.js";
 
 const PAGE = 50;
 const KINDS = {
-  review: ["Review", "Nobody knows whether these were charged. Look each up at its provider, then say what became of it.", "Nothing to review", "Every payment's outcome is known."],
-  dead: ["Dead", "These were surely not charged, and were given up. Mend the cause, then replay them, or discard them.", "Nothing is dead", "No payment was given up."],
+  review: ["Review", "It is unknown whether these were charged. Look each one up at its provider, then resolve it.", "Nothing to review", "Every payment's outcome is known."],
+  dead: ["Dead", "Retries exhausted, confirmed not charged. Fix the cause, then replay or discard them.", "Nothing is dead", "No payment has exhausted its retries."],
 };
 
 export function attention(context, fields) {
@@ -20,16 +20,16 @@ export function attention(context, fields) {
   const [, about, nothing, calm] = KINDS[state];
   const pages = new Pages();
   const chosen = new Set();
-  let told = null;
+  let data = null;
 
   return {
     place: "attention",
     title: "Review and dead",
     async load(signal) {
-      told = await get(path("jobs") + query({ state, provider, after: pages.after, limit: PAGE }), signal);
-      const here = new Set(told.jobs.map(({ id }) => id));
-      // What is on this page no more has changed its state.
-      if (pages.seen.length === 1 && !told.next) for (const id of chosen) if (!here.has(id)) chosen.delete(id);
+      data = await get(path("jobs") + query({ state, provider, after: pages.after, limit: PAGE }), signal);
+      const here = new Set(data.jobs.map(({ id }) => id));
+      // A payment that left this page has changed its state.
+      if (pages.seen.length === 1 && !data.next) for (const id of chosen) if (!here.has(id)) chosen.delete(id);
     },
     render() {
       return [h("h1", { tabindex: "-1" }, "Review and dead"), tabs(), h("p", { class: "about" }, about), list()];
@@ -52,12 +52,12 @@ export function attention(context, fields) {
   }
 
   function list() {
-    if (told === null) return loading(context);
-    if (isEmpty(told) && pages.seen.length === 1) return empty(nothing, calm);
+    if (data === null) return loading(context);
+    if (isEmpty(data) && pages.seen.length === 1) return empty(nothing, calm);
     const single = state === "review"
       ? { title: "Decide", cell: (job) => button("Resolve", () => resolve(job, context), "", { "aria-label": `Resolve ${job.id}` }) }
       : { title: "Decide", cell: (job) => [button("Replay", () => replay(job, context), "", { "aria-label": `Replay ${job.id}` }), " ", button("Discard", () => discard(job, context), "", { "aria-label": `Discard ${job.id}` })] };
-    return [state === "dead" ? bulkBar() : null, unreadableRows(told.unreadable), jobTable(state === "dead" ? "Payments that were given up" : "Payments to review", told.jobs, { lead: state === "dead" ? picker() : null, tail: single }), pages.bar(told.next, context.refresh)];
+    return [state === "dead" ? bulkBar() : null, unreadableRows(data.unreadable), jobTable(state === "dead" ? "Payments with exhausted retries" : "Payments to review", data.jobs, { lead: state === "dead" ? picker() : null, tail: single }), pages.bar(data.next, context.refresh)];
   }
 
   function picker() {
@@ -72,7 +72,7 @@ export function attention(context, fields) {
   }
 
   function bulkBar() {
-    const here = told.jobs.map(({ id }) => id);
+    const here = data.jobs.map(({ id }) => id);
     const allHere = here.length > 0 && here.every((id) => chosen.has(id));
     const some = () => ({ ids: [...chosen], total: chosen.size, words: plural(chosen.size, "picked payment", "picked payments") });
     const all = () => ({ provider, total: total("dead"), words: `${allDead(total("dead"))}${provider ? ` of ${provider}` : ""}` });

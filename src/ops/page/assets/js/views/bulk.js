@@ -1,5 +1,5 @@
-// Many dead payments, one after another at a chosen rate, with progress and a stop. Goes on while other views are looked
-// at; ends with the page.
+// Replay or discard of many dead payments, one after another at a chosen rate, with progress and a stop. It continues
+// while other views are open, and ends when the page is closed.
 
 import { get, path, post, query } from "../api.js";
 import { announce } from "../announce.js";
@@ -18,7 +18,7 @@ let running = null;
 
 /** `what`: {ids} or {provider} for all, with `total` and `words`. */
 export function askBulk(verb, what, finished) {
-  if (running && !running.ended) return announce("One run at a time: stop the one that runs, or wait for its end.", "bad");
+  if (running && !running.ended) return announce("Another run is in progress: stop it or wait for its end.", "bad");
   const state = { rate: String(DEFAULT_RATE[verb]) };
   const valid = () => /^\d{1,3}$/.test(state.rate) && Number(state.rate) >= 1 && Number(state.rate) <= RATE_MAX;
   const replays = verb === "replay";
@@ -30,12 +30,12 @@ export function askBulk(verb, what, finished) {
       h("dl", { class: "changes" }, change("State", "Dead", replays ? "Waiting" : "Cancelled"),
         h("div", { class: "change", key: "time" }, h("dt", {}, "Takes about"), h("dd", {}, valid() ? duration(Math.max(1_000, (what.total / Number(state.rate)) * 1_000)) : "?"))),
       h("p", {}, replays
-        ? "Each goes to its lane again with the same key, and its attempts begin anew. Lanes keep to their limits; the rate decides how fast the lanes are filled."
-        : "Each becomes cancelled, its event says so, and it is never tried again. This cannot be taken back."),
+        ? "Each payment returns to its lane with the same key, and its attempts start from zero. Lanes keep to their limits; the rate decides how fast the queues are filled."
+        : "Each payment becomes cancelled, an event is published, and it is never sent. This cannot be undone."),
       h("label", { class: "field" }, h("span", {}, `Payments per second, 1 to ${RATE_MAX}`),
         h("input", { type: "text", name: "rate", inputmode: "numeric", value: state.rate, autocomplete: "off", oninput: (event) => { state.rate = event.target.value.trim(); dialog.ready = valid(); dialog.redraw(); } })),
       because(state),
-      h("p", { class: "muted" }, "Keep this page open until it is through. It can be stopped; what was done stays done."),
+      h("p", { class: "muted" }, "Keep this page open until the run ends. You can stop it; completed changes stay."),
     ],
     async act() {
       void run(verb, what, Number(state.rate), reason(state), finished);
@@ -43,7 +43,7 @@ export function askBulk(verb, what, finished) {
   });
 }
 
-/** The ids one by one; of all of them a page at a time, each behind the last. */
+/** Yields the ids one by one. For all payments it reads a page at a time, each after the last id. */
 async function* ids(what) {
   if (what.ids) {
     yield* what.ids;
@@ -81,7 +81,7 @@ async function run(verb, what, rate, why, finished) {
   finished();
 }
 
-/** A refusal is noted and the next one tried; silence ends it all, because the next would fare no better. */
+/** A refusal is recorded and the next payment is tried. No response ends the run: the next request would fail too. */
 async function one(verb, id, why) {
   try {
     await post(path("dlq", id, verb), why);
@@ -98,7 +98,7 @@ const warn = (event) => event.preventDefault();
 function words() {
   const { verb, done, refusals, what, problem, stop } = running;
   const past = verb === "replay" ? "replayed" : "discarded";
-  const end = problem ? ` It ended early: ${problem}` : stop ? " It was stopped." : "";
+  const end = problem ? ` The run ended early: ${problem}` : stop ? " The run was stopped." : "";
   return `${count(done)} of ${count(what.total)} ${past}${refusals > 0 ? `, ${count(refusals)} refused` : ""}.${end}`;
 }
 

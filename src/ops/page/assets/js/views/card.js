@@ -1,4 +1,4 @@
-// One provider on the overview: what it allows, what is used, what waits, and why it stands still if it does.
+// A provider's card on the overview: limits, usage, backlog, and the cause if nothing is sent.
 
 import { rateChart, rateWords } from "../chart.js";
 import { clearsAbout, clearsDependsOn, clearsWords } from "../clears.js";
@@ -11,7 +11,7 @@ import { liftButton, pauseButton } from "./pause.js";
 /** Bars on a card; the provider's page has them all. */
 const BARS = 2;
 const NEAR = 0.8;
-/** Younger counts are as good as now. */
+/** Counts younger than this are shown without their age. */
 const COUNTED_OLD_MS = 5_000;
 const chart = rateChart({ height: 104, compact: true });
 
@@ -47,36 +47,36 @@ export function card(provider, points, context) {
   );
 }
 
-/** A row that cannot be used says so where its provider is looked at; in full on the provider's page. */
+/** The first problem of an invalid row. The provider's page shows all of them. */
 function badRow(provider) {
   const [first, ...more] = provider.problems ?? [];
   if (!first || provider.cause?.includes(first)) return null;
   const others = more.length > 0 ? ` (and ${count(more.length)} more)` : "";
-  return h("p", { class: "cause bad-row" }, `Its row cannot be used, and ${whatCounts(provider)}: ${first}${others}`);
+  return h("p", { class: "cause bad-row" }, `Invalid configuration, ${whatCounts(provider)}: ${first}${others}`);
 }
 
-/** Of a row that cannot be used: one that no worker ever could has no good one before it. */
+/** What applies while a row is invalid: the last valid one, if any worker has loaded one. */
 export const whatCounts = (provider) =>
-  provider.has_good_row ? "the last good one counts" : "nothing is sent by it";
+  provider.has_good_row ? "the last valid one applies" : "nothing is sent";
 
-/** Whose payments wait decides, and the queue does not say: so much in words, beside the figure. */
+/** The limits that count per account or reference. The clear time depends on them, and the queue hides accounts. */
 export function depends(provider) {
   const on = clearsDependsOn(provider.clears);
   if (on.length === 0 || !(provider.waiting > 0)) return null;
   const [limit, counts] = on.length === 1 ? ["limit", "counts"] : ["limits", "count"];
-  const guess = known(provider.clears.about_ms) ? `about ${duration(provider.clears.about_ms)} at the rate of the last minutes` : "how long in all is not known";
-  return h("p", { class: "depends" }, `Drained in ${clearsWords(provider.clears)}; ${guess}: ${limit} ${on.join(", ")} ${counts} each account or reference on its own.`);
+  const guess = known(provider.clears.about_ms) ? `about ${duration(provider.clears.about_ms)} at the rate of the last minutes` : "the total time is unknown";
+  return h("p", { class: "depends" }, `Clears in ${clearsWords(provider.clears)}; ${guess}: ${limit} ${on.join(", ")} ${counts} each account or reference separately.`);
 }
 
 const known = (value) => value !== null && value !== undefined;
 
-/** When the ledger's payments were counted, once that is a while ago. */
+/** The age of the ledger's counts, once they are old. */
 export function counted(overview) {
   const age = since(overview?.counted_at);
-  return age > COUNTED_OLD_MS ? h("p", { class: "counted", "aria-live": "off" }, `Payments in the ledger were counted ${ago(overview.counted_at)} ago: it is large, and counting is costly.`) : null;
+  return age > COUNTED_OLD_MS ? h("p", { class: "counted", "aria-live": "off" }, `Payments in the ledger were counted ${ago(overview.counted_at)} ago: the ledger is large, and counting is costly.`) : null;
 }
 
-/** Why it is in its state, and until when. */
+/** The cause of the provider's state, and how long it lasts. */
 export function cause(provider) {
   const ends = provider.ends_in_ms;
   const words = provider.cause || "";
@@ -92,11 +92,11 @@ export function numbers(provider) {
   return [
     figure("Waiting", waitingWords(provider), { note: waitingLacks(provider), href: search("waiting") }),
     figure("Oldest", oldest(provider)),
-    figure("Drained in", clearsAbout(provider.clears)),
+    figure("Clears in", clearsAbout(provider.clears)),
     figure("In flight", count(provider.in_flight)),
     figure("Review", count(provider.review), { alarm: provider.review > 0, href: attention("review") }),
     figure("Dead", count(provider.dead), { alarm: provider.dead > 0, href: attention("dead") }),
-    figure("Refused by it", count(refused), { alarm: refused > 0 }),
+    figure("429s", count(refused), { alarm: refused > 0 }),
     figure("Succeeded", count(provider.succeeded)),
   ];
 }
@@ -106,10 +106,10 @@ function oldest(provider) {
   return provider.oldest_is_at_least && provider.oldest_waiting_at ? `at least ${age}` : age;
 }
 
-/** The tightest ones (by how full they are, they would jump about), and any other that is nearly full. */
+/** The tightest limits, and any other that is nearly full. An order by usage would move the bars all the time. */
 function shown(limits) {
   const perMs = ({ max_requests, window_ms }) => max_requests / window_ms;
-  // Those that charges meet before those of look-ups, and what only watches last.
+  // Limits on charges first, then limits on look-ups only, shadow limits last.
   const place = ({ shadow, applies_to }) => (shadow ? 2 : applies_to === "lookup" ? 1 : 0);
   const enforced = [...limits].sort((a, b) => place(a) - place(b) || perMs(a) - perMs(b));
   const counted = enforced.filter(({ used }) => used !== null && used !== undefined);

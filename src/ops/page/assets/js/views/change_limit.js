@@ -1,5 +1,5 @@
-// A limit's new value: old beside new, and what it does to the time until everything is through, as the server reckons
-// it (a dry run, which changes nothing).
+// The dialog that changes a limit. It shows the old and the new value, and the clear time with each, as the server
+// estimates them in a dry run, which changes nothing.
 
 import { path, post } from "../api.js";
 import { announce } from "../announce.js";
@@ -10,12 +10,12 @@ import { limitWords, rateSpec } from "../format.js";
 import { change } from "../parts.js";
 
 const UNITS = [["ms", 1], ["s", 1_000], ["min", 60_000], ["h", 3_600_000], ["d", 86_400_000]];
-/** From the last keystroke to the dry run. */
+/** Delay from the last keystroke to the dry run. */
 const PAUSE_MS = 250;
 
 export function changeLimit(provider, limit, context) {
   const [unit, size] = UNITS.findLast(([, ms]) => limit.window_ms % ms === 0) ?? UNITS[0];
-  const state = { requests: String(limit.max_requests), length: String(limit.window_ms / size), unit, told: null, said: "" };
+  const state = { requests: String(limit.max_requests), length: String(limit.window_ms / size), unit, preview: null, problem: "" };
   const url = path("providers", provider.name, "limits", limit.name);
   let timer;
 
@@ -36,37 +36,37 @@ export function changeLimit(provider, limit, context) {
   });
   dialog.ready = false;
   dialog.redraw();
-  void rehearse();
+  void loadPreview();
 
   function typed(field) {
     return (event) => {
       state[field] = event.target.value;
-      state.told = null;
-      state.said = "";
+      state.preview = null;
+      state.problem = "";
       dialog.ready = false;
       dialog.problem = null;
       dialog.redraw();
       clearTimeout(timer);
-      timer = setTimeout(rehearse, PAUSE_MS);
+      timer = setTimeout(loadPreview, PAUSE_MS);
     };
   }
 
-  async function rehearse() {
+  async function loadPreview() {
     if (!valid()) return;
     const asked = spec();
     try {
-      const told = await post(url, { rate: asked, dry_run: true });
+      const preview = await post(url, { rate: asked, dry_run: true });
       if (asked !== (valid() && spec())) return;
-      state.told = told;
+      state.preview = preview;
       dialog.ready = !same();
     } catch (error) {
-      if (asked === (valid() && spec())) state.said = error.message;
+      if (asked === (valid() && spec())) state.problem = error.message;
     }
     dialog.redraw();
   }
 
   function content() {
-    const clears = state.told?.clears;
+    const clears = state.preview?.clears;
     const on = dependsOn();
     const time = (clears) => {
       if (provider.waiting === 0) return "nothing waits";
@@ -81,29 +81,29 @@ export function changeLimit(provider, limit, context) {
         h("select", { name: "unit", "aria-label": "Unit of the window", value: state.unit, onchange: typed("unit") }, UNITS.map(([name]) => h("option", { value: name }, name)))),
       h("dl", { class: "changes", "aria-live": "polite" },
         change("Limit", limitWords(limit.max_requests, limit.window_ms), valid() ? limitWords(Number(state.requests), windowMs()) : "?"),
-        change("Drained in", time(clears?.from ?? provider.clears), clears ? time(clears.to) : valid() && !state.said ? "…" : "?")),
+        change("Clears in", time(clears?.from ?? provider.clears), clears ? time(clears.to) : valid() && !state.problem ? "…" : "?")),
       h("p", { class: "consequence" }, consequence()),
       on.length > 0 && provider.waiting > 0
-        ? h("p", { class: "depends" }, `${on.join(", ")} ${on.length === 1 ? "counts" : "count"} each account or reference on its own: how long what waits takes in all depends on whose it is.`)
+        ? h("p", { class: "depends" }, `${on.join(", ")} ${on.length === 1 ? "counts" : "count"} each account or reference separately: the time for all waiting payments depends on their accounts and references.`)
         : null,
-      state.said ? h("p", { class: "problem", role: "alert" }, state.said) : null,
+      state.problem ? h("p", { class: "problem", role: "alert" }, state.problem) : null,
       because(state),
     ];
   }
 
   function dependsOn() {
-    const { from, to } = state.told?.clears ?? { from: provider.clears };
+    const { from, to } = state.preview?.clears ?? { from: provider.clears };
     return [...new Set([...clearsDependsOn(from), ...clearsDependsOn(to)])];
   }
 
   function consequence() {
-    if (!valid()) return "Write whole numbers: so many requests in so long a window.";
-    if (same()) return "That is what it allows now.";
-    if (Number(state.requests) === 0) return "Zero closes it: nothing is sent to this provider until it is raised again.";
+    if (!valid()) return "Enter whole numbers for the requests and for the length of the window.";
+    if (same()) return "The limit already has this value.";
+    if (Number(state.requests) === 0) return "Zero closes the limit: nothing is sent to this provider until you raise it.";
     const before = limit.max_requests / limit.window_ms;
     const after = Number(state.requests) / windowMs();
     return after > before
-      ? "In force in every worker within 2 s; what was used counts on. Above what the provider allows, it will refuse requests."
-      : "In force in every worker within 2 s; what was used counts on, so it may stand still until enough of it has passed.";
+      ? "Takes effect in every worker within 2 s; recorded usage stays. If the provider allows less, it will respond with 429s."
+      : "Takes effect in every worker within 2 s; recorded usage stays. So nothing may be sent until enough of it has left the window.";
   }
 }

@@ -1,4 +1,4 @@
-// What a person decides about one payment, each with a question that says what will happen.
+// The dialogs in which an operator decides about one payment. Each says what will happen.
 
 import { path, post } from "../api.js";
 import { announce } from "../announce.js";
@@ -9,9 +9,9 @@ import { change } from "../parts.js";
 import { jobState } from "../words.js";
 
 const VERDICTS = [
-  ["succeeded", "It was charged", "Settled as succeeded. Its event is published; it is never sent again."],
-  ["declined", "It was not charged, and shall not be", "Settled as declined. Its event is published; it is never sent again."],
-  ["resend", "It was surely not charged, and shall be", "Waits again and is sent with the same key and the same request. If it was charged after all and the provider has forgotten the key, it is charged twice."],
+  ["succeeded", "Charged", "The payment becomes succeeded. Its event is published; it is never sent again."],
+  ["declined", "Not charged, do not retry", "The payment becomes declined. Its event is published; it is never sent again."],
+  ["resend", "Confirmed not charged: charge again", "The payment waits again and is sent with the same key and the same request. If it was charged after all and the provider has forgotten the key, it is charged twice."],
 ];
 
 const named = (job) => h("p", {}, h("code", {}, job.id), `, ${money(job.amount, job.currency)} at ${job.provider}`);
@@ -20,13 +20,13 @@ const states = (from, to) => h("dl", { class: "changes" }, change("State", jobSt
 export function resolve(job, context) {
   const state = { as: null, reference: job.provider_reference ?? "" };
   const dialog = ask({
-    title: "What became of this payment?",
-    confirm: () => (state.as === "resend" ? "Send it again" : state.as ? `Settle as ${state.as}` : "Settle"),
+    title: "Resolve this payment?",
+    confirm: () => (state.as === "resend" ? "Charge again" : state.as ? `Resolve as ${state.as}` : "Resolve"),
     content: (dialog) => [
       named(job),
       job.reason ? h("p", { class: "reason" }, job.reason) : null,
       h("fieldset", { class: "verdicts" },
-        h("legend", {}, "Look it up at the provider first, then say:"),
+        h("legend", {}, "Look the payment up at the provider first, then choose:"),
         VERDICTS.map(([as, title, words]) =>
           h("label", { key: as },
             h("input", { type: "radio", name: "as", value: as, required: true, onchange: () => { state.as = as; dialog.ready = true; dialog.redraw(); } }),
@@ -52,26 +52,26 @@ export const cancel = (job, context) =>
     confirm: "Cancel this payment",
     danger: true,
     to: "cancelled",
-    words: "It is never sent, and its event says so. A worker that has it in hand loses it; a request that is already on its way is not called back, and then this is refused.",
+    words: "The payment is never sent, and an event is published. If a worker holds it, that worker loses its lease. If a request is already in flight, the cancellation is refused.",
     url: path("jobs", job.id, "cancel"),
   });
 
 export const replay = (job, context) =>
   simple(job, context, {
     title: "Replay this payment?",
-    confirm: "Replay it",
+    confirm: "Replay payment",
     to: "waiting",
-    words: "It was surely not charged. It goes to its lane again with the same key, and its attempts begin anew, within the limits like any other.",
+    words: "The payment is confirmed not charged. It returns to its lane with the same key, and its attempts start from zero. The limits apply.",
     url: path("dlq", job.id, "replay"),
   });
 
 export const discard = (job, context) =>
   simple(job, context, {
     title: "Discard this payment?",
-    confirm: "Discard it",
+    confirm: "Discard payment",
     danger: true,
     to: "cancelled",
-    words: "It becomes cancelled, its event says so, and it is never tried again. This cannot be taken back.",
+    words: "The payment becomes cancelled, an event is published, and it is never sent. This cannot be undone.",
     url: path("dlq", job.id, "discard"),
   });
 

@@ -1,4 +1,4 @@
-// One payment: where it stands and why, its story as a timeline, and what a person can do about it.
+// The view of one payment: its state and the reason, its timeline, its details, and what an operator can do.
 
 import { get, path } from "../api.js";
 import { h } from "../dom.js";
@@ -11,7 +11,7 @@ import { timeline } from "./timeline.js";
 import { unrecorded } from "./unrecorded.js";
 
 export function job(context, id) {
-  let told = null;
+  let details = null;
   let explained = null;
   let missing = false;
 
@@ -20,7 +20,7 @@ export function job(context, id) {
     title: id,
     async load(signal) {
       try {
-        told = await get(path("jobs", id), signal);
+        details = await get(path("jobs", id), signal);
         missing = false;
       } catch (error) {
         if (error.status !== 404) throw error;
@@ -31,53 +31,53 @@ export function job(context, id) {
         explained = await get(path("jobs", id, "explain"), signal);
       } catch (error) {
         if (signal.aborted || error.status === 0) throw error;
-        // The story stands without it.
-        explained = { summary: `Why it stands where it does cannot be said now: ${error.message}`, gates: [] };
+        // The timeline is shown without the explanation.
+        explained = { summary: `The explanation is unavailable: ${error.message}`, gates: [] };
       }
     },
     render() {
       const crumb = h("nav", { "aria-label": "Where this is", class: "crumb" }, h("a", { href: "#/jobs" }, "Jobs"), " / ");
       if (missing) return [crumb, h("h1", { tabindex: "-1", class: "id" }, id), unknown()];
-      if (!told) return [crumb, h("h1", { tabindex: "-1", class: "id" }, id), loading(context)];
-      return [crumb, head(), stands(), section("story", "Its story", timeline(told, explained)), section("facts", "What is known of it", facts())];
+      if (!details) return [crumb, h("h1", { tabindex: "-1", class: "id" }, id), loading(context)];
+      return [crumb, head(), stands(), section("story", "Timeline", timeline(details, explained)), section("facts", "Details", facts())];
     },
   };
 
-  /** A payment may be on its way here: the queue cannot be searched, and a worker writes one down with its first request. */
+  /** A payment may be in a queue, which cannot be searched. A worker records it before its first request. */
   function unknown() {
     const queued = unrecorded(context.overview).map(({ name, messages }) => `${count(messages)} at ${name}`);
     return h("div", { class: "empty" },
       h("p", { class: "empty-title" }, "Not in the ledger"),
-      h("p", {}, prose(sentence(explained?.summary ?? "It may be in its lane's queue, or in a worker's hands and not written down yet."))),
-      queued.length > 0 ? h("p", {}, `In queues, not taken yet: ${queued.join(", ")}. This page looks again every 2 s.`) : null);
+      h("p", {}, prose(sentence(explained?.summary ?? "The payment may be in its lane's queue, or a worker has it and has not recorded it yet."))),
+      queued.length > 0 ? h("p", {}, `In queues, not recorded yet: ${queued.join(", ")}. This page checks again every 2 s.`) : null);
   }
 
   function head() {
-    const act = (label, decide, kind) => button(label, () => decide(told, context), kind);
+    const act = (label, decide, kind) => button(label, () => decide(details, context), kind);
     return h("div", { class: "view-head" },
       h("h1", { tabindex: "-1", class: "id" }, id),
-      h("span", { "aria-live": "polite" }, chip(jobState(told.state))),
-      h("strong", { class: "amount" }, money(told.amount, told.currency)),
-      h("span", { class: "muted" }, "at ", h("a", { href: providerHref(told.provider) }, told.provider), told.account ? ` for ${told.account}` : ""),
+      h("span", { "aria-live": "polite" }, chip(jobState(details.state))),
+      h("strong", { class: "amount" }, money(details.amount, details.currency)),
+      h("span", { class: "muted" }, "at ", h("a", { href: providerHref(details.provider) }, details.provider), details.account ? ` for ${details.account}` : ""),
       h("span", { class: "push" }),
-      told.state === "review" ? act("Resolve", resolve, "primary") : null,
-      told.state === "dead" ? [act("Replay", replay, "primary"), act("Discard", discard, "danger")] : null,
-      told.state === "waiting" ? act("Cancel payment", cancel, "") : null);
+      details.state === "review" ? act("Resolve", resolve, "primary") : null,
+      details.state === "dead" ? [act("Replay", replay, "primary"), act("Discard", discard, "danger")] : null,
+      details.state === "waiting" ? act("Cancel payment", cancel, "") : null);
   }
 
   function stands() {
     if (!explained) return null;
     const at = explained.stands_at;
-    return h("section", { class: "panel stands", "aria-label": "Where it stands" },
+    return h("section", { class: "panel stands", "aria-label": "Current state" },
       h("p", { class: "summary", "aria-live": "off" }, prose(sentence(explained.summary))),
       at && (at.limit || at.turn_at || at.before_it > 0) ? turn(at) : null,
       h("ol", { class: "gates" }, (explained.gates ?? []).map((gate) => {
         const here = !gate.passed && gate.name === at?.gate;
         return h("li", { key: gate.name, class: gate.passed ? "passed" : here ? "here" : "ahead" },
           h("span", { class: "gate-mark", "aria-hidden": "true" }, gate.passed ? "✓" : here ? "●" : ""),
-          h("span", { class: "gate-name" }, spelled(gate.name), h("span", { class: "unseen" }, gate.passed ? ": passed. " : here ? ": it stands here. " : ": still ahead. ")),
+          h("span", { class: "gate-name" }, spelled(gate.name), h("span", { class: "unseen" }, gate.passed ? ": passed. " : here ? ": the payment is here. " : ": still ahead. ")),
           gate.at && gate.passed ? h("time", { datetime: gate.at }, clock(gate.at)) : null,
-          // The sentence above is that of the gate that it stands at.
+          // The summary above already has the words of the current gate.
           h("span", { class: "gate-words" }, gate.words === explained.summary ? "" : (gate.words ?? "")));
       })));
   }
@@ -89,10 +89,10 @@ export function job(context, id) {
       fact("Limit", at.limit ?? "–"),
       fact("Allows", at.allows ?? "–"),
       fact("Used", count(at.used)),
-      fact("Before it", count(at.before_it)),
-      fact(at.exact ? "Its turn" : "Its turn, about", at.turn_at ? when(at.turn_at) : "–"),
-      // In steps of a second: whoever is read to would otherwise hear nothing else.
-      left === null || left === undefined ? null : h("div", { key: "in", class: "figure", "aria-live": "off" }, h("dt", {}, "That is in"), h("dd", {}, duration(Math.ceil(left / 1_000) * 1_000))));
+      fact("Ahead of it", count(at.before_it)),
+      fact(at.exact ? "Start" : "Estimated start", at.turn_at ? when(at.turn_at) : "–"),
+      // In steps of a second, so that a screen reader can say something else too.
+      left === null || left === undefined ? null : h("div", { key: "in", class: "figure", "aria-live": "off" }, h("dt", {}, "Starts in"), h("dd", {}, duration(Math.ceil(left / 1_000) * 1_000))));
   }
 
   function digest({ bytes, sha256 }) {
@@ -101,15 +101,15 @@ export function job(context, id) {
 
   function facts() {
     const rows = [
-      ["Idempotency key", told.idempotency_key], ["Provider's reference", told.provider_reference], ["Reference", told.reference],
-      ["Reason", told.reason], ["Attempts", count(told.attempts)],
-      ["May have been charged", told.maybe_charged ? "yes: some attempt's outcome is unknown" : told.state === "succeeded" ? null : "no"],
-      ["In hand of", told.lease_owner ? `${told.lease_owner}, until ${when(told.lease_until)}` : null],
-      ["Not before", told.not_before && when(told.not_before)], ["Expires", told.expires_at && when(told.expires_at)],
-      ["Received", when(told.created_at)], ["First sent", told.first_sent_at && when(told.first_sent_at)], ["Changed", when(told.updated_at)],
-      ["Request", told.request && `${told.request.method} ${told.request.url}`],
-      ["Its body", told.request?.body && digest(told.request.body)],
-      ["Payload", told.payload && digest(told.payload)],
+      ["Idempotency key", details.idempotency_key], ["Provider's reference", details.provider_reference], ["Reference", details.reference],
+      ["Reason", details.reason], ["Attempts", count(details.attempts)],
+      ["May have been charged", details.maybe_charged ? "yes: some attempt's outcome is unknown" : details.state === "succeeded" ? null : "no"],
+      ["Active in", details.lease_owner ? `${details.lease_owner}, until ${when(details.lease_until)}` : null],
+      ["Not before", details.not_before && when(details.not_before)], ["Expires", details.expires_at && when(details.expires_at)],
+      ["Received", when(details.created_at)], ["First sent", details.first_sent_at && when(details.first_sent_at)], ["Changed", when(details.updated_at)],
+      ["Request", details.request && `${details.request.method} ${details.request.url}`],
+      ["Request body", details.request?.body && digest(details.request.body)],
+      ["Payload", details.payload && digest(details.payload)],
     ];
     return h("dl", { class: "facts" }, rows.filter(([, value]) => value !== null && value !== undefined && value !== "").map(([name, value]) => [h("dt", { key: `n-${name}` }, name), h("dd", { key: `v-${name}`, class: "mono" }, value)]));
   }

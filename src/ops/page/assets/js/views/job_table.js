@@ -1,4 +1,4 @@
-// Payments in a table, a page at a time.
+// The table of payments, a page at a time.
 
 import { h } from "../dom.js";
 import { agoWords, count, money } from "../format.js";
@@ -36,15 +36,15 @@ export function jobTable(caption, jobs, { lead, tail } = {}) {
   })));
 }
 
-/** Payments of a page of the API that no table can hold: their rows cannot be read. */
+/** Payments of a page of the API that no table can show: their rows cannot be read. */
 export const unreadableRows = (rows) =>
   (rows ?? []).map(({ id, problem }) =>
     h("p", { key: `unreadable ${id}`, class: "notice unreadable" }, "The row of payment ", h("span", { class: "mono" }, id), ` cannot be read: ${problem}. Repair it by SQL.`));
 
-/** Nothing is on this page, and nothing behind it. */
+/** Whether this page shows nothing, and no page follows it. */
 export const isEmpty = ({ jobs, unreadable, next }) => jobs.length === 0 && (unreadable ?? []).length === 0 && !next;
 
-/** Where one is in the list: pages that were seen, by the id behind which each begins. */
+/** The position in the list: the pages seen so far, each by the id after which it begins. */
 export class Pages {
   seen = [null];
 

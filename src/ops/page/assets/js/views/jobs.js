@@ -1,4 +1,4 @@
-// Payments by id, state, provider and account.
+// The view that finds payments by id, state, provider and account.
 
 import { get, path, query } from "../api.js";
 import { h } from "../dom.js";
@@ -13,40 +13,40 @@ const FIELDS = ["id", "state", "provider", "account"];
 
 export function jobs(context, fields) {
   const wanted = Object.fromEntries(FIELDS.map((name) => [name, fields.get(name) ?? ""]));
-  // A provider's own order, when nothing else is asked for: only there may the two differ.
+  // A provider's payments without another filter come in the order of their idempotency keys.
   const byKey = wanted.provider !== "" && FIELDS.every((name) => name === "provider" || wanted[name] === "");
   const pages = new Pages();
-  let told = null;
+  let data = null;
 
   return {
     place: "jobs",
     title: "Jobs",
     async load(signal) {
-      told = await get(path("jobs") + query({ ...wanted, after: pages.after, limit: PAGE }), signal);
+      data = await get(path("jobs") + query({ ...wanted, after: pages.after, limit: PAGE }), signal);
     },
     render() {
       return [
         h("h1", { tabindex: "-1" }, "Jobs"),
         form(),
         queued(),
-        told === null
+        data === null
           ? loading(context)
-          : isEmpty(told)
-            ? empty("None in the ledger", FIELDS.some((name) => wanted[name]) ? "Nothing in the ledger fits all of this." : "The ledger is empty. What producers publish appears here once a worker has taken it.")
-            : [unreadableRows(told.unreadable), jobTable(`Payments, in the order of their ${byKey ? "idempotency keys" : "ids"}`, told.jobs), pages.bar(told.next, context.refresh)],
+          : isEmpty(data)
+            ? empty("No payments found", FIELDS.some((name) => wanted[name]) ? "No payment in the ledger matches all of these filters." : "The ledger is empty. A published payment appears here once a worker has recorded it.")
+            : [unreadableRows(data.unreadable), jobTable(`Payments, in the order of their ${byKey ? "idempotency keys" : "ids"}`, data.jobs), pages.bar(data.next, context.refresh)],
       ];
     },
   };
 
-  /** Waiting, and not in the list: nobody knows whose they are before a worker has taken them. */
+  /** Payments that wait in a queue and are not in the list: ids and accounts are unknown until a worker records them. */
   function queued() {
     if (wanted.state !== "" && wanted.state !== "waiting") return null;
     const all = unrecorded(context.overview, wanted.provider);
     const messages = all.reduce((sum, lane) => sum + lane.messages, 0);
     if (messages === 0) return null;
-    const fewer = wanted.id || wanted.account ? "; whose they are, the queue does not say" : "";
+    const fewer = wanted.id || wanted.account ? "; their ids and accounts are unknown" : "";
     const [are, have] = messages === 1 ? ["is", "it"] : ["are", "them"];
-    return h("p", { class: "notice queued" }, `${count(messages)} more ${are} in the queue of ${all.map(({ name }) => name).join(", ")}: no worker has taken ${have} yet${fewer}.`);
+    return h("p", { class: "notice queued" }, `${count(messages)} more ${are} in the queue of ${all.map(({ name }) => name).join(", ")}: no worker has recorded ${have} yet${fewer}.`);
   }
 
   function form() {

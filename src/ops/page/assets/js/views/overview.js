@@ -1,4 +1,4 @@
-// Everything at a glance: the sums, what is wrong, and one card per provider.
+// The overview: sums over all providers, warnings, and one card per provider.
 
 import { h } from "../dom.js";
 import { ago, count, rate } from "../format.js";
@@ -19,7 +19,7 @@ export function overview(context) {
     async load(signal) {
       if (context.overview === null) return;
       notice(context.overview.providers);
-      // First the figures, then the lines.
+      // The figures first; the charts follow.
       context.redraw();
       const names = context.overview.providers.map(({ name }) => name);
       await histories.follow(context.overview, names, signal);
@@ -28,7 +28,7 @@ export function overview(context) {
       const known = context.overview;
       if (!known) return [heading(), loading(context)];
       const { providers } = known;
-      const chosen = state.filter === "all" ? providers : providers.filter(needsSomebody);
+      const chosen = state.filter === "all" ? providers : providers.filter(needsAttention);
       return [
         heading(),
         h("p", { class: "unseen", "aria-live": "polite" }, state.changed),
@@ -37,19 +37,19 @@ export function overview(context) {
         providers.length === 0
           ? empty(
               "No provider yet",
-              "Limits live in the database. Write a provider file and apply it; its card appears here within 2 s.",
+              "Limits are in the database. Write a provider file and apply it; its card appears here within 2 s.",
               h("pre", {}, h("code", {}, "sluicegate provider apply providers.toml")),
             )
           : [
               filter(providers),
               h("div", { class: "cards" }, chosen.map((provider) => card(provider, histories.of(provider.name), context))),
-              chosen.length === 0 ? empty("Nothing needs you", "No provider is stopped, and nothing waits for a decision.") : null,
+              chosen.length === 0 ? empty("Nothing needs attention", "No provider is stopped, and no payment waits for a decision.") : null,
             ],
       ];
     },
   };
 
-  /** What a screen reader is told by itself: a provider's new state, and nothing of the figures. */
+  /** What a screen reader announces: a provider's new state, not the figures. */
   function notice(providers) {
     const turned = providers.filter((p) => (state.lanes.get(p.name) ?? p.state) !== p.state);
     for (const { name, state: lane } of providers) state.lanes.set(name, lane);
@@ -66,11 +66,11 @@ export function overview(context) {
       h("button", { type: "button", "aria-pressed": String(state.filter === name), onclick: () => { state.filter = name; context.redraw(); } }, words);
     return h("div", { class: "choices", role: "group", "aria-label": "Which providers" },
       choice("all", `All ${count(providers.length)}`),
-      choice("trouble", `Need somebody ${count(providers.filter(needsSomebody).length)}`));
+      choice("trouble", `Needs attention ${count(providers.filter(needsAttention).length)}`));
   }
 }
 
-const needsSomebody = (p) =>
+const needsAttention = (p) =>
   TROUBLE.includes(p.state) || p.review > 0 || p.dead > 0 || p.refused_by_provider > 0 || (p.problems ?? []).length > 0;
 
 function sums(known) {
@@ -85,31 +85,31 @@ function sums(known) {
     figures(
       figure("Waiting", waiting, { note: lacking ? waitingLacks(lacking) : oldest ? `oldest ${ago(oldest)}` : null, href: "#/jobs?state=waiting" }),
       figure("Sent", rate(sum("rate_per_s")), { note: "over the last 10 s" }),
-      figure("In flight", count(sum("in_flight")), { note: `${count(sum("in_hand"))} in hand` }),
+      figure("In flight", count(sum("in_flight")), { note: `${count(sum("in_hand"))} active` }),
       figure("Review", count(sum("review")), { alarm: sum("review") > 0, href: "#/attention?state=review" }),
       figure("Dead", count(sum("dead")), { alarm: sum("dead") > 0, href: "#/attention?state=dead" }),
-      figure("Refused by providers", count(refused), { alarm: refused > 0, note: refused === null ? null : refused > 0 ? "must stay at 0" : "as it must be" }),
+      figure("429s", count(refused), { alarm: refused > 0, note: refused === null ? null : "expected: 0" }),
     ),
-    conservation(known),
+    reconciliation(known),
     counted(known),
   );
 }
 
-function conservation(known) {
+function reconciliation(known) {
   const accounts = known.conservation ?? [];
   if (accounts.length === 0) return null;
   const recorded = accounts.reduce((sum, account) => sum + (account.recorded ?? 0), 0);
   const faults = accounts.flatMap((account) => (account.faults ?? []).map((fault) => `${account.provider}: ${fault}`));
   return faults.length === 0
     ? h("p", { class: "accounted" }, h("span", { class: "tick", "aria-hidden": "true" }, "✓"), recorded === 1 ? " The one recorded payment is accounted for." : ` All ${count(recorded)} recorded payments are accounted for.`)
-    : h("div", { class: "notice bad", role: "alert" }, h("strong", {}, "The account of all payments does not add up."), h("ul", {}, faults.map((fault) => h("li", {}, fault))));
+    : h("div", { class: "notice bad", role: "alert" }, h("strong", {}, "Not all payments are accounted for."), h("ul", {}, faults.map((fault) => h("li", {}, fault))));
 }
 
 function warnings(known) {
-  const told = known.warnings ?? [];
-  const untold = (problem) => !told.some((words) => words.includes(problem));
-  const rows = known.providers.flatMap((p) => (p.problems ?? []).filter(untold).map((problem) => `${p.name}: ${problem}; ${whatCounts(p)}`));
-  const all = [...told, ...rows];
+  const shown = known.warnings ?? [];
+  const notShown = (problem) => !shown.some((words) => words.includes(problem));
+  const rows = known.providers.flatMap((p) => (p.problems ?? []).filter(notShown).map((problem) => `${p.name}: ${problem}; ${whatCounts(p)}`));
+  const all = [...shown, ...rows];
   if (all.length === 0) return null;
   return h("section", { class: "notice warn", "aria-label": "Warnings" }, h("ul", {}, all.map((words) => h("li", { key: words }, words))));
 }

@@ -1,4 +1,5 @@
-// Pause and resume, each with what it will do. A resume also lifts a wait that the provider has named.
+// The dialogs that pause and resume a provider. Each says what will happen. A resume also lifts a wait that the
+// provider asked for.
 
 import { path, post } from "../api.js";
 import { announce } from "../announce.js";
@@ -16,7 +17,7 @@ export function pauseButton(provider, context, kind = "quiet") {
   });
 }
 
-// Only while a wait that the provider has named holds it up; null otherwise.
+/** Only while a wait that the provider asked for is in force; null otherwise. */
 export function liftButton(provider, context, kind = "quiet") {
   const { name, paused, state } = provider;
   if (paused || state !== "paused_by_provider") return null;
@@ -31,10 +32,10 @@ function lift(provider, context) {
     confirm: "Lift the wait",
     danger: true,
     content: () => [
-      h("dl", { class: "changes" }, change("State", "waits, because the provider asked for it", "takes and sends")),
+      h("dl", { class: "changes" }, change("State", "waits, because the provider asked for it", "sends requests")),
       h("ul", {},
-        h("li", {}, "In every worker, within 2 s, and for every row of its quota: requests start again, within the limits."),
-        h("li", {}, "If the provider still refuses, the wait that it names next holds again.")),
+        h("li", {}, "Requests start again within 2 s in every worker and for every provider of the quota, within the limits."),
+        h("li", {}, "If the provider still refuses requests, the next wait that it asks for takes effect.")),
       because(state),
     ],
     async act() {
@@ -54,12 +55,12 @@ function pause(provider, context) {
     danger: true,
     content: () => [
       h("dl", { class: "changes" },
-        change("State", "takes and sends", "paused"),
-        provider.waiting === 0 ? null : change("Drained in", clearsAbout(provider.clears), "not while paused")),
+        change("State", "sends requests", "paused"),
+        provider.waiting === 0 ? null : change("Clears in", clearsAbout(provider.clears), "not while paused")),
       h("ul", {},
-        h("li", {}, "In every worker, within 2 s: no new request is started."),
-        provider.in_flight > 0 ? h("li", {}, `${plural(provider.in_flight, "request that is in flight is", "requests that are in flight are")} not cut off; the answers count.`) : null,
-        h("li", {}, provider.waiting > 0 ? `${plural(provider.waiting, "payment that waits goes", "payments that wait go")} on waiting, and new ones wait with them. Deadlines run on.` : "New payments wait in the queue. Their deadlines run on.")),
+        h("li", {}, "Within 2 s no new request is started in any worker."),
+        provider.in_flight > 0 ? h("li", {}, `${plural(provider.in_flight, "request in flight is", "requests in flight are")} not cancelled; the responses count.`) : null,
+        h("li", {}, provider.waiting > 0 ? `${plural(provider.waiting, "waiting payment keeps", "waiting payments keep")} waiting, and new ones wait too. Deadlines still apply.` : "New payments wait in the queue. Their deadlines still apply.")),
       because(state),
     ],
     async act() {
@@ -79,11 +80,11 @@ function resume(provider, context) {
     confirm: `Resume ${name}`,
     content: () => [
       h("dl", { class: "changes" },
-        change("State", "paused", "takes and sends"),
-        provider.waiting === 0 ? null : change("Drained in", clearsAbout(provider.clears), clearsAbout(provider.clears_if_resumed))),
+        change("State", "paused", "sends requests"),
+        provider.waiting === 0 ? null : change("Clears in", clearsAbout(provider.clears), clearsAbout(provider.clears_if_resumed))),
       h("ul", {},
         h("li", {}, `${plural(provider.waiting ?? 0, "payment waits and is", "payments wait and are")} sent at up to ${rate(perSecond)}, within its limits.`),
-        h("li", {}, `In every worker, within 2 s. ${count(provider.in_flight ?? 0)} in flight now.`)),
+        h("li", {}, `Takes effect in every worker within 2 s. ${count(provider.in_flight ?? 0)} in flight now.`)),
       because(state),
     ],
     async act() {

@@ -1,4 +1,4 @@
-// One provider: each of its limits, its rate and backlog over time, how long permits are waited for, and what was decided.
+// The view of one provider: its limits, its rate and backlog over time, the waits for permits, and the last decisions.
 
 import { get, path } from "../api.js";
 import { serverNow } from "../clock.js";
@@ -16,7 +16,7 @@ import { rowWords } from "./row.js";
 
 export function provider(context, name) {
   const histories = new Histories();
-  const state = { told: null, point: null };
+  const state = { data: null, point: null };
   const noted = (point) => {
     if (state.point === point) return;
     state.point = point;
@@ -29,16 +29,16 @@ export function provider(context, name) {
     place: "overview",
     title: name,
     async load(signal) {
-      state.told = await get(path("providers", name), signal);
+      state.data = await get(path("providers", name), signal);
       context.redraw();
       const at = new Date(serverNow()).toISOString();
-      await histories.follow({ at, providers: [state.told.overview] }, [name], signal);
+      await histories.follow({ at, providers: [state.data.overview] }, [name], signal);
     },
     render() {
-      const known = state.told?.overview ?? context.overview?.providers.find((p) => p.name === name);
+      const known = state.data?.overview ?? context.overview?.providers.find((p) => p.name === name);
       const crumb = h("nav", { "aria-label": "Where this is", class: "crumb" }, h("a", { href: "#/" }, "Overview"), " / ");
       if (!known) return [crumb, h("h1", { tabindex: "-1" }, name), loading(context)];
-      return [crumb, head(known), cause(known), problems(known), h("section", { class: "sums", "aria-label": "Figures" }, figures(...numbers(known), ...rest(known)), depends(known), counted(context.overview)), limits(known), charts(known), told(state.told)];
+      return [crumb, head(known), cause(known), problems(known), h("section", { class: "sums", "aria-label": "Figures" }, figures(...numbers(known), ...rest(known)), depends(known), counted(context.overview)), limits(known), charts(known), detailSections(state.data)];
     },
   };
 
@@ -54,74 +54,74 @@ export function provider(context, name) {
 
   function limits(known) {
     const all = known.limits ?? [];
-    return section("limits", "Limits", all.length === 0 ? h("p", {}, "It has none, so nothing is sent.") :
+    return section("limits", "Limits", all.length === 0 ? h("p", {}, "The provider has no limit, so nothing is sent.") :
       h("ul", { class: "limit-list" }, all.map((limit) =>
         h("li", { key: limit.name },
           limitBar(limit, { unasked: unasked(known) }),
           h("p", { class: "limit-kind" },
-            [scope(limit), algorithm(limit.algorithm), limit.shadow ? "shadow: counts, holds nothing back" : "", limit.enabled === false ? "switched off" : ""].filter(Boolean).join(" · ")),
+            [scope(limit), algorithm(limit.algorithm), limit.shadow ? "shadow: counts and delays nothing" : "", limit.enabled === false ? "switched off" : ""].filter(Boolean).join(" · ")),
           button("Change", () => changeLimit(known, limit, context), "", { "aria-label": `Change limit ${limit.name}` })))));
   }
 
   function charts(known) {
     const points = histories.of(name);
     const point = state.point;
-    const said = point ?? { ...known, throttled: points.at(-1)?.throttled };
+    const shown = point ?? { ...known, throttled: points.at(-1)?.throttled };
     return section("rate", "Rate against limit",
       h("p", { class: "readout" },
         h("span", { class: "readout-at" }, point ? clock(point.at) : "Now"),
-        h("span", { class: "key" }, h("b", {}, rate(said.rate_per_s)), " sent"),
-        h("span", { class: "key limit-key" }, h("b", {}, rate(said.limit_per_s)), " allowed"),
+        h("span", { class: "key" }, h("b", {}, rate(shown.rate_per_s)), " sent"),
+        h("span", { class: "key limit-key" }, h("b", {}, rate(shown.limit_per_s)), " allowed"),
         h("span", { class: "key waiting-key" }, h("b", {}, point ? count(point.waiting) : waitingWords(known)), " waiting"),
-        said.throttled > 0 ? h("span", { class: "key bad-key" }, h("b", {}, count(said.throttled)), " refused by it") : null),
+        shown.throttled > 0 ? h("span", { class: "key bad-key" }, h("b", {}, count(shown.throttled)), " 429s") : null),
       h("div", { key: "rates", class: "canvas", role: "img", "aria-label": rateWords(points), mount: rates, data: points }),
       h("h3", {}, "Waiting"),
       h("div", { key: "waiting", class: "canvas", role: "img", "aria-label": `Payments that wait: now ${waitingWords(known)}.`, mount: waiting, data: points }),
-      h("details", {}, h("summary", {}, "The same as a table"), table("Rate, limit and backlog over the last minutes",
-        [["At", ""], ["Sent", "num"], ["Allowed", "num"], ["Waiting", "num"], ["Refused by it", "num"]],
+      h("details", {}, h("summary", {}, "View as table"), table("Rate, limit and backlog over the last minutes",
+        [["At", ""], ["Sent", "num"], ["Allowed", "num"], ["Waiting", "num"], ["429s", "num"]],
         sparse(points).map((p) => ({ key: p.at, cells: [clock(p.at), rate(p.rate_per_s), rate(p.limit_per_s), count(p.waiting), count(p.throttled)] })))));
   }
 }
 
 const rest = (known) => [
-  figure("In hand", count(known.in_hand)),
-  figure("Parked", count(known.parked)),
+  figure("Active", count(known.in_hand)),
+  figure("Delayed", count(known.parked)),
   figure("In the queue", count(known.queued)),
   figure("Declined", count(known.declined)),
 ];
 
-/** A dozen of them, newest first. */
+/** About a dozen points, newest first. */
 function sparse(points) {
   const step = Math.max(1, Math.floor(points.length / 12));
   return points.filter((_, at) => (points.length - 1 - at) % step === 0).reverse().slice(0, 12);
 }
 
 const scope = (limit) => {
-  const each = limit.scope === "provider" ? "all requests together" : `each ${limit.scope} on its own`;
+  const each = limit.scope === "provider" ? "all requests together" : `each ${limit.scope} separately`;
   return limit.applies_to && limit.applies_to !== "all" ? `${each}, ${limit.applies_to} only` : each;
 };
 
 function problems(known) {
   const all = known.problems ?? [];
   if (all.length === 0) return null;
-  return h("div", { class: "notice warn", role: "alert" }, h("strong", {}, `Its row cannot be used; ${whatCounts(known)}.`), h("ul", {}, all.map((words) => h("li", {}, words))));
+  return h("div", { class: "notice warn", role: "alert" }, h("strong", {}, `Invalid configuration; ${whatCounts(known)}.`), h("ul", {}, all.map((words) => h("li", {}, words))));
 }
 
-function told(all) {
+function detailSections(all) {
   if (!all) return null;
   return [
-    section("waits", "Waits in hand for a permit",
-      h("p", { class: "about" }, `Only the wait while a worker holds the payment, at most max_wait_ms${all.row?.max_wait_ms ? ` (${duration(all.row.max_wait_ms)})` : ""}. A payment whose wait is longer is parked, and one in the queue waits there: neither is counted here. Its own page tells how long it took.`),
+    section("waits", "Waits for a permit",
+      h("p", { class: "about" }, `Only the wait while the payment is active in a worker, at most max_wait_ms${all.row?.max_wait_ms ? ` (${duration(all.row.max_wait_ms)})` : ""}. Waits in the queue or in a delay queue are not counted here. The payment's own page shows them.`),
       histogram(all.waits)),
     section("decisions", "Last decisions", (all.decisions ?? []).length === 0
-      ? empty("Nothing was decided yet", "Grants, refusals and pauses appear here with their reason.")
+      ? empty("No decisions yet", "Grants, refusals and pauses appear here with their reason.")
       : h("div", { class: "scroll", role: "region", tabindex: "0", "aria-label": "Last decisions" }, table("Last decisions, newest first", [["At", "nowrap"], ["Decision", "nowrap"], ["Reason", "wide"], ["Permits", "num"], ["Worker", "mono"]],
           all.decisions.map((d, at) => ({ key: `${d.at}-${d.worker}-${d.kind}-${all.decisions.length - at}`, cells: [when(d.at), chip(decision(d.kind)), d.reason ?? "", count(d.permits), d.worker ?? ""] }))))),
-    section("changes", "Last changes of its rows", (all.audit ?? []).length === 0
-      ? empty("No change is on record", "Who changes a limit, and when, stands here afterwards.")
+    section("changes", "Last changes of the configuration", (all.audit ?? []).length === 0
+      ? empty("No change is recorded", "Each change of a limit appears here with its time and author.")
       : table("Last changes, newest first", [["At", "nowrap"], ["Who", ""], ["What", "wide"], ["Why", "wide"]],
           all.audit.map((a, at) => ({ key: `${a.at}-${all.audit.length - at}`, cells: [when(a.at), a.who ?? "", what(a.what), a.because ?? ""] })))),
-    all.row ? section("row", "Its row", rowWords(all.row)) : null,
+    all.row ? section("row", "Configuration", rowWords(all.row)) : null,
   ];
 }
 

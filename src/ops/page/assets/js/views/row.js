@@ -1,8 +1,8 @@
-// A provider's row as the database has it, field by field.
+// The configuration of a provider as the database has it, field by field.
 
 import { h } from "../dom.js";
 
-/** Shown above, each with its own bar. */
+/** Fields that the view shows elsewhere. */
 const ELSEWHERE = new Set(["limits", "name"]);
 
 export function rowWords(row) {
@@ -10,7 +10,7 @@ export function rowWords(row) {
   return h(
     "details",
     {},
-    h("summary", {}, "Show what the database says"),
+    h("summary", {}, "Show the row in the database"),
     h("dl", { class: "facts" }, fields.map(([name, value]) => [h("dt", { key: `n-${name}` }, name), h("dd", { key: `v-${name}`, class: "mono" }, words(value))])),
   );
 }

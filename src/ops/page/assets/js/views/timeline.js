@@ -1,15 +1,15 @@
-// A payment's story in the order in which it happened, with the time that lies between.
+// The timeline of a payment: what happened, in order, with the time in between.
 
 import { h } from "../dom.js";
 import { clock, count, duration, money, sentence, when } from "../format.js";
 import { jobState, spelled } from "../words.js";
 
-/** Shorter gaps are not worth a line. */
+/** Shorter gaps get no line. */
 const GAP_MS = 250;
 
-export function timeline(told, explained) {
-  const entries = [received(told), ...waits(told), ...gates(told, explained), ...requests(told), ...byHand(told), ...events(told)];
-  // What is of the same millisecond stands in the order in which one follows from the other: that of the list above.
+export function timeline(details, explained) {
+  const entries = [received(details), ...waits(details), ...gates(details, explained), ...requests(details), ...byOperator(details), ...events(details)];
+  // Entries of the same millisecond keep the order of the list above, in which one follows from the other.
   entries.sort((a, b) => Date.parse(a.at) - Date.parse(b.at));
   const items = [];
   let last = null;
@@ -20,15 +20,15 @@ export function timeline(told, explained) {
     last = Date.parse(entry.until ?? entry.at);
   }
   const at = explained?.stands_at;
-  if (at) items.push(item({ title: "Now", words: now(told, at), tone: "here" }, "now"));
+  if (at) items.push(item({ title: "Now", words: now(details, at), tone: "here" }, "now"));
   return h("ol", { class: "timeline" }, items);
 }
 
-/** The sentence above says it in full. */
-function now(told, at) {
-  if (told.state === "review") return "Waits for a person.";
-  const turn = at.turn_at ? `, its turn ${at.exact ? "" : "about "}${when(at.turn_at)}` : "";
-  return at.limit ? `Waits for limit ${at.limit}${turn}.` : `Stands at “${spelled(at.gate)}”${turn}.`;
+/** The current state in short; the summary above has the full sentence. */
+function now(details, at) {
+  if (details.state === "review") return "Waits for manual review.";
+  const start = at.turn_at ? `, ${at.exact ? "start" : "estimated start"} ${when(at.turn_at)}` : "";
+  return at.limit ? `Waits for limit ${at.limit}${start}.` : `At “${spelled(at.gate)}”${start}.`;
 }
 
 const item = ({ at, title, words, tone }, key) =>
@@ -36,70 +36,70 @@ const item = ({ at, title, words, tone }, key) =>
     at ? h("time", { datetime: at }, when(at)) : h("span", { class: "time" }, ""),
     h("div", {}, h("strong", {}, title), words ? h("p", {}, words) : null));
 
-const received = (told) => ({
-  at: told.created_at,
+const received = (details) => ({
+  at: details.created_at,
   title: "Received",
-  words: `Recorded in the ledger: ${money(told.amount, told.currency)} for ${told.provider}.`,
+  words: `Recorded in the ledger: ${money(details.amount, details.currency)} for ${details.provider}.`,
 });
 
-/** For what it was put down last, and until when: until it was sent, if it was. */
-function waits(told) {
-  const waited = told.waited;
+/** Why the payment was delayed last, and until when; if it was sent since, until then. */
+function waits(details) {
+  const waited = details.waited;
   if (!waited) return [];
-  const sent = (told.requests ?? []).find(({ number }) => number === waited.request);
+  const sent = (details.requests ?? []).find(({ number }) => number === waited.request);
   const until = sent?.began_at ?? waited.until;
   const what = /^waits for (.*)$/.exec(waited.reason)?.[1];
   const took = duration(Date.parse(until) - Date.parse(waited.since));
-  const title = what ? `${sent ? "Waited" : "Waits"} for ${what}` : "Put down for a while";
-  const span = `${sent ? `For ${took}` : "Parked"}, until ${clock(until)}.`;
+  const title = what ? `${sent ? "Waited" : "Waits"} for ${what}` : "Delayed";
+  const span = `${sent ? `For ${took}` : "Delayed"}, until ${clock(until)}.`;
   return [{ at: waited.since, until: sent?.began_at, title, words: what ? span : `${sentence(waited.reason)}. ${span}`, tone: "info" }];
 }
 
-/** What the explanation adds and no request tells: for which limit it waited. */
-function gates(told, explained) {
+/** What the explanation adds to the requests: the limit that the payment waited for. */
+function gates(details, explained) {
   const wanted = (gate) => gate.at && gate.passed && /limit|permit|turn|parked|wait/.test(gate.name);
   return (explained?.gates ?? []).filter(wanted).map((gate) => ({ at: gate.at, title: spelled(gate.name), words: gate.words, tone: "info" }));
 }
 
 const OUTCOMES = { accepted: "good", declined: "neutral", throttled: "bad", rejected: "warn", unknown: "warn" };
 
-function requests(told) {
-  return (told.requests ?? []).flatMap((request) => {
+function requests(details) {
+  return (details.requests ?? []).flatMap((request) => {
     const title = request.number === 1 ? "Sent" : `Sent again (request ${count(request.number)})`;
-    const sent = { at: request.began_at, until: request.ended_at, title, tone: "info", words: request.ended_at ? "" : "No answer yet." };
+    const sent = { at: request.began_at, until: request.ended_at, title, tone: "info", words: request.ended_at ? "" : "No response yet." };
     if (!request.ended_at) return [sent];
     const took = duration(Date.parse(request.ended_at) - Date.parse(request.began_at));
-    // Nothing left, so nothing can have been answered.
+    // Nothing was sent, so there is no response.
     if (request.outcome === "not_sent") {
       const why = request.detail ? ` ${sentence(`${request.detail}.`.replace(/\.\.$/, "."))}` : "";
       const what = request.number === 1 ? "Could not be sent" : `Could not be sent (request ${count(request.number)})`;
-      return [{ at: request.began_at, until: request.ended_at, title: what, words: `Given up after ${took}.${why}`, tone: "warn" }];
+      return [{ at: request.began_at, until: request.ended_at, title: what, words: `Failed after ${took}.${why}`, tone: "warn" }];
     }
     const outcome = spelled(request.outcome ?? "no outcome").toLowerCase();
     const words = [
       `After ${took}${request.status ? `, with status ${request.status}` : ""}.`,
       request.detail ? sentence(`${request.detail}.`.replace(/\.\.$/, ".")) : "",
-      request.counted === false ? "Counts as no attempt." : "",
+      request.counted === false ? "Does not count as an attempt." : "",
     ];
-    return [sent, { at: request.ended_at, title: `Answered: ${outcome}`, words: words.filter(Boolean).join(" "), tone: OUTCOMES[request.outcome] ?? "warn" }];
+    return [sent, { at: request.ended_at, title: `Response: ${outcome}`, words: words.filter(Boolean).join(" "), tone: OUTCOMES[request.outcome] ?? "warn" }];
   });
 }
 
-const events = (told) =>
-  (told.events ?? []).map((event) => {
+const events = (details) =>
+  (details.events ?? []).map((event) => {
     const [words, tone] = jobState(event.state);
-    return { at: event.at, title: words, tone, words: event.published_at ? `Its event was published ${after(event)}.` : "Its event is not published yet." };
+    return { at: event.at, title: words, tone, words: event.published_at ? `Event published ${after(event)}.` : "Event not published yet." };
   });
 
 const after = (event) => {
   const ms = Date.parse(event.published_at) - Date.parse(event.at);
-  return ms < 1_000 ? "at once" : `${duration(ms)} later`;
+  return ms < 1_000 ? "immediately" : `${duration(ms)} later`;
 };
 
-const byHand = (told) =>
-  (told.audit ?? []).map((line) => ({
+const byOperator = (details) =>
+  (details.audit ?? []).map((line) => ({
     at: line.at,
-    title: `By hand: ${jobState(line.old_state)[0]} → ${line.new_state ? jobState(line.new_state)[0] : "deleted"}`,
-    words: [line.os_user ? `${line.os_user} as ${line.who}` : line.who, line.program, line.because, line.erased ? "erased" : line.cleared_maybe_charged ? "surely not charged" : ""].filter(Boolean).join(" · "),
+    title: `By an operator: ${jobState(line.old_state)[0]} → ${line.new_state ? jobState(line.new_state)[0] : "deleted"}`,
+    words: [line.os_user ? `${line.os_user} as ${line.who}` : line.who, line.program, line.because, line.erased ? "erased" : line.cleared_maybe_charged ? "confirmed not charged" : ""].filter(Boolean).join(" · "),
     tone: "warn",
   }));

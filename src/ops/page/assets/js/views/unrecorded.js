@@ -1,6 +1,6 @@
-// What lies in queues and is in no ledger yet, as far as the counts tell.
+// Payments that are in queues and not in the ledger yet, by the counts of the overview.
 
-/** By provider: payments in its queue that no worker has recorded. */
+/** Per provider, the payments in its queue that no worker has recorded. */
 export function unrecorded(overview, wanted = "") {
   return (overview?.providers ?? [])
     .filter(({ name }) => wanted === "" || name === wanted)

@@ -1,4 +1,4 @@
-// Who is there: workers with their versions, and the engines as each of them sees them.
+// The view of workers with their versions, and of the backends as each worker sees them.
 
 import { get, path } from "../api.js";
 import { h } from "../dom.js";
@@ -7,23 +7,23 @@ import { chip, empty, loading, section, table } from "../parts.js";
 import { spelled, workerState } from "../words.js";
 
 const ENGINES = ["database", "queue", "limiter"];
-/** Reports round to this; what is in the same process takes less. */
+/** Reports round to this. A backend in the same process takes less. */
 const SHORTEST_MS = 0.01;
 
 export function workers(context) {
-  let told = null;
+  let data = null;
 
   return {
     place: "workers",
-    title: "Workers and engines",
+    title: "Workers and backends",
     async load(signal) {
-      told = await get(path("workers"), signal);
+      data = await get(path("workers"), signal);
     },
     render() {
-      const heading = h("h1", { tabindex: "-1" }, "Workers and engines");
-      if (told === null) return [heading, loading(context)];
-      if (told.workers.length === 0) return [heading, empty("No worker has reported", "Nothing is sent while none runs.", h("pre", {}, h("code", {}, "sluicegate run")))];
-      return [heading, warnings(told.workers), engines(told.workers), section("workers", "Workers", list(told.workers, context))];
+      const heading = h("h1", { tabindex: "-1" }, "Workers and backends");
+      if (data === null) return [heading, loading(context)];
+      if (data.workers.length === 0) return [heading, empty("No worker has reported", "Nothing is sent while no worker runs. Start one:", h("pre", {}, h("code", {}, "sluicegate run")))];
+      return [heading, warnings(data.workers), engines(data.workers), section("workers", "Workers", list(data.workers, context))];
     },
   };
 }
@@ -32,21 +32,21 @@ function warnings(all) {
   const versions = [...new Set(all.filter(alive).map(({ version }) => version))];
   const words = all.flatMap((worker) => (worker.warnings ?? []).map((warning) => `${worker.id}: ${warning}`));
   if (versions.length > 1) words.unshift(`Several versions run at once: ${versions.join(", ")}.`);
-  for (const worker of all.filter(({ state }) => state === "lost")) words.push(`${worker.id} has not been heard of for ${ago(worker.seen_at)}. What it had in hand is taken over when its leases end.`);
+  for (const worker of all.filter(({ state }) => state === "lost")) words.push(`${worker.id} has not reported for ${ago(worker.seen_at)}. Other workers take over its jobs when its leases end.`);
   return words.length === 0 ? null : h("section", { class: "notice warn", "aria-label": "Warnings" }, h("ul", {}, words.map((line) => h("li", { key: line.replace(/ for [^.]*/, "") }, line))));
 }
 
 const alive = ({ state }) => state !== "lost";
 const tripTime = (ms) => (ms === null || ms === undefined ? "–" : ms < SHORTEST_MS ? `under ${SHORTEST_MS} ms` : ms < 10 ? `${Number(ms.toPrecision(2))} ms` : duration(ms));
 
-/** Each engine in the eyes of all workers that live. */
+/** Each backend as all live workers see it. */
 function engines(all) {
   const seen = all.filter(alive);
   const cards = ENGINES.map((name) => {
     const views = seen.map((worker) => worker.engines?.[name]).filter(Boolean);
     const away = views.filter(({ ok }) => !ok).length;
     const times = views.map((view) => view.rtt_ms).filter((ms) => Number.isFinite(ms));
-    const state = views.length === 0 ? ["Not seen", "neutral"] : away === 0 ? ["Answers", "good"] : away === views.length ? ["Away", "bad"] : [`Away for ${count(away)} of ${count(views.length)}`, "warn"];
+    const state = views.length === 0 ? ["Not seen", "neutral"] : away === 0 ? ["Available", "good"] : away === views.length ? ["Unavailable", "bad"] : [`Unavailable for ${count(away)} of ${plural(views.length, "worker", "workers")}`, "warn"];
     const [least, most] = times.length === 0 ? ["–", "–"] : [tripTime(Math.min(...times)), tripTime(Math.max(...times))];
     const trip = least === most ? least : `${least} to ${most}`;
     return h("article", { key: name, class: `card engine ${state[1]}`, "aria-label": spelled(name) },
@@ -55,25 +55,25 @@ function engines(all) {
       away > 0 ? h("ul", { class: "away" }, causes(seen, name).map((words) => h("li", { key: words }, words))) : null,
       h("p", { class: "muted" }, "Round trip ", h("b", {}, trip)));
   });
-  return h("section", { "aria-labelledby": "engines-title" }, h("h2", { id: "engines-title" }, "Engines"), h("div", { class: "cards engines" }, cards));
+  return h("section", { "aria-labelledby": "engines-title" }, h("h2", { id: "engines-title" }, "Backends"), h("div", { class: "cards engines" }, cards));
 }
 
 const named = ({ kind, version }) => [kind, version].filter(Boolean).join(" ");
 
-/** Why an engine is away, once for all who say the same. */
+/** Why a backend is unavailable; each cause once. */
 function causes(seen, name) {
   const away = seen.filter((worker) => worker.engines?.[name]?.ok === false);
-  return [...new Set(away.map((worker) => sentence(worker.engines[name].problem ?? "it does not answer")))];
+  return [...new Set(away.map((worker) => sentence(worker.engines[name].problem ?? "no response")))];
 }
 
 function list(all, context) {
-  const engine = (worker) => ENGINES.map((name) => worker.engines?.[name]).map((view, at) => (view ? h("span", { key: ENGINES[at], class: view.ok ? "trip" : "trip bad" }, `${ENGINES[at]} ${view.ok ? tripTime(view.rtt_ms) : "away"}`) : null));
+  const engine = (worker) => ENGINES.map((name) => worker.engines?.[name]).map((view, at) => (view ? h("span", { key: ENGINES[at], class: view.ok ? "trip" : "trip bad" }, `${ENGINES[at]} ${view.ok ? tripTime(view.rtt_ms) : "unavailable"}`) : null));
   return table(`${plural(all.length, "worker", "workers")}`,
-    [["Worker", "mono"], ["State", "nowrap"], ["Host", ""], ["Version", "mono"], ["Up for", "nowrap"], ["Heard of", "nowrap"], ["Lanes", "num"], ["In hand", "num"], ["In flight", "num"], ["Engines", "wide"]],
+    [["Worker", "mono"], ["State", "nowrap"], ["Host", ""], ["Version", "mono"], ["Up for", "nowrap"], ["Last report", "nowrap"], ["Lanes", "num"], ["Active", "num"], ["In flight", "num"], ["Backends", "wide"]],
     all.map((worker) => ({
       key: worker.id,
       cells: [
-        worker.id === context.overview?.worker ? [worker.id, h("small", { class: "muted" }, " answers here")] : worker.id,
+        worker.id === context.overview?.worker ? [worker.id, h("small", { class: "muted" }, " this worker")] : worker.id,
         chip(workerState(worker.state)),
         `${worker.host ?? ""}${worker.pid ? `, pid ${worker.pid}` : ""}`,
         worker.version ?? "",
