@@ -42,7 +42,7 @@ pub struct AttemptHistory {
     pub resend: Resend,
     /// Whether any earlier attempt may have charged.
     pub unknown: bool,
-    /// Time since the ledger first saw the job.
+    /// Time since the job could first be processed: since it was recorded, its `not_before`, or its last replay.
     pub age: Duration,
     /// Time since the first byte that may have been sent; `None`: nothing was ever sent.
     pub first_sent_age: Option<Duration>,

@@ -79,7 +79,7 @@ pub struct Claimed {
     pub maybe_charged: bool,
     /// Time until the job is due (rest of a wait, or `not_before`); zero when it is due.
     pub wait: Duration,
-    /// Time since the job could first be processed: since it was recorded, or since its `not_before`.
+    /// Time since the job could first be processed: since it was recorded, its `not_before`, or its last replay.
     pub age: Duration,
     /// Time until `expires_at`, by the database's clock; zero when it has passed.
     pub expires_in: Option<Duration>,

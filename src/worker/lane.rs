@@ -23,7 +23,8 @@ use crate::limiter::gate::Gate;
 use crate::provider::PaymentProvider;
 use crate::queue::{self, QueueError};
 
-/// Smallest prefetch of a lane: enough that the next job is ready when its permit starts.
+/// Prefetch of a lane at least, unless fewer jobs start within half a minute: the next job is ready when its permit
+/// starts.
 const PREFETCH_MIN: u32 = 4;
 /// Share of `max_wait` within which one process alone could start all jobs of its prefetch: other processes have jobs
 /// too.

@@ -43,7 +43,7 @@ export function overview(context) {
           : [
               filter(providers),
               h("div", { class: "cards" }, chosen.map((provider) => card(provider, histories.of(provider.name), context))),
-              chosen.length === 0 ? empty("Nothing needs attention", "No provider is stopped, and no payment waits for a decision.") : null,
+              chosen.length === 0 ? empty("Nothing needs attention", "No provider has an unexpected problem, and no payment waits for a decision. Providers that an operator stopped are not listed here.") : null,
             ],
       ];
     },

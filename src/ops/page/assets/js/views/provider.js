@@ -59,7 +59,7 @@ export function provider(context, name) {
         h("li", { key: limit.name },
           limitBar(limit, { unasked: unasked(known) }),
           h("p", { class: "limit-kind" },
-            [scope(limit), algorithm(limit.algorithm), limit.shadow ? "shadow: counts and delays nothing" : "", limit.enabled === false ? "switched off" : ""].filter(Boolean).join(" · ")),
+            [scope(limit), algorithm(limit.algorithm), limit.shadow ? "shadow limit: counts, never delays" : "", limit.enabled === false ? "switched off" : ""].filter(Boolean).join(" · ")),
           button("Change", () => changeLimit(known, limit, context), "", { "aria-label": `Change limit ${limit.name}` })))));
   }
 
@@ -111,7 +111,7 @@ function detailSections(all) {
   if (!all) return null;
   return [
     section("waits", "Waits for a permit",
-      h("p", { class: "about" }, `Only the wait while the payment is active in a worker, at most max_wait_ms${all.row?.max_wait_ms ? ` (${duration(all.row.max_wait_ms)})` : ""}. Waits in the queue or in a delay queue are not counted here. The payment's own page shows them.`),
+      h("p", { class: "about" }, `Only the wait while the payment is active in a worker: at most max_wait_ms${all.row?.max_wait_ms ? ` (${duration(all.row.max_wait_ms)})` : ""}, or up to a minute in a slow lane. Waits in the queue or in a delay queue are not counted here. The payment's own page shows them.`),
       histogram(all.waits)),
     section("decisions", "Last decisions", (all.decisions ?? []).length === 0
       ? empty("No decisions yet", "Grants, refusals and pauses appear here with their reason.")
