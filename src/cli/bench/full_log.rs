@@ -59,6 +59,8 @@ pub async fn measure(
     prefix: &str,
 ) -> Result<Median, BenchError> {
     let mut median = Median::default();
+    // Keys of its own: the library remembers what it wrote to the keys of another algorithm's log.
+    let prefix = format!("{prefix}:{}", contender.name().replace(' ', "-"));
     let mut small = FilledLog::fill(meter, contender, SMALL_LOG, &format!("{prefix}:small")).await?;
     let mut log = FilledLog::fill(meter, contender, extent.calls, &format!("{prefix}:full")).await?;
     let bytes = meter.memory(&log.keys).await? as f64;
@@ -71,7 +73,7 @@ pub async fn measure(
         median.add(FigureName::CutUs, log.cut_us().await?);
     }
     // The next contender's log needs the memory.
-    meter.remove(prefix).await?;
+    meter.remove(&prefix).await?;
     Ok(median)
 }
 
