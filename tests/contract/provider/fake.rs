@@ -296,7 +296,7 @@ async fn unsupported_lookup_is_reported() {
     assert_eq!(fake.handle.report().lookups, 0);
     fake.stop().await;
     let without = provider(&row("http://127.0.0.1:1/"));
-    assert!(without.lookup_request(&job("pay-1")).unwrap_err().contains("no look-up"));
+    assert!(without.lookup_request(&job("pay-1")).unwrap_err().contains("no longer has a look-up"));
     let elsewhere = lookup("https://10.0.0.1/");
     let refused = HttpProvider::new(&Provider { lookup: Some(elsewhere), ..row("http://127.0.0.1:1/") }, &policy());
     assert!(refused.is_err_and(|error| error.to_string().contains("not on the public internet")));
