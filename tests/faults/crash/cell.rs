@@ -142,6 +142,8 @@ impl Kind {
 
 impl Cell {
     pub async fn open(what: &str, setup: Setup) -> Self {
+        // A look-up whose answer is lost is repeated: on a slow machine, eight seconds end before the first that is answered.
+        let give_up_s = if setup.fake.lost_answer_rate > 0.0 { "60" } else { "8" };
         static CELLS: AtomicU32 = AtomicU32::new(0);
         let name = format!("c{}-{}", CELLS.fetch_add(1, Ordering::Relaxed), what.replace('_', "-"));
         let engines = Engines::shared().await;
@@ -178,8 +180,6 @@ impl Cell {
             published: BTreeSet::new(),
             _serving: stop.drop_guard(),
         };
-        // A look-up whose answer is lost is repeated: on a slow machine, eight seconds end before the first that is answered.
-        let give_up_s = if setup.fake.lost_answer_rate > 0.0 { "60" } else { "8" };
         let row = format!("{}\n{}", setup.kind.row(), setup.row)
             .replace("{origin}", &format!("http://127.0.0.1:{port}"))
             .replace("{give_up_s}", give_up_s);
