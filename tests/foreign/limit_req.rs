@@ -84,8 +84,15 @@ async fn lower_provider_limit_429s_are_honoured() {
     // Counted: each 429 is a row, and none was the payment's fault.
     let attempts: Vec<(String, i64)> = embedded.rows("SELECT outcome, count(*) FROM attempts GROUP BY outcome").await;
     let attempts: BTreeMap<String, i64> = attempts.into_iter().collect();
-    let wanted = [("accepted", i64::from(PAYMENTS)), ("throttled", i64::try_from(refused.len()).unwrap())];
-    assert_eq!(attempts, BTreeMap::from(wanted.map(|(word, count)| (word.to_owned(), count))));
+    let count = |outcome: &str| attempts.get(outcome).copied().unwrap_or(0);
+    assert_eq!(count("accepted"), i64::from(PAYMENTS), "{attempts:?}");
+    // A 429 on a connection that carried a response before may be a copy of an earlier one: that outcome is unknown.
+    let throttled = count("throttled") + count("unknown");
+    assert_eq!(
+        (throttled, attempts.values().sum()),
+        (i64::try_from(refused.len()).unwrap(), count("accepted") + throttled),
+        "{attempts:?}"
+    );
     let counted: Vec<(i64,)> = embedded.rows("SELECT DISTINCT attempts FROM jobs").await;
     assert_eq!(counted, [(1,)], "a refusal for the rate uses no attempt");
 

@@ -3,7 +3,6 @@
 //!
 //! One stand for all of these tests, one test at a time on it: its engines take longer to start than a test takes.
 
-use std::collections::BTreeMap;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -131,11 +130,12 @@ async fn both_workers_honour_429s() {
     // Counted, where it is watched and where it is kept, as often as nginx says; and none was the payment's fault.
     let refusals = refused.len() as u64;
     assert_eq!(shared.throttled("lower").await, refusals);
-    let outcomes = BTreeMap::from(["accepted", "throttled"].map(|outcome| {
-        let of = format!("outcome = '{outcome}' AND job_id LIKE 'lower-%'");
-        (outcome, shared.count("attempts", &of))
-    }));
-    assert_eq!(outcomes, BTreeMap::from([("accepted", u64::from(PAYMENTS)), ("throttled", refusals)]));
+    // A 429 on a connection that carried a response before may be a copy of an earlier one: that outcome is unknown.
+    let outcomes = ["= 'accepted'", "IN ('throttled', 'unknown')"].map(|outcomes| {
+        let of = format!("outcome {outcomes} AND job_id LIKE 'lower-%'");
+        shared.count("attempts", &of)
+    });
+    assert_eq!(outcomes, [u64::from(PAYMENTS), refusals]);
     assert_eq!(shared.count("jobs", "provider = 'lower' AND attempts <> 1"), 0);
 
     // Honoured by both: what was in flight may still come; then nobody comes until the wait is over.
