@@ -276,7 +276,7 @@ async fn repeatedly_dead_lettered_job_goes_to_review() {
     }
     give_up(&bench, &body, "payments.acme", 3).await;
     let job = bench.until_state("job", "review").await;
-    assert!(job.reason.contains("gave up"), "{job:?}");
+    assert!(job.reason.contains("delivery limit"), "{job:?}");
     bench.until("the letter is done with", async || bench.count(DEAD).await == 0).await;
     bench.until("the event", async || bench.events_of("job").await.len() == 1).await;
 }
