@@ -49,7 +49,8 @@ async fn unreadable_job_row_blocks_no_other_job() {
     bench.publish("acme", body).await;
     bench.pay("acme", "next").await;
     bench.until_state("next", "succeeded").await;
-    bench.until("its message is delayed", async || bench.parked("acme").await == parked + 1).await;
+    // The sweeper may have published a copy of it, which is delayed, too.
+    bench.until("its message is delayed", async || bench.parked("acme").await > parked).await;
     assert!(bench.script.sent_for("bad").is_empty());
 }
 
