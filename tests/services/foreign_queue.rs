@@ -44,7 +44,10 @@ async fn foreign_queue_blocks_only_its_provider() {
     let file = stand.file("providers.toml", &["acme", "bolt", "crate"].map(row).concat());
     let (code, said) = stand.attempt(&["provider", "apply", &file]);
     assert_eq!(code, Some(1), "{said}");
-    assert!(said.contains("the queues of 2 providers declared") && said.contains("bolt: queue `payments.bolt` exists"), "{said}");
+    assert!(
+        said.contains("the queues of 2 providers declared") && said.contains("bolt: queue `payments.bolt` exists"),
+        "{said}"
+    );
 
     // It is ready for the others, and says whom it is not ready for.
     let worker = stand.add_worker();
