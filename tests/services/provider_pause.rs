@@ -31,7 +31,8 @@ async fn resume_ends_a_provider_pause_everywhere() {
     stand.add_worker();
     stand.add_worker();
     let message = |n: u32| json!({ "id": format!("p{n}"), "amount": 100, "currency": "EUR" }).to_string();
-    let messages: Vec<_> = (0..40).map(|n| json!({ "key": "acme", "body": message(n) })).collect();
+    // More than a window lets through, so that some wait however late the first refusal comes.
+    let messages: Vec<_> = (0..300).map(|n| json!({ "key": "acme", "body": message(n) })).collect();
     assert_eq!(stand.publish(&messages), messages.len());
     let report = || stand.providers["acme"].report();
     let paused = |pause: &str| stand.count(&format!("SELECT count(*) FROM jobs WHERE reason = '{pause}'")) > 0;
