@@ -90,7 +90,7 @@ async fn risky_settings_are_warnings_with_fixes() {
     assert_eq!(levels(&ran.json(), "provider acme"), ["warning"; 8]);
     assert_eq!(levels(&ran.json(), "configuration worker.card_numbers"), ["warning"]);
     assert_eq!(levels(&ran.json(), "configuration ops.listen"), ["warning"]);
-    assert!(ran.json().as_array().unwrap().iter().all(|f| f["level"] == "ok" || f["mend"].is_string()));
+    assert!(ran.json().as_array().unwrap().iter().all(|f| f["level"] == "ok" || f["fix"].is_string()));
 }
 
 #[tokio::test]
@@ -104,7 +104,7 @@ async fn bypassable_limit_warns_and_names_the_field() {
         let found = finding(&engine.run(&["check", "--json"]).await.json(), "provider acme");
         let uncounted = format!("limit own counts by {field}: it does not count a message without {field}");
         assert_eq!((&found["level"], &found["what"]), (&"warning".into(), &uncounted.into()));
-        assert!(found["mend"].as_str().unwrap().contains(&format!("require = [\"{field}\"]")), "{found}");
+        assert!(found["fix"].as_str().unwrap().contains(&format!("require = [\"{field}\"]")), "{found}");
 
         let job_field = [JobField::Account, JobField::Reference].into_iter().find(|it| it.name() == field).unwrap();
         let required = Provider { require: [job_field].into(), ..counting.clone() };
@@ -203,7 +203,7 @@ async fn unreadable_secret_is_an_error_or_warning() {
     let found = json.as_array().unwrap().iter().find(|found| found["level"] == "error").unwrap();
     assert_eq!(found["subject"], "provider acme");
     assert_eq!(found["what"], "not readable here: header `x`: `ACME_API_KEY` is not set");
-    assert!(found["mend"].as_str().unwrap().contains("as the worker's user"), "{found}");
+    assert!(found["fix"].as_str().unwrap().contains("as the worker's user"), "{found}");
 
     // Whoever judges a file before it is deployed need not have what the workers have.
     let dir = tempfile::tempdir().unwrap();
@@ -234,7 +234,7 @@ async fn check_lists_secret_grants_and_unused_ones() {
     for unused in ["secret env:OLD@pay.example.com", "secret env:KEY@*.example.org"] {
         let found = finding(&json, unused);
         assert_eq!((&found["level"], &found["what"]), (&"warning".into(), &"no provider's row sends it".into()));
-        assert!(found["mend"].as_str().unwrap().contains("outbound.secrets"), "{found}");
+        assert!(found["fix"].as_str().unwrap().contains("outbound.secrets"), "{found}");
     }
     // Nothing is called unused before all rows are known.
     engine.state().database_away = true;
@@ -266,7 +266,7 @@ async fn missing_lane_queue_is_an_error_with_fix() {
         let found = finding(&json, subject);
         assert_eq!(found["level"], "error");
         assert!(found["what"].as_str().unwrap().contains(what), "{found}");
-        assert!(found["mend"].as_str().unwrap().contains(fix), "{found}");
+        assert!(found["fix"].as_str().unwrap().contains(fix), "{found}");
     }
 }
 
@@ -299,7 +299,7 @@ async fn delivery_timeout_is_checked_against_message_time() {
     engine.state().meant = vec![Provider { timeout: long, ..provider() }, provider()];
     let found = finding(&engine.run(&line).await.json(), "broker's delivery timeout");
     assert_eq!(found["level"], "warning");
-    assert!(found["what"].as_str().unwrap().contains("provider acme") && found["mend"].is_string(), "{found}");
+    assert!(found["what"].as_str().unwrap().contains("provider acme") && found["fix"].is_string(), "{found}");
 
     let embedded = engine.run(&["check", "--json"]).await.json();
     assert_eq!(levels(&embedded, "broker's delivery timeout"), Vec::<String>::new());

@@ -201,7 +201,7 @@ fn completions_and_manual_cover_every_command() {
     }
 }
 
-/// A row that no constraint refuses, written by SQL: `check` names it with the mend.
+/// A row that no constraint refuses, written by SQL: `check` names it with the fix.
 #[tokio::test]
 async fn check_reports_an_invalid_row() {
     let (desk, _) = desk().await;
@@ -211,7 +211,7 @@ async fn check_reports_an_invalid_row() {
     let findings = ran.json();
     let bad = findings.as_array().unwrap().iter().find(|finding| finding["subject"] == "provider acme").unwrap();
     assert_eq!(bad["level"], "error");
-    assert!(bad["mend"].as_str().unwrap().contains("last valid version"), "{bad}");
+    assert!(bad["fix"].as_str().unwrap().contains("last valid version"), "{bad}");
     // One that can be meant, but that this configuration may not call.
     desk.sql("UPDATE providers SET url = 'http://10.1.2.3/charges' WHERE name = 'bolt'").await;
     let findings = desk.run(&["check", "--json"]).await.json();

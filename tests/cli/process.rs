@@ -281,7 +281,7 @@ fn check_reports_an_uncreatable_database() {
         let is_it = |finding: &&serde_json::Value| finding["subject"] == subject && finding["level"] == "error";
         let found = findings.iter().find(is_it).unwrap_or_else(|| panic!("{place}: {findings:?}"));
         assert_eq!(output.status.code(), Some(1), "{place}: {findings:?}");
-        assert!(found["what"].as_str().unwrap().contains(words) && found["mend"].is_string(), "{place}: {found}");
+        assert!(found["what"].as_str().unwrap().contains(words) && found["fix"].is_string(), "{place}: {found}");
     }
     assert!(!dir.path().join("missing").exists(), "nothing was made");
     allow("locked", 0o755);

@@ -257,6 +257,6 @@ fn the_unit_is_valid_and_hardened() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success() && said.trim().is_empty(), "{rest:?}: {said}");
     }
-    // What the program exits with when a restart would mend nothing.
+    // What the program exits with when a restart would fix nothing.
     assert!(text.contains("RestartPreventExitStatus=2 78"));
 }

@@ -34,23 +34,23 @@ pub struct Finding {
     pub subject: String,
     pub what: String,
     /// The fix; `None` when there is nothing to fix.
-    pub mend: Option<String>,
+    pub fix: Option<String>,
 }
 
 impl Finding {
     #[must_use]
     pub fn ok(subject: impl Into<String>, what: impl Into<String>) -> Self {
-        Self { level: FindingLevel::Ok, subject: subject.into(), what: what.into(), mend: None }
+        Self { level: FindingLevel::Ok, subject: subject.into(), what: what.into(), fix: None }
     }
 
     #[must_use]
-    pub fn warning(subject: impl Into<String>, what: impl Into<String>, mend: impl Into<String>) -> Self {
-        Self { level: FindingLevel::Warning, subject: subject.into(), what: what.into(), mend: Some(mend.into()) }
+    pub fn warning(subject: impl Into<String>, what: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { level: FindingLevel::Warning, subject: subject.into(), what: what.into(), fix: Some(fix.into()) }
     }
 
     #[must_use]
-    pub fn error(subject: impl Into<String>, what: impl Into<String>, mend: impl Into<String>) -> Self {
-        Self { level: FindingLevel::Error, subject: subject.into(), what: what.into(), mend: Some(mend.into()) }
+    pub fn error(subject: impl Into<String>, what: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { level: FindingLevel::Error, subject: subject.into(), what: what.into(), fix: Some(fix.into()) }
     }
 }
 
@@ -71,6 +71,6 @@ pub fn print_findings(findings: &[Finding], json: bool, console: &mut Console) -
 }
 
 fn cells(finding: &Finding) -> Vec<String> {
-    let mend = finding.mend.clone().unwrap_or_default();
-    vec![finding.level.code().to_owned(), finding.subject.clone(), finding.what.clone(), mend]
+    let fix = finding.fix.clone().unwrap_or_default();
+    vec![finding.level.code().to_owned(), finding.subject.clone(), finding.what.clone(), fix]
 }

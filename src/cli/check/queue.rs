@@ -149,6 +149,6 @@ mod tests {
         );
         let different =
             topology_finding("exchange".to_owned(), &TopologyProblem::Mismatch("exists with another type".to_owned()));
-        assert!(different.mend.as_deref().is_some_and(|fix| fix.contains("Delete it")), "{different:?}");
+        assert!(different.fix.as_deref().is_some_and(|fix| fix.contains("Delete it")), "{different:?}");
     }
 }

@@ -16,17 +16,17 @@ async fn caller(redis: &Redis) -> Caller {
 }
 
 /// What the error is expected to say, and whether it should last.
-async fn expect(caller: &mut Caller, code: &str, mend: &str, lasting: bool) {
+async fn expect(caller: &mut Caller, code: &str, fix: &str, lasting: bool) {
     for _ in 0..3 {
         let error = caller.try_call(&[1]).await.unwrap_err();
         assert_eq!(matches!(error, LimiterError::Refused(_)), lasting, "{error}");
-        says(&error, code, mend);
+        says(&error, code, fix);
     }
 }
 
-fn says(error: &LimiterError, code: &str, mend: &str) {
+fn says(error: &LimiterError, code: &str, fix: &str) {
     let text = error.to_string();
-    assert!(text.contains(code) && text.contains(mend), "{text}");
+    assert!(text.contains(code) && text.contains(fix), "{text}");
 }
 
 /// Asks until the store answers again, and expects a permit.
