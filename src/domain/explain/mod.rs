@@ -100,8 +100,7 @@ fn unrecorded(facts: &Facts) -> Explanation {
     let id = &facts.id;
     let summary = match facts.rejected.first() {
         Some(rejected) => format!(
-            "a message with the id {id} on lane {} can never be a job ({}: {}), since {}; it is in the queue of \
-             invalid messages (payments.invalid), and a corrected message under this id is taken",
+            "{id} on lane {} can never be a job ({}: {}), since {}; publish a corrected message",
             rejected.lane,
             rejected.reason,
             rejected.detail,
