@@ -100,7 +100,7 @@ BEGIN
     IF (old_state, new_state) NOT IN (('waiting', 'cancelled'), ('dead', 'cancelled'), ('dead', 'waiting'),
                                       ('review', 'succeeded'), ('review', 'declined'), ('review', 'waiting')) THEN
         RAISE EXCEPTION USING ERRCODE = 'check_violation', CONSTRAINT = 'decision_is_known',
-            MESSAGE = format('nobody decides that a payment that is %s becomes %s', old_state, new_state);
+            MESSAGE = format('no decision changes a payment from %s to %s', old_state, new_state);
     END IF;
     IF EXISTS (SELECT 1 FROM attempts WHERE job_id = job AND ended_at IS NULL) THEN
         RETURN;

@@ -73,7 +73,7 @@ pub fn backlog(account: Option<&ProviderReconciliation>, ready: Option<u64>, unr
     let unrecorded =
         both.map(|(account, ready)| unrecorded.unwrap_or_else(|| unrecorded_messages(account, ready, None)));
     let recorded =
-        account.map_or(0, |account| account.parked + account.due + account.in_hand.saturating_sub(account.in_flight));
+        account.map_or(0, |account| account.delayed + account.due + account.active.saturating_sub(account.in_flight));
     Backlog {
         waiting: recorded + if account.is_some() { unrecorded.unwrap_or(0) } else { ready.unwrap_or(0) },
         is_lower_bound: both.is_none(),
@@ -96,11 +96,11 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn account(parked: u64, due: u64, messages: (u64, u64)) -> ProviderReconciliation {
+    fn account(delayed: u64, due: u64, messages: (u64, u64)) -> ProviderReconciliation {
         let (messages_least, messages_most) = messages;
         ProviderReconciliation {
-            recorded: parked + due,
-            parked,
+            recorded: delayed + due,
+            delayed,
             due,
             messages_least,
             messages_most,
@@ -108,8 +108,8 @@ mod tests {
         }
     }
 
-    fn leased(in_hand: u64, account: ProviderReconciliation) -> ProviderReconciliation {
-        ProviderReconciliation { in_hand, recorded: account.recorded + in_hand, ..account }
+    fn leased(active: u64, account: ProviderReconciliation) -> ProviderReconciliation {
+        ProviderReconciliation { active, recorded: account.recorded + active, ..account }
     }
 
     /// Twenty payments are recorded and thirty are not. Wherever their messages are, fifty wait.

@@ -149,7 +149,7 @@ fn flow(status: &ProviderStatus) -> SendingState {
         ProviderState::Disabled => SendingState::Disabled,
         ProviderState::Paused => SendingState::Paused,
         ProviderState::NoWorker | ProviderState::Draining => SendingState::Unknown(MissingInput::Worker),
-        ProviderState::EngineAway => SendingState::Unknown(MissingInput::Backend),
+        ProviderState::BackendUnavailable => SendingState::Unknown(MissingInput::Backend),
         ProviderState::Misconfigured => SendingState::Unknown(MissingInput::Configuration),
         ProviderState::BreakerOpen | ProviderState::Probing => SendingState::BreakerOpen,
         ProviderState::Cold | ProviderState::PausedByProvider => {
@@ -179,12 +179,12 @@ fn waiting(
     let sent =
         counted.sent_within(sending_for) + others.iter().map(|other| other.sent_within(sending_for)).sum::<u64>();
     let blocks = provider.account_rules.iter().any(|rule| rule.rule == Rule::Blocked);
-    let parked_for_ms = counted.reconciliation.as_ref().and_then(|account| account.parked_for_ms).unwrap_or(0);
+    let delayed_for_ms = counted.reconciliation.as_ref().and_then(|account| account.delayed_for_ms).unwrap_or(0);
     WaitingJobs {
         jobs: if own == 0 { 0 } else { jobs - sent.min(jobs / 2) },
         missing: counted.missing(),
-        last_due_in: Duration::from_millis(parked_for_ms),
+        last_due_in: Duration::from_millis(delayed_for_ms),
         // A job that an account rule blocks is delayed again and again, until the rule is removed.
-        blocked: blocks && counted.only_parked(),
+        blocked: blocks && counted.only_delayed(),
     }
 }

@@ -56,7 +56,7 @@ fn full_stop_is_named_instead_of_a_time() {
     let clears = |evidence: &OverviewInput| overview(evidence).providers.remove(0).clears;
     let mut one = evidence(vec![row()], vec![worker("a", json!({}))]);
     one.reconciliation = Some(by_provider([account(1, 0)]));
-    one.reconciliation.as_mut().unwrap().get_mut("acme").unwrap().parked_for_ms = Some(2_820_000);
+    one.reconciliation.as_mut().unwrap().get_mut("acme").unwrap().delayed_for_ms = Some(2_820_000);
     assert_eq!(clears(&one), ClearTimeOverview::ClearsIn { ms: 2_820_000 }, "not before its time comes");
     // A job that a rule blocks is delayed again and again; if others wait too, those are estimated.
     one.rows[0].accounts =

@@ -41,9 +41,9 @@ fn evidence(missing: Missing) -> OverviewInput {
     let report = serde_json::from_value::<ProcessReport>(report).unwrap();
     let account = ProviderReconciliation {
         provider: "acme".to_owned(),
-        parked: 1_000,
+        delayed: 1_000,
         due: 300,
-        in_hand: 34,
+        active: 34,
         in_flight: 2,
         messages_least: 300,
         messages_most: 300,
@@ -88,7 +88,7 @@ fn evidence(missing: Missing) -> OverviewInput {
 
 #[test]
 fn a_missing_source_never_counts_as_zero() {
-    let ledgers = ["parked", "in_hand", "in_flight", "review", "dead", "succeeded", "declined", "unknown"];
+    let ledgers = ["delayed", "active", "in_flight", "review", "dead", "succeeded", "declined", "unknown"];
     for (missing, waiting, unknown) in [
         (Missing::Nothing, json!([17_873, false]), vec![]),
         (Missing::Queue, json!([1_332, true]), vec!["queued", "unrecorded", "clears"]),
@@ -120,7 +120,7 @@ fn a_missing_source_never_counts_as_zero() {
         let silent = matches!(missing, Missing::Nothing);
         assert_eq!(picture["warnings"].as_array().unwrap().is_empty(), silent, "{missing:?}: {}", picture["warnings"]);
         let state = match missing {
-            Missing::Database => "engine_away",
+            Missing::Database => "backend_unavailable",
             Missing::Reports => "no_worker",
             _ => "running",
         };

@@ -76,7 +76,8 @@ pub struct Overview {
     #[serde(skip_serializing_if = "String::is_empty", default)]
     pub worker: String,
     pub providers: Vec<ProviderOverview>,
-    pub conservation: Vec<ProviderReconciliation>,
+    /// One per provider. `null`: there is no recent count of the jobs.
+    pub reconciliation: Option<Vec<ProviderReconciliation>>,
     /// When the ledger was counted last: a large ledger is not counted for every request. `null`: never.
     #[serde(default)]
     pub counted_at: Option<String>,
@@ -101,13 +102,13 @@ pub struct ProviderOverview {
     pub problems: Vec<String>,
     /// A row is in force: the current one or, while that is invalid, the last valid one. Without any nothing is sent.
     #[serde(default)]
-    pub has_good_row: bool,
+    pub has_valid_row: bool,
     /// Limits in force: those of the last valid row, if the row is invalid.
     pub limits: Vec<LimitOverview>,
     /// Requests per second over the last ten seconds, of all workers. `null`: the workers' reports cannot be read.
     pub rate_per_s: Option<f64>,
     pub limit_per_s: Option<f64>,
-    /// Payments without a request in flight: `queued`, `parked`, and those of `in_hand` that are not `in_flight`.
+    /// Payments without a request in flight: `queued`, `delayed`, and those of `active` that are not `in_flight`.
     pub waiting: u64,
     /// Ledger or queue did not answer: `waiting` counts what the other knows, and the missing part is `null`.
     #[serde(default)]
@@ -118,8 +119,8 @@ pub struct ProviderOverview {
     #[serde(default)]
     pub unrecorded: Option<u64>,
     /// This and the following fields are counted in the ledger. `null`: it does not answer.
-    pub parked: Option<u64>,
-    pub in_hand: Option<u64>,
+    pub delayed: Option<u64>,
+    pub active: Option<u64>,
     pub in_flight: Option<u64>,
     pub oldest_waiting_at: Option<String>,
     /// The queue does not report the age of its messages, or a source is missing: an older payment may exist.
@@ -156,7 +157,7 @@ pub fn overview(evidence: &OverviewInput) -> Overview {
         version: evidence.version.clone(),
         worker: evidence.worker.clone(),
         providers,
-        conservation: accounts().map(|(_, account)| account.clone()).collect(),
+        reconciliation: evidence.reconciliation.as_ref().map(|accounts| accounts.values().cloned().collect()),
         counted_at: evidence.counted_at_ms.map(|at_ms| DatabaseTime(at_ms).to_string()),
         warnings: warnings(evidence),
         missing: evidence.missing.iter().map(|source| (*source).to_owned()).collect(),
@@ -186,7 +187,7 @@ fn with_row(evidence: &OverviewInput, row: &ProviderRow) -> ProviderOverview {
         mode: row.mode.clone(),
         version,
         problems: problems.to_vec(),
-        has_good_row: has_valid_row(evidence, &row.name),
+        has_valid_row: has_valid_row(evidence, &row.name),
         limits,
         limit_per_s: provider.and_then(|provider| provider.tightest_rate()).map(Rate::per_second),
         clears: clears.into(),
@@ -259,7 +260,7 @@ fn without_row(evidence: &OverviewInput, name: &str) -> ProviderOverview {
             quota: bad.quota.clone(),
             enabled: bad.enabled,
             problems: bad.problems.clone(),
-            has_good_row: has_valid_row(evidence, name),
+            has_valid_row: has_valid_row(evidence, name),
             ..overview
         },
     }
@@ -285,7 +286,7 @@ fn counts(name: &str, counted: &ProviderCounts<'_>, status: ProviderStatus) -> P
         cause: status.cause,
         ends_in_ms: status.ends_in_ms,
         problems: Vec::new(),
-        has_good_row: false,
+        has_valid_row: false,
         limits: Vec::new(),
         rate_per_s: counted.rate_per_s(),
         limit_per_s: None,
@@ -293,8 +294,8 @@ fn counts(name: &str, counted: &ProviderCounts<'_>, status: ProviderStatus) -> P
         waiting_is_at_least: backlog.is_lower_bound,
         queued: backlog.queued,
         unrecorded: backlog.unrecorded,
-        parked: account.map(|account| account.parked),
-        in_hand: account.map(|account| account.in_hand),
+        delayed: account.map(|account| account.delayed),
+        active: account.map(|account| account.active),
         in_flight: account.map(|account| account.in_flight),
         oldest_waiting_at: oldest.map(|at_ms| DatabaseTime(*at_ms).to_string()),
         oldest_is_at_least: hidden || backlog.is_lower_bound || evidence.oldest_ms.is_none(),

@@ -30,10 +30,10 @@ fn row() -> ProviderRow {
 }
 
 fn worker(id: &str, lane: Value) -> WorkerProcess {
-    let engine = json!({"ok": true, "kind": "redis", "rtt_ms": 0.5});
+    let backend = json!({"ok": true, "kind": "redis", "rtt_ms": 0.5});
     let report = json!({
         "ready": true, "settings_version": 9, "lanes": {"acme": lane},
-        "engines": {"database": engine, "queue": engine, "limiter": engine},
+        "backends": {"database": backend, "queue": backend, "limiter": backend},
     });
     WorkerProcess {
         id: id.to_owned(),
@@ -46,19 +46,18 @@ fn worker(id: &str, lane: Value) -> WorkerProcess {
     }
 }
 
-fn account(parked: u64, due: u64) -> ProviderReconciliation {
-    let states = [("waiting", parked + due), ("review", 2), ("dead", 1), ("succeeded", 1_000)];
+fn account(delayed: u64, due: u64) -> ProviderReconciliation {
+    let states = [("waiting", delayed + due), ("review", 2), ("dead", 1), ("succeeded", 1_000)];
     let states: Vec<(String, u64)> = states.map(|(state, jobs)| (state.to_owned(), jobs)).to_vec();
     let recorded = states.iter().map(|(_, jobs)| jobs).sum();
-    let (messages_least, messages_most) = (due, due);
     LedgerReconciliation {
         provider: "acme".to_owned(),
         recorded,
         states,
-        delayed: parked,
+        delayed,
         due,
-        messages_min: messages_least,
-        messages_max: messages_most,
+        messages_min: due,
+        messages_max: due,
         ..LedgerReconciliation::default()
     }
     .into()
@@ -117,7 +116,7 @@ fn each_lane_report_maps_to_a_state() {
             "testing the provider with one payment at a time; the provider is down: no answer in time",
             None,
         ),
-        (json!({"gate": pause("engine", "limiter: away", 900)}), ProviderState::EngineAway, "limiter: away", Some(900)),
+        (json!({"gate": pause("backend", "no Redis", 900)}), ProviderState::BackendUnavailable, "no Redis", Some(900)),
         (
             json!({"gate": pause("limit", "per-minute", 12_400)}),
             ProviderState::WaitingForLimit,
@@ -155,11 +154,11 @@ fn row_and_backends_override_lane_reports() {
     let cases: [Case; 10] = [
         (|_| (), ProviderState::Cold, "lost its state"),
         (
-            |e| e.workers[0].report.as_mut().unwrap().engines.get_mut("queue").unwrap().ok = false,
-            ProviderState::EngineAway,
+            |e| e.workers[0].report.as_mut().unwrap().backends.get_mut("queue").unwrap().ok = false,
+            ProviderState::BackendUnavailable,
             "queue: does not answer",
         ),
-        (|e| e.database_problem = Some("gone".to_owned()), ProviderState::EngineAway, "database: gone"),
+        (|e| e.database_problem = Some("gone".to_owned()), ProviderState::BackendUnavailable, "database: gone"),
         (
             |e| e.workers[0].age = SECOND * 11,
             ProviderState::NoWorker,
@@ -244,7 +243,7 @@ fn unreadable_row_hides_no_other() {
         paused: false,
         problems: vec![problem.to_owned()],
     };
-    let running = worker("one", json!({"does": "running", "in_hand": 1}));
+    let running = worker("one", json!({"does": "running", "active": 1}));
     let seen = overview(&OverviewInput { invalid_rows: vec![bad], ..evidence(vec![row()], vec![running]) });
     let [acme, bolt] = seen.providers.as_slice() else { panic!("{:?}", seen.providers) };
     assert_eq!((acme.name.as_str(), acme.state), ("acme", ProviderState::Running));
@@ -281,11 +280,11 @@ fn most_severe_state_is_shown_with_its_count() {
 
 #[test]
 fn overview_sums_workers_ledger_and_queue() {
-    let lane = |in_hand: u64, sent_10s: u64| json!({"in_hand": in_hand, "in_flight": 1, "sent_total": 999, "sent_10s": sent_10s, "throttled_total": 2});
+    let lane = |active: u64, sent_10s: u64| json!({"active": active, "in_flight": 1, "sent_total": 999, "sent_10s": sent_10s, "throttled_total": 2});
     let mut both = evidence(vec![row()], vec![worker("a", lane(5, 60)), worker("b", lane(4, 40))]);
     both.depths.insert("acme".to_owned(), 11_000);
     let counted = both.reconciliation.as_mut().unwrap().get_mut("acme").unwrap();
-    (counted.in_hand, counted.in_flight) = (9, 2);
+    (counted.active, counted.in_flight) = (9, 2);
     both.oldest_ms = Some([("acme".to_owned(), 1_799_999_990_000)].into());
     let used = |name: &str, max_requests, used| LimitStatus {
         name: name.to_owned(),
@@ -304,16 +303,16 @@ fn overview_sums_workers_ledger_and_queue() {
     let picture = overview(&both);
     let one = &picture.providers[0];
     // 4 of the 11,000 are the due ones, and 7 are active and not in flight.
-    assert_eq!((one.waiting, one.queued, one.parked), (11_010, Some(11_000), Some(3)));
-    assert_eq!((one.in_hand, one.in_flight, one.refused_by_provider), (Some(9), Some(2), Some(4)));
+    assert_eq!((one.waiting, one.queued, one.delayed), (11_010, Some(11_000), Some(3)));
+    assert_eq!((one.active, one.in_flight, one.refused_by_provider), (Some(9), Some(2), Some(4)));
     assert_eq!((one.rate_per_s, one.limit_per_s), (Some(10.0), Some(10.0)));
     assert_eq!((one.review, one.dead, one.succeeded), (Some(2), Some(1), Some(1_000)));
     assert_eq!(one.oldest_waiting_at.as_deref(), Some("2027-01-15T07:59:50.000Z"));
     let remaining: Vec<_> = one.limits.iter().map(|limit| (limit.used, limit.remaining)).collect();
     assert_eq!(remaining, [(Some(87), Some(13)), (Some(601), Some(0))]);
     // 11,010 through 600 per minute that are all used, and each request takes a fifth of a second.
-    let drained_in_s = clears::ms(&one.clears) / 1_000;
-    assert!((1_080..=1_110).contains(&drained_in_s), "{drained_in_s} s");
+    let clears_in_s = clears::ms(&one.clears) / 1_000;
+    assert!((1_080..=1_110).contains(&clears_in_s), "{clears_in_s} s");
     // Due jobs whose messages the queue does not show still wait.
     both.depths.insert("acme".to_owned(), 1);
     assert_eq!(overview(&both).providers[0].waiting, 14);
@@ -334,11 +333,11 @@ fn overview_sums_workers_ledger_and_queue() {
 #[test]
 fn unavailable_backend_is_named_once() {
     let mut one = worker("a", json!({}));
-    let limiter = one.report.as_mut().unwrap().engines.get_mut("limiter").unwrap();
-    (limiter.ok, limiter.problem) = (false, Some("limiter store away: no answer in time".to_owned()));
+    let limiter = one.report.as_mut().unwrap().backends.get_mut("limiter").unwrap();
+    (limiter.ok, limiter.problem) = (false, Some("limiter store unavailable: no answer in time".to_owned()));
     let picture = overview(&evidence(vec![row()], vec![one]));
-    assert_eq!(picture.providers[0].cause.as_deref(), Some("limiter store away: no answer in time"));
-    assert_eq!(picture.warnings, ["worker host-a:7: limiter store away: no answer in time"]);
+    assert_eq!(picture.providers[0].cause.as_deref(), Some("limiter store unavailable: no answer in time"));
+    assert_eq!(picture.warnings, ["worker host-a:7: limiter store unavailable: no answer in time"]);
 }
 
 #[test]
@@ -373,16 +372,16 @@ fn version_mismatch_and_unreadable_report_warn() {
             "workers run different versions: 0.1.0, 0.2.0"
         ]
     );
-    assert_eq!(picture.conservation.len(), 1);
+    assert_eq!(picture.reconciliation.map(|accounts| accounts.len()), Some(1));
 }
 
 #[test]
 fn closed_limit_is_a_state() {
     let mut closed = row();
     closed.limits[0].max_requests = 0;
-    for in_hand in [0, 1] {
-        let mut one = evidence(vec![closed.clone()], vec![worker("a", json!({"in_hand": in_hand}))]);
-        one.reconciliation = Some(by_provider([ProviderReconciliation { in_hand, ..account(0, 1 - in_hand) }]));
+    for active in [0, 1] {
+        let mut one = evidence(vec![closed.clone()], vec![worker("a", json!({"active": active}))]);
+        one.reconciliation = Some(by_provider([ProviderReconciliation { active, ..account(0, 1 - active) }]));
         let told = overview(&one).providers.remove(0);
         let cause = "limit \"per-second\" is 0/1s: nothing is sent";
         assert_eq!((told.state, told.cause.as_deref()), (ProviderState::Closed, Some(cause)));
@@ -413,19 +412,20 @@ fn invalid_row_shows_limits_in_force() {
 fn cut_off_worker_does_not_hide_others() {
     let mut three = evidence(vec![row()], ["a", "b", "c"].map(|id| worker(id, json!({}))).to_vec());
     let cut_off =
-        |worker: &mut WorkerProcess| worker.report.as_mut().unwrap().engines.get_mut("queue").unwrap().ok = false;
+        |worker: &mut WorkerProcess| worker.report.as_mut().unwrap().backends.get_mut("queue").unwrap().ok = false;
     cut_off(&mut three.workers[1]);
     let picture = overview(&three);
     assert_eq!((picture.providers[0].state, picture.providers[0].cause.as_deref()), (ProviderState::Running, None));
     assert_eq!(picture.warnings, ["worker host-b:7: queue: does not answer"]);
     three.workers.iter_mut().for_each(cut_off);
-    assert_eq!(overview(&three).providers[0].state, ProviderState::EngineAway);
+    assert_eq!(overview(&three).providers[0].state, ProviderState::BackendUnavailable);
 }
 
 #[test]
 fn slow_database_lane_does_not_hide_others() {
     let mut two = evidence(vec![row()], ["a", "b"].map(|id| worker(id, json!({}))).to_vec());
-    let pause = ReportedPause { by: PauseCause::Engine, words: "the ledger is slow".to_owned(), ends_in_ms: Some(900) };
+    let pause =
+        ReportedPause { by: PauseCause::Backend, words: "the ledger is slow".to_owned(), ends_in_ms: Some(900) };
     let rest = |worker: &mut WorkerProcess| {
         let lane = worker.report.as_mut().unwrap().lanes.get_mut("acme").unwrap();
         (lane.does, lane.pause) = (LaneState::Resting, Some(pause.clone()));
@@ -433,7 +433,7 @@ fn slow_database_lane_does_not_hide_others() {
     rest(&mut two.workers[0]);
     assert_eq!(overview(&two).providers[0].state, ProviderState::Running);
     rest(&mut two.workers[1]);
-    assert_eq!(told(&two), (ProviderState::EngineAway, "the ledger is slow".to_owned(), Some(900)));
+    assert_eq!(told(&two), (ProviderState::BackendUnavailable, "the ledger is slow".to_owned(), Some(900)));
 }
 
 #[test]

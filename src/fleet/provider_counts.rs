@@ -60,8 +60,8 @@ impl<'a> ProviderCounts<'a> {
     }
 
     /// Whether all waiting jobs are delayed.
-    pub fn only_parked(&self) -> bool {
-        self.reconciliation.as_ref().is_some_and(|account| account.parked > 0 && account.parked == self.waiting())
+    pub fn only_delayed(&self) -> bool {
+        self.reconciliation.as_ref().is_some_and(|account| account.delayed > 0 && account.delayed == self.waiting())
     }
 
     /// `None`: the reports could not be read.

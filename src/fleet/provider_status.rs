@@ -24,7 +24,7 @@ pub enum ProviderState {
     NoWorker,
     /// All workers with its lane are draining.
     Draining,
-    EngineAway,
+    BackendUnavailable,
     Misconfigured,
     BreakerOpen,
     Cold,
@@ -45,7 +45,7 @@ impl ProviderState {
             Self::Closed => "closed",
             Self::NoWorker => "no_worker",
             Self::Draining => "draining",
-            Self::EngineAway => "engine_away",
+            Self::BackendUnavailable => "backend_unavailable",
             Self::Misconfigured => "misconfigured",
             Self::BreakerOpen => "breaker_open",
             Self::Cold => "cold",
@@ -129,7 +129,7 @@ pub fn provider_status(input: &StatusInput<'_>, workers: &[WorkerProcess]) -> Pr
         None | Some(_) => {}
     }
     if let Some(problem) = input.database_problem {
-        return ProviderStatus::with_cause(ProviderState::EngineAway, format!("database: {problem}"));
+        return ProviderStatus::with_cause(ProviderState::BackendUnavailable, format!("database: {problem}"));
     }
     if let Some(limit) = input.closed_limit {
         return ProviderStatus::with_cause(ProviderState::Closed, format!("limit {limit}: nothing is sent"));
@@ -199,14 +199,14 @@ fn status_without_lane<'a>(
 
 fn lacks_backend(report: &ProcessReport, lane: &LaneReport) -> bool {
     let held = [lane.pause.as_ref(), lane.gate.as_ref()].into_iter().flatten();
-    report.engines.values().any(|engine| !engine.ok) || held.into_iter().any(|held| held.by == PauseCause::Engine)
+    report.backends.values().any(|backend| !backend.ok) || held.into_iter().any(|held| held.by == PauseCause::Backend)
 }
 
 fn lane_status(input: &StatusInput<'_>, report: &ProcessReport, lane: &LaneReport) -> ProviderStatus {
     for name in ["queue", "limiter", "database"] {
-        if let Some(backend) = report.engines.get(name).filter(|backend| !backend.ok) {
+        if let Some(backend) = report.backends.get(name).filter(|backend| !backend.ok) {
             let problem = backend.problem.as_deref().unwrap_or("does not answer");
-            return ProviderStatus::with_cause(ProviderState::EngineAway, problem_with_name(name, problem));
+            return ProviderStatus::with_cause(ProviderState::BackendUnavailable, problem_with_name(name, problem));
         }
     }
     let held = [lane.pause.as_ref(), lane.gate.as_ref()].into_iter().flatten();
@@ -221,14 +221,14 @@ fn lane_status(input: &StatusInput<'_>, report: &ProcessReport, lane: &LaneRepor
     let held = held.filter(|held| !(lane.does == LaneState::Probing && held.by == PauseCause::Breaker));
     let statuses = held.filter_map(|held| pause_status(input, lane, held)).chain(probing);
     statuses.min_by_key(|status| status.state).unwrap_or_else(|| {
-        let busy = input.waiting || lane.in_hand > 0 || lane.sent_10s > 0;
+        let busy = input.waiting || lane.active > 0 || lane.sent_10s > 0;
         ProviderStatus::new(if busy { ProviderState::Running } else { ProviderState::Idle })
     })
 }
 
 fn pause_status(input: &StatusInput<'_>, lane: &LaneReport, held: &ReportedPause) -> Option<ProviderStatus> {
     let state = match held.by {
-        PauseCause::Engine => ProviderState::EngineAway,
+        PauseCause::Backend => ProviderState::BackendUnavailable,
         PauseCause::Setup => ProviderState::Misconfigured,
         PauseCause::Breaker => ProviderState::BreakerOpen,
         PauseCause::Cold => ProviderState::Cold,

@@ -26,7 +26,7 @@ pub struct ProcessReport {
     /// By provider.
     pub lanes: BTreeMap<String, LaneReport>,
     /// `database`, `queue`, `limiter`.
-    pub engines: BTreeMap<String, BackendStatus>,
+    pub backends: BTreeMap<String, BackendStatus>,
     pub warnings: Vec<String>,
 }
 
@@ -67,7 +67,7 @@ pub struct LaneReport {
     pub gate: Option<ReportedPause>,
     /// Jobs that wait at the gate for a permit.
     pub gate_waiting: u64,
-    pub in_hand: u64,
+    pub active: u64,
     pub in_flight: u64,
     /// Requests begun since the process started.
     pub sent_total: u64,
@@ -120,7 +120,7 @@ pub enum PauseCause {
     /// The set-up is wrong, as far as responses show.
     Setup,
     /// A backend is unavailable, rejects requests or is slow.
-    Engine,
+    Backend,
     /// A short pause, or a cause that this program does not know.
     #[default]
     #[serde(other)]
@@ -152,7 +152,7 @@ impl WaitHistogram {
 pub struct ReportedDecision {
     /// Milliseconds since the Unix epoch, the worker's clock.
     pub at_ms: i64,
-    /// `granted`, `refused`, `parked`, `throttled`, `paused`, `resumed`, `breaker_opened`, `breaker_closed`.
+    /// `granted`, `refused`, `delayed`, `throttled`, `paused`, `resumed`, `breaker_opened`, `breaker_closed`.
     pub kind: String,
     pub reason: String,
     pub permits: u32,

@@ -24,7 +24,7 @@ pub(super) fn warnings(evidence: &OverviewInput) -> Vec<String> {
             }
             None => warnings.push(format!("worker {address} reports in a format that this program does not read")),
             Some(report) => {
-                let unavailable = report.engines.iter().filter(|(_, backend)| !backend.ok);
+                let unavailable = report.backends.iter().filter(|(_, backend)| !backend.ok);
                 warnings.extend(unavailable.map(|(name, backend)| {
                     let problem = backend.problem.as_deref().unwrap_or("does not answer");
                     format!("worker {address}: {}", problem_with_name(name, problem))

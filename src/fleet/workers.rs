@@ -144,9 +144,9 @@ pub struct WorkerOverview {
     /// `ready`, `starting`, `draining`, `lost`.
     pub state: String,
     pub lanes: usize,
-    pub in_hand: u64,
+    pub active: u64,
     pub in_flight: u64,
-    pub engines: BTreeMap<String, BackendStatus>,
+    pub backends: BTreeMap<String, BackendStatus>,
     pub warnings: Vec<String>,
 }
 
@@ -173,9 +173,9 @@ impl WorkerOverview {
             seen_at: DatabaseTime(worker.seen_at_ms).to_string(),
             state: worker.state().to_owned(),
             lanes: report.lanes.len(),
-            in_hand: live * lanes.clone().map(|lane| lane.in_hand).sum::<u64>(),
+            active: live * lanes.clone().map(|lane| lane.active).sum::<u64>(),
             in_flight: live * lanes.map(|lane| lane.in_flight).sum::<u64>(),
-            engines: report.engines,
+            backends: report.backends,
             warnings,
         }
     }
@@ -201,26 +201,19 @@ mod tests {
 
     #[test]
     fn worker_state_follows_age_and_report() {
-        for (age_s, format, body, state, in_hand, warned) in [
+        for (age_s, format, body, state, active, warned) in [
             (1, 1, "{}", "starting", 0, false),
-            (1, 1, r#"{"ready": true, "lanes": {"acme": {"in_hand": 3}}}"#, "ready", 3, false),
+            (1, 1, r#"{"ready": true, "lanes": {"acme": {"active": 3}}}"#, "ready", 3, false),
             (10, 1, r#"{"ready": true, "draining": true}"#, "draining", 0, false),
-            (11, 1, r#"{"ready": true, "lanes": {"acme": {"in_hand": 3}}}"#, "lost", 0, true),
+            (11, 1, r#"{"ready": true, "lanes": {"acme": {"active": 3}}}"#, "lost", 0, true),
             (1, 2, r#"{"ready": "otherwise"}"#, "ready", 0, true),
             (1, 1, r#"{"ready": "otherwise"}"#, "ready", 0, true),
             // Fields and codes of a later program.
-            (
-                1,
-                1,
-                r#"{"ready": true, "new": 1, "lanes": {"a": {"does": "dancing", "in_hand": 1}}}"#,
-                "ready",
-                1,
-                false,
-            ),
+            (1, 1, r#"{"ready": true, "new": 1, "lanes": {"a": {"does": "dancing", "active": 1}}}"#, "ready", 1, false),
         ] {
             let line = WorkerOverview::new(&WorkerProcess::from_row(&row(age_s, format, body)));
-            let shown = (line.state.as_str(), line.in_hand, !line.warnings.is_empty());
-            assert_eq!(shown, (state, in_hand, warned), "{age_s} {format} {body}");
+            let shown = (line.state.as_str(), line.active, !line.warnings.is_empty());
+            assert_eq!(shown, (state, active, warned), "{age_s} {format} {body}");
         }
         let rows = [row(1, 1, "{}"), row(1, 1, r#"{"stopped": true}"#), row(90_000, 1, "{}"), row(86_000, 1, "{}")];
         let ages = |rows: &[StoredReport]| -> Vec<u64> {

@@ -71,7 +71,7 @@ impl JobResolution {
     #[must_use]
     pub fn past_participle(&self) -> &'static str {
         match self {
-            Self::Succeeded { .. } | Self::Declined => "settled",
+            Self::Succeeded { .. } | Self::Declined => "resolved",
             Self::Resend => "sent again",
             Self::Cancel => "cancelled",
             Self::Replay => "replayed",
@@ -294,12 +294,12 @@ pub struct ErasureCounts {
     /// More rows exist than were counted: the counts are lower bounds.
     pub at_least: bool,
     /// Finished payments whose outcome event is published: `erase` erases these.
-    pub ended: u64,
+    pub finished: u64,
     /// Payments that may still be sent.
     pub open: u64,
     pub review: u64,
     /// Finished payments whose outcome event is not published yet.
-    pub untold: u64,
+    pub unpublished: u64,
     /// Requests that keep account and reference, because a limit may count them.
     pub requests: u64,
     /// When the last of those requests stops counting.

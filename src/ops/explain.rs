@@ -36,8 +36,8 @@ pub struct ExplainResponse {
     pub summary: String,
     /// `process`: by a running worker, with its lanes and gates; `ledger`: without one.
     pub explained_from: String,
-    pub gates: Vec<ExplainedCheck>,
-    pub stands_at: Option<ExplainedBlock>,
+    pub checks: Vec<ExplainedCheck>,
+    pub blocked_at: Option<ExplainedBlock>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -46,18 +46,18 @@ pub struct ExplainedCheck {
     pub passed: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub at: Option<String>,
-    pub words: String,
+    pub text: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ExplainedBlock {
-    pub gate: String,
+    pub check: String,
     pub limit: Option<String>,
     pub allows: Option<String>,
     pub used: Option<u64>,
-    pub turn_at: Option<String>,
-    pub turn_in_ms: Option<u64>,
-    pub before_it: Option<u64>,
+    pub starts_at: Option<String>,
+    pub starts_in_ms: Option<u64>,
+    pub jobs_ahead: Option<u64>,
     pub exact: bool,
 }
 
@@ -108,31 +108,31 @@ pub async fn explain_job(sources: &FactSources<'_>, id: &JobId) -> Result<Explai
 fn to_response(id: &JobId, facts: &Facts, explanation: Explanation, from: &str) -> ExplainResponse {
     let text = |at: EpochMs| DatabaseTime(at.0).to_string();
     let ms = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
-    let turn_at = |turn: Duration| text(EpochMs(facts.now.0.saturating_add(i64::try_from(ms(turn)).unwrap_or(0))));
+    let starts_at = |turn: Duration| text(EpochMs(facts.now.0.saturating_add(i64::try_from(ms(turn)).unwrap_or(0))));
     ExplainResponse {
         id: id.as_str().to_owned(),
         state: explanation.state,
         provider: explanation.provider,
         summary: explanation.summary,
         explained_from: from.to_owned(),
-        gates: explanation
+        checks: explanation
             .checks
             .into_iter()
-            .map(|gate| ExplainedCheck {
-                name: gate.name.to_owned(),
-                passed: gate.passed,
-                at: gate.at.map(text),
-                words: gate.text,
+            .map(|check| ExplainedCheck {
+                name: check.name.to_owned(),
+                passed: check.passed,
+                at: check.at.map(text),
+                text: check.text,
             })
             .collect(),
-        stands_at: explanation.blocked_at.map(|at| ExplainedBlock {
-            gate: at.check.to_owned(),
+        blocked_at: explanation.blocked_at.map(|at| ExplainedBlock {
+            check: at.check.to_owned(),
             limit: at.limit,
             allows: at.allows,
             used: at.used,
-            turn_at: at.starts_in.map(turn_at),
-            turn_in_ms: at.starts_in.map(ms),
-            before_it: at.jobs_ahead,
+            starts_at: at.starts_in.map(starts_at),
+            starts_in_ms: at.starts_in.map(ms),
+            jobs_ahead: at.jobs_ahead,
             exact: at.exact,
         }),
     }
@@ -161,7 +161,7 @@ mod tests {
             (status, explained.state.as_str(), explained.explained_from.as_str()),
             (200, "unrecorded", "process")
         );
-        assert_eq!((explained.id.as_str(), explained.stands_at), ("missing", None));
+        assert_eq!((explained.id.as_str(), explained.blocked_at), ("missing", None));
         stop.cancel();
     }
 }

@@ -124,7 +124,7 @@ fn router(state: OpsState) -> Router {
         .route("/metrics", get(metrics::show))
         .route("/api/v1/lanes", get(lanes))
         .route("/api/v1/limits/{provider}", get(limits))
-        .route("/api/v1/conservation", get(reconciliation::show))
+        .route("/api/v1/reconciliation", get(reconciliation::show))
         .route("/api/v1/jobs/{id}/explain", get(explain::show))
         .merge(overview::routes())
         .route("/api/v1/deployment", get(deployment::show))
@@ -326,7 +326,7 @@ mod tests {
         assert_eq!(status(&url, Some("let-me-out")).await, 401);
         assert_eq!(status(&url, Some("let-me-in")).await, 404);
         assert_eq!(status(&format!("{address}/livez"), None).await, 200);
-        let account = format!("{address}/api/v1/conservation");
+        let account = format!("{address}/api/v1/reconciliation");
         assert_eq!((status(&account, None).await, status(&account, Some("let-me-in")).await), (401, 200));
         stop.cancel();
     }

@@ -16,7 +16,7 @@ use crate::worker::sweeper::{CHECKED_JOBS, OVERDUE_ALARM_AFTER};
 /// The reconciliation of each provider: jobs by state, and faults.
 #[utoipa::path(
     get,
-    path = "/api/v1/conservation",
+    path = "/api/v1/reconciliation",
     tag = "jobs",
     responses(
         (status = 200, description = "One reconciliation per provider", body = Vec<ProviderReconciliation>),

@@ -24,7 +24,7 @@ pub use crate::domain::delay::{DELAY_STEPS, copy_step, delay_step};
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum QueueError {
     /// The broker cannot be reached or the connection ended. Work resumes when the supervisor has rebuilt it.
-    #[error("broker away: {0}")]
+    #[error("broker unavailable: {0}")]
     Unavailable(String),
     /// The broker took the message but no queue did, or has no such exchange: the topology is incomplete.
     #[error("no queue takes messages for `{0}`: run `sluicegate provider apply` or restart `run`")]

@@ -73,7 +73,7 @@ fn the_estimate_agrees_with_the_simulated_lane() {
         let latency = LatencyModel::Constant(scenario.hold_ms * 1_000);
         let model = Model { latency, processes: scenario.lanes, ..model(&scenario.row) };
         let figures = run(&model, &JobArrivals::burst(usize::try_from(scenario.jobs).unwrap()));
-        let took = figures.drained_in_ms.unwrap();
+        let took = figures.clears_in_ms.unwrap();
         let estimated = estimate(&scenario, &model, START_US, (scenario.jobs, &[])).as_millis();
         let apart = u128::from(took).abs_diff(estimated);
         let name = format!("{:?} {} {}", scenario.row.limits, scenario.jobs, scenario.hold_ms);
@@ -88,7 +88,7 @@ fn estimate_agrees_halfway_through() {
         let latency = LatencyModel::Constant(scenario.hold_ms * 1_000);
         let model = Model { latency, processes: scenario.lanes, ..model(&scenario.row) };
         let figures = run(&model, &JobArrivals::burst(usize::try_from(scenario.jobs).unwrap()));
-        let took = figures.drained_in_ms.unwrap();
+        let took = figures.clears_in_ms.unwrap();
         let half_us = took * 500;
         let sent = figures.arrivals_us.iter().filter(|at_us| **at_us <= half_us).count();
         let since = |window: Duration| {

@@ -41,7 +41,7 @@ pub struct SimulationResult {
     pub unfinished: u64,
     pub wait: WaitPercentiles,
     /// From the start to the last outcome; `None`: some job never ends.
-    pub drained_in_ms: Option<u64>,
+    pub clears_in_ms: Option<u64>,
     pub windows: Vec<WindowCount>,
     pub requests: u64,
     /// Over whole cycles of the tightest limit; `None`: the measured part holds fewer than two.
@@ -53,7 +53,7 @@ pub struct SimulationResult {
     pub utilisation: Option<f64>,
     pub limiter_calls: u64,
     /// Number of times that a job went to a delay queue.
-    pub parked: u64,
+    pub delayed: u64,
     pub timeouts: u64,
     pub faults: u64,
     /// Permits that missed their deadline.
@@ -103,14 +103,14 @@ pub(super) fn summarize(model: &Model, arrivals: &JobArrivals, record: &RunRecor
         blocked: count(JobEnd::Blocked),
         unfinished,
         wait: wait_percentiles(waits.collect()),
-        drained_in_ms: last_us.filter(|_| unfinished == 0).map(|at_us| (at_us - model.start_us).div_ceil(1_000)),
+        clears_in_ms: last_us.filter(|_| unfinished == 0).map(|at_us| (at_us - model.start_us).div_ceil(1_000)),
         windows: windows::count(&model.spec, &record.uses, arrivals.accounts()),
         requests: record.uses.len() as u64,
         rate_per_s,
         hold_ms: hold.as_secs_f64() * 1_000.0,
         utilisation,
         limiter_calls: record.limiter_calls,
-        parked: record.parked,
+        delayed: record.delayed,
         timeouts: record.timeouts,
         faults: record.faults,
         late_permits: record.late_permits,

@@ -68,7 +68,7 @@ fn three_jobs_start_one_window_apart() {
     assert_eq!((figures.succeeded, figures.unfinished, figures.windows[0].largest), (3, 0, 1));
     // Rounded up, where starts are cut.
     assert!((starts[2]..=starts[2] + 1).contains(&figures.wait.max_ms.unwrap()), "{:?}", figures.wait);
-    assert_eq!(figures.drained_in_ms, figures.wait.max_ms);
+    assert_eq!(figures.clears_in_ms, figures.wait.max_ms);
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn refused_job_is_delayed_and_retried() {
         let figures = run(&model(&strict), &JobArrivals::burst(3));
         let starts = starts_ms(&figures);
         assert!(near(&starts, &[0, 20_012, 40_024], 600), "{mode}: {starts:?}");
-        assert!(figures.parked > 0, "{mode}: 20 s are longer than max_wait_ms");
+        assert!(figures.delayed > 0, "{mode}: 20 s are longer than max_wait_ms");
     }
 }
 
@@ -181,7 +181,7 @@ fn transit_beyond_the_jitter_breaks_the_limit() {
 #[test]
 fn closed_limit_leaves_jobs_unfinished() {
     let figures = run(&model(&row(vec![limit("all", 0, 1_000)])), &JobArrivals::burst(10));
-    assert_eq!((figures.requests, figures.unfinished, figures.drained_in_ms), (0, 10, None));
+    assert_eq!((figures.requests, figures.unfinished, figures.clears_in_ms), (0, 10, None));
 }
 
 #[test]
@@ -268,8 +268,8 @@ fn slow_limit_sends_in_arrival_order() {
             Model { latency: LatencyModel::Constant(200_000), ..model(&row(vec![limit("all", max, window_ms)])) };
         let figures = run(&slow, &JobArrivals::burst(jobs));
         let possible = max as f64 / (window_ms as f64 / 1_000.0 + 0.2);
-        let took = figures.drained_in_ms.unwrap() as f64 / 1_000.0;
-        assert_eq!(figures.parked, 0, "{max}/{window_ms}ms: {took} s");
+        let took = figures.clears_in_ms.unwrap() as f64 / 1_000.0;
+        assert_eq!(figures.delayed, 0, "{max}/{window_ms}ms: {took} s");
         assert!(took < jobs as f64 / possible * 1.01 + 1.0, "{max}/{window_ms}ms: {took} s");
     }
 }

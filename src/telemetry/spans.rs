@@ -145,7 +145,7 @@ pub fn record_end(span: &Span, end: &'static str) {
     #[cfg(feature = "otlp")]
     span.in_scope(|| {
         span.record("sluicegate.end", end);
-        if matches!(end, "fault" | "engine refused") {
+        if matches!(end, "fault" | "backend refused") {
             span.record("otel.status_code", "ERROR");
             span.record("error.type", end);
         }

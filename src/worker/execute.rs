@@ -89,7 +89,7 @@ pub async fn execute(lane: &LaneContext, job: &ClaimedJob, reservation: Option<R
                 let lost = job.claimed.lost_holders;
                 tracing::error!(provider = %lane.name, job = %job.job.id, lost, "workers lost; job moves to review");
             }
-            return transition(lane, job, next, "again").await;
+            return transition(lane, job, next, "retry").await;
         }
         // Rare, and boxed so that the thousands of waiting jobs do not carry its memory.
         Err(error) => {
@@ -108,7 +108,7 @@ pub async fn execute(lane: &LaneContext, job: &ClaimedJob, reservation: Option<R
     let mut slot = match slot {
         Ok(Some(slot)) => slot,
         Ok(None) => return release(lane, job).await,
-        Err(_) => return delay(lane, job, EGRESS_DELAY, ("outflow", EGRESS_REASON)).await,
+        Err(_) => return delay(lane, job, EGRESS_DELAY, ("egress", EGRESS_REASON)).await,
     };
     let permit_wait = match (permit_wait, call.kind()) {
         (Some(permit_wait), CallKind::Charge) => permit_wait,
@@ -126,7 +126,7 @@ pub async fn execute(lane: &LaneContext, job: &ClaimedJob, reservation: Option<R
                 drop(permit);
                 slot.refund();
                 lane.meter.record_return(ReturnReason::NotNeeded);
-                transition(lane, job, next, "again").await
+                transition(lane, job, next, "retry").await
             }
             None => match lane.control.try_send() {
                 // Boxed because thousands wait for their permits and few send: only those need its memory.
@@ -147,7 +147,7 @@ pub async fn execute(lane: &LaneContext, job: &ClaimedJob, reservation: Option<R
         }
         PermitWait::LanePaused(cause) => {
             slot.refund();
-            delay(lane, job, LANE_PAUSED_DELAY, ("held", &cause)).await
+            delay(lane, job, LANE_PAUSED_DELAY, ("lane_paused", &cause)).await
         }
         PermitWait::Stopping => release(lane, job).await,
     }

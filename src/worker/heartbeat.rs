@@ -183,7 +183,7 @@ impl HeartbeatReporter {
             stopped: false,
             settings_version: progress.settings.version,
             lanes,
-            engines: backends,
+            backends,
             warnings: warnings(&progress),
         }
     }
@@ -288,7 +288,7 @@ fn lane_report(figures: &LaneFigures, pauses: &LaneControl, gate: &GateView, dec
         pause,
         gate: gate.block.as_ref().and_then(|(by, until)| reported_block(by, *until)),
         gate_waiting: u64::try_from(gate.waiting).unwrap_or(u64::MAX),
-        in_hand: figures.in_hand,
+        active: figures.active,
         in_flight: figures.in_flight,
         sent_total: figures.sent_total,
         sent_10s: 0,
@@ -373,17 +373,14 @@ mod tests {
         let until = Instant::now() + Duration::from_secs(12);
         let gate = GateView { waiting: 3, block: Some((BlockReason::StoreUnavailable("gone".to_owned()), until)) };
         let report =
-            lane_report(&LaneFigures { sent_total: 7, in_hand: 2, ..LaneFigures::default() }, &pauses, &gate, 5);
-        assert_eq!(
-            (report.does, report.sent_total, report.in_hand, report.gate_waiting),
-            (LaneState::Resting, 7, 2, 3)
-        );
+            lane_report(&LaneFigures { sent_total: 7, active: 2, ..LaneFigures::default() }, &pauses, &gate, 5);
+        assert_eq!((report.does, report.sent_total, report.active, report.gate_waiting), (LaneState::Resting, 7, 2, 3));
         let pause = report.pause.unwrap();
         assert_eq!((pause.by, pause.words.as_str(), pause.ends_in_ms), (PauseCause::Limit, "per-minute", Some(9_000)));
         let gate = report.gate.unwrap();
         assert_eq!(
             (gate.by, gate.words.as_str(), gate.ends_in_ms),
-            (PauseCause::Engine, "limiter: gone", Some(12_000))
+            (PauseCause::Backend, "limiter: gone", Some(12_000))
         );
         assert_eq!(reported_block(&BlockReason::Cold, Instant::now()), None);
     }

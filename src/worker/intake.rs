@@ -65,10 +65,10 @@ impl DeliveryAction {
     pub(super) fn code(self) -> &'static str {
         match self {
             Self::Ack => "acknowledged",
-            Self::Delay { .. } => "parked",
-            Self::Requeue => "handed back",
+            Self::Delay { .. } => "delayed",
+            Self::Requeue => "requeued",
             Self::RequeueFault => "fault",
-            Self::RequeueAndPause => "engine refused",
+            Self::RequeueAndPause => "backend refused",
         }
     }
 }
@@ -114,7 +114,7 @@ async fn complete(
                 }
                 Err(error) => {
                     tracing::warn!(provider = %lane.name, ?error, "failed to delay a message; requeueing it");
-                    lane.meter.record_requeue("engine_refused");
+                    lane.meter.record_requeue("backend_refused");
                     pause_after_refusal(lane).await;
                     receipt.requeue().await
                 }
@@ -130,7 +130,7 @@ async fn complete(
             receipt.requeue().await
         }
         DeliveryAction::RequeueAndPause => {
-            lane.meter.record_requeue("engine_refused");
+            lane.meter.record_requeue("backend_refused");
             pause_after_refusal(lane).await;
             receipt.requeue().await
         }
@@ -147,7 +147,7 @@ async fn pause_after_refusal(lane: &LaneContext) {
 /// Pauses the lane's intake; active jobs continue.
 pub(super) fn pause_intake(lane: &LaneContext) {
     let reason = "the queue or the database rejects the worker's requests: see its log";
-    lane.control.pause_intake(BACKEND_REFUSAL_PAUSE, PauseCause::Engine, reason);
+    lane.control.pause_intake(BACKEND_REFUSAL_PAUSE, PauseCause::Backend, reason);
 }
 
 async fn pause_after_fault(lane: &LaneContext) {
@@ -205,7 +205,7 @@ async fn process(
         }
         // The worker that has the lease finishes the job, or the next one does; then this copy finds it finished.
         Some(Claim::Leased { lease_left }) => {
-            lane.meter.record_delay("in_hand_elsewhere", "another delivery of the job is active");
+            lane.meter.record_delay("active_elsewhere", "another delivery of the job is active");
             DeliveryAction::Delay { wait: lease_left.clamp(DELAY_STEPS[0], LEASE / 2), number: None }
         }
         // Publishing the rejected message may wait for a backend, and the reservation must not wait with it.

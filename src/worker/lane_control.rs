@@ -153,7 +153,7 @@ impl LaneControl {
         if is_too_slow {
             self.pause_intake(
                 DEADLINE_MISS_PAUSE,
-                PauseCause::Engine,
+                PauseCause::Backend,
                 "the ledger does not commit within the send budget",
             );
         }

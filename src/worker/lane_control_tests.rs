@@ -29,7 +29,7 @@ async fn slow_ledger_pauses_lane_one_miss_does_not() {
         tokio::time::advance(Duration::from_millis(300)).await;
     }
     let LaneStatus::IntakePaused(pause) = pauses.state() else { panic!("{:?}", pauses.state()) };
-    assert_eq!((pause.cause, pauses.sending_pause()), (PauseCause::Engine, None));
+    assert_eq!((pause.cause, pauses.sending_pause()), (PauseCause::Backend, None));
     tokio::time::advance(DEADLINE_MISS_PAUSE).await;
     assert_eq!(pauses.state(), LaneStatus::Running);
 }

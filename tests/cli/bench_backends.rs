@@ -38,13 +38,13 @@ fn positive(report: &Value, names: &[&str]) {
 
 /// What must hold for every report of `bench path`, however fast it was.
 fn whole_path(report: &Value, jobs: u64, idle_jobs: u64) {
-    for name in ["published", "settled", "requests"] {
+    for name in ["published", "finished", "requests"] {
         assert_eq!(report[name], jobs, "{name}: {report}");
     }
     assert_eq!((&report["charged_twice"], &report["refused_429"]), (&0.into(), &0.into()), "{report}");
     assert_eq!(report["idle"]["jobs"], idle_jobs, "{report}");
     positive(report, &["jobs_per_second", "published_per_second", "seconds", "idle.p50_ms", "idle.p99_ms"]);
-    let rate = report["settled"].as_f64().unwrap() / report["seconds"].as_f64().unwrap();
+    let rate = report["finished"].as_f64().unwrap() / report["seconds"].as_f64().unwrap();
     assert!((rate / report["jobs_per_second"].as_f64().unwrap() - 1.0).abs() < 1e-6, "{report}");
     for name in ["command", "date", "machine", "sluicegate"] {
         assert!(!report["conditions"][name].as_str().unwrap().is_empty(), "{name}: {report}");

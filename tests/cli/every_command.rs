@@ -123,7 +123,7 @@ async fn every_command_fits_the_terminal() {
         assert_eq!(exit(&ran), exact, "{line:?}: {}{}{:?}", ran.out, ran.err, ran.result);
         // A row in the form that `apply` reads, and one sentence per change, are no tables: the terminal wraps them.
         let is_no_table = matches!(leaf(line).as_str(), "provider show" | "provider apply");
-        // So is the sentence above the table of gates.
+        // So is the sentence above the table of checks.
         let sentences = usize::from(leaf(line) == "jobs explain");
         let too_wide = ran.out.lines().skip(sentences).find(|text| text.chars().count() > usize::from(WIDTH));
         assert!(is_no_table || too_wide.is_none(), "{line:?}: {}", too_wide.unwrap_or_default());

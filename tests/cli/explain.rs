@@ -20,14 +20,14 @@ async fn a_payment_is_explained_from_the_ledger_alone() {
     assert!(ran.err.contains("explained from the ledger alone"), "{}", ran.err);
     assert!(ran.out.starts_with("w2 of acme is `waiting`: in the queue of lane acme, and no worker"), "{}", ran.out);
     assert!(ran.out.contains("about 1 ahead of it; no estimate: no running worker was asked"), "{}", ran.out);
-    let gates: Vec<&str> = ran.out.lines().skip(3).filter_map(|line| line.split_whitespace().next()).collect();
-    assert_eq!(gates, sluicegate::domain::explain::CHECKS);
+    let checks: Vec<&str> = ran.out.lines().skip(3).filter_map(|line| line.split_whitespace().next()).collect();
+    assert_eq!(checks, sluicegate::domain::explain::CHECKS);
 
     desk.sql("UPDATE providers SET paused = 1 WHERE name = 'acme'").await;
     let ran = desk.run(&line(&["w2", "--json"])).await;
     let told: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
     assert_eq!(
-        (told["explained_from"].as_str(), told["stands_at"]["gate"].as_str()),
+        (told["explained_from"].as_str(), told["blocked_at"]["check"].as_str()),
         (Some("ledger"), Some("provider"))
     );
     assert!(told["summary"].as_str().unwrap().contains("`sluicegate provider resume acme`"), "{told}");

@@ -296,7 +296,7 @@ async fn unavailable_broker_changes_nothing() {
     desk.payment("p1", "acme", "dead").await;
     let ran = desk.run(&["--set", "queue.url=amqp://127.0.0.1:1/%2f", "dlq", "replay", "p1"]).await;
     let (error, code) = ran.failure();
-    assert!(error.contains("broker away") && code == Exit::Failed, "{error}");
+    assert!(error.contains("broker unavailable") && code == Exit::Failed, "{error}");
     assert_eq!(desk.state("p1").await, "dead");
 }
 
@@ -411,7 +411,7 @@ async fn the_status_counts_every_payment_once() {
     assert_eq!((&line(0)["dead"], &line(0)["waiting"]), (&2.into(), &1.into()));
     assert_eq!((&line(1)["state"], &line(1)["limits"][0]["max_requests"]), (&"paused".into(), &100.into()));
     assert_eq!((&line(2)["state"], &line(2)["review"]), (&"disabled".into(), &1.into()));
-    let accounts = status["conservation"].as_array().unwrap().iter();
+    let accounts = status["reconciliation"].as_array().unwrap().iter();
     let jobs = accounts.filter_map(|account| account["recorded"].as_u64()).sum::<u64>();
     assert_eq!(jobs, 4);
     let table = desk.run(&["status"]).await.out;
@@ -438,7 +438,7 @@ async fn status_without_worker_shows_queue_and_pauses() {
     assert_eq!(exit(&ran), Exit::Success);
     let told = ran.json();
     assert_eq!((&told["state"], &told["provider"]), (&"queued".into(), &"acme".into()), "{told:#}");
-    assert!(told["stands_at"]["turn_at"].is_null(), "whether it is sent at all nobody said: {told:#}");
+    assert!(told["blocked_at"]["starts_at"].is_null(), "whether it is sent at all nobody said: {told:#}");
     assert_eq!(exit(&desk.run(&["provider", "pause", "acme", "--because", "they asked"]).await), Exit::Success);
     let table = desk.run(&["status"]).await.out;
     let note = table.lines().find(|line| line.contains(" paused it at ")).unwrap_or_default();

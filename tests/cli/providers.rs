@@ -63,7 +63,7 @@ async fn apply_reports_undeclared_lanes() {
     engine.state().broker_away = true;
     let dir = tempfile::tempdir().unwrap();
     let (error, exit) = engine.run(&["provider", "apply", &file(&dir, "acme")]).await.failure();
-    assert!(error.contains("the rows are applied") && error.contains("broker away"), "{error}");
+    assert!(error.contains("the rows are applied") && error.contains("broker unavailable"), "{error}");
     assert_eq!((exit, engine.state().rows.len()), (Exit::Failed, 1));
 }
 

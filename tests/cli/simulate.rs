@@ -91,7 +91,7 @@ fn simulation_json_is_reproducible() {
     assert_eq!((now["holds"].as_bool(), half["name"].as_str()), (Some(true), Some("limit.per-second=40/1s")));
     // 80/s come for half a minute: more than half of that leaves in time at 100/s, and waits at 40/s.
     assert!(now["figures"]["wait"]["p50_ms"].as_u64().unwrap() < 1_000, "{json}");
-    assert!(half["figures"]["drained_in_ms"].as_u64().unwrap() > 55_000, "{json}");
+    assert!(half["figures"]["clears_in_ms"].as_u64().unwrap() > 55_000, "{json}");
     assert!(half["drained_at"].as_str().unwrap().starts_with("2026-11-30T12:0"), "{json}");
     assert_eq!(half["figures"]["windows"][1]["largest"], 40, "{json}");
 }

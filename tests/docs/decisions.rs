@@ -72,7 +72,7 @@ fn the_states_of_a_provider_are_in_order() {
         ProviderState::Closed,
         ProviderState::NoWorker,
         ProviderState::Draining,
-        ProviderState::EngineAway,
+        ProviderState::BackendUnavailable,
         ProviderState::Misconfigured,
         ProviderState::BreakerOpen,
         ProviderState::Cold,

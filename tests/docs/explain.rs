@@ -1,4 +1,4 @@
-//! The page of `explain`: its gates are the code's in their order, each sentence is what the code says, its fields exist.
+//! The page of `explain`: its checks are the code's in their order, each sentence is what the code says, its fields exist.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -84,12 +84,12 @@ fn facts() -> Facts {
     }
 }
 
-/// The situation of the page's example at a gate.
-fn standing_at(gate: &str) -> Facts {
+/// The situation of the page's example at a check.
+fn blocked_at(check: &str) -> Facts {
     let mut facts = facts();
     let second = Duration::from_secs(1);
     let job = facts.job.as_mut().unwrap();
-    match gate {
+    match check {
         "recorded" => {
             facts.job = None;
             facts.rejected = vec![Rejected {
@@ -113,7 +113,7 @@ fn standing_at(gate: &str) -> Facts {
                 Some(PermitRefusal { reason: PermitRefusalReason::Paused, wait: second, exact: false })
         }
         "account" => facts.limiter.uses[1].used = 5,
-        "turn" => {
+        "queue" => {
             facts.limiter.recent_usage = Some(RecentUsage::default());
             facts.ahead = JobsAhead { workers: 1, ..JobsAhead::default() };
         }
@@ -128,32 +128,32 @@ fn standing_at(gate: &str) -> Facts {
 }
 
 #[test]
-fn explain_gates_match_the_code() {
-    let table = Page::read("docs/explain.md").table("## Gates", "gate");
+fn explain_checks_match_the_code() {
+    let table = Page::read("docs/explain.md").table("## Checks", "check");
     let named: Vec<&str> = table.iter().map(|row| plain(&row[0])).collect();
     assert_eq!(named, CHECKS);
     for row in table.iter().filter(|row| !row[2].is_empty()) {
-        let gate = plain(&row[0]);
-        let explained = explain(&standing_at(gate));
-        assert_eq!(explained.summary, row[2], "{gate}");
-        assert_eq!(explained.blocked_at.map_or("recorded", |at| at.check), gate);
+        let check = plain(&row[0]);
+        let explained = explain(&blocked_at(check));
+        assert_eq!(explained.summary, row[2], "{check}");
+        assert_eq!(explained.blocked_at.map_or("recorded", |at| at.check), check);
     }
 }
 
 #[test]
 fn explain_fields_match_the_response() {
     let stand = ExplainedBlock {
-        gate: String::new(),
+        check: String::new(),
         limit: None,
         allows: None,
         used: None,
-        turn_at: None,
-        turn_in_ms: None,
-        before_it: None,
+        starts_at: None,
+        starts_in_ms: None,
+        jobs_ahead: None,
         exact: false,
     };
     let written = serde_json::to_value(stand).unwrap();
-    let table = Page::read("docs/explain.md").table("## The estimate", "in `stands_at`");
+    let table = Page::read("docs/explain.md").table("## The estimate", "in `blocked_at`");
     let mut named: Vec<&str> = table.iter().map(|row| plain(&row[0])).collect();
     let mut fields: Vec<&str> = written.as_object().unwrap().keys().map(String::as_str).collect();
     named.sort_unstable();

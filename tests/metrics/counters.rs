@@ -75,7 +75,7 @@ async fn counters_match_the_provider() {
         }
         assert_eq!(of("permit_wait_seconds_count", provider), of("permits_granted_total", provider));
         assert_eq!(with("ledger_jobs", provider, ("state", "succeeded")), report.charges);
-        let quiet = ["in_flight_requests", "in_hand_jobs", "gate_waiting_jobs", "conservation_faults", "bad_rows"];
+        let quiet = ["in_flight_requests", "active_jobs", "gate_waiting_jobs", "reconciliation_faults", "invalid_rows"];
         for quiet in quiet.into_iter().chain(["reviews_waiting", "jobs_past_deadline", "breaker_state"]) {
             assert_eq!(of(quiet, provider), 0, "{provider} {quiet}");
         }

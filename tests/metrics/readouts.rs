@@ -141,7 +141,7 @@ async fn unmoving_payments_are_one_figure(deployment: &Deployment) -> Vec<String
         for worker in [0, 1] {
             let shut = deployment.provider(worker, "shut").await;
             let page = deployment.ask(worker, "/api/v1/providers/shut").await["overview"].clone();
-            let parts = number(&shut["queued"]) + number(&shut["parked"]) + number(&shut["in_hand"])
+            let parts = number(&shut["queued"]) + number(&shut["delayed"]) + number(&shut["active"])
                 - number(&shut["in_flight"]);
             let told = [number(&shut["waiting"]), number(&page["waiting"]), parts];
             if told != [UNMOVING; 3] {
@@ -176,7 +176,7 @@ async fn after_an_outage_of_the_database_all_is_true_again(deployment: &Deployme
     let told = |overview: &Value, _: &Value| {
         let shut = of(overview, "shut");
         // The queue alone does not know of those that are recorded and delayed.
-        let unknown = ["parked", "in_hand", "in_flight", "review", "dead", "succeeded", "rate_per_s"];
+        let unknown = ["delayed", "active", "in_flight", "review", "dead", "succeeded", "rate_per_s"];
         shut["waiting_is_at_least"] == true && unknown.iter().all(|figure| shut[*figure].is_null())
     };
     deployment.until("the outage is told", told).await;
@@ -212,9 +212,7 @@ async fn without_the_broker_figures_are_lower_bounds(deployment: &Deployment) ->
         problems.push(format!("status: {status}"));
     }
     let scraped = deployment.text(0, "/metrics").await;
-    for metric in
-        ["sluicegate_waiting_jobs{", "sluicegate_estimated_drain_seconds{", "sluicegate_queue_ready_messages{"]
-    {
+    for metric in ["sluicegate_waiting_jobs{", "sluicegate_clear_time_seconds{", "sluicegate_queue_ready_messages{"] {
         if scraped.contains(metric) {
             problems.push(format!("{metric} is told without the broker"));
         }

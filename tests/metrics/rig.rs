@@ -131,7 +131,7 @@ impl Rig {
             let (kind, text) = self.get("/metrics", "*/*").await;
             assert_eq!(kind, "text/plain; version=0.0.4; charset=utf-8");
             let scrape = Scrape::parse(&text);
-            if scrape.value("sluicegate_ledger_account_age_seconds", &[]) < called.elapsed().as_secs_f64() {
+            if scrape.value("sluicegate_ledger_counts_age_seconds", &[]) < called.elapsed().as_secs_f64() {
                 return scrape;
             }
             assert!(called.elapsed() < PATIENCE, "{text}");
@@ -161,7 +161,7 @@ impl Rig {
     pub async fn await_succeeded(&self, jobs: u64) {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let accounts: Value = serde_json::from_str(&self.get("/api/v1/conservation", "*/*").await.1).unwrap();
+            let accounts: Value = serde_json::from_str(&self.get("/api/v1/reconciliation", "*/*").await.1).unwrap();
             let succeeded = |account: &Value| account["states"]["succeeded"].as_u64().unwrap_or(0);
             let all: u64 = accounts.as_array().unwrap().iter().map(succeeded).sum();
             if all == jobs {

@@ -33,7 +33,7 @@ pub const STATES: [&str; 14] = [
     "paused_by_provider",
     "breaker_open",
     "misconfigured",
-    "engine_away",
+    "backend_unavailable",
     "no_worker",
     "draining",
 ];
@@ -137,16 +137,16 @@ fn troubled(parts: &[&str]) -> Response {
         let away = axum::Json(json!({"error": "the database does not answer"}));
         return (StatusCode::SERVICE_UNAVAILABLE, away).into_response();
     }
-    let mut acme = provider("acme", "engine_away");
+    let mut acme = provider("acme", "backend_unavailable");
     let unknown = json!({
-        "waiting": 1_332, "waiting_is_at_least": true, "queued": null, "unrecorded": null, "parked": 1_332, "in_hand": null,
+        "waiting": 1_332, "waiting_is_at_least": true, "queued": null, "unrecorded": null, "delayed": 1_332, "active": null,
         "in_flight": null, "clears": {"kind": "unknown", "missing": "queue"}, "review": null, "dead": null, "succeeded": null, "declined": null,
         "rate_per_s": null, "limit_per_s": null, "refused_by_provider": null,
     });
     acme.as_object_mut().unwrap().extend(unknown.as_object().unwrap().clone());
     let warnings = ["database: gone", "queue: gone"];
     axum::Json(json!({
-        "at": NOW, "version": "0.1.0", "worker": "w-1", "providers": [acme], "conservation": [], "warnings": warnings,
+        "at": NOW, "version": "0.1.0", "worker": "w-1", "providers": [acme], "reconciliation": [], "warnings": warnings,
         "missing": ["database", "queue"],
     }))
     .into_response()
@@ -184,7 +184,7 @@ fn peculiar(state: &str) -> Value {
             json!({"clears": {"kind": "depends_on_accounts", "at_least_ms": 34_000, "limits": ["per-account"], "about_ms": null}})
         }
         // The limiter does not answer.
-        "engine_away" => {
+        "backend_unavailable" => {
             json!({"limits": [limit("all", None, json!({})), limit("off", None, json!({"enabled": false})), limit("each", None, json!({"scope": "reference"}))]})
         }
         "breaker_open" => json!({"clears": {"kind": "not_while_breaker_open"}}),
@@ -206,14 +206,14 @@ fn peculiar(state: &str) -> Value {
 
 fn provider(name: &str, state: &str) -> Value {
     let mut provider = json!({
-        "name": name, "quota": name, "enabled": true, "paused": state == "paused", "mode": "blocking", "version": 17, "has_good_row": true,
+        "name": name, "quota": name, "enabled": true, "paused": state == "paused", "mode": "blocking", "version": 17, "has_valid_row": true,
         "state": state, "cause": HOSTILE, "ends_in_ms": 12_400, "problems": if state == "misconfigured" { json!([HOSTILE]) } else { json!([]) },
         "limits": [
             limit("free", Some(10), json!({})), limit("near", Some(80), json!({})), limit("full", Some(100), json!({})),
             limit("per-account", None, json!({"scope": "account"})),
             limit("closed", Some(0), json!({"max_requests": 0, "remaining": 0, "shadow": true})),
         ],
-        "rate_per_s": 94.1, "limit_per_s": 100.0, "waiting": 12_000, "queued": null, "parked": 300, "in_hand": 128,
+        "rate_per_s": 94.1, "limit_per_s": 100.0, "waiting": 12_000, "queued": null, "delayed": 300, "active": 128,
         "in_flight": 9, "oldest_waiting_at": EARLIER, "clears": {"kind": "clears_in", "ms": 120_000}, "review": 2, "dead": 1,
         "succeeded": 1_234_567, "declined": 3, "expired": 0, "cancelled": 0, "unknown": 0, "sending": 9,
         "refused_by_provider": 1,
@@ -224,11 +224,11 @@ fn provider(name: &str, state: &str) -> Value {
 
 fn overview(empty: bool) -> Value {
     let providers: Vec<Value> = STATES.iter().map(|state| provider(&state.replace('_', "-"), state)).collect();
-    let conservation = json!([{"provider": "running", "recorded": 5, "faults": [HOSTILE]}]);
+    let reconciliation = json!([{"provider": "running", "recorded": 5, "faults": [HOSTILE]}]);
     if empty {
-        return json!({"at": NOW, "version": "0.1.0", "worker": "w-1", "providers": [], "conservation": [], "warnings": []});
+        return json!({"at": NOW, "version": "0.1.0", "worker": "w-1", "providers": [], "reconciliation": [], "warnings": []});
     }
-    json!({"at": NOW, "version": "0.1.0", "worker": "w-1", "providers": providers, "conservation": conservation, "counted_at": EARLIER, "warnings": [HOSTILE]})
+    json!({"at": NOW, "version": "0.1.0", "worker": "w-1", "providers": providers, "reconciliation": reconciliation, "counted_at": EARLIER, "warnings": [HOSTILE]})
 }
 
 fn history() -> Value {
@@ -237,7 +237,7 @@ fn history() -> Value {
 }
 
 fn of_provider(overview: &Value) -> Value {
-    let kinds = ["granted", "refused", "parked", "throttled", "paused", "resumed", "breaker_opened", "breaker_closed"];
+    let kinds = ["granted", "refused", "delayed", "throttled", "paused", "resumed", "breaker_opened", "breaker_closed"];
     let decisions =
         kinds.map(|kind| json!({"at": EARLIER, "worker": "w-1", "kind": kind, "reason": HOSTILE, "permits": 3}));
     json!({
@@ -280,7 +280,7 @@ fn story(state: &str) -> Value {
     });
     story.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     let more = match state {
-        // Received, parked, sent, answered and settled within the millisecond of the answer.
+        // Received, delayed, sent, answered and finished within the millisecond of the answer.
         "succeeded" => json!({
             "maybe_charged": false, "audit": [],
             "waited": {"reason": "waits for limit per-account", "since": "2026-03-01T11:57:55.100Z", "until": "2026-03-01T11:59:00.000Z", "request": 1},
@@ -298,17 +298,17 @@ fn story(state: &str) -> Value {
 fn explained(state: &str) -> Value {
     json!({
         "id": state, "state": state, "provider": "running", "summary": HOSTILE,
-        "gates": [{"name": "recorded", "passed": true, "at": EARLIER, "words": HOSTILE}, {"name": "limit", "passed": false, "at": null, "words": HOSTILE}, {"name": "settled", "passed": false, "at": null, "words": null}],
-        "stands_at": {"gate": "limit", "limit": "per-minute", "allows": "600/1m", "used": 600, "turn_at": "2026-03-01T12:00:12.400Z", "turn_in_ms": 12_400, "before_it": 37, "exact": false},
+        "checks": [{"name": "recorded", "passed": true, "at": EARLIER, "text": HOSTILE}, {"name": "limit", "passed": false, "at": null, "text": HOSTILE}, {"name": "outcome", "passed": false, "at": null, "text": null}],
+        "blocked_at": {"check": "limit", "limit": "per-minute", "allows": "600/1m", "used": 600, "starts_at": "2026-03-01T12:00:12.400Z", "starts_in_ms": 12_400, "jobs_ahead": 37, "exact": false},
     })
 }
 
 fn workers(empty: bool) -> Value {
-    let engine = |ok| json!({"ok": ok, "rtt_ms": if ok { json!(0.0) } else { json!(null) }, "kind": "postgres", "version": HOSTILE, "problem": (!ok).then_some("no answer in time")});
+    let backend = |ok| json!({"ok": ok, "rtt_ms": if ok { json!(0.0) } else { json!(null) }, "kind": "postgres", "version": HOSTILE, "problem": (!ok).then_some("no answer in time")});
     let worker = |id: &str, state: &str, ok| {
         json!({
             "id": id, "host": HOSTILE, "pid": 4_711, "version": id, "started_at": EARLIER, "seen_at": EARLIER, "state": state, "lanes": 12,
-            "in_hand": 128, "in_flight": 9, "engines": {"database": engine(true), "queue": engine(ok), "limiter": engine(false)}, "warnings": [HOSTILE],
+            "active": 128, "in_flight": 9, "backends": {"database": backend(true), "queue": backend(ok), "limiter": backend(false)}, "warnings": [HOSTILE],
         })
     };
     let all = json!([

@@ -77,7 +77,7 @@ async fn unknown_figures_are_marked_unknown() {
     let browser = Browser::open(&canned.origin, "").await;
     browser.await_text(".counted", "Payments in the ledger were counted 2 min 5 s ago").await;
     browser.await_text(&card("probing"), "Invalid configuration, the last valid one applies: limit all").await;
-    browser.visit("#/providers/engine-away").await;
+    browser.visit("#/providers/backend-unavailable").await;
     browser.await_text("#limits-title", "Limits").await;
     let feet = "return [...document.querySelectorAll('.limit-foot')].map((foot) => foot.firstElementChild.innerText)";
     browser.await_true("return document.querySelectorAll('.limit-foot').length === 3").await;
@@ -139,7 +139,7 @@ async fn timeline_shows_only_what_happened() {
     // The sentence of where it stands is there once.
     story(&browser, "review").await;
     browser.await_text(".timeline", "Waits for manual review.").await;
-    assert_eq!(browser.text(".gates .here .gate-words").await, "");
+    assert_eq!(browser.text(".checks .here .check-words").await, "");
     browser.nothing_went_wrong(&[]).await;
 }
 

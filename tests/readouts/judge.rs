@@ -20,7 +20,7 @@ const LEASE_MAX: Duration = Duration::from_secs(40);
 /// Most payments that workers have taken from a queue and not recorded yet: they are in no source for up to half a second.
 const TAKEN_MAX: u64 = 64;
 /// States that say that a backend or every worker is unavailable.
-const UNAVAILABLE: [&str; 2] = ["engine_away", "no_worker"];
+const UNAVAILABLE: [&str; 2] = ["backend_unavailable", "no_worker"];
 /// Said of a database that answers, and that wrote nothing in time for half a second: true on a machine that has too much
 /// to do, and over after a second.
 const TOO_SLOW: &str = "the ledger does not commit within the send budget";

@@ -85,10 +85,10 @@ fn each_rule_finds_its_violation() {
             sample.shown.limits.insert("acme".to_owned(), Ok(vec![limit]));
         }),
         ("available backends are not called unavailable", |sample| {
-            acme(sample).state = "engine_away".to_owned();
+            acme(sample).state = "backend_unavailable".to_owned();
         }),
         ("available backends are not called unavailable", |sample| {
-            acme(sample).state = "engine_away".to_owned();
+            acme(sample).state = "backend_unavailable".to_owned();
             acme(sample).cause = "limiter: no answer in time".to_owned();
         }),
         ("available backends are not called unavailable", |sample| {
@@ -149,7 +149,7 @@ fn recent_change_may_be_shown_late() {
     // A worker that is frozen, or a backend that answered nobody a moment ago, excuses claims about backends.
     let mut history = true_history();
     history.truths[16].workers[1].healthy = false;
-    acme(history.samples.last_mut().unwrap()).state = "engine_away".to_owned();
+    acme(history.samples.last_mut().unwrap()).state = "backend_unavailable".to_owned();
     assert_eq!(judge(&history), Vec::new());
     assert_eq!(RULES.len(), judged(&history).len());
 }

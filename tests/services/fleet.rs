@@ -85,7 +85,7 @@ async fn any_worker_reports_the_whole_fleet() {
     .await;
     let workers = ask(&stand, two, "/api/v1/workers").await;
     for worker in workers["workers"].as_array().unwrap() {
-        let engines = &worker["engines"];
+        let engines = &worker["backends"];
         let kinds = ["database", "queue", "limiter"].map(|name| engines[name]["kind"].as_str().unwrap());
         assert_eq!(kinds, ["postgres", "rabbitmq", "redis"]);
         for name in ["database", "queue", "limiter"] {
@@ -172,7 +172,7 @@ async fn a_killed_worker_is_lost(stand: &mut Stand, one: usize, two: usize) {
         let overview = ask(stand, one, "/api/v1/overview").await;
         let acme = &overview["providers"][0];
         let done = number(&acme["succeeded"]) == 600 && in_sight(acme) == 600 && acme["state"] == "idle";
-        let adds_up = overview["conservation"].as_array().unwrap().iter().all(|it| it["faults"] == json!([]));
+        let adds_up = overview["reconciliation"].as_array().unwrap().iter().all(|it| it["faults"] == json!([]));
         if done && adds_up { Ok(()) } else { Err(overview) }
     })
     .await;

@@ -88,7 +88,7 @@ pub async fn fill(pool: &SqlitePool, text: &str) {
     changes.push(format!(
         "INSERT OR REPLACE INTO worker_reports (id, host, pid, version, started_at, reported_at, format, report) \
          VALUES ('w', '{text}', 1, '{text}', 1, CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER), 1, json_object('ready', json('true'), \
-         'lanes', json_object('acme', {lane}), 'engines', json_object('database', {engine}), \
+         'lanes', json_object('acme', {lane}), 'backends', json_object('database', {engine}), \
          'warnings', json_array('{text}')))"
     ));
     unchecked(pool, &changes).await;

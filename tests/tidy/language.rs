@@ -28,37 +28,6 @@ const PROSE_ENDINGS: [&str; 8] = ["md", "lua", "sql", "toml", "yml", "yaml", "js
 /// The page that defines the words.
 const GLOSSARY: &str = "docs/glossary.md";
 
-/// Words that are names for programs (paths, JSON fields, labels, stored texts), or that quote such a name.
-const NAMES: [(&str, &str); 27] = [
-    ("docs/api.md", "conservation"),
-    ("docs/metrics.md", "conservation"),
-    ("docs/metrics.md", "outflow"),
-    ("docs/runbook.md", "conservation"),
-    ("docs/tracing.md", "parked"),
-    ("docs/tracing.md", "handed back"),
-    ("deploy/prometheus/alerts.yml", "conservation"),
-    ("deploy/prometheus/alerts_test.yml", "conservation"),
-    ("migrations/postgres/0036_rights.sql", "nobody"),
-    ("migrations/postgres/0047_erasure.sql", "nobody"),
-    ("src/domain/explain/reason.rs", "is away"),
-    ("src/fleet/missing_tests.rs", "parked"),
-    ("src/fleet/overview.rs", "parked"),
-    ("src/fleet/report.rs", "parked"),
-    ("src/ledger/operator.rs", "settled"),
-    ("src/ops/api/tests.rs", "settled"),
-    ("src/ops/mod.rs", "conservation"),
-    ("src/ops/page/assets/js/parts.js", "parked"),
-    ("src/ops/page/assets/js/views/overview.js", "conservation"),
-    ("src/ops/page/assets/js/views/provider.js", "parked"),
-    ("src/ops/page/assets/js/views/timeline.js", "parked"),
-    ("src/ops/page/assets/js/words.js", "parked"),
-    ("src/ops/reconciliation.rs", "conservation"),
-    ("src/worker/execute.rs", "outflow"),
-    ("src/worker/intake.rs", "handed back"),
-    ("src/worker/intake.rs", "parked"),
-    ("src/worker/meter/decisions.rs", "parked"),
-];
-
 /// A text that is not Rust.
 pub struct Prose {
     pub path: String,
@@ -120,23 +89,19 @@ fn banned(text: &str) -> Vec<(usize, &'static str)> {
     found
 }
 
-fn is_name(path: &str, word: &str) -> bool {
-    NAMES.contains(&(path, word))
-}
-
 /// Banned words in comments and literals.
 pub fn words(source: &Source) -> Vec<Offence> {
     if !source.path.starts_with("src/") {
         return Vec::new();
     }
     let is_code = |at: usize| source.code.as_bytes()[at] != b' ';
-    let found = banned(&source.text).into_iter().filter(|(at, word)| !is_code(*at) && !is_name(&source.path, word));
+    let found = banned(&source.text).into_iter().filter(|(at, _)| !is_code(*at));
     found.map(|(at, word)| format!("{}: banned word `{word}`", source.place(at))).collect()
 }
 
 /// Banned words in a text that is not Rust.
 pub fn words_of_prose(prose: &Prose) -> Vec<Offence> {
-    let found = banned(&prose.text).into_iter().filter(|(_, word)| !is_name(&prose.path, word));
+    let found = banned(&prose.text).into_iter();
     found.map(|(at, word)| format!("{}: banned word `{word}`", prose.place(at))).collect()
 }
 

@@ -60,7 +60,7 @@ struct PathReport {
     published: u64,
     published_per_second: f64,
     /// Finished jobs; fewer than published if the time ran out.
-    settled: u64,
+    finished: u64,
     seconds: f64,
     jobs_per_second: f64,
     /// Counted by the provider.
@@ -125,7 +125,7 @@ async fn measure(
     let began = Instant::now();
     let published = stage.publish(&lane, args.jobs, within, console).await?;
     let published_per_second = rate(published, began.elapsed());
-    let (settled, took) = process_jobs(args, stage, &lane, published, console).await?;
+    let (finished, took) = process_jobs(args, stage, &lane, published, console).await?;
     let seen = lane.fake.report();
     let bare_loop = match &stage.config.queue.url {
         QueueUrl::Embedded => None,
@@ -134,14 +134,14 @@ async fn measure(
             Some(broker::bare_loop(url.expose(), &stage.config.queue.prefix, published).await?)
         }
     };
-    let jobs_per_second = rate(settled, took);
+    let jobs_per_second = rate(finished, took);
     Ok(PathReport {
         conditions,
         workers: args.workers,
         in_flight: lane.in_flight(),
         published,
         published_per_second,
-        settled,
+        finished,
         seconds: took.as_secs_f64(),
         jobs_per_second,
         requests: seen.requests,
@@ -214,14 +214,14 @@ fn print(report: &PathReport, console: &mut Console) -> std::io::Result<()> {
         console.line(&line)?;
     }
     let row = |name: &str, value: String| vec![name.to_owned(), value];
-    let unfinished = if report.settled < report.published { ", the time ran out" } else { "" };
+    let unfinished = if report.finished < report.published { ", the time ran out" } else { "" };
     let mut rows = vec![
         row("jobs per second, whole path", number(report.jobs_per_second)),
         row(
             "jobs finished",
             format!(
                 "{} of {}, in {:.2} s{unfinished}",
-                number(report.settled as f64),
+                number(report.finished as f64),
                 number(report.published as f64),
                 report.seconds
             ),

@@ -19,7 +19,7 @@ use crate::simulation::steady_rate;
 pub struct Proof {
     jobs: u64,
     /// Jobs in a final state.
-    settled: u64,
+    finished: u64,
     /// Jobs without a final state.
     lost: u64,
     /// Payments that the provider charged more than once.
@@ -64,7 +64,7 @@ impl Proof {
         arrivals_us: &[u64],
     ) -> Self {
         let states: BTreeMap<String, i64> = counts.iter().map(|count| (count.state.clone(), count.jobs)).collect();
-        let settled = count_finished(counts);
+        let finished = count_finished(counts);
         let charged = effects.iter().filter(|effect| effect.count > 0).count() as u64;
         let succeeded = states.get(FinalState::Succeeded.name()).map_or(0, |jobs| jobs.unsigned_abs());
         let in_review = states.get(FinalState::Review.name()).map_or(0, |jobs| jobs.unsigned_abs());
@@ -73,8 +73,8 @@ impl Proof {
         let possible = f64::from(limit.max_requests()) / (limit.window().as_secs_f64() + hold_ms / 1_000.0);
         Self {
             jobs,
-            settled,
-            lost: jobs.saturating_sub(settled),
+            finished,
+            lost: jobs.saturating_sub(finished),
             double: report.doubles,
             // A payment in review may have been charged or not.
             disagreed: charged.abs_diff(succeeded).saturating_sub(in_review),
@@ -120,7 +120,7 @@ impl Proof {
             [
                 "no payment lost".to_owned(),
                 mark(self.lost == 0 && self.disagreed == 0),
-                format!("{} of {} finished: {}", self.settled, self.jobs, states.join(", ")),
+                format!("{} of {} finished: {}", self.finished, self.jobs, states.join(", ")),
             ],
             [
                 "none charged twice".to_owned(),

@@ -66,9 +66,9 @@ pub async fn run(
     };
     let mut left = operator.erasure_counts(&args.account).await?;
     if args.dry_run {
-        done.jobs = std::mem::take(&mut left.ended);
+        done.jobs = std::mem::take(&mut left.finished);
     }
-    let waits = left.open + left.review + left.untold + left.ended + left.requests + left.rules;
+    let waits = left.open + left.review + left.unpublished + left.finished + left.requests + left.rules;
     if args.json {
         let (account, dry_run) = (args.account.as_str(), args.dry_run);
         console.json(&ErasureReport { account, dry_run, erased: done.jobs, requests_erased: done.requests, left })?;
@@ -112,8 +112,8 @@ fn remainder_lines(left: &ErasureCounts) -> Vec<String> {
     };
     payments(left.open, "that may still be sent: run this again when they have finished");
     payments(left.review, "in review: use `jobs resolve`, then run this again");
-    payments(left.untold, "whose outcome event is not published yet: run this again later");
-    payments(left.ended, "that finished meanwhile: run this again");
+    payments(left.unpublished, "whose outcome event is not published yet: run this again later");
+    payments(left.finished, "that finished meanwhile: run this again");
     if let Some(until) = left.requests_until {
         lines.push(format!(
             "left: account and reference of {at_least}{} of the last 32 days, which a limit may count: run this again after {until}",
@@ -136,10 +136,10 @@ mod tests {
         assert_eq!(remainder_lines(&ErasureCounts::default()), [""; 0]);
         let all = ErasureCounts {
             at_least: false,
-            ended: 1,
+            finished: 1,
             open: 2,
             review: 1,
-            untold: 1,
+            unpublished: 1,
             requests: 3,
             requests_until: Some(DatabaseTime(1_795_000_000_123)),
             rules: 1,

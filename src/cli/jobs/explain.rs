@@ -68,25 +68,25 @@ async fn explain_without_process(
 }
 
 fn print(answer: &ExplainResponse, console: &mut Console) -> Result<(), CommandError> {
-    let here = answer.stands_at.as_ref().map(|position| position.gate.as_str());
+    let here = answer.blocked_at.as_ref().map(|position| position.check.as_str());
     let provider = answer.provider.as_deref().map(|provider| format!(" of {provider}")).unwrap_or_default();
     let sentence = format!("{}{provider} is `{}`: {}", answer.id, answer.state, answer.summary);
     console.lines(&wrap_words("", &sentence, width(console.shape())))?;
-    if answer.gates.is_empty() {
+    if answer.checks.is_empty() {
         return Ok(());
     }
     let rows: Vec<Vec<String>> = answer
-        .gates
+        .checks
         .iter()
-        .map(|gate| {
-            let passed = match (gate.passed, here == Some(gate.name.as_str())) {
+        .map(|check| {
+            let passed = match (check.passed, here == Some(check.name.as_str())) {
                 (true, _) => "passed",
                 (false, true) => "here",
                 (false, false) => "",
             };
             // The summary names the cause.
-            let reason = if here == Some(gate.name.as_str()) { "see above" } else { gate.words.as_str() };
-            vec![gate.name.clone(), passed.to_owned(), reason.to_owned()]
+            let reason = if here == Some(check.name.as_str()) { "see above" } else { check.text.as_str() };
+            vec![check.name.clone(), passed.to_owned(), reason.to_owned()]
         })
         .collect();
     console.line("")?;

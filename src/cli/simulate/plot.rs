@@ -58,7 +58,7 @@ fn draw(columns: &[VariantRun], start: Timestamp) -> Result<String, Box<dyn std:
                 Some(at) => format!(
                     "clears at {} (in {})",
                     at.strftime("%H:%M:%S"),
-                    column.figures.drained_in_ms.map_or_else(String::new, format_ms)
+                    column.figures.clears_in_ms.map_or_else(String::new, format_ms)
                 ),
                 None => "never clears".to_owned(),
             };

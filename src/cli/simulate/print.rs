@@ -22,7 +22,7 @@ pub(super) fn print_table(columns: &[VariantRun], start: Timestamp, console: &mu
     line("wait p95", &|c| c.figures.wait.p95_ms.map_or_else(no_value, format_ms));
     line("wait p99", &|c| c.figures.wait.p99_ms.map_or_else(no_value, format_ms));
     line("wait max", &|c| c.figures.wait.max_ms.map_or_else(no_value, format_ms));
-    line("clears in", &|c| c.figures.drained_in_ms.map_or_else(|| "never".to_owned(), format_ms));
+    line("clears in", &|c| c.figures.clears_in_ms.map_or_else(|| "never".to_owned(), format_ms));
     line("clears at", &|c| clears_at(&c.figures, start).map_or_else(String::new, |at| clock_text(at, start)));
     line("deadlines missed", &|c| group_thousands(c.figures.deadlines_missed));
     let limits: Vec<String> = limit_names(columns);
@@ -36,7 +36,7 @@ pub(super) fn print_table(columns: &[VariantRun], start: Timestamp, console: &mu
     line("response after", &|c| format!("{:.0} ms", c.figures.hold_ms));
     line("requests", &|c| group_thousands(c.figures.requests));
     line("calls to the limiter", &|c| group_thousands(c.figures.limiter_calls));
-    line("delayed", &|c| group_thousands(c.figures.parked));
+    line("delayed", &|c| group_thousands(c.figures.delayed));
     type Count = fn(&SimulationResult) -> u64;
     let problems: [(&str, Count); 6] = [
         ("manual review", |f| f.review),
@@ -95,7 +95,7 @@ fn window_text(window: &WindowCount) -> String {
 }
 
 pub(super) fn clears_at(figures: &SimulationResult, start: Timestamp) -> Option<Timestamp> {
-    start.checked_add(Duration::from_millis(figures.drained_in_ms?)).ok()
+    start.checked_add(Duration::from_millis(figures.clears_in_ms?)).ok()
 }
 
 /// The time, with its date if that differs from the start's.

@@ -127,7 +127,7 @@ fn terminal_table(providers: &[ProviderOverview], width: Option<usize>) -> (Vec<
         Some(column("rate", true, |provider| per_second(provider.rate_per_s))),
         Some(column("waiting", true, waiting_text)),
         Some(column("in flight", true, |provider| count_text(provider.in_flight))),
-        counted("delayed", |provider| provider.parked),
+        counted("delayed", |provider| provider.delayed),
         counted("review", |provider| provider.review),
         counted("dead", |provider| provider.dead),
         Some(column("clears in", true, clear_time)),
@@ -155,7 +155,7 @@ fn cells(provider: &ProviderOverview) -> Vec<String> {
         per_second(provider.rate_per_s),
         waiting_text(provider),
         count_text(provider.in_flight),
-        count_text(provider.parked),
+        count_text(provider.delayed),
         count_text(provider.review),
         count_text(provider.dead),
         clear_time(provider),
@@ -178,7 +178,7 @@ fn per_second(rate: Option<f64>) -> String {
 
 /// Why `waiting` is a lower bound.
 fn waiting_note(provider: &ProviderOverview) -> Option<String> {
-    let missing = match (provider.queued, provider.parked) {
+    let missing = match (provider.queued, provider.delayed) {
         _ if !provider.waiting_is_at_least => return None,
         (None, None) => "the broker and the database are unreachable",
         (None, _) => "the broker is unreachable",
@@ -272,7 +272,7 @@ fn status_note(provider: &ProviderOverview) -> Option<String> {
     let good = fullest_limit(&provider.limits)
         .map(|limit| format!(" ({} {})", limit.name, rate_text(limit)))
         .unwrap_or_default();
-    let counts = match provider.has_good_row {
+    let counts = match provider.has_valid_row {
         true => format!("its last valid version is in force{good}"),
         false => "nothing is sent".to_owned(),
     };
@@ -290,19 +290,17 @@ fn status_note(provider: &ProviderOverview) -> Option<String> {
 
 /// `all 1,234 recorded payments accounted for`, or the discrepancies.
 fn reconciliation_lines(overview: &Overview) -> Vec<String> {
-    let faults = overview.conservation.iter().flat_map(|account| {
+    let Some(accounts) = &overview.reconciliation else {
+        return vec!["reconciliation: unknown, because there is no recent count of the payments".to_owned()];
+    };
+    let faults = accounts.iter().flat_map(|account| {
         account.faults.iter().map(|fault| format!("reconciliation: {}: {fault}", account.provider))
     });
     let faults: Vec<String> = faults.collect();
     if !faults.is_empty() {
         return faults;
     }
-    let jobs: u64 = overview.conservation.iter().map(|account| account.recorded).sum();
-    let uncounted =
-        overview.conservation.is_empty() && overview.warnings.iter().any(|warning| warning.contains("not be counted"));
-    if uncounted {
-        return vec!["reconciliation: unknown, because the payments could not be counted".to_owned()];
-    }
+    let jobs: u64 = accounts.iter().map(|account| account.recorded).sum();
     let recorded = format!("{} recorded {}", group_digits(jobs), plural(jobs, "payment"));
     let all = if jobs == 0 { "no recorded payments".to_owned() } else { format!("all {recorded} accounted for") };
     vec![format!("{all}{}", count_age(overview))]

@@ -28,11 +28,13 @@ fn sample_overview() -> Overview {
     second.waiting = 0;
     (second.state, second.ends_in_ms) = (ProviderState::BreakerOpen, Some(4_200));
     second.cause = Some("the provider is down: no connection to pay.example (refused)".to_owned());
-    picture.conservation = vec![ProviderReconciliation {
-        recorded: 1_234,
-        ..ProviderReconciliation::from(crate::ledger::upkeep::LedgerReconciliation::default())
-    }];
+    picture.reconciliation =
+        Some(vec![ProviderReconciliation { recorded: 1_234, ..ProviderReconciliation::default() }]);
     picture
+}
+
+fn account(picture: &mut Overview) -> &mut ProviderReconciliation {
+    &mut picture.reconciliation.as_mut().unwrap()[0]
 }
 
 #[test]
@@ -115,8 +117,10 @@ fn stale_count_shows_its_age() {
     assert_eq!(last(&picture), "all 1,234 recorded payments accounted for");
     picture.counted_at = Some("2026-03-01T11:57:55.000Z".to_owned());
     assert_eq!(last(&picture), "all 1,234 recorded payments accounted for (counted 125 s ago)");
-    picture.conservation[0].recorded = 0;
+    account(&mut picture).recorded = 0;
     assert_eq!(last(&picture), "no recorded payments (counted 125 s ago)");
+    picture.reconciliation = None;
+    assert_eq!(last(&picture), "reconciliation: unknown, because there is no recent count of the payments");
 }
 
 #[test]
@@ -143,7 +147,7 @@ fn overview_fits_a_narrow_terminal() {
     let mut usual = sample_overview();
     usual.providers[1].name = "stripe".to_owned();
     assert_eq!(titles(&usual), "provider state used rate waiting in flight clears in");
-    usual.providers[0].parked = Some(1_200);
+    usual.providers[0].delayed = Some(1_200);
     assert_eq!(titles(&usual), "provider state used rate waiting delayed clears in");
     usual.providers[1].review = Some(3);
     assert_eq!(titles(&usual), "provider state used rate waiting review clears in");
@@ -178,7 +182,7 @@ fn invalid_row_shows_the_limit_in_force() {
     assert!(
         render_overview(&bad, TableShape::Plain, None).contains("└ invalid row, nothing is sent: limit per-second")
     );
-    bad.providers[0].has_good_row = true;
+    bad.providers[0].has_valid_row = true;
     let page = render_overview(&bad, TableShape::Plain, None);
     assert!(
         page.contains(
@@ -191,8 +195,9 @@ fn invalid_row_shows_the_limit_in_force() {
 #[test]
 fn discrepancies_and_warnings_are_shown() {
     let mut picture = sample_overview();
-    picture.conservation[0].provider = "acme".to_owned();
-    picture.conservation[0].faults = vec!["7 jobs open, 6 active, delayed or due".to_owned()];
+    let account = account(&mut picture);
+    account.provider = "acme".to_owned();
+    account.faults = vec!["7 jobs open, 6 active, delayed or due".to_owned()];
     picture.warnings = vec!["worker a:1 is lost\u{1b}[2J".to_owned()];
     let page = render_overview(&picture, TableShape::Plain, None);
     assert!(page.contains("reconciliation: acme: 7 jobs open, 6 active, delayed or due\nwarning: worker a:1 is lost"));
@@ -221,7 +226,7 @@ fn missing_source_is_not_shown_as_zero() {
     let rows = vec![ProviderRow { name: "acme".to_owned(), ..ProviderRow::default() }];
     let account = || ProviderReconciliation {
         provider: "acme".to_owned(),
-        parked: 1_000,
+        delayed: 1_000,
         due: 332,
         ..ProviderReconciliation::default()
     };

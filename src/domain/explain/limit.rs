@@ -241,7 +241,7 @@ pub(super) fn scheduling(facts: &Facts, job: &JobFacts, outlook: &Outlook) -> Ch
     };
     let starts_in = outlook.starts_in;
     let at = BlockedAt {
-        check: "turn",
+        check: "queue",
         starts_in,
         jobs_ahead: Some(outlook.jobs_ahead),
         exact: outlook.exact,

@@ -21,7 +21,7 @@ mod tests;
 
 /// The checks in their order. A job is blocked at the first that does not let it pass.
 pub const CHECKS: [&str; 10] =
-    ["recorded", "provider", "time", "lane", "limiter", "account", "limit", "turn", "sent", "outcome"];
+    ["recorded", "provider", "time", "lane", "limiter", "account", "limit", "queue", "sent", "outcome"];
 
 /// Explanation of one job.
 #[derive(Clone, Debug, PartialEq, Eq)]

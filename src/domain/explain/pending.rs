@@ -23,7 +23,7 @@ pub(super) fn explain_waiting(facts: &Facts, job: &JobFacts) -> Explanation {
         ("limiter", limiter(facts, job)),
         ("account", limit::account(facts, job, kind, &outlook)),
         ("limit", limit::limit(facts, job, kind, &outlook)),
-        ("turn", limit::scheduling(facts, job, &outlook)),
+        ("queue", limit::scheduling(facts, job, &outlook)),
         ("sent", CheckResult::passed("")),
         ("outcome", CheckResult::passed("")),
     ];
@@ -65,7 +65,7 @@ pub(super) fn explain_in_flight(facts: &Facts, job: &JobFacts) -> Explanation {
         }
     };
     let mut results = vec![("recorded", recorded(facts, job))];
-    let earlier = ["provider", "time", "lane", "limiter", "account", "limit", "turn"];
+    let earlier = ["provider", "time", "lane", "limiter", "account", "limit", "queue"];
     results.extend(earlier.map(|name| {
         let delayed = job.requests.last().filter(|_| name == "time").and_then(|last| delayed_before(facts, job, last));
         (name, delayed.unwrap_or_else(|| CheckResult::passed(format!("passed for request {number}"))))

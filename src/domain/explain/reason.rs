@@ -9,7 +9,7 @@ pub const PAUSED: &str = "the provider asked for a pause";
 pub const THROTTLED: &str = "throttled by the provider";
 pub const COLD: &str = "the limiter has lost its state and waits";
 pub const NEEDS_HISTORY: &str = "usage of a limit is being read from the ledger";
-pub const STORE_UNAVAILABLE: &str = "the limiter store is away";
+pub const STORE_UNAVAILABLE: &str = "the limiter store is unavailable";
 pub const STALE_SETTINGS: &str = "newer settings are being loaded";
 /// Reason of a job that came before its time and was never delayed for another reason.
 pub const NOT_DUE: &str = "waits for its time";

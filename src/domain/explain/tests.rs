@@ -280,7 +280,7 @@ fn every_state_and_blocker_is_described() {
         ),
         (
             Box::new(room),
-            "turn",
+            "queue",
             "in the queue of lane stripe, waits for a worker with free prefetch: none ahead of it",
         ),
         (
@@ -289,7 +289,7 @@ fn every_state_and_blocker_is_described() {
                 f.ahead.workers = 0;
                 f.lane = LaneFacts::NotAsked;
             }),
-            "turn",
+            "queue",
             "is `sluicegate run` running?",
         ),
         (
@@ -297,7 +297,7 @@ fn every_state_and_blocker_is_described() {
                 room(f);
                 f.claim = ClaimState::OtherWorker { worker: "w2".to_owned() };
             }),
-            "turn",
+            "queue",
             "active at worker w2, which was not asked",
         ),
         (
@@ -305,7 +305,7 @@ fn every_state_and_blocker_is_described() {
                 room(f);
                 f.claim = ClaimState::AskedWorker { worker: "w1".to_owned(), position: None };
             }),
-            "turn",
+            "queue",
             "active at worker w1, between two steps: none ahead of it",
         ),
         (

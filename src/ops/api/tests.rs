@@ -234,9 +234,9 @@ async fn resolutions_are_audited_and_applied_once() {
             "jobs/{}/resolve",
             json!({"as": "succeeded", "reference": "ch_1", "because": "seen"}),
             "succeeded",
-            "settled",
+            "resolved",
         ),
-        ("review", "jobs/{}/resolve", json!({"as": "declined", "because": "seen"}), "declined", "settled"),
+        ("review", "jobs/{}/resolve", json!({"as": "declined", "because": "seen"}), "declined", "resolved"),
         ("review", "jobs/{}/resolve", json!({"as": "resend", "because": "seen"}), "waiting", "sent again"),
         ("waiting", "jobs/{}/cancel", json!({"because": "seen"}), "cancelled", "cancelled"),
         ("dead", "dlq/{}/replay", json!({"because": "seen"}), "waiting", "replayed"),
@@ -262,7 +262,7 @@ async fn resolutions_are_audited_and_applied_once() {
         let words = format!("the job is `{to}`; only a job that is `{from}` can be {done}");
         assert_eq!((status, refused), (409, json!({"error": words})));
     }
-    let succeeded = stand.get("/api/v1/jobs/review-settled-succeeded").await.1;
+    let succeeded = stand.get("/api/v1/jobs/review-resolved-succeeded").await.1;
     assert_eq!(succeeded["provider_reference"], "ch_1");
     // One charge pays one payment; a request in flight is not cancelled.
     stand.add_job("twice", "x", "review").await;

@@ -229,15 +229,15 @@ mod tests {
         database.migrate().await.unwrap();
         let queue = Arc::new(EmbeddedQueue::new(database.sqlite_pool().unwrap()));
         let limiter = Arc::new(SilentLimiter::default());
-        let engines = BackendMonitor::new(database.settings(), queue, limiter.clone());
-        let (one, other) = tokio::join!(engines.health(), engines.health());
+        let monitor = BackendMonitor::new(database.settings(), queue, limiter.clone());
+        let (one, other) = tokio::join!(monitor.health(), monitor.health());
         assert!(Arc::ptr_eq(&one, &other), "two scrapes at once are one look");
         let up: Vec<bool> = one.dependencies.iter().map(|(_, took)| took.is_some()).collect();
         assert_eq!((up.as_slice(), limiter.0.load(Ordering::Relaxed)), ([true, true, false].as_slice(), 1));
         tokio::time::pause();
         advance(UNAVAILABLE_TTL).await;
         tokio::time::resume();
-        engines.health().await;
+        monitor.health().await;
         assert_eq!(limiter.0.load(Ordering::Relaxed), 2);
         // The limits are known; their usage is not.
         let limits = limit_metrics(&test_settings(), &BTreeMap::new());

@@ -58,9 +58,9 @@ fn jobs(writer: &mut MetricsWriter<'_>, lanes: &[LaneMetrics]) -> Result<(), fmt
         distributions(lanes, |counts| &counts.jobs),
     )?;
     writer.gauge(
-        "in_hand_jobs",
+        "active_jobs",
         "Active jobs: messages that this process has taken from the queue and not finished.",
-        lanes.iter().map(|lane| (lane.labels(), float(lane.figures.in_hand))),
+        lanes.iter().map(|lane| (lane.labels(), float(lane.figures.active))),
     )
 }
 

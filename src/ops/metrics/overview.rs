@@ -28,7 +28,7 @@ pub(super) fn write(writer: &mut MetricsWriter<'_>, snapshot: &OverviewSnapshot)
         each(|_, provider| (!provider.waiting_is_at_least).then(|| float(provider.waiting))),
     )?;
     writer.gauge(
-        "estimated_drain_seconds",
+        "clear_time_seconds",
         "Estimated time until the backlog is processed, by the limits; the least time where limits count each \
          account separately; absent without an estimate.",
         each(|_, provider| clears_s(&provider.clears)),
@@ -93,19 +93,19 @@ fn ledger(writer: &mut MetricsWriter<'_>, input: &OverviewInput, names: BTreeSet
         each(|account| account.past_deadline),
     )?;
     writer.gauge(
-        "jobs_astray",
+        "overdue_jobs",
         "Overdue jobs: due for two hours and not taken by any worker.",
-        each(|account| account.astray),
+        each(|account| account.overdue),
     )?;
     writer.gauge(
-        "conservation_faults",
+        "reconciliation_faults",
         "Faults in the reconciliation of the provider's jobs. Must stay at zero.",
         each(|account| u64::try_from(account.faults.len()).unwrap_or(u64::MAX)),
     )?;
     let counted = input.counted_at_ms.filter(|_| input.reconciliation.is_some());
     let age_ms = counted.map(|counted_ms| u64::try_from(unix_ms() - counted_ms).unwrap_or(0));
     writer.gauge(
-        "ledger_account_age_seconds",
+        "ledger_counts_age_seconds",
         "Age of the ledger's counts in this scrape; absent while the jobs cannot be counted.",
         age_ms.map(|age_ms| (Labels::new(), seconds(age_ms))),
     )

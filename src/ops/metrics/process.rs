@@ -67,7 +67,7 @@ pub fn write(writer: &mut MetricsWriter<'_>, progress: &WorkerStatus) -> Result<
     let good = good.map(|name| (name.to_string(), 0.0));
     let rows = good.chain(known.invalid_rows.iter().map(|bad| (bad.provider.clone(), 1.0)));
     writer.gauge(
-        "bad_rows",
+        "invalid_rows",
         "1 while the provider's row is invalid: its last valid one applies, or it has no lane.",
         rows.map(|(provider, bad)| (vec![("provider", provider)], bad)),
     )

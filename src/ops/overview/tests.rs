@@ -44,12 +44,13 @@ fn row(name: &str) -> ProviderRow {
 
 fn report(id: &str, rate_10s: u64, at_ms: i64) -> WorkerReport {
     let lane = json!({
-        "does": "running", "in_hand": 3, "in_flight": 2, "sent_total": 500, "sent_10s": rate_10s, "throttled_total": 1,
+        "does": "running", "active": 3, "in_flight": 2, "sent_total": 500, "sent_10s": rate_10s, "throttled_total": 1,
         "waits": {"bounds_ms": [1, 2], "counts": [5, 1, 0]},
         "decisions": [{"at_ms": at_ms, "kind": "granted", "reason": "room", "permits": 7}],
     });
-    let engine = json!({"ok": true, "kind": "sqlite", "rtt_ms": 0.4});
-    let body = json!({"ready": true, "settings_version": 9, "lanes": {"acme": lane}, "engines": {"database": engine}});
+    let backend = json!({"ok": true, "kind": "sqlite", "rtt_ms": 0.4});
+    let body =
+        json!({"ready": true, "settings_version": 9, "lanes": {"acme": lane}, "backends": {"database": backend}});
     WorkerReport {
         id: id.to_owned(),
         host: "pay-1".to_owned(),
@@ -89,7 +90,7 @@ async fn reports_of_all_workers_are_merged() {
         ("rate_per_s", json!(40.0)),
         ("limit_per_s", json!(100.0)),
         // Counted in the ledger: what workers report of them comes late.
-        ("in_hand", json!(0)),
+        ("active", json!(0)),
         ("in_flight", json!(0)),
         ("waiting", json!(0)),
         ("waiting_is_at_least", json!(false)),

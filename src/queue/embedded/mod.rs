@@ -63,7 +63,7 @@ impl EmbeddedQueue {
     /// its start: it is the one process that takes messages.
     ///
     /// # Errors
-    /// [`QueueError::Refused`] when the table is missing, [`QueueError::Away`] otherwise.
+    /// [`QueueError::Refused`] when the table is missing, [`QueueError::Unavailable`] otherwise.
     pub async fn recover(&self) -> Result<u64, QueueError> {
         self.store.release_all().await
     }

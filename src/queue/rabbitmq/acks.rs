@@ -69,7 +69,7 @@ mod tests {
     #[test]
     fn multiple_ack_ends_below_the_first_unacked() {
         let mut tags = AckTracker::default();
-        let handed_back = |tags: &mut AckTracker, tag| {
+        let requeued = |tags: &mut AckTracker, tag| {
             tags.record_requeued(tag);
             Vec::new()
         };
@@ -81,9 +81,9 @@ mod tests {
             (tags.acknowledge(&[8]), vec![one(8)]),
             // What was acknowledged alone is gone: the frame names 4, and not 6.
             (tags.acknowledge(&[4]), vec![one(4)]),
-            (handed_back(&mut tags, 7), vec![]),
+            (requeued(&mut tags, 7), vec![]),
             (tags.acknowledge(&[10, 9]), vec![up_to(10)]),
-            (handed_back(&mut tags, 12), vec![]),
+            (requeued(&mut tags, 12), vec![]),
             (tags.acknowledge(&[14, 13, 11]), vec![up_to(14)]),
             (tags.acknowledge(&[]), vec![]),
         ]
@@ -110,18 +110,18 @@ mod tests {
         delivered: usize,
         /// Which of the active ones, by their place.
         acknowledged: Vec<prop::sample::Index>,
-        handed_back: Vec<prop::sample::Index>,
+        requeued: Vec<prop::sample::Index>,
     }
 
     fn batch() -> impl Strategy<Value = Batch> {
         let picked = || prop::collection::vec(any::<prop::sample::Index>(), 0..8);
         (0..12_usize, picked(), prop::collection::vec(any::<prop::sample::Index>(), 0..2))
-            .prop_map(|(delivered, acknowledged, handed_back)| Batch { delivered, acknowledged, handed_back })
+            .prop_map(|(delivered, acknowledged, requeued)| Batch { delivered, acknowledged, requeued })
     }
 
-    fn pick(in_hand: &mut Vec<u64>, places: &[prop::sample::Index]) -> Vec<u64> {
+    fn pick(unacked: &mut Vec<u64>, places: &[prop::sample::Index]) -> Vec<u64> {
         let take = |place: &prop::sample::Index| {
-            (!in_hand.is_empty()).then(|| in_hand.swap_remove(place.index(in_hand.len())))
+            (!unacked.is_empty()).then(|| unacked.swap_remove(place.index(unacked.len())))
         };
         places.iter().filter_map(take).collect()
     }
@@ -140,24 +140,24 @@ mod tests {
     proptest! {
         #[test]
         fn only_finished_tags_are_acknowledged(batches in prop::collection::vec(batch(), 1..40)) {
-            let (mut tags, mut out, mut in_hand, mut next) = (AckTracker::default(), BTreeSet::new(), Vec::new(), 1);
+            let (mut tags, mut out, mut unacked, mut next) = (AckTracker::default(), BTreeSet::new(), Vec::new(), 1);
             for batch in batches {
                 for tag in next..next + batch.delivered as u64 {
                     out.insert(tag);
-                    in_hand.push(tag);
+                    unacked.push(tag);
                 }
                 next += batch.delivered as u64;
-                for tag in pick(&mut in_hand, &batch.handed_back) {
+                for tag in pick(&mut unacked, &batch.requeued) {
                     prop_assert!(out.remove(&tag));
                     tags.record_requeued(tag);
                 }
-                let asked = pick(&mut in_hand, &batch.acknowledged);
+                let asked = pick(&mut unacked, &batch.acknowledged);
                 let frames = tags.acknowledge(&asked);
                 prop_assert!(frames.iter().filter(|frame| frame.multiple).count() <= 1);
                 let done: BTreeSet<u64> = frames.into_iter().flat_map(|frame| broker(&mut out, frame)).collect();
                 prop_assert_eq!(done, asked.into_iter().collect::<BTreeSet<_>>());
-                prop_assert_eq!(&out, &in_hand.iter().copied().collect::<BTreeSet<_>>());
-                prop_assert!(tags.finished.len() <= in_hand.len() + 1);
+                prop_assert_eq!(&out, &unacked.iter().copied().collect::<BTreeSet<_>>());
+                prop_assert!(tags.finished.len() <= unacked.len() + 1);
             }
         }
     }

@@ -149,15 +149,15 @@ mod tests {
 
     #[test]
     fn death_header_names_the_lane() {
-        let parked = || death("payments.delay.250", "expired");
-        assert_eq!(lane(vec![death("payments.acme", "delivery_limit"), parked()]).as_deref(), Some("acme"));
-        assert_eq!(lane(vec![parked(), death("payments.acme", "delivery_limit")]).as_deref(), Some("acme"));
-        assert_eq!(lane(vec![death("payments.acme", "expired"), parked()]).as_deref(), Some("acme"));
+        let delayed = || death("payments.delay.250", "expired");
+        assert_eq!(lane(vec![death("payments.acme", "delivery_limit"), delayed()]).as_deref(), Some("acme"));
+        assert_eq!(lane(vec![delayed(), death("payments.acme", "delivery_limit")]).as_deref(), Some("acme"));
+        assert_eq!(lane(vec![death("payments.acme", "expired"), delayed()]).as_deref(), Some("acme"));
         assert_eq!(lane(vec![unrouted()]).as_deref(), Some("acme"));
         let cause = |deaths| cause_of(&with(deaths), &Topology::new("payments"));
         assert_eq!(cause(vec![unrouted(), death("payments.acme", "delivery_limit")]), DeathCause::NoQueue);
         assert_eq!(cause(vec![death("payments.acme", "delivery_limit"), unrouted()]), DeathCause::DeliveryLimit);
-        for other in [parked(), death("payments.dead", "delivery_limit"), death("other.acme", "delivery_limit")] {
+        for other in [delayed(), death("payments.dead", "delivery_limit"), death("other.acme", "delivery_limit")] {
             assert_eq!(lane(vec![other.clone()]), None, "{other:?}");
         }
         assert_eq!(lane_of(&BasicProperties::default(), &Topology::new("payments")), None);

@@ -56,9 +56,9 @@ pub struct RabbitMq {
 impl RabbitMq {
     /// Starts connecting and returns at once; must be called on a tokio runtime.
     ///
-    /// While the broker is unavailable every call waits up to 5 s for it and then says [`QueueError::Away`] with the last
-    /// failure, so callers retry with pauses of their own. Bad credentials and the like are [`QueueError::Refused`]
-    /// until the first connection; after it they count as away.
+    /// While the broker is unavailable every call waits up to 5 s for it and then says [`QueueError::Unavailable`] with
+    /// the last failure, so callers retry with pauses of their own. Bad credentials and the like are
+    /// [`QueueError::Refused`] until the first connection; after it they count as unavailable.
     #[must_use]
     pub fn connect(settings: RabbitSettings) -> Self {
         let topology = Topology::new(&settings.prefix);

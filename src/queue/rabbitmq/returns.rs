@@ -73,13 +73,13 @@ impl<M> ReturnTracker<M> {
     /// still to be confirmed, there are as many confirms of theirs alone. Hence: who took nothing is judged by
     /// what is known, and who took another's return once all that are known to be returned are confirmed.
     pub fn take_resolved(&mut self) -> Vec<(u64, PublishOutcome)> {
-        let settled = self.open.values().all(|open| !open.returned || open.confirmed.is_some());
+        let complete = self.open.values().all(|open| !open.returned || open.confirmed.is_some());
         let mut judged = Vec::new();
         self.open.retain(|id, open| {
             let Some(PublishConfirm { accepted, carried_return: took }) = open.confirmed else { return true };
             let verdict = match (open.returned, accepted) {
                 (true, _) => PublishOutcome::Returned,
-                (false, _) if took && !settled => return true,
+                (false, _) if took && !complete => return true,
                 (false, true) => PublishOutcome::Delivered,
                 (false, false) => PublishOutcome::Nacked,
             };

@@ -79,12 +79,12 @@ impl SupervisedConnection {
     /// The present generation; waits up to [`CALL_LIMIT`] for one.
     ///
     /// # Errors
-    /// [`QueueError::Away`] with the last failure, or at once [`QueueError::Refused`] when the broker turns us down and
+    /// [`QueueError::Unavailable`] with the last failure, or at once [`QueueError::Refused`] when the broker turns us down and
     /// has never taken us.
     pub async fn generation(&self) -> Result<Arc<Generation>, QueueError> {
         let mut state = self.state.clone();
-        let settled = |state: &LinkState| !matches!(state, LinkState::Down(_));
-        let last = match tokio::time::timeout(CALL_LIMIT, state.wait_for(settled)).await {
+        let decided = |state: &LinkState| !matches!(state, LinkState::Down(_));
+        let last = match tokio::time::timeout(CALL_LIMIT, state.wait_for(decided)).await {
             Ok(Ok(state)) => state.clone(),
             Ok(Err(_)) => return Err(QueueError::Unavailable("the supervision has ended".to_owned())),
             Err(_) => self.state.borrow().clone(),

@@ -91,7 +91,7 @@ pub(super) struct RunRecord {
     /// Sorted by their starts, not by their arrival at the provider.
     pub uses: Vec<ProviderUse>,
     pub limiter_calls: u64,
-    pub parked: u64,
+    pub delayed: u64,
     pub timeouts: u64,
     pub faults: u64,
     pub late_permits: u64,
@@ -262,7 +262,7 @@ impl<'a> Simulation<'a> {
         let state = &mut self.record.jobs[as_index(job)];
         match state.next.take() {
             Some(JobStep::Retry { wait_us }) => {
-                self.record.parked += 1;
+                self.record.delayed += 1;
                 state.wake_us = now_us + wait_us;
                 let step = delay_step(Duration::from_micros(wait_us)).unwrap_or(DELAY_STEPS[0]);
                 self.agenda.at(now_us + micros_up(step), Event::Return(job));

@@ -125,7 +125,7 @@ fn refusal_code(by: &BlockReason) -> &'static str {
         BlockReason::Cold => "cold",
         BlockReason::NeedsHistory => "needs_history",
         BlockReason::Paused => "paused_by_provider",
-        BlockReason::StoreUnavailable(_) => "store_away",
+        BlockReason::StoreUnavailable(_) => "limiter_unavailable",
         BlockReason::StaleSettings => "stale_settings",
         BlockReason::Oversized { .. } => "cost_exceeds_limit",
         BlockReason::AccountBlocked { .. } => "blocked",
@@ -165,7 +165,7 @@ pub(in crate::worker) fn pause_cause(refused: &BlockReason) -> PauseCause {
         BlockReason::Limit(_) => PauseCause::Limit,
         BlockReason::Cold | BlockReason::NeedsHistory => PauseCause::Cold,
         BlockReason::Paused => PauseCause::Provider,
-        BlockReason::StoreUnavailable(_) => PauseCause::Engine,
+        BlockReason::StoreUnavailable(_) => PauseCause::Backend,
         BlockReason::StaleSettings
         | BlockReason::Oversized { .. }
         | BlockReason::AccountBlocked { .. }

@@ -195,7 +195,7 @@ pub(super) async fn abort_attempt(
     let refused = !error.is_transient();
     let (after, cause, label) = match refused {
         true => (BACKEND_REFUSAL_PAUSE, error.to_string(), "ledger_refused"),
-        false => (DELAY_STEPS[0], "the ledger was unavailable".to_owned(), "ledger_away"),
+        false => (DELAY_STEPS[0], "the ledger was unavailable".to_owned(), "ledger_unavailable"),
     };
     let open = AttemptResult::unsent(kind, job.claimed.last_attempt + 1, &cause);
     let reason = format!("{cause}, nothing was sent");

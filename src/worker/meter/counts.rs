@@ -19,7 +19,7 @@ pub struct LaneFigures {
     /// Requests without a response yet.
     pub in_flight: u64,
     /// Messages taken from the queue and not finished.
-    pub in_hand: u64,
+    pub active: u64,
     pub permit_waits: Histogram,
     /// At most 50, newest first.
     pub decisions: Vec<RecordedDecision>,
@@ -72,7 +72,7 @@ impl LaneMeter {
             sent_total: self.sent.load(Ordering::Relaxed),
             throttled_total: self.throttled.load(Ordering::Relaxed),
             in_flight: self.in_flight.load(Ordering::Relaxed),
-            in_hand: self.in_hand.load(Ordering::Relaxed),
+            active: self.active.load(Ordering::Relaxed),
             permit_waits: Histogram { bounds_ms: &WAITS_MS, counts: self.permit_waits.read().counts },
             decisions: self.decisions.read(),
         }

@@ -17,7 +17,7 @@ const MERGE_WINDOW_MS: u64 = 1_000;
 pub enum DecisionKind {
     Granted,
     Refused,
-    Parked,
+    Delayed,
     /// The provider throttled a request that the limits allowed.
     Throttled,
     Paused,
@@ -33,7 +33,7 @@ impl DecisionKind {
         match self {
             Self::Granted => "granted",
             Self::Refused => "refused",
-            Self::Parked => "parked",
+            Self::Delayed => "delayed",
             Self::Throttled => "throttled",
             Self::Paused => "paused",
             Self::Resumed => "resumed",
@@ -154,7 +154,7 @@ mod tests {
     fn oldest_decisions_are_dropped() {
         let decisions = DecisionLog::default();
         for at in 0..60 {
-            decisions.record_at(at, decision(DecisionKind::Parked, &at.to_string(), "x"));
+            decisions.record_at(at, decision(DecisionKind::Delayed, &at.to_string(), "x"));
         }
         let at: Vec<u64> = decisions.read().iter().map(|line| line.at_ms).collect();
         assert_eq!(at, (10..60).rev().collect::<Vec<u64>>());

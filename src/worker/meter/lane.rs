@@ -76,7 +76,7 @@ impl ReturnReason {
     pub fn code(self) -> &'static str {
         match self {
             Self::DeadlineMissed => "late",
-            Self::LedgerUnavailable => "ledger_away",
+            Self::LedgerUnavailable => "ledger_unavailable",
             Self::TakenOver => "taken_over",
             Self::NotNeeded => "not_needed",
             Self::Probing => "probing",
@@ -94,7 +94,7 @@ pub struct LaneMeter {
     pub(super) redelivered: AtomicU64,
     pub(super) uncounted: LabelledCounter<JobField>,
     pub(super) in_flight: Arc<AtomicU64>,
-    pub(super) in_hand: Arc<AtomicU64>,
+    pub(super) active: Arc<AtomicU64>,
     pub(super) waiting: Arc<AtomicU64>,
     pub(super) answers: LabelledCounter<&'static str>,
     pub(super) outcomes: LabelledCounter<&'static str>,
@@ -138,7 +138,7 @@ impl Default for LaneMeter {
             redelivered: AtomicU64::default(),
             uncounted: LabelledCounter::with_labels(JobField::ALL),
             in_flight: Arc::default(),
-            in_hand: Arc::default(),
+            active: Arc::default(),
             waiting: Arc::default(),
             answers: LabelledCounter::with_labels(STATUS_CLASSES),
             outcomes: LabelledCounter::with_labels(FinalState::ALL.map(FinalState::name)),
@@ -162,7 +162,7 @@ impl LaneMeter {
         if redelivered {
             self.redelivered.fetch_add(1, Ordering::Relaxed);
         }
-        GaugeGuard::increment(&self.in_hand)
+        GaugeGuard::increment(&self.active)
     }
 
     /// Counts a job that waits for a permit until the guard drops.
@@ -243,7 +243,7 @@ impl LaneMeter {
     pub fn record_delay(&self, reason: &'static str, words: &str) {
         self.requeues.increment(reason);
         let (merge_key, reason) = (reason.to_owned(), words.to_owned());
-        self.decisions.record(LaneDecision { kind: DecisionKind::Parked, merge_key, reason, permits: 0 });
+        self.decisions.record(LaneDecision { kind: DecisionKind::Delayed, merge_key, reason, permits: 0 });
     }
 
     /// Counts a message that can never be a job.
@@ -271,11 +271,11 @@ mod tests {
         let waiting = meter.permit_wait_started();
         let sent = meter.request_started(Duration::from_micros(300), true);
         let figures = meter.figures();
-        assert_eq!((figures.in_hand, figures.in_flight, figures.sent_total), (2, 1, 1));
+        assert_eq!((figures.active, figures.in_flight, figures.sent_total), (2, 1, 1));
         assert_eq!((meter.counts().waiting, meter.counts().redelivered), (1, 1));
         drop((taken, waiting, sent));
         let figures = meter.figures();
-        assert_eq!((figures.in_hand, figures.in_flight, figures.sent_total, meter.counts().waiting), (0, 0, 1, 0));
+        assert_eq!((figures.active, figures.in_flight, figures.sent_total, meter.counts().waiting), (0, 0, 1, 0));
     }
 
     /// A counter that first appears with its first event shows Prometheus no increase.

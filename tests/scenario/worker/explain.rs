@@ -68,10 +68,10 @@ async fn forecast_start_matches_the_actual_start() {
         let asked_at = Instant::now();
         let facts = facts_of(&bench, id).await;
         let ClaimState::AskedWorker { position: Some(place), .. } = &facts.claim else { continue };
-        let stands_at = explain(&facts).blocked_at.unwrap();
-        assert_eq!((stands_at.check, stands_at.limit.as_deref()), ("limit", Some("all")), "{id}");
-        assert!(stands_at.exact && stands_at.jobs_ahead == Some(place.before), "{id}: {stands_at:?}");
-        told.push((id.clone(), place.before, asked_at + stands_at.starts_in.unwrap()));
+        let blocked_at = explain(&facts).blocked_at.unwrap();
+        assert_eq!((blocked_at.check, blocked_at.limit.as_deref()), ("limit", Some("all")), "{id}");
+        assert!(blocked_at.exact && blocked_at.jobs_ahead == Some(place.before), "{id}: {blocked_at:?}");
+        told.push((id.clone(), place.before, asked_at + blocked_at.starts_in.unwrap()));
     }
     assert_eq!(told.len(), 8, "{told:?}");
     // The line is first come, first served, so each has one more before it than the one that came before.
@@ -104,19 +104,19 @@ async fn each_state_is_explained_from_live_data() {
     bench.pay("acme", "first").await;
     bench.until_state("first", "succeeded").await;
     let first = ask(&bench, "first").await;
-    assert!(first.summary.starts_with("charged") && first.stands_at.is_none(), "{}", first.summary);
-    assert!(first.gates.iter().all(|gate| gate.passed));
+    assert!(first.summary.starts_with("charged") && first.blocked_at.is_none(), "{}", first.summary);
+    assert!(first.checks.iter().all(|check| check.passed));
 
     bench.pay("acme", "second").await;
     bench.until("it waits in hand", async || bench.in_hand().await == 1).await;
     let second = ask(&bench, "second").await;
-    let at = second.stands_at.clone().unwrap();
-    assert_eq!((at.gate.as_str(), at.allows.as_deref(), at.used), ("limit", Some("1/30s"), Some(1)), "{second:?}");
+    let at = second.blocked_at.clone().unwrap();
+    assert_eq!((at.check.as_str(), at.allows.as_deref(), at.used), ("limit", Some("1/30s"), Some(1)), "{second:?}");
     assert!(
         second.summary.starts_with("waits for limit all of acme (1 per 30 s): 1 used, estimated start"),
         "{second:?}"
     );
-    assert!((20_000..31_000).contains(&at.turn_in_ms.unwrap()), "{at:?}");
+    assert!((20_000..31_000).contains(&at.starts_in_ms.unwrap()), "{at:?}");
 
     bench.settings().set_paused(&name("acme"), true).await.unwrap();
     bench.until_put_down("second", "paused").await;
@@ -147,14 +147,14 @@ async fn delayed_job_names_its_limit() {
     bench.pay("acme", "second").await;
     bench.until_put_down("second", "waits for limit all").await;
     let second = ask(&bench, "second").await;
-    let at = second.stands_at.clone().unwrap();
-    assert_eq!((at.gate.as_str(), at.limit.as_deref(), at.exact), ("limit", Some("all"), false), "{second:?}");
-    let parked = second.gates.iter().find(|gate| gate.name == "time").unwrap();
-    assert!(parked.passed && parked.words.starts_with("delayed until"), "{parked:?}");
+    let at = second.blocked_at.clone().unwrap();
+    assert_eq!((at.check.as_str(), at.limit.as_deref(), at.exact), ("limit", Some("all"), false), "{second:?}");
+    let parked = second.checks.iter().find(|check| check.name == "time").unwrap();
+    assert!(parked.passed && parked.text.starts_with("delayed until"), "{parked:?}");
     let wake_in =
         bench.count("SELECT wake_at - CAST(unixepoch('subsec') * 1000 AS INTEGER) FROM jobs WHERE id = 'second'");
     let wake_in = u64::try_from(wake_in.await).unwrap();
-    assert!(at.turn_in_ms.unwrap() >= wake_in, "{at:?}, wakes in {wake_in} ms");
+    assert!(at.starts_in_ms.unwrap() >= wake_in, "{at:?}, wakes in {wake_in} ms");
 }
 
 /// With a row as it comes, 30 a minute: the bucket holds what the worker has in hand, and everything else is in the queue,
@@ -177,19 +177,19 @@ async fn waiting_payment_gets_a_start_forecast() {
     bench.until_sent("acme", 2).await;
     bench.until("the next are in hand", async || bench.in_hand().await == 4).await;
     let told = ask(&bench, "job-099").await;
-    let at = told.stands_at.clone().unwrap();
+    let at = told.blocked_at.clone().unwrap();
     assert_eq!((told.state.as_str(), at.exact), ("queued", false), "{told:?}");
-    let before = at.before_it.unwrap();
+    let before = at.jobs_ahead.unwrap();
     assert!((95..=98).contains(&before), "{told:?}");
-    let turn_ms = at.turn_in_ms.unwrap();
+    let turn_ms = at.starts_in_ms.unwrap();
     assert!(turn_ms.abs_diff(before * 2_000) < 10_000, "{told:?}");
     let mut in_bucket = 0;
     for id in &ids[2..6] {
         let told = ask(&bench, id).await;
-        let Some(at) = told.stands_at.clone().filter(|at| at.exact) else { continue };
+        let Some(at) = told.blocked_at.clone().filter(|at| at.exact) else { continue };
         in_bucket += 1;
-        assert!(at.gate == "turn" && told.summary.contains("leaky bucket (0.5 per second)"), "{told:?}");
-        assert!(at.before_it.unwrap() <= 3 && at.turn_in_ms.unwrap() <= 8_000, "{told:?}");
+        assert!(at.check == "queue" && told.summary.contains("leaky bucket (0.5 per second)"), "{told:?}");
+        assert!(at.jobs_ahead.unwrap() <= 3 && at.starts_in_ms.unwrap() <= 8_000, "{told:?}");
     }
     assert!(in_bucket > 0);
 }

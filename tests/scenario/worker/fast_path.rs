@@ -110,7 +110,7 @@ async fn unrecorded_first_request_is_not_sent() {
     let mut bench = telling(&[row("acme")]).await;
     bench.sql("CREATE TRIGGER refused BEFORE INSERT ON attempts BEGIN SELECT RAISE(ABORT, 'not now'); END").await;
     bench.pay("acme", "job").await;
-    bench.until("the lane rests", async || bench.handed_back("acme", "engine_refused") == 1).await;
+    bench.until("the lane rests", async || bench.handed_back("acme", "backend_refused") == 1).await;
     bench.stop().await;
     assert_eq!((bench.script.sent_for("job").len(), bench.queued("acme").await), (0, 1));
     // A worker that begins anew takes it at once: it is a redelivery, and claimed first.

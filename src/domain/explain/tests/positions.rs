@@ -16,7 +16,7 @@ fn job_in_the_leaky_bucket_waits_for_egress() {
     };
     let egress = in_bucket(2, ms(2_100));
     let at = egress.blocked_at.as_ref().unwrap();
-    assert_eq!((at.check, at.starts_in, at.jobs_ahead, at.exact), ("turn", Some(ms(2_100)), Some(2), true));
+    assert_eq!((at.check, at.starts_in, at.jobs_ahead, at.exact), ("queue", Some(ms(2_100)), Some(2), true));
     let words = "active at worker w1, in the leaky bucket (1000.0 per second): estimated start \
                  14:03:22 UTC (in 2.1 s), 2 ahead of it";
     assert_eq!(egress.summary, words);

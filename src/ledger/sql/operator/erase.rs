@@ -90,18 +90,18 @@ impl ErasureStatements {
         // The account as a range: for one value PostgreSQL would also read by id, and pass over all other accounts' jobs.
         let counts = format!(
             "{LANES}, own AS ( \
-                 SELECT state, {FINISHED} AND {UNPUBLISHED_OF_EACH} AS untold FROM jobs \
+                 SELECT state, {FINISHED} AND {UNPUBLISHED_OF_EACH} AS unpublished FROM jobs \
                  WHERE account >= $1 AND account <= $1 ORDER BY account, id LIMIT {most}), \
              counted AS (SELECT 1 AS one FROM lanes {{join}} attempts ON {counting} LIMIT {most}), \
              latest AS (SELECT max(at) AS at FROM ( \
                  SELECT (SELECT max(began_at) FROM attempts WHERE {counting}) AS at FROM lanes) AS lately) \
-             SELECT {} AS ended, {} AS open, {} AS review, {} AS untold, count(*) AS payments, \
+             SELECT {} AS finished, {} AS open, {} AS review, {} AS unpublished, count(*) AS payments, \
                  (SELECT count(*) FROM counted) AS requests, (SELECT {{ms:at}} FROM latest) AS latest_ms, \
                  (SELECT count(*) FROM account_overrides WHERE account = $1) AS rules FROM own",
-            of(&format!("{FINISHED} AND NOT untold")),
+            of(&format!("{FINISHED} AND NOT unpublished")),
             of(OPEN),
             of("state = 'review'"),
-            of("untold"),
+            of("unpublished"),
         );
         Self {
             counts: dialect.render(&counts),
@@ -117,16 +117,16 @@ impl ErasureStatements {
     ) -> Result<ErasureCounts, LedgerError> {
         let args: Args = Arc::from([account.as_str().into(), LIMIT_WINDOW_MAX.into()]);
         let rows = engine.query_by_index(&self.counts, args).await?;
-        let row = rows.first().ok_or_else(|| corrupt("ended", "is missing"))?;
+        let row = rows.first().ok_or_else(|| corrupt("finished", "is missing"))?;
         let latest = opt_at(row, "latest_ms")?;
         let counted_ms = i64::try_from(LIMIT_WINDOW_MAX.as_millis()).unwrap_or(i64::MAX);
         let requests = count(row, "requests")?;
         Ok(ErasureCounts {
             at_least: count(row, "payments")?.max(requests) > COUNTED_MAX,
-            ended: count(row, "ended")?,
+            finished: count(row, "finished")?,
             open: count(row, "open")?,
             review: count(row, "review")?,
-            untold: count(row, "untold")?,
+            unpublished: count(row, "unpublished")?,
             requests,
             requests_until: latest.map(|DatabaseTime(ms)| DatabaseTime(ms.saturating_add(counted_ms))),
             rules: count(row, "rules")?,

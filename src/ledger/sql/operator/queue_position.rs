@@ -40,7 +40,7 @@ impl QueuePositionStatements {
                      WHERE me.id = $1 AND other.{OPEN} AND other.wake_at <= {{now}} \
                          AND (other.lease_until IS NULL OR other.lease_until <= {{now}})) AS due, \
                  (SELECT count(*) FROM jobs WHERE provider IN ({{texts:$2}}) AND {OPEN} AND state <> 'sending' \
-                     AND lease_until > {{now}} AND id <> $1) AS in_hand, \
+                     AND lease_until > {{now}} AND id <> $1) AS active, \
                  (SELECT count(DISTINCT lease_owner) FROM jobs WHERE provider IN ({{texts:$2}}) AND {OPEN} \
                      AND lease_until > {{now}}) AS workers, \
                  (SELECT CAST(avg(took_ms) AS bigint) FROM ( \
@@ -84,7 +84,7 @@ impl QueuePositionStatements {
         let around = around.first().ok_or_else(|| corrupt("jobs_before", "is missing"))?;
         let many = |column: &str| u64::try_from(around.int(column)?).map_err(|_| corrupt(column, "is negative"));
         let (before, cost_before) = (many("jobs_before")?, many("cost_before")?);
-        let (due, in_hand) = (many("due")?, many("in_hand")?);
+        let (due, active) = (many("due")?, many("active")?);
         let (workers, hold) = (around.count("workers")?, around.opt_ms("hold_ms")?);
         // Last, so that nothing that was read is later than this.
         let now = engine.query(&self.now, Args::from([])).await?;
@@ -96,7 +96,7 @@ impl QueuePositionStatements {
             jobs_ahead: before,
             cost_ahead: cost_before,
             due,
-            active: in_hand,
+            active,
             workers,
             mean_request_time: hold,
         })

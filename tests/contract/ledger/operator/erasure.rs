@@ -52,11 +52,11 @@ async fn account_is_erased_after_its_jobs_finish(kind: Kind) {
     let other = Job { account: Some(id("acct_2")), ..job("other") };
     let hold = fixture.take(&other).await.lease;
     assert_eq!(fixture.ledger().transition(&hold, &settled(FinalState::Declined)).await.unwrap(), FencedWrite::Applied);
-    assert_eq!(fixture.erasable().await.ended, 3);
+    assert_eq!(fixture.erasable().await.finished, 3);
     assert_eq!(fixture.operator().erase(&account(), 2, &by()).await.unwrap().jobs, 2, "in the order of their ids");
     assert_eq!(fixture.erase().await.jobs, 1);
     assert_eq!(fixture.erase().await, ErasureResult::default(), "each once");
-    assert_eq!(fixture.erasable().await.ended, 0);
+    assert_eq!(fixture.erasable().await.finished, 0);
     for id in ["dead", "declined", "paid"] {
         let story = fixture.story(id).await;
         let line = &story.line;
@@ -98,15 +98,15 @@ async fn unfinished_jobs_are_kept_and_counted(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.take(&job("held")).await;
     fixture.told("review", FinalState::Review).await;
-    let hold = fixture.take(&job("untold")).await.lease;
+    let hold = fixture.take(&job("unpublished")).await.lease;
     assert_eq!(fixture.ledger().transition(&hold, &settled(FinalState::Declined)).await.unwrap(), FencedWrite::Applied);
     fixture.sql("INSERT INTO providers (name, url) VALUES ('stripe', 'https://x.example/')").await.unwrap();
     let rule = "INSERT INTO account_overrides (provider, account, rule) VALUES ('stripe', 'acct_1', 'blocked')";
     fixture.sql(rule).await.unwrap();
     assert_eq!(fixture.erase().await, ErasureResult::default());
     let left = fixture.erasable().await;
-    assert_eq!((left.ended, left.open, left.review, left.untold, left.rules), (0, 1, 1, 1, 1));
-    for id in ["held", "review", "untold"] {
+    assert_eq!((left.finished, left.open, left.review, left.unpublished, left.rules), (0, 1, 1, 1, 1));
+    for id in ["held", "review", "unpublished"] {
         assert_eq!(fixture.story(id).await.line.account.as_deref(), Some("acct_1"), "{id}");
     }
 }

@@ -221,7 +221,7 @@ async fn account_of_half_the_ledger_is_erased_by_index() {
     let (operator, half) = (fixture.database.operator(), Identifier::new("half").unwrap());
     let by = Actor { os_user: "alice@desk".to_owned(), program: None, reason: None };
     for round in 0..8 {
-        let ended = operator.erasure_counts(&half).await.unwrap().ended;
+        let ended = operator.erasure_counts(&half).await.unwrap().finished;
         assert_eq!(ended, u64::from(filling::JOBS) / 2 - round * 500);
         let counted = log.accesses(&fixture, "an erasure is counted").await;
         assert_eq!(operator.erase(&half, 500, &by).await.unwrap().jobs, 500);

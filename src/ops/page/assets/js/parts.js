@@ -31,7 +31,7 @@ export const waitingWords = (provider) => (provider.waiting_is_at_least ? `at le
 export function waitingLacks(provider) {
   if (!provider.waiting_is_at_least) return null;
   const broker = provider.queued === null || provider.queued === undefined;
-  const ledger = provider.parked === null || provider.parked === undefined;
+  const ledger = provider.delayed === null || provider.delayed === undefined;
   if (broker && ledger) return "broker and database are unreachable";
   return broker ? "the broker is unreachable" : "the jobs in the database could not be counted";
 }

@@ -12,7 +12,7 @@ const LANES = {
   paused_by_provider: ["Paused by provider", "warn"],
   breaker_open: ["Breaker open", "bad"],
   misconfigured: ["Misconfigured", "bad"],
-  engine_away: ["Backend unavailable", "bad"],
+  backend_unavailable: ["Backend unavailable", "bad"],
   no_worker: ["No worker", "bad"],
   draining: ["Draining", "warn"],
 };
@@ -39,7 +39,7 @@ const WORKERS = {
 const DECISIONS = {
   granted: ["Granted", "good"],
   refused: ["Refused", "info"],
-  parked: ["Delayed", "info"],
+  delayed: ["Delayed", "info"],
   throttled: ["429 from provider", "bad"],
   paused: ["Paused", "warn"],
   resumed: ["Resumed", "good"],

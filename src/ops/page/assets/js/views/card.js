@@ -57,7 +57,7 @@ function badRow(provider) {
 
 /** What applies while a row is invalid: the last valid one, if any worker has loaded one. */
 export const whatCounts = (provider) =>
-  provider.has_good_row ? "the last valid one applies" : "nothing is sent";
+  provider.has_valid_row ? "the last valid one applies" : "nothing is sent";
 
 /** The limits that count per account or reference. The clear time depends on them, and the queue hides accounts. */
 export function depends(provider) {

@@ -32,7 +32,7 @@ export function job(context, id) {
       } catch (error) {
         if (signal.aborted || error.status === 0) throw error;
         // The timeline is shown without the explanation.
-        explained = { summary: `The explanation is unavailable: ${error.message}`, gates: [] };
+        explained = { summary: `The explanation is unavailable: ${error.message}`, checks: [] };
       }
     },
     render() {
@@ -67,30 +67,30 @@ export function job(context, id) {
 
   function stands() {
     if (!explained) return null;
-    const at = explained.stands_at;
+    const at = explained.blocked_at;
     return h("section", { class: "panel stands", "aria-label": "Current state" },
       h("p", { class: "summary", "aria-live": "off" }, prose(sentence(explained.summary))),
-      at && (at.limit || at.turn_at || at.before_it > 0) ? turn(at) : null,
-      h("ol", { class: "gates" }, (explained.gates ?? []).map((gate) => {
-        const here = !gate.passed && gate.name === at?.gate;
-        return h("li", { key: gate.name, class: gate.passed ? "passed" : here ? "here" : "ahead" },
-          h("span", { class: "gate-mark", "aria-hidden": "true" }, gate.passed ? "✓" : here ? "●" : ""),
-          h("span", { class: "gate-name" }, spelled(gate.name), h("span", { class: "unseen" }, gate.passed ? ": passed. " : here ? ": the payment is here. " : ": still ahead. ")),
-          gate.at && gate.passed ? h("time", { datetime: gate.at }, clock(gate.at)) : null,
-          // The summary above already has the words of the current gate.
-          h("span", { class: "gate-words" }, gate.words === explained.summary ? "" : (gate.words ?? "")));
+      at && (at.limit || at.starts_at || at.jobs_ahead > 0) ? forecast(at) : null,
+      h("ol", { class: "checks" }, (explained.checks ?? []).map((check) => {
+        const here = !check.passed && check.name === at?.check;
+        return h("li", { key: check.name, class: check.passed ? "passed" : here ? "here" : "ahead" },
+          h("span", { class: "check-mark", "aria-hidden": "true" }, check.passed ? "✓" : here ? "●" : ""),
+          h("span", { class: "check-name" }, spelled(check.name), h("span", { class: "unseen" }, check.passed ? ": passed. " : here ? ": the payment is here. " : ": still ahead. ")),
+          check.at && check.passed ? h("time", { datetime: check.at }, clock(check.at)) : null,
+          // The summary above already has the text of the current check.
+          h("span", { class: "check-words" }, check.text === explained.summary ? "" : (check.text ?? "")));
       })));
   }
 
-  function turn(at) {
-    const left = at.turn_at ? Math.max(0, Date.parse(at.turn_at) - serverNow()) : at.turn_in_ms;
+  function forecast(at) {
+    const left = at.starts_at ? Math.max(0, Date.parse(at.starts_at) - serverNow()) : at.starts_in_ms;
     const fact = (name, value) => (value === "–" ? null : h("div", { key: name, class: "figure" }, h("dt", {}, name), h("dd", {}, value)));
-    return h("dl", { class: "figures turn" },
+    return h("dl", { class: "figures forecast" },
       fact("Limit", at.limit ?? "–"),
       fact("Allows", at.allows ?? "–"),
       fact("Used", count(at.used)),
-      fact("Ahead of it", count(at.before_it)),
-      fact(at.exact ? "Start" : "Estimated start", at.turn_at ? when(at.turn_at) : "–"),
+      fact("Ahead of it", count(at.jobs_ahead)),
+      fact(at.exact ? "Start" : "Estimated start", at.starts_at ? when(at.starts_at) : "–"),
       // In steps of a second, so that a screen reader can say something else too.
       left === null || left === undefined ? null : h("div", { key: "in", class: "figure", "aria-live": "off" }, h("dt", {}, "Starts in"), h("dd", {}, duration(Math.ceil(left / 1_000) * 1_000))));
   }

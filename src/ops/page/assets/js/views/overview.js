@@ -7,7 +7,7 @@ import { empty, figure, figures, loading, total, waitingLacks, waitingWords } fr
 import { laneState } from "../words.js";
 import { card, counted, whatCounts } from "./card.js";
 
-const TROUBLE = ["breaker_open", "misconfigured", "engine_away", "no_worker", "draining", "paused_by_provider"];
+const TROUBLE = ["breaker_open", "misconfigured", "backend_unavailable", "no_worker", "draining", "paused_by_provider"];
 
 export function overview(context) {
   const histories = new Histories();
@@ -85,7 +85,7 @@ function sums(known) {
     figures(
       figure("Waiting", waiting, { note: lacking ? waitingLacks(lacking) : oldest ? `oldest ${ago(oldest)}` : null, href: "#/jobs?state=waiting" }),
       figure("Sent", rate(sum("rate_per_s")), { note: "over the last 10 s" }),
-      figure("In flight", count(sum("in_flight")), { note: `${count(sum("in_hand"))} active` }),
+      figure("In flight", count(sum("in_flight")), { note: `${count(sum("active"))} active` }),
       figure("Review", count(sum("review")), { alarm: sum("review") > 0, href: "#/attention?state=review" }),
       figure("Dead", count(sum("dead")), { alarm: sum("dead") > 0, href: "#/attention?state=dead" }),
       figure("429s", count(refused), { alarm: refused > 0, note: refused === null ? null : "expected: 0" }),
@@ -96,7 +96,7 @@ function sums(known) {
 }
 
 function reconciliation(known) {
-  const accounts = known.conservation ?? [];
+  const accounts = known.reconciliation ?? [];
   if (accounts.length === 0) return null;
   const recorded = accounts.reduce((sum, account) => sum + (account.recorded ?? 0), 0);
   const faults = accounts.flatMap((account) => (account.faults ?? []).map((fault) => `${account.provider}: ${fault}`));

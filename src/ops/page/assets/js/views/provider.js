@@ -84,8 +84,8 @@ export function provider(context, name) {
 }
 
 const rest = (known) => [
-  figure("Active", count(known.in_hand)),
-  figure("Delayed", count(known.parked)),
+  figure("Active", count(known.active)),
+  figure("Delayed", count(known.delayed)),
   figure("In the queue", count(known.queued)),
   figure("Declined", count(known.declined)),
 ];

@@ -8,7 +8,7 @@ import { jobState, spelled } from "../words.js";
 const GAP_MS = 250;
 
 export function timeline(details, explained) {
-  const entries = [received(details), ...waits(details), ...gates(details, explained), ...requests(details), ...byOperator(details), ...events(details)];
+  const entries = [received(details), ...waits(details), ...checks(details, explained), ...requests(details), ...byOperator(details), ...events(details)];
   // Entries of the same millisecond keep the order of the list above, in which one follows from the other.
   entries.sort((a, b) => Date.parse(a.at) - Date.parse(b.at));
   const items = [];
@@ -19,7 +19,7 @@ export function timeline(details, explained) {
     items.push(item(entry, nth));
     last = Date.parse(entry.until ?? entry.at);
   }
-  const at = explained?.stands_at;
+  const at = explained?.blocked_at;
   if (at) items.push(item({ title: "Now", words: now(details, at), tone: "here" }, "now"));
   return h("ol", { class: "timeline" }, items);
 }
@@ -27,8 +27,8 @@ export function timeline(details, explained) {
 /** The current state in short; the summary above has the full sentence. */
 function now(details, at) {
   if (details.state === "review") return "Waits for manual review.";
-  const start = at.turn_at ? `, ${at.exact ? "start" : "estimated start"} ${when(at.turn_at)}` : "";
-  return at.limit ? `Waits for limit ${at.limit}${start}.` : `At “${spelled(at.gate)}”${start}.`;
+  const start = at.starts_at ? `, ${at.exact ? "start" : "estimated start"} ${when(at.starts_at)}` : "";
+  return at.limit ? `Waits for limit ${at.limit}${start}.` : `At “${spelled(at.check)}”${start}.`;
 }
 
 const item = ({ at, title, words, tone }, key) =>
@@ -56,9 +56,9 @@ function waits(details) {
 }
 
 /** What the explanation adds to the requests: the limit that the payment waited for. */
-function gates(details, explained) {
-  const wanted = (gate) => gate.at && gate.passed && /limit|permit|turn|parked|wait/.test(gate.name);
-  return (explained?.gates ?? []).filter(wanted).map((gate) => ({ at: gate.at, title: spelled(gate.name), words: gate.words, tone: "info" }));
+function checks(details, explained) {
+  const wanted = (check) => check.at && check.passed && /limit|queue/.test(check.name);
+  return (explained?.checks ?? []).filter(wanted).map((check) => ({ at: check.at, title: spelled(check.name), words: check.text, tone: "info" }));
 }
 
 const OUTCOMES = { accepted: "good", declined: "neutral", throttled: "bad", rejected: "warn", unknown: "warn" };

@@ -6,7 +6,7 @@ import { ago, agoWords, count, duration, plural, sentence } from "../format.js";
 import { chip, empty, loading, section, table } from "../parts.js";
 import { spelled, workerState } from "../words.js";
 
-const ENGINES = ["database", "queue", "limiter"];
+const BACKENDS = ["database", "queue", "limiter"];
 /** Reports round to this. A backend in the same process takes less. */
 const SHORTEST_MS = 0.01;
 
@@ -23,7 +23,7 @@ export function workers(context) {
       const heading = h("h1", { tabindex: "-1" }, "Workers and backends");
       if (data === null) return [heading, loading(context)];
       if (data.workers.length === 0) return [heading, empty("No worker has reported", "Nothing is sent while no worker runs. Start one:", h("pre", {}, h("code", {}, "sluicegate run")))];
-      return [heading, warnings(data.workers), engines(data.workers), section("workers", "Workers", list(data.workers, context))];
+      return [heading, warnings(data.workers), backends(data.workers), section("workers", "Workers", list(data.workers, context))];
     },
   };
 }
@@ -40,34 +40,34 @@ const alive = ({ state }) => state !== "lost";
 const tripTime = (ms) => (ms === null || ms === undefined ? "–" : ms < SHORTEST_MS ? `under ${SHORTEST_MS} ms` : ms < 10 ? `${Number(ms.toPrecision(2))} ms` : duration(ms));
 
 /** Each backend as all live workers see it. */
-function engines(all) {
+function backends(all) {
   const seen = all.filter(alive);
-  const cards = ENGINES.map((name) => {
-    const views = seen.map((worker) => worker.engines?.[name]).filter(Boolean);
+  const cards = BACKENDS.map((name) => {
+    const views = seen.map((worker) => worker.backends?.[name]).filter(Boolean);
     const away = views.filter(({ ok }) => !ok).length;
     const times = views.map((view) => view.rtt_ms).filter((ms) => Number.isFinite(ms));
     const state = views.length === 0 ? ["Not seen", "neutral"] : away === 0 ? ["Available", "good"] : away === views.length ? ["Unavailable", "bad"] : [`Unavailable for ${count(away)} of ${plural(views.length, "worker", "workers")}`, "warn"];
     const [least, most] = times.length === 0 ? ["–", "–"] : [tripTime(Math.min(...times)), tripTime(Math.max(...times))];
     const trip = least === most ? least : `${least} to ${most}`;
-    return h("article", { key: name, class: `card engine ${state[1]}`, "aria-label": spelled(name) },
+    return h("article", { key: name, class: `card backend ${state[1]}`, "aria-label": spelled(name) },
       h("header", {}, h("h3", {}, spelled(name)), chip(state)),
       h("p", {}, [...new Set(views.map(named).filter(Boolean))].join(", ") || "–"),
       away > 0 ? h("ul", { class: "away" }, causes(seen, name).map((words) => h("li", { key: words }, words))) : null,
       h("p", { class: "muted" }, "Round trip ", h("b", {}, trip)));
   });
-  return h("section", { "aria-labelledby": "engines-title" }, h("h2", { id: "engines-title" }, "Backends"), h("div", { class: "cards engines" }, cards));
+  return h("section", { "aria-labelledby": "backends-title" }, h("h2", { id: "backends-title" }, "Backends"), h("div", { class: "cards backends" }, cards));
 }
 
 const named = ({ kind, version }) => [kind, version].filter(Boolean).join(" ");
 
 /** Why a backend is unavailable; each cause once. */
 function causes(seen, name) {
-  const away = seen.filter((worker) => worker.engines?.[name]?.ok === false);
-  return [...new Set(away.map((worker) => sentence(worker.engines[name].problem ?? "no response")))];
+  const away = seen.filter((worker) => worker.backends?.[name]?.ok === false);
+  return [...new Set(away.map((worker) => sentence(worker.backends[name].problem ?? "no response")))];
 }
 
 function list(all, context) {
-  const engine = (worker) => ENGINES.map((name) => worker.engines?.[name]).map((view, at) => (view ? h("span", { key: ENGINES[at], class: view.ok ? "trip" : "trip bad" }, `${ENGINES[at]} ${view.ok ? tripTime(view.rtt_ms) : "unavailable"}`) : null));
+  const marks = (worker) => BACKENDS.map((name) => worker.backends?.[name]).map((view, at) => (view ? h("span", { key: BACKENDS[at], class: view.ok ? "trip" : "trip bad" }, `${BACKENDS[at]} ${view.ok ? tripTime(view.rtt_ms) : "unavailable"}`) : null));
   return table(`${plural(all.length, "worker", "workers")}`,
     [["Worker", "mono"], ["State", "nowrap"], ["Host", ""], ["Version", "mono"], ["Up for", "nowrap"], ["Last report", "nowrap"], ["Lanes", "num"], ["Active", "num"], ["In flight", "num"], ["Backends", "wide"]],
     all.map((worker) => ({
@@ -80,9 +80,9 @@ function list(all, context) {
         ago(worker.started_at),
         agoWords(worker.seen_at),
         count(worker.lanes),
-        count(worker.in_hand),
+        count(worker.active),
         count(worker.in_flight),
-        h("span", { class: "trips" }, engine(worker)),
+        h("span", { class: "trips" }, marks(worker)),
       ],
     })));
 }
