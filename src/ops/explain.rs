@@ -28,7 +28,7 @@ mod unrecorded;
 pub use facts::{FactSources, gather_facts};
 
 /// An explanation as `/api/v1/jobs/{id}/explain` and `jobs explain --json` show it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ExplainResponse {
     pub id: String,
     pub state: String,
@@ -44,12 +44,15 @@ pub struct ExplainResponse {
 pub struct ExplainedCheck {
     pub name: String,
     pub passed: bool,
+    /// It passed as most payments do: `jobs explain` counts such checks unless `--all` is given.
+    #[serde(default)]
+    pub is_routine: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub at: Option<String>,
     pub text: String,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ExplainedBlock {
     pub check: String,
     pub limit: Option<String>,
@@ -121,6 +124,7 @@ fn to_response(id: &JobId, facts: &Facts, explanation: Explanation, from: &str) 
             .map(|check| ExplainedCheck {
                 name: check.name.to_owned(),
                 passed: check.passed,
+                is_routine: check.is_routine,
                 at: check.at.map(text),
                 text: check.text,
             })

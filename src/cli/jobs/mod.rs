@@ -40,13 +40,7 @@ enum Action {
         json: bool,
     },
     /// Show why a payment is in its state: the checks it passed, the one it waits for, and the estimated start.
-    Explain {
-        #[arg(value_parser = parse_id, allow_hyphen_values = true)]
-        id: JobId,
-        /// Print JSON.
-        #[arg(long)]
-        json: bool,
-    },
+    Explain(explain::Args),
     /// List payments, page by page in the order of their ids (with `--provider` alone: of their idempotency keys).
     List(list::Args),
     /// Resolve a payment in `review`: record its outcome, or send it again.
@@ -103,7 +97,7 @@ pub async fn run(
 ) -> Result<Exit, CommandError> {
     match &args.action {
         Action::Show { id, json } => show::run(id, None, *json, config, services, console).await,
-        Action::Explain { id, json } => explain::run(id, *json, config, services, console).await,
+        Action::Explain(args) => explain::run(args, config, services, console).await,
         Action::List(args) => list::run(args, config, services, console).await,
         Action::Resolve(args) => resolve::run(args, config, services, console).await,
         Action::Cancel(args) => cancel::run(args, config, services, console).await,

@@ -142,7 +142,7 @@ pub(super) fn account(facts: &Facts, job: &JobFacts, kind: CallKind, outlook: &O
         Some(own) if gate_position(facts).is_none() => {
             blocked_by_limit("account", facts, job, own, (None, None, false))
         }
-        _ => CheckResult::passed("no rule or limit of its account or reference blocks it"),
+        _ => CheckResult::routine("no rule or limit of its account or reference blocks it"),
     }
 }
 
@@ -208,7 +208,7 @@ pub(super) fn limit(facts: &Facts, job: &JobFacts, kind: CallKind, outlook: &Out
             let at = BlockedAt { check: "limit", starts_in: outlook.starts_in, ..BlockedAt::default() };
             CheckResult::Blocked(Box::new(at), text)
         }
-        None => CheckResult::passed("every limit has capacity for it and the jobs ahead of it"),
+        None => CheckResult::routine("every limit has capacity for it and the jobs ahead of it"),
     }
 }
 

@@ -42,6 +42,8 @@ pub struct Explanation {
 pub struct JobCheck {
     pub name: &'static str,
     pub passed: bool,
+    /// It passed as most jobs do; short outputs count such checks.
+    pub is_routine: bool,
     pub at: Option<EpochMs>,
     pub text: String,
 }
@@ -68,12 +70,18 @@ pub struct BlockedAt {
 /// Result of one check.
 enum CheckResult {
     Passed(Option<EpochMs>, String),
+    /// Passed as most jobs do.
+    Routine(String),
     Blocked(Box<BlockedAt>, String),
 }
 
 impl CheckResult {
     fn passed(text: impl Into<String>) -> Self {
         Self::Passed(None, text.into())
+    }
+
+    fn routine(text: impl Into<String>) -> Self {
+        Self::Routine(text.into())
     }
 
     fn blocked(check: &'static str, text: impl Into<String>) -> Self {
@@ -141,15 +149,16 @@ fn until_blocked(results: Vec<(&'static str, CheckResult)>) -> (Vec<JobCheck>, O
     let mut blocked = None;
     let mut checks = Vec::with_capacity(CHECKS.len());
     for (name, result) in results {
-        let check = match result {
-            _ if blocked.is_some() => JobCheck { name, passed: false, at: None, text: "not reached".to_owned() },
-            CheckResult::Passed(at, text) => JobCheck { name, passed: true, at, text },
+        let (passed, is_routine, at, text) = match result {
+            _ if blocked.is_some() => (false, false, None, "not reached".to_owned()),
+            CheckResult::Passed(at, text) => (true, false, at, text),
+            CheckResult::Routine(text) => (true, true, None, text),
             CheckResult::Blocked(at, text) => {
                 blocked = Some((*at, text.clone()));
-                JobCheck { name, passed: false, at: None, text }
+                (false, false, None, text)
             }
         };
-        checks.push(check);
+        checks.push(JobCheck { name, passed, is_routine, at, text });
     }
     (checks, blocked)
 }

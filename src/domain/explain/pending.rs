@@ -24,8 +24,8 @@ pub(super) fn explain_waiting(facts: &Facts, job: &JobFacts) -> Explanation {
         ("account", limit::account(facts, job, kind, &outlook)),
         ("limit", limit::limit(facts, job, kind, &outlook)),
         ("queue", limit::scheduling(facts, job, &outlook)),
-        ("sent", CheckResult::passed("")),
-        ("outcome", CheckResult::passed("")),
+        ("sent", CheckResult::routine("")),
+        ("outcome", CheckResult::routine("")),
     ];
     let (checks, blocked) = until_blocked(results);
     let (blocked_at, text) = blocked.unzip();
@@ -68,7 +68,7 @@ pub(super) fn explain_in_flight(facts: &Facts, job: &JobFacts) -> Explanation {
     let earlier = ["provider", "time", "lane", "limiter", "account", "limit", "queue"];
     results.extend(earlier.map(|name| {
         let delayed = job.requests.last().filter(|_| name == "time").and_then(|last| delayed_before(facts, job, last));
-        (name, delayed.unwrap_or_else(|| CheckResult::passed(format!("passed for request {number}"))))
+        (name, delayed.unwrap_or_else(|| CheckResult::routine(format!("passed for request {number}"))))
     }));
     results.push(("sent", CheckResult::Passed(Some(began_at), format!("request {number} began at {began}"))));
     results.push(("outcome", CheckResult::blocked("outcome", summary.clone())));
@@ -140,10 +140,12 @@ fn provider(facts: &Facts, job: &JobFacts) -> CheckResult {
         let text = format!("another row of quota {quota} is invalid, so the limits of {name} are not known");
         return CheckResult::blocked("provider", text);
     }
-    CheckResult::passed(match problems.as_str() {
-        "" => format!("{name} is enabled"),
-        problems => format!("{name} is enabled by its last valid row; the current row is invalid: {problems}"),
-    })
+    match problems.as_str() {
+        "" => CheckResult::routine(format!("{name} is enabled")),
+        problems => CheckResult::passed(format!(
+            "{name} is enabled by its last valid row; the current row is invalid: {problems}"
+        )),
+    }
 }
 
 fn time(facts: &Facts, job: &JobFacts, outlook: &Outlook) -> CheckResult {
@@ -198,7 +200,7 @@ fn lane(facts: &Facts) -> CheckResult {
     match &facts.lane {
         LaneFacts::NotAsked => CheckResult::passed("not known: no running process was asked"),
         LaneFacts::Absent => CheckResult::blocked("lane", "this worker has no lane for its provider: its log says why"),
-        LaneFacts::Running => CheckResult::passed("takes jobs and sends them"),
+        LaneFacts::Running => CheckResult::routine("takes jobs and sends them"),
         LaneFacts::IntakePaused { cause, .. } if by_limiter(cause) => {
             CheckResult::passed(format!("takes no more jobs: {cause}"))
         }
@@ -237,7 +239,7 @@ fn limiter(facts: &Facts, job: &JobFacts) -> CheckResult {
             blocked_for("limiter", text, facts.until(job.wake_at))
         }
         _ if facts.limiter.uses.is_empty() => CheckResult::passed("not asked; usage is from the ledger"),
-        _ => CheckResult::passed("grants permits"),
+        _ => CheckResult::routine("grants permits"),
     }
 }
 
