@@ -159,7 +159,7 @@ mod tests {
 
     /// Or payments wait while other tables are read from end to end.
     #[test]
-    fn disabling_a_trigger_of_jobs_touches_no_other_table() {
+    fn disabling_a_jobs_trigger_touches_only_jobs() {
         let mut checked = 0;
         for migration in POSTGRES.iter().filter(|it| it.sql.as_str().contains("ALTER TABLE jobs DISABLE TRIGGER")) {
             let written = migration.sql.as_str().split("UPDATE ").skip(1).map(|rest| rest.split_whitespace().next());

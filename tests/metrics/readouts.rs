@@ -170,7 +170,7 @@ async fn unmoving_payments_are_one_figure(deployment: &Deployment) -> Vec<String
 }
 
 /// An outage of the database is told as such, and three seconds after it everything is as it was.
-async fn after_an_outage_of_the_database_all_is_true_again(deployment: &Deployment) -> Vec<String> {
+async fn figures_recover_after_a_database_outage(deployment: &Deployment) -> Vec<String> {
     let mut problems = Vec::new();
     deployment.stand.postgres.kill();
     let told = |overview: &Value, _: &Value| {
@@ -245,7 +245,7 @@ async fn readouts_are_correct_during_backend_failures() {
         drain_s: drain_ms / 1_000.0,
     };
     problems.extend(judge(&prometheus, &truth).await);
-    problems.extend(after_an_outage_of_the_database_all_is_true_again(&deployment).await);
+    problems.extend(figures_recover_after_a_database_outage(&deployment).await);
     problems.extend(without_the_broker_figures_are_lower_bounds(&deployment).await);
     assert!(problems.is_empty(), "{}", problems.join("\n"));
 }

@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_median_is_the_middle_or_between_the_two() {
+    fn median_is_the_middle_or_their_mean() {
         let median_of = |values: &[f64]| {
             let mut median = Median::default();
             values.iter().for_each(|value| median.add(FigureName::ServerUs, *value));
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn ratios_are_to_the_same_figure_of_the_same_size() {
+    fn ratios_compare_figures_of_the_same_size() {
         let row = |section, subject, permits_per_call, figures: &[(FigureName, f64)]| {
             let mut median = Median::default();
             figures.iter().for_each(|(name, value)| median.add(*name, *value));

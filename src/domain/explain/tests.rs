@@ -125,7 +125,7 @@ fn job(facts: &mut Facts) -> &mut JobFacts {
 }
 
 #[test]
-fn limit_is_shown_with_use_start_and_jobs_ahead() {
+fn limit_shows_usage_start_and_jobs_ahead() {
     let explained = explain(&waiting());
     assert_eq!(
         explained.summary,

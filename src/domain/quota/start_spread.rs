@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn spread_is_half_the_window_up_to_500_ms() {
+    fn spread_is_half_the_window_or_500_ms() {
         for (max, window_ms, in_a_millisecond) in [
             (1, 1_000, 2),
             (100, 1_000, 2),

@@ -171,7 +171,7 @@ fn lengthened_window_can_be_reverted() {
 }
 
 #[test]
-fn request_in_flight_at_a_loss_costs_one_slot() {
+fn request_in_flight_during_loss_costs_one_slot() {
     let spec = spec(1, 10, SECOND);
     let mut quota = Quota::default();
     let lost = RebuildData { state_epoch: START, ended: Vec::new(), in_flight: CostByKind::charges(1) };

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn connection_is_kept_where_a_new_one_cannot_help() {
+    fn connection_is_kept_if_another_cannot_help() {
         for (line, ends) in [
             ("WRONGTYPE x", false),
             ("NOPERM x", false),

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn slot_map_is_parsed_and_gaps_have_no_owner() {
+    fn slot_map_gaps_have_no_owner() {
         let range = |first, last, node| Value::Array(vec![Value::Int(first), Value::Int(last), node]);
         let answer = Value::Array(vec![
             range(0, 5_000, node(text("10.0.0.1"), 7_000)),

@@ -120,7 +120,7 @@ fn lookup_numbers_are_compared_exactly() {
 }
 
 #[test]
-fn a_look_up_with_a_byte_order_mark_is_read() {
+fn byte_order_mark_of_a_lookup_is_skipped() {
     let body = "\u{feff}{\"state\":\"succeeded\",\"id\":\"ch_1\"}\r\n";
     assert_eq!(
         read(200, HeaderMap::new(), body, &lookup()),

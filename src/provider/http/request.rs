@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn forms_come_from_the_default_body_and_from_templates() {
+    fn forms_come_from_default_body_and_templates() {
         let job = Job { payload: Some(r#"{"card":"tok_1"}"#.to_owned()), ..job("pay-1") };
         let plain = RequestShape { form_encoded: true, ..RequestShape::default() };
         assert_eq!(body(&plain, &job), "amount=1299&currency=EUR&id=pay-1&payload%5Bcard%5D=tok_1");

@@ -24,7 +24,7 @@ fn user_timeout_leaves_time_for_the_first_retransmission() {
 }
 
 #[tokio::test]
-async fn a_dropped_request_resets_and_a_finished_one_closes() {
+async fn dropped_request_resets_and_finished_one_closes() {
     let (socket, mut peer) = pair(in_10_s()).await;
     SocketStream(socket).write_all(b"half a request").await.unwrap();
     let reset = peer.read_to_end(&mut Vec::new()).await.unwrap_err();

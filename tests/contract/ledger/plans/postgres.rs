@@ -208,7 +208,7 @@ async fn charges_of_other_providers_are_not_read() {
 
 /// Statistics say then that most rows are its own, and those that were erased stand before the others in the order of ids.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn account_of_half_the_ledger_is_erased_by_index() {
+async fn account_of_half_the_ledger_is_index_erased() {
     let _alone = LOG.lock().await;
     let mut fixture = Fixture::migrated(Kind::Postgres).await;
     fixture.fill(Kind::Postgres).await;
