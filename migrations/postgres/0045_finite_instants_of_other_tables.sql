@@ -20,6 +20,6 @@ ALTER TABLE job_audit ADD CONSTRAINT instants_are_finite CHECK (
 ALTER TABLE worker_reports ADD CONSTRAINT instants_are_finite CHECK (
     least(started_at, reported_at) >= '0001-01-01 00:00:00+00'
     AND greatest(started_at, reported_at) < '9999-12-30 22:00:00+00') NOT VALID;
-ALTER TABLE settled_mark ADD CONSTRAINT instants_are_finite CHECK (
+ALTER TABLE finished_mark ADD CONSTRAINT instants_are_finite CHECK (
     least(counted_from, counted_before, counted_at, recount_after) >= '0001-01-01 00:00:00+00'
     AND greatest(counted_from, counted_before, counted_at, recount_after) < '9999-12-30 22:00:00+00') NOT VALID;

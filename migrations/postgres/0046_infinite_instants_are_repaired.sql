@@ -23,7 +23,7 @@ BEGIN
     DELETE FROM worker_reports
         WHERE NOT (least(started_at, reported_at) >= earliest AND greatest(started_at, reported_at) <= latest);
     -- All jobs are counted again at the next update.
-    UPDATE settled_mark SET counted_from = now - interval '2 minutes', counted_before = now - interval '2 minutes',
+    UPDATE finished_mark SET counted_from = now - interval '2 minutes', counted_before = now - interval '2 minutes',
         counted_at = now, recount_after = now
         WHERE NOT (least(counted_from, counted_before, counted_at, recount_after) >= earliest
                    AND greatest(counted_from, counted_before, counted_at, recount_after) <= latest);

@@ -65,7 +65,7 @@ BEGIN
                 frozen_url = CASE WHEN frozen_url IS NOT NULL THEN '' END,
                 frozen_body = CASE WHEN frozen_body IS NOT NULL THEN ''::bytea END, frozen_account = NULL,
                 scrubbed_at = coalesce(scrubbed_at, CASE
-                    WHEN state = 'dead' OR updated_at < (SELECT counted_before FROM settled_mark)
+                    WHEN state = 'dead' OR updated_at < (SELECT counted_before FROM finished_mark)
                     THEN statement_timestamp() END)
             FROM chosen WHERE jobs.id = chosen.id RETURNING jobs.id)
         SELECT array_agg(id::text) FROM changed INTO ids;

@@ -19,7 +19,7 @@ CREATE INDEX jobs_open_by_sweep ON jobs (provider, (CASE WHEN sweep_after > wake
 CREATE INDEX jobs_unqueued_by_wake ON jobs (provider, wake_at) WHERE unqueued AND state = 'waiting';
 CREATE INDEX jobs_waiting_by_expiry ON jobs (expires_at) WHERE state = 'waiting' AND expires_at IS NOT NULL;
 -- Finished jobs in the order of their finish: jobs to be scrubbed at the front, recent ones at the end.
-CREATE INDEX jobs_settled_by_update ON jobs (updated_at)
+CREATE INDEX jobs_finished_by_update ON jobs (updated_at)
     WHERE scrubbed_at IS NULL AND state IN ('succeeded', 'declined', 'dead', 'expired', 'cancelled');
 CREATE INDEX jobs_in_review_by_update ON jobs (updated_at) WHERE state = 'review';
 

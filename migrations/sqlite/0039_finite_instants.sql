@@ -68,7 +68,7 @@ UPDATE rejected_messages SET at = min(max(at, -62135596800000), CAST(round((juli
 WHERE at NOT BETWEEN -62135596800000 AND 253402207199999;
 UPDATE upkeep_turns SET taken_until = min(max(taken_until, -62135596800000), CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER))
 WHERE taken_until NOT BETWEEN -62135596800000 AND 253402207199999;
-UPDATE settled_mark SET counted_from = min(max(counted_from, -62135596800000), CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)),
+UPDATE finished_mark SET counted_from = min(max(counted_from, -62135596800000), CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)),
     counted_before = min(max(counted_before, -62135596800000), CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)),
     counted_at = min(max(counted_at, -62135596800000), CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)),
     recount_after = min(max(recount_after, -62135596800000), CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER))
@@ -249,8 +249,8 @@ CREATE TRIGGER instants_are_finite_of_worker_reports
 BEGIN
     SELECT raise(ABORT, 'CHECK constraint failed: instants_are_finite');
 END;
-CREATE TRIGGER instants_are_finite_of_settled_mark_on_insert
-    BEFORE INSERT ON settled_mark
+CREATE TRIGGER instants_are_finite_of_finished_mark_on_insert
+    BEFORE INSERT ON finished_mark
     WHEN NEW.counted_from NOT BETWEEN -62135596800000 AND 253402207199999
         OR NEW.counted_before NOT BETWEEN -62135596800000 AND 253402207199999
         OR NEW.counted_at NOT BETWEEN -62135596800000 AND 253402207199999
@@ -258,8 +258,8 @@ CREATE TRIGGER instants_are_finite_of_settled_mark_on_insert
 BEGIN
     SELECT raise(ABORT, 'CHECK constraint failed: instants_are_finite');
 END;
-CREATE TRIGGER instants_are_finite_of_settled_mark
-    BEFORE UPDATE OF counted_from, counted_before, counted_at, recount_after ON settled_mark
+CREATE TRIGGER instants_are_finite_of_finished_mark
+    BEFORE UPDATE OF counted_from, counted_before, counted_at, recount_after ON finished_mark
     WHEN NEW.counted_from NOT BETWEEN -62135596800000 AND 253402207199999
         OR NEW.counted_before NOT BETWEEN -62135596800000 AND 253402207199999
         OR NEW.counted_at NOT BETWEEN -62135596800000 AND 253402207199999

@@ -154,7 +154,7 @@ impl TestApi {
 }
 
 /// Tables of the workers' reconciliation; they change in the background.
-const RECONCILIATION_TABLES: [&str; 3] = ["settled_jobs", "settled_mark", "upkeep_turns"];
+const RECONCILIATION_TABLES: [&str; 3] = ["finished_jobs", "finished_mark", "upkeep_turns"];
 
 fn acme() -> ProviderName {
     ProviderName::new("acme").unwrap()

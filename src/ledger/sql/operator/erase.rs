@@ -59,7 +59,8 @@ impl ErasureSql {
                      frozen_url = CASE WHEN frozen_url IS NOT NULL THEN '' END, \
                      frozen_body = CASE WHEN frozen_body IS NOT NULL THEN x'' END, frozen_account = NULL, \
                      scrubbed_at = COALESCE(scrubbed_at, CASE \
-                         WHEN state = 'dead' OR updated_at < (SELECT counted_before FROM settled_mark) THEN {{now}} END) \
+                         WHEN state = 'dead' OR updated_at < (SELECT counted_before FROM finished_mark) \
+                         THEN {{now}} END) \
                  WHERE id {chosen} AND account = $2 AND {FINISHED} AND NOT {UNPUBLISHED} RETURNING id"
             )),
             events: dialect.render(&format!(

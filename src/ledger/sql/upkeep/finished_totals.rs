@@ -16,8 +16,8 @@ use crate::ledger::LedgerError;
 const FOR_GOOD: &str = "state IN ('succeeded', 'declined', 'expired', 'cancelled')";
 /// All other states.
 pub const NOT_FOR_GOOD: &str = "('waiting', 'sending', 'unknown', 'review', 'dead')";
-/// The finished jobs of [`FOR_GOOD`], by the condition of index `jobs_settled_by_update`. No job is scrubbed within its
-/// first day.
+/// The finished jobs of [`FOR_GOOD`], by the condition of index `jobs_finished_by_update`. No job is scrubbed
+/// within its first day.
 const FOR_GOOD_LATELY: &str = "scrubbed_at IS NULL \
      AND state IN ('succeeded', 'declined', 'dead', 'expired', 'cancelled') AND state <> 'dead'";
 
@@ -36,7 +36,7 @@ const RECOUNT_MAX: Duration = Duration::from_secs(30 * 60);
 const WITH_SUM: &str = "ON CONFLICT (provider, state) DO UPDATE SET";
 
 fn of_mark(column: &str) -> String {
-    format!("(SELECT {column} FROM settled_mark WHERE only_row)")
+    format!("(SELECT {column} FROM finished_mark WHERE only_row)")
 }
 
 /// Finished jobs that the totals do not include yet. The upper end, a year ahead, is for PostgreSQL: it expects a third
@@ -58,8 +58,8 @@ impl FinishedTotalsStatements {
         // One worker takes the mark and counts, perhaps for minutes; the others skip it.
         let mark = |sets: &str, due: &str| {
             dialect.render(&format!(
-                "UPDATE settled_mark SET {sets} \
-                 WHERE only_row IN (SELECT only_row FROM settled_mark WHERE {due} {{unlocked}}) RETURNING only_row"
+                "UPDATE finished_mark SET {sets} \
+                 WHERE only_row IN (SELECT only_row FROM finished_mark WHERE {due} {{unlocked}}) RETURNING only_row"
             ))
         };
         // A new mark is at least the lag in the past. If it is not, the clock went back after it was set, and jobs that
@@ -69,7 +69,7 @@ impl FinishedTotalsStatements {
         // An instant that is known at planning time keeps PostgreSQL on the index; the mark has just been set.
         let recent = format!("updated_at >= {{after:(0 - 2 * {LAG_MS})}}");
         let all = format!(
-            "INSERT INTO settled_jobs (provider, state, jobs) \
+            "INSERT INTO finished_jobs (provider, state, jobs) \
              SELECT provider, state, sum(jobs) FROM ( \
                  SELECT provider, state, count(*) AS jobs FROM jobs WHERE {FOR_GOOD} GROUP BY provider, state \
                  UNION ALL \
@@ -78,15 +78,15 @@ impl FinishedTotalsStatements {
              WHERE true GROUP BY provider, state {WITH_SUM} jobs = excluded.jobs"
         );
         let next = format!(
-            "UPDATE settled_mark SET recount_after = CASE \
+            "UPDATE finished_mark SET recount_after = CASE \
                  WHEN {{now}} + {RECOUNT_FACTOR} * ({{now}} - counted_at) > {{after:{RECOUNT_MS}}} \
                  THEN {{now}} + {RECOUNT_FACTOR} * ({{now}} - counted_at) ELSE {{after:{RECOUNT_MS}}} END"
         );
         let since = format!(
-            "INSERT INTO settled_jobs (provider, state, jobs) \
+            "INSERT INTO finished_jobs (provider, state, jobs) \
              SELECT min(provider), min(state), count(*) FROM jobs \
              WHERE {FOR_GOOD_LATELY} AND updated_at >= {} AND updated_at < {} \
-             GROUP BY provider || '', state || '' {WITH_SUM} jobs = settled_jobs.jobs + excluded.jobs",
+             GROUP BY provider || '', state || '' {WITH_SUM} jobs = finished_jobs.jobs + excluded.jobs",
             of_mark("counted_from"),
             of_mark("counted_before"),
         );
@@ -95,7 +95,7 @@ impl FinishedTotalsStatements {
                 mark(&format!("counted_from = counted_before, counted_at = {{now}}, counted_before = {lagging}"), &due),
                 true,
             ),
-            step(dialect.render("UPDATE settled_jobs SET jobs = 0"), false),
+            step(dialect.render("UPDATE finished_jobs SET jobs = 0"), false),
             step(dialect.render(&all), false),
             step(dialect.render(&next), false),
         ];

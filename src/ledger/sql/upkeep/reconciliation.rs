@@ -19,14 +19,14 @@ use crate::ledger::operator::STATES;
 use crate::ledger::upkeep::{CheckScope, LedgerReconciliation};
 
 const FREE: &str = "(lease_until IS NULL OR lease_until <= {now})";
-/// Conditions of the indexes `jobs_settled_by_update` and `jobs_in_review_by_update`, and of all finished jobs.
-const SETTLED_UNSCRUBBED: &str =
+/// Conditions of the indexes `jobs_finished_by_update` and `jobs_in_review_by_update`, and of all finished jobs.
+const FINISHED_UNSCRUBBED: &str =
     "scrubbed_at IS NULL AND state IN ('succeeded', 'declined', 'dead', 'expired', 'cancelled')";
 const IN_REVIEW: &str = "state = 'review'";
 /// The condition of index `jobs_with_a_message_left`: a finished job whose message is still in the lane's queue,
 /// because the job was claimed without it.
 const MESSAGE_LEFT: &str = "delayed_until <= created_at AND state NOT IN ('waiting', 'sending', 'unknown')";
-const SETTLED: &str = "state NOT IN ('waiting', 'sending', 'unknown')";
+const FINISHED: &str = "state NOT IN ('waiting', 'sending', 'unknown')";
 
 /// A job with `not_before` ages from then on.
 const SINCE: &str = "CASE WHEN not_before > created_at AND {readable:not_before} THEN not_before \
@@ -60,7 +60,7 @@ impl ReconciliationStatements {
         Self(dialect)
     }
 
-    fn checking(&self, states: Vec<String>, settled: &[String]) -> Sql {
+    fn checking(&self, states: Vec<String>, finished: &[String]) -> Sql {
         // Open jobs are read once for all counts: there may be a million.
         let of = |which: &str| format!("count(CASE WHEN {which} THEN 1 END)");
         let open = [
@@ -89,7 +89,7 @@ impl ReconciliationStatements {
                 of("unreadable"),
             ),
         ];
-        let checks = settled.iter().flat_map(|which| {
+        let checks = finished.iter().flat_map(|which| {
             [("without_event", NO_EVENT), ("without_cause", NO_CAUSE)]
                 .map(|(place, fault)| part(place, &format!("{which} AND {fault}")))
         });
@@ -110,11 +110,11 @@ impl ReconciliationStatements {
             // And by index: its statistics are older than the last minutes.
             CheckScope::Since(since) => {
                 let lately = format!("updated_at >= {{after:(0 - {})}}", since.as_millis());
-                let settled = [SETTLED_UNSCRUBBED, IN_REVIEW].map(|which| format!("{which} AND {lately}"));
-                let sql = self.checking(counted_with_totals(), &settled);
+                let finished = [FINISHED_UNSCRUBBED, IN_REVIEW].map(|which| format!("{which} AND {lately}"));
+                let sql = self.checking(counted_with_totals(), &finished);
                 engine.query_by_index(&sql, args).await?
             }
-            CheckScope::All => engine.query(&self.checking(vec![all_counted()], &[SETTLED.to_owned()]), args).await?,
+            CheckScope::All => engine.query(&self.checking(vec![all_counted()], &[FINISHED.to_owned()]), args).await?,
         };
         let mut accounts: BTreeMap<String, LedgerReconciliation> = BTreeMap::new();
         for row in rows {
@@ -159,7 +159,8 @@ fn counted_with_totals() -> Vec<String> {
             STATES.join("', '")
         ),
         format!(
-            "SELECT provider, 'state' AS place, state, jobs, {NOT_OF_OPEN} FROM settled_jobs WHERE provider > '' AND jobs > 0"
+            "SELECT provider, 'state' AS place, state, jobs, {NOT_OF_OPEN} FROM finished_jobs \
+             WHERE provider > '' AND jobs > 0"
         ),
         format!(
             "SELECT min(provider) AS provider, 'state' AS place, min(state) AS state, count(*) AS jobs, {NOT_OF_OPEN} \

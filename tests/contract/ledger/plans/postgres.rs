@@ -174,7 +174,7 @@ async fn reconciliation_does_not_read_old_jobs() {
 const OF_AN_ACCOUNT: [&str; 5] = [
     "jobs_by_provider_and_state",
     "jobs_open_by_sweep",
-    "jobs_settled_by_update",
+    "jobs_finished_by_update",
     "jobs_in_review_by_update",
     "jobs_with_a_message_left",
 ];

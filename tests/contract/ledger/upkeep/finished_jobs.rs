@@ -51,7 +51,7 @@ impl Fixture {
 
     /// Jobs in the sum.
     async fn summed(&self) -> String {
-        self.one("SELECT coalesce(sum(jobs), 0) FROM settled_jobs").await
+        self.one("SELECT coalesce(sum(jobs), 0) FROM finished_jobs").await
     }
 
     /// Moves an instant of the mark into the past.
@@ -60,7 +60,7 @@ impl Fixture {
             Some(_) => format!("{column} - {by_s} * interval '1 second'"),
             None => format!("{column} - {by_s} * 1000"),
         };
-        self.sql(&format!("UPDATE settled_mark SET {column} = {moved}")).await.unwrap();
+        self.sql(&format!("UPDATE finished_mark SET {column} = {moved}")).await.unwrap();
     }
 }
 
@@ -96,7 +96,7 @@ async fn stored_sum_is_used_until_recount(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.settled_ago("old", 3_600).await;
     fixture.sum_up().await;
-    fixture.sql("UPDATE settled_jobs SET jobs = 1000 WHERE state = 'succeeded'").await.unwrap();
+    fixture.sql("UPDATE finished_jobs SET jobs = 1000 WHERE state = 'succeeded'").await.unwrap();
     let recorded = async |checked| fixture.account(checked).await.recorded;
     assert_eq!((recorded(CheckScope::Since(MINUTE)).await, recorded(CheckScope::All).await), (1_004, 5));
     // Counting anew is dear, and not due yet.
@@ -180,9 +180,9 @@ async fn recount_may_exceed_the_silence_timeout() {
         .await
         .unwrap();
     fixture
-        .sql("CREATE TRIGGER slowly BEFORE INSERT ON settled_jobs FOR EACH STATEMENT EXECUTE FUNCTION slowly()")
+        .sql("CREATE TRIGGER slowly BEFORE INSERT ON finished_jobs FOR EACH STATEMENT EXECUTE FUNCTION slowly()")
         .await
         .unwrap();
     fixture.upkeep().update_finished_totals().await.unwrap();
-    assert_eq!(fixture.one("SELECT sum(jobs) FROM settled_jobs").await, "1");
+    assert_eq!(fixture.one("SELECT sum(jobs) FROM finished_jobs").await, "1");
 }
