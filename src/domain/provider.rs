@@ -12,7 +12,7 @@ use super::backoff::BackoffPolicy;
 use super::disposition::{LookupPolicy, RetryPolicy};
 use super::echo::Echo;
 use super::job::JobField;
-use super::limit::{AccountRule, AppliesTo, Limit, Rate, Scope};
+use super::limit::{AccountRule, AppliesTo, Limit, Scope};
 use super::lookup::{LookupConfig, WhenNotFound};
 
 /// Longest time that a permit may be booked ahead of its start.
@@ -260,7 +260,7 @@ pub struct Provider {
     pub reuse_connections: Option<bool>,
     pub workers: u32,
     pub bucket_capacity: u32,
-    /// `None`: the rate of the tightest limit.
+    /// Egress rate of one process, in jobs per second. `None`: the default of [`Self::egress_per_second`].
     pub leak_per_second: Option<f64>,
     /// Longest wait in the worker, counted from delivery.
     pub max_wait: Duration,
@@ -323,6 +323,12 @@ impl Provider {
         u32::try_from(u64::from(requests) * percent / 100).unwrap_or(0)
     }
 
+    /// The burst that remains after [`Self::reserve_percent`]; a bucket never shrinks to nothing.
+    #[must_use]
+    pub fn burst_after_reserve(&self, burst: u32) -> u32 {
+        self.after_reserve(burst).max(1)
+    }
+
     /// The provider's settings that the decision tables need.
     #[must_use]
     pub fn retry_policy(&self) -> RetryPolicy {
@@ -336,31 +342,6 @@ impl Provider {
                 resend_if_not_found: lookup.not_found == WhenNotFound::Resend,
             }),
         }
-    }
-
-    /// The lowest rate among the limits that apply to every charge.
-    #[must_use]
-    pub fn tightest_rate(&self) -> Option<Rate> {
-        self.tightest().map(|limit| limit.rate)
-    }
-
-    fn tightest(&self) -> Option<&Limit> {
-        self.limits
-            .iter()
-            .filter(|limit| limit.applies_to_every_charge())
-            .min_by(|a, b| a.rate.per_second().total_cmp(&b.rate.per_second()))
-    }
-
-    /// Egress rate of the leaky bucket, in jobs per second.
-    #[must_use]
-    pub fn egress_per_second(&self) -> f64 {
-        self.leak_per_second.or_else(|| self.tightest_rate().map(Rate::per_second)).unwrap_or(0.0)
-    }
-
-    /// Whether the egress rate counts look-ups, too: it is the row's own, or the rate of a limit that counts them.
-    #[must_use]
-    pub fn egress_counts_lookups(&self) -> bool {
-        self.leak_per_second.is_some() || self.tightest().is_none_or(|limit| limit.applies_to == AppliesTo::All)
     }
 
     /// Whether a limit may stop every charge and no look-up.

@@ -11,7 +11,7 @@ pub fn ms(clears: &ClearTimeOverview) -> u64 {
 
 #[test]
 fn account_limits_give_a_lower_bound() {
-    let mut row = row();
+    let mut row = ProviderRow { leak_per_second: Some(10.0), ..row() };
     let each = LimitRow { name: "per-account".to_owned(), scope: "account".to_owned(), ..row.limits[1].clone() };
     row.limits.push(LimitRow { max_requests: 6, ..each });
     let mut one = evidence(vec![row], vec![worker("a", json!({}))]);
@@ -48,7 +48,7 @@ fn backlogs_of_one_quota_are_summed() {
     assert_eq!(drained, [2, 2]);
     both.reconciliation.as_mut().unwrap().remove("bolt");
     let drained: Vec<_> = overview(&both).providers.iter().map(|one| ms(&one.clears)).collect();
-    assert_eq!(drained, [600, 0]);
+    assert_eq!(drained, [60, 0]);
 }
 
 #[test]

@@ -30,7 +30,7 @@ fn scenarios() -> Vec<Scenario> {
         scenario(vec![limit("all", 100, 1_000)], 5_000, 200, fast),
         scenario(vec![limit("all", 20, 1_000)], 300, 900, nothing),
         scenario(vec![limit("all", 10, 1_000)], 35, 300, nothing),
-        // The egress rate spreads the burst of a long window.
+        // A minute's requests start within a second or two.
         scenario(vec![limit("all", 600, 60_000)], 3_000, 150, nothing),
         Scenario { lanes: 2, ..scenario(vec![limit("all", 600, 60_000)], 3_000, 150, nothing) },
         scenario(vec![limit("all", 600, 60_000)], 1_500, 150, fast),

@@ -123,6 +123,48 @@ fn even_pacing_leaves_the_same_gap_everywhere() {
     assert!(starts[29] <= 3_100, "{starts:?}");
 }
 
+/// Limits of different windows, in one process and in two: the long one decides only once it is used up.
+#[test]
+fn long_limit_does_not_slow_a_lane() {
+    let both = row(vec![limit("second", 100, 1_000), limit("day", 100_000, 86_400_000)]);
+    for processes in [1, 2] {
+        let figures = run(&Model { processes, ..model(&both) }, &JobArrivals::burst(800));
+        let starts = starts_ms(&figures);
+        let within = |from_ms| starts.iter().filter(|start| (from_ms..from_ms + 1_000).contains(*start)).count();
+        let seconds: Vec<usize> = (0..7).map(|second| within(second * 1_000)).collect();
+        assert!(figures.holds() && seconds.iter().all(|second| (95..=100).contains(second)), "{seconds:?}");
+    }
+}
+
+/// Jobs that are held when the limit is used up go behind the backlog; those of a minute are kept instead.
+#[test]
+fn used_up_limit_delays_few_jobs() {
+    for (max, window_ms, delayed_max) in [(100, 300_000, 52), (100, 60_000, 0), (100, 10_000, 0)] {
+        let figures = run(&model(&row(vec![limit("all", max, window_ms)])), &JobArrivals::burst(300));
+        assert!(figures.unfinished == 0 && figures.parked <= delayed_max, "{window_ms} ms: {} delayed", figures.parked);
+    }
+}
+
+#[test]
+fn bucket_burst_is_used_within_a_second() {
+    for (algorithm, burst, wanted) in
+        [("token_bucket", Some(50), 59), ("token_bucket", None, 19), ("gcra", Some(49), 59)]
+    {
+        let bucket = LimitRow { algorithm: algorithm.to_owned(), burst, ..limit("all", 10, 1_000) };
+        let starts = starts_ms(&run(&model(&row(vec![bucket])), &JobArrivals::burst(100)));
+        let first = starts.iter().filter(|start| **start < 1_000).count();
+        assert!((wanted - 2..=wanted).contains(&first), "{algorithm} {burst:?}: {first} in the first second");
+    }
+}
+
+#[test]
+fn even_pacing_follows_the_slowest_limit() {
+    let mut even = row(vec![limit("second", 100, 1_000), limit("long", 20, 5_000)]);
+    even.pacing = "even".to_owned();
+    let starts = starts_ms(&run(&Model { processes: 2, ..model(&even) }, &JobArrivals::burst(20)));
+    assert!(starts.windows(2).all(|pair| (249..=260).contains(&(pair[1] - pair[0]))), "{starts:?}");
+}
+
 #[test]
 fn account_at_its_limit_holds_no_other() {
     let mut rows =

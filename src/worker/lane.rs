@@ -23,17 +23,21 @@ use crate::limiter::gate::Gate;
 use crate::provider::PaymentProvider;
 use crate::queue::{self, QueueError};
 
-/// Prefetch of a lane at least, unless fewer jobs start within half a minute: the next job is ready when its permit
-/// starts.
+/// Prefetch of a lane at least, unless fewer jobs start within [`PREFETCH_MIN_SPAN`]: the next job is ready when its
+/// permit starts.
 const PREFETCH_MIN: u32 = 4;
 /// Share of `max_wait` within which one process alone could start all jobs of its prefetch: other processes have jobs
 /// too.
 const WAIT_SHARE: f64 = 0.2;
-/// Factor on the time in which one process alone starts a full prefetch, for [`max_local_wait`]. Other processes have
-/// jobs too, and requests without a response hold slots.
+/// Time for which a lane keeps at least [`PREFETCH_MIN`] jobs.
+const PREFETCH_MIN_SPAN: Duration = Duration::from_secs(30);
+/// Factor on the time that a full lane needs to drain, for [`max_local_wait`]. Other processes have jobs too, and
+/// requests without a response hold slots.
 const LOCAL_WAIT_FACTOR: u32 = 4;
-/// Longest wait of an active job, whatever the row says: the largest `max_wait` that a row may have.
-const LOCAL_WAIT_MAX: Duration = Duration::from_secs(60);
+/// Longest drain time of a full lane whose jobs are kept active meanwhile.
+const DRAIN_TIME_MAX: Duration = Duration::from_secs(60);
+/// Longest wait of an active job, unless the row says more: a drain time of a minute, and the responses.
+const LOCAL_WAIT_MAX: Duration = Duration::from_secs(90);
 /// Consuming resumes this long before a pause ends, so that the first job is ready when it does.
 pub const RESUME_AHEAD: Duration = Duration::from_millis(50);
 const REOPEN_BACKOFF: BackoffPolicy = BackoffPolicy { base: Duration::from_millis(100), max: Duration::from_secs(5) };
@@ -62,26 +66,28 @@ pub struct LaneContext {
 /// bucket.
 #[must_use]
 pub fn prefetch(provider: &Provider) -> u16 {
-    let egress_rate = provider.egress_per_second();
-    let startable = (egress_rate * provider.max_wait.as_secs_f64() * WAIT_SHARE).ceil();
+    let startable = provider.startable_within(provider.max_wait.mul_f64(WAIT_SHARE), DRAIN_TIME_MAX).ceil();
+    let patient = provider.startable_within(PREFETCH_MIN_SPAN, DRAIN_TIME_MAX);
     let most = provider.workers.saturating_add(provider.bucket_capacity).min(u32::from(u16::MAX));
     // A float beyond the range of u32 saturates, which `most` then bounds.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bounded above and not negative")]
-    let (startable, patient) = (startable as u32, (egress_rate * LOCAL_WAIT_MAX.as_secs_f64() / 2.0) as u32);
+    let (startable, patient) = (startable as u32, patient as u32);
     let least = PREFETCH_MIN.min(patient).max(1).min(most);
     u16::try_from(startable.clamp(least, most)).unwrap_or(u16::MAX)
 }
 
-/// Longest wait of an active job, counted from its delivery: `max_wait`, or what the egress rate needs for a full
-/// prefetch. Without the second, jobs of a slow lane would be delayed behind a few others, and then queue behind the
-/// whole backlog. A rate that starts nothing within [`LOCAL_WAIT_MAX`] is not waited for.
+/// Longest wait of an active job, counted from its delivery: `max_wait`, or what a full lane needs to drain. Without
+/// the second, jobs of a slow lane would be delayed behind a few others, and then queue behind the whole backlog. A
+/// lane that takes longer than [`DRAIN_TIME_MAX`] to drain is not waited for.
 #[must_use]
 pub fn max_local_wait(provider: &Provider) -> Duration {
-    let full_s = f64::from(prefetch(provider)) / provider.egress_per_second();
-    match Duration::try_from_secs_f64(full_s) {
-        Ok(full) if full <= LOCAL_WAIT_MAX => provider.max_wait.max((full * LOCAL_WAIT_FACTOR).min(LOCAL_WAIT_MAX)),
-        _ => provider.max_wait,
+    let at_mean_s = f64::from(prefetch(provider)) / provider.mean_per_second();
+    let Ok(at_mean) = Duration::try_from_secs_f64(at_mean_s) else { return provider.max_wait };
+    let drain_time = at_mean.max(provider.burst_window().unwrap_or_default());
+    if drain_time > DRAIN_TIME_MAX {
+        return provider.max_wait;
     }
+    provider.max_wait.max((drain_time * LOCAL_WAIT_FACTOR).min(LOCAL_WAIT_MAX))
 }
 
 /// Prefetch now: 1 while the circuit breaker probes the provider.

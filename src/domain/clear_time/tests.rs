@@ -103,8 +103,8 @@ fn clear_time_follows_the_limits() {
 
 #[test]
 fn clear_time_respects_egress_rate_and_worker_slots() {
-    // 1,500 at once by the limit, 5 a second by its egress rate.
-    let slow = provider(vec![limit("all", 1_500, 300_000)], |_| ());
+    // 1,500 at once by the limit, 5 a second by the egress rate.
+    let slow = provider(vec![limit("all", 1_500, 300_000)], |row| row.leak_per_second = Some(5.0));
     let by = |lanes, jobs| clears_in_ms(&ClearTimeInput { lanes, ..conditions(&slow, jobs) });
     assert_eq!((by(1, 236), by(2, 236), by(0, 236)), (47_000, 23_500, 47_000));
     // The second 1,500 are sent as slowly as the first, from the end of the window on.

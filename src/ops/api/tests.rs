@@ -364,9 +364,9 @@ async fn limit_change_honours_dry_run() {
     };
     stand.database.fleet().report(&report).await.unwrap();
     let clears_in = |ms: u64| json!({"kind": "clears_in", "ms": ms});
-    // Three jobs wait, and leave their lane at the rate of the tightest limit.
+    // Three jobs wait, and leave their lane at what the limits allow in a second.
     let rehearsed = json!({"limit": "minute", "from": "600/1m", "to": "2/1m", "changed": false,
-                           "clears": {"from": clears_in(200), "to": clears_in(60_000)}});
+                           "clears": {"from": clears_in(20), "to": clears_in(60_000)}});
     let before = stand.database_content().await;
     let ask = json!({"rate": "2/1m", "dry_run": true, "because": "too fast"});
     // The ledger is counted every few seconds.

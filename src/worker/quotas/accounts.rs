@@ -78,7 +78,7 @@ fn combined_rule<'a>(carriers: impl Iterator<Item = &'a RowLimit<'a>>, rules: &[
 fn less_reserve(row: &Provider, rule: Rule) -> Rule {
     let Rule::Limit(LimitOverride { rate, burst }) = rule else { return rule };
     let Ok(rate) = Rate::new(row.after_reserve(rate.max_requests()), rate.window()) else { return rule };
-    Rule::Limit(LimitOverride { rate, burst: burst.map(|burst| row.after_reserve(burst).max(1)) })
+    Rule::Limit(LimitOverride { rate, burst: burst.map(|burst| row.burst_after_reserve(burst)) })
 }
 
 /// One row's rule for an account under one of its limits; a rule that names the limit comes first.

@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::accounts::{RowLimit, account_rules};
-use crate::domain::limit::Limit;
 use crate::domain::provider::{Pacing, Provider, ProviderName, SlotRelease, StoreDown};
+use crate::domain::quota_limits::QuotaLimits;
 use crate::domain::quota_spec::{LimitSpec, QuotaSpec};
 use crate::faults::{self, Bug};
 use crate::limiter::leader_election::LeadershipTiming;
@@ -49,12 +49,12 @@ pub struct QuotaRows<'a> {
 }
 
 fn combine_rows(version: i64, quota: &ProviderName, rows: &[&Provider]) -> Option<QuotaSpec> {
-    let mut limits: BTreeMap<String, LimitSpec> = BTreeMap::new();
+    let mut limits = QuotaLimits::default();
     let mut carriers: Vec<RowLimit<'_>> = Vec::new();
     for row in rows {
         for limit in &row.limits {
-            let own = limit_spec(row, limit);
-            let counted_as = add_limit(&mut limits, row, own.clone());
+            let own = LimitSpec::of_row(row, limit);
+            let counted_as = limits.add(&row.name, own.clone());
             carriers.push(RowLimit { row, spec: own, name_in_quota: counted_as });
         }
     }
@@ -69,7 +69,7 @@ fn combine_rows(version: i64, quota: &ProviderName, rows: &[&Provider]) -> Optio
     Some(QuotaSpec {
         quota: quota.clone(),
         version,
-        limits: (!limits.is_empty()).then(|| limits.into_values().collect())?,
+        limits: limits.into_specs()?,
         account_rules: account_rules(rows, &carriers),
         even_pacing: rows.iter().any(|row| row.pacing == Pacing::Even),
         grant_jitter: jitters.and_then(|jitters| jitters.into_iter().max()),
@@ -90,42 +90,6 @@ fn store_down(rows: &[&Provider]) -> StoreDown {
     };
     let all: Option<Vec<u32>> = rows.iter().map(share).collect();
     all.and_then(|all| all.into_iter().max()).map_or(StoreDown::Wait, |workers| StoreDown::Share { workers })
-}
-
-/// A limit of one row, without the row's reserve.
-fn limit_spec(row: &Provider, limit: &Limit) -> LimitSpec {
-    LimitSpec {
-        name: limit.name.clone(),
-        algorithm: limit.algorithm,
-        scope: limit.scope,
-        applies_to: limit.applies_to,
-        shadow: limit.shadow,
-        max_requests: row.after_reserve(limit.rate.max_requests()),
-        window: limit.rate.window(),
-        offset: limit.offset,
-        burst: limit.burst.map(|burst| row.after_reserve(burst).max(1)),
-    }
-}
-
-/// Adds a row's limit and returns its name in the quota. Rows that name the same limit share it, with the lower
-/// numbers; if they count differently, each keeps its own.
-fn add_limit(limits: &mut BTreeMap<String, LimitSpec>, row: &Provider, spec: LimitSpec) -> String {
-    let name = spec.name.clone();
-    let kind = |spec: &LimitSpec| (spec.algorithm, spec.scope, spec.applies_to, spec.shadow, spec.offset);
-    match limits.get_mut(&spec.name) {
-        Some(other) if kind(other) == kind(&spec) => {
-            *other = other.stricter_of(&spec);
-        }
-        Some(_) => {
-            let name = format!("{name}@{}", row.name);
-            limits.insert(name.clone(), LimitSpec { name: name.clone(), ..spec });
-            return name;
-        }
-        None => {
-            limits.insert(name.clone(), spec);
-        }
-    }
-    name
 }
 
 #[cfg(test)]

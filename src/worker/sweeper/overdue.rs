@@ -17,7 +17,7 @@ const _: () = assert!(GRACE_EMPTY.as_secs() * 2 >= LEASE.as_secs(), "a copy wait
 pub const GRACE_BUSY: Duration = Duration::from_secs(5 * 60);
 /// Longest grace of a lane with messages ready: a lost job of a lane that is never empty waits this long.
 pub const GRACE_MAX: Duration = Duration::from_secs(60 * 60);
-/// Factor on the estimated time through the lane's queue. The egress rate may be a fraction of the limit: responses are
+/// Factor on the estimated time through the lane's queue. The real rate may be a fraction of the limit: responses are
 /// slow, accounts are limited, and others use the quota too.
 const TRANSIT_FACTOR: f64 = 4.0;
 /// Longest interval between two copies of one job. The intervals double, so that a job which queues for a day gets
@@ -33,7 +33,7 @@ const BATCH_MAX: f64 = 2_000.0;
 pub struct LaneView {
     /// Messages ready in its queue.
     pub ready: u64,
-    /// Egress rate by the limits of its row; 0 when a limit is closed.
+    /// Mean rate of a long backlog by its row; 0 when a limit is closed.
     pub jobs_per_second: f64,
     /// Time for which jobs have been sent since its provider was last down or misconfigured; `None`: they are not sent.
     pub healthy_for: Option<Duration>,

@@ -157,7 +157,7 @@ async fn delayed_job_names_its_limit() {
     assert!(at.starts_in_ms.unwrap() >= wake_in, "{at:?}, wakes in {wake_in} ms");
 }
 
-/// With a row as it comes, 30 a minute: the bucket holds what the worker has in hand, and everything else is in the queue,
+/// With an outflow of 30 a minute: the bucket holds what the worker has in hand, and everything else is in the queue,
 /// not recorded yet. Each is told its place, and its turn by the outflow.
 #[tokio::test]
 async fn waiting_payment_gets_a_start_forecast() {
@@ -165,6 +165,7 @@ async fn waiting_payment_gets_a_start_forecast() {
         name: "acme".to_owned(),
         url: row("acme").url,
         limits: vec![limit(30, 60_000)],
+        leak_per_second: Some(0.5),
         ..ProviderRow::default()
     };
     let bench = Bench::prepared(&[plain]).await;

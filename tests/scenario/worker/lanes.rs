@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sluicegate::domain::limit::Rate;
-use sluicegate::ledger::provider_row::ProviderRow;
+use sluicegate::ledger::provider_row::{LimitRow, ProviderRow};
 
 use super::bench::{Bench, limit, name, row};
 use super::script::{Act, accepted};
@@ -46,6 +46,28 @@ async fn slow_lane_sends_in_publish_order() {
     let order = bench.script.order();
     let place = |id: &String| order.iter().position(|sent| sent == id).unwrap();
     assert!(ids.iter().enumerate().all(|(nth, id)| place(id).abs_diff(nth) < 4), "{order:?}");
+}
+
+/// The limit of a day has a mean of 1.16 a second, and it is far from used up.
+#[tokio::test]
+async fn long_limit_does_not_slow_a_lane() {
+    let day = LimitRow { name: "day".to_owned(), ..limit(100_000, 86_400_000) };
+    let bench = Bench::open(&[ProviderRow { limits: vec![limit(100, 1_000), day], ..row("acme") }]).await;
+    for nth in 0..250 {
+        bench.pay("acme", &format!("job-{nth:03}")).await;
+    }
+    bench.until_sent("acme", 250).await;
+    let sent = bench.script.sent_to("acme");
+    assert!(sent.windows(101).all(|sent| sent[100].at - sent[0].at >= Duration::from_secs(1)), "101 within a second");
+}
+
+#[tokio::test]
+async fn job_beyond_the_egress_rate_is_delayed() {
+    let bench = Bench::open(&[ProviderRow { leak_per_second: Some(0.01), max_wait_ms: 300, ..row("acme") }]).await;
+    bench.pay("acme", "first").await;
+    bench.until_state("first", "succeeded").await;
+    bench.pay("acme", "second").await;
+    bench.until_put_down("second", "waits for a worker slot at the egress rate").await;
 }
 
 /// What waits for a permit is handed back at once; what is on the wire is finished and written down.
