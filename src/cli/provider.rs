@@ -5,6 +5,7 @@
 use std::path::PathBuf;
 
 use clap::Subcommand;
+use serde::Serialize;
 use serde_json::json;
 
 use super::connect::{MissingDatabase, Services};
@@ -14,6 +15,7 @@ use super::{CommandError, Console, Exit, lane_declaration};
 use crate::config::Config;
 use crate::domain::explain::format::count;
 use crate::domain::provider::ProviderName;
+use crate::fleet::pace::PaceOverview;
 use crate::ledger::decision_input;
 use crate::ledger::provider_row::{ProviderRow, RedactedRow};
 use crate::ledger::settings::{Settings, SettingsChange};
@@ -66,19 +68,31 @@ enum Action {
         json: bool,
     },
     /// Show one provider with its limits and account rules, as a file that `apply` reads.
-    Show {
-        name: String,
-        /// Print the values of URL parameters (`?sig=…`) too: `apply` needs them.
-        #[arg(long)]
-        reveal: bool,
-        /// Print JSON.
-        #[arg(long)]
-        json: bool,
-    },
+    Show(ShowArgs),
     /// Stop sending requests to a provider, in every worker; its queue keeps collecting.
     Pause(PauseArgs),
     /// Send requests to a provider again, and clear the waits that it named (429, Retry-After), in every worker.
     Resume(PauseArgs),
+}
+
+#[derive(Debug, clap::Args)]
+struct ShowArgs {
+    name: String,
+    /// Print the values of URL parameters (`?sig=…`) too: `apply` needs them.
+    #[arg(long)]
+    reveal: bool,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// A row as JSON, with its pace if the row is valid.
+#[derive(Serialize)]
+struct ShownRow<'a> {
+    #[serde(flatten)]
+    row: &'a RedactedRow,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pace: Option<PaceOverview>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -126,17 +140,7 @@ pub async fn run(
             Ok(Exit::Success)
         }
         Action::List { json } => list(services.settings(config).await?.as_ref(), *json, console).await,
-        Action::Show { name, reveal, json } => {
-            let name = parse_name(name)?;
-            let row = find_row(services.settings(config).await?.as_ref(), &name).await?;
-            let row = if *reveal { RedactedRow::unredacted(&row) } else { RedactedRow::from(&row) };
-            if *json {
-                console.json(&row)?;
-            } else {
-                console.lines(&toml_export::to_provider_file(&row)?)?;
-            }
-            Ok(Exit::Success)
-        }
+        Action::Show(which) => show(services.settings(config).await?.as_ref(), which, console).await,
         Action::Pause(which) => set_paused(services.settings(config).await?.as_ref(), which, true, console).await,
         Action::Resume(which) => set_paused(services.settings(config).await?.as_ref(), which, false, console).await,
     }
@@ -191,6 +195,33 @@ async fn declare_all_lanes(
         count(others as u64, "provider"),
         problems.join("; ")
     )))
+}
+
+async fn show(
+    settings: &dyn Settings,
+    ShowArgs { name, reveal, json }: &ShowArgs,
+    console: &mut Console,
+) -> Result<Exit, CommandError> {
+    let name = parse_name(name)?;
+    let row = find_row(settings, &name).await?;
+    let row = if *reveal { RedactedRow::unredacted(&row) } else { RedactedRow::from(&row) };
+    let pace = pace(settings, &name).await?;
+    if *json {
+        console.json(&ShownRow { row: &row, pace })?;
+        return Ok(Exit::Success);
+    }
+    if let Some(pace) = pace {
+        console.line(&format!("# pace: {}", pace.text))?;
+    }
+    console.lines(&toml_export::to_provider_file(&row)?)?;
+    Ok(Exit::Success)
+}
+
+/// The pace of a provider by its valid row; `None`: it has none.
+async fn pace(settings: &dyn Settings, name: &ProviderName) -> Result<Option<PaceOverview>, CommandError> {
+    let snapshot = settings.load().await?;
+    let rows = || snapshot.providers.iter().filter_map(|row| row.as_ref().ok());
+    Ok(rows().find(|row| row.name == *name).and_then(|row| PaceOverview::new(row, rows())))
 }
 
 async fn list(settings: &dyn Settings, json: bool, console: &mut Console) -> Result<Exit, CommandError> {

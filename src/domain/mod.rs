@@ -26,6 +26,7 @@ pub mod limit;
 pub mod local_fault;
 pub mod lookup;
 pub mod outcome;
+pub mod pace;
 pub mod permit_protocol;
 pub mod permit_release;
 pub mod persist_window;

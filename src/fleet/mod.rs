@@ -9,6 +9,7 @@ mod limits;
 #[cfg(test)]
 mod missing_tests;
 pub mod overview;
+pub mod pace;
 mod provider_counts;
 pub mod provider_status;
 pub mod recent;

@@ -12,6 +12,7 @@ use super::ProviderReconciliation;
 use super::clears::{ClearTimeOverview, clear_time};
 pub use super::limits::LimitOverview;
 use super::limits::{limits_with_usage, valid_limits};
+use super::pace::PaceOverview;
 use super::provider_counts::ProviderCounts;
 use super::provider_status::{ProviderState, ProviderStatus, RowFlags, StatusInput, provider_status};
 use super::recent::lane_reports;
@@ -107,7 +108,11 @@ pub struct ProviderOverview {
     pub limits: Vec<LimitOverview>,
     /// Requests per second over the last ten seconds, of all workers. `null`: the workers' reports cannot be read.
     pub rate_per_s: Option<f64>,
+    /// Mean rate of the slowest limit.
     pub limit_per_s: Option<f64>,
+    /// How fast limits and egress rate let requests start. `null`: no row is in force.
+    #[serde(default)]
+    pub pace: Option<PaceOverview>,
     /// Payments without a request in flight: `queued`, `delayed`, and those of `active` that are not `in_flight`.
     pub waiting: u64,
     /// Ledger or queue did not answer: `waiting` counts what the other knows, and the missing part is `null`.
@@ -190,6 +195,7 @@ fn with_row(evidence: &OverviewInput, row: &ProviderRow) -> ProviderOverview {
         has_valid_row: has_valid_row(evidence, &row.name),
         limits,
         limit_per_s: provider.and_then(|provider| provider.tightest_rate()).map(Rate::per_second),
+        pace: provider.and_then(|provider| PaceOverview::new(provider, evidence.providers.values().map(AsRef::as_ref))),
         clears: clears.into(),
         clears_if_resumed: clears_if(false).filter(|_| paused).map(ClearTimeOverview::from),
         ..counts(&row.name, &counted, status_of_row(evidence, &row.name, false))
@@ -290,6 +296,7 @@ fn counts(name: &str, counted: &ProviderCounts<'_>, status: ProviderStatus) -> P
         limits: Vec::new(),
         rate_per_s: counted.rate_per_s(),
         limit_per_s: None,
+        pace: None,
         waiting: backlog.waiting,
         waiting_is_at_least: backlog.is_lower_bound,
         queued: backlog.queued,

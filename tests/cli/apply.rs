@@ -71,6 +71,24 @@ async fn locally_missing_secret_is_a_warning() {
     assert!(none.err.contains("write `secrets = [\"env:PATH@x.example\"]` below [outbound]"), "{}", none.err);
 }
 
+/// As a comment, so that the text is still a provider file.
+#[tokio::test]
+async fn show_says_the_pace() {
+    let desk = Desk::open().await;
+    let slow = acme(&desk, "leak_per_second = 5.0");
+    assert_eq!(exit(&desk.run(&["provider", "apply", &slow]).await), Exit::Success);
+    let shown = desk.run(&["provider", "show", "acme"]).await.out;
+    let pace = shown.lines().next().unwrap();
+    assert!(
+        pace.starts_with("# pace: up to ") && pace.ends_with("egress 5/s per process (leak_per_second)"),
+        "{shown}"
+    );
+    assert_eq!(desk.run(&["provider", "apply", &desk.file(&shown)]).await.out, "");
+    let json = desk.run(&["provider", "show", "acme", "--json"]).await.json();
+    assert_eq!((&json["leak_per_second"], &json["pace"]["egress_per_s"]), (&5.0.into(), &5.0.into()));
+    assert_eq!(json["pace"]["text"], pace.trim_start_matches("# pace: "));
+}
+
 #[tokio::test]
 async fn apply_keeps_an_unmentioned_pause() {
     let desk = Desk::open().await;

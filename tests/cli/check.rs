@@ -69,7 +69,31 @@ async fn check_without_findings_exits_with_0() {
     engine.state().meant = vec![provider()];
     let ran = engine.run(&["check"]).await;
     assert_eq!(ran.result.unwrap(), Exit::Success);
-    assert!(ran.out.contains("tightest limit 100/1s") && ran.err.contains("errors: 0, warnings: 0"), "{}", ran.out);
+    assert!(ran.err.contains("errors: 0, warnings: 0"), "{}", ran.err);
+    assert!(ran.out.contains("pace: up to 100/s (limit second); egress 100/s per process"), "{}", ran.out);
+}
+
+/// Rows of a quota share their limits, so one row's pace follows from all of them.
+#[tokio::test]
+async fn check_says_the_pace_of_each_provider() {
+    let engine = Engine::default();
+    let day = Limit { name: "day".to_owned(), rate: "100000/1d".parse().unwrap(), ..provider().limits[0].clone() };
+    let other = Provider {
+        name: ProviderName::new("other").unwrap(),
+        leak_per_second: Some(20.0),
+        limits: vec![provider().limits[0].clone(), day],
+        ..provider()
+    };
+    engine.state().meant = vec![provider(), other];
+    let json = engine.run(&["check", "--json"]).await.json();
+    let limits = "up to 100/s (limit second), 100000/1d over time (limit day)";
+    for (subject, egress) in
+        [("provider acme", "100/s per process"), ("provider other", "20/s per process (leak_per_second)")]
+    {
+        let found = finding(&json, subject);
+        let what = format!("pace: {limits}; egress {egress}");
+        assert_eq!((&found["level"], &found["what"]), (&"ok".into(), &what.into()));
+    }
 }
 
 #[tokio::test]
@@ -160,12 +184,12 @@ fn a_short_token_off_loopback_stops_the_start() {
 async fn a_drain_must_be_longer_than_any_request() {
     let engine = Engine::default();
     for (timeout, drain_ms, wanted) in
-        [(30_000, 30_000, "warning"), (29_500, 30_000, "warning"), (29_499, 30_000, "ok")]
+        [(30_000, 30_000, vec!["warning", "ok"]), (29_500, 30_000, vec!["warning", "ok"]), (29_499, 30_000, vec!["ok"])]
     {
         engine.state().meant = vec![Provider { timeout: Duration::from_millis(timeout), ..provider() }];
         let drain = format!("worker.drain_timeout_ms={drain_ms}");
         let ran = engine.run(&["check", "--json", "--set", &drain]).await;
-        assert_eq!(levels(&ran.json(), "provider acme"), [wanted], "{timeout}");
+        assert_eq!(levels(&ran.json(), "provider acme"), wanted, "{timeout}");
     }
 }
 

@@ -136,13 +136,14 @@ async fn check_provider_file(file: &Path, config: &Config, services: &dyn Servic
         Ok(rows) => {
             let mut findings = vec![Finding::ok(subject, count(rows.len() as u64, "provider"))];
             let providers: Vec<Provider> = rows.iter().filter_map(|row| services.validate(row).ok()).collect();
+            let all: Vec<&Provider> = providers.iter().collect();
             for provider in &providers {
                 // A file may be checked on another machine, with another configuration than the workers'.
                 let unusable = not_callable(provider, config, services).map(|(subject, problem)| {
                     let fix = "None, if the workers' configuration allows it";
                     Finding::warning(subject, problem, fix)
                 });
-                findings.extend(static_checks::check_provider(provider, config).into_iter().chain(unusable));
+                findings.extend(static_checks::check_provider(provider, &all, config).into_iter().chain(unusable));
                 findings.extend(unreadable_secrets(provider, config, services, Finding::warning).await);
             }
             (findings, providers)

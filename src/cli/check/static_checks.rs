@@ -12,6 +12,7 @@ use crate::config::{CardNumbers, Config, ConfigProblem, DatabaseUrl, LimiterUrl,
 use crate::domain::explain::format::count;
 use crate::domain::job::JobField;
 use crate::domain::limit::{Algorithm, Limit, Scope};
+use crate::domain::pace::Pace;
 use crate::domain::provider::{Provider, SlotRelease, StoreDown};
 use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::settings::SettingsSnapshot;
@@ -87,8 +88,9 @@ pub fn check_snapshot(snapshot: &SettingsSnapshot, config: &Config) -> Vec<Findi
     if snapshot.providers.is_empty() {
         return vec![Finding::warning("providers", "there are none", "Run `sluicegate provider apply FILE`")];
     }
+    let valid: Vec<&Provider> = snapshot.providers.iter().filter_map(|row| row.as_ref().ok()).collect();
     let check_row = |row: &Result<Provider, crate::ledger::settings::InvalidRow>| match row {
-        Ok(provider) => check_provider(provider, config),
+        Ok(provider) => check_provider(provider, &valid, config),
         Err(invalid) => {
             let error =
                 |problem: &String| Finding::error(format!("provider {}", invalid.provider), problem, FIX_INVALID_ROW);
@@ -124,8 +126,8 @@ pub fn check_secrets(config: &Config, sent: &[(String, SecretUse)], all_senders:
     config.outbound_secrets.iter().map(check_grant).collect()
 }
 
-/// Findings about one provider.
-pub fn check_provider(provider: &Provider, config: &Config) -> Vec<Finding> {
+/// Findings about one provider of `all`, and its pace.
+pub fn check_provider(provider: &Provider, all: &[&Provider], config: &Config) -> Vec<Finding> {
     let subject = format!("provider {}", provider.name);
     let mut findings = Vec::new();
     let mut warn = |what: String, fix: &str| findings.push(Finding::warning(&subject, what, fix));
@@ -188,10 +190,8 @@ pub fn check_provider(provider: &Provider, config: &Config) -> Vec<Finding> {
             warn(what, "Use sliding_log unless the provider counts that way");
         }
     }
-    if findings.is_empty() {
-        let rate = provider.tightest_rate().map(|rate| rate.to_string()).unwrap_or_default();
-        findings.push(Finding::ok(subject, format!("tightest limit {rate}")));
-    }
+    let pace = Pace::new(provider, all.iter().copied());
+    findings.extend(pace.map(|pace| Finding::ok(subject, format!("pace: {pace}"))));
     findings
 }
 

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::{Args, VariantRun};
 use crate::cli::{CommandError, Console};
+use crate::domain::pace::Pace;
 use crate::simulation::{SimulationResult, WindowCount};
 
 pub(super) fn print_table(columns: &[VariantRun], start: Timestamp, console: &mut Console) -> Result<(), CommandError> {
@@ -63,6 +64,7 @@ pub(super) fn to_json(args: &Args, columns: &[VariantRun], start: Timestamp) -> 
             "changes": column.changes,
             "processes": model.processes,
             "workers": model.provider.workers,
+            "pace": Pace::under(&model.provider, &model.spec).map(|pace| pace.to_string()),
             "holds": column.figures.holds(),
             "drained_at": clears_at(&column.figures, start).map(|at| format!("{at:.3}")),
             "figures": column.figures,

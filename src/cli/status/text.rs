@@ -284,8 +284,15 @@ fn status_note(provider: &ProviderOverview) -> Option<String> {
         .chain(refused)
         .chain(problems)
         .chain(clear_time_note(provider))
+        .chain(pace_note(provider))
         .collect();
     (!parts.is_empty()).then(|| parts.join("; "))
+}
+
+/// The pace, unless one limit says it all.
+fn pace_note(provider: &ProviderOverview) -> Option<String> {
+    let pace = provider.pace.as_ref().filter(|pace| !pace.is_plain)?;
+    Some(format!("pace: {}", pace.text))
 }
 
 /// `all 1,234 recorded payments accounted for`, or the discrepancies.

@@ -2,19 +2,19 @@ use super::*;
 use crate::fleet::{OverviewInput, ProviderReconciliation};
 use crate::ledger::provider_row::{LimitRow, ProviderRow};
 
-fn sample_overview() -> Overview {
+fn sample_row(name: &str) -> ProviderRow {
     let limit = |name: &str, max_requests, window_ms| LimitRow {
         name: name.to_owned(),
         max_requests,
         window_ms,
         ..LimitRow::default()
     };
-    let row = |name: &str| ProviderRow {
-        name: name.to_owned(),
-        limits: vec![limit("per-second", 100, 1_000), limit("per-minute", 600, 60_000)],
-        ..ProviderRow::default()
-    };
-    let rows = vec![row("acme"), row("a-provider-with-a-long-name")];
+    let limits = vec![limit("per-second", 100, 1_000), limit("per-minute", 600, 60_000)];
+    ProviderRow { name: name.to_owned(), limits, ..ProviderRow::default() }
+}
+
+fn sample_overview() -> Overview {
+    let rows = vec![sample_row("acme"), sample_row("a-provider-with-a-long-name")];
     let depths = rows.iter().map(|row| (row.name.clone(), 0)).collect();
     let accounts = Some(crate::fleet::overview::ReconciliationByProvider::new());
     let mut picture =
@@ -49,6 +49,29 @@ fn pipe_shows_a_line_and_cause_per_provider() {
     assert!(page.lines().nth(3).unwrap().starts_with("  └ the provider is down: no connection"), "{page}");
     assert!(page.lines().nth(3).unwrap().ends_with("; ends in 4.2 s"), "{page}");
     assert_eq!(page.lines().last(), Some("all 1,234 recorded payments accounted for"));
+}
+
+/// One limit with the default egress rate says it all.
+#[test]
+fn pace_is_shown_unless_one_limit_says_it() {
+    let paces = |change: fn(&mut ProviderRow)| {
+        let mut row = ProviderRow { url: "https://acme.example/".to_owned(), ..sample_row("acme") };
+        change(&mut row);
+        let provider = std::sync::Arc::new(row.validate(1).unwrap());
+        let providers = [(provider.name.clone(), provider)].into();
+        let rows = vec![row];
+        render_overview(
+            &crate::fleet::overview(&OverviewInput { rows, providers, ..OverviewInput::default() }),
+            TableShape::Plain,
+            None,
+        )
+    };
+    let pace = "pace: up to 100/s (limit per-second), 600/1m over time (limit per-minute); egress";
+    assert!(paces(|_| ()).contains(&format!("{pace} 100/s per process")));
+    assert!(
+        paces(|row| row.leak_per_second = Some(9.0)).contains(&format!("{pace} 9/s per process (leak_per_second)"))
+    );
+    assert!(!paces(|row| row.limits.truncate(1)).contains("pace:"));
 }
 
 #[test]

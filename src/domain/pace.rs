@@ -1,0 +1,129 @@
+//! Pace of a provider, for people: what the limits of its quota allow within one second and over time, and the egress
+//! rate of its lanes.
+//!
+//! Limits hold for all processes together, the egress rate for each process on its own.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::egress::{Allowance, EGRESS_SPAN, slowest, tightest_at_once};
+use super::limit::{AppliesTo, Scope};
+use super::provider::{Pacing, Provider};
+use super::quota_limits::QuotaLimits;
+use super::quota_spec::{LimitSpec, QuotaSpec};
+use super::time::format_duration;
+
+/// Resulting pace of one provider.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pace {
+    /// The limit that allows the fewest requests within one second.
+    pub at_once: PaceLimit,
+    /// Requests that it allows within one second, if none were used before.
+    pub within_second: u32,
+    /// The limit with the lowest mean rate.
+    pub over_time: PaceLimit,
+    /// Starts are spaced by the mean rate, in all processes together.
+    pub is_even: bool,
+    /// Egress rate of one process.
+    pub egress_per_second: f64,
+    /// The row has no `leak_per_second`.
+    pub egress_is_default: bool,
+}
+
+/// A limit that decides the pace, without the reserve.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PaceLimit {
+    pub name: String,
+    pub max_requests: u32,
+    pub window: Duration,
+    pub mean_per_second: f64,
+}
+
+impl PaceLimit {
+    fn new(limit: &LimitSpec, allowance: &Allowance) -> Self {
+        let mean_per_second = allowance.mean_per_second();
+        Self { name: limit.name.clone(), max_requests: limit.max_requests, window: limit.window, mean_per_second }
+    }
+}
+
+impl Pace {
+    /// The pace of a row among all rows: enabled ones of its quota share its limits. `None`: no limit applies to every
+    /// charge.
+    #[must_use]
+    pub fn new<'a>(row: &'a Provider, rows: impl IntoIterator<Item = &'a Provider>) -> Option<Self> {
+        let shares = |other: &&Provider| other.enabled && other.quota == row.quota && other.name != row.name;
+        let rows: Vec<&Provider> = rows.into_iter().filter(shares).chain([row]).collect();
+        let limits = QuotaLimits::of_rows(rows.iter().copied()).into_specs()?;
+        Self::within(row, &limits, rows.iter().any(|row| row.pacing == Pacing::Even))
+    }
+
+    /// The pace of a row whose quota has this spec.
+    #[must_use]
+    pub fn under(row: &Provider, spec: &QuotaSpec) -> Option<Self> {
+        Self::within(row, &spec.limits, spec.even_pacing)
+    }
+
+    fn within(row: &Provider, limits: &[LimitSpec], is_even: bool) -> Option<Self> {
+        let charges = || limits.iter().filter(|limit| applies_to_every_charge(limit));
+        let allowances = || charges().map(|limit| (limit, Allowance::from(limit)));
+        let (tightest, allowance, within_second) = tightest_at_once(allowances())?;
+        let (slowest, slowest_allowance) = slowest(allowances())?;
+        Some(Self {
+            at_once: PaceLimit::new(tightest, &allowance),
+            within_second,
+            over_time: PaceLimit::new(slowest, &slowest_allowance),
+            is_even,
+            egress_per_second: row.egress_per_second(),
+            egress_is_default: row.leak_per_second.is_none(),
+        })
+    }
+
+    /// Whether one limit decides the whole pace, so that the limit says it all.
+    #[must_use]
+    pub fn is_plain(&self) -> bool {
+        self.at_once.name == self.over_time.name && !self.is_even && self.egress_is_default
+    }
+}
+
+fn applies_to_every_charge(limit: &LimitSpec) -> bool {
+    limit.scope == Scope::Provider && limit.applies_to != AppliesTo::Lookup && !limit.shadow
+}
+
+/// `up to 100/s (limit per-second), 100000/1d over time (limit per-day); egress 100/s per process`.
+impl fmt::Display for Pace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { at_once, over_time, .. } = self;
+        if self.within_second == 0 {
+            return write!(f, "nothing: limit {} is closed", at_once.name);
+        }
+        let mean = format!("{}/{}", over_time.max_requests, format_duration(over_time.window));
+        let same_limit = at_once.name == over_time.name;
+        let same_rate = u128::from(self.within_second) * over_time.window.as_micros()
+            == u128::from(over_time.max_requests) * EGRESS_SPAN.as_micros();
+        if self.is_even {
+            write!(f, "{mean}, evenly spaced (limit {})", over_time.name)?;
+        } else {
+            write!(f, "up to {}/s", self.within_second)?;
+            match (same_limit, same_rate) {
+                (true, true) => write!(f, " (limit {})", at_once.name)?,
+                (true, false) => write!(f, ", {mean} over time (limit {})", at_once.name)?,
+                (false, _) => write!(f, " (limit {}), {mean} over time (limit {})", at_once.name, over_time.name)?,
+            }
+        }
+        let by = if self.egress_is_default { "" } else { " (leak_per_second)" };
+        write!(f, "; egress {} per process{by}", format_rate(self.egress_per_second))
+    }
+}
+
+/// A rate in the largest unit of time that it needs: `100/s`, `1.16/s`, `10/m`, `2.5/d`.
+fn format_rate(per_second: f64) -> String {
+    let units = [(1.0, "s"), (60.0, "m"), (3_600.0, "h"), (86_400.0, "d")];
+    let fits = |(seconds, _): &(f64, &str)| per_second * seconds >= 0.995;
+    let (seconds, unit) = units.into_iter().find(fits).unwrap_or((86_400.0, "d"));
+    let number = format!("{:.2}", per_second * seconds);
+    format!("{}/{unit}", number.trim_end_matches('0').trim_end_matches('.'))
+}
+
+#[cfg(test)]
+#[path = "pace_tests.rs"]
+mod tests;
