@@ -140,7 +140,10 @@ pub async fn run(
             Ok(Exit::Success)
         }
         Action::List { json } => list(services.settings(config).await?.as_ref(), *json, console).await,
-        Action::Show(which) => show(services.settings(config).await?.as_ref(), which, console).await,
+        Action::Show(which) => {
+            let name = parse_name(&which.name)?;
+            show(services.settings(config).await?.as_ref(), &name, which, console).await
+        }
         Action::Pause(which) => set_paused(services.settings(config).await?.as_ref(), which, true, console).await,
         Action::Resume(which) => set_paused(services.settings(config).await?.as_ref(), which, false, console).await,
     }
@@ -199,13 +202,13 @@ async fn declare_all_lanes(
 
 async fn show(
     settings: &dyn Settings,
-    ShowArgs { name, reveal, json }: &ShowArgs,
+    name: &ProviderName,
+    ShowArgs { reveal, json, .. }: &ShowArgs,
     console: &mut Console,
 ) -> Result<Exit, CommandError> {
-    let name = parse_name(name)?;
-    let row = find_row(settings, &name).await?;
+    let row = find_row(settings, name).await?;
     let row = if *reveal { RedactedRow::unredacted(&row) } else { RedactedRow::from(&row) };
-    let pace = pace(settings, &name).await?;
+    let pace = pace(settings, name).await?;
     if *json {
         console.json(&ShownRow { row: &row, pace })?;
         return Ok(Exit::Success);

@@ -141,7 +141,11 @@ fn long_limit_does_not_slow_a_lane() {
 fn used_up_limit_delays_few_jobs() {
     for (max, window_ms, delayed_max) in [(100, 300_000, 52), (100, 60_000, 0), (100, 10_000, 0)] {
         let figures = run(&model(&row(vec![limit("all", max, window_ms)])), &JobArrivals::burst(300));
-        assert!(figures.unfinished == 0 && figures.parked <= delayed_max, "{window_ms} ms: {} delayed", figures.parked);
+        assert!(
+            figures.unfinished == 0 && figures.delayed <= delayed_max,
+            "{window_ms} ms: {} delayed",
+            figures.delayed
+        );
     }
 }
 

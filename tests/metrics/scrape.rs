@@ -51,14 +51,23 @@ impl Scrape {
 
     /// The sum of the samples of this name with these labels.
     pub fn value(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+        let values = self.values(name, labels);
+        assert!(!values.is_empty(), "no {name} with {labels:?} in:\n{}", self.text);
+        values.iter().sum()
+    }
+
+    /// Whether there is a sample of this name with these labels.
+    pub fn has(&self, name: &str, labels: &[(&str, &str)]) -> bool {
+        !self.values(name, labels).is_empty()
+    }
+
+    fn values(&self, name: &str, labels: &[(&str, &str)]) -> Vec<f64> {
         let samples = self.families.values().flat_map(|family| &family.samples);
         let of = samples.filter(|sample| {
             let has = |(name, value): &(&str, &str)| sample.labels.get(*name).is_some_and(|known| known == value);
             sample.name == name && labels.iter().all(has)
         });
-        let values: Vec<f64> = of.map(|sample| sample.value).collect();
-        assert!(!values.is_empty(), "no {name} with {labels:?} in:\n{}", self.text);
-        values.iter().sum()
+        of.map(|sample| sample.value).collect()
     }
 }
 

@@ -50,10 +50,9 @@ async fn jobs_without_limit_fields_are_counted() {
 
     let says = |warnings: &[String], words: &str| warnings.iter().any(|warning| warning.contains(words));
     let account = "acme: its account limits and rules did not apply to 9 jobs without `account`";
-    let warnings = rig.await_warnings("counted", |warnings| says(warnings, account)).await;
-    for words in
-        ["bolt: its account limits and rules did not apply to 12 jobs", "set require = [\"account\"] in its row"]
-    {
+    let of_bolt = "bolt: its account limits and rules did not apply to 12 jobs";
+    let warnings = rig.await_warnings("counted", |seen| says(seen, account) && says(seen, of_bolt)).await;
+    for words in [of_bolt, "set require = [\"account\"] in its row"] {
         assert!(says(&warnings, words), "{words}: {warnings:?}");
     }
     assert!(says(&warnings, "acme: its reference limits did not apply to 4 jobs without `reference`"), "{warnings:?}");

@@ -52,9 +52,11 @@ impl Rig {
             ("ACME_KEY", "canary-secret".to_owned()),
         ];
         let rig = Self { broker, dir, environment, _provider: stop.drop_guard() };
+        // A job that is not to wait in the worker is delayed.
+        let mode = if max_wait < window { "requeue" } else { "blocking" };
         let rows = format!(
             "[[provider]]\nname = \"acme\"\nurl = \"http://{provider}/charges\"\nidempotency_retention_s = 86400\n\
-             max_wait_ms = {}\nleak_per_second = 1000\nheaders = {{ Authorization = \"Bearer ${{env:ACME_KEY}}\" }}\n\
+             mode = \"{mode}\"\nmax_wait_ms = {}\nleak_per_second = 1000\nheaders = {{ Authorization = \"Bearer ${{env:ACME_KEY}}\" }}\n\
              [[provider.limit]]\nname = \"one\"\nmax_requests = 1\nwindow_ms = {}\n",
             max_wait.as_millis(),
             window.as_millis()

@@ -97,7 +97,7 @@ async fn delayed_job_continues_its_trace() {
     let spans = collector.spans();
     let jobs: Vec<&Span> = spans.iter().filter(|span| span.name == "job").collect();
     let ends = |end: &str| jobs.iter().filter(|job| job.attributes["sluicegate.end"] == end).count();
-    assert!(ends("parked") >= 1 && ends("acknowledged") == 2, "{jobs:#?}");
+    assert!(ends("delayed") >= 1 && ends("acknowledged") == 2, "{jobs:#?}");
     // Each says what it waits for, and a refused permit which limit it was, if it was one.
     let waits = spans.iter().filter(|span| span.name == "wait for a permit").map(|span| &span.attributes);
     for wait in waits.filter(|wait| wait.contains_key("sluicegate.refused_for")) {

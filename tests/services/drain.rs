@@ -236,7 +236,7 @@ fn unmigrated_database_makes_run_name_migrate() {
     assert_eq!(code, Some(0), "{said}");
     // Migrated, it begins, and waits for the engines that are away.
     let mut program = Program::start(&["run"], &environment, &log("again.log"));
-    program.await_log("away");
+    program.await_log("broker unavailable");
     program.signal("TERM");
     assert_eq!(program.ended().0, Some(0));
 }

@@ -178,7 +178,7 @@ async fn operators_resolve_by_sql_function() {
     for (old, new) in [("succeeded", "waiting"), ("waiting", "succeeded"), ("unknown", "cancelled"), ("review", "dead")]
     {
         let decide = format!("SELECT jobs_decide('invoice-4711', '{old}', '{new}', 'because')");
-        fixture.refused(&decide, "nobody decides").await;
+        fixture.refused(&decide, "no decision changes").await;
     }
     fixture.ended("emptied", "not_sent", FinalState::Dead).await;
     fixture.sql("UPDATE jobs SET frozen_body = '', payload = NULL WHERE id = 'emptied'").await.unwrap();

@@ -261,6 +261,14 @@ impl Cell {
         self.publish_body(&json!({ "id": id, "amount": 100 + number, "currency": "EUR" }).to_string()).await;
     }
 
+    /// Publishes one payment that expires some day.
+    pub async fn publish_with_expiry(&mut self) {
+        let id = format!("{}-0", self.name);
+        let job = json!({ "id": id, "amount": 100, "currency": "EUR", "expires_at": "2100-01-01T00:00:00Z" });
+        self.publish_body(&job.to_string()).await;
+        self.published.insert(id);
+    }
+
     pub async fn publish_body(&self, body: &str) {
         self.broker.publish(&self.prefix, &self.name, body).await;
     }
