@@ -121,7 +121,7 @@ export function rateWords(points) {
   const refused = points.reduce((sum, point) => sum + (point.throttled ?? 0), 0);
   const mean = rates.reduce((sum, value) => sum + value, 0) / rates.length;
   return (
-    `Requests per second over the last ${minutes} min: now ${rate(last.rate_per_s)} of ${rate(last.limit_per_s)} allowed, ` +
+    `Requests per second over the last ${minutes} min: now ${rate(last.rate_per_s)} of ${rate(last.limit_per_s)} allowed on average, ` +
     `on average ${rate(mean)}, at most ${rate(Math.max(...rates))}. ` +
     (refused > 0 ? `The provider responded with ${plural(refused, "429", "429s")}.` : "The provider responded with no 429.")
   );

@@ -39,7 +39,7 @@ export function card(provider, points, context) {
     h(
       "figure",
       { class: "chart" },
-      h("figcaption", {}, h("span", { class: "key" }, h("b", {}, rate(provider.rate_per_s)), " sent"), h("span", { class: "key limit-key" }, h("b", {}, rate(provider.limit_per_s)), " allowed")),
+      h("figcaption", {}, h("span", { class: "key" }, h("b", {}, rate(provider.rate_per_s)), " sent"), h("span", { class: "key limit-key" }, h("b", {}, rate(provider.limit_per_s)), " allowed on average")),
       h("div", { class: "canvas", role: "img", "aria-label": rateWords(points), mount: chart, data: points }),
     ),
     figures(...numbers(provider)),

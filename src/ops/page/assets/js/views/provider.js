@@ -71,7 +71,7 @@ export function provider(context, name) {
       h("p", { class: "readout" },
         h("span", { class: "readout-at" }, point ? clock(point.at) : "Now"),
         h("span", { class: "key" }, h("b", {}, rate(shown.rate_per_s)), " sent"),
-        h("span", { class: "key limit-key" }, h("b", {}, rate(shown.limit_per_s)), " allowed"),
+        h("span", { class: "key limit-key" }, h("b", {}, rate(shown.limit_per_s)), " allowed on average"),
         h("span", { class: "key waiting-key" }, h("b", {}, point ? count(point.waiting) : waitingWords(known)), " waiting"),
         shown.throttled > 0 ? h("span", { class: "key bad-key" }, h("b", {}, count(shown.throttled)), " 429s") : null),
       h("div", { key: "rates", class: "canvas", role: "img", "aria-label": rateWords(points), mount: rates, data: points }),
@@ -111,7 +111,7 @@ function detailSections(all) {
   if (!all) return null;
   return [
     section("waits", "Waits for a permit",
-      h("p", { class: "about" }, `Only the wait while the payment is active in a worker: at most max_wait_ms${all.row?.max_wait_ms ? ` (${duration(all.row.max_wait_ms)})` : ""}, or up to a minute in a slow lane. Waits in the queue or in a delay queue are not counted here. The payment's own page shows them.`),
+      h("p", { class: "about" }, `Only the wait while the payment is active in a worker: at most max_wait_ms${all.row?.max_wait_ms ? ` (${duration(all.row.max_wait_ms)})` : ""}, or up to 90 s in a slow lane. Waits in the queue or in a delay queue are not counted here. The payment's own page shows them.`),
       histogram(all.waits)),
     section("decisions", "Last decisions", (all.decisions ?? []).length === 0
       ? empty("No decisions yet", "Grants, refusals and pauses appear here with their reason.")
