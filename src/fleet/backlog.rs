@@ -92,12 +92,14 @@ fn unrecorded_messages(account: &ProviderReconciliation, ready: u64, left: Optio
 
 #[cfg(test)]
 mod tests {
+    use std::ops::RangeInclusive;
+
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn account(delayed: u64, due: u64, messages: (u64, u64)) -> ProviderReconciliation {
-        let (messages_least, messages_most) = messages;
+    fn account(delayed: u64, due: u64, messages: RangeInclusive<u64>) -> ProviderReconciliation {
+        let (messages_least, messages_most) = messages.into_inner();
         ProviderReconciliation {
             recorded: delayed + due,
             delayed,
@@ -117,17 +119,17 @@ mod tests {
     fn waiting_count_ignores_where_messages_are() {
         let mut seen = None;
         for (what, ledger, ready, new) in [
-            ("all of them wait in delay queues", account(20, 0, (0, 0)), 30, 30),
-            ("seven messages return at this moment, and three are back", account(20, 0, (0, 7)), 33, 30),
-            ("seven are back before their jobs are due", account(20, 0, (7, 7)), 37, 30),
-            ("twelve jobs are due", account(8, 12, (12, 12)), 42, 30),
-            ("five of those are taken and leased", leased(5, account(8, 7, (7, 7))), 37, 30),
-            ("they are delayed again", account(13, 7, (7, 7)), 37, 30),
-            ("two new ones are taken and not recorded yet", account(13, 7, (7, 7)), 35, 30),
-            ("they are leased", leased(2, account(13, 7, (7, 7))), 35, 28),
-            ("all are due", account(0, 22, (22, 22)), 50, 28),
-            ("two more are recorded, and their messages return at this moment", account(0, 24, (22, 24)), 50, 26),
-            ("a sweeper has published copies", account(0, 24, (24, 48)), 74, 26),
+            ("all of them wait in delay queues", account(20, 0, 0..=0), 30, 30),
+            ("seven messages return at this moment, and three are back", account(20, 0, 0..=7), 33, 30),
+            ("seven are back before their jobs are due", account(20, 0, 7..=7), 37, 30),
+            ("twelve jobs are due", account(8, 12, 12..=12), 42, 30),
+            ("five of those are taken and leased", leased(5, account(8, 7, 7..=7)), 37, 30),
+            ("they are delayed again", account(13, 7, 7..=7), 37, 30),
+            ("two new ones are taken and not recorded yet", account(13, 7, 7..=7), 35, 30),
+            ("they are leased", leased(2, account(13, 7, 7..=7)), 35, 28),
+            ("all are due", account(0, 22, 22..=22), 50, 28),
+            ("two more are recorded, and their messages return at this moment", account(0, 24, 22..=24), 50, 26),
+            ("a sweeper has published copies", account(0, 24, 24..=48), 74, 26),
         ] {
             let now = PaymentCount::updated(seen, &ledger, ready, SECOND * 2);
             let found = backlog(Some(&ledger), Some(ready), Some(now.unrecorded));
@@ -135,7 +137,7 @@ mod tests {
             assert_eq!(found.queued, Some(ledger.due + new), "{what}");
             seen = Some(now);
         }
-        let sending = ProviderReconciliation { in_flight: 2, ..leased(5, account(0, 17, (17, 17))) };
+        let sending = ProviderReconciliation { in_flight: 2, ..leased(5, account(0, 17, 17..=17)) };
         assert_eq!(backlog(Some(&sending), Some(45), None).waiting, 48, "two requests are in flight");
     }
 
@@ -143,7 +145,7 @@ mod tests {
     /// twice for one snapshot, and not for longer.
     #[test]
     fn double_count_lasts_one_snapshot() {
-        let ledger = account(20, 0, (0, 0));
+        let ledger = account(20, 0, 0..=0);
         let mut seen = None;
         let counts: Vec<u64> = [30, 32, 30, 30, 35, 35, 30]
             .map(|ready| {
@@ -160,7 +162,7 @@ mod tests {
     #[test]
     fn low_first_count_does_not_return() {
         let mut seen = None;
-        let counts = [((0, 2), 30), ((0, 0), 30), ((0, 2), 30), ((2, 4), 32)].map(|(messages, ready)| {
+        let counts = [(0..=2, 30), (0..=0, 30), (0..=2, 30), (2..=4, 32)].map(|(messages, ready)| {
             let now = PaymentCount::updated(seen, &account(20, 0, messages), ready, SECOND * 2);
             seen = Some(now);
             now.unrecorded
@@ -170,7 +172,7 @@ mod tests {
 
     #[test]
     fn unrecorded_count_follows_queue_changes() {
-        let ledger = account(10, 0, (0, 5));
+        let ledger = account(10, 0, 0..=5);
         let before = PaymentCount::updated(None, &ledger, 35, SECOND);
         assert_eq!(before.unrecorded, 30);
         for (ready, unrecorded) in [(40, 35), (38, 33), (32, 30)] {
@@ -193,7 +195,7 @@ mod tests {
 
     #[test]
     fn missing_source_gives_a_lower_bound() {
-        let ledger = account(3, 4, (4, 4));
+        let ledger = account(3, 4, 4..=4);
         for (account, ready, waiting, queued) in [
             (Some(&ledger), Some(11), 14, Some(11)),
             (Some(&ledger), None, 7, None),

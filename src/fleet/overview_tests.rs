@@ -77,7 +77,7 @@ fn evidence(rows: Vec<ProviderRow>, workers: Vec<WorkerProcess>) -> OverviewInpu
     }
 }
 
-fn told(evidence: &OverviewInput) -> (ProviderState, String, Option<u64>) {
+fn status_of(evidence: &OverviewInput) -> (ProviderState, String, Option<u64>) {
     let one = overview(evidence).providers.remove(0);
     (one.state, one.cause.unwrap_or_default(), one.ends_in_ms)
 }
@@ -134,12 +134,12 @@ fn each_lane_report_maps_to_a_state() {
         (json!({"pause": pause("other", "newer settings are being loaded", 900)}), ProviderState::Running, "", None),
         (json!({"pause": pause("a later program's code", "who knows", 900)}), ProviderState::Running, "", None),
     ] {
-        let told = told(&evidence(vec![row()], vec![worker("a", lane.clone())]));
-        assert_eq!(told, (state, cause.to_owned(), ends_in_ms), "{lane}");
+        let shown = status_of(&evidence(vec![row()], vec![worker("a", lane.clone())]));
+        assert_eq!(shown, (state, cause.to_owned(), ends_in_ms), "{lane}");
     }
     let mut idle = evidence(vec![row()], vec![worker("a", json!({"gate": pause("limit", "per-minute", 12_400)}))]);
     idle.reconciliation = Some(by_provider([account(0, 0)]));
-    assert_eq!(told(&idle), (ProviderState::Idle, String::new(), None));
+    assert_eq!(status_of(&idle), (ProviderState::Idle, String::new(), None));
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn row_and_backends_override_lane_reports() {
     let with = |change: fn(&mut OverviewInput)| {
         let mut evidence = evidence(vec![row()], cold());
         change(&mut evidence);
-        told(&evidence)
+        status_of(&evidence)
     };
     type Case = (fn(&mut OverviewInput), ProviderState, &'static str);
     let cases: [Case; 10] = [
@@ -210,7 +210,7 @@ fn invalid_row_shows_the_row_in_force() {
     let mut without = evidence(vec![row()], cold());
     (without.invalid_rows, without.providers) = (vec![bad.clone()], BTreeMap::new());
     assert_eq!(
-        told(&without),
+        status_of(&without),
         (ProviderState::Misconfigured, "no lane: limit per-second: window_ms is 0".to_owned(), None)
     );
     let mut with = evidence(vec![row()], cold());
@@ -226,7 +226,7 @@ fn invalid_row_shows_the_row_in_force() {
         worker.report.as_mut().unwrap().lanes.clear();
     }
     assert_eq!(
-        told(&with),
+        status_of(&with),
         (ProviderState::Misconfigured, "no lane: limit per-second: window_ms is 0".to_owned(), None)
     );
     assert_eq!(overview(&with).warnings, ["row of acme is invalid, nothing is sent: limit per-second: window_ms is 0"]);
@@ -259,14 +259,14 @@ fn most_severe_state_is_shown_with_its_count() {
     let most_severe_first = ["setup", "breaker", "cold", "provider", "limit", "other"];
     for pair in most_severe_first.windows(2) {
         let workers = |a: &str, b: &str| vec![worker("a", lane(a, 9_000)), worker("b", lane(b, 8_000))];
-        let alone = told(&evidence(vec![row()], vec![worker("a", lane(pair[0], 9_000))]));
+        let alone = status_of(&evidence(vec![row()], vec![worker("a", lane(pair[0], 9_000))]));
         for both in [workers(pair[0], pair[1]), workers(pair[1], pair[0])] {
-            let (state, cause, _) = told(&evidence(vec![row()], both));
+            let (state, cause, _) = status_of(&evidence(vec![row()], both));
             assert_eq!((state, cause), (alone.0, format!("{} (reported by 1 of 2 workers)", alone.1)), "{pair:?}");
         }
     }
     let both = vec![worker("a", lane("cold", 9_000)), worker("b", lane("cold", 8_000))];
-    assert_eq!(told(&evidence(vec![row()], both)), (ProviderState::Cold, "cold".to_owned(), Some(8_000)));
+    assert_eq!(status_of(&evidence(vec![row()], both)), (ProviderState::Cold, "cold".to_owned(), Some(8_000)));
     let mut lost = vec![worker("a", lane("setup", 9_000)), worker("b", json!({}))];
     lost[0].age = SECOND * 60;
     let picture = overview(&evidence(vec![row()], lost));
@@ -274,7 +274,7 @@ fn most_severe_state_is_shown_with_its_count() {
     assert_eq!(picture.warnings, ["worker host-a:7 is lost: it has not reported for 60 s"]);
     // Of a lane's pause and its gate's block, the more severe counts.
     let lane = json!({"pause": pause("limit", "per-minute", 9_000), "gate": pause("cold", "lost", 8_000)});
-    assert_eq!(told(&evidence(vec![row()], vec![worker("a", lane)])).0, ProviderState::Cold);
+    assert_eq!(status_of(&evidence(vec![row()], vec![worker("a", lane)])).0, ProviderState::Cold);
     assert_eq!(serde_json::from_value::<PauseCause>(json!("of a later program")).unwrap(), PauseCause::Other);
 }
 
@@ -382,10 +382,13 @@ fn closed_limit_is_a_state() {
     for active in [0, 1] {
         let mut one = evidence(vec![closed.clone()], vec![worker("a", json!({"active": active}))]);
         one.reconciliation = Some(by_provider([ProviderReconciliation { active, ..account(0, 1 - active) }]));
-        let told = overview(&one).providers.remove(0);
+        let shown = overview(&one).providers.remove(0);
         let cause = "limit \"per-second\" is 0/1s: nothing is sent";
-        assert_eq!((told.state, told.cause.as_deref()), (ProviderState::Closed, Some(cause)));
-        assert_eq!((told.waiting, told.clears), (1, ClearTimeOverview::Never { limit: Some("per-second".to_owned()) }));
+        assert_eq!((shown.state, shown.cause.as_deref()), (ProviderState::Closed, Some(cause)));
+        assert_eq!(
+            (shown.waiting, shown.clears),
+            (1, ClearTimeOverview::Never { limit: Some("per-second".to_owned()) })
+        );
     }
 }
 
@@ -402,9 +405,9 @@ fn invalid_row_shows_limits_in_force() {
         paused: false,
         problems,
     }];
-    let told = overview(&bad).providers.remove(0);
+    let shown = overview(&bad).providers.remove(0);
     let limits: Vec<_> =
-        told.limits.iter().map(|limit| (limit.name.as_str(), limit.max_requests, limit.enabled)).collect();
+        shown.limits.iter().map(|limit| (limit.name.as_str(), limit.max_requests, limit.enabled)).collect();
     assert_eq!(limits, [("per-second", 100, true), ("per-minute", 600, true)]);
 }
 
@@ -433,7 +436,7 @@ fn slow_database_lane_does_not_hide_others() {
     rest(&mut two.workers[0]);
     assert_eq!(overview(&two).providers[0].state, ProviderState::Running);
     rest(&mut two.workers[1]);
-    assert_eq!(told(&two), (ProviderState::BackendUnavailable, "the ledger is slow".to_owned(), Some(900)));
+    assert_eq!(status_of(&two), (ProviderState::BackendUnavailable, "the ledger is slow".to_owned(), Some(900)));
 }
 
 #[test]
@@ -441,7 +444,7 @@ fn pausing_operator_is_named() {
     let mut paused = evidence(vec![ProviderRow { paused: true, ..row() }], vec![worker("a", json!({}))]);
     let who = "alice@host paused it at 2027-01-15T08:00:00.000Z (they asked)".to_owned();
     paused.paused_by.insert("acme".to_owned(), who.clone());
-    assert_eq!(told(&paused), (ProviderState::Paused, format!("{who}: its queue keeps collecting"), None));
+    assert_eq!(status_of(&paused), (ProviderState::Paused, format!("{who}: its queue keeps collecting"), None));
 }
 
 #[path = "clears_tests.rs"]

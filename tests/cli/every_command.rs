@@ -201,7 +201,7 @@ fn completions_and_manual_cover_every_command() {
     }
 }
 
-/// A row that no constraint refuses, written by SQL: `check` names it with the fix.
+/// A row that no constraint rejects, written by SQL: `check` names it with the fix.
 #[tokio::test]
 async fn check_reports_an_invalid_row() {
     let (desk, _) = desk().await;

@@ -30,12 +30,12 @@ async fn a_payment_is_explained_from_the_ledger_alone() {
 
     desk.sql("UPDATE providers SET paused = 1 WHERE name = 'acme'").await;
     let ran = desk.run(&line(&["w2", "--json"])).await;
-    let told: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+    let explained: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
     assert_eq!(
-        (told["explained_from"].as_str(), told["blocked_at"]["check"].as_str()),
+        (explained["explained_from"].as_str(), explained["blocked_at"]["check"].as_str()),
         (Some("ledger"), Some("provider"))
     );
-    assert!(told["summary"].as_str().unwrap().contains("`sluicegate provider resume acme`"), "{told}");
+    assert!(explained["summary"].as_str().unwrap().contains("`sluicegate provider resume acme`"), "{explained}");
 }
 
 /// The commands that a sentence names can be run.

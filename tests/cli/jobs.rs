@@ -436,9 +436,9 @@ async fn status_without_worker_shows_queue_and_pauses() {
     );
     let ran = desk.run(&["--set", "ops.listen=none", "jobs", "explain", "q1", "--json"]).await;
     assert_eq!(exit(&ran), Exit::Success);
-    let told = ran.json();
-    assert_eq!((&told["state"], &told["provider"]), (&"queued".into(), &"acme".into()), "{told:#}");
-    assert!(told["blocked_at"]["starts_at"].is_null(), "whether it is sent at all nobody said: {told:#}");
+    let explained = ran.json();
+    assert_eq!((&explained["state"], &explained["provider"]), (&"queued".into(), &"acme".into()), "{explained:#}");
+    assert!(explained["blocked_at"]["starts_at"].is_null(), "it is unknown whether it is sent at all: {explained:#}");
     assert_eq!(exit(&desk.run(&["provider", "pause", "acme", "--because", "they asked"]).await), Exit::Success);
     let table = desk.run(&["status"]).await.out;
     let note = table.lines().find(|line| line.contains(" paused it at ")).unwrap_or_default();

@@ -99,7 +99,7 @@ async fn throttled_wait_is_honoured_in_full() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn returned_copy_is_republished_to_redeclared_queue() {
     let setup = Setup::of(Kind::Neither).apart("returned");
-    // The limit refuses most of them, however slow the machine is.
+    // Most of them wait for the limit, however slow the machine is.
     let fake = FakeOptions { limits: vec!["4/2s".parse().unwrap()], ..setup.fake };
     let row = "workers = 1\nmode = \"requeue\"\nleak_per_second = 100";
     let mut cell = Cell::open("returned", Setup { fake, row, ..setup }).await;

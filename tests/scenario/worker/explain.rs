@@ -52,8 +52,8 @@ fn four() -> ProviderRow {
 }
 
 /// Twelve jobs queue for four slots in a window. Each is asked about once, while it waits at the gate; those of the next
-/// window start within half a window of the turn that they were told, and never before it by more than the booking. Those
-/// after them are told a turn that is a window later.
+/// window start within half a window of the start that they were given, and never before it by more than the booking. Those
+/// after them are given a start that is a window later.
 #[tokio::test]
 async fn forecast_start_matches_the_actual_start() {
     let bench = Bench::open(&[four()]).await;
@@ -63,7 +63,7 @@ async fn forecast_start_matches_the_actual_start() {
     }
     bench.until_sent("acme", 4).await;
     bench.until("the others are in hand", async || bench.in_hand().await == 8).await;
-    let mut told = Vec::new();
+    let mut explained = Vec::new();
     for id in &ids {
         let asked_at = Instant::now();
         let facts = facts_of(&bench, id).await;
@@ -71,13 +71,13 @@ async fn forecast_start_matches_the_actual_start() {
         let blocked_at = explain(&facts).blocked_at.unwrap();
         assert_eq!((blocked_at.check, blocked_at.limit.as_deref()), ("limit", Some("all")), "{id}");
         assert!(blocked_at.exact && blocked_at.jobs_ahead == Some(place.before), "{id}: {blocked_at:?}");
-        told.push((id.clone(), place.before, asked_at + blocked_at.starts_in.unwrap()));
+        explained.push((id.clone(), place.before, asked_at + blocked_at.starts_in.unwrap()));
     }
-    assert_eq!(told.len(), 8, "{told:?}");
+    assert_eq!(explained.len(), 8, "{explained:?}");
     // The line is first come, first served, so each has one more before it than the one that came before.
-    let places: Vec<u64> = told.iter().map(|(_, before, _)| *before).collect();
+    let places: Vec<u64> = explained.iter().map(|(_, before, _)| *before).collect();
     assert!(places.windows(2).all(|two| two[1] == two[0] + 1), "{places:?}");
-    let (next, later) = told.split_at(4);
+    let (next, later) = explained.split_at(4);
     for ((_, _, turn), (id, _, after)) in next.iter().zip(later) {
         let apart = after.saturating_duration_since(*turn);
         assert!(apart > WINDOW / 2 && apart < WINDOW * 2, "{id}: {apart:?} after its fourth before");
@@ -157,8 +157,8 @@ async fn delayed_job_names_its_limit() {
     assert!(at.starts_in_ms.unwrap() >= wake_in, "{at:?}, wakes in {wake_in} ms");
 }
 
-/// With an outflow of 30 a minute: the bucket holds what the worker has in hand, and everything else is in the queue,
-/// not recorded yet. Each is told its place, and its turn by the outflow.
+/// With an egress rate of 30 a minute: the bucket holds the active jobs, and everything else is in the queue,
+/// not recorded yet. Each is shown its position, and its start by the egress rate.
 #[tokio::test]
 async fn waiting_payment_gets_a_start_forecast() {
     let plain = ProviderRow {
@@ -177,20 +177,20 @@ async fn waiting_payment_gets_a_start_forecast() {
     bench.run();
     bench.until_sent("acme", 2).await;
     bench.until("the next are in hand", async || bench.in_hand().await == 4).await;
-    let told = ask(&bench, "job-099").await;
-    let at = told.blocked_at.clone().unwrap();
-    assert_eq!((told.state.as_str(), at.exact), ("queued", false), "{told:?}");
+    let explained = ask(&bench, "job-099").await;
+    let at = explained.blocked_at.clone().unwrap();
+    assert_eq!((explained.state.as_str(), at.exact), ("queued", false), "{explained:?}");
     let before = at.jobs_ahead.unwrap();
-    assert!((95..=98).contains(&before), "{told:?}");
+    assert!((95..=98).contains(&before), "{explained:?}");
     let turn_ms = at.starts_in_ms.unwrap();
-    assert!(turn_ms.abs_diff(before * 2_000) < 10_000, "{told:?}");
+    assert!(turn_ms.abs_diff(before * 2_000) < 10_000, "{explained:?}");
     let mut in_bucket = 0;
     for id in &ids[2..6] {
-        let told = ask(&bench, id).await;
-        let Some(at) = told.blocked_at.clone().filter(|at| at.exact) else { continue };
+        let explained = ask(&bench, id).await;
+        let Some(at) = explained.blocked_at.clone().filter(|at| at.exact) else { continue };
         in_bucket += 1;
-        assert!(at.check == "queue" && told.summary.contains("leaky bucket (0.5 per second)"), "{told:?}");
-        assert!(at.jobs_ahead.unwrap() <= 3 && at.starts_in_ms.unwrap() <= 8_000, "{told:?}");
+        assert!(at.check == "queue" && explained.summary.contains("leaky bucket (0.5 per second)"), "{explained:?}");
+        assert!(at.jobs_ahead.unwrap() <= 3 && at.starts_in_ms.unwrap() <= 8_000, "{explained:?}");
     }
     assert!(in_bucket > 0);
 }
