@@ -70,9 +70,19 @@ impl Postgres {
         self.url(name)
     }
 
-    /// What the server has written into its log so far.
-    pub fn log_text(&self) -> String {
-        self.server.lock().unwrap().as_ref().expect("the cluster runs").log_text()
+    /// Makes a copy of a database that nobody is connected to, and returns its URL.
+    pub fn copy_database(&self, template: &str, name: &str) -> String {
+        run(self.psql("postgres").args(["-c", &format!("CREATE DATABASE \"{name}\" TEMPLATE \"{template}\"")]));
+        self.url(name)
+    }
+
+    /// What the server has written since its log had so many bytes; each message begins with time, process and database.
+    pub fn log_since(&self, bytes: u64) -> Vec<u8> {
+        self.server.lock().unwrap().as_ref().expect("the cluster runs").log_since(bytes)
+    }
+
+    pub fn log_bytes(&self) -> u64 {
+        self.server.lock().unwrap().as_ref().expect("the cluster runs").log_bytes()
     }
 
     /// `psql` on a database, failing on the first error.
@@ -136,8 +146,9 @@ fn serve(host: &Host, dir: &Path, port: u16) -> Server {
     let mut command = as_postgres(&program("postgres"));
     command.extend(["-D", &data.display().to_string(), "-p", &port_text, "-k", &sockets].map(Into::into));
     let listens = format!("listen_addresses={}", host.address);
-    for setting in [listens.as_str(), "fsync=on", "max_connections=300", "shared_buffers=64MB"] {
-        command.extend(["-c", setting].map(Into::into));
+    let settings = ["fsync=on", "max_connections=300", "shared_buffers=64MB", "log_line_prefix=%m [%p] %d "];
+    for setting in [listens.as_str()].iter().chain(&settings) {
+        command.extend(["-c", *setting].map(Into::into));
     }
     let command: Vec<&str> = command.iter().map(String::as_str).collect();
     let command = host.command(&command);

@@ -1,6 +1,6 @@
 //! A server process that cannot outlive the tests.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::net::TcpListener;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -152,6 +152,19 @@ impl Server {
 
     pub fn log_text(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// What it has written since its log had so many bytes.
+    pub fn log_since(&self, bytes: u64) -> Vec<u8> {
+        let mut log = std::fs::File::open(&self.log).unwrap();
+        log.seek(SeekFrom::Start(bytes)).unwrap();
+        let mut written = Vec::new();
+        log.read_to_end(&mut written).unwrap();
+        written
+    }
+
+    pub fn log_bytes(&self) -> u64 {
+        std::fs::metadata(&self.log).unwrap().len()
     }
 
     fn stop(&mut self) {

@@ -31,7 +31,9 @@ fn silence(kind: Kind, id: &str, seconds: u32) -> String {
 }
 
 async fn deployment_id_never_changes(kind: Kind) {
-    let (fixture, other) = (Fixture::migrated(kind).await, Fixture::migrated(kind).await);
+    let (fixture, other) = (Fixture::empty(kind), Fixture::empty(kind));
+    fixture.database.migrate().await.unwrap();
+    other.database.migrate().await.unwrap();
     let id = fixture.database.fleet().deployment().await.unwrap();
     fixture.database.migrate().await.unwrap();
     assert_eq!(fixture.database.fleet().deployment().await.unwrap(), id);

@@ -11,33 +11,45 @@ use sluicegate::ledger::upkeep::CheckScope;
 /// The last line of a plan.
 const END_OF_PLAN: &str = "\n\t}\n";
 
-/// All databases of the tests' server tell their plans to one log.
-static LOG: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+/// A database's part of the server's log, from where reading goes on.
+struct DatabaseLog {
+    database: String,
+    read_bytes: u64,
+}
 
-/// Where reading the server's log goes on.
-struct ServerLog(usize);
+impl DatabaseLog {
+    fn from_now(fixture: &Fixture) -> Self {
+        Self { database: database_name(fixture).to_owned(), read_bytes: Postgres::shared().log_bytes() }
+    }
+}
 
-impl Explained for ServerLog {
+impl Explained for DatabaseLog {
     async fn accesses(&mut self, _: &Fixture, during: &'static str) -> Vec<Access> {
-        let log = Postgres::shared().log_text();
+        let log = Postgres::shared().log_since(self.read_bytes);
         // A statement's plan is written before its answer is sent. What somebody is still writing is left for later.
-        let whole = log.rfind(END_OF_PLAN).map_or(self.0, |at| at + END_OF_PLAN.len()).max(self.0);
+        let end = log.windows(END_OF_PLAN.len()).rposition(|text| text == END_OF_PLAN.as_bytes());
+        let whole = end.map_or(0, |at| at + END_OF_PLAN.len());
+        self.read_bytes += whole as u64;
         let mut found = Vec::new();
-        for plan in plans(&log[self.0..whole]) {
+        for plan in plans(&String::from_utf8_lossy(&log[..whole]), &self.database) {
             let sql = plan["Query Text"].as_str().unwrap_or_default();
             walk(&plan["Plan"], &mut |node| found.extend(access(node, during, sql)));
         }
-        self.0 = whole;
         found
     }
 }
 
-/// The JSON documents behind `plan:`; a message's further lines begin with a tab.
-fn plans(log: &str) -> Vec<Value> {
+fn database_name(fixture: &Fixture) -> &str {
+    fixture.url.rsplit('/').next().unwrap()
+}
+
+/// The JSON documents behind `plan:` of one database; a message's further lines begin with a tab.
+fn plans(log: &str, database: &str) -> Vec<Value> {
+    let begin = format!(" {database} LOG:");
     let mut plans = Vec::new();
     let mut lines = log.lines().peekable();
     while let Some(line) = lines.next() {
-        if !(line.contains("LOG:") && line.trim_end().ends_with("plan:")) {
+        if !(line.contains(&begin) && line.trim_end().ends_with("plan:")) {
             continue;
         }
         let mut text = String::new();
@@ -86,7 +98,7 @@ fn access(node: &Value, during: &'static str, sql: &str) -> Option<Access> {
 /// Sessions that begin from now on tell their plans. They are few, so that each comes to plan for any arguments where that
 /// is no worse.
 async fn explain(fixture: &mut Fixture) {
-    let database = fixture.url.rsplit('/').next().unwrap().to_owned();
+    let database = database_name(fixture).to_owned();
     // A session that begins in between tells nothing, or all of it.
     let settings = [
         ("auto_explain.log_format", "json"),
@@ -105,12 +117,11 @@ async fn explain(fixture: &mut Fixture) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_statement_uses_an_index() {
-    let _alone = LOG.lock().await;
     let mut fixture = Fixture::migrated(Kind::Postgres).await;
     fixture.fill(Kind::Postgres).await;
     fixture.sql("VACUUM ANALYZE").await.unwrap();
     explain(&mut fixture).await;
-    let mut log = ServerLog(Postgres::shared().log_text().len());
+    let mut log = DatabaseLog::from_now(&fixture);
     let mut working = Working { fixture: &fixture, explained: &mut log, run: "work", accesses: Vec::new() };
     working.all().await;
     judge("PostgreSQL", &working.accesses);
@@ -120,10 +131,9 @@ async fn every_statement_uses_an_index() {
 /// by its id then, too, and by no index that would have to be read from end to end once it is long.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn empty_ledger_finds_jobs_by_primary_key() {
-    let _alone = LOG.lock().await;
     let mut fixture = Fixture::migrated(Kind::Postgres).await;
     explain(&mut fixture).await;
-    let mut log = ServerLog(Postgres::shared().log_text().len());
+    let mut log = DatabaseLog::from_now(&fixture);
     let mut working = Working { fixture: &fixture, explained: &mut log, run: "work", accesses: Vec::new() };
     working.way_of_a_job().await;
     let by_key = ["jobs_pkey", "jobs_one_payment_per_charge", "attempts_pkey", "jobs_one_payment_per_provider_and_key"];
@@ -144,10 +154,9 @@ async fn empty_ledger_finds_jobs_by_primary_key() {
 /// in a ledger that is young and in one that is not.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reconciliation_does_not_read_old_jobs() {
-    let _alone = LOG.lock().await;
     let mut fixture = Fixture::migrated(Kind::Postgres).await;
     explain(&mut fixture).await;
-    let mut log = ServerLog(Postgres::shared().log_text().len());
+    let mut log = DatabaseLog::from_now(&fixture);
     accounts(&fixture, &mut log).await;
     fixture.fill(Kind::Postgres).await;
     for round in 0..4 {
@@ -180,7 +189,7 @@ const OF_AN_ACCOUNT: [&str; 5] = [
 ];
 
 /// Several, because PostgreSQL may plan for any arguments from the sixth on; what the last has read.
-async fn accounts(fixture: &Fixture, log: &mut ServerLog) -> Vec<Access> {
+async fn accounts(fixture: &Fixture, log: &mut DatabaseLog) -> Vec<Access> {
     let (upkeep, minute, mut last) = (fixture.database.upkeep(), Duration::from_secs(60), Vec::new());
     for _ in 0..8 {
         upkeep.update_finished_totals().await.unwrap();
@@ -194,11 +203,10 @@ async fn accounts(fixture: &Fixture, log: &mut ServerLog) -> Vec<Access> {
 /// References are unique at one provider alone: those who have others' payments beside them settle theirs as fast.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn charges_of_other_providers_are_not_read() {
-    let _alone = LOG.lock().await;
     let mut fixture = Fixture::migrated(Kind::Postgres).await;
     fixture.fill_namesakes(Kind::Postgres).await;
     explain(&mut fixture).await;
-    let mut log = ServerLog(Postgres::shared().log_text().len());
+    let mut log = DatabaseLog::from_now(&fixture);
     let mut working = Working { fixture: &fixture, explained: &mut log, run: "work", accesses: Vec::new() };
     working.way_of_a_job().await;
     let by_charge = |access: &&Access| access.index.as_deref() == Some("jobs_one_payment_per_charge");
@@ -209,7 +217,6 @@ async fn charges_of_other_providers_are_not_read() {
 /// Statistics say then that most rows are its own, and those that were erased stand before the others in the order of ids.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn account_of_half_the_ledger_is_index_erased() {
-    let _alone = LOG.lock().await;
     let mut fixture = Fixture::migrated(Kind::Postgres).await;
     fixture.fill(Kind::Postgres).await;
     let half =
@@ -217,7 +224,7 @@ async fn account_of_half_the_ledger_is_index_erased() {
     fixture.without_constraints(half).await.unwrap();
     fixture.sql("VACUUM ANALYZE").await.unwrap();
     explain(&mut fixture).await;
-    let mut log = ServerLog(Postgres::shared().log_text().len());
+    let mut log = DatabaseLog::from_now(&fixture);
     let (operator, half) = (fixture.database.operator(), Identifier::new("half").unwrap());
     let by = Actor { os_user: "alice@desk".to_owned(), program: None, reason: None };
     for round in 0..8 {
@@ -237,10 +244,11 @@ async fn account_of_half_the_ledger_is_index_erased() {
 
 #[test]
 fn sequential_scan_is_detected() {
-    let log = "2026-01-01 LOG:  duration: 1 ms  plan:\n\t{\n\t\"Query Text\": \"SELECT\",\n\t\"Plan\": {\"Node Type\": \
+    let log = "2026-01-01 [7] mine LOG:  duration: 1 ms  plan:\n\t{\n\t\"Query Text\": \"SELECT\",\n\t\"Plan\": {\"Node Type\": \
                \"Limit\", \"Plans\": [{\"Node Type\": \"Seq Scan\", \"Relation Name\": \"jobs\", \"Actual Rows\": 7, \
                \"Rows Removed by Filter\": 3, \"Actual Loops\": 2}]}\n\t}\nother\n";
-    let plans = plans(log);
+    assert!(plans(log, "other").is_empty());
+    let plans = plans(log, "mine");
     let mut found = Vec::new();
     walk(&plans[0]["Plan"], &mut |node| found.extend(access(node, "a test", "SELECT")));
     assert_eq!(found.len(), 1);
