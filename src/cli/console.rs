@@ -156,22 +156,26 @@ impl Console {
         self.out.flush()
     }
 
-    /// Writes one message to stderr, on one line.
+    /// Writes one message to stderr, on one line, after the data before it.
     ///
     /// # Errors
-    /// When stderr is closed.
+    /// When stdout or stderr is closed.
     pub fn message(&mut self, text: &str) -> io::Result<()> {
+        let flushed = self.out.flush();
         // One write, so that the message is written or dropped as a whole and not mixed with log lines.
-        self.err.write_all(format!("{}\n", printable(text)).as_bytes())
+        self.err.write_all(format!("{}\n", printable(text)).as_bytes())?;
+        flushed
     }
 
-    /// Writes to stderr why a command failed: `error: …`.
+    /// Writes to stderr why a command failed, after the data before it: `error: …`.
     ///
     /// # Errors
-    /// When stderr is closed.
+    /// When stdout or stderr is closed.
     pub fn error(&mut self, error: &CommandError) -> io::Result<()> {
+        let flushed = self.out.flush();
         let lines: Vec<_> = error.lines().iter().map(|line| printable(line).into_owned()).collect();
-        self.err.write_all(format!("error: {}\n", lines.join("\n")).as_bytes())
+        self.err.write_all(format!("error: {}\n", lines.join("\n")).as_bytes())?;
+        flushed
     }
 
     /// Asks on stderr whether to continue; only `y` or `yes` confirms. `None`: there is no terminal to ask at.
@@ -212,25 +216,36 @@ fn known_columns(width: Option<u16>) -> Option<u16> {
     width.or_else(|| Table::new().width()).filter(|columns| *columns > 0)
 }
 
-/// Wraps a line between words; the following lines are indented to its text.
+/// Wraps a line between words, and breaks a word that is longer than a line; the following lines are indented to its
+/// text.
 #[must_use]
 pub fn wrap_words(indent: &str, text: &str, width: Option<usize>) -> String {
     let text = printable(text);
     let under = " ".repeat(indent.chars().count());
     let (mut lines, mut line) = (Vec::new(), indent.to_owned());
     let mut chars = indent.chars().count();
-    for word in text.split(' ') {
+    let word_max = width.map_or(usize::MAX, |width| width.saturating_sub(under.len() + 1).max(1));
+    for word in text.split(' ').flat_map(|word| pieces(word, word_max)) {
         let more = word.chars().count() + 1;
         if width.is_some_and(|width| chars + more > width) && line.trim() != indent.trim() {
             lines.push(line.trim_end().to_owned());
             (line, chars) = (under.clone(), under.len());
         }
-        line.push_str(word);
+        line.push_str(&word);
         line.push(' ');
         chars += more;
     }
     lines.push(line.trim_end().to_owned());
     lines.join("\n")
+}
+
+/// A word in pieces of at most so many characters.
+fn pieces(word: &str, most: usize) -> Vec<String> {
+    if word.chars().count() <= most {
+        return vec![word.to_owned()];
+    }
+    let chars: Vec<char> = word.chars().collect();
+    chars.chunks(most).map(|piece| piece.iter().collect()).collect()
 }
 
 /// Lays out a table.
@@ -296,6 +311,31 @@ mod tests {
         assert!(hostile.lines().count() == 2 && hostile.contains("\\u{1b}]0;owned\\u{7}"), "{hostile}");
         assert!(hostile.contains("a\\nb\\tc\\u{202e}"), "{hostile}");
         assert!(narrow.lines().all(|line| line.chars().count() <= 30), "{narrow}");
+    }
+
+    /// Both are one terminal: a message that follows a table must not stand above it or inside.
+    #[test]
+    fn messages_follow_the_data_before_them() {
+        let (reader, writer) = io::pipe().unwrap();
+        let out = io::BufWriter::new(writer.try_clone().unwrap());
+        let mut console = Console::new(Box::new(out), Box::new(writer), TableShape::Plain);
+        console.line("data").unwrap();
+        console.message("a message").unwrap();
+        console.line("more data").unwrap();
+        console.error(&CommandError::Failed("gone".to_owned())).unwrap();
+        drop(console);
+        assert_eq!(io::read_to_string(reader).unwrap(), "data\na message\nmore data\nerror: gone\n");
+    }
+
+    #[test]
+    fn text_is_wrapped_to_the_width() {
+        for (text, wrapped) in [
+            ("a few words here", "- a few\n  words\n  here"),
+            ("a https://very.long", "- a\n  https:/\n  /very.l\n  ong"),
+        ] {
+            assert_eq!(wrap_words("- ", text, Some(10)), wrapped);
+        }
+        assert_eq!(wrap_words("- ", "a https://very.long", None), "- a https://very.long");
     }
 
     #[test]

@@ -130,7 +130,14 @@ async fn read_body<T: DeserializeOwned>(answer: Response, address: SocketAddr) -
 
 fn no_response(address: SocketAddr, error: reqwest::Error) -> CommandError {
     let error = error.without_url();
-    CommandError::Failed(format!("no answer from the ops server on {address}; is `sluicegate run` up? ({error})"))
+    // The outermost error says only that sending failed.
+    let mut cause: &dyn std::error::Error = &error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    CommandError::Failed(format!(
+        "no worker answers on `ops.listen` {address} ({cause}): start `sluicegate run`, or correct `ops.listen`"
+    ))
 }
 
 async fn configured_deployment(config: &Config, services: &dyn Services) -> Result<ConfiguredDeployment, CommandError> {

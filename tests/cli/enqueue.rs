@@ -75,7 +75,7 @@ async fn valid_lines_are_published_invalid_ones_reported() {
     text.push_str("  {\"id\":\"e\",\"provider\":\"other\",\"amount\":1}");
     let file = file(&dir, &text);
     let ran = engine.run(&["enqueue", "--file", &file]).await;
-    assert_eq!((ran.result.unwrap(), ran.out.as_str()), (Exit::Failed, "2 published, 5 bad\n"));
+    assert_eq!((ran.result.unwrap(), ran.out.as_str()), (Exit::Failed, "2 published, 5 invalid\n"));
     let numbers: Vec<&str> = ran.err.lines().map(|line| line.split(':').next().unwrap()).collect();
     assert_eq!(numbers, ["line 3", "line 4", "line 5", "line 6", "line 7"]);
     assert!(!ran.err.contains("4111"), "{}", ran.err);
@@ -94,7 +94,7 @@ async fn endless_line_keeps_the_report() {
     // A hole of zeros: one line of 65 MiB.
     std::fs::File::options().write(true).open(&file).unwrap().set_len(65 << 20).unwrap();
     let ran = engine.run(&["enqueue", "--provider", "acme", "--file", &file]).await;
-    assert_eq!(ran.out, "1 published, 0 bad\n");
+    assert_eq!(ran.out, "1 published, 0 invalid\n");
     assert!(ran.err.contains("run the same file again"), "{}", ran.err);
     let (error, _) = ran.failure();
     assert!(error.to_string().contains("line 2 is longer than"), "{error}");
@@ -122,7 +122,7 @@ async fn concurrent_publishes_are_bounded() {
     for (queue, bound) in [("queue.url=embedded:", 16), ("queue.url=amqps://broker.example.com", 256)] {
         let engine = Engine::with_providers(&["acme"]);
         let ran = engine.run(&["enqueue", "--set", queue, "--provider", "acme", "--file", &file(&dir, &text)]).await;
-        assert_eq!((ran.result.unwrap(), ran.out.as_str()), (Exit::Success, "2000 published, 0 bad\n"));
+        assert_eq!((ran.result.unwrap(), ran.out.as_str()), (Exit::Success, "2000 published, 0 invalid\n"));
         assert_eq!(published_ids(&engine).len(), 2_000);
         let most = engine.state().in_flight_most;
         assert!((2..=bound).contains(&most), "{queue}: {most} at once");
@@ -161,7 +161,7 @@ async fn foreign_queue_blocks_only_its_own_lines() {
     let line = |(n, lane)| format!("{{\"id\":\"{lane}-{n}\",\"provider\":\"{lane}\",\"amount\":1}}\n");
     let file = file(&dir, &(2..).zip(lanes).map(line).collect::<String>());
     let ran = engine.run(&["enqueue", "--file", &file]).await;
-    assert_eq!((ran.result.unwrap(), ran.out.as_str()), (Exit::Failed, "2 published, 0 bad\n"));
+    assert_eq!((ran.result.unwrap(), ran.out.as_str()), (Exit::Failed, "2 published, 0 invalid\n"));
     let lines: Vec<&str> = ran.err.lines().collect();
     let why = "queue `payments.bolt` exists with other arguments";
     assert_eq!(lines[..2], [format!("line 2: {why}"), format!("line 4: {why}")]);

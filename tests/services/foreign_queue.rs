@@ -67,7 +67,7 @@ async fn foreign_queue_blocks_only_its_provider() {
     let file = stand.file("jobs.jsonl", &mixed);
     let (code, said) = stand.attempt(&["enqueue", "--file", &file]);
     assert_eq!(code, Some(1), "{said}");
-    assert!(said.contains("2 published, 0 bad") && said.contains("line 2: queue `payments.bolt` exists"), "{said}");
+    assert!(said.contains("2 published, 0 invalid") && said.contains("line 2: queue `payments.bolt` exists"), "{said}");
     stand.await_settled(3, PATIENCE);
     let exists = "queue `payments.bolt` exists with other arguments";
     stand.await_that(PATIENCE, || {

@@ -31,6 +31,13 @@ const FIX_NOT_WRITABLE: &str = "Give the user of the workers a folder and a file
 
 const FIX_POSTGRES_UNREACHABLE: &str = "Check that PostgreSQL runs and `database.url` is right";
 const FIX_DATABASE_ERROR: &str = "Do what the finding says, or correct `database.url`";
+/// Fixes of errors that PostgreSQL names, by a part of their text.
+const FIX_BY_ERROR: [(&str, &str); 4] = [
+    ("sluicegate migrate", "Run it as the owner of the schema, then start the workers"),
+    ("(SQLSTATE 3D000)", "Create the database, or correct its name in `database.url`"),
+    ("(SQLSTATE 28P01)", "Put the right user and password into `database.url`"),
+    ("(SQLSTATE 28000)", "Put the right user and password into `database.url`"),
+];
 
 /// Longest time that one backend may take to answer.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -130,7 +137,7 @@ async fn check_provider_file(file: &Path, config: &Config, services: &dyn Servic
             let lines = error.lines();
             // After the title, each line is one problem.
             let problems = if lines.len() > 1 { &lines[1..] } else { &lines };
-            let finding = |problem: &String| Finding::error(&subject, problem.trim(), "Fix the named rows");
+            let finding = |problem: &String| Finding::error(&subject, problem.trim(), "Correct the file");
             (problems.iter().map(finding).collect(), Vec::new())
         }
         Ok(rows) => {
@@ -140,7 +147,7 @@ async fn check_provider_file(file: &Path, config: &Config, services: &dyn Servic
             for provider in &providers {
                 // A file may be checked on another machine, with another configuration than the workers'.
                 let unusable = not_callable(provider, config, services).map(|(subject, problem)| {
-                    let fix = "None, if the workers' configuration allows it";
+                    let fix = "Nothing, if the workers' configuration allows it";
                     Finding::warning(subject, problem, fix)
                 });
                 findings.extend(static_checks::check_provider(provider, &all, config).into_iter().chain(unusable));
@@ -197,7 +204,7 @@ async fn check_database(config: &Config, services: &dyn Services) -> (Vec<Findin
         Ok(Err(error)) => {
             let fix = match (&error, &config.database.url) {
                 (CommandError::BackendUnavailable(_), DatabaseUrl::Postgres(_)) => FIX_POSTGRES_UNREACHABLE,
-                _ => FIX_DATABASE_ERROR,
+                _ => fix_for_text(&error.to_string()),
             };
             (vec![Finding::error(subject, error.to_string(), fix)], None)
         }
@@ -221,6 +228,10 @@ async fn check_database(config: &Config, services: &dyn Services) -> (Vec<Findin
             (findings, Some(snapshot))
         }
     }
+}
+
+fn fix_for_text(error: &str) -> &'static str {
+    FIX_BY_ERROR.iter().find(|(text, _)| error.contains(text)).map_or(FIX_DATABASE_ERROR, |(_, fix)| *fix)
 }
 
 /// The file of an embedded database.

@@ -179,7 +179,8 @@ pub fn check_provider(provider: &Provider, all: &[&Provider], config: &Config) -
     }
     for limit in &provider.limits {
         if limit.rate.max_requests() == 0 {
-            warn(format!("limit \"{}\" is {}: nothing is sent", limit.name, limit.rate), "Run `sluicegate limits set`");
+            let fix = format!("Run `sluicegate limits set {} {} N/DURATION` to open it", provider.name, limit.name);
+            warn(format!("limit \"{}\" is {}: nothing is sent", limit.name, limit.rate), &fix);
         }
         if limit.algorithm != Algorithm::SlidingLog {
             let what = format!(
@@ -200,7 +201,7 @@ fn deduplication_costs(provider: &Provider) -> Vec<(&'static str, &'static str)>
     let mut costs = Vec::new();
     if provider.idempotency_retention.is_none() && provider.lookup.is_none() {
         costs.push((
-            "does not deduplicate by its row: every unknown outcome waits for manual review",
+            "its row has neither idempotency_retention_s nor lookup: every unknown outcome waits for manual review",
             "Set idempotency_retention_s if it honours idempotency keys, or lookup if payments can be looked up",
         ));
     }

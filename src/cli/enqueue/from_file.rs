@@ -152,7 +152,7 @@ async fn publish<R: AsyncBufRead + Unpin>(
             else => return Ok(()),
         }
         bar.set_position(lines.consumed);
-        bar.set_message(format!("{} published, {} bad", report.published, report.bad.len()));
+        bar.set_message(format!("{} published, {} invalid", report.published, report.bad.len()));
     }
 }
 
@@ -226,7 +226,7 @@ fn print_report(
     if order.json {
         console.json(report)?;
     } else {
-        console.line(&format!("{} published, {} bad", report.published, report.bad.len()))?;
+        console.line(&format!("{} published, {} invalid", report.published, report.bad.len()))?;
     }
     if report.read_error.is_some() {
         console.message(

@@ -177,7 +177,7 @@ impl OverviewReader<'_> {
             Err(error @ (CommandError::DatabaseMissing { .. } | CommandError::OtherDeployment(_))) => Err(error),
             Err(error) => {
                 let overview = overview(&self.overview_input().await?);
-                Ok((overview, Some(format!("{error}; no worker answered, showing database and queue only"))))
+                Ok((overview, Some(format!("{error}; showing database and queue only"))))
             }
         }
     }

@@ -14,3 +14,5 @@ pub mod keys;
 pub mod library;
 pub mod peek;
 mod slots;
+
+pub use error::UNREACHABLE_FIX;

@@ -226,7 +226,7 @@ async fn every_resolution_on_every_state(kind: Kind) {
             assert_eq!(decided, Ok(()), "{situation} {verdict:?}");
             assert_eq!(after.line.state, state);
             let reason = after.line.reason.as_deref().unwrap();
-            assert!(reason.ends_with("by a person: asked the provider"), "{reason}");
+            assert!(reason.ends_with("by an operator: asked the provider"), "{reason}");
             assert_eq!((after.lease_owner, after.lease_until), (None, None));
             let [audit] = &after.audit[before.audit.len()..] else { panic!("{:?}", after.audit) };
             assert_eq!((audit.old_state.as_str(), audit.new_state.as_deref()), (verdict.required_state(), Some(state)));

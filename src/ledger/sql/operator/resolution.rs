@@ -187,7 +187,7 @@ pub fn precancel_reason(by: &Actor) -> String {
 fn reason(resolution: &JobResolution, by: &Actor, when: &str) -> String {
     let done = resolution.past_participle();
     match by.reason.as_deref().map(storable) {
-        Some(because) => format!("{done} by a person{when}: {because}"),
-        None => format!("{done} by a person{when}"),
+        Some(because) => format!("{done} by an operator{when}: {because}"),
+        None => format!("{done} by an operator{when}"),
     }
 }

@@ -46,7 +46,7 @@ async fn job_is_cancelled_before_its_message_arrives(kind: Kind) {
     assert_eq!(ahead("p1").await, Ok(()));
     let story = fixture.story("p1").await;
     assert_eq!((story.line.state.as_str(), story.line.currency.as_str()), ("cancelled", "XXX"));
-    let reason = "cancelled by a person before its message came: asked the provider";
+    let reason = "cancelled by an operator before its message came: asked the provider";
     assert_eq!(story.line.reason.as_deref(), Some(reason));
     assert_eq!((story.events.len(), story.events[0].state.as_str()), (1, "cancelled"));
     assert_eq!((story.audit.len(), story.audit[0].os_user.as_deref()), (1, Some("alice@desk")));
