@@ -116,7 +116,7 @@ fn each_lane_report_maps_to_a_state() {
             "testing the provider with one payment at a time; the provider is down: no answer in time",
             None,
         ),
-        (json!({"gate": pause("backend", "no Redis", 900)}), ProviderState::BackendUnavailable, "no Redis", Some(900)),
+        (json!({"gate": pause("backend", "no Redis", 900)}), ProviderState::BackendUnavailable, "no Redis", None),
         (
             json!({"gate": pause("limit", "per-minute", 12_400)}),
             ProviderState::WaitingForLimit,

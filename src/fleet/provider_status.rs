@@ -237,7 +237,9 @@ fn pause_status(input: &StatusInput<'_>, lane: &LaneReport, held: &ReportedPause
         PauseCause::Other => return None,
     };
     if state != ProviderState::WaitingForLimit {
-        return Some(ProviderStatus { state, cause: Some(held.words.clone()), ends_in_ms: held.ends_in_ms });
+        // A backend's end is not known: the time is only that of the next try.
+        let ends_in_ms = held.ends_in_ms.filter(|_| state != ProviderState::BackendUnavailable);
+        return Some(ProviderStatus { state, cause: Some(held.words.clone()), ends_in_ms });
     }
     let waits = lane.gate_waiting > 0 || input.waiting;
     let long = held.ends_in_ms.is_some_and(|ms| ms >= LIMIT_WAIT_MIN_MS);

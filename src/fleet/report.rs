@@ -5,6 +5,7 @@
 //! of a payload.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -30,6 +31,18 @@ pub struct ProcessReport {
     pub warnings: Vec<String>,
 }
 
+impl ProcessReport {
+    /// The report as it reads this long after it was written: its pauses end sooner.
+    #[must_use]
+    pub fn aged(mut self, age: Duration) -> Self {
+        let age_ms = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
+        for pause in self.lanes.values_mut().flat_map(|lane| [&mut lane.pause, &mut lane.gate]).flatten() {
+            pause.ends_in_ms = pause.ends_in_ms.and_then(|ms| ms.checked_sub(age_ms)).filter(|ms| *ms > 0);
+        }
+        self
+    }
+}
+
 /// State of one backend, as this process finds it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(default)]
@@ -50,7 +63,8 @@ pub struct BackendStatus {
 /// The problem with the backend's name before it, unless it begins with the name already.
 #[must_use]
 pub fn problem_with_name(backend: &str, problem: &str) -> String {
-    let named = problem.strip_prefix(backend).is_some_and(|rest| rest.starts_with([' ', ':']));
+    let begins_with = |name: &str| problem.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', ':']));
+    let named = begins_with(backend) || (backend == "queue" && begins_with("broker"));
     if named { problem.to_owned() } else { format!("{backend}: {problem}") }
 }
 
@@ -111,7 +125,7 @@ pub struct ReportedPause {
 #[serde(rename_all = "snake_case")]
 pub enum PauseCause {
     Limit,
-    /// The limiter lost its state.
+    /// The limiter starts without its earlier state, or lost it.
     Cold,
     /// The provider asked for a pause.
     Provider,

@@ -51,7 +51,12 @@ impl Outage {
 pub fn visible_workers(rows: &[StoredReport], read: Duration, outage: Option<Outage>) -> Vec<WorkerProcess> {
     let workers = rows.iter().map(|row| {
         let age = row.age + read;
-        WorkerProcess { age: outage.map_or(age, |outage| outage.silence_of(age)), ..WorkerProcess::from_row(row) }
+        let worker = WorkerProcess::from_row(row);
+        WorkerProcess {
+            age: outage.map_or(age, |outage| outage.silence_of(age)),
+            report: worker.report.map(|report| report.aged(age)),
+            ..worker
+        }
     });
     let stopped = |worker: &WorkerProcess| worker.report.as_ref().is_some_and(|report| report.stopped);
     let all: Vec<WorkerProcess> = workers.filter(|worker| worker.age <= ROW_RETENTION && !stopped(worker)).collect();
@@ -227,6 +232,17 @@ mod tests {
             (line.started_at.as_str(), line.seen_at.as_str()),
             ("2027-01-15T08:00:00.000Z", "2027-01-15T08:01:40.000Z")
         );
+    }
+
+    /// A report is read up to two seconds after it was written, and shown for another second.
+    #[test]
+    fn pauses_of_older_reports_end_sooner() {
+        let body =
+            r#"{"lanes": {"acme": {"pause": {"by": "breaker", "ends_in_ms": 4000}, "gate": {"ends_in_ms": 2500}}}}"#;
+        let shown = visible_workers(&[row(2, 1, body)], Duration::from_secs(1), None);
+        let lane = &shown[0].report.as_ref().unwrap().lanes["acme"];
+        let ends = |pause: &Option<crate::fleet::report::ReportedPause>| pause.as_ref().unwrap().ends_in_ms;
+        assert_eq!((ends(&lane.pause), ends(&lane.gate)), (Some(1_000), None));
     }
 
     fn named(id: &str, host: &str, started_s: i64, age_s: u64) -> StoredReport {

@@ -1,14 +1,16 @@
 //! A table for a terminal: the columns that fit, numbers right-aligned, two blanks between columns and no lines between
 //! rows.
 //!
-//! If the terminal is too narrow, optional columns are left out, then the first column is cut, and last the lines.
+//! If the terminal is too narrow, optional columns are left out, then one blank has to do between columns, then the
+//! first column is cut, and last the lines.
 
 use crate::domain::printable::printable;
 
 /// Columns that are left out in a narrow terminal, in this order; `--json` has all of them.
 const OPTIONAL_COLUMNS: [&str; 3] = ["in flight", "delayed", "rate"];
-/// Blanks between two cells.
+/// Blanks between two cells, and in a terminal that is too narrow for that.
 const COLUMN_GAP: usize = 2;
+const NARROW_GAP: usize = 1;
 /// Minimum width of a name, in characters.
 const NAME_MIN: usize = 8;
 
@@ -36,13 +38,11 @@ pub(super) fn render_lines(mut columns: Vec<TableColumn>, width: Option<usize>) 
     for cell in columns.iter_mut().flat_map(|column| &mut column.cells) {
         *cell = printable(cell).into_owned();
     }
-    if let Some(width) = width {
-        fit_width(&mut columns, width);
-    }
+    let gap = width.map_or(COLUMN_GAP, |width| fit_width(&mut columns, width));
     let rows = columns.iter().map(|column| column.cells.len()).max().unwrap_or(0);
     let line = |cell: &dyn Fn(&TableColumn) -> String| {
         let cells: Vec<String> = columns.iter().map(|column| column.padded(&cell(column), column.width())).collect();
-        let line = cells.join(&" ".repeat(COLUMN_GAP));
+        let line = cells.join(&" ".repeat(gap));
         truncate(line.trim_end(), width.unwrap_or(usize::MAX))
     };
     let head = line(&|column: &TableColumn| column.title.to_owned());
@@ -50,22 +50,25 @@ pub(super) fn render_lines(mut columns: Vec<TableColumn>, width: Option<usize>) 
     [head].into_iter().chain(rows).collect()
 }
 
-fn total_width(columns: &[TableColumn]) -> usize {
-    columns.iter().map(|column| column.width() + COLUMN_GAP).sum::<usize>().saturating_sub(COLUMN_GAP)
+fn total_width(columns: &[TableColumn], gap: usize) -> usize {
+    columns.iter().map(|column| column.width() + gap).sum::<usize>().saturating_sub(gap)
 }
 
-fn fit_width(columns: &mut Vec<TableColumn>, width: usize) {
+/// Makes the columns fit; returns the blanks between them.
+fn fit_width(columns: &mut Vec<TableColumn>, width: usize) -> usize {
     for optional in OPTIONAL_COLUMNS {
-        if total_width(columns) <= width {
-            return;
+        if total_width(columns, COLUMN_GAP) <= width {
+            return COLUMN_GAP;
         }
         columns.retain(|column| column.title != optional);
     }
-    let too_wide = total_width(columns).saturating_sub(width);
+    let gap = if total_width(columns, COLUMN_GAP) <= width { COLUMN_GAP } else { NARROW_GAP };
+    let too_wide = total_width(columns, gap).saturating_sub(width);
     if let Some(first) = columns.first_mut() {
         let name = first.width().saturating_sub(too_wide).max(NAME_MIN);
         first.cells.iter_mut().for_each(|cell| *cell = truncate(cell, name));
     }
+    gap
 }
 
 /// Cuts a text to at most `most` characters; a cut text ends with `…`.

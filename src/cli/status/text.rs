@@ -263,7 +263,10 @@ fn rate_text(limit: &LimitOverview) -> String {
 
 /// The cause of the provider's state, and the problems of its row.
 fn status_note(provider: &ProviderOverview) -> Option<String> {
-    let ends = provider.ends_in_ms.map(|ms| format!("ends in {}", rounded_duration(ms)));
+    // The pause ends then; whether the provider is up again, or its row is right, shows the next request.
+    let is_retried = matches!(provider.state, ProviderState::BreakerOpen | ProviderState::Misconfigured);
+    let ends = if is_retried { "next try in" } else { "ends in" };
+    let ends = provider.ends_in_ms.map(|ms| format!("{ends} {}", rounded_duration(ms)));
     let silent = matches!(provider.state, ProviderState::Running | ProviderState::Idle);
     let cause = provider.cause.clone().filter(|_| !silent);
     let refused = provider.refused_by_provider.filter(|refused| *refused > 0);
@@ -313,12 +316,12 @@ fn reconciliation_lines(overview: &Overview) -> Vec<String> {
     vec![format!("{all}{}", count_age(overview))]
 }
 
-/// The age of a count that is older than [`COUNT_STALE_AFTER_S`].
+/// The age of the counts, waiting and delayed jobs included, if it is above [`COUNT_STALE_AFTER_S`].
 fn count_age(overview: &Overview) -> String {
     let seconds = |at: &str| at.parse::<Timestamp>().map(Timestamp::as_second).ok();
     let counted_at = overview.counted_at.as_deref().and_then(seconds);
     let age_s = counted_at.zip(seconds(&overview.at)).map_or(0, |(counted, now)| now - counted);
-    if age_s <= COUNT_STALE_AFTER_S { String::new() } else { format!(" (counted {age_s} s ago)") }
+    if age_s <= COUNT_STALE_AFTER_S { String::new() } else { format!("; the counts shown are {age_s} s old") }
 }
 
 /// `1,234,567`.

@@ -27,7 +27,7 @@ fn sample_overview() -> Overview {
     (first.limits[1].used, first.limits[1].remaining) = (Some(87), Some(513));
     second.waiting = 0;
     (second.state, second.ends_in_ms) = (ProviderState::BreakerOpen, Some(4_200));
-    second.cause = Some("the provider is down: no connection to pay.example (refused)".to_owned());
+    second.cause = Some("the provider is down: no connection to pay.example".to_owned());
     picture.reconciliation =
         Some(vec![ProviderReconciliation { recorded: 1_234, ..ProviderReconciliation::default() }]);
     picture
@@ -47,7 +47,7 @@ fn pipe_shows_a_line_and_cause_per_provider() {
     );
     assert_eq!(lines[2][..4], ["a-provider-with-a-long-name", "breaker_open", "600/1m", "-"]);
     assert!(page.lines().nth(3).unwrap().starts_with("  └ the provider is down: no connection"), "{page}");
-    assert!(page.lines().nth(3).unwrap().ends_with("; ends in 4.2 s"), "{page}");
+    assert!(page.lines().nth(3).unwrap().ends_with("; next try in 4.2 s"), "{page}");
     assert_eq!(page.lines().last(), Some("all 1,234 recorded payments accounted for"));
 }
 
@@ -139,9 +139,9 @@ fn stale_count_shows_its_age() {
     picture.counted_at = Some("2026-03-01T11:59:56.000Z".to_owned());
     assert_eq!(last(&picture), "all 1,234 recorded payments accounted for");
     picture.counted_at = Some("2026-03-01T11:57:55.000Z".to_owned());
-    assert_eq!(last(&picture), "all 1,234 recorded payments accounted for (counted 125 s ago)");
+    assert_eq!(last(&picture), "all 1,234 recorded payments accounted for; the counts shown are 125 s old");
     account(&mut picture).recorded = 0;
-    assert_eq!(last(&picture), "no recorded payments (counted 125 s ago)");
+    assert_eq!(last(&picture), "no recorded payments; the counts shown are 125 s old");
     picture.reconciliation = None;
     assert_eq!(last(&picture), "reconciliation: unknown, because there is no recent count of the payments");
 }
@@ -174,6 +174,8 @@ fn overview_fits_a_narrow_terminal() {
     assert_eq!(titles(&usual), "provider state used rate waiting delayed clears in");
     usual.providers[1].review = Some(3);
     assert_eq!(titles(&usual), "provider state used rate waiting review clears in");
+    let page = render_overview(&usual, TableShape::Terminal { width: Some(60) }, None);
+    assert!(page.lines().next().unwrap().ends_with("clears in") && !page.contains('…'), "{page}");
     let page = render_overview(&usual, TableShape::Terminal { width: Some(80) }, None);
     assert_eq!(page.lines().count(), 6, "two providers, their header, one cause, and the reconciliation\n{page}");
 }

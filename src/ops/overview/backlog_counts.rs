@@ -18,7 +18,7 @@ use super::cache::{FAILURE_TTL, QueryCost, QueryResult};
 use crate::fleet::ProviderReconciliation;
 
 /// A count is kept for at least this time, and for [`COST_FACTOR`] times its duration.
-const TTL_MIN: Duration = Duration::from_secs(2);
+const TTL_MIN: Duration = Duration::from_secs(1);
 const COST_FACTOR: u32 = 20;
 const TTL_MAX: Duration = Duration::from_secs(4 * 60);
 /// An older count is not shown.
