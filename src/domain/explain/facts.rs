@@ -31,6 +31,8 @@ pub struct Facts {
     pub lane: LaneFacts,
     pub claim: ClaimState,
     pub ahead: JobsAhead,
+    /// Why the lane's queue does not answer.
+    pub queue_problem: Option<String>,
     pub limiter: LimiterFacts,
 }
 

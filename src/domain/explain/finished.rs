@@ -15,22 +15,25 @@ pub(super) fn explain_finished(facts: &Facts, job: &JobFacts) -> Explanation {
         requests => format!("after {}", format::count(requests as u64, "request")),
     };
     let by_hand = job.manual_change.as_ref().map(|change| {
-        let reason = change.reason.as_deref().map(|reason| format!(" ({reason})")).unwrap_or_default();
+        // The job's reason may quote the operator's.
+        let said = |text: &&str| job.reason.as_deref().is_some_and(|reason| reason.ends_with(*text));
+        let reason = change.reason.as_deref().filter(|text| !said(text));
+        let reason = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
         format!("; changed by {}{reason}", change.operator)
     });
     let by_hand = by_hand.unwrap_or_default();
     let what = match job.state.as_str() {
         "succeeded" => {
             let reference = job.reference.as_deref().map(|reference| format!(" as {reference}")).unwrap_or_default();
-            format!("charged{reference}, {since}, {requests}{reason}{by_hand}")
+            format!("charged{reference} at {since}, {requests}{reason}{by_hand}")
         }
-        "declined" => format!("declined {since}, {requests}{reason}{by_hand}; not charged"),
+        "declined" => format!("declined at {since}, {requests}{reason}{by_hand}; not charged"),
         "expired" => {
-            format!("expired {since}, {requests}{reason}; confirmed not charged; publish a new payment to charge")
+            format!("expired at {since}, {requests}{reason}; confirmed not charged; publish a new payment to charge")
         }
-        "cancelled" => format!("cancelled {since}, {requests}{reason}{by_hand}; confirmed not charged"),
+        "cancelled" => format!("cancelled at {since}, {requests}{reason}{by_hand}; confirmed not charged"),
         "dead" => format!(
-            "retries exhausted {since}, {requests}{reason}; confirmed not charged: `sluicegate dlq replay {id}` tries \
+            "retries exhausted at {since}, {requests}{reason}; confirmed not charged: `sluicegate dlq replay {id}` tries \
              again, `sluicegate dlq discard {id} --yes` ends it"
         ),
         "review" if job.requests.is_empty() => format!(
@@ -44,7 +47,7 @@ pub(super) fn explain_finished(facts: &Facts, job: &JobFacts) -> Explanation {
         other => format!("is `{other}` since {since}"),
     };
     let event = match job.event {
-        Some(Some(at)) => format!("; its event was published {}", format::instant(at, facts.now)),
+        Some(Some(at)) => format!("; its event was published at {}", format::instant(at, facts.now)),
         Some(None) => "; its event is not published yet".to_owned(),
         None => String::new(),
     };
@@ -62,7 +65,7 @@ fn checks(facts: &Facts, job: &JobFacts, summary: &str) -> (Vec<JobCheck>, Optio
             let delayed = if *name == "time" { delayed_before(facts, job, last) } else { None };
             (*name, delayed.unwrap_or_else(|| CheckResult::routine("passed for its last request")))
         }));
-        let text = format!("request {} left {}", last.number, format::instant(last.began_at, facts.now));
+        let text = format!("request {} was sent at {}", last.number, format::instant(last.began_at, facts.now));
         results.push(("sent", CheckResult::Passed(Some(last.began_at), text)));
     }
     let outcome = if job.state == "review" {

@@ -73,25 +73,20 @@ pub fn is_or_are(number: u64) -> &'static str {
     if number == 1 { "is" } else { "are" }
 }
 
-/// Clear time of a backlog, as part of a sentence about its lane.
+/// Clear time of a lane's backlog, as the end of a phrase about its messages; empty if it is not known.
 #[must_use]
 pub fn clear_time_text(clears: &ClearTime, now: EpochMs) -> String {
-    let then = |wait: Duration| {
-        instant(EpochMs(now.0.saturating_add(i64::try_from(wait.as_millis()).unwrap_or(i64::MAX))), now)
-    };
+    let then =
+        |wait: Duration| clock(EpochMs(now.0.saturating_add(i64::try_from(wait.as_millis()).unwrap_or(i64::MAX))), now);
     match clears {
-        ClearTime::In(wait) => format!("all waiting jobs are sent by about {}", then(*wait)),
-        ClearTime::Never { limit: Some(limit) } => format!("nothing is sent: its limit {limit} is 0"),
-        ClearTime::Never { limit: None } => "an account rule blocks all waiting jobs".to_owned(),
-        ClearTime::NotWhilePaused => "it is paused".to_owned(),
-        ClearTime::NotWhileDisabled => "it is disabled".to_owned(),
-        ClearTime::NotWhileBreakerOpen => "nothing is sent while its circuit breaker is open".to_owned(),
-        ClearTime::Unknown(missing) => format!("the clear time is not known: {}", missing.describe()),
-        ClearTime::DependsOnAccounts { at_least, limits, .. } => format!(
-            "all waiting jobs are sent by {} at the earliest: {} counts each account or reference separately",
-            then(*at_least),
-            limits.join(", ")
-        ),
+        ClearTime::In(wait) => format!(", all sent by about {}", then(*wait)),
+        ClearTime::DependsOnAccounts { at_least, .. } => format!(", all sent by {} at the earliest", then(*at_least)),
+        ClearTime::Never { limit: Some(limit) } => format!(", nothing is sent: limit {limit} is 0"),
+        ClearTime::Never { limit: None } => ", all blocked by an account rule".to_owned(),
+        ClearTime::NotWhilePaused => ", paused".to_owned(),
+        ClearTime::NotWhileDisabled => ", disabled".to_owned(),
+        ClearTime::NotWhileBreakerOpen => ", circuit breaker open".to_owned(),
+        ClearTime::Unknown(_) => String::new(),
     }
 }
 

@@ -121,13 +121,12 @@ fn unrecorded(facts: &Facts) -> Explanation {
 
 /// The places where its message may be, as part of a sentence.
 fn where_message_may_be(facts: &Facts) -> String {
-    const LOST: &str = "its message can never be a job and its id could not be read (payments.invalid), or it was \
-                        never published";
+    const LOST: &str = "it was never published, or its message was invalid and its id unreadable (payments.invalid)";
     let lanes = match &facts.message_search {
         MessageSearch::NotAsked => {
             return format!(
-                ": it is still in its lane's queue, where no worker has taken it yet (`sluicegate status` shows how \
-                 many there are), or {LOST}"
+                "; if it was published, its message waits in its lane's queue (`sluicegate status` shows how many do); \
+                 otherwise {LOST}"
             );
         }
         MessageSearch::Searched => return format!(", and no lane's queue has its message: {LOST}"),
@@ -138,10 +137,10 @@ fn where_message_may_be(facts: &Facts) -> String {
     };
     let lane = |lane: &LaneQueue| {
         let clears = format::clear_time_text(&lane.clears, facts.now);
-        format!("lane {} ({} there, {clears})", lane.provider, lane.ready)
+        format!("{} ({}{clears})", lane.provider, format::count(lane.ready, "message"))
     };
     let lanes: Vec<String> = lanes.iter().map(lane).collect();
-    format!(": it is still in its lane's queue, if that is {}, or {LOST}", lanes.join(", or "))
+    format!("; if it was published, its message waits in the queue of {}; otherwise {LOST}", lanes.join(", or of "))
 }
 
 /// The checks up to the first that blocks. Later checks are marked as not reached.

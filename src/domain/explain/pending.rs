@@ -195,6 +195,12 @@ fn blocked_for(check_name: &'static str, text: impl Into<String>, wait: Duration
 }
 
 fn lane(facts: &Facts) -> CheckResult {
+    // A look-up needs no message.
+    let needs_message =
+        facts.claim == ClaimState::Unclaimed && facts.job.as_ref().is_none_or(|job| job.state == "waiting");
+    if let Some(why) = facts.queue_problem.as_ref().filter(|_| needs_message) {
+        return CheckResult::blocked("lane", format!("no worker takes it until the queue answers: {why}"));
+    }
     let until = |ends_in: Duration| format::instant(later(facts.now, ends_in), facts.now);
     let by_limiter = |cause: &str| reason::parse_limit(cause).is_some() || reason::is_limiter_wide(cause);
     match &facts.lane {
@@ -230,7 +236,7 @@ fn limiter(facts: &Facts, job: &JobFacts) -> CheckResult {
     if let Some(why) = &facts.limiter.unavailable {
         return CheckResult::blocked(
             "limiter",
-            format!("no permit is granted while the limiter is unavailable: {why}"),
+            format!("no permit is granted while the limiter is unavailable: {}", without_name(why)),
         );
     }
     match &job.reason {
@@ -243,20 +249,25 @@ fn limiter(facts: &Facts, job: &JobFacts) -> CheckResult {
     }
 }
 
+/// A problem of the limiter store, for a sentence that names the store.
+fn without_name(problem: &str) -> &str {
+    problem.strip_prefix("limiter store unavailable: ").unwrap_or(problem)
+}
+
 /// Sentence for a limiter that grants no permit to any job; `None` if a limit or the job itself is the reason.
 fn refused_by_limiter(facts: &Facts, job: &JobFacts, refused: &PermitRefusal) -> Option<String> {
     let earliest = format::instant(later(facts.now, refused.wait), facts.now);
     Some(match &refused.reason {
         PermitRefusalReason::Cold => format!(
-            "limiter state was lost: no permit is granted until earlier requests have aged out or the state is \
-             rebuilt; next try {earliest}"
+            "the limiter starts cold: no permit is granted until earlier requests are read from the ledger or have \
+             aged out; next try {earliest}"
         ),
         PermitRefusalReason::NeedsHistory => {
             format!("the limiter did not count earlier usage of a limit, so the ledger is read; next try {earliest}")
         }
         PermitRefusalReason::Paused => format!("{} asked for a pause: nothing is sent before {earliest}", job.provider),
         PermitRefusalReason::StoreUnavailable(why) => {
-            format!("no permit is granted while the limiter store is unavailable: {why}")
+            format!("no permit is granted while the limiter store is unavailable: {}", without_name(why))
         }
         PermitRefusalReason::StaleSettings => {
             "the limiter knows newer settings, which this worker is loading".to_owned()

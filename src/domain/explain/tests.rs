@@ -221,6 +221,11 @@ fn every_state_and_blocker_is_described() {
         ),
         (Box::new(|f| f.lane = LaneFacts::Absent), "lane", "no lane"),
         (
+            Box::new(|f| f.queue_problem = other("broker unavailable: refused")),
+            "lane",
+            "no worker takes it until the queue answers: broker unavailable: refused",
+        ),
+        (
             Box::new(|f| f.lane = intake_paused("the ledger is slower than the send budget")),
             "lane",
             "takes no more jobs until",
@@ -234,11 +239,11 @@ fn every_state_and_blocker_is_described() {
             "sends nothing until 14:03:21 UTC (in 1 s): the provider is down",
         ),
         (Box::new(|f| f.lane = LaneFacts::Probing { cause: "down".to_owned() }), "lane", "one payment at a time"),
-        (Box::new(|f| f.limiter.block = blocked(PermitRefusalReason::Cold)), "limiter", "state was lost"),
+        (Box::new(|f| f.limiter.block = blocked(PermitRefusalReason::Cold)), "limiter", "starts cold"),
         (Box::new(|f| f.limiter.block = blocked(PermitRefusalReason::Paused)), "limiter", "stripe asked for a pause"),
         (Box::new(|f| f.limiter.block = blocked(PermitRefusalReason::StaleSettings)), "limiter", "newer settings"),
         (
-            Box::new(|f| f.limiter.unavailable = other("connection refused")),
+            Box::new(|f| f.limiter.unavailable = other("limiter store unavailable: connection refused")),
             "limiter",
             "is unavailable: connection refused",
         ),

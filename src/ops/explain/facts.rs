@@ -25,7 +25,7 @@ use crate::ledger::queue_position::LedgerQueuePosition;
 use crate::limiter::Limiter;
 use crate::limiter::gate::BlockReason;
 use crate::ops::OverviewCollector;
-use crate::queue::Queue;
+use crate::queue::{Queue, QueueError};
 use crate::worker::lane_control::LaneStatus;
 use crate::worker::quotas::quota_spec;
 use crate::worker::settings_sync::LoadedSettings;
@@ -72,11 +72,9 @@ pub async fn gather_facts(sources: &FactSources<'_>, id: &JobId) -> Result<Facts
         Some(claim) => claim,
         None => claim_state(sources.process, name.as_ref(), story.as_ref(), &position, id).await,
     };
-    let ready = match (sources.queue, &name) {
-        (Some(queue), Some(name)) => {
-            timeout(QUERY_TIMEOUT, queue.depth(name)).await.ok().and_then(Result::ok).flatten()
-        }
-        _ => None,
+    let (ready, queue_problem) = match (sources.queue, &name) {
+        (Some(queue), Some(name)) => ready_messages(queue, name).await,
+        _ => (None, None),
     };
     let account = match (&story, &search.job) {
         (Some(story), _) => story.line.account.as_deref(),
@@ -106,6 +104,7 @@ pub async fn gather_facts(sources: &FactSources<'_>, id: &JobId) -> Result<Facts
         id: id.as_str().to_owned(),
         rejected: position.rejected.iter().map(rejected_message).collect(),
         ahead: before,
+        queue_problem,
         unrecorded: search.job.map(|job| unrecorded::with_current_times(job, search.ready_in, now)),
         message_search: search.message_search,
         job: story.map(|story| job_facts(story, &position)),
@@ -235,6 +234,16 @@ async fn limiter(
         Ok(Err(error)) => tracing::debug!(%error, "no estimated start: the ledger could not return the usage"),
     }
     facts
+}
+
+/// The ready messages in a lane's queue, or why the queue does not answer.
+async fn ready_messages(queue: &dyn Queue, lane: &ProviderName) -> (Option<u64>, Option<String>) {
+    match timeout(QUERY_TIMEOUT, queue.depth(lane)).await {
+        Ok(Ok(ready)) => (ready, None),
+        Ok(Err(error @ QueueError::Unavailable(_))) => (None, Some(error.to_string())),
+        Ok(Err(_)) => (None, None),
+        Err(_) => (None, Some(format!("no answer within {} s", QUERY_TIMEOUT.as_secs()))),
+    }
 }
 
 /// Jobs ahead by the ledger, plus queued messages that the ledger does not have yet.

@@ -122,7 +122,13 @@ async fn lanes(sources: &FactSources<'_>) -> Option<Vec<LaneQueue>> {
         None => None,
     };
     let clears = |row: &Provider| match &input {
-        Some(input) => clear_time(input, row),
+        // The counts may be older than the message.
+        _ if !row.enabled => ClearTime::NotWhileDisabled,
+        _ if row.paused => ClearTime::NotWhilePaused,
+        Some(input) => match clear_time(input, row) {
+            ClearTime::In(Duration::ZERO) => ClearTime::Unknown(MissingInput::Queue),
+            clears => clears,
+        },
         None => ClearTime::Unknown(MissingInput::Worker),
     };
     let lane =

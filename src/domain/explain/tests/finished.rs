@@ -15,12 +15,12 @@ fn finished_and_in_flight_jobs_are_explained() {
         })
     };
     for (state, requests, words, blocked_at) in [
-        ("succeeded", 1, "charged, 14:03:18 UTC (2 s ago), after 1 request: why", None),
+        ("succeeded", 1, "charged at 14:03:18 UTC (2 s ago), after 1 request: why", None),
         ("declined", 2, "after 2 requests: why; not charged", None),
         ("dead", 3, "`sluicegate dlq replay inv-7` tries again", None),
         ("dead", 3, "`sluicegate dlq discard inv-7 --yes` ends it", None),
         ("expired", 0, "nothing was ever sent: why; confirmed not charged", None),
-        ("cancelled", 0, "cancelled 14:03:18 UTC", None),
+        ("cancelled", 0, "cancelled at 14:03:18 UTC", None),
         ("review", 1, "`sluicegate jobs resolve inv-7 --as succeeded`", Some("outcome")),
         ("review", 0, "fix the cause, then `sluicegate jobs resolve inv-7 --as resend`", Some("outcome")),
         ("sending", 2, "request 2 is in flight since 14:03:15 UTC (5 s), and its worker is lost", Some("outcome")),
@@ -54,7 +54,7 @@ fn finished_and_in_flight_jobs_are_explained() {
     assert!(held.summary.contains("at worker w2; the response timeout is 30 s"), "{}", held.summary);
 
     let unknown = changed(|f| f.job = None);
-    assert!(unknown.summary.contains("still in its lane's queue"), "{}", unknown.summary);
+    assert!(unknown.summary.contains("waits in its lane's queue"), "{}", unknown.summary);
     assert_eq!((unknown.state.as_str(), unknown.checks.len()), ("unrecorded", 0));
     let rejected = changed(|f| {
         f.job = None;

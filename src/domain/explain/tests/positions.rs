@@ -76,24 +76,23 @@ fn unrecorded_job_is_explained_from_its_message() {
     let lane = |provider: &str, clears| LaneQueue { provider: provider.to_owned(), ready: 1_200, clears };
     let closed = ClearTime::Never { limit: Some("second".to_owned()) };
     for (clears, words) in [
-        (ClearTime::In(ms(12_000)), "all waiting jobs are sent by about 14:03:32 UTC (in 12 s)"),
-        (closed, "nothing is sent: its limit second is 0"),
-        (ClearTime::Never { limit: None }, "an account rule blocks all waiting jobs"),
-        (ClearTime::NotWhilePaused, "it is paused"),
-        (ClearTime::NotWhileDisabled, "it is disabled"),
-        (ClearTime::NotWhileBreakerOpen, "nothing is sent while its circuit breaker is open"),
-        (ClearTime::Unknown(MissingInput::Worker), "the clear time is not known: no worker reports"),
+        (ClearTime::In(ms(12_000)), ", all sent by about 14:03:32 UTC"),
+        (closed, ", nothing is sent: limit second is 0"),
+        (ClearTime::Never { limit: None }, ", all blocked by an account rule"),
+        (ClearTime::NotWhilePaused, ", paused"),
+        (ClearTime::NotWhileDisabled, ", disabled"),
+        (ClearTime::NotWhileBreakerOpen, ", circuit breaker open"),
+        (ClearTime::Unknown(MissingInput::Worker), ""),
         (
             ClearTime::DependsOnAccounts { at_least: ms(12_000), limits: vec!["each".to_owned()], about: None },
-            "all waiting jobs are sent by 14:03:32 UTC (in 12 s) at the earliest: each counts each account or \
-             reference separately",
+            ", all sent by 14:03:32 UTC at the earliest",
         ),
     ] {
         let summary =
             sought(MessageSearch::MayHold(vec![lane("stripe", clears), lane("acme", ClearTime::NotWhilePaused)]));
         let wanted = format!(
-            "if that is lane stripe (1200 there, {words}), or lane acme (1200 there, it is paused), or its message can \
-             never be a job"
+            "; if it was published, its message waits in the queue of stripe (1200 messages{words}), or of acme (1200 \
+             messages, paused); otherwise it was never published"
         );
         assert!(summary.contains(&wanted), "{summary}");
     }
