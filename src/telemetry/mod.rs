@@ -113,6 +113,9 @@ fn target_levels(level: tracing::Level) -> Targets {
         .with_target(spans::TARGET, LevelFilter::OFF)
         .with_target("lapin", LevelFilter::ERROR)
         .with_target("lapin::channel", channel_level(level))
+        // The end of a connection, which our supervisor logs with its cause.
+        .with_target("lapin::channels", LevelFilter::OFF)
+        .with_target("lapin::io_loop", LevelFilter::OFF)
         .with_target("sqlx", LevelFilter::WARN)
         .with_target("hyper", LevelFilter::WARN)
 }
@@ -189,6 +192,8 @@ mod tests {
                 tracing::debug!(target: "sqlx::query", "quiet-sqlx");
                 tracing::info!(target: "redis", "quiet-redis");
                 tracing::error!(target: "lapin::channel", "loud-channel");
+                tracing::error!(target: "lapin::channels", "quiet-connection");
+                tracing::error!(target: "lapin::io_loop", "quiet-io");
                 tracing::error!(target: "lapin", "loud-lapin");
                 tracing::info!(target: "sluicegate::worker", "loud-own");
             });

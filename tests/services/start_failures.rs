@@ -45,7 +45,7 @@ fn failed_start_reports_its_cause_once() {
         ("bad URL", &bad, &queue, &taken, Fails(78, "database.url")),
         ("schema missing", &empty, &queue, &"none".to_owned(), Fails(1, "run `sluicegate migrate`")),
         ("database unreachable", &no_database, &queue, &"none".to_owned(), Waits("Connection refused")),
-        ("queue unreachable", &sqlite, &no_queue, &"none".to_owned(), Waits("broker cannot be reached")),
+        ("queue unreachable", &sqlite, &no_queue, &"none".to_owned(), Waits("broker cannot be reached, retrying")),
         ("queue forbidden", &sqlite, &forbidden, &"none".to_owned(), Waits("ACCESS_REFUSED")),
         ("limiter unreachable", &sqlite, &queue, &"none".to_owned(), Waits("broker connected")),
     ];

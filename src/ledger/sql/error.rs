@@ -124,6 +124,10 @@ pub fn unavailable_or_corrupt(error: &sqlx::Error) -> LedgerError {
         sqlx::Error::Tls(cause) if cause.to_string().contains("does not support TLS") => {
             LedgerError::Unavailable(format!("TLS: {cause}{}", tls::FIX_NO_TLS))
         }
-        _ => LedgerError::Unavailable(tls::explain_tls_error(error).unwrap_or_else(|| error.to_string())),
+        _ => LedgerError::Unavailable(tls::explain_tls_error(error).unwrap_or_else(|| match error {
+            // Without the driver's own words before the cause.
+            sqlx::Error::Io(cause) => cause.to_string(),
+            error => error.to_string(),
+        })),
     }
 }

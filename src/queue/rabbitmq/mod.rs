@@ -83,14 +83,28 @@ impl RabbitMq {
     ) -> Result<T, QueueError>
     where
         T: Send + 'static,
-        F: Future<Output = Result<T, QueueError>> + Send,
+        F: Future<Output = Result<T, QueueError>> + Send + 'static,
     {
-        let (generation, topology) = (self.declaring.generation().await?, self.topology.clone());
-        let working = tokio::spawn(async move { work(generation, topology).await });
-        working
-            .await
-            .unwrap_or_else(|error| Err(QueueError::Unavailable(format!("a look at the broker failed: {error}"))))
+        let generation = self.declaring.generation().await?;
+        detached(work(generation, self.topology.clone())).await
     }
+
+    /// The same for a readout ([`SupervisedConnection::generation_for_readout`]).
+    async fn read<T, F>(&self, work: impl FnOnce(Arc<Generation>) -> F + Send + 'static) -> Result<T, QueueError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, QueueError>> + Send + 'static,
+    {
+        detached(work(self.declaring.generation_for_readout().await?)).await
+    }
+}
+
+/// Runs a look to its end, though its caller may lose interest.
+async fn detached<T: Send + 'static>(
+    work: impl Future<Output = Result<T, QueueError>> + Send + 'static,
+) -> Result<T, QueueError> {
+    let failed = |error| Err(QueueError::Unavailable(format!("a look at the broker failed: {error}")));
+    tokio::spawn(work).await.unwrap_or_else(failed)
 }
 
 #[async_trait]
@@ -127,8 +141,7 @@ impl Queue for RabbitMq {
 
     async fn depth(&self, provider: &ProviderName) -> Result<Option<u64>, QueueError> {
         let queue = self.topology.lane_queue(provider)?;
-        self.run_to_completion(async move |generation: Arc<Generation>, _| declare::depth(&generation, &queue).await)
-            .await
+        self.read(async move |generation: Arc<Generation>| declare::depth(&generation, &queue).await).await
     }
 
     async fn topology_problems(&self, providers: &[ProviderName]) -> Result<Vec<TopologyProblem>, QueueError> {
@@ -146,11 +159,11 @@ impl Queue for RabbitMq {
     async fn ping(&self) -> Result<Option<String>, QueueError> {
         let consuming = async {
             match self.consuming.get() {
-                Some(link) => link.generation().await.map(drop),
+                Some(link) => link.generation_for_readout().await.map(drop),
                 None => Ok(()),
             }
         };
-        let answering = self.run_to_completion(async |generation: Arc<Generation>, _| {
+        let answering = self.read(async |generation: Arc<Generation>| {
             generation.open_channel().await?;
             Ok(generation.version.clone())
         });

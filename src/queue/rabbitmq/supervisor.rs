@@ -26,6 +26,11 @@ use crate::queue::QueueError;
 const RECONNECT: BackoffPolicy = BackoffPolicy { base: Duration::from_millis(100), max: Duration::from_secs(2) };
 /// A generation that lived this long ends the growth of the pauses.
 const STEADY: Duration = Duration::from_secs(10);
+/// Time between two log lines about a broker that still cannot be reached for the same reason.
+const FAILURE_LOG_INTERVAL: Duration = Duration::from_secs(60);
+/// How long a ping or a count waits for a broker that is known to be unavailable: less than its readers do, so that they
+/// learn why.
+const READOUT_LIMIT: Duration = Duration::from_millis(1_500);
 /// How often the state is looked at, should an event be missed.
 const STATE_CHECK_EVERY: Duration = Duration::from_secs(1);
 
@@ -42,6 +47,8 @@ pub(super) struct Generation {
 
 #[derive(Clone)]
 enum LinkState {
+    /// The first attempt goes on.
+    Connecting,
     Up(Arc<Generation>),
     Down(String),
     Refused(String),
@@ -70,7 +77,7 @@ pub(super) struct SupervisedConnection {
 impl SupervisedConnection {
     /// Starts connecting and returns at once.
     pub fn start(settings: RabbitSettings, purpose: &'static str, declared: DeclaredProviders) -> Self {
-        let (sender, state) = watch::channel(LinkState::Down("not connected yet".to_owned()));
+        let (sender, state) = watch::channel(LinkState::Connecting);
         let of = LinkConfig { settings, purpose, declared, limit: ChannelLimit::default() };
         let supervision = tokio::spawn(supervise(of, sender));
         Self { state, _supervision: AbortOnDropHandle::new(supervision) }
@@ -82,9 +89,22 @@ impl SupervisedConnection {
     /// [`QueueError::Unavailable`] with the last failure, or at once [`QueueError::Refused`] when the broker turns us down and
     /// has never taken us.
     pub async fn generation(&self) -> Result<Arc<Generation>, QueueError> {
+        self.generation_within(CALL_LIMIT).await
+    }
+
+    /// The same for a readout, which waits less long for a broker that is known to be unavailable.
+    ///
+    /// # Errors
+    /// As [`Self::generation`].
+    pub async fn generation_for_readout(&self) -> Result<Arc<Generation>, QueueError> {
+        let is_down = matches!(*self.state.borrow(), LinkState::Down(_));
+        self.generation_within(if is_down { READOUT_LIMIT } else { CALL_LIMIT }).await
+    }
+
+    async fn generation_within(&self, limit: Duration) -> Result<Arc<Generation>, QueueError> {
         let mut state = self.state.clone();
-        let decided = |state: &LinkState| !matches!(state, LinkState::Down(_));
-        let last = match tokio::time::timeout(CALL_LIMIT, state.wait_for(decided)).await {
+        let decided = |state: &LinkState| !matches!(state, LinkState::Down(_) | LinkState::Connecting);
+        let last = match tokio::time::timeout(limit, state.wait_for(decided)).await {
             Ok(Ok(state)) => state.clone(),
             Ok(Err(_)) => return Err(QueueError::Unavailable("the supervision has ended".to_owned())),
             Err(_) => self.state.borrow().clone(),
@@ -92,6 +112,7 @@ impl SupervisedConnection {
         match last {
             LinkState::Up(generation) => Ok(generation),
             LinkState::Down(text) => Err(QueueError::Unavailable(text)),
+            LinkState::Connecting => Err(QueueError::Unavailable("not connected yet".to_owned())),
             LinkState::Refused(text) => Err(QueueError::Refused(text)),
         }
     }
@@ -148,15 +169,32 @@ struct LinkConfig {
     limit: ChannelLimit,
 }
 
+/// Decides which failed attempts are logged: the first, a new reason, and one a minute.
+#[derive(Default)]
+struct FailureLog(Option<(Instant, String)>);
+
+impl FailureLog {
+    fn admits(&mut self, reason: &str, now: Instant) -> bool {
+        let is_known = |(at, last): &(Instant, String)| last == reason && now - *at < FAILURE_LOG_INTERVAL;
+        if self.0.as_ref().is_some_and(is_known) {
+            return false;
+        }
+        self.0 = Some((now, reason.to_owned()));
+        true
+    }
+}
+
 async fn supervise(of: LinkConfig, state: watch::Sender<LinkState>) {
     let purpose = of.purpose;
     let mut failed: u32 = 0;
+    let mut failure_log = FailureLog::default();
     let mut connected_before = false;
     for number in 1.. {
         match establish(&of, number).await {
             Ok(generation) => {
                 connected_before = true;
                 let since = Instant::now();
+                failure_log = FailureLog::default();
                 tracing::info!(purpose, generation = number, "broker connected");
                 state.send_replace(LinkState::Up(Arc::clone(&generation)));
                 let cause = tokio::select! {
@@ -173,7 +211,9 @@ async fn supervise(of: LinkConfig, state: watch::Sender<LinkState>) {
                 failed = if since.elapsed() > STEADY { 1 } else { failed.saturating_add(1) };
             }
             Err(error) => {
-                tracing::warn!(purpose, %error, "broker cannot be reached");
+                if failure_log.admits(&error.to_string(), Instant::now()) {
+                    tracing::warn!(purpose, %error, "broker cannot be reached, retrying");
+                }
                 state.send_replace(match error {
                     // What was good once will be again, after a rotated password or a limit on connections; callers
                     // take a refusal for final and would give their messages back.
@@ -238,4 +278,25 @@ pub(super) async fn declare(
         declarations.extend(topology.lane(provider)?);
     }
     declare_all(generation, &declarations).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lasting_failure_is_logged_once_a_minute() {
+        let (mut log, began) = (FailureLog::default(), Instant::now());
+        for (after_s, reason, admitted) in [
+            (0, "refused", true),
+            (1, "refused", false),
+            (59, "refused", false),
+            (60, "refused", true),
+            (61, "no such host", true),
+            (62, "no such host", false),
+        ] {
+            let now = began + Duration::from_secs(after_s);
+            assert_eq!(log.admits(reason, now), admitted, "{after_s} s: {reason}");
+        }
+    }
 }
