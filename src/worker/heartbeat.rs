@@ -1,8 +1,8 @@
 //! The heartbeat of this process: writes its report to one row of the database every two seconds.
 //!
 //! At most one statement runs at a time, with a timeout, and a failure is logged once, so that payments are not
-//! disturbed. While a backend does not answer, the process reports more often: readers see within three seconds that it
-//! answers again. A process that shuts down deletes its row. See `docs/decisions/0006-one-overview-of-all-workers.md`.
+//! disturbed. While a backend does not answer, or a start or a pause is about to end, the process reports more often:
+//! readers see that within three seconds. A process that shuts down deletes its row. See `docs/decisions/0006-one-overview-of-all-workers.md`.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::domain::job::JobField;
 use crate::domain::provider::{Provider, ProviderName};
 use crate::fleet::report::{
     BackendStatus, LaneReport, LaneState, PauseCause, ProcessReport, REPORT_FORMAT, ReportedDecision, ReportedPause,
-    WaitHistogram,
+    WaitHistogram, problem_with_name,
 };
 use crate::fleet::workers::ROW_RETENTION;
 use crate::ledger::fleet::{Fleet, WorkerReport};
@@ -33,7 +33,7 @@ use crate::worker::meter::LaneFigures;
 pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
 /// Time that `sent_10s` covers.
 const WINDOW: Duration = Duration::from_secs(10);
-/// Time between two reports while a backend does not answer.
+/// Time between two reports while a backend does not answer, or [`changes_soon`].
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// Longest time that writing a report may take.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -102,7 +102,8 @@ impl HeartbeatReporter {
                     written.unwrap_or_else(|_| Err("no answer in time".to_owned()))
                 }
             };
-            wait = if all_answer && written.is_ok() { HEARTBEAT_INTERVAL } else { RETRY_INTERVAL };
+            let is_current = all_answer && written.is_ok() && !changes_soon(&report);
+            wait = if is_current { HEARTBEAT_INTERVAL } else { RETRY_INTERVAL };
             match written {
                 Ok(()) => {
                     failing = false;
@@ -187,6 +188,15 @@ impl HeartbeatReporter {
             warnings: warnings(&progress),
         }
     }
+}
+
+/// Whether the report is out of date before the next one is due: the process starts, or a pause ends. Limits are waited
+/// for in every window, and such a short wait is not shown.
+fn changes_soon(report: &ProcessReport) -> bool {
+    let pauses = report.lanes.values().flat_map(|lane| [&lane.pause, &lane.gate]).flatten();
+    let mut other = pauses.filter(|pause| pause.by != PauseCause::Limit);
+    !report.ready
+        || other.any(|pause| pause.ends_in_ms.is_some_and(|ms| u128::from(ms) < HEARTBEAT_INTERVAL.as_millis()))
 }
 
 fn warnings(progress: &WorkerStatus) -> Vec<String> {
@@ -319,11 +329,11 @@ fn reported_block(by: &BlockReason, until: Instant) -> Option<ReportedPause> {
     let words = match by {
         BlockReason::Limit(name) => name.clone(),
         BlockReason::Cold => {
-            "limiter state was lost: no permit until it is rebuilt or earlier requests aged out".to_owned()
+            "the limiter starts cold: no permit until earlier requests are read from the ledger or aged out".to_owned()
         }
         BlockReason::NeedsHistory => "usage of a limit is being read from the ledger".to_owned(),
         BlockReason::Paused => "the provider asked for a pause".to_owned(),
-        BlockReason::StoreUnavailable(problem) => format!("limiter: {problem}"),
+        BlockReason::StoreUnavailable(problem) => problem_with_name("limiter", problem),
         BlockReason::StaleSettings => "newer settings are being loaded".to_owned(),
         BlockReason::Oversized { .. } | BlockReason::AccountBlocked { .. } | BlockReason::Stopping => return None,
     };
@@ -354,6 +364,25 @@ mod tests {
             assert_eq!(counted, [10, 20, 50, 50, 50, 50, 30, 10], "every {each:?}");
         }
         assert_eq!((per_10s(120, Duration::from_secs(12)), per_10s(7, Duration::ZERO)), (100, 7));
+    }
+
+    #[test]
+    fn short_lived_states_are_reported_again_soon() {
+        let report = |ready, by, ends_in_ms| {
+            let gate = Some(ReportedPause { by, words: String::new(), ends_in_ms });
+            let lanes = [("acme".to_owned(), LaneReport { gate, ..LaneReport::default() })].into();
+            ProcessReport { ready, lanes, ..ProcessReport::default() }
+        };
+        for (ready, by, ends_in_ms, soon) in [
+            (false, PauseCause::Cold, None, true),
+            (true, PauseCause::Cold, Some(700), true),
+            (true, PauseCause::Backend, Some(999), true),
+            (true, PauseCause::Cold, Some(60_000), false),
+            (true, PauseCause::Breaker, None, false),
+            (true, PauseCause::Limit, Some(700), false),
+        ] {
+            assert_eq!(changes_soon(&report(ready, by, ends_in_ms)), soon, "{ready} {by:?} {ends_in_ms:?}");
+        }
     }
 
     #[test]

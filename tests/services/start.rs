@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use sluicegate::provider::simulated::FakeOptions;
+
 use crate::program::Program;
 use crate::stand::Stand;
 
@@ -31,6 +33,31 @@ async fn starting_worker_waits_for_the_database() {
     stand.start_worker(number);
     await_log(&stand, number, "backend unavailable, retrying");
     assert!(stand.stop_worker(number).contains("all requests finished"));
+}
+
+/// A warning that is no fault teaches operators to ignore warnings.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn healthy_start_logs_no_warning() {
+    let mut stand = Stand::start();
+    stand.add_provider("acme", FakeOptions::default()).await;
+    stand.apply(
+        "[[provider]]\nname = \"acme\"\nurl = \"{url:acme}\"\nidempotency_retention_s = 3600\n[[provider.limit]]\nname = \
+         \"second\"\nmax_requests = 20\nwindow_ms = 1000\n",
+    );
+    let workers = [stand.add_worker(), stand.add_worker()];
+    for number in workers {
+        stand.await_ready(number).await;
+    }
+    let deadline = Instant::now() + PATIENCE * 2;
+    while !stand.status_of(workers[0], &["status"]).contains(" idle ") {
+        assert!(Instant::now() < deadline, "{}", stand.status_of(workers[0], &["status"]));
+    }
+    for number in workers {
+        let log = stand.worker_log(number);
+        // On a machine this busy, a limiter that takes long is a warning worth having.
+        let is_fault = |line: &&str| (line.contains(" WARN ") || line.contains("ERROR")) && !line.contains("lasted=");
+        assert_eq!(log.lines().find(is_fault), None, "{log}");
+    }
 }
 
 #[test]

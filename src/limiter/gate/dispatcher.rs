@@ -353,7 +353,13 @@ impl PermitDispatcher {
         let now = Instant::now();
         if self.failures == 0 {
             let quota = self.parts.spec.borrow().quota.clone();
-            tracing::warn!(%quota, %error, "no permits: the limiter cannot be asked, retrying");
+            // A start takes a moment. If it takes longer, the stall is logged.
+            let is_starting = self.replied_at == self.origin && matches!(error, LimiterError::Unavailable(_));
+            if is_starting {
+                tracing::info!(%quota, %error, "no permits: the limiter cannot be asked, retrying");
+            } else {
+                tracing::warn!(%quota, %error, "no permits: the limiter cannot be asked, retrying");
+            }
         }
         self.call_at = now + (RETRY_FIRST * 2_u32.saturating_pow(self.failures.min(10))).min(RETRY_MAX);
         self.failures = self.failures.saturating_add(1);
