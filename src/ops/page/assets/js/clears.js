@@ -6,7 +6,7 @@ const HELD = {
   never: "never",
   not_while_paused: "not while paused",
   not_while_disabled: "not while disabled",
-  not_while_breaker_open: "not while the circuit breaker is open",
+  not_while_breaker_open: "not while the breaker is open",
 };
 const MISSING = {
   worker: "no worker has reported",
@@ -34,8 +34,11 @@ export function clearsWords(clears) {
   }
 }
 
-/** As `clearsWords`, with an estimate in place of the least time where there is one. */
-export const clearsAbout = (clears) => (clears?.kind === "depends_on_accounts" && known(clears.about_ms) ? `about ${atLeastASecond(clears.about_ms)}` : clearsWords(clears));
+/** As `clearsWords`, in a few words: an estimate in place of the least time, and no reason, which the card shows above. */
+export function clearsAbout(clears) {
+  if (clears?.kind === "unknown") return "unknown";
+  return clears?.kind === "depends_on_accounts" && known(clears.about_ms) ? `about ${atLeastASecond(clears.about_ms)}` : clearsWords(clears);
+}
 
 /** Limits that count each account or reference separately. */
 export const clearsDependsOn = (clears) => (clears?.kind === "depends_on_accounts" ? clears.limits : []);

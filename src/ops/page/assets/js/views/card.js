@@ -28,9 +28,7 @@ export function card(provider, points, context) {
       {},
       h("h2", { id: `card-${name}` }, h("a", { href: providerHref(name) }, name)),
       chip(laneState(provider.state)),
-      h("span", { class: "push" }),
-      liftButton(provider, context),
-      pauseButton(provider, context),
+      h("span", { class: "actions" }, liftButton(provider, context), pauseButton(provider, context)),
     ),
     cause(provider),
     badRow(provider),
@@ -73,15 +71,19 @@ const known = (value) => value !== null && value !== undefined;
 /** The age of the ledger's counts, once they are old. */
 export function counted(overview) {
   const age = since(overview?.counted_at);
-  return age > COUNTED_OLD_MS ? h("p", { class: "counted", "aria-live": "off" }, `Payments in the ledger were counted ${ago(overview.counted_at)} ago: the ledger is large, and counting is costly.`) : null;
+  return age > COUNTED_OLD_MS ? h("p", { class: "counted", "aria-live": "off" }, `Payments in the ledger were counted ${ago(overview.counted_at)} ago: counting takes long here, so it is done less often.`) : null;
 }
+
+/** States whose pause ends with another try, which may fail again. */
+const RETRIED = new Set(["breaker_open", "misconfigured"]);
 
 /** The cause of the provider's state, and how long it lasts. */
 export function cause(provider) {
   const ends = provider.ends_in_ms;
   const words = provider.cause || "";
   if (!words && !ends) return null;
-  return h("p", { class: "cause" }, words, ends ? `${words ? ", " : ""}for another ${duration(Math.ceil(ends / 1_000) * 1_000)}` : "");
+  const when = RETRIED.has(provider.state) ? "next try in" : "for another";
+  return h("p", { class: "cause" }, words, ends ? `${words ? ", " : ""}${when} ${duration(Math.ceil(ends / 1_000) * 1_000)}` : "");
 }
 
 export function numbers(provider) {

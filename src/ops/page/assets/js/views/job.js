@@ -103,7 +103,7 @@ export function job(context, id) {
     const rows = [
       ["Idempotency key", details.idempotency_key], ["Provider's reference", details.provider_reference], ["Reference", details.reference],
       ["Reason", details.reason], ["Attempts", count(details.attempts)],
-      ["May have been charged", details.maybe_charged ? "yes: some attempt's outcome is unknown" : details.state === "succeeded" ? null : "no"],
+      ["May have been charged", details.maybe_charged ? "yes: the outcome of an attempt is unknown" : details.state === "succeeded" ? null : "no"],
       ["Active in", details.lease_owner ? `${details.lease_owner}, until ${when(details.lease_until)}` : null],
       ["Not before", details.not_before && when(details.not_before)], ["Expires", details.expires_at && when(details.expires_at)],
       ["Received", when(details.created_at)], ["First sent", details.first_sent_at && when(details.first_sent_at)], ["Changed", when(details.updated_at)],
