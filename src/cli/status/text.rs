@@ -311,8 +311,11 @@ fn reconciliation_lines(overview: &Overview) -> Vec<String> {
         return faults;
     }
     let jobs: u64 = accounts.iter().map(|account| account.recorded).sum();
-    let recorded = format!("{} recorded {}", group_digits(jobs), plural(jobs, "payment"));
-    let all = if jobs == 0 { "no recorded payments".to_owned() } else { format!("all {recorded} accounted for") };
+    let all = match jobs {
+        0 => "no recorded payments".to_owned(),
+        1 => "the one recorded payment is accounted for".to_owned(),
+        _ => format!("all {} recorded payments accounted for", group_digits(jobs)),
+    };
     vec![format!("{all}{}", count_age(overview))]
 }
 

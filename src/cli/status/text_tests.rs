@@ -140,6 +140,8 @@ fn stale_count_shows_its_age() {
     assert_eq!(last(&picture), "all 1,234 recorded payments accounted for");
     picture.counted_at = Some("2026-03-01T11:57:55.000Z".to_owned());
     assert_eq!(last(&picture), "all 1,234 recorded payments accounted for; the counts shown are 125 s old");
+    account(&mut picture).recorded = 1;
+    assert_eq!(last(&picture), "the one recorded payment is accounted for; the counts shown are 125 s old");
     account(&mut picture).recorded = 0;
     assert_eq!(last(&picture), "no recorded payments; the counts shown are 125 s old");
     picture.reconciliation = None;
