@@ -10,6 +10,10 @@ use std::time::Duration;
 pub struct LeakyBucket {
     interval: Duration,
     next: Duration,
+    /// Jobs that could leave if the bucket alone decided.
+    waiting: u32,
+    /// Waiting jobs whose turn has come: they leave once what else they wait for lets them.
+    held: u32,
 }
 
 /// Latest wake-up after a timer on a busy machine: timers count milliseconds, and the processor has other work. Jobs
@@ -24,7 +28,7 @@ impl LeakyBucket {
     /// A rate that is not positive closes the bucket.
     #[must_use]
     pub fn new(jobs_per_second: f64) -> Self {
-        Self { interval: interval(jobs_per_second), next: Duration::ZERO }
+        Self { interval: interval(jobs_per_second), next: Duration::ZERO, waiting: 0, held: 0 }
     }
 
     /// Sets a new rate, which counts from `now` on: no job waits longer than the new interval.
@@ -36,13 +40,36 @@ impl LeakyBucket {
     /// Time until the next job may leave, at `now` on any monotonic clock.
     #[must_use]
     pub fn wait(&self, now: Duration) -> Duration {
-        self.next.saturating_sub(now)
+        self.wait_behind(now, 0)
+    }
+
+    /// Number of jobs that may leave at `now`, one after the other.
+    #[must_use]
+    pub fn ready(&self, now: Duration) -> u32 {
+        self.held.saturating_add(self.turns_since(self.next.max(self.earliest_counted(now)), now))
+    }
+
+    /// Sets how many jobs wait for something else than the bucket. A job whose turn comes meanwhile keeps it: with the
+    /// bucket and a limit in series, what the limit holds back would be lost otherwise.
+    pub fn set_waiting(&mut self, now: Duration, jobs: u32) {
+        self.hold_turns(now);
+        if self.held >= self.waiting {
+            // No further job could have left.
+            self.next = self.next.max(self.earliest_counted(now));
+        }
+        let returned = self.held.saturating_sub(jobs);
+        self.next = self.next.saturating_sub(self.interval.saturating_mul(returned));
+        (self.held, self.waiting) = (self.held - returned, jobs);
+        self.hold_turns(now);
     }
 
     /// Time until a job with `before` jobs ahead of it may leave.
     #[must_use]
     pub fn wait_behind(&self, now: Duration, before: u32) -> Duration {
-        self.wait(now).saturating_add(self.interval.saturating_mul(before))
+        match before.checked_sub(self.held) {
+            Some(further) => self.next.saturating_sub(now).saturating_add(self.interval.saturating_mul(further)),
+            None => Duration::ZERO,
+        }
     }
 
     /// Takes back one leak at `now`, because its job was not sent: the next waits at most [`REFUND_PAUSE`].
@@ -52,8 +79,29 @@ impl LeakyBucket {
 
     /// Counts one job that leaves at `now`.
     pub fn leak(&mut self, now: Duration) {
-        let latest_start = now.saturating_sub(self.interval.max(TIMER_LATENESS));
-        self.next = self.next.max(latest_start) + self.interval;
+        match self.held.checked_sub(1) {
+            Some(held) => (self.held, self.waiting) = (held, self.waiting - 1),
+            None => self.next = self.next.max(self.earliest_counted(now)) + self.interval,
+        }
+    }
+
+    /// Gives waiting jobs the turns that have come until now.
+    fn hold_turns(&mut self, now: Duration) {
+        let turns = self.turns_since(self.next, now).min(self.waiting.saturating_sub(self.held));
+        self.next += self.interval.saturating_mul(turns);
+        self.held += turns;
+    }
+
+    /// Number of turns until now, of which the first is due at `first`.
+    fn turns_since(&self, first: Duration, now: Duration) -> u32 {
+        let Some(since_first) = now.checked_sub(first) else { return 0 };
+        let further = since_first.as_nanos() / self.interval.as_nanos().max(1);
+        u32::try_from(further).unwrap_or(u32::MAX).saturating_add(1)
+    }
+
+    /// Idle time before this instant counts for nothing.
+    fn earliest_counted(&self, now: Duration) -> Duration {
+        now.saturating_sub(self.interval.max(TIMER_LATENESS))
     }
 }
 
@@ -94,6 +142,66 @@ mod tests {
         assert_eq!(try_leak(&mut bucket, ms(60_000)), Duration::ZERO);
         assert_eq!(try_leak(&mut bucket, ms(60_000)), Duration::ZERO);
         assert_eq!(try_leak(&mut bucket, ms(60_000)), ms(10));
+    }
+
+    #[test]
+    fn jobs_that_waited_leave_together() {
+        let ms = Duration::from_millis;
+        // Nothing else let them leave for 200 ms: twenty turns have come, and each waiting job keeps at most one. Two
+        // more may leave as after any idle time.
+        for (waiting, expected) in [(32, 20), (8, 10), (1, 3), (0, 2)] {
+            let mut bucket = LeakyBucket::new(100.0);
+            (0..2).for_each(|_| bucket.leak(ms(1_000)));
+            bucket.set_waiting(ms(1_000), waiting);
+            bucket.set_waiting(ms(1_200), waiting);
+            assert_eq!(bucket.ready(ms(1_200)), expected, "{waiting}");
+            (0..expected).for_each(|_| bucket.leak(ms(1_200)));
+            assert_eq!(bucket.ready(ms(1_200)), 0, "{waiting}");
+        }
+    }
+
+    #[test]
+    fn jobs_that_come_later_keep_no_earlier_turn() {
+        let (s, mut bucket) = (Duration::from_secs, LeakyBucket::new(1.0));
+        bucket.leak(s(0));
+        bucket.set_waiting(s(0), 1);
+        bucket.set_waiting(s(60), 33);
+        assert_eq!(bucket.ready(s(60)), 3, "the first one's turn, and those after any idle time");
+    }
+
+    #[test]
+    fn turn_of_a_gone_job_is_returned() {
+        let (ms, mut bucket) = (Duration::from_millis, LeakyBucket::new(100.0));
+        bucket.leak(ms(1_000));
+        bucket.set_waiting(ms(1_000), 20);
+        bucket.set_waiting(ms(1_200), 0);
+        assert_eq!(bucket.ready(ms(1_200)), 2, "as after any idle time");
+        // Whether a job that leaves stops waiting first or last.
+        for stops_first in [true, false] {
+            let mut bucket = LeakyBucket::new(100.0);
+            bucket.set_waiting(ms(1_000), 1);
+            let wait = bucket.wait(ms(1_000));
+            if stops_first {
+                bucket.set_waiting(ms(1_000), 0);
+            }
+            bucket.leak(ms(1_000));
+            bucket.set_waiting(ms(1_000), 0);
+            assert_eq!((wait, bucket.ready(ms(1_000))), (Duration::ZERO, 1), "{stops_first}");
+        }
+    }
+
+    #[test]
+    fn ready_jobs_are_those_that_leave_at_once() {
+        let ms = Duration::from_millis;
+        for per_second in [0.5, 3.0, 100.0, 2_000.0, 1_000_000.0] {
+            let mut bucket = LeakyBucket::new(per_second);
+            for now in [ms(0), ms(1), ms(7), ms(500), ms(501), ms(60_000), ms(60_002)] {
+                let ready = bucket.ready(now);
+                let left = (0..).take_while(|_| try_leak(&mut bucket, now).is_zero()).count();
+                assert_eq!(usize::try_from(ready).unwrap(), left, "{per_second}/s at {now:?}");
+                assert_eq!(bucket.ready(now), 0);
+            }
+        }
     }
 
     #[test]

@@ -23,8 +23,6 @@ pub(super) enum Event {
     WaitOver(JobIndex),
     /// A job has waited for a worker slot for its longest time, if it still waits on this delivery.
     EgressTimeout(JobIndex, u32),
-    /// The egress rate allows the next job.
-    Egress(ProcessIndex),
     /// The lane's pause may be over.
     ResumeIntake(ProcessIndex),
     GateWake(ProcessIndex),

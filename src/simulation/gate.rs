@@ -1,30 +1,24 @@
-//! Gate of one process in virtual time: the wait queue, and at most one limiter call in flight.
+//! Gate of one process in virtual time: the wait queue, the lane's egress, and at most one limiter call in flight.
 //!
 //! The rules and constants are those of `limiter::gate`. The limiter's own state machine decides on grants. All clocks
 //! agree here, so nothing compares them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 use std::time::Duration;
 
+use super::egress::SimulatedEgress;
 use super::event::JobIndex;
+use super::limiter_call::{AccountSubjects, ReleasedPermit, releases, subjects, unused};
 use crate::domain::limit::Scope;
 use crate::domain::permit_protocol::{
-    BATCH_MAX, CallKind, CostByKind, LimiterCall, LimiterReply, PERMITS_MAX, PermitRelease, PermitRequest, RebuildData,
-    RefusalReason, ReleaseKind, SkippedRequest, SlotInstant, Subject,
+    BATCH_MAX, LimiterCall, LimiterReply, PERMITS_MAX, PermitRequest, RebuildData, RefusalReason, SkippedRequest,
+    SlotInstant,
 };
-use crate::domain::permit_release::{self, EndedPermit};
 use crate::domain::provider::BOOKING_HORIZON;
 use crate::domain::quota_spec::QuotaSpec;
 use crate::domain::time::{Micros, micros_up};
 use crate::limiter::gate::{RELEASE_DELAY, RETRY_AHEAD, RETRY_PAUSE_MIN};
-
-/// Subjects that count one account's calls, and the largest cost that they can ever admit.
-#[derive(Clone, Debug)]
-pub(super) struct AccountSubjects {
-    pub subjects: Vec<Subject>,
-    pub cost_max: u32,
-}
 
 /// Position in the wait queue: higher priority first, then in the order of joining.
 type WaiterKey = (u8, u64);
@@ -37,6 +31,16 @@ pub(super) struct SimulatedRequest {
     pub priority: u8,
     pub account: Option<u32>,
     pub wait_until_us: u64,
+    /// A wait up to this is accepted even beyond `wait_until_us`, until `egress_until_us`.
+    pub accepted_wait_us: u64,
+    pub egress_until_us: u64,
+}
+
+impl SimulatedRequest {
+    fn accepts(&self, until_us: u64, stalled_since_us: u64, now_us: u64) -> bool {
+        let is_in_time = now_us < self.egress_until_us;
+        until_us <= self.wait_until_us || (is_in_time && until_us <= stalled_since_us + self.accepted_wait_us)
+    }
 }
 
 #[derive(Debug)]
@@ -74,21 +78,6 @@ struct SimulatedBlock {
     first: Option<WaiterKey>,
 }
 
-/// An ended permit.
-#[derive(Debug)]
-pub(super) struct ReleasedPermit {
-    pub call: u64,
-    pub cost: u16,
-    pub account: Option<u32>,
-    pub release: SimulatedRelease,
-}
-
-#[derive(Debug)]
-pub(super) enum SimulatedRelease {
-    Answered { at_us: u64 },
-    NotSent { origins: Rc<[SlotInstant]> },
-}
-
 #[derive(Debug)]
 struct SimulatedCall {
     call: LimiterCall,
@@ -103,7 +92,9 @@ pub(super) struct SimulatedGate {
     incarnation: u64,
     pub calls: u64,
     joined: u64,
+    pub egress: SimulatedEgress,
     queue: BTreeMap<WaiterKey, SimulatedWaiter>,
+    keys: HashMap<JobIndex, WaiterKey>,
     ready: BTreeSet<WaiterKey>,
     /// Sorted by the instant at which they may be requested again.
     deferred: BTreeSet<(u64, WaiterKey)>,
@@ -111,6 +102,8 @@ pub(super) struct SimulatedGate {
     released: Vec<ReleasedPermit>,
     release_at_us: Option<u64>,
     queue_block: Option<SimulatedBlock>,
+    /// Since when blocks have followed each other, without a permit or a reply without a refusal in between.
+    stalled_since_us: Option<u64>,
     ask_at_us: u64,
     replied_at_us: u64,
     pending_call: Option<SimulatedCall>,
@@ -123,9 +116,11 @@ pub(super) struct SimulatedGate {
 }
 
 impl SimulatedGate {
-    pub fn new(incarnation: u64, now_us: u64) -> Self {
+    pub fn new(incarnation: u64, egress: SimulatedEgress, now_us: u64) -> Self {
         Self {
             incarnation,
+            egress,
+            keys: HashMap::new(),
             calls: 0,
             joined: 0,
             queue: BTreeMap::new(),
@@ -135,6 +130,7 @@ impl SimulatedGate {
             released: Vec::new(),
             release_at_us: None,
             queue_block: None,
+            stalled_since_us: None,
             ask_at_us: now_us,
             replied_at_us: now_us,
             pending_call: None,
@@ -166,6 +162,8 @@ impl SimulatedGate {
         let key = (u8::MAX - request.priority, self.joined);
         let earlier_us = self.longest_earlier_deferral(key, request.account);
         self.queue.insert(key, SimulatedWaiter { request, deferred_until_us: None });
+        self.keys.insert(request.job, key);
+        self.egress.set_waiting(now_us, self.queue.len());
         self.ready.insert(key);
         self.by_deadline.insert((request.wait_until_us, key));
         if let Some(until_us) = earlier_us {
@@ -177,14 +175,28 @@ impl SimulatedGate {
         self.expire_waiters(now_us, decisions);
     }
 
+    /// Whether the job waits for the lane's egress.
+    pub fn waits_for_egress(&self, now_us: u64, job: JobIndex) -> bool {
+        self.keys.contains_key(&job) && self.egress.next_at(now_us) != Some(now_us)
+    }
+
+    /// Removes a job that waits no longer.
+    pub fn abandon(&mut self, now_us: u64, job: JobIndex) {
+        if let Some(key) = self.keys.get(&job).copied() {
+            self.leave(now_us, key);
+        }
+    }
+
     /// Instant of the next call; `None`: none is due before another event.
-    pub fn next_call_at(&self) -> Option<u64> {
+    pub fn next_call_at(&self, now_us: u64) -> Option<u64> {
         if self.pending_call.is_some() {
             return None;
         }
         let ready_us =
             if self.ready.is_empty() { self.deferred.first().map(|(until_us, _)| *until_us) } else { Some(0) };
-        let request_us = ready_us.map(|ready_us| ready_us.max(self.ask_at_us));
+        let leaves_us = self.egress.next_at(now_us);
+        let request_us =
+            ready_us.zip(leaves_us).map(|(ready_us, leaves_us)| ready_us.max(leaves_us).max(self.ask_at_us));
         [request_us, self.release_at_us].into_iter().flatten().min()
     }
 
@@ -201,7 +213,7 @@ impl SimulatedGate {
         let rest = self.released.split_off(self.released.len().min(BATCH_MAX));
         let released = std::mem::replace(&mut self.released, rest);
         self.release_at_us = (!self.released.is_empty()).then_some(now_us);
-        let (requests, keys) = self.head(account_subjects);
+        let (requests, keys) = self.head(now_us, account_subjects);
         let call = LimiterCall {
             incarnation: self.incarnation,
             number: self.calls,
@@ -241,7 +253,9 @@ impl SimulatedGate {
             };
             let permits = usize::try_from(grant.permits).unwrap_or(usize::MAX);
             for key in keys.get_mut(grant.request_index).into_iter().flatten().take(permits) {
-                if let Some(waiter) = self.leave(key) {
+                if let Some(waiter) = self.leave(now_us, key) {
+                    self.egress.take(now_us);
+                    self.stalled_since_us = None;
                     decisions.push(GateDecision::Granted(waiter.request.job, granted.clone()));
                 }
             }
@@ -255,10 +269,13 @@ impl SimulatedGate {
             self.block_cold(now_us, spec, refused.wait_us, reply.state_epoch);
         } else if let Some(refused) = reply.refused {
             let limited = matches!(refused.reason, RefusalReason::Limit { .. });
-            let first = self.ready.first().copied().filter(|_| limited);
+            let can_leave = self.egress.next_at(now_us) == Some(now_us);
+            let first = self.ready.first().copied().filter(|_| limited && can_leave);
             if !self.evict_oversized(now_us, refused.wait_us, first, decisions) {
                 self.block(now_us, refused.wait_us, refused.exact, first);
             }
+        } else if self.queue_block.is_none() {
+            self.stalled_since_us = None;
         }
         self.expire_waiters(now_us, decisions);
     }
@@ -284,7 +301,7 @@ impl SimulatedGate {
         let until_us = now_us + wait_us;
         let first = first.and_then(|first| self.queue.get(&first)).map(|waiter| waiter.request);
         let Some(SimulatedRequest { cost, .. }) =
-            first.filter(|request| request.cost > 1 && request.wait_until_us < until_us)
+            first.filter(|request| request.cost > 1 && !request.accepts(until_us, now_us, now_us))
         else {
             return false;
         };
@@ -292,10 +309,13 @@ impl SimulatedGate {
             return false;
         }
         let impatient = self.by_deadline.iter().take_while(|(patience_us, _)| *patience_us < until_us);
-        let as_much = |key: &WaiterKey| self.queue.get(key).is_some_and(|waiter| waiter.request.cost >= cost);
+        let as_much = |key: &WaiterKey| {
+            let request = self.queue.get(key).map(|waiter| waiter.request);
+            request.is_some_and(|request| request.cost >= cost && !request.accepts(until_us, now_us, now_us))
+        };
         let keys: Vec<WaiterKey> = impatient.map(|(_, key)| *key).filter(as_much).collect();
         for key in keys {
-            decisions.extend(self.leave(key).map(|waiter| refused(waiter.request.job, wait_us, true)));
+            decisions.extend(self.leave(now_us, key).map(|waiter| refused(waiter.request.job, wait_us, true)));
         }
         self.ask_at_us = now_us + micros_up(RETRY_PAUSE_MIN);
         true
@@ -333,13 +353,10 @@ impl SimulatedGate {
     /// Defers a waiter: it is not requested before earlier waiters of its account, and is refused if that takes too
     /// long.
     fn defer(&mut self, now_us: u64, key: WaiterKey, until_us: u64, decisions: &mut Vec<GateDecision>) {
-        let Some(SimulatedRequest { account, wait_until_us, .. }) = self.queue.get(&key).map(|waiter| waiter.request)
-        else {
-            return;
-        };
-        let until_us = until_us.max(self.longest_earlier_deferral(key, account).unwrap_or(0));
-        if wait_until_us < until_us {
-            if let Some(waiter) = self.leave(key) {
+        let Some(request) = self.queue.get(&key).map(|waiter| waiter.request) else { return };
+        let until_us = until_us.max(self.longest_earlier_deferral(key, request.account).unwrap_or(0));
+        if !request.accepts(until_us, now_us, now_us) {
+            if let Some(waiter) = self.leave(now_us, key) {
                 decisions.push(refused(waiter.request.job, until_us - now_us, true));
             }
             return;
@@ -358,8 +375,10 @@ impl SimulatedGate {
         account.and_then(|_| self.deferred.iter().rev().find(earlier)).map(|(until_us, _)| *until_us)
     }
 
-    fn leave(&mut self, key: WaiterKey) -> Option<SimulatedWaiter> {
+    fn leave(&mut self, now_us: u64, key: WaiterKey) -> Option<SimulatedWaiter> {
         let waiter = self.queue.remove(&key)?;
+        self.keys.remove(&waiter.request.job);
+        self.egress.set_waiting(now_us, self.queue.len());
         self.ready.remove(&key);
         self.by_deadline.remove(&(waiter.request.wait_until_us, key));
         if let Some(until_us) = waiter.deferred_until_us {
@@ -372,18 +391,27 @@ impl SimulatedGate {
     fn expire_waiters(&mut self, now_us: u64, decisions: &mut Vec<GateDecision>) {
         self.queue_block.take_if(|block| block.until_us <= now_us);
         let Some(SimulatedBlock { until_us, .. }) = self.queue_block else { return };
-        while let Some((_, key)) = self.by_deadline.first().copied().filter(|(patience_us, _)| *patience_us < until_us)
-        {
-            let Some(waiter) = self.leave(key) else { break };
-            decisions.push(refused(waiter.request.job, until_us - now_us, false));
+        let stalled_since_us = *self.stalled_since_us.get_or_insert(now_us);
+        let impatient = self.by_deadline.iter().take_while(|(patience_us, _)| *patience_us < until_us);
+        let accepts = |key: &WaiterKey| {
+            self.queue.get(key).is_none_or(|waiter| waiter.request.accepts(until_us, stalled_since_us, now_us))
+        };
+        let keys: Vec<WaiterKey> = impatient.map(|(_, key)| *key).filter(|key| !accepts(key)).collect();
+        for key in keys {
+            decisions
+                .extend(self.leave(now_us, key).map(|waiter| refused(waiter.request.job, until_us - now_us, false)));
         }
     }
 
-    /// The first requests of the wait queue; equal neighbours form one request.
-    fn head(&self, account_subjects: &[Option<AccountSubjects>]) -> (Vec<PermitRequest>, Vec<Vec<WaiterKey>>) {
+    /// The first requests of the wait queue that may leave the lane; equal neighbours form one request.
+    fn head(
+        &self,
+        now_us: u64,
+        account_subjects: &[Option<AccountSubjects>],
+    ) -> (Vec<PermitRequest>, Vec<Vec<WaiterKey>>) {
         let (mut requests, mut keys): (Vec<PermitRequest>, Vec<Vec<WaiterKey>>) = (Vec::new(), Vec::new());
         let mut last = None;
-        for key in self.ready.iter().take(BATCH_MAX) {
+        for key in self.ready.iter().take(BATCH_MAX.min(self.egress.ready(now_us))) {
             let Some(SimulatedWaiter { request, .. }) = self.queue.get(key) else { continue };
             match (requests.last_mut(), keys.last_mut()) {
                 (Some(group), Some(keys))
@@ -404,47 +432,6 @@ impl SimulatedGate {
     }
 }
 
-/// First call, which tells the limiter that nothing was used before.
-pub(super) fn warm_up_call(now_us: u64) -> LimiterCall {
-    LimiterCall {
-        incarnation: u64::from(u32::MAX),
-        number: 1,
-        requests: Vec::new(),
-        releases: Vec::new(),
-        pause: None,
-        rebuild: Some(unused(Micros(now_us))),
-        seeds: None,
-        invalidate_epoch: None,
-        run_id: "simulated".to_owned(),
-    }
-}
-
-fn unused(state_epoch: Micros) -> RebuildData {
-    RebuildData { state_epoch, ended: Vec::new(), in_flight: CostByKind::default() }
-}
-
 fn refused(job: JobIndex, wait_us: u64, of_its_own: bool) -> GateDecision {
     GateDecision::Refused { job, wait_us: wait_us.max(1_000), of_its_own }
-}
-
-fn subjects(account: Option<u32>, account_subjects: &[Option<AccountSubjects>]) -> Vec<Subject> {
-    let index = account.and_then(|account| usize::try_from(account).ok());
-    index.and_then(|index| account_subjects.get(index)?.as_ref()).map_or_else(Vec::new, |found| found.subjects.clone())
-}
-
-fn releases(
-    released: &[ReleasedPermit],
-    now_us: u64,
-    account_subjects: &[Option<AccountSubjects>],
-) -> Vec<PermitRelease> {
-    let ended = released.iter().map(|permit| {
-        let release_kind = match &permit.release {
-            SimulatedRelease::Answered { at_us } => {
-                ReleaseKind::Used { age: Duration::from_micros(now_us.saturating_sub(*at_us)) }
-            }
-            SimulatedRelease::NotSent { origins } => ReleaseKind::Unused { origins: origins.to_vec() },
-        };
-        EndedPermit { call: permit.call, holder: permit.account, cost: u32::from(permit.cost), release_kind }
-    });
-    permit_release::group_releases(ended, |account| (CallKind::Charge, subjects(*account, account_subjects)))
 }

@@ -16,9 +16,11 @@ use crate::domain::quota_spec::QuotaSpec;
 pub mod arrivals;
 #[cfg(test)]
 mod clear_time_tests;
+mod egress;
 mod event;
 mod gate;
 pub mod latency;
+mod limiter_call;
 mod process;
 pub mod result;
 mod series;

@@ -1,5 +1,5 @@
 //! The steps of one job, in a fixed order:
-//! worker slot → permit → request recorded → one request → permit released → outcome committed.
+//! permit and worker slot → request recorded → one request → permit released → outcome committed.
 //!
 //! The request is a charge or a look-up; the order is the same for both. A new payment may skip the claim, because
 //! [`fast_path`] records it together with its request. The acknowledgement follows in [`super::intake`].
@@ -7,21 +7,19 @@
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 use tracing::Instrument as _;
 
-use self::fast_path::return_permit;
 pub use self::fast_path::{Duplicates, Reservation, batch_delay, discard, record_and_send};
 pub(super) use self::permit::pause_cause;
-use self::permit::{PermitWait, acquire_request, delay_refused, record_refusal, wait_for_permit};
+use self::permit::{PermitWait, acquire_request, delay_refused, egress_request, record_refusal, wait_for_permit};
 use self::record::{delay, release, transition};
 use self::send::send;
 use super::active_jobs::ActiveJob;
 use super::intake::DeliveryAction;
-use super::lane::{LaneContext, LaneSettings, max_local_wait};
+use super::lane::{LaneContext, LaneSettings};
 use super::local_faults;
 use super::meter::ReturnReason;
-use super::scheduler::EgressRule;
 use crate::domain::disposition::{
     AttemptHistory, LOCAL_FAULT_PAUSE, LOST_HOLDERS_MAX, MISCONFIGURED_PAUSE, PreSend, Transition, before_request,
     review_unless_lookup,
@@ -33,6 +31,7 @@ use crate::domain::permit_protocol::CallKind;
 use crate::domain::provider::Provider;
 use crate::fleet::report::PauseCause;
 use crate::ledger::Claimed;
+use crate::limiter::gate::EgressRule;
 use crate::provider::{FreezeError, FrozenRequest, LookupRequest};
 use crate::queue::DELAY_STEPS;
 use crate::telemetry::spans;
@@ -97,24 +96,12 @@ pub async fn execute(lane: &LaneContext, job: &ClaimedJob, reservation: Option<R
             return Box::pin(pause_unbuildable(lane, job, error)).await;
         }
     };
-    let (slot, permit_wait) = reservation.map_or((None, None), |reserved| (Some(reserved.slot), reserved.permit));
-    let rule = call.egress_rule(&settings.provider);
-    let slot = slot.unwrap_or_else(|| lane.scheduler.acquire_for(job.job.id.clone(), job.job.priority, rule).boxed());
-    let waiting = slot.instrument(spans::step("wait for a worker slot"));
-    let slot = tokio::select! {
-        slot = timeout_at(job.delivered_at + max_local_wait(&settings.provider), waiting) => slot,
-        () = lane.stop.cancelled() => Ok(None),
-    };
-    let mut slot = match slot {
-        Ok(Some(slot)) => slot,
-        Ok(None) => return release(lane, job).await,
-        Err(_) => return delay(lane, job, EGRESS_DELAY, ("egress", EGRESS_REASON)).await,
-    };
-    let permit_wait = match (permit_wait, call.kind()) {
-        (Some(permit_wait), CallKind::Charge) => permit_wait,
-        (permit_wait, kind) => {
-            return_permit(lane, permit_wait);
-            let acquire = acquire_request(&job.job, kind, &settings.provider, job.delivered_at);
+    let permit_wait = match (reservation, call.kind()) {
+        (Some(Reservation(permit_wait)), CallKind::Charge) => permit_wait,
+        (reservation, kind) => {
+            discard(lane, reservation);
+            let egress = egress_request(lane, call.egress_rule(&settings.provider), job.delivered_at);
+            let acquire = acquire_request(&job.job, kind, &settings.provider, egress);
             wait_for_permit(lane, job.job.id.clone(), acquire).boxed()
         }
     };
@@ -124,7 +111,6 @@ pub async fn execute(lane: &LaneContext, job: &ClaimedJob, reservation: Option<R
             // Its time has passed while it waited. The transition may wait for the ledger; the permit must not.
             Some(next) => {
                 drop(permit);
-                slot.refund();
                 lane.meter.record_return(ReturnReason::NotNeeded);
                 transition(lane, job, next, "retry").await
             }
@@ -133,7 +119,6 @@ pub async fn execute(lane: &LaneContext, job: &ClaimedJob, reservation: Option<R
                 Some(permission) => Box::pin(send(lane, &settings, job, &call, (permit, &permission))).await,
                 None => {
                     drop(permit);
-                    slot.refund();
                     lane.meter.record_return(ReturnReason::Probing);
                     let reason = "another job tests whether the provider is up again";
                     delay(lane, job, LANE_PAUSED_DELAY, ("probing", reason)).await
@@ -141,14 +126,11 @@ pub async fn execute(lane: &LaneContext, job: &ClaimedJob, reservation: Option<R
             },
         },
         PermitWait::Refused(refusal) => {
-            slot.refund();
             record_refusal((lane, &settings.provider), &refusal, &waiting);
             delay_refused(lane, job, &refusal).await
         }
-        PermitWait::LanePaused(cause) => {
-            slot.refund();
-            delay(lane, job, LANE_PAUSED_DELAY, ("lane_paused", &cause)).await
-        }
+        PermitWait::NoWorkerSlot => delay(lane, job, EGRESS_DELAY, ("egress", EGRESS_REASON)).await,
+        PermitWait::LanePaused(cause) => delay(lane, job, LANE_PAUSED_DELAY, ("lane_paused", &cause)).await,
         PermitWait::Stopping => release(lane, job).await,
     }
 }

@@ -1,6 +1,6 @@
 //! A lane: consumes the jobs of one provider up to its prefetch, and pauses while its provider cannot take jobs.
 //!
-//! Each lane has its own channel, prefetch, scheduler and pauses. So a lane that is limited, slow or broken does not
+//! Each lane has its own channel, prefetch, egress and pauses. So a lane that is limited, slow or broken does not
 //! hold up the others. While the provider cannot take jobs, the backlog stays in the queue. See
 //! `docs/decisions/0021-prefetch-and-acknowledgements.md`.
 
@@ -15,11 +15,10 @@ use tokio_util::task::TaskTracker;
 use super::execute::Duplicates;
 use super::lane_control::LaneControl;
 use super::meter::LaneMeter;
-use super::scheduler::Scheduler;
 use super::{WorkerContext, intake, lookups};
 use crate::domain::backoff::BackoffPolicy;
 use crate::domain::provider::{Provider, ProviderName};
-use crate::limiter::gate::Gate;
+use crate::limiter::gate::{Gate, LaneEgress};
 use crate::provider::PaymentProvider;
 use crate::queue::{self, QueueError};
 
@@ -55,7 +54,7 @@ pub struct LaneContext {
     pub meter: Arc<LaneMeter>,
     pub settings: watch::Receiver<Arc<LaneSettings>>,
     pub gate: Gate,
-    pub scheduler: Scheduler,
+    pub egress: Arc<LaneEgress>,
     pub control: Arc<LaneControl>,
     pub duplicates: Duplicates,
     /// Stops this lane alone.

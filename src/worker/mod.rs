@@ -34,7 +34,6 @@ pub mod outbox;
 pub mod quotas;
 pub mod resend;
 pub mod retry;
-pub mod scheduler;
 pub mod settings_sync;
 pub mod start_timer;
 pub mod supervisor;

@@ -20,13 +20,12 @@ use super::lane_control::LaneControl;
 use super::meter::{DecisionKind, LaneDecision, Meter};
 use super::quotas::Quotas;
 use super::retry::{RetryEnded, retry_while_unavailable};
-use super::scheduler::Scheduler;
 use super::settings_sync::{self, LoadedSettings};
 use super::{Backends, WorkerContext, WorkerOptions, outbox, sweeper, topology};
 use crate::domain::provider::{Provider, ProviderName};
 use crate::ledger::LedgerError;
 use crate::ledger::settings::InvalidRow;
-use crate::limiter::gate::Gate;
+use crate::limiter::gate::{Gate, LaneEgress};
 use crate::provider::FreezeError;
 
 /// Longest time after the drain for releasing permits and publishing events, even if the drain used all of its timeout.
@@ -43,8 +42,6 @@ pub struct WorkerStatus {
     pub lanes: Arc<BTreeMap<ProviderName, Arc<LaneControl>>>,
     /// The gates where the jobs of these lanes wait.
     pub gates: Arc<BTreeMap<ProviderName, Gate>>,
-    /// The leaky buckets in which the jobs wait before the gate.
-    pub schedulers: Arc<BTreeMap<ProviderName, Scheduler>>,
     pub active_jobs: Arc<ActiveJobs>,
     /// Counters of this process, from its start to its end.
     pub meter: Arc<Meter>,
@@ -64,7 +61,6 @@ pub struct DrainReport {
 
 struct RunningLane {
     settings: watch::Sender<Arc<LaneSettings>>,
-    scheduler: Scheduler,
     context: Arc<LaneContext>,
     stop: CancellationToken,
 }
@@ -189,9 +185,7 @@ async fn run_lanes(
         }
         let lanes = running.iter().map(|(name, lane)| (name.clone(), Arc::clone(&lane.context.control))).collect();
         let gates = running.iter().map(|(name, lane)| (name.clone(), lane.context.gate.clone())).collect();
-        let schedulers = running.iter().map(|(name, lane)| (name.clone(), lane.scheduler.clone())).collect();
         progress.send_modify(|progress| {
-            progress.schedulers = Arc::new(schedulers);
             progress.lanes = Arc::new(lanes);
             progress.gates = Arc::new(gates);
             progress.active_jobs = Arc::clone(&worker.active_jobs);
@@ -224,7 +218,8 @@ fn apply_row(worker: &WorkerContext, lane: &RunningLane, row: &Arc<Provider>) ->
         }
     };
     let client = worker.backends.providers.build(row).inspect_err(unusable)?;
-    lane.scheduler.configure(row.workers, row.egress_per_second());
+    lane.context.egress.configure(row.workers, row.egress_per_second());
+    lane.context.gate.wake();
     let before = lane.settings.send_replace(Arc::new(LaneSettings { provider: Arc::clone(row), client }));
     lane.context.control.clear();
     record_pause_change(&lane.context, before.provider.paused, row.paused);
@@ -253,8 +248,6 @@ fn start_lane(
     let client = worker.backends.providers.build(row).inspect_err(unusable)?;
     let Some(gate) = quotas.gate(&row.quota) else { return Ok(None) };
     let stop = worker.stop.child_token();
-    let scheduler_stop = CancellationToken::new();
-    let (scheduler, scheduler_task) = Scheduler::new(row.workers, row.egress_per_second(), scheduler_stop.clone());
     let (settings, settings_rx) = watch::channel(Arc::new(LaneSettings { provider: Arc::clone(row), client }));
     let context = Arc::new(LaneContext {
         worker: worker.clone(),
@@ -262,18 +255,13 @@ fn start_lane(
         meter: worker.meter.lane(&row.name),
         settings: settings_rx,
         gate,
-        scheduler: scheduler.clone(),
+        egress: LaneEgress::new(row.workers, row.egress_per_second()),
         control: Arc::new(LaneControl::for_provider(&row.name)),
         duplicates: Duplicates::default(),
         stop: stop.clone(),
     });
-    worker.jobs.spawn(scheduler_task);
-    let lane = lane::run(Arc::clone(&context));
-    worker.jobs.spawn(async move {
-        lane.await;
-        scheduler_stop.cancel();
-    });
-    Ok(Some(RunningLane { settings, scheduler, context, stop }))
+    worker.jobs.spawn(lane::run(Arc::clone(&context)));
+    Ok(Some(RunningLane { settings, context, stop }))
 }
 
 /// Waits for the active jobs after intake has stopped, at most until `over_at`. Reports what was left.

@@ -211,5 +211,5 @@ async fn until_us(caller: &Caller, instant_us: u64) {
 
 /// A charge that waits so long.
 fn ask(wait_until: tokio::time::Instant) -> AcquireRequest {
-    AcquireRequest { cost: 1, kind: CallKind::Charge, priority: 0, account: None, reference: None, wait_until }
+    AcquireRequest::new(1, CallKind::Charge, wait_until)
 }

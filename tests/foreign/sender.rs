@@ -130,14 +130,14 @@ async fn pay(provider: &HttpProvider, gate: &Gate, job: &Job) -> Outcome {
     let request = provider.freeze(job).await.unwrap();
     loop {
         let wait_until = Instant::now() + Duration::from_secs(60);
-        let ask =
-            AcquireRequest { cost: 1, kind: CallKind::Charge, priority: 0, account: None, reference: None, wait_until };
+        let ask = AcquireRequest::new(1, CallKind::Charge, wait_until);
         let permit = match gate.acquire(ask).await {
             AcquireResult::Granted(permit) => permit,
             AcquireResult::Refused(refusal) => {
                 sleep(refusal.retry_after).await;
                 continue;
             }
+            AcquireResult::NoWorkerSlot => panic!("none is needed"),
         };
         sleep_until(permit.start_at).await;
         let Ok(in_flight) = permit.begin() else { continue };

@@ -18,9 +18,8 @@ const INTERNAL: i64 = 1;
 const CLIENT: i64 = 3;
 const CONSUMER: i64 = 5;
 /// What a job's way through is made of, in this order.
-const STEPS: [(&str, i64); 8] = [
+const STEPS: [(&str, i64); 7] = [
     ("claim", INTERNAL),
-    ("wait for a worker slot", INTERNAL),
     ("wait for a permit", INTERNAL),
     ("write the request down", INTERNAL),
     ("wait for the permit's start", INTERNAL),

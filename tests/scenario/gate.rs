@@ -22,6 +22,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 mod altered;
+mod egress;
 mod order;
 mod rebuild;
 mod settings;
@@ -167,6 +168,7 @@ async fn saturate(limits: &[(&str, u32, u64)], gates: u64, seconds: u64, faults:
                             sleep(refusal.retry_after).await;
                             continue;
                         }
+                        AcquireResult::NoWorkerSlot => panic!("none is needed"),
                     };
                     if random.random_bool(faults.dropped) {
                         continue;
@@ -201,7 +203,7 @@ async fn saturate(limits: &[(&str, u32, u64)], gates: u64, seconds: u64, faults:
 }
 
 fn ask(cost: u32, wait_until: Instant) -> AcquireRequest {
-    AcquireRequest { cost, kind: CallKind::Charge, priority: 0, account: None, reference: None, wait_until }
+    AcquireRequest::new(cost, CallKind::Charge, wait_until)
 }
 
 const NO_FAULTS: Faults = Faults { reply_loss: 0.0, dropped: 0.0, unanswered: 0.0 };

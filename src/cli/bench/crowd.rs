@@ -80,7 +80,7 @@ pub async fn measure(meter: &RedisMeter, url: &str, prefix: &str, time: Duration
 async fn acquire_in_a_loop(gate: Gate, latency: Duration, granted: Arc<watch::Sender<u64>>) {
     let ask = || {
         let wait_until = Instant::now() + WAIT_MAX;
-        AcquireRequest { cost: 1, kind: CallKind::Charge, priority: 0, account: None, reference: None, wait_until }
+        AcquireRequest::new(1, CallKind::Charge, wait_until)
     };
     while let AcquireResult::Granted(permit) = gate.acquire(ask()).await {
         sleep_until(permit.start_at).await;

@@ -61,6 +61,9 @@ pub(super) struct PermitDispatcher {
     pending_call: Option<PendingCall>,
     failures: u32,
     block: Option<QueueBlock>,
+    /// Since when blocks have followed each other. A block that ends by its time begins no new count: only a permit
+    /// does, or a reply without a refusal.
+    stalled_since: Option<Instant>,
     /// Blocks of the kinds of call that have a limit of their own.
     kind_blocks: BlocksByKind,
     call_at: Instant,
@@ -110,6 +113,7 @@ impl PermitDispatcher {
             pending_call: None,
             failures: 0,
             block: None,
+            stalled_since: None,
             kind_blocks: BlocksByKind::default(),
             call_at: now,
             replied_at: now,
@@ -147,9 +151,7 @@ impl PermitDispatcher {
                 self.call().await;
                 continue;
             }
-            // A waiter past its deadline that nothing blocks waits for a free slot, which comes soon.
-            let deadline = self.queue.next_deadline().filter(|at| *at > Instant::now());
-            let wake = [next, deadline].into_iter().flatten().min();
+            let wake = [next, self.queue.next_deadline(Instant::now())].into_iter().flatten().min();
             tokio::select! {
                 () = stop.cancelled() => {}
                 message = self.inbox.recv() => match message {
@@ -172,7 +174,7 @@ impl PermitDispatcher {
     /// Applies the current settings to all waiters.
     fn apply_settings(&mut self) {
         let spec = self.parts.spec.borrow_and_update().clone();
-        self.queue.apply_spec(&spec);
+        self.queue.apply_spec(&spec, Instant::now());
         self.history.clear();
         self.call_at = Instant::now();
         self.block = None;
@@ -196,7 +198,8 @@ impl PermitDispatcher {
             GateMessage::Acquire(waiter) => self.enqueue(waiter),
             GateMessage::Position { job, reply } => {
                 // A caller that was cancelled needs no answer.
-                let _ = reply.send(self.queue.position_of(&job, self.block.as_ref(), &self.kind_blocks));
+                let now = Instant::now();
+                let _ = reply.send(self.queue.position_of(&job, self.block.as_ref(), &self.kind_blocks, now));
             }
             GateMessage::Release(release) => {
                 self.releases.push(release);
@@ -224,12 +227,17 @@ impl PermitDispatcher {
     /// Refuses the waiters whose deadline is before the end of the block.
     fn expire_waiters(&mut self) {
         let now = Instant::now();
-        self.queue.sweep_cancelled();
+        self.queue.sweep_cancelled(now);
+        self.queue.refuse_without_worker_slot(now);
         self.block.take_if(|block| block.until <= now);
         self.kind_blocks.retain(|_, block| block.until > now);
+        if self.block.is_some() || !self.kind_blocks.is_empty() {
+            self.stalled_since.get_or_insert(now);
+        }
+        let stalled_since = self.stalled_since.unwrap_or(now);
         let kind_blocks = self.kind_blocks.iter().map(|(kind, block)| (Some(*kind), block));
         for (kind, block) in self.block.iter().map(|block| (None, block)).chain(kind_blocks) {
-            self.queue.refuse_expiring(block, kind, now);
+            self.queue.refuse_expiring(block, kind, stalled_since, now);
         }
         let first_of_kinds = || self.kind_blocks.values().min_by_key(|block| block.until);
         let block = self.block.as_ref().or_else(first_of_kinds).map(|block| (block.reason.clone(), block.until));
@@ -273,9 +281,9 @@ impl PermitDispatcher {
         {
             return Some(self.call_at);
         }
-        let ready_at =
-            self.queue.ready_at(&self.kind_blocks).map_or(self.call_at, |ready_at| ready_at.max(self.call_at));
-        let wants = (!self.queue.is_empty() && self.persist_window.free_slots() > 0).then_some(ready_at);
+        let may_ask = !self.queue.is_empty() && self.persist_window.free_slots() > 0;
+        let ready_at = may_ask.then(|| self.queue.next_ready_at(&self.kind_blocks, Instant::now())).flatten();
+        let wants = ready_at.map(|ready_at| ready_at.max(self.call_at));
         // With older settings than the store's a call has no effect, however urgent it is.
         let urgent_at = if self.stale || self.may_delay_reset { self.call_at } else { Instant::now() };
         let pause = self.pause_until.map(|_| urgent_at);

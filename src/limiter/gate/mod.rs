@@ -23,6 +23,7 @@ mod block;
 mod call_sequence;
 mod clock_verification;
 mod dispatcher;
+mod egress;
 mod history;
 mod pending_call;
 mod permit;
@@ -34,6 +35,7 @@ mod wait_queue;
 
 pub use block::{RETRY_AHEAD, RETRY_PAUSE_MIN};
 pub use dispatcher::RELEASE_DELAY;
+pub use egress::{EgressPosition, EgressRequest, EgressRule, LaneEgress, WorkerSlot};
 pub use permit::{InFlightPermit, Permit, PermitExpired};
 
 /// Longest time by which a pause is prolonged, so that jobs do not all resume at once.
@@ -44,6 +46,8 @@ const PAUSE_SPREAD_MAX: Duration = Duration::from_secs(1);
 pub enum AcquireResult {
     Granted(Permit),
     Refused(GateRefusal),
+    /// The lane had no worker slot at its egress rate in time.
+    NoWorkerSlot,
 }
 
 /// A refusal and the wait until the next try.
@@ -103,6 +107,28 @@ pub struct AcquireRequest {
     pub reference: Option<String>,
     /// Latest start; if the permit would start later, the request is refused at once.
     pub wait_until: Instant,
+    /// Length of a block of the queue that is accepted even beyond `wait_until`, while the job may wait for a worker
+    /// slot: a shorter one is not worth a requeue.
+    pub accepted_wait: Duration,
+    /// The worker slot that is taken with the permit; `None`: the request needs none.
+    pub egress: Option<EgressRequest>,
+}
+
+impl AcquireRequest {
+    /// A request for one permit that needs no worker slot, with nothing else set.
+    #[must_use]
+    pub fn new(cost: u32, kind: CallKind, wait_until: Instant) -> Self {
+        Self {
+            cost,
+            kind,
+            priority: 0,
+            account: None,
+            reference: None,
+            wait_until,
+            accepted_wait: Duration::ZERO,
+            egress: None,
+        }
+    }
 }
 
 /// The gate's state for `status` and `explain`.
@@ -124,6 +150,8 @@ pub struct QueuePosition {
     pub block: Option<(BlockReason, Instant, bool)>,
     /// Blocked by a limit on its own account, reference or kind of call alone.
     pub is_own_limit: bool,
+    /// Its position in its lane's egress; `None` while its lane lets it leave.
+    pub egress: Option<EgressPosition>,
 }
 
 #[derive(Debug)]
@@ -134,7 +162,7 @@ enum GateMessage {
         reply: oneshot::Sender<Option<QueuePosition>>,
     },
     Release(permit::PendingRelease),
-    /// Enough permits are persisted that the gate should ask for more.
+    /// A worker slot is free, or enough permits are persisted: the gate may ask for more.
     SlotFreed,
     Pause {
         until: Instant,
@@ -179,11 +207,21 @@ impl Gate {
     /// [`Gate::acquire`] for a job whose position can be queried by its id ([`Gate::position_of`]).
     pub async fn acquire_for(&self, job: Option<JobId>, request: AcquireRequest) -> AcquireResult {
         let (reply, answer) = oneshot::channel();
-        let AcquireRequest { cost, kind, priority, account, reference, wait_until } = request;
+        let AcquireRequest { cost, kind, priority, account, reference, wait_until, accepted_wait, egress } = request;
         let scope =
             wait_queue::CountingScope { kind: Some(kind), account, reference: reference.as_deref().map(digest) };
-        let waiter =
-            wait_queue::PermitWaiter { job, cost, priority, scope, reference, wait_until, reply, deferral: None };
+        let waiter = wait_queue::PermitWaiter {
+            job,
+            cost,
+            priority,
+            scope,
+            reference,
+            wait_until,
+            accepted_wait,
+            egress,
+            reply,
+            deferral: None,
+        };
         let stopping = || {
             let retry_after = Duration::from_secs(1);
             AcquireResult::Refused(GateRefusal {
@@ -212,6 +250,11 @@ impl Gate {
         let longer = (wait / 10).min(PAUSE_SPREAD_MAX).mul_f64(spread.clamp(0.0, 1.0));
         // A gate that has stopped grants nothing, so there is nothing left to pause.
         let _ = self.messages.send(GateMessage::Pause { until: Instant::now() + wait + longer });
+    }
+
+    /// Has the gate look at its waiters again, after the egress of a lane changed.
+    pub fn wake(&self) {
+        let _ = self.messages.send(GateMessage::SlotFreed);
     }
 
     /// Whether both are handles on one gate.

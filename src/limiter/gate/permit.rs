@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::GateMessage;
+use super::egress::WorkerSlot;
 use super::unpersisted::WindowSlot;
 use super::wait_queue::CountingScope;
 
@@ -24,6 +25,7 @@ pub struct Permit {
     answer_before: Instant,
     slots: Option<PermitSlots>,
     window_slot: Option<WindowSlot>,
+    worker_slot: Option<WorkerSlot>,
 }
 
 /// The permit's time has passed; its slots are released.
@@ -70,7 +72,17 @@ impl Permit {
         slots: PermitSlots,
         window_slot: Option<WindowSlot>,
     ) -> Self {
-        Self { start_at, use_before, answer_before, slots: Some(slots), window_slot }
+        Self { start_at, use_before, answer_before, slots: Some(slots), window_slot, worker_slot: None }
+    }
+
+    pub(super) fn with_worker_slot(mut self, worker_slot: Option<WorkerSlot>) -> Self {
+        self.worker_slot = worker_slot;
+        self
+    }
+
+    /// The worker slot that came with the permit; its job keeps it until it is finished.
+    pub fn take_worker_slot(&mut self) -> Option<WorkerSlot> {
+        self.worker_slot.take()
     }
 
     /// The permit's request is persisted, so the next job in the queue may get a permit. A permit that begins without
@@ -107,6 +119,9 @@ impl Drop for Permit {
     fn drop(&mut self) {
         let has_room = self.window_slot.take().is_some_and(WindowSlot::discarded);
         self.notify_slot_freed(has_room);
+        if let Some(worker_slot) = &mut self.worker_slot {
+            worker_slot.refund();
+        }
         if let Some(slots) = self.slots.take() {
             slots.release_unused();
         }

@@ -2,8 +2,9 @@
 //!
 //! A job that cannot be granted blocks the jobs behind it, so that they do not starve a costly job. Other processes
 //! have queues of their own and may overtake it. A job that a limit of its own account or reference refuses is deferred
-//! meanwhile, and blocks no other.
+//! meanwhile, and blocks no other. Nor does a job whose lane has no free worker slot.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -11,12 +12,14 @@ use tokio::time::Instant;
 
 use self::waiters::Waiters;
 use super::block::{BlocksByKind, QueueBlock};
+use super::egress::{EgressPosition, EgressRequest, EgressRule};
 use super::{AcquireResult, BlockReason, GateRefusal, QueuePosition, RefusalScope};
 use crate::domain::job::JobId;
 use crate::domain::limit::{AppliesTo, Scope};
 use crate::domain::permit_protocol::{BATCH_MAX, CallKind, PermitRequest, Subject};
 use crate::domain::quota_spec::{Blocked, CounterSpec, QuotaSpec};
 
+mod lane_capacity;
 mod waiters;
 
 /// The wait that a job of a blocked account is told.
@@ -63,6 +66,10 @@ pub(super) struct PermitWaiter {
     pub reference: Option<String>,
     /// The waiter is refused if its permit would start later than this.
     pub wait_until: Instant,
+    /// A block of the queue that lasts no longer is never refused.
+    pub accepted_wait: Duration,
+    /// The worker slot that it takes with its permit.
+    pub egress: Option<EgressRequest>,
     pub reply: oneshot::Sender<AcquireResult>,
     /// Set while a limit of its own refuses it.
     pub deferral: Option<Deferral>,
@@ -92,6 +99,18 @@ impl PermitWaiter {
         is_same_subject && (applies_to == AppliesTo::All || self.scope.kind() == later.kind())
     }
 
+    /// Whether it waits until then, since the queue stalled at `stalled_since`.
+    fn accepts(&self, until: Instant, stalled_since: Instant, now: Instant) -> bool {
+        let is_in_time = self.egress.as_ref().is_none_or(|egress| now < egress.wait_until);
+        until <= self.wait_until || (is_in_time && until <= stalled_since + self.accepted_wait)
+    }
+
+    /// Whether it leaves its lane before the later waiter does.
+    fn leaves_before(&self, later: &Self) -> bool {
+        let (Some(own), Some(other)) = (&self.egress, &later.egress) else { return false };
+        own.rule == other.rule && Arc::ptr_eq(&own.lane, &other.lane)
+    }
+
     /// When the limiter is to be asked for it; `None`: now.
     fn ready_at(&self, kinds: &BlocksByKind) -> Option<Instant> {
         let kind_retry_at = kinds.get(&self.scope.kind()).map(|block| block.retry_at);
@@ -104,6 +123,11 @@ impl PermitWaiter {
 pub(super) struct QueueKey {
     priority_reversed: u8,
     arrival: u64,
+}
+
+impl QueueKey {
+    /// Behind every waiter.
+    const LAST: Self = Self { priority_reversed: u8::MAX, arrival: u64::MAX };
 }
 
 /// Neighbours in the queue with the same scope and cost, as one request.
@@ -131,7 +155,7 @@ impl WaitQueue {
         self.arrivals += 1;
         let key = QueueKey { priority_reversed: u8::MAX - waiter.priority, arrival: self.arrivals };
         let earlier = self.longest_earlier_deferral(key, &waiter.scope).cloned();
-        self.waiters.insert(key, waiter);
+        self.waiters.insert(key, waiter, now);
         match earlier {
             Some(deferral) => {
                 self.defer(key, &deferral, now);
@@ -149,12 +173,13 @@ impl WaitQueue {
     }
 
     /// Applies another spec: deferred waiters may pass now, and others may never be admitted.
-    pub fn apply_spec(&mut self, spec: &QuotaSpec) {
-        for (key, mut waiter) in std::mem::take(&mut self.waiters) {
-            waiter.deferral = None;
-            if let Some(waiter) = refuse_inadmissible(waiter, spec) {
-                self.waiters.insert(key, waiter);
-            }
+    pub fn apply_spec(&mut self, spec: &QuotaSpec, now: Instant) {
+        self.waiters.resume_if(|_| true);
+        let is_inadmissible = |waiter: &PermitWaiter| inadmissible_by(waiter, spec).is_some();
+        let keys: Vec<QueueKey> =
+            self.waiters.iter().filter(|(_, waiter)| is_inadmissible(waiter)).map(|(key, _)| *key).collect();
+        for key in keys {
+            self.waiters.remove(key, now).and_then(|waiter| refuse_inadmissible(waiter, spec));
         }
     }
 
@@ -167,11 +192,11 @@ impl WaitQueue {
     }
 
     /// Removes cancelled waiters from time to time. Until then no permit is requested for them.
-    pub fn sweep_cancelled(&mut self) {
-        self.waiters.sweep_if_due();
+    pub fn sweep_cancelled(&mut self, now: Instant) {
+        self.waiters.sweep_if_due(now);
     }
 
-    /// The first waiters that are not deferred, at most `free_slots`, batched for one call.
+    /// The first waiters that are not deferred and may leave their lanes, at most `free_slots`, batched for one call.
     pub fn next_batches(
         &mut self,
         spec: &QuotaSpec,
@@ -181,9 +206,18 @@ impl WaitQueue {
     ) -> Vec<RequestBatch> {
         let mut batches: Vec<RequestBatch> = Vec::new();
         self.waiters.resume_if(|deferral| deferral.until <= now);
+        let mut capacity = self.waiters.lanes().capacity(now);
         let present = self.waiters.iter().filter(|(_, waiter)| !waiter.reply.is_closed());
         let ready = present.filter(|(_, waiter)| waiter.ready_at(kinds) <= Some(now));
-        for (key, waiter) in ready.take(BATCH_MAX.min(usize::try_from(free_slots).unwrap_or(BATCH_MAX))) {
+        let mut left = BATCH_MAX.min(usize::try_from(free_slots).unwrap_or(BATCH_MAX));
+        for (key, waiter) in ready {
+            if left == 0 || capacity.is_used_up() {
+                break;
+            }
+            if !capacity.take(waiter.egress.as_ref()) {
+                continue;
+            }
+            left -= 1;
             match batches.last_mut() {
                 Some(batch) if batch.scope == waiter.scope && batch.request.cost == waiter.cost => {
                     batch.request.permits += 1;
@@ -203,28 +237,38 @@ impl WaitQueue {
             }
         }
         if batches.is_empty() {
-            self.waiters.sweep_all();
+            self.waiters.sweep_all(now);
         }
         batches
     }
 
-    /// When a waiter becomes ready; `None`: one is ready now, or the queue is empty.
-    pub fn ready_at(&self, kinds: &BlocksByKind) -> Option<Instant> {
-        let mut earliest = None;
+    /// When the next waiter is ready and may leave its lane; `None`: when a worker slot is released or a job comes.
+    pub fn next_ready_at(&self, kinds: &BlocksByKind, now: Instant) -> Option<Instant> {
+        let lanes = self.waiters.lanes();
+        let capacity = lanes.capacity(now);
+        let least = lanes.earliest(&capacity)?;
+        let mut earliest: Option<Instant> = None;
         for (_, waiter) in self.waiters.iter() {
-            let at = waiter.ready_at(kinds)?;
-            earliest = Some(earliest.map_or(at, |known: Instant| known.min(at)));
+            let Some(leaves_at) = capacity.next_at(waiter.egress.as_ref()) else { continue };
+            let at = waiter.ready_at(kinds).map_or(leaves_at, |ready_at| ready_at.max(leaves_at));
+            earliest = Some(earliest.map_or(at, |known| known.min(at)));
+            // No lane lets a job out earlier, so the others need not be looked at.
+            if at <= least {
+                break;
+            }
         }
         earliest
     }
 
-    /// The first waiter that is ready.
+    /// The first waiter that is ready and may leave its lane.
     pub fn first_ready(&self, kinds: &BlocksByKind, now: Instant) -> Option<QueueKey> {
-        self.waiters.iter().find(|(_, waiter)| waiter.ready_at(kinds) <= Some(now)).map(|(key, _)| *key)
+        let mut capacity = self.waiters.lanes().capacity(now);
+        let mut ready = self.waiters.iter().filter(|(_, waiter)| waiter.ready_at(kinds) <= Some(now));
+        ready.find(|(_, waiter)| capacity.take(waiter.egress.as_ref())).map(|(key, _)| *key)
     }
 
-    pub fn remove(&mut self, key: QueueKey) -> Option<PermitWaiter> {
-        self.waiters.remove(key)
+    pub fn remove(&mut self, key: QueueKey, now: Instant) -> Option<PermitWaiter> {
+        self.waiters.remove(key, now)
     }
 
     /// Defers a waiter, or refuses it if it would wait too long. A deferral lasts at least as long as those of earlier
@@ -236,9 +280,9 @@ impl WaitQueue {
             .filter(|earlier| earlier.until > deferral.until)
             .unwrap_or(deferral)
             .clone();
-        if waiter.wait_until >= deferral.until {
+        if waiter.accepts(deferral.until, now, now) {
             self.waiters.defer(key, deferral);
-        } else if let Some(waiter) = self.waiters.remove(key) {
+        } else if let Some(waiter) = self.waiters.remove(key, now) {
             let wait = deferral.until.saturating_duration_since(now);
             refuse(waiter, wait, deferral.exact, &deferral.reason, RefusalScope::Job);
         }
@@ -261,28 +305,58 @@ impl WaitQueue {
         job: &JobId,
         queue_block: Option<&QueueBlock>,
         kinds: &BlocksByKind,
+        now: Instant,
     ) -> Option<QueuePosition> {
         let (key, waiter) = self.waiters.iter().find(|(_, waiter)| waiter.job.as_ref() == Some(job))?;
         let goes_first = |earlier: &&PermitWaiter| {
             let is_cancelled = earlier.reply.is_closed();
             !is_cancelled && (earlier.deferral.is_none() || earlier.defers(&waiter.scope))
         };
-        let (mut jobs_ahead, mut cost_ahead) = (0, 0);
+        let (mut jobs_ahead, mut cost_ahead, mut leave_before) = (0, 0, 0);
         for earlier in self.waiters.ahead_of(..*key).filter(goes_first) {
             jobs_ahead += 1;
             cost_ahead += u64::from(earlier.cost);
+            leave_before += u64::from(earlier.leaves_before(waiter));
         }
         let own = waiter.deferral.as_ref().map(|own| (own.reason.clone(), own.until, own.exact));
         let is_own_limit = own.is_some();
         let shared = queue_block
             .or_else(|| kinds.get(&waiter.scope.kind()))
             .map(|block| (block.reason.clone(), block.until, block.exact));
-        Some(QueuePosition { jobs_ahead, cost_ahead, block: own.or(shared), is_own_limit })
+        let capacity = self.waiters.lanes().capacity(now);
+        let egress =
+            waiter.egress.as_ref().filter(|egress| capacity.next_at(Some(egress)) != Some(now)).map(|egress| {
+                let egress_wait = match egress.rule {
+                    EgressRule::Paced => egress.lane.wait_behind(now, leave_before),
+                    EgressRule::Exempt => Duration::ZERO,
+                };
+                EgressPosition { jobs_ahead: leave_before, egress_wait }
+            });
+        Some(QueuePosition { jobs_ahead, cost_ahead, block: own.or(shared), is_own_limit, egress })
     }
 
-    /// The earliest deadline of a waiter.
-    pub fn next_deadline(&self) -> Option<Instant> {
-        self.waiters.first_deadline()
+    /// The earliest deadline of a waiter after `now`. One that is past and that nothing blocks gets its permit soon.
+    pub fn next_deadline(&self, now: Instant) -> Option<Instant> {
+        let first = self.waiters.first_deadline().filter(|at| *at > now);
+        first.into_iter().chain(self.waiters.next_egress_deadline(now)).min()
+    }
+
+    /// Refuses the waiters that got no worker slot at the egress rate in time.
+    pub fn refuse_without_worker_slot(&mut self, now: Instant) {
+        let late = self.waiters.past_egress_deadline(now);
+        if late.is_empty() {
+            return;
+        }
+        let capacity = self.waiters.lanes().capacity(now);
+        for key in late {
+            let leaves_at = self.waiters.get(key).and_then(|waiter| capacity.next_at(waiter.egress.as_ref()));
+            if leaves_at.is_none_or(|at| at > now)
+                && let Some(waiter) = self.waiters.remove(key, now)
+            {
+                // A cancelled waiter needs no answer.
+                let _ = waiter.reply.send(AcquireResult::NoWorkerSlot);
+            }
+        }
     }
 
     /// Refuses the first waiter if it does not wait as long as the block lasts while a cheaper waiter is behind it. All
@@ -290,14 +364,14 @@ impl WaitQueue {
     /// so: then the cheaper waiters may get the free slots. The refusals concern the job alone, so no lane pauses.
     pub fn evict_oversized(&mut self, first: QueueKey, block: &QueueBlock, now: Instant) -> bool {
         let QueueBlock { reason, until, exact, .. } = block;
-        let is_evicted = |waiter: &&PermitWaiter| waiter.cost > 1 && waiter.wait_until < *until;
+        let is_evicted = |waiter: &&PermitWaiter| waiter.cost > 1 && !waiter.accepts(*until, now, now);
         let Some(cost) = self.waiters.get(first).filter(is_evicted).map(|waiter| waiter.cost) else { return false };
         if !self.waiters.iter().any(|(_, other)| other.cost < cost && other.deferral.is_none()) {
             return false;
         }
         for key in self.waiters.expiring_before(*until) {
-            if self.waiters.get(key).is_some_and(|waiter| waiter.cost >= cost)
-                && let Some(waiter) = self.waiters.remove(key)
+            if self.waiters.get(key).is_some_and(|waiter| waiter.cost >= cost && !waiter.accepts(*until, now, now))
+                && let Some(waiter) = self.waiters.remove(key, now)
             {
                 refuse(waiter, until.saturating_duration_since(now), *exact, reason, RefusalScope::Job);
             }
@@ -307,7 +381,13 @@ impl WaitQueue {
 
     /// Refuses all waiters, or all of a kind, whose deadline is before the block's end. A block of look-ups alone does
     /// not concern charges, which are what a lane takes from its queue.
-    pub fn refuse_expiring(&mut self, block: &QueueBlock, kind: Option<CallKind>, now: Instant) {
+    pub fn refuse_expiring(
+        &mut self,
+        block: &QueueBlock,
+        kind: Option<CallKind>,
+        stalled_since: Instant,
+        now: Instant,
+    ) {
         let QueueBlock { reason, until, exact, .. } = block;
         let scope = match kind {
             None => RefusalScope::All,
@@ -315,9 +395,11 @@ impl WaitQueue {
             Some(CallKind::Lookup) => RefusalScope::Job,
         };
         for key in self.waiters.expiring_before(*until) {
-            let is_blocked = |waiter: &PermitWaiter| kind.is_none_or(|kind| kind == waiter.scope.kind());
+            let is_blocked = |waiter: &PermitWaiter| {
+                kind.is_none_or(|kind| kind == waiter.scope.kind()) && !waiter.accepts(*until, stalled_since, now)
+            };
             if self.waiters.get(key).is_some_and(is_blocked)
-                && let Some(waiter) = self.waiters.remove(key)
+                && let Some(waiter) = self.waiters.remove(key, now)
             {
                 refuse(waiter, until.saturating_duration_since(now), *exact, reason, scope);
             }
@@ -325,23 +407,23 @@ impl WaitQueue {
     }
 }
 
-/// Refuses a waiter whose account is blocked, or whose cost no window can ever admit; returns any other.
-fn refuse_inadmissible(waiter: PermitWaiter, spec: &QuotaSpec) -> Option<PermitWaiter> {
+/// Why no limiter is asked for a waiter: its account is blocked, or its cost is one that no window can ever admit.
+fn inadmissible_by(waiter: &PermitWaiter, spec: &QuotaSpec) -> Option<BlockReason> {
     let Ok(subjects) = waiter.scope.subjects(spec) else {
-        let account = waiter.scope.account.clone().unwrap_or_default();
-        refuse(waiter, BLOCKED_WAIT, false, &BlockReason::AccountBlocked { account }, RefusalScope::Job);
-        return None;
+        return Some(BlockReason::AccountBlocked { account: waiter.scope.account.clone().unwrap_or_default() });
     };
     // Jobs wait while a limit is closed (0), and every open limit admits a cost of 1.
-    if waiter.cost > 1
-        && let Some((limit, max_cost)) = spec.tightest_limit(waiter.scope.kind(), &subjects)
-        && max_cost > 0
-        && waiter.cost > max_cost
-    {
-        refuse(waiter, Duration::ZERO, true, &BlockReason::Oversized { limit, max_cost }, RefusalScope::Job);
-        return None;
-    }
-    Some(waiter)
+    let tightest = || spec.tightest_limit(waiter.scope.kind(), &subjects);
+    let (limit, max_cost) = Some(waiter).filter(|waiter| waiter.cost > 1).and_then(|_| tightest())?;
+    (max_cost > 0 && waiter.cost > max_cost).then_some(BlockReason::Oversized { limit, max_cost })
+}
+
+/// Refuses a waiter that is inadmissible; returns any other.
+fn refuse_inadmissible(waiter: PermitWaiter, spec: &QuotaSpec) -> Option<PermitWaiter> {
+    let Some(reason) = inadmissible_by(&waiter, spec) else { return Some(waiter) };
+    let exact = matches!(reason, BlockReason::Oversized { .. });
+    refuse(waiter, BLOCKED_WAIT, exact, &reason, RefusalScope::Job);
+    None
 }
 
 fn refuse(waiter: PermitWaiter, wait: Duration, exact: bool, reason: &BlockReason, scope: RefusalScope) {

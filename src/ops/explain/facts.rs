@@ -160,23 +160,19 @@ async fn claim_state(
     if lives { ClaimState::OtherWorker { worker } } else { ClaimState::Unclaimed }
 }
 
-/// Position of the job in this process's lane: in its leaky bucket, or in the wait queue of its gate.
+/// Position of the job in the wait queue of its lane's gate: it waits for the lane's egress, or for a permit.
 pub(super) async fn position_in_lane(
     process: &WorkerStatus,
     name: &ProviderName,
     worker: &str,
     id: &JobId,
 ) -> Option<ClaimState> {
-    let (pool, gate) = (process.schedulers.get(name), process.gates.get(name));
-    if let Some(pool) = pool
-        && let Some(place) = timeout(QUERY_TIMEOUT, pool.position_of(id.clone())).await.ok().flatten()
-    {
-        let at_the_gate = gate.map_or(0, |gate| gate.view().borrow().waiting);
-        let before = u64::from(place.jobs_ahead) + u64::try_from(at_the_gate).unwrap_or(u64::MAX);
-        let bucket = EgressPosition { before, leaves_in: place.egress_wait };
-        return Some(ClaimState::AwaitingEgress { worker: worker.to_owned(), position: bucket });
+    let gate = process.gates.get(name)?;
+    let place = timeout(QUERY_TIMEOUT, gate.position_of(id.clone())).await.ok().flatten()?;
+    if let (None, Some(egress)) = (&place.block, place.egress) {
+        let position = EgressPosition { before: egress.jobs_ahead, leaves_in: egress.egress_wait };
+        return Some(ClaimState::AwaitingEgress { worker: worker.to_owned(), position });
     }
-    let place = timeout(QUERY_TIMEOUT, gate?.position_of(id.clone())).await.ok().flatten()?;
     let place = GatePosition {
         before: place.jobs_ahead,
         cost_before: place.cost_ahead,

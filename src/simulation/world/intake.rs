@@ -1,15 +1,12 @@
-//! Intake of the simulation, from the queue to the gate: prefetch, claims, and the leaky bucket with its timeout.
+//! Intake of the simulation, from the queue to the gate: prefetch, claims, and the wait for a worker slot.
 //!
 //! What follows from a permit is in [`super::request`].
-
-use std::time::Duration;
 
 use super::{JobEnd, JobStep, Simulation, as_index};
 use crate::domain::time::micros_up;
 use crate::queue::DELAY_STEPS;
 use crate::simulation::event::{Event, JobIndex, ProcessIndex};
 use crate::simulation::gate::SimulatedRequest;
-use crate::simulation::process::EgressAdmission;
 use crate::worker::execute::EGRESS_DELAY;
 
 impl Simulation<'_> {
@@ -47,61 +44,47 @@ impl Simulation<'_> {
         }
     }
 
-    /// Puts a job into the leaky bucket, unless nothing must be sent any more.
+    /// Requests a permit for a job, unless nothing must be sent any more.
     pub(super) fn enter(&mut self, now_us: u64, job: JobIndex) {
         if let Some(next) = self.transition_instead(now_us, job) {
             return self.commit(now_us, job, next.into());
         }
-        let (priority, state) = (self.arrivals.jobs()[as_index(job)].priority, &self.record.jobs[as_index(job)]);
-        let (process, delivery, timeout_us) = (state.process, state.deliveries, state.delivered_us + self.max_hold_us);
-        self.processes[as_index(process)].enter(job, priority);
-        self.admit(now_us, process);
-        if self.processes[as_index(process)].waits(job) {
-            self.agenda.at(timeout_us.max(now_us), Event::EgressTimeout(job, delivery));
-        }
-    }
-
-    pub(super) fn egress_timeout(&mut self, now_us: u64, job: JobIndex, delivery: u32) {
-        let state = &self.record.jobs[as_index(job)];
-        let (process, same) = (state.process, state.deliveries == delivery);
-        if same && self.processes[as_index(process)].abandon(job) {
-            self.commit(now_us, job, JobStep::Retry { wait_us: micros_up(EGRESS_DELAY) });
-        }
-    }
-
-    pub(super) fn admit(&mut self, now_us: u64, process: ProcessIndex) {
-        let since_start = Duration::from_micros(now_us - self.model.start_us);
-        loop {
-            match self.processes[as_index(process)].admit(now_us, since_start) {
-                EgressAdmission::Job(job) => self.request_permit(now_us, process, job),
-                EgressAdmission::WakeAt(at_us) => break self.agenda.at(at_us, Event::Egress(process)),
-                EgressAdmission::None => break,
-            }
-        }
-        self.apply_decisions(now_us, process);
-    }
-
-    fn request_permit(&mut self, now_us: u64, process: ProcessIndex, job: JobIndex) {
-        self.record.jobs[as_index(job)].has_worker_slot = true;
         let arrival = &self.arrivals.jobs()[as_index(job)];
         let subjects = arrival.account.and_then(|account| self.account_subjects.get(as_index(account)));
         if let Some(None) = subjects {
             return self.commit(now_us, job, JobStep::Finalize(JobEnd::Blocked));
         }
-        let wait_until_us = if self.model.is_blocking() {
-            self.record.jobs[as_index(job)].delivered_us + self.max_hold_us
-        } else {
-            now_us + micros_up(DELAY_STEPS[0])
-        };
+        let state = &self.record.jobs[as_index(job)];
+        let (process, delivery, egress_until_us) =
+            (state.process, state.deliveries, state.delivered_us + self.max_hold_us);
+        let step_us = micros_up(DELAY_STEPS[0]);
+        let (wait_until_us, accepted_wait_us) =
+            if self.model.is_blocking() { (egress_until_us, 0) } else { (now_us + step_us, step_us) };
         let request = SimulatedRequest {
             job,
             cost: arrival.cost,
             priority: arrival.priority,
             account: arrival.account,
             wait_until_us,
+            accepted_wait_us,
+            egress_until_us,
         };
         let subjects = subjects.and_then(Option::as_ref);
-        self.processes[as_index(process)].gate.join(now_us, request, subjects, self.cost_max, &mut self.decisions);
+        let gate = &mut self.processes[as_index(process)].gate;
+        gate.join(now_us, request, subjects, self.cost_max, &mut self.decisions);
+        self.agenda.at(egress_until_us.max(now_us), Event::EgressTimeout(job, delivery));
+        self.apply_decisions(now_us, process);
+    }
+
+    /// Delays a job that got no worker slot in time.
+    pub(super) fn egress_timeout(&mut self, now_us: u64, job: JobIndex, delivery: u32) {
+        let state = &self.record.jobs[as_index(job)];
+        let (process, is_same) = (state.process, state.deliveries == delivery);
+        let gate = &mut self.processes[as_index(process)].gate;
+        if is_same && gate.waits_for_egress(now_us, job) {
+            gate.abandon(now_us, job);
+            self.commit(now_us, job, JobStep::Retry { wait_us: micros_up(EGRESS_DELAY) });
+        }
     }
 
     /// Pauses the lane's intake until shortly before this wait is over.

@@ -10,7 +10,8 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 
 use super::event::{Event, EventQueue, JobIndex, ProcessIndex};
-use super::gate::{self, AccountSubjects, GateDecision, SimulatedPermit};
+use super::gate::{GateDecision, SimulatedPermit};
+use super::limiter_call::{AccountSubjects, warm_up_call};
 use super::process::SimulatedProcess;
 use super::windows::ProviderUse;
 use super::{JobArrivals, Model};
@@ -36,8 +37,8 @@ pub(super) struct SimulatedJob {
     pub late_for_deadline: bool,
     process: ProcessIndex,
     has_worker_slot: bool,
-    /// The gate refused the job, so its worker slot is refunded.
-    is_refused: bool,
+    /// The job sent nothing with its worker slot, so the egress rate is refunded.
+    is_unsent: bool,
     deliveries: u32,
     delivered_us: u64,
     wake_us: u64,
@@ -135,7 +136,7 @@ impl<'a> Simulation<'a> {
         let process = |index| SimulatedProcess::new(&model.provider, u64::from(index) + 1, model.start_us);
         let mut quota = Quota::default();
         if !model.cold {
-            quota.call(Micros(model.start_us), &model.spec, &gate::warm_up_call(model.start_us));
+            quota.call(Micros(model.start_us), &model.spec, &warm_up_call(model.start_us));
         }
         Self {
             policy: model.retry_policy(),
@@ -189,7 +190,6 @@ impl<'a> Simulation<'a> {
             Event::Claimed(job) => self.claimed(now_us, job),
             Event::WaitOver(job) => self.enter(now_us, job),
             Event::EgressTimeout(job, delivery) => self.egress_timeout(now_us, job, delivery),
-            Event::Egress(process) => self.admit(now_us, process),
             Event::GateWake(process) => self.gate_woken(now_us, process),
             Event::LimiterCall(process) => {
                 let (quota, spec) = (&mut self.quota, &self.model.spec);
@@ -224,7 +224,6 @@ impl<'a> Simulation<'a> {
                     if !of_its_own {
                         self.pause_intake(now_us, process, wait_us);
                     }
-                    self.record.jobs[as_index(job)].is_refused = true;
                     self.commit(now_us, job, JobStep::Retry { wait_us });
                 }
                 GateDecision::Oversized(job) => {
@@ -233,7 +232,7 @@ impl<'a> Simulation<'a> {
             }
         }
         let gate = &mut self.processes[as_index(process)].gate;
-        if let Some(next_us) = gate.next_call_at().map(|next_us| next_us.max(now_us))
+        if let Some(next_us) = gate.next_call_at(now_us).map(|next_us| next_us.max(now_us))
             && gate.woken_at_us.is_none_or(|woken_us| next_us < woken_us)
         {
             gate.woken_at_us = Some(next_us);
@@ -244,7 +243,7 @@ impl<'a> Simulation<'a> {
     fn gate_woken(&mut self, now_us: u64, process: ProcessIndex) {
         let gate = &mut self.processes[as_index(process)].gate;
         gate.woken_at_us.take_if(|woken_us| *woken_us <= now_us);
-        if gate.next_call_at().is_some_and(|next_us| next_us <= now_us) {
+        if gate.next_call_at(now_us).is_some_and(|next_us| next_us <= now_us) {
             gate.depart(now_us, &self.account_subjects);
             let there_us = micros_up(self.model.round_trip).div_ceil(2);
             self.agenda.at(now_us + there_us, Event::LimiterCall(process));
@@ -280,13 +279,12 @@ impl<'a> Simulation<'a> {
     fn deactivate(&mut self, now_us: u64, job: JobIndex) {
         let process = self.record.jobs[as_index(job)].process;
         let state = &mut self.record.jobs[as_index(job)];
-        let (has_slot, is_unused) = (std::mem::take(&mut state.has_worker_slot), std::mem::take(&mut state.is_refused));
+        let (has_slot, is_unsent) = (std::mem::take(&mut state.has_worker_slot), std::mem::take(&mut state.is_unsent));
         if has_slot {
-            let since_start = Duration::from_micros(now_us - self.model.start_us);
-            self.processes[as_index(process)].free_worker_slot(is_unused.then_some(since_start));
+            self.processes[as_index(process)].gate.egress.release(now_us, is_unsent);
         }
         self.processes[as_index(process)].free_prefetch += 1;
-        self.admit(now_us, process);
+        self.apply_decisions(now_us, process);
         self.deliver(now_us);
     }
 }

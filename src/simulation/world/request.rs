@@ -13,12 +13,15 @@ use crate::domain::outcome::{Outcome, Transmission, UnknownCause};
 use crate::domain::time::micros_up;
 use crate::queue::DELAY_STEPS;
 use crate::simulation::event::{Event, JobIndex};
-use crate::simulation::gate::{ReleasedPermit, SimulatedPermit, SimulatedRelease};
+use crate::simulation::gate::SimulatedPermit;
+use crate::simulation::limiter_call::{ReleasedPermit, SimulatedRelease};
 use crate::simulation::windows::ProviderUse;
 
 impl Simulation<'_> {
     pub(super) fn granted(&mut self, now_us: u64, job: JobIndex, granted: SimulatedPermit) {
+        self.record.jobs[as_index(job)].has_worker_slot = true;
         if let Some(next) = self.transition_instead(now_us, job) {
+            self.record.jobs[as_index(job)].is_unsent = true;
             self.release_unused(now_us, job, &granted);
             return self.commit(now_us, job, next.into());
         }

@@ -13,7 +13,7 @@ use futures_util::future::{BoxFuture, ready};
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::Instrument as _;
 
-use super::permit::{PermitWait, acquire_request, wait_for_permit};
+use super::permit::{PermitWait, acquire_request, egress_request, wait_for_permit};
 use super::send::{dispatch, on_begin_failed};
 use super::{ClaimedJob, ProviderCall};
 use crate::domain::group_commit::{MAX_DELAY, delay_before_send};
@@ -21,18 +21,16 @@ use crate::domain::job::Job;
 use crate::domain::permit_protocol::CallKind;
 use crate::faults::{self, CrashPoint};
 use crate::ledger::{BatchOptions, Claimed, FencedWrite, LeaseToken, NewJobAttempt};
+use crate::limiter::gate::EgressRule;
 use crate::queue::message::Decoded;
 use crate::telemetry::spans;
 use crate::worker::active_jobs::LEASE;
 use crate::worker::intake::DeliveryAction;
 use crate::worker::lane::LaneContext;
 use crate::worker::meter::ReturnReason;
-use crate::worker::scheduler::{EgressRule, WorkerSlot};
 
-/// Longest wait for a worker slot of an unrecorded payment; then it is recorded, so that operators see it wait.
-const UNRECORDED_MAX: Duration = Duration::from_millis(500);
-/// Longest wait for a permit; a longer one means that the gate has none now.
-const PERMIT_MAX: Duration = Duration::from_millis(50);
+/// Longest wait of an unrecorded payment for its permit; then it is recorded, so that operators see it wait.
+const UNRECORDED_MAX: Duration = Duration::from_millis(250);
 /// Time for which more duplicates are expected after one: each would use a worker slot and a write in vain.
 const DUPLICATES_EXPECTED_FOR: Duration = Duration::from_secs(1);
 
@@ -52,18 +50,13 @@ impl Duplicates {
     }
 }
 
-/// Worker slot and permit of a payment that must be claimed first: it keeps both meanwhile.
-pub struct Reservation<'a> {
-    pub(super) slot: BoxFuture<'a, Option<WorkerSlot>>,
-    /// The permit for its charge, if it has been requested.
-    pub(super) permit: Option<BoxFuture<'a, PermitWait>>,
-}
+/// The requested permit of a payment that must be claimed first: it keeps its place in the queue meanwhile.
+pub struct Reservation<'a>(pub(super) BoxFuture<'a, PermitWait>);
 
-/// Batch delay of recording such a payment. If it has requested its permit, the permit may be granted already and
-/// expire. If it has no reservation, it requests the permit after it is recorded, and may have to queue.
+/// Batch delay of recording such a payment. A permit that it has requested may be granted already and expire. If it has
+/// no reservation, it requests the permit after it is recorded, and may have to queue.
 pub fn batch_delay(reservation: Option<&Reservation<'_>>, queue_moves: bool) -> Duration {
-    let waits_anyway = reservation.map_or(!queue_moves, |reservation| reservation.permit.is_none());
-    if waits_anyway { MAX_DELAY } else { Duration::ZERO }
+    if reservation.is_some() || queue_moves { Duration::ZERO } else { MAX_DELAY }
 }
 
 /// A payment that must be claimed, and its reservation.
@@ -83,34 +76,25 @@ pub async fn record_and_send(
     // A request that cannot be built is reported where the payment is claimed.
     let frozen = timeout(UNRECORDED_MAX, settings.client.freeze(&decoded.job)).await;
     let Ok(Ok(request)) = frozen else { return Err((decoded, None)) };
-    let mut slot_wait =
-        lane.scheduler.acquire_for(decoded.job.id.clone(), decoded.job.priority, EgressRule::Paced).boxed();
-    let slot = tokio::select! {
-        slot = timeout_at(delivered_at + UNRECORDED_MAX, &mut slot_wait) => slot,
-        () = lane.stop.cancelled() => Ok(None),
-    };
-    let mut slot = match slot {
-        Ok(Some(slot)) => slot,
-        Ok(None) => return Err((decoded, None)),
-        Err(_) => return Err((decoded, Some(Reservation { slot: slot_wait, permit: None }))),
-    };
-    let acquire = acquire_request(&decoded.job, CallKind::Charge, &settings.provider, delivered_at);
+    let egress = egress_request(lane, EgressRule::Paced, delivered_at);
+    let acquire = acquire_request(&decoded.job, CallKind::Charge, &settings.provider, egress);
     let mut permit_wait = wait_for_permit(lane, decoded.job.id.clone(), acquire).boxed();
-    let permit = match timeout(PERMIT_MAX, &mut permit_wait).instrument(spans::step("wait for a permit")).await {
+    let waited = timeout_at(delivered_at + UNRECORDED_MAX, &mut permit_wait);
+    let permit = match waited.instrument(spans::step("wait for a permit")).await {
         Ok(PermitWait::Granted(permit)) => permit,
         refused => {
             let permit_wait = refused.map_or(permit_wait, |refused| ready(refused).boxed());
-            return Err((decoded, Some(Reservation { slot: ready(Some(slot)).boxed(), permit: Some(permit_wait) })));
+            return Err((decoded, Some(Reservation(permit_wait))));
         }
     };
     let Some(permission) = lane.control.try_send() else {
-        slot.refund();
+        drop(permit);
         lane.meter.record_return(ReturnReason::Probing);
         return Err((decoded, None));
     };
     let lease = new_lease(&decoded.job);
     let Some(active) = lane.worker.active_jobs.try_insert(&lease) else {
-        slot.refund();
+        drop(permit);
         lane.meter.record_return(ReturnReason::NotNeeded);
         return Err((decoded, None));
     };
@@ -126,8 +110,7 @@ pub async fn record_and_send(
     if matches!(written, Ok(FencedWrite::Stale)) {
         lane.duplicates.record();
         // Most likely the job was delayed and is due now: it uses this permit, which a limit may have counted for good.
-        let permit_wait = Some(ready(PermitWait::Granted(permit)).boxed());
-        return Err((decoded, Some(Reservation { slot: ready(Some(slot)).boxed(), permit: permit_wait })));
+        return Err((decoded, Some(Reservation(ready(PermitWait::Granted(permit)).boxed()))));
     }
     let claimed_at = Instant::now();
     let job = ClaimedJob { job: decoded.job, claimed: Claimed::new_job(lease), active, delivered_at, claimed_at };
@@ -147,12 +130,7 @@ fn new_lease(job: &Job) -> LeaseToken {
 
 /// Discards a reservation: nothing is sent for its payment now.
 pub fn discard(lane: &LaneContext, reservation: Option<Reservation<'_>>) {
-    return_permit(lane, reservation.and_then(|reservation| reservation.permit));
-}
-
-/// Returns a permit that was requested and is not used, if it has been granted already.
-pub(super) fn return_permit(lane: &LaneContext, permit_wait: Option<BoxFuture<'_, PermitWait>>) {
-    if let Some(Some(PermitWait::Granted(_))) = permit_wait.map(FutureExt::now_or_never) {
+    if let Some(Some(PermitWait::Granted(_))) = reservation.map(|Reservation(permit_wait)| permit_wait.now_or_never()) {
         lane.meter.record_return(ReturnReason::NotNeeded);
     }
 }
@@ -163,14 +141,12 @@ mod tests {
 
     #[test]
     fn recording_is_batched_only_without_a_permit() {
-        let reservation = |permit_wait| Reservation { slot: ready(None).boxed(), permit: permit_wait };
-        let (slot_alone, asked) = (reservation(None), reservation(Some(ready(PermitWait::Stopping).boxed())));
+        let requested = Reservation(ready(PermitWait::Stopping).boxed());
         for (reservation, queue_moves, waits) in [
             (None, true, Duration::ZERO),
             (None, false, MAX_DELAY),
-            (Some(&slot_alone), true, MAX_DELAY),
-            (Some(&asked), true, Duration::ZERO),
-            (Some(&asked), false, Duration::ZERO),
+            (Some(&requested), true, Duration::ZERO),
+            (Some(&requested), false, Duration::ZERO),
         ] {
             assert_eq!(batch_delay(reservation, queue_moves), waits, "queue moves: {queue_moves}");
         }

@@ -1,7 +1,9 @@
-//! Acquires the permit for one request: waits as long as the provider's mode and the lane's pauses allow.
+//! Acquires the permit for one request, and with it a worker slot: waits as long as the provider's mode and the lane's
+//! pauses allow.
 //!
 //! It sends nothing. A refusal becomes a wait, for which the job is delayed.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -15,7 +17,9 @@ use crate::domain::job::{Job, JobId};
 use crate::domain::permit_protocol::CallKind;
 use crate::domain::provider::{Mode, Provider};
 use crate::fleet::report::PauseCause;
-use crate::limiter::gate::{AcquireRequest, AcquireResult, BlockReason, GateRefusal, Permit, RefusalScope};
+use crate::limiter::gate::{
+    AcquireRequest, AcquireResult, BlockReason, EgressRequest, EgressRule, GateRefusal, Permit, RefusalScope,
+};
 use crate::queue::DELAY_STEPS;
 use crate::telemetry::spans;
 use crate::worker::intake::DeliveryAction;
@@ -25,13 +29,26 @@ use crate::worker::meter::RefusalLabels;
 pub(super) enum PermitWait {
     Granted(Permit),
     Refused(GateRefusal),
+    /// The lane had no worker slot at its egress rate in time.
+    NoWorkerSlot,
     /// The lane must not send.
     LanePaused(String),
     Stopping,
 }
 
+/// The job's claim on the lane's egress. It waits for a worker slot as long as an active job waits at all.
+pub(super) fn egress_request(lane: &LaneContext, rule: EgressRule, delivered_at: Instant) -> EgressRequest {
+    let wait_until = delivered_at + max_local_wait(&lane.settings.borrow().provider);
+    EgressRequest { lane: Arc::clone(&lane.egress), rule, wait_until }
+}
+
 /// What a job requests from the gate.
-pub(super) fn acquire_request(job: &Job, kind: CallKind, provider: &Provider, delivered_at: Instant) -> AcquireRequest {
+pub(super) fn acquire_request(job: &Job, kind: CallKind, provider: &Provider, egress: EgressRequest) -> AcquireRequest {
+    let (wait_until, accepted_wait) = match provider.mode {
+        Mode::Blocking => (egress.wait_until, Duration::ZERO),
+        // A wait that is too short for a delay queue is slept.
+        Mode::Requeue => (Instant::now() + DELAY_STEPS[0], DELAY_STEPS[0]),
+    };
     AcquireRequest {
         // A job's cost is what its charge uses.
         cost: if kind == CallKind::Charge { u32::from(job.cost) } else { 1 },
@@ -39,11 +56,9 @@ pub(super) fn acquire_request(job: &Job, kind: CallKind, provider: &Provider, de
         priority: job.priority,
         account: job.account.as_ref().map(|account| account.as_str().to_owned()),
         reference: job.reference.clone(),
-        wait_until: match provider.mode {
-            Mode::Blocking => delivered_at + max_local_wait(provider),
-            // A wait that is too short for a delay queue is slept.
-            Mode::Requeue => Instant::now() + DELAY_STEPS[0],
-        },
+        wait_until,
+        accepted_wait,
+        egress: Some(egress),
     }
 }
 
@@ -79,6 +94,7 @@ pub(super) async fn wait_for_permit(lane: &LaneContext, job: JobId, request: Acq
                     PermitWait::LanePaused("the quota is not open in this worker".to_owned())
                 }
                 AcquireResult::Refused(refusal) => PermitWait::Refused(refusal),
+                AcquireResult::NoWorkerSlot => PermitWait::NoWorkerSlot,
             },
             _ = sending.changed() => {}
             _ = settings.changed() => {}

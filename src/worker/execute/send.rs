@@ -87,6 +87,8 @@ pub(super) async fn dispatch(
     (mut permit, permission, ahead): (Permit, &SendPermission, bool),
 ) -> DeliveryAction {
     permit.mark_persisted();
+    // Free for the next job once this one's outcome is recorded.
+    let _worker_slot = permit.take_worker_slot();
     if number == 1 {
         record_missing_fields(lane, &settings.provider, &job.job);
     }

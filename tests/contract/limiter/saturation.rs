@@ -133,7 +133,7 @@ async fn lost_state_with_an_outstanding_permit() {
 pub async fn permit(gate: &Gate) -> Permit {
     match gate.acquire(ask(Instant::now() + 60 * SECOND)).await {
         AcquireResult::Granted(permit) => permit,
-        AcquireResult::Refused(refusal) => panic!("{refusal:?}"),
+        refused => panic!("{refused:?}"),
     }
 }
 

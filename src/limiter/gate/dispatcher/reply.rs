@@ -71,6 +71,7 @@ impl PermitDispatcher {
             self.rebuild = None;
             self.stale = false;
             self.wait_for_verification(arrived);
+            self.stalled_since.take_if(|_| self.block.is_none() && self.kind_blocks.is_empty());
             return;
         };
         if refused.reason == RefusalReason::StaleVersion {
@@ -266,11 +267,14 @@ impl PermitDispatcher {
                     self.queue.defer_until(*place, until);
                     continue;
                 }
-                if let Some(waiter) = self.queue.remove(*place) {
+                if let Some(waiter) = self.queue.remove(*place, arrived) {
                     self.stall.end();
+                    self.stalled_since = None;
                     debug_assert_eq!(waiter.cost, group.request.cost);
+                    let egress = waiter.egress.as_ref();
+                    let slot = egress.map(|egress| egress.lane.take(egress.rule, arrived, self.outbox.clone()));
                     // If the waiter was cancelled, the permit is dropped, which releases its slots.
-                    let _ = waiter.reply.send(AcquireResult::Granted(permit));
+                    let _ = waiter.reply.send(AcquireResult::Granted(permit.with_worker_slot(slot)));
                 }
             }
         }

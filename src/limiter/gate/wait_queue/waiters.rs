@@ -1,36 +1,45 @@
-//! The waiters of a queue in order, with indexes by deadline and of the deferred ones.
+//! The waiters of a queue in order, with indexes by deadline, of the deferred ones, and of the lanes.
 //!
 //! A queue may have ten thousand waiters and is searched with every message, so no search reads all of them. Waiters
-//! are not lent for change, because their deadline and deferral are index keys.
+//! are not lent for change, because their deadlines and deferral are index keys.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeTo;
 
 use tokio::time::Instant;
 
+use super::lane_capacity::LaneWaiters;
 use super::{Deferral, PermitWaiter, QueueKey};
 
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
     by_key: BTreeMap<QueueKey, PermitWaiter>,
     by_deadline: BTreeSet<(Instant, QueueKey)>,
+    by_egress_deadline: BTreeSet<(Instant, QueueKey)>,
     deferred: BTreeSet<QueueKey>,
+    lanes: LaneWaiters,
     /// Number of checks since cancelled waiters were last swept.
     checks_since_sweep: usize,
 }
 
 impl Waiters {
-    pub fn insert(&mut self, key: QueueKey, waiter: PermitWaiter) {
+    pub fn insert(&mut self, key: QueueKey, waiter: PermitWaiter, now: Instant) {
         self.by_deadline.insert((waiter.wait_until, key));
+        self.by_egress_deadline.extend(waiter.egress.as_ref().map(|egress| (egress.wait_until, key)));
+        self.lanes.add(waiter.egress.as_ref(), now);
         if waiter.deferral.is_some() {
             self.deferred.insert(key);
         }
         self.by_key.insert(key, waiter);
     }
 
-    pub fn remove(&mut self, key: QueueKey) -> Option<PermitWaiter> {
+    pub fn remove(&mut self, key: QueueKey, now: Instant) -> Option<PermitWaiter> {
         let waiter = self.by_key.remove(&key)?;
         self.by_deadline.remove(&(waiter.wait_until, key));
+        if let Some(egress) = &waiter.egress {
+            self.by_egress_deadline.remove(&(egress.wait_until, key));
+        }
+        self.lanes.remove(waiter.egress.as_ref(), now);
         self.deferred.remove(&key);
         Some(waiter)
     }
@@ -80,34 +89,41 @@ impl Waiters {
         self.by_deadline.iter().take_while(|(at, _)| *at < until).map(|(_, key)| *key).collect()
     }
 
+    /// The earliest instant after `now` at which a waiter gives up its wait for a worker slot.
+    pub fn next_egress_deadline(&self, now: Instant) -> Option<Instant> {
+        let after_now = (now, QueueKey::LAST)..;
+        self.by_egress_deadline.range(after_now).next().map(|(at, _)| *at)
+    }
+
+    /// Keys of the waiters that wait for a worker slot no longer.
+    pub fn past_egress_deadline(&self, now: Instant) -> Vec<QueueKey> {
+        self.by_egress_deadline.iter().take_while(|(at, _)| *at <= now).map(|(_, key)| *key).collect()
+    }
+
+    /// The lanes of the waiters.
+    pub fn lanes(&self) -> &LaneWaiters {
+        &self.lanes
+    }
+
     pub fn get(&self, key: QueueKey) -> Option<&PermitWaiter> {
         self.by_key.get(&key)
     }
 
     /// Removes cancelled waiters, once in as many checks as there are waiters, so that a check stays cheap on average.
-    pub fn sweep_if_due(&mut self) {
+    pub fn sweep_if_due(&mut self, now: Instant) {
         self.checks_since_sweep += 1;
         if self.checks_since_sweep >= self.len() {
-            self.sweep_all();
+            self.sweep_all(now);
         }
     }
 
-    pub fn sweep_all(&mut self) {
+    pub fn sweep_all(&mut self, now: Instant) {
         self.checks_since_sweep = 0;
         let cancelled: Vec<QueueKey> =
             self.iter().filter(|(_, waiter)| waiter.reply.is_closed()).map(|(key, _)| *key).collect();
         for key in cancelled {
-            self.remove(key);
+            self.remove(key, now);
         }
-    }
-}
-
-impl IntoIterator for Waiters {
-    type Item = (QueueKey, PermitWaiter);
-    type IntoIter = std::collections::btree_map::IntoIter<QueueKey, PermitWaiter>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.by_key.into_iter()
     }
 }
 
@@ -156,17 +172,19 @@ mod tests {
                 scope: CountingScope::default(),
                 reference: None,
                 wait_until,
+                accepted_wait: Duration::ZERO,
+                egress: None,
                 reply,
                 deferral,
             };
-            self.waiters.insert(key, waiter);
+            self.waiters.insert(key, waiter, self.zero);
             self.answers.push((key, answer));
         }
 
         fn step(&mut self, arrival: u64) {
             match self.rng.random_range(0..8) {
                 0..4 => self.arrive(arrival),
-                4 => drop(self.waiters.remove(self.answers[0].0)),
+                4 => drop(self.waiters.remove(self.answers[0].0, self.zero)),
                 5 => {
                     let (key, deferral) = (self.any_key(), self.deferral());
                     self.waiters.defer(key, deferral);
@@ -178,7 +196,7 @@ mod tests {
                 _ => {
                     let index = self.rng.random_range(0..self.answers.len());
                     self.answers[index].1.close();
-                    self.waiters.sweep_if_due();
+                    self.waiters.sweep_if_due(self.zero);
                 }
             }
         }
@@ -210,7 +228,7 @@ mod tests {
         }
         assert!(rig.waiters.len() > 100, "{}", rig.waiters.len());
         rig.answers.clear();
-        rig.waiters.sweep_all();
+        rig.waiters.sweep_all(rig.zero);
         assert_eq!((rig.waiters.len(), rig.waiters.first_deadline()), (0, None));
     }
 
@@ -221,7 +239,7 @@ mod tests {
         (0..100).for_each(|arrival| rig.arrive(arrival));
         rig.answers.drain(..40);
         for _ in 0..100 {
-            rig.waiters.sweep_if_due();
+            rig.waiters.sweep_if_due(rig.zero);
         }
         assert_eq!(rig.waiters.len(), 60);
     }

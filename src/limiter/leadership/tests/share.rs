@@ -39,13 +39,13 @@ async fn gate_over_a_share(limits: Vec<LimitSpec>) -> Gate {
 
 fn charge(cost: u32, patience: Duration) -> AcquireRequest {
     let wait_until = Instant::now() + patience;
-    AcquireRequest { cost, kind: CallKind::Charge, priority: 0, account: None, reference: None, wait_until }
+    AcquireRequest::new(cost, CallKind::Charge, wait_until)
 }
 
 async fn use_one(gate: &Gate, ask: AcquireRequest) {
     match gate.acquire(ask).await {
         AcquireResult::Granted(permit) => permit.begin().unwrap().release_used(Instant::now()),
-        AcquireResult::Refused(refusal) => panic!("{refusal:?}"),
+        refused => panic!("{refused:?}"),
     }
 }
 

@@ -1,0 +1,205 @@
+//! The egress of one lane: its worker slots and its leaky bucket. They bound for how many of its waiting jobs the gate
+//! asks.
+//!
+//! A job that waits for a limit holds neither a worker slot nor a place in the bucket, because both are taken with the
+//! permit. So a job at a limit of its own costs the other jobs of its lane nothing.
+//! See `docs/decisions/0038-permit-before-worker-slot.md`.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use super::GateMessage;
+use crate::domain::leaky_bucket::LeakyBucket;
+
+/// What a job waits for besides its permit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EgressRule {
+    /// A worker slot, at the egress rate.
+    Paced,
+    /// A worker slot alone: the limits apply their own pace.
+    Exempt,
+}
+
+/// A job's claim on the egress of its lane.
+#[derive(Clone, Debug)]
+pub struct EgressRequest {
+    pub lane: Arc<LaneEgress>,
+    pub rule: EgressRule,
+    /// Latest instant at which the job waits for a worker slot; then it is refused.
+    pub wait_until: Instant,
+}
+
+/// Position of a job that waits for a worker slot or for the egress rate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EgressPosition {
+    /// Jobs of its lane that leave before it.
+    pub jobs_ahead: u64,
+    /// Wait for the egress rate; longer where all worker slots are in use.
+    pub egress_wait: Duration,
+}
+
+/// The egress of a lane in this process, shared by the lane and its gate.
+#[derive(Debug)]
+pub struct LaneEgress(Mutex<EgressState>);
+
+#[derive(Debug)]
+struct EgressState {
+    workers: u32,
+    busy: u32,
+    /// Jobs at the gate that wait for the egress rate, too.
+    paced: u32,
+    bucket: LeakyBucket,
+    origin: Instant,
+    /// The gate waits for a worker slot.
+    gate_waits: bool,
+}
+
+/// The right of one job to be processed: one of `workers`. It ends when it is dropped.
+#[derive(Debug)]
+pub struct WorkerSlot {
+    lane: Arc<LaneEgress>,
+    rule: EgressRule,
+    is_refunded: bool,
+    gate: mpsc::WeakUnboundedSender<GateMessage>,
+}
+
+/// The jobs of a lane that may leave now, and when the next one may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FreeEgress {
+    slots: u32,
+    ticks: u32,
+    next_tick: Instant,
+}
+
+impl LaneEgress {
+    #[must_use]
+    pub fn new(workers: u32, jobs_per_second: f64) -> Arc<Self> {
+        let (bucket, origin) = (LeakyBucket::new(jobs_per_second), Instant::now());
+        Arc::new(Self(Mutex::new(EgressState { workers, busy: 0, paced: 0, bucket, origin, gate_waits: false })))
+    }
+
+    /// Applies a changed row; the caller wakes the gate.
+    pub fn configure(&self, workers: u32, jobs_per_second: f64) {
+        let mut state = self.lock();
+        let now = state.origin.elapsed();
+        state.workers = workers;
+        state.bucket.set_rate(jobs_per_second, now);
+        state.count_waiting(now);
+    }
+
+    /// Sets how many paced jobs wait at the gate. As many as there are free worker slots keep their turn by the egress
+    /// rate while a limit makes them wait.
+    pub(super) fn set_paced(&self, now: Instant, jobs: usize) {
+        let mut state = self.lock();
+        state.paced = u32::try_from(jobs).unwrap_or(u32::MAX);
+        let since_origin = now.saturating_duration_since(state.origin);
+        state.count_waiting(since_origin);
+    }
+
+    /// What is free now. A gate that finds no slot is told when one is released.
+    pub(super) fn free(&self, now: Instant) -> FreeEgress {
+        let mut state = self.lock();
+        let slots = state.free_slots();
+        state.gate_waits = slots == 0;
+        let since_origin = now.saturating_duration_since(state.origin);
+        state.count_waiting(since_origin);
+        let next_tick = now + state.bucket.wait(since_origin);
+        FreeEgress { slots, ticks: state.bucket.ready(since_origin), next_tick }
+    }
+
+    /// Wait for the egress rate of a job with this many paced jobs before it.
+    pub(super) fn wait_behind(&self, now: Instant, jobs_ahead: u64) -> Duration {
+        let state = self.lock();
+        let since_origin = now.saturating_duration_since(state.origin);
+        state.bucket.wait_behind(since_origin, u32::try_from(jobs_ahead).unwrap_or(u32::MAX))
+    }
+
+    /// Takes a worker slot, and a tick of the bucket if the job is paced.
+    pub(super) fn take(
+        self: &Arc<Self>,
+        rule: EgressRule,
+        now: Instant,
+        gate: mpsc::WeakUnboundedSender<GateMessage>,
+    ) -> WorkerSlot {
+        let mut state = self.lock();
+        state.busy += 1;
+        let since_origin = now.saturating_duration_since(state.origin);
+        if rule == EgressRule::Paced {
+            state.bucket.leak(since_origin);
+        }
+        state.count_waiting(since_origin);
+        WorkerSlot { lane: Arc::clone(self), rule, is_refunded: false, gate }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, EgressState> {
+        // The state is consistent after every statement.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl EgressState {
+    fn free_slots(&self) -> u32 {
+        self.workers.saturating_sub(self.busy)
+    }
+
+    fn count_waiting(&mut self, since_origin: Duration) {
+        let waiting = self.paced.min(self.free_slots());
+        self.bucket.set_waiting(since_origin, waiting);
+    }
+}
+
+impl WorkerSlot {
+    /// Refunds the egress rate: the job makes no request, so the next one need not wait for it.
+    pub fn refund(&mut self) {
+        self.is_refunded = self.rule == EgressRule::Paced;
+    }
+}
+
+impl Drop for WorkerSlot {
+    fn drop(&mut self) {
+        let mut state = self.lane.lock();
+        state.busy = state.busy.saturating_sub(1);
+        let now = state.origin.elapsed();
+        if self.is_refunded {
+            state.bucket.refund(now);
+        }
+        state.count_waiting(now);
+        let is_awaited = state.busy < state.workers && std::mem::take(&mut state.gate_waits);
+        drop(state);
+        if (is_awaited || self.is_refunded)
+            && let Some(gate) = self.gate.upgrade()
+        {
+            // A gate that has ended grants nothing more.
+            let _ = gate.send(GateMessage::SlotFreed);
+        }
+    }
+}
+
+impl FreeEgress {
+    /// Takes one job of what is free, if it may leave.
+    pub fn take(&mut self, rule: EgressRule) -> bool {
+        let may_leave = self.slots > 0 && (rule == EgressRule::Exempt || self.ticks > 0);
+        if may_leave {
+            self.slots -= 1;
+            self.ticks -= u32::from(rule == EgressRule::Paced);
+        }
+        may_leave
+    }
+
+    /// Whether no job may leave now; `has_exempt`: some do not wait for the egress rate.
+    pub fn is_used_up(&self, has_exempt: bool) -> bool {
+        self.slots == 0 || (self.ticks == 0 && !has_exempt)
+    }
+
+    /// When the next job may leave; `None`: when a worker slot is released.
+    pub fn next_at(&self, rule: EgressRule, now: Instant) -> Option<Instant> {
+        match rule {
+            _ if self.slots == 0 => None,
+            EgressRule::Exempt => Some(now),
+            EgressRule::Paced => Some(self.next_tick),
+        }
+    }
+}
