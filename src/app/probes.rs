@@ -13,7 +13,6 @@ use crate::domain::explain::format::count;
 use crate::ledger::LedgerError;
 use crate::ledger::database::{ConnectionLimits, Database};
 use crate::limiter::LimiterError;
-use crate::limiter::redis::UNREACHABLE_FIX;
 use crate::limiter::redis::client::{RedisLimiter, StoreFacts, StoreReport, UNNAMED_MASTER, UNNAMED_MASTER_FIX};
 
 /// A larger clock skew makes waits in logs and pages misleading; limits do not depend on it.
@@ -97,7 +96,7 @@ impl Probe for RedisProbe {
             Err(error) => Err(error.to_string()),
         };
         match report {
-            Err(error) => vec![unreachable(self.subject(), &error)],
+            Err(error) => vec![unreachable(self.subject(), error)],
             Ok(report) => self.check_report(&report, SystemTime::now()),
         }
     }
@@ -125,17 +124,15 @@ impl RedisProbe {
             let subject = if is_alone { self.subject() } else { format!("limiter {}", node.address) };
             match &node.facts {
                 Ok(facts) => findings.extend(check_facts(&subject, facts, now)),
-                Err(error) => findings.push(unreachable(subject, &error.to_string())),
+                Err(error) => findings.push(unreachable(subject, error.to_string())),
             }
         }
         findings
     }
 }
 
-fn unreachable(subject: String, error: &str) -> Finding {
-    // The finding's own fix names the setting, too.
-    let what = error.strip_suffix(UNREACHABLE_FIX).map_or(error, |what| what.trim_end_matches("; "));
-    Finding::error(subject, what, "Check that Redis runs and `limiter.url` is right")
+fn unreachable(subject: String, error: String) -> Finding {
+    Finding::error(subject, error, "Do what the finding says, or correct `limiter.url`")
 }
 
 fn check_facts(subject: &str, facts: &StoreFacts, now: SystemTime) -> Vec<Finding> {

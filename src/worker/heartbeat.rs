@@ -2,7 +2,8 @@
 //!
 //! At most one statement runs at a time, with a timeout, and a failure is logged once, so that payments are not
 //! disturbed. While a backend does not answer, or a start or a pause is about to end, the process reports more often:
-//! readers see that within three seconds. A process that shuts down deletes its row. See `docs/decisions/0006-one-overview-of-all-workers.md`.
+//! readers see that within three seconds. A process that shuts down deletes its row.
+//! See `docs/decisions/0006-one-overview-of-all-workers.md`.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;

@@ -170,7 +170,7 @@ async fn migrated_template() -> &'static str {
         let database = Database::open(&Postgres::shared().create_database(NAME), 1).unwrap();
         database.migrate().await.unwrap();
         database.close().await;
-        // A database that somebody is connected to is not copied.
+        // A database with connections cannot be copied.
         let close = format!("ALTER DATABASE {NAME} WITH ALLOW_CONNECTIONS false");
         let closed = Postgres::shared().psql("postgres").args(["-c", &close]).status().unwrap();
         assert!(closed.success(), "{close}");

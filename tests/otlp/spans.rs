@@ -141,7 +141,9 @@ fn whole(spans: &[Span], id: &str) -> Span {
     assert_eq!(job.attributes["sluicegate.end"], "acknowledged");
     let steps = steps_of(spans, job);
     let seen: Vec<(&str, i64)> = steps.iter().map(|span| (span.name.as_str(), span.kind)).collect();
-    assert_eq!(seen, STEPS);
+    // A payment without a permit within a quarter of a second is claimed, and goes on with its wait.
+    let after_first_wait = seen.strip_prefix(&[("wait for a permit", INTERNAL)]).unwrap_or(&seen);
+    assert_eq!(after_first_wait, STEPS);
     assert!(steps.iter().all(|step| step.trace == job.trace), "{steps:#?}");
     assert!(steps.iter().all(|step| job.began_ns <= step.began_ns && step.ended_ns <= job.ended_ns), "{steps:#?}");
     assert!(steps.windows(2).all(|pair| pair[0].ended_ns <= pair[1].began_ns), "{steps:#?}");

@@ -31,13 +31,6 @@ const FIX_NOT_WRITABLE: &str = "Give the user of the workers a folder and a file
 
 const FIX_POSTGRES_UNREACHABLE: &str = "Check that PostgreSQL runs and `database.url` is right";
 const FIX_DATABASE_ERROR: &str = "Do what the finding says, or correct `database.url`";
-/// Fixes of errors that PostgreSQL names, by a part of their text.
-const FIX_BY_ERROR: [(&str, &str); 4] = [
-    ("sluicegate migrate", "Run it as the owner of the schema, then start the workers"),
-    ("(SQLSTATE 3D000)", "Create the database, or correct its name in `database.url`"),
-    ("(SQLSTATE 28P01)", "Put the right user and password into `database.url`"),
-    ("(SQLSTATE 28000)", "Put the right user and password into `database.url`"),
-];
 
 /// Longest time that one backend may take to answer.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -204,7 +197,7 @@ async fn check_database(config: &Config, services: &dyn Services) -> (Vec<Findin
         Ok(Err(error)) => {
             let fix = match (&error, &config.database.url) {
                 (CommandError::BackendUnavailable(_), DatabaseUrl::Postgres(_)) => FIX_POSTGRES_UNREACHABLE,
-                _ => fix_for_text(&error.to_string()),
+                _ => FIX_DATABASE_ERROR,
             };
             (vec![Finding::error(subject, error.to_string(), fix)], None)
         }
@@ -228,10 +221,6 @@ async fn check_database(config: &Config, services: &dyn Services) -> (Vec<Findin
             (findings, Some(snapshot))
         }
     }
-}
-
-fn fix_for_text(error: &str) -> &'static str {
-    FIX_BY_ERROR.iter().find(|(text, _)| error.contains(text)).map_or(FIX_DATABASE_ERROR, |(_, fix)| *fix)
 }
 
 /// The file of an embedded database.

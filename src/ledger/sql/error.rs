@@ -104,6 +104,10 @@ pub fn from_postgres(error: &sqlx::Error) -> LedgerError {
         _ if ["08", "53", "57", "58", "40"].iter().any(|class| code.starts_with(class)) => {
             LedgerError::Unavailable(text)
         }
+        // invalid_catalog_name
+        "3D000" => LedgerError::Refused(format!("{text}: create the database, or correct its name in database.url")),
+        // invalid_authorization_specification, invalid_password
+        "28000" | "28P01" => LedgerError::Refused(format!("{text}: put the right user and password into database.url")),
         // insufficient_privilege
         "42501" => LedgerError::Refused(format!("{text}: {RIGHTS_MISSING}")),
         _ => LedgerError::Refused(text),

@@ -99,7 +99,7 @@ impl LaneEgress {
         state.count_waiting(since_origin);
     }
 
-    /// What is free now. A gate that finds no slot is told when one is released.
+    /// What is free now. A gate that finds no slot is notified when one is released.
     pub(super) fn free(&self, now: Instant) -> FreeEgress {
         let mut state = self.lock();
         let slots = state.free_slots();

@@ -22,7 +22,7 @@ use crate::domain::quota_spec::{Blocked, CounterSpec, QuotaSpec};
 mod lane_capacity;
 mod waiters;
 
-/// The wait that a job of a blocked account is told.
+/// Wait of a job whose account is blocked.
 const BLOCKED_WAIT: Duration = Duration::from_secs(60);
 
 /// The kind, account and reference with which a permit is counted, besides the provider's limits.
@@ -151,7 +151,10 @@ pub(super) struct WaitQueue {
 impl WaitQueue {
     /// Adds a waiter, unless the spec can never admit it. Returns its key, or `None` if it is refused or deferred.
     pub fn enqueue(&mut self, waiter: PermitWaiter, spec: &QuotaSpec, now: Instant) -> Option<QueueKey> {
-        let waiter = refuse_inadmissible(waiter, spec)?;
+        if let Some(reason) = inadmissible_by(&waiter, spec) {
+            refuse_inadmissible(waiter, &reason);
+            return None;
+        }
         self.arrivals += 1;
         let key = QueueKey { priority_reversed: u8::MAX - waiter.priority, arrival: self.arrivals };
         let earlier = self.longest_earlier_deferral(key, &waiter.scope).cloned();
@@ -175,11 +178,11 @@ impl WaitQueue {
     /// Applies another spec: deferred waiters may pass now, and others may never be admitted.
     pub fn apply_spec(&mut self, spec: &QuotaSpec, now: Instant) {
         self.waiters.resume_if(|_| true);
-        let is_inadmissible = |waiter: &PermitWaiter| inadmissible_by(waiter, spec).is_some();
-        let keys: Vec<QueueKey> =
-            self.waiters.iter().filter(|(_, waiter)| is_inadmissible(waiter)).map(|(key, _)| *key).collect();
-        for key in keys {
-            self.waiters.remove(key, now).and_then(|waiter| refuse_inadmissible(waiter, spec));
+        let inadmissible = self.waiters.iter().filter_map(|(key, waiter)| Some((*key, inadmissible_by(waiter, spec)?)));
+        for (key, reason) in inadmissible.collect::<Vec<_>>() {
+            if let Some(waiter) = self.waiters.remove(key, now) {
+                refuse_inadmissible(waiter, &reason);
+            }
         }
     }
 
@@ -341,7 +344,7 @@ impl WaitQueue {
         first.into_iter().chain(self.waiters.next_egress_deadline(now)).min()
     }
 
-    /// Refuses the waiters that got no worker slot at the egress rate in time.
+    /// Ends the wait of those that got no worker slot at the egress rate in time.
     pub fn refuse_without_worker_slot(&mut self, now: Instant) {
         let late = self.waiters.past_egress_deadline(now);
         if late.is_empty() {
@@ -407,23 +410,26 @@ impl WaitQueue {
     }
 }
 
-/// Why no limiter is asked for a waiter: its account is blocked, or its cost is one that no window can ever admit.
+/// Why the limiter is not called for a waiter: its account is blocked, or no window can ever admit its cost.
 fn inadmissible_by(waiter: &PermitWaiter, spec: &QuotaSpec) -> Option<BlockReason> {
     let Ok(subjects) = waiter.scope.subjects(spec) else {
         return Some(BlockReason::AccountBlocked { account: waiter.scope.account.clone().unwrap_or_default() });
     };
-    // Jobs wait while a limit is closed (0), and every open limit admits a cost of 1.
-    let tightest = || spec.tightest_limit(waiter.scope.kind(), &subjects);
-    let (limit, max_cost) = Some(waiter).filter(|waiter| waiter.cost > 1).and_then(|_| tightest())?;
+    // Every open limit admits a cost of 1.
+    if waiter.cost <= 1 {
+        return None;
+    }
+    let (limit, max_cost) = spec.tightest_limit(waiter.scope.kind(), &subjects)?;
+    // Jobs wait while a limit is closed (0).
     (max_cost > 0 && waiter.cost > max_cost).then_some(BlockReason::Oversized { limit, max_cost })
 }
 
-/// Refuses a waiter that is inadmissible; returns any other.
-fn refuse_inadmissible(waiter: PermitWaiter, spec: &QuotaSpec) -> Option<PermitWaiter> {
-    let Some(reason) = inadmissible_by(&waiter, spec) else { return Some(waiter) };
-    let exact = matches!(reason, BlockReason::Oversized { .. });
-    refuse(waiter, BLOCKED_WAIT, exact, &reason, RefusalScope::Job);
-    None
+fn refuse_inadmissible(waiter: PermitWaiter, reason: &BlockReason) {
+    let (wait, exact) = match reason {
+        BlockReason::Oversized { .. } => (Duration::ZERO, true),
+        _ => (BLOCKED_WAIT, false),
+    };
+    refuse(waiter, wait, exact, reason, RefusalScope::Job);
 }
 
 fn refuse(waiter: PermitWaiter, wait: Duration, exact: bool, reason: &BlockReason, scope: RefusalScope) {

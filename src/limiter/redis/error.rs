@@ -71,9 +71,6 @@ const KNOWN_CODES: &[(&str, ErrorDuration, &str)] = &[
     ("DAMAGED", Transient, "the limiter starts cold; find out which program writes to the keys of limiter.prefix"),
 ];
 
-/// What to do about a Redis that cannot be reached; the end of such an error.
-pub const UNREACHABLE_FIX: &str = "check that Redis runs and that the network allows the connection";
-
 /// Parts of the texts of plain `ERR` replies, each with its duration and fix.
 const KNOWN_ERR_TEXTS: &[(&str, ErrorDuration, &str)] = &[
     ("user executing the script", UntilFixed, PERMISSIONS_FIX),
@@ -120,7 +117,7 @@ fn classify(error: &RedisError, topology: RedisTopology) -> (ErrorDuration, &'st
         ErrorKind::Parse => {
             return (Transient, "use Redis 7 or later, without renamed commands or a proxy in between");
         }
-        ErrorKind::Io => return (Transient, UNREACHABLE_FIX),
+        ErrorKind::Io => return (Transient, "check that Redis runs and that the network allows the connection"),
         ErrorKind::InvalidClientConfig => return (UntilFixed, "correct limiter.url"),
         ErrorKind::Server(ServerErrorKind::Moved | ServerErrorKind::Ask) => {
             return match topology {

@@ -14,5 +14,3 @@ pub mod keys;
 pub mod library;
 pub mod peek;
 mod slots;
-
-pub use error::UNREACHABLE_FIX;

@@ -28,13 +28,13 @@ fn open() -> QuotaSpec {
     spec(&[("all", 10_000, 1_000)])
 }
 
-fn leaving(lane: &Arc<LaneEgress>, rule: EgressRule, request: AcquireRequest) -> AcquireRequest {
+fn with_egress(lane: &Arc<LaneEgress>, rule: EgressRule, request: AcquireRequest) -> AcquireRequest {
     let wait_until = hour();
     AcquireRequest { egress: Some(EgressRequest { lane: Arc::clone(lane), rule, wait_until }), ..request }
 }
 
 fn paced(lane: &Arc<LaneEgress>) -> AcquireRequest {
-    leaving(lane, EgressRule::Paced, ask(1, hour()))
+    with_egress(lane, EgressRule::Paced, ask(1, hour()))
 }
 
 async fn granted(gate: &Gate, request: AcquireRequest) -> Permit {
@@ -44,8 +44,8 @@ async fn granted(gate: &Gate, request: AcquireRequest) -> Permit {
     }
 }
 
-/// Uses the permit; the job goes on for as long as its worker slot lives.
-async fn begun(gate: &Gate, request: AcquireRequest) -> WorkerSlot {
+/// Starts a job with its permit; it runs for as long as its worker slot is kept.
+async fn started(gate: &Gate, request: AcquireRequest) -> WorkerSlot {
     let mut permit = granted(gate, request).await;
     permit.mark_persisted();
     let slot = permit.take_worker_slot().unwrap();
@@ -67,12 +67,12 @@ async fn egress_of(gate: &Gate, id: &str) -> Option<EgressPosition> {
 async fn higher_priority_leaves_first_at_the_steady_rate() {
     let Steered { gate, settings: _settings, .. } = gate(open());
     let lane = LaneEgress::new(1, 10.0);
-    let first = begun(&gate, paced(&lane)).await;
+    let first = started(&gate, paced(&lane)).await;
     let (order, mut left) = mpsc::unbounded_channel();
     for (name, priority) in [("low", 0), ("high", 9), ("middle", 5)] {
         let (gate, lane, order) = (gate.clone(), Arc::clone(&lane), order.clone());
         tokio::spawn(async move {
-            let slot = begun(&gate, AcquireRequest { priority, ..paced(&lane) }).await;
+            let slot = started(&gate, AcquireRequest { priority, ..paced(&lane) }).await;
             order.send((name, Instant::now())).unwrap();
             drop(slot);
         });
@@ -94,10 +94,10 @@ async fn unused_permit_refunds_its_egress_tick() {
     let Steered { gate, settings: _settings, .. } = gate(open());
     let (lane, start) = (LaneEgress::new(32, 2.0 / 3_600.0), Instant::now());
     drop(granted(&gate, paced(&lane)).await);
-    drop(begun(&gate, paced(&lane)).await);
+    drop(started(&gate, paced(&lane)).await);
     assert!(start.elapsed() <= Duration::from_secs(2), "{:?}", start.elapsed());
     // That one was used.
-    drop(begun(&gate, paced(&lane)).await);
+    drop(started(&gate, paced(&lane)).await);
     assert!(start.elapsed() >= Duration::from_secs(1_790), "{:?}", start.elapsed());
 }
 
@@ -105,18 +105,18 @@ async fn unused_permit_refunds_its_egress_tick() {
 async fn worker_slots_are_bounded() {
     let Steered { gate, settings: _settings, .. } = gate(open());
     let lane = LaneEgress::new(2, 1_000.0);
-    let (first, _second) = (begun(&gate, paced(&lane)).await, begun(&gate, paced(&lane)).await);
+    let (first, _second) = (started(&gate, paced(&lane)).await, started(&gate, paced(&lane)).await);
     let third = timeout(Duration::from_secs(60), gate.acquire(paced(&lane))).await;
     assert!(third.is_err(), "two workers, three slots");
     drop(first);
-    begun(&gate, paced(&lane)).await;
+    started(&gate, paced(&lane)).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn changed_workers_apply_to_waiting_jobs() {
     let Steered { gate, settings: _settings, .. } = gate(open());
     let lane = LaneEgress::new(1, 1_000.0);
-    let _first = begun(&gate, paced(&lane)).await;
+    let _first = started(&gate, paced(&lane)).await;
     let second = waits(&gate, "second", paced(&lane));
     sleep(Duration::from_secs(1)).await;
     assert!(!second.is_finished());
@@ -130,7 +130,7 @@ async fn changed_workers_apply_to_waiting_jobs() {
 async fn waiting_job_has_a_position_and_egress_wait() {
     let Steered { gate, settings: _settings, .. } = gate(open());
     let (lane, start) = (LaneEgress::new(9, 0.5), Instant::now());
-    let _first = begun(&gate, paced(&lane)).await;
+    let _first = started(&gate, paced(&lane)).await;
     let mut waiting = Vec::new();
     for id in ["second", "third", "fourth"] {
         waiting.push(waits(&gate, id, paced(&lane)));
@@ -145,10 +145,10 @@ async fn waiting_job_has_a_position_and_egress_wait() {
 async fn exempt_job_waits_only_for_a_worker_slot() {
     let Steered { gate, settings: _settings, .. } = gate(open());
     let (lane, start) = (LaneEgress::new(2, 1.0 / 3_600.0), Instant::now());
-    let exempt = || leaving(&lane, EgressRule::Exempt, ask(1, hour()));
-    drop(begun(&gate, paced(&lane)).await);
+    let exempt = || with_egress(&lane, EgressRule::Exempt, ask(1, hour()));
+    drop(started(&gate, paced(&lane)).await);
     let slow = waits(&gate, "slow", paced(&lane));
-    let (free, _other) = (begun(&gate, exempt()).await, begun(&gate, exempt()).await);
+    let (free, _other) = (started(&gate, exempt()).await, started(&gate, exempt()).await);
     let third = waits(&gate, "third", exempt());
     sleep(Duration::from_millis(10)).await;
     assert_eq!(egress_of(&gate, "third").await, Some(EgressPosition { jobs_ahead: 0, egress_wait: Duration::ZERO }));
@@ -168,13 +168,13 @@ async fn job_at_its_own_limit_holds_no_slot() {
     let mut flood = JoinSet::new();
     for _ in 0..20 {
         let (gate, request) = (gate.clone(), account("flood", paced(&lane)));
-        flood.spawn(async move { begun(&gate, request).await });
+        flood.spawn(async move { started(&gate, request).await });
     }
     flood.join_next().await.unwrap().unwrap();
     sleep(Duration::from_secs(1)).await;
     let start = Instant::now();
     for other in 0..10 {
-        begun(&gate, account(&format!("other-{other}"), paced(&lane))).await;
+        started(&gate, account(&format!("other-{other}"), paced(&lane))).await;
     }
     assert!(start.elapsed() < Duration::from_millis(300), "{:?}", start.elapsed());
     assert_eq!(flood.len(), 19, "the account has had its one permit of the minute");
@@ -184,7 +184,7 @@ async fn job_at_its_own_limit_holds_no_slot() {
 async fn busy_lane_holds_up_no_other_lane() {
     let Steered { gate, settings: _settings, .. } = gate(open());
     let (busy, idle) = (LaneEgress::new(1, 1_000.0), LaneEgress::new(1, 1_000.0));
-    let _first = begun(&gate, paced(&busy)).await;
+    let _first = started(&gate, paced(&busy)).await;
     let second = waits(&gate, "second", AcquireRequest { priority: 9, ..paced(&busy) });
     sleep(Duration::from_millis(10)).await;
     let other = timeout(Duration::from_secs(1), gate.acquire(paced(&idle))).await;
@@ -196,7 +196,7 @@ async fn busy_lane_holds_up_no_other_lane() {
 async fn job_without_a_slot_in_time_is_refused() {
     let Steered { gate, settings: _settings, .. } = gate(open());
     let lane = LaneEgress::new(1, 1_000.0);
-    let _first = begun(&gate, paced(&lane)).await;
+    let _first = started(&gate, paced(&lane)).await;
     let until = Instant::now() + Duration::from_secs(3);
     let egress = Some(EgressRequest { lane: Arc::clone(&lane), rule: EgressRule::Paced, wait_until: until });
     let refused = gate.acquire(AcquireRequest { egress, ..ask(1, until) }).await;
@@ -210,7 +210,7 @@ async fn series_of_short_blocks_ends_the_wait() {
     let limiter = Altered::slow(Duration::from_micros(100));
     let Steered { gate, settings: _settings, .. } = steered(limiter.clone(), open());
     let (lane, accepted_wait) = (LaneEgress::new(1, 1_000.0), Duration::from_secs(1));
-    drop(begun(&gate, paced(&lane)).await);
+    drop(started(&gate, paced(&lane)).await);
     for _ in 0..200 {
         let refused = LimiterRefusal { reason: RefusalReason::Paused, wait_us: 50_000, exact: false };
         limiter.next(move |reply| (reply.grants, reply.refused) = (Vec::new(), Some(refused)));
@@ -230,13 +230,13 @@ async fn job_at_its_own_limit_causes_no_burst() {
     let all = LimitSpec::sliding_log("all", 1_000, Duration::from_secs(1));
     let Steered { gate, settings: _settings, .. } = gate(QuotaSpec { limits: vec![all, own], ..spec(&[]) });
     let lane = LaneEgress::new(32, 10.0);
-    drop(begun(&gate, account("limited", paced(&lane))).await);
+    drop(started(&gate, account("limited", paced(&lane))).await);
     let limited = waits(&gate, "limited", account("limited", paced(&lane)));
     sleep(Duration::from_secs(60)).await;
     let (start, mut others) = (Instant::now(), JoinSet::new());
     for other in 0..21 {
         let (gate, request) = (gate.clone(), account(&format!("other-{other}"), paced(&lane)));
-        others.spawn(async move { drop(begun(&gate, request).await) });
+        others.spawn(async move { drop(started(&gate, request).await) });
     }
     while others.join_next().await.transpose().unwrap().is_some() {}
     assert!(start.elapsed() > Duration::from_millis(1_750), "21 jobs at 10/s within {:?}", start.elapsed());
@@ -250,7 +250,7 @@ async fn egress_rate_loses_nothing_behind_a_limit() {
     let Steered { gate, settings: _settings, .. } = gate(spec(&[("all", 100, 1_000)]));
     let (lane, answer) = (LaneEgress::new(32, 100.0), Duration::from_millis(20));
     let (sent, mut jobs) = (Arc::new(AtomicU64::new(0)), JoinSet::new());
-    drop(begun(&gate, paced(&lane)).await);
+    drop(started(&gate, paced(&lane)).await);
     for _ in 0..100 {
         let (gate, lane, sent) = (gate.clone(), Arc::clone(&lane), Arc::clone(&sent));
         jobs.spawn(async move {
