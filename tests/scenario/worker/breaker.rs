@@ -31,7 +31,8 @@ async fn opened(act: Act) -> Bench {
 async fn down(act: Act) -> Bench {
     let bench = opened(act).await;
     bench.until("the breaker is open", async || state(&bench).await != LaneStatus::Running).await;
-    bench.until("nothing is in hand", async || bench.in_hand().await == 0).await;
+    let leased = "SELECT count(*) FROM jobs WHERE lease_until IS NOT NULL";
+    bench.until("every attempt has its outcome", async || bench.count(leased).await == 0).await;
     bench
 }
 
