@@ -1,5 +1,6 @@
-//! The limiter: one conformance suite on every implementation, the Rust specification against the Lua script on random
-//! histories, the promise at a provider whose clock we do not share, and what happens when Redis misbehaves.
+//! The limiter: one conformance suite for every implementation, and the Rust specification against the Lua script on
+//! random histories. The rate guarantee is judged at a provider with a clock of its own. Other modules test faults of
+//! Redis.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,7 +34,7 @@ mod tampered;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A spec whose calls can be in flight for a second, so that no lease runs out by the way.
+/// A spec with a longest hold of one second, so that no hold ends during a test.
 fn spec(limits: &[(&str, u32, u64)]) -> QuotaSpec {
     let limit = |&(name, max_requests, window_ms): &(&str, u32, u64)| {
         LimitSpec::sliding_log(name, max_requests, Duration::from_millis(window_ms))
@@ -58,13 +59,13 @@ fn padded_us(spec: &QuotaSpec, limit: usize) -> u64 {
     spec.limits[limit].padded_window_us()
 }
 
-/// How long a limit whose past is not known lets nothing start: what was booked, its longest hold, the window.
+/// How long a limit with an unknown past grants nothing: the booking horizon, the longest hold and the window.
 fn unknown_past_us(spec: &QuotaSpec, limit: usize) -> u64 {
     let before = BOOKING_HORIZON + spec.hold_max;
     padded_us(spec, limit) + u64::try_from(before.as_micros()).unwrap()
 }
 
-/// One gate's side of the calls: numbers them, and knows what it holds.
+/// The caller side of one gate: numbers its calls and keeps the releases to report.
 #[derive(Clone)]
 struct Caller {
     limiter: Arc<dyn Limiter>,
@@ -78,7 +79,7 @@ struct Caller {
 }
 
 impl Caller {
-    /// A caller of a limiter that has lost nothing: its first call is made, and the ledger has vouched.
+    /// A caller whose first call is made and whose cold start the ledger has ended, with no past use.
     async fn warm(limiter: &Arc<dyn Limiter>, spec: QuotaSpec) -> Self {
         let mut caller = Self::new(limiter, spec);
         caller.warm_up().await;
@@ -92,7 +93,11 @@ impl Caller {
 
     async fn warm_up(&mut self) {
         let cold = self.call(&[]).await;
-        assert_eq!(cold.refused.map(|refused| refused.reason), Some(RefusalReason::Cold), "nobody has vouched yet");
+        assert_eq!(
+            cold.refused.map(|refused| refused.reason),
+            Some(RefusalReason::Cold),
+            "the ledger has not ended the cold start yet"
+        );
         self.warm = Some(cold.state_epoch);
         let warm = self.call(&[]).await;
         assert_eq!((warm.refused, warm.state_epoch), (None, cold.state_epoch));
@@ -107,12 +112,12 @@ impl Caller {
         self.repeat(wants).await
     }
 
-    /// Under the number of the last call; what was to be settled stays to be settled.
+    /// Calls again under the number of the last call, with the same releases.
     async fn repeat(&self, wants: &[u32]) -> Result<LimiterReply, LimiterError> {
         self.repeat_for(self::wants(wants)).await
     }
 
-    /// Wants of any kind, and for accounts and references.
+    /// Calls with permit requests of any kind, also for accounts and references.
     async fn ask(&mut self, wants: &[PermitRequest]) -> LimiterReply {
         self.number += 1;
         self.repeat_for(wants.to_vec()).await.unwrap()
@@ -133,7 +138,7 @@ impl Caller {
         self.limiter.call(&self.spec, &call).await
     }
 
-    /// Settles with the next call alone.
+    /// Reports these releases with the next call alone.
     async fn settle(&mut self, settlements: Vec<PermitRelease>, wants: &[u32]) -> LimiterReply {
         self.settlements = settlements;
         let reply = self.call(wants).await;
@@ -157,7 +162,7 @@ fn not_sent(call: u64, cost: u32, origins: &[u64]) -> PermitRelease {
     PermitRelease { call, cost, kind: CallKind::Charge, subjects: Vec::new(), release_kind: fate }
 }
 
-/// Charges of these costs, neighbours of the same cost together.
+/// Charges of these costs; neighbours of equal cost are one request.
 fn wants(costs: &[u32]) -> Vec<PermitRequest> {
     costs
         .chunk_by(|a, b| a == b)
@@ -165,12 +170,12 @@ fn wants(costs: &[u32]) -> Vec<PermitRequest> {
         .collect()
 }
 
-/// What a ledger tells that knows of no recent request.
+/// The rebuild data of a ledger that knows no recent request.
 fn forgotten_nothing(born: Micros) -> RebuildData {
     RebuildData { state_epoch: born, ended: Vec::new(), in_flight: CostByKind::default() }
 }
 
-/// Each permit of a reply: its cost, its wait and its slots' instants.
+/// Each permit of a reply: its cost, its wait and the origins of its slots.
 fn permits(call: &LimiterCall, reply: &LimiterReply) -> Vec<(u32, u64, Vec<u64>)> {
     let permit = |run: &sluicegate::domain::permit_protocol::PermitGrant| {
         let cost = call.requests[run.request_index].cost;
@@ -179,7 +184,7 @@ fn permits(call: &LimiterCall, reply: &LimiterReply) -> Vec<(u32, u64, Vec<u64>)
     reply.grants.iter().flat_map(permit).collect()
 }
 
-/// The refusal of a reply that refuses something.
+/// The refusal of a reply. A reply without one fails the test.
 fn refused(reply: &LimiterReply) -> LimiterRefusal {
     reply.refused.unwrap_or_else(|| panic!("nothing refused: {reply:?}"))
 }
@@ -189,12 +194,12 @@ fn free_again_us(reply: &LimiterReply, age_us: u64, window_us: u64) -> u64 {
     (reply.now.0 - age_us).div_ceil(1_000) * 1_000 + window_us
 }
 
-/// The instant that a refusal names.
+/// The instant at which a refusal says that a permit can start.
 fn promised_us(reply: &LimiterReply) -> u64 {
     reply.now.0 + refused(reply).wait_us
 }
 
-/// Waits until the limiter's clock is so far; the clock is asked, so that no sleep has to be exact.
+/// Waits until the limiter's clock reaches this instant. It reads that clock, so no sleep needs to be exact.
 async fn until_us(caller: &Caller, instant_us: u64) {
     let mut clock = Caller::new(
         &caller.limiter,
@@ -209,7 +214,7 @@ async fn until_us(caller: &Caller, instant_us: u64) {
     }
 }
 
-/// A charge that waits so long.
+/// A request for one charge that waits until this instant.
 fn ask(wait_until: tokio::time::Instant) -> AcquireRequest {
     AcquireRequest::new(1, CallKind::Charge, wait_until)
 }

@@ -1,4 +1,5 @@
-//! One who was not there when the store's clock made a step: whoever was there has left word with the database.
+//! Clock attestations: a process that starts after the store's clock has stepped. It reads from the database the offset
+//! that an earlier process recorded.
 
 use sluicegate::limiter::gate::{Gate, Permit};
 use tokio::task::{JoinSet, block_in_place};
@@ -13,10 +14,10 @@ use crate::support::clock::{move_clock, redis_with_false_clock};
 use crate::support::redis::Redis;
 
 const LIMIT: u32 = 20;
-/// Longer than a newcomer takes to be granted anything.
+/// Longer than a new process takes to get its first permit.
 const WINDOW: Duration = Duration::from_secs(8);
 
-/// A process of one quota, with links and a gate of its own.
+/// A process of one quota, with its own connections and gate.
 struct Process {
     gate: Gate,
     stop: CancellationToken,
@@ -36,7 +37,7 @@ impl Process {
         Self { gate, stop, tasks }
     }
 
-    /// So many requests, answered at once; says when the first was.
+    /// Sends this many requests, each answered at once. Returns when the first was answered.
     async fn requests(&self, number: u32, attempts: &Attempts) -> Instant {
         let mut first = None;
         for _ in 0..number {
@@ -50,7 +51,7 @@ impl Process {
         first.unwrap()
     }
 
-    /// What is answered is settled, and it is gone.
+    /// Ends the process after its releases are reported.
     async fn end(mut self) {
         self.stop.cancel();
         while self.tasks.join_next().await.is_some() {}
@@ -63,7 +64,7 @@ async fn until_word(rows: &Rows) {
             sleep(Duration::from_millis(20)).await;
         }
     };
-    assert!(timeout(30 * SECOND, said).await.is_ok(), "nobody has left word");
+    assert!(timeout(30 * SECOND, said).await.is_ok(), "no process has stored an attestation");
 }
 
 /// When the state of the quota began: bytes 17 to 23 of its head.
@@ -85,7 +86,7 @@ async fn new_process_respects_window_after_clock_step() {
         let after = Process::start(&rows, &redis, &attempts);
         let granted = permit(&after.gate).await;
         let apart = granted.start_at.saturating_duration_since(first);
-        assert!(apart >= WINDOW, "{LIMIT} and one more within {apart:?}, the clock moved by {millis} ms");
+        assert!(apart >= WINDOW, "{LIMIT} requests and one more within {apart:?} after a clock step of {millis} ms");
         drop(granted);
         after.end().await;
     }
@@ -102,6 +103,6 @@ async fn new_process_keeps_state_without_clock_step() {
     let begun = born(&redis);
     let after = Process::start(&rows, &redis, &attempts);
     after.requests(2, &attempts).await;
-    assert_eq!(born(&redis), begun, "the state was begun anew without need");
+    assert_eq!(born(&redis), begun, "the state was reset though the clock did not step");
     after.end().await;
 }

@@ -1,5 +1,5 @@
-//! A real Redis Cluster of three masters: each quota lives on one of them, and each of them may go, come back or hand a
-//! slot to another, without a grant too many and without the others' notice.
+//! A real Redis Cluster of three masters. Each quota lives on one of them. A node may fail, return or move a slot: no
+//! permit too many is granted, and quotas on other nodes do not notice.
 
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ fn limiter(cluster: &RedisCluster, prefix: &str) -> Arc<RedisLimiter> {
     Arc::new(RedisLimiter::cluster(urls.iter().map(String::as_str), prefix).unwrap())
 }
 
-/// Three quotas of the same limits, each on another node, in the nodes' order.
+/// Three quotas with the same limits, one on each node, in the order of the nodes.
 fn specs_on_all(cluster: &RedisCluster, prefix: &str, limits: &[(&str, u32, u64)]) -> [QuotaSpec; 3] {
     [0, 1, 2].map(|node| {
         let named =
@@ -30,13 +30,15 @@ async fn warm_on_all(cluster: &RedisCluster, prefix: &str, limits: &[(&str, u32,
     [Caller::warm(&limiter, first).await, Caller::warm(&limiter, second).await, Caller::warm(&limiter, third).await]
 }
 
-/// Asks until the store answers again.
+/// Calls until the store answers again.
 async fn until_answered(caller: &mut Caller, wants: &[u32]) -> LimiterReply {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         match caller.try_call(wants).await {
             Ok(reply) => return reply,
-            Err(LimiterError::Unavailable(why)) => assert!(Instant::now() < deadline, "still away: {why}"),
+            Err(LimiterError::Unavailable(why)) => {
+                assert!(Instant::now() < deadline, "the store is still unavailable: {why}")
+            }
             Err(refused) => panic!("{refused}"),
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -58,7 +60,7 @@ async fn quotas_on_different_nodes_keep_their_limits() {
         assert_eq!(used, [3, 3]);
         let run_id = caller.limiter.run_id(&caller.spec.quota).await.unwrap();
         let info: String = cluster.nodes[node].command("INFO server");
-        assert!(info.contains(&format!("run_id:{run_id}")), "{run_id} is another's");
+        assert!(info.contains(&format!("run_id:{run_id}")), "{run_id} is the run id of another node");
         run_ids.push(run_id);
     }
     run_ids.dedup();
@@ -77,7 +79,7 @@ async fn dead_node_stops_only_its_quotas() {
         let error = here.try_call(&[1]).await.unwrap_err();
         assert!(matches!(error, LimiterError::Unavailable(_)), "{error:?}");
         let others = [left.call(&[1]).await, right.call(&[1]).await];
-        assert_eq!([others[0].permits(), others[1].permits()], [1, 1], "they go on");
+        assert_eq!([others[0].permits(), others[1].permits()], [1, 1], "the quotas of other nodes continue");
     }
     cluster.nodes[0].restart();
     cluster.await_agreement();
@@ -88,10 +90,10 @@ async fn dead_node_stops_only_its_quotas() {
     here.warm = Some(cold.state_epoch);
     assert_eq!(here.call(&[1]).await.permits(), 1);
     let still = [left.call(&[1]).await, right.call(&[1]).await];
-    assert_eq!([still[0].state_epoch, still[1].state_epoch], born, "nobody else lost anything");
+    assert_eq!([still[0].state_epoch, still[1].state_epoch], born, "no other quota lost its state");
 }
 
-/// Nobody was told of the replica: the others name it once it has taken over.
+/// No process knows the replica's address. The other nodes name it after the fail-over.
 #[tokio::test]
 async fn promoted_replica_starts_cold() {
     let cluster = RedisCluster::start();
@@ -106,13 +108,13 @@ async fn promoted_replica_starts_cold() {
     let info: String = replica.command("INFO server");
     assert!(info.contains(&here.limiter.run_id(&here.spec.quota).await.unwrap()));
     assert_eq!(other.call(&[1]).await.permits(), 1);
-    // The old master comes back as a replica, and changes nothing.
+    // The old master returns as a replica and changes nothing.
     cluster.nodes[0].restart();
     here.warm = Some(cold.state_epoch);
     assert_eq!(until_answered(&mut here, &[1]).await.permits(), 1);
 }
 
-/// A node that takes connections and says nothing holds up nobody but its own quotas.
+/// A node that accepts connections and never answers delays only its own quotas.
 #[tokio::test]
 async fn silent_node_stops_only_its_quotas() {
     let cluster = RedisCluster::start();
@@ -121,7 +123,7 @@ async fn silent_node_stops_only_its_quotas() {
     let (silent, (), ()) = tokio::join!(
         async {
             let error = here.try_call(&[1]).await.unwrap_err();
-            // By now the link is gone, and the next one waits for its handshake.
+            // By now the connection is closed, and the next one waits for its handshake.
             let again = here.repeat(&[1]).await.unwrap_err();
             [error, again]
         },
@@ -141,10 +143,14 @@ async fn silent_node_stops_only_its_quotas() {
     assert!(silent.iter().all(|error| matches!(error, LimiterError::Unavailable(_))), "{silent:?}");
     cluster.nodes[0].signal("CONT");
     cluster.await_agreement();
-    assert_eq!(until_answered(&mut here, &[1]).await.permits(), 1, "it is the same process as before");
+    assert_eq!(
+        until_answered(&mut here, &[1]).await.permits(),
+        1,
+        "the store process and its state are the same as before"
+    );
 }
 
-/// However far its keys are on their way; and where they arrive they are another server's, which begins cold.
+/// The slot is unavailable throughout its migration. On the target server the quota begins cold.
 #[tokio::test(flavor = "multi_thread")]
 async fn migrating_slot_is_unavailable_then_cold() {
     let cluster = RedisCluster::start();
@@ -159,8 +165,8 @@ async fn migrating_slot_is_unavailable_then_cold() {
             outcomes.push(outcome.map(|reply| reply.permits()));
         });
     });
-    // From the moment that the slot is on its way, a key that is not there may be at either place.
-    assert!(outcomes.len() > 1, "before and after its key moved");
+    // Once the migration has begun, a missing key may be on either node.
+    assert!(outcomes.len() > 1, "calls before and after the key moved");
     assert!(outcomes.iter().all(|outcome| matches!(outcome, Err(LimiterError::Unavailable(_)))), "{outcomes:?}");
     let cold = until_answered(&mut mover, &[1]).await;
     assert_eq!((cold.permits(), refused(&cold).reason), (0, RefusalReason::Cold));
@@ -216,7 +222,7 @@ async fn wrong_url_scheme_is_refused_with_a_fix() {
     assert!(matches!(&error, LimiterError::Refused(why) if why.contains("redis+cluster://")), "{error:?}");
 }
 
-/// The credentials of the URL open every node, and are shown by none.
+/// The credentials of the URL open every node, and no error shows them.
 #[tokio::test]
 async fn credentials_open_every_node_and_stay_hidden() {
     let cluster = RedisCluster::start();

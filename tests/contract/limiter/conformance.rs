@@ -1,5 +1,5 @@
-//! What every limiter does, embedded or in Redis. Instants are compared on the limiter's own clock, which each reply
-//! carries, so that they can be exact.
+//! Conformance of every limiter, embedded or in Redis. Instants are compared on the limiter's own clock, which each
+//! reply carries, so that they can be exact.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -11,7 +11,7 @@ use sluicegate::limiter::redis::client::RedisLimiter;
 use super::*;
 use crate::support::redis::{Redis, RedisCluster};
 
-/// A limiter of one test's own.
+/// A new limiter for one test.
 fn embedded() -> Arc<dyn Limiter> {
     Arc::new(EmbeddedLimiter::new())
 }
@@ -82,7 +82,7 @@ async fn first_call_finds_a_cold_limiter(limiter: Arc<dyn Limiter>) {
     let spec = spec(&[("long", 5, 700), ("short", 3, 100)]);
     let mut caller = Caller::new(&limiter, spec.clone());
     let reply = caller.call(&[1, 1]).await;
-    // What was booked just before the loss, its hold, and the longest window.
+    // The booking horizon, the longest hold and the longest window.
     let wait_us = micros_up(BOOKING_HORIZON) + 1_000_000 + padded_us(&spec, 0);
     let cold = LimiterRefusal { reason: RefusalReason::Cold, wait_us, exact: false };
     assert_eq!((reply.grants.len(), reply.refused), (0, Some(cold)));
@@ -90,7 +90,7 @@ async fn first_call_finds_a_cold_limiter(limiter: Arc<dyn Limiter>) {
     assert_eq!(reply.state_epoch, reply.now);
     let again = caller.call(&[1]).await;
     assert_eq!((again.state_epoch, refused(&again).reason), (reply.state_epoch, RefusalReason::Cold));
-    assert_eq!(promised_us(&again), promised_us(&reply), "asking does not prolong it");
+    assert_eq!(promised_us(&again), promised_us(&reply), "a call does not prolong the cold start");
     assert!(limiter.peek(&spec, None).await.unwrap().iter().all(|limit| limit.used == 0));
 }
 
@@ -98,7 +98,7 @@ async fn cold_start_ends_by_time_or_rebuild(limiter: Arc<dyn Limiter>) {
     let short = QuotaSpec { hold_max: Duration::from_millis(300), ..spec(&[("all", 1, 40)]) };
     let mut caller = Caller::new(&limiter, short.clone());
     let cold = caller.call(&[1]).await;
-    // For another birth nobody has vouched.
+    // The rebuild of another epoch does not end this cold start.
     caller.warm = Some(Micros(cold.state_epoch.0 - 1));
     assert_eq!(refused(&caller.call(&[1]).await).reason, RefusalReason::Cold);
     caller.warm = None;
@@ -118,8 +118,8 @@ async fn the_limit_is_granted_and_no_more(limiter: Arc<dyn Limiter>) {
     let reply = other.call(&[1, 1]).await;
     assert_eq!((reply.permits(), reply.remaining), (1, 0), "processes share the limit");
     let refusal = refused(&reply);
-    assert_eq!((refusal.reason, refusal.exact), (RefusalReason::Limit { index: 0 }, false), "all are in flight");
-    assert_eq!(refusal.wait_us, padded_us(&spec, 0), "the earliest: one is answered now");
+    assert_eq!((refusal.reason, refusal.exact), (RefusalReason::Limit { index: 0 }, false), "all slots are in flight");
+    assert_eq!(refusal.wait_us, padded_us(&spec, 0), "the earliest case: one is answered now");
 }
 
 async fn answered_slot_frees_exactly_one_window_later(limiter: Arc<dyn Limiter>) {
@@ -134,7 +134,7 @@ async fn answered_slot_frees_exactly_one_window_later(limiter: Arc<dyn Limiter>)
     assert_eq!((refusal.reason, refusal.exact), (RefusalReason::Limit { index: 0 }, true));
     let first_us = free_again_us(&reply, 7_300, window_us);
     assert_eq!(promised_us(&reply), first_us);
-    // Within the horizon it is booked, for exactly the promised start.
+    // Within the booking horizon it is booked for exactly the promised start.
     until_us(&caller, first_us - micros_up(BOOKING_HORIZON)).await;
     let booked = caller.call(&[1, 1]).await;
     let starts: Vec<u64> = booked.grants.iter().map(|run| booked.now.0 + run.wait_us).collect();
@@ -150,7 +150,7 @@ async fn unused_slot_is_returned_unchanged(limiter: Arc<dyn Limiter>) {
     let granted = caller.call(&[1]).await;
     let origins = granted.grants[0].origins.clone();
     let again = caller.settle(vec![not_sent(caller.number, 1, &origins)], &[1]).await;
-    assert_eq!((again.permits(), again.grants[0].wait_us), (1, 0), "as if it had never been taken");
+    assert_eq!((again.permits(), again.grants[0].wait_us), (1, 0), "an unused permit leaves no usage");
 }
 
 async fn released_booked_slot_keeps_its_start(limiter: Arc<dyn Limiter>) {
@@ -166,12 +166,16 @@ async fn released_booked_slot_keeps_its_start(limiter: Arc<dyn Limiter>) {
     assert_eq!(booked.now.0 + booked.grants[0].wait_us, start_us.max(booked.now.0));
     let origins = booked.grants[0].origins.clone();
     let again = caller.settle(vec![not_sent(caller.number, 1, &origins)], &[1]).await;
-    assert_eq!(again.now.0 + again.grants[0].wait_us, start_us.max(again.now.0), "not free at once");
-    assert_eq!(again.grants[0].origins, origins, "and with the instant that it had");
+    assert_eq!(
+        again.now.0 + again.grants[0].wait_us,
+        start_us.max(again.now.0),
+        "the released slot starts no earlier than before"
+    );
+    assert_eq!(again.grants[0].origins, origins, "the slot keeps its origin");
 }
 
-/// When a use is over that nobody answered for, which may have started then: its longest hold, in whole milliseconds as
-/// the log has it, and a window.
+/// When a use without an answer stops to count, if it started at `start_us`: after the longest hold, rounded up to
+/// whole milliseconds as in the log, and a window.
 fn over_us(spec: &QuotaSpec, limit: usize, start_us: u64) -> u64 {
     (start_us + quota_spec::padded_us(micros_up(spec.hold_max))).div_ceil(1_000) * 1_000 + padded_us(spec, limit)
 }
@@ -188,7 +192,7 @@ async fn unanswered_slot_counts_from_its_deadline(limiter: Arc<dyn Limiter>) {
         let answered_now_us = in_flight.now.0 + padded_us(&spec, 0);
         assert_eq!((promised_us(&in_flight), refused(&in_flight).exact), (answered_now_us, false));
     }
-    // The first is past its deadline, and so known to be over a window later.
+    // The first is past its deadline. So it counts for one more window and no longer.
     until_us(&caller, first.now.0 + 550_000).await;
     let over = [&first, &second].map(|reply| over_us(&spec, 0, reply.now.0));
     let reply = caller.call(&[1]).await;
@@ -204,7 +208,7 @@ async fn unanswered_slot_counts_from_its_deadline(limiter: Arc<dyn Limiter>) {
     for ((now_us, start_us), over_us) in starts.iter().zip(over) {
         assert_eq!(*start_us, over_us.max(*now_us), "{starts:?}");
     }
-    assert!(!starts.is_empty(), "the first is booked");
+    assert!(!starts.is_empty(), "at least the first start is booked");
 }
 
 async fn unanswered_slot_counts_per_limit_window(limiter: Arc<dyn Limiter>) {
@@ -212,10 +216,10 @@ async fn unanswered_slot_counts_per_limit_window(limiter: Arc<dyn Limiter>) {
     let mut caller = Caller::warm(&limiter, spec.clone()).await;
     for turn in 1..=4 {
         let reply = caller.call(&[2]).await;
-        assert_eq!(reply.permits(), 1, "turn {turn}: {reply:?}");
+        assert_eq!(reply.permits(), 1, "round {turn}: {reply:?}");
         until_us(&caller, over_us(&spec, 1, reply.now.0 + reply.grants[0].wait_us)).await;
     }
-    // Eight of nine of an hour and a half.
+    // Eight of the nine slots of 90 minutes are used.
     assert_eq!(caller.call(&[1]).await.permits(), 1);
     let reply = caller.call(&[1]).await;
     assert_eq!(refused(&reply).reason, RefusalReason::Limit { index: 0 }, "{reply:?}");
@@ -230,10 +234,10 @@ async fn booked_slot_is_held_from_its_start(limiter: Arc<dyn Limiter>) {
     let start_us = promised_us(&settled);
     until_us(&caller, start_us - 240_000).await;
     let booked = caller.call(&[1]).await;
-    // Whoever comes late books nothing and starts at once.
+    // A call after the promised start books nothing and starts at once.
     let start_us = start_us.max(booked.now.0);
     assert_eq!((booked.permits(), booked.now.0 + booked.grants[0].wait_us), (1, start_us));
-    // Past its deadline it counts as answered then.
+    // Past its deadline, the use counts as answered at the deadline.
     until_us(&caller, start_us + quota_spec::padded_us(hold_us)).await;
     let reply = caller.call(&[1]).await;
     assert_eq!((reply.permits(), promised_us(&reply)), (0, over_us(&spec, 0, start_us)));
@@ -246,12 +250,12 @@ async fn release_counts_once_for_its_own_call(limiter: Arc<dyn Limiter>) {
     let call = caller.number;
     let mut stranger = Caller::new(&limiter, spec);
     stranger.settle(vec![used(call, 2, 0), not_sent(call, 2, &[0])], &[]).await;
-    assert_eq!(caller.call(&[1]).await.permits(), 0, "another's permits");
+    assert_eq!(caller.call(&[1]).await.permits(), 0, "permits of another caller");
     caller.settle(vec![not_sent(call + 40, 1, &[0])], &[]).await;
-    assert_eq!(caller.call(&[1]).await.permits(), 0, "a call that never was");
+    assert_eq!(caller.call(&[1]).await.permits(), 0, "a call that was never made");
     let all_of_it = vec![used(call, 1, 0), not_sent(call, 1, &[0]), not_sent(call, 5, &[0]), not_sent(call, 1, &[0])];
     let reply = caller.settle(all_of_it, &[1, 1, 1]).await;
-    // The unused slot at once, the answered one booked a window later, and no third.
+    // The unused slot starts at once, the answered one is booked a window later, and there is no third.
     let starts: Vec<bool> = reply.grants.iter().map(|run| run.wait_us == 0).collect();
     assert_eq!((reply.permits(), starts), (2, vec![true, false]), "{reply:?}");
 }
@@ -262,7 +266,7 @@ async fn release_frees_only_its_own_call(limiter: Arc<dyn Limiter>) {
     assert_eq!(Caller::new(&limiter, spec).call(&[1, 1]).await.permits(), 2);
     caller.call(&[1]).await;
     let reply = caller.settle(vec![not_sent(caller.number, 3, &[0])], &[1, 1, 1]).await;
-    assert_eq!(reply.permits(), 1, "two are another's");
+    assert_eq!(reply.permits(), 1, "two belong to another caller");
 }
 
 async fn repeated_call_acquires_and_releases_once(limiter: Arc<dyn Limiter>) {
@@ -270,7 +274,7 @@ async fn repeated_call_acquires_and_releases_once(limiter: Arc<dyn Limiter>) {
     let mut caller = Caller::warm(&limiter, spec.clone()).await;
     let first = caller.call(&[1, 1]).await;
     for _ in 0..3 {
-        assert_eq!(caller.repeat(&[1, 1]).await.unwrap(), first, "the same answer, to the last number");
+        assert_eq!(caller.repeat(&[1, 1]).await.unwrap(), first, "a repeated call has the same reply");
     }
     caller.settlements = vec![not_sent(caller.number, 1, &[0])];
     let second = caller.call(&[1]).await;
@@ -289,15 +293,19 @@ async fn several_limits_are_acquired_all_or_nothing(limiter: Arc<dyn Limiter>) {
     let (hour_us, second_us) = (padded_us(&spec, 0), padded_us(&spec, 1));
     let mut caller = Caller::warm(&limiter, spec.clone()).await;
     let first = caller.call(&[1, 1, 1]).await;
-    assert_eq!((first.permits(), refused(&first).reason), (2, RefusalReason::Limit { index: 1 }), "the second is full");
+    assert_eq!(
+        (first.permits(), refused(&first).reason),
+        (2, RefusalReason::Limit { index: 1 }),
+        "the limit `second` is full"
+    );
     let uses: Vec<u64> = limiter.peek(&spec, None).await.unwrap().iter().map(|limit| limit.used).collect();
-    assert_eq!(uses, [2, 2], "what the one refuses the other has not taken");
+    assert_eq!(uses, [2, 2], "a permit that one limit refuses uses no slot of the other");
     let settled = caller.settle(vec![used(caller.number, 2, 0)], &[1]).await;
     let free_us = free_again_us(&settled, 0, second_us);
     assert_eq!((promised_us(&settled), refused(&settled).reason), (free_us, RefusalReason::Limit { index: 1 }));
     until_us(&caller, free_us).await;
     let third = caller.call(&[1, 1]).await;
-    assert_eq!(third.permits(), 1, "the hour has one left, the second two: {third:?}");
+    assert_eq!(third.permits(), 1, "one slot is left per hour, two per second: {third:?}");
     assert_eq!(refused(&third).reason, RefusalReason::Limit { index: 0 });
     assert_eq!((promised_us(&third), refused(&third).exact), (free_again_us(&settled, 0, hour_us), true));
 }
@@ -312,7 +320,7 @@ async fn peeking_acquires_nothing(limiter: Arc<dyn Limiter>) {
         assert_eq!(uses().await[0], 2);
     }
     until_us(&caller, free_again_us(&settled, 0, padded_us(&spec, 1))).await;
-    assert_eq!(uses().await, [2, 1], "one in flight, one within the longer window");
+    assert_eq!(uses().await, [2, 1], "`a` counts both uses, `b` only the one in flight");
     let names: Vec<String> = limiter.peek(&spec, None).await.unwrap().into_iter().map(|limit| limit.name).collect();
     assert_eq!(names, ["a", "b"]);
     assert_eq!(caller.call(&[1, 1]).await.permits(), 1);
@@ -326,7 +334,7 @@ async fn peeking_reports_the_next_start(limiter: Arc<dyn Limiter>) {
     caller.call(&[1]).await;
     caller.settle(vec![used(caller.number, 1, 0)], &[]).await;
     let one = seen(&open).await.remove(0);
-    assert_eq!((one.used, one.remaining(), one.retry_after), (1, 1, Some(Duration::ZERO)), "one is left");
+    assert_eq!((one.used, one.remaining(), one.retry_after), (1, 1, Some(Duration::ZERO)), "one slot is left");
     assert!(one.reset_after > Duration::ZERO && one.reset_after <= Duration::from_micros(padded_us(&open, 0) + 1_000));
     caller.call(&[1]).await;
     let refusal = refused(&caller.settle(vec![used(caller.number, 1, 0)], &[1]).await);
@@ -338,15 +346,15 @@ async fn peeking_reports_the_next_start(limiter: Arc<dyn Limiter>) {
         "{full:?} {refusal:?}"
     );
     assert!(full.reset_after >= retry_after, "{full:?}");
-    assert_eq!(seen(&spec).await[1].retry_after, None, "a closed limit never lets one start");
+    assert_eq!(seen(&spec).await[1].retry_after, None, "a closed limit never grants a permit");
 }
 
-/// Settings are read by each process when it hears of them: who looks may know of another name than the store does.
+/// Each process reads settings at its own time. So a reader may name limits that the store does not know.
 async fn peeking_handles_renamed_and_removed_limits(limiter: Arc<dyn Limiter>) {
     let before = spec(&[("all", 200, 60_000), ("old", 200, 200)]);
     let mut caller = Caller::warm(&limiter, before.clone()).await;
-    // Answers of so many milliseconds that the logs grow a middle, which is looked at once their beginning is over. Those
-    // that are older than the last one are logged with it.
+    // Forty answers one millisecond apart make logs of several chunks. So the reader also searches the middle, once the
+    // uses of the first chunk no longer count. Answers older than the last logged one are logged at its instant.
     for _ in 0..3 {
         let now_us = caller.call(&[]).await.now.0;
         until_us(&caller, now_us + 45_000).await;
@@ -369,14 +377,14 @@ async fn costs_are_granted_in_order(limiter: Arc<dyn Limiter>) {
     let spec = spec(&[("all", 5, 100)]);
     let mut caller = Caller::warm(&limiter, spec.clone()).await;
     let reply = caller.call(&[3, 3, 1]).await;
-    assert_eq!((reply.permits(), reply.remaining), (1, 2), "the cheap one does not pass the costly one");
+    assert_eq!((reply.permits(), reply.remaining), (1, 2), "the cheap request does not overtake the costly one");
     let call = caller.number;
     assert_eq!(caller.call(&[2]).await.remaining, 0);
     let reply = caller.settle(vec![not_sent(call, 3, &[0])], &[4, 1]).await;
     assert_eq!(reply.permits(), 0);
     assert_eq!(limiter.peek(&spec, None).await.unwrap()[0].used, 2);
     let never = caller.call(&[6]).await;
-    assert_eq!((never.permits(), refused(&never).exact), (0, false), "more than the limit is never granted");
+    assert_eq!((never.permits(), refused(&never).exact), (0, false), "a cost above the limit is never granted");
 }
 
 async fn jitter_bound_frees_slot_from_its_start(limiter: Arc<dyn Limiter>) {
@@ -388,7 +396,7 @@ async fn jitter_bound_frees_slot_from_its_start(limiter: Arc<dyn Limiter>) {
     };
     let free_us =
         |first: &LimiterReply, spec: &QuotaSpec| (first.now.0 + 30_000).div_ceil(1_000) * 1_000 + padded_us(spec, 0);
-    // One whose slots are too far away to be booked, and one that is waited for.
+    // First a quota whose slots are too far ahead to be booked, then one whose slots are awaited.
     let mut caller = Caller::warm(&limiter, quota("told", 3_000)).await;
     let first = caller.call(&[1, 1]).await;
     assert_eq!(first.permits(), 2);
@@ -397,7 +405,7 @@ async fn jitter_bound_frees_slot_from_its_start(limiter: Arc<dyn Limiter>) {
     assert_eq!((promised_us(&reply), refused(&reply).exact), (told_us, true));
     let call = caller.number - 1;
     let settled = caller.settle(vec![used(call, 2, 0), not_sent(call, 2, &[0])], &[1]).await;
-    assert_eq!(promised_us(&settled), told_us, "answers change nothing");
+    assert_eq!(promised_us(&settled), told_us, "releases do not move the start");
     let mut caller = Caller::warm(&limiter, quota("waited", 400)).await;
     let first = caller.call(&[1, 1]).await;
     caller.settle(vec![used(caller.number, 2, 0)], &[]).await;
@@ -405,7 +413,7 @@ async fn jitter_bound_frees_slot_from_its_start(limiter: Arc<dyn Limiter>) {
     assert_eq!(caller.call(&[1, 1, 1]).await.permits(), 2);
 }
 
-/// What was logged under the larger allowance lies further ahead than anything can have been booked.
+/// Uses logged under the larger bound lie further ahead than any booking under the smaller one.
 async fn smaller_jitter_bound_refuses_no_free_slot(limiter: Arc<dyn Limiter>) {
     let allowing = |jitter_ms| Some(Duration::from_millis(jitter_ms));
     let mut caller =
@@ -415,7 +423,7 @@ async fn smaller_jitter_bound_refuses_no_free_slot(limiter: Arc<dyn Limiter>) {
     let reply = caller.call(&[1; 10]).await;
     assert_eq!((reply.permits(), reply.refused), (10, None), "{reply:?}");
     let most = reply.grants.iter().map(|run| run.permits).max();
-    assert!(most <= Some(2), "one after the other: {reply:?}");
+    assert!(most <= Some(2), "the starts are spread: {reply:?}");
 }
 
 async fn a_closed_limit_grants_nothing(limiter: Arc<dyn Limiter>) {
@@ -433,7 +441,7 @@ async fn a_full_batch_is_one_call(limiter: Arc<dyn Limiter>) {
     let call = caller.number;
     let answers: Vec<PermitRelease> = (0..1_000).map(|age_us| used(call, 1, age_us * 20)).collect();
     let reply = caller.settle(answers, &[1; 1_000]).await;
-    assert_eq!(reply.permits(), 500, "the answered ones are a window away");
+    assert_eq!(reply.permits(), 500, "answered slots are free one window later");
 }
 
 async fn quotas_are_independent(limiter: Arc<dyn Limiter>) {

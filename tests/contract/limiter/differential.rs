@@ -1,6 +1,6 @@
-//! The Rust specification and the Lua script give the same answers on random histories, whatever the algorithms.
+//! The Rust specification and the Lua script give equal replies on random histories, for all algorithms.
 //!
-//! A history that differs is shrunk to the shortest that still does, and printed.
+//! A history with a difference is shrunk to the shortest one that still differs, and printed.
 
 use std::cell::Cell;
 
@@ -25,10 +25,10 @@ use history::{Plan, PlannedLimit, PlannedPast, PlannedSeeds, PlannedWant, Step, 
 
 const START_US: u64 = 1_800_000_000_000_000;
 const CALLERS: usize = 3;
-/// Histories of one test; `HISTORIES` asks for more.
+/// Number of histories of one test; the environment variable `HISTORIES` overrides it.
 const HISTORIES: u32 = 400;
 
-/// The function with its clock replaced by a key, so that both sides live through the same instants.
+/// The Lua function, with its clock read from a key, so that both sides see the same instants.
 pub(super) struct LuaSide {
     connection: redis::Connection,
     library: Library,
@@ -38,7 +38,7 @@ pub(super) struct LuaSide {
 impl LuaSide {
     pub(super) fn new(prefix: &str) -> Self {
         let clock = "local clock = tonumber(redis.call('GET', keys[1] .. ':clock'))";
-        // And with small chunks, so that short histories fill many.
+        // Small chunks, so that short histories fill many.
         let mut source = SOURCE.to_owned();
         let replaced = [("local clock = clock_us()", clock, 2), ("CHUNK_BYTES = 64", "CHUNK_BYTES = 24", 1)];
         for (found, instead, times) in replaced {
@@ -60,7 +60,7 @@ impl LuaSide {
         decode_reply(&answer, spec.limits.len(), spec.provider_limits().len(), call.requests.len()).unwrap()
     }
 
-    /// What the limits count, on everything or for one subject.
+    /// The usage of the limits, of the provider or of one subject.
     pub(super) fn peek(&mut self, now: Micros, spec: &QuotaSpec, subject: Option<&Subject>) -> Vec<LimitUsage> {
         let (keys, names) = encode_peek(&self.prefix, spec, subject);
         let mut both = redis::pipe();
@@ -71,7 +71,7 @@ impl LuaSide {
     }
 }
 
-/// The same from the specification.
+/// The same from the Rust specification.
 pub(super) fn standings(quota: &Quota, now: Micros, spec: &QuotaSpec, subject: Option<&Subject>) -> Vec<LimitUsage> {
     let all = quota.usage(now, spec, subject);
     let provider = quota.usage(now, spec, None).len();
@@ -88,7 +88,7 @@ impl Drop for LuaSide {
     }
 }
 
-/// A permit that was granted and not settled.
+/// A permit that was granted and not released.
 #[derive(Clone)]
 struct Open {
     caller: usize,
@@ -99,7 +99,7 @@ struct Open {
     origins: Vec<u64>,
 }
 
-/// Both sides, and what their callers know.
+/// Both limiters, and the state of their callers.
 struct Life {
     twin: Quota,
     lua: LuaSide,
@@ -120,7 +120,7 @@ fn spec_of(version: i64, limits: &[PlannedLimit], plan: &Plan) -> QuotaSpec {
         .map(|(index, limit)| LimitSpec {
             name: format!("limit-{}", limit.name),
             algorithm: limit.algorithm,
-            // The first is of the provider: a quota without one cannot be meant.
+            // The first limit counts for the provider, because a quota without such a limit is invalid.
             scope: if index == 0 { Scope::Provider } else { limit.scope },
             applies_to: if index == 0 { AppliesTo::All } else { limit.applies_to },
             shadow: index > 0 && limit.shadow,
@@ -155,7 +155,7 @@ fn name_of(name: &str) -> ProviderName {
     ProviderName::new(name).unwrap()
 }
 
-/// Requests with two charges, or a look-up, among them.
+/// Past uses with two charges, or a look-up, among them.
 fn past_uses(ages_ms: &[u64]) -> Vec<PastUse> {
     let past = |age_ms: &u64| PastUse {
         age: Duration::from_millis(*age_ms),
@@ -167,7 +167,7 @@ fn past_uses(ages_ms: &[u64]) -> Vec<PastUse> {
     ages_ms.iter().map(past).collect()
 }
 
-/// A rule that looks back further than most limits do.
+/// A rule with a longer window than most limits.
 fn slow(account: &str) -> AccountRule {
     AccountRule { account: account.to_owned(), limit: None, rule: Rule::Limit("3/31s".parse::<Rate>().unwrap().into()) }
 }
@@ -208,13 +208,13 @@ impl Life {
                 None
             }
             Step::Restart => {
-                // No two states begin at one instant.
+                // Two states never begin at the same instant.
                 self.now.0 += 1;
                 self.run += 1;
                 None
             }
             Step::Repeat { caller } => {
-                // It may be of another process of the store, and no two states begin at one instant.
+                // Another process of the store may answer it, and two states never begin at the same instant.
                 self.now.0 += 1;
                 self.last_calls[*caller].clone().map(|(spec, call)| (*caller, spec, call))
             }
@@ -225,8 +225,8 @@ impl Life {
             }
             Step::OldSettings { caller } => {
                 let old = QuotaSpec { version: self.current.version - 1, ..self.current.clone() };
-                // Settings that the limiter has not been told of are not old to it: then this is a call like any other,
-                // and its number is used up.
+                // A limiter that has not yet seen the current settings does not treat these as old. Then this is an
+                // ordinary call, and its number is used up.
                 Some((*caller, old, self.new_call(*caller, vec![PermitRequest::charges(1, 1)])))
             }
             Step::Call { caller, wants, settle, pause_ms, rebuild, seeds, distrust } => {
@@ -266,9 +266,9 @@ impl Life {
                             exempt: false,
                         };
                     }
-                    // One of the accounts may always do more.
+                    // One of the accounts has a higher limit.
                     let more = u32::from(*name == Some(1));
-                    // And one is exempt under every other version.
+                    // Another one is exempt under every second version.
                     let exempt = scope == Scope::Account && *name == Some(2) && self.current.version % 2 == 0;
                     SubjectLimit {
                         index,
@@ -322,7 +322,7 @@ impl Life {
         }
     }
 
-    /// Settles permits of a caller, picked by position among those still open.
+    /// Releases permits of a caller, picked by position among the open ones.
     fn settle_some(&mut self, caller: usize, settle: &[(usize, Option<u64>)]) -> Vec<PermitRelease> {
         let mut settlements = Vec::new();
         for (position, age) in settle {
@@ -356,20 +356,21 @@ impl Life {
     }
 }
 
-/// Lives through one history on both sides; the first difference ends it. Says how many permits were granted.
+/// Plays one history on both sides; the first difference ends it. Returns the number of permits granted.
 fn run_history(prefix: &str, plan: &Plan) -> Result<u64, TestCaseError> {
     let mut life = Life::new(prefix, plan);
     let mut granted = 0;
     for step in &plan.steps {
         let Some((caller, spec, call)) = life.call_of(step, plan) else { continue };
-        // A call of before a restart, repeated after it, begins a state as well; no two begin at one instant.
+        // A call from before a restart that is repeated after it also begins a state. Two states never begin at one
+        // instant.
         life.now.0 += u64::from(life.last_run_id != call.run_id);
         life.last_run_id.clone_from(&call.run_id);
         let expected = life.twin.call(life.now, &spec, &call);
         let got = life.lua.call(life.now, &spec, &call);
         prop_assert_eq!(&got, &expected, "at {} on {:#?} with {:#?}", life.now.0 as i64 - START_US as i64, call, spec);
         life.born = expected.state_epoch;
-        // Not at every step: a look costs as much as a call.
+        // Only after every fourth call, because a peek costs as much as a call.
         let subjects = call.requests.iter().flat_map(|want| want.subjects.iter().map(Some));
         for subject in subjects.chain([None]).filter(|_| call.number % 4 == 0) {
             let counted = standings(&life.twin, life.now, &spec, subject);

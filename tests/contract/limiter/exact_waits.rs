@@ -1,5 +1,5 @@
-//! A refusal that calls its wait exact is right to the microsecond: with nothing else happening, the next permit starts
-//! then, whenever it is asked for, and never earlier.
+//! Exact waits of refusals: right to the microsecond. If nothing else happens, the next permit starts at that instant
+//! and never earlier, whenever it is requested.
 
 use std::cell::Cell;
 
@@ -18,7 +18,7 @@ const START_US: u64 = 1_800_000_000_000_000;
 struct Step {
     gap_us: u64,
     wants: Vec<u32>,
-    /// By position among the open permits; `None` gives it back unsent.
+    /// Position among the open permits, and age of the answer; `None` releases the permit unused.
     settle: Vec<(usize, Option<u64>)>,
 }
 
@@ -47,7 +47,7 @@ struct History {
 
 impl History {
     fn new(limits: &[(&str, u32, u64)]) -> Self {
-        // Leases outlive every history: one that ran out would free a slot that no refusal can foresee.
+        // Holds outlive every history. One that ended would free a slot that no refusal can foresee.
         let spec = QuotaSpec { hold_max: Duration::from_secs(3_600), ..spec(limits) };
         let (quota, open) = (Quota::default(), Vec::new());
         let mut history = Self { quota, spec, now_us: START_US, calls: 0, born: None, open };
@@ -91,7 +91,7 @@ impl History {
         self.call(self.now_us, &step.wants, settlements)
     }
 
-    /// The same state, asked once more at another instant.
+    /// Calls a copy of this state at another instant.
     fn ask(&self, at_us: u64, cost: u32) -> LimiterReply {
         let mut copy = Self {
             quota: self.quota.clone(),
@@ -105,7 +105,7 @@ impl History {
     }
 }
 
-/// Checks a refusal from every side; says whether it was exact.
+/// Checks a refusal at several instants; returns whether its wait was exact.
 fn hold_to(history: &History, reply: &LimiterReply, wants: &[u32]) -> Result<bool, TestCaseError> {
     let Some(refusal) = reply.refused.filter(|refusal| matches!(refusal.reason, RefusalReason::Limit { .. })) else {
         return Ok(false);
@@ -115,19 +115,27 @@ fn hold_to(history: &History, reply: &LimiterReply, wants: &[u32]) -> Result<boo
     let horizon_us = micros_up(BOOKING_HORIZON);
     let start = |reply: &LimiterReply| reply.grants.first().map(|run| reply.now.0 + run.wait_us);
     if !refusal.exact {
-        // Slots in flight are missing: with no answer nothing can be granted at the instant that it is named.
+        // The missing slots are in flight. Without an answer, nothing can be granted at the promised instant.
         prop_assert_eq!(start(&history.ask(promised_us.max(now_us), cost)), None);
         return Ok(false);
     }
-    prop_assert!(promised_us > now_us + horizon_us, "what starts within the horizon is granted, not refused");
+    prop_assert!(promised_us > now_us + horizon_us, "a start within the booking horizon is granted, not refused");
     let before = history.ask(promised_us - horizon_us - 1, cost);
-    prop_assert_eq!(start(&before), None, "one microsecond before it can be booked it is refused");
-    prop_assert_eq!(before.now.0 + before.refused.unwrap().wait_us, promised_us, "for the same instant");
+    prop_assert_eq!(start(&before), None, "one microsecond before it can be booked, the permit is refused");
+    prop_assert_eq!(
+        before.now.0 + before.refused.unwrap().wait_us,
+        promised_us,
+        "the earlier refusal promises the same instant"
+    );
     for at_us in [promised_us - horizon_us, promised_us - 1_000, promised_us - 1, promised_us] {
         let then = history.ask(at_us, cost);
-        prop_assert_eq!(start(&then), Some(promised_us), "asked {} µs before", promised_us - at_us);
+        prop_assert_eq!(start(&then), Some(promised_us), "called {} µs before the promised start", promised_us - at_us);
     }
-    prop_assert_eq!(start(&history.ask(promised_us + 1, cost)), Some(promised_us + 1), "later it starts at once");
+    prop_assert_eq!(
+        start(&history.ask(promised_us + 1, cost)),
+        Some(promised_us + 1),
+        "after the promised start it starts at once"
+    );
     Ok(true)
 }
 

@@ -1,5 +1,5 @@
-//! A Redis that lost its state, answers nonsense, refuses writes or answers nothing: no permit comes of it, the error
-//! says which it was, and work goes on where it should.
+//! Faults of Redis: lost state, malformed answers, refused writes, no answer. None of them yields a permit, the error
+//! names the fault, and calls continue where they can.
 
 use sluicegate::limiter::redis::client::RedisLimiter;
 use sluicegate::limiter::redis::encode::encode_call;
@@ -22,7 +22,7 @@ fn command(redis: &Redis, line: &str) {
     command.exec(&mut redis.connection()).unwrap();
 }
 
-/// A caller that has one of two slots in flight and the other one answered just now.
+/// A caller with two slots: one in flight, the other answered just now.
 async fn busy(limiter: &Arc<dyn Limiter>) -> Caller {
     let mut caller = Caller::warm(limiter, spec(&[("all", 2, 20_000)])).await;
     caller.call(&[1, 1]).await;
@@ -31,7 +31,7 @@ async fn busy(limiter: &Arc<dyn Limiter>) -> Caller {
     caller
 }
 
-/// The next call finds a limiter that knows nothing; once the ledger vouches it works again.
+/// The next call finds a cold limiter, which grants again once the ledger has ended the cold start.
 async fn expect_cold_start(caller: &mut Caller, before: Micros) {
     caller.warm = None;
     let cold = caller.call(&[1]).await;
@@ -65,7 +65,7 @@ async fn restarted_store_is_cold_with_new_identity() {
     }
     assert!(matches!(limiter.ping().await, Err(LimiterError::Unavailable(_))));
     redis.restart();
-    // A call for the process that is gone is not made to the one that has come.
+    // A call for the run id of the old process is not accepted by the new one.
     let old = LimiterCall {
         incarnation: caller.incarnation,
         number: caller.number,
@@ -85,7 +85,7 @@ async fn restarted_store_is_cold_with_new_identity() {
 
 #[tokio::test]
 async fn flushed_functions_are_reloaded() {
-    // Of its own, because functions are the whole server's.
+    // A separate server, because functions belong to the whole server.
     let redis = Redis::start();
     let limiter = limiter(&redis, "functions");
     let mut caller = Caller::warm(&limiter, spec(&[("all", 20, 20_000)])).await;
@@ -98,7 +98,7 @@ async fn flushed_functions_are_reloaded() {
     assert_eq!(caller.call(&[1]).await.permits(), 0);
 }
 
-/// A caller whose log is too long to be kept in one piece: 300 answers, each of its own millisecond.
+/// A caller with a log of several chunks: 300 answers, each in its own millisecond.
 async fn long_log(limiter: &Arc<dyn Limiter>) -> Caller {
     let mut caller = Caller::warm(limiter, spec(&[("all", 300, 20_000)])).await;
     assert_eq!(caller.call(&[1; 300]).await.permits(), 300);
@@ -151,9 +151,9 @@ async fn truncated_log_causes_a_cold_start() {
         let born = caller.call(&[]).await.state_epoch;
         let key = &provider_keys(&prefix, &caller.spec)[1];
         let chunks: u64 = redis::cmd("LLEN").arg(key).query(&mut redis.connection()).unwrap();
-        assert!(chunks > 1, "the log is in one piece");
+        assert!(chunks > 1, "the log has only one chunk");
         command(redis, &damage.replace("{1}", key));
-        // Sixty uses must end before one may begin: the last of them is in the first part that is missing.
+        // Sixty uses must end before a permit can start. The last of them is in the first missing chunk.
         caller.spec = QuotaSpec { version: 2, ..spec(&[("all", 240, 20_000)]) };
         let error = caller.try_call(&[1; 2]).await.unwrap_err();
         assert!(error.to_string().contains("DAMAGED"), "{damage}: {error:?}");
@@ -177,7 +177,7 @@ async fn a_key_of_another_type_is_deleted_once() {
     }
 }
 
-/// A primary that became a replica passes: it, or another, will be a primary again.
+/// A primary that became a replica is a transient fault: it, or another node, becomes primary again.
 #[tokio::test]
 async fn read_only_store_grants_nothing_and_keeps_state() {
     let redis = Redis::start();
@@ -192,7 +192,7 @@ async fn read_only_store_grants_nothing_and_keeps_state() {
     assert_eq!((reply.permits(), reply.state_epoch, reply.remaining), (1, first.state_epoch, 1));
 }
 
-/// Without memory a call comes through whole or not at all.
+/// Without memory, a call takes effect completely or not at all.
 #[tokio::test]
 async fn out_of_memory_store_grants_nothing() {
     let redis = Redis::start();
@@ -205,7 +205,7 @@ async fn out_of_memory_store_grants_nothing() {
         let error = caller.try_call(&[1]).await.unwrap_err();
         assert!(matches!(&error, LimiterError::Unavailable(why) if why.contains("OOM")), "{error:?}");
     }
-    // A call that begins with a deletion may come through: then it has settled and granted, or else neither.
+    // A call that begins with a deletion may succeed. Then it has released and granted, otherwise neither.
     caller.settlements = vec![used(call, 1, 0)];
     let came_through = caller.try_call(&[1]).await.map_or(0, |reply| reply.permits());
     command(&redis, "CONFIG SET maxmemory 0");
@@ -216,7 +216,7 @@ async fn out_of_memory_store_grants_nothing() {
     assert_eq!(again.permits() + left.permits(), 2, "one of three was used before");
 }
 
-/// Whether the call ran while nobody answered is not known: under its number it has run once.
+/// A call without a reply may have run or not. Repeated under its number, it runs once.
 #[tokio::test]
 async fn unanswered_call_is_repeated_but_runs_once() {
     let redis = Redis::start();
@@ -249,7 +249,7 @@ async fn a_store_that_forbids_functions_refuses() {
     assert!(!error.to_string().contains("secret"), "{error}");
 }
 
-/// The function checks everything before its first write.
+/// The function checks all arguments before its first write.
 #[tokio::test]
 async fn a_missing_or_malformed_argument_writes_nothing() {
     let redis = Redis::shared();
@@ -282,12 +282,12 @@ async fn a_missing_or_malformed_argument_writes_nothing() {
         assert_eq!(dump(&mut connection, &all_keys), before, "{what} wrote something");
     };
     for length in 0..good.len() {
-        refuse(&keys, &good[..length], &format!("only {length} bytes"));
+        refuse(&keys, &good[..length], &format!("an argument of {length} bytes"));
     }
     refuse(&keys, &[good.as_slice(), b"1"].concat(), "one byte too many");
     refuse(&keys[..2], &good, "a key too few");
     refuse(&[keys.as_slice(), &keys[..1]].concat(), &good, "a key too many");
-    // And the good one does write.
+    // The valid argument does write.
     let reply = caller.limiter.call(&caller.spec, &call).await.unwrap();
     assert_eq!(refused(&reply).reason, RefusalReason::Paused);
     assert_ne!(dump(&mut redis.connection(), &keys), before);

@@ -1,5 +1,5 @@
-//! Who grants, with real servers at both ends: two primaries at once, one that is replaced, none at all, and a database that
-//! is away. The judge is the provider, as in [`super::saturation`].
+//! Leader election with real servers: two primaries at once, a replaced primary, no primary, and an unavailable
+//! database. The rate is judged at the provider, as in [`super::saturation`].
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -23,7 +23,7 @@ use crate::support::postgres::Postgres;
 use crate::support::redis::{Redis, RedisOptions};
 
 const POLL: Duration = Duration::from_millis(100);
-/// The times of a real cluster, shortened.
+/// The timing of a real cluster, shortened.
 pub const TIMING: LeadershipTiming = LeadershipTiming {
     share_after: Duration::from_millis(500),
     share_ends_after: Duration::from_millis(500),
@@ -35,7 +35,7 @@ fn spec(store_down: StoreDown) -> QuotaSpec {
     QuotaSpec { store_down, handover: TIMING.handover(), ..quota() }
 }
 
-/// The rows of one test.
+/// The leader rows of one test.
 pub struct Rows {
     database: Database,
     ledger: Arc<dyn Ledger>,
@@ -55,20 +55,20 @@ impl Rows {
         Self::on(&url).await
     }
 
-    /// A process's limiter, with links of its own.
+    /// A process's limiter, with its own connections.
     pub fn limiter(&self, url: &str) -> Arc<dyn Limiter> {
         let store = Arc::new(RedisLimiter::new(url, "authority").unwrap());
         Arc::new(LeaderGuardedLimiter::new(store, Arc::new(LedgerLeaderRows(self.ledger.clone())), TIMING))
     }
 
-    /// Holder and term; none before the first.
+    /// Holder and term; an empty holder and term 0 if there is no row yet.
     async fn held(&self) -> (String, i64) {
         let quota = quota().quota;
         let rows = self.ledger.stored_leaders(std::slice::from_ref(&quota)).await.unwrap();
         rows.get(&quota).map_or((String::new(), 0), |row| (row.holder.clone(), row.term))
     }
 
-    /// What was said last of the store's clock.
+    /// The clock attestation stored last.
     pub async fn word(&self) -> Option<ClockAttestation> {
         let quota = quota().quota;
         let rows = self.ledger.stored_leaders(std::slice::from_ref(&quota)).await.unwrap();
@@ -85,10 +85,10 @@ impl Rows {
                 sleep(POLL / 5).await;
             }
         };
-        assert!(timeout(30 * SECOND, so).await.is_ok(), "not so: {what}: {:?}", self.held().await);
+        assert!(timeout(30 * SECOND, so).await.is_ok(), "timed out waiting until {what}: {:?}", self.held().await);
     }
 
-    /// Waits until the row has changed hands so often.
+    /// Waits until the term has changed this many times.
     async fn until_passed_on(&self, times: u32) {
         let (mut last, mut changes) = (self.held().await.1, 0);
         let passed_on = async {
@@ -99,7 +99,11 @@ impl Rows {
                 last = term;
             }
         };
-        assert!(timeout(30 * SECOND, passed_on).await.is_ok(), "the row stays: {:?}", self.held().await);
+        assert!(
+            timeout(30 * SECOND, passed_on).await.is_ok(),
+            "the leader row did not change: {:?}",
+            self.held().await
+        );
     }
 }
 
@@ -109,7 +113,7 @@ fn run_id(redis: &Redis) -> String {
     format!("redis:{}", id.trim())
 }
 
-/// A fail-over that leaves the old primary writable, with one process still linked to it.
+/// A fail-over that leaves the old primary writable, with one process still connected to it.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_writable_primaries_at_once() {
     let (first, second) = (Redis::start(), Redis::start());
@@ -122,11 +126,11 @@ async fn two_writable_primaries_at_once() {
     let works = Works::start_with(spec(StoreDown::Wait), || rows.limiter(&next.next().unwrap().url()));
     works.flows(TRAFFIC).await;
     switches[0].turn_to(second.port);
-    // Each is taken for the holder in turn, and none for long enough.
+    // Each becomes the holder in turn, and none for long enough.
     rows.until_passed_on(8).await;
     let before = works.requests();
     rows.until_passed_on(8).await;
-    assert_eq!(works.requests(), before, "granted while nobody knew who grants");
+    assert_eq!(works.requests(), before, "granted while the limiter leader was changing");
     switches[1].turn_to(second.port);
     switches[2].turn_to(second.port);
     works.flows(TRAFFIC).await;
@@ -134,7 +138,7 @@ async fn two_writable_primaries_at_once() {
     judge(&works.end().await);
 }
 
-/// Two primaries from the start: half of the processes never see what the others see.
+/// Two primaries from the start: half of the processes see only the one, half only the other.
 #[tokio::test(flavor = "multi_thread")]
 async fn processes_that_begin_on_different_primaries() {
     let (first, second) = (Redis::start(), Redis::start());
@@ -173,17 +177,17 @@ async fn processes_grant_shares_while_store_is_down() {
     let works = Works::start_with(spec(StoreDown::Share { workers: 3 }), || rows.limiter(&redis.url()));
     works.flows(TRAFFIC).await;
     block_in_place(|| redis.kill());
-    rows.until("shares", |holder, _| holder == SHARE_HOLDER).await;
+    rows.until("the processes share the limits", |holder, _| holder == SHARE_HOLDER).await;
     works.flows(TRAFFIC).await;
     assert_eq!(rows.held().await.0, SHARE_HOLDER);
     block_in_place(|| redis.restart());
     let back = run_id(&redis);
-    rows.until("the store is back", |holder, _| holder == back).await;
+    rows.until("the store is the leader again", |holder, _| holder == back).await;
     works.flows(TRAFFIC).await;
     judge(&works.end().await);
 }
 
-/// What is held is known by the row alone: with nobody to tell, nobody grants.
+/// Only the leader row says which limiter may grant. While the database is unavailable, no permit is granted.
 #[tokio::test(flavor = "multi_thread")]
 async fn unavailable_database_stops_grants() {
     let (redis, postgres) = (Redis::start(), block_in_place(Postgres::start));
@@ -193,14 +197,14 @@ async fn unavailable_database_stops_grants() {
     let held = rows.held().await;
     block_in_place(|| postgres.kill());
     works.all_say("the leader row cannot be read").await;
-    // What had been granted before is under way.
+    // Permits granted before may still start.
     sleep(BOOKING_HORIZON + quota().send_budget + quota().hold_max).await;
     let before = works.requests();
     sleep(SECOND).await;
-    assert_eq!(works.requests(), before, "granted though nobody says by whom");
+    assert_eq!(works.requests(), before, "granted while the leader row could not be read");
     block_in_place(|| postgres.restart());
     works.flows(TRAFFIC).await;
-    assert_eq!(rows.held().await, held, "nobody else has granted meanwhile");
+    assert_eq!(rows.held().await, held, "no other limiter became leader meanwhile");
     judge(&works.end().await);
     rows.database.close().await;
 }
@@ -214,7 +218,7 @@ async fn store_down_wait_never_shares() {
     let held = rows.held().await;
     block_in_place(|| redis.kill());
     works.all_say("127.0.0.1").await;
-    // Far longer than the others wait until they share.
+    // Far longer than `share_after`.
     sleep(6 * TIMING.share_after).await;
     assert_eq!(rows.held().await, held);
     block_in_place(|| redis.restart());
@@ -224,7 +228,7 @@ async fn store_down_wait_never_shares() {
     judge(&works.end().await);
 }
 
-/// Left to itself, a state that was lost stays cold until nobody else is granted anything, and a window and a hold more.
+/// Without a rebuild, a lost state stays cold until no other process can be granted anything, plus a window and a hold.
 #[tokio::test]
 async fn cold_start_waits_for_unaware_processes() {
     let redis: Arc<dyn Limiter> = Arc::new(RedisLimiter::new(&Redis::shared().url(), "handover").unwrap());

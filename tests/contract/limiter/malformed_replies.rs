@@ -1,5 +1,5 @@
-//! A store that answers, but not as ours does: another program, a proxy, a version of tomorrow. Whatever it says is no
-//! permit, and a gate asks it no more often than one that is away.
+//! A store that answers unlike the expected one: another program, a proxy, or a newer version. No such answer is taken
+//! as a permit, and a gate calls this store no more often than an unavailable one.
 
 use std::io::{BufRead, BufReader, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -18,7 +18,7 @@ use super::*;
 
 const INFO: &str = "# Server\r\nrun_id:0123456789abcdef\r\n";
 
-/// Speaks enough of the protocol for a handshake; functions are answered with `lie`, byte by byte as it stands.
+/// A server that knows enough of the protocol for a handshake. It answers function calls with the bytes of `lie`.
 struct Liar {
     port: u16,
     lie: Arc<Mutex<Vec<u8>>>,
@@ -39,7 +39,7 @@ impl Liar {
     }
 }
 
-/// Until the client goes away.
+/// Serves a connection until the client closes it.
 fn serve(stream: TcpStream, lie: &Mutex<Vec<u8>>) -> Option<()> {
     let mut output = stream.try_clone().ok()?;
     let mut input = BufReader::new(stream);
@@ -74,12 +74,12 @@ fn read_command(input: &mut impl BufRead) -> Option<String> {
     Some(String::from_utf8_lossy(&first?).to_uppercase())
 }
 
-/// A reply of bytes, as the function's is.
+/// A bulk reply, as the function returns it.
 fn bulk(answer: &[u8]) -> Vec<u8> {
     [format!("${}\r\n", answer.len()).as_bytes(), answer, b"\r\n"].concat()
 }
 
-/// One permit at once, of one limit, and 8 that remain.
+/// One permit that starts at once, from one limit with 8 remaining.
 fn granted() -> Vec<u8> {
     let now: u64 = 1_800_000_000_000_000;
     let head = [
@@ -127,7 +127,7 @@ async fn malformed_reply_grants_no_permit() {
         "*2\r\n:0\r\n:0\r\n".to_owned(),
         "HTTP/1.1 400 Bad Request\r\n\r\n".to_owned(),
         "-\r\n".to_owned(),
-        // Numbers and lengths that nothing can hold, types of RESP3, nesting without end.
+        // Numbers and lengths beyond any range, types of RESP3, endless nesting.
         ":99999999999999999999999\r\n".to_owned(),
         "$9223372036854775807\r\nx".to_owned(),
         "$-5\r\n".to_owned(),
@@ -150,16 +150,16 @@ async fn malformed_reply_grants_no_permit() {
         bulk(b"\0\0"),
         bulk(&granted[..granted.len() - 1]),
         bulk(&[granted.as_slice(), &[7]].concat()),
-        // A refusal that is none, more runs than follow, a want that was not made.
+        // An unknown refusal, more runs than follow, an index of a request that was not made.
         with(0, 99),
         with(58, 2),
         with(64, 1),
-        // More permits than were asked for, none at all, one for eight years ahead.
+        // More permits than requested, none at all, a start eight years ahead.
         with(66, 2),
         with(69, 255),
         with(66, 0),
         with(75, 255),
-        // Half an answer, and then nothing.
+        // Half an answer, and nothing after it.
         bulk(&granted)[..20].to_vec(),
     ])
     .collect();
@@ -169,12 +169,12 @@ async fn malformed_reply_grants_no_permit() {
         let error = outcome.err().unwrap_or_else(|| panic!("{lie:?} was taken for a reply"));
         assert!(error.to_string().starts_with("limiter store "), "{lie:?}: {error}");
     }
-    // And the truth is understood on the spot.
+    // The correct reply is accepted at once.
     *liar.lie.lock().unwrap() = bulk(&granted);
     assert_eq!(caller.call(&[1]).await.permits(), 1);
 }
 
-/// Refuses every call, and counts them.
+/// A limiter that refuses every call, and counts them.
 #[derive(Default)]
 struct Refusing(AtomicU32);
 
@@ -234,7 +234,7 @@ async fn refusing_store_is_retried_once_a_second() {
         assert!(refusal.retry_after > Duration::ZERO);
     }
     let calls = limiter.0.load(Ordering::Relaxed);
-    assert!((30..=70).contains(&calls), "{calls} calls in a minute for a hundred who wait");
+    assert!((30..=70).contains(&calls), "{calls} calls in a minute for a hundred waiters");
     stop.cancel();
     running.await.unwrap();
 }

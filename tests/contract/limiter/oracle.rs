@@ -1,5 +1,5 @@
-//! The four algorithms that count starts, as their definitions say and as plainly as can be: every start that ever was is
-//! kept, and each question is answered from all of them. Shares no code with the limiter.
+//! A plain definition of the four algorithms that count starts: it keeps every start and computes each answer from all
+//! of them. It shares no code with the limiter.
 
 use sluicegate::domain::limit::Algorithm;
 use sluicegate::domain::provider::BOOKING_HORIZON;
@@ -11,17 +11,17 @@ use super::*;
 #[derive(Clone, Debug)]
 pub struct Oracle {
     limit: LimitSpec,
-    /// Nothing may start before.
+    /// No start before this instant.
     held_until_us: u64,
     /// Starts and costs, oldest first; for a sliding window the instant from which each counts.
     uses: Vec<(u64, u64)>,
 }
 
-/// What the definition says to one want.
+/// What the definition answers to one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Says {
     StartsAt(u64),
-    /// More than the limit ever admits.
+    /// The cost exceeds what the limit ever admits.
     Never,
 }
 
@@ -47,7 +47,7 @@ impl Oracle {
         }
     }
 
-    /// Of a bucket, the time that one use takes to drain; whole microseconds in these tests.
+    /// Time that one use of a bucket takes to drain; whole microseconds in these tests.
     fn interval_us(&self) -> u64 {
         let per = u64::from(self.limit.max_requests).max(1);
         assert_eq!(self.window_us() % per, 0);
@@ -66,7 +66,7 @@ impl Oracle {
         self.uses.iter().filter(|(at_us, _)| self.calendar_window(*at_us) == window).map(|(_, cost)| cost).sum()
     }
 
-    /// What a bucket holds at an instant, in microseconds of draining.
+    /// Level of a bucket at an instant, in microseconds of draining.
     fn level_us(&self, at_us: u64) -> u64 {
         let (mut level, mut since) = (0_u64, 0_u64);
         for (used_us, cost) in &self.uses {
@@ -76,13 +76,13 @@ impl Oracle {
         if at_us >= since { level.saturating_sub(at_us - since) } else { level + (since - at_us) }
     }
 
-    /// Uses of a sliding window that count at an instant, those that are still to come among them.
+    /// Uses of a sliding window that count at an instant, including booked ones.
     fn counting(&self, at_us: u64) -> u64 {
         let window_us = self.counts_for_us();
         self.uses.iter().filter(|(from_us, _)| from_us + window_us > at_us).map(|(_, cost)| cost).sum()
     }
 
-    /// The earliest start of a cost from an instant on.
+    /// The earliest start of a request of this cost, from an instant on.
     pub fn earliest(&self, cost: u64, from_us: u64) -> Says {
         if cost > self.max() {
             return Says::Never;
@@ -108,7 +108,7 @@ impl Oracle {
         })
     }
 
-    /// Whether a start is booked: it is within the horizon, and in this calendar window or the next.
+    /// Whether a start is booked: it is within the booking horizon, and in this calendar window or the next.
     fn books(&self, start_us: u64, now_us: u64) -> bool {
         let is_far = self.limit.algorithm == Algorithm::FixedWindow
             && self.calendar_window(start_us) > self.calendar_window(now_us) + 1;
@@ -122,13 +122,14 @@ impl Oracle {
             }
             _ => 1,
         };
-        // Uses are kept in order: after one that was rounded up under longer granules, none counts from before it.
+        // Uses are kept in order. After one that was rounded up to a longer granule, no later use counts from before
+        // it.
         let is_rolling = self.limit.algorithm == Algorithm::SlidingWindow;
         let last_us = self.uses.last().filter(|_| is_rolling).map_or(0, |(from_us, _)| *from_us);
         self.uses.push(((start_us.div_ceil(granule_us) * granule_us).max(last_us), cost));
     }
 
-    /// Other numbers, or another algorithm, as of an instant; `before_us` is how long what was granted before may run.
+    /// Changes the limit at an instant; `before_us`: how long permits granted before may still run.
     pub fn change(&mut self, limit: LimitSpec, now_us: u64, before_us: u64) {
         let is_bucket = |limit: &LimitSpec| matches!(limit.algorithm, Algorithm::TokenBucket | Algorithm::Gcra);
         let was = std::mem::replace(&mut self.limit, limit);
@@ -151,7 +152,7 @@ impl Oracle {
         }
     }
 
-    /// What may come at once, if nothing that counted is over meanwhile.
+    /// What can be granted at once, if no counted use ends meanwhile.
     fn remaining(&self, now_us: u64) -> u64 {
         match self.limit.algorithm {
             Algorithm::FixedWindow => self.max().saturating_sub(self.in_calendar_window(self.calendar_window(now_us))),
@@ -162,7 +163,7 @@ impl Oracle {
         }
     }
 
-    /// Until nothing counts any more.
+    /// Time until no use counts any more.
     fn reset_us(&self, now_us: u64) -> u64 {
         let last_us = self.uses.iter().map(|(at_us, _)| *at_us).max().unwrap_or(0);
         let free_us = match self.limit.algorithm {
@@ -174,8 +175,8 @@ impl Oracle {
         free_us.saturating_sub(now_us)
     }
 
-    /// Holds a reply to the definition: to single permits of these costs, of which it grants as many as start within the
-    /// horizon. Takes what was granted; says how many that were.
+    /// Checks a reply against the definition, for single permits of these costs. All that start within the booking
+    /// horizon must be granted. Records the grants and returns their number.
     #[track_caller]
     pub fn holds(&mut self, reply: &LimiterReply, costs: &[u32]) -> usize {
         let now_us = reply.now.0;
@@ -186,7 +187,8 @@ impl Oracle {
             .collect();
         let (mut granted, mut used) = (0, 0);
         for cost in costs.iter().map(|cost| u64::from(*cost)) {
-            // A start is no slot for the same call: a sliding window does not look for its own end.
+            // Starts granted by this call free no slot for its later permits: a sliding window does not search for
+            // their end.
             let rolls = self.limit.algorithm == Algorithm::SlidingWindow;
             let says = if rolls && used + cost > self.max() { Says::Never } else { self.earliest(cost, now_us) };
             match says {
@@ -225,7 +227,8 @@ impl Oracle {
         assert_eq!(reply.reset_us, self.reset_us(now_us), "{reply:?}\n{self:?}");
         let remaining = self.remaining(now_us);
         if self.limit.algorithm == Algorithm::SlidingWindow {
-            // "May surely start": it looks at the last use alone, so it may say less, but not when all or none are over.
+            // The limiter's `remaining` is a safe lower bound, from the last use alone. It must be exact if all uses
+            // count or none does.
             let ever: u64 = self.uses.iter().map(|(_, cost)| cost).sum();
             let is_plain = self.reset_us(now_us) == 0 || self.counting(now_us) == ever;
             assert!(reply.remaining <= remaining && (!is_plain || reply.remaining == remaining), "{reply:?}\n{self:?}");

@@ -1,4 +1,4 @@
-//! Looking at a limit while it fills and idles: never an error, and always what the specification counts.
+//! Peeks at a limit while it fills and while it is idle: never an error, and always the usage of the specification.
 
 use sluicegate::domain::quota::Quota;
 
@@ -7,8 +7,8 @@ use super::*;
 
 const START_US: u64 = 1_800_000_000_000_000;
 
-/// 20 charges a second, one every 50 ms, each answered 7 ms later, for more than a minute; then nothing for two. The log
-/// of the minute fills many chunks, and its oldest use expires in every place: head, first chunk, middle, tail.
+/// 20 charges per second, one every 50 ms, each answered 7 ms later, for more than a minute; then none for two. The log
+/// of the limit per minute fills many chunks. Its oldest use ends in every place: head, first chunk, middle, tail.
 #[test]
 fn peek_answers_while_a_limit_fills_and_idles() {
     let spec = spec(&[("per-minute", 600, 60_000), ("per-second", 20, 1_000)]);
@@ -40,7 +40,7 @@ fn peek_answers_while_a_limit_fills_and_idles() {
         }
         now_us += 50_000;
     }
-    assert_eq!(most, 600, "the minute was full");
+    assert_eq!(most, 600, "the limit per minute was never full");
     let mut states = std::collections::BTreeSet::new();
     for idle_ms in 0..4_000 {
         let at = Micros(now_us + idle_ms * 31_000);
@@ -51,7 +51,7 @@ fn peek_answers_while_a_limit_fills_and_idles() {
     assert!(states.len() > 500, "only {} different counts were seen", states.len());
 }
 
-/// Logs of one chunk, two chunks and so on, looked at in each millisecond in which another use expires: the search for the
+/// Logs of one chunk, two chunks and so on, peeked at in each millisecond in which a use ends. The search for the
 /// oldest use that counts ends in each chunk, along each path.
 #[test]
 fn peek_answers_for_any_number_of_chunks() {

@@ -1,6 +1,6 @@
-//! The algorithms that count starts, each held to its definition on every limiter: what is granted, the exact waits of
-//! what is not, remaining and reset. The definition is asked at the instants that the replies carry, so that a slow
-//! machine changes the questions and never the outcome.
+//! The algorithms that count starts, each against its definition, on every limiter: grants, exact waits of refusals,
+//! remaining and reset. The definition is evaluated at the instants in the replies. So a slow machine changes the
+//! questions and not the outcome.
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -26,7 +26,7 @@ on_every_limiter!(
 pub(super) const STARTS: [Algorithm; 4] =
     [Algorithm::SlidingWindow, Algorithm::FixedWindow, Algorithm::TokenBucket, Algorithm::Gcra];
 
-/// Six per 900 ms, or four at once of those that have a burst.
+/// A limit of 6 per 900 ms; algorithms with a burst admit four at once.
 pub(super) fn limit(algorithm: Algorithm) -> LimitSpec {
     let burst = match algorithm {
         Algorithm::TokenBucket => Some(4),
@@ -41,8 +41,8 @@ pub(super) fn only(limit: LimitSpec) -> QuotaSpec {
     QuotaSpec { limits: vec![limit], ..spec(&[]) }
 }
 
-/// Two callers ask in turn until the limit has been full several times; what is refused is asked for again within the
-/// horizon, at its instant, or after it.
+/// Two callers alternate until the limit was full several times. A refused permit is requested again at its promised
+/// start, or up to the booking horizon before it.
 async fn keeps_to_its_definition(limiter: Arc<dyn Limiter>, limit: LimitSpec) {
     let mut oracle = Oracle::new(limit.clone());
     let first = Caller::warm(&limiter, only(limit)).await;
@@ -54,7 +54,7 @@ async fn keeps_to_its_definition(limiter: Arc<dyn Limiter>, limit: LimitSpec) {
         granted += oracle.holds(&reply, costs);
         if let Some(refusal) = reply.refused.filter(|refusal| refusal.exact) {
             exact += 1;
-            // Earlier by the horizon it is booked, for the promised start.
+            // Within the booking horizon it is booked for the promised start.
             let ahead_us = [0, 100_000, micros_up(BOOKING_HORIZON)][turn % 3];
             until_us(&first, (reply.now.0 + refusal.wait_us).saturating_sub(ahead_us)).await;
         }
@@ -78,7 +78,7 @@ async fn gcra_keeps_to_its_definition(limiter: Arc<dyn Limiter>) {
     keeps_to_its_definition(limiter, limit(Algorithm::Gcra)).await;
 }
 
-/// The embedded limiter and every server agree on where a window begins: at its offset after the epoch's midnight.
+/// The embedded limiter and every server agree on where a window begins: at its offset from midnight UTC.
 async fn fixed_window_follows_the_calendar(limiter: Arc<dyn Limiter>) {
     let wall_us = || {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
@@ -96,12 +96,12 @@ async fn fixed_window_follows_the_calendar(limiter: Arc<dyn Limiter>) {
     let granted = caller.call(&[1]).await;
     let reply = other.call(&[1]).await;
     let after_us = wall_us();
-    // Clocks of one machine; a second covers the embedded limiter's own, which is read once.
+    // All clocks are this machine's. One second covers the embedded limiter's clock, which is read once.
     assert!(reply.now.0 + 1_000_000 > before_us && reply.now.0 < after_us + 1_000_000);
     let offset_us = 7 * 3_600_000_000;
     let next_us = |now_us: u64| (now_us - offset_us) / day_us * day_us + day_us + offset_us;
     if next_us(granted.now.0) == next_us(reply.now.0) {
-        assert_eq!((granted.permits(), reply.permits()), (1, 0), "one window for all callers");
+        assert_eq!((granted.permits(), reply.permits()), (1, 0), "all callers share one window");
         assert_eq!(promised_us(&reply), next_us(reply.now.0), "07:00 UTC");
         assert_eq!(reply.reset_us, promised_us(&reply) - reply.now.0);
     } else {
@@ -116,11 +116,11 @@ async fn closed_limits_grant_nothing_and_name_a_wait(limiter: Arc<dyn Limiter>) 
         let mut caller = Caller::warm(&limiter, QuotaSpec { quota, ..only(closed.clone()) }).await;
         let reply = caller.call(&[1]).await;
         assert_eq!(Oracle::new(closed).holds(&reply, &[1]), 0);
-        assert!(refused(&reply).wait_us >= 900_000, "asked again in a hot loop: {algorithm:?} {reply:?}");
+        assert!(refused(&reply).wait_us >= 900_000, "the caller would retry in a hot loop: {algorithm:?} {reply:?}");
     }
 }
 
-/// They count the start that was granted: who does not use it has used it.
+/// These algorithms count granted starts, so a permit that is released unused stays counted.
 async fn a_start_that_was_not_sent_stays_counted(limiter: Arc<dyn Limiter>) {
     for (number, algorithm) in STARTS.into_iter().enumerate() {
         let long = LimitSpec { window: Duration::from_secs(900), ..limit(algorithm) };
@@ -136,10 +136,10 @@ async fn a_start_that_was_not_sent_stays_counted(limiter: Arc<dyn Limiter>) {
 }
 
 async fn even_starts_of_all_callers_keep_their_distance(limiter: Arc<dyn Limiter>) {
-    // The hour allows more per second than the second does.
+    // The limit per hour allows a higher rate than the limit per second.
     let limits = [("hour", 1_000_000, 3_600_000), ("second", 10, 1_000)];
     let mut even = QuotaSpec { even_pacing: true, ..spec(&limits) };
-    // Its burst lets all come at once; its rate is what they are paced by.
+    // Its burst admits all at once; pacing uses its rate.
     even.limits[1].algorithm = Algorithm::TokenBucket;
     even.limits[1].burst = Some(1_000);
     let interval_us = 100_000;
@@ -164,8 +164,8 @@ async fn even_starts_of_all_callers_keep_their_distance(limiter: Arc<dyn Limiter
         }
     }
     assert!(starts.windows(2).all(|pair| pair[1].0 >= pair[0].0 + interval_us), "{starts:?}");
-    assert!(starts.windows(2).any(|pair| pair[0].1 != pair[1].1), "the two take turns: {starts:?}");
-    // A costly one takes the room of as many.
+    assert!(starts.windows(2).any(|pair| pair[0].1 != pair[1].1), "both callers get starts: {starts:?}");
+    // A request of cost 3 takes three intervals.
     until_us(&first, starts.last().unwrap().0 + interval_us).await;
     let reply = callers[0].call(&[3]).await;
     assert_eq!((reply.permits(), reply.grants[0].wait_us), (1, 0));
@@ -183,7 +183,7 @@ async fn even_pacing_ignores_a_limit_named_pacing(limiter: Arc<dyn Limiter>) {
     }
 }
 
-/// Thousands of histories of the state machine itself, on a clock of their own.
+/// Thousands of random histories of the state machine itself, on a simulated clock.
 #[test]
 fn algorithms_match_their_definitions_on_random_histories() {
     let call = (0_u64..700_000, prop::collection::vec(1_u32..4, 0..6), prop::bool::weighted(0.2));
@@ -205,7 +205,7 @@ fn algorithms_match_their_definitions_on_random_histories() {
             if let (true, Some(cost)) = (*promptly, costs.first())
                 && let Says::StartsAt(start_us) = oracle.earliest(u64::from(*cost), now_us)
             {
-                // One microsecond before it can be booked, or just then.
+                // One microsecond before it can be booked, or exactly then.
                 now_us = now_us.max(start_us.saturating_sub(micros_up(BOOKING_HORIZON) + gap_us % 2));
             }
             let call = LimiterCall {

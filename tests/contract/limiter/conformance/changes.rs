@@ -1,4 +1,4 @@
-//! What every limiter does when its limits change under it: what was used still counts, an older caller gets nothing.
+//! Changes of limits, on every limiter: earlier use still counts, and a caller with stale settings gets nothing.
 
 use super::*;
 
@@ -27,7 +27,7 @@ async fn a_lowered_limit_waits_for_the_newest_uses(limiter: Arc<dyn Limiter>) {
     caller.spec.version = 2;
     caller.spec.limits[0].max_requests = 1;
     let reply = caller.call(&[1]).await;
-    assert_eq!(promised_us(&reply), free_again_us(&last, 0, window_us), "the newest use is the one that counts");
+    assert_eq!(promised_us(&reply), free_again_us(&last, 0, window_us), "the newest use decides");
     assert_eq!((reply.version, refused(&reply).exact), (2, true));
 }
 
@@ -48,7 +48,7 @@ async fn limit_lowered_and_raised_keeps_usage(limiter: Arc<dyn Limiter>) {
     }
     let reply = caller.call(&[1]).await;
     assert_eq!((promised_us(&reply), refused(&reply).exact), (free_again_us(&settled, 0, window_us), true));
-    // A shorter window counts at once, and is the one that is waited for.
+    // A shorter window takes effect at once and decides the wait.
     caller.spec = QuotaSpec { version: 4, ..spec(&[("all", 5, 600)]) };
     until_us(&caller, free_again_us(&settled, 0, padded_us(&caller.spec, 0))).await;
     assert_eq!(caller.call(&[1; 6]).await.permits(), 3, "two are in flight");
@@ -76,7 +76,8 @@ async fn a_raised_limit_grants_the_difference(limiter: Arc<dyn Limiter>) {
     assert_eq!((reply.permits(), reply.grants[0].wait_us), (3, 0), "{reply:?}");
 }
 
-/// A start that was booked under a lowered limit took the uses beyond it out of the log. They still count until then.
+/// A start that was booked under a lowered limit removed the uses above that limit from the log. They still count until
+/// their window ends.
 async fn raised_limit_still_counts_uses_before_booking(limiter: Arc<dyn Limiter>) {
     let mut caller = Caller::warm(&limiter, spec(&[("all", 3, 600)])).await;
     caller.call(&[1, 1, 1]).await;
@@ -102,14 +103,22 @@ async fn new_or_widened_limit_waits_one_window(limiter: Arc<dyn Limiter>) {
     let in_hands_us = caller.spec.start_delay_max_us();
     let unknown = RefusalReason::NeedsHistory { index: 0, readable_in_us: in_hands_us };
     assert_eq!((reply.permits(), refused(&reply).reason), (0, unknown));
-    assert_eq!((refused(&reply).wait_us, refused(&reply).exact), (new_us, true), "its past is not known");
+    assert_eq!(
+        (refused(&reply).wait_us, refused(&reply).exact),
+        (new_us, true),
+        "the past of the new limit is not known"
+    );
     until_us(&caller, promised_us(&reply)).await;
     assert_eq!(caller.call(&[1]).await.permits(), 1);
     caller.spec = QuotaSpec { version: 3, ..spec(&[("new", 9, 700), ("old", 5, 500)]) };
     let reply = caller.call(&[1]).await;
     assert_eq!(refused(&reply).reason, RefusalReason::NeedsHistory { index: 1, readable_in_us: in_hands_us });
-    assert_eq!(refused(&reply).wait_us, unknown_past_us(&caller.spec, 1), "uses beyond the old window are forgotten");
-    // A limit that went and came back is new.
+    assert_eq!(
+        refused(&reply).wait_us,
+        unknown_past_us(&caller.spec, 1),
+        "uses before the old window are not in the log"
+    );
+    // A limit that was removed and added again is new.
     caller.spec = QuotaSpec { version: 4, ..spec(&[("new", 9, 700)]) };
     caller.call(&[]).await;
     caller.spec = QuotaSpec { version: 5, ..spec(&[("new", 9, 700), ("old", 5, 500)]) };
@@ -134,7 +143,11 @@ async fn stale_settings_acquire_and_release_nothing(limiter: Arc<dyn Limiter>) {
     newer.call(&[]).await;
     let stale = caller.settle(vec![not_sent(call, 1, &[0])], &[1]).await;
     assert_eq!((stale.permits(), refused(&stale).reason, stale.version), (0, RefusalReason::StaleVersion, 7));
-    assert_eq!(newer.call(&[1]).await.permits(), 0, "nothing was settled either");
+    assert_eq!(newer.call(&[1]).await.permits(), 0, "no permit was released either");
     caller.spec.version = 7;
-    assert_eq!(caller.settle(vec![not_sent(call, 1, &[0])], &[1]).await.permits(), 1, "it is still to be settled");
+    assert_eq!(
+        caller.settle(vec![not_sent(call, 1, &[0])], &[1]).await.permits(),
+        1,
+        "the permit can still be released"
+    );
 }

@@ -1,5 +1,5 @@
-//! Limits, accounts and references whose past the limiter did not count: held until the ledger has told it, and then only for
-//! what it says.
+//! Limits, accounts and references with a past that the limiter did not count. They grant nothing until a caller sends
+//! their history from the ledger; then only that history counts.
 
 use sluicegate::domain::limit::{Algorithm, Scope};
 use sluicegate::domain::permit_protocol::{Shortage, SubjectHistory, UsageHistory};
@@ -17,7 +17,7 @@ on_every_limiter!(
     joining_provider_brings_its_usage,
 );
 
-/// Provider 20/9s, and per account 4 in this window.
+/// The provider admits 20 in 9 s, and each account 4 in this window.
 fn scoped(window_ms: u64) -> QuotaSpec {
     let mut spec = spec(&[("account", 4, window_ms), ("all", 20, 9_000)]);
     spec.limits[0].scope = Scope::Account;
@@ -33,7 +33,7 @@ fn served(reply: &LimiterReply, wants: usize) -> Vec<u32> {
     (0..wants).map(of).collect()
 }
 
-/// Ages in milliseconds of single charges, and charges on the wire, read at this reply.
+/// The history of one counter, as of this reply: ended charges by age in milliseconds, and charges in flight.
 fn history(spec: &QuotaSpec, read_at: &LimiterReply, ages_ms: &[u64], open: u32) -> UsageHistory {
     let past = |age_ms: &u64| PastUse { age: Duration::from_millis(*age_ms), cost: CostByKind::charges(1) };
     UsageHistory {
@@ -48,7 +48,7 @@ fn of_account(spec: &QuotaSpec, account: &str, history: UsageHistory) -> Subject
     SubjectHistory { subject: spec.subjects(Some(account), None).unwrap().remove(0), history }
 }
 
-/// A caller of a state that was lost and knows what the provider has counted, but not for whom; it can ask the ledger now.
+/// A caller after a rebuild that knows the provider's usage but not the accounts. The ledger can be queried now.
 async fn rebuilt(limiter: &Arc<dyn Limiter>, spec: &QuotaSpec) -> (Caller, LimiterReply) {
     let mut caller = Caller::new(limiter, spec.clone());
     let cold = caller.call(&[]).await;
@@ -85,11 +85,11 @@ async fn account_history_is_rebuilt_after_state_loss(limiter: Arc<dyn Limiter>) 
     let subjects = vec![of_account(&spec, "a", used), of_account(&spec, "b", history(&spec, &unknown, &[], 0))];
     caller.seeds = Some(CounterSeeds { state_epoch: unknown.state_epoch, provider: None, subjects });
     let reply = caller.ask(&[of(&spec, 9, "a"), of(&spec, 9, "b"), of(&spec, 9, "c")]).await;
-    assert_eq!(served(&reply, 3), [1, 4, 0], "two are over, one is on the wire, and nobody told of c: {reply:?}");
+    assert_eq!(served(&reply, 3), [1, 4, 0], "two uses ended, one is in flight, and c has no history: {reply:?}");
     let subject = spec.subjects(Some("a"), None).unwrap().remove(0);
     let uses = limiter.peek(&spec, Some(&subject)).await.unwrap();
     assert_eq!(uses.iter().find(|line| line.name == "account").unwrap().used, 4, "{uses:?}");
-    // What was used is free a window after its end.
+    // A use is free one window after its end.
     let passed = reply.skipped[0];
     let free_us = free_again_us(&reply, 60_000_000, padded_us(&spec, 0));
     assert_eq!((reply.now.0 + passed.wait_us, passed.exact, passed.shortage), (free_us, true, Shortage::NoSlot));
@@ -99,7 +99,7 @@ async fn incomplete_history_is_ignored(limiter: Arc<dyn Limiter>) {
     let spec = scoped(60_000);
     let (mut caller, unknown) = rebuilt(&limiter, &spec).await;
     let whole = history(&spec, &unknown, &[], 0);
-    // Of another state, read while permits of before were in hands, or for a shorter time than it counts.
+    // Of another epoch, read while earlier permits could still start, or over a shorter time than the window.
     let early = UsageHistory { as_of: Micros(unknown.state_epoch.0 - 1), ..whole.clone() };
     let short = UsageHistory { within: Duration::from_secs(60), ..whole.clone() };
     let others =
@@ -128,13 +128,13 @@ async fn history_applies_to_later_requests(limiter: Arc<dyn Limiter>) {
     caller.seeds = Some(CounterSeeds { state_epoch: unknown.state_epoch, provider: None, subjects });
     assert_eq!(caller.ask(&[]).await.permits(), 0);
     assert_eq!(caller.ask(&[of(&spec, 9, "a")]).await.permits(), 3);
-    // Told once more, it knows better.
+    // A second history of the same account is ignored.
     let subjects = vec![of_account(&spec, "a", history(&spec, &unknown, &[], 0))];
     caller.seeds = Some(CounterSeeds { state_epoch: unknown.state_epoch, provider: None, subjects });
     assert_eq!(caller.ask(&[of(&spec, 9, "a")]).await.permits(), 0);
 }
 
-/// Asks until the ledger knows all that was granted before.
+/// Waits until the ledger can know every earlier grant, and returns the reply of a call after that.
 async fn readable(caller: &Caller) -> LimiterReply {
     let mut caller = caller.clone();
     let reply = caller.ask(&[PermitRequest::charges(1, 1)]).await;
@@ -152,13 +152,13 @@ async fn new_limit_counts_past_use_alone(limiter: Arc<dyn Limiter>) {
     caller.spec = QuotaSpec { version: 2, ..spec(&[("day", 10, 86_400_000), ("minute", 8, 60_000)]) };
     let unknown = readable(&caller).await;
     caller.number += 2;
-    // Six that the old limit does not count any more, the two, and the third, which is on the wire.
+    // Six that the old limit no longer counts, the two, and the third, which is in flight.
     let past = history(&caller.spec, &unknown, &[7_200_000, 7_200_000, 7_200_000, 7_200_000, 900, 900], 0);
     caller.seeds = Some(CounterSeeds { state_epoch: unknown.state_epoch, provider: Some(past), subjects: Vec::new() });
     let reply = caller.call(&[1; 9]).await;
-    assert_eq!(reply.permits(), 3, "ten a day less six, and one in flight: {reply:?}");
+    assert_eq!(reply.permits(), 3, "ten per day less six, and one in flight: {reply:?}");
     let uses: Vec<u64> = limiter.peek(&caller.spec, None).await.unwrap().iter().map(|line| line.used).collect();
-    assert_eq!(uses, [10, 6], "the other counts what it counted");
+    assert_eq!(uses, [10, 6], "the usage of the other limit is unchanged");
 }
 
 async fn added_limit_keeps_account_counters(limiter: Arc<dyn Limiter>) {
@@ -171,7 +171,7 @@ async fn added_limit_keeps_account_counters(limiter: Arc<dyn Limiter>) {
     more.limits[2].scope = Scope::Account;
     caller.spec = more.clone();
     let reply = caller.ask(&[of(&more, 9, "a"), of(&more, 9, "b")]).await;
-    assert_eq!(served(&reply, 2), [0, 0], "no account is known for a day: {reply:?}");
+    assert_eq!(served(&reply, 2), [0, 0], "no account has a history of a day: {reply:?}");
     let Shortage::NeedsHistory { readable_in_us } = reply.skipped[0].shortage else { panic!("{reply:?}") };
     until_us(&caller, reply.now.0 + readable_in_us + 2_000).await;
     let unknown = caller.ask(&[]).await;
@@ -179,10 +179,14 @@ async fn added_limit_keeps_account_counters(limiter: Arc<dyn Limiter>) {
     let subjects = vec![of_account(&more, "a", history(&more, &unknown, &[3_600_000, 7_200_000], 0)), unused];
     caller.seeds = Some(CounterSeeds { state_epoch: unknown.state_epoch, provider: None, subjects });
     let reply = caller.ask(&[of(&more, 9, "a"), of(&more, 9, "b")]).await;
-    assert_eq!(served(&reply, 2), [1, 4], "three of a are in flight, of four in a minute: {reply:?}");
+    assert_eq!(
+        served(&reply, 2),
+        [1, 4],
+        "three permits of a are in flight, and four are allowed per minute: {reply:?}"
+    );
     let subject = more.subjects(Some("a"), None).unwrap().remove(0);
     let used: Vec<u64> = limiter.peek(&more, Some(&subject)).await.unwrap().iter().map(|line| line.used).collect();
-    assert_eq!(used[used.len() - 2..], [4, 6], "the new one knows of two before them");
+    assert_eq!(used[used.len() - 2..], [4, 6], "the new limit counts two earlier uses too");
 }
 
 async fn changed_limits_use_the_ledger_history(limiter: Arc<dyn Limiter>) {
@@ -214,7 +218,7 @@ async fn changed_limits_use_the_ledger_history(limiter: Arc<dyn Limiter>) {
         caller.seeds =
             Some(CounterSeeds { state_epoch: unknown.state_epoch, provider: Some(past), subjects: Vec::new() });
         let reply = caller.call(&[1; 9]).await;
-        assert_eq!(reply.permits(), 2, "of six, three are over and one is on the wire: {to:?} {reply:?}");
+        assert_eq!(reply.permits(), 2, "of six, three ended and one is in flight: {to:?} {reply:?}");
     }
 }
 
@@ -241,19 +245,20 @@ async fn joining_provider_brings_its_usage(limiter: Arc<dyn Limiter>) {
     caller.spec = both.clone();
     let reply = caller.ask(&[of(&both, 1, "a")]).await;
     let RefusalReason::NeedsHistory { readable_in_us, .. } = refused(&reply).reason else { panic!("{reply:?}") };
-    // Until everybody has noticed it is counted elsewhere, and then until what was granted there has begun.
+    // Until every process has read the new settings, some count the provider elsewhere. Then the permits granted there
+    // must start.
     assert_eq!(readable_in_us, both.start_delay_max_us() + 30_000);
     until_us(&caller, reply.now.0 + readable_in_us).await;
     let unknown = caller.ask(&[of(&both, 1, "a")]).await;
-    // The two, and what the other row used: one of this account.
+    // Two uses of this row, and three of the other row, of which one is this account's.
     let past = history(&both, &unknown, &[700, 700, 900, 900, 900], 0);
     let subjects = vec![of_account(&both, "a", history(&both, &unknown, &[700, 700, 900], 0))];
     caller.seeds = Some(CounterSeeds { state_epoch: unknown.state_epoch, provider: Some(past), subjects });
     let reply = caller.ask(&[of(&both, 9, "a")]).await;
-    assert_eq!(reply.permits(), 1, "four less three: {reply:?}");
+    assert_eq!(reply.permits(), 1, "four allowed, three used: {reply:?}");
     let uses = limiter.peek(&both, None).await.unwrap();
     assert_eq!(uses.iter().find(|line| line.name == "all").unwrap().used, 6, "{uses:?}");
-    // One that leaves takes nothing with it, and nobody is held for it.
+    // A provider that leaves the quota removes no usage, and no permit waits for it.
     caller.spec = QuotaSpec { version: 3, members: rows(&["two"]), ..both };
     assert_eq!(caller.call(&[1]).await.permits(), 1);
 }

@@ -1,5 +1,5 @@
-//! The algorithms that count starts when their limits change under them: consumption is carried over as far as the new
-//! numbers can know it, and what cannot be known is held.
+//! Changes of limits that count starts. Usage is carried over as far as the new numbers can express it. A limit whose
+//! usage is unknown grants nothing for a window.
 
 use sluicegate::domain::limit::Algorithm;
 
@@ -22,7 +22,7 @@ fn before_us(spec: &QuotaSpec) -> u64 {
     micros_up(BOOKING_HORIZON + spec.hold_max)
 }
 
-/// A caller whose limit has been half used, and the definition that knows it.
+/// A caller whose limit is half used, and its definition with the same uses.
 async fn half_used(limiter: &Arc<dyn Limiter>, quota: &str, limit: LimitSpec) -> (Caller, Oracle) {
     let quota = ProviderName::new(quota).unwrap();
     let mut oracle = Oracle::new(limit.clone());
@@ -40,7 +40,7 @@ async fn change(caller: &mut Caller, oracle: &mut Oracle, limit: LimitSpec, cost
     (reply, granted)
 }
 
-/// Long enough that nothing is over before the test is.
+/// A window so long that no use stops to count during the test.
 fn long(algorithm: Algorithm) -> LimitSpec {
     LimitSpec { window: Duration::from_secs(5_400), offset: Duration::ZERO, ..limit(algorithm) }
 }
@@ -54,7 +54,7 @@ async fn lowered_and_raised_limits_keep_usage(limiter: Arc<dyn Limiter>) {
             let burst = limit.burst.map(|_| burst);
             let (reply, granted) =
                 change(&mut caller, &mut oracle, LimitSpec { max_requests, burst, ..limit.clone() }, &[1; 9]).await;
-            assert!(granted < 9, "{algorithm:?} at {max_requests}: {reply:?}");
+            assert!(granted < 9, "{algorithm:?}, {max_requests} allowed: {reply:?}");
         }
     }
 }
@@ -135,14 +135,14 @@ async fn changed_rate_keeps_booked_starts(limiter: Arc<dyn Limiter>) {
         let (quota, mut oracle) = (ProviderName::new(quota).unwrap(), Oracle::new(rate(100)));
         let mut caller = Caller::warm(&limiter, QuotaSpec { quota, even_pacing: even, ..only(rate(100)) }).await;
         let reply = caller.call(&[1; 60]).await;
-        assert_eq!(oracle.holds(&reply, &[1; 60]), 26, "every 10 ms for 250 ms");
+        assert_eq!(oracle.holds(&reply, &[1; 60]), 26, "one start every 10 ms of the booking horizon of 250 ms");
         let (first_us, booked) = (reply.now.0, reply.permits());
         let (reply, granted) = change(&mut caller, &mut oracle, rate(125), &[1; 60]).await;
         let within_us = reply.now.0 + micros_up(BOOKING_HORIZON) - first_us;
         let most = within_us / 8_000 + 1;
         assert!(
             booked + u64::try_from(granted).unwrap() <= most.max(booked),
-            "{granted} more, {most} in all: {reply:?}"
+            "{granted} more granted, {most} allowed in all: {reply:?}"
         );
     }
 }
@@ -172,7 +172,7 @@ async fn drain_time_overflow_keeps_usage(limiter: Arc<dyn Limiter>) {
         let refusal = refused(&reply);
         assert_eq!((reply.permits(), reply.remaining), (0, 0), "{reply:?}");
         assert!(refusal.wait_us >= micros_up(month) && reply.reset_us > micros_up(365 * month / 31), "{reply:?}");
-        // So many that the numbers end: how many there were is not known any more.
+        // The drain time exceeds the number range, so the count of uses is unknown from here on.
         caller.spec = QuotaSpec { version: 3, limits: vec![of(1_000_000)], ..caller.spec };
         let reply = caller.ask(&wants(1_000, 1_000)).await;
         let held_us = before_us(&caller.spec) + caller.spec.provider_counters()[0].window_us;

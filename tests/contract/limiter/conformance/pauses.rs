@@ -1,4 +1,4 @@
-//! A wait that a provider has named: it holds every caller, until it is over or an operator lifts it.
+//! Pauses that a provider has named: each blocks every caller until it is over or an operator lifts it.
 
 use super::*;
 
@@ -15,7 +15,7 @@ async fn pause_blocks_all_callers_and_never_shortens(limiter: Arc<dyn Limiter>) 
     );
     until_us(&caller, promised_us(&paused)).await;
     assert_eq!(other.call(&[1]).await.permits(), 1);
-    // So long that it cannot be over before the next call.
+    // A pause so long that it outlasts the next call.
     caller.pause = Some(3 * SECOND);
     let paused = caller.call(&[1]).await;
     other.pause = Some(Duration::from_millis(1));
@@ -30,15 +30,19 @@ async fn a_pause_ends_when_an_operator_lifts_it(limiter: Arc<dyn Limiter>) {
     assert_eq!(refused(&caller.call(&[1]).await).reason, RefusalReason::Paused);
     caller.pause = None;
     other.spec = QuotaSpec { version: 2, ..other.spec };
-    assert_eq!(refused(&other.call(&[1]).await).reason, RefusalReason::Paused, "other settings alone lift nothing");
+    assert_eq!(
+        refused(&other.call(&[1]).await).reason,
+        RefusalReason::Paused,
+        "a settings change alone lifts no pause"
+    );
     other.spec = QuotaSpec { version: 3, resumed_at: 1_800_000_000_000, ..other.spec };
     assert_eq!(other.call(&[1]).await.permits(), 1);
-    // One that has not heard of it can bring the pause back no more.
+    // A caller with stale settings cannot bring the pause back.
     caller.pause = Some(900 * SECOND);
     assert_eq!(refused(&caller.call(&[1]).await).reason, RefusalReason::StaleVersion);
     (caller.pause, caller.spec) = (None, other.spec.clone());
     assert_eq!(caller.call(&[1]).await.permits(), 1);
-    // What the provider names after that holds again.
+    // A pause that the provider names later blocks all callers again.
     other.pause = Some(900 * SECOND);
     assert_eq!(refused(&other.call(&[1]).await).reason, RefusalReason::Paused);
     assert_eq!(refused(&caller.call(&[1]).await).reason, RefusalReason::Paused);

@@ -1,5 +1,4 @@
-//! A cold limiter that is told what may still count: it grants what is left, and never more than it would have granted had
-//! nothing been lost.
+//! Rebuild of a cold limiter from past use. It grants what is left, and never more than a limiter that lost nothing.
 
 use std::cell::Cell;
 
@@ -23,7 +22,7 @@ on_every_limiter!(
     warm_limiter_ignores_a_rebuild,
 );
 
-/// Long enough that nothing is over before the test is.
+/// A window so long that no use stops to count during the test.
 fn long(algorithm: Algorithm) -> LimitSpec {
     LimitSpec { max_requests: 6, window: Duration::from_secs(5_400), offset: Duration::ZERO, ..limit(algorithm) }
 }
@@ -33,7 +32,7 @@ fn of(algorithm: Algorithm) -> QuotaSpec {
     QuotaSpec { quota, limits: vec![long(algorithm)], ..spec(&[]) }
 }
 
-/// A cold limiter's next call, which tells what may still count and wants permits.
+/// The next call of a cold limiter: it sends past use for the rebuild, and requests permits.
 async fn told(
     limiter: &Arc<dyn Limiter>,
     spec: &QuotaSpec,
@@ -74,10 +73,10 @@ fn past(age_ms: u64, cost: u32) -> PastUse {
 async fn ledger_history_counts_as_usage(limiter: Arc<dyn Limiter>) {
     for algorithm in Algorithm::ALL {
         let spec = of(algorithm);
-        // In any order; the first has been over for long.
+        // Past uses in any order; the first no longer counts.
         let reply = told(&limiter, &spec, vec![past(20_000_000, 9), past(30, 1), past(500, 2)], 0, 9).await;
         let capacity = u64::from(spec.limits[0].cost_max());
-        // Into a calendar window that has just begun nothing may have fallen.
+        // A calendar window may have begun after those uses; then they do not count in it.
         let begun_us = reply.now.0 % 5_400_000_000;
         if algorithm != Algorithm::FixedWindow || begun_us > 500_000 {
             let left = capacity.saturating_sub(3);
@@ -95,9 +94,9 @@ async fn in_flight_requests_count_until_latest_end(limiter: Arc<dyn Limiter>) {
         let spec = of(algorithm);
         let reply = told(&limiter, &spec, Vec::new(), 6, 9).await;
         let (waits_us, exact) = match algorithm {
-            // In flight: the earliest is an answer now.
+            // All are in flight. The earliest case is an answer now.
             Algorithm::SlidingLog => (padded_us(&spec, 0), false),
-            // Six were started by now, and no more than four can be in the bucket, of which one must have drained.
+            // All six count as started now. The bucket holds at most four, and one of them must drain first.
             _ => (900_000_000, true),
         };
         let refusal = refused(&reply);
@@ -119,7 +118,7 @@ async fn in_flight_requests_count_by_kind(limiter: Arc<dyn Limiter>) {
                 let spec = QuotaSpec { quota, limits: vec![own, all], ..spec(&[]) };
                 let reply = told_of_kinds(&limiter, &spec, Vec::new(), open, want.clone()).await;
                 let of_kind = if applies_to == AppliesTo::Charge { open.charges } else { open.lookups };
-                // Six of the kind, and of all of them eight.
+                // Six slots for this kind, eight for all kinds.
                 assert_eq!(reply.permits(), u64::from((6 - of_kind).min(4)), "{applies_to:?} {open:?}: {reply:?}");
             }
         }
@@ -142,9 +141,9 @@ async fn past_requests_count_by_kind(limiter: Arc<dyn Limiter>) {
     }
 }
 
-/// Its rate may have been lowered since: what was fair then would else shut it for hours.
+/// The rate may have been lowered since. Without the cap, uses that were allowed then would close the limit for hours.
 async fn bucket_history_is_capped_at_capacity(limiter: Arc<dyn Limiter>) {
-    // Six of them, one in a quarter of an hour.
+    // Six slots; one drains in 15 minutes.
     let spec = of(Algorithm::TokenBucket);
     let lately = (1..=60).map(|seconds| past(seconds * 1_000, 10)).collect();
     let reply = told(&limiter, &spec, lately, 0, 1).await;
@@ -163,7 +162,11 @@ async fn oversized_history_rebuilds_nothing(limiter: Arc<dyn Limiter>) {
     let spec = spec(&[("all", 1_500, 3_600_000)]);
     let ages = (0..=u64::try_from(BATCH_MAX).unwrap()).map(|number| past(number * 700, 1)).collect();
     let reply = told(&limiter, &spec, ages, 0, 1_000).await;
-    assert_eq!((reply.permits(), refused(&reply).reason), (0, RefusalReason::Cold), "no part of it may be forgotten");
+    assert_eq!(
+        (reply.permits(), refused(&reply).reason),
+        (0, RefusalReason::Cold),
+        "an oversized history must not be used in part"
+    );
 }
 
 async fn warm_limiter_ignores_a_rebuild(limiter: Arc<dyn Limiter>) {
@@ -181,14 +184,14 @@ async fn warm_limiter_ignores_a_rebuild(limiter: Arc<dyn Limiter>) {
         invalidate_epoch: None,
         run_id: limiter.run_id(&caller.spec.quota).await.unwrap(),
     };
-    assert_eq!(limiter.call(&caller.spec, &call).await.unwrap().permits(), 2, "it knows better");
+    assert_eq!(limiter.call(&caller.spec, &call).await.unwrap().permits(), 2, "a warm limiter keeps its own usage");
 }
 
-/// One use of a history: gap before it, cost, time to its answer if there is one.
+/// One use of a history: gap before it in microseconds, cost, and time to its answer if there is one.
 type Planned = (u64, u32, Option<u64>);
 
-/// Lives through a history, loses the state, and tells a new one the truth: its next starts are none of them earlier than
-/// those of the state that was never lost, and there are no more of them.
+/// Plays a history, loses the state, and rebuilds a second limiter from the true past. Up to each instant, the rebuilt
+/// limiter starts no more permits than the one that lost nothing.
 fn compare(limits: Vec<LimitSpec>, history: &[Planned], later_us: u64) -> Result<(u64, u64), TestCaseError> {
     let spec = QuotaSpec { limits, ..spec(&[]) };
     let (mut kept, mut now_us, mut number) = (Quota::default(), 1_800_000_000_000_000, 2);
@@ -243,7 +246,7 @@ fn compare(limits: Vec<LimitSpec>, history: &[Planned], later_us: u64) -> Result
     };
     lost.call(Micros(now_us), &spec, &call(2, Vec::new(), Vec::new(), rebuild));
     let mut totals = (0, 0);
-    // Each instant anew: what was granted at one is no part of the other's question.
+    // Each instant starts from the same two states, so that a grant at one instant does not change the next.
     for at_us in [0, 20_000, 100_000, 300_000, 700_000, 1_300_000, 5_000_000].map(|us| now_us + us) {
         let from_kept = ask(&mut kept.clone(), at_us, number + 2, None);
         let from_lost = ask(&mut lost.clone(), at_us, 3, None);
@@ -279,6 +282,6 @@ fn rebuilt_limiter_never_grants_more() {
     if let Err(failure) = outcome {
         panic!("{failure}");
     }
-    // One that grants nothing would grant no more, too.
+    // A rebuilt limiter that grants nothing would also pass, so the number of its grants is checked.
     assert!(rebuilt.get() * 2 > kept.get() && kept.get() > 10_000, "{rebuilt:?} of {kept:?}");
 }

@@ -1,5 +1,5 @@
-//! Limits of one account or reference, and of one kind of call: counted apart, refused apart, holding nothing that others
-//! could use.
+//! Limits of one account, one reference or one kind of call. They are counted and refused separately, and a refusal
+//! uses no slot that others could use.
 
 use sluicegate::domain::limit::{AccountRule, AppliesTo, Rate, Rule, Scope};
 use sluicegate::domain::permit_protocol::{Shortage, SkippedRequest};
@@ -27,7 +27,7 @@ on_every_limiter!(
     account_limit_added_while_cold_needs_history,
 );
 
-/// Provider 20/9s, and per account 2, per reference 1, in the same window.
+/// The provider admits 20 in 9 s; in this window each account 2 and each reference 1.
 fn scoped(window_ms: u64) -> QuotaSpec {
     let mut spec = spec(&[("account", 2, window_ms), ("all", 20, 9_000), ("reference", 1, window_ms)]);
     spec.limits[0].scope = Scope::Account;
@@ -44,7 +44,7 @@ fn for_account(spec: &QuotaSpec, account: &str, settlement: PermitRelease) -> Pe
     PermitRelease { subjects: spec.subjects(Some(account), None).unwrap(), ..settlement }
 }
 
-/// Permits granted to each of the wants.
+/// Permits granted to each request.
 fn served(reply: &LimiterReply, wants: usize) -> Vec<u32> {
     let of = |want| reply.grants.iter().filter(|run| run.request_index == want).map(|run| run.permits).sum();
     (0..wants).map(of).collect()
@@ -70,13 +70,13 @@ async fn accounts_are_counted_separately(limiter: Arc<dyn Limiter>) {
         exact: false,
         shortage: Shortage::NoSlot,
     };
-    assert_eq!(reply.skipped, [passed], "both of its slots are in flight");
+    assert_eq!(reply.skipped, [passed], "both slots of the account are in flight");
     let reply = other.ask(&[of(&spec, 1, "a", None), of(&spec, 2, "b", None), PermitRequest::charges(1, 1)]).await;
-    assert_eq!(served(&reply, 3), [0, 1, 1], "all processes count them together: {reply:?}");
+    assert_eq!(served(&reply, 3), [0, 1, 1], "processes share the counters: {reply:?}");
     for (account, used) in [("a", 2), ("b", 2), ("c", 1), ("d", 0)] {
         assert_eq!(used_by(&limiter, &spec, Some(account), "account").await, used, "{account}");
     }
-    assert_eq!(used_by(&limiter, &spec, None, "all").await, 6, "and against the provider's limit all of them");
+    assert_eq!(used_by(&limiter, &spec, None, "all").await, 6, "the provider's limit counts all of them");
 }
 
 async fn refused_account_is_skipped_and_acquires_nothing(limiter: Arc<dyn Limiter>) {
@@ -84,11 +84,15 @@ async fn refused_account_is_skipped_and_acquires_nothing(limiter: Arc<dyn Limite
     spec.limits[1].max_requests = 4;
     let mut caller = Caller::warm(&limiter, spec.clone()).await;
     let reply = caller.ask(&[of(&spec, 9, "a", None), of(&spec, 2, "b", None)]).await;
-    assert_eq!(served(&reply, 2), [2, 2], "the seven that it may not have went to nobody: {reply:?}");
+    assert_eq!(served(&reply, 2), [2, 2], "its seven refused permits use no slot: {reply:?}");
     assert_eq!(reply.skipped.len(), 1);
     let reply = caller.ask(&[of(&spec, 1, "a", None), of(&spec, 1, "c", None)]).await;
     assert_eq!((reply.permits(), refused(&reply).reason), (0, RefusalReason::Limit { index: 1 }));
-    assert_eq!(used_by(&limiter, &spec, Some("c"), "account").await, 0, "the provider's refusal takes nothing of it");
+    assert_eq!(
+        used_by(&limiter, &spec, Some("c"), "account").await,
+        0,
+        "a refusal by the provider's limit uses no slot of the account"
+    );
 }
 
 async fn account_and_reference_are_acquired_all_or_nothing(limiter: Arc<dyn Limiter>) {
@@ -97,11 +101,16 @@ async fn account_and_reference_are_acquired_all_or_nothing(limiter: Arc<dyn Limi
     let reply = caller.ask(&[of(&spec, 2, "a", Some("r")), of(&spec, 1, "b", Some("r"))]).await;
     assert_eq!(served(&reply, 2), [1, 0]);
     let limits: Vec<usize> = reply.skipped.iter().map(|passed| passed.limit).collect();
-    assert_eq!(limits, [2, 2], "the reference's limit, of either account");
-    assert_eq!(used_by(&limiter, &spec, Some("a"), "account").await, 1, "what the reference refuses is not taken");
+    assert_eq!(limits, [2, 2], "the reference's limit refuses both accounts");
+    assert_eq!(
+        used_by(&limiter, &spec, Some("a"), "account").await,
+        1,
+        "a refusal by the reference's limit uses no slot of the account"
+    );
     assert_eq!(used_by(&limiter, &spec, Some("b"), "account").await, 0);
     assert_eq!(used_by(&limiter, &spec, None, "all").await, 1);
-    // The account refuses what the reference would admit, and the reference has it still.
+    // The account's limit refuses the second request, which the reference's limit would admit. So the reference's slot
+    // stays free.
     let wants = [of(&spec, 1, "a", Some("s")), of(&spec, 1, "a", Some("t")), of(&spec, 1, "c", Some("t"))];
     let reply = caller.ask(&wants).await;
     assert_eq!(served(&reply, 3), [1, 0, 1], "{reply:?}");
@@ -131,11 +140,11 @@ async fn unused_account_slot_is_returned_unchanged(limiter: Arc<dyn Limiter>) {
     let wants = [of(&spec, 3, "a", None)];
     assert_eq!(caller.ask(&wants).await.permits(), 2);
     caller.settlements = vec![for_account(&spec, "a", not_sent(caller.number, 1, &[0]))];
-    assert_eq!(caller.ask(&wants).await.permits(), 1, "one came back");
+    assert_eq!(caller.ask(&wants).await.permits(), 1, "one slot was released unused");
 }
 
-/// A booked start of the provider's limit is no reason to use an account's slot before it is free: given back, and wanted
-/// again under a raised limit, it would start too early.
+/// A booked start of the provider's limit must not use an account's slot before it is free. If such a permit were
+/// released unused and requested again under a raised limit, it would start too early.
 async fn an_account_is_not_booked_ahead(limiter: Arc<dyn Limiter>) {
     let mut spec = spec(&[("account", 1, 300), ("all", 1, 500)]);
     spec.limits[0].scope = Scope::Account;
@@ -149,7 +158,7 @@ async fn an_account_is_not_booked_ahead(limiter: Arc<dyn Limiter>) {
     until_us(&caller, provider_us - micros_up(BOOKING_HORIZON) + 2_000).await;
     let reply = caller.ask(&[of(&spec, 1, "a", None), of(&spec, 1, "b", None)]).await;
     if reply.now.0 < free_us {
-        assert_eq!(served(&reply, 2), [0, 1], "booked for the other alone: {reply:?}");
+        assert_eq!(served(&reply, 2), [0, 1], "booked for the other account alone: {reply:?}");
         let passed = reply.skipped[0];
         assert_eq!((reply.now.0 + passed.wait_us, passed.exact), (free_us, true));
     }
@@ -181,7 +190,7 @@ async fn unanswered_account_slot_counts_from_its_deadline(limiter: Arc<dyn Limit
     assert_eq!(caller.ask(&wants).await.permits(), 1);
 }
 
-/// Redis drops a key that no longer matters. One that matters for longer under other settings is kept for longer.
+/// Redis drops a key when its uses no longer count. Settings under which they count longer keep the key longer.
 #[tokio::test]
 async fn account_key_lives_while_its_uses_count() {
     let server = Redis::shared();
@@ -197,7 +206,7 @@ async fn account_key_lives_while_its_uses_count() {
     assert!(lives.len() >= 2 && lives.iter().all(|(_, left_ms)| *left_ms > 600_000), "{lives:?}");
 }
 
-/// How long each key whose name has this lives, in milliseconds.
+/// The remaining life in milliseconds of each key that matches this pattern.
 fn lives_ms(server: &Redis, pattern: &str) -> Vec<(String, i64)> {
     let mut connection = server.connection();
     let keys: Vec<String> = ::redis::cmd("KEYS").arg(pattern).query(&mut connection).unwrap();
@@ -205,7 +214,7 @@ fn lives_ms(server: &Redis, pattern: &str) -> Vec<(String, i64)> {
     keys.iter().map(|key| (key.clone(), life(key))).collect()
 }
 
-/// References come and go: a limit of a month on everything keeps the keys of none.
+/// References come and go. A monthly limit of the provider does not prolong the life of their keys.
 #[tokio::test]
 async fn reference_keys_expire_by_their_own_windows() {
     let server = Redis::shared();
@@ -216,7 +225,7 @@ async fn reference_keys_expire_by_their_own_windows() {
     let mut caller = Caller::warm(&limiter, spec.clone()).await;
     assert_eq!(caller.ask(&[of(&spec, 1, "a", Some("r"))]).await.permits(), 1);
     let day_ms = 86_400_000;
-    // What a use may count, and a quarter or an hour more.
+    // The longest time that a use counts, and a quarter or an hour more.
     let expected = [
         ("own-windows:*:account:*", day_ms..day_ms + 2 * 3_600_000),
         ("own-windows:*:reference:*", 60_000..80_000),
@@ -254,7 +263,7 @@ async fn lookups_and_charges_are_refused_separately(limiter: Arc<dyn Limiter>) {
     let back = PermitRelease { kind: CallKind::Lookup, ..not_sent(call, 1, &[0, 0, 0]) };
     caller.settlements = vec![back];
     let reply = caller.ask(&[PermitRequest::charges(1, 1), lookups(1)]).await;
-    assert_eq!(served(&reply, 2), [0, 1], "a look-up's slot serves look-ups: {reply:?}");
+    assert_eq!(served(&reply, 2), [0, 1], "a slot of a look-up is free for look-ups alone: {reply:?}");
 }
 
 async fn each_kind_is_served_in_order(limiter: Arc<dyn Limiter>) {
@@ -264,14 +273,14 @@ async fn each_kind_is_served_in_order(limiter: Arc<dyn Limiter>) {
     let mut caller = Caller::warm(&limiter, spec).await;
     assert_eq!(caller.ask(&[PermitRequest::charges(1, 1)]).await.permits(), 1);
     let reply = caller.ask(&[PermitRequest::charges(1, 3), PermitRequest::charges(1, 1), lookups]).await;
-    assert_eq!(served(&reply, 3), [0, 0, 1], "a cheap charge does not pass the costly one: {reply:?}");
+    assert_eq!(served(&reply, 3), [0, 0, 1], "a cheap charge does not overtake the costly one: {reply:?}");
 }
 
 async fn lost_state_blocks_unknown_accounts(limiter: Arc<dyn Limiter>) {
     let spec = scoped(8_000);
     let mut caller = Caller::new(&limiter, spec.clone());
     let cold = caller.call(&[]).await;
-    // The ledger knows of a request, and not of whose account it was.
+    // The ledger knows a request, but not its account.
     let past = PastUse { age: Duration::from_millis(500), cost: CostByKind::charges(1) };
     let call = LimiterCall {
         incarnation: caller.incarnation,
@@ -292,7 +301,8 @@ async fn lost_state_blocks_unknown_accounts(limiter: Arc<dyn Limiter>) {
     assert_eq!(served(&reply, 2), [0, 1], "{reply:?}");
     let passed = reply.skipped[0];
     let Some(own) = call.requests[0].subjects.first() else { panic!("{call:?}") };
-    // What was lost may begin to count until the longest window before the end of the cold time; then its own window.
+    // Lost uses can begin to count until the cold start ends less the longest window. From then on the account's own
+    // window counts.
     let held_us = spec.cold_start_us() - spec.longest_window_us() + spec.subject_counters(own)[0].window_us;
     assert_eq!((reply.now.0 + passed.wait_us, passed.exact), (cold.state_epoch.0 + held_us, true));
 }
@@ -313,16 +323,16 @@ async fn ended_exemption_waits_for_uncounted_use(limiter: Arc<dyn Limiter>) {
     let counted_us = reply.now.0;
     let uses = limiter.peek(&exempting, exempting.subjects(Some("a"), None).unwrap().first()).await.unwrap();
     let own: Vec<_> = uses.iter().filter(|line| line.name == "account").map(|line| (line.used, line.shadow)).collect();
-    assert_eq!(own, [(2, true)], "as many as the limit would have let pass: {uses:?}");
+    assert_eq!(own, [(2, true)], "the shadow counts up to the limit: {uses:?}");
     caller.spec = QuotaSpec { version: 2, ..plain.clone() };
     let reply = caller.ask(&[of(&plain, 1, "a", None), of(&plain, 1, "b", None), of(&plain, 1, "c", None)]).await;
     assert_eq!(served(&reply, 3), [0, 0, 1], "{reply:?}");
-    // Nothing of it was used after it was counted last.
+    // No use of the account is later than its last count.
     let passed = reply.skipped[0];
     let held_until_us = counted_us + unknown_past_us(&plain, 0);
     assert_eq!((reply.now.0 + passed.wait_us, passed.exact), (held_until_us, true), "{reply:?}");
     assert!(matches!(passed.shortage, Shortage::NeedsHistory { .. }), "{reply:?}");
-    // Exempt once more: at once, and what it was held for is not forgotten meanwhile.
+    // Exempt again: permits at once, and the wait for its history is kept meanwhile.
     caller.spec = QuotaSpec { version: 3, ..exempting.clone() };
     assert_eq!(caller.ask(&[of(&exempting, 3, "a", None)]).await.permits(), 3);
 }
@@ -331,13 +341,13 @@ async fn idle_account_waits_after_window_growth(limiter: Arc<dyn Limiter>) {
     idle_account_waits_when_its_window_grows(limiter, 100).await;
 }
 
-/// A longer limit on everything keeps none of them.
+/// A longer limit of the provider does not prolong the retention of accounts.
 async fn accounts_are_kept_by_their_own_windows(limiter: Arc<dyn Limiter>) {
     idle_account_waits_when_its_window_grows(limiter, 86_400_000).await;
 }
 
-/// Who is idle for longer than the longest window of accounts is dropped, and a rule that looks back further must not take
-/// him for unused.
+/// An account that is idle for longer than the longest account window is dropped. A rule with a longer window must not
+/// count it as unused.
 async fn idle_account_waits_when_its_window_grows(limiter: Arc<dyn Limiter>, provider_window_ms: u64) {
     let mut plain = spec(&[("account", 2, 100), ("all", 20, provider_window_ms)]);
     plain.limits[0].scope = Scope::Account;
@@ -363,7 +373,7 @@ async fn idle_account_waits_when_its_window_grows(limiter: Arc<dyn Limiter>, pro
     let until = reply.now.0 + reply.skipped[0].wait_us;
     let window_us = ruled.subject_counters(&ruled.subjects(Some("a"), None).unwrap()[0])[0].window_us;
     assert_eq!(until, reply.now.0 + before_us + window_us);
-    // For as long as the rule's window takes, and not for longer; nor does another account's rule begin it anew.
+    // It waits for the window of the rule and no longer. A rule of another account does not start that wait again.
     let more = QuotaSpec { account_rules: vec![rule("a"), rule("c")], version: 3, ..plain };
     caller.spec = more.clone();
     let reply = caller.ask(&[of(&more, 1, "a", None), of(&more, 1, "c", None)]).await;
@@ -372,7 +382,7 @@ async fn idle_account_waits_when_its_window_grows(limiter: Arc<dyn Limiter>, pro
     assert_eq!(untils, [until; 2]);
 }
 
-/// What an account used while no limit counted it is in no counter, neither in one that was kept nor in a new one.
+/// Uses of an account while no limit counted it are missing in kept counters and in new ones.
 async fn readded_account_limit_waits_for_history(limiter: Arc<dyn Limiter>) {
     let counted = scoped(60_000);
     let mut caller = Caller::warm(&limiter, counted.clone()).await;
@@ -398,7 +408,7 @@ async fn readded_account_limit_waits_for_history(limiter: Arc<dyn Limiter>) {
     assert!(reply.skipped.iter().all(|passed| matches!(passed.shortage, Shortage::NeedsHistory { .. })), "{reply:?}");
 }
 
-/// The ledger was asked for the limits that there were when the state was lost.
+/// The ledger was read for the limits that existed when the state was lost.
 async fn account_limit_added_while_cold_needs_history(limiter: Arc<dyn Limiter>) {
     let mut caller = Caller::new(&limiter, spec(&[("all", 20, 9_000)]));
     let cold = caller.call(&[]).await;

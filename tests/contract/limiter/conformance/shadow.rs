@@ -1,4 +1,4 @@
-//! Shadow limits: they count what they would have done, and do nothing.
+//! Shadow limits, on every limiter: they count the refusals and waits that they would have caused, and enforce nothing.
 
 use sluicegate::domain::limit::{Algorithm, Scope};
 
@@ -31,7 +31,7 @@ async fn shadow_limit_counts_would_be_refusals(limiter: Arc<dyn Limiter>) {
     assert_eq!((reply.permits(), reply.refused, reply.deciding_limit, reply.remaining), (5, None, 0, 4), "{reply:?}");
     assert_eq!(shadow_of(&caller, None, "tight").await, (2, 3, 0));
     caller.call(&[2, 1]).await;
-    assert_eq!(shadow_of(&caller, None, "tight").await, (2, 5, 0), "permits, whatever their cost");
+    assert_eq!(shadow_of(&caller, None, "tight").await, (2, 5, 0), "the counter counts permits, whatever they cost");
 }
 
 async fn shadow_limit_counts_would_be_waits(limiter: Arc<dyn Limiter>) {
@@ -41,7 +41,7 @@ async fn shadow_limit_counts_would_be_waits(limiter: Arc<dyn Limiter>) {
     let free_us = first.now.0.div_ceil(1_000) * 1_000 + window_us;
     until_us(&caller, free_us - 200_000).await;
     let second = caller.call(&[1]).await;
-    assert_eq!((second.permits(), second.grants[0].wait_us), (1, 0), "it starts at once");
+    assert_eq!((second.permits(), second.grants[0].wait_us), (1, 0), "the permit starts at once");
     let waited = u64::from(second.now.0 < free_us);
     assert_eq!(shadow_of(&caller, None, "tight").await.2, waited);
 }
@@ -77,9 +77,5 @@ async fn enforced_shadow_limit_starts_without_history(limiter: Arc<dyn Limiter>)
     let reply = caller.settle(vec![used(caller.number, 5, 0)], &[1]).await;
     let unknown = RefusalReason::NeedsHistory { index: 1, readable_in_us: caller.spec.start_delay_max_us() };
     assert_eq!((reply.permits(), refused(&reply).reason), (0, unknown));
-    assert_eq!(
-        refused(&reply).wait_us,
-        unknown_past_us(&caller.spec, 1),
-        "what was held until its answer was not counted"
-    );
+    assert_eq!(refused(&reply).wait_us, unknown_past_us(&caller.spec, 1), "a shadow limit does not count the hold");
 }

@@ -1,5 +1,5 @@
-//! GCRA against the arithmetic that redis-cell documents for `CL.THROTTLE <key> <max_burst> <count> <period> <quantity>`.
-//! <https://github.com/brandur/redis-cell#response>
+//! GCRA against the arithmetic that redis-cell documents for `CL.THROTTLE <key> <max_burst> <count> <period>
+//! <quantity>`, see <https://github.com/brandur/redis-cell#response>.
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -11,7 +11,8 @@ use super::*;
 
 on_every_limiter!(the_documented_example_has_its_documented_answers);
 
-/// The command, in microseconds: a theoretical arrival time, an emission interval, and a tolerance of burst and one.
+/// The command's state, in microseconds: a theoretical arrival time, an emission interval, and a tolerance of `burst +
+/// 1` intervals.
 #[derive(Clone, Debug)]
 struct RedisCell {
     interval_us: i64,
@@ -24,7 +25,7 @@ impl RedisCell {
         Self { interval_us: period_us / count, limit: i64::from(max_burst) + 1, arrival_us: 0 }
     }
 
-    /// Limited, limit, remaining, retry after, reset after; what is never is -1.
+    /// Limited, limit, remaining, retry after, reset after. -1: never.
     fn throttle(&mut self, now_us: i64, quantity: i64) -> [i64; 5] {
         let tolerance_us = self.interval_us * self.limit;
         let arrival_us = self.arrival_us.max(now_us);
@@ -41,7 +42,7 @@ impl RedisCell {
     }
 }
 
-/// Whole seconds as the module rounds them, so that nobody tries too early.
+/// Whole seconds, rounded up as the module does, so that no caller retries too early.
 fn in_seconds(answers: [i64; 5]) -> [i64; 5] {
     let up = |us: i64| if us < 0 { us } else { (us + 999_999) / 1_000_000 };
     [answers[0], answers[1], answers[2], up(answers[3]), up(answers[4])]
@@ -74,16 +75,16 @@ async fn the_documented_example_has_its_documented_answers(limiter: Arc<dyn Limi
         let now_us = i64::try_from(reply.now.0).unwrap();
         let ahead_us = reply.grants.first().map_or(0, |run| i64::try_from(run.wait_us).unwrap());
         let documented = cell.throttle(now_us + ahead_us, 1);
-        assert_eq!(in_micros(&answers), documented, "turn {turn}: {reply:?}");
-        assert_eq!(answers.seconds(), in_seconds(documented), "turn {turn}");
+        assert_eq!(in_micros(&answers), documented, "round {turn}: {reply:?}");
+        assert_eq!(answers.seconds(), in_seconds(documented), "round {turn}");
         if turn == 0 {
-            assert_eq!(answers.seconds(), [0, 16, 15, -1, 2], "as printed in its README");
+            assert_eq!(answers.seconds(), [0, 16, 15, -1, 2], "as printed in the README of redis-cell");
         }
     }
 }
 
-/// Sequences of gaps and quantities; a quantity of nothing only looks. A permit that was booked is a call that comes at
-/// its start, after one that was told to retry then.
+/// Random sequences of gaps and quantities; a quantity of 0 only reads. A booked permit corresponds to two commands:
+/// one that is told when to retry, and one at that start.
 #[test]
 fn five_reply_values_match_redis_cell() {
     let call = (prop_oneof![3 => 0_u64..300_000, 2 => 0_u64..4_000_000, 1 => Just(0)], 0_u32..6);
@@ -92,7 +93,7 @@ fn five_reply_values_match_redis_cell() {
     let (limited, booked) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
     let mut runner = TestRunner::new(Config { cases: 3_000, failure_persistence: None, ..Config::default() });
     let outcome = runner.run(&histories, |((burst, count, interval_us), calls)| {
-        // A period of whole milliseconds that is cut into whole microseconds.
+        // A period of whole milliseconds that divides into whole microseconds.
         let period_ms = (interval_us * u64::from(count)).div_ceil(1_000).next_multiple_of(u64::from(count));
         let spec = gcra(burst, count, Duration::from_millis(period_ms));
         let period_us = i64::try_from(period_ms * 1_000).unwrap();
@@ -120,7 +121,7 @@ fn five_reply_values_match_redis_cell() {
             let ahead_us = reply.grants.first().map_or(0, |run| i64::try_from(run.wait_us).unwrap());
             if ahead_us > 0 {
                 let told = cell.throttle(at, quantity);
-                prop_assert_eq!((told[0], told[3]), (1, ahead_us), "told to come again at the booked start");
+                prop_assert_eq!((told[0], told[3]), (1, ahead_us), "the retry is due at the booked start");
                 booked.set(booked.get() + 1);
             }
             let documented = cell.throttle(at + ahead_us, quantity);

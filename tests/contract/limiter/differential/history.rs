@@ -1,9 +1,9 @@
-//! Random histories of a quota's limiter: limits, callers, accounts, clocks and losses.
+//! Random histories of a quota's limiter: limits, callers, accounts, clock steps and lost state.
 
 use proptest::prelude::*;
 use sluicegate::domain::limit::{Algorithm, AppliesTo, Scope};
 
-/// One history, with the limits that it begins with.
+/// One history, with the limits at its start.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub limits: Vec<PlannedLimit>,
@@ -33,30 +33,30 @@ pub struct PlannedWant {
     pub reference: Option<u8>,
 }
 
-/// What a ledger tells of limits, accounts and references.
+/// Past use from a ledger, of limits, accounts and references.
 #[derive(Clone, Debug)]
 pub struct PlannedSeeds {
     pub provider: Option<PlannedPast>,
-    /// Of accounts, or else of references.
+    /// Accounts, or else references.
     pub subjects: Vec<(bool, u8, PlannedPast)>,
 }
 
 #[derive(Clone, Debug)]
 pub struct PlannedPast {
-    /// Before now.
+    /// How long before the call the ledger was read.
     pub as_of_us: u64,
     pub within_ms: u64,
     pub ages_ms: Vec<u64>,
     pub open: (u32, u32),
 }
 
-/// One step of a history; permits to settle are picked by position among those still open.
+/// One step of a history; permits to release are picked by position among the open ones.
 #[derive(Clone, Debug)]
 pub enum Step {
     Advance {
         us: u64,
     },
-    /// The store's clock goes back.
+    /// The store's clock steps back.
     Back {
         us: u64,
     },
@@ -65,7 +65,7 @@ pub enum Step {
         wants: Vec<PlannedWant>,
         settle: Vec<(usize, Option<u64>)>,
         pause_ms: u64,
-        /// Ages of past uses, and charges and look-ups that may be on the wire.
+        /// Ages of past uses, and the charges and look-ups that may be in flight.
         rebuild: Option<(Vec<u64>, (u32, u32))>,
         seeds: Option<PlannedSeeds>,
         distrust: bool,
@@ -100,9 +100,9 @@ fn limit(algorithms: &'static [Algorithm]) -> impl Strategy<Value = PlannedLimit
     let scope = prop_oneof![3 => Just(Scope::Provider), 1 => Just(Scope::Account), 1 => Just(Scope::Reference)];
     let applies = prop_oneof![4 => Just(AppliesTo::All), 1 => Just(AppliesTo::Charge), 1 => Just(AppliesTo::Lookup)];
     let shadow = prop_oneof![5 => Just(false), 1 => Just(true)];
-    // A few slots show every mistake of one; many make the log spill into chunks.
+    // With few slots, a mistake of one slot shows; with many, the log spills into chunks.
     let max = prop_oneof![12 => 0_u32..8, 1 => Just(400_u32)];
-    // A month makes buckets that are empty later than can be counted, once a rate is lowered.
+    // With a month, a bucket whose rate is lowered drains later than the number range allows.
     let window =
         prop_oneof![4 => Just(50_u64), 4 => Just(400), 4 => Just(1_000), 4 => Just(30_000), 1 => Just(2_678_400_000)];
     (0_u8..3, prop::sample::select(algorithms), scope, applies, shadow, max, window, 1_u32..6).prop_map(

@@ -1,9 +1,9 @@
-//! How long the key of a reference lives in Redis while the reference goes on being used and its limits change: never shorter
-//! than its uses matter.
+//! The life of a reference's key in Redis while the reference is in use and its limits change: never shorter than its
+//! uses count.
 
 use super::*;
 
-/// Longer than any key is meant to live, in milliseconds: a key that has less was renewed by the call.
+/// Longer than any key's life, in milliseconds. A key with less was renewed by the call.
 const NOT_RENEWED_MS: u64 = 1 << 45;
 
 #[test]
