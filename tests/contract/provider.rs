@@ -1,4 +1,4 @@
-//! The HTTP provider against real sockets that misbehave, counting what reaches the wire.
+//! The HTTP provider against real sockets that misbehave. Each test counts the requests that reach the socket.
 
 mod ambiguous;
 mod answers;
@@ -99,7 +99,7 @@ fn provider(row: &Provider) -> HttpProvider {
     HttpProvider::new(row, &policy()).unwrap()
 }
 
-/// A first attempt.
+/// Sends a first attempt.
 async fn charge(provider: &HttpProvider, job: &Job) -> RequestResult {
     provider.send(job, &provider.freeze(job).await.unwrap()).await
 }
@@ -207,7 +207,7 @@ async fn silent_and_slow_responses_time_out() {
     assert_eq!((silent.requests().len(), dripping.requests().len()), (1, 1));
 }
 
-/// An end that is no reset would let the kernel deliver what it still holds, later than the limiter assumes.
+/// Without a reset, the kernel could deliver buffered bytes later than the limiter assumes.
 #[tokio::test]
 async fn unanswered_request_ends_with_a_reset() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -217,7 +217,7 @@ async fn unanswered_request_ends_with_a_reset() {
     let patient = provider(&row);
     let job = job("pay-1");
     let frozen = patient.freeze(&job).await.unwrap();
-    // Its own timeout, and a caller that gives up earlier, as a worker does.
+    // First the client's own timeout, then a caller that drops the request earlier, as a worker does.
     for (provider, patience) in [(&silent, Duration::from_secs(60)), (&patient, timeout)] {
         let sending = tokio::time::timeout(patience, provider.send(&job, &frozen));
         let ending = async {
@@ -242,7 +242,7 @@ async fn endless_body_is_not_read_fully() {
     let server = RawServer::start(vec![Then::Flood]).await;
     let answer = send_one(&row(&server.url())).await;
     assert_eq!(answer.outcome, unknown(UnknownCause::UnreadableResponse(200)));
-    // The server writes until the connection is closed on it: 64 KiB are read, the rest sits in socket buffers.
+    // The server writes until the client closes the connection: 64 KiB are read, the rest is in socket buffers.
     let written = server.flooded().await;
     assert!(written < 32 * 1024 * 1024, "{written} bytes");
 }
@@ -257,7 +257,7 @@ async fn too_many_headers_are_not_read() {
 
 #[tokio::test]
 async fn closed_pooled_connection_sends_nothing_twice() {
-    // Every answer promises keep-alive, and the connection is closed behind it: each next send races that close.
+    // Every answer promises keep-alive, and then the connection is closed. So each next send races that close.
     let server = RawServer::start(vec![Then::AnswerAndClose]).await;
     let provider = provider(&row(&server.url()));
     let (mut accepted, mut unknown) = (0, 0);

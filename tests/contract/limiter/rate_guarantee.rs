@@ -1,9 +1,9 @@
-//! G1 at a provider whose clock we do not share: whatever the delays, the losses and the crashes, no window of its own
-//! ever holds more than the limit.
+//! Guarantee G1 at a provider with a clock of its own: whatever the delays, losses and crashes, no window of the
+//! provider holds more than the limit.
 //!
-//! Workers call the limiter over a slow line, begin their requests when they may, crash, repeat calls whose reply was
-//! lost, and learn of changed limits late. The provider counts each request when it arrives. The judge is the strict
-//! provider, which shares no code with the limiter.
+//! Workers call the limiter over a slow connection and begin requests when their permits start. They crash, repeat
+//! calls whose reply was lost, and read changed limits late. The provider counts each request on arrival. The judge is
+//! the strict provider, which shares no code with the limiter.
 
 use std::cell::Cell;
 
@@ -22,10 +22,10 @@ const WORKERS: usize = 3;
 const SEND_BUDGET_US: u64 = 40_000;
 const TIMEOUT_US: u64 = 150_000;
 
-/// What becomes of one permit.
+/// The course of one permit.
 #[derive(Clone, Debug)]
 struct Use {
-    /// After its start.
+    /// Delay after the permit's start.
     begin_us: u64,
     transit_us: u64,
     answer_us: u64,
@@ -36,7 +36,7 @@ struct Use {
 enum End {
     Answered,
     NotSent,
-    /// The request arrives, its answer does not.
+    /// The request arrives, its response is lost.
     Unanswered,
 }
 
@@ -68,7 +68,7 @@ enum Step {
     Learn {
         worker: usize,
     },
-    /// The store loses everything.
+    /// The store loses its state.
     Restart,
 }
 
@@ -99,7 +99,7 @@ fn step() -> impl Strategy<Value = (u64, Step)> {
     (gap, step)
 }
 
-/// A call on its way, with the version of the settings that it was made under.
+/// A call in transit, with the version of the settings that it was made under.
 struct Outstanding {
     call: LimiterCall,
     version: usize,
@@ -112,7 +112,7 @@ struct Worker {
     knows: usize,
     free_us: u64,
     outstanding: Option<Outstanding>,
-    /// Settlements with the instant from which they can be told.
+    /// Releases, each with the instant from which it can be reported.
     settled: Vec<(u64, Settled)>,
 }
 
@@ -120,7 +120,7 @@ struct Worker {
 struct Settled {
     call: u64,
     cost: u32,
-    /// When it was answered, or the origins to restore.
+    /// The instant of the answer, or the origins to restore.
     fate: Result<u64, Vec<u64>>,
 }
 
@@ -140,7 +140,7 @@ struct World {
     run: u32,
     now_us: u64,
     arrivals: Vec<Arrival>,
-    /// The last instant at which anything that the ledger knows of may still count.
+    /// The latest deadline of all requests sent.
     last_on_wire_us: u64,
     born: Option<(Micros, u64)>,
     jitter: Option<Duration>,
@@ -202,7 +202,7 @@ impl World {
         }
     }
 
-    /// One call of a worker, over the line and back. A worker makes one at a time.
+    /// One call of a worker, to the store and back. A worker makes one call at a time.
     fn call(&mut self, worker: usize, wants: &[u32], out_us: u64, back_us: u64, trip: Trip, uses: &[Use]) {
         if self.workers[worker].free_us > self.now_us {
             return;
@@ -231,7 +231,7 @@ impl World {
         self.begin(worker, &outgoing, &reply, arrived_us, uses);
     }
 
-    /// The lost call again, or a new one with everything that can be told by now.
+    /// The lost call again, or a new one with all releases that can be reported by now.
     fn outgoing(&mut self, worker: usize, wants: &[u32], departed_us: u64) -> Outstanding {
         let run_id = format!("run{}", self.run);
         let vouched = self.vouched();
@@ -264,7 +264,8 @@ impl World {
         Outstanding { call, version: me.knows, departed_us }
     }
 
-    /// What the gate does for a cold limiter: it waits until no permit can be in anybody's hands, then asks the ledger.
+    /// The rebuild as a gate does it: it waits until no permit of the lost state can still start, then reads the
+    /// ledger.
     fn vouched(&self) -> Option<Micros> {
         let (born, at_us) = self.born?;
         let in_hands_until_us = at_us + micros_up(BOOKING_HORIZON) + SEND_BUDGET_US;
@@ -272,7 +273,7 @@ impl World {
         (self.now_us >= in_hands_until_us && self.last_on_wire_us + cold_us <= self.now_us).then_some(born)
     }
 
-    /// Each permit is begun, given back, or too late.
+    /// Each permit is begun, released unused, or late.
     fn begin(&mut self, worker: usize, outgoing: &Outstanding, reply: &LimiterReply, arrived_us: u64, uses: &[Use]) {
         let budget_us = self.jitter.map_or(SEND_BUDGET_US, |jitter| micros_up(jitter).min(SEND_BUDGET_US));
         let granted = permits(&outgoing.call, reply);
@@ -286,7 +287,7 @@ impl World {
                     self.workers[worker].settled.push((begin_us, settled(Err(origins.clone()))));
                     continue;
                 }
-                // With an allowance for jitter, the provider counts within it from the start on; that is assumed there.
+                // With a jitter bound, the provider is assumed to count a request within that bound from its start.
                 let at_us = begin_us + planned.transit_us.min(TIMEOUT_US);
                 let at_us = self.jitter.map_or(at_us, |jitter| at_us.min(reply.now.0 + *wait_us + micros_up(jitter)));
                 self.arrivals.push(Arrival { at_us, cost, version: outgoing.version });
@@ -300,7 +301,7 @@ impl World {
         }
     }
 
-    /// For every stretch of versions up to the end: the requests granted under them, against the largest of their
+    /// For every range of versions up to the last: the requests granted under them, against the largest of their
     /// limits.
     fn judge(&self) -> Result<u64, TestCaseError> {
         let mut arrivals = self.arrivals.clone();
@@ -350,7 +351,7 @@ fn never_more_than_the_limit(jitter: Option<Duration>, limits: [(&'static str, u
     if let Err(failure) = outcome {
         panic!("{failure}");
     }
-    // A limiter that grants nothing would keep every promise.
+    // A limiter that grants nothing would also pass, so requests are counted.
     assert!(requests.get() > 5_000, "only {} requests were made", requests.get());
     assert!(full.get() > 500, "a limit was used in full only {} times", full.get());
 }
@@ -360,7 +361,7 @@ fn delays_never_breach_a_window() {
     never_more_than_the_limit(None, [("a", 4, 100), ("b", 6, 400)]);
 }
 
-/// With so few slots every one that is free too early shows.
+/// With so few slots, each slot that is free too early is detected.
 #[test]
 fn smallest_limits_never_breach_a_window() {
     never_more_than_the_limit(None, [("a", 1, 100), ("b", 2, 200)]);

@@ -1,8 +1,10 @@
-//! The promises of several limits of mixed algorithms at once, of accounts, and of a store that loses its state and is told
-//! by a ledger, or whose clock makes steps: each kept at the provider, or at the starts that it is about.
+//! Guarantees of several limits with mixed algorithms at once, some of them per account. The store loses its state,
+//! which is then rebuilt from a ledger, or its clock steps. Sliding logs are judged at the provider, other algorithms
+//! by the permits' starts.
 //!
-//! Workers do as the gate does: they compare clocks before they use a grant, give back what is late (however long they
-//! were frozen), and tell a cold store what the ledger knows once no permit of the lost state can be in any hands.
+//! Workers act as a gate does. They compare clocks before they use a grant, and release late permits unused, however
+//! long they were frozen. They send the ledger's past use to a cold store once no permit of the lost state can still
+//! start.
 
 use std::cell::Cell;
 
@@ -40,7 +42,7 @@ struct Worker {
     settled: Vec<(u64, PermitRelease, u64)>,
 }
 
-/// A request that began; its start by the store's clock.
+/// A request that began, with its start by the store's clock.
 #[derive(Clone, Debug)]
 struct Attempt {
     start_us: u64,
@@ -58,7 +60,7 @@ struct World {
     incarnations: u64,
     run: u32,
     now_us: u64,
-    /// Of the store's clock, ahead of the world's.
+    /// How far the store's clock is ahead of the world's clock.
     offset_us: i64,
     attempts: Vec<Attempt>,
     rebuilt: u32,
@@ -108,7 +110,8 @@ impl World {
             }
             Step::Crash { worker } => self.workers[*worker] = self.newborn(),
             Step::Restart => self.run += 1,
-            // Whoever comes after a step needs the word of somebody who was there: see `newcomers`.
+            // A process that starts after a step needs a stored attestation, which the module `clock_attestation`
+            // tests.
             Step::MoveClock { .. } if self.workers.iter().any(|worker| !worker.clock.is_known()) => {}
             Step::MoveClock { us } => self.offset_us += us,
         }
@@ -199,7 +202,7 @@ impl World {
         (call, departed_us)
     }
 
-    /// What the ledger says of a lost state, once no permit of it can be in any hands.
+    /// The ledger's past use for a lost state, once no permit of that state can still start.
     fn rebuild(&self, worker: usize, at_us: u64) -> Option<RebuildData> {
         let (born, since_us) = self.workers[worker].cold?;
         if at_us < since_us + micros_up(BOOKING_HORIZON) + SEND_BUDGET_US {
@@ -213,7 +216,7 @@ impl World {
         Some(rebuild)
     }
 
-    /// What the ledger says of accounts that the state has not counted, as far as all that was granted before has begun.
+    /// The ledger's past use of accounts that the state has not counted, once all earlier grants have started.
     fn seeds(&mut self, call: &LimiterCall, reply: &LimiterReply, at_us: u64) -> Option<CounterSeeds> {
         let is_needed = |passed: &&SkippedRequest| passed.shortage == Shortage::NeedsHistory { readable_in_us: 0 };
         let mut subjects = Vec::new();
@@ -294,13 +297,13 @@ fn add(ended: &mut Vec<PastUse>, open: &mut CostByKind, attempt: &Attempt, (at_u
             let past = PastUse { age, cost: CostByKind::charges(attempt.cost) };
             ended.extend((at_us - ended_us <= within_us).then_some(past));
         }
-        // Its answer never came, or not yet.
+        // Its answer is lost or still to come.
         _ if at_us - attempt.began_us <= within_us => open.charges += attempt.cost,
         _ => {}
     }
 }
 
-/// Name, how it counts, whom, requests, milliseconds, burst.
+/// Name, algorithm, scope, requests, window in milliseconds, burst.
 type Limit = (&'static str, Algorithm, Scope, u32, u64, Option<u32>);
 
 fn mixed(limits: &[Limit]) -> QuotaSpec {
@@ -319,19 +322,20 @@ fn mixed(limits: &[Limit]) -> QuotaSpec {
     }
 }
 
-/// Lives through new histories, and through some that are the same in every run: what these come to is no matter of luck.
+/// Plays new histories, and some that are the same in every run. The minimum counts are checked on those alone, so that
+/// they do not depend on chance.
 fn keeps_its_promises(trouble: Trouble, spec: &QuotaSpec) {
     live_through(Config { cases: 1_000, ..Config::default() }, trouble, spec);
     let lived = live_through(Config { cases: 400, rng_seed: RngSeed::Fixed(1), ..Config::default() }, trouble, spec);
-    // A limiter that grants nothing would keep every promise.
+    // A limiter that grants nothing would also pass.
     assert!(lived.requests > 1_000, "only {} requests were made", lived.requests);
     assert!(lived.full > 100, "a limit was used in full only {} times", lived.full);
-    assert!(lived.seeded > 100, "of accounts it was asked only {} times", lived.seeded);
-    assert!(lived.told > 160, "a ledger was asked only {} times", lived.told);
-    assert!(lived.stepped > 100 || trouble == Trouble::LostState, "only {} steps were seen", lived.stepped);
+    assert!(lived.seeded > 100, "histories of accounts were read only {} times", lived.seeded);
+    assert!(lived.told > 160, "the ledger was read only {} times", lived.told);
+    assert!(lived.stepped > 100 || trouble == Trouble::LostState, "only {} clock steps were detected", lived.stepped);
 }
 
-/// What histories came to, together.
+/// Totals over all histories of a run.
 struct Lived {
     requests: usize,
     full: u64,
@@ -396,7 +400,7 @@ fn log_with_buckets_breaches_no_limit() {
 
 #[test]
 fn logs_survive_store_clock_steps() {
-    // Long windows: a step must be noticed, told and survived by several calls within one.
+    // Long windows: within one window, several calls must detect a step, report it and go on.
     let limits = [("account", SlidingLog, Account, 5, 1_500, None), ("all", SlidingLog, Provider, 8, 1_000, None)];
     keeps_its_promises(Trouble::ClockSteps, &mixed(&limits));
 }

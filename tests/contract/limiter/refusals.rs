@@ -1,5 +1,5 @@
-//! Every way in which a real Redis refuses a call: no permit, an error that says what it was and what mends it, and work
-//! again once it is mended. What a call wrote before it was refused is held by the suites of lost state.
+//! Every refusal of a call by a real Redis: no permit, an error that names the cause and its fix, and permits again
+//! once it is fixed. Writes that precede a refusal are tested in the modules on lost state.
 
 use sluicegate::limiter::redis::client::RedisLimiter;
 
@@ -15,7 +15,7 @@ async fn caller(redis: &Redis) -> Caller {
     Caller::warm(&limiter(redis), spec(&[("all", 1_000, 20_000)])).await
 }
 
-/// What the error is expected to say, and whether it should last.
+/// Expects an error with this code and fix; `lasting`: the error needs an operator.
 async fn expect(caller: &mut Caller, code: &str, fix: &str, lasting: bool) {
     for _ in 0..3 {
         let error = caller.try_call(&[1]).await.unwrap_err();
@@ -29,7 +29,7 @@ fn says(error: &LimiterError, code: &str, fix: &str) {
     assert!(text.contains(code) && text.contains(fix), "{text}");
 }
 
-/// Asks until the store answers again, and expects a permit.
+/// Calls until the store answers again, and expects a permit.
 async fn expect_permits(caller: &mut Caller) {
     let deadline = std::time::Instant::now() + Duration::from_secs(60);
     loop {
@@ -41,11 +41,11 @@ async fn expect_permits(caller: &mut Caller) {
     }
 }
 
-/// Waits until a line of INFO is so.
+/// Waits until INFO has this line.
 async fn until_info(redis: &Redis, line: &str) {
     let deadline = std::time::Instant::now() + Duration::from_secs(60);
     while !redis.command::<String>("INFO").lines().any(|said| said.trim() == line) {
-        assert!(std::time::Instant::now() < deadline, "never {line}");
+        assert!(std::time::Instant::now() < deadline, "INFO never had the line {line}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -56,7 +56,7 @@ async fn misconf_a_disk_that_cannot_be_written() {
     let arguments = ["--save", "3600 1000"].map(str::to_owned).to_vec();
     let redis = Redis::start_in(&dir, RedisOptions { is_forgetful: true, arguments, ..RedisOptions::default() });
     let mut caller = caller(&redis).await;
-    // A directory stands where the snapshot should be.
+    // A directory has the name of the snapshot file, so saving fails.
     let snapshot = dir.join("dump.rdb");
     std::fs::create_dir(&snapshot).unwrap();
     redis.command::<String>("BGSAVE");
@@ -113,10 +113,10 @@ async fn busy_endless_script_of_another_program() {
     let running = std::thread::spawn(move || {
         redis::cmd("EVAL").arg("while true do end").arg(0).query::<()>(&mut endless).unwrap_err()
     });
-    // The first call waits behind the script, or is told at once.
+    // The first call waits behind the script, or is refused at once.
     let deadline = std::time::Instant::now() + Duration::from_secs(60);
     while !matches!(caller.try_call(&[1]).await, Err(LimiterError::Unavailable(why)) if why.contains("BUSY")) {
-        assert!(std::time::Instant::now() < deadline, "the script never holds anybody up");
+        assert!(std::time::Instant::now() < deadline, "the script never blocks a call");
     }
     expect(&mut caller, "BUSY", "SCRIPT KILL", false).await;
     redis.command::<()>("SCRIPT KILL");
@@ -157,20 +157,20 @@ async fn a_command_that_was_renamed() {
     let arguments = ["--rename-command", "FCALL", "HIDDEN"].map(str::to_owned).to_vec();
     let redis = Redis::start_with(RedisOptions { arguments, ..RedisOptions::default() });
     let mut caller = Caller::new(&limiter(&redis), spec(&[("all", 9, 20_000)]));
-    // Redis quotes the call's bytes. Mostly they are no text, and what it says cannot be read, which may be the connection's
-    // fault and pass; now and then they are.
+    // The error quotes bytes of the call. Mostly they are not valid text; then the error is unreadable and may be a
+    // transient fault of the connection. Sometimes they are valid.
     for _ in 0..3 {
         says(&caller.try_call(&[1]).await.unwrap_err(), "", "without renamed commands");
     }
 }
 
-/// A version that the function does not speak is told at once, and is not a matter of waiting.
+/// An argument version that the function does not know is refused at once. Waiting cannot fix it.
 #[tokio::test]
 async fn unknown_function_argument_is_refused() {
     let redis = Redis::shared();
     let limiter: Arc<dyn Limiter> = Arc::new(RedisLimiter::new(&redis.url(), "argument").unwrap());
     let mut caller = Caller::warm(&limiter, spec(&[("all", 9, 20_000)])).await;
-    // More groups of wants than a call may hold.
+    // More request groups than a call may hold.
     let many: Vec<u32> = (0..1_001).map(|n| 1 + n % 2).collect();
     let error = caller.try_call(&many).await.unwrap_err();
     assert!(matches!(&error, LimiterError::Refused(why) if why.contains("one version everywhere")), "{error:?}");

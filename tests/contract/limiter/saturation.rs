@@ -1,5 +1,6 @@
 //! Real Redis under saturation, with one fault in the middle of each run. The judge is the provider, which counts every
-//! request when it arrives: no window may hold more than the limit, before, during or after; and work must go on.
+//! request on arrival. No window may hold more than the limit, before, during or after the fault, and traffic must
+//! continue.
 
 use sluicegate::limiter::gate::{AcquireResult, Gate, Permit};
 use sluicegate::limiter::redis::client::RedisLimiter;
@@ -18,14 +19,14 @@ pub mod switch;
 use load::{Attempts, LIMIT, Works, quota};
 use switch::Switch;
 
-/// Requests that show that there is traffic: several windows full.
+/// Requests that prove traffic: several full windows.
 pub const TRAFFIC: u64 = 250;
 
 fn on(url: &str) -> Arc<dyn Limiter> {
     Arc::new(RedisLimiter::new(url, "saturated").unwrap())
 }
 
-/// Never more than the limit, and the limit was reached, so that a request more would have shown.
+/// Never more than the limit; and the limit was reached, so that one request more would have been detected.
 pub fn judge(report: &FakeProviderReport) {
     let counted = &report.limits[0];
     assert_eq!(counted.breaches, 0, "{} of {} requests in one window: {report:?}", counted.largest, counted.limit);
@@ -47,7 +48,7 @@ async fn fault_free_run_reaches_the_limit() {
     judge(&with_fault(&Redis::start(), |_| {}).await);
 }
 
-/// The judge's own test: three limits where there should be one.
+/// A test of the judge: three limiter stores where one is required.
 #[tokio::test(flavor = "multi_thread")]
 async fn unshared_stores_are_detected() {
     let stores = [Redis::start(), Redis::start(), Redis::start()];
@@ -90,14 +91,15 @@ async fn killed_and_restarted_without_its_data() {
 async fn stopped_for_a_second() {
     let stop = |redis: &Redis| {
         redis.signal("STOP");
-        // The fault itself: a second in which nobody answers.
+        // The fault: no answer for a second.
         std::thread::sleep(SECOND);
         redis.signal("CONT");
     };
     judge(&with_fault(&Redis::start(), stop).await);
 }
 
-/// A booked permit is in somebody's hands and in nobody's ledger when the state is lost: the others wait for it.
+/// When the state is lost, one booked permit is held by a process and not yet in the ledger. Other processes must wait
+/// for it.
 #[tokio::test(flavor = "multi_thread")]
 async fn lost_state_with_an_outstanding_permit() {
     let redis = Redis::start();
@@ -110,7 +112,7 @@ async fn lost_state_with_an_outstanding_permit() {
         gate
     };
     let (first, second) = (open(), open());
-    // Used once, so that the next start is booked: its permit comes before its time.
+    // One use, so that the next start is booked: its permit is granted before its start.
     let used = permit(&first).await;
     sleep_until(used.start_at).await;
     used.begin().unwrap().release_used(Instant::now());
@@ -124,7 +126,7 @@ async fn lost_state_with_an_outstanding_permit() {
     let begun = Instant::now();
     let window = Duration::from_millis(500);
     let early = timeout(2 * window, async { other.await.unwrap() }).await;
-    assert!(early.is_err(), "{:?} after the other began: {early:?}", begun.elapsed());
+    assert!(early.is_err(), "{:?} after the first began: {early:?}", begun.elapsed());
     drop(in_flight);
     stop.cancel();
     while running.join_next().await.is_some() {}
@@ -137,7 +139,7 @@ pub async fn permit(gate: &Gate) -> Permit {
     }
 }
 
-/// The replica has missed the last hundreds of grants when it becomes the primary.
+/// The replica lacks the last hundreds of grants when it becomes the primary.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lagging_replica_promoted() {
     let (primary, replica) = (Redis::start(), Redis::start());
@@ -148,7 +150,7 @@ async fn a_lagging_replica_promoted() {
     let switch = Switch::to(primary.port).await;
     let works = Works::start(|| on(&switch.url()));
     works.flows(TRAFFIC).await;
-    // Replication is cut: to a primary that is not there.
+    // Replication is cut: the named primary does not exist.
     block_in_place(|| replica.command::<()>("REPLICAOF 127.0.0.1 1"));
     works.flows(TRAFFIC).await;
     block_in_place(|| {
@@ -165,12 +167,12 @@ fn until_replicated(replica: &Redis) {
     let is_up =
         || replica.command::<String>("INFO replication").lines().any(|line| line.trim() == "master_link_status:up");
     while !is_up() {
-        assert!(std::time::Instant::now() < deadline, "the replica never caught up");
+        assert!(std::time::Instant::now() < deadline, "the link of the replica was never up");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
-/// A slot with all its keys goes to another master, and back.
+/// A slot with all its keys moves to another master, and back.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_of_a_cluster_migrated() {
     let cluster = RedisCluster::start();
@@ -189,7 +191,7 @@ async fn a_slot_of_a_cluster_migrated() {
     judge(&works.end().await);
 }
 
-/// A master that stands still until its replica has taken over wakes up and thinks that it still is one.
+/// A master is stopped until its replica has taken over. When it resumes, it still acts as a master.
 #[tokio::test(flavor = "multi_thread")]
 async fn cluster_master_resumed_after_failover() {
     let cluster = RedisCluster::start();
@@ -210,7 +212,7 @@ async fn cluster_master_resumed_after_failover() {
     judge(&works.end().await);
 }
 
-/// The server's clock jumps while it runs.
+/// The server's clock steps while it runs.
 async fn with_clock_moved_by(millis: i64) {
     let (redis, clock) = redis_with_false_clock();
     let fault = |redis: &Redis| {

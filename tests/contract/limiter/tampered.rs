@@ -1,5 +1,5 @@
-//! A state that somebody else wrote to: begun anew at once where the library remembers what it wrote, and where it does not,
-//! no error that stays and no wait beyond what settings allow.
+//! Limiter state that another program wrote to. Where the library remembers its last write, the state is reset at once.
+//! Elsewhere no error is permanent, and no wait exceeds what settings allow.
 
 use std::ops::Range;
 
@@ -14,8 +14,8 @@ use crate::support::redis::Redis;
 mod forgotten;
 mod gate;
 
-/// Numbers of the state, of its counts of what is in flight and of its one limit, with where they stand in `m`: the header of
-/// `lua/tallies.lua`.
+/// Numbers of the state, of its counters in flight and of its one limit, with their positions in `m` as in the header
+/// of `lua/tallies.lua`.
 const FIELDS: [(&str, Range<usize>); 26] = [
     ("run id digest", 0..8),
     ("terms digest", 8..16),
@@ -47,9 +47,9 @@ const FIELDS: [(&str, Range<usize>); 26] = [
 const LIMIT: u32 = 50;
 const ANSWERED: u32 = 30;
 const IN_FLIGHT: u32 = 10;
-/// In every window of the tests.
+/// In every window of these tests.
 const LEFT: u64 = (LIMIT - ANSWERED - IN_FLIGHT) as u64;
-/// A pause of a day is the longest that settings allow.
+/// The longest pause that settings allow is a day.
 const WAIT_MAX_US: u64 = 86_410_000_000;
 
 struct Tampered {
@@ -60,7 +60,7 @@ struct Tampered {
 }
 
 impl Tampered {
-    /// Of 50, 30 have been answered and 10 are in flight.
+    /// Of 50 slots, 30 are answered and 10 are in flight.
     async fn new(redis: &Redis, prefix: &str) -> Self {
         let limiter: Arc<dyn Limiter> = Arc::new(RedisLimiter::new(&redis.url(), prefix).unwrap());
         let mut caller = Caller::warm(&limiter, spec(&[("all", LIMIT, 20_000)])).await;
@@ -85,13 +85,13 @@ impl Tampered {
         self.caller.incarnation.to_le_bytes().to_vec()
     }
 
-    /// As after a restart of the functions, but not of the server.
+    /// As after a reload of the functions without a restart of the server.
     fn forget_what_was_written(&mut self) {
         reload().exec(&mut self.connection).unwrap();
     }
 
-    /// As a worker goes on: an error is tried again, and a state that was lost is told what the ledger knows. Says how many
-    /// permits were granted, and how many errors there were.
+    /// Continues as a worker does: it retries an error, and rebuilds a lost state from the ledger. Returns the numbers
+    /// of granted permits and of errors.
     async fn go_on(&mut self, what: &str) -> (u64, u32) {
         let (mut granted, mut errors, mut in_a_row, mut rebuild) = (0, 0, 0, None);
         for _ in 0..6 {
@@ -112,7 +112,7 @@ impl Tampered {
                     in_a_row = 0;
                     granted += reply.permits();
                     if let Some(refused) = reply.refused {
-                        // What the ledger tells ends a cold start, however long it would be.
+                        // The rebuild from the ledger ends a cold start, however long it is.
                         let is_cold = refused.reason == RefusalReason::Cold;
                         assert!(is_cold || refused.wait_us <= WAIT_MAX_US, "{what}: {refused:?}");
                         let of_state = self.answered_at.elapsed();
@@ -141,7 +141,7 @@ fn reload() -> redis::Pipeline {
 
 const NASTY: usize = 8;
 
-/// What somebody may write in place of a number; one of eight.
+/// One of eight values that another program may write in place of a number.
 fn nasty(was: &[u8], number: usize) -> Vec<u8> {
     let days_us = 30 * 86_400 * 1_000_000_u64;
     let is = was.iter().rev().fold(0_u64, |value, byte| value << 8 | u64::from(*byte));
@@ -170,7 +170,7 @@ async fn tampered_state_is_reset() {
             state[at.clone()].copy_from_slice(&value);
             tampered.overwrite(b"m", &state);
             let what = format!("{name} as {value:?}");
-            // Of another server or distrusted it is begun anew without a word, as after a loss.
+            // State of another server, or invalidated state, is reset without an error, as after a loss.
             assert_eq!(tampered.go_on(&what).await.0, LEFT, "{what}");
         }
     }
@@ -205,7 +205,8 @@ async fn restored_old_state_is_reset() {
     assert!(error.to_string().contains("not what was written last"), "{error}");
 }
 
-/// Whoever has loaded the functions anew knows only what is stored: then what can be seen is seen, and nothing stays.
+/// After a reload the functions know only the stored state. They detect what contradicts itself, and no tampering
+/// blocks a quota forever.
 #[tokio::test]
 async fn undetected_tampering_does_not_block_forever() {
     let redis = Redis::start();
@@ -228,7 +229,7 @@ async fn undetected_tampering_does_not_block_forever() {
             }
         }
     }
-    // The instant of what was answered last can be any that is over.
+    // The last answered instant can be any past instant, so a change to it is not detected.
     assert!(unseen.iter().all(|(name, _)| *name == "open ms"), "{unseen:?}");
     for (number, value) in [Vec::new(), b"x".to_vec(), vec![7; 16], vec![7; 40], vec![255; 60]].iter().enumerate() {
         for name in [b"8 bytes.".to_vec(), Vec::new()] {
@@ -257,7 +258,7 @@ async fn inconsistent_account_state_resets_the_limiter() {
         caller.settle(is_answered.then_some(answered).into_iter().collect(), &[]).await;
         (caller, subject_key(prefix, &limits, &subjects[0]))
     };
-    // Behind the owner's 29 bytes and the tally's 26: uses at 62, permits in flight at 36.
+    // Behind the 29 bytes of the subject and the 26 of its counter: uses at 62, permits in flight at 36.
     for (at, is_answered) in [(62, true), (36, false), (82, true)] {
         for value in [0, 1, 200] {
             let (mut caller, key) = begun(&format!("account-{at}-{value}"), is_answered).await;
@@ -280,7 +281,7 @@ async fn inconsistent_account_state_resets_the_limiter() {
         let (mut caller, key) = begun(&format!("account-text-{}", value.len()), true).await;
         redis::cmd("HSET").arg(&key).arg("m").arg(&value).exec(&mut connection).unwrap();
         let error = caller.try_call(&[]).await.err();
-        assert!(error.is_none(), "an account that nobody asks for is no matter: {error:?}");
+        assert!(error.is_none(), "a call for no account ignores a damaged account: {error:?}");
         caller.number += 1;
         if let Err(error) = caller.repeat_for(vec![want(5)]).await {
             assert!(error.to_string().contains("DAMAGED"), "{value:?}: {error}");

@@ -1,4 +1,5 @@
-//! Answers that say two things where one is needed: their outcome is unknown, whichever of the two would be convenient.
+//! Answers with contradictory values where one is needed: their outcome is unknown, even if one of the values would be
+//! convenient.
 
 use std::time::Duration;
 
@@ -38,7 +39,7 @@ fn reads_codes(url: &str) -> Provider {
     Provider { statuses: [(200, codes()), (402, codes()), (400, retry)].into(), ..row(url) }
 }
 
-/// The outcome of an answer, which is the only one.
+/// The outcome of the only answer.
 async fn outcome(row: impl Fn(&str) -> Provider, answer: Then) -> Outcome {
     let server = RawServer::start(vec![answer]).await;
     let answer = send_one(&row(&server.url())).await;
@@ -80,7 +81,7 @@ async fn duplicate_unused_keys_are_allowed() {
     ] {
         assert_eq!(outcome(row, Then::answer("200 OK", "", body)).await, accepted(), "{body}");
     }
-    // The status alone decides.
+    // The status alone decides here.
     for (status, means) in [("402 No", "declined"), ("429 Slow", "throttled")] {
         let found = outcome(row, Then::answer(status, "", r#"{"code":"a","code":"b","id":1,"id":2}"#)).await;
         match found {
@@ -93,7 +94,7 @@ async fn duplicate_unused_keys_are_allowed() {
     assert!(matches!(outcome(reads_codes, same).await, Outcome::Declined { .. }));
 }
 
-/// One of the two is where the next answer begins.
+/// One of the two lengths ends inside the next answer, so the connection cannot be reused.
 #[tokio::test]
 async fn conflicting_lengths_are_unknown_and_close_connection() {
     let body = r#"{"id":"ch_1"}"#;
@@ -120,7 +121,7 @@ async fn conflicting_lengths_are_unknown_and_close_connection() {
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nd\r\n{\"id\":\"ch_1\"}\r\n0\r\n\r\n".to_vec(),
     );
     assert_eq!(outcome(row, chunked).await, accepted());
-    // The same length twice is one length. <https://www.rfc-editor.org/rfc/rfc9110#section-8.6>
+    // The same length twice is one length, see <https://www.rfc-editor.org/rfc/rfc9110#section-8.6>.
     assert_eq!(outcome(row, Then::answer("200 OK", "content-length: 13\r\n", body)).await, accepted());
 }
 
@@ -135,7 +136,7 @@ async fn wrong_content_encoding_is_unknown() {
     assert_eq!(outcome(row, split).await, unreadable(200));
     let framed = b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked\r\n\r\nd\r\n{\"id\":\"ch_1\"}\r\n0\r\n\r\n";
     assert_eq!(outcome(row, Then::Answer(framed.to_vec())).await, unreadable(200));
-    // Labels that browsers pass by, too.
+    // Labels that browsers ignore too.
     for label in ["identity", "utf-8", "none", ""] {
         let answer = Then::answer("200 OK", &format!("content-encoding: {label}\r\n"), body);
         assert_eq!(outcome(row, answer).await, accepted(), "{label}");
@@ -177,7 +178,7 @@ async fn ambiguous_lookup_response_is_unknown() {
     let plain = format!("{whole}\"}}");
     let gzip = Then::answer("200 OK", "content-encoding: gzip\r\n", &plain);
     assert_eq!(found(gzip).await, unreadable(200));
-    // Not found would have it sent again.
+    // `not found` would cause a second charge.
     for (status, read) in [("200 OK", 200), ("404 Not Found", 404)] {
         let head = format!("HTTP/1.1 {status}\r\ncontent-length: 2\r\ntransfer-encoding: chunked\r\n\r\n");
         let bytes = format!("{head}{:x}\r\n{plain}\r\n0\r\n\r\n", plain.len()).into_bytes();

@@ -1,4 +1,4 @@
-//! Answers that no provider should give: each is an outcome, one request, and bounded memory and time.
+//! Malformed and endless answers: each yields one outcome after one request, with bounded memory and time.
 
 use std::time::{Duration, Instant};
 
@@ -33,7 +33,7 @@ fn table() -> Vec<(&'static str, &'static [u8], Outcome, Option<u16>)> {
         ("200 OK\r\ntransfer-encoding: chunked", b"zz\r\n", lost.clone(), Some(200)),
         ("200 OK\r\ntransfer-encoding: chunked", b"ffffffffffffffffff\r\nx", lost.clone(), Some(200)),
         ("200 OK\r\ntransfer-encoding: chunked", b"fffffffffffffff\r\n{}", lost.clone(), Some(200)),
-        // Encodings that we did not ask for.
+        // Encodings that the request did not allow.
         ("200 OK\r\ncontent-encoding: gzip", b"\x1f\x8b\x08\0\0\0\0\0\0\x03", unreadable(200), Some(200)),
         ("200 OK\r\ncontent-encoding: zip-of-death", whole, accepted(), Some(200)),
         ("200 OK\r\ncontent-type: text/html", b"<html>ok</html>", unreadable(200), Some(200)),
@@ -99,7 +99,7 @@ async fn redirect_to_another_host_is_not_followed() {
     }
 }
 
-/// Whatever comes without end ends at the total timeout, and little of it is read.
+/// An endless answer ends at the total timeout, and only little of it is read.
 #[tokio::test]
 async fn endless_responses_end_at_the_timeout() {
     let second = Duration::from_secs(1);
@@ -136,7 +136,7 @@ async fn endless_responses_end_at_the_timeout() {
         let answer = send_one(&Provider { timeout: 3 * second, ..row(&server.url()) }).await;
         assert!(begun.elapsed() < Duration::from_secs(30), "{what}: {:?}", begun.elapsed());
         let expected = (outcome.clone(), status);
-        // A machine that is slow enough reaches the timeout before any bound.
+        // A slow machine may reach the timeout before any bound.
         assert!((answer.outcome.clone(), answer.status) == expected || answer.outcome == timeout, "{what}: {answer:?}");
         assert_eq!((server.requests().len(), server.connections()), (1, 1), "{what}");
         let written = server.flooded().await;

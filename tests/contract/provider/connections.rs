@@ -1,4 +1,5 @@
-//! How many requests share a connection: as long as the provider says, and none where a lost one would cost a review.
+//! Reuse of connections: as long as the provider's keep-alive allows, and not where a lost connection would cost a
+//! manual review.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,8 +22,8 @@ async fn outcomes(row: &Provider, payments: usize) -> Vec<Outcome> {
     outcomes
 }
 
-/// Promises to keep each connection, answers one request on it, and closes it when the next one arrives: as a server whose
-/// time for idle connections ends just then. Counts connections.
+/// A server that promises keep-alive, answers one request per connection, and closes it when the next one arrives, as
+/// if its idle timeout ended just then. It counts connections.
 async fn impatient_server() -> (String, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/", listener.local_addr().unwrap());
@@ -49,10 +50,11 @@ async fn idle_connection_close_causes_no_review() {
     let forgetful = Provider { idempotency_retention: None, ..row(&url) };
     assert_eq!(outcomes(&forgetful, 20).await, vec![accepted.clone(); 20]);
     assert_eq!(connections.load(Ordering::SeqCst), 20);
-    // A look-up is no reason to share: a stray 429 would have a charge sent again, and nobody would deduplicate it.
+    // A look-up does not allow reuse: after a stray 429 the charge would be sent again, and the provider would not
+    // deduplicate it.
     let asked = Provider { lookup: Some(super::fake::lookup(&url)), ..forgetful.clone() };
     assert_eq!(outcomes(&asked, 2).await, vec![accepted.clone(); 2]);
-    // What the row says goes before.
+    // A setting in the row takes precedence.
     let reusing = Provider { reuse_connections: Some(true), ..forgetful };
     assert_eq!(outcomes(&reusing, 2).await, [accepted.clone(), unknown(UnknownCause::ConnectionLost)]);
     let single = Provider { reuse_connections: Some(false), ..row(&url) };

@@ -1,4 +1,5 @@
-//! Requests of random messages and rows, up to the largest message: each part is within its bound or the job is too large.
+//! Requests from random messages and rows, up to the largest message: each part is within its bound, or the job is
+//! rejected as too large.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};

@@ -46,7 +46,7 @@ impl Fake {
     }
 }
 
-/// Largest count and breaches, by comparing every arrival with every other.
+/// Largest count and number of breaches, from a comparison of every arrival with every other.
 fn recount(arrivals_us: &[u64], limit: Rate) -> (u64, u64) {
     let window_us = limit.window().as_micros() as u64;
     let counts = arrivals_us
@@ -180,7 +180,7 @@ async fn declines_faults_and_refusals_map_to_outcomes() {
     }
 }
 
-/// The row tells a lock on one object from the provider's own limit, though both come as 429.
+/// The row distinguishes a lock on one object from the provider's own limit, though both come as 429.
 #[tokio::test]
 async fn lock_and_rate_limit_are_distinguished() {
     install_tls_provider();
@@ -241,7 +241,7 @@ pub(super) fn lookup(url: &str) -> LookupConfig {
     }
 }
 
-/// The charge's own reference comes back, one request per question, without key or body; and by no look-up is charged.
+/// A look-up returns the charge's own reference. It is one request without key or body, and never charges.
 #[tokio::test]
 async fn charge_can_be_looked_up() {
     install_tls_provider();
@@ -261,10 +261,10 @@ async fn charge_can_be_looked_up() {
     let report: FakeProviderReport = fake.get("_report").await;
     assert_eq!((report.requests, report.lookups, report.charges), (4, 3, 1));
     fake.stop().await;
-    assert!(matches!(provider.look_up(&other).await.outcome, LookupResult::NotSent { .. }), "nobody listens");
+    assert!(matches!(provider.look_up(&other).await.outcome, LookupResult::NotSent { .. }), "no server listens");
 }
 
-/// On the wire: the row's headers, no key, no body that was not asked for; silence is no answer.
+/// The request carries the row's headers, no key, and no body unless the row asks for one. No response is no answer.
 #[tokio::test]
 async fn lookup_is_one_request_without_key() {
     let body = r#"{"id":"ch_1","state":"succeeded","amount":1299,"currency":"EUR"}"#;

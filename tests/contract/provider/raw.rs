@@ -1,4 +1,4 @@
-//! A server below HTTP: it records every byte of every request and misbehaves as told.
+//! A server at the TCP level that records every byte of every request and misbehaves by script.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,25 +9,25 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-/// What follows on a request.
+/// The server's reaction to a request.
 #[derive(Clone, Debug)]
 pub enum Then {
     /// Exactly these bytes, then the connection is closed.
     Raw(Vec<u8>),
-    /// A whole answer; the connection stays open.
+    /// A complete answer; the connection stays open.
     Answer(Vec<u8>),
-    /// A whole answer that promises keep-alive, then the connection is closed.
+    /// A complete answer that promises keep-alive, then the connection is closed.
     AnswerAndClose,
     Reset,
     /// Reset before the request is read.
     ResetUnread,
     Close,
     Silence,
-    /// A good head, then a space every 50 ms.
+    /// A valid head, then a space every 50 ms.
     Drip,
-    /// A good head, then a body without end.
+    /// A valid head, then an endless body.
     Flood,
-    /// These bytes, then the second ones again and again, with a pause between.
+    /// The first bytes, then the second ones repeatedly, with a pause between.
     Repeat(&'static [u8], &'static [u8], Duration),
 }
 
@@ -56,12 +56,12 @@ pub struct RawServer {
 }
 
 impl RawServer {
-    /// Plays the script, one step per request; the last one again and again.
+    /// Plays the script, one step per request; the last step repeats.
     pub async fn start(script: Vec<Then>) -> Self {
         Self::start_with(script, true).await
     }
 
-    /// Does `then` after the first bytes, whatever they are.
+    /// Plays `then` after the first bytes, whatever they are.
     pub async fn start_reading_anything(then: Then) -> Self {
         Self::start_with(vec![then], false).await
     }
@@ -106,7 +106,7 @@ impl RawServer {
         self.requests().iter().map(key).collect()
     }
 
-    /// Bytes that a flood could write before the connection was closed on it.
+    /// Bytes of a flood that were written before the client closed the connection.
     pub async fn flooded(&self) -> usize {
         self.flooded.clone().wait_for(Option::is_some).await.unwrap().unwrap()
     }
@@ -138,7 +138,7 @@ impl Play {
         }
     }
 
-    /// Records one whole request; its number.
+    /// Records one complete request and returns its number.
     async fn receive(&self, stream: &mut TcpStream) -> Option<usize> {
         let mut bytes = Vec::new();
         while !self.http && bytes.is_empty() || self.http && !is_whole(&bytes) {
@@ -151,13 +151,13 @@ impl Play {
         Some(requests.len() - 1)
     }
 
-    /// Whether the connection goes on.
+    /// Plays a step; returns whether the connection stays open.
     async fn play(&self, then: &Then, stream: &mut TcpStream) -> bool {
         match then {
             Then::Answer(bytes) => stream.write_all(bytes).await.is_ok(),
             Then::Raw(bytes) => {
                 stream.write_all(bytes).await.unwrap();
-                // A close with unread bytes would be a reset; wait for the other side instead.
+                // A close with unread bytes would be a reset, so it waits until the client closes.
                 stream.shutdown().await.unwrap();
                 let _ = stream.read_to_end(&mut Vec::new()).await;
                 false
@@ -210,7 +210,7 @@ impl Play {
     }
 }
 
-/// Head and as much body as it announces.
+/// Whether the head and the announced body are complete.
 fn is_whole(bytes: &[u8]) -> bool {
     let Some(head_end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") else { return false };
     let head = String::from_utf8_lossy(&bytes[..head_end]).to_ascii_lowercase();

@@ -1,4 +1,4 @@
-//! Secrets that a row names go where the list of the process's configuration lets them, and nowhere else.
+//! Secrets that a row names: they are sent only to hosts that the process's configuration lists for them.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ use sluicegate::provider::{FreezeError, PaymentProvider as _};
 use super::raw::{RawServer, Then};
 use super::{charge, job, policy, row};
 
-/// Loopback, with these secrets.
+/// A policy for loopback with these secrets granted.
 pub fn granting(entries: &[&str]) -> OutboundPolicy {
     let entries: Vec<String> = entries.iter().map(|entry| (*entry).to_owned()).collect();
     policy().with_secret_grants(&SecretGrants::parse(&entries).unwrap(), &[])
@@ -58,7 +58,7 @@ async fn ungranted_secret_makes_row_unusable() {
     assert_eq!(server.requests().len(), 1);
 }
 
-/// The same headers go with a look-up, so its host needs them, too.
+/// A look-up sends the same headers, so its host needs a grant too.
 #[tokio::test]
 async fn lookup_on_another_host_needs_own_grant() {
     let server = RawServer::start(vec![Then::answer("404 Not Found", "", "")]).await;
@@ -69,7 +69,7 @@ async fn lookup_on_another_host_needs_own_grant() {
     let both = HttpProvider::new(&row, &granting(&["env:PATH@127.0.0.1", "env:PATH@LOCALHOST"])).unwrap();
     let mut question = both.lookup_request(&job("pay-1")).unwrap();
     assert_eq!(both.look_up(&question).await.outcome, LookupResult::NotFound);
-    // Whatever was asked for, the host that is called decides.
+    // The host that is called decides, not the host of the row.
     question.url = server.url().replace("127.0.0.1", "127.0.0.2");
     let elsewhere = both.look_up(&question).await.outcome;
     assert!(
@@ -79,7 +79,7 @@ async fn lookup_on_another_host_needs_own_grant() {
     assert_eq!(server.requests().len(), 1);
 }
 
-/// A row that has moved since has entries for its new host alone.
+/// A row that has moved since has grants for its new host alone.
 #[tokio::test]
 async fn frozen_request_to_ungranted_host_is_refused() {
     let server = RawServer::start(vec![Then::ok()]).await;
@@ -94,7 +94,7 @@ async fn frozen_request_to_ungranted_host_is_refused() {
     assert!(server.requests().is_empty());
 }
 
-/// An entry does not make the program's own files a provider's.
+/// A grant does not expose the program's own configuration files to a provider.
 #[tokio::test]
 async fn own_configuration_files_are_refused_as_secrets() {
     let server = RawServer::start(vec![Then::ok()]).await;

@@ -1,4 +1,4 @@
-//! Second answers that a provider or its gateway sends on a connection that is kept alive: they settle no other payment.
+//! Stray second answers of a provider or its gateway on a kept-alive connection: they decide no other payment.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::support::doubling::{DoublingServer, Stray, answer_to, is_accepted};
 
 const PAYMENTS: usize = 400;
 
-/// Outcomes that belong to another payment, and those that are unknown.
+/// Number of outcomes that belong to another payment, and of unknown outcomes.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Count {
     wrong: usize,
@@ -62,7 +62,7 @@ async fn stray_response_before_request_closes_connection() {
     }
 }
 
-/// No client can tell such an answer from its own by when it came.
+/// The arrival time alone cannot distinguish such an answer from the right one.
 #[tokio::test]
 async fn echo_detects_an_overtaking_stray_response() {
     let places = [
@@ -73,7 +73,7 @@ async fn echo_detects_an_overtaking_stray_response() {
         let server = DoublingServer::start(Stray::Overtaking).await;
         let row = with_echo(row(&server.url), echo(field, place));
         let count = count(&server, Stray::Overtaking, &row).await;
-        // Each connection serves one payment, and ends with the stray answer to the next one.
+        // Each connection serves one payment, and is closed after the stray answer to the next one.
         assert_eq!(count, Count { wrong: 0, unknown: PAYMENTS / 2 }, "{field:?}");
         assert_eq!(server.connections(), PAYMENTS / 2, "{field:?}");
     }
@@ -89,7 +89,8 @@ async fn single_use_connections_receive_no_stray_response() {
     }
 }
 
-/// A connection that has carried a response may bring that one's copy, so a refusal on it does not prove that nothing was charged.
+/// A used connection may deliver a copy of an earlier response. So a refusal on it does not prove that nothing was
+/// charged.
 #[tokio::test]
 async fn refusal_on_a_used_connection_is_unknown() {
     let by_order = || echo(EchoField::Id, ResponseLocation::Body("/order".to_owned()));
@@ -111,7 +112,7 @@ async fn refusal_on_a_used_connection_is_unknown() {
             assert_eq!(outcome.code(), if has_echo { code } else { "unknown" }, "{outcome:?}");
             if !has_echo {
                 assert_eq!(outcome.transmission(), Transmission::NoResponse, "{outcome:?}");
-                // A refusal may have a copy too: its connection serves no other payment.
+                // A refusal may have a copy too, so its connection serves no other payment.
                 let next = charge(&provider, &job("pay-2")).await.outcome;
                 assert_eq!((next.code(), server.connections()), (code, 2), "{next:?}");
             }
@@ -133,7 +134,7 @@ async fn refusal_without_echoed_field_is_unknown() {
     assert_eq!(codes, ["accepted", "unknown"]);
 }
 
-/// Two answers on a connection that was used before: one of them may be a second answer to the payment before.
+/// Two answers on a used connection: one of them may be a second answer to the earlier payment.
 #[tokio::test]
 async fn two_answers_on_a_used_connection_are_unknown() {
     let body = r#"{"id":"ch_1"}"#;
@@ -147,7 +148,7 @@ async fn two_answers_on_a_used_connection_are_unknown() {
     assert_eq!((server.requests().len(), server.connections()), (3, 2));
 }
 
-/// The outcome of a request of 900 KB that the server answers so after its first bytes.
+/// The outcome of a request of 900 KB to which the server sends `answer` after the first bytes.
 async fn outcome_of_early_response(answer: &[u8]) -> Outcome {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     // Small segments and a small buffer: more than half a megabyte stays in the client.
@@ -167,13 +168,13 @@ async fn outcome_of_early_response(answer: &[u8]) -> Outcome {
     answer.outcome
 }
 
-/// Bytes that come while a large request is being written are no answer to it.
+/// Bytes that arrive while a large request is being written are no answer to it.
 #[tokio::test]
 async fn an_answer_to_half_a_request_is_unknown() {
     assert_eq!(outcome_of_early_response(&answer_to(0)).await, unknown(UnknownCause::ConnectionLost));
 }
 
-/// A server may refuse by the head alone. On a new connection there is no other request that it could mean.
+/// A server may refuse after the head alone. On a new connection the refusal can concern no other request.
 #[tokio::test]
 async fn early_refusal_on_a_new_connection_is_read() {
     let refusal = b"HTTP/1.1 429 Slow\r\nretry-after: 7\r\ncontent-length: 0\r\n\r\n";

@@ -1,5 +1,5 @@
-//! The judges: of what the provider counted when it arrived, and of starts by the algorithms that count those. They share
-//! no code with the limiter.
+//! The judges of mixed limits: arrivals at the provider for sliding logs, and starts for the algorithms that count
+//! starts. They share no code with the limiter.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use sluicegate::provider::simulated::{FakeOptions, OnLimit, StrictProvider};
 use super::{Attempt, World};
 
 impl World {
-    /// At the provider: what counts between start and answer.
+    /// Judges sliding logs at the provider: requests count from their start until a window after the answer.
     pub fn judge_logs(&self) -> Result<u64, TestCaseError> {
         let mut full = 0;
         for limit in self.spec.limits.iter().filter(|limit| limit.algorithm == Algorithm::SlidingLog) {
@@ -41,7 +41,7 @@ impl World {
         Ok(full)
     }
 
-    /// By the store's clock: what counts the starts.
+    /// Judges the algorithms that count starts, by the store's clock.
     pub fn judge_starts(&self) -> Result<(), TestCaseError> {
         let mut starts: Vec<(u64, u64)> =
             self.attempts.iter().map(|attempt| (attempt.start_us, u64::from(attempt.cost))).collect();

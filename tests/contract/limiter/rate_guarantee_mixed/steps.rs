@@ -1,4 +1,4 @@
-//! What happens in a world of workers, a store and a provider, one step after the other, drawn at random.
+//! Random steps of a world of workers, a store and a provider: calls, crashes, lost state, clock steps.
 
 use proptest::prelude::*;
 
@@ -28,13 +28,13 @@ pub enum Step {
         worker: usize,
     },
     Restart,
-    /// The store's clock.
+    /// The store's clock steps.
     MoveClock {
         us: i64,
     },
 }
 
-/// What may happen in a world beside calls.
+/// Faults besides lost calls and crashes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Trouble {
     LostState,
@@ -44,7 +44,7 @@ pub enum Trouble {
 pub fn step(trouble: Trouble) -> impl Strategy<Value = (u64, Step)> {
     let gap = prop_oneof![4 => 0_u64..2_000, 3 => 0_u64..60_000, 1 => Just(130_000_u64), 1 => Just(420_000)];
     let delay = || prop_oneof![3 => 0_u64..500, 2 => 0_u64..30_000, 2 => 100_000_u64..160_000];
-    // Sometimes its process is frozen between the reply and the start, for longer than its lease lasts.
+    // Sometimes the process is frozen between the reply and the start, for longer than its hold.
     let begin = prop_oneof![6 => Just(0_u64), 3 => 0_u64..50_000, 1 => Just(900_000)];
     let one = (begin, delay(), delay(), prop::bool::weighted(0.85), prop::bool::weighted(0.85));
     let one = one.prop_map(|(begin_us, transit_us, answer_us, is_sent, is_answered)| Use {

@@ -1,6 +1,6 @@
 //! Three processes at full load on one quota, a ledger that knows their requests, and the provider that judges them.
 //!
-//! A process is what it is to the limiter: connections of its own, a gate of its own, tasks that always want a permit.
+//! To the limiter, a process is a set of connections, a gate, and tasks that always request permits.
 
 use std::sync::Mutex;
 
@@ -22,10 +22,10 @@ const PROCESSES: usize = 3;
 const TASKS: usize = 30;
 pub const LIMIT: u32 = 50;
 const WINDOW: Duration = Duration::from_millis(500);
-/// Longer than any fault and the cold start after it take, shorter than a clock's step.
+/// Longer than any fault with the cold start after it, shorter than a clock step.
 const FLOWS_WITHIN: Duration = Duration::from_secs(20);
 
-/// What the processes are told of the quota.
+/// The quota's spec in all processes.
 pub fn quota() -> QuotaSpec {
     quota_of(LIMIT)
 }
@@ -49,7 +49,7 @@ pub fn quota_of(max_requests: u32) -> QuotaSpec {
     }
 }
 
-/// One process's gate, and what runs it.
+/// One process's gate, and the future that runs it.
 pub fn gate(
     limiter: Arc<dyn Limiter>,
     recent: &Arc<Attempts>,
@@ -67,8 +67,7 @@ pub fn gate(
     (gate, run)
 }
 
-/// The ledger's attempts, as far as a limiter that lost its state asks for them: how many are on the wire, and when the
-/// others ended.
+/// The ledger's attempts, as a rebuild needs them: the number in flight, and when the others ended.
 #[derive(Default)]
 pub struct Attempts(Mutex<(u32, Vec<Instant>)>);
 
@@ -97,7 +96,7 @@ impl RecentAttempts for Attempts {
     }
 }
 
-/// Counts every request when it arrives, by its own clock.
+/// A provider that counts every request on arrival, by its own clock.
 struct Provider {
     strict: Mutex<StrictProvider>,
     begun: Instant,
@@ -107,7 +106,7 @@ struct Provider {
 impl Provider {
     fn arrive(&self) {
         let mut strict = self.strict.lock().unwrap();
-        // The instant is taken under the lock, so that requests are booked in the order of their instants.
+        // The instant is read under the lock, so that requests are recorded in the order of their instants.
         let at_us = u64::try_from(self.begun.elapsed().as_micros()).unwrap();
         let _counted = strict.record_arrival(at_us);
         self.requests.send_modify(|requests| *requests += 1);
@@ -127,7 +126,7 @@ impl Works {
         Self::start_with(quota(), limiter)
     }
 
-    /// The same on terms of their own, with the same limit.
+    /// The same with another spec of the same limit.
     pub fn start_with(spec: QuotaSpec, mut limiter: impl FnMut() -> Arc<dyn Limiter>) -> Self {
         let rate = Rate::new(LIMIT, WINDOW).unwrap();
         let options = FakeOptions { limits: vec![rate], on_limit: OnLimit::Count, ..FakeOptions::default() };
@@ -159,7 +158,7 @@ impl Works {
         self.gates.push(gate);
     }
 
-    /// Waits for so many more requests at the provider.
+    /// Waits for this many more requests at the provider.
     pub async fn flows(&self, more: u64) {
         let mut requests = self.provider.requests.subscribe();
         let enough = *requests.borrow() + more;
@@ -173,18 +172,18 @@ impl Works {
         *self.provider.requests.borrow()
     }
 
-    /// Waits until every process says that nobody grants, with such a cause.
+    /// Waits until every process reports that the store is unavailable, with this cause.
     pub async fn all_say(&self, cause: &str) {
         let says = |view: &GateView| matches!(&view.block, Some((BlockReason::StoreUnavailable(why), _)) if why.contains(cause));
         for gate in &self.gates {
             let mut view = gate.view();
             if timeout(FLOWS_WITHIN, view.wait_for(says)).await.is_err() {
-                panic!("not `{cause}`: {:?}", gate.view().borrow());
+                panic!("no report of `{cause}`: {:?}", gate.view().borrow());
             }
         }
     }
 
-    /// Ends the work and hears the provider.
+    /// Ends all tasks and returns the provider's report.
     pub async fn end(mut self) -> FakeProviderReport {
         self.stop.cancel();
         while let Some(ended) = self.tasks.join_next().await {
@@ -198,7 +197,7 @@ impl Works {
     }
 }
 
-/// One request, as a worker makes it: permit, attempt, start, way out, answer.
+/// One request, as a worker makes it: permit, attempt, start, transit, answer.
 async fn work(gate: &Gate, attempts: &Attempts, provider: &Provider) {
     let AcquireResult::Granted(permit) = gate.acquire(ask(Instant::now() + FLOWS_WITHIN)).await else {
         return sleep(Duration::from_millis(20)).await;
@@ -208,7 +207,7 @@ async fn work(gate: &Gate, attempts: &Attempts, provider: &Provider) {
     let Ok(in_flight) = permit.begin() else { return attempts.take_back() };
     let way_ms = rand::rng().random_range(2..30);
     sleep(Duration::from_millis(way_ms)).await;
-    // A client that has hung up sends nothing more.
+    // A client that has timed out sends nothing more.
     if Instant::now() >= in_flight.answer_before {
         in_flight.release_unknown();
         return attempts.end();

@@ -1,4 +1,4 @@
-//! One address behind which the server can be exchanged, as a fail-over does.
+//! A TCP proxy with one address, behind which the server can be exchanged, as in a fail-over.
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -9,7 +9,7 @@ pub struct Switch {
 }
 
 impl Switch {
-    /// Leads to a port of this machine, for as long as the runtime lives.
+    /// Forwards to a port of this machine, until the runtime ends.
     pub async fn to(target: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -33,7 +33,7 @@ impl Switch {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// Cuts every connection; the next ones lead elsewhere.
+    /// Closes every connection; the next ones go to another port.
     pub fn turn_to(&self, target: u16) {
         self.target.send_replace(target);
     }

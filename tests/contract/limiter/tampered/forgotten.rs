@@ -1,4 +1,4 @@
-//! What the functions check of a state that they do not remember, and when they forget one.
+//! State that the functions do not remember: what they check of it, and which operations make them forget it.
 
 use sha2::{Digest, Sha256};
 
@@ -24,7 +24,7 @@ async fn check_keeps_the_loaded_library() {
     let report = RedisLimiter::new(&redis.url(), "checked").unwrap().report().await.unwrap();
     assert!(report.nodes.iter().all(|node| node.facts.is_ok()), "{report:?}");
     let mut state = tampered.field(b"m");
-    // One call more: nothing that is stored contradicts it.
+    // One call more, which contradicts nothing else in the state.
     state[64] += 1;
     tampered.overwrite(b"m", &state);
     tampered.caller.number += 1;
@@ -32,7 +32,7 @@ async fn check_keeps_the_loaded_library() {
     assert!(error.to_string().contains("not what was written last"), "{error}");
 }
 
-/// The next call remembers the fields of all callers, also of those that have not called since.
+/// The next call remembers the fields of all callers, also of callers that have not called since.
 #[tokio::test]
 async fn silent_callers_field_is_remembered() {
     let redis = Redis::start();
@@ -42,7 +42,7 @@ async fn silent_callers_field_is_remembered() {
         let mut other = Caller::new(&tampered.caller.limiter, tampered.caller.spec.clone());
         other.call(&[]).await;
         let mut field = tampered.field(&tampered.mine());
-        // The last lease: call 6, deadline 7, charges 4, lookups 4.
+        // The last permit in flight: call 6, deadline 7, charges 4, look-ups 4 bytes.
         let at = field.len() - 15;
         field[at..at + 7].copy_from_slice(&deadline.to_le_bytes()[..7]);
         tampered.overwrite(&tampered.mine(), &field);

@@ -1,5 +1,4 @@
-//! A gate whose store was written to by somebody else: it notices a state that was put back, and waits no longer than settings
-//! allow.
+//! A gate whose store another program wrote to: it detects restored old state, and waits no longer than settings allow.
 
 use std::sync::Mutex;
 
@@ -14,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::*;
 
-/// A ledger that knows all that was answered.
+/// A ledger that knows every answered request.
 #[derive(Default)]
 struct Remembers(Mutex<Vec<Instant>>);
 
@@ -60,13 +59,13 @@ impl Worker {
         Self { gate, ledger, told, stop, running: tokio::spawn(run), _spec: spec_tx }
     }
 
-    /// Sends payments one after the other, each with its answer at once, until one may not start by then.
+    /// Sends payments one after the other, each answered at once, until none can start by this instant.
     async fn pay_many(&self, payments: usize, wait_until: Instant) -> usize {
         let mut paid = 0;
         while paid < payments {
             let AcquireResult::Granted(permit) = self.gate.acquire(ask(wait_until)).await else { break };
             tokio::time::sleep_until(permit.start_at).await;
-            // One that comes too late is asked for again.
+            // A late permit is requested again.
             let Ok(in_flight) = permit.begin() else { continue };
             let now = Instant::now();
             self.ledger.0.lock().unwrap().push(now);
@@ -82,7 +81,7 @@ impl Worker {
     }
 }
 
-/// What the log says, as long as this is kept.
+/// Captures the log while the guard is kept.
 fn log() -> (Arc<Mutex<Vec<u8>>>, tracing::subscriber::DefaultGuard) {
     #[derive(Clone, Default)]
     struct Lines(Arc<Mutex<Vec<u8>>>);
@@ -114,18 +113,18 @@ async fn gate_detects_a_restored_old_state() {
     let mut connection = redis.connection();
     let before: Vec<u8> = redis::cmd("DUMP").arg(&key).query(&mut connection).unwrap();
     assert_eq!(worker.pay_many(10, deadline).await, 10);
-    // With a replica of it the functions are loaded anew.
+    // The functions are loaded again together with the old state.
     let mut restore = redis::cmd("RESTORE");
     restore.arg(&key).arg(0).arg(&before).arg("REPLACE");
     reload().add_command(restore).exec(&mut connection).unwrap();
-    assert_eq!(worker.pay_many(5, deadline).await, 5, "what the ledger knows leaves five");
-    assert_eq!(worker.pay_many(15, Instant::now() + SECOND).await, 0, "the limit is used");
+    assert_eq!(worker.pay_many(5, deadline).await, 5, "the ledger's usage leaves five permits");
+    assert_eq!(worker.pay_many(15, Instant::now() + SECOND).await, 0, "the limit is used in full");
     let said = String::from_utf8(lines.lock().unwrap().clone()).unwrap();
     assert_eq!(said.matches("an earlier one than we have seen").count(), 1, "{said}");
     worker.end().await;
 }
 
-/// Until no permit is in flight by the state.
+/// Waits until the state counts no permit in flight.
 async fn until_released(connection: &mut redis::Connection, key: &str) {
     let in_flight = |state: Vec<u8>| state[77..83].iter().any(|byte| *byte > 0);
     while in_flight(redis::cmd("HGET").arg(key).arg("m").query(connection).unwrap()) {
@@ -147,22 +146,22 @@ async fn rollback_shows_behind_other_workers_calls() {
     let mut connection = redis.connection();
     until_released(&mut connection, &key).await;
     let before: Vec<u8> = redis::cmd("DUMP").arg(&key).query(&mut connection).unwrap();
-    assert_eq!(first.pay_many(1, deadline).await, 1, "a permit that the restored state does not know");
+    assert_eq!(first.pay_many(1, deadline).await, 1, "a permit that the restored state will lack");
     until_released(&mut connection, &key).await;
     let mut restore = redis::cmd("RESTORE");
     restore.arg(&key).arg(0).arg(&before).arg("REPLACE");
     reload().add_command(restore).exec(&mut connection).unwrap();
-    // More calls than were lost.
+    // More calls than the restored state lacks.
     assert_eq!(second.pay_many(5, deadline).await, 5);
-    assert_eq!(first.pay_many(10, deadline).await, 10, "what the ledger knows leaves ten");
-    assert_eq!(first.pay_many(1, Instant::now() + SECOND).await, 0, "the limit is used");
+    assert_eq!(first.pay_many(10, deadline).await, 10, "the ledger's usage leaves ten permits");
+    assert_eq!(first.pay_many(1, Instant::now() + SECOND).await, 0, "the limit is used in full");
     let said = String::from_utf8(lines.lock().unwrap().clone()).unwrap();
     assert_eq!(said.matches("an earlier one than we have seen").count(), 1, "{said}");
     first.end().await;
     second.end().await;
 }
 
-/// One write, with functions that remember nothing: a counter that says it is full for years.
+/// One write, with functions that remember nothing, makes a counter full for years.
 #[tokio::test]
 async fn forged_full_counter_is_reset() {
     let redis = Redis::start();
@@ -178,7 +177,7 @@ async fn forged_full_counter_is_reset() {
         let mut state: Vec<u8> = redis::cmd("HGET").arg(&key).arg("m").query(&mut connection).unwrap();
         let now = u64::from_le_bytes([&state[38..45], &[0]].concat().try_into().unwrap());
         state[at].copy_from_slice(&(now + 1_600 * 86_400 * 1_000_000).to_le_bytes()[..7]);
-        // Behind a counter that is held: unknown since, without a lease, until.
+        // The fields behind a held counter: unknown since, without a lease, until.
         state.extend([0; 20]);
         reload().cmd("HSET").arg(&key).arg("m").arg(state).exec(&mut connection).unwrap();
         assert_eq!(worker.pay_many(5, deadline).await, 5, "{name}");
@@ -211,7 +210,7 @@ async fn forged_long_pause_ends_in_seconds() {
     worker.end().await;
 }
 
-/// Refuses every call for the same reason, as somebody may have written it, or grants all; keeps what it was told.
+/// A limiter that refuses every call with one forged reason, or grants all; it keeps the calls.
 struct Forged {
     refused: Option<LimiterRefusal>,
     version: i64,
@@ -281,7 +280,7 @@ async fn no_wait_is_longer_than_settings_allow() {
         let worker = Worker::start(limiter.clone(), second.clone());
         let AcquireResult::Refused(refusal) = worker.gate.acquire(ask(Instant::now())).await else { panic!("granted") };
         assert!(refusal.retry_after <= most && !refusal.exact, "{by:?}: {refusal:?}");
-        // A limit or a pause that lasts longer is none that settings made: the state is reset, once in that time.
+        // No settings yield a longer limit or pause. So the state is reset, once in that time.
         tokio::time::sleep(most / 2).await;
         let resets = limiter.calls.lock().unwrap().iter().filter_map(|call| call.invalidate_epoch).count();
         let is_reset = matches!(by, RefusalReason::Limit { .. } | RefusalReason::Paused);
@@ -321,7 +320,7 @@ async fn late_permits_are_logged_as_a_stall() {
     let late = Forged { refused: None, version: 1, latency, began: Instant::now(), calls: Mutex::default() };
     let worker = Worker::start(Arc::new(late), spec(&[("all", 9, 1_000)]));
     let paid = tokio::time::timeout(30 * SECOND, worker.pay_many(1, Instant::now() + 60 * SECOND)).await;
-    assert!(paid.is_err(), "no permit comes in time to be used: {paid:?}");
+    assert!(paid.is_err(), "no permit arrives within its send budget: {paid:?}");
     let said = String::from_utf8(lines.lock().unwrap().clone()).unwrap();
     assert_eq!(said.matches("permits arrive too late").count(), 1, "{said}");
     worker.end().await;
