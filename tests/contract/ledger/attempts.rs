@@ -1,4 +1,4 @@
-//! Attempts: the frozen request, the unknown, and what may be taken back.
+//! Attempts of a job: the frozen request, outcomes that stay unknown, and which first request can be reverted.
 
 use sluicegate::domain::outcome::FinalState;
 use sluicegate::ledger::{AttemptEnd, BeginResult, FencedWrite, JobState, LedgerError};
@@ -27,12 +27,12 @@ fn unknown() -> JobState {
 }
 
 impl Fixture {
-    /// One whole attempt of a job that is free; returns its number.
+    /// Runs one whole attempt of a job without a lease; returns the attempt's number.
     async fn attempt(&self, job: &Job, outcome: &'static str, next: &JobState) -> u32 {
         let hold = self.take(job).await.lease;
         let number = match self.ledger().begin_attempt(&hold, &request(job.id.as_str())).await.unwrap() {
             BeginResult::Attempt(number) => number,
-            BeginResult::Stale => panic!("lost"),
+            BeginResult::Stale => panic!("the lease is stale"),
         };
         let end = end(number, outcome, outcome != "throttled");
         assert_eq!(self.ledger().finish_attempt(&hold, &end, next).await.unwrap(), FencedWrite::Applied);
@@ -58,9 +58,9 @@ async fn an_attempt_freezes_its_request(kind: Kind) {
     }
     assert_eq!(fixture.state("p1").await, "waiting");
     assert_eq!(ledger.begin_attempt(&claimed.lease, &request("p1")).await.unwrap(), BeginResult::Attempt(2));
-    // One at a time.
+    // Only one attempt can be in flight.
     assert_eq!(ledger.begin_attempt(&claimed.lease, &request("p1")).await.unwrap(), BeginResult::Stale);
-    // The end of another attempt than the one on the wire does not count.
+    // An end that names another attempt than the one in flight is stale.
     let wrong = end(1, "accepted", true);
     assert_eq!(ledger.finish_attempt(&claimed.lease, &wrong, &waiting()).await.unwrap(), FencedWrite::Stale);
     let last = AttemptEnd { status: Some(402), ..end(2, "declined", true) };
@@ -74,8 +74,8 @@ async fn an_attempt_freezes_its_request(kind: Kind) {
     assert_eq!(fixture.one(job).await, "declined|1|no funds");
 }
 
-/// A re-send after an unknown outcome is compared with it: it must be of the request that may have been charged, which need
-/// not be the first.
+/// A request after an unknown outcome is compared with the request that may have been charged. That need not be the
+/// job's first request.
 async fn fingerprint_updates_until_outcome_is_unknown(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let with = |credential: &str| FrozenRequest { credential_fingerprint: credential.to_owned(), ..request("p1") };
@@ -107,7 +107,7 @@ async fn frozen_request_cannot_be_changed(kind: Kind) {
     }
     let done = JobState::Final { state: FinalState::Succeeded, reason: "accepted".to_owned(), reference: None };
     fixture.attempt(&job("p1"), "accepted", &done).await;
-    // Scrubbing a settled job.
+    // The body of a finished job may be emptied.
     fixture.sql(&format!("UPDATE jobs SET {no_body}, payload = NULL WHERE id = 'p1'")).await.unwrap();
     assert_eq!(fixture.one("SELECT length(frozen_body) FROM jobs").await, "0");
 }
@@ -117,7 +117,7 @@ async fn a_lost_workers_attempt_becomes_unknown(kind: Kind) {
     let job = job("p1");
     let lost = fixture.take(&job).await.lease;
     assert_eq!(fixture.ledger().begin_attempt(&lost, &request("p1")).await.unwrap(), BeginResult::Attempt(1));
-    // While the lease lasts, the request may still be on the wire.
+    // While the lease lasts, the request may still be in flight.
     let claim = fixture.ledger().claim(&job, hash(1), "worker-b", LEASE).await.unwrap();
     assert!(matches!(claim, Claim::Leased { .. }), "{claim:?}");
     fixture.expire_lease(&lost).await;
@@ -127,12 +127,13 @@ async fn a_lost_workers_attempt_becomes_unknown(kind: Kind) {
     let attempt = "SELECT outcome || '|' || detail FROM attempts WHERE ended_at IS NOT NULL";
     assert_eq!(fixture.one(attempt).await, "unknown|a worker was lost while the request was in flight");
     assert_eq!(fixture.state("p1").await, "unknown");
-    // The lost worker comes back with an answer: too late, nothing is overwritten.
+    // The lost worker returns with a response. It is too late, so nothing is overwritten.
     let done = JobState::Final { state: FinalState::Succeeded, reason: "accepted".to_owned(), reference: None };
     let late = fixture.ledger().finish_attempt(&lost, &end(1, "accepted", true), &done).await.unwrap();
     assert_eq!(late, FencedWrite::Stale);
     assert_eq!(fixture.ledger().begin_attempt(&claimed.lease, &request("p1")).await.unwrap(), BeginResult::Attempt(2));
-    // Which it can tell from an answer of its own that was committed before the reply to that was lost.
+    // The recorded outcome tells the worker that its write was stale. The write could also have been committed, with
+    // only the reply lost.
     let mut outcomes = Vec::new();
     for number in 1..=3 {
         outcomes.push(fixture.ledger().request_outcome(&job.id, number).await.unwrap());
@@ -148,7 +149,7 @@ async fn an_unknown_job_stays_unknown(kind: Kind) {
     assert!(parked.maybe_charged);
     assert_eq!(ledger.transition(&parked.lease, &waiting()).await.unwrap(), FencedWrite::Applied);
     assert_eq!(fixture.state("p1").await, "unknown");
-    // An attempt that surely stayed unsent does not make the earlier one known.
+    // An attempt that is confirmed not sent does not make the earlier outcome known.
     fixture.attempt(&job, "not_sent", &waiting()).await;
     let again = fixture.take(&job).await;
     assert!(again.maybe_charged);
@@ -161,7 +162,7 @@ async fn an_unknown_job_stays_unknown(kind: Kind) {
     assert_eq!(fixture.one("SELECT count(*) FROM outcome_events").await, "0");
     let next = JobState::Final { state: FinalState::Review, reason: "x".to_owned(), reference: None };
     assert_eq!(ledger.transition(&again.lease, &next).await.unwrap(), FencedWrite::Applied);
-    // The outcome's own word counts, even against what the caller says comes next.
+    // The outcome decides whether the job may have been charged, even if the caller's next state contradicts it.
     let flag =
         |id: &str| format!("SELECT CASE WHEN maybe_charged THEN 'maybe' ELSE 'no' END FROM jobs WHERE id = '{id}'");
     for (id, outcome, next, state, charged) in [
@@ -190,7 +191,7 @@ async fn only_an_unsent_first_request_is_reverted(kind: Kind) {
     assert_eq!(fixture.ledger().release(&claimed.lease).await.unwrap(), FencedWrite::Applied);
     fixture.attempt(&job("p1"), "throttled", &waiting()).await;
     assert_eq!(fixture.one(&format!("{first_sent} 'p1'")).await, "2|sent");
-    // The provider may know the key since the throttled attempt.
+    // The provider may know the idempotency key since the throttled attempt.
     fixture.attempt(&job("p1"), "not_sent", &waiting()).await;
     assert_eq!(fixture.one(&format!("{first_sent} 'p1'")).await, "2|sent");
 }

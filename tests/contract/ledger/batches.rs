@@ -1,4 +1,4 @@
-//! Writes that come at the same time and are committed as one: each is answered as if it had come alone.
+//! Group commit: concurrent ledger writes share a commit, and each gets the result that it would get alone.
 
 use std::collections::BTreeSet;
 
@@ -50,7 +50,7 @@ async fn count(fixture: &Fixture, rows: &str) -> String {
     fixture.one(&format!("SELECT count(*) FROM {rows}")).await
 }
 
-/// A whole job's way for many at once, more than one group holds.
+/// All writes of 300 jobs, from the claim to the final state: more than one batch holds.
 async fn batched_writes_all_commit(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let jobs = jobs(300);
@@ -72,7 +72,7 @@ async fn batched_writes_all_commit(kind: Kind) {
     }
 }
 
-/// Deliveries of one job in the same moment: one takes it, the others find it in hand; nobody else is touched.
+/// Three concurrent deliveries of each job: one claims the job, the others find it leased. No other job changes.
 async fn one_of_many_deliveries_claims_the_job(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let jobs: Vec<Job> = (0..60).map(|n| job(&format!("pay_{}", n % 20))).collect();
@@ -89,7 +89,7 @@ async fn one_of_many_deliveries_claims_the_job(kind: Kind) {
     assert_eq!(count(&fixture, "jobs WHERE fence = 1").await, "20");
 }
 
-/// New ones, some that come back, settled ones and conflicting ones, in one moment.
+/// Concurrent claims of new, returning, finished and conflicting jobs.
 async fn each_batched_claim_gets_its_own_result(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let all = jobs(40);
@@ -127,7 +127,8 @@ async fn each_batched_claim_gets_its_own_result(kind: Kind) {
     assert_eq!(words, expected);
 }
 
-/// Two payments of one group settled by the same charge: one succeeds, the other goes to a person, the rest as always.
+/// Two payments of one batch name the same charge: one succeeds, the other goes to manual review. The rest of the batch
+/// succeeds.
 async fn batched_payments_cannot_share_a_charge(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let holds = hold_all(&fixture, &jobs(10)).await;
@@ -147,7 +148,7 @@ async fn batched_payments_cannot_share_a_charge(kind: Kind) {
     assert_eq!(count(&fixture, "outcome_events").await, "10");
 }
 
-/// Holds that somebody else has taken over write nothing, beside others that do.
+/// Writes whose leases were taken over write nothing. The other writes of their batch are applied.
 async fn stale_leases_in_a_batch_write_nothing(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let holds = hold_all(&fixture, &jobs(12)).await;
@@ -168,7 +169,7 @@ async fn stale_leases_in_a_batch_write_nothing(kind: Kind) {
     assert_eq!(count(&fixture, "attempts").await, "8");
 }
 
-/// Two that hold the same job, in one moment: one of them was taken over from, and is not answered for the other's write.
+/// Two concurrent writes on each job: one has a stale lease, the other the valid one. Each gets its own result.
 async fn stale_and_valid_lease_get_separate_results(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let good = hold_all(&fixture, &jobs(10)).await;
@@ -184,8 +185,8 @@ async fn stale_and_valid_lease_get_separate_results(kind: Kind) {
     assert_eq!(count(&fixture, "jobs WHERE reason = 'good'").await, "10");
 }
 
-/// Every third of these breaks a rule of the table (nothing was sent that could be unknown): the error is its own, and the
-/// group that it undid is written all the same.
+/// Every third write breaks a constraint of the table: nothing was sent whose outcome could be unknown. Only that write
+/// fails. The batch that it rolled back is written all the same.
 async fn failed_write_does_not_fail_its_batch(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let holds = hold_all(&fixture, &jobs(30)).await;
@@ -226,8 +227,8 @@ on_every_database!(
     failed_write_does_not_fail_its_batch,
 );
 
-/// Somebody holds a row in an open transaction (a person in `psql`): the others of its group do not wait for it, nor do
-/// those who come after.
+/// An open transaction locks a row, as an operator in `psql` may do. Neither the other writes of its batch nor later
+/// writes wait for it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn locked_row_does_not_block_its_batch() {
     let fixture = Fixture::migrated(Kind::Postgres).await;
@@ -239,10 +240,10 @@ async fn locked_row_does_not_block_its_batch() {
     let mut held = std::pin::pin!(begin(&holds[11]));
     let others = holds.iter().filter(|hold| hold.id != holds[11].id);
     let others = join_all(others.map(begin));
-    // The one that is held comes into the group, too.
+    // The write on the locked row joins the batch, too.
     let begun = tokio::select! {
         biased;
-        begun = &mut held => panic!("begun while its row was held: {begun:?}"),
+        begun = &mut held => panic!("begun while its row was locked: {begun:?}"),
         begun = others => begun,
     };
     assert_eq!(begun, [BeginResult::Attempt(1); 29]);
@@ -250,7 +251,8 @@ async fn locked_row_does_not_block_its_batch() {
     assert_eq!(held.await, BeginResult::Attempt(1));
 }
 
-/// Who is dropped while waiting for its group leaves the others with their answers, and is written or not, as a whole.
+/// A write that is dropped while it waits for its batch is written as a whole or not at all. The other writes get their
+/// results.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dropped_write_does_not_affect_its_batch() {
     let fixture = Fixture::migrated(Kind::Postgres).await;
@@ -263,7 +265,7 @@ async fn dropped_write_does_not_affect_its_batch() {
     drop(dropped);
     let claims = claim_all(&fixture, kept).await;
     assert!(claims.iter().all(|claim| matches!(claim, Claim::Claimed(_))));
-    // Those whose groups went before: recorded, and in hand until their lease is over.
+    // If a dropped claim's batch was committed before, its job is recorded and leased.
     let claims = claim_all(&fixture, &all[..25]).await;
     assert!(claims.iter().all(|claim| matches!(claim, Claim::Leased { .. } | Claim::Claimed(_))));
     assert_eq!(count(&fixture, "jobs WHERE state = 'waiting' AND fence = 1").await, "50");

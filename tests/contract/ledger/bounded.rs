@@ -1,4 +1,4 @@
-//! Bounds of what is kept of a request, and of the workers that one job may cost.
+//! Size limits of frozen requests and payloads, and the count of workers that were lost with the same job.
 
 use sluicegate::domain::expansion::{REQUEST_BODY_BYTES_MAX, URL_BYTES_MAX};
 use sluicegate::domain::job::BODY_BYTES_MAX;
@@ -56,7 +56,7 @@ async fn a_payload_is_kept_up_to_its_bound(kind: Kind) {
     let error = fixture.ledger().claim(&longer, hash(1), "a", LEASE).await.unwrap_err().to_string();
     assert!(error.contains("payload_is_at_most_64_kib"), "{error}");
     let change = format!("UPDATE jobs SET payload = '{}' WHERE id = 'fits'", longer.payload.unwrap());
-    // The rule that refuses every change comes first.
+    // The rule that a payment's content never changes applies before the size limit.
     assert!(fixture.sql(&change).await.unwrap_err().contains("what a payment is never changes"));
 }
 
@@ -71,11 +71,11 @@ async fn consecutive_lost_workers_are_counted(kind: Kind) {
         let known = fixture.database.operator().queue_position(&job.id, &[]).await.unwrap();
         assert_eq!(known.progress.lost_holders, lost);
     }
-    // A worker that leaves gives back what it may not have looked at.
+    // A worker that releases the lease may not have looked at the job, so the count stays.
     assert_eq!(ledger.release(&claimed.lease).await.unwrap(), FencedWrite::Applied);
     let claimed = fixture.take(&job).await;
     assert_eq!(claimed.lost_holders, 6);
-    // One that puts it down has outlived it.
+    // A worker that delays the job has survived it, so the count is reset.
     let next = JobState::Waiting { wait: SECOND, reason: "limit per-second".to_owned() };
     assert_eq!(ledger.transition(&claimed.lease, &next).await.unwrap(), FencedWrite::Applied);
     assert_eq!(fixture.take(&job).await.lost_holders, 0);

@@ -1,4 +1,4 @@
-//! Recording, claiming, holding and losing a job.
+//! Recording and claiming jobs: duplicates, conflicts, concurrent claims, and stale, released and renewed leases.
 
 use sluicegate::domain::job::InvalidReason;
 use sluicegate::domain::outcome::FinalState;
@@ -44,7 +44,7 @@ async fn a_job_waits_for_its_time(kind: Kind) {
     assert_eq!(fixture.ledger().transition(&claimed.lease, &next).await.unwrap(), FencedWrite::Applied);
     let again = fixture.take(&later).await;
     assert!(again.wait > Duration::from_secs(800) && again.wait <= wait, "{again:?}");
-    // Given back, it is due when it says itself.
+    // After the release, the job is due at its own `not_before`.
     assert_eq!(fixture.ledger().release(&again.lease).await.unwrap(), FencedWrite::Applied);
     assert!(fixture.take(&later).await.wait <= Duration::from_secs(600));
     let expired = Job { expires_at: Some(EpochMs(now_ms - 1_000)), ..job("late") };
@@ -52,7 +52,7 @@ async fn a_job_waits_for_its_time(kind: Kind) {
     let expiring = Job { expires_at: Some(EpochMs(now_ms + 3_600_000)), ..job("in-time") };
     let left = fixture.take(&expiring).await.expires_in.unwrap();
     assert!(left > Duration::from_secs(3_500) && left <= Duration::from_secs(3_600), "{left:?}");
-    // A job that was scheduled is not old when its time comes.
+    // The age of a scheduled job counts from its scheduled time.
     let scheduled = Job { not_before: Some(EpochMs(now_ms + 3_600_000)), ..job("scheduled") };
     assert_eq!(fixture.take(&scheduled).await.age, Duration::ZERO);
 }
@@ -87,7 +87,7 @@ async fn conflicts_are_named(kind: Kind) {
         (first.clone(), hash(2), "id:"),
         (elsewhere("p1", "other"), hash(1), "id:"),
         (key("p3", "key-1"), hash(1), "idempotency_key:"),
-        // The effective key of a job without one is its id.
+        // A job without an idempotency key uses its id as the key.
         (key("p4", "p2"), hash(1), "idempotency_key:"),
     ];
     for (job, hash, detail) in conflicts {
@@ -100,7 +100,7 @@ async fn conflicts_are_named(kind: Kind) {
         }
     }
     assert_eq!(fixture.one("SELECT count(*) FROM jobs").await, "2");
-    // Keys are unique per provider, not over all.
+    // Keys are unique per provider only.
     fixture.take(&elsewhere("p5", "key-1")).await;
 }
 
@@ -142,7 +142,7 @@ async fn sixteen_takeovers_yield_one_lease(kind: Kind) {
     }
 }
 
-/// Every write of the face with this hold; all must be told that it is lost.
+/// Tries every write of [`Ledger`] with this lease; each must be stale.
 async fn assert_lost(fixture: &Fixture, hold: &LeaseToken) {
     let ledger = fixture.ledger();
     let columns = "state || '|' || fence || '|' || attempts || '|' || last_attempt || '|' || wake_at || '|' || \
@@ -170,7 +170,7 @@ async fn stale_lease_writes_nothing(kind: Kind) {
     fixture.expire_lease(&stale).await;
     let new = fixture.take(&job).await.lease;
     assert_lost(&fixture, &stale).await;
-    // Nor while the new holder's request is on the wire.
+    // The same holds while the new worker's request is in flight.
     assert_eq!(fixture.ledger().begin_attempt(&new, &request("p1")).await.unwrap(), BeginResult::Attempt(1));
     assert_lost(&fixture, &stale).await;
     assert_eq!(fixture.one("SELECT count(*) FROM attempts WHERE ended_at IS NULL").await, "1");
@@ -222,7 +222,7 @@ async fn a_dropped_caller_leaves_no_open_transaction(kind: Kind) {
         fixture.ledger().begin_attempt(&claimed.lease, &request("after")).await.unwrap(),
         BeginResult::Attempt(1)
     );
-    // Committed for everybody, not inside somebody's open transaction.
+    // The write is committed, not left in an open transaction: another connection sees it.
     let other =
         if kind == Kind::SqliteMemory { fixture.database.clone() } else { Database::open(&fixture.url, 1).unwrap() };
     let counts = other.ledger().state_counts().await.unwrap();

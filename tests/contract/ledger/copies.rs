@@ -1,4 +1,4 @@
-//! Copies of a job's message: which of them counts, and when a job that waits needs one more.
+//! Message copies of a job: which copy counts, and when a waiting job needs one more copy.
 
 use sluicegate::ledger::copies::{Claimant, DeliveredCopy, ReturnPlan};
 use sluicegate::ledger::operator::{Actor, JobResolution};
@@ -37,15 +37,16 @@ impl Fixture {
         self.ledger().claim_batched(&job(id), hash(1), claimant, BatchOptions::immediate(LEASE)).await.unwrap()
     }
 
-    /// A copy comes, and its job must wait.
+    /// Delivers a copy of a job that must wait; returns the plan of its return.
     async fn delayed(&self, id: &str, arrived: DeliveredCopy, wait: Duration) -> Option<ReturnPlan> {
-        let Claim::Claimed(claimed) = self.arrives(id, arrived).await else { panic!("{id}: {arrived:?} is not taken") };
+        let Claim::Claimed(claimed) = self.arrives(id, arrived).await else { panic!("{id}: no claim by {arrived:?}") };
         let (written, back) = self.ledger().transition_with_copy(&claimed.lease, &waits(wait)).await.unwrap();
         assert_eq!(written, FencedWrite::Applied);
         back
     }
 
-    /// The lane's copies of those that no queue has, as a changed limit leaves them.
+    /// Number of the copy that the sweeper publishes for a job without a message in any queue. A changed limit leaves
+    /// jobs so.
     async fn woken(&self, id: &str) -> i64 {
         self.sql(&format!("UPDATE jobs SET wake_at = created_at, unqueued = true WHERE id = '{id}'")).await.unwrap();
         let due = self.database.upkeep().take_unqueued(&name("stripe"), SECOND, MINUTE, 10).await.unwrap();
@@ -62,8 +63,8 @@ async fn a_new_copy_supersedes_the_older_ones(kind: Kind) {
     assert_eq!(fixture.arrives("p", copy(0)).await, Claim::Superseded);
     assert_eq!(fixture.delayed("p", copy(1), MINUTE).await, back(2, false));
     assert_eq!(fixture.arrives("p", copy(1)).await, Claim::Superseded);
-    // While another delivery has the job, too.
-    let Claim::Claimed(claimed) = fixture.arrives("p", copy(2)).await else { panic!("2 counts") };
+    // This holds while another delivery has the lease, too.
+    let Claim::Claimed(claimed) = fixture.arrives("p", copy(2)).await else { panic!("copy 2 is not claimed") };
     assert_eq!(fixture.arrives("p", copy(1)).await, Claim::Superseded);
     assert!(matches!(fixture.arrives("p", copy(2)).await, Claim::Leased { .. }));
     assert_eq!(claimed.copy, 2);
@@ -73,26 +74,26 @@ async fn a_new_copy_supersedes_the_older_ones(kind: Kind) {
     );
 }
 
-/// The newer one may be lost, or far behind.
+/// The newer copy may be lost, or far behind in the queue.
 async fn older_copy_is_accepted_for_due_job(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     assert_eq!(fixture.delayed("p", copy(0), MINUTE).await, back(1, false));
     assert_eq!(fixture.arrives("p", copy(0)).await, Claim::Superseded);
     fixture.sql("UPDATE jobs SET wake_at = created_at").await.unwrap();
-    let Claim::Claimed(_) = fixture.arrives("p", copy(0)).await else { panic!("it is due") };
-    assert_eq!(fixture.arrives("p", copy(0)).await, Claim::Superseded, "somebody has it");
+    let Claim::Claimed(_) = fixture.arrives("p", copy(0)).await else { panic!("the due job is not claimed") };
+    assert_eq!(fixture.arrives("p", copy(0)).await, Claim::Superseded, "another delivery has the lease");
 }
 
 async fn timely_copy_needs_no_second(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     assert_eq!(fixture.delayed("p", copy(0), 10 * MINUTE).await, back(1, false));
-    // However often it is brought back meanwhile.
+    // The first copy counts however often the job is republished meanwhile.
     for lane in 2..5 {
         assert_eq!(fixture.woken("p").await, lane);
         assert_eq!(fixture.delayed("p", copy(lane), 20 * MINUTE).await, back(lane, false));
     }
     assert_eq!(fixture.arrives("p", copy(3)).await, Claim::Superseded);
-    assert_eq!(fixture.delayed("p", copy(1), 10 * MINUTE).await, back(5, false), "it has left its delay queue");
+    assert_eq!(fixture.delayed("p", copy(1), 10 * MINUTE).await, back(5, false), "copy 1 has left its delay queue");
 }
 
 async fn job_due_before_its_copy_stays_unqueued(kind: Kind) {
@@ -102,12 +103,13 @@ async fn job_due_before_its_copy_stays_unqueued(kind: Kind) {
     assert_eq!(fixture.delayed("p", copy(2), 5 * MINUTE).await, back(2, true));
     let due = fixture.database.upkeep().take_unqueued(&name("stripe"), 6 * MINUTE, MINUTE, 10).await.unwrap();
     assert_eq!(due.iter().map(|job| job.copy).collect::<Vec<_>>(), [3]);
-    // Near its time the sweeper would be late: a second copy comes back in time.
+    // Near the due time the sweeper would be late, so a second copy returns in time.
     assert_eq!(fixture.delayed("p", copy(3), 20 * SECOND).await, back(4, false));
-    assert_eq!(fixture.delayed("p", copy(4), 59 * MINUTE).await, back(4, false), "the first one is still known of");
-    // One that may have been charged is never without a queue: a copy that is sooner back takes the place of the first.
+    assert_eq!(fixture.delayed("p", copy(4), 59 * MINUTE).await, back(4, false), "copy 1 is still known");
+    // A job that may have been charged always has a message in a queue. A copy that returns sooner replaces the first
+    // one.
     let unknown = JobState::Unknown { wait: 5 * MINUTE, reason: "waits for limit all".to_owned() };
-    let Claim::Claimed(claimed) = fixture.arrives("p", copy(4)).await else { panic!("4 counts") };
+    let Claim::Claimed(claimed) = fixture.arrives("p", copy(4)).await else { panic!("copy 4 is not claimed") };
     assert_eq!(fixture.ledger().begin_attempt(&claimed.lease, &request("p")).await.unwrap(), BeginResult::Attempt(1));
     let end = AttemptEnd { number: 1, outcome: "unknown", status: None, detail: String::new(), counts: true };
     let finished = fixture
@@ -117,14 +119,14 @@ async fn job_due_before_its_copy_stays_unqueued(kind: Kind) {
         .unwrap();
     assert_eq!(finished, (FencedWrite::Applied, None, back(5, false)));
     let Claim::Claimed(claimed) = fixture.arrives("p", DeliveredCopy::ALWAYS_CURRENT).await else {
-        panic!("it counts")
+        panic!("the current copy is not claimed")
     };
     assert_eq!(fixture.ledger().transition_with_copy(&claimed.lease, &unknown).await.unwrap().1, back(5, false));
 }
 
 async fn redelivered_copy_supersedes_all_others(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    // Its worker died between the commit and the publish of copy 1.
+    // The worker died between the commit and the publish of copy 1.
     assert_eq!(fixture.delayed("p", copy(0), 10 * MINUTE).await, back(1, false));
     let again = DeliveredCopy::delivered(0, true);
     assert_eq!(fixture.delayed("p", again, 10 * MINUTE).await, back(2, false));
@@ -144,7 +146,7 @@ async fn sweeper_copy_never_supersedes_a_queued_copy(kind: Kind) {
     fixture.sql("UPDATE jobs SET delayed_until = created_at").await.unwrap();
     tokio::time::sleep(Duration::from_millis(5)).await;
     assert_eq!((overdue().await, overdue().await), (vec![1], vec![1]));
-    // One that a delay queue holds is told apart from the lane's.
+    // A copy in a delay queue is distinguished from the copy in the lane's queue.
     assert_eq!(fixture.delayed("p", copy(1), 10 * MINUTE).await, back(2, false));
     assert_eq!((overdue().await, overdue().await), (vec![3], vec![3]));
     assert_eq!(fixture.delayed("p", copy(3), 10 * MINUTE).await, back(3, false));

@@ -1,4 +1,4 @@
-//! PostgreSQL going away, coming back, and being kept waiting.
+//! PostgreSQL faults: a killed server, terminated connections, locked rows, permanent errors, and a lost run lock.
 
 use sluicegate::domain::outcome::FinalState;
 use sluicegate::ledger::{AttemptEnd, BeginResult, FencedWrite, JobState, LedgerError};
@@ -29,7 +29,7 @@ async fn killed_server_keeps_every_commit() {
         assert!(matches!(error, LedgerError::Unavailable(_)), "{error:?}");
     }
     cluster.restart();
-    // What was committed before the kill is there, and the same pool works again.
+    // Everything committed before the kill is still there, and the same pool connects again.
     let claim = ledger.claim(&job("p1"), hash(1), "worker-b", LEASE).await.unwrap();
     assert!(matches!(claim, Claim::Leased { .. }), "{claim:?}");
     assert_eq!(ledger.finish_attempt(&claimed.lease, &end, &done).await.unwrap(), FencedWrite::Applied);
@@ -44,7 +44,7 @@ async fn terminated_connection_is_replaced() {
     let terminate = "DO $$ BEGIN PERFORM pg_terminate_backend(pid, 5000) FROM pg_stat_activity \
                      WHERE datname = current_database() AND pid <> pg_backend_pid(); END $$";
     fixture.sql(terminate).await.unwrap();
-    // Found dead by its use, or by the check that a connection gets after a second of rest.
+    // The dead connection is found by its use, or by the check after one second without use.
     if let Err(error) = one_connection.ledger().ping().await {
         assert!(matches!(error, LedgerError::Unavailable(_)), "{error:?}");
     }
@@ -84,7 +84,7 @@ async fn permanent_errors_are_refused() {
     }
 }
 
-/// The lock is a session's; the session may end without its owner's doing.
+/// The run lock belongs to a database session, which can end without the worker's doing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn run_lock_is_reacquired_unless_another_has_it() {
     let fixture = Fixture::migrated(Kind::Postgres).await;
@@ -104,7 +104,7 @@ async fn run_lock_is_reacquired_unless_another_has_it() {
     assert!(ours.is_held().await.unwrap());
     assert!(other.try_run_lock().await.unwrap().is_none());
     end_sessions().await;
-    assert!(ours.is_held().await.unwrap(), "nobody else has come");
+    assert!(ours.is_held().await.unwrap(), "no other process has taken it");
     assert!(other.try_run_lock().await.unwrap().is_none());
     end_sessions().await;
     let theirs = other.try_run_lock().await.unwrap().unwrap();

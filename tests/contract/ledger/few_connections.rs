@@ -1,4 +1,4 @@
-//! PostgreSQL that allows fewer connections than are configured: work goes on, and the server's own words are shown.
+//! PostgreSQL that allows fewer connections than configured: work goes on, and errors quote the server's message.
 
 use std::sync::atomic::AtomicBool;
 
@@ -11,7 +11,7 @@ use crate::support::process::free_port;
 const CLAIMS: u32 = 100;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A migrated database whose owner may have so many connections, and the URL of that owner.
+/// A migrated database whose owner is limited to this many connections, and the URL of that owner.
 async fn limited_to(connections: u32) -> (Fixture, String) {
     let fixture = Fixture::empty(Kind::Postgres);
     let name = url::Url::parse(&fixture.url).unwrap().path().trim_start_matches('/').to_owned();
@@ -29,7 +29,7 @@ async fn limited_to(connections: u32) -> (Fixture, String) {
     (fixture, url)
 }
 
-/// Claims jobs from sixteen tasks; returns the errors on the way.
+/// Claims jobs from sixteen tasks; returns the errors that occurred on the way.
 async fn work(database: &Database, worker: &'static str) -> Vec<LedgerError> {
     let claim = |number: u32| {
         let ledger = database.ledger();

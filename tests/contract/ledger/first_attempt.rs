@@ -1,4 +1,4 @@
-//! A new job recorded together with its first request.
+//! The fast path: a new job and its first request are recorded in one commit, without a claim before.
 
 use futures_util::future::join_all;
 use sluicegate::domain::outcome::FinalState;
@@ -45,7 +45,7 @@ async fn new_job_is_recorded_as_sending(kind: Kind) {
     let (ours, theirs) = (job("p1"), job("p2"));
     let hold = own_hold(&ours, OTHER_FENCE);
     assert_eq!(first(&fixture, &ours, &hold).await, FencedWrite::Applied);
-    // The same columns as a job has that was claimed first and begun then.
+    // The row has the same columns as that of a job that was claimed first and begun afterwards.
     let claimed = fixture.take(&theirs).await;
     assert_eq!(fixture.ledger().begin_attempt(&claimed.lease, &request("p2")).await.unwrap(), BeginResult::Attempt(1));
     let columns = "provider, key_given, content_hash, amount, currency, account, reference, cost, priority, not_before, \
@@ -104,8 +104,8 @@ async fn lost_worker_leaves_an_unknown_attempt(kind: Kind) {
     assert_eq!(ledger.finish_attempt(&hold, &end("accepted"), &paid("ch_1")).await.unwrap(), FencedWrite::Stale);
 }
 
-/// A worker that does not know whether its first write was committed takes it back by its own fence: if it was not, and
-/// another worker has the job on the wire by now, that one's request stays what it is.
+/// A worker that does not know whether its first write was committed reverts it by its own fencing token. If it was not
+/// committed, another worker may have the job in flight by now. That worker's request stays as it is.
 async fn stale_insert_cannot_revert_anothers_request(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let (job, ledger) = (job("p1"), fixture.ledger());

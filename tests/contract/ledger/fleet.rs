@@ -1,4 +1,4 @@
-//! The rows in which workers say how they are: written anew each time, aged by the database's clock, gone when they end.
+//! Worker reports: rows that each worker rewrites, aged by the database's clock, and removed when the worker ends.
 
 use sluicegate::ledger::LedgerError;
 use sluicegate::ledger::fleet::WorkerReport;
@@ -43,7 +43,7 @@ async fn deployment_id_never_changes(kind: Kind) {
     let refused = fixture.sql("INSERT INTO deployment (only_row, id) SELECT 2, id FROM deployment").await.unwrap_err();
     assert!(refused.contains("deployment_has_one_row"), "{refused}");
     assert!(fixture.sql("UPDATE deployment SET id = 'nobody'").await.is_err());
-    // As the runbook has it, for a copy.
+    // The runbook's statement for a copied database.
     let anew = "UPDATE deployment SET id = '6fa459ea-ee8a-4ca4-894e-db77e160355e'";
     fixture.sql(anew).await.unwrap();
     assert_eq!(
@@ -75,7 +75,7 @@ async fn a_worker_reports_again_and_leaves(kind: Kind) {
     let later = WorkerReport { uptime: Duration::from_secs(999), format: 2, ..report("b", r#"{"v": 2}"#) };
     fleet.report(&later).await.unwrap();
     let again = fleet.reports().await.unwrap();
-    assert!(again[1].age < Duration::from_secs(30), "it is back: {:?}", again[1].age);
+    assert!(again[1].age < Duration::from_secs(30), "it reported again: {:?}", again[1].age);
     assert_eq!((again[1].started_at_ms, again[1].format, again.len()), (first[1].started_at_ms, 2, 2));
     assert!(again[1].body.contains('2'));
 

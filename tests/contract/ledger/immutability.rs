@@ -1,4 +1,4 @@
-//! What nobody may change, whatever the statement says: final states, what a payment is, audits, the version of the settings.
+//! Immutability: final states, payment content, audit rows and the settings version cannot be changed by any statement.
 
 use sluicegate::domain::outcome::FinalState;
 use sluicegate::ledger::{AttemptEnd, BeginResult, FencedWrite, JobState};
@@ -13,12 +13,12 @@ on_every_database!(
     the_version_rises_by_one,
 );
 
-/// As a worker would take it: a lease, and a higher fence.
+/// The columns that a worker's claim sets: a lease and a higher fencing token.
 const AS_A_WORKER: &str =
     "fence = fence + 1, lease_owner = 'w', lease_until = created_at, attempts = 0, maybe_charged = (1 = 0)";
 
 impl Fixture {
-    /// A job with one attempt of this outcome, in this state.
+    /// Records a job with one attempt of this outcome, in this state.
     async fn ended(&self, id: &str, outcome: &'static str, state: FinalState) {
         let hold = self.take(&job(id)).await.lease;
         assert_eq!(self.ledger().begin_attempt(&hold, &request(id)).await.unwrap(), BeginResult::Attempt(1));
@@ -53,7 +53,7 @@ async fn final_states_cannot_be_left(kind: Kind) {
     }
 }
 
-/// The same statement as a worker's own would be is no way round.
+/// A statement that looks like a worker's own write is audited all the same.
 async fn final_or_unknown_jobs_change_only_audited(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.ended("dead", "not_sent", FinalState::Dead).await;
@@ -103,7 +103,7 @@ async fn payment_identity_never_changes(kind: Kind) {
         }
     }
     fixture.refused("UPDATE attempts SET reference = 'other'", "what a payment is never changes").await;
-    // Saying the same again changes nothing.
+    // Writing the same values again changes nothing.
     fixture.sql("UPDATE jobs SET amount = amount, account = account, payload = payload").await.unwrap();
     let emptied = "account = NULL, reference = NULL, payload = NULL";
     for change in ["account = NULL", "reference = NULL", "payload = NULL", emptied] {
@@ -136,7 +136,7 @@ async fn audits_never_change(kind: Kind) {
         fixture.refused("TRUNCATE job_audit", "never changed or deleted").await;
         return;
     }
-    // A command says once who it was.
+    // A command records its user once.
     fixture.sql("UPDATE job_audit SET os_user = 'alice@desk', because = 'x'").await.unwrap();
     fixture.refused("UPDATE job_audit SET os_user = 'bob@desk'", "never changed or deleted").await;
 }
@@ -150,7 +150,7 @@ async fn the_version_rises_by_one(kind: Kind) {
     fixture.refused("DELETE FROM settings_version", "version of the settings").await;
     let settings = fixture.settings();
     settings.raise_version(i64::MAX - 1).await.unwrap_err();
-    // As far as a limiter's store can count; from there, one by one.
+    // The version can be raised to the highest number that a limiter's store can count. From there it rises by one.
     assert_eq!(settings.raise_version((1 << 48) - 1).await.unwrap(), 1 << 48);
     settings.raise_version(1 << 48).await.unwrap();
     fixture.sql("INSERT INTO providers (name, url) VALUES ('stripe', 'https://x.example/')").await.unwrap();
@@ -159,7 +159,7 @@ async fn the_version_rises_by_one(kind: Kind) {
     assert_eq!(fixture.one(raised).await, "2");
 }
 
-/// The statement of docs/review.md, and what such a statement may not say.
+/// The SQL statement of docs/review.md, and decisions that its function rejects.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn operators_resolve_by_sql_function() {
     let fixture = Fixture::migrated(Kind::Postgres).await;
@@ -172,7 +172,7 @@ async fn operators_resolve_by_sql_function() {
     assert_eq!(fixture.one("SELECT old_state || ' ' || new_state FROM job_audit").await, "review succeeded");
     let told = "SELECT count(*) FROM outcome_events WHERE state = 'succeeded' AND provider_reference = 'ch_2'";
     assert_eq!(fixture.one(told).await, "1");
-    // A second time it finds nothing to decide.
+    // The second call finds no job in review.
     fixture.sql(statement).await.unwrap();
     assert_eq!(fixture.one("SELECT count(*) FROM job_audit").await, "1");
     for (old, new) in [("succeeded", "waiting"), ("waiting", "succeeded"), ("unknown", "cancelled"), ("review", "dead")]

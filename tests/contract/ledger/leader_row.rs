@@ -1,4 +1,4 @@
-//! The row that says who grants: read by everybody, changed by compare and set.
+//! The leader row, which names the limiter that may grant: every worker reads it, and it changes by compare and set.
 
 use std::time::Instant;
 
@@ -24,9 +24,9 @@ async fn leader_row_changes_by_compare_and_set(kind: Kind) {
     let begun = Instant::now();
     let first = ledger.take_leadership(&acme, None, "redis:a").await.unwrap();
     assert_eq!(first.holder, "redis:a");
-    // Both engines' clocks may count in whole milliseconds.
+    // The clocks of both databases may count in whole milliseconds.
     assert!(first.age <= begun.elapsed() + Duration::from_millis(1), "{first:?}");
-    // Whoever knows something else changes nothing, and is told.
+    // A takeover that expects another leader changes nothing and returns the present one.
     for (from, to) in [(None, "redis:b"), (Some("redis:b"), "redis:c"), (Some("share"), "redis:b")] {
         let held = ledger.take_leadership(&acme, from, to).await.unwrap();
         assert_eq!((held.holder.as_str(), held.term), ("redis:a", first.term), "{from:?} → {to}");
@@ -40,7 +40,7 @@ async fn leader_row_changes_by_compare_and_set(kind: Kind) {
     let shared = ledger.take_leadership(&acme, Some("redis:a"), "share").await.unwrap();
     assert_eq!(shared.holder, "share");
     assert!(shared.term > first.term && shared.age < Duration::from_secs(30), "{shared:?}");
-    // Not even a row that is gone lets a term come back.
+    // A term never returns, even after the row was deleted.
     fixture.sql("DELETE FROM limiter_authority").await.unwrap();
     tokio::time::sleep(Duration::from_millis(2)).await;
     let again = ledger.take_leadership(&acme, None, "redis:a").await.unwrap();
@@ -67,13 +67,13 @@ async fn clock_attestation_is_valid_for_its_term(kind: Kind) {
     assert!(age < Duration::from_secs(30), "{age:?}");
     let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     let apart = wall.abs_diff(Duration::from_micros(held.now.0));
-    assert!(apart < Duration::from_secs(30), "the database runs here: {apart:?}");
-    // Whoever knows of a later step is believed, whoever does not know of it is not.
+    assert!(apart < Duration::from_secs(30), "the database's clock is this machine's: {apart:?}");
+    // An attestation that knows of a later clock step is kept. One that does not know of it is ignored.
     ledger.record_clock_attestation(&acme, first.term, &word(25_000_000, since.0 + 9)).await.unwrap();
     ledger.record_clock_attestation(&acme, first.term, &word(-5_000_000, since.0)).await.unwrap();
     ledger.record_clock_attestation(&acme, first.term - 1, &word(1, since.0 + 20)).await.unwrap();
     assert_eq!(said().await.attestation.unwrap().0, word(25_000_000, since.0 + 9));
-    // The same again is younger.
+    // The same attestation again is younger.
     let minute = if kind == Kind::Postgres { "interval '1 minute'" } else { "60000" };
     fixture.sql(&format!("UPDATE limiter_authority SET clock_said_at = clock_said_at - {minute}")).await.unwrap();
     assert!(said().await.attestation.unwrap().1 >= Duration::from_secs(59));
@@ -81,7 +81,7 @@ async fn clock_attestation_is_valid_for_its_term(kind: Kind) {
     assert!(said().await.attestation.unwrap().1 < Duration::from_secs(30));
     let next = ledger.take_leadership(&acme, Some("redis:a"), "redis:b").await.unwrap();
     assert_eq!((next.attestation, said().await.attestation), (None, None));
-    assert!(fixture.sql("UPDATE limiter_authority SET clock_since_us = 5").await.is_err(), "half a word");
+    assert!(fixture.sql("UPDATE limiter_authority SET clock_since_us = 5").await.is_err(), "an incomplete attestation");
 }
 
 async fn concurrent_takeovers_agree(kind: Kind) {

@@ -1,4 +1,5 @@
-//! Look-ups: rows of their own, that leave their job unknown until they find something; and one charge for one payment.
+//! Look-ups: rows of their own, which leave their job unknown until one finds the outcome. One charge belongs to one
+//! payment.
 
 use sluicegate::domain::disposition::Resend;
 use sluicegate::domain::outcome::FinalState;
@@ -40,18 +41,18 @@ impl Fixture {
     async fn begin_charge(&self, hold: &LeaseToken) -> u32 {
         match self.ledger().begin_attempt(hold, &request(hold.id.as_str())).await.unwrap() {
             BeginResult::Attempt(number) => number,
-            BeginResult::Stale => panic!("lost"),
+            BeginResult::Stale => panic!("the lease is stale"),
         }
     }
 
     async fn begin_lookup(&self, hold: &LeaseToken) -> u32 {
         match self.ledger().begin_lookup(hold).await.unwrap() {
             BeginResult::Attempt(number) => number,
-            BeginResult::Stale => panic!("lost"),
+            BeginResult::Stale => panic!("the lease is stale"),
         }
     }
 
-    /// A job whose one charge has an unknown outcome, in hand.
+    /// Claims a job whose one charge has an unknown outcome.
     async fn unknown_in_hand(&self, job: &Job) -> Claimed {
         let hold = self.take(job).await.lease;
         let number = self.begin_charge(&hold).await;
@@ -80,7 +81,7 @@ async fn a_lookup_is_a_row_and_no_attempt(kind: Kind) {
     assert_eq!((claimed.attempts, claimed.last_attempt, claimed.lookups), (1, 2, 1));
     assert_eq!((claimed.maybe_charged, claimed.resend), (true, Resend::Never));
     let number = fixture.begin_lookup(&claimed.lease).await;
-    // Whatever the caller says, it stays unknown.
+    // The job stays unknown, whatever next state the caller gives.
     let waiting = JobState::Waiting { wait: Duration::ZERO, reason: "x".to_owned() };
     let end = LookupEnd { status: None, ..found(number, "unknown") };
     assert_eq!(ledger.finish_lookup(&claimed.lease, &end, &waiting).await.unwrap().0, FencedWrite::Applied);
@@ -114,12 +115,12 @@ async fn one_lookup_runs_per_unknown_job(kind: Kind) {
     assert_eq!(ledger.begin_lookup(&fresh).await.unwrap(), BeginResult::Stale, "it is being sent");
     let hold = fixture.unknown_in_hand(&job("p2")).await.lease;
     let number = fixture.begin_lookup(&hold).await;
-    assert_eq!(ledger.begin_lookup(&hold).await.unwrap(), BeginResult::Stale, "one is on the wire");
+    assert_eq!(ledger.begin_lookup(&hold).await.unwrap(), BeginResult::Stale, "one is in flight");
     let next = unknown("x");
     assert_eq!(ledger.finish_lookup(&hold, &found(number - 1, "accepted"), &next).await.unwrap().0, FencedWrite::Stale);
     assert_eq!(ledger.finish_lookup(&hold, &found(number, "not_found"), &next).await.unwrap().0, FencedWrite::Applied);
     assert_eq!(ledger.finish_lookup(&hold, &found(number, "not_found"), &next).await.unwrap().0, FencedWrite::Stale);
-    assert_eq!(ledger.begin_lookup(&hold).await.unwrap(), BeginResult::Stale, "the hold was given up");
+    assert_eq!(ledger.begin_lookup(&hold).await.unwrap(), BeginResult::Stale, "the lease was released");
 }
 
 async fn a_lost_workers_lookup_changes_nothing(kind: Kind) {
@@ -151,7 +152,8 @@ async fn one_more_request_is_granted_and_used(kind: Kind) {
     };
     let mut claimed = grant("p1").await;
     assert_eq!((claimed.resend, claimed.maybe_charged), (Resend::Granted, true));
-    // What surely changed nothing leaves it; what may have charged uses it up, for ever.
+    // A request that is confirmed not charged keeps the grant. A request that may have been charged uses it up for
+    // ever.
     for (outcome, resend) in [
         ("throttled", Resend::Granted),
         ("not_sent", Resend::Granted),
@@ -167,7 +169,7 @@ async fn one_more_request_is_granted_and_used(kind: Kind) {
     let lost = grant("p2").await.lease;
     fixture.begin_charge(&lost).await;
     fixture.expire_lease(&lost).await;
-    assert_eq!(fixture.take(&job("p2")).await.resend, Resend::Used, "its worker was lost while it was on the wire");
+    assert_eq!(fixture.take(&job("p2")).await.resend, Resend::Used, "its worker was lost while it was in flight");
     let mut error = String::new();
     for word in ["'maybe'", "''"] {
         error = fixture.sql(&format!("UPDATE jobs SET resend = {word}")).await.unwrap_err();
@@ -175,7 +177,7 @@ async fn one_more_request_is_granted_and_used(kind: Kind) {
     assert!(error.contains("resend_is_granted_or_used"), "{error}");
 }
 
-/// What surely charged nothing, and look-ups, leave that age as it is.
+/// Look-ups, and requests that are confirmed not charged, leave the age as it is.
 async fn unknown_age_counts_from_last_unknown_charge(kind: Kind) {
     const HOUR: Duration = Duration::from_secs(3_600);
     let fixture = Fixture::migrated(kind).await;
@@ -241,15 +243,15 @@ async fn a_charge_belongs_to_one_payment(kind: Kind) {
         let reason = fixture.one(&format!("SELECT reason FROM jobs WHERE id = '{id}'")).await;
         let says = format!("the provider's reference is that of payment {other} too: ");
         assert!(reason.starts_with(&says) && reason.contains("request.reference (lookup.reference)"), "{reason}");
-        // It is another payment's, which may be erased.
+        // The reason does not name the charge: it belongs to another payment, which may be erased.
         assert!(!reason.contains("ch_"), "{reason}");
         let event = format!("SELECT state || '|' || reason FROM outcome_events WHERE job_id = '{id}'");
         assert_eq!(fixture.one(&event).await, format!("review|{reason}"));
     }
-    // Whoever writes.
+    // The rule holds for plain SQL, too.
     let error = fixture.sql("UPDATE jobs SET state = 'succeeded' WHERE id = 'p3'").await.unwrap_err();
     assert!(error.to_lowercase().contains("unique"), "{error}");
-    // A provider that names no references has none in common.
+    // Payments without a provider reference have none in common.
     for id in ["p6", "p7"] {
         let hold = fixture.take(&job(id)).await.lease;
         let number = fixture.begin_charge(&hold).await;
@@ -287,7 +289,8 @@ async fn concurrent_payments_cannot_share_a_charge(kind: Kind) {
     assert_eq!(fixture.one("SELECT count(*) FROM outcome_events").await, "40");
 }
 
-/// A limiter that rebuilds its account must know of look-ups; they cost one permit, whatever the job's charge does.
+/// A limiter that is rebuilt from the ledger must count look-ups. A look-up costs one permit, whatever the job's charge
+/// costs.
 async fn lookups_count_as_one_permit_each(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let (ledger, job) = (fixture.ledger(), Job { cost: 7, ..job("p1") });
@@ -300,7 +303,7 @@ async fn lookups_count_as_one_permit_each(kind: Kind) {
     let hold = fixture.unknown_in_hand(&job).await.lease;
     assert_eq!(recent().await, (vec![], charge), "its end is unknown");
     let number = fixture.begin_lookup(&hold).await;
-    assert_eq!(recent().await, (vec![], both), "on the wire");
+    assert_eq!(recent().await, (vec![], both), "in flight");
     assert_eq!(
         ledger.finish_lookup(&hold, &found(number, "not_found"), &unknown("x")).await.unwrap().0,
         FencedWrite::Applied
@@ -311,7 +314,7 @@ async fn lookups_count_as_one_permit_each(kind: Kind) {
     let number = fixture.begin_lookup(&hold).await;
     let silent = LookupEnd { status: None, ..found(number, "unknown") };
     assert_eq!(ledger.finish_lookup(&hold, &silent, &unknown("x")).await.unwrap().0, FencedWrite::Applied);
-    assert_eq!(recent().await, (lookup(), both), "no answer came: the provider may count it late");
+    assert_eq!(recent().await, (lookup(), both), "without a response, the provider may count it late");
     let hold = fixture.take(&job).await.lease;
     let number = fixture.begin_lookup(&hold).await;
     assert_eq!(

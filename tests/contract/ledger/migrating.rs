@@ -1,4 +1,4 @@
-//! Migrations that are cut off or not written down, and the file that an embedded database is made as.
+//! Interrupted and unrecorded migrations of PostgreSQL, and the file permissions of a new SQLite database.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -8,13 +8,13 @@ use sqlx::migrate::Migrator;
 
 use super::*;
 
-/// An index that is built beside the payments waits for those that have begun, while others pass. Whoever cuts it off has its
-/// ruins cleared away.
+/// A concurrent index build waits for payments that have begun, while later ones pass. The invalid index of an
+/// interrupted build is dropped, and the build is repeated.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn interrupted_index_build_is_repeated() {
     let fixture = Fixture::empty(Kind::Postgres);
     let pool = fixture.postgres.clone().unwrap();
-    // The next one builds it.
+    // The next migration builds the index.
     Migrator::new(Path::new("migrations/postgres")).await.unwrap().run_to(20, &pool).await.unwrap();
     let mut writer = pool.begin().await.unwrap();
     sqlx::query("UPDATE jobs SET cost = 1").execute(&mut *writer).await.unwrap();
@@ -25,7 +25,7 @@ async fn interrupted_index_build_is_repeated() {
     let waiting =
         "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%CONCURRENTLY%'";
     while fixture.one(ruins).await == "0" || fixture.one(waiting).await == "0" {
-        assert!(!migration.is_finished(), "nobody was waited for");
+        assert!(!migration.is_finished(), "the build did not wait for the open transaction");
         tokio::task::yield_now().await;
     }
     fixture.sql("SET lock_timeout = '1s'; UPDATE jobs SET cost = 1").await.unwrap();
@@ -41,7 +41,7 @@ async fn interrupted_index_build_is_repeated() {
     assert_eq!(fixture.database.schema_state().await.unwrap(), SchemaState::Current);
 }
 
-/// The client was killed while it waited for the build, and the server went on to its end.
+/// The client was killed while it waited for the build, and the server finished the build.
 #[tokio::test]
 async fn unrecorded_finished_index_is_kept() {
     let fixture = Fixture::empty(Kind::Postgres);
@@ -59,7 +59,7 @@ async fn unrecorded_finished_index_is_kept() {
     pool.close().await;
 }
 
-/// It will hold payments: whatever the umask, nobody else reads it.
+/// The file will hold payments, so only its owner may read it, whatever the umask.
 #[tokio::test]
 async fn sqlite_files_are_readable_by_owner_only() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! What people ask the ledger and tell it: every verdict on every state, who wins against a worker, what is audited.
+//! The operator's interface to the ledger: every resolution in every state, resends, reloads, job lists and job
+//! details.
 
 use sluicegate::domain::job::JobId;
 use sluicegate::domain::outcome::FinalState;
@@ -62,11 +63,11 @@ impl Fixture {
         self.operator().show(&id(text)).await.unwrap().unwrap()
     }
 
-    /// One whole attempt of a new job, with this outcome and what follows.
+    /// Runs one whole attempt of a new job, with this outcome and this next state.
     async fn attempted(&self, text: &str, outcome: &'static str, next: &JobState) -> LeaseToken {
         let hold = self.take(&job(text)).await.lease;
         let BeginResult::Attempt(number) = self.ledger().begin_attempt(&hold, &request(text)).await.unwrap() else {
-            panic!("lost")
+            panic!("the lease is stale")
         };
         let end = AttemptEnd { number, outcome, status: None, detail: "said so".to_owned(), counts: true };
         assert_eq!(self.ledger().finish_attempt(&hold, &end, next).await.unwrap(), FencedWrite::Applied);
@@ -108,7 +109,7 @@ impl Fixture {
         }
     }
 
-    /// All that a refused verdict must leave alone.
+    /// Everything that a refused resolution must leave as it is.
     async fn picture(&self, text: &str) -> String {
         let job = format!(
             "SELECT state || fence || attempts || maybe_charged || wake_at || updated_at || coalesce(reason, '') || \
@@ -137,7 +138,7 @@ const SITUATIONS: [&str; 12] = [
     "cancelled",
 ];
 
-/// What becomes of it; `None`: refused.
+/// State after the resolution; `None`: the resolution is refused.
 fn becomes(situation: &str, verdict: &JobResolution) -> Option<&'static str> {
     match (situation, verdict) {
         ("review-unknown" | "review-rejected", JobResolution::Succeeded { .. }) => Some("succeeded"),
@@ -150,7 +151,7 @@ fn becomes(situation: &str, verdict: &JobResolution) -> Option<&'static str> {
     }
 }
 
-/// No two payments have one charge.
+/// Gives each situation its own charge, because no two payments share one.
 fn charged_as(situation: &str, verdict: &JobResolution) -> JobResolution {
     match verdict {
         JobResolution::Succeeded { .. } => JobResolution::Succeeded { reference: Some(format!("ch_{situation}")) },
@@ -192,7 +193,7 @@ async fn resend_drops_another_payments_reference(kind: Kind) {
     assert_eq!(stands("a").await, ("waiting".to_owned(), None));
     fixture.attempted("a", "accepted", &accepted(None)).await;
     assert_eq!(stands("a").await, (succeeded, None));
-    // A row that has a reference already is judged by it when the answer brings none.
+    // If the response names no reference, the reference that the row already has decides.
     fixture.bring("waiting").await;
     fixture.sql("UPDATE jobs SET provider_reference = 'ch_1' WHERE id = 'waiting'").await.unwrap();
     fixture.attempted("waiting", "accepted", &accepted(None)).await;
@@ -239,7 +240,7 @@ async fn every_resolution_on_every_state(kind: Kind) {
             assert_eq!(after.line.provider_reference, reference);
         }
         assert_eq!(fixture.decide("nobody", &verdict).await, Err(ResolutionRefusal::NoSuchJob));
-        // A second time it is where it went, and nothing else.
+        // A resolved job is in another state, so a second resolution is refused and changes nothing.
         let fence = "SELECT sum(fence) FROM jobs";
         let before = fixture.one(fence).await;
         for situation in SITUATIONS.iter().filter(|s| becomes(s, &verdict).is_some()) {
@@ -253,7 +254,7 @@ async fn resend_keeps_request_and_resets_attempts(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     for (situation, verdict) in [("review-unknown", JobResolution::Resend), ("dead", JobResolution::Replay)] {
         fixture.bring(situation).await;
-        // Long ago, as most reviews are.
+        // The job is nine days old, as reviews often are.
         let old = if kind == Kind::Postgres { "created_at - interval '9 days'" } else { "created_at - 777600000" };
         fixture.sql(&format!("UPDATE jobs SET created_at = {old} WHERE id = '{situation}'")).await.unwrap();
         fixture.decide(situation, &verdict).await.unwrap();
@@ -263,13 +264,14 @@ async fn resend_keeps_request_and_resets_attempts(kind: Kind) {
         let claimed = fixture.take(&job(situation)).await;
         assert_eq!((claimed.attempts, claimed.maybe_charged, claimed.wait), (0, false, Duration::ZERO), "{situation}");
         assert!(claimed.age < Duration::from_secs(60), "{situation} is {:?} old", claimed.age);
-        // The provider may still know the key: the same request, and since when it may know it.
+        // The provider may still know the key, so the request stays the same. The ledger also keeps since when the
+        // provider may know it.
         let (frozen, _) = claimed.frozen_request.unwrap();
         assert_eq!(frozen, request(situation));
         assert_eq!(story.first_sent_at.is_some(), situation == "review-unknown");
         assert_eq!(fixture.ledger().begin_attempt(&claimed.lease, &frozen).await.unwrap(), BeginResult::Attempt(2));
     }
-    // A dead job is surely not charged: the database knows no other.
+    // A dead job is confirmed not charged: a constraint of the database rules out any other.
     fixture.bring("expired").await;
     let error = fixture
         .without_constraints("UPDATE jobs SET state = 'dead', maybe_charged = (1 = 1) WHERE id = 'expired'")
@@ -295,7 +297,7 @@ async fn expired_or_erased_jobs_are_not_resent(kind: Kind) {
             assert_eq!(fixture.picture(situation).await, picture);
         }
     }
-    // Settling it says nothing of sending.
+    // Resolutions that send nothing are still accepted.
     assert_eq!(fixture.decide("review-unknown", &JobResolution::Declined).await, Ok(()));
     assert_eq!(fixture.decide("dead", &JobResolution::Discard).await, Ok(()));
 }
@@ -316,7 +318,7 @@ async fn job_is_reloaded_as_recorded(kind: Kind) {
         assert_eq!(fixture.ledger().transition(&hold, &settled(FinalState::Dead)).await.unwrap(), FencedWrite::Applied);
         let recalled = fixture.operator().reload(&job.id, &JobResolution::Replay).await.unwrap().unwrap();
         assert_eq!((recalled.job, recalled.hash, recalled.fence), (job.clone(), hash(1), hold.fence));
-        // What was seen is what is decided on.
+        // A resolution is refused if the job changed since the operator saw it.
         let stale = Some(recalled.fence - 1);
         let decided = fixture.operator().resolve(&job.id, &JobResolution::Replay, stale, &by()).await.unwrap();
         assert_eq!(decided, Err(ResolutionRefusal::Changed));
@@ -398,7 +400,7 @@ async fn provider_pages_by_key_omit_no_job(kind: Kind) {
         assert_eq!(behind(after, 1).await, [next], "{after}");
     }
     assert_eq!(behind("a", 1).await, [""; 0]);
-    // Of an id that is not there, or another provider's.
+    // Pages after an unknown id, or after another provider's id.
     assert_eq!((behind("bb", 1).await, behind("z", 9).await), (vec!["e".to_owned()], vec![]));
 }
 
@@ -413,7 +415,7 @@ async fn job_details_hide_only_secrets(kind: Kind) {
     assert!(attempt.ended_at >= Some(attempt.began_at) && story.maybe_charged);
     let payload = story.payload.as_ref().unwrap();
     assert_eq!(payload.bytes, 18);
-    // Said by sha256sum.
+    // Computed with sha256sum.
     assert_eq!(payload.sha256, "88f19ee7db81ace1a300ed953bf662fd91eec7fce84bb315da79def77b0ebc18");
     let request = story.request.as_ref().unwrap();
     assert_eq!((request.method.as_str(), request.body.bytes), ("POST", 23));

@@ -1,4 +1,5 @@
-//! What leaves the ledger.
+//! The outbox: outcome events that are committed with a final state and published afterwards. Also rejected messages
+//! and counts by state.
 
 use sluicegate::domain::outcome::FinalState;
 use sluicegate::ledger::copies::RejectedMessage;
@@ -16,7 +17,8 @@ on_every_database!(
     states_are_counted
 );
 
-/// Those that a queue rejects stand in the way of no other, and what was rejected often is tried seldom.
+/// An event that a queue rejects does not hold up other events. The more often it was rejected, the later it is tried
+/// again.
 async fn rejected_events_back_off(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let ledger = fixture.ledger();
@@ -43,14 +45,14 @@ async fn rejected_events_back_off(kind: Kind) {
         assert_eq!(
             ledger.lease_selected_events(EventSelection::RejectedBefore, 10, LEASE).await.unwrap(),
             Vec::new(),
-            "taken"
+            "the event is leased"
         );
     }
     let unpublished = ledger.unpublished_events().await.unwrap();
     assert_eq!((unpublished.events, unpublished.rejected, unpublished.oldest.is_some()), (2, 1, true));
     let fresh = ledger.lease_events(10, SECOND).await.unwrap();
     assert_eq!(fresh.iter().map(|event| event.id.as_str()).collect::<Vec<_>>(), ["new"]);
-    // One whose confirm is late is nobody else's.
+    // An event whose confirm is late stays leased to its publisher.
     ledger.renew_event_leases(&[fresh[0].sequence], LEASE).await.unwrap();
     tokio::time::sleep(SECOND).await;
     assert_eq!(ledger.lease_events(10, SECOND).await.unwrap(), Vec::new());
@@ -61,7 +63,7 @@ async fn rejected_events_back_off(kind: Kind) {
 async fn each_final_state_leaves_one_event(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let ledger = fixture.ledger();
-    // Workers never cancel; people do (`operator.rs`).
+    // Workers never cancel jobs; operators do (`operator.rs`).
     let states = FinalState::ALL.into_iter().filter(|state| *state != FinalState::Cancelled);
     for state in states {
         let next = |way| JobState::Final {
@@ -94,7 +96,8 @@ async fn each_final_state_leaves_one_event(kind: Kind) {
     let first: Vec<i64> = events.iter().take(3).map(|event| event.sequence).collect();
     ledger.mark_events_published(&first).await.unwrap();
     ledger.mark_events_published(&[]).await.unwrap();
-    // That lease is over, so they can be taken again; while one lasts, nobody else is given them.
+    // The first lease is over, so these events can be leased again. While a lease lasts, no other publisher gets its
+    // events.
     let left = ledger.lease_events(4, Duration::from_secs(3_600)).await.unwrap();
     let others = ledger.lease_events(100, Duration::from_secs(3_600)).await.unwrap();
     assert_eq!(others, events[7..]);
@@ -125,16 +128,16 @@ async fn finishing_write_claims_its_event(kind: Kind) {
             (FencedWrite::Stale, None, None)
         );
     }
-    // As it was written: the third found its charge on another payment.
+    // Each event has the state that was written: the charge of the third job belongs to another payment.
     let states: Vec<(&str, FinalState)> = taken.iter().map(|event| (event.id.as_str(), event.state)).collect();
     assert_eq!(states, [("p1", FinalState::Succeeded), ("p2", FinalState::Succeeded), ("p3", FinalState::Review)]);
-    assert_eq!(ledger.lease_events(100, Duration::ZERO).await.unwrap(), [], "they are taken");
-    // Whoever has taken them is lost; nobody has published them.
+    assert_eq!(ledger.lease_events(100, Duration::ZERO).await.unwrap(), [], "the events are leased");
+    // The publisher that leased the events is lost, and none is published.
     fixture.sql("UPDATE outcome_events SET taken_until = at").await.unwrap();
     assert_eq!(ledger.lease_events(100, Duration::ZERO).await.unwrap(), taken);
     ledger.mark_events_published(&taken.iter().map(|event| event.sequence).collect::<Vec<_>>()).await.unwrap();
     assert_eq!(ledger.lease_events(100, Duration::ZERO).await.unwrap(), []);
-    // One that rests leaves none.
+    // A job that must wait leaves no event.
     let hold = fixture.take(&job("p4")).await.lease;
     assert_eq!(ledger.begin_attempt(&hold, &request("p4")).await.unwrap(), BeginResult::Attempt(1));
     let rests = JobState::Waiting { wait: SECOND, reason: "throttled".to_owned() };

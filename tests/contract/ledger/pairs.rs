@@ -1,7 +1,7 @@
-//! Every pair of writes on one job, in both orders, the second begun while the first is not committed.
+//! Every pair of writes on one job, in both orders: the second begins while the first is not committed.
 //!
-//! On PostgreSQL the second waits for the row and goes on with a snapshot that is older than the first's commit. SQLite
-//! has one writer: there the two follow each other.
+//! On PostgreSQL the second write waits for the row, and goes on with a snapshot older than the first write's commit.
+//! SQLite has one writer, so there the writes follow each other.
 
 use futures_util::{StreamExt as _, stream};
 use sluicegate::domain::outcome::FinalState;
@@ -23,7 +23,7 @@ async fn sqlite_write_pairs_keep_invariants() {
     every_pair(Kind::SqliteMemory).await;
 }
 
-/// How a job stands before the pair. `Lapsed`: its worker's lease is over.
+/// State of a job before the pair. `Lapsed`: its worker's lease is over.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Start {
     New,
@@ -39,7 +39,7 @@ enum Start {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Write {
-    // The first worker's, with its hold.
+    // By the first worker, with its lease.
     Begin,
     BeginLookup,
     FinishWaiting,
@@ -52,17 +52,17 @@ enum Write {
     WaitOn,
     Release,
     Renew,
-    // Another worker's.
+    // By another worker.
     Claim,
     RecordAndBegin,
-    // A sweeper's.
+    // By a sweeper.
     Expire,
     SetAside,
     Republish,
     RepublishUnqueued,
     KeepUnqueued,
     WakeRefused,
-    // An operator's.
+    // By an operator.
     Cancel,
     CancelAhead,
     Succeeded,
@@ -84,12 +84,12 @@ const TABLE: [(Start, &[Write]); 9] = [
     (Start::Dead, &[Replay, Discard, Claim]),
 ];
 
-/// Blocks whoever has written the row, until the test lets go of the lock of this job.
+/// Blocks each transaction that has written the row until the test releases the lock of this job.
 const HELD_UP: &str = "CREATE FUNCTION held_up() RETURNS trigger LANGUAGE plpgsql SET lock_timeout = 0 AS \
      $$ BEGIN PERFORM pg_advisory_xact_lock_shared(0, hashtext(NEW.id)); RETURN NULL; END $$; \
      CREATE TRIGGER held_up AFTER INSERT OR UPDATE ON jobs FOR EACH ROW EXECUTE FUNCTION held_up()";
 
-/// Pairs that run at the same time; each may hold two of the ledger's eight connections for writes.
+/// Pairs that run at the same time; each may use two of the ledger's eight connections for writes.
 const AT_ONCE: usize = 4;
 
 async fn every_pair(kind: Kind) {
@@ -116,15 +116,15 @@ async fn every_pair(kind: Kind) {
         .collect()
         .await;
     let failed: Vec<&String> = ran.iter().filter(|(_, waited)| waited.is_none()).map(|(name, _)| name).collect();
-    assert!(failed.is_empty(), "{} pairs, each told of above: {failed:#?}", failed.len());
-    // Else the pairs do not show what they are for.
+    assert!(failed.is_empty(), "{} pairs, each reported above: {failed:#?}", failed.len());
+    // Otherwise the pairs would not test concurrent writes.
     let waited = ran.iter().filter(|(_, waited)| *waited == Some(true)).count();
     assert!(kind != Kind::Postgres || waited > 150, "only {waited} of the second writes waited for the first");
 }
 
 struct Pair {
     fixture: Arc<Fixture>,
-    /// The way round the ledger, where a write can be held up.
+    /// A pool beside the ledger's; `None` if no write can be held up.
     server: Option<sqlx::PgPool>,
     start: Start,
     writes: [Write; 2],
@@ -133,7 +133,7 @@ struct Pair {
     number: u32,
 }
 
-/// What a write says that it did.
+/// Effect of a write, by the write's own result.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Did {
     Something,
@@ -199,7 +199,7 @@ impl Pair {
         assert_eq!(self.fixture.ledger().finish_attempt(&self.hold, &end, next).await.unwrap(), FencedWrite::Applied);
     }
 
-    /// Whether the second write waited for the first.
+    /// Runs both writes; returns whether the second waited for the first.
     async fn run(self) -> bool {
         let this = Arc::new(self);
         let [first, second] = this.writes;
@@ -225,7 +225,7 @@ impl Pair {
         waited
     }
 
-    /// Returns when the write has ended, or stands as `condition` says beside the write that is held up.
+    /// Returns when the write has ended, or when `condition` is true for it beside the write that is held up.
     async fn stands(&self, write: &JoinHandle<Did>, condition: &str) {
         let waiting = format!(
             "SELECT EXISTS (SELECT 1 FROM pg_stat_activity AS waiter, pg_locks AS held_up \
@@ -338,7 +338,7 @@ impl Pair {
         }
     }
 
-    /// What the first write has ended stays as it is.
+    /// A final state that the first write has set stays.
     fn final_states_stay(&self, now: &Picture, what: &str, second: Did) {
         let end = match self.writes[0] {
             FinishFinal | FinishLookupFinal | Succeeded => "succeeded",
@@ -346,9 +346,9 @@ impl Pair {
             Expire => "expired",
             _ => return,
         };
-        // An expiry may have been that of another job.
+        // The expiry may have ended another job.
         let is_other = matches!(self.writes[1], Expire);
-        assert!(now.state != end || second == Did::Nothing || is_other, "{what}: wrote over `{end}`");
+        assert!(now.state != end || second == Did::Nothing || is_other, "{what}: overwrote `{end}`");
     }
 
     async fn a_stale_hold_writes_nothing(&self, now: &Picture, what: &str) {
@@ -356,12 +356,12 @@ impl Pair {
             return;
         }
         for stale in [Begin, BeginLookup, FinishUnknown, FinishLookup, PutDown, WaitOn, Release, Renew] {
-            assert!(!self.does(stale).await, "{what}: the stale hold wrote with {stale:?}");
+            assert!(!self.does(stale).await, "{what}: the stale lease wrote with {stale:?}");
         }
         assert_eq!(self.picture().await, *now, "{what}");
     }
 
-    /// The next worker can take the job, and what is left to an operator can be decided.
+    /// The next worker can claim an open job, and an operator can resolve a review.
     async fn goes_on(&self, now: &Picture, what: &str) {
         if matches!(now.state.as_str(), "waiting" | "sending" | "unknown") {
             let over = format!(
@@ -400,7 +400,7 @@ struct Picture {
     fence: i64,
     held: bool,
     last_attempt: String,
-    /// Of the job's present state.
+    /// Events of the job's present state.
     events: u32,
     open: Vec<String>,
 }

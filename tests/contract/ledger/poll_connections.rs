@@ -1,4 +1,4 @@
-//! What every worker goes by from second to second, while people's questions hold all other connections.
+//! Polled values, which every worker reads each second, while operators' queries hold all other connections.
 
 use sqlx::{Connection, PgConnection};
 
@@ -21,17 +21,17 @@ async fn polls_succeed_while_other_queries_wait() {
     let waiting =
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
     let mut looking = PgConnection::connect(&fixture.url).await.unwrap();
-    // Half of the sixteen are for groups, and one is for what is polled.
+    // Half of the sixteen connections are for batches, and one is for polled values.
     while sqlx::query_scalar::<_, i64>(waiting).fetch_one(&mut looking).await.unwrap() < 7 {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    // So often that the last of the others' connections is taken meanwhile.
+    // Enough polls that the last of the other connections is taken meanwhile.
     for _ in 0..300 {
         let held = fixture.ledger().stored_leaders(&[name("acme")]).await.unwrap();
         assert_eq!(held[&name("acme")].term, taken.term);
         fixture.settings().version().await.unwrap();
     }
-    assert!(questions.iter().any(|question| !question.is_finished()), "they wait all the same");
+    assert!(questions.iter().any(|question| !question.is_finished()), "no query is waiting any more");
     locked.rollback().await.unwrap();
     for question in questions {
         question.await.unwrap();

@@ -1,4 +1,4 @@
-//! Debian's PgBouncer between a worker and PostgreSQL: session mode works, every other mode is refused.
+//! Debian's PgBouncer between a worker and PostgreSQL: session mode works, every other pool mode is refused.
 
 use sluicegate::ledger::LedgerError;
 use sluicegate::ledger::database::SchemaState;
@@ -17,7 +17,7 @@ async fn session_mode_keeps_every_setting_and_no_lock() {
     let database = Database::open(&bouncer.url(&fixture.url), 4).unwrap();
     for _ in 0..2 {
         database.migrate().await.unwrap();
-        // PgBouncer keeps the connection on which it was done.
+        // PgBouncer keeps the server connection that ran the migration.
         assert_eq!(fixture.one(ADVISORY_LOCKS).await, "0");
     }
     let Claim::Claimed(claimed) = database.ledger().claim(&job("p1"), hash(1), "worker-a", LEASE).await.unwrap() else {
@@ -32,7 +32,7 @@ async fn session_mode_keeps_every_setting_and_no_lock() {
     transaction.rollback().await.unwrap();
     let settings = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND backend_type = \
                     'client backend' AND pid <> pg_backend_pid() AND application_name = 'sluicegate'";
-    assert_ne!(fixture.one(settings).await, "0", "they come through the pooler");
+    assert_ne!(fixture.one(settings).await, "0", "no connection uses the pooler");
     database.close().await;
 }
 

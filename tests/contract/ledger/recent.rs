@@ -1,4 +1,5 @@
-//! What was used lately: ages and costs, by quota, and found without reading the whole ledger.
+//! Recent requests of a quota, for the rebuild of a limiter: exact ages and costs, found without reading the whole
+//! ledger.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +26,7 @@ on_every_database!(
 
 const WITHIN: Duration = Duration::from_secs(600);
 
-/// Seconds before now as the database writes an instant.
+/// An instant this many milliseconds ago, as the database writes it.
 fn ago(kind: Kind, ms: i64) -> String {
     match kind {
         Kind::Postgres => format!("clock_timestamp() - interval '{ms} ms'"),
@@ -33,7 +34,7 @@ fn ago(kind: Kind, ms: i64) -> String {
     }
 }
 
-/// Requests as they stand in the ledger: job, provider, cost, began and ended before now in ms, outcome, status.
+/// Requests as recorded: job, provider, cost, begin and end in ms before now, outcome, status.
 type Sent<'a> = (&'a str, &'a str, u32, i64, Option<i64>, &'a str, Option<u16>);
 
 impl Fixture {
@@ -74,7 +75,7 @@ impl Fixture {
     }
 }
 
-/// Ages as written, `late` at most later; never more than the true age.
+/// Ages are as written, at most `late` later, and never more than the true age.
 fn assert_ages(uses: &RecentUses, expected: &[(u64, u32)], since: std::time::Instant) {
     let late = since.elapsed() + Duration::from_millis(2);
     let bucket = WITHIN / 997 + Duration::from_millis(1);
@@ -102,8 +103,8 @@ async fn ages_and_costs_are_exact(kind: Kind) {
     fixture.sent(kind, &requests).await;
     let uses = fixture.recent("stripe").await;
     assert_ages(&uses, &[(100, 1), (90_000, 7), (300_000, 1_000)], since);
-    assert_eq!(uses.open, CostByKind::charges(5), "p4 is too old, p5 is on the wire");
-    // The bucket is a thousandth of what is asked for: under a second, ages are exact to a millisecond.
+    assert_eq!(uses.open, CostByKind::charges(5), "p4 is too old, p5 is in flight");
+    // A bucket is a thousandth of the lookback: for one second, ages are exact to a millisecond.
     let since = std::time::Instant::now();
     let exact: Sent = ("p6", "stripe", 2, 60, Some(50), "accepted", Some(200));
     fixture.sent(kind, &[exact]).await;
@@ -120,7 +121,7 @@ async fn unsent_requests_do_not_count(kind: Kind) {
     fixture.provider("stripe", "").await;
     let requests: [Sent; 2] = [
         ("p1", "stripe", 1, 500, Some(100), "not_sent", None),
-        // A crash before H: held to be over.
+        // A crash before the end was recorded: the request counts as over.
         ("p2", "stripe", 9, 601_000, None, "", None),
     ];
     fixture.sent(kind, &requests).await;
@@ -132,9 +133,9 @@ async fn no_answer_counts_as_open(kind: Kind) {
     fixture.provider("stripe", "").await;
     let since = std::time::Instant::now();
     let requests: [Sent; 2] = [
-        // Reset: the provider may count it later than our end of it.
+        // Connection reset: the provider may count the request later than our record of its end.
         ("p1", "stripe", 4, 200, Some(100), "unknown", None),
-        // No row lets a request be on the wire for more than 660.25 s.
+        // No provider row allows a request to be in flight for more than 660.25 s.
         ("p2", "stripe", 6, 800_000, Some(500_000), "unknown", None),
     ];
     fixture.sent(kind, &requests).await;
@@ -143,7 +144,8 @@ async fn no_answer_counts_as_open(kind: Kind) {
     assert_ages(&uses, &[(139_750, 6)], since);
 }
 
-/// What a limit of a day asks for has left the wire long ago, whoever ended it, and whether anybody did.
+/// A request without a response counts as ended once the longest request time is over. It does not matter when its end
+/// was recorded, or whether it was.
 async fn missing_responses_count_from_longest_request_end(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.provider("stripe", "").await;
@@ -180,7 +182,7 @@ async fn quota_counts_only_its_own_providers(kind: Kind) {
     assert_eq!(uses.open, CostByKind::charges(8));
     assert_ages(&uses, &[(1_000, 1), (20_000, 2)], since);
     assert_eq!(fixture.recent("adyen").await.open, CostByKind::charges(32));
-    // A name that is a quota's no longer: nothing hangs on it.
+    // No quota has this name any more, so no provider counts there.
     assert_eq!(fixture.recent("stripe").await, RecentUses::default());
 }
 
@@ -199,14 +201,14 @@ async fn provider_that_left_quota_still_counts(kind: Kind) {
     fixture.sql("UPDATE providers SET quota = 'other' WHERE name IN ('moved', 'own')").await.unwrap();
     fixture.sql("DELETE FROM providers WHERE name = 'gone'").await.unwrap();
     assert_eq!((fixture.recent("acme").await.open.charges, fixture.recent("own").await.open.charges), (3, 4));
-    assert_eq!(fixture.recent("other").await.open.charges, 5, "and what they used counts where they are now");
-    // Long after, nothing of theirs can count there.
+    assert_eq!(fixture.recent("other").await.open.charges, 5, "their requests count in their present quota, too");
+    // Long afterwards, none of their requests can count there.
     let long_ago = ago(kind, 3_600_000 + 700_000);
     fixture.without_constraints(&format!("UPDATE settings_audit SET at = {long_ago}")).await.unwrap();
     assert_eq!(fixture.recent("acme").await, RecentUses::default());
 }
 
-/// `count` requests of one job's worth each, ended evenly over the last `over_ms`.
+/// `count` jobs with one request each, ended evenly over the last `over_ms`.
 fn many(kind: Kind, provider: &str, count: u32, over_ms: u32) -> [String; 2] {
     let rows = match kind {
         Kind::Postgres => format!("generate_series(1, {count}) AS s (n)"),
@@ -250,7 +252,7 @@ async fn close_ends_become_one_entry(kind: Kind) {
 
 async fn more_than_a_page_is_counted_once(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    // Evenly over the time; and all at one instant, which is no page's end.
+    // One provider's requests ended evenly over the time, the other's all at one instant, where no page can end.
     for (provider, over_ms) in [("even", 500_000), ("crowd", 0)] {
         fixture.provider(provider, "acme").await;
         for statement in many(kind, provider, 110_000, over_ms) {
@@ -264,7 +266,8 @@ async fn more_than_a_page_is_counted_once(kind: Kind) {
     assert!(uses.ended.is_sorted_by(|(a, _), (b, _)| a < b), "youngest first");
 }
 
-/// Ten minutes for the limits that are enforced, a month for a shadow or for accounts.
+/// Requests are counted over ten minutes for enforced limits. They are noticed over a month for shadow limits and
+/// accounts.
 async fn requests_beyond_counted_lookback_are_only_noticed(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let month = Duration::from_secs(31 * 86_400);
@@ -280,7 +283,7 @@ async fn requests_beyond_counted_lookback_are_only_noticed(kind: Kind) {
     ];
     fixture.sent(kind, &nothing).await;
     assert_eq!(recent().await, RecentUses::default());
-    // A crash before H, long ago: its end is not known.
+    // A crash before the end was recorded, long ago.
     fixture.sent(kind, &[("p3", "endless", 9, 3_600_000, None, "", None)]).await;
     assert_eq!(recent().await, RecentUses { ended: vec![once], open: CostByKind::default() });
     let both: [Sent; 3] = [
@@ -310,7 +313,7 @@ async fn accounts_and_references_are_counted_separately(kind: Kind) {
         ("p2", "stripe-eu", 2, 91_000, Some(90_000), "declined", Some(402)),
         ("p3", "stripe", 4, 700, None, "", None),
         ("p4", "stripe", 8, 300, Some(200), "unknown", None),
-        // No request may be on the wire for more than 660.25 s.
+        // No provider row allows a request to be in flight for more than 660.25 s.
         ("p5", "stripe", 16, 800_000, Some(500_000), "unknown", None),
         ("p6", "stripe", 32, 500, Some(100), "not_sent", None),
         ("p7", "stripe", 64, 650_000, Some(630_000), "accepted", Some(200)),
@@ -339,18 +342,18 @@ async fn accounts_and_references_are_counted_separately(kind: Kind) {
     ages(&uses["a"], &[(1_000, 1), (90_000, 2), (139_750, 16)]);
     ages(&uses["b"], &[(1_000, 128)]);
     let uses = uses_of(&fixture, Scope::Reference, &["r", "rp2", "rp9"]).await;
-    assert_eq!(uses.keys().collect::<Vec<_>>(), ["r", "rp2"], "another provider's is none of the quota");
+    assert_eq!(uses.keys().collect::<Vec<_>>(), ["r", "rp2"], "another provider's request is not in the quota");
     ages(&uses["rp2"], &[(90_000, 2)]);
 }
 
-/// As workers write them: a charge, and a look-up about it.
+/// Requests as workers record them: a charge, and a look-up of it.
 async fn requests_record_account_and_reference(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.provider("stripe", "acme").await;
     let (ledger, job) = (fixture.ledger(), job("p1"));
     let hold = fixture.take(&job).await.lease;
     let BeginResult::Attempt(number) = ledger.begin_attempt(&hold, &request("p1")).await.unwrap() else {
-        panic!("lost")
+        panic!("the lease is stale")
     };
     let end = AttemptEnd { number, outcome: "unknown", status: Some(503), detail: String::new(), counts: true };
     let next = JobState::Unknown { wait: Duration::ZERO, reason: "no answer".to_owned() };
@@ -365,7 +368,7 @@ async fn requests_record_account_and_reference(kind: Kind) {
     }
 }
 
-/// Plans depend on what the tables hold, so this asks the server that will be asked in production.
+/// Plans depend on the tables' content, so this test asks a real server, as in production.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rebuild_reads_by_index() {
     let fixture = Fixture::migrated(Kind::Postgres).await;
@@ -373,24 +376,24 @@ async fn a_rebuild_reads_by_index() {
     for (provider, quota, count) in [("stripe", "acme", 150_000), ("stripe-eu", "acme", 20_000), ("adyen", "", 30_000)]
     {
         fixture.provider(provider, quota).await;
-        // Five days, of which the rebuild wants ten minutes.
+        // Five days of requests, of which the rebuild reads ten minutes.
         for statement in many(Kind::Postgres, provider, count, 432_000_000) {
             fixture.sql(&statement).await.unwrap();
         }
     }
     fixture.sql("ANALYZE").await.unwrap();
     let database = Database::open(&fixture.url, 1).unwrap();
-    // More often than the five custom plans after which PostgreSQL may settle for one that knows no arguments.
+    // More often than the five custom plans, after which PostgreSQL may choose a generic plan.
     for _ in 0..8 {
         let uses = database.ledger().recent_uses(&name("acme"), Lookback::all(WITHIN)).await.unwrap();
         let cost: u32 = uses.ended.iter().map(|(_, cost)| cost.counted_by(AppliesTo::All)).sum();
-        // 150,000 and 20,000 over five days: 208 and 27 of them in ten minutes, at cost 2; fewer, the longer ago they were
-        // made.
+        // 150,000 and 20,000 requests over five days: 208 and 27 of them in ten minutes, at cost 2. The count falls
+        // with the time since they were made.
         let left = WITHIN.saturating_sub(begun.elapsed()).as_secs_f64() / WITHIN.as_secs_f64();
         assert!(f64::from(cost) >= 450.0 * left && cost <= 480, "{cost} with {left} of the time left");
     }
-    // A session hands in what it has counted as it ends. Entries, not rows: once the table is vacuumed, the index alone
-    // may do.
+    // A session reports its statistics when it ends. Index entries are counted, not rows: once the table is vacuumed,
+    // the index alone may suffice.
     database.close().await;
     let ended = "SELECT coalesce(sum(idx_tup_read), 0)::bigint FROM pg_stat_user_indexes WHERE relname = 'attempts'";
     let read = async || fixture.one(ended).await.parse::<u64>().unwrap();

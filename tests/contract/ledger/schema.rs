@@ -1,4 +1,4 @@
-//! Migrations, and the rules that the database itself enforces.
+//! Migrations, and the rules that the database itself enforces by constraints, triggers and its schema state.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ on_every_database!(
     settings_are_changed_with_an_older_sqlite_too,
 );
 
-/// Debian's own, whose SQLite is older than ours.
+/// Debian's Python, whose SQLite is older than ours.
 const PYTHON: &str = "/usr/bin/python3";
 const CHANGE_BY_PYTHON: &str = "
 import sqlite3, sys
@@ -48,7 +48,7 @@ async fn settings_are_changed_with_an_older_sqlite_too(kind: Kind) {
         return;
     }
     let fixture = Fixture::migrated(kind).await;
-    // What SQLite before 3.42 does not know, it takes for NULL.
+    // SQLite before 3.42 does not know `subsec` and yields NULL for it.
     let younger = "SELECT count(*) FROM sqlite_schema WHERE type = 'trigger' AND sql LIKE '%subsec%'";
     assert_eq!(fixture.one(younger).await, "0");
     fixture.sql("INSERT INTO providers (name, url) VALUES ('acme', 'https://x.example/')").await.unwrap();
@@ -74,7 +74,7 @@ async fn settings_are_changed_with_an_older_sqlite_too(kind: Kind) {
 }
 
 async fn four_migrators_at_once_make_one_schema(kind: Kind) {
-    // A new file is switched to WAL by whoever comes first; the race is short, so it is run often.
+    // The first migrator switches a new file to WAL. That race is short, so the test repeats it.
     let rounds = if kind == Kind::SqliteFile { 20 } else { 1 };
     for _ in 0..rounds {
         four_migrators(&Fixture::empty(kind), kind).await;
@@ -96,7 +96,7 @@ async fn four_migrators_finish_a_partial_migration(kind: Kind) {
 async fn four_migrators(fixture: &Fixture, kind: Kind) {
     let together = Arc::new(tokio::sync::Barrier::new(4));
     let migrators = (0..4).map(|_| {
-        // Four processes, as far as the database can tell; memory has one.
+        // Four processes, as far as the database can tell; a database in memory has only one.
         let database = match kind {
             Kind::SqliteMemory => fixture.database.clone(),
             _ => Database::open(&fixture.url, 2).unwrap(),
@@ -116,12 +116,12 @@ async fn four_migrators(fixture: &Fixture, kind: Kind) {
     fixture.take(&job("p1")).await;
 }
 
-/// A migration that waits for a long reader has everybody wait behind it who comes later.
+/// A migration that waits for a long reader would block every later statement behind it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiting_migration_does_not_block_payments() {
     let fixture = Fixture::empty(Kind::Postgres);
     let pool = fixture.postgres.clone().unwrap();
-    // The next one alters jobs.
+    // The next migration alters `jobs`.
     Migrator::new(Path::new("migrations/postgres")).await.unwrap().run_to(12, &pool).await.unwrap();
     let mut reader = pool.begin().await.unwrap();
     sqlx::query("SELECT FROM jobs").execute(&mut *reader).await.unwrap();
@@ -132,7 +132,7 @@ async fn waiting_migration_does_not_block_payments() {
     while fixture.one(waiting).await == "0" {
         tokio::task::yield_now().await;
     }
-    // Longer than a payment may wait, and the reader still reads.
+    // The wait is longer than a payment may wait, and the reader still reads.
     fixture.sql("SET statement_timeout = '30s'; UPDATE jobs SET cost = 1").await.unwrap();
     assert!(!migration.is_finished());
     reader.rollback().await.unwrap();
@@ -261,7 +261,7 @@ const BAD_LIMITS: [(&str, &str); 26] = [
     ("enabled", "NULL"),
 ];
 
-/// The widest that each algorithm and scope may be, one after the other.
+/// The largest values of each algorithm and scope, applied one after the other.
 const GOOD_LIMITS: [&str; 7] = [
     "algorithm = 'token_bucket', burst = 31, max_requests = 1, window_ms = 86400000",
     "algorithm = 'gcra', burst = 30",
@@ -322,7 +322,7 @@ const BAD_JOBS: [(&str, &str); 31] = [
     ("frozen_url", "'https://x.example/'"),
 ];
 
-/// The longest words that the rules allow, and the shortest.
+/// The longest and the shortest values that the rules allow.
 const GOOD_JOBS: [(&str, &str); 7] = [
     ("provider", "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'"),
     ("provider", "'p'"),
@@ -345,7 +345,7 @@ async fn every_rule_is_a_check(kind: Kind) {
     assert!(fixture.sql(account).await.is_err(), "two rules for one account and limit");
     assert!(fixture.sql("DELETE FROM provider_limits").await.is_err(), "an account rule names the limit");
     fixture.take(&job("p1")).await;
-    // A provider alone, whose name can change and break the rule instead of a foreign key.
+    // A provider alone: a changed name breaks the rule instead of a foreign key.
     fixture.sql("INSERT INTO providers (name, url) VALUES ('alone', 'https://x.example/')").await.unwrap();
     let tables = [
         ("providers WHERE name = 'alone'", &BAD_PROVIDERS[..]),
@@ -362,7 +362,7 @@ async fn every_rule_is_a_check(kind: Kind) {
                 value.replace("'{short}'", "x'00'")
             };
             let update = format!("UPDATE {name} SET {column} = {value} WHERE {condition}");
-            // Beside the rule that a payment's content never changes.
+            // Without the rule that a payment's content never changes.
             let refused =
                 if name == "jobs" { fixture.without_constraints(&update).await } else { fixture.sql(&update).await };
             let error = refused.expect_err(&update);
@@ -370,7 +370,7 @@ async fn every_rule_is_a_check(kind: Kind) {
             assert!(meant, "{update}: {error}");
         }
     }
-    // What those rules leave allowed.
+    // Values that these rules allow.
     for url in [
         "https://x.example/p/${reference}/captures?a=${job:account}&b=$",
         "https://x.example?k=${idempotency_key}${id}",

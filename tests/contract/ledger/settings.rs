@@ -1,4 +1,4 @@
-//! Settings: versions, audit, and applying.
+//! The settings store: versions, the audit, applied provider files, and versions after the restore of a backup.
 
 use sluicegate::domain::limit::Rate;
 use sluicegate::domain::quota_spec::Lookback;
@@ -70,7 +70,7 @@ impl Fixture {
         changes.into_iter().map(|change| format!("{}: {}", change.provider, change.description)).collect()
     }
 
-    /// Settings version and the row's own.
+    /// Version of the settings, and version of the provider's row.
     async fn versions(&self, provider: &str) -> (i64, i64) {
         let own = self.one(&format!("SELECT version FROM providers WHERE name = '{provider}'")).await;
         (self.settings().version().await.unwrap(), own.parse().unwrap())
@@ -82,7 +82,7 @@ async fn every_change_bumps_the_version_and_is_audited(kind: Kind) {
     let other = "INSERT INTO providers (name, url) VALUES ('adyen', 'https://x.example/')";
     fixture.sql(other).await.unwrap();
     let (_, untouched) = fixture.versions("adyen").await;
-    // statement, table and key that the audit names, words of the old and of the new row
+    // Statement; table and key that the audit names; texts in the old and in the new row.
     let changes = [
         (
             "INSERT INTO providers (name, url) VALUES ('stripe', 'https://x.example/')",
@@ -206,7 +206,7 @@ async fn applying_removes_unlisted_limits(kind: Kind) {
         ["stripe: limit per-minute removed", "stripe: account acct_1 at limit per-minute removed"]
     );
     assert_eq!(fixture.settings().readable_rows(None).await.unwrap().len(), 2, "providers that are not named stay");
-    // Nothing is written when one row of the file is bad.
+    // Nothing is written when one row of the file is invalid.
     rows[0].workers = 1;
     rows[1].workers = 0;
     let error = fixture.settings().apply(&rows, false).await.unwrap_err();
@@ -226,7 +226,7 @@ async fn concurrent_applies_agree(kind: Kind) {
     let changes: Vec<_> = futures_util::future::join_all(appliers).await.into_iter().flat_map(Result::unwrap).collect();
     assert_eq!(changes.iter().filter(|change| change.description == "created").count(), 2, "{changes:?}");
     let workers = fixture.column("SELECT DISTINCT workers FROM providers").await;
-    assert_eq!(workers.len(), 1, "both rows are one applier's: {workers:?}");
+    assert_eq!(workers.len(), 1, "both rows come from the same file: {workers:?}");
 }
 
 async fn a_rate_and_a_pause_are_set(kind: Kind) {
@@ -242,7 +242,7 @@ async fn a_rate_and_a_pause_are_set(kind: Kind) {
     assert_eq!((changed.max_requests, changed.window_ms, changed.applies_to.as_str()), (0, 300_000, "charge"));
     assert!(settings.set_paused(&stripe, true).await.unwrap());
     assert!(!settings.set_paused(&name("nobody"), true).await.unwrap());
-    // A resume is written down though nothing was paused: it lifts what the provider named.
+    // A resume is recorded although nothing was paused: it ends a pause that the provider named.
     let resumed_at = async || {
         let snapshot = settings.load().await.unwrap();
         let stripe = snapshot.providers.into_iter().map(Result::unwrap).find(|row| row.name == stripe).unwrap();
@@ -251,14 +251,14 @@ async fn a_rate_and_a_pause_are_set(kind: Kind) {
     let (version, never) = resumed_at().await;
     assert_eq!(never, 0);
     assert!(settings.set_paused(&name("adyen"), false).await.unwrap());
-    assert_eq!(resumed_at().await.1, 0, "another row's");
+    assert_eq!(resumed_at().await.1, 0, "the resume of another row");
     assert!(settings.set_paused(&stripe, false).await.unwrap());
     let (later, at) = resumed_at().await;
     assert!(later > version && at > 1_700_000_000_000, "{at}");
     let mut rows = file(FILE);
     rows.iter_mut().for_each(|row| row.workers = 5);
     fixture.apply(&rows).await;
-    assert_eq!(resumed_at().await.1, at, "a file says nothing of it");
+    assert_eq!(resumed_at().await.1, at, "a provider file does not change it");
     let audited = "SELECT count(*) FROM settings_audit WHERE new_row ->> 'resumed_at' IS NOT NULL \
                    AND old_row ->> 'resumed_at' IS NULL";
     assert_eq!(fixture.one(audited).await, "2");
@@ -326,7 +326,7 @@ account = "rogue"
 rule = "blocked"
 "#;
 
-/// Every column that says how a limit counts, and whom it counts, comes back as it was applied.
+/// Every column that defines how a limit counts, and for which accounts, is loaded as it was applied.
 async fn limits_and_account_rules_are_loaded_as_applied(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let rows = file(SHAPES);
@@ -349,7 +349,7 @@ async fn limits_and_account_rules_are_loaded_as_applied(kind: Kind) {
     let provider = snapshot.providers[0].as_ref().unwrap();
     assert_eq!(*provider, rows[0].validate(provider.version).unwrap());
     assert_eq!((provider.limits.len(), provider.account_rules.len(), provider.statuses[&429].len()), (5, 3, 2));
-    // What the database refuses, `limits set` says.
+    // `limits set` reports the constraint of the database.
     let narrow = "10/500ms".parse::<Rate>().unwrap();
     let error = fixture.settings().set_rate(&name("stripe"), "per-reference", narrow).await.unwrap_err();
     assert!(error.to_string().contains("sliding_window_has_window_ms_of_1000_or_more"), "{error}");
@@ -365,7 +365,7 @@ async fn a_restored_database_counts_again(kind: Kind) {
     assert_eq!(fixture.one(audits).await, "0");
     let ledger = fixture.ledger();
     assert!(ledger.recent_uses(&name("acme"), Lookback::all(LEASE)).await.is_ok());
-    // A gate heard more than the database ever said.
+    // A gate reports a version above any that the database has had.
     let store = before.version + 41;
     let after = settings_sync::refresh(settings.as_ref(), &before, store).await.unwrap().unwrap();
     assert_eq!((after.version, after.providers.len()), (store + 1, 2));
@@ -374,18 +374,18 @@ async fn a_restored_database_counts_again(kind: Kind) {
                  WHERE table_name = 'settings_version'";
     assert_eq!(fixture.one(audit).await, format!("version {} {}", before.version, store + 1));
     assert_ne!(fixture.one("SELECT who FROM settings_audit ORDER BY id DESC LIMIT 1").await, "");
-    // It has forgotten what was sent: a limiter must not be rebuilt from it until that cannot count any more.
+    // The database lacks requests since its backup. No limiter may be rebuilt from it until those can no longer count.
     let error = ledger.recent_uses(&name("acme"), Lookback::all(LEASE)).await.unwrap_err();
     assert!(error.to_string().contains("backup"), "{error}");
     let minutes = if kind == Kind::Postgres { "interval '2 minutes'" } else { "120000" };
     fixture.without_constraints(&format!("UPDATE settings_audit SET at = at - {minutes}")).await.unwrap();
     assert!(ledger.recent_uses(&name("acme"), Lookback::all(LEASE)).await.is_ok());
-    // Said once: the next look finds nothing new, and changes count as ever.
+    // The raise is recorded once: the next refresh finds nothing new, and changes count as before.
     assert_eq!(settings_sync::refresh(settings.as_ref(), &after, store).await.unwrap(), None);
     settings.set_paused(&name("stripe"), true).await.unwrap();
     let next = settings_sync::refresh(settings.as_ref(), &after, store).await.unwrap().unwrap();
     assert_eq!(next.version, store + 2);
-    // Without a store: this worker itself has heard more.
+    // Without a limiter store, the worker itself knows a higher version.
     fixture.without_constraints("UPDATE settings_version SET version = 2").await.unwrap();
     let again = settings_sync::refresh(settings.as_ref(), &next, 0).await.unwrap().unwrap();
     assert_eq!(again.version, store + 3);
@@ -409,7 +409,7 @@ async fn settings_version_from_limiter_triggers_reload(kind: Kind) {
     let (known, mut following) = watch::channel(Arc::new(first.clone()));
     let (gate, store) = StoreVersion::channel();
     let stop = CancellationToken::new();
-    // Polled once at its start, and then not before this test is over.
+    // The settings are polled once at the start, and not again before the test ends.
     let hour = Duration::from_secs(3_600);
     let watch = tokio::spawn(settings_sync::poll(
         settings.clone(),
@@ -428,7 +428,7 @@ async fn settings_version_from_limiter_triggers_reload(kind: Kind) {
     gate.observe(version);
     let known = following.wait_for(|known| known.version > version).await.unwrap().clone();
     assert_eq!((known.version, known.providers.len()), (version + 6, 2));
-    // A worker without gates polls on.
+    // A worker without gates continues to poll.
     drop(gate);
     stop.cancel();
     watch.await.unwrap();

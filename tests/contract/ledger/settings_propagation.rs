@@ -1,4 +1,5 @@
-//! Settings that change while workers run: in force everywhere within 2 s, with hints and without, and who changed them.
+//! Settings that change while workers run: in force in every worker within 2 s, with hints and without. Also the audit
+//! of each change.
 
 use std::time::Instant;
 
@@ -17,10 +18,10 @@ on_every_database!(
     invalid_row_keeps_the_last_valid_one,
 );
 
-/// From the commit of a change until it is in force: the contract's G6.
+/// Longest time from the commit of a change until it is in force: guarantee G6 of docs/guarantees.md.
 const IN_FORCE_MAX: Duration = Duration::from_secs(2);
 
-/// A test that would wait for ever ends here.
+/// Longest wait, so that a failing test ends.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The settings of one worker, with a database connection of its own.
@@ -42,7 +43,7 @@ impl Follower {
         Self { known, _gates: gates, _stop: stop.drop_guard() }
     }
 
-    /// When this worker had loaded what allows `rate`.
+    /// Instant at which this worker had loaded settings that allow `rate`.
     async fn in_force(&self, rate: &str) -> Instant {
         let rate: Rate = rate.parse().unwrap();
         let mut known = self.known.clone();
@@ -59,7 +60,7 @@ async fn with_acme(fixture: &Fixture) {
     fixture.settings().apply(&parse_provider_file(row).unwrap(), false).await.unwrap();
 }
 
-/// Both workers must follow within the time that G6 gives, measured from the commit by the workers' own loads.
+/// Both workers must load the change within the time that G6 gives, measured from its commit.
 async fn followed(workers: &[Follower; 2], rate: &str, change: impl Future<Output = ()>) {
     let (first, second) = (workers[0].in_force(rate), workers[1].in_force(rate));
     change.await;
@@ -85,12 +86,12 @@ const LISTENERS: &str = "FROM pg_stat_activity WHERE datname = current_database(
 async fn until_listening(fixture: &Fixture, listeners: &str) {
     let deadline = Instant::now() + PATIENCE;
     while fixture.one(&format!("SELECT count(*) {LISTENERS}")).await != listeners {
-        assert!(Instant::now() < deadline, "there are never {listeners} listeners");
+        assert!(Instant::now() < deadline, "the number of listeners is never {listeners}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
-/// Polls are an hour apart here, so what is in force is so by the hint alone; also after its connection was cut.
+/// Workers poll once an hour here, so only the hint applies the change. This holds after its connection was cut, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hint_applies_a_change_in_every_worker() {
     let fixture = Fixture::migrated(Kind::Postgres).await;
@@ -102,14 +103,14 @@ async fn hint_applies_a_change_in_every_worker() {
     followed(&workers, "7/1m", by_command(&fixture, "7/1m")).await;
     let cut = fixture.one(&format!("SELECT count(pg_terminate_backend(pid)) {LISTENERS}")).await;
     assert_eq!(cut, "2");
-    // What changes while nobody listens is looked up when they listen again.
+    // A change without a listener is loaded when the workers listen again.
     by_sql(&fixture, 8).await;
     tokio::join!(workers[0].in_force("8/1m"), workers[1].in_force("8/1m"));
     until_listening(&fixture, "2").await;
     followed(&workers, "9/1m", by_sql(&fixture, 9)).await;
 }
 
-/// Nobody is told anything: the trigger is gone and the connections are cut. Polling keeps the promise alone.
+/// No worker gets a hint: the trigger is dropped and the connections are cut. Polling alone keeps the promise.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn polling_applies_changes_within_two_seconds() {
     let fixture = Fixture::migrated(Kind::Postgres).await;
@@ -172,7 +173,8 @@ async fn actor_applies_to_one_change_only(kind: Kind) {
     with_acme(&fixture).await;
     let by = Actor { os_user: "alice@host".to_owned(), reason: Some("why".to_owned()), program: None };
     let settings = fixture.settings();
-    // Rolled back, changed nothing, and changed something: none of them lends its name to what comes next.
+    // The first change is rolled back, the second changes nothing, the third changes something. None lends its author
+    // to a later change.
     assert!(settings.set_rate_as(&name("acme"), "none", "1/1s".parse().unwrap(), Some(&by)).await.unwrap().is_none());
     settings.set_rate_as(&name("acme"), "all", "100/1s".parse().unwrap(), Some(&by)).await.unwrap().unwrap();
     settings.set_rate_as(&name("acme"), "all", "50/1s".parse().unwrap(), Some(&by)).await.unwrap().unwrap();
@@ -184,7 +186,7 @@ async fn actor_applies_to_one_change_only(kind: Kind) {
     assert_eq!((named, changes.len()), (1, 23), "{changes:#?}");
 }
 
-/// Rows that no CHECK refuses, written by SQL over good ones.
+/// Rows that no CHECK rejects, written by SQL over valid ones.
 async fn invalid_row_keeps_the_last_valid_one(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     with_acme(&fixture).await;
@@ -201,8 +203,8 @@ async fn invalid_row_keeps_the_last_valid_one(kind: Kind) {
         assert_eq!(next.invalid_rows.len(), 1, "{bad}");
         let problems = next.invalid_rows[0].problems.join("\n");
         assert!(problems.contains(words) && !problems.contains("secret"), "{bad}: {problems}");
-        assert_eq!(next.providers[&name("acme")], good.providers[&name("acme")], "{bad}: the last good one counts");
-        // A pause is obeyed though the rest of the row cannot be meant.
+        assert_eq!(next.providers[&name("acme")], good.providers[&name("acme")], "{bad}: the last valid row counts");
+        // A pause is applied although the rest of the row is invalid.
         fixture.sql("UPDATE providers SET paused = true").await.unwrap();
         let paused = settings_sync::refresh(settings.as_ref(), &good, 0).await.unwrap().unwrap();
         assert!(paused.providers[&name("acme")].paused, "{bad}");

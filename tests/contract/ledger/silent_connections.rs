@@ -1,4 +1,4 @@
-//! PostgreSQL behind a way that forgets its connections and tells nobody, and one that was demoted to a standby.
+//! PostgreSQL behind a network path that silently drops its connections, and PostgreSQL demoted to a standby.
 
 use std::future::pending;
 use std::net::SocketAddr;
@@ -14,22 +14,22 @@ use super::*;
 
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// Sync, alone: what a client sends that only asks for a sign of life.
+/// A `Sync` message alone: a client sends it only to check that the connection is alive.
 /// <https://www.postgresql.org/docs/current/protocol-message-formats.html>
 const SYNC: &[u8] = &[b'S', 0, 0, 0, 4];
 
-/// A way to a server.
+/// A proxy in front of a server.
 struct Way {
     address: SocketAddr,
     lost: watch::Sender<Lost>,
     target: watch::Sender<SocketAddr>,
 }
 
-/// What gets lost on the way. On a connection where something was, nothing ever passes again, and it stays open.
+/// What the proxy drops. A connection that has lost something passes nothing ever again, and stays open.
 #[derive(Clone, Copy, PartialEq)]
 enum Lost {
     Nothing,
-    /// From the next question for a sign of life on.
+    /// Everything from the next liveness check on.
     Pings,
     Everything,
 }
@@ -67,7 +67,7 @@ async fn pass(client: TcpStream, target: SocketAddr, mut lost: watch::Receiver<L
     };
     tokio::select! {
         biased;
-        // Held open until the test is over.
+        // Held open until the test ends.
         () = falls(&mut lost) => pending().await,
         () = both => {}
     }
@@ -96,7 +96,7 @@ async fn copy(
     let _ = to.shutdown().await;
 }
 
-/// Where a cluster listens, and the same URL by another way.
+/// Address of a cluster, and the same URL with the port of a proxy.
 fn by_way(url: &str, way: Option<SocketAddr>) -> (SocketAddr, String) {
     let mut parsed = url::Url::parse(url).unwrap();
     let direct = SocketAddr::new(parsed.host_str().unwrap().parse().unwrap(), parsed.port().unwrap());
@@ -111,7 +111,7 @@ async fn silent_connections_are_replaced() {
     let fixture = Fixture::migrated(Kind::Postgres).await;
     let way = Way::to(by_way(&fixture.url, None).0).await;
     let database = Database::open(&by_way(&fixture.url, Some(way.address)).1, 4).unwrap();
-    // Every connection is in use at the cut.
+    // Every connection is in use when the proxy drops everything.
     let busy = Arc::new(tokio::sync::Semaphore::new(0));
     let writers: Vec<_> = (0..16)
         .map(|writer| {
@@ -139,7 +139,7 @@ async fn silent_connections_are_replaced() {
     tokio::time::timeout(PATIENCE, back).await.unwrap();
 }
 
-/// The answer came, and the connection is on its way back into the pool.
+/// The response has arrived, and the connection is returning to the pool.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_silent_after_a_response_are_replaced() {
     let fixture = Fixture::migrated(Kind::Postgres).await;
@@ -147,12 +147,12 @@ async fn connections_silent_after_a_response_are_replaced() {
     let database = Database::open(&by_way(&fixture.url, Some(way.address)).1, 4).unwrap();
     way.lost.send_replace(Lost::Pings);
     let claimed = async |id: &str| database.ledger().claim(&job(id), hash(1), "worker-a", LEASE).await.is_ok();
-    // More of them than connections.
+    // More claims than connections.
     let mut before = 0;
     for number in 0..5 {
         before += u32::from(claimed(&format!("before-{number}")).await);
     }
-    assert!(before > 0, "no connection had an answer before it fell silent");
+    assert!(before > 0, "no connection had a response before it fell silent");
     way.lost.send_replace(Lost::Nothing);
     let back = async { while !claimed("after").await {} };
     tokio::time::timeout(PATIENCE, back).await.unwrap();
@@ -169,7 +169,7 @@ async fn connections_to_a_demoted_primary_are_replaced() {
     let mut operator = sqlx::PgConnection::connect(&demoted.url(&name)).await.unwrap();
     let read_only = format!("ALTER DATABASE \"{name}\" SET default_transaction_read_only = on");
     sqlx::raw_sql(AssertSqlSafe(read_only)).execute(&mut operator).await.unwrap();
-    // As many at once as there are connections, each of another kind.
+    // Enough concurrent claims that every connection is used.
     let claims = async || {
         let ledger = database.ledger();
         let claim = |number: u32| {
@@ -181,7 +181,7 @@ async fn connections_to_a_demoted_primary_are_replaced() {
     for error in claims().await.into_iter().map(Result::unwrap_err) {
         assert!(matches!(&error, LedgerError::Unavailable(text) if text.contains("25006")), "{error:?}");
     }
-    // The name leads to the new primary from now on.
+    // From now on the name leads to the new primary.
     way.target.send_replace(by_way(&primary.url, None).0);
     let back = async { while claims().await.iter().any(Result::is_err) {} };
     tokio::time::timeout(PATIENCE, back).await.unwrap();

@@ -1,4 +1,4 @@
-//! Instants that no program can read: the database keeps none, and a row that has one all the same stops nothing but itself.
+//! Timestamps that no program can read: the database rejects them, and a row that has one anyway affects only itself.
 
 use std::path::Path;
 
@@ -21,7 +21,7 @@ on_every_database!(
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Before and behind all that can be read, as SQL.
+/// Instants before and after the readable range, as SQL.
 pub(super) fn beyond(kind: Kind) -> [&'static str; 4] {
     match kind {
         Kind::Postgres => ["'-infinity'", "'0001-01-01 00:00:00+00 BC'", "'9999-12-30 22:00:00+00'", "'infinity'"],
@@ -30,7 +30,7 @@ pub(super) fn beyond(kind: Kind) -> [&'static str; 4] {
 }
 
 impl Fixture {
-    /// Switches the rules off that the rows of these tests break.
+    /// Drops the rules that the rows of these tests break.
     pub(super) async fn without_rules(&self) {
         let off = match self.postgres {
             Some(_) => {
@@ -46,7 +46,7 @@ impl Fixture {
         self.sql(off).await.unwrap();
     }
 
-    /// Records a job that is due, held by nobody.
+    /// Records a due job that no worker has leased.
     async fn released(&self, id: &str) {
         let hold = self.take(&job(id)).await.lease;
         assert_eq!(self.ledger().release(&hold).await.unwrap(), sluicegate::ledger::FencedWrite::Applied);
@@ -86,7 +86,7 @@ async fn no_instant_is_infinite(kind: Kind) {
     }
 }
 
-/// Every column of the schema that holds an instant is in its table's rule, in both databases.
+/// The rule of its table covers every column that holds an instant, in both databases.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_timestamp_column_has_a_rule() {
     let postgres = Fixture::migrated(Kind::Postgres).await;
@@ -138,7 +138,7 @@ async fn an_unreadable_row_is_named_and_skipped(kind: Kind) {
     ];
     for filter in filters {
         let JobPage { mut jobs, mut unreadable, next } = operator.list(&filter, None, 100).await.unwrap();
-        // `expires_at` is none of a list's columns.
+        // Job lists do not read `expires_at`.
         jobs.retain(|line| line.id != "held");
         jobs.sort_by(|a, b| a.id.cmp(&b.id));
         unreadable.sort_by(|a, b| a.id.cmp(&b.id));
@@ -151,7 +151,7 @@ async fn an_unreadable_row_is_named_and_skipped(kind: Kind) {
         }
     }
     let full = operator.list(&JobFilter::default(), None, 1).await.unwrap();
-    assert_eq!((full.jobs.len(), full.next.as_deref()), (0, Some("early")), "the next page begins behind it");
+    assert_eq!((full.jobs.len(), full.next.as_deref()), (0, Some("early")), "the next page begins after it");
     let one = JobFilter { id: Some(Identifier::new("late").unwrap()), ..JobFilter::default() };
     assert_eq!(operator.list(&one, None, 5).await.unwrap().unreadable.len(), 1);
 
@@ -161,7 +161,7 @@ async fn an_unreadable_row_is_named_and_skipped(kind: Kind) {
         assert_eq!((account.recorded, account.unreadable, account.open()), (8, 5, 7), "{account:?}");
         assert_eq!(account.active + account.delayed + account.due, 7, "each is counted where it is");
         let mut faults = account.discrepancies();
-        // A state that is none of the open ones has no event here.
+        // A job whose state is not open has no event here.
         faults.retain(|fault| !fault.contains("without an event"));
         assert_eq!(faults.len(), 2, "{faults:?}");
         assert!(faults[0].starts_with("5 jobs whose row cannot be read"), "{faults:?}");
@@ -179,14 +179,14 @@ async fn an_unreadable_row_is_named_and_skipped(kind: Kind) {
     };
     let mut back = fixture.database.upkeep().take_overdue(&name("stripe"), &which).await.unwrap();
     back.sort_by(|a, b| a.job.id.cmp(&b.job.id));
-    // What a message says of it can be read: of all but one.
+    // The columns that a message needs can be read in all rows but one.
     let back: Vec<&str> = back.iter().map(|job| job.job.id.as_str()).collect();
     assert_eq!(back, ["early", "good-1", "good-2", "negative", "young"]);
     let swept = "SELECT count(*) FROM jobs WHERE sweep_after > updated_at";
     assert_eq!(fixture.one(swept).await, "6");
 }
 
-/// The next claim does not take its holder for a worker that was lost.
+/// The next claim does not count the lease's owner as a lost worker.
 async fn unreadable_claim_releases_the_lease(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let [early, ..] = beyond(kind);
@@ -239,7 +239,7 @@ async fn unreadable_event_does_not_block_others(kind: Kind) {
     assert_eq!((told.events, told.rejected), (3, 2), "tried later, like those that a queue has rejected");
 }
 
-/// A payment that somebody had put off for ever stays so.
+/// A payment that was delayed for ever stays delayed.
 async fn infinite_instants_are_repaired_by_migrating(kind: Kind) {
     let fixture = Fixture::empty(kind);
     let [early, .., late] = beyond(kind);
@@ -270,9 +270,9 @@ async fn infinite_instants_are_repaired_by_migrating(kind: Kind) {
     let [early, good, late] = &page.jobs[..] else { panic!() };
     assert!(early.wake_at < good.wake_at && late.wake_at.to_string().starts_with("9999-12-30"), "{late:?}");
     assert!(late.created_at.0 - good.created_at.0 < 600_000, "{late:?}");
-    // A provider remembers no key for that long, so nothing is sent again by it.
+    // No provider remembers a key for that long, so no request is sent again under it.
     assert_eq!(fixture.one("SELECT count(*) FROM jobs WHERE first_sent_at < created_at OR id = 'early'").await, "2");
-    // Each of them can be written again: a batch that has one is not refused.
+    // Each row can be written again: a batch that contains one is not rejected.
     let swept = fixture.sql("UPDATE jobs SET sweep_after = wake_at").await;
     assert_eq!(swept, Ok(()));
     assert_eq!(fixture.database.upkeep().expire("expired", 10).await.unwrap(), 1);

@@ -1,4 +1,4 @@
-//! What is brought back, what ends without a delivery, and the account that adds up.
+//! Upkeep of the ledger: overdue and unqueued jobs, expiry, manual review, and the reconciliation of all jobs.
 
 use sluicegate::domain::outcome::FinalState;
 use sluicegate::domain::time::EpochMs;
@@ -52,14 +52,14 @@ impl Fixture {
         self.database.upkeep()
     }
 
-    /// Records a job that waits, held by nobody.
+    /// Records a waiting job that no worker has leased.
     async fn waiting(&self, job: &Job, wait: Duration) {
         let claimed = self.take(job).await;
         let next = JobState::Waiting { wait, reason: "waits".to_owned() };
         assert_eq!(self.ledger().transition(&claimed.lease, &next).await.unwrap(), FencedWrite::Applied);
     }
 
-    /// Moves an instant of a job into the past, or forward if negative.
+    /// Moves an instant of a job into the past, or into the future if negative.
     async fn move_back(&self, id: &str, column: &str, by_s: i64) {
         let moved = match self.postgres {
             Some(_) => format!("{column} - {by_s} * interval '1 second'"),
@@ -95,7 +95,7 @@ async fn duty_runs_on_one_sweeper(kind: Kind) {
     let turns: Vec<bool> = futures_util::future::join_all(turns).await.into_iter().map(Result::unwrap).collect();
     assert_eq!(turns.iter().filter(|turn| **turn).count(), 1);
     assert!(fixture.upkeep().lease_duty("account", Duration::ZERO).await.unwrap(), "another duty is free");
-    assert!(fixture.upkeep().lease_duty("account", MINUTE).await.unwrap(), "that one is over");
+    assert!(fixture.upkeep().lease_duty("account", MINUTE).await.unwrap(), "its lease is over");
     assert!(!fixture.upkeep().lease_duty("account", MINUTE).await.unwrap());
 }
 
@@ -107,7 +107,7 @@ async fn longest_overdue_jobs_are_returned_first(kind: Kind) {
     }
     fixture.waiting(&Job { provider: name("adyen"), ..job("other-lane") }, Duration::ZERO).await;
     fixture.move_back("other-lane", "wake_at", 9_999).await;
-    // Its time has come by `wake_at`, and not by its own.
+    // The job is due by `wake_at`, but not by its own `not_before`.
     let now_ms = i64::try_from(std::time::UNIX_EPOCH.elapsed().unwrap().as_millis()).unwrap();
     fixture.waiting(&Job { not_before: Some(EpochMs(now_ms + 600_000)), ..job("early") }, Duration::ZERO).await;
     fixture.move_back("early", "wake_at", 9_999).await;
@@ -150,7 +150,7 @@ async fn intervals_double_until_the_longest(kind: Kind) {
         let fixture = &fixture;
         async move { fixture.one(&select).await.parse::<f64>().unwrap() }
     };
-    // Overdue for so long → again after so long.
+    // Overdue for this long → next sweep after this long.
     for (id, overdue_s, again_s) in [("short", 70, 600.0), ("middle", 1_000, 1_000.0), ("long", 99_999, 21_600.0)] {
         fixture.waiting(&job(id), Duration::ZERO).await;
         fixture.move_back(id, "wake_at", overdue_s).await;
@@ -158,7 +158,7 @@ async fn intervals_double_until_the_longest(kind: Kind) {
         assert_eq!(fixture.overdue(which).await, [id]);
         let got = interval(id).await;
         assert!((got - again_s).abs() < 30.0, "{id}: {got} s");
-        // Not before that interval is over, however the lane looks by then.
+        // The job is not swept again before that interval ends, whatever the policy is by then.
         assert_eq!(fixture.overdue(after(Duration::ZERO)).await, Vec::<String>::new());
         fixture.move_back(id, "sweep_after", 99_999).await;
         assert_eq!(fixture.overdue(after(Duration::ZERO)).await, [id]);
@@ -189,14 +189,14 @@ async fn leased_jobs_are_not_overdue(kind: Kind) {
         fixture.move_back(id, "wake_at", 9_999).await;
     }
     assert_eq!(fixture.overdue(after(MINUTE)).await, Vec::<String>::new());
-    // The lease ended just now: its holder's message comes back by itself, within the grace.
+    // The lease ended just now: the message of its worker returns by itself within the grace.
     fixture.sql("UPDATE jobs SET lease_until = updated_at WHERE lease_until IS NOT NULL").await.unwrap();
     assert_eq!(fixture.overdue(after(MINUTE)).await, Vec::<String>::new());
     for id in ["held", "sending"] {
         fixture.move_back(id, "lease_until", 100).await;
     }
     assert_eq!(fixture.overdue(after(MINUTE)).await, ["held", "sending"]);
-    // Its copy takes it over as unknown.
+    // The copy's claim makes the job unknown, not the sweeper.
     assert_eq!(fixture.state("sending").await, "sending");
     assert!(fixture.take(&job("sending")).await.maybe_charged);
     assert_eq!(fixture.ledger().release(&held).await.unwrap(), FencedWrite::Applied);
@@ -219,7 +219,7 @@ async fn recorded_job_round_trips(kind: Kind) {
         fixture.waiting(job, Duration::ZERO).await;
         fixture.move_back(job.id.as_str(), "wake_at", 600).await;
     }
-    // No delay queue has a copy any more: the sweeper's is like the newest.
+    // No delay queue holds a copy any more, so the sweeper publishes the newest number again.
     fixture.sql("UPDATE jobs SET delayed_copy = NULL, delayed_until = NULL").await.unwrap();
     let mut given = fixture.upkeep().take_overdue(&name("stripe"), &after(MINUTE)).await.unwrap();
     given.sort_by(|a, b| a.job.id.cmp(&b.job.id));
@@ -234,7 +234,7 @@ async fn unqueued_job_is_returned_when_due(kind: Kind) {
     let wait = JobState::Waiting { wait: 60 * MINUTE, reason: "waits for its time".to_owned() };
     for id in ["kept", "queued", "taken-up"] {
         let hold = fixture.take(&job(id)).await.lease;
-        // Not while it is in hand.
+        // A leased job cannot be left without a queue.
         assert_eq!(upkeep.keep_unqueued(&hold).await.unwrap(), FencedWrite::Stale);
         assert_eq!(fixture.ledger().transition(&hold, &wait).await.unwrap(), FencedWrite::Applied);
         match id {
@@ -250,7 +250,7 @@ async fn unqueued_job_is_returned_when_due(kind: Kind) {
     assert_eq!(due(59 * MINUTE).await, Vec::<String>::new());
     assert_eq!(due(61 * MINUTE).await, ["kept"]);
     assert_eq!(due(61 * MINUTE).await, Vec::<String>::new(), "one copy");
-    // From now on it is like any other, and not overdue before its interval.
+    // From now on it is like any other job, and not overdue before its interval ends.
     fixture.move_back("kept", "created_at", 0).await;
     assert_eq!(fixture.overdue(after(Duration::ZERO)).await, Vec::<String>::new());
     fixture.sql("UPDATE jobs SET wake_at = created_at WHERE id = 'kept'").await.unwrap();
@@ -290,7 +290,7 @@ async fn waiting_jobs_expire_and_nothing_else(kind: Kind) {
     let events = fixture.ledger().lease_events(100, MINUTE).await.unwrap();
     let events: Vec<_> = events.iter().map(|event| (event.state, event.reason.as_deref())).collect();
     assert_eq!(events, [(FinalState::Expired, Some("too late")); 3]);
-    // One whose holder is gone expires too.
+    // A job whose worker is lost expires, too.
     fixture.expire_lease(&held).await;
     assert_eq!(fixture.upkeep().expire("too late", 100).await.unwrap(), 1);
     assert_eq!(fixture.state("held").await, "expired");
@@ -305,7 +305,7 @@ async fn open_job_can_be_set_aside_for_review(kind: Kind) {
     assert_eq!(set_aside("waiting").await, FencedWrite::Stale, "once");
     let hold = fixture.take(&job("sending")).await.lease;
     assert_eq!(fixture.ledger().begin_attempt(&hold, &request("sending")).await.unwrap(), BeginResult::Attempt(1));
-    assert_eq!(set_aside("sending").await, FencedWrite::Stale, "somebody holds it");
+    assert_eq!(set_aside("sending").await, FencedWrite::Stale, "it is leased");
     fixture.expire_lease(&hold).await;
     assert_eq!(set_aside("sending").await, FencedWrite::Applied);
     let picture = "SELECT id || '|' || state || '|' || reason || '|' || attempts || '|' || \
@@ -315,7 +315,7 @@ async fn open_job_can_be_set_aside_for_review(kind: Kind) {
     assert_eq!(fixture.one("SELECT outcome FROM attempts").await, "unknown");
     let events = fixture.ledger().lease_events(100, MINUTE).await.unwrap();
     assert_eq!(events.iter().map(|event| event.state).collect::<Vec<_>>(), [FinalState::Review; 2]);
-    // Its former holder writes nothing.
+    // Its former worker writes nothing.
     let next = JobState::Waiting { wait: SECOND, reason: "x".to_owned() };
     assert_eq!(fixture.ledger().transition(&hold, &next).await.unwrap(), FencedWrite::Stale);
     assert_eq!(set_aside("nobody").await, FencedWrite::Stale);
@@ -381,7 +381,7 @@ async fn every_job_is_accounted_for(kind: Kind) {
         assert_eq!(account.discrepancies(), Vec::<String>::new());
     }
     assert_eq!(fixture.upkeep().reconcile(MINUTE, CheckScope::All).await.unwrap().len(), 2);
-    // A lost holder's job is due, and astray once that is long ago.
+    // The job of a lost worker is due, and overdue once that is long ago.
     fixture.expire_lease(&sending).await;
     fixture.move_back("sending", "lease_until", 1_000).await;
     fixture.move_back("sending", "wake_at", 2_000).await;
@@ -403,10 +403,10 @@ async fn unaccounted_jobs_are_found(kind: Kind) {
     let all = fixture.account(CheckScope::All).await;
     assert_eq!((all.without_event, all.without_accepted_attempt), (3, 1));
     assert_eq!(all.discrepancies().len(), 2);
-    // An event of another state is none of this one.
+    // An event of another state does not count for this one.
     fixture.sql("UPDATE outcome_events SET state = 'declined' WHERE job_id = 'good'").await.unwrap();
     assert_eq!(fixture.account(CheckScope::All).await.without_event, 4);
-    // What a person or a look-up found says so.
+    // A success that an operator or a look-up found has a reason that says so.
     fixture.sql("UPDATE jobs SET reason = 'found by look-up' WHERE id = 'no-attempt'").await.unwrap();
     assert_eq!(fixture.account(CheckScope::All).await.without_accepted_attempt, 0);
 }

@@ -1,4 +1,5 @@
-//! What a job waits for: kept when its message comes early, ended when the limit that refused it has changed.
+//! Waits of jobs: a wait is kept when the message comes early, and ends when the limit that refused the job has
+//! changed.
 
 use sluicegate::domain::time::EpochMs;
 use sluicegate::ledger::upkeep::{OverduePolicy, WaitCause, WakeFilter};
@@ -30,7 +31,7 @@ impl Fixture {
         assert_eq!(self.ledger().transition(&hold, next).await.unwrap(), FencedWrite::Applied);
     }
 
-    /// One whose message came before its time.
+    /// Delivers a job's message before its time.
     async fn comes_early(&self, job: &Job) {
         let hold = self.take(job).await.lease;
         assert_eq!(self.ledger().release_waiting(&hold).await.unwrap(), FencedWrite::Applied);
@@ -53,7 +54,7 @@ impl Fixture {
         self.database.upkeep().wake_waiting(&name(lane), &which).await.unwrap()
     }
 
-    /// Those whose time has come and that no queue has.
+    /// Due jobs without a message in any queue.
     async fn due(&self) -> Vec<String> {
         let due = self.database.upkeep().take_unqueued(&name("stripe"), Duration::ZERO, HOUR, 100).await.unwrap();
         let mut ids: Vec<String> = due.iter().map(|job| job.job.id.to_string()).collect();
@@ -62,7 +63,7 @@ impl Fixture {
     }
 }
 
-/// So that the next instant is another.
+/// Waits until the next instant differs.
 async fn a_moment() {
     tokio::time::sleep(Duration::from_millis(5)).await;
 }
@@ -112,13 +113,13 @@ async fn limit_change_wakes_jobs_refused_before(kind: Kind) {
     fixture.put_down(&elsewhere, &refused(HOUR)).await;
     fixture.put_down(&job("early"), &refused(HOUR)).await;
     fixture.put_down(&job("held"), &refused(HOUR)).await;
-    // By a program that did not know the column.
+    // Written by a version of the program that did not know the column.
     fixture.put_down(&job("old"), &refused(HOUR)).await;
     fixture.sql("UPDATE jobs SET wait_begun_at = NULL WHERE id = 'old'").await.unwrap();
     assert_eq!(fixture.wake("stripe", 100).await, 0, "nothing was changed since");
     a_moment().await;
 
-    // Rows of a quota share their limits: whichever was changed.
+    // Rows of a quota share their limits, so a change of either row counts.
     fixture.sql("UPDATE providers SET paused = true WHERE name = 'sibling'").await.unwrap();
     a_moment().await;
     fixture.put_down(&job("since"), &refused(HOUR)).await;
@@ -128,16 +129,17 @@ async fn limit_change_wakes_jobs_refused_before(kind: Kind) {
     assert_eq!(fixture.wake("stripe", 100).await, 3);
     assert_eq!(fixture.due().await, ["early", "old", "refused"]);
     assert_eq!((fixture.wake("stripe", 100).await, fixture.due().await.len()), (0, 0), "once");
-    // Their wait is over, and their story goes on.
+    // Their wait is over; their attempts and reasons stay.
     let rows = "SELECT count(*) FROM jobs WHERE id IN ('early', 'refused') AND state = 'waiting' AND attempts = 0 \
         AND reason = 'waits for limit all' AND wait_reason = 'waits for limit all' AND wake_at = updated_at";
     assert_eq!(fixture.one(rows).await, "2");
     let claimed = fixture.take(&job("refused")).await;
     assert_eq!((claimed.wait, claimed.attempts), (Duration::ZERO, 0));
-    assert_eq!(fixture.one("SELECT count(*) FROM job_audit").await, "0", "nobody's hand");
+    assert_eq!(fixture.one("SELECT count(*) FROM job_audit").await, "0", "waking a job is no operator's change");
 }
 
-/// A stricter row has left the quota: those that stay say what they said. Then the last one leaves, and none says anything.
+/// A stricter row leaves the quota, and the remaining row reports no change of its own. Then the last row leaves, and
+/// none reports anything.
 async fn removed_row_wakes_jobs_by_reported_change(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.provider_row("'stripe', NULL").await;
@@ -146,7 +148,7 @@ async fn removed_row_wakes_jobs_by_reported_change(kind: Kind) {
     fixture.put_down(&job("before"), &refused(2 * HOUR)).await;
     fixture.put_down(&job("since"), &refused(2 * HOUR)).await;
     let hour = if kind == Kind::Postgres { "interval '1 hour'" } else { "3600000" };
-    // However long the statements of this test take.
+    // Independent of the time that this test's statements take.
     fixture.sql(&format!("UPDATE jobs SET wait_begun_at = wait_begun_at + {hour} WHERE id = 'since'")).await.unwrap();
     a_moment().await;
     fixture.sql("DELETE FROM providers WHERE name = 'sibling'").await.unwrap();
@@ -164,11 +166,11 @@ async fn removed_row_wakes_jobs_by_reported_change(kind: Kind) {
     };
     assert_eq!(wake(Duration::ZERO, Duration::ZERO).await, (1, vec!["before".to_owned()]));
     fixture.sql("DELETE FROM providers").await.unwrap();
-    assert_eq!(wake(3 * HOUR / 2, 2 * HOUR).await, (0, Vec::new()), "whoever waited by then is told no more");
-    assert_eq!(wake(HOUR / 2, 2 * HOUR).await, (1, vec!["since".to_owned()]), "while the change came to everybody");
+    assert_eq!(wake(3 * HOUR / 2, 2 * HOUR).await, (0, Vec::new()), "no job that waited by then is woken");
+    assert_eq!(wake(HOUR / 2, 2 * HOUR).await, (1, vec!["since".to_owned()]), "while the change reached all workers");
 }
 
-/// It is brought as any that nobody brings: only what was surely not sent is ever without a queue.
+/// The job is republished as overdue: only a job that is confirmed not sent may be without a queue.
 async fn woken_unknown_job_becomes_overdue(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let unknown = JobState::Unknown { wait: HOUR, reason: "waits for limit all".to_owned() };
@@ -189,7 +191,7 @@ async fn woken_unknown_job_becomes_overdue(kind: Kind) {
     assert_eq!(fixture.one("SELECT state FROM jobs").await, "unknown");
 }
 
-/// A resume lets those go on that a named wait has put down, and nobody else.
+/// A resume ends the waits that the provider named, and no others.
 async fn resume_ends_only_provider_named_waits(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     for (id, reason) in [
