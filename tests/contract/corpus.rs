@@ -1,4 +1,4 @@
-//! The inputs that fuzzing kept, through the same functions, so that they hold without its toolchain too.
+//! Replay of the inputs that fuzzing kept, so that their properties are tested without the fuzzing toolchain, too.
 
 #[path = "../../fuzz/properties/mod.rs"]
 pub mod properties;
@@ -6,7 +6,7 @@ pub mod properties;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-/// Feeds every file of a target's corpus.
+/// Feeds every file of a target's corpus to `holds`.
 fn replay(target: &str, least: usize, holds: fn(&[u8])) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
     let mut files: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();

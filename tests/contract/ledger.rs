@@ -1,4 +1,4 @@
-//! What every ledger and every settings store does, on SQLite in a file, SQLite in memory and PostgreSQL.
+//! Conformance suite of the ledger and the settings store, on SQLite in a file, SQLite in memory and PostgreSQL.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -47,7 +47,7 @@ mod waits;
 const LEASE: Duration = Duration::from_secs(60);
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A database of one test's own, with a way round the ledger.
+/// The database of one test, with direct SQL access beside the ledger.
 struct Fixture {
     database: Database,
     url: String,
@@ -111,7 +111,7 @@ impl Fixture {
         done.map_err(|error| error.to_string())
     }
 
-    /// The same against the database's own rules.
+    /// Runs SQL with the database's own rules switched off.
     async fn without_constraints(&self, sql: &str) -> Result<(), String> {
         let done = match &self.postgres {
             Some(pool) => without_constraints::on_postgres(pool, sql).await,
@@ -143,7 +143,7 @@ impl Fixture {
         self.one(&format!("SELECT state FROM jobs WHERE id = '{id}'")).await
     }
 
-    /// Claims with the test's usual owner and lease, and expects to get it.
+    /// Claims with the usual owner and lease, and expects to get the lease.
     async fn take(&self, job: &Job) -> Claimed {
         match self.ledger().claim(job, hash(1), "worker-a", LEASE).await.unwrap() {
             Claim::Claimed(claimed) => *claimed,
@@ -151,7 +151,7 @@ impl Fixture {
         }
     }
 
-    /// Makes the lease of a job end now, as if its worker had been silent for long.
+    /// Ends the lease of a job now, as if its worker had been silent for long.
     async fn expire_lease(&self, hold: &LeaseToken) {
         self.sql(&format!("UPDATE jobs SET lease_until = created_at WHERE id = '{}'", hold.id)).await.unwrap();
     }
@@ -162,7 +162,7 @@ fn next_database() -> String {
     format!("test_{}", DATABASES.fetch_add(1, Ordering::Relaxed))
 }
 
-/// The PostgreSQL database that migrated ones are copies of: to copy is faster than to migrate.
+/// The PostgreSQL database that migrated ones are copies of: a copy is faster than a migration.
 async fn migrated_template() -> &'static str {
     const NAME: &str = "migrated";
     static MIGRATED: OnceCell<()> = OnceCell::const_new();

@@ -1,4 +1,4 @@
-//! One conformance suite per face, run on every implementation.
+//! Contract tests: one conformance suite per interface, run on every implementation, and the fuzzing corpus.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
 #[path = "../support/mod.rs"]

@@ -1,4 +1,4 @@
-//! What every queue promises, on the embedded one and on a real RabbitMQ; then what RabbitMQ alone must stand.
+//! Conformance suite of the queue, on the embedded queue and on a real RabbitMQ, and the tests of RabbitMQ alone.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,9 +14,9 @@ use sluicegate::queue::{
 mod embedded;
 mod rabbitmq;
 
-/// Long enough for any answer that is going to come.
+/// Long enough for any response that is going to come.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How long nothing must happen for us to believe that nothing will.
+/// Time without a message after which none is expected any more.
 const QUIET: Duration = Duration::from_millis(600);
 
 fn provider(name: &str) -> ProviderName {
@@ -55,7 +55,7 @@ async fn take_many(lane: &mut dyn LaneConsumer, count: usize) -> Vec<Delivery> {
 }
 
 async fn assert_quiet(lane: &mut dyn LaneConsumer) {
-    assert!(tokio::time::timeout(QUIET, lane.next()).await.is_err(), "a message that should not have come");
+    assert!(tokio::time::timeout(QUIET, lane.next()).await.is_err(), "an unexpected message");
 }
 
 fn bodies(deliveries: &[Delivery]) -> BTreeSet<String> {
@@ -148,7 +148,7 @@ async fn lane_stops_and_resumes_with_open_receipts(queue: Arc<dyn Queue>) {
     publish_all(&*queue, "stripe", &["1", "2", "3"]).await;
     let mut lane = queue.open_lane(&provider("stripe"), 3).await.unwrap();
     let first = take(&mut *lane).await;
-    // The other two have arrived, or arrive now; they come out before the end.
+    // The other two messages have arrived, or arrive now. They are delivered before the end.
     await_depth(&*queue, "stripe", 0).await;
     lane.stop().await.unwrap();
     publish_all(&*queue, "stripe", &["4", "5"]).await;
@@ -162,7 +162,7 @@ async fn lane_stops_and_resumes_with_open_receipts(queue: Arc<dyn Queue>) {
     await_depth(&*queue, "stripe", 2).await;
 
     lane.resume().await.unwrap();
-    // Two are still out, so one place of three is free.
+    // Two messages are unacknowledged, so the prefetch of three allows one more.
     held.push(take(&mut *lane).await);
     assert_quiet(&mut *lane).await;
     for delivery in held {
@@ -172,7 +172,7 @@ async fn lane_stops_and_resumes_with_open_receipts(queue: Arc<dyn Queue>) {
     assert_eq!(&last.body[..], b"5");
     last.receipt.ack().await.unwrap();
 
-    // Again and again, with nothing out.
+    // Repeatedly, without unacknowledged messages.
     for _ in 0..3 {
         lane.stop().await.unwrap();
         lane.stop().await.unwrap();
@@ -211,8 +211,8 @@ async fn dropping_next_loses_nothing(queue: Arc<dyn Queue>) {
         let deadline = Instant::now() + PATIENCE;
         let mut taken = Vec::new();
         while taken.len() < names.len() {
-            assert!(Instant::now() < deadline, "{} of {} came", taken.len(), names.len());
-            // As a lane's select! does: the future is dropped again and again.
+            assert!(Instant::now() < deadline, "{} of {} arrived", taken.len(), names.len());
+            // As in a lane's `select!`, the future is dropped again and again.
             if let Ok(delivery) = tokio::time::timeout(Duration::from_micros(300), lane.next()).await {
                 taken.push(delivery.unwrap().unwrap());
             }
@@ -237,7 +237,7 @@ async fn delayed_message_returns_on_time(queue: Arc<dyn Queue>) {
         let delivery = take(&mut **lane).await;
         assert!(begun.elapsed() >= step, "{:?} is before {step:?}", begun.elapsed());
         assert_eq!(&delivery.body[..], name.as_bytes());
-        assert_eq!(delivery.properties.headers.len(), 1, "the broker's own headers stay behind");
+        assert_eq!(delivery.properties.headers.len(), 1, "the broker's own headers are removed");
         delivery.receipt.ack().await.unwrap();
     }
     let odd = Destination::Delay { provider: provider("stripe"), step: Duration::from_millis(300) };
@@ -258,7 +258,7 @@ async fn outcomes_need_no_listener(queue: Arc<dyn Queue>) {
     queue.publish(message(destination, "p-1")).await.unwrap();
 }
 
-/// Hands a message back until the broker gives it up.
+/// Requeues a message until the broker dead-letters it.
 async fn give_up(queue: &dyn Queue, lane: &mut dyn LaneConsumer) -> DeadLetter {
     let mut deliveries = 0;
     let deadline = Instant::now() + 4 * PATIENCE;
@@ -267,10 +267,10 @@ async fn give_up(queue: &dyn Queue, lane: &mut dyn LaneConsumer) -> DeadLetter {
             delivery.unwrap().unwrap().receipt.requeue().await.unwrap();
             deliveries += 1;
         } else if let Some(letter) = queue.take_dead_letter().await.unwrap() {
-            assert!((1_000..=1_002).contains(&deliveries), "given up after {deliveries} deliveries");
+            assert!((1_000..=1_002).contains(&deliveries), "dead-lettered after {deliveries} deliveries");
             return letter;
         }
-        assert!(Instant::now() < deadline, "not given up after {deliveries} deliveries");
+        assert!(Instant::now() < deadline, "not dead-lettered after {deliveries} deliveries");
     }
 }
 
@@ -278,7 +278,7 @@ async fn delivery_limit_dead_letters_the_message(queue: Arc<dyn Queue>) {
     queue.declare(&[provider("stripe"), provider("adyen")]).await.unwrap();
     assert!(queue.take_dead_letter().await.unwrap().is_none());
     let mut lane = queue.open_lane(&provider("stripe"), 1).await.unwrap();
-    // By way of a delay queue, as jobs that were parked come.
+    // Through a delay queue, as delayed jobs arrive.
     let step = Duration::from_millis(250);
     let mut parked = message(Destination::Delay { provider: provider("stripe"), step }, "poison");
     parked.properties.headers.insert("tenant".to_owned(), "a".to_owned());
@@ -287,10 +287,10 @@ async fn delivery_limit_dead_letters_the_message(queue: Arc<dyn Queue>) {
     let letter = give_up(&*queue, &mut *lane).await;
     assert_eq!((letter.lane.as_ref().map(ProviderName::as_str), &letter.body[..]), (Some("stripe"), &b"poison"[..]));
     assert_eq!(Properties { content_type: None, ..letter.properties.clone() }, properties);
-    assert!(queue.take_dead_letter().await.unwrap().is_none(), "nobody else is given it meanwhile");
+    assert!(queue.take_dead_letter().await.unwrap().is_none(), "no other consumer gets it meanwhile");
     letter.receipt.requeue().await.unwrap();
     let letter = await_dead(&*queue).await;
-    // Published again, it has a fresh count.
+    // A message that is published again has a fresh count.
     queue.publish(to_lane("stripe", "poison")).await.unwrap();
     letter.receipt.ack().await.unwrap();
     for _ in 0..5 {
@@ -316,7 +316,7 @@ fn invalid_message() -> OutgoingMessage {
     message(Destination::Invalid { reason: InvalidReason::BadAmount, detail }, "not a job")
 }
 
-/// With every property that a message keeps on its way.
+/// The invalid message with every property that a message keeps on its way.
 fn invalid_with_all_properties() -> OutgoingMessage {
     let text = |text: &str| Some(text.to_owned());
     let properties = Properties {
@@ -338,7 +338,7 @@ fn assert_invalid_headers(headers: &std::collections::BTreeMap<String, String>) 
     assert_eq!(headers.get(headers::DETAIL).map(String::as_str), Some("amount: must be an integer"));
 }
 
-/// Names each promise once for every implementation.
+/// The promises of every queue, each a test of one implementation.
 macro_rules! conformance {
     ($bench:path) => {
         crate::queue::conformance!($bench:

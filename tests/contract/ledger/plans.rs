@@ -13,50 +13,50 @@ mod work;
 
 /// The tables that grow with every payment.
 const LARGE: [&str; 5] = ["jobs", "attempts", "outcome_events", "rejected_messages", "job_audit"];
-/// Far more than what a statement is for, and far fewer than there are.
+/// More rows than a statement needs, and far fewer than the tables have.
 const ROWS_MAX: u64 = 2_000;
 
-/// Whichever table or index.
+/// Any table or index.
 const ANY: &str = "*";
-/// What reads a table, or one of its indexes, from end to end: the work, the index (or the table), and why that is right.
+/// Accesses that read a table or an index from end to end: the work, the index (or the table), and the reason.
 const READ_IN_FULL: [(&str, &str, &str); 17] = [
     ("outcomes are taken", "outcome_events_by_try", "partial: holds what is unpublished, and ends at the limit"),
     ("outcomes are taken", "outcome_events", "SQLite, as long as most are unpublished: by key, and ends at the limit"),
-    ("states are counted", "jobs_by_provider_and_state", "counts all jobs, for people and metrics"),
+    ("states are counted", "jobs_by_provider_and_state", "counts all jobs, for operators and metrics"),
     ("states are counted", "jobs", "the same, of a small table: PostgreSQL's choice"),
     (
         "account of the last minutes",
         "jobs_by_provider_and_state",
         "min(provider), and counts jobs that may change state",
     ),
-    ("account of the last minutes", "jobs_with_a_message_left", "partial: holds jobs taken up without their messages"),
+    ("account of the last minutes", "jobs_with_a_message_left", "partial: holds jobs claimed without their messages"),
     ("account of the last minutes", "jobs_open_by_sweep", "counts open jobs; partial: holds no others"),
     ("settled jobs are counted anew", "jobs_by_provider_and_state", "counts all jobs, for a hundredth of the time"),
     ("settled jobs are counted anew", "jobs", "the same, of a small table: PostgreSQL's choice"),
-    ("account of everything", ANY, "looks at every job, in whatever way; a person's wish"),
-    ("a job's surroundings are told", "jobs_open_by_sweep", "counts the open jobs before one; a person's question"),
+    ("account of everything", ANY, "reads every job by any access; on an operator's request"),
+    ("a job's surroundings are told", "jobs_open_by_sweep", "counts the open jobs before one; an operator's query"),
     ("jobs of a state are listed", "jobs_by_provider_and_state", "min(provider): reads the first entry"),
     ("dead jobs are counted", "jobs_by_provider_and_state", "min(provider): reads the first entry"),
     ("an erasure is counted", "jobs_by_provider_and_state", "min(provider): reads the first entry"),
     ("an account is erased", "jobs_by_provider_and_state", "min(provider): reads the first entry"),
-    ("old jobs are emptied", "jobs_with_a_message_left", "partial: holds jobs taken up without their messages"),
+    ("old jobs are emptied", "jobs_with_a_message_left", "partial: holds jobs claimed without their messages"),
     ("jobs of a state are listed", "jobs_pkey", "a page by ids, which passes over jobs of other states"),
 ];
 
-/// The index of providers and their idempotency keys, as either database calls it.
+/// The index of providers and idempotency keys, by its name in PostgreSQL and in SQLite.
 const BY_PROVIDER: [&str; 2] = ["jobs_one_payment_per_provider_and_key", "sqlite_autoindex_jobs_2"];
 
 /// One access to a table, as a plan names it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Access {
-    /// The work that led to it, as [`work`] names it.
+    /// The work during which it ran, as [`work`] names it.
     during: &'static str,
     sql: String,
     table: String,
     index: Option<String>,
-    /// The index is entered by a condition.
+    /// The statement searches the index by a condition.
     sought: bool,
-    /// Entries that were read, where the database tells.
+    /// Entries that were read, if the database reports them.
     rows: Option<u64>,
 }
 
@@ -73,12 +73,12 @@ impl Access {
     }
 }
 
-/// Where the plans of the statements come from that were run since it was asked last.
+/// Source of the plans of all statements since the last call.
 trait Explained {
     async fn accesses(&mut self, fixture: &Fixture, during: &'static str) -> Vec<Access>;
 }
 
-/// Nothing but what has a reason reads in full; and every duty did reach the large tables.
+/// Every full read needs a reason, and each duty must have reached the large tables by an index.
 fn judge(kind: &str, accesses: &[Access]) {
     let bad: Vec<_> = accesses.iter().filter(|access| access.is_in_full() && access.reason().is_none()).collect();
     assert!(bad.is_empty(), "{kind}: without an index:\n{bad:#?}");

@@ -1,4 +1,4 @@
-//! The embedded queue: the promises of all queues, and its own.
+//! The embedded queue: the promises of all queues, crash recovery, group commit, and the position of a job.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ struct Bench {
     _dir: tempfile::TempDir,
 }
 
-/// As one process opens it: with one connection.
+/// Opens the database as one process does: with one connection.
 fn open(dir: &tempfile::TempDir) -> Database {
     Database::open(&format!("sqlite://{}", dir.path().join("queue.db").display()), 1).unwrap()
 }
@@ -51,7 +51,7 @@ async fn oldest_ready_age_is_reported() {
     sqlx::query(older).bind(&b"b"[..]).execute(&bench.pool).await.unwrap();
     let told = age().await.unwrap();
     assert!((Duration::from_secs(60)..Duration::from_secs(60) + PATIENCE).contains(&told), "{told:?}");
-    // What is in hand is not ready, and what may not be taken yet has no age.
+    // A delivered message is not ready, and a message that is not yet visible has no age.
     let mut lane = bench.queue.open_lane(&stripe, 1).await.unwrap();
     let in_hand = take(&mut *lane).await;
     assert!(age().await.unwrap() < told);
@@ -80,8 +80,7 @@ async fn invalid_messages_are_kept_with_their_reason() {
 async fn new_process_recovers_unacknowledged_messages() {
     let bench = bench("").await;
     publish_all(&*bench.queue, "stripe", &["one", "two"]).await;
-    // A runtime of its own, which ends as a process does that is killed: its tasks stop where they are, and nobody gives
-    // back what was taken.
+    // This runtime ends like a killed process: its tasks stop where they are, and no message is requeued.
     let killed = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let queue = Arc::clone(&bench.queue);
     let holding = killed.spawn(async move {
@@ -122,7 +121,7 @@ async fn missing_table_error_names_the_fix() {
     assert!(matches!(&error, QueueError::Refused(text) if text.contains("sluicegate migrate")), "{error}");
 }
 
-/// One place, and a message in it whose finishing fails: the lane must end or go on, and never just fall silent.
+/// Finishing the only message of a prefetch of one fails. The lane must end or go on, and never fall silent.
 async fn after_a_failed_finish(trigger: &str, ack: bool) {
     let bench = bench("").await;
     publish_all(&*bench.queue, "stripe", &["one"]).await;
@@ -172,12 +171,12 @@ async fn invalid_messages_keep_all_their_properties() {
     let invalid = invalid_with_all_properties();
     let mut expected = invalid.properties.clone();
     bench.queue.publish(invalid).await.unwrap();
-    // As written before there were more than three.
+    // As it was written when messages had only three properties.
     let old = r#"{"message_id":"old","content_type":null,"headers":{"tenant":"a"}}"#;
     let sql =
         "INSERT INTO queue_messages (queue, body, properties, visible_at_ms) VALUES ('payments.old', x'78', ?1, 0)";
     sqlx::query(sql).bind(old).execute(&bench.pool).await.unwrap();
-    // Nobody takes from there but a lane opened by hand: read it back as one would.
+    // No lane consumes that queue. The test moves its messages to one that it can open.
     sqlx::query("UPDATE queue_messages SET queue = 'payments.reader'").execute(&bench.pool).await.unwrap();
     let mut lane = bench.queue.open_lane(&provider("reader"), 2).await.unwrap();
     let mut kept = take_many(&mut *lane, 2).await.into_iter().map(|delivery| delivery.properties);
@@ -216,7 +215,7 @@ async fn job_is_found_with_its_queue_position() {
     ));
 }
 
-/// How often the queue's one connection commits from now on.
+/// Counts the commits of the queue's one connection from now on.
 async fn count_commits(pool: &SqlitePool) -> Arc<AtomicUsize> {
     let commits = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&commits);
@@ -228,7 +227,7 @@ async fn count_commits(pool: &SqlitePool) -> Arc<AtomicUsize> {
     commits
 }
 
-/// 300 are one, 128, 128 and 43: the first finds nobody writing, and the others those who come meanwhile.
+/// 300 writes make commits of 1, 128, 128 and 43: the first finds no other write, and the others collect later ones.
 const COMMITS_OF_300: usize = 4;
 
 #[tokio::test]
@@ -250,7 +249,7 @@ async fn concurrent_writes_share_a_commit() {
     assert_eq!(left, 0);
 }
 
-/// What a lane lost is told to its own receipt, whoever else is written with it.
+/// A message that the lane lost fails its own receipt, whatever else is in the same commit.
 #[tokio::test]
 async fn each_batched_write_gets_its_own_result() {
     let bench = bench("").await;

@@ -1,4 +1,4 @@
-//! RabbitMQ: the promises of all queues, and what a real broker adds: refusals, alarms, crashes.
+//! The RabbitMQ queue: the promises of all queues, and what a real broker adds, such as refusals, alarms and crashes.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -59,7 +59,7 @@ async fn invalid_messages_are_kept_with_their_reason() {
 
 fn string_headers(properties: &lapin::BasicProperties) -> std::collections::BTreeMap<String, String> {
     let headers = properties.headers().as_ref().unwrap();
-    // The broker adds numbers of its own.
+    // The broker adds numeric headers of its own.
     let strings = headers.inner().iter().filter_map(|(key, value)| match value {
         AMQPValue::LongString(text) => Some((key.as_str().to_owned(), text.to_string())),
         _ => None,
@@ -85,7 +85,7 @@ async fn outcomes_reach_every_bound_queue() {
     assert!(get().await.unwrap().is_none());
 }
 
-/// The broker says no for all queues, though the others have it.
+/// The broker rejects the publish for all queues, though the other queues have the message.
 #[tokio::test(flavor = "multi_thread")]
 async fn event_rejected_by_one_queue_is_rejected() {
     let bench = bench("event_rejected_by_one_queue_is_rejected").await;
@@ -103,12 +103,12 @@ async fn event_rejected_by_one_queue_is_rejected() {
     let deadline = std::time::Instant::now() + PATIENCE;
     let error = loop {
         match bench.queue.publish(event()).await {
-            Ok(()) => assert!(std::time::Instant::now() < deadline, "never full"),
+            Ok(()) => assert!(std::time::Instant::now() < deadline, "the queue is never full"),
             Err(error) => break error,
         }
     };
     assert!(matches!(error, QueueError::Rejected(_)), "{error}");
-    // Nobody else is concerned.
+    // Events of other routing keys are not affected.
     let other = message(Destination::Outcomes { provider: provider("adyen"), state: "succeeded" }, "other");
     bench.queue.publish(other).await.unwrap();
 }
@@ -122,7 +122,7 @@ async fn undeclared_lane_is_an_error() {
     let error = bench.queue.open_lane(&provider("adyen"), 1).await.err().unwrap();
     assert!(matches!(&error, QueueError::Unroutable(name) if name == "adyen"), "{error}");
     assert_eq!(bench.queue.depth(&provider("adyen")).await.unwrap(), None);
-    // None of these cost the connection anything.
+    // None of these errors closes the connection.
     bench.queue.publish(to_lane("stripe", "x")).await.unwrap();
 }
 
@@ -135,7 +135,7 @@ async fn a_different_declaration_is_refused_by_name() {
     let error = bench.queue.declare(&[provider("stripe")]).await.unwrap_err();
     let names_it = |text: &str| text.contains("queue `payments.stripe`") && text.contains("delete it");
     assert!(matches!(&error, QueueError::Refused(text) if names_it(text)), "{error}");
-    // Another lane is not concerned.
+    // Another lane is not affected.
     bench.queue.declare(&[provider("adyen")]).await.unwrap();
 }
 
@@ -162,7 +162,7 @@ async fn refusal_after_first_connection_is_temporary() {
     loop {
         let publish = bench.queue.publish(to_lane("stripe", "during")).await.unwrap_err();
         let ping = bench.queue.ping().await.unwrap_err();
-        // Nothing but what passes, whatever the broker says to the attempts to come back.
+        // Only temporary errors are returned, whatever the broker answers to reconnects.
         assert!(matches!(publish, QueueError::Unavailable(_) | QueueError::NotConfirmed(_)), "{publish}");
         assert!(matches!(ping, QueueError::Unavailable(_)), "{ping}");
         if [&publish, &ping].into_iter().all(|error| error.to_string().contains("NOT_ALLOWED")) {
@@ -177,7 +177,7 @@ async fn refusal_after_first_connection_is_temporary() {
     }
 }
 
-/// What was declared is declared again with each connection, and one lane's trouble is not the others'.
+/// Each connection declares the same topology again, and a mismatched lane does not affect others.
 #[tokio::test(flavor = "multi_thread")]
 async fn mismatched_lane_does_not_block_other_lanes() {
     const VHOST: &str = "mismatched_lane_does_not_block_other_lanes";
@@ -205,7 +205,7 @@ async fn mismatched_lane_does_not_block_other_lanes() {
     assert!(matches!(bench.queue.declare(&[provider("adyen")]).await, Err(QueueError::Refused(_))));
 }
 
-/// The broker says which lane it expired in, so it is a job still.
+/// The broker names the lane in which the message expired, so it is still a job.
 #[tokio::test(flavor = "multi_thread")]
 async fn expired_message_keeps_its_lane() {
     let bench = bench("expired_message_keeps_its_lane").await;
@@ -219,7 +219,8 @@ async fn expired_message_keeps_its_lane() {
     letter.receipt.ack().await.unwrap();
 }
 
-/// At-least-once dead-lettering has 32 letters out at a time, and waits for ever for those that no queue takes.
+/// At-least-once dead-lettering has 32 unconfirmed messages at a time. It waits for ever for messages that no queue
+/// takes.
 #[tokio::test(flavor = "multi_thread")]
 async fn deleted_lane_does_not_block_delayed_messages() {
     let bench = bench("deleted_lane_does_not_block_delayed_messages").await;
@@ -236,7 +237,7 @@ async fn deleted_lane_does_not_block_delayed_messages() {
     bench.queue.publish(delayed(&stripe, "paid")).await.unwrap();
     let mut lane = bench.queue.open_lane(&stripe, 1).await.unwrap();
     assert_eq!(take(&mut *lane).await.body, "paid");
-    // What found no lane is kept, and says whose it was.
+    // Messages without a lane are kept, with the lane's name.
     let mut bodies = BTreeSet::new();
     while bodies.len() < 40 {
         let letter = super::await_dead(&*bench.queue).await;
@@ -297,14 +298,14 @@ async fn silent_peer_is_disconnected() {
     let queue = connect(&url);
     let (mut peer, _) = listener.accept().await.unwrap();
     let mut sent = Vec::new();
-    // Ends only when the other side closes: no attempt is left behind.
+    // Reading ends only when the client closes the connection: no connection attempt is left open.
     let reading = tokio::io::AsyncReadExt::read_to_end(&mut peer, &mut sent);
     tokio::time::timeout(PATIENCE, reading).await.expect("the connection was left open").unwrap();
     assert_eq!(sent, b"AMQP\x00\x00\x09\x01");
     assert!(matches!(queue.ping().await, Err(QueueError::Unavailable(_))));
 }
 
-/// A node to be hurt, for one test at a time.
+/// Runs a fault on a node of its own, for one test at a time.
 fn hurt(fault: impl FnOnce(&RabbitNode)) {
     static NODE: OnceLock<Mutex<RabbitNode>> = OnceLock::new();
     let node = NODE.get_or_init(|| Mutex::new(RabbitNode::start()));
@@ -348,7 +349,7 @@ fn confirmed_messages_survive_a_killed_broker() {
         });
         node.kill();
         runtime.block_on(async {
-            // One may have been in hand; then comes the end.
+            // One delivery may have arrived already. The next call ends the lane.
             let in_hand = tokio::time::timeout(PATIENCE, lane.next()).await.unwrap();
             let ended = tokio::time::timeout(PATIENCE, lane.next()).await.unwrap();
             assert!(matches!(ended, Err(QueueError::Unavailable(_))));
@@ -395,13 +396,14 @@ fn blocked_broker_still_accepts_acknowledgements() {
             (take(&mut *lane).await, lane)
         });
         node.ctl(&["set_vm_memory_high_watermark", "absolute", "1MB"]);
-        // A broker blocks a connection at its next publish, so the first is in flight then and the others are not.
+        // A broker blocks a connection at its next publish. So the first publish is in flight then, and the others are
+        // not.
         let publishing = Arc::clone(&queue);
         let in_flight = runtime.spawn(async move { publishing.publish(to_lane("stripe", "two")).await });
         runtime.block_on(async {
             let deadline = std::time::Instant::now() + PATIENCE;
             while !node.ctl(&["list_connections", "state"]).contains("blocked") {
-                assert!(std::time::Instant::now() < deadline, "the broker blocks nobody");
+                assert!(std::time::Instant::now() < deadline, "the broker blocks no connection");
             }
             for _ in 0..2 {
                 let publishing = queue.publish(to_lane("stripe", "not sent"));
@@ -414,13 +416,13 @@ fn blocked_broker_still_accepts_acknowledgements() {
         });
         node.ctl(&["set_vm_memory_high_watermark", "absolute", "1GB"]);
         runtime.block_on(async {
-            // Its publisher was told nothing, however late the confirm came, so that it published no second copy.
+            // The publisher got no error, however late the confirm came, so it published no second copy.
             let answer = tokio::time::timeout(PATIENCE, in_flight).await.expect("no confirm").unwrap();
             assert!(answer.is_ok(), "{answer:?}");
             let deadline = std::time::Instant::now() + PATIENCE;
             while let Err(error) = queue.publish(to_lane("stripe", "three")).await {
                 assert!(matches!(error, QueueError::NotConfirmed(_)), "{error}");
-                assert!(std::time::Instant::now() < deadline, "publishes never work again");
+                assert!(std::time::Instant::now() < deadline, "no publish succeeds again");
             }
             let mut lane = queue.open_lane(&provider("stripe"), 9).await.unwrap();
             assert_eq!(super::bodies(&super::take_many(&mut *lane, 2).await), super::set(&["two", "three"]));

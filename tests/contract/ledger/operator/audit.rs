@@ -1,4 +1,4 @@
-//! Plain SQL counts as much as a command: it is audited, and what it makes final is told.
+//! Audit of plain SQL: a change by SQL is audited like a command, and a final state that it sets publishes an event.
 
 use super::*;
 
@@ -10,7 +10,7 @@ on_every_database!(
     resolution_audit_names_its_program,
 );
 
-/// Jobs that somebody else had in hand, too.
+/// Changes by plain SQL, also of jobs that a worker has leased: situation, assignments, resulting state.
 const BY_HAND: [(&str, &str, &str); 7] = [
     ("review-unknown", "state = 'succeeded', provider_reference = 'ch_1'", "succeeded"),
     ("review-rejected", "state = 'waiting', maybe_charged = (1 = 0), attempts = 0", "waiting"),
@@ -36,7 +36,7 @@ async fn plain_sql_is_audited_and_publishes_events(kind: Kind) {
         let told: Vec<&str> = after.events[before.events.len()..].iter().map(|event| event.state.as_str()).collect();
         assert_eq!(told, if state == "waiting" { vec![] } else { vec![state] }, "{situation}");
     }
-    // The lease went, so the worker that had it in hand lost it.
+    // A change of `maybe_charged` alone is audited, too.
     fixture.sql("UPDATE jobs SET maybe_charged = (1 = 0) WHERE id = 'review-unknown'").await.unwrap();
     let audit = fixture.story("review-unknown").await.audit;
     assert_eq!((audit.len(), audit[1].cleared_maybe_charged), (2, true));
@@ -49,7 +49,7 @@ async fn plain_sql_is_audited_and_publishes_events(kind: Kind) {
     }
 }
 
-/// As a worker would, but for the instant, which every step of a worker's moves.
+/// Writes of the same shape as a worker's, except for `updated_at`, which every write of a worker changes.
 async fn sql_on_active_jobs_is_audited(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.bring("waiting-in-hand").await;
@@ -72,7 +72,7 @@ async fn worker_writes_are_not_audited(kind: Kind) {
     for situation in SITUATIONS.iter().filter(|situation| **situation != "cancelled") {
         fixture.bring(situation).await;
     }
-    // A lost worker's job is taken over, and settled from unknown without another request.
+    // A lost worker's job is claimed again, and finished from unknown without another request.
     fixture.bring("sending-lost").await;
     let hold = LeaseToken { id: id("sending-lost"), fence: 1 };
     fixture.expire_lease(&hold).await;
@@ -99,7 +99,7 @@ async fn resolution_audit_names_its_program(kind: Kind) {
     let audit = fixture.story("dead").await.audit;
     assert_eq!(audit[0].program.as_deref(), Some("sluicegate ops"));
     assert_eq!((&audit[0].os_user, &audit[0].because), (&Some(by_ops.os_user), &by_ops.reason));
-    // For that transaction alone, whichever connection comes next.
+    // The program is recorded for that transaction alone, whichever connection is used next.
     let own = if kind == Kind::Postgres { Some("sluicegate") } else { None };
     for situation in ["waiting", "waiting-in-hand", "waiting-throttled"] {
         fixture.bring(situation).await;
@@ -108,7 +108,7 @@ async fn resolution_audit_names_its_program(kind: Kind) {
     }
 }
 
-/// All or nothing.
+/// The resolution and its audit row are written together or not at all.
 async fn resolution_without_audit_is_rolled_back(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.bring("dead").await;

@@ -1,4 +1,4 @@
-//! Erasing an account: what is emptied, what stays, what must wait, and that nothing is charged again for it.
+//! Erasure of an account: what is emptied, what stays, what must wait, and that no erased payment is charged again.
 
 use sluicegate::ledger::Claim;
 use sluicegate::ledger::copies::RejectedMessage;
@@ -21,7 +21,7 @@ fn account() -> Identifier {
 }
 
 impl Fixture {
-    /// A payment of the account that succeeded, and whose outcome was told.
+    /// Records a finished payment of the account whose outcome was published.
     async fn told(&self, text: &str, state: FinalState) {
         let reference = Some(format!("ch_{text}"));
         let next = JobState::Final { state, reason: "settled by acct_1".to_owned(), reference };
@@ -81,7 +81,7 @@ async fn erased_jobs_are_never_charged_again(kind: Kind) {
     fixture.told("dead", FinalState::Dead).await;
     assert_eq!(fixture.erase().await.jobs, 2);
     for id in ["paid", "dead"] {
-        // The same message, with the account in it, is known by its hash; another is none of it.
+        // The same message, with the account in it, is known by its hash. A message with another hash is a conflict.
         let claim = async |hash| fixture.ledger().claim(&job(id), hash, "worker-b", LEASE).await.unwrap();
         assert_eq!(claim(hash(1)).await, Claim::Finished, "{id}");
         assert!(matches!(claim(hash(2)).await, Claim::Conflict(_)), "{id}");
@@ -111,7 +111,7 @@ async fn unfinished_jobs_are_kept_and_counted(kind: Kind) {
     }
 }
 
-/// Or an account's limit would let more through than it may.
+/// Otherwise an account's limit would grant more permits than it may.
 async fn requests_keep_account_while_limits_count(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.told("paid", FinalState::Succeeded).await;
@@ -128,7 +128,7 @@ async fn requests_keep_account_while_limits_count(kind: Kind) {
     assert_eq!(fixture.erase().await, ErasureResult::default(), "each once");
 }
 
-/// Whatever columns there are, and will be.
+/// Checks every column of the schema, also those of later migrations.
 async fn an_erased_account_is_written_nowhere(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.told("paid", FinalState::Succeeded).await;
@@ -153,7 +153,7 @@ async fn an_erased_account_is_written_nowhere(kind: Kind) {
     assert_eq!(fixture.found(&personal).await, Vec::<String>::new());
 }
 
-/// SQLite leaves what was overwritten or deleted in its file, and in the log beside it, unless it is told not to.
+/// Unless `secure_delete` is on, SQLite leaves overwritten and deleted bytes in its file and in the log beside it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn erased_bytes_leave_the_sqlite_files() {
     let fixture = Fixture::migrated(Kind::SqliteFile).await;
@@ -173,14 +173,14 @@ async fn erased_bytes_leave_the_sqlite_files() {
 }
 
 impl Fixture {
-    /// The columns of the ledger that hold one of these texts.
+    /// Columns of the ledger that hold one of these texts.
     async fn found(&self, texts: &[&str]) -> Vec<String> {
         let mut found = Vec::new();
         let tables = match self.postgres {
             Some(_) => "SELECT relname FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace",
             None => "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'",
         };
-        // What docs/security.md names: the accounts of rules, and the settings' audit.
+        // docs/security.md names what stays: the accounts of rules, and the audit of the settings.
         let stay = ["settings_audit", "account_overrides", "_sqlx_migrations"];
         let tables = self.column(tables).await.into_iter().flatten();
         for table in tables.filter(|table| !stay.contains(&table.as_str())) {
@@ -205,7 +205,7 @@ impl Fixture {
     }
 }
 
-/// The sum of those that ended holds them, or finds them.
+/// The totals of finished jobs hold erased jobs, or find them later.
 async fn erased_jobs_are_still_counted(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let upkeep = fixture.database.upkeep();
@@ -225,7 +225,7 @@ async fn erased_jobs_are_still_counted(kind: Kind) {
         accounts[0].recorded
     };
     assert_eq!(recorded().await, 3);
-    // Emptied, and decided afterwards.
+    // The job is emptied first and resolved afterwards.
     assert_eq!(fixture.decide("review", &JobResolution::Resend).await, Err(ResolutionRefusal::Scrubbed));
     assert_eq!(fixture.decide("review", &JobResolution::Declined).await, Ok(()));
     assert_eq!(recorded().await, 3);

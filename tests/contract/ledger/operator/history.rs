@@ -1,4 +1,5 @@
-//! When a provider's jobs came: what a rehearsal begins with.
+//! Arrivals of a provider's jobs, which `sluicegate simulate` replays: exact for a period, and complete over many
+//! pages.
 
 use sluicegate::ledger::operator::{DatabaseTime, PastArrival};
 
@@ -42,11 +43,11 @@ async fn arrivals_in_a_period_are_exact(kind: Kind) {
     assert_eq!(all(DatabaseTime(0), urgent_at, 100).await, [], "the end is not part of it");
 }
 
-/// Pages are full of what came at another time, and jobs have keys of their own: nothing is left out or told twice.
+/// Pages are full of jobs from other periods, and some jobs have keys of their own. No job is left out or listed twice.
 async fn long_history_is_read_in_pages(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.fill(kind).await;
-    // Of each lane's 2,000 jobs every tenth has a key of its own, in another order than its id.
+    // Of each lane's 2,000 jobs, every tenth has a key of its own, in another order than its id.
     let keyed =
         "UPDATE jobs SET key_given = (1 = 1), idempotency_key = 'k-' || substr(id, 5) || '-' || id WHERE id LIKE '%7'";
     fixture.without_constraints(keyed).await.unwrap();

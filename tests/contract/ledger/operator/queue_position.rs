@@ -1,4 +1,4 @@
-//! What stands around a job: those before it, those who work, and messages under its id that never became a job.
+//! A job's queue position, its provider's recent requests, and rejected messages with the job's id.
 
 use sluicegate::domain::disposition::Resend;
 use sluicegate::domain::quota_spec::Lookback;
@@ -40,7 +40,7 @@ async fn queue_position_follows_due_time_and_priority(kind: Kind) {
     let a = around("a", &["stripe"]).await;
     assert_eq!((a.jobs_ahead, a.cost_ahead), (1, 7), "{a:?}");
     let later = around("later", &["stripe"]).await;
-    // Everything but the one on the wire.
+    // Every job except the one in flight.
     assert_eq!((later.jobs_ahead, later.cost_ahead), (6, 16), "{later:?}");
     let shared = around("later", &["stripe", "stripe-eu"]).await;
     assert_eq!((shared.jobs_ahead, shared.cost_ahead), (7, 27), "{shared:?}");

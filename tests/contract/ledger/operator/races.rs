@@ -1,4 +1,4 @@
-//! A person and a worker, or two people, at the same job at once: one of them wins, and the other is told.
+//! Races of operators and workers on the same job: one write wins, and every other one is rejected.
 
 use sluicegate::ledger::upkeep::{CheckScope, MessageState};
 use sluicegate::ledger::{BatchOptions, NewJobAttempt};
@@ -34,7 +34,7 @@ async fn cancelling_an_active_job_revokes_its_lease(kind: Kind) {
     fixture.decide("p1", &JobResolution::Cancel).await.unwrap();
     assert_lost(&fixture, &hold, 1).await;
     assert_eq!(fixture.one("SELECT count(*) FROM attempts").await, "0");
-    // Its message comes round again, and is done with.
+    // Its message is delivered again, and the job is finished.
     assert_eq!(fixture.ledger().claim(&job("p1"), hash(1), "worker-b", LEASE).await.unwrap(), Claim::Finished);
 }
 
@@ -50,7 +50,7 @@ async fn job_is_cancelled_before_its_message_arrives(kind: Kind) {
     assert_eq!(story.line.reason.as_deref(), Some(reason));
     assert_eq!((story.events.len(), story.events[0].state.as_str()), (1, "cancelled"));
     assert_eq!((story.audit.len(), story.audit[0].os_user.as_deref()), (1, Some("alice@desk")));
-    // Whatever the message says, it is done with, also when the broker gave it up.
+    // The id's message is finished whatever it contains, also after the broker dead-lettered it.
     assert_eq!(ledger.claim(&job("p1"), hash(7), "worker-a", LEASE).await.unwrap(), Claim::Finished);
     let keyed = Job { idempotency_key: Some(Identifier::new("k1").unwrap()), ..job("p1") };
     assert_eq!(ledger.claim(&keyed, hash(8), "worker-a", LEASE).await.unwrap(), Claim::Finished);
@@ -69,7 +69,7 @@ async fn job_is_cancelled_before_its_message_arrives(kind: Kind) {
     assert!(matches!(ledger.claim(&elsewhere, hash(7), "worker-a", LEASE).await.unwrap(), Claim::Conflict(_)));
     assert_eq!(fixture.one("SELECT count(*) FROM attempts").await, "0");
 
-    // One that is there already is cancelled like any other, at its own provider.
+    // A job that is already recorded is cancelled like any other, at its own provider.
     let wanted = ResolutionRefusal::WrongState { state: "cancelled".to_owned(), wanted: "waiting", done: "cancelled" };
     assert_eq!(ahead("p1").await, Err(wanted));
     let hold = fixture.take(&job("p2")).await.lease;
@@ -93,7 +93,7 @@ async fn late_worker_cannot_overwrite_a_resolution(kind: Kind) {
         ("declined", JobResolution::Declined),
         ("again", JobResolution::Resend),
     ] {
-        // It wrote its outcome and never heard that it was kept.
+        // The worker wrote its outcome, and never received the confirmation.
         let hold = fixture.attempted(text, "unknown", &settled(FinalState::Review)).await;
         fixture.decide(text, &verdict).await.unwrap();
         assert_lost(&fixture, &hold, 1).await;
@@ -102,7 +102,7 @@ async fn late_worker_cannot_overwrite_a_resolution(kind: Kind) {
     let hold = fixture.attempted("replayed", "not_sent", &settled(FinalState::Dead)).await;
     fixture.decide("replayed", &JobResolution::Replay).await.unwrap();
     assert_lost(&fixture, &hold, 1).await;
-    // Nor over the worker that took it up afterwards.
+    // Nor can it overwrite the worker that claimed the job afterwards.
     let new = fixture.take(&job("replayed")).await.lease;
     assert!(new.fence > hold.fence + 1);
     assert_lost(&fixture, &hold, 1).await;

@@ -1,4 +1,4 @@
-//! For what a payment was put down, as its story tells it: also once it has been sent.
+//! The last wait of a job and its reason, as the job's details show them, also after the request was sent.
 
 use super::*;
 
@@ -26,15 +26,15 @@ async fn last_wait_is_shown_from_its_start(kind: Kind) {
     let first = put_down(PER_ACCOUNT).await;
     assert_eq!((first.reason.as_str(), first.request), (PER_ACCOUNT, 1));
     assert!(first.since >= elsewhere.since && first.until > first.since);
-    // Again for the same before the same request: one wait.
+    // Delayed again for the same reason before the same request: one wait.
     let again = put_down(PER_ACCOUNT).await;
     assert_eq!((again.since, again.request), (first.since, 1));
     assert!(again.until >= first.until);
 
-    // Sent, throttled, and put down for its limit before the second request: another wait.
+    // Sent, throttled, and delayed by its limit before the second request: another wait.
     let throttled = JobState::Waiting { wait: Duration::ZERO, reason: "throttled".to_owned() };
     fixture.attempted(of, "throttled", &throttled).await;
-    assert_eq!(waited().await, Some(again.clone()), "what comes later keeps it");
+    assert_eq!(waited().await, Some(again.clone()), "a later attempt keeps it");
     let second = put_down(PER_ACCOUNT).await;
     assert!(second.request == 2 && second.since >= again.since, "{second:?}");
     fixture.attempted(of, "accepted", &settled(FinalState::Succeeded)).await;

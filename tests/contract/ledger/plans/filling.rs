@@ -1,4 +1,4 @@
-//! A ledger with a past: jobs in all states, their attempts, their events, by a few statements.
+//! A ledger with a history: jobs in all states with their attempts and events, written by a few statements.
 
 use super::{Fixture, Kind};
 
@@ -6,7 +6,7 @@ pub const JOBS: u32 = 20_000;
 pub const LANES: u32 = 10;
 const NAMESAKES: u32 = 2_500;
 
-/// `n` runs from 1; the state goes by `n % 20`: two thirds are settled, a quarter is open.
+/// State by `n % 20`, with `n` from 1: two thirds are finished, a quarter is open.
 const STATE: &str = "CASE n % 20 WHEN 0 THEN 'waiting' WHEN 1 THEN 'waiting' WHEN 2 THEN 'waiting' \
      WHEN 3 THEN 'unknown' WHEN 4 THEN 'sending' WHEN 5 THEN 'declined' WHEN 6 THEN 'review' WHEN 7 THEN 'dead' \
      WHEN 8 THEN 'expired' WHEN 9 THEN 'cancelled' ELSE 'succeeded' END";
@@ -22,7 +22,7 @@ impl Fixture {
         self.sql(&sql.audited()).await.unwrap();
     }
 
-    /// Payments of [`NAMESAKES`] other providers, which all call the charge `charge-work-sent-0`.
+    /// Payments of [`NAMESAKES`] other providers, which all have the charge `charge-work-sent-0`.
     pub async fn fill_namesakes(&self, kind: Kind) {
         self.sql(&Dialect(kind).namesakes()).await.unwrap();
     }
@@ -31,7 +31,7 @@ impl Fixture {
 struct Dialect(Kind);
 
 impl Dialect {
-    /// An instant so many seconds ago.
+    /// The instant this many seconds ago.
     fn ago(&self, seconds: &str) -> String {
         match self.0 {
             Kind::Postgres => format!("(now() - ({seconds}) * interval '1 second')"),
@@ -46,7 +46,7 @@ impl Dialect {
 
     fn jobs(&self) -> String {
         let (made, hash, body) = (self.ago(&format!("{JOBS} - n")), self.bytes(32), self.bytes(80));
-        // Every other open one is due; none is in hand.
+        // Every other open job is due; none is leased.
         let wake = self.ago("CASE WHEN (n / 200) % 2 = 0 THEN 100 + n % 97 ELSE -3600 - n % 97 END");
         let expiry = self.ago("-86400 - n");
         let sent = "n % 20 IN (3, 4, 5) OR n % 20 >= 10";
@@ -69,7 +69,7 @@ impl Dialect {
         )
     }
 
-    /// References are unique at one provider, not over all.
+    /// References are unique per provider only.
     fn namesakes(&self) -> String {
         let (made, hash) = (self.ago("n"), self.bytes(32));
         format!(
@@ -93,7 +93,7 @@ impl Dialect {
             .to_owned()
     }
 
-    /// Most were not published: the broker was away for long.
+    /// Most events are unpublished: the broker was unavailable for long.
     fn events(&self) -> String {
         let lately = self.ago("19000");
         format!(

@@ -1,4 +1,4 @@
-//! PostgreSQL's own word: `auto_explain` writes the plan of every statement into the server's log as it ends.
+//! Plans that PostgreSQL reports: `auto_explain` writes the plan of every statement into the server's log as it ends.
 
 use serde_json::Value;
 
@@ -11,7 +11,7 @@ use sluicegate::ledger::upkeep::CheckScope;
 /// The last line of a plan.
 const END_OF_PLAN: &str = "\n\t}\n";
 
-/// A database's part of the server's log, from where reading goes on.
+/// One database's part of the server's log, read from this position on.
 struct DatabaseLog {
     database: String,
     read_bytes: u64,
@@ -26,7 +26,8 @@ impl DatabaseLog {
 impl Explained for DatabaseLog {
     async fn accesses(&mut self, _: &Fixture, during: &'static str) -> Vec<Access> {
         let log = Postgres::shared().log_since(self.read_bytes);
-        // A statement's plan is written before its answer is sent. What somebody is still writing is left for later.
+        // The server writes a plan before it sends the response. A plan that is still being written is left for the
+        // next call.
         let end = log.windows(END_OF_PLAN.len()).rposition(|text| text == END_OF_PLAN.as_bytes());
         let whole = end.map_or(0, |at| at + END_OF_PLAN.len());
         self.read_bytes += whole as u64;
@@ -43,7 +44,7 @@ fn database_name(fixture: &Fixture) -> &str {
     fixture.url.rsplit('/').next().unwrap()
 }
 
-/// The JSON documents behind `plan:` of one database; a message's further lines begin with a tab.
+/// The JSON documents behind `plan:` of one database; further lines of a message begin with a tab.
 fn plans(log: &str, database: &str) -> Vec<Value> {
     let begin = format!(" {database} LOG:");
     let mut plans = Vec::new();
@@ -71,7 +72,7 @@ fn walk(node: &Value, visit: &mut impl FnMut(&Value)) {
 fn access(node: &Value, during: &'static str, sql: &str) -> Option<Access> {
     let kind = node["Node Type"].as_str()?;
     let index = node["Index Name"].as_str();
-    // A bitmap's heap is read at what its index scan beneath has found, and that one names no table.
+    // A bitmap heap scan reads the rows that the index scan beneath it has found, and that index scan names no table.
     let table = match (node["Relation Name"].as_str(), index) {
         (Some(table), _) => table,
         (None, Some(index)) => LARGE.iter().find(|table| index.starts_with(*table))?,
@@ -95,11 +96,11 @@ fn access(node: &Value, during: &'static str, sql: &str) -> Option<Access> {
     })
 }
 
-/// Sessions that begin from now on tell their plans. They are few, so that each comes to plan for any arguments where that
-/// is no worse.
+/// Sessions that begin from now on log their plans. They are few, so that each reaches a generic plan where that is no
+/// worse.
 async fn explain(fixture: &mut Fixture) {
     let database = database_name(fixture).to_owned();
-    // A session that begins in between tells nothing, or all of it.
+    // A session that begins in between logs nothing, or everything.
     let settings = [
         ("auto_explain.log_format", "json"),
         ("auto_explain.log_nested_statements", "on"),
@@ -127,8 +128,8 @@ async fn every_statement_uses_an_index() {
     judge("PostgreSQL", &working.accesses);
 }
 
-/// A plan that is made while nothing is known of a table is kept for as long as the connection lives: a job in hand is found
-/// by its id then, too, and by no index that would have to be read from end to end once it is long.
+/// A plan made while PostgreSQL knows nothing of a table is kept as long as the connection lives. Even then it finds a
+/// claimed job by its id, and by no index that would be read in full once it is long.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn empty_ledger_finds_jobs_by_primary_key() {
     let mut fixture = Fixture::migrated(Kind::Postgres).await;
@@ -150,8 +151,8 @@ async fn empty_ledger_finds_jobs_by_primary_key() {
     }
 }
 
-/// However much has settled: the minute's account reads what may change its state and what settled lately, by their indexes,
-/// in a ledger that is young and in one that is not.
+/// The reconciliation of each minute reads jobs that may change their state, and jobs that finished lately, by index.
+/// This holds in a young and in an old ledger, however many jobs have finished.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reconciliation_does_not_read_old_jobs() {
     let mut fixture = Fixture::migrated(Kind::Postgres).await;
@@ -164,7 +165,7 @@ async fn reconciliation_does_not_read_old_jobs() {
         if round == 1 {
             fixture.sql("VACUUM ANALYZE").await.unwrap();
         }
-        // The first adds the past to its sum.
+        // The first round adds the history to its totals.
         if round == 0 {
             continue;
         }
@@ -173,13 +174,13 @@ async fn reconciliation_does_not_read_old_jobs() {
         let others: Vec<_> = of_jobs.iter().filter(|access| !by_index(access)).collect();
         assert!(others.is_empty(), "{round}: {others:#?}");
         let rows: u64 = of_jobs.iter().filter_map(|access| access.rows).sum();
-        // A quarter of the jobs are open, a tenth wait for an operator, and both are looked at twice.
+        // A quarter of the jobs are open, a tenth are in review, and both are read twice.
         let most = u64::from(filling::JOBS) * 7 / 10 + 500;
         assert!(rows > 1_000 && rows < most, "{round}: {rows} rows: {of_jobs:#?}");
     }
 }
 
-/// By which the jobs of an account are found.
+/// Indexes by which the reconciliation finds jobs.
 const OF_AN_ACCOUNT: [&str; 5] = [
     "jobs_by_provider_and_state",
     "jobs_open_by_sweep",
@@ -188,7 +189,8 @@ const OF_AN_ACCOUNT: [&str; 5] = [
     "jobs_with_a_message_left",
 ];
 
-/// Several, because PostgreSQL may plan for any arguments from the sixth on; what the last has read.
+/// Reconciles several times, because PostgreSQL may use a generic plan from the sixth time on. Returns the accesses of
+/// the last.
 async fn accounts(fixture: &Fixture, log: &mut DatabaseLog) -> Vec<Access> {
     let (upkeep, minute, mut last) = (fixture.database.upkeep(), Duration::from_secs(60), Vec::new());
     for _ in 0..8 {
@@ -200,7 +202,8 @@ async fn accounts(fixture: &Fixture, log: &mut DatabaseLog) -> Vec<Access> {
     last
 }
 
-/// References are unique at one provider alone: those who have others' payments beside them settle theirs as fast.
+/// References are unique per provider only. So other providers' payments with the same reference do not slow down a
+/// finish.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn charges_of_other_providers_are_not_read() {
     let mut fixture = Fixture::migrated(Kind::Postgres).await;
@@ -214,7 +217,7 @@ async fn charges_of_other_providers_are_not_read() {
     assert!(rows.len() > 8 && rows.iter().all(|rows| *rows < 10), "{rows:?}");
 }
 
-/// Statistics say then that most rows are its own, and those that were erased stand before the others in the order of ids.
+/// By the statistics most rows belong to the account, and the erased ones precede the others in the order of ids.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn account_of_half_the_ledger_is_index_erased() {
     let mut fixture = Fixture::migrated(Kind::Postgres).await;

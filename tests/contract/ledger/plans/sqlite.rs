@@ -1,4 +1,5 @@
-//! SQLite tells the plan of a text, so the texts are taken from sqlx as it runs them, and asked about afterwards.
+//! Plans of SQLite, which explains only a given text: sqlx logs each statement as it runs, and the test explains it
+//! afterwards.
 
 use std::collections::HashSet;
 use std::sync::Mutex;
@@ -11,7 +12,7 @@ use super::super::*;
 use super::work::Working;
 use super::{Access, Explained, LARGE, judge};
 
-/// What a full scan may be of: small tables, and rows that a statement made itself.
+/// Tables that may be scanned in full: small ones, and rows that a statement made itself.
 const SMALL: [&str; 22] = [
     "json_each",
     "held",
@@ -38,9 +39,9 @@ const SMALL: [&str; 22] = [
 ];
 
 const LAST: &str = "SELECT 1";
-/// What reads no table, and our own questions.
+/// Statements that read no table, and the test's own.
 const PLAIN: [&str; 6] = ["BEGIN", "COMMIT", "ROLLBACK", "PRAGMA", "EXPLAIN", LAST];
-/// Under which name sqlx tells them.
+/// Target under which sqlx logs statements.
 const STATEMENTS: &str = "sqlx::query";
 
 #[derive(Clone, Default)]
@@ -48,7 +49,7 @@ struct Texts(Arc<Mutex<Vec<String>>>);
 
 impl<S: tracing::Subscriber> Layer<S> for Texts {
     fn enabled(&self, metadata: &tracing::Metadata<'_>, _: Context<'_, S>) -> bool {
-        // Other tests' connections tell theirs as `debug`.
+        // Connections of other tests log theirs as `debug`.
         metadata.target() == STATEMENTS && *metadata.level() == tracing::Level::TRACE
     }
 
@@ -60,7 +61,8 @@ impl<S: tracing::Subscriber> Layer<S> for Texts {
 }
 
 impl Texts {
-    /// sqlx tells a statement when its thread is done with it, which may be after the answer, but not after the next.
+    /// Waits until every statement is logged. sqlx logs a statement when its thread is done with it: perhaps after the
+    /// response, but before the next one.
     async fn settle(&self, fixture: &Fixture) {
         fixture.sql(LAST).await.unwrap();
     }
@@ -114,13 +116,13 @@ async fn plan(connection: &mut SqliteConnection, sql: &str) -> Vec<String> {
     rows.iter().map(|row| row.get("detail")).collect()
 }
 
-/// `SEARCH jobs USING INDEX x (id=?)`, `SCAN other USING COVERING INDEX x`, `SCAN jobs`; nothing else reads a table.
-/// A scan's table may be named by its alias, so any that is not known to be small is taken for a large one.
+/// Parses `SEARCH jobs USING INDEX x (id=?)`, `SCAN other USING COVERING INDEX x` and `SCAN jobs`; no other line reads
+/// a table. A scan may name a table by its alias, so any name that is not known to be small counts as large.
 fn access(line: &str, during: &'static str, sql: &str) -> Option<Access> {
     let (verb, rest) = line.split_once(' ')?;
     let table = rest.split_whitespace().next()?;
     let sought = match verb {
-        // An index without its condition is read from one end to the other.
+        // An index without a condition is read from one end to the other.
         "SEARCH" => rest.contains('('),
         "SCAN" => false,
         _ => return None,
@@ -158,8 +160,8 @@ async fn worked_on(texts: Texts, analysed: bool, run: &'static str) -> Vec<Acces
     working.accesses
 }
 
-/// As the program leaves it, since nothing of ours runs ANALYZE, and analysed. One test, because SQLite runs on a thread of
-/// sqlx, and whoever listens there listens for the whole process; no other test lets sqlx tell its statements.
+/// Runs without ANALYZE, as the program leaves the database, and with it. This is one test because SQLite runs on a
+/// thread of sqlx, where a subscriber listens for the whole process. No other test lets sqlx log its statements.
 #[tokio::test]
 async fn every_statement_uses_an_index() {
     let texts = Texts::default();

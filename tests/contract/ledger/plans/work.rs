@@ -1,4 +1,4 @@
-//! What a worker, a sweeper and a person make of a ledger, through its faces, one duty after the other.
+//! The work of workers, sweepers and operators on a ledger, through its interfaces, one duty after the other.
 
 use futures_util::future::join_all;
 use sluicegate::domain::backoff::BackoffPolicy;
@@ -18,7 +18,7 @@ use super::super::*;
 use super::filling::LANES;
 use super::{Access, Explained};
 
-/// The duties that must reach a large table by an index.
+/// Duties that must reach a large table by an index.
 pub const ON_THE_WAY: [&str; 23] = [
     "a job comes back",
     "a job is refused",
@@ -45,7 +45,7 @@ pub const ON_THE_WAY: [&str; 23] = [
     "dead jobs are counted",
 ];
 
-/// The duties whose statements name the job.
+/// Duties whose statements name the job.
 pub const IN_HAND: [&str; 8] = [
     "a job comes back",
     "a request is begun",
@@ -57,14 +57,14 @@ pub const IN_HAND: [&str; 8] = [
     "a job is put down",
 ];
 
-/// Questions about one provider, which are answered by an index that begins with it.
+/// Queries about one provider, which are answered by an index that begins with the provider.
 pub const OF_A_PROVIDER: [&str; 2] = ["a provider's jobs are listed", "a provider's arrivals are read"];
 
-/// Jobs that are worked on at the same time.
+/// Jobs that are active at the same time.
 const CROWD: u32 = 40;
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// The work, under names that begin with `run`.
+/// The work, on jobs whose ids begin with `run`.
 pub struct Working<'a, E> {
     pub fixture: &'a Fixture,
     pub explained: &'a mut E,
@@ -112,7 +112,7 @@ impl<E: Explained> Working<'_, E> {
         Job { provider: name(&lane(number)), account: Some(account(number)), ..job(&id) }
     }
 
-    /// So many jobs at the same time that some of them are written together, and the first alone.
+    /// Claims so many jobs at once that the first is written alone and others in a batch.
     async fn take(&self, what: &str, round: u32) -> Vec<LeaseToken> {
         let jobs: Vec<Job> = (0..CROWD).map(|number| self.job(what, round * CROWD + number)).collect();
         let taken = jobs.iter().map(|job| async move { self.fixture.take(job).await.lease });
@@ -124,7 +124,7 @@ impl<E: Explained> Working<'_, E> {
         let begun = holds.iter().map(|hold| async move {
             match ledger.begin_attempt(hold, &request(hold.id.as_str())).await.unwrap() {
                 BeginResult::Attempt(number) => number,
-                BeginResult::Stale => panic!("{hold:?} is lost"),
+                BeginResult::Stale => panic!("{hold:?} is stale"),
             }
         });
         join_all(begun).await
@@ -152,7 +152,7 @@ impl<E: Explained> Working<'_, E> {
         assert!(join_all(put).await.iter().all(|written| *written == FencedWrite::Applied), "{next:?}");
     }
 
-    /// Several of each: from the sixth on PostgreSQL may plan for any arguments.
+    /// Several rounds of each duty: from the sixth on PostgreSQL may use a generic plan.
     pub async fn way_of_a_job(&mut self) {
         for round in 0..8 {
             self.intake(round).await;
@@ -237,7 +237,7 @@ impl<E: Explained> Working<'_, E> {
         self.did("a request is begun").await;
         self.ended(&holds, &numbers, "accepted", |hold| done(Some(format!("charge-{}", hold.id)))).await;
         self.did("an attempt settles its job").await;
-        // A worker that was lost with its requests on the wire.
+        // A worker that was lost with its requests in flight.
         let holds = self.take("lost", round).await;
         self.begun(&holds).await;
         for hold in &holds {
@@ -260,7 +260,7 @@ impl<E: Explained> Working<'_, E> {
             let begun = join_all(holds.iter().map(|hold| ledger.begin_lookup(hold))).await;
             self.did("a look-up is begun").await;
             let ended = holds.iter().zip(begun).map(|(hold, begun)| {
-                let BeginResult::Attempt(number) = begun.unwrap() else { panic!("{hold:?} is lost") };
+                let BeginResult::Attempt(number) = begun.unwrap() else { panic!("{hold:?} is stale") };
                 let next = if settles { done(Some(format!("found-{}", hold.id))) } else { unknown() };
                 let (detail, ledger) = ("found".to_owned(), &ledger);
                 async move {
@@ -389,13 +389,13 @@ impl<E: Explained> Working<'_, E> {
         self.did("a worker reports").await;
     }
 
-    /// Anew at first, and what was added since in the other rounds.
+    /// The first round counts all finished jobs; later rounds add those that finished since.
     async fn settled_are_summed_up(&mut self, round: u32) {
         self.fixture.database.upkeep().update_finished_totals().await.unwrap();
         self.did(if round == 0 { "settled jobs are counted anew" } else { "settled jobs are added" }).await;
     }
 
-    /// A provider with few jobs among all the others: what is asked of it reads no others' jobs.
+    /// A provider with few jobs among all the others: queries about it read no other provider's jobs.
     async fn a_small_provider(&mut self) {
         let operator = self.fixture.database.operator();
         let small = name("small");
@@ -414,7 +414,7 @@ impl<E: Explained> Working<'_, E> {
             let (from, to) =
                 (DatabaseTime(first[0].created_at.0 - 60_000), DatabaseTime(first[0].created_at.0 + 60_000));
             assert_eq!(operator.arrivals(&small, from, to, 100).await.unwrap().len(), 3);
-            // Nothing came so early, though each page is full.
+            // Nothing arrived that early, although each page is full.
             assert_eq!(operator.arrivals(&name("lane-1"), DatabaseTime(1), DatabaseTime(2), 100).await.unwrap(), []);
             self.did("a provider's arrivals are read").await;
         }

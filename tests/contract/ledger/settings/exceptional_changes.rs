@@ -1,4 +1,4 @@
-//! Changes of settings by a user who may not, and of rows that no constraint would have let in.
+//! Changes of settings by a database user without the rights, and of rows that no constraint would have accepted.
 
 use super::*;
 

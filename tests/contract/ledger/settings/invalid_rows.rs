@@ -1,4 +1,4 @@
-//! Rows that no constraint can refuse: each stops its own provider, and no other.
+//! Provider rows that no constraint can reject: each stops its own provider, and no other.
 
 use super::*;
 use sluicegate::ops::change::set_paused;
@@ -8,7 +8,7 @@ on_every_database!(invalid_row_stops_only_its_provider, unreadable_row_closes_qu
 async fn invalid_row_stops_only_its_provider(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.apply(&file(FILE)).await;
-    // Rows that no CHECK can refuse.
+    // Rows that no CHECK can reject.
     for sql in [
         "INSERT INTO providers (name, url) VALUES ('bare', 'https://x.example/')",
         "INSERT INTO providers (name, url, statuses) VALUES ('odd', 'https://u:secret@x.example/', '{\"9\": \"fine\"}')",
@@ -36,7 +36,7 @@ async fn invalid_row_stops_only_its_provider(kind: Kind) {
     assert!(!format!("{bad:?}").contains("secret"), "{bad:?}");
 }
 
-/// PostgreSQL and SQLite take numbers that no number of ours can hold.
+/// PostgreSQL and SQLite accept numbers that no Rust number type can hold.
 async fn unreadable_row_closes_quota_and_keeps_pause(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     for name in ["bolt", "dash"] {
@@ -55,10 +55,10 @@ async fn unreadable_row_closes_quota_and_keeps_pause(kind: Kind) {
         .collect();
     assert_eq!(bad, [("bolt", "acme", false), ("dash", "acme", true)]);
     let bolt = ProviderName::new("bolt").unwrap();
-    assert!(set_paused(fixture.settings().as_ref(), &bolt, true, None).await.unwrap(), "it is paused all the same");
+    assert!(set_paused(fixture.settings().as_ref(), &bolt, true, None).await.unwrap(), "it can be paused all the same");
     let snapshot = fixture.settings().load().await.unwrap();
     assert!(snapshot.providers[0].as_ref().unwrap_err().paused);
-    // Payments can still be enqueued for the others; whoever wants to see the row is told which it is.
+    // Payments can still be enqueued for the others, and the error names the unreadable row.
     assert_eq!(fixture.settings().provider_names().await.unwrap(), ["bolt", "dash"]);
     let error = fixture.settings().readable_rows(None).await.unwrap_err().to_string();
     assert!(error.contains("provider `bolt`: column `statuses` is not a JSON object"), "{error}");

@@ -1,4 +1,4 @@
-//! Changes that somebody signs: who, with what and why stand in the audit beside the change itself.
+//! Signed changes of settings: the audit records the author, the program and the reason beside the change itself.
 
 use sluicegate::ledger::operator::Actor;
 
@@ -34,7 +34,7 @@ async fn change_is_signed_by_its_author(kind: Kind) {
             assert_eq!(last(column).await, said, "{what}");
         }
     }
-    // What changes nothing says nothing, and a signature is for one change alone.
+    // A change without effect writes no audit row, and a signature counts for one change only.
     let before = fixture.one("SELECT count(*) FROM settings_audit").await;
     assert_eq!(settings.set_rate_as(&stripe, "none", rate, Some(&by)).await.unwrap(), None);
     assert!(!settings.set_paused_as(&name("nobody"), true, Some(&by)).await.unwrap());

@@ -1,4 +1,4 @@
-//! The sum of what has settled for good: an account that begins with it says what one says that counts every job.
+//! Totals of finished jobs: a reconciliation that starts from them equals one that counts every job.
 
 use super::*;
 
@@ -15,7 +15,7 @@ const STATES: [FinalState; 5] =
     [FinalState::Succeeded, FinalState::Declined, FinalState::Dead, FinalState::Expired, FinalState::Review];
 
 impl Fixture {
-    /// Jobs of two providers in each state that an attempt can lead to, settled so long ago.
+    /// Records jobs of two providers in each state that an attempt can lead to, finished this long ago.
     async fn settled_ago(&self, run: &str, ago_s: i64) {
         for (number, state) in (0..).zip(STATES) {
             let id = format!("{run}-{number}");
@@ -42,19 +42,19 @@ impl Fixture {
         accounts.into_iter().map(sorted).collect()
     }
 
-    /// What the sum says, and what counting says; how many jobs that are.
+    /// Asserts that the reconciliation from the totals equals the full count; returns the number of jobs.
     async fn agree(&self, when: &str) -> u64 {
         let (all, since) = (self.states(CheckScope::All).await, self.states(CheckScope::Since(MINUTE)).await);
         assert_eq!(since, all, "{when}");
         all.iter().map(|(_, recorded, _)| recorded).sum()
     }
 
-    /// Jobs in the sum.
+    /// Jobs in the totals.
     async fn summed(&self) -> String {
         self.one("SELECT coalesce(sum(jobs), 0) FROM finished_jobs").await
     }
 
-    /// Moves an instant of the mark into the past.
+    /// Moves an instant of the totals' mark into the past.
     async fn mark_back(&self, column: &str, by_s: i64) {
         let moved = match self.postgres {
             Some(_) => format!("{column} - {by_s} * interval '1 second'"),
@@ -73,17 +73,17 @@ async fn incremental_reconciliation_equals_a_full_count(kind: Kind) {
     fixture.take(&job("held")).await;
     assert_eq!(fixture.agree("not summed up").await, 14);
     fixture.sum_up().await;
-    // Succeeded, declined, expired and cancelled ones.
+    // The succeeded, declined, expired and cancelled jobs.
     assert_eq!((fixture.agree("summed up").await, fixture.summed().await), (14, "4".to_owned()));
-    // Some minutes later others have settled, and are added.
+    // Some minutes later others have finished, and are added.
     fixture.mark_back("counted_before", 300).await;
     fixture.settled_ago("later", 200).await;
-    assert_eq!(fixture.agree("settled since").await, 20);
+    assert_eq!(fixture.agree("finished since").await, 20);
     fixture.sum_up().await;
     assert_eq!((fixture.agree("added").await, fixture.summed().await), (20, "8".to_owned()));
     fixture.sum_up().await;
     assert_eq!((fixture.agree("added once").await, fixture.summed().await), (20, "8".to_owned()));
-    // What a person decides was in no sum before.
+    // A job that an operator resolves was not in the totals before.
     fixture.sql("UPDATE jobs SET state = 'waiting', fence = fence + 1 WHERE id = 'old-2'").await.unwrap();
     fixture
         .sql("UPDATE jobs SET state = 'declined', fence = fence + 1, updated_at = created_at WHERE id = 'old-4'")
@@ -99,13 +99,13 @@ async fn stored_sum_is_used_until_recount(kind: Kind) {
     fixture.sql("UPDATE finished_jobs SET jobs = 1000 WHERE state = 'succeeded'").await.unwrap();
     let recorded = async |checked| fixture.account(checked).await.recorded;
     assert_eq!((recorded(CheckScope::Since(MINUTE)).await, recorded(CheckScope::All).await), (1_004, 5));
-    // Counting anew is dear, and not due yet.
+    // A recount is expensive, and not due yet.
     fixture.sum_up().await;
     assert_eq!(recorded(CheckScope::Since(MINUTE)).await, 1_004);
     fixture.mark_back("recount_after", 700).await;
     fixture.sum_up().await;
-    assert_eq!(fixture.agree("counted anew").await, 6);
-    // What was scrubbed is in no index of settled jobs, and in the sum.
+    assert_eq!(fixture.agree("recounted").await, 6);
+    // Scrubbed jobs are in no index of finished jobs, but in the totals.
     assert_eq!(fixture.upkeep().scrub(ScrubScope::Finished, MINUTE, 100).await.unwrap(), 5);
     fixture.mark_back("recount_after", 700).await;
     fixture.sum_up().await;
@@ -119,7 +119,7 @@ async fn stale_sum_catches_up_in_steps(kind: Kind) {
     for (run, ago_s) in [("early", 500), ("late", 200), ("young", 0)] {
         fixture.settled_ago(run, ago_s).await;
     }
-    // From 720 seconds ago to 420, to 120.
+    // The totals' mark moves from 720 seconds ago to 420, and then to 120.
     for summed in ["4", "8", "8"] {
         fixture.sum_up().await;
         assert_eq!((fixture.agree("step by step").await, fixture.summed().await), (18, summed.to_owned()));
@@ -130,7 +130,7 @@ async fn clock_set_back_hides_jobs_under_a_minute(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.settled_ago("before", 0).await;
     fixture.sum_up().await;
-    // An hour ago by the clock's new time, the sum was kept until what is an hour ahead.
+    // The clock was set back by an hour, so the totals' mark is an hour ahead.
     fixture.mark_back("counted_before", -3_600).await;
     fixture.mark_back("recount_after", -3_600).await;
     fixture.settled_ago("after", 0).await;
@@ -166,7 +166,8 @@ async fn late_sql_changes_are_recounted(kind: Kind) {
     assert_eq!((fixture.agree("by hand").await, fixture.summed().await), (7, "4".to_owned()));
 }
 
-/// The one transaction that may: its statements are slow, and the server is not silent.
+/// The recount is the one transaction that may exceed the timeout: its statements are slow, but the server is not
+/// silent.
 #[tokio::test]
 async fn recount_may_exceed_the_silence_timeout() {
     let fixture = Fixture::migrated(Kind::Postgres).await;

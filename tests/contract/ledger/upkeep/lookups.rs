@@ -1,4 +1,5 @@
-//! Look-ups that are due while their messages lie in the lane's queue: which jobs they are of, and that they add no message.
+//! Look-ups that are due while their messages lie in the lane's queue: which jobs need one, and that a claim adds no
+//! message.
 
 use sluicegate::domain::disposition::{AttemptHistory, LookupPolicy, PreSend, Resend, RetryPolicy, before_request};
 use sluicegate::ledger::LookupEnd;
@@ -33,7 +34,7 @@ fn unknown(wait: Duration) -> JobState {
 }
 
 impl Fixture {
-    /// A job that may have been charged and whose newest message, number 1, has come back to the lane's queue.
+    /// Records a job that may have been charged, and whose newest message copy, number 1, is back in the lane's queue.
     async fn is_unknown(&self, id: &str) {
         let hold = self.take(&job(id)).await.lease;
         assert_eq!(self.ledger().begin_attempt(&hold, &request(id)).await.unwrap(), BeginResult::Attempt(1));
@@ -51,14 +52,14 @@ impl Fixture {
     }
 
     async fn is_taken(&self, id: &str, arrived: DeliveredCopy) -> Claimed {
-        let Claim::Claimed(claimed) = self.arrives(id, arrived).await else { panic!("{arrived:?} is not taken") };
+        let Claim::Claimed(claimed) = self.arrives(id, arrived).await else { panic!("{arrived:?} is not claimed") };
         *claimed
     }
 
-    /// A look-up that learns nothing.
+    /// Runs a look-up that finds nothing.
     async fn asked_in_vain(&self, claimed: &Claimed) -> Option<ReturnPlan> {
         let BeginResult::Attempt(number) = self.ledger().begin_lookup(&claimed.lease).await.unwrap() else {
-            panic!("lost")
+            panic!("the lease is stale")
         };
         let detail = String::new();
         let end = LookupEnd { number, outcome: "in_progress", status: Some(200), detail, grants_resend: false };
@@ -75,7 +76,7 @@ impl Fixture {
 
 async fn due_lookups_follow_the_lookup_rule(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    // Attempts that counted, what a look-up granted, and how long ago it was sent first and recorded.
+    // Counted attempts, the grant of a look-up, and how long ago the job was first sent and recorded.
     let mut number = 0;
     for attempts in [1, 2, 3] {
         for resend in ["NULL", "'granted'", "'used'"] {
@@ -140,7 +141,7 @@ async fn due_lookups_exclude_leased_and_delayed_jobs(kind: Kind) {
     assert_eq!(fixture.upkeep().due_lookups(&name("adyen"), &FORGETS, 9).await.unwrap(), []);
 }
 
-/// However long they have been due.
+/// This holds however long the unreadable ones have been due.
 async fn unreadable_lookups_do_not_hold_up_others(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let [early, .., late] = beyond(kind);
@@ -168,7 +169,7 @@ async fn job_claimed_without_message_adds_none(kind: Kind) {
         let due = fixture.due_lookups(&FORGETS).await;
         assert_eq!(due.iter().map(|due| due.copy).collect::<Vec<_>>(), [1], "{round}");
         let claimed = fixture.is_taken("p", DeliveredCopy::queued(1)).await;
-        // Two workers saw it, and its message may be delivered meanwhile.
+        // Two workers saw the due look-up, and its message may be delivered meanwhile.
         for other in [DeliveredCopy::queued(1), DeliveredCopy::delivered(1, false), DeliveredCopy::delivered(1, true)] {
             assert!(matches!(fixture.arrives("p", other).await, Claim::Leased { .. }), "{other:?}");
         }
@@ -179,7 +180,7 @@ async fn job_claimed_without_message_adds_none(kind: Kind) {
         assert_eq!(fixture.due_lookups(&FORGETS).await, []);
         fixture.move_back("p", "wake_at", 90).await;
     }
-    // Put down without a request, too.
+    // The same holds if the job is delayed without a request.
     let claimed = fixture.is_taken("p", DeliveredCopy::queued(1)).await;
     let (written, back) = fixture.ledger().transition_with_copy(&claimed.lease, &unknown(MINUTE)).await.unwrap();
     assert_eq!((written, back), (FencedWrite::Applied, Some(ReturnPlan { copy: 1, unqueued: false })));
@@ -221,7 +222,7 @@ async fn finished_jobs_message_counts_until_taken(kind: Kind) {
         fixture.is_unknown(id).await;
         let claimed = fixture.is_taken(id, DeliveredCopy::queued(1)).await;
         let BeginResult::Attempt(number) = fixture.ledger().begin_lookup(&claimed.lease).await.unwrap() else {
-            panic!("lost")
+            panic!("the lease is stale")
         };
         let (outcome, detail) = ("accepted", String::new());
         let end = LookupEnd { number, outcome, status: Some(200), detail, grants_resend: false };
@@ -240,20 +241,20 @@ async fn finished_jobs_message_counts_until_taken(kind: Kind) {
         assert_eq!(fixture.arrives("p", arrived).await, Claim::Finished);
         assert_eq!(fixture.messages().await, (0, left), "{arrived:?}");
     }
-    // A queue may be emptied by hand.
+    // An operator may empty a queue.
     fixture.move_back("other", "updated_at", 10).await;
     assert_eq!(fixture.upkeep().scrub(ScrubScope::Finished, SECOND, 10).await.unwrap(), 1);
     assert_eq!(fixture.messages().await, (0, 0));
 }
 
-/// As that of any other payment: by a delivery, or in the end by the scrub.
+/// It counts like that of any other payment: until its delivery, or at last until the scrub.
 async fn erased_jobs_message_counts_until_scrubbed(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     for (id, state) in [("paid", FinalState::Succeeded), ("dead", FinalState::Dead)] {
         fixture.is_unknown(id).await;
         let claimed = fixture.is_taken(id, DeliveredCopy::queued(1)).await;
         let BeginResult::Attempt(number) = fixture.ledger().begin_lookup(&claimed.lease).await.unwrap() else {
-            panic!("lost")
+            panic!("the lease is stale")
         };
         let detail = String::new();
         let end = LookupEnd { number, outcome: "accepted", status: Some(200), detail, grants_resend: false };
@@ -272,7 +273,7 @@ async fn erased_jobs_message_counts_until_scrubbed(kind: Kind) {
     assert_eq!(fixture.one("SELECT count(*) FROM jobs WHERE scrubbed_at IS NOT NULL").await, "2");
     assert_eq!(fixture.upkeep().scrub(ScrubScope::Finished, HOUR, 10).await.unwrap(), 0);
     let counted = async || fixture.one("SELECT count(*) FROM jobs WHERE delayed_until <= created_at").await;
-    assert_eq!(counted().await, "2", "a queue has them still");
+    assert_eq!(counted().await, "2", "both are still in a queue");
     assert_eq!(fixture.upkeep().scrub(ScrubScope::Finished, MINUTE, 10).await.unwrap(), 2);
     assert_eq!(counted().await, "0");
     assert_eq!(fixture.upkeep().scrub(ScrubScope::Finished, MINUTE, 10).await.unwrap(), 0, "each once");

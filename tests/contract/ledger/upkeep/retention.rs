@@ -1,4 +1,4 @@
-//! What the ledger forgets of old payments, and what it knows for ever.
+//! Retention: what the ledger empties of old payments, and which ids it keeps for ever.
 
 use sluicegate::ledger::operator::{Actor, JobResolution, ResolutionRefusal};
 
@@ -39,7 +39,7 @@ async fn old_payloads_are_emptied_ids_are_kept(kind: Kind) {
                  AND coalesce(length(frozen_body), 0) = 0 ORDER BY id";
     let empty: Vec<String> = fixture.column(empty).await.into_iter().flatten().collect();
     assert_eq!(empty, ["declined", "succeeded", "unsent"]);
-    // The same message again, after any time, changes nothing; with other content it is a conflict.
+    // The same message changes nothing, after any time. With other content it is a conflict.
     for id in ["succeeded", "declined", "unsent"] {
         let claim = async |hash| fixture.ledger().claim(&job(id), hash, "worker-b", LEASE).await.unwrap();
         assert_eq!(claim(hash(1)).await, Claim::Finished, "{id}");
@@ -50,7 +50,7 @@ async fn old_payloads_are_emptied_ids_are_kept(kind: Kind) {
     assert!(reopened.unwrap_err().contains("open_jobs_are_not_scrubbed"));
 }
 
-/// Whoever decides later can still settle it.
+/// An emptied review can still be resolved.
 async fn old_reviews_are_emptied_if_configured(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let day = Duration::from_secs(86_400);
@@ -73,7 +73,7 @@ async fn old_reviews_are_emptied_if_configured(kind: Kind) {
     assert_eq!(claim, Claim::Finished);
 }
 
-/// The ledger keeps a reference for the payment, until that is emptied, and for the windows of limits.
+/// The ledger keeps a reference for the payment until that is emptied, and for the windows of limits.
 async fn references_are_forgotten_when_no_limit_counts_them(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     for id in ["long-ago", "lately"] {

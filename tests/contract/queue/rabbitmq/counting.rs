@@ -6,14 +6,14 @@ use tokio::sync::watch;
 
 use crate::support::rabbitmq::RabbitNode;
 
-/// Class and method, as a frame's payload begins.
+/// Class and method, with which a frame's payload begins.
 pub const PUBLISH: [u8; 4] = [0, 60, 0, 40];
 pub const ACK: [u8; 4] = [0, 60, 0, 80];
 
 pub struct Counting {
     pub url: String,
     pub counted: watch::Receiver<usize>,
-    /// Whether the broker's answers are held back.
+    /// Whether the broker's responses are held back.
     pub held: watch::Sender<bool>,
 }
 
@@ -36,7 +36,7 @@ impl Counting {
     }
 }
 
-/// Passes frames on, and counts those of this method.
+/// Forwards frames, and counts those of this method.
 async fn count(
     mut from: tcp::OwnedReadHalf,
     mut to: tcp::OwnedWriteHalf,

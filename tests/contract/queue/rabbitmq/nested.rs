@@ -1,4 +1,4 @@
-//! A producer that writes what no client library would: AMQP by hand, over a plain socket.
+//! A producer that sends what no client library would: AMQP frames made by hand, over a plain socket.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -33,12 +33,12 @@ impl Hand {
         hand
     }
 
-    /// Publishes to a queue, with a table of headers byte for byte; returns once the broker has confirmed.
+    /// Publishes to a queue with this header table, byte for byte. Returns once the broker has confirmed.
     fn publish(&mut self, queue: &str, headers: &[u8], body: &[u8]) {
         self.publish_with(queue, [0x20, 0], &long(headers), body);
     }
 
-    /// The same with the properties of these flags, byte for byte.
+    /// Publishes with the properties of these flags, byte for byte.
     fn publish_with(&mut self, queue: &str, flags: [u8; 2], properties: &[u8], body: &[u8]) {
         self.method(1, 60, 40, &[&[0; 2][..], &short(""), &short(queue), &[0]].concat());
         let size = (body.len() as u64).to_be_bytes();
@@ -75,7 +75,7 @@ fn long(bytes: &[u8]) -> Vec<u8> {
     [&(bytes.len() as u32).to_be_bytes()[..], bytes].concat()
 }
 
-/// One header whose value is so many arrays, one in the other.
+/// One header whose value is this many arrays, one inside the other.
 fn nested(levels: usize) -> Vec<u8> {
     let mut value = Vec::with_capacity(5 * levels);
     for level in 0..levels {
@@ -85,7 +85,7 @@ fn nested(levels: usize) -> Vec<u8> {
     [&short("deep")[..], &value].concat()
 }
 
-/// Five bytes a level: a frame of 128 KiB holds 26,000 of them, and a parser that calls itself needs a stack for each.
+/// Five bytes per level: a frame of 128 KiB holds 26,000 levels, and a recursive parser needs stack for each.
 #[tokio::test(flavor = "multi_thread")]
 async fn deeply_nested_headers_are_accepted() {
     let name = "deeply_nested_headers_are_accepted";
@@ -104,7 +104,7 @@ async fn deeply_nested_headers_are_accepted() {
     }
 }
 
-/// The broker passes on what it is given, and lapin would end the connection of all lanes with each of these.
+/// The broker forwards these bytes, and for each of them lapin would close the connection of all lanes.
 #[tokio::test(flavor = "multi_thread")]
 async fn invalid_utf8_short_strings_keep_the_connection() {
     let name = "invalid_utf8_short_strings_keep_the_connection";
@@ -128,7 +128,7 @@ async fn invalid_utf8_short_strings_keep_the_connection() {
     }
 }
 
-/// What is no AMQP, or breaks it, costs one attempt to connect, and the next is made.
+/// A peer that sends no AMQP, or broken AMQP, costs one connection attempt, and the next one follows.
 #[tokio::test(flavor = "multi_thread")]
 async fn malformed_peer_is_unavailable() {
     let endless_frame = b"\x01\0\0\xff\xff\xff\xff\0\x0a\0\x0a".to_vec();
@@ -155,7 +155,7 @@ async fn malformed_peer_is_unavailable() {
                 let written = written.clone();
                 tokio::spawn(async move {
                     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-                    // Either may fail, when the other side has had enough.
+                    // Either call may fail once the client has closed the connection.
                     let _ = stream.write_all(&written).await;
                     let _ = stream.shutdown().await;
                     let _ = stream.read_to_end(&mut Vec::new()).await;
@@ -166,7 +166,7 @@ async fn malformed_peer_is_unavailable() {
         let shown = &shown[..shown.len().min(60)];
         assert!(matches!(queue.ping().await, Err(QueueError::Unavailable(_) | QueueError::Refused(_))), "{shown}");
         let again = tokio::time::timeout(PATIENCE, told.wait_for(|connections| *connections > 1));
-        again.await.expect("never tried again").unwrap();
+        again.await.expect("no further connection attempt").unwrap();
         answering.abort();
     }
 }

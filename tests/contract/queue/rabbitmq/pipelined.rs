@@ -1,4 +1,4 @@
-//! Publishes do not wait for each other's confirms, and what happens to one is told to it alone.
+//! Pipelined publishes: none waits for another's confirm, and each gets its own result alone.
 
 use futures_util::future::join_all;
 use lapin::options::ExchangeDeleteOptions;
@@ -33,7 +33,7 @@ async fn publishes_do_not_wait_for_confirms() {
         .collect();
     let all = between.counted.wait_for(|count| *count == before + 3 * EACH);
     tokio::time::timeout(PATIENCE, all).await.expect("publishes wait for confirms").unwrap();
-    assert!(publishing.iter().all(|publish| !publish.is_finished()), "confirmed by nobody");
+    assert!(publishing.iter().all(|publish| !publish.is_finished()), "a publish ended without its confirm");
     between.held.send_replace(false);
     for (number, publish) in publishing.into_iter().enumerate() {
         match (number % 3, publish.await.unwrap()) {
@@ -57,7 +57,7 @@ async fn deleted_exchange_does_not_affect_others() {
     let (lost, kept) = tokio::join!(lost, kept);
     assert!(lost.iter().all(|answer| matches!(answer, Err(QueueError::Unroutable(_)))), "{lost:?}");
     assert!(kept.iter().all(Result::is_ok), "{kept:?}");
-    // Declared again, it works again.
+    // Once the exchange is declared again, publishing succeeds.
     bench.queue.declare(&[provider("stripe")]).await.unwrap();
     bench.queue.publish(message(outcome(), "found")).await.unwrap();
 }

@@ -1,4 +1,4 @@
-//! What of a foreign producer's properties survives the way through us.
+//! Message properties of foreign producers: which of them are kept when the worker publishes the message again.
 
 use lapin::options::BasicGetOptions;
 use lapin::types::{AMQPValue, FieldTable};
@@ -7,7 +7,7 @@ use sluicegate::queue::OutgoingMessage;
 use super::super::{assert_invalid_headers, invalid_message, provider, take};
 use super::{bench, raw_channel, string_headers};
 
-/// Everything that a producer can say about a message, and what must not be said again for it.
+/// Every property that a producer can set, including those that must not be published again.
 fn producers_properties() -> lapin::BasicProperties {
     let mut nested = FieldTable::default();
     nested.insert("a".into(), AMQPValue::LongInt(1));
@@ -70,7 +70,7 @@ async fn invalid_messages_keep_producer_properties() {
     assert_eq!(kept.kind(), sent.kind());
     assert_eq!(kept.app_id(), sent.app_id());
     assert_eq!(kept.timestamp(), sent.timestamp());
-    // Not ours to say, or ours to decide.
+    // The worker may not set the first two, and decides itself on the others.
     assert_eq!((kept.user_id(), kept.cluster_id(), kept.expiration(), kept.priority()), (&None, &None, &None, &None));
     assert_eq!(kept.delivery_mode(), &Some(2));
 
@@ -98,7 +98,7 @@ async fn largest_producer_headers_are_forwarded() {
     bench.queue.declare(&[provider("stripe")]).await.unwrap();
     let (_connection, channel) = raw_channel(&bench.url).await;
     let mut headers = FieldTable::default();
-    // As JSON six times as long, and so far beyond one frame, which the broker answers by closing the connection.
+    // As JSON this header is six times as long, and far beyond one frame. The broker would close the connection.
     let controls = AMQPValue::LongString("\u{1}".repeat(60_000).into());
     headers.insert("long".into(), AMQPValue::FieldArray(vec![controls].into()));
     headers.insert("tenant".into(), AMQPValue::LongString("a".into()));

@@ -1,4 +1,4 @@
-//! Acknowledgements for many at once cover what was acknowledged and nothing else.
+//! Acknowledgements of many messages in one frame: they cover the acknowledged messages and no others.
 
 use std::collections::BTreeMap;
 
@@ -25,11 +25,11 @@ fn fate(number: usize) -> Fate {
     }
 }
 
-/// The order in which a lane's messages are finished, and whether all at once.
+/// The orders in which a lane's messages are finished, and whether all are finished at once.
 fn orders() -> BTreeMap<&'static str, (Vec<usize>, bool)> {
     let ascending: Vec<usize> = (0..MESSAGES).collect();
     let descending: Vec<usize> = ascending.iter().rev().copied().collect();
-    // 7 and 60 have no divisor in common, so each comes once.
+    // 7 and 60 have no common divisor, so each number comes once.
     let scattered: Vec<usize> = (0..MESSAGES).map(|number| number * 7 % MESSAGES).collect();
     [
         ("ascending", (ascending.clone(), false)),
@@ -51,7 +51,7 @@ async fn finish(number: usize, delivery: Delivery) -> Option<Delivery> {
     None
 }
 
-/// Finishes a lane's messages; what is in hand then is what was held, and what came back.
+/// Finishes a lane's messages. Returns the unacknowledged ones: those that were held, and those that came back.
 async fn finish_all(lane: &mut dyn LaneConsumer, order: &[usize], at_once: bool) -> Vec<Delivery> {
     let deliveries = take_many(lane, MESSAGES).await;
     let mut by_number: BTreeMap<usize, Delivery> = deliveries
@@ -73,7 +73,8 @@ async fn finish_all(lane: &mut dyn LaneConsumer, order: &[usize], at_once: bool)
     let handed_back = (0..MESSAGES).filter(|number| fate(*number) == Fate::HandedBack).count();
     let back = take_many(lane, handed_back).await;
     assert!(back.iter().all(|delivery| delivery.redelivered));
-    // A channel's frames are worked off in their order: what comes back last shows that the others were.
+    // The broker processes the frames of a channel in order. The message that comes back last shows that it processed
+    // the others.
     let sentinel = held.pop().unwrap();
     let body = sentinel.body.clone();
     sentinel.receipt.requeue().await.unwrap();
@@ -119,7 +120,7 @@ async fn killed_connection_removes_only_acknowledged_messages() {
     }
 }
 
-/// On one thread, so that all are acknowledged before the first frame is written.
+/// Runs on one thread, so that all are acknowledged before the first frame is written.
 #[tokio::test]
 async fn batched_acknowledgements_use_one_frame() {
     let bench = bench("batched_acknowledgements_use_one_frame").await;
@@ -132,11 +133,11 @@ async fn batched_acknowledgements_use_one_frame() {
     for answer in join_all(deliveries.into_iter().map(|delivery| delivery.receipt.ack())).await {
         answer.unwrap();
     }
-    // One alone is not made to wait for another.
+    // A single acknowledgement does not wait for another one.
     queue.publish(to_lane("stripe", "last")).await.unwrap();
     take(&mut *lane).await.receipt.ack().await.unwrap();
     drop(lane);
-    // On the same connection, so that its answer comes after all that was written before it.
+    // The ping uses the same connection, so its response comes after everything that was written before it.
     queue.ping().await.unwrap();
     assert_eq!(*between.counted.borrow(), 2);
     crate::queue::await_depth(&*bench.queue, "stripe", 0).await;

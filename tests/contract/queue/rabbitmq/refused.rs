@@ -1,18 +1,18 @@
-//! What the broker refuses to one lane or look: its own trouble, in the broker's words, and no other lane's.
+//! Refusals by the broker that concern one lane or one check: they quote the broker, and no other lane is affected.
 
 use super::*;
 
-/// Rights on everything but the queues of `bolt`s.
+/// Rights on every queue except those of providers that begin with `bolt`.
 const NO_BOLTS: &str = r"^(?!payments\.bolt).*";
 
 struct Broker {
     /// Has all rights.
     guest: Arc<dyn Queue>,
-    /// Connects as the user that has not.
+    /// Connects as the user with limited rights.
     limited_url: String,
 }
 
-/// A virtual host, with a user of the same name.
+/// Creates a virtual host, and a user of the same name with these rights.
 async fn broker(name: &'static str, rights: &'static str) -> Broker {
     let bench = bench(name).await;
     let make_user = move || RabbitNode::shared().create_user(name, name, rights);
@@ -28,7 +28,7 @@ async fn ctl(args: &[&str]) -> String {
 }
 
 fn refusal<T>(answer: Result<T, QueueError>) -> String {
-    match answer.err().expect("it is refused") {
+    match answer.err().expect("the broker refuses it") {
         QueueError::Refused(words) => words,
         other => panic!("{other}"),
     }
@@ -47,7 +47,7 @@ async fn refused_declarations_end_no_lane() {
     let held = take(&mut *lane).await;
 
     for cut_ms in (0..60).step_by(3) {
-        // Whoever asks may lose interest before the broker has answered.
+        // The caller may give up before the broker has answered.
         let cut = std::time::Duration::from_millis(cut_ms);
         drop(tokio::time::timeout(cut, queue.topology_problems(&all)).await);
         drop(tokio::time::timeout(cut, queue.declare(&bolts[..1])).await);
@@ -84,7 +84,7 @@ async fn refused_lane_ends_no_other() {
     assert!(!take(&mut *lane).await.redelivered);
 }
 
-/// Channels have few numbers, which come round.
+/// The numbers of a connection's channels are few, and are used again.
 #[tokio::test(flavor = "multi_thread")]
 async fn refusal_affects_no_later_channel() {
     const NAME: &str = "refusal_affects_no_later_channel";
@@ -101,7 +101,8 @@ async fn refusal_affects_no_later_channel() {
     }
     publish_all(&*broker.guest, "acme", &["paid"]).await;
     assert!(!take(&mut *lane).await.redelivered);
-    // Connections whose numbers came round are closed with their last channel: the open lane keeps the first.
+    // A connection whose channel numbers are used up closes with its last channel. The open lane keeps the first
+    // connection.
     let count = async || ctl(&["list_connections", "user"]).await.lines().filter(|user| *user == NAME).count();
     let deadline = std::time::Instant::now() + PATIENCE;
     while count().await > 4 {
@@ -109,7 +110,7 @@ async fn refusal_affects_no_later_channel() {
     }
 }
 
-/// A queue that may not be made is not one that exists otherwise: nobody is to delete it.
+/// A queue that may not be created is not reported as a queue with other arguments, which an operator would delete.
 #[tokio::test(flavor = "multi_thread")]
 async fn queue_limit_error_quotes_the_broker() {
     const VHOST: &str = "queue_limit_error_quotes_the_broker";
@@ -140,7 +141,7 @@ async fn more_lanes_than_channels_end_no_lane() {
     }
 }
 
-/// The broker closes the connection of whoever opens a channel too many.
+/// The broker closes the connection of a user that opens one channel too many.
 #[tokio::test(flavor = "multi_thread")]
 async fn user_channel_limit_ends_no_lane_repeatedly() {
     const USER: &str = "user_channel_limit_ends_no_lane_repeatedly";
@@ -151,7 +152,7 @@ async fn user_channel_limit_ends_no_lane_repeatedly() {
     let queue = connect(&broker.limited_url);
     let (mut open, mut refused, mut ended) = (Vec::new(), 0, 0);
     let deadline = std::time::Instant::now() + PATIENCE;
-    // As a worker does: what is closed is opened again, and what is refused is tried again.
+    // As a worker does, the test opens closed lanes again and retries refused ones.
     while refused < 20 {
         assert!(std::time::Instant::now() < deadline, "{} open, {refused} refused", open.len());
         for lane in &lanes {
@@ -179,7 +180,7 @@ async fn user_channel_limit_ends_no_lane_repeatedly() {
         open = still;
     }
     assert!(open.len() >= 2 && ended <= 4, "{} open; {ended} were ended", open.len());
-    // Raised, the others come too.
+    // After the limit is lifted, the other lanes open, too.
     ctl(&["clear_user_limits", USER, "max-channels"]).await;
     for lane in &lanes {
         if open.iter().any(|(name, _)| name == lane) {

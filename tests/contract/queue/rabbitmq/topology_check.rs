@@ -1,10 +1,10 @@
-//! What is missing at the broker, or is there otherwise than it is declared: found, named, and left as it is.
+//! The topology check: missing and different queues and exchanges are found, named, and left as they are.
 
 use sluicegate::queue::TopologyProblem;
 
 use super::*;
 
-/// What could drop a message is found, and looking makes nothing.
+/// Everything that could drop a message is found, and the check creates nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn topology_check_reports_without_changes() {
     let bench = bench("topology_check_reports_without_changes").await;
@@ -16,7 +16,7 @@ async fn topology_check_reports_without_changes() {
         channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await.unwrap();
     }
     channel.exchange_delete("payments.outcomes".into(), ExchangeDeleteOptions::default()).await.unwrap();
-    // A lane that somebody made by hand: what it gives up is gone.
+    // A lane's queue that was made by hand: messages that it dead-letters are lost.
     let plain = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
     channel.queue_declare("payments.stripe".into(), plain, FieldTable::default()).await.unwrap();
     for _ in 0..2 {
@@ -29,7 +29,7 @@ async fn topology_check_reports_without_changes() {
     }
 }
 
-/// The broker's own words name what is otherwise, and the advice is not to declare it again.
+/// The error quotes the broker on the difference, and does not advise to declare the exchange again.
 #[tokio::test(flavor = "multi_thread")]
 async fn exchange_type_mismatch_is_reported() {
     let bench = bench("exchange_type_mismatch_is_reported").await;
@@ -52,7 +52,7 @@ async fn exchange_type_mismatch_is_reported() {
     assert!(error.to_string().contains("another type"), "{error}");
 }
 
-/// A policy that matches everything and deletes what nobody uses: a delay queue has no consumer.
+/// A policy that matches every queue and deletes unused ones: a delay queue has no consumer.
 #[tokio::test(flavor = "multi_thread")]
 async fn queue_deleted_by_policy_is_reported() {
     const VHOST: &str = "queue_deleted_by_policy_is_reported";
@@ -65,7 +65,7 @@ async fn queue_deleted_by_policy_is_reported() {
     let step = sluicegate::queue::DELAY_STEPS[9];
     let delayed = || message(Destination::Delay { provider: provider("stripe"), step }, "delayed");
     let deadline = std::time::Instant::now() + PATIENCE;
-    // Publishing is no use of a queue.
+    // A publish does not count as use of a queue.
     while bench.queue.publish(delayed()).await.is_ok() {
         assert!(std::time::Instant::now() < deadline, "the policy deletes nothing");
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
