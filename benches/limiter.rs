@@ -1,4 +1,5 @@
-//! `cargo bench --bench limiter`: the command `sluicegate bench limiter`, optimised. Arguments after `--` are passed on.
+//! The bench target `limiter`: the command `sluicegate bench limiter`, optimised, under `cargo bench --bench limiter`.
+//! Arguments after `--` are passed on.
 
 use std::ffi::OsString;
 use std::process::ExitCode;

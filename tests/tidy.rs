@@ -1,6 +1,6 @@
-//! Holds the house rules of the architecture that no compiler holds: which part may know which, module docs, bans.
+//! Rules of the architecture and of style that no compiler checks: dependencies between parts, module docs, bans.
 //!
-//! Every offence names file, line and rule. Each rule is shown able to fail, on snippets, beside its definition.
+//! Every offence names file, line and rule. A test beside each rule shows on snippets that the rule can fail.
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails its test")]
 
 #[path = "tidy/arrows.rs"]

@@ -1,4 +1,4 @@
-//! The reply classifier: nothing is accepted that neither the contract's table nor the row says is.
+//! The response classifier: no response is accepted unless the contract's table or the row allows it.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -17,8 +17,8 @@ const NAMES: [&str; 4] = ["x-reason", "retry-after", "content-type", "date"];
 const CODES: [&str; 4] = ["lock_timeout", "704", "card_declined", ""];
 const PLACES: [Option<&str>; 4] = [None, Some("/code"), Some("/error/code"), Some("")];
 
-/// Two bytes of status, one of how the body ended, the row's cases (count, then three bytes each), headers (count, then a
-/// line each, the first byte of which chooses the name), the body.
+/// Input: two bytes of status and one for how the body ended. Then the row's cases (count, then three bytes each) and
+/// the headers (count, then a line each, whose first byte selects the name). The rest is the body.
 pub fn holds(bytes: &[u8]) {
     let mut bytes = Bytes(bytes);
     let status = 100 + (u16::from(bytes.byte()) << 8 | u16::from(bytes.byte())) % 900;
@@ -83,7 +83,7 @@ fn case(bytes: &mut Bytes<'_>) -> StatusCase {
     }
 }
 
-/// The contract, section "Request to the provider".
+/// The contract's table, section "Request to the provider".
 fn by_the_table(reading: &ProviderResponse, outcome: &Outcome) {
     let status = reading.status;
     let readable = match &reading.body {
@@ -91,7 +91,7 @@ fn by_the_table(reading: &ProviderResponse, outcome: &Outcome) {
         ResponseBody::TooLarge | ResponseBody::Incomplete(_) | ResponseBody::Ambiguous => false,
     };
     let is_unknown = matches!(outcome, Outcome::Unknown { .. });
-    assert!(reading.body != ResponseBody::Ambiguous || is_unknown, "{status} is no {outcome:?}");
+    assert!(reading.body != ResponseBody::Ambiguous || is_unknown, "{status} must not be {outcome:?}");
     let fits = match outcome {
         Outcome::Accepted { .. } => (200..300).contains(&status) && readable,
         Outcome::Declined { .. } => status == 402,
@@ -106,15 +106,15 @@ fn by_the_table(reading: &ProviderResponse, outcome: &Outcome) {
             (unread || of_any_status || status == 408 || !(200..500).contains(&status))
                 && (retry_after.is_none() || named)
         }
-        // An answer is there, so the request was sent; and only a row knows of locks.
+        // The provider answered, so the request was sent. Only a row can name locks.
         Outcome::NotSent { .. } | Outcome::LocalFault(_) | Outcome::Busy { .. } => false,
         // The connection decides that, not the response.
         Outcome::Unconfirmed { .. } => false,
     };
-    assert!(fits, "{status} is no {outcome:?}");
+    assert!(fits, "{status} must not be {outcome:?}");
 }
 
-/// Whether a key on the way to the reference may be there twice.
+/// Whether a key on the path to the reference may occur twice.
 fn may_be_ambiguous(reading: &ProviderResponse) -> bool {
     let ResponseBody::Whole(body) = &reading.body else { return false };
     let text = String::from_utf8_lossy(body);
@@ -122,7 +122,7 @@ fn may_be_ambiguous(reading: &ProviderResponse) -> bool {
     text.contains("\\u") || ["\"id\"", "\"data\"", "\"ref\""].into_iter().any(is_there_twice)
 }
 
-/// What goes into ledger, events and logs is short and plain.
+/// Texts for ledger, events and logs are short and without control characters.
 fn bounded(outcome: &Outcome) {
     match outcome {
         Outcome::Accepted { reference: Some(reference) } => {

@@ -1,4 +1,5 @@
-//! From job to request: whatever a message says and a row makes of it, each part is within its bound or the job is too large.
+//! From job to request, for any message and row: each part of the request is within its bound, or the job is rejected
+//! as too large.
 
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
@@ -13,7 +14,7 @@ use sluicegate::queue::message::{CardNumbers, decode};
 
 use super::{Bytes, lane};
 
-/// Row as JSON and message, with a form feed between them.
+/// Input: a row as JSON and a message, separated by a form feed.
 pub fn holds(bytes: &[u8]) {
     let mut bytes = Bytes(bytes);
     if let Ok(row) = serde_json::from_slice::<ProviderRow>(bytes.until(b'\x0c')) {
@@ -21,7 +22,7 @@ pub fn holds(bytes: &[u8]) {
     }
 }
 
-/// Of rows that a worker takes, and messages that are jobs. Reads no file.
+/// Checks valid rows and messages; reads no file.
 pub fn within_bounds(row: &ProviderRow, message: &[u8]) {
     let Ok(provider) = row.validate(7) else { return };
     let Ok(decoded) = decode(message, &lane(), CardNumbers::Off) else { return };
@@ -36,13 +37,13 @@ pub fn within_bounds(row: &ProviderRow, message: &[u8]) {
     if let Err(too_large) = expansion.check_size(job) {
         let said = too_large.to_string();
         assert!(said.len() < 300 && !said.chars().any(char::is_control), "{said}");
-        // The first that is wrong is told, and it may be another.
+        // The first problem found is named, and it may be another one.
         let refuses = |error: Option<FreezeError>| matches!(error, Some(FreezeError::Job(_) | FreezeError::Url { .. }));
         return assert!(refuses(frozen.err()) || refuses(question.and_then(Result::err)), "{said}");
     }
     if let Ok(frozen) = frozen {
         assert!(frozen.body.len() <= REQUEST_BODY_BYTES_MAX && frozen.url.len() <= URL_BYTES_MAX);
-        // What cannot stand in a header is never sent.
+        // A value that a header cannot hold is never sent.
         let headers = at_once(expansion.header_bytes(&frozen)).unwrap_or_default();
         assert!(headers <= HEADERS_BYTES_MAX, "{headers}");
         // The same bytes each time.
@@ -53,7 +54,7 @@ pub fn within_bounds(row: &ProviderRow, message: &[u8]) {
     }
 }
 
-/// What waits for nothing.
+/// The result of a future that never waits.
 fn at_once<T>(future: impl Future<Output = T>) -> T {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => value,

@@ -1,4 +1,4 @@
-//! The parser of the limiter's replies: what it takes grants no more than was asked for, to those who asked.
+//! The parser of limiter replies: an accepted reply grants at most the permits requested, and only to their requests.
 
 use sluicegate::domain::permit_protocol::{PermitRequest, RefusalReason};
 use sluicegate::domain::provider::BOOKING_HORIZON;
@@ -6,7 +6,7 @@ use sluicegate::limiter::redis::decode::{decode_checked_reply, decode_reply};
 
 use super::Bytes;
 
-/// Limits, limits on everything, wants (count, then the permits of each), and the answer.
+/// Input: number of limits, number of provider counters, requests (count, then the permits of each), and the reply.
 pub fn holds(bytes: &[u8]) {
     let mut bytes = Bytes(bytes);
     let limits = usize::from(bytes.byte() % 8);
@@ -17,7 +17,7 @@ pub fn holds(bytes: &[u8]) {
     let Ok(reply) = decode_reply(answer, limits, cells, wants.len()) else {
         return assert!(decode_checked_reply(&wants, answer, limits, cells).is_err());
     };
-    // Every byte is accounted for, so nothing was made up.
+    // The lengths match exactly, so each byte of the reply was read.
     assert_eq!(answer.len(), 58 + reply.grants.len() * (12 + 6 * cells) + reply.skipped.len() * 15);
     assert!(reply.grants.iter().all(|run| run.request_index < wants.len() && run.origins.len() == cells));
     assert!(reply.skipped.iter().all(|passed| passed.request_index < wants.len() && passed.limit < limits));

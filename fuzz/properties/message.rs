@@ -1,4 +1,5 @@
-//! The message decoder: what it takes is a job within the contract's bounds, and written again it is the same.
+//! The message decoder: an accepted message is a job within the contract's bounds, and encoding it again keeps its
+//! content.
 
 use serde_json::value::RawValue;
 use sluicegate::domain::job::{BODY_BYTES_MAX, InvalidReason, REFERENCE_CHARS_MAX};
@@ -6,7 +7,7 @@ use sluicegate::queue::message::{CardNumbers, DecodeError, decode, encode};
 
 use super::lane;
 
-/// The bytes are a message's body.
+/// Input: the body of a message.
 pub fn holds(body: &[u8]) {
     let decoded = match decode(body, &lane(), CardNumbers::Off) {
         Ok(decoded) => decoded,
@@ -25,7 +26,7 @@ pub fn holds(body: &[u8]) {
         assert!(payload.starts_with('{') && serde_json::from_str::<&RawValue>(payload).is_ok());
     }
     let again = decode(&encode(job), &lane(), CardNumbers::Off);
-    assert_eq!(again.as_ref(), Ok(&decoded), "written again it is another one");
+    assert_eq!(again.as_ref(), Ok(&decoded), "the encoded job decodes to another job");
     match decode(body, &lane(), CardNumbers::Refuse) {
         Ok(strict) => assert_eq!(strict, decoded),
         Err(DecodeError::Invalid { invalid, claimed_id }) => {

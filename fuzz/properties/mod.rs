@@ -1,6 +1,6 @@
-//! What holds for every input, one function per target: `holds(bytes)` panics when something does not.
+//! Properties that hold for every input, one module per fuzz target: `holds(bytes)` panics on a violation.
 //!
-//! Refuses to know who calls: libFuzzer with bytes it found, or the test that replays the kept corpus.
+//! The callers are libFuzzer, with bytes that it found, and the test that replays the kept corpus.
 
 pub mod classify;
 pub mod job_request;
@@ -12,7 +12,7 @@ pub mod template;
 
 use sluicegate::domain::provider::ProviderName;
 
-/// Takes numbers and stretches off the front; what is missing is zero or empty.
+/// Reads numbers and byte ranges from the front; missing input is zero or empty.
 pub struct Bytes<'a>(pub &'a [u8]);
 
 impl<'a> Bytes<'a> {
@@ -22,7 +22,7 @@ impl<'a> Bytes<'a> {
         *first
     }
 
-    /// Up to the next occurrence of this byte, which is dropped.
+    /// The bytes up to the next occurrence of `end`, which is dropped.
     pub fn until(&mut self, end: u8) -> &'a [u8] {
         let at = self.0.iter().position(|byte| *byte == end).unwrap_or(self.0.len());
         let (stretch, rest) = self.0.split_at(at);

@@ -1,4 +1,4 @@
-//! Provider rows and files: what is meant is within its bounds, and nothing computed from it overflows.
+//! Provider rows and files: a valid row is within its bounds, and no value computed from it overflows.
 
 use std::time::Duration;
 
@@ -7,11 +7,11 @@ use sluicegate::domain::provider::Provider;
 use sluicegate::ledger::provider_row::{ProviderRow, parse_provider_file};
 use sluicegate::worker::lane::prefetch;
 
-/// A row as JSON, if it begins with a brace; else a provider file.
+/// Input: a row as JSON if it begins with a brace, otherwise a provider file.
 pub fn holds(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     if !text.starts_with('{') {
-        // Every problem is a line for a person.
+        // Every problem is a readable line.
         return match parse_provider_file(text) {
             Ok(rows) => rows.iter().for_each(row),
             Err(problems) => assert!(!problems.is_empty()),

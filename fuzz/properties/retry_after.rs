@@ -1,4 +1,4 @@
-//! The Retry-After parser: within its bound, the longest of what is named, nothing where nothing is.
+//! The Retry-After parser: the longest wait that is named, within its bound, and none where none is named.
 
 use std::time::{Duration, SystemTime};
 
@@ -7,7 +7,7 @@ use sluicegate::provider::http::retry_after::{RETRY_AFTER_MAX, retry_after};
 
 use super::Bytes;
 
-/// The first line is the answer's `Date`, none if it is empty; each other line is a `Retry-After`.
+/// Input: the first line is the response's `Date`, or none if it is empty. Each other line is a `Retry-After`.
 pub fn holds(bytes: &[u8]) {
     let mut bytes = Bytes(bytes);
     let date = HeaderValue::from_bytes(bytes.until(b'\n')).ok().filter(|date| !date.is_empty());
@@ -26,7 +26,7 @@ pub fn holds(bytes: &[u8]) {
             let meant = text.parse().map_or(RETRY_AFTER_MAX, Duration::from_secs).min(RETRY_AFTER_MAX);
             assert_eq!((wait, read(None, std::slice::from_ref(value))), (Some(meant), Some(meant)));
         }
-        // What is no text is no statement.
+        // A value that is no text names no wait.
         assert!(value.to_str().is_ok() || wait.is_none());
     }
 }

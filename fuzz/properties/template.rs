@@ -1,4 +1,4 @@
-//! Request templates: the body is a JSON object with no members but the template's, whatever a payment holds.
+//! Request templates: for any payment, the body is a JSON object that has only members of the template.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use super::{Bytes, lane};
 
 type Members<'a> = BTreeMap<String, &'a RawValue>;
 
-/// Template, payload and reference, with a form feed between them.
+/// Input: template, payload and reference, separated by form feeds.
 pub fn holds(bytes: &[u8]) {
     let mut bytes = Bytes(bytes);
     let [template, payload, reference] = [bytes.until(b'\x0c'), bytes.until(b'\x0c'), bytes.0].map(str::from_utf8);
@@ -23,7 +23,7 @@ pub fn holds(bytes: &[u8]) {
         return;
     };
     let message = format!(r#"{{"id":"p-1","amount":1299,"currency":"EUR","payload":{payload}}}"#);
-    // Only a payload that the decoder takes gets as far as here.
+    // Only a payload that the decoder accepts gets this far.
     let decoded = decode(message.as_bytes(), &lane(), CardNumbers::Off).ok();
     let job = decoded.map_or_else(job, |decoded| decoded.job);
     let job = Job { reference: (!reference.is_empty()).then(|| reference.to_owned()), ..job };
@@ -31,7 +31,7 @@ pub fn holds(bytes: &[u8]) {
     let wanted: Members<'_> = serde_json::from_str(template).unwrap();
     let sent: Members<'_> = serde_json::from_str(&body).unwrap_or_else(|error| panic!("{error}: {body}"));
     assert!(sent.keys().all(|name| wanted.contains_key(name)), "{body}");
-    // Text without a place in it is the template's own.
+    // Text without a placeholder is sent as it is in the template.
     for (name, value) in wanted.iter().filter(|(_, value)| value.get().starts_with('"') && !value.get().contains('$')) {
         let text = |json: &str| serde_json::from_str::<String>(json).unwrap();
         if !text(value.get()).contains("${") {

@@ -1,5 +1,5 @@
 #![no_main]
-//! Feeds libFuzzer's bytes to `properties::classify`.
+//! The fuzz target of the response classifier: passes libFuzzer's bytes to `properties::classify`.
 
 #[path = "../properties/mod.rs"]
 #[allow(dead_code, reason = "each target needs one of them")]

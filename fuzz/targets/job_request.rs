@@ -1,5 +1,5 @@
 #![no_main]
-//! Feeds libFuzzer's bytes to `properties::job_request`.
+//! The fuzz target of jobs and their requests: passes libFuzzer's bytes to `properties::job_request`.
 
 #[path = "../properties/mod.rs"]
 #[allow(dead_code, reason = "each target needs one of them")]

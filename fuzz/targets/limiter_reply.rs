@@ -1,5 +1,5 @@
 #![no_main]
-//! Feeds libFuzzer's bytes to `properties::limiter_reply`.
+//! The fuzz target of the limiter's reply parser: passes libFuzzer's bytes to `properties::limiter_reply`.
 
 #[path = "../properties/mod.rs"]
 #[allow(dead_code, reason = "each target needs one of them")]

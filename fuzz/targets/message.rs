@@ -1,5 +1,5 @@
 #![no_main]
-//! Feeds libFuzzer's bytes to `properties::message`.
+//! The fuzz target of the message decoder: passes libFuzzer's bytes to `properties::message`.
 
 #[path = "../properties/mod.rs"]
 #[allow(dead_code, reason = "each target needs one of them")]

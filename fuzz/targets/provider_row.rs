@@ -1,5 +1,5 @@
 #![no_main]
-//! Feeds libFuzzer's bytes to `properties::provider_row`.
+//! The fuzz target of provider rows and provider files: passes libFuzzer's bytes to `properties::provider_row`.
 
 #[path = "../properties/mod.rs"]
 #[allow(dead_code, reason = "each target needs one of them")]

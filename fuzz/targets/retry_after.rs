@@ -1,5 +1,5 @@
 #![no_main]
-//! Feeds libFuzzer's bytes to `properties::retry_after`.
+//! The fuzz target of the Retry-After parser: passes libFuzzer's bytes to `properties::retry_after`.
 
 #[path = "../properties/mod.rs"]
 #[allow(dead_code, reason = "each target needs one of them")]

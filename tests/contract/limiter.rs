@@ -194,7 +194,7 @@ fn free_again_us(reply: &LimiterReply, age_us: u64, window_us: u64) -> u64 {
     (reply.now.0 - age_us).div_ceil(1_000) * 1_000 + window_us
 }
 
-/// The instant at which a refusal says that a permit can start.
+/// The promised start of a refusal: from this instant on, a permit can start.
 fn promised_us(reply: &LimiterReply) -> u64 {
     reply.now.0 + refused(reply).wait_us
 }

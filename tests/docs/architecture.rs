@@ -1,10 +1,10 @@
-//! The map and every path and test name that a page gives.
+//! The architecture page: its length, and every path and test name that any page gives.
 
 use std::path::Path;
 
 use crate::page::Page;
 
-/// Longer than this, it is no map any more.
+/// Most words of the map; more belong into decision records.
 const MAP_WORDS_MAX: usize = 2_500;
 
 #[test]
@@ -39,7 +39,7 @@ fn every_path_and_test_named_exists() {
                 && !span.starts_with("sluicegate_")
                 && span.chars().all(|c| c.is_ascii_lowercase() || c == '_' || c.is_ascii_digit())
         };
-        // A test is a function, or a line of a macro that makes one of it.
+        // A test is a function, or a line of a macro that generates one.
         let exists =
             |name: &str| [format!("fn {name}("), format!("    {name}: ")].iter().any(|text| sources.contains(text));
         let tests = spans.iter().filter(is_test).filter(|name| !exists(name));

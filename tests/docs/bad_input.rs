@@ -1,11 +1,11 @@
-//! The tables of bad input name tests that exist.
+//! The tables of docs/bad-input.md: each row names the tests that hold it, and every named test exists.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use crate::page::{Page, plain};
 
-/// Names of all functions in the tests and beside the code.
+/// Names of all functions in `src` and `tests`.
 fn functions() -> BTreeSet<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut folders: Vec<PathBuf> = vec![root.join("src"), root.join("tests")];
@@ -39,7 +39,7 @@ fn every_row_names_tests_that_exist() {
             }
             rows += 1;
             for name in held_by.split(", ").map(plain) {
-                assert!(functions.contains(name), "no test is called `{name}`: {row}");
+                assert!(functions.contains(name), "there is no test `{name}`: {row}");
             }
         }
     }

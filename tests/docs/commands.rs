@@ -1,4 +1,5 @@
-//! Every `sluicegate …` that a page, a configuration file or the compose file shows is a command line of this program.
+//! Command lines of `sluicegate` in pages, configuration files and the compose file: each parses as one of this
+//! program.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -9,7 +10,7 @@ use sluicegate::cli::{Cli, Exit};
 
 use crate::page::{Page, plain};
 
-/// The command lines in a piece of shell: behind variables, before pipes, redirections and `&`.
+/// The command lines in a piece of shell: after variables, before pipes, redirections and `&`.
 fn command_lines(shell: &str) -> Vec<Vec<String>> {
     let mut found = Vec::new();
     for line in shell.lines() {
@@ -64,7 +65,7 @@ fn parse(command: &[String]) -> Result<(), String> {
     }
 }
 
-/// Whether the words are a command's name and nothing more.
+/// Whether the words are only a command's name.
 fn is_a_name(words: &[String]) -> bool {
     let mut command = Cli::command();
     words.iter().all(|word| match command.find_subcommand(word).cloned() {
@@ -105,7 +106,7 @@ fn the_table_of_commands_is_complete() {
     assert_eq!(documented, commands.get_subcommands().map(|command| command.get_name().to_owned()).collect());
 }
 
-/// Both found a rehearsal that could not start: an argument that is none, and an address without `--expose`.
+/// Two faults made the compose file fail: an unknown argument, and an address without `--expose`.
 #[test]
 fn the_compose_file_runs_commands_that_start() {
     let compose = Page::read("docker-compose.yml").text;

@@ -1,4 +1,4 @@
-//! docs/configuration.md lists every key and every column, with their defaults and ranges: none missing, none extra.
+//! docs/configuration.md: lists every key and column with default and range, none missing and none extra.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::page::{Page, plain};
 
 const PAGE: &str = "docs/configuration.md";
 const FIRST_CELLS: usize = 5;
-/// Columns whose values no constraint names: the database writes them, or refers to another table.
+/// Columns without a constraint on their values: the database writes them, or they refer to another table.
 const WITHOUT_RULE: [(&str, &str); 7] = [
     ("providers", "resumed_at"),
     ("providers", "version"),
@@ -32,7 +32,7 @@ fn rows(heading: &str, first: &str) -> BTreeMap<String, (String, String)> {
             (plain(&row[0]).to_owned(), (plain(&row[1]).to_owned(), row[2].clone()))
         })
         .collect();
-    assert_eq!(named.len(), count, "{heading}: a row stands there twice");
+    assert_eq!(named.len(), count, "{heading}: a row is listed twice");
     named
 }
 
@@ -43,11 +43,11 @@ fn every_key_is_explained_with_its_default() {
     for (section, keys) in &defaults {
         for (key, value) in keys.as_table().unwrap() {
             let name = format!("{section}.{key}");
-            let (default, may_be) = told.remove(&name).unwrap_or_else(|| panic!("{name} is not explained"));
+            let (default, may_be) = told.remove(&name).unwrap_or_else(|| panic!("{name} is not documented"));
             let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
             let value = if value.is_empty() { "(empty)".to_owned() } else { value };
             assert_eq!(default, value, "{name}");
-            // The range as the comments of the defaults say it.
+            // The range as in the comments of the defaults.
             if may_be.starts_with(|c: char| c.is_ascii_digit()) {
                 let range = may_be.split([',', ';']).next().unwrap();
                 let range = range.trim_end_matches(" ms").trim_end_matches(" days");
@@ -59,10 +59,10 @@ fn every_key_is_explained_with_its_default() {
     assert!(told.is_empty(), "there are no such keys: {:?}", told.keys());
 }
 
-/// `1 to 63 of a-z` as the constraints' names spell it; what follows a comma or a colon is for people.
+/// `1 to 63 of a-z` as the names of constraints spell it; text after a comma or a colon is a remark.
 fn spelled(may_be: &str) -> String {
     let rule = may_be.split([',', ':', ';']).next().unwrap_or_default().trim();
-    // `1 ms to 31 days` keeps its units: the constraint has them.
+    // `1 ms to 31 days` keeps its units, because the constraint has them.
     let units = ["ms", "s", "%", "per", "workers", "jobs", "requests"];
     let words: Vec<&str> = rule.split(' ').collect();
     let end = words
@@ -88,11 +88,11 @@ async fn every_column_documents_default_and_range() {
         let info = sqlx::query("SELECT name, type, dflt_value, \"notnull\" FROM pragma_table_info(?1)");
         for column in info.bind(table).fetch_all(&pool).await.unwrap() {
             let name: String = column.get("name");
-            let (default, may_be) = told.remove(&name).unwrap_or_else(|| panic!("{table}.{name} is not explained"));
+            let (default, may_be) = told.remove(&name).unwrap_or_else(|| panic!("{table}.{name} is not documented"));
             let boolean = schema.contains(&format!("{name}_is_0_or_1"));
             let in_schema = match column.get::<Option<String>, _>("dflt_value") {
                 Some(value) if boolean => (value == "1").to_string(),
-                // PostgreSQL writes it by default, SQLite by trigger.
+                // PostgreSQL writes it by default, SQLite by a trigger.
                 Some(_) if name == "updated_at" => "(now)".to_owned(),
                 Some(value) => value.trim_matches('\'').to_owned(),
                 None if column.get::<bool, _>("notnull") => "(required)".to_owned(),

@@ -1,4 +1,4 @@
-//! `docs/decision-tables.md` against the code: every situation has one row, and the row says what the code decides.
+//! docs/decision-tables.md against the code: every situation has one row, and the row states the code's decision.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ const PAGE: &str = "docs/decision-tables.md";
 const HOUR: Duration = Duration::from_secs(3_600);
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// One situation, in the words of the table's columns.
+/// One situation, in the terms of the table's columns.
 struct Situation {
     outcome: &'static str,
     unknown: bool,
@@ -59,7 +59,7 @@ impl Situation {
         all
     }
 
-    /// The cells of the table that match this situation, beside `·`.
+    /// The cells that match this situation, besides `·`.
     fn cells(&self) -> [&'static str; 6] {
         let word = |which: bool, yes, no| if which { yes } else { no };
         [
@@ -117,7 +117,7 @@ fn policy(idempotency_retention: Option<Duration>, asked: bool) -> RetryPolicy {
     RetryPolicy { max_attempts: 3, max_age: HOUR, backoff, idempotency_retention, lookup }
 }
 
-/// A decision in the words of the table: what the job becomes, whether an attempt counts, who pauses.
+/// A decision in the terms of the table: the job's next state, whether an attempt counts, and the scope of a pause.
 fn words(decided: &Disposition) -> [&'static str; 3] {
     let pauses = match decided.pause {
         None => "none",
@@ -136,7 +136,8 @@ fn becomes(next: &Transition) -> &'static str {
     }
 }
 
-/// What the table gets wrong; empty when every situation has exactly one row, and that row is what the code decides.
+/// Differences between table and code. Empty if every situation has exactly one row, and that row is the code's
+/// decision.
 fn disagreements(table: &[Vec<String>]) -> Vec<String> {
     let mut wrong = Vec::new();
     let mut used = vec![false; table.len()];
@@ -155,7 +156,9 @@ fn disagreements(table: &[Vec<String>]) -> Vec<String> {
             wrong.push(format!("{cells:?}: the table says {says:?}, the code {decides:?}"));
         }
     }
-    wrong.extend(used.iter().zip(table).filter(|(used, _)| !**used).map(|(_, row)| format!("never met: {row:?}")));
+    wrong.extend(
+        used.iter().zip(table).filter(|(used, _)| !**used).map(|(_, row)| format!("no situation matches: {row:?}")),
+    );
     wrong
 }
 
@@ -180,7 +183,7 @@ fn every_cell_of_the_decision_table_counts() {
         }
         let mut fewer = table.clone();
         fewer.remove(row);
-        assert!(!disagreements(&fewer).is_empty(), "row {row} is not needed");
+        assert!(!disagreements(&fewer).is_empty(), "the table matches without row {row}");
     }
 }
 

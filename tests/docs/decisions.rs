@@ -8,14 +8,14 @@ use crate::page::Page;
 
 const FOLDER: &str = "docs/decisions/";
 const SECTIONS: [&str; 4] = ["Context", "Decision", "Consequences", "Evidence"];
-/// A longer record is more than one decision, or more than a page.
+/// Most words of a record; a longer one holds more than one decision, or more than a page.
 const WORDS_MAX: usize = 700;
 
 fn records() -> Vec<Page> {
     Page::all().into_iter().filter(|page| page.path.starts_with(FOLDER) && !page.path.ends_with("README.md")).collect()
 }
 
-/// What is wrong with the record that should have this number.
+/// Faults of the record that should have this number.
 fn faults(number: usize, record: &Page) -> Vec<String> {
     let digits = format!("{number:04}");
     let headings: Vec<&str> = record.text.lines().filter_map(|line| line.strip_prefix("## ")).collect();
@@ -63,7 +63,7 @@ fn the_delay_steps_are_listed() {
     assert!(record("0022").text.contains(&list), "{list}");
 }
 
-/// The order in which one state hides another.
+/// The precedence of a provider's states: earlier states hide later ones.
 #[test]
 fn the_states_of_a_provider_are_in_order() {
     let mut states = [

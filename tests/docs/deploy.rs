@@ -1,5 +1,5 @@
-//! The manifests and the unit in deploy/: they parse, name keys, files and arguments that exist, and stop later than the
-//! program does. The image: what its build reads gets into it.
+//! The manifests and the unit in deploy/: they parse, name existing keys, files and arguments, and allow more time than
+//! a stop takes. The image contains all build inputs.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -19,7 +19,7 @@ mod containers;
 mod image;
 mod secrets;
 
-/// Debian's own interpreter, which sees Debian's python3-yaml.
+/// Debian's own interpreter, which finds Debian's python3-yaml.
 const PYTHON: &str = "/usr/bin/python3";
 const MANIFESTS: [&str; 7] = [
     "deploy/kubernetes/configuration.yaml",
@@ -32,21 +32,22 @@ const MANIFESTS: [&str; 7] = [
 ];
 const UNIT: &str = "deploy/systemd/sluicegate.service";
 const MACHINE: &str = "config/example.production.toml";
-/// What a stop waits for after the drain, one after the other: the last settlements and events, the worker's last report,
-/// engines that do not let themselves be closed.
+/// Bounds of the steps of a stop after the drain, one after the other: the last releases and events, the worker's last
+/// report, and backends that do not close.
 const AFTER_THE_DRAIN: [(&str, &str); 4] = [
     ("src/worker/supervisor.rs", "FINAL_FLUSH_MAX"),
     ("src/cli/run.rs", "LAST_HEARTBEAT_TIMEOUT"),
     ("src/app/mod.rs", "CLOSE_MAX"),
     ("src/main.rs", "FLUSH_TIMEOUT"),
 ];
-/// And then for the spans that are left, where spans are sent.
+/// Bound of the last step where spans are sent: the remaining spans.
 const SPANS: (&str, &str) = ("src/telemetry/otlp.rs", "EXPORT_TIMEOUT");
-/// What tells by how much a stop may take longer than its drain.
+/// Files that document how much longer a stop may take than its drain.
 const TELL_OF_STOPS: [&str; 5] =
     ["docs/deploying.md", "docker-compose.yml", "deploy/kubernetes/configuration.yaml", UNIT, MACHINE];
 
-/// Every document of every manifest, read once: an interpreter for each would take longer than all tests together.
+/// Every document of every manifest, read once, because one interpreter per file would take longer than all tests
+/// together.
 fn documents() -> &'static [Value] {
     static ALL: OnceLock<Vec<Value>> = OnceLock::new();
     ALL.get_or_init(|| {
@@ -64,7 +65,7 @@ fn object(kind: &str, name: &str) -> Value {
     let mut found =
         documents().iter().filter(|document| document["kind"] == kind && document["metadata"]["name"] == name);
     let one = found.next().unwrap_or_else(|| panic!("no {kind} {name}"));
-    assert!(found.next().is_none(), "{kind} {name} stands there twice");
+    assert!(found.next().is_none(), "{kind} {name} exists twice");
     one.clone()
 }
 
@@ -72,7 +73,7 @@ fn pod(document: &Value) -> &Value {
     if document["kind"] == "Pod" { &document["spec"] } else { &document["spec"]["template"]["spec"] }
 }
 
-/// The configuration that the pods are given.
+/// The configuration of the pods.
 fn configuration() -> Config {
     loaded(object("ConfigMap", "sluicegate")["data"]["sluicegate.toml"].as_str().unwrap())
 }
@@ -85,7 +86,7 @@ fn loaded(text: &str) -> Config {
     config::load(Some(&path), token, &[]).unwrap_or_else(|problems| panic!("{problems}"))
 }
 
-/// So many seconds as the source says.
+/// The seconds of a constant in the source.
 fn bound((path, name): (&str, &str)) -> Duration {
     let text = Page::read(path).text;
     let value = text.split(&format!("const {name}: Duration = Duration::from_secs(")).nth(1);
@@ -103,7 +104,7 @@ fn stop_takes_at_most(config: &Config) -> Duration {
     config.worker.drain_timeout + after_the_drain() + bound(SPANS)
 }
 
-/// For how long a request of any row that we ship may be on its way.
+/// The longest time that a request of any shipped row may be in flight.
 fn longest_request() -> Duration {
     let folder = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/config/providers")).unwrap();
     let paths = folder.map(|entry| format!("config/providers/{}", entry.unwrap().file_name().into_string().unwrap()));
@@ -139,7 +140,7 @@ fn probes_and_selectors_have_targets() {
         assert!(routes.contains(&format!("\"{path}\"")), "{path} is no route");
     }
     let listen = configuration().ops.listen.unwrap();
-    assert!(!listen.ip().is_loopback(), "probes come from outside of the pod");
+    assert!(!listen.ip().is_loopback(), "probes come from outside the pod, so it must not listen on loopback");
     assert_eq!(container["ports"][0]["containerPort"], listen.port());
     let labels = &deployment["spec"]["template"]["metadata"]["labels"];
     let service = object("Service", "sluicegate-ops");
@@ -149,17 +150,17 @@ fn probes_and_selectors_have_targets() {
     assert_eq!(&deployment["spec"]["selector"]["matchLabels"], labels);
     let monitor = object("PodMonitor", "sluicegate");
     assert_eq!(&monitor["spec"]["selector"]["matchLabels"], labels);
-    // The rules of alerts.yml go by this job.
+    // The rules of alerts.yml select this job.
     assert_eq!(labels[monitor["spec"]["jobLabel"].as_str().unwrap()], "sluicegate");
     let scraped = &monitor["spec"]["podMetricsEndpoints"][0];
     assert_eq!(scraped["port"], container["ports"][0]["name"]);
     let token = &scraped["authorization"]["credentials"];
     let secret = object("Secret", token["name"].as_str().unwrap());
     assert!(secret["stringData"][token["key"].as_str().unwrap()].is_string());
-    assert!(deployment["spec"]["replicas"].as_u64() >= Some(2), "one could not go");
+    assert!(deployment["spec"]["replicas"].as_u64() >= Some(2), "with one replica, no pod could be evicted");
 }
 
-/// No request is cut off by the end of the drain, and no drain by the end of the process's time.
+/// The drain is longer than any request, and the process's grace period is longer than the drain.
 #[test]
 fn grace_periods_exceed_the_drain() {
     let (pods, machine) = (configuration(), loaded(&Page::read(MACHINE).text));
@@ -178,7 +179,7 @@ fn grace_periods_exceed_the_drain() {
     assert!(Duration::from_secs(stop) > stop_takes_at_most(&loaded("")), "{stop} s");
 }
 
-/// Whoever sets a grace period reads one of these.
+/// These are the pages that explain grace periods.
 #[test]
 fn stop_time_is_documented_consistently() {
     let (without, with) = (after_the_drain().as_secs(), (after_the_drain() + bound(SPANS)).as_secs());
@@ -197,7 +198,7 @@ fn stop_time_is_documented_consistently() {
     assert!(deployment.contains(&sum), "deployment.yaml does not say `{sum}`");
 }
 
-/// What the unit says of everything embedded: without a token the file that it installs is refused, but on loopback.
+/// The unit's text on embedded mode: without a token, the installed file is rejected unless it listens on loopback.
 #[test]
 fn unit_documents_the_embedded_listen_address() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(MACHINE);
@@ -210,7 +211,7 @@ fn unit_documents_the_embedded_listen_address() {
     assert!(Page::read(UNIT).text.contains(&format!("listen = \"{listen}\"")));
 }
 
-/// More pods do not beat a limit: the greatest number that is of use follows from the row.
+/// More pods do not raise a limit: the row determines the highest useful number.
 #[test]
 fn replica_maximum_follows_the_formula() {
     let text = Page::read("deploy/keda/scaledobject.yaml").text;
@@ -229,7 +230,7 @@ fn replica_maximum_follows_the_formula() {
     let prefix = configuration().queue.prefix;
     assert!(trigger["queueName"].as_str().unwrap().starts_with(&format!("{prefix}.")));
     object("Deployment", scaled["spec"]["scaleTargetRef"]["name"].as_str().unwrap());
-    // That one counts only on the way to no pods at all, and we never go there.
+    // `cooldownPeriod` counts only on the way to no pods at all, which the minimum excludes.
     assert!(scaled["spec"]["cooldownPeriod"].is_null() && scaled["spec"]["minReplicaCount"].as_u64() >= Some(2));
     let slower = &scaled["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleDown"];
     assert!(slower["stabilizationWindowSeconds"].as_u64() >= Some(300), "{slower}");
@@ -239,7 +240,7 @@ fn replica_maximum_follows_the_formula() {
     assert!(secret["stringData"][target["key"].as_str().unwrap()].is_string());
 }
 
-/// `systemd-analyze` knows every setting of the unit, and finds little that it could do beyond its work.
+/// `systemd-analyze` knows every setting of the unit, and finds few rights beyond its needs.
 #[test]
 fn the_unit_is_valid_and_hardened() {
     let text = Page::read(UNIT).text;
@@ -250,13 +251,13 @@ fn the_unit_is_valid_and_hardened() {
     Cli::from_arguments(args.iter().map(Into::into)).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let unit = dir.path().join("sluicegate.service");
-    // It wants to see the program, which is not installed here.
+    // `systemd-analyze` requires the program, which is not installed here.
     std::fs::write(&unit, text.replace(program, env!("CARGO_BIN_EXE_sluicegate"))).unwrap();
     for rest in [&["verify", "--man=no"][..], &["security", "--offline=true", "--threshold=15", "--no-pager"]] {
         let output = Command::new("systemd-analyze").args(rest).arg(&unit).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success() && said.trim().is_empty(), "{rest:?}: {said}");
     }
-    // What the program exits with when a restart would fix nothing.
+    // The exit codes for which a restart fixes nothing.
     assert!(text.contains("RestartPreventExitStatus=2 78"));
 }

@@ -1,4 +1,4 @@
-//! The page of `explain`: its checks are the code's in their order, each sentence is what the code says, its fields exist.
+//! docs/explain.md: the checks and their order, each sentence, and the fields are those of the code.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,7 +51,7 @@ fn row(provider: Provider) -> RowFacts {
     RowFacts { provider: Some(Arc::new(provider)), problems: Vec::new(), spec }
 }
 
-/// A job with 37 before it, when 600 requests were answered 47.6 s ago.
+/// A job behind 37 others, 47.6 s after 600 requests were answered.
 fn facts() -> Facts {
     let used = |name: &str, used, capacity| LimitUtilisation { name: name.to_owned(), used, capacity };
     let job = JobFacts {
@@ -84,7 +84,7 @@ fn facts() -> Facts {
     }
 }
 
-/// The situation of the page's example at a check.
+/// The facts of the page's example for a check.
 fn blocked_at(check: &str) -> Facts {
     let mut facts = facts();
     let second = Duration::from_secs(1);

@@ -1,10 +1,10 @@
-//! Crash points and seeded bugs: those of the code are those of the page.
+//! Crash points and seeded bugs: docs/guarantees.md lists exactly those of the code.
 
 use std::path::Path;
 
 use crate::page::Page;
 
-/// Names in the tables of `src/faults/armed.rs`, told by the type beside them.
+/// Names in the tables of `src/faults/armed.rs`, selected by the type beside them.
 fn names(of: &str) -> Vec<String> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/faults/armed.rs");
     let text = std::fs::read_to_string(path).unwrap();

@@ -1,4 +1,4 @@
-//! The glossary in a form that a program can read: terms with one meaning, and banned words with what to say instead.
+//! The glossary as programs read it: sorted terms, and banned words with the terms to use instead.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ fn table(heading: &str, first: &str) -> Vec<Vec<String>> {
     Page::read("docs/glossary.md").table(heading, first)
 }
 
-/// The words or phrases that no text may have, in lower case.
+/// The banned words and phrases, in lower case.
 fn banned() -> Vec<String> {
     table("## Banned words", "banned").into_iter().map(|row| plain(&row[0]).to_owned()).collect()
 }

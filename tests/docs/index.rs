@@ -1,4 +1,4 @@
-//! docs/README.md leads to every page, and no link of any page leads nowhere.
+//! The index docs/README.md: it links every page, and each link of every page has a target.
 
 use std::path::Path;
 

@@ -1,4 +1,5 @@
-//! The page of the limiter: the user that it describes may do what is needed, and the tables name what there is.
+//! The page of the limiter: the Redis user that it describes has the rights that are needed, and its tables match the
+//! code.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -52,7 +53,7 @@ fn call(spec: &QuotaSpec, run_id: String) -> LimiterCall {
     }
 }
 
-/// Nothing is missing from the list, and nothing is on it that no part of the program calls.
+/// The list misses no right, and has none that the program does not use.
 #[tokio::test]
 async fn documented_redis_user_has_minimal_rights() {
     let block = page().blocks_of("text").into_iter().find(|block| block.starts_with("ACL ")).unwrap();

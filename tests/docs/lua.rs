@@ -1,4 +1,4 @@
-//! The headers of the library's parts say what is sent, what is read and what is kept, to the byte.
+//! The headers of the library's parts: they describe arguments, replies and stored state to the byte.
 
 mod codes;
 mod header;
@@ -38,7 +38,7 @@ const PARTS: [(&str, &str); 8] = [
     ("eighth", PEEK),
 ];
 
-/// 100 per second on everything.
+/// A quota with one limit: 100 per second for the provider.
 fn spec() -> QuotaSpec {
     QuotaSpec {
         quota: ProviderName::new("quota").unwrap(),
@@ -56,7 +56,7 @@ fn spec() -> QuotaSpec {
     }
 }
 
-/// The same with a calendar minute from its 5th second, ten per account and hour, and even starts.
+/// The same with a calendar minute from its 5th second, ten per account and hour, and even pacing.
 fn spec_of_all_kinds() -> QuotaSpec {
     let minute = LimitSpec::sliding_log("minute", 600, Duration::from_secs(60));
     let minute = LimitSpec { algorithm: Algorithm::FixedWindow, offset: Duration::from_secs(5), ..minute };
@@ -85,7 +85,7 @@ fn digest(text: &[u8]) -> u64 {
     Sha256::digest(text).iter().take(8).rev().fold(0, |value, byte| value << 8 | u64::from(*byte))
 }
 
-/// An argument, read as the header says: every field but the digests, which are compared.
+/// An argument, parsed by the header: every field except the digests, which are compared.
 struct Reading<'a> {
     groups: Vec<Group>,
     left: &'a [u8],
@@ -114,7 +114,7 @@ fn field(values: &[(String, u64)], name: &str) -> u64 {
     values.iter().find(|(field, _)| field == name).unwrap_or_else(|| panic!("no {name}")).1
 }
 
-/// What an argument says, by the header.
+/// The fields of an argument, by the header.
 fn read(argument: &[u8], run_id: &str) -> Vec<String> {
     let mut reading = Reading { groups: Header::of(QUOTA).groups("ARGV"), left: argument, lines: Vec::new() };
     let head = reading.take("head");
@@ -179,7 +179,7 @@ fn call_packing_matches_the_header() {
         read(&encode_call(&spec(), &call(vec![want], vec![used, unused])), "run"),
         [
             "head: incarnation 5, number 3, bytes of terms 109, wants 1, releases 2, of them unused 1, subjects 0, more 0",
-            // Cold: a padded window, the longest hold, the booking horizon and the handover.
+            // Cold start: a padded window, the longest hold, the booking horizon and the handover.
             "terms: version 7, grant jitter 0, longest hold 10500000, booking horizon 250000, send budget 500000, \
              longest window 1002500, cold after a loss 11792500, until all have noticed 40000, resumed at 0, longest of accounts 0, \
              longest of references 0, members 0, cells 1, bytes of names 10",
@@ -246,7 +246,7 @@ fn full_call_packing_matches_the_header() {
              index in the spec 1",
             "cell: kind 0, applies 0, mode 0, window 1002500, offset or interval 0, granule in ms 1, max 100, \
              index in the spec 2",
-            // 100 ms apart, in parts of a microsecond.
+            // Starts 100 ms apart, in 1/1024 microseconds.
             "cell: kind 2, applies 0, mode 3, window 100000, offset or interval 102400000, granule in ms 0, max 1, \
              index in the spec 3",
             "more: pause 2000000, distrusted born 11, rebuilt born 9, past uses 2, open charges 8, open lookups 6, \
@@ -391,7 +391,7 @@ fn headers_name_existing_parts_and_files() {
     }
 }
 
-/// `a/{b,c}.rs` as two paths.
+/// Expands `a/{b,c}.rs` to two paths.
 fn spelled_out(path: &str) -> Vec<String> {
     let parts = path.split_once('{').and_then(|(folder, rest)| Some((folder, rest.split_once('}')?)));
     let Some((folder, (names, ending))) = parts else { return vec![path.to_owned()] };

@@ -1,4 +1,4 @@
-//! Holds the documentation to the code: commands parse, keys exist, tables say what the functions do, snippets run.
+//! The documentation against the code: commands parse, keys exist, tables match the functions, snippets run.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
 #[path = "../support/mod.rs"]

@@ -1,4 +1,4 @@
-//! The job message, its reasons and its outcomes as documented are what the code reads and writes.
+//! docs/message.md: the documented job message, reasons and outcomes are those that the code reads and writes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,7 +23,7 @@ fn read(message: &Value) -> Result<(), InvalidReason> {
     }
 }
 
-/// A good value for every field that exists.
+/// A valid value for every field that exists.
 fn values() -> BTreeMap<&'static str, Value> {
     BTreeMap::from([
         ("id", json!("invoice-1")),

@@ -1,4 +1,5 @@
-//! The table of one-line faults stays one of the code: each stands where it says, exactly once.
+//! The table of one-line faults: the text to replace occurs exactly once in the named file, and docs/guarantees.md
+//! lists each fault.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! A documentation page, taken apart: code blocks, inline code, tables.
+//! A parser of documentation pages for these tests: code blocks, inline code, prose and tables.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ impl Page {
         Self { path: path.to_owned(), text }
     }
 
-    /// Every page for people: those of `docs` with its folders, and the ones beside the code.
+    /// Every page of prose: those in `docs` and its folders, and the ones beside the code.
     pub fn all() -> Vec<Self> {
         let mut paths = ["README.md", "CONTRIBUTING.md", "migrations/README.md"].map(str::to_owned).to_vec();
         let mut folders = vec!["docs".to_owned()];
@@ -74,7 +74,7 @@ impl Page {
         blocks.map(|block| block.text).collect()
     }
 
-    /// Inline code outside of blocks.
+    /// Inline code outside blocks.
     pub fn spans(&self) -> Vec<String> {
         self.parts().0.split('`').skip(1).step_by(2).map(|span| span.replace('\n', " ")).collect()
     }

@@ -1,4 +1,4 @@
-//! The snippets for producers: shown as they are, and the Python one published through a real RabbitMQ.
+//! The snippets for producers: pages show the files unchanged, and the Python one publishes through a real RabbitMQ.
 
 use std::process::{Command, Output};
 
@@ -10,7 +10,7 @@ use crate::page::Page;
 use crate::support::process::private_dir;
 use crate::support::rabbitmq::RabbitNode;
 
-/// Debian's own interpreter, which sees Debian's python3-pika.
+/// Debian's own interpreter, which finds Debian's python3-pika.
 const PYTHON: &str = "/usr/bin/python3";
 const VHOST: &str = "docs";
 

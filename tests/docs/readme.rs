@@ -1,4 +1,4 @@
-//! The README is short, its snippets do not collide, and its embedded part works when it is pasted into a shell.
+//! The README: it is short, job ids of its snippets differ, and its embedded part works when pasted into a shell.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -11,10 +11,10 @@ const LINES_MAX: usize = 220;
 #[test]
 fn the_readme_is_short() {
     let lines = Page::read("README.md").text.lines().count();
-    assert!(lines <= LINES_MAX, "{lines} lines: move what only some readers need to docs/");
+    assert!(lines <= LINES_MAX, "{lines} lines: move details to docs/");
 }
 
-/// The ids of the payments that a snippet publishes.
+/// The ids of the jobs that a snippet publishes.
 fn published(snippet: &str) -> Vec<String> {
     let marks = ["--id ", "\"id\": \"", "\"id\":\"", "{ id: \""];
     let after = marks.iter().flat_map(|mark| snippet.split(mark).skip(1));
@@ -34,7 +34,7 @@ fn every_snippet_has_job_ids_of_its_own() {
     assert!(seen.len() >= 7, "ids were not found: {seen:?}");
 }
 
-/// Its own ports, and nothing else is changed: the provider's, and the page's by the environment.
+/// Only ports are replaced: the provider's, and by the environment the page's.
 #[test]
 fn readme_embedded_commands_work() {
     let readme = Page::read("README.md");
@@ -56,7 +56,7 @@ fn readme_embedded_commands_work() {
     ];
     let environment: Vec<(&str, &str)> = environment.iter().map(|(name, value)| (*name, value.as_str())).collect();
     let walk = Server::start(&["bash", "-ec", &script], &environment, &dir.join("log"), Some(&dir), "");
-    walk.await_that("the walk does not end", || walk.log_text().contains("\nwalked\n"));
+    walk.await_that("the script does not end", || walk.log_text().contains("\nwalked\n"));
     let printed = walk.log_text();
     let has_line = |words: [&str; 2]| printed.lines().any(|line| line.split_whitespace().eq(words));
     assert!(has_line(["state", "succeeded"]), "{printed}");

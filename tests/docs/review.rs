@@ -1,4 +1,4 @@
-//! The table of decisions is that of the code.
+//! The table of resolutions in docs/review.md: commands and states are those of the code.
 
 use sluicegate::ledger::operator::JobResolution;
 

@@ -1,10 +1,10 @@
-//! The runbook knows every alert, and every alert leads to its section.
+//! The runbook: it lists every alert with its severity, and every alert links to its section.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::page::{Page, plain};
 
-/// What a heading is called in an address, where Markdown is shown as pages.
+/// The anchor of a heading, as rendered Markdown pages have it.
 fn anchor(heading: &str) -> String {
     let kept = heading.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
     kept.flat_map(char::to_lowercase).map(|c| if c == ' ' { '-' } else { c }).collect()
@@ -15,7 +15,7 @@ fn anchors(page: &Page) -> BTreeSet<String> {
     prose.lines().filter(|line| line.starts_with('#')).map(|line| anchor(line.trim_start_matches('#').trim())).collect()
 }
 
-/// Name → severity and runbook_url.
+/// Severity and runbook_url of each alert, by name.
 fn alerts() -> BTreeMap<String, (String, String)> {
     let rules = Page::read("deploy/prometheus/alerts.yml").text;
     let of = |rule: &str, key: &str| {
@@ -42,7 +42,7 @@ fn every_alert_has_a_runbook_section() {
     assert_eq!(alerts(), documented);
     let severities: BTreeSet<String> = documented.into_values().map(|(severity, _)| severity).collect();
     for severity in severities {
-        assert!(page.text.contains(&format!("`{severity}` is ")), "nothing says what {severity} means");
+        assert!(page.text.contains(&format!("`{severity}` is ")), "the meaning of {severity} is not documented");
     }
 }
 

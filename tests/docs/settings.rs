@@ -1,4 +1,4 @@
-//! Configuration keys, variables, provider files and SQL in the documentation are those of the program.
+//! Configuration keys, variables, provider files and SQL in the documentation: each exists in the program.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use sluicegate::provider::http::HttpProvider;
 
 use crate::page::{Page, plain};
 
-/// What producers, operators and scripts may rely on: none of these may go or be renamed.
+/// Keys that producers, operators and scripts rely on: none may be removed or renamed.
 const PUBLIC_KEYS: [&str; 16] = [
     "database.url",
     "database.max_connections",
@@ -46,7 +46,7 @@ pub fn keys() -> BTreeSet<String> {
         .collect()
 }
 
-/// What is wrong with a word that looks like a key (`queue.url`) or a variable of ours.
+/// The fault of a word that looks like a key (`queue.url`) or a variable of the program.
 pub fn wrong(word: &str, keys: &BTreeSet<String>) -> Option<String> {
     let sections: BTreeSet<&str> = keys.iter().filter_map(|key| key.split('.').next()).collect();
     let key = match word.strip_prefix("SLUICEGATE_") {
@@ -75,7 +75,7 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
 fn every_key_and_variable_named_exists() {
     let keys = keys();
     for key in PUBLIC_KEYS {
-        assert!(keys.contains(key), "{key} is gone from config/default.toml");
+        assert!(keys.contains(key), "{key} is missing in config/default.toml");
     }
     let mut problems = Vec::new();
     let mut named = BTreeSet::new();
@@ -103,7 +103,7 @@ fn wrong_keys_are_found() {
     }
 }
 
-/// The provider files and the SQL of the first pages, on a database of their own.
+/// The provider files and the SQL of the first pages, on a separate database.
 #[tokio::test]
 async fn example_provider_files_and_sql_apply() {
     let first_steps = Page::read("docs/getting-started.md");
@@ -150,7 +150,7 @@ fn every_provider_file_shown_is_valid() {
     }
 }
 
-/// The tables of docs/providers.md name every word that a row may hold, and no other.
+/// The tables of docs/providers.md name every keyword of a row, and no other.
 #[test]
 fn row_keywords_match_the_program() {
     let page = Page::read("docs/providers.md");
@@ -164,18 +164,18 @@ fn row_keywords_match_the_program() {
         ["blocked", "exempt", "limit"].map(str::to_owned).into()
     );
     for meaning in StatusMeaning::ALL {
-        assert!(page.text.contains(&format!("`{}`", meaning.name())), "{} is not explained", meaning.name());
+        assert!(page.text.contains(&format!("`{}`", meaning.name())), "{} is not documented", meaning.name());
     }
     let keys = words(page.table("## How a payment is requested", "key"));
     assert_eq!(keys, known("request", "no key of it"));
     let about_waits = page.text.split("**A wait**").nth(1).unwrap().split("```").next().unwrap();
     let wait_keys = known("request", "wait").into_iter();
     for word in wait_keys.chain(WaitUnit::ALL.map(|unit| unit.name().to_owned())) {
-        assert!(about_waits.contains(&format!("`{word}`")), "{word} is not explained");
+        assert!(about_waits.contains(&format!("`{word}`")), "{word} is not documented");
     }
 }
 
-/// The keys that the program knows of a JSON column, or of a table in it, as it names them to somebody who wrote another.
+/// The keys that the program accepts in a JSON column, or in a table of it, from the error about an unknown key.
 fn known(column: &str, key: &str) -> BTreeSet<String> {
     let text = format!(
         "[[provider]]\nname = \"acme\"\nurl = \"https://x.example\"\n{column} = {{ \"{key}\" = {{ \"no key of it\" = 1 }} }}\n\

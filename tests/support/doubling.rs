@@ -1,7 +1,7 @@
-//! A provider that sends each answer twice on connections that are kept alive, as a broken gateway does.
+//! A provider that sends each answer twice on kept-alive connections, as a broken gateway does.
 //!
-//! Payments have ids `pay-0`, `pay-1`, …: those with an even number are accepted, the others declined. An answer repeats its
-//! payment's id in `/order/id` and in the header `X-Key`. A payment that is sent again has its answer once.
+//! Payments have ids `pay-0`, `pay-1`, and so on; those with an even number are accepted, the others declined. An
+//! answer repeats its payment's id in `/order/id` and in the header `X-Key`. A repeated request gets its answer once.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -17,12 +17,12 @@ use tokio::task::JoinHandle;
 pub enum Stray {
     /// In one piece with the first.
     Glued,
-    /// When the test says so, by [`DoublingServer::say_again`].
+    /// When the test calls [`DoublingServer::say_again`].
     Told,
     /// When the next request has arrived, before its own answer.
     Overtaking,
-    /// Each of these, and some milliseconds after the first instead of when told. Few overtake, because unknown outcomes in
-    /// a row open a circuit breaker.
+    /// Each of the others in turn; instead of `Told`, some milliseconds after the first. Few overtake, because unknown
+    /// outcomes in a row open a circuit breaker.
     Mixed,
 }
 
@@ -36,7 +36,7 @@ pub struct DoublingServer {
 struct Shared {
     connections: usize,
     answered: BTreeSet<usize>,
-    /// The connection that answered last, and what it said.
+    /// The connection that answered last, and its answer.
     last: Option<(Arc<OwnedWriteHalf>, Vec<u8>)>,
 }
 
@@ -65,7 +65,7 @@ impl DoublingServer {
         Self { url, shared, task }
     }
 
-    /// Says the last answer again. On loopback it has arrived when this returns.
+    /// Sends the last answer again. On loopback it has arrived when this returns.
     pub fn say_again(&self) {
         let shared = self.shared.lock().unwrap();
         let (writer, answer) = shared.last.as_ref().unwrap();
@@ -100,7 +100,7 @@ async fn serve(stream: TcpStream, stray: Stray, shared: Arc<Mutex<Shared>>) {
                 break number;
             }
         };
-        // The socket's buffer takes a few such answers.
+        // The socket's buffer has space for a few such answers.
         let _ = writer.try_write(&std::mem::take(&mut overtaking));
         let answer = answer_to(number);
         let mut shared = shared.lock().unwrap();
@@ -130,7 +130,7 @@ async fn serve(stream: TcpStream, stray: Stray, shared: Arc<Mutex<Shared>>) {
     }
 }
 
-/// Of a request that has arrived to its end.
+/// The payment's number in a request that has arrived completely.
 fn number_of(request: &[u8]) -> Option<usize> {
     let text = String::from_utf8_lossy(request);
     let (_, behind) = text.strip_suffix('}')?.split_once(r#""id":"pay-"#)?;

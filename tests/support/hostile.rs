@@ -1,8 +1,8 @@
-//! A ledger in which every text that somebody else decides holds what could make false lines, steer a terminal, or hide.
+//! A ledger with hostile texts: each text from outside holds characters that forge lines, steer a terminal or hide.
 
 use sqlx::{AssertSqlSafe, Executor as _, SqlitePool};
 
-/// Line ends, escape sequences of both kinds, marks of direction, characters that show nothing.
+/// Line ends, escape sequences of both kinds, direction marks, invisible characters.
 pub const HOSTILE: &str =
     "x\ny 0\r\u{1b}[2J\u{9b}1m\u{85}\u{202e}\u{2066}\u{200b}\u{feff}\u{ad}\u{2028}\t\u{7f}\u{e0041}z";
 /// The value of a parameter in every address.
@@ -38,8 +38,8 @@ const KEPT: [&str; 26] = [
     "limit_name",
 ];
 
-/// Appends `text` to all texts but those of [`KEPT`], and a signature to every address, against the database's rules. `bolt`
-/// gets it in every column. No trigger sees it.
+/// Appends `text` to all texts except those of [`KEPT`], and a signature to every address, with constraints off. The
+/// row `bolt` gets it in every column. No trigger fires.
 pub async fn fill(pool: &SqlitePool, text: &str) {
     let columns: Vec<(String, String)> = sqlx::query_as(
         "SELECT tables.name, columns.name FROM sqlite_schema AS tables JOIN pragma_table_info(tables.name) AS columns \

@@ -1,7 +1,7 @@
-//! Real servers for tests: each on a private port in a temporary directory, gone when the test binary is gone.
+//! Real servers for tests: each on a private port in a temporary directory, and ended with the test binary.
 //!
 //! A server runs under a small shell that waits for its standard input to close. However this process ends, that pipe
-//! closes, and the shell kills the server's process group and removes its directory.
+//! closes. Then the shell kills the server's process group and removes its directory.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 pub mod clock;

@@ -1,4 +1,4 @@
-//! A private PgBouncer in front of a PostgreSQL cluster, in one mode of pooling.
+//! A private PgBouncer in front of a PostgreSQL cluster, in one pooling mode, on a port of its own.
 
 use std::process::Command;
 
@@ -12,7 +12,7 @@ pub struct PgBouncer {
 }
 
 impl PgBouncer {
-    /// As Debian ships it, but for `pool_mode`, in front of the server of this URL.
+    /// Starts one with Debian's defaults except `pool_mode`, in front of the server of this URL.
     pub fn start(mode: &str, server: &str) -> Self {
         let (dir, port, server) = (private_dir("pgbouncer"), free_port(), url::Url::parse(server).unwrap());
         let config = format!(
@@ -23,7 +23,7 @@ impl PgBouncer {
         let path = dir.join("pgbouncer.ini");
         std::fs::write(&path, config).unwrap();
         let path = path.to_str().unwrap();
-        // It refuses to run as root.
+        // PgBouncer refuses to run as root.
         let is_root = Command::new("id").arg("-u").output().unwrap().stdout == b"0\n";
         let other_user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"];
         let mut command: Vec<&str> = if is_root { other_user.to_vec() } else { Vec::new() };

@@ -1,4 +1,4 @@
-//! A private PostgreSQL cluster: durable as in production (fsync on), trusting everyone who reaches its loopback port.
+//! A private PostgreSQL cluster: durable as in production (fsync on), with trust authentication on its loopback port.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,26 +7,26 @@ use std::time::{Duration, Instant};
 
 use super::process::{Host, Server, free_port, private_dir};
 
-/// Where Debian puts each version, by its number.
+/// Debian's folder of versions, by number.
 const VERSIONS: &str = "/usr/lib/postgresql";
 
 pub struct Postgres {
     port: u16,
     dir: PathBuf,
     host: Host,
-    // Dropped before its directory's keeper.
+    // Dropped before the keeper of its directory.
     server: Mutex<Option<Server>>,
     _keeper: Server,
 }
 
 impl Postgres {
-    /// The one cluster that a test binary's tests share; each makes its own database.
+    /// The cluster that the tests of a binary share; each test creates its own database.
     pub fn shared() -> &'static Self {
         static SHARED: OnceLock<Postgres> = OnceLock::new();
         SHARED.get_or_init(Self::start)
     }
 
-    /// A cluster of its own, for tests that kill it.
+    /// A separate cluster, for tests that kill it.
     pub fn start() -> Self {
         Self::start_on(Host::default())
     }
@@ -49,7 +49,7 @@ impl Postgres {
                 .args(["-c", "echo 'host all all all trust' >> \"$0\""])
                 .arg(data.join("pg_hba.conf")));
         }
-        // Removes the directory, but only once the postmaster whose files it holds is gone.
+        // Removes the directory after the postmaster that uses it has ended.
         let wait = format!(
             "for i in $(seq 100); do kill -0 $(head -1 {}/postmaster.pid) || break; sleep 0.05; done",
             data.display()
@@ -64,19 +64,19 @@ impl Postgres {
         format!("postgres://postgres@{}:{}/{database}", self.host.address, self.port)
     }
 
-    /// Makes an empty database and returns its URL.
+    /// Creates an empty database and returns its URL.
     pub fn create_database(&self, name: &str) -> String {
         run(self.psql("postgres").args(["-c", &format!("CREATE DATABASE \"{name}\"")]));
         self.url(name)
     }
 
-    /// Makes a copy of a database that nobody is connected to, and returns its URL.
+    /// Copies a database that has no connections, and returns the copy's URL.
     pub fn copy_database(&self, template: &str, name: &str) -> String {
         run(self.psql("postgres").args(["-c", &format!("CREATE DATABASE \"{name}\" TEMPLATE \"{template}\"")]));
         self.url(name)
     }
 
-    /// What the server has written since its log had so many bytes; each message begins with time, process and database.
+    /// The server's log from this byte on; each message begins with time, process and database.
     pub fn log_since(&self, bytes: u64) -> Vec<u8> {
         self.server.lock().unwrap().as_ref().expect("the cluster runs").log_since(bytes)
     }
@@ -85,7 +85,7 @@ impl Postgres {
         self.server.lock().unwrap().as_ref().expect("the cluster runs").log_bytes()
     }
 
-    /// `psql` on a database, failing on the first error.
+    /// `psql` on a database; it stops at the first error.
     pub fn psql(&self, database: &str) -> Command {
         let mut psql = Command::new(program("psql"));
         psql.args(["-XqAt", "-v", "ON_ERROR_STOP=1", "-h"]).arg(&self.dir);
@@ -97,7 +97,7 @@ impl Postgres {
     pub fn kill(&self) {
         let server = self.server.lock().unwrap().take().expect("the cluster runs");
         let group = format!("-{}", server.pid);
-        // Each backend has a process group of its own. Stopped first, the postmaster starts no more of them.
+        // Each backend has its own process group. The postmaster is stopped first, so that it starts no more of them.
         server.signal("STOP");
         let backends = children(server.pid);
         server.kill();
@@ -105,12 +105,12 @@ impl Postgres {
         let alive = |process: &str| Command::new("kill").args(["-0", "--", process]).output().unwrap().status.success();
         let deadline = Instant::now() + Duration::from_secs(30);
         while alive(&group) || backends.iter().any(|pid| alive(&pid.to_string())) {
-            assert!(Instant::now() < deadline, "the killed cluster is still there");
+            assert!(Instant::now() < deadline, "a process of the killed cluster still runs");
             std::thread::sleep(Duration::from_millis(10));
         }
     }
 
-    /// Stops every process of the cluster where it is (SIGSTOP), or lets all go on.
+    /// Stops every process of the cluster (SIGSTOP), or resumes all.
     pub fn freeze(&self, frozen: bool) {
         let server = self.server.lock().unwrap();
         let postmaster = server.as_ref().expect("the cluster runs").pid;
@@ -127,7 +127,7 @@ impl Postgres {
     /// Starts the killed cluster again, with its data, on its port.
     pub fn restart(&self) {
         let mut server = self.server.lock().unwrap();
-        assert!(server.is_none(), "the cluster runs");
+        assert!(server.is_none(), "the cluster already runs");
         *server = Some(serve(&self.host, &self.dir, self.port));
     }
 }
@@ -160,7 +160,7 @@ fn serve(host: &Host, dir: &Path, port: u16) -> Server {
     server
 }
 
-/// Processes that this one has started and that still run.
+/// Child processes that still run.
 fn children(pid: u32) -> Vec<u32> {
     let path = format!("/proc/{pid}/task/{pid}/children");
     let text = std::fs::read_to_string(path).unwrap_or_default();

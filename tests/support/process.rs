@@ -1,4 +1,4 @@
-//! A server process that cannot outlive the tests.
+//! A server process that cannot outlive the tests: a small shell watches it and kills it.
 
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::net::TcpListener;
@@ -8,8 +8,8 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// `$0` is the clean-up command, the rest the server's. Prints the server's process id, then waits for end of input.
-/// A server that is killed in its first moment leads no group yet.
+/// `$0` is the clean-up command, the rest is the server's command. The script prints the server's process id, then
+/// waits until its input closes. A server that is killed in its first moment has no process group yet.
 const WARDEN: &str = r#"
 setsid "$@" </dev/null >"$LOG" 2>&1 &
 pid=$!
@@ -21,12 +21,12 @@ sh -c "$0" >/dev/null 2>&1
 [ -z "$OWNED_DIR" ] || rm -rf "$OWNED_DIR"
 "#;
 
-/// A port that was free a moment ago. The system gives it to nobody who asks for any port, so it is still free when its
+/// A port that is free. It lies outside the range from which the system assigns ports, so it is still free when its
 /// server has started.
 pub fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let ports = nobodys_ports();
-    // Test binaries that run at the same time begin apart.
+    // Test binaries that run at the same time begin at different ports.
     let begin = std::process::id().wrapping_mul(97);
     let next = || ports.start + begin.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % (ports.end - ports.start);
     let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
@@ -34,15 +34,15 @@ pub fn free_port() -> u16 {
     tried.find(is_free).expect("a port is free")
 }
 
-/// Below those that the system gives to whoever asks for any, and to whoever connects.
+/// Ports below the range that the system assigns to listeners and connections without a chosen port.
 fn nobodys_ports() -> Range<u32> {
     let text = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
     let end = text.split_whitespace().next().and_then(|first| first.parse().ok());
-    // Where almost all are given away, no others are safer.
+    // If that range covers almost all ports, no others are safer.
     10_000..end.filter(|end| *end > 20_000).unwrap_or(32_768)
 }
 
-/// Where a server runs: on this machine's loopback, or on a host of its own.
+/// Where a server runs: on this machine's loopback, or on a separate host.
 #[derive(Clone, Debug)]
 pub struct Host {
     pub address: String,
@@ -57,7 +57,7 @@ impl Default for Host {
 }
 
 impl Host {
-    /// A command that runs there.
+    /// The command line that runs `command` there.
     pub fn command(&self, command: &[&str]) -> Vec<String> {
         let enter =
             self.namespace.map(|pid| ["nsenter".to_owned(), format!("--net=/proc/{pid}/ns/net"), "--".to_owned()]);
@@ -75,13 +75,13 @@ pub struct Server {
     pub pid: u32,
     pub log: PathBuf,
     warden: Child,
-    /// Closing it tells the warden to clean up.
+    /// Closing it makes the warden clean up.
     lifeline: Option<ChildStdin>,
 }
 
 impl Server {
-    /// Starts `command` with its output in `log`. `owned_dir` is removed at the end, `clean_up` is a shell command to
-    /// run then (may be empty).
+    /// Starts `command` with its output in `log`. At the end `owned_dir` is removed, and the shell command `clean_up`
+    /// runs (may be empty).
     pub fn start(command: &[&str], env: &[(&str, &str)], log: &Path, owned_dir: Option<&Path>, clean_up: &str) -> Self {
         let clean_up = if clean_up.is_empty() { "true" } else { clean_up };
         let mut warden = Command::new("sh")
@@ -101,7 +101,7 @@ impl Server {
         Self { pid, log: log.to_owned(), warden, lifeline }
     }
 
-    /// Kills the server with SIGKILL, with everything it started, and waits until it is gone.
+    /// Kills the server with SIGKILL, with all processes that it started, and waits until it is gone.
     pub fn kill(mut self) {
         self.stop();
     }
@@ -112,7 +112,7 @@ impl Server {
         assert!(status.success(), "kill -{name} {}", self.pid);
     }
 
-    /// Whether it has ended by itself. (Its warden lets it be a zombie until then.)
+    /// Whether the server has ended by itself. It stays a zombie until its warden ends.
     pub fn has_ended(&self) -> bool {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
         stat.rsplit(") ").next().is_none_or(|rest| rest.is_empty() || rest.starts_with('Z'))
@@ -126,17 +126,17 @@ impl Server {
     /// The same, on another host.
     pub fn await_port_on(&self, host: &Host, port: u16) {
         let listens = || std::net::TcpStream::connect((host.address.as_str(), port)).is_ok();
-        self.await_that(&format!("nothing on port {port}"), listens);
+        self.await_that(&format!("no server listens on port {port}"), listens);
     }
 
-    /// Blocks until a worker answers questions on its port: it listens before its database is open.
+    /// Blocks until a worker answers API requests on its port: it listens before its database is open.
     pub fn await_open(&self, port: u16) {
         self.await_port(port);
-        self.await_that("it does not begin", || has_begun(port).unwrap_or(false));
+        self.await_that("the worker does not answer API requests", || has_begun(port).unwrap_or(false));
     }
 
-    /// Blocks until something is so, with this complaint after 60 s, or once the server has ended: whoever answers then is
-    /// somebody else.
+    /// Blocks until the condition holds. Panics with this complaint after 60 s. Panics too if the server has ended,
+    /// because then another process could make the condition true.
     pub fn await_that(&self, complaint: &str, is_so: impl Fn() -> bool) {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
@@ -154,7 +154,7 @@ impl Server {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// What it has written since its log had so many bytes.
+    /// The server's log from this byte on.
     pub fn log_since(&self, bytes: u64) -> Vec<u8> {
         let mut log = std::fs::File::open(&self.log).unwrap();
         log.seek(SeekFrom::Start(bytes)).unwrap();

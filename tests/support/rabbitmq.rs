@@ -1,4 +1,4 @@
-//! A private RabbitMQ node: own ports, own epmd, own data, own cookie.
+//! A private RabbitMQ node with its own ports, epmd, data and cookie, for tests that need a real broker.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use super::process::{Host, Server, free_port, private_dir};
 
-/// Debian's wrapper in /usr/sbin insists on a system user; these do not.
+/// Debian's wrapper in /usr/sbin requires a system user; the programs here do not.
 const BIN: &str = "/usr/lib/rabbitmq/bin";
 
-/// Runs the broker whenever the file `up` is there, so that a killed one can come back on the same data while the same
-/// [`Server`] owns it.
+/// Runs the broker whenever the file `up` exists. So a killed broker can restart on the same data under the same
+/// [`Server`].
 const LOOP: &str = r#"while :; do while [ ! -e "$HOME/up" ]; do sleep 0.05; done; "$0"; done"#;
 
-/// epmd runs apart from the node that started it, and refuses to go while it still knows a node.
+/// epmd outlives the node that started it, and refuses to end while a node is registered.
 const END_EPMD: &str = r"for try in 1 2 3 4 5 6 7 8 9 10; do epmd -kill && break; sleep 0.1; done";
 
 pub struct RabbitNode {
@@ -26,13 +26,13 @@ pub struct RabbitNode {
 }
 
 impl RabbitNode {
-    /// The node that all tests of one binary share, each with a virtual host of its own.
+    /// The node that all tests of a binary share, each with its own virtual host.
     pub fn shared() -> &'static Self {
         static NODE: OnceLock<RabbitNode> = OnceLock::new();
         NODE.get_or_init(Self::start)
     }
 
-    /// Starts a node and waits until it takes connections (5 to 10 s).
+    /// Starts a node and waits until it accepts connections (5 to 10 s).
     pub fn start() -> Self {
         Self::start_with("")
     }
@@ -59,7 +59,7 @@ impl RabbitNode {
         node
     }
 
-    /// For a client; the virtual host must have a name without special characters.
+    /// The URL for a client; the name of the virtual host must have no special characters.
     pub fn url(&self, vhost: &str) -> String {
         format!("amqp://guest:guest@{}:{}/{vhost}", self.host.address, self.port)
     }
@@ -70,7 +70,7 @@ impl RabbitNode {
 
     /// Creates a virtual host with all rights for the default user, and returns its URL.
     pub fn create_vhost(&self, name: &str) -> String {
-        // One call instead of two: each starts a virtual machine of its own.
+        // One call instead of two, because each starts an Erlang virtual machine.
         let program = format!(
             "rabbit_vhost:add(<<\"{name}\">>, <<\"test\">>), rabbit_auth_backend_internal:set_permissions(\
              <<\"guest\">>, <<\"{name}\">>, <<\".*\">>, <<\".*\">>, <<\".*\">>, <<\"test\">>)."
@@ -79,20 +79,20 @@ impl RabbitNode {
         self.url(name)
     }
 
-    /// Creates a user whose password is its name, with these rights in a virtual host: to configure, write and read what the
-    /// expression matches.
+    /// Creates a user whose password is its name. It may configure, write and read everything in a virtual host that
+    /// the expression matches.
     pub fn create_user(&self, name: &str, vhost: &str, rights: &str) {
         self.ctl(&["add_user", name, name]);
         self.ctl(&["set_permissions", "-p", vhost, name, rights, rights, rights]);
     }
 
-    /// Kills the broker with SIGKILL, leaving its data; waits until it is gone.
+    /// Kills the broker with SIGKILL, keeps its data, and waits until it is gone.
     pub fn kill(&self) {
         std::fs::remove_file(self.dir.join("up")).unwrap();
         self.signal("KILL");
         let deadline = Instant::now() + Duration::from_secs(30);
         while std::net::TcpStream::connect((self.host.address.as_str(), self.port)).is_ok() {
-            assert!(Instant::now() < deadline, "the broker outlived SIGKILL");
+            assert!(Instant::now() < deadline, "the broker still runs after SIGKILL");
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -104,13 +104,13 @@ impl RabbitNode {
         assert!(status.success(), "kill -{name} {pid}");
     }
 
-    /// Starts the broker on the data and the port that it had, and waits until it takes connections.
+    /// Starts the broker with its data on its port, and waits until it accepts connections.
     pub fn restart(&self) {
         std::fs::write(self.dir.join("up"), "").unwrap();
         self.server.await_port_on(&self.host, self.port);
     }
 
-    /// Runs `rabbitmqctl` on this node and returns what it printed.
+    /// Runs `rabbitmqctl` on this node and returns its output.
     pub fn ctl(&self, args: &[&str]) -> String {
         let command = self.host.command(&[&format!("{BIN}/rabbitmqctl"), "--quiet"]);
         let output = Command::new(&command[0])
@@ -158,7 +158,7 @@ fn environment(dir: &std::path::Path, port: u16, settings: &str) -> Vec<(String,
         ("RABBITMQ_ENABLED_PLUGINS_FILE", path("plugins")),
         ("RABBITMQ_CONFIG_FILE", path("rabbitmq.conf")),
         ("RABBITMQ_CONF_ENV_FILE", path("no-env.conf")),
-        // One scheduler, on this machine's own interface alone.
+        // One scheduler, and distribution on loopback alone.
         ("RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS", "+S 1:1 -kernel inet_dist_use_interface {127,0,0,1}".to_owned()),
     ]
     .into_iter()

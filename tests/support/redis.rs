@@ -1,4 +1,4 @@
-//! Private redis-servers: one alone, and a cluster of three masters.
+//! Private redis-servers for tests: a single one, and a cluster of three masters without replicas.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -11,9 +11,9 @@ use super::process::{Host, Server, free_port, private_dir};
 /// How a redis-server is started.
 #[derive(Clone, Default)]
 pub struct RedisOptions {
-    /// Forgets everything when it is killed.
+    /// Loses its data when it is killed.
     pub is_forgetful: bool,
-    /// Beyond ours, as on the command line.
+    /// More arguments of the command line.
     pub arguments: Vec<String>,
     pub environment: Vec<(&'static str, String)>,
     pub host: Host,
@@ -30,7 +30,7 @@ pub struct Redis {
 }
 
 impl Redis {
-    /// Loads a library that may be there already.
+    /// Loads a library that may exist already.
     pub fn load(library: &Library, connection: &mut redis::Connection) {
         match library.load().exec(connection) {
             Err(error) if Library::is_present(&error) => {}
@@ -46,7 +46,7 @@ impl Redis {
         Self::begin(private_dir("redis"), options, false)
     }
 
-    /// In a directory that has been made for it.
+    /// Starts a server in an existing directory.
     pub fn start_in(dir: &Path, options: RedisOptions) -> Self {
         Self::begin(dir.to_owned(), options, false)
     }
@@ -67,7 +67,7 @@ impl Redis {
         format!("redis://{}:{}", self.options.host.address, self.port)
     }
 
-    /// SIGKILL; data and port stay for a restart.
+    /// Kills it with SIGKILL; data and port stay for a restart.
     pub fn kill(&self) {
         if let Some(server) = self.slot().take() {
             server.kill();
@@ -83,16 +83,16 @@ impl Redis {
             outcome.is_err_and(|error| error.code() == Some("LOADING"))
         };
         while is_loading() {
-            assert!(Instant::now() < deadline, "it still reads its data");
+            assert!(Instant::now() < deadline, "the server still reads its data");
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
-    /// Starts it this time with more on its command line, and waits until it takes connections.
+    /// Starts it with more arguments this time, and waits until it accepts connections.
     pub fn restart_with(&self, arguments: &[&str]) {
         let (port, dir) = (self.port.to_string(), self.dir.display().to_string());
         let append_only = if self.options.is_forgetful { "no" } else { "yes" };
-        // Set for the server alone, not for the shell that watches it.
+        // Set for the server alone, not for its warden.
         let environment: Vec<String> =
             self.options.environment.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let host = &self.options.host;
@@ -113,7 +113,7 @@ impl Redis {
         redis::Client::open(self.url()).unwrap().get_connection().unwrap()
     }
 
-    /// Runs one command, its words apart by single spaces.
+    /// Runs one command with words separated by single spaces.
     pub fn command<T: redis::FromRedisValue>(&self, line: &str) -> T {
         let mut words = line.split(' ');
         let mut command = redis::cmd(words.next().unwrap());
@@ -142,7 +142,7 @@ impl Drop for Redis {
 /// Slots of a cluster.
 const SLOTS: u32 = 16_384;
 
-/// Three masters with a third of the slots each, and no replicas. Who loses one keeps the others.
+/// Three masters with a third of the slots each, and no replicas. When one is lost, the others continue.
 pub struct RedisCluster {
     pub nodes: Vec<Redis>,
 }
@@ -154,7 +154,7 @@ impl RedisCluster {
         SHARED.get_or_init(|| Self::begin(true))
     }
 
-    /// A cluster of its own, for tests that change it.
+    /// A separate cluster, for tests that change it.
     pub fn start() -> Self {
         Self::begin(false)
     }
@@ -176,7 +176,7 @@ impl RedisCluster {
         cluster
     }
 
-    /// One more node, as the replica of a master; returns when it has caught up.
+    /// Adds a node as the replica of a master; returns when it has caught up.
     pub fn add_replica(&self, master: usize) -> Redis {
         let replica = Self::start_node(false);
         let bus: Vec<String> = replica.command("CONFIG GET cluster-port");
@@ -230,17 +230,17 @@ impl RedisCluster {
         self.nodes[0].command(&format!("CLUSTER KEYSLOT {key}"))
     }
 
-    /// Which node keeps a key, by their own word.
+    /// The node that serves a key.
     pub fn owner(&self, key: &str) -> usize {
         let owns = |node: &Redis| {
             let outcome = redis::cmd("EXISTS").arg(key).query::<u64>(&mut node.connection());
             outcome.is_ok()
         };
-        self.nodes.iter().position(owns).unwrap_or_else(|| panic!("nobody owns the slot of {key}"))
+        self.nodes.iter().position(owns).unwrap_or_else(|| panic!("no node owns the slot of {key}"))
     }
 
-    /// Moves a slot with its keys from its owner to another node, a few keys at a time; `between` runs after each step.
-    /// <https://redis.io/docs/latest/commands/cluster-setslot/>
+    /// Moves a slot with its keys from its owner to another node, key by key; `between` runs after each step. See
+    /// <https://redis.io/docs/latest/commands/cluster-setslot/>.
     pub fn migrate(&self, slot: u16, from: usize, to: usize, mut between: impl FnMut()) {
         let id = |node: usize| self.nodes[node].command::<String>("CLUSTER MYID");
         let (from_id, to_id) = (id(from), id(to));

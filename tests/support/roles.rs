@@ -1,18 +1,19 @@
-//! The roles of docs/security.md on a test's own PostgreSQL, made and granted by the blocks of that page as they stand there.
+//! The database roles of docs/security.md on a test's PostgreSQL, created and granted by the SQL blocks of that page
+//! unchanged.
 
 use super::postgres::Postgres;
 
-/// The database that the page makes.
+/// The database that the page creates.
 pub const DATABASE: &str = "sluicegate";
 
 const PAGE: &str = include_str!("../../docs/security.md");
 
-/// Database and roles; the owner is to migrate it next.
+/// Creates database and roles; next, the owner migrates the database.
 pub fn create(postgres: &Postgres) {
     apply(postgres, "postgres", "postgres", 0);
 }
 
-/// What each role may do, once the database is migrated.
+/// Grants each role its rights, once the database is migrated.
 pub fn grant(postgres: &Postgres) {
     apply(postgres, DATABASE, "sluicegate_owner", 1);
     apply(postgres, DATABASE, "postgres", 2);
@@ -30,7 +31,7 @@ pub fn url_for(postgres: &Postgres, command: &str) -> String {
 
 fn apply(postgres: &Postgres, database: &str, role: &str, block: usize) {
     let statements = PAGE.split("```sql\n").nth(block + 1).and_then(|rest| rest.split("\n```").next()).unwrap();
-    // Each by itself: a database is made outside of a transaction.
+    // Each statement separately, because `CREATE DATABASE` cannot run in a transaction.
     let mut psql = postgres.psql(database);
     psql.args(["-U", role]);
     for statement in statements.split(";\n") {

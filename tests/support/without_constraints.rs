@@ -1,5 +1,4 @@
-//! Changes that the database's own rules refuse, for tests of what the program makes of rows that somebody changed all the
-//! same: the rules are switched off within one transaction.
+//! Changes with the database's own rules switched off within one transaction, for tests of rows that violate them.
 
 use sqlx::{AssertSqlSafe, Executor as _, PgPool, SqlitePool};
 

@@ -1,18 +1,19 @@
-//! Which part may know which: `domain` nobody, faces `domain`, implementations their face, `worker` faces alone.
+//! Dependency rules between parts: `domain` uses no other, interfaces use `domain`, implementations their interface,
+//! `worker` interfaces alone.
 
 use crate::Offence;
 use crate::source::Source;
 
-/// Parts with a face in `mod.rs` and implementations below it.
+/// Parts with an interface in `mod.rs` and implementations below it.
 const FACES: [&str; 4] = ["queue", "ledger", "limiter", "provider"];
-/// Modules below a face that implement it.
+/// Modules below an interface that implement it.
 const IMPLEMENTATIONS: [&str; 9] =
     ["rabbitmq", "embedded", "sql", "postgres", "sqlite", "redis", "http", "simulated", "memory"];
-/// Two that implement one seam.
+/// Two implementations of one engine trait.
 const SIBLINGS: [&str; 2] = ["postgres", "sqlite"];
-/// Parts that nothing below them may know.
+/// Parts that no module below them may use.
 const UPPER: [&str; 5] = ["worker", "ops", "cli", "app", "config"];
-/// Driver crates and the folders that may name them; `cli` and `app` wire.
+/// Driver crates and the folders that may name them, besides `cli` and `app`.
 const DRIVERS: [(&str, &[&str]); 5] = [
     ("lapin", &["queue/rabbitmq"]),
     ("redis", &["limiter/redis"]),
@@ -20,10 +21,10 @@ const DRIVERS: [(&str, &[&str]); 5] = [
     ("reqwest", &["provider/http", "cli/", "telemetry/otlp"]),
     ("axum", &["ops/", "provider/simulated"]),
 ];
-/// May know every implementation.
+/// Paths that may use every implementation, because they connect the parts.
 const WIRING: [&str; 4] = ["app.rs", "app/", "cli/", "main.rs"];
 
-/// Paths from the crate's root that a file names, with where.
+/// Paths from the crate's root that a file names, with their positions.
 fn references(source: &Source) -> Vec<(Vec<String>, usize)> {
     let mut found = Vec::new();
     let code = &source.production;
@@ -99,31 +100,31 @@ fn within(path: &str, folders: &[&str]) -> bool {
     path.strip_prefix("src/").is_some_and(|path| folders.iter().any(|folder| path.starts_with(folder)))
 }
 
-/// Whether this file may name that path of the crate; the answer is the rule that it breaks.
+/// The rule that a file breaks by naming this path of the crate, if any.
 fn broken(source: &Source, to: &[String]) -> Option<&'static str> {
     let from = module_of(&source.path);
     let (part, target) = (from.first()?.as_str(), to.first()?.as_str());
     let implementation = FACES.contains(&target) && to.get(1).is_some_and(|m| IMPLEMENTATIONS.contains(&m.as_str()));
     if part == "domain" && target != "domain" {
-        return Some("domain knows nobody");
+        return Some("domain uses no other part");
     }
     if !FACES.contains(&part) {
         let wires = within(&source.path, &WIRING);
-        return (implementation && !wires).then_some("only app and cli know implementations");
+        return (implementation && !wires).then_some("only app and cli use implementations");
     }
     if UPPER.contains(&target) {
-        return Some("a face and its implementations know nothing above them");
+        return Some("an interface and its implementations use no part above them");
     }
     if implementation && target != part {
-        return Some("an implementation knows no other part's implementation");
+        return Some("an implementation does not use another part's implementation");
     }
     let own = from.last().map_or("", String::as_str);
     if SIBLINGS.contains(&own) && to.iter().any(|name| name != own && SIBLINGS.contains(&name.as_str())) {
-        return Some("an implementation does not know its sibling");
+        return Some("an implementation does not use its sibling");
     }
     let is_face = source.path == format!("src/{part}/mod.rs") || source.path == "src/ledger/settings.rs";
     let frozen = part == "ledger" && *to == ["provider", "FrozenRequest"];
-    (is_face && target != part && target != "domain" && !frozen).then_some("a face knows domain alone")
+    (is_face && target != part && target != "domain" && !frozen).then_some("an interface uses domain alone")
 }
 
 pub fn parts(source: &Source) -> Vec<Offence> {

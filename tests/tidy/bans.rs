@@ -1,4 +1,4 @@
-//! What may not stand in the code, with the files that may and why.
+//! Banned calls and texts in the code, and the files that are exempt, with the reason.
 
 use crate::Offence;
 use crate::source::Source;
@@ -8,51 +8,51 @@ const LINES_MAX: usize = 450;
 /// Least text of a module's documentation, in characters: two lines' worth.
 const DOC_CHARS_MIN: usize = 80;
 
-/// Who reads a clock. Everybody else is given instants, so that it can be tested without waiting.
+/// Files that read a clock. All other code is passed instants, so that tests need not wait.
 const CLOCK_READERS: [(&str, &str); 12] = [
-    ("src/app/probes.rs", "compares our wall clock with the limiter store's, to warn of skew"),
-    ("src/ops/overview/collector.rs", "says when an overview was made, and whether the database's clock agrees"),
+    ("src/app/probes.rs", "compares the wall clock with the limiter store's clock, to warn of skew"),
+    ("src/ops/overview/collector.rs", "stamps an overview with its time, and compares the database's clock"),
     ("src/limiter/embedded.rs", "fixed windows are the calendar's; read once, so that no step is seen"),
     ("src/provider/http/mod.rs", "reads a Retry-After date when the answer has no Date of its own"),
-    ("src/cli/simulate/mod.rs", "says when a backlog clears if it is there now"),
-    ("src/cli/bench/conditions.rs", "says on which day figures were taken"),
+    ("src/cli/simulate/mod.rs", "computes when a backlog of now is cleared"),
+    ("src/cli/bench/conditions.rs", "records the day of the figures"),
     ("src/cli/check/mod.rs", "shows how long the database takes to answer"),
     ("src/worker/start_timer.rs", "wakes starts by the system's monotonic clock, which tokio's timer rounds up"),
-    ("src/worker/meter/decisions.rs", "stamps what people look at with the time of day"),
-    ("src/worker/newer_version.rs", "ages messages that no ledger knows, from worker to worker"),
+    ("src/worker/meter/decisions.rs", "stamps displayed decisions with the time of day"),
+    ("src/worker/newer_version.rs", "measures the age of messages that no ledger knows, across workers"),
     ("src/queue/embedded/store.rs", "is the embedded broker, whose delays need its own clock"),
-    ("src/queue/rabbitmq/supervisor.rs", "measures how long the broker blocks publishers, to say so"),
+    ("src/queue/rabbitmq/supervisor.rs", "measures how long the broker blocks publishers, for the log"),
 ];
-/// Who starts tasks outside a tracker, and what ends them.
+/// Files that start tasks outside a tracker, and what ends those tasks.
 const SPAWNERS: [(&str, &str); 11] = [
     ("src/cli/demo/mod.rs", "awaits the two tasks that it starts: its provider and its worker"),
-    ("src/cli/run.rs", "probes and signals must not hold up the drain, so nobody waits for their tasks"),
+    ("src/cli/run.rs", "probes and signals must not hold up the drain, so no code waits for their tasks"),
     ("src/ledger/database.rs", "a migration runs to its end though its caller is dropped"),
     (
         "src/ledger/sql/batcher.rs",
-        "a group is committed though those who wait for it are dropped; ends when nobody waits",
+        "a group is committed though its callers are dropped; the task ends when no caller waits",
     ),
-    ("src/ledger/sql/engine.rs", "database work runs to its end though its caller is dropped or tired of waiting"),
+    ("src/ledger/sql/engine.rs", "database work runs to its end though its caller is dropped or times out"),
     ("src/provider/http/connection.rs", "waits a second at most for the other side to close, holding nothing else"),
     ("src/provider/http/pool.rs", "the closing of idle connections ends with the last of them, or with the pool"),
-    ("src/queue/rabbitmq/mod.rs", "a declaration or a look ends with its calls to the broker, 5 s each at most"),
-    ("src/queue/rabbitmq/pipeline.rs", "ends with its channel, or when nobody publishes there any more"),
+    ("src/queue/rabbitmq/mod.rs", "a declaration or a check ends with its calls to the broker, 5 s each at most"),
+    ("src/queue/rabbitmq/pipeline.rs", "ends with its channel, or when its last publisher is dropped"),
     ("src/queue/rabbitmq/receipt.rs", "the writing of receipts ends when their lane is dropped"),
     ("src/queue/rabbitmq/supervisor.rs", "the supervisor ends when its owner is dropped"),
 ];
 
-/// Who writes past `Console::line` and its like, which escape hidden characters.
+/// Files that write without `Console::line` and its like, which escape hidden characters.
 const WRITERS: [(&str, &str); 5] = [
     ("src/cli/console.rs", "is where texts are escaped"),
     ("src/cli/fake_provider.rs", "prints its report from a thread, as printable JSON"),
-    ("src/cli/status/mod.rs", "steers the terminal, and writes printable lines there"),
-    ("src/cli/man.rs", "writes the manual, which no text from elsewhere is in"),
-    ("src/cli/completions.rs", "writes a script, which no text from elsewhere is in"),
+    ("src/cli/status/mod.rs", "controls the terminal, and writes printable lines there"),
+    ("src/cli/man.rs", "writes the manual, which holds no text from outside"),
+    ("src/cli/completions.rs", "writes a script, which holds no text from outside"),
 ];
 
-/// The wall clocks, and the monotonic clock that a test cannot stand still.
+/// The wall clocks, and the monotonic clock that a test cannot pause.
 const CLOCKS: [&str; 4] = ["Instant::now(", "SystemTime::now(", "Timestamp::now(", "Zoned::now("];
-/// Tokio's clock is the process's one monotonic clock: a test pauses and moves it, so the edges may read it.
+/// Tokio's clock is the process's one monotonic clock. Tests pause and move it, so code outside `domain` may read it.
 const TOKIO_CLOCK: [&str; 2] = ["tokio::time::Instant::now(", "Instant::now("];
 const WRITES: [&str; 5] = ["io::stdout(", "io::stderr(", "print!(", ".raw(", ".data()"];
 const SPAWNS: [&str; 2] = ["tokio::spawn(", "task::spawn("];
@@ -68,7 +68,7 @@ fn ban(source: &Source, text: &str, needles: &[&str], rule: &str) -> Vec<Offence
 }
 
 pub fn module_docs(source: &Source) -> Vec<Offence> {
-    // A file without production code (tests, or a module that only waits to be written) promises nothing.
+    // A file without production code needs no module documentation.
     if source.production.trim().is_empty() {
         return Vec::new();
     }
@@ -77,7 +77,7 @@ pub fn module_docs(source: &Source) -> Vec<Offence> {
     if chars >= DOC_CHARS_MIN {
         return Vec::new();
     }
-    let rule = "opens with `//!` that says what it is for and what it refuses";
+    let rule = "opens with `//!` that says what the module is and why it exists";
     vec![format!("{}: every module {rule} (at least {DOC_CHARS_MIN} characters, has {chars})", source.place(0))]
 }
 
@@ -98,7 +98,7 @@ fn reads_tokios(source: &Source) -> bool {
 }
 
 pub fn panics(source: &Source) -> Vec<Offence> {
-    ban(source, &source.production, &[".unwrap()", ".expect("], "errors are typed; nothing panics outside tests")
+    ban(source, &source.production, &[".unwrap()", ".expect("], "errors are typed; no code panics outside tests")
 }
 
 pub fn spawns_and_prints(source: &Source) -> Vec<Offence> {
@@ -130,8 +130,8 @@ pub fn hidden_characters(source: &Source) -> Vec<Offence> {
 pub fn loose_ends(source: &Source) -> Vec<Offence> {
     let words = [concat!("TO", "DO"), concat!("FIX", "ME")];
     let macros = [concat!("unimpl", "emented!"), concat!("to", "do!(")];
-    let mut offences = ban(source, &source.text, &words, "finish it, or write it down where people plan");
-    offences.extend(ban(source, &source.code, &macros, "nothing is left out"));
+    let mut offences = ban(source, &source.text, &words, "finish it, or move the note to the plan");
+    offences.extend(ban(source, &source.code, &macros, "no part is left unwritten"));
     offences.extend(ban(source, &source.code, &[concat!("#[ig", "nore")], "every test runs"));
     offences
 }
@@ -144,7 +144,7 @@ pub fn length(source: &Source) -> Vec<Offence> {
     vec![format!("{}:{lines}: has {lines} lines: split it (at most {LINES_MAX})", source.path)]
 }
 
-/// Exceptions that nobody needs any more.
+/// Exceptions that are no longer needed.
 pub fn stale_exceptions(sources: &[Source]) -> Vec<Offence> {
     let lists = [
         (CLOCK_READERS.as_slice(), CLOCKS.as_slice()),

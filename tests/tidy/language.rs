@@ -1,6 +1,7 @@
-//! The rules of plain language that a program can check: banned words, and how long a sentence or a table cell may be.
+//! Rules of plain language that a program can check: banned words, and the length of sentences and table cells.
 //!
-//! The words come from the table in docs/glossary.md. In Rust files comments and literals are checked and names are not.
+//! The words come from the table in docs/glossary.md. In Rust files comments and literals are checked, and names are
+//! not.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -10,9 +11,9 @@ use crate::source::Source;
 
 /// Most words in a sentence of a module's documentation.
 const SENTENCE_WORDS_MAX: usize = 30;
-/// Most words in a cell of a table of the documents; what is in backticks does not count.
+/// Most words in a cell of a table of the documents; text in backticks does not count.
 const CELL_WORDS_MAX: usize = 25;
-/// Where people read: folders and files from the repository's root.
+/// Folders and files with prose, from the repository's root.
 const PROSE: [&str; 9] = [
     "README.md",
     "CONTRIBUTING.md",
@@ -68,7 +69,7 @@ pub fn banned_words() -> Vec<String> {
     rows.map(|row| row.split('`').next().unwrap().to_owned()).collect()
 }
 
-/// Where banned words stand, as whole words and without regard to case; a phrase may go over a line's end.
+/// Positions of banned words, as whole words and without regard to case; a phrase may cross a line end.
 fn banned(text: &str) -> Vec<(usize, &'static str)> {
     static BANNED: OnceLock<Vec<String>> = OnceLock::new();
     let text = text.to_ascii_lowercase().replace('\n', " ");
@@ -105,7 +106,7 @@ pub fn words_of_prose(prose: &Prose) -> Vec<Offence> {
     found.map(|(at, word)| format!("{}: banned word `{word}`", prose.place(at))).collect()
 }
 
-/// Sentences of a module's documentation that are too long, or that say what the module refuses.
+/// Sentences of a module's documentation that are too long, or that describe the module by its refusals.
 pub fn headers(source: &Source) -> Vec<Offence> {
     if !source.path.starts_with("src/") {
         return Vec::new();
@@ -124,7 +125,7 @@ pub fn headers(source: &Source) -> Vec<Offence> {
             }
         }
         if text.split_whitespace().any(|word| word == "Refuses") {
-            offences.push(format!("{}: say what the module is, not what it refuses", source.path));
+            offences.push(format!("{}: describe what the module is, not what it refuses", source.path));
         }
     }
     offences
@@ -137,7 +138,7 @@ pub fn cells(prose: &Prose) -> Vec<Offence> {
     }
     let mut offences = Vec::new();
     for (number, line) in prose.text.lines().enumerate().filter(|(_, line)| line.starts_with('|')) {
-        // A pipe in a name is escaped, or stands in backticks.
+        // A pipe in a name is escaped, or is in backticks.
         let names: String = line.split('`').step_by(2).collect::<Vec<_>>().join(" ").replace("\\|", " ");
         for cell in names.split('|') {
             let words = cell.split_whitespace().filter(|word| word.contains(char::is_alphanumeric)).count();

@@ -1,14 +1,15 @@
-//! A source file as the rules see it: its text, its code without comments and literals, and without test items.
+//! A source file as the rules check it: its text, its code without comments and literals, and its code without test
+//! items.
 
 use std::path::{Path, PathBuf};
 
 pub struct Source {
-    /// From the repository's root, with `/`.
+    /// Path from the repository's root, with `/`.
     pub path: String,
     pub text: String,
     /// The text with comments, strings and characters blanked; same length and lines.
     pub code: String,
-    /// The code without what is compiled for tests alone; empty for files that are.
+    /// The code without items that are compiled for tests alone; empty for files of tests.
     pub production: String,
 }
 
@@ -130,7 +131,7 @@ fn without_test_items(code: &str) -> String {
     kept
 }
 
-/// The end of the item that begins here: its closing brace, or the semicolon of one without a body.
+/// The end of the item that begins here: its closing brace, or the semicolon of an item without a body.
 fn item_end(code: &str) -> usize {
     let mut depth = 0_usize;
     for (at, c) in code.char_indices() {

@@ -1,4 +1,4 @@
-//! What the pods are given, put into folders of a test: every command line exists, every configuration loads, and the
+//! The pods' files, mounted into folders of a test: every command line exists, every configuration loads, and the
 //! migration runs.
 
 use std::collections::BTreeMap;
@@ -17,11 +17,11 @@ const OPS_TOKEN: &str = "0123456789abcdef0123456789abcdef";
 const PODS: [(&str, &str); 3] =
     [("Deployment", "sluicegate"), ("Job", "sluicegate-migrate"), ("Pod", "sluicegate-operator")];
 
-/// A container as its node would start it, its volumes in a folder of ours.
+/// A container as its node starts it, with its volumes in a folder of the test.
 struct Container {
     env: BTreeMap<String, String>,
     args: Vec<String>,
-    /// What is mounted, by where: the secret's folder among them.
+    /// Mounted folders by mount path, including the secret's folder.
     mounted: BTreeMap<String, PathBuf>,
     _dir: tempfile::TempDir,
 }
@@ -40,7 +40,7 @@ impl Container {
             let folder = dir.path().join(mount["name"].as_str().unwrap());
             std::fs::create_dir(&folder).unwrap();
             for (file, text) in files.as_object().unwrap() {
-                // As whoever reads the example does.
+                // The placeholder is replaced, as the example requires.
                 let text = text.as_str().unwrap().replace("AT-LEAST-32-RANDOM-CHARACTERS-HERE", OPS_TOKEN);
                 std::fs::write(folder.join(file), text).unwrap();
             }
@@ -99,8 +99,8 @@ fn containers_run_existing_commands_unprivileged() {
     }
 }
 
-/// The worker's and the operator's environment is a configuration that `run` and the commands start with, each as its
-/// own role of the database.
+/// The environments of worker and operator are configurations that `run` and the commands start with, each with its own
+/// role of the database.
 #[test]
 fn the_environments_load() {
     for ((kind, name), role) in [(PODS[0], "sluicegate_worker"), (PODS[2], "sluicegate_operator")] {
@@ -117,7 +117,7 @@ fn migration_job_runs_with_its_environment() {
     let job = Container::of("Job", "sluicegate-migrate");
     let written = std::fs::read_to_string(job.secret("database_url")).unwrap();
     assert!(written.starts_with("postgres://sluicegate_owner:"), "workers may not change the schema");
-    // The example's host does not exist; everything else is as the manifest says.
+    // The example's host does not exist; everything else is as in the manifest.
     std::fs::write(job.secret("database_url"), Postgres::shared().create_database("migrated_by_job")).unwrap();
     let migrate = || {
         let mut program = Command::new(env!("CARGO_BIN_EXE_sluicegate"));

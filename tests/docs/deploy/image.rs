@@ -1,4 +1,4 @@
-//! The image can be built: what the compiler and Cargo read passes `.dockerignore`, and the Dockerfile copies it.
+//! The image build: the inputs of the compiler and of Cargo pass `.dockerignore`, and the Dockerfile copies them.
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
@@ -7,18 +7,18 @@ use crate::page::Page;
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
-/// Whether a path is this one, or lies in it.
+/// Whether a path is this folder or lies in it.
 fn holds(folder: &str, path: &str) -> bool {
     path.strip_prefix(folder).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// Whether the lines of a `.dockerignore` let a path through: the last one that names it, or a folder of it, counts.
-/// <https://docs.docker.com/build/concepts/context/#dockerignore-files>
+/// Whether a `.dockerignore` lets a path through: the last line that matches the path or a folder of it decides, see
+/// <https://docs.docker.com/build/concepts/context/#dockerignore-files>.
 fn passes(lines: &str, path: &str) -> bool {
     let mut passes = true;
     for line in lines.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
         let (lets_through, named) = line.strip_prefix('!').map_or((false, line), |named| (true, named));
-        assert!(named == "*" || !named.contains(['*', '?', '[']), "`{line}` is more than this test can read");
+        assert!(named == "*" || !named.contains(['*', '?', '[']), "`{line}` is a pattern that this test cannot read");
         if named == "*" || holds(named.trim_end_matches('/'), path) {
             passes = lets_through;
         }
@@ -26,21 +26,21 @@ fn passes(lines: &str, path: &str) -> bool {
     passes
 }
 
-/// What the `COPY` lines of the stage that builds take from the context.
+/// Paths of the context that the `COPY` lines of the build stage take.
 fn copied() -> Vec<String> {
     let text = Page::read("Dockerfile").text;
     let stage = text.split("\nFROM ").nth(1).unwrap();
     let lines = stage.lines().filter_map(|line| line.strip_prefix("COPY ")).filter(|line| !line.contains("--from="));
     let taken_by = |line: &str| {
         let mut words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-        // Where to.
+        // The last word is the target.
         words.pop();
         words
     };
     lines.flat_map(taken_by).collect()
 }
 
-/// The files of `src` that are part of the program, with their texts as far as they are no tests.
+/// The files of `src` that are part of the program, with their texts up to unit tests.
 fn sources() -> Vec<(PathBuf, String)> {
     let (mut folders, mut found) = (vec![PathBuf::from("src")], Vec::new());
     while let Some(folder) = folders.pop() {
@@ -76,7 +76,7 @@ fn from_root(path: &Path) -> String {
     parts.join("/")
 }
 
-/// What the program includes: files, and of paths that a macro puts together the folder.
+/// The paths that the program includes: files, and the folder of paths that a macro composes.
 fn included() -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for (file, text) in sources() {
@@ -89,8 +89,8 @@ fn included() -> BTreeSet<String> {
     found
 }
 
-/// The files of the targets that Cargo.toml names, as Cargo looks for them.
-/// <https://doc.rust-lang.org/cargo/reference/cargo-targets.html#target-auto-discovery>
+/// The files of the targets that Cargo.toml names, by Cargo's rules:
+/// <https://doc.rust-lang.org/cargo/reference/cargo-targets.html#target-auto-discovery>.
 fn targets() -> BTreeSet<String> {
     let manifest: toml::Table = Page::read("Cargo.toml").text.parse().unwrap();
     let mut found = BTreeSet::from(["src/lib.rs".to_owned()]);
@@ -120,10 +120,10 @@ fn image_contains_every_build_input() {
         assert!(read.contains(known), "{known} was not found: {read:?}");
     }
     for path in &read {
-        assert!(Path::new(ROOT).join(path).exists(), "{path} is not there");
+        assert!(Path::new(ROOT).join(path).exists(), "{path} does not exist");
         assert!(passes(&lines, path), ".dockerignore keeps {path} back");
         let brought = copied.iter().any(|source| source == "." || holds(source, path));
-        assert!(brought, "no COPY line of the Dockerfile brings {path}: {copied:?}");
+        assert!(brought, "no COPY line of the Dockerfile copies {path}: {copied:?}");
     }
     for kept in ["config/compose.env", "target/release/sluicegate", "sluicegate.db", ".git/config", "fuzz/Cargo.toml"] {
         assert!(!passes(&lines, kept), ".dockerignore lets {kept} through");

@@ -1,4 +1,4 @@
-//! The credentials of providers are where the rows say that they are, on every platform alike.
+//! Credentials of providers: on every platform they are in the files that the shipped rows name.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -36,7 +36,7 @@ fn rows_use_the_mounted_secret_folder() {
     assert!(object("Secret", "sluicegate")["stringData"]["stripe"].is_string());
 }
 
-/// What the example's Secret has for a shipped row, the example's configuration lets that row send.
+/// The example's configuration grants a shipped row the secret that the example's Secret holds for it.
 #[test]
 fn example_grants_its_mounted_secrets() {
     let config = object("ConfigMap", "sluicegate")["data"]["sluicegate.toml"].as_str().unwrap().to_owned();
@@ -45,13 +45,13 @@ fn example_grants_its_mounted_secrets() {
     assert!(Page::read("config/providers/stripe.toml").text.contains(&entry.to_string()), "{entry}");
 }
 
-/// The unit's credentials are in a folder of its own, and a link leads there.
+/// The unit's credentials are in the unit's own folder, and a link leads there.
 #[test]
 fn unit_links_the_secret_folder() {
     let root = tempfile::tempdir().unwrap();
     let file = format!("{}/{TMPFILES}", env!("CARGO_MANIFEST_DIR"));
     let at = format!("--root={}", root.path().display());
-    // Twice changes nothing.
+    // A second run changes nothing.
     for _ in 0..2 {
         let output = Command::new("systemd-tmpfiles").args([&at, "--create", &file]).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

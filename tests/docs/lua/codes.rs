@@ -1,4 +1,4 @@
-//! The codes of the header are those that the client writes and reads, and those that the functions know by name.
+//! The codes in the header: equal to those that the client writes and reads, and to the constants of the functions.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use sluicegate::limiter::redis::library::SOURCE;
 use super::header::Header;
 use super::{QUOTA, call, read, spec};
 
-/// The value of a field in what an argument says.
+/// The value of a field in an encoded argument.
 fn sent(spec: &QuotaSpec, group: &str, field: &str, release: Option<PermitRelease>, want: PermitRequest) -> u64 {
     let lines = read(&encode_call(spec, &call(vec![want], release.into_iter().collect())), "run");
     let last = lines.iter().rfind(|line| line.starts_with(group)).unwrap();

@@ -1,4 +1,4 @@
-//! The comment at the top of a part of the library, taken apart: its parts, the groups of packed fields, the codes.
+//! A parser of the comment at the top of a library part: its sections, groups of packed fields, and codes.
 
 use std::collections::BTreeMap;
 
@@ -21,9 +21,9 @@ impl Header {
         Self { text: lines.join("\n") }
     }
 
-    /// The part that begins with this word, up to the next one.
+    /// The section that begins with this word, up to the next one.
     pub fn part(&self, name: &str) -> String {
-        // Parts are set off by one blank, what is in them by more.
+        // A section is indented by one blank, its content by more.
         let begins = |line: &str| line.starts_with(' ') && !line.starts_with("  ");
         let mut lines = self.text.lines().skip_while(|line| !line.starts_with(&format!(" {name}  ")));
         let first =
@@ -34,7 +34,7 @@ impl Header {
             .join("\n")
     }
 
-    /// The packed fields of a part; what stands behind a semicolon is for people.
+    /// The packed fields of a section; text after a semicolon is a remark.
     pub fn groups(&self, part: &str) -> Vec<Group> {
         let part = self.part(part);
         let mut groups: Vec<(String, String)> = Vec::new();
@@ -57,7 +57,7 @@ impl Header {
         groups.into_iter().filter_map(group).collect()
     }
 
-    /// `what: 0 this, 1 that` in a part, as what each is called.
+    /// `what: 0 this, 1 that` in a section, as code by name.
     pub fn codes(&self, part: &str, what: &str) -> BTreeMap<String, u64> {
         let part = self.part(part);
         let list = part.split_once(&format!("{what}: ")).unwrap_or_else(|| panic!("no codes of {what}")).1;
@@ -65,14 +65,14 @@ impl Header {
         items.map(|(code, name)| (name.to_owned(), code.parse().unwrap())).collect()
     }
 
-    /// `name (1, 2, 3)` in a part.
+    /// `name (1, 2, 3)` in a section.
     pub fn tuple(&self, part: &str, name: &str) -> Vec<u64> {
         let part = self.part(part);
         let inner = part.split_once(&format!("{name} (")).unwrap_or_else(|| panic!("no {name} (…)")).1;
         inner.split(')').next().unwrap().split(',').map(|number| number.trim().parse().unwrap()).collect()
     }
 
-    /// `name 1` in a part.
+    /// `name 1` in a section.
     pub fn number(&self, part: &str, name: &str) -> u64 {
         let part = self.part(part);
         let rest = part.split_once(&format!("{name} ")).unwrap_or_else(|| panic!("no {name}")).1;
@@ -81,23 +81,23 @@ impl Header {
 }
 
 impl Group {
-    /// As Lua's `struct` writes it: eight bytes are text, all else numbers.
+    /// The format of Lua's `struct`: a field of eight bytes is text, all others are numbers.
     pub fn format(&self) -> String {
         let kind = |bytes: usize| if bytes == 8 { 'c' } else { 'I' };
         self.fields.iter().fold("<".to_owned(), |text, (_, bytes)| format!("{text}{}{bytes}", kind(*bytes)))
     }
 
-    /// Takes its fields off the front.
+    /// Reads its fields from the front.
     pub fn read(&self, bytes: &mut &[u8]) -> Vec<(String, u64)> {
         let number = |(name, width): &(String, usize)| {
-            let (field, rest) = bytes.split_at_checked(*width).unwrap_or_else(|| panic!("it ends before {name}"));
+            let (field, rest) = bytes.split_at_checked(*width).unwrap_or_else(|| panic!("the bytes end before {name}"));
             *bytes = rest;
             (name.clone(), field.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte)))
         };
         self.fields.iter().map(number).collect()
     }
 
-    /// Packs a value for each of its fields, by their names.
+    /// Packs a value for each of its fields, by name.
     pub fn write(&self, value_of: impl Fn(&str) -> u64) -> Vec<u8> {
         let field = |(name, width): &(String, usize)| value_of(name).to_le_bytes()[..*width].to_vec();
         self.fields.iter().flat_map(field).collect()

@@ -1,11 +1,11 @@
-//! Every number in a command that the library sends goes through `integer`. Redis writes a Lua number as C does: -0 becomes
-//! "-0" and 1e17 "1e+17", and Redis itself takes neither for an integer.
+//! Numbers in the library's commands: each goes through `integer`. Redis writes a Lua number as C does: -0 becomes "-0"
+//! and 1e17 "1e+17", and Redis accepts neither as an integer.
 
 use sluicegate::limiter::redis::library::{LIBRARY, SOURCE};
 
 use crate::support::redis::Redis;
 
-/// Expressions that hold text: names of keys and fields, and what was packed or read from Redis.
+/// Expressions that hold text: names of keys and fields, packed bytes, and values read from Redis.
 const TEXTS: [&str; 20] = [
     "cell.key",
     "cells[i].key",
@@ -30,10 +30,10 @@ const TEXTS: [&str; 20] = [
     "ttl",
 ];
 
-/// What is joined to text, or returns it.
+/// Functions and values that are text.
 const MAKES_TEXT: [&str; 3] = ["encode(", "sub(", "integer("];
 
-/// Arguments of a call whose text begins behind its opening parenthesis.
+/// Arguments of a call whose text begins after its opening parenthesis.
 fn arguments(text: &str) -> Vec<String> {
     let (mut depth, mut arguments, mut current) = (0, Vec::new(), String::new());
     let mut quoted = false;
@@ -66,13 +66,16 @@ fn no_command_holds_a_raw_number() {
     let calls: Vec<Vec<String>> = SOURCE.split("redis.call(").skip(1).map(arguments).collect();
     assert!(calls.len() > 25, "only {} commands were found", calls.len());
     let raw: Vec<&Vec<String>> = calls.iter().filter(|call| !call.iter().all(|it| is_text(it))).collect();
-    assert!(raw.is_empty(), "wrap what is a number into integer(): {raw:#?}");
+    assert!(raw.is_empty(), "wrap each number in integer(): {raw:#?}");
     let made: Vec<&str> = SOURCE.lines().filter(|line| line.contains("local ttl = ")).collect();
     assert!(made.iter().all(|line| line.contains("local ttl = integer(")), "{made:?}");
     for raw in ["redis.call('LINDEX', cell.key, middle)", "redis.call('LTRIM', cell.key, place, -1)"] {
         assert!(!arguments(raw.split_once('(').unwrap().1).iter().all(|it| is_text(it)), "{raw}");
     }
-    assert!(!SOURCE.contains("tostring") && !SOURCE.contains("redis.pcall"), "a number by another way");
+    assert!(
+        !SOURCE.contains("tostring") && !SOURCE.contains("redis.pcall"),
+        "a number may reach a command another way"
+    );
 }
 
 /// The numbers that Lua and Redis write in an odd way, through the library's own function.

@@ -1,4 +1,4 @@
-//! The examples of the headers, played on a redis-server.
+//! The examples in the headers of the library's parts, run as calls on a real redis-server.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use super::header::Header;
 use super::{PEEK, QUOTA, call, read, spec};
 use crate::support::redis::Redis;
 
-/// Makes calls of one caller, numbered, under a prefix of its own.
+/// A caller with numbered calls and its own key prefix.
 struct Caller {
     connection: redis::Connection,
     prefix: &'static str,
@@ -38,7 +38,7 @@ impl Caller {
         decode_reply(&answer, 1, 1, call.requests.len()).unwrap()
     }
 
-    /// Has the ledger vouch that nothing counts.
+    /// Ends the cold start with a ledger that has no past use.
     fn warm(&mut self) {
         let born = self.call(call(Vec::new(), Vec::new())).state_epoch;
         let rebuild = Some(RebuildData { state_epoch: born, ended: Vec::new(), in_flight: CostByKind::default() });
@@ -97,7 +97,7 @@ fn peek_example_matches_the_server() {
     caller.call(call(Vec::new(), vec![release]));
     let mut answer = look(&mut caller);
     let mut expected: Vec<&str> = expected.split(' ').map(|word| word.trim_matches('"')).collect();
-    // An answer counts from the next whole millisecond, and calls in flight for a whole window from now.
+    // An answer counts from the next whole millisecond, and calls in flight count for a whole window from now.
     let [reset_us, window_us] =
         [answer.pop().unwrap(), expected.pop().unwrap().to_owned()].map(|us| us.parse::<u64>().unwrap());
     assert!((window_us..window_us + 1_000).contains(&reset_us), "{reset_us}");

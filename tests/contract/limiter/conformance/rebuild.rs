@@ -1,4 +1,5 @@
-//! Rebuild of a cold limiter from past use. It grants what is left, and never more than a limiter that lost nothing.
+//! Rebuild of a cold limiter from past use. It grants the remaining permits, and never more than a limiter that lost
+//! nothing.
 
 use std::cell::Cell;
 
