@@ -16,16 +16,16 @@ const CALL_LIMIT: Duration = Duration::from_secs(5);
 /// Publishes in flight.
 const BATCH: usize = 64;
 
-/// What the broker said of a publish.
+/// The broker's answer to a publish.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Told {
     Taken,
-    /// No queue would have it.
+    /// No queue is bound for the message.
     Returned,
     Nothing,
 }
 
-/// A client of the broker that outlives it.
+/// An AMQP client that connects again after a restart of the broker.
 pub struct Client {
     url: String,
     channel: tokio::sync::Mutex<Option<(Connection, Channel)>>,
@@ -36,7 +36,7 @@ impl Client {
         Self { url, channel: tokio::sync::Mutex::new(None) }
     }
 
-    /// Publishes each body to the lane of that name, and returns when all are confirmed.
+    /// Publishes each body to the lane of that name. Returns when the broker has confirmed all of them.
     pub async fn publish(&self, lane: &str, bodies: &[String]) {
         let mut open: Vec<&String> = bodies.iter().collect();
         while !open.is_empty() {
@@ -50,7 +50,7 @@ impl Client {
         }
     }
 
-    /// Which of them were confirmed.
+    /// For each body, whether the broker confirmed it.
     async fn publish_some(&self, lane: &str, bodies: &[&String]) -> Vec<bool> {
         let Some(channel) = self.channel().await else {
             sleep(Duration::from_millis(200)).await;
@@ -71,7 +71,8 @@ impl Client {
         };
         let publishing = join_all(bodies.iter().map(|body| timeout(CALL_LIMIT, publish(body))));
         let told: Vec<Told> = publishing.await.into_iter().map(|told| told.unwrap_or(Told::Nothing)).collect();
-        // lapin 4.12.3 may give a returned message to another's confirm, so a return leaves none of them confirmed.
+        // lapin 4.12.3 can assign a returned message to another publish's confirm. So a return leaves the whole batch
+        // unconfirmed.
         let returned = told.contains(&Told::Returned);
         let confirmed: Vec<bool> = told.into_iter().map(|told| told == Told::Taken && !returned).collect();
         if confirmed.contains(&false) {
@@ -98,7 +99,7 @@ impl Client {
         slot.as_ref().map(|(_, channel)| channel.clone())
     }
 
-    /// Declares a queue that forgets nothing and binds it to everything that an exchange gets.
+    /// Declares a durable queue and binds it to every message of an exchange.
     pub async fn subscribe(&self, queue: &str, exchange: &str) {
         let channel = self.channel().await.expect("the broker runs");
         let mut arguments = FieldTable::default();
@@ -107,11 +108,11 @@ impl Client {
         let nothing = FieldTable::default();
         let options = QueueBindOptions { nowait: false };
         channel.queue_bind(queue.into(), exchange.into(), "#".into(), options, nothing).await.unwrap();
-        // The broker's own registry of quorum queues reaches the disk a second later.
+        // The broker writes its registry of quorum queues to disk a second later.
         sleep(Duration::from_millis(1_500)).await;
     }
 
-    /// Messages that are ready in a queue; `None` when the broker does not say.
+    /// Messages that are ready in a queue; `None` when the broker does not answer.
     pub async fn ready(&self, queue: &str) -> Option<u32> {
         let channel = self.channel().await?;
         let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::durable() };
@@ -119,7 +120,7 @@ impl Client {
         timeout(CALL_LIMIT, asking).await.ok()?.ok().map(|queue| queue.message_count())
     }
 
-    /// Takes every message of a queue: routing key and body.
+    /// Consumes every message of a queue: routing key and body.
     pub async fn drain(&self, queue: &str) -> Vec<(String, Vec<u8>)> {
         let channel = self.channel().await.expect("the broker runs");
         let mut messages = Vec::new();

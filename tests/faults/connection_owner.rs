@@ -1,7 +1,7 @@
-//! Whose connection it is: the worker process behind a client's port, from the kernel's tables.
+//! Owner of a proxied connection: the worker process behind a client port, from the kernel's socket tables.
 //!
-//! All workers read one provider row, so they share its address, and its url may not tell them apart either: it is frozen
-//! with the first request. The tables are long, so questions that come together are answered by one look.
+//! All workers read one provider row, so they connect to the same address. The URL cannot tell them apart either,
+//! because it is frozen with the first request. The tables are long, so one read answers all questions that wait.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 
 use crate::proxy::Question;
 
-/// Answers questions until nobody can ask any more. `pids` are the workers' processes; 0 is none.
+/// Answers questions until all senders are dropped. `pids`: the workers' processes; 0 is no process.
 pub fn serve(pids: Arc<Mutex<Vec<u32>>>) -> mpsc::UnboundedSender<Question> {
     let (questions, mut asked) = mpsc::unbounded_channel::<Question>();
     std::thread::spawn(move || {
@@ -23,7 +23,7 @@ pub fn serve(pids: Arc<Mutex<Vec<u32>>>) -> mpsc::UnboundedSender<Question> {
             let (sockets, owners) = (sockets(), owners(&pids));
             for (port, answer) in together {
                 let owner = sockets.get(&port).and_then(|socket| owners.get(socket));
-                // A proxy that is gone needs no answer.
+                // A proxy that has ended needs no answer.
                 let _ = answer.send(owner.copied());
             }
         }
@@ -37,7 +37,7 @@ fn sockets() -> HashMap<u16, String> {
     let socket = |line: &str| {
         let mut words = line.split_whitespace().skip(1);
         let port = words.next()?.strip_prefix("0100007F:")?;
-        // Those without an inode are over.
+        // A socket without an inode is closed.
         let inode = words.nth(7).filter(|inode| *inode != "0")?;
         Some((u16::from_str_radix(port, 16).ok()?, format!("socket:[{inode}]")))
     };

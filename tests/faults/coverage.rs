@@ -1,4 +1,4 @@
-//! What really happened in a run: a fault that provoked nothing proves nothing.
+//! Coverage of a run: the events that its faults provoked. A fault that provoked no event proves nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -17,7 +17,7 @@ pub struct Coverage {
     pub counted: BTreeMap<&'static str, u64>,
 }
 
-/// Phrases of the workers' logs, each a sign of one event.
+/// Phrases of the workers' logs, each of which shows one event.
 const PHRASES: [(&str, &str); 6] = [
     ("redelivery", "redelivered=true"),
     ("blocked connection", "broker blocks publishers"),
@@ -27,7 +27,7 @@ const PHRASES: [(&str, &str); 6] = [
     ("ledger away", "backend unavailable, retrying"),
 ];
 
-/// Rows of the ledger, each a sign of one event.
+/// Queries of the ledger, each of which counts one event.
 const ROWS: [(&str, &str); 4] = [
     (
         "lease takeover",
@@ -38,8 +38,8 @@ const ROWS: [(&str, &str); 4] = [
     ("review", "SELECT count(*) FROM jobs WHERE state = 'review'"),
 ];
 
-/// States that the limiter has had, sampled while the run goes on. A state begins cold; each has an instant of birth,
-/// bytes 25 to 31 of field `m` (`lua/quota.lua`).
+/// Epochs of the limiter's state, sampled during the run. Each begins with a cold start. Its start is in bytes 25 to 31
+/// of field `m` (`lua/quota.lua`).
 pub fn sample_births(stand: &Stand, over: &AtomicBool) -> BTreeSet<(String, Vec<u8>)> {
     let client = redis::Client::open(stand.redis.url()).unwrap();
     let mut births = BTreeSet::new();
@@ -86,14 +86,14 @@ impl Coverage {
         Self { counted }
     }
 
-    /// Events that the plan was meant to provoke and did not.
+    /// Events that the plan should have provoked and did not.
     pub fn missing(&self, plan: &Plan) -> Vec<&'static str> {
         let expected = expected(plan);
         expected.into_iter().filter(|name| self.counted.get(name).copied().unwrap_or_default() == 0).collect()
     }
 }
 
-/// What a plan is sure to provoke while there is work.
+/// Events that a plan is certain to provoke while there is work.
 fn expected(plan: &Plan) -> Vec<&'static str> {
     let has = |what: fn(&Fault) -> bool| plan.faults.iter().any(|planned| what(&planned.fault));
     let roads = plan.faults.iter().filter(|planned| matches!(planned.fault, Fault::Road { .. })).count();
@@ -105,7 +105,7 @@ fn expected(plan: &Plan) -> Vec<&'static str> {
         ("blocked connection", has(|fault| matches!(fault, Fault::Alarm(_)))),
         ("ledger away", has(|fault| matches!(fault, Fault::KillEngine(Engine::Postgres)))),
         ("limiter store replaced", has(|fault| matches!(fault, Fault::KillEngine(Engine::Redis)))),
-        // A single road may lie idle.
+        // A single network path may carry no traffic during its fault.
         ("connection in trouble", roads > 5),
         ("declined", true),
     ];
@@ -116,7 +116,7 @@ fn expected(plan: &Plan) -> Vec<&'static str> {
             Fault::Provider { trouble: Trouble::ResetAfter | Trouble::Silent | Trouble::Garbled, .. }
         )
     };
-    // A single provider in trouble may have no work meanwhile, or none that may be sent again.
+    // A single provider fault may meet no work, or only jobs that must not be sent again.
     if plan.faults.iter().filter(answers_lost).count() > 5 {
         names.extend(["unknown outcome", "same-key replay answered"]);
     }

@@ -15,12 +15,12 @@ use crate::proxy::{Road, Rules};
 use crate::stand::Stand;
 use crate::support::clock::skewed_by;
 
-/// What a worker logs when the broker has told it of an alarm.
+/// Log text of a worker that the broker has notified of an alarm.
 const BLOCKED: &str = "broker blocks publishers";
-/// A broker that nobody publishes to tells nobody.
+/// Longest time until a worker is notified. The broker notifies only connections that publish.
 const ALARM_KNOWN_WITHIN: Duration = Duration::from_secs(20);
 
-/// What happened, with instants from the begin of the run.
+/// Events of the run, with their time since its start.
 pub struct Timeline {
     begin: Instant,
     lines: Mutex<Vec<(Duration, String)>>,
@@ -54,7 +54,7 @@ impl Timeline {
     }
 }
 
-/// The longest time that the harness itself stood still: proxies and providers were then later than planned.
+/// Longest pause of the test process itself: proxies and providers were late by that time.
 pub struct Standstill(Arc<AtomicU64>);
 
 impl Standstill {
@@ -78,7 +78,7 @@ impl Standstill {
     }
 }
 
-/// Lets one fault happen, from its instant to its end.
+/// Applies one fault from its start to its end.
 pub fn happen(stand: &Stand, planned: &Planned, timeline: &Timeline) {
     timeline.sleep_until(planned.at);
     timeline.note(planned.fault.to_string());
@@ -122,7 +122,7 @@ pub fn happen(stand: &Stand, planned: &Planned, timeline: &Timeline) {
     timeline.note(format!("over: {}", planned.fault));
 }
 
-/// The way from a worker to one of its peers.
+/// The network path from a worker to one of its peers.
 pub fn road(stand: &Stand, worker: usize, peer: Peer) -> Arc<Road> {
     match peer {
         Peer::Engine(Engine::Redis) => stand.road_to_redis(worker),
@@ -189,7 +189,7 @@ fn freeze_engine(stand: &Stand, engine: Engine, lasts: Duration) {
     }
 }
 
-/// The broker blocks publishers as long as it believes that it is short of disk or memory.
+/// The broker blocks publishers while it believes that it is short of disk or memory.
 fn raise(stand: &Stand, alarm: Alarm, lasts: Duration) {
     let _held = held(&stand.rabbit_lock);
     let (on, off): ([&str; 3], [&str; 3]) = match alarm {
@@ -204,11 +204,12 @@ fn raise(stand: &Stand, alarm: Alarm, lasts: Duration) {
         stand.rabbit.ctl(&words);
     };
     let blocked = || stand.logs().map(|(_, log)| log.matches(BLOCKED).count()).sum::<usize>();
-    // After a restart its ports answer before it takes such orders.
+    // After a restart, the broker's ports answer before it accepts such commands.
     run(["await_startup", "--timeout", "60"]);
     let before = blocked();
     let deadline = Instant::now() + ALARM_KNOWN_WITHIN;
-    // On a slow machine an order can be taken and the alarm not be raised, so it is repeated until a publisher is told.
+    // On a slow machine the broker can accept the command and not raise the alarm. So the command is repeated until a
+    // publisher is notified.
     while blocked() == before && Instant::now() < deadline {
         run(on);
         let again = Instant::now() + Duration::from_secs(5);

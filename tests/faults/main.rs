@@ -1,4 +1,5 @@
-//! Faults: a deployment of real engines and worker processes is broken on purpose, and the providers' records are judged.
+//! Fault tests: a deployment of real backends and worker processes is broken on purpose. Oracles then check the
+//! providers' records.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
 #[path = "../readouts/mod.rs"]
@@ -8,7 +9,7 @@ mod support;
 
 mod broker;
 mod coverage;
-// Needs a program that can be told to die: `cargo test --features faults --test faults crash::`
+// Needs a build with crash points: `cargo test --features faults --test faults crash::`
 mod connection_owner;
 #[cfg(feature = "faults")]
 mod crash;

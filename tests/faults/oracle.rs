@@ -1,13 +1,13 @@
-//! The judges: what must never be found in the records, whatever happened.
+//! The oracles: checks for violations that no run may have, whatever its faults.
 //!
-//! Pure functions, each shown able to find what it looks for (`oracle_tests`). They read what providers, producers and
-//! subscribers kept; the ledger is a defendant here, no witness.
+//! They are pure functions, and `oracle_tests` shows that each finds its violation. They read the records of providers,
+//! producers and subscribers. The ledger is itself under test, so it proves nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::records::{Call, FINAL, Records};
 
-/// One thing that must not be.
+/// One violation that an oracle found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
     pub oracle: &'static str,
@@ -16,7 +16,7 @@ pub struct Violation {
 
 type Oracle = fn(&Records) -> Vec<String>;
 
-/// In the order of the tables.
+/// All oracles, in the order of the reports.
 pub const ORACLES: [(&str, Oracle); 7] = [
     ("O1 lost", lost),
     ("O2 double", double),
@@ -35,7 +35,7 @@ pub fn judge(records: &Records) -> Vec<Violation> {
     ORACLES.iter().flat_map(found).collect()
 }
 
-/// Confirmed messages that have not ended in the ledger, or ended without an event.
+/// Confirmed messages whose job has not finished in the ledger, or has finished without an event.
 fn lost(records: &Records) -> Vec<String> {
     let told: BTreeSet<&str> = records.events.iter().map(|event| event.id.as_str()).collect();
     let confirmed = records.published.iter().filter(|(_, message)| message.confirmed);
@@ -44,13 +44,13 @@ fn lost(records: &Records) -> Vec<String> {
         Some(row) if !FINAL.contains(&row.state.as_str()) => {
             Some(format!("{id}: still {} ({})", row.state, row.reason))
         }
-        Some(row) if !told.contains(id.as_str()) => Some(format!("{id}: {}, and no event says so", row.state)),
+        Some(row) if !told.contains(id.as_str()) => Some(format!("{id}: {}, without an event", row.state)),
         Some(_) => None,
     });
     lost.collect()
 }
 
-/// Payments whose money moved more than once, at whatever provider.
+/// Payments that were charged more than once, at any provider.
 fn double(records: &Records) -> Vec<String> {
     let effects = records.effects().into_iter().filter(|(_, effects)| effects.len() > 1);
     effects
@@ -61,8 +61,8 @@ fn double(records: &Records) -> Vec<String> {
         .collect()
 }
 
-/// Windows with more requests than the limit allows, whichever instant of a request the provider counts at, where slots
-/// are held until the answer.
+/// Windows with more requests than the limit allows, by any instant of a request at which the provider may count it.
+/// Rows whose slots are released at the grant are left out.
 fn breach(records: &Records) -> Vec<String> {
     type Instant = fn(&Call) -> Option<u64>;
     let instants: [(&str, Instant); 4] = [
@@ -94,7 +94,7 @@ fn breach(records: &Records) -> Vec<String> {
     found
 }
 
-/// Money that moved other than the message said, or that no message asked for.
+/// Charges that differ from their message, or that have no message.
 fn wrong(records: &Records) -> Vec<String> {
     let mut found = Vec::new();
     for (id, effects) in records.effects() {
@@ -110,7 +110,7 @@ fn wrong(records: &Records) -> Vec<String> {
     found
 }
 
-/// One key for two bodies, or two keys for one payment.
+/// One key with two bodies, or two keys for one payment.
 fn key_misuse(records: &Records) -> Vec<String> {
     let mut body_of: BTreeMap<(&str, &str), &[u8]> = BTreeMap::new();
     let mut key_of: BTreeMap<&str, &str> = BTreeMap::new();
@@ -132,8 +132,8 @@ fn key_misuse(records: &Records) -> Vec<String> {
     found
 }
 
-/// Requests that a provider received when the ledger had long said how it ended. One that was begun before may be that
-/// late: it was on its way. So many requests as were begun until then are expected, and no more.
+/// Requests that a provider received after the job's final state was written. A request that was begun before may
+/// arrive after it. So only requests beyond the number begun until then are violations.
 fn after_settled(records: &Records) -> Vec<String> {
     let mut calls: BTreeMap<&str, Vec<(&str, &Call)>> = BTreeMap::new();
     for (provider, record) in &records.providers {
@@ -148,36 +148,36 @@ fn after_settled(records: &Records) -> Vec<String> {
         let late: Vec<_> = calls.iter().filter(|(_, call)| call.received_wall_us > settled_us).collect();
         for (provider, call) in late.iter().take(calls.len().saturating_sub(row.begun_until_settled)) {
             let late_us = call.received_wall_us - settled_us;
-            found.push(format!("{payment}: {provider} was called {late_us} us after it was settled, {}", at(call)));
+            found.push(format!("{payment}: {provider} was called {late_us} us after its final state, {}", at(call)));
         }
     }
     found
 }
 
-/// Where ledger or events say something else than the provider's books.
+/// Differences between the ledger or its events and the providers' records.
 fn ledger_differs(records: &Records) -> Vec<String> {
     let effects = records.effects();
     let mut found = Vec::new();
     for (id, row) in &records.ledger {
         let charged = effects.contains_key(id.as_str());
         match row.state.as_str() {
-            "succeeded" if !charged => found.push(format!("{id}: succeeded, and never charged ({})", row.reason)),
+            "succeeded" if !charged => found.push(format!("{id}: succeeded, but was never charged ({})", row.reason)),
             "succeeded" | "review" | "unknown" | "sending" => {}
-            state if charged => found.push(format!("{id}: charged, and the ledger says {state} ({})", row.reason)),
+            state if charged => found.push(format!("{id}: charged, but the ledger has {state} ({})", row.reason)),
             _ => {}
         }
         let message = records.published.get(id);
         if message.is_some_and(|m| (m.amount, &m.currency, &m.account) != (row.amount, &row.currency, &row.account)) {
-            found.push(format!("{id}: the ledger has {row:?}, the message was {message:?}"));
+            found.push(format!("{id}: the ledger has {row:?}, but the message was {message:?}"));
         }
     }
     for id in effects.keys().filter(|id| !records.ledger.contains_key(**id)) {
-        found.push(format!("{id}: charged, and not in the ledger"));
+        found.push(format!("{id}: charged, but not in the ledger"));
     }
     for event in &records.events {
         let row = records.ledger.get(&event.id);
         if row.is_none_or(|row| (&row.state, &row.provider) != (&event.state, &event.provider)) {
-            found.push(format!("{event:?}, and the ledger says {row:?}"));
+            found.push(format!("{event:?}, but the ledger has {row:?}"));
         }
     }
     found

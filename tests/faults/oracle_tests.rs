@@ -1,4 +1,4 @@
-//! Each judge finds a planted violation, and nothing in an honest record.
+//! Tests of the oracles: each finds a planted violation, and none finds a violation in records without one.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use crate::records::{Call, Event, ProviderRecord, Published, Records, Row};
 
 const SECOND_US: u64 = 1_000_000;
 
-/// Three payments: one charged, one declined, one in review after a charge that nobody was told of.
+/// Three payments: one charged, one declined, one in review after a charge whose response was lost.
 fn honest() -> Records {
     let call = |id: &str, at_us: u64, charged: bool| Call {
         payment: Some(id.to_owned()),
@@ -61,7 +61,7 @@ fn calls(records: &mut Records) -> &mut Vec<Call> {
     &mut records.providers.get_mut("acme").unwrap().calls
 }
 
-/// How many violations of each kind a change brings about.
+/// Violations per oracle after a change of the sound records.
 fn planted(change: impl FnOnce(&mut Records)) -> BTreeMap<&'static str, usize> {
     let mut records = honest();
     change(&mut records);
@@ -99,7 +99,7 @@ fn lost_jobs_are_found() {
         unrecorded(records);
         records.published.get_mut("p2").unwrap().confirmed = false;
     };
-    assert_eq!(planted(unconfirmed), BTreeMap::new(), "nothing was promised");
+    assert_eq!(planted(unconfirmed), BTreeMap::new(), "an unconfirmed message may be lost");
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn double_charges_are_found_across_providers() {
 
 #[test]
 fn breaches_are_found_at_every_instant() {
-    // The third call a microsecond before the first leaves the window.
+    // A shift that puts the third call a microsecond too early for the window.
     let shifts: [fn(&mut Call); 4] = [
         |call| call.begun_us -= 1,
         |call| call.received_us = Some(SECOND_US - 1),
@@ -132,7 +132,7 @@ fn breaches_are_found_at_every_instant() {
         |call| call.answered_us = Some(SECOND_US + 4),
     ];
     let found = shifts.map(|shift| planted(|records| shift(&mut calls(records)[2])));
-    // One of the three did not move money, so no window by effect has more than two.
+    // One of the three calls was no charge, so no window counts more than two by effect.
     assert_eq!(found, [only("O3", 1), only("O3", 1), BTreeMap::new(), only("O3", 1)]);
     let charged = |records: &mut Records| {
         calls(records)[1].effect_us = Some(SECOND_US - 1);
@@ -148,7 +148,7 @@ fn breaches_are_found_at_every_instant() {
         let (allowed, window_us) = record.limits[0];
         assert_eq!((record.broken_windows(allowed, window_us), record.largest_window(window_us)), (1, 3));
     };
-    assert_eq!(planted(by_grant), BTreeMap::new(), "lanes by grant are counted, not judged");
+    assert_eq!(planted(by_grant), BTreeMap::new(), "lanes that release slots at the grant are reported, not judged");
 }
 
 #[test]
@@ -170,7 +170,7 @@ fn misused_keys_are_found() {
             calls(records).push(again);
         })
     };
-    assert_eq!(again(|_| {}), BTreeMap::new(), "the same bytes again are no misuse");
+    assert_eq!(again(|_| {}), BTreeMap::new(), "the same bytes may be sent again");
     assert_eq!(again(|call| call.body.push(b' ')), only("O5", 1));
     assert_eq!(again(|call| call.key = Some("other".to_owned())), only("O5", 1));
     assert_eq!(again(|call| call.key = None), only("O5", 1));
@@ -189,7 +189,7 @@ fn calls_after_a_final_state_are_found() {
     };
     assert_eq!(again(1, false), only("O6", 1));
     assert_eq!(again(1, true), only("O6", 1));
-    assert_eq!(again(2, false), BTreeMap::new(), "it had been sent before and was that late");
+    assert_eq!(again(2, false), BTreeMap::new(), "the request was begun before and arrived late");
     assert_eq!(planted(|records| calls(records)[1].received_wall_us = 40 * SECOND_US), BTreeMap::new());
 }
 
@@ -206,7 +206,7 @@ fn ledger_and_event_mismatches_are_found() {
     for state in ["declined", "dead", "expired", "cancelled"] {
         assert_eq!(says("p1", state), only("O7", 1), "charged and {state}");
     }
-    assert_eq!(says("p1", "review"), BTreeMap::new(), "a person decides");
+    assert_eq!(says("p1", "review"), BTreeMap::new(), "an operator resolves a job in review");
     assert_eq!(planted(|records| records.events[0].state = "declined".to_owned()), only("O7", 1));
     assert_eq!(planted(|records| row(records, "p1").amount = 7), only("O7", 1));
     let unknown_to_us = |records: &mut Records| {
@@ -220,8 +220,8 @@ fn ledger_and_event_mismatches_are_found() {
 #[test]
 fn longest_request_transit_is_reported() {
     let mut records = honest();
-    assert_eq!(records.longest_way_ms(), 0, "nothing is known of when it was begun");
-    // Two begins of one request: the last before its receipt counts.
+    assert_eq!(records.longest_way_ms(), 0, "the begin is unknown");
+    // Two begins of one request: the last begin before its receipt counts.
     records.begun_wall_us.insert("p3".to_owned(), vec![SECOND_US, 9 * SECOND_US, 12 * SECOND_US]);
     assert_eq!(records.longest_way_ms(), 2_000);
 }

@@ -13,13 +13,13 @@ use crate::provider::Trouble;
 use crate::proxy::{Flow, Rules};
 
 pub const WORKERS: usize = 4;
-/// Response-held; deduplicates and cannot be asked · can be asked · neither.
+/// Providers whose slots are released after the response: one deduplicates, one answers look-ups, one does neither.
 pub const PROVIDERS: [&str; 3] = ["alpha", "bravo", "carol"];
-/// All lanes: the providers, and one with `slot_release = "grant"`, which no fault is aimed at. It is reported and not held
-/// to its limit: whoever is frozen between grant and request breaks it, as the theorem says.
+/// All lanes: the providers, and one with `slot_release = "grant"`, at which no fault is aimed. Its windows are
+/// reported and not judged: a worker that freezes between grant and request exceeds its limit, as the theorem says.
 pub const LANES: [&str; 4] = [PROVIDERS[0], PROVIDERS[1], PROVIDERS[2], "delta"];
 pub const GRANT_LANE: usize = 3;
-/// Jobs of each provider among ten: the slow ones have work for most of the run, the fast one comes in bursts.
+/// Jobs of each provider among ten. The slow providers have work for most of the run; the fast one gets bursts.
 const SHARES: [usize; 3] = [4, 3, 3];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub enum Engine {
     Postgres,
 }
 
-/// The far end of a worker's road.
+/// The peer at the end of a worker's network path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peer {
     Engine(Engine),
@@ -42,15 +42,15 @@ pub enum Alarm {
     Memory,
 }
 
-/// One thing that goes wrong. It begins at its instant and is over, where that can be said, after `lasts`.
+/// One fault. It begins at its instant and ends after `lasts`, where it has an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// SIGKILL, and a new process after a while, its wall clock wrong by so many seconds.
+    /// SIGKILL. A new process starts later, with a wall clock that is wrong by this many seconds.
     KillWorker {
         worker: usize,
         clock_s: i64,
     },
-    /// SIGSTOP, SIGCONT.
+    /// SIGSTOP, later SIGCONT.
     FreezeWorker {
         worker: usize,
     },
@@ -61,7 +61,7 @@ pub enum Fault {
     /// FUNCTION FLUSH and SCRIPT FLUSH.
     ForgetScripts,
     Alarm(Alarm),
-    /// Redis' wall clock is wrong by so much.
+    /// Redis' wall clock is wrong by this much.
     RedisClock {
         millis: i64,
     },
@@ -76,7 +76,7 @@ pub enum Fault {
     },
 }
 
-/// A fault of the plan.
+/// A fault with its place in the plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Planned {
     pub at: Duration,
@@ -84,28 +84,28 @@ pub struct Planned {
     pub fault: Fault,
 }
 
-/// Jobs that are published at one instant: `jobs` of the lane's, beginning with number `first`.
+/// Jobs that are published at one instant: `jobs` jobs of the lane, from number `first` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wave {
     pub at: Duration,
-    /// Its number in [`LANES`].
+    /// Index into [`LANES`].
     pub provider: usize,
     pub first: usize,
     pub jobs: usize,
 }
 
-/// How much of everything.
+/// Size of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
-    /// For the three providers together.
+    /// Jobs of the three providers in total.
     pub jobs: usize,
     pub worker_kills: usize,
     pub engine_kills: usize,
     pub freezes: usize,
     pub cuts: usize,
-    /// Forgetful or wrong stores, alarms, providers in trouble.
+    /// Lost or wrong state in stores, alarms, and provider faults.
     pub others: usize,
-    /// From one fault to the next, on average.
+    /// Mean time between faults.
     pub every: Duration,
 }
 
@@ -138,7 +138,7 @@ impl Size {
         every: Duration::from_millis(1_800),
     };
 
-    /// Jobs of the grant lane, beside the others.
+    /// Jobs of the lane with release at grant, in addition to the others.
     pub fn grant_jobs(&self) -> usize {
         self.jobs / 10
     }
@@ -147,7 +147,7 @@ impl Size {
         self.worker_kills + self.engine_kills + self.freezes + self.cuts + self.others
     }
 
-    /// The same mixture with so many faults.
+    /// The same mixture with this many faults.
     pub fn with_faults(self, faults: usize) -> Self {
         let share = |of: usize| of * faults / self.faults();
         let (engine_kills, freezes, cuts) = (share(self.engine_kills), share(self.freezes), share(self.cuts));
@@ -170,7 +170,7 @@ pub struct Plan {
     pub waves: Vec<Wave>,
 }
 
-/// The plan of a seed.
+/// Draws the plan of a seed.
 pub fn plan(seed: u64, size: &Size) -> Plan {
     let mut rng = StdRng::seed_from_u64(seed);
     let rng = &mut rng;
@@ -181,7 +181,7 @@ pub fn plan(seed: u64, size: &Size) -> Plan {
     }));
     let first = rng.random_range(0..3);
     faults.extend((0..size.engine_kills).map(|n| Fault::KillEngine(engine(first + n))));
-    // Workers and engines by turns, as far as it goes.
+    // Alternates workers and backends.
     faults.extend((0..size.freezes).map(|n| match n % 2 {
         0 => Fault::FreezeWorker { worker: rng.random_range(0..WORKERS) },
         _ => Fault::FreezeEngine(engine(rng.random_range(0..3))),
@@ -249,12 +249,12 @@ fn other(rng: &mut StdRng, kind: usize) -> Fault {
 fn lasts(rng: &mut StdRng, fault: Fault) -> Duration {
     let millis = match fault {
         Fault::KillWorker { .. } => rng.random_range(200..4_000),
-        // Now and then beyond its leases, so that others take over what it believes to hold.
+        // One freeze in four lasts longer than the leases, so that other workers take over the jobs.
         Fault::FreezeWorker { .. } if rng.random_ratio(1, 4) => rng.random_range(31_000..36_000),
         Fault::FreezeWorker { .. } | Fault::FreezeEngine(_) => rng.random_range(1_000..8_000),
         Fault::KillEngine(_) => rng.random_range(0..3_000),
         Fault::ForgetQuota | Fault::ForgetScripts => 0,
-        // The broker blocks whoever publishes meanwhile.
+        // Meanwhile the broker blocks every publisher.
         Fault::Alarm(_) => rng.random_range(3_000..6_000),
         Fault::RedisClock { .. } => rng.random_range(1_000..6_000),
         Fault::Road { .. } => rng.random_range(1_000..8_000),
@@ -263,8 +263,8 @@ fn lasts(rng: &mut StdRng, fault: Fault) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// A third of each provider's jobs is there from the start, the rest comes just before faults: so there is work in
-/// hand when something goes wrong.
+/// A third of each provider's jobs is published at the start. The rest comes just before faults, so that jobs are
+/// active when a fault begins.
 fn waves(rng: &mut StdRng, size: &Size, faults: &[Planned]) -> Vec<Wave> {
     let shares: usize = SHARES.iter().sum();
     let mut waves = Vec::new();
@@ -284,7 +284,7 @@ fn waves(rng: &mut StdRng, size: &Size, faults: &[Planned]) -> Vec<Wave> {
         let at_once = if faults.is_empty() { jobs } else { jobs / 3 };
         wave(Duration::ZERO, at_once);
         for (number, fault) in faults.iter().enumerate() {
-            // The fast provider's jobs come in larger waves, or its limit would never matter.
+            // The fast provider's jobs come in larger waves; otherwise its limit would never be reached.
             if provider == 0 && number % 7 != 6 && number + 1 != faults.len() {
                 continue;
             }

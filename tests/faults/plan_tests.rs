@@ -1,4 +1,4 @@
-//! Plans are what their seed and size say, and nothing else.
+//! Tests of the fault plans: their seed and size alone determine them, and they keep their bounds.
 
 use std::collections::BTreeSet;
 use std::mem::discriminant;
@@ -37,7 +37,7 @@ fn plan_publishes_once_and_schedules_every_fault() {
             let mut waves: Vec<_> = plan.waves.iter().filter(|wave| wave.provider == provider).collect();
             waves.sort_by_key(|wave| wave.first);
             for wave in waves {
-                assert_eq!(wave.first, next, "neither a gap nor a job twice");
+                assert_eq!(wave.first, next, "the waves have a gap or a job twice");
                 next += wave.jobs;
             }
             *jobs = next;
@@ -97,6 +97,6 @@ fn shape(rules: Rules) -> &'static str {
         (_, Flow::Delay(_), Flow::Delay(_)) => "delay",
         (_, Flow::Truncate(_), Flow::Pass) => "short there",
         (_, Flow::Pass, Flow::Truncate(_)) => "short back",
-        other => panic!("{other:?} is no trouble of the plan"),
+        other => panic!("{other:?} is not a provider fault of the plan"),
     }
 }

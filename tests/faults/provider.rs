@@ -14,10 +14,10 @@ use tokio::time::Instant;
 
 use crate::records::{Call, ProviderRecord};
 
-/// Amounts that end in this are declined.
+/// Amounts with these last digits are declined.
 pub const DECLINED_CENTS: i64 = 13;
 
-/// What a provider is.
+/// The provider's behaviour.
 #[derive(Clone, Debug)]
 pub struct ProviderOptions {
     pub deduplicates: bool,
@@ -25,29 +25,29 @@ pub struct ProviderOptions {
     /// Requests per window.
     pub limits: Vec<(usize, Duration)>,
     pub latency: (Duration, Duration),
-    /// Its row frees slots after the grant.
+    /// Its row releases slots after the grant.
     pub by_grant: bool,
 }
 
-/// What ails it now.
+/// Fault that the provider has now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
     None,
-    /// The connection is reset instead of an answer; nothing was charged.
+    /// Resets the connection instead of a response, without a charge.
     ResetBefore,
-    /// Charged, then the connection is reset.
+    /// Charges, then resets the connection.
     ResetAfter,
-    /// Charged, and no answer ever.
+    /// Charges and never responds.
     Silent,
-    /// 500, nothing was charged.
+    /// Responds 500, without a charge.
     Error,
-    /// 503 with `Retry-After: 1`, nothing was charged.
+    /// Responds 503 with `Retry-After: 1`, without a charge.
     Unavailable,
-    /// 429 with `Retry-After`, nothing was charged.
+    /// Responds 429 with `Retry-After`, without a charge.
     Throttle {
         seconds: u64,
     },
-    /// 200 with half a body; charged.
+    /// Charges and responds 200 with half a body.
     Garbled,
 }
 
@@ -66,7 +66,7 @@ struct Books {
     trouble: Trouble,
 }
 
-/// A provider that runs.
+/// A provider that is serving requests.
 #[derive(Clone)]
 pub struct Provider {
     options: Arc<ProviderOptions>,
@@ -75,7 +75,7 @@ pub struct Provider {
     pub port: u16,
 }
 
-/// A request, read.
+/// A parsed request.
 struct Request {
     method: String,
     target: String,
@@ -91,12 +91,12 @@ enum Reply {
 }
 
 impl Provider {
-    /// Serves on a port of its own until the runtime ends.
+    /// Serves on a free port until the runtime ends.
     pub async fn start(options: ProviderOptions) -> Self {
         Self::start_at(Ipv4Addr::LOCALHOST, options).await
     }
 
-    /// The same, at an address of this host.
+    /// Serves at this address of the host.
     pub async fn start_at(address: Ipv4Addr, options: ProviderOptions) -> Self {
         let listener = TcpListener::bind((address, 0)).await.unwrap();
         let books = Books {
@@ -129,7 +129,7 @@ impl Provider {
         ProviderRecord { calls: self.books().calls.clone(), limits: limits.collect(), by_grant: self.options.by_grant }
     }
 
-    /// Requests that came in between two instants of the monotonic clock.
+    /// Requests that were received between two instants of the monotonic clock.
     pub fn received_between(&self, from: std::time::Instant, to: std::time::Instant) -> u64 {
         let started = self.started.into_std();
         let micros = |at: std::time::Instant| u64::try_from(at.saturating_duration_since(started).as_micros()).unwrap();
@@ -161,7 +161,7 @@ impl Provider {
                 return;
             }
             let number = {
-                // The clock is read under the lock, so that calls are in the order of their instants.
+                // The lock is held while the clock is read, so that calls are in the order of their instants.
                 let mut books = self.books();
                 books.calls.push(Call { begun_us: self.now_us(), ..Call::default() });
                 books.calls.len() - 1
@@ -188,7 +188,7 @@ impl Provider {
                 return false;
             }
             Reply::Never => {
-                // Until the client hangs up.
+                // Waits until the client closes the connection.
                 while more(stream, &mut Vec::new()).await {}
                 return false;
             }
@@ -198,8 +198,8 @@ impl Provider {
         let answer = format!(
             "HTTP/1.1 {status} X\r\nContent-Type: application/json\r\n{headers}Content-Length: {length}\r\n\r\n{body}"
         );
-        // Read before the write: on a busy machine the worker has the answer before this task runs again, and may use
-        // the slot one window after that.
+        // Read before the write: on a busy machine the worker can have the response before this task runs again. One
+        // window later the worker may use the slot again.
         let answered_us = self.now_us();
         let written = stream.write_all(answer.as_bytes()).await.is_ok();
         if written {
@@ -209,7 +209,7 @@ impl Provider {
         written
     }
 
-    /// Books the request and what it comes to; the money moves now, the answer follows at the instant returned.
+    /// Records the request and its result. The charge happens now; the response follows at the returned instant.
     fn decide(&self, number: usize, request: &Request) -> (Reply, Instant) {
         let (least, most) = self.options.latency;
         let latency = least + (most - least).mul_f64(rand::random::<f64>());
@@ -297,7 +297,7 @@ impl Provider {
     }
 }
 
-/// How an answer leaves a provider in this trouble.
+/// The response that a provider with this fault sends.
 fn said(trouble: Trouble, status: u16, body: String) -> Reply {
     match trouble {
         Trouble::ResetAfter => Reply::Reset,
@@ -316,12 +316,12 @@ fn later(status: u16, seconds: u64) -> Reply {
     Reply::Answer(status, body, vec![("Retry-After", seconds.to_string())])
 }
 
-/// Reads once; false at the end of the stream.
+/// Reads once; returns false at the end of the stream.
 async fn more(stream: &mut TcpStream, into: &mut Vec<u8>) -> bool {
     stream.read_buf(into).await.is_ok_and(|read| read > 0)
 }
 
-/// Reads one request to its end; what follows it stays in `read`.
+/// Reads one whole request; bytes after it stay in `read`.
 async fn read_request(stream: &mut TcpStream, read: &mut Vec<u8>) -> Option<Request> {
     let head_end = loop {
         if let Some(at) = read.windows(4).position(|bytes| bytes == b"\r\n\r\n") {

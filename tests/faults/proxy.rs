@@ -14,29 +14,29 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 
-/// Bytes read at once.
+/// Most bytes of one read.
 const CHUNK: usize = 16 * 1024;
 /// Delayed bytes that a direction holds before it stops reading.
 const HELD_MAX: usize = 4 << 20;
 
-/// What happens to the bytes of one direction.
+/// Treatment of the bytes of one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flow {
     Pass,
-    /// Read and thrown away; the sender notices nothing. What a connection has lost it never gets back.
+    /// Bytes are read and dropped, and the sender does not notice. A connection that has lost bytes stays cut.
     Discard,
-    /// Delivered that much later, in order.
+    /// Bytes are delivered in order, later by this time.
     Delay(Duration),
-    /// Each connection passes so many bytes more in this direction, then it is closed both ways.
+    /// Each connection passes this many more bytes in this direction; then both sides are closed.
     Truncate(u64),
 }
 
-/// The rules of one road.
+/// Rules of one network path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
     pub to_server: Flow,
     pub to_client: Flow,
-    /// Every connection is reset (RST), and each new one too.
+    /// Every connection is reset (RST), including new ones.
     pub reset: bool,
 }
 
@@ -46,11 +46,11 @@ impl Rules {
     pub const RESET: Self = Self { reset: true, ..Self::PASS };
 }
 
-/// One worker's way to one peer.
+/// The network path from one worker to one peer.
 #[derive(Debug)]
 pub struct Road {
     rules: watch::Sender<Rules>,
-    /// Connections whose bytes were thrown away, late, or cut; or that were reset.
+    /// Connections whose bytes were dropped, delayed or truncated, or that were reset.
     troubled: AtomicU64,
 }
 
@@ -63,37 +63,37 @@ impl Road {
         self.rules.send_replace(rules);
     }
 
-    /// Nothing happens to its bytes.
+    /// No rule affects its bytes.
     pub fn passes(&self) -> bool {
         *self.rules.borrow() == Rules::PASS
     }
 
-    /// Connections that met a rule other than passing.
+    /// Connections that a rule other than `Pass` affected.
     pub fn troubled(&self) -> u64 {
         self.troubled.load(Ordering::Relaxed)
     }
 }
 
-/// Which road a connection takes.
+/// How to find a connection's path.
 #[derive(Clone)]
 pub enum Whose {
     Known(Arc<Road>),
-    /// Asked for by the client's port; see [`crate::connection_owner`].
+    /// Found by the client's port; see [`crate::connection_owner`].
     Asked(Asking),
 }
 
-/// Roads of several clients that connect to one port.
+/// Paths of several clients that connect to one port.
 #[derive(Clone)]
 pub struct Asking {
     pub questions: mpsc::UnboundedSender<Question>,
     pub roads: Arc<Mutex<Vec<Arc<Road>>>>,
 }
 
-/// A client's port, and where to say which of the roads is its.
+/// A client's port, and the channel for the index of its path.
 pub type Question = (u16, oneshot::Sender<Option<usize>>);
 
 impl Whose {
-    /// No road has a rule that matters to the first bytes of a connection.
+    /// No path has a rule that affects the first bytes of a connection.
     fn all_pass(&self) -> bool {
         let passes = |road: &Arc<Road>| *road.rules.borrow() == Rules::PASS;
         match self {
@@ -102,7 +102,7 @@ impl Whose {
         }
     }
 
-    /// `None`: the client is nobody's, or is gone.
+    /// `None`: no worker owns the client's socket, or it is closed.
     async fn road(self, port: u16) -> Option<Arc<Road>> {
         match self {
             Self::Known(road) => Some(road),
@@ -116,7 +116,7 @@ impl Whose {
     }
 }
 
-/// Listens on a port of its own, which it returns, and forwards to `target` until the runtime ends.
+/// Listens on a free port, which it returns, and forwards to `target` until the runtime ends.
 pub async fn listen(target: u16, whose: Whose) -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -129,14 +129,14 @@ pub async fn listen(target: u16, whose: Whose) -> u16 {
     port
 }
 
-/// A connection's own copy of its road's rules; passes until it is known whose road it is.
+/// A connection's copy of its path's rules. It passes all bytes until the path is known.
 struct Followed {
     rules: watch::Sender<Rules>,
     road: OnceLock<Arc<Road>>,
 }
 
 impl Followed {
-    /// Keeps the copy; never ends.
+    /// Updates the copy; never returns.
     async fn follow(&self, road: impl Future<Output = Option<Arc<Road>>>) {
         if let Some(road) = road.await {
             let road = self.road.get_or_init(|| road);
@@ -161,7 +161,8 @@ impl Followed {
 
 async fn forward(client: TcpStream, peer: SocketAddr, target: u16, whose: Whose) {
     let followed = Followed { rules: watch::Sender::new(Rules::PASS), road: OnceLock::new() };
-    // To ask takes a moment, which only a road in trouble is worth: a harness that is slow is a fault that nobody planned.
+    // The look-up of the owner takes time, so a connection waits for it only if a path has a rule. Otherwise a slow
+    // test process would itself be a fault.
     let at_once = whose.all_pass();
     let mut road: Pin<Box<dyn Future<Output = Option<Arc<Road>>> + Send>> = Box::pin(whose.road(peer.port()));
     if !at_once {
@@ -174,7 +175,7 @@ async fn forward(client: TcpStream, peer: SocketAddr, target: u16, whose: Whose)
         road = Box::pin(async move { Some(known) });
     }
     let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, target)).await else { return reset(&client) };
-    // Small answers must not wait for acknowledgements.
+    // Small responses must not wait for acknowledgements.
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
     tokio::select! {
         () = followed.follow(road) => {}
@@ -182,7 +183,7 @@ async fn forward(client: TcpStream, peer: SocketAddr, target: u16, whose: Whose)
     }
 }
 
-/// Forwards both directions until the connection is over.
+/// Forwards both directions until the connection is closed.
 async fn connection(client: &TcpStream, server: &TcpStream, followed: &Followed) {
     let mut rules = followed.rules.subscribe();
     let mut up = pin!(pump(client, server, rules.clone(), |rules| rules.to_server, followed));
@@ -210,10 +211,10 @@ async fn connection(client: &TcpStream, server: &TcpStream, followed: &Followed)
     }
 }
 
-/// What a direction's end means for the connection.
+/// Effect of a direction's end on the connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// Nothing more comes this way; the other way goes on.
+    /// This direction has ended; the other one continues.
     Over,
     /// Both sides are closed.
     Close,
@@ -221,12 +222,12 @@ enum End {
     Broken,
 }
 
-/// The socket's end is a reset: what is unsent is dropped.
+/// Closes the socket with a reset, which drops unsent bytes.
 fn reset(stream: &TcpStream) {
     let _ = stream.set_zero_linger();
 }
 
-/// Forwards one direction to its end.
+/// Forwards one direction until it ends.
 async fn pump(
     from: &TcpStream,
     to: &TcpStream,
@@ -263,7 +264,7 @@ async fn pump(
                 }
                 ended = bytes.is_empty();
                 if line.lost {
-                    // A silent cut drops what closes a connection, too.
+                    // A silent cut also drops the end of the stream.
                     if ended { return End::Over }
                     continue;
                 }
@@ -293,12 +294,12 @@ fn truncated(flow: Flow) -> Option<u64> {
     if let Flow::Truncate(bytes) = flow { Some(bytes) } else { None }
 }
 
-/// Bytes on their way in one direction.
+/// Delayed bytes of one direction.
 #[derive(Default)]
 struct Line {
     held: VecDeque<(Instant, Vec<u8>)>,
     bytes: usize,
-    /// Something was thrown away: nothing that follows would make sense to the receiver.
+    /// Bytes were dropped, so the receiver could not interpret later ones.
     lost: bool,
     troubled: bool,
 }
@@ -313,7 +314,7 @@ impl Line {
     }
 
     fn push(&mut self, bytes: Vec<u8>, due: Instant) {
-        // Never before what was sent earlier.
+        // No earlier than the bytes before it.
         let due = self.held.back().map_or(due, |(last, _)| due.max(*last));
         self.bytes += bytes.len();
         self.held.push_back((due, bytes));
@@ -330,7 +331,7 @@ impl Line {
     }
 }
 
-/// Empty at the end of the stream; `None` when the connection is broken.
+/// Empty at the end of the stream; `None` if the connection is broken.
 async fn read_some(from: &TcpStream) -> Option<Vec<u8>> {
     let mut buffer = vec![0; CHUNK];
     loop {
@@ -360,7 +361,7 @@ async fn write_all(to: &TcpStream, mut bytes: &[u8]) -> bool {
     true
 }
 
-/// Says that no more bytes follow.
+/// Signals the end of the stream.
 fn shut(to: &TcpStream) {
     if let Ok(copy) = to.as_fd().try_clone_to_owned() {
         let _ = std::net::TcpStream::from(copy).shutdown(Shutdown::Write);

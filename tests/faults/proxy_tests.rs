@@ -1,4 +1,4 @@
-//! Each rule of the proxy does to real connections what it says.
+//! Tests of the fault proxy: each rule has its effect on real connections, and connections find their worker's path.
 
 use std::io::ErrorKind;
 use std::sync::{Arc, Mutex};
@@ -11,11 +11,11 @@ use tokio::time::{Instant, timeout};
 use crate::connection_owner;
 use crate::proxy::{Asking, Flow, Road, Rules, Whose, listen};
 
-/// Long enough to say that nothing comes.
+/// Time without bytes after which a response counts as missing.
 const SILENCE: Duration = Duration::from_millis(300);
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A server that repeats what it hears, and a road to it.
+/// An echo server, and a network path to it.
 async fn echo() -> (u16, Arc<Road>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let target = listener.local_addr().unwrap().port();
@@ -24,7 +24,7 @@ async fn echo() -> (u16, Arc<Road>) {
             let (mut stream, _) = listener.accept().await.unwrap();
             tokio::spawn(async move {
                 let (mut reader, mut writer) = stream.split();
-                // Ends when the client does, or is cut off.
+                // Ends when the client closes the connection or the proxy cuts it.
                 let _ = tokio::io::copy(&mut reader, &mut writer).await;
             });
         }
@@ -44,7 +44,7 @@ async fn ask(stream: &mut TcpStream, text: &str) -> String {
     String::from_utf8(answer).unwrap()
 }
 
-/// Asks and hears nothing, although the connection stands.
+/// Sends a text and gets no response, although the connection is open.
 async fn unheard(stream: &mut TcpStream, text: &str) {
     stream.write_all(text.as_bytes()).await.unwrap();
     let heard = timeout(SILENCE, stream.read_u8()).await;
@@ -79,7 +79,7 @@ async fn silent_cut_drops_bytes_but_keeps_connection() {
         road.set(rules);
         unheard(&mut stream, "during").await;
         road.set(Rules::PASS);
-        // What follows a gap is of no use to anybody.
+        // Bytes after a gap are not delivered.
         unheard(&mut stream, "after").await;
         assert_eq!(ask(&mut connect(port).await, "anew").await, "anew");
         assert!(road.troubled() >= 1);
@@ -109,7 +109,7 @@ async fn delayed_bytes_come_later_in_order_and_complete() {
     let asked = Instant::now();
     stream.write_all(b"late").await.unwrap();
     tokio::time::sleep(wait / 2).await;
-    // Bytes that may go at once still wait for those before them.
+    // Bytes without a delay still wait for earlier, delayed ones.
     road.set(Rules { to_server: Flow::Pass, to_client: Flow::Delay(wait), reset: false });
     stream.write_all(b" again").await.unwrap();
     let mut answer = [0; 10];
@@ -128,7 +128,7 @@ async fn truncated_stream_ends_at_the_limit() {
         let mut stream = connect(port).await;
         stream.write_all(b"0123456789").await.unwrap();
         let mut heard = Vec::new();
-        // The end is an orderly one or a reset, as the unread rest decides.
+        // The end is orderly or a reset, depending on unread bytes.
         let _ = timeout(PATIENCE, stream.read_to_end(&mut heard)).await.unwrap();
         assert!(b"0123".starts_with(&heard), "{heard:?}");
         if rules.to_client == Flow::Truncate(4) {
@@ -140,7 +140,7 @@ async fn truncated_stream_ends_at_the_limit() {
 #[tokio::test(flavor = "multi_thread")]
 async fn proxy_distinguishes_clients_by_process() {
     let (target, _) = echo().await;
-    // The first worker is somebody else, the second is this process.
+    // The first worker is another process; the second is this one.
     let pids = Arc::new(Mutex::new(vec![1, std::process::id()]));
     let (others, ours) = (Road::new(), Road::new());
     let roads = Arc::new(Mutex::new(vec![Arc::clone(&others), Arc::clone(&ours)]));
@@ -153,7 +153,7 @@ async fn proxy_distinguishes_clients_by_process() {
     assert_eq!(ask(&mut connect(port).await, "new").await, "new");
     ours.set(Rules::CUT);
     unheard(&mut connect(port).await, "cut").await;
-    // One that was let through at once obeys as soon as it is known whose it is.
+    // A connection that passed at once obeys the rules as soon as its path is known.
     unheard(&mut stream, "cut too").await;
     let counted = async {
         while ours.troubled() < 2 {

@@ -1,6 +1,6 @@
-//! Random faults under load, by a plan that a seed decides; the providers' records are judged afterwards.
+//! Random faults under load, by a plan that a seed determines. The oracles then judge the providers' records.
 //!
-//! `tests/faults/run` says how to choose seed and size.
+//! `tests/faults/run` documents the choice of seed and size.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -25,24 +25,24 @@ use crate::records::{Call, Published, Records};
 use crate::stand::{DATABASE, Stand, StandOptions};
 use crate::watch::Watch;
 
-/// What was in a lost worker's hands comes back after its lease (30 s) and two parkings. What came to the end of a delay
-/// while the broker started comes back after 180 s: its dead-letter worker found no exchange yet, and tries again only
-/// then (`dead_letter_worker_publisher_confirm_timeout`).
+/// Time until all jobs have finished. A lost worker's jobs return after its lease (30 s) and two delays. A message
+/// whose delay ended while the broker started returns after 180 s. Its dead-letter worker found no exchange and retries
+/// only then (`dead_letter_worker_publisher_confirm_timeout`).
 const PATIENCE: Duration = Duration::from_secs(260);
 
-/// Send budget and timeout of every row: what the limiter assumes to be the longest way of a request.
+/// Send budget plus timeout of every row: the longest transit that the limiter assumes.
 const HOLD_MS: u64 = 2_500;
 
-/// One job in so many of a wave is published twice.
+/// One job in this many of a wave is published twice.
 const COPY_EVERY: usize = 40;
-/// Copies beyond that share: one for each wave that is not full.
+/// Copies beyond that share: one per wave that is not full.
 const COPIES_MORE: u64 = 64;
 
 /// Violations of one kind that are printed.
 const PRINTED: usize = 20;
 
 fn rows() -> String {
-    // A request that never came is left to a person after a minute, so that a run comes to its end.
+    // A request that never arrived goes to manual review after a minute, so that the run can end.
     let bravo = "[provider.lookup]\nurl = \"{url:bravo}?id=${job:id}\"\ngive_up_after_s = 60\n\
                  amount = \"/amount\"\ncurrency = \"/currency\"\n";
     let retention = |keeps: bool| if keeps { "idempotency_retention_s = 86400\n" } else { "" };
@@ -79,7 +79,7 @@ fn stand() -> Stand {
     stand
 }
 
-/// The job with this number at this provider: id, what it is, and its message.
+/// The job with this number at this provider: id, content and message.
 fn job(provider: usize, number: usize) -> (String, Published, String) {
     let name = LANES[provider];
     let id = format!("{name}-{number}");
@@ -104,13 +104,13 @@ fn publish(stand: &Stand, wave: &Wave, published: &Messages) {
     };
     all(false);
     let mut bodies: Vec<String> = jobs.iter().map(|(_, _, body)| body.clone()).collect();
-    // Some twice: the same id may be published at any time.
+    // Some are published twice, as a producer may at any time.
     bodies.extend(bodies.clone().into_iter().step_by(COPY_EVERY));
     stand.runtime.block_on(stand.client.publish(LANES[wave.provider], &bodies));
     all(true);
 }
 
-/// What producers have sent so far, for the readout oracle.
+/// Messages that producers have sent so far, for the readout oracle.
 fn sent(published: &Messages) -> BTreeMap<String, readout_oracle::Published> {
     let mut sent: BTreeMap<String, readout_oracle::Published> = BTreeMap::new();
     for message in published.lock().unwrap().values() {
@@ -118,12 +118,12 @@ fn sent(published: &Messages) -> BTreeMap<String, readout_oracle::Published> {
         of.sent += 1;
         of.confirmed += u64::from(message.confirmed);
     }
-    // Every fortieth of a wave is published twice.
+    // Every fortieth job of a wave is published twice.
     sent.values_mut().for_each(|of| of.copies = of.sent / COPY_EVERY as u64 + COPIES_MORE);
     sent
 }
 
-/// Lets the plan happen while jobs come in; ends when both are over.
+/// Applies the plan while jobs are published; returns when both are finished.
 fn play(stand: &Stand, plan: &Plan, timeline: &Timeline, published: &Messages) {
     std::thread::scope(|scope| {
         let mut playing: Vec<_> =
@@ -137,12 +137,12 @@ fn play(stand: &Stand, plan: &Plan, timeline: &Timeline, published: &Messages) {
         }));
         let failed: Vec<String> =
             playing.into_iter().filter_map(|thread| thread.join().err()).map(|panic| said(&*panic)).collect();
-        assert!(failed.is_empty(), "a fault could not be made to happen: {}", failed.join("\n"));
+        assert!(failed.is_empty(), "a fault could not be applied: {}", failed.join("\n"));
     });
     timeline.note("all faults are over");
 }
 
-/// Starts workers again that end by themselves, as an operator's supervisor would.
+/// Restarts workers that ended by themselves, as a process supervisor would.
 fn supervise(stand: &Stand, timeline: &Timeline, over: &AtomicBool) {
     while !over.load(Ordering::Relaxed) {
         for worker in stand.revive_workers() {
@@ -154,10 +154,10 @@ fn supervise(stand: &Stand, timeline: &Timeline, over: &AtomicBool) {
 
 fn said(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without words").to_owned()
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without a message").to_owned()
 }
 
-/// One run: what was found to be wrong.
+/// One run; the error describes every violation.
 fn run(stand: &Stand, plan: &Plan, timeline: &Timeline) -> Result<(), String> {
     let (watch, standstill, over) = (Watch::new(stand), Standstill::watch(stand), AtomicBool::new(false));
     let published = Messages::default();
@@ -184,17 +184,17 @@ fn run(stand: &Stand, plan: &Plan, timeline: &Timeline) -> Result<(), String> {
     let (violations, coverage) = (judge(&records), Coverage::of(stand, &watch, &records, births.len()));
     let longest_ms = standstill.longest_ms();
     let way_ms = records.longest_way_ms();
-    timeline.note(format!("proxies and providers stood still for {longest_ms} ms at most"));
-    timeline.note(format!("a request was {way_ms} ms on its way at most; assumed are {HOLD_MS}"));
+    timeline.note(format!("longest pause of proxies and providers: {longest_ms} ms"));
+    timeline.note(format!("longest transit of a request: {way_ms} ms; assumed are {HOLD_MS} ms"));
     println!("{}", summary(&records, &violations, &coverage));
     drained?;
     if !violations.is_empty() {
         return Err(told(&violations, &records));
     }
-    // Alarms of the broker and steps of Redis' clock are no part of the truth that is read: they excuse these two.
+    // The oracle does not know of broker alarms and Redis clock steps, so these two rules are excused.
     let excused = ["available backends are not called unavailable", "usage is what the provider received"];
     let untruths = readout_oracle::judge::judge_by(&readouts, |rule| !excused.contains(&rule));
-    println!("readouts held against the truth:");
+    println!("readouts compared with the truth:");
     for (rule, count) in readout_oracle::judge::judged(&readouts) {
         println!("  {rule:<50} {count:>5}");
     }
@@ -204,7 +204,7 @@ fn run(stand: &Stand, plan: &Plan, timeline: &Timeline) -> Result<(), String> {
     for worker in 0..stand.workers() {
         let log = stand.stop_worker(worker);
         if !log.contains("all requests finished, unsent jobs returned to the queue") {
-            return Err(format!("worker {worker} left something behind"));
+            return Err(format!("worker {worker} left requests or jobs unfinished"));
         }
     }
     let missing = coverage.missing(plan);
@@ -240,7 +240,7 @@ fn summary(records: &Records, violations: &[Violation], coverage: &Coverage) -> 
     text
 }
 
-/// The violations, and for each payment concerned every request that its providers had.
+/// The violations, with every request of each payment concerned.
 fn told(violations: &[Violation], records: &Records) -> String {
     let mut text = String::new();
     for (oracle, _) in ORACLES {
@@ -259,7 +259,7 @@ fn told(violations: &[Violation], records: &Records) -> String {
     text
 }
 
-/// Keeps what a run that failed leaves behind: the workers' logs, what the providers saw, the ledger's tables.
+/// Keeps the records of a failed run: worker logs, provider records and ledger tables.
 fn keep_evidence(stand: &Stand, seed: u64) -> PathBuf {
     let kept = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("faults-{seed}"));
     let _ = std::fs::remove_dir_all(&kept);
@@ -273,7 +273,7 @@ fn keep_evidence(stand: &Stand, seed: u64) -> PathBuf {
         std::fs::write(kept.join(format!("{name}.calls")), lines).unwrap();
     }
     for table in ["jobs", "attempts", "outcome_events"] {
-        // The database may be what is broken.
+        // The database may be unavailable.
         let copy = format!("COPY {table} TO STDOUT CSV HEADER");
         if let Ok(output) = stand.postgres.psql(DATABASE).args(["-c", &copy]).output() {
             std::fs::write(kept.join(format!("{table}.csv")), output.stdout).unwrap();
@@ -284,7 +284,7 @@ fn keep_evidence(stand: &Stand, seed: u64) -> PathBuf {
 
 fn setting<T: std::str::FromStr>(name: &str) -> Option<T> {
     let text = std::env::var(name).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{name}: `{text}` is no number")))
+    Some(text.parse().unwrap_or_else(|_| panic!("{name}: `{text}` is not a number")))
 }
 
 fn chosen_size() -> Size {
@@ -309,6 +309,6 @@ fn random_faults_preserve_every_guarantee() {
     let timeline = Timeline::new();
     if let Err(wrong) = run(&stand, &plan, &timeline) {
         let kept = keep_evidence(&stand, plan.seed);
-        panic!("{plan}\nwhat happened:\n{}\n{wrong}\nwhat is left of it: {}", timeline.text(), kept.display());
+        panic!("{plan}\ntimeline:\n{}\n{wrong}\nevidence: {}", timeline.text(), kept.display());
     }
 }

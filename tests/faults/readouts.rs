@@ -1,4 +1,4 @@
-//! Readouts stay true while backends die under load: the deployment of the fault harness, watched by the readout oracle.
+//! Truth of readouts while backends are killed under load: the fault stand, watched by the readout oracle.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,14 +14,14 @@ use crate::readout_oracle::{Deployment, Published, Truth, WorkerTruth, watch};
 use crate::stand::{Stand, StandOptions};
 use crate::watch::Watch;
 
-/// A key in Redis that is gone when Redis has lost its data.
+/// A Redis key that vanishes when Redis loses its data.
 const SENTINEL: &str = "readouts:sentinel";
 
-/// A stand as the readout oracle sees it.
+/// The fault stand as a source for the readout oracle.
 pub struct Watched<'a> {
     stand: &'a Stand,
     watch: Watch,
-    /// What producers have sent so far, by provider.
+    /// Messages that producers have sent so far, by provider.
     published: &'a (dyn Fn() -> BTreeMap<String, Published> + Sync),
 }
 
@@ -84,8 +84,8 @@ fn bodies(lane: &str, jobs: u64) -> Vec<String> {
     (0..jobs).map(body).collect()
 }
 
-/// `alpha` fills and idles with a long log, `bravo` has a backlog in the broker, and the limit of `carol` admits none of its
-/// fifty payments: they move between queue, delay queue and workers until `carol` is paused.
+/// `alpha` has a long log that fills and drains, and `bravo` has a backlog in the broker. The limit of `carol` admits
+/// none of its fifty payments. They move between queue, delay queue and workers until `carol` is paused.
 fn stand() -> Stand {
     let mut stand = Stand::start(StandOptions::default());
     let latency = (Duration::from_millis(20), Duration::from_millis(60));
@@ -144,15 +144,16 @@ fn readouts_stay_correct_during_backend_outages() {
     assert!(untruths.is_empty(), "{}", table(&untruths));
     for (rule, count) in judged(&history) {
         println!("  {rule:<50} {count:>4}");
-        assert!(count > 0, "{rule}: there was nothing to judge");
+        assert!(count > 0, "{rule}: no readout was judged");
     }
 }
 
-/// Quiet, `carol` paused and PostgreSQL gone, quiet for as long as a false claim stayed, RabbitMQ gone, quiet.
+/// Phases: calm, `carol` paused and PostgreSQL killed, calm for longer than a past false readout lasted, RabbitMQ
+/// killed, calm.
 fn outages(stand: &Stand) {
     let quiet = |seconds: u64| std::thread::sleep(Duration::from_secs(seconds));
     quiet(18);
-    // While the change spreads, the workers' settings differ; nobody is asked about it before they agree again.
+    // While the change spreads, the workers' settings differ. The oracle judges them only once they agree again.
     stand.sluicegate(&["provider", "pause", "carol"]);
     stand.postgres.kill();
     quiet(16);

@@ -15,40 +15,40 @@ pub struct Call {
     pub amount: i64,
     pub currency: String,
     pub account: Option<String>,
-    /// Its first byte was there.
+    /// Instant of its first byte.
     pub begun_us: u64,
-    /// All of it was there.
+    /// Instant of its last byte.
     pub received_us: Option<u64>,
-    /// The same by the wall clock, since the Unix epoch.
+    /// Its receipt by the wall clock, since the Unix epoch.
     pub received_wall_us: u64,
-    /// It moved money.
+    /// Instant of its charge; `None`: it charged nothing.
     pub effect_us: Option<u64>,
-    /// The answer was written to the socket, and which it was.
+    /// Instant at which the response was written to the socket.
     pub answered_us: Option<u64>,
     pub status: Option<u16>,
-    /// Answered from memory.
+    /// The response was repeated for a known key.
     pub replayed: bool,
 }
 
-/// What one provider kept, and what it allows.
+/// One provider's records and limits.
 #[derive(Clone, Debug, Default)]
 pub struct ProviderRecord {
     pub calls: Vec<Call>,
-    /// Requests, and the window in microseconds.
+    /// Requests per window; the window in microseconds.
     pub limits: Vec<(usize, u64)>,
-    /// Slots are free again after the grant, not after the answer: its windows are reported, not judged.
+    /// Slots are released after the grant, not after the response: its windows are reported, not judged.
     pub by_grant: bool,
 }
 
 impl ProviderRecord {
-    /// Windows with more requests received than the limit allows.
+    /// Windows in which more requests were received than the limit allows.
     pub fn broken_windows(&self, allowed: usize, window_us: u64) -> usize {
         let mut received: Vec<u64> = self.calls.iter().filter_map(|call| call.received_us).collect();
         received.sort_unstable();
         received.windows(allowed + 1).filter(|w| w[allowed] - w[0] < window_us).count()
     }
 
-    /// Most requests received within less than the window.
+    /// Most requests received within one window.
     pub fn largest_window(&self, window_us: u64) -> usize {
         let mut received: Vec<u64> = self.calls.iter().filter_map(|call| call.received_us).collect();
         received.sort_unstable();
@@ -57,7 +57,7 @@ impl ProviderRecord {
     }
 }
 
-/// A message, as its producer wrote it.
+/// A message as its producer wrote it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Published {
     pub provider: String,
@@ -83,7 +83,7 @@ pub struct Row {
     pub begun_until_settled: usize,
 }
 
-/// An event that subscribers had.
+/// An event that subscribers received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     pub id: String,
@@ -91,7 +91,7 @@ pub struct Event {
     pub state: String,
 }
 
-/// Everything there is to judge.
+/// All records that the oracles judge.
 #[derive(Clone, Debug, Default)]
 pub struct Records {
     pub providers: BTreeMap<String, ProviderRecord>,
@@ -103,8 +103,8 @@ pub struct Records {
 }
 
 impl Records {
-    /// Longest time from the begin of a request to its receipt. Beyond the longest hold (send budget and timeout) what the
-    /// limiter assumes of the network does not hold, and a breach says nothing.
+    /// Longest time from the begin of a request to its receipt. If it exceeds the longest hold (send budget plus
+    /// timeout), the limiter's assumption about the network fails, and a breach proves nothing.
     pub fn longest_way_ms(&self) -> u64 {
         let calls = self.providers.values().flat_map(|record| &record.calls);
         let ways = calls.filter_map(|call| {
@@ -115,13 +115,13 @@ impl Records {
         ways.max().unwrap_or(0)
     }
 
-    /// Every charge that was requested, with its provider.
+    /// Every requested charge, with its provider.
     pub fn charges(&self) -> impl Iterator<Item = (&str, &Call)> {
         let calls = self.providers.iter().flat_map(|(name, record)| record.calls.iter().map(move |call| (name, call)));
         calls.filter(|(_, call)| !call.is_look_up).map(|(name, call)| (name.as_str(), call))
     }
 
-    /// Charges that moved money, by payment.
+    /// Successful charges, by payment.
     pub fn effects(&self) -> BTreeMap<&str, Vec<(&str, &Call)>> {
         let mut effects: BTreeMap<&str, Vec<(&str, &Call)>> = BTreeMap::new();
         for (provider, call) in self.charges().filter(|(_, call)| call.effect_us.is_some()) {
@@ -131,5 +131,5 @@ impl Records {
     }
 }
 
-/// States that end a job's way.
+/// Final states of a job.
 pub const FINAL: [&str; 6] = ["succeeded", "declined", "dead", "expired", "review", "cancelled"];

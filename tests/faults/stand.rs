@@ -1,7 +1,7 @@
-//! A deployment that can be broken: real engines, recording providers, worker processes, and a road between each worker
-//! and each peer.
+//! A deployment for fault tests: real backends, recording providers, worker processes, and a network path between each
+//! worker and each peer.
 //!
-//! Everything takes `&self`, so that faults may happen side by side; whoever kills or freezes an engine holds it alone.
+//! Every method takes `&self`, so that faults can overlap. A fault that kills or freezes a backend locks it.
 
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
@@ -28,26 +28,26 @@ use crate::support::redis::Redis;
 const PROGRAM: &str = env!("CARGO_BIN_EXE_sluicegate");
 const VHOST: &str = "faults";
 pub const DATABASE: &str = "faults";
-/// Where subscribers' events gather.
+/// Queue of the subscribers' events.
 pub const OUTCOMES: &str = "test.outcomes";
 
-/// How a stand is built.
+/// Options of a stand.
 #[derive(Clone, Default)]
 pub struct StandOptions {
-    /// More lines of `rabbitmq.conf`.
+    /// Additional lines of `rabbitmq.conf`.
     pub broker_settings: String,
-    /// For every worker, beside the stand's own.
+    /// Additional variables of every worker.
     pub environment: Vec<(String, String)>,
 }
 
 pub struct Stand {
-    // Dropped in this order: workers first, the runtime of proxies and providers after the engines.
+    // Dropped in this order: workers first, and the runtime of proxies and providers after the backends.
     workers: Vec<Mutex<WorkerSlot>>,
     pub postgres: Postgres,
     pub redis: Redis,
     redis_clock: PathBuf,
     pub rabbit: RabbitNode,
-    /// Held by whoever does something to the engine as a whole.
+    /// Held by a fault that affects the whole backend.
     pub redis_lock: Mutex<()>,
     pub rabbit_lock: Mutex<()>,
     pub postgres_lock: Mutex<()>,
@@ -62,19 +62,19 @@ pub struct Stand {
     pub runtime: Runtime,
 }
 
-/// A provider, and the roads that lead to it.
+/// A provider and the network paths that lead to it.
 pub struct PlacedProvider {
     pub provider: Provider,
-    /// In front of it; what its row names.
+    /// Address of its proxy, as its row names it.
     url: String,
     roads: Arc<Mutex<Vec<Arc<Road>>>>,
 }
 
-/// A worker's place: its roads stay when its process goes.
+/// A worker's slot: its network paths stay when its process ends.
 struct WorkerSlot {
     process: Option<Server>,
     frozen: bool,
-    /// Processes started so far.
+    /// Number of processes started so far.
     starts: usize,
     ops_port: u16,
     urls: Vec<(&'static str, String)>,
@@ -84,7 +84,7 @@ struct WorkerSlot {
 }
 
 impl Stand {
-    /// Engines up, database migrated.
+    /// Starts the backends and migrates the database.
     pub fn start(options: StandOptions) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let postgres = Postgres::start();
@@ -116,9 +116,9 @@ impl Stand {
         stand
     }
 
-    /// Starts a provider; rows name its place `{url:NAME}`. All providers come before the first worker.
+    /// Starts a provider; rows write its address as `{url:NAME}`. All providers start before the first worker.
     pub fn add_provider(&mut self, name: &str, options: ProviderOptions) {
-        assert!(self.workers.is_empty(), "providers come before workers");
+        assert!(self.workers.is_empty(), "providers must be added before workers");
         let provider = self.runtime.block_on(Provider::start(options));
         let roads: Arc<Mutex<Vec<Arc<Road>>>> = Arc::default();
         let asking = Asking { questions: self.questions.clone(), roads: Arc::clone(&roads) };
@@ -139,7 +139,7 @@ impl Stand {
         self.runtime.block_on(self.client.subscribe(OUTCOMES, "payments.outcomes"));
     }
 
-    /// Runs a command to its end, over roads of its own, and expects success.
+    /// Runs a command over network paths of its own; expects success.
     pub fn sluicegate(&self, args: &[&str]) -> String {
         let environment = [
             ("SLUICEGATE_DATABASE__URL", self.postgres.url(DATABASE)),
@@ -152,7 +152,7 @@ impl Stand {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Starts one more worker and returns its number when it is ready.
+    /// Starts one more worker, waits until it is ready, and returns its number.
     pub fn add_worker(&mut self) -> usize {
         let (redis, rabbit, postgres) = (Road::new(), Road::new(), Road::new());
         let through = |url: &str, road: &Arc<Road>| {
@@ -178,7 +178,7 @@ impl Stand {
         worker
     }
 
-    /// Processes that a worker has had.
+    /// Number of processes that a worker has had.
     pub fn starts(&self, worker: usize) -> usize {
         self.slot(worker).starts
     }
@@ -187,14 +187,14 @@ impl Stand {
         self.workers.len()
     }
 
-    /// Starts a worker's process; does not wait for anything.
+    /// Starts a worker's process without waiting until it is ready.
     pub fn start_worker(&self, worker: usize, environment: &[(&str, String)]) {
         let mut slot = self.slot(worker);
         assert!(slot.process.is_none(), "worker {worker} runs");
         self.start_in(&mut slot, worker, environment);
     }
 
-    /// Starts a new process in a worker's place; one that is there is killed.
+    /// Starts a new process for a worker; kills a running one.
     pub fn replace_worker(&self, worker: usize, environment: &[(&str, String)]) {
         let mut slot = self.slot(worker);
         if let Some(process) = slot.process.take() {
@@ -209,12 +209,12 @@ impl Stand {
         slot.starts += 1;
         let ours = [
             ("SLUICEGATE_OPS__LISTEN", format!("127.0.0.1:{}", slot.ops_port)),
-            // With the deliveries, so that redeliveries can be counted.
+            // Trace level logs the deliveries, so that redeliveries can be counted.
             ("SLUICEGATE_LOG__LEVEL", "trace".to_owned()),
         ];
         let given = self.options.environment.iter().map(|(name, value)| (name.as_str(), value));
         let all = slot.urls.iter().chain(&ours).chain(environment).map(|(name, value)| (*name, value)).chain(given);
-        // Set for the program alone, not for the shell that watches it.
+        // Set for the program alone, not for the shell that supervises it.
         let mut command = vec!["env".to_owned()];
         command.extend(all.map(|(name, value)| format!("{name}={value}")));
         command.extend([PROGRAM.to_owned(), "run".to_owned()]);
@@ -225,7 +225,7 @@ impl Stand {
         slot.process = Some(process);
     }
 
-    /// Waits until a worker says that it is ready.
+    /// Waits until a worker reports that it is ready.
     pub fn await_ready(&self, worker: usize) {
         let port = self.slot(worker).ops_port;
         let ready = || {
@@ -237,7 +237,7 @@ impl Stand {
         self.await_that(&format!("worker {worker} is ready"), Duration::from_secs(60), ready);
     }
 
-    /// SIGKILL; its roads stay.
+    /// Sends SIGKILL; the worker's network paths stay.
     pub fn kill_worker(&self, worker: usize) {
         let mut slot = self.slot(worker);
         slot.frozen = false;
@@ -246,7 +246,7 @@ impl Stand {
         }
     }
 
-    /// SIGSTOP or SIGCONT; nothing happens to one that does not run, or has ended by itself.
+    /// Sends SIGSTOP or SIGCONT. A worker that does not run is ignored.
     pub fn freeze_worker(&self, worker: usize, frozen: bool) {
         let mut slot = self.slot(worker);
         if let Some(process) = slot.process.as_ref().filter(|process| !process.has_ended()) {
@@ -255,7 +255,7 @@ impl Stand {
         }
     }
 
-    /// SIGTERM, for an orderly end; returns its log.
+    /// Sends SIGTERM, waits for the end, and returns the log.
     pub fn stop_worker(&self, worker: usize) -> String {
         let mut slot = self.slot(worker);
         let process = slot.process.take().expect("the worker runs");
@@ -264,7 +264,7 @@ impl Stand {
         process.log_text()
     }
 
-    /// Starts workers again that have ended by themselves, as an operator's supervisor would; says which.
+    /// Restarts workers that have ended by themselves, as a process supervisor would. Returns their numbers.
     pub fn revive_workers(&self) -> Vec<usize> {
         let ended = |worker: &usize| self.slot(*worker).process.as_ref().is_some_and(Server::has_ended);
         let ended: Vec<usize> = (0..self.workers.len()).filter(ended).collect();
@@ -300,14 +300,14 @@ impl Stand {
         (0..self.workers.len()).filter_map(truth).collect()
     }
 
-    /// Connections of a worker that met a rule other than passing.
+    /// Connections of a worker that a rule other than `Pass` affected.
     pub fn troubled(&self, worker: usize) -> u64 {
         let engines = [self.road_to_redis(worker), self.road_to_rabbit(worker), self.road_to_postgres(worker)];
         let providers = self.providers.keys().map(|name| self.road_to_provider(worker, name));
         engines.into_iter().chain(providers).map(|road| road.troubled()).sum()
     }
 
-    /// Sets Redis' wall clock to so many milliseconds ahead.
+    /// Sets Redis' wall clock ahead by this many milliseconds.
     pub fn set_redis_clock(&self, millis: i64) {
         crate::support::clock::move_clock(&self.redis_clock, millis);
     }
@@ -316,7 +316,7 @@ impl Stand {
         &self.providers[name].provider
     }
 
-    /// Everything that every process of every worker has written, one at a time: together they may be gigabytes.
+    /// Logs of all processes of all workers, one at a time, because their total may be gigabytes.
     pub fn logs(&self) -> impl Iterator<Item = (PathBuf, String)> {
         let of = move |worker: usize| (1..=self.slot(worker).starts).map(move |start| self.log(worker, start));
         let logs = (0..self.workers.len()).flat_map(of);
@@ -327,7 +327,7 @@ impl Stand {
         self.dir.join(format!("worker-{worker}-{start}.log"))
     }
 
-    /// Polls until it is so.
+    /// Polls until the condition holds.
     pub fn await_that(&self, what: &str, within: Duration, mut condition: impl FnMut() -> bool) {
         let deadline = Instant::now() + within;
         while !condition() {

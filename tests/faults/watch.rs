@@ -1,4 +1,4 @@
-//! Looks at the ledger and the broker from outside: what stands where, and whether everything is done.
+//! An external view of the ledger and the broker: job states, waiting messages, and whether all jobs are finished.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use sqlx::{AssertSqlSafe, PgPool, Row as _};
 use crate::records::{Event, FINAL, Published, Records, Row};
 use crate::stand::{DATABASE, OUTCOMES, Stand};
 
-/// A view that outlives the database's deaths.
+/// A view that connects again after a restart of the database.
 pub struct Watch {
     pool: PgPool,
 }
@@ -23,7 +23,7 @@ impl Watch {
         Self { pool: pool.connect_lazy_with(options) }
     }
 
-    /// `None` while the database is away or frozen.
+    /// `None` while the database is unavailable or frozen.
     pub fn rows(&self, stand: &Stand, sql: &str) -> Option<Vec<PgRow>> {
         let asking = sqlx::query(AssertSqlSafe(sql.to_owned())).fetch_all(&self.pool);
         stand.runtime.block_on(async { tokio::time::timeout(Duration::from_secs(5), asking).await }).ok()?.ok()
@@ -33,13 +33,13 @@ impl Watch {
         self.rows(stand, sql)?.first()?.try_get(0).ok()
     }
 
-    /// Jobs per state.
+    /// Number of jobs per state.
     pub fn states(&self, stand: &Stand) -> Option<BTreeMap<String, i64>> {
         let rows = self.rows(stand, "SELECT state, count(*) FROM jobs GROUP BY state")?;
         Some(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
     }
 
-    /// Everything is done: so many jobs have ended, their events are out, and no queue holds a message.
+    /// True when this many jobs have finished, their events are published, and no queue holds a message.
     pub fn is_done(&self, stand: &Stand, jobs: usize) -> bool {
         let ended =
             |states: &BTreeMap<String, i64>| -> i64 { FINAL.iter().filter_map(|state| states.get(*state)).sum() };
@@ -52,7 +52,7 @@ impl Watch {
             && self.waiting_messages(stand).is_some_and(|queues| queues.is_empty())
     }
 
-    /// Messages ready in lanes and delay queues.
+    /// Ready messages of lanes and delay queues.
     pub fn waiting_messages(&self, stand: &Stand) -> Option<BTreeMap<String, u32>> {
         let steps = sluicegate::queue::DELAY_STEPS.iter().map(|step| format!("payments.delay.{}", step.as_millis()));
         let queues = stand.providers.keys().map(|name| format!("payments.{name}")).chain(steps);
@@ -64,7 +64,7 @@ impl Watch {
         Some(counted?.into_iter().filter(|(_, ready)| *ready > 0).collect())
     }
 
-    /// Waits until everything is done; else says what is left.
+    /// Waits until all jobs are finished. The error names the unfinished ones.
     pub fn await_drained(&self, stand: &Stand, jobs: usize, within: Duration) -> Result<(), String> {
         let deadline = Instant::now() + within;
         while !self.is_done(stand, jobs) {
@@ -86,7 +86,7 @@ impl Watch {
         format!("not drained within {within:?}: {states:?}, messages {queues:?}; open:\n  {}", open.join("\n  "))
     }
 
-    /// What everybody kept, for the judges.
+    /// The records of providers, producers, ledger and subscribers, for the oracles.
     pub fn records(&self, stand: &Stand, published: BTreeMap<String, Published>) -> Records {
         let providers = stand.providers.iter().map(|(name, placed)| (name.clone(), placed.provider.record())).collect();
         let events = stand.runtime.block_on(stand.client.drain(OUTCOMES));

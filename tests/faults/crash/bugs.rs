@@ -1,4 +1,5 @@
-//! Seeded bugs: for each a run that makes it show, and the judge that has to notice; the same run without it finds nothing.
+//! Seeded bugs: each has a run that exposes it and an oracle that must notice it. The same run without the bug finds
+//! nothing.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -15,22 +16,22 @@ use super::trap::Trap;
 use crate::support::rabbitmq::RabbitNode;
 use crate::support::redis::Redis;
 
-/// Runs under way at once.
+/// Concurrent runs.
 const AT_ONCE: usize = 4;
-/// How long nothing may happen before a run that has lost something is over: longer than any wait of a job here, on a
-/// machine that is slow, too.
+/// Idle time after which a run that has lost jobs is over. It is longer than any wait of a job here, even on a slow
+/// machine.
 const STILL: Duration = Duration::from_secs(20);
 /// The delay queue for messages of a newer format, by its step.
 const NEWER: &str = "delay.60000";
 
-/// What arms a worker with the bug, or with nothing.
+/// Environment variables that seed the bug; empty for the run without it.
 type Armed = &'static [(&'static str, &'static str)];
 type Run = fn(Armed) -> LocalBoxFuture<'static, Verdict>;
 
 struct Seeded {
     bug: &'static str,
     armed: Armed,
-    /// The judge that is meant to notice.
+    /// The oracle that must notice the bug.
     caught_by: &'static str,
     count: fn(&Verdict) -> u64,
     run: Run,
@@ -69,7 +70,7 @@ async fn seeded_bugs_are_caught_without_false_alarms() {
     println!("{table}");
     for (seeded, (with, without)) in SEEDED.iter().zip(&seen) {
         assert!((seeded.count)(with) > 0, "{} is not caught:\n{table}", seeded.bug);
-        assert_eq!(*without, Verdict::default(), "the run for {} fails without it:\n{table}", seeded.bug);
+        assert_eq!(*without, Verdict::default(), "the run for {} fails without the bug:\n{table}", seeded.bug);
     }
 }
 
@@ -101,7 +102,7 @@ async fn killed_at(place: &str, armed: Armed) -> Verdict {
     cell.verdict().await
 }
 
-/// A provider that counts and never refuses, in front of a lane that is always full.
+/// A provider that counts breaches and never refuses, with a lane that always has jobs.
 fn crowded() -> Setup {
     let fake =
         FakeOptions { limits: vec!["10/1s".parse().unwrap()], on_limit: OnLimit::Count, ..FakeOptions::default() };
@@ -122,7 +123,7 @@ async fn shortened_transit(armed: Armed) -> Verdict {
     let mut cell = Cell::open("way", Setup { before_provider: Some(trap.clone()), ..crowded() }).await;
     cell.publish(40).await;
     let worker = cell.worker(armed).await;
-    until("the first have arrived", PATIENCE, &worker, async || cell.fake.report().requests > 0).await;
+    until("the first requests have arrived", PATIENCE, &worker, async || cell.fake.report().requests > 0).await;
     trap.delay(Duration::ZERO);
     cell.settled(&worker).await;
     cell.verdict().await
@@ -133,21 +134,21 @@ async fn flushed_store(armed: Armed) -> Verdict {
     let mut cell = Cell::open("flush", Setup { redis: Some(redis.url()), ..crowded() }).await;
     cell.publish(40).await;
     let worker = cell.worker(armed).await;
-    // What a state was born at: lua/quota.lua.
+    // Start of the state's epoch: lua/quota.lua.
     let born = || redis.command::<Vec<u8>>(&format!("HGET {0}:{{{0}}} m", cell.name))[24..31].to_vec();
     let mut before = Vec::new();
-    // Three times: a machine that stalls over one flush lets its window pass, and nothing is left to breach.
+    // Three flushes: on a slow machine the window can pass during one flush, so that this flush causes no breach.
     for requests in [10, 20, 30] {
         until("a window is full", PATIENCE, &worker, async || cell.fake.report().requests >= requests).await;
         before = born();
         redis.command::<()>("FLUSHALL");
     }
     cell.settled(&worker).await;
-    assert_ne!(before, born(), "the state is the old one");
+    assert_ne!(before, born(), "the limiter's state was not reset");
     cell.verdict().await
 }
 
-/// Messages of a newer format are parked before any ledger knows of them: nobody can bring them back if they are lost.
+/// Messages of a newer format. They are delayed before any ledger row exists, so no sweeper can republish a lost one.
 struct Newer {
     cell: Cell,
     published: u64,
@@ -155,7 +156,7 @@ struct Newer {
 
 impl Newer {
     async fn open(what: &str) -> Self {
-        // What is broken here must not be shared.
+        // These queues are broken on purpose, so other cells must not use them.
         let setup = Setup::of(Kind::Deduplicates).apart(what);
         Self { cell: Cell::open(what, setup).await, published: 0 }
     }
@@ -171,16 +172,16 @@ impl Newer {
         u64::from(self.cell.broker.ready(&self.cell.queue(NEWER)).await.unwrap_or(0))
     }
 
-    /// Waits until each message is acknowledged, or its copy was refused and is tried again.
+    /// Waits until each message is acknowledged, or its copy was refused and is being retried.
     async fn dealt_with(&self, worker: &Worker) {
-        until("all are dealt with", PATIENCE, worker, async || {
+        until("all messages are acknowledged or retried", PATIENCE, worker, async || {
             let refused = worker.log().matches("backend unavailable, retrying what=\"delay a job\"").count();
             self.held().await <= refused
         })
         .await;
     }
 
-    /// Messages of the lane that are not acknowledged; what `list_queues` counts is some seconds old.
+    /// Unacknowledged messages of the lane, from the queue's process: the counts of `list_queues` are some seconds old.
     async fn held(&self) -> usize {
         let (vhost, queue) = (Engines::VHOST, self.cell.queue(&self.cell.name));
         let program = format!(
@@ -192,7 +193,8 @@ impl Newer {
         held.await.unwrap().trim().parse().unwrap()
     }
 
-    /// What the broker still has once nobody holds anything. One that was handed back as its copy arrived is there twice.
+    /// Messages left in the broker once no consumer holds any. A message that was requeued while its copy arrived is
+    /// there twice, so ids are counted.
     async fn verdict(&self) -> Verdict {
         let broker = &self.cell.broker;
         let waiting = broker.drain(&self.cell.queue(&self.cell.name)).await;
@@ -202,7 +204,7 @@ impl Newer {
     }
 }
 
-/// A worker that may not take long to leave.
+/// A short drain timeout, so that the worker stops soon.
 const HASTY: (&str, &str) = ("WORKER__DRAIN_TIMEOUT_MS", "500");
 
 async fn missing_delay_queue(armed: Armed) -> Verdict {
@@ -211,8 +213,10 @@ async fn missing_delay_queue(armed: Armed) -> Verdict {
     worker.says("lane open").await;
     newer.cell.broker.delete_queue(&newer.cell.queue(NEWER)).await;
     newer.publish(3).await;
-    until("all have been looked at", PATIENCE, &worker, async || worker.log().matches("intake: delivery").count() >= 3)
-        .await;
+    until("the worker has received all messages", PATIENCE, &worker, async || {
+        worker.log().matches("intake: delivery").count() >= 3
+    })
+    .await;
     newer.dealt_with(&worker).await;
     worker.leaves().await;
     newer.verdict().await
@@ -229,10 +233,12 @@ async fn full_delay_queue(armed: Armed) -> Verdict {
     });
     limit.await.unwrap();
     newer.publish(2).await;
-    until("it is full", PATIENCE, &worker, async || newer.parked().await >= 2).await;
+    until("the delay queue is full", PATIENCE, &worker, async || newer.parked().await >= 2).await;
     newer.publish(4).await;
-    until("all have been looked at", PATIENCE, &worker, async || worker.log().matches("intake: delivery").count() >= 6)
-        .await;
+    until("the worker has received all messages", PATIENCE, &worker, async || {
+        worker.log().matches("intake: delivery").count() >= 6
+    })
+    .await;
     newer.dealt_with(&worker).await;
     worker.leaves().await;
     newer.verdict().await

@@ -1,6 +1,6 @@
-//! One small deployment: a provider, its lane, its ledger, and workers that may be told to die.
+//! A cell: one small deployment with a provider, its lane and its ledger, whose workers can be made to crash.
 //!
-//! The judges are the provider and the broker; the ledger is judged as well.
+//! Its verdict compares the provider's records and the broker's queues with the ledger.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -19,30 +19,30 @@ use super::trap::Trap;
 use crate::support::process::{Server, private_dir};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_sluicegate");
-/// The exchange and delay queues that cells share unless they break them.
+/// Prefix of the exchange and delay queues that cells share, except those that break them.
 pub const SHARED_PREFIX: &str = "crash";
 
-/// What a provider promises of two requests for one payment.
+/// The provider's guarantee for two requests of one payment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The same key is charged once.
+    /// It charges once per idempotency key.
     Deduplicates,
-    /// It can be asked what became of a payment.
+    /// A look-up tells whether it has charged a payment.
     LooksUp,
-    /// Neither.
+    /// No guarantee.
     Neither,
 }
 
 pub struct Setup {
     pub kind: Kind,
     pub fake: FakeOptions,
-    /// As TOML lines of the row, beyond what the kind says.
+    /// TOML lines of the provider row, besides those of the kind.
     pub row: &'static str,
     pub prefix: String,
-    /// Stands between the workers and the provider.
+    /// A proxy between the workers and the provider.
     pub before_provider: Option<Trap>,
     pub redis: Option<String>,
-    /// A virtual host on a broker of its own, for what would trouble all.
+    /// A virtual host on a separate broker, for faults that would affect all cells.
     pub broker: Option<String>,
 }
 
@@ -69,7 +69,7 @@ impl Setup {
 }
 
 impl Setup {
-    /// With an exchange and delay queues of its own.
+    /// Uses an exchange and delay queues that no other cell shares.
     pub fn apart(self, what: &str) -> Self {
         static PREFIXES: AtomicU32 = AtomicU32::new(0);
         Self { prefix: format!("{what}-{}", PREFIXES.fetch_add(1, Ordering::Relaxed)), ..self }
@@ -77,7 +77,7 @@ impl Setup {
 }
 
 pub struct Cell {
-    /// Of the provider, its lane and its database.
+    /// Name of the provider, its lane and its database.
     pub name: String,
     prefix: String,
     pub broker: Broker,
@@ -92,18 +92,18 @@ pub struct Cell {
     _serving: DropGuard,
 }
 
-/// What the judges say; all zero is well.
+/// Findings of all oracles; a sound run has only zeros.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Verdict {
-    /// Published payments that no ledger row and no queue knows.
+    /// Published payments that are in no ledger row and no queue.
     pub lost: u64,
     pub double: u64,
     pub breach: u64,
-    /// Payments that were asked for under more than one key.
+    /// Payments that were requested under more than one key.
     pub several_keys: u64,
-    /// Charged with other words than the message's.
+    /// Charges that differ from their message.
     pub wrong: u64,
-    /// Payments of which ledger, outcome events and provider do not say the same.
+    /// Payments whose ledger row, outcome event and provider records disagree.
     pub contradicted: u64,
     pub unsettled: u64,
 }
@@ -127,7 +127,7 @@ impl fmt::Display for Verdict {
 }
 
 impl Kind {
-    /// What the row says of it.
+    /// The provider row's lines for this guarantee.
     fn row(self) -> &'static str {
         match self {
             Self::Deduplicates => "idempotency_retention_s = 86400",
@@ -142,7 +142,8 @@ impl Kind {
 
 impl Cell {
     pub async fn open(what: &str, setup: Setup) -> Self {
-        // A look-up whose answer is lost is repeated: on a slow machine, eight seconds end before the first that is answered.
+        // A look-up with a lost response is repeated. On a slow machine, eight seconds pass before the first response
+        // arrives.
         let give_up_s = if setup.fake.lost_answer_rate > 0.0 { "60" } else { "8" };
         static CELLS: AtomicU32 = AtomicU32::new(0);
         let name = format!("c{}-{}", CELLS.fetch_add(1, Ordering::Relaxed), what.replace('_', "-"));
@@ -150,7 +151,8 @@ impl Cell {
         let database = engines.database(&name).await;
         let ledger = PgPoolOptions::new().max_connections(1).connect(&database).await.unwrap();
         if setup.redis.is_none() {
-            // A deployment that has run for a while; a new one waits until nobody can know of another.
+            // Leader of a deployment that has run for an hour. In a new deployment the limiter waits until no other
+            // leader can exist.
             let sql = "INSERT INTO limiter_authority VALUES ($1, $2, 1, now() - interval '1 hour')";
             sqlx::query(sql).bind(&name).bind(&engines.holder).execute(&ledger).await.unwrap();
         }
@@ -216,12 +218,12 @@ impl Cell {
         assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
 
-    /// Starts a worker; `faults` are the variables that arm it, without their prefix.
+    /// Starts a worker. `faults`: environment variables that seed faults, without their prefix.
     pub async fn worker(&self, faults: &[(&str, &str)]) -> Worker {
         self.worker_at(faults, &self.database).await
     }
 
-    /// The same, with its own way to the database.
+    /// Starts a worker that connects to the database at another URL.
     pub async fn worker_at(&self, faults: &[(&str, &str)], database: &str) -> Worker {
         static WORKERS: AtomicU32 = AtomicU32::new(0);
         let number = WORKERS.fetch_add(1, Ordering::Relaxed);
@@ -255,13 +257,13 @@ impl Cell {
         }
     }
 
-    /// Publishes one of them once more, as a producer may at any time.
+    /// Publishes one of the payments again, as a producer may at any time.
     pub async fn publish_again(&self, number: u64) {
         let id = format!("{}-{number}", self.name);
         self.publish_body(&json!({ "id": id, "amount": 100 + number, "currency": "EUR" }).to_string()).await;
     }
 
-    /// Publishes one payment that expires some day.
+    /// Publishes one payment with an expiry far in the future.
     pub async fn publish_with_expiry(&mut self) {
         let id = format!("{}-0", self.name);
         let job = json!({ "id": id, "amount": 100, "currency": "EUR", "expires_at": "2100-01-01T00:00:00Z" });
@@ -273,18 +275,18 @@ impl Cell {
         self.broker.publish(&self.prefix, &self.name, body).await;
     }
 
-    /// As if the longest lease had run out: what a lost worker held can be taken now.
+    /// Ends all leases once no worker is connected, so that another worker can claim the jobs of a crashed one.
     pub async fn leases_run_out(&self) {
-        // What a dead worker had asked for is carried out all the same, a claim included.
+        // PostgreSQL still executes the last statement of a crashed worker, such as a claim.
         let deadline = Instant::now() + PATIENCE;
         while self.count(OTHERS).await > 0 {
-            assert!(Instant::now() < deadline, "somebody still works in the database");
+            assert!(Instant::now() < deadline, "another session is still connected to the database");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         self.end_leases().await;
     }
 
-    /// The same while workers live.
+    /// Ends all leases while workers run.
     pub async fn end_leases(&self) {
         let sql = "UPDATE jobs SET lease_until = now() - interval '1 second' WHERE lease_until IS NOT NULL";
         sqlx::query(sql).execute(&self.ledger).await.unwrap();
@@ -295,16 +297,16 @@ impl Cell {
         u64::try_from(count).unwrap()
     }
 
-    /// Waits until every published payment has ended and every event is out.
+    /// Waits until every published payment has finished and every event is published.
     pub async fn settled(&self, worker: &Worker) {
         let published = self.published.len() as u64;
-        until("everything is settled", PATIENCE, worker, async || {
+        until("every job has finished and its event is published", PATIENCE, worker, async || {
             self.count(ENDED).await >= published && self.count(UNPUBLISHED).await == 0
         })
         .await;
     }
 
-    /// Waits until everything has ended, or nothing has moved for so long.
+    /// Waits until every payment has finished, or until no job has changed for this time.
     pub async fn settled_or_still(&self, still: Duration) {
         let published = self.published.len() as u64;
         let (mut seen, mut since) = (0, Instant::now());
@@ -317,7 +319,7 @@ impl Cell {
         }
     }
 
-    /// What the provider, the broker and the ledger say of everything that was published.
+    /// Compares the provider's, the broker's and the ledger's records of all published payments.
     pub async fn verdict(&self) -> Verdict {
         let report = self.fake.report();
         let rows: Vec<(String, String)> =
@@ -337,7 +339,7 @@ impl Cell {
         let ended = |state: &str| !matches!(state, "waiting" | "sending" | "unknown");
         let contradicts = |(id, state): &(&String, &String)| match state.as_str() {
             "succeeded" => !charged.contains(id.as_str()),
-            // A person finds out; both may be.
+            // An operator resolves it, so it may be charged or not.
             "review" => false,
             _ => charged.contains(id.as_str()),
         };
@@ -365,7 +367,7 @@ const ENDED: &str = "SELECT count(*) FROM jobs WHERE state NOT IN ('waiting', 's
 const OTHERS: &str =
     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()";
 const UNPUBLISHED: &str = "SELECT count(*) FROM outcome_events WHERE published_at IS NULL";
-/// Grows with every claim and every event.
+/// Rises with every claim and every event.
 const MOVES: &str =
     "SELECT (SELECT coalesce(sum(fence + last_attempt), 0)::bigint FROM jobs) + (SELECT count(*) FROM outcome_events)";
 
@@ -375,7 +377,7 @@ impl Drop for Cell {
     }
 }
 
-/// A worker process, killed with its test.
+/// A worker process; it is killed when the test ends.
 pub struct Worker(Server);
 
 impl Worker {
@@ -383,12 +385,12 @@ impl Worker {
         self.0.log_text()
     }
 
-    /// Waits for these words in its log.
+    /// Waits until its log contains this text.
     pub async fn says(&self, words: &str) {
         until(words, PATIENCE, self, async || self.log().contains(words)).await;
     }
 
-    /// Waits until it has died where it was told to.
+    /// Waits until it has crashed at its crash point.
     pub async fn dies(&self) {
         self.says("dies on purpose").await;
         self.is_gone().await;
@@ -396,7 +398,7 @@ impl Worker {
 
     async fn is_gone(&self) {
         let of_process = PathBuf::from(format!("/proc/{}/exe", self.0.pid));
-        // What nobody has waited for yet has no program any more.
+        // A zombie process has no executable any more.
         until("the worker is gone", PATIENCE, self, async || std::fs::read_link(&of_process).is_err()).await;
     }
 
@@ -404,7 +406,7 @@ impl Worker {
         self.0.signal(name);
     }
 
-    /// SIGSTOP, and none of its threads runs any more.
+    /// Sends SIGSTOP and waits until all its threads have stopped.
     pub async fn freezes(&self) {
         self.signal("STOP");
         let threads = format!("/proc/{}/task", self.0.pid);
@@ -412,16 +414,19 @@ impl Worker {
             let stat = std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap_or_default();
             stat.rsplit(") ").next().is_some_and(|state| state.starts_with('T'))
         };
-        until("it is frozen", PATIENCE, self, async || std::fs::read_dir(&threads).unwrap().all(stands)).await;
+        until("all threads of the worker are stopped", PATIENCE, self, async || {
+            std::fs::read_dir(&threads).unwrap().all(stands)
+        })
+        .await;
     }
 
-    /// SIGTERM, and gone, whatever it had to abandon.
+    /// Sends SIGTERM and waits for its end, even if it abandons requests.
     pub async fn leaves(self) {
         self.0.signal("TERM");
         self.is_gone().await;
     }
 
-    /// SIGTERM, and all requests finished or requeued.
+    /// Sends SIGTERM and waits until all requests are finished or requeued. Returns the log.
     pub async fn stop(self) -> String {
         self.0.signal("TERM");
         self.says("all requests finished, unsent jobs returned to the queue").await;
@@ -429,7 +434,7 @@ impl Worker {
     }
 }
 
-/// Waits for a condition, or shows why it does not come.
+/// Polls until the condition holds. Panics with the end of the worker's log if it does not.
 pub async fn until(what: &str, within: Duration, worker: &Worker, condition: impl AsyncFn() -> bool) {
     let deadline = Instant::now() + within;
     while !condition().await {

@@ -21,14 +21,14 @@ const TEMPLATE: &str = "crash_template";
 pub struct Engines {
     pub broker: String,
     pub redis: String,
-    /// How the ledger names that Redis when it grants.
+    /// Name of that Redis in the leader row.
     pub holder: String,
 }
 
 impl Engines {
     pub const VHOST: &str = "crash";
 
-    /// Started by whoever is first.
+    /// Starts the backends at the first call.
     pub async fn shared() -> &'static Self {
         static SHARED: OnceCell<Engines> = OnceCell::const_new();
         SHARED
@@ -47,7 +47,7 @@ impl Engines {
             .await
     }
 
-    /// A migrated database of its own; its URL.
+    /// Creates a migrated database and returns its URL.
     pub async fn database(&self, name: &str) -> String {
         let name = name.to_owned();
         let created = tokio::task::spawn_blocking(move || {
@@ -60,7 +60,7 @@ impl Engines {
     }
 }
 
-/// A producer and an operator's eye on the broker, over a connection of its own.
+/// A producer and an observer of queues, over one connection of their own.
 pub struct Broker {
     channel: Channel,
     connection: Connection,
@@ -84,7 +84,7 @@ impl Broker {
         assert!(matches!(confirmation, Confirmation::Ack(None)), "{confirmation:?}");
     }
 
-    /// Messages that wait in a queue, without those that somebody holds; nothing when there is no such queue.
+    /// Ready messages of a queue, without unacknowledged ones; `None` if the queue does not exist.
     pub async fn ready(&self, queue: &str) -> Option<u32> {
         let channel = self.connection.create_channel().await.unwrap();
         let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
@@ -96,7 +96,7 @@ impl Broker {
         self.channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await.unwrap();
     }
 
-    /// Takes every message of a queue; none where there is no such queue.
+    /// Consumes every message of a queue; none if the queue does not exist.
     pub async fn drain(&self, queue: &str) -> Vec<serde_json::Value> {
         let mut bodies = Vec::new();
         if self.ready(queue).await.is_none() {
@@ -109,7 +109,7 @@ impl Broker {
         bodies
     }
 
-    /// Keeps one lane's outcome events in a queue, whose name is returned.
+    /// Binds a queue to one lane's outcome events and returns its name.
     pub async fn keep_outcomes(&self, prefix: &str, lane: &str) -> String {
         let (exchange, queue) = (format!("{prefix}.outcomes"), format!("kept.{lane}"));
         let durable = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };

@@ -1,6 +1,7 @@
-//! One kind of event at a time, provoked for sure, seen in log, ledger or the provider's records, and survived.
+//! Events of fault handling, one per test: each is provoked, found in log, ledger or provider records, and survived.
 //!
-//! Events that crash points and seeded bugs provoke anyway are asserted there; docs/guarantees.md lists them all.
+//! Crash points and seeded bugs provoke other events, and their tests assert those. docs/guarantees.md lists all of
+//! them.
 
 use sluicegate::provider::simulated::FakeOptions;
 
@@ -8,14 +9,15 @@ use super::cell::{Cell, Kind, PATIENCE, Setup, Verdict, until};
 use super::trap::Trap;
 use crate::support::rabbitmq::RabbitNode;
 
-/// Outcomes of a job's attempts, in their order.
+/// Outcomes of the attempts, in their order.
 const OUTCOMES: &str = "SELECT outcome FROM attempts ORDER BY number";
 
 async fn outcomes(cell: &Cell) -> Vec<String> {
     sqlx::query_scalar(OUTCOMES).fetch_all(&cell.ledger).await.unwrap()
 }
 
-/// Lease takeover and same-key replay: a worker freezes with a request on the wire and wakes up when the job is another's.
+/// Lease takeover and same-key replay: a worker freezes with a request in flight. When it resumes, another worker has
+/// the job's lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn frozen_worker_is_taken_over_and_fenced() {
     let trap = Trap::default();
@@ -25,13 +27,13 @@ async fn frozen_worker_is_taken_over_and_fenced() {
     frozen.says("lane open").await;
     trap.hold();
     cell.publish(1).await;
-    until("it is on the wire", PATIENCE, &frozen, async || cell.fake.report().requests == 1).await;
+    until("the request is in flight", PATIENCE, &frozen, async || cell.fake.report().requests == 1).await;
     frozen.freezes().await;
     trap.let_go();
     let heir = cell.worker(&[]).await;
     heir.says("lane open").await;
     cell.end_leases().await;
-    // Some of these go to the frozen worker, which has places left: the broker knows nothing of its state.
+    // Some of these go to the frozen worker, because its prefetch has room: the broker does not know that it is frozen.
     for _ in 0..24 {
         cell.publish_again(0).await;
     }
@@ -39,7 +41,7 @@ async fn frozen_worker_is_taken_over_and_fenced() {
     frozen.signal("CONT");
     frozen.says("another worker has taken this job over").await;
     let mut outcomes = outcomes(&cell).await;
-    // The heir may ask while the provider still works on the first request.
+    // The second worker may send while the provider still works on the first request.
     outcomes.retain(|outcome| outcome != "in_progress");
     assert_eq!(outcomes, ["unknown", "accepted"]);
     let report = cell.fake.report();
@@ -49,7 +51,8 @@ async fn frozen_worker_is_taken_over_and_fenced() {
     assert_eq!(cell.verdict().await, Verdict::default());
 }
 
-/// The database commits an outcome and its reply is lost: the same write again finds it done, and nothing is sent twice.
+/// The database commits an outcome and its reply is lost. The repeated write finds it recorded, and no request is sent
+/// twice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn commit_with_lost_reply_is_detected() {
     let mut cell = Cell::open("commit", Setup::of(Kind::Neither)).await;
@@ -69,10 +72,10 @@ async fn commit_with_lost_reply_is_detected() {
     assert_eq!(cell.verdict().await, Verdict::default());
 }
 
-/// Honoured 429: the provider allows less than the row says, and nothing arrives before the wait that it names is over.
+/// Honoured 429: the provider allows less than its row says. No request arrives before the named wait is over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn throttled_wait_is_honoured_in_full() {
-    // The row has the first of these.
+    // The provider row has the first of these limits.
     let limits = ["20/1s", "5/1s"].map(|limit| limit.parse().unwrap()).to_vec();
     let setup = Setup::of(Kind::Neither);
     let mut cell = Cell::open("throttled", Setup { fake: FakeOptions { limits, ..setup.fake }, ..setup }).await;
@@ -88,18 +91,19 @@ async fn throttled_wait_is_honoured_in_full() {
         let next = arrivals.get(at + 1).map(|next| next - arrivals[at - 4]);
         assert!(next.is_none_or(|after| after >= 1_000_000), "{at} in {arrivals:?}");
     }
-    // No attempt was used up by it.
+    // A 429 uses no attempt.
     assert_eq!(cell.count("SELECT sum(attempts)::bigint FROM jobs").await, 14);
     let verdict = cell.verdict().await;
     assert_eq!(Verdict { breach: 0, ..verdict }, Verdict::default());
     assert_eq!(cell.fake.report().limits[0].breaches, 0);
 }
 
-/// Copies that the broker returns, because their queue was deleted, are published again once it is there.
+/// The broker returns copies because their delay queue was deleted. They are published again once the queue is
+/// declared.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn returned_copy_is_republished_to_redeclared_queue() {
     let setup = Setup::of(Kind::Neither).apart("returned");
-    // Most of them wait for the limit, however slow the machine is.
+    // Most jobs wait for the limit, however slow the machine is.
     let fake = FakeOptions { limits: vec!["4/2s".parse().unwrap()], ..setup.fake };
     let row = "workers = 1\nmode = \"requeue\"\nleak_per_second = 100";
     let mut cell = Cell::open("returned", Setup { fake, row, ..setup }).await;
@@ -115,13 +119,13 @@ async fn returned_copy_is_republished_to_redeclared_queue() {
     assert_eq!(cell.verdict().await, Verdict::default());
 }
 
-/// A broker that takes back what is held too long, and one that blocks publishers.
+/// A broker that requeues messages after a consumer timeout, and one that blocks publishers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn consumer_timeout_and_blocked_publishers_lose_nothing() {
     let rabbit = tokio::task::spawn_blocking(RabbitNode::start).await.unwrap();
     let broker = tokio::task::block_in_place(|| rabbit.create_vhost("patience"));
     let eval = |program: &str| tokio::task::block_in_place(|| rabbit.ctl(&["eval", program]));
-    // Looked at with every tick of a channel, by channels that are opened from now on.
+    // Channels that are opened from now on read these at every tick.
     eval(
         "application:set_env(rabbit, consumer_timeout, 1000), application:set_env(rabbit, channel_tick_interval, 300).",
     );
@@ -151,7 +155,7 @@ async fn consumer_timeout_and_blocked_publishers_lose_nothing() {
     assert_eq!(cell.verdict().await, Verdict::default());
 }
 
-/// Sweeper re-publish: a job whose message is gone comes back by the sweeper, and a sweeper that dies does not stop it.
+/// Sweeper republish: the sweeper republishes a job whose message is lost, even if one sweeper crashes meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_job_is_republished_despite_sweeper_crash() {
     let mut cell = Cell::open("swept", Setup::of(Kind::Neither)).await;
@@ -161,7 +165,7 @@ async fn lost_job_is_republished_despite_sweeper_crash() {
     forgetful.dies().await;
     cell.leases_run_out().await;
     assert_eq!(cell.broker.ready(&cell.queue(&cell.name)).await, Some(0));
-    // As if a minute had passed.
+    // The job looks as if a minute had passed.
     let sql =
         "UPDATE jobs SET wake_at = wake_at - interval '1 minute', lease_until = lease_until - interval '1 minute'";
     sqlx::query(sql).execute(&cell.ledger).await.unwrap();

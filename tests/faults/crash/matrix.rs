@@ -1,4 +1,5 @@
-//! Every crash point with every kind of provider: the worker dies there, another one finishes.
+//! The crash matrix: every crash point with every kind of provider. One worker crashes there, and another one finishes
+//! the jobs.
 
 use std::fmt::Write as _;
 
@@ -7,20 +8,20 @@ use sluicegate::provider::simulated::FakeOptions;
 
 use super::cell::{Cell, Kind, Setup, Verdict};
 
-/// Cells under way at once: two processors, and most of a cell is waiting for its limit.
+/// Concurrent cells. There are two processors, and a cell mostly waits for its limit.
 const AT_ONCE: usize = 8;
-/// Above the limit, so that the second worker meets what the first had in flight.
+/// More jobs than the limit allows at once, so that the second worker meets requests of the first in the window.
 const JOBS: u64 = 14;
 
-/// Whether a job on its way at the crash may have been charged, as far as the next worker can know.
+/// Whether the job in progress at the crash may have been charged, as far as the next worker can know.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Doubt {
     No,
-    /// The provider has not charged it, and only a provider that deduplicates may be sent it again.
+    /// The provider has not charged it. Only a provider that deduplicates may be sent the request again.
     Uncharged,
     /// The provider has charged it.
     Charged,
-    /// Depends on who was faster.
+    /// Depends on timing.
     Perhaps,
 }
 
@@ -29,7 +30,7 @@ struct Place {
     nth: u32,
     row: &'static str,
     doubt: Doubt,
-    /// Share of charges whose answer is dropped.
+    /// Share of charges whose response is dropped.
     lost_answers: f64,
 }
 
@@ -37,7 +38,7 @@ const fn place(name: &'static str, nth: u32, doubt: Doubt) -> Place {
     Place { name, nth, row: "workers = 1", doubt, lost_answers: 0.0 }
 }
 
-/// One job at a time is beyond its claim, so at most one is in doubt.
+/// With one worker slot, one job at a time is past its claim. So at most one outcome is unknown.
 const PLACES: [Place; 14] = [
     place("after_delivery", 3, Doubt::No),
     place("after_claim", 3, Doubt::No),
@@ -58,12 +59,12 @@ const PLACES: [Place; 14] = [
 const KINDS: [(&str, Kind); 3] = [("A", Kind::Deduplicates), ("B", Kind::LooksUp), ("C", Kind::Neither)];
 
 impl Place {
-    /// Kinds of providers with which a worker ever gets there.
+    /// Kinds of providers with which a worker reaches this point.
     fn kinds(&'static self) -> impl Iterator<Item = (&'static str, Kind)> {
         KINDS.into_iter().filter(|(_, kind)| self.name != "after_lookup" || *kind == Kind::LooksUp)
     }
 
-    /// How many payments a person must judge, at least and at most.
+    /// Payments that go to manual review: least and most.
     fn review(&self, kind: Kind) -> (u64, u64) {
         match (kind, self.doubt) {
             (Kind::Deduplicates, _) | (_, Doubt::No) | (Kind::LooksUp, Doubt::Charged) => (0, 0),
@@ -113,18 +114,18 @@ async fn cell(place: &'static Place, name: &'static str, kind: Kind) -> Line {
     let heir = cell.worker(&[]).await;
     cell.settled(&heir).await;
     let log = heir.stop().await;
-    assert!(log.contains("redelivered=true"), "{what} {name}: nothing came back\n{log}");
+    assert!(log.contains("redelivered=true"), "{what} {name}: no message was redelivered\n{log}");
     let reasons: Vec<String> = sqlx::query_scalar(REVIEWED).fetch_all(&cell.ledger).await.unwrap();
     let (review, (least, most)) = (reasons.len() as u64, place.review(kind));
     assert!((least..=most).contains(&review), "{what} {name}: {reasons:?}");
     let report = cell.fake.report();
     let charged = place.doubt == Doubt::Charged;
-    assert!(!charged || kind != Kind::Deduplicates || report.replays == 1, "{what} {name}: the same key again");
-    assert!(!charged || kind != Kind::LooksUp || report.lookups >= 1, "{what} {name}: nobody asked");
+    assert!(!charged || kind != Kind::Deduplicates || report.replays == 1, "{what} {name}: replays of the same key");
+    assert!(!charged || kind != Kind::LooksUp || report.lookups >= 1, "{what} {name}: no look-up");
     if matches!(place.doubt, Doubt::Uncharged | Doubt::Charged) {
         assert_eq!(cell.count(UNKNOWN).await, 1, "{what} {name}: unknown attempts");
     }
-    // Half a request is one that the provider counts; it is made again.
+    // The provider counts half a request too, and the worker sends the request again.
     let seen_twice = u64::from(place.doubt != Doubt::No) + u64::from(what == "request_half_written");
     let charges = report.requests - report.lookups;
     assert!(charges <= JOBS + seen_twice, "{what} {name}: {charges} requests");

@@ -13,34 +13,34 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-/// Shared by everybody who must know of it.
+/// Clones share one state.
 #[derive(Clone, Debug, Default)]
 pub struct Trap(Arc<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// Bytes to the server come this late.
+    /// Delay of bytes to the server.
     late_ms: AtomicU64,
-    /// What the server says stays here.
+    /// While true, bytes from the server are held back.
     held: watch::Sender<bool>,
-    /// Once these bytes have gone to the server, its answer is swallowed and the connection cut.
+    /// Once these bytes have reached the server, its response is dropped and the connection is cut.
     bait: Vec<u8>,
     armed: AtomicBool,
     sprung: AtomicBool,
 }
 
 impl Trap {
-    /// Swallows the answer to the first statement that holds these bytes.
+    /// Drops the response to the first statement that contains these bytes.
     pub fn on(bait: &[u8]) -> Self {
         Self(Arc::new(Inner { bait: bait.to_owned(), armed: AtomicBool::new(true), ..Inner::default() }))
     }
 
-    /// From now on the server gets everything that much later.
+    /// From now on, bytes reach the server with this delay.
     pub fn delay(&self, late: Duration) {
         self.0.late_ms.store(late.as_millis().try_into().unwrap(), Ordering::SeqCst);
     }
 
-    /// From now on nobody hears from the server, until it is let go.
+    /// From now on, holds back the server's responses, until `let_go`.
     pub fn hold(&self) {
         self.0.held.send_replace(true);
     }
@@ -53,7 +53,7 @@ impl Trap {
         self.0.sprung.load(Ordering::SeqCst)
     }
 
-    /// The port at which a server is found through this trap.
+    /// Listens on a new port that leads to the server through this trap, and returns the port.
     pub async fn guard(&self, server: u16) -> u16 {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -69,7 +69,7 @@ impl Trap {
         port
     }
 
-    /// Ends, and with it both connections, when either direction does.
+    /// Ends when either direction ends. Both connections are then closed.
     async fn carry(self, client: TcpStream, server: TcpStream) {
         let (from_client, to_client) = client.into_split();
         let (from_server, to_server) = server.into_split();
