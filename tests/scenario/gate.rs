@@ -1,8 +1,8 @@
-//! The gate and the limiter under saturation, judged by a provider with its own clock.
+//! The gate and the limiter under saturation, judged by a provider with a clock of its own.
 //!
-//! A hundred tasks want permits all the time. The way to the provider and its own work take random times, so requests
-//! overtake each other; the provider counts each at its arrival. G1: no window holds more than the limit. G4: starts
-//! come at 99 % of L / (W + hold).
+//! A hundred tasks always want permits. Transit and processing take random times, so requests overtake each other; the
+//! provider counts each at its arrival. G1: no window holds more than the limit. G4: starts reach 99 % of L / (W +
+//! hold).
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -29,7 +29,7 @@ mod settings;
 mod simulated;
 mod utilisation;
 
-/// A ledger that knows of no attempts.
+/// A ledger without attempts.
 struct NoAttempts;
 
 #[async_trait]
@@ -39,7 +39,7 @@ impl RecentAttempts for NoAttempts {
     }
 }
 
-/// A limiter whose replies are lost now and then, after the call has run.
+/// A limiter that loses some replies after the call has run.
 struct Forgetful {
     inner: EmbeddedLimiter,
     losses: Mutex<StdRng>,
@@ -123,23 +123,23 @@ fn open_gate_over(
     gate
 }
 
-/// What a saturated run came to.
+/// Figures of a saturated run.
 struct Run {
     largest: Vec<u64>,
     breaches: u64,
     rate: f64,
-    /// Mean time from start to answer, in seconds.
+    /// Mean time from start to response, in seconds.
     hold: f64,
     calls: u64,
 }
 
-/// How a task treats its permits.
+/// A task's use of its permits.
 #[derive(Clone, Copy)]
 struct Faults {
     reply_loss: f64,
-    /// Share of permits dropped before they begin.
+    /// Share of permits that are dropped before they begin.
     dropped: f64,
-    /// Share of requests whose answer never comes.
+    /// Share of requests whose response never arrives.
     unanswered: f64,
 }
 
@@ -250,7 +250,7 @@ async fn a_refusal_names_its_exact_wait() {
     assert_eq!(refusal.reason, BlockReason::Limit("second".into()));
     let promised = Instant::now() + refusal.retry_after;
     let AcquireResult::Granted(permit) = gate.acquire(ask(1, promised + Duration::from_millis(2))).await else {
-        panic!("refused at the instant that was promised")
+        panic!("refused at the promised instant")
     };
     assert!(permit.start_at.duration_since(promised) <= Duration::from_millis(1), "later than promised");
     assert!(promised.duration_since(asked) >= Duration::from_millis(900), "{refusal:?}");
@@ -266,7 +266,7 @@ async fn oversized_cost_is_rejected_immediately() {
     assert_eq!(refusal.reason, BlockReason::Oversized { limit: "second".to_owned(), max_cost: 5 });
 }
 
-/// One that wants more than is free and will not wait for it goes, and holds nobody who wants less.
+/// A job that costs more than is free and does not wait is refused. It blocks no cheaper job.
 #[tokio::test(start_paused = true)]
 async fn withdrawn_costly_job_blocks_no_other() {
     let stop = CancellationToken::new();
@@ -284,11 +284,11 @@ async fn withdrawn_costly_job_blocks_no_other() {
     let AcquireResult::Refused(refusal) = dear else { panic!("five of four") };
     assert_eq!((refusal.reason, refusal.scope), (BlockReason::Limit("ten".to_owned()), RefusalScope::Job));
     assert!(matches!(cheap, AcquireResult::Granted(_)), "there are four");
-    // One that waits is waited for: nobody behind it is asked for.
+    // A costly job that waits keeps its place: no permit is requested for jobs behind it.
     let patient = Instant::now() + Duration::from_secs(3_600);
     let (dear, cheap) = tokio::join!(gate.acquire(ask(5, patient)), gate.acquire(ask(1, soon)));
     assert!(matches!(cheap, AcquireResult::Refused(refusal) if refusal.scope == RefusalScope::All));
-    assert!(matches!(dear, AcquireResult::Granted(_)), "when their leases are over");
+    assert!(matches!(dear, AcquireResult::Granted(_)), "granted once the other permits have expired");
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,4 +1,4 @@
-//! Whole parts at work: the gate on paused time, where every instant is exact, and the worker on its embedded engines.
+//! Scenario tests: the gate on paused time, where every instant is exact, and the worker on its embedded backends.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
 mod gate;

@@ -1,8 +1,8 @@
-//! The whole worker on its embedded engines: SQLite in memory as ledger and queue, the limiter in process, and a
-//! provider that does what each test's script says.
+//! The whole worker on its embedded backends: ledger and queue in an in-memory SQLite database, the limiter in process,
+//! and a scripted provider.
 //!
-//! The judges are what the provider was sent, what the ledger says and which events left. SQLite keeps its own time, so
-//! nothing here is paused; waits are short, and instants are compared in one direction only.
+//! The tests check the provider's requests, the ledger and the published events. SQLite uses its own clock, so time is
+//! not paused. Waits are short, and instants are compared in one direction only.
 
 mod backlog_of_events;
 mod bench;

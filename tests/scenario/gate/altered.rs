@@ -1,4 +1,4 @@
-//! A limiter whose calls are watched and whose replies are altered, and a gate before it.
+//! A limiter that records its calls and alters its replies, and a gate in front of it.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,11 +19,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::NoAttempts;
 
-/// What is done to the replies of the limiter behind it, in order; later ones stay as they are.
+/// Alters the replies of its inner limiter, in order; later replies are unchanged.
 pub struct Altered {
     pub inner: EmbeddedLimiter,
     slowness: Duration,
-    /// How long the next replies take from the store, after what they say has happened.
+    /// Delays of the next replies, after the call has taken effect.
     late: Mutex<VecDeque<Duration>>,
     alterations: Mutex<VecDeque<Alteration>>,
     pub calls: AtomicU64,
@@ -46,7 +46,7 @@ impl Altered {
         self.alterations.lock().unwrap().push_back(Box::new(alteration));
     }
 
-    /// From now on replies stay as they are.
+    /// Leaves all later replies unchanged.
     pub fn stay(&self) {
         self.alterations.lock().unwrap().clear();
     }
@@ -55,7 +55,7 @@ impl Altered {
         self.calls.load(Ordering::Relaxed)
     }
 
-    /// The next reply arrives this long after it was made.
+    /// Delays the next reply by this time.
     pub fn delay_reply(&self, late: Duration) {
         self.late.lock().unwrap().push_back(late);
     }
@@ -95,7 +95,7 @@ impl Limiter for Altered {
     }
 }
 
-/// A gate whose settings and end are the test's.
+/// A gate whose settings and shutdown the test controls.
 pub struct Steered {
     pub gate: Gate,
     pub settings: watch::Sender<Arc<QuotaSpec>>,
@@ -116,12 +116,12 @@ pub fn account(name: &str, ask: AcquireRequest) -> AcquireRequest {
     AcquireRequest { account: Some(name.to_owned()), ..ask }
 }
 
-/// Longer than anything takes here.
+/// A deadline that no test reaches.
 pub fn hour() -> Instant {
     Instant::now() + Duration::from_secs(3_600)
 }
 
-/// Takes a permit, uses it and has the answer at once.
+/// Acquires a permit, uses it, and releases it at once.
 pub async fn use_one(gate: &Gate, ask: AcquireRequest) {
     let AcquireResult::Granted(permit) = gate.acquire(ask).await else { panic!("refused") };
     sleep_until(permit.start_at).await;

@@ -1,4 +1,5 @@
-//! Worker slots and egress rate of a lane: taken with the permit, so that a job which waits for a limit holds neither.
+//! Worker slots and egress rate of a lane: both are taken with the permit, so a job that waits for a limit holds
+//! neither.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,7 +24,7 @@ fn gate(spec: QuotaSpec) -> Steered {
     steered(Altered::slow(Duration::from_micros(100)), spec)
 }
 
-/// More permits than any test uses.
+/// A limit that no test uses up.
 fn open() -> QuotaSpec {
     spec(&[("all", 10_000, 1_000)])
 }
@@ -44,7 +45,7 @@ async fn granted(gate: &Gate, request: AcquireRequest) -> Permit {
     }
 }
 
-/// Starts a job with its permit; it runs for as long as its worker slot is kept.
+/// Starts a job with its permit. The job runs while its worker slot is held.
 async fn started(gate: &Gate, request: AcquireRequest) -> WorkerSlot {
     let mut permit = granted(gate, request).await;
     permit.mark_persisted();
@@ -96,7 +97,7 @@ async fn unused_permit_refunds_its_egress_tick() {
     drop(granted(&gate, paced(&lane)).await);
     drop(started(&gate, paced(&lane)).await);
     assert!(start.elapsed() <= Duration::from_secs(2), "{:?}", start.elapsed());
-    // That one was used.
+    // That permit was used, so the next one waits.
     drop(started(&gate, paced(&lane)).await);
     assert!(start.elapsed() >= Duration::from_secs(1_790), "{:?}", start.elapsed());
 }
@@ -107,7 +108,7 @@ async fn worker_slots_are_bounded() {
     let lane = LaneEgress::new(2, 1_000.0);
     let (first, _second) = (started(&gate, paced(&lane)).await, started(&gate, paced(&lane)).await);
     let third = timeout(Duration::from_secs(60), gate.acquire(paced(&lane))).await;
-    assert!(third.is_err(), "two workers, three slots");
+    assert!(third.is_err(), "a third job got one of two worker slots");
     drop(first);
     started(&gate, paced(&lane)).await;
 }
@@ -177,7 +178,7 @@ async fn job_at_its_own_limit_holds_no_slot() {
         started(&gate, account(&format!("other-{other}"), paced(&lane))).await;
     }
     assert!(start.elapsed() < Duration::from_millis(300), "{:?}", start.elapsed());
-    assert_eq!(flood.len(), 19, "the account has had its one permit of the minute");
+    assert_eq!(flood.len(), 19, "the account has used its one permit per minute");
 }
 
 #[tokio::test(start_paused = true)]
@@ -204,7 +205,7 @@ async fn job_without_a_slot_in_time_is_refused() {
     assert!(Instant::now() >= until && Instant::now() < until + Duration::from_millis(50));
 }
 
-/// Each block is short, and all of them together are longer than the job accepts.
+/// Each block is short, but their total exceeds the job's accepted wait.
 #[tokio::test(start_paused = true)]
 async fn series_of_short_blocks_ends_the_wait() {
     let limiter = Altered::slow(Duration::from_micros(100));
@@ -223,7 +224,7 @@ async fn series_of_short_blocks_ends_the_wait() {
     assert!(waited > Duration::from_millis(900) && waited < Duration::from_millis(1_100), "{waited:?}");
 }
 
-/// One job at its own limit keeps at most its own turn by the egress rate, however long it waits.
+/// A job at its own limit reserves at most one tick of the egress rate, however long it waits.
 #[tokio::test(start_paused = true)]
 async fn job_at_its_own_limit_causes_no_burst() {
     let own = LimitSpec { scope: Scope::Account, ..LimitSpec::sliding_log("own", 1, Duration::from_secs(600)) };
@@ -243,7 +244,7 @@ async fn job_at_its_own_limit_causes_no_burst() {
     assert!(!limited.is_finished());
 }
 
-/// A limit and an egress rate of a hundred a second, in series: what the limit holds back is not lost to the bucket.
+/// A limit and an egress rate, both a hundred a second: ticks that the limit holds back are not lost.
 #[tokio::test(start_paused = true)]
 async fn egress_rate_loses_nothing_behind_a_limit() {
     const SECONDS: u64 = 30;

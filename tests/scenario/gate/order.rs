@@ -1,4 +1,4 @@
-//! Who is asked for first, and whom nobody overtakes: limits on one kind of call, costly jobs, and urgent ones.
+//! Order of the wait queue: limits on one kind of call, costly jobs and urgent jobs.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::altered::{Altered, Steered, account, hour, steered, use_one};
 use super::{ask, spec};
 
-/// Five charges a second, and more of everything than anybody needs.
+/// Five charges a second; other limits are never reached.
 fn five_charges() -> QuotaSpec {
     let charges =
         LimitSpec { applies_to: AppliesTo::Charge, ..LimitSpec::sliding_log("charges", 5, Duration::from_secs(1)) };
@@ -21,7 +21,7 @@ fn five_charges() -> QuotaSpec {
     QuotaSpec { limits: vec![all, charges], ..spec(&[]) }
 }
 
-/// Jobs that come without end, one for each slot that comes free.
+/// A stream of jobs that takes each slot as it becomes free.
 fn stream(gate: &Gate, job: &AcquireRequest) -> JoinSet<()> {
     let mut stream = JoinSet::new();
     let (gate, job) = (gate.clone(), job.clone());
@@ -74,7 +74,7 @@ async fn costly_job_is_not_starved_within_its_account() {
     assert!(matches!(costly, Ok(AcquireResult::Granted(_))), "{costly:?}");
 }
 
-/// For a limit on everything and for one on a kind of call.
+/// For a limit on all calls and for a limit on charges.
 #[tokio::test(start_paused = true)]
 async fn urgent_job_overtakes_a_waiting_costly_job() {
     let on = |applies_to| LimitSpec { applies_to, ..LimitSpec::sliding_log("ten", 10, Duration::from_secs(10)) };
@@ -87,7 +87,7 @@ async fn urgent_job_overtakes_a_waiting_costly_job() {
         let costly = tokio::spawn(async move { asking.acquire(ask(5, hour())).await });
         sleep(Duration::from_millis(500)).await;
         let before = limiter.calls();
-        // One that is no more urgent waits its turn, without a call.
+        // A job of the same priority waits behind it, without a limiter call.
         let patient = timeout(Duration::from_millis(200), gate.acquire(ask(1, hour()))).await;
         assert!(patient.is_err(), "overtaken: {patient:?}");
         assert_eq!(limiter.calls(), before);
@@ -98,7 +98,7 @@ async fn urgent_job_overtakes_a_waiting_costly_job() {
     }
 }
 
-/// Who is asked about is told its exact place, whatever goes before it, and what the line waits for.
+/// A queued job reports its exact position and the limit that blocks the queue, even if urgent jobs come later.
 #[tokio::test(start_paused = true)]
 async fn queued_job_reports_its_position() {
     let five = spec(&[("all", 5, 1_000)]);
@@ -113,7 +113,7 @@ async fn queued_job_reports_its_position() {
         waiting.push(wait(id, priority, cost));
         sleep(Duration::from_millis(1)).await;
     }
-    // The urgent one has been asked for, too.
+    // Time for the gate to request a permit for the urgent job.
     sleep(Duration::from_millis(20)).await;
     let place = async |id: &str| gate.position_of(Identifier::new(id).unwrap()).await;
     for (id, before, cost_before) in [("urgent", 0, 0), ("first", 1, 2), ("second", 2, 3), ("third", 3, 6)] {
@@ -124,7 +124,7 @@ async fn queued_job_reports_its_position() {
         assert!(until > Instant::now() && until < Instant::now() + Duration::from_millis(1_100), "{id}");
     }
     assert_eq!(place("nobody").await, None);
-    // Whoever has gone leaves the line to the others.
+    // A cancelled job leaves the queue, and later jobs move up.
     waiting.remove(1).abort();
     sleep(Duration::from_millis(1)).await;
     assert_eq!(place("third").await.map(|told| told.jobs_ahead), Some(2));

@@ -1,10 +1,10 @@
-//! A limiter that lost its state while the ledger has a month to go through.
+//! Rebuild of lost limiter state from a ledger that takes long to read a month of attempts.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::*;
 
-/// A ledger that takes its time, and is asked once.
+/// A ledger that answers slowly and counts its reads.
 #[derive(Default)]
 struct Slow {
     asked: AtomicU64,
@@ -28,7 +28,7 @@ async fn slow_rebuild_does_not_block_the_gate() {
     let spec = spec(&[("month", 5, 31 * 86_400_000)]);
     let gate = open_gate_over(ledger.clone(), limiter.clone(), spec, 1, &stop);
     let begun = Instant::now();
-    // Whoever will not wait is told soon, and the store hears of the gate.
+    // A job that does not wait is refused soon, and the gate keeps calling the store.
     for _ in 0..20 {
         let asked = Instant::now();
         let AcquireResult::Refused(refusal) = gate.acquire(ask(1, asked + Duration::from_secs(1))).await else {
@@ -60,7 +60,7 @@ async fn gate_stops_during_a_slow_rebuild() {
     assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
 }
 
-/// Somebody else grants by now, for all that this process can see.
+/// A limiter that stops being leader: its further calls cannot be trusted.
 struct Overtaken {
     inner: Arc<Forgetful>,
     overtaken: AtomicBool,

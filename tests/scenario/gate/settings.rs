@@ -1,4 +1,4 @@
-//! Settings that change, states that end and stores that are late while the gate is in the middle of its calls.
+//! Changed settings, reset states and slow stores while the gate has calls in flight.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,12 +24,12 @@ async fn account_blocked_mid_call_gets_no_permit() {
     let waiting = tokio::spawn(async move { asking.acquire(account("mallory", ask(1, hour()))).await });
     let (before, deadline) = (limiter.calls(), Instant::now() + Duration::from_secs(60));
     while limiter.calls() == before {
-        assert!(Instant::now() < deadline, "the gate calls nobody");
+        assert!(Instant::now() < deadline, "the gate makes no call");
         sleep(Duration::from_millis(1)).await;
     }
     let blocked = AccountRule { account: "mallory".into(), limit: None, rule: Rule::Blocked };
     settings.send_replace(Arc::new(QuotaSpec { version: 2, account_rules: vec![blocked], ..old }));
-    // One that is answered makes the gate call again as soon as it is free.
+    // A reply to a pause makes the gate call again as soon as it is free.
     gate.pause(Duration::from_millis(1), 0.0);
     match waiting.await.unwrap() {
         AcquireResult::Refused(GateRefusal { reason: BlockReason::AccountBlocked { account }, .. }) => {
@@ -60,22 +60,22 @@ async fn pause_survives_clock_step_and_reset() {
     let limiter = Altered::slow(Duration::from_micros(100));
     let Steered { gate, settings: _settings, .. } = steered(limiter.clone(), spec(&[("second", 10, 1_000)]));
     let AcquireResult::Granted(_permit) = gate.acquire(ask(1, hour())).await else { panic!("refused") };
-    // The reply to the call that carries the pause shows a step; later replies are of a state that began anew.
+    // The reply to the call with the pause shows a clock step. Later replies come from a reset state.
     limiter.next(|reply| reply.now = Micros(reply.now.0 + 5_000_000));
     gate.pause(Duration::from_secs(60), 0.0);
     sleep(Duration::from_millis(5)).await;
-    assert!(limiter.pauses() >= 2, "the pause of a call that showed a step is forgotten");
+    assert!(limiter.pauses() >= 2, "the pause was not repeated after the clock step");
     sleep(Duration::from_secs(10)).await;
     let before = limiter.pauses();
     limiter.next(|reply| {
         reply.state_epoch = Micros(reply.state_epoch.0 + 1);
         reply.refused = Some(LimiterRefusal { reason: RefusalReason::Cold, wait_us: 50_000, exact: false });
     });
-    // Any call hears of the new state; the pause that this one carries is over long before the other.
+    // Any call shows the reset. The pause of this call ends long before the other one.
     gate.pause(Duration::from_millis(1), 0.0);
     let asking = timeout(Duration::from_secs(1), gate.acquire(ask(1, hour())));
     assert!(asking.await.is_err(), "granted in a pause");
-    assert!(limiter.pauses() > before, "the new state was not told of the pause");
+    assert!(limiter.pauses() > before, "the pause was not repeated to the new state");
 }
 
 #[tokio::test(start_paused = true)]
@@ -107,8 +107,8 @@ async fn an_idle_gate_keeps_comparing_the_clocks() {
     assert!((9..=11).contains(&calls), "{calls} calls in five minutes");
 }
 
-/// A first exchange of two seconds leaves the offset of the clocks open by as much, so a slot that is used again seems to
-/// be free that much later than its permit may be used.
+/// A first exchange of two seconds leaves the clock offset uncertain by two seconds. So a reused slot seems to be free
+/// that much later than its permit's deadline.
 #[tokio::test(start_paused = true)]
 async fn permit_starting_after_its_deadline_is_withheld() {
     let limiter = Altered::slow(Duration::from_micros(100));
@@ -121,8 +121,8 @@ async fn permit_starting_after_its_deadline_is_withheld() {
     }
 }
 
-/// After a step of the store's clock that is shorter than its calls take, and so hidden: how much later than granted the
-/// permit for a slot starts that was used before the step.
+/// Extra wait of a slot used before a hidden clock step: a step that is shorter than the store's calls. It is the time
+/// by which its permit starts later than granted.
 async fn waits_after_a_hidden_step(limit: LimitSpec, step: Duration) -> Duration {
     let limiter = Altered::slow(Duration::from_millis(20));
     let all = LimitSpec::sliding_log("all", 1_000, Duration::from_secs(1));
@@ -133,7 +133,7 @@ async fn waits_after_a_hidden_step(limit: LimitSpec, step: Duration) -> Duration
         limiter.next(move |reply| reply.now = Micros(reply.now.0 - step_us));
     }
     use_one(&gate, account("alice", ask(1, hour()))).await;
-    // The answer is settled.
+    // The release has reached the limiter.
     sleep(Duration::from_millis(500)).await;
     limiter.stay();
     let AcquireResult::Granted(permit) = gate.acquire(account("alice", ask(1, hour()))).await else {
@@ -146,7 +146,7 @@ async fn waits_after_a_hidden_step(limit: LimitSpec, step: Duration) -> Duration
 async fn hidden_clock_step_delays_account_slot_reuse() {
     let own = LimitSpec { scope: Scope::Account, ..LimitSpec::sliding_log("own", 1, Duration::from_secs(1)) };
     let waited = waits_after_a_hidden_step(own.clone(), Duration::ZERO).await;
-    assert!(waited <= Duration::from_millis(1), "without a step there is nothing to wait for: {waited:?}");
+    assert!(waited <= Duration::from_millis(1), "a permit waited without a clock step: {waited:?}");
     let step = Duration::from_millis(10);
     let waited = waits_after_a_hidden_step(own, step).await;
     assert!(waited >= step && waited <= 2 * step, "{waited:?}");

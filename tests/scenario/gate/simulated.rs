@@ -1,8 +1,7 @@
-//! What `simulate` predicts, beside what the gate does with the same rows, answers and jobs: both in virtual time, where no
-//! machine is slow, so that they are compared in both directions.
+//! Predictions of `simulate`, compared with the gate on the same rows, response times and jobs.
 //!
-//! A worker here asks, writes down, sends and is answered. The whole worker is beside its prediction in
-//! `worker/rehearsed.rs`.
+//! Both run in virtual time, where no machine is slow, so they are compared in both directions. A worker here acquires,
+//! persists, sends and gets a response. The whole worker is compared with its prediction in `worker/simulation.rs`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -23,10 +22,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::{ask, open_gate};
 
-/// How far a prediction may be off: answers are drawn apart, and timers count whole milliseconds.
+/// Tolerance of a prediction: response times are drawn separately, and timers count whole milliseconds.
 const OFF_MAX: f64 = 0.01;
 const COMMIT: Duration = Duration::from_millis(1);
-/// To the provider, or back.
+/// Transit to the provider, and back.
 const WAY: Duration = Duration::from_millis(1);
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -38,7 +37,7 @@ struct Case {
     row: ProviderRow,
 }
 
-/// A row by which nothing but its limits and its workers holds anybody.
+/// A row that only its limits and its workers slow down.
 fn row(limits: &[(i64, i64)]) -> ProviderRow {
     let limit = |&(max_requests, window_ms): &(i64, i64)| LimitRow {
         name: format!("within-{window_ms}"),
@@ -89,7 +88,7 @@ fn model(case: &Case) -> Model {
     }
 }
 
-/// When requests reached the provider.
+/// Arrivals at the provider.
 async fn happened(case: &Case, model: &Model) -> Vec<u64> {
     let limits = model.spec.limits.iter().map(|limit| Rate::new(limit.max_requests, limit.window).unwrap()).collect();
     let options = FakeOptions { limits, on_limit: OnLimit::Count, ..FakeOptions::default() };

@@ -1,8 +1,8 @@
-//! A saturated lane uses all that its limit promises: with a slow ledger, right after the start, after the limit was
-//! changed, after the store came back, and with answers that are slow or never come. All in virtual time.
+//! Utilisation of a saturated lane: it uses its whole limit, in virtual time.
 //!
-//! Each task is a job after the other: permit, written down by a ledger that takes one request after the other, start,
-//! arrival at the provider, answer. The judge is the provider's own list of arrivals.
+//! Cases: a slow ledger, right after the start, after a changed limit, after an outage of the store, slow and lost
+//! responses. Each task runs one job after another: permit, a write to a serial ledger, start, arrival at the provider,
+//! response. The provider's list of arrivals decides.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -26,10 +26,10 @@ use tokio_util::sync::CancellationToken;
 use super::{NoAttempts, ask, spec};
 
 const SECOND: Duration = Duration::from_secs(1);
-/// What the row allows a request to take, in `spec`.
+/// Longest hold of the row in `spec`.
 const HOLD_MAX: Duration = Duration::from_millis(2_500);
 
-/// A store that may be away; what it knows it keeps.
+/// A store that can be unavailable and keeps its state.
 #[derive(Default)]
 struct Store {
     inner: EmbeddedLimiter,
@@ -63,7 +63,7 @@ impl Limiter for Store {
     }
 }
 
-/// Takes one request after the other.
+/// A ledger that serves one write after another.
 struct OneByOne {
     each: Duration,
     free_at: Mutex<Instant>,
@@ -85,15 +85,15 @@ struct Plan {
     limit: u32,
     jitter: Option<Duration>,
     processes: u64,
-    /// Jobs at once of each process.
+    /// Concurrent jobs of each process.
     jobs: u64,
-    /// What the ledger takes for one request.
+    /// Time of one ledger write.
     write: Duration,
-    /// Shortest and longest time to an answer.
+    /// Shortest and longest response time.
     answer_ms: (u64, u64),
-    /// Share of answers that take two seconds.
+    /// Share of responses that take two seconds.
     slow: f64,
-    /// Share of answers that never come.
+    /// Share of responses that never arrive.
     lost: f64,
 }
 
@@ -173,7 +173,7 @@ impl Lane {
                 sleep_until(permit.start_at).await;
                 let Ok(in_flight) = permit.begin() else {
                     late.fetch_add(1, Ordering::Relaxed);
-                    // Put down, and it comes round again.
+                    // The job is delayed and comes again.
                     sleep(Duration::from_millis(250)).await;
                     continue;
                 };
@@ -214,7 +214,8 @@ impl Lane {
         self.arrivals.lock().unwrap().iter().copied().filter(|at| (from..until).contains(at)).collect()
     }
 
-    /// Of what so many slots let out, from the middle of the first whole turn after this to the middle of the last.
+    /// Rate relative to the possible rate of these slots. It is measured from the middle of the first whole turn after
+    /// `from` to the middle of the last.
     fn utilisation(&self, slots: u32, from: Duration) -> f64 {
         let (calls, slots) = (self.calls(from, Duration::MAX), slots as usize);
         let turns = (calls.len() - slots / 2 - 1) / slots;
@@ -239,7 +240,8 @@ impl Drop for Lane {
     }
 }
 
-/// A thousand slots are free at once, and the ledger takes seventy-five requests in the 50 ms that their permits have.
+/// A thousand slots are free at once. At 667 µs a write, the ledger records seventy-five requests in the 50 ms that
+/// their permits have.
 #[tokio::test(start_paused = true)]
 async fn slow_ledger_delays_but_wastes_no_slots() {
     for (write_us, what) in [(667, "1,500 a second"), (250, "4,000 a second"), (20, "50,000 a second")] {
@@ -251,7 +253,7 @@ async fn slow_ledger_delays_but_wastes_no_slots() {
         assert!(utilisation >= 0.97, "{what}: {utilisation:.4}, {late} late");
         assert!(utilisation <= 1.0, "{what}: {utilisation:.4}");
         let calls = lane.calls(Duration::ZERO, Duration::MAX).len() as u64;
-        assert!(late * 200 <= calls, "{what}: {late} of {calls} came too late");
+        assert!(late * 200 <= calls, "{what}: {late} of {calls} permits started too late");
         assert_eq!(lane.breaches(), 0, "{what}");
     }
 }
@@ -260,7 +262,8 @@ async fn slow_ledger_delays_but_wastes_no_slots() {
 async fn every_slot_is_used_from_the_first_window() {
     let lane = Lane::start(PLAN);
     lane.runs(10.0).await;
-    // A limiter that knows nothing waits first for what may still count; from the first call on it is used in full.
+    // After a cold start, the limiter waits until earlier requests have aged out. From the first call on, all slots are
+    // used.
     let (first, turn) = (lane.calls(Duration::ZERO, Duration::MAX)[0], lane.turn());
     assert!(first <= SECOND, "{first:?} to the first call");
     for turns in 1..=5_u32 {
@@ -285,7 +288,7 @@ async fn changed_limit_is_fully_used_immediately() {
     assert!(first >= 198, "raised: {first} calls in the first turn");
     lane.set_limit(100);
     lane.runs(8.0).await;
-    // What was used under the higher limit counts for a window.
+    // Requests under the higher limit count for one more window.
     let utilisation = lane.utilisation(100, lowered + SECOND + Duration::from_millis(100));
     assert!(utilisation >= 0.99, "lowered: {utilisation:.4}");
 }
@@ -302,10 +305,10 @@ async fn recovered_store_is_fully_used_immediately() {
         let first = lane.calls(back, Duration::MAX)[0] - back;
         assert!(
             first <= Duration::from_millis(1_010),
-            "away for {away_s} s: the first call {first:?} after it was back"
+            "unavailable for {away_s} s: first call {first:?} after recovery"
         );
         let utilisation = lane.utilisation(100, back);
-        assert!(utilisation >= 0.99, "away for {away_s} s: {utilisation:.4}");
+        assert!(utilisation >= 0.99, "unavailable for {away_s} s: {utilisation:.4}");
         assert_eq!(lane.breaches(), 0);
     }
 }
@@ -315,7 +318,7 @@ async fn slow_or_lost_responses_do_not_stall_others() {
     for (slow, lost) in [(0.1, 0.0), (0.0, 0.1), (0.2, 0.2)] {
         let lane = Lane::start(Plan { slow, lost, jobs: 200, ..PLAN });
         let ended = lane.runs(60.0).await;
-        // A slot of a lost answer is held until its lease is over.
+        // The slot of a lost response is held until its lease ends.
         let possible = 100.0 / lane.turn() * ended.as_secs_f64();
         let calls = lane.calls(Duration::ZERO, Duration::MAX).len() as f64;
         assert!(calls >= 0.97 * possible, "slow {slow}, lost {lost}: {calls} of {possible:.0}");

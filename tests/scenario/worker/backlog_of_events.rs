@@ -1,4 +1,4 @@
-//! Events that pile up leave in batches that overlap: each of them once, and none stays behind.
+//! A backlog of outcome events: overlapping batches publish each event once and leave none behind.
 
 use std::collections::BTreeSet;
 
@@ -22,11 +22,11 @@ async fn every_backlogged_event_is_published_once() {
         .await;
     bench.run();
     let unpublished = "SELECT count(*) FROM outcome_events WHERE published_at IS NULL";
-    bench.until("all are marked", async || bench.count(unpublished).await == 0).await;
+    bench.until("all events are marked as published", async || bench.count(unpublished).await == 0).await;
     let events = bench.events().await;
     let reasons: BTreeSet<&str> = events.iter().filter_map(|event| event.body["reason"].as_str()).collect();
     let expected: BTreeSet<String> = (1..=MORE).map(|number| format!("event {number}")).collect();
     assert_eq!(events.len(), MORE + 1, "none twice");
-    assert!(expected.iter().all(|reason| reasons.contains(reason.as_str())), "none is missing");
+    assert!(expected.iter().all(|reason| reasons.contains(reason.as_str())), "an event is missing");
     bench.stop().await;
 }

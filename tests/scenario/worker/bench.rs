@@ -1,4 +1,4 @@
-//! A worker on its embedded engines, with ways to look at what it does.
+//! A test bench: a worker on its embedded backends, with access to its ledger, queue, events and provider.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,10 +29,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::script::{Factory, Script};
 
-/// No condition of these tests takes longer on a machine that works.
+/// Longer than any condition of these tests takes on a working machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How often a condition is looked at.
+/// Interval at which conditions are polled.
 const LOOK: Duration = Duration::from_millis(10);
 
 pub struct Bench {
@@ -43,13 +43,13 @@ pub struct Bench {
     drain_timeout: Duration,
     runs: u32,
     running: Option<Running>,
-    /// Outlives the worker, as a store does.
+    /// Kept when the worker ends, as a limiter store is.
     store: Option<Arc<EmbeddedLimiter>>,
-    /// Instead of the script.
+    /// Replaces the scripted provider.
     pub providers: Option<Arc<dyn ProviderFactory>>,
-    /// What the next worker makes of them.
+    /// The next worker's rule for card numbers.
     pub card_numbers: CardNumbers,
-    /// Between the next worker and the queue.
+    /// Replaces the queue of the next worker.
     pub broker: Option<Arc<dyn Queue>>,
 }
 
@@ -59,25 +59,25 @@ struct Running {
     task: JoinHandle<Result<DrainReport, LedgerError>>,
 }
 
-/// A job as the ledger has it.
+/// A job's row in the ledger.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ledgered {
     pub state: String,
     pub attempts: i64,
     pub reason: String,
     pub reference: Option<String>,
-    /// Some worker has it in hand.
+    /// A worker process holds its lease.
     pub held: bool,
 }
 
-/// A message beside the lanes: an outcome event, or one that can never be a job.
+/// A message outside the lanes: an outcome event or a rejected message.
 #[derive(Clone, Debug)]
 pub struct Published {
     pub body: Value,
     pub properties: Value,
 }
 
-/// A row that never stands in a test's way: change what the test is about.
+/// A row whose defaults restrict no test; each test changes what it is about.
 pub fn row(name: &str) -> ProviderRow {
     ProviderRow {
         name: name.to_owned(),
@@ -103,14 +103,14 @@ pub fn name(provider: &str) -> ProviderName {
 }
 
 impl Bench {
-    /// A worker that runs on these rows.
+    /// A bench with a running worker on these rows.
     pub async fn open(rows: &[ProviderRow]) -> Self {
         let mut bench = Self::prepared(rows).await;
         bench.run();
         bench
     }
 
-    /// The same without a worker.
+    /// A bench on these rows without a worker.
     pub async fn prepared(rows: &[ProviderRow]) -> Self {
         let database = Database::open("sqlite::memory:", 1).unwrap();
         database.migrate().await.unwrap();
@@ -136,12 +136,12 @@ impl Bench {
         self.drain_timeout = drain_timeout;
     }
 
-    /// From now on one limiter for all workers, which forgets nothing when they end.
+    /// Shares one limiter between all later workers. It keeps its state when a worker ends.
     pub fn keep_limiter(&mut self) {
         self.store = Some(Arc::new(EmbeddedLimiter::new()));
     }
 
-    /// Starts a worker, with a limiter that knows nothing yet, like a process that has just begun.
+    /// Starts a worker with an empty limiter, like a new process.
     pub fn run(&mut self) {
         self.runs += 1;
         let engines = Backends {
@@ -167,7 +167,7 @@ impl Bench {
         self.running = Some(Running { stop, progress: progress_rx, task });
     }
 
-    /// Another worker on the same engines, which does not run yet.
+    /// Another worker on the same backends, not yet running.
     pub fn beside(&self) -> Self {
         Self {
             database: self.database.clone(),
@@ -184,7 +184,7 @@ impl Bench {
         }
     }
 
-    /// What `run` does with messages that a process before it had taken.
+    /// Requeues messages that an earlier process had consumed, as `run` does at its start.
     pub async fn recover(&self) {
         self.queue.recover().await.unwrap();
     }
@@ -201,33 +201,33 @@ impl Bench {
         self.database.upkeep()
     }
 
-    /// Asks the worker to stop, as SIGTERM does; for the end of it there is [`Bench::stopped`].
+    /// Asks the worker to stop, as SIGTERM does; [`Bench::stopped`] waits for its end.
     pub fn ask_to_stop(&self) {
         self.running.as_ref().unwrap().stop.cancel();
     }
 
-    /// How many payments the running worker has settled, by their final state.
+    /// Payments that the running worker has finished, by final state.
     pub fn settled(&self, lane: &str) -> BTreeMap<&'static str, u64> {
         self.counts(lane).outcomes.into_iter().filter(|(_, count)| *count > 0).collect()
     }
 
-    /// What the running worker knows of events that are not published.
+    /// The running worker's figures of unpublished events.
     pub fn unpublished(&self) -> Option<UnpublishedEvents> {
         self.running.as_ref().unwrap().progress.borrow().meter.unpublished()
     }
 
-    /// How many messages the running worker has handed back for this reason.
+    /// Messages that the running worker has requeued for this reason.
     pub fn handed_back(&self, lane: &str, reason: &str) -> u64 {
         let requeues = self.counts(lane).requeues.into_iter();
         requeues.filter(|(word, _)| *word == reason).map(|(_, count)| count).sum()
     }
 
-    /// Why the running worker last decided so.
+    /// Reason of the running worker's last decision of this kind.
     pub fn last_decision(&self, lane: &str, kind: &str) -> String {
         let meter = Arc::clone(&self.running.as_ref().unwrap().progress.borrow().meter);
         let decisions = meter.find_lane(&name(lane)).map(|lane| lane.figures().decisions).unwrap_or_default();
         let last = decisions.into_iter().filter(|line| line.kind == kind).max_by_key(|line| line.at_ms);
-        last.unwrap_or_else(|| panic!("{lane} has decided nothing of kind {kind}")).reason
+        last.unwrap_or_else(|| panic!("{lane} has made no decision of kind {kind}")).reason
     }
 
     fn counts(&self, lane: &str) -> LaneCounts {
@@ -235,7 +235,7 @@ impl Bench {
         meter.find_lane(&name(lane)).map(|lane| lane.counts()).unwrap_or_default()
     }
 
-    /// Waits until nothing is taken any more.
+    /// Waits until the worker consumes no more messages.
     pub async fn until_draining(&self) {
         let mut progress = self.running.as_ref().unwrap().progress.clone();
         let draining = tokio::time::timeout(PATIENCE, progress.wait_for(|progress| progress.draining));
@@ -260,7 +260,7 @@ impl Bench {
         self.settings().apply(rows, false).await.unwrap();
     }
 
-    /// Waits until the worker knows the settings as they are now.
+    /// Waits until the worker has loaded the current settings.
     pub async fn settings_known(&self) -> WorkerStatus {
         let version = self.settings().version().await.unwrap();
         let mut progress = self.running.as_ref().unwrap().progress.clone();
@@ -268,16 +268,16 @@ impl Bench {
         tokio::time::timeout(PATIENCE, known).await.expect("settings not loaded").unwrap().clone()
     }
 
-    /// Waits until the worker tells of this many bad rows, and returns their problems.
+    /// Waits until the worker reports this many invalid rows, and returns their problems.
     pub async fn bad_rows(&self, count: usize) -> Vec<String> {
         let mut progress = self.running.as_ref().unwrap().progress.clone();
         let told =
             tokio::time::timeout(PATIENCE, progress.wait_for(|progress| progress.settings.invalid_rows.len() == count));
-        let known = told.await.expect("bad rows are not told").unwrap().settings.clone();
+        let known = told.await.expect("the worker does not report invalid rows").unwrap().settings.clone();
         known.invalid_rows.iter().flat_map(|bad| bad.problems.clone()).collect()
     }
 
-    /// Publishes a plain job.
+    /// Publishes a minimal job.
     pub async fn pay(&self, provider: &str, id: &str) {
         self.publish(provider, &json!({ "id": id, "amount": 1299, "currency": "EUR" }).to_string()).await;
     }
@@ -296,7 +296,7 @@ impl Bench {
         sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&self.pool).await.unwrap();
     }
 
-    /// The same against the database's own rules.
+    /// Executes a statement without the database's constraints and triggers.
     pub async fn without_constraints(&self, sql: &str) {
         crate::without_constraints::on_sqlite(&self.pool, sql).await.unwrap();
     }
@@ -322,7 +322,7 @@ impl Bench {
         })
     }
 
-    /// What became of a job's attempts: outcome, and whether it counts.
+    /// Attempts of a job: outcome, and whether the attempt counts.
     pub async fn attempts(&self, id: &str) -> Vec<(String, bool)> {
         let sql =
             "SELECT coalesce(outcome, 'open'), coalesce(counted, 0) FROM attempts WHERE job_id = ?1 ORDER BY number";
@@ -352,24 +352,24 @@ impl Bench {
         rows.iter().map(|text| serde_json::from_str(text).unwrap()).collect()
     }
 
-    /// Messages in a lane that nobody has taken, whether they may be taken yet or not.
+    /// Messages of a lane that no worker has consumed, delayed ones included.
     pub async fn queued(&self, provider: &str) -> i64 {
         self.count(&format!("SELECT count(*) FROM queue_messages WHERE queue = 'payments.{provider}' AND taken = 0"))
             .await
     }
 
-    /// Messages of a lane that come back later.
+    /// Delayed messages of a lane.
     pub async fn parked(&self, provider: &str) -> i64 {
         let sql = "SELECT count(*) FROM queue_messages WHERE taken = 0 AND visible_at_ms > unixepoch('subsec') * 1000";
         self.count(&format!("{sql} AND queue = 'payments.{provider}'")).await
     }
 
-    /// Jobs that a worker has in hand and has not begun to send.
+    /// Jobs that a worker has leased and not begun to send.
     pub async fn in_hand(&self) -> i64 {
         self.count("SELECT count(*) FROM jobs WHERE lease_until IS NOT NULL AND state <> 'sending'").await
     }
 
-    /// Looks until the condition holds.
+    /// Polls until the condition holds.
     pub async fn until(&self, what: &str, condition: impl AsyncFn() -> bool) {
         let deadline = Instant::now() + PATIENCE;
         while !condition().await {
@@ -385,20 +385,20 @@ impl Bench {
         self.job(id).await.unwrap()
     }
 
-    /// Waits until a job is in the queue again, for later, because of this.
+    /// Waits until a job is delayed for this reason.
     pub async fn until_put_down(&self, id: &str, reason: &str) -> Ledgered {
         let there = async || self.job(id).await.is_some_and(|job| !job.held && job.reason.contains(reason));
-        self.until(&format!("{id} is put down: {reason}"), there).await;
+        self.until(&format!("{id} is delayed: {reason}"), there).await;
         self.job(id).await.unwrap()
     }
 
-    /// Waits until the provider has been sent so many requests.
+    /// Waits until the provider has received this many requests.
     pub async fn until_sent(&self, provider: &str, requests: usize) {
         let there = async || self.script.sent_to(provider).len() >= requests;
         self.until(&format!("{requests} requests to {provider}"), there).await;
     }
 
-    /// Everything there is to know, for a test that fails.
+    /// State of the whole bench, for the message of a failed test.
     async fn picture(&self) -> String {
         let mut lines = Vec::new();
         for table in ["jobs", "attempts", "queue_messages"] {

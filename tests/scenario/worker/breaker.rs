@@ -1,4 +1,5 @@
-//! A provider that is down: the lane takes no more, no job loses an attempt by it, one job at a time finds out.
+//! The circuit breaker of a provider that is down: the lane takes no more jobs and uses none of their attempts. One job
+//! at a time probes the provider.
 
 use serde_json::json;
 use sluicegate::domain::breaker::{CONSECUTIVE_FAILURES_MAX, PROBES_TO_CLOSE};
@@ -17,7 +18,7 @@ fn few_workers() -> ProviderRow {
     ProviderRow { workers: WORKERS, max_attempts: 2, ..row("acme") }
 }
 
-/// A lane whose provider does so with every job.
+/// A lane whose provider handles every job in this way.
 async fn opened(act: Act) -> Bench {
     let bench = Bench::open(&[few_workers(), row("bolt")]).await;
     bench.script.always("acme", act);
@@ -27,7 +28,7 @@ async fn opened(act: Act) -> Bench {
     bench
 }
 
-/// A lane whose provider fails every job in this way, by now known to be down.
+/// A lane whose breaker is open because its provider failed every job in this way.
 async fn down(act: Act) -> Bench {
     let bench = opened(act).await;
     bench.until("the breaker is open", async || state(&bench).await != LaneStatus::Running).await;
@@ -44,7 +45,7 @@ async fn counted(bench: &Bench) -> i64 {
     bench.count("SELECT coalesce(sum(attempts), 0) FROM jobs").await
 }
 
-/// Two attempts are all that a job has here, and the provider is away for longer than that.
+/// Each job has two attempts, and the outage lasts longer than two attempts would.
 #[tokio::test]
 async fn provider_outage_uses_no_attempts() {
     let bench = down(Act::Answer(not_sent())).await;
@@ -59,7 +60,7 @@ async fn provider_outage_uses_no_attempts() {
     assert_eq!(counted(&bench).await, before, "probes counted");
     bench.script.always("acme", Act::Answer(accepted()));
     bench.settings().set_paused(&name("acme"), true).await.unwrap();
-    // Whatever changes the row ends the rest.
+    // Any change of the row ends the breaker's pause.
     bench.settings().set_paused(&name("acme"), false).await.unwrap();
     for number in 0..JOBS {
         bench.until_state(&format!("job-{number}"), "succeeded").await;
@@ -89,7 +90,7 @@ async fn open_breaker_probes_with_one_job() {
     bench.settings().set_paused(&name("acme"), false).await.unwrap();
     bench.until_sent("acme", sent + 1).await;
     assert!(matches!(state(&bench).await, LaneStatus::Probing { .. }), "{:?}", state(&bench).await);
-    // While it is on the wire, others have all the time that they need.
+    // While the probe is in flight, other providers' jobs have time to finish.
     for number in 0..10 {
         bench.pay("bolt", &format!("other-{number}")).await;
         bench.until_state(&format!("other-{number}"), "succeeded").await;
@@ -102,7 +103,7 @@ async fn open_breaker_probes_with_one_job() {
     assert!(JOBS > PROBES_TO_CLOSE as usize);
 }
 
-/// Two attempts are all that a job has here, and this process cannot send for longer than that.
+/// Each job has two attempts, and the local fault lasts longer than two attempts would.
 #[tokio::test]
 async fn local_fault_affects_neither_breaker_nor_attempts() {
     let bench = opened(Act::Answer(local_fault())).await;
@@ -110,18 +111,18 @@ async fn local_fault_affects_neither_breaker_nor_attempts() {
     let LaneStatus::IntakePaused(pause) = state(&bench).await else { panic!("{:?}", state(&bench).await) };
     assert!(pause.cause == PauseCause::Setup && pause.reason.contains("LimitNOFILE"), "{pause:?}");
     let sent_thrice = || (0..JOBS).any(|number| bench.script.sent_for(&format!("job-{number}")).len() >= 3);
-    bench.until("one was tried more often than it has attempts", async || sent_thrice()).await;
+    bench.until("a job was tried more often than it has attempts", async || sent_thrice()).await;
     let told = "SELECT count(*) FROM jobs WHERE reason LIKE '%file descriptors%'";
     assert!(bench.count(told).await > 0);
     bench.script.always("acme", Act::Answer(accepted()));
     for number in 0..JOBS {
         bench.until_state(&format!("job-{number}"), "succeeded").await;
     }
-    // The one that succeeded.
+    // Only the successful attempts count.
     assert_eq!(counted(&bench).await, i64::try_from(JOBS).unwrap());
 }
 
-/// Of a provider that is down nothing is learnt by a request that could not be sent: another job finds out.
+/// An unsent probe gives no information about a provider that is down, so another job probes.
 #[tokio::test]
 async fn unsent_probe_passes_to_another_job() {
     let bench = down(Act::Answer(not_sent())).await;
@@ -139,7 +140,7 @@ async fn unsent_probe_passes_to_another_job() {
     assert_eq!(state(&bench).await, LaneStatus::Running);
 }
 
-/// Charges fail while look-ups are answered: that the provider can be asked says nothing of whether it can charge.
+/// Charges fail while look-ups get responses. A response to a look-up does not prove that the provider can charge.
 #[tokio::test]
 async fn successful_lookups_do_not_close_the_breaker() {
     let lookup = json!({"url": "https://acme.test/charges?id=${job:id}"}).as_object().cloned();
@@ -148,7 +149,7 @@ async fn successful_lookups_do_not_close_the_breaker() {
     let ids: Vec<_> = (0..CONSECUTIVE_FAILURES_MAX).map(|number| format!("job-{number}")).collect();
     for id in &ids {
         bench.script.plan(id, [Act::ChargeAndLose]);
-        // Whatever was asked before it opened, enough is asked afterwards.
+        // However many look-ups came before it opened, enough of them come afterwards.
         bench.script.plan_lookups(id, vec![LookupResult::InProgress; PROBES_TO_CLOSE as usize]);
         bench.pay("acme", id).await;
     }
@@ -165,5 +166,5 @@ async fn successful_lookups_do_not_close_the_breaker() {
         bench.pay("acme", &format!("charge-{number}")).await;
         bench.until_state(&format!("charge-{number}"), "succeeded").await;
     }
-    bench.until("answered charges close it", async || state(&bench).await == LaneStatus::Running).await;
+    bench.until("answered charges close the breaker", async || state(&bench).await == LaneStatus::Running).await;
 }

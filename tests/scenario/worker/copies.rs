@@ -1,4 +1,4 @@
-//! Copies of one job's message: at most one of them counts, however often the job is brought back.
+//! Message copies of one job: at most one is valid, however often the job is republished.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::bench::{Bench, limit, name, row};
 const HOUR_MS: i64 = 3_600_000;
 const JOBS: usize = 20;
 
-/// One an hour for each account, far below what the provider allows.
+/// One payment an hour per account, far below the provider's limit.
 fn strict_on_accounts() -> ProviderRow {
     let per_account = LimitRow { name: "per-account".to_owned(), scope: "account".to_owned(), ..limit(1, HOUR_MS) };
     ProviderRow {
@@ -27,7 +27,7 @@ async fn pay(bench: &Bench, id: &str) {
     bench.publish("acme", &body.to_string()).await;
 }
 
-/// Waits until every open job has been refused by limits as they are now, and waits for longer than this test takes.
+/// Waits until the current limits have refused every open job, for longer than this test takes.
 async fn until_all_are_delayed(bench: &Bench, since_ms: i64) {
     let refused = format!(
         "SELECT count(*) FROM jobs WHERE state = 'waiting' AND lease_until IS NULL AND NOT unqueued \
@@ -56,11 +56,11 @@ async fn changed_limits_add_no_copies_of_delayed_jobs() {
         let rate = Rate::new(1 + change, Duration::from_secs(3_600)).unwrap();
         bench.settings().set_rate(&name("acme"), "per-account", rate).await.unwrap();
         until_all_are_delayed(&bench, now_ms).await;
-        // Those of jobs that are paid by now lie in their delay queues still.
+        // Copies of jobs that have finished are still in their delay queues.
         let copies = bench.queued("acme").await;
         assert!(copies <= JOBS as i64, "{copies} copies of {JOBS} jobs after {change} changes");
     }
-    // Those copies bring each job back, and each is charged once.
+    // Those copies bring each job again, and each job is charged once.
     bench.apply(&[ProviderRow { limits: vec![limit(1_000, 100)], ..strict_on_accounts() }]).await;
     for number in 0..JOBS {
         let job = bench.until_state(&format!("p-{number}"), "succeeded").await;

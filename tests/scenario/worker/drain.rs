@@ -1,4 +1,5 @@
-//! Leaving: what waits is handed back, what is on the wire is finished, and the report says what was not.
+//! Drain of a stopping worker: waiting jobs are requeued, requests in flight are finished, and the report counts the
+//! rest.
 
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use sluicegate::worker::supervisor::DrainReport;
 use super::bench::{Bench, limit, row};
 use super::script::{Act, accepted};
 
-/// On the wire, at the gate, in the pool, parked and in the queue, all at once.
+/// Jobs in flight, at the gate, without a worker slot, delayed and in the queue, all at once.
 #[tokio::test]
 async fn drain_finishes_in_flight_and_requeues_the_rest() {
     let one_slot = ProviderRow {
@@ -28,10 +29,10 @@ async fn drain_finishes_in_flight_and_requeues_the_rest() {
             bench.pay(provider, &format!("{provider}-{number}")).await;
         }
     }
-    bench.until("gate and pool are full", async || bench.in_hand().await >= 6).await;
-    bench.until("refused ones are parked", async || bench.parked("cool").await >= 1).await;
+    bench.until("all worker slots and the wait queue are in use", async || bench.in_hand().await >= 6).await;
+    bench.until("refused jobs are delayed", async || bench.parked("cool").await >= 1).await;
     bench.ask_to_stop();
-    bench.until("what waits is free", async || bench.in_hand().await == 0).await;
+    bench.until("no waiting job is leased", async || bench.in_hand().await == 0).await;
     bench.script.let_go();
     assert_eq!(bench.stopped().await, DrainReport::default());
     for provider in ["acme", "bolt", "cool"] {
@@ -41,11 +42,11 @@ async fn drain_finishes_in_flight_and_requeues_the_rest() {
     }
     assert_eq!(bench.count("SELECT count(*) FROM queue_messages WHERE taken <> 0").await, 0);
     assert_eq!(bench.count("SELECT count(*) FROM jobs WHERE lease_until IS NOT NULL").await, 0);
-    assert_eq!(bench.script.sent().len(), 3, "nothing was begun after the stop");
-    assert_eq!(bench.events().await.len(), 3, "the last outcomes left before the worker did");
+    assert_eq!(bench.script.sent().len(), 3, "a request was begun after the stop");
+    assert_eq!(bench.events().await.len(), 3, "an event was not published before the worker ended");
 }
 
-/// An event that waited for the slowest answer would be late, and after five seconds somebody else's to publish.
+/// If an event waited for the slowest response, it would be late. After five seconds, another worker would publish it.
 #[tokio::test]
 async fn drain_publishes_events_without_waiting() {
     let mut bench = Bench::open(&[row("acme")]).await;
@@ -57,17 +58,17 @@ async fn drain_publishes_events_without_waiting() {
     bench.ask_to_stop();
     bench.until_draining().await;
     bench.script.let_go_of("soon");
-    bench.until("its event is out", async || bench.events_of("soon").await.len() == 1).await;
+    bench.until("its event is published", async || bench.events_of("soon").await.len() == 1).await;
     assert_eq!(bench.events_of("late").await.len(), 0);
     bench.script.let_go();
     assert_eq!(bench.stopped().await, DrainReport::default());
     assert_eq!(bench.events_of("late").await.len(), 1);
 }
 
-/// What the first worker abandoned, the next one takes up: the same request, one charge.
+/// The next worker resumes what the first one abandoned: the same request, one charge.
 #[tokio::test]
 async fn timed_out_drain_reports_abandoned_jobs() {
-    // Short, because a limiter that knows nothing waits until nothing from before can count any more.
+    // A short timeout, because after a cold start the limiter waits until earlier requests have aged out.
     let mut bench = Bench::prepared(&[ProviderRow { timeout_ms: 500, ..row("acme") }]).await;
     bench.drain_timeout(Duration::from_millis(50));
     bench.run();
@@ -77,11 +78,11 @@ async fn timed_out_drain_reports_abandoned_jobs() {
     }
     bench.until_sent("acme", 2).await;
     assert_eq!(bench.stop().await, DrainReport { timed_out: true, left_active: 2, abandoned_in_flight: 2 });
-    bench.until("the queue has them again", async || bench.queued("acme").await == 2).await;
+    bench.until("both messages are requeued", async || bench.queued("acme").await == 2).await;
     for id in ["one", "two"] {
-        assert_eq!(bench.job(id).await.unwrap().state, "sending", "nobody knows what became of {id}");
+        assert_eq!(bench.job(id).await.unwrap().state, "sending", "the outcome of {id} is unknown");
     }
-    // As if the first worker's leases had run out.
+    // The first worker's leases look as if they had run out.
     bench.sql("UPDATE jobs SET lease_until = created_at").await;
     bench.run();
     for id in ["one", "two"] {
@@ -90,7 +91,7 @@ async fn timed_out_drain_reports_abandoned_jobs() {
         assert_eq!((sent.len(), sent[0].request == sent[1].request), (2, true));
         assert_eq!(bench.script.charges("acme", id), 1);
     }
-    // The first worker's answers come late and write nothing.
+    // The first worker's responses come late and change no row.
     bench.script.let_go();
     assert_eq!(bench.stop().await, DrainReport::default());
     assert_eq!(bench.count("SELECT count(*) FROM attempts").await, 4);
@@ -104,7 +105,7 @@ async fn an_idle_worker_stops_at_once() {
     assert_eq!(bench.stop().await, DrainReport::default());
 }
 
-/// A worker that is told to stop before it has begun takes nothing.
+/// A worker that is stopped before it has begun consumes no message.
 #[tokio::test]
 async fn worker_stopped_at_start_consumes_nothing() {
     let mut bench = Bench::prepared(&[row("acme")]).await;

@@ -1,5 +1,7 @@
-//! What a message would become with its provider's row: refused as `too_large` before anything of it is sent or recorded,
-//! and reviewed where the row changed meanwhile. And jobs that workers die of.
+//! Oversized requests: a message is rejected as `too_large` if its request would exceed the limits, before it is sent
+//! or recorded.
+//!
+//! If the row changed meanwhile, the job goes to review. So does a job that crashes several workers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +15,7 @@ use super::bench::{Bench, row};
 use super::lookups_over_http::Http;
 use super::script::{Act, busy, timeout};
 
-/// Whose requests have no room for payloads.
+/// A row whose requests have no room for payloads.
 fn narrow(name: &str) -> ProviderRow {
     ProviderRow { headers: BTreeMap::from([("narrow".to_owned(), json!("1"))]).into_iter().collect(), ..row(name) }
 }
@@ -28,7 +30,7 @@ async fn rejected(bench: &Bench) -> Vec<(Value, String)> {
     reasons.iter().map(|message| message.properties["headers"]["x-sluicegate-reason"].clone()).zip(details).collect()
 }
 
-/// 65 kB that would be 3.5 GB of form, each kind of expansion, and a payment behind them.
+/// A message of 65 kB that would expand to a form of 3.5 GB, each kind of expansion, and a payment behind them.
 #[tokio::test]
 async fn oversized_expansion_is_too_large() {
     let form = json!({ "body": "form" });
@@ -60,7 +62,7 @@ async fn oversized_expansion_is_too_large() {
     ];
     for (number, (lane, body, detail)) in table.into_iter().enumerate() {
         bench.publish(lane, body).await;
-        bench.until("it is refused", async || rejected(&bench).await.len() > number).await;
+        bench.until("the message is rejected", async || rejected(&bench).await.len() > number).await;
         let (reason, said) = rejected(&bench).await.pop().unwrap();
         assert!(reason == "too_large" && said.starts_with(detail), "{lane}: {reason} {said}");
     }
@@ -68,7 +70,7 @@ async fn oversized_expansion_is_too_large() {
     bench.stop().await;
 }
 
-/// What was recorded is not refused any more, and what may have been charged is asked about or reviewed.
+/// A recorded job is not rejected any more. A job that may have been charged is looked up or reviewed.
 #[tokio::test]
 async fn narrowed_row_sends_recorded_jobs_to_review() {
     let bench = Bench::open(&[row("acme")]).await;
@@ -87,15 +89,16 @@ async fn narrowed_row_sends_recorded_jobs_to_review() {
     let said = "confirmed not charged; payload: the request body that the provider's row makes of it exceeds";
     assert!(waiting.reason.starts_with(said), "{waiting:?}");
     bench.until_state("plain", "succeeded").await;
-    bench.until("the new one is refused", async || rejected(&bench).await.len() == 1).await;
+    bench.until("the new message is rejected", async || rejected(&bench).await.len() == 1).await;
     assert_eq!(rejected(&bench).await[0].0, "too_large");
     assert!(bench.job("new").await.is_none());
-    let unknown = bench.until("it has ended", async || bench.job("unknown").await.unwrap().state != "unknown");
+    let unknown =
+        bench.until("the unknown job has finished", async || bench.job("unknown").await.unwrap().state != "unknown");
     unknown.await;
     assert_eq!(bench.script.sent_for("waiting").len(), 1);
 }
 
-/// An older version froze what is too large now.
+/// An older version froze a request that is too large by now.
 #[tokio::test]
 async fn oversized_frozen_request_is_not_resent() {
     let mut bench = Bench::open(&[row("acme")]).await;
@@ -124,7 +127,7 @@ async fn job_that_crashes_workers_goes_to_review() {
     }
     bench.until_sent("acme", 3).await;
     bench.stop().await;
-    // As five workers, one after the other, have left the one, and four the other.
+    // The rows look as if five workers in a row had lost two of the jobs, and four the third.
     let lost = "UPDATE jobs SET lease_owner = 'gone', lease_until = 0, wake_at = 0, lost_holders =";
     bench.sql(&format!("{lost} 4 WHERE id IN ('poison', 'unknown')")).await;
     bench.sql(&format!("{lost} 3 WHERE id = 'victim'")).await;

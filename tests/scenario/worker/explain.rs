@@ -1,4 +1,4 @@
-//! `explain` on a worker that runs: what it says of jobs that wait is what happens to them.
+//! `explain` on a running worker: its forecast for waiting jobs matches what happens to them.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::bench::{Bench, limit, name, row};
 use super::script::Act;
 
-/// Asks as the ops server does.
+/// Explains a job as the ops server does.
 async fn ask(bench: &Bench, id: &str) -> ExplainResponse {
     let progress = bench.settings_known().await;
     let (operator, queue) = (bench.operator(), bench.queue());
@@ -42,18 +42,18 @@ async fn facts_of(bench: &Bench, id: &str) -> Facts {
     gather_facts(&sources, &Identifier::new(id).unwrap()).await.unwrap()
 }
 
-/// Long enough that all are asked about before the line moves.
+/// Long enough to explain all jobs before the queue moves.
 const WINDOW: Duration = Duration::from_secs(8);
 
-/// Four in a window, and nothing else that holds anybody.
+/// Four requests per window; no other limit or pause applies.
 fn four() -> ProviderRow {
     let limits = vec![limit(4, 8_000)];
     ProviderRow { limits, leak_per_second: Some(1_000.0), workers: 50, max_wait_ms: 60_000, ..row("acme") }
 }
 
-/// Twelve jobs queue for four slots in a window. Each is asked about once, while it waits at the gate; those of the next
-/// window start within half a window of the start that they were given, and never before it by more than the booking. Those
-/// after them are given a start that is a window later.
+/// Twelve jobs queue for four slots per window, and each is explained once while it waits at the gate. Jobs of the next
+/// window start within half a window of their forecast. They never start earlier than it by more than the booking
+/// horizon. The forecasts of later jobs are a window later.
 #[tokio::test]
 async fn forecast_start_matches_the_actual_start() {
     let bench = Bench::open(&[four()]).await;
@@ -62,7 +62,7 @@ async fn forecast_start_matches_the_actual_start() {
         bench.pay("acme", id).await;
     }
     bench.until_sent("acme", 4).await;
-    bench.until("the others are in hand", async || bench.in_hand().await == 8).await;
+    bench.until("the other jobs are leased", async || bench.in_hand().await == 8).await;
     let mut explained = Vec::new();
     for id in &ids {
         let asked_at = Instant::now();
@@ -74,13 +74,13 @@ async fn forecast_start_matches_the_actual_start() {
         explained.push((id.clone(), place.before, asked_at + blocked_at.starts_in.unwrap()));
     }
     assert_eq!(explained.len(), 8, "{explained:?}");
-    // The line is first come, first served, so each has one more before it than the one that came before.
+    // The queue is first come, first served, so each job has one more job ahead than the one before it.
     let places: Vec<u64> = explained.iter().map(|(_, before, _)| *before).collect();
     assert!(places.windows(2).all(|two| two[1] == two[0] + 1), "{places:?}");
     let (next, later) = explained.split_at(4);
     for ((_, _, turn), (id, _, after)) in next.iter().zip(later) {
         let apart = after.saturating_duration_since(*turn);
-        assert!(apart > WINDOW / 2 && apart < WINDOW * 2, "{id}: {apart:?} after its fourth before");
+        assert!(apart > WINDOW / 2 && apart < WINDOW * 2, "{id}: {apart:?} after the job four places ahead");
     }
     for (id, _, _) in next {
         bench.until_state(id, "succeeded").await;
@@ -108,7 +108,7 @@ async fn each_state_is_explained_from_live_data() {
     assert!(first.checks.iter().all(|check| check.passed));
 
     bench.pay("acme", "second").await;
-    bench.until("it waits in hand", async || bench.in_hand().await == 1).await;
+    bench.until("the job is leased and waits", async || bench.in_hand().await == 1).await;
     let second = ask(&bench, "second").await;
     let at = second.blocked_at.clone().unwrap();
     assert_eq!((at.check.as_str(), at.allows.as_deref(), at.used), ("limit", Some("1/30s"), Some(1)), "{second:?}");
@@ -137,7 +137,7 @@ async fn each_state_is_explained_from_live_data() {
     assert!(odd.summary.contains("can never be a job (bad_amount:"), "{}", odd.summary);
 }
 
-/// A parked job is explained by the limit that parked it, and by the ledger where it is in nobody's hand.
+/// A delayed job is explained by the limit that delayed it, and by the ledger while no worker holds its lease.
 #[tokio::test]
 async fn delayed_job_names_its_limit() {
     let parks = ProviderRow { mode: "requeue".to_owned(), limits: vec![limit(1, 30_000)], ..four() };
@@ -157,8 +157,8 @@ async fn delayed_job_names_its_limit() {
     assert!(at.starts_in_ms.unwrap() >= wake_in, "{at:?}, wakes in {wake_in} ms");
 }
 
-/// With an egress rate of 30 a minute: the bucket holds the active jobs, and everything else is in the queue,
-/// not recorded yet. Each is shown its position, and its start by the egress rate.
+/// With an egress rate of 30 a minute, the bucket holds the active jobs. All others are in the queue and not yet
+/// recorded. Each one gets its position and its start by the egress rate.
 #[tokio::test]
 async fn waiting_payment_gets_a_start_forecast() {
     let plain = ProviderRow {
@@ -176,7 +176,7 @@ async fn waiting_payment_gets_a_start_forecast() {
     let mut bench = bench;
     bench.run();
     bench.until_sent("acme", 2).await;
-    bench.until("the next are in hand", async || bench.in_hand().await == 4).await;
+    bench.until("the next jobs are leased", async || bench.in_hand().await == 4).await;
     let explained = ask(&bench, "job-099").await;
     let at = explained.blocked_at.clone().unwrap();
     assert_eq!((explained.state.as_str(), at.exact), ("queued", false), "{explained:?}");

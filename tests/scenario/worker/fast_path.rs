@@ -1,4 +1,5 @@
-//! When a payment is recorded: with its first request where nothing makes it wait, before it waits where something does.
+//! The fast path: a payment that need not wait is recorded with its first request; any other is recorded before it
+//! waits.
 
 use serde_json::json;
 use sluicegate::ledger::provider_row::ProviderRow;
@@ -6,7 +7,7 @@ use sluicegate::ledger::provider_row::ProviderRow;
 use super::bench::{Bench, limit, row};
 use super::script::Act;
 
-/// Each job's state as it was recorded, and every one that it had later.
+/// Records each job's first state and every later one.
 const STORY: &str = "CREATE TABLE story (job_id text, state text);
     CREATE TRIGGER recorded AFTER INSERT ON jobs BEGIN INSERT INTO story VALUES (NEW.id, NEW.state); END;
     CREATE TRIGGER changed AFTER UPDATE OF state ON jobs WHEN NEW.state <> OLD.state
@@ -16,7 +17,7 @@ async fn telling(rows: &[ProviderRow]) -> Bench {
     let bench = Bench::open(rows).await;
     bench.sql(STORY).await;
     for row in rows {
-        // A gate that has not been heard yet makes everybody wait.
+        // A cold gate makes every job wait.
         bench.pay(&row.name, &format!("warm-{}", row.name)).await;
         bench.until_state(&format!("warm-{}", row.name), "succeeded").await;
     }
@@ -37,7 +38,7 @@ async fn ready_payment_is_recorded_with_its_request() {
     assert_eq!(states(&bench, "quick").await, ["sending", "succeeded"]);
     assert_eq!(bench.attempts("quick").await, [("accepted".to_owned(), true)]);
     bench.until("the event", async || bench.events_of("quick").await.len() == 1).await;
-    bench.until("nobody has it in hand", async || bench.in_hand().await == 0).await;
+    bench.until("no worker holds its lease", async || bench.in_hand().await == 0).await;
 }
 
 #[tokio::test]
@@ -51,18 +52,18 @@ async fn waiting_payment_is_recorded_first() {
     assert_eq!(
         states(&bench, "timely").await,
         ["waiting", "sending", "succeeded"],
-        "its expiry is the ledger's to judge"
+        "the ledger must check its expiry first"
     );
     // The one slot is used for ten minutes.
     bench.pay("bolt", "limited").await;
-    bench.until("it is recorded", async || bench.job("limited").await.is_some()).await;
+    bench.until("the job is recorded", async || bench.job("limited").await.is_some()).await;
     assert_eq!(states(&bench, "limited").await, ["waiting"]);
     bench.script.plan("held", [Act::Hold]);
     bench.pay("cora", "held").await;
     bench.until_sent("cora", 2).await;
     bench.pay("cora", "behind").await;
-    // No worker is free, for longer than anybody may stay unrecorded.
-    bench.until("it is recorded", async || bench.job("behind").await.is_some()).await;
+    // No worker slot becomes free within the time that a job may stay unrecorded.
+    bench.until("the job is recorded", async || bench.job("behind").await.is_some()).await;
     bench.script.let_go();
     bench.until_state("behind", "succeeded").await;
     assert_eq!(states(&bench, "behind").await, ["waiting", "sending", "succeeded"]);
@@ -80,13 +81,13 @@ async fn duplicate_messages_make_no_second_payment() {
     for id in ["a-0", "b-1", "c-2"] {
         bench.until_state(id, "succeeded").await;
     }
-    bench.until("all are acknowledged", async || bench.queued("acme").await == 0).await;
+    bench.until("all messages are acknowledged", async || bench.queued("acme").await == 0).await;
     assert_eq!(bench.script.sent().len(), 10);
     assert_eq!(bench.script.sent_for("warm-acme").len(), 1);
     assert!(bench.published("payments.invalid").await.is_empty());
 }
 
-/// Nobody can take events from the ledger: they go as they were written.
+/// Events cannot be taken from the ledger, so the writer itself publishes them.
 #[tokio::test]
 async fn event_is_published_by_its_writer() {
     let bench = telling(&[row("acme")]).await;
@@ -98,22 +99,23 @@ async fn event_is_published_by_its_writer() {
     }
     let all_published =
         "SELECT count(*) FROM outcome_events WHERE job_id IN ('a', 'b', 'c') AND published_at IS NOT NULL";
-    bench.until("all are published", async || bench.count(all_published).await == 3).await;
+    bench.until("all events are published", async || bench.count(all_published).await == 3).await;
     for id in ["a", "b", "c"] {
         assert_eq!(bench.events_of(id).await.len(), 1, "{id}");
     }
 }
 
-/// The ledger refuses the first write: nothing is sent, nothing is lost, and the lane rests instead of asking on and on.
+/// The ledger rejects the first write: no request is sent, no job is lost, and the lane pauses instead of retrying at
+/// once.
 #[tokio::test]
 async fn unrecorded_first_request_is_not_sent() {
     let mut bench = telling(&[row("acme")]).await;
     bench.sql("CREATE TRIGGER refused BEFORE INSERT ON attempts BEGIN SELECT RAISE(ABORT, 'not now'); END").await;
     bench.pay("acme", "job").await;
-    bench.until("the lane rests", async || bench.handed_back("acme", "backend_refused") == 1).await;
+    bench.until("the lane pauses", async || bench.handed_back("acme", "backend_refused") == 1).await;
     bench.stop().await;
     assert_eq!((bench.script.sent_for("job").len(), bench.queued("acme").await), (0, 1));
-    // A worker that begins anew takes it at once: it is a redelivery, and claimed first.
+    // A new worker takes the job at once: it is redelivered, so it is claimed first.
     bench.run();
     let put_down = bench.until_put_down("job", "not now").await;
     assert_eq!((put_down.state.as_str(), put_down.attempts), ("waiting", 0));
@@ -127,7 +129,7 @@ async fn unrecorded_first_request_is_not_sent() {
     assert_eq!(bench.script.sent_for("job").len(), 1);
 }
 
-/// A limit that counts from the grant has no slot for whoever took a permit and did not use it.
+/// A limit that counts from the grant has no slot for a job that drops its permit unused.
 #[tokio::test]
 async fn already_recorded_payment_uses_its_permit() {
     let of = |requests| ProviderRow {
@@ -139,7 +141,7 @@ async fn already_recorded_payment_uses_its_permit() {
         ..row("acme")
     };
     let bench = telling(&[of(1)]).await;
-    // Its copy comes when its time has come, or a little before.
+    // Its copy comes when the job is due, or a little before.
     for (sent, wait_ms) in [(2, 0), (3, 240)] {
         let id = format!("in-{wait_ms}");
         bench.pay("acme", &id).await;

@@ -1,4 +1,5 @@
-//! Faults of our own: a panic on the wire, a worker that is gone, messages of another time.
+//! Faults of the worker itself and of its input: a panic in a request, an unreadable row, and messages of other
+//! formats.
 
 use sluicegate::ledger::provider_row::ProviderRow;
 use sluicegate::queue::Properties;
@@ -7,7 +8,7 @@ use super::bench::{Bench, row};
 use super::late_answers::told;
 use super::script::Act;
 
-/// Nothing that a provider's client does may lose a job: after its lease it is taken up as of unknown outcome.
+/// No fault of a provider client may lose a job. After its lease, the job is resumed with an unknown outcome.
 #[tokio::test]
 async fn panic_during_a_request_loses_no_job() {
     let forgetful = ProviderRow { idempotency_retention_s: None, ..row("bolt") };
@@ -17,54 +18,54 @@ async fn panic_during_a_request_loses_no_job() {
     bench.pay("acme", "job").await;
     bench.pay("bolt", "once").await;
     for (provider, id) in [("acme", "job"), ("bolt", "once")] {
-        bench.until(&format!("{id} comes round again"), async || bench.parked(provider).await == 1).await;
+        bench.until(&format!("{id} is delayed"), async || bench.parked(provider).await == 1).await;
         assert_eq!(bench.job(id).await.unwrap().state, "sending");
     }
-    // The lane goes on meanwhile.
+    // The lane continues meanwhile.
     bench.pay("acme", "next").await;
     bench.until_state("next", "succeeded").await;
-    // As if the lease had run out, and with it the parked copy's time.
+    // The lease looks as if it had run out, and the delayed copy is due.
     bench.sql("UPDATE jobs SET lease_until = created_at WHERE state = 'sending'").await;
     bench.sql("UPDATE queue_messages SET visible_at_ms = 0 WHERE queue LIKE 'payments.%' AND taken = 0").await;
     let job = bench.until_state("job", "succeeded").await;
     assert_eq!(job.attempts, 2);
     assert_eq!(bench.attempts("job").await[0], ("unknown".to_owned(), true));
     let sent = bench.script.sent_for("job");
-    assert_eq!((sent.len(), sent[0].request == sent[1].request), (2, true), "the same request again");
+    assert_eq!((sent.len(), sent[0].request == sent[1].request), (2, true), "the same request is repeated");
     bench.until_state("once", "review").await;
-    assert_eq!(bench.script.sent_for("once").len(), 1, "a provider that forgets is not sent it twice");
+    assert_eq!(bench.script.sent_for("once").len(), 1, "a provider that does not deduplicate got the request twice");
 }
 
-/// A row that nobody can read is a person's to repair, and no reason to rest for its lane.
+/// An operator must repair an unreadable row. It does not pause its lane.
 #[tokio::test]
 async fn unreadable_job_row_blocks_no_other_job() {
     let bench = Bench::open(&[row("acme")]).await;
     let body = r#"{"id":"bad","amount":1299,"currency":"EUR","not_before":"2100-01-01T00:00:00Z"}"#;
     bench.publish("acme", body).await;
     let put_down = "SELECT count(*) FROM jobs WHERE id = 'bad' AND lease_until IS NULL";
-    bench.until("it is put down", async || bench.count(put_down).await == 1 && bench.in_hand().await == 0).await;
+    bench.until("the job is delayed", async || bench.count(put_down).await == 1 && bench.in_hand().await == 0).await;
     let parked = bench.parked("acme").await;
     bench.sql("DROP TRIGGER instants_are_finite_of_jobs").await;
     bench.sql("UPDATE jobs SET created_at = 9000000000000000000, wake_at = 0").await;
     bench.publish("acme", body).await;
     bench.pay("acme", "next").await;
     bench.until_state("next", "succeeded").await;
-    // The sweeper may have published a copy of it, which is delayed, too.
+    // The sweeper may have published a copy of it, which is delayed too.
     bench.until("its message is delayed", async || bench.parked("acme").await > parked).await;
     assert!(bench.script.sent_for("bad").is_empty());
 }
 
-/// A format that this program does not know waits for one that does: it is neither a job nor invalid.
+/// A message of an unknown newer format waits for a worker that can decode it: it is neither a job nor invalid.
 #[tokio::test]
 async fn newer_format_message_is_delayed() {
     let bench = Bench::open(&[row("acme")]).await;
     bench.publish("acme", r#"{"v":2,"id":"job","amount":1,"currency":"EUR","colour":"red"}"#).await;
-    bench.until("it is parked", async || bench.parked("acme").await == 1).await;
+    bench.until("the message is delayed", async || bench.parked("acme").await == 1).await;
     assert!(bench.job("job").await.is_none());
     assert!(bench.published("payments.invalid").await.is_empty());
 }
 
-/// Nobody who knows the format has come in all the time that a payment of this row may wait.
+/// No worker that knows the format has started within `max_age_s` of this row.
 #[tokio::test]
 async fn expired_newer_format_message_is_kept() {
     let (page, _told) = told();
@@ -75,13 +76,13 @@ async fn expired_newer_format_message_is_kept() {
         bench.publish("acme", &format!(r#"{{"v":2,"id":"new-{number}"}}"#)).await;
         bench.publish_with("acme", r#"{"v":2,"id":"old"}"#, seen_in_1970.clone()).await;
     }
-    bench.until("the old ones are kept", async || bench.published("payments.invalid").await.len() == 10).await;
-    bench.until("the new ones are parked", async || bench.parked("acme").await == 10).await;
+    bench.until("the old messages are kept", async || bench.published("payments.invalid").await.len() == 10).await;
+    bench.until("the new messages are delayed", async || bench.parked("acme").await == 10).await;
     let old = &bench.published("payments.invalid").await[0].properties["headers"];
     assert_eq!(old["x-sluicegate-reason"], "newer_version");
     let detail = "v: 2 is a newer format, and no newer worker came within max_age_s = ";
     assert!(old["x-sluicegate-detail"].as_str().unwrap().starts_with(detail), "{old}");
-    // Published again, it begins another wait.
+    // When it is published again, its wait starts again.
     assert!(old.get("x-sluicegate-waits-since").is_none(), "{old}");
     let parked = "SELECT json_extract(properties, '$.headers.x-sluicegate-waits-since') FROM queue_messages \
                   WHERE queue = 'payments.acme' AND taken = 0";
@@ -95,7 +96,7 @@ async fn expired_newer_format_message_is_kept() {
     assert!(said(&lines[1], &["WARN", "provider=\"acme\"", "count=9"]), "{lines:?}");
 }
 
-/// A producer's fault of a moment is no flood of the log, and none of it is left out.
+/// A burst of invalid messages does not flood the log, and every message is counted.
 #[tokio::test]
 async fn invalid_messages_are_logged_as_one_count() {
     let (page, _told) = told();
@@ -104,7 +105,7 @@ async fn invalid_messages_are_logged_as_one_count() {
         bench.publish("acme", r#"{"id":"job","amount":0,"currency":"EUR"}"#).await;
         bench.publish("acme", r#"{"id":"job","amount":1,"currency":"EURO"}"#).await;
     }
-    bench.until("they are kept", async || bench.published("payments.invalid").await.len() == 60).await;
+    bench.until("all messages are kept", async || bench.published("payments.invalid").await.len() == 60).await;
     bench.stop().await;
     for reason in ["bad_amount", "bad_currency"] {
         let lines = page.lines_with(&format!("reason=\"{reason}\""));
@@ -125,19 +126,19 @@ async fn invalid_message_is_kept_with_its_reason() {
     for (body, _) in bad {
         bench.publish("acme", body).await;
     }
-    bench.until("they are kept", async || bench.published("payments.invalid").await.len() == bad.len()).await;
+    bench.until("all messages are kept", async || bench.published("payments.invalid").await.len() == bad.len()).await;
     let mut reasons: Vec<String> = Vec::new();
     for message in bench.published("payments.invalid").await {
         reasons.push(message.properties["headers"]["x-sluicegate-reason"].as_str().unwrap().to_owned());
     }
     reasons.sort();
     assert_eq!(reasons, ["bad_amount", "bad_currency", "wrong_provider"]);
-    // None of them has taken the id.
+    // No rejected message occupies the id.
     bench.pay("acme", "job").await;
     bench.until_state("job", "succeeded").await;
 }
 
-/// The store knows newer settings than the database of a worker that has just begun: one that was restored from a backup.
+/// The store knows newer settings than a new worker's database, because the database was restored from a backup.
 #[tokio::test]
 async fn restored_database_is_detected_via_the_store() {
     let mut bench = Bench::prepared(&[row("acme")]).await;
@@ -152,5 +153,5 @@ async fn restored_database_is_detected_via_the_store() {
     bench.run();
     bench.pay("acme", "after").await;
     bench.until_state("after", "succeeded").await;
-    assert!(bench.settings().version().await.unwrap() > newest, "raised above all that was ever said");
+    assert!(bench.settings().version().await.unwrap() > newest, "the version was not raised above the newest one");
 }

@@ -1,4 +1,4 @@
-//! A row that cannot be meant and never could: it may hold limits of its quota that nobody knows.
+//! Provider rows that are invalid and never were valid: their quota may have limits that no worker knows.
 
 use std::sync::Arc;
 
@@ -25,12 +25,12 @@ async fn quota_resumes_after_unknown_limits() {
     bench.pay("acme", "first").await;
     bench.until_state("first", "succeeded").await;
     bench.pay("acme", "second").await;
-    bench.until("the second waits", async || bench.in_hand().await == 1).await;
-    // Without an enabled limit.
+    bench.until("the second job waits", async || bench.in_hand().await == 1).await;
+    // A row without an enabled limit.
     bench.sql("INSERT INTO providers (name, url, quota) VALUES ('bolt', 'https://bolt.test/', 'shared')").await;
     let progress = bench.settings_known().await;
     assert_eq!(progress.settings.invalid_rows.iter().map(|bad| bad.provider.as_str()).collect::<Vec<_>>(), ["bolt"]);
-    bench.until("nothing is in hand", async || bench.in_hand().await == 0).await;
+    bench.until("no job is leased", async || bench.in_hand().await == 0).await;
     bench.pay("acme", "third").await;
     let bolt = ProviderRow { quota: Some("shared".to_owned()), limits: vec![limit(9, 30_000)], ..row("bolt") };
     bench.apply(&[acme(9), bolt]).await;
@@ -39,7 +39,7 @@ async fn quota_resumes_after_unknown_limits() {
     }
 }
 
-/// A deployment that forgot a secret declines nobody: the lane rests until the row or the environment is mended.
+/// A missing secret declines no job: the lane pauses until the row or the environment is fixed.
 #[tokio::test]
 async fn missing_secret_pauses_the_lane() {
     let header = |name: &str| [(name.to_owned(), "${env:KEY}".into())].into_iter().collect();
@@ -57,7 +57,7 @@ async fn missing_secret_pauses_the_lane() {
     assert_eq!(bench.until_state("job", "succeeded").await.attempts, 1);
 }
 
-/// Whoever writes rows reads nothing of the worker's that its configuration does not grant.
+/// A provider row can read no file or variable of the worker that the configuration does not grant.
 #[tokio::test]
 async fn ungranted_secret_stops_only_its_own_row() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -78,7 +78,7 @@ async fn ungranted_secret_stops_only_its_own_row() {
     assert_eq!(handle.report().requests, 1);
 }
 
-/// Nothing is sent to an address with a hole, and the jobs beside it go on.
+/// No request is sent to a URL with an empty part, and other jobs continue.
 #[tokio::test]
 async fn missing_url_field_sends_job_to_review() {
     let captures = |path: &str| ProviderRow {
@@ -105,7 +105,7 @@ async fn missing_url_field_sends_job_to_review() {
         assert_eq!((job.reason.as_str(), job.attempts), (reason, 0));
         assert!(bench.script.sent_for(id).is_empty() && bench.attempts(id).await.is_empty());
     }
-    // A request whose outcome is unknown is not sent to another address either.
+    // A request whose outcome is unknown is not sent to another URL either.
     bench.script.plan("unknown", [Act::ChargeAndLose]);
     bench.publish("acme", &with("unknown", "inv-2")).await;
     bench

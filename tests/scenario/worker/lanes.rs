@@ -1,4 +1,4 @@
-//! Lanes follow the provider rows: they start, end and keep what they knew, and lose nothing on the way.
+//! Lanes follow the provider rows: they open, close and keep their state, and lose no job meanwhile.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ async fn disabled_provider_keeps_its_messages() {
     assert_eq!(bench.script.sent_to("acme").len(), 4);
 }
 
-/// Four jobs in hand at four a second wait longer than `max_wait_ms` says, but none is parked for it: it would come back
+/// At four a second, four active jobs wait longer than `max_wait_ms`. None is delayed for that, because it would return
 /// behind the whole backlog.
 #[tokio::test]
 async fn slow_lane_sends_in_publish_order() {
@@ -42,13 +42,13 @@ async fn slow_lane_sends_in_publish_order() {
     let mut bench = bench;
     bench.run();
     bench.until_sent("acme", ids.len()).await;
-    // Those that were taken together may change places.
+    // Jobs that were consumed at the same time may be sent in another order.
     let order = bench.script.order();
     let place = |id: &String| order.iter().position(|sent| sent == id).unwrap();
     assert!(ids.iter().enumerate().all(|(nth, id)| place(id).abs_diff(nth) < 4), "{order:?}");
 }
 
-/// The limit of a day has a mean of 1.16 a second, and it is far from used up.
+/// The limit of a day has a mean of 1.16 a second and is far from used up.
 #[tokio::test]
 async fn long_limit_does_not_slow_a_lane() {
     let day = LimitRow { name: "day".to_owned(), ..limit(100_000, 86_400_000) };
@@ -58,7 +58,10 @@ async fn long_limit_does_not_slow_a_lane() {
     }
     bench.until_sent("acme", 250).await;
     let sent = bench.script.sent_to("acme");
-    assert!(sent.windows(101).all(|sent| sent[100].at - sent[0].at >= Duration::from_secs(1)), "101 within a second");
+    assert!(
+        sent.windows(101).all(|sent| sent[100].at - sent[0].at >= Duration::from_secs(1)),
+        "more than 100 requests within a second"
+    );
 }
 
 #[tokio::test]
@@ -70,7 +73,7 @@ async fn job_beyond_the_egress_rate_is_delayed() {
     bench.until_put_down("second", "waits for a worker slot at the egress rate").await;
 }
 
-/// What waits for a permit is handed back at once; what is on the wire is finished and written down.
+/// Jobs that wait for a permit are requeued at once. The request in flight is finished and recorded.
 #[tokio::test]
 async fn stopping_lane_requeues_waiting_and_finishes_in_flight() {
     let one_slot = ProviderRow {
@@ -86,13 +89,13 @@ async fn stopping_lane_requeues_waiting_and_finishes_in_flight() {
     for id in ["second", "third"] {
         bench.pay("acme", id).await;
     }
-    bench.until("two wait in hand", async || bench.in_hand().await == 2).await;
+    bench.until("two leased jobs wait", async || bench.in_hand().await == 2).await;
     bench.apply(&[ProviderRow { enabled: false, ..one_slot.clone() }]).await;
     let free = async || bench.in_hand().await == 0 && bench.queued("acme").await == 2;
-    bench.until("those that wait are free, in ledger and queue", free).await;
+    bench.until("the waiting jobs are released and requeued", free).await;
     bench.script.let_go();
     bench.until_state("first", "succeeded").await;
-    bench.until("it is acknowledged", async || bench.count(LANE_ROWS).await == 2).await;
+    bench.until("the message is acknowledged", async || bench.count(LANE_ROWS).await == 2).await;
     bench.apply(&[one_slot]).await;
     bench.settings().set_rate(&name("acme"), "all", Rate::new(9, Duration::from_secs(30)).unwrap()).await.unwrap();
     for id in ["second", "third"] {
@@ -112,7 +115,7 @@ async fn new_row_opens_a_lane_immediately() {
     bench.until_state("job", "succeeded").await;
 }
 
-/// A provider without an enabled limit is an error, not unlimited: the lane goes on with the row that it knew.
+/// A provider without an enabled limit is an error, not unlimited: the lane continues with the last valid row.
 #[tokio::test]
 async fn lane_keeps_the_last_valid_row() {
     let bench = Bench::open(&[ProviderRow { limits: vec![limit(2, 700)], ..row("acme") }, row("bolt")]).await;
@@ -127,13 +130,13 @@ async fn lane_keeps_the_last_valid_row() {
         bench.until_state(&format!("job-{number}"), "succeeded").await;
     }
     let sent = bench.script.sent_to("acme");
-    assert!(sent[2].at - sent[0].at >= Duration::from_millis(700), "the last good limit is in force");
-    // The other provider's changes arrive all the same.
+    assert!(sent[2].at - sent[0].at >= Duration::from_millis(700), "the last valid limit was not applied");
+    // Changes of the other provider still apply.
     bench.settings().set_paused(&name("bolt"), true).await.unwrap();
     assert!(bench.settings_known().await.settings.providers[&name("bolt")].paused);
 }
 
-/// A row that reads well but cannot be called keeps the client that could.
+/// A valid row that cannot be called keeps the last usable client.
 #[tokio::test]
 async fn unusable_row_keeps_the_last_valid_client() {
     let bench = Bench::open(&[row("acme")]).await;
@@ -143,7 +146,7 @@ async fn unusable_row_keeps_the_last_valid_client() {
     assert_eq!(bench.bad_rows(1).await, ["url `https://refused.test/` is refused: not today"]);
     bench.pay("acme", "two").await;
     bench.until_state("two", "succeeded").await;
-    // That it is paused is obeyed all the same.
+    // Its `paused` still applies.
     bench.sql("UPDATE providers SET paused = 1").await;
     bench.settings_known().await;
     bench.bad_rows(1).await;
@@ -155,7 +158,7 @@ async fn unusable_row_keeps_the_last_valid_client() {
     assert_eq!(urls, ["https://acme.test/charges", "https://acme.test/charges", "https://moved.test/"]);
 }
 
-/// With no good row to keep, only its own provider stands still.
+/// Without a valid row to keep, only its own provider stops.
 #[tokio::test]
 async fn never_valid_row_stops_only_its_provider() {
     let bench = Bench::prepared(&[row("acme"), row("bolt"), row("cool")]).await;
@@ -175,7 +178,7 @@ async fn never_valid_row_stops_only_its_provider() {
     bench.until_state("for-cool", "succeeded").await;
 }
 
-/// A change of workers or limits opens the lane anew; what is in hand lives through it.
+/// A change of workers or limits reopens the lane; active jobs continue.
 #[tokio::test]
 async fn a_resized_lane_loses_nothing() {
     let bench = Bench::open(&[ProviderRow { workers: 2, bucket_capacity: 4, ..row("acme") }]).await;

@@ -1,4 +1,5 @@
-//! Answers that come when another has taken the job over: they cannot be written down, so a person must be told.
+//! Responses that arrive after another worker has taken over the job: they cannot be recorded, so the log must report
+//! them.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex};
@@ -9,7 +10,7 @@ use tracing::subscriber::DefaultGuard;
 use super::bench::{Bench, row};
 use super::script::{Act, accepted, timeout};
 
-/// What was logged.
+/// A buffer with the log lines.
 #[derive(Clone, Default)]
 pub(super) struct Page(Arc<Mutex<Vec<u8>>>);
 
@@ -35,7 +36,7 @@ impl Write for Page {
     }
 }
 
-/// What this thread logs from now on goes to the page.
+/// Captures all later log lines of this thread.
 pub(super) fn told() -> (Page, DefaultGuard) {
     let page = Page::default();
     let writer = page.clone();
@@ -47,7 +48,7 @@ pub(super) fn told() -> (Page, DefaultGuard) {
 async fn response_after_lost_lease_is_logged() {
     let (page, _told) = told();
     let bench = Bench::open(&[row("acme")]).await;
-    // As if another had taken it over while the request was on the wire.
+    // The job looks as if another worker had taken it over while the request was in flight.
     for (name, event) in [("begun", "UPDATE OF state"), ("recorded", "INSERT")] {
         let trigger = format!(
             "CREATE TRIGGER taken_over_{name} AFTER {event} ON jobs WHEN NEW.state = 'sending' \
@@ -63,14 +64,15 @@ async fn response_after_lost_lease_is_logged() {
         let body = json!({ "id": id, "amount": 1, "currency": "EUR", "payload": { "note": "nobody's business" } });
         bench.publish("acme", &body.to_string()).await;
         let about = format!("job={id} outcome=");
-        bench.until("it is told", async || page.line_with(&about).is_some()).await;
+        bench.until("the response is logged", async || page.line_with(&about).is_some()).await;
         let line = page.line_with(&about).unwrap();
         assert!(says.iter().all(|said| line.contains(said)) && !line.contains("business"), "{line}");
         assert_eq!(bench.job(id).await.unwrap().state, "sending");
     }
 }
 
-/// The ledger is there and says no: a person who reads of it need not ask the provider.
+/// The ledger is available and rejects the write. The log line gives the outcome, so an operator need not ask the
+/// provider.
 #[tokio::test]
 async fn response_rejected_by_the_ledger_is_logged() {
     let (page, _told) = told();
@@ -78,7 +80,7 @@ async fn response_rejected_by_the_ledger_is_logged() {
     bench.sql("CREATE TRIGGER refused BEFORE UPDATE ON attempts BEGIN SELECT RAISE(ABORT, 'not now'); END").await;
     bench.pay("acme", "paid").await;
     let about = "job=paid outcome=";
-    bench.until("it is told", async || page.line_with(about).is_some()).await;
+    bench.until("the response is logged", async || page.line_with(about).is_some()).await;
     let line = page.line_with(about).unwrap();
     for said in ["ERROR", "outcome=\"accepted\"", "reference=\"ch_paid\"", "not now"] {
         assert!(line.contains(said), "{said}: {line}");

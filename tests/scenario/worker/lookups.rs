@@ -1,5 +1,5 @@
-//! Payments of unknown outcome: same key while it is remembered, then the look-up, then a person; and never a second
-//! charge.
+//! Payments of unknown outcome: resent under the same key while the provider remembers it, then looked up, then
+//! reviewed by an operator. None is charged twice.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use sluicegate::worker::lane_control::LaneStatus;
 use super::bench::{Bench, limit, name, row};
 use super::script::{Act, timeout};
 
-/// `acme` deduplicates, `bolt` does not; both can be asked, and are given up after so long.
+/// `acme` deduplicates, `bolt` does not. Both answer look-ups, which end after `give_up_after_s`.
 fn asked(name: &str, change: Value) -> ProviderRow {
     let mut lookup = json!({"url": format!("https://{name}.test/charges?id=${{job:id}}")});
     lookup.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
@@ -31,9 +31,9 @@ struct Case {
     acts: Vec<Act>,
     findings: Vec<LookupResult>,
     state: &'static str,
-    /// Outcome words of all requests.
+    /// Outcomes of all requests, in order.
     rows: &'static str,
-    /// Requests to charge that were sent.
+    /// Charge requests that were sent.
     sent: usize,
     charges: u32,
 }
@@ -73,7 +73,7 @@ fn cases() -> Vec<Case> {
             vec![LookupResult::Accepted { reference: None }],
             ("succeeded", "in_progress accepted", 1, 0),
         ),
-        // Same key first.
+        // A repeat under the same key comes before a look-up.
         case("again", "acme", lost(), vec![], ("succeeded", "unknown accepted", 2, 1)),
         case(
             "failing-for-ever",
@@ -101,9 +101,9 @@ async fn unknown_job_is_looked_up() {
         assert_eq!(words.join(" "), case.rows, "{id}");
         let sent = bench.script.sent_for(id);
         let counted = rows.iter().filter(|(_, counted)| *counted).count();
-        assert_eq!((sent.len(), counted), (case.sent, case.sent), "{id}: look-ups count as no attempts");
+        assert_eq!((sent.len(), counted), (case.sent, case.sent), "{id}: look-ups counted as attempts");
         assert_eq!(bench.script.asked_for(id).len(), rows.len() - case.sent, "{id}");
-        assert!(sent.iter().all(|one| one.request == sent[0].request), "{id}: a later request differs");
+        assert!(sent.iter().all(|one| one.request == sent[0].request), "{id}: a later request differs from the first");
         assert_eq!(bench.script.charges(case.provider, id), case.charges, "{id}");
     }
     let reason = bench.job("other-amount").await.unwrap().reason;
@@ -111,14 +111,15 @@ async fn unknown_job_is_looked_up() {
     assert_eq!(bench.job("charged").await.unwrap().reference.as_deref(), Some("ch_charged"));
 }
 
-/// Not found is no answer until the operator says so: by then a person looks, or it is sent once more, where that is safe.
+/// "Not found" is final only after `give_up_after_s`. Then an operator reviews the job, or it is sent once more where
+/// that is safe.
 #[tokio::test]
 async fn not_found_lookup_leads_to_review_or_resend() {
     let soon = |not_found| json!({"give_up_after_s": 2, "not_found": not_found});
     let rows = [asked("acme", soon("resend")), asked("bolt", soon("review"))];
     let bench = Bench::open(&rows).await;
     for (provider, id) in [("acme", "resent"), ("acme", "resent-in-vain"), ("bolt", "reviewed")] {
-        // Answers, so that nobody takes the provider for one that is down.
+        // In-progress responses, so that the breaker stays closed.
         let times = if id == "resent" { 3 } else { 9 };
         bench.script.plan(id, vec![Act::Answer(Outcome::InProgress); times]);
         bench.pay(provider, id).await;
@@ -127,16 +128,20 @@ async fn not_found_lookup_leads_to_review_or_resend() {
     assert_eq!((bench.script.sent_for("resent").len(), bench.script.charges("acme", "resent")), (4, 1));
     let vain = bench.until_state("resent-in-vain", "review").await;
     assert!(vain.reason.contains("does not know this payment; asked until give_up_after_s"), "{}", vain.reason);
-    assert_eq!(bench.script.sent_for("resent-in-vain").len(), 4, "once more, and not again");
+    assert_eq!(bench.script.sent_for("resent-in-vain").len(), 4, "sent more than once after the look-ups");
     let reviewed = bench.until_state("reviewed", "review").await;
     assert!(reviewed.reason.contains("asked until give_up_after_s"), "{}", reviewed.reason);
     let (sent, asked) = (bench.script.sent_for("reviewed"), bench.script.asked_for("reviewed"));
     assert_eq!(sent.len(), 1);
     let last = asked.last().unwrap().duration_since(sent[0].at);
-    assert!(asked.len() > 2 && last >= Duration::from_secs(2), "asked {} times, at last after {last:?}", asked.len());
+    assert!(
+        asked.len() > 2 && last >= Duration::from_secs(2),
+        "looked up {} times, the last after {last:?}",
+        asked.len()
+    );
 }
 
-/// A limit for look-ups alone holds them, at one permit each whatever the charge costs, and holds no charge.
+/// A limit on look-ups alone delays look-ups, at one permit each whatever the charge costs. It delays no charge.
 #[tokio::test]
 async fn lookups_respect_their_own_limit() {
     let window = Duration::from_millis(600);
@@ -161,7 +166,7 @@ async fn lookups_respect_their_own_limit() {
     }
 }
 
-/// A limit on look-ups alone that is used up for long: the look-up is put down, and charges go on.
+/// A limit on look-ups alone that stays used up: the look-up is delayed, and charges continue.
 #[tokio::test]
 async fn limited_lookup_does_not_pause_the_lane() {
     let of_lookups = LimitRow { name: "questions".to_owned(), applies_to: "lookup".to_owned(), ..limit(1, 60_000) };
@@ -172,15 +177,15 @@ async fn limited_lookup_does_not_pause_the_lane() {
         bench.pay("bolt", id).await;
     }
     let refused = "SELECT count(*) FROM jobs WHERE state = 'unknown' AND reason LIKE 'waits for limit questions%'";
-    bench.until("a look-up is refused", async || bench.count(refused).await == 1).await;
+    bench.until("a look-up is delayed", async || bench.count(refused).await == 1).await;
     bench.pay("bolt", "next").await;
     bench.until_state("next", "succeeded").await;
     let lanes = bench.settings_known().await.lanes;
     assert_eq!(lanes[&name("bolt")].state(), LaneStatus::Running);
 }
 
-/// A limit on charges that is used up for long, in a lane that rests for it: a payment that may have been charged is asked
-/// about meanwhile, though its message lies behind others.
+/// A limit on charges that stays used up, so that the lane pauses. A payment that may have been charged is still looked
+/// up, though its message is behind others.
 #[tokio::test]
 async fn exhausted_charge_limit_does_not_stop_lookups() {
     for (mode, window_ms, leak_per_second) in
@@ -200,7 +205,7 @@ async fn exhausted_charge_limit_does_not_stop_lookups() {
         let mut bench = Bench::prepared(std::slice::from_ref(&slow)).await;
         bench.keep_limiter();
         bench.run();
-        // Two look for what is due.
+        // Two workers look for due jobs.
         let mut other = bench.beside();
         if leak_per_second.is_some() {
             other.run();
@@ -212,7 +217,7 @@ async fn exhausted_charge_limit_does_not_stop_lookups() {
         bench.pay("bolt", "next").await;
         bench.until_put_down("next", "waits for limit charges").await;
         let known = bench.script.asked_for("lost").len();
-        bench.until("asked thrice more", async || bench.script.asked_for("lost").len() >= known + 3).await;
+        bench.until("three more look-ups", async || bench.script.asked_for("lost").len() >= known + 3).await;
         bench.script.plan_lookups("lost", []);
         bench.until_state("lost", "succeeded").await;
         assert_eq!((bench.script.sent_for("lost").len(), bench.script.sent_for("next").len()), (1, 0), "{case}");
@@ -221,7 +226,7 @@ async fn exhausted_charge_limit_does_not_stop_lookups() {
         assert!(bench.count(messages).await <= 1, "{case}");
         bench.apply(&[ProviderRow { limits: vec![limit(1_000, 100)], ..slow }]).await;
         bench.until_state("next", "succeeded").await;
-        bench.until("its message is done with", async || bench.count(messages).await == 0).await;
+        bench.until("its message is acknowledged", async || bench.count(messages).await == 0).await;
         let account = bench.upkeep().reconcile(Duration::from_secs(3_600), CheckScope::All).await.unwrap();
         assert!(account.iter().all(|account| account.discrepancies().is_empty()), "{case}: {account:?}");
     }
@@ -252,7 +257,7 @@ async fn throttled_lookup_pauses_the_quota() {
     assert_eq!(bench.job("locked-out").await.unwrap().state, "unknown");
 }
 
-/// A re-send that would differ, or a job that cannot be asked about: the one is asked about, the other goes to a person.
+/// A repeat that would differ is looked up instead. A job that cannot be looked up goes to review.
 #[tokio::test]
 async fn changed_credential_leads_to_lookup_or_review() {
     let header = |value: &str| json!({"authorization": value}).as_object().unwrap().clone();

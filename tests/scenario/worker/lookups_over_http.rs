@@ -1,5 +1,5 @@
-//! The whole way with a provider that loses answers and never deduplicates: whoever can be asked settles everything, and
-//! whoever cannot leaves the rest to a person. Nobody is charged twice.
+//! End to end over HTTP with a provider that loses responses and never deduplicates. With look-ups, every payment is
+//! resolved; without them, lost responses go to manual review. No payment is charged twice.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +25,7 @@ impl ProviderFactory for Http {
     }
 }
 
-/// Every payment made at a provider of which a third of the answers never arrive, those to look-ups too.
+/// Runs every payment at a provider that loses a third of its responses, look-ups included.
 async fn paid(can_be_asked: bool) -> (Bench, FakeHandle, DropGuard) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/", listener.local_addr().unwrap());
@@ -59,7 +59,7 @@ async fn paid(can_be_asked: bool) -> (Bench, FakeHandle, DropGuard) {
     let open = "SELECT count(*) FROM jobs WHERE state IN ('waiting', 'sending', 'unknown')";
     let all = "SELECT count(*) FROM jobs";
     bench
-        .until("everything is settled", async || bench.count(all).await == JOBS as i64 && bench.count(open).await == 0)
+        .until("every job has finished", async || bench.count(all).await == JOBS as i64 && bench.count(open).await == 0)
         .await;
     (bench, handle, stop.drop_guard())
 }
@@ -74,14 +74,18 @@ async fn lookups_resolve_every_lost_response() {
     let (report, effects) = (fake.report(), fake.effects());
     assert_eq!((report.doubles, report.limits[0].breaches, report.refused_429), (0, 0, 0), "{report:?}");
     assert!(report.lost_answers >= 10 && report.lookups >= 10, "{report:?}");
-    assert_eq!((effects.len(), report.requests), (JOBS, JOBS as u64 + report.lookups), "one charge for each payment");
+    assert_eq!(
+        (effects.len(), report.requests),
+        (JOBS, JOBS as u64 + report.lookups),
+        "not one charge for each payment"
+    );
     let (succeeded, declined) = (in_state(&bench, "succeeded").await, in_state(&bench, "declined").await);
     assert_eq!((succeeded as u64, declined as u64), (report.charges, report.declines));
     assert_eq!(succeeded + declined, JOBS as i64);
     let rows = bench.count("SELECT count(*) FROM attempts WHERE outcome <> 'not_sent'").await;
-    assert_eq!(rows as u64, report.requests, "every request sent has a row");
+    assert_eq!(rows as u64, report.requests, "a request has no attempt row");
     let references = bench.count("SELECT count(DISTINCT provider_reference) FROM jobs WHERE state = 'succeeded'").await;
-    assert_eq!(references, succeeded, "each by its own charge");
+    assert_eq!(references, succeeded, "two payments share a charge");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,4 +1,4 @@
-//! What a message says of itself: when, how urgent, how costly, and which payment it is.
+//! Fields of a message: `not_before` and `expires_at`, priority, cost, and the identity of the payment.
 
 use std::time::{Duration, SystemTime};
 
@@ -21,7 +21,7 @@ async fn a_job_past_its_expiry_is_not_sent() {
     assert_eq!(bench.events_of("late").await[0].body["state"], "expired");
 }
 
-/// It may be charged, so its expiry ends nothing.
+/// The job may have been charged, so its expiry does not end it.
 #[tokio::test]
 async fn unconfirmed_refusal_outlives_the_expiry() {
     let bench = Bench::open(&[row("acme")]).await;
@@ -35,7 +35,7 @@ async fn unconfirmed_refusal_outlives_the_expiry() {
     assert_eq!((job.attempts, bench.script.sent().len()), (1, 2), "{job:?}");
 }
 
-/// It expires while it waits for a permit's turn in the queue, not only on arrival.
+/// A job expires while it waits for a permit, not only on arrival.
 #[tokio::test]
 async fn job_expiring_while_delayed_is_not_sent() {
     let bench = Bench::open(&[row("acme")]).await;
@@ -56,7 +56,7 @@ async fn a_job_is_not_sent_before_its_time() {
         let job = json!({ "id": id, "amount": 1, "currency": "EUR", "not_before": not_before.to_string() });
         bench.publish("acme", &job.to_string()).await;
         let job = bench.until_state(id, "succeeded").await;
-        assert_eq!(job.attempts, 1, "{id}: waiting is no attempt");
+        assert_eq!(job.attempts, 1, "{id}: waiting counted as an attempt");
         let sent = bench.script.sent_for(id)[0].clock;
         let due_ms = not_before.as_millisecond();
         assert!(millis(sent) >= due_ms, "{id} was sent {} ms early", due_ms - millis(sent));
@@ -73,15 +73,15 @@ async fn duplicate_payment_is_made_once() {
     bench.script.plan("pay-1", [Act::Hold]);
     bench.publish("acme", r#"{"id":"pay-1","amount":1299,"currency":"EUR","payload":{"a":1,"b":2}}"#).await;
     bench.until_sent("acme", 1).await;
-    // While the first is on the wire, and in another formatting.
+    // A duplicate while the first request is in flight, in another formatting.
     bench.publish("acme", r#"{ "payload": {"b":2, "a":1}, "currency": "EUR", "amount": 1299, "id": "pay-1" }"#).await;
-    bench.until("the second copy is parked", async || bench.parked("acme").await == 1).await;
+    bench.until("the duplicate is delayed", async || bench.parked("acme").await == 1).await;
     bench.script.let_go();
     bench.until_state("pay-1", "succeeded").await;
-    // After it is settled.
+    // A duplicate after the job has finished.
     bench.publish("acme", r#"{"id":"pay-1","amount":1299,"currency":"EUR","payload":{"a":1,"b":2}}"#).await;
     bench.sql("UPDATE queue_messages SET visible_at_ms = 0 WHERE queue = 'payments.acme'").await;
-    bench.until("all copies are acknowledged", async || bench.count(LANE_ROWS).await == 0).await;
+    bench.until("all duplicates are acknowledged", async || bench.count(LANE_ROWS).await == 0).await;
     assert_eq!(bench.script.sent().len(), 1);
     bench.until("the event", async || !bench.events().await.is_empty()).await;
     assert_eq!(bench.events().await.len(), 1);
@@ -108,22 +108,22 @@ async fn contradicting_payment_is_a_conflict() {
     bench.publish("bolt", r#"{"id":"pay-3","amount":1299,"currency":"EUR","idempotency_key":"key-1"}"#).await;
     bench.until_state("pay-3", "succeeded").await;
     let kept = async || bench.published("payments.invalid").await.len() == conflicts.len();
-    bench.until("four conflicts are kept", kept).await;
+    bench.until("four conflicting messages are kept", kept).await;
     for message in bench.published("payments.invalid").await {
         assert_eq!(message.properties["headers"]["x-sluicegate-reason"], "conflict", "{message:?}");
         assert!(
             conflicts.iter().any(|(_, body)| serde_json::from_str::<serde_json::Value>(body).unwrap() == message.body)
         );
     }
-    bench.until("they are acknowledged", async || bench.count(LANES).await == 0).await;
+    bench.until("all messages are acknowledged", async || bench.count(LANES).await == 0).await;
     assert_eq!(bench.script.order(), ["pay-1", "pay-3"]);
     assert_eq!(bench.count("SELECT count(*) FROM rejected_messages WHERE reason = 'conflict'").await, 4);
-    assert_eq!(bench.events_of("pay-1").await.len(), 1, "a conflict changes nothing of the first");
+    assert_eq!(bench.events_of("pay-1").await.len(), 1, "a conflict changed the first job");
 }
 
 const LANES: &str = "SELECT count(*) FROM queue_messages WHERE queue IN ('payments.acme', 'payments.bolt')";
 
-/// Jobs wait for the one worker, or for the one slot: either way the more urgent leaves first, then the older.
+/// Jobs wait for the one worker slot or the one permit. Either way, the most urgent leaves first, then the oldest.
 #[tokio::test]
 async fn waiting_jobs_leave_by_priority() {
     let one_worker = ProviderRow { workers: 1, ..row("acme") };
@@ -138,8 +138,8 @@ async fn waiting_jobs_leave_by_priority() {
             let job = json!({ "id": id, "amount": 1, "currency": "EUR", "priority": priority });
             bench.publish(&provider, &job.to_string()).await;
         }
-        bench.until("five wait in hand", async || bench.in_hand().await == 5).await;
-        // From the claim, which the ledger shows, to the line there is nothing to wait for but the scheduler.
+        bench.until("five leased jobs wait", async || bench.in_hand().await == 5).await;
+        // After the claim, which the ledger shows, a job enters the wait queue without further I/O.
         for _ in 0..1_000 {
             tokio::task::yield_now().await;
         }
@@ -149,7 +149,7 @@ async fn waiting_jobs_leave_by_priority() {
     }
 }
 
-/// Instants at the ends of what can be written wait or expire like any other.
+/// The earliest and latest instants that can be written wait or expire like any others.
 #[tokio::test]
 async fn extreme_instants_are_handled() {
     let bench = Bench::open(&[row("acme")]).await;
@@ -169,13 +169,13 @@ async fn extreme_instants_are_handled() {
     for id in ["never", "never-ever"] {
         assert_eq!(bench.until_put_down(id, "waits for its time").await.state, "waiting", "{id}");
     }
-    // Nothing goes round in queues until then.
-    bench.until("the ledger alone has them", async || bench.queued("acme").await == 0).await;
+    // No message circulates in the queues until then.
+    bench.until("both jobs wait in the ledger only", async || bench.queued("acme").await == 0).await;
     assert_eq!(bench.count("SELECT count(*) FROM jobs WHERE unqueued").await, 2);
     assert_eq!(bench.script.order(), ["now"]);
 }
 
-/// A limit per account counts nobody whose message names no account: the row can refuse such messages.
+/// A limit per account does not count messages without an account. The row can reject such messages.
 #[tokio::test]
 async fn a_message_without_a_required_field_is_invalid() {
     let open = row("acme");
@@ -198,7 +198,7 @@ async fn a_message_without_a_required_field_is_invalid() {
     let rejected = "SELECT job_id || ' ' || reason FROM rejected_messages ORDER BY job_id";
     let expected = ["neither missing_account", "no-reference missing_reference"];
     bench.until("both are rejected", async || bench.texts(rejected).await == expected).await;
-    // One that was recorded before the rule came is finished.
+    // A job that was recorded before the rule is finished.
     bench.until_state("before", "succeeded").await;
     assert_eq!(bench.count("SELECT count(*) FROM jobs").await, 2);
 }

@@ -1,4 +1,5 @@
-//! Each outcome of a request leads where the decision table says: state, counted attempts, event, and what is re-sent.
+//! Outcomes of requests and their dispositions: state, counted attempts, event, and repeated request, as in the
+//! decision table.
 
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ struct Case {
     provider: &'static str,
     acts: Vec<Act>,
     state: &'static str,
-    /// Outcome words of all attempts; each of them counts.
+    /// Outcomes of all attempts; each of them counts.
     attempts: &'static str,
     charges: u32,
 }
@@ -37,7 +38,7 @@ fn cases() -> Vec<Case> {
     let case = |id, provider, acts, state, attempts, charges| Case { id, provider, acts, state, attempts, charges };
     let lost_then = |outcome: Outcome| vec![Act::ChargeAndLose, Act::Answer(outcome)];
     let progress = || Outcome::InProgress;
-    // In an order in which no lane's breaker takes its provider for one that is down.
+    // The order keeps every lane's breaker closed.
     vec![
         case("lost", "acme", lost_then(accepted()), "succeeded", "unknown accepted", 1),
         case("declined", "acme", answers([declined()]), "declined", "declined", 0),
@@ -104,7 +105,10 @@ async fn every_outcome_reaches_its_documented_state() {
         assert_eq!(job.reference, (case.state == "succeeded").then(|| format!("ch_{id}")), "{id}");
         let sent = bench.script.sent_for(id);
         assert_eq!(sent.len(), attempts.len(), "{id}: one request per attempt");
-        assert!(sent.iter().all(|sent| sent.request == sent_first(&bench, id)), "{id}: a later request differs");
+        assert!(
+            sent.iter().all(|sent| sent.request == sent_first(&bench, id)),
+            "{id}: a later request differs from the first"
+        );
         assert_eq!(bench.script.charges(case.provider, id), case.charges, "{id}");
     }
     let all = cases().len();
@@ -120,14 +124,14 @@ async fn every_outcome_reaches_its_documented_state() {
         assert_eq!(body["provider_reference"].as_str(), job.reference.as_deref());
         assert_eq!(properties["message_id"], case.id);
     }
-    assert_eq!(bench.queued("acme").await + bench.queued("bolt").await, 0, "everything is acknowledged");
+    assert_eq!(bench.queued("acme").await + bench.queued("bolt").await, 0, "a message is not acknowledged");
 }
 
 fn sent_first(bench: &Bench, id: &str) -> FrozenRequest {
     bench.script.sent_for(id)[0].request.clone()
 }
 
-/// Two rows share a quota; a 429 at one of them holds both, and costs nobody an attempt.
+/// Two rows share a quota. A 429 at one of them pauses both and uses no job's attempt.
 #[tokio::test]
 async fn throttling_pauses_the_quota_without_an_attempt() {
     let shared = |name: &str| ProviderRow { quota: Some("shared".into()), ..row(name) };
@@ -143,7 +147,7 @@ async fn throttling_pauses_the_quota_without_an_attempt() {
     bench.pay("bolt", "fourth").await;
     for id in ["first", "second", "third", "fourth"] {
         let job = bench.until_state(id, "succeeded").await;
-        assert_eq!(job.attempts, 1, "{id}: waiting is no attempt");
+        assert_eq!(job.attempts, 1, "{id}: waiting counted as an attempt");
     }
     let words = [("throttled".to_owned(), false), ("accepted".to_owned(), true)];
     assert_eq!(bench.attempts("first").await, words);
@@ -153,7 +157,7 @@ async fn throttling_pauses_the_quota_without_an_attempt() {
     }
 }
 
-/// However often the provider says 429, the job waits and is never given up for it.
+/// However often the provider responds with 429, the job waits and is never dead for it.
 #[tokio::test]
 async fn throttling_uses_no_attempts() {
     let bench = Bench::open(&[row("acme")]).await;
@@ -163,7 +167,7 @@ async fn throttling_uses_no_attempts() {
     assert_eq!((job.attempts, bench.script.sent_for("job").len()), (1, 6));
 }
 
-/// A provider that names no wait and goes on refusing is asked less and less often, until it lets somebody through.
+/// A provider that names no wait and keeps refusing gets fewer and fewer requests, until it accepts one.
 #[tokio::test]
 async fn throttling_without_retry_after_backs_off() {
     const BASE: Duration = Duration::from_millis(100);
@@ -191,7 +195,7 @@ async fn throttling_without_retry_after_backs_off() {
     );
 }
 
-/// A lock or a limit on one object is one job's affair: it waits as long as it was told, the others go on.
+/// A lock or a limit on one object concerns one job: it waits for the named time, and the others continue.
 #[tokio::test]
 async fn busy_job_delays_only_itself() {
     let bench = Bench::open(&[row("acme")]).await;
@@ -209,19 +213,19 @@ async fn busy_job_delays_only_itself() {
     for number in 0..10 {
         bench.until_state(&format!("other-{number}"), "succeeded").await;
     }
-    assert_eq!(bench.script.sent_for("locked").len(), 1, "it still waits");
-    // A 429 of the provider's own limit holds them all.
+    assert_eq!(bench.script.sent_for("locked").len(), 1, "the locked job did not wait");
+    // A 429 of the provider's own limit stops all jobs.
     bench.script.plan("throttled", [Act::Answer(throttled(wait))]);
     bench.pay("acme", "throttled").await;
     bench.until_put_down("throttled", "throttled").await;
     for number in 0..3 {
         bench.pay("acme", &format!("held-{number}")).await;
     }
-    bench.until("everything of the lane waits", async || bench.queued("acme").await == 5).await;
-    assert_eq!(bench.script.sent().len(), 12, "one locked, ten others, one throttled");
+    bench.until("all jobs of the lane wait", async || bench.queued("acme").await == 5).await;
+    assert_eq!(bench.script.sent().len(), 12, "requests: one locked, ten others, one throttled");
 }
 
-/// However often the object is busy, its job is never given up for it, and is sent again under the same key.
+/// However often the object is busy, its job never ends for it, and is sent again under the same key.
 #[tokio::test]
 async fn busy_responses_use_no_attempts() {
     let forgetful = ProviderRow { idempotency_retention_s: None, ..row("bolt") };
@@ -232,11 +236,11 @@ async fn busy_responses_use_no_attempts() {
         let job = bench.until_state(id, "succeeded").await;
         let sent = bench.script.sent_for(id);
         assert_eq!((job.attempts, sent.len(), bench.script.charges(provider, id)), (1, 6, 1), "{id}");
-        assert!(sent.iter().all(|one| one.request == sent[0].request), "{id}: a later request differs");
+        assert!(sent.iter().all(|one| one.request == sent[0].request), "{id}: a later request differs from the first");
     }
 }
 
-/// Nothing counts, and yet the wait grows with each request: a lock that stays is not hammered.
+/// No attempt counts, but the wait grows with each request, so that a persistent lock gets few requests.
 #[tokio::test]
 async fn persistently_busy_object_backs_off() {
     let patient = ProviderRow { backoff_base_ms: 10_000, backoff_max_ms: 80_000, ..row("acme") };
@@ -250,7 +254,7 @@ async fn persistently_busy_object_backs_off() {
             "SELECT coalesce(max(wake_at - updated_at), 0) FROM jobs WHERE lease_until IS NULL AND last_attempt = 4";
         bench.count(sql).await
     };
-    bench.until("it is put down for the fourth time", async || wait_of_the_fourth().await > 0).await;
+    bench.until("the job is delayed for the fourth time", async || wait_of_the_fourth().await > 0).await;
     let wait_ms = wait_of_the_fourth().await;
     assert!(
         (39_900..=80_100).contains(&wait_ms),
@@ -258,7 +262,7 @@ async fn persistently_busy_object_backs_off() {
     );
 }
 
-/// 401: our credentials are wrong, so the lane stops before it declines a whole billing day.
+/// 401: the worker's credentials are wrong, so the lane pauses before it declines a whole billing day.
 #[tokio::test]
 async fn unauthorized_pauses_the_lane_until_fixed() {
     let bench = Bench::open(&[row("acme"), row("bolt")]).await;
@@ -270,14 +274,14 @@ async fn unauthorized_pauses_the_lane_until_fixed() {
     bench.pay("acme", "second").await;
     bench.pay("bolt", "other").await;
     bench.until_state("other", "succeeded").await;
-    assert_eq!(bench.script.order(), ["first", "other"], "a resting lane sends nothing");
+    assert_eq!(bench.script.order(), ["first", "other"], "a paused lane sent a request");
     let mended = serde_json::Map::from_iter([("authorization".to_owned(), "new".into())]);
     bench.apply(&[ProviderRow { headers: mended, ..row("acme") }]).await;
     bench.until_state("second", "succeeded").await;
     assert_eq!(bench.script.sent_for("second")[0].request.credential_fingerprint, "h-new");
 }
 
-/// 503 with a wait: this lane rests, the quota's other row goes on.
+/// 503 with a wait: this lane pauses, and the quota's other row continues.
 #[tokio::test]
 async fn unavailable_with_retry_after_pauses_one_lane() {
     let shared = |name: &str| ProviderRow { quota: Some("shared".into()), ..row(name) };
@@ -293,13 +297,13 @@ async fn unavailable_with_retry_after_pauses_one_lane() {
     assert_eq!(bench.script.order(), ["first", "other"]);
 }
 
-/// Several payments in a row that a person must judge: it is not the payments that are wrong.
+/// Several consecutive payments that need a manual review: their common setup is wrong, not the payments.
 #[tokio::test]
 async fn five_consecutive_rejections_pause_the_lane() {
     let one_by_one = ProviderRow { workers: 1, ..row("acme") };
     let bench = Bench::open(std::slice::from_ref(&one_by_one)).await;
     bench.script.always("acme", Act::Answer(rejected()));
-    // A good answer in between begins the count anew.
+    // A success in between resets the count.
     bench.script.plan("job-2", [Act::Answer(accepted())]);
     for number in 0..12 {
         bench.pay("acme", &format!("job-{number}")).await;
@@ -308,17 +312,17 @@ async fn five_consecutive_rejections_pause_the_lane() {
         }
     }
     let resting = async || bench.count("SELECT count(*) FROM jobs WHERE reason LIKE '%rejected several%'").await > 0;
-    bench.until("the lane rests", resting).await;
+    bench.until("the lane pauses", resting).await;
     let sent = bench.script.sent().len();
-    assert_eq!(sent, 8, "two, a good one, five");
+    assert_eq!(sent, 8, "requests: two rejected, one accepted, five rejected");
     bench.script.always("acme", Act::Answer(accepted()));
     bench.apply(&[ProviderRow { workers: 2, ..one_by_one }]).await;
     let done = async || bench.count("SELECT count(*) FROM jobs WHERE state = 'succeeded'").await == 5;
-    bench.until("the rest goes on once the row is mended", done).await;
+    bench.until("the remaining jobs succeed once the row is fixed", done).await;
     assert_eq!(bench.count("SELECT count(*) FROM jobs WHERE state = 'review'").await, 7);
 }
 
-/// A re-send after an unknown outcome carries the first one's credential or goes to a person.
+/// A repeat after an unknown outcome uses the first request's credential; otherwise the job goes to manual review.
 #[tokio::test]
 async fn unknown_job_is_not_resent_with_another_credential() {
     let slow = ProviderRow { backoff_base_ms: 2_000, backoff_max_ms: 2_000, ..row("acme") };
@@ -333,7 +337,7 @@ async fn unknown_job_is_not_resent_with_another_credential() {
     assert_eq!(bench.script.sent().len(), 1);
 }
 
-/// The credential that counts is that of the request which may have been charged, not of the first one.
+/// The credential of the request that may have been charged counts, not that of the first request.
 #[tokio::test]
 async fn restored_credential_does_not_allow_a_resend() {
     let slow = ProviderRow { backoff_base_ms: 2_000, backoff_max_ms: 2_000, ..row("acme") };
@@ -354,7 +358,7 @@ async fn restored_credential_does_not_allow_a_resend() {
     assert_eq!((sent, bench.script.charges("acme", "job")), (vec!["h-a".to_owned(), "h-b".to_owned()], 1));
 }
 
-/// And while that one is still sent with, the payment is re-sent, though the first was refused with another.
+/// While that credential is still in use, the payment is sent again, even if the first request used another one.
 #[tokio::test]
 async fn fixed_credential_is_used_for_the_resend() {
     let quick = ProviderRow { backoff_base_ms: 50, backoff_max_ms: 50, ..row("acme") };
@@ -368,7 +372,7 @@ async fn fixed_credential_is_used_for_the_resend() {
     assert_eq!((bench.script.sent().len(), bench.script.charges("acme", "job")), (3, 1));
 }
 
-/// The row may have changed meanwhile: what is sent again is what was sent first.
+/// The row may have changed meanwhile, but a repeat is identical to the first request.
 #[tokio::test]
 async fn resend_repeats_the_first_request_exactly() {
     let slow = ProviderRow { backoff_base_ms: 2_000, backoff_max_ms: 2_000, ..row("acme") };
@@ -386,7 +390,7 @@ async fn resend_repeats_the_first_request_exactly() {
     assert_ne!(bench.script.sent_for("new")[0].request.content_type, sent[0].request.content_type);
 }
 
-/// What is paged about is not counted as a success.
+/// A payment that raises an alert is not counted as a success.
 #[tokio::test]
 async fn duplicate_provider_reference_counts_as_review() {
     let bench = Bench::open(&[row("acme")]).await;
@@ -399,7 +403,8 @@ async fn duplicate_provider_reference_counts_as_review() {
     assert_eq!(bench.settled("acme"), [("review", 1), ("succeeded", 1)].into());
 }
 
-/// Requests frozen for an address that the row no longer has are not sent there: they would only rest the mended lane.
+/// Requests frozen for an address that the row no longer has are not sent there: they would only pause the fixed lane
+/// again.
 #[tokio::test]
 async fn request_for_old_url_is_not_sent() {
     let slow = |name| ProviderRow { backoff_base_ms: 3_000, backoff_max_ms: 3_000, ..row(name) };
@@ -416,7 +421,7 @@ async fn request_for_old_url_is_not_sent() {
     bench.until_put_down("unsent", "connection refused").await;
     bench.until_put_down("lost", "no answer in time").await;
     bench.until_put_down("asked", "no answer in time").await;
-    // Only the new address takes anything from now on.
+    // From now on, only the new address accepts requests.
     for provider in ["acme", "bolt"] {
         bench.script.always(provider, Act::Answer(Outcome::Misconfigured { status: 404 }));
     }
@@ -430,5 +435,5 @@ async fn request_for_old_url_is_not_sent() {
     bench.pay("acme", "new").await;
     bench.until_state("new", "succeeded").await;
     assert_eq!(bench.script.sent_for("new")[0].request.url, "https://moved.test/");
-    assert_eq!(bench.script.sent().len(), 4, "none of them was sent once more");
+    assert_eq!(bench.script.sent().len(), 4, "a frozen request was sent again");
 }

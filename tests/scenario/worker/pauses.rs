@@ -1,4 +1,4 @@
-//! Refusals, pauses and changed limits reach the jobs that wait, and cost them nothing.
+//! Pauses, resumes and changed limits apply to the jobs that wait, and use none of their attempts.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::bench::{Bench, limit, name, row};
 use super::script::{Act, throttled};
 
-/// One slot in half a minute: whoever waits for it waits longer than a test.
+/// One slot in half a minute, so a job that waits for it outlasts the test.
 fn nearly_closed() -> ProviderRow {
     ProviderRow { limits: vec![limit(1, 30_000)], leak_per_second: Some(1_000.0), max_wait_ms: 60_000, ..row("acme") }
 }
@@ -23,7 +23,7 @@ async fn waiting_at_the_gate(row: ProviderRow, ids: &[&str]) -> Bench {
         bench.pay("acme", id).await;
     }
     let waiting = async || bench.in_hand().await == ids.len() as i64;
-    bench.until("the others wait in hand", waiting).await;
+    bench.until("the other jobs are leased and wait", waiting).await;
     bench
 }
 
@@ -35,7 +35,7 @@ async fn pause_and_resume_reach_waiting_jobs() {
         let job = bench.until_put_down(id, "paused").await;
         assert_eq!((job.state.as_str(), job.attempts), ("waiting", 0));
     }
-    // Paused, it sends nothing though there is room; what is published meanwhile stays where it is.
+    // A paused lane sends no request, though its limit has room. Messages published meanwhile stay in the queue.
     bench
         .settings()
         .set_rate(&name("acme"), "all", Rate::new(1_000, Duration::from_millis(100)).unwrap())
@@ -62,10 +62,10 @@ async fn raised_limit_applies_to_waiting_jobs() {
     for id in ["second", "third", "fourth"] {
         bench.until_state(id, "succeeded").await;
     }
-    assert!(begun.elapsed() < Duration::from_secs(30), "they waited for the old limit");
-    // What was used before the change still counts.
+    assert!(begun.elapsed() < Duration::from_secs(30), "the jobs waited for the old limit");
+    // Requests before the change still count.
     bench.pay("acme", "fifth").await;
-    bench.until("the fifth waits", async || bench.in_hand().await == 1).await;
+    bench.until("the fifth job waits", async || bench.in_hand().await == 1).await;
     assert_eq!(bench.script.order().len(), 4);
 }
 
@@ -80,7 +80,7 @@ async fn shorter_window_applies_to_waiting_jobs() {
     assert!(apart < Duration::from_secs(30), "{apart:?}");
 }
 
-/// A lowered limit: the uses of before count against it.
+/// A lowered limit still counts earlier requests.
 #[tokio::test]
 async fn lowered_limit_keeps_recorded_usage() {
     let window = Duration::from_millis(1_500);
@@ -101,7 +101,7 @@ async fn lowered_limit_keeps_recorded_usage() {
     assert!(apart >= window, "{apart:?} after the last of three");
 }
 
-/// Requeue mode waits in the queue, never in hand, and a refusal is no attempt.
+/// In requeue mode a job waits in the queue and holds no lease, and a refusal is no attempt.
 #[tokio::test]
 async fn requeue_mode_delays_without_an_attempt() {
     let limits = vec![limit(1, 1_200)];
@@ -111,7 +111,7 @@ async fn requeue_mode_delays_without_an_attempt() {
         bench.pay("acme", &format!("job-{number}")).await;
     }
     let parked = async || bench.parked("acme").await >= 1 && bench.count(PUT_DOWN).await >= 1;
-    bench.until("refused jobs are parked", parked).await;
+    bench.until("refused jobs are delayed", parked).await;
     for number in 0..4 {
         let id = format!("job-{number}");
         let job = bench.until_state(&id, "succeeded").await;
@@ -128,7 +128,7 @@ async fn requeue_mode_delays_without_an_attempt() {
 
 const PUT_DOWN: &str = "SELECT count(*) FROM jobs WHERE lease_until IS NULL AND reason = 'waits for limit all'";
 
-/// Longer than `max_wait_ms` nobody waits in hand: the backlog stays in the queue.
+/// No active job waits longer than `max_wait_ms`: the backlog stays in the queue.
 #[tokio::test]
 async fn blocking_mode_delays_beyond_max_wait() {
     let bench = Bench::open(&[ProviderRow { max_wait_ms: 500, ..nearly_closed() }, row("bolt")]).await;
@@ -140,7 +140,7 @@ async fn blocking_mode_delays_beyond_max_wait() {
     assert_eq!(bench.parked("acme").await, 1);
     let wait_ms = bench.count("SELECT wake_at - updated_at FROM jobs WHERE id = 'second'").await;
     assert!((20_000..=30_100).contains(&wait_ms), "{wait_ms} ms");
-    // The lane takes no more until shortly before it ends.
+    // The lane consumes no more until shortly before the pause ends.
     for number in 0..10 {
         bench.pay("acme", &format!("more-{number}")).await;
         let sentinel = format!("sentinel-{number}");
@@ -151,7 +151,7 @@ async fn blocking_mode_delays_beyond_max_wait() {
     assert_eq!(bench.count("SELECT count(*) FROM jobs WHERE id LIKE 'more-%'").await, 0);
 }
 
-/// A provider that never answers and one that always says 429 cost the third nothing.
+/// A provider that never responds and one that always responds with 429 do not slow the third.
 #[tokio::test]
 async fn one_provider_never_delays_another() {
     let few = |name: &str| ProviderRow { workers: 4, ..row(name) };
@@ -169,11 +169,12 @@ async fn one_provider_never_delays_another() {
     bench.until("all of one provider are paid", async || bench.count(&done("well")).await == 30).await;
     assert_eq!((bench.count(&done("slow")).await, bench.count(&done("full")).await), (0, 0));
     bench.until_sent("full", 3).await;
-    assert_eq!(bench.script.sent_to("slow").len(), 4, "its four workers wait for four answers");
+    assert_eq!(bench.script.sent_to("slow").len(), 4, "four worker slots, so four requests");
     assert_eq!(bench.count("SELECT count(*) FROM jobs WHERE provider = 'full' AND attempts > 0").await, 0);
 }
 
-/// The provider names a quarter of an hour; an operator knows better. Every lane of the quota follows at once.
+/// The provider names a wait of a quarter of an hour, and an operator resumes earlier. Every lane of the quota follows
+/// at once.
 #[tokio::test]
 async fn resume_ends_a_provider_pause() {
     let shared = |name: &str| ProviderRow { quota: Some("shared".into()), ..row(name) };
@@ -181,7 +182,7 @@ async fn resume_ends_a_provider_pause() {
     bench.script.plan("first", [Act::Answer(throttled(Duration::from_secs(900)))]);
     bench.pay("acme", "first").await;
     bench.until_put_down("first", "throttled").await;
-    // Refused by the gate: its lane rests too.
+    // The gate refuses this job, so its lane pauses too.
     bench.pay("bolt", "second").await;
     bench.until_put_down("second", "the provider asked for a pause").await;
     for (lane, id) in [("acme", "third"), ("bolt", "fourth")] {
@@ -195,7 +196,7 @@ async fn resume_ends_a_provider_pause() {
         let sent = bench.script.sent_for(id)[0].at;
         assert!(sent - resumed <= Duration::from_secs(2), "{id} was sent {:?} after the resume", sent - resumed);
     }
-    // Those that were put down for it come back, too.
+    // Jobs that the pause delayed also come back.
     for id in ["first", "second"] {
         assert_eq!(bench.until_state(id, "succeeded").await.attempts, 1, "{id}");
     }

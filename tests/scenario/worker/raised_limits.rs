@@ -1,4 +1,4 @@
-//! Limits that change while jobs are parked for them.
+//! Raised and lowered limits while jobs are delayed for them: the delayed jobs follow the change.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::script::{Act, busy};
 
 const HOUR_MS: i64 = 3_600_000;
 
-/// Two an hour, and who has none is parked for the hour.
+/// Two requests an hour; a job without a permit is delayed for an hour.
 fn hourly(provider: &str) -> ProviderRow {
     ProviderRow {
         mode: "requeue".to_owned(),
@@ -21,7 +21,7 @@ fn hourly(provider: &str) -> ProviderRow {
     }
 }
 
-/// Two are sent, of which one must wait for an hour because the provider is busy; the others wait for the limit.
+/// Sends two jobs, of which one is busy for an hour. The other jobs are delayed by the limit.
 async fn parked(bench: &Bench, provider: &str, others: &[&str]) {
     let busy_id = format!("{provider}-busy");
     bench.script.plan(&busy_id, [Act::Answer(busy(Some(Duration::from_secs(3_600))))]);
@@ -34,7 +34,7 @@ async fn parked(bench: &Bench, provider: &str, others: &[&str]) {
         bench.pay(provider, id).await;
         let job = bench.until_put_down(id, "waits for limit all").await;
         assert_eq!((job.state.as_str(), job.attempts), ("waiting", 0));
-        // The next is taken although the lane rests.
+        // Opens the paused lane, so that it consumes the next job.
         bench.settings().set_paused(&name(provider), true).await.unwrap();
         bench.settings().set_paused(&name(provider), false).await.unwrap();
         bench.settings_known().await;
@@ -55,14 +55,14 @@ async fn delayed_jobs_follow_a_raised_limit() {
     for id in ["a", "b", "c"] {
         assert_eq!(bench.until_state(id, "succeeded").await.attempts, 1, "{id}");
     }
-    // Neither the other lane's, nor those that wait for something else.
+    // Jobs of the other lane and jobs that wait for other reasons stay delayed.
     assert_eq!(bench.job("d").await.unwrap().state, "waiting");
     assert_eq!(bench.job("acme-busy").await.unwrap().state, "waiting");
     assert_eq!(bench.count("SELECT count(*) FROM jobs WHERE sweeps > 0").await, 3);
     assert_eq!(bench.script.sent().len(), 2 * 2 + 3);
 }
 
-/// Whoever notices that the limit is another may not have been there when it changed.
+/// The worker that notices the raised limit may not have run when it changed.
 #[tokio::test]
 async fn limit_raised_while_stopped_is_followed() {
     let mut bench = Bench::prepared(&[hourly("acme")]).await;
@@ -78,7 +78,7 @@ async fn limit_raised_while_stopped_is_followed() {
     assert_eq!(bench.until_state("a", "succeeded").await.attempts, 1);
 }
 
-/// A lane rests until its limit has room; the limit is that of another row.
+/// A lane pauses until its limit has room; the limit belongs to another row of the quota.
 #[tokio::test]
 async fn paused_lane_follows_another_rows_limit() {
     let sharing = ProviderRow { quota: Some("acme".to_owned()), limits: vec![limit(50, 1_000)], ..row("bolt") };
@@ -101,7 +101,7 @@ async fn paused_lane_follows_another_rows_limit() {
     }
 }
 
-/// A limit that is lowered for an hour takes no decision on jobs of larger cost.
+/// A limit that is lowered for an hour does not end jobs that cost more than it allows.
 #[tokio::test]
 async fn cost_above_limit_waits_for_a_raise() {
     let bench = Bench::open(&[ProviderRow { limits: vec![limit(10, 100)], ..row("acme") }]).await;
@@ -113,7 +113,7 @@ async fn cost_above_limit_waits_for_a_raise() {
     let job =
         bench.until_put_down("costly", "waits for limit all: cost 11 exceeds the 10 that it admits at once").await;
     assert_eq!((job.state.as_str(), job.attempts), ("waiting", 0));
-    // Those behind it go on: the lane does not rest.
+    // Later jobs continue: the lane does not pause.
     for (id, cost) in [("fits", 10), ("small", 1)] {
         publish(id, cost).await;
         bench.until_state(id, "succeeded").await;
@@ -126,7 +126,7 @@ async fn cost_above_limit_waits_for_a_raise() {
     assert!(bench.attempts("costly").await.len() == 1 && bench.events_of("costly").await.len() <= 1);
 }
 
-/// Nothing waits for ever: its deadline and its age end such a job like any other.
+/// A job does not wait for ever: its expiry and its age end it like any other.
 #[tokio::test]
 async fn cost_above_limit_still_expires() {
     let bench = Bench::open(&[ProviderRow { limits: vec![limit(10, 100)], max_age_s: 1, ..row("acme") }]).await;

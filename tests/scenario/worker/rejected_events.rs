@@ -1,4 +1,4 @@
-//! A listener whose queue takes no more: its events wait, those of others leave, and somebody is told.
+//! A subscriber whose queue is full: its events wait, other events are published, and a warning reports it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -10,7 +10,7 @@ use sluicegate::queue::{DeadLetter, Destination, LaneConsumer, OutgoingMessage, 
 
 use super::bench::{Bench, row};
 
-/// The embedded queue, with a listener for one provider's events that is full.
+/// The embedded queue with a full subscriber's queue for one provider's events.
 struct WithFullListener {
     queue: Arc<dyn Queue>,
     full: AtomicBool,
@@ -60,7 +60,7 @@ async fn rejected_events_block_no_others() {
     bench.run();
     bench.pay("acme", "a").await;
     bench.until_state("a", "succeeded").await;
-    // More than a batch of them, all older than what comes.
+    // More events than one batch, all older than later ones.
     bench
         .sql(&format!(
             "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {STUCK}) \
@@ -69,20 +69,24 @@ async fn rejected_events_block_no_others() {
         ))
         .await;
     let rejected = "SELECT count(*) FROM outcome_events WHERE tries > 0 AND published_at IS NULL";
-    bench.until("all are rejected", async || bench.count(rejected).await == STUCK + 1).await;
+    bench.until("all events are rejected", async || bench.count(rejected).await == STUCK + 1).await;
     bench.pay("bolt", "b").await;
-    bench.until("the other's event", async || bench.events_of("b").await.len() == 1).await;
+    bench.until("the other provider's event", async || bench.events_of("b").await.len() == 1).await;
     let tries = "SELECT sum(tries) FROM outcome_events";
-    assert_eq!(bench.count(tries).await, i64::from(broker.rejections.load(Ordering::SeqCst)), "each try is counted");
-    bench.until("they are counted", async || bench.unpublished().is_some_and(|it| it.rejected > 0)).await;
+    assert_eq!(bench.count(tries).await, i64::from(broker.rejections.load(Ordering::SeqCst)), "a try was not counted");
+    bench
+        .until("the worker reports the rejected events", async || bench.unpublished().is_some_and(|it| it.rejected > 0))
+        .await;
     let warning = bench.unpublished().and_then(|it| it.warning()).unwrap();
     assert!(warning.contains("rejected by a queue"), "{warning}");
-    // Their queue takes them again, and their time comes.
+    // The subscriber's queue accepts events again, and their next try is due.
     broker.full.store(false, Ordering::SeqCst);
     bench.sql("UPDATE outcome_events SET next_try_at = at WHERE next_try_at IS NOT NULL").await;
     let open = "SELECT count(*) FROM outcome_events WHERE published_at IS NULL";
-    bench.until("all are published", async || bench.count(open).await == 0).await;
+    bench.until("all events are published", async || bench.count(open).await == 0).await;
     assert_eq!(bench.events().await.len() as i64, STUCK + 2, "none twice");
     let none_left = async || bench.unpublished().is_some_and(|it| it.events == 0);
-    tokio::time::timeout(Duration::from_secs(60), bench.until("none is left", none_left)).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(60), bench.until("the worker reports no unpublished event", none_left))
+        .await
+        .unwrap();
 }

@@ -1,4 +1,4 @@
-//! A payment provider in memory that follows a script, and remembers everything it was sent.
+//! A payment provider in memory that follows a script of reactions and records every request.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -19,18 +19,18 @@ use sluicegate::provider::{
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// What the provider does with one request.
+/// The provider's reaction to one request.
 #[derive(Clone, Debug)]
 pub enum Act {
     Answer(Outcome),
-    /// Charges, and the answer never arrives.
+    /// Charges, but the response never arrives.
     ChargeAndLose,
-    /// Answers only once the test says so, and accepts then.
+    /// Responds, with acceptance, once the test releases it.
     Hold,
     Panic,
 }
 
-/// One request, as the provider saw it.
+/// One request as the provider received it.
 #[derive(Clone, Debug)]
 pub struct Sent {
     pub id: String,
@@ -47,9 +47,9 @@ struct State {
     sent: Vec<Sent>,
     answered: HashMap<String, Instant>,
     findings: HashMap<String, VecDeque<LookupResult>>,
-    /// Look-ups, oldest first: whom they were about, and when.
+    /// Look-ups, oldest first: job and instant.
     asked: Vec<(String, Instant)>,
-    /// Charges per provider and key; a provider that deduplicates charges a key once.
+    /// Charges per provider and key. A provider that deduplicates charges a key once.
     charges: HashMap<(String, String), u32>,
 }
 
@@ -59,7 +59,7 @@ pub struct Script {
     let_go: watch::Sender<LetGo>,
 }
 
-/// Which held requests may be answered.
+/// Requests on hold that may get their response.
 #[derive(Default)]
 enum LetGo {
     #[default]
@@ -83,22 +83,22 @@ impl Script {
         Arc::new(Self { state: Mutex::default(), let_go: watch::Sender::default() })
     }
 
-    /// What the next requests of a job meet, in order; after that they are accepted.
+    /// Reactions to a job's next requests, in order. Later requests are accepted.
     pub fn plan(&self, id: &str, acts: impl IntoIterator<Item = Act>) {
         self.state.lock().unwrap().acts.insert(id.to_owned(), acts.into_iter().collect());
     }
 
-    /// What every request at a provider meets that has no plan of its own.
+    /// Reaction to every request at a provider whose job has no plan.
     pub fn always(&self, provider: &str, act: Act) {
         self.state.lock().unwrap().always.insert(provider.to_owned(), act);
     }
 
-    /// What the next look-ups of a job find, in order; after that, what became of it.
+    /// Results of a job's next look-ups, in order. Later ones report the true outcome.
     pub fn plan_lookups(&self, id: &str, findings: impl IntoIterator<Item = LookupResult>) {
         self.state.lock().unwrap().findings.insert(id.to_owned(), findings.into_iter().collect());
     }
 
-    /// When this job was looked up, oldest first.
+    /// Instants of this job's look-ups, oldest first.
     pub fn asked_for(&self, id: &str) -> Vec<Instant> {
         self.asked().into_iter().filter(|(asked, _)| asked == id).map(|(_, at)| at).collect()
     }
@@ -107,12 +107,12 @@ impl Script {
         self.state.lock().unwrap().asked.clone()
     }
 
-    /// Lets every held request be answered, now and from now on.
+    /// Releases every held request, now and later.
     pub fn let_go(&self) {
         self.let_go.send_replace(LetGo::All);
     }
 
-    /// Lets this job's held request be answered.
+    /// Releases this job's held request.
     pub fn let_go_of(&self, id: &str) {
         self.let_go.send_replace(LetGo::One(id.to_owned()));
     }
@@ -130,7 +130,7 @@ impl Script {
         self.sent().into_iter().filter(|sent| sent.provider == provider).collect()
     }
 
-    /// Ids in the order in which their requests came.
+    /// Job ids in the order of their requests.
     pub fn order(&self) -> Vec<String> {
         self.sent().into_iter().map(|sent| sent.id).collect()
     }
@@ -139,7 +139,7 @@ impl Script {
         self.state.lock().unwrap().answered[id]
     }
 
-    /// How often this key was charged.
+    /// Number of charges under this key.
     pub fn charges(&self, provider: &str, key: &str) -> u32 {
         let key = (provider.to_owned(), key.to_owned());
         self.state.lock().unwrap().charges.get(&key).copied().unwrap_or(0)
@@ -197,7 +197,7 @@ pub fn busy(retry_after: Option<Duration>) -> Outcome {
     Outcome::Busy { retry_after }
 }
 
-/// Makes rows callable; one whose URL holds `refused` it refuses.
+/// Builds clients for rows. It refuses a row whose URL contains `refused`.
 pub struct Factory(pub Arc<Script>);
 
 struct Scripted {
@@ -216,14 +216,14 @@ impl ProviderFactory for Factory {
 
 #[async_trait]
 impl PaymentProvider for Scripted {
-    /// The body is the job's id, so that the script knows whom it serves.
+    /// The body is the job's id, so that the script can identify the job.
     async fn freeze(&self, job: &Job) -> Result<FrozenRequest, FreezeError> {
         self.check_size(job).map_err(|too_large| FreezeError::Job(RequestBuildError::TooLarge(too_large)))?;
         Ok(FrozenRequest {
             method: "POST".to_owned(),
             url: UrlTemplate::parse(&self.row.url).unwrap().for_job(job, RequestPart::Url).map_err(FreezeError::Job)?,
             idempotency_key: job.effective_key().as_str().to_owned(),
-            // So that a changed row would freeze something else.
+            // Makes a changed row freeze another request.
             content_type: format!("text/plain; workers={}", self.row.workers),
             body: job.id.as_str().as_bytes().to_vec(),
             account: None,
@@ -231,7 +231,7 @@ impl PaymentProvider for Scripted {
         })
     }
 
-    /// A row with a header `missing` names a secret that is not there.
+    /// A header `missing` in the row names a missing secret.
     async fn credential_fingerprint(&self, _: Option<&str>) -> Result<String, FreezeError> {
         if self.row.headers.contains_key("missing") {
             return Err(FreezeError::Header { header: "missing".to_owned(), problem: "not set".to_owned() });
@@ -239,7 +239,7 @@ impl PaymentProvider for Scripted {
         Ok(self.row.headers.get("authorization").map_or_else(|| "none".to_owned(), |value| format!("h-{value}")))
     }
 
-    /// A row with a header `narrow` has no room for payloads.
+    /// A header `narrow` in the row leaves no room for payloads.
     fn check_size(&self, job: &Job) -> Result<(), TooLarge> {
         let is_too_large = self.row.headers.contains_key("narrow") && job.payload.is_some();
         if is_too_large { Err(TooLarge::new(RequestPart::Body, job)) } else { Ok(()) }
@@ -271,7 +271,7 @@ impl PaymentProvider for Scripted {
         RequestResult { outcome, status: None, response_age: Duration::ZERO }
     }
 
-    /// The account is the job's id, for the same reason.
+    /// The account is the job's id, so that the script can identify the job.
     fn lookup_request(&self, job: &Job) -> Result<LookupRequest, String> {
         if self.row.lookup.is_none() || job.reference.as_deref() == Some("unaskable") {
             return Err("the script says so".to_owned());

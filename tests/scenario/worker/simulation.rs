@@ -1,7 +1,8 @@
-//! What `simulate` predicts, beside what happens: the same rows in virtual time, and with the worker, over HTTP, at a
-//! provider that counts. Everything is paid within every limit, and no backlog is gone sooner than simulated; a machine
-//! that has other work to do may take longer. In both directions the gate is compared in virtual time, in
-//! `gate/simulated.rs`.
+//! Predictions of `simulate`, compared with the worker over HTTP at a provider that counts.
+//!
+//! The same rows run in virtual time and in real time. Every payment is made within every limit, and no backlog is
+//! cleared sooner than simulated. A busy machine may take longer. `gate/simulated.rs` compares the gate in virtual
+//! time, in both directions.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use super::bench::{Bench, limit, name, row};
 use super::lookups_over_http::Http;
 
-/// How much sooner a backlog may be gone than simulated: answers are drawn apart.
+/// Share by which a backlog may clear sooner than simulated: response times are drawn separately.
 const SOONER_MAX: f64 = 0.05;
 
 struct Case {
@@ -31,13 +32,13 @@ struct Case {
     row: ProviderRow,
 }
 
-/// What one of the two says.
+/// Figures of one run, simulated or real.
 #[derive(Debug)]
 struct Seen {
-    /// From the first request to the last, as they reached the provider.
+    /// Time from the first request to the last, by arrival at the provider.
     drain_s: f64,
-    /// Rate over whole turns of the tightest limit against L / (W + hold).
-    /// `None`: fewer than two turns of the limit.
+    /// Rate over whole turns of the tightest limit, relative to L / (W + hold). `None`: fewer than two turns of the
+    /// limit.
     utilisation: Option<f64>,
 }
 
@@ -50,7 +51,7 @@ impl Seen {
     }
 }
 
-/// Slow enough for a machine that has other work to do: then only limits, answers and workers decide.
+/// Slow enough for a busy machine, so that only limits, response times and workers decide.
 fn cases() -> Vec<Case> {
     let acme = |limits: Vec<LimitRow>| ProviderRow {
         limits,
@@ -111,7 +112,7 @@ async fn happened(case: &Case) -> Seen {
     }
     bench.run();
     let succeeded = "SELECT count(*) FROM jobs WHERE state = 'succeeded'";
-    bench.until("everything is paid", async || bench.count(succeeded).await == case.jobs as i64).await;
+    bench.until("all jobs have succeeded", async || bench.count(succeeded).await == case.jobs as i64).await;
     let report = handle.report();
     assert!(report.limits.iter().all(|limit| limit.breaches == 0), "{report:?}");
     let hold = Duration::from_secs_f64(report.answer_ms.unwrap().mean / 1_000.0);

@@ -1,5 +1,5 @@
-//! Rules for new jobs become stricter while jobs that passed the old ones are open: those are finished, whoever brings
-//! their messages.
+//! Stricter rules for new messages while jobs that passed the old rules are open: these jobs are finished, whichever
+//! way their messages come back.
 
 use std::time::Duration;
 
@@ -19,8 +19,8 @@ fn with_card(id: &str, amount: u32) -> String {
     json!({ "id": id, "amount": amount, "currency": "EUR", "payload": { "card": CARD } }).to_string()
 }
 
-/// A worker that lets cards through has put these down for ten minutes: `waiting`, `given-up`, and `unknown`, whose
-/// answer was lost. Then it ended.
+/// A worker that allows card numbers has delayed three jobs for ten minutes and ended: `waiting`, `given-up`, and
+/// `unknown`, whose response was lost.
 async fn recorded_under_the_old_rule() -> Bench {
     let long = 600_000;
     let mut bench =
@@ -33,10 +33,12 @@ async fn recorded_under_the_old_rule() -> Bench {
         bench.script.plan(id, [Act::Answer(act)]);
         bench.publish("acme", &with_card(id, 1)).await;
         bench
-            .until("it is put down", async || bench.attempts(id).await.len() == 1 && !bench.job(id).await.unwrap().held)
+            .until("the job is delayed", async || {
+                bench.attempts(id).await.len() == 1 && !bench.job(id).await.unwrap().held
+            })
             .await;
     }
-    bench.until("all are parked", async || bench.parked("acme").await == 3).await;
+    bench.until("all jobs are delayed", async || bench.parked("acme").await == 3).await;
     bench.stop().await;
     for (id, state) in [("waiting", "waiting"), ("given-up", "waiting"), ("unknown", "unknown")] {
         assert_eq!(bench.job(id).await.unwrap().state, state, "{id}");
@@ -47,13 +49,13 @@ async fn recorded_under_the_old_rule() -> Bench {
 #[tokio::test]
 async fn job_recorded_under_older_rule_finishes() {
     let mut bench = recorded_under_the_old_rule().await;
-    // One comes by its own message, one by the sweeper's copy, one by the broker's giving up.
+    // One comes by its own message, one by the sweeper's copy, and one as a dead letter of the broker.
     bench.sql("DELETE FROM queue_messages WHERE CAST(body AS text) NOT LIKE '%\"waiting\"%'").await;
     bench.sql("UPDATE queue_messages SET visible_at_ms = 0").await;
     bench.sql("UPDATE jobs SET wake_at = unixepoch('subsec') * 1000 WHERE id <> 'unknown'").await;
     bench.sql("UPDATE jobs SET wake_at = unixepoch('subsec') * 1000 - 7200000 WHERE id = 'unknown'").await;
     give_up(&bench, &with_card("given-up", 1), "payments.acme", 0).await;
-    // There was a time before the rule against secrets, too.
+    // The rule against secrets also came later than some jobs.
     let secret = json!({ "auth": "Bearer 0123456789abcdefghij" });
     let body = json!({ "id": "unknown", "amount": 1, "currency": "EUR", "payload": &secret }).to_string();
     assert!(decode(body.as_bytes(), &name("acme"), CardNumbers::Off).is_err());
@@ -70,7 +72,7 @@ async fn job_recorded_under_older_rule_finishes() {
         bench.until_state(id, "succeeded").await;
         assert_eq!(bench.script.sent_for(id).len(), 2, "{id}");
     }
-    // Copies that come when all is done are done with, too.
+    // Copies that come after all jobs have finished are acknowledged too.
     bench.publish("acme", &with_card("waiting", 1)).await;
     give_up(&bench, &body, "payments.acme", 0).await;
     bench.until("no message is left", async || bench.queued("acme").await == 0 && bench.count(DEAD).await == 0).await;
@@ -90,7 +92,7 @@ async fn new_or_changed_messages_are_still_rejected() {
     bench.publish("acme", &with_card("waiting", 2)).await;
     give_up(&bench, &with_card("new", 1), "payments.acme", 0).await;
     give_up(&bench, &with_card("waiting", 2), "payments.acme", 0).await;
-    bench.until("four are kept", async || bench.published("payments.invalid").await.len() == 4).await;
+    bench.until("four messages are kept", async || bench.published("payments.invalid").await.len() == 4).await;
     for message in bench.published("payments.invalid").await {
         assert_eq!(message.properties["headers"]["x-sluicegate-reason"], "card_number", "{message:?}");
     }
@@ -98,7 +100,7 @@ async fn new_or_changed_messages_are_still_rejected() {
     assert_eq!((bench.job("waiting").await.unwrap().state.as_str(), bench.script.sent().len()), ("waiting", 3));
 }
 
-/// What a provider calls a charge may be what nobody may keep: the charge counts, the reference is left out.
+/// A provider reference may be sensitive: the charge counts, and the reference is left out.
 #[tokio::test]
 async fn sensitive_reference_is_dropped_but_outcome_kept() {
     let secret = "sk_live_4eC39HqLyjWDarjtT1zdp7dc";
@@ -138,7 +140,7 @@ async fn sensitive_reference_is_dropped_but_outcome_kept() {
     bench.stop().await;
 }
 
-/// `worker.card_numbers = \"off\"` holds for what providers say, too: their references may be numbers like that.
+/// `worker.card_numbers = "off"` also holds for provider responses: their references may look like card numbers.
 #[tokio::test]
 async fn allowed_card_like_reference_is_kept() {
     let mut bench = Bench::prepared(&[row("acme")]).await;

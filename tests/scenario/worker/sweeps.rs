@@ -1,5 +1,5 @@
-//! Nothing falls out: jobs whose messages are gone, jobs that no queue has, jobs that end without a delivery, and
-//! messages that the broker gave up on.
+//! The sweeper: jobs whose messages are lost, jobs in no queue, jobs that end without a delivery, and dead letters of
+//! the broker.
 
 use std::time::Duration;
 
@@ -13,18 +13,18 @@ use sluicegate::worker::sweeper::overdue::{GRACE_BUSY, GRACE_EMPTY};
 use super::bench::{Bench, limit, name, row};
 use super::script::{Act, busy, not_sent, rejected, throttled, timeout};
 
-/// A job that the worker has put down for ten minutes, and whose message is gone since.
+/// A job that the worker delayed for ten minutes, and whose message is lost since.
 async fn put_down_and_lost(bench: &Bench, id: &str) {
     bench.script.plan(id, [Act::Answer(busy(Some(Duration::from_secs(600))))]);
     bench.pay("acme", id).await;
     bench.until_put_down(id, "busy").await;
-    bench.until("it is parked", async || bench.parked("acme").await > 0).await;
+    bench.until("the message is delayed", async || bench.parked("acme").await > 0).await;
     bench.sql("DELETE FROM queue_messages").await;
-    // As if none had been published: the messages that these tests make have no numbers.
+    // Resets the copy number, as if no copy had been published: the messages of these tests are not numbered.
     bench.sql("UPDATE jobs SET copy = 0, delayed_copy = NULL, delayed_until = NULL").await;
 }
 
-/// Makes a job due, and overdue for so long, whatever it waits for.
+/// Makes a job overdue by this time, whatever it waits for.
 async fn make_overdue(bench: &Bench, id: &str, by: Duration) {
     let ms = by.as_millis();
     bench.sql(&format!("UPDATE jobs SET wake_at = unixepoch('subsec') * 1000 - {ms} WHERE id = '{id}'")).await;
@@ -38,7 +38,7 @@ async fn lost_message_is_republished_and_paid_once() {
     bench.script.plan("job", [Act::Answer(timeout())]);
     bench.pay("acme", "job").await;
     bench.until_sent("acme", 1).await;
-    bench.until("it is put down", async || bench.job("job").await.is_some_and(|job| job.state == "unknown")).await;
+    bench.until("the job is delayed", async || bench.job("job").await.is_some_and(|job| job.state == "unknown")).await;
     bench.stop().await;
     bench.sql("DELETE FROM queue_messages").await;
     make_overdue(&bench, "job", GRACE_EMPTY + Duration::from_secs(1)).await;
@@ -46,11 +46,12 @@ async fn lost_message_is_republished_and_paid_once() {
     bench.until_state("job", "succeeded").await;
     assert_eq!((bench.script.sent().len(), bench.count(COPIES).await), (2, 1));
     let sent = bench.script.sent_for("job");
-    assert_eq!(sent[0].request, sent[1].request, "the frozen request");
+    assert_eq!(sent[0].request, sent[1].request, "the repeat differs from the frozen request");
     assert!(bench.script.charges("acme", "job") == 1);
 }
 
-/// Every message at once, as when the broker's data are lost. Jobs that never reached the ledger are the producer's.
+/// All messages are lost, as with the broker's data. Jobs that never reached the ledger must be published again by
+/// their producer.
 #[tokio::test]
 async fn lost_queue_republishes_every_ledger_job() {
     let closed = ProviderRow { limits: vec![limit(0, 100)], max_wait_ms: 100, ..row("acme") };
@@ -66,20 +67,20 @@ async fn lost_queue_republishes_every_ledger_job() {
     bench.apply(&[row("acme")]).await;
     bench.run();
     let paid = "SELECT count(*) FROM jobs WHERE state = 'succeeded'";
-    bench.until("all are paid", async || bench.count(paid).await == recorded).await;
+    bench.until("all jobs have succeeded", async || bench.count(paid).await == recorded).await;
     assert_eq!(bench.script.sent().len(), usize::try_from(recorded).unwrap());
 }
 
-/// A lane that holds messages may hold this one too; a lane that is empty does not.
+/// If the lane's queue is not empty, this job's message may be in it; if it is empty, the message is lost.
 #[tokio::test]
 async fn probably_queued_job_is_not_republished() {
     let bench = Bench::open(&[row("acme")]).await;
     put_down_and_lost(&bench, "job").await;
-    // The lane takes no more, so what is published stays in its queue.
+    // The lane consumes no more, so published messages stay in its queue.
     bench.script.plan("throttled", [Act::Answer(throttled(Duration::from_secs(600)))]);
     bench.pay("acme", "throttled").await;
     bench.until_put_down("throttled", "throttled").await;
-    bench.until("it is parked", async || bench.parked("acme").await == 1).await;
+    bench.until("the message is delayed", async || bench.parked("acme").await == 1).await;
     bench.pay("acme", "other").await;
     make_overdue(&bench, "job", GRACE_BUSY - Duration::from_secs(60)).await;
     sweeps(&bench, 5).await;
@@ -87,10 +88,10 @@ async fn probably_queued_job_is_not_republished() {
     make_overdue(&bench, "job", GRACE_BUSY + Duration::from_secs(60)).await;
     bench.until("a copy", async || bench.count(COPIES).await == 1).await;
     sweeps(&bench, 5).await;
-    assert_eq!((bench.count(COPIES).await, bench.queued("acme").await), (1, 3), "one for this interval");
+    assert_eq!((bench.count(COPIES).await, bench.queued("acme").await), (1, 3), "not one copy in this interval");
 }
 
-/// While the provider is down its jobs wait in the queue, however overdue; a copy of each would show them twice.
+/// While the provider is down, its jobs wait in the queue, however overdue they are. Copies would count them twice.
 #[tokio::test]
 async fn provider_outage_causes_no_republish() {
     let slow = ProviderRow { backoff_base_ms: 1_000, backoff_max_ms: 1_000, max_attempts: 100, ..row("acme") };
@@ -100,9 +101,9 @@ async fn provider_outage_causes_no_republish() {
         bench.pay("acme", &format!("p{number}")).await;
     }
     let down = async || bench.settings_known().await.lanes.values().all(|pauses| pauses.healthy_for().is_none());
-    bench.until("the breaker is open", down).await;
+    bench.until("the circuit breaker is open", down).await;
     bench
-        .until("most are back in the queue", async || {
+        .until("most messages are back in the queue", async || {
             bench.queued("acme").await >= 7 && bench.parked("acme").await == 0
         })
         .await;
@@ -139,7 +140,7 @@ async fn altered_job_goes_to_review() {
     bench.until("the event", async || bench.events_of("job").await.len() == 1).await;
 }
 
-/// Waits for so many more sweeps.
+/// Waits for this many more sweeps.
 async fn sweeps(bench: &Bench, count: usize) {
     let turn = async || bench.count("SELECT max(taken_until) FROM upkeep_turns WHERE duty = 'sweep'").await;
     bench
@@ -161,13 +162,13 @@ async fn far_future_job_waits_in_the_ledger_only() {
         bench.publish("acme", &job.to_string()).await;
         bench.until_put_down(id, "waits for its time").await;
     }
-    bench.until("one is parked", async || bench.parked("acme").await == 1).await;
+    bench.until("one message is delayed", async || bench.parked("acme").await == 1).await;
     assert_eq!(bench.queued("acme").await, 1);
     let unqueued = "SELECT count(*) FROM jobs WHERE unqueued AND id = 'later'";
-    bench.until("the other is noted", async || bench.count(unqueued).await == 1).await;
+    bench.until("the other job is marked as in no queue", async || bench.count(unqueued).await == 1).await;
     sweeps(&bench, 3).await;
     assert_eq!(bench.count(COPIES).await, 0);
-    // Its day has come.
+    // The job is due now.
     let due = Timestamp::now() + Duration::from_millis(1_500);
     let body = json!({ "id": "later", "amount": 1, "currency": "EUR", "not_before": due.to_string() }).to_string();
     let decoded = decode(body.as_bytes(), &name("acme"), CardNumbers::Refuse).unwrap();
@@ -191,7 +192,7 @@ async fn a_waiting_job_expires_without_a_delivery() {
     bench.until("the event", async || bench.events_of("job").await.len() == 1).await;
 }
 
-/// A day's payments, more than a few batches: those that settled long ago are emptied, and no others.
+/// A day's payments, more than a few batches. The payload of those that finished long ago is removed, and of no others.
 #[tokio::test]
 async fn old_finished_jobs_are_emptied() {
     let bench = Bench::open(&[row("acme")]).await;
@@ -209,15 +210,15 @@ async fn old_finished_jobs_are_emptied() {
         )
         .await;
     let kept = async || bench.count("SELECT count(*) FROM jobs WHERE payload IS NOT NULL AND id LIKE 'old-%'").await;
-    // A review of yesterday keeps its own, one of the day before does not.
-    bench.until("the old ones are empty", async || kept().await == 1).await;
+    // A review of yesterday keeps its payload; one of the day before does not.
+    bench.until("the old jobs have no payload", async || kept().await == 1).await;
     assert_eq!(bench.count("SELECT count(*) FROM jobs WHERE scrubbed_at IS NOT NULL").await, 2_199);
     assert_eq!(bench.job("today").await.unwrap().state, "succeeded");
 }
 
-/// What a message looks like that its lane has given up.
+/// Publishes a message as a dead letter of its lane.
 pub(super) async fn give_up(bench: &Bench, body: &str, lane: &str, rounds: u32) {
-    // It counts, whatever was published meanwhile.
+    // Its copy number is higher than any published one, so it is valid.
     let mut headers = json!({ "x-sluicegate-copy": "1000" });
     if rounds > 0 {
         headers["x-sluicegate-dead-rounds"] = rounds.to_string().into();
@@ -245,7 +246,7 @@ async fn dead_lettered_message_is_resolved_by_the_ledger() {
     give_up(&bench, "{", "payments.acme", 0).await;
     give_up(&bench, &body("whose", 1), "elsewhere", 0).await;
     give_up(&bench, &body("poison", 1), "payments.acme", 3).await;
-    bench.until("all are judged", async || bench.count(DEAD).await == 0).await;
+    bench.until("all dead letters are handled", async || bench.count(DEAD).await == 0).await;
     bench.until_state("new", "succeeded").await;
     assert_eq!(bench.script.order(), ["paid", "new"]);
     let mut reasons: Vec<String> = Vec::new();
@@ -256,14 +257,14 @@ async fn dead_lettered_message_is_resolved_by_the_ledger() {
     assert_eq!(bench.count("SELECT count(*) FROM rejected_messages").await, 4);
 }
 
-/// A job that kills whoever touches it must not go round for ever.
+/// A job that crashes every worker must not be republished for ever.
 #[tokio::test]
 async fn repeatedly_dead_lettered_job_goes_to_review() {
     let bench = Bench::open(&[row("acme")]).await;
     put_down_and_lost(&bench, "job").await;
     let body = json!({ "id": "job", "amount": 1299, "currency": "EUR" }).to_string();
     for round in 0..3 {
-        // It is the copy that has come back.
+        // The dead letter is the job's valid copy.
         bench.sql("UPDATE jobs SET delayed_copy = NULL, delayed_until = NULL").await;
         give_up(&bench, &body, "payments.acme", round).await;
         let again = format!(
@@ -271,17 +272,17 @@ async fn repeatedly_dead_lettered_job_goes_to_review() {
              AND taken = 0 AND visible_at_ms > unixepoch('subsec') * 1000 AND properties LIKE '%\"x-sluicegate-dead-rounds\":\"{}\"%'",
             round + 1
         );
-        bench.until("it was in its lane again, and waits", async || bench.count(&again).await == 1).await;
+        bench.until("the message is back in its lane and delayed", async || bench.count(&again).await == 1).await;
         assert_eq!(bench.job("job").await.unwrap().state, "waiting");
     }
     give_up(&bench, &body, "payments.acme", 3).await;
     let job = bench.until_state("job", "review").await;
     assert!(job.reason.contains("delivery limit"), "{job:?}");
-    bench.until("the letter is done with", async || bench.count(DEAD).await == 0).await;
+    bench.until("the dead letter is acknowledged", async || bench.count(DEAD).await == 0).await;
     bench.until("the event", async || bench.events_of("job").await.len() == 1).await;
 }
 
-/// What cannot be judged yet is not asked for again and again, and does not stand before those behind it.
+/// A dead letter that cannot be resolved yet is read once per sweep, and does not block later ones.
 #[tokio::test]
 async fn sweep_checks_an_active_jobs_dead_letter_once() {
     let bench = Bench::open(&[row("acme")]).await;
@@ -303,23 +304,23 @@ async fn sweep_checks_an_active_jobs_dead_letter_once() {
     give_up(&bench, &body("behind"), "payments.acme", 0).await;
     sweeps(&bench, 4).await;
     assert!(bench.count("SELECT count(*) FROM looks WHERE at = 'letter'").await >= 3);
-    // A sweep that had begun before it was counted may have looked, too.
+    // A sweep that had begun before the count may have read it too.
     assert!(bench.count("SELECT sum(at = 'letter') - sum(at = 'sweep') FROM looks").await <= 1);
     bench.until_state("behind", "succeeded").await;
     assert_eq!(bench.count(DEAD).await, 1);
     bench.script.let_go();
     bench.until_state("held", "succeeded").await;
-    bench.until("the letter is done with", async || bench.count(DEAD).await == 0).await;
+    bench.until("the dead letter is acknowledged", async || bench.count(DEAD).await == 0).await;
     assert!(bench.published("payments.invalid").await.is_empty());
 }
 
-/// The queue's own limit, from the first delivery to the ledger's verdict.
+/// The queue's own delivery limit, from the first delivery to the decision by the ledger.
 #[tokio::test]
 async fn over_delivered_message_is_dead_lettered_and_resolved() {
     let bench = Bench::open(&[row("acme")]).await;
     put_down_and_lost(&bench, "job").await;
     bench.pay("acme", "job").await;
-    bench.until("it is parked", async || bench.parked("acme").await == 1).await;
+    bench.until("the message is delayed", async || bench.parked("acme").await == 1).await;
     let mut bench = bench;
     bench.stop().await;
     bench.sql("UPDATE queue_messages SET deliveries = 1001, taken = 7").await;
@@ -327,7 +328,7 @@ async fn over_delivered_message_is_dead_lettered_and_resolved() {
     assert_eq!((bench.count(DEAD).await, bench.queued("acme").await), (1, 0));
     bench.run();
     bench
-        .until("it is parked again, with a fresh count", async || {
+        .until("the message is delayed again, with a new delivery count", async || {
             bench.count("SELECT count(*) FROM queue_messages WHERE queue = 'payments.acme' AND deliveries < 5").await
                 == 1
         })
@@ -335,7 +336,7 @@ async fn over_delivered_message_is_dead_lettered_and_resolved() {
     assert_eq!(bench.count(DEAD).await, 0);
 }
 
-/// A dead worker's half-published events are another's after their lease.
+/// Another worker publishes a dead worker's events once their lease has run out.
 #[tokio::test]
 async fn events_of_a_dead_worker_are_published() {
     let mut bench = Bench::open(&[row("acme")]).await;
@@ -346,12 +347,12 @@ async fn events_of_a_dead_worker_are_published() {
     bench.sql("UPDATE outcome_events SET published_at = NULL, taken_until = unixepoch('subsec') * 1000 + 700").await;
     let free_at = bench.count("SELECT CAST(taken_until AS INTEGER) FROM outcome_events").await;
     bench.run();
-    bench.until("it comes again", async || bench.events().await.len() == 2).await;
+    bench.until("the event is published again", async || bench.events().await.len() == 2).await;
     let came_at = "SELECT max(visible_at_ms) FROM queue_messages WHERE queue = 'payments.outcomes'";
     assert!(bench.count(came_at).await >= free_at);
 }
 
-/// A re-published old id finds its tombstone.
+/// A duplicate of an old job finds its emptied row.
 #[tokio::test]
 async fn emptied_job_still_detects_duplicates() {
     let bench = Bench::open(&[row("acme")]).await;
@@ -360,10 +361,10 @@ async fn emptied_job_still_detects_duplicates() {
     bench.until_state("job", "succeeded").await;
     bench.sql("UPDATE jobs SET updated_at = updated_at - 86400000").await;
     let emptied = "SELECT count(*) FROM jobs WHERE payload IS NULL AND length(frozen_body) = 0";
-    bench.until("it is emptied", async || bench.count(emptied).await == 1).await;
+    bench.until("the job is emptied", async || bench.count(emptied).await == 1).await;
     bench.publish("acme", body).await;
     bench
-        .until("the copy is acknowledged", async || bench.queued("acme").await == 0 && bench.in_hand().await == 0)
+        .until("the duplicate is acknowledged", async || bench.queued("acme").await == 0 && bench.in_hand().await == 0)
         .await;
     bench.pay("acme", "next").await;
     bench.until_state("next", "succeeded").await;
@@ -371,7 +372,7 @@ async fn emptied_job_still_detects_duplicates() {
     assert!(bench.published("payments.invalid").await.is_empty());
 }
 
-/// Two workers on one database: each copy is published by one of them.
+/// Two workers on one database: one of them publishes each copy.
 #[tokio::test]
 async fn concurrent_sweepers_publish_one_copy() {
     let bench = Bench::open(&[row("acme")]).await;

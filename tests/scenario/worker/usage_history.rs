@@ -1,5 +1,6 @@
-//! Limits that did not count what was used before: after a restart, when they are new, and when a row joins their quota. What was
-//! used still counts, and nobody waits for what he did not use.
+//! Limits that have not counted earlier requests: after a restart, as new limits, and when a row joins their quota.
+//!
+//! Earlier requests still count, and no job waits for requests that its account or reference did not make.
 
 use serde_json::json;
 use sluicegate::ledger::provider_row::{LimitRow, ProviderRow};
@@ -12,7 +13,7 @@ fn daily(name: &str, scope: &str, max_requests: i64) -> LimitRow {
     LimitRow { name: name.to_owned(), scope: scope.to_owned(), ..limit(max_requests, DAY_MS) }
 }
 
-/// Whoever has no permit is parked at once.
+/// A row whose jobs are delayed at once if they get no permit.
 fn limited(provider: &str, limits: Vec<LimitRow>) -> ProviderRow {
     let limits = [vec![limit(1_000, 100)], limits].concat();
     ProviderRow { mode: "requeue".to_owned(), limits, leak_per_second: Some(1_000.0), ..row(provider) }
@@ -25,7 +26,7 @@ impl Bench {
         self.publish(provider, &body.to_string()).await;
     }
 
-    /// The next worker knows nothing of what this one granted.
+    /// Restarts the worker with an empty limiter.
     async fn restart(&mut self) {
         self.stop().await;
         self.run();
