@@ -1,8 +1,8 @@
-//! Billing day: two providers, two workers, thousands of payments from a foreign client, some of them twice, some that
-//! can never be payments; and the same with a worker and each engine killed in the middle.
+//! Billing day: two providers, two workers, and thousands of payments from a pika client, with duplicates and invalid
+//! messages. A second test kills a worker and each backend meanwhile.
 //!
-//! The judges are the strict providers and the broker, not us: every job has exactly one effect and one outcome event,
-//! every malformed message is in `payments.invalid` with its reason, no window of the provider holds more than its limit.
+//! The strict providers and the broker decide, not our ledger. Every job has exactly one charge and one outcome event.
+//! Every invalid message is in `payments.invalid` with its reason. No window of a provider holds more than its limit.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -50,7 +50,7 @@ max_requests = 300
 window_ms = 30000
 "#;
 
-/// What is published, and what must become of it.
+/// The published messages.
 struct Load {
     /// Distinct jobs per provider.
     acme: u64,
@@ -74,7 +74,7 @@ impl Load {
         let mut messages: Vec<Value> = jobs.collect();
         let again: Vec<Value> = (0..self.twice).map(|n| messages[usize::try_from(n * 7).unwrap()].clone()).collect();
         messages.extend(again);
-        // Spread between the good ones.
+        // Spread between the valid ones.
         for number in 0..self.malformed {
             let place = usize::try_from(number * 11).unwrap() % messages.len();
             messages.insert(place, malformed(number));
@@ -83,7 +83,7 @@ impl Load {
     }
 }
 
-/// Ways in which a message is no job, with the reason that must be named.
+/// Invalid messages, each with the expected reason.
 const MALFORMED: [(&str, &str); 12] = [
     ("", "malformed"),
     ("{", "malformed"),
@@ -123,7 +123,7 @@ async fn opened(mut stand: Stand) -> Stand {
     stand
 }
 
-/// What must hold whatever happened. Events are at least once; without faults exactly once.
+/// Checks that hold with and without faults. Events are delivered at least once, without faults exactly once.
 fn judge(stand: &Stand, load: &Load, exactly_once: bool) {
     let states = stand.states();
     assert_eq!(states, BTreeMap::from([("succeeded".to_owned(), load.jobs())]));
@@ -166,7 +166,7 @@ fn judge(stand: &Stand, load: &Load, exactly_once: bool) {
     if exactly_once {
         assert_eq!(reasons, expected);
     } else {
-        // A message may be judged twice when its acknowledgement is lost; none may be missing.
+        // A message may be handled twice if its acknowledgement is lost, but none may be missing.
         assert!(expected.iter().all(|(reason, count)| reasons.get(reason) >= Some(count)), "{reasons:?}");
     }
 }
@@ -174,10 +174,11 @@ fn judge(stand: &Stand, load: &Load, exactly_once: bool) {
 /// Payments that are sent while a lane starts.
 const STARTING: u64 = 400;
 
-/// Publishes and works off everything, while the readouts are held against the truth.
+/// Publishes all messages and waits until all jobs have finished, while the readout oracle watches.
 fn watched(stand: &Stand, load: &Load) -> History {
     let messages = load.messages();
-    // On a busy machine publishing takes as long as the payments, and the looks would come when they are made.
+    // Paused lanes: on a busy machine, publishing takes as long as the payments, and the oracle would look only once
+    // all are made.
     let all = |action: &str| {
         for provider in ["acme", "bolt"] {
             stand.sluicegate(&["provider", action, provider]);
@@ -185,7 +186,7 @@ fn watched(stand: &Stand, load: &Load) -> History {
     };
     all("pause");
     assert_eq!(stand.publish(&messages), messages.len());
-    // Malformed messages lie in acme's queue, too, until they are taken.
+    // Invalid messages are also in the queue of `acme` until they are consumed.
     let of = |jobs: u64, copies: u64| Published { confirmed: jobs, sent: jobs, copies };
     let published = BTreeMap::from([
         ("acme".to_owned(), of(load.acme, load.twice + load.malformed)),
@@ -211,14 +212,14 @@ fn judge_readouts(history: &History, load: &Load) {
     assert!(untruths.is_empty(), "{}", table(&untruths));
     for (rule, count) in judged(history) {
         println!("  {rule:<50} {count:>4}");
-        assert!(count > 0 || rule == "a missing source is not zero", "{rule}: there was nothing to judge");
+        assert!(count > 0 || rule == "a missing source is not zero", "{rule}: no readout was judged");
     }
     let finish_times = finish_times(history);
-    // The other provider's second limit comes back all at once, and the estimate spreads it over the window.
-    // In its first seconds a lane sends at once what it will then send turn by turn.
+    // The other provider's second limit releases its slots all at once, and the estimate spreads them over the window.
+    // In its first seconds, a lane sends jobs at once that it later sends at its pace.
     let settled = |time: &FinishTime| time.provider == "acme" && time.open <= load.acme - STARTING;
     let finish_times: Vec<FinishTime> = finish_times.into_iter().filter(settled).collect();
-    // On a slow machine a look takes longer than the second between two looks.
+    // On a slow machine, a look takes longer than the second between two looks.
     assert!(finish_times.len() >= 3, "{finish_times:?}");
     let wrong: Vec<&FinishTime> = finish_times.iter().filter(|finish_time| !finish_time.is_right()).collect();
     assert!(wrong.is_empty(), "{} of {} finish times: {wrong:?}", wrong.len(), finish_times.len());
@@ -235,11 +236,11 @@ async fn everything_is_paid_once_within_every_limit() {
     let report = stand.providers["acme"].report();
     let hold = report.answer_ms.unwrap().mean / 1_000.0;
     let possible = 100.0 / (1.0 + hold);
-    // Whole turns of the carousel, from where no slot is unused any more to where the last jobs begin to run dry.
+    // Whole turns of the limit, from the first turn with all slots in use until the last jobs run out.
     let arrivals = stand.providers["acme"].arrivals_us();
     let (from, to) = (500, (arrivals.len() - 150) / 100 * 100);
     let rate = (to - from) as f64 * 1e6 / (arrivals[to] - arrivals[from]) as f64;
-    // For whoever reads it: a machine that has other work to do is slower, and no promise is broken by that.
+    // Printed only: a busy machine is slower, which breaks no guarantee.
     println!("acme: {rate:.2}/s of {possible:.2}/s, {:.1} %", 100.0 * rate / possible);
 
     for worker in 0..2 {

@@ -1,4 +1,4 @@
-"""A producer and consumer that is not ours: pika, the Python client.
+"""Producer and consumer with pika, the Python client for RabbitMQ.
 
 publish HOST-URL            JSON lines on stdin: {"key": routing key, "body": text, "hex": bytes}; prints how many were confirmed
 bind HOST-URL QUEUE EXCHANGE PATTERN
@@ -23,7 +23,7 @@ def main():
             message = json.loads(line)
             body = bytes.fromhex(message["hex"]) if "hex" in message else message["body"].encode()
             properties = pika.BasicProperties(content_type="application/json", delivery_mode=2)
-            # Raises if the broker refuses or returns the message.
+            # Raises if the broker rejects or returns the message.
             channel.basic_publish("payments", message["key"], body, properties, mandatory=True)
             confirmed += 1
         print(confirmed)

@@ -1,4 +1,4 @@
-//! Copies of delayed jobs in RabbitMQ: however often their limit changes, at most one message of each is there.
+//! Message copies of delayed jobs in RabbitMQ: however often their limit changes, each job has at most one message.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ const ROWS: &str = "[[provider]]\nname = \"acme\"\nurl = \"{url:acme}\"\nidempot
      [[provider.limit]]\nname = \"per-second\"\nmax_requests = 1000\nwindow_ms = 1000\n\
      [[provider.limit]]\nname = \"per-account\"\nmax_requests = 1\nwindow_ms = 3600000\nscope = \"account\"\n";
 
-/// Messages in the lane and in all delay queues, taken or not.
+/// Messages of the lane and of all delay queues, unacknowledged ones included.
 fn messages(stand: &Stand) -> u64 {
     let queues = stand.rabbit.ctl(&["list_queues", "-p", "billing", "--no-table-headers", "name", "messages"]);
     let counted = queues.lines().filter_map(|line| line.split_once('\t'));
@@ -54,7 +54,8 @@ async fn changed_limits_add_no_messages_of_delayed_jobs() {
         let changed = stand.psql().args(["-At", "-c", &sql, "-c", "SELECT clock_timestamp()"]).output();
         let changed = String::from_utf8(changed.unwrap().stdout).unwrap();
         all_refused_since(changed.lines().last().unwrap());
-        // Acknowledged a moment after it was written. Those of jobs that are paid by now lie in their delay queues still.
+        // A message is acknowledged a moment after its job is recorded. Copies of finished jobs are still in their
+        // delay queues.
         stand.await_that(PATIENCE, || messages(&stand) <= JOBS);
     }
     assert_eq!(stand.count("SELECT count(*) FROM jobs WHERE delayed_copy IS NULL AND state = 'waiting'"), 0);

@@ -1,5 +1,5 @@
-//! What somebody deletes at the broker while workers run is declared again by whoever misses it: no payment, event or
-//! message waits for a restart.
+//! Queues and exchanges that an operator deletes while workers run. The worker that misses one declares it again. No
+//! payment, event or message waits for a restart.
 
 use std::time::{Duration, SystemTime};
 
@@ -15,7 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(90);
 const ROW: &str = "[[provider]]\nname = \"acme\"\nurl = \"{url:acme}\"\nidempotency_retention_s = 86400\n\n\
      [[provider.limit]]\nname = \"per-second\"\nmax_requests = 100\nwindow_ms = 1000\n";
 
-/// A payment, one that waits at the broker for its time, and a message that is none.
+/// A payment, one that the broker delays until it is due, and an invalid message.
 fn messages(run: &str) -> Vec<Value> {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
     let soon = DatabaseTime(i64::try_from(since.as_millis()).unwrap() + 2_500).to_string();

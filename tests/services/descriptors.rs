@@ -1,4 +1,5 @@
-//! A worker that may open no more files and sockets: that is told as its own trouble, and costs no payment an attempt.
+//! Exhausted file descriptors: a worker that cannot open files or sockets reports a local fault, which uses no attempt
+//! of a payment.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -13,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::program::Program;
 
 const PATIENCE: Duration = Duration::from_secs(90);
-/// Reached by address, by name, and with a secret that is read from a file.
+/// Reached by IP address, by name, and with a secret from a file.
 const PROVIDERS: [&str; 3] = ["acme", "bolt", "crate"];
 const PAYMENTS: usize = 12;
 const CAUSE: &str = "this worker has used up its file descriptors";
@@ -53,7 +54,7 @@ impl Stand {
         path.to_str().unwrap().to_owned()
     }
 
-    /// A connection for each charge, so that each needs a descriptor.
+    /// Each charge uses a new connection, so each needs a descriptor.
     fn apply(&self, port: u16) {
         let secret = self.file("key", "hunter2");
         let row = |(name, host, headers): (&str, &str, String)| {
@@ -102,7 +103,7 @@ impl Stand {
     }
 }
 
-/// Lets a process open nothing more, or as much as it may.
+/// Sets a process' descriptor limit: to the number that it has open, or back to 1,024.
 fn limit_descriptors(pid: u32, exhausted: bool) {
     let numbers = std::fs::read_dir(Path::new("/proc").join(pid.to_string()).join("fd")).unwrap();
     let open: BTreeSet<u32> =
@@ -115,7 +116,7 @@ fn limit_descriptors(pid: u32, exhausted: bool) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn exhausted_descriptors_are_reported_as_local_fault() {
-    // Both families: a name may lead to either first.
+    // Listens on IPv4 and IPv6, because a name may resolve to either first.
     let listener = tokio::net::TcpListener::bind("[::]:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let stop = CancellationToken::new();
@@ -133,21 +134,21 @@ async fn exhausted_descriptors_are_reported_as_local_fault() {
     stand.pay("meanwhile", PAYMENTS);
     for name in PROVIDERS {
         let told = format!("SELECT count(*) FROM jobs WHERE provider = '{name}' AND reason LIKE '{CAUSE}%'");
-        stand.until(&format!("{name} tells the cause"), &mut worker, &told, 1).await;
+        stand.until(&format!("the reason of a job of {name} names the cause"), &mut worker, &told, 1).await;
     }
     let tried = "SELECT max(requests) FROM (SELECT count(*) AS requests FROM attempts WHERE job_id LIKE 'acme-%' GROUP BY job_id)";
-    stand.until("some are tried more often than they have attempts", &mut worker, tried, 4).await;
+    stand.until("a job is tried more often than it has attempts", &mut worker, tried, 4).await;
     let lane = "SELECT count(*) FROM worker_reports WHERE report LIKE '%LimitNOFILE%'";
-    stand.until("the lane says why it rests", &mut worker, lane, 1).await;
+    stand.until("the lane reports the cause of its pause", &mut worker, lane, 1).await;
     assert_eq!(stand.count("SELECT sum(attempts) FROM jobs").await, PROVIDERS.len(), "{:?}", stand.jobs().await);
     let log = worker.log_text();
     assert!(!log.contains("circuit breaker"), "{log}");
     let lines = log.lines().filter(|line| line.contains(CAUSE)).count();
-    assert!((1..=3).contains(&lines), "{lines} lines tell it:\n{log}");
+    assert!((1..=3).contains(&lines), "{lines} lines name the cause:\n{log}");
 
     limit_descriptors(worker.pid(), false);
     let all = PROVIDERS.len() * (PAYMENTS + 1);
-    stand.until("all payments succeed", &mut worker, succeeded, all).await;
+    stand.until("all jobs have succeeded", &mut worker, succeeded, all).await;
     assert_eq!(stand.count("SELECT sum(attempts) FROM jobs").await, all, "one attempt each");
     assert_eq!(usize::try_from(handle.report().charges).unwrap(), all);
     worker.signal("TERM");

@@ -1,4 +1,4 @@
-//! How `run` ends, and why it does not begin: exit codes and what is left behind, as an operator's scripts see them.
+//! Shutdown and refused start of `run`: exit codes and remaining jobs, as an operator's scripts see them.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -15,7 +15,7 @@ use crate::program::Program;
 use crate::support::postgres::Postgres;
 use crate::support::process::free_port;
 
-/// A provider that reads requests and answers once it is told to.
+/// A provider that reads requests and holds its responses until it is released.
 struct Slow {
     url: String,
     requests: Arc<AtomicUsize>,
@@ -45,7 +45,7 @@ impl Slow {
 
 fn serve(mut connection: TcpStream, requests: &AtomicUsize, answering: &(Mutex<bool>, Condvar)) {
     let mut buffer = [0; 4_096];
-    // The client closes what it abandons; that is no request.
+    // The client closes a connection that it abandons; that is no request.
     if connection.read(&mut buffer).unwrap_or(0) == 0 {
         return;
     }
@@ -54,11 +54,11 @@ fn serve(mut connection: TcpStream, requests: &AtomicUsize, answering: &(Mutex<b
     drop(waiting.unwrap());
     let body = format!(r#"{{"id":"ch_{number}"}}"#);
     let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close";
-    // A client that is gone needs no answer.
+    // A client that has closed the connection needs no response.
     let _ = write!(connection, "{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len());
 }
 
-/// An embedded deployment in a directory of its own.
+/// An embedded deployment in a temporary directory.
 struct Deployment {
     dir: tempfile::TempDir,
     environment: Vec<(String, String)>,
@@ -67,7 +67,7 @@ struct Deployment {
 }
 
 impl Deployment {
-    /// Three requests at a time are allowed; whoever comes after them waits in hand.
+    /// The limit allows three requests at a time; further jobs are leased and wait.
     async fn new(slow: &Slow, drain_timeout_ms: u32) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let url = format!("sqlite://{}", dir.path().join("ledger.db").display());
@@ -112,7 +112,7 @@ impl Deployment {
         Program::start(&["run"], &self.environment, &self.log(name))
     }
 
-    /// A worker with three requests on the wire and two jobs in hand behind them.
+    /// A worker with three requests in flight and two leased jobs that wait.
     async fn busy(&self, slow: &Slow) -> Program {
         let lines: String = (0..5)
             .map(|n| format!("{{\"id\":\"job-{n}\",\"provider\":\"acme\",\"amount\":1,\"currency\":\"EUR\"}}\n"))
@@ -120,7 +120,7 @@ impl Deployment {
         let file = self.write("jobs.jsonl", &lines);
         self.succeed(&["enqueue", "--file", &file]);
         let program = self.run("run.log");
-        self.until(&program, "three are on the wire and two wait", async || {
+        self.until(&program, "three requests are in flight and two jobs wait", async || {
             slow.requests.load(Ordering::SeqCst) == 3 && self.count(IN_HAND).await == 2
         })
         .await;
@@ -154,15 +154,15 @@ async fn clean_drain_exits_with_0() {
         let mut program = deployment.busy(&slow).await;
         program.signal(signal);
         let free = async || deployment.count(FREE).await == 2;
-        deployment.until(&program, "what waited is free, before the wire is done", free).await;
-        assert!(program.running(), "three requests are on the wire");
+        deployment.until(&program, "the waiting jobs are released while requests are in flight", free).await;
+        assert!(program.running(), "the worker ended with three requests in flight");
         slow.answer();
         let (code, log) = program.ended();
         assert_eq!(code, Some(0), "SIG{signal}: {log}");
         assert!(log.contains("all requests finished, unsent jobs returned to the queue"), "{log}");
         assert_eq!((deployment.count(SUCCEEDED).await, deployment.count(FREE).await), (3, 2));
         assert_eq!((deployment.count(QUEUED).await, deployment.count(MESSAGES).await), (2, 2));
-        assert_eq!(slow.requests.load(Ordering::SeqCst), 3, "nothing was begun after the signal");
+        assert_eq!(slow.requests.load(Ordering::SeqCst), 3, "a request was begun after the signal");
         deployment.database.close().await;
     }
 }
@@ -177,8 +177,12 @@ async fn abandoned_request_exits_with_1() {
     assert_eq!(code, Some(1), "{log}");
     assert!(log.contains("3 jobs still active, 3 of them with a request in flight"), "{log}");
     let sending = "SELECT count(*) FROM jobs WHERE state = 'sending'";
-    assert_eq!((deployment.count(sending).await, deployment.count(FREE).await), (3, 2), "nobody knows of three");
-    // Nothing is lost: the next run finds all five messages.
+    assert_eq!(
+        (deployment.count(sending).await, deployment.count(FREE).await),
+        (3, 2),
+        "three jobs of unknown outcome"
+    );
+    // No message is lost: the next run finds all five.
     assert_eq!(deployment.count(MESSAGES).await, 5);
     deployment.database.close().await;
 }
@@ -192,7 +196,7 @@ async fn second_embedded_run_is_refused() {
     let (code, log) = deployment.run("second.log").ended();
     assert_eq!(code, Some(78), "{log}");
     assert!(log.contains("another `sluicegate run`"), "{log}");
-    // The first does not notice, and when it is gone the next may run.
+    // The first worker is not affected, and once it has ended the next may run.
     assert!(first.running());
     first.signal("KILL");
     assert_eq!(first.ended().0, None);
@@ -234,7 +238,7 @@ fn unmigrated_database_makes_run_name_migrate() {
     assert!(said.contains("`sluicegate migrate`"), "{said}");
     let (code, said) = Program::start(&["migrate"], &environment, &log("migrate.log")).ended();
     assert_eq!(code, Some(0), "{said}");
-    // Migrated, it begins, and waits for the engines that are away.
+    // After the migration, it starts and waits for the unavailable backends.
     let mut program = Program::start(&["run"], &environment, &log("again.log"));
     program.await_log("broker unavailable");
     program.signal("TERM");

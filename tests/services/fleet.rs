@@ -1,5 +1,5 @@
-//! Two workers on real engines, and what any of them tells of both: the overview adds up, a worker that is killed is
-//! lost, one that drains is gone, and `status` shows it.
+//! Two workers on real backends, as any of them reports both: the overview accounts for all payments. A killed worker
+//! is reported as lost, and a drained one is no longer listed. `status` shows the same.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -57,10 +57,10 @@ fn states(workers: &Value) -> BTreeSet<String> {
 }
 
 fn number(value: &Value) -> u64 {
-    value.as_u64().unwrap_or_else(|| panic!("{value} is no number"))
+    value.as_u64().unwrap_or_else(|| panic!("{value} is not a number"))
 }
 
-/// Waiting, on the wire or settled: every payment is in one place of the overview.
+/// Payments of a provider in all places of the overview: each is in exactly one.
 fn in_sight(provider: &Value) -> u64 {
     let places = ["waiting", "in_flight", "succeeded", "declined", "review", "dead", "expired", "cancelled"];
     places.iter().map(|place| number(&provider[place])).sum()
@@ -74,7 +74,7 @@ async fn any_worker_reports_the_whole_fleet() {
     stand.add_provider("acme", FakeOptions { limits, ..FakeOptions::default() }).await;
     stand.apply(ROWS);
     let (one, two) = (stand.add_worker(), stand.add_worker());
-    until("both are ready, with their lanes", async || {
+    until("both workers are ready, with their lanes open", async || {
         let workers = ask(&stand, one, "/api/v1/workers").await;
         let both = workers["workers"].as_array().unwrap();
         // A worker reports before its lanes are open.
@@ -103,7 +103,7 @@ async fn any_worker_reports_the_whole_fleet() {
         .chain((0..5).map(|n| json!({"key": "shut", "body": json!({"id": format!("s-{n}"), "amount": 100, "currency": "EUR"}).to_string()})))
         .collect();
     assert_eq!(stand.publish(&jobs), 605);
-    // Both say the same: what one sends and what the other does is one rate, below one limit.
+    // Both report the same: the requests of both are one rate, below one limit.
     for number_of in [one, two] {
         let acme = until("both work", async || {
             let overview = ask(&stand, number_of, "/api/v1/overview").await;
@@ -117,8 +117,8 @@ async fn any_worker_reports_the_whole_fleet() {
         assert_eq!((&acme["limit_per_s"], &acme["refused_by_provider"]), (&json!(40.0), &json!(0)));
         assert!(number(&acme["limits"][0]["used"]) + number(&acme["limits"][0]["remaining"]) >= 40, "{acme}");
     }
-    // What lies in queues is counted now and then.
-    let overview = until("those that nobody takes are seen", async || {
+    // Queue depths are read at intervals.
+    let overview = until("the payments of the paused lane are counted", async || {
         let overview = ask(&stand, one, "/api/v1/overview").await;
         if overview["providers"][1]["waiting"] == json!(5) { Ok(overview) } else { Err(overview) }
     })
@@ -131,13 +131,13 @@ async fn any_worker_reports_the_whole_fleet() {
     a_killed_worker_is_lost(&mut stand, one, two).await;
     a_provider_has_its_page(&stand, one).await;
 
-    // One that drains takes its row with it; then the database alone is asked.
+    // A drained worker deletes its row; then the command reads the database alone.
     let fallback = stand.sluicegate(&["status", "--json"]);
     let fallback: Value = serde_json::from_str(&fallback).unwrap();
     assert_eq!(fallback["providers"][0]["succeeded"], json!(600));
     stand.stop_worker(one);
     let left = stand.count("SELECT count(*) FROM worker_reports");
-    assert_eq!(left, 1, "the killed one's row stays for a day");
+    assert_eq!(left, 1, "the killed worker's row stays for a day");
     let gone: Value = serde_json::from_str(&stand.sluicegate(&["status", "--json"])).unwrap();
     assert_eq!(gone["providers"][0]["state"], json!("no_worker"));
 }
@@ -148,7 +148,7 @@ async fn the_terminal_tells_it_too(stand: &Stand, worker: usize) {
     let paused = table.lines().find(|line| line.contains(" paused it at ")).unwrap_or_default();
     assert!(paused.contains("└ ") && paused.ends_with(": its queue keeps collecting"), "{table}");
 
-    // In a pipe, a table every two seconds, until somebody has seen enough.
+    // In a pipe: one table every two seconds, until the command is interrupted.
     let watching = stand.program_of(worker, &["status", "--watch"]);
     until("two tables", async || {
         let log = watching.log_text();
@@ -161,14 +161,14 @@ async fn the_terminal_tells_it_too(stand: &Stand, worker: usize) {
 }
 
 async fn a_killed_worker_is_lost(stand: &mut Stand, one: usize, two: usize) {
-    // A killed worker is lost, and the other goes on with everything.
+    // A killed worker is reported as lost, and the other worker finishes all jobs.
     stand.kill_worker(two);
-    until("the killed one is lost", async || {
+    until("the killed worker is reported as lost", async || {
         let workers = ask(stand, one, "/api/v1/workers").await;
         if states(&workers).contains("lost") { Ok(()) } else { Err(workers) }
     })
     .await;
-    until("everything adds up in the end", async || {
+    until("all payments are accounted for in the end", async || {
         let overview = ask(stand, one, "/api/v1/overview").await;
         let acme = &overview["providers"][0];
         let done = number(&acme["succeeded"]) == 600 && in_sight(acme) == 600 && acme["state"] == "idle";

@@ -1,4 +1,5 @@
-//! A queue of somebody else's under the name of one of ours: its provider says so, and everybody else's payments go on.
+//! A foreign queue under the name of a lane's queue: its provider is reported as misconfigured, and payments of other
+//! providers continue.
 
 use std::time::Duration;
 
@@ -49,7 +50,7 @@ async fn foreign_queue_blocks_only_its_provider() {
         "{said}"
     );
 
-    // It is ready for the others, and says whom it is not ready for.
+    // The worker is ready for the other providers, and reports the one without a queue.
     let worker = stand.add_worker();
     stand.await_ready(worker).await;
     let pay = |provider: &str, id: &str| {
@@ -76,7 +77,7 @@ async fn foreign_queue_blocks_only_its_provider() {
     });
     assert_ne!(standing(&stand, worker, "acme").0, "misconfigured");
 
-    // Mended while it runs.
+    // The queue is fixed while the worker runs.
     theirs.queue_delete("payments.bolt".into(), QueueDeleteOptions::default()).await.unwrap();
     let (code, said) = stand.attempt(&["enqueue", "--file", &file]);
     assert_eq!(code, Some(0), "{said}");

@@ -1,4 +1,5 @@
-//! Files that hang or have no end, wherever the program is given a path: it ends or goes on, and SIGTERM ends it.
+//! Files that block or never end, at every place where the program takes a path: it exits or continues, and SIGTERM
+//! ends it.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -35,7 +36,7 @@ impl Place {
         path
     }
 
-    /// Starts a command line; an assignment before it is added to its environment.
+    /// Starts a command line; an assignment is added to its environment.
     fn start(&self, assignment: &str, args: &[&str]) -> Program {
         let mut environment = self.environment.clone();
         if let Some((name, value)) = assignment.split_once('=') {
@@ -99,7 +100,7 @@ fn a_command_refuses_folders_and_devices_as_input() {
     }
 }
 
-/// Opens a FIFO for writing once somebody reads it.
+/// Opens a FIFO for writing once the program reads it.
 fn writer(fifo: &str, program: &mut Program) -> std::fs::File {
     loop {
         // ENXIO until there is a reader.
@@ -108,7 +109,7 @@ fn writer(fifo: &str, program: &mut Program) -> std::fs::File {
         if let Ok(file) = opened {
             return file;
         }
-        assert!(program.running(), "it reads no pipe:\n{}", program.log_text());
+        assert!(program.running(), "the program does not read the pipe:\n{}", program.log_text());
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
 }
@@ -155,7 +156,8 @@ fn endless_stdin_is_bounded() {
     }
 }
 
-/// As a container's command, which has no default reaction to signals. The read from standard input holds a thread until the end.
+/// Runs as a container's first process, which has no default reaction to signals. The read from standard input blocks a
+/// thread until the end.
 #[test]
 fn pid_1_stops_during_a_stuck_read() {
     let place = Place::new();
@@ -165,7 +167,7 @@ fn pid_1_stops_during_a_stuck_read() {
     let words = [&alone[..], &["sh", "-c", "exec \"$@\" < \"$0\"", &fifo], &apply].concat();
     let program = Program::start_words(&words, &place.environment, Path::new(&place.path("log")));
     let mut written_to = std::fs::File::options().write(true).open(&fifo).unwrap();
-    // More than a pipe holds: some of it is read when this returns.
+    // More than a pipe holds, so the program has read some of it when this returns.
     written_to.write_all(&[b'#'; 1 << 17]).unwrap();
     let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", program.pid())).unwrap();
     assert!(Command::new("kill").args(["-TERM", children.trim()]).status().unwrap().success());
@@ -174,7 +176,7 @@ fn pid_1_stops_during_a_stuck_read() {
     drop(written_to);
 }
 
-/// The driver reads this file by itself.
+/// The database driver itself reads this file.
 #[test]
 fn hanging_file_does_not_block_the_worker() {
     let place = Place::new();
@@ -198,6 +200,6 @@ fn hanging_file_does_not_block_the_worker() {
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     program.signal("TERM");
     let (code, log) = program.ended();
-    // On a machine that is slower than the limit of the read, that comes first.
+    // On a slow machine, the time limit of the read comes first.
     assert!(code == Some(0) || log.contains("not read within"), "{code:?}: {log}");
 }

@@ -1,5 +1,5 @@
-//! A message as long as the broker takes: it ends where it can be looked at, the worker's memory stays bounded, and the
-//! payments behind it are made.
+//! A message of the broker's maximum length: it ends in `payments.invalid`, the worker's memory stays bounded, and
+//! later payments are made.
 
 use std::time::{Duration, Instant};
 
@@ -23,10 +23,10 @@ window_ms = 1000
 
 const MIB: usize = 1024 * 1024;
 const HUGE: usize = 100 * MIB;
-/// The message as it came, its frames on their way out, and what growing a buffer costs; measured 247 MB.
+/// The received message, its frames while it is republished, and the cost of growing a buffer; measured: 247 MB.
 const MEMORY_MAX_KB: u64 = 600 * 1_000;
 
-/// Most memory that a process ever had, in kB. <https://man7.org/linux/man-pages/man5/proc_pid_status.5.html>
+/// Peak memory of a process, in kB. <https://man7.org/linux/man-pages/man5/proc_pid_status.5.html>
 fn peak_kb(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
@@ -57,7 +57,7 @@ async fn huge_message_is_kept_in_bounded_memory() {
         if let Some(kept) = got {
             break kept.delivery;
         }
-        assert!(Instant::now() < deadline, "it is not kept:\n{}", stand.worker_log(worker));
+        assert!(Instant::now() < deadline, "the message is not kept:\n{}", stand.worker_log(worker));
         tokio::time::sleep(Duration::from_millis(100)).await;
     };
     assert_eq!(kept.data.len(), HUGE);
@@ -68,7 +68,7 @@ async fn huge_message_is_kept_in_bounded_memory() {
     stand.await_settled(1, Duration::from_secs(60));
     assert_eq!(stand.states(), [("succeeded".to_owned(), 1)].into());
     let again = channel.basic_get("payments.invalid".into(), BasicGetOptions { no_ack: true }).await.unwrap();
-    assert!(again.is_none(), "it is kept twice");
+    assert!(again.is_none(), "the message is kept twice");
 
     let peak_kb = peak_kb(stand.worker_pid(worker));
     println!("peak memory: {before_kb} kB before, {peak_kb} kB after");

@@ -1,5 +1,7 @@
-//! G6 on real engines: a changed limit is in force in every worker within 2 s of its commit, what was used stays counted,
-//! and a worker that slept through the change does not bring the old limit back. The judge is the strict provider.
+//! G6 on real backends: a changed limit is in force in every worker within 2 s of its commit, and earlier requests
+//! still count.
+//!
+//! A worker that was stopped during the change does not restore the old limit. The strict provider decides.
 
 use std::time::{Duration, Instant};
 
@@ -9,12 +11,12 @@ use sluicegate::provider::simulated::FakeOptions;
 use crate::stand::Stand;
 
 const IN_FORCE_MAX_MS: i64 = 2_000;
-/// What was parked for the old limit comes back when its window is over, not before.
+/// Jobs that were delayed by the old limit return when its window is over, not before.
 const PATIENCE: Duration = Duration::from_secs(120);
 const ROWS: &str = "[[provider]]\nname = \"acme\"\nurl = \"{url:acme}\"\nidempotency_retention_s = 86400\n\
                     [[provider.limit]]\nname = \"per-minute\"\nmax_requests = 5\nwindow_ms = 60000\n";
 
-/// Runs SQL in one transaction; returns the settings version that it led to, and the wall clock just before its commit.
+/// Runs SQL in one transaction. Returns the new settings version, and the wall clock just before the commit.
 fn commit(stand: &Stand, sql: &str) -> (u64, i64) {
     let committed = "SELECT version || ' ' || floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint \
                      FROM settings_version";
@@ -25,7 +27,7 @@ fn commit(stand: &Stand, sql: &str) -> (u64, i64) {
     (version.parse().unwrap(), at.parse().unwrap())
 }
 
-/// When a worker had loaded this version, by its own log.
+/// Time at which a worker had loaded this version, from its log.
 async fn loaded_at_ms(stand: &Stand, worker: usize, version: u64) -> i64 {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -39,7 +41,7 @@ async fn loaded_at_ms(stand: &Stand, worker: usize, version: u64) -> i64 {
         if let Some(at) = found.min() {
             return at;
         }
-        assert!(Instant::now() < deadline, "worker {worker} never loaded version {version}:\n{log}");
+        assert!(Instant::now() < deadline, "worker {worker} has not loaded version {version}:\n{log}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -60,17 +62,17 @@ async fn until_charges(stand: &Stand, charges: u64) {
     assert_eq!(stand.providers["acme"].report().charges, charges);
 }
 
-/// Waits until the store has been asked under these settings: from then on older ones get nothing.
+/// Waits until the store has had a call with these settings. From then on, calls with older ones get no permit.
 async fn until_asked_under(stand: &Stand, version: u64) {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        // Where the newest version is kept: lua/tallies.lua.
+        // Field of the newest version: lua/tallies.lua.
         let state = stand.redis.command::<Vec<u8>>("HGET sluicegate:{acme} m");
         let newest = state[37..43].iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte));
         if newest >= version {
             return;
         }
-        assert!(Instant::now() < deadline, "asked under version {newest} only:\n{}", stand.worker_log(1));
+        assert!(Instant::now() < deadline, "the newest call has version {newest}:\n{}", stand.worker_log(1));
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -88,7 +90,7 @@ fn signal(stand: &Stand, worker: usize, name: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn changed_limit_applies_fleetwide_and_keeps_usage() {
-    // The two seconds are a machine's that has nothing else to do.
+    // The two seconds hold on a machine without other load.
     let mut stand = Stand::start_alone();
     let limits = vec!["12/1m".parse().unwrap()];
     stand.add_provider("acme", FakeOptions { limits, ..FakeOptions::default() }).await;
@@ -102,7 +104,7 @@ async fn changed_limit_applies_fleetwide_and_keeps_usage() {
     in_force_in_time(&stand, change).await;
     until_charges(&stand, 6).await;
 
-    // The command commits at some moment while it runs; what it wrote tells when.
+    // The command commits at some moment while it runs; the database records when.
     stand.sluicegate(&["limits", "set", "acme", "per-minute", "7/1m", "--because", "billing day"]);
     let version = stand.count("SELECT version FROM settings_version");
     let at = "SELECT floor(extract(epoch FROM at) * 1000)::bigint FROM settings_audit ORDER BY id DESC LIMIT 1";
@@ -114,16 +116,16 @@ async fn changed_limit_applies_fleetwide_and_keeps_usage() {
     assert_eq!(history["changes"][0]["because"], "billing day");
     assert_eq!(history["changes"][1]["program"], "psql");
 
-    // With the listeners' connections cut, polling keeps the promise.
+    // Without the listeners' connections, polling keeps the promise.
     let cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'";
     assert_eq!(stand.count(cut), 2);
     let change = commit(&stand, "UPDATE provider_limits SET max_requests = 8");
     in_force_in_time(&stand, change).await;
     until_charges(&stand, 8).await;
 
-    // A worker that sleeps through a lowered limit, and wakes with jobs to take and four slots of the old one: nobody is sent
-    // more. Most often it has loaded the new one before it asks; that asking by the old one gets nothing is the contract's
-    // `stale_settings_acquire_and_release_nothing`.
+    // A worker is stopped while a limit is lowered. It resumes with jobs to consume and four slots of the old limit,
+    // and must send no more. Mostly it has loaded the new limit before it asks. The contract's test
+    // `stale_settings_acquire_and_release_nothing` shows that a call with the old limit gets no permit.
     let change = commit(&stand, "UPDATE provider_limits SET max_requests = 12");
     in_force_in_time(&stand, change).await;
     signal(&stand, 0, "STOP");

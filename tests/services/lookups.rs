@@ -1,5 +1,5 @@
-//! Look-ups on real backends while a limit on charges is used up: payments that may have been charged are asked about, and
-//! everything that waits is told.
+//! Look-ups on real backends while a limit on charges is used up. Payments that may have been charged are looked up,
+//! and every waiting job is reported.
 
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,7 @@ fn waiting(stand: &Stand, worker: usize) -> Vec<Option<u64>> {
     status["providers"].as_array().unwrap().iter().map(|provider| provider["waiting"].as_u64()).collect()
 }
 
-/// One provider loses some answers, the other all of them: whom nobody tells about is asked about again and again.
+/// One provider loses some responses, the other all of them, so that its jobs are looked up again and again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lookups_continue_while_charges_are_exhausted() {
     let mut stand = Stand::start();
@@ -55,7 +55,7 @@ async fn lookups_continue_while_charges_are_exhausted() {
             assert!(Instant::now() < until, "{told:?}: {}", stand.status_of(worker, &["status", "--json"]));
         }
     }
-    // Over many look-ups, in hand and put down again.
+    // The job is leased and delayed again for many look-ups.
     let before = stand.providers["bolt"].report().lookups;
     let until = Instant::now() + PATIENCE;
     while stand.providers["bolt"].report().lookups < before + 5 * CHARGES {
@@ -68,8 +68,8 @@ async fn lookups_continue_while_charges_are_exhausted() {
         let report = stand.providers[name].report();
         assert_eq!((report.charges, report.doubles), (charges, 0), "{name}");
     }
-    // One message each at most, wherever it is; those of settled payments lie among the others. A sweeper that asks the
-    // limits again publishes second copies, and a worker acknowledges those at once.
+    // Each job has at most one message in any queue; messages of finished jobs are among them. The sweeper publishes
+    // second copies when it checks the limits again. A worker acknowledges those at once.
     let messages = || -> u64 {
         let queues = stand.rabbit.ctl(&["list_queues", "-p", "billing", "--no-table-headers", "name", "messages"]);
         let counted = queues.lines().filter_map(|line| line.split_once('\t'));

@@ -1,4 +1,4 @@
-//! The program as operators run it, on real RabbitMQ, Redis and PostgreSQL, fed by a client that is not ours.
+//! Service tests: the program as operators run it, on real RabbitMQ, Redis and PostgreSQL, with pika as the producer.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
 #[path = "../readouts/mod.rs"]

@@ -1,5 +1,5 @@
-//! Metrics of two workers on real engines: their counts add up to what the provider saw, and an engine that is away is a
-//! zero in a scrape that does not fail.
+//! Metrics of two workers on real backends: their counts equal the provider's, and an unavailable backend is a zero in
+//! a successful scrape.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ async fn scrape(stand: &Stand, worker: usize) -> String {
     answer.text().await.unwrap()
 }
 
-/// The value of this sample, to the letter.
+/// Value of the sample with exactly this name and these labels.
 fn value(scrape: &str, sample: &str) -> f64 {
     let line = scrape.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
     line.unwrap_or_else(|| panic!("no {sample} in:\n{scrape}")).parse().unwrap()

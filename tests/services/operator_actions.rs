@@ -1,5 +1,5 @@
-//! What people decide, on real engines: dead payments replayed and reviews sent again are paid once, within the limit;
-//! what is cancelled is never sent. The judge is the strict provider.
+//! Operator actions on real backends: replayed dead payments and resent reviews are paid once, within the limit.
+//! Cancelled payments are never sent. The strict provider decides.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::support::process::free_port;
 
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// `acme` gives up at the first failure; `bolt` does not deduplicate; `shut` is closed.
+/// `acme` has one attempt, `bolt` does not deduplicate, `shut` has a closed limit.
 fn rows(acme: u16, bolt: u16) -> String {
     let provider = |name: &str, port: u16, more: &str, limit: u32| {
         format!(
@@ -37,7 +37,7 @@ struct Serving {
 async fn serve(port: u16, options: FakeOptions) -> Serving {
     let fake = FakeProvider::new(options);
     let (handle, stop) = (fake.handle(), CancellationToken::new());
-    // One that ended a moment ago may not have let go of the port yet.
+    // A provider that has just ended may not have released the port yet.
     let deadline = std::time::Instant::now() + PATIENCE;
     let listener = loop {
         match tokio::net::TcpListener::bind(("127.0.0.1", port)).await {
@@ -55,7 +55,7 @@ fn jobs(provider: &str, count: u32) -> Vec<Value> {
     (0..count).map(|n| json!({ "key": provider, "body": message(n) })).collect()
 }
 
-/// Every one of `count` was charged once, and no window held more than the provider allows.
+/// Each of the `count` payments was charged once, and no window held more than the provider allows.
 fn assert_paid_once(serving: &Serving, count: usize) {
     let (report, effects) = (serving.handle.report(), serving.handle.effects());
     let ids: BTreeSet<&str> = effects.iter().map(|effect| effect.id.as_str()).collect();
@@ -81,11 +81,11 @@ async fn operators_resolve_undecided_payments() {
     let (acme, bolt) = (free_port(), free_port());
     let mut stand = Stand::start();
     stand.apply(&rows(acme, bolt));
-    // Answers 500 to everything and charges nothing; nobody but its own records can know that.
+    // Responds with 500 to every request and charges nothing, which only its own records show.
     let failing = serve(bolt, FakeOptions { error_rate: 1.0, ..FakeOptions::default() }).await;
     stand.add_worker();
 
-    // Nobody listens at acme: surely not sent, and given up.
+    // No server listens at `acme`, so its jobs are confirmed not charged and become dead.
     assert_eq!(stand.publish(&jobs("acme", 6)), 6);
     assert_eq!(stand.publish(&jobs("bolt", 6)), 6);
     assert_eq!(stand.publish(&jobs("shut", 2)), 2);
@@ -124,7 +124,7 @@ async fn operators_resolve_undecided_payments() {
     assert_eq!((&audit["who"], &audit["cleared_maybe_charged"]), (&"sluicegate_operator".into(), &true.into()));
     let log = tokio::task::block_in_place(|| stand.stop_worker(0));
     assert!(log.contains("all requests finished, unsent jobs returned to the queue"), "{log}");
-    // What was cancelled came round by its queue, if it still had one, and was done with.
+    // Messages of cancelled jobs came from the queue and were acknowledged without effect.
     assert_paid_once(&back, 5);
     assert_eq!(stand.states()["cancelled"], 3);
 }

@@ -1,4 +1,4 @@
-//! One run of the program whose exit code matters: killed with its test, its output in a file.
+//! One run of the program whose exit code matters. It is killed with its test, and its output goes to a file.
 
 use std::fs::File;
 use std::io::PipeWriter;
@@ -21,20 +21,20 @@ impl Program {
         Self::start_words(&words, environment, log)
     }
 
-    /// The same by a whole command line, whose process becomes the program.
+    /// Starts a whole command line, whose process becomes the program.
     pub fn start_words(words: &[&str], environment: &[(String, String)], log: &Path) -> Self {
         let output = File::create(log).unwrap();
         let stderr = output.try_clone().unwrap();
         Self { child: spawn(words, environment, output.into(), stderr.into()), log: log.to_owned() }
     }
 
-    /// The same with messages and log lines to this pipe, and nothing on `log`.
+    /// Starts it with messages and log lines to this pipe instead of `log`.
     pub fn start_with_stderr(args: &[&str], environment: &[(String, String)], stderr: PipeWriter) -> Self {
         let words: Vec<&str> = [PROGRAM].iter().chain(args).copied().collect();
         Self { child: spawn(&words, environment, Stdio::null(), stderr.into()), log: PathBuf::new() }
     }
 
-    /// Waits until the log holds this text.
+    /// Waits until the log contains this text.
     pub fn await_log(&mut self, text: &str) {
         let deadline = Instant::now() + PATIENCE;
         while !self.log_text().contains(text) {
@@ -57,14 +57,14 @@ impl Program {
         self.child.try_wait().unwrap().is_none()
     }
 
-    /// Waits for its end: exit code and everything it wrote.
+    /// Waits for its end. Returns the exit code and the whole output.
     pub fn ended(mut self) -> (Option<i32>, String) {
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return (status.code(), self.log_text());
             }
-            assert!(Instant::now() < deadline, "it does not end:\n{}", self.log_text());
+            assert!(Instant::now() < deadline, "the program does not end:\n{}", self.log_text());
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -76,9 +76,9 @@ impl Program {
 
 fn spawn(words: &[&str], environment: &[(String, String)], stdout: Stdio, stderr: Stdio) -> Child {
     let mut command = Command::new("setpriv");
-    // The kernel kills it when this test's thread ends, however that ends. The process id stays the program's.
+    // The kernel kills it when this test's thread ends for any reason. The process id stays the program's.
     command.args(["--pdeathsig", "KILL"]);
-    // A test run that itself ignores a signal (under `nohup`, or in the background) hands that on to all that it starts.
+    // A test run that ignores a signal (under `nohup`, or in the background) passes that on to its children.
     command.args(["env", "--default-signal"]).args(words);
     command.envs(environment.iter().map(|(name, value)| (name, value)));
     command.stdin(Stdio::null()).stdout(stdout).stderr(stderr).spawn().unwrap()
@@ -86,7 +86,7 @@ fn spawn(words: &[&str], environment: &[(String, String)], stdout: Stdio, stderr
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // An error here means that it has ended already.
+        // An error here means that it has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! The stand of these tests as the readout oracle sees it, by programs that are not ours: psql, pika, redis.
+//! The service tests' stand as a source for the readout oracle, read by external programs: psql, pika, redis.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::readout_oracle::{Deployment, Published, WorkerTruth};
 use crate::stand::Stand;
 
-/// A key in Redis that is gone when Redis has lost its data.
+/// A Redis key that vanishes when Redis loses its data.
 const SENTINEL: &str = "readouts:sentinel";
 
 /// A stand whose load was published before.
@@ -63,7 +63,7 @@ impl Deployment for Watched<'_> {
 
     fn received(&self, provider: &str, from: Instant, to: Instant) -> u64 {
         let fake = &self.stand.providers[provider];
-        // The provider's clock began at an instant of its own.
+        // The provider's clock starts at another instant.
         let (now, now_us) = (Instant::now(), fake.now_us());
         let micros = |at: Instant| now_us.saturating_sub(u64::try_from((now - at).as_micros()).unwrap());
         let (from_us, to_us) = (micros(from), micros(to));

@@ -1,5 +1,5 @@
-//! Rights on queues that are taken from the worker's user while it runs: the providers whose queues those are say so, everybody
-//! else's payments go on over the same connection, and no payment is lost or charged twice.
+//! Queue rights that the broker revokes from the worker's user while it runs. The providers of those queues are
+//! reported. Other providers' payments continue over the same connection, and no payment is lost or charged twice.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -11,9 +11,9 @@ use crate::stand::Stand;
 
 const PATIENCE: Duration = Duration::from_secs(90);
 const USER: &str = "till";
-/// On everything but the queues of `bolt`s.
+/// Rights on every queue except those of the `bolt` providers.
 const NO_BOLTS: &str = r"^(?!payments\.bolt).*";
-/// More than are looked at at once, so that refusals come while other looks are under way.
+/// More queues than are checked concurrently, so that refusals come while other checks are running.
 const BOLTS: usize = 24;
 
 fn row(name: &str, fake: &str) -> String {
@@ -31,7 +31,7 @@ fn bolt_payments(run: &str) -> Vec<Value> {
     (0..BOLTS).map(|number| payment(&format!("bolt{number}"), &format!("{run}-{number}"))).collect()
 }
 
-/// State and cause of a provider, as `status` tells them.
+/// State and cause of a provider, from `status`.
 fn told(stand: &Stand, worker: usize, provider: &str) -> (String, String) {
     let status: Value = serde_json::from_str(&stand.status_of(worker, &["status", "--json"])).unwrap();
     let of = status["providers"].as_array().unwrap().iter().find(|one| one["name"] == provider).unwrap();
@@ -59,7 +59,7 @@ async fn revoked_rights_block_only_one_provider() {
     stand.await_settled(settled, PATIENCE);
 
     stand.set_broker_rights(USER, NO_BOLTS);
-    // Until all queues have been looked at, and a while longer.
+    // Publishes until all queues have been checked, and three more batches.
     let (mut paid, mut left) = (0_u64, 3);
     while left > 0 {
         let payments: Vec<Value> = (0..20).map(|number| payment("acme", &format!("acme-{}", paid + number))).collect();
@@ -68,7 +68,7 @@ async fn revoked_rights_block_only_one_provider() {
         stand.await_settled(settled + paid - 10, PATIENCE);
         let log = stand.worker_log(worker);
         assert!(!log.contains("connection lost") && !log.contains("lane closed"), "{log}");
-        assert!(paid < 10_000, "nothing is said of the queues without rights:\n{log}");
+        assert!(paid < 10_000, "the log does not name the queues without rights:\n{log}");
         if log.contains("its lane continues until it is reopened") {
             left -= 1;
         }
@@ -78,7 +78,7 @@ async fn revoked_rights_block_only_one_provider() {
     let log = stand.worker_log(worker);
     assert!(log.contains("queue `payments.bolt0`") && log.contains("ACCESS_REFUSED"), "{log}");
 
-    // A worker that begins without those rights.
+    // A worker that starts without those rights.
     stand.stop_worker(worker);
     let worker = stand.add_worker();
     stand.await_ready(worker).await;
@@ -93,7 +93,7 @@ async fn revoked_rights_block_only_one_provider() {
     });
     assert_ne!(told(&stand, worker, "acme").0, "misconfigured");
 
-    // Given back while it runs.
+    // The rights are granted again while it runs.
     stand.set_broker_rights(USER, ".*");
     settled += u64::try_from(BOLTS).unwrap();
     stand.await_settled(settled, PATIENCE);

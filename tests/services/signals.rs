@@ -1,10 +1,10 @@
-//! Every signal that ends a process by default, sent to `run`: it drains, or it goes on.
+//! Signals that by default end a process, sent to `run`: each one either drains the worker or is ignored.
 
 use crate::program::Program;
 
-/// Those that ask for an end.
+/// Signals that drain the worker.
 const DRAIN: [&str; 6] = ["TERM", "INT", "HUP", "QUIT", "PWR", "XCPU"];
-/// Those that do not, by the program's name for them.
+/// Ignored signals, by their names in the log.
 const GO_ON: [(&str, &str); 10] = [
     ("USR1", "SIGUSR1"),
     ("USR2", "SIGUSR2"),
@@ -17,7 +17,7 @@ const GO_ON: [(&str, &str); 10] = [
     ("34", "real-time signal 34"),
     ("64", "real-time signal 64"),
 ];
-/// Its first message, which comes after the signals are watched.
+/// Its first log line, which comes after the signal handlers are installed.
 const STARTED: &str = "ops server on http";
 const DRAINED: &str = "stopped: all requests finished, unsent jobs returned to the queue";
 
@@ -35,7 +35,7 @@ impl Embedded {
         Self { dir, environment: environment.map(|(name, value)| (name.to_owned(), value)).to_vec() }
     }
 
-    /// A worker that watches its signals.
+    /// Starts a worker and waits until its signal handlers are installed.
     fn run(&self) -> Program {
         let mut program = Program::start(&["run"], &self.environment, &self.dir.path().join("run.log"));
         program.await_log(STARTED);
@@ -63,7 +63,7 @@ fn any_other_signal_is_logged_and_changes_nothing() {
         program.signal(signal);
         program.await_log(&format!("signal ignored; SIGTERM stops this process signal=\"{name}\""));
     }
-    // Rust's runtime ignores it, so there is no line.
+    // Rust's runtime ignores SIGPIPE, so there is no log line.
     program.signal("PIPE");
     program.signal("TERM");
     let (code, log) = program.ended();

@@ -1,4 +1,5 @@
-//! A worker whose log nothing reads: its payments, its probes and its end must not wait for the reader.
+//! A stalled log: no reader empties the pipe of the worker's log. Its payments, probes and shutdown do not wait for the
+//! reader.
 
 use std::io::{PipeReader, Read as _, Write as _};
 use std::net::TcpStream;
@@ -16,7 +17,7 @@ const PAYMENTS: i64 = 100;
 /// Default size of a pipe, in bytes. <https://man7.org/linux/man-pages/man7/pipe.7.html>
 const PIPE: usize = 65_536;
 
-/// A pipe that is full, and its reader.
+/// A full pipe with its reader.
 fn full_pipe() -> (PipeReader, std::io::PipeWriter) {
     let (reader, mut writer) = std::io::pipe().unwrap();
     writer.write_all(&[b'.'; PIPE]).unwrap();
@@ -79,7 +80,7 @@ async fn unread_log_blocks_nothing() {
     assert!(get(port, "/livez").unwrap().starts_with("HTTP/1.1 200"));
     assert!(
         get(port, "/metrics").unwrap().contains("\nsluicegate_log_lines_dropped_total 0\n"),
-        "the buffer holds them"
+        "the log's buffer was full"
     );
     worker.signal("TERM");
     assert_eq!(worker.ended().0, Some(0), "it drains");

@@ -1,4 +1,4 @@
-//! A whole deployment on loopback: engines, fake providers, worker processes, a foreign producer.
+//! A stand: a whole deployment on loopback, with backends, fake providers, worker processes and a pika producer.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -19,16 +19,16 @@ use crate::support::redis::{Redis, RedisOptions};
 use crate::support::roles::{self, DATABASE};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_sluicegate");
-/// Debian's own interpreter, which sees Debian's python3-pika.
+/// Debian's own interpreter, which finds Debian's python3-pika.
 const PYTHON: &str = "/usr/bin/python3";
 const VHOST: &str = "billing";
 
-/// How many stands share the machine; [`ALONE`] while one has it to itself, which measures time.
+/// Stands that share the machine; [`ALONE`] while a test that measures time has it to itself.
 static STANDS: Mutex<i64> = Mutex::new(0);
 static ONE_WENT: Condvar = Condvar::new();
 const ALONE: i64 = -1;
 
-/// A stand's share of the machine, until it is dropped.
+/// A stand's share of the machine, released on drop.
 struct Share(i64);
 
 impl Share {
@@ -55,9 +55,9 @@ pub struct Stand {
     dir: PathBuf,
     pub providers: BTreeMap<&'static str, Fake>,
     workers: Vec<Option<Worker>>,
-    /// Removes the directory, also of a stand that nobody drops.
+    /// Removes the directory, even if the stand is never dropped.
     _keeper: Server,
-    /// Last, so that it is given up when everything else has ended.
+    /// Last field: it is dropped when all processes have ended.
     _share: Share,
 }
 
@@ -72,7 +72,7 @@ struct Worker {
     ops_port: u16,
 }
 
-/// A message that the broker had.
+/// A message that was read from the broker.
 #[derive(Debug, Deserialize)]
 pub struct Message {
     pub body: String,
@@ -100,12 +100,12 @@ impl Fake {
 }
 
 impl Stand {
-    /// Engines up, database migrated, nothing else.
+    /// Starts the backends and migrates the database.
     pub fn start() -> Self {
         Self::on(Share::take(1))
     }
 
-    /// The same while no other test of this target runs.
+    /// Starts a stand once no other test of this target has one.
     pub fn start_alone() -> Self {
         Self::on(Share::take(ALONE))
     }
@@ -135,7 +135,7 @@ impl Stand {
         stand
     }
 
-    /// Starts a strict provider; its row names the place `{url:NAME}`.
+    /// Starts a strict provider; rows write its address as `{url:NAME}`.
     pub async fn add_provider(&mut self, name: &'static str, options: FakeOptions) {
         let fake = FakeProvider::new(options);
         let handle = fake.handle();
@@ -151,7 +151,7 @@ impl Stand {
         self.sluicegate(&["provider", "apply", &path]);
     }
 
-    /// A file for a command, with the providers' addresses filled in.
+    /// Writes a file for a command and returns its path; the providers' addresses are filled in.
     pub fn file(&self, name: &str, text: &str) -> String {
         let filled = self
             .providers
@@ -169,13 +169,13 @@ impl Stand {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Runs a command to its end; its exit code and all that it says.
+    /// Runs a command to its end; returns the exit code and the whole output.
     pub fn attempt(&self, args: &[&str]) -> (Option<i32>, String) {
         let output = Command::new(PROGRAM).args(args).envs(self.environment(args[0], "none")).output().unwrap();
         (output.status.code(), text(&output))
     }
 
-    /// Of this command, as the role of docs/security.md that runs it.
+    /// Environment of this command, with its database role from docs/security.md.
     fn environment(&self, command: &str, ops: &str) -> Vec<(String, String)> {
         [
             ("SLUICEGATE_DATABASE__URL", roles::url_for(&self.postgres, command)),
@@ -187,7 +187,7 @@ impl Stand {
         .to_vec()
     }
 
-    /// Starts one more worker and returns its number.
+    /// Starts one more worker, waits until its backends are connected, and returns its number.
     pub fn add_worker(&mut self) -> usize {
         let number = self.add_waiting_worker();
         let worker = self.workers[number].as_ref().unwrap();
@@ -195,7 +195,7 @@ impl Stand {
         number
     }
 
-    /// One that need not find its engines.
+    /// Starts one more worker without waiting for its backends.
     pub fn add_waiting_worker(&mut self) -> usize {
         self.workers.push(None);
         let number = self.workers.len() - 1;
@@ -226,7 +226,7 @@ impl Stand {
         format!("http://127.0.0.1:{}", self.workers[number].as_ref().unwrap().ops_port)
     }
 
-    /// The status of a probe of this worker: `livez`, `readyz`.
+    /// Status of this worker's probe: `livez`, `readyz`.
     pub async fn probe(&self, number: usize, path: &str) -> u16 {
         rustls::crypto::ring::default_provider().install_default().ok();
         let client = reqwest::Client::builder().no_proxy().tls_certs_only([]).build().unwrap();
@@ -242,7 +242,7 @@ impl Stand {
         }
     }
 
-    /// Runs a command that asks this worker's ops server.
+    /// Runs a command that reads this worker's ops server.
     pub fn status_of(&self, number: usize, args: &[&str]) -> String {
         let ops = format!("127.0.0.1:{}", self.workers[number].as_ref().unwrap().ops_port);
         let output = Command::new(PROGRAM).args(args).envs(self.environment(args[0], &ops)).output().unwrap();
@@ -250,19 +250,19 @@ impl Stand {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// A command that asks this worker's ops server and goes on.
+    /// Starts a command that reads this worker's ops server and keeps running.
     pub fn program_of(&self, number: usize, args: &[&str]) -> Program {
         let ops = format!("127.0.0.1:{}", self.workers[number].as_ref().unwrap().ops_port);
         Program::start(args, &self.environment(args[0], &ops), &self.dir.join("program.log"))
     }
 
-    /// From now on programs reach the broker as a user of its own, with all rights until they are changed.
+    /// From now on, programs reach the broker as this user, at first with all rights.
     pub fn use_broker_as(&mut self, user: &str) {
         self.rabbit.create_user(user, VHOST, ".*");
         self.broker_url = self.broker_url.replace("guest:guest", &format!("{user}:{user}"));
     }
 
-    /// To configure, write and read what the expression matches.
+    /// Grants rights to configure, write and read the queues that match the expression.
     pub fn set_broker_rights(&self, user: &str, rights: &str) {
         self.rabbit.ctl(&["set_permissions", "-p", VHOST, user, rights, rights, rights]);
     }
@@ -277,7 +277,7 @@ impl Stand {
         }
     }
 
-    /// SIGTERM; returns the exit line of the worker's log.
+    /// Sends SIGTERM, waits for the end, and returns the worker's log.
     pub fn stop_worker(&mut self, number: usize) -> String {
         let worker = self.workers[number].take().unwrap();
         worker.server.signal("TERM");
@@ -313,7 +313,7 @@ impl Stand {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Publishes with pika; returns how many messages the broker confirmed.
+    /// Publishes with pika; returns the number of messages that the broker confirmed.
     pub fn publish(&self, lines: &[serde_json::Value]) -> usize {
         let input: String = lines.iter().map(|line| format!("{line}\n")).collect();
         self.python(&["publish"], &input).trim().parse().unwrap()
@@ -323,29 +323,29 @@ impl Stand {
         self.python(&["bind", queue, exchange, "#"], "");
     }
 
-    /// Deletes queues with everything in them; returns how many messages were ready in them.
+    /// Deletes queues with their messages; returns the number of ready messages in them.
     pub fn delete_queues(&self, queues: &[String]) -> u64 {
         let args: Vec<&str> = std::iter::once("delete").chain(queues.iter().map(String::as_str)).collect();
         self.python(&args, "").trim().parse().unwrap()
     }
 
-    /// Messages ready in each of these queues.
+    /// Ready messages of each of these queues.
     pub fn ready(&self, queues: &[String]) -> Vec<u64> {
         let args: Vec<&str> = std::iter::once("ready").chain(queues.iter().map(String::as_str)).collect();
         self.python(&args, "").lines().map(|line| line.parse().unwrap()).collect()
     }
 
-    /// A question to the database that is still to be asked.
+    /// A `psql` command for the database, to be given a query.
     pub fn psql(&self) -> Command {
         self.postgres.psql(DATABASE)
     }
 
-    /// Numbers of the workers that run.
+    /// Numbers of the running workers.
     pub fn running(&self) -> Vec<usize> {
         (0..self.workers.len()).filter(|number| self.workers[*number].is_some()).collect()
     }
 
-    /// Waits until the ledger says so: `select` counts.
+    /// Waits until this count of the ledger has the value.
     pub fn await_count(&self, select: &str, count: u64) {
         self.await_that(Duration::from_secs(120), || self.count(select) == count);
     }
@@ -369,12 +369,12 @@ impl Stand {
         lines.lines().filter_map(pair).collect()
     }
 
-    /// Waits until so many jobs have ended and every outcome has been published.
+    /// Waits until this many jobs have finished and every outcome is published.
     pub fn await_settled(&self, jobs: u64, within: Duration) {
         self.await_that(within, || self.settled() >= jobs && self.unpublished() == 0);
     }
 
-    /// Waits until so many jobs have ended.
+    /// Waits until this many jobs have finished.
     pub fn await_progress(&self, jobs: u64) {
         self.await_that(Duration::from_secs(120), || self.settled() >= jobs);
     }
@@ -406,7 +406,7 @@ impl Stand {
 
 impl Drop for Stand {
     fn drop(&mut self) {
-        // Before their engines.
+        // Workers end before their backends.
         self.workers.clear();
     }
 }

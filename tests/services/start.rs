@@ -1,4 +1,4 @@
-//! The start of a worker whose database is not there yet, or is not what it should be.
+//! Start of a worker whose database is unavailable, or has the wrong schema or version.
 
 use std::time::{Duration, Instant};
 
@@ -28,14 +28,14 @@ async fn starting_worker_waits_for_the_database() {
     stand.await_ready(number).await;
     assert_eq!(stand.probe(number, "livez").await, 200);
     assert!(stand.stop_worker(number).contains("all requests finished"));
-    // One that is stopped while it waits has nothing to hand back.
+    // A worker that is stopped while it waits has no messages to requeue.
     stand.postgres.kill();
     stand.start_worker(number);
     await_log(&stand, number, "backend unavailable, retrying");
     assert!(stand.stop_worker(number).contains("all requests finished"));
 }
 
-/// A warning that is no fault teaches operators to ignore warnings.
+/// A false warning teaches operators to ignore warnings.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn healthy_start_logs_no_warning() {
     let mut stand = Stand::start();
@@ -54,7 +54,7 @@ async fn healthy_start_logs_no_warning() {
     }
     for number in workers {
         let log = stand.worker_log(number);
-        // On a machine this busy, a limiter that takes long is a warning worth having.
+        // On a busy machine, the warning of a slow limiter is correct.
         let is_fault = |line: &&str| (line.contains(" WARN ") || line.contains("ERROR")) && !line.contains("lasted=");
         assert_eq!(log.lines().find(is_fault), None, "{log}");
     }

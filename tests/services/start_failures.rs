@@ -1,4 +1,4 @@
-//! What keeps `run` from starting, or from being ready: one clear error or none, the right exit code, and no panic.
+//! Failed and delayed starts of `run`: one clear error or none, the right exit code, and no panic.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -8,11 +8,11 @@ use crate::support::postgres::Postgres;
 use crate::support::process::free_port;
 use crate::support::rabbitmq::RabbitNode;
 
-/// How it ends.
+/// Expected end of the start.
 enum End {
-    /// By itself, with this exit code and one error that holds this text.
+    /// Exits with this code and one error that contains this text.
     Fails(i32, &'static str),
-    /// It stays up, logs this text, and drains at SIGTERM.
+    /// Keeps running, logs this text, and drains at SIGTERM.
     Waits(&'static str),
 }
 

@@ -1,6 +1,7 @@
-//! The broker loses everything, or gives a message up: what the ledger knows comes back by the sweeper, and is paid once.
+//! The sweeper after a loss of all messages in the broker: it republishes the jobs of the ledger, and each is paid
+//! once.
 //!
-//! Two workers sweep, with the intervals of production. The judges are the strict provider and the events.
+//! Two workers sweep at the production intervals. The strict provider and the events decide.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -25,10 +26,10 @@ max_requests = 100
 window_ms = 1000
 "#;
 const JOBS: u64 = 40;
-/// Long enough to record and park all of them, and to lose them.
+/// Long enough to record and delay all of them, and to delete their queues.
 const WAIT: Duration = Duration::from_secs(12);
 
-/// R17: lane and delay queues are gone with all that was parked in them, as after the loss of the broker's data.
+/// R17: lane and delay queues are deleted with all delayed messages, as after a loss of the broker's data.
 #[tokio::test(flavor = "multi_thread")]
 async fn lost_broker_queues_are_refilled_from_the_ledger() {
     let mut stand = Stand::start();
@@ -50,13 +51,13 @@ async fn lost_broker_queues_are_refilled_from_the_ledger() {
     let delays = DELAY_STEPS.iter().map(|step| format!("payments.delay.{}", step.as_millis()));
     let queues: Vec<String> = delays.chain(["payments.acme".to_owned()]).collect();
     stand.delete_queues(&queues);
-    // Nothing is left of them: a copy that was under way between two queues would make this test prove nothing.
+    // All messages are gone: a copy that moved between two queues would make this test prove nothing.
     assert_eq!(stand.count("SELECT count(*) FROM jobs WHERE state <> 'waiting'"), 0);
 
     stand.await_settled(JOBS, Duration::from_secs(120));
     assert_eq!(stand.states(), BTreeMap::from([("succeeded".to_owned(), JOBS)]));
     let copies = stand.count("SELECT sum(sweeps) FROM jobs");
-    assert!((1..=JOBS).contains(&copies), "{copies} copies: one per job, unless some had not been lost");
+    assert!((1..=JOBS).contains(&copies), "{copies} copies, but at most one per job");
     let report = stand.providers["acme"].report();
     assert_eq!((report.charges, report.doubles, report.several_keys), (JOBS, 0, 0));
     let events = stand.drain("test.outcomes");
