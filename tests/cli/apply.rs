@@ -1,15 +1,15 @@
-//! `provider apply` on the embedded engines: rows that no worker could use, and pauses that a file does not mention.
+//! `provider apply` on the embedded backends: rows that no worker could use, and pauses that a file does not mention.
 
 use sluicegate::cli::Exit;
 
 use crate::jobs::{Desk, exit};
 
-/// What rows of this page may send.
+/// Secrets that the rows of these tests may send.
 const GRANTED: &str =
     "outbound.secrets=env:SLUICEGATE_NO_SUCH_VARIABLE@x.example,file:/nowhere/key@x.example,env:PATH@x.example";
 const LIMIT: &str = "[[provider.limit]]\nname = \"per-second\"\nmax_requests = 100\nwindow_ms = 1000\n";
 
-/// A file with one provider `acme` that has these lines too.
+/// A file with one provider `acme` that has these additional lines.
 fn acme(desk: &Desk, lines: &str) -> String {
     let url = if lines.contains("url = ") { "" } else { "url = \"https://x.example/\"\n" };
     desk.file(&format!("[[provider]]\nname = \"acme\"\n{url}{lines}\n{LIMIT}"))
@@ -29,7 +29,7 @@ async fn unusable_rows_are_not_applied() {
         ("headers = { 'Idempotency-Key' = \"x\" }", "header `Idempotency-Key`: is set by the client"),
         ("headers = { 'Content-Type' = \"${env:X}\" }", "header `content-type`: must be plain text"),
         ("request = { template = { a = \"${nothing}\" } }", "request template: "),
-        // Where requests may not go here is no excuse for a header that is wrong everywhere.
+        // A URL that is blocked in this configuration does not hide a header that is invalid in every one.
         ("url = \"http://10.0.0.1/c\"\nheaders = { Host = \"x\" }", "header `Host`: is set by the client"),
     ] {
         for rest in [&[][..], &["--dry-run"]] {
@@ -41,7 +41,7 @@ async fn unusable_rows_are_not_applied() {
     }
     let both = acme(&desk, "headers = { A = \"x${\", Host = \"x\" }");
     let (error, _) = desk.run(&["provider", "apply", &both]).await.failure();
-    assert!(error.contains("header `A`") && error.contains("header `Host`"), "every problem at once: {error}");
+    assert!(error.contains("header `A`") && error.contains("header `Host`"), "not every problem is reported: {error}");
     assert_eq!(desk.run(&["provider", "show", "acme", "--json"]).await.json()["headers"], serde_json::json!({}));
 }
 
@@ -66,12 +66,12 @@ async fn locally_missing_secret_is_a_warning() {
     let path = acme(&desk, "headers = { A = \"${env:PATH}\" }");
     let fine = desk.run_set(GRANTED, &["provider", "apply", &path]).await;
     assert!(!fine.err.contains("warning"), "{}", fine.err);
-    // Whoever has allowed nothing yet is told the whole line.
+    // Without any grant yet, the message gives the whole line to add.
     let none = desk.run(&["provider", "apply", &path]).await;
     assert!(none.err.contains("write `secrets = [\"env:PATH@x.example\"]` below [outbound]"), "{}", none.err);
 }
 
-/// As a comment, so that the text is still a provider file.
+/// The pace is a comment, so the output is still a valid provider file.
 #[tokio::test]
 async fn show_says_the_pace() {
     let desk = Desk::open().await;
@@ -105,14 +105,14 @@ async fn apply_keeps_an_unmentioned_pause() {
         assert!(ran.err.contains(words), "{}", ran.err);
         assert!(paused().await);
     }
-    // What the file says counts.
+    // A `paused` in the file applies.
     let ran = desk.run(&["provider", "apply", &acme(&desk, "workers = 8\npaused = false")]).await;
     assert_eq!(ran.out, "acme: changed paused true → false\n");
     assert!(!ran.err.contains("stays paused") && !paused().await, "{}", ran.err);
     let ran = desk.run(&["provider", "apply", &acme(&desk, "workers = 8\npaused = true")]).await;
     assert_eq!(ran.out, "acme: changed paused false → true\n");
     assert!(!ran.err.contains("stays paused") && paused().await, "{}", ran.err);
-    // A row that was not there begins as the default has it.
+    // A new row gets the default.
     let new = desk.file(&format!("[[provider]]\nname = \"new\"\nurl = \"https://x.example/\"\n{LIMIT}"));
     assert!(!desk.run(&["provider", "apply", &new]).await.err.contains("stays paused"));
     assert_eq!(desk.run(&["provider", "show", "new", "--json"]).await.json()["paused"], false);

@@ -1,4 +1,4 @@
-//! `bench limiter`: measures everything, and nothing of it is left.
+//! `bench limiter`: it measures every limiter operation and leaves no server, key or setting behind.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::TcpStream;
@@ -10,7 +10,7 @@ use sluicegate::domain::limit::Algorithm;
 
 use crate::support::redis::Redis;
 
-/// The kernel interrupts it when the test's thread ends, however that ends: one that was killed would leave its server.
+/// The kernel interrupts it when the test's thread ends for any reason. A killed process would leave its server behind.
 fn sluicegate() -> std::process::Command {
     let mut command = std::process::Command::new("/usr/bin/setpriv");
     command.args(["--pdeathsig", "INT"]).arg(assert_cmd::cargo::cargo_bin("sluicegate"));
@@ -69,7 +69,7 @@ fn quick_bench_measures_all_and_cleans_up() {
 }
 
 fn assert_gone(port: u16, directory: &str) {
-    assert!(TcpStream::connect(("127.0.0.1", port)).is_err(), "a server still listens on {port}");
+    assert!(TcpStream::connect(("127.0.0.1", port)).is_err(), "a server is still listening on {port}");
     assert!(directory.contains("sluicegate-bench-") && !Path::new(directory).exists(), "{directory} still exists");
 }
 
@@ -99,7 +99,7 @@ fn missing_redis_server_error_names_the_package() {
     assert!(message.contains("redis-server is not on the PATH") && message.contains("apt-get install"), "{message}");
 }
 
-/// Somebody's server keeps its keys, its slow log threshold and its statistics, also when the run is interrupted.
+/// An operator's server keeps its keys, its slow-log threshold and its statistics, even if the run is interrupted.
 #[test]
 fn bench_leaves_a_named_server_unchanged() {
     let redis = Redis::start();
@@ -113,7 +113,7 @@ fn bench_leaves_a_named_server_unchanged() {
     command.args(["bench", "limiter", "--quick", "--redis", &redis.url()]);
     let mut bench = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(bench.stderr.take().unwrap()).lines();
-    // The slow log is on from here, and keys exist.
+    // From here on the slow log is enabled, and keys exist.
     lines.by_ref().map(Result::unwrap).find(|line| line.starts_with("a full log")).unwrap();
     let status = std::process::Command::new("kill").args(["-TERM", &bench.id().to_string()]).status().unwrap();
     assert!(status.success());

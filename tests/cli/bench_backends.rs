@@ -1,4 +1,5 @@
-//! `bench path` and `bench fidelity`: they measure what they say, on embedded engines and on real ones, and leave nothing.
+//! `bench path` and `bench fidelity` on embedded and on real backends: their reports are complete, and no queue, key or
+//! file is left.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
@@ -10,8 +11,8 @@ use crate::support::postgres::Postgres;
 use crate::support::rabbitmq::RabbitNode;
 use crate::support::redis::Redis;
 
-/// In a directory of its own, for whatever it makes. The kernel interrupts it when the test's thread ends, however that
-/// ends.
+/// Runs in a directory of its own, for all files that it makes. The kernel interrupts it when the test's thread ends
+/// for any reason.
 fn sluicegate(directory: &Path, args: &[&str]) -> Command {
     let mut command = Command::new("/usr/bin/setpriv");
     command.args(["--pdeathsig", "INT"]).arg(assert_cmd::cargo::cargo_bin("sluicegate"));
@@ -36,7 +37,7 @@ fn positive(report: &Value, names: &[&str]) {
     }
 }
 
-/// What must hold for every report of `bench path`, however fast it was.
+/// Checks every report of `bench path`, whatever the speed.
 fn whole_path(report: &Value, jobs: u64, idle_jobs: u64) {
     for name in ["published", "finished", "requests"] {
         assert_eq!(report[name], jobs, "{name}: {report}");
@@ -51,12 +52,12 @@ fn whole_path(report: &Value, jobs: u64, idle_jobs: u64) {
     }
 }
 
-/// What must hold for every report of `bench fidelity`, however busy the machine was.
+/// Checks every report of `bench fidelity`, however busy the machine was.
 fn fidelity(report: &Value, allowed: u64, hold_min_ms: f64) {
     let number = |name: &str| report[name].as_f64().unwrap_or_else(|| panic!("{name}: {report}"));
     positive(report, &["rate_per_second", "possible_per_second", "lateness.p50_ms", "lateness.p99_ms"]);
-    assert!(number("requests") > allowed as f64, "more than the first slots: {report}");
-    // Proven for `response`, whatever the machine does.
+    assert!(number("requests") > allowed as f64, "only the first slots were used: {report}");
+    // Proven for `response`, whatever the load.
     assert_eq!(
         (&report["breaches"], &report["refused_429"], &report["charged_twice"]),
         (&0.into(), &0.into(), &0.into())
@@ -67,7 +68,7 @@ fn fidelity(report: &Value, allowed: u64, hold_min_ms: f64) {
     assert!((0.0..=1.0).contains(&share) && share >= report["lateness"]["share_within_600_us"].as_f64().unwrap());
     let starts = |of: &str| report[of]["starts"].as_u64().unwrap_or_else(|| panic!("{of}: {report}"));
     assert_eq!(starts("lateness_booked") + starts("lateness_at_once"), starts("lateness"), "{report}");
-    assert!(starts("lateness_at_once") > 0, "the first slots are free: {report}");
+    assert!(starts("lateness_at_once") > 0, "no request used the free slots at the start: {report}");
     assert!(report["permits_late"].as_u64().unwrap() <= report["permits_returned"].as_u64().unwrap(), "{report}");
     let perfect = number("perfect_over_span");
     assert!(perfect > 0.5 && perfect <= 1.05, "{report}");
@@ -81,7 +82,7 @@ fn path_bench_runs_on_embedded_backends() {
     let report = report(&sluicegate(directory.path(), &args).output().unwrap());
     whole_path(&report, 200, 3);
     assert_eq!((&report["bare_loop"], &report["ratio_to_bare_loop"]), (&Value::Null, &Value::Null));
-    assert!(is_empty(directory.path()), "something is left behind");
+    assert!(is_empty(directory.path()), "a file is left behind");
 }
 
 #[test]
@@ -93,10 +94,10 @@ fn fidelity_bench_runs_on_embedded_backends() {
     assert_eq!((&report["slot_release"], &report["workers"]), (&"response".into(), &1.into()));
     let possible = 20.0 / (0.2 + report["hold_ms"].as_f64().unwrap() / 1_000.0);
     assert!((possible - report["possible_per_second"].as_f64().unwrap()).abs() < 1e-6);
-    assert!(is_empty(directory.path()), "something is left behind");
+    assert!(is_empty(directory.path()), "a file is left behind");
 }
 
-/// Ledger, broker and limiter of production; afterwards broker and limiter hold nothing of the run.
+/// The backends of production: afterwards broker and limiter hold no data of the run.
 #[test]
 fn benches_clean_up_real_backends() {
     let directory = tempfile::tempdir().unwrap();
@@ -123,7 +124,7 @@ fn benches_clean_up_real_backends() {
     let args = ["bench", "fidelity", "--limit", "20/200ms", "--seconds", "2", "--json"];
     let measured = report(&run(&args));
     fidelity(&measured, 20, 20.0);
-    assert_eq!(measured["workers"], 2, "two where the limiter is shared");
+    assert_eq!(measured["workers"], 2, "two workers with a shared limiter");
 
     assert_eq!(redis.command::<Vec<String>>("KEYS *"), Vec::<String>::new());
     let left =
@@ -135,7 +136,7 @@ fn benches_clean_up_real_backends() {
     assert!(rows.len() == 3 && rows.iter().all(|row| row["enabled"] == false), "{listed}");
 }
 
-/// A worker runs here: it would send the jobs of whoever is in the database.
+/// The bench runs a worker, which would send the jobs of a database that is in use.
 #[test]
 fn bench_rejects_a_database_with_providers() {
     let directory = tempfile::tempdir().unwrap();
@@ -163,7 +164,7 @@ fn embedded_limiter_rejects_several_workers() {
         assert_eq!(refused.status.code(), Some(78), "{message}");
         assert!(message.contains("--workers"), "{message}");
     }
-    assert!(is_empty(directory.path()), "something is left behind");
+    assert!(is_empty(directory.path()), "a file is left behind");
 }
 
 #[test]
@@ -173,11 +174,11 @@ fn an_interrupted_run_leaves_nothing() {
     let mut bench = sluicegate(directory.path(), &args).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(bench.stderr.take().unwrap()).lines();
     lines.by_ref().map(Result::unwrap).find(|line| line.contains("seconds measured")).unwrap();
-    assert!(!is_empty(directory.path()), "its database is there");
+    assert!(!is_empty(directory.path()), "the bench has made no database");
     let status = Command::new("kill").args(["-INT", &bench.id().to_string()]).status().unwrap();
     assert!(status.success());
     assert_eq!(bench.wait().unwrap().code(), Some(1));
     let rest: Vec<String> = lines.map(Result::unwrap).collect();
     assert!(rest.last().unwrap().contains("interrupted"), "{rest:?}");
-    assert!(is_empty(directory.path()), "something is left behind");
+    assert!(is_empty(directory.path()), "a file is left behind");
 }

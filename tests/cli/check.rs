@@ -1,3 +1,5 @@
+//! `check` with recorded backends: each risk, mistake and failed backend is a finding with its level and a fix.
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -11,7 +13,7 @@ use sluicegate::queue::TopologyProblem;
 
 use crate::fakes::Engine;
 
-/// A provider that `check` has nothing to say about.
+/// A provider without any finding.
 pub fn provider() -> Provider {
     let name = ProviderName::new("acme").unwrap();
     Provider {
@@ -73,7 +75,7 @@ async fn check_without_findings_exits_with_0() {
     assert!(ran.out.contains("pace: up to 100/s (limit second); egress 100/s per process"), "{}", ran.out);
 }
 
-/// Rows of a quota share their limits, so one row's pace follows from all of them.
+/// Rows of a quota share their limits, so the pace of one row follows from all of them.
 #[tokio::test]
 async fn check_says_the_pace_of_each_provider() {
     let engine = Engine::default();
@@ -153,7 +155,7 @@ async fn guessable_token_is_a_warning() {
     }
 }
 
-/// By `check` as by `run`, and not shown.
+/// `run` and `check` both reject it and do not print it.
 #[test]
 fn a_short_token_off_loopback_stops_the_start() {
     let dir = tempfile::tempdir().unwrap();
@@ -179,7 +181,7 @@ fn a_short_token_off_loopback_stops_the_start() {
     assert!(!said.contains("ops.token") && code != Some(78), "{code:?} {said}");
 }
 
-/// A request that leaves at the last moment must be answered before the drain is over.
+/// A request that starts just before the drain must get its response before the drain ends.
 #[tokio::test]
 async fn a_drain_must_be_longer_than_any_request() {
     let engine = Engine::default();
@@ -229,7 +231,7 @@ async fn unreadable_secret_is_an_error_or_warning() {
     assert_eq!(found["what"], "not readable here: header `x`: `ACME_API_KEY` is not set");
     assert!(found["fix"].as_str().unwrap().contains("as the worker's user"), "{found}");
 
-    // Whoever judges a file before it is deployed need not have what the workers have.
+    // A file can be checked before deployment, on a machine without the workers' secrets.
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("providers.toml");
     std::fs::write(&path, "acme").unwrap();
@@ -260,7 +262,7 @@ async fn check_lists_secret_grants_and_unused_ones() {
         assert_eq!((&found["level"], &found["what"]), (&"warning".into(), &"no provider's row sends it".into()));
         assert!(found["fix"].as_str().unwrap().contains("outbound.secrets"), "{found}");
     }
-    // Nothing is called unused before all rows are known.
+    // A grant is not reported as unused before all rows are known.
     engine.state().database_away = true;
     let json = engine.run(&line).await.json();
     assert_eq!(levels(&json, "secret env:OLD@pay.example.com"), ["ok"]);

@@ -1,5 +1,4 @@
-//! What is done only when somebody says which: payments that the ledger has not seen, the dead of every provider, lists
-//! of one.
+//! Confirmations: actions on unrecorded payments, on all dead payments and on lists need an explicit choice.
 
 use sluicegate::cli::Exit;
 
@@ -37,7 +36,7 @@ async fn replay_of_everything_asks_for_confirmation() {
     assert!(none.failure().0.contains("there is no provider `gone`: `sluicegate provider list`"));
     let yes = desk.run_answered("y\n", &["dlq", "replay", "--rate", "1000"]).await;
     assert_eq!((exit(&yes), yes.out.lines().count()), (Exit::Success, 3), "{}", yes.err);
-    // A script is not asked.
+    // A script without a terminal is not asked.
     desk.payment("a3", "acme", "dead").await;
     let script = desk.run(&["dlq", "replay", "--rate", "1000"]).await;
     assert_eq!((exit(&script), script.out.lines().count()), (Exit::Success, 1), "{}", script.err);
@@ -54,7 +53,7 @@ async fn list_names_an_unknown_provider() {
     }
 }
 
-/// What a person says of a payment is kept whole, or not taken.
+/// An operator's text about a payment is stored whole or rejected.
 #[tokio::test]
 async fn operator_input_is_never_truncated() {
     use clap::Parser as _;
@@ -92,7 +91,7 @@ async fn operator_input_is_never_truncated() {
     assert_eq!(desk.run(&["jobs", "show", "p1", "--json"]).await.json()["provider_reference"], long[1..]);
 }
 
-/// Of a payment that a person settled, nothing is unknown any more.
+/// A payment that an operator has resolved has no unknown outcome any more.
 #[tokio::test]
 async fn resolved_payment_shows_no_unknown_outcome() {
     let desk = Desk::open().await;

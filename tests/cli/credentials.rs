@@ -1,4 +1,4 @@
-//! Credentials in provider rows and files, by the program itself: refused or named, and never repeated.
+//! Credentials in provider rows and files, tested with the program itself: rejected or reported, and never printed.
 
 use assert_cmd::Command;
 use sluicegate::ledger::database::Database;
@@ -17,14 +17,14 @@ fn file(more: &str) -> String {
     format!("[[provider]]\nname = \"acme\"\nurl = \"https://api.example.com/charges\"\n{more}\n{limit}")
 }
 
-/// Exit and everything that was printed, whatever the width of its columns.
+/// Exit code and the whole output, whatever the width of its columns.
 fn told(mut command: Command) -> (Option<i32>, String) {
     let output = command.output().unwrap();
     let printed = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
     (output.status.code(), printed.split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
-/// `apply` and `check --providers` of a file.
+/// Results of `apply` and `check --providers` for a file.
 fn judged(dir: &tempfile::TempDir, text: &str) -> [(Option<i32>, String); 2] {
     std::fs::write(dir.path().join("providers.toml"), text).unwrap();
     let with = |line: &[&str]| {
@@ -86,7 +86,7 @@ async fn existing_literal_credential_is_reported_but_works() {
     );
 }
 
-/// What `provider show` printed is not whole, and what it printed with `--reveal` is.
+/// The output of `provider show` is incomplete; with `--reveal` it is complete.
 #[test]
 fn masked_url_is_always_rejected() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,3 +1,6 @@
+//! `enqueue` with recorded backends: single payments and files, invalid lines, failed publishes, and queues that lose
+//! messages.
+
 use std::collections::BTreeSet;
 
 use sluicegate::cli::Exit;
@@ -91,7 +94,7 @@ async fn endless_line_keeps_the_report() {
     let engine = Engine::with_providers(&["acme"]);
     let dir = tempfile::tempdir().unwrap();
     let file = file(&dir, "{\"id\":\"a\",\"amount\":1}\n");
-    // A hole of zeros: one line of 65 MiB.
+    // A sparse file: one line of 65 MiB of zeros.
     std::fs::File::options().write(true).open(&file).unwrap().set_len(65 << 20).unwrap();
     let ran = engine.run(&["enqueue", "--provider", "acme", "--file", &file]).await;
     assert_eq!(ran.out, "1 published, 0 invalid\n");
@@ -101,7 +104,7 @@ async fn endless_line_keeps_the_report() {
     assert_eq!(published_ids(&engine), ["a".to_owned()].into());
 }
 
-/// Whether the lane is given or must be read from the line.
+/// With and without a provider on the command line.
 #[tokio::test]
 async fn non_json_line_reports_its_position() {
     let engine = Engine::with_providers(&["acme"]);
@@ -138,13 +141,13 @@ async fn a_broker_that_fails_stops_the_rest() {
     let ran = engine.run(&["enqueue", "--provider", "acme", "--file", &file(&dir, &text)]).await;
     assert_eq!(ran.result.unwrap(), Exit::Failed);
     assert!(ran.err.contains("line 4: publish not confirmed") && ran.err.contains("same file again"), "{}", ran.err);
-    assert!(published_ids(&engine).len() < 4_999, "went on after the failure");
+    assert!(published_ids(&engine).len() < 4_999, "publishing continued after the failure");
 
     let (error, _) = engine.run(&["enqueue", "--file", "/nonexistent.jsonl"]).await.failure();
     assert!(error.contains("/nonexistent.jsonl"), "{error}");
 }
 
-/// What one provider's queue would lose is not published to it; the others' payments go.
+/// A queue that would lose messages gets none; the other providers' payments are published.
 #[tokio::test]
 async fn foreign_queue_blocks_only_its_own_lines() {
     let engine = Engine::with_providers(&["acme", "bolt", "crate"]);
@@ -168,7 +171,7 @@ async fn foreign_queue_blocks_only_its_own_lines() {
     assert!(lines[2].starts_with("2 not published") && lines[2].contains("run the same file again"), "{}", ran.err);
     assert_eq!(published_ids(&engine), ["acme-1", "acme-2", "crate-4"].map(str::to_owned).into());
 
-    // Where all are refused, it is no matter of one provider.
+    // If every queue is rejected, the fault is not one provider's.
     engine.state().lanes_different = ["acme", "bolt", "crate"].map(str::to_owned).into();
     let (error, _) = engine.run(&["enqueue", "--file", &file]).await.failure();
     assert!(error.contains("broker refuses: queue `payments.crate`"), "{error}");

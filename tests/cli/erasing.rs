@@ -1,5 +1,5 @@
-//! `jobs erase`: what is emptied, what is left for now, and a reason that nobody may leave out. What becomes of each column is
-//! the ledger's own test, on both databases.
+//! `jobs erase`: payments that are erased, payments that are kept for now, and the required reason. The ledger's
+//! contract tests cover each column, on both databases.
 
 use clap::Parser as _;
 use serde_json::Value;
@@ -28,7 +28,7 @@ async fn account_erasure_reports_what_remains() {
     let told = desk.run(&["jobs", "show", "p1"]).await.out;
     assert!(told.contains("erased; ticket 4711"), "{told}");
     assert_eq!(exit(&erased), Exit::Failed);
-    // A request of the last 32 days keeps its account, and a later call alone takes it.
+    // A payment with a request within the last 32 days keeps its account. Only a later call erases it.
     desk.payment("p4", "acme", "declined").await;
     let request = "INSERT INTO attempts (job_id, number, provider, began_at, ended_at, outcome, counted, account) \
                    SELECT id, 7, provider, created_at, created_at, 'declined', 1, 'acct_2' FROM jobs WHERE id = 'p4'";
@@ -39,5 +39,8 @@ async fn account_erasure_reports_what_remains() {
     assert_eq!((exit(&erased), erased.out.as_str()), (Exit::Failed, "1 payment erased\n"));
     desk.without_constraints("UPDATE attempts SET began_at = began_at - 33 * 86400000").await;
     assert_eq!(exit(&desk.run(&erase).await), Exit::Success);
-    assert!(Cli::try_parse_from(["sluicegate", "jobs", "erase", "--account", "acct_1"]).is_err(), "says no reason");
+    assert!(
+        Cli::try_parse_from(["sluicegate", "jobs", "erase", "--account", "acct_1"]).is_err(),
+        "accepted without a reason"
+    );
 }

@@ -1,4 +1,4 @@
-//! Every command once: what it prints fits the terminal, is whole in a pipe and is JSON if asked, and its exit code is
+//! Every command once: its output fits the terminal, is complete in a pipe and is JSON on request. Its exit code is
 //! exact.
 
 use std::collections::BTreeSet;
@@ -10,10 +10,10 @@ use sluicegate::cli::{Cli, Exit};
 
 use crate::jobs::{Desk, exit};
 
-/// As narrow as half of a laptop's screen.
+/// Half of a laptop's screen.
 const WIDTH: u16 = 60;
 
-/// Commands that print no data of their own, or that a test of their own runs, and why.
+/// Commands without data, and commands that other tests run, with the reason.
 const NOT_WALKED: [(&str, &str); 9] = [
     ("completions", "its own test, below"),
     ("man", "its own test, below"),
@@ -25,10 +25,10 @@ const NOT_WALKED: [(&str, &str); 9] = [
     ("fake-provider", "serves until it is stopped"),
     ("simulate", "tests of its own walk it"),
 ];
-/// Commands that print no data, so that there is nothing to say in JSON.
+/// Commands without data, which need no JSON output.
 const NO_DATA: [&str; 4] = ["run", "fake-provider", "completions", "man"];
 
-/// In an order in which each finds what it needs. `FILE`: a provider file.
+/// Command lines in an order in which each finds its data. `FILE`: a provider file.
 pub const WALK: [(&[&str], Exit); 33] = [
     (&["migrate"], Exit::Success),
     (&["check"], Exit::Success),
@@ -47,7 +47,7 @@ pub const WALK: [(&[&str], Exit); 33] = [
     (&["limits", "history", "acme"], Exit::Success),
     (&["limits", "history"], Exit::Success),
     (&["limits", "history", "nobody"], Exit::Failed),
-    // The embedded limiter is in the running process alone, and `ops.listen` is `none` here.
+    // The embedded limiter exists only in the running process, and `ops.listen` is `none` here.
     (&["limits", "peek", "acme"], Exit::BadConfiguration),
     (&["enqueue", "--provider", "acme", "--amount", "1299", "--currency", "EUR", "--id", "new"], Exit::Success),
     (&["status"], Exit::Success),
@@ -66,7 +66,7 @@ pub const WALK: [(&[&str], Exit); 33] = [
     (&["dlq", "discard", "dead-2", "--yes"], Exit::Success),
 ];
 
-/// `provider list`, `limits set`, …: every command that has no further ones.
+/// Names of all commands without subcommands: `provider list`, `limits set`, …
 fn leaves(command: &Command, path: &str, found: &mut BTreeSet<String>) {
     let mut below = command.get_subcommands().filter(|sub| sub.get_name() != "help").peekable();
     if below.peek().is_none() {
@@ -81,7 +81,7 @@ fn all() -> BTreeSet<String> {
     found
 }
 
-/// The command that a line is about.
+/// The command of a command line.
 pub fn leaf(line: &[&str]) -> String {
     let all = all();
     let two = line.iter().take(2).copied().collect::<Vec<_>>().join(" ");
@@ -121,9 +121,9 @@ async fn every_command_fits_the_terminal() {
         let args = [&["--set", "ops.listen=none"], &args[..]].concat();
         let ran = desk.run_in(TableShape::Terminal { width: Some(WIDTH) }, &args).await;
         assert_eq!(exit(&ran), exact, "{line:?}: {}{}{:?}", ran.out, ran.err, ran.result);
-        // A row in the form that `apply` reads, and one sentence per change, are no tables: the terminal wraps them.
+        // A row in the format of `apply`, and one sentence per change, are not tables: the terminal wraps them.
         let is_no_table = matches!(leaf(line).as_str(), "provider show" | "provider apply");
-        // So is the sentence above the table of checks.
+        // The sentence above the table of checks is not a table either.
         let sentences = usize::from(leaf(line) == "jobs explain");
         let too_wide = ran.out.lines().skip(sentences).find(|text| text.chars().count() > usize::from(WIDTH));
         assert!(is_no_table || too_wide.is_none(), "{line:?}: {}", too_wide.unwrap_or_default());
@@ -153,7 +153,7 @@ async fn every_data_command_has_json_output() {
     }
 }
 
-/// In a pipe a row is one line, however long.
+/// In a pipe, a row is one line, whatever its length.
 #[tokio::test]
 async fn piped_tables_are_not_truncated() {
     let (desk, file) = desk().await;
@@ -163,7 +163,7 @@ async fn piped_tables_are_not_truncated() {
     assert!(list.contains("https://pay.example.com/a/long/path/to/charges/of/this/provider"), "{list}");
 }
 
-/// The width is the terminal's own: `script` gives the program one.
+/// The width is that of the terminal, which `script` provides.
 #[tokio::test]
 async fn table_width_follows_the_terminal() {
     let (desk, file) = desk().await;
@@ -179,7 +179,7 @@ async fn table_width_follows_the_terminal() {
     }
 }
 
-/// Completions and manual pages come from the one definition, so none may be left out.
+/// Completions and manual pages come from the one definition, so they include every command.
 #[test]
 fn completions_and_manual_cover_every_command() {
     let program = env!("CARGO_BIN_EXE_sluicegate");
@@ -201,7 +201,7 @@ fn completions_and_manual_cover_every_command() {
     }
 }
 
-/// A row that no constraint rejects, written by SQL: `check` names it with the fix.
+/// A row that no constraint rejects, written by SQL: `check` reports it with the fix.
 #[tokio::test]
 async fn check_reports_an_invalid_row() {
     let (desk, _) = desk().await;
@@ -212,7 +212,7 @@ async fn check_reports_an_invalid_row() {
     let bad = findings.as_array().unwrap().iter().find(|finding| finding["subject"] == "provider acme").unwrap();
     assert_eq!(bad["level"], "error");
     assert!(bad["fix"].as_str().unwrap().contains("last valid version"), "{bad}");
-    // One that can be meant, but that this configuration may not call.
+    // A valid row that this configuration may not call.
     desk.sql("UPDATE providers SET url = 'http://10.1.2.3/charges' WHERE name = 'bolt'").await;
     let findings = desk.run(&["check", "--json"]).await.json();
     let refused = |finding: &&serde_json::Value| finding["subject"] == "provider bolt" && finding["level"] == "error";

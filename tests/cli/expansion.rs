@@ -1,5 +1,5 @@
-//! The program with a message of 64 KiB that would become gigabytes of form: it lives on, in bounded memory, says why the
-//! message is no job, and makes the payment behind it.
+//! A message of 64 KiB that would expand to gigabytes of form: the program's memory stays bounded. It rejects the
+//! message with the reason and makes the payment behind it.
 
 use std::path::Path;
 use std::process::Output;
@@ -9,7 +9,7 @@ use assert_cmd::Command;
 
 use crate::support::process::{Server, free_port};
 
-/// As much as the program takes anyway, in a debug build, and a few bodies of 1 MiB.
+/// Memory that a debug build uses anyway, plus a few bodies of 1 MiB.
 const MEMORY_MAX_KB: u64 = 200_000;
 
 fn sluicegate(dir: &Path, args: &[&str]) -> Output {
@@ -21,9 +21,9 @@ fn said(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// Most memory that a process ever had, in kB. <https://man7.org/linux/man-pages/man5/proc_pid_status.5.html>
+/// Peak memory of a process, in kB. <https://man7.org/linux/man-pages/man5/proc_pid_status.5.html>
 fn peak_kb(pid: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the worker lives");
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the worker is running");
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }

@@ -1,4 +1,4 @@
-//! `jobs explain` without a running process: from the ledger, and it says that it did.
+//! `jobs explain` without a running process: it answers from the ledger, and its output states that.
 
 use sluicegate::cli::Exit;
 
@@ -38,7 +38,7 @@ async fn a_payment_is_explained_from_the_ledger_alone() {
     assert!(explained["summary"].as_str().unwrap().contains("`sluicegate provider resume acme`"), "{explained}");
 }
 
-/// The commands that a sentence names can be run.
+/// The commands that an explanation names can be run.
 #[tokio::test]
 async fn explained_commands_can_be_run() {
     let desk = Desk::open().await;

@@ -1,4 +1,4 @@
-//! Engines in memory, which record what commands do to them.
+//! Fake backends in memory that record the effects of commands and return prepared data and failures.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex};
@@ -31,7 +31,7 @@ pub struct Engine(Arc<Mutex<State>>);
 pub struct State {
     pub rows: Vec<ProviderRow>,
     pub paused: Vec<(String, bool)>,
-    /// Who changed settings, one per change.
+    /// Actor of each settings change.
     pub by: Vec<Actor>,
     pub declared: Vec<ProviderName>,
     pub published: Vec<OutgoingMessage>,
@@ -40,7 +40,7 @@ pub struct State {
     /// Ids whose publish the broker does not confirm.
     pub unconfirmed: Vec<String>,
     pub bad_rows: Vec<InvalidRow>,
-    /// Rows of which not even what they say can be read.
+    /// Rows whose content cannot be read at all.
     pub unreadable: Vec<InvalidRow>,
     pub meant: Vec<Provider>,
     pub migrated: bool,
@@ -50,15 +50,15 @@ pub struct State {
     pub secrets_missing: Vec<String>,
     /// Lanes that have no queue.
     pub lanes_missing: Vec<String>,
-    /// What else a message passes, and is not as it should be.
+    /// Other faults of the topology that a message passes.
     pub unfit: Vec<TopologyProblem>,
-    /// Lanes whose queues somebody declared otherwise.
+    /// Lanes whose queues exist with other arguments.
     pub lanes_different: Vec<String>,
-    /// Lanes that may not be looked at.
+    /// Lanes whose queues the broker does not let us check.
     pub lanes_refused: Vec<String>,
 }
 
-/// The one place that knows how a row is built.
+/// Builds every row, so that a new column changes only this place.
 pub fn row(name: &str) -> ProviderRow {
     serde_json::from_value(serde_json::json!({ "name": name })).unwrap()
 }
@@ -74,7 +74,7 @@ impl Ran {
         serde_json::from_str(&self.out).unwrap()
     }
 
-    /// The error's text and exit.
+    /// Text and exit code of the error.
     pub fn failure(&self) -> (String, Exit) {
         let error = self.result.as_ref().err().unwrap();
         (error.to_string(), error.exit())
@@ -117,7 +117,7 @@ impl Engine {
         self.run_with(&[], line).await
     }
 
-    /// The same with variables in its environment.
+    /// Runs a command line with variables in its environment.
     pub async fn run_with(&self, variables: &[(&str, &str)], line: &[&str]) -> Ran {
         let cli = Cli::try_parse_from(["sluicegate"].iter().chain(line)).unwrap();
         let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));

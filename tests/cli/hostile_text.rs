@@ -1,5 +1,7 @@
-//! What every command shows of texts that somebody else wrote: one line per row, no hidden characters, no value of an
-//! address. The commands are those of `walk`, so a new one is shown hostile texts, too.
+//! Hostile texts from outside in the output of every command: one line per row, no hidden characters, no parameter
+//! value of a URL.
+//!
+//! The commands are those of `WALK`, so a new one is tested too.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
@@ -11,9 +13,10 @@ use crate::every_command::{WALK, desk, has_json, leaf};
 use crate::jobs::Desk;
 use crate::support::hostile::{HOSTILE, SIGNATURE};
 
-/// As long as [`HOSTILE`] is where it matters: it is refused wherever that is refused.
+/// Replaces [`HOSTILE`] for comparison: every check that rejects the one rejects the other, so the number of lines is
+/// equal.
 const HARMLESS: &str = "x y z";
-/// Beside those of `walk`.
+/// Command lines besides those of `WALK`.
 const MORE: [&[&str]; 7] = [
     &["provider", "show", "bolt"],
     &["provider", "show", "acme", "--reveal"],
@@ -28,7 +31,7 @@ fn hidden(text: &str) -> Vec<char> {
     text.chars().filter(|c| is_hidden(*c) && *c != '\n').collect()
 }
 
-/// What a command line shows, in lines, in both forms.
+/// Output of a command line, in both formats.
 struct Shown {
     line: String,
     plain: String,
@@ -43,7 +46,7 @@ async fn run(desk: &Desk, args: &[&str]) -> Shown {
     Shown { line: String::new(), plain: ran.out, errors: format!("{}{ended}", ran.err), json: String::new() }
 }
 
-/// Every command with a ledger full of a text.
+/// Output of every command while all texts in the ledger are this one.
 async fn walked(text: &str) -> Vec<Shown> {
     let (desk, file) = desk().await;
     let row = std::fs::read_to_string(&file).unwrap();
@@ -89,22 +92,22 @@ async fn hostile_text_adds_no_output_lines() {
         }
     }
     assert!(wrong.is_empty(), "{} views:\n{}", wrong.len(), wrong.join("\n\n"));
-    assert!(seen > 20, "hostile texts were shown in {seen} views alone");
+    assert!(seen > 20, "only {seen} outputs contained hostile texts");
 }
 
-/// A server that speaks PostgreSQL as far as its error, to everybody who connects.
+/// A server that speaks enough PostgreSQL to return an error to every client.
 fn database_that_refuses(message: &str) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let fields = ["SFATAL", "VFATAL", "C57P03", &format!("M{message}")].map(|field| format!("{field}\0")).concat();
     let length = u32::try_from(4 + fields.len() + 1).unwrap().to_be_bytes();
     let refusal = [&b"E"[..], &length, fields.as_bytes(), b"\0"].concat();
-    // Ends with the test's process.
+    // The thread ends with the test's process.
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let mut stream = stream.unwrap();
             let mut head = [0; 8];
-            // A request for TLS comes first, if at all.
+            // A client may first ask for TLS.
             while stream.read_exact(&mut head).is_ok() && head[4..] == 80_877_103_u32.to_be_bytes() {
                 stream.write_all(b"N").unwrap_or_default();
             }
@@ -141,7 +144,7 @@ fn backend_text_cannot_control_the_terminal() {
         let mut line = String::new();
         while !line.contains("starting x") {
             line.clear();
-            assert!(std::io::BufRead::read_line(&mut log, &mut line).unwrap() > 0, "{format}: it has ended");
+            assert!(std::io::BufRead::read_line(&mut log, &mut line).unwrap() > 0, "{format}: the program has ended");
         }
         worker.kill().unwrap();
         worker.wait().unwrap();

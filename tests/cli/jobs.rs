@@ -1,4 +1,4 @@
-//! `jobs`, `dlq` and `status` on the embedded engines, in a directory of their own.
+//! `jobs`, `dlq` and `status` on the embedded backends, each desk in a temporary directory of its own.
 
 use std::io::Write;
 use std::time::Duration;
@@ -52,17 +52,17 @@ impl Desk {
         sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&pool).await.unwrap();
     }
 
-    /// Every text in the ledger that somebody else decides, made hostile.
+    /// Replaces every text in the ledger that comes from outside with this one.
     pub async fn fill_with(&self, text: &str) {
         hostile::fill(&self.database.sqlite_pool().unwrap(), text).await;
     }
 
-    /// The same against the database's own rules.
+    /// Executes a statement without the database's constraints and triggers.
     pub async fn without_constraints(&self, sql: &str) {
         without_constraints::on_sqlite(&self.database.sqlite_pool().unwrap(), sql).await.unwrap();
     }
 
-    /// A payment, with one attempt, in this state; `waiting` without any.
+    /// Adds a payment in this state, with one attempt unless it is `waiting`.
     pub async fn payment(&self, id: &str, provider: &str, state: &str) -> Job {
         let job = Job {
             id: Identifier::new(id).unwrap(),
@@ -81,7 +81,7 @@ impl Desk {
         let ledger = self.database.ledger();
         let hash = decode(&encode(&job), &job.provider, CardNumbers::Off).unwrap().hash;
         let Claim::Claimed(claimed) = ledger.claim(&job, hash, "worker-a", LEASE).await.unwrap() else {
-            panic!("{id} is there already")
+            panic!("{id} exists already")
         };
         let Some(state) = FinalState::from_name(state) else {
             assert_eq!(ledger.release(&claimed.lease).await.unwrap(), FencedWrite::Applied);
@@ -112,12 +112,12 @@ impl Desk {
         self.run_with(shape, None, &[], line).await
     }
 
-    /// With somebody at the terminal who types this.
+    /// Runs it at a terminal at which an operator types this text.
     pub async fn run_answered(&self, typed: &'static str, line: &[&str]) -> Ran {
         self.run_with(TableShape::Plain, Some(typed), &[], line).await
     }
 
-    /// With this configuration.
+    /// Runs it with this configuration value.
     pub async fn run_set(&self, set: &str, line: &[&str]) -> Ran {
         self.run_with(TableShape::Plain, None, &["--set", set], line).await
     }
@@ -142,7 +142,7 @@ impl Desk {
         Ran { result, out, err }
     }
 
-    /// What the program prints of a command's error.
+    /// The text that the program prints for a command's error.
     pub fn error_of(&self, error: &CommandError) -> String {
         let err = Page::default();
         let mut console = Console::new(Box::new(Page::default()), Box::new(err.clone()), TableShape::Plain);
@@ -180,10 +180,10 @@ async fn dead_payment_is_replayed_with_its_message() {
     let job = desk.payment("p1", "acme", "dead").await;
     let ran = desk.run(&["dlq", "replay", "p1", "--because", "the provider is back"]).await;
     assert_eq!((exit(&ran), ran.out.as_str(), ran.err.as_str()), (Exit::Success, "p1: dead → waiting\n", ""));
-    let [body] = &desk.queued("acme").await[..] else { panic!("not one message") };
+    let [body] = &desk.queued("acme").await[..] else { panic!("more or less than one message") };
     let again = decode(body, &job.provider, CardNumbers::Refuse).unwrap();
     assert_eq!(again, decode(&encode(&job), &job.provider, CardNumbers::Refuse).unwrap());
-    // To its lane and its claim it is the job that it was.
+    // The lane decodes and claims it as the original job.
     let claim = desk.database.ledger().claim(&again.job, again.hash, "worker-b", LEASE).await.unwrap();
     assert!(matches!(claim, Claim::Claimed(_)), "{claim:?}");
 
@@ -238,7 +238,7 @@ async fn replay_keeps_the_requested_rate() {
     }
     let began = std::time::Instant::now();
     assert_eq!(exit(&desk.run(&["dlq", "replay", "--yes", "--rate", "10"]).await), Exit::Success);
-    // Three turns after the first; a slow machine takes longer, never less.
+    // Three intervals after the first; a slow machine takes longer, never less.
     assert!(began.elapsed() >= Duration::from_millis(300), "{:?}", began.elapsed());
 }
 
@@ -283,7 +283,7 @@ async fn unconfirmed_publish_stops_the_replay() {
     let report = ran.json();
     assert_eq!((&report["changed"], &report["unpublished"][0]["id"]), (&serde_json::json!(["p1"]), &"p2".into()));
     assert!(ran.err.contains("p2: waiting in the ledger") && ran.err.contains("stopped"), "{}", ran.err);
-    // The ledger first: the payment waits, and its message is what is missing. Those behind it are as they were.
+    // The ledger changes first: the payment waits, and only its message is missing. Later payments are unchanged.
     for (id, state) in [("p1", "waiting"), ("p2", "waiting"), ("p3", "dead"), ("p4", "dead")] {
         assert_eq!(desk.state(id).await, state, "{id}");
     }
@@ -339,7 +339,7 @@ async fn cancel_file_skips_invalid_lines() {
     assert_eq!(out, ["p1: waiting → cancelled", "p2: waiting → cancelled", "p4: waiting → cancelled"]);
     let mut numbers: Vec<&str> = ran.err.lines().map(|line| line.split(':').next().unwrap()).collect();
     numbers.sort_unstable();
-    // One of the two lines of p1 comes second.
+    // Of the two lines of p1, the later one fails.
     let second = if ran.err.contains("line 1:") { "line 1" } else { "line 8" };
     let mut expected = vec!["line 4", "line 5", "line 6", "line 7", second];
     expected.sort_unstable();
@@ -416,7 +416,7 @@ async fn the_status_counts_every_payment_once() {
     assert_eq!(jobs, 4);
     let table = desk.run(&["status"]).await.out;
     assert!(table.contains("└ no `sluicegate run` reports: nothing is sent"), "{table}");
-    // Its one payment was moved to another provider by hand, which no account can tell from a correct one.
+    // Its one payment was moved to another provider by SQL; reconciliation cannot detect that.
     assert!(table.ends_with("all 4 recorded payments accounted for\n"), "{table}");
 }
 

@@ -1,4 +1,4 @@
-//! The commands, against engines in memory, and the program itself as a process.
+//! Command tests: the commands with fake and embedded backends, and the program itself as a process.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a helper of a test fails its test")]
 
 #[path = "../support/mod.rs"]

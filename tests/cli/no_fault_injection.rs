@@ -1,8 +1,8 @@
-//! The program that people run has no crash points and no seeded bugs in it.
+//! The released program contains neither crash points nor seeded bugs: their names are not in its file.
 
 use std::process::Command;
 
-/// Whether the program's file holds these bytes.
+/// Whether the program's file contains this text.
 fn holds(words: &str) -> bool {
     let program = env!("CARGO_BIN_EXE_sluicegate");
     let status = Command::new("grep").args(["--quiet", "--text", "--fixed-strings", words, program]).status().unwrap();
@@ -11,7 +11,7 @@ fn holds(words: &str) -> bool {
 
 #[test]
 fn fault_injection_requires_its_feature() {
-    assert!(holds("SLUICEGATE_CONFIG"), "what is there is found");
+    assert!(holds("SLUICEGATE_CONFIG"), "the search does not find a text that the program contains");
     let words = ["SLUICEGATE_CRASH_AT", "SLUICEGATE_BUG", "dies on purpose", "after_sending", "ack_before_commit"];
     for words in words {
         assert_eq!(holds(words), cfg!(feature = "faults"), "{words}");

@@ -1,4 +1,4 @@
-//! The ops port of a process: probes beside clients that hold connections, and guesses of the token.
+//! The ops port of a process: probes while clients hold connections, and guesses of the token.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -10,10 +10,10 @@ use socket2::{Domain, Socket, Type};
 use crate::support::process::free_port;
 
 const TOKEN: &str = "5f2d9c0b7a1e4836d0c4b8a29e7f1563";
-/// Less than an idle connection may live.
+/// Shorter than an idle connection may live.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// `run` with everything embedded; ends with its test.
+/// `run` with all backends embedded; it ends with its test.
 struct Worker {
     process: std::process::Child,
     port: u16,
@@ -30,7 +30,7 @@ impl Worker {
         let worker = Self { process, port, log };
         let deadline = Instant::now() + Duration::from_secs(60);
         while TcpStream::connect(("127.0.0.1", port)).is_err() || worker.ask("127.0.0.1", "/readyz", "").0 != 200 {
-            assert!(Instant::now() < deadline, "it does not get ready");
+            assert!(Instant::now() < deadline, "the worker does not become ready");
             std::thread::sleep(Duration::from_millis(20));
         }
         worker
@@ -46,7 +46,7 @@ impl Worker {
         stream
     }
 
-    /// Status and text of an answer.
+    /// Status and text of a response.
     fn ask(&self, from: &str, path: &str, headers: &str) -> (u16, String) {
         let mut stream = self.connect(from);
         write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}\r\n").unwrap();
@@ -92,7 +92,7 @@ fn token_guesses_are_delayed_and_counted() {
     let wrong = statuses.iter().filter(|status| **status == 401).count();
     assert!(wrong < 20 && statuses.iter().all(|status| [401, 429].contains(status)), "{statuses:?}");
     let (status, metrics) = worker.ask("127.0.0.2", "/metrics", &bearer(TOKEN));
-    assert_eq!(status, 200, "another address waits");
+    assert_eq!(status, 200, "another address is delayed too");
     for (reason, count) in [("wrong_token", wrong), ("too_soon", 200 - wrong)] {
         let sample = format!("sluicegate_ops_authentication_failures_total{{reason=\"{reason}\"}} {count}\n");
         assert!(metrics.contains(&sample), "{sample}{metrics}");
@@ -100,7 +100,7 @@ fn token_guesses_are_delayed_and_counted() {
     let log = std::fs::read_to_string(&worker.log).unwrap();
     let lines: Vec<&str> = log.lines().filter(|line| line.contains("wrong ops.token")).collect();
     assert!(!lines.is_empty() && lines.iter().all(|line| line.contains("127.0.0.3")), "{log}");
-    // One a minute, however slow this machine is.
+    // One line a minute, however slow this machine is.
     assert!(lines.len() <= 3, "{log}");
     assert!(!log.contains("hunter") && !log.contains(TOKEN), "{log}");
 }

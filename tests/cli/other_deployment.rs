@@ -1,4 +1,4 @@
-//! Commands that ask the process on `ops.listen`, where that process works for another deployment.
+//! Commands that read the process on `ops.listen`, which belongs to another deployment.
 
 use std::path::Path;
 use std::process::Output;
@@ -22,7 +22,7 @@ fn done(dir: &Path, args: &[&str]) -> String {
     out
 }
 
-/// A directory with a database in it.
+/// A temporary directory with a database in it.
 fn deployment() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let file = "[[provider]]\nname = 'acme'\nurl = 'https://acme.example/'\n\

@@ -1,4 +1,5 @@
-//! The program as a process: exit codes, streams, help.
+//! The program as a process: exit codes, output streams and help, with files and databases that exist, are missing or
+//! are unusable.
 
 use assert_cmd::Command;
 use clap::CommandFactory as _;
@@ -124,7 +125,7 @@ fn other_commands_create_no_database() {
         assert!(all.contains("there is no database sluicegate.db (database.url)"), "{line:?}: {all}");
         assert!(!database.exists(), "{line:?}");
     }
-    // Nothing is wrong with a place where `run` was never started.
+    // A directory in which `run` has never been started is no error.
     let output = sluicegate().current_dir(dir.path()).args(["check", "--json"]).output().unwrap();
     let findings: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
     let database_is = |finding: &&serde_json::Value| finding["what"] == "sluicegate.db does not exist yet";
@@ -136,7 +137,7 @@ fn other_commands_create_no_database() {
     assert!(sluicegate().current_dir(dir.path()).args(["jobs", "list"]).output().unwrap().status.success());
 }
 
-/// Who only looks, or changes a row, leaves the schema to whom it belongs to.
+/// A row for commands that do not migrate the database: reading, and changing a row.
 const ACME: &str = "[[provider]]\nname = \"acme\"\nurl = \"https://x.example/\"\n\
                     [[provider.limit]]\nname = \"all\"\nmax_requests = 5\nwindow_ms = 1000\n";
 
@@ -165,7 +166,7 @@ fn dry_run_creates_no_database() {
         sluicegate().current_dir(dir.path()).args(["provider", "apply", "acme.toml", "--dry-run"]).output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert!(text(&output.stdout).contains("acme: limit all added 5/1s"), "{}", text(&output.stdout));
-    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "the file alone");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "a file besides the provider file");
 }
 
 #[test]
@@ -187,14 +188,14 @@ fn other_commands_require_a_migrated_database() {
         assert_eq!(output.status.code(), Some(1), "{line:?}: {all}");
         assert!(all.contains("schema missing or outdated: run `sluicegate migrate`"), "{line:?}: {all}");
     }
-    // What is in memory alone is nobody's to keep.
+    // An in-memory database needs no migration.
     let memory = ["--set", "database.url=sqlite::memory:", "--set", "ops.listen=none", "provider", "list"];
     assert!(sluicegate().args(memory).output().unwrap().status.success());
     assert!(sluicegate().current_dir(dir.path()).arg("migrate").output().unwrap().status.success());
     assert!(sluicegate().current_dir(dir.path()).args(["jobs", "list"]).output().unwrap().status.success());
 }
 
-/// A script reads stdout, and must find one object there whatever happened.
+/// A script reads stdout and must find one JSON object there, even after an error.
 #[test]
 fn failing_json_command_prints_a_json_error() {
     let dir = tempfile::tempdir().unwrap();
@@ -223,20 +224,20 @@ fn failing_json_command_prints_a_json_error() {
         assert!(said.contains(words) && !said.contains("--help") && object.len() == 1, "{line}: {out}");
         assert!(err.contains(words), "{line}: {err}");
     }
-    // What has an object of its own for failures keeps it.
+    // A command with a JSON object of its own for failures prints that one.
     let line = ["jobs", "cancel", "p1", "--json"];
     let output = sluicegate().current_dir(dir.path()).args(line).output().unwrap();
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((output.status.code(), &report["refused"][0]["id"]), (Some(1), &"p1".into()), "{report}");
 }
 
-/// The program, where root may do everything: as a user without rights.
+/// The program run by a user without rights, because root may do everything.
 fn as_nobody(dir: &std::path::Path) -> std::process::Command {
     use std::os::unix::fs::MetadataExt as _;
     use std::os::unix::process::CommandExt as _;
     let copy = dir.join("sluicegate");
-    // By another process: a file that this one writes cannot be run while a child of another test has inherited its
-    // handle.
+    // Copied by another process. A file that this process writes cannot be executed while another test's child has
+    // inherited its handle.
     let copied = std::process::Command::new("cp").arg(assert_cmd::cargo::cargo_bin("sluicegate")).arg(&copy).status();
     assert!(copied.unwrap().success());
     let mut command = std::process::Command::new(&copy);
@@ -283,7 +284,7 @@ fn check_reports_an_uncreatable_database() {
         assert_eq!(output.status.code(), Some(1), "{place}: {findings:?}");
         assert!(found["what"].as_str().unwrap().contains(words) && found["fix"].is_string(), "{place}: {found}");
     }
-    assert!(!dir.path().join("missing").exists(), "nothing was made");
+    assert!(!dir.path().join("missing").exists(), "a directory was made");
     allow("locked", 0o755);
 }
 
@@ -366,13 +367,13 @@ fn second_run_names_the_first_process() {
     let first = Running(first.stderr(std::process::Stdio::null()).spawn().unwrap());
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while !is_ready(port) {
-        assert!(std::time::Instant::now() < deadline, "it does not get ready");
+        assert!(std::time::Instant::now() < deadline, "the worker does not become ready");
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
     let second = sluicegate().current_dir(dir.path()).args(["--set", &listen, "run"]).output().unwrap();
     assert_eq!(second.status.code(), Some(78));
     assert!(text(&second.stderr).contains("another `sluicegate run` uses this database"), "{}", text(&second.stderr));
-    // The same database by other names: two workers with a limiter of their own would each allow the whole limit.
+    // The same database under other names: two workers with a limiter each would together use twice the limit.
     std::os::unix::fs::symlink(dir.path().join("sluicegate.db"), dir.path().join("link.db")).unwrap();
     for url in ["sqlite://link.db", "sqlite://sluice%67ate.db", "sqlite://./sluicegate.db"] {
         let url = format!("database.url={url}");

@@ -1,3 +1,5 @@
+//! `provider`, `limits` and `migrate` with fake backends: listed rows, applied files, pauses, usage and schema.
+
 use std::path::PathBuf;
 
 use sluicegate::cli::Exit;
@@ -164,7 +166,7 @@ async fn peek_reads_the_shared_store() {
     };
     let one = peek(&["acme", "--json"]).await.json()[0].take();
     assert_eq!((&one["allows"], &one["used"], &one["remaining"]), (&"100/1s".into(), &0.into(), &100.into()));
-    // The limiter was never called: its first call asks the ledger what was used.
+    // The limiter has had no call: its first call reads past usage from the ledger.
     assert!(one["retry_after_ms"].as_u64() > Some(1_000) && one["retry_after_ms"] == one["reset_after_ms"], "{one}");
     let table = peek(&["acme"]).await.out;
     assert!(["remaining", "retry after", "reset after"].iter().all(|column| table.contains(column)), "{table}");
@@ -198,7 +200,7 @@ async fn unmigrated_database_error_names_migrate() {
     assert!(error.contains("run `sluicegate migrate`") && exit == Exit::Failed, "{error}");
 }
 
-/// One row that nobody can read keeps nobody from seeing the others, or from paying with them.
+/// An unreadable row does not prevent operators from listing the others, or from paying with them.
 #[tokio::test]
 async fn unreadable_row_is_listed_beside_others() {
     let engine = Engine::with_providers(&["acme"]);

@@ -1,4 +1,4 @@
-//! `simulate` as a process, on provider files: rehearsals side by side, and what is wrong with what was asked.
+//! `simulate` as a process, on provider files: variants compared, and errors in the arguments.
 
 use std::path::PathBuf;
 
@@ -73,7 +73,7 @@ fn unmeasured_values_are_not_printed() {
     let of = |title: &str| out.lines().find(|line| line.trim_start().starts_with(title)).unwrap().to_owned();
     assert_eq!(code, 0, "{err}");
     assert!(of("rate").contains('–') && of("utilisation").contains('–') && !of("wait p50").contains('–'), "{out}");
-    // Nothing was sent, so that nothing has waited for it.
+    // No request was sent, so there is no wait to report.
     let shut = desk.json(&[&START[..], &["--burst", "5", "--with", "limit.per-second=0/1s"]].concat());
     let figures = &shut["variants"][0]["figures"];
     assert_eq!((&figures["requests"], &figures["wait"]["p50_ms"]), (&Value::from(0), &Value::Null), "{shut}");
@@ -89,7 +89,7 @@ fn simulation_json_is_reproducible() {
     assert_ne!(json, desk.json(&[&line[..], &["--seed", "2"]].concat()));
     let [now, half] = &json["variants"].as_array().unwrap()[..] else { panic!("{json}") };
     assert_eq!((now["holds"].as_bool(), half["name"].as_str()), (Some(true), Some("limit.per-second=40/1s")));
-    // 80/s come for half a minute: more than half of that leaves in time at 100/s, and waits at 40/s.
+    // Jobs come at 80/s for half a minute. At 100/s more than half of them leave in time; at 40/s they wait.
     assert!(now["figures"]["wait"]["p50_ms"].as_u64().unwrap() < 1_000, "{json}");
     assert!(half["figures"]["clears_in_ms"].as_u64().unwrap() > 55_000, "{json}");
     assert!(half["drained_at"].as_str().unwrap().starts_with("2026-11-30T12:0"), "{json}");
@@ -114,7 +114,7 @@ fn trace_provides_accounts_and_deadlines() {
     desk.put("trace.csv", &format!("at_ms,account,cost,priority,expires_at_ms\n{lines}"));
     let json = desk.json(&[&START[..], &["--trace", "trace.csv"]].concat());
     let figures = &json["variants"][0]["figures"];
-    // Five at once, five after ten seconds; then it is too late.
+    // Five at once and five after ten seconds; the others miss their deadline.
     assert_eq!((figures["succeeded"].as_u64(), figures["deadlines_missed"].as_u64()), (Some(10), Some(10)), "{json}");
     assert_eq!(figures["windows"][0]["account"], "busy");
 }

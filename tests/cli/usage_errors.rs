@@ -1,5 +1,5 @@
-//! Command lines that cannot be meant: the exit code says whose mistake it is, the message names what was written and
-//! how it should be.
+//! Invalid command lines: the exit code tells a usage error from a configuration error, and the message names the
+//! mistake and the right form.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
@@ -12,7 +12,7 @@ fn sluicegate(dir: &tempfile::TempDir) -> Command {
     command
 }
 
-/// Exit code, what the message has to hold, and the line.
+/// Exit code, part of the message, and the command line.
 const LINES: [(i32, &str, &str); 49] = [
     (2, "Usage: sluicegate", ""),
     (2, "'frobnicate'", "frobnicate"),
