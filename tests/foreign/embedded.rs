@@ -1,4 +1,4 @@
-//! The program with everything embedded: one SQLite file, one process, as in the README.
+//! The program with all backends embedded: one SQLite file and one process, as in the README.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,19 +10,19 @@ use serde_json::Value;
 use crate::support::process::{Server, free_port, private_dir};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_sluicegate");
-/// For all jobs of a test; on a busy machine they take several times what they take alone.
+/// Longest time for all jobs of a test; a busy machine takes several times as long as an idle one.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 pub struct Embedded {
     pub dir: PathBuf,
     environment: Vec<(String, String)>,
     worker: Option<Server>,
-    /// Of the worker's ops server.
+    /// Port of the worker's ops server.
     port: u16,
 }
 
 impl Embedded {
-    /// A migrated database and no worker yet. `environment` is the worker's too.
+    /// A migrated database without a worker. The worker also gets `environment`.
     pub fn new(environment: &[(&str, &str)]) -> Self {
         let dir = private_dir("foreign");
         let mut environment: Vec<(String, String)> =
@@ -92,7 +92,7 @@ impl Embedded {
         std::fs::read_to_string(self.log()).unwrap_or_default()
     }
 
-    /// SIGTERM, and waits until it has ended.
+    /// Sends SIGTERM and waits until the worker has ended.
     pub fn stop(&mut self) {
         let worker = self.worker.take().unwrap();
         worker.signal("TERM");
@@ -103,7 +103,7 @@ impl Embedded {
         }
     }
 
-    /// Waits until so many jobs are `succeeded`, `declined` or in `review`, and returns how many of each there are.
+    /// Waits until this many jobs are `succeeded`, `declined` or in `review`. Returns the number of each.
     pub async fn settled(&self, jobs: u64) -> BTreeMap<String, u64> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -119,7 +119,7 @@ impl Embedded {
         }
     }
 
-    /// What an operator's own SQL sees.
+    /// Rows of an operator's own SQL query.
     pub async fn rows<T>(&self, select: &'static str) -> Vec<T>
     where
         T: Send + Unpin + for<'r> sqlx::FromRow<'r, sqlx::sqlite::SqliteRow>,

@@ -1,4 +1,5 @@
-//! Secrets that hang or have no end: opening a FIFO waits for a writer, for ever, and so does a terminal's read.
+//! Secrets in files that block or never end: opening a FIFO waits for a writer for ever, and so does reading a
+//! terminal.
 
 use std::path::Path;
 use std::process::Command;
@@ -33,7 +34,7 @@ async fn hanging_secret_stops_only_its_lane() {
     let secret = |file: &Path| format!("headers = {{ Authorization = \"Bearer ${{file:{}}}\" }}", file.display());
     let rows: String = hung.iter().zip(hostile).map(|(name, file)| row(name, &secret(file))).collect();
     embedded.grant(&hostile);
-    // This names the files and does not hang either.
+    // `apply` warns about these files and does not block either.
     embedded.apply(&format!("{rows}{}", row("good", "")));
     let payments = |prefix: &str| -> Vec<_> {
         (0..20).map(|n| json!({ "id": format!("{prefix}-{n}"), "amount": 1, "currency": "EUR" })).collect()
@@ -44,7 +45,7 @@ async fn hanging_secret_stops_only_its_lane() {
     embedded.start();
     embedded.enqueue("good", &payments("good"));
     assert_eq!(embedded.settled(20).await["succeeded"], 20);
-    // Whoever was first has installed the same.
+    // An earlier caller may have installed the same provider.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let answer = reqwest::Client::new().get(embedded.ops_url("livez")).timeout(Duration::from_secs(20)).send().await;
     assert_eq!(answer.unwrap().status(), 200);
@@ -55,7 +56,7 @@ async fn hanging_secret_stops_only_its_lane() {
         if hung.iter().all(|name| rows.iter().any(|(provider, _)| provider == name)) {
             break rows;
         }
-        assert!(std::time::Instant::now() < deadline, "nothing says why the other payments wait: {rows:?}");
+        assert!(std::time::Instant::now() < deadline, "the other payments have no reason to wait yet: {rows:?}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     };
     for (provider, reason) in reasons {

@@ -1,5 +1,6 @@
-//! A limiter that nobody here wrote. nginx' `limit_req` is a leaky bucket that counts in milliseconds; docs/recipes.md
-//! says which of our limits fits it, and these tests hold that to nginx itself.
+//! nginx `limit_req` as an independent limiter: a leaky bucket that counts in milliseconds.
+//!
+//! docs/recipes.md names the limit of ours that fits it, and these tests check that with nginx itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +12,7 @@ use crate::nginx::{Nginx, Served};
 use crate::page::Page;
 use crate::sender::Sender;
 
-/// The row of the page, with nginx at its address.
+/// The row of the page, with nginx at its URL.
 fn row(nginx: &Nginx) -> String {
     let rows: Vec<String> = Page::read("docs/recipes.md").blocks_of("toml");
     let [row] = rows.as_slice() else { panic!("{rows:?}") };
@@ -19,7 +20,7 @@ fn row(nginx: &Nginx) -> String {
     row.replace("https://gateway.example.com/charges", &nginx.url())
 }
 
-/// The `rate` and `burst` of the page's own nginx.
+/// The `rate` and `burst` of the page's nginx configuration.
 fn figures() -> (String, u32) {
     let blocks = Page::read("docs/recipes.md").blocks_of("nginx");
     let word = |name: &str| {
@@ -33,7 +34,7 @@ pub fn refused(served: &[Served]) -> Vec<&Served> {
     served.iter().filter(|one| one.status == 429).collect()
 }
 
-/// Each payment was let through once.
+/// Checks that each payment passed nginx once.
 pub fn assert_paid_once(served: &[Served], payments: usize) {
     let charged: Vec<&str> = served.iter().filter(|one| one.status == 200).map(|one| one.key.as_str()).collect();
     let keys: BTreeSet<&str> = charged.iter().copied().collect();
@@ -51,7 +52,7 @@ async fn matching_limit_causes_no_429() {
     assert_paid_once(&served, 10_000);
 }
 
-/// What the test above would see if the two did not fit.
+/// Counter-test: if the two limits do not fit, the test above sees 429s.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn too_small_bucket_causes_429s() {
     let nginx = Nginx::start("20r/s", 9, 1);
@@ -62,7 +63,7 @@ async fn too_small_bucket_causes_429s() {
     assert!(throttled > 0);
 }
 
-/// The whole program, where nginx allows less than the row says.
+/// The whole program with an nginx that allows less than the row.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lower_provider_limit_429s_are_honoured() {
     const RETRY_AFTER_S: u32 = 2;
@@ -81,7 +82,7 @@ async fn lower_provider_limit_429s_are_honoured() {
     assert!(!refused.is_empty(), "{served:?}");
     assert_paid_once(&served, PAYMENTS as usize);
 
-    // Counted: each 429 is a row, and none was the payment's fault.
+    // Each 429 is recorded as an attempt, and none counts for the payment.
     let attempts: Vec<(String, i64)> = embedded.rows("SELECT outcome, count(*) FROM attempts GROUP BY outcome").await;
     let attempts: BTreeMap<String, i64> = attempts.into_iter().collect();
     let count = |outcome: &str| attempts.get(outcome).copied().unwrap_or(0);
@@ -94,9 +95,9 @@ async fn lower_provider_limit_429s_are_honoured() {
         "{attempts:?}"
     );
     let counted: Vec<(i64,)> = embedded.rows("SELECT DISTINCT attempts FROM jobs").await;
-    assert_eq!(counted, [(1,)], "a refusal for the rate uses no attempt");
+    assert_eq!(counted, [(1,)], "a 429 used an attempt");
 
-    // Honoured: what was in flight may still come; then nobody comes until the wait is over.
+    // Requests in flight at a 429 may still arrive. Then no request arrives until the wait is over.
     for one in &refused {
         let quiet = one.at_ms + 1_000..one.at_ms + u64::from(RETRY_AFTER_S) * 1_000 - 50;
         let early = served.iter().find(|other| quiet.contains(&other.at_ms));

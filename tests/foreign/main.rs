@@ -1,5 +1,5 @@
-//! What nobody here wrote: the rows of `config/providers` on both databases, localstripe with the stripe SDK as its
-//! reader, nginx as a limiter, and files that are none.
+//! Third-party software: the rows of `config/providers` on both databases, localstripe read by the stripe SDK, nginx as
+//! a limiter. Also special files that are given as secrets.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
 #[path = "../docs/page.rs"]

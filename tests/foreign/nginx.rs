@@ -1,11 +1,11 @@
-//! nginx with `limit_req` in front of a plain upstream, as a provider that limits. Its own log is the judge.
+//! nginx with `limit_req` in front of a plain upstream, as a provider with a rate limit. Its access log decides.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use crate::support::process::{Server, free_port, private_dir};
 
-/// Debian puts it where not every user's PATH looks.
+/// Debian's path, which is not in every user's PATH.
 const NGINX: &str = "/usr/sbin/nginx";
 
 pub struct Nginx {
@@ -14,17 +14,17 @@ pub struct Nginx {
     port: u16,
 }
 
-/// One request, in nginx' own words.
+/// One request in nginx' access log.
 #[derive(Clone, Debug)]
 pub struct Served {
-    /// When it was answered, by nginx' clock.
+    /// Time of the response by nginx' clock.
     pub at_ms: u64,
     pub status: u16,
     pub key: String,
 }
 
 impl Nginx {
-    /// `rate` is what `limit_req_zone` takes, `burst` what `limit_req` takes. What goes beyond is answered with 429 and a
+    /// `rate` is the value of `limit_req_zone`, `burst` that of `limit_req`. Requests beyond them get a 429 with a
     /// Retry-After of `retry_after_s`.
     pub fn start(rate: &str, burst: u32, retry_after_s: u32) -> Self {
         let (dir, port, upstream) = (private_dir("nginx"), free_port(), free_port());
@@ -32,7 +32,7 @@ impl Nginx {
         let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
             .map(|part| format!("{part}_temp_path {place}/{part};\n"))
             .concat();
-        // The limit does not hold for `return`, which comes before it; so the answers come from a server behind.
+        // `return` is evaluated before the limit, so the responses come from a second server.
         let configuration = format!(
             r#"
 daemon off;
@@ -83,8 +83,8 @@ http {{
         format!("http://127.0.0.1:{}/charges", self.port)
     }
 
-    /// All requests, in the order in which they were answered. It serves no more: nginx writes down what it has already
-    /// answered, and only once it has ended is that sure to be all.
+    /// Stops nginx and returns all requests in the order of their responses. Only after its end is the log certainly
+    /// complete.
     pub fn all_served(&self) -> Vec<Served> {
         self.server.signal("QUIT");
         let deadline = Instant::now() + Duration::from_secs(60);
@@ -95,7 +95,7 @@ http {{
         self.served()
     }
 
-    /// The requests that are written down so far; one that was answered a moment ago may be missing.
+    /// Requests in the log so far; the latest ones may be missing.
     pub fn served(&self) -> Vec<Served> {
         let log = std::fs::read_to_string(self.dir.join("access.log")).unwrap_or_default();
         log.lines().map(served).collect()

@@ -1,10 +1,10 @@
-//! Python packages in an environment of their own, kept between runs under `target/tmp`.
+//! A Python virtual environment with the packages of these tests, kept between runs under `target/tmp`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// The interpreter that has the packages. The first call may download them, unless tests/run has done it.
+/// The interpreter with the packages. The first call may download them, unless tests/run has done so.
 pub fn python() -> &'static Path {
     static PYTHON: OnceLock<PathBuf> = OnceLock::new();
     PYTHON.get_or_init(|| {
@@ -16,7 +16,7 @@ pub fn python() -> &'static Path {
     })
 }
 
-/// The path of a script of this test.
+/// Path of a script of these tests.
 pub fn script(name: &str) -> String {
     format!("{}/tests/foreign/{name}", env!("CARGO_MANIFEST_DIR"))
 }

@@ -1,4 +1,4 @@
-"""What Stripe has, as Stripe's own library reads it.
+"""Contents of a Stripe server, read by Stripe's own library.
 
 read_stripe.py BASE customer    makes a customer and prints its id
 read_stripe.py BASE intents     one JSON line for each PaymentIntent

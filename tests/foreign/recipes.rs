@@ -1,4 +1,4 @@
-//! The rows of `config/providers` are what docs/recipes.md says, and can be applied as they are.
+//! The provider rows of `config/providers`: they match docs/recipes.md and can be applied unchanged.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -39,7 +39,7 @@ fn every_file_of_the_folder_is_listed() {
     assert_eq!(names, PROVIDERS.map(|name| format!("{name}.toml")));
 }
 
-/// What the table of docs/recipes.md says is what the files say.
+/// The table of docs/recipes.md matches the files.
 #[test]
 fn page_figures_match_the_files() {
     let page = Page::read("docs/recipes.md");
@@ -52,7 +52,7 @@ fn page_figures_match_the_files() {
     }
 }
 
-/// Limits, key header, retention, what answers repeat, look-up.
+/// Limits, key header, retention, echoed fields, look-up.
 fn cells(provider: &Provider) -> [String; 5] {
     let limits: Vec<String> = provider
         .limits
@@ -78,7 +78,7 @@ fn cells(provider: &Provider) -> [String; 5] {
     });
     let repeated = echoed(&provider.request.echo);
     let lookup = if provider.lookup.is_some() { "yes" } else { "no" };
-    // An answer to a look-up tells its payment as well as one to a charge.
+    // Responses to look-ups and to charges identify their payment by the same fields.
     assert!(provider.lookup.iter().all(|lookup| echoed(&lookup.echo) == repeated), "{}", provider.name);
     [limits.join(", "), format!("`{header}`"), kept, repeated, lookup.to_owned()]
 }
@@ -94,7 +94,8 @@ fn echoed(echo: &Echo) -> String {
     format!("{}{}", echo.fields.iter().map(name).collect::<Vec<_>>().join(", "), except.join(""))
 }
 
-/// Every source of a file stands in it with its day, and every section of the page has what to ask.
+/// Every file names its sources with their date, and every section of the page lists assumptions and questions for the
+/// provider.
 #[test]
 fn recipes_name_sources_and_open_questions() {
     let page = Page::read("docs/recipes.md");
@@ -108,15 +109,15 @@ fn recipes_name_sources_and_open_questions() {
     }
 }
 
-/// The entries of `outbound.secrets` that the comment of a file names.
+/// The entries of `outbound.secrets` in the comment of a file.
 fn entries(name: &str) -> Vec<String> {
     let text = Page::read(&path(name)).text;
     let named = text.lines().filter_map(|line| line.strip_prefix("#   \"")?.strip_suffix("\","));
     named.map(str::to_owned).collect()
 }
 
-/// The rows can be called under the default rules for where requests may go, with the entries that their files name and no
-/// fewer, and name every secret by reference.
+/// The rows pass the default outbound policy with exactly the entries that their files list. They name every secret by
+/// reference.
 #[test]
 fn every_row_loads_with_its_listed_grants() {
     for name in PROVIDERS {
@@ -145,7 +146,7 @@ async fn the_files_apply_to_sqlite() {
 #[tokio::test]
 async fn the_files_apply_to_postgresql() {
     let url = Postgres::shared().create_database("recipes");
-    // PostgreSQL goes with a broker.
+    // PostgreSQL needs a broker.
     let broker = RabbitNode::shared().create_vhost("recipes");
     let run = |args: &[&str]| {
         let program = env!("CARGO_BIN_EXE_sluicegate");
@@ -163,19 +164,19 @@ async fn the_files_apply_to_postgresql() {
     loaded(&url).await;
 }
 
-/// Dry, for real, and once more.
+/// Applies all files: as a dry run, for real, and again.
 fn applied(run: impl Fn(&[&str]) -> String) {
     for name in PROVIDERS {
         let file = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(path(name));
         let file = file.to_str().unwrap();
         let dry = run(&["provider", "apply", file, "--dry-run"]);
         assert!(dry.starts_with(&format!("{name}: created\n")), "{dry}");
-        assert_eq!(run(&["provider", "apply", file]), dry, "the dry run said what would be done");
+        assert_eq!(run(&["provider", "apply", file]), dry, "the result differs from the dry run");
         assert_eq!(run(&["provider", "apply", file]), "", "{name}");
     }
 }
 
-/// What the database gives back is what the files mean.
+/// The rows in the database equal the validated files.
 async fn loaded(url: &str) {
     let database = Database::open(url, 2).unwrap();
     let snapshot = database.settings().load().await.unwrap();

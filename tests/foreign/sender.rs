@@ -1,5 +1,5 @@
-//! The worker's gate, limiter and HTTP provider without its ledger, which could not keep up with 500 payments in a second
-//! on SQLite: so that nginx meets the limiter at its full rate.
+//! The worker's gate, limiter and HTTP provider without its ledger, which on SQLite could not record 500 payments a
+//! second. So nginx meets the limiter at its full rate.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -22,7 +22,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// More than a window's worth of starts can be held up by.
+/// More than the starts of one window that can be delayed.
 const TASKS: u32 = 128;
 
 pub struct Sender {
@@ -32,7 +32,7 @@ pub struct Sender {
     _until_dropped: DropGuard,
 }
 
-/// Nothing was sent before.
+/// A ledger without attempts.
 struct NoAttempts;
 
 #[async_trait]
@@ -43,7 +43,7 @@ impl RecentAttempts for NoAttempts {
 }
 
 impl Sender {
-    /// For a provider file of one row, whose limits are sliding logs for all calls.
+    /// Reads a provider file of one row, whose limits are sliding logs for all calls.
     pub fn new(file: &str) -> Self {
         let rows = parse_provider_file(file).unwrap();
         let provider = rows[0].validate(1).unwrap();
@@ -66,7 +66,7 @@ impl Sender {
         Self { provider: Arc::new(http), name: provider.name, gate, _until_dropped: stop.drop_guard() }
     }
 
-    /// Sends so many payments, once each, as fast as permits come.
+    /// Sends this many payments, once each, as fast as permits are granted.
     pub async fn send(&self, payments: u32) -> Vec<Outcome> {
         let next = Arc::new(AtomicU32::new(0));
         let mut tasks = JoinSet::new();
@@ -125,7 +125,7 @@ fn job(provider: &ProviderName, number: u32) -> Job {
     }
 }
 
-/// One request under one permit, as the worker does it.
+/// One request under one permit, as the worker sends it.
 async fn pay(provider: &HttpProvider, gate: &Gate, job: &Job) -> Outcome {
     let request = provider.freeze(job).await.unwrap();
     loop {

@@ -1,4 +1,4 @@
-"""localstripe, on loopback alone and with its state in memory.
+"""localstripe on loopback only, with its state in memory.
 
 Its own start listens on every interface, and keeps a copy of its state at a fixed place in /tmp. Its errors lack the
 `payment_intent` that Stripe documents (https://docs.stripe.com/api/errors), so it is added here.

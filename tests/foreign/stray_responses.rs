@@ -1,4 +1,4 @@
-//! A whole worker against a provider that sends every answer twice: the ledger says of each payment what the provider did.
+//! A whole worker and a provider that sends every response twice: each payment's ledger row matches its own response.
 
 use serde_json::json;
 
@@ -38,5 +38,5 @@ async fn no_response_finishes_another_payment() {
     let lines = log.lines().filter(|line| line.contains("provider sent an unexpected response"));
     let lines: Vec<&str> = lines.collect();
     assert!(!lines.is_empty() && lines.iter().all(|line| !line.contains("card_declined")), "{lines:#?}");
-    assert!(lines.len() < 10, "a line a minute: {lines:#?}");
+    assert!(lines.len() < 10, "more than a line a minute: {lines:#?}");
 }

@@ -1,5 +1,7 @@
-//! `config/providers/stripe.toml` against localstripe (PyPI), a Stripe that nobody here wrote, with Stripe's own library
-//! as the judge. localstripe does not deduplicate, so a payment that were sent twice would be there twice.
+//! `config/providers/stripe.toml` with localstripe (PyPI), an independent implementation of Stripe's API, read by
+//! Stripe's own library.
+//!
+//! localstripe does not deduplicate, so a payment that was sent twice would exist twice.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -13,7 +15,7 @@ use crate::python::{python, script};
 use crate::support::process::{Server, free_port, private_dir};
 use crate::wiretap::{Request, Wiretap};
 
-/// What the secret's file holds; localstripe takes any key of this form.
+/// Content of the secret's file; localstripe accepts any key of this form.
 const KEY: &str = "sk_test_localstripe_4242";
 const ACCOUNT: &str = "acct_1KzSluice";
 
@@ -22,7 +24,7 @@ struct Localstripe {
     port: u16,
 }
 
-/// One PaymentIntent, as the SDK tells.
+/// One PaymentIntent, as the SDK returns it.
 #[derive(Debug, Deserialize)]
 struct Intent {
     id: String,
@@ -56,7 +58,7 @@ impl Localstripe {
     }
 }
 
-/// The file as it is, but for where Stripe is and where the key lies.
+/// The file with two changes: Stripe's URL and the path of the key.
 fn adapted(port: u16, key_file: &str) -> String {
     let file = Page::read("config/providers/stripe.toml").text;
     for (old, times) in [("https://api.stripe.com", 2), ("/run/secrets/sluicegate/stripe", 2)] {
@@ -66,8 +68,8 @@ fn adapted(port: u16, key_file: &str) -> String {
         .replace("/run/secrets/sluicegate/stripe", key_file)
 }
 
-/// `good` for the payer's own account, `connected` for another's, `poor` by a card that is declined, `odd` with what is
-/// no payment method.
+/// `good` for the payer's own account, `connected` for another account, `poor` with a declined card, `odd` with an
+/// invalid payment method.
 fn messages(customer: &str) -> Vec<Value> {
     let message = |kind: &str, n: i64, method: &str| {
         json!({
@@ -97,7 +99,7 @@ async fn payment_intents_are_made_once_and_read_back() {
     let key_file = embedded.write("key", &format!("{KEY}\n"));
     embedded.grant(&[std::path::Path::new(&key_file)]);
     embedded.apply(&adapted(wire.port, &key_file));
-    // Twice, as a producer that is not sure would.
+    // Published twice, as a producer in doubt does.
     embedded.enqueue("stripe", &messages);
     embedded.enqueue("stripe", &messages);
     embedded.start();
@@ -112,7 +114,7 @@ async fn payment_intents_are_made_once_and_read_back() {
     assert!(!embedded.log_text().contains(KEY));
 }
 
-/// The ledger and Stripe agree, payment by payment.
+/// Checks that the ledger and Stripe agree on every payment.
 async fn told_what_stripe_has(embedded: &Embedded, messages: &[Value], intents: &[Intent], customer: &str) {
     let select = "SELECT id, state, coalesce(provider_reference, ''), coalesce(reason, '') FROM jobs";
     let jobs: Vec<(String, String, String, String)> = embedded.rows(select).await;
@@ -147,7 +149,7 @@ async fn told_what_stripe_has(embedded: &Embedded, messages: &[Value], intents: 
     assert_eq!(intents.len(), 40, "Stripe has an intent that no job made");
 }
 
-/// Each request on the wire: one per payment, in Stripe's own form, with the key, the secret and the account.
+/// Checks every request: one per payment, in Stripe's format, with the key, the secret and the account.
 fn as_stripe_wants_it(requests: &[Request], messages: &[Value]) {
     assert_eq!(requests.len(), messages.len());
     for message in messages {

@@ -1,7 +1,8 @@
-//! The whole program and a limiter that nobody here wrote: two workers on RabbitMQ, Redis and PostgreSQL, and nginx' `limit_req`
-//! in front of the provider. nginx' own log is the judge.
+//! The whole program with an independent limiter: two workers on RabbitMQ, Redis and PostgreSQL, and nginx `limit_req`
+//! in front of the provider.
 //!
-//! One stand for all of these tests, one test at a time on it: its engines take longer to start than a test takes.
+//! nginx' access log decides. All tests share one stand, one test at a time, because its backends take longer to start
+//! than a test takes.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use crate::limit_req::{assert_paid_once, refused};
 use crate::nginx::Nginx;
 use crate::stand::Stand;
 
-/// Payments under the limit that fits; `NGINX_PAYMENTS` asks for more.
+/// Payments in the test with a matching limit; `NGINX_PAYMENTS` sets another number.
 const PAYMENTS: u32 = 1_000;
 const PATIENCE: Duration = Duration::from_secs(300);
 
@@ -34,7 +35,7 @@ async fn shared() -> MutexGuard<'static, Shared> {
 }
 
 impl Shared {
-    /// Applies a row that allows 100 requests in a second, and lets so many payments for it go at once.
+    /// Applies a row that allows 100 requests a second, and releases this many payments for it at once.
     fn pay(&self, provider: &str, nginx: &Nginx, payments: u32) {
         self.stand.apply(&format!(
             "[[provider]]\nname = \"{provider}\"\nurl = \"{}\"\npaused = true\nidempotency_retention_s = 86400\n\
@@ -97,7 +98,7 @@ async fn two_workers_with_matching_limit_cause_no_429() {
     assert!(sent.iter().all(|sent| *sent > 0) && sent.iter().sum::<u64>() == u64::from(payments), "{sent:?}");
 }
 
-/// What the test above would see if the two did not fit: a bucket that is five of a hundred smaller and slower.
+/// Counter-test: with a bucket that is 5 % smaller and slower, the test above sees 429s.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limit_five_percent_too_high_causes_429s() {
     const BACKLOG: u32 = 3_000;
@@ -110,7 +111,7 @@ async fn limit_five_percent_too_high_causes_429s() {
         assert!(served < BACKLOG as usize && Instant::now() < deadline, "{served} requests, and no 429");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    // The rest is nobody's concern, and the next test wants the workers.
+    // The other jobs are not needed, and the next test needs the workers.
     shared.stand.sluicegate(&["provider", "pause", "near"]);
 }
 
@@ -127,7 +128,7 @@ async fn both_workers_honour_429s() {
     assert!(!refused.is_empty(), "{served:?}");
     assert_paid_once(&served, PAYMENTS as usize);
 
-    // Counted, where it is watched and where it is kept, as often as nginx says; and none was the payment's fault.
+    // The metric and the ledger count as many 429s as nginx, and none counts for the payment.
     let refusals = refused.len() as u64;
     assert_eq!(shared.throttled("lower").await, refusals);
     // A 429 on a connection that carried a response before may be a copy of an earlier one: that outcome is unknown.
@@ -138,7 +139,7 @@ async fn both_workers_honour_429s() {
     assert_eq!(outcomes, [u64::from(PAYMENTS), refusals]);
     assert_eq!(shared.count("jobs", "provider = 'lower' AND attempts <> 1"), 0);
 
-    // Honoured by both: what was in flight may still come; then nobody comes until the wait is over.
+    // Requests in flight at a 429 may still arrive. Then no request of either worker arrives until the wait is over.
     for one in &refused {
         let quiet = one.at_ms + 1_000..one.at_ms + u64::from(RETRY_AFTER_S) * 1_000 - 50;
         let early = served.iter().find(|other| quiet.contains(&other.at_ms));

@@ -1,11 +1,11 @@
-//! A wire with an ear: passes bytes to a server and back, and keeps what clients said.
+//! A wiretap: a TCP proxy on loopback that records the bytes of clients and parses them as HTTP requests.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 
-/// Bytes of each connection, in the order in which connections were made.
+/// Bytes of each connection, in the order of the connections.
 type Heard = Arc<Mutex<Vec<Arc<Mutex<Vec<u8>>>>>>;
 
 pub struct Wiretap {
@@ -13,18 +13,18 @@ pub struct Wiretap {
     heard: Heard,
 }
 
-/// One request as it was on the wire.
+/// One recorded request.
 #[derive(Debug)]
 pub struct Request {
     /// Method and target.
     pub line: String,
-    /// Names in lower case.
+    /// Header names in lower case.
     pub headers: BTreeMap<String, String>,
     pub body: String,
 }
 
 impl Wiretap {
-    /// In front of a port of loopback. Its threads end with the connections, or with the process.
+    /// Listens in front of a loopback port. Its threads end with the connections, or with the process.
     pub fn before(server: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -43,7 +43,7 @@ impl Wiretap {
         Self { port, heard }
     }
 
-    /// All whole requests so far.
+    /// All complete requests so far.
     pub fn requests(&self) -> Vec<Request> {
         let connections = self.heard.lock().unwrap().clone();
         connections.iter().flat_map(|said| requests(&said.lock().unwrap())).collect()
@@ -60,7 +60,7 @@ fn pass(mut from: TcpStream, mut to: TcpStream, said: Option<&Mutex<Vec<u8>>>) {
             break;
         }
     }
-    // Either side may be gone already.
+    // Either side may be closed already.
     let _ = to.shutdown(Shutdown::Write);
 }
 

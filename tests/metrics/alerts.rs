@@ -1,4 +1,4 @@
-//! The alert rules say what they should, and are silent when they should be: promtool runs them in virtual time.
+//! The alert rules: promtool runs each in virtual time, and each both fires and stays silent as expected.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -10,19 +10,19 @@ pub fn folder() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/prometheus"))
 }
 
-/// Values of one key, in a file where each stands on a line of its own.
+/// Values of one key, in a file with one value per line.
 pub fn values(text: &str, key: &str) -> Vec<String> {
     let lines = text.lines().map(|line| line.trim_start().trim_start_matches("- "));
     lines.filter_map(|line| line.strip_prefix(key)?.strip_prefix(": ")).map(str::to_owned).collect()
 }
 
-/// Our metrics that an expression names.
+/// Metrics of this program in an expression.
 pub fn named(expression: &str) -> BTreeSet<String> {
     let words = expression.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
     words.filter(|word| word.starts_with("sluicegate_")).map(str::to_owned).collect()
 }
 
-/// Those that no scrape shows.
+/// Metrics of the expression that no scrape shows.
 pub fn unknown(expression: &str) -> Vec<String> {
     let documented = documented();
     let shown = |name: &String| {
@@ -44,7 +44,7 @@ fn every_alert_fires_exactly_when_expected() {
     assert!(fine, "{said}");
     let (fine, said) = promtool(&["test", "rules", "alerts_test.yml"]);
     assert!(fine, "{said}");
-    // Each is seen firing, and each is seen silent.
+    // Each alert is tested firing and silent.
     let read = |name: &str| std::fs::read_to_string(folder().join(name)).unwrap();
     let (rules, tests) = (read("alerts.yml"), read("alerts_test.yml"));
     let cases: Vec<&str> = tests.split("alertname: ").skip(1).collect();
@@ -56,7 +56,7 @@ fn every_alert_fires_exactly_when_expected() {
     }
 }
 
-/// The scrape configurations of docs/metrics.md are such, and call the job what the rules go by.
+/// The scrape configurations of docs/metrics.md are valid, and name the job as the rules expect.
 #[test]
 fn prometheus_accepts_the_documented_scrape_configurations() {
     let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/metrics.md")).unwrap();
@@ -65,7 +65,7 @@ fn prometheus_accepts_the_documented_scrape_configurations() {
     let dir = tempfile::tempdir().unwrap();
     for block in blocks {
         let file = dir.path().join("prometheus.yml");
-        // Debian's Prometheus is built without Kubernetes; everything else of that block is read by it.
+        // Debian's Prometheus is built without Kubernetes discovery; it reads the rest of that block.
         std::fs::write(&file, block.replace("kubernetes_sd_configs: [{ role: pod }]", "static_configs: []")).unwrap();
         let (fine, said) = promtool(&["check", "config", "--syntax-only", file.to_str().unwrap()]);
         assert!(fine, "{said}\n{block}");

@@ -1,11 +1,12 @@
-//! The numbers are those of the provider, and the one that must stay at zero does, unless the provider allows less.
+//! Counters compared with the provider's records. The count of 429s stays zero unless the provider allows less than the
+//! row.
 
 use crate::rig::{Rig, jobs};
 use crate::scrape::Scrape;
 
 const JOBS: u32 = 30;
 
-/// A value of a provider, as an exact count.
+/// A counter of a provider, as an integer.
 fn count(scrape: &Scrape, name: &str, provider: &str, label: Option<(&str, &str)>) -> u64 {
     let labels: Vec<(&str, &str)> = [("provider", provider)].into_iter().chain(label).collect();
     let value = scrape.value(&format!("sluicegate_{name}"), &labels);
@@ -13,7 +14,7 @@ fn count(scrape: &Scrape, name: &str, provider: &str, label: Option<(&str, &str)
     format!("{value:.0}").parse().unwrap()
 }
 
-/// A lane that takes nothing: the ledger knows nothing of what comes meanwhile, and an alert must not be blind to it.
+/// A paused lane consumes nothing. The ledger does not know of new messages, and an alert must still see them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn paused_lane_queue_depth_and_age_are_shown() {
     let mut rig = Rig::prepare().await;
@@ -22,7 +23,7 @@ async fn paused_lane_queue_depth_and_age_are_shown() {
     rig.publish(jobs("acme", 2)).await;
     rig.run();
     rig.await_succeeded(2).await;
-    // A lane that opens takes a few messages, and gives them back because it is paused.
+    // An opening lane consumes a few messages and requeues them, because it is paused.
     let all_back = |scrape: &Scrape| count(scrape, "queue_ready_messages", "crate", None) == 8;
     let mut scrape = rig.scrape().await;
     for _ in 0..20 {
@@ -32,7 +33,7 @@ async fn paused_lane_queue_depth_and_age_are_shown() {
         scrape = rig.scrape().await;
     }
     assert!(all_back(&scrape), "{}", scrape.text);
-    // Those that the lane had taken may be recorded; each of the eight counts once all the same.
+    // Messages that the lane had consumed may be recorded. Each of the eight still counts once.
     assert_eq!((count(&scrape, "waiting_jobs", "crate", None), count(&scrape, "waiting_jobs", "acme", None)), (8, 0));
     let age_s = |provider| scrape.value("sluicegate_oldest_waiting_job_age_seconds", &[("provider", provider)]);
     assert!(age_s("crate") > 0.0 && age_s("acme").abs() < f64::EPSILON, "{} {}", age_s("crate"), age_s("acme"));
@@ -44,7 +45,7 @@ async fn counters_match_the_provider() {
     let mut rig = Rig::prepare().await;
     rig.publish(jobs("acme", JOBS)).await;
     rig.publish(jobs("bolt", 12)).await;
-    rig.publish(jobs("acme", 1)).await; // A message that comes twice is one payment.
+    rig.publish(jobs("acme", 1)).await; // A duplicate message is the same payment.
     rig.run();
     rig.await_succeeded(u64::from(JOBS) + 12).await;
     let scrape = rig.scrape().await;
@@ -58,7 +59,7 @@ async fn counters_match_the_provider() {
     assert_eq!(of("jobs_total", "acme"), acme.charges);
     assert_eq!(with("provider_requests_total", "acme", ("status_class", "2xx")), acme.requests);
 
-    // Ours allows ten times what theirs does: they refuse, and every refusal is seen.
+    // Our limit is ten times the provider's. It refuses requests, and every refusal is counted.
     let bolt = rig.report("bolt");
     assert!(bolt.refused_429 > 0, "{bolt:?}");
     assert_eq!(of("provider_throttled_total", "bolt"), bolt.refused_429);

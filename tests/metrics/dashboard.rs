@@ -1,4 +1,4 @@
-//! Every expression of the dashboard and of the alerts is put to a Prometheus that scrapes a worker.
+//! Every expression of the dashboard and of the alerts, evaluated by a Prometheus that scrapes a worker.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use crate::alerts::{folder, unknown, values};
 use crate::prometheus::Prometheus;
 use crate::rig::{Rig, jobs};
 
-/// Title and expression of every target, whatever rows its panel is folded into; and of the variables.
+/// Title and expression of every target, in folded rows too, and of the variables.
 pub fn expressions() -> Vec<(String, String)> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/grafana/sluicegate.json");
     let dashboard: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
@@ -28,7 +28,7 @@ pub fn expressions() -> Vec<(String, String)> {
     found
 }
 
-/// As Grafana would ask at this scrape interval.
+/// The expression with the interval variables that Grafana would fill in at this scrape interval.
 pub fn filled(expression: &str) -> String {
     let filled = expression.replace("$__rate_interval", "10s").replace("$__range", "1m").replace("$provider", ".*");
     assert!(!filled.contains('$'), "{filled}");
@@ -38,7 +38,7 @@ pub fn filled(expression: &str) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_expression_returns_data() {
     let mut rig = Rig::prepare().await;
-    // Enough that rates are seen while it runs, and one of everything that a panel shows.
+    // Enough jobs for a visible rate, and one event for every panel.
     rig.publish(jobs("acme", 300)).await;
     rig.publish(jobs("crate", 12)).await;
     rig.publish([("acme", "no job".to_owned())]).await;
@@ -56,17 +56,17 @@ async fn every_expression_returns_data() {
         let result = prometheus.query(&filled(expression)).await;
         assert!(!result.is_empty(), "{title}: nothing for {expression}");
     }
-    // What is shown as the limit is one that every charge meets, not the tighter ones beside it.
+    // The panel's limit is one that applies to every charge, not a tighter one for other calls.
     let limit =
         expressions.iter().find(|(_, expression)| expression.starts_with("min by (provider) (sluicegate_limit"));
     let limit = prometheus.query(&filled(&limit.unwrap().1)).await;
     let acme = limit.iter().find(|of| of["metric"]["provider"] == "acme").unwrap();
     assert_eq!(acme["value"][1], "20", "{limit:?}");
-    // The rules are what that Prometheus goes by; this worker gives it no reason to wake anybody.
+    // Prometheus has loaded the rules; this worker gives no cause for an alert.
     let rules = std::fs::read_to_string(folder().join("alerts.yml")).unwrap();
     for expression in values(&rules, "expr") {
         let result = prometheus.query(&expression).await;
-        // A limit that is used in full, and the message that is no job.
+        // The limit that is used in full, and the invalid message.
         let earned = ["limit_in_use", "rejected_messages"].iter().any(|metric| expression.contains(metric));
         assert!(result.is_empty() || earned, "{expression}: {result:?}");
     }

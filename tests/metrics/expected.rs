@@ -1,6 +1,6 @@
-//! What each expression of the dashboard and of the alerts must come to for the deployment of [`crate::truth`].
+//! Expected values of each expression of the dashboard and of the alerts, for the deployment of [`crate::readouts`].
 //!
-//! An expression that nothing is expected of is a mistake: whoever adds a panel says here what its truth is.
+//! An expression without an expected value is an error, so a new panel needs one here.
 
 use serde_json::Value;
 
@@ -8,21 +8,21 @@ use crate::alerts::{folder, values};
 use crate::dashboard::{expressions, filled};
 use crate::prometheus::Prometheus;
 
-/// What SQL, the broker and the provider say.
+/// Figures from SQL, the broker and the provider.
 pub struct Truth {
     /// Payments of `shut` that wait; it is paused.
     pub unmoving: u64,
     /// Payments of `busy` that were not sent.
     pub unsent: u64,
-    /// What `busy` lets out, and what is allowed for readouts that are a few seconds old.
+    /// Rate of `busy`, and the tolerance for readouts that are a few seconds old.
     pub per_second: u64,
     pub slack: u64,
     pub workers: u64,
-    /// Of `busy`, as `status` tells it.
+    /// Clear time of `busy` from `status`, in seconds.
     pub drain_s: f64,
 }
 
-/// All samples whose labels hold these words lie in a range, and so many there are at least.
+/// All samples whose labels contain these words lie in the range, and there are at least this many.
 struct Expected {
     words: &'static str,
     least: f64,
@@ -38,7 +38,7 @@ fn exactly(words: &'static str, value: f64) -> Expected {
     within(words, value, value)
 }
 
-/// There may be none.
+/// The sample may be missing.
 fn if_any(words: &'static str, least: f64, most: f64) -> Expected {
     Expected { samples: 0, ..within(words, least, most) }
 }
@@ -59,9 +59,9 @@ fn expected(title: &str, expression: &str, truth: &Truth) -> Option<Vec<Expected
         "429s by provider" | "Circuit breaker" | "Reconciliation" | "Review and dead" => vec![exactly("", 0.0)],
         "Lanes" => vec![exactly("paused shut", truth.workers as f64), within("busy", 1.0, truth.workers as f64)],
         "Waiting" => vec![exactly("shut", truth.unmoving as f64), within("busy", unsent - slack, unsent + slack)],
-        // Recorded within the seconds that this deployment is old.
+        // All jobs were recorded since this deployment started.
         "Oldest" => vec![within("shut", 5.0, 90.0), within("busy", 0.0, 90.0)],
-        // What `status` says, and no sooner than the limit allows.
+        // Compared with `status`; at the earliest the time that the limit allows.
         "Clears in" => {
             let least = (unsent - slack) / rate;
             let (status, none) = (truth.drain_s, Expected { samples: 0, ..exactly("shut", f64::NAN) });
@@ -89,7 +89,7 @@ fn expected(title: &str, expression: &str, truth: &Truth) -> Option<Vec<Expected
     })
 }
 
-/// The values of an instant vector, each with the words of its labels.
+/// Values of an instant vector, each with its labels.
 async fn samples(prometheus: &Prometheus, expression: &str) -> Vec<(String, f64)> {
     let sample = |sample: &Value| {
         let labels = sample["metric"].as_object().unwrap().values();
@@ -103,17 +103,17 @@ async fn samples(prometheus: &Prometheus, expression: &str) -> Vec<(String, f64)
 fn differs(expected: &Expected, samples: &[(String, f64)]) -> bool {
     let mine = |(labels, _): &&(String, f64)| expected.words.split(' ').all(|word| labels.contains(word));
     let mine: Vec<f64> = samples.iter().filter(mine).map(|(_, value)| *value).collect();
-    // A quantile of nothing is no number.
+    // A quantile without observations is NaN.
     let wrong = |value: &&f64| !value.is_nan() && !(expected.least..=expected.most).contains(*value);
     mine.len() < expected.samples || mine.iter().find(wrong).is_some()
 }
 
-/// What differs from the truth.
+/// Differences from the expected values.
 pub async fn judge(prometheus: &Prometheus, truth: &Truth) -> Vec<String> {
     let mut problems = Vec::new();
     for (title, expression) in expressions() {
         let Some(all) = expected(&title, &expression, truth) else {
-            problems.push(format!("{title}: nothing is expected of {expression}"));
+            problems.push(format!("{title}: no expected value for {expression}"));
             continue;
         };
         let samples = samples(prometheus, &filled(&expression)).await;
@@ -125,11 +125,11 @@ pub async fn judge(prometheus: &Prometheus, truth: &Truth) -> Vec<String> {
     let rules = std::fs::read_to_string(folder().join("alerts.yml")).unwrap();
     for expression in values(&rules, "expr") {
         let fires = samples(prometheus, &expression).await;
-        // The limits are used in full, and `shut` stands still: the only things to tell.
+        // Only two alerts are expected: the limits are used in full, and `shut` is paused.
         let earned = expression.contains("limit_in_use")
             || expression.contains("queue_ready_messages") && fires.iter().all(|(labels, _)| labels == "shut");
         if !fires.is_empty() && !earned {
-            problems.push(format!("an alert for nothing: {expression}: {fires:?}"));
+            problems.push(format!("an unexpected alert: {expression}: {fires:?}"));
         }
     }
     problems

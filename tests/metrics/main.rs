@@ -1,5 +1,5 @@
-//! What `/metrics` shows of a program that runs: its names, its numbers, and what alerts and dashboard make of them.
-//! Read by tools that are not ours: `promtool` and a Prometheus server of Debian.
+//! `/metrics` of a running program: names, values, and their use in alerts and dashboard. External tools read them:
+//! Debian's `promtool` and Prometheus server.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
 #[path = "../support/mod.rs"]

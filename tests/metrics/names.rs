@@ -1,4 +1,5 @@
-//! The names are a contract: docs/metrics.md lists every one with its type and its labels, and nothing else is shown.
+//! The names of the metrics are a contract: docs/metrics.md lists all of them with type and labels, and no other is
+//! shown.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -50,7 +51,7 @@ fn lint(text: &str) -> (bool, String) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_metric_is_documented_and_passes_the_lint() {
     let mut rig = Rig::prepare().await;
-    // What goes right, what must wait, and what is no job.
+    // Successful jobs, delayed jobs and an invalid message.
     rig.publish(jobs("acme", 5)).await;
     rig.publish(jobs("crate", 8)).await;
     rig.publish([("acme", "no job".to_owned())]).await;
@@ -67,7 +68,7 @@ async fn every_metric_is_documented_and_passes_the_lint() {
         assert!(!scrape.families[name].samples.is_empty(), "{name} has no value");
         assert!(scrape.families[name].help.ends_with('.'), "{name}: help is a sentence");
     }
-    // Who pays, and which payment, is nobody's label.
+    // No label contains an account or a job id.
     assert!(!scrape.text.contains("payment-") && !scrape.text.contains("customer-"), "{}", scrape.text);
 
     let (clean, said) = lint(&scrape.text);

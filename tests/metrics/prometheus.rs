@@ -1,4 +1,4 @@
-//! A Prometheus that scrapes workers each second, and what it answers.
+//! A Prometheus server that scrapes workers each second, and queries of its data over HTTP.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ pub struct Prometheus {
 }
 
 impl Prometheus {
-    /// Scrapes the ops servers of these ports; its data go with it.
+    /// Scrapes the ops servers on these ports. Its data are deleted when it is dropped.
     pub async fn start(targets: &[u16]) -> Self {
         let (dir, port) = (private_dir("prometheus"), free_port());
         let rules = folder().join("alerts.yml");

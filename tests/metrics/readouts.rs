@@ -1,5 +1,5 @@
-//! What is shown, held against what is: SQL, the broker and the provider's own record. One deployment with two workers on
-//! RabbitMQ, Redis and PostgreSQL, with payments that do not move and a backlog that lies in the broker.
+//! Readouts compared with SQL, the broker and the provider's records. One deployment has two workers on RabbitMQ, Redis
+//! and PostgreSQL, with payments that do not move and a backlog in the broker.
 
 use std::time::{Duration, Instant};
 
@@ -11,13 +11,13 @@ use crate::expected::{Truth, judge};
 use crate::prometheus::Prometheus;
 use crate::stand::Stand;
 
-/// Of `shut`: its limit lets two out in an hour.
+/// Waiting payments of `shut`, whose limit admits two an hour.
 const UNMOVING: u64 = 50;
 const SENT: u64 = 2;
-/// Of `busy`, and what it lets out per second.
+/// Payments of `busy`, and its rate per second.
 const BACKLOG: u64 = 2_400;
 const PER_SECOND: u64 = 20;
-/// Readouts are at most three seconds old, and the machine is busy.
+/// Readouts are at most three seconds old; the rest is for a busy machine.
 const LATE: Duration = Duration::from_secs(6);
 const SLACK: u64 = PER_SECOND * 6;
 
@@ -94,12 +94,12 @@ impl Deployment {
         of(&self.ask(worker, "/api/v1/overview").await, name)
     }
 
-    /// Payments of `busy` that no request was sent for, by the provider's own record.
+    /// Payments of `busy` without a request, by the provider's own records.
     fn unsent(&self) -> u64 {
         BACKLOG - self.stand.providers["busy"].report().charges
     }
 
-    /// Asks both workers until this holds; how long that took.
+    /// Polls both workers until the condition holds; returns the time.
     async fn until(&self, what: &str, holds: impl Fn(&Value, &Value) -> bool) -> Duration {
         let began = Instant::now();
         loop {
@@ -126,10 +126,10 @@ fn of(overview: &Value, name: &str) -> Value {
 }
 
 fn number(value: &Value) -> u64 {
-    value.as_u64().unwrap_or_else(|| panic!("{value} is no number"))
+    value.as_u64().unwrap_or_else(|| panic!("{value} is not a number"))
 }
 
-/// One snapshot, one figure: the same for unmoving payments at any moment, and the sum of its parts.
+/// Unmoving payments have one figure in every readout at any moment, and it is the sum of its parts.
 async fn unmoving_payments_are_one_figure(deployment: &Deployment) -> Vec<String> {
     let (began, mut paused, mut problems, mut samples) = (Instant::now(), false, Vec::new(), 0);
     let mut record: Vec<(Timestamp, u64)> = Vec::new();
@@ -147,7 +147,7 @@ async fn unmoving_payments_are_one_figure(deployment: &Deployment) -> Vec<String
             if told != [UNMOVING; 3] {
                 problems.push(format!("worker {worker} after {:?}: overview, page, parts {told:?}", began.elapsed()));
             }
-            // Held against the provider's record at the instant of the snapshot, which says how old it is.
+            // Compared with the provider's records at the instant of the snapshot, which the readout names.
             record.push((Timestamp::now(), deployment.unsent()));
             let overview = deployment.ask(worker, "/api/v1/overview").await;
             let counted_at: Timestamp = overview["counted_at"].as_str().unwrap().parse().unwrap();
@@ -169,18 +169,18 @@ async fn unmoving_payments_are_one_figure(deployment: &Deployment) -> Vec<String
     problems
 }
 
-/// An outage of the database is told as such, and three seconds after it everything is as it was.
+/// Readouts report an outage of the database, and within a few seconds after it all figures are correct.
 async fn figures_recover_after_a_database_outage(deployment: &Deployment) -> Vec<String> {
     let mut problems = Vec::new();
     deployment.stand.postgres.kill();
     let told = |overview: &Value, _: &Value| {
         let shut = of(overview, "shut");
-        // The queue alone does not know of those that are recorded and delayed.
+        // The queue alone does not count payments that are recorded and delayed.
         let unknown = ["delayed", "active", "in_flight", "review", "dead", "succeeded", "rate_per_s"];
         shut["waiting_is_at_least"] == true && unknown.iter().all(|figure| shut[*figure].is_null())
     };
-    deployment.until("the outage is told", told).await;
-    // Longer than a worker may be silent.
+    deployment.until("the outage is reported", told).await;
+    // Longer than the time after which a silent worker is lost.
     tokio::time::sleep(Duration::from_secs(12)).await;
     deployment.stand.postgres.restart();
     deployment.stand.await_count("SELECT 1", 1);
@@ -191,14 +191,14 @@ async fn figures_recover_after_a_database_outage(deployment: &Deployment) -> Vec
         let exact = shut["waiting"] == UNMOVING && shut["waiting_is_at_least"] != true;
         ready == 2 && exact && warnings.is_empty()
     };
-    let took = deployment.until("all is true again", true_again).await;
+    let took = deployment.until("all figures are correct again", true_again).await;
     if took > LATE {
-        problems.push(format!("true again {took:?} after the database was there"));
+        problems.push(format!("figures are correct only {took:?} after the database was available again"));
     }
     problems
 }
 
-/// What the broker does not say is not taken for nothing.
+/// An unavailable broker does not count as zero.
 async fn without_the_broker_figures_are_lower_bounds(deployment: &Deployment) -> Vec<String> {
     let mut problems = Vec::new();
     deployment.stand.rabbit.kill();
@@ -206,7 +206,7 @@ async fn without_the_broker_figures_are_lower_bounds(deployment: &Deployment) ->
         let busy = of(overview, "busy");
         busy["queued"].is_null() && busy["waiting_is_at_least"] == true && busy["clears"]["kind"] != "clears_in"
     };
-    deployment.until("the broker is missing", told).await;
+    deployment.until("the broker's outage is reported", told).await;
     let status = deployment.stand.status_of(deployment.workers[1], &["status"]);
     if !status.contains("wait; the broker is unreachable") || !status.contains("≥ ") {
         problems.push(format!("status: {status}"));
@@ -214,7 +214,7 @@ async fn without_the_broker_figures_are_lower_bounds(deployment: &Deployment) ->
     let scraped = deployment.text(0, "/metrics").await;
     for metric in ["sluicegate_waiting_jobs{", "sluicegate_clear_time_seconds{", "sluicegate_queue_ready_messages{"] {
         if scraped.contains(metric) {
-            problems.push(format!("{metric} is told without the broker"));
+            problems.push(format!("{metric} is shown without the broker"));
         }
     }
     problems
@@ -227,13 +227,13 @@ async fn readouts_are_correct_during_backend_failures() {
     let prometheus = Prometheus::start(&ports).await;
     deployment.publish();
     deployment.stand.await_count("SELECT count(*) FROM jobs WHERE provider = 'shut' AND state = 'succeeded'", SENT);
-    // From here on nothing of `shut` moves.
+    // From here on, no payment of `shut` moves.
     let still = Timestamp::now();
     let counted = |overview: &Value, _: &Value| {
         let counted_at = overview["counted_at"].as_str().and_then(|at| at.parse::<Timestamp>().ok());
         counted_at.is_some_and(|at| at > still) && of(overview, "shut")["waiting"] == UNMOVING
     };
-    deployment.until("all are counted", counted).await;
+    deployment.until("all payments are counted", counted).await;
     let mut problems = unmoving_payments_are_one_figure(&deployment).await;
     let drain_ms = deployment.provider(0, "busy").await["clears"]["ms"].as_f64().unwrap();
     let truth = Truth {

@@ -1,4 +1,4 @@
-//! One worker on its embedded engines, as a process, with three strict providers.
+//! One worker process on its embedded backends, with three strict providers and their row file.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -16,16 +16,16 @@ use crate::scrape::Scrape;
 use crate::support::process::{Server, free_port, private_dir};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_sluicegate");
-/// No job of these tests takes longer on a machine that works.
+/// Longer than any condition of these tests takes on a working machine.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// What is allowed by us, and by the provider.
+/// Name, mode, the provider's limit, and our limit.
 const PROVIDERS: [(&str, &str, &str, u32); 3] = [
-    // Both allow the same.
+    // Both limits are equal.
     ("acme", "blocking", "20/1s", 20),
-    // The provider allows less than we were told.
+    // The provider allows less than its row.
     ("bolt", "blocking", "5/1s", 50),
-    // So slow that jobs are put down for a while.
+    // So slow that jobs are delayed.
     ("crate", "requeue", "2/1s", 2),
 ];
 
@@ -39,7 +39,7 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// Engines and providers; the worker does not run yet.
+    /// Starts the providers and applies their rows, without a worker.
     pub async fn prepare() -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mut rows = String::new();
@@ -58,7 +58,7 @@ impl Rig {
                  timeout_ms = 5000\nidempotency_retention_s = 86400\n\
                  [[provider.limit]]\nname = \"per-second\"\nmax_requests = {ours}\nwindow_ms = 1000\n\n"
             );
-            // Lower than what charges meet, and met by none.
+            // These limits are lower, but do not apply to charges.
             for (limit, column) in [("rehearsed", "shadow = true"), ("search", "applies_to = \"lookup\"")] {
                 rows += &format!(
                     "[[provider.limit]]\nname = \"{limit}\"\n{column}\nmax_requests = 1\nwindow_ms = 1000\n\n"
@@ -76,7 +76,7 @@ impl Rig {
         self.sluicegate(&["provider", "apply", file.to_str().unwrap()]);
     }
 
-    /// Publishes these to lanes, past every check; for as long as no worker runs.
+    /// Publishes messages to lanes without validation, before the worker runs.
     pub async fn publish(&self, messages: impl IntoIterator<Item = (&'static str, String)>) {
         assert!(self.worker.is_none());
         let database = Database::open(&self.database(), 1).unwrap();
@@ -103,7 +103,7 @@ impl Rig {
         format!("sqlite://{}", self.dir.join("ledger.db").display())
     }
 
-    /// Runs a command of the program; what it prints.
+    /// Runs a command of the program and returns its output.
     pub fn sluicegate(&self, args: &[&str]) -> String {
         let (database, listen) = (self.database(), format!("127.0.0.1:{}", self.port));
         let env = [("SLUICEGATE_DATABASE__URL", database), ("SLUICEGATE_OPS__LISTEN", listen)];
@@ -124,7 +124,7 @@ impl Rig {
         (kind, answer.text().await.unwrap())
     }
 
-    /// In the older text format, with jobs that were counted since this was called.
+    /// A scrape in the older text format, which includes all jobs that were counted before the call.
     pub async fn scrape(&self) -> Scrape {
         let called = Instant::now();
         loop {
@@ -143,7 +143,7 @@ impl Rig {
         self.get("/metrics", "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2").await
     }
 
-    /// The warnings of the overview once this holds of them.
+    /// Waits until the warnings of the overview meet this condition, and returns them.
     pub async fn await_warnings(&self, what: &str, holds: impl Fn(&[String]) -> bool) -> Vec<String> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -157,7 +157,7 @@ impl Rig {
         }
     }
 
-    /// Waits until so many jobs have succeeded.
+    /// Waits until this many jobs have succeeded.
     pub async fn await_succeeded(&self, jobs: u64) {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -184,7 +184,7 @@ impl Drop for Rig {
     }
 }
 
-/// So many payments for a lane. Ids and accounts begin with words that no metric may show.
+/// Payments for a lane. Ids and accounts begin with words that no metric may show.
 pub fn jobs(lane: &'static str, count: u32) -> Vec<(&'static str, String)> {
     let job = |number| json!({"id": format!("payment-{lane}-{number}"), "amount": 100 + number, "currency": "EUR", "account": "customer-1"});
     (0..count).map(|number| (lane, job(number).to_string())).collect()

@@ -1,4 +1,4 @@
-//! A scrape, taken apart.
+//! A parsed scrape: metric families with their type, samples and labels, and look-up of values.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,14 +15,14 @@ pub struct Family {
 }
 
 pub struct Sample {
-    /// With `_bucket`, `_sum` or `_count`.
+    /// Includes `_bucket`, `_sum` or `_count`.
     pub name: String,
     pub labels: BTreeMap<String, String>,
     pub value: f64,
 }
 
 impl Family {
-    /// Names of the labels of all samples, without what a histogram adds.
+    /// Label names of all samples, without those that a histogram adds.
     pub fn labels(&self) -> BTreeSet<&str> {
         self.samples.iter().flat_map(|it| it.labels.keys().map(String::as_str)).filter(|name| *name != "le").collect()
     }
@@ -38,25 +38,25 @@ impl Scrape {
             } else if let Some(rest) = line.strip_prefix("# TYPE ") {
                 let (name, kind) = rest.split_once(' ').unwrap();
                 let family = families.entry(name.to_owned()).or_default();
-                assert!(family.kind.is_empty(), "{name} is announced twice");
+                assert!(family.kind.is_empty(), "{name} has two TYPE lines");
                 family.kind = kind.to_owned();
             } else {
                 let sample = sample(line);
-                let family = family_of(&sample.name, &families).unwrap_or_else(|| panic!("{line} is not announced"));
+                let family = family_of(&sample.name, &families).unwrap_or_else(|| panic!("{line} has no TYPE line"));
                 families.get_mut(&family).unwrap().samples.push(sample);
             }
         }
         Self { text: text.to_owned(), families }
     }
 
-    /// The sum of the samples of this name with these labels.
+    /// Sum of the samples with this name and these labels.
     pub fn value(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         let values = self.values(name, labels);
         assert!(!values.is_empty(), "no {name} with {labels:?} in:\n{}", self.text);
         values.iter().sum()
     }
 
-    /// Whether there is a sample of this name with these labels.
+    /// Whether a sample has this name and these labels.
     pub fn has(&self, name: &str, labels: &[(&str, &str)]) -> bool {
         !self.values(name, labels).is_empty()
     }

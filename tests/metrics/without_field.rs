@@ -1,5 +1,5 @@
-//! Jobs that account or reference limits do not apply to, because their messages lack the field: counted and shown as many as
-//! the provider has charged.
+//! Jobs to which account or reference limits do not apply, because their messages lack the field. Their counts equal
+//! the provider's charges.
 
 use serde_json::json;
 
@@ -8,7 +8,7 @@ use crate::rig::{Rig, jobs};
 const WITH: u32 = 4;
 const WITHOUT: u64 = 9;
 
-/// Limits of `acme`, which lets everything through; a rule of `bolt`, for an account that nobody is; `crate` has neither.
+/// Limits of `acme` that are never reached; a rule of `bolt` for an account that no message has; `crate` has neither.
 const COUNTING: &str = "[[provider.limit]]\nname = \"per-account\"\nscope = \"account\"\nmax_requests = 50\nwindow_ms = 1000\n\
                         [[provider.limit]]\nname = \"per-reference\"\nscope = \"reference\"\nmax_requests = 50\nwindow_ms = 1000\n\n";
 const RULE: &str = "[[provider.account]]\naccount = \"nobody\"\nrule = \"blocked\"\n\n";
@@ -30,7 +30,7 @@ async fn jobs_without_limit_fields_are_counted() {
     rig.apply(&rows);
     rig.publish(jobs("acme", WITH)).await;
     rig.publish((0..WITHOUT).map(|number| nameless("acme", number))).await;
-    // A message that comes twice is one payment, and a payment that is refused at first counts once.
+    // A duplicate message is one payment, and a payment that is first refused counts once.
     rig.publish([nameless("acme", 0)]).await;
     rig.publish((0..12).map(|number| nameless("bolt", number))).await;
     rig.publish((0..2).map(|number| nameless("crate", number))).await;
@@ -45,7 +45,7 @@ async fn jobs_without_limit_fields_are_counted() {
     let charges = |provider| rig.report(provider).charges;
     assert_eq!(counted("account", "acme"), charges("acme") - u64::from(WITH));
     assert_eq!((counted("account", "bolt"), rig.report("bolt").refused_429 > 0), (charges("bolt"), true));
-    assert_eq!(counted("account", "crate"), 0, "no limit and no rule counts by it");
+    assert_eq!(counted("account", "crate"), 0, "`crate` has neither a limit nor a rule per account");
     assert_eq!([counted("reference", "acme"), counted("reference", "bolt")], [u64::from(WITH), 0]);
 
     let says = |warnings: &[String], words: &str| warnings.iter().any(|warning| warning.contains(words));

@@ -1,4 +1,4 @@
-//! Faults of the network, drawn by a seed and made to happen one after the other.
+//! Network faults, drawn from a seed and applied one after another: partitions, lost packets and killed workers.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use crate::stand::{Backend, Stand, WORKERS};
 
 #[derive(Clone, Copy, Debug)]
 pub enum Fault {
-    /// Nothing passes between a worker and a backend, in neither direction.
+    /// No packet passes between a worker and a backend, in either direction.
     Part { worker: usize, backend: Backend },
-    /// Nothing passes from the provider to a worker: requests arrive, answers don't.
+    /// No packet passes from the provider to a worker: requests arrive, responses do not.
     LoseAnswers { worker: usize },
-    /// A worker is alone, and killed there.
+    /// A worker is cut off from all hosts and killed meanwhile.
     KillAlone { worker: usize },
     /// A worker's cable loses, delays and reorders packets.
     BadCable { worker: usize, cable: Cable },
@@ -23,7 +23,7 @@ pub enum Fault {
     LoseSome { worker: usize },
 }
 
-/// The first ones are one of each kind, in an order that the seed decides.
+/// Draws faults: first one of each kind, in an order from the seed.
 pub fn draw(seed: u64, count: usize) -> Vec<(Fault, Duration)> {
     let mut random = StdRng::seed_from_u64(seed);
     let kinds: [fn(usize, &mut StdRng) -> Fault; 5] = [
@@ -50,7 +50,7 @@ pub fn draw(seed: u64, count: usize) -> Vec<(Fault, Duration)> {
     order.into_iter().take(count).map(fault).collect()
 }
 
-/// Lets a fault happen from now until its end.
+/// Applies a fault from now until its end.
 pub fn happen(stand: &Stand, fault: Fault, lasts: Duration) {
     let network = &stand.network;
     let provider = &network.here.address;

@@ -1,6 +1,6 @@
-//! Hosts on one switch: each a network namespace with one interface, and rules at the switch that drop packets.
+//! Hosts on one switch: each is a network namespace with one interface, and rules at the switch drop packets.
 //!
-//! Packets are dropped at the switch, because a host whose own firewall drops them is told so and behaves otherwise.
+//! Packets are dropped at the switch, because a host's own firewall would notify the sending process.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,23 +13,23 @@ const WIRE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/network/wire.py")
 /// The switch with its hosts; this process is one of them.
 pub struct Network {
     switch: Host,
-    /// Keep the namespaces of switch and hosts.
+    /// Processes that keep the namespaces of switch and hosts.
     _keepers: Vec<Server>,
     pub here: Host,
     hosts: Vec<Host>,
     wires: Mutex<Vec<Wire>>,
 }
 
-/// A slow and bad cable between a host and the switch.
+/// A bad cable between a host and the switch.
 struct Wire {
     host: usize,
     _process: Server,
 }
 
-/// What a bad cable does to packets.
+/// Effects of a bad cable on packets.
 #[derive(Clone, Copy, Debug)]
 pub struct Cable {
-    /// A packet takes this long, and up to `jitter_ms` more: packets overtake each other.
+    /// Each packet is delayed by this and up to `jitter_ms` more, so packets overtake each other.
     pub delay_ms: u32,
     pub jitter_ms: u32,
     pub loss_percent: u32,
@@ -40,7 +40,7 @@ pub struct Cable {
 pub struct Drop {
     pub from: String,
     pub to: String,
-    /// Of the destination or the source; all if absent.
+    /// Port of the destination or the source; `None`: all ports.
     pub port: Option<u16>,
     pub percent: u32,
 }
@@ -84,14 +84,14 @@ impl Network {
         }
     }
 
-    /// Drops everything that goes from one to the other, in both directions.
+    /// Drops all packets between two hosts, in both directions.
     pub fn part(&self, one: &str, other: &str, port: Option<u16>) {
         for (from, to) in [(one, other), (other, one)] {
             self.drop(&Drop { from: from.to_owned(), to: to.to_owned(), port, percent: 100 });
         }
     }
 
-    /// Removes all rules; how many packets they dropped.
+    /// Removes all rules and returns the number of packets that they dropped.
     pub fn heal(&self) -> u64 {
         let rules = sh(&self.switch, "nft list table bridge faults");
         sh(&self.switch, "nft flush chain bridge faults drops");
@@ -99,7 +99,7 @@ impl Network {
         counted.filter_map(|rest| rest.split(' ').next()?.parse::<u64>().ok()).sum()
     }
 
-    /// Puts a bad cable between a host and the switch.
+    /// Inserts a bad cable between a host and the switch.
     pub fn spoil(&self, dir: &Path, host: usize, cable: Cable) {
         let port = host + 1;
         let script = format!(
@@ -127,7 +127,7 @@ impl Network {
     }
 }
 
-/// A process whose only purpose is its namespace.
+/// A process whose only purpose is to keep its namespace.
 fn keeper(dir: &Path, number: usize) -> Server {
     let log = dir.join(format!("host-{number}.log"));
     let keeper = Server::start(&["unshare", "--net", "sleep", "infinity"], &[], &log, None, "");
@@ -143,13 +143,13 @@ fn plug(switch: &Host, host: &Host, number: usize) {
     sh(switch, &format!("ip link set port{number} master br0 up"));
     let address = &host.address;
     sh(host, &format!("ip link set lo up && ip addr add {address}/24 dev eth0 && ip link set eth0 up"));
-    // A cable of ours carries packets as they are, so their checksums must be written before they leave.
+    // A bad cable carries packets as they are, so their checksums must be complete before they leave.
     sh(host, &format!("/usr/bin/python3 {WIRE} prepare eth0"));
 }
 
 /// Runs a shell command on a host.
 fn sh(host: &Host, script: &str) -> String {
-    // Not every user's PATH has the system's own programs.
+    // The PATH of some users lacks the system's own programs.
     let script = format!("PATH=\"$PATH:/usr/sbin:/sbin\"; {script}");
     let command = host.command(&["sh", "-c", &script]);
     let output = Command::new(&command[0]).args(&command[1..]).output().expect("nsenter (util-linux) is installed");

@@ -1,14 +1,15 @@
-//! Runs the test binary a second time, in a network namespace of its own.
+//! A second run of the test binary, in a network namespace of its own.
 //!
-//! The namespace, and all that the tests make in it, goes with its last process. Without root it belongs to a user
-//! namespace in which the user keeps its id (PostgreSQL refuses to run as root) and has the rights of the network's owner.
+//! The namespace, with everything in it, is removed with its last process. Without root it belongs to a user namespace.
+//! There the user keeps its id (PostgreSQL refuses to run as root) and has the rights of the network's owner.
 
 use std::process::Command;
 use std::sync::OnceLock;
 
 const INSIDE: &str = "SLUICEGATE_TESTS_INSIDE_NETWORK";
 
-/// Runs a test inside. Outside, it waits for the run inside, which all tests of the binary share, and reads the result.
+/// Runs a test in the namespace. Outside, it waits for the run inside, which all tests of the binary share, and reads
+/// its result.
 pub fn inside(name: &str, test: fn()) {
     static OUTPUT: OnceLock<String> = OnceLock::new();
     if std::env::var_os(INSIDE).is_some() {

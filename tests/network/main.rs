@@ -1,6 +1,7 @@
-//! Networks that fail under a deployment: provider, backends and workers are hosts of their own, in network namespaces.
+//! Network tests: networks fail under a deployment whose provider, backends and workers are separate hosts, in network
+//! namespaces.
 //!
-//! Judged like the fault harness, by the provider's own record. `tests/network/run` takes a seed and a number of faults.
+//! The provider's own records decide, as in the fault tests. `tests/network/run` accepts a seed and a number of faults.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
 #[path = "../faults/broker.rs"]
@@ -26,7 +27,7 @@ mod watch;
 use self::inside::inside;
 use self::scenario::{ALIVE, KILLED, result};
 
-/// The kernel of a running worker holds requests that have timed out, and may deliver nothing of them.
+/// The kernel of a running worker holds requests that have timed out, and must not deliver them.
 #[test]
 fn lost_packets_are_not_delivered_late() {
     inside("lost_packets_are_not_delivered_late", || {
@@ -34,7 +35,7 @@ fn lost_packets_are_not_delivered_late() {
     });
 }
 
-/// The kernel of a killed worker holds its requests, and may deliver nothing of them.
+/// The kernel of a killed worker holds its requests, and must not deliver them.
 #[test]
 fn a_killed_worker_delivers_nothing_late() {
     inside("a_killed_worker_delivers_nothing_late", || {
@@ -42,7 +43,7 @@ fn a_killed_worker_delivers_nothing_late() {
     });
 }
 
-/// Loss, delay, reordering, partitions, a worker killed behind one: all oracles of the fault harness.
+/// Loss, delay, reordering, partitions, a worker killed behind one: all oracles of the fault tests.
 #[test]
 fn bad_network_causes_no_loss_duplicate_or_breach() {
     inside("bad_network_causes_no_loss_duplicate_or_breach", || {

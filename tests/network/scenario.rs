@@ -1,4 +1,4 @@
-//! The one run that all tests judge: payments at three providers, and a network that fails under them.
+//! The one run that all tests judge: payments at three providers, and a network that fails meanwhile.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -15,20 +15,20 @@ use crate::records::{Published, Records};
 use crate::stand::{Stand, await_that};
 use crate::watch::Watch;
 
-/// Loses the packets of a worker that lives on.
+/// A provider whose outage affects a worker that keeps running.
 pub const ALIVE: &str = "alive";
-/// Loses the packets of a worker that is killed meanwhile.
+/// A provider whose outage affects a worker that is killed meanwhile.
 pub const KILLED: &str = "killed";
-/// Deduplicates nothing, and can be asked.
+/// A provider that deduplicates nothing and answers look-ups.
 const ASKED: &str = "asked";
 
 const LIMIT: usize = 100;
 const WINDOW: Duration = Duration::from_secs(1);
-/// Beyond `timeout_ms` by so much that TCP's next retransmission comes when the slots are free again.
+/// Longer than `timeout_ms`, so that TCP's next retransmission comes when the slots are free again.
 const OUTAGE: Duration = Duration::from_secs(7);
 /// Until the retransmission 12.6 s after the first transmission is over.
 const AFTERWARDS: Duration = Duration::from_secs(8);
-/// A killed worker's jobs come back after its lease (30 s) and two delays.
+/// A killed worker's jobs return after its lease (30 s) and two delays.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 pub struct RunResult {
@@ -41,18 +41,18 @@ pub struct RunResult {
 }
 
 impl RunResult {
-    /// No window of the provider holds more than the limit.
+    /// Checks that no window of the provider holds more than the limit.
     pub fn assert_exact(&self, provider: &str) {
         println!("{}", self.text);
-        // How many there are depends on the machine's speed: from 70 on a busy one to some hundreds.
-        assert!(self.dropped > 0, "the outage met no packet");
+        // The number depends on the machine's speed: from 70 on a busy one to some hundreds.
+        assert!(self.dropped > 0, "the outage dropped no packet");
         let record = &self.records.providers[provider];
         let window_us = u64::try_from(WINDOW.as_micros()).unwrap();
         let (largest, breaches) = (record.largest_window(window_us), record.broken_windows(LIMIT, window_us));
         assert_eq!(breaches, 0, "{provider}: {largest} in a window of {LIMIT}");
     }
 
-    /// No oracle of the fault harness finds anything.
+    /// Checks that no oracle of the fault tests finds a violation.
     pub fn assert_faultless(&self) {
         println!("{}", self.text);
         self.drained.as_ref().unwrap_or_else(|left| panic!("{left}"));
@@ -61,14 +61,15 @@ impl RunResult {
     }
 }
 
-/// The run's result; the first caller runs it.
+/// Result of the run; the first caller runs it.
 pub fn result() -> &'static RunResult {
     static RESULT: OnceLock<Option<RunResult>> = OnceLock::new();
-    RESULT.get_or_init(|| catch_unwind(run).ok()).as_ref().expect("the run came to its end")
+    RESULT.get_or_init(|| catch_unwind(run).ok()).as_ref().expect("the run did not end normally")
 }
 
 fn setting(name: &str, default: u64) -> u64 {
-    std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}: `{text}` is no number")))
+    std::env::var(name)
+        .map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}: `{text}` is not a number")))
 }
 
 fn rows() -> String {
@@ -163,7 +164,7 @@ fn run() -> RunResult {
             ));
         }
     }
-    note(format!("a request was {} ms on its way at most; assumed are 2500", records.longest_way_ms()));
+    note(format!("longest transit of a request: {} ms; assumed are 2500 ms", records.longest_way_ms()));
     let violations = judge(&records);
     RunResult { records, violations, dropped, drained, text }
 }

@@ -1,4 +1,4 @@
-//! A deployment whose parts are hosts of their own: PostgreSQL, Redis, RabbitMQ, workers, and this process as provider.
+//! A deployment of separate hosts: PostgreSQL, Redis, RabbitMQ and workers; this process is the provider.
 
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
@@ -18,7 +18,7 @@ use crate::support::process::{Host, Server, private_dir};
 use crate::support::rabbitmq::RabbitNode;
 use crate::support::redis::{Redis, RedisOptions};
 
-/// The program of this build, or another one that is to be judged.
+/// The program of this build, or another one to be tested.
 fn program() -> String {
     std::env::var("NETWORK_PROGRAM").unwrap_or_else(|_| env!("CARGO_BIN_EXE_sluicegate").to_owned())
 }
@@ -79,7 +79,7 @@ impl Stand {
         stand
     }
 
-    /// Starts a provider on this host; rows name its address `{url:NAME}`.
+    /// Starts a provider on this host; rows write its address as `{url:NAME}`.
     pub fn add_provider(&mut self, name: &str, options: ProviderOptions) {
         let address: Ipv4Addr = self.network.here.address.parse().unwrap();
         let provider = self.runtime.block_on(Provider::start_at(address, options));
@@ -128,7 +128,7 @@ impl Stand {
         self.network.host(WORKERS[worker]).address
     }
 
-    /// Starts a worker's process; does not wait for anything.
+    /// Starts a worker's process without waiting until it is ready.
     pub fn start_worker(&self, worker: usize) {
         let host: Host = self.network.host(WORKERS[worker]);
         let ops = [
@@ -156,7 +156,7 @@ impl Stand {
         slot.as_ref().unwrap().await_that("the worker isn't ready", ready);
     }
 
-    /// SIGKILL. Its host stays, with what its kernel holds.
+    /// Sends SIGKILL. The host stays, with the packets that its kernel holds.
     pub fn kill_worker(&self, worker: usize) {
         self.slot(worker).take().expect("the worker runs").kill();
     }
@@ -166,7 +166,7 @@ impl Stand {
     }
 }
 
-/// Polls until it is so.
+/// Polls until the condition holds.
 pub fn await_that(what: &str, within: Duration, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + within;
     while !condition() {

@@ -1,4 +1,4 @@
-//! Which addresses of a collector are taken, and which stop the start.
+//! Collector addresses: accepted ones, and invalid ones that stop the start with an error.
 
 use sluicegate::config;
 

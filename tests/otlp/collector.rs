@@ -1,4 +1,4 @@
-//! A tiny OTLP/HTTP collector: keeps what is posted to `/v1/traces`.
+//! A minimal OTLP/HTTP collector: it stores the bodies that are posted to `/v1/traces`.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -22,11 +22,11 @@ pub struct Span {
     pub id: String,
     pub parent: String,
     pub kind: i64,
-    /// Since the Unix epoch.
+    /// Nanoseconds since the Unix epoch.
     pub began_ns: u64,
     pub ended_ns: u64,
     pub attributes: BTreeMap<String, String>,
-    /// 2 is an error.
+    /// Status code; 2 is an error.
     pub status: i64,
 }
 
@@ -37,7 +37,7 @@ impl Span {
 }
 
 impl Collector {
-    /// Serves on a port of loopback until the test ends; returns its address.
+    /// Serves on a loopback port until the test ends; returns its address.
     pub async fn serve(&self) -> String {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
@@ -51,12 +51,12 @@ impl Collector {
         address
     }
 
-    /// Everything so far, as it came.
+    /// All bodies so far, unparsed.
     pub fn text(&self) -> String {
         self.posted.lock().unwrap().iter().map(|body| format!("{body}\n")).collect()
     }
 
-    /// What all spans say of their sender.
+    /// Resource attributes, which all spans share.
     pub fn resource(&self) -> BTreeMap<String, String> {
         let posted = self.posted.lock().unwrap();
         attributes(&posted[0]["resourceSpans"][0]["resource"])
@@ -79,7 +79,7 @@ fn read(span: &Value) -> Span {
         id: text("spanId"),
         parent: text("parentSpanId"),
         kind: span["kind"].as_i64().unwrap(),
-        // Numbers of 64 bits are text in this encoding.
+        // This encoding writes 64-bit integers as text.
         began_ns: text("startTimeUnixNano").parse().unwrap(),
         ended_ns: text("endTimeUnixNano").parse().unwrap(),
         attributes: attributes(span),

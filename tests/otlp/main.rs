@@ -1,4 +1,4 @@
-//! Spans of a real run, as a collector gets them: `cargo test --features otlp --test otlp`.
+//! Spans of a real run, as a collector receives them: `cargo test --features otlp --test otlp`.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
 #[path = "../support/mod.rs"]

@@ -1,4 +1,4 @@
-//! A broker, a provider and the program, set up to trace.
+//! A test rig: a broker, a provider and the program, configured to send traces to a collector.
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use crate::support::process::{Server, free_port, private_dir};
 use crate::support::rabbitmq::RabbitNode;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_sluicegate");
-/// What must be in no span and no log: payload, account, reference, idempotency key, the provider's key.
+/// Canaries that no span and no log may contain: payload, account, reference, idempotency key, the provider's key.
 pub const CANARIES: [&str; 5] = ["canary-payload", "canary-account", "canary-reference", "canary-key", "canary-secret"];
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -25,13 +25,13 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// A provider that allows one request in `window`, for which a job waits in hand up to `max_wait`; the outcomes bound to
-    /// a queue.
+    /// A provider that allows one request in `window`. A job waits for it in the worker up to `max_wait`. The outcomes
+    /// are bound to a queue.
     pub async fn new(name: &str, endpoint: &str, waits: (Duration, Duration)) -> Self {
         Self::with(FakeOptions::default(), name, endpoint, waits).await
     }
 
-    /// With a provider that behaves so.
+    /// The same with these options of the provider.
     pub async fn with(
         options: FakeOptions,
         name: &str,
@@ -52,7 +52,7 @@ impl Rig {
             ("ACME_KEY", "canary-secret".to_owned()),
         ];
         let rig = Self { broker, dir, environment, _provider: stop.drop_guard() };
-        // A job that is not to wait in the worker is delayed.
+        // A job that may not wait in the worker is delayed.
         let mode = if max_wait < window { "requeue" } else { "blocking" };
         let rows = format!(
             "[[provider]]\nname = \"acme\"\nurl = \"http://{provider}/charges\"\nidempotency_retention_s = 86400\n\
@@ -80,7 +80,7 @@ impl Rig {
         assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
 
-    /// The worker. Its end removes the rig's directory.
+    /// Starts the worker. Its end removes the rig's directory.
     pub fn start(&self) -> Server {
         let port = free_port();
         let listen = format!("127.0.0.1:{port}");
@@ -92,7 +92,7 @@ impl Rig {
         server
     }
 
-    /// Debian's own interpreter, which sees Debian's python3-pika.
+    /// Debian's own interpreter, which finds Debian's python3-pika.
     fn python(&self, args: &[&str], input: &str) -> String {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/otlp/traced.py");
         let mut command = Command::new("/usr/bin/python3");
@@ -105,7 +105,7 @@ impl Rig {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Publishes a job full of what nobody may tell on, with these values of `traceparent` and `tracestate`.
+    /// Publishes a job that contains all canaries, with these values of `traceparent` and `tracestate`.
     pub fn publish(&self, id: &str, context: &[&str]) {
         let message = json!({
             "id": id, "amount": 1_299, "currency": "EUR", "account": "canary-account", "reference": "canary-reference",
@@ -114,7 +114,7 @@ impl Rig {
         self.python(&[&["publish"], context].concat(), &format!("{message}\n"));
     }
 
-    /// Waits for so many outcome events: body and headers of each.
+    /// Waits for this many outcome events: body and headers of each.
     pub async fn outcomes(&self, count: usize) -> Vec<Value> {
         let deadline = Instant::now() + PATIENCE;
         let mut seen: Vec<Value> = Vec::new();
@@ -128,7 +128,7 @@ impl Rig {
     }
 }
 
-/// Ends the worker in good order; returns its log, which tells on nobody.
+/// Stops the worker and returns its log, which must contain no canary.
 pub async fn end(worker: &Server) -> String {
     worker.signal("TERM");
     let deadline = Instant::now() + PATIENCE;

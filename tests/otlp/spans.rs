@@ -1,4 +1,4 @@
-//! A payment from a producer that traces, through RabbitMQ and the program, to its outcome's event.
+//! A trace of a payment, from a tracing producer through RabbitMQ and the program to the event of its outcome.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ const IN_HAND: Duration = Duration::from_secs(60);
 const INTERNAL: i64 = 1;
 const CLIENT: i64 = 3;
 const CONSUMER: i64 = 5;
-/// What a job's way through is made of, in this order.
+/// Steps of a job's span, in order.
 const STEPS: [(&str, i64); 7] = [
     ("claim", INTERNAL),
     ("wait for a permit", INTERNAL),
@@ -43,7 +43,7 @@ async fn trace_spans_producer_job_and_outcome() {
     assert_eq!((job.trace.as_str(), job.parent.as_str()), (TRACE, PRODUCER));
     let untraced = whole(&spans, "plain-1");
     assert!(untraced.parent.is_empty() && untraced.trace != TRACE, "{untraced:?}");
-    // One in three seconds: the later of the two waited, and it shows where.
+    // One request in three seconds: the later payment waited, and the span of its wait is that long.
     let waited = |job: &Span| {
         let steps = steps_of(&spans, job);
         steps.iter().filter(|step| step.name.starts_with("wait ")).map(|step| step.length()).sum::<Duration>()
@@ -51,11 +51,11 @@ async fn trace_spans_producer_job_and_outcome() {
     let longest = waited(&job).max(waited(&untraced));
     assert!(longest > WINDOW / 3, "{longest:?}: {spans:#?}");
 
-    // The consumer of the outcome goes on where the job was.
+    // The consumer of the outcome continues the job's trace.
     let event = seen.iter().find(|event| event["body"]["id"] == "traced-1").unwrap();
     assert_eq!(event["headers"]["traceparent"], format!("00-{TRACE}-{}-01", job.id));
     assert_eq!(event["headers"]["tracestate"], "shop=42");
-    // Who says so, and what came of it.
+    // Sender and outcome.
     let resource = collector.resource();
     assert_eq!((&*resource["service.name"], &*resource["service.version"]), ("sluicegate", env!("CARGO_PKG_VERSION")));
     assert!(resource["service.instance.id"].len() == 36, "{resource:?}");
@@ -77,7 +77,7 @@ async fn unavailable_collector_loses_only_spans() {
     let worker = rig.start();
     let seen = rig.outcomes(1).await;
     assert_eq!(seen[0]["body"]["state"], "succeeded", "{seen:?}");
-    // Its log says that spans were lost.
+    // The log reports that spans were lost.
     let log = end(&worker).await;
     assert!(log.contains("HTTP export failed"), "{log}");
 }
@@ -97,7 +97,7 @@ async fn delayed_job_continues_its_trace() {
     let jobs: Vec<&Span> = spans.iter().filter(|span| span.name == "job").collect();
     let ends = |end: &str| jobs.iter().filter(|job| job.attributes["sluicegate.end"] == end).count();
     assert!(ends("delayed") >= 1 && ends("acknowledged") == 2, "{jobs:#?}");
-    // Each says what it waits for, and a refused permit which limit it was, if it was one.
+    // Each wait names its reason, and a permit that a limit refused also names the limit.
     let waits = spans.iter().filter(|span| span.name == "wait for a permit").map(|span| &span.attributes);
     for wait in waits.filter(|wait| wait.contains_key("sluicegate.refused_for")) {
         let limit = (wait["sluicegate.refused_for"] == "limit").then_some("one");
@@ -107,7 +107,7 @@ async fn delayed_job_continues_its_trace() {
     assert!(jobs.iter().all(|job| (job.trace.as_str(), job.parent.as_str()) == (TRACE, PRODUCER)), "{jobs:#?}");
 }
 
-/// A request that the provider answers with 4xx is an error of its span. A declined payment is none of the job's.
+/// A response with 4xx is an error of the request's span. A declined payment is no error of the job's span.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn decline_marks_only_the_request_span() {
     let collector = Collector::default();
@@ -124,14 +124,14 @@ async fn decline_marks_only_the_request_span() {
     assert_eq!((&*charge.attributes["error.type"], charge.status), ("402", 2), "{charge:?}");
 }
 
-/// The steps of a job's span, as they began.
+/// Steps of a job's span, by start.
 fn steps_of<'a>(spans: &'a [Span], job: &Span) -> Vec<&'a Span> {
     let mut steps: Vec<&Span> = spans.iter().filter(|span| span.parent == job.id).collect();
     steps.sort_by_key(|step| step.began_ns);
     steps
 }
 
-/// The one span of a job, with all of its steps below it, one after the other.
+/// The one span of a job, with all of its steps below it, one after another.
 fn whole(spans: &[Span], id: &str) -> Span {
     let named =
         |span: &&Span| span.name == "job" && span.attributes.get("sluicegate.job_id").is_some_and(|of| of == id);
@@ -141,7 +141,7 @@ fn whole(spans: &[Span], id: &str) -> Span {
     assert_eq!(job.attributes["sluicegate.end"], "acknowledged");
     let steps = steps_of(spans, job);
     let seen: Vec<(&str, i64)> = steps.iter().map(|span| (span.name.as_str(), span.kind)).collect();
-    // A payment without a permit within a quarter of a second is claimed, and goes on with its wait.
+    // A payment without a permit within a quarter of a second is claimed, and continues its wait.
     let after_first_wait = seen.strip_prefix(&[("wait for a permit", INTERNAL)]).unwrap_or(&seen);
     assert_eq!(after_first_wait, STEPS);
     assert!(steps.iter().all(|step| step.trace == job.trace), "{steps:#?}");

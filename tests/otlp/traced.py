@@ -1,4 +1,4 @@
-"""A producer and a consumer that trace, with pika.
+"""A producer and a consumer with trace context, based on pika.
 
 traced.py URL publish TRACEPARENT TRACESTATE   job messages on stdin, one per line
 traced.py URL bind                             a queue `seen` for every outcome

@@ -1,5 +1,5 @@
-//! How the views look and read with everything in them, and with nothing: structure, contrast in both themes, narrow
-//! screens, text that stays text, numbers in words.
+//! Appearance of the views, full and empty: structure, contrast in both themes, narrow screens, escaped text, and
+//! figures with units.
 
 use iso_currency::Currency;
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use crate::audit::{CONTRAST, STRUCTURE};
 use crate::browser::Browser;
 use crate::canned::{Canned, STATES};
 
-/// Each view with what it says when it is all there.
+/// Each view, with a text that it shows once it is complete.
 const VIEWS: [(&str, &str); 9] = [
     ("#/", "429s"),
     ("#/providers/running", "Last decisions"),
@@ -101,7 +101,7 @@ async fn external_text_is_escaped() {
     .await;
     browser.visit("#/jobs/unheard-of").await;
     browser.await_text("main", "Not in the ledger").await;
-    // A refusal's own words, in the dialog that they refuse.
+    // The server's error message, in the dialog whose action it refuses.
     browser.visit("#/jobs/dead").await;
     browser.click(".view-head button.danger").await;
     browser.click("dialog button.danger").await;
@@ -109,7 +109,7 @@ async fn external_text_is_escaped() {
     browser.nothing_went_wrong(&["404 (Not Found)"]).await;
 }
 
-/// Returns every text and attribute that holds a hidden character.
+/// Returns every text and attribute with a hidden character.
 const HIDDEN: &str = r"
 const hidden = /[\u0000-\u001f\u007f-\u009f\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\u{e0000}-\u{e007f}]/u;
 const wrong = [];
@@ -135,7 +135,7 @@ async fn no_view_shows_hidden_characters() {
     browser.nothing_went_wrong(&["404 (Not Found)"]).await;
 }
 
-/// The page escapes what the commands escape, and in the same form.
+/// The page escapes the same characters as the commands, in the same form.
 #[tokio::test(flavor = "multi_thread")]
 async fn page_and_commands_escape_the_same_characters() {
     let canned = Canned::start(false).await;
@@ -178,7 +178,7 @@ async fn states_and_bars_have_text_labels() {
     assert_eq!(bar(1), ("limit near", "80 of 100 used"));
     assert_eq!(bar(2), ("limit full", "100 of 100 used"));
     assert_eq!(bar(3), ("limit full", "closed: nothing is sent"));
-    assert_ne!(bars[0][2], bars[1][2], "80 % looks like 10 %");
+    assert_ne!(bars[0][2], bars[1][2], "a bar of 80 % has the colour of one of 10 %");
     for words in ["80% · nearly full", "100% · full", "counted per account"] {
         browser.await_text("#main", words).await;
     }
@@ -242,7 +242,7 @@ async fn numbers_times_and_amounts_are_formatted() {
     let script = "const f = await import('/assets/js/format.js'); return args[0].map(f.exponent)";
     let exponents = browser.run_with(script, json!([codes])).await;
     for (currency, exponent) in currencies.iter().zip(exponents.as_array().unwrap()) {
-        // Metals and funds have none, and nobody is paid in them.
+        // Metals and funds have no decimals, and no payment is made in them.
         let Some(digits) = currency.exponent() else { continue };
         assert_eq!(exponent.as_u64(), Some(u64::from(digits)), "{}", currency.code());
     }

@@ -1,6 +1,6 @@
-//! What every view owes to those who do not see it, see little, or use keys alone, looked for in the document itself.
+//! Accessibility checks in the document itself: for screen readers, weak eyesight and use by keyboard alone.
 
-/// Returns what is wrong, as a list of sentences.
+/// Returns the violations, as a list of sentences.
 pub const STRUCTURE: &str = r#"
 const wrong = [];
 const name = (node) => (node.getAttribute("aria-label") || node.innerText || node.title || "").trim();
@@ -30,7 +30,7 @@ for (const node of document.querySelectorAll("h1, h2, h3")) {
 return wrong;
 "#;
 
-/// Returns every text whose contrast to what lies behind it is less than WCAG's AA asks for
+/// Returns every text whose contrast to its background is below WCAG level AA
 /// (<https://www.w3.org/TR/WCAG22/#contrast-minimum>).
 pub const CONTRAST: &str = r#"
 const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });

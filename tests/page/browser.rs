@@ -1,5 +1,5 @@
-//! A person at the page: goes to a view, waits until something is said, and is sure at the end that nothing went wrong
-//! that one does not see: no error on the console, no request to anybody else.
+//! A user at the page: opens views, waits for texts, and checks at the end for invisible faults. These are errors on
+//! the console and requests to other servers.
 
 use std::ops::Deref;
 use std::time::{Duration, Instant};
@@ -30,22 +30,22 @@ impl Browser {
         browser
     }
 
-    /// Goes to another view without loading the page anew.
+    /// Goes to another view without reloading the page.
     pub async fn visit(&self, hash: &str) {
         self.run_with("location.hash = args[0]", json!([hash])).await;
     }
 
-    /// What a person sees inside of an element, with plain spaces; empty if it is not there.
+    /// Visible text of an element, with plain spaces; empty if the element does not exist.
     pub async fn text(&self, css: &str) -> String {
         let script = "return document.querySelector(args[0])?.innerText ?? ''";
         self.run_with(script, json!([css])).await.as_str().unwrap().replace('\u{a0}', " ")
     }
 
-    /// Waits until an element says so.
+    /// Waits until an element contains the text.
     pub async fn await_text(&self, css: &str, wanted: &str) {
         let deadline = Instant::now() + PATIENCE;
         while !self.text(css).await.contains(wanted) {
-            assert!(Instant::now() < deadline, "`{css}` never says `{wanted}`:\n{}", self.text("body").await);
+            assert!(Instant::now() < deadline, "`{css}` does not show `{wanted}`:\n{}", self.text("body").await);
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
@@ -59,7 +59,7 @@ impl Browser {
         }
     }
 
-    /// Every address that was asked for since this was called last.
+    /// Every URL requested since the last call.
     pub async fn requests(&self) -> Vec<String> {
         let entries = self.log("performance").await;
         let messages = entries.iter().filter_map(|entry| entry["message"].as_str());
@@ -68,24 +68,24 @@ impl Browser {
         sent.filter_map(|event| event["message"]["params"]["request"]["url"].as_str().map(str::to_owned)).collect()
     }
 
-    /// The end of every flow. `refusals` are answers that the flow wanted to be refused: browsers log those themselves.
+    /// Checks at the end of every flow. `refusals`: errors that the flow expects; browsers log them too.
     pub async fn nothing_went_wrong(self, refusals: &[&str]) {
         let logged = self.log("browser").await;
         let said: Vec<&str> = logged.iter().filter_map(|entry| entry["message"].as_str()).collect();
         let errors: Vec<&&str> =
             said.iter().filter(|text| !refusals.iter().any(|wanted| text.contains(wanted))).collect();
-        assert!(errors.is_empty(), "on the console: {errors:#?}");
+        assert!(errors.is_empty(), "errors on the console: {errors:#?}");
         let asked = self.requests().await;
         assert!(asked.iter().any(|url| url.contains("/api/v1/overview")), "nothing was recorded: {asked:?}");
         let browsers_own =
             |url: &str| ["data:", "about:", "chrome:", "blob:null"].iter().any(|own| url.starts_with(own));
-        // A name and a password in an address lead to nobody else.
+        // A user name and password in a URL do not change the server.
         let nameless = |url: &str| match url.strip_prefix("http://").and_then(|rest| rest.split_once('@')) {
             Some((name, rest)) if !name.contains('/') => format!("http://{rest}"),
             _ => url.to_owned(),
         };
         let elsewhere: Vec<&String> =
             asked.iter().filter(|url| !nameless(url).starts_with(&self.origin) && !browsers_own(url)).collect();
-        assert!(elsewhere.is_empty(), "asked of others: {elsewhere:?}");
+        assert!(elsewhere.is_empty(), "requests to other servers: {elsewhere:?}");
     }
 }

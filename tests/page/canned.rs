@@ -1,5 +1,5 @@
-//! An API that says everything at once: each state, each tone, amounts of every kind, and text that tries to be markup.
-//! The page itself still comes from the real program.
+//! An API with prepared data: each state, each tone, amounts of every kind, and text that looks like markup. The page
+//! itself is served by the real program.
 
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
@@ -15,9 +15,9 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::stand::Stand;
 use crate::webdriver::PATIENCE;
 
-/// What somebody may have written into a reason, an id or a row.
+/// Hostile text, as it may be in a reason, an id or a row.
 pub const HOSTILE: &str = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>\n\r\t\u{1b}[2J\u{9b}\u{85}\u{202e}\u{2066}\u{200b}\u{feff}\u{ad}\u{2028}\u{7f}\u{e0041}";
-/// The instant of everything here.
+/// The current instant of the prepared data.
 pub const NOW: &str = "2026-03-01T12:00:00.000Z";
 const EARLIER: &str = "2026-03-01T11:57:55.000Z";
 
@@ -44,14 +44,14 @@ const JOB_STATES: [&str; 9] =
 struct Server {
     page: String,
     empty: bool,
-    /// Database and queue are away: figures are missing, and what is read from the database is refused.
+    /// Database and queue are unavailable: figures are missing, and reads of the database fail.
     troubled: bool,
-    /// Paths of the API that were asked for.
+    /// Paths of the API that were requested.
     asked: Arc<Mutex<Vec<String>>>,
     client: reqwest::Client,
 }
 
-/// Ends with its owner.
+/// The server stops when this is dropped.
 pub struct Canned {
     pub origin: String,
     asked: Arc<Mutex<Vec<String>>>,
@@ -63,7 +63,7 @@ impl Canned {
         Self::start_with(empty, false).await
     }
 
-    /// The engines behind it are away.
+    /// Starts with unavailable backends.
     pub async fn start_troubled() -> Self {
         Self::start_with(false, true).await
     }
@@ -84,16 +84,16 @@ impl Canned {
         Self { origin, asked, _serving: stop.drop_guard() }
     }
 
-    /// How often the API was asked.
+    /// Number of API requests so far.
     pub fn asked(&self) -> usize {
         self.asked.lock().unwrap().len()
     }
 
-    /// Waits until the API was asked so often again.
+    /// Waits until the page has sent this many more API requests.
     pub async fn await_questions(&self, more: usize) {
         let (before, deadline) = (self.asked(), Instant::now() + PATIENCE);
         while self.asked() < before + more {
-            assert!(Instant::now() < deadline, "the page asks no more: {} of {more}", self.asked() - before);
+            assert!(Instant::now() < deadline, "the page sends no more requests: {} of {more}", self.asked() - before);
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
@@ -131,7 +131,7 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
     axum::Json(told).into_response()
 }
 
-/// One provider, of which the limiter alone tells anything.
+/// One provider, with figures from the limiter only.
 fn troubled(parts: &[&str]) -> Response {
     if parts != ["overview"] {
         let away = axum::Json(json!({"error": "the database does not answer"}));
@@ -173,26 +173,26 @@ fn limit(name: &str, used: Option<u64>, more: Value) -> Value {
     limit
 }
 
-/// What some of the providers have that the others have not.
+/// Fields that only some of the providers have.
 fn peculiar(state: &str) -> Value {
     match state {
-        // Whose payments wait decides.
+        // The clear time depends on whose payments wait.
         "waiting_for_limit" => {
             json!({"clears": {"kind": "depends_on_accounts", "at_least_ms": 34_000, "limits": ["per-account"], "about_ms": 428_000}})
         }
         "running" => {
             json!({"clears": {"kind": "depends_on_accounts", "at_least_ms": 34_000, "limits": ["per-account"], "about_ms": null}})
         }
-        // The limiter does not answer.
+        // The limiter does not respond.
         "backend_unavailable" => {
             json!({"limits": [limit("all", None, json!({})), limit("off", None, json!({"enabled": false})), limit("each", None, json!({"scope": "reference"}))]})
         }
         "breaker_open" => json!({"clears": {"kind": "not_while_breaker_open"}}),
         "closed" => json!({"clears": {"kind": "never", "limit": "closed"}}),
         "no_worker" => json!({"clears": {"kind": "unknown", "missing": "worker"}}),
-        // Its last good row counts.
+        // Its last valid row applies.
         "probing" => json!({"problems": ["limit all: max_requests is out of range"]}),
-        // Nobody has taken any of these.
+        // No worker has consumed any of these.
         "paused" => json!({
             "queued": 80, "unrecorded": 80, "waiting": 80, "clears": {"kind": "not_while_paused"},
             "clears_if_resumed": {"kind": "clears_in", "ms": 90_000},
@@ -280,7 +280,7 @@ fn story(state: &str) -> Value {
     });
     story.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     let more = match state {
-        // Received, delayed, sent, answered and finished within the millisecond of the answer.
+        // Received, delayed, sent, answered and finished, all within the millisecond of the response.
         "succeeded" => json!({
             "maybe_charged": false, "audit": [],
             "waited": {"reason": "waits for limit per-account", "since": "2026-03-01T11:57:55.100Z", "until": "2026-03-01T11:59:00.000Z", "request": 1},

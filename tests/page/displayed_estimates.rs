@@ -1,5 +1,5 @@
-//! What the page says where it would be easy to say something false: limits on accounts, what is in no ledger yet, engines
-//! that are silent, counts that are old, and the order of a payment's story.
+//! Displayed estimates and unknown figures: limits per account, unrecorded payments, unavailable backends, old counts,
+//! and the order of a payment's timeline.
 
 use serde_json::{Value, json};
 
@@ -19,7 +19,7 @@ async fn account_limits_mark_clear_time_as_estimate() {
     browser.await_text(&card("waiting-for-limit"), "about 7 min 8 s").await;
     browser.await_text(&card("waiting-for-limit"), "at the rate of the last minutes: limit per-account").await;
     assert!(!browser.text(&card("idle")).await.contains("at least"), "nothing depends on accounts there");
-    // Before a change: of such a limit nobody can say what it does, of another the least.
+    // Before a change: the effect of an account limit is unknown; for another limit, the lower bound is known.
     browser.visit("#/providers/running").await;
     browser.await_text("#limits-title", "Limits").await;
     browser.click("button[aria-label='Change limit per-account']").await;
@@ -65,7 +65,7 @@ async fn unreadable_payments_are_named() {
         browser
             .await_text(".unreadable", "The row of payment torn-1 cannot be read: column `wake_at` is no instant")
             .await;
-        // A page of them alone hides nothing that is behind it.
+        // A page of unreadable rows alone does not hide later pages.
         browser.await_true("return document.querySelector('.pages button:last-child').disabled === false").await;
     }
     browser.nothing_went_wrong(&[]).await;
@@ -104,7 +104,7 @@ async fn card_shows_the_tightest_limits() {
     browser.nothing_went_wrong(&[]).await;
 }
 
-/// Titles and words of a payment's story, in their order.
+/// Titles and texts of a payment's timeline, in their order.
 async fn story(browser: &Browser, id: &str) -> Vec<String> {
     browser.visit(&format!("#/jobs/{id}")).await;
     browser.await_text("h1", id).await;
@@ -132,11 +132,11 @@ async fn timeline_shows_only_what_happened() {
         assert!(entry.contains(words) && entry.contains(" UTC"), "{words}: {told:#?}");
     }
     assert!(!browser.text("#facts-title ~ *").await.contains("May have been charged"), "it was charged");
-    // Nothing left, so nothing was answered.
+    // No request left the worker, so there is no response.
     let told = story(&browser, "dead").await.join("\n");
     assert!(told.contains("Could not be sent") && told.contains("Connection refused."), "{told}");
     assert!(!told.contains("Response") && !told.contains("Sent "), "{told}");
-    // The sentence of where it stands is there once.
+    // The text of the current state appears once.
     story(&browser, "review").await;
     browser.await_text(".timeline", "Waits for manual review.").await;
     assert_eq!(browser.text(".checks .here .check-words").await, "");

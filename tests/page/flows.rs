@@ -1,4 +1,4 @@
-//! What operators do on the worst day of the month, clicked through against the real program.
+//! Flows of an operator on a bad day, clicked through against the real program: limits, pauses, reviews and replays.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ async fn stand() -> &'static Stand {
     tokio::task::spawn_blocking(Stand::shared).await.unwrap()
 }
 
-/// A command of the program, beside the browser.
+/// Runs a command of the program while the browser is open.
 async fn beside<T: Send + 'static>(act: impl FnOnce(&'static Stand) -> T + Send + 'static) -> T {
     tokio::task::spawn_blocking(move || act(Stand::shared())).await.unwrap()
 }
@@ -32,7 +32,7 @@ async fn limit_change_shows_a_preview_first() {
     assert_eq!(browser.run(confirm).await, json!(true), "nothing to confirm yet");
     browser.fill("dialog input[name=requests]", "2").await;
     browser.await_text("dialog", "Set to 2 per 1 min").await;
-    // The dry run has answered, and has changed nothing.
+    // The dry run has returned and has changed nothing.
     browser.await_true("return !document.querySelector('dialog button[type=submit]').disabled").await;
     browser.await_text("dialog .changes", "Clears in").await;
     assert_eq!(beside(|stand| stand.row("minute")).await["limit"][0]["max_requests"], 1);
@@ -89,7 +89,7 @@ async fn payment_is_found_with_its_timeline() {
     for said in ["Received", "Sent", "Response: accepted", "Succeeded"] {
         browser.await_text(".timeline", said).await;
     }
-    // One that waits says for what.
+    // A waiting payment names the cause of its wait.
     browser.visit("#/jobs?state=waiting&provider=minute").await;
     browser
         .await_true("return document.querySelectorAll('tbody a.none, tbody a[href^=\"#/jobs/minute-\"]').length > 0")
@@ -98,7 +98,7 @@ async fn payment_is_found_with_its_timeline() {
     browser.await_text("h1", "minute-").await;
     browser.await_true("return document.querySelector('.stands .summary')?.innerText.length > 20").await;
     browser.await_text(".stands", "limit").await;
-    // Filters by state count what the ledger has.
+    // A filter by state shows the ledger's payments.
     browser.visit("#/jobs?state=succeeded&provider=steady").await;
     let rows = format!("return document.querySelectorAll('tbody tr').length === {STEADY}");
     browser.await_true(&rows).await;
@@ -129,14 +129,14 @@ async fn a_review_is_resolved() {
 async fn dead_payments_are_replayed_at_a_rate() {
     let browser = Browser::open(&stand().await.origin, "#/attention?state=dead&provider=away").await;
     browser.await_true(&format!("return document.querySelectorAll('tbody tr').length === {AWAY}")).await;
-    // What all of them are is told before anything is done.
+    // The number of payments is shown before the action.
     browser.await_text("a[href='#/attention?state=dead&provider=away'] .badge", &AWAY.to_string()).await;
     browser.click("//button[text()='Replay all']").await;
     browser.await_text("dialog", &format!("Replay all {AWAY} dead payments of away?")).await;
     browser.click("//dialog//button[text()='Cancel']").await;
     browser.await_true("return document.querySelector('dialog[open]') === null").await;
     let _back = beside(Stand::away_is_back).await;
-    // One by hand first, then the rest at two a second.
+    // Replays one payment first, then the rest at two a second.
     browser.click("button[aria-label='Replay away-1']").await;
     browser.click("dialog button[type=submit]").await;
     browser.await_true(&format!("return document.querySelectorAll('tbody tr').length === {}", AWAY - 1)).await;
@@ -147,7 +147,7 @@ async fn dead_payments_are_replayed_at_a_rate() {
     let began = Instant::now();
     browser.click("dialog button[type=submit]").await;
     browser.await_text(".run", "3 of 3 replayed").await;
-    // The first at once, the last after two halves of a second. Not before: that is what the rate is for.
+    // The first at once, the last after two halves of a second. Without the rate it would be earlier.
     assert!(began.elapsed().as_millis() >= 1_000, "{:?}", began.elapsed());
     browser.await_text("main", "Nothing is dead").await;
     beside(|stand| stand.await_jobs("away", "succeeded", AWAY)).await;

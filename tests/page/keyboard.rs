@@ -1,5 +1,5 @@
-//! Everything by keys alone: where the focus goes, what a dialog does with it, and that an answer of the server does not
-//! take it away.
+//! Use of the page by keyboard alone: the order of the focus, the focus in dialogs, and that new data from the server
+//! do not move it.
 
 use serde_json::json;
 
@@ -10,18 +10,18 @@ const TAB: &str = "\u{E004}";
 const ENTER: &str = "\u{E007}";
 const ESCAPE: &str = "\u{E00C}";
 
-/// Presses Tab until the focus is on it.
+/// Presses Tab until the element has the focus.
 async fn tab_to(browser: &Browser, css: &str) {
     for _ in 0..60 {
         browser.press(TAB).await;
         let there = browser.run_with("return document.activeElement?.matches(args[0]) ?? false", json!([css])).await;
         if there == json!(true) {
             let ring = "const s = getComputedStyle(document.activeElement); return s.outlineStyle !== 'none' && parseFloat(s.outlineWidth) >= 2";
-            assert_eq!(browser.run(ring).await, json!(true), "`{css}` has the focus and does not show it");
+            assert_eq!(browser.run(ring).await, json!(true), "`{css}` has the focus without a visible outline");
             return;
         }
     }
-    panic!("Tab never comes to `{css}`");
+    panic!("Tab does not reach `{css}`");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -40,7 +40,7 @@ async fn a_limit_can_be_changed_without_a_mouse() {
     tab_to(&browser, "[aria-label='Change limit near']").await;
     browser.press(ENTER).await;
     browser.await_true("return document.activeElement.name === 'requests'").await;
-    // Round and round, and never to what lies behind.
+    // Tab cycles within the dialog and does not reach the page behind it.
     for _ in 0..12 {
         browser.press(TAB).await;
         let inside = "const at = document.activeElement; return at === document.body || at.closest('dialog') !== null";
@@ -61,7 +61,11 @@ async fn slash_key_searches_payments_and_providers() {
     browser.press("/").await;
     browser.await_true("return document.activeElement.id === 'search'").await;
     browser.press("a/b").await;
-    assert_eq!(browser.run("return document.activeElement.value").await, json!("a/b"), "typed, it is a letter");
+    assert_eq!(
+        browser.run("return document.activeElement.value").await,
+        json!("a/b"),
+        "in a field, the slash is a character"
+    );
     browser.fill("#search", "waiting").await;
     browser.press(ENTER).await;
     browser.await_text("h1", "waiting").await;

@@ -1,4 +1,4 @@
-//! The page lives without being loaded anew, rests while nobody sees it, and says when nobody answers.
+//! Polling of the page: it updates without a reload, pauses while the tab is hidden, and reports an unreachable server.
 
 use std::time::Duration;
 
@@ -15,11 +15,11 @@ async fn hidden_page_pauses_polling() {
     canned.await_questions(3).await;
     let handle = browser.cover().await;
     browser.await_true("return document.hidden").await;
-    // What was under way may still end.
+    // A request in flight may still end.
     tokio::time::sleep(Duration::from_millis(500)).await;
     let hidden = canned.asked();
     tokio::time::sleep(Duration::from_secs(6)).await;
-    assert_eq!(canned.asked(), hidden, "asked while hidden");
+    assert_eq!(canned.asked(), hidden, "requests were sent while the tab was hidden");
     browser.uncover(&handle).await;
     browser.await_true("return !document.hidden").await;
     canned.await_questions(2).await;
@@ -32,7 +32,7 @@ async fn unreachable_server_is_shown_with_its_time() {
     let browser = Browser::open(&canned.origin, "").await;
     browser.await_text("main", "429s").await;
     browser.await_text(".pulse", "Live").await;
-    // The connection is cut, without the port being free for somebody else.
+    // Chromium cuts the connection; the server keeps its port.
     let offline =
         |offline: bool| json!({"offline": offline, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1});
     browser.cdp("Network.emulateNetworkConditions", offline(true)).await;
@@ -46,7 +46,7 @@ async fn unreachable_server_is_shown_with_its_time() {
     browser.nothing_went_wrong(&["ERR_INTERNET_DISCONNECTED"]).await;
 }
 
-/// The server answers, and what it reads from does not: nothing is a zero, green, or loading for ever.
+/// The server responds, but its backends do not. No figure is zero or green, and no view loads for ever.
 #[tokio::test(flavor = "multi_thread")]
 async fn unavailable_backends_are_shown_in_every_view() {
     let canned = Canned::start_troubled().await;
@@ -57,7 +57,7 @@ async fn unavailable_backends_are_shown_in_every_view() {
     assert_eq!(browser.run("return document.querySelector('.pulse').className").await, json!("pulse lost"));
     let figures = browser.run("return [...document.querySelectorAll('main dd')].map((dd) => dd.innerText)").await;
     assert!(!figures.as_array().unwrap().contains(&json!("0")), "{figures}");
-    // A chart of nothing has no scale.
+    // A chart without data has no scale.
     browser.await_true("return document.querySelector('.card .canvas').classList.contains('no-data')").await;
     for hash in ["#/jobs", "#/workers", "#/attention?state=review", "#/jobs/p1"] {
         browser.visit(hash).await;
@@ -82,12 +82,12 @@ async fn theme_follows_the_system_until_chosen() {
     system("dark").await;
     let dark = browser.run(background).await;
     assert_ne!(light, dark);
-    // Automatic, light, dark, and round again.
+    // Automatic, light, dark, and automatic again.
     browser.click(".theme").await;
     assert_eq!(browser.run(background).await, light);
     browser.run("location.reload()").await;
     browser.await_text("main", "429s").await;
-    assert_eq!(browser.run(background).await, light, "the choice is forgotten");
+    assert_eq!(browser.run(background).await, light, "the chosen theme is lost");
     browser.click(".theme").await;
     system("light").await;
     assert_eq!(browser.run(background).await, dark);

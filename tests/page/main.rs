@@ -1,5 +1,5 @@
-//! The web page in a real browser: clicked through on a running `sluicegate run`, and looked at with data in which
-//! everything happens at once.
+//! The web page in a real browser: flows on a running `sluicegate run`, and views of prepared data with every state at
+//! once.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a helper of a test fails its test")]
 
 #[path = "../support/mod.rs"]

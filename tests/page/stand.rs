@@ -1,5 +1,5 @@
-//! The program as people start it, with everything embedded, and strict providers beside it. One for all tests: each flow
-//! has a provider of its own.
+//! The program as operators start it, with all backends embedded, and strict providers. All tests share it, and each
+//! flow has a provider of its own.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -13,13 +13,14 @@ use crate::webdriver::PATIENCE;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_sluicegate");
 
-/// Payments of `steady`, all settled soon.
+/// Payments of `steady`, which all finish soon.
 pub const STEADY: usize = 12;
 /// Payments of `minute`: the first is sent, the others wait for their minutes.
 pub const MINUTE: usize = 6;
-/// Payments of `lossy`, whose answers are lost: all in review. Fewer than open a breaker, like those of `away`.
+/// Payments of `lossy`, whose responses are lost: all in review. Like those of `away`, they are too few to open a
+/// breaker.
 pub const LOSSY: usize = 3;
-/// Payments of `away`, where nobody answered: all dead.
+/// Payments of `away`, where no server listens: all dead.
 pub const AWAY: usize = 4;
 
 pub struct Stand {
@@ -27,7 +28,7 @@ pub struct Stand {
     dir: PathBuf,
     ops: String,
     away_port: u16,
-    /// Dropped, they end.
+    /// The processes end when this is dropped.
     _servers: Vec<Server>,
 }
 
@@ -47,7 +48,7 @@ impl Stand {
         })
     }
 
-    /// Program and providers, with nothing to do.
+    /// Starts program and providers, without jobs.
     pub fn start() -> Self {
         let dir = private_dir("page");
         let [steady, lossy, away_port, ops] = [free_port(), free_port(), free_port(), free_port()];
@@ -91,7 +92,7 @@ impl Stand {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Payments `NAME-1`, `NAME-2`, … of a provider.
+    /// Enqueues payments `NAME-1`, `NAME-2`, … of a provider.
     pub fn enqueue(&self, provider: &str, jobs: usize) {
         let lines = (1..=jobs).map(|n| {
             format!(r#"{{"id":"{provider}-{n}","provider":"{provider}","amount":{},"currency":"EUR"}}"#, 1_250 * n)
@@ -101,7 +102,7 @@ impl Stand {
         self.sluicegate(&["enqueue", "--file", file.to_str().unwrap()]);
     }
 
-    /// Waits until so many payments of a provider are in a state.
+    /// Waits until this many payments of a provider are in a state.
     pub fn await_jobs(&self, provider: &str, state: &str, wanted: usize) {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -111,12 +112,12 @@ impl Stand {
                 return;
             }
             let log = std::fs::read_to_string(self.dir.join("worker.log")).unwrap_or_default();
-            assert!(Instant::now() < deadline, "{provider} has no {wanted} {state}: {listed}\n{log}");
+            assert!(Instant::now() < deadline, "{provider} does not have {wanted} {state} payments: {listed}\n{log}");
             std::thread::sleep(Duration::from_millis(100));
         }
     }
 
-    /// The provider that was away comes back where it was.
+    /// Starts the missing server of provider `away` on its port.
     pub fn away_is_back(&self) -> Server {
         fake(&self.dir, self.away_port, &[], None)
     }

@@ -1,5 +1,5 @@
-//! A small WebDriver client: one chromedriver and one headless Chromium with a profile of its own, gone with their owner.
-//! (<https://www.w3.org/TR/webdriver2/>)
+//! A small WebDriver client (<https://www.w3.org/TR/webdriver2/>): one chromedriver and one headless Chromium with a
+//! profile of its own. Both end when it is dropped.
 
 use std::time::{Duration, Instant};
 
@@ -22,15 +22,15 @@ const FLAGS: [&str; 10] = [
     "--disable-dev-shm-usage",
     "--window-size=1280,900",
 ];
-/// W3C's name of an element's reference.
+/// Key of an element reference in W3C WebDriver.
 const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
-/// For whatever is waited for; idle machines need a hundredth of it.
+/// Longest wait for any condition; an idle machine needs a hundredth of it.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 pub struct Driver {
     client: reqwest::Client,
     session: String,
-    /// Kills the driver and, in its process group, the browser.
+    /// Dropped, it kills the driver and, in its process group, the browser.
     _server: Server,
 }
 
@@ -66,7 +66,7 @@ impl Driver {
         Self { client, session, _server: server }
     }
 
-    /// One command; a refusal is the error's name and message.
+    /// Sends one command; an error is its name and message.
     pub async fn command(&self, method: Method, path: &str, body: Option<Value>) -> Result<Value, String> {
         send(&self.client, method, &format!("{}{path}", self.session), body).await
     }
@@ -89,12 +89,12 @@ impl Driver {
         self.post("/execute/sync", json!({ "script": script, "args": args })).await
     }
 
-    /// A command of Chromium's own protocol.
+    /// Sends a command of the Chrome DevTools Protocol.
     pub async fn cdp(&self, command: &str, parameters: Value) -> Value {
         self.post("/goog/cdp/execute", json!({ "cmd": command, "params": parameters })).await
     }
 
-    /// The first element that fits, once there is one. `xpath` begins with `/`; anything else is CSS.
+    /// Waits for an element and returns the first match. `xpath` begins with `/`; anything else is CSS.
     pub async fn find(&self, what: &str) -> Element {
         let using = if what.starts_with('/') { "xpath" } else { "css selector" };
         let deadline = Instant::now() + PATIENCE;
@@ -111,7 +111,7 @@ impl Driver {
         }
     }
 
-    /// Clicks as a person does. An element that was drawn anew, or is covered for a moment, is looked for again.
+    /// Clicks like a user. An element that was drawn again, or is covered for a moment, is searched again.
     pub async fn click(&self, what: &str) {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -131,7 +131,7 @@ impl Driver {
         self.post(&format!("/element/{id}/value"), json!({ "text": text })).await;
     }
 
-    /// Presses keys wherever the focus is. Special keys: `\u{E004}` Tab, `\u{E007}` Enter, `\u{E00C}` Esc.
+    /// Presses keys at the current focus. Special keys: `\u{E004}` Tab, `\u{E007}` Enter, `\u{E00C}` Esc.
     pub async fn press(&self, keys: &str) {
         let strokes = keys.chars().flat_map(|key| {
             let stroke = |kind: &str| json!({ "type": kind, "value": key.to_string() });
@@ -141,12 +141,12 @@ impl Driver {
         self.post("/actions", json!({ "actions": [source] })).await;
     }
 
-    /// What was logged of a kind (`browser`, `performance`) since it was asked for last.
+    /// Log entries of a kind (`browser`, `performance`) since the last call.
     pub async fn log(&self, kind: &str) -> Vec<Value> {
         self.post("/se/log", json!({ "type": kind })).await.as_array().unwrap().clone()
     }
 
-    /// Opens a tab in front of the present one, which is hidden from then on; returns the handle of the present one.
+    /// Opens a tab in front of the current one, which is hidden from then on. Returns the handle of the current one.
     pub async fn cover(&self) -> String {
         let handle = self.command(Method::GET, "/window", None).await.unwrap().as_str().unwrap().to_owned();
         let other = self.post("/window/new", json!({ "type": "tab" })).await;

@@ -1,4 +1,4 @@
-//! The readouts of one worker, as plain figures: overview, workers, limits, explanations, metrics, dashboard and alerts.
+//! Readouts of one worker, as plain figures: overview, workers, limits, explanations, metrics, dashboard and alerts.
 
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
@@ -10,12 +10,12 @@ use serde_json::Value;
 use super::Deployment;
 use super::prometheus::Prometheus;
 
-/// A readout that takes longer is missing.
+/// A readout that takes longer counts as missing.
 const ANSWER_MAX: Duration = Duration::from_secs(4);
-/// A question that takes so long has waited for a backend.
+/// A request that takes this long has waited for a backend.
 const WAITED_MIN: Duration = Duration::from_secs(1);
 
-/// What one worker showed at one moment. A readout that did not answer is absent.
+/// All readouts of one worker at one moment; `None`: no response.
 #[derive(Clone, Debug, Default)]
 pub struct Shown {
     pub overview: Option<Overview>,
@@ -25,7 +25,7 @@ pub struct Shown {
     /// By provider.
     pub limits: BTreeMap<String, Result<Vec<Limit>, String>>,
     pub explained: Vec<Explained>,
-    /// Waiting jobs by provider, from `/metrics`; empty where the worker leaves the sample out.
+    /// Waiting jobs by provider, from `/metrics`; empty if the worker omits the sample.
     pub waiting_metric: Option<BTreeMap<String, f64>>,
     /// The dashboard's panels: value by provider.
     pub panels: BTreeMap<String, BTreeMap<String, f64>>,
@@ -44,7 +44,7 @@ pub struct Provider {
     pub state: String,
     pub cause: String,
     pub waiting: u64,
-    /// The figure is a lower bound, and says so.
+    /// The figure is marked as a lower bound.
     pub at_least: bool,
     pub in_flight: u64,
     pub finished: u64,
@@ -56,30 +56,31 @@ pub struct Limit {
     pub name: String,
     pub used: u64,
     pub capacity: u64,
-    /// Requests that the provider received within the window, of those that were certainly counted at the look.
+    /// Requests that the provider received within the window and that were certainly counted at the time of the
+    /// readout.
     pub received: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explained {
     pub job: String,
-    /// The ledger's state before and after the question.
+    /// The ledger's state before and after the request.
     pub before: Option<String>,
     pub after: Option<String>,
     pub state: Option<String>,
 }
 
-/// States that end a job's way.
+/// Final states of a job.
 const FINISHED: [&str; 6] = ["succeeded", "declined", "dead", "expired", "review", "cancelled"];
 
-/// What one worker shows of counts alone.
+/// Reads only the counts of one worker.
 pub fn counts(port: u16) -> Shown {
     let overview = get_json(port, "/api/v1/overview").and_then(|body| overview(&body));
     let metrics = get(port, "/metrics").filter(|(status, _)| *status == 200);
     Shown { overview, waiting_metric: metrics.map(|(_, text)| waiting(&text)), ..Shown::default() }
 }
 
-/// Everything that one worker shows.
+/// Reads all readouts of one worker.
 pub fn everything(deployment: &dyn Deployment, port: u16, jobs: &[String], prometheus: Option<&Prometheus>) -> Shown {
     let counts = counts(port);
     let workers = get_json(port, "/api/v1/workers");
@@ -90,7 +91,8 @@ pub fn everything(deployment: &dyn Deployment, port: u16, jobs: &[String], prome
     };
     let names: Vec<String> = counts.overview.iter().flat_map(|shown| shown.providers.keys().cloned()).collect();
     let limits = names.iter().map(|name| (name.clone(), limits(deployment, port, name))).collect();
-    // Each question waits for a backend that has just gone away, and ten of them would outlast the outage, unseen.
+    // Each request waits for a backend that has just become unavailable. Ten of them would outlast the outage, so that
+    // it would go unnoticed.
     let mut explained: Vec<Explained> = Vec::new();
     for job in jobs {
         let begun = Instant::now();
@@ -187,7 +189,7 @@ fn get_json(port: u16, path: &str) -> Option<Value> {
     (status == 200).then(|| serde_json::from_str(&text).ok())?
 }
 
-/// Status and body of one GET; `None`: no complete answer in time.
+/// Status and body of one GET; `None`: no complete response in time.
 pub fn get(port: u16, path: &str) -> Option<(u16, String)> {
     let address = ([127, 0, 0, 1], port).into();
     let mut stream = TcpStream::connect_timeout(&address, ANSWER_MAX).ok()?;

@@ -1,15 +1,15 @@
-//! Finish times that were shown, held against those that came.
+//! Shown finish times, compared with the actual finish times of the providers' backlogs.
 
 use std::time::Duration;
 
 use super::History;
 use super::judge::{Around, open};
 
-/// A finish time that was shown, and the one that came.
+/// A shown finish time, and the actual one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FinishTime {
     pub provider: String,
-    /// Waiting and in flight.
+    /// Payments waiting and in flight.
     pub open: u64,
     pub shown_at: Duration,
     pub shown: Duration,
@@ -17,14 +17,14 @@ pub struct FinishTime {
 }
 
 impl FinishTime {
-    /// Within a fifth of what was left, or five seconds.
+    /// Correct if it is off by at most a fifth of the remaining time, or five seconds.
     pub fn is_right(&self) -> bool {
         let left = self.came.saturating_sub(self.shown_at);
         self.shown.abs_diff(self.came) <= (left / 5).max(Duration::from_secs(5))
     }
 }
 
-/// Finish times that were shown while everything was calm and nothing more was published, of providers that finished.
+/// Finish times shown while the deployment was calm and no more payments were published, of providers that finished.
 pub fn finish_times(history: &History) -> Vec<FinishTime> {
     let mut found = Vec::new();
     for sample in &history.samples {

@@ -1,8 +1,8 @@
-//! The judge of readouts: which of them did not say what was true, by a pure comparison of two records.
+//! The judge of readouts: finds false readouts by comparing the record of readouts with the record of the truth.
 //!
-//! Every readout has an age, and a backend that has just come back needs a moment. So a figure is right if it lies between
-//! the smallest and the largest truth of the last [`AGE_MAX`], and a claim about a backend is judged only if the truth has
-//! stood still for [`GRACE`].
+//! Every readout has an age, and recovery from an outage takes a moment. So a figure is correct if it lies between the
+//! smallest and the largest true value of the last [`AGE_MAX`]. A statement about a backend is judged only if the truth
+//! has not changed for [`GRACE`].
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -13,20 +13,19 @@ use super::{History, Sample, Truth};
 
 /// Age that a readout may have.
 pub const AGE_MAX: Duration = Duration::from_secs(6);
-/// Time after which every readout knows that a backend is unavailable, or available again.
+/// Time after which every readout reports that a backend is unavailable, or available again.
 pub const GRACE: Duration = Duration::from_secs(6);
-/// Longest lease, and a readout's age: what a killed or frozen worker held may be counted twice until then.
+/// Longest lease plus a readout's age. Until then, jobs of a killed or frozen worker may be counted twice.
 const LEASE_MAX: Duration = Duration::from_secs(40);
-/// Most payments that workers have taken from a queue and not recorded yet: they are in no source for up to half a second.
+/// Most payments that workers have consumed and not recorded yet: they are in no source for up to half a second.
 const TAKEN_MAX: u64 = 64;
-/// States that say that a backend or every worker is unavailable.
+/// States that report an unavailable backend, or no worker.
 const UNAVAILABLE: [&str; 2] = ["backend_unavailable", "no_worker"];
-/// Said of a database that answers, and that wrote nothing in time for half a second: true on a machine that has too much
-/// to do, and over after a second.
+/// Cause of a database that answers but has committed nothing for half a second. It is correct on an overloaded
+/// machine, and gone after a second.
 const TOO_SLOW: &str = "the ledger does not commit within the send budget";
-/// Alerts whose expression may be true while nothing is wrong: a limit that is used in full, a paused provider with a
-/// backlog, payments that wait for a person, what a provider refuses on purpose, messages that are no jobs,
-/// and what counts the last five minutes.
+/// Alerts whose expression may be true without a fault. Causes: a limit used in full, a paused provider's backlog,
+/// payments in review, a provider's expected refusals, invalid messages, and counts over the last five minutes.
 const EARNED: [&str; 6] = [
     "SluicegateMessagesRejected",
     "SluicegateLimitNearlyUsed",
@@ -36,10 +35,10 @@ const EARNED: [&str; 6] = [
     "SluicegateSettingsNotRead",
 ];
 
-/// Untruths of one rule that are printed.
+/// Printed violations per rule.
 const PRINTED: usize = 12;
 
-/// A readout that was not true.
+/// A false readout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Untruth {
     pub rule: &'static str,
@@ -50,7 +49,7 @@ pub struct Untruth {
 
 type Rule = fn(&Around<'_>) -> Vec<String>;
 
-/// In the order of the report.
+/// All rules, in the order of the report.
 pub const RULES: [(&str, Rule); 9] = [
     ("limits can be looked at", limits_answer),
     ("usage is what the provider received", usage),
@@ -63,12 +62,12 @@ pub const RULES: [(&str, Rule); 9] = [
     ("explanations name the state", explanations),
 ];
 
-/// All untruths of a history.
+/// All false readouts of a history.
 pub fn judge(history: &History) -> Vec<Untruth> {
     judge_by(history, |_| true)
 }
 
-/// Untruths of a history that these rules find.
+/// False readouts of a history that these rules find.
 pub fn judge_by(history: &History, counts: impl Fn(&str) -> bool) -> Vec<Untruth> {
     let mut found = Vec::new();
     for sample in &history.samples {
@@ -81,7 +80,7 @@ pub fn judge_by(history: &History, counts: impl Fn(&str) -> bool) -> Vec<Untruth
     found
 }
 
-/// The untruths by rule, the first few of each.
+/// False readouts by rule, the first few of each.
 pub fn table(untruths: &[Untruth]) -> String {
     let mut text = String::new();
     for (rule, _) in RULES {
@@ -95,7 +94,7 @@ pub fn table(untruths: &[Untruth]) -> String {
     text
 }
 
-/// How often each rule had something to judge, by name: a rule that never had proves nothing.
+/// Number of readouts that each rule judged. A rule without any proves nothing.
 pub fn judged(history: &History) -> BTreeMap<&'static str, usize> {
     let mut counts = BTreeMap::new();
     for sample in &history.samples {
@@ -121,12 +120,12 @@ pub fn judged(history: &History) -> BTreeMap<&'static str, usize> {
     counts
 }
 
-/// One sample and the truths that it may show.
+/// One sample, and the true values that it may show.
 pub struct Around<'a> {
     sample: &'a Sample,
-    /// No worker came, went or stood still for [`LEASE_MAX`], or since the start.
+    /// No worker started, ended or stopped for [`LEASE_MAX`], or since the start.
     no_lost_leases: bool,
-    /// From the last one that ended [`AGE_MAX`] before the question to the first one that began after the answer.
+    /// From the last one that ended [`AGE_MAX`] before the request to the first one that began after the response.
     truths: Vec<&'a Truth>,
 }
 
@@ -149,7 +148,7 @@ impl<'a> Around<'a> {
         !self.truths.is_empty() && self.truths.iter().all(|truth| holds(truth))
     }
 
-    /// Nothing was wrong for [`GRACE`]: all backends answered all workers, and no worker came or went.
+    /// For [`GRACE`], all backends answered all workers, and no worker started or ended.
     pub(super) fn is_calm(&self) -> bool {
         let first = self.truths.first();
         let same = |truth: &Truth| first.is_some_and(|first| first.workers == truth.workers);
@@ -159,13 +158,13 @@ impl<'a> Around<'a> {
             && first.is_some_and(|first| first.to + GRACE <= self.sample.asked)
     }
 
-    /// A backend was down for [`GRACE`] and still is.
+    /// A backend has been down for [`GRACE`] and still is.
     fn has_been_down(&self, answers: impl Fn(&Truth) -> bool) -> bool {
         let first = self.truths.first();
         self.always(|truth| !answers(truth)) && first.is_some_and(|first| first.to + GRACE <= self.sample.asked)
     }
 
-    /// Redis answered, and lost nothing.
+    /// Redis was available and lost no data.
     fn limiter_kept(&self) -> bool {
         self.is_calm() && self.always(|truth| truth.limiter_kept == Some(true))
     }
@@ -178,14 +177,14 @@ impl<'a> Around<'a> {
         self.overview().into_iter().flat_map(|overview| &overview.providers).map(|(name, shown)| (name.as_str(), shown))
     }
 
-    /// Smallest and largest number of a provider's payments that had ended.
+    /// Smallest and largest number of a provider's finished payments.
     fn finished(&self, provider: &str) -> Option<Bounds> {
         let finished = self.truths.iter().filter_map(|truth| finished(truth, provider));
         finished.map(|finished| Bounds { least: finished, most: finished }).reduce(Bounds::and)
     }
 
-    /// Smallest and largest number of a provider's payments that had not ended; those that a queue holds twice count twice
-    /// at most.
+    /// Smallest and largest number of a provider's unfinished payments. A payment with two messages in the queue counts
+    /// at most twice.
     fn open(&self, provider: &str) -> Option<Bounds> {
         self.truths
             .iter()
@@ -194,7 +193,7 @@ impl<'a> Around<'a> {
     }
 }
 
-/// A range that a figure must lie in.
+/// Range in which a figure must lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     pub least: u64,
@@ -275,7 +274,7 @@ fn waiting(around: &Around<'_>) -> Vec<String> {
     for (name, shown) in around.providers() {
         let Some(open) = around.open(name) else { continue };
         let figure = shown.waiting + shown.in_flight;
-        // Where nothing moves the figure is exact.
+        // If no payment moves, the figure is exact.
         let least = if open.least == open.most { open.least } else { open.least.saturating_sub(TAKEN_MAX) };
         if !(least..=open.most).contains(&figure) || shown.at_least {
             found.push(format!("{name}: {open:?} are open, shown are {shown:?}"));
@@ -285,7 +284,7 @@ fn waiting(around: &Around<'_>) -> Vec<String> {
             found.push(format!("{name}: {finished:?} have ended, shown are {shown:?}"));
         }
         let metric = around.sample.shown.waiting_metric.as_ref().map(|metric| metric.get(name));
-        // Requests in flight are no part of this figure, and are at most as many as are open.
+        // This figure excludes requests in flight, so it may be lower by their number.
         if let Some(metric) = metric
             && metric.is_none_or(|metric| *metric > as_float(open.most) || *metric + 64.0 < as_float(open.least))
         {
@@ -307,7 +306,7 @@ fn missing_sources(around: &Around<'_>) -> Vec<String> {
             found.push(format!("{name}: {} wait as if every source had answered", shown.waiting));
         }
         if let Some(ms) = shown.clears_in_ms {
-            found.push(format!("{name}: clears in {ms} ms, and what waits is not known"));
+            found.push(format!("{name}: clears in {ms} ms, although the backlog is unknown"));
         }
     }
     let metric = around.sample.shown.waiting_metric.iter().flatten();
@@ -324,7 +323,7 @@ fn dashboard(around: &Around<'_>) -> Vec<String> {
     for (name, _) in around.providers() {
         let Some(open) = around.open(name) else { continue };
         let shown = waiting.and_then(|panel| panel.get(name));
-        // A worker holds at most its slots in flight, which this panel leaves out.
+        // A worker has at most its slots in flight, which this panel excludes.
         if shown.is_none_or(|shown| *shown > as_float(open.most) || *shown + 64.0 < as_float(open.least)) {
             found.push(format!("{name}: {open:?} are open, the panel shows {shown:?}"));
         }

@@ -1,4 +1,4 @@
-//! The judge of readouts finds each kind of untruth, and nothing in a true history.
+//! Tests of the readout judge: it finds each kind of false readout, and none in a true history.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -139,14 +139,14 @@ fn figure_without_its_source_is_a_violation() {
 #[test]
 fn recent_change_may_be_shown_late() {
     let mut history = true_history();
-    // Three more are published at second 17; readouts may show 50 to 53 then, and nothing else.
+    // Three more are published at second 17. From then on, readouts may show 50 to 53.
     for truth in &mut history.truths[17..] {
         truth.published.insert("acme".to_owned(), Published { confirmed: 60, sent: 60, copies: 0 });
     }
     assert_eq!(judge(&history), Vec::new());
     acme(history.samples.last_mut().unwrap()).waiting = 54;
     assert_eq!(judge(&history).len(), 1);
-    // A worker that is frozen, or a backend that answered nobody a moment ago, excuses claims about backends.
+    // A frozen worker, or a backend that was just unavailable to all, excuses statements about backends.
     let mut history = true_history();
     history.truths[16].workers[1].healthy = false;
     acme(history.samples.last_mut().unwrap()).state = "backend_unavailable".to_owned();
@@ -156,7 +156,7 @@ fn recent_change_may_be_shown_late() {
 
 #[test]
 fn finish_times_are_checked_against_actual_ones() {
-    // Five payments of fifty end each second, from second 8 to second 17.
+    // Five payments of fifty finish each second, from second 8 to second 17.
     let mut history = true_history();
     for (number, truth) in history.truths.iter_mut().enumerate() {
         let ended = 7 + 5 * u64::try_from(number).unwrap().saturating_sub(7).min(10);

@@ -1,8 +1,8 @@
-//! The readout oracle: what a running deployment shows, held against the truth every second.
+//! The readout oracle: it compares the readouts of a running deployment with the truth every second.
 //!
-//! A green test of a formatter says nothing about a readout on real traffic. So while a test loads and breaks a deployment,
-//! [`watch`] asks every readout of its workers each second, and reads what they describe from its source: the ledger by SQL,
-//! the queues from the broker, the requests from the provider's own record. [`judge`] compares the two afterwards.
+//! A test of a formatter says nothing about a readout under real traffic. While a test loads and breaks a deployment,
+//! [`watch`] reads every readout of its workers each second. It also reads the truth from its source: the ledger by
+//! SQL, the queues from the broker, the requests from the provider's own records. Afterwards [`judge`] compares both.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,24 +17,24 @@ pub mod prometheus;
 
 use ask::Shown;
 
-/// Distance of two samples.
+/// Interval of the samples.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// A deployment under test, asked past its workers.
+/// A deployment under test, read without its workers.
 pub trait Deployment: Sync {
-    /// Workers that are meant to run.
+    /// Workers that should be running.
     fn workers(&self) -> Vec<WorkerTruth>;
     /// Jobs in the ledger by provider and state; `None`: the database does not answer.
     fn ledger(&self) -> Option<BTreeMap<String, BTreeMap<String, u64>>>;
     /// Messages ready by provider; `None`: the broker does not answer.
     fn ready(&self) -> Option<BTreeMap<String, u64>>;
-    /// Whether Redis still has what it had a sample ago; `None`: it does not answer.
+    /// Whether Redis still has the data of the previous sample; `None`: it does not answer.
     fn limiter_kept(&self) -> Option<bool>;
     /// Messages published so far, by provider.
     fn published(&self) -> BTreeMap<String, Published>;
     /// Requests that a provider received between two instants.
     fn received(&self, provider: &str, from: Instant, to: Instant) -> u64;
-    /// The state of one job in the ledger; `None`: the database does not answer, or has no such job.
+    /// State of one job in the ledger; `None`: the database does not answer, or has no such job.
     fn state_of(&self, job: &str) -> Option<String>;
 }
 
@@ -44,18 +44,18 @@ pub struct WorkerTruth {
     pub worker: usize,
     pub pid: u32,
     pub ops_port: u16,
-    /// Neither frozen nor killed, and nothing hinders its connections to the backends.
+    /// It is neither frozen nor killed, and its connections to the backends are undisturbed.
     pub healthy: bool,
 }
 
-/// What producers sent to one provider.
+/// Messages that producers sent to one provider.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Published {
     /// Distinct jobs that the broker has confirmed.
     pub confirmed: u64,
     /// Distinct jobs that were sent, confirmed or not.
     pub sent: u64,
-    /// Second copies of jobs; a queue can't tell them from new jobs.
+    /// Second copies of jobs; a queue cannot tell them from new jobs.
     pub copies: u64,
 }
 
@@ -71,7 +71,7 @@ pub struct Truth {
     pub workers: Vec<WorkerTruth>,
 }
 
-/// What one worker showed, asked and answered between two instants since the start of the watch.
+/// Readouts of one worker, requested and received between two instants since the start of the watch.
 #[derive(Clone, Debug, Default)]
 pub struct Sample {
     pub asked: Duration,
@@ -80,14 +80,14 @@ pub struct Sample {
     pub shown: Shown,
 }
 
-/// Everything that was read, in the order of time.
+/// All samples, in the order of time.
 #[derive(Clone, Debug, Default)]
 pub struct History {
     pub truths: Vec<Truth>,
     pub samples: Vec<Sample>,
 }
 
-/// Reads truth and readouts each second until `over`; each worker is asked in turn.
+/// Samples the truth and the readouts each second until `over`, one worker after another.
 pub fn watch(
     deployment: &dyn Deployment,
     jobs: &[String],
@@ -101,7 +101,7 @@ pub fn watch(
         let next = Instant::now() + EVERY;
         let truth = truth(deployment, begun);
         let workers = truth.workers.clone();
-        // While a backend is down, what needs it can't be judged, and each question waits for it.
+        // While a backend is down, the readouts that need it cannot be judged, and each request waits for it.
         let is_whole = truth.ledger.is_some() && truth.ready.is_some() && truth.limiter_kept.is_some();
         history.truths.push(truth);
         if let Some(worker) = workers.get(turn % workers.len().max(1)) {
@@ -121,7 +121,7 @@ pub fn watch(
 
 fn truth(deployment: &dyn Deployment, begun: Instant) -> Truth {
     let from = begun.elapsed();
-    // What was sent is read before and the ledger after it, so that no job seems to have ended before it was sent.
+    // The published jobs are read before the ledger, so that no job seems to have finished before it was sent.
     let published = deployment.published();
     let (ledger, ready) = (deployment.ledger(), deployment.ready());
     let (limiter_kept, workers) = (deployment.limiter_kept(), deployment.workers());

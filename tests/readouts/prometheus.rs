@@ -1,4 +1,4 @@
-//! A Prometheus that scrapes the workers each second and answers what Grafana and the alerts would ask.
+//! A Prometheus server that scrapes the workers each second and evaluates the queries of Grafana and of the alerts.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -11,7 +11,7 @@ use super::ask::get;
 use crate::support::process::{Server, free_port, private_dir};
 
 const START_MAX: Duration = Duration::from_secs(60);
-/// Panels of the dashboard that speak of the backlog, by title.
+/// Titles of the dashboard's panels about the backlog.
 pub const PANELS: [&str; 3] = ["Waiting", "Oldest", "Clears in"];
 
 pub struct Prometheus {
@@ -23,7 +23,7 @@ pub struct Prometheus {
 }
 
 impl Prometheus {
-    /// Starts it without targets; its data go with it.
+    /// Starts it without targets. Its data are deleted when it is dropped.
     pub fn start() -> Self {
         let (dir, port) = (private_dir("prometheus"), free_port());
         let targets = dir.join("targets.json");
@@ -60,7 +60,7 @@ impl Prometheus {
         std::fs::rename(aside, self.dir.join("targets.json")).unwrap();
     }
 
-    /// The panels' values by provider, as Grafana would show them now.
+    /// Values of the panels by provider, as Grafana would show them now.
     pub fn panels(&self) -> BTreeMap<String, BTreeMap<String, f64>> {
         let value = |series: &Value| {
             let provider = series["metric"]["provider"].as_str().unwrap_or_default().to_owned();
@@ -73,7 +73,7 @@ impl Prometheus {
         self.panels.iter().filter_map(panel).collect()
     }
 
-    /// Names of the alerts whose expression is true now, whatever time they give it; `None`: no answer.
+    /// Names of the alerts whose expression is true now, whatever their `for` duration; `None`: no response.
     pub fn alerts(&self) -> Option<Vec<String>> {
         let mut found = Vec::new();
         for (name, expression) in &self.alerts {
@@ -97,7 +97,7 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(path).unwrap()
 }
 
-/// The first expression of each panel in [`PANELS`].
+/// First expression of each panel in [`PANELS`].
 fn panels() -> Vec<(&'static str, String)> {
     let dashboard: Value = serde_json::from_str(&read("grafana/sluicegate.json")).unwrap();
     let mut open: Vec<&Value> = dashboard["panels"].as_array().unwrap().iter().collect();

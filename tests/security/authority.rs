@@ -1,4 +1,4 @@
-//! An authority of our own, made with the openssl program, and what it signs.
+//! A certificate authority for tests, made with the openssl program, and the certificates that it signs.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,7 +11,7 @@ const LEAF: &str = "[req]\ndistinguished_name = dn\nprompt = no\n[dn]\nCN = leaf
 const SIGNING: &str = "[ca]\ndefault_ca = own\n[own]\ndatabase = index.txt\nserial = serial\nnew_certs_dir = .\n\
     default_md = sha256\npolicy = any\n[any]\ncommonName = supplied\n";
 const NEW_KEY: [&str; 5] = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"];
-/// First and last instant of what is valid while tests run, and of what no longer is.
+/// Start and end of validity of valid and of expired certificates.
 const VALID: (&str, &str) = ("20200101000000Z", "20991231000000Z");
 const EXPIRED: (&str, &str) = ("20200101000000Z", "20200201000000Z");
 
@@ -27,7 +27,7 @@ pub struct Identity {
 }
 
 impl Authority {
-    /// In a directory that is there and empty.
+    /// Creates the authority in an existing, empty directory.
     pub fn create(dir: &Path) -> Self {
         let authority = Self { dir: dir.to_owned() };
         for (name, text) in [("ca.cnf", CA), ("leaf.cnf", LEAF), ("sign.cnf", SIGNING), ("index.txt", "")] {
@@ -49,7 +49,7 @@ impl Authority {
         Authorities::read(&self.file()).unwrap()
     }
 
-    /// For `host`, a DNS name.
+    /// Issues a certificate for `host`, a DNS name.
     pub fn issue(&self, name: &str, host: &str) -> Identity {
         self.sign(name, host, VALID)
     }

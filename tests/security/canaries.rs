@@ -1,4 +1,4 @@
-//! Secrets and card numbers go in; then everything that this program wrote anywhere is searched for them.
+//! Canaries: secrets and card numbers enter the program, and then all its outputs and stores are searched for them.
 
 use std::process::Command;
 
@@ -8,7 +8,7 @@ use crate::deployment::{
 use crate::search::Places;
 use crate::support::postgres;
 
-/// What stood in messages that were refused.
+/// Canaries in rejected messages.
 const IN_MESSAGES: [&str; 8] = [
     "4242 4242 4242 4242",
     "4000056655665556",
@@ -32,9 +32,9 @@ fn canaries_appear_only_where_allowed() {
     let bodies_of_invalid = queues(deployment, &mut places);
     redis(deployment, &mut places);
 
-    // A search that finds nothing must be able to find something: the provider's name is wherever there is anything.
+    // The search must be able to find something: the provider's name is in every place.
     assert_eq!(places.with(PROVIDER), ["database", "logs", "queues", "redis"]);
-    // And the secrets did what they are for: the provider was called with them, and quoted them in its answer.
+    // The secrets were used: the provider was called with them and quoted them in its response.
     let requests = deployment.provider.requests();
     let with_both = |request: &&String| request.contains(PROVIDER_KEY) && request.contains(PROVIDER_FILE);
     assert_eq!(requests.iter().filter(with_both).count(), 4, "{requests:?}");
@@ -77,7 +77,7 @@ fn mistakes(deployment: &Deployment) {
         (with("SLUICEGATE_QUEUE__URL", amqp), &["check"]),
         (with("SLUICEGATE_LIMITER__URL", redis), &["check"]),
         (good.clone(), &["enqueue", "--provider", PROVIDER, "--file", bad]),
-        // Not the worker's right.
+        // The worker's role lacks this right.
         (worker, &["provider", "pause", PROVIDER]),
     ] {
         let output = deployment.run(&environment, args);
@@ -85,7 +85,7 @@ fn mistakes(deployment: &Deployment) {
     }
 }
 
-/// Every table of every schema of ours, as text.
+/// Every table of every schema of this database, as text.
 fn dump(deployment: &Deployment) -> Vec<u8> {
     let sockets = deployment.sql("SHOW unix_socket_directories");
     let mut pg_dump = Command::new(postgres::program("pg_dump"));
@@ -95,7 +95,7 @@ fn dump(deployment: &Deployment) -> Vec<u8> {
     output.stdout
 }
 
-/// Takes every message of every queue; returns the bodies of `payments.invalid`, which are no place to search.
+/// Consumes every message of every queue. Returns the bodies of `payments.invalid`, which may contain secrets.
 fn queues(deployment: &Deployment, places: &mut Places) -> Vec<String> {
     let names = deployment.rabbit.ctl(&["list_queues", "-p", VHOST, "--no-table-headers", "name"]);
     let mut bodies_of_invalid = Vec::new();
@@ -106,7 +106,7 @@ fn queues(deployment: &Deployment, places: &mut Places) -> Vec<String> {
             if name == "payments.invalid" {
                 bodies_of_invalid.push(message["body"].take().as_str().unwrap().to_owned());
             }
-            // Decoded, so that no escape hides anything.
+            // Decoded, so that no escape hides a secret.
             places.add("queues", format!("{name} {} {message}", message["body"].as_str().unwrap_or_default()));
         }
     }
@@ -114,7 +114,7 @@ fn queues(deployment: &Deployment, places: &mut Places) -> Vec<String> {
     bodies_of_invalid
 }
 
-/// Every key as it would be written to disk, uncompressed, and the functions.
+/// Every key as Redis would write it to disk, uncompressed, and the functions.
 fn redis(deployment: &Deployment, places: &mut Places) {
     deployment.redis.command::<()>("CONFIG SET rdbcompression no");
     let keys: Vec<Vec<u8>> = deployment.redis.command("KEYS *");

@@ -1,5 +1,6 @@
-//! One deployment as docs/security.md says: TLS everywhere, a user with the least rights in each engine, secrets by
-//! reference. Started once; by the time that tests see it, its worker has worked everything off and ended.
+//! A deployment by docs/security.md: TLS everywhere, a user with minimal rights in each backend, secrets by reference.
+//!
+//! All tests share it. When they see it, its worker has finished all jobs and ended.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -23,20 +24,20 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_sluicegate");
 pub const PYTHON: &str = "/usr/bin/python3";
 pub const DATABASE: &str = "sluicegate";
 pub const VHOST: &str = "payments";
-/// Takes jobs; also what every search must find everywhere, or it finds nothing at all.
+/// Charges jobs. Every search must find this name in every place, which proves that the search works.
 pub const PROVIDER: &str = "control-acme";
-/// Does not deduplicate and can be asked: what its answer was lost of is looked up.
+/// Does not deduplicate and answers look-ups; a payment with a lost response is looked up.
 pub const ASKED: &str = "control-crate";
-/// Paused: its lane keeps what it has.
+/// Paused, so its messages stay in the queue.
 pub const PAUSED: &str = "control-bolt";
 
-/// Word of the recipes → the password in its place.
+/// Placeholder in the recipes → the password that replaces it.
 pub const PASSWORDS: [(&str, &str); 9] = [
     ("'OWNER-PASSWORD'", "'canary-db-owner-71c0'"),
     ("'WORKER-PASSWORD'", "'canary-db-worker-52ab'"),
     ("'OPERATOR-PASSWORD'", "'canary-db-operator-90fe'"),
     ("'READER-PASSWORD'", "'canary-db-reader-1d37'"),
-    // The same word without quotes is the broker's.
+    // The same placeholder without quotes is the broker's.
     ("WORKER-PASSWORD", "canary-amqp-worker-c83e"),
     ("PRODUCER-PASSWORD", "canary-amqp-producer-b1f2"),
     ("LISTENER-PASSWORD", "canary-amqp-listener-4a99"),
@@ -46,13 +47,13 @@ pub const PASSWORDS: [(&str, &str); 9] = [
 pub const PROVIDER_KEY: &str = "sk_live_canaryProviderKeyOfTheEnvironment1";
 pub const PROVIDER_FILE: &str = "canary-provider-file-93d1";
 
-/// The password that stands for a word of the recipes.
+/// The password for a placeholder of the recipes.
 pub fn password(word: &str) -> &'static str {
     let (_, password) = PASSWORDS.iter().find(|(known, _)| *known == word).unwrap();
     password.trim_matches(['\'', '>'])
 }
 
-/// What can never be a job, with its reason; what must not be seen stands in each.
+/// Invalid messages with their reasons; each contains a canary.
 pub const INVALID: [(&str, &str); 8] = [
     (r#"{"id":"i-1","amount":1,"currency":"EUR","payload":{"card":"4242 4242 4242 4242"}}"#, "card_number"),
     (r#"{"id":"i-2","amount":1,"currency":"EUR","payload":{"a":[{"4000056655665556":1}]}}"#, "card_number"),
@@ -73,14 +74,14 @@ pub struct Deployment {
     pub amqps: u16,
     pub provider: HttpsProvider,
     pub dir: PathBuf,
-    /// Nobody listens to it but us; whoever connects used the environment's proxy.
+    /// Listens like a proxy; a connection means that the program used the environment's proxy.
     proxy: std::net::TcpListener,
     /// Removes the directory.
     _keeper: Server,
 }
 
 impl Deployment {
-    /// The one that all tests share.
+    /// The deployment that all tests share.
     pub fn shared() -> &'static Self {
         static SHARED: OnceLock<Deployment> = OnceLock::new();
         SHARED.get_or_init(|| {
@@ -115,7 +116,7 @@ impl Deployment {
         Self { authority, postgres, redis, redis_tls, rabbit, amqps, provider, dir, proxy, _keeper: keeper }
     }
 
-    /// The recipes, the schema, providers, messages, a worker until everything is settled.
+    /// Applies the recipes, the schema, providers and messages, and runs a worker until all jobs have finished.
     fn work(&self) {
         recipes::apply_rabbitmq(self);
         recipes::apply_redis(self);
@@ -129,7 +130,7 @@ impl Deployment {
         self.publish();
         let worker = self.start_worker();
         let invalid = INVALID.len();
-        // What a paused provider was sent waits.
+        // The messages of the paused provider wait.
         let wanted = format!("review|1\nsucceeded|2\nwaiting|1\nrejected|{invalid}\n");
         let counted = "SELECT state, count(*) FROM jobs GROUP BY state UNION ALL \
                        SELECT 'rejected', count(*) FROM rejected_messages ORDER BY 1";
@@ -177,7 +178,7 @@ impl Deployment {
         self.python("broker.py", &["publish", &self.amqp("shop")], &input);
     }
 
-    /// A URL of the broker's plain port, which tests use; the program uses the other.
+    /// A URL of the broker's plain port for the tests; the program uses the TLS port.
     pub fn amqp(&self, user: &str) -> String {
         let word = match user {
             "shop" => "PRODUCER-PASSWORD",
@@ -188,14 +189,14 @@ impl Deployment {
         format!("amqp://{user}:{}@127.0.0.1:{}/{VHOST}", password(word), self.rabbit.port())
     }
 
-    /// Of the program, with a role of the database. Everything as loud as an operator can make it.
+    /// Environment of the program, with a database role and the most verbose logging.
     pub fn environment(&self, role: &str, ops: &str) -> Vec<(String, String)> {
         let word = role.trim_start_matches("sluicegate_").to_uppercase();
         let database = password(&format!("'{word}-PASSWORD'"));
         let port = port_of(&self.postgres);
         let url = format!("postgres://{role}:{database}@localhost:{port}/{DATABASE}?sslmode=verify-full");
         let file = self.dir.join(format!("{role}.url"));
-        // Whole for whoever reads it at the same time: other tests have the same roles.
+        // Replaced in one step, because other tests read the same role's file.
         static WRITTEN: AtomicU32 = AtomicU32::new(0);
         let written = self.dir.join(format!("{role}.url.{}", WRITTEN.fetch_add(1, Ordering::Relaxed)));
         std::fs::write(&written, url).unwrap();
@@ -228,7 +229,7 @@ impl Deployment {
         .to_vec()
     }
 
-    /// Runs a command to its end; what it wrote is kept for the search.
+    /// Runs a command to its end and keeps its output for the search.
     pub fn run(&self, environment: &[(String, String)], args: &[&str]) -> Output {
         let variables = environment.iter().map(|(name, value)| (name, value));
         let output = Command::new(PROGRAM).args(args).envs(variables).output().unwrap();
@@ -249,13 +250,13 @@ impl Deployment {
             environment.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         let server = Server::start(&[PROGRAM, "run"], &environment, &self.dir.join("worker.log"), None, "");
         server.await_port(ops);
-        // Its command line is anybody's to read.
+        // Every user of the machine can read its command line.
         let arguments = std::fs::read_to_string(format!("/proc/{}/cmdline", server.pid)).unwrap();
         assert!(!arguments.contains("canary"), "{arguments}");
         (server, ops)
     }
 
-    /// Lets commands ask it, then SIGTERM.
+    /// Runs commands that read its ops server, then sends SIGTERM.
     fn stop(&self, (worker, ops): (Server, u16)) {
         let operator = self.environment("sluicegate_operator", &format!("127.0.0.1:{ops}"));
         for args in [
@@ -282,7 +283,7 @@ impl Deployment {
         text(&output.stdout)
     }
 
-    /// Runs one of the scripts that speak AMQP without us.
+    /// Runs a script that speaks AMQP with pika.
     pub fn python(&self, script: &str, args: &[&str], input: &str) -> String {
         let folder = if script == "broker.py" { "services" } else { "security" };
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(folder).join(script);
@@ -294,13 +295,13 @@ impl Deployment {
         text(&output.stdout)
     }
 
-    /// Whether anybody came by the proxy that the environment names.
+    /// Whether the program connected to the proxy that the environment names.
     pub fn proxy_was_used(&self) -> bool {
         self.proxy.accept().is_ok()
     }
 }
 
-/// Has PostgreSQL ask for TLS and passwords on its port, with this certificate; the tests' own socket stays open.
+/// Makes PostgreSQL require TLS and passwords on its port, with this certificate; the tests' own socket stays open.
 pub fn serve_tls(postgres: &Postgres, identity: &Identity) {
     let ask = |sql: &str| {
         let output = postgres.psql("postgres").args(["-c", sql]).output().unwrap();
@@ -326,7 +327,7 @@ pub fn serve_tls(postgres: &Postgres, identity: &Identity) {
     ask("SELECT pg_reload_conf()");
     let deadline = Instant::now() + Duration::from_secs(20);
     while ask("SHOW ssl_cert_file") != format!("{name}.pem") || ask("SHOW ssl") != "on" {
-        assert!(Instant::now() < deadline, "PostgreSQL does not take the certificate");
+        assert!(Instant::now() < deadline, "PostgreSQL does not load the certificate");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -336,7 +337,7 @@ pub fn port_of(postgres: &Postgres) -> String {
     url.rsplit(':').next().unwrap().split('/').next().unwrap().to_owned()
 }
 
-/// One more listener of the broker, with this certificate.
+/// Adds a TLS listener with this certificate to the broker.
 pub fn amqps_listener(rabbit: &RabbitNode, identity: &Identity) -> u16 {
     let port = free_port();
     let (certificate, key) = (identity.certificate.display(), identity.key.display());
@@ -349,7 +350,8 @@ pub fn amqps_listener(rabbit: &RabbitNode, identity: &Identity) -> u16 {
     port
 }
 
-/// Opens the TLS port of a server that has a certificate; chosen last, so that it is none of its own others.
+/// Opens the TLS port of a server that has a certificate. The port is chosen last, so it is none of the server's
+/// others.
 pub fn rediss_listener(redis: &Redis) -> u16 {
     let port = free_port();
     redis.command::<()>(&format!("CONFIG SET tls-port {port}"));

@@ -1,4 +1,5 @@
-//! The steps of docs/getting-started.md "In production", word for word, on engines with TLS and the roles of docs/security.md.
+//! The steps of docs/getting-started.md "In production", word for word, on backends with TLS and the roles of
+//! docs/security.md.
 
 use std::process::Command;
 
@@ -6,14 +7,14 @@ use crate::deployment::{Deployment, PROVIDER_KEY, text};
 use crate::page::Page;
 
 const PLACE: &str = "/etc/sluicegate";
-/// What the page has in a file each, by role of the database.
+/// The page's file of the database URL for each role.
 const DATABASES: [(&str, &str); 3] = [
     ("owner_database_url", "sluicegate_owner"),
     ("operator_database_url", "sluicegate_operator"),
     ("database_url", "sluicegate_worker"),
 ];
 
-/// The shell of the section, without its last line, which would not end: `sluicegate run`.
+/// The shell commands of the section without the last one, `sluicegate run`, which does not end.
 fn steps() -> String {
     let text = Page::read("docs/getting-started.md").text;
     let section = text.split("\n## In production").nth(1).unwrap();
@@ -47,7 +48,7 @@ fn production_steps_work_with_their_roles() {
     }
     let secrets =
         ["env:CANARY_PROVIDER_KEY".to_owned(), format!("file:{}", deployment.dir.join("provider-secret").display())];
-    // The example as it stands, with what is particular to this machine: authority, target, port, and the secrets of its rows.
+    // The example itself, with values of this machine: authority, target, port, and the secrets of its rows.
     let example = Page::read("config/example.production.toml").text;
     let example = example
         .replace("# [tls]", "[tls]")

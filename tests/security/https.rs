@@ -1,4 +1,4 @@
-//! A provider behind TLS that pays, and one that gives back what it was sent, credential and all.
+//! A provider behind TLS that charges, and one that quotes requests in its responses, credentials included.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -16,7 +16,7 @@ pub struct HttpsProvider {
 }
 
 impl HttpsProvider {
-    /// Serves for as long as the process lives.
+    /// Serves until the process ends.
     pub fn start(identity: &Identity) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let chain = vec![CertificateDer::from_pem_file(&identity.certificate).unwrap()];
@@ -46,13 +46,13 @@ fn answer(stream: TcpStream, config: Arc<ServerConfig>, record: &Mutex<Vec<Strin
     let (mut bytes, mut buffer) = (Vec::new(), [0; 4_096]);
     while !is_whole(&bytes) {
         match tls.read(&mut buffer) {
-            // Whoever does not trust us hangs up.
+            // A client that does not trust the certificate closes the connection.
             Err(_) | Ok(0) => return,
             Ok(read) => bytes.extend_from_slice(&buffer[..read]),
         }
     }
     let request = String::from_utf8(bytes).unwrap();
-    // A careless provider: its errors and look-ups quote what it was sent.
+    // A careless provider: its errors and look-ups quote the request.
     let (status, body) = if request.starts_with("GET") {
         ("200 OK", serde_json::json!({ "id": "ch_2", "state": "succeeded", "message": request }).to_string())
     } else if request.contains("forget-me") {

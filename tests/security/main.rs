@@ -1,4 +1,5 @@
-//! The promises of docs/security.md on real engines: canaries, TLS, and the least rights that the page names.
+//! Security tests: the promises of docs/security.md on real backends, with canaries, TLS, and the minimal rights of the
+//! page.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
 #[path = "../docs/page.rs"]

@@ -1,4 +1,5 @@
-//! The recipes of docs/security.md: applied word for word, enough for the main path, and not enough for anything else.
+//! The recipes of docs/security.md, applied word for word: their rights suffice for the main path and allow nothing
+//! else.
 
 use std::process::Command;
 
@@ -9,7 +10,7 @@ fn page() -> Page {
     Page::read("docs/security.md")
 }
 
-/// A block of the page with the passwords in the place of its words.
+/// A block of the page, with the passwords in place of their placeholders.
 fn block(language: &str, number: usize) -> String {
     let mut block = page().blocks_of(language).swap_remove(number);
     for (word, password) in PASSWORDS {
@@ -18,7 +19,7 @@ fn block(language: &str, number: usize) -> String {
     block
 }
 
-/// Splits a line of the page as a shell would: words, some of them in single quotes.
+/// Splits a line of the page as a shell does, including words in single quotes.
 fn words(line: &str) -> Vec<String> {
     let (mut words, mut quoted, mut begun) = (vec![String::new()], false, false);
     for c in line.chars() {
@@ -45,7 +46,7 @@ pub fn apply_rabbitmq(deployment: &Deployment) {
         assert_eq!(words[0], "rabbitmqctl", "{line}");
         deployment.rabbit.ctl(&words[1..]);
     }
-    // For the tests' own eyes.
+    // Rights for the tests themselves.
     deployment.rabbit.ctl(&["set_permissions", "-p", VHOST, "guest", ".*", ".*", ".*"]);
 }
 
@@ -81,7 +82,7 @@ fn recipe_lines_are_split_like_shell() {
 #[test]
 fn recipes_grant_exactly_the_needed_rights() {
     let deployment = Deployment::shared();
-    // Enough: the worker has been through the whole path as these users.
+    // The rights suffice: the worker has finished the whole path as these users.
     assert_eq!(deployment.sql("SELECT state FROM jobs WHERE id = 'pay-1'").trim(), "succeeded");
     let users = "SELECT DISTINCT who FROM settings_audit";
     assert_eq!(deployment.sql(users).trim(), "sluicegate_operator");
@@ -90,7 +91,8 @@ fn recipes_grant_exactly_the_needed_rights() {
     refused_by_rabbitmq(deployment);
 }
 
-/// Finished, waiting for a person, and waiting for its provider: none of them is a worker's to reopen, or anybody's to change.
+/// Statements on finished jobs, jobs in review and waiting jobs: a worker may not reopen them, and no role may change
+/// them.
 const OF_A_WORKER: [&str; 25] = [
     "SELECT * FROM jobs_erase('acct_1', 5)",
     "UPDATE providers SET url = 'https://evil.example/'",
@@ -184,17 +186,18 @@ fn refused_by_postgres(deployment: &Deployment) {
             assert!(words.iter().any(|words| said.contains(words)), "{role}: {statement}: {said}");
         }
     }
-    // Who may make temporary tables, which the recipe does not allow, cannot lead the audit into one of them.
+    // With TEMP rights, which the recipe does not grant, a role could make a temporary table of that name. The audit
+    // must not write into it.
     let led_astray = "CREATE TEMP TABLE settings_audit (LIKE settings_audit INCLUDING ALL); \
          SELECT settings_raise_version(version, version + 1) FROM settings_version; \
          SELECT 1 / (1 - count(*)) FROM pg_temp.settings_audit";
     deployment.sql(&format!("GRANT TEMP ON DATABASE {DATABASE} TO sluicegate_worker"));
-    assert_eq!(attempt("sluicegate_worker", led_astray), "allowed", "nothing is in the temporary table");
+    assert_eq!(attempt("sluicegate_worker", led_astray), "allowed", "the audit wrote into the temporary table");
     deployment.sql(&format!("REVOKE TEMP ON DATABASE {DATABASE} FROM sluicegate_worker"));
-    // The same question can be answered otherwise.
+    // The attempt itself works: these statements are allowed.
     for (role, statement) in [
         ("sluicegate_worker", "UPDATE jobs SET updated_at = updated_at"),
-        // What it does after a restore from a backup; a trigger writes the audit.
+        // The worker does this after a restore from a backup; a trigger writes the audit.
         ("sluicegate_worker", "SELECT settings_raise_version(version, version + 1) FROM settings_version"),
         ("sluicegate_operator", "UPDATE providers SET paused = true"),
         (

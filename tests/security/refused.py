@@ -1,4 +1,4 @@
-"""Tries what a user of the broker may not do. Each argument after the URL is an attempt; prints a line for each.
+"""Attempts of a broker user without the right to them. Each argument after the URL is one; prints a line for each.
 
 declare:QUEUE  get:QUEUE  publish:EXCHANGE:KEY  bind:QUEUE:EXCHANGE  delete:QUEUE
 """

@@ -1,4 +1,5 @@
-//! Which role may do what to which table, column and function: PostgreSQL's own word against the tables of docs/security.md.
+//! Rights of each role on each table, column and function: PostgreSQL's catalogue compared with the tables of
+//! docs/security.md.
 
 use crate::deployment::Deployment;
 use crate::page::Page;
@@ -37,7 +38,7 @@ fn functions() -> String {
     )
 }
 
-/// What must not be anywhere: rights to sequences, to make things, or to own or become somebody.
+/// Rights that no role may have: on sequences, to create objects, to own objects, or to become another role.
 fn beyond() -> String {
     format!(
         "SELECT role || ' sequence ' || relname FROM pg_class AS c CROSS JOIN {ROLES} \
@@ -74,8 +75,8 @@ fn every_right_is_on_the_page() {
     assert_eq!(deployment.sql(&beyond()).trim(), "", "rights that no role needs");
 }
 
-/// Whoever calls a function of the owner's gets no more than it does: it finds the schema's own tables, whatever the caller
-/// made or set.
+/// A function that runs with the owner's rights must find the schema's own tables, whatever objects or settings its
+/// caller made.
 #[test]
 fn owner_functions_pin_their_search_path() {
     let loose = "SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace AND prosecdef \

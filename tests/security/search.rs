@@ -1,8 +1,8 @@
-//! Looks for a text in places, in every form in which an engine could show it.
+//! A search for a text in several places, in every encoding in which a backend could show it.
 
 use std::collections::BTreeMap;
 
-/// What was found where.
+/// Contents of the places, by name.
 pub struct Places(BTreeMap<&'static str, Vec<u8>>);
 
 impl Places {
@@ -16,7 +16,7 @@ impl Places {
         place.push(b'\n');
     }
 
-    /// Names of the places that hold the text.
+    /// Names of the places that contain the text.
     pub fn with(&self, text: &str) -> Vec<&'static str> {
         let forms = forms(text);
         let holds = |bytes: &[u8]| forms.iter().any(|form| bytes.windows(form.len()).any(|window| window == form));
@@ -24,7 +24,7 @@ impl Places {
     }
 }
 
-/// As it is, in hexadecimal (columns of bytes in a dump), and in Base64 at each of its three offsets.
+/// Plain, in hexadecimal (binary columns in a dump), and in Base64 at each of its three offsets.
 fn forms(text: &str) -> Vec<Vec<u8>> {
     let hex = hex::encode(text);
     let mut forms = vec![text.as_bytes().to_vec(), hex.clone().into_bytes(), hex.to_uppercase().into_bytes()];

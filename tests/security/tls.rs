@@ -1,4 +1,4 @@
-//! Real handshakes: each engine and a provider, with the right authority and with each thing that can be wrong.
+//! TLS handshakes with each backend and a provider: with the right authority, and with each possible fault.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
@@ -26,7 +26,7 @@ use crate::page::{Page, plain};
 use crate::support::postgres::Postgres;
 use crate::support::redis::Redis;
 
-/// What became of an attempt to do something over the connection.
+/// Result of an attempt to use the connection.
 type Told = Result<(), String>;
 
 async fn postgres(port: &str, trusted: &Authorities) -> Told {
@@ -82,7 +82,7 @@ fn job() -> Job {
     }
 }
 
-/// A server that speaks http where https is asked for; returns its port.
+/// A server that speaks HTTP where HTTPS is expected; returns its port.
 fn plain_http() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -90,7 +90,7 @@ fn plain_http() -> u16 {
         for stream in listener.incoming() {
             let (mut stream, mut buffer) = (stream.unwrap(), [0; 4_096]);
             let read = stream.read(&mut buffer).unwrap_or(0);
-            // Nothing of a payment may arrive here.
+            // No part of a payment may arrive here.
             assert!(!String::from_utf8_lossy(&buffer[..read]).contains("amount"));
             let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n");
         }
@@ -98,7 +98,7 @@ fn plain_http() -> u16 {
     port
 }
 
-/// What the page promises to say, in the order of its table.
+/// The error texts that the page promises, in the order of its table.
 fn promised() -> [String; 4] {
     let rows = Page::read("docs/security.md").table("## TLS", "what is wrong");
     let said: Vec<String> = rows.iter().map(|row| plain(&row[1]).to_owned()).collect();
@@ -117,14 +117,14 @@ async fn every_backend_certificate_is_verified() {
     let old = deployment.authority.issue_expired("old", "localhost");
     let (good, none) = (port_of(&deployment.postgres), Authorities::default());
 
-    // Right in everything: each does its work. A provider is trusted so only where the list names it.
+    // With correct certificates, every connection works. A provider needs a listed address besides.
     let (paid, port) = ("localhost:PORT", deployment.provider.port);
     assert_eq!(postgres(&good, &ours).await, Ok(()));
     assert_eq!(rabbitmq(deployment.amqps, &ours).await, Ok(()));
     assert_eq!(redis(deployment.redis_tls, &ours).await, Ok(()));
     assert_eq!(provider(port, paid, &ours).await, Ok(()));
 
-    // One cluster of its own, because a cluster has one certificate at a time.
+    // A separate cluster, because a cluster has one certificate at a time.
     let cluster = tokio::task::spawn_blocking(Postgres::start).await.unwrap();
     let bad = port_of(&cluster);
     let mut told = vec![("postgres without TLS", &no_tls, postgres(&bad, &ours).await)];
@@ -169,8 +169,11 @@ async fn every_backend_certificate_is_verified() {
     let wrong: Vec<_> = told.iter().filter(wrong).collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
 
-    // A plain Redis takes a TLS greeting for the beginning of a line, and may wait for its end.
+    // A plain Redis reads a TLS greeting as the start of a line, and may wait for its end.
     let silent = redis(deployment.redis.port, &ours).await.unwrap_err();
     assert!([&no_tls[..], "no connection in time"].iter().any(|words| silent.contains(words)), "{silent}");
-    assert!(https_elsewhere.requests().is_empty() && https_old.requests().is_empty(), "nothing was sent to them");
+    assert!(
+        https_elsewhere.requests().is_empty() && https_old.requests().is_empty(),
+        "a request was sent to an untrusted server"
+    );
 }
