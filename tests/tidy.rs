@@ -9,6 +9,8 @@ mod arrows;
 mod bans;
 #[path = "tidy/language.rs"]
 mod language;
+#[path = "tidy/reasons.rs"]
+mod reasons;
 #[path = "tidy/source.rs"]
 mod source;
 
@@ -19,7 +21,7 @@ pub type Offence = String;
 
 type Rule = fn(&Source) -> Vec<Offence>;
 
-const RULES: [(&str, Rule); 11] = [
+const RULES: [(&str, Rule); 12] = [
     ("arrows", arrows::parts),
     ("drivers", arrows::drivers),
     ("module docs", bans::module_docs),
@@ -31,6 +33,7 @@ const RULES: [(&str, Rule); 11] = [
     ("length", bans::length),
     ("banned words", language::words),
     ("headers", language::headers),
+    ("texts of reasons", reasons::rust),
 ];
 
 #[test]
@@ -42,6 +45,7 @@ fn sources_follow_the_architecture_rules() {
         offences.extend(sources.iter().flat_map(rule));
     }
     offences.extend(bans::stale_exceptions(&sources));
+    offences.extend(reasons::others());
     for prose in language::prose() {
         offences.extend(language::words_of_prose(&prose));
         offences.extend(language::cells(&prose));
@@ -63,6 +67,7 @@ fn every_rule_detects_a_violation() {
         "length" => Source::of("src/worker/lane.rs", &"\n".repeat(451)),
         "banned words" => Source::of("src/worker/lane.rs", "// Begins anew."),
         "headers" => Source::of("src/worker/lane.rs", "//! The lanes of one worker. Refuses to wait."),
+        "texts of reasons" => Source::of("src/worker/lane.rs", "fn f() { job.reason.starts_with(a); }"),
         other => panic!("rule `{other}` has no snippet that breaks it"),
     };
     for (name, rule) in RULES {

@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use super::backoff::BackoffPolicy;
 use super::explain::format::count;
-use super::explain::reason::THROTTLED;
 use super::local_fault::LocalFault;
 use super::outcome::{FinalState, Outcome, UnknownCause};
+use super::wait_reason::{Wait, WaitReason};
 
 pub mod lookup;
 
@@ -122,7 +122,7 @@ pub enum Transition {
     Retry {
         after: Duration,
         unknown: bool,
-        reason: String,
+        reason: Wait,
     },
 }
 
@@ -132,7 +132,7 @@ pub enum PauseRequest {
     /// Pauses every lane of the quota, in all workers.
     Quota { wait: Duration },
     /// Pauses this process's lane.
-    Lane { wait: Duration, cause: String },
+    Lane { wait: Duration, cause: Wait },
     /// Stops this process's lane from taking jobs; active jobs continue.
     Intake { wait: Duration, fault: LocalFault },
 }
@@ -153,41 +153,39 @@ pub fn after_outcome(outcome: &Outcome, history: &AttemptHistory, policy: &Retry
         Outcome::Rejected { reason } => finalize(FinalState::Review, reason, None),
         Outcome::Throttled { retry_after } => {
             let wait = honoured_wait(*retry_after).unwrap_or_else(|| throttle_backoff(history, policy));
-            let next = retry_or_give_up(wait, history.unknown, THROTTLED, history, policy);
+            let next = retry_or_give_up(wait, history.unknown, WaitReason::Throttled.into(), history, policy);
             Disposition { transition: next, counts_attempt: false, pause: Some(PauseRequest::Quota { wait }) }
         }
         Outcome::Busy { retry_after } => {
             let step = policy.backoff.delay(history.requests.saturating_add(1), fraction);
             let wait = honoured_wait(*retry_after).unwrap_or(step);
-            let next = retry_or_give_up(
-                wait,
-                history.unknown,
-                "the provider is busy with this payment's object",
-                history,
-                policy,
-            );
+            let next = retry_or_give_up(wait, history.unknown, WaitReason::ObjectBusy.into(), history, policy);
             Disposition { transition: next, counts_attempt: false, pause: None }
         }
         Outcome::Misconfigured { status } => {
-            let cause = format!("provider answered {status}: check url, credentials and method");
-            let next = retry_or_give_up(MISCONFIGURED_PAUSE, history.unknown, &cause, history, policy);
+            let detail = format!("provider answered {status}: check url, credentials and method");
+            let cause = Wait::with_detail(WaitReason::Misconfigured, detail);
+            let next = retry_or_give_up(MISCONFIGURED_PAUSE, history.unknown, cause.clone(), history, policy);
             Disposition {
                 transition: next,
                 counts_attempt: false,
                 pause: Some(PauseRequest::Lane { wait: MISCONFIGURED_PAUSE, cause }),
             }
         }
-        Outcome::NotSent { cause } => after_failure(history, policy, fraction, history.unknown, cause, None),
+        Outcome::NotSent { cause } => {
+            let reason = Wait::with_detail(WaitReason::Retry, cause);
+            after_failure(history, policy, fraction, history.unknown, reason, None)
+        }
         Outcome::LocalFault(fault) => {
             let wait = policy.backoff.delay(history.requests.saturating_add(1), fraction);
-            let next = retry_or_give_up(wait, history.unknown, &fault.to_string(), history, policy);
+            let next = retry_or_give_up(wait, history.unknown, fault.wait(), history, policy);
             let pause = Some(PauseRequest::Intake { wait: LOCAL_FAULT_PAUSE, fault: fault.clone() });
             Disposition { transition: next, counts_attempt: false, pause }
         }
         Outcome::InProgress => {
             // The provider answered, so the probe did not fail.
             let history = AttemptHistory { probe: false, ..*history };
-            after_failure(&history, policy, fraction, true, "the provider is still working on this payment", None)
+            after_failure(&history, policy, fraction, true, WaitReason::InProgress.into(), None)
         }
         Outcome::Unknown { cause, retry_after } => {
             after_unknown(*cause, honoured_wait(*retry_after), history, policy, fraction)
@@ -285,10 +283,11 @@ fn after_unknown(
     let reason = cause.describe();
     if policy.idempotency_retention.is_none() {
         let next = look_up_or_review(&reason, named_wait, policy, fraction);
-        let pause = named_wait.map(|wait| PauseRequest::Lane { wait, cause: reason });
+        let pause = named_wait.map(|wait| named_pause(wait, reason));
         return Disposition { transition: next, counts_attempt: !history.probe, pause };
     }
-    after_failure(history, policy, fraction, true, &reason, named_wait)
+    let reason = Wait::with_detail(WaitReason::OutcomeUnknown, reason);
+    after_failure(history, policy, fraction, true, reason, named_wait)
 }
 
 fn after_failure(
@@ -296,11 +295,11 @@ fn after_failure(
     policy: &RetryPolicy,
     fraction: f64,
     unknown: bool,
-    reason: &str,
+    reason: Wait,
     named_wait: Option<Duration>,
 ) -> Disposition {
     let failed = history.attempts.saturating_add(1);
-    let pause = named_wait.map(|wait| PauseRequest::Lane { wait, cause: reason.to_owned() });
+    let pause = named_wait.map(|wait| named_pause(wait, reason.to_string()));
     if history.probe {
         let after = policy.backoff.delay(failed, fraction).max(named_wait.unwrap_or_default());
         return Disposition {
@@ -319,10 +318,15 @@ fn after_failure(
     Disposition { transition: retry_or_give_up(after, unknown, reason, history, policy), counts_attempt: true, pause }
 }
 
+/// The pause of a lane whose provider named a wait together with this failure.
+fn named_pause(wait: Duration, failure: String) -> PauseRequest {
+    PauseRequest::Lane { wait, cause: Wait::with_detail(WaitReason::ProviderPaused, failure) }
+}
+
 fn retry_or_give_up(
     after: Duration,
     unknown: bool,
-    reason: &str,
+    reason: Wait,
     history: &AttemptHistory,
     policy: &RetryPolicy,
 ) -> Transition {
@@ -330,7 +334,7 @@ fn retry_or_give_up(
     if history.age.saturating_add(after) > policy.max_age && !(unknown && policy.lookup.is_some()) {
         return give_up(unknown, &format!("{reason}; the next attempt would come after max_age_s"));
     }
-    Transition::Retry { after, unknown, reason: reason.to_owned() }
+    Transition::Retry { after, unknown, reason }
 }
 
 /// A job of unknown outcome that is not sent again: a look-up follows soon, else an operator decides.
@@ -339,7 +343,7 @@ fn look_up_or_review(reason: &str, named_wait: Option<Duration>, policy: &RetryP
         return review(reason);
     }
     let after = policy.backoff.delay(1, fraction).max(named_wait.unwrap_or_default());
-    Transition::Retry { after, unknown: true, reason: reason.to_owned() }
+    Transition::Retry { after, unknown: true, reason: Wait::with_detail(WaitReason::Lookup, reason) }
 }
 
 fn give_up(unknown: bool, reason: &str) -> Transition {

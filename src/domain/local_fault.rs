@@ -7,7 +7,7 @@ use std::error::Error;
 use std::fmt;
 use std::io;
 
-use super::explain::reason::UNBUILDABLE_PREFIX;
+use super::wait_reason::{Wait, WaitReason};
 
 /// Linux error numbers, for which the standard library has no stable names.
 const ENFILE: i32 = 23;
@@ -32,6 +32,15 @@ pub enum LocalFault {
 }
 
 impl LocalFault {
+    /// The wait of a job or a lane that meets the fault.
+    #[must_use]
+    pub fn wait(&self) -> Wait {
+        match self {
+            Self::Unbuildable(problem) => Wait::with_detail(WaitReason::Unbuildable, problem),
+            _ => Wait::with_detail(WaitReason::LocalFault, self.to_string()),
+        }
+    }
+
     /// The local fault behind an I/O error, if there is one.
     #[must_use]
     pub fn from_io_error(error: &io::Error) -> Option<Self> {
@@ -68,7 +77,7 @@ impl fmt::Display for LocalFault {
                 "this worker's machine has no address or port left to connect from: widen the sysctl \
                  net.ipv4.ip_local_port_range, or set `reuse_connections`"
             }
-            Self::Unbuildable(problem) => return write!(f, "{UNBUILDABLE_PREFIX}: {problem}"),
+            Self::Unbuildable(_) => return self.wait().fmt(f),
         })
     }
 }
@@ -103,6 +112,6 @@ mod tests {
         let text = LocalFault::ProcessDescriptors.to_string();
         assert!(["LimitNOFILE", "ulimit -n"].iter().all(|limit| text.contains(limit)), "{text}");
         let unbuildable = LocalFault::Unbuildable("header `authorization`: not found".to_owned()).to_string();
-        assert!(unbuildable.starts_with(UNBUILDABLE_PREFIX), "{unbuildable}");
+        assert_eq!(unbuildable, "the request cannot be built yet: header `authorization`: not found");
     }
 }

@@ -40,3 +40,4 @@ pub mod sensitive;
 pub mod throttle_streak;
 pub mod time;
 pub mod url_template;
+pub mod wait_reason;

@@ -83,7 +83,7 @@ fn status_of(evidence: &OverviewInput) -> (ProviderState, String, Option<u64>) {
 }
 
 fn pause(by: &str, words: &str, ends_in_ms: u64) -> Value {
-    json!({"by": by, "words": words, "ends_in_ms": ends_in_ms})
+    json!({"by": by, "limit": (by == "limit").then_some(words), "words": words, "ends_in_ms": ends_in_ms})
 }
 
 #[test]

@@ -243,10 +243,8 @@ fn pause_status(input: &StatusInput<'_>, lane: &LaneReport, held: &ReportedPause
     }
     let waits = lane.gate_waiting > 0 || input.waiting;
     let long = held.ends_in_ms.is_some_and(|ms| ms >= LIMIT_WAIT_MIN_MS);
-    let cause = match input.limits.get(&held.words) {
-        Some(rate) => format!("limit {} ({rate}) is used up", held.words),
-        None => held.words.clone(),
-    };
+    let limit = held.limit.as_ref().and_then(|name| Some((name, input.limits.get(name)?)));
+    let cause = limit.map_or_else(|| held.words.clone(), |(name, rate)| format!("limit {name} ({rate}) is used up"));
     (waits && long).then_some(ProviderStatus { state, cause: Some(cause), ends_in_ms: held.ends_in_ms })
 }
 

@@ -114,6 +114,9 @@ pub enum LaneState {
 #[serde(default)]
 pub struct ReportedPause {
     pub by: PauseCause,
+    /// The limit that is used up, or `even pacing`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<String>,
     /// Text for operators.
     pub words: String,
     /// Earliest end, in milliseconds from now.

@@ -24,8 +24,12 @@ fn cut_off_worker_does_not_hide_others() {
 #[test]
 fn slow_database_lane_does_not_hide_others() {
     let mut two = evidence(vec![row()], ["a", "b"].map(|id| worker(id, json!({}))).to_vec());
-    let pause =
-        ReportedPause { by: PauseCause::Backend, words: "the ledger is slow".to_owned(), ends_in_ms: Some(900) };
+    let pause = ReportedPause {
+        by: PauseCause::Backend,
+        limit: None,
+        words: "the ledger is slow".to_owned(),
+        ends_in_ms: Some(900),
+    };
     let rest = |worker: &mut WorkerProcess| {
         let lane = worker.report.as_mut().unwrap().lanes.get_mut("acme").unwrap();
         (lane.does, lane.pause) = (LaneState::Resting, Some(pause.clone()));

@@ -63,6 +63,12 @@ pub static POSTGRES: LazyLock<Migrator> = LazyLock::new(|| {
         "0046_infinite_instants_are_repaired",
         "0047_erasure",
         "0048_infinite_instants_of_jobs_are_repaired",
+        "0049_wait_columns",
+        "0050_wait_reasons_of_jobs",
+        "0051_wait_reasons_are_codes",
+        "0052_jobs_waiting_for_limits",
+        "0053_jobs_waiting_for_providers",
+        "0054_indexes_of_sentences",
     ])
 });
 
@@ -104,6 +110,7 @@ pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| {
         "0038_references_are_emptied",
         "0039_finite_instants",
         "0040_erasure",
+        "0041_wait_reasons",
     ])
 });
 

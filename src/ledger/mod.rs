@@ -19,6 +19,7 @@ use crate::domain::permit_protocol::CostByKind;
 use crate::domain::provider::ProviderName;
 use crate::domain::quota_spec::{Lookback, SubjectQuery};
 use crate::domain::time::Micros;
+use crate::domain::wait_reason::Wait;
 use crate::provider::FrozenRequest;
 
 pub mod copies;
@@ -202,12 +203,12 @@ pub enum JobState {
     /// Due again after the wait; the lease is released.
     Waiting {
         wait: Duration,
-        reason: String,
+        reason: Wait,
     },
     /// Like `Waiting`, with an unknown outcome.
     Unknown {
         wait: Duration,
-        reason: String,
+        reason: Wait,
     },
     Final {
         state: FinalState,

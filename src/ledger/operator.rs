@@ -184,7 +184,12 @@ pub struct JobSummary {
     pub account: Option<String>,
     pub attempts: u32,
     pub wake_at: DatabaseTime,
+    /// Why it waits, or why it ended, as a sentence. For a wait it is made of `wait_reason`, `wait_limit` and free text.
     pub reason: Option<String>,
+    /// Code of the reason for which it waits; `null` for a job that waits for nothing named, or has ended.
+    pub wait_reason: Option<String>,
+    /// The limit that the code names.
+    pub wait_limit: Option<String>,
     pub provider_reference: Option<String>,
     pub created_at: DatabaseTime,
     pub updated_at: DatabaseTime,
@@ -242,8 +247,14 @@ pub struct JobDetails {
 /// A delay: why and until when a payment waited without a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct WaitDetails {
-    /// The payment's `reason` during the wait.
+    /// The reason of the wait as a sentence.
     pub reason: String,
+    /// Its code.
+    pub wait_reason: String,
+    /// The limit that the code names.
+    pub wait_limit: Option<String>,
+    /// Free text of the wait, such as the provider's error.
+    pub wait_detail: Option<String>,
     /// When it was first delayed for this reason before this request.
     pub since: DatabaseTime,
     /// The `wake_at` of the last delay.

@@ -19,6 +19,7 @@ use crate::domain::explain::facts::Facts;
 use crate::domain::explain::{Explanation, explain};
 use crate::domain::job::JobId;
 use crate::domain::time::EpochMs;
+use crate::domain::wait_reason::WaitReason;
 use crate::ledger::LedgerError;
 use crate::ledger::operator::DatabaseTime;
 
@@ -33,6 +34,9 @@ pub struct ExplainResponse {
     pub id: String,
     pub state: String,
     pub provider: Option<String>,
+    /// Code of the reason for which the payment waits, and the limit that it names.
+    pub wait_reason: Option<String>,
+    pub wait_limit: Option<String>,
     pub summary: String,
     /// `process`: by a running worker, with its lanes and gates; `ledger`: without one.
     pub explained_from: String,
@@ -112,10 +116,13 @@ fn to_response(id: &JobId, facts: &Facts, explanation: Explanation, from: &str) 
     let text = |at: EpochMs| DatabaseTime(at.0).to_string();
     let ms = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
     let starts_at = |turn: Duration| text(EpochMs(facts.now.0.saturating_add(i64::try_from(ms(turn)).unwrap_or(0))));
+    let wait = facts.job.as_ref().and_then(|job| job.wait_reason.as_ref());
     ExplainResponse {
         id: id.as_str().to_owned(),
         state: explanation.state,
         provider: explanation.provider,
+        wait_reason: wait.map(|reason| reason.code().to_owned()),
+        wait_limit: wait.and_then(WaitReason::limit).map(str::to_owned),
         summary: explanation.summary,
         explained_from: from.to_owned(),
         checks: explanation

@@ -33,7 +33,7 @@ pub(super) fn lane_overviews(lanes: &BTreeMap<ProviderName, Arc<LaneControl>>) -
 fn lane_overview(provider: &ProviderName, state: LaneStatus) -> LaneOverview {
     let until = |pause: LanePause| {
         let left = pause.until.saturating_duration_since(Instant::now());
-        (Some(pause.reason), Some(left.as_millis()))
+        (Some(pause.reason.to_string()), Some(left.as_millis()))
     };
     let (state, (cause, ends_in_ms)) = match state {
         LaneStatus::Running => ("running", (None, None)),
@@ -51,6 +51,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::domain::wait_reason::{Wait, WaitReason};
     use crate::fleet::report::PauseCause;
 
     #[tokio::test]
@@ -60,12 +61,12 @@ mod tests {
             .map(|name| (ProviderName::new(name).unwrap(), Arc::default()))
             .collect();
         let pauses = |name: &str| &lanes[&ProviderName::new(name).unwrap()];
-        pauses("bolt").pause_intake(Duration::from_secs(600), PauseCause::Limit, "waits for limit all");
-        pauses("crate").pause_intake(Duration::from_secs(900), PauseCause::Limit, "waits for limit all");
+        pauses("bolt").pause_intake(Duration::from_secs(600), PauseCause::Limit, Wait::for_limit("all"));
+        pauses("crate").pause_intake(Duration::from_secs(900), PauseCause::Limit, Wait::for_limit("all"));
         pauses("crate").pause_sending(
             Duration::from_secs(600),
             PauseCause::Breaker,
-            "the provider is down: no answer in time",
+            Wait::with_detail(WaitReason::CircuitOpen, "no answer in time"),
         );
         let mut overviews = serde_json::to_value(lane_overviews(&lanes)).unwrap();
         for resting in [1, 2] {

@@ -29,6 +29,7 @@ use crate::domain::local_fault::LocalFault;
 use crate::domain::outcome::{FinalState, NOT_SENT};
 use crate::domain::permit_protocol::CallKind;
 use crate::domain::provider::Provider;
+use crate::domain::wait_reason::{Wait, WaitReason};
 use crate::fleet::report::PauseCause;
 use crate::ledger::Claimed;
 use crate::limiter::gate::EgressRule;
@@ -46,7 +47,6 @@ const LANE_PAUSED_DELAY: Duration = Duration::from_secs(5);
 
 /// Delay of a job that got no worker slot at the egress rate in time.
 pub const EGRESS_DELAY: Duration = Duration::from_secs(5);
-const EGRESS_REASON: &str = "waits for a worker slot at the egress rate";
 
 /// A job whose lease this process has.
 pub struct ClaimedJob {
@@ -120,8 +120,7 @@ pub async fn execute(lane: &LaneContext, job: &ClaimedJob, reservation: Option<R
                 None => {
                     drop(permit);
                     lane.meter.record_return(ReturnReason::Probing);
-                    let reason = "another job tests whether the provider is up again";
-                    delay(lane, job, LANE_PAUSED_DELAY, ("probing", reason)).await
+                    delay(lane, job, LANE_PAUSED_DELAY, ("probing", WaitReason::CircuitProbing.into())).await
                 }
             },
         },
@@ -129,8 +128,8 @@ pub async fn execute(lane: &LaneContext, job: &ClaimedJob, reservation: Option<R
             record_refusal((lane, &settings.provider), &refusal, &waiting);
             delay_refused(lane, job, &refusal).await
         }
-        PermitWait::NoWorkerSlot => delay(lane, job, EGRESS_DELAY, ("egress", EGRESS_REASON)).await,
-        PermitWait::LanePaused(cause) => delay(lane, job, LANE_PAUSED_DELAY, ("lane_paused", &cause)).await,
+        PermitWait::NoWorkerSlot => delay(lane, job, EGRESS_DELAY, ("egress", WaitReason::Egress.into())).await,
+        PermitWait::LanePaused(cause) => delay(lane, job, LANE_PAUSED_DELAY, ("lane_paused", cause)).await,
         PermitWait::Stopping => release(lane, job).await,
     }
 }
@@ -138,14 +137,13 @@ pub async fn execute(lane: &LaneContext, job: &ClaimedJob, reservation: Option<R
 /// Pauses the lane for a fault of its row, its secrets or its process.
 async fn pause_unbuildable(lane: &LaneContext, job: &ClaimedJob, error: FreezeError) -> DeliveryAction {
     let fault = LocalFault::from(error);
-    let reason = fault.to_string();
-    let LocalFault::Unbuildable(problem) = &fault else {
+    let LocalFault::Unbuildable(_) = &fault else {
         local_faults::pause_lane(lane, LOCAL_FAULT_PAUSE, &fault);
-        return delay(lane, job, LANE_PAUSED_DELAY, (NOT_SENT, &reason)).await;
+        return delay(lane, job, LANE_PAUSED_DELAY, (NOT_SENT, fault.wait())).await;
     };
-    lane.control.pause_sending(MISCONFIGURED_PAUSE, PauseCause::Setup, problem);
+    lane.control.pause_sending(MISCONFIGURED_PAUSE, PauseCause::Setup, fault.wait());
     local_faults::log(lane, &fault, "lane paused: the request cannot be built from the provider row");
-    delay(lane, job, MISCONFIGURED_PAUSE, ("misconfigured", &reason)).await
+    delay(lane, job, MISCONFIGURED_PAUSE, ("misconfigured", fault.wait())).await
 }
 
 /// Decision before a request; made when the job is claimed and again when its permit is granted.
@@ -211,7 +209,8 @@ fn transition_instead(call: &ProviderCall, job: &ClaimedJob, provider: &Provider
     match (pre_send(job, provider), call) {
         (PreSend::Transition(next), _) => Some(next),
         (PreSend::LookUp, ProviderCall::Charge(_)) => {
-            let reason = "waited too long to be sent again: the provider is asked".to_owned();
+            let reason = "waited too long to be sent again: the provider is asked";
+            let reason = Wait::with_detail(WaitReason::Lookup, reason);
             Some(Transition::Retry { after: DELAY_STEPS[0], unknown: true, reason })
         }
         // A job that could be sent again is looked up instead where its request would differ.

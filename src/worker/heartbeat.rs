@@ -18,7 +18,6 @@ use super::execute::pause_cause;
 use super::lane_control::{LaneControl, LanePause, LaneStatus};
 use super::supervisor::WorkerStatus;
 use crate::domain::explain::format::count;
-use crate::domain::explain::reason;
 use crate::domain::job::JobField;
 use crate::domain::provider::{Provider, ProviderName};
 use crate::fleet::report::{
@@ -285,7 +284,8 @@ fn lane_report(figures: &LaneFigures, pauses: &LaneControl, gate: &GateView, dec
         LaneStatus::IntakePaused(pause) => (LaneState::Resting, Some(reported_pause(pause))),
         LaneStatus::Stopped(pause) => (LaneState::Stopped, Some(reported_pause(pause))),
         LaneStatus::Probing { reason: cause } => {
-            (LaneState::Probing, Some(ReportedPause { by: PauseCause::Breaker, words: cause, ends_in_ms: None }))
+            let pause = ReportedPause { by: PauseCause::Breaker, words: cause, ..ReportedPause::default() };
+            (LaneState::Probing, Some(pause))
         }
     };
     let line = |decision: &crate::worker::meter::RecordedDecision| ReportedDecision {
@@ -319,9 +319,10 @@ fn left_ms(until: Instant) -> Option<u64> {
 }
 
 fn reported_pause(pause: LanePause) -> ReportedPause {
-    let LanePause { until, cause: by, reason: cause } = pause;
-    let limit = reason::parse_limit(&cause).filter(|_| by == PauseCause::Limit).map(str::to_owned);
-    ReportedPause { by, words: limit.unwrap_or(cause), ends_in_ms: left_ms(until) }
+    let LanePause { until, cause: by, reason } = pause;
+    let limit = reason.reason.limit().filter(|_| by == PauseCause::Limit).map(str::to_owned);
+    let words = limit.clone().unwrap_or_else(|| reason.to_string());
+    ReportedPause { by, limit, words, ends_in_ms: left_ms(until) }
 }
 
 /// Why the gate's wait queue is blocked; `None` when the block has ended, or concerns only single jobs.
@@ -338,7 +339,8 @@ fn reported_block(by: &BlockReason, until: Instant) -> Option<ReportedPause> {
         BlockReason::StaleSettings => "newer settings are being loaded".to_owned(),
         BlockReason::Oversized { .. } | BlockReason::AccountBlocked { .. } | BlockReason::Stopping => return None,
     };
-    Some(ReportedPause { by: pause_cause(by), words, ends_in_ms })
+    let limit = matches!(by, BlockReason::Limit(_)).then(|| words.clone());
+    Some(ReportedPause { by: pause_cause(by), limit, words, ends_in_ms })
 }
 
 #[cfg(test)]
@@ -346,6 +348,7 @@ mod tests {
     use tokio::time::advance;
 
     use super::*;
+    use crate::domain::wait_reason::Wait;
 
     #[tokio::test(start_paused = true)]
     async fn recent_requests_cover_ten_seconds() {
@@ -370,7 +373,7 @@ mod tests {
     #[test]
     fn short_lived_states_are_reported_again_soon() {
         let report = |ready, by, ends_in_ms| {
-            let gate = Some(ReportedPause { by, words: String::new(), ends_in_ms });
+            let gate = Some(ReportedPause { by, ends_in_ms, ..ReportedPause::default() });
             let lanes = [("acme".to_owned(), LaneReport { gate, ..LaneReport::default() })].into();
             ProcessReport { ready, lanes, ..ProcessReport::default() }
         };
@@ -399,14 +402,17 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn lane_report_has_pause_and_queue_block() {
         let pauses = LaneControl::default();
-        pauses.pause_intake(Duration::from_secs(9), PauseCause::Limit, "waits for limit per-minute");
+        pauses.pause_intake(Duration::from_secs(9), PauseCause::Limit, Wait::for_limit("per-minute"));
         let until = Instant::now() + Duration::from_secs(12);
         let gate = GateView { waiting: 3, block: Some((BlockReason::StoreUnavailable("gone".to_owned()), until)) };
         let report =
             lane_report(&LaneFigures { sent_total: 7, active: 2, ..LaneFigures::default() }, &pauses, &gate, 5);
         assert_eq!((report.does, report.sent_total, report.active, report.gate_waiting), (LaneState::Resting, 7, 2, 3));
         let pause = report.pause.unwrap();
-        assert_eq!((pause.by, pause.words.as_str(), pause.ends_in_ms), (PauseCause::Limit, "per-minute", Some(9_000)));
+        assert_eq!(
+            (pause.by, pause.limit.as_deref(), pause.ends_in_ms),
+            (PauseCause::Limit, Some("per-minute"), Some(9_000))
+        );
         let gate = report.gate.unwrap();
         assert_eq!(
             (gate.by, gate.words.as_str(), gate.ends_in_ms),

@@ -21,8 +21,8 @@ use super::lane::LaneContext;
 use super::newer_version::{self, NewerVersionAction};
 use super::retry::{RetryEnded, retry_while_unavailable};
 use super::topology::publish;
-use crate::domain::explain::reason::NOT_DUE;
 use crate::domain::job::{InvalidMessage, InvalidReason, JobId};
+use crate::domain::wait_reason::{Wait, WaitReason, sentence};
 use crate::faults::{self, CrashPoint};
 use crate::fleet::report::PauseCause;
 use crate::ledger::copies::RejectedMessage;
@@ -147,6 +147,7 @@ async fn pause_after_refusal(lane: &LaneContext) {
 /// Pauses the lane's intake; active jobs continue.
 pub(super) fn pause_intake(lane: &LaneContext) {
     let reason = "the queue or the database rejects the worker's requests: see its log";
+    let reason = Wait::with_detail(WaitReason::LedgerRefused, reason);
     lane.control.pause_intake(BACKEND_REFUSAL_PAUSE, PauseCause::Backend, reason);
 }
 
@@ -307,7 +308,7 @@ pub(super) async fn run_claimed(
     if wait > LEDGER_ONLY_FROM && action != DeliveryAction::Ack && keep_in_ledger_only(lane, &job).await {
         return DeliveryAction::Ack;
     }
-    lane.meter.record_delay("not_yet", NOT_DUE);
+    lane.meter.record_delay("not_yet", &sentence(&WaitReason::NotBefore, None));
     action
 }
 

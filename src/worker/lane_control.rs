@@ -18,6 +18,7 @@ use crate::domain::outcome::Outcome;
 use crate::domain::permit_protocol::CallKind;
 use crate::domain::provider::ProviderName;
 use crate::domain::throttle_streak::ThrottleStreak;
+use crate::domain::wait_reason::{Wait, WaitReason};
 use crate::fleet::report::PauseCause;
 
 /// Consecutive rejected payments that pause the lane: so many mean a wrong set-up, not wrong jobs.
@@ -28,7 +29,7 @@ const CONSECUTIVE_REJECTIONS_MAX: u32 = 5;
 pub struct LanePause {
     pub until: Instant,
     pub cause: PauseCause,
-    pub reason: String,
+    pub reason: Wait,
 }
 
 /// State of a lane, with its cause.
@@ -110,12 +111,12 @@ impl LaneControl {
     }
 
     /// Pauses consuming for this long; active jobs continue.
-    pub fn pause_intake(&self, wait: Duration, by: PauseCause, cause: &str) {
+    pub fn pause_intake(&self, wait: Duration, by: PauseCause, cause: Wait) {
         extend(&self.intake, wait, by, cause);
     }
 
     /// Pauses charges for this long: a limit on charges alone is used up.
-    pub fn pause_charges(&self, wait: Duration, by: PauseCause, cause: &str) {
+    pub fn pause_charges(&self, wait: Duration, by: PauseCause, cause: Wait) {
         extend(&self.charges, wait, by, cause);
     }
 
@@ -132,12 +133,12 @@ impl LaneControl {
     }
 
     /// Pauses consuming and sending for this long; active jobs are delayed.
-    pub fn pause_sending(&self, wait: Duration, by: PauseCause, cause: &str) {
+    pub fn pause_sending(&self, wait: Duration, by: PauseCause, cause: Wait) {
         if matches!(by, PauseCause::Breaker | PauseCause::Setup) {
             let mut unhealthy_until = self.unhealthy_until();
             *unhealthy_until = (*unhealthy_until).max(Some(Instant::now() + wait));
         }
-        extend(&self.sending, wait, by, cause);
+        extend(&self.sending, wait, by, cause.clone());
         extend(&self.intake, wait, by, cause);
     }
 
@@ -151,11 +152,9 @@ impl LaneControl {
     pub fn record_deadline_miss(&self) {
         let is_too_slow = self.deadline_misses().record_miss(self.since_origin(Instant::now()));
         if is_too_slow {
-            self.pause_intake(
-                DEADLINE_MISS_PAUSE,
-                PauseCause::Backend,
-                "the ledger does not commit within the send budget",
-            );
+            let slow = "the ledger does not commit within the send budget";
+            let cause = Wait::with_detail(WaitReason::LedgerUnavailable, slow);
+            self.pause_intake(DEADLINE_MISS_PAUSE, PauseCause::Backend, cause);
         }
     }
 
@@ -246,7 +245,8 @@ impl LaneControl {
             breaker.observe(job, sample, (self.since_origin(began), self.since_origin(Instant::now())), fraction);
         match change {
             Some(BreakerTransition::Opens { open_for }) => {
-                let cause = format!("the provider is down: {}", failure_text(outcome));
+                let wait = Wait::with_detail(WaitReason::CircuitOpen, failure_text(outcome));
+                let cause = wait.to_string();
                 let provider = &self.provider;
                 tracing::error!(
                     provider,
@@ -254,7 +254,7 @@ impl LaneControl {
                     cause,
                     "circuit breaker opens: nothing is sent to the provider"
                 );
-                self.pause_sending(open_for, PauseCause::Breaker, &cause);
+                self.pause_sending(open_for, PauseCause::Breaker, wait);
                 self.probing.send_replace(Some(cause));
             }
             Some(BreakerTransition::Closes) => {
@@ -277,8 +277,8 @@ impl LaneControl {
     /// Records that the broker refuses the lane its queue. It is asked again after this long; until
     /// [`Self::record_queue_open`] neither a message nor a job reaches the lane.
     pub fn record_queue_refusal(&self, wait: Duration, cause: &str) {
-        *self.queue_refusal() =
-            Some(LanePause { until: Instant::now() + wait, cause: PauseCause::Setup, reason: cause.to_owned() });
+        let reason = Wait::with_detail(WaitReason::Misconfigured, cause);
+        *self.queue_refusal() = Some(LanePause { until: Instant::now() + wait, cause: PauseCause::Setup, reason });
     }
 
     /// Records that the lane has its queue.
@@ -336,11 +336,7 @@ impl LaneControl {
             self.consecutive_rejections.store(0, Ordering::Relaxed);
         } else if self.consecutive_rejections.fetch_add(1, Ordering::Relaxed) + 1 >= CONSECUTIVE_REJECTIONS_MAX {
             self.consecutive_rejections.store(0, Ordering::Relaxed);
-            self.pause_sending(
-                MISCONFIGURED_PAUSE,
-                PauseCause::Setup,
-                "the provider rejected several payments in a row",
-            );
+            self.pause_sending(MISCONFIGURED_PAUSE, PauseCause::Setup, WaitReason::RejectedStreak.into());
         }
     }
 
@@ -382,12 +378,12 @@ fn active_pause(pause: &watch::Sender<Option<LanePause>>) -> Option<LanePause> {
     pause.borrow().clone().filter(|pause| pause.until > Instant::now())
 }
 
-fn extend(pause: &watch::Sender<Option<LanePause>>, wait: Duration, by: PauseCause, cause: &str) {
+fn extend(pause: &watch::Sender<Option<LanePause>>, wait: Duration, by: PauseCause, reason: Wait) {
     let until = Instant::now() + wait;
     pause.send_if_modified(|current| {
         let longer = current.as_ref().is_none_or(|current| current.until < until);
         if longer {
-            *current = Some(LanePause { until, cause: by, reason: cause.to_owned() });
+            *current = Some(LanePause { until, cause: by, reason });
         }
         longer
     });

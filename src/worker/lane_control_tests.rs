@@ -3,14 +3,18 @@ use super::*;
 #[tokio::test(start_paused = true)]
 async fn health_counts_from_the_last_breaker_pause() {
     let (pauses, second) = (LaneControl::default(), Duration::from_secs(1));
-    pauses.pause_intake(second * 9, PauseCause::Limit, "waits for limit per-minute");
+    pauses.pause_intake(second * 9, PauseCause::Limit, Wait::for_limit("per-minute"));
     assert_eq!(pauses.healthy_for(), Some(Duration::MAX), "at its limit it flows");
-    pauses.pause_sending(second * 30, PauseCause::Setup, "provider answered 401");
+    pauses.pause_sending(
+        second * 30,
+        PauseCause::Setup,
+        Wait::with_detail(WaitReason::Misconfigured, "provider answered 401"),
+    );
     tokio::time::advance(second * 29).await;
     assert_eq!(pauses.healthy_for(), None);
     tokio::time::advance(second * 11).await;
     assert_eq!(pauses.healthy_for(), Some(second * 10));
-    pauses.pause_sending(second * 30, PauseCause::Breaker, "down");
+    pauses.pause_sending(second * 30, PauseCause::Breaker, WaitReason::CircuitOpen.into());
     pauses.clear();
     assert_eq!(pauses.healthy_for(), Some(Duration::ZERO));
 }
@@ -38,11 +42,14 @@ async fn slow_ledger_pauses_lane_one_miss_does_not() {
 #[tokio::test(start_paused = true)]
 async fn lane_without_its_queue_is_stopped() {
     let (pauses, second) = (LaneControl::default(), Duration::from_secs(1));
-    pauses.pause_intake(second * 3_600, PauseCause::Limit, "waits for limit all");
+    pauses.pause_intake(second * 3_600, PauseCause::Limit, Wait::for_limit("all"));
     pauses.record_queue_refusal(second, "queue `payments.bolt` exists");
     for _ in 0..2 {
         let LaneStatus::Stopped(pause) = pauses.state() else { panic!("{:?}", pauses.state()) };
-        assert_eq!((pause.cause, pause.reason.as_str()), (PauseCause::Setup, "queue `payments.bolt` exists"));
+        assert_eq!(
+            (pause.cause, pause.reason.to_string().as_str()),
+            (PauseCause::Setup, "queue `payments.bolt` exists")
+        );
         assert!(pauses.is_queue_refused());
         assert_eq!(pauses.sending_pause(), None, "active jobs continue");
         tokio::time::advance(second * 2).await;

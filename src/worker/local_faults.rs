@@ -36,7 +36,7 @@ pub(super) fn pause_lane(lane: &LaneContext, wait: Duration, fault: &LocalFault)
     let cause = fault.to_string();
     log(lane, fault, "nothing can be sent: the lane is paused, jobs wait, and no attempt is counted");
     lane.meter.record_decision(LaneDecision::new(DecisionKind::Paused, &cause));
-    lane.control.pause_intake(wait, PauseCause::Setup, &cause);
+    lane.control.pause_intake(wait, PauseCause::Setup, fault.wait());
 }
 
 /// Logs a fault and what follows, unless that was done a moment ago.

@@ -377,12 +377,12 @@ async fn lists_are_paged_and_details_complete() {
     assert!(table.out.contains("EUR 12.99") && table.err == "next page: `--after p1`\n", "{}{}", table.out, table.err);
 
     assert_eq!(exit(&desk.run(&["dlq", "discard", "p1", "--yes", "--because", "a test"]).await), Exit::Success);
-    let waited = "UPDATE jobs SET wait_reason = 'waits for limit per-account', wait_since = 0, wait_until = 60000, wait_request = 2 \
-                  WHERE id = 'p1'";
+    let waited = "UPDATE jobs SET wait_reason = 'limit', wait_limit = 'per-account', wait_detail = 'as before', \
+                  wait_since = 0, wait_until = 60000, wait_request = 2 WHERE id = 'p1'";
     desk.sql(waited).await;
     let story = desk.run(&["jobs", "show", "p1"]).await;
-    let waited =
-        "waited for limit per-account from 1970-01-01T00:00:00.000Z until 1970-01-01T00:01:00.000Z, before request 2";
+    let waited = "waited for limit per-account: as before from 1970-01-01T00:00:00.000Z until \
+                  1970-01-01T00:01:00.000Z, before request 2";
     assert!(story.out.contains(waited), "{}", story.out);
     for part in ["26 bytes, sha256", "17 bytes, sha256", "not_sent", "cancelled", "discarded by an operator: a test"] {
         assert!(story.out.contains(part), "{part}: {}", story.out);

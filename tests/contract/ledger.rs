@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use sluicegate::domain::job::{ContentHash, Identifier, Job};
 use sluicegate::domain::provider::ProviderName;
+use sluicegate::domain::wait_reason::{Wait, WaitReason};
 use sluicegate::ledger::database::Database;
 use sluicegate::ledger::settings::Settings;
 use sluicegate::ledger::{Claim, Claimed, LeaseToken, Ledger};
@@ -42,6 +43,7 @@ mod settings_propagation;
 mod silent_connections;
 mod timestamps;
 mod upkeep;
+mod wait_reasons;
 mod waits;
 
 const LEASE: Duration = Duration::from_secs(60);

@@ -12,6 +12,7 @@ use sluicegate::domain::explain::{CHECKS, explain};
 use sluicegate::domain::permit_protocol::{CostByKind, PastUse};
 use sluicegate::domain::provider::Provider;
 use sluicegate::domain::time::EpochMs;
+use sluicegate::domain::wait_reason::{Wait, WaitReason};
 use sluicegate::ledger::provider_row::{LimitRow, ProviderRow};
 use sluicegate::ops::explain::ExplainedBlock;
 use sluicegate::worker::quotas::quota_spec;
@@ -103,9 +104,10 @@ fn blocked_at(check: &str) -> Facts {
         "time" => {
             job.wake_at = EpochMs(NOW + 4_000);
             job.reason = Some("connection refused".to_owned());
+            job.wait_reason = Some(WaitReason::Retry);
         }
         "lane" => {
-            let cause = "the provider is down: no answer in time".to_owned();
+            let cause = Wait::with_detail(WaitReason::CircuitOpen, "no answer in time");
             facts.lane = LaneFacts::Paused { cause, ends_in: second };
         }
         "limiter" => {
@@ -138,6 +140,14 @@ fn explain_checks_match_the_code() {
         assert_eq!(explained.summary, row[2], "{check}");
         assert_eq!(explained.blocked_at.map_or("recorded", |at| at.check), check);
     }
+}
+
+#[test]
+fn every_wait_reason_is_documented() {
+    let table = Page::read("docs/explain.md").table("## Reasons to wait", "`wait_reason`");
+    let named: Vec<&str> = table.iter().map(|row| plain(&row[0])).collect();
+    let codes: Vec<&str> = WaitReason::all().iter().map(WaitReason::code).collect();
+    assert_eq!(named, codes);
 }
 
 #[test]

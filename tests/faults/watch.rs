@@ -78,7 +78,7 @@ impl Watch {
 
     fn left(&self, stand: &Stand, within: Duration) -> String {
         let sql = "SELECT id || ' ' || state || ' attempts ' || attempts || ', wakes in ' || (wake_at - now()) || \
-                   ', lease ' || coalesce((lease_until - now())::text, 'none') || ': ' || coalesce(reason, '') \
+                   ', lease ' || coalesce((lease_until - now())::text, 'none') || ': ' || coalesce(reason, wait_detail, wait_reason, '') \
                    FROM jobs WHERE state IN ('waiting', 'sending', 'unknown') ORDER BY wake_at LIMIT 30";
         let open: Vec<String> =
             self.rows(stand, sql).unwrap_or_default().iter().map(|row| row.get::<String, _>(0)).collect();
@@ -95,7 +95,7 @@ impl Watch {
             let text = |name: &str| body[name].as_str().unwrap().to_owned();
             Event { id: text("id"), provider: text("provider"), state: text("state") }
         };
-        let sql = "SELECT id, provider, state, coalesce(reason, '') AS reason, amount, currency, account, \
+        let sql = "SELECT id, provider, state, coalesce(reason, wait_detail, wait_reason, '') AS reason, amount, currency, account, \
                    (extract(epoch FROM settled.at) * 1000000)::bigint AS settled, \
                    (SELECT count(*) FROM attempts WHERE job_id = jobs.id AND began_at <= settled.at) AS begun FROM jobs \
                    LEFT JOIN (SELECT job_id, min(at) AS at FROM outcome_events GROUP BY job_id) AS settled \

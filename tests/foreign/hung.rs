@@ -49,7 +49,7 @@ async fn hanging_secret_stops_only_its_lane() {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let answer = reqwest::Client::new().get(embedded.ops_url("livez")).timeout(Duration::from_secs(20)).send().await;
     assert_eq!(answer.unwrap().status(), 200);
-    let waiting = "SELECT DISTINCT provider, reason FROM jobs WHERE provider <> 'good' AND state = 'waiting' AND reason IS NOT NULL";
+    let waiting = "SELECT DISTINCT provider, wait_detail FROM jobs WHERE provider <> 'good' AND state = 'waiting' AND wait_detail IS NOT NULL";
     let deadline = std::time::Instant::now() + Duration::from_secs(60);
     let reasons: Vec<(String, String)> = loop {
         let rows: Vec<(String, String)> = embedded.rows(waiting).await;

@@ -98,7 +98,7 @@ impl Stand {
     }
 
     async fn jobs(&self) -> Vec<(String, String, i64)> {
-        let sql = "SELECT state, coalesce(reason, ''), attempts FROM jobs GROUP BY state, reason, attempts";
+        let sql = "SELECT state, coalesce(wait_detail, wait_reason, reason, ''), attempts FROM jobs GROUP BY 1, 2, 3";
         sqlx::query_as(sql).fetch_all(&self.pool).await.unwrap()
     }
 }
@@ -133,7 +133,7 @@ async fn exhausted_descriptors_are_reported_as_local_fault() {
     limit_descriptors(worker.pid(), true);
     stand.pay("meanwhile", PAYMENTS);
     for name in PROVIDERS {
-        let told = format!("SELECT count(*) FROM jobs WHERE provider = '{name}' AND reason LIKE '{CAUSE}%'");
+        let told = format!("SELECT count(*) FROM jobs WHERE provider = '{name}' AND wait_detail LIKE '{CAUSE}%'");
         stand.until(&format!("the reason of a job of {name} names the cause"), &mut worker, &told, 1).await;
     }
     let tried = "SELECT max(requests) FROM (SELECT count(*) AS requests FROM attempts WHERE job_id LIKE 'acme-%' GROUP BY job_id)";

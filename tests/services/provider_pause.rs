@@ -35,9 +35,9 @@ async fn resume_ends_a_provider_pause_everywhere() {
     let messages: Vec<_> = (0..300).map(|n| json!({ "key": "acme", "body": message(n) })).collect();
     assert_eq!(stand.publish(&messages), messages.len());
     let report = || stand.providers["acme"].report();
-    let paused = |pause: &str| stand.count(&format!("SELECT count(*) FROM jobs WHERE reason = '{pause}'")) > 0;
+    let paused = || stand.count("SELECT count(*) FROM jobs WHERE wait_reason = 'provider_paused'") > 0;
     until(&stand, "the provider has named a wait", || report().refused_429 > 0).await;
-    until(&stand, "the wait pauses the other jobs", || paused("the provider asked for a pause")).await;
+    until(&stand, "the wait pauses the other jobs", paused).await;
     let before = report().requests;
     stand.sluicegate(&["provider", "resume", "acme", "--because", "they said that it works"]);
     until(&stand, "requests are sent again", || report().requests > before).await;

@@ -154,6 +154,8 @@ mod tests {
             attempts: 0,
             wake_at: at,
             reason: None,
+            wait_reason: None,
+            wait_limit: None,
             provider_reference: None,
             created_at: at,
             updated_at: at,

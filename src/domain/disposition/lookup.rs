@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use super::{
     AttemptHistory, LOCAL_FAULT_PAUSE, LookupPolicy, MISCONFIGURED_PAUSE, PauseRequest, Resend, RetryPolicy,
-    Transition, honoured_wait, key_is_remembered, review, throttle_backoff,
+    Transition, honoured_wait, key_is_remembered, named_pause, review, throttle_backoff,
 };
-use crate::domain::explain::reason::THROTTLED;
 use crate::domain::lookup::LookupResult;
 use crate::domain::outcome::FinalState;
+use crate::domain::wait_reason::{Wait, WaitReason};
 
 /// Decision after a look-up.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,40 +43,45 @@ pub fn after_lookup(
         }
         LookupResult::Declined { reason } => finalize(FinalState::Declined, reason, None),
         LookupResult::Differs { reason } => finalize(FinalState::Review, reason, None),
-        LookupResult::InProgress => context.repeat_until_bound("the provider is still working on this payment", None),
+        LookupResult::InProgress => context.repeat_until_bound(WaitReason::InProgress.into(), None),
         LookupResult::NotFound if context.may_resend() => LookupDisposition {
             transition: Transition::Retry {
                 after: policy.backoff.delay(1, fraction),
                 unknown: true,
-                reason: "the provider does not know this payment: it is sent once more".to_owned(),
+                reason: WaitReason::Resend.into(),
             },
             pause: None,
             grants_resend: true,
         },
-        LookupResult::NotFound => context.repeat_until_bound("the provider does not know this payment", None),
-        LookupResult::Unclear { reason } => context.repeat_until_bound(reason, None),
+        LookupResult::NotFound => {
+            context.repeat_until_bound(lookup_wait("the provider does not know this payment"), None)
+        }
+        LookupResult::Unclear { reason } => context.repeat_until_bound(lookup_wait(reason), None),
         LookupResult::Unknown { cause, retry_after } => {
             let named_wait = honoured_wait(*retry_after);
             let reason = format!("look-up failed: {}", cause.describe());
-            let pause = named_wait.map(|wait| PauseRequest::Lane { wait, cause: reason.clone() });
-            LookupDisposition { pause, ..context.repeat_until_bound(&reason, named_wait) }
+            let pause = named_wait.map(|wait| named_pause(wait, reason.clone()));
+            LookupDisposition { pause, ..context.repeat_until_bound(lookup_wait(reason), named_wait) }
         }
         LookupResult::Throttled { retry_after } => {
             let wait = honoured_wait(*retry_after).unwrap_or_else(|| throttle_backoff(history, policy));
-            LookupDisposition { pause: Some(PauseRequest::Quota { wait }), ..context.defer(wait, THROTTLED) }
+            LookupDisposition {
+                pause: Some(PauseRequest::Quota { wait }),
+                ..context.defer(wait, WaitReason::Throttled.into())
+            }
         }
         LookupResult::Busy { retry_after } => {
             let wait = honoured_wait(*retry_after).unwrap_or(context.backoff());
-            context.defer(wait, "the provider is busy with this payment's object")
+            context.defer(wait, WaitReason::ObjectBusy.into())
         }
         LookupResult::Misconfigured { status } => {
             let cause = format!("provider answered a look-up with {status}: check the credentials in headers");
             // A refused address for look-ups says nothing about charges, so other jobs do not wait.
-            context.defer(MISCONFIGURED_PAUSE, &cause)
+            context.defer(MISCONFIGURED_PAUSE, Wait::with_detail(WaitReason::Misconfigured, cause))
         }
-        LookupResult::NotSent { cause } => context.defer(context.backoff(), cause),
+        LookupResult::NotSent { cause } => context.defer(context.backoff(), lookup_wait(cause)),
         LookupResult::LocalFault(fault) => {
-            let deferred = context.defer(context.backoff(), &fault.to_string());
+            let deferred = context.defer(context.backoff(), fault.wait());
             LookupDisposition {
                 pause: Some(PauseRequest::Intake { wait: LOCAL_FAULT_PAUSE, fault: fault.clone() }),
                 ..deferred
@@ -113,29 +118,34 @@ impl LookupContext<'_> {
     }
 
     /// Asks again; the last time exactly when the bound is reached.
-    fn repeat_until_bound(&self, reason: &str, named_wait: Option<Duration>) -> LookupDisposition {
+    fn repeat_until_bound(&self, reason: Wait, named_wait: Option<Duration>) -> LookupDisposition {
         let left = self.lookup.give_up_after.saturating_sub(self.unknown_age());
         if left.is_zero() {
-            return lookups_exhausted(reason, "give_up_after_s");
+            return lookups_exhausted(&reason, "give_up_after_s");
         }
         next_lookup(self.backoff().min(left).max(named_wait.unwrap_or_default()), reason)
     }
 
-    fn defer(&self, wait: Duration, reason: &str) -> LookupDisposition {
+    fn defer(&self, wait: Duration, reason: Wait) -> LookupDisposition {
         let too_old = self.history.age.saturating_add(wait) > self.policy.max_age;
         if too_old && self.unknown_age().saturating_add(wait) > self.lookup.give_up_after {
-            return lookups_exhausted(reason, "max_age_s");
+            return lookups_exhausted(&reason, "max_age_s");
         }
         next_lookup(wait, reason)
     }
 }
 
-fn next_lookup(after: Duration, reason: &str) -> LookupDisposition {
-    let next = Transition::Retry { after, unknown: true, reason: reason.to_owned() };
+/// The wait of a job whose outcome is asked for again.
+fn lookup_wait(finding: impl Into<String>) -> Wait {
+    Wait::with_detail(WaitReason::Lookup, finding)
+}
+
+fn next_lookup(after: Duration, reason: Wait) -> LookupDisposition {
+    let next = Transition::Retry { after, unknown: true, reason };
     LookupDisposition { transition: next, pause: None, grants_resend: false }
 }
 
-fn lookups_exhausted(reason: &str, bound: &str) -> LookupDisposition {
+fn lookups_exhausted(reason: &Wait, bound: &str) -> LookupDisposition {
     let next = review(&format!("{reason}; asked until {bound}"));
     LookupDisposition { transition: next, pause: None, grants_resend: false }
 }

@@ -12,6 +12,7 @@ use crate::domain::disposition::Resend;
 use crate::domain::provider::Provider;
 use crate::domain::quota_spec::QuotaSpec;
 use crate::domain::time::EpochMs;
+use crate::domain::wait_reason::{Wait, WaitReason};
 
 /// Everything that is known about one id.
 #[derive(Clone, Debug, Default)]
@@ -62,7 +63,10 @@ pub struct LaneQueue {
 pub struct JobFacts {
     pub provider: String,
     pub state: String,
+    /// Why it waits or ended, as a sentence.
     pub reason: Option<String>,
+    /// Why it waits, as data.
+    pub wait_reason: Option<WaitReason>,
     pub reference: Option<String>,
     pub created_at: EpochMs,
     pub updated_at: EpochMs,
@@ -101,7 +105,7 @@ pub struct SentRequest {
 /// A delay before a request was sent; no worker held the job meanwhile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LastDelay {
-    pub reason: String,
+    pub reason: Wait,
     pub since: EpochMs,
     /// Number of the request that followed.
     pub request: u32,
@@ -111,6 +115,8 @@ pub struct LastDelay {
 pub struct ManualChange {
     pub operator: String,
     pub reason: Option<String>,
+    /// It brought the job to its present state; then the job's reason quotes this one.
+    pub is_decisive: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -143,12 +149,12 @@ pub enum LaneFacts {
     Running,
     /// Takes no more jobs; active jobs continue.
     IntakePaused {
-        cause: String,
+        cause: Wait,
         ends_in: Duration,
     },
     /// Takes no jobs and sends nothing.
     Paused {
-        cause: String,
+        cause: Wait,
         ends_in: Duration,
     },
     /// The circuit breaker is open: one job at a time is sent.

@@ -15,10 +15,8 @@ pub(super) fn explain_finished(facts: &Facts, job: &JobFacts) -> Explanation {
         requests => format!("after {}", format::count(requests as u64, "request")),
     };
     let by_hand = job.manual_change.as_ref().map(|change| {
-        // The job's reason may quote the operator's.
-        let said = |text: &&str| job.reason.as_deref().is_some_and(|reason| reason.ends_with(*text));
-        let reason = change.reason.as_deref().filter(|text| !said(text));
-        let reason = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
+        let unquoted = change.reason.as_deref().filter(|_| !change.is_decisive);
+        let reason = unquoted.map(|reason| format!(" ({reason})")).unwrap_or_default();
         format!("; changed by {}{reason}", change.operator)
     });
     let by_hand = by_hand.unwrap_or_default();

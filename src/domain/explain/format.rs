@@ -90,12 +90,6 @@ pub fn clear_time_text(clears: &ClearTime, now: EpochMs) -> String {
     }
 }
 
-/// Past form of a reason to wait: `waited for limit per-account`.
-#[must_use]
-pub fn past_reason(reason: &str) -> String {
-    reason.strip_prefix("waits for ").map_or_else(|| format!("delayed ({reason})"), |what| format!("waited for {what}"))
-}
-
 /// A window in the unit that limits use: `60 s`, `250 ms`, `1 d`.
 #[must_use]
 pub fn window(window: Duration) -> String {

@@ -7,11 +7,12 @@ use std::time::Duration;
 use super::facts::{ClaimState, Facts, GatePosition, JobFacts, LaneFacts, PermitRefusal, PermitRefusalReason};
 use super::forecast::{self, ForecastInput};
 use super::pending::{is_delayed, later};
-use super::{BlockedAt, CheckResult, format, reason};
+use super::{BlockedAt, CheckResult, format};
 use crate::domain::limit::{AppliesTo, Scope};
 use crate::domain::permit_protocol::CallKind;
 use crate::domain::quota_spec::{LimitSpec, PACING, QuotaSpec};
 use crate::domain::time::format_duration;
+use crate::domain::wait_reason::WaitReason;
 
 /// A start within this time counts as now.
 const NOW: Duration = Duration::from_millis(20);
@@ -30,11 +31,11 @@ pub(super) struct Outlook {
 
 /// The limit that delayed this job, if one did.
 pub(super) fn delaying_limit(job: &JobFacts) -> Option<&str> {
-    reason::parse_limit(job.reason.as_deref()?)
+    job.wait_reason.as_ref()?.limit()
 }
 
 pub(super) fn delayed_as_blocked(job: &JobFacts) -> bool {
-    job.reason.as_deref().is_some_and(reason::is_blocked)
+    job.wait_reason == Some(WaitReason::AccountBlocked)
 }
 
 fn gate_position(facts: &Facts) -> Option<&GatePosition> {

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use self::facts::{Facts, JobFacts, LaneQueue, MessageSearch, SentRequest};
 use super::time::EpochMs;
+use super::wait_reason::past_sentence;
 
 pub mod facts;
 mod finished;
@@ -15,7 +16,6 @@ pub mod forecast;
 pub mod format;
 mod limit;
 mod pending;
-pub mod reason;
 #[cfg(test)]
 mod tests;
 
@@ -168,7 +168,10 @@ fn delayed_before(facts: &Facts, job: &JobFacts, request: &SentRequest) -> Optio
     let span_ms = u64::try_from(request.began_at.0.saturating_sub(waited.since.0)).unwrap_or(0);
     let span = format::duration(Duration::from_millis(span_ms));
     let (from, to) = (format::clock(waited.since, facts.now), format::clock(request.began_at, facts.now));
-    let text = format!("{} from {from} to {to} ({span})", format::past_reason(&waited.reason));
+    let text = format!(
+        "{} from {from} to {to} ({span})",
+        past_sentence(&waited.reason.reason, waited.reason.detail.as_deref())
+    );
     Some(CheckResult::Passed(Some(waited.since), text))
 }
 

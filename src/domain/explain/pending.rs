@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use super::facts::{ClaimState, Facts, JobFacts, LaneFacts, PermitRefusal, PermitRefusalReason};
 use super::limit::Outlook;
-use super::{BlockedAt, CheckResult, Explanation, delayed_before, format, limit, reason, recorded, until_blocked};
+use super::{BlockedAt, CheckResult, Explanation, delayed_before, format, limit, recorded, until_blocked};
 use crate::domain::disposition::{AttemptHistory, PreSend, Transition, before_request};
 use crate::domain::permit_protocol::CallKind;
 use crate::domain::time::EpochMs;
+use crate::domain::wait_reason::{Wait, WaitReason};
 
 pub(super) fn explain_waiting(facts: &Facts, job: &JobFacts) -> Explanation {
     let next = next_step(facts, job);
@@ -156,7 +157,7 @@ fn time(facts: &Facts, job: &JobFacts, outlook: &Outlook) -> CheckResult {
     let until = format::instant(job.wake_at, facts.now);
     let reason = job.reason.as_deref().unwrap_or_default();
     let by_limiter = limit::delaying_limit(job).is_some() || limit::delayed_as_blocked(job);
-    if by_limiter || reason::is_limiter_wide(reason) || delayed_with_lane(facts, reason) {
+    if by_limiter || is_limiter_wide(job) || delayed_with_lane(facts, job) {
         return CheckResult::passed(format!("delayed until {until}, for a reason named below"));
     }
     let text = match job.not_before {
@@ -175,11 +176,16 @@ fn time(facts: &Facts, job: &JobFacts, outlook: &Outlook) -> CheckResult {
     CheckResult::Blocked(Box::new(at), format!("{text}{queue}"))
 }
 
+fn is_limiter_wide(job: &JobFacts) -> bool {
+    job.wait_reason.as_ref().is_some_and(WaitReason::is_limiter_wide)
+}
+
 /// Whether the job is delayed for the reason that pauses its lane now: then the lane's cause says more.
-fn delayed_with_lane(facts: &Facts, reason: &str) -> bool {
+fn delayed_with_lane(facts: &Facts, job: &JobFacts) -> bool {
     match &facts.lane {
-        LaneFacts::Paused { cause, .. } => reason == cause || reason.starts_with(reason::UNBUILDABLE_PREFIX),
-        LaneFacts::IntakePaused { cause, .. } => reason == cause,
+        LaneFacts::Paused { cause, .. } | LaneFacts::IntakePaused { cause, .. } => {
+            job.wait_reason.as_ref() == Some(&cause.reason)
+        }
         LaneFacts::NotAsked | LaneFacts::Absent | LaneFacts::Running | LaneFacts::Probing { .. } => false,
     }
 }
@@ -202,7 +208,7 @@ fn lane(facts: &Facts) -> CheckResult {
         return CheckResult::blocked("lane", format!("no worker takes it until the queue answers: {why}"));
     }
     let until = |ends_in: Duration| format::instant(later(facts.now, ends_in), facts.now);
-    let by_limiter = |cause: &str| reason::parse_limit(cause).is_some() || reason::is_limiter_wide(cause);
+    let by_limiter = |cause: &Wait| cause.reason.limit().is_some() || cause.reason.is_limiter_wide();
     match &facts.lane {
         LaneFacts::NotAsked => CheckResult::passed("not known: no running process was asked"),
         LaneFacts::Absent => CheckResult::blocked("lane", "this worker has no lane for its provider: its log says why"),
@@ -240,7 +246,7 @@ fn limiter(facts: &Facts, job: &JobFacts) -> CheckResult {
         );
     }
     match &job.reason {
-        Some(reason) if is_delayed(facts, job) && reason::is_limiter_wide(reason) => {
+        Some(reason) if is_delayed(facts, job) && is_limiter_wide(job) => {
             let text = format!("{reason}; it is checked again {}", format::instant(job.wake_at, facts.now));
             blocked_for("limiter", text, facts.until(job.wake_at))
         }

@@ -10,6 +10,7 @@ use crate::domain::lookup::WhenNotFound;
 use crate::domain::permit_protocol::{CostByKind, PastUse};
 use crate::domain::provider::{Mode, Pacing, Provider, ProviderName, RequestShape, SlotRelease, StoreDown};
 use crate::domain::quota_spec::{LimitSpec, QuotaSpec};
+use crate::domain::wait_reason::{Wait, WaitReason};
 
 mod finished;
 mod forecasts;
@@ -155,13 +156,19 @@ fn limit_shows_usage_start_and_jobs_ahead() {
     assert!(at_gate(37).blocked_at.unwrap().exact);
 }
 
+/// The job waits for this, as the ledger says.
+fn delays(facts: &mut Facts, wait: &Wait) {
+    let job = job(facts);
+    (job.reason, job.wait_reason) = (Some(wait.to_string()), Some(wait.reason.clone()));
+}
+
 /// Change of the plain case, the check that must block it, and a part of its sentence.
 #[test]
 #[allow(clippy::too_many_lines, reason = "one table")]
 fn every_state_and_blocker_is_described() {
     let other = |at: &str| Some(at.to_owned());
     let second = Duration::from_secs(1);
-    let intake_paused = |cause: &str| LaneFacts::IntakePaused { cause: cause.to_owned(), ends_in: second };
+    let intake_paused = |cause: Wait| LaneFacts::IntakePaused { cause, ends_in: second };
     let blocked = |reason| Some(PermitRefusal { reason, wait: second, exact: false });
     let room = |facts: &mut Facts| {
         facts.limiter.recent_usage = Some(RecentUsage::default());
@@ -206,7 +213,7 @@ fn every_state_and_blocker_is_described() {
         (
             Box::new(|f| {
                 job(f).wake_at = EpochMs(NOW.0 + 4_000);
-                job(f).reason = other("connection refused");
+                delays(f, &Wait::with_detail(WaitReason::Retry, "connection refused"));
             }),
             "time",
             "delayed until 14:03:24 UTC (in 4 s): connection refused; then about 37 ahead of it, estimated start 14",
@@ -214,7 +221,7 @@ fn every_state_and_blocker_is_described() {
         (
             Box::new(|f| {
                 job(f).wake_at = EpochMs(NOW.0 + 30_000);
-                job(f).reason = other("waits for limit per-minute");
+                delays(f, &Wait::for_limit("per-minute"));
             }),
             "limit",
             "600 used, estimated start 14:03:50 UTC (in 30 s)",
@@ -226,14 +233,14 @@ fn every_state_and_blocker_is_described() {
             "no worker takes it until the queue answers: broker unavailable: refused",
         ),
         (
-            Box::new(|f| f.lane = intake_paused("the ledger is slower than the send budget")),
+            Box::new(|f| f.lane = intake_paused(WaitReason::LedgerUnavailable.into())),
             "lane",
             "takes no more jobs until",
         ),
-        (Box::new(|f| f.lane = intake_paused("waits for limit per-minute")), "limit", "600 used"),
+        (Box::new(|f| f.lane = intake_paused(Wait::for_limit("per-minute"))), "limit", "600 used"),
         (
             Box::new(|f| {
-                f.lane = LaneFacts::Paused { cause: "the provider is down: no answer".to_owned(), ends_in: second };
+                f.lane = LaneFacts::Paused { cause: WaitReason::CircuitOpen.into(), ends_in: second };
             }),
             "lane",
             "sends nothing until 14:03:21 UTC (in 1 s): the provider is down",
@@ -250,7 +257,7 @@ fn every_state_and_blocker_is_described() {
         (
             Box::new(|f| {
                 job(f).wake_at = EpochMs(NOW.0 + 30_000);
-                job(f).reason = other("the provider asked for a pause");
+                delays(f, &WaitReason::ProviderPaused.into());
             }),
             "limiter",
             "the provider asked for a pause; it is checked again 14:03:50",
@@ -315,19 +322,21 @@ fn every_state_and_blocker_is_described() {
         ),
         (
             Box::new(|f| {
-                f.lane =
-                    LaneFacts::Paused { cause: "header Authorization: no variable KEY".to_owned(), ends_in: second };
+                let cause = Wait::with_detail(WaitReason::Unbuildable, "header Authorization: no variable KEY");
                 job(f).wake_at = EpochMs(NOW.0 + 30_000);
-                job(f).reason = Some(format!("{}: header Authorization: no variable KEY", reason::UNBUILDABLE_PREFIX));
+                delays(f, &cause);
+                f.lane = LaneFacts::Paused { cause, ends_in: second };
             }),
             "lane",
-            "sends nothing until 14:03:21 UTC (in 1 s): header Authorization: no variable KEY",
+            "(in 1 s): the request cannot be built yet: header Authorization: no variable KEY",
         ),
         (
             Box::new(|f| {
-                f.lane = LaneFacts::Paused { cause: "provider answered 401".to_owned(), ends_in: second };
+                let cause = Wait::with_detail(WaitReason::Misconfigured, "provider answered 401");
                 job(f).wake_at = EpochMs(NOW.0 + 30_000);
-                job(f).reason = other("provider answered 401");
+                // The lane's pause and the job's wait are compared by their codes, and not by their texts.
+                delays(f, &Wait::with_detail(WaitReason::Misconfigured, "provider answered 403"));
+                f.lane = LaneFacts::Paused { cause, ends_in: second };
             }),
             "lane",
             "sends nothing until 14:03:21 UTC (in 1 s): provider answered 401",

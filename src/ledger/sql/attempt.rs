@@ -14,6 +14,7 @@ use super::engine::{Args, Engine, Sql, Value};
 use super::outbox::{EVENT_COLUMNS, event};
 use super::row::SqlRow;
 use super::storable;
+use super::wait::{WaitParameters, wait_args};
 use crate::domain::delay::copy_step;
 use crate::domain::outcome::{FinalState, NOT_SENT};
 use crate::ledger::copies::ReturnPlan;
@@ -125,9 +126,10 @@ impl AttemptStatements {
         };
         let delayed = copies::delayed_copy_update("{after:$10}", "$12", &format!("NOT ({MAYBE_CHARGED} OR $9)"));
         let kept = format!("{WRITTEN_COLUMNS}, {RETURN_PLAN_COLUMNS}");
+        let waits = WaitParameters { detail: "$11", code: "$13", limit: "$14" }.begin("{after:$10}");
         let rest = format!(
             "UPDATE jobs SET state = CASE WHEN {MAYBE_CHARGED} OR $9 THEN 'unknown' ELSE 'waiting' END, \
-                 maybe_charged = ({MAYBE_CHARGED} OR $9), wake_at = {{after:$10}}, reason = $11, {delayed}, \
+                 maybe_charged = ({MAYBE_CHARGED} OR $9), {waits}, {delayed}, \
                  {END_ATTEMPT} {{from}} \
              WHERE {HELD_AND_SENDING}"
         );
@@ -206,12 +208,10 @@ impl AttemptStatements {
             (end.outcome == NOT_SENT && !matches!(next, JobState::Unknown { .. })).into(),
         ];
         let batcher = match next {
-            JobState::Waiting { wait, reason } => {
-                args.extend([false.into(), (*wait).into(), storable(reason).into(), copy_step(*wait).into()]);
-                &self.wait
-            }
-            JobState::Unknown { wait, reason } => {
-                args.extend([true.into(), (*wait).into(), storable(reason).into(), copy_step(*wait).into()]);
+            JobState::Waiting { wait, reason } | JobState::Unknown { wait, reason } => {
+                let [detail, code, limit] = wait_args(reason);
+                let unknown = matches!(next, JobState::Unknown { .. });
+                args.extend([unknown.into(), (*wait).into(), detail, copy_step(*wait).into(), code, limit]);
                 &self.wait
             }
             JobState::Final { state, reason, reference } => {

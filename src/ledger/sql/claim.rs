@@ -15,7 +15,7 @@ use super::engine::{Args, Engine, Sql, Value};
 use super::row::{SqlRow, corrupt};
 use crate::domain::disposition::Resend;
 use crate::domain::job::{ContentHash, InvalidMessage, InvalidReason, Job};
-use crate::domain::outcome::UnknownCause;
+use crate::domain::wait_reason::WaitReason;
 use crate::ledger::copies::Claimant;
 use crate::ledger::{BatchOptions, Claim, Claimed, LeaseToken, LedgerError};
 use crate::provider::FrozenRequest;
@@ -83,7 +83,13 @@ impl ClaimStatements {
                          attempts = attempts + CASE WHEN state = 'sending' THEN 1 ELSE 0 END, \
                          maybe_charged = maybe_charged OR state = 'sending', \
                          resend = CASE WHEN state = 'sending' AND resend = 'granted' THEN 'used' ELSE resend END, \
-                         reason = CASE WHEN state = 'sending' THEN $6 ELSE reason END, \
+                         reason = CASE WHEN state = 'sending' THEN NULL ELSE reason END, \
+                         wait_reason = CASE WHEN state = 'sending' THEN $6 ELSE wait_reason END, \
+                         wait_limit = CASE WHEN state = 'sending' THEN NULL ELSE wait_limit END, \
+                         wait_detail = CASE WHEN state = 'sending' THEN NULL ELSE wait_detail END, \
+                         wait_since = CASE WHEN state = 'sending' THEN NULL ELSE wait_since END, \
+                         wait_until = CASE WHEN state = 'sending' THEN NULL ELSE wait_until END, \
+                         wait_request = CASE WHEN state = 'sending' THEN NULL ELSE wait_request END, \
                          state = CASE WHEN state = 'sending' THEN 'unknown' ELSE state END, \
                          delayed_copy = CASE WHEN $9 THEN $7 \
                              WHEN $8 OR delayed_copy = $7 OR delayed_until <= {{now}} THEN NULL ELSE delayed_copy END, \
@@ -144,7 +150,7 @@ impl ClaimStatements {
             hash.0.as_slice().into(),
             owner.into(),
             lease.into(),
-            UnknownCause::WorkerLost.describe().into(),
+            WaitReason::WorkerLost.code().into(),
             arrived.copy.into(),
             arrived.redelivered.into(),
             arrived.stays_queued.into(),

@@ -12,9 +12,10 @@ use super::batcher::Batcher;
 use super::copies::{self, RETURN_PLAN_COLUMNS, return_plan};
 use super::dialect::{Dialect, JobWriteText, Returning};
 use super::engine::{Engine, Sql, Value};
+use super::wait::{WaitParameters, wait_args};
 use super::{fenced_write, storable};
 use crate::domain::delay::copy_step;
-use crate::domain::explain::reason::NOT_DUE;
+use crate::domain::wait_reason::WaitReason;
 use crate::ledger::copies::ReturnPlan;
 use crate::ledger::{FencedWrite, JobState, LeaseToken, LedgerError};
 
@@ -34,13 +35,10 @@ impl LeaseStatements {
     pub fn new(dialect: Dialect) -> Self {
         // A job that may have been charged never returns to `waiting`, whatever the caller says.
         let delayed = copies::delayed_copy_update("{after:$4}", "$6", "NOT (maybe_charged OR $3)");
+        let waits = WaitParameters { detail: "$5", code: "$7", limit: "$8" }.begin_or_go_on("{after:$4}");
         let rest = format!(
             "UPDATE jobs SET state = CASE WHEN maybe_charged OR $3 THEN 'unknown' ELSE 'waiting' END, \
-                        maybe_charged = (maybe_charged OR $3), wake_at = {{after:$4}}, reason = $5, \
-                        wait_since = CASE WHEN wait_reason = $5 AND wait_request = last_attempt + 1 \
-                            THEN wait_since ELSE {{now}} END, \
-                        wait_reason = $5, wait_until = {{after:$4}}, wait_request = last_attempt + 1, \
-                        wait_begun_at = {{now}}, {delayed}, lost_holders = 0, \
+                        maybe_charged = (maybe_charged OR $3), {waits}, {delayed}, lost_holders = 0, \
                         lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
                     WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')"
         );
@@ -53,14 +51,15 @@ impl LeaseStatements {
                            wake_at = CASE WHEN not_before > {now} THEN not_before ELSE {now} END {from} \
                        WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')";
         // Reason and start of the wait stay. A job that was never delayed waits for its time from now on.
-        let reason = format!("COALESCE(reason, '{NOT_DUE}')");
+        let not_before = WaitReason::NotBefore.code();
         let due = "CASE WHEN not_before > wake_at THEN not_before ELSE wake_at END";
         let delayed = copies::delayed_copy_update(due, "$3", "NOT maybe_charged");
         let wait_on = format!(
-            "UPDATE jobs SET wake_at = {due}, reason = {reason}, \
-                 wait_since = CASE WHEN wait_reason = {reason} AND wait_request = last_attempt + 1 \
+            "UPDATE jobs SET wake_at = {due}, \
+                 wait_since = CASE WHEN wait_reason IS NOT NULL AND wait_request = last_attempt + 1 \
                      THEN wait_since ELSE {{now}} END, \
-                 wait_reason = {reason}, wait_until = {due}, wait_request = last_attempt + 1, \
+                 wait_reason = COALESCE(wait_reason, '{not_before}'), wait_until = {due}, \
+                 wait_request = last_attempt + 1, \
                  wait_begun_at = COALESCE(wait_begun_at, {{now}}), {delayed}, \
                  lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
              WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')"
@@ -138,17 +137,21 @@ impl LeaseStatements {
         lease: &LeaseToken,
         next: &JobState,
     ) -> Result<(FencedWrite, Option<ReturnPlan>), LedgerError> {
-        let (batcher, third, fourth, reason): (&Batcher, Value, Value, &str) = match next {
-            JobState::Waiting { wait, reason } => (&self.wait, false.into(), (*wait).into(), reason),
-            JobState::Unknown { wait, reason } => (&self.wait, true.into(), (*wait).into(), reason),
+        let mut args: Vec<Value> = vec![lease.id.as_str().into(), lease.fence.into()];
+        let batcher = match next {
+            JobState::Waiting { wait, reason } | JobState::Unknown { wait, reason } => {
+                let [detail, code, limit] = wait_args(reason);
+                let unknown = matches!(next, JobState::Unknown { .. });
+                args.extend([unknown.into(), (*wait).into(), detail, copy_step(*wait).into(), code, limit]);
+                &self.wait
+            }
             JobState::Final { state, reason, reference } => {
-                (&self.finalize, state.name().into(), reference.as_deref().map(storable).into(), reason)
+                let reference = reference.as_deref().map(storable);
+                args.extend([state.name().into(), reference.into(), storable(reason).into()]);
+                &self.finalize
             }
         };
-        let mut args: Vec<Value> =
-            vec![lease.id.as_str().into(), lease.fence.into(), third, fourth, storable(reason).into()];
         let wait = next.wait();
-        args.extend(wait.map(|wait| copy_step(wait).into()));
         let row = batcher.write(engine, Arc::from(args), Duration::ZERO).await?;
         let back = row.as_ref().filter(|_| wait.is_some()).map(return_plan).transpose()?;
         Ok((fenced_write(row.is_some()), back))

@@ -12,6 +12,7 @@ use super::copies::{self, RETURN_PLAN_COLUMNS, return_plan};
 use super::dialect::{Dialect, JobWrite, JobWriteText, Returning};
 use super::engine::{Engine, Value};
 use super::outbox::final_state;
+use super::wait::{WaitParameters, wait_args};
 use super::{fenced_write, storable};
 use crate::domain::delay::copy_step;
 use crate::domain::outcome::FinalState;
@@ -38,9 +39,10 @@ impl LookupStatements {
         );
         let delayed = copies::delayed_copy_update("{after:$9}", "$11", "false");
         let kept = format!("{WRITTEN_COLUMNS}, {RETURN_PLAN_COLUMNS}");
+        let waits = WaitParameters { detail: "$10", code: "$12", limit: "$13" }.begin("{after:$9}");
         let rest = format!(
-            "UPDATE jobs SET resend = CASE WHEN $8 THEN 'granted' ELSE resend END, wake_at = {{after:$9}}, \
-                 reason = $10, {delayed}, lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
+            "UPDATE jobs SET resend = CASE WHEN $8 THEN 'granted' ELSE resend END, {waits}, \
+                 {delayed}, lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
              WHERE {HELD} AND last_attempt = $3 AND {ON_WIRE}"
         );
         let settle = format!(
@@ -104,7 +106,8 @@ impl LookupStatements {
         ];
         let write = match next {
             JobState::Waiting { wait, reason } | JobState::Unknown { wait, reason } => {
-                args.extend([(*wait).into(), storable(reason).into(), copy_step(*wait).into()]);
+                let [detail, code, limit] = wait_args(reason);
+                args.extend([(*wait).into(), detail, copy_step(*wait).into(), code, limit]);
                 &self.wait
             }
             JobState::Final { state, reason, reference } => {

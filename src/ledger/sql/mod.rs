@@ -56,6 +56,7 @@ mod settings;
 pub(super) mod slots;
 pub(super) mod sqlite;
 mod upkeep;
+mod wait;
 
 use engine::Engine;
 pub use operator::SqlOperator;

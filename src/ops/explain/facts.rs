@@ -19,6 +19,7 @@ use crate::domain::permit_protocol::PastUse;
 use crate::domain::provider::ProviderName;
 use crate::domain::quota_spec::QuotaSpec;
 use crate::domain::time::EpochMs;
+use crate::domain::wait_reason::{Wait, WaitReason};
 use crate::ledger::LedgerError;
 use crate::ledger::operator::{DatabaseTime, JobDetails, Operator};
 use crate::ledger::queue_position::LedgerQueuePosition;
@@ -271,6 +272,7 @@ fn job_facts(story: JobDetails, position: &LedgerQueuePosition) -> JobFacts {
     let manual_change = story.audit.last().map(|change| ManualChange {
         operator: change.os_user.clone().unwrap_or_else(|| change.who.clone()),
         reason: change.because.clone(),
+        is_decisive: !change.erased && change.new_state.as_deref() == Some(story.line.state.as_str()),
     });
     JobFacts {
         created_at: ms(story.line.created_at),
@@ -287,15 +289,16 @@ fn job_facts(story: JobDetails, position: &LedgerQueuePosition) -> JobFacts {
         resend: position.progress.resend,
         lost_holders: position.progress.lost_holders,
         requests: story.attempts.iter().map(request).collect(),
-        last_delay: story.waited.map(|delay| LastDelay {
-            reason: delay.reason,
-            since: ms(delay.since),
-            request: delay.request,
+        last_delay: story.waited.and_then(|delay| {
+            let reason = WaitReason::from_columns(&delay.wait_reason, delay.wait_limit)?;
+            let reason = Wait { reason, detail: delay.wait_detail };
+            Some(LastDelay { reason, since: ms(delay.since), request: delay.request })
         }),
         event: event.map(|event| event.published_at.map(ms)),
         manual_change,
         provider: story.line.provider,
         state: story.line.state,
+        wait_reason: story.line.wait_reason.and_then(|code| WaitReason::from_columns(&code, story.line.wait_limit)),
         reason: story.line.reason,
         reference: story.line.provider_reference,
         account: story.line.account,

@@ -12,10 +12,10 @@ use tracing::Span;
 use super::record::{delay, release};
 use super::{ClaimedJob, LaneContext};
 use crate::domain::disposition::OVERSIZED_WAIT;
-use crate::domain::explain::reason;
 use crate::domain::job::{Job, JobId};
 use crate::domain::permit_protocol::CallKind;
 use crate::domain::provider::{Mode, Provider};
+use crate::domain::wait_reason::{Wait, WaitReason};
 use crate::fleet::report::PauseCause;
 use crate::limiter::gate::{
     AcquireRequest, AcquireResult, BlockReason, EgressRequest, EgressRule, GateRefusal, Permit, RefusalScope,
@@ -32,7 +32,7 @@ pub(super) enum PermitWait {
     /// The lane had no worker slot at its egress rate in time.
     NoWorkerSlot,
     /// The lane must not send.
-    LanePaused(String),
+    LanePaused(Wait),
     Stopping,
 }
 
@@ -75,7 +75,7 @@ pub(super) async fn wait_for_permit(lane: &LaneContext, job: JobId, request: Acq
             return PermitWait::LanePaused(pause.reason);
         }
         if settings.borrow_and_update().provider.paused {
-            return PermitWait::LanePaused("the provider is paused".to_owned());
+            return PermitWait::LanePaused(WaitReason::OperatorPaused.into());
         }
         tokio::select! {
             grant = &mut acquired => return match grant {
@@ -91,7 +91,7 @@ pub(super) async fn wait_for_permit(lane: &LaneContext, job: JobId, request: Acq
                 }
                 // A message that is requeued to a lane that still consumes would be delivered again at once.
                 AcquireResult::Refused(GateRefusal { reason: BlockReason::Stopping, .. }) => {
-                    PermitWait::LanePaused("the quota is not open in this worker".to_owned())
+                    PermitWait::LanePaused(WaitReason::QuotaClosed.into())
                 }
                 AcquireResult::Refused(refusal) => PermitWait::Refused(refusal),
                 AcquireResult::NoWorkerSlot => PermitWait::NoWorkerSlot,
@@ -106,25 +106,26 @@ pub(super) async fn wait_for_permit(lane: &LaneContext, job: JobId, request: Acq
 pub(super) async fn delay_refused(lane: &LaneContext, job: &ClaimedJob, refusal: &GateRefusal) -> DeliveryAction {
     let cause = match &refusal.reason {
         BlockReason::Oversized { limit, max_cost: at_once } => {
-            let reason = reason::oversized_reason(limit, job.job.cost, *at_once);
-            return delay(lane, job, cost_wait(lane, job), (refusal_code(&refusal.reason), &reason)).await;
+            let reason = Wait::for_larger_limit(limit, job.job.cost, *at_once);
+            return delay(lane, job, cost_wait(lane, job), (refusal_code(&refusal.reason), reason)).await;
         }
-        BlockReason::Limit(name) => reason::limit_reason(name),
-        BlockReason::AccountBlocked { account } => reason::blocked_reason(account),
-        BlockReason::Cold => reason::COLD.to_owned(),
-        BlockReason::NeedsHistory => reason::NEEDS_HISTORY.to_owned(),
-        BlockReason::Paused => reason::PAUSED.to_owned(),
-        BlockReason::StoreUnavailable(_) => reason::STORE_UNAVAILABLE.to_owned(),
-        BlockReason::StaleSettings => reason::STALE_SETTINGS.to_owned(),
+        BlockReason::Limit(name) => WaitReason::Limit(name.clone()),
+        BlockReason::AccountBlocked { .. } => WaitReason::AccountBlocked,
+        BlockReason::Cold => WaitReason::LimiterCold,
+        BlockReason::NeedsHistory => WaitReason::NeedsHistory,
+        BlockReason::Paused => WaitReason::ProviderPaused,
+        BlockReason::StoreUnavailable(_) => WaitReason::LimiterUnavailable,
+        BlockReason::StaleSettings => WaitReason::StaleSettings,
         BlockReason::Stopping => return release(lane, job).await,
     };
+    let (cause, by) = (Wait::from(cause), pause_cause(&refusal.reason));
     match refusal.scope {
         // The refusal says nothing about the jobs behind it.
         RefusalScope::Job => {}
-        RefusalScope::Charges => lane.control.pause_charges(refusal.retry_after, pause_cause(&refusal.reason), &cause),
-        RefusalScope::All => lane.control.pause_intake(refusal.retry_after, pause_cause(&refusal.reason), &cause),
+        RefusalScope::Charges => lane.control.pause_charges(refusal.retry_after, by, cause.clone()),
+        RefusalScope::All => lane.control.pause_intake(refusal.retry_after, by, cause.clone()),
     }
-    delay(lane, job, refusal.retry_after, (refusal_code(&refusal.reason), &cause)).await
+    delay(lane, job, refusal.retry_after, (refusal_code(&refusal.reason), cause)).await
 }
 
 /// Wait of a job whose cost exceeds a limit: it is checked again before its age ends it, in case the limit was raised.

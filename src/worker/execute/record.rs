@@ -12,6 +12,7 @@ use crate::domain::disposition::Transition;
 use crate::domain::group_commit::delay_after_response;
 use crate::domain::outcome::{FinalState, NOT_SENT};
 use crate::domain::permit_protocol::CallKind;
+use crate::domain::wait_reason::{Wait, WaitReason};
 use crate::faults::{self, CrashPoint};
 use crate::ledger::copies::ReturnPlan;
 use crate::ledger::{AttemptEnd, BatchOptions, FencedWrite, JobState, LedgerError, LookupEnd, OutcomeEvent};
@@ -114,8 +115,7 @@ impl AttemptResult {
 /// Ends a request that was recorded too late for its permit: nothing was sent.
 pub(super) async fn finish_unsent(lane: &LaneContext, job: &ClaimedJob, kind: CallKind, number: u32) -> DeliveryAction {
     let result = AttemptResult::unsent(kind, number, "recorded too late for its permit");
-    commit_result(lane, job, &result, (retry_soon(job, "recorded too late for its permit, nothing was sent"), "late"))
-        .await
+    commit_result(lane, job, &result, (retry_soon(job, WaitReason::PermitMissed.into()), "late")).await
 }
 
 /// Commits the result of a request and the job's state; `label` names its wait, if it waits, in metrics.
@@ -197,8 +197,9 @@ pub(super) async fn abort_attempt(
         true => (BACKEND_REFUSAL_PAUSE, error.to_string(), "ledger_refused"),
         false => (DELAY_STEPS[0], "the ledger was unavailable".to_owned(), "ledger_unavailable"),
     };
+    let reason = if refused { WaitReason::LedgerRefused } else { WaitReason::LedgerUnavailable };
     let open = AttemptResult::unsent(kind, job.claimed.last_attempt + 1, &cause);
-    let reason = format!("{cause}, nothing was sent");
+    let reason = Wait::with_detail(reason, format!("{cause}, nothing was sent"));
     let state = job_state(Transition::Retry { after, unknown: job.claimed.maybe_charged, reason });
     let written = retry_while_unavailable("cancel an unsent request", &lane.worker.abandon, || async {
         match open.write(lane, job, &state).await? {
@@ -221,8 +222,8 @@ pub(super) async fn abort_attempt(
     }
 }
 
-fn retry_soon(job: &ClaimedJob, reason: &str) -> Transition {
-    Transition::Retry { after: DELAY_STEPS[0], unknown: job.claimed.maybe_charged, reason: reason.to_owned() }
+fn retry_soon(job: &ClaimedJob, reason: Wait) -> Transition {
+    Transition::Retry { after: DELAY_STEPS[0], unknown: job.claimed.maybe_charged, reason }
 }
 
 /// Changes the job's state without a request; `label` names its wait, if it waits, in metrics.
@@ -246,9 +247,9 @@ pub(super) async fn delay(
     lane: &LaneContext,
     job: &ClaimedJob,
     wait: Duration,
-    (label, reason): (&'static str, &str),
+    (label, reason): (&'static str, Wait),
 ) -> DeliveryAction {
-    let next = Transition::Retry { after: wait, unknown: job.claimed.maybe_charged, reason: reason.to_owned() };
+    let next = Transition::Retry { after: wait, unknown: job.claimed.maybe_charged, reason };
     transition(lane, job, next, label).await
 }
 
@@ -270,7 +271,7 @@ fn to_delivery_action(
     match state {
         JobState::Waiting { wait, reason } | JobState::Unknown { wait, reason } => {
             spans::record_result(label);
-            lane.meter.record_delay(label, reason);
+            lane.meter.record_delay(label, &reason.to_string());
             action_after_delay(job, *wait, committed.next_copy)
         }
         JobState::Final { state, .. } => {

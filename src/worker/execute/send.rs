@@ -14,7 +14,6 @@ use super::{ClaimedJob, ProviderCall, attempt_history};
 use crate::domain::breaker::BreakerTransition;
 use crate::domain::disposition::lookup::after_lookup;
 use crate::domain::disposition::{AttemptHistory, PauseRequest, Transition, after_outcome};
-use crate::domain::explain::reason;
 use crate::domain::group_commit::delay_before_send;
 use crate::domain::job::{Job, JobField};
 use crate::domain::lookup::LookupResult;
@@ -22,6 +21,7 @@ use crate::domain::outcome::{FinalState, Outcome, Refusal, Transmission, Unknown
 use crate::domain::permit_protocol::CallKind;
 use crate::domain::provider::Provider;
 use crate::domain::sensitive::Sensitive;
+use crate::domain::wait_reason::WaitReason;
 use crate::faults::{self, CrashPoint};
 use crate::fleet::report::PauseCause;
 use crate::ledger::{AttemptEnd, BeginResult, LedgerError, LookupEnd};
@@ -301,12 +301,12 @@ fn apply_pause(lane: &LaneContext, pause: Option<PauseRequest>, by: PauseCause, 
                 ..LaneDecision::new(DecisionKind::Throttled, &words)
             });
             lane.gate.pause(wait, rand::random());
-            lane.control.pause_intake(wait, PauseCause::Provider, reason::PAUSED);
+            lane.control.pause_intake(wait, PauseCause::Provider, WaitReason::ProviderPaused.into());
         }
         Some(PauseRequest::Lane { wait, cause }) => {
-            tracing::warn!(provider = %lane.name, wait_ms = wait.as_millis(), cause, "lane paused");
-            lane.meter.record_decision(LaneDecision::new(DecisionKind::Paused, &cause));
-            lane.control.pause_sending(wait, by, &cause);
+            tracing::warn!(provider = %lane.name, wait_ms = wait.as_millis(), %cause, "lane paused");
+            lane.meter.record_decision(LaneDecision::new(DecisionKind::Paused, &cause.to_string()));
+            lane.control.pause_sending(wait, by, cause);
         }
         Some(PauseRequest::Intake { wait, fault }) => local_faults::pause_lane(lane, wait, &fault),
         None => {}

@@ -181,6 +181,7 @@ pub async fn wake_jobs(
 mod tests {
     use super::*;
     use crate::domain::provider::Provider;
+    use crate::domain::wait_reason::{Wait, WaitReason};
     use crate::fleet::report::PauseCause;
     use crate::ledger::provider_row::{LimitRow, ProviderRow};
     use crate::worker::lane_control::LaneStatus;
@@ -267,7 +268,7 @@ mod tests {
         ] {
             let now = begun + PROPAGATION_TIME * after;
             changes.update(known, now);
-            pauses.pause_intake(Duration::from_secs(600), by, "reason");
+            pauses.pause_intake(Duration::from_secs(600), by, WaitReason::Retry.into());
             changes.clear_pauses(&lanes, PROPAGATION_TIME, now);
             assert_eq!(matches!(pauses.state(), LaneStatus::IntakePaused(_)), rests, "{after:?}");
         }
@@ -275,8 +276,8 @@ mod tests {
         assert!(matches!(pauses.state(), LaneStatus::IntakePaused(pause) if pause.cause == PauseCause::Provider));
         // While sending is paused, consuming is too: the longer pause for a limit hid that.
         let pauses = LaneControl::default();
-        pauses.pause_intake(Duration::from_secs(3_600), PauseCause::Limit, "waits for limit all");
-        pauses.pause_sending(Duration::from_secs(60), PauseCause::Setup, "credentials");
+        pauses.pause_intake(Duration::from_secs(3_600), PauseCause::Limit, Wait::for_limit("all"));
+        pauses.pause_sending(Duration::from_secs(60), PauseCause::Setup, WaitReason::Misconfigured.into());
         pauses.clear_limit_pause();
         assert_eq!(pauses.watch_intake().borrow().as_ref().map(|pause| pause.cause), Some(PauseCause::Setup));
     }

@@ -19,11 +19,11 @@ fn end(number: u32, outcome: &'static str, counts: bool) -> AttemptEnd {
 }
 
 fn waiting() -> JobState {
-    JobState::Waiting { wait: Duration::ZERO, reason: "again".to_owned() }
+    JobState::Waiting { wait: Duration::ZERO, reason: Wait::with_detail(WaitReason::Retry, "again") }
 }
 
 fn unknown() -> JobState {
-    JobState::Unknown { wait: Duration::ZERO, reason: "no answer in time".to_owned() }
+    JobState::Unknown { wait: Duration::ZERO, reason: Wait::with_detail(WaitReason::Retry, "no answer in time") }
 }
 
 impl Fixture {

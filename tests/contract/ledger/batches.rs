@@ -98,7 +98,7 @@ async fn each_batched_claim_gets_its_own_result(kind: Kind) {
         let next = if hold.id.as_str() < "pay_010" {
             JobState::Final { state: FinalState::Dead, reason: "given up".to_owned(), reference: None }
         } else {
-            JobState::Waiting { wait: Duration::ZERO, reason: "again".to_owned() }
+            JobState::Waiting { wait: Duration::ZERO, reason: Wait::with_detail(WaitReason::Retry, "again") }
         };
         assert_eq!(ledger.transition(&hold, &next).await.unwrap(), FencedWrite::Applied);
     }
@@ -160,12 +160,19 @@ async fn stale_leases_in_a_batch_write_nothing(kind: Kind) {
     let begun = join_all(holds.iter().map(begin)).await;
     assert_eq!(begun[..4], [BeginResult::Stale; 4]);
     assert_eq!(begun[4..], [BeginResult::Attempt(1); 8]);
-    let rest = JobState::Waiting { wait: Duration::from_secs(5), reason: "throttled".to_owned() };
+    let rest = JobState::Waiting { wait: Duration::from_secs(5), reason: WaitReason::Throttled.into() };
     let throttled = AttemptEnd { outcome: "throttled", status: Some(429), counts: false, ..accepted() };
     let written = join_all(holds.iter().map(|hold| ledger.finish_attempt(hold, &throttled, &rest))).await;
     let kept = written.iter().map(|written| matches!(written, Ok(FencedWrite::Applied)));
     assert_eq!(kept.collect::<Vec<_>>(), [[false; 4].as_slice(), [true; 8].as_slice()].concat());
-    assert_eq!(count(&fixture, "jobs WHERE state = 'waiting' AND reason = 'throttled' AND attempts = 0").await, "8");
+    assert_eq!(
+        count(
+            &fixture,
+            "jobs WHERE state = 'waiting' AND wait_reason = 'throttled' AND wait_detail IS NULL AND attempts = 0"
+        )
+        .await,
+        "8"
+    );
     assert_eq!(count(&fixture, "attempts").await, "8");
 }
 
@@ -177,12 +184,12 @@ async fn stale_and_valid_lease_get_separate_results(kind: Kind) {
     let both = good.iter().flat_map(|hold| [LeaseToken { fence: hold.fence - 1, ..hold.clone() }, hold.clone()]);
     let both: Vec<LeaseToken> = both.collect();
     let put_down = async |(n, hold): (usize, &LeaseToken)| {
-        let reason = if n % 2 == 0 { "stale" } else { "good" }.to_owned();
+        let reason = Wait::with_detail(WaitReason::Retry, if n % 2 == 0 { "stale" } else { "good" });
         ledger.transition(hold, &JobState::Waiting { wait: SECOND, reason }).await.unwrap()
     };
     let written = join_all(both.iter().enumerate().map(put_down)).await;
     assert_eq!(written, [FencedWrite::Stale, FencedWrite::Applied].repeat(10));
-    assert_eq!(count(&fixture, "jobs WHERE reason = 'good'").await, "10");
+    assert_eq!(count(&fixture, "jobs WHERE wait_detail = 'good'").await, "10");
 }
 
 /// Every third write breaks a constraint of the table: nothing was sent whose outcome could be unknown. Only that write
@@ -194,8 +201,8 @@ async fn failed_write_does_not_fail_its_batch(kind: Kind) {
     let put_down = async |(n, hold): (usize, &LeaseToken)| {
         let reason = format!("reason of {}", hold.id);
         let next = match n % 3 {
-            0 => JobState::Waiting { wait: SECOND, reason },
-            1 => JobState::Unknown { wait: SECOND, reason },
+            0 => JobState::Waiting { wait: SECOND, reason: Wait::with_detail(WaitReason::Retry, reason) },
+            1 => JobState::Unknown { wait: SECOND, reason: Wait::with_detail(WaitReason::Retry, reason) },
             _ => JobState::Final { state: FinalState::Expired, reason, reference: None },
         };
         ledger.transition(hold, &next).await
@@ -208,8 +215,8 @@ async fn failed_write_does_not_fail_its_batch(kind: Kind) {
         }
     }
     for rows in [
-        "jobs WHERE state = 'waiting' AND reason = 'reason of ' || id AND lease_until IS NULL",
-        "jobs WHERE state = 'waiting' AND reason IS NULL AND lease_until IS NOT NULL",
+        "jobs WHERE state = 'waiting' AND wait_detail = 'reason of ' || id AND lease_until IS NULL",
+        "jobs WHERE state = 'waiting' AND wait_reason IS NULL AND lease_until IS NOT NULL",
         "jobs WHERE state = 'expired' AND reason = 'reason of ' || id AND lease_until IS NULL",
         "outcome_events",
     ] {

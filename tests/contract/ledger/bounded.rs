@@ -76,7 +76,7 @@ async fn consecutive_lost_workers_are_counted(kind: Kind) {
     let claimed = fixture.take(&job).await;
     assert_eq!(claimed.lost_holders, 6);
     // A worker that delays the job has survived it, so the count is reset.
-    let next = JobState::Waiting { wait: SECOND, reason: "limit per-second".to_owned() };
+    let next = JobState::Waiting { wait: SECOND, reason: Wait::with_detail(WaitReason::Retry, "limit per-second") };
     assert_eq!(ledger.transition(&claimed.lease, &next).await.unwrap(), FencedWrite::Applied);
     assert_eq!(fixture.take(&job).await.lost_holders, 0);
 }

@@ -40,7 +40,7 @@ async fn a_job_waits_for_its_time(kind: Kind) {
     let claimed = fixture.take(&later).await;
     assert!(claimed.wait > Duration::from_secs(500) && claimed.wait <= Duration::from_secs(600), "{claimed:?}");
     let wait = Duration::from_secs(900);
-    let next = JobState::Waiting { wait, reason: "limit per-second".to_owned() };
+    let next = JobState::Waiting { wait, reason: Wait::with_detail(WaitReason::Retry, "limit per-second") };
     assert_eq!(fixture.ledger().transition(&claimed.lease, &next).await.unwrap(), FencedWrite::Applied);
     let again = fixture.take(&later).await;
     assert!(again.wait > Duration::from_secs(800) && again.wait <= wait, "{again:?}");
@@ -151,7 +151,7 @@ async fn assert_lost(fixture: &Fixture, hold: &LeaseToken) {
     let before = fixture.one(&picture).await;
     let end = AttemptEnd { number: 1, outcome: "accepted", status: Some(200), detail: String::new(), counts: true };
     let done = JobState::Final { state: FinalState::Succeeded, reason: "accepted".to_owned(), reference: None };
-    let waiting = JobState::Waiting { wait: SECOND, reason: "x".to_owned() };
+    let waiting = JobState::Waiting { wait: SECOND, reason: Wait::with_detail(WaitReason::Retry, "x") };
     assert_eq!(ledger.begin_attempt(hold, &request("p1")).await.unwrap(), BeginResult::Stale);
     for next in [&done, &waiting] {
         assert_eq!(ledger.finish_attempt(hold, &end, next).await.unwrap(), FencedWrite::Stale);

@@ -20,7 +20,7 @@ on_every_database!(
 const MINUTE: Duration = Duration::from_secs(60);
 
 fn waits(wait: Duration) -> JobState {
-    JobState::Waiting { wait, reason: "waits for limit all".to_owned() }
+    JobState::Waiting { wait, reason: Wait::for_limit("all") }
 }
 
 fn copy(copy: i64) -> DeliveredCopy {
@@ -108,7 +108,7 @@ async fn job_due_before_its_copy_stays_unqueued(kind: Kind) {
     assert_eq!(fixture.delayed("p", copy(4), 59 * MINUTE).await, back(4, false), "copy 1 is still known");
     // A job that may have been charged always has a message in a queue. A copy that returns sooner replaces the first
     // one.
-    let unknown = JobState::Unknown { wait: 5 * MINUTE, reason: "waits for limit all".to_owned() };
+    let unknown = JobState::Unknown { wait: 5 * MINUTE, reason: Wait::for_limit("all") };
     let Claim::Claimed(claimed) = fixture.arrives("p", copy(4)).await else { panic!("copy 4 is not claimed") };
     assert_eq!(fixture.ledger().begin_attempt(&claimed.lease, &request("p")).await.unwrap(), BeginResult::Attempt(1));
     let end = AttemptEnd { number: 1, outcome: "unknown", status: None, detail: String::new(), counts: true };

@@ -113,7 +113,8 @@ async fn stale_insert_cannot_revert_anothers_request(kind: Kind) {
     assert_eq!(first(&fixture, &job, &theirs).await, FencedWrite::Applied);
     let ours = own_hold(&job, OTHER_FENCE + 5);
     let unsent = AttemptEnd { counts: false, status: None, ..end("not_sent") };
-    let waiting = JobState::Waiting { wait: SECOND, reason: "the ledger was away".to_owned() };
+    let waiting =
+        JobState::Waiting { wait: SECOND, reason: Wait::with_detail(WaitReason::Retry, "the ledger was away") };
     assert_eq!(ledger.finish_attempt(&ours, &unsent, &waiting).await.unwrap(), FencedWrite::Stale);
     assert_eq!(ledger.transition(&ours, &waiting).await.unwrap(), FencedWrite::Stale);
     assert_eq!(fixture.state("p1").await, "sending");

@@ -59,7 +59,7 @@ async fn final_or_unknown_jobs_change_only_audited(kind: Kind) {
     fixture.ended("dead", "not_sent", FinalState::Dead).await;
     fixture.ended("review", "unknown", FinalState::Review).await;
     let hold = fixture.take(&job("unknown")).await.lease;
-    let next = JobState::Unknown { wait: Duration::ZERO, reason: "no answer".to_owned() };
+    let next = JobState::Unknown { wait: Duration::ZERO, reason: Wait::with_detail(WaitReason::Retry, "no answer") };
     assert_eq!(fixture.ledger().begin_attempt(&hold, &request("unknown")).await.unwrap(), BeginResult::Attempt(1));
     let end = AttemptEnd { number: 1, outcome: "unknown", status: None, detail: String::new(), counts: true };
     assert_eq!(fixture.ledger().finish_attempt(&hold, &end, &next).await.unwrap(), FencedWrite::Applied);

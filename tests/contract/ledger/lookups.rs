@@ -21,7 +21,7 @@ on_every_database!(
 );
 
 fn unknown(reason: &str) -> JobState {
-    JobState::Unknown { wait: Duration::ZERO, reason: reason.to_owned() }
+    JobState::Unknown { wait: Duration::ZERO, reason: Wait::with_detail(WaitReason::Retry, reason) }
 }
 
 fn succeeded(reference: &str) -> JobState {
@@ -82,7 +82,7 @@ async fn a_lookup_is_a_row_and_no_attempt(kind: Kind) {
     assert_eq!((claimed.maybe_charged, claimed.resend), (true, Resend::Never));
     let number = fixture.begin_lookup(&claimed.lease).await;
     // The job stays unknown, whatever next state the caller gives.
-    let waiting = JobState::Waiting { wait: Duration::ZERO, reason: "x".to_owned() };
+    let waiting = JobState::Waiting { wait: Duration::ZERO, reason: Wait::with_detail(WaitReason::Retry, "x") };
     let end = LookupEnd { status: None, ..found(number, "unknown") };
     assert_eq!(ledger.finish_lookup(&claimed.lease, &end, &waiting).await.unwrap().0, FencedWrite::Applied);
     assert_eq!(fixture.state("p1").await, "unknown");
@@ -132,7 +132,7 @@ async fn a_lost_workers_lookup_changes_nothing(kind: Kind) {
     let claimed = fixture.take(&job).await;
     assert_eq!((claimed.attempts, claimed.lookups, claimed.maybe_charged), (1, 1, true));
     assert_eq!(fixture.state("p1").await, "unknown");
-    let reason = fixture.one("SELECT reason FROM jobs").await;
+    let reason = fixture.one("SELECT wait_detail FROM jobs").await;
     assert_eq!(reason, "no answer", "the reason is the charge's");
     assert_eq!(fixture.rows(ATTEMPTS).await, ["1|charge|unknown|counted", "2|lookup|unknown|not"]);
     let late = ledger.finish_lookup(&lost, &found(number, "accepted"), &succeeded("ch_1")).await.unwrap().0;
@@ -192,7 +192,7 @@ async fn unknown_age_counts_from_last_unknown_charge(kind: Kind) {
     let fresh = fixture.take(&job).await;
     assert_eq!(fresh.unknown_age, None);
     let number = fixture.begin_charge(&fresh.lease).await;
-    let waiting = JobState::Waiting { wait: Duration::ZERO, reason: "x".to_owned() };
+    let waiting = JobState::Waiting { wait: Duration::ZERO, reason: Wait::with_detail(WaitReason::Retry, "x") };
     let kept = ledger.finish_attempt(&fresh.lease, &charged(number, "throttled"), &waiting).await.unwrap();
     assert_eq!((kept, an_hour_passes().await.unknown_age), (FencedWrite::Applied, None));
     fixture.sql(let_go).await.unwrap();

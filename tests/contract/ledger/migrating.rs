@@ -47,9 +47,9 @@ async fn unrecorded_finished_index_is_kept() {
     let fixture = Fixture::empty(Kind::Postgres);
     let pool = fixture.postgres.clone().unwrap();
     fixture.database.migrate().await.unwrap();
-    let index = "SELECT CAST(to_regclass('jobs_parked_for_limits')::oid AS text)";
+    let index = "SELECT CAST(to_regclass('jobs_waiting_for_limits')::oid AS text)";
     let built = fixture.one(index).await;
-    fixture.sql("DELETE FROM _sqlx_migrations WHERE version = 21").await.unwrap();
+    fixture.sql("DELETE FROM _sqlx_migrations WHERE version = 52").await.unwrap();
     assert_ne!(fixture.database.schema_state().await.unwrap(), SchemaState::Current);
     fixture.database.migrate().await.unwrap();
     assert_eq!(

@@ -84,7 +84,7 @@ impl Fixture {
                 assert_eq!(ledger.release(&hold).await.unwrap(), FencedWrite::Applied);
             }
             "waiting-throttled" => {
-                let next = JobState::Waiting { wait, reason: "throttled".to_owned() };
+                let next = JobState::Waiting { wait, reason: WaitReason::Throttled.into() };
                 self.attempted(situation, "throttled", &next).await;
             }
             "sending" | "sending-lost" => {
@@ -93,7 +93,7 @@ impl Fixture {
                 assert_eq!(begun, BeginResult::Attempt(1));
             }
             "unknown" => {
-                let next = JobState::Unknown { wait, reason: "no answer".to_owned() };
+                let next = JobState::Unknown { wait, reason: Wait::with_detail(WaitReason::Retry, "no answer") };
                 self.attempted(situation, "unknown", &next).await;
             }
             "review-unknown" => drop(self.attempted(situation, "unknown", &settled(FinalState::Review)).await),
@@ -112,7 +112,7 @@ impl Fixture {
     /// Everything that a refused resolution must leave as it is.
     async fn picture(&self, text: &str) -> String {
         let job = format!(
-            "SELECT state || fence || attempts || maybe_charged || wake_at || updated_at || coalesce(reason, '') || \
+            "SELECT state || fence || attempts || maybe_charged || wake_at || updated_at || coalesce(reason, wait_detail, '') || \
                  coalesce(lease_owner, '') || coalesce(provider_reference, '') FROM jobs WHERE id = '{text}'"
         );
         let beside = format!(

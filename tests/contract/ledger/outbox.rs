@@ -140,7 +140,7 @@ async fn finishing_write_claims_its_event(kind: Kind) {
     // A job that must wait leaves no event.
     let hold = fixture.take(&job("p4")).await.lease;
     assert_eq!(ledger.begin_attempt(&hold, &request("p4")).await.unwrap(), BeginResult::Attempt(1));
-    let rests = JobState::Waiting { wait: SECOND, reason: "throttled".to_owned() };
+    let rests = JobState::Waiting { wait: SECOND, reason: WaitReason::Throttled.into() };
     let rested = ledger.finish_attempt_batched(&hold, &end, &rests, BatchOptions::immediate(SECOND)).await.unwrap();
     let back = ReturnPlan { copy: 1, unqueued: false };
     assert_eq!(rested, (FencedWrite::Applied, None, Some(back)));

@@ -170,7 +170,7 @@ impl Pair {
             }
             Start::Parked => {
                 let wait = Duration::from_secs(20);
-                let reason = "limit `all`: no slot".to_owned();
+                let reason = Wait::for_limit("all");
                 let put = ledger.transition(&self.hold, &JobState::Waiting { wait, reason }).await.unwrap();
                 assert_eq!(put, FencedWrite::Applied);
             }
@@ -420,11 +420,11 @@ impl Picture {
 }
 
 fn waiting() -> JobState {
-    JobState::Waiting { wait: Duration::ZERO, reason: "again".to_owned() }
+    JobState::Waiting { wait: Duration::ZERO, reason: Wait::with_detail(WaitReason::Retry, "again") }
 }
 
 fn unknown() -> JobState {
-    JobState::Unknown { wait: Duration::ZERO, reason: "no answer in time".to_owned() }
+    JobState::Unknown { wait: Duration::ZERO, reason: Wait::with_detail(WaitReason::Retry, "no answer in time") }
 }
 
 fn done(state: FinalState) -> JobState {

@@ -86,6 +86,10 @@ fn judge(kind: &str, accesses: &[Access]) {
         let sought = accesses.iter().any(|access| access.during == during && access.sought);
         assert!(sought, "{kind}: no index was used for: {during}: {accesses:#?}");
     }
+    for index in ["jobs_waiting_for_limits", "jobs_waiting_for_providers"] {
+        let used = accesses.iter().any(|access| access.sought && access.index.as_deref() == Some(index));
+        assert!(used, "{kind}: no statement used {index}: {accesses:#?}");
+    }
     for during in work::OF_A_PROVIDER {
         let read: Vec<_> = accesses.iter().filter(|access| access.during == during).collect();
         let by_provider =

@@ -356,7 +356,7 @@ async fn requests_record_account_and_reference(kind: Kind) {
         panic!("the lease is stale")
     };
     let end = AttemptEnd { number, outcome: "unknown", status: Some(503), detail: String::new(), counts: true };
-    let next = JobState::Unknown { wait: Duration::ZERO, reason: "no answer".to_owned() };
+    let next = JobState::Unknown { wait: Duration::ZERO, reason: Wait::with_detail(WaitReason::Retry, "no answer") };
     let written = ledger.finish_attempt(&hold, &end, &next).await.unwrap();
     assert_eq!(written, FencedWrite::Applied);
     let hold = fixture.take(&job).await.lease;

@@ -288,7 +288,7 @@ const BAD_ACCOUNTS: [(&str, &str); 13] = [
     ("max_requests = 1, window_ms = 86400000, burst", "32"),
 ];
 
-const BAD_JOBS: [(&str, &str); 31] = [
+const BAD_JOBS: [(&str, &str); 34] = [
     ("id", "'with space'"),
     ("id", "''"),
     ("id", "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'"),
@@ -320,6 +320,9 @@ const BAD_JOBS: [(&str, &str); 31] = [
     ("fence", "-1"),
     ("lease_owner", "NULL"),
     ("frozen_url", "'https://x.example/'"),
+    ("wait_reason", "'waits for limit all'"),
+    ("wait_reason", "'limit'"),
+    ("wait_limit", "'all'"),
 ];
 
 /// The longest and the shortest values that the rules allow.

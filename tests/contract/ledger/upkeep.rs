@@ -55,7 +55,7 @@ impl Fixture {
     /// Records a waiting job that no worker has leased.
     async fn waiting(&self, job: &Job, wait: Duration) {
         let claimed = self.take(job).await;
-        let next = JobState::Waiting { wait, reason: "waits".to_owned() };
+        let next = JobState::Waiting { wait, reason: Wait::with_detail(WaitReason::Retry, "waits") };
         assert_eq!(self.ledger().transition(&claimed.lease, &next).await.unwrap(), FencedWrite::Applied);
     }
 
@@ -231,7 +231,7 @@ async fn unqueued_job_is_returned_when_due(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let (upkeep, lane) = (fixture.upkeep(), name("stripe"));
     let due = async |ahead| ids(&upkeep.take_unqueued(&lane, ahead, 10 * MINUTE, 10).await.unwrap());
-    let wait = JobState::Waiting { wait: 60 * MINUTE, reason: "waits for its time".to_owned() };
+    let wait = JobState::Waiting { wait: 60 * MINUTE, reason: WaitReason::NotBefore.into() };
     for id in ["kept", "queued", "taken-up"] {
         let hold = fixture.take(&job(id)).await.lease;
         // A leased job cannot be left without a queue.
@@ -274,7 +274,7 @@ async fn waiting_jobs_expire_and_nothing_else(kind: Kind) {
     let unknown = fixture.take(&expiring("unknown", -1_000)).await.lease;
     assert_eq!(fixture.ledger().begin_attempt(&unknown, &request("unknown")).await.unwrap(), BeginResult::Attempt(1));
     let end = AttemptEnd { number: 1, outcome: "unknown", status: None, detail: String::new(), counts: true };
-    let next = JobState::Unknown { wait: 60 * MINUTE, reason: "no answer".to_owned() };
+    let next = JobState::Unknown { wait: 60 * MINUTE, reason: Wait::with_detail(WaitReason::Retry, "no answer") };
     assert_eq!(fixture.ledger().finish_attempt(&unknown, &end, &next).await.unwrap(), FencedWrite::Applied);
 
     assert_eq!(fixture.upkeep().expire("too late", 2).await.unwrap(), 2);
@@ -316,7 +316,7 @@ async fn open_job_can_be_set_aside_for_review(kind: Kind) {
     let events = fixture.ledger().lease_events(100, MINUTE).await.unwrap();
     assert_eq!(events.iter().map(|event| event.state).collect::<Vec<_>>(), [FinalState::Review; 2]);
     // Its former worker writes nothing.
-    let next = JobState::Waiting { wait: SECOND, reason: "x".to_owned() };
+    let next = JobState::Waiting { wait: SECOND, reason: Wait::with_detail(WaitReason::Retry, "x") };
     assert_eq!(fixture.ledger().transition(&hold, &next).await.unwrap(), FencedWrite::Stale);
     assert_eq!(set_aside("nobody").await, FencedWrite::Stale);
 }

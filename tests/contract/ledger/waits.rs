@@ -18,11 +18,12 @@ on_every_database!(
 );
 
 const HOUR: Duration = Duration::from_secs(3_600);
-const WAIT: &str = "SELECT CAST(wake_at AS text) || ' ' || reason || ' ' || CAST(wait_since AS text) || ' ' || wait_reason \
-     || ' ' || CAST(wait_until AS text) || ' ' || CAST(wait_begun_at AS text) FROM jobs";
+const WAIT: &str = "SELECT CAST(wake_at AS text) || ' ' || wait_reason || ' ' || wait_limit || ' ' \
+     || CAST(wait_since AS text) || ' ' || CAST(wait_until AS text) || ' ' || CAST(wait_begun_at AS text) FROM jobs \
+     WHERE wait_detail IS NULL";
 
 fn refused(wait: Duration) -> JobState {
-    JobState::Waiting { wait, reason: "waits for limit all".to_owned() }
+    JobState::Waiting { wait, reason: Wait::for_limit("all") }
 }
 
 impl Fixture {
@@ -72,7 +73,7 @@ async fn early_delivery_keeps_its_wait(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.put_down(&job("early"), &refused(HOUR)).await;
     let before = fixture.one(WAIT).await;
-    assert!(before.contains("waits for limit all"), "{before}");
+    assert!(before.contains(" limit all "), "{before}");
     for _ in 0..2 {
         a_moment().await;
         fixture.comes_early(&job("early")).await;
@@ -92,9 +93,9 @@ async fn new_early_job_waits_for_not_before(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let job = Job { not_before: Some(EpochMs(4_102_444_800_000)), ..job("later") };
     fixture.comes_early(&job).await;
-    let row = "SELECT state || ': ' || reason || ', ' || wait_reason FROM jobs \
+    let row = "SELECT state || ': ' || wait_reason || ', ' || COALESCE(wait_detail, 'no text') FROM jobs \
         WHERE wake_at = not_before AND wait_until = not_before AND wait_since = wait_begun_at";
-    assert_eq!(fixture.one(row).await, "waiting: waits for its time, waits for its time");
+    assert_eq!(fixture.one(row).await, "waiting: not_before, no text");
 }
 
 async fn limit_change_wakes_jobs_refused_before(kind: Kind) {
@@ -105,7 +106,7 @@ async fn limit_change_wakes_jobs_refused_before(kind: Kind) {
     a_moment().await;
     fixture.put_down(&job("refused"), &refused(HOUR)).await;
     fixture.put_down(&job("soon"), &refused(2 * SECOND)).await;
-    let busy = JobState::Waiting { wait: HOUR, reason: "busy".to_owned() };
+    let busy = JobState::Waiting { wait: HOUR, reason: WaitReason::ObjectBusy.into() };
     fixture.put_down(&job("backs-off"), &busy).await;
     let scheduled = Job { not_before: Some(EpochMs(4_102_444_800_000)), ..job("scheduled") };
     fixture.put_down(&scheduled, &refused(HOUR)).await;
@@ -131,7 +132,7 @@ async fn limit_change_wakes_jobs_refused_before(kind: Kind) {
     assert_eq!((fixture.wake("stripe", 100).await, fixture.due().await.len()), (0, 0), "once");
     // Their wait is over; their attempts and reasons stay.
     let rows = "SELECT count(*) FROM jobs WHERE id IN ('early', 'refused') AND state = 'waiting' AND attempts = 0 \
-        AND reason = 'waits for limit all' AND wait_reason = 'waits for limit all' AND wake_at = updated_at";
+        AND wait_detail IS NULL AND wait_reason = 'limit' AND wait_limit = 'all' AND wake_at = updated_at";
     assert_eq!(fixture.one(rows).await, "2");
     let claimed = fixture.take(&job("refused")).await;
     assert_eq!((claimed.wait, claimed.attempts), (Duration::ZERO, 0));
@@ -173,7 +174,7 @@ async fn removed_row_wakes_jobs_by_reported_change(kind: Kind) {
 /// The job is republished as overdue: only a job that is confirmed not sent may be without a queue.
 async fn woken_unknown_job_becomes_overdue(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    let unknown = JobState::Unknown { wait: HOUR, reason: "waits for limit all".to_owned() };
+    let unknown = JobState::Unknown { wait: HOUR, reason: Wait::for_limit("all") };
     let (ledger, hold) = (fixture.ledger(), fixture.take(&job("unknown")).await.lease);
     let BeginResult::Attempt(number) = ledger.begin_attempt(&hold, &request("unknown")).await.unwrap() else {
         panic!("lost");
@@ -195,12 +196,13 @@ async fn woken_unknown_job_becomes_overdue(kind: Kind) {
 async fn resume_ends_only_provider_named_waits(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     for (id, reason) in [
-        ("limit", "waits for limit all"),
-        ("paused", "the provider asked for a pause"),
-        ("throttled", "throttled by the provider"),
-        ("busy", "busy"),
+        ("limit", Wait::for_limit("all")),
+        ("costly", Wait::for_larger_limit("all", 5, 3)),
+        ("paused", Wait::with_detail(WaitReason::ProviderPaused, "provider answered 503")),
+        ("throttled", WaitReason::Throttled.into()),
+        ("busy", WaitReason::ObjectBusy.into()),
     ] {
-        fixture.put_down(&job(id), &JobState::Waiting { wait: HOUR, reason: reason.to_owned() }).await;
+        fixture.put_down(&job(id), &JobState::Waiting { wait: HOUR, reason }).await;
     }
     a_moment().await;
     fixture.provider_row("'stripe', NULL").await;
@@ -213,7 +215,10 @@ async fn resume_ends_only_provider_named_waits(kind: Kind) {
     };
     assert_eq!(fixture.database.upkeep().wake_waiting(&name("stripe"), &named).await.unwrap(), 2);
     assert_eq!(fixture.due().await, ["paused", "throttled"]);
-    assert_eq!((fixture.wake("stripe", 10).await, fixture.due().await), (1, vec!["limit".to_owned()]));
+    assert_eq!(
+        (fixture.wake("stripe", 10).await, fixture.due().await),
+        (2, vec!["costly".to_owned(), "limit".to_owned()])
+    );
 }
 
 async fn concurrent_wakes_wake_each_job_once(kind: Kind) {

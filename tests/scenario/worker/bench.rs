@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use sluicegate::domain::provider::ProviderName;
+use sluicegate::domain::wait_reason::{WaitReason, sentence};
 use sluicegate::ledger::LedgerError;
 use sluicegate::ledger::database::Database;
 use sluicegate::ledger::operator::Operator;
@@ -311,12 +312,18 @@ impl Bench {
     }
 
     pub async fn job(&self, id: &str) -> Option<Ledgered> {
-        let sql = "SELECT state, attempts, reason, provider_reference, lease_owner FROM jobs WHERE id = ?1";
+        let sql = "SELECT state, attempts, reason, provider_reference, lease_owner, wait_reason, wait_limit, wait_detail \
+             FROM jobs WHERE id = ?1";
         let row = sqlx::query(sql).bind(id).fetch_optional(&self.pool).await.unwrap()?;
+        let (state, detail): (String, Option<String>) = (row.get(0), row.get(7));
+        let waits = matches!(state.as_str(), "waiting" | "unknown");
+        let wait = row.get::<Option<String>, _>(5).filter(|_| waits);
+        let wait = wait.map(|code| WaitReason::from_columns(&code, row.get(6)).unwrap());
+        let reason = wait.map(|reason| sentence(&reason, detail.as_deref())).or(row.get(2));
         Some(Ledgered {
-            state: row.get(0),
+            state,
             attempts: row.get(1),
-            reason: row.get::<Option<String>, _>(2).unwrap_or_default(),
+            reason: reason.unwrap_or_default(),
             reference: row.get(3),
             held: row.get::<Option<String>, _>(4).is_some(),
         })

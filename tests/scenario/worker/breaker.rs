@@ -4,6 +4,7 @@
 use serde_json::json;
 use sluicegate::domain::breaker::{CONSECUTIVE_FAILURES_MAX, PROBES_TO_CLOSE};
 use sluicegate::domain::lookup::LookupResult;
+use sluicegate::domain::wait_reason::WaitReason;
 use sluicegate::fleet::report::PauseCause;
 use sluicegate::ledger::provider_row::ProviderRow;
 use sluicegate::worker::lane_control::LaneStatus;
@@ -50,7 +51,7 @@ async fn counted(bench: &Bench) -> i64 {
 async fn provider_outage_uses_no_attempts() {
     let bench = down(Act::Answer(not_sent())).await;
     let LaneStatus::Stopped(pause) = state(&bench).await else { panic!("{:?}", state(&bench).await) };
-    assert!(pause.reason.contains("down: connection refused"), "{}", pause.reason);
+    assert!(pause.reason.to_string().contains("down: connection refused"), "{pause:?}");
     let (before, sent) = (counted(&bench).await, bench.script.sent_to("acme").len());
     assert!(
         (i64::from(CONSECUTIVE_FAILURES_MAX)..=i64::from(CONSECUTIVE_FAILURES_MAX) + WORKERS).contains(&before),
@@ -109,10 +110,11 @@ async fn local_fault_affects_neither_breaker_nor_attempts() {
     let bench = opened(Act::Answer(local_fault())).await;
     bench.until_sent("acme", 3).await;
     let LaneStatus::IntakePaused(pause) = state(&bench).await else { panic!("{:?}", state(&bench).await) };
-    assert!(pause.cause == PauseCause::Setup && pause.reason.contains("LimitNOFILE"), "{pause:?}");
+    assert!(pause.cause == PauseCause::Setup && pause.reason.reason == WaitReason::LocalFault, "{pause:?}");
+    assert!(pause.reason.to_string().contains("LimitNOFILE"), "{pause:?}");
     let sent_thrice = || (0..JOBS).any(|number| bench.script.sent_for(&format!("job-{number}")).len() >= 3);
     bench.until("a job was tried more often than it has attempts", async || sent_thrice()).await;
-    let told = "SELECT count(*) FROM jobs WHERE reason LIKE '%file descriptors%'";
+    let told = "SELECT count(*) FROM jobs WHERE wait_detail LIKE '%file descriptors%'";
     assert!(bench.count(told).await > 0);
     bench.script.always("acme", Act::Answer(accepted()));
     for number in 0..JOBS {

@@ -176,7 +176,7 @@ async fn limited_lookup_does_not_pause_the_lane() {
         bench.script.plan(id, [Act::ChargeAndLose]);
         bench.pay("bolt", id).await;
     }
-    let refused = "SELECT count(*) FROM jobs WHERE state = 'unknown' AND reason LIKE 'waits for limit questions%'";
+    let refused = "SELECT count(*) FROM jobs WHERE state = 'unknown' AND wait_limit = 'questions'";
     bench.until("a look-up is delayed", async || bench.count(refused).await == 1).await;
     bench.pay("bolt", "next").await;
     bench.until_state("next", "succeeded").await;

@@ -311,7 +311,7 @@ async fn five_consecutive_rejections_pause_the_lane() {
             bench.until_sent("acme", number + 1).await;
         }
     }
-    let resting = async || bench.count("SELECT count(*) FROM jobs WHERE reason LIKE '%rejected several%'").await > 0;
+    let resting = async || bench.count("SELECT count(*) FROM jobs WHERE wait_reason = 'rejected_streak'").await > 0;
     bench.until("the lane pauses", resting).await;
     let sent = bench.script.sent().len();
     assert_eq!(sent, 8, "requests: two rejected, one accepted, five rejected");

@@ -126,7 +126,7 @@ async fn requeue_mode_delays_without_an_attempt() {
     }
 }
 
-const PUT_DOWN: &str = "SELECT count(*) FROM jobs WHERE lease_until IS NULL AND reason = 'waits for limit all'";
+const PUT_DOWN: &str = "SELECT count(*) FROM jobs WHERE lease_until IS NULL AND wait_limit = 'all'";
 
 /// No active job waits longer than `max_wait_ms`: the backlog stays in the queue.
 #[tokio::test]

@@ -36,8 +36,7 @@ fn finished_and_in_flight_jobs_are_explained() {
             state.clone_into(&mut job.state);
             job.requests = vec![SentRequest { number: 1, began_at: NOW, ended_at: None, outcome: None }];
             let since = EpochMs(NOW.0 - 428_000);
-            job.last_delay =
-                Some(LastDelay { reason: "waits for limit per-account".to_owned(), since, request: before });
+            job.last_delay = Some(LastDelay { reason: Wait::for_limit("per-account"), since, request: before });
         });
         let check = explained.checks.into_iter().find(|check| check.name == "time").unwrap();
         (check.at, check.text)
@@ -67,4 +66,22 @@ fn finished_and_in_flight_jobs_are_explained() {
         "{}",
         rejected.summary
     );
+}
+
+/// A decision's text is the job's reason. An earlier change of the same job is not.
+#[test]
+fn decisive_reason_is_told_once() {
+    for (is_decisive, words) in [
+        (true, "after 1 request: resolved by an operator: seen; changed by alice; not charged"),
+        (false, "after 1 request: resolved by an operator: seen; changed by alice (seen); not charged"),
+    ] {
+        let explained = changed(|f| {
+            let job = job(f);
+            (job.state, job.reason) = ("declined".to_owned(), Some("resolved by an operator: seen".to_owned()));
+            job.requests = vec![SentRequest { number: 1, began_at: NOW, ended_at: None, outcome: None }];
+            let (operator, reason) = ("alice".to_owned(), Some("seen".to_owned()));
+            job.manual_change = Some(ManualChange { operator, reason, is_decisive });
+        });
+        assert!(explained.summary.contains(words), "{}", explained.summary);
+    }
 }

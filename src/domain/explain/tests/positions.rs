@@ -36,7 +36,7 @@ fn start_is_forecast_only_where_known() {
     let delayed = |wake_ms: i64| {
         let explained = changed(|f| {
             job(f).wake_at = EpochMs(NOW.0 + wake_ms);
-            job(f).reason = Some("waits for a worker slot".to_owned());
+            delays(f, &WaitReason::Egress.into());
         });
         (explained.blocked_at.unwrap(), explained.summary)
     };
@@ -54,7 +54,7 @@ fn start_is_forecast_only_where_known() {
         unasked.summary
     );
     // The end of a pause does not tell the start either.
-    let cause = "the provider is down: no answer".to_owned();
+    let cause = Wait::with_detail(WaitReason::CircuitOpen, "no answer");
     let stopped = changed(|f| f.lane = LaneFacts::Paused { cause, ends_in: ms(1_000) }).blocked_at.unwrap();
     assert_eq!((stopped.check, stopped.starts_in, stopped.held_for), ("lane", None, Some(ms(1_000))));
 }

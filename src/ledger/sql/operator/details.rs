@@ -14,6 +14,7 @@ use crate::ledger::operator::{
 use crate::ledger::sql::dialect::Dialect;
 use crate::ledger::sql::engine::{Engine, Sql};
 use crate::ledger::sql::row::SqlRow;
+use crate::ledger::sql::wait::StoredWait;
 
 pub struct JobDetailStatements {
     job: Sql,
@@ -28,7 +29,7 @@ impl JobDetailStatements {
             "SELECT {SUMMARY_COLUMNS}, idempotency_key, reference, cost, priority, {{ms:not_before}} AS not_before_ms, \
                  {{ms:expires_at}} AS expires_at_ms, maybe_charged, lease_owner, {{ms:lease_until}} AS lease_until_ms, \
                  {{ms:first_sent_at}} AS first_sent_at_ms, {{ms:revived_at}} AS revived_at_ms, payload, \
-                 wait_reason, {{ms:wait_since}} AS wait_since_ms, {{ms:wait_until}} AS wait_until_ms, wait_request, \
+                 {{ms:wait_since}} AS wait_since_ms, {{ms:wait_until}} AS wait_until_ms, wait_request, \
                  frozen_method, frozen_url, frozen_content_type, frozen_body \
              FROM jobs WHERE id = $1"
         );
@@ -98,9 +99,13 @@ fn request(row: &SqlRow) -> Result<Option<RequestSummary>, LedgerError> {
 }
 
 fn waited(row: &SqlRow) -> Result<Option<WaitDetails>, LedgerError> {
-    let Some(reason) = row.opt_text("wait_reason")? else { return Ok(None) };
+    let wait = StoredWait::read(row)?;
+    let (Some(reason), Some(_)) = (wait.sentence(), row.opt_int("wait_request")?) else { return Ok(None) };
     Ok(Some(WaitDetails {
         reason,
+        wait_reason: wait.code.unwrap_or_default(),
+        wait_limit: wait.limit,
+        wait_detail: wait.detail,
         since: at(row, "wait_since_ms")?,
         until: at(row, "wait_until_ms")?,
         request: row.count("wait_request")?,

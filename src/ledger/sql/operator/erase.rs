@@ -55,7 +55,8 @@ impl ErasureSql {
             // The totals of finished jobs do not include the last minutes yet, and find those jobs by `scrubbed_at`.
             jobs: dialect.render(&format!(
                 "UPDATE jobs SET account = NULL, reference = NULL, provider_reference = NULL, payload = NULL, {reason}, \
-                     wait_reason = NULL, wait_since = NULL, wait_until = NULL, wait_request = NULL, \
+                     wait_reason = NULL, wait_limit = NULL, wait_detail = NULL, wait_since = NULL, wait_until = NULL, \
+                     wait_request = NULL, \
                      frozen_url = CASE WHEN frozen_url IS NOT NULL THEN '' END, \
                      frozen_body = CASE WHEN frozen_body IS NOT NULL THEN x'' END, frozen_account = NULL, \
                      scrubbed_at = COALESCE(scrubbed_at, CASE \

@@ -15,10 +15,12 @@ use crate::ledger::sql::dialect::Dialect;
 use crate::ledger::sql::engine::{Args, Engine, Sql};
 use crate::ledger::sql::reports::LANES;
 use crate::ledger::sql::row::{ReadRows, SqlRow, read_each};
+use crate::ledger::sql::wait::StoredWait;
 
 /// The columns that [`job_summary`] reads.
 pub const SUMMARY_COLUMNS: &str = "jobs.id, jobs.provider, jobs.state, jobs.amount, jobs.currency, jobs.account, \
-     jobs.attempts, {ms:jobs.wake_at} AS wake_at_ms, jobs.reason, jobs.provider_reference, \
+     jobs.attempts, {ms:jobs.wake_at} AS wake_at_ms, jobs.reason, jobs.wait_reason, jobs.wait_limit, \
+     jobs.wait_detail, jobs.provider_reference, \
      {ms:jobs.created_at} AS created_at_ms, {ms:jobs.updated_at} AS updated_at_ms";
 
 pub struct JobListStatements {
@@ -115,16 +117,28 @@ pub fn cursor_args(provider: &str, key: &str) -> String {
 }
 
 pub fn job_summary(row: &SqlRow) -> Result<JobSummary, LedgerError> {
+    let (state, text) = (row.text("state")?, row.opt_text("reason")?);
+    let waits = matches!(state.as_str(), "waiting" | "unknown");
+    let wait = StoredWait::read(row)?;
+    let reason = match (wait.sentence().filter(|_| waits), text) {
+        // An operator has sent the job again, and it came before its time.
+        (Some(sentence), Some(decision)) => Some(format!("{sentence}; {decision}")),
+        (Some(sentence), None) => Some(sentence),
+        (None, _) if state == "sending" => None,
+        (None, text) => text,
+    };
     Ok(JobSummary {
         id: row.text("id")?,
         provider: row.text("provider")?,
-        state: row.text("state")?,
+        state,
         amount: row.int("amount")?,
         currency: row.text("currency")?,
         account: row.opt_text("account")?,
         attempts: row.count("attempts")?,
         wake_at: at(row, "wake_at_ms")?,
-        reason: row.opt_text("reason")?,
+        reason,
+        wait_reason: wait.code.filter(|_| waits),
+        wait_limit: wait.limit.filter(|_| waits),
         provider_reference: row.opt_text("provider_reference")?,
         created_at: at(row, "created_at_ms")?,
         updated_at: at(row, "updated_at_ms")?,

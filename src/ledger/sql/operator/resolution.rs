@@ -49,6 +49,7 @@ impl ResolutionSql {
             revive: dialect.render(
                 "UPDATE jobs SET state = $4, fence = fence + 1, reason = $5, maybe_charged = 0, attempts = 0, \
                      lookups = 0, resend = NULL, lost_holders = 0, provider_reference = NULL, wake_at = {now}, \
+                     wait_reason = NULL, wait_limit = NULL, wait_detail = NULL, \
                      revived_at = {now}, copy = copy + 1, delayed_copy = NULL, delayed_until = NULL, \
                      updated_at = {now} \
                  WHERE id = $1 AND state = $2 AND fence = $3 AND lease_until IS NULL \

@@ -12,9 +12,9 @@ use super::super::fenced_write;
 use super::super::row::{SqlRow, corrupt, read_each, read_or_log};
 use super::{OPEN, READABLE};
 use crate::domain::disposition::RetryPolicy;
-use crate::domain::explain::reason::{LIMIT_PREFIX, PAUSED, THROTTLED};
 use crate::domain::job::{ContentHash, Identifier, Job};
 use crate::domain::provider::ProviderName;
+use crate::domain::wait_reason::{LIMIT_CODES, PROVIDER_WAIT_CODES};
 use crate::ledger::upkeep::{JobToRepublish, MessageState, OverduePolicy, WaitCause, WakeFilter};
 use crate::ledger::{FencedWrite, LeaseToken, LedgerError};
 
@@ -98,9 +98,10 @@ impl RepublishStatements {
              ORDER BY wake_at LIMIT $2",
             RECORDED.trim_end_matches(", copy")
         );
-        // The conditions of indexes `jobs_parked_for_limits` and `jobs_parked_for_named_waits`. An unknown outcome
+        // The conditions of indexes `jobs_waiting_for_limits` and `jobs_waiting_for_providers`. An unknown outcome
         // without a message is overdue: only a job that was certainly not sent may be without a message in a queue.
-        let refused = |reason: String| {
+        let refused = |codes: [&str; 2]| {
+            let reason = format!("wait_reason IN ('{}')", codes.join("', '"));
             format!(
                 "UPDATE jobs SET wake_at = {{now}}, unqueued = (state = 'waiting'), updated_at = {{now}} \
              WHERE id IN (\
@@ -113,8 +114,8 @@ impl RepublishStatements {
              RETURNING id"
             )
         };
-        let by_limit = refused(format!("substr(reason, 1, {}) = '{LIMIT_PREFIX}'", LIMIT_PREFIX.len()));
-        let by_named_wait = refused(format!("reason IN ('{PAUSED}', '{THROTTLED}')"));
+        let by_limit = refused(LIMIT_CODES);
+        let by_named_wait = refused(PROVIDER_WAIT_CODES);
         Self {
             overdue: dialect.render(&overdue),
             keep: dialect.render(

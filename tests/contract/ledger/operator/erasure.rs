@@ -132,7 +132,8 @@ async fn requests_keep_account_while_limits_count(kind: Kind) {
 async fn an_erased_account_is_written_nowhere(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.told("paid", FinalState::Succeeded).await;
-    let waits = JobState::Waiting { wait: Duration::ZERO, reason: "limit of acct_1".to_owned() };
+    let waits =
+        JobState::Waiting { wait: Duration::ZERO, reason: Wait::with_detail(WaitReason::Retry, "limit of acct_1") };
     fixture.attempted("waited", "throttled", &waits).await;
     let hold = fixture.take(&job("waited")).await.lease;
     assert_eq!(fixture.ledger().transition(&hold, &settled(FinalState::Declined)).await.unwrap(), FencedWrite::Applied);

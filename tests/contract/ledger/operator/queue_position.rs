@@ -17,7 +17,7 @@ async fn queue_position_follows_due_time_and_priority(kind: Kind) {
     let ledger = fixture.ledger();
     let put = async |job: Job, wait: Duration| {
         let hold = fixture.take(&job).await.lease;
-        let state = JobState::Waiting { wait, reason: "why".to_owned() };
+        let state = JobState::Waiting { wait, reason: Wait::with_detail(WaitReason::Retry, "why") };
         assert_eq!(ledger.transition(&hold, &state).await.unwrap(), FencedWrite::Applied);
     };
     let (now, hour) = (Duration::ZERO, Duration::from_secs(3_600));

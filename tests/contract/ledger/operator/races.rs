@@ -17,7 +17,7 @@ async fn assert_lost(fixture: &Fixture, hold: &LeaseToken, number: u32) {
     let ledger = fixture.ledger();
     let before = fixture.picture(hold.id.as_str()).await;
     let end = AttemptEnd { number, outcome: "accepted", status: Some(200), detail: String::new(), counts: true };
-    let waiting = JobState::Waiting { wait: SECOND, reason: "x".to_owned() };
+    let waiting = JobState::Waiting { wait: SECOND, reason: Wait::with_detail(WaitReason::Retry, "x") };
     assert_eq!(ledger.begin_attempt(hold, &request(hold.id.as_str())).await.unwrap(), BeginResult::Stale);
     for next in [&settled(FinalState::Succeeded), &waiting] {
         assert_eq!(ledger.finish_attempt(hold, &end, next).await.unwrap(), FencedWrite::Stale);

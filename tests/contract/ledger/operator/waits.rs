@@ -4,15 +4,15 @@ use super::*;
 
 on_every_database!(last_wait_is_shown_from_its_start);
 
-const PER_ACCOUNT: &str = "waits for limit per-account";
+const PER_ACCOUNT: &str = "per-account";
 
 async fn last_wait_is_shown_from_its_start(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let (ledger, of) = (fixture.ledger(), "late");
     let waited = async || fixture.story(of).await.waited;
-    let put_down = async |reason: &str| {
+    let put_down = async |limit: &str| {
         let hold = fixture.take(&job(of)).await.lease;
-        let next = JobState::Waiting { wait: Duration::from_secs(60), reason: reason.to_owned() };
+        let next = JobState::Waiting { wait: Duration::from_secs(60), reason: Wait::for_limit(limit) };
         assert_eq!(ledger.transition(&hold, &next).await.unwrap(), FencedWrite::Applied);
         let story = fixture.story(of).await;
         assert_eq!(story.waited.as_ref().map(|it| it.until), Some(story.line.wake_at));
@@ -21,10 +21,11 @@ async fn last_wait_is_shown_from_its_start(kind: Kind) {
     drop(fixture.take(&job("prompt")).await);
     assert_eq!(fixture.story("prompt").await.waited, None);
 
-    let elsewhere = put_down("waits for limit per-second").await;
+    let elsewhere = put_down("per-second").await;
     assert_eq!((elsewhere.reason.as_str(), elsewhere.request), ("waits for limit per-second", 1));
     let first = put_down(PER_ACCOUNT).await;
-    assert_eq!((first.reason.as_str(), first.request), (PER_ACCOUNT, 1));
+    assert_eq!((first.wait_reason.as_str(), first.wait_limit.as_deref()), ("limit", Some(PER_ACCOUNT)));
+    assert_eq!((first.reason.as_str(), first.request), ("waits for limit per-account", 1));
     assert!(first.since >= elsewhere.since && first.until > first.since);
     // Delayed again for the same reason before the same request: one wait.
     let again = put_down(PER_ACCOUNT).await;
@@ -32,13 +33,16 @@ async fn last_wait_is_shown_from_its_start(kind: Kind) {
     assert!(again.until >= first.until);
 
     // Sent, throttled, and delayed by its limit before the second request: another wait.
-    let throttled = JobState::Waiting { wait: Duration::ZERO, reason: "throttled".to_owned() };
+    let throttled = JobState::Waiting { wait: Duration::ZERO, reason: WaitReason::Throttled.into() };
     fixture.attempted(of, "throttled", &throttled).await;
-    assert_eq!(waited().await, Some(again.clone()), "a later attempt keeps it");
+    let back_off = waited().await.unwrap();
+    assert_eq!((back_off.wait_reason.as_str(), back_off.wait_limit, back_off.request), ("throttled", None, 2));
     let second = put_down(PER_ACCOUNT).await;
     assert!(second.request == 2 && second.since >= again.since, "{second:?}");
     fixture.attempted(of, "accepted", &settled(FinalState::Succeeded)).await;
     assert_eq!(waited().await, Some(second));
     let json = serde_json::to_value(fixture.story(of).await).unwrap();
-    assert_eq!((&json["waited"]["reason"], &json["waited"]["request"]), (&PER_ACCOUNT.into(), &2.into()));
+    assert_eq!((&json["waited"]["wait_limit"], &json["waited"]["request"]), (&PER_ACCOUNT.into(), &2.into()));
+    // It waits for nothing any more.
+    assert_eq!((&json["wait_reason"], &json["wait_limit"]), (&serde_json::Value::Null, &serde_json::Value::Null));
 }

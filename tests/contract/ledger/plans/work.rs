@@ -89,11 +89,11 @@ fn done(reference: Option<String>) -> JobState {
 }
 
 fn wait() -> JobState {
-    JobState::Waiting { wait: MINUTE, reason: "throttled".to_owned() }
+    JobState::Waiting { wait: MINUTE, reason: WaitReason::Throttled.into() }
 }
 
 fn unknown() -> JobState {
-    JobState::Unknown { wait: MINUTE, reason: "no answer".to_owned() }
+    JobState::Unknown { wait: MINUTE, reason: Wait::with_detail(WaitReason::Retry, "no answer") }
 }
 
 fn deduplicates() -> RetryPolicy {
@@ -340,7 +340,7 @@ impl<E: Explained> Working<'_, E> {
             assert_eq!(self.fixture.ledger().release_waiting(&hold).await.unwrap(), FencedWrite::Applied);
             self.did("a job is put down").await;
             let hold = self.fixture.take(&kept).await.lease;
-            let refused = JobState::Waiting { wait: 60 * MINUTE, reason: "waits for limit all".to_owned() };
+            let refused = JobState::Waiting { wait: 60 * MINUTE, reason: Wait::for_limit("all") };
             self.put_down(std::slice::from_ref(&hold), &refused).await;
             self.did("a job is put down").await;
             for (changed_ago, by) in [None, Some(MINUTE)].into_iter().zip([WaitCause::Limit, WaitCause::RetryAfter]) {

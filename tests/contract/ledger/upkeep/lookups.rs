@@ -30,7 +30,7 @@ const DEDUPLICATES: RetryPolicy = RetryPolicy {
 const FORGETS: RetryPolicy = RetryPolicy { idempotency_retention: None, ..DEDUPLICATES };
 
 fn unknown(wait: Duration) -> JobState {
-    JobState::Unknown { wait, reason: "no answer".to_owned() }
+    JobState::Unknown { wait, reason: Wait::with_detail(WaitReason::Retry, "no answer") }
 }
 
 impl Fixture {

@@ -1,0 +1,264 @@
+//! Why a job waits: a closed set of codes, the free text that some of them need, and the sentence made of both.
+//!
+//! The ledger stores the code, the limit and the text in a column each. The sentence is made here for people, and no
+//! code reads it. So a sentence can be reworded without any effect on which jobs are woken or what `explain` says.
+
+use std::fmt;
+
+/// Why a job waits. The code of each variant is stored in `jobs.wait_reason`, and is public and stable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WaitReason {
+    /// Its message came before its time.
+    NotBefore,
+    /// It got no worker slot at the egress rate in time.
+    Egress,
+    /// The limit of this name refused it.
+    Limit(String),
+    /// Its cost exceeds what the limit of this name admits at once.
+    CostExceedsLimit(String),
+    AccountBlocked,
+    /// The provider named a wait, for this job or another of its quota.
+    ProviderPaused,
+    /// The response to its own request was a 429.
+    Throttled,
+    LimiterCold,
+    NeedsHistory,
+    LimiterUnavailable,
+    StaleSettings,
+    CircuitOpen,
+    /// Another job is the circuit breaker probe.
+    CircuitProbing,
+    /// An operator paused the provider.
+    OperatorPaused,
+    QuotaClosed,
+    Misconfigured,
+    RejectedStreak,
+    /// Its request cannot be built from the provider's row.
+    Unbuildable,
+    LocalFault,
+    ObjectBusy,
+    InProgress,
+    OutcomeUnknown,
+    /// The provider is asked for the outcome.
+    Lookup,
+    /// A look-up found nothing, and the request is sent once more.
+    Resend,
+    /// Its request failed, and nothing was sent.
+    Retry,
+    /// Its request was recorded too late for its permit.
+    PermitMissed,
+    LedgerUnavailable,
+    LedgerRefused,
+    WorkerLost,
+}
+
+/// The codes that name a limit.
+pub const LIMIT_CODES: [&str; 2] = ["limit", "cost_exceeds_limit"];
+
+/// The codes of waits that the provider asked for; an operator can end them.
+pub const PROVIDER_WAIT_CODES: [&str; 2] = ["provider_paused", "throttled"];
+
+impl WaitReason {
+    /// One of each, in the order of the documentation; a limit's name is empty.
+    #[must_use]
+    pub fn all() -> [Self; 29] {
+        [
+            Self::NotBefore,
+            Self::Egress,
+            Self::Limit(String::new()),
+            Self::CostExceedsLimit(String::new()),
+            Self::AccountBlocked,
+            Self::ProviderPaused,
+            Self::Throttled,
+            Self::LimiterCold,
+            Self::NeedsHistory,
+            Self::LimiterUnavailable,
+            Self::StaleSettings,
+            Self::CircuitOpen,
+            Self::CircuitProbing,
+            Self::OperatorPaused,
+            Self::QuotaClosed,
+            Self::Misconfigured,
+            Self::RejectedStreak,
+            Self::Unbuildable,
+            Self::LocalFault,
+            Self::ObjectBusy,
+            Self::InProgress,
+            Self::OutcomeUnknown,
+            Self::Lookup,
+            Self::Resend,
+            Self::Retry,
+            Self::PermitMissed,
+            Self::LedgerUnavailable,
+            Self::LedgerRefused,
+            Self::WorkerLost,
+        ]
+    }
+
+    /// The code in the ledger, in JSON and in the API.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::NotBefore => "not_before",
+            Self::Egress => "egress",
+            Self::Limit(_) => "limit",
+            Self::CostExceedsLimit(_) => "cost_exceeds_limit",
+            Self::AccountBlocked => "account_blocked",
+            Self::ProviderPaused => "provider_paused",
+            Self::Throttled => "throttled",
+            Self::LimiterCold => "limiter_cold",
+            Self::NeedsHistory => "needs_history",
+            Self::LimiterUnavailable => "limiter_unavailable",
+            Self::StaleSettings => "stale_settings",
+            Self::CircuitOpen => "circuit_open",
+            Self::CircuitProbing => "circuit_probing",
+            Self::OperatorPaused => "operator_paused",
+            Self::QuotaClosed => "quota_closed",
+            Self::Misconfigured => "misconfigured",
+            Self::RejectedStreak => "rejected_streak",
+            Self::Unbuildable => "unbuildable",
+            Self::LocalFault => "local_fault",
+            Self::ObjectBusy => "object_busy",
+            Self::InProgress => "in_progress",
+            Self::OutcomeUnknown => "outcome_unknown",
+            Self::Lookup => "lookup",
+            Self::Resend => "resend",
+            Self::Retry => "retry",
+            Self::PermitMissed => "permit_missed",
+            Self::LedgerUnavailable => "ledger_unavailable",
+            Self::LedgerRefused => "ledger_refused",
+            Self::WorkerLost => "worker_lost",
+        }
+    }
+
+    /// The limit that it names.
+    #[must_use]
+    pub fn limit(&self) -> Option<&str> {
+        match self {
+            Self::Limit(name) | Self::CostExceedsLimit(name) => Some(name),
+            _ => None,
+        }
+    }
+
+    /// The reason of this code and limit; `None` for an unknown code, and where the code names a limit and there is
+    /// none, or the other way round.
+    #[must_use]
+    pub fn from_columns(code: &str, limit: Option<String>) -> Option<Self> {
+        let reason = Self::all().into_iter().find(|reason| reason.code() == code)?;
+        match (reason, limit) {
+            (Self::Limit(_), Some(name)) => Some(Self::Limit(name)),
+            (Self::CostExceedsLimit(_), Some(name)) => Some(Self::CostExceedsLimit(name)),
+            (Self::Limit(_) | Self::CostExceedsLimit(_), None) | (_, Some(_)) => None,
+            (reason, None) => Some(reason),
+        }
+    }
+
+    /// Whether the limiter grants no permit to any job of the quota.
+    #[must_use]
+    pub fn is_limiter_wide(&self) -> bool {
+        matches!(
+            self,
+            Self::ProviderPaused
+                | Self::LimiterCold
+                | Self::NeedsHistory
+                | Self::LimiterUnavailable
+                | Self::StaleSettings
+        )
+    }
+}
+
+/// A wait: its reason, and free text that nothing depends on, such as the provider's error.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wait {
+    pub reason: WaitReason,
+    pub detail: Option<String>,
+}
+
+impl From<WaitReason> for Wait {
+    fn from(reason: WaitReason) -> Self {
+        Self { reason, detail: None }
+    }
+}
+
+impl Wait {
+    #[must_use]
+    pub fn with_detail(reason: WaitReason, detail: impl Into<String>) -> Self {
+        Self { reason, detail: Some(detail.into()) }
+    }
+
+    /// The wait for a limit.
+    #[must_use]
+    pub fn for_limit(name: impl Into<String>) -> Self {
+        Self::from(WaitReason::Limit(name.into()))
+    }
+
+    /// The wait of a job whose cost is above the limit's capacity; it waits until the limit is raised.
+    #[must_use]
+    pub fn for_larger_limit(limit: impl Into<String>, cost: u16, at_once: u32) -> Self {
+        let detail = format!("cost {cost} exceeds the {at_once} that it admits at once");
+        Self::with_detail(WaitReason::CostExceedsLimit(limit.into()), detail)
+    }
+}
+
+impl fmt::Display for Wait {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&sentence(&self.reason, self.detail.as_deref()))
+    }
+}
+
+/// The sentence that people read.
+#[must_use]
+pub fn sentence(reason: &WaitReason, detail: Option<&str>) -> String {
+    let what = match reason {
+        WaitReason::NotBefore => "waits for its time",
+        WaitReason::Egress => "waits for a worker slot at the egress rate",
+        WaitReason::Limit(name) | WaitReason::CostExceedsLimit(name) => &format!("waits for limit {name}"),
+        WaitReason::AccountBlocked => "its account is blocked by a rule of this provider",
+        WaitReason::ProviderPaused => "the provider asked for a pause",
+        WaitReason::Throttled => "throttled by the provider",
+        WaitReason::LimiterCold => "the limiter has lost its state and waits",
+        WaitReason::NeedsHistory => "usage of a limit is being read from the ledger",
+        WaitReason::LimiterUnavailable => "the limiter store is unavailable",
+        WaitReason::StaleSettings => "newer settings are being loaded",
+        WaitReason::CircuitOpen => "the provider is down",
+        WaitReason::CircuitProbing => "another job tests whether the provider is up again",
+        WaitReason::OperatorPaused => "the provider is paused",
+        WaitReason::QuotaClosed => "the quota is not open in this worker",
+        WaitReason::RejectedStreak => "the provider rejected several payments in a row",
+        WaitReason::Unbuildable => "the request cannot be built yet",
+        WaitReason::ObjectBusy => "the provider is busy with this payment's object",
+        WaitReason::InProgress => "the provider is still working on this payment",
+        WaitReason::PermitMissed => "recorded too late for its permit, nothing was sent",
+        WaitReason::WorkerLost => "a worker was lost while the request was in flight",
+        WaitReason::Resend => "the provider does not know this payment: it is sent once more",
+        // The detail says more, and is the whole sentence.
+        WaitReason::Misconfigured => return detail.unwrap_or("the set-up is wrong").to_owned(),
+        WaitReason::LocalFault => return detail.unwrap_or("the worker has a fault").to_owned(),
+        WaitReason::OutcomeUnknown => return detail.unwrap_or("the outcome is unknown").to_owned(),
+        WaitReason::Lookup => return detail.unwrap_or("the provider is asked for the outcome").to_owned(),
+        WaitReason::Retry => return detail.unwrap_or("the request failed, nothing was sent").to_owned(),
+        WaitReason::LedgerUnavailable => return detail.unwrap_or("the ledger was unavailable").to_owned(),
+        WaitReason::LedgerRefused => return detail.unwrap_or("the ledger rejected a write").to_owned(),
+    };
+    with_detail(what, detail)
+}
+
+/// Past form of the sentence: `waited for limit per-account`.
+#[must_use]
+pub fn past_sentence(reason: &WaitReason, detail: Option<&str>) -> String {
+    let what = match reason {
+        WaitReason::NotBefore => "waited for its time",
+        WaitReason::Egress => "waited for a worker slot at the egress rate",
+        WaitReason::Limit(name) | WaitReason::CostExceedsLimit(name) => &format!("waited for limit {name}"),
+        other => return format!("delayed ({})", sentence(other, detail)),
+    };
+    with_detail(what, detail)
+}
+
+fn with_detail(what: &str, detail: Option<&str>) -> String {
+    detail.map_or_else(|| what.to_owned(), |detail| format!("{what}: {detail}"))
+}
+
+#[cfg(test)]
+#[path = "wait_reason_tests.rs"]
+mod tests;
