@@ -1,6 +1,7 @@
-//! A producer and a subscriber of our own: publishes until the broker has confirmed, collects outcome events.
+//! A producer and a subscriber for fault runs: one publishes until the broker confirms, the other collects outcome events.
 //!
-//! Refuses the program's own queue code. What is not confirmed is published again under the same id, as producers should.
+//! They use none of the program's queue code. An unconfirmed message is published again with the same id, as producers
+//! should do.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
-//! Makes the faults of a plan happen, and notes what happened when.
+//! Fault injection: makes the faults of a plan happen, and records which happened when.
 //!
-//! Refuses to wait for the deployment: a fault begins at its instant and ends after its time, whatever others do. Who
-//! breaks an engine as a whole holds it alone.
+//! It never waits for the deployment: a fault begins at its instant and ends after its duration. Faults that stop a whole
+//! server exclude each other.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,6 +1,6 @@
-//! What will go wrong, and when: drawn from a seed, before anything starts.
+//! The fault plan of a run: which faults happen, and when, drawn from a seed before anything starts.
 //!
-//! Refuses to look at the run: the same seed and size give the same plan, whatever happens meanwhile.
+//! The same seed and size give the same plan, whatever happens during the run.
 
 use std::fmt;
 use std::time::Duration;

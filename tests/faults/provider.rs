@@ -1,6 +1,6 @@
 //! A payment provider that keeps a record of every request, and that can be told to fail.
 //!
-//! Refuses to share code with the program that it judges, its simulated provider included.
+//! It shares no code with the program that it judges, nor with the program's simulated provider.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::Ipv4Addr;

@@ -1,6 +1,6 @@
 //! A TCP proxy that fails as networks do: in one direction or both, silently or with a reset, late, or in mid-stream.
 //!
-//! Refuses to know protocols. Rules are switched while it runs and hold per road; a road is one worker's way to one peer.
+//! It knows no protocol. Rules change while it runs, and each applies to one worker's connections to one peer.
 
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, Shutdown, SocketAddr};

@@ -1,6 +1,6 @@
-//! What the judges read: the providers' own records, the messages that were published, the ledger's last word.
+//! The evidence of a fault run: the providers' records, the published messages, and the ledger's final states.
 //!
-//! Refuses opinions: `oracle` has them.
+//! This module only collects; `oracle` judges.
 
 use std::collections::BTreeMap;
 

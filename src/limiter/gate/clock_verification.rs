@@ -1,4 +1,4 @@
-//! The verification of the store's clock: the instant since which the gate may verification it.
+//! The verification of the store's clock: the instant since which the gate may trust it.
 //!
 //! The gate's own comparison covers the time since its first exchange. The time before needs a clock attestation of
 //! another process. If none comes in time, verification fails, and the state is reset.

@@ -1,8 +1,8 @@
-//! Every statement of a job's way goes by an index, however many jobs there are: the plans of what is really run.
+//! Query plans of the ledger: every statement on a job's path uses an index, however many jobs there are.
 //!
-//! Nothing is copied from the code: a full ledger is worked on through its faces, PostgreSQL tells the plan of each
-//! statement it runs (`auto_explain`, triggers and foreign keys included), and SQLite is asked for the plan of each
-//! statement that sqlx has seen. Refuses a scan of a large table that [`READ_IN_FULL`] does not give a reason for.
+//! The statements are those that the program runs on a full ledger. PostgreSQL reports the plan of each one
+//! (`auto_explain`, triggers and foreign keys included). For SQLite, the plan of each statement known to sqlx is
+//! queried. A scan of a large table needs a reason in [`READ_IN_FULL`].
 
 use super::*;
 

@@ -5,7 +5,7 @@
 //! crashes, time goes on. None has to happen, so a worker that is frozen, an answer that never comes and a lease that runs
 //! out are all among them. A provider counts a request at an instant of its own, from the start to the answer or the
 //! timeout; a breach is found where any such instants make one. `WHOLE_MODEL=1` explores more crashes and finer time.
-//! Refuses to choose: of what may happen nothing is left to chance.
+//! Nothing is left to chance.
 
 use std::collections::{HashMap, HashSet};
 

@@ -1,6 +1,7 @@
 //! One RabbitMQ, one Redis and one PostgreSQL for all cells: each cell has a database, a lane and Redis keys of its own.
 //!
-//! Refuses a topology per cell: delay queues carry messages of any lane, and ten quorum queues take a second to declare.
+//! The cells share one queue topology: delay queues carry messages of any lane, and declaring ten quorum queues takes a
+//! second.
 
 use lapin::options::{
     BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions, QueueBindOptions,

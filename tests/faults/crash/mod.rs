@@ -1,7 +1,7 @@
-//! What is certain to happen: one crash at a named place, one seeded bug, one kind of event at a time.
+//! The crash matrix: one crash at a named place, one seeded bug, or one kind of event at a time.
 //!
-//! Refuses chance: the random run (the rest of tests/faults) finds what nobody thought of, this shows that each fault
-//! that somebody did think of really occurs and is survived, and that the judges notice when it is not.
+//! The random run (the rest of tests/faults) finds faults that nobody thought of. This one shows that each known fault
+//! really occurs and is survived, and that the oracles notice when it is not.
 
 mod bugs;
 mod cell;

@@ -1,6 +1,6 @@
-//! A way to a server on which one thing goes wrong at a moment that the bytes themselves name.
+//! A proxy that fails once, when certain bytes pass through it.
 //!
-//! Refuses chance and time: the proxy of the random run is switched from outside, this one by what passes through it.
+//! Neither chance nor time decides: the proxy of the random run is switched from outside, this one by its traffic.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;

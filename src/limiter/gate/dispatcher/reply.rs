@@ -231,7 +231,8 @@ impl PermitDispatcher {
             VerifyResult::AlreadyVerified { since } => limiter.attest_clock(quota, &outgoing.call.run_id, since, read),
             VerifyResult::Pending => {}
             VerifyResult::Failed => {
-                tracing::warn!(%quota, "no worker attests the limiter store's clock: its state is reset");
+                // So it is after every pause of all workers, and on a busy machine when two of them start together.
+                tracing::info!(%quota, "no clock attestation covers the limiter's state; rebuilding it from the ledger");
                 self.invalidate_epoch = Some(reply.state_epoch);
             }
         }

@@ -1,12 +1,12 @@
 //! Which worlds are the same: those that differ in nothing on which the future depends.
 //!
 //! [`plain`] says so of little: a world that is later by any time does the same later. [`reduced`] says so of far more, and
-//! `worlds_taken_for_the_same_do_the_same` holds each of its reasons to all steps of the small worlds. Refuses to drop
-//! what it does not know.
+//! `worlds_taken_for_the_same_do_the_same` holds each of its reasons to all steps of the small worlds. What is
+//! not known by name is compared as it is.
 
 use std::collections::BTreeSet;
-use std::collections::hash_map::DefaultHasher;
-use std::hash::Hasher;
+
+use sha2::{Digest, Sha256};
 
 use super::steps::Laws;
 use super::store::{Lease, Store};
@@ -22,22 +22,22 @@ pub fn plain(laws: &Laws, world: &World) -> u128 {
          {crashes_left} {returns_left}"
     );
     let (far_us, mut seen) = (2_000_000, (now_us % laws.tick_us).to_le_bytes().to_vec());
-    let mut rest = text.as_str();
-    while let Some(at) = rest.find(|digit: char| digit.is_ascii_digit()) {
-        let (words, from) = rest.split_at(at);
-        let digits = from.len() - from.trim_start_matches(|digit: char| digit.is_ascii_digit()).len();
-        let (number, after) = from.split_at(digits);
-        seen.extend_from_slice(words.as_bytes());
-        if digits < 13 {
-            seen.extend_from_slice(number.as_bytes());
-        } else {
-            let number: u64 = number.parse().unwrap();
-            let instant_us = if digits == 13 { number * 1_000 } else { number };
-            seen.extend_from_slice(&(instant_us + far_us).saturating_sub(*now_us).to_le_bytes());
+    let (mut number, mut digits) = (0_u64, 0);
+    // The text ends with a number, which the space ends.
+    for byte in format!("{text} ").bytes() {
+        if byte.is_ascii_digit() {
+            (number, digits) = (number * 10 + u64::from(byte - b'0'), digits + 1);
+            continue;
         }
-        rest = after;
+        if digits > 0 {
+            let instant_us = if digits == 13 { number * 1_000 } else { number };
+            let shown = if digits < 13 { number } else { (instant_us + far_us).saturating_sub(*now_us) };
+            seen.push(u8::from(digits < 13));
+            seen.extend_from_slice(&shown.to_le_bytes());
+            (number, digits) = (0, 0);
+        }
+        seen.push(byte);
     }
-    seen.extend_from_slice(rest.as_bytes());
     hash(&seen)
 }
 
@@ -185,10 +185,8 @@ impl View<'_> {
     }
 }
 
-/// Two hashes: no two worlds of all these are likely to have the same.
+/// Half of a SHA-256: no two worlds of all these are likely to have the same.
 fn hash(seen: &[u8]) -> u128 {
-    let mut hashers = [DefaultHasher::new(), DefaultHasher::new()];
-    hashers[1].write_u8(2);
-    hashers.iter_mut().for_each(|hasher| hasher.write(seen));
-    u128::from(hashers[0].finish()) << 64 | u128::from(hashers[1].finish())
+    let digest = Sha256::digest(seen);
+    digest[..16].iter().fold(0, |number, byte| number << 8 | u128::from(*byte))
 }

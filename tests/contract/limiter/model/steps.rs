@@ -1,6 +1,6 @@
-//! What may happen next in a world.
+//! The steps of a small world: everything that may happen next in it.
 //!
-//! Refuses steps that change nothing, and those after which nothing can happen that could not happen without them.
+//! Left out are steps that change nothing, and those after which nothing can happen that could not happen without them.
 
 use super::store::Store;
 use super::world::{Fate, Permit, Request, Unheard, Worker, World};

@@ -1,4 +1,5 @@
-//! What a world consists of. Refuses to decide what happens next; [`super::steps`] does.
+//! The state of a small world: workers, requests in flight, and the limiter. What may happen next is in
+//! [`super::steps`].
 
 use std::rc::Rc;
 
