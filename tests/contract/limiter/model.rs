@@ -1,11 +1,10 @@
-//! Every interleaving of a small world: two workers with two jobs each, a store, a provider, and at every step a crash, or
-//! a worker that does nothing for as long as it likes. Explored to the end, on the state machine itself.
+//! The limiter's state machine in a small world, explored exhaustively: every interleaving of two workers with two jobs
+//! each, a store and a provider. At every step a worker may crash, or stay frozen for any time.
 //!
-//! A step is one of: a call is made, its reply is heard, a permit begins or is given back, an answer is read, a worker
-//! crashes, time goes on. None has to happen, so a worker that is frozen, an answer that never comes and a lease that runs
-//! out are all among them. A provider counts a request at an instant of its own, from the start to the answer or the
-//! timeout; a breach is found where any such instants make one. `WHOLE_MODEL=1` explores more crashes and finer time.
-//! Nothing is left to chance.
+//! A step is one of: a call, the arrival of its reply, the start or release of a permit, an answer, a crash, time
+//! passing. No step is compulsory, so frozen workers, lost answers and expired holds are included. The provider counts
+//! a request at some instant from its start to its answer or timeout. A breach is found if any choice of these instants
+//! yields one. `WHOLE_MODEL=1` explores more crashes and finer time. No step is left to chance.
 
 use std::collections::{HashMap, HashSet};
 
@@ -25,23 +24,23 @@ const WINDOW_MS: u64 = 200;
 const SEND_BUDGET_US: u64 = 200_000;
 const TIMEOUT_US: u64 = 200_000;
 
-/// The rules as they are, or with one of them broken: then a breach must be found.
+/// The protocol's rules, or one of them broken: then a breach must be found.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Rules {
     Kept,
-    /// The slot is freed by the start, not by the answer.
+    /// The slot is released at the start of the request, not at its answer.
     SettledAtBegin,
-    /// The lease does not last as long as the request may.
+    /// The hold is zero, shorter than a request.
     NoHold,
     /// A permit is used after its send budget.
     BegunLate,
-    /// What may have been sent is given back.
+    /// A request that timed out, and may have been sent, is released as unused.
     TimeoutIsNotSent,
-    /// A process that starts again says that it is the one before, and numbers its calls from the first.
+    /// A restarted process keeps its incarnation, and numbers its calls from 1.
     SameAfterCrash,
 }
 
-/// What there is in a world: jobs of each worker, crashes, permits that are given back.
+/// The size of a world: jobs of each worker, crashes, and permits that are released unused in time.
 #[derive(Clone, Copy, Debug)]
 struct Size {
     jobs: u32,
@@ -55,13 +54,13 @@ struct Explorer {
     laws: Laws,
     identity: Identity,
     seen: HashSet<u128>,
-    /// Most counted within one window.
+    /// Most requests counted within one window.
     most: usize,
     breach: Option<World>,
 }
 
 impl Explorer {
-    /// Depth first, each world once; to the end, or to the first breach.
+    /// Searches depth first and visits each world once, to the end or to the first breach.
     fn explored(laws: Laws, size: Size, identity: Identity) -> Self {
         let mut open = vec![World::new(&laws.spec, size)];
         let mut explorer = Self { laws, identity, seen: HashSet::new(), most: 0, breach: None };
@@ -86,7 +85,7 @@ fn is_whole() -> bool {
 fn no_interleaving_breaches(laws: &Laws, size: Size, least: usize) {
     let explorer = Explorer::explored(laws.clone(), size, identity::reduced);
     assert!(explorer.breach.is_none(), "{:#?}", explorer.breach);
-    // An explorer that went nowhere, and a limiter that grants nothing, would find nothing either.
+    // An explorer without steps, and a limiter without grants, would find no breach either.
     assert_eq!(explorer.most, laws.limit);
     let worlds = explorer.seen.len();
     assert!(worlds > least, "only {worlds} worlds");
@@ -131,7 +130,7 @@ fn crash_and_release_interleavings_never_breach_limit_two() {
     }
 }
 
-/// The explorer sees a broken rule: otherwise that it finds nothing would say nothing.
+/// The explorer finds each broken rule. Otherwise finding no breach would prove nothing.
 #[test]
 fn every_broken_rule_is_found() {
     let broken =
@@ -143,12 +142,13 @@ fn every_broken_rule_is_found() {
         }
         let small = Size { jobs: 1, crashes: 1, returns: 1 };
         let explorer = Explorer::explored(Laws::new(1, rules), small, identity::plain);
-        assert!(explorer.breach.is_some(), "{rules:?} was not found among all worlds");
+        assert!(explorer.breach.is_some(), "{rules:?} was not found among unmerged worlds");
     }
 }
 
-/// From worlds taken for the same, steps lead to worlds taken for the same: of every world there is, told apart by all that
-/// it has. So whatever can be reached from one of them can be reached from the other.
+/// Merged worlds are equivalent: two worlds with the same `reduced` identity have steps to the same set of identities.
+/// All worlds are visited that `plain` distinguishes. So each result that one of them can reach, the other can reach
+/// too.
 fn worlds_taken_for_the_same_do_the_same(laws: &Laws, size: Size) {
     let mut known: HashMap<u128, HashSet<(u128, bool)>> = HashMap::new();
     let mut seen = HashSet::new();
@@ -159,16 +159,20 @@ fn worlds_taken_for_the_same_do_the_same(laws: &Laws, size: Size) {
         }
         let next = laws.steps(&world);
         let same = identity::reduced(laws, &world);
-        // A step to the same is none.
+        // A step to the same identity is no step.
         let ends = next.iter().map(|next| (identity::reduced(laws, next), next.most > laws.limit));
         let ends: HashSet<(u128, bool)> = ends.filter(|(id, _)| *id != same).collect();
         let first = known.entry(same).or_insert_with(|| ends.clone());
-        assert!(*first == ends, "{:?} {size:?}: another one does not do the same as {world:#?}", laws.rules);
-        // After a breach no more is asked.
+        assert!(
+            *first == ends,
+            "{:?} {size:?}: a world with the same identity has other steps than {world:#?}",
+            laws.rules
+        );
+        // After a breach, exploration stops.
         open.extend(next.into_iter().filter(|next| next.most <= laws.limit));
     }
-    println!("limit {}, {:?}, {size:?}: {} worlds, {} taken apart", laws.limit, laws.rules, seen.len(), known.len());
-    assert!(known.len() < seen.len() / 10, "nothing was taken for the same");
+    println!("limit {}, {:?}, {size:?}: {} worlds, {} distinct", laws.limit, laws.rules, seen.len(), known.len());
+    assert!(known.len() < seen.len() / 10, "no worlds were merged");
 }
 
 #[test]
@@ -184,10 +188,11 @@ fn merged_states_are_equivalent_with_correct_rules() {
     }
 }
 
-/// Where a process keeps its name, what the store would say to a repeat counts, too: those worlds are not compared.
+/// If a restarted process keeps its incarnation, stored replies to repeats matter too. So worlds with the rule
+/// `SameAfterCrash` are not compared.
 #[test]
 fn merged_states_are_equivalent_with_broken_rules() {
-    // Permits that are never too late make the most worlds.
+    // Permits that are never late yield the most worlds.
     let begun_late = is_whole().then_some(Rules::BegunLate);
     for rules in [Rules::SettledAtBegin, Rules::NoHold, Rules::TimeoutIsNotSent].into_iter().chain(begun_late) {
         worlds_taken_for_the_same_do_the_same(&Laws::new(1, rules), Size { jobs: 1, crashes: 0, returns: 0 });

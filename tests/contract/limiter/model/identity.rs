@@ -1,8 +1,8 @@
-//! Which worlds are the same: those that differ in nothing on which the future depends.
+//! Identities of worlds: worlds that differ in nothing on which the future depends have the same one.
 //!
-//! [`plain`] says so of little: a world that is later by any time does the same later. [`reduced`] says so of far more, and
-//! `worlds_taken_for_the_same_do_the_same` holds each of its reasons to all steps of the small worlds. What is
-//! not known by name is compared as it is.
+//! [`plain`] merges only worlds that differ by a shift in time. [`reduced`] merges far more, and
+//! `worlds_taken_for_the_same_do_the_same` checks each of its reductions on all steps of the small worlds. Fields that
+//! are not known by name are compared unchanged.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use super::store::{Lease, Store};
 use super::world::{Fate, Worker, World};
 use super::{Rules, SEND_BUDGET_US, TIMEOUT_US};
 
-/// By all that there is to a world, every instant as its distance from now.
+/// The identity from all fields of a world, with every instant as its distance from now.
 pub fn plain(laws: &Laws, world: &World) -> u128 {
     let World { store, now_us, workers, wire, ended_us, incarnations, crashes_left, returns_left, .. } = world;
     let Store { leases, entries, tail_ms, beyond, rest, rest_us, .. } = &**store;
@@ -23,7 +23,7 @@ pub fn plain(laws: &Laws, world: &World) -> u128 {
     );
     let (far_us, mut seen) = (2_000_000, (now_us % laws.tick_us).to_le_bytes().to_vec());
     let (mut number, mut digits) = (0_u64, 0);
-    // The text ends with a number, which the space ends.
+    // The text ends with a number; the space terminates it.
     for byte in format!("{text} ").bytes() {
         if byte.is_ascii_digit() {
             (number, digits) = (number * 10 + u64::from(byte - b'0'), digits + 1);
@@ -41,9 +41,9 @@ pub fn plain(laws: &Laws, world: &World) -> u128 {
     hash(&seen)
 }
 
-/// By what the future depends on. The two workers are alike, so which is which does not matter. A lease counts by what is
-/// left of it and by who may settle it: the names of processes and calls are only compared. Instants that have passed
-/// count for as long as something asks how long ago they were.
+/// The identity from all that the future depends on. The two workers are alike, so their order does not matter. A lease
+/// counts by its remaining times and by the worker that may release it, because names of processes and calls are only
+/// compared. A past instant counts only while a later step depends on its age.
 pub fn reduced(laws: &Laws, world: &World) -> u128 {
     let view = View { laws, world };
     let tail_ms = view.tail_ms();
@@ -57,13 +57,13 @@ pub fn reduced(laws: &Laws, world: &World) -> u128 {
     let mut orphans: Vec<[u64; 3]> = Vec::new();
     for lease in &store.leases {
         let [left_us, counts_us] = view.lease_us(lease);
-        // One whose uses are over is gone before the next grant.
+        // A lease whose uses no longer count is removed before the next grant.
         if !named.contains(&(lease.incarnation, lease.call)) && counts_us > 0 {
             orphans.push([left_us, counts_us, lease.permits]);
         }
     }
     orphans.sort_unstable();
-    // A use that is over is a slot that is free, like one that was never used.
+    // A use that no longer counts is a free slot, like one that was never used.
     let entries = store.entries.iter().map(|(ms, uses)| [view.counts_for_us(*ms), *uses]);
     let entries: Vec<[u64; 2]> = entries.filter(|[for_us, _]| *for_us > 0).collect();
     let ended: Vec<u64> = world.ended_us.iter().map(|until_us| view.left_us(until_us + laws.window_us)).collect();
@@ -75,7 +75,7 @@ pub fn reduced(laws: &Laws, world: &World) -> u128 {
     }
     seen.extend(store.beyond);
     seen.push(view.counts_for_us(tail_ms));
-    // None of them is asked how long ago it was.
+    // No step depends on the age of these instants.
     seen.extend(store.rest_us.iter().map(|instant_us| view.left_us(*instant_us)));
     let mut bytes: Vec<u8> = seen.into_iter().flat_map(u64::to_le_bytes).collect();
     bytes.extend_from_slice(store.rest.as_bytes());
@@ -92,18 +92,18 @@ impl View<'_> {
         instant_us.saturating_sub(self.world.now_us)
     }
 
-    /// For how much longer a use of this instant counts.
+    /// Time for which a use of this instant still counts.
     fn counts_for_us(&self, ms: u64) -> u64 {
         self.left_us(ms * 1_000 + self.laws.window_us)
     }
 
-    /// Until its deadline, and for how long its uses count that nobody answers for.
+    /// Time until the lease's deadline, and time for which its unanswered uses still count.
     fn lease_us(&self, lease: &Lease) -> [u64; 2] {
         [self.left_us(lease.deadline_us), self.left_us(lease.deadline_us + self.laws.window_us)]
     }
 
-    /// The log is in order: an answer older than its tail is logged as of the tail, and so is a deadline. The tail matters
-    /// for those alone.
+    /// The log is ordered: an answer or a deadline older than its tail is logged at the tail. Otherwise the tail does
+    /// not matter.
     fn tail_ms(&self) -> u64 {
         let tail_ms = self.world.store.tail_ms;
         let older = |worker: &Worker| {
@@ -118,28 +118,28 @@ impl View<'_> {
         if late || self.world.workers.iter().any(older) { tail_ms } else { 0 }
     }
 
-    /// The instants of slots: of no account when nothing can be given back any more, or when they are over.
+    /// Origins of slots: zero if no permit can be released unused any more, or if they no longer count.
     fn origins(&self, origins: &[u64]) -> u64 {
         let may_return = self.world.returns_left > 0 || self.laws.rules == Rules::TimeoutIsNotSent;
         if may_return { self.counts_for_us(origins[0]) } else { 0 }
     }
 
-    /// Until when an instant is awaited, that instant included.
+    /// Time until an awaited instant, including that instant.
     fn until_us(&self, instant_us: u64) -> u64 {
         self.left_us(instant_us + 1)
     }
 
-    /// A permit that is late is drained; when that rule is broken, it is late when its answer would be.
+    /// Time until a permit is late, and is released. With the rule `BegunLate` it is late when its answer would be.
     fn use_before_us(&self, instant_us: u64) -> u64 {
         let answer_us = if self.laws.rules == Rules::BegunLate { TIMEOUT_US } else { 0 };
         self.until_us(instant_us + answer_us)
     }
 
-    /// One worker, with what is left of the leases that it may settle, which are numbered anew.
+    /// One worker, with the remaining times of the leases that it may release, which are numbered by position.
     fn worker(&self, number: usize, tail_ms: u64, named: &mut BTreeSet<(u64, u64)>) -> Vec<u64> {
         let worker = &self.world.workers[number];
         let lease = |call: u64| self.world.store.lease(worker.incarnation, call);
-        // What settles a lease that is gone settles nothing.
+        // The release of a removed lease has no effect.
         let settled: Vec<&(u64, Fate)> = worker.settled.iter().filter(|(call, _)| lease(*call).is_some()).collect();
         let wire = self.world.wire.iter().filter(|request| request.worker == number);
         let mut calls: Vec<u64> = settled.iter().map(|(call, _)| *call).collect();
@@ -185,7 +185,7 @@ impl View<'_> {
     }
 }
 
-/// Half of a SHA-256: no two worlds of all these are likely to have the same.
+/// Half of a SHA-256 digest; a collision among all these worlds is unlikely.
 fn hash(seen: &[u8]) -> u128 {
     let digest = Sha256::digest(seen);
     digest[..16].iter().fold(0, |number, byte| number << 8 | u128::from(*byte))

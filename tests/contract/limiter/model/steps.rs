@@ -1,19 +1,19 @@
-//! The steps of a small world: everything that may happen next in it.
+//! The steps of a small world: every event that may happen next.
 //!
-//! Left out are steps that change nothing, and those after which nothing can happen that could not happen without them.
+//! Left out are steps that change nothing, and steps after which nothing new can happen.
 
 use super::store::Store;
 use super::world::{Fate, Permit, Request, Unheard, Worker, World};
 use super::*;
 
-/// What all steps keep to.
+/// The parameters of all steps: spec, rules, limit, window and tick.
 #[derive(Clone)]
 pub struct Laws {
     pub spec: QuotaSpec,
     pub rules: Rules,
     pub limit: usize,
     pub window_us: u64,
-    /// Time goes on by so much, or less where a permit starts.
+    /// Length of a time step, which is shorter if a permit starts before its end.
     pub tick_us: u64,
 }
 
@@ -29,7 +29,7 @@ impl Laws {
         Self { spec, rules, limit: usize::try_from(limit).unwrap(), window_us, tick_us: TICK_US }
     }
 
-    /// The same with more instants at which something may happen.
+    /// The same with time steps of half the length.
     pub fn in_half_ticks(&self) -> Self {
         Self { tick_us: self.tick_us / 2, ..self.clone() }
     }
@@ -52,7 +52,7 @@ impl Laws {
                     next.push(given_back(world, number, at));
                 }
             }
-            // Who has nothing to lose is after a crash what he was, in a world with a crash less.
+            // A worker that loses nothing by a crash is the same after it, in a world with one crash less.
             let loses = waits || worker.unheard.is_some() || !worker.hands.is_empty() || world.settles(number);
             if world.crashes_left > 0 && loses {
                 next.push(self.crashed(world, number));
@@ -70,7 +70,7 @@ impl Laws {
         next
     }
 
-    /// One that settles nothing and is granted nothing changes nothing.
+    /// Makes a call. A call that releases nothing and is granted nothing changes nothing, so it is no step.
     fn asked(&self, world: &World, number: usize) -> Option<World> {
         let now_us = world.now_us;
         let worker = &world.workers[number];
@@ -96,7 +96,7 @@ impl Laws {
         };
         let mut quota = world.store.quota.clone();
         let reply = quota.call(Micros(now_us), &self.spec, &call);
-        // A repeat of the call, whenever it comes, says the same and changes nothing that counts.
+        // A repeat of the call at any later time has the same reply and changes no usage.
         debug_assert_eq!(quota.clone().call(Micros(now_us), &self.spec, &call), reply);
         if !settles && reply.grants.is_empty() {
             world.store.refuses(now_us, wanted);
@@ -108,7 +108,7 @@ impl Laws {
         let worker = &mut world.workers[number];
         worker.calls += 1;
         worker.settled.clear();
-        // Who has heard that there is nothing may do all that he may who has not.
+        // A reply without permits enables no further step, so it counts as received.
         worker.unheard = (!granted.is_empty()).then_some(Unheard { departed_us: now_us, call: worker.calls, granted });
         Some(world)
     }
@@ -129,7 +129,7 @@ impl Laws {
         world
     }
 
-    /// The next tick, or the start of a permit before it. What can no longer happen is forgotten.
+    /// Time passes to the next tick, or to the start of a permit before it. Requests past their timeout end.
     fn later(&self, world: &World) -> World {
         let mut world = world.clone();
         let tick_us = (world.now_us - START_US) / self.tick_us * self.tick_us + self.tick_us + START_US;
@@ -143,8 +143,8 @@ impl Laws {
         world
     }
 
-    /// A permit whose time has passed goes back with the next call. When none is left to give back, its job ends with it:
-    /// else the world would have no end.
+    /// A late permit is released with the next call. If no release is left, its job ends with it, because otherwise the
+    /// world would not end.
     fn give_back_late(&self, world: &mut World) {
         let now_us = world.now_us;
         let returns_left = &mut world.returns_left;
@@ -191,7 +191,7 @@ impl Laws {
         world
     }
 
-    /// Broken: it is on the wire, and its worker says that it was not sent.
+    /// Breaks a rule: the request is in flight, and its worker releases it as unused.
     fn timed_out(&self, world: &World, at: usize) -> World {
         let mut world = world.clone();
         let request = world.wire.remove(at);
@@ -201,7 +201,7 @@ impl Laws {
         world
     }
 
-    /// The process ends; what it had begun is on its way, and somebody else has its jobs.
+    /// The process ends. Its requests stay in flight, and the next incarnation gets its jobs.
     fn crashed(&self, world: &World, number: usize) -> World {
         let mut world = world.clone();
         world.crashes_left -= 1;
@@ -217,8 +217,8 @@ impl Laws {
         world
     }
 
-    /// Nobody waits for these any more. More of them than the limit make no difference: where the youngest are within a
-    /// window of a start, so many are enough, and else the older are not within it either.
+    /// No worker awaits these any more. More of them than the limit make no difference. If the youngest are within a
+    /// window of a start, they are enough for a breach; otherwise the older ones are not within it either.
     fn ended(&self, world: &mut World, requests: Vec<Request>) {
         let now_us = world.now_us;
         world.ended_us.extend(requests.into_iter().map(|request| request.counts_until_us));

@@ -1,6 +1,7 @@
-//! The limiter's state as worlds share it: cloned by a call alone, and taken apart once, for all worlds that have it.
+//! The limiter's state as worlds share it: only a call clones it, and it is parsed once for all worlds that share it.
 //!
-//! A state is read from its debug text. What is not known by name stays in `rest`, where it tells worlds apart.
+//! A state is parsed from its debug text. Fields that are not known by name stay in `rest`, where they distinguish
+//! worlds.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -13,15 +14,16 @@ use super::*;
 pub struct Store {
     pub quota: Quota,
     pub leases: Vec<Lease>,
-    /// Milliseconds and uses, oldest first.
+    /// Log entries as milliseconds and uses, oldest first.
     pub entries: Vec<(u64, u64)>,
     pub tail_ms: u64,
-    /// In flight and logged, beyond what the leases and the entries add up to: nothing, unless a sum is wrong.
+    /// Uses in flight and logged, less the sums over leases and entries: zero, unless a sum is wrong.
     pub beyond: [u64; 2],
-    /// All else: the words, and the instants between them.
+    /// All other fields: the text, and the instants in it.
     pub rest: String,
     pub rest_us: Vec<u64>,
-    /// Instants and wants of calls that settled nothing and were granted nothing: so it is for whoever makes them.
+    /// Instants and requested permits of calls that released nothing and were granted nothing. The result is the same
+    /// for every caller.
     refused: RefCell<Vec<(u64, u32)>>,
 }
 
@@ -36,15 +38,15 @@ pub struct Lease {
 impl Store {
     pub fn of(quota: Quota) -> Rc<Self> {
         let text = format!("{quota:?}");
-        // What it would say to a repeat comes last.
+        // Replies to repeated calls come last; they are dropped.
         let mut text = text.split(", replies:").next().unwrap().to_owned();
         let entries = numbers(&cut(&mut text, "entries: [", "], logged"));
         let leases = numbers(&cut(&mut text, "outstanding_calls: {", "}, counted_us"));
         let logged = numbers(&cut(&mut text, "logged: ", ","))[0];
         let in_flight = numbers(&cut(&mut text, "in_flight: InFlightCost { charges: ", ","))[0];
         let tail_ms = numbers(&cut(&mut text, "tail_ms: ", ","))[0];
-        // The clock does not go back here; room is worked out anew by each call; and the oldest deadline, never later than
-        // any lease's, only saves a look at them all.
+        // These fields do not matter. The clock does not step back here, and each call computes free slots again. The
+        // oldest deadline is never later than any lease's, and only saves a search.
         for (label, end) in [("last_us: ", ","), ("unused: ", ","), ("oldest_deadline_us: ", ",")] {
             cut(&mut text, label, end);
         }
@@ -79,7 +81,7 @@ fn is_instant(number: u64) -> bool {
     number > START_US / 2
 }
 
-/// Takes out what stands between two texts, each of which is there.
+/// Removes the text between two markers, which must exist, and returns it.
 fn cut(text: &mut String, after: &str, before: &str) -> String {
     let from = text.find(after).unwrap_or_else(|| panic!("no {after:?} in {text}")) + after.len();
     let to = from + text[from..].find(before).unwrap_or_else(|| panic!("no {before:?} after {after:?} in {text}"));
@@ -88,7 +90,7 @@ fn cut(text: &mut String, after: &str, before: &str) -> String {
     found
 }
 
-/// Byte by byte, because this runs millions of times.
+/// Parses byte by byte, because it runs millions of times.
 fn numbers(text: &str) -> Vec<u64> {
     let (mut found, mut number) = (Vec::new(), None);
     for byte in text.bytes() {

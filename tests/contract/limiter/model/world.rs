@@ -1,5 +1,5 @@
-//! The state of a small world: workers, requests in flight, and the limiter. What may happen next is in
-//! [`super::steps`].
+//! The state of a small world: workers, requests in flight, requests that the provider may count, and the limiter's
+//! store. [`super::steps`] computes the next worlds.
 
 use std::rc::Rc;
 
@@ -23,7 +23,7 @@ pub enum Fate {
     NotSent(Vec<u64>),
 }
 
-/// A reply on its way, with at least one permit.
+/// A reply in transit, with at least one permit.
 #[derive(Clone, Debug)]
 pub struct Unheard {
     pub departed_us: u64,
@@ -36,19 +36,19 @@ pub struct Unheard {
 pub struct Worker {
     pub incarnation: u64,
     pub calls: u64,
-    /// Jobs that have not begun, those with a permit among them.
+    /// Jobs that have not begun, including jobs with a permit.
     pub jobs: u32,
     pub unheard: Option<Unheard>,
     pub hands: Vec<Permit>,
     pub settled: Vec<(u64, Fate)>,
 }
 
-/// A request whose answer a worker waits for.
+/// A request whose answer its worker awaits.
 #[derive(Clone, Debug)]
 pub struct Request {
     pub permit: Permit,
     pub worker: usize,
-    /// The provider counts it at some instant until then; until its answer, if that comes before.
+    /// The provider counts it at some instant up to this one, or up to its answer if that is earlier.
     pub counts_until_us: u64,
 }
 
@@ -58,12 +58,12 @@ pub struct World {
     pub now_us: u64,
     pub workers: [Worker; 2],
     pub wire: Vec<Request>,
-    /// Of requests that nobody waits for: the latest instant at which each may be counted. Youngest first, no more of them
-    /// than the limit.
+    /// Of requests that no worker awaits any more: the latest instant at which each may be counted. Youngest first, at
+    /// most as many as the limit.
     pub ended_us: Vec<u64>,
     pub incarnations: u64,
     pub crashes_left: u32,
-    /// Permits that are given back in time.
+    /// Permits that may still be released unused in time.
     pub returns_left: u32,
     /// Most requests that one window may hold, at the last start.
     pub most: usize,
@@ -105,13 +105,13 @@ impl World {
         }
     }
 
-    /// Whether a worker has anything to tell: what settles a lease that is gone settles nothing.
+    /// Whether a worker has a release of a call that the store still counts; other releases have no effect.
     pub fn settles(&self, number: usize) -> bool {
         let worker = &self.workers[number];
         worker.settled.iter().any(|(call, _)| self.store.lease(worker.incarnation, *call).is_some())
     }
 
-    /// Requests that may be counted within a window that reaches to now, or later.
+    /// Requests that may be counted within a window that ends now or later.
     pub fn counting(&self, window_us: u64) -> usize {
         let wire = self.wire.iter().map(|request| &request.counts_until_us);
         wire.chain(&self.ended_us).filter(|until_us| *until_us + window_us > self.now_us).count()
