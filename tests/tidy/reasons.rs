@@ -1,6 +1,7 @@
-//! Texts of reasons are for people: no statement, and no code but one module, compares or cuts them.
+//! Reason texts are for human readers: no SQL statement, and no code outside one module, compares or parses them.
 //!
-//! Why a job waits is a code (`src/domain/wait_reason.rs`). A sentence that something parses cannot be reworded.
+//! The code in `src/domain/wait_reason.rs` states why a job waits. A sentence that a program parses could not be
+//! reworded.
 
 use std::ops::Range;
 use std::path::Path;
@@ -8,14 +9,14 @@ use std::path::Path;
 use crate::Offence;
 use crate::source::Source;
 
-/// Makes the sentences.
+/// The module that composes the sentences.
 const MODULE: &str = "src/domain/wait_reason.rs";
 /// The last migrations that read sentences of earlier builds, to turn them into codes.
 const MIGRATIONS: [(&str, u32); 2] = [("migrations/postgres", 50), ("migrations/sqlite", 41)];
 /// A success by a response has its outcome's code as reason.
 const CODE: &str = "'accepted'";
 
-/// SQL that cuts what stands in its brackets.
+/// SQL functions that cut their argument.
 const CUTS: [&str; 14] = [
     "substr(",
     "substring(",
@@ -32,12 +33,12 @@ const CUTS: [&str; 14] = [
     "regexp_like(",
     "replace(",
 ];
-/// SQL that compares what stands before it.
+/// SQL that compares the text before it.
 const COMPARISONS: [&str; 11] =
     ["like ", "ilike ", "not like ", "~", "similar to", "glob ", "in (", "not in (", "<>", "!=", "between "];
-/// What stands before a comparison, and not before an assignment.
+/// Words before a comparison, which never precede an assignment.
 const CONDITIONS: [&str; 7] = ["where", "and", "or", "when", "not", "on", "("];
-/// Rust and JavaScript that look into a text.
+/// Rust and JavaScript that search or parse a text.
 const PARSERS: [&str; 15] = [
     ".strip_prefix(",
     ".strip_suffix(",
@@ -114,7 +115,7 @@ pub fn script(path: &str, text: &str) -> Vec<Offence> {
 /// The columns and fields with such a text.
 const TEXTS: [&str; 2] = ["reason", "wait_detail"];
 
-/// Where one of them stands alone.
+/// Positions of these names as whole words.
 fn words(text: &str) -> impl Iterator<Item = Range<usize>> {
     let in_word = |character: Option<char>| character.is_some_and(|c| c.is_ascii_alphanumeric() || c == '_');
     let is_alone = move |word: &Range<usize>| {
@@ -136,7 +137,7 @@ fn parses(after: &str) -> bool {
     PARSERS.iter().any(|parser| after.starts_with(parser)) || closure_parses(after)
 }
 
-/// `.is_some_and(|text| text.ends_with(…` and the like, whatever the name.
+/// Whether it is `.is_some_and(|text| text.ends_with(…` or the like, for any name.
 fn closure_parses(after: &str) -> bool {
     let Some((method, rest)) = after.split_once("(|") else { return false };
     let is_method =
@@ -146,7 +147,7 @@ fn closure_parses(after: &str) -> bool {
     is_method && parsed
 }
 
-/// `/…/.exec(waited.reason` and the like.
+/// Whether it is `/…/.exec(waited.reason` or the like.
 fn is_matched(before: &str) -> bool {
     let owner = before.trim_end_matches(|c: char| c.is_ascii_alphanumeric() || "._?".contains(c));
     owner.ends_with(".exec(") || owner.ends_with(".test(")
