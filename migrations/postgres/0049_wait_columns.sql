@@ -36,10 +36,10 @@ BEGIN
                 scrubbed_at = NULL, updated_at = statement_timestamp()
             WHERE id = job AND state = old_state AND fence = coalesce(seen_fence, fence)
             RETURNING jobs.*),
-        told AS (
+        events AS (
             INSERT INTO outcome_events (job_id, provider, state, provider_reference, reason, attempts, at)
             SELECT id, provider, state, provider_reference, reason, attempts, updated_at FROM decided RETURNING job_id)
-        SELECT job_id FROM told;
+        SELECT job_id FROM events;
 END $$;
 
 -- As before, with the new columns.

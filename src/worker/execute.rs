@@ -137,10 +137,10 @@ pub async fn execute(lane: &LaneContext, job: &ClaimedJob, reservation: Option<R
 /// Pauses the lane for a fault of its row, its secrets or its process.
 async fn pause_unbuildable(lane: &LaneContext, job: &ClaimedJob, error: FreezeError) -> DeliveryAction {
     let fault = LocalFault::from(error);
-    let LocalFault::Unbuildable(_) = &fault else {
+    if !matches!(fault, LocalFault::Unbuildable(_)) {
         local_faults::pause_lane(lane, LOCAL_FAULT_PAUSE, &fault);
         return delay(lane, job, LANE_PAUSED_DELAY, (NOT_SENT, fault.wait())).await;
-    };
+    }
     lane.control.pause_sending(MISCONFIGURED_PAUSE, PauseCause::Setup, fault.wait());
     local_faults::log(lane, &fault, "lane paused: the request cannot be built from the provider row");
     delay(lane, job, MISCONFIGURED_PAUSE, ("misconfigured", fault.wait())).await

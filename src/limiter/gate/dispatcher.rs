@@ -38,7 +38,7 @@ pub const RELEASE_DELAY: Duration = Duration::from_millis(10);
 const LAST_CALLS_MAX: u32 = 10;
 const RETRY_FIRST: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(1);
-/// The wait that refused jobs are told while the store is unavailable.
+/// The retry delay of refused jobs while the store is unavailable.
 const STORE_UNAVAILABLE_WAIT: Duration = Duration::from_secs(1);
 
 pub(super) struct PermitDispatcher {

@@ -17,7 +17,7 @@ use crate::domain::provider::BOOKING_HORIZON;
 use crate::domain::quota_spec::QuotaSpec;
 use crate::domain::time::Micros;
 
-/// Wait between two queries of a ledger that failed, and the wait that refused jobs are told while a query runs.
+/// Wait between two queries of a ledger that failed, and the retry delay of refused jobs while a query runs.
 const LEDGER_RETRY: Duration = Duration::from_secs(1);
 /// Time between two checks whether another leader may still grant, and how long the gate waits at a time for the
 /// ledger, which may have to read a month.

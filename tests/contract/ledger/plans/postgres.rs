@@ -195,7 +195,7 @@ async fn accounts(fixture: &Fixture, log: &mut DatabaseLog) -> Vec<Access> {
     let (upkeep, minute, mut last) = (fixture.database.upkeep(), Duration::from_secs(60), Vec::new());
     for _ in 0..8 {
         upkeep.update_finished_totals().await.unwrap();
-        log.accesses(fixture, "settled jobs are added").await;
+        log.accesses(fixture, "finished jobs are added").await;
         upkeep.reconcile(minute, CheckScope::Since(minute)).await.unwrap();
         last = log.accesses(fixture, "account of the last minutes").await;
     }

@@ -34,14 +34,14 @@ pub const ON_THE_WAY: [&str; 23] = [
     "a job is given back",
     "outcomes are published",
     "a quota is rebuilt",
-    "uses of an account are told",
+    "an account's usage is read",
     "overdue jobs are taken",
     "due look-ups are read",
     "jobs that a limit refused are woken",
     "waiting jobs expire",
     "an account's jobs are listed",
     "an erasure is counted",
-    "a story is told",
+    "a job's history is read",
     "dead jobs are counted",
 ];
 
@@ -314,7 +314,7 @@ impl<E: Explained> Working<'_, E> {
                 let asked = SubjectQuery { scope, names: vec![name.to_owned()], within: MINUTE };
                 ledger.recent_subject_uses(&quota, &asked).await.unwrap();
             }
-            self.did("uses of an account are told").await;
+            self.did("an account's usage is read").await;
         }
     }
 
@@ -392,7 +392,7 @@ impl<E: Explained> Working<'_, E> {
     /// The first round counts all finished jobs; later rounds add those that finished since.
     async fn settled_are_summed_up(&mut self, round: u32) {
         self.fixture.database.upkeep().update_finished_totals().await.unwrap();
-        self.did(if round == 0 { "settled jobs are counted anew" } else { "settled jobs are added" }).await;
+        self.did(if round == 0 { "finished jobs are recounted" } else { "finished jobs are added" }).await;
     }
 
     /// A provider with few jobs among all the others: queries about it read no other provider's jobs.
@@ -427,9 +427,9 @@ impl<E: Explained> Working<'_, E> {
         for round in 0..8 {
             let settled = self.job("sent", round * CROWD).id;
             operator.show(&settled).await.unwrap().unwrap();
-            self.did("a story is told").await;
+            self.did("a job's history is read").await;
             operator.queue_position(&settled, &[name(&lane(round))]).await.unwrap();
-            self.did("a job's surroundings are told").await;
+            self.did("a job's queue position is read").await;
             let waiting = self.job("parked", round * CROWD).id;
             assert_eq!(operator.resolve(&waiting, &JobResolution::Cancel, None, &by).await.unwrap(), Ok(()));
             self.did("a person decides").await;

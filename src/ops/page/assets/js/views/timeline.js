@@ -42,7 +42,7 @@ const received = (details) => ({
   words: `Recorded in the ledger: ${money(details.amount, details.currency)} for ${details.provider}.`,
 });
 
-/** What the payment waits for, by the code of its wait; other codes are told by their sentence. */
+/** What the payment waits for, by the code of its wait; other codes are shown by their sentence. */
 const WAITS_FOR = {
   limit: (waited) => `limit ${waited.wait_limit}`,
   cost_exceeds_limit: (waited) => `limit ${[waited.wait_limit, waited.wait_detail].filter(Boolean).join(": ")}`,
