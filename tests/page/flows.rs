@@ -90,12 +90,12 @@ async fn payment_is_found_with_its_timeline() {
         browser.await_text(".timeline", said).await;
     }
     // A waiting payment names the cause of its wait.
-    browser.visit("#/jobs?state=waiting&provider=minute").await;
+    browser.visit("#/jobs?state=waiting&provider=hourly").await;
     browser
-        .await_true("return document.querySelectorAll('tbody a.none, tbody a[href^=\"#/jobs/minute-\"]').length > 0")
+        .await_true("return document.querySelectorAll('tbody a.none, tbody a[href^=\"#/jobs/hourly-\"]').length > 0")
         .await;
-    browser.click("tbody a[href^='#/jobs/minute-']").await;
-    browser.await_text("h1", "minute-").await;
+    browser.click("tbody a[href^='#/jobs/hourly-']").await;
+    browser.await_text("h1", "hourly-").await;
     browser.await_true("return document.querySelector('.stands .summary')?.innerText.length > 20").await;
     browser.await_text(".stands", "limit").await;
     // A filter by state shows the ledger's payments.

@@ -15,8 +15,10 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_sluicegate");
 
 /// Payments of `steady`, which all finish soon.
 pub const STEADY: usize = 12;
-/// Payments of `minute`: the first is sent, the others wait for their minutes.
+/// Payments of `minute`, whose limit a test changes: the first is sent, the others wait for their minutes.
 pub const MINUTE: usize = 6;
+/// Payments of `hourly`, whose limit no test changes: the first is sent, the others wait as long as any test runs.
+pub const HOURLY: usize = 3;
 /// Payments of `lossy`, whose responses are lost: all in review. Like those of `away`, they are too few to open a
 /// breaker.
 pub const LOSSY: usize = 3;
@@ -39,9 +41,11 @@ impl Stand {
             let stand = Self::start();
             stand.enqueue("steady", STEADY);
             stand.enqueue("minute", MINUTE);
+            stand.enqueue("hourly", HOURLY);
             stand.enqueue("lossy", LOSSY);
             stand.enqueue("away", AWAY);
             stand.await_jobs("steady", "succeeded", STEADY);
+            stand.await_jobs("hourly", "succeeded", 1);
             stand.await_jobs("lossy", "review", LOSSY);
             stand.await_jobs("away", "dead", AWAY);
             stand
@@ -150,6 +154,7 @@ fn providers(steady: u16, lossy: u16, away: u16) -> String {
     let deduplicates = "idempotency_retention_s = 86400";
     [
         row("away", away, "max_attempts = 1", 50, 1_000),
+        row("hourly", steady, deduplicates, 1, 3_600_000),
         row("lossy", lossy, "", 50, 1_000),
         row("minute", steady, deduplicates, 1, 60_000),
         row("steady", steady, deduplicates, 20, 1_000),
