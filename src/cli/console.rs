@@ -7,7 +7,7 @@
 use std::borrow::Cow;
 use std::io::{self, BufRead, IsTerminal as _, Write};
 
-use comfy_table::{ColumnConstraint, ContentArrangement, Table, presets};
+use comfy_table::{ColumnConstraint, ContentArrangement, LineStyle, Table, TableStyle, presets};
 use serde::Serialize;
 
 use super::CommandError;
@@ -19,6 +19,8 @@ const UNBROKEN_CELL_MAX: usize = 24;
 const COLUMN_WIDTH_MIN: usize = 10;
 /// Blanks beside a cell plus the blank between two cells.
 const PADDING: usize = 3;
+/// A line below the header and none between rows: the cells of the first column show where a row begins.
+const HEADER_RULE_ONLY: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
 
 /// The shape of tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -263,7 +265,7 @@ pub fn render_table(header: &[&str], rows: &[Vec<String>], shape: TableShape) ->
         TableShape::Terminal { width } => {
             let width = known_columns(width);
             let arrangement = width.map_or(ContentArrangement::Disabled, |_| ContentArrangement::Dynamic);
-            table.load_style(presets::UTF8_HORIZONTAL_ONLY).set_content_arrangement(arrangement);
+            table.load_style(HEADER_RULE_ONLY).set_content_arrangement(arrangement);
             if let Some(width) = width {
                 table.set_width(width);
                 keep_short_cells_unbroken(&mut table, header, &rows, usize::from(width));
@@ -311,6 +313,10 @@ mod tests {
         assert!(hostile.lines().count() == 2 && hostile.contains("\\u{1b}]0;owned\\u{7}"), "{hostile}");
         assert!(hostile.contains("a\\nb\\tc\\u{202e}"), "{hostile}");
         assert!(narrow.lines().all(|line| line.chars().count() <= 30), "{narrow}");
+        let two = [["a", "1"], ["b", "2"]].map(|row| row.map(str::to_owned).to_vec());
+        let terminal = render_table(&["name", "value"], &two, TableShape::Terminal { width: Some(40) });
+        let starts: Vec<Option<char>> = terminal.lines().map(|line| line.trim_start().chars().next()).collect();
+        assert_eq!(starts, [Some('n'), Some('─'), Some('a'), Some('b')], "{terminal}");
     }
 
     /// Both are one terminal: a message that follows a table must not stand above it or inside.

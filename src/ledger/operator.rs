@@ -247,9 +247,11 @@ pub struct JobDetails {
 /// A delay: why and until when a payment waited without a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct WaitDetails {
-    /// The reason of the wait as a sentence.
+    /// The reason of the wait as a sentence, for a payment that still waits.
     pub reason: String,
-    /// Its code.
+    /// The same in the past tense, for a payment that was sent since.
+    pub past_reason: String,
+    /// The code of the reason.
     pub wait_reason: String,
     /// The limit that the code names.
     pub wait_limit: Option<String>,

@@ -283,7 +283,7 @@ fn story(state: &str) -> Value {
         // Received, delayed, sent, answered and finished, all within the millisecond of the response.
         "succeeded" => json!({
             "maybe_charged": false, "audit": [],
-            "waited": {"reason": "waits for limit per-account", "wait_reason": "limit", "wait_limit": "per-account", "wait_detail": null, "since": "2026-03-01T11:57:55.100Z", "until": "2026-03-01T11:59:00.000Z", "request": 1},
+            "waited": {"reason": "waits for limit per-account", "past_reason": "waited for limit per-account", "wait_reason": "limit", "wait_limit": "per-account", "wait_detail": null, "since": "2026-03-01T11:57:55.100Z", "until": "2026-03-01T11:59:00.000Z", "request": 1},
             "requests": [{"number": 1, "began_at": "2026-03-01T11:59:59.100Z", "ended_at": NOW, "outcome": "accepted", "status": 200, "detail": "accepted", "counted": true}],
         }),
         "dead" => {

@@ -9,7 +9,6 @@ use crate::amount::display_amount;
 use crate::config::Config;
 use crate::domain::explain::format::count;
 use crate::domain::job::JobId;
-use crate::domain::wait_reason::{WaitReason, past_sentence};
 use crate::ledger::operator::{DatabaseTime, Digest, JobDetails, WaitDetails};
 
 /// Prints one payment; with `state`, only if it is in that state.
@@ -103,10 +102,7 @@ fn field_rows(details: &JobDetails) -> Vec<Vec<String>> {
 fn wait_text(details: &JobDetails, waited: &WaitDetails) -> String {
     let sent = details.attempts.iter().find(|attempt| attempt.number == waited.request);
     let until = sent.map_or(waited.until, |attempt| attempt.began_at);
-    let reason = WaitReason::from_columns(&waited.wait_reason, waited.wait_limit.clone());
-    let past = |reason| past_sentence(&reason, waited.wait_detail.as_deref());
-    let waited_for = reason.map_or_else(|| format!("delayed ({})", waited.reason), past);
-    format!("{waited_for} from {} until {until}, before request {}", waited.since, waited.request)
+    format!("{} from {} until {until}, before request {}", waited.past_reason, waited.since, waited.request)
 }
 
 fn attempt_rows(details: &JobDetails) -> Vec<Vec<String>> {

@@ -1,18 +1,21 @@
 //! A table for a terminal: the columns that fit, numbers right-aligned, two blanks between columns and no lines between
 //! rows.
 //!
-//! If the terminal is too narrow, optional columns are left out, then one blank has to do between columns, then the
-//! first column is cut, and last the lines.
+//! In a narrow terminal these steps follow each other until the table fits: optional columns are left out, one blank
+//! separates columns, the name is cut, the usage is left out, the state is cut. Last, lines are cut.
 
 use crate::domain::printable::printable;
 
 /// Columns that are left out in a narrow terminal, in this order; `--json` has all of them.
 const OPTIONAL_COLUMNS: [&str; 3] = ["in flight", "delayed", "rate"];
+/// Left out before a line is cut, which would cut the clear time.
+const LAST_OPTIONAL_COLUMN: &str = "used";
 /// Blanks between two cells, and in a terminal that is too narrow for that.
 const COLUMN_GAP: usize = 2;
 const NARROW_GAP: usize = 1;
-/// Minimum width of a name, in characters.
-const NAME_MIN: usize = 8;
+/// Minimum widths of the first two columns, a name and a state, in characters. A line below the row has the cause of
+/// its state.
+const WIDTHS_MIN: [usize; 2] = [8, 12];
 
 /// One column, with a cell per row.
 pub(super) struct TableColumn {
@@ -63,10 +66,16 @@ fn fit_width(columns: &mut Vec<TableColumn>, width: usize) -> usize {
         columns.retain(|column| column.title != optional);
     }
     let gap = if total_width(columns, COLUMN_GAP) <= width { COLUMN_GAP } else { NARROW_GAP };
-    let too_wide = total_width(columns, gap).saturating_sub(width);
-    if let Some(first) = columns.first_mut() {
-        let name = first.width().saturating_sub(too_wide).max(NAME_MIN);
-        first.cells.iter_mut().for_each(|cell| *cell = truncate(cell, name));
+    let name_rest = columns.first().map_or(0, |names| names.width().saturating_sub(WIDTHS_MIN[0]));
+    if total_width(columns, gap).saturating_sub(name_rest) > width {
+        columns.retain(|column| column.title != LAST_OPTIONAL_COLUMN);
+    }
+    for (index, least) in WIDTHS_MIN.into_iter().enumerate() {
+        let too_wide = total_width(columns, gap).saturating_sub(width);
+        if let Some(column) = columns.get_mut(index) {
+            let most = column.width().saturating_sub(too_wide).max(least);
+            column.cells.iter_mut().for_each(|cell| *cell = truncate(cell, most));
+        }
     }
     gap
 }

@@ -164,6 +164,15 @@ fn overview_fits_a_narrow_terminal() {
         assert_eq!(page.contains("in flight"), width >= 100, "{width}:\n{page}");
         assert!(page.contains("87 of 100/1s") && page.contains("2 min 5 s"), "{width}:\n{page}");
     }
+    // The clear time is never cut, whatever the state.
+    let mut worst = sample_overview();
+    let [first, second] = worst.providers.as_mut_slice() else { panic!("two rows") };
+    (first.state, first.review, first.dead) = (ProviderState::BackendUnavailable, Some(3), Some(12));
+    (first.waiting_is_at_least, first.clears) = (true, ClearTimeOverview::Unknown { missing: MissingSource::Worker });
+    second.clears = ClearTimeOverview::NotWhilePaused;
+    let page = render_overview(&worst, TableShape::Terminal { width: Some(60) }, None);
+    let line = |start: &str| page.lines().find(|line| line.starts_with(start)).unwrap_or_default().to_owned();
+    assert!(line("acme").ends_with("unknown") && line("a-").ends_with("not while paused"), "{page}");
     // With names as they are, 80 columns hold what there is.
     let titles = |picture: &Overview| {
         let page = render_overview(picture, TableShape::Terminal { width: Some(80) }, None);

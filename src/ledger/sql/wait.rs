@@ -7,7 +7,7 @@
 use super::engine::Value;
 use super::row::SqlRow;
 use super::storable;
-use crate::domain::wait_reason::{Wait, WaitReason, sentence};
+use crate::domain::wait_reason::{Wait, WaitReason, past_sentence, sentence};
 use crate::ledger::LedgerError;
 
 /// The parameters of a write's wait: detail, code and limit.
@@ -69,6 +69,16 @@ impl StoredWait {
 
     /// The sentence for people; `None` when no wait is recorded.
     pub fn sentence(&self) -> Option<String> {
+        self.text(sentence)
+    }
+
+    /// The sentence once the wait is over.
+    pub fn past_sentence(&self) -> Option<String> {
+        self.text(past_sentence)
+    }
+
+    /// A code of another version is its own text.
+    fn text(&self, sentence: fn(&WaitReason, Option<&str>) -> String) -> Option<String> {
         let code = self.code.as_deref()?;
         let known = WaitReason::from_columns(code, self.limit.clone());
         Some(known.map_or_else(|| code.to_owned(), |reason| sentence(&reason, self.detail.as_deref())))

@@ -100,9 +100,13 @@ fn request(row: &SqlRow) -> Result<Option<RequestSummary>, LedgerError> {
 
 fn waited(row: &SqlRow) -> Result<Option<WaitDetails>, LedgerError> {
     let wait = StoredWait::read(row)?;
-    let (Some(reason), Some(_)) = (wait.sentence(), row.opt_int("wait_request")?) else { return Ok(None) };
+    let (Some(reason), Some(past_reason)) = (wait.sentence(), wait.past_sentence()) else { return Ok(None) };
+    if row.opt_int("wait_request")?.is_none() {
+        return Ok(None);
+    }
     Ok(Some(WaitDetails {
         reason,
+        past_reason,
         wait_reason: wait.code.unwrap_or_default(),
         wait_limit: wait.limit,
         wait_detail: wait.detail,

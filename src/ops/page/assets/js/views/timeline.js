@@ -42,25 +42,15 @@ const received = (details) => ({
   words: `Recorded in the ledger: ${money(details.amount, details.currency)} for ${details.provider}.`,
 });
 
-/** What the payment waits for, by the code of its wait; other codes are shown by their sentence. */
-const WAITS_FOR = {
-  limit: (waited) => `limit ${waited.wait_limit}`,
-  cost_exceeds_limit: (waited) => `limit ${[waited.wait_limit, waited.wait_detail].filter(Boolean).join(": ")}`,
-  not_before: () => "its time",
-  egress: () => "a worker slot at the egress rate",
-};
-
 /** Why the payment was delayed last, and until when; if it was sent since, until then. */
 function waits(details) {
   const waited = details.waited;
   if (!waited) return [];
   const sent = (details.requests ?? []).find(({ number }) => number === waited.request);
   const until = sent?.began_at ?? waited.until;
-  const what = WAITS_FOR[waited.wait_reason]?.(waited);
   const took = duration(Date.parse(until) - Date.parse(waited.since));
-  const title = what ? `${sent ? "Waited" : "Waits"} for ${what}` : "Delayed";
-  const span = `${sent ? `For ${took}` : "Delayed"}, until ${clock(until)}.`;
-  return [{ at: waited.since, until: sent?.began_at, title, words: what ? span : `${sentence(waited.reason)}. ${span}`, tone: "info" }];
+  const words = `${sent ? `For ${took}` : "Delayed"}, until ${clock(until)}.`;
+  return [{ at: waited.since, until: sent?.began_at, title: sentence(sent ? waited.past_reason : waited.reason), words, tone: "info" }];
 }
 
 /** What the explanation adds to the requests: the limit that the payment waited for. */
