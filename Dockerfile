@@ -1,7 +1,7 @@
-# syntax=docker/dockerfile:1
+# syntax=docker/dockerfile:1.7@sha256:a57df69d0ea827fb7266491f2813635de6f17269be881f696fbfdf2d83dda33e
 # The worker's image: one static-enough binary on a small Debian, run by a user that owns nothing.
 
-FROM rust:1.95-bookworm AS build
+FROM rust:1.95-bookworm@sha256:6258907abe69656e41cd992e0b705cdcfabcbbe3db374f92ed2d47121282d4a1 AS build
 WORKDIR /src
 COPY . .
 # Cargo features beyond what is shipped, such as `otlp`: docker build --build-arg FEATURES=otlp .
@@ -11,7 +11,7 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target \
     cargo build --release --locked --bin sluicegate --features "$FEATURES" && cp target/release/sluicegate /sluicegate
 
-FROM debian:12.11-slim
+FROM debian:12.11-slim@sha256:b1a741487078b369e78119849663d7f1a5341ef2768798f7b7406c4240f86aef
 # Requests to providers are verified against the system's certificates.
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends ca-certificates \

@@ -1,4 +1,5 @@
-//! The image build: the inputs of the compiler and of Cargo pass `.dockerignore`, and the Dockerfile copies them.
+//! The image build: the inputs of the compiler and of Cargo pass `.dockerignore`, and the Dockerfile copies them. Images
+//! of others are named by digest.
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
@@ -138,5 +139,43 @@ fn last_matching_ignore_line_wins() {
     }
     for path in ["Cargo.toml", "srcs/main.rs", "benches", "benches/limiter.rs", "src/secret", "src/secret/key"] {
         assert!(!passes(lines, path), "{path}");
+    }
+}
+
+/// The images of others that a file names: base images, the Dockerfile's frontend, and the services of a compose file
+/// or a manifest.
+fn images_of_others(text: &str) -> Vec<&str> {
+    text.lines()
+        .map(|line| line.trim().trim_start_matches("- "))
+        .filter_map(|line| ["FROM ", "# syntax=", "image: "].into_iter().find_map(|start| line.strip_prefix(start)))
+        .filter_map(|image| image.split_whitespace().next())
+        .filter(|image| !image.starts_with("sluicegate:"))
+        .collect()
+}
+
+/// A tag can be moved to another image, a digest cannot.
+fn is_pinned(image: &str) -> bool {
+    let Some((name, digest)) = image.split_once("@sha256:") else { return false };
+    name.rsplit('/').next().is_some_and(|last| last.contains(':'))
+        && digest.len() == 64
+        && digest.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+#[test]
+fn images_of_others_are_pinned_by_digest() {
+    let manifests = std::fs::read_dir(Path::new(ROOT).join("deploy/kubernetes")).unwrap();
+    let manifests = manifests.map(|entry| format!("deploy/kubernetes/{}", entry.unwrap().file_name().display()));
+    let mut found = Vec::new();
+    for path in ["Dockerfile", "docker-compose.yml"].map(str::to_owned).into_iter().chain(manifests) {
+        let text = Page::read(&path).text;
+        found.extend(images_of_others(&text).into_iter().map(|image| (path.clone(), image.to_owned())));
+    }
+    assert!(found.len() >= 6, "{found:?}");
+    let by_tag: Vec<_> = found.iter().filter(|(_, image)| !is_pinned(image)).collect();
+    assert!(by_tag.is_empty(), "write them as NAME:TAG@sha256:DIGEST: {by_tag:?}");
+    let digest = "0".repeat(64);
+    assert!(is_pinned(&format!("docker.io/library/redis:7@sha256:{digest}")));
+    for image in ["redis:7".to_owned(), format!("redis@sha256:{digest}"), "redis:7@sha256:abc".to_owned()] {
+        assert!(!is_pinned(&image), "{image}");
     }
 }
