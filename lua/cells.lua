@@ -1,8 +1,8 @@
 -- The counter of one limit (a cell), for each algorithm; the second part of the limiter's library.
--- Specification: src/domain/quota/{window,bucket,start_spread,counter}.rs.
+-- Specification: src/domain/quota/{window,bucket,in_flight,start_spread,counter}.rs.
 
 local PARTS = 1024
-local LOG, WINDOW, BUCKET = 0, 1, 2
+local LOG, WINDOW, BUCKET, SLOTS = 0, 1, 2, 3
 local STARTED, HELD, SHADOW, PACING = 0, 1, 2, 3
 -- The longest time from a use until its bucket is empty, in µs: half of what the reply's field for the wait can hold.
 local AHEAD_MAX = 140737488355328
@@ -66,6 +66,11 @@ local function find(cell, cost, from)
       from = (index + 1) * cell.window + cell.param
     end
   end
+  if cell.kind == SLOTS then
+    local room = floor(max(0, cell.unused) / cost)
+    if room == 0 then return nil end
+    return from, 0, room
+  end
   local needed = cell.mode == PACING and 1 or cost
   if needed > cell.max then return nil end
   from = max(from, cell.empty + ceil((cell.part - (cell.max - needed) * cell.param) / PARTS))
@@ -124,6 +129,8 @@ local function take(cell, uses, start)
     else
       cell.following = cell.following + uses
     end
+  elseif cell.kind == SLOTS then
+    cell.unused = cell.unused - uses
   else
     drain_later(cell, start, uses)
   end
@@ -142,8 +149,9 @@ local function recall_drained(cell, instant, uses)
   return can_be_full
 end
 
--- Counts a past request from the ledger.
+-- Counts a past request from the ledger. One that has ended holds no slot.
 local function recall(cell, now, instant, uses)
+  if cell.kind == SLOTS then return end
   if cell.kind == LOG then
     push(cell, ceil(instant / 1000), uses)
   elseif cell.kind == WINDOW then
@@ -159,9 +167,12 @@ local function in_flight(tally, applies)
   return tally[applies]
 end
 
--- Uses in flight that hold a cell's slots until their response.
+-- Whether uses hold a cell's slots until their response. Slots are all that is in flight, whatever the mode.
+local function is_held(cell) return cell.mode == HELD or cell.kind == SLOTS end
+
+-- Uses in flight that hold a cell's slots.
 local function flying(tally, cell)
-  if cell.mode ~= HELD then return 0 end
+  if not is_held(cell) then return 0 end
   return in_flight(tally, cell.applies) + cell.unleased
 end
 
@@ -173,7 +184,7 @@ local function recall_all(cell, now, text, past)
     if uses > 0 then recall(cell, now, max(0, now - age), uses) end
   end
   local started = in_flight(past.open, cell.applies)
-  if started > 0 and cell.mode ~= HELD then recall(cell, now, now, started) end
+  if started > 0 and not is_held(cell) then recall(cell, now, now, started) end
 end
 
 -- Permits that may certainly start now, and the time in µs until all are free again.
@@ -190,6 +201,10 @@ local function outlook(tally, cell, now)
     local begin = floor((now - cell.param) / cell.window) * cell.window + cell.param
     local windows = cell.following > 0 and 2 or cell.count > 0 and 1 or 0
     return max(0, cell.max - cell.count), max(0, begin + windows * cell.window - now)
+  end
+  if cell.kind == SLOTS then
+    local held = flying(tally, cell)
+    return max(0, cell.max - held), held > 0 and cell.window or 0
   end
   local drained = now > cell.empty and 0 or cell.empty - now + ceil(cell.part / PARTS)
   return floor(max(0, cell.max * cell.param - backlog(cell, now)) / max(1, cell.param)), drained
@@ -226,7 +241,7 @@ local function seed(cell, now, text, past, open_until)
   cell.held, cell.since = 0, 0
   clear(cell)
   recall_all(cell, now, text, past)
-  if cell.mode == HELD then cell.unleased, cell.unleased_until = in_flight(past.open, cell.applies), open_until end
+  if is_held(cell) then cell.unleased, cell.unleased_until = in_flight(past.open, cell.applies), open_until end
   return true
 end
 

@@ -74,7 +74,7 @@ local function own_room(owns, cost, kind, start, permits, now, limit_at, in_hand
     for _, cell in ipairs(own.cells) do
       if cell.mode ~= SHADOW and (cell.applies == 0 or cell.applies == kind) then
         -- A held slot that is released unused is restored as it was. So it must be free now, not only at the start.
-        local begin = cell.mode == HELD and now or start
+        local begin = is_held(cell) and now or start
         local from, _, room = find(cell, cost, begin)
         local has = from == begin and room > 0
         if has then permits = min(permits, room) end

@@ -58,6 +58,7 @@ end
 local function next_start(tally, cell, now, from)
   if cell.max == 0 then return max(from, cell.held) end
   if cell.kind == LOG then cell.unused = cell.max - cell.logged - flying(tally, cell) end
+  if cell.kind == SLOTS then cell.unused = cell.max - flying(tally, cell) end
   return find(cell, 1, from) or max(from, cell.held, now + cell.window)
 end
 
@@ -124,6 +125,8 @@ local function usages(keys, args)
       elseif cell.kind == WINDOW then
         roll(cell, now)
         uses = cell.count
+      elseif cell.kind == SLOTS then
+        uses = flying(tally, cell)
       else
         uses = undrained(cell, now)
       end

@@ -27,7 +27,7 @@
 --   subject     limits digest 8, scope 1, bytes of names 2, cells 2; names and cells as in the terms, whose longest hold the
 --               digest has too, and the longest window of the scope
 --
--- CODES  kind of a cell: 0 log, 1 window, 2 bucket
+-- CODES  kind of a cell: 0 log, 1 window, 2 bucket, 3 slots
 --   mode: 0 counts the start, 1 held until the answer, 2 shadow, 3 pacing
 --   applies and kind of a want: 0 all, 1 charge, 2 lookup
 --   scope: 1 account, 2 reference

@@ -41,7 +41,7 @@ local function tally_of(names, text, at, count)
       decode('<I1I1I1I7I7I4I4I2', text, at)
     tally.windows = tally.windows or cell.kind == WINDOW
     tally.shadow = tally.shadow or cell.mode == SHADOW
-    tally.held = tally.held or cell.mode == HELD
+    tally.held = tally.held or is_held(cell)
     tally.cells[i] = cell
   end
   return tally
@@ -148,7 +148,7 @@ local function expire(tally, now, mine)
   for i = 1, #tally.cells do
     local cell = tally.cells[i]
     if cell.unleased > 0 and cell.unleased_until <= now then
-      if cell.unleased_until + cell.window > now then push(cell, ceil(cell.unleased_until / 1000), cell.unleased) end
+      if cell.kind == LOG and cell.unleased_until + cell.window > now then push(cell, ceil(cell.unleased_until / 1000), cell.unleased) end
       cell.unleased = 0
     end
   end
@@ -211,6 +211,8 @@ local function open_cells(tally, now, jitter, horizon)
       open_crowd(cell, jitter, now + horizon)
     elseif cell.kind == WINDOW then
       roll(cell, now)
+    elseif cell.kind == SLOTS then
+      cell.unused = cell.max - flying(tally, cell)
     end
   end
   tally.granted[1], tally.granted[2], tally.latest = 0, 0, now

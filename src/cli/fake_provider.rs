@@ -31,6 +31,9 @@ pub struct FakeProviderArgs {
     /// A limit such as 100/1s, counted over every sliding window; repeatable. Without one, everything is allowed.
     #[arg(long = "limit", value_name = "N/DURATION")]
     limits: Vec<Rate>,
+    /// Most requests in flight; one more gets a 429. Without it, any number is allowed.
+    #[arg(long, value_name = "N")]
+    concurrency: Option<u32>,
     /// What happens to a request above a limit: refuse (429 with Retry-After) or count (served and reported).
     #[arg(long, value_name = "refuse|count", default_value = "refuse")]
     on_limit: OnLimit,
@@ -84,6 +87,7 @@ impl FakeProviderArgs {
     fn options(&self) -> FakeOptions {
         FakeOptions {
             limits: self.limits.clone(),
+            concurrency: self.concurrency,
             on_limit: self.on_limit,
             latency: (self.latency.0, self.latency.1),
             error_rate: self.error_rate,
@@ -175,11 +179,12 @@ mod tests {
 
     #[test]
     fn arguments_become_options() {
-        let line = "x --limit 100/1s --limit 600/1m --latency 5ms..1s --error-rate 0.25 --busy-rate 0.5 --no-dedupe \
+        let line = "x --limit 100/1s --limit 600/1m --concurrency 5 --latency 5ms..1s --error-rate 0.25 --busy-rate 0.5 --no-dedupe \
                     --no-lookup --retention 1h --seed 9 --on-limit count";
         let options = parse(line).unwrap().options();
         let wanted = FakeOptions {
             limits: vec!["100/1s".parse().unwrap(), "600/1m".parse().unwrap()],
+            concurrency: Some(5),
             on_limit: OnLimit::Count,
             latency: (Duration::from_millis(5), Duration::from_secs(1)),
             error_rate: 0.25,

@@ -121,6 +121,7 @@ mod tests {
         "burst",
         "changes",
         "commit",
+        "concurrency",
         "config",
         "cost",
         "currency",

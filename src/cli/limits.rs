@@ -53,7 +53,8 @@ enum Action {
     Set {
         provider: String,
         limit: String,
-        /// N/DURATION, like 200/1s, 50/s or 600/1m; 0/1s closes the limit.
+        /// N/DURATION, like 200/1s, 50/s or 600/1m; 0/1s closes the limit. 'N at once' for requests in flight.
+        #[arg(value_parser = Rate::parse_limit)]
         rate: Rate,
         /// Why, for the audit.
         #[arg(long, value_name = "TEXT", value_parser = decision_input::validate_reason, allow_hyphen_values = true)]
@@ -133,6 +134,15 @@ fn peek_failure(error: &PeekError) -> CommandError {
     CommandError::Failed(error.to_string())
 }
 
+/// Of a limit of requests in flight: nothing names the instant.
+const WHEN_ONE_ENDS: &str = "when requests end";
+
+/// Why no time is named until the next permit.
+fn no_start_text(limit: &PeekedLimit) -> &'static str {
+    let is_open = Rate::parse_limit(&limit.allows).is_ok_and(|rate| rate.max_requests() > 0);
+    if is_open { WHEN_ONE_ENDS } else { "never" }
+}
+
 fn print_usage(used: &[PeekedLimit], json: bool, console: &mut Console) -> Result<Exit, CommandError> {
     if json {
         console.json(&used)?;
@@ -150,8 +160,8 @@ fn print_usage(used: &[PeekedLimit], json: bool, console: &mut Console) -> Resul
                 l.allows.clone(),
                 l.used.to_string(),
                 l.remaining.to_string(),
-                l.retry_after_ms.map_or_else(|| "never".to_owned(), wait),
-                wait(l.reset_after_ms),
+                l.retry_after_ms.map_or_else(|| no_start_text(l).to_owned(), wait),
+                l.reset_after_ms.map_or_else(|| WHEN_ONE_ENDS.to_owned(), wait),
                 shadow(l),
             ]
         });

@@ -48,6 +48,8 @@ pub enum MissingInput {
     Ledger,
     /// The provider has no valid row.
     Row,
+    /// A limit of requests in flight decides, and none was answered lately.
+    ResponseTime,
 }
 
 impl MissingInput {
@@ -61,6 +63,7 @@ impl MissingInput {
             Self::Queue => "the broker does not say what waits",
             Self::Ledger => "the database does not say what waits",
             Self::Row => "it has no valid row",
+            Self::ResponseTime => "no response was timed yet, and a limit counts requests in flight",
         }
     }
 }
@@ -136,6 +139,9 @@ impl ClearTimeInput<'_> {
         }
         if blocked {
             return ClearTime::Never { limit: None };
+        }
+        if self.hold.is_zero() && self.provider.in_flight_max().is_some() {
+            return ClearTime::Unknown(MissingInput::ResponseTime);
         }
         let Some(sent_in) = pace::send_time(self, jobs) else { return ClearTime::Never { limit: None } };
         let clears_in = starts_in.saturating_add(sent_in).max(last_due_in);

@@ -12,10 +12,14 @@ use super::quota_spec::LimitSpec;
 /// Time for which the default egress rate counts what the limits allow.
 pub const EGRESS_SPAN: Duration = Duration::from_secs(1);
 
+/// Egress rate where no limit has a window, so that none says a rate: the limiter and the worker slots decide.
+const EGRESS_UNPACED: f64 = 1_000_000.0;
+
 /// Part of a long window's requests that one process holds at once.
 const HELD_DIVISOR: u32 = 4;
 
-/// Numbers of one limit that applies to every charge, without the reserve.
+/// Numbers of one limit with a window that applies to every charge, without the reserve. A concurrency limit says
+/// nothing of a rate, so it has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allowance {
     pub algorithm: Algorithm,
@@ -59,6 +63,8 @@ impl Allowance {
             Algorithm::TokenBucket | Algorithm::Gcra => {
                 u128::from(self.at_once) + (span_us * max_requests).div_ceil(window_us) - 1
             }
+            // Not built of such a limit.
+            Algorithm::Concurrency => u128::from(u32::MAX),
         };
         u32::try_from(most).unwrap_or(u32::MAX)
     }
@@ -70,15 +76,16 @@ impl Allowance {
     }
 }
 
-impl From<&LimitSpec> for Allowance {
-    fn from(limit: &LimitSpec) -> Self {
-        Self {
+impl Allowance {
+    /// `None`: the limit has no window.
+    pub(super) fn of_spec(limit: &LimitSpec) -> Option<Self> {
+        (limit.algorithm != Algorithm::Concurrency).then(|| Self {
             algorithm: limit.algorithm,
             max_requests: limit.max_requests,
             at_once: limit.cost_max(),
             window: limit.window,
             counts_lookups: limit.applies_to == AppliesTo::All,
-        }
+        })
     }
 }
 
@@ -95,8 +102,15 @@ pub(super) fn slowest<T>(limits: impl Iterator<Item = (T, Allowance)>) -> Option
 
 impl Provider {
     fn allowances(&self) -> impl Iterator<Item = (&Limit, Allowance)> {
-        let charges = self.limits.iter().filter(|limit| limit.applies_to_every_charge());
+        let charges = self.limits.iter().filter(|limit| limit.applies_to_every_charge() && !limit.rate.is_at_once());
         charges.map(|limit| (limit, Allowance::of_row(self, limit)))
+    }
+
+    /// Most charges in flight by the limits that apply to every charge, with the reserve; `None`: no limit says.
+    #[must_use]
+    pub fn in_flight_max(&self) -> Option<u32> {
+        let limits = self.limits.iter().filter(|limit| limit.applies_to_every_charge() && limit.rate.is_at_once());
+        limits.map(|limit| self.after_reserve(limit.rate.max_requests())).min()
     }
 
     /// The lowest mean rate among the limits that apply to every charge, with the reserve.
@@ -119,7 +133,15 @@ impl Provider {
     /// within one second. With even pacing, the default is the mean of the slowest limit. 0: a limit is closed.
     #[must_use]
     pub fn egress_per_second(&self) -> f64 {
-        self.leak_per_second.or_else(|| Some(self.default_egress()?.1)).unwrap_or(0.0)
+        let by_limits = || self.default_egress().map(|(_, per_second)| per_second);
+        let unpaced = || self.in_flight_max().map(|most| if most == 0 { 0.0 } else { EGRESS_UNPACED });
+        self.leak_per_second.or_else(by_limits).or_else(unpaced).unwrap_or(0.0)
+    }
+
+    /// Whether the row or a limit with a window says a rate.
+    #[must_use]
+    pub fn is_paced(&self) -> bool {
+        self.leak_per_second.is_some() || self.default_egress().is_some()
     }
 
     /// Whether the egress rate counts look-ups, too: it is the row's own, or it follows from a limit that counts them.
@@ -129,7 +151,7 @@ impl Provider {
     }
 
     /// Jobs that one process should hold to start them within a time: by the egress rate and, where this is the default,
-    /// by the limits. `kept_max` is the longest time that jobs are kept active: of a longer window it is a quarter of the
+    /// by the limits: of those in flight, as many wait behind them. `kept_max` is the longest time that jobs are kept active: of a longer window it is a quarter of the
     /// requests, since what is held when the limit is used up is delayed behind the backlog.
     #[must_use]
     pub fn startable_within(&self, span: Duration, kept_max: Duration) -> f64 {
@@ -140,7 +162,8 @@ impl Provider {
             let is_kept = allowance.window <= kept_max;
             f64::from(if is_kept { most } else { most.min(allowance.max_requests.div_ceil(HELD_DIVISOR)) })
         });
-        startable.fold(by_egress, f64::min)
+        let in_flight = self.in_flight_max().map(|most| f64::from(most.saturating_mul(2)));
+        startable.chain(in_flight).fold(by_egress, f64::min)
     }
 
     /// Time between two bursts of the slowest limit; `None`: jobs are spaced.
@@ -157,6 +180,14 @@ impl Provider {
     pub fn mean_per_second(&self) -> f64 {
         let means = self.allowances().map(|(_, allowance)| allowance.mean_per_second());
         means.fold(self.egress_per_second(), f64::min)
+    }
+
+    /// Mean rate of a long backlog at least: as [`Self::mean_per_second`], or what a concurrency limit lets through if
+    /// every response takes the whole timeout.
+    #[must_use]
+    pub fn least_per_second(&self) -> f64 {
+        let slowest = self.in_flight_max().map(|most| f64::from(most) / self.hold_max().as_secs_f64());
+        slowest.map_or_else(|| self.mean_per_second(), |slowest| slowest.min(self.mean_per_second()))
     }
 }
 

@@ -42,6 +42,30 @@ fn plain(limits: Vec<LimitRow>) -> Provider {
 }
 
 #[test]
+fn concurrency_limit_says_no_rate() {
+    let slots = |max_requests| {
+        let window_ms = LimitRow::default().window_ms;
+        LimitRow { name: "slots".to_owned(), ..limit(Algorithm::Concurrency, max_requests, window_ms) }
+    };
+    let (second, minute) = (Duration::from_secs(1), Duration::from_secs(60));
+    // A timeout of 10 s, and a send budget of half a second.
+    let slowest = 5.0 / 10.5;
+    for (limits, egress, startable, least) in [
+        (vec![slots(5)], 1_000_000.0, 10.0, slowest),
+        (vec![slots(5), log("second", 100, 1_000)], 100.0, 10.0, slowest),
+        (vec![slots(500), log("second", 3, 1_000)], 3.0, 3.0, 3.0),
+        (vec![slots(0)], 0.0, 0.0, 0.0),
+    ] {
+        let row = plain(limits);
+        assert_eq!((row.egress_per_second(), row.startable_within(second, minute)), (egress, startable));
+        assert!((row.least_per_second() - least).abs() < 1e-9, "{}", row.least_per_second());
+        assert!(row.tightest_rate().is_none_or(|rate| !rate.is_at_once()));
+    }
+    let even = provider(vec![slots(5)], |row| row.pacing = "even".to_owned());
+    assert_eq!((even.egress_per_second(), even.burst_window(), even.is_paced()), (1_000_000.0, None, false));
+}
+
+#[test]
 fn default_rate_is_a_seconds_allowance() {
     use Algorithm::{FixedWindow, Gcra, SlidingLog, SlidingWindow, TokenBucket};
     let burst = |algorithm, burst| vec![LimitRow { burst: Some(burst), ..limit(algorithm, 100, 1_000) }];
@@ -154,8 +178,8 @@ fn startable_jobs_follow_limits_and_egress_rate() {
 /// Shares of the limits while Redis is down, and the limits of a quota with other rows, are never above a row's own.
 #[test]
 fn shares_and_shared_quotas_allow_no_more() {
-    let allowance = |limit: &LimitSpec| Allowance::from(limit).most_within(EGRESS_SPAN);
-    for algorithm in Algorithm::ALL {
+    let allowance = |limit: &LimitSpec| Allowance::of_spec(limit).unwrap().most_within(EGRESS_SPAN);
+    for algorithm in Algorithm::WITH_WINDOW {
         let own = plain(vec![limit(algorithm, 100, 1_500)]);
         let others = [(50, 1_500), (100, 1_000), (100, 9_000), (300, 1_000)];
         for (max_requests, window_ms) in others {
@@ -191,6 +215,7 @@ fn counted(allowance: &Allowance, span: u64) -> u64 {
         Algorithm::TokenBucket | Algorithm::Gcra => {
             at_once + (1..).take_while(|back| back * window < span * max).count() as u64
         }
+        Algorithm::Concurrency => unreachable!("it says no rate"),
     }
 }
 
@@ -280,7 +305,7 @@ impl Lane {
 
 prop_compose! {
     fn any_limit()(
-        algorithm in prop::sample::select(Algorithm::ALL.to_vec()),
+        algorithm in prop::sample::select(Algorithm::WITH_WINDOW.to_vec()),
         max_requests in 1..60_i64,
         window_ms in 1_000..4_000_i64,
         part in 1..8_i64,
@@ -301,7 +326,7 @@ proptest! {
 
     #[test]
     fn allowance_matches_counting(
-        algorithm in prop::sample::select(Algorithm::ALL.to_vec()),
+        algorithm in prop::sample::select(Algorithm::WITH_WINDOW.to_vec()),
         max_requests in 1..20_u32, window_ms in 1..1_500_u64, at_once in 1..30_u32, span_ms in 1..2_000_u64,
     ) {
         let window = Duration::from_millis(window_ms);

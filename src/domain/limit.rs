@@ -11,10 +11,13 @@ use super::time::{format_duration, parse_duration};
 
 /// Most permits that one limit may allow per window: the limiter counts exactly up to this.
 pub const MAX_REQUESTS: u32 = 1_000_000;
+/// How a number of requests in flight is written behind the number.
+const AT_ONCE: &str = "at once";
 /// Longest window: 31 days.
 pub const MAX_WINDOW: Duration = Duration::from_secs(31 * 86_400);
 
-/// `max_requests` per `window`, written `N/DURATION` (`100/1s`); `100/s` is accepted too.
+/// `max_requests` per `window`, written `N/DURATION` (`100/1s`); `100/s` is accepted too. Without a window, at most
+/// `max_requests` in flight, written `N at once`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rate {
     max_requests: u32,
@@ -37,17 +40,55 @@ impl Rate {
         Ok(Self { max_requests, window })
     }
 
-    /// Requests per window; 0 means closed.
+    /// At most so many requests in flight, whatever their rate.
+    ///
+    /// # Errors
+    /// If the count is above [`MAX_REQUESTS`].
+    pub fn at_once(max_requests: u32) -> Result<Self, String> {
+        let counted = Self::new(max_requests, MAX_WINDOW)?;
+        Ok(Self { window: Duration::ZERO, ..counted })
+    }
+
+    /// Reads `N/DURATION`, or `N at once`. A number alone is neither: it may be a rate whose window was forgotten.
+    ///
+    /// # Errors
+    /// If the text is neither.
+    pub fn parse_limit(text: &str) -> Result<Self, String> {
+        let Some(count) = text.strip_suffix(AT_ONCE).map(str::trim_end) else { return text.parse() };
+        Self::at_once(count.parse().map_err(|_| format!("`{count}` is not a number of requests"))?)
+    }
+
+    /// The same with another number, of which the rate's own is the most.
+    #[must_use]
+    pub fn lowered_to(self, max_requests: u32) -> Self {
+        Self { max_requests: self.max_requests.min(max_requests), ..self }
+    }
+
+    /// Whether it counts requests in flight. Then it has no window, and says nothing of a rate.
+    #[must_use]
+    pub fn is_at_once(self) -> bool {
+        self.window.is_zero()
+    }
+
+    /// Requests per window, or in flight; 0 means closed.
     #[must_use]
     pub fn max_requests(self) -> u32 {
         self.max_requests
     }
 
+    /// Zero for requests in flight.
     #[must_use]
     pub fn window(self) -> Duration {
         self.window
     }
 
+    /// `None` for requests in flight.
+    #[must_use]
+    pub fn window_ms(self) -> Option<i64> {
+        (!self.is_at_once()).then(|| i64::try_from(self.window.as_millis()).unwrap_or(i64::MAX))
+    }
+
+    /// Infinite for requests in flight.
     #[must_use]
     pub fn per_second(self) -> f64 {
         f64::from(self.max_requests) / self.window.as_secs_f64()
@@ -56,6 +97,9 @@ impl Rate {
 
 impl fmt::Display for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_at_once() {
+            return write!(f, "{} {AT_ONCE}", self.max_requests);
+        }
         write!(f, "{}/{}", self.max_requests, format_duration(self.window))
     }
 }
@@ -73,6 +117,12 @@ impl FromStr for Rate {
     }
 }
 
+/// A limit in words: `100/1s`, or `5 at once` without a window.
+#[must_use]
+pub fn limit_text(max_requests: u32, window: Duration) -> String {
+    Rate { max_requests, window }.to_string()
+}
+
 /// Algorithm by which the provider counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Algorithm {
@@ -81,21 +131,27 @@ pub enum Algorithm {
     FixedWindow,
     TokenBucket,
     Gcra,
+    /// Requests in flight, without a window.
+    Concurrency,
 }
 
 impl Algorithm {
-    pub const ALL: [Self; 5] =
+    pub const ALL: [Self; 6] =
+        [Self::SlidingLog, Self::SlidingWindow, Self::FixedWindow, Self::TokenBucket, Self::Gcra, Self::Concurrency];
+
+    /// Those that count in a window.
+    pub const WITH_WINDOW: [Self; 5] =
         [Self::SlidingLog, Self::SlidingWindow, Self::FixedWindow, Self::TokenBucket, Self::Gcra];
 
     /// Most requests that may come at once. Token bucket: its size (`burst`, or else `max_requests`). GCRA: one more
-    /// than `burst` (0 unless given). Window algorithms: `max_requests`. A closed limit: 0.
+    /// than `burst` (0 unless given). The others: `max_requests`. A closed limit: 0.
     #[must_use]
     pub fn burst_capacity(self, max_requests: u32, burst: Option<u32>) -> u32 {
         match self {
             _ if max_requests == 0 => 0,
             Self::TokenBucket => burst.unwrap_or(max_requests),
             Self::Gcra => burst.unwrap_or(0).saturating_add(1),
-            Self::SlidingLog | Self::SlidingWindow | Self::FixedWindow => max_requests,
+            Self::SlidingLog | Self::SlidingWindow | Self::FixedWindow | Self::Concurrency => max_requests,
         }
     }
 
@@ -114,6 +170,7 @@ impl Algorithm {
             Self::FixedWindow => "fixed_window",
             Self::TokenBucket => "token_bucket",
             Self::Gcra => "gcra",
+            Self::Concurrency => "concurrency",
         }
     }
 }
@@ -167,6 +224,7 @@ impl AppliesTo {
 pub struct Limit {
     pub name: String,
     pub algorithm: Algorithm,
+    /// For [`Algorithm::Concurrency`] without a window, for the others with one.
     pub rate: Rate,
     /// Start of fixed windows relative to the Unix epoch; below the window, and zero for the other algorithms.
     pub offset: Duration,
@@ -241,6 +299,21 @@ mod tests {
             applies_to: AppliesTo::All,
             shadow: false,
         }
+    }
+
+    #[test]
+    fn requests_in_flight_have_no_window() {
+        for text in ["5 at once", "5  at once"] {
+            let limit = Rate::parse_limit(text).unwrap();
+            assert_eq!((limit.to_string().as_str(), limit.window_ms(), limit.is_at_once()), ("5 at once", None, true));
+            assert!(text.parse::<Rate>().is_err(), "{text} is no rate");
+        }
+        assert_eq!(Rate::parse_limit("100/s").unwrap(), "100/1s".parse().unwrap());
+        for bad in ["5", "at once", "-1", "1000001", "5 at", "100/", ""] {
+            assert!(Rate::parse_limit(bad).is_err(), "{bad}");
+        }
+        assert_eq!(limit_text(5, Duration::ZERO), "5 at once");
+        assert_eq!(limit_text(5, Duration::from_secs(1)), "5/1s");
     }
 
     #[test]

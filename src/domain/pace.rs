@@ -7,7 +7,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::egress::{Allowance, EGRESS_SPAN, slowest, tightest_at_once};
-use super::limit::{AppliesTo, Scope};
+use super::limit::{Algorithm, AppliesTo, Scope};
 use super::provider::{Pacing, Provider};
 use super::quota_limits::QuotaLimits;
 use super::quota_spec::{LimitSpec, QuotaSpec};
@@ -16,18 +16,34 @@ use super::time::format_duration;
 /// Resulting pace of one provider.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pace {
-    /// The limit that allows the fewest requests within one second.
-    pub at_once: PaceLimit,
-    /// Requests that it allows within one second, if none were used before.
-    pub within_second: u32,
-    /// The limit with the lowest mean rate.
-    pub over_time: PaceLimit,
+    /// `None`: no limit that applies to every charge has a window.
+    pub rate: Option<PaceRate>,
+    /// The limit that allows the fewest requests in flight; `None`: none counts them.
+    pub in_flight: Option<InFlightLimit>,
     /// Starts are spaced by the mean rate, in all processes together.
     pub is_even: bool,
     /// Egress rate of one process.
     pub egress_per_second: f64,
     /// The row has no `leak_per_second`.
     pub egress_is_default: bool,
+}
+
+/// Rate by the limits that have a window.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PaceRate {
+    /// The limit that allows the fewest requests within one second.
+    pub at_once: PaceLimit,
+    /// Requests that it allows within one second, if none were used before.
+    pub within_second: u32,
+    /// The limit with the lowest mean rate.
+    pub over_time: PaceLimit,
+}
+
+/// A concurrency limit, without the reserve.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InFlightLimit {
+    pub name: String,
+    pub max_requests: u32,
 }
 
 /// A limit that decides the pace, without the reserve.
@@ -65,13 +81,20 @@ impl Pace {
 
     fn within(row: &Provider, limits: &[LimitSpec], is_even: bool) -> Option<Self> {
         let charges = || limits.iter().filter(|limit| applies_to_every_charge(limit));
-        let allowances = || charges().map(|limit| (limit, Allowance::from(limit)));
-        let (tightest, allowance, within_second) = tightest_at_once(allowances())?;
-        let (slowest, slowest_allowance) = slowest(allowances())?;
-        Some(Self {
+        let allowances = || charges().filter_map(|limit| Some((limit, Allowance::of_spec(limit)?)));
+        let rate = tightest_at_once(allowances()).zip(slowest(allowances()));
+        let rate = rate.map(|((tightest, allowance, within_second), (slowest, slowest_allowance))| PaceRate {
             at_once: PaceLimit::new(tightest, &allowance),
             within_second,
             over_time: PaceLimit::new(slowest, &slowest_allowance),
+        });
+        let in_flight = charges().filter(|limit| limit.algorithm == Algorithm::Concurrency);
+        let in_flight = in_flight
+            .min_by_key(|limit| limit.max_requests)
+            .map(|limit| InFlightLimit { name: limit.name.clone(), max_requests: limit.max_requests });
+        (rate.is_some() || in_flight.is_some()).then(|| Self {
+            rate,
+            in_flight,
             is_even,
             egress_per_second: row.egress_per_second(),
             egress_is_default: row.leak_per_second.is_none(),
@@ -81,7 +104,18 @@ impl Pace {
     /// Whether one limit decides the whole pace, so that the limit says it all.
     #[must_use]
     pub fn is_plain(&self) -> bool {
-        self.at_once.name == self.over_time.name && !self.is_even && self.egress_is_default
+        let by_one_limit = match (&self.rate, &self.in_flight) {
+            (Some(rate), None) => rate.at_once.name == rate.over_time.name && !self.is_even,
+            (rate, _) => rate.is_none(),
+        };
+        by_one_limit && self.egress_is_default
+    }
+
+    /// The name of a limit of 0.
+    fn closed_limit(&self) -> Option<&str> {
+        let by_rate = self.rate.as_ref().filter(|rate| rate.within_second == 0).map(|rate| rate.at_once.name.as_str());
+        let by_slots = self.in_flight.as_ref().filter(|limit| limit.max_requests == 0);
+        by_rate.or_else(|| by_slots.map(|limit| limit.name.as_str()))
     }
 }
 
@@ -89,29 +123,44 @@ fn applies_to_every_charge(limit: &LimitSpec) -> bool {
     limit.scope == Scope::Provider && limit.applies_to != AppliesTo::Lookup && !limit.shadow
 }
 
-/// `up to 100/s (limit per-second), 100000/1d over time (limit per-day); egress 100/s per process`.
+/// `up to 100/s (limit per-second), 100000/1d over time (limit per-day), 5 at once (limit slots); egress 100/s per
+/// process`.
 impl fmt::Display for Pace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { at_once, over_time, .. } = self;
-        if self.within_second == 0 {
-            return write!(f, "nothing: limit {} is closed", at_once.name);
+        if let Some(limit) = self.closed_limit() {
+            return write!(f, "nothing: limit {limit} is closed");
         }
+        if let Some(rate) = &self.rate {
+            rate.write(f, self.is_even)?;
+        }
+        if let Some(InFlightLimit { name, max_requests }) = &self.in_flight {
+            let before = if self.rate.is_some() { ", " } else { "up to " };
+            write!(f, "{before}{max_requests} at once (limit {name})")?;
+        }
+        if self.rate.is_none() && self.egress_is_default {
+            return f.write_str("; egress is not paced");
+        }
+        let by = if self.egress_is_default { "" } else { " (leak_per_second)" };
+        write!(f, "; egress {} per process{by}", format_rate(self.egress_per_second))
+    }
+}
+
+impl PaceRate {
+    fn write(&self, f: &mut fmt::Formatter<'_>, is_even: bool) -> fmt::Result {
+        let Self { at_once, over_time, .. } = self;
         let mean = format!("{}/{}", over_time.max_requests, format_duration(over_time.window));
         let same_limit = at_once.name == over_time.name;
         let same_rate = u128::from(self.within_second) * over_time.window.as_micros()
             == u128::from(over_time.max_requests) * EGRESS_SPAN.as_micros();
-        if self.is_even {
-            write!(f, "{mean}, evenly spaced (limit {})", over_time.name)?;
-        } else {
-            write!(f, "up to {}/s", self.within_second)?;
-            match (same_limit, same_rate) {
-                (true, true) => write!(f, " (limit {})", at_once.name)?,
-                (true, false) => write!(f, ", {mean} over time (limit {})", at_once.name)?,
-                (false, _) => write!(f, " (limit {}), {mean} over time (limit {})", at_once.name, over_time.name)?,
-            }
+        if is_even {
+            return write!(f, "{mean}, evenly spaced (limit {})", over_time.name);
         }
-        let by = if self.egress_is_default { "" } else { " (leak_per_second)" };
-        write!(f, "; egress {} per process{by}", format_rate(self.egress_per_second))
+        write!(f, "up to {}/s", self.within_second)?;
+        match (same_limit, same_rate) {
+            (true, true) => write!(f, " (limit {})", at_once.name),
+            (true, false) => write!(f, ", {mean} over time (limit {})", at_once.name),
+            (false, _) => write!(f, " (limit {}), {mean} over time (limit {})", at_once.name, over_time.name),
+        }
     }
 }
 

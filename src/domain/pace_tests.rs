@@ -24,6 +24,12 @@ fn pace_names_limits_and_egress_rate() {
     let leak = |leak| move |row: &mut ProviderRow| row.leak_per_second = Some(leak);
     let even = |row: &mut ProviderRow| row.pacing = "even".to_owned();
     let reserve = |row: &mut ProviderRow| row.reserve_percent = 50;
+    let slots = |max_requests| LimitRow {
+        name: "slots".to_owned(),
+        algorithm: "concurrency".to_owned(),
+        max_requests,
+        ..LimitRow::default()
+    };
     for (provider, is_plain, expected) in [
         (provider(second(), |_| ()), true, "up to 100/s (limit per-second); egress 100/s per process"),
         (
@@ -63,6 +69,18 @@ fn pace_names_limits_and_egress_rate() {
             "3/1d, evenly spaced (limit all); egress 3/d per process",
         ),
         (provider(vec![limit("all", 0, 1_000)], |_| ()), true, "nothing: limit all is closed"),
+        (provider(vec![slots(5)], |_| ()), true, "up to 5 at once (limit slots); egress is not paced"),
+        (
+            provider(vec![limit("all", 100, 1_000), slots(5)], |_| ()),
+            false,
+            "up to 100/s (limit all), 5 at once (limit slots); egress 100/s per process",
+        ),
+        (provider(vec![limit("all", 100, 1_000), slots(0)], |_| ()), false, "nothing: limit slots is closed"),
+        (
+            provider(vec![slots(5)], leak(2.5)),
+            false,
+            "up to 5 at once (limit slots); egress 2.5/s per process (leak_per_second)",
+        ),
     ] {
         assert_eq!(text(&provider, &[]), expected);
         assert_eq!(Pace::new(&provider, []).unwrap().is_plain(), is_plain, "{expected}");

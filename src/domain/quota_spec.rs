@@ -1,7 +1,8 @@
 //! Specification of a quota: its limits, and how each of them counts.
 //!
-//! There are three kinds of counter: a log of uses (sliding log, sliding window), a counter per window (fixed window),
-//! and a theoretical arrival time (token bucket, GCRA, even pacing). The counting is done in [`super::quota`].
+//! There are four kinds of counter: a log of uses (sliding log, sliding window), a counter per window (fixed window),
+//! a theoretical arrival time (token bucket, GCRA, even pacing), and requests in flight (concurrency). The counting is
+//! done in [`super::quota`].
 
 use std::time::Duration;
 
@@ -9,6 +10,10 @@ use super::limit::{AccountRule, Algorithm, AppliesTo, Rule, Scope};
 use super::permit_protocol::{CallKind, Subject, SubjectLimit};
 use super::provider::{BOOKING_HORIZON, ProviderName, StoreDown};
 use super::time::{micros_up, millis_up};
+
+pub use self::counter_spec::{CounterKind, CounterSpec};
+
+mod counter_spec;
 
 /// Number of buckets that a sliding window rolls through: it allows its whole rate per window plus one bucket.
 pub const WINDOW_BUCKETS: u64 = 256;
@@ -18,6 +23,9 @@ const SUBJECT_ENTRIES: u64 = 1_024;
 const SUBJECT_EXACT_MAX: u32 = 128;
 /// Parts of a microsecond in which a bucket's interval is counted.
 pub const INTERVAL_PARTS: u64 = 1_024;
+/// When a caller asks again that a concurrency limit has refused. Its own releases wake it up at once; those of other
+/// processes it only finds out by asking.
+pub const CONCURRENCY_RETRY: Duration = Duration::from_millis(50);
 /// Name of even pacing in a refusal. It contains a blank, which no limit's name can have.
 pub const PACING: &str = "even pacing";
 /// Longest time that a bucket may take to drain: its arithmetic is exact up to this, and a row may ask for half of it.
@@ -62,8 +70,9 @@ pub struct LimitSpec {
     pub applies_to: AppliesTo,
     /// The limit counts and reports, and never refuses.
     pub shadow: bool,
-    /// Requests per window, after the reserve is taken off; 0 means closed.
+    /// Requests per window or in flight, after the reserve is taken off; 0 means closed.
     pub max_requests: u32,
+    /// Zero for [`Algorithm::Concurrency`].
     pub window: Duration,
     /// Start of fixed windows relative to the Unix epoch.
     pub offset: Duration,
@@ -86,6 +95,13 @@ impl LimitSpec {
             offset: Duration::ZERO,
             burst: None,
         }
+    }
+
+    /// At most so many requests in flight.
+    #[must_use]
+    pub fn concurrency(name: impl Into<String>, max_requests: u32) -> Self {
+        let algorithm = Algorithm::Concurrency;
+        Self { algorithm, ..Self::sliding_log(name, max_requests, Duration::ZERO) }
     }
 
     /// The window in microseconds, plus 2 ms and 0.05 %, which covers what the comparison of clocks cannot see.
@@ -146,6 +162,7 @@ impl LimitSpec {
                 let drain_us = (interval * u64::from(max.max(1))).div_ceil(INTERVAL_PARTS);
                 (CounterKind::Bucket { interval, debt: false }, drain_us)
             }
+            Algorithm::Concurrency => (CounterKind::InFlight, micros_up(CONCURRENCY_RETRY)),
         };
         CounterSpec { name: own.name, kind, applies_to: own.applies_to, shadow: own.shadow, max, window_us }
     }
@@ -308,6 +325,19 @@ impl QuotaSpec {
         self.limits.get(index).map_or(PACING, |limit| limit.name.as_str())
     }
 
+    /// Whether the limit of this name counts requests in flight, so that each release may let the next one start.
+    #[must_use]
+    pub fn counts_in_flight(&self, name: &str) -> bool {
+        let mut limits = self.limits.iter();
+        limits.any(|limit| limit.name == name && limit.algorithm == Algorithm::Concurrency)
+    }
+
+    /// Whether a waiter may get the slot of a release at once, because an enforced limit counts requests in flight.
+    #[must_use]
+    pub fn releases_are_urgent(&self) -> bool {
+        self.limits.iter().any(|limit| limit.algorithm == Algorithm::Concurrency && !limit.shadow)
+    }
+
     /// Longest time that any use can count: after it, a limiter without memory knows as much as one with it.
     #[must_use]
     pub fn longest_window_us(&self) -> u64 {
@@ -391,10 +421,14 @@ impl QuotaSpec {
     }
 }
 
-/// The limit as it applies to an account under a rule; `None`: the rule exempts the account.
+/// The limit as it applies to an account under a rule; `None`: the rule exempts the account. Numbers of a window do not
+/// apply to requests in flight, nor the other way round: then the limit's own do.
 #[must_use]
 pub fn limit_under_rule(rule: Rule, limit: &LimitSpec) -> Option<LimitSpec> {
     let (max_requests, window, burst) = match rule {
+        Rule::Limit(own) if own.rate.is_at_once() != (limit.algorithm == Algorithm::Concurrency) => {
+            return Some(limit.clone());
+        }
         Rule::Exempt => return None,
         Rule::Limit(own) => (own.rate.max_requests(), own.rate.window(), own.burst),
         Rule::Blocked => (0, limit.window, limit.burst),
@@ -402,47 +436,6 @@ pub fn limit_under_rule(rule: Rule, limit: &LimitSpec) -> Option<LimitSpec> {
     // A rule on several limits gives its burst only to those that can have one.
     let has_burst = matches!(limit.algorithm, Algorithm::TokenBucket | Algorithm::Gcra);
     Some(LimitSpec { max_requests, window, burst: burst.filter(|_| has_burst), ..limit.clone() })
-}
-
-/// Counter of one limit.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CounterSpec {
-    pub name: String,
-    pub kind: CounterKind,
-    pub applies_to: AppliesTo,
-    pub shadow: bool,
-    /// Uses that may count at once; for a bucket, its capacity.
-    pub max: u32,
-    /// Time for which a use counts; for a bucket, its time to drain.
-    pub window_us: u64,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CounterKind {
-    /// Uses by the instant at which their window begins, rounded up to whole granules. `held`: a slot is held until the
-    /// response.
-    Log { granule_ms: u64, held: bool },
-    /// Uses of the current window and of the next.
-    Window { offset_us: u64 },
-    /// The instant at which all uses have drained. With debt, a use needs no capacity, only an empty bucket.
-    Bucket { interval: u64, debt: bool },
-}
-
-impl CounterSpec {
-    #[must_use]
-    pub fn applies(&self, kind: CallKind) -> bool {
-        match self.applies_to {
-            AppliesTo::All => true,
-            AppliesTo::Charge => kind == CallKind::Charge,
-            AppliesTo::Lookup => kind == CallKind::Lookup,
-        }
-    }
-
-    /// Whether slots are held until the response.
-    #[must_use]
-    pub fn is_held(&self) -> bool {
-        matches!(self.kind, CounterKind::Log { held: true, .. })
-    }
 }
 
 #[cfg(test)]

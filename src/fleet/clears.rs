@@ -51,6 +51,7 @@ pub enum MissingSource {
     Queue,
     Ledger,
     Row,
+    ResponseTime,
 }
 
 impl From<MissingInput> for MissingSource {
@@ -62,6 +63,7 @@ impl From<MissingInput> for MissingSource {
             MissingInput::Queue => Self::Queue,
             MissingInput::Ledger => Self::Ledger,
             MissingInput::Row => Self::Row,
+            MissingInput::ResponseTime => Self::ResponseTime,
         }
     }
 }

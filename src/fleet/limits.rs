@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::domain::limit::Limit;
 use crate::domain::provider::Provider;
-use crate::ledger::provider_row::{LimitRow, ProviderRow};
+use crate::ledger::provider_row::{LimitRow, ProviderRow, format_rate};
 use crate::limiter::LimitStatus;
 
 /// One limit, with its usage where it is known.
@@ -15,7 +15,8 @@ pub struct LimitOverview {
     pub name: String,
     pub algorithm: String,
     pub max_requests: i64,
-    pub window_ms: i64,
+    /// `null` for a limit of requests in flight.
+    pub window_ms: Option<i64>,
     pub scope: String,
     pub applies_to: String,
     pub shadow: bool,
@@ -28,11 +29,10 @@ pub struct LimitOverview {
 }
 
 impl LimitOverview {
-    /// The rate as `N/DURATION`.
+    /// The rate as `N/DURATION`, or `N at once`.
     #[must_use]
     pub fn rate_in_words(&self) -> String {
-        let (name, max_requests, window_ms) = (self.name.clone(), self.max_requests, self.window_ms);
-        LimitRow { name, max_requests, window_ms, ..LimitRow::default() }.describe_rate()
+        format_rate(self.max_requests, self.window_ms)
     }
 }
 
@@ -42,7 +42,7 @@ pub(super) fn valid_limits(provider: &Provider) -> Vec<LimitOverview> {
         name: limit.name.clone(),
         algorithm: limit.algorithm.name().to_owned(),
         max_requests: i64::from(limit.rate.max_requests()),
-        window_ms: i64::try_from(limit.rate.window().as_millis()).unwrap_or(i64::MAX),
+        window_ms: limit.rate.window_ms(),
         scope: limit.scope.name().to_owned(),
         applies_to: limit.applies_to.name().to_owned(),
         shadow: limit.shadow,
@@ -59,7 +59,7 @@ fn raw_limits(row: &ProviderRow) -> Vec<LimitOverview> {
         name: limit.name.clone(),
         algorithm: limit.algorithm.clone(),
         max_requests: limit.max_requests,
-        window_ms: limit.window_ms,
+        window_ms: limit.given_window_ms(),
         scope: limit.scope.clone(),
         applies_to: limit.applies_to.clone(),
         shadow: limit.shadow,

@@ -12,18 +12,22 @@ use crate::domain::provider::Provider;
 pub struct PaceOverview {
     /// The pace as one line.
     pub text: String,
-    /// Requests that the limits allow within one second, all processes together.
-    pub within_second: u32,
+    /// Requests that the limits allow within one second, all processes together; `null`: no limit has a window.
+    pub within_second: Option<u32>,
     /// The limit that decides this.
-    pub within_second_limit: String,
-    /// Requests per second over a long time, all processes together.
-    pub mean_per_s: f64,
+    pub within_second_limit: Option<String>,
+    /// Requests per second over a long time, all processes together; `null`: no limit has a window.
+    pub mean_per_s: Option<f64>,
     /// The limit that decides this.
-    pub mean_limit: String,
+    pub mean_limit: Option<String>,
+    /// Requests that the limits allow in flight, all processes together; `null`: no limit counts them.
+    pub in_flight: Option<u32>,
+    /// The limit that decides this.
+    pub in_flight_limit: Option<String>,
     /// Starts are spaced by the mean rate (`pacing = "even"`).
     pub is_even: bool,
-    /// Jobs per second that each process lets out.
-    pub egress_per_s: f64,
+    /// Jobs per second that each process lets out; `null`: the egress is not paced.
+    pub egress_per_s: Option<f64>,
     /// The row has no `leak_per_second`.
     pub egress_is_default: bool,
     /// One limit decides the whole pace.
@@ -38,12 +42,14 @@ impl PaceOverview {
         Some(Self {
             text: pace.to_string(),
             is_plain: pace.is_plain(),
-            within_second: pace.within_second,
-            within_second_limit: pace.at_once.name,
-            mean_per_s: pace.over_time.mean_per_second,
-            mean_limit: pace.over_time.name,
+            within_second: pace.rate.as_ref().map(|rate| rate.within_second),
+            within_second_limit: pace.rate.as_ref().map(|rate| rate.at_once.name.clone()),
+            mean_per_s: pace.rate.as_ref().map(|rate| rate.over_time.mean_per_second),
+            mean_limit: pace.rate.map(|rate| rate.over_time.name),
+            in_flight: pace.in_flight.as_ref().map(|limit| limit.max_requests),
+            in_flight_limit: pace.in_flight.map(|limit| limit.name),
             is_even: pace.is_even,
-            egress_per_s: pace.egress_per_second,
+            egress_per_s: row.is_paced().then_some(pace.egress_per_second),
             egress_is_default: pace.egress_is_default,
         })
     }

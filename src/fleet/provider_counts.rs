@@ -93,7 +93,9 @@ impl<'a> ProviderCounts<'a> {
             return Duration::ZERO;
         }
         let in_flight = self.reported_in_flight as f64;
-        let at_full_use = provider.limits.iter().filter(|limit| limit.applies_to_every_charge()).filter_map(|limit| {
+        let windows =
+            provider.limits.iter().filter(|limit| limit.applies_to_every_charge() && !limit.rate.is_at_once());
+        let at_full_use = windows.filter_map(|limit| {
             let slots = f64::from(limit.rate.max_requests());
             (slots > in_flight).then(|| limit.rate.window().as_secs_f64() * in_flight / (slots - in_flight))
         });

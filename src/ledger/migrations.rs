@@ -69,6 +69,7 @@ pub static POSTGRES: LazyLock<Migrator> = LazyLock::new(|| {
         "0052_jobs_waiting_for_limits",
         "0053_jobs_waiting_for_providers",
         "0054_indexes_of_sentences",
+        "0055_concurrency_limits",
     ])
 });
 
@@ -111,6 +112,7 @@ pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| {
         "0039_finite_instants",
         "0040_erasure",
         "0041_wait_reasons",
+        "0042_concurrency_limits",
     ])
 });
 

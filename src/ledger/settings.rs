@@ -9,7 +9,7 @@ use async_trait::async_trait;
 
 use super::LedgerError;
 use super::operator::Actor;
-use super::provider_row::{LimitRow, ProviderRow};
+use super::provider_row::{LimitRow, ProviderRow, format_rate};
 use super::settings_audit::AuditedChange;
 use crate::domain::limit::Rate;
 use crate::domain::provider::{Provider, ProviderName};
@@ -47,7 +47,8 @@ pub struct SettingsChange {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RawRate {
     pub max_requests: i64,
-    pub window_ms: i64,
+    /// `None`: requests in flight.
+    pub window_ms: Option<i64>,
 }
 
 impl RawRate {
@@ -55,28 +56,27 @@ impl RawRate {
     /// Why the rate is invalid.
     pub fn validate(self) -> Result<Rate, String> {
         let max_requests = u32::try_from(self.max_requests).map_err(|_| "max_requests is out of range".to_owned())?;
-        let window_ms = u64::try_from(self.window_ms).map_err(|_| "window_ms is out of range".to_owned())?;
+        let Some(window_ms) = self.window_ms else { return Rate::at_once(max_requests) };
+        let window_ms = u64::try_from(window_ms).map_err(|_| "window_ms is out of range".to_owned())?;
         Rate::new(max_requests, Duration::from_millis(window_ms))
     }
 }
 
 impl From<Rate> for RawRate {
     fn from(rate: Rate) -> Self {
-        let window_ms = i64::try_from(rate.window().as_millis()).unwrap_or(i64::MAX);
-        Self { max_requests: rate.max_requests().into(), window_ms }
+        Self { max_requests: rate.max_requests().into(), window_ms: rate.window_ms() }
     }
 }
 
 impl From<&LimitRow> for RawRate {
     fn from(row: &LimitRow) -> Self {
-        Self { max_requests: row.max_requests, window_ms: row.window_ms }
+        Self { max_requests: row.max_requests, window_ms: row.given_window_ms() }
     }
 }
 
 impl fmt::Display for RawRate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { max_requests, window_ms } = *self;
-        f.write_str(&LimitRow { max_requests, window_ms, ..LimitRow::default() }.describe_rate())
+        f.write_str(&format_rate(self.max_requests, self.window_ms))
     }
 }
 

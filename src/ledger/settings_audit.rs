@@ -4,14 +4,13 @@
 //! they changed is shown.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::operator::DatabaseTime;
+use super::provider_row::format_rate;
 use crate::domain::redacted_url::{describe_url_change, redact_url};
-use crate::domain::time::format_duration;
 
 /// Columns that hold JSON, with any text in it.
 const REDACTED_COLUMNS: [&str; 4] = ["headers", "request", "lookup", "statuses"];
@@ -128,9 +127,12 @@ fn describe_change(
 }
 
 fn describe_rate(row: &Map<String, Value>) -> Option<String> {
-    let (max_requests, window_ms) = (row.get("max_requests")?.as_i64()?, row.get("window_ms")?.as_i64()?);
-    let window = Duration::from_millis(u64::try_from(window_ms).ok()?);
-    Some(format!("{max_requests}/{}", format_duration(window)))
+    let max_requests = row.get("max_requests")?.as_i64()?;
+    let window_ms = match row.get("window_ms")? {
+        Value::Null => None,
+        window_ms => Some(window_ms.as_i64()?),
+    };
+    Some(format_rate(max_requests, window_ms))
 }
 
 fn describe_difference(column: &str, old: Option<&Value>, new: Option<&Value>) -> String {

@@ -11,11 +11,12 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::domain::clock_attestation::{AttestationCheck, ClockAttestation};
+use crate::domain::limit::Algorithm;
 use crate::domain::permit_protocol::{
     CostByKind, LimitUsage, LimiterCall, LimiterReply, PastUse, PermitRequest, Subject,
 };
 use crate::domain::provider::ProviderName;
-use crate::domain::quota_spec::{Lookback, QuotaSpec, SubjectQuery};
+use crate::domain::quota_spec::{LimitSpec, Lookback, QuotaSpec, SubjectQuery};
 use crate::domain::time::Micros;
 
 pub mod embedded;
@@ -213,6 +214,11 @@ pub struct SubjectUses {
     pub in_flight: CostByKind,
 }
 
+/// Whether the next permit has to wait until a request in flight ends, for which nothing names an instant.
+fn is_full_of_requests(limit: &LimitSpec, usage: &LimitUsage) -> bool {
+    limit.algorithm == Algorithm::Concurrency && usage.used >= u64::from(limit.max_requests)
+}
+
 /// Combines each usage with the limit that it belongs to.
 fn limit_statuses(spec: &QuotaSpec, subject: Option<&Subject>, usages: &[LimitUsage]) -> Vec<LimitStatus> {
     let status = |usage: &LimitUsage| {
@@ -228,7 +234,8 @@ fn limit_statuses(spec: &QuotaSpec, subject: Option<&Subject>, usages: &[LimitUs
             shadow: limit.shadow || own.is_some_and(|own| own.exempt),
             would_have_refused: usage.would_have_refused,
             would_have_waited: usage.would_have_waited,
-            retry_after: (counted.cost_max() > 0).then(|| Duration::from_micros(usage.retry_us)),
+            retry_after: (counted.cost_max() > 0 && !is_full_of_requests(&counted, usage))
+                .then(|| Duration::from_micros(usage.retry_us)),
             reset_after: Duration::from_micros(usage.reset_us),
         })
     };

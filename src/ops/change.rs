@@ -50,8 +50,7 @@ pub async fn set_rate(
         return Err(no_limit_error(&row_before, limit));
     };
     let mut row_after = row_before.clone();
-    row_after.limits[place].max_requests = rate.max_requests().into();
-    row_after.limits[place].window_ms = i64::try_from(rate.window().as_millis()).unwrap_or(i64::MAX);
+    row_after.limits[place].set_rate(rate);
     let known = row_problems(&row_before);
     // A row that is already invalid may be fixed step by step: only new problems count.
     let new: Vec<String> = row_problems(&row_after).into_iter().filter(|problem| !known.contains(problem)).collect();

@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::domain::job::Identifier;
-use crate::domain::limit::Scope;
+use crate::domain::limit::{Scope, limit_text};
 use crate::domain::provider::ProviderName;
 use crate::domain::quota_spec::Blocked;
-use crate::domain::time::{format_duration, millis_up};
+use crate::domain::time::millis_up;
 use crate::limiter::{LimitStatus, Limiter, LimiterError};
 use crate::worker::quotas::quota_spec;
 use crate::worker::settings_sync::LoadedSettings;
@@ -18,16 +18,18 @@ use crate::worker::settings_sync::LoadedSettings;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PeekedLimit {
     pub limit: String,
-    /// The rate without the reserved share, like `100/1s`.
+    /// The limit without the reserved share, like `100/1s` or `5 at once`.
     pub allows: String,
     pub used: u64,
     /// Permits that the limit can grant now.
     pub remaining: u64,
-    /// Time until the next permit of cost 1 can start: 0 if it would be granted now; absent for a closed limit.
+    /// Time until the next permit of cost 1 can start: 0 if it would be granted now; absent for a closed limit, and where
+    /// a request in flight has to end first.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retry_after_ms: Option<u64>,
-    /// Time until all of the limit is free again if nothing more is sent.
-    pub reset_after_ms: u64,
+    /// Time until all of the limit is free again if nothing more is sent; absent while a limit counts requests in flight.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reset_after_ms: Option<u64>,
     /// Effects that a shadow limit would have had since its state began; absent for an enforced limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shadow: Option<ShadowCounts>,
@@ -45,11 +47,11 @@ impl PeekedLimit {
     pub fn from_status(limit: &LimitStatus) -> Self {
         Self {
             limit: limit.name.clone(),
-            allows: format!("{}/{}", limit.max_requests, format_duration(limit.window)),
+            allows: limit_text(limit.max_requests, limit.window),
             used: limit.used,
             remaining: limit.remaining(),
             retry_after_ms: limit.retry_after.map(millis_up),
-            reset_after_ms: millis_up(limit.reset_after),
+            reset_after_ms: (limit.used == 0 || !limit.window.is_zero()).then(|| millis_up(limit.reset_after)),
             shadow: limit.shadow.then_some(ShadowCounts {
                 would_have_refused: limit.would_have_refused,
                 would_have_waited: limit.would_have_waited,

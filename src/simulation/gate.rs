@@ -140,9 +140,25 @@ impl SimulatedGate {
         }
     }
 
-    pub fn release(&mut self, now_us: u64, released: ReleasedPermit) {
+    pub fn release(&mut self, now_us: u64, spec: &QuotaSpec, released: ReleasedPermit) {
+        let is_urgent = spec.releases_are_urgent();
+        let at_us = if is_urgent { now_us } else { now_us + micros_up(RELEASE_DELAY) };
+        let freed = |(_, key): &&(u64, WaiterKey)| {
+            let account = self.queue.get(key).and_then(|waiter| waiter.request.account);
+            is_urgent && account.is_some() && account == released.account
+        };
+        let resumed: Vec<(u64, WaiterKey)> = self.deferred.iter().filter(freed).copied().collect();
+        resumed.into_iter().for_each(|deferred| self.resume(deferred));
+        self.release_at_us = Some(self.release_at_us.map_or(at_us, |known_us| known_us.min(at_us)));
         self.released.push(released);
-        self.release_at_us.get_or_insert(now_us + micros_up(RELEASE_DELAY));
+    }
+
+    fn resume(&mut self, deferred: (u64, WaiterKey)) {
+        self.deferred.remove(&deferred);
+        self.ready.insert(deferred.1);
+        if let Some(waiter) = self.queue.get_mut(&deferred.1) {
+            waiter.deferred_until_us = None;
+        }
     }
 
     pub fn join(
@@ -203,12 +219,8 @@ impl SimulatedGate {
     /// Packs the next call.
     pub fn depart(&mut self, now_us: u64, account_subjects: &[Option<AccountSubjects>]) {
         self.calls += 1;
-        while let Some((until_us, key)) = self.deferred.first().copied().filter(|(until_us, _)| *until_us <= now_us) {
-            self.deferred.remove(&(until_us, key));
-            self.ready.insert(key);
-            if let Some(waiter) = self.queue.get_mut(&key) {
-                waiter.deferred_until_us = None;
-            }
+        while let Some(over) = self.deferred.first().copied().filter(|(until_us, _)| *until_us <= now_us) {
+            self.resume(over);
         }
         let rest = self.released.split_off(self.released.len().min(BATCH_MAX));
         let released = std::mem::replace(&mut self.released, rest);

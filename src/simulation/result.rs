@@ -133,7 +133,7 @@ fn wait_percentiles(mut waits_us: Vec<u64>) -> WaitPercentiles {
 fn utilisation(model: &Model, arrivals_us: &[u64], hold: Duration) -> (Option<f64>, Option<f64>) {
     let possible = |limit: &LimitSpec| {
         let beyond = match (limit.algorithm, model.spec.grant_jitter) {
-            (Algorithm::SlidingLog, None) => hold,
+            (Algorithm::SlidingLog, None) | (Algorithm::Concurrency, _) => hold,
             (Algorithm::SlidingLog, Some(jitter)) => jitter,
             _ => Duration::ZERO,
         };
@@ -145,7 +145,13 @@ fn utilisation(model: &Model, arrivals_us: &[u64], hold: Duration) -> (Option<f6
         .iter()
         .filter(|limit| limit.scope == Scope::Provider && !limit.shadow && limit.applies_to != AppliesTo::Lookup);
     let Some(tightest) = all.min_by(|a, b| possible(a).total_cmp(&possible(b))) else { return (None, None) };
-    let Ok(rate) = Rate::new(tightest.max_requests, tightest.window) else { return (None, None) };
+    let in_flight = tightest.algorithm == Algorithm::Concurrency;
+    let rate = if in_flight {
+        Rate::at_once(tightest.max_requests)
+    } else {
+        Rate::new(tightest.max_requests, tightest.window)
+    };
+    let Ok(rate) = rate else { return (None, None) };
     let Some(per_second) = steady_rate(arrivals_us, rate) else { return (None, None) };
     let possible = possible(tightest);
     (Some(per_second), (possible > 0.0).then(|| per_second / possible))

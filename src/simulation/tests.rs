@@ -305,6 +305,23 @@ proptest! {
     }
 }
 
+/// The slots are in use all the time, at about one call for each response, by one process and by two.
+#[test]
+fn requests_in_flight_stay_within_their_limit() {
+    let slots = LimitRow { algorithm: "concurrency".to_owned(), ..limit("slots", 5, LimitRow::default().window_ms) };
+    for processes in [1, 2] {
+        let row = row(vec![slots.clone()]);
+        let held = Model { processes, latency: LatencyModel::Constant(200_000), ..model(&row) };
+        let figures = run(&held, &JobArrivals::burst(300));
+        let count = &figures.windows[0];
+        assert_eq!((count.allows.as_str(), count.largest, count.most), ("5 at once", 5, 5));
+        assert_eq!((figures.succeeded, figures.unfinished), (300, 0));
+        let took = figures.clears_in_ms.unwrap() as f64 / 1_000.0;
+        assert!((12.0..14.0).contains(&took), "{took} s");
+        assert!(figures.limiter_calls < 300 + 1_000 * processes as u64, "{} calls", figures.limiter_calls);
+    }
+}
+
 /// Four jobs fit into the prefetch at a slow limit. Each would exceed `max_wait_ms` behind the others, and then go
 /// behind the whole backlog.
 #[test]

@@ -7,14 +7,16 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::Serialize;
 
-use crate::domain::limit::{Algorithm, AppliesTo, Rule, Scope};
+use crate::domain::limit::{Algorithm, AppliesTo, Rule, Scope, limit_text};
 use crate::domain::quota_spec::{LimitSpec, QuotaSpec, limit_under_rule};
-use crate::domain::time::{format_duration, micros_up};
+use crate::domain::time::micros_up;
 
 /// One request as the provider counts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ProviderUse {
     pub at_us: u64,
+    /// When the provider has finished it.
+    pub ended_us: u64,
     pub cost: u16,
     pub account: Option<u32>,
 }
@@ -64,14 +66,14 @@ fn fullest(spec: &QuotaSpec, limit: &LimitSpec, sorted: &[ProviderUse], accounts
             let name = account.and_then(|account| accounts.get(account as usize));
             ObservedWindow::new(&account_limit(spec, limit, name.map(String::as_str)), name.cloned())
         });
-        window.record(provider_use.at_us, u64::from(provider_use.cost));
+        window.record(provider_use);
     }
     // An exceeded window first, then the fullest in proportion.
     let worst = windows.into_values().filter(|window| !window.exempt).max_by(|a, b| a.share().total_cmp(&b.share()));
     let worst = worst.unwrap_or_else(|| ObservedWindow::new(&Some(limit.clone()), None));
     WindowCount {
         limit: limit.name.clone(),
-        allows: format!("{}/{}", limit.max_requests, format_duration(limit.window)),
+        allows: limit_text(limit.max_requests, limit.window),
         algorithm: limit.algorithm.name(),
         largest: worst.largest,
         most: worst.most,
@@ -94,6 +96,9 @@ struct ObservedWindow {
     window_us: u64,
     /// Fixed windows follow the calendar: offset of their start.
     offset_us: Option<u64>,
+    /// Requests in flight count, each until its end.
+    counts_in_flight: bool,
+    /// Instants and costs.
     recent: VecDeque<(u64, u64)>,
     current: u64,
     largest: u64,
@@ -109,6 +114,7 @@ impl ObservedWindow {
         Self {
             window_us,
             offset_us: offset_us.map(|limit| micros_up(limit.offset) % window_us),
+            counts_in_flight: limit.as_ref().is_some_and(|limit| limit.algorithm == Algorithm::Concurrency),
             recent: VecDeque::new(),
             current: 0,
             largest: 0,
@@ -118,7 +124,15 @@ impl ObservedWindow {
         }
     }
 
-    fn record(&mut self, at_us: u64, cost: u64) {
+    fn record(&mut self, provider_use: &ProviderUse) {
+        let (at_us, cost) = (provider_use.at_us, u64::from(provider_use.cost));
+        if self.counts_in_flight {
+            self.recent.retain(|(ended_us, _)| *ended_us > at_us);
+            self.recent.push_back((provider_use.ended_us, cost));
+            self.current = self.recent.iter().map(|(_, cost)| cost).sum();
+            self.largest = self.largest.max(self.current);
+            return;
+        }
         let is_over = |then_us: u64| match self.offset_us {
             Some(offset_us) => (then_us - offset_us) / self.window_us != (at_us - offset_us) / self.window_us,
             None => then_us + self.window_us <= at_us,
@@ -141,7 +155,7 @@ impl ObservedWindow {
 fn window_capacity(limit: &LimitSpec) -> u64 {
     let max = u64::from(limit.max_requests);
     match limit.algorithm {
-        Algorithm::SlidingLog | Algorithm::SlidingWindow | Algorithm::FixedWindow => max,
+        Algorithm::SlidingLog | Algorithm::SlidingWindow | Algorithm::FixedWindow | Algorithm::Concurrency => max,
         // The initial capacity, and what is refilled while the window lasts.
         Algorithm::TokenBucket | Algorithm::Gcra => u64::from(limit.cost_max()) + max,
     }

@@ -117,3 +117,45 @@ async fn apply_keeps_an_unmentioned_pause() {
     assert!(!desk.run(&["provider", "apply", &new]).await.err.contains("stays paused"));
     assert_eq!(desk.run(&["provider", "show", "new", "--json"]).await.json()["paused"], false);
 }
+
+/// A limit of requests in flight has no window, in the file, the database and every output.
+#[tokio::test]
+async fn concurrency_limits_are_applied_and_shown() {
+    let desk = Desk::open().await;
+    let slots = slots_of("slots");
+    let own = "[[provider.limit]]\nname = \"own\"\nalgorithm = \"concurrency\"\nmax_requests = 2\nscope = \"account\"\n\
+               [[provider.account]]\naccount = \"big\"\nlimit_name = \"own\"\nrule = \"limit\"\nmax_requests = 4\n";
+    let file = acme(&desk, &format!("{slots}{own}"));
+    let ran = desk.run(&["provider", "apply", &file]).await;
+    assert_eq!(exit(&ran), Exit::Success, "{}", ran.err);
+    for words in ["limit slots added 5 at once", "limit own added 2 at once per account", "limit 4 at once"] {
+        assert!(ran.out.contains(words), "{words}: {}", ran.out);
+    }
+    let shown = desk.run(&["provider", "show", "acme"]).await.out;
+    assert!(shown.starts_with("# pace: up to 100/s (limit per-second), 5 at once (limit slots); "), "{shown}");
+    assert_eq!(desk.run(&["provider", "apply", &desk.file(&shown)]).await.out, "", "a round trip changes nothing");
+    let set = desk.run(&["limits", "set", "acme", "slots", "7 at once", "--because", "agreed"]).await;
+    assert_eq!(exit(&set), Exit::Success, "{}", set.err);
+    let listed = desk.run(&["limits", "list", "--json"]).await.json();
+    let slots = listed.as_array().unwrap().iter().find(|line| line["limit"] == "slots").unwrap();
+    assert_eq!((&slots["rate"], &slots["window_ms"]), (&"7 at once".into(), &serde_json::Value::Null));
+    let history = desk.run(&["limits", "history", "acme"]).await.out;
+    assert!(history.contains("limit slots added, 5 at once") && history.contains("max_requests 5 → 7"), "{history}");
+    for (limit, rate, words) in [
+        ("slots", "7/1s", "window_ms is not supported by `concurrency`"),
+        ("per-second", "7 at once", "window_ms is missing"),
+    ] {
+        let (error, _) = desk.run(&["limits", "set", "acme", limit, rate, "--because", "a typo"]).await.failure();
+        assert!(error.contains(words), "{limit} {rate}: {error}");
+    }
+    let check = desk.run(&["check", "--no-connect"]).await;
+    assert!(!check.out.contains("limit slots uses"), "a warning about its algorithm: {}", check.out);
+    let given = desk.run(&["provider", "apply", &acme(&desk, &format!("{}window_ms = 1000\n", slots_of("x")))]).await;
+    let (error, code) = given.failure();
+    assert_eq!(code, Exit::BadConfiguration);
+    assert!(error.contains("limit `x`: window_ms is not supported by `concurrency`"), "{error}");
+}
+
+fn slots_of(name: &str) -> String {
+    format!("[[provider.limit]]\nname = \"{name}\"\nalgorithm = \"concurrency\"\nmax_requests = 5\n")
+}

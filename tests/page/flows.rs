@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::browser::Browser;
 use crate::stand::{AWAY, LOSSY, STEADY, Stand};
@@ -41,6 +41,31 @@ async fn limit_change_shows_a_preview_first() {
     browser.await_text("#messages", "all of minute is now 2/1m").await;
     browser.await_text("#limits-title ~ .limit-list", "2 per 1 min").await;
     assert_eq!(beside(|stand| stand.row("minute")).await["limit"][0]["max_requests"], 2);
+    browser.nothing_went_wrong(&[]).await;
+}
+
+/// A limit of requests in flight has no window to enter.
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_in_flight_change_without_a_window() {
+    let browser = Browser::open(&stand().await.origin, "#/providers/steady").await;
+    browser.await_text("#limits-title ~ .limit-list", "9 at once").await;
+    browser.click("button[aria-label='Change limit slots']").await;
+    browser.await_text("dialog .rate", "at once").await;
+    let fields =
+        "return [...document.querySelectorAll('dialog .rate input, dialog .rate select')].map((field) => field.name)";
+    assert_eq!(browser.run(fields).await, json!(["requests"]));
+    for (requests, words) in [("x", "Enter a whole number of requests"), ("4", "Requests in flight stay")] {
+        browser.fill("dialog input[name=requests]", requests).await;
+        browser.await_text("dialog .consequence", words).await;
+    }
+    browser.await_text("dialog .changes", "4 at once").await;
+    browser.await_true("return !document.querySelector('dialog button[type=submit]').disabled").await;
+    browser.click("dialog button[type=submit]").await;
+    browser.await_text("#messages", "slots of steady is now 4 at once").await;
+    browser.await_text("#limits-title ~ .limit-list", "4 at once").await;
+    let limits = beside(|stand| stand.row("steady")).await["limit"].take();
+    let slots = limits.as_array().unwrap().iter().find(|limit| limit["name"] == "slots").unwrap();
+    assert_eq!((&slots["max_requests"], &slots["window_ms"]), (&json!(4), &Value::Null));
     browser.nothing_went_wrong(&[]).await;
 }
 

@@ -158,6 +158,7 @@ fn providers(steady: u16, lossy: u16, away: u16) -> String {
         row("lossy", lossy, "", 50, 1_000),
         row("minute", steady, deduplicates, 1, 60_000),
         row("steady", steady, deduplicates, 20, 1_000),
+        "[[provider.limit]]\nname = \"slots\"\nalgorithm = \"concurrency\"\nmax_requests = 9\n".to_owned(),
     ]
     .join("\n")
 }

@@ -22,6 +22,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 mod altered;
+mod concurrency;
 mod egress;
 mod order;
 mod rebuild;

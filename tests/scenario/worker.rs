@@ -7,6 +7,7 @@
 mod backlog_of_events;
 mod bench;
 mod breaker;
+mod concurrency;
 mod copies;
 mod drain;
 mod expansion;

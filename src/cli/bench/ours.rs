@@ -30,10 +30,10 @@ const SEND_BUDGET: Duration = Duration::from_millis(500);
 /// One of our algorithms.
 pub struct Ours(Algorithm);
 
-/// All algorithms of the limiter.
+/// All algorithms of the limiter that count in a window.
 #[must_use]
 pub fn available() -> Vec<Ours> {
-    Algorithm::ALL.map(Ours).into()
+    Algorithm::WITH_WINDOW.map(Ours).into()
 }
 
 /// The quota's one limit, held until the response, with the times of a default provider.
@@ -45,7 +45,7 @@ pub fn spec(algorithm: Algorithm, quota: &BenchQuota) -> Result<QuotaSpec, Bench
     let burst = match algorithm {
         Algorithm::TokenBucket => Some(quota.max_requests),
         Algorithm::Gcra => Some(quota.max_requests.saturating_sub(1)),
-        Algorithm::SlidingLog | Algorithm::SlidingWindow | Algorithm::FixedWindow => None,
+        Algorithm::SlidingLog | Algorithm::SlidingWindow | Algorithm::FixedWindow | Algorithm::Concurrency => None,
     };
     let limit = LimitSpec { algorithm, burst, ..LimitSpec::sliding_log(LIMIT, quota.max_requests, quota.window) };
     Ok(QuotaSpec {

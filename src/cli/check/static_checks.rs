@@ -179,10 +179,11 @@ pub fn check_provider(provider: &Provider, all: &[&Provider], config: &Config) -
     }
     for limit in &provider.limits {
         if limit.rate.max_requests() == 0 {
-            let fix = format!("Run `sluicegate limits set {} {} N/DURATION` to open it", provider.name, limit.name);
+            let rate = if limit.rate.is_at_once() { "'N at once'" } else { "N/DURATION" };
+            let fix = format!("Run `sluicegate limits set {} {} {rate}` to open it", provider.name, limit.name);
             warn(format!("limit \"{}\" is {}: nothing is sent", limit.name, limit.rate), &fix);
         }
-        if limit.algorithm != Algorithm::SlidingLog {
+        if !matches!(limit.algorithm, Algorithm::SlidingLog | Algorithm::Concurrency) {
             let what = format!(
                 "limit {} uses {}, which is not proven against every provider",
                 limit.name,

@@ -13,7 +13,7 @@ use super::Args;
 use crate::cli::CommandError;
 use crate::cli::connect::Services;
 use crate::domain::limit::Rate;
-use crate::domain::time::{millis_up, parse_duration};
+use crate::domain::time::parse_duration;
 use crate::files;
 use crate::ledger::provider_row::ProviderRow;
 use crate::simulation::{LatencyModel, Model};
@@ -108,7 +108,7 @@ impl SimulationSetup {
     }
 
     fn set_limit(&mut self, name: Option<&str>, value: &str) -> Result<(), String> {
-        let rate: Rate = value.parse()?;
+        let rate = Rate::parse_limit(value)?;
         let row = self.row_mut()?;
         let names: Vec<String> =
             row.limits.iter().filter(|limit| limit.enabled).map(|limit| limit.name.clone()).collect();
@@ -119,8 +119,7 @@ impl SimulationSetup {
         };
         let limit = row.limits.iter_mut().find(|limit| limit.name == name);
         let limit = limit.ok_or_else(|| format!("there is no limit `{name}`; there are: {}", names.join(", ")))?;
-        limit.max_requests = i64::from(rate.max_requests());
-        limit.window_ms = i64::try_from(millis_up(rate.window())).unwrap_or(i64::MAX);
+        limit.set_rate(rate);
         limit.enabled = true;
         Ok(())
     }

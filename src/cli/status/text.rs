@@ -8,7 +8,6 @@ use jiff::Timestamp;
 use crate::cli::console::{TableShape, render_table, width, wrap_words};
 use crate::domain::explain::format::{count, plural};
 use crate::domain::limit::AppliesTo;
-use crate::domain::time::format_duration;
 use crate::fleet::clears::{ClearTimeOverview, MissingSource};
 use crate::fleet::overview::{LimitOverview, ProviderOverview};
 use crate::fleet::{Overview, ProviderState};
@@ -150,7 +149,7 @@ fn cells(provider: &ProviderOverview) -> Vec<String> {
     vec![
         provider.name.clone(),
         provider.state.name().to_owned(),
-        limit.map_or_else(|| UNKNOWN.to_owned(), rate_text),
+        limit.map_or_else(|| UNKNOWN.to_owned(), LimitOverview::rate_in_words),
         limit.and_then(|limit| limit.used).map_or_else(|| UNKNOWN.to_owned(), |used| used.to_string()),
         per_second(provider.rate_per_s),
         waiting_text(provider),
@@ -242,7 +241,9 @@ fn fullest_limit(limits: &[LimitOverview]) -> Option<&LimitOverview> {
     let key = |limit: &LimitOverview| {
         let (used, remaining) = (limit.used.unwrap_or(0) as f64, limit.remaining.unwrap_or(0) as f64);
         let left = if used + remaining > 0.0 { remaining / (used + remaining) } else { 1.0 };
-        (left, limit.max_requests as f64 / limit.window_ms as f64)
+        // A rate before a number of requests in flight.
+        let per_ms = limit.window_ms.map_or(f64::INFINITY, |window_ms| limit.max_requests as f64 / window_ms as f64);
+        (left, per_ms)
     };
     counting.min_by(|a, b| {
         let (a, b) = (key(a), key(b));
@@ -253,12 +254,7 @@ fn fullest_limit(limits: &[LimitOverview]) -> Option<&LimitOverview> {
 /// `23 of 30/1m`.
 fn usage_text(limit: &LimitOverview) -> String {
     let used = limit.used.map_or_else(|| UNKNOWN.to_owned(), |used| used.to_string());
-    format!("{used} of {}", rate_text(limit))
-}
-
-fn rate_text(limit: &LimitOverview) -> String {
-    let window = u64::try_from(limit.window_ms).unwrap_or(0);
-    format!("{}/{}", limit.max_requests, format_duration(std::time::Duration::from_millis(window)))
+    format!("{used} of {}", limit.rate_in_words())
 }
 
 /// The cause of the provider's state, and the problems of its row.
@@ -273,7 +269,7 @@ fn status_note(provider: &ProviderOverview) -> Option<String> {
     let requests = |refused| format!("{} {}", group_digits(refused), plural(refused, "request"));
     let refused = refused.map(|refused| format!("the provider refused {} that we allowed", requests(refused)));
     let good = fullest_limit(&provider.limits)
-        .map(|limit| format!(" ({} {})", limit.name, rate_text(limit)))
+        .map(|limit| format!(" ({} {})", limit.name, limit.rate_in_words()))
         .unwrap_or_default();
     let counts = match provider.has_valid_row {
         true => format!("its last valid version is in force{good}"),

@@ -71,7 +71,7 @@ impl LimitPace {
         let free = share(limit.capacity()).saturating_sub(used);
         let window = limit.rate.window();
         let cycle = match (limit.algorithm, provider.slot_release) {
-            (Algorithm::SlidingLog, SlotRelease::Response) => window + conditions.hold,
+            (Algorithm::SlidingLog, SlotRelease::Response) | (Algorithm::Concurrency, _) => window + conditions.hold,
             (Algorithm::SlidingLog, SlotRelease::Grant { transit_jitter }) => window + transit_jitter,
             _ => window,
         };
@@ -84,7 +84,9 @@ impl LimitPace {
                 let ends_in = Duration::from_millis(u64::try_from(window_ms - gone).unwrap_or(u64::MAX));
                 PaceKind::Aligned { free: free.min(per_cycle), ends_in: ends_in.as_secs_f64() }
             }
-            Algorithm::SlidingLog | Algorithm::SlidingWindow => PaceKind::Sliding { free: free.min(per_cycle) },
+            Algorithm::SlidingLog | Algorithm::SlidingWindow | Algorithm::Concurrency => {
+                PaceKind::Sliding { free: free.min(per_cycle) }
+            }
         };
         Self { per_cycle, cycle: cycle.as_secs_f64(), kind }
     }

@@ -43,6 +43,22 @@ fn clears_in_ms(conditions: &ClearTimeInput<'_>) -> u128 {
     }
 }
 
+/// As many as there are slots go at once, then as many per response.
+#[test]
+fn clear_time_under_concurrency_follows_the_hold() {
+    let slots = LimitRow { algorithm: "concurrency".to_owned(), ..limit("slots", 5, LimitRow::default().window_ms) };
+    // Worker slots that limit nothing.
+    let provider = provider(vec![slots], |row| row.workers = 10_000);
+    let hold = Duration::from_millis(200);
+    let input = |jobs, hold| ClearTimeInput { hold, ..conditions(&provider, jobs) };
+    for (jobs, wanted_ms) in [(5, 200..205), (6, 400..420), (100, 3_950..4_010)] {
+        let clears_in = clears_in_ms(&input(jobs, hold));
+        assert!(wanted_ms.contains(&clears_in), "{jobs}: {clears_in}");
+    }
+    assert_eq!(input(5, Duration::ZERO).clear_time(), ClearTime::Unknown(MissingInput::ResponseTime));
+    assert_eq!(input(0, Duration::ZERO).clear_time(), ClearTime::In(Duration::ZERO));
+}
+
 #[test]
 fn clear_time_follows_the_limits() {
     let second = || vec![limit("second", 100, 1_000)];

@@ -8,10 +8,9 @@ use super::facts::{ClaimState, Facts, GatePosition, JobFacts, LaneFacts, PermitR
 use super::forecast::{self, ForecastInput};
 use super::pending::{is_delayed, later};
 use super::{BlockedAt, CheckResult, format};
-use crate::domain::limit::{AppliesTo, Scope};
+use crate::domain::limit::{Algorithm, AppliesTo, Scope, limit_text};
 use crate::domain::permit_protocol::CallKind;
 use crate::domain::quota_spec::{LimitSpec, PACING, QuotaSpec};
-use crate::domain::time::format_duration;
 use crate::domain::wait_reason::WaitReason;
 
 /// A start within this time counts as now.
@@ -99,6 +98,9 @@ pub(super) fn outlook(facts: &Facts, job: &JobFacts, kind: CallKind) -> Outlook 
         starts_in = starts_in.map(|start| start.max(facts.until(job.wake_at)));
         by = by.or_else(|| delaying_limit(job).map(str::to_owned));
     }
+    // No instant is known at which a request in flight ends.
+    let limit = facts.row.spec.as_ref().zip(by.as_deref());
+    let starts_in = starts_in.filter(|_| !limit.is_some_and(|(spec, name)| spec.counts_in_flight(name)));
     let waits = starts_in.is_none_or(|start| start > NOW);
     // It is not known whether the lane sends at all.
     let starts_in = starts_in.filter(|_| facts.lane != LaneFacts::NotAsked);
@@ -174,12 +176,13 @@ pub(super) fn limit(facts: &Facts, job: &JobFacts, kind: CallKind, outlook: &Out
     let closed = |limit: &&LimitSpec| limit.max_requests == 0 && !limit.shadow && applies(limit.applies_to, kind);
     if let Some(closed) = spec.limits.iter().find(closed).filter(|_| most == 0) {
         let text = format!(
-            "limit {} of {} is 0 per {}: nothing is sent; `sluicegate limits set {} {} N/DURATION` opens it",
+            "limit {} of {} is {}: nothing is sent; `sluicegate limits set {} {} {}` opens it",
             closed.name,
             job.provider,
-            format::window(closed.window),
+            allows_text(closed),
             job.provider,
-            closed.name
+            closed.name,
+            if is_in_flight(closed) { "'N at once'" } else { "N/DURATION" }
         );
         return CheckResult::blocked("limit", text);
     }
@@ -266,14 +269,20 @@ fn blocked_by_limit(
         }
         Scope::Reference => format!("{}, counted for its reference", job.provider),
     };
-    let allows = format!("{} per {}", limit.max_requests, format::window(limit.window));
-    let used_text = used.map_or_else(|| "usage unknown".to_owned(), |used| format!("{used} used"));
+    let allows = allows_text(limit);
+    let used_text = match used {
+        None => "usage unknown".to_owned(),
+        Some(used) if is_in_flight(limit) => format!("until one of {used} requests in flight ends"),
+        Some(used) => format!("{used} used"),
+    };
+    // Nothing names the instant at which a request ends.
+    let starts_in = starts_in.filter(|_| !is_in_flight(limit));
     let queue = queue_text(facts, starts_in, jobs_ahead, exact);
     let text = format!("waits for limit {} of {counted_for} ({allows}): {used_text}{queue}", limit.name);
     let at = BlockedAt {
         check,
         limit: Some(limit.name.clone()),
-        allows: Some(format!("{}/{}", limit.max_requests, format_duration(limit.window))),
+        allows: Some(limit_text(limit.max_requests, limit.window)),
         used,
         starts_in,
         held_for: None,
@@ -281,6 +290,18 @@ fn blocked_by_limit(
         exact,
     };
     CheckResult::Blocked(Box::new(at), text)
+}
+
+fn is_in_flight(limit: &LimitSpec) -> bool {
+    limit.algorithm == Algorithm::Concurrency
+}
+
+/// `100 per 60 s`, `5 at once`.
+fn allows_text(limit: &LimitSpec) -> String {
+    if is_in_flight(limit) {
+        return limit_text(limit.max_requests, limit.window);
+    }
+    format!("{} per {}", limit.max_requests, format::window(limit.window))
 }
 
 /// `, estimated start 14:03:21 UTC (in 12.4 s), 37 ahead of it`.

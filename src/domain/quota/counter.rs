@@ -5,6 +5,7 @@
 use super::bucket::{AHEAD_MAX_US, Bucket};
 use super::counters::LedgerUsage;
 use super::coverage::UncountedUses;
+use super::in_flight::FreeSlots;
 use super::log::UseLog;
 use super::start_spread::StartSpreader;
 use super::window::FixedWindowCounter;
@@ -53,6 +54,7 @@ enum CounterState {
     Log(UseLog),
     Window(FixedWindowCounter),
     Bucket(Bucket),
+    InFlight(FreeSlots),
 }
 
 impl Counter {
@@ -62,6 +64,7 @@ impl Counter {
             CounterKind::Log { .. } => CounterState::Log(UseLog::default()),
             CounterKind::Window { .. } => CounterState::Window(FixedWindowCounter::default()),
             CounterKind::Bucket { .. } => CounterState::Bucket(Bucket::default()),
+            CounterKind::InFlight => CounterState::InFlight(FreeSlots::default()),
         };
         let mut counter = Self {
             spec,
@@ -91,7 +94,8 @@ impl Counter {
             (CounterKind::Window { offset_us: was }, CounterKind::Window { offset_us }) => {
                 was == offset_us && counter.spec.window_us == spec.window_us
             }
-            (CounterKind::Bucket { .. }, CounterKind::Bucket { .. }) => true,
+            (CounterKind::Bucket { .. }, CounterKind::Bucket { .. })
+            | (CounterKind::InFlight, CounterKind::InFlight) => true,
             _ => false,
         };
         // A shadow limit did not count what it would have refused.
@@ -156,6 +160,7 @@ impl Counter {
             CounterState::Log(log) => log.clear(),
             CounterState::Window(window) => *window = FixedWindowCounter::default(),
             CounterState::Bucket(bucket) => *bucket = Bucket::default(),
+            CounterState::InFlight(_) => {}
         }
         self.replay_all(now_us, past);
         if self.spec.is_held() {
@@ -208,6 +213,7 @@ impl Counter {
             (CounterState::Window(window), CounterKind::Window { offset_us }) => {
                 window.roll(now_us, offset_us, self.spec.window_us);
             }
+            (CounterState::InFlight(free), _) => free.begin_batch(self.spec.max, in_flight),
             _ => {}
         }
     }
@@ -223,6 +229,7 @@ impl Counter {
             (CounterState::Bucket(bucket), CounterKind::Bucket { interval, debt }) => {
                 bucket.find(cost, from_us, interval, max, debt)
             }
+            (CounterState::InFlight(free), _) => free.find(cost, from_us),
             _ => None,
         }
     }
@@ -250,6 +257,7 @@ impl Counter {
                 // What fits can be counted.
                 bucket.consume(cost, start_us, interval);
             }
+            (CounterState::InFlight(free), _) => free.consume(cost),
             _ => {}
         }
     }
@@ -326,6 +334,7 @@ impl Counter {
                 window.counted(now_us, offset_us, self.spec.window_us)
             }
             (CounterState::Bucket(bucket), CounterKind::Bucket { interval, .. }) => bucket.counted(now_us, interval),
+            (CounterState::InFlight(_), _) => self.in_flight(leased),
             _ => 0,
         }
     }
@@ -341,6 +350,9 @@ impl Counter {
             }
             (CounterState::Bucket(bucket), CounterKind::Bucket { interval, .. }) => {
                 bucket.remaining_and_reset(now_us, interval, max)
+            }
+            (CounterState::InFlight(_), _) => {
+                (u64::from(max).saturating_sub(in_flight), if in_flight > 0 { window_us } else { 0 })
             }
             _ => (0, 0),
         }
@@ -359,6 +371,7 @@ impl Counter {
             (CounterState::Bucket(bucket), CounterKind::Bucket { interval, debt }) => {
                 bucket.find(1, from_us, interval, max, debt)
             }
+            (CounterState::InFlight(_), _) => FreeSlots::of(max, self.in_flight(leased)).find(1, from_us),
             _ => None,
         };
         found.map_or(from_us.max(now_us + window_us), |found| found.start_us)

@@ -18,10 +18,13 @@ use super::quota_spec::{QuotaSpec, padded_us};
 use super::time::{Micros, micros_up};
 
 mod bucket;
+#[cfg(test)]
+mod concurrency_tests;
 mod counter;
 mod counters;
 mod coverage;
 mod grant;
+mod in_flight;
 mod log;
 mod start_spread;
 mod subjects;

@@ -233,7 +233,7 @@ struct HistoryStep {
 }
 
 fn histories() -> impl Strategy<Value = LimitHistory> {
-    let algorithm = prop::sample::select(Algorithm::ALL.to_vec());
+    let algorithm = prop::sample::select(Algorithm::WITH_WINDOW.to_vec());
     let rarely = |values: std::ops::Range<u64>| prop_oneof![9 => Just(None), 1 => values.prop_map(Some)];
     let step = (0..400_u64, 0..9_u32, 1..4_u32, any::<bool>(), rarely(1..900), rarely(1..20)).prop_map(
         |(gap_ms, permits, cost, answers, pause_ms, max)| {

@@ -39,8 +39,13 @@ impl RowValidator {
             ("limit", Some(max_requests), Some(window_ms)) => {
                 self.rate(max_requests, window_ms).map(|rate| LimitOverride { rate, burst })
             }
+            ("limit", Some(max_requests), None) => {
+                self.in_flight(max_requests).map(|rate| LimitOverride { rate, burst })
+            }
             ("limit", ..) => {
-                self.problem("rule `limit` needs max_requests and window_ms".to_owned());
+                self.problem(
+                    "rule `limit` needs max_requests, and window_ms except for a limit of `concurrency`".to_owned(),
+                );
                 None
             }
             (_, None, None) => None,

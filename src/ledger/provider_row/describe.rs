@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use super::{AccountRow, LimitRow};
-use crate::domain::limit::Rate;
+use crate::domain::limit::{Algorithm, Rate};
 use crate::domain::time::format_duration;
 
 impl LimitRow {
@@ -20,7 +20,8 @@ impl LimitRow {
         if self.applies_to != default.applies_to {
             words.push_str(&format!(" for {}s", self.applies_to));
         }
-        if self.algorithm != default.algorithm {
+        // Without a window, the rate says it.
+        if self.algorithm != default.algorithm && self.algorithm != Algorithm::Concurrency.name() {
             words.push_str(&format!(", {}", self.algorithm));
         }
         if let Some(burst) = self.burst {
@@ -37,10 +38,10 @@ impl LimitRow {
         words
     }
 
-    /// `N/DURATION`; an invalid rate is shown as written.
+    /// `N/DURATION`, or `N at once`; an invalid rate is shown as written.
     #[must_use]
     pub fn describe_rate(&self) -> String {
-        format_rate(self.max_requests, self.window_ms)
+        format_rate(self.max_requests, self.given_window_ms())
     }
 
     /// Start of fixed windows, if they do not start with the hour, minute or second of UTC.
@@ -56,7 +57,7 @@ impl AccountRow {
     #[must_use]
     pub fn describe(&self) -> String {
         match (self.max_requests, self.window_ms) {
-            (Some(max_requests), Some(window_ms)) => {
+            (Some(max_requests), window_ms) => {
                 let burst = self.burst.map(|burst| format!(" with burst {burst}")).unwrap_or_default();
                 format!("{} {}{burst}", self.rule, format_rate(max_requests, window_ms))
             }
@@ -65,7 +66,8 @@ impl AccountRow {
     }
 }
 
-fn format_rate(max_requests: i64, window_ms: i64) -> String {
+pub(crate) fn format_rate(max_requests: i64, window_ms: Option<i64>) -> String {
+    let Some(window_ms) = window_ms else { return format!("{max_requests} at once") };
     let meant = match (u32::try_from(max_requests), u64::try_from(window_ms)) {
         (Ok(requests), Ok(window_ms)) => Rate::new(requests, Duration::from_millis(window_ms)).ok(),
         _ => None,
@@ -77,6 +79,7 @@ fn format_rate(max_requests: i64, window_ms: i64) -> String {
 mod tests {
     use serde_json::json;
 
+    use super::super::MISSING;
     use super::*;
 
     #[test]
@@ -91,6 +94,8 @@ mod tests {
             (json!({"algorithm": "fixed_window", "offset_ms": 500}), "100/1s, fixed_window from 500ms"),
             (json!({"applies_to": "charge", "shadow": true}), "100/1s for charges, shadow"),
             (json!({"algorithm": "gcra", "enabled": false}), "100/1s, gcra, disabled"),
+            (json!({"algorithm": "concurrency", "window_ms": MISSING}), "100 at once"),
+            (json!({"algorithm": "concurrency", "window_ms": MISSING, "scope": "account"}), "100 at once per account"),
         ];
         for (columns, words) in table {
             let mut row = json!({"name": "all", "max_requests": 100, "window_ms": 1000});

@@ -12,7 +12,7 @@ use super::LimitRow;
 pub struct LimitSummary {
     pub provider: String,
     pub limit: String,
-    /// In the limit grammar: `100/1s`.
+    /// In the limit grammar: `100/1s`, `5 at once`.
     pub rate: String,
     pub algorithm: String,
     pub burst: Option<i64>,
@@ -24,7 +24,8 @@ pub struct LimitSummary {
     #[schema(value_type = String)]
     pub state: &'static str,
     pub max_requests: i64,
-    pub window_ms: i64,
+    /// `null` for a limit of requests in flight.
+    pub window_ms: Option<i64>,
 }
 
 impl LimitSummary {
@@ -46,7 +47,7 @@ impl LimitSummary {
                 (true, false, _) => "enabled",
             },
             max_requests: row.max_requests,
-            window_ms: row.window_ms,
+            window_ms: row.given_window_ms(),
         }
     }
 }

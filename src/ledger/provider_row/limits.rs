@@ -13,6 +13,10 @@ use crate::domain::time::format_duration;
 
 /// Most requests in a log per account or reference: each of them has a log of its own, so each must be small.
 const SCOPED_LOG_MAX: u32 = 10_000;
+const WINDOW_MISSING: &str =
+    "window_ms is missing: write how long a window is, as 1000 for a second; only `concurrency` has none";
+const WINDOW_UNSUPPORTED: &str =
+    "window_ms is not supported by `concurrency`, which counts requests in flight: leave it out";
 /// Shortest window that is counted in buckets of whole milliseconds.
 const BUCKETED_WINDOW_MIN: Duration = Duration::from_secs(1);
 
@@ -51,7 +55,12 @@ impl RowValidator {
 
     pub(super) fn limit(&mut self, row: &LimitRow) -> Option<Limit> {
         let name = self.name("name", &row.name);
-        let rate = self.rate(row.max_requests, row.window_ms);
+        let rate = if row.algorithm == Algorithm::Concurrency.name() {
+            self.check_no_window(row.window_ms);
+            self.in_flight(row.max_requests)
+        } else {
+            self.rate(row.max_requests, row.window_ms)
+        };
         let algorithms = Algorithm::ALL.map(|algorithm| (algorithm.name(), algorithm));
         let scopes = Scope::ALL.map(|scope| (scope.name(), scope));
         let applies = AppliesTo::ALL.map(|applies| (applies.name(), applies));
@@ -75,10 +84,28 @@ impl RowValidator {
         Some(limit)
     }
 
+    fn check_no_window(&mut self, window_ms: i64) {
+        if window_ms != MISSING {
+            self.problem(WINDOW_UNSUPPORTED.to_owned());
+        }
+    }
+
+    /// The number of requests in flight.
+    pub(super) fn in_flight(&mut self, max_requests: i64) -> Option<Rate> {
+        if max_requests == MISSING {
+            self.problem(
+                "max_requests is missing: write how many requests may be in flight, or 0 to close the limit".to_owned(),
+            );
+            return None;
+        }
+        let count = self.number("max_requests", max_requests, 0..=MAX_REQUESTS.into());
+        Rate::at_once(count).ok().filter(|_| i64::from(count) == max_requests)
+    }
+
     pub(super) fn rate(&mut self, max_requests: i64, window_ms: i64) -> Option<Rate> {
         let left_out = [
             (max_requests, "max_requests is missing: write how many requests a window may hold, or 0 to close it"),
-            (window_ms, "window_ms is missing: write how long a window is, as 1000 for a second"),
+            (window_ms, WINDOW_MISSING),
         ];
         let missing = left_out.iter().filter(|(number, _)| *number == MISSING).map(|(_, what)| (*what).to_owned());
         self.0.extend(missing);
@@ -104,6 +131,11 @@ impl RowValidator {
 
 /// Why the limit's algorithm does not support it in its scope; empty when it does.
 pub(super) fn unsupported_reasons(limit: &Limit) -> Vec<String> {
+    match (limit.algorithm == Algorithm::Concurrency, limit.rate.is_at_once()) {
+        (true, false) => return vec![WINDOW_UNSUPPORTED.to_owned()],
+        (false, true) => return vec![WINDOW_MISSING.to_owned()],
+        _ => {}
+    }
     let mut problems = Vec::new();
     let Limit { algorithm, rate, offset, .. } = *limit;
     let (name, window) = (algorithm.name(), rate.window());
@@ -158,6 +190,9 @@ mod tests {
     fn beside(change: &Value) -> Result<Limit, Vec<String>> {
         let mut limit = json!({"name": "this", "max_requests": 100, "window_ms": 60_000});
         limit.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        if limit["window_ms"].is_null() {
+            limit.as_object_mut().unwrap().remove("window_ms");
+        }
         let row = with(json!({"limit": [{"name": "plain", "max_requests": 5, "window_ms": 1000}, limit]}));
         let meant = row.validate(1).map_err(|bad| bad.problems)?;
         Ok(meant.limits.into_iter().find(|limit| limit.name == "this").unwrap())
@@ -168,9 +203,10 @@ mod tests {
         for algorithm in Algorithm::ALL {
             for scope in Scope::ALL {
                 for applies_to in AppliesTo::ALL {
+                    let window_ms = (algorithm != Algorithm::Concurrency).then_some(60_000);
                     let limit = beside(&json!({
                         "algorithm": algorithm.name(), "scope": scope.name(), "applies_to": applies_to.name(),
-                        "shadow": true,
+                        "shadow": true, "window_ms": window_ms,
                     }));
                     let limit = limit.unwrap();
                     assert_eq!((limit.algorithm, limit.scope, limit.applies_to), (algorithm, scope, applies_to));
@@ -194,6 +230,8 @@ mod tests {
             (json!({"scope": "account", "max_requests": 10_000}), 10_000),
             (json!({"scope": "reference", "max_requests": 10_001, "algorithm": "sliding_window"}), 10_001),
             (json!({"max_requests": 1_000_000}), 1_000_000),
+            (json!({"algorithm": "concurrency", "max_requests": 5, "window_ms": null}), 5),
+            (json!({"algorithm": "concurrency", "max_requests": 0, "window_ms": null}), 0),
         ];
         for (change, capacity) in table {
             assert_eq!(beside(&change).map(|limit| limit.capacity()), Ok(capacity), "{change}");
@@ -221,6 +259,12 @@ mod tests {
             ),
             (json!({"scope": "account", "max_requests": 10_001}), "keeps one log for each account, of at most 10000"),
             (json!({"scope": "reference", "max_requests": 10_001}), "keeps one log for each reference"),
+            (json!({"algorithm": "concurrency"}), "window_ms is not supported by `concurrency`"),
+            (json!({"algorithm": "concurrency", "window_ms": 0}), "window_ms is not supported by `concurrency`"),
+            (json!({"algorithm": "concurrency", "window_ms": null, "burst": 5}), "burst is not supported by"),
+            (json!({"algorithm": "concurrency", "window_ms": null, "offset_ms": 5}), "offset_ms is not supported by"),
+            (json!({"algorithm": "concurrency", "window_ms": null, "max_requests": 1_000_001}), "max_requests"),
+            (json!({"window_ms": null}), "window_ms is missing: write how long a window is"),
         ];
         for (change, problem) in table {
             let problems = beside(&change).unwrap_err();

@@ -7,6 +7,8 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::domain::limit::Rate;
+
 mod accounts;
 mod describe;
 mod echo;
@@ -23,14 +25,15 @@ mod statuses;
 mod unmentioned_pause;
 mod validate;
 
+pub(crate) use describe::format_rate;
 pub use file::{ParsedProviderFile, parse_provider_file, read_provider_file};
 pub use limit_summary::LimitSummary;
 pub use redacted::RedactedRow;
 pub use unmentioned_pause::mark_unmentioned_pauses;
 
 /// Marks a missing number of a limit, for which the contract has no default. It is outside every allowed range, so
-/// validation reports it.
-pub(super) const MISSING: i64 = i64::MIN;
+/// validation reports it, except for the window of a limit of requests in flight.
+pub(crate) const MISSING: i64 = i64::MIN;
 
 /// A JSON column: an object.
 pub type Object = Map<String, Value>;
@@ -141,6 +144,8 @@ pub struct LimitRow {
     pub name: String,
     pub algorithm: String,
     pub max_requests: i64,
+    /// [`MISSING`]: the limit counts requests in flight.
+    #[serde(skip_serializing_if = "is_missing")]
     pub window_ms: i64,
     pub offset_ms: i64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -149,6 +154,23 @@ pub struct LimitRow {
     pub applies_to: String,
     pub shadow: bool,
     pub enabled: bool,
+}
+
+fn is_missing(number: &i64) -> bool {
+    *number == MISSING
+}
+
+impl LimitRow {
+    /// `None`: the limit counts requests in flight.
+    #[must_use]
+    pub fn given_window_ms(&self) -> Option<i64> {
+        Some(self.window_ms).filter(|window_ms| *window_ms != MISSING)
+    }
+
+    pub fn set_rate(&mut self, rate: Rate) {
+        self.max_requests = rate.max_requests().into();
+        self.window_ms = rate.window_ms().unwrap_or(MISSING);
+    }
 }
 
 impl Default for LimitRow {

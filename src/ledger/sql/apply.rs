@@ -307,7 +307,7 @@ fn limit_args(provider: &str, row: &LimitRow) -> Args {
         row.name.as_str().into(),
         row.algorithm.as_str().into(),
         row.max_requests.into(),
-        row.window_ms.into(),
+        row.given_window_ms().into(),
         row.offset_ms.into(),
         row.burst.into(),
         row.scope.as_str().into(),

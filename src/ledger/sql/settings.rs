@@ -17,7 +17,7 @@ use crate::domain::limit::Rate;
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
 use crate::ledger::operator::Actor;
-use crate::ledger::provider_row::{AccountRow, LimitRow, Object, ProviderRow};
+use crate::ledger::provider_row::{AccountRow, LimitRow, MISSING, Object, ProviderRow};
 use crate::ledger::settings::{InvalidRow, RawRate, Settings, SettingsChange, SettingsHints, SettingsSnapshot};
 use crate::ledger::settings_audit::AuditedChange;
 
@@ -179,14 +179,14 @@ impl Settings for SqlSettings {
             Step { sql: self.rate.clone(), args: Arc::from(key), must_affect: false },
             Step {
                 sql: self.set_rate.clone(),
-                args: Arc::from([name, limit, rate.max_requests().into(), rate.window().into()]),
+                args: Arc::from([name, limit, rate.max_requests().into(), rate.window_ms().into()]),
                 must_affect: true,
             },
         ];
         let Some(rows) = self.atomically(steps, by).await? else { return Ok(None) };
         let row = rows.iter().flatten().next().ok_or_else(|| corrupt("max_requests", "is missing"))?;
         // The row has the new rate by now; this is the former one.
-        Ok(Some(RawRate { max_requests: row.int("max_requests")?, window_ms: row.int("window_ms")? }))
+        Ok(Some(RawRate { max_requests: row.int("max_requests")?, window_ms: row.opt_int("window_ms")? }))
     }
 
     async fn set_paused_as(
@@ -334,7 +334,7 @@ fn limit_row(row: &SqlRow) -> Result<LimitRow, LedgerError> {
         name: row.text("name")?,
         algorithm: row.text("algorithm")?,
         max_requests: row.int("max_requests")?,
-        window_ms: row.int("window_ms")?,
+        window_ms: row.opt_int("window_ms")?.unwrap_or(MISSING),
         offset_ms: row.int("offset_ms")?,
         burst: row.opt_int("burst")?,
         scope: row.text("scope")?,

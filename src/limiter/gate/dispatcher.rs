@@ -202,13 +202,28 @@ impl PermitDispatcher {
                 let _ = reply.send(self.queue.position_of(&job, self.block.as_ref(), &self.kind_blocks, now));
             }
             GateMessage::Release(release) => {
-                self.releases.push(release);
-                self.release_at.get_or_insert_with(|| Instant::now() + RELEASE_DELAY);
+                self.handle_release(release);
             }
             // The free slots are read before the next call.
             GateMessage::SlotFreed => {}
             GateMessage::Pause { until } => self.pause_until = self.pause_until.max(Some(until)),
         }
+    }
+
+    /// Keeps a release for the next call. Under a concurrency limit the next call is made now, and asks again for the
+    /// waiters that this limit has refused: they may get the released slot.
+    fn handle_release(&mut self, release: PendingRelease) {
+        let (now, spec) = (Instant::now(), self.parts.spec.borrow());
+        let delay = if spec.releases_are_urgent() { Duration::ZERO } else { RELEASE_DELAY };
+        if delay.is_zero() {
+            let is_freed = |by: &BlockReason| matches!(by, BlockReason::Limit(name) if spec.counts_in_flight(name));
+            self.kind_blocks.retain(|_, block| !is_freed(&block.reason));
+            self.queue.resume_after_release(&release.scope, is_freed);
+        }
+        drop(spec);
+        self.releases.push(release);
+        let at = now + delay;
+        self.release_at = Some(self.release_at.map_or(at, |known| known.min(at)));
     }
 
     /// Adds a waiter. If it is more urgent than the first one that was refused, the block ends, and the limiter is
@@ -281,7 +296,7 @@ impl PermitDispatcher {
         {
             return Some(self.call_at);
         }
-        let may_ask = !self.queue.is_empty() && self.persist_window.free_slots() > 0;
+        let may_ask = self.queue.len() > 0 && self.persist_window.free_slots() > 0;
         let ready_at = may_ask.then(|| self.queue.next_ready_at(&self.kind_blocks, Instant::now())).flatten();
         let wants = ready_at.map(|ready_at| ready_at.max(self.call_at));
         // With older settings than the store's a call has no effect, however urgent it is.

@@ -85,18 +85,23 @@ pub(super) struct Deferral {
     pub counted_with: Option<(Scope, AppliesTo)>,
 }
 
+impl Deferral {
+    /// Whether its limit counts the two together.
+    fn counts_together(&self, one: &CountingScope, other: &CountingScope) -> bool {
+        let Some((scope, applies_to)) = self.counted_with else { return false };
+        let is_same_subject = match scope {
+            Scope::Provider => false,
+            Scope::Account => one.account == other.account,
+            Scope::Reference => one.reference == other.reference,
+        };
+        is_same_subject && (applies_to == AppliesTo::All || one.kind() == other.kind())
+    }
+}
+
 impl PermitWaiter {
     /// Whether it is deferred by a limit that also counts the later waiter.
     fn defers(&self, later: &CountingScope) -> bool {
-        let Some((scope, applies_to)) = self.deferral.as_ref().and_then(|deferral| deferral.counted_with) else {
-            return false;
-        };
-        let is_same_subject = match scope {
-            Scope::Provider => false,
-            Scope::Account => self.scope.account == later.account,
-            Scope::Reference => self.scope.reference == later.reference,
-        };
-        is_same_subject && (applies_to == AppliesTo::All || self.scope.kind() == later.kind())
+        self.deferral.as_ref().is_some_and(|own| own.counts_together(&self.scope, later))
     }
 
     /// Whether it waits until then, since the queue stalled at `stalled_since`.
@@ -170,8 +175,8 @@ impl WaitQueue {
 
     /// The longest deferral of the waiters before this key by limits that also count this scope.
     fn longest_earlier_deferral(&self, key: QueueKey, scope: &CountingScope) -> Option<&Deferral> {
-        let earlier =
-            self.waiters.deferred_ahead_of(..key).filter(|waiter| !waiter.reply.is_closed() && waiter.defers(scope));
+        let earlier = self.waiters.deferred_ahead_of(..key);
+        let earlier = earlier.filter(|waiter| !waiter.reply.is_closed() && waiter.defers(scope));
         earlier.filter_map(|waiter| waiter.deferral.as_ref()).max_by_key(|deferral| deferral.until)
     }
 
@@ -188,10 +193,6 @@ impl WaitQueue {
 
     pub fn len(&self) -> usize {
         self.waiters.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     /// Removes cancelled waiters from time to time. Until then no permit is requested for them.
@@ -294,6 +295,12 @@ impl WaitQueue {
     /// Ends the deferrals that wait for a history.
     pub fn resume_after_history(&mut self) {
         self.waiters.resume_if(|deferral| deferral.reason == BlockReason::NeedsHistory);
+    }
+
+    /// Ends the deferrals by limits that a release of this scope has freed a slot of.
+    pub fn resume_after_release(&mut self, released: &CountingScope, is_freed: impl Fn(&BlockReason) -> bool) {
+        let waiters = &mut self.waiters;
+        waiters.resume_if_waiter(|waiter, own| own.counts_together(waiter, released) && is_freed(&own.reason));
     }
 
     /// Keeps a waiter in the queue, but requests no permit for it before this instant.

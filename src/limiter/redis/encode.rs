@@ -136,6 +136,7 @@ fn encode_counters(cells: &[CounterSpec], indices: &[usize]) -> Vec<u8> {
             CounterKind::Log { granule_ms, held } => (0, u64::from(held), 0, granule_ms),
             CounterKind::Window { offset_us } => (1, 0, offset_us, 0),
             CounterKind::Bucket { interval, debt } => (2, if debt { 3 } else { 0 }, interval, 0),
+            CounterKind::InFlight => (3, 0, 0, 0),
         };
         let applies = match cell.applies_to {
             AppliesTo::All => 0,

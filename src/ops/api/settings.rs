@@ -190,7 +190,7 @@ pub async fn set_limit(
     ApiBody(asked): ApiBody<RateRequest>,
 ) -> Result<JsonResponse<RateResult>, ApiError> {
     let by = actor(&caller, validate_reason(asked.because)?);
-    let rate: Rate = asked.rate.parse().map_err(|why| ApiError::bad_request(format!("`rate`: {why}")))?;
+    let rate = Rate::parse_limit(&asked.rate).map_err(|why| ApiError::bad_request(format!("`rate`: {why}")))?;
     let name = parse_provider_name(name)?;
     let settings = ops.operator_context.settings.as_ref();
     let input = ops.collector.input().await;

@@ -151,13 +151,13 @@ pub(super) fn write_limits(
     };
     writer.gauge(
         "limit_requests",
-        "Requests that the limit allows in its window, without the reserved share.",
+        "Requests that the limit allows in its window or in flight, without the reserved share.",
         limits.iter().map(|seen| (labels(seen), float(u64::from(seen.max_requests)))),
     )?;
     writer.gauge(
         "limit_window_seconds",
-        "Length of the limit's window.",
-        limits.iter().map(|seen| (labels(seen), seen.window.as_secs_f64())),
+        "Length of the limit's window; absent for a limit of requests in flight.",
+        limits.iter().filter(|seen| !seen.window.is_zero()).map(|seen| (labels(seen), seen.window.as_secs_f64())),
     )?;
     writer.gauge(
         "limit_capacity_requests",
@@ -180,7 +180,9 @@ pub(super) fn write_limits(
         "limit_reset_after_seconds",
         "Time until all of the limit is free again if nothing more is sent; absent for limits by account or reference, \
          and while the limiter's store is unavailable.",
-        limits.iter().filter_map(|seen| Some((labels(seen), seen.used.as_ref()?.reset_after.as_secs_f64()))),
+        limits.iter().filter_map(|seen| {
+            Some((labels(seen), seen.used.as_ref().filter(|_| !seen.window.is_zero())?.reset_after.as_secs_f64()))
+        }),
     )
 }
 

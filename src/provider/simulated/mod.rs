@@ -48,6 +48,8 @@ impl FromStr for OnLimit {
 pub struct FakeOptions {
     /// Limits, each counted over every sliding window. Without any, everything is allowed.
     pub limits: Vec<Rate>,
+    /// Most requests in flight; `None`: any number.
+    pub concurrency: Option<u32>,
     pub on_limit: OnLimit,
     /// Least and most time from receipt to response; uniformly distributed.
     pub latency: (Duration, Duration),
@@ -74,6 +76,7 @@ impl Default for FakeOptions {
     fn default() -> Self {
         Self {
             limits: Vec::new(),
+            concurrency: None,
             on_limit: OnLimit::Refuse,
             latency: (Duration::ZERO, Duration::ZERO),
             error_rate: 0.0,

@@ -28,6 +28,12 @@ pub struct FakeProviderReport {
     /// Requests that were processed, but whose connection was dropped instead of a response.
     pub lost_answers: u64,
     pub refused_429: u64,
+    /// Most requests in flight at once, with those that were refused for being too many.
+    #[serde(default)]
+    pub largest_in_flight: u64,
+    /// Requests beyond `--concurrency`.
+    #[serde(default)]
+    pub in_flight_breaches: u64,
     /// Responses by HTTP status.
     pub statuses: BTreeMap<u16, u64>,
     pub limits: Vec<LimitReport>,

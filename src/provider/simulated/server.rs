@@ -123,7 +123,8 @@ impl FakeHandle {
     fn record_arrival(&self) -> Arrival {
         let mut provider = self.lock();
         let now_us = self.now_us();
-        provider.record_arrival(now_us)
+        let arrival = provider.record_arrival(now_us);
+        provider.begin_flight(arrival)
     }
 
     fn record_response(&self, arrival: Arrival, status: u16) {
@@ -142,7 +143,7 @@ async fn handle_request(
     let arrival = handle.record_arrival();
     let response = match arrival.refused_for {
         Some(wait) => rate_limit_response(wait),
-        None => match respond(&handle, arrival, request).await {
+        None => match respond_to_the_end(&handle, arrival, request).await {
             Some(response) => response,
             None => {
                 // The connection is severed, so this response cannot be written.
@@ -153,6 +154,17 @@ async fn handle_request(
     };
     handle.record_response(arrival, response.status().as_u16());
     response
+}
+
+/// As [`respond`], in a task of its own: a request whose client has gone stays in flight until its response is due.
+async fn respond_to_the_end(handle: &FakeHandle, arrival: Arrival, request: Request) -> Option<Response<Body>> {
+    let handle = handle.clone();
+    let work = tokio::spawn(async move {
+        let response = respond(&handle, arrival, request).await;
+        handle.lock().end_flight();
+        response
+    });
+    work.await.ok().flatten()
 }
 
 /// The response, or `None` when it must be lost.

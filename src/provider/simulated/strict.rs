@@ -79,6 +79,8 @@ struct RequestTotals {
     lookups: u64,
     lost_answers: u64,
     refused_429: u64,
+    largest_in_flight: u64,
+    in_flight_breaches: u64,
     durations_us: Vec<u32>,
 }
 
@@ -104,6 +106,8 @@ pub struct StrictProvider {
     effect_index: HashMap<String, usize>,
     payment_records: HashMap<String, PaymentRecord>,
     last_reference: u64,
+    /// Requests that were not refused and have no response yet.
+    in_flight: u64,
     totals: RequestTotals,
 }
 
@@ -119,6 +123,7 @@ impl StrictProvider {
             effect_index: HashMap::new(),
             payment_records: HashMap::new(),
             last_reference: 0,
+            in_flight: 0,
             totals: RequestTotals::default(),
         }
     }
@@ -131,6 +136,27 @@ impl StrictProvider {
         let refused_for = breached.filter(|_| self.options.on_limit == OnLimit::Refuse);
         self.totals.refused_429 += u64::from(refused_for.is_some());
         Arrival { at_us, refused_for }
+    }
+
+    /// Counts a request in flight, until [`Self::end_flight`]. One too many is refused, like one too many in a window.
+    pub fn begin_flight(&mut self, arrival: Arrival) -> Arrival {
+        if arrival.refused_for.is_some() {
+            return arrival;
+        }
+        let is_breach = self.options.concurrency.is_some_and(|most| self.in_flight >= u64::from(most));
+        self.totals.in_flight_breaches += u64::from(is_breach);
+        self.totals.largest_in_flight = self.totals.largest_in_flight.max(self.in_flight + 1);
+        if is_breach && self.options.on_limit == OnLimit::Refuse {
+            self.totals.refused_429 += 1;
+            return Arrival { refused_for: Some(Duration::ZERO), ..arrival };
+        }
+        self.in_flight += 1;
+        arrival
+    }
+
+    /// Ends what [`Self::begin_flight`] began, just before the response is sent.
+    pub fn end_flight(&mut self) {
+        self.in_flight = self.in_flight.saturating_sub(1);
     }
 
     /// Decides the outcome of a request that was not refused. The charge happens now, the response follows.
@@ -247,6 +273,8 @@ impl StrictProvider {
             lookups: self.totals.lookups,
             lost_answers: self.totals.lost_answers,
             refused_429: self.totals.refused_429,
+            largest_in_flight: self.totals.largest_in_flight,
+            in_flight_breaches: self.totals.in_flight_breaches,
             statuses: self.totals.statuses.clone(),
             limits: limits.collect(),
             answer_ms: None,
@@ -270,7 +298,8 @@ impl StrictProvider {
 
     /// Resets everything except the options.
     pub fn reset(&mut self) {
-        *self = Self::new(self.options.clone());
+        // Requests in flight end after the reset.
+        *self = Self { in_flight: self.in_flight, ..Self::new(self.options.clone()) };
     }
 
     fn find_record(&self, key: &str, now_us: u64) -> Option<&IdempotencyRecord> {

@@ -46,11 +46,13 @@ impl Simulation<'_> {
         let (model, arrival) = (self.model, &self.arrivals.jobs()[as_index(job)]);
         // Always draw all of them in this order, so that a change of one setting does not move the other draws.
         let there_us = model.transit.draw(self.rng);
-        let took_us = there_us + model.latency.draw(self.rng) + model.transit.draw(self.rng);
+        let ends_us = there_us + model.latency.draw(self.rng);
+        let took_us = ends_us + model.transit.draw(self.rng);
         let failed = self.rng.random::<f64>() < model.faults;
         let timeout_us = micros_up(model.provider.timeout);
         self.record.uses.push(ProviderUse {
             at_us: now_us + there_us.min(timeout_us),
+            ended_us: now_us + ends_us.min(timeout_us),
             cost: arrival.cost,
             account: arrival.account,
         });
@@ -105,7 +107,7 @@ impl Simulation<'_> {
     fn release_permit(&mut self, now_us: u64, job: JobIndex, call: u64, release: SimulatedRelease) {
         let (arrival, process) = (&self.arrivals.jobs()[as_index(job)], self.record.jobs[as_index(job)].process);
         let released = ReleasedPermit { call, cost: arrival.cost, account: arrival.account, release };
-        self.processes[as_index(process)].gate.release(now_us, released);
+        self.processes[as_index(process)].gate.release(now_us, &self.model.spec, released);
     }
 
     /// Transition of a job that must not be sent; `None`: it may be sent.

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::domain::limit::{AccountRule, LimitOverride, Rate, Rule, Scope};
+use crate::domain::limit::{AccountRule, Algorithm, LimitOverride, Rate, Rule, Scope};
 use crate::domain::provider::Provider;
 use crate::domain::quota_spec::{LimitSpec, limit_under_rule};
 
@@ -69,15 +69,17 @@ fn combined_rule<'a>(carriers: impl Iterator<Item = &'a RowLimit<'a>>, rules: &[
     if !has_rule {
         return None;
     }
-    let Some(LimitSpec { max_requests, window, burst, .. }) = strictest else { return Some(Rule::Exempt) };
+    let Some(LimitSpec { algorithm, max_requests, window, burst, .. }) = strictest else { return Some(Rule::Exempt) };
+    let in_flight = algorithm == Algorithm::Concurrency;
+    let rate = if in_flight { Rate::at_once(max_requests) } else { Rate::new(max_requests, window) };
     // Numbers that make no rate are no rule: then the limit's own apply, which come from numbers like these.
-    Rate::new(max_requests, window).ok().map(|rate| Rule::Limit(LimitOverride { rate, burst }))
+    rate.ok().map(|rate| Rule::Limit(LimitOverride { rate, burst }))
 }
 
 /// A rule's numbers without its row's reserve.
 fn less_reserve(row: &Provider, rule: Rule) -> Rule {
     let Rule::Limit(LimitOverride { rate, burst }) = rule else { return rule };
-    let Ok(rate) = Rate::new(row.after_reserve(rate.max_requests()), rate.window()) else { return rule };
+    let rate = rate.lowered_to(row.after_reserve(rate.max_requests()));
     Rule::Limit(LimitOverride { rate, burst: burst.map(|burst| row.burst_after_reserve(burst)) })
 }
 

@@ -33,7 +33,7 @@ const BATCH_MAX: f64 = 2_000.0;
 pub struct LaneView {
     /// Messages ready in its queue.
     pub ready: u64,
-    /// Mean rate of a long backlog by its row; 0 when a limit is closed.
+    /// Mean rate of a long backlog at least, by its row; 0 when a limit is closed.
     pub jobs_per_second: f64,
     /// Time for which jobs have been sent since its provider was last down or misconfigured; `None`: they are not sent.
     pub healthy_for: Option<Duration>,

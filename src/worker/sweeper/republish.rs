@@ -65,7 +65,7 @@ async fn republish_overdue(
     let (lane, upkeep) = (&provider.name, &worker.backends.upkeep);
     // Without a queue, the message would be unroutable; the lane declares the queue when it opens.
     let Some(ready) = worker.backends.queue.depth(lane).await? else { return Ok(0) };
-    let view = LaneView { ready, jobs_per_second: provider.mean_per_second(), healthy_for };
+    let view = LaneView { ready, jobs_per_second: provider.least_per_second(), healthy_for };
     let back = match overdue_query(view, worker.options.sweep_every) {
         Some(which) => upkeep.take_overdue(lane, &which).await?,
         None => Vec::new(),

@@ -232,11 +232,13 @@ const BAD_PROVIDERS: [(&str, &str); 65] = [
     ("require", "'[1]'"),
 ];
 
-const BAD_LIMITS: [(&str, &str); 26] = [
+const BAD_LIMITS: [(&str, &str); 28] = [
     ("provider", "'nobody'"),
     ("name", "''"),
     ("name", "'Per Second'"),
     ("algorithm", "'guess'"),
+    ("algorithm", "'concurrency'"),
+    ("algorithm = 'concurrency', window_ms = NULL, burst", "5"),
     ("max_requests", "-1"),
     ("max_requests", "1000001"),
     ("max_requests", "NULL"),
@@ -262,7 +264,7 @@ const BAD_LIMITS: [(&str, &str); 26] = [
 ];
 
 /// The largest values of each algorithm and scope, applied one after the other.
-const GOOD_LIMITS: [&str; 7] = [
+const GOOD_LIMITS: [&str; 8] = [
     "algorithm = 'token_bucket', burst = 31, max_requests = 1, window_ms = 86400000",
     "algorithm = 'gcra', burst = 30",
     "max_requests = 0, burst = 1000000",
@@ -270,15 +272,17 @@ const GOOD_LIMITS: [&str; 7] = [
     "algorithm = 'sliding_window', offset_ms = 0, scope = 'account'",
     "algorithm = 'sliding_log', scope = 'reference', max_requests = 10000",
     "scope = 'provider', max_requests = 1000000",
+    "algorithm = 'concurrency', window_ms = NULL, scope = 'account'",
 ];
 
-const BAD_ACCOUNTS: [(&str, &str); 13] = [
+const BAD_ACCOUNTS: [(&str, &str); 14] = [
     ("provider", "'nobody'"),
     ("account", "''"),
     ("account", "'a b'"),
     ("limit_name", "'no-such-limit'"),
     ("rule", "'allow'"),
     ("rule", "'blocked'"),
+    ("rule = 'blocked', max_requests", "NULL"),
     ("max_requests", "NULL"),
     ("max_requests", "1000001"),
     ("window_ms", "0"),
@@ -389,7 +393,9 @@ async fn every_rule_is_a_check(kind: Kind) {
         let update = format!("UPDATE provider_limits SET {change} WHERE name = 'all'");
         fixture.sql(&update).await.unwrap_or_else(|error| panic!("{update}: {error}"));
     }
-    for change in ["max_requests = 1, window_ms = 86400000, burst = 31", "max_requests = 0", "burst = NULL"] {
+    for change in
+        ["max_requests = 1, window_ms = 86400000, burst = 31", "max_requests = 0", "burst = NULL", "window_ms = NULL"]
+    {
         let update = format!("UPDATE account_overrides SET {change} WHERE account = 'acct_1'");
         fixture.sql(&update).await.unwrap_or_else(|error| panic!("{update}: {error}"));
     }

@@ -47,6 +47,7 @@ macro_rules! on_every_limiter {
 
 mod algorithms;
 mod changes;
+mod concurrency;
 mod histories;
 mod limit_changes_by_start;
 mod pauses;

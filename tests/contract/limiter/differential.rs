@@ -125,7 +125,10 @@ fn spec_of(version: i64, limits: &[PlannedLimit], plan: &Plan) -> QuotaSpec {
             applies_to: if index == 0 { AppliesTo::All } else { limit.applies_to },
             shadow: index > 0 && limit.shadow,
             max_requests: limit.max_requests,
-            window: Duration::from_millis(limit.window_ms),
+            window: match limit.algorithm {
+                Algorithm::Concurrency => Duration::ZERO,
+                _ => Duration::from_millis(limit.window_ms),
+            },
             offset: Duration::from_millis(7),
             burst: matches!(limit.algorithm, Algorithm::TokenBucket | Algorithm::Gcra).then_some(limit.burst),
         })
@@ -414,5 +417,7 @@ lua_and_rust_agree! {
     fixed_window: [Algorithm::FixedWindow], false;
     token_bucket: [Algorithm::TokenBucket], false;
     gcra: [Algorithm::Gcra], false;
+    concurrency: [Algorithm::Concurrency], false;
+    concurrency_beside_logs_of_starts: [Algorithm::Concurrency, Algorithm::SlidingLog], true;
     all_algorithms_together: Algorithm::ALL, false;
 }

@@ -44,6 +44,7 @@ impl Oracle {
             Algorithm::SlidingLog | Algorithm::SlidingWindow => self.limit.padded_window_us(),
             Algorithm::FixedWindow => self.window_us(),
             Algorithm::TokenBucket | Algorithm::Gcra => self.interval_us() * self.max().max(1),
+            Algorithm::Concurrency => unreachable!("it counts no starts"),
         }
     }
 
@@ -98,6 +99,7 @@ impl Oracle {
                 let room_us = self.interval_us() * self.max();
                 from_us + (self.level_us(from_us) + cost * self.interval_us()).saturating_sub(room_us)
             }
+            Algorithm::Concurrency => unreachable!("it counts no starts"),
             Algorithm::SlidingLog | Algorithm::SlidingWindow => {
                 let window_us = self.counts_for_us();
                 let ends = self.uses.iter().map(|(from, _)| from + window_us).filter(|end_us| *end_us > from_us);
@@ -159,6 +161,7 @@ impl Oracle {
             Algorithm::TokenBucket | Algorithm::Gcra => {
                 (self.interval_us() * self.max()).saturating_sub(self.level_us(now_us)) / self.interval_us()
             }
+            Algorithm::Concurrency => unreachable!("it counts no starts"),
             Algorithm::SlidingLog | Algorithm::SlidingWindow => self.max().saturating_sub(self.counting(now_us)),
         }
     }
@@ -170,6 +173,7 @@ impl Oracle {
             _ if last_us == 0 => 0,
             Algorithm::FixedWindow => self.begin_us(self.calendar_window(last_us) + 1),
             Algorithm::TokenBucket | Algorithm::Gcra => now_us + self.level_us(now_us),
+            Algorithm::Concurrency => unreachable!("it counts no starts"),
             Algorithm::SlidingLog | Algorithm::SlidingWindow => last_us + self.counts_for_us(),
         };
         free_us.saturating_sub(now_us)

@@ -14,6 +14,7 @@ use crate::support::clock::{ahead_ms, move_clock, redis_with_false_clock};
 use crate::support::redis::{Redis, RedisCluster, RedisOptions};
 
 pub mod load;
+mod slots;
 pub mod switch;
 
 use load::{Attempts, LIMIT, Works, quota};

@@ -45,6 +45,7 @@ fn cells_have_the_codes_of_the_header() {
         (Algorithm::FixedWindow, "window"),
         (Algorithm::TokenBucket, "bucket"),
         (Algorithm::Gcra, "bucket"),
+        (Algorithm::Concurrency, "slots"),
     ] {
         assert_eq!(cell(&with(|limit| limit.algorithm = algorithm), "kind"), kinds[kind], "{algorithm:?}");
     }

@@ -59,6 +59,28 @@ fn start_is_forecast_only_where_known() {
     assert_eq!((stopped.check, stopped.starts_in, stopped.held_for), ("lane", None, Some(ms(1_000))));
 }
 
+/// Whenever the gate asks again, that is no instant at which the job starts.
+#[test]
+fn job_behind_requests_in_flight_has_no_start() {
+    for wait_ms in [1, 50] {
+        let refused =
+            PermitRefusal { reason: PermitRefusalReason::Limit("slots".to_owned()), wait: ms(wait_ms), exact: false };
+        let position = GatePosition { before: 3, cost_before: 3, refused: Some(refused), by_own_limit: false };
+        let explained = changed(|f| {
+            let slots = LimitSpec::concurrency("slots", 5);
+            f.row.spec = Some(Arc::new(QuotaSpec { limits: vec![slots], ..spec(&[]) }));
+            f.limiter.uses = vec![LimitUtilisation { name: "slots".to_owned(), used: 5, capacity: 5 }];
+            f.limiter.recent_usage = Some(past(&[], 200));
+            f.claim = ClaimState::AskedWorker { worker: "w1".to_owned(), position: Some(position) };
+        });
+        let words =
+            "waits for limit slots of stripe (5 at once): until one of 5 requests in flight ends, 3 ahead of it";
+        assert_eq!(explained.summary, words);
+        let at = explained.blocked_at.unwrap();
+        assert_eq!((at.allows.as_deref(), at.starts_in, at.used), (Some("5 at once"), None, Some(5)));
+    }
+}
+
 #[test]
 fn unrecorded_job_is_explained_from_its_message() {
     let queued = changed(|f| f.unrecorded = f.job.take());

@@ -9,7 +9,7 @@ use std::ops::RangeTo;
 use tokio::time::Instant;
 
 use super::lane_capacity::LaneWaiters;
-use super::{Deferral, PermitWaiter, QueueKey};
+use super::{CountingScope, Deferral, PermitWaiter, QueueKey};
 
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
@@ -53,11 +53,17 @@ impl Waiters {
 
     /// Ends the deferrals that are over.
     pub fn resume_if(&mut self, is_over: impl Fn(&Deferral) -> bool) {
+        self.resume_if_waiter(|_, deferral| is_over(deferral));
+    }
+
+    /// Ends the deferrals of the waiters for which they are over.
+    pub fn resume_if_waiter(&mut self, is_over: impl Fn(&CountingScope, &Deferral) -> bool) {
         let Self { by_key, deferred, .. } = self;
         deferred.retain(|key| {
             let waiter = by_key.get_mut(key);
             waiter.is_some_and(|waiter| {
-                waiter.deferral.take_if(|deferral| is_over(deferral));
+                let PermitWaiter { scope, deferral, .. } = waiter;
+                deferral.take_if(|deferral| is_over(scope, deferral));
                 waiter.deferral.is_some()
             })
         });
@@ -136,7 +142,6 @@ mod tests {
     use tokio::sync::oneshot;
 
     use super::*;
-    use crate::limiter::gate::wait_queue::CountingScope;
     use crate::limiter::gate::{AcquireResult, BlockReason};
 
     struct Rig {

@@ -49,7 +49,7 @@ impl World {
         for limit in &self.spec.limits {
             let (most, window_us) = (u64::from(limit.cost_max()), micros_up(limit.window));
             match limit.algorithm {
-                Algorithm::SlidingLog => {}
+                Algorithm::SlidingLog | Algorithm::Concurrency => {}
                 Algorithm::SlidingWindow => {
                     for (end_us, _) in &starts {
                         let within = starts.iter().filter(|(at_us, _)| at_us <= end_us && end_us - at_us < window_us);

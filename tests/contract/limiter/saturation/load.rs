@@ -6,7 +6,7 @@ use std::sync::Mutex;
 
 use async_trait::async_trait;
 use rand::Rng as _;
-use sluicegate::domain::limit::Rate;
+use sluicegate::domain::limit::{Algorithm, Rate};
 use sluicegate::domain::quota_spec::Lookback;
 use sluicegate::limiter::RecentAttempts;
 use sluicegate::limiter::gate::{AcquireResult, BlockReason, Gate, GateContext, GateView};
@@ -108,8 +108,14 @@ impl Provider {
         let mut strict = self.strict.lock().unwrap();
         // The instant is read under the lock, so that requests are recorded in the order of their instants.
         let at_us = u64::try_from(self.begun.elapsed().as_micros()).unwrap();
-        let _counted = strict.record_arrival(at_us);
+        let arrival = strict.record_arrival(at_us);
+        let _counted = strict.begin_flight(arrival);
         self.requests.send_modify(|requests| *requests += 1);
+    }
+
+    /// Just before it answers.
+    fn finish(&self) {
+        self.strict.lock().unwrap().end_flight();
     }
 }
 
@@ -129,7 +135,13 @@ impl Works {
     /// The same with another spec of the same limit.
     pub fn start_with(spec: QuotaSpec, mut limiter: impl FnMut() -> Arc<dyn Limiter>) -> Self {
         let rate = Rate::new(LIMIT, WINDOW).unwrap();
-        let options = FakeOptions { limits: vec![rate], on_limit: OnLimit::Count, ..FakeOptions::default() };
+        let slots = spec.limits.iter().find(|limit| limit.algorithm == Algorithm::Concurrency);
+        let options = FakeOptions {
+            limits: vec![rate],
+            concurrency: slots.map(|limit| limit.max_requests),
+            on_limit: OnLimit::Count,
+            ..FakeOptions::default()
+        };
         let strict = Mutex::new(StrictProvider::new(options));
         let provider = Arc::new(Provider { strict, begun: Instant::now(), requests: watch::Sender::new(0) });
         let mut works = Self { provider, gates: Vec::new(), stop: CancellationToken::new(), tasks: JoinSet::new() };
@@ -215,6 +227,7 @@ async fn work(gate: &Gate, attempts: &Attempts, provider: &Provider) {
     provider.arrive();
     let answer_ms = rand::rng().random_range(3..30);
     sleep(Duration::from_millis(answer_ms)).await;
+    provider.finish();
     if Instant::now() >= in_flight.answer_before {
         in_flight.release_unknown();
     } else {

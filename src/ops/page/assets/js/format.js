@@ -55,13 +55,16 @@ export const windowWords = (ms) => duration(ms);
 
 /** A limit as the API writes it: `100/1s`. */
 export function rateSpec(requests, windowMs) {
+  if (!windowMs) return `${requests} at once`;
   const [unit, size] = [["d", 86_400_000], ["h", 3_600_000], ["m", 60_000], ["s", 1_000], ["ms", 1]].find(
     ([, size]) => windowMs % size === 0 && windowMs >= size,
   ) ?? ["ms", 1];
   return `${requests}/${windowMs / size}${unit}`;
 }
 
-export const limitWords = (requests, windowMs) => `${count(requests)} per ${windowWords(windowMs)}`;
+/** A limit without a window counts requests in flight. */
+export const limitWords = (requests, windowMs) =>
+  windowMs ? `${count(requests)} per ${windowWords(windowMs)}` : `${count(requests)} at once`;
 
 export const since = (at) => (at ? serverNow() - Date.parse(at) : undefined);
 export const ago = (at) => (at ? duration(Math.max(0, coarse(since(at)))) : DASH);

@@ -53,6 +53,7 @@ const ALGORITHMS = {
   fixed_window: "fixed window: by the calendar",
   token_bucket: "token bucket",
   gcra: "evenly spaced (GCRA)",
+  concurrency: "requests in flight",
 };
 
 const spelled = (word) => String(word).replaceAll("_", " ").replace(/^./, (c) => c.toUpperCase());

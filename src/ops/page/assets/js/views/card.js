@@ -110,7 +110,8 @@ function oldest(provider) {
 
 /** The tightest limits, and any other that is nearly full. An order by usage would move the bars all the time. */
 function shown(limits) {
-  const perMs = ({ max_requests, window_ms }) => max_requests / window_ms;
+  // Requests in flight say no rate: behind those that do.
+  const perMs = ({ max_requests, window_ms }) => (window_ms ? max_requests / window_ms : Number.MAX_VALUE);
   // Limits on charges first, then limits on look-ups only, shadow limits last.
   const place = ({ shadow, applies_to }) => (shadow ? 2 : applies_to === "lookup" ? 1 : 0);
   const enforced = [...limits].sort((a, b) => place(a) - place(b) || perMs(a) - perMs(b));

@@ -1,0 +1,49 @@
+//! Specification of one counter: how it counts, what it counts, and how many uses it allows.
+//!
+//! Several algorithms share one kind of counter. [`super::LimitSpec`] makes the counter of a limit.
+
+use crate::domain::limit::AppliesTo;
+use crate::domain::permit_protocol::CallKind;
+
+/// Counter of one limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CounterSpec {
+    pub name: String,
+    pub kind: CounterKind,
+    pub applies_to: AppliesTo,
+    pub shadow: bool,
+    /// Uses that may count at once; for a bucket, its capacity.
+    pub max: u32,
+    /// Time for which a use counts; for a bucket, its time to drain; for requests in flight, [`super::CONCURRENCY_RETRY`].
+    pub window_us: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CounterKind {
+    /// Uses by the instant at which their window begins, rounded up to whole granules. `held`: a slot is held until the
+    /// response.
+    Log { granule_ms: u64, held: bool },
+    /// Uses of the current window and of the next.
+    Window { offset_us: u64 },
+    /// Requests in flight, and none that has ended. A slot is held until the response, however other limits count.
+    InFlight,
+    /// The instant at which all uses have drained. With debt, a use needs no capacity, only an empty bucket.
+    Bucket { interval: u64, debt: bool },
+}
+
+impl CounterSpec {
+    #[must_use]
+    pub fn applies(&self, kind: CallKind) -> bool {
+        match self.applies_to {
+            AppliesTo::All => true,
+            AppliesTo::Charge => kind == CallKind::Charge,
+            AppliesTo::Lookup => kind == CallKind::Lookup,
+        }
+    }
+
+    /// Whether slots are held until the response.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        matches!(self.kind, CounterKind::Log { held: true, .. } | CounterKind::InFlight)
+    }
+}
