@@ -245,9 +245,9 @@ mod tests {
 
     #[test]
     fn hanging_work_times_out() {
-        let (let_go, held) = channel::<()>();
+        let (release, held) = channel::<()>();
         let late = run_with_timeout(Duration::from_millis(20), move || held.recv().is_ok()).unwrap_err();
         assert_eq!(late.to_string(), "not read within 0.02 s: its mount may hang");
-        drop(let_go);
+        drop(release);
     }
 }

@@ -49,14 +49,14 @@ pub fn holds(bytes: &[u8]) {
     assert_eq!(classify(&reading, &row(elsewhere), at), plain, "cases of another status");
     let outcome = classify(&reading, &row(BTreeMap::from([(status, cases.clone())])), at);
     bounded(&outcome);
-    let said = |means: fn(StatusMeaning) -> bool| cases.iter().any(|case| means(case.means));
+    let covered = |means: fn(StatusMeaning) -> bool| cases.iter().any(|case| means(case.means));
     if outcome != plain {
         assert!(!cases.is_empty());
         match outcome {
-            Outcome::Accepted { .. } => assert!(said(|means| means == StatusMeaning::Accepted)),
-            Outcome::Declined { .. } => assert!(said(|means| means == StatusMeaning::Declined)),
-            Outcome::Throttled { .. } => assert!(said(|means| means == StatusMeaning::Throttled)),
-            Outcome::Busy { .. } => assert!(said(|means| means == StatusMeaning::Busy)),
+            Outcome::Accepted { .. } => assert!(covered(|means| means == StatusMeaning::Accepted)),
+            Outcome::Declined { .. } => assert!(covered(|means| means == StatusMeaning::Declined)),
+            Outcome::Throttled { .. } => assert!(covered(|means| means == StatusMeaning::Throttled)),
+            Outcome::Busy { .. } => assert!(covered(|means| means == StatusMeaning::Busy)),
             _ => {}
         }
     }
@@ -97,7 +97,9 @@ fn by_the_table(reading: &ProviderResponse, outcome: &Outcome) {
         Outcome::Declined { .. } => status == 402,
         Outcome::Throttled { .. } => status == 429,
         Outcome::InProgress => status == 409,
-        Outcome::Misconfigured { status: told } => *told == status && matches!(status, 401 | 403 | 404 | 405 | 407),
+        Outcome::Misconfigured { status: reported } => {
+            *reported == status && matches!(status, 401 | 403 | 404 | 405 | 407)
+        }
         Outcome::Rejected { .. } => (300..500).contains(&status),
         Outcome::Unknown { retry_after, .. } => {
             let unread = (200..300).contains(&status) && (!readable || may_be_ambiguous(reading));

@@ -35,11 +35,11 @@ pub fn within_bounds(row: &ProviderRow, message: &[u8]) {
     let job = &decoded.job;
     let (frozen, question) = (at_once(expansion.freeze(job)), expansion.lookup_url(job));
     if let Err(too_large) = expansion.check_size(job) {
-        let said = too_large.to_string();
-        assert!(said.len() < 300 && !said.chars().any(char::is_control), "{said}");
+        let message = too_large.to_string();
+        assert!(message.len() < 300 && !message.chars().any(char::is_control), "{message}");
         // The first problem found is named, and it may be another one.
         let refuses = |error: Option<FreezeError>| matches!(error, Some(FreezeError::Job(_) | FreezeError::Url { .. }));
-        return assert!(refuses(frozen.err()) || refuses(question.and_then(Result::err)), "{said}");
+        return assert!(refuses(frozen.err()) || refuses(question.and_then(Result::err)), "{message}");
     }
     if let Ok(frozen) = frozen {
         assert!(frozen.body.len() <= REQUEST_BODY_BYTES_MAX && frozen.url.len() <= URL_BYTES_MAX);

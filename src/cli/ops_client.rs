@@ -231,7 +231,7 @@ mod tests {
         let (ours, theirs) = (id("1"), id("2"));
         let listening =
             |id, database: Option<&str>| RunningDeployment::Deployment { id, database: database.map(str::to_owned) };
-        let away = ConfiguredDeployment::Unavailable("refused".to_owned());
+        let unavailable = ConfiguredDeployment::Unavailable("refused".to_owned());
         let at =
             |database: &str| DeploymentAddresses { ops: ([127, 0, 0, 1], 9_464).into(), database: database.to_owned() };
         let verdict =
@@ -272,9 +272,9 @@ mod tests {
             ),
             (ConfiguredDeployment::InMemory, listening(theirs, None), "sqlite::memory:", vec!["believed"]),
             (ConfiguredDeployment::InMemory, listening(theirs, Some(b)), "sqlite::memory:", vec!["other: ", b]),
-            (away.clone(), listening(theirs, Some(a)), a, vec!["believed"]),
-            (away.clone(), listening(theirs, Some(b)), a, vec!["warning: ", a, b, "refused"]),
-            (away, listening(theirs, None), a, vec!["warning: ", "22222222-"]),
+            (unavailable.clone(), listening(theirs, Some(a)), a, vec!["believed"]),
+            (unavailable.clone(), listening(theirs, Some(b)), a, vec!["warning: ", a, b, "refused"]),
+            (unavailable, listening(theirs, None), a, vec!["warning: ", "22222222-"]),
         ] {
             let text = verdict(&configured, &listening, database);
             for needed in wanted {

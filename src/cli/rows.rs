@@ -50,11 +50,11 @@ pub fn drop_default_columns(rows: Vec<Vec<String>>) -> (Vec<&'static str>, Vec<V
         "applies to" => Some("all"),
         _ => None,
     };
-    let says_something = |(index, title): &(usize, &str)| {
+    let is_informative = |(index, title): &(usize, &str)| {
         default(title).is_none_or(|default| rows.iter().any(|row| row.get(*index).is_some_and(|cell| cell != default)))
     };
     let kept: Vec<(usize, &'static str)> =
-        LIMIT_HEADER.into_iter().enumerate().filter(|column| says_something(column)).collect();
+        LIMIT_HEADER.into_iter().enumerate().filter(|column| is_informative(column)).collect();
     let cells = |row: Vec<String>| kept.iter().filter_map(|(index, _)| row.get(*index).cloned()).collect();
     let rows = rows.into_iter().map(cells).collect();
     (kept.iter().map(|(_, title)| *title).collect(), rows)

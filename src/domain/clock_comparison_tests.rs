@@ -24,7 +24,7 @@ impl StoreClock {
         EPOCH_NS + t + drift + if t >= self.step_at { self.step } else { 0 }
     }
 
-    fn says(&self, t: i128) -> Micros {
+    fn time_at(&self, t: i128) -> Micros {
         Micros(u64::try_from(self.at(t) / 1_000).unwrap())
     }
 }
@@ -38,7 +38,7 @@ struct Exchange {
 }
 
 fn observe(comparison: &mut ClockComparison, clock: &StoreClock, exchange: Exchange) -> Comparison {
-    comparison.observe(duration(exchange.departed), duration(exchange.arrived), clock.says(exchange.at_store))
+    comparison.observe(duration(exchange.departed), duration(exchange.arrived), clock.time_at(exchange.at_store))
 }
 
 fn stepped(comparison: Comparison) -> bool {
@@ -170,7 +170,7 @@ fn apart(
     let released = answered + released_after;
     // No process here could see such a step; others report it.
     prop_assume!(clock.step_at < released || clock.step_at > exchanges[0].at_store);
-    let used_at = Micros(clock.says(released).0 - u64::try_from(released_after / 1_000).unwrap());
+    let used_at = Micros(clock.time_at(released).0 - u64::try_from(released_after / 1_000).unwrap());
     let due = Micros(used_at.0 + padded_us);
     let mut comparison = ClockComparison::default();
     for (index, exchange) in exchanges.iter().enumerate() {
@@ -180,7 +180,7 @@ fn apart(
         if index == 0 || exchange.at_store < released {
             continue;
         }
-        let (arrived, now) = (duration(exchange.arrived), clock.says(exchange.at_store));
+        let (arrived, now) = (duration(exchange.arrived), clock.time_at(exchange.at_store));
         let (wait, over) = (due.since(now), Duration::from_micros(padded_us));
         let start = start_at(&comparison, arrived, now, wait, over);
         prop_assert!(ns(start) >= answered + ns(window), "{start:?} by the wait, answered at {answered} ns");
@@ -205,11 +205,11 @@ fn hidden_step_outlives_quicker_exchanges() {
     let slow = Exchange { departed: 0, at_store: 40 * MS, arrived: 40 * MS };
     assert_eq!(observe(&mut comparison, &clock, slow), Comparison::First);
     // Released at 50 ms of our clock by another process, window one second.
-    let due = Micros(clock.says(50 * MS).0 + 1_002_500);
+    let due = Micros(clock.time_at(50 * MS).0 + 1_002_500);
     for t in [200, 300, 400, 1_000] {
         assert!(!stepped(observe(&mut comparison, &clock, quick(t))), "at {t} ms");
     }
-    let (arrived, now) = (Duration::from_secs(1), clock.says(1_000 * MS));
+    let (arrived, now) = (Duration::from_secs(1), clock.time_at(1_000 * MS));
     let over = Duration::from_micros(1_002_500);
     assert!(arrived + due.since(now) < Duration::from_millis(1_050), "the wait alone would be a breach");
     let start = start_at(&comparison, arrived, now, due.since(now), over);
@@ -218,7 +218,7 @@ fn hidden_step_outlives_quicker_exchanges() {
     for t in [1_500, 2_500, 3_500] {
         assert!(!stepped(observe(&mut comparison, &clock, quick(t))), "at {t} ms");
     }
-    let (arrived, now) = (Duration::from_millis(3_500), clock.says(3_500 * MS));
+    let (arrived, now) = (Duration::from_millis(3_500), clock.time_at(3_500 * MS));
     let start = start_at(&comparison, arrived, now, Duration::ZERO, over);
     assert!(start < arrived + Duration::from_millis(1), "{start:?}");
 }
@@ -269,7 +269,7 @@ fn comparison_memory_is_bounded() {
     }
     assert!(comparison.min_offsets.len() <= MIN_OFFSETS_MAX);
     let last = 19_999 * 10 * MS;
-    let (arrived, now) = (duration(last + MS / 5), clock.says(last + MS / 10));
+    let (arrived, now) = (duration(last + MS / 5), clock.time_at(last + MS / 10));
     // Over a second the clock gained 0.4 ms; over a minute 24 ms.
     for (over_s, least_us, most_us) in [(1, 350, 700), (60, 23_900, 26_000)] {
         let delay = start_at(&comparison, arrived, now, Duration::ZERO, Duration::from_secs(over_s)) - arrived;
@@ -288,7 +288,7 @@ fn attestation_delays_only_uses_before_first_exchange() {
     for millis in [100, 200, 300] {
         let _ = observe(&mut comparison, &clock, at(millis));
     }
-    let due = |millis: i128| clock.says(millis * MS);
+    let due = |millis: i128| clock.time_at(millis * MS);
     let start = |comparison: &ClockComparison, over| comparison.not_before(ms(300), due(400), ms(over));
     let exact = start(&comparison, 1_000);
     assert!(exact >= ms(400) && exact < ms(401), "{exact:?}");

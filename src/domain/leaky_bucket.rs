@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn turn_of_a_gone_job_is_returned() {
+    fn turn_of_a_job_that_leaves_is_returned() {
         let (ms, mut bucket) = (Duration::from_millis, LeakyBucket::new(100.0));
         bucket.leak(ms(1_000));
         bucket.set_waiting(ms(1_000), 20);

@@ -44,10 +44,10 @@ fn backlogs_of_one_quota_are_summed() {
     let mut theirs = account(0, 1_200);
     theirs.provider = "bolt".to_owned();
     both.reconciliation.as_mut().unwrap().insert("bolt".to_owned(), theirs);
-    let drained: Vec<_> = overview(&both).providers.iter().map(|one| ms(&one.clears) / 60_000).collect();
+    let drained: Vec<_> = overview(&both).providers.iter().map(|provider| ms(&provider.clears) / 60_000).collect();
     assert_eq!(drained, [2, 2]);
     both.reconciliation.as_mut().unwrap().remove("bolt");
-    let drained: Vec<_> = overview(&both).providers.iter().map(|one| ms(&one.clears)).collect();
+    let drained: Vec<_> = overview(&both).providers.iter().map(|provider| ms(&provider.clears)).collect();
     assert_eq!(drained, [60, 0]);
 }
 
@@ -102,10 +102,10 @@ fn proposed_limit_is_estimated_like_the_current_one() {
     };
     one.limit_usage.insert(ProviderName::new("acme").unwrap(), vec![used]);
     let shown = overview(&one).providers.remove(0).clears;
-    let of = |max_requests: i64, one: &OverviewInput| {
+    let of = |max_requests: i64, input: &OverviewInput| {
         let mut row = row();
         row.limits[1].max_requests = max_requests;
-        ClearTimeOverview::from(clear_time(one, &row.validate(9).unwrap()))
+        ClearTimeOverview::from(clear_time(input, &row.validate(9).unwrap()))
     };
     assert_eq!(of(600, &one), shown);
     assert!(ms(&of(1_200, &one)) < ms(&shown) && ms(&of(300, &one)) > ms(&shown));

@@ -62,7 +62,7 @@ fn evidence(missing: Missing) -> OverviewInput {
         retry_after: Some(std::time::Duration::ZERO),
         reset_after: std::time::Duration::ZERO,
     };
-    let gone = |which: Missing| (missing == which).then(|| format!("{which:?}: gone"));
+    let problem = |which: Missing| (missing == which).then(|| format!("{which:?}: gone"));
     let database = missing == Missing::Database;
     OverviewInput {
         at_ms: 1_800_000_000_000,
@@ -80,8 +80,8 @@ fn evidence(missing: Missing) -> OverviewInput {
             .then(|| (ProviderName::new("acme").unwrap(), vec![used]))
             .into_iter()
             .collect(),
-        database_problem: gone(Missing::Database),
-        backend_problems: gone(missing).filter(|_| !database && missing != Missing::Nothing).into_iter().collect(),
+        database_problem: problem(Missing::Database),
+        backend_problems: problem(missing).filter(|_| !database && missing != Missing::Nothing).into_iter().collect(),
         ..OverviewInput::default()
     }
 }

@@ -11,9 +11,9 @@ pub(super) struct LaneFault(watch::Sender<Option<String>>);
 
 impl LaneFault {
     pub fn record(&self, why: String) {
-        self.0.send_if_modified(|told| {
-            let first = told.is_none();
-            told.get_or_insert(why);
+        self.0.send_if_modified(|reason| {
+            let first = reason.is_none();
+            reason.get_or_insert(why);
             first
         });
     }
@@ -22,10 +22,10 @@ impl LaneFault {
         self.0.borrow().clone()
     }
 
-    /// Waits for a reason. Cancel-safe: it stays told.
+    /// Waits for a reason. Cancel-safe: the reason stays.
     pub async fn wait(&self) -> String {
         // The sender lives in `self`, so there is no end without a reason.
-        let told = self.0.subscribe().wait_for(Option::is_some).await.ok().and_then(|told| told.clone());
-        told.unwrap_or_default()
+        let reason = self.0.subscribe().wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
+        reason.unwrap_or_default()
     }
 }

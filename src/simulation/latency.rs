@@ -85,8 +85,8 @@ impl FromStr for LatencyModel {
         if !text.contains('=') {
             return micros(text).map(Self::Constant);
         }
-        let halves = text.split_once(',').and_then(|(one, other)| {
-            let of = |name: &str| [one, other].into_iter().find_map(|half| half.trim().strip_prefix(name));
+        let halves = text.split_once(',').and_then(|(first, second)| {
+            let of = |name: &str| [first, second].into_iter().find_map(|half| half.trim().strip_prefix(name));
             Some((of("p50=")?, of("p95=")?))
         });
         let (median, high) = halves.ok_or_else(|| format!("`{text}`: write p50=80ms,p95=300ms"))?;

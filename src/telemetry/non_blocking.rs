@@ -171,13 +171,13 @@ mod tests {
     /// A pipe whose reader allows one write at a time.
     struct SteppedPipe {
         allowed: Receiver<io::Result<usize>>,
-        begun: Sender<()>,
+        started: Sender<()>,
         written: Arc<Mutex<Vec<u8>>>,
     }
 
     impl Write for SteppedPipe {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.begun.send(()).unwrap_or_default();
+            self.started.send(()).unwrap_or_default();
             let taken = self.allowed.recv().map_err(|_| ErrorKind::BrokenPipe)??.min(bytes.len());
             self.written.lock().unwrap().extend_from_slice(&bytes[..taken]);
             Ok(taken)
@@ -190,7 +190,7 @@ mod tests {
 
     struct PipeHandle {
         allow: Sender<io::Result<usize>>,
-        begun: Receiver<()>,
+        started: Receiver<()>,
         written: Arc<Mutex<Vec<u8>>>,
         reported: Receiver<u64>,
         log: NonBlocking,
@@ -198,12 +198,12 @@ mod tests {
 
     fn pipe(max: usize) -> PipeHandle {
         let (allow, allowed) = channel();
-        let (begins, begun) = channel();
+        let (starts, started) = channel();
         let written = Arc::new(Mutex::new(Vec::new()));
-        let gate = SteppedPipe { allowed, begun: begins, written: Arc::clone(&written) };
+        let gate = SteppedPipe { allowed, started: starts, written: Arc::clone(&written) };
         let (reports, reported) = channel();
         let report = move |lines| reports.send(lines).unwrap();
-        PipeHandle { allow, begun, written, reported, log: NonBlocking::with_buffer(max, gate, report).unwrap() }
+        PipeHandle { allow, started, written, reported, log: NonBlocking::with_buffer(max, gate, report).unwrap() }
     }
 
     impl PipeHandle {
@@ -220,7 +220,7 @@ mod tests {
     fn lines_beyond_the_buffer_are_dropped_and_counted() {
         let pipe = pipe(10);
         pipe.line("first\n");
-        pipe.begun.recv_timeout(TIMEOUT).unwrap();
+        pipe.started.recv_timeout(TIMEOUT).unwrap();
         // The thread has the first line; ten bytes fit behind it.
         for line in ["two\n", "three\n", "four\n", "5\n"] {
             pipe.line(line);

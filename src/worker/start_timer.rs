@@ -67,8 +67,8 @@ impl StartTimer {
         let mut thread = lock(&self.thread);
         if matches!(*thread, TimerThread::NotStarted) {
             let shared = Arc::clone(&self.shared);
-            let begun = std::thread::Builder::new().name("start-timer".to_owned()).spawn(move || shared.run());
-            *thread = begun.map(TimerThread::Running).unwrap_or_else(|error| {
+            let spawned = std::thread::Builder::new().name("start-timer".to_owned()).spawn(move || shared.run());
+            *thread = spawned.map(TimerThread::Running).unwrap_or_else(|error| {
                 tracing::warn!(%error, "failed to start the timer thread; requests may start up to 2 ms late");
                 TimerThread::Unavailable
             });
@@ -243,13 +243,13 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn paused_clock_uses_tokios_timer() {
-        let (timer, begun) = (StartTimer::default(), std::time::Instant::now());
+        let (timer, started) = (StartTimer::default(), std::time::Instant::now());
         for seconds in [0, 1, 3_600] {
             let instant = Instant::now() + Duration::from_secs(seconds);
             timer.sleep_until(instant).await;
             assert!((instant..=instant + Duration::from_millis(2)).contains(&Instant::now()));
         }
-        assert!(begun.elapsed() < Duration::from_secs(3_600));
+        assert!(started.elapsed() < Duration::from_secs(3_600));
         assert!(matches!(*lock(&timer.thread), TimerThread::NotStarted), "no thread for virtual time");
     }
 }

@@ -120,7 +120,7 @@ fn check_rows(answer: &ExplainResponse, all: bool) -> Vec<Vec<String>> {
         (false, _) => CheckRow::NotReached,
     };
     let shares = |kind| !all && matches!(kind, CheckRow::Routine | CheckRow::NotReached);
-    let runs = answer.checks.chunk_by(|one, next| shares(kind(one)) && kind(one) == kind(next));
+    let runs = answer.checks.chunk_by(|check, next| shares(kind(check)) && kind(check) == kind(next));
     let row = |run: &[ExplainedCheck]| {
         let [first, others @ ..] = run else { return Vec::new() };
         let name = match others.len() as u64 {

@@ -176,17 +176,17 @@ mod tests {
         let request = json!({"echo": {"id": "/id", "except": [422]}});
         let row = |reuse: Option<bool>, retention: Option<u32>| json!({"request": request, "reuse_connections": reuse, "idempotency_retention_s": retention});
         for row in [row(None, Some(86_400)), row(Some(true), Some(86_400)), row(Some(true), None)] {
-            let said = problems(row);
+            let found = problems(row);
             assert!(
-                said.len() == 1 && said[0].contains("request.echo.except") && said[0].contains("reuse_connections")
+                found.len() == 1 && found[0].contains("request.echo.except") && found[0].contains("reuse_connections")
             );
         }
         for row in [row(Some(false), Some(86_400)), row(None, None)] {
             assert_eq!(problems(row), [""; 0]);
         }
         let lookup = json!({"url": "https://api.example.com/${job:id}", "echo": {"id": "/id", "except": [404]}});
-        let said = problems(json!({ "lookup": lookup }));
-        assert!(said.len() == 1 && said[0].starts_with("lookup.echo.except: on a shared connection"), "{said:#?}");
+        let found = problems(json!({ "lookup": lookup }));
+        assert!(found.len() == 1 && found[0].starts_with("lookup.echo.except: on a shared connection"), "{found:#?}");
     }
 
     #[test]

@@ -17,14 +17,14 @@ const KEYS: &str = "header, value, code, at and means";
 impl RowValidator {
     pub(super) fn statuses(&mut self, statuses: Option<&Object>) -> BTreeMap<u16, Vec<StatusCase>> {
         let mut meant = BTreeMap::new();
-        for (status, says) in statuses.into_iter().flatten() {
+        for (status, meaning) in statuses.into_iter().flatten() {
             let number = status.parse::<u16>().ok().filter(|number| (100..=599).contains(number));
             let Some(number) = number else {
                 self.problem(format!("statuses: `{status}` is not an HTTP status between 100 and 599"));
                 continue;
             };
             let mut check = Self::default();
-            let cases = match says {
+            let cases = match meaning {
                 Value::Array(cases) => check.cases(cases),
                 name => check.meaning("the meaning", name).into_iter().map(StatusCase::always).collect(),
             };
@@ -184,8 +184,8 @@ mod tests {
                 "case 2 is never reached: case 1 matches every",
             ),
         ];
-        for (says, problem) in table {
-            let bad = with(json!({ "statuses": {"429": says} })).validate(1).unwrap_err();
+        for (meaning, problem) in table {
+            let bad = with(json!({ "statuses": {"429": meaning} })).validate(1).unwrap_err();
             let wanted = format!("statuses: 429: {problem}");
             // A case may be in a line below its own number.
             let found = bad.problems.iter().any(|line| line.starts_with("statuses: 429: ") && line.contains(problem));

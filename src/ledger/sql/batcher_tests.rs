@@ -13,13 +13,13 @@ const MS: Duration = Duration::from_millis(1);
 
 /// Records the size of each batch, and its time since the start.
 struct RecordingEngine {
-    begun: Instant,
+    started: Instant,
     batches: Mutex<Vec<(usize, Duration)>>,
 }
 
 impl RecordingEngine {
     fn record(&self, units: usize) {
-        self.batches.lock().unwrap().push((units, self.begun.elapsed()));
+        self.batches.lock().unwrap().push((units, self.started.elapsed()));
     }
 }
 
@@ -63,7 +63,7 @@ impl Rig {
             effects: &[],
             returning: Returning::Job("id"),
         };
-        let engine = Arc::new(RecordingEngine { begun: Instant::now(), batches: Mutex::default() });
+        let engine = Arc::new(RecordingEngine { started: Instant::now(), batches: Mutex::default() });
         let batcher = Batcher::new(Dialect::Postgres.job_write(&text));
         Self { engine, batcher, writing: JoinSet::new(), requests: 0 }
     }

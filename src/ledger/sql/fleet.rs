@@ -90,8 +90,8 @@ impl Fleet for SqlLedger {
     }
 
     async fn remove_silent_reports(&self, silent_for: Duration) -> Result<u64, LedgerError> {
-        let gone = self.engine.query(&self.fleet.forget, Arc::from([silent_for.into()])).await?;
-        Ok(u64::try_from(gone.len()).unwrap_or(u64::MAX))
+        let removed = self.engine.query(&self.fleet.forget, Arc::from([silent_for.into()])).await?;
+        Ok(u64::try_from(removed.len()).unwrap_or(u64::MAX))
     }
 
     async fn oldest_open(&self, providers: &[ProviderName]) -> Result<Vec<(String, i64)>, LedgerError> {

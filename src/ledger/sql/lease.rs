@@ -42,7 +42,7 @@ impl LeaseStatements {
                         lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
                     WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')"
         );
-        let settle = "UPDATE jobs SET state = $3, provider_reference = COALESCE($4, provider_reference), reason = $5, \
+        let finalize = "UPDATE jobs SET state = $3, provider_reference = COALESCE($4, provider_reference), reason = $5, \
                           lease_owner = NULL, lease_until = NULL, updated_at = {now} {from} \
                       WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')";
         // A worker that stops releases all of its jobs at once, except those that it may have sent: they keep their
@@ -79,7 +79,7 @@ impl LeaseStatements {
                 returning: Returning::Job(RETURN_PLAN_COLUMNS),
             })),
             finalize: Batcher::new(dialect.job_write(&JobWriteText {
-                update: settle,
+                update: finalize,
                 written_columns: WRITTEN_COLUMNS,
                 effects: &[CLOSE_LEFT_OPEN, WRITE_EVENT],
                 returning: Returning::Job("id"),

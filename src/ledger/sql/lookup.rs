@@ -45,7 +45,7 @@ impl LookupStatements {
                  {delayed}, lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
              WHERE {HELD} AND last_attempt = $3 AND {ON_WIRE}"
         );
-        let settle = format!(
+        let finalize = format!(
             "UPDATE jobs SET state = {}, provider_reference = COALESCE($10, provider_reference), reason = {}, \
                  resend = CASE WHEN $8 THEN 'granted' ELSE resend END, \
                  lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
@@ -69,7 +69,7 @@ impl LookupStatements {
                 returning: Returning::Job(RETURN_PLAN_COLUMNS),
             }),
             finalize: dialect.job_write(&JobWriteText {
-                update: &settle,
+                update: &finalize,
                 written_columns: WRITTEN_COLUMNS,
                 effects: &[CLOSE_ATTEMPT, WRITE_EVENT],
                 returning: Returning::Job("id, state, reason"),

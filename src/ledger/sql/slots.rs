@@ -84,8 +84,8 @@ impl<C, W> PoolSlots<C, W> {
     }
 
     /// Removes the waiters for which this is true.
-    pub fn remove_waiters(&mut self, is_gone: impl Fn(&W) -> bool) {
-        self.waiting.retain(|(_, waiter)| !is_gone(waiter));
+    pub fn remove_waiters(&mut self, has_left: impl Fn(&W) -> bool) {
+        self.waiting.retain(|(_, waiter)| !has_left(waiter));
     }
 
     pub fn take_waiters(&mut self) -> Vec<W> {
@@ -157,8 +157,8 @@ impl<C, W> PoolSlots<C, W> {
         self.waiting = left;
         let at_once = if self.is_refused { 1 } else { CONNECTS_MAX };
         let room = self.shares.total.saturating_sub(self.open()).min(at_once).saturating_sub(self.connecting);
-        let begun = usize::try_from(self.connecting).unwrap_or(usize::MAX);
-        served.connects = wanted.into_iter().skip(begun).take(usize::try_from(room).unwrap_or(0)).collect();
+        let connecting = usize::try_from(self.connecting).unwrap_or(usize::MAX);
+        served.connects = wanted.into_iter().skip(connecting).take(usize::try_from(room).unwrap_or(0)).collect();
         // While the server rejects connections, one connect at a time serves all waiters.
         self.connecting += u32::try_from(served.connects.len()).unwrap_or(0);
         served

@@ -97,7 +97,7 @@ mod tests {
     fn state_is_verified_by_own_or_attested_comparison() {
         let (now, hidden) = (Instant::now(), Duration::from_millis(3));
         let attested_since = |since| AttestationCheck::Valid { since: Micros(since), undetected_step: hidden };
-        let begun = || {
+        let started = || {
             let mut verification = ClockVerification::default();
             verification.begin(Micros(100));
             verification
@@ -111,9 +111,9 @@ mod tests {
             (99, AttestationCheck::Mismatch, "failed"),
             (99, AttestationCheck::Missing, "pending"),
         ] {
-            assert_eq!(verify_text(&mut begun(), born, now, attested), expected, "{born} {attested:?}");
+            assert_eq!(verify_text(&mut started(), born, now, attested), expected, "{born} {attested:?}");
         }
-        let mut verification = begun();
+        let mut verification = started();
         let _ = verify_text(&mut verification, 99, now, attested_since(40));
         assert_eq!(verify_text(&mut verification, 99, now, AttestationCheck::Mismatch), "already since 40");
         // After a step the earlier verification does not count any more.

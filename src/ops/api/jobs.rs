@@ -127,8 +127,8 @@ async fn list_page(ops: &OpsState, which: JobQuery) -> Result<JsonResponse<JobPa
     )
 )]
 pub async fn show(State(ops): State<OpsState>, Path(id): Path<String>) -> Result<JsonResponse<JobDetails>, ApiError> {
-    let story = ops.operator_context.operator.show(&parse_job_id(id)?).await?;
-    story.map(JsonResponse).ok_or_else(|| ResolutionRefusal::NoSuchJob.into())
+    let details = ops.operator_context.operator.show(&parse_job_id(id)?).await?;
+    details.map(JsonResponse).ok_or_else(|| ResolutionRefusal::NoSuchJob.into())
 }
 
 /// Dead payments (retries exhausted, confirmed not charged), page by page in the order of their ids.
@@ -163,9 +163,9 @@ pub async fn list_dead(
     )
 )]
 pub async fn show_dead(ops: State<OpsState>, id: Path<String>) -> Result<JsonResponse<JobDetails>, ApiError> {
-    let story = show(ops, id).await?;
-    match story.0.line.state.as_str() {
-        DEAD => Ok(story),
+    let details = show(ops, id).await?;
+    match details.0.line.state.as_str() {
+        DEAD => Ok(details),
         state => Err(ApiError::not_found(format!("the payment is `{state}`, not `{DEAD}`"))),
     }
 }

@@ -214,9 +214,9 @@ async fn jobs_are_found_by_each_filter() {
     assert_eq!(stand.get("/api/v1/dlq/d").await, stand.get("/api/v1/jobs/d").await);
     assert_eq!(stand.get("/api/v1/dlq/c").await, (404, json!({"error": "the payment is `review`, not `dead`"})));
     assert_eq!(stand.get("/api/v1/dlq/missing").await.0, 404);
-    let (status, story) = stand.get("/api/v1/jobs/c").await;
+    let (status, details) = stand.get("/api/v1/jobs/c").await;
     assert_eq!(
-        (status, &story["requests"][0]["outcome"], &story["payload"]["bytes"]),
+        (status, &details["requests"][0]["outcome"], &details["payload"]["bytes"]),
         (200, &"unknown".into(), &17.into())
     );
     for id in ["missing", "a%20b"] {
@@ -250,9 +250,9 @@ async fn resolutions_are_audited_and_applied_once() {
         assert_eq!(answer, (200, json!({"id": id, "state": to, "done": done})), "{path}");
         let again = u64::from(to == "waiting");
         assert_eq!(stand.queue.depth(&acme()).await.unwrap(), Some(queued + again), "{path}: its message");
-        let story = stand.get(&format!("/api/v1/jobs/{id}")).await.1;
-        let audit = &story["audit"][0];
-        assert_eq!((story["state"].as_str(), story["audit"].as_array().unwrap().len()), (Some(to), 1));
+        let details = stand.get(&format!("/api/v1/jobs/{id}")).await.1;
+        let audit = &details["audit"][0];
+        assert_eq!((details["state"].as_str(), details["audit"].as_array().unwrap().len()), (Some(to), 1));
         assert_eq!(
             (&audit["os_user"], &audit["program"], &audit["because"], &audit["old_state"]),
             (&"alice@curl/8.5.0".into(), &"sluicegate ops".into(), &"seen".into(), &from.into())

@@ -52,12 +52,12 @@ pub struct FactSources<'a> {
 /// # Errors
 /// Errors of the ledger.
 pub async fn gather_facts(sources: &FactSources<'_>, id: &JobId) -> Result<Facts, LedgerError> {
-    let story = sources.operator.show(id).await?;
-    let search = match &story {
+    let details = sources.operator.show(id).await?;
+    let search = match &details {
         Some(_) => UnrecordedJob::default(),
         None => unrecorded::find_unrecorded(sources, id).await,
     };
-    let provider = story.as_ref().map(|story| story.line.provider.as_str());
+    let provider = details.as_ref().map(|details| details.line.provider.as_str());
     let name = provider.and_then(|name| ProviderName::new(name).ok()).or(search.lane);
     let row = name.as_ref().map(|name| row_facts(sources.settings, name)).unwrap_or_default();
     let quota = row.provider.as_ref().map(|provider| provider.quota.clone());
@@ -71,14 +71,14 @@ pub async fn gather_facts(sources: &FactSources<'_>, id: &JobId) -> Result<Facts
     let position = sources.operator.queue_position(id, &sharing).await?;
     let claim = match search.claim {
         Some(claim) => claim,
-        None => claim_state(sources.process, name.as_ref(), story.as_ref(), &position, id).await,
+        None => claim_state(sources.process, name.as_ref(), details.as_ref(), &position, id).await,
     };
     let (ready, queue_problem) = match (sources.queue, &name) {
         (Some(queue), Some(name)) => ready_messages(queue, name).await,
         _ => (None, None),
     };
-    let account = match (&story, &search.job) {
-        (Some(story), _) => story.line.account.as_deref(),
+    let account = match (&details, &search.job) {
+        (Some(details), _) => details.line.account.as_deref(),
         (None, job) => job.as_ref().and_then(|job| job.account.as_deref()),
     };
     let mut limiter = match (&row.spec, &name) {
@@ -108,7 +108,7 @@ pub async fn gather_facts(sources: &FactSources<'_>, id: &JobId) -> Result<Facts
         queue_problem,
         unrecorded: search.job.map(|job| unrecorded::with_current_times(job, search.ready_in, now)),
         message_search: search.message_search,
-        job: story.map(|story| job_facts(story, &position)),
+        job: details.map(|details| job_facts(details, &position)),
         row,
         lane,
         claim,
@@ -145,11 +145,11 @@ fn lane_facts(process: &WorkerStatus, name: &ProviderName) -> LaneFacts {
 async fn claim_state(
     process: Option<&WorkerStatus>,
     name: Option<&ProviderName>,
-    story: Option<&JobDetails>,
+    details: Option<&JobDetails>,
     position: &LedgerQueuePosition,
     id: &JobId,
 ) -> ClaimState {
-    let Some(worker) = story.and_then(|story| story.lease_owner.clone()) else { return ClaimState::Unclaimed };
+    let Some(worker) = details.and_then(|details| details.lease_owner.clone()) else { return ClaimState::Unclaimed };
     if let Some(process) = process.filter(|process| process.active_jobs.contains(id)) {
         let here = match name {
             Some(name) => position_in_lane(process, name, &worker, id).await,
@@ -157,7 +157,7 @@ async fn claim_state(
         };
         return here.unwrap_or(ClaimState::AskedWorker { worker, position: None });
     }
-    let lives = story.and_then(|story| story.lease_until).is_some_and(|until| until > position.now);
+    let lives = details.and_then(|details| details.lease_until).is_some_and(|until| until > position.now);
     if lives { ClaimState::OtherWorker { worker } } else { ClaimState::Unclaimed }
 }
 
@@ -260,7 +260,7 @@ fn rejected_message(rejection: &crate::ledger::queue_position::Rejection) -> Rej
     Rejected { at: EpochMs(at.0), lane, reason, detail }
 }
 
-fn job_facts(story: JobDetails, position: &LedgerQueuePosition) -> JobFacts {
+fn job_facts(details: JobDetails, position: &LedgerQueuePosition) -> JobFacts {
     let ms = |at: DatabaseTime| EpochMs(at.0);
     let request = |attempt: &crate::ledger::operator::AttemptSummary| SentRequest {
         number: attempt.number,
@@ -268,39 +268,39 @@ fn job_facts(story: JobDetails, position: &LedgerQueuePosition) -> JobFacts {
         ended_at: attempt.ended_at.map(ms),
         outcome: attempt.outcome.clone(),
     };
-    let event = story.events.iter().rev().find(|event| event.state == story.line.state);
-    let manual_change = story.audit.last().map(|change| ManualChange {
+    let event = details.events.iter().rev().find(|event| event.state == details.line.state);
+    let manual_change = details.audit.last().map(|change| ManualChange {
         operator: change.os_user.clone().unwrap_or_else(|| change.who.clone()),
         reason: change.because.clone(),
-        is_decisive: !change.erased && change.new_state.as_deref() == Some(story.line.state.as_str()),
+        is_decisive: !change.erased && change.new_state.as_deref() == Some(details.line.state.as_str()),
     });
     JobFacts {
-        created_at: ms(story.line.created_at),
-        updated_at: ms(story.line.updated_at),
-        wake_at: ms(story.line.wake_at),
-        not_before: story.not_before.map(ms),
-        expires_at: story.expires_at.map(ms),
-        revived_at: story.revived_at.map(ms),
-        first_sent_at: story.first_sent_at.map(ms),
+        created_at: ms(details.line.created_at),
+        updated_at: ms(details.line.updated_at),
+        wake_at: ms(details.line.wake_at),
+        not_before: details.not_before.map(ms),
+        expires_at: details.expires_at.map(ms),
+        revived_at: details.revived_at.map(ms),
+        first_sent_at: details.first_sent_at.map(ms),
         unknown_since: position.progress.unknown_since.map(ms),
-        cost: story.cost,
-        attempts: story.line.attempts,
+        cost: details.cost,
+        attempts: details.line.attempts,
         lookups: position.progress.lookups,
         resend: position.progress.resend,
         lost_holders: position.progress.lost_holders,
-        requests: story.attempts.iter().map(request).collect(),
-        last_delay: story.waited.and_then(|delay| {
+        requests: details.attempts.iter().map(request).collect(),
+        last_delay: details.waited.and_then(|delay| {
             let reason = WaitReason::from_columns(&delay.wait_reason, delay.wait_limit)?;
             let reason = Wait { reason, detail: delay.wait_detail };
             Some(LastDelay { reason, since: ms(delay.since), request: delay.request })
         }),
         event: event.map(|event| event.published_at.map(ms)),
         manual_change,
-        provider: story.line.provider,
-        state: story.line.state,
-        wait_reason: story.line.wait_reason.and_then(|code| WaitReason::from_columns(&code, story.line.wait_limit)),
-        reason: story.line.reason,
-        reference: story.line.provider_reference,
-        account: story.line.account,
+        provider: details.line.provider,
+        state: details.line.state,
+        wait_reason: details.line.wait_reason.and_then(|code| WaitReason::from_columns(&code, details.line.wait_limit)),
+        reason: details.line.reason,
+        reference: details.line.provider_reference,
+        account: details.line.account,
     }
 }

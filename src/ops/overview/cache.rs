@@ -269,8 +269,8 @@ mod tests {
         let cached = CachedSource::new(SECOND);
         assert_eq!(cached.get(SECOND, async { Ok::<_, String>(7) }).await.value, Some(7));
         advance(SECOND * 2).await;
-        let away = cached.get(SECOND, async { Err::<i32, _>("away".to_owned()) }).await;
-        assert_eq!((away.value, away.problem.as_deref()), (Some(7), Some("away")));
+        let unavailable = cached.get(SECOND, async { Err::<i32, _>("away".to_owned()) }).await;
+        assert_eq!((unavailable.value, unavailable.problem.as_deref()), (Some(7), Some("away")));
         // Not queried again immediately; a hanging query times out.
         let still = cached.get(SECOND, async { Ok::<_, String>(8) }).await;
         assert_eq!((still.value, still.problem.is_some()), (Some(7), true));

@@ -73,21 +73,21 @@ mod tests {
     #[tokio::test]
     async fn hanging_work_blocks_few_threads_and_no_caller() {
         let (hanging, others) = (BlockingThreads::new(Duration::from_millis(50)), BlockingThreads::new(Duration::MAX));
-        let begun = Arc::new(AtomicUsize::new(0));
-        let (let_go, held) = mpsc::channel::<()>();
+        let started = Arc::new(AtomicUsize::new(0));
+        let (release, held) = mpsc::channel::<()>();
         let held = Arc::new(std::sync::Mutex::new(held));
         let hang = || {
-            let (begun, held) = (Arc::clone(&begun), Arc::clone(&held));
+            let (started, held) = (Arc::clone(&started), Arc::clone(&held));
             hanging.run(move || {
-                begun.fetch_add(1, Ordering::SeqCst);
+                started.fetch_add(1, Ordering::SeqCst);
                 let _ = held.lock().unwrap().recv();
             })
         };
         let hung = join_all((0..20).map(|_| hang())).await;
         assert!(hung.iter().all(|end| end.as_ref().unwrap_err().kind() == io::ErrorKind::TimedOut), "{hung:?}");
-        assert_eq!(begun.load(Ordering::SeqCst), THREADS_MAX);
+        assert_eq!(started.load(Ordering::SeqCst), THREADS_MAX);
         assert_eq!(others.run(|| 7).await.unwrap(), 7);
-        drop(let_go);
+        drop(release);
         // The threads that were held serve again.
         while hanging.run(|| ()).await.is_err() {}
     }

@@ -220,10 +220,10 @@ fn wait_is_read_from_the_configured_field() {
     // A row may say that `Retry-After` counts something else.
     let ms =
         Some(WaitField { location: ResponseLocation::Header("RETRY-AFTER".to_owned()), unit: WaitUnit::Milliseconds });
-    let said = [("retry-after", "9000")];
-    assert_eq!(read(ms.clone(), 429, &said, ""), throttled(seconds(9)));
-    assert_eq!(read(ms.clone(), 418, &said, ""), Outcome::Busy { retry_after: seconds(9) });
-    assert_eq!(read(ms, 503, &said, ""), server_error(503, seconds(9)));
+    let headers = [("retry-after", "9000")];
+    assert_eq!(read(ms.clone(), 429, &headers, ""), throttled(seconds(9)));
+    assert_eq!(read(ms.clone(), 418, &headers, ""), Outcome::Busy { retry_after: seconds(9) });
+    assert_eq!(read(ms, 503, &headers, ""), server_error(503, seconds(9)));
 }
 
 #[test]

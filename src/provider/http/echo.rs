@@ -195,16 +195,16 @@ mod tests {
     #[test]
     fn missing_field_blocks_only_final_outcomes() {
         let (echo, payment) = (echo(&[(EchoField::Id, &["/id"])]), PaymentIdentity::from(&job("pay-1")));
-        let doubt = |status, body: &str, settles| check_echo(&reading(status, &[], body), &echo, &payment, settles);
+        let doubt = |status, body: &str, is_final| check_echo(&reading(status, &[], body), &echo, &payment, is_final);
         let not_echoed = |status| Some(UnknownCause::NotEchoed(status));
         assert_eq!(doubt(200, r#"{"id":"pay-1"}"#, true), None);
         assert_eq!(doubt(200, "{}", true), not_echoed(200));
         assert_eq!(doubt(422, "{}", true), None, "the row says that this status repeats nothing");
         assert_eq!(doubt(429, "{}", false), None);
-        for (status, settles) in [(200, true), (422, true), (429, false)] {
-            assert_eq!(doubt(status, r#"{"id":"pay-2"}"#, settles), not_echoed(status));
+        for (status, is_final) in [(200, true), (422, true), (429, false)] {
+            assert_eq!(doubt(status, r#"{"id":"pay-2"}"#, is_final), not_echoed(status));
             let twice = r#"{"id":"pay-1","id":"pay-2"}"#;
-            assert_eq!(doubt(status, twice, settles), Some(UnknownCause::UnreadableResponse(status)));
+            assert_eq!(doubt(status, twice, is_final), Some(UnknownCause::UnreadableResponse(status)));
         }
     }
 

@@ -102,20 +102,20 @@ fn only_listed_states_decide() {
 #[test]
 fn lookup_numbers_are_compared_exactly() {
     let comparing = LookupConfig { amount: Some("/amount".to_owned()), accepted: vec!["7".to_owned()], ..lookup() };
-    let says = |body: &str| read(200, HeaderMap::new(), body, &comparing);
+    let finding_of = |body: &str| read(200, HeaderMap::new(), body, &comparing);
     let long = "20250416112233445566778801";
     let accepted = LookupResult::Accepted { reference: Some(long.to_owned()) };
     for amount in ["1299", "1299.00", "1.299e3", "129900E-2", "\"1299\""] {
-        assert_eq!(says(&format!(r#"{{"state":7.0,"amount":{amount},"id":{long}}}"#)), accepted, "{amount}");
+        assert_eq!(finding_of(&format!(r#"{{"state":7.0,"amount":{amount},"id":{long}}}"#)), accepted, "{amount}");
     }
     for amount in ["1299.0000000000000001", "1299.5", "1e99", "\"1299.00\"", "null"] {
-        let finding = says(&format!(r#"{{"state":7,"amount":{amount}}}"#));
+        let finding = finding_of(&format!(r#"{{"state":7,"amount":{amount}}}"#));
         assert!(
             matches!(&finding, LookupResult::Unclear { reason } if reason.contains("no amount")),
             "{amount}: {finding:?}"
         );
     }
-    let finding = says(r#"{"state":7,"amount":1.3e3}"#);
+    let finding = finding_of(r#"{"state":7,"amount":1.3e3}"#);
     assert!(matches!(&finding, LookupResult::Differs { reason } if reason.contains("has 1300 EUR")), "{finding:?}");
 }
 
@@ -153,7 +153,7 @@ fn different_amount_is_reported_missing_one_is_unclear() {
         accepted: vec!["succeeded".to_owned()],
         ..lookup()
     };
-    let says = |body: Value| read(200, HeaderMap::new(), &body.to_string(), &comparing);
+    let finding_of = |body: Value| read(200, HeaderMap::new(), &body.to_string(), &comparing);
     let differs = |theirs: &str| LookupResult::Differs {
         reason: format!(
             "the provider has {theirs} for this payment, the job has 1299 EUR: check the payment at the provider"
@@ -179,6 +179,6 @@ fn different_amount_is_reported_missing_one_is_unclear() {
         (json!({"state": open}), LookupResult::InProgress),
     ];
     for (body, finding) in table {
-        assert_eq!(says(body.clone()), finding, "{body}");
+        assert_eq!(finding_of(body.clone()), finding, "{body}");
     }
 }

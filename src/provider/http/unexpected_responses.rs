@@ -80,10 +80,10 @@ mod tests {
 
     #[tokio::test]
     async fn one_log_line_per_minute_counts_all() {
-        let (mut state, begun) = (LogState::default(), Instant::now());
+        let (mut state, started) = (LogState::default(), Instant::now());
         let mut lines = Vec::new();
         for seconds in [0, 0, 1, 59, 60, 61, 119, 121] {
-            lines.extend(state.count(begun + Duration::from_secs(seconds)).map(|strays| (seconds, strays)));
+            lines.extend(state.count(started + Duration::from_secs(seconds)).map(|strays| (seconds, strays)));
         }
         assert_eq!(lines, [(0, 1), (60, 4), (121, 3)]);
     }

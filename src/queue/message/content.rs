@@ -56,9 +56,9 @@ pub(super) struct SensitiveContent {
 pub(super) fn scan_content(members: &[Member<'_>], cards: CardNumbers) -> SensitiveContent {
     let mut content = SensitiveContent::default();
     for member in members {
-        let Some((field, says)) = TEXTS.into_iter().find(|(field, _)| *field == member.key) else { continue };
+        let Some((field, meaning)) = TEXTS.into_iter().find(|(field, _)| *field == member.key) else { continue };
         let mut walk = ContentScanner { looks_for_cards: cards != CardNumbers::Off, ..ContentScanner::default() };
-        walk.value(&member.value, ValueName { text: "", meaning: says });
+        walk.value(&member.value, ValueName { text: "", meaning });
         walk.end_parts();
         let found = |what: Sensitive| SensitiveField { field, what };
         content.card_data = content.card_data.or(walk.card_data.map(found));

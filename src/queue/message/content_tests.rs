@@ -18,8 +18,8 @@ fn with(field: &str, value: &str) -> String {
 fn refused(body: &str) -> InvalidMessage {
     match read(body, CardNumbers::Refuse) {
         Err(DecodeError::Invalid { invalid, claimed_id }) => {
-            let told = format!("{invalid} {claimed_id:?}");
-            assert!(![CARD, SECRET].iter().any(|value| told.contains(value)), "{told}");
+            let message = format!("{invalid} {claimed_id:?}");
+            assert!(![CARD, SECRET].iter().any(|value| message.contains(value)), "{message}");
             invalid
         }
         other => panic!("{body} gave {other:?}"),

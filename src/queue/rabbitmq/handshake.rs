@@ -29,7 +29,7 @@ pub(super) async fn connect(
     let socket: Arc<Mutex<Option<TcpStream>>> = Arc::default();
     let kept = Arc::clone(&socket);
     let version: Arc<OnceLock<String>> = Arc::default();
-    let told = Arc::clone(&version);
+    let announced = Arc::clone(&version);
     let connecting = Connection::connector(
         settings.uri.clone(),
         runtime,
@@ -50,7 +50,7 @@ pub(super) async fn connect(
             match tokio::time::timeout(limit, stream).await {
                 Ok(stream) => Ok(AsyncTcpStream::Plain(SanitizedStream::new(
                     stream?,
-                    ServerInfoReader::with_version(Arc::clone(&told)),
+                    ServerInfoReader::with_version(Arc::clone(&announced)),
                 ))),
                 Err(_) => Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
             }

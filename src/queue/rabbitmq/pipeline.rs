@@ -144,10 +144,10 @@ impl Pipeline {
     /// # Errors
     /// Why nothing is known of the message.
     pub async fn publish(&self, parcel: PublishRequest) -> PublishResult {
-        let gone = || ChannelEndCause::Other("publish: the channel is gone".to_owned());
+        let closed = || ChannelEndCause::Other("publish: the channel is gone".to_owned());
         let (answer, judged) = oneshot::channel();
-        self.requests.send(QueuedPublish { parcel, answer }).map_err(|_| gone())?;
-        judged.await.unwrap_or_else(|_| Err(gone()))
+        self.requests.send(QueuedPublish { parcel, answer }).map_err(|_| closed())?;
+        judged.await.unwrap_or_else(|_| Err(closed()))
     }
 }
 
@@ -162,7 +162,7 @@ async fn run(channel: Channel, mut wanted: mpsc::UnboundedReceiver<QueuedPublish
                 0 => return,
                 _ => batch.drain(..).for_each(|wanted| flight.send(&channel, wanted)),
             },
-            told = flight.confirms(), if !idle => if let Err(why) = told {
+            confirmed = flight.confirms(), if !idle => if let Err(why) = confirmed {
                 // None comes after this, and one that came too late to be sent gets the same result.
                 wanted.close();
                 while let Ok(late) = wanted.try_recv() {
@@ -281,11 +281,11 @@ mod tests {
     #[test]
     fn channel_end_cause_reaches_every_publish() {
         let shut = || lapin::Error::from(ErrorKind::InvalidChannelState(ChannelState::Closing, "basic.publish"));
-        let gone = || {
+        let closed = || {
             let error = AMQPError::new(AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND), "no exchange".into());
             lapin::Error::from(ErrorKind::ProtocolError(error))
         };
-        for order in [[gone(), shut()], [shut(), gone()]] {
+        for order in [[closed(), shut()], [shut(), closed()]] {
             let mut end = ChannelEnd::default();
             order.into_iter().for_each(|error| end.record(error));
             assert!(matches!(end.cause(false), Some(ChannelEndCause::NoExchange)));
@@ -295,7 +295,7 @@ mod tests {
         end.record(shut());
         assert!(end.cause(true).is_none(), "those in flight know better");
         assert!(matches!(end.cause(false), Some(ChannelEndCause::Other(_))), "no better cause is known");
-        end.record(gone());
+        end.record(closed());
         assert!(matches!(end.cause(true), Some(ChannelEndCause::NoExchange)));
     }
 }

@@ -103,7 +103,7 @@ impl Publisher {
 
 /// Waits for a late confirm, or for the end of its channel.
 async fn wait_late_confirm(pipeline: &Pipeline, publishing: impl Future<Output = PublishResult>) -> PublishResult {
-    let gone = async {
+    let ended = async {
         let looks = (0..).take_while(|look| CHANNEL_CHECK_EVERY * *look < CONFIRM_MAX);
         for _ in looks {
             tokio::time::sleep(CHANNEL_CHECK_EVERY).await;
@@ -117,7 +117,7 @@ async fn wait_late_confirm(pipeline: &Pipeline, publishing: impl Future<Output =
     };
     tokio::select! {
         answer = publishing => answer,
-        why = gone => {
+        why = ended => {
             pipeline.close().await;
             Err(ChannelEndCause::Other(why.to_owned()))
         }
@@ -140,7 +140,7 @@ impl ExchangePublisher {
             pipelines.late.retain(|late| late.strong_count() > 0);
             let full = pipelines.late.len() >= LATE_CHANNELS;
             let newest = pipelines.newest.as_ref();
-            let good = newest.filter(|it| it.is_open_in(generation) && (full || !it.is_late()));
+            let good = newest.filter(|pipeline| pipeline.is_open_in(generation) && (full || !pipeline.is_late()));
             if let Some(pipeline) = good {
                 return Ok(Ok(Arc::clone(pipeline)));
             }

@@ -146,10 +146,10 @@ mod tests {
             window in 1..30_usize,
             look_every in 1..6_usize,
         ) {
-            let told = run(&publishes, |id| id, window, look_every);
+            let outcomes = run(&publishes, |id| id, window, look_every);
             for (id, (_, routed, _)) in publishes.iter().enumerate() {
                 let expected = if *routed { PublishOutcome::Delivered } else { PublishOutcome::Returned };
-                prop_assert_eq!(told.get(&(id as u64)), Some(&expected), "publish {}", id);
+                prop_assert_eq!(outcomes.get(&(id as u64)), Some(&expected), "publish {}", id);
             }
         }
 
@@ -159,13 +159,13 @@ mod tests {
             publishes in prop::collection::vec((0..3_u8, any::<bool>(), any::<u16>()), 1..60),
             window in 1..30_usize,
         ) {
-            let told = run(&publishes, |id| usize::from(publishes[id].0), window, 1);
+            let outcomes = run(&publishes, |id| usize::from(publishes[id].0), window, 1);
             for content in 0..3 {
                 let of = |publish: &Publish| publish.0 == content;
                 let returned = publishes.iter().filter(|publish| of(publish) && !publish.1).count();
                 let ids = (0..publishes.len()).filter(|id| of(&publishes[*id]));
-                let told = ids.filter(|id| told[&(*id as u64)] == PublishOutcome::Returned).count();
-                prop_assert_eq!(told, returned, "{}", content);
+                let reported = ids.filter(|id| outcomes[&(*id as u64)] == PublishOutcome::Returned).count();
+                prop_assert_eq!(reported, returned, "{}", content);
             }
         }
     }
@@ -176,7 +176,7 @@ mod tests {
         window: usize,
         look_every: usize,
     ) -> BTreeMap<u64, PublishOutcome> {
-        let (mut accounts, mut told, mut queue) = (ReturnTracker::default(), BTreeMap::new(), VecDeque::new());
+        let (mut accounts, mut outcomes, mut queue) = (ReturnTracker::default(), BTreeMap::new(), VecDeque::new());
         let (mut in_flight, mut unseen, mut next) = (Vec::<usize>::new(), Vec::new(), 0);
         while next < publishes.len() || !in_flight.is_empty() {
             while next < publishes.len() && in_flight.len() < window {
@@ -200,10 +200,10 @@ mod tests {
                 }
             }
             for (id, verdict) in accounts.take_resolved() {
-                assert!(told.insert(id, verdict).is_none(), "{id} is judged twice");
+                assert!(outcomes.insert(id, verdict).is_none(), "{id} is judged twice");
             }
         }
         assert!(accounts.open.is_empty(), "{accounts:?}");
-        told
+        outcomes
     }
 }

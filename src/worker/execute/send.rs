@@ -47,13 +47,13 @@ pub(super) async fn send(
     faults::crash(CrashPoint::AfterPermit);
     let (ledger, lease) = (&lane.worker.backends.ledger, &job.active.lease);
     let writing = spans::step("write the request down");
-    let begun = match call {
+    let begin_result = match call {
         ProviderCall::Charge(request) => {
             ledger.begin_attempt_batched(lease, request, delay_before_send(lead)).instrument(writing).await
         }
         ProviderCall::Lookup(_) => ledger.begin_lookup(lease).instrument(writing).await,
     };
-    let number = match begun {
+    let number = match begin_result {
         Ok(BeginResult::Attempt(number)) => number,
         Ok(BeginResult::Stale) => {
             lane.meter.record_return(ReturnReason::TakenOver);

@@ -70,7 +70,7 @@ fn finished_and_in_flight_jobs_are_explained() {
 
 /// A decision's text is the job's reason. An earlier change of the same job is not.
 #[test]
-fn decisive_reason_is_told_once() {
+fn decisive_reason_is_shown_once() {
     for (is_decisive, words) in [
         (true, "after 1 request: resolved by an operator: seen; changed by alice; not charged"),
         (false, "after 1 request: resolved by an operator: seen; changed by alice (seen); not charged"),

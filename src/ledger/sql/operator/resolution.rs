@@ -30,7 +30,7 @@ enum ResolutionSql {
     /// By a function of the owner's: its caller needs no right to the tables.
     Function(Sql),
     /// A database file has no roles.
-    Statements { settle: Sql, revive: Sql, event: Sql },
+    Statements { finalize: Sql, revive: Sql, event: Sql },
 }
 
 impl ResolutionSql {
@@ -39,7 +39,7 @@ impl ResolutionSql {
             return Self::Function(dialect.render("SELECT jobs_decide($1, $2, $4, $5, $6, $3) AS id"));
         }
         Self::Statements {
-            settle: dialect.render(
+            finalize: dialect.render(
                 "UPDATE jobs SET state = $4, fence = fence + 1, lease_owner = NULL, lease_until = NULL, reason = $5, \
                      provider_reference = COALESCE($6, provider_reference), scrubbed_at = NULL, updated_at = {now} \
                  WHERE id = $1 AND state = $2 AND fence = $3 RETURNING id",
@@ -68,7 +68,7 @@ impl ResolutionSql {
         match self {
             Self::Function(decide) => vec![step(decide, change)],
             Self::Statements { revive, .. } if resolution.needs_resend() => vec![step(revive, change)],
-            Self::Statements { settle, event, .. } => vec![step(settle, change), step(event, id_args(id))],
+            Self::Statements { finalize, event, .. } => vec![step(finalize, change), step(event, id_args(id))],
         }
     }
 }

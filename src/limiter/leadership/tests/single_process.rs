@@ -77,9 +77,9 @@ impl Process {
 /// When each process granted last. Each grants the limit's ten permits at once, every few seconds, because no permit is
 /// released. A process may only begin when no permit of the other can start any more.
 async fn last_grants(processes: &mut [Process; 2], seconds: u64) -> [Option<Duration>; 2] {
-    let begun = Instant::now();
+    let started = Instant::now();
     let mut last: [Option<Instant>; 2] = [None; 2];
-    while begun.elapsed() < Duration::from_secs(seconds) {
+    while started.elapsed() < Duration::from_secs(seconds) {
         for index in 0..2 {
             if !processes[index].grants().await {
                 continue;
@@ -92,7 +92,7 @@ async fn last_grants(processes: &mut [Process; 2], seconds: u64) -> [Option<Dura
         }
         sleep(Duration::from_millis(50)).await;
     }
-    last.map(|at| at.map(|at| at - begun))
+    last.map(|at| at.map(|at| at - started))
 }
 
 #[tokio::test(start_paused = true)]
