@@ -132,7 +132,8 @@ async fn bypassable_limit_warns_and_names_the_field() {
         assert_eq!((&found["level"], &found["what"]), (&"warning".into(), &uncounted.into()));
         assert!(found["fix"].as_str().unwrap().contains(&format!("require = [\"{field}\"]")), "{found}");
 
-        let job_field = [JobField::Account, JobField::Reference].into_iter().find(|it| it.name() == field).unwrap();
+        let job_field =
+            [JobField::Account, JobField::Reference].into_iter().find(|candidate| candidate.name() == field).unwrap();
         let required = Provider { require: [job_field].into(), ..counting.clone() };
         counting.limits[1].shadow = true;
         engine.state().meant = vec![required, counting];
@@ -169,16 +170,16 @@ fn a_short_token_off_loopback_stops_the_start() {
         for (listen, token, length) in
             [("0.0.0.0:9464", "hunter2", 7), ("[::]:9464", "0123456789abcdef0123456789abcde", 31)]
         {
-            let (code, said) = program(command, &format!("ops.listen={listen}"), token);
-            assert_eq!(code, Some(78), "{command} {listen}: {said}");
+            let (code, output) = program(command, &format!("ops.listen={listen}"), token);
+            assert_eq!(code, Some(78), "{command} {listen}: {output}");
             let problem = format!("has {length} characters, and {listen} is reachable from other machines");
-            assert!(said.contains("ops.token") && said.contains(&problem), "{said}");
-            assert!(said.contains("at least 32") && said.contains("openssl rand -hex 24"), "{said}");
-            assert!(!said.contains(token), "{said}");
+            assert!(output.contains("ops.token") && output.contains(&problem), "{output}");
+            assert!(output.contains("at least 32") && output.contains("openssl rand -hex 24"), "{output}");
+            assert!(!output.contains(token), "{output}");
         }
     }
-    let (code, said) = program("check", "ops.listen=127.0.0.1:9464", "hunter2");
-    assert!(!said.contains("ops.token") && code != Some(78), "{code:?} {said}");
+    let (code, output) = program("check", "ops.listen=127.0.0.1:9464", "hunter2");
+    assert!(!output.contains("ops.token") && code != Some(78), "{code:?} {output}");
 }
 
 /// A request that starts just before the drain must get its response before the drain ends.

@@ -18,7 +18,7 @@ fn file(more: &str) -> String {
 }
 
 /// Exit code and the whole output, whatever the width of its columns.
-fn told(mut command: Command) -> (Option<i32>, String) {
+fn run(mut command: Command) -> (Option<i32>, String) {
     let output = command.output().unwrap();
     let printed = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
     (output.status.code(), printed.split_whitespace().collect::<Vec<_>>().join(" "))
@@ -30,7 +30,7 @@ fn judged(dir: &tempfile::TempDir, text: &str) -> [(Option<i32>, String); 2] {
     let with = |line: &[&str]| {
         let mut command = sluicegate(dir);
         command.args(line);
-        told(command)
+        run(command)
     };
     [with(&["provider", "apply", "providers.toml"]), with(&["check", "--no-connect", "--providers", "providers.toml"])]
 }
@@ -46,18 +46,19 @@ fn literal_credential_is_always_rejected() {
             "lookup.url: the parameter `token`",
         ),
     ] {
-        for (exit, told) in judged(&dir, &file(&more)) {
-            assert_eq!(exit, Some(78), "{told}");
+        for (exit, output) in judged(&dir, &file(&more)) {
+            assert_eq!(exit, Some(78), "{output}");
             assert!(
-                told.contains("provider `acme`: ") && told.contains(place) && told.contains("${file:PATH}"),
-                "{told}"
+                output.contains("provider `acme`: ") && output.contains(place) && output.contains("${file:PATH}"),
+                "{output}"
             );
-            assert!(!told.contains(SECRET), "{told}");
+            assert!(!output.contains(SECRET), "{output}");
         }
     }
     assert!(!dir.path().join("sluicegate.db").exists());
-    for (exit, told) in judged(&dir, &file("headers = { Authorization = \"Basic ${env:ACME}\", X-Version = \"3\" }")) {
-        assert_eq!(exit, Some(0), "{told}");
+    for (exit, output) in judged(&dir, &file("headers = { Authorization = \"Basic ${env:ACME}\", X-Version = \"3\" }"))
+    {
+        assert_eq!(exit, Some(0), "{output}");
     }
 }
 
@@ -78,11 +79,11 @@ async fn existing_literal_credential_is_reported_but_works() {
     database.close().await;
     let mut check = sluicegate(&dir);
     check.arg("check");
-    let (exit, told) = told(check);
-    assert_eq!(exit, Some(0), "{told}");
+    let (exit, output) = run(check);
+    assert_eq!(exit, Some(0), "{output}");
     assert!(
-        told.contains("warning provider acme headers: the value of `X-Auth-Token`") && !told.contains(SECRET),
-        "{told}"
+        output.contains("warning provider acme headers: the value of `X-Auth-Token`") && !output.contains(SECRET),
+        "{output}"
     );
 }
 
@@ -99,10 +100,10 @@ fn masked_url_is_always_rejected() {
     };
     let copied = shown(&[]);
     assert!(copied.contains("/charges?version=…"), "{copied}");
-    for (exit, told) in judged(&dir, &copied) {
-        assert_eq!(exit, Some(78), "{told}");
-        assert!(told.contains("provider `acme`: url holds `…`") && told.contains("--reveal"), "{told}");
+    for (exit, output) in judged(&dir, &copied) {
+        assert_eq!(exit, Some(78), "{output}");
+        assert!(output.contains("provider `acme`: url holds `…`") && output.contains("--reveal"), "{output}");
     }
-    let (exit, told) = judged(&dir, &shown(&["--reveal"]))[0].clone();
-    assert!(exit == Some(0) && told.contains("nothing to change"), "{told}");
+    let (exit, output) = judged(&dir, &shown(&["--reveal"]))[0].clone();
+    assert!(exit == Some(0) && output.contains("nothing to change"), "{output}");
 }

@@ -156,8 +156,8 @@ async fn foreign_queue_blocks_only_its_own_lines() {
     let (acme, bolt) = (one("acme"), one("bolt"));
     assert_eq!(engine.run(&acme.split(' ').collect::<Vec<_>>()).await.result.unwrap(), Exit::Success);
     let (error, exit) = engine.run(&bolt.split(' ').collect::<Vec<_>>()).await.failure();
-    let said = "nothing is published to `bolt`: queue `payments.bolt` exists with other arguments";
-    assert_eq!((error.as_str(), exit), (said, Exit::Failed));
+    let expected = "nothing is published to `bolt`: queue `payments.bolt` exists with other arguments";
+    assert_eq!((error.as_str(), exit), (expected, Exit::Failed));
 
     let dir = tempfile::tempdir().unwrap();
     let lanes = ["acme", "bolt", "crate", "bolt"];

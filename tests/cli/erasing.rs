@@ -22,11 +22,11 @@ async fn account_erasure_reports_what_remains() {
     let erased = desk.run(&with("--json")).await;
     let json = erased.json();
     assert_eq!((&json["erased"], &json["left"]["open"], &json["left"]["review"]), (&1.into(), &1.into(), &1.into()));
-    let story = desk.run(&["jobs", "show", "p1", "--json"]).await.json();
-    assert_eq!((&story["account"], &story["audit"][0]["erased"]), (&Value::Null, &true.into()));
-    assert_eq!(story["audit"][0]["because"], "ticket 4711");
-    let told = desk.run(&["jobs", "show", "p1"]).await.out;
-    assert!(told.contains("erased; ticket 4711"), "{told}");
+    let details = desk.run(&["jobs", "show", "p1", "--json"]).await.json();
+    assert_eq!((&details["account"], &details["audit"][0]["erased"]), (&Value::Null, &true.into()));
+    assert_eq!(details["audit"][0]["because"], "ticket 4711");
+    let shown = desk.run(&["jobs", "show", "p1"]).await.out;
+    assert!(shown.contains("erased; ticket 4711"), "{shown}");
     assert_eq!(exit(&erased), Exit::Failed);
     // A payment with a request within the last 32 days keeps its account. Only a later call erases it.
     desk.payment("p4", "acme", "declined").await;

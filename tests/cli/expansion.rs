@@ -17,7 +17,7 @@ fn sluicegate(dir: &Path, args: &[&str]) -> Output {
     command.env_clear().env("PATH", "/usr/bin:/bin").current_dir(dir).args(args).output().unwrap()
 }
 
-fn said(output: &Output) -> String {
+fn printed(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
@@ -52,7 +52,7 @@ fn oversized_expansion_does_not_kill_the_worker() {
         [["provider", "apply", "acme.toml"].as_slice(), &["enqueue", "--provider", "acme", "--file", "jobs.jsonl"]]
     {
         let output = sluicegate(dir.path(), args);
-        assert!(output.status.success(), "{args:?}: {}", said(&output));
+        assert!(output.status.success(), "{args:?}: {}", printed(&output));
     }
     let (database, set) =
         (format!("database.url=sqlite://{}", at("sluicegate.db").display()), format!("ops.listen=127.0.0.1:{ops}"));
@@ -63,8 +63,8 @@ fn oversized_expansion_does_not_kill_the_worker() {
         let peak_kb = peak_kb(worker.pid);
         assert!(peak_kb < MEMORY_MAX_KB, "{peak_kb} kB");
         let (explained, shown) = (
-            said(&sluicegate(dir.path(), &["--set", &set, "jobs", "explain", "huge"])),
-            said(&sluicegate(dir.path(), &["jobs", "show", "behind", "--json"])),
+            printed(&sluicegate(dir.path(), &["--set", &set, "jobs", "explain", "huge"])),
+            printed(&sluicegate(dir.path(), &["jobs", "show", "behind", "--json"])),
         );
         if explained.contains("too_large") && shown.contains(r#""state": "succeeded""#) {
             assert!(explained.contains("payload: the request body"), "{explained}");

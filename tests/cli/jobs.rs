@@ -196,8 +196,8 @@ async fn dead_payment_is_replayed_with_its_message() {
     assert_eq!((exit(&unknown), unknown.err.as_str()), (Exit::Failed, "p2: the ledger has no such job\n"));
     assert_eq!(desk.queued("acme").await.len(), 1);
 
-    let story = desk.run(&["jobs", "show", "p1", "--json"]).await.json();
-    let audit = &story["audit"][0];
+    let details = desk.run(&["jobs", "show", "p1", "--json"]).await.json();
+    let audit = &details["audit"][0];
     assert_eq!((audit["old_state"].as_str(), audit["because"].as_str()), (Some("dead"), Some("the provider is back")));
     assert!(audit["os_user"].as_str().unwrap().contains('@'), "{audit}");
 }
@@ -316,8 +316,8 @@ async fn review_is_resolved_or_resent() {
     let ran = desk.run(&["jobs", "resolve", "p3", "--as", "resend"]).await;
     assert_eq!((exit(&ran), ran.out.as_str()), (Exit::Success, "p3: review → waiting\n"));
     assert_eq!(desk.queued("acme").await.len(), 1);
-    let story = desk.run(&["jobs", "show", "p1", "--json"]).await.json();
-    assert_eq!((&story["state"], &story["provider_reference"]), (&"succeeded".into(), &"ch_7".into()));
+    let details = desk.run(&["jobs", "show", "p1", "--json"]).await.json();
+    assert_eq!((&details["state"], &details["provider_reference"]), (&"succeeded".into(), &"ch_7".into()));
     for finding in ["succeeded", "declined", "resend"] {
         let ran = desk.run(&["jobs", "resolve", "p1", "--as", finding]).await;
         assert_eq!(exit(&ran), Exit::Failed);
@@ -380,12 +380,12 @@ async fn lists_are_paged_and_details_complete() {
     let waited = "UPDATE jobs SET wait_reason = 'limit', wait_limit = 'per-account', wait_detail = 'as before', \
                   wait_since = 0, wait_until = 60000, wait_request = 2 WHERE id = 'p1'";
     desk.sql(waited).await;
-    let story = desk.run(&["jobs", "show", "p1"]).await;
+    let shown = desk.run(&["jobs", "show", "p1"]).await;
     let waited = "waited for limit per-account: as before from 1970-01-01T00:00:00.000Z until \
                   1970-01-01T00:01:00.000Z, before request 2";
-    assert!(story.out.contains(waited), "{}", story.out);
+    assert!(shown.out.contains(waited), "{}", shown.out);
     for part in ["26 bytes, sha256", "17 bytes, sha256", "not_sent", "cancelled", "discarded by an operator: a test"] {
-        assert!(story.out.contains(part), "{part}: {}", story.out);
+        assert!(shown.out.contains(part), "{part}: {}", shown.out);
     }
     let (error, code) = desk.run(&["dlq", "show", "p1"]).await.failure();
     assert!(error.contains("`cancelled`, not `dead`") && code == Exit::Failed, "{error}");

@@ -51,8 +51,8 @@ fn a_command_refuses_the_process_of_another_deployment() {
     for asking in ASKING {
         let args = [&["--set", &listen], asking].concat();
         if asking[0] != "jobs" {
-            let told = done(theirs.path(), &args);
-            assert!(told.contains("acme") || told.contains("second"), "{asking:?}: {told}");
+            let output = done(theirs.path(), &args);
+            assert!(output.contains("acme") || output.contains("second"), "{asking:?}: {output}");
         }
         let refused = sluicegate(ours.path(), &args);
         let (out, err) = (String::from_utf8(refused.stdout).unwrap(), String::from_utf8(refused.stderr).unwrap());

@@ -59,8 +59,8 @@ fn flags_before_and_after_commands_combine() {
         .args(["--set", "log.level=loud", "check", "--no-connect", "--json", "--set", "log.format=verse"])
         .output()
         .unwrap();
-    let told = text(&output.stdout);
-    assert!(told.contains("log.level") && told.contains("log.format"), "{told}");
+    let stdout = text(&output.stdout);
+    assert!(stdout.contains("log.level") && stdout.contains("log.format"), "{stdout}");
 }
 
 #[test]
@@ -129,9 +129,9 @@ fn other_commands_create_no_database() {
     let output = sluicegate().current_dir(dir.path()).args(["check", "--json"]).output().unwrap();
     let findings: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
     let database_is = |finding: &&serde_json::Value| finding["what"] == "sluicegate.db does not exist yet";
-    let told: Vec<&str> =
+    let levels: Vec<&str> =
         findings.iter().filter(database_is).map(|finding| finding["level"].as_str().unwrap()).collect();
-    assert_eq!((output.status.code(), told, database.exists()), (Some(0), vec!["warning"], false), "{findings:?}");
+    assert_eq!((output.status.code(), levels, database.exists()), (Some(0), vec!["warning"], false), "{findings:?}");
     let output = sluicegate().current_dir(dir.path()).arg("migrate").output().unwrap();
     assert!(output.status.success() && database.exists(), "{}", text(&output.stderr));
     assert!(sluicegate().current_dir(dir.path()).args(["jobs", "list"]).output().unwrap().status.success());
@@ -151,10 +151,10 @@ fn queued_payment_can_be_cancelled() {
     };
     assert_eq!(run("provider apply acme.toml").0, 0);
     assert_eq!(run("enqueue --provider acme --id p1 --amount 1 --currency EUR").0, 0);
-    let (code, said) = run("jobs cancel p2");
-    assert!(code == 1 && said.contains("add --provider NAME"), "{code}: {said}");
-    let (code, said) = run("jobs cancel p1");
-    assert_eq!(code, 0, "{said}");
+    let (code, output) = run("jobs cancel p2");
+    assert!(code == 1 && output.contains("add --provider NAME"), "{code}: {output}");
+    let (code, output) = run("jobs cancel p1");
+    assert_eq!(code, 0, "{output}");
     assert!(run("jobs show p1").1.contains("cancelled"), "{}", run("jobs show p1").1);
 }
 
@@ -220,8 +220,8 @@ fn failing_json_command_prints_a_json_error() {
         let (out, err) = (text(&output.stdout), text(&output.stderr));
         assert_eq!(output.status.code(), Some(code), "{line}: {out}{err}");
         let object: serde_json::Map<String, serde_json::Value> = serde_json::from_str(out).unwrap();
-        let said = object["error"].as_str().unwrap();
-        assert!(said.contains(words) && !said.contains("--help") && object.len() == 1, "{line}: {out}");
+        let message = object["error"].as_str().unwrap();
+        assert!(message.contains(words) && !message.contains("--help") && object.len() == 1, "{line}: {out}");
         assert!(err.contains(words), "{line}: {err}");
     }
     // A command with a JSON object of its own for failures prints that one.
@@ -308,9 +308,9 @@ fn non_database_file_is_rejected() {
         ("/etc", "jobs list", "must be one that this user can read and write"),
         ("missing/new.db", "migrate", "in a folder that exists"),
     ] {
-        let (code, said) = run(url, line);
-        assert_eq!(code, Some(1), "{url} {line}: {said}");
-        assert!(said.contains(words) && !said.contains("unreadable row"), "{url} {line}: {said}");
+        let (code, output) = run(url, line);
+        assert_eq!(code, Some(1), "{url} {line}: {output}");
+        assert!(output.contains(words) && !output.contains("unreadable row"), "{url} {line}: {output}");
     }
 }
 

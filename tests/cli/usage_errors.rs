@@ -70,10 +70,10 @@ fn invalid_command_line_is_reported_with_its_fix() {
     let dir = tempfile::tempdir().unwrap();
     for (code, words, line) in LINES {
         let output = sluicegate(&dir).args(line.split_whitespace()).output().unwrap();
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(code), "{line}: {said}");
-        assert!(said.contains(words), "{line}: {said}");
-        assert!(output.stdout.is_empty() && !said.contains("panicked"), "{line}: {said}");
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{line}: {stderr}");
+        assert!(stderr.contains(words), "{line}: {stderr}");
+        assert!(output.stdout.is_empty() && !stderr.contains("panicked"), "{line}: {stderr}");
     }
 }
 
@@ -92,9 +92,9 @@ fn non_utf8_or_huge_arguments_are_rejected() {
         (vec![OsStr::new("limits"), OsStr::new("set"), OsStr::new("a"), OsStr::new("b"), OsStr::new(&long)], 2),
     ] {
         let output = sluicegate(&dir).args(&line).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(code), "{}", &said[..said.len().min(500)]);
-        assert!(!said.contains("panicked") && output.stdout.is_empty());
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{}", &stderr[..stderr.len().min(500)]);
+        assert!(!stderr.contains("panicked") && output.stdout.is_empty());
     }
 }
 
@@ -113,8 +113,8 @@ fn foreign_files_are_rejected() {
         ("enqueue --provider acme --file missing.jsonl", 1),
     ] {
         let output = sluicegate(&dir).args(line.split_whitespace()).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(code), "{line}: {}", &said[..said.len().min(500)]);
-        assert!(!said.contains("panicked"), "{line}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{line}: {}", &stderr[..stderr.len().min(500)]);
+        assert!(!stderr.contains("panicked"), "{line}");
     }
 }

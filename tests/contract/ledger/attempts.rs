@@ -145,9 +145,9 @@ async fn an_unknown_job_stays_unknown(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let (ledger, job) = (fixture.ledger(), job("p1"));
     fixture.attempt(&job, "unknown", &unknown()).await;
-    let parked = fixture.take(&job).await;
-    assert!(parked.maybe_charged);
-    assert_eq!(ledger.transition(&parked.lease, &waiting()).await.unwrap(), FencedWrite::Applied);
+    let claimed = fixture.take(&job).await;
+    assert!(claimed.maybe_charged);
+    assert_eq!(ledger.transition(&claimed.lease, &waiting()).await.unwrap(), FencedWrite::Applied);
     assert_eq!(fixture.state("p1").await, "unknown");
     // An attempt that is confirmed not sent does not make the earlier outcome known.
     fixture.attempt(&job, "not_sent", &waiting()).await;

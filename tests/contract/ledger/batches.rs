@@ -42,8 +42,8 @@ fn accepted() -> AttemptEnd {
 async fn begin_all(fixture: &Fixture, holds: &[LeaseToken]) {
     let ledger = fixture.ledger();
     let begin = async |hold: &LeaseToken| ledger.begin_attempt(hold, &request(hold.id.as_str())).await;
-    let begun = join_all(holds.iter().map(begin)).await;
-    assert!(begun.iter().all(|begun| matches!(begun, Ok(BeginResult::Attempt(1)))), "{begun:?}");
+    let results = join_all(holds.iter().map(begin)).await;
+    assert!(results.iter().all(|result| matches!(result, Ok(BeginResult::Attempt(1)))), "{results:?}");
 }
 
 async fn count(fixture: &Fixture, rows: &str) -> String {
@@ -84,8 +84,8 @@ async fn one_of_many_deliveries_claims_the_job(kind: Kind) {
             _ => None,
         })
         .collect();
-    let in_hand = claims.iter().filter(|claim| matches!(claim, Claim::Leased { .. })).count();
-    assert_eq!((taken.len(), in_hand), (20, 40));
+    let leased = claims.iter().filter(|claim| matches!(claim, Claim::Leased { .. })).count();
+    assert_eq!((taken.len(), leased), (20, 40));
     assert_eq!(count(&fixture, "jobs WHERE fence = 1").await, "20");
 }
 
@@ -157,9 +157,9 @@ async fn stale_leases_in_a_batch_write_nothing(kind: Kind) {
     }
     let ledger = fixture.ledger();
     let begin = async |hold: &LeaseToken| ledger.begin_attempt(hold, &request(hold.id.as_str())).await.unwrap();
-    let begun = join_all(holds.iter().map(begin)).await;
-    assert_eq!(begun[..4], [BeginResult::Stale; 4]);
-    assert_eq!(begun[4..], [BeginResult::Attempt(1); 8]);
+    let results = join_all(holds.iter().map(begin)).await;
+    assert_eq!(results[..4], [BeginResult::Stale; 4]);
+    assert_eq!(results[4..], [BeginResult::Attempt(1); 8]);
     let rest = JobState::Waiting { wait: Duration::from_secs(5), reason: WaitReason::Throttled.into() };
     let throttled = AttemptEnd { outcome: "throttled", status: Some(429), counts: false, ..accepted() };
     let written = join_all(holds.iter().map(|hold| ledger.finish_attempt(hold, &throttled, &rest))).await;
@@ -183,11 +183,11 @@ async fn stale_and_valid_lease_get_separate_results(kind: Kind) {
     let ledger = fixture.ledger();
     let both = good.iter().flat_map(|hold| [LeaseToken { fence: hold.fence - 1, ..hold.clone() }, hold.clone()]);
     let both: Vec<LeaseToken> = both.collect();
-    let put_down = async |(n, hold): (usize, &LeaseToken)| {
+    let transition = async |(n, hold): (usize, &LeaseToken)| {
         let reason = Wait::with_detail(WaitReason::Retry, if n % 2 == 0 { "stale" } else { "good" });
         ledger.transition(hold, &JobState::Waiting { wait: SECOND, reason }).await.unwrap()
     };
-    let written = join_all(both.iter().enumerate().map(put_down)).await;
+    let written = join_all(both.iter().enumerate().map(transition)).await;
     assert_eq!(written, [FencedWrite::Stale, FencedWrite::Applied].repeat(10));
     assert_eq!(count(&fixture, "jobs WHERE wait_detail = 'good'").await, "10");
 }
@@ -198,7 +198,7 @@ async fn failed_write_does_not_fail_its_batch(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let holds = hold_all(&fixture, &jobs(30)).await;
     let ledger = fixture.ledger();
-    let put_down = async |(n, hold): (usize, &LeaseToken)| {
+    let transition = async |(n, hold): (usize, &LeaseToken)| {
         let reason = format!("reason of {}", hold.id);
         let next = match n % 3 {
             0 => JobState::Waiting { wait: SECOND, reason: Wait::with_detail(WaitReason::Retry, reason) },
@@ -207,7 +207,7 @@ async fn failed_write_does_not_fail_its_batch(kind: Kind) {
         };
         ledger.transition(hold, &next).await
     };
-    let written = join_all(holds.iter().enumerate().map(put_down)).await;
+    let written = join_all(holds.iter().enumerate().map(transition)).await;
     for (n, written) in written.iter().enumerate() {
         match n % 3 {
             1 => assert!(matches!(written, Err(LedgerError::Refused(_))), "{written:?}"),
@@ -248,12 +248,12 @@ async fn locked_row_does_not_block_its_batch() {
     let others = holds.iter().filter(|hold| hold.id != holds[11].id);
     let others = join_all(others.map(begin));
     // The write on the locked row joins the batch, too.
-    let begun = tokio::select! {
+    let results = tokio::select! {
         biased;
-        begun = &mut held => panic!("begun while its row was locked: {begun:?}"),
-        begun = others => begun,
+        result = &mut held => panic!("begun while its row was locked: {result:?}"),
+        results = others => results,
     };
-    assert_eq!(begun, [BeginResult::Attempt(1); 29]);
+    assert_eq!(results, [BeginResult::Attempt(1); 29]);
     person.rollback().await.unwrap();
     assert_eq!(held.await, BeginResult::Attempt(1));
 }

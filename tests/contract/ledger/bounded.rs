@@ -31,7 +31,7 @@ async fn a_request_is_kept_up_to_its_bounds(kind: Kind) {
     {
         let (claimed, alone) = (job(&format!("claimed-{number}")), job(&format!("first-{number}")));
         let hold = fixture.take(&claimed).await.lease;
-        let begun = ledger.begin_attempt(&hold, &sized(claimed.id.as_str(), body, url)).await;
+        let attempt = ledger.begin_attempt(&hold, &sized(claimed.id.as_str(), body, url)).await;
         let hold = LeaseToken { id: alone.id.clone(), fence: 7_000_000_000 };
         let request = sized(alone.id.as_str(), body, url);
         let timing = BatchOptions::immediate(LEASE);
@@ -39,10 +39,10 @@ async fn a_request_is_kept_up_to_its_bounds(kind: Kind) {
             NewJobAttempt { job: &alone, hash: hash(1), lease: &hold, owner: "a", options: timing, request: &request };
         let first = ledger.record_and_begin(first).await;
         if fits {
-            assert_eq!((begun.unwrap(), first.unwrap()), (BeginResult::Attempt(1), FencedWrite::Applied));
+            assert_eq!((attempt.unwrap(), first.unwrap()), (BeginResult::Attempt(1), FencedWrite::Applied));
             continue;
         }
-        for error in [begun.unwrap_err().to_string(), first.unwrap_err().to_string()] {
+        for error in [attempt.unwrap_err().to_string(), first.unwrap_err().to_string()] {
             assert!(error.contains("frozen_request_is_at_most_1_mib_to_a_url_of_8_kib"), "{error}");
         }
     }

@@ -93,8 +93,8 @@ async fn workers_share_limited_connections() {
 async fn connection_error_quotes_the_server() {
     let (_fixture, url) = limited_to(0).await;
     let error = Database::open(&url, 16).unwrap().ledger().ping().await.unwrap_err();
-    let said = |text: &str| text.contains("too many connections for role") && text.contains("SQLSTATE 53300");
-    assert!(matches!(&error, LedgerError::Unavailable(text) if said(text)), "{error:?}");
+    let quotes_server = |text: &str| text.contains("too many connections for role") && text.contains("SQLSTATE 53300");
+    assert!(matches!(&error, LedgerError::Unavailable(text) if quotes_server(text)), "{error:?}");
     let nobody = format!("postgres://postgres@127.0.0.1:{}/ledger", free_port());
     let error = Database::open(&nobody, 16).unwrap().ledger().ping().await.unwrap_err();
     assert!(matches!(&error, LedgerError::Unavailable(text) if text.contains("Connection refused")), "{error:?}");

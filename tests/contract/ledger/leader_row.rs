@@ -21,11 +21,11 @@ async fn leader_row_changes_by_compare_and_set(kind: Kind) {
     let (acme, adyen) = (name("acme"), name("adyen"));
     assert!(ledger.stored_leaders(&[]).await.unwrap().is_empty());
     assert!(ledger.stored_leaders(&[acme.clone(), adyen.clone()]).await.unwrap().is_empty());
-    let begun = Instant::now();
+    let started = Instant::now();
     let first = ledger.take_leadership(&acme, None, "redis:a").await.unwrap();
     assert_eq!(first.holder, "redis:a");
     // The clocks of both databases may count in whole milliseconds.
-    assert!(first.age <= begun.elapsed() + Duration::from_millis(1), "{first:?}");
+    assert!(first.age <= started.elapsed() + Duration::from_millis(1), "{first:?}");
     // A takeover that expects another leader changes nothing and returns the present one.
     for (from, to) in [(None, "redis:b"), (Some("redis:b"), "redis:c"), (Some("share"), "redis:b")] {
         let held = ledger.take_leadership(&acme, from, to).await.unwrap();
@@ -59,9 +59,9 @@ async fn clock_attestation_is_valid_for_its_term(kind: Kind) {
         offset: ClockOffset { least_us: ahead_us, most_us: ahead_us + 900 },
         since: Micros(since_us),
     };
-    let said = async || ledger.stored_leaders(std::slice::from_ref(&acme)).await.unwrap()[&acme].clone();
+    let stored = async || ledger.stored_leaders(std::slice::from_ref(&acme)).await.unwrap()[&acme].clone();
     ledger.record_clock_attestation(&acme, first.term, &word(-5_000_000, since.0)).await.unwrap();
-    let held = said().await;
+    let held = stored().await;
     let (kept, age) = held.attestation.unwrap();
     assert_eq!((kept, held.holder.as_str(), held.term), (word(-5_000_000, since.0), "redis:a", first.term));
     assert!(age < Duration::from_secs(30), "{age:?}");
@@ -72,15 +72,15 @@ async fn clock_attestation_is_valid_for_its_term(kind: Kind) {
     ledger.record_clock_attestation(&acme, first.term, &word(25_000_000, since.0 + 9)).await.unwrap();
     ledger.record_clock_attestation(&acme, first.term, &word(-5_000_000, since.0)).await.unwrap();
     ledger.record_clock_attestation(&acme, first.term - 1, &word(1, since.0 + 20)).await.unwrap();
-    assert_eq!(said().await.attestation.unwrap().0, word(25_000_000, since.0 + 9));
+    assert_eq!(stored().await.attestation.unwrap().0, word(25_000_000, since.0 + 9));
     // The same attestation again is younger.
     let minute = if kind == Kind::Postgres { "interval '1 minute'" } else { "60000" };
     fixture.sql(&format!("UPDATE limiter_authority SET clock_said_at = clock_said_at - {minute}")).await.unwrap();
-    assert!(said().await.attestation.unwrap().1 >= Duration::from_secs(59));
+    assert!(stored().await.attestation.unwrap().1 >= Duration::from_secs(59));
     ledger.record_clock_attestation(&acme, first.term, &word(25_000_001, since.0 + 9)).await.unwrap();
-    assert!(said().await.attestation.unwrap().1 < Duration::from_secs(30));
+    assert!(stored().await.attestation.unwrap().1 < Duration::from_secs(30));
     let next = ledger.take_leadership(&acme, Some("redis:a"), "redis:b").await.unwrap();
-    assert_eq!((next.attestation, said().await.attestation), (None, None));
+    assert_eq!((next.attestation, stored().await.attestation), (None, None));
     assert!(fixture.sql("UPDATE limiter_authority SET clock_since_us = 5").await.is_err(), "an incomplete attestation");
 }
 

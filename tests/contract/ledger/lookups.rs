@@ -53,7 +53,7 @@ impl Fixture {
     }
 
     /// Claims a job whose one charge has an unknown outcome.
-    async fn unknown_in_hand(&self, job: &Job) -> Claimed {
+    async fn claim_unknown(&self, job: &Job) -> Claimed {
         let hold = self.take(job).await.lease;
         let number = self.begin_charge(&hold).await;
         let kept = self.ledger().finish_attempt(&hold, &charged(number, "unknown"), &unknown("no answer")).await;
@@ -72,7 +72,7 @@ const ATTEMPTS: &str = "SELECT number || '|' || kind || '|' || coalesce(outcome,
 async fn a_lookup_is_a_row_and_no_attempt(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let (ledger, job) = (fixture.ledger(), job("p1"));
-    let hold = fixture.unknown_in_hand(&job).await.lease;
+    let hold = fixture.claim_unknown(&job).await.lease;
     assert_eq!(fixture.begin_lookup(&hold).await, 2);
     assert_eq!(fixture.state("p1").await, "unknown");
     let next = unknown("the provider does not know this payment");
@@ -113,7 +113,7 @@ async fn one_lookup_runs_per_unknown_job(kind: Kind) {
     assert_eq!(ledger.begin_lookup(&fresh).await.unwrap(), BeginResult::Stale, "nothing was sent");
     fixture.begin_charge(&fresh).await;
     assert_eq!(ledger.begin_lookup(&fresh).await.unwrap(), BeginResult::Stale, "it is being sent");
-    let hold = fixture.unknown_in_hand(&job("p2")).await.lease;
+    let hold = fixture.claim_unknown(&job("p2")).await.lease;
     let number = fixture.begin_lookup(&hold).await;
     assert_eq!(ledger.begin_lookup(&hold).await.unwrap(), BeginResult::Stale, "one is in flight");
     let next = unknown("x");
@@ -126,7 +126,7 @@ async fn one_lookup_runs_per_unknown_job(kind: Kind) {
 async fn a_lost_workers_lookup_changes_nothing(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let (ledger, job) = (fixture.ledger(), job("p1"));
-    let lost = fixture.unknown_in_hand(&job).await.lease;
+    let lost = fixture.claim_unknown(&job).await.lease;
     let number = fixture.begin_lookup(&lost).await;
     fixture.expire_lease(&lost).await;
     let claimed = fixture.take(&job).await;
@@ -144,7 +144,7 @@ async fn one_more_request_is_granted_and_used(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let ledger = fixture.ledger();
     let grant = async |id: &str| {
-        let hold = fixture.unknown_in_hand(&job(id)).await.lease;
+        let hold = fixture.claim_unknown(&job(id)).await.lease;
         let number = fixture.begin_lookup(&hold).await;
         let end = LookupEnd { grants_resend: true, ..found(number, "not_found") };
         assert_eq!(ledger.finish_lookup(&hold, &end, &unknown("once more")).await.unwrap().0, FencedWrite::Applied);
@@ -183,10 +183,10 @@ async fn unknown_age_counts_from_last_unknown_charge(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let (ledger, job) = (fixture.ledger(), job("p1"));
     let earlier = if kind == Kind::Postgres { "interval '1 hour'" } else { "3600000" };
-    let let_go = "UPDATE jobs SET lease_until = created_at WHERE lease_until IS NOT NULL";
+    let expire_leases = "UPDATE jobs SET lease_until = created_at WHERE lease_until IS NOT NULL";
     let an_hour_passes = async || {
         fixture.sql(&format!("UPDATE attempts SET began_at = began_at - {earlier}")).await.unwrap();
-        fixture.sql(let_go).await.unwrap();
+        fixture.sql(expire_leases).await.unwrap();
         fixture.take(&job).await
     };
     let fresh = fixture.take(&job).await;
@@ -195,8 +195,8 @@ async fn unknown_age_counts_from_last_unknown_charge(kind: Kind) {
     let waiting = JobState::Waiting { wait: Duration::ZERO, reason: Wait::with_detail(WaitReason::Retry, "x") };
     let kept = ledger.finish_attempt(&fresh.lease, &charged(number, "throttled"), &waiting).await.unwrap();
     assert_eq!((kept, an_hour_passes().await.unknown_age), (FencedWrite::Applied, None));
-    fixture.sql(let_go).await.unwrap();
-    fixture.unknown_in_hand(&job).await;
+    fixture.sql(expire_leases).await.unwrap();
+    fixture.claim_unknown(&job).await;
     let mut claimed = an_hour_passes().await;
     for (outcome, moves) in [("throttled", false), ("not_sent", false), ("in_progress", true), ("unknown", true)] {
         assert!(claimed.unknown_age >= Some(HOUR), "{claimed:?}");
@@ -230,7 +230,7 @@ async fn a_charge_belongs_to_one_payment(kind: Kind) {
     charge(&job("p2"), "ch_2").await;
     charge(&job("p3"), "ch_1").await;
     charge(&Job { provider: name("adyen"), ..job("p4") }, "ch_1").await;
-    let hold = fixture.unknown_in_hand(&job("p5")).await.lease;
+    let hold = fixture.claim_unknown(&job("p5")).await.lease;
     let number = fixture.begin_lookup(&hold).await;
     assert_eq!(
         ledger.finish_lookup(&hold, &found(number, "accepted"), &succeeded("ch_2")).await.unwrap(),
@@ -241,8 +241,8 @@ async fn a_charge_belongs_to_one_payment(kind: Kind) {
     assert_eq!(states, wanted);
     for (id, other) in [("p3", "p1"), ("p5", "p2")] {
         let reason = fixture.one(&format!("SELECT reason FROM jobs WHERE id = '{id}'")).await;
-        let says = format!("the provider's reference is that of payment {other} too: ");
-        assert!(reason.starts_with(&says) && reason.contains("request.reference (lookup.reference)"), "{reason}");
+        let conflict = format!("the provider's reference is that of payment {other} too: ");
+        assert!(reason.starts_with(&conflict) && reason.contains("request.reference (lookup.reference)"), "{reason}");
         // The reason does not name the charge: it belongs to another payment, which may be erased.
         assert!(!reason.contains("ch_"), "{reason}");
         let event = format!("SELECT state || '|' || reason FROM outcome_events WHERE job_id = '{id}'");
@@ -268,18 +268,18 @@ async fn concurrent_payments_cannot_share_a_charge(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let ledger = fixture.ledger();
     for round in 0..10 {
-        let mut settling = Vec::new();
+        let mut finishing = Vec::new();
         for n in 0..4 {
             let job = job(&format!("p{round}-{n}"));
             let hold = fixture.take(&job).await.lease;
             let number = fixture.begin_charge(&hold).await;
             let (ledger, reference) = (ledger.clone(), format!("ch_{round}"));
-            settling.push(tokio::spawn(async move {
+            finishing.push(tokio::spawn(async move {
                 ledger.finish_attempt(&hold, &charged(number, "accepted"), &succeeded(&reference)).await
             }));
         }
-        for settled in futures_util::future::join_all(settling).await {
-            assert_eq!(settled.unwrap().unwrap(), FencedWrite::Applied);
+        for finished in futures_util::future::join_all(finishing).await {
+            assert_eq!(finished.unwrap().unwrap(), FencedWrite::Applied);
         }
         let count =
             |state| format!("SELECT count(*) FROM jobs WHERE provider_reference = 'ch_{round}' AND state = '{state}'");
@@ -300,7 +300,7 @@ async fn lookups_count_as_one_permit_each(kind: Kind) {
         (uses.ended.iter().map(|(_, cost)| *cost).collect::<Vec<_>>(), uses.open)
     };
     let (charge, both) = (CostByKind::charges(7), CostByKind { charges: 7, lookups: 1 });
-    let hold = fixture.unknown_in_hand(&job).await.lease;
+    let hold = fixture.claim_unknown(&job).await.lease;
     assert_eq!(recent().await, (vec![], charge), "its end is unknown");
     let number = fixture.begin_lookup(&hold).await;
     assert_eq!(recent().await, (vec![], both), "in flight");

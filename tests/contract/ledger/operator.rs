@@ -46,7 +46,7 @@ fn id(text: &str) -> JobId {
     Identifier::new(text).unwrap()
 }
 
-fn settled(state: FinalState) -> JobState {
+fn finished(state: FinalState) -> JobState {
     JobState::Final { state, reason: "settled".to_owned(), reference: None }
 }
 
@@ -59,7 +59,7 @@ impl Fixture {
         self.operator().resolve(&id(text), verdict, None, &by()).await.unwrap()
     }
 
-    async fn story(&self, text: &str) -> JobDetails {
+    async fn details(&self, text: &str) -> JobDetails {
         self.operator().show(&id(text)).await.unwrap().unwrap()
     }
 
@@ -96,15 +96,15 @@ impl Fixture {
                 let next = JobState::Unknown { wait, reason: Wait::with_detail(WaitReason::Retry, "no answer") };
                 self.attempted(situation, "unknown", &next).await;
             }
-            "review-unknown" => drop(self.attempted(situation, "unknown", &settled(FinalState::Review)).await),
-            "review-rejected" => drop(self.attempted(situation, "rejected", &settled(FinalState::Review)).await),
+            "review-unknown" => drop(self.attempted(situation, "unknown", &finished(FinalState::Review)).await),
+            "review-rejected" => drop(self.attempted(situation, "rejected", &finished(FinalState::Review)).await),
             "cancelled" => {
                 self.take(&job(situation)).await;
                 self.decide(situation, &JobResolution::Cancel).await.unwrap();
             }
             other => {
                 let state = FinalState::from_name(other).unwrap();
-                self.attempted(situation, "not_sent", &settled(state)).await;
+                self.attempted(situation, "not_sent", &finished(state)).await;
             }
         }
     }
@@ -182,7 +182,7 @@ async fn resend_drops_another_payments_reference(kind: Kind) {
         reference: reference.map(str::to_owned),
     };
     let stands = async |text: &str| {
-        let line = fixture.story(text).await.line;
+        let line = fixture.details(text).await.line;
         (line.state, line.provider_reference)
     };
     let (succeeded, review, ch_1) = ("succeeded".to_owned(), "review".to_owned(), Some("ch_1".to_owned()));
@@ -198,7 +198,7 @@ async fn resend_drops_another_payments_reference(kind: Kind) {
     fixture.sql("UPDATE jobs SET provider_reference = 'ch_1' WHERE id = 'waiting'").await.unwrap();
     fixture.attempted("waiting", "accepted", &accepted(None)).await;
     assert_eq!(stands("waiting").await, (review, ch_1));
-    let reason = fixture.story("waiting").await.line.reason.unwrap();
+    let reason = fixture.details("waiting").await.line.reason.unwrap();
     assert!(reason.starts_with("the provider's reference is that of payment b too: "), "{reason}");
 }
 
@@ -208,10 +208,10 @@ async fn every_resolution_on_every_state(kind: Kind) {
         for situation in SITUATIONS {
             fixture.bring(situation).await;
             let verdict = charged_as(situation, &verdict);
-            let before = fixture.story(situation).await;
+            let before = fixture.details(situation).await;
             let picture = fixture.picture(situation).await;
             let decided = fixture.decide(situation, &verdict).await;
-            let after = fixture.story(situation).await;
+            let after = fixture.details(situation).await;
             let Some(state) = becomes(situation, &verdict) else {
                 let refusal = decided.expect_err(situation);
                 let named = ResolutionRefusal::WrongState {
@@ -234,8 +234,8 @@ async fn every_resolution_on_every_state(kind: Kind) {
             assert_eq!(audit.os_user.as_deref(), Some("alice@desk"));
             assert_eq!(audit.because.as_deref(), Some("asked the provider"));
             assert_eq!(audit.cleared_maybe_charged, situation == "review-unknown" && verdict == JobResolution::Resend);
-            let told: Vec<&str> = after.events[before.events.len()..].iter().map(|e| e.state.as_str()).collect();
-            assert_eq!(told, if state == "waiting" { vec![] } else { vec![state] }, "{situation} {verdict:?}");
+            let events: Vec<&str> = after.events[before.events.len()..].iter().map(|e| e.state.as_str()).collect();
+            assert_eq!(events, if state == "waiting" { vec![] } else { vec![state] }, "{situation} {verdict:?}");
             let reference = (state == "succeeded").then(|| format!("ch_{situation}"));
             assert_eq!(after.line.provider_reference, reference);
         }
@@ -258,9 +258,9 @@ async fn resend_keeps_request_and_resets_attempts(kind: Kind) {
         let old = if kind == Kind::Postgres { "created_at - interval '9 days'" } else { "created_at - 777600000" };
         fixture.sql(&format!("UPDATE jobs SET created_at = {old} WHERE id = '{situation}'")).await.unwrap();
         fixture.decide(situation, &verdict).await.unwrap();
-        let story = fixture.story(situation).await;
-        assert_eq!((story.line.attempts, story.maybe_charged), (0, false), "{situation}");
-        assert!(story.revived_at.is_some());
+        let details = fixture.details(situation).await;
+        assert_eq!((details.line.attempts, details.maybe_charged), (0, false), "{situation}");
+        assert!(details.revived_at.is_some());
         let claimed = fixture.take(&job(situation)).await;
         assert_eq!((claimed.attempts, claimed.maybe_charged, claimed.wait), (0, false, Duration::ZERO), "{situation}");
         assert!(claimed.age < Duration::from_secs(60), "{situation} is {:?} old", claimed.age);
@@ -268,7 +268,7 @@ async fn resend_keeps_request_and_resets_attempts(kind: Kind) {
         // provider may know it.
         let (frozen, _) = claimed.frozen_request.unwrap();
         assert_eq!(frozen, request(situation));
-        assert_eq!(story.first_sent_at.is_some(), situation == "review-unknown");
+        assert_eq!(details.first_sent_at.is_some(), situation == "review-unknown");
         assert_eq!(fixture.ledger().begin_attempt(&claimed.lease, &frozen).await.unwrap(), BeginResult::Attempt(2));
     }
     // A dead job is confirmed not charged: a constraint of the database rules out any other.
@@ -315,7 +315,10 @@ async fn job_is_reloaded_as_recorded(kind: Kind) {
     let bare = Job { account: None, reference: None, payload: None, ..job("bare") };
     for job in [whole, bare] {
         let hold = fixture.take(&job).await.lease;
-        assert_eq!(fixture.ledger().transition(&hold, &settled(FinalState::Dead)).await.unwrap(), FencedWrite::Applied);
+        assert_eq!(
+            fixture.ledger().transition(&hold, &finished(FinalState::Dead)).await.unwrap(),
+            FencedWrite::Applied
+        );
         let recalled = fixture.operator().reload(&job.id, &JobResolution::Replay).await.unwrap().unwrap();
         assert_eq!((recalled.job, recalled.hash, recalled.fence), (job.clone(), hash(1), hold.fence));
         // A resolution is refused if the job changed since the operator saw it.
@@ -340,7 +343,7 @@ async fn pages_by_id_omit_no_job(kind: Kind) {
             fixture.take(&Job { provider: name(provider), account, ..job(&format!("p{number:02}")) }).await.lease;
         if number % 2 == 0 {
             assert_eq!(
-                fixture.ledger().transition(&hold, &settled(FinalState::Dead)).await.unwrap(),
+                fixture.ledger().transition(&hold, &finished(FinalState::Dead)).await.unwrap(),
                 FencedWrite::Applied
             );
         }
@@ -378,8 +381,8 @@ async fn pages_by_id_omit_no_job(kind: Kind) {
     }
     let mut dead = operator.job_counts("dead").await.unwrap();
     dead.sort_by(|a, b| a.provider.cmp(&b.provider));
-    let told: Vec<_> = dead.iter().map(|it| (it.provider.as_str(), it.state.as_str(), it.jobs)).collect();
-    assert_eq!(told, [("adyen", "dead", 3), ("stripe", "dead", 2), ("wise", "dead", 2)]);
+    let counts: Vec<_> = dead.iter().map(|count| (count.provider.as_str(), count.state.as_str(), count.jobs)).collect();
+    assert_eq!(counts, [("adyen", "dead", 3), ("stripe", "dead", 2), ("wise", "dead", 2)]);
     assert_eq!(operator.job_counts("review").await.unwrap(), []);
 }
 
@@ -408,18 +411,18 @@ async fn job_details_hide_only_secrets(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     assert_eq!(fixture.operator().show(&id("nobody")).await.unwrap(), None);
     fixture.bring("review-unknown").await;
-    let story = fixture.story("review-unknown").await;
-    assert_eq!((story.line.amount, story.line.currency.as_str(), story.line.attempts), (1_299, "EUR", 1));
-    let [attempt] = story.attempts.as_slice() else { panic!("{:?}", story.attempts) };
+    let details = fixture.details("review-unknown").await;
+    assert_eq!((details.line.amount, details.line.currency.as_str(), details.line.attempts), (1_299, "EUR", 1));
+    let [attempt] = details.attempts.as_slice() else { panic!("{:?}", details.attempts) };
     assert_eq!((attempt.number, attempt.outcome.as_deref(), attempt.counted), (1, Some("unknown"), Some(true)));
-    assert!(attempt.ended_at >= Some(attempt.began_at) && story.maybe_charged);
-    let payload = story.payload.as_ref().unwrap();
+    assert!(attempt.ended_at >= Some(attempt.began_at) && details.maybe_charged);
+    let payload = details.payload.as_ref().unwrap();
     assert_eq!(payload.bytes, 18);
     // Computed with sha256sum.
     assert_eq!(payload.sha256, "88f19ee7db81ace1a300ed953bf662fd91eec7fce84bb315da79def77b0ebc18");
-    let request = story.request.as_ref().unwrap();
+    let request = details.request.as_ref().unwrap();
     assert_eq!((request.method.as_str(), request.body.bytes), ("POST", 23));
-    let json = serde_json::to_string(&story).unwrap();
+    let json = serde_json::to_string(&details).unwrap();
     for secret in ["tok_1", r#"{\"id\""#, "0123456789abcdef"] {
         assert!(!json.contains(secret), "{secret} in {json}");
     }

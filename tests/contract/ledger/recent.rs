@@ -159,9 +159,9 @@ async fn missing_responses_count_from_longest_request_end(kind: Kind) {
     let day = Duration::from_secs(86_400);
     let uses = fixture.ledger().recent_uses(&name("stripe"), Lookback::all(day)).await.unwrap();
     assert_eq!(uses.open, CostByKind::charges(8), "{uses:?}");
-    let told: Vec<(u64, u32)> =
+    let buckets: Vec<(u64, u32)> =
         uses.ended.iter().map(|(age, cost)| ((age.as_secs() + 660).div_ceil(600), cost.charges)).collect();
-    assert_eq!(told, [(6, 1), (12, 2), (18, 4)], "in parts of ten minutes: {uses:?}");
+    assert_eq!(buckets, [(6, 1), (12, 2), (18, 4)], "in parts of ten minutes: {uses:?}");
 }
 
 async fn quota_counts_only_its_own_providers(kind: Kind) {
@@ -372,7 +372,7 @@ async fn requests_record_account_and_reference(kind: Kind) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rebuild_reads_by_index() {
     let fixture = Fixture::migrated(Kind::Postgres).await;
-    let begun = std::time::Instant::now();
+    let started = std::time::Instant::now();
     for (provider, quota, count) in [("stripe", "acme", 150_000), ("stripe-eu", "acme", 20_000), ("adyen", "", 30_000)]
     {
         fixture.provider(provider, quota).await;
@@ -389,7 +389,7 @@ async fn a_rebuild_reads_by_index() {
         let cost: u32 = uses.ended.iter().map(|(_, cost)| cost.counted_by(AppliesTo::All)).sum();
         // 150,000 and 20,000 requests over five days: 208 and 27 of them in ten minutes, at cost 2. The count falls
         // with the time since they were made.
-        let left = WITHIN.saturating_sub(begun.elapsed()).as_secs_f64() / WITHIN.as_secs_f64();
+        let left = WITHIN.saturating_sub(started.elapsed()).as_secs_f64() / WITHIN.as_secs_f64();
         assert!(f64::from(cost) >= 450.0 * left && cost <= 480, "{cost} with {left} of the time left");
     }
     // A session reports its statistics when it ends. Index entries are counted, not rows: once the table is vacuumed,

@@ -58,7 +58,7 @@ async fn pass(client: TcpStream, target: SocketAddr, mut lost: watch::Receiver<L
     let ((mut from_client, mut to_client), (mut from_server, mut to_server)) =
         (client.into_split(), server.into_split());
     let now = lost.clone();
-    let is_lost = |said: &[u8]| said == SYNC && *now.borrow() == Lost::Pings;
+    let is_lost = |bytes: &[u8]| bytes == SYNC && *now.borrow() == Lost::Pings;
     let both = async {
         tokio::join!(
             copy(&mut from_client, &mut to_server, is_lost),

@@ -235,8 +235,8 @@ async fn unreadable_event_does_not_block_others(kind: Kind) {
     fixture.sql("UPDATE outcome_events SET state = 'held' WHERE job_id = 'held'").await.unwrap();
     let taken = fixture.ledger().lease_events(10, LEASE).await.unwrap();
     assert_eq!(taken.iter().map(|event| event.id.as_str()).collect::<Vec<_>>(), ["good"]);
-    let told = fixture.ledger().unpublished_events().await.unwrap();
-    assert_eq!((told.events, told.rejected), (3, 2), "tried later, like those that a queue has rejected");
+    let unpublished = fixture.ledger().unpublished_events().await.unwrap();
+    assert_eq!((unpublished.events, unpublished.rejected), (3, 2), "tried later, like those that a queue has rejected");
 }
 
 /// A payment that was delayed for ever stays delayed.

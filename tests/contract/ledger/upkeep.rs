@@ -72,7 +72,7 @@ impl Fixture {
         ids(&self.upkeep().take_overdue(&name("stripe"), &which).await.unwrap())
     }
 
-    async fn settled(&self, id: &str, state: FinalState) {
+    async fn finish(&self, id: &str, state: FinalState) {
         let hold = self.take(&job(id)).await.lease;
         assert_eq!(self.ledger().begin_attempt(&hold, &request(id)).await.unwrap(), BeginResult::Attempt(1));
         let end = AttemptEnd { number: 1, outcome: "accepted", status: Some(200), detail: String::new(), counts: true };
@@ -184,7 +184,7 @@ async fn leased_jobs_are_not_overdue(kind: Kind) {
     let held = fixture.take(&job("held")).await.lease;
     let sending = fixture.take(&job("sending")).await.lease;
     assert_eq!(fixture.ledger().begin_attempt(&sending, &request("sending")).await.unwrap(), BeginResult::Attempt(1));
-    fixture.settled("done", FinalState::Succeeded).await;
+    fixture.finish("done", FinalState::Succeeded).await;
     for id in ["held", "sending", "done"] {
         fixture.move_back(id, "wake_at", 9_999).await;
     }
@@ -324,7 +324,7 @@ async fn open_job_can_be_set_aside_for_review(kind: Kind) {
 async fn message_status_follows_the_ledger(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.waiting(&job("open"), MINUTE).await;
-    fixture.settled("done", FinalState::Declined).await;
+    fixture.finish("done", FinalState::Declined).await;
     let other_lane = Job { provider: name("adyen"), ..job("open") };
     for (job, hash, standing) in [
         (job("new"), hash(1), MessageState::NotRecorded),
@@ -351,8 +351,8 @@ async fn every_job_is_accounted_for(kind: Kind) {
     fixture.take(&job("held")).await;
     let sending = fixture.take(&job("sending")).await.lease;
     assert_eq!(fixture.ledger().begin_attempt(&sending, &request("sending")).await.unwrap(), BeginResult::Attempt(1));
-    fixture.settled("paid", FinalState::Succeeded).await;
-    fixture.settled("asked", FinalState::Review).await;
+    fixture.finish("paid", FinalState::Succeeded).await;
+    fixture.finish("asked", FinalState::Review).await;
     fixture.waiting(&Job { provider: name("adyen"), ..job("elsewhere") }, MINUTE).await;
     for checked in [CheckScope::Since(MINUTE), CheckScope::All] {
         let mut account = fixture.account(checked).await;
@@ -392,9 +392,9 @@ async fn every_job_is_accounted_for(kind: Kind) {
 async fn unaccounted_jobs_are_found(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     for id in ["good", "no-event", "no-attempt", "old"] {
-        fixture.settled(id, FinalState::Succeeded).await;
+        fixture.finish(id, FinalState::Succeeded).await;
     }
-    fixture.settled("no-review", FinalState::Review).await;
+    fixture.finish("no-review", FinalState::Review).await;
     fixture.sql("DELETE FROM outcome_events WHERE job_id IN ('no-event', 'no-review', 'old')").await.unwrap();
     fixture.sql("UPDATE attempts SET outcome = 'declined' WHERE job_id = 'no-attempt'").await.unwrap();
     fixture.move_back("old", "updated_at", 7_200).await;

@@ -256,11 +256,11 @@ async fn sentences_of_earlier_builds_become_codes(kind: Kind) {
     // Operators read what they read before, and no text is lost.
     for (nth, (sentence, ..)) in SENTENCES.into_iter().enumerate() {
         for id in [format!("a{nth:02}"), format!("f{nth:02}")] {
-            let story = fixture.database.operator().show(&Identifier::new(&id).unwrap()).await.unwrap().unwrap();
-            let waited = story.waited.unwrap_or_else(|| panic!("{id}: its last wait is lost"));
-            let said = format!("{} {}", waited.reason, story.line.reason.unwrap_or_default());
+            let details = fixture.database.operator().show(&Identifier::new(&id).unwrap()).await.unwrap().unwrap();
+            let waited = details.waited.unwrap_or_else(|| panic!("{id}: its last wait is lost"));
+            let text = format!("{} {}", waited.reason, details.line.reason.unwrap_or_default());
             let sentence = sentence.replace("account shop is", "its account is");
-            assert!(said.contains(&sentence), "{id}: {sentence}: {said}");
+            assert!(text.contains(&sentence), "{id}: {sentence}: {text}");
         }
     }
     // The start belongs to the last wait, and is kept where the text described that wait.

@@ -27,7 +27,7 @@ fn refused(wait: Duration) -> JobState {
 }
 
 impl Fixture {
-    async fn put_down(&self, job: &Job, next: &JobState) {
+    async fn transition(&self, job: &Job, next: &JobState) {
         let hold = self.take(job).await.lease;
         assert_eq!(self.ledger().transition(&hold, next).await.unwrap(), FencedWrite::Applied);
     }
@@ -71,7 +71,7 @@ async fn a_moment() {
 
 async fn early_delivery_keeps_its_wait(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    fixture.put_down(&job("early"), &refused(HOUR)).await;
+    fixture.transition(&job("early"), &refused(HOUR)).await;
     let before = fixture.one(WAIT).await;
     assert!(before.contains(" limit all "), "{before}");
     for _ in 0..2 {
@@ -104,18 +104,18 @@ async fn limit_change_wakes_jobs_refused_before(kind: Kind) {
     fixture.provider_row("'sibling', 'stripe'").await;
     fixture.provider_row("'other', NULL").await;
     a_moment().await;
-    fixture.put_down(&job("refused"), &refused(HOUR)).await;
-    fixture.put_down(&job("soon"), &refused(2 * SECOND)).await;
+    fixture.transition(&job("refused"), &refused(HOUR)).await;
+    fixture.transition(&job("soon"), &refused(2 * SECOND)).await;
     let busy = JobState::Waiting { wait: HOUR, reason: WaitReason::ObjectBusy.into() };
-    fixture.put_down(&job("backs-off"), &busy).await;
+    fixture.transition(&job("backs-off"), &busy).await;
     let scheduled = Job { not_before: Some(EpochMs(4_102_444_800_000)), ..job("scheduled") };
-    fixture.put_down(&scheduled, &refused(HOUR)).await;
+    fixture.transition(&scheduled, &refused(HOUR)).await;
     let elsewhere = Job { provider: name("other"), ..job("elsewhere") };
-    fixture.put_down(&elsewhere, &refused(HOUR)).await;
-    fixture.put_down(&job("early"), &refused(HOUR)).await;
-    fixture.put_down(&job("held"), &refused(HOUR)).await;
+    fixture.transition(&elsewhere, &refused(HOUR)).await;
+    fixture.transition(&job("early"), &refused(HOUR)).await;
+    fixture.transition(&job("held"), &refused(HOUR)).await;
     // Written by a version of the program that did not know the column.
-    fixture.put_down(&job("old"), &refused(HOUR)).await;
+    fixture.transition(&job("old"), &refused(HOUR)).await;
     fixture.sql("UPDATE jobs SET wait_begun_at = NULL WHERE id = 'old'").await.unwrap();
     assert_eq!(fixture.wake("stripe", 100).await, 0, "nothing was changed since");
     a_moment().await;
@@ -123,7 +123,7 @@ async fn limit_change_wakes_jobs_refused_before(kind: Kind) {
     // Rows of a quota share their limits, so a change of either row counts.
     fixture.sql("UPDATE providers SET paused = true WHERE name = 'sibling'").await.unwrap();
     a_moment().await;
-    fixture.put_down(&job("since"), &refused(HOUR)).await;
+    fixture.transition(&job("since"), &refused(HOUR)).await;
     fixture.comes_early(&job("early")).await;
     fixture.take(&job("held")).await;
     assert_eq!(fixture.wake("other", 100).await, 0);
@@ -146,19 +146,19 @@ async fn removed_row_wakes_jobs_by_reported_change(kind: Kind) {
     fixture.provider_row("'stripe', NULL").await;
     fixture.provider_row("'sibling', 'stripe'").await;
     a_moment().await;
-    fixture.put_down(&job("before"), &refused(2 * HOUR)).await;
-    fixture.put_down(&job("since"), &refused(2 * HOUR)).await;
+    fixture.transition(&job("before"), &refused(2 * HOUR)).await;
+    fixture.transition(&job("since"), &refused(2 * HOUR)).await;
     let hour = if kind == Kind::Postgres { "interval '1 hour'" } else { "3600000" };
     // Independent of the time that this test's statements take.
     fixture.sql(&format!("UPDATE jobs SET wait_begun_at = wait_begun_at + {hour} WHERE id = 'since'")).await.unwrap();
     a_moment().await;
     fixture.sql("DELETE FROM providers WHERE name = 'sibling'").await.unwrap();
     assert_eq!(fixture.wake("stripe", 100).await, 0);
-    let wake = async |changed_ago, settles| {
+    let wake = async |changed_ago, propagation_time| {
         let which = WakeFilter {
             changed_ago: Some(changed_ago),
             cause: WaitCause::Limit,
-            propagation_time: settles,
+            propagation_time,
             due_within: SECOND,
             at_most: 100,
         };
@@ -181,7 +181,7 @@ async fn woken_unknown_job_becomes_overdue(kind: Kind) {
     };
     let end = AttemptEnd { number, outcome: "unknown", status: None, detail: "reset".to_owned(), counts: true };
     assert_eq!(ledger.finish_attempt(&hold, &end, &unknown).await.unwrap(), FencedWrite::Applied);
-    fixture.put_down(&job("unknown"), &unknown).await;
+    fixture.transition(&job("unknown"), &unknown).await;
     a_moment().await;
     fixture.provider_row("'stripe', NULL").await;
     assert_eq!((fixture.wake("stripe", 100).await, fixture.due().await.len()), (1, 0));
@@ -202,7 +202,7 @@ async fn resume_ends_only_provider_named_waits(kind: Kind) {
         ("throttled", WaitReason::Throttled.into()),
         ("busy", WaitReason::ObjectBusy.into()),
     ] {
-        fixture.put_down(&job(id), &JobState::Waiting { wait: HOUR, reason }).await;
+        fixture.transition(&job(id), &JobState::Waiting { wait: HOUR, reason }).await;
     }
     a_moment().await;
     fixture.provider_row("'stripe', NULL").await;
@@ -224,7 +224,7 @@ async fn resume_ends_only_provider_named_waits(kind: Kind) {
 async fn concurrent_wakes_wake_each_job_once(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     for number in 0..20 {
-        fixture.put_down(&job(&format!("p{number}")), &refused(HOUR)).await;
+        fixture.transition(&job(&format!("p{number}")), &refused(HOUR)).await;
     }
     a_moment().await;
     fixture.provider_row("'stripe', NULL").await;

@@ -25,20 +25,20 @@ async fn plain_sql_is_audited_and_publishes_events(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     for (situation, change, state) in BY_HAND {
         fixture.bring(situation).await;
-        let before = fixture.story(situation).await;
+        let before = fixture.details(situation).await;
         fixture.sql(&format!("UPDATE jobs SET {change} WHERE id = '{situation}'")).await.unwrap();
-        let after = fixture.story(situation).await;
+        let after = fixture.details(situation).await;
         let [audit] = after.audit.as_slice() else { panic!("{situation}: {:?}", after.audit) };
         assert_eq!((audit.old_state.as_str(), audit.new_state.as_deref()), (&*before.line.state, Some(state)));
         assert_eq!(audit.cleared_maybe_charged, before.maybe_charged && !after.maybe_charged);
         let who = if kind == Kind::Postgres { "postgres" } else { "database file" };
         assert_eq!((audit.who.as_str(), &audit.os_user, &audit.because), (who, &None, &None));
-        let told: Vec<&str> = after.events[before.events.len()..].iter().map(|event| event.state.as_str()).collect();
-        assert_eq!(told, if state == "waiting" { vec![] } else { vec![state] }, "{situation}");
+        let events: Vec<&str> = after.events[before.events.len()..].iter().map(|event| event.state.as_str()).collect();
+        assert_eq!(events, if state == "waiting" { vec![] } else { vec![state] }, "{situation}");
     }
     // A change of `maybe_charged` alone is audited, too.
     fixture.sql("UPDATE jobs SET maybe_charged = (1 = 0) WHERE id = 'review-unknown'").await.unwrap();
-    let audit = fixture.story("review-unknown").await.audit;
+    let audit = fixture.details("review-unknown").await.audit;
     assert_eq!((audit.len(), audit[1].cleared_maybe_charged), (2, true));
     fixture.take(&job("deleted")).await;
     fixture.sql("DELETE FROM jobs WHERE id = 'deleted'").await.unwrap();
@@ -57,13 +57,13 @@ async fn sql_on_active_jobs_is_audited(kind: Kind) {
     let five_seconds = if kind == Kind::Postgres { "interval '5 s'" } else { "5000" };
     fixture.sql(&format!("UPDATE jobs SET updated_at = updated_at - {five_seconds}")).await.unwrap();
     for (situation, state) in [("waiting-in-hand", "dead"), ("sending", "succeeded")] {
-        let settle = format!("state = '{state}', lease_owner = NULL, lease_until = NULL");
-        fixture.sql(&format!("UPDATE jobs SET {settle} WHERE id = '{situation}'")).await.unwrap();
-        let after = fixture.story(situation).await;
+        let changes = format!("state = '{state}', lease_owner = NULL, lease_until = NULL");
+        fixture.sql(&format!("UPDATE jobs SET {changes} WHERE id = '{situation}'")).await.unwrap();
+        let after = fixture.details(situation).await;
         let audited: Vec<_> = after.audit.iter().map(|line| line.new_state.as_deref()).collect();
         assert_eq!(audited, [Some(state)], "{situation}");
-        let told: Vec<&str> = after.events.iter().map(|event| event.state.as_str()).collect();
-        assert_eq!(told, [state], "{situation}");
+        let events: Vec<&str> = after.events.iter().map(|event| event.state.as_str()).collect();
+        assert_eq!(events, [state], "{situation}");
     }
 }
 
@@ -79,12 +79,12 @@ async fn worker_writes_are_not_audited(kind: Kind) {
     let taken = fixture.take(&job("sending-lost")).await;
     assert!(taken.maybe_charged);
     assert_eq!(
-        fixture.ledger().transition(&taken.lease, &settled(FinalState::Succeeded)).await.unwrap(),
+        fixture.ledger().transition(&taken.lease, &finished(FinalState::Succeeded)).await.unwrap(),
         FencedWrite::Applied
     );
     for state in [FinalState::Dead, FinalState::Expired, FinalState::Review] {
         let hold = fixture.take(&job(&format!("put-{}", state.name()))).await.lease;
-        assert_eq!(fixture.ledger().transition(&hold, &settled(state)).await.unwrap(), FencedWrite::Applied);
+        assert_eq!(fixture.ledger().transition(&hold, &finished(state)).await.unwrap(), FencedWrite::Applied);
     }
     assert_eq!(fixture.one("SELECT count(*) FROM job_audit").await, "0");
     let doubly = "SELECT count(*) FROM (SELECT job_id FROM outcome_events GROUP BY job_id HAVING count(*) > 1) AS t";
@@ -96,7 +96,7 @@ async fn resolution_audit_names_its_program(kind: Kind) {
     let by_ops = Actor { program: Some("sluicegate ops"), ..by() };
     fixture.bring("dead").await;
     fixture.operator().resolve(&id("dead"), &JobResolution::Discard, None, &by_ops).await.unwrap().unwrap();
-    let audit = fixture.story("dead").await.audit;
+    let audit = fixture.details("dead").await.audit;
     assert_eq!(audit[0].program.as_deref(), Some("sluicegate ops"));
     assert_eq!((&audit[0].os_user, &audit[0].because), (&Some(by_ops.os_user), &by_ops.reason));
     // The program is recorded for that transaction alone, whichever connection is used next.
@@ -104,7 +104,7 @@ async fn resolution_audit_names_its_program(kind: Kind) {
     for situation in ["waiting", "waiting-in-hand", "waiting-throttled"] {
         fixture.bring(situation).await;
         assert_eq!(fixture.decide(situation, &JobResolution::Cancel).await, Ok(()));
-        assert_eq!(fixture.story(situation).await.audit[0].program.as_deref(), own);
+        assert_eq!(fixture.details(situation).await.audit[0].program.as_deref(), own);
     }
 }
 

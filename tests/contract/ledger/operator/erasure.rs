@@ -22,7 +22,7 @@ fn account() -> Identifier {
 
 impl Fixture {
     /// Records a finished payment of the account whose outcome was published.
-    async fn told(&self, text: &str, state: FinalState) {
+    async fn record_published(&self, text: &str, state: FinalState) {
         let reference = Some(format!("ch_{text}"));
         let next = JobState::Final { state, reason: "settled by acct_1".to_owned(), reference };
         self.attempted(text, "accepted", &next).await;
@@ -46,39 +46,42 @@ impl Fixture {
 async fn account_is_erased_after_its_jobs_finish(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     for (id, state) in [("declined", FinalState::Declined), ("paid", FinalState::Succeeded)] {
-        fixture.told(id, state).await;
+        fixture.record_published(id, state).await;
     }
-    fixture.told("dead", FinalState::Dead).await;
+    fixture.record_published("dead", FinalState::Dead).await;
     let other = Job { account: Some(id("acct_2")), ..job("other") };
     let hold = fixture.take(&other).await.lease;
-    assert_eq!(fixture.ledger().transition(&hold, &settled(FinalState::Declined)).await.unwrap(), FencedWrite::Applied);
+    assert_eq!(
+        fixture.ledger().transition(&hold, &finished(FinalState::Declined)).await.unwrap(),
+        FencedWrite::Applied
+    );
     assert_eq!(fixture.erasable().await.finished, 3);
     assert_eq!(fixture.operator().erase(&account(), 2, &by()).await.unwrap().jobs, 2, "in the order of their ids");
     assert_eq!(fixture.erase().await.jobs, 1);
     assert_eq!(fixture.erase().await, ErasureResult::default(), "each once");
     assert_eq!(fixture.erasable().await.finished, 0);
     for id in ["dead", "declined", "paid"] {
-        let story = fixture.story(id).await;
-        let line = &story.line;
-        assert_eq!((&line.account, &line.provider_reference, &story.reference), (&None, &None, &None), "{id}");
-        assert_eq!((line.reason.as_deref(), &story.payload, &story.waited), (Some("erased"), &None, &None), "{id}");
-        assert_eq!((line.amount, story.idempotency_key.as_str()), (1_299, id));
-        let request = story.request.unwrap();
+        let details = fixture.details(id).await;
+        let line = &details.line;
+        assert_eq!((&line.account, &line.provider_reference, &details.reference), (&None, &None, &None), "{id}");
+        assert_eq!((line.reason.as_deref(), &details.payload, &details.waited), (Some("erased"), &None, &None), "{id}");
+        assert_eq!((line.amount, details.idempotency_key.as_str()), (1_299, id));
+        let request = details.request.unwrap();
         assert_eq!((request.url.as_str(), request.body.bytes), ("", 0), "{id}");
-        assert_eq!(story.attempts[0].detail.as_deref(), Some(""), "{id}");
-        let [audit] = story.audit.as_slice() else { panic!("{id}: {:?}", story.audit) };
+        assert_eq!(details.attempts[0].detail.as_deref(), Some(""), "{id}");
+        let [audit] = details.audit.as_slice() else { panic!("{id}: {:?}", details.audit) };
         assert!(audit.erased && audit.new_state.as_deref() == Some(audit.old_state.as_str()), "{audit:?}");
         assert_eq!(audit.os_user.as_deref(), Some("alice@desk"));
         assert_eq!(audit.because.as_deref(), Some("asked the provider"));
     }
-    let untouched = fixture.story("other").await;
+    let untouched = fixture.details("other").await;
     assert_eq!((untouched.line.account.as_deref(), untouched.audit.len()), (Some("acct_2"), 0));
 }
 
 async fn erased_jobs_are_never_charged_again(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    fixture.told("paid", FinalState::Succeeded).await;
-    fixture.told("dead", FinalState::Dead).await;
+    fixture.record_published("paid", FinalState::Succeeded).await;
+    fixture.record_published("dead", FinalState::Dead).await;
     assert_eq!(fixture.erase().await.jobs, 2);
     for id in ["paid", "dead"] {
         // The same message, with the account in it, is known by its hash. A message with another hash is a conflict.
@@ -97,9 +100,12 @@ async fn erased_jobs_are_never_charged_again(kind: Kind) {
 async fn unfinished_jobs_are_kept_and_counted(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.take(&job("held")).await;
-    fixture.told("review", FinalState::Review).await;
+    fixture.record_published("review", FinalState::Review).await;
     let hold = fixture.take(&job("unpublished")).await.lease;
-    assert_eq!(fixture.ledger().transition(&hold, &settled(FinalState::Declined)).await.unwrap(), FencedWrite::Applied);
+    assert_eq!(
+        fixture.ledger().transition(&hold, &finished(FinalState::Declined)).await.unwrap(),
+        FencedWrite::Applied
+    );
     fixture.sql("INSERT INTO providers (name, url) VALUES ('stripe', 'https://x.example/')").await.unwrap();
     let rule = "INSERT INTO account_overrides (provider, account, rule) VALUES ('stripe', 'acct_1', 'blocked')";
     fixture.sql(rule).await.unwrap();
@@ -107,19 +113,19 @@ async fn unfinished_jobs_are_kept_and_counted(kind: Kind) {
     let left = fixture.erasable().await;
     assert_eq!((left.finished, left.open, left.review, left.unpublished, left.rules), (0, 1, 1, 1, 1));
     for id in ["held", "review", "unpublished"] {
-        assert_eq!(fixture.story(id).await.line.account.as_deref(), Some("acct_1"), "{id}");
+        assert_eq!(fixture.details(id).await.line.account.as_deref(), Some("acct_1"), "{id}");
     }
 }
 
 /// Otherwise an account's limit would grant more permits than it may.
 async fn requests_keep_account_while_limits_count(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    fixture.told("paid", FinalState::Succeeded).await;
+    fixture.record_published("paid", FinalState::Succeeded).await;
     let known = "SELECT count(*) FROM attempts WHERE account = 'acct_1' AND reference = 'invoice 7'";
     assert_eq!(fixture.erase().await, ErasureResult { jobs: 1, requests: 0 });
     assert_eq!(fixture.one(known).await, "1");
     let left = fixture.erasable().await;
-    let days = (left.requests_until.unwrap().0 - fixture.story("paid").await.attempts[0].began_at.0) / 86_400_000;
+    let days = (left.requests_until.unwrap().0 - fixture.details("paid").await.attempts[0].began_at.0) / 86_400_000;
     assert_eq!((left.requests, days), (1, 32));
     fixture.age_requests().await;
     assert_eq!(fixture.erasable().await.requests, 0);
@@ -131,12 +137,15 @@ async fn requests_keep_account_while_limits_count(kind: Kind) {
 /// Checks every column of the schema, also those of later migrations.
 async fn an_erased_account_is_written_nowhere(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    fixture.told("paid", FinalState::Succeeded).await;
+    fixture.record_published("paid", FinalState::Succeeded).await;
     let waits =
         JobState::Waiting { wait: Duration::ZERO, reason: Wait::with_detail(WaitReason::Retry, "limit of acct_1") };
     fixture.attempted("waited", "throttled", &waits).await;
     let hold = fixture.take(&job("waited")).await.lease;
-    assert_eq!(fixture.ledger().transition(&hold, &settled(FinalState::Declined)).await.unwrap(), FencedWrite::Applied);
+    assert_eq!(
+        fixture.ledger().transition(&hold, &finished(FinalState::Declined)).await.unwrap(),
+        FencedWrite::Applied
+    );
     fixture.sql("UPDATE outcome_events SET published_at = at").await.unwrap();
     fixture.age_requests().await;
     let rejected = RejectedMessage {
@@ -158,7 +167,7 @@ async fn an_erased_account_is_written_nowhere(kind: Kind) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn erased_bytes_leave_the_sqlite_files() {
     let fixture = Fixture::migrated(Kind::SqliteFile).await;
-    fixture.told("paid", FinalState::Succeeded).await;
+    fixture.record_published("paid", FinalState::Succeeded).await;
     fixture.age_requests().await;
     let personal = ["acct_1", "invoice 7", "tok_1", "ch_paid", "said so", "charges"];
     let path = fixture.url.strip_prefix("sqlite://").unwrap();
@@ -210,9 +219,9 @@ impl Fixture {
 async fn erased_jobs_are_still_counted(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let upkeep = fixture.database.upkeep();
-    fixture.told("lately", FinalState::Succeeded).await;
-    fixture.told("long-ago", FinalState::Declined).await;
-    fixture.told("review", FinalState::Review).await;
+    fixture.record_published("lately", FinalState::Succeeded).await;
+    fixture.record_published("long-ago", FinalState::Declined).await;
+    fixture.record_published("review", FinalState::Review).await;
     let past = if kind == Kind::Postgres { "updated_at - interval '1 day'" } else { "updated_at - 86400000" };
     for id in ["long-ago", "review"] {
         fixture.sql(&format!("UPDATE jobs SET updated_at = {past} WHERE id = '{id}'")).await.unwrap();

@@ -20,13 +20,13 @@ async fn arrivals_in_a_period_are_exact(kind: Kind) {
     for one in [&urgent, &plain, &elsewhere] {
         fixture.take(one).await;
     }
-    let came = async |text: &str| fixture.story(text).await.line.created_at;
+    let came = async |text: &str| fixture.details(text).await.line.created_at;
     let all = async |from: DatabaseTime, to: DatabaseTime, at_most| {
         fixture.operator().arrivals(&name("stripe"), from, to, at_most).await.unwrap()
     };
     let account = urgent.account.as_ref().map(|account| account.as_str().to_owned());
     let (urgent_at, plain_at) = (came("urgent").await, came("plain").await);
-    let told = [
+    let arrivals = [
         PastArrival { created_at: plain_at, expires_at: None, account: None, cost: 1, priority: 0 },
         PastArrival {
             created_at: urgent_at,
@@ -37,8 +37,8 @@ async fn arrivals_in_a_period_are_exact(kind: Kind) {
         },
     ];
     let last = DatabaseTime(urgent_at.0.max(plain_at.0));
-    assert_eq!(all(urgent_at, DatabaseTime(last.0 + 1), 100).await, told);
-    assert_eq!(all(urgent_at, DatabaseTime(last.0 + 1), 1).await, told[..1]);
+    assert_eq!(all(urgent_at, DatabaseTime(last.0 + 1), 100).await, arrivals);
+    assert_eq!(all(urgent_at, DatabaseTime(last.0 + 1), 1).await, arrivals[..1]);
     assert_eq!(all(DatabaseTime(last.0 + 1), DatabaseTime(i64::MAX / 1_000_000), 100).await, []);
     assert_eq!(all(DatabaseTime(0), urgent_at, 100).await, [], "the end is not part of it");
 }

@@ -19,7 +19,7 @@ async fn assert_lost(fixture: &Fixture, hold: &LeaseToken, number: u32) {
     let end = AttemptEnd { number, outcome: "accepted", status: Some(200), detail: String::new(), counts: true };
     let waiting = JobState::Waiting { wait: SECOND, reason: Wait::with_detail(WaitReason::Retry, "x") };
     assert_eq!(ledger.begin_attempt(hold, &request(hold.id.as_str())).await.unwrap(), BeginResult::Stale);
-    for next in [&settled(FinalState::Succeeded), &waiting] {
+    for next in [&finished(FinalState::Succeeded), &waiting] {
         assert_eq!(ledger.finish_attempt(hold, &end, next).await.unwrap(), FencedWrite::Stale);
         assert_eq!(ledger.transition(hold, next).await.unwrap(), FencedWrite::Stale);
     }
@@ -44,12 +44,12 @@ async fn job_is_cancelled_before_its_message_arrives(kind: Kind) {
     let provider = job("p1").provider;
     let ahead = async |text: &str| operator.precancel(&id(text), &provider, &by()).await.unwrap();
     assert_eq!(ahead("p1").await, Ok(()));
-    let story = fixture.story("p1").await;
-    assert_eq!((story.line.state.as_str(), story.line.currency.as_str()), ("cancelled", "XXX"));
+    let details = fixture.details("p1").await;
+    assert_eq!((details.line.state.as_str(), details.line.currency.as_str()), ("cancelled", "XXX"));
     let reason = "cancelled by an operator before its message came: asked the provider";
-    assert_eq!(story.line.reason.as_deref(), Some(reason));
-    assert_eq!((story.events.len(), story.events[0].state.as_str()), (1, "cancelled"));
-    assert_eq!((story.audit.len(), story.audit[0].os_user.as_deref()), (1, Some("alice@desk")));
+    assert_eq!(details.line.reason.as_deref(), Some(reason));
+    assert_eq!((details.events.len(), details.events[0].state.as_str()), (1, "cancelled"));
+    assert_eq!((details.audit.len(), details.audit[0].os_user.as_deref()), (1, Some("alice@desk")));
     // The id's message is finished whatever it contains, also after the broker dead-lettered it.
     assert_eq!(ledger.claim(&job("p1"), hash(7), "worker-a", LEASE).await.unwrap(), Claim::Finished);
     let keyed = Job { idempotency_key: Some(Identifier::new("k1").unwrap()), ..job("p1") };
@@ -78,7 +78,7 @@ async fn job_is_cancelled_before_its_message_arrives(kind: Kind) {
     assert_eq!(refused, Err(ResolutionRefusal::OtherProvider { provider: provider.to_string() }));
     assert_eq!(ahead("p2").await, Ok(()));
     assert_lost(&fixture, &hold, 1).await;
-    assert_eq!(fixture.story("p2").await.line.currency, job("p2").currency);
+    assert_eq!(fixture.details("p2").await.line.currency, job("p2").currency);
     let keyed = Job { idempotency_key: Some(Identifier::new("p4").unwrap()), ..job("p3") };
     fixture.take(&keyed).await;
     assert_eq!(ahead("p4").await, Err(ResolutionRefusal::KeyTaken));
@@ -94,12 +94,12 @@ async fn late_worker_cannot_overwrite_a_resolution(kind: Kind) {
         ("again", JobResolution::Resend),
     ] {
         // The worker wrote its outcome, and never received the confirmation.
-        let hold = fixture.attempted(text, "unknown", &settled(FinalState::Review)).await;
+        let hold = fixture.attempted(text, "unknown", &finished(FinalState::Review)).await;
         fixture.decide(text, &verdict).await.unwrap();
         assert_lost(&fixture, &hold, 1).await;
         assert_eq!(fixture.state(text).await, verdict.resulting_state());
     }
-    let hold = fixture.attempted("replayed", "not_sent", &settled(FinalState::Dead)).await;
+    let hold = fixture.attempted("replayed", "not_sent", &finished(FinalState::Dead)).await;
     fixture.decide("replayed", &JobResolution::Replay).await.unwrap();
     assert_lost(&fixture, &hold, 1).await;
     // Nor can it overwrite the worker that claimed the job afterwards.
@@ -123,9 +123,9 @@ async fn a_cancellation_and_a_request_never_both_happen(kind: Kind) {
             tokio::spawn(
                 async move { operator.resolve(&cancelled, &JobResolution::Cancel, None, &by()).await.unwrap() },
             );
-        let (begun, cancelled) = (begin.await.unwrap(), cancel.await.unwrap());
+        let (begin_result, cancelled) = (begin.await.unwrap(), cancel.await.unwrap());
         let attempts = fixture.one(&format!("SELECT count(*) FROM attempts WHERE job_id = '{text}'")).await;
-        match (begun, cancelled) {
+        match (begin_result, cancelled) {
             (BeginResult::Stale, Ok(())) => {
                 assert_eq!((fixture.state(&text).await.as_str(), &*attempts), ("cancelled", "0"))
             }
@@ -149,8 +149,8 @@ async fn one_of_many_resolutions_wins(kind: Kind) {
     });
     let decided: Vec<_> = futures_util::future::join_all(deciding).await.into_iter().map(Result::unwrap).collect();
     assert_eq!(decided.iter().filter(|result| result.is_ok()).count(), 1, "{decided:?}");
-    let story = fixture.story("review-unknown").await;
-    assert_eq!(story.audit.len(), 1);
-    let told = usize::from(story.line.state != "waiting");
-    assert_eq!(story.events.len(), 1 + told, "review, and what it became");
+    let details = fixture.details("review-unknown").await;
+    assert_eq!(details.audit.len(), 1);
+    let further = usize::from(details.line.state != "waiting");
+    assert_eq!(details.events.len(), 1 + further, "review, and what it became");
 }

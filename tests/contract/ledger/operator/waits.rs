@@ -9,26 +9,26 @@ const PER_ACCOUNT: &str = "per-account";
 async fn last_wait_is_shown_from_its_start(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let (ledger, of) = (fixture.ledger(), "late");
-    let waited = async || fixture.story(of).await.waited;
-    let put_down = async |limit: &str| {
+    let waited = async || fixture.details(of).await.waited;
+    let delay = async |limit: &str| {
         let hold = fixture.take(&job(of)).await.lease;
         let next = JobState::Waiting { wait: Duration::from_secs(60), reason: Wait::for_limit(limit) };
         assert_eq!(ledger.transition(&hold, &next).await.unwrap(), FencedWrite::Applied);
-        let story = fixture.story(of).await;
-        assert_eq!(story.waited.as_ref().map(|it| it.until), Some(story.line.wake_at));
-        story.waited.unwrap()
+        let details = fixture.details(of).await;
+        assert_eq!(details.waited.as_ref().map(|last| last.until), Some(details.line.wake_at));
+        details.waited.unwrap()
     };
     drop(fixture.take(&job("prompt")).await);
-    assert_eq!(fixture.story("prompt").await.waited, None);
+    assert_eq!(fixture.details("prompt").await.waited, None);
 
-    let elsewhere = put_down("per-second").await;
+    let elsewhere = delay("per-second").await;
     assert_eq!((elsewhere.reason.as_str(), elsewhere.request), ("waits for limit per-second", 1));
-    let first = put_down(PER_ACCOUNT).await;
+    let first = delay(PER_ACCOUNT).await;
     assert_eq!((first.wait_reason.as_str(), first.wait_limit.as_deref()), ("limit", Some(PER_ACCOUNT)));
     assert_eq!((first.reason.as_str(), first.request), ("waits for limit per-account", 1));
     assert!(first.since >= elsewhere.since && first.until > first.since);
     // Delayed again for the same reason before the same request: one wait.
-    let again = put_down(PER_ACCOUNT).await;
+    let again = delay(PER_ACCOUNT).await;
     assert_eq!((again.since, again.request), (first.since, 1));
     assert!(again.until >= first.until);
 
@@ -37,11 +37,11 @@ async fn last_wait_is_shown_from_its_start(kind: Kind) {
     fixture.attempted(of, "throttled", &throttled).await;
     let back_off = waited().await.unwrap();
     assert_eq!((back_off.wait_reason.as_str(), back_off.wait_limit, back_off.request), ("throttled", None, 2));
-    let second = put_down(PER_ACCOUNT).await;
+    let second = delay(PER_ACCOUNT).await;
     assert!(second.request == 2 && second.since >= again.since, "{second:?}");
-    fixture.attempted(of, "accepted", &settled(FinalState::Succeeded)).await;
+    fixture.attempted(of, "accepted", &finished(FinalState::Succeeded)).await;
     assert_eq!(waited().await, Some(second));
-    let json = serde_json::to_value(fixture.story(of).await).unwrap();
+    let json = serde_json::to_value(fixture.details(of).await).unwrap();
     assert_eq!((&json["waited"]["wait_limit"], &json["waited"]["request"]), (&PER_ACCOUNT.into(), &2.into()));
     // It waits for nothing any more.
     assert_eq!((&json["wait_reason"], &json["wait_limit"]), (&serde_json::Value::Null, &serde_json::Value::Null));

@@ -119,15 +119,15 @@ impl<E: Explained> Working<'_, E> {
         join_all(taken).await
     }
 
-    async fn begun(&self, holds: &[LeaseToken]) -> Vec<u32> {
+    async fn begin_all(&self, holds: &[LeaseToken]) -> Vec<u32> {
         let ledger = &self.fixture.ledger();
-        let begun = holds.iter().map(|hold| async move {
+        let beginning = holds.iter().map(|hold| async move {
             match ledger.begin_attempt(hold, &request(hold.id.as_str())).await.unwrap() {
                 BeginResult::Attempt(number) => number,
                 BeginResult::Stale => panic!("{hold:?} is stale"),
             }
         });
-        join_all(begun).await
+        join_all(beginning).await
     }
 
     /// Ends the attempts of these numbers.
@@ -146,7 +146,7 @@ impl<E: Explained> Working<'_, E> {
         assert!(join_all(ended).await.iter().all(|written| *written == FencedWrite::Applied), "{outcome}");
     }
 
-    async fn put_down(&self, holds: &[LeaseToken], next: &JobState) {
+    async fn transition_all(&self, holds: &[LeaseToken], next: &JobState) {
         let ledger = &self.fixture.ledger();
         let put = holds.iter().map(|hold| async move { ledger.transition(hold, next).await.unwrap() });
         assert!(join_all(put).await.iter().all(|written| *written == FencedWrite::Applied), "{next:?}");
@@ -210,12 +210,12 @@ impl<E: Explained> Working<'_, E> {
         self.did("a job is given back").await;
         self.take("claimed", round).await;
         self.did("a job comes back").await;
-        let parked = self.take("parked", round).await;
+        let delayed = self.take("parked", round).await;
         self.did("a job is recorded").await;
-        self.put_down(&parked, &wait()).await;
+        self.transition_all(&delayed, &wait()).await;
         let late = self.take("late", round).await;
         let expired = JobState::Final { state: FinalState::Expired, reason: "late".to_owned(), reference: None };
-        self.put_down(&late, &expired).await;
+        self.transition_all(&late, &expired).await;
         self.did("a job is put down").await;
     }
 
@@ -224,7 +224,7 @@ impl<E: Explained> Working<'_, E> {
         self.did("a job is recorded with its request").await;
         let holds = self.take("sent", round).await;
         self.did("a job is recorded").await;
-        let numbers = self.begun(&holds).await;
+        let numbers = self.begin_all(&holds).await;
         self.did("a request is begun").await;
         let again = self.fixture.ledger().begin_attempt(&holds[0], &request(holds[0].id.as_str())).await.unwrap();
         assert_eq!(again, BeginResult::Stale);
@@ -233,13 +233,13 @@ impl<E: Explained> Working<'_, E> {
         self.did("an attempt ends in a wait").await;
         let holds = self.take("sent", round).await;
         self.did("a job comes back").await;
-        let numbers = self.begun(&holds).await;
+        let numbers = self.begin_all(&holds).await;
         self.did("a request is begun").await;
         self.ended(&holds, &numbers, "accepted", |hold| done(Some(format!("charge-{}", hold.id)))).await;
         self.did("an attempt settles its job").await;
         // A worker that was lost with its requests in flight.
         let holds = self.take("lost", round).await;
-        self.begun(&holds).await;
+        self.begin_all(&holds).await;
         for hold in &holds {
             self.fixture.expire_lease(hold).await;
         }
@@ -251,17 +251,17 @@ impl<E: Explained> Working<'_, E> {
     async fn looking_up(&mut self, round: u32) {
         let ledger = self.fixture.ledger();
         let holds = self.take("asked", round).await;
-        let numbers = self.begun(&holds).await;
+        let numbers = self.begin_all(&holds).await;
         self.ended(&holds, &numbers, "unknown", |_| unknown()).await;
         self.did("an attempt ends in a wait").await;
-        for (settles, during) in [(false, "a look-up ends in a wait"), (true, "a look-up settles its job")] {
+        for (is_final, during) in [(false, "a look-up ends in a wait"), (true, "a look-up settles its job")] {
             let holds = self.take("asked", round).await;
             self.did("a job comes back").await;
-            let begun = join_all(holds.iter().map(|hold| ledger.begin_lookup(hold))).await;
+            let lookups = join_all(holds.iter().map(|hold| ledger.begin_lookup(hold))).await;
             self.did("a look-up is begun").await;
-            let ended = holds.iter().zip(begun).map(|(hold, begun)| {
-                let BeginResult::Attempt(number) = begun.unwrap() else { panic!("{hold:?} is stale") };
-                let next = if settles { done(Some(format!("found-{}", hold.id))) } else { unknown() };
+            let ended = holds.iter().zip(lookups).map(|(hold, lookup)| {
+                let BeginResult::Attempt(number) = lookup.unwrap() else { panic!("{hold:?} is stale") };
+                let next = if is_final { done(Some(format!("found-{}", hold.id))) } else { unknown() };
                 let (detail, ledger) = ("found".to_owned(), &ledger);
                 async move {
                     let end =
@@ -331,7 +331,7 @@ impl<E: Explained> Working<'_, E> {
             self.did("due look-ups are read").await;
             let kept = self.job("kept", round);
             let hold = self.fixture.take(&kept).await.lease;
-            self.put_down(std::slice::from_ref(&hold), &wait()).await;
+            self.transition_all(std::slice::from_ref(&hold), &wait()).await;
             self.did("a job is put down").await;
             assert_eq!(upkeep.keep_unqueued(&hold).await.unwrap(), FencedWrite::Applied);
             assert_eq!(upkeep.take_unqueued(&lane, 10 * MINUTE, MINUTE, 10).await.unwrap().len(), 1);
@@ -341,7 +341,7 @@ impl<E: Explained> Working<'_, E> {
             self.did("a job is put down").await;
             let hold = self.fixture.take(&kept).await.lease;
             let refused = JobState::Waiting { wait: 60 * MINUTE, reason: Wait::for_limit("all") };
-            self.put_down(std::slice::from_ref(&hold), &refused).await;
+            self.transition_all(std::slice::from_ref(&hold), &refused).await;
             self.did("a job is put down").await;
             for (changed_ago, by) in [None, Some(MINUTE)].into_iter().zip([WaitCause::Limit, WaitCause::RetryAfter]) {
                 let which =
@@ -354,7 +354,7 @@ impl<E: Explained> Working<'_, E> {
             self.did("a job is set aside").await;
             let late = Job { expires_at: Some(sluicegate::domain::time::EpochMs(1)), ..self.job("expires", round) };
             let hold = self.fixture.take(&late).await.lease;
-            self.put_down(&[hold], &wait()).await;
+            self.transition_all(&[hold], &wait()).await;
             self.did("a job is put down").await;
             assert_eq!(upkeep.expire("too late", 10).await.unwrap(), 1);
             self.did("waiting jobs expire").await;
@@ -362,7 +362,7 @@ impl<E: Explained> Working<'_, E> {
             self.did("old jobs are emptied").await;
             upkeep.forget_references(10).await.unwrap();
             self.did("old references are forgotten").await;
-            self.settled_are_summed_up(round).await;
+            self.finished_jobs_are_summed_up(round).await;
             upkeep.reconcile(MINUTE, CheckScope::Since(MINUTE)).await.unwrap();
             self.did("account of the last minutes").await;
             self.fixture.ledger().state_counts().await.unwrap();
@@ -390,7 +390,7 @@ impl<E: Explained> Working<'_, E> {
     }
 
     /// The first round counts all finished jobs; later rounds add those that finished since.
-    async fn settled_are_summed_up(&mut self, round: u32) {
+    async fn finished_jobs_are_summed_up(&mut self, round: u32) {
         self.fixture.database.upkeep().update_finished_totals().await.unwrap();
         self.did(if round == 0 { "finished jobs are recounted" } else { "finished jobs are added" }).await;
     }
@@ -425,10 +425,10 @@ impl<E: Explained> Working<'_, E> {
         let operator = self.fixture.database.operator();
         let by = Actor { os_user: "alice@desk".to_owned(), program: None, reason: Some("asked".to_owned()) };
         for round in 0..8 {
-            let settled = self.job("sent", round * CROWD).id;
-            operator.show(&settled).await.unwrap().unwrap();
+            let finished = self.job("sent", round * CROWD).id;
+            operator.show(&finished).await.unwrap().unwrap();
             self.did("a job's history is read").await;
-            operator.queue_position(&settled, &[name(&lane(round))]).await.unwrap();
+            operator.queue_position(&finished, &[name(&lane(round))]).await.unwrap();
             self.did("a job's queue position is read").await;
             let waiting = self.job("parked", round * CROWD).id;
             assert_eq!(operator.resolve(&waiting, &JobResolution::Cancel, None, &by).await.unwrap(), Ok(()));

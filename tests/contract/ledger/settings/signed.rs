@@ -24,14 +24,14 @@ async fn change_is_signed_by_its_author(kind: Kind) {
             _ => assert!(settings.set_paused_as(&stripe, true, Some(&by)).await.unwrap()),
         }
         assert_eq!(fixture.one("SELECT count(*) FROM settings_audit").await, (before + 1).to_string(), "{what}");
-        for (column, said) in [
+        for (column, expected) in [
             ("table_name", table),
             ("row_key", key),
             ("program", "sluicegate ops"),
             ("os_user", "alice@page"),
             ("because", "they \"asked\""),
         ] {
-            assert_eq!(last(column).await, said, "{what}");
+            assert_eq!(last(column).await, expected, "{what}");
         }
     }
     // A change without effect writes no audit row, and a signature counts for one change only.

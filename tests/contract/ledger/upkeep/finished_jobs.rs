@@ -16,10 +16,10 @@ const STATES: [FinalState; 5] =
 
 impl Fixture {
     /// Records jobs of two providers in each state that an attempt can lead to, finished this long ago.
-    async fn settled_ago(&self, run: &str, ago_s: i64) {
+    async fn finish_ago(&self, run: &str, ago_s: i64) {
         for (number, state) in (0..).zip(STATES) {
             let id = format!("{run}-{number}");
-            self.settled(&id, state).await;
+            self.finish(&id, state).await;
             self.move_back(&id, "updated_at", ago_s).await;
         }
         let other = Job { provider: name("adyen"), ..job(&format!("{run}-adyen")) };
@@ -67,8 +67,8 @@ impl Fixture {
 async fn incremental_reconciliation_equals_a_full_count(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     assert_eq!(fixture.agree("nothing").await, 0);
-    fixture.settled_ago("old", 3_600).await;
-    fixture.settled_ago("young", 0).await;
+    fixture.finish_ago("old", 3_600).await;
+    fixture.finish_ago("young", 0).await;
     fixture.waiting(&job("parked"), MINUTE).await;
     fixture.take(&job("held")).await;
     assert_eq!(fixture.agree("not summed up").await, 14);
@@ -77,7 +77,7 @@ async fn incremental_reconciliation_equals_a_full_count(kind: Kind) {
     assert_eq!((fixture.agree("summed up").await, fixture.summed().await), (14, "4".to_owned()));
     // Some minutes later others have finished, and are added.
     fixture.mark_back("counted_before", 300).await;
-    fixture.settled_ago("later", 200).await;
+    fixture.finish_ago("later", 200).await;
     assert_eq!(fixture.agree("finished since").await, 20);
     fixture.sum_up().await;
     assert_eq!((fixture.agree("added").await, fixture.summed().await), (20, "8".to_owned()));
@@ -94,7 +94,7 @@ async fn incremental_reconciliation_equals_a_full_count(kind: Kind) {
 
 async fn stored_sum_is_used_until_recount(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    fixture.settled_ago("old", 3_600).await;
+    fixture.finish_ago("old", 3_600).await;
     fixture.sum_up().await;
     fixture.sql("UPDATE finished_jobs SET jobs = 1000 WHERE state = 'succeeded'").await.unwrap();
     let recorded = async |checked| fixture.account(checked).await.recorded;
@@ -117,7 +117,7 @@ async fn stale_sum_catches_up_in_steps(kind: Kind) {
     fixture.sum_up().await;
     fixture.mark_back("counted_before", 600).await;
     for (run, ago_s) in [("early", 500), ("late", 200), ("young", 0)] {
-        fixture.settled_ago(run, ago_s).await;
+        fixture.finish_ago(run, ago_s).await;
     }
     // The totals' mark moves from 720 seconds ago to 420, and then to 120.
     for summed in ["4", "8", "8"] {
@@ -128,12 +128,12 @@ async fn stale_sum_catches_up_in_steps(kind: Kind) {
 
 async fn clock_set_back_hides_jobs_under_a_minute(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    fixture.settled_ago("before", 0).await;
+    fixture.finish_ago("before", 0).await;
     fixture.sum_up().await;
     // The clock was set back by an hour, so the totals' mark is an hour ahead.
     fixture.mark_back("counted_before", -3_600).await;
     fixture.mark_back("recount_after", -3_600).await;
-    fixture.settled_ago("after", 0).await;
+    fixture.finish_ago("after", 0).await;
     fixture.sum_up().await;
     assert_eq!(fixture.agree("set back").await, 12);
 }
@@ -142,7 +142,7 @@ async fn concurrent_sums_count_once(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.sum_up().await;
     fixture.mark_back("counted_before", 300).await;
-    fixture.settled_ago("lately", 200).await;
+    fixture.finish_ago("lately", 200).await;
     let sums = (0..8).map(|_| {
         let upkeep = fixture.upkeep();
         tokio::spawn(async move { upkeep.update_finished_totals().await.unwrap() })
@@ -155,7 +155,7 @@ async fn concurrent_sums_count_once(kind: Kind) {
 
 async fn late_sql_changes_are_recounted(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
-    fixture.settled_ago("old", 3_600).await;
+    fixture.finish_ago("old", 3_600).await;
     fixture.waiting(&job("cancelled-by-hand"), MINUTE).await;
     fixture.move_back("cancelled-by-hand", "updated_at", 3_600).await;
     fixture.sum_up().await;
@@ -171,7 +171,7 @@ async fn late_sql_changes_are_recounted(kind: Kind) {
 #[tokio::test]
 async fn recount_may_exceed_the_silence_timeout() {
     let fixture = Fixture::migrated(Kind::Postgres).await;
-    fixture.settled("p1", FinalState::Succeeded).await;
+    fixture.finish("p1", FinalState::Succeeded).await;
     fixture.move_back("p1", "updated_at", 3_600).await;
     fixture
         .sql(

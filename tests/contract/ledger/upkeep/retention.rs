@@ -19,7 +19,7 @@ async fn old_payloads_are_emptied_ids_are_kept(kind: Kind) {
         ("young", FinalState::Succeeded),
         ("review", FinalState::Review),
     ] {
-        fixture.settled(id, state).await;
+        fixture.finish(id, state).await;
     }
     fixture.waiting(&job("open"), MINUTE).await;
     fixture.waiting(&job("unsent"), MINUTE).await;
@@ -55,7 +55,7 @@ async fn old_reviews_are_emptied_if_configured(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     let day = Duration::from_secs(86_400);
     for id in ["old", "young"] {
-        fixture.settled(id, FinalState::Review).await;
+        fixture.finish(id, FinalState::Review).await;
     }
     fixture.move_back("old", "updated_at", 30 * 86_400 + 60).await;
     assert_eq!(fixture.upkeep().scrub(ScrubScope::InReview, 31 * day, 10).await.unwrap(), 0);
@@ -77,7 +77,7 @@ async fn old_reviews_are_emptied_if_configured(kind: Kind) {
 async fn references_are_forgotten_when_no_limit_counts_them(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     for id in ["long-ago", "lately"] {
-        fixture.settled(id, FinalState::Succeeded).await;
+        fixture.finish(id, FinalState::Succeeded).await;
     }
     let (moved, day) = match fixture.postgres {
         Some(_) => ("began_at - interval '32 days 1 minute'", "began_at + interval '1 day'"),
