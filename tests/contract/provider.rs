@@ -136,7 +136,7 @@ async fn url_with_job_fields_is_frozen_and_called() {
         (paid(".."), "a field of the job would change the path of url"),
     ] {
         let error = provider.freeze(&lacking).await.unwrap_err();
-        assert!(matches!(&error, FreezeError::Job(said) if said.to_string() == problem), "{error:?}");
+        assert!(matches!(&error, FreezeError::Job(problem_found) if problem_found.to_string() == problem), "{error:?}");
     }
     assert_eq!(server.requests().len(), 1);
 }

@@ -228,14 +228,14 @@ async fn delayed_message_returns_on_time(queue: Arc<dyn Queue>) {
     let mut lane = queue.open_lane(&provider("stripe"), 10).await.unwrap();
     let mut other = queue.open_lane(&provider("adyen"), 10).await.unwrap();
     for (name, ms) in [("stripe", 500), ("adyen", 250), ("stripe", 250)] {
-        let begun = Instant::now();
+        let started = Instant::now();
         let step = Duration::from_millis(ms);
-        let mut parked = message(Destination::Delay { provider: provider(name), step }, name);
-        parked.properties.headers.insert("kept".to_owned(), "yes".to_owned());
-        queue.publish(parked).await.unwrap();
+        let mut delayed = message(Destination::Delay { provider: provider(name), step }, name);
+        delayed.properties.headers.insert("kept".to_owned(), "yes".to_owned());
+        queue.publish(delayed).await.unwrap();
         let lane = if name == "stripe" { &mut lane } else { &mut other };
         let delivery = take(&mut **lane).await;
-        assert!(begun.elapsed() >= step, "{:?} is before {step:?}", begun.elapsed());
+        assert!(started.elapsed() >= step, "{:?} is before {step:?}", started.elapsed());
         assert_eq!(&delivery.body[..], name.as_bytes());
         assert_eq!(delivery.properties.headers.len(), 1, "the broker's own headers are removed");
         delivery.receipt.ack().await.unwrap();
@@ -280,10 +280,10 @@ async fn delivery_limit_dead_letters_the_message(queue: Arc<dyn Queue>) {
     let mut lane = queue.open_lane(&provider("stripe"), 1).await.unwrap();
     // Through a delay queue, as delayed jobs arrive.
     let step = Duration::from_millis(250);
-    let mut parked = message(Destination::Delay { provider: provider("stripe"), step }, "poison");
-    parked.properties.headers.insert("tenant".to_owned(), "a".to_owned());
-    let properties = Properties { content_type: None, ..parked.properties.clone() };
-    queue.publish(parked).await.unwrap();
+    let mut delayed = message(Destination::Delay { provider: provider("stripe"), step }, "poison");
+    delayed.properties.headers.insert("tenant".to_owned(), "a".to_owned());
+    let properties = Properties { content_type: None, ..delayed.properties.clone() };
+    queue.publish(delayed).await.unwrap();
     let letter = give_up(&*queue, &mut *lane).await;
     assert_eq!((letter.lane.as_ref().map(ProviderName::as_str), &letter.body[..]), (Some("stripe"), &b"poison"[..]));
     assert_eq!(Properties { content_type: None, ..letter.properties.clone() }, properties);

@@ -17,11 +17,11 @@ use tokio::task::JoinHandle;
 pub enum Stray {
     /// In one piece with the first.
     Glued,
-    /// When the test calls [`DoublingServer::say_again`].
-    Told,
+    /// When the test calls [`DoublingServer::send_again`].
+    OnCall,
     /// When the next request has arrived, before its own answer.
     Overtaking,
-    /// Each of the others in turn; instead of `Told`, some milliseconds after the first. Few overtake, because unknown
+    /// Each of the others in turn; instead of `OnCall`, some milliseconds after the first. Few overtake: unknown
     /// outcomes in a row open a circuit breaker.
     Mixed,
 }
@@ -66,7 +66,7 @@ impl DoublingServer {
     }
 
     /// Sends the last answer again. On loopback it has arrived when this returns.
-    pub fn say_again(&self) {
+    pub fn send_again(&self) {
         let shared = self.shared.lock().unwrap();
         let (writer, answer) = shared.last.as_ref().unwrap();
         let _ = writer.try_write(answer);

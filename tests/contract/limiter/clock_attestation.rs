@@ -59,12 +59,12 @@ impl Process {
 }
 
 async fn until_word(rows: &Rows) {
-    let said = async {
+    let stored = async {
         while rows.word().await.is_none() {
             sleep(Duration::from_millis(20)).await;
         }
     };
-    assert!(timeout(30 * SECOND, said).await.is_ok(), "no process has stored an attestation");
+    assert!(timeout(30 * SECOND, stored).await.is_ok(), "no process has stored an attestation");
 }
 
 /// When the state of the quota began: bytes 17 to 23 of its head.
@@ -100,9 +100,9 @@ async fn new_process_keeps_state_without_clock_step() {
     before.requests(LIMIT - 2, &attempts).await;
     until_word(&rows).await;
     before.end().await;
-    let begun = born(&redis);
+    let epoch = born(&redis);
     let after = Process::start(&rows, &redis, &attempts);
     after.requests(2, &attempts).await;
-    assert_eq!(born(&redis), begun, "the state was reset though the clock did not step");
+    assert_eq!(born(&redis), epoch, "the state was reset though the clock did not step");
     after.end().await;
 }

@@ -19,15 +19,15 @@ struct Step {
     gap_us: u64,
     wants: Vec<u32>,
     /// Position among the open permits, and age of the answer; `None` releases the permit unused.
-    settle: Vec<(usize, Option<u64>)>,
+    releases: Vec<(usize, Option<u64>)>,
 }
 
 fn step() -> impl Strategy<Value = Step> {
     let gap = prop_oneof![3 => 0_u64..2_000, 3 => 0_u64..200_000, 1 => Just(700_000)];
     let fate = prop_oneof![5 => (0_u64..50_000).prop_map(Some), 1 => Just(None)];
     let wants = prop::collection::vec(prop_oneof![5 => Just(1_u32), 1 => 2_u32..4], 0..5);
-    let settle = prop::collection::vec((any::<usize>(), fate), 0..5);
-    (gap, wants, settle).prop_map(|(gap_us, wants, settle)| Step { gap_us, wants, settle })
+    let releases = prop::collection::vec((any::<usize>(), fate), 0..5);
+    (gap, wants, releases).prop_map(|(gap_us, wants, releases)| Step { gap_us, wants, releases })
 }
 
 struct Open {
@@ -55,13 +55,13 @@ impl History {
         history
     }
 
-    fn call(&mut self, at_us: u64, costs: &[u32], settlements: Vec<PermitRelease>) -> LimiterReply {
+    fn call(&mut self, at_us: u64, costs: &[u32], releases: Vec<PermitRelease>) -> LimiterReply {
         self.calls += 1;
         let call = LimiterCall {
             incarnation: 1,
             number: self.calls,
             requests: wants(costs),
-            releases: settlements,
+            releases,
             pause: None,
             rebuild: self.born.map(forgotten_nothing),
             seeds: None,
@@ -77,18 +77,18 @@ impl History {
 
     fn live(&mut self, step: &Step) -> LimiterReply {
         self.now_us += step.gap_us;
-        let mut settlements = Vec::new();
-        for (position, fate) in &step.settle {
+        let mut releases = Vec::new();
+        for (position, fate) in &step.releases {
             if self.open.is_empty() {
                 break;
             }
             let open = self.open.remove(position % self.open.len());
-            settlements.push(match fate {
+            releases.push(match fate {
                 Some(age_us) => used(open.call, open.cost, *age_us),
                 None => not_sent(open.call, open.cost, &open.origins),
             });
         }
-        self.call(self.now_us, &step.wants, settlements)
+        self.call(self.now_us, &step.wants, releases)
     }
 
     /// Calls a copy of this state at another instant.

@@ -29,11 +29,11 @@ const TIMEOUT_US: u64 = 200_000;
 enum Rules {
     Kept,
     /// The slot is released at the start of the request, not at its answer.
-    SettledAtBegin,
+    ReleasedAtBegin,
     /// The hold is zero, shorter than a request.
     NoHold,
     /// A permit is used after its send budget.
-    BegunLate,
+    StartedLate,
     /// A request that timed out, and may have been sent, is released as unused.
     TimeoutIsNotSent,
     /// A restarted process keeps its incarnation, and numbers its calls from 1.
@@ -134,7 +134,7 @@ fn crash_and_release_interleavings_never_breach_limit_two() {
 #[test]
 fn every_broken_rule_is_found() {
     let broken =
-        [Rules::SettledAtBegin, Rules::NoHold, Rules::BegunLate, Rules::TimeoutIsNotSent, Rules::SameAfterCrash];
+        [Rules::ReleasedAtBegin, Rules::NoHold, Rules::StartedLate, Rules::TimeoutIsNotSent, Rules::SameAfterCrash];
     for rules in broken {
         for limit in [1, 2] {
             let explorer = Explorer::explored(Laws::new(limit, rules), TWO_JOBS_AND_A_CRASH, identity::reduced);
@@ -193,8 +193,8 @@ fn merged_states_are_equivalent_with_correct_rules() {
 #[test]
 fn merged_states_are_equivalent_with_broken_rules() {
     // Permits that are never late yield the most worlds.
-    let begun_late = is_whole().then_some(Rules::BegunLate);
-    for rules in [Rules::SettledAtBegin, Rules::NoHold, Rules::TimeoutIsNotSent].into_iter().chain(begun_late) {
+    let started_late = is_whole().then_some(Rules::StartedLate);
+    for rules in [Rules::ReleasedAtBegin, Rules::NoHold, Rules::TimeoutIsNotSent].into_iter().chain(started_late) {
         worlds_taken_for_the_same_do_the_same(&Laws::new(1, rules), Size { jobs: 1, crashes: 0, returns: 0 });
     }
 }

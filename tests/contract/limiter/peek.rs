@@ -16,12 +16,12 @@ fn peek_answers_while_a_limit_fills_and_idles() {
     let (mut now_us, mut born, mut most) = (START_US, None, 0);
     let mut granted: Option<u64> = None;
     for number in 1..=1_300 {
-        let settlements = granted.take().map(|call| used(call, 1, 43_000)).into_iter().collect();
+        let releases = granted.take().map(|call| used(call, 1, 43_000)).into_iter().collect();
         let call = LimiterCall {
             incarnation: 1,
             number,
             requests: wants(&[1]),
-            releases: settlements,
+            releases,
             pause: None,
             rebuild: born.map(forgotten_nothing),
             seeds: None,

@@ -113,11 +113,11 @@ struct Worker {
     free_us: u64,
     outstanding: Option<Outstanding>,
     /// Releases, each with the instant from which it can be reported.
-    settled: Vec<(u64, Settled)>,
+    releases: Vec<(u64, PendingRelease)>,
 }
 
 #[derive(Clone)]
-struct Settled {
+struct PendingRelease {
     call: u64,
     cost: u32,
     /// The instant of the answer, or the origins to restore.
@@ -178,7 +178,7 @@ impl World {
             knows: self.specs.len() - 1,
             free_us: self.now_us,
             outstanding: None,
-            settled: Vec::new(),
+            releases: Vec::new(),
         }
     }
 
@@ -224,8 +224,8 @@ impl World {
         let arrived_us = self.now_us + back_us;
         self.workers[worker].free_us = arrived_us;
         if reply.refused.is_some_and(|refused| refused.reason == RefusalReason::StaleVersion) {
-            let again = outgoing.call.releases.iter().map(|settlement| (arrived_us, unsettle(settlement, &outgoing)));
-            self.workers[worker].settled.extend(again.collect::<Vec<_>>());
+            let again = outgoing.call.releases.iter().map(|release| (arrived_us, pending_release(release, &outgoing)));
+            self.workers[worker].releases.extend(again.collect::<Vec<_>>());
             return;
         }
         self.begin(worker, &outgoing, &reply, arrived_us, uses);
@@ -234,7 +234,7 @@ impl World {
     /// The lost call again, or a new one with all releases that can be reported by now.
     fn outgoing(&mut self, worker: usize, wants: &[u32], departed_us: u64) -> Outstanding {
         let run_id = format!("run{}", self.run);
-        let vouched = self.vouched();
+        let rebuildable = self.rebuildable();
         let me = &mut self.workers[worker];
         if let Some(lost) = me.outstanding.take()
             && lost.call.run_id == run_id
@@ -242,21 +242,21 @@ impl World {
             return lost;
         }
         me.calls += 1;
-        let (told, later) =
-            std::mem::take(&mut me.settled).into_iter().partition(|(from_us, _)| *from_us <= departed_us);
-        me.settled = later;
-        let told: Vec<(u64, Settled)> = told;
-        let settlements = told.into_iter().map(|(_, settled)| match settled.fate {
-            Ok(answered_us) => used(settled.call, settled.cost, departed_us - answered_us),
-            Err(origins) => not_sent(settled.call, settled.cost, &origins),
+        let (due, later) =
+            std::mem::take(&mut me.releases).into_iter().partition(|(from_us, _)| *from_us <= departed_us);
+        me.releases = later;
+        let due: Vec<(u64, PendingRelease)> = due;
+        let releases = due.into_iter().map(|(_, release)| match release.fate {
+            Ok(answered_us) => used(release.call, release.cost, departed_us - answered_us),
+            Err(origins) => not_sent(release.call, release.cost, &origins),
         });
         let call = LimiterCall {
             incarnation: me.incarnation,
             number: me.calls,
             requests: self::wants(wants),
-            releases: settlements.collect(),
+            releases: releases.collect(),
             pause: None,
-            rebuild: vouched.map(forgotten_nothing),
+            rebuild: rebuildable.map(forgotten_nothing),
             seeds: None,
             invalidate_epoch: None,
             run_id,
@@ -266,11 +266,11 @@ impl World {
 
     /// The rebuild as a gate does it: it waits until no permit of the lost state can still start, then reads the
     /// ledger.
-    fn vouched(&self) -> Option<Micros> {
+    fn rebuildable(&self) -> Option<Micros> {
         let (born, at_us) = self.born?;
-        let in_hands_until_us = at_us + micros_up(BOOKING_HORIZON) + SEND_BUDGET_US;
+        let last_start_us = at_us + micros_up(BOOKING_HORIZON) + SEND_BUDGET_US;
         let cold_us = self.specs.iter().map(QuotaSpec::cold_start_us).max().unwrap();
-        (self.now_us >= in_hands_until_us && self.last_on_wire_us + cold_us <= self.now_us).then_some(born)
+        (self.now_us >= last_start_us && self.last_on_wire_us + cold_us <= self.now_us).then_some(born)
     }
 
     /// Each permit is begun, released unused, or late.
@@ -282,9 +282,9 @@ impl World {
                 let begin_us = arrived_us + *wait_us + planned.begin_us;
                 let late = begin_us > outgoing.departed_us + *wait_us + budget_us;
                 let (call, cost) = (outgoing.call.number, *cost);
-                let settled = |fate| Settled { call, cost, fate };
+                let release = |fate| PendingRelease { call, cost, fate };
                 if late || planned.end == End::NotSent {
-                    self.workers[worker].settled.push((begin_us, settled(Err(origins.clone()))));
+                    self.workers[worker].releases.push((begin_us, release(Err(origins.clone()))));
                     continue;
                 }
                 // With a jitter bound, the provider is assumed to count a request within that bound from its start.
@@ -295,7 +295,7 @@ impl World {
                 let in_time = answered_us <= begin_us + TIMEOUT_US;
                 self.last_on_wire_us = self.last_on_wire_us.max(begin_us + TIMEOUT_US);
                 if planned.end == End::Answered && in_time {
-                    self.workers[worker].settled.push((answered_us, settled(Ok(answered_us))));
+                    self.workers[worker].releases.push((answered_us, release(Ok(answered_us))));
                 }
             }
         }
@@ -327,12 +327,12 @@ impl World {
     }
 }
 
-fn unsettle(settlement: &PermitRelease, outgoing: &Outstanding) -> Settled {
-    let fate = match &settlement.release_kind {
+fn pending_release(release: &PermitRelease, outgoing: &Outstanding) -> PendingRelease {
+    let fate = match &release.release_kind {
         ReleaseKind::Used { age } => Ok(outgoing.departed_us - micros_up(*age)),
         ReleaseKind::Unused { origins } => Err(origins.clone()),
     };
-    Settled { call: settlement.call, cost: settlement.cost, fate }
+    PendingRelease { call: release.call, cost: release.cost, fate }
 }
 
 fn never_more_than_the_limit(jitter: Option<Duration>, limits: [(&'static str, u32, u64); 2]) {

@@ -39,7 +39,7 @@ struct Worker {
     seeds: Option<CounterSeeds>,
     run: u32,
     unheard: Option<(LimiterCall, u64)>,
-    settled: Vec<(u64, PermitRelease, u64)>,
+    releases: Vec<(u64, PermitRelease, u64)>,
 }
 
 /// A request that began, with its start by the store's clock.
@@ -99,7 +99,7 @@ impl World {
             seeds: None,
             run: self.run,
             unheard: None,
-            settled: Vec::new(),
+            releases: Vec::new(),
         }
     }
 
@@ -168,16 +168,16 @@ impl World {
             return unheard;
         }
         me.calls += 1;
-        let (told, later) =
-            std::mem::take(&mut me.settled).into_iter().partition(|(from_us, ..)| *from_us <= departed_us);
-        me.settled = later;
-        let told: Vec<(u64, PermitRelease, u64)> = told;
-        let settlements = told.into_iter().map(|(_, settlement, answered_us)| match settlement.release_kind {
+        let (due, later) =
+            std::mem::take(&mut me.releases).into_iter().partition(|(from_us, ..)| *from_us <= departed_us);
+        me.releases = later;
+        let due: Vec<(u64, PermitRelease, u64)> = due;
+        let releases = due.into_iter().map(|(_, release, answered_us)| match release.release_kind {
             ReleaseKind::Used { .. } => PermitRelease {
                 release_kind: ReleaseKind::Used { age: Duration::from_micros(departed_us - answered_us) },
-                ..settlement
+                ..release
             },
-            ReleaseKind::Unused { .. } => settlement,
+            ReleaseKind::Unused { .. } => release,
         });
         let is_compared = me.clock.is_known() && me.distrust.is_none();
         let want = |(account, cost): &(Option<u8>, u32)| {
@@ -192,7 +192,7 @@ impl World {
             incarnation: me.incarnation,
             number: me.calls,
             requests: if is_compared { wants.iter().map(want).collect() } else { Vec::new() },
-            releases: settlements.collect(),
+            releases: releases.collect(),
             pause: None,
             rebuild,
             seeds: me.seeds.take(),
@@ -259,23 +259,23 @@ impl World {
                     start_us = start_us.max(START_US + micros_up(not_before));
                 }
                 let began_us = start_us + planned.begin_us;
-                let settlement = |fate| PermitRelease {
+                let release = |fate| PermitRelease {
                     call: call.number,
                     cost: want.cost,
                     kind: want.kind,
                     subjects: want.subjects.clone(),
                     release_kind: fate,
                 };
-                let settled = &mut self.workers[worker].settled;
+                let releases = &mut self.workers[worker].releases;
                 if began_us > departed_us + run.wait_us + SEND_BUDGET_US || !planned.is_sent {
-                    settled.push((began_us, settlement(ReleaseKind::Unused { origins: run.origins.clone() }), 0));
+                    releases.push((began_us, release(ReleaseKind::Unused { origins: run.origins.clone() }), 0));
                     continue;
                 }
                 let at_us = began_us + planned.transit_us.min(TIMEOUT_US);
                 let answered_us = at_us + planned.answer_us;
                 let is_answered = planned.is_answered && answered_us <= began_us + TIMEOUT_US;
                 if is_answered {
-                    settled.push((answered_us, settlement(ReleaseKind::Used { age: Duration::ZERO }), answered_us));
+                    releases.push((answered_us, release(ReleaseKind::Used { age: Duration::ZERO }), answered_us));
                 }
                 self.attempts.push(Attempt {
                     start_us: reply.now.0 + run.wait_us,
@@ -331,7 +331,7 @@ fn keeps_its_promises(trouble: Trouble, spec: &QuotaSpec) {
     assert!(lived.requests > 1_000, "only {} requests were made", lived.requests);
     assert!(lived.full > 100, "a limit was used in full only {} times", lived.full);
     assert!(lived.seeded > 100, "histories of accounts were read only {} times", lived.seeded);
-    assert!(lived.told > 160, "the ledger was read only {} times", lived.told);
+    assert!(lived.rebuilt > 160, "the ledger was read only {} times", lived.rebuilt);
     assert!(lived.stepped > 100 || trouble == Trouble::LostState, "only {} clock steps were detected", lived.stepped);
 }
 
@@ -339,13 +339,13 @@ fn keeps_its_promises(trouble: Trouble, spec: &QuotaSpec) {
 struct Lived {
     requests: usize,
     full: u64,
-    told: u32,
+    rebuilt: u32,
     seeded: u32,
     stepped: u32,
 }
 
 fn live_through(histories: Config, trouble: Trouble, spec: &QuotaSpec) -> Lived {
-    let (requests, full, told, stepped) = (Cell::new(0), Cell::new(0), Cell::new(0), Cell::new(0));
+    let (requests, full, rebuilt, stepped) = (Cell::new(0), Cell::new(0), Cell::new(0), Cell::new(0));
     let seeded = Cell::new(0);
     let mut runner = TestRunner::new(Config { failure_persistence: None, ..histories });
     let outcome = runner.run(&prop::collection::vec(step(trouble), 1..120), |steps| {
@@ -355,7 +355,7 @@ fn live_through(histories: Config, trouble: Trouble, spec: &QuotaSpec) -> Lived 
             world.live(step);
         }
         requests.set(requests.get() + world.attempts.len());
-        told.set(told.get() + world.rebuilt);
+        rebuilt.set(rebuilt.get() + world.rebuilt);
         stepped.set(stepped.get() + world.stepped);
         seeded.set(seeded.get() + world.seeded);
         full.set(full.get() + world.judge_logs()?);
@@ -364,7 +364,13 @@ fn live_through(histories: Config, trouble: Trouble, spec: &QuotaSpec) -> Lived 
     if let Err(failure) = outcome {
         panic!("{failure}");
     }
-    Lived { requests: requests.get(), full: full.get(), told: told.get(), seeded: seeded.get(), stepped: stepped.get() }
+    Lived {
+        requests: requests.get(),
+        full: full.get(),
+        rebuilt: rebuilt.get(),
+        seeded: seeded.get(),
+        stepped: stepped.get(),
+    }
 }
 
 use Algorithm::{FixedWindow, Gcra, SlidingLog, SlidingWindow, TokenBucket};

@@ -20,11 +20,11 @@ async fn expect(caller: &mut Caller, code: &str, fix: &str, lasting: bool) {
     for _ in 0..3 {
         let error = caller.try_call(&[1]).await.unwrap_err();
         assert_eq!(matches!(error, LimiterError::Refused(_)), lasting, "{error}");
-        says(&error, code, fix);
+        assert_error(&error, code, fix);
     }
 }
 
-fn says(error: &LimiterError, code: &str, fix: &str) {
+fn assert_error(error: &LimiterError, code: &str, fix: &str) {
     let text = error.to_string();
     assert!(text.contains(code) && text.contains(fix), "{text}");
 }
@@ -44,7 +44,7 @@ async fn expect_permits(caller: &mut Caller) {
 /// Waits until INFO has this line.
 async fn until_info(redis: &Redis, line: &str) {
     let deadline = std::time::Instant::now() + Duration::from_secs(60);
-    while !redis.command::<String>("INFO").lines().any(|said| said.trim() == line) {
+    while !redis.command::<String>("INFO").lines().any(|entry| entry.trim() == line) {
         assert!(std::time::Instant::now() < deadline, "INFO never had the line {line}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -160,7 +160,7 @@ async fn a_command_that_was_renamed() {
     // The error quotes bytes of the call. Mostly they are not valid text; then the error is unreadable and may be a
     // transient fault of the connection. Sometimes they are valid.
     for _ in 0..3 {
-        says(&caller.try_call(&[1]).await.unwrap_err(), "", "without renamed commands");
+        assert_error(&caller.try_call(&[1]).await.unwrap_err(), "", "without renamed commands");
     }
 }
 

@@ -250,7 +250,7 @@ async fn inconsistent_account_state_resets_the_limiter() {
     limits.limits[1].scope = sluicegate::domain::limit::Scope::Account;
     let subjects = limits.subjects(Some("a"), None).unwrap();
     let want = |permits| PermitRequest { subjects: subjects.clone(), ..PermitRequest::charges(permits, 1) };
-    let begun = async |prefix: &str, is_answered: bool| {
+    let started = async |prefix: &str, is_answered: bool| {
         let limiter: Arc<dyn Limiter> = Arc::new(RedisLimiter::new(&redis.url(), prefix).unwrap());
         let mut caller = Caller::warm(&limiter, limits.clone()).await;
         assert_eq!(caller.ask(&[want(3)]).await.permits(), 3);
@@ -261,7 +261,7 @@ async fn inconsistent_account_state_resets_the_limiter() {
     // Behind the 29 bytes of the subject and the 26 of its counter: uses at 62, permits in flight at 36.
     for (at, is_answered) in [(62, true), (36, false), (82, true)] {
         for value in [0, 1, 200] {
-            let (mut caller, key) = begun(&format!("account-{at}-{value}"), is_answered).await;
+            let (mut caller, key) = started(&format!("account-{at}-{value}"), is_answered).await;
             let mut state: Vec<u8> = redis::cmd("HGET").arg(&key).arg("m").query(&mut connection).unwrap();
             if state[at] == value {
                 continue;
@@ -278,7 +278,7 @@ async fn inconsistent_account_state_resets_the_limiter() {
         }
     }
     for value in [Vec::new(), b"x".to_vec(), vec![7; 50], vec![255; 140]] {
-        let (mut caller, key) = begun(&format!("account-text-{}", value.len()), true).await;
+        let (mut caller, key) = started(&format!("account-text-{}", value.len()), true).await;
         redis::cmd("HSET").arg(&key).arg("m").arg(&value).exec(&mut connection).unwrap();
         let error = caller.try_call(&[]).await.err();
         assert!(error.is_none(), "a call for no account ignores a damaged account: {error:?}");

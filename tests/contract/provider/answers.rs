@@ -132,9 +132,9 @@ async fn endless_responses_end_at_the_timeout() {
         ),
     ] {
         let server = RawServer::start(vec![then]).await;
-        let begun = Instant::now();
+        let started = Instant::now();
         let answer = send_one(&Provider { timeout: 3 * second, ..row(&server.url()) }).await;
-        assert!(begun.elapsed() < Duration::from_secs(30), "{what}: {:?}", begun.elapsed());
+        assert!(started.elapsed() < Duration::from_secs(30), "{what}: {:?}", started.elapsed());
         let expected = (outcome.clone(), status);
         // A slow machine may reach the timeout before any bound.
         assert!((answer.outcome.clone(), answer.status) == expected || answer.outcome == timeout, "{what}: {answer:?}");

@@ -47,10 +47,10 @@ async fn ungranted_secret_makes_row_unusable() {
         &["file:/PATH@127.0.0.1"],
         &["env:PATH@127.0.0.2", "env:PATH@[::1]"],
     ] {
-        let told = refusal(&row, &granting(entries));
+        let message = refusal(&row, &granting(entries));
         assert!(
-            told.ends_with("add \"env:PATH@127.0.0.1\" to outbound.secrets in the workers' configuration"),
-            "{told}"
+            message.ends_with("add \"env:PATH@127.0.0.1\" to outbound.secrets in the workers' configuration"),
+            "{message}"
         );
     }
     let granted = HttpProvider::new(&row, &granting(&["env:PATH@127.0.0.1"])).unwrap();
@@ -64,8 +64,11 @@ async fn lookup_on_another_host_needs_own_grant() {
     let server = RawServer::start(vec![Then::answer("404 Not Found", "", "")]).await;
     let elsewhere = server.url().replace("127.0.0.1", "localhost");
     let row = asked_at(&elsewhere, with_key(&server.url()));
-    let told = refusal(&row, &granting(&["env:PATH@127.0.0.1"]));
-    assert!(told.contains("may not be sent to localhost") && told.contains("\"env:PATH@localhost\""), "{told}");
+    let message = refusal(&row, &granting(&["env:PATH@127.0.0.1"]));
+    assert!(
+        message.contains("may not be sent to localhost") && message.contains("\"env:PATH@localhost\""),
+        "{message}"
+    );
     let both = HttpProvider::new(&row, &granting(&["env:PATH@127.0.0.1", "env:PATH@LOCALHOST"])).unwrap();
     let mut question = both.lookup_request(&job("pay-1")).unwrap();
     assert_eq!(both.look_up(&question).await.outcome, LookupResult::NotFound);

@@ -38,8 +38,8 @@ async fn count(server: &DoublingServer, stray: Stray, row: &Provider) -> Count {
             Outcome::Unknown { .. } => count.unknown += 1,
             other => panic!("{other:?}"),
         }
-        if stray == Stray::Told {
-            server.say_again();
+        if stray == Stray::OnCall {
+            server.send_again();
         }
     }
     count
@@ -55,7 +55,7 @@ fn with_echo(row: Provider, echo: Echo) -> Provider {
 
 #[tokio::test]
 async fn stray_response_before_request_closes_connection() {
-    for stray in [Stray::Glued, Stray::Told] {
+    for stray in [Stray::Glued, Stray::OnCall] {
         let server = DoublingServer::start(stray).await;
         let count = count(&server, stray, &row(&server.url)).await;
         assert_eq!((count, server.connections()), (Count::default(), PAYMENTS), "{stray:?}");

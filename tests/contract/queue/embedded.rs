@@ -49,18 +49,18 @@ async fn oldest_ready_age_is_reported() {
     publish_all(&*bench.queue, "stripe", &["a", "b"]).await;
     let older = "UPDATE queue_messages SET visible_at_ms = visible_at_ms - 60000 WHERE body = ?1";
     sqlx::query(older).bind(&b"b"[..]).execute(&bench.pool).await.unwrap();
-    let told = age().await.unwrap();
-    assert!((Duration::from_secs(60)..Duration::from_secs(60) + PATIENCE).contains(&told), "{told:?}");
+    let oldest = age().await.unwrap();
+    assert!((Duration::from_secs(60)..Duration::from_secs(60) + PATIENCE).contains(&oldest), "{oldest:?}");
     // A delivered message is not ready, and a message that is not yet visible has no age.
     let mut lane = bench.queue.open_lane(&stripe, 1).await.unwrap();
-    let in_hand = take(&mut *lane).await;
-    assert!(age().await.unwrap() < told);
+    let delivery = take(&mut *lane).await;
+    assert!(age().await.unwrap() < oldest);
     sqlx::query("UPDATE queue_messages SET visible_at_ms = visible_at_ms + 3600000")
         .execute(&bench.pool)
         .await
         .unwrap();
     assert_eq!(age().await, None);
-    drop(in_hand);
+    drop(delivery);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -224,15 +224,15 @@ async fn expired_message_keeps_its_lane() {
 #[tokio::test(flavor = "multi_thread")]
 async fn deleted_lane_does_not_block_delayed_messages() {
     let bench = bench("deleted_lane_does_not_block_delayed_messages").await;
-    let (gone, stripe) = (provider("gone"), provider("stripe"));
-    bench.queue.declare(&[gone.clone(), stripe.clone()]).await.unwrap();
+    let (deleted, stripe) = (provider("gone"), provider("stripe"));
+    bench.queue.declare(&[deleted.clone(), stripe.clone()]).await.unwrap();
     let (_connection, channel) = raw_channel(&bench.url).await;
     channel.queue_delete("payments.gone".into(), QueueDeleteOptions::default()).await.unwrap();
     let step = sluicegate::queue::DELAY_STEPS[0];
     let delayed =
         |provider: &ProviderName, body: &str| message(Destination::Delay { provider: provider.clone(), step }, body);
     for number in 0..40 {
-        bench.queue.publish(delayed(&gone, &format!("gone-{number}"))).await.unwrap();
+        bench.queue.publish(delayed(&deleted, &format!("gone-{number}"))).await.unwrap();
     }
     bench.queue.publish(delayed(&stripe, "paid")).await.unwrap();
     let mut lane = bench.queue.open_lane(&stripe, 1).await.unwrap();
@@ -241,7 +241,7 @@ async fn deleted_lane_does_not_block_delayed_messages() {
     let mut bodies = BTreeSet::new();
     while bodies.len() < 40 {
         let letter = super::await_dead(&*bench.queue).await;
-        assert_eq!(letter.lane.as_ref(), Some(&gone));
+        assert_eq!(letter.lane.as_ref(), Some(&deleted));
         bodies.insert(letter.body.clone());
         letter.receipt.ack().await.unwrap();
     }
@@ -350,10 +350,10 @@ fn confirmed_messages_survive_a_killed_broker() {
         node.kill();
         runtime.block_on(async {
             // One delivery may have arrived already. The next call ends the lane.
-            let in_hand = tokio::time::timeout(PATIENCE, lane.next()).await.unwrap();
+            let delivery = tokio::time::timeout(PATIENCE, lane.next()).await.unwrap();
             let ended = tokio::time::timeout(PATIENCE, lane.next()).await.unwrap();
             assert!(matches!(ended, Err(QueueError::Unavailable(_))));
-            if let Ok(Some(delivery)) = in_hand {
+            if let Ok(Some(delivery)) = delivery {
                 assert!(matches!(delivery.receipt.ack().await, Err(QueueError::Unavailable(_))));
             }
             for publisher in publishers {
@@ -368,8 +368,9 @@ fn confirmed_messages_survive_a_killed_broker() {
                 match queue.open_lane(&provider("stripe"), 1_000).await {
                     Ok(lane) => break lane,
                     Err(error) => {
-                        let away = matches!(error, QueueError::Unavailable(_)) && std::time::Instant::now() < deadline;
-                        assert!(away, "{error}");
+                        let unavailable =
+                            matches!(error, QueueError::Unavailable(_)) && std::time::Instant::now() < deadline;
+                        assert!(unavailable, "{error}");
                     }
                 }
             };

@@ -19,10 +19,10 @@ async fn a_lowered_limit_waits_for_the_newest_uses(limiter: Arc<dyn Limiter>) {
     caller.call(&[1, 1, 1]).await;
     let call = caller.number;
     caller.settle(vec![used(call, 1, 0)], &[]).await;
-    let begun_us = caller.call(&[]).await.now.0;
-    until_us(&caller, begun_us + 30_000).await;
+    let start_us = caller.call(&[]).await.now.0;
+    until_us(&caller, start_us + 30_000).await;
     caller.settle(vec![used(call, 1, 0)], &[]).await;
-    until_us(&caller, begun_us + 60_000).await;
+    until_us(&caller, start_us + 60_000).await;
     let last = caller.settle(vec![used(call, 1, 0)], &[]).await;
     caller.spec.version = 2;
     caller.spec.limits[0].max_requests = 1;
@@ -35,7 +35,7 @@ async fn limit_lowered_and_raised_keeps_usage(limiter: Arc<dyn Limiter>) {
     let mut caller = Caller::warm(&limiter, spec(&[("all", 3, 3_000)])).await;
     let window_us = padded_us(&caller.spec, 0);
     caller.call(&[1, 1, 1]).await;
-    let settled = caller.settle(vec![used(caller.number, 3, 0)], &[]).await;
+    let released = caller.settle(vec![used(caller.number, 3, 0)], &[]).await;
     for (version, max_requests, permits) in [(2, 0, 0), (3, 5, 2)] {
         caller.spec.version = version;
         caller.spec.limits[0].max_requests = max_requests;
@@ -47,10 +47,10 @@ async fn limit_lowered_and_raised_keeps_usage(limiter: Arc<dyn Limiter>) {
         );
     }
     let reply = caller.call(&[1]).await;
-    assert_eq!((promised_us(&reply), refused(&reply).exact), (free_again_us(&settled, 0, window_us), true));
+    assert_eq!((promised_us(&reply), refused(&reply).exact), (free_again_us(&released, 0, window_us), true));
     // A shorter window takes effect at once and decides the wait.
     caller.spec = QuotaSpec { version: 4, ..spec(&[("all", 5, 600)]) };
-    until_us(&caller, free_again_us(&settled, 0, padded_us(&caller.spec, 0))).await;
+    until_us(&caller, free_again_us(&released, 0, padded_us(&caller.spec, 0))).await;
     assert_eq!(caller.call(&[1; 6]).await.permits(), 3, "two are in flight");
 }
 
@@ -81,8 +81,8 @@ async fn a_raised_limit_grants_the_difference(limiter: Arc<dyn Limiter>) {
 async fn raised_limit_still_counts_uses_before_booking(limiter: Arc<dyn Limiter>) {
     let mut caller = Caller::warm(&limiter, spec(&[("all", 3, 600)])).await;
     caller.call(&[1, 1, 1]).await;
-    let settled = caller.settle(vec![used(caller.number, 3, 0)], &[]).await;
-    let free_us = free_again_us(&settled, 0, padded_us(&caller.spec, 0));
+    let released = caller.settle(vec![used(caller.number, 3, 0)], &[]).await;
+    let free_us = free_again_us(&released, 0, padded_us(&caller.spec, 0));
     caller.spec.version = 2;
     caller.spec.limits[0].max_requests = 1;
     until_us(&caller, free_us - 220_000).await;
@@ -100,8 +100,8 @@ async fn new_or_widened_limit_waits_one_window(limiter: Arc<dyn Limiter>) {
     caller.spec = QuotaSpec { version: 2, ..spec(&[("new", 9, 700), ("old", 5, 400)]) };
     let new_us = unknown_past_us(&caller.spec, 0);
     let reply = caller.call(&[1]).await;
-    let in_hands_us = caller.spec.start_delay_max_us();
-    let unknown = RefusalReason::NeedsHistory { index: 0, readable_in_us: in_hands_us };
+    let start_delay_us = caller.spec.start_delay_max_us();
+    let unknown = RefusalReason::NeedsHistory { index: 0, readable_in_us: start_delay_us };
     assert_eq!((reply.permits(), refused(&reply).reason), (0, unknown));
     assert_eq!(
         (refused(&reply).wait_us, refused(&reply).exact),
@@ -112,7 +112,7 @@ async fn new_or_widened_limit_waits_one_window(limiter: Arc<dyn Limiter>) {
     assert_eq!(caller.call(&[1]).await.permits(), 1);
     caller.spec = QuotaSpec { version: 3, ..spec(&[("new", 9, 700), ("old", 5, 500)]) };
     let reply = caller.call(&[1]).await;
-    assert_eq!(refused(&reply).reason, RefusalReason::NeedsHistory { index: 1, readable_in_us: in_hands_us });
+    assert_eq!(refused(&reply).reason, RefusalReason::NeedsHistory { index: 1, readable_in_us: start_delay_us });
     assert_eq!(
         refused(&reply).wait_us,
         unknown_past_us(&caller.spec, 1),
@@ -129,10 +129,10 @@ async fn new_or_widened_limit_waits_one_window(limiter: Arc<dyn Limiter>) {
 async fn a_shorter_window_counts_at_once(limiter: Arc<dyn Limiter>) {
     let mut caller = Caller::warm(&limiter, spec(&[("all", 1, 9_000)])).await;
     caller.call(&[1]).await;
-    let settled = caller.settle(vec![used(caller.number, 1, 0)], &[]).await;
+    let released = caller.settle(vec![used(caller.number, 1, 0)], &[]).await;
     caller.spec = QuotaSpec { version: 2, ..spec(&[("all", 1, 3_000)]) };
     let reply = caller.call(&[1]).await;
-    assert_eq!(promised_us(&reply), free_again_us(&settled, 0, padded_us(&caller.spec, 0)));
+    assert_eq!(promised_us(&reply), free_again_us(&released, 0, padded_us(&caller.spec, 0)));
 }
 
 async fn stale_settings_acquire_and_release_nothing(limiter: Arc<dyn Limiter>) {

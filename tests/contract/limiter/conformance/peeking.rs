@@ -8,12 +8,12 @@ async fn peeking_acquires_nothing(limiter: Arc<dyn Limiter>) {
     let spec = spec(&[("a", 3, 3_000), ("b", 5, 100)]);
     let mut caller = Caller::warm(&limiter, spec.clone()).await;
     caller.call(&[1, 1]).await;
-    let settled = caller.settle(vec![used(caller.number, 1, 0)], &[]).await;
+    let released = caller.settle(vec![used(caller.number, 1, 0)], &[]).await;
     let uses = || async { limiter.peek(&spec, None).await.unwrap().iter().map(|limit| limit.used).collect::<Vec<_>>() };
     for _ in 0..5 {
         assert_eq!(uses().await[0], 2);
     }
-    until_us(&caller, free_again_us(&settled, 0, padded_us(&spec, 1))).await;
+    until_us(&caller, free_again_us(&released, 0, padded_us(&spec, 1))).await;
     assert_eq!(uses().await, [2, 1], "`a` counts both uses, `b` only the one in flight");
     let names: Vec<String> = limiter.peek(&spec, None).await.unwrap().into_iter().map(|limit| limit.name).collect();
     assert_eq!(names, ["a", "b"]);

@@ -40,8 +40,8 @@ fn of(spec: &QuotaSpec, permits: u32, account: &str, reference: Option<&str>) ->
     PermitRequest { subjects, ..PermitRequest::charges(permits, 1) }
 }
 
-fn for_account(spec: &QuotaSpec, account: &str, settlement: PermitRelease) -> PermitRelease {
-    PermitRelease { subjects: spec.subjects(Some(account), None).unwrap(), ..settlement }
+fn for_account(spec: &QuotaSpec, account: &str, release: PermitRelease) -> PermitRelease {
+    PermitRelease { subjects: spec.subjects(Some(account), None).unwrap(), ..release }
 }
 
 /// Permits granted to each request.
@@ -151,10 +151,10 @@ async fn an_account_is_not_booked_ahead(limiter: Arc<dyn Limiter>) {
     let mut caller = Caller::warm(&limiter, spec.clone()).await;
     assert_eq!(caller.ask(&[of(&spec, 1, "a", None)]).await.permits(), 1);
     caller.settlements = vec![for_account(&spec, "a", used(caller.number, 1, 0))];
-    let settled = caller.ask(&[]).await;
+    let released = caller.ask(&[]).await;
     caller.settlements.clear();
-    let free_us = free_again_us(&settled, 0, padded_us(&spec, 0));
-    let provider_us = free_again_us(&settled, 0, padded_us(&spec, 1));
+    let free_us = free_again_us(&released, 0, padded_us(&spec, 0));
+    let provider_us = free_again_us(&released, 0, padded_us(&spec, 1));
     until_us(&caller, provider_us - micros_up(BOOKING_HORIZON) + 2_000).await;
     let reply = caller.ask(&[of(&spec, 1, "a", None), of(&spec, 1, "b", None)]).await;
     if reply.now.0 < free_us {
@@ -356,10 +356,10 @@ async fn idle_account_waits_when_its_window_grows(limiter: Arc<dyn Limiter>, pro
     assert_eq!(caller.ask(&[of(&plain, 2, "a", None)]).await.permits(), 2);
     let call = caller.number;
     caller.settlements = vec![for_account(&plain, "a", used(call, 2, 0))];
-    let settled = caller.ask(&[]).await;
+    let released = caller.ask(&[]).await;
     caller.settlements.clear();
     let before_us = micros_up(BOOKING_HORIZON) + micros_up(plain.hold_max);
-    let dropped_us = settled.now.0 + before_us + padded_us(&plain, 0) + SUBJECT_RETENTION_US;
+    let dropped_us = released.now.0 + before_us + padded_us(&plain, 0) + SUBJECT_RETENTION_US;
     until_us(&caller, dropped_us).await;
     let rule = |account: &str| AccountRule {
         account: account.to_owned(),

@@ -120,8 +120,8 @@ fn five_reply_values_match_redis_cell() {
             let (at, quantity) = (i64::try_from(now_us).unwrap(), i64::from(*quantity));
             let ahead_us = reply.grants.first().map_or(0, |run| i64::try_from(run.wait_us).unwrap());
             if ahead_us > 0 {
-                let told = cell.throttle(at, quantity);
-                prop_assert_eq!((told[0], told[3]), (1, ahead_us), "the retry is due at the booked start");
+                let throttled = cell.throttle(at, quantity);
+                prop_assert_eq!((throttled[0], throttled[3]), (1, ahead_us), "the retry is due at the booked start");
                 booked.set(booked.get() + 1);
             }
             let documented = cell.throttle(at + ahead_us, quantity);

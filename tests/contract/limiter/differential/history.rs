@@ -148,17 +148,17 @@ fn past() -> impl Strategy<Value = PlannedPast> {
 fn seeds() -> impl Strategy<Value = Option<PlannedSeeds>> {
     let provider = prop_oneof![1 => Just(None), 1 => past().prop_map(Some)];
     let subjects = prop::collection::vec((any::<bool>(), 0_u8..3, past()), 0..4);
-    let told = (provider, subjects).prop_map(|(provider, subjects)| Some(PlannedSeeds { provider, subjects }));
-    prop_oneof![1 => Just(None), 1 => told]
+    let present = (provider, subjects).prop_map(|(provider, subjects)| Some(PlannedSeeds { provider, subjects }));
+    prop_oneof![1 => Just(None), 1 => present]
 }
 
 fn step(algorithms: &'static [Algorithm]) -> impl Strategy<Value = Step> {
     let age = prop_oneof![1 => Just(None), 4 => (0_u64..400_000).prop_map(Some)];
     let settle = prop::collection::vec((any::<usize>(), age), 0..24);
     let pause = prop_oneof![20 => Just(0_u64), 1 => 1_u64..500];
-    let told =
+    let past =
         (prop_oneof![2 => Just(Vec::new()), 1 => prop::collection::vec(0_u64..3_000, 1..9)], (0_u32..2, 0_u32..2));
-    let rebuild = prop_oneof![1 => Just(None), 2 => told.prop_map(Some)];
+    let rebuild = prop_oneof![1 => Just(None), 2 => past.prop_map(Some)];
     let distrust = prop_oneof![40 => Just(false), 1 => Just(true)];
     let wants = prop::collection::vec(want(), 0..5);
     let call = (0_usize..3, wants, settle, pause, rebuild, seeds(), distrust).prop_map(

@@ -18,7 +18,7 @@ fn key_outlives_uses_without_renewal_on_each() {
     let specs =
         [with(1, minute, SECOND), with(2, hour, SECOND), with(3, minute, SECOND), with(4, minute, 600 * SECOND)];
     let subjects = specs[0].subjects(None, Some("r")).unwrap();
-    let (mut now, mut number, mut gone_us, mut renewed) = (Micros(START_US), 0, 0, 0);
+    let (mut now, mut number, mut expires_us, mut renewed) = (Micros(START_US), 0, 0, 0);
     let call = |number, wants, rebuild| LimiterCall {
         incarnation: 1,
         number,
@@ -46,10 +46,10 @@ fn key_outlives_uses_without_renewal_on_each() {
             );
             let left_ms: u64 = redis::cmd("PTTL").arg(&key).query(&mut lua.connection).unwrap();
             if left_ms < NOT_RENEWED_MS / 2 {
-                (gone_us, renewed) = (now.0 + left_ms * 1_000, renewed + 1);
+                (expires_us, renewed) = (now.0 + left_ms * 1_000, renewed + 1);
             }
             let matters_us = now.0 + spec.count_delay_max_us() + padded_us(spec, 1);
-            assert!(gone_us >= matters_us, "{} us too early, version {}", matters_us - gone_us, spec.version);
+            assert!(expires_us >= matters_us, "{} us too early, version {}", matters_us - expires_us, spec.version);
         }
     }
     assert!(renewed < 400, "renewed {renewed} times in 800 uses of {subjects:?}");

@@ -107,7 +107,7 @@ impl View<'_> {
     fn tail_ms(&self) -> u64 {
         let tail_ms = self.world.store.tail_ms;
         let older = |worker: &Worker| {
-            worker.settled.iter().any(|(call, fate)| {
+            worker.releases.iter().any(|(call, fate)| {
                 let counts = self.world.store.lease(worker.incarnation, *call).is_some();
                 counts && matches!(fate, Fate::Answered(at_us) if at_us.div_ceil(1_000) < tail_ms)
             })
@@ -129,9 +129,9 @@ impl View<'_> {
         self.left_us(instant_us + 1)
     }
 
-    /// Time until a permit is late, and is released. With the rule `BegunLate` it is late when its answer would be.
+    /// Time until a permit is late, and is released. With the rule `StartedLate` it is late when its answer would be.
     fn use_before_us(&self, instant_us: u64) -> u64 {
-        let answer_us = if self.laws.rules == Rules::BegunLate { TIMEOUT_US } else { 0 };
+        let answer_us = if self.laws.rules == Rules::StartedLate { TIMEOUT_US } else { 0 };
         self.until_us(instant_us + answer_us)
     }
 
@@ -140,16 +140,16 @@ impl View<'_> {
         let worker = &self.world.workers[number];
         let lease = |call: u64| self.world.store.lease(worker.incarnation, call);
         // The release of a removed lease has no effect.
-        let settled: Vec<&(u64, Fate)> = worker.settled.iter().filter(|(call, _)| lease(*call).is_some()).collect();
+        let releases: Vec<&(u64, Fate)> = worker.releases.iter().filter(|(call, _)| lease(*call).is_some()).collect();
         let wire = self.world.wire.iter().filter(|request| request.worker == number);
-        let mut calls: Vec<u64> = settled.iter().map(|(call, _)| *call).collect();
+        let mut calls: Vec<u64> = releases.iter().map(|(call, _)| *call).collect();
         calls.extend(worker.unheard.iter().map(|unheard| unheard.call));
-        calls.extend(worker.hands.iter().map(|permit| permit.call));
+        calls.extend(worker.permits.iter().map(|permit| permit.call));
         calls.extend(wire.clone().map(|request| request.permit.call));
         calls.sort_unstable();
         calls.dedup();
         named.extend(calls.iter().map(|call| (worker.incarnation, *call)));
-        let name = |call: u64| calls.iter().position(|it| *it == call).unwrap() as u64;
+        let name = |call: u64| calls.iter().position(|other| *other == call).unwrap() as u64;
         let mut seen = vec![u64::from(worker.jobs), calls.len() as u64];
         for call in &calls {
             let left = |lease: &Lease| [self.lease_us(lease), [lease.permits, 0]].concat();
@@ -163,7 +163,7 @@ impl View<'_> {
                 seen.extend([*wait_us, self.use_before_us(use_before_us), self.origins(origins)]);
             }
         }
-        let in_hand = worker.hands.iter().map(|permit| {
+        let unsent = worker.permits.iter().map(|permit| {
             let start_us = self.left_us(permit.start_us);
             [name(permit.call), start_us, self.use_before_us(permit.use_before_us), self.origins(&permit.origins)]
         });
@@ -172,12 +172,12 @@ impl View<'_> {
             let answer_us = self.until_us(request.permit.answer_before_us);
             [name(request.permit.call), counts_us, answer_us, self.origins(&request.permit.origins)]
         });
-        for mut items in [in_hand.collect::<Vec<_>>(), on_wire.collect()] {
+        for mut items in [unsent.collect::<Vec<_>>(), on_wire.collect()] {
             items.sort_unstable();
             seen.push(items.len() as u64);
             seen.extend(items.concat());
         }
-        seen.extend(settled.iter().flat_map(|(call, fate)| match fate {
+        seen.extend(releases.iter().flat_map(|(call, fate)| match fate {
             Fate::Answered(at_us) => [name(*call), 0, self.counts_for_us(at_us.div_ceil(1_000).max(tail_ms))],
             Fate::NotSent(origins) => [name(*call), 1, self.counts_for_us(origins[0])],
         }));

@@ -41,19 +41,19 @@ impl Laws {
             let waits = world.wire.iter().any(|request| request.worker == number);
             if worker.unheard.is_some() {
                 next.push(self.heard(world, number));
-            } else if (worker.jobs > 0 && worker.hands.is_empty()) || !worker.settled.is_empty() {
+            } else if (worker.jobs > 0 && worker.permits.is_empty()) || !worker.releases.is_empty() {
                 next.extend(self.asked(world, number));
             }
-            for at in 0..worker.hands.len() {
-                if world.now_us >= worker.hands[at].start_us {
-                    next.push(self.begun(world, number, at));
+            for at in 0..worker.permits.len() {
+                if world.now_us >= worker.permits[at].start_us {
+                    next.push(self.start_request(world, number, at));
                 }
                 if world.returns_left > 0 {
-                    next.push(given_back(world, number, at));
+                    next.push(returned(world, number, at));
                 }
             }
             // A worker that loses nothing by a crash is the same after it, in a world with one crash less.
-            let loses = waits || worker.unheard.is_some() || !worker.hands.is_empty() || world.settles(number);
+            let loses = waits || worker.unheard.is_some() || !worker.permits.is_empty() || world.has_releases(number);
             if world.crashes_left > 0 && loses {
                 next.push(self.crashed(world, number));
             }
@@ -74,12 +74,12 @@ impl Laws {
     fn asked(&self, world: &World, number: usize) -> Option<World> {
         let now_us = world.now_us;
         let worker = &world.workers[number];
-        let wanted = if worker.hands.is_empty() { worker.jobs } else { 0 };
-        let settles = world.settles(number);
-        if !settles && (wanted == 0 || world.store.has_refused(now_us, wanted)) {
+        let wanted = if worker.permits.is_empty() { worker.jobs } else { 0 };
+        let has_releases = world.has_releases(number);
+        if !has_releases && (wanted == 0 || world.store.has_refused(now_us, wanted)) {
             return None;
         }
-        let settlements = worker.settled.iter().map(|(call, fate)| match fate {
+        let releases = worker.releases.iter().map(|(call, fate)| match fate {
             Fate::Answered(at_us) => used(*call, 1, now_us - at_us),
             Fate::NotSent(origins) => not_sent(*call, 1, origins),
         });
@@ -87,7 +87,7 @@ impl Laws {
             incarnation: worker.incarnation,
             number: worker.calls + 1,
             requests: if wanted > 0 { vec![PermitRequest::charges(wanted, 1)] } else { Vec::new() },
-            releases: settlements.collect(),
+            releases: releases.collect(),
             pause: None,
             rebuild: None,
             seeds: None,
@@ -98,7 +98,7 @@ impl Laws {
         let reply = quota.call(Micros(now_us), &self.spec, &call);
         // A repeat of the call at any later time has the same reply and changes no usage.
         debug_assert_eq!(quota.clone().call(Micros(now_us), &self.spec, &call), reply);
-        if !settles && reply.grants.is_empty() {
+        if !has_releases && reply.grants.is_empty() {
             world.store.refuses(now_us, wanted);
             return None;
         }
@@ -107,7 +107,7 @@ impl Laws {
         let mut world = World { store: Store::of(quota), ..world.clone() };
         let worker = &mut world.workers[number];
         worker.calls += 1;
-        worker.settled.clear();
+        worker.releases.clear();
         // A reply without permits enables no further step, so it counts as received.
         worker.unheard = (!granted.is_empty()).then_some(Unheard { departed_us: now_us, call: worker.calls, granted });
         Some(world)
@@ -118,14 +118,14 @@ impl Laws {
         let now_us = world.now_us;
         let worker = &mut world.workers[number];
         let Some(Unheard { departed_us, call, granted }) = worker.unheard.take() else { return world };
-        worker.hands.extend(granted.into_iter().map(|(wait_us, origins)| Permit {
+        worker.permits.extend(granted.into_iter().map(|(wait_us, origins)| Permit {
             call,
             origins,
             start_us: now_us + wait_us,
             use_before_us: departed_us + wait_us + SEND_BUDGET_US,
             answer_before_us: departed_us + wait_us + SEND_BUDGET_US + TIMEOUT_US,
         }));
-        self.give_back_late(&mut world);
+        self.release_late(&mut world);
         world
     }
 
@@ -133,29 +133,29 @@ impl Laws {
     fn later(&self, world: &World) -> World {
         let mut world = world.clone();
         let tick_us = (world.now_us - START_US) / self.tick_us * self.tick_us + self.tick_us + START_US;
-        let starts = world.workers.iter().flat_map(|worker| &worker.hands).map(|permit| permit.start_us);
+        let starts = world.workers.iter().flat_map(|worker| &worker.permits).map(|permit| permit.start_us);
         world.now_us = starts.filter(|at_us| *at_us > world.now_us).min().map_or(tick_us, |at_us| at_us.min(tick_us));
         let now_us = world.now_us;
         let (waits, over) = world.wire.drain(..).partition(|request| now_us <= request.permit.answer_before_us);
         world.wire = waits;
         self.ended(&mut world, over);
-        self.give_back_late(&mut world);
+        self.release_late(&mut world);
         world
     }
 
     /// A late permit is released with the next call. If no release is left, its job ends with it, because otherwise the
     /// world would not end.
-    fn give_back_late(&self, world: &mut World) {
+    fn release_late(&self, world: &mut World) {
         let now_us = world.now_us;
         let returns_left = &mut world.returns_left;
-        for worker in world.workers.iter_mut().filter(|_| self.rules != Rules::BegunLate) {
-            let (late, hands) = worker.hands.drain(..).partition(|permit| now_us > permit.use_before_us);
-            worker.hands = hands;
+        for worker in world.workers.iter_mut().filter(|_| self.rules != Rules::StartedLate) {
+            let (late, permits) = worker.permits.drain(..).partition(|permit| now_us > permit.use_before_us);
+            worker.permits = permits;
             let late: Vec<Permit> = late;
             for permit in late {
                 if *returns_left > 0 {
                     *returns_left -= 1;
-                    worker.settled.push((permit.call, Fate::NotSent(permit.origins)));
+                    worker.releases.push((permit.call, Fate::NotSent(permit.origins)));
                 } else {
                     worker.jobs -= 1;
                 }
@@ -163,17 +163,17 @@ impl Laws {
         }
     }
 
-    fn begun(&self, world: &World, number: usize, at: usize) -> World {
+    fn start_request(&self, world: &World, number: usize, at: usize) -> World {
         let mut world = world.clone();
         let now_us = world.now_us;
         let worker = &mut world.workers[number];
         worker.jobs -= 1;
-        let permit = worker.hands.remove(at);
+        let permit = worker.permits.remove(at);
         let request = Request { permit, worker: number, counts_until_us: now_us + TIMEOUT_US };
         world.most = world.counting(self.window_us) + 1;
         let worker = &mut world.workers[number];
-        if self.rules == Rules::SettledAtBegin {
-            worker.settled.push((request.permit.call, Fate::Answered(now_us)));
+        if self.rules == Rules::ReleasedAtBegin {
+            worker.releases.push((request.permit.call, Fate::Answered(now_us)));
             self.ended(&mut world, vec![request]);
         } else {
             world.wire.push(request);
@@ -185,7 +185,7 @@ impl Laws {
         let mut world = world.clone();
         let now_us = world.now_us;
         let request = world.wire.remove(at);
-        world.workers[request.worker].settled.push((request.permit.call, Fate::Answered(now_us)));
+        world.workers[request.worker].releases.push((request.permit.call, Fate::Answered(now_us)));
         let counts_until_us = request.counts_until_us.min(now_us);
         self.ended(&mut world, vec![Request { counts_until_us, ..request }]);
         world
@@ -195,8 +195,8 @@ impl Laws {
     fn timed_out(&self, world: &World, at: usize) -> World {
         let mut world = world.clone();
         let request = world.wire.remove(at);
-        let told = (request.permit.call, Fate::NotSent(request.permit.origins.clone()));
-        world.workers[request.worker].settled.push(told);
+        let release = (request.permit.call, Fate::NotSent(request.permit.origins.clone()));
+        world.workers[request.worker].releases.push(release);
         self.ended(&mut world, vec![request]);
         world
     }
@@ -223,16 +223,16 @@ impl Laws {
         let now_us = world.now_us;
         world.ended_us.extend(requests.into_iter().map(|request| request.counts_until_us));
         world.ended_us.retain(|until_us| until_us + self.window_us > now_us);
-        world.ended_us.sort_unstable_by(|one, other| other.cmp(one));
+        world.ended_us.sort_unstable_by(|first, second| second.cmp(first));
         world.ended_us.truncate(self.limit);
     }
 }
 
-fn given_back(world: &World, number: usize, at: usize) -> World {
+fn returned(world: &World, number: usize, at: usize) -> World {
     let mut world = world.clone();
     let worker = &mut world.workers[number];
-    let permit = worker.hands.remove(at);
-    worker.settled.push((permit.call, Fate::NotSent(permit.origins)));
+    let permit = worker.permits.remove(at);
+    worker.releases.push((permit.call, Fate::NotSent(permit.origins)));
     world.returns_left -= 1;
     world
 }

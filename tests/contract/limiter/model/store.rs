@@ -51,7 +51,12 @@ impl Store {
             cut(&mut text, label, end);
         }
         let entries: Vec<(u64, u64)> = entries.chunks_exact(2).map(|entry| (entry[0], entry[1])).collect();
-        let lease = |it: &[u64]| Lease { incarnation: it[0], call: it[1], deadline_us: it[2], permits: it[3] + it[4] };
+        let lease = |fields: &[u64]| Lease {
+            incarnation: fields[0],
+            call: fields[1],
+            deadline_us: fields[2],
+            permits: fields[3] + fields[4],
+        };
         let leases: Vec<Lease> = leases.chunks_exact(5).map(lease).collect();
         let beyond = [
             in_flight.wrapping_sub(leases.iter().map(|lease| lease.permits).sum()),

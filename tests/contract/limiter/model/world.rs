@@ -39,8 +39,8 @@ pub struct Worker {
     /// Jobs that have not begun, including jobs with a permit.
     pub jobs: u32,
     pub unheard: Option<Unheard>,
-    pub hands: Vec<Permit>,
-    pub settled: Vec<(u64, Fate)>,
+    pub permits: Vec<Permit>,
+    pub releases: Vec<(u64, Fate)>,
 }
 
 /// A request whose answer its worker awaits.
@@ -71,7 +71,7 @@ pub struct World {
 
 impl Worker {
     pub fn new(incarnation: u64, jobs: u32) -> Self {
-        Self { incarnation, calls: 0, jobs, unheard: None, hands: Vec::new(), settled: Vec::new() }
+        Self { incarnation, calls: 0, jobs, unheard: None, permits: Vec::new(), releases: Vec::new() }
     }
 }
 
@@ -106,9 +106,9 @@ impl World {
     }
 
     /// Whether a worker has a release of a call that the store still counts; other releases have no effect.
-    pub fn settles(&self, number: usize) -> bool {
+    pub fn has_releases(&self, number: usize) -> bool {
         let worker = &self.workers[number];
-        worker.settled.iter().any(|(call, _)| self.store.lease(worker.incarnation, *call).is_some())
+        worker.releases.iter().any(|(call, _)| self.store.lease(worker.incarnation, *call).is_some())
     }
 
     /// Requests that may be counted within a window that ends now or later.

@@ -31,7 +31,7 @@ impl RecentAttempts for Remembers {
 struct Worker {
     gate: Gate,
     ledger: Arc<Remembers>,
-    told: Arc<Mutex<Vec<i64>>>,
+    newer_versions: Arc<Mutex<Vec<i64>>>,
     stop: CancellationToken,
     running: tokio::task::JoinHandle<()>,
     _spec: watch::Sender<Arc<QuotaSpec>>,
@@ -45,8 +45,8 @@ impl Worker {
     fn with_ledger(limiter: Arc<dyn Limiter>, spec: QuotaSpec, ledger: Arc<Remembers>) -> Self {
         let (spec_tx, spec) = watch::channel(Arc::new(spec));
         let stop = CancellationToken::new();
-        let told = Arc::<Mutex<Vec<i64>>>::default();
-        let hears = Arc::clone(&told);
+        let newer_versions = Arc::<Mutex<Vec<i64>>>::default();
+        let hears = Arc::clone(&newer_versions);
         let parts = GateContext {
             limiter,
             recent: ledger.clone(),
@@ -56,7 +56,7 @@ impl Worker {
             on_newer_version: Arc::new(move |version| hears.lock().unwrap().push(version)),
         };
         let (gate, run) = Gate::new(parts);
-        Self { gate, ledger, told, stop, running: tokio::spawn(run), _spec: spec_tx }
+        Self { gate, ledger, newer_versions, stop, running: tokio::spawn(run), _spec: spec_tx }
     }
 
     /// Sends payments one after the other, each answered at once, until none can start by this instant.
@@ -119,8 +119,8 @@ async fn gate_detects_a_restored_old_state() {
     reload().add_command(restore).exec(&mut connection).unwrap();
     assert_eq!(worker.pay_many(5, deadline).await, 5, "the ledger's usage leaves five permits");
     assert_eq!(worker.pay_many(15, Instant::now() + SECOND).await, 0, "the limit is used in full");
-    let said = String::from_utf8(lines.lock().unwrap().clone()).unwrap();
-    assert_eq!(said.matches("an earlier one than we have seen").count(), 1, "{said}");
+    let output = String::from_utf8(lines.lock().unwrap().clone()).unwrap();
+    assert_eq!(output.matches("an earlier one than we have seen").count(), 1, "{output}");
     worker.end().await;
 }
 
@@ -155,8 +155,8 @@ async fn rollback_shows_behind_other_workers_calls() {
     assert_eq!(second.pay_many(5, deadline).await, 5);
     assert_eq!(first.pay_many(10, deadline).await, 10, "the ledger's usage leaves ten permits");
     assert_eq!(first.pay_many(1, Instant::now() + SECOND).await, 0, "the limit is used in full");
-    let said = String::from_utf8(lines.lock().unwrap().clone()).unwrap();
-    assert_eq!(said.matches("an earlier one than we have seen").count(), 1, "{said}");
+    let output = String::from_utf8(lines.lock().unwrap().clone()).unwrap();
+    assert_eq!(output.matches("an earlier one than we have seen").count(), 1, "{output}");
     first.end().await;
     second.end().await;
 }
@@ -204,9 +204,10 @@ async fn forged_long_pause_ends_in_seconds() {
         tampering.atomic().cmd("HSET").arg(&key).arg("m").arg(state).exec(&mut connection).unwrap();
         assert_eq!(worker.pay_many(5, deadline).await, 5);
     }
-    let said = String::from_utf8(lines.lock().unwrap().clone()).unwrap();
-    let refusals = said.lines().filter(|line| line.contains("the limiter cannot be asked") && line.contains("DAMAGED"));
-    assert!(refusals.count() >= 2, "{said}");
+    let output = String::from_utf8(lines.lock().unwrap().clone()).unwrap();
+    let refusals =
+        output.lines().filter(|line| line.contains("the limiter cannot be asked") && line.contains("DAMAGED"));
+    assert!(refusals.count() >= 2, "{output}");
     worker.end().await;
 }
 
@@ -304,8 +305,8 @@ async fn implausible_version_is_ignored() {
             panic!("granted")
         };
         assert_eq!(refusal.reason == BlockReason::StaleSettings, is_believed, "{version}: {refusal:?}");
-        let told = worker.told.lock().unwrap().clone();
-        assert_eq!(told.first().copied(), is_believed.then_some(version), "{told:?}");
+        let newer_versions = worker.newer_versions.lock().unwrap().clone();
+        assert_eq!(newer_versions.first().copied(), is_believed.then_some(version), "{newer_versions:?}");
         let distrusts = limiter.calls.lock().unwrap().iter().any(|call| call.invalidate_epoch.is_some());
         assert_eq!(distrusts, !is_believed, "{version}");
         worker.end().await;
@@ -321,7 +322,7 @@ async fn late_permits_are_logged_as_a_stall() {
     let worker = Worker::start(Arc::new(late), spec(&[("all", 9, 1_000)]));
     let paid = tokio::time::timeout(30 * SECOND, worker.pay_many(1, Instant::now() + 60 * SECOND)).await;
     assert!(paid.is_err(), "no permit arrives within its send budget: {paid:?}");
-    let said = String::from_utf8(lines.lock().unwrap().clone()).unwrap();
-    assert_eq!(said.matches("permits arrive too late").count(), 1, "{said}");
+    let output = String::from_utf8(lines.lock().unwrap().clone()).unwrap();
+    assert_eq!(output.matches("permits arrive too late").count(), 1, "{output}");
     worker.end().await;
 }

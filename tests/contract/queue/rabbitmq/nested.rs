@@ -61,8 +61,8 @@ impl Hand {
         self.0.read_exact(&mut head).unwrap();
         let mut payload = vec![0; u32::from_be_bytes([head[3], head[4], head[5], head[6]]) as usize + 1];
         self.0.read_exact(&mut payload).unwrap();
-        let said = (u16::from_be_bytes([payload[0], payload[1]]), u16::from_be_bytes([payload[2], payload[3]]));
-        assert_eq!(said, (class, method), "{}", String::from_utf8_lossy(&payload));
+        let received = (u16::from_be_bytes([payload[0], payload[1]]), u16::from_be_bytes([payload[2], payload[3]]));
+        assert_eq!(received, (class, method), "{}", String::from_utf8_lossy(&payload));
     }
 }
 
@@ -146,12 +146,12 @@ async fn malformed_peer_is_unavailable() {
     ] {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let (tell, mut told) = tokio::sync::watch::channel(0);
+        let (counter, mut counted) = tokio::sync::watch::channel(0);
         let (shown, written) = (format!("{nonsense:?}"), nonsense);
         let answering = tokio::spawn(async move {
             loop {
                 let (mut stream, _) = listener.accept().await.unwrap();
-                tell.send_modify(|connections| *connections += 1);
+                counter.send_modify(|connections| *connections += 1);
                 let written = written.clone();
                 tokio::spawn(async move {
                     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -165,7 +165,7 @@ async fn malformed_peer_is_unavailable() {
         let queue = connect(&format!("amqp://127.0.0.1:{port}/?connection_timeout=300"));
         let shown = &shown[..shown.len().min(60)];
         assert!(matches!(queue.ping().await, Err(QueueError::Unavailable(_) | QueueError::Refused(_))), "{shown}");
-        let again = tokio::time::timeout(PATIENCE, told.wait_for(|connections| *connections > 1));
+        let again = tokio::time::timeout(PATIENCE, counted.wait_for(|connections| *connections > 1));
         again.await.expect("no further connection attempt").unwrap();
         answering.abort();
     }

@@ -70,8 +70,8 @@ async fn finish_all(lane: &mut dyn LaneConsumer, order: &[usize], at_once: bool)
             held.extend(finishing.await);
         }
     }
-    let handed_back = (0..MESSAGES).filter(|number| fate(*number) == Fate::HandedBack).count();
-    let back = take_many(lane, handed_back).await;
+    let requeued = (0..MESSAGES).filter(|number| fate(*number) == Fate::HandedBack).count();
+    let back = take_many(lane, requeued).await;
     assert!(back.iter().all(|delivery| delivery.redelivered));
     // The broker processes the frames of a channel in order. The message that comes back last shows that it processed
     // the others.
@@ -90,18 +90,18 @@ async fn killed_connection_removes_only_acknowledged_messages() {
     let numbers: Vec<String> = (0..MESSAGES).map(|number| number.to_string()).collect();
     let left: BTreeSet<String> =
         (0..MESSAGES).filter(|number| fate(*number) != Fate::Acknowledged).map(|number| number.to_string()).collect();
-    let mut in_hand = Vec::new();
+    let mut open = Vec::new();
     for (name, (order, at_once)) in orders() {
         bench.queue.declare(&[provider(name)]).await.unwrap();
         join_all(numbers.iter().map(|number| bench.queue.publish(to_lane(name, number)))).await;
         let mut lane = bench.queue.open_lane(&provider(name), 100).await.unwrap();
         let deliveries = finish_all(&mut *lane, &order, at_once).await;
         assert_eq!(bodies(&deliveries), left, "{name}");
-        in_hand.push((lane, deliveries));
+        open.push((lane, deliveries));
     }
     let close = || RabbitNode::shared().ctl(&["close_all_connections", "--vhost", VHOST, "test"]);
     tokio::task::spawn_blocking(close).await.unwrap();
-    for (mut lane, deliveries) in in_hand {
+    for (mut lane, deliveries) in open {
         assert!(tokio::time::timeout(PATIENCE, lane.next()).await.unwrap().is_err());
         let late = deliveries.into_iter().next().unwrap().receipt.ack().await;
         assert!(matches!(late, Err(QueueError::Unavailable(_))), "{late:?}");

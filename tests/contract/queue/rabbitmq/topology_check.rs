@@ -40,7 +40,7 @@ async fn exchange_type_mismatch_is_reported() {
     let unfit = bench.queue.topology_problems(&[]).await.unwrap();
     let different: Vec<&String> = unfit
         .iter()
-        .filter_map(|it| match it {
+        .filter_map(|problem| match problem {
             TopologyProblem::Mismatch(line) => Some(line),
             TopologyProblem::Missing(_) | TopologyProblem::Refused(_) => None,
         })
