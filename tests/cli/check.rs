@@ -206,13 +206,13 @@ async fn failing_backends_and_invalid_rows_are_errors() {
         paused: false,
         problems: vec!["url: is empty".to_owned()],
     }];
-    engine.state().broker_away = true;
+    engine.state().broker_unavailable = true;
     let ran = engine.run(&["check", "--json"]).await;
     assert_eq!(*ran.result.as_ref().unwrap(), Exit::Failed);
     assert_eq!(levels(&ran.json(), "provider bad"), ["error"]);
     assert_eq!(levels(&ran.json(), "queue embedded:"), ["error"]);
 
-    engine.state().database_away = true;
+    engine.state().database_unavailable = true;
     let ran = engine.run(&["check"]).await;
     assert!(ran.out.contains("run `sluicegate migrate`"), "{}", ran.out);
     let offline = engine.run(&["check", "--no-connect"]).await;
@@ -264,7 +264,7 @@ async fn check_lists_secret_grants_and_unused_ones() {
         assert!(found["fix"].as_str().unwrap().contains("outbound.secrets"), "{found}");
     }
     // A grant is not reported as unused before all rows are known.
-    engine.state().database_away = true;
+    engine.state().database_unavailable = true;
     let json = engine.run(&line).await.json();
     assert_eq!(levels(&json, "secret env:OLD@pay.example.com"), ["ok"]);
 }
@@ -335,7 +335,7 @@ async fn delivery_timeout_is_checked_against_message_time() {
 #[tokio::test]
 async fn provider_file_is_checked_without_a_database() {
     let engine = Engine::default();
-    engine.state().database_away = true;
+    engine.state().database_unavailable = true;
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("providers.toml");
     std::fs::write(&path, "acme").unwrap();

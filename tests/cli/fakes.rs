@@ -44,8 +44,8 @@ pub struct State {
     pub unreadable: Vec<InvalidRow>,
     pub meant: Vec<Provider>,
     pub migrated: bool,
-    pub broker_away: bool,
-    pub database_away: bool,
+    pub broker_unavailable: bool,
+    pub database_unavailable: bool,
     /// Variables that every provider needs and that are not set.
     pub secrets_missing: Vec<String>,
     /// Lanes that have no queue.
@@ -136,7 +136,7 @@ impl Services for Engine {
     }
 
     async fn settings(&self, _: &Config) -> Result<Arc<dyn Settings>, CommandError> {
-        if self.state().database_away {
+        if self.state().database_unavailable {
             return Err(LedgerError::NotMigrated.into());
         }
         Ok(Arc::new(self.clone()))
@@ -151,7 +151,7 @@ impl Services for Engine {
     }
 
     async fn queue(&self, _: &Config) -> Result<Arc<dyn Queue>, CommandError> {
-        if self.state().broker_away {
+        if self.state().broker_unavailable {
             return Err(QueueError::Unavailable("refused".to_owned()).into());
         }
         Ok(Arc::new(self.clone()))

@@ -62,7 +62,7 @@ async fn invalid_row_rejects_the_file_with_78() {
 #[tokio::test]
 async fn apply_reports_undeclared_lanes() {
     let engine = Engine::default();
-    engine.state().broker_away = true;
+    engine.state().broker_unavailable = true;
     let dir = tempfile::tempdir().unwrap();
     let (error, exit) = engine.run(&["provider", "apply", &file(&dir, "acme")]).await.failure();
     assert!(error.contains("the rows are applied") && error.contains("broker unavailable"), "{error}");
@@ -195,7 +195,7 @@ async fn migrate_reports_whether_it_changed_anything() {
 #[tokio::test]
 async fn unmigrated_database_error_names_migrate() {
     let engine = Engine::default();
-    engine.state().database_away = true;
+    engine.state().database_unavailable = true;
     let (error, exit) = engine.run(&["provider", "list"]).await.failure();
     assert!(error.contains("run `sluicegate migrate`") && exit == Exit::Failed, "{error}");
 }

@@ -31,8 +31,8 @@ fn every_path_and_test_named_exists() {
         let named = spans.iter().filter_map(|span| span.split(' ').next());
         let named = named.filter(|span| roots.iter().any(|root| span.starts_with(root)));
         let paths: Vec<_> = linked.chain(named.map(|span| Path::new(span).to_owned())).collect();
-        let gone = paths.into_iter().filter(|path| !root.join(path).exists());
-        missing.extend(gone.map(|path| format!("{}: no {}", page.path, path.display())));
+        let nonexistent = paths.into_iter().filter(|path| !root.join(path).exists());
+        missing.extend(nonexistent.map(|path| format!("{}: no {}", page.path, path.display())));
         // Names of tests have several words.
         let is_test = |span: &&String| {
             span.matches('_').count() >= 4

@@ -143,8 +143,8 @@ fn the_exit_codes_are_those_of_the_program() {
     let documented: Vec<i32> = rows.iter().map(|row| plain(&row[0]).parse().unwrap()).collect();
     assert_eq!(documented, codes);
     let help = Cli::command().render_long_help().to_string();
-    let told = help.lines().find(|line| line.starts_with("Exit codes: ")).unwrap();
-    codes.iter().for_each(|code| assert!(told.contains(&format!("{code} ")), "{told}"));
+    let listed = help.lines().find(|line| line.starts_with("Exit codes: ")).unwrap();
+    codes.iter().for_each(|code| assert!(listed.contains(&format!("{code} ")), "{listed}"));
 }
 
 #[test]

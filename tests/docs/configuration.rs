@@ -38,12 +38,12 @@ fn rows(heading: &str, first: &str) -> BTreeMap<String, (String, String)> {
 
 #[test]
 fn every_key_is_explained_with_its_default() {
-    let mut told = rows("## Keys", "key");
+    let mut documented = rows("## Keys", "key");
     let defaults: toml::Table = DEFAULTS.parse().unwrap();
     for (section, keys) in &defaults {
         for (key, value) in keys.as_table().unwrap() {
             let name = format!("{section}.{key}");
-            let (default, may_be) = told.remove(&name).unwrap_or_else(|| panic!("{name} is not documented"));
+            let (default, may_be) = documented.remove(&name).unwrap_or_else(|| panic!("{name} is not documented"));
             let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
             let value = if value.is_empty() { "(empty)".to_owned() } else { value };
             assert_eq!(default, value, "{name}");
@@ -56,7 +56,7 @@ fn every_key_is_explained_with_its_default() {
             }
         }
     }
-    assert!(told.is_empty(), "there are no such keys: {:?}", told.keys());
+    assert!(documented.is_empty(), "there are no such keys: {:?}", documented.keys());
 }
 
 /// `1 to 63 of a-z` as the names of constraints spell it; text after a comma or a colon is a remark.
@@ -79,7 +79,7 @@ async fn every_column_documents_default_and_range() {
     database.migrate().await.unwrap();
     let pool = database.sqlite_pool().unwrap();
     for table in ["providers", "provider_limits", "account_overrides"] {
-        let mut told = rows(&format!("### {table}"), "column");
+        let mut documented = rows(&format!("### {table}"), "column");
         let schema: String = sqlx::query_scalar("SELECT sql FROM sqlite_schema WHERE name = ?1")
             .bind(table)
             .fetch_one(&pool)
@@ -88,7 +88,8 @@ async fn every_column_documents_default_and_range() {
         let info = sqlx::query("SELECT name, type, dflt_value, \"notnull\" FROM pragma_table_info(?1)");
         for column in info.bind(table).fetch_all(&pool).await.unwrap() {
             let name: String = column.get("name");
-            let (default, may_be) = told.remove(&name).unwrap_or_else(|| panic!("{table}.{name} is not documented"));
+            let (default, may_be) =
+                documented.remove(&name).unwrap_or_else(|| panic!("{table}.{name} is not documented"));
             let boolean = schema.contains(&format!("{name}_is_0_or_1"));
             let in_schema = match column.get::<Option<String>, _>("dflt_value") {
                 Some(value) if boolean => (value == "1").to_string(),
@@ -106,7 +107,7 @@ async fn every_column_documents_default_and_range() {
                 assert!(schema.contains(&rule), "{table}.{name}: no constraint `{rule}`");
             }
         }
-        assert!(told.is_empty(), "{table} has no such columns: {:?}", told.keys());
+        assert!(documented.is_empty(), "{table} has no such columns: {:?}", documented.keys());
     }
     database.close().await;
 }

@@ -150,10 +150,10 @@ fn disagreements(table: &[Vec<String>]) -> Vec<String> {
             continue;
         };
         used[row] = true;
-        let says: Vec<&str> = table[row][6..].iter().map(|cell| plain(cell)).collect();
+        let documented: Vec<&str> = table[row][6..].iter().map(|cell| plain(cell)).collect();
         let decides = words(&situation.decide());
-        if says != decides {
-            wrong.push(format!("{cells:?}: the table says {says:?}, the code {decides:?}"));
+        if documented != decides {
+            wrong.push(format!("{cells:?}: the table says {documented:?}, the code {decides:?}"));
         }
     }
     wrong.extend(

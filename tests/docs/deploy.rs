@@ -43,7 +43,7 @@ const AFTER_THE_DRAIN: [(&str, &str); 4] = [
 /// Bound of the last step where spans are sent: the remaining spans.
 const SPANS: (&str, &str) = ("src/telemetry/otlp.rs", "EXPORT_TIMEOUT");
 /// Files that document how much longer a stop may take than its drain.
-const TELL_OF_STOPS: [&str; 5] =
+const STOP_TIME_PAGES: [&str; 5] =
     ["docs/deploying.md", "docker-compose.yml", "deploy/kubernetes/configuration.yaml", UNIT, MACHINE];
 
 /// Every document of every manifest, read once, because one interpreter per file would take longer than all tests
@@ -183,15 +183,18 @@ fn grace_periods_exceed_the_drain() {
 #[test]
 fn stop_time_is_documented_consistently() {
     let (without, with) = (after_the_drain().as_secs(), (after_the_drain() + bound(SPANS)).as_secs());
-    let told = format!("{without} s ({with} s with traces)");
-    for path in TELL_OF_STOPS {
+    let stated = format!("{without} s ({with} s with traces)");
+    for path in STOP_TIME_PAGES {
         let text = Page::read(path).text;
         let lines: Vec<&str> = text.lines().map(|line| line.trim().trim_start_matches('#').trim()).collect();
-        assert!(lines.join(" ").contains(&told), "{path} does not say `{told}`");
+        assert!(lines.join(" ").contains(&stated), "{path} does not say `{stated}`");
     }
     let rows = Page::read("docs/deploying.md").table("# Deploying", "a stop waits for");
     let phases: Vec<u64> = rows.iter().filter_map(|row| row[1].strip_suffix(" s")?.parse().ok()).collect();
-    assert_eq!(phases, AFTER_THE_DRAIN.into_iter().chain([SPANS]).map(|it| bound(it).as_secs()).collect::<Vec<_>>());
+    assert_eq!(
+        phases,
+        AFTER_THE_DRAIN.into_iter().chain([SPANS]).map(|phase| bound(phase).as_secs()).collect::<Vec<_>>()
+    );
     let drain = configuration().worker.drain_timeout.as_secs();
     let deployment = Page::read("deploy/kubernetes/deployment.yaml").text;
     let sum = format!("= {} s   the longest that a stop takes, {} s with traces", drain + without, drain + with);
@@ -255,8 +258,8 @@ fn the_unit_is_valid_and_hardened() {
     std::fs::write(&unit, text.replace(program, env!("CARGO_BIN_EXE_sluicegate"))).unwrap();
     for rest in [&["verify", "--man=no"][..], &["security", "--offline=true", "--threshold=15", "--no-pager"]] {
         let output = Command::new("systemd-analyze").args(rest).arg(&unit).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success() && said.trim().is_empty(), "{rest:?}: {said}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && stderr.trim().is_empty(), "{rest:?}: {stderr}");
     }
     // The exit codes for which a restart fixes nothing.
     assert!(text.contains("RestartPreventExitStatus=2 78"));

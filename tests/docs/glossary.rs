@@ -39,9 +39,9 @@ fn banned_words_are_searchable() {
 fn no_term_is_banned() {
     let banned = banned();
     let instead = table("## Banned words", "banned").into_iter().map(|row| row[1].clone());
-    let said = table("## Terms", "term").into_iter().map(|row| row.join(" ")).chain(instead);
+    let texts = table("## Terms", "term").into_iter().map(|row| row.join(" ")).chain(instead);
     let padded = |text: &str| format!(" {} ", text.replace(|c: char| !c.is_alphanumeric(), " ").to_lowercase());
     let wrong: Vec<String> =
-        said.filter(|text| banned.iter().any(|word| padded(text).contains(&padded(word)))).collect();
+        texts.filter(|text| banned.iter().any(|word| padded(text).contains(&padded(word)))).collect();
     assert!(wrong.is_empty(), "{wrong:?}");
 }

@@ -19,7 +19,7 @@ const BATCH: usize = 64;
 
 /// The broker's answer to a publish.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Told {
+enum PublishAnswer {
     Taken,
     /// No queue is bound for the message.
     Returned,
@@ -63,19 +63,21 @@ impl Client {
             let options = BasicPublishOptions { mandatory: true, immediate: false };
             let exchange = "payments".into();
             let written = channel.basic_publish(exchange, lane.into(), options, body.as_bytes(), properties).await;
-            let Ok(confirm) = written else { return Told::Nothing };
+            let Ok(confirm) = written else { return PublishAnswer::Nothing };
             match confirm.await {
-                Ok(Confirmation::Ack(None)) => Told::Taken,
-                Ok(Confirmation::Ack(Some(_)) | Confirmation::Nack(Some(_))) => Told::Returned,
-                _ => Told::Nothing,
+                Ok(Confirmation::Ack(None)) => PublishAnswer::Taken,
+                Ok(Confirmation::Ack(Some(_)) | Confirmation::Nack(Some(_))) => PublishAnswer::Returned,
+                _ => PublishAnswer::Nothing,
             }
         };
         let publishing = join_all(bodies.iter().map(|body| timeout(CALL_LIMIT, publish(body))));
-        let told: Vec<Told> = publishing.await.into_iter().map(|told| told.unwrap_or(Told::Nothing)).collect();
+        let answers: Vec<PublishAnswer> =
+            publishing.await.into_iter().map(|answer| answer.unwrap_or(PublishAnswer::Nothing)).collect();
         // lapin 4.12.3 can assign a returned message to another publish's confirm. So a return leaves the whole batch
         // unconfirmed.
-        let returned = told.contains(&Told::Returned);
-        let confirmed: Vec<bool> = told.into_iter().map(|told| told == Told::Taken && !returned).collect();
+        let returned = answers.contains(&PublishAnswer::Returned);
+        let confirmed: Vec<bool> =
+            answers.into_iter().map(|answer| answer == PublishAnswer::Taken && !returned).collect();
         if confirmed.contains(&false) {
             *self.channel.lock().await = None;
         }

@@ -23,7 +23,7 @@ pub const ORACLES: [(&str, Oracle); 7] = [
     ("O3 breach", breach),
     ("O4 wrong", wrong),
     ("O5 key misuse", key_misuse),
-    ("O6 call after settled", after_settled),
+    ("O6 call after settled", after_finished),
     ("O7 ledger is not the provider", ledger_differs),
 ];
 
@@ -37,14 +37,14 @@ pub fn judge(records: &Records) -> Vec<Violation> {
 
 /// Confirmed messages whose job has not finished in the ledger, or has finished without an event.
 fn lost(records: &Records) -> Vec<String> {
-    let told: BTreeSet<&str> = records.events.iter().map(|event| event.id.as_str()).collect();
+    let events: BTreeSet<&str> = records.events.iter().map(|event| event.id.as_str()).collect();
     let confirmed = records.published.iter().filter(|(_, message)| message.confirmed);
     let lost = confirmed.filter_map(|(id, message)| match records.ledger.get(id) {
         None => Some(format!("{id} ({}): not in the ledger", message.provider)),
         Some(row) if !FINAL.contains(&row.state.as_str()) => {
             Some(format!("{id}: still {} ({})", row.state, row.reason))
         }
-        Some(row) if !told.contains(id.as_str()) => Some(format!("{id}: {}, without an event", row.state)),
+        Some(row) if !events.contains(id.as_str()) => Some(format!("{id}: {}, without an event", row.state)),
         Some(_) => None,
     });
     lost.collect()
@@ -66,7 +66,7 @@ fn double(records: &Records) -> Vec<String> {
 fn breach(records: &Records) -> Vec<String> {
     type Instant = fn(&Call) -> Option<u64>;
     let instants: [(&str, Instant); 4] = [
-        ("first byte", |call| Some(call.begun_us)),
+        ("first byte", |call| Some(call.first_byte_us)),
         ("receipt", |call| call.received_us),
         ("effect", |call| call.effect_us),
         ("answer", |call| call.answered_us),
@@ -134,7 +134,7 @@ fn key_misuse(records: &Records) -> Vec<String> {
 
 /// Requests that a provider received after the job's final state was written. A request that was begun before may
 /// arrive after it. So only requests beyond the number begun until then are violations.
-fn after_settled(records: &Records) -> Vec<String> {
+fn after_finished(records: &Records) -> Vec<String> {
     let mut calls: BTreeMap<&str, Vec<(&str, &Call)>> = BTreeMap::new();
     for (provider, record) in &records.providers {
         for call in &record.calls {
@@ -144,10 +144,10 @@ fn after_settled(records: &Records) -> Vec<String> {
     let mut found = Vec::new();
     for (payment, calls) in calls {
         let Some(row) = records.ledger.get(payment) else { continue };
-        let Some(settled_us) = row.settled_wall_us else { continue };
-        let late: Vec<_> = calls.iter().filter(|(_, call)| call.received_wall_us > settled_us).collect();
-        for (provider, call) in late.iter().take(calls.len().saturating_sub(row.begun_until_settled)) {
-            let late_us = call.received_wall_us - settled_us;
+        let Some(finished_us) = row.finished_wall_us else { continue };
+        let late: Vec<_> = calls.iter().filter(|(_, call)| call.received_wall_us > finished_us).collect();
+        for (provider, call) in late.iter().take(calls.len().saturating_sub(row.requests_until_finished)) {
+            let late_us = call.received_wall_us - finished_us;
             found.push(format!("{payment}: {provider} was called {late_us} us after its final state, {}", at(call)));
         }
     }
@@ -185,5 +185,5 @@ fn ledger_differs(records: &Records) -> Vec<String> {
 
 fn at(call: &Call) -> String {
     let status = call.status.map_or("no answer".to_owned(), |status| status.to_string());
-    format!("received at {} us, {status}", call.received_us.unwrap_or(call.begun_us))
+    format!("received at {} us, {status}", call.received_us.unwrap_or(call.first_byte_us))
 }

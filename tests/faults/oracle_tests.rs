@@ -15,7 +15,7 @@ fn honest() -> Records {
         body: format!("body of {id}").into_bytes(),
         amount: 100,
         currency: "EUR".to_owned(),
-        begun_us: at_us,
+        first_byte_us: at_us,
         received_us: Some(at_us),
         received_wall_us: 10 * SECOND_US + at_us,
         effect_us: charged.then_some(at_us),
@@ -44,8 +44,8 @@ fn honest() -> Records {
             amount: 100,
             currency,
             account: None,
-            settled_wall_us: Some(20 * SECOND_US),
-            begun_until_settled: 1,
+            finished_wall_us: Some(20 * SECOND_US),
+            requests_until_finished: 1,
         };
         records.ledger.insert(id.to_owned(), row);
         records.events.push(Event { id: id.to_owned(), provider, state: state.to_owned() });
@@ -107,7 +107,7 @@ fn double_charges_are_found_across_providers() {
     let again = |records: &mut Records| {
         let mut again = calls(records)[2].clone();
         let later = |us: &mut u64| *us += SECOND_US;
-        later(&mut again.begun_us);
+        later(&mut again.first_byte_us);
         again.received_us.as_mut().map(later);
         again.effect_us.as_mut().map(later);
         again.answered_us.as_mut().map(later);
@@ -126,7 +126,7 @@ fn double_charges_are_found_across_providers() {
 fn breaches_are_found_at_every_instant() {
     // A shift that puts the third call a microsecond too early for the window.
     let shifts: [fn(&mut Call); 4] = [
-        |call| call.begun_us -= 1,
+        |call| call.first_byte_us -= 1,
         |call| call.received_us = Some(SECOND_US - 1),
         |call| call.effect_us = Some(SECOND_US - 1),
         |call| call.answered_us = Some(SECOND_US + 4),
@@ -164,7 +164,7 @@ fn misused_keys_are_found() {
     let again = |change: fn(&mut Call)| {
         planted(|records| {
             let mut again = calls(records)[2].clone();
-            (again.begun_us, again.received_us, again.answered_us) = (3 * SECOND_US, Some(3 * SECOND_US), None);
+            (again.first_byte_us, again.received_us, again.answered_us) = (3 * SECOND_US, Some(3 * SECOND_US), None);
             (again.effect_us, again.replayed) = (None, true);
             change(&mut again);
             calls(records).push(again);
@@ -178,13 +178,13 @@ fn misused_keys_are_found() {
 
 #[test]
 fn calls_after_a_final_state_are_found() {
-    let again = |begun_until_settled: usize, is_look_up: bool| {
+    let again = |requests_until_finished: usize, is_look_up: bool| {
         planted(|records| {
             let mut again = calls(records)[1].clone();
-            (again.begun_us, again.received_us, again.answered_us) = (30 * SECOND_US, Some(30 * SECOND_US), None);
+            (again.first_byte_us, again.received_us, again.answered_us) = (30 * SECOND_US, Some(30 * SECOND_US), None);
             (again.received_wall_us, again.is_look_up) = (40 * SECOND_US, is_look_up);
             calls(records).push(again);
-            row(records, "p2").begun_until_settled = begun_until_settled;
+            row(records, "p2").requests_until_finished = requests_until_finished;
         })
     };
     assert_eq!(again(1, false), only("O6", 1));
@@ -195,18 +195,18 @@ fn calls_after_a_final_state_are_found() {
 
 #[test]
 fn ledger_and_event_mismatches_are_found() {
-    let says = |id: &'static str, state: &'static str| {
+    let with_state = |id: &'static str, state: &'static str| {
         planted(|records| {
             row(records, id).state = state.to_owned();
             let event = records.events.iter_mut().find(|event| event.id == id).unwrap();
             event.state = state.to_owned();
         })
     };
-    assert_eq!(says("p2", "succeeded"), only("O7", 1), "succeeded without an effect");
+    assert_eq!(with_state("p2", "succeeded"), only("O7", 1), "succeeded without an effect");
     for state in ["declined", "dead", "expired", "cancelled"] {
-        assert_eq!(says("p1", state), only("O7", 1), "charged and {state}");
+        assert_eq!(with_state("p1", state), only("O7", 1), "charged and {state}");
     }
-    assert_eq!(says("p1", "review"), BTreeMap::new(), "an operator resolves a job in review");
+    assert_eq!(with_state("p1", "review"), BTreeMap::new(), "an operator resolves a job in review");
     assert_eq!(planted(|records| records.events[0].state = "declined".to_owned()), only("O7", 1));
     assert_eq!(planted(|records| row(records, "p1").amount = 7), only("O7", 1));
     let unknown_to_us = |records: &mut Records| {
@@ -222,6 +222,6 @@ fn longest_request_transit_is_reported() {
     let mut records = honest();
     assert_eq!(records.longest_way_ms(), 0, "the begin is unknown");
     // Two begins of one request: the last begin before its receipt counts.
-    records.begun_wall_us.insert("p3".to_owned(), vec![SECOND_US, 9 * SECOND_US, 12 * SECOND_US]);
+    records.started_wall_us.insert("p3".to_owned(), vec![SECOND_US, 9 * SECOND_US, 12 * SECOND_US]);
     assert_eq!(records.longest_way_ms(), 2_000);
 }

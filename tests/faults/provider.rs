@@ -163,7 +163,7 @@ impl Provider {
             let number = {
                 // The lock is held while the clock is read, so that calls are in the order of their instants.
                 let mut books = self.books();
-                books.calls.push(Call { begun_us: self.now_us(), ..Call::default() });
+                books.calls.push(Call { first_byte_us: self.now_us(), ..Call::default() });
                 books.calls.len() - 1
             };
             let Some(request) = read_request(&mut stream, &mut read).await else { return };
@@ -258,7 +258,7 @@ impl Provider {
             }
             let (status, body) = known.answer.clone();
             books.calls[number].replayed = true;
-            return said(books.trouble, status, body);
+            return faulty_reply(books.trouble, status, body);
         }
         let (status, answer) = if amount % 100 == DECLINED_CENTS {
             books.declined.insert(payment, (amount, currency));
@@ -273,7 +273,7 @@ impl Provider {
         if let Some(key) = key {
             books.memory.insert(key, Memory { body: call.body, answer: (status, answer.clone()), due });
         }
-        said(books.trouble, status, answer)
+        faulty_reply(books.trouble, status, answer)
     }
 
     fn look_up(&self, books: &mut Books, number: usize, target: &str) -> Reply {
@@ -298,7 +298,7 @@ impl Provider {
 }
 
 /// The response that a provider with this fault sends.
-fn said(trouble: Trouble, status: u16, body: String) -> Reply {
+fn faulty_reply(trouble: Trouble, status: u16, body: String) -> Reply {
     match trouble {
         Trouble::ResetAfter => Reply::Reset,
         Trouble::Silent => Reply::Never,

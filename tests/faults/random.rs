@@ -136,7 +136,7 @@ fn play(stand: &Stand, plan: &Plan, timeline: &Timeline, published: &Messages) {
             timeline.note("everything is published");
         }));
         let failed: Vec<String> =
-            playing.into_iter().filter_map(|thread| thread.join().err()).map(|panic| said(&*panic)).collect();
+            playing.into_iter().filter_map(|thread| thread.join().err()).map(|panic| panic_message(&*panic)).collect();
         assert!(failed.is_empty(), "a fault could not be applied: {}", failed.join("\n"));
     });
     timeline.note("all faults are over");
@@ -152,7 +152,7 @@ fn supervise(stand: &Stand, timeline: &Timeline, over: &AtomicBool) {
     }
 }
 
-fn said(panic: &(dyn Any + Send)) -> String {
+fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without a message").to_owned()
 }
@@ -177,7 +177,7 @@ fn run(stand: &Stand, plan: &Plan, timeline: &Timeline) -> Result<(), String> {
         over.store(true, Ordering::Relaxed);
         (births.join().unwrap(), readouts.join().unwrap(), ended)
     });
-    let drained = ended.map_err(|panic| said(&*panic))?;
+    let drained = ended.map_err(|panic| panic_message(&*panic))?;
     let published = published.into_inner().unwrap();
     timeline.note(if drained.is_ok() { "drained" } else { "not drained" });
     let records = watch.records(stand, published);
@@ -189,7 +189,7 @@ fn run(stand: &Stand, plan: &Plan, timeline: &Timeline) -> Result<(), String> {
     println!("{}", summary(&records, &violations, &coverage));
     drained?;
     if !violations.is_empty() {
-        return Err(told(&violations, &records));
+        return Err(describe(&violations, &records));
     }
     // The oracle does not know of broker alarms and Redis clock steps, so these two rules are excused.
     let excused = ["available backends are not called unavailable", "usage is what the provider received"];
@@ -241,7 +241,7 @@ fn summary(records: &Records, violations: &[Violation], coverage: &Coverage) -> 
 }
 
 /// The violations, with every request of each payment concerned.
-fn told(violations: &[Violation], records: &Records) -> String {
+fn describe(violations: &[Violation], records: &Records) -> String {
     let mut text = String::new();
     for (oracle, _) in ORACLES {
         for violation in violations.iter().filter(|violation| violation.oracle == oracle).take(PRINTED) {

@@ -16,7 +16,7 @@ pub struct Call {
     pub currency: String,
     pub account: Option<String>,
     /// Instant of its first byte.
-    pub begun_us: u64,
+    pub first_byte_us: u64,
     /// Instant of its last byte.
     pub received_us: Option<u64>,
     /// Its receipt by the wall clock, since the Unix epoch.
@@ -78,9 +78,9 @@ pub struct Row {
     pub currency: String,
     pub account: Option<String>,
     /// When its first final state was written, microseconds since the Unix epoch, by the database's clock.
-    pub settled_wall_us: Option<u64>,
+    pub finished_wall_us: Option<u64>,
     /// Requests that were begun until then.
-    pub begun_until_settled: usize,
+    pub requests_until_finished: usize,
 }
 
 /// An event that subscribers received.
@@ -99,7 +99,7 @@ pub struct Records {
     pub ledger: BTreeMap<String, Row>,
     pub events: Vec<Event>,
     /// When requests were begun, by payment: microseconds since the Unix epoch, ascending.
-    pub begun_wall_us: BTreeMap<String, Vec<u64>>,
+    pub started_wall_us: BTreeMap<String, Vec<u64>>,
 }
 
 impl Records {
@@ -108,8 +108,8 @@ impl Records {
     pub fn longest_way_ms(&self) -> u64 {
         let calls = self.providers.values().flat_map(|record| &record.calls);
         let ways = calls.filter_map(|call| {
-            let begun = self.begun_wall_us.get(call.payment.as_deref()?)?;
-            let last = begun.iter().rfind(|begun| **begun <= call.received_wall_us)?;
+            let starts = self.started_wall_us.get(call.payment.as_deref()?)?;
+            let last = starts.iter().rfind(|start| **start <= call.received_wall_us)?;
             Some((call.received_wall_us - last) / 1_000)
         });
         ways.max().unwrap_or(0)

@@ -147,8 +147,8 @@ impl Stand {
             ("SLUICEGATE_LIMITER__URL", self.redis.url()),
         ];
         let output = Command::new(PROGRAM).args(args).envs(environment).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success(), "{args:?}: {said}");
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{args:?}: {stderr}");
         String::from_utf8(output.stdout).unwrap()
     }
 

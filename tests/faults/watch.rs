@@ -108,18 +108,19 @@ impl Watch {
                 amount: row.get("amount"),
                 currency: row.get("currency"),
                 account: row.get("account"),
-                settled_wall_us: row.get::<Option<i64>, _>("settled").map(|us| u64::try_from(us).unwrap()),
-                begun_until_settled: usize::try_from(row.get::<i64, _>("begun")).unwrap(),
+                finished_wall_us: row.get::<Option<i64>, _>("settled").map(|us| u64::try_from(us).unwrap()),
+                requests_until_finished: usize::try_from(row.get::<i64, _>("begun")).unwrap(),
             };
             (row.get("id"), kept)
         };
         let ledger = self.rows(stand, sql).expect("the database runs").iter().map(row).collect();
-        let begun = "SELECT job_id, (extract(epoch FROM began_at) * 1000000)::bigint FROM attempts ORDER BY began_at";
-        let mut begun_wall_us: BTreeMap<String, Vec<u64>> = BTreeMap::new();
-        for row in self.rows(stand, begun).expect("the database runs") {
-            begun_wall_us.entry(row.get(0)).or_default().push(u64::try_from(row.get::<i64, _>(1)).unwrap());
+        let attempts =
+            "SELECT job_id, (extract(epoch FROM began_at) * 1000000)::bigint FROM attempts ORDER BY began_at";
+        let mut started_wall_us: BTreeMap<String, Vec<u64>> = BTreeMap::new();
+        for row in self.rows(stand, attempts).expect("the database runs") {
+            started_wall_us.entry(row.get(0)).or_default().push(u64::try_from(row.get::<i64, _>(1)).unwrap());
         }
         let events = events.into_iter().map(event).collect();
-        Records { providers, published, ledger, events, begun_wall_us }
+        Records { providers, published, ledger, events, started_wall_us }
     }
 }

@@ -104,14 +104,14 @@ impl Embedded {
     }
 
     /// Waits until this many jobs are `succeeded`, `declined` or in `review`. Returns the number of each.
-    pub async fn settled(&self, jobs: u64) -> BTreeMap<String, u64> {
+    pub async fn await_finished(&self, jobs: u64) -> BTreeMap<String, u64> {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let states: Vec<(String, i64)> = self.rows("SELECT state, count(*) FROM jobs GROUP BY state").await;
             let states: BTreeMap<String, u64> =
                 states.into_iter().map(|(state, count)| (state, count.unsigned_abs())).collect();
-            let settled: u64 = ["succeeded", "declined", "review"].iter().filter_map(|state| states.get(*state)).sum();
-            if settled >= jobs {
+            let finished: u64 = ["succeeded", "declined", "review"].iter().filter_map(|state| states.get(*state)).sum();
+            if finished >= jobs {
                 return states;
             }
             assert!(Instant::now() < deadline, "{states:?} after {PATIENCE:?}\n{}", tail(&self.log()));

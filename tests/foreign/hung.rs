@@ -44,7 +44,7 @@ async fn hanging_secret_stops_only_its_lane() {
     }
     embedded.start();
     embedded.enqueue("good", &payments("good"));
-    assert_eq!(embedded.settled(20).await["succeeded"], 20);
+    assert_eq!(embedded.await_finished(20).await["succeeded"], 20);
     // An earlier caller may have installed the same provider.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let answer = reqwest::Client::new().get(embedded.ops_url("livez")).timeout(Duration::from_secs(20)).send().await;

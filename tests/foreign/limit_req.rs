@@ -31,12 +31,13 @@ fn figures() -> (String, u32) {
 }
 
 pub fn refused(served: &[Served]) -> Vec<&Served> {
-    served.iter().filter(|one| one.status == 429).collect()
+    served.iter().filter(|request| request.status == 429).collect()
 }
 
 /// Checks that each payment passed nginx once.
 pub fn assert_paid_once(served: &[Served], payments: usize) {
-    let charged: Vec<&str> = served.iter().filter(|one| one.status == 200).map(|one| one.key.as_str()).collect();
+    let charged: Vec<&str> =
+        served.iter().filter(|request| request.status == 200).map(|request| request.key.as_str()).collect();
     let keys: BTreeSet<&str> = charged.iter().copied().collect();
     assert_eq!((charged.len(), keys.len()), (payments, payments));
 }
@@ -74,7 +75,7 @@ async fn lower_provider_limit_429s_are_honoured() {
     let message = |n| json!({ "id": format!("pay-{n}"), "amount": 100 + n, "currency": "EUR" });
     embedded.enqueue("gateway", &(0..PAYMENTS).map(message).collect::<Vec<_>>());
     embedded.start();
-    let states = embedded.settled(PAYMENTS.into()).await;
+    let states = embedded.await_finished(PAYMENTS.into()).await;
     assert_eq!(states, BTreeMap::from([("succeeded".to_owned(), u64::from(PAYMENTS))]));
     embedded.stop();
     let served = nginx.all_served();
@@ -98,9 +99,9 @@ async fn lower_provider_limit_429s_are_honoured() {
     assert_eq!(counted, [(1,)], "a 429 used an attempt");
 
     // Requests in flight at a 429 may still arrive. Then no request arrives until the wait is over.
-    for one in &refused {
-        let quiet = one.at_ms + 1_000..one.at_ms + u64::from(RETRY_AFTER_S) * 1_000 - 50;
+    for request in &refused {
+        let quiet = request.at_ms + 1_000..request.at_ms + u64::from(RETRY_AFTER_S) * 1_000 - 50;
         let early = served.iter().find(|other| quiet.contains(&other.at_ms));
-        assert!(early.is_none(), "{early:?} came although {one:?} asked for {RETRY_AFTER_S} s");
+        assert!(early.is_none(), "{early:?} came although {request:?} asked for {RETRY_AFTER_S} s");
     }
 }

@@ -23,7 +23,7 @@ async fn no_response_finishes_another_payment() {
     let message = |number| json!({"id": format!("pay-{number}"), "amount": 1_299, "currency": "EUR"});
     embedded.enqueue("doubling", &(0..PAYMENTS).map(message).collect::<Vec<_>>());
     embedded.start();
-    embedded.settled(PAYMENTS as u64).await;
+    embedded.await_finished(PAYMENTS as u64).await;
     embedded.stop();
     let jobs: Vec<(String, String, String)> =
         embedded.rows("SELECT id, state, coalesce(provider_reference, '') FROM jobs").await;

@@ -103,19 +103,19 @@ async fn payment_intents_are_made_once_and_read_back() {
     embedded.enqueue("stripe", &messages);
     embedded.enqueue("stripe", &messages);
     embedded.start();
-    let states = embedded.settled(messages.len() as u64).await;
+    let states = embedded.await_finished(messages.len() as u64).await;
     let wanted = [("declined", 4), ("review", 3), ("succeeded", 36)].map(|(state, jobs)| (state.to_owned(), jobs));
     assert_eq!(states, BTreeMap::from(wanted));
     embedded.stop();
 
     let intents = stripe.intents();
-    told_what_stripe_has(&embedded, &messages, &intents, &customer).await;
+    assert_same_as_stripe(&embedded, &messages, &intents, &customer).await;
     as_stripe_wants_it(&wire.requests(), &messages);
     assert!(!embedded.log_text().contains(KEY));
 }
 
 /// Checks that the ledger and Stripe agree on every payment.
-async fn told_what_stripe_has(embedded: &Embedded, messages: &[Value], intents: &[Intent], customer: &str) {
+async fn assert_same_as_stripe(embedded: &Embedded, messages: &[Value], intents: &[Intent], customer: &str) {
     let select = "SELECT id, state, coalesce(provider_reference, ''), coalesce(reason, '') FROM jobs";
     let jobs: Vec<(String, String, String, String)> = embedded.rows(select).await;
     assert_eq!(jobs.len(), messages.len());

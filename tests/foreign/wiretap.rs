@@ -33,10 +33,10 @@ impl Wiretap {
         std::thread::spawn(move || {
             for client in listener.incoming() {
                 let (client, server) = (client.unwrap(), TcpStream::connect(("127.0.0.1", server)).unwrap());
-                let said = Arc::new(Mutex::new(Vec::new()));
-                ear.lock().unwrap().push(Arc::clone(&said));
+                let bytes = Arc::new(Mutex::new(Vec::new()));
+                ear.lock().unwrap().push(Arc::clone(&bytes));
                 let (from, to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
-                std::thread::spawn(move || pass(from, to, Some(&said)));
+                std::thread::spawn(move || pass(from, to, Some(&bytes)));
                 std::thread::spawn(move || pass(server, client, None));
             }
         });
@@ -46,15 +46,15 @@ impl Wiretap {
     /// All complete requests so far.
     pub fn requests(&self) -> Vec<Request> {
         let connections = self.heard.lock().unwrap().clone();
-        connections.iter().flat_map(|said| requests(&said.lock().unwrap())).collect()
+        connections.iter().flat_map(|bytes| requests(&bytes.lock().unwrap())).collect()
     }
 }
 
-fn pass(mut from: TcpStream, mut to: TcpStream, said: Option<&Mutex<Vec<u8>>>) {
+fn pass(mut from: TcpStream, mut to: TcpStream, bytes: Option<&Mutex<Vec<u8>>>) {
     let mut buffer = [0; 16 * 1024];
     while let Ok(length @ 1..) = from.read(&mut buffer) {
-        if let Some(said) = said {
-            said.lock().unwrap().extend_from_slice(&buffer[..length]);
+        if let Some(bytes) = bytes {
+            bytes.lock().unwrap().extend_from_slice(&buffer[..length]);
         }
         if to.write_all(&buffer[..length]).is_err() {
             break;
@@ -64,8 +64,8 @@ fn pass(mut from: TcpStream, mut to: TcpStream, said: Option<&Mutex<Vec<u8>>>) {
     let _ = to.shutdown(Shutdown::Write);
 }
 
-fn requests(said: &[u8]) -> Vec<Request> {
-    let mut text = String::from_utf8(said.to_vec()).unwrap();
+fn requests(bytes: &[u8]) -> Vec<Request> {
+    let mut text = String::from_utf8(bytes.to_vec()).unwrap();
     let mut requests = Vec::new();
     while let Some((head, rest)) = text.split_once("\r\n\r\n") {
         let mut lines = head.lines();

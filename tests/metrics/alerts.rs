@@ -40,10 +40,10 @@ fn promtool(args: &[&str]) -> (bool, String) {
 
 #[test]
 fn every_alert_fires_exactly_when_expected() {
-    let (fine, said) = promtool(&["check", "rules", "alerts.yml"]);
-    assert!(fine, "{said}");
-    let (fine, said) = promtool(&["test", "rules", "alerts_test.yml"]);
-    assert!(fine, "{said}");
+    let (fine, output) = promtool(&["check", "rules", "alerts.yml"]);
+    assert!(fine, "{output}");
+    let (fine, output) = promtool(&["test", "rules", "alerts_test.yml"]);
+    assert!(fine, "{output}");
     // Each alert is tested firing and silent.
     let read = |name: &str| std::fs::read_to_string(folder().join(name)).unwrap();
     let (rules, tests) = (read("alerts.yml"), read("alerts_test.yml"));
@@ -67,8 +67,8 @@ fn prometheus_accepts_the_documented_scrape_configurations() {
         let file = dir.path().join("prometheus.yml");
         // Debian's Prometheus is built without Kubernetes discovery; it reads the rest of that block.
         std::fs::write(&file, block.replace("kubernetes_sd_configs: [{ role: pod }]", "static_configs: []")).unwrap();
-        let (fine, said) = promtool(&["check", "config", "--syntax-only", file.to_str().unwrap()]);
-        assert!(fine, "{said}\n{block}");
+        let (fine, output) = promtool(&["check", "config", "--syntax-only", file.to_str().unwrap()]);
+        assert!(fine, "{output}\n{block}");
         assert!(block.contains("job_name: sluicegate\n"), "{block}");
     }
 }

@@ -20,7 +20,8 @@ pub fn expressions() -> Vec<(String, String)> {
             found.push((panel["title"].as_str().unwrap().to_owned(), target["expr"].as_str().unwrap().to_owned()));
         }
     }
-    for variable in dashboard["templating"]["list"].as_array().unwrap().iter().filter(|it| it["type"] == "query") {
+    for variable in dashboard["templating"]["list"].as_array().unwrap().iter().filter(|entry| entry["type"] == "query")
+    {
         let query = variable["query"]["query"].as_str().unwrap();
         let metric = query.strip_prefix("label_values(").unwrap().split(',').next().unwrap();
         found.push((format!("variable {}", variable["name"]), metric.to_owned()));

@@ -44,8 +44,8 @@ fn lint(text: &str) -> (bool, String) {
         .unwrap();
     promtool.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
     let output = promtool.wait_with_output().unwrap();
-    let said = [output.stdout, output.stderr].concat();
-    (output.status.success(), String::from_utf8(said).unwrap())
+    let printed = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8(printed).unwrap())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -63,18 +63,18 @@ async fn every_metric_is_documented_and_passes_the_lint() {
     let missing: Vec<_> = documented.keys().filter(|name| !shown.contains_key(*name)).collect();
     let unknown: Vec<_> = shown.keys().filter(|name| !documented.contains_key(*name)).collect();
     assert!(missing.is_empty() && unknown.is_empty(), "documented alone: {missing:?}; shown alone: {unknown:?}");
-    for (name, told) in &documented {
-        assert_eq!(&shown[name], told, "{name}: shown, documented");
+    for (name, expected) in &documented {
+        assert_eq!(&shown[name], expected, "{name}: shown, documented");
         assert!(!scrape.families[name].samples.is_empty(), "{name} has no value");
         assert!(scrape.families[name].help.ends_with('.'), "{name}: help is a sentence");
     }
     // No label contains an account or a job id.
     assert!(!scrape.text.contains("payment-") && !scrape.text.contains("customer-"), "{}", scrape.text);
 
-    let (clean, said) = lint(&scrape.text);
-    assert!(clean, "{said}");
-    let (clean, said) = lint(&scrape.text.replace("sluicegate_jobs_total", "sluicegate_jobs"));
-    assert!(!clean && said.contains("_total"), "the lint sees nothing: {said}");
+    let (clean, output) = lint(&scrape.text);
+    assert!(clean, "{output}");
+    let (clean, output) = lint(&scrape.text.replace("sluicegate_jobs_total", "sluicegate_jobs"));
+    assert!(!clean && output.contains("_total"), "the lint sees nothing: {output}");
 
     let (kind, text) = rig.scrape_as_open_metrics().await;
     assert!(kind.starts_with("application/openmetrics-text; version=1.0.0"), "{kind}");

@@ -37,7 +37,10 @@ impl Prometheus {
         let server = Server::start(&command, &[], &dir.join("log"), Some(&dir), "");
         server.await_port(port);
         let deadline = Instant::now() + PATIENCE;
-        while !reqwest::get(format!("http://127.0.0.1:{port}/-/ready")).await.is_ok_and(|it| it.status() == 200) {
+        while !reqwest::get(format!("http://127.0.0.1:{port}/-/ready"))
+            .await
+            .is_ok_and(|response| response.status() == 200)
+        {
             assert!(Instant::now() < deadline, "not ready:\n{}", server.log_text());
             tokio::time::sleep(Duration::from_millis(50)).await;
         }

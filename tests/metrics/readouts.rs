@@ -143,9 +143,10 @@ async fn unmoving_payments_are_one_figure(deployment: &Deployment) -> Vec<String
             let page = deployment.ask(worker, "/api/v1/providers/shut").await["overview"].clone();
             let parts = number(&shut["queued"]) + number(&shut["delayed"]) + number(&shut["active"])
                 - number(&shut["in_flight"]);
-            let told = [number(&shut["waiting"]), number(&page["waiting"]), parts];
-            if told != [UNMOVING; 3] {
-                problems.push(format!("worker {worker} after {:?}: overview, page, parts {told:?}", began.elapsed()));
+            let figures = [number(&shut["waiting"]), number(&page["waiting"]), parts];
+            if figures != [UNMOVING; 3] {
+                problems
+                    .push(format!("worker {worker} after {:?}: overview, page, parts {figures:?}", began.elapsed()));
             }
             // Compared with the provider's records at the instant of the snapshot, which the readout names.
             record.push((Timestamp::now(), deployment.unsent()));
@@ -173,13 +174,13 @@ async fn unmoving_payments_are_one_figure(deployment: &Deployment) -> Vec<String
 async fn figures_recover_after_a_database_outage(deployment: &Deployment) -> Vec<String> {
     let mut problems = Vec::new();
     deployment.stand.postgres.kill();
-    let told = |overview: &Value, _: &Value| {
+    let is_reported = |overview: &Value, _: &Value| {
         let shut = of(overview, "shut");
         // The queue alone does not count payments that are recorded and delayed.
         let unknown = ["delayed", "active", "in_flight", "review", "dead", "succeeded", "rate_per_s"];
         shut["waiting_is_at_least"] == true && unknown.iter().all(|figure| shut[*figure].is_null())
     };
-    deployment.until("the outage is reported", told).await;
+    deployment.until("the outage is reported", is_reported).await;
     // Longer than the time after which a silent worker is lost.
     tokio::time::sleep(Duration::from_secs(12)).await;
     deployment.stand.postgres.restart();
@@ -202,11 +203,11 @@ async fn figures_recover_after_a_database_outage(deployment: &Deployment) -> Vec
 async fn without_the_broker_figures_are_lower_bounds(deployment: &Deployment) -> Vec<String> {
     let mut problems = Vec::new();
     deployment.stand.rabbit.kill();
-    let told = |overview: &Value, _: &Value| {
+    let is_reported = |overview: &Value, _: &Value| {
         let busy = of(overview, "busy");
         busy["queued"].is_null() && busy["waiting_is_at_least"] == true && busy["clears"]["kind"] != "clears_in"
     };
-    deployment.until("the broker's outage is reported", told).await;
+    deployment.until("the broker's outage is reported", is_reported).await;
     let status = deployment.stand.status_of(deployment.workers[1], &["status"]);
     if !status.contains("wait; the broker is unreachable") || !status.contains("≥ ") {
         problems.push(format!("status: {status}"));

@@ -24,7 +24,11 @@ pub struct Sample {
 impl Family {
     /// Label names of all samples, without those that a histogram adds.
     pub fn labels(&self) -> BTreeSet<&str> {
-        self.samples.iter().flat_map(|it| it.labels.keys().map(String::as_str)).filter(|name| *name != "le").collect()
+        self.samples
+            .iter()
+            .flat_map(|sample| sample.labels.keys().map(String::as_str))
+            .filter(|name| *name != "le")
+            .collect()
     }
 }
 

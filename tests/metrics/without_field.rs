@@ -48,19 +48,22 @@ async fn jobs_without_limit_fields_are_counted() {
     assert_eq!(counted("account", "crate"), 0, "`crate` has neither a limit nor a rule per account");
     assert_eq!([counted("reference", "acme"), counted("reference", "bolt")], [u64::from(WITH), 0]);
 
-    let says = |warnings: &[String], words: &str| warnings.iter().any(|warning| warning.contains(words));
+    let warned = |warnings: &[String], words: &str| warnings.iter().any(|warning| warning.contains(words));
     let account = "acme: its account limits and rules did not apply to 9 jobs without `account`";
     let of_bolt = "bolt: its account limits and rules did not apply to 12 jobs";
-    let warnings = rig.await_warnings("counted", |seen| says(seen, account) && says(seen, of_bolt)).await;
+    let warnings = rig.await_warnings("counted", |seen| warned(seen, account) && warned(seen, of_bolt)).await;
     for words in [of_bolt, "set require = [\"account\"] in its row"] {
-        assert!(says(&warnings, words), "{words}: {warnings:?}");
+        assert!(warned(&warnings, words), "{words}: {warnings:?}");
     }
-    assert!(says(&warnings, "acme: its reference limits did not apply to 4 jobs without `reference`"), "{warnings:?}");
-    assert!(!says(&warnings, "crate: "), "{warnings:?}");
+    assert!(
+        warned(&warnings, "acme: its reference limits did not apply to 4 jobs without `reference`"),
+        "{warnings:?}"
+    );
+    assert!(!warned(&warnings, "crate: "), "{warnings:?}");
     assert!(rig.sluicegate(&["status"]).contains(account));
 
     let acme = row_of("acme");
     rig.apply(&rows.replace(&acme, &format!("{acme}require = [\"account\"]\n")));
-    let warnings = rig.await_warnings("required", |warnings| !says(warnings, account)).await;
-    assert!(says(&warnings, "acme: its reference limits") && says(&warnings, "bolt: its account"), "{warnings:?}");
+    let warnings = rig.await_warnings("required", |warnings| !warned(warnings, account)).await;
+    assert!(warned(&warnings, "acme: its reference limits") && warned(&warnings, "bolt: its account"), "{warnings:?}");
 }

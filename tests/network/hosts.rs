@@ -132,7 +132,7 @@ fn keeper(dir: &Path, number: usize) -> Server {
     let log = dir.join(format!("host-{number}.log"));
     let keeper = Server::start(&["unshare", "--net", "sleep", "infinity"], &[], &log, None, "");
     let namespace = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/net")).ok();
-    let apart = || namespace(&keeper.pid.to_string()).is_some_and(|it| Some(it) != namespace("self"));
+    let apart = || namespace(&keeper.pid.to_string()).is_some_and(|own| Some(own) != namespace("self"));
     keeper.await_that("no network namespace", apart);
     keeper
 }

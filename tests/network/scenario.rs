@@ -56,7 +56,8 @@ impl RunResult {
     pub fn assert_faultless(&self) {
         println!("{}", self.text);
         self.drained.as_ref().unwrap_or_else(|left| panic!("{left}"));
-        let found: Vec<String> = self.violations.iter().map(|one| format!("{}: {}", one.oracle, one.what)).collect();
+        let found: Vec<String> =
+            self.violations.iter().map(|violation| format!("{}: {}", violation.oracle, violation.what)).collect();
         assert!(found.is_empty(), "{}", found.join("\n"));
     }
 }
@@ -116,10 +117,10 @@ fn publish(stand: &Stand, provider: &str, count: usize) -> BTreeMap<String, Publ
 }
 
 fn run() -> RunResult {
-    let (begun, stand) = (Instant::now(), stand());
+    let (started, stand) = (Instant::now(), stand());
     let mut text = String::new();
     let mut note = |what: String| {
-        let line = format!("{:>7.3} s  {what}", begun.elapsed().as_secs_f64());
+        let line = format!("{:>7.3} s  {what}", started.elapsed().as_secs_f64());
         println!("{line}");
         let _ = writeln!(text, "{line}");
     };

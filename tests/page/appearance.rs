@@ -23,9 +23,9 @@ const VIEWS: [(&str, &str); 9] = [
 ];
 
 async fn each_view(browser: &Browser, script: &str) {
-    for (hash, said) in VIEWS {
+    for (hash, text) in VIEWS {
         browser.visit(hash).await;
-        browser.await_text("main", said).await;
+        browser.await_text("main", text).await;
         let wrong = browser.run(script).await;
         assert_eq!(wrong, json!([]), "{hash}");
     }
@@ -51,7 +51,7 @@ async fn dialogs_can_be_read_in_both_themes_too() {
     for theme in ["light", "dark"] {
         let features = json!([{"name": "prefers-color-scheme", "value": theme}]);
         browser.cdp("Emulation.setEmulatedMedia", json!({ "features": features })).await;
-        for (hash, button, said) in [
+        for (hash, button, text) in [
             ("#/providers/running", "[aria-label='Change limit near']", "Clears in"),
             ("#/providers/running", "[aria-label='Pause running']", "no new request is started"),
             ("#/providers/paused", "[aria-label='Resume paused']", "within its limits"),
@@ -62,7 +62,7 @@ async fn dialogs_can_be_read_in_both_themes_too() {
         ] {
             browser.visit(hash).await;
             browser.click(button).await;
-            browser.await_text("dialog[open]", said).await;
+            browser.await_text("dialog[open]", text).await;
             for script in [CONTRAST, STRUCTURE] {
                 assert_eq!(browser.run(script).await, json!([]), "{hash} {button} {theme}");
             }
@@ -189,7 +189,7 @@ async fn states_and_bars_have_text_labels() {
 async fn empty_views_suggest_the_next_step() {
     let canned = Canned::start(true).await;
     let browser = Browser::open(&canned.origin, "").await;
-    for (hash, said) in [
+    for (hash, text) in [
         ("#/", "sluicegate provider apply"),
         ("#/jobs", "The ledger is empty"),
         ("#/attention", "Nothing to review"),
@@ -197,7 +197,7 @@ async fn empty_views_suggest_the_next_step() {
         ("#/workers", "sluicegate run"),
     ] {
         browser.visit(hash).await;
-        browser.await_text("main", said).await;
+        browser.await_text("main", text).await;
         assert_eq!(browser.run(STRUCTURE).await, json!([]), "{hash}");
     }
     browser.nothing_went_wrong(&[]).await;
@@ -207,7 +207,7 @@ async fn empty_views_suggest_the_next_step() {
 async fn numbers_times_and_amounts_are_formatted() {
     let canned = Canned::start(true).await;
     let browser = Browser::open(&canned.origin, "").await;
-    let said = async |call: &str| {
+    let formatted = async |call: &str| {
         let script = format!("const f = await import('/assets/js/format.js'); return f.{call}");
         browser.run(&script).await.as_str().unwrap().replace('\u{a0}', " ")
     };
@@ -232,7 +232,7 @@ async fn numbers_times_and_amounts_are_formatted() {
         ("money(-1250, 'JPY')", "JPY -1,250"),
         ("money(1250, 'KWD')", "KWD 1.250"),
     ] {
-        assert_eq!(said(call).await, words, "{call}");
+        assert_eq!(formatted(call).await, words, "{call}");
     }
     let letters = || 'A'..='Z';
     let codes = letters().flat_map(|a| letters().flat_map(move |b| letters().map(move |c| format!("{a}{b}{c}"))));

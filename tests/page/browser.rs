@@ -71,9 +71,9 @@ impl Browser {
     /// Checks at the end of every flow. `refusals`: errors that the flow expects; browsers log them too.
     pub async fn nothing_went_wrong(self, refusals: &[&str]) {
         let logged = self.log("browser").await;
-        let said: Vec<&str> = logged.iter().filter_map(|entry| entry["message"].as_str()).collect();
+        let messages: Vec<&str> = logged.iter().filter_map(|entry| entry["message"].as_str()).collect();
         let errors: Vec<&&str> =
-            said.iter().filter(|text| !refusals.iter().any(|wanted| text.contains(wanted))).collect();
+            messages.iter().filter(|text| !refusals.iter().any(|wanted| text.contains(wanted))).collect();
         assert!(errors.is_empty(), "errors on the console: {errors:#?}");
         let asked = self.requests().await;
         assert!(asked.iter().any(|url| url.contains("/api/v1/overview")), "nothing was recorded: {asked:?}");

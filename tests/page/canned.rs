@@ -107,7 +107,7 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
     if server.troubled {
         return troubled(&parts);
     }
-    let told = match (request.method(), parts.as_slice()) {
+    let body = match (request.method(), parts.as_slice()) {
         (&Method::GET, ["overview"]) => overview(server.empty),
         (&Method::GET, ["providers", _, "history"]) => history(),
         (&Method::GET, ["providers", name]) => {
@@ -116,7 +116,7 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
             found.map_or(Value::Null, |provider| of_provider(&provider))
         }
         (&Method::GET, ["jobs"]) => jobs(server.empty, request.uri().query().unwrap_or_default()),
-        (&Method::GET, ["jobs", state]) => story(state),
+        (&Method::GET, ["jobs", state]) => details(state),
         (&Method::GET, ["jobs", state, "explain"]) => explained(state),
         (&Method::GET, ["workers"]) => workers(server.empty),
         (&Method::POST, ["providers", _, "limits", limit]) => {
@@ -125,17 +125,17 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
         }
         _ => Value::Null,
     };
-    if told.is_null() {
+    if body.is_null() {
         return (StatusCode::NOT_FOUND, axum::Json(json!({"error": HOSTILE}))).into_response();
     }
-    axum::Json(told).into_response()
+    axum::Json(body).into_response()
 }
 
 /// One provider, with figures from the limiter only.
 fn troubled(parts: &[&str]) -> Response {
     if parts != ["overview"] {
-        let away = axum::Json(json!({"error": "the database does not answer"}));
-        return (StatusCode::SERVICE_UNAVAILABLE, away).into_response();
+        let unavailable = axum::Json(json!({"error": "the database does not answer"}));
+        return (StatusCode::SERVICE_UNAVAILABLE, unavailable).into_response();
     }
     let mut acme = provider("acme", "backend_unavailable");
     let unknown = json!({
@@ -155,13 +155,13 @@ fn troubled(parts: &[&str]) -> Response {
 /// The program's own file, with its headers.
 async fn page(server: &Server, path: &str) -> Response {
     let answer = server.client.get(format!("{}{path}", server.page)).send().await.unwrap();
-    let mut told = Response::builder().status(answer.status());
+    let mut response = Response::builder().status(answer.status());
     for name in [header::CONTENT_TYPE, header::CONTENT_SECURITY_POLICY] {
         if let Some(value) = answer.headers().get(&name) {
-            told = told.header(name, value);
+            response = response.header(name, value);
         }
     }
-    told.body(Body::from(answer.bytes().await.unwrap())).unwrap()
+    response.body(Body::from(answer.bytes().await.unwrap())).unwrap()
 }
 
 fn limit(name: &str, used: Option<u64>, more: Value) -> Value {
@@ -266,11 +266,11 @@ fn jobs(empty: bool, query: &str) -> Value {
     json!({"jobs": if empty { Vec::new() } else { jobs }, "unreadable": if empty { json!([]) } else { unreadable }, "next": null})
 }
 
-fn story(state: &str) -> Value {
+fn details(state: &str) -> Value {
     if !JOB_STATES.contains(&state) {
         return Value::Null;
     }
-    let mut story = job(state);
+    let mut details = job(state);
     let more = json!({
         "idempotency_key": "k", "reference": HOSTILE, "cost": 1, "priority": 0, "maybe_charged": true,
         "request": {"method": "POST", "url": HOSTILE, "content_type": "a", "body": {"bytes": 1_024, "sha256": "ab"}},
@@ -278,7 +278,7 @@ fn story(state: &str) -> Value {
         "events": [{"state": state, "at": NOW, "published_at": null}],
         "audit": [{"at": NOW, "who": HOSTILE, "os_user": null, "program": null, "old_state": "dead", "new_state": "waiting", "cleared_maybe_charged": true, "because": HOSTILE}],
     });
-    story.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    details.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     let more = match state {
         // Received, delayed, sent, answered and finished, all within the millisecond of the response.
         "succeeded" => json!({
@@ -291,8 +291,8 @@ fn story(state: &str) -> Value {
         }
         _ => json!({}),
     };
-    story.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    story
+    details.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    details
 }
 
 fn explained(state: &str) -> Value {

@@ -105,21 +105,21 @@ async fn card_shows_the_tightest_limits() {
 }
 
 /// Titles and texts of a payment's timeline, in their order.
-async fn story(browser: &Browser, id: &str) -> Vec<String> {
+async fn timeline(browser: &Browser, id: &str) -> Vec<String> {
     browser.visit(&format!("#/jobs/{id}")).await;
     browser.await_text("h1", id).await;
     browser.await_text(".timeline", "Received").await;
     let script = "return [...document.querySelectorAll('.timeline > li')].map((entry) => entry.innerText)";
-    let told = browser.run(script).await;
+    let entries = browser.run(script).await;
     let plain = |entry: &Value| entry.as_str().unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
-    told.as_array().unwrap().iter().map(plain).collect()
+    entries.as_array().unwrap().iter().map(plain).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn timeline_shows_only_what_happened() {
     let canned = Canned::start(false).await;
     let browser = Browser::open(&canned.origin, "").await;
-    let told = story(&browser, "succeeded").await;
+    let entries = timeline(&browser, "succeeded").await;
     let starts = [
         "Received",
         "Waited for limit per-account For 2 min 4 s, until 11:59:59 UTC.",
@@ -127,17 +127,17 @@ async fn timeline_shows_only_what_happened() {
         "Response: accepted",
         "Succeeded",
     ];
-    assert_eq!(told.len(), starts.len() + 1, "{told:#?}");
-    for (entry, words) in told.iter().zip(starts) {
-        assert!(entry.contains(words) && entry.contains(" UTC"), "{words}: {told:#?}");
+    assert_eq!(entries.len(), starts.len() + 1, "{entries:#?}");
+    for (entry, words) in entries.iter().zip(starts) {
+        assert!(entry.contains(words) && entry.contains(" UTC"), "{words}: {entries:#?}");
     }
     assert!(!browser.text("#facts-title ~ *").await.contains("May have been charged"), "it was charged");
     // No request left the worker, so there is no response.
-    let told = story(&browser, "dead").await.join("\n");
-    assert!(told.contains("Could not be sent") && told.contains("Connection refused."), "{told}");
-    assert!(!told.contains("Response") && !told.contains("Sent "), "{told}");
+    let text = timeline(&browser, "dead").await.join("\n");
+    assert!(text.contains("Could not be sent") && text.contains("Connection refused."), "{text}");
+    assert!(!text.contains("Response") && !text.contains("Sent "), "{text}");
     // The text of the current state appears once.
-    story(&browser, "review").await;
+    timeline(&browser, "review").await;
     browser.await_text(".timeline", "Waits for manual review.").await;
     assert_eq!(browser.text(".checks .here .check-words").await, "");
     browser.nothing_went_wrong(&[]).await;

@@ -73,9 +73,9 @@ async fn requests_in_flight_change_without_a_window() {
 async fn invalid_limit_is_rejected_in_the_dialog() {
     let browser = Browser::open(&stand().await.origin, "#/providers/steady").await;
     browser.click("button[aria-label='Change limit all']").await;
-    for (requests, said) in [("0", "Zero closes the limit"), ("x", "Enter whole numbers")] {
+    for (requests, text) in [("0", "Zero closes the limit"), ("x", "Enter whole numbers")] {
         browser.fill("dialog input[name=requests]", requests).await;
-        browser.await_text("dialog .consequence", said).await;
+        browser.await_text("dialog .consequence", text).await;
     }
     assert_eq!(browser.run("return document.querySelector('dialog button[type=submit]').disabled").await, json!(true));
     browser.fill("dialog input[name=requests]", "999999999").await;
@@ -111,8 +111,8 @@ async fn payment_is_found_with_its_timeline() {
     browser.await_text("tbody", "EUR 37.50").await;
     browser.click("tbody a[href='#/jobs/steady-3']").await;
     browser.await_text("h1", "steady-3").await;
-    for said in ["Received", "Sent", "Response: accepted", "Succeeded"] {
-        browser.await_text(".timeline", said).await;
+    for text in ["Received", "Sent", "Response: accepted", "Succeeded"] {
+        browser.await_text(".timeline", text).await;
     }
     // A waiting payment names the cause of its wait.
     browser.visit("#/jobs?state=waiting&provider=hourly").await;

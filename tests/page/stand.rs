@@ -91,8 +91,8 @@ impl Stand {
     /// Runs a command to its end and expects success.
     pub fn sluicegate(&self, args: &[&str]) -> String {
         let output = Command::new(PROGRAM).args(args).envs(self.environment()).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{args:?}: {said}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{args:?}: {stderr}");
         String::from_utf8(output.stdout).unwrap()
     }
 

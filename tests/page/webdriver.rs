@@ -166,7 +166,7 @@ async fn send(client: &reqwest::Client, method: Method, url: &str, body: Option<
     }
     let answer = request.send().await.map_err(|error| error.to_string())?;
     let fine = answer.status().is_success();
-    let mut told: Value = answer.json().await.map_err(|error| error.to_string())?;
-    let value = told["value"].take();
+    let mut reply: Value = answer.json().await.map_err(|error| error.to_string())?;
+    let value = reply["value"].take();
     if fine { Ok(value) } else { Err(format!("{}: {}", value["error"], value["message"])) }
 }

@@ -95,9 +95,9 @@ pub fn everything(deployment: &dyn Deployment, port: u16, jobs: &[String], prome
     // it would go unnoticed.
     let mut explained: Vec<Explained> = Vec::new();
     for job in jobs {
-        let begun = Instant::now();
+        let started = Instant::now();
         explained.push(self::explained(deployment, port, job));
-        if begun.elapsed() >= WAITED_MIN {
+        if started.elapsed() >= WAITED_MIN {
             break;
         }
     }

@@ -102,7 +102,8 @@ pub fn judged(history: &History) -> BTreeMap<&'static str, usize> {
         let (calm, limits) = (around.is_calm(), sample.shown.limits.values().flatten().flatten().count());
         let alerts = sample.shown.alerts.is_some();
         let broker_down = around.has_been_down(|truth| truth.ready.is_some());
-        let explained = sample.shown.explained.iter().filter(|it| it.before.is_some() && it.before == it.after).count();
+        let explained =
+            sample.shown.explained.iter().filter(|job| job.before.is_some() && job.before == job.after).count();
         for ((rule, _), count) in RULES.into_iter().zip([
             usize::from(calm),
             if around.limiter_kept() { limits } else { 0 },
@@ -189,7 +190,7 @@ impl<'a> Around<'a> {
         self.truths
             .iter()
             .filter_map(|truth| open(truth, provider))
-            .reduce(|one, other| Bounds { least: one.least.min(other.least), most: one.most.max(other.most) })
+            .reduce(|first, second| Bounds { least: first.least.min(second.least), most: first.most.max(second.most) })
     }
 }
 
@@ -341,8 +342,8 @@ fn alerts(around: &Around<'_>) -> Vec<String> {
 
 fn explanations(around: &Around<'_>) -> Vec<String> {
     let shown = around.sample.shown.explained.iter();
-    let settled = shown.filter(|it| it.before.is_some() && it.before == it.after && it.state.is_some());
-    settled.filter(|it| it.state != it.before).map(|it| format!("{it:?}")).collect()
+    let steady = shown.filter(|job| job.before.is_some() && job.before == job.after && job.state.is_some());
+    steady.filter(|job| job.state != job.before).map(|job| format!("{job:?}")).collect()
 }
 
 #[allow(clippy::cast_precision_loss, reason = "counts of payments are far below 2^53")]

@@ -94,36 +94,36 @@ pub fn watch(
     prometheus: Option<&prometheus::Prometheus>,
     over: &AtomicBool,
 ) -> History {
-    let begun = Instant::now();
+    let started = Instant::now();
     let mut history = History::default();
     let mut turn = 0;
     while !over.load(Ordering::Relaxed) {
         let next = Instant::now() + EVERY;
-        let truth = truth(deployment, begun);
+        let truth = truth(deployment, started);
         let workers = truth.workers.clone();
         // While a backend is down, the readouts that need it cannot be judged, and each request waits for it.
         let is_whole = truth.ledger.is_some() && truth.ready.is_some() && truth.limiter_kept.is_some();
         history.truths.push(truth);
         if let Some(worker) = workers.get(turn % workers.len().max(1)) {
-            let asked = begun.elapsed();
+            let asked = started.elapsed();
             let shown = match is_whole {
                 true => ask::everything(deployment, worker.ops_port, jobs, prometheus),
                 false => ask::counts(worker.ops_port),
             };
-            history.samples.push(Sample { asked, answered: begun.elapsed(), worker: worker.worker, shown });
+            history.samples.push(Sample { asked, answered: started.elapsed(), worker: worker.worker, shown });
         }
         turn += 1;
         sleep(next.saturating_duration_since(Instant::now()));
     }
-    history.truths.push(truth(deployment, begun));
+    history.truths.push(truth(deployment, started));
     history
 }
 
-fn truth(deployment: &dyn Deployment, begun: Instant) -> Truth {
-    let from = begun.elapsed();
+fn truth(deployment: &dyn Deployment, started: Instant) -> Truth {
+    let from = started.elapsed();
     // The published jobs are read before the ledger, so that no job seems to have finished before it was sent.
     let published = deployment.published();
     let (ledger, ready) = (deployment.ledger(), deployment.ready());
     let (limiter_kept, workers) = (deployment.limiter_kept(), deployment.workers());
-    Truth { from, to: begun.elapsed(), ledger, ready, limiter_kept, published, workers }
+    Truth { from, to: started.elapsed(), ledger, ready, limiter_kept, published, workers }
 }

@@ -345,8 +345,8 @@ pub fn amqps_listener(rabbit: &RabbitNode, identity: &Identity) -> u16 {
         "application:ensure_all_started(ssl), rabbit_networking:start_ssl_listener({{\"127.0.0.1\", {port}}}, \
          [{{certfile, \"{certificate}\"}}, {{keyfile, \"{key}\"}}], 1)."
     );
-    let said = rabbit.ctl(&["eval", &program]);
-    assert!(said.contains("ok"), "{said}");
+    let result = rabbit.ctl(&["eval", &program]);
+    assert!(result.contains("ok"), "{result}");
     port
 }
 

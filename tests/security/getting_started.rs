@@ -78,9 +78,9 @@ fn production_steps_work_with_their_roles() {
     let mut shell = Command::new("bash");
     shell.args(["-euxc", &steps]).env("PATH", path).env("CANARY_PROVIDER_KEY", PROVIDER_KEY);
     let output = shell.output().unwrap();
-    let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
-    assert!(output.status.success(), "{said}");
-    assert!(said.contains("walked: created") && said.contains("errors: 0"), "{said}");
+    let printed = format!("{}{}", text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{printed}");
+    assert!(printed.contains("walked: created") && printed.contains("errors: 0"), "{printed}");
     let applied = deployment.sql("SELECT count(*) FROM settings_audit WHERE because = 'go-live'");
     assert_ne!(applied.trim(), "0");
 }

@@ -21,15 +21,15 @@ fn block(language: &str, number: usize) -> String {
 
 /// Splits a line of the page as a shell does, including words in single quotes.
 fn words(line: &str) -> Vec<String> {
-    let (mut words, mut quoted, mut begun) = (vec![String::new()], false, false);
+    let (mut words, mut quoted, mut started) = (vec![String::new()], false, false);
     for c in line.chars() {
         match c {
-            '\'' => (quoted, begun) = (!quoted, true),
+            '\'' => (quoted, started) = (!quoted, true),
             ' ' if !quoted => {
-                if begun || !words.last().unwrap().is_empty() {
+                if started || !words.last().unwrap().is_empty() {
                     words.push(String::new());
                 }
-                begun = false;
+                started = false;
             }
             c => words.last_mut().unwrap().push(c),
         }
@@ -181,18 +181,18 @@ fn refused_by_postgres(deployment: &Deployment) {
         ("sluicegate_reader", &OF_A_READER),
     ] {
         for statement in statements.iter().chain(&OF_ANYBODY) {
-            let said = attempt(role, statement);
+            let result = attempt(role, statement);
             let words = ["permission denied", "must be owner", "must be superuser", "jobs_decide() alone", "stays so"];
-            assert!(words.iter().any(|words| said.contains(words)), "{role}: {statement}: {said}");
+            assert!(words.iter().any(|words| result.contains(words)), "{role}: {statement}: {result}");
         }
     }
     // With TEMP rights, which the recipe does not grant, a role could make a temporary table of that name. The audit
     // must not write into it.
-    let led_astray = "CREATE TEMP TABLE settings_audit (LIKE settings_audit INCLUDING ALL); \
+    let misdirect_audit = "CREATE TEMP TABLE settings_audit (LIKE settings_audit INCLUDING ALL); \
          SELECT settings_raise_version(version, version + 1) FROM settings_version; \
          SELECT 1 / (1 - count(*)) FROM pg_temp.settings_audit";
     deployment.sql(&format!("GRANT TEMP ON DATABASE {DATABASE} TO sluicegate_worker"));
-    assert_eq!(attempt("sluicegate_worker", led_astray), "allowed", "the audit wrote into the temporary table");
+    assert_eq!(attempt("sluicegate_worker", misdirect_audit), "allowed", "the audit wrote into the temporary table");
     deployment.sql(&format!("REVOKE TEMP ON DATABASE {DATABASE} FROM sluicegate_worker"));
     // The attempt itself works: these statements are allowed.
     for (role, statement) in [
@@ -273,9 +273,9 @@ fn refused_by_rabbitmq(deployment: &Deployment) {
         let mut args = vec![deployment.amqp(user)];
         args.extend(attempts.iter().cloned());
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
-        let said = deployment.python("refused.py", &args, "");
-        let said: Vec<&str> = said.lines().collect();
-        assert_eq!(said, vec!["refused"; attempts.len()], "{user}: {attempts:?}");
+        let lines = deployment.python("refused.py", &args, "");
+        let lines: Vec<&str> = lines.lines().collect();
+        assert_eq!(lines, vec!["refused"; attempts.len()], "{user}: {attempts:?}");
     }
     let allowed = deployment.python("refused.py", &[&deployment.amqp("books"), "bind:books.all:payments.outcomes"], "");
     assert_eq!(allowed.trim(), "allowed");

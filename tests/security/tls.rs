@@ -27,30 +27,30 @@ use crate::support::postgres::Postgres;
 use crate::support::redis::Redis;
 
 /// Result of an attempt to use the connection.
-type Told = Result<(), String>;
+type Attempt = Result<(), String>;
 
-async fn postgres(port: &str, trusted: &Authorities) -> Told {
+async fn postgres(port: &str, trusted: &Authorities) -> Attempt {
     let user = format!("sluicegate_worker:{}", password("'WORKER-PASSWORD'"));
     let url = format!("postgres://{user}@localhost:{port}/{DATABASE}?sslmode=verify-full");
     let database = Database::open_with_authorities(&url, 1, trusted).unwrap();
-    let told = database.schema_state().await;
+    let state = database.schema_state().await;
     database.close().await;
-    told.map(drop).map_err(|error| error.to_string())
+    state.map(drop).map_err(|error| error.to_string())
 }
 
-async fn rabbitmq(port: u16, trusted: &Authorities) -> Told {
+async fn rabbitmq(port: u16, trusted: &Authorities) -> Attempt {
     let url = format!("amqps://sluicegate:{}@localhost:{port}/{VHOST}", password("WORKER-PASSWORD"));
     let settings = RabbitSettings::new(&SecretString::from(url), "payments").unwrap().with_authorities(trusted);
     RabbitMq::connect(settings).ping().await.map(drop).map_err(|error| error.to_string())
 }
 
-async fn redis(port: u16, trusted: &Authorities) -> Told {
+async fn redis(port: u16, trusted: &Authorities) -> Attempt {
     let url = format!("rediss://sluicegate:{}@localhost:{port}", password(">PASSWORD"));
     let limiter = RedisLimiter::new(&url, "sluicegate").unwrap().with_authorities(trusted).unwrap();
     limiter.ping().await.map(drop).map_err(|error| error.to_string())
 }
 
-async fn provider(port: u16, allow: &str, trusted: &Authorities) -> Told {
+async fn provider(port: u16, allow: &str, trusted: &Authorities) -> Attempt {
     let policy = OutboundPolicy::parse(&[allow.replace("PORT", &port.to_string())]).unwrap().with_authorities(trusted);
     let limit = LimitRow { name: "all".to_owned(), max_requests: 1, window_ms: 1_000, ..LimitRow::default() };
     let url = format!("https://localhost:{port}/charges");
@@ -101,8 +101,8 @@ fn plain_http() -> u16 {
 /// The error texts that the page promises, in the order of its table.
 fn promised() -> [String; 4] {
     let rows = Page::read("docs/security.md").table("## TLS", "what is wrong");
-    let said: Vec<String> = rows.iter().map(|row| plain(&row[1]).to_owned()).collect();
-    said.try_into().unwrap()
+    let texts: Vec<String> = rows.iter().map(|row| plain(&row[1]).to_owned()).collect();
+    texts.try_into().unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -127,11 +127,11 @@ async fn every_backend_certificate_is_verified() {
     // A separate cluster, because a cluster has one certificate at a time.
     let cluster = tokio::task::spawn_blocking(Postgres::start).await.unwrap();
     let bad = port_of(&cluster);
-    let mut told = vec![("postgres without TLS", &no_tls, postgres(&bad, &ours).await)];
+    let mut results = vec![("postgres without TLS", &no_tls, postgres(&bad, &ours).await)];
     serve_tls(&cluster, &elsewhere);
-    told.push(("postgres of another name", &other_host, postgres(&bad, &ours).await));
+    results.push(("postgres of another name", &other_host, postgres(&bad, &ours).await));
     serve_tls(&cluster, &old);
-    told.push(("postgres expired", &expired, postgres(&bad, &ours).await));
+    results.push(("postgres expired", &expired, postgres(&bad, &ours).await));
 
     let redis_with = |identity| {
         let redis = Redis::start_with(tls_options(identity, &deployment.authority));
@@ -148,25 +148,26 @@ async fn every_backend_certificate_is_verified() {
         rabbitmq(amqps_old, &ours),
         rabbitmq(deployment.rabbit.port(), &ours),
     );
-    told.push(("rabbitmq, no authority", &unknown, answers.0));
-    told.push(("rabbitmq, another authority", &unknown, answers.1));
-    told.push(("rabbitmq of another name", &other_host, answers.2));
-    told.push(("rabbitmq expired", &expired, answers.3));
-    told.push(("rabbitmq without TLS", &no_tls, answers.4));
-    told.push(("postgres, no authority", &unknown, postgres(&good, &none).await));
-    told.push(("postgres, another authority", &unknown, postgres(&good, &foreign).await));
-    told.push(("redis, no authority", &unknown, redis(deployment.redis_tls, &none).await));
-    told.push(("redis, another authority", &unknown, redis(deployment.redis_tls, &foreign).await));
-    told.push(("redis of another name", &other_host, redis(redis_elsewhere, &ours).await));
-    told.push(("redis expired", &expired, redis(redis_old, &ours).await));
-    told.push(("provider, no authority", &unknown, provider(port, paid, &none).await));
-    told.push(("provider, another authority", &unknown, provider(port, paid, &foreign).await));
-    told.push(("provider that the list does not name", &unknown, provider(port, "loopback", &ours).await));
-    told.push(("provider of another name", &other_host, provider(https_elsewhere.port, paid, &ours).await));
-    told.push(("provider expired", &expired, provider(https_old.port, paid, &ours).await));
-    told.push(("provider without TLS", &no_tls, provider(plain_http(), paid, &ours).await));
-    let wrong = |(_, words, told): &&(&str, &String, Told)| !told.as_ref().is_err_and(|said| said.contains(*words));
-    let wrong: Vec<_> = told.iter().filter(wrong).collect();
+    results.push(("rabbitmq, no authority", &unknown, answers.0));
+    results.push(("rabbitmq, another authority", &unknown, answers.1));
+    results.push(("rabbitmq of another name", &other_host, answers.2));
+    results.push(("rabbitmq expired", &expired, answers.3));
+    results.push(("rabbitmq without TLS", &no_tls, answers.4));
+    results.push(("postgres, no authority", &unknown, postgres(&good, &none).await));
+    results.push(("postgres, another authority", &unknown, postgres(&good, &foreign).await));
+    results.push(("redis, no authority", &unknown, redis(deployment.redis_tls, &none).await));
+    results.push(("redis, another authority", &unknown, redis(deployment.redis_tls, &foreign).await));
+    results.push(("redis of another name", &other_host, redis(redis_elsewhere, &ours).await));
+    results.push(("redis expired", &expired, redis(redis_old, &ours).await));
+    results.push(("provider, no authority", &unknown, provider(port, paid, &none).await));
+    results.push(("provider, another authority", &unknown, provider(port, paid, &foreign).await));
+    results.push(("provider that the list does not name", &unknown, provider(port, "loopback", &ours).await));
+    results.push(("provider of another name", &other_host, provider(https_elsewhere.port, paid, &ours).await));
+    results.push(("provider expired", &expired, provider(https_old.port, paid, &ours).await));
+    results.push(("provider without TLS", &no_tls, provider(plain_http(), paid, &ours).await));
+    let wrong =
+        |(_, words, result): &&(&str, &String, Attempt)| !result.as_ref().is_err_and(|error| error.contains(*words));
+    let wrong: Vec<_> = results.iter().filter(wrong).collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
 
     // A plain Redis reads a TLS greeting as the start of a line, and may wait for its end.

@@ -199,10 +199,10 @@ fn watched(stand: &Stand, load: &Load) -> History {
     std::thread::scope(|scope| {
         let watching = scope.spawn(|| watch(&watched, &explained, Some(&prometheus), &over));
         all("resume");
-        let settled = catch_unwind(AssertUnwindSafe(|| stand.await_settled(load.jobs(), Duration::from_secs(240))));
+        let waited = catch_unwind(AssertUnwindSafe(|| stand.await_settled(load.jobs(), Duration::from_secs(240))));
         over.store(true, Ordering::Relaxed);
         let history = watching.join().unwrap();
-        settled.unwrap();
+        waited.unwrap();
         history
     })
 }
@@ -217,8 +217,8 @@ fn judge_readouts(history: &History, load: &Load) {
     let finish_times = finish_times(history);
     // The other provider's second limit releases its slots all at once, and the estimate spreads them over the window.
     // In its first seconds, a lane sends jobs at once that it later sends at its pace.
-    let settled = |time: &FinishTime| time.provider == "acme" && time.open <= load.acme - STARTING;
-    let finish_times: Vec<FinishTime> = finish_times.into_iter().filter(settled).collect();
+    let steady = |time: &FinishTime| time.provider == "acme" && time.open <= load.acme - STARTING;
+    let finish_times: Vec<FinishTime> = finish_times.into_iter().filter(steady).collect();
     // On a slow machine, a look takes longer than the second between two looks.
     assert!(finish_times.len() >= 3, "{finish_times:?}");
     let wrong: Vec<&FinishTime> = finish_times.iter().filter(|finish_time| !finish_time.is_right()).collect();

@@ -42,13 +42,13 @@ async fn deleted_queues_are_declared_again() {
     stand.add_provider("acme", FakeOptions::default()).await;
     stand.apply(ROW);
     stand.add_worker();
-    for (run, settled) in [("before", 2), ("after", 4)] {
+    for (run, finished) in [("before", 2), ("after", 4)] {
         if run == "after" {
             delete_exchanges_and_the_queue_of_invalid_messages(&stand).await;
         }
         assert_eq!(stand.publish(&messages(run)), 3);
-        stand.await_settled(settled, PATIENCE);
-        stand.await_count("SELECT count(*) FROM rejected_messages", settled / 2);
+        stand.await_settled(finished, PATIENCE);
+        stand.await_count("SELECT count(*) FROM rejected_messages", finished / 2);
         let invalid = stand.drain("payments.invalid");
         assert_eq!(invalid.len(), 1, "{run}: {invalid:?}");
         assert!(invalid[0].body.contains(&format!("{run}-none")), "{invalid:?}");

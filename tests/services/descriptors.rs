@@ -43,9 +43,9 @@ impl Stand {
 
     fn command(&self, args: &[&str]) -> String {
         let log = self.dir.path().join("command.log");
-        let (code, said) = Program::start(args, &self.environment, &log).ended();
-        assert_eq!(code, Some(0), "{args:?}: {said}");
-        said
+        let (code, output) = Program::start(args, &self.environment, &log).ended();
+        assert_eq!(code, Some(0), "{args:?}: {output}");
+        output
     }
 
     fn file(&self, name: &str, text: &str) -> String {
@@ -133,8 +133,8 @@ async fn exhausted_descriptors_are_reported_as_local_fault() {
     limit_descriptors(worker.pid(), true);
     stand.pay("meanwhile", PAYMENTS);
     for name in PROVIDERS {
-        let told = format!("SELECT count(*) FROM jobs WHERE provider = '{name}' AND wait_detail LIKE '{CAUSE}%'");
-        stand.until(&format!("the reason of a job of {name} names the cause"), &mut worker, &told, 1).await;
+        let named = format!("SELECT count(*) FROM jobs WHERE provider = '{name}' AND wait_detail LIKE '{CAUSE}%'");
+        stand.until(&format!("the reason of a job of {name} names the cause"), &mut worker, &named, 1).await;
     }
     let tried = "SELECT max(requests) FROM (SELECT count(*) AS requests FROM attempts WHERE job_id LIKE 'acme-%' GROUP BY job_id)";
     stand.until("a job is tried more often than it has attempts", &mut worker, tried, 4).await;

@@ -223,21 +223,21 @@ async fn a_taken_ops_port_is_named() {
 #[test]
 fn unmigrated_database_makes_run_name_migrate() {
     let postgres = Postgres::shared();
-    let away = |scheme: &str| format!("{scheme}://127.0.0.1:{}", free_port());
+    let unused_url = |scheme: &str| format!("{scheme}://127.0.0.1:{}", free_port());
     let environment = [
         ("SLUICEGATE_DATABASE__URL", postgres.create_database("not_migrated")),
-        ("SLUICEGATE_QUEUE__URL", away("amqp")),
-        ("SLUICEGATE_LIMITER__URL", away("redis")),
+        ("SLUICEGATE_QUEUE__URL", unused_url("amqp")),
+        ("SLUICEGATE_LIMITER__URL", unused_url("redis")),
         ("SLUICEGATE_OPS__LISTEN", "none".to_owned()),
     ]
     .map(|(name, value)| (name.to_owned(), value));
     let dir = tempfile::tempdir().unwrap();
     let log = |name: &str| dir.path().join(name);
-    let (code, said) = Program::start(&["run"], &environment, Path::new(&log("run.log"))).ended();
-    assert_eq!(code, Some(1), "{said}");
-    assert!(said.contains("`sluicegate migrate`"), "{said}");
-    let (code, said) = Program::start(&["migrate"], &environment, &log("migrate.log")).ended();
-    assert_eq!(code, Some(0), "{said}");
+    let (code, output) = Program::start(&["run"], &environment, Path::new(&log("run.log"))).ended();
+    assert_eq!(code, Some(1), "{output}");
+    assert!(output.contains("`sluicegate migrate`"), "{output}");
+    let (code, output) = Program::start(&["migrate"], &environment, &log("migrate.log")).ended();
+    assert_eq!(code, Some(0), "{output}");
     // After the migration, it starts and waits for the unavailable backends.
     let mut program = Program::start(&["run"], &environment, &log("again.log"));
     program.await_log("broker unavailable");

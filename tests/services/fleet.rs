@@ -138,8 +138,8 @@ async fn any_worker_reports_the_whole_fleet() {
     stand.stop_worker(one);
     let left = stand.count("SELECT count(*) FROM worker_reports");
     assert_eq!(left, 1, "the killed worker's row stays for a day");
-    let gone: Value = serde_json::from_str(&stand.sluicegate(&["status", "--json"])).unwrap();
-    assert_eq!(gone["providers"][0]["state"], json!("no_worker"));
+    let without_workers: Value = serde_json::from_str(&stand.sluicegate(&["status", "--json"])).unwrap();
+    assert_eq!(without_workers["providers"][0]["state"], json!("no_worker"));
 }
 
 async fn the_terminal_tells_it_too(stand: &Stand, worker: usize) {
@@ -172,8 +172,9 @@ async fn a_killed_worker_is_lost(stand: &mut Stand, one: usize, two: usize) {
         let overview = ask(stand, one, "/api/v1/overview").await;
         let acme = &overview["providers"][0];
         let done = number(&acme["succeeded"]) == 600 && in_sight(acme) == 600 && acme["state"] == "idle";
-        let adds_up = overview["reconciliation"].as_array().unwrap().iter().all(|it| it["faults"] == json!([]));
-        if done && adds_up { Ok(()) } else { Err(overview) }
+        let reconciles =
+            overview["reconciliation"].as_array().unwrap().iter().all(|entry| entry["faults"] == json!([]));
+        if done && reconciles { Ok(()) } else { Err(overview) }
     })
     .await;
     let lost = ask(stand, one, "/api/v1/overview").await["warnings"].to_string();

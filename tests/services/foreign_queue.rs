@@ -27,7 +27,7 @@ async fn channel(stand: &Stand) -> (lapin::Connection, lapin::Channel) {
 
 fn standing(stand: &Stand, worker: usize, provider: &str) -> (String, String) {
     let status: Value = serde_json::from_str(&stand.status_of(worker, &["status", "--json"])).unwrap();
-    let of = status["providers"].as_array().unwrap().iter().find(|one| one["name"] == provider).unwrap().clone();
+    let of = status["providers"].as_array().unwrap().iter().find(|row| row["name"] == provider).unwrap().clone();
     let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     (word(&of["state"]), word(&of["cause"]))
 }
@@ -43,11 +43,11 @@ async fn foreign_queue_blocks_only_its_provider() {
     theirs.queue_declare("payments.bolt".into(), plain, FieldTable::default()).await.unwrap();
 
     let file = stand.file("providers.toml", &["acme", "bolt", "crate"].map(row).concat());
-    let (code, said) = stand.attempt(&["provider", "apply", &file]);
-    assert_eq!(code, Some(1), "{said}");
+    let (code, output) = stand.attempt(&["provider", "apply", &file]);
+    assert_eq!(code, Some(1), "{output}");
     assert!(
-        said.contains("the queues of 2 providers declared") && said.contains("bolt: queue `payments.bolt` exists"),
-        "{said}"
+        output.contains("the queues of 2 providers declared") && output.contains("bolt: queue `payments.bolt` exists"),
+        "{output}"
     );
 
     // The worker is ready for the other providers, and reports the one without a queue.
@@ -58,17 +58,20 @@ async fn foreign_queue_blocks_only_its_provider() {
         stand.attempt(&args)
     };
     assert_eq!(pay("acme", "one").0, Some(0));
-    let (code, said) = pay("bolt", "two");
-    assert_eq!(code, Some(1), "{said}");
-    assert!(said.contains("nothing is published to `bolt`: queue `payments.bolt` exists"), "{said}");
+    let (code, output) = pay("bolt", "two");
+    assert_eq!(code, Some(1), "{output}");
+    assert!(output.contains("nothing is published to `bolt`: queue `payments.bolt` exists"), "{output}");
     let line = |provider: &str, id: &str| {
         json!({ "id": id, "provider": provider, "amount": 1299, "currency": "EUR" }).to_string()
     };
     let mixed = [line("acme", "three"), line("bolt", "two"), line("crate", "four")].join("\n");
     let file = stand.file("jobs.jsonl", &mixed);
-    let (code, said) = stand.attempt(&["enqueue", "--file", &file]);
-    assert_eq!(code, Some(1), "{said}");
-    assert!(said.contains("2 published, 0 invalid") && said.contains("line 2: queue `payments.bolt` exists"), "{said}");
+    let (code, output) = stand.attempt(&["enqueue", "--file", &file]);
+    assert_eq!(code, Some(1), "{output}");
+    assert!(
+        output.contains("2 published, 0 invalid") && output.contains("line 2: queue `payments.bolt` exists"),
+        "{output}"
+    );
     stand.await_settled(3, PATIENCE);
     let exists = "queue `payments.bolt` exists with other arguments";
     stand.await_that(PATIENCE, || {
@@ -79,8 +82,8 @@ async fn foreign_queue_blocks_only_its_provider() {
 
     // The queue is fixed while the worker runs.
     theirs.queue_delete("payments.bolt".into(), QueueDeleteOptions::default()).await.unwrap();
-    let (code, said) = stand.attempt(&["enqueue", "--file", &file]);
-    assert_eq!(code, Some(0), "{said}");
+    let (code, output) = stand.attempt(&["enqueue", "--file", &file]);
+    assert_eq!(code, Some(0), "{output}");
     stand.await_settled(4, PATIENCE);
     assert_eq!(stand.providers["bolt"].effects().len(), 1);
     assert_eq!(stand.providers["acme"].effects().len() + stand.providers["crate"].effects().len(), 3);

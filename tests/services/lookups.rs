@@ -48,11 +48,11 @@ async fn lookups_continue_while_charges_are_exhausted() {
     let unknown = "SELECT count(*) FROM jobs WHERE provider = 'bolt' AND state = 'unknown'";
     stand.await_count(unknown, CHARGES);
     let (acme, bolt) = (JOBS - CHARGES, JOBS);
-    let told = [Some(acme), Some(bolt)];
+    let expected = [Some(acme), Some(bolt)];
     let until = Instant::now() + PATIENCE;
     for worker in workers {
-        while waiting(&stand, worker) != told {
-            assert!(Instant::now() < until, "{told:?}: {}", stand.status_of(worker, &["status", "--json"]));
+        while waiting(&stand, worker) != expected {
+            assert!(Instant::now() < until, "{expected:?}: {}", stand.status_of(worker, &["status", "--json"]));
         }
     }
     // The job is leased and delayed again for many look-ups.
@@ -60,7 +60,7 @@ async fn lookups_continue_while_charges_are_exhausted() {
     let until = Instant::now() + PATIENCE;
     while stand.providers["bolt"].report().lookups < before + 5 * CHARGES {
         for worker in workers {
-            assert_eq!(waiting(&stand, worker), told);
+            assert_eq!(waiting(&stand, worker), expected);
         }
         assert!(Instant::now() < until, "{:?}", stand.providers["bolt"].report());
     }

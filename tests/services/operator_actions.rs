@@ -116,11 +116,11 @@ async fn operators_resolve_undecided_payments() {
     stand.sluicegate(&["jobs", "cancel", "shut-0"]);
     stand.sluicegate(&["jobs", "cancel", "shut-1"]);
     stand.sluicegate(&["limits", "set", "shut", "per-second", "100/1s"]);
-    let story: Value = serde_json::from_str(&stand.sluicegate(&["jobs", "show", "bolt-1", "--json"])).unwrap();
-    let told: Vec<&str> =
-        story["events"].as_array().unwrap().iter().map(|event| event["state"].as_str().unwrap()).collect();
-    assert_eq!(told, ["review", "succeeded"]);
-    let audit = &story["audit"][0];
+    let details: Value = serde_json::from_str(&stand.sluicegate(&["jobs", "show", "bolt-1", "--json"])).unwrap();
+    let events: Vec<&str> =
+        details["events"].as_array().unwrap().iter().map(|event| event["state"].as_str().unwrap()).collect();
+    assert_eq!(events, ["review", "succeeded"]);
+    let audit = &details["audit"][0];
     assert_eq!((&audit["who"], &audit["cleared_maybe_charged"]), (&"sluicegate_operator".into(), &true.into()));
     let log = tokio::task::block_in_place(|| stand.stop_worker(0));
     assert!(log.contains("all requests finished, unsent jobs returned to the queue"), "{log}");

@@ -32,9 +32,9 @@ fn bolt_payments(run: &str) -> Vec<Value> {
 }
 
 /// State and cause of a provider, from `status`.
-fn told(stand: &Stand, worker: usize, provider: &str) -> (String, String) {
+fn state_and_cause(stand: &Stand, worker: usize, provider: &str) -> (String, String) {
     let status: Value = serde_json::from_str(&stand.status_of(worker, &["status", "--json"])).unwrap();
-    let of = status["providers"].as_array().unwrap().iter().find(|one| one["name"] == provider).unwrap();
+    let of = status["providers"].as_array().unwrap().iter().find(|row| row["name"] == provider).unwrap();
     let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     (word(&of["state"]), word(&of["cause"]))
 }
@@ -55,8 +55,8 @@ async fn revoked_rights_block_only_one_provider() {
     let worker = stand.add_worker();
     stand.await_ready(worker).await;
     assert_eq!(stand.publish(&bolt_payments("before")), BOLTS);
-    let mut settled = u64::try_from(BOLTS).unwrap();
-    stand.await_settled(settled, PATIENCE);
+    let mut finished = u64::try_from(BOLTS).unwrap();
+    stand.await_settled(finished, PATIENCE);
 
     stand.set_broker_rights(USER, NO_BOLTS);
     // Publishes until all queues have been checked, and three more batches.
@@ -65,7 +65,7 @@ async fn revoked_rights_block_only_one_provider() {
         let payments: Vec<Value> = (0..20).map(|number| payment("acme", &format!("acme-{}", paid + number))).collect();
         assert_eq!(stand.publish(&payments), payments.len());
         paid += 20;
-        stand.await_settled(settled + paid - 10, PATIENCE);
+        stand.await_settled(finished + paid - 10, PATIENCE);
         let log = stand.worker_log(worker);
         assert!(!log.contains("connection lost") && !log.contains("lane closed"), "{log}");
         assert!(paid < 10_000, "the log does not name the queues without rights:\n{log}");
@@ -73,8 +73,8 @@ async fn revoked_rights_block_only_one_provider() {
             left -= 1;
         }
     }
-    settled += paid;
-    stand.await_settled(settled, PATIENCE);
+    finished += paid;
+    stand.await_settled(finished, PATIENCE);
     let log = stand.worker_log(worker);
     assert!(log.contains("queue `payments.bolt0`") && log.contains("ACCESS_REFUSED"), "{log}");
 
@@ -84,19 +84,19 @@ async fn revoked_rights_block_only_one_provider() {
     stand.await_ready(worker).await;
     assert_eq!(stand.publish(&bolt_payments("refused")), BOLTS);
     assert_eq!(stand.publish(&[payment("acme", "beside")]), 1);
-    settled += 1;
-    stand.await_settled(settled, PATIENCE);
+    finished += 1;
+    stand.await_settled(finished, PATIENCE);
     stand.await_that(PATIENCE, || {
-        let (state, cause) = told(&stand, worker, "bolt7");
+        let (state, cause) = state_and_cause(&stand, worker, "bolt7");
         let names = cause.contains("queue `payments.bolt7`") && cause.contains("ACCESS_REFUSED");
         state == "misconfigured" && names && cause.contains("give the user of queue.url the rights")
     });
-    assert_ne!(told(&stand, worker, "acme").0, "misconfigured");
+    assert_ne!(state_and_cause(&stand, worker, "acme").0, "misconfigured");
 
     // The rights are granted again while it runs.
     stand.set_broker_rights(USER, ".*");
-    settled += u64::try_from(BOLTS).unwrap();
-    stand.await_settled(settled, PATIENCE);
+    finished += u64::try_from(BOLTS).unwrap();
+    stand.await_settled(finished, PATIENCE);
     assert!(!stand.worker_log(worker).contains("connection lost"), "{}", stand.worker_log(worker));
     assert_eq!(stand.providers["acme"].effects().len(), usize::try_from(paid).unwrap() + 1);
     assert_eq!(stand.providers["bolts"].effects().len(), 2 * BOLTS);

@@ -59,8 +59,8 @@ async fn unread_log_blocks_nothing() {
     let job = |n: i64| format!("{{\"id\":\"job-{n}\",\"provider\":\"acme\",\"amount\":1,\"currency\":\"EUR\"}}\n");
     std::fs::write(path("jobs.jsonl"), (0..PAYMENTS).map(job).collect::<String>()).unwrap();
     for args in [["provider", "apply", &path("row.toml")], ["enqueue", "--file", &path("jobs.jsonl")]] {
-        let (code, said) = Program::start(&args, &environment, &dir.path().join("command.log")).ended();
-        assert_eq!(code, Some(0), "{args:?}: {said}");
+        let (code, output) = Program::start(&args, &environment, &dir.path().join("command.log")).ended();
+        assert_eq!(code, Some(0), "{args:?}: {output}");
     }
 
     let (reader, full) = full_pipe();

@@ -371,15 +371,15 @@ impl Stand {
 
     /// Waits until this many jobs have finished and every outcome is published.
     pub fn await_settled(&self, jobs: u64, within: Duration) {
-        self.await_that(within, || self.settled() >= jobs && self.unpublished() == 0);
+        self.await_that(within, || self.finished() >= jobs && self.unpublished() == 0);
     }
 
     /// Waits until this many jobs have finished.
     pub fn await_progress(&self, jobs: u64) {
-        self.await_that(Duration::from_secs(120), || self.settled() >= jobs);
+        self.await_that(Duration::from_secs(120), || self.finished() >= jobs);
     }
 
-    fn settled(&self) -> u64 {
+    fn finished(&self) -> u64 {
         let states = self.states();
         let open: u64 = ["waiting", "sending", "unknown"].iter().filter_map(|state| states.get(*state)).sum();
         states.values().sum::<u64>() - open

@@ -37,8 +37,8 @@ fn failed_start_reports_its_cause_once() {
     let sqlite = format!("sqlite://{}", dir.path().join("ledger.db").display());
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = taken.local_addr().unwrap().to_string();
-    let away = |scheme: &str| format!("{scheme}://127.0.0.1:{}", free_port());
-    let (no_database, no_queue, no_limiter) = (away("postgres"), away("amqp"), away("redis"));
+    let unused_url = |scheme: &str| format!("{scheme}://127.0.0.1:{}", free_port());
+    let (no_database, no_queue, no_limiter) = (unused_url("postgres"), unused_url("amqp"), unused_url("redis"));
     let bad = "postgres://127.0.0.1:port/ledger".to_owned();
     let cases = [
         ("port taken", &sqlite, &queue, &taken, Fails(78, "ops.listen")),

@@ -132,7 +132,7 @@ impl Server {
     /// Blocks until a worker answers API requests on its port: it listens before its database is open.
     pub fn await_open(&self, port: u16) {
         self.await_port(port);
-        self.await_that("the worker does not answer API requests", || has_begun(port).unwrap_or(false));
+        self.await_that("the worker does not answer API requests", || has_started(port).unwrap_or(false));
     }
 
     /// Blocks until the condition holds. Panics with this complaint after 60 s. Panics too if the server has ended,
@@ -173,7 +173,7 @@ impl Server {
     }
 }
 
-fn has_begun(port: u16) -> std::io::Result<bool> {
+fn has_started(port: u16) -> std::io::Result<bool> {
     let mut stream = std::net::TcpStream::connect(("127.0.0.1", port))?;
     let request = format!("GET /api/v1/lanes HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\nconnection: close\r\n\r\n");
     stream.write_all(request.as_bytes())?;

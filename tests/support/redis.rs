@@ -216,9 +216,12 @@ impl RedisCluster {
         let deadline = Instant::now() + Duration::from_secs(60);
         let agrees = |node: &Redis| {
             let info: String = node.command("CLUSTER INFO");
-            let says = |line: &str| info.lines().any(|said| said.trim() == line);
+            let has_line = |line: &str| info.lines().any(|entry| entry.trim() == line);
             let failed = info.lines().any(|line| line.starts_with("cluster_slots_ok:") && !line.ends_with("16384"));
-            says("cluster_state:ok") && says("cluster_size:3") && says("cluster_slots_assigned:16384") && !failed
+            has_line("cluster_state:ok")
+                && has_line("cluster_size:3")
+                && has_line("cluster_slots_assigned:16384")
+                && !failed
         };
         while !self.nodes.iter().all(agrees) {
             assert!(Instant::now() < deadline, "{}", self.nodes[0].command::<String>("CLUSTER INFO"));

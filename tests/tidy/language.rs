@@ -57,7 +57,7 @@ pub fn prose() -> Vec<Prose> {
             found.push(Prose { path: relative, text: std::fs::read_to_string(&path).unwrap() });
         }
     }
-    found.sort_by(|one, other| one.path.cmp(&other.path));
+    found.sort_by(|first, second| first.path.cmp(&second.path));
     found
 }
 

@@ -32,7 +32,7 @@ enum Start {
     LapsedUnknown,
     LapsedSending,
     LapsedAsking,
-    Parked,
+    Delayed,
     Review,
     Dead,
 }
@@ -47,8 +47,8 @@ enum Write {
     FinishFinal,
     FinishLookup,
     FinishLookupFinal,
-    PutDown,
-    PutDownFinal,
+    Delay,
+    Finalize,
     WaitOn,
     Release,
     Renew,
@@ -74,13 +74,13 @@ use Write::*;
 
 const TABLE: [(Start, &[Write]); 9] = [
     (Start::New, &[Claim, RecordAndBegin, CancelAhead]),
-    (Start::Held, &[Begin, PutDown, PutDownFinal, WaitOn, Release, Renew, Claim, Cancel]),
-    (Start::Lapsed, &[Begin, PutDown, PutDownFinal, Release, Renew, Claim, Expire, SetAside, Republish, Cancel]),
-    (Start::LapsedUnknown, &[Begin, BeginLookup, PutDown, PutDownFinal, WaitOn, Release, Claim, SetAside, Republish]),
+    (Start::Held, &[Begin, Delay, Finalize, WaitOn, Release, Renew, Claim, Cancel]),
+    (Start::Lapsed, &[Begin, Delay, Finalize, Release, Renew, Claim, Expire, SetAside, Republish, Cancel]),
+    (Start::LapsedUnknown, &[Begin, BeginLookup, Delay, Finalize, WaitOn, Release, Claim, SetAside, Republish]),
     (Start::LapsedSending, &[FinishWaiting, FinishUnknown, FinishFinal, Release, Renew, Claim, SetAside, Cancel]),
-    (Start::LapsedAsking, &[FinishLookup, FinishLookupFinal, PutDown, PutDownFinal, Release, Claim, SetAside, Begin]),
-    (Start::Parked, &[Claim, Expire, SetAside, Republish, RepublishUnqueued, KeepUnqueued, WakeRefused, Cancel]),
-    (Start::Review, &[Succeeded, Resend, Claim, SetAside, PutDownFinal]),
+    (Start::LapsedAsking, &[FinishLookup, FinishLookupFinal, Delay, Finalize, Release, Claim, SetAside, Begin]),
+    (Start::Delayed, &[Claim, Expire, SetAside, Republish, RepublishUnqueued, KeepUnqueued, WakeRefused, Cancel]),
+    (Start::Review, &[Succeeded, Resend, Claim, SetAside, Finalize]),
     (Start::Dead, &[Replay, Discard, Claim]),
 ];
 
@@ -168,7 +168,7 @@ impl Pair {
                     self.number = 2;
                 }
             }
-            Start::Parked => {
+            Start::Delayed => {
                 let wait = Duration::from_secs(20);
                 let reason = Wait::for_limit("all");
                 let put = ledger.transition(&self.hold, &JobState::Waiting { wait, reason }).await.unwrap();
@@ -184,7 +184,7 @@ impl Pair {
             }
             Start::New | Start::Held | Start::Lapsed => {}
         }
-        if !matches!(self.start, Start::Held | Start::Parked | Start::Review | Start::Dead) {
+        if !matches!(self.start, Start::Held | Start::Delayed | Start::Review | Start::Dead) {
             fixture.expire_lease(&self.hold).await;
         }
         self
@@ -271,8 +271,8 @@ impl Pair {
                 let succeeded = done(FinalState::Succeeded);
                 kept(ledger.finish_lookup(hold, &lookup("accepted"), &succeeded).await.map(|w| w.0))
             }
-            PutDown => kept(ledger.transition(hold, &waiting()).await),
-            PutDownFinal => kept(ledger.transition(hold, &done(FinalState::Review)).await),
+            Delay => kept(ledger.transition(hold, &waiting()).await),
+            Finalize => kept(ledger.transition(hold, &done(FinalState::Review)).await),
             WaitOn => kept(ledger.release_waiting(hold).await),
             Release => kept(ledger.release(hold).await),
             Renew => ledger.renew(std::slice::from_ref(hold), LEASE).await.unwrap().is_empty(),
@@ -355,7 +355,7 @@ impl Pair {
         if now.fence == self.hold.fence {
             return;
         }
-        for stale in [Begin, BeginLookup, FinishUnknown, FinishLookup, PutDown, WaitOn, Release, Renew] {
+        for stale in [Begin, BeginLookup, FinishUnknown, FinishLookup, Delay, WaitOn, Release, Renew] {
             assert!(!self.does(stale).await, "{what}: the stale lease wrote with {stale:?}");
         }
         assert_eq!(self.picture().await, *now, "{what}");

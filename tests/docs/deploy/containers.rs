@@ -53,7 +53,7 @@ impl Container {
         };
         let text = |value: &Value| value.as_str().unwrap().to_owned();
         let env = container["env"].as_array().unwrap().iter();
-        let env = env.map(|one| (text(&one["name"]), here(one["value"].as_str().unwrap()))).collect();
+        let env = env.map(|variable| (text(&variable["name"]), here(variable["value"].as_str().unwrap()))).collect();
         let args = container["args"].as_array().into_iter().flatten().map(text).collect();
         Self { env, args, mounted, _dir: dir }
     }
@@ -122,9 +122,9 @@ fn migration_job_runs_with_its_environment() {
     let migrate = || {
         let mut program = Command::new(env!("CARGO_BIN_EXE_sluicegate"));
         let output = program.args(&job.args).envs(&job.env).output().unwrap();
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(output.status.success(), "{}: {said}", output.status);
-        said
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{}: {stderr}", output.status);
+        stderr
     };
     assert!(migrate().contains("is up to date now"));
     assert!(migrate().contains("was already up to date"));

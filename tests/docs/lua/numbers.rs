@@ -65,12 +65,12 @@ fn is_text(argument: &str) -> bool {
 fn no_command_holds_a_raw_number() {
     let calls: Vec<Vec<String>> = SOURCE.split("redis.call(").skip(1).map(arguments).collect();
     assert!(calls.len() > 25, "only {} commands were found", calls.len());
-    let raw: Vec<&Vec<String>> = calls.iter().filter(|call| !call.iter().all(|it| is_text(it))).collect();
+    let raw: Vec<&Vec<String>> = calls.iter().filter(|call| !call.iter().all(|argument| is_text(argument))).collect();
     assert!(raw.is_empty(), "wrap each number in integer(): {raw:#?}");
     let made: Vec<&str> = SOURCE.lines().filter(|line| line.contains("local ttl = ")).collect();
     assert!(made.iter().all(|line| line.contains("local ttl = integer(")), "{made:?}");
     for raw in ["redis.call('LINDEX', cell.key, middle)", "redis.call('LTRIM', cell.key, place, -1)"] {
-        assert!(!arguments(raw.split_once('(').unwrap().1).iter().all(|it| is_text(it)), "{raw}");
+        assert!(!arguments(raw.split_once('(').unwrap().1).iter().all(|argument| is_text(argument)), "{raw}");
     }
     assert!(
         !SOURCE.contains("tostring") && !SOURCE.contains("redis.pcall"),

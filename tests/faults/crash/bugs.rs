@@ -168,7 +168,7 @@ impl Newer {
         }
     }
 
-    async fn parked(&self) -> u64 {
+    async fn delayed(&self) -> u64 {
         u64::from(self.cell.broker.ready(&self.cell.queue(NEWER)).await.unwrap_or(0))
     }
 
@@ -198,8 +198,8 @@ impl Newer {
     async fn verdict(&self) -> Verdict {
         let broker = &self.cell.broker;
         let waiting = broker.drain(&self.cell.queue(&self.cell.name)).await;
-        let parked = broker.drain(&self.cell.queue(NEWER)).await;
-        let kept: BTreeSet<&str> = waiting.iter().chain(&parked).map(|body| body["id"].as_str().unwrap()).collect();
+        let delayed = broker.drain(&self.cell.queue(NEWER)).await;
+        let kept: BTreeSet<&str> = waiting.iter().chain(&delayed).map(|body| body["id"].as_str().unwrap()).collect();
         Verdict { lost: self.published - kept.len() as u64, ..Verdict::default() }
     }
 }
@@ -233,7 +233,7 @@ async fn full_delay_queue(armed: Armed) -> Verdict {
     });
     limit.await.unwrap();
     newer.publish(2).await;
-    until("the delay queue is full", PATIENCE, &worker, async || newer.parked().await >= 2).await;
+    until("the delay queue is full", PATIENCE, &worker, async || newer.delayed().await >= 2).await;
     newer.publish(4).await;
     until("the worker has received all messages", PATIENCE, &worker, async || {
         worker.log().matches("intake: delivery").count() >= 6

@@ -29,7 +29,7 @@ async fn frozen_worker_is_taken_over_and_fenced() {
     cell.publish(1).await;
     until("the request is in flight", PATIENCE, &frozen, async || cell.fake.report().requests == 1).await;
     frozen.freezes().await;
-    trap.let_go();
+    trap.release();
     let heir = cell.worker(&[]).await;
     heir.says("lane open").await;
     cell.end_leases().await;

@@ -40,12 +40,12 @@ impl Trap {
         self.0.late_ms.store(late.as_millis().try_into().unwrap(), Ordering::SeqCst);
     }
 
-    /// From now on, holds back the server's responses, until `let_go`.
+    /// From now on, holds back the server's responses, until `release`.
     pub fn hold(&self) {
         self.0.held.send_replace(true);
     }
 
-    pub fn let_go(&self) {
+    pub fn release(&self) {
         self.0.held.send_replace(false);
     }
 
@@ -102,8 +102,8 @@ impl Trap {
                 self.0.sprung.store(true, Ordering::SeqCst);
                 return;
             }
-            let let_go = self.0.held.subscribe().wait_for(|held| !held).await.is_ok();
-            if !let_go || to.write_all(&buffer[..count]).await.is_err() {
+            let released = self.0.held.subscribe().wait_for(|held| !held).await.is_ok();
+            if !released || to.write_all(&buffer[..count]).await.is_err() {
                 return;
             }
         }

@@ -27,22 +27,22 @@ async fn slow_rebuild_does_not_block_the_gate() {
     let (ledger, limiter, stop) = (Arc::new(Slow::default()), Forgetful::new(0.0), CancellationToken::new());
     let spec = spec(&[("month", 5, 31 * 86_400_000)]);
     let gate = open_gate_over(ledger.clone(), limiter.clone(), spec, 1, &stop);
-    let begun = Instant::now();
+    let started = Instant::now();
     // A job that does not wait is refused soon, and the gate keeps calling the store.
     for _ in 0..20 {
         let asked = Instant::now();
         let AcquireResult::Refused(refusal) = gate.acquire(ask(1, asked + Duration::from_secs(1))).await else {
-            panic!("granted after {:?}", begun.elapsed());
+            panic!("granted after {:?}", started.elapsed());
         };
         assert_eq!(refusal.reason, BlockReason::Cold);
         assert!(asked.elapsed() <= Duration::from_secs(2), "{:?}", asked.elapsed());
         sleep(Duration::from_secs(1)).await;
     }
     let calls = limiter.calls.load(Ordering::Relaxed);
-    assert!((20..=400).contains(&calls), "{calls} calls in {:?}", begun.elapsed());
-    let last = gate.acquire(ask(1, begun + 2 * TAKES)).await;
-    assert!(matches!(last, AcquireResult::Granted(_)), "{last:?} after {:?}", begun.elapsed());
-    assert!(begun.elapsed() < TAKES + Duration::from_secs(30), "{:?}", begun.elapsed());
+    assert!((20..=400).contains(&calls), "{calls} calls in {:?}", started.elapsed());
+    let last = gate.acquire(ask(1, started + 2 * TAKES)).await;
+    assert!(matches!(last, AcquireResult::Granted(_)), "{last:?} after {:?}", started.elapsed());
+    assert!(started.elapsed() < TAKES + Duration::from_secs(30), "{:?}", started.elapsed());
     assert_eq!(ledger.asked.load(Ordering::Relaxed), 1);
     stop.cancel();
 }
@@ -54,10 +54,10 @@ async fn gate_stops_during_a_slow_rebuild() {
     while ledger.asked.load(Ordering::Relaxed) == 0 {
         sleep(Duration::from_millis(10)).await;
     }
-    let begun = Instant::now();
+    let started = Instant::now();
     stop.cancel();
-    assert!(matches!(gate.acquire(ask(1, begun + TAKES)).await, AcquireResult::Refused(_)));
-    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+    assert!(matches!(gate.acquire(ask(1, started + TAKES)).await, AcquireResult::Refused(_)));
+    assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
 }
 
 /// A limiter that stops being leader: its further calls cannot be trusted.

@@ -91,8 +91,8 @@ async fn stopping_gate_releases_every_answered_permit() {
     stop.cancel();
     task.await.unwrap();
     let seen = limiter.seen.lock().unwrap();
-    let settled: u32 = seen.iter().flat_map(|call| &call.releases).map(|settlement| settlement.cost).sum();
-    assert_eq!(settled, 2_500);
+    let released: u32 = seen.iter().flat_map(|call| &call.releases).map(|release| release.cost).sum();
+    assert_eq!(released, 2_500);
 }
 
 #[tokio::test(start_paused = true)]

@@ -93,7 +93,7 @@ async fn happened(case: &Case, model: &Model) -> Vec<u64> {
     let limits = model.spec.limits.iter().map(|limit| Rate::new(limit.max_requests, limit.window).unwrap()).collect();
     let options = FakeOptions { limits, on_limit: OnLimit::Count, ..FakeOptions::default() };
     let lane = Arc::new(Lane {
-        begun: Instant::now(),
+        started: Instant::now(),
         left: AtomicU64::new(case.jobs),
         answer_ms: case.answer_ms,
         provider: Mutex::new(StrictProvider::new(options)),
@@ -115,7 +115,7 @@ async fn happened(case: &Case, model: &Model) -> Vec<u64> {
 }
 
 struct Lane {
-    begun: Instant,
+    started: Instant,
     left: AtomicU64,
     answer_ms: (u64, u64),
     provider: Mutex<StrictProvider>,
@@ -137,7 +137,7 @@ impl Lane {
             sleep_until(permit.start_at).await;
             let Ok(in_flight) = permit.begin() else { panic!("late") };
             sleep(WAY).await;
-            let now_us = u64::try_from(self.begun.elapsed().as_micros()).unwrap();
+            let now_us = u64::try_from(self.started.elapsed().as_micros()).unwrap();
             let _counted = self.provider.lock().unwrap().record_arrival(now_us);
             self.arrivals_us.lock().unwrap().push(now_us);
             let (least_ms, most_ms) = self.answer_ms;

@@ -33,12 +33,12 @@ const HOLD_MAX: Duration = Duration::from_millis(2_500);
 #[derive(Default)]
 struct Store {
     inner: EmbeddedLimiter,
-    away: AtomicBool,
+    unavailable: AtomicBool,
 }
 
 impl Store {
     fn there(&self) -> Result<(), LimiterError> {
-        if self.away.load(Ordering::Relaxed) { Err(LimiterError::Unavailable("cut off".into())) } else { Ok(()) }
+        if self.unavailable.load(Ordering::Relaxed) { Err(LimiterError::Unavailable("cut off".into())) } else { Ok(()) }
     }
 }
 
@@ -111,7 +111,7 @@ const PLAN: Plan = Plan {
 /// Several processes at full load.
 struct Lane {
     plan: Plan,
-    begun: Instant,
+    test_start: Instant,
     store: Arc<Store>,
     settings: watch::Sender<Arc<QuotaSpec>>,
     provider: Arc<Mutex<StrictProvider>>,
@@ -129,7 +129,7 @@ impl Lane {
         let options = FakeOptions { limits: vec![rate], on_limit: OnLimit::Count, ..FakeOptions::default() };
         let mut lane = Self {
             plan,
-            begun: Instant::now(),
+            test_start: Instant::now(),
             store: Arc::default(),
             settings: watch::Sender::new(Arc::new(spec)),
             provider: Arc::new(Mutex::new(StrictProvider::new(options))),
@@ -158,7 +158,7 @@ impl Lane {
     }
 
     fn start_jobs(&mut self, gate: Gate, ledger: Arc<OneByOne>, seed: u64) {
-        let (plan, begun, stop) = (self.plan, self.begun, self.stop.clone());
+        let (plan, test_start, stop) = (self.plan, self.test_start, self.stop.clone());
         let (provider, arrivals, held) = (self.provider.clone(), self.arrivals.clone(), self.held.clone());
         let late = self.late.clone();
         let mut random = StdRng::seed_from_u64(seed);
@@ -178,8 +178,8 @@ impl Lane {
                     continue;
                 };
                 let started = Instant::now();
-                let _counted = provider.lock().unwrap().record_arrival(begun.elapsed().as_micros() as u64);
-                arrivals.lock().unwrap().push(begun.elapsed());
+                let _counted = provider.lock().unwrap().record_arrival(test_start.elapsed().as_micros() as u64);
+                arrivals.lock().unwrap().push(test_start.elapsed());
                 if random.random_bool(plan.lost) {
                     sleep_until(in_flight.answer_before).await;
                     in_flight.release_unknown();
@@ -226,7 +226,7 @@ impl Lane {
 
     async fn runs(&self, seconds: f64) -> Duration {
         sleep(Duration::from_secs_f64(seconds)).await;
-        self.begun.elapsed()
+        self.test_start.elapsed()
     }
 
     fn breaches(&self) -> u64 {
@@ -295,20 +295,20 @@ async fn changed_limit_is_fully_used_immediately() {
 
 #[tokio::test(start_paused = true)]
 async fn recovered_store_is_fully_used_immediately() {
-    for away_s in [0.2, 3.0, 20.0] {
+    for outage_s in [0.2, 3.0, 20.0] {
         let lane = Lane::start(PLAN);
         lane.runs(5.0).await;
-        lane.store.away.store(true, Ordering::Relaxed);
-        let back = lane.runs(away_s).await;
-        lane.store.away.store(false, Ordering::Relaxed);
+        lane.store.unavailable.store(true, Ordering::Relaxed);
+        let back = lane.runs(outage_s).await;
+        lane.store.unavailable.store(false, Ordering::Relaxed);
         lane.runs(10.0).await;
         let first = lane.calls(back, Duration::MAX)[0] - back;
         assert!(
             first <= Duration::from_millis(1_010),
-            "unavailable for {away_s} s: first call {first:?} after recovery"
+            "unavailable for {outage_s} s: first call {first:?} after recovery"
         );
         let utilisation = lane.utilisation(100, back);
-        assert!(utilisation >= 0.99, "unavailable for {away_s} s: {utilisation:.4}");
+        assert!(utilisation >= 0.99, "unavailable for {outage_s} s: {utilisation:.4}");
         assert_eq!(lane.breaches(), 0);
     }
 }

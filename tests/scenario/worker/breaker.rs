@@ -97,7 +97,7 @@ async fn open_breaker_probes_with_one_job() {
         bench.until_state(&format!("other-{number}"), "succeeded").await;
     }
     assert_eq!(bench.script.sent_to("acme").len(), sent + 1);
-    bench.script.let_go();
+    bench.script.release_all();
     for number in 0..JOBS {
         bench.until_state(&format!("job-{number}"), "succeeded").await;
     }
@@ -114,8 +114,8 @@ async fn local_fault_affects_neither_breaker_nor_attempts() {
     assert!(pause.reason.to_string().contains("LimitNOFILE"), "{pause:?}");
     let sent_thrice = || (0..JOBS).any(|number| bench.script.sent_for(&format!("job-{number}")).len() >= 3);
     bench.until("a job was tried more often than it has attempts", async || sent_thrice()).await;
-    let told = "SELECT count(*) FROM jobs WHERE wait_detail LIKE '%file descriptors%'";
-    assert!(bench.count(told).await > 0);
+    let delayed = "SELECT count(*) FROM jobs WHERE wait_detail LIKE '%file descriptors%'";
+    assert!(bench.count(delayed).await > 0);
     bench.script.always("acme", Act::Answer(accepted()));
     for number in 0..JOBS {
         bench.until_state(&format!("job-{number}"), "succeeded").await;

@@ -33,7 +33,7 @@ async fn drain_finishes_in_flight_and_requeues_the_rest() {
     bench.until("refused jobs are delayed", async || bench.parked("cool").await >= 1).await;
     bench.ask_to_stop();
     bench.until("no waiting job is leased", async || bench.in_hand().await == 0).await;
-    bench.script.let_go();
+    bench.script.release_all();
     assert_eq!(bench.stopped().await, DrainReport::default());
     for provider in ["acme", "bolt", "cool"] {
         let first = bench.job(&format!("{provider}-0")).await.unwrap();
@@ -57,10 +57,10 @@ async fn drain_publishes_events_without_waiting() {
     bench.until_sent("acme", 2).await;
     bench.ask_to_stop();
     bench.until_draining().await;
-    bench.script.let_go_of("soon");
+    bench.script.release("soon");
     bench.until("its event is published", async || bench.events_of("soon").await.len() == 1).await;
     assert_eq!(bench.events_of("late").await.len(), 0);
-    bench.script.let_go();
+    bench.script.release_all();
     assert_eq!(bench.stopped().await, DrainReport::default());
     assert_eq!(bench.events_of("late").await.len(), 1);
 }
@@ -92,7 +92,7 @@ async fn timed_out_drain_reports_abandoned_jobs() {
         assert_eq!(bench.script.charges("acme", id), 1);
     }
     // The first worker's responses come late and change no row.
-    bench.script.let_go();
+    bench.script.release_all();
     assert_eq!(bench.stop().await, DrainReport::default());
     assert_eq!(bench.count("SELECT count(*) FROM attempts").await, 4);
     assert_eq!(bench.events().await.len(), 2);

@@ -63,8 +63,8 @@ async fn oversized_expansion_is_too_large() {
     for (number, (lane, body, detail)) in table.into_iter().enumerate() {
         bench.publish(lane, body).await;
         bench.until("the message is rejected", async || rejected(&bench).await.len() > number).await;
-        let (reason, said) = rejected(&bench).await.pop().unwrap();
-        assert!(reason == "too_large" && said.starts_with(detail), "{lane}: {reason} {said}");
+        let (reason, text) = rejected(&bench).await.pop().unwrap();
+        assert!(reason == "too_large" && text.starts_with(detail), "{lane}: {reason} {text}");
     }
     assert!(bench.job("pay").await.is_none());
     bench.stop().await;
@@ -86,8 +86,8 @@ async fn narrowed_row_sends_recorded_jobs_to_review() {
     bench.publish("acme", &with_payload("new")).await;
     bench.pay("acme", "plain").await;
     let waiting = bench.until_state("waiting", "review").await;
-    let said = "confirmed not charged; payload: the request body that the provider's row makes of it exceeds";
-    assert!(waiting.reason.starts_with(said), "{waiting:?}");
+    let expected = "confirmed not charged; payload: the request body that the provider's row makes of it exceeds";
+    assert!(waiting.reason.starts_with(expected), "{waiting:?}");
     bench.until_state("plain", "succeeded").await;
     bench.until("the new message is rejected", async || rejected(&bench).await.len() == 1).await;
     assert_eq!(rejected(&bench).await[0].0, "too_large");

@@ -128,7 +128,7 @@ async fn each_state_is_explained_from_live_data() {
     bench.until_sent("bolt", 1).await;
     let held = ask(&bench, "held").await;
     assert!(held.summary.contains("request 1 is in flight since") && held.state == "sending", "{}", held.summary);
-    bench.script.let_go();
+    bench.script.release_all();
     bench.until_state("held", "succeeded").await;
 
     bench.publish("bolt", &json!({ "id": "odd", "amount": 0, "currency": "EUR" }).to_string()).await;
@@ -149,8 +149,8 @@ async fn delayed_job_names_its_limit() {
     let second = ask(&bench, "second").await;
     let at = second.blocked_at.clone().unwrap();
     assert_eq!((at.check.as_str(), at.limit.as_deref(), at.exact), ("limit", Some("all"), false), "{second:?}");
-    let parked = second.checks.iter().find(|check| check.name == "time").unwrap();
-    assert!(parked.passed && parked.text.starts_with("delayed until"), "{parked:?}");
+    let time_check = second.checks.iter().find(|check| check.name == "time").unwrap();
+    assert!(time_check.passed && time_check.text.starts_with("delayed until"), "{time_check:?}");
     let wake_in =
         bench.count("SELECT wake_at - CAST(unixepoch('subsec') * 1000 AS INTEGER) FROM jobs WHERE id = 'second'");
     let wake_in = u64::try_from(wake_in.await).unwrap();

@@ -8,14 +8,14 @@ use super::bench::{Bench, limit, row};
 use super::script::Act;
 
 /// Records each job's first state and every later one.
-const STORY: &str = "CREATE TABLE story (job_id text, state text);
-    CREATE TRIGGER recorded AFTER INSERT ON jobs BEGIN INSERT INTO story VALUES (NEW.id, NEW.state); END;
+const RECORD_STATES: &str = "CREATE TABLE states (job_id text, state text);
+    CREATE TRIGGER recorded AFTER INSERT ON jobs BEGIN INSERT INTO states VALUES (NEW.id, NEW.state); END;
     CREATE TRIGGER changed AFTER UPDATE OF state ON jobs WHEN NEW.state <> OLD.state
-        BEGIN INSERT INTO story VALUES (NEW.id, NEW.state); END";
+        BEGIN INSERT INTO states VALUES (NEW.id, NEW.state); END";
 
-async fn telling(rows: &[ProviderRow]) -> Bench {
+async fn open_recording(rows: &[ProviderRow]) -> Bench {
     let bench = Bench::open(rows).await;
-    bench.sql(STORY).await;
+    bench.sql(RECORD_STATES).await;
     for row in rows {
         // A cold gate makes every job wait.
         bench.pay(&row.name, &format!("warm-{}", row.name)).await;
@@ -25,14 +25,14 @@ async fn telling(rows: &[ProviderRow]) -> Bench {
 }
 
 async fn states(bench: &Bench, id: &str) -> Vec<String> {
-    let rows = bench.texts(&format!("SELECT state FROM story WHERE job_id = '{id}' ORDER BY rowid")).await;
+    let rows = bench.texts(&format!("SELECT state FROM states WHERE job_id = '{id}' ORDER BY rowid")).await;
     assert!(!rows.is_empty(), "{id} is not recorded");
     rows
 }
 
 #[tokio::test]
 async fn ready_payment_is_recorded_with_its_request() {
-    let bench = telling(&[row("acme")]).await;
+    let bench = open_recording(&[row("acme")]).await;
     bench.pay("acme", "quick").await;
     bench.until_state("quick", "succeeded").await;
     assert_eq!(states(&bench, "quick").await, ["sending", "succeeded"]);
@@ -45,7 +45,7 @@ async fn ready_payment_is_recorded_with_its_request() {
 async fn waiting_payment_is_recorded_first() {
     let closed = ProviderRow { limits: vec![limit(1, 600_000)], ..row("bolt") };
     let one_worker = ProviderRow { workers: 1, ..row("cora") };
-    let bench = telling(&[row("acme"), closed, one_worker]).await;
+    let bench = open_recording(&[row("acme"), closed, one_worker]).await;
     let timely = json!({ "id": "timely", "amount": 1, "currency": "EUR", "expires_at": "9999-01-01T00:00:00Z" });
     bench.publish("acme", &timely.to_string()).await;
     bench.until_state("timely", "succeeded").await;
@@ -64,14 +64,14 @@ async fn waiting_payment_is_recorded_first() {
     bench.pay("cora", "behind").await;
     // No worker slot becomes free within the time that a job may stay unrecorded.
     bench.until("the job is recorded", async || bench.job("behind").await.is_some()).await;
-    bench.script.let_go();
+    bench.script.release_all();
     bench.until_state("behind", "succeeded").await;
     assert_eq!(states(&bench, "behind").await, ["waiting", "sending", "succeeded"]);
 }
 
 #[tokio::test]
 async fn duplicate_messages_make_no_second_payment() {
-    let bench = telling(&[row("acme")]).await;
+    let bench = open_recording(&[row("acme")]).await;
     for round in 0..3 {
         for id in ["a", "b", "c"] {
             bench.pay("acme", &format!("{id}-{round}")).await;
@@ -90,7 +90,7 @@ async fn duplicate_messages_make_no_second_payment() {
 /// Events cannot be taken from the ledger, so the writer itself publishes them.
 #[tokio::test]
 async fn event_is_published_by_its_writer() {
-    let bench = telling(&[row("acme")]).await;
+    let bench = open_recording(&[row("acme")]).await;
     let refusing = "CREATE TRIGGER taken BEFORE UPDATE OF taken_until ON outcome_events
         BEGIN SELECT RAISE(ABORT, 'not from here'); END";
     bench.sql(refusing).await;
@@ -109,7 +109,7 @@ async fn event_is_published_by_its_writer() {
 /// once.
 #[tokio::test]
 async fn unrecorded_first_request_is_not_sent() {
-    let mut bench = telling(&[row("acme")]).await;
+    let mut bench = open_recording(&[row("acme")]).await;
     bench.sql("CREATE TRIGGER refused BEFORE INSERT ON attempts BEGIN SELECT RAISE(ABORT, 'not now'); END").await;
     bench.pay("acme", "job").await;
     bench.until("the lane pauses", async || bench.handed_back("acme", "backend_refused") == 1).await;
@@ -117,8 +117,8 @@ async fn unrecorded_first_request_is_not_sent() {
     assert_eq!((bench.script.sent_for("job").len(), bench.queued("acme").await), (0, 1));
     // A new worker takes the job at once: it is redelivered, so it is claimed first.
     bench.run();
-    let put_down = bench.until_put_down("job", "not now").await;
-    assert_eq!((put_down.state.as_str(), put_down.attempts), ("waiting", 0));
+    let delayed = bench.until_put_down("job", "not now").await;
+    assert_eq!((delayed.state.as_str(), delayed.attempts), ("waiting", 0));
     assert_eq!(bench.script.sent_for("job").len(), 0);
     bench.stop().await;
     bench.sql("DROP TRIGGER refused").await;
@@ -140,7 +140,7 @@ async fn already_recorded_payment_uses_its_permit() {
         leak_per_second: Some(1_000.0),
         ..row("acme")
     };
-    let bench = telling(&[of(1)]).await;
+    let bench = open_recording(&[of(1)]).await;
     // Its copy comes when the job is due, or a little before.
     for (sent, wait_ms) in [(2, 0), (3, 240)] {
         let id = format!("in-{wait_ms}");

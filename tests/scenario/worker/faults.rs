@@ -5,7 +5,7 @@ use sluicegate::ledger::provider_row::ProviderRow;
 use sluicegate::queue::Properties;
 
 use super::bench::{Bench, row};
-use super::late_answers::told;
+use super::late_answers::capture_log;
 use super::script::Act;
 
 /// No fault of a provider client may lose a job. After its lease, the job is resumed with an unknown outcome.
@@ -42,16 +42,16 @@ async fn unreadable_job_row_blocks_no_other_job() {
     let bench = Bench::open(&[row("acme")]).await;
     let body = r#"{"id":"bad","amount":1299,"currency":"EUR","not_before":"2100-01-01T00:00:00Z"}"#;
     bench.publish("acme", body).await;
-    let put_down = "SELECT count(*) FROM jobs WHERE id = 'bad' AND lease_until IS NULL";
-    bench.until("the job is delayed", async || bench.count(put_down).await == 1 && bench.in_hand().await == 0).await;
-    let parked = bench.parked("acme").await;
+    let delayed = "SELECT count(*) FROM jobs WHERE id = 'bad' AND lease_until IS NULL";
+    bench.until("the job is delayed", async || bench.count(delayed).await == 1 && bench.in_hand().await == 0).await;
+    let delayed_before = bench.parked("acme").await;
     bench.sql("DROP TRIGGER instants_are_finite_of_jobs").await;
     bench.sql("UPDATE jobs SET created_at = 9000000000000000000, wake_at = 0").await;
     bench.publish("acme", body).await;
     bench.pay("acme", "next").await;
     bench.until_state("next", "succeeded").await;
     // The sweeper may have published a copy of it, which is delayed too.
-    bench.until("its message is delayed", async || bench.parked("acme").await > parked).await;
+    bench.until("its message is delayed", async || bench.parked("acme").await > delayed_before).await;
     assert!(bench.script.sent_for("bad").is_empty());
 }
 
@@ -68,7 +68,7 @@ async fn newer_format_message_is_delayed() {
 /// No worker that knows the format has started within `max_age_s` of this row.
 #[tokio::test]
 async fn expired_newer_format_message_is_kept() {
-    let (page, _told) = told();
+    let (page, _guard) = capture_log();
     let mut bench = Bench::open(&[row("acme")]).await;
     let mut seen_in_1970 = Properties::default();
     seen_in_1970.headers.insert("x-sluicegate-waits-since".to_owned(), "1".to_owned());
@@ -84,22 +84,22 @@ async fn expired_newer_format_message_is_kept() {
     assert!(old["x-sluicegate-detail"].as_str().unwrap().starts_with(detail), "{old}");
     // When it is published again, its wait starts again.
     assert!(old.get("x-sluicegate-waits-since").is_none(), "{old}");
-    let parked = "SELECT json_extract(properties, '$.headers.x-sluicegate-waits-since') FROM queue_messages \
+    let waits_since = "SELECT json_extract(properties, '$.headers.x-sluicegate-waits-since') FROM queue_messages \
                   WHERE queue = 'payments.acme' AND taken = 0";
-    let since: Vec<u64> = bench.texts(parked).await.iter().map(|since| since.parse().unwrap()).collect();
+    let since: Vec<u64> = bench.texts(waits_since).await.iter().map(|since| since.parse().unwrap()).collect();
     assert!(since.len() == 10 && since.iter().all(|since| *since > 1_700_000_000), "{since:?}");
     bench.stop().await;
     let lines = page.lines_with("message of a newer format waits");
-    let said = |line: &String, said: &[&str]| said.iter().all(|said| line.contains(said));
+    let has = |line: &String, parts: &[&str]| parts.iter().all(|part| line.contains(part));
     assert_eq!(lines.len(), 2, "{lines:?}");
-    assert!(said(&lines[0], &["ERROR", "provider=acme", "version=2"]), "{lines:?}");
-    assert!(said(&lines[1], &["WARN", "provider=\"acme\"", "count=9"]), "{lines:?}");
+    assert!(has(&lines[0], &["ERROR", "provider=acme", "version=2"]), "{lines:?}");
+    assert!(has(&lines[1], &["WARN", "provider=\"acme\"", "count=9"]), "{lines:?}");
 }
 
 /// A burst of invalid messages does not flood the log, and every message is counted.
 #[tokio::test]
 async fn invalid_messages_are_logged_as_one_count() {
-    let (page, _told) = told();
+    let (page, _guard) = capture_log();
     let mut bench = Bench::open(&[row("acme")]).await;
     for _ in 0..30 {
         bench.publish("acme", r#"{"id":"job","amount":0,"currency":"EUR"}"#).await;

@@ -93,7 +93,7 @@ async fn stopping_lane_requeues_waiting_and_finishes_in_flight() {
     bench.apply(&[ProviderRow { enabled: false, ..one_slot.clone() }]).await;
     let free = async || bench.in_hand().await == 0 && bench.queued("acme").await == 2;
     bench.until("the waiting jobs are released and requeued", free).await;
-    bench.script.let_go();
+    bench.script.release_all();
     bench.until_state("first", "succeeded").await;
     bench.until("the message is acknowledged", async || bench.count(LANE_ROWS).await == 2).await;
     bench.apply(&[one_slot]).await;
@@ -190,7 +190,7 @@ async fn a_resized_lane_loses_nothing() {
     bench.apply(&[ProviderRow { workers: 5, bucket_capacity: 9, ..row("acme") }]).await;
     bench.settings_known().await;
     bench.script.always("acme", Act::Answer(accepted()));
-    bench.script.let_go();
+    bench.script.release_all();
     for number in 0..20 {
         let id = format!("job-{number}");
         assert_eq!(bench.until_state(&id, "succeeded").await.attempts, 1, "{id}");

@@ -37,7 +37,7 @@ impl Write for Page {
 }
 
 /// Captures all later log lines of this thread.
-pub(super) fn told() -> (Page, DefaultGuard) {
+pub(super) fn capture_log() -> (Page, DefaultGuard) {
     let page = Page::default();
     let writer = page.clone();
     let lines = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
@@ -46,7 +46,7 @@ pub(super) fn told() -> (Page, DefaultGuard) {
 
 #[tokio::test]
 async fn response_after_lost_lease_is_logged() {
-    let (page, _told) = told();
+    let (page, _guard) = capture_log();
     let bench = Bench::open(&[row("acme")]).await;
     // The job looks as if another worker had taken it over while the request was in flight.
     for (name, event) in [("begun", "UPDATE OF state"), ("recorded", "INSERT")] {
@@ -56,7 +56,7 @@ async fn response_after_lost_lease_is_logged() {
         );
         bench.sql(&trigger).await;
     }
-    for (id, answer, says) in [
+    for (id, answer, parts) in [
         ("paid", accepted(), ["ERROR", "outcome=\"accepted\"", "reference=\"ch_paid\""].as_slice()),
         ("silent", timeout(), ["WARN", "outcome=\"unknown\""].as_slice()),
     ] {
@@ -66,7 +66,7 @@ async fn response_after_lost_lease_is_logged() {
         let about = format!("job={id} outcome=");
         bench.until("the response is logged", async || page.line_with(&about).is_some()).await;
         let line = page.line_with(&about).unwrap();
-        assert!(says.iter().all(|said| line.contains(said)) && !line.contains("business"), "{line}");
+        assert!(parts.iter().all(|part| line.contains(part)) && !line.contains("business"), "{line}");
         assert_eq!(bench.job(id).await.unwrap().state, "sending");
     }
 }
@@ -75,15 +75,15 @@ async fn response_after_lost_lease_is_logged() {
 /// provider.
 #[tokio::test]
 async fn response_rejected_by_the_ledger_is_logged() {
-    let (page, _told) = told();
+    let (page, _guard) = capture_log();
     let bench = Bench::open(&[row("acme")]).await;
     bench.sql("CREATE TRIGGER refused BEFORE UPDATE ON attempts BEGIN SELECT RAISE(ABORT, 'not now'); END").await;
     bench.pay("acme", "paid").await;
     let about = "job=paid outcome=";
     bench.until("the response is logged", async || page.line_with(about).is_some()).await;
     let line = page.line_with(about).unwrap();
-    for said in ["ERROR", "outcome=\"accepted\"", "reference=\"ch_paid\"", "not now"] {
-        assert!(line.contains(said), "{said}: {line}");
+    for part in ["ERROR", "outcome=\"accepted\"", "reference=\"ch_paid\"", "not now"] {
+        assert!(line.contains(part), "{part}: {line}");
     }
     assert_eq!(bench.job("paid").await.unwrap().state, "sending");
 }

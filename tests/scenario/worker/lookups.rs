@@ -103,7 +103,10 @@ async fn unknown_job_is_looked_up() {
         let counted = rows.iter().filter(|(_, counted)| *counted).count();
         assert_eq!((sent.len(), counted), (case.sent, case.sent), "{id}: look-ups counted as attempts");
         assert_eq!(bench.script.asked_for(id).len(), rows.len() - case.sent, "{id}");
-        assert!(sent.iter().all(|one| one.request == sent[0].request), "{id}: a later request differs from the first");
+        assert!(
+            sent.iter().all(|attempt| attempt.request == sent[0].request),
+            "{id}: a later request differs from the first"
+        );
         assert_eq!(bench.script.charges(case.provider, id), case.charges, "{id}");
     }
     let reason = bench.job("other-amount").await.unwrap().reason;

@@ -94,7 +94,7 @@ async fn lost_responses_without_lookup_need_review() {
     let report = fake.report();
     assert_eq!((report.doubles, report.lookups, report.requests), (0, 0, JOBS as u64), "{report:?}");
     assert_eq!(in_state(&bench, "review").await as u64, report.lost_answers);
-    let settled = in_state(&bench, "succeeded").await + in_state(&bench, "declined").await;
-    assert_eq!(settled as u64 + report.lost_answers, JOBS as u64);
+    let finished = in_state(&bench, "succeeded").await + in_state(&bench, "declined").await;
+    assert_eq!(finished as u64 + report.lost_answers, JOBS as u64);
     assert!(report.lost_answers >= 5, "{report:?}");
 }

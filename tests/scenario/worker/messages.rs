@@ -76,7 +76,7 @@ async fn duplicate_payment_is_made_once() {
     // A duplicate while the first request is in flight, in another formatting.
     bench.publish("acme", r#"{ "payload": {"b":2, "a":1}, "currency": "EUR", "amount": 1299, "id": "pay-1" }"#).await;
     bench.until("the duplicate is delayed", async || bench.parked("acme").await == 1).await;
-    bench.script.let_go();
+    bench.script.release_all();
     bench.until_state("pay-1", "succeeded").await;
     // A duplicate after the job has finished.
     bench.publish("acme", r#"{"id":"pay-1","amount":1299,"currency":"EUR","payload":{"a":1,"b":2}}"#).await;
@@ -143,7 +143,7 @@ async fn waiting_jobs_leave_by_priority() {
         for _ in 0..1_000 {
             tokio::task::yield_now().await;
         }
-        bench.script.let_go();
+        bench.script.release_all();
         bench.until_sent(&provider, 6).await;
         assert_eq!(bench.script.order(), ["first", "c9", "e5", "b3", "d3", "a0"], "{provider}");
     }

@@ -139,8 +139,8 @@ async fn throttling_pauses_the_quota_without_an_attempt() {
     let wait = Duration::from_millis(900);
     bench.script.plan("first", [Act::Answer(throttled(wait))]);
     bench.pay("acme", "first").await;
-    let put_down = bench.until_put_down("first", "throttled").await;
-    assert_eq!((put_down.state.as_str(), put_down.attempts), ("waiting", 0));
+    let delayed = bench.until_put_down("first", "throttled").await;
+    assert_eq!((delayed.state.as_str(), delayed.attempts), ("waiting", 0));
     for id in ["second", "third"] {
         bench.pay("acme", id).await;
     }
@@ -202,8 +202,8 @@ async fn busy_job_delays_only_itself() {
     let wait = Duration::from_secs(600);
     bench.script.plan("locked", [Act::Answer(busy(Some(wait)))]);
     bench.pay("acme", "locked").await;
-    let put_down = bench.until_put_down("locked", "busy with this payment's object").await;
-    assert_eq!((put_down.state.as_str(), put_down.attempts), ("waiting", 0));
+    let delayed = bench.until_put_down("locked", "busy with this payment's object").await;
+    assert_eq!((delayed.state.as_str(), delayed.attempts), ("waiting", 0));
     assert_eq!(bench.attempts("locked").await, [("busy".to_owned(), false)]);
     let wait_ms = bench.count("SELECT wake_at - updated_at FROM jobs WHERE id = 'locked'").await;
     assert!((599_000..=600_100).contains(&wait_ms), "{wait_ms} ms");
@@ -236,7 +236,10 @@ async fn busy_responses_use_no_attempts() {
         let job = bench.until_state(id, "succeeded").await;
         let sent = bench.script.sent_for(id);
         assert_eq!((job.attempts, sent.len(), bench.script.charges(provider, id)), (1, 6, 1), "{id}");
-        assert!(sent.iter().all(|one| one.request == sent[0].request), "{id}: a later request differs from the first");
+        assert!(
+            sent.iter().all(|attempt| attempt.request == sent[0].request),
+            "{id}: a later request differs from the first"
+        );
     }
 }
 
@@ -354,7 +357,8 @@ async fn restored_credential_does_not_allow_a_resend() {
     bench.apply(&[with("a")]).await;
     let job = bench.until_state("job", "review").await;
     assert!(job.reason.contains("credential"), "{job:?}");
-    let sent: Vec<String> = bench.script.sent().iter().map(|one| one.request.credential_fingerprint.clone()).collect();
+    let sent: Vec<String> =
+        bench.script.sent().iter().map(|attempt| attempt.request.credential_fingerprint.clone()).collect();
     assert_eq!((sent, bench.script.charges("acme", "job")), (vec!["h-a".to_owned(), "h-b".to_owned()], 1));
 }
 

@@ -55,14 +55,14 @@ async fn pause_and_resume_reach_waiting_jobs() {
 
 #[tokio::test]
 async fn raised_limit_applies_to_waiting_jobs() {
-    let begun = Instant::now();
+    let started = Instant::now();
     let bench = waiting_at_the_gate(nearly_closed(), &["second", "third", "fourth"]).await;
     let rate = Rate::new(4, Duration::from_secs(30)).unwrap();
     bench.settings().set_rate(&name("acme"), "all", rate).await.unwrap();
     for id in ["second", "third", "fourth"] {
         bench.until_state(id, "succeeded").await;
     }
-    assert!(begun.elapsed() < Duration::from_secs(30), "the jobs waited for the old limit");
+    assert!(started.elapsed() < Duration::from_secs(30), "the jobs waited for the old limit");
     // Requests before the change still count.
     bench.pay("acme", "fifth").await;
     bench.until("the fifth job waits", async || bench.in_hand().await == 1).await;
@@ -110,8 +110,8 @@ async fn requeue_mode_delays_without_an_attempt() {
     for number in 0..4 {
         bench.pay("acme", &format!("job-{number}")).await;
     }
-    let parked = async || bench.parked("acme").await >= 1 && bench.count(PUT_DOWN).await >= 1;
-    bench.until("refused jobs are delayed", parked).await;
+    let delayed = async || bench.parked("acme").await >= 1 && bench.count(DELAYED).await >= 1;
+    bench.until("refused jobs are delayed", delayed).await;
     for number in 0..4 {
         let id = format!("job-{number}");
         let job = bench.until_state(&id, "succeeded").await;
@@ -126,7 +126,7 @@ async fn requeue_mode_delays_without_an_attempt() {
     }
 }
 
-const PUT_DOWN: &str = "SELECT count(*) FROM jobs WHERE lease_until IS NULL AND wait_limit = 'all'";
+const DELAYED: &str = "SELECT count(*) FROM jobs WHERE lease_until IS NULL AND wait_limit = 'all'";
 
 /// No active job waits longer than `max_wait_ms`: the backlog stays in the queue.
 #[tokio::test]

@@ -22,7 +22,7 @@ fn hourly(provider: &str) -> ProviderRow {
 }
 
 /// Sends two jobs, of which one is busy for an hour. The other jobs are delayed by the limit.
-async fn parked(bench: &Bench, provider: &str, others: &[&str]) {
+async fn delay_jobs(bench: &Bench, provider: &str, others: &[&str]) {
     let busy_id = format!("{provider}-busy");
     bench.script.plan(&busy_id, [Act::Answer(busy(Some(Duration::from_secs(3_600))))]);
     for id in [format!("{provider}-first"), busy_id] {
@@ -49,8 +49,8 @@ async fn raise(bench: &Bench, provider: &str) {
 #[tokio::test]
 async fn delayed_jobs_follow_a_raised_limit() {
     let bench = Bench::open(&[hourly("acme"), hourly("bolt")]).await;
-    parked(&bench, "acme", &["a", "b", "c"]).await;
-    parked(&bench, "bolt", &["d"]).await;
+    delay_jobs(&bench, "acme", &["a", "b", "c"]).await;
+    delay_jobs(&bench, "bolt", &["d"]).await;
     raise(&bench, "acme").await;
     for id in ["a", "b", "c"] {
         assert_eq!(bench.until_state(id, "succeeded").await.attempts, 1, "{id}");
@@ -68,7 +68,7 @@ async fn limit_raised_while_stopped_is_followed() {
     let mut bench = Bench::prepared(&[hourly("acme")]).await;
     bench.keep_limiter();
     bench.run();
-    parked(&bench, "acme", &["a"]).await;
+    delay_jobs(&bench, "acme", &["a"]).await;
     bench.stop().await;
     raise(&bench, "acme").await;
     bench.settings().set_paused(&name("acme"), true).await.unwrap();

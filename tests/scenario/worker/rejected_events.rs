@@ -75,9 +75,11 @@ async fn rejected_events_block_no_others() {
     let tries = "SELECT sum(tries) FROM outcome_events";
     assert_eq!(bench.count(tries).await, i64::from(broker.rejections.load(Ordering::SeqCst)), "a try was not counted");
     bench
-        .until("the worker reports the rejected events", async || bench.unpublished().is_some_and(|it| it.rejected > 0))
+        .until("the worker reports the rejected events", async || {
+            bench.unpublished().is_some_and(|unpublished| unpublished.rejected > 0)
+        })
         .await;
-    let warning = bench.unpublished().and_then(|it| it.warning()).unwrap();
+    let warning = bench.unpublished().and_then(|unpublished| unpublished.warning()).unwrap();
     assert!(warning.contains("rejected by a queue"), "{warning}");
     // The subscriber's queue accepts events again, and their next try is due.
     broker.full.store(false, Ordering::SeqCst);
@@ -85,7 +87,7 @@ async fn rejected_events_block_no_others() {
     let open = "SELECT count(*) FROM outcome_events WHERE published_at IS NULL";
     bench.until("all events are published", async || bench.count(open).await == 0).await;
     assert_eq!(bench.events().await.len() as i64, STUCK + 2, "none twice");
-    let none_left = async || bench.unpublished().is_some_and(|it| it.events == 0);
+    let none_left = async || bench.unpublished().is_some_and(|unpublished| unpublished.events == 0);
     tokio::time::timeout(Duration::from_secs(60), bench.until("the worker reports no unpublished event", none_left))
         .await
         .unwrap();

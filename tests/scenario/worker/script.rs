@@ -56,23 +56,23 @@ struct State {
 /// The script of all providers of a test.
 pub struct Script {
     state: Mutex<State>,
-    let_go: watch::Sender<LetGo>,
+    released: watch::Sender<Released>,
 }
 
 /// Requests on hold that may get their response.
 #[derive(Default)]
-enum LetGo {
+enum Released {
     #[default]
     None,
     One(String),
     All,
 }
 
-impl LetGo {
+impl Released {
     fn includes(&self, id: &str) -> bool {
         match self {
             Self::None => false,
-            Self::One(one) => one == id,
+            Self::One(released) => released == id,
             Self::All => true,
         }
     }
@@ -80,7 +80,7 @@ impl LetGo {
 
 impl Script {
     pub fn new() -> Arc<Self> {
-        Arc::new(Self { state: Mutex::default(), let_go: watch::Sender::default() })
+        Arc::new(Self { state: Mutex::default(), released: watch::Sender::default() })
     }
 
     /// Reactions to a job's next requests, in order. Later requests are accepted.
@@ -108,13 +108,13 @@ impl Script {
     }
 
     /// Releases every held request, now and later.
-    pub fn let_go(&self) {
-        self.let_go.send_replace(LetGo::All);
+    pub fn release_all(&self) {
+        self.released.send_replace(Released::All);
     }
 
     /// Releases this job's held request.
-    pub fn let_go_of(&self, id: &str) {
-        self.let_go.send_replace(LetGo::One(id.to_owned()));
+    pub fn release(&self, id: &str) {
+        self.released.send_replace(Released::One(id.to_owned()));
     }
 
     pub fn sent(&self) -> Vec<Sent> {
@@ -254,8 +254,8 @@ impl PaymentProvider for Scripted {
                 timeout()
             }
             Act::Hold => {
-                let mut let_go = self.script.let_go.subscribe();
-                let_go.wait_for(|go| go.includes(&id)).await.unwrap();
+                let mut released = self.script.released.subscribe();
+                released.wait_for(|released| released.includes(&id)).await.unwrap();
                 accepted()
             }
             Act::Panic => panic!("the script says so"),

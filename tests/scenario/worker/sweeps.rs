@@ -14,7 +14,7 @@ use super::bench::{Bench, limit, name, row};
 use super::script::{Act, busy, not_sent, rejected, throttled, timeout};
 
 /// A job that the worker delayed for ten minutes, and whose message is lost since.
-async fn put_down_and_lost(bench: &Bench, id: &str) {
+async fn delay_and_lose(bench: &Bench, id: &str) {
     bench.script.plan(id, [Act::Answer(busy(Some(Duration::from_secs(600))))]);
     bench.pay("acme", id).await;
     bench.until_put_down(id, "busy").await;
@@ -75,7 +75,7 @@ async fn lost_queue_republishes_every_ledger_job() {
 #[tokio::test]
 async fn probably_queued_job_is_not_republished() {
     let bench = Bench::open(&[row("acme")]).await;
-    put_down_and_lost(&bench, "job").await;
+    delay_and_lose(&bench, "job").await;
     // The lane consumes no more, so published messages stay in its queue.
     bench.script.plan("throttled", [Act::Answer(throttled(Duration::from_secs(600)))]);
     bench.pay("acme", "throttled").await;
@@ -115,7 +115,7 @@ async fn provider_outage_causes_no_republish() {
 #[tokio::test]
 async fn paused_lane_causes_no_republish() {
     let bench = Bench::open(&[row("acme")]).await;
-    put_down_and_lost(&bench, "job").await;
+    delay_and_lose(&bench, "job").await;
     bench.apply(&[ProviderRow { paused: true, ..row("acme") }]).await;
     bench.settings_known().await;
     // A sweep that began before the pause may still republish.
@@ -131,7 +131,7 @@ async fn paused_lane_causes_no_republish() {
 #[tokio::test]
 async fn altered_job_goes_to_review() {
     let bench = Bench::open(&[row("acme")]).await;
-    put_down_and_lost(&bench, "job").await;
+    delay_and_lose(&bench, "job").await;
     bench.without_constraints("UPDATE jobs SET amount = 1300").await;
     make_overdue(&bench, "job", Duration::from_secs(60)).await;
     let job = bench.until_state("job", "review").await;
@@ -185,7 +185,7 @@ async fn far_future_job_waits_in_the_ledger_only() {
 #[tokio::test]
 async fn a_waiting_job_expires_without_a_delivery() {
     let bench = Bench::open(&[row("acme")]).await;
-    put_down_and_lost(&bench, "job").await;
+    delay_and_lose(&bench, "job").await;
     bench.without_constraints("UPDATE jobs SET expires_at = unixepoch('subsec') * 1000 - 1").await;
     let job = bench.until_state("job", "expired").await;
     assert_eq!((bench.script.sent().len(), job.reason.as_str()), (1, "expires_at has passed"));
@@ -261,7 +261,7 @@ async fn dead_lettered_message_is_resolved_by_the_ledger() {
 #[tokio::test]
 async fn repeatedly_dead_lettered_job_goes_to_review() {
     let bench = Bench::open(&[row("acme")]).await;
-    put_down_and_lost(&bench, "job").await;
+    delay_and_lose(&bench, "job").await;
     let body = json!({ "id": "job", "amount": 1299, "currency": "EUR" }).to_string();
     for round in 0..3 {
         // The dead letter is the job's valid copy.
@@ -308,7 +308,7 @@ async fn sweep_checks_an_active_jobs_dead_letter_once() {
     assert!(bench.count("SELECT sum(at = 'letter') - sum(at = 'sweep') FROM looks").await <= 1);
     bench.until_state("behind", "succeeded").await;
     assert_eq!(bench.count(DEAD).await, 1);
-    bench.script.let_go();
+    bench.script.release_all();
     bench.until_state("held", "succeeded").await;
     bench.until("the dead letter is acknowledged", async || bench.count(DEAD).await == 0).await;
     assert!(bench.published("payments.invalid").await.is_empty());
@@ -318,7 +318,7 @@ async fn sweep_checks_an_active_jobs_dead_letter_once() {
 #[tokio::test]
 async fn over_delivered_message_is_dead_lettered_and_resolved() {
     let bench = Bench::open(&[row("acme")]).await;
-    put_down_and_lost(&bench, "job").await;
+    delay_and_lose(&bench, "job").await;
     bench.pay("acme", "job").await;
     bench.until("the message is delayed", async || bench.parked("acme").await == 1).await;
     let mut bench = bench;
@@ -380,7 +380,7 @@ async fn concurrent_sweepers_publish_one_copy() {
     other.run();
     for round in 1..=5 {
         let id = format!("job-{round}");
-        put_down_and_lost(&bench, &id).await;
+        delay_and_lose(&bench, &id).await;
         bench.sql("UPDATE upkeep_turns SET taken_until = 0").await;
         make_overdue(&bench, &id, Duration::from_secs(60)).await;
         bench.until_state(&id, "succeeded").await;
@@ -398,7 +398,7 @@ async fn running_worker_passes_reconciliation() {
     for id in ["held", "asked", "paid-1", "paid-2"] {
         bench.pay("acme", id).await;
     }
-    put_down_and_lost(&bench, "parked").await;
+    delay_and_lose(&bench, "parked").await;
     bench.until_sent("acme", 4).await;
     bench.until_state("asked", "review").await;
     bench.until_state("paid-1", "succeeded").await;
@@ -407,6 +407,6 @@ async fn running_worker_passes_reconciliation() {
     let [account] = accounts.as_slice() else { panic!("{accounts:?}") };
     assert_eq!(account.discrepancies(), Vec::<String>::new());
     assert_eq!((account.recorded, account.active, account.delayed, account.due), (5, 1, 1, 0), "{account:?}");
-    bench.script.let_go();
+    bench.script.release_all();
     bench.until_state("held", "succeeded").await;
 }

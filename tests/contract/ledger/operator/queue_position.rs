@@ -86,7 +86,7 @@ async fn invalid_message_is_found_by_its_id(kind: Kind) {
         fixture.ledger().reject(&message).await.unwrap();
     }
     let around = fixture.operator().queue_position(&id("odd"), &[]).await.unwrap();
-    let reasons: Vec<&str> = around.rejected.iter().map(|it| it.reason.as_str()).collect();
+    let reasons: Vec<&str> = around.rejected.iter().map(|rejection| rejection.reason.as_str()).collect();
     assert_eq!(reasons, ["conflict", "bad_amount"]);
     assert_eq!((around.rejected[0].lane.as_str(), around.rejected[0].detail.as_str()), ("stripe", "why"));
     assert!(around.rejected[0].at <= around.now);

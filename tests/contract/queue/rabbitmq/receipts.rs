@@ -13,14 +13,14 @@ const MESSAGES: usize = 60;
 #[derive(Clone, Copy, PartialEq)]
 enum Fate {
     Held,
-    HandedBack,
+    Requeued,
     Acknowledged,
 }
 
 fn fate(number: usize) -> Fate {
     match number {
         _ if number % 13 == 5 => Fate::Held,
-        _ if number % 9 == 7 => Fate::HandedBack,
+        _ if number % 9 == 7 => Fate::Requeued,
         _ => Fate::Acknowledged,
     }
 }
@@ -45,7 +45,7 @@ fn orders() -> BTreeMap<&'static str, (Vec<usize>, bool)> {
 async fn finish(number: usize, delivery: Delivery) -> Option<Delivery> {
     match fate(number) {
         Fate::Held => return Some(delivery),
-        Fate::HandedBack => delivery.receipt.requeue().await.unwrap(),
+        Fate::Requeued => delivery.receipt.requeue().await.unwrap(),
         Fate::Acknowledged => delivery.receipt.ack().await.unwrap(),
     }
     None
@@ -70,7 +70,7 @@ async fn finish_all(lane: &mut dyn LaneConsumer, order: &[usize], at_once: bool)
             held.extend(finishing.await);
         }
     }
-    let requeued = (0..MESSAGES).filter(|number| fate(*number) == Fate::HandedBack).count();
+    let requeued = (0..MESSAGES).filter(|number| fate(*number) == Fate::Requeued).count();
     let back = take_many(lane, requeued).await;
     assert!(back.iter().all(|delivery| delivery.redelivered));
     // The broker processes the frames of a channel in order. The message that comes back last shows that it processed
