@@ -89,8 +89,8 @@ impl Fixture {
             }
             "sending" | "sending-lost" => {
                 let hold = self.take(&job(situation)).await.lease;
-                let begun = ledger.begin_attempt(&hold, &request(situation)).await.unwrap();
-                assert_eq!(begun, BeginResult::Attempt(1));
+                let result = ledger.begin_attempt(&hold, &request(situation)).await.unwrap();
+                assert_eq!(result, BeginResult::Attempt(1));
             }
             "unknown" => {
                 let next = JobState::Unknown { wait, reason: Wait::with_detail(WaitReason::Retry, "no answer") };
