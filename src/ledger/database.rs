@@ -94,7 +94,7 @@ impl Database {
     /// an error of that use. `max_connections` is for PostgreSQL; SQLite has one.
     ///
     /// # Errors
-    /// [`LedgerError::Refused`], naming `database.url` and never quoting it.
+    /// [`LedgerError::StatementFailed`], naming `database.url` and never quoting it.
     pub fn open(url: &str, max_connections: u32) -> Result<Self, LedgerError> {
         Self::open_with_authorities(url, max_connections, &Authorities::default())
     }
@@ -116,7 +116,7 @@ impl Database {
                 let pool = DatabasePool::Sqlite(engine.pool().clone());
                 Ok(Self::with_engine(pool, &(engine as Arc<dyn Engine>)))
             }
-            _ => Err(LedgerError::Refused(
+            _ => Err(LedgerError::StatementFailed(
                 "database.url must begin with sqlite:// or postgres://, or be sqlite::memory:".to_owned(),
             )),
         }
@@ -168,7 +168,7 @@ impl Database {
     /// Applies missing migrations. Safe to run twice and from several processes at once.
     ///
     /// # Errors
-    /// [`LedgerError::Refused`] when the database is newer than this program, or an applied migration differs.
+    /// [`LedgerError::StatementFailed`] when the database is newer than this program, or an applied migration differs.
     pub async fn migrate(&self) -> Result<(), LedgerError> {
         let pool = self.pool.clone();
         // Like every transaction, a migration is never cancelled. It has no time limit, because it may rewrite a large
@@ -185,7 +185,7 @@ impl Database {
     /// Compares the applied migrations with this program's.
     ///
     /// # Errors
-    /// [`LedgerError::Refused`] when an applied migration differs from this program's.
+    /// [`LedgerError::StatementFailed`] when an applied migration differs from this program's.
     pub async fn schema_state(&self) -> Result<SchemaState, LedgerError> {
         let pool = self.pool.clone();
         run_to_completion(async move {

@@ -46,7 +46,7 @@ async fn migrate_connection(connection: &mut PgConnection) -> Result<(), LedgerE
     let encoding: String =
         sqlx::query_scalar("SHOW server_encoding").fetch_one(&mut *connection).await.map_err(classify)?;
     if encoding != "UTF8" {
-        return Err(LedgerError::Refused(format!(
+        return Err(LedgerError::StatementFailed(format!(
             "the database's encoding is {encoding}: create it with ENCODING 'UTF8'"
         )));
     }
@@ -151,12 +151,12 @@ fn migration_failed(error: MigrateError, meaning: fn(&sqlx::Error) -> LedgerErro
                  then run `sluicegate migrate` again"
             )),
             LedgerError::Unavailable(text) => LedgerError::Unavailable(text),
-            other => LedgerError::Refused(format!("migration {version}: {other}")),
+            other => LedgerError::StatementFailed(format!("migration {version}: {other}")),
         },
-        MigrateError::VersionMissing(version) => LedgerError::Refused(format!(
+        MigrateError::VersionMissing(version) => LedgerError::StatementFailed(format!(
             "the database is at migration {version}, which this program does not know: use a newer version of it"
         )),
-        other => LedgerError::Refused(other.to_string()),
+        other => LedgerError::StatementFailed(other.to_string()),
     }
 }
 

@@ -47,7 +47,7 @@ pub enum LedgerError {
     NotMigrated,
     /// A statement or a setting failed for a reason that a retry does not fix.
     #[error("database error: {0}")]
-    Refused(String),
+    StatementFailed(String),
     /// A row holds an invalid value.
     #[error("unreadable row: {0}")]
     Corrupt(String),
@@ -128,7 +128,7 @@ pub enum Claim {
     /// A newer copy of the message was published: acknowledge, and do nothing else.
     Superseded,
     /// Another worker holds the lease, for at most this long unless it renews.
-    Leased {
+    LeasedElsewhere {
         lease_left: Duration,
     },
     /// The same id with other content, or an idempotency key that another payment of this provider uses.

@@ -205,7 +205,7 @@ async fn process(
             DeliveryAction::Ack
         }
         // The worker that has the lease finishes the job, or the next one does; then this copy finds it finished.
-        Some(Claim::Leased { lease_left }) => {
+        Some(Claim::LeasedElsewhere { lease_left }) => {
             lane.meter.record_delay("active_elsewhere", "another delivery of the job is active");
             DeliveryAction::Delay { wait: lease_left.clamp(DELAY_STEPS[0], LEASE / 2), number: None }
         }

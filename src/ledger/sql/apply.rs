@@ -75,7 +75,7 @@ struct ApplyPlan {
 /// Validates the rows.
 ///
 /// # Errors
-/// [`LedgerError::Refused`] with all problems of all rows.
+/// [`LedgerError::StatementFailed`] with all problems of all rows.
 pub fn check(rows: &[ProviderRow]) -> Result<(), LedgerError> {
     let problems: Vec<String> = rows
         .iter()
@@ -85,7 +85,7 @@ pub fn check(rows: &[ProviderRow]) -> Result<(), LedgerError> {
             bad.problems.into_iter().map(move |problem| format!("provider `{name}`: {problem}"))
         })
         .collect();
-    if problems.is_empty() { Ok(()) } else { Err(LedgerError::Refused(problems.join("; "))) }
+    if problems.is_empty() { Ok(()) } else { Err(LedgerError::StatementFailed(problems.join("; "))) }
 }
 
 impl ApplyStatements {

@@ -186,7 +186,7 @@ impl AttemptStatements {
         if engine.query(&self.look, held).await?.is_empty() {
             return Ok(BeginResult::Stale);
         }
-        Err(LedgerError::Refused("the request differs from the frozen request of the first attempt".to_owned()))
+        Err(LedgerError::StatementFailed("the request differs from the frozen request of the first attempt".to_owned()))
     }
 
     pub async fn finish(

@@ -167,7 +167,7 @@ impl ClaimStatements {
             }
         }
         // Each lease was released, and another worker was faster: the job is leased, for an unknown time.
-        Ok(Claim::Leased { lease_left: Duration::ZERO })
+        Ok(Claim::LeasedElsewhere { lease_left: Duration::ZERO })
     }
 
     async fn claimed(&self, engine: &dyn Engine, job: &Job, row: &SqlRow) -> Result<Claim, LedgerError> {
@@ -222,7 +222,7 @@ impl ClaimStatements {
         if !counts && !arrived.redelivered && !is_needed {
             return Ok(Some(Claim::Superseded));
         }
-        Ok(lease_left.map(|lease_left| Claim::Leased { lease_left }))
+        Ok(lease_left.map(|lease_left| Claim::LeasedElsewhere { lease_left }))
     }
 }
 

@@ -72,7 +72,7 @@ pub fn is_postgres_parameter(name: &str) -> bool {
 /// Parses the URL and reads the files that it names. Trusts the given authorities unless it names its own.
 ///
 /// # Errors
-/// [`LedgerError::Refused`] when the URL is invalid, or a file that it names cannot be read.
+/// [`LedgerError::StatementFailed`] when the URL is invalid, or a file that it names cannot be read.
 pub(super) fn connect_options(url: &str, trusted: &Authorities) -> Result<PgConnectOptions, LedgerError> {
     connect_options_with(url, trusted, |name| std::env::var(name).ok())
 }
@@ -106,12 +106,12 @@ fn parse(url: &str) -> Result<PgConnectOptions, LedgerError> {
     // The parser's own message may quote the URL.
     match files::run_with_timeout(READ_TIMEOUT, move || PgConnectOptions::from_str(&url).ok()) {
         Ok(Some(options)) => Ok(options),
-        Ok(None) => Err(LedgerError::Refused(
+        Ok(None) => Err(LedgerError::StatementFailed(
             "database.url is not a PostgreSQL URL: write postgres://user@host:5432/database".to_owned(),
         )),
-        Err(unread) => {
-            Err(LedgerError::Refused(format!("database.url: the password file of PGPASSFILE, or ~/.pgpass: {unread}")))
-        }
+        Err(unread) => Err(LedgerError::StatementFailed(format!(
+            "database.url: the password file of PGPASSFILE, or ~/.pgpass: {unread}"
+        ))),
     }
 }
 
@@ -175,7 +175,7 @@ impl TlsFile {
                     PathSource::Variable => self.variable.to_owned(),
                 };
                 let path = path_if_safe(Path::new(&path));
-                Err(LedgerError::Refused(format!("{name} {path} cannot be read: {unread}")))
+                Err(LedgerError::StatementFailed(format!("{name} {path} cannot be read: {unread}")))
             }
         }
     }

@@ -105,12 +105,16 @@ pub fn from_postgres(error: &sqlx::Error) -> LedgerError {
             LedgerError::Unavailable(text)
         }
         // invalid_catalog_name
-        "3D000" => LedgerError::Refused(format!("{text}: create the database, or correct its name in database.url")),
+        "3D000" => {
+            LedgerError::StatementFailed(format!("{text}: create the database, or correct its name in database.url"))
+        }
         // invalid_authorization_specification, invalid_password
-        "28000" | "28P01" => LedgerError::Refused(format!("{text}: put the right user and password into database.url")),
+        "28000" | "28P01" => {
+            LedgerError::StatementFailed(format!("{text}: put the right user and password into database.url"))
+        }
         // insufficient_privilege
-        "42501" => LedgerError::Refused(format!("{text}: {RIGHTS_MISSING}")),
-        _ => LedgerError::Refused(text),
+        "42501" => LedgerError::StatementFailed(format!("{text}: {RIGHTS_MISSING}")),
+        _ => LedgerError::StatementFailed(text),
     }
 }
 
@@ -122,7 +126,7 @@ pub fn unavailable_or_corrupt(error: &sqlx::Error) -> LedgerError {
             LedgerError::Corrupt(error.to_string())
         }
         sqlx::Error::Configuration(_) | sqlx::Error::InvalidArgument(_) | sqlx::Error::Encode(_) => {
-            LedgerError::Refused(error.to_string())
+            LedgerError::StatementFailed(error.to_string())
         }
         // The server answered that it has no TLS; the driver reports that as text only.
         sqlx::Error::Tls(cause) if cause.to_string().contains("does not support TLS") => {

@@ -59,7 +59,9 @@ impl Fleet for SqlLedger {
     async fn deployment(&self) -> Result<DeploymentId, LedgerError> {
         let rows = self.engine.query(&self.fleet.deployment, Arc::from([])).await?;
         let row = rows.first().ok_or_else(|| {
-            LedgerError::Refused("table `deployment` has no row: insert one with a new UUID as its `id`".to_owned())
+            LedgerError::StatementFailed(
+                "table `deployment` has no row: insert one with a new UUID as its `id`".to_owned(),
+            )
         })?;
         DeploymentId::parse(&row.text("id")?).map_err(|problem| corrupt("id", &problem))
     }

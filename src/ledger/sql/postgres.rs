@@ -32,7 +32,7 @@ impl PostgresEngine {
     /// Makes the pool; it connects at first use.
     ///
     /// # Errors
-    /// [`LedgerError::Refused`] when the URL is invalid or would send payments in plain text.
+    /// [`LedgerError::StatementFailed`] when the URL is invalid or would send payments in plain text.
     pub fn open(url: &str, max_connections: u32, trusted: &Authorities) -> Result<Self, LedgerError> {
         Ok(Self { connections: Connections::new(max_connections, connect_options(url, trusted)?) })
     }
@@ -116,7 +116,7 @@ impl Engine for PostgresEngine {
     async fn execute_batch(&self, write: &JobWrite, units: Vec<Args>) -> Result<Batch, LedgerError> {
         let sql = units.first().and_then(|like| write.batch_sql(like));
         let (Some(sql), Some(columns)) = (sql, columns(&units)) else {
-            return Ok(Batch::RolledBack(LedgerError::Refused(
+            return Ok(Batch::RolledBack(LedgerError::StatementFailed(
                 "the writes of a batch differ in their arguments".to_owned(),
             )));
         };

@@ -127,7 +127,7 @@ impl RecentUseStatements {
         since: &UseLookback,
     ) -> Result<Vec<String>, LedgerError> {
         if !engine.query(&self.restored, Arc::from([since.noticed_ms.into()])).await?.is_empty() {
-            return Err(LedgerError::Refused(
+            return Err(LedgerError::StatementFailed(
                 "this database was restored from a backup lately: requests sent after the backup are missing"
                     .to_owned(),
             ));

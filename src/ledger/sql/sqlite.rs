@@ -51,7 +51,7 @@ const NOTADB: &str = "the file that database.url names is not a SQLite database,
 /// `None` is a database in memory.
 ///
 /// # Errors
-/// [`LedgerError::Refused`] when the URL is invalid.
+/// [`LedgerError::StatementFailed`] when the URL is invalid.
 pub fn file_of(url: &str) -> Result<Option<PathBuf>, LedgerError> {
     let options = options_of(url)?;
     let (file, parameters) = url.split_once('?').unwrap_or((url, ""));
@@ -61,7 +61,7 @@ pub fn file_of(url: &str) -> Result<Option<PathBuf>, LedgerError> {
 }
 
 fn options_of(url: &str) -> Result<SqliteConnectOptions, LedgerError> {
-    SqliteConnectOptions::from_str(url).map_err(|error| LedgerError::Refused(format!("database.url: {error}")))
+    SqliteConnectOptions::from_str(url).map_err(|error| LedgerError::StatementFailed(format!("database.url: {error}")))
 }
 
 /// Creates a file that only its owner can read, if it does not exist. SQLite creates its other files with the same mode
@@ -79,7 +79,7 @@ impl SqliteEngine {
     /// payloads and requests.
     ///
     /// # Errors
-    /// [`LedgerError::Refused`] when the URL is invalid.
+    /// [`LedgerError::StatementFailed`] when the URL is invalid.
     pub fn open(url: &str) -> Result<Self, LedgerError> {
         // A read-only file is not created; if creating fails, the driver reports why.
         if let Some(path) = file_of(url)?.filter(|_| !url.contains("mode=ro")) {
@@ -268,12 +268,12 @@ pub fn from_sqlite(error: &sqlx::Error) -> LedgerError {
     match code {
         // BUSY, LOCKED, NOMEM, INTERRUPT, IOERR, FULL, PROTOCOL
         SQLITE_BUSY | 6 | 7 | 9 | 10 | 13 | 15 => LedgerError::Unavailable(text),
-        SQLITE_READONLY => LedgerError::Refused(format!("{text}: {READONLY}")),
-        SQLITE_CORRUPT => LedgerError::Refused(format!("{text}: {CORRUPT}")),
-        SQLITE_CANTOPEN => LedgerError::Refused(format!("{text}: {CANTOPEN}")),
-        SQLITE_NOTADB => LedgerError::Refused(format!("{text}: {NOTADB}")),
+        SQLITE_READONLY => LedgerError::StatementFailed(format!("{text}: {READONLY}")),
+        SQLITE_CORRUPT => LedgerError::StatementFailed(format!("{text}: {CORRUPT}")),
+        SQLITE_CANTOPEN => LedgerError::StatementFailed(format!("{text}: {CANTOPEN}")),
+        SQLITE_NOTADB => LedgerError::StatementFailed(format!("{text}: {NOTADB}")),
         1 if message.starts_with("no such table") || message.contains("no such column") => LedgerError::NotMigrated,
-        _ => LedgerError::Refused(text),
+        _ => LedgerError::StatementFailed(text),
     }
 }
 

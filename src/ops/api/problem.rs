@@ -50,7 +50,7 @@ impl IntoResponse for ApiError {
 impl From<LedgerError> for ApiError {
     fn from(error: LedgerError) -> Self {
         let status = match &error {
-            LedgerError::Refused(_) => StatusCode::CONFLICT,
+            LedgerError::StatementFailed(_) => StatusCode::CONFLICT,
             LedgerError::Corrupt(_) => StatusCode::INTERNAL_SERVER_ERROR,
             LedgerError::Unavailable(_) | LedgerError::NotMigrated => StatusCode::SERVICE_UNAVAILABLE,
         };

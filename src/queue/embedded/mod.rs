@@ -22,7 +22,7 @@ use crate::domain::provider::ProviderName;
 use crate::domain::time::millis_up;
 
 mod batch;
-mod dead;
+mod dead_letters;
 mod find;
 mod lane;
 mod store;
@@ -116,7 +116,7 @@ impl Queue for EmbeddedQueue {
     }
 
     async fn take_dead_letter(&self) -> Result<Option<DeadLetter>, QueueError> {
-        dead::take(&self.store).await
+        dead_letters::take(&self.store).await
     }
 
     async fn depth(&self, provider: &ProviderName) -> Result<Option<u64>, QueueError> {

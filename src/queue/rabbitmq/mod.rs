@@ -16,7 +16,7 @@ use crate::domain::provider::ProviderName;
 mod acks;
 mod channels;
 mod consumer;
-mod dead;
+mod dead_letters;
 mod declare;
 mod failure;
 mod handshake;
@@ -135,8 +135,10 @@ impl Queue for RabbitMq {
     }
 
     async fn take_dead_letter(&self) -> Result<Option<DeadLetter>, QueueError> {
-        self.run_to_completion(async |generation: Arc<Generation>, topology| dead::take(&generation, &topology).await)
-            .await
+        self.run_to_completion(async |generation: Arc<Generation>, topology| {
+            dead_letters::take(&generation, &topology).await
+        })
+        .await
     }
 
     async fn depth(&self, provider: &ProviderName) -> Result<Option<u64>, QueueError> {

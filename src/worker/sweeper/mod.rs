@@ -19,7 +19,7 @@ use crate::ledger::LedgerError;
 use crate::ledger::upkeep::ScrubScope;
 use crate::queue::QueueError;
 
-mod dead;
+mod dead_letters;
 mod limit_changes;
 pub mod overdue;
 mod reconcile;
@@ -87,7 +87,7 @@ async fn sweep(
     }
     let woken = limit_changes::wake_jobs(worker, changes, known).await;
     let republished = republish::republish_all(worker, progress, known).await;
-    let dead = dead::process_all(worker, known).await;
+    let dead = dead_letters::process_all(worker, known).await;
     let ended = expire_and_scrub(worker).await;
     let reconciled = reconcile::check(worker, known).await;
     woken.and(republished).and(dead).and(ended).and(reconciled)

@@ -54,7 +54,7 @@ async fn an_attempt_freezes_its_request(kind: Kind) {
         FrozenRequest { idempotency_key: "other".to_owned(), ..request("p1") },
     ] {
         let error = ledger.begin_attempt(&claimed.lease, &different).await.unwrap_err();
-        assert!(matches!(error, LedgerError::Refused(_)), "{error}");
+        assert!(matches!(error, LedgerError::StatementFailed(_)), "{error}");
     }
     assert_eq!(fixture.state("p1").await, "waiting");
     assert_eq!(ledger.begin_attempt(&claimed.lease, &request("p1")).await.unwrap(), BeginResult::Attempt(2));
@@ -91,7 +91,7 @@ async fn fingerprint_updates_until_outcome_is_unknown(kind: Kind) {
     assert_eq!((claimed.maybe_charged, claimed.frozen_request.unwrap().0), (true, with("second")));
     for other in ["third", &request("p1").credential_fingerprint] {
         let error = fixture.ledger().begin_attempt(&claimed.lease, &with(other)).await.unwrap_err();
-        assert!(matches!(error, LedgerError::Refused(_)), "{error}");
+        assert!(matches!(error, LedgerError::StatementFailed(_)), "{error}");
     }
     let again = fixture.ledger().begin_attempt(&claimed.lease, &with("second")).await.unwrap();
     assert_eq!(again, BeginResult::Attempt(3));
@@ -119,7 +119,7 @@ async fn a_lost_workers_attempt_becomes_unknown(kind: Kind) {
     assert_eq!(fixture.ledger().begin_attempt(&lost, &request("p1")).await.unwrap(), BeginResult::Attempt(1));
     // While the lease lasts, the request may still be in flight.
     let claim = fixture.ledger().claim(&job, hash(1), "worker-b", LEASE).await.unwrap();
-    assert!(matches!(claim, Claim::Leased { .. }), "{claim:?}");
+    assert!(matches!(claim, Claim::LeasedElsewhere { .. }), "{claim:?}");
     fixture.expire_lease(&lost).await;
     let claimed = fixture.take(&job).await;
     assert_eq!((claimed.attempts, claimed.maybe_charged, claimed.lease.fence), (1, true, lost.fence + 1));
@@ -157,7 +157,7 @@ async fn an_unknown_job_stays_unknown(kind: Kind) {
     for state in [FinalState::Dead, FinalState::Expired, FinalState::Cancelled] {
         let next = JobState::Final { state, reason: "x".to_owned(), reference: None };
         let error = ledger.transition(&again.lease, &next).await.unwrap_err();
-        assert!(matches!(error, LedgerError::Refused(_)), "{error}");
+        assert!(matches!(error, LedgerError::StatementFailed(_)), "{error}");
     }
     assert_eq!(fixture.one("SELECT count(*) FROM outcome_events").await, "0");
     let next = JobState::Final { state: FinalState::Review, reason: "x".to_owned(), reference: None };

@@ -84,7 +84,7 @@ async fn one_of_many_deliveries_claims_the_job(kind: Kind) {
             _ => None,
         })
         .collect();
-    let leased = claims.iter().filter(|claim| matches!(claim, Claim::Leased { .. })).count();
+    let leased = claims.iter().filter(|claim| matches!(claim, Claim::LeasedElsewhere { .. })).count();
     assert_eq!((taken.len(), leased), (20, 40));
     assert_eq!(count(&fixture, "jobs WHERE fence = 1").await, "20");
 }
@@ -117,7 +117,7 @@ async fn each_batched_claim_gets_its_own_result(kind: Kind) {
             Claim::Claimed(_) => "again",
             Claim::Finished => "settled",
             Claim::Superseded => "superseded",
-            Claim::Leased { .. } => "in hand",
+            Claim::LeasedElsewhere { .. } => "in hand",
             Claim::Conflict(_) => "conflict",
             Claim::Unreadable(_) => "unreadable",
         })
@@ -210,7 +210,7 @@ async fn failed_write_does_not_fail_its_batch(kind: Kind) {
     let written = join_all(holds.iter().enumerate().map(transition)).await;
     for (n, written) in written.iter().enumerate() {
         match n % 3 {
-            1 => assert!(matches!(written, Err(LedgerError::Refused(_))), "{written:?}"),
+            1 => assert!(matches!(written, Err(LedgerError::StatementFailed(_))), "{written:?}"),
             _ => assert!(matches!(written, Ok(FencedWrite::Applied)), "{written:?}"),
         }
     }
@@ -274,6 +274,6 @@ async fn dropped_write_does_not_affect_its_batch() {
     assert!(claims.iter().all(|claim| matches!(claim, Claim::Claimed(_))));
     // If a dropped claim's batch was committed before, its job is recorded and leased.
     let claims = claim_all(&fixture, &all[..25]).await;
-    assert!(claims.iter().all(|claim| matches!(claim, Claim::Leased { .. } | Claim::Claimed(_))));
+    assert!(claims.iter().all(|claim| matches!(claim, Claim::LeasedElsewhere { .. } | Claim::Claimed(_))));
     assert_eq!(count(&fixture, "jobs WHERE state = 'waiting' AND fence = 1").await, "50");
 }

@@ -62,7 +62,9 @@ async fn duplicate_delivery_changes_nothing(kind: Kind) {
     let (ledger, job) = (fixture.ledger(), job("p1"));
     let claimed = fixture.take(&job).await;
     match ledger.claim(&job, hash(1), "worker-b", LEASE).await.unwrap() {
-        Claim::Leased { lease_left } => assert!(lease_left <= LEASE && lease_left > LEASE / 2, "{lease_left:?}"),
+        Claim::LeasedElsewhere { lease_left } => {
+            assert!(lease_left <= LEASE && lease_left > LEASE / 2, "{lease_left:?}")
+        }
         other => panic!("{other:?}"),
     }
     let next = JobState::Final { state: FinalState::Cancelled, reason: "by hand".to_owned(), reference: None };
@@ -117,7 +119,7 @@ async fn sixteen_claims_yield_one_lease(kind: Kind) {
     for number in 0..5 {
         let claims = race(&fixture, &job(&format!("p{number}"))).await;
         let held = claims.iter().filter(|claim| matches!(claim, Claim::Claimed(_))).count();
-        let refused = claims.iter().filter(|claim| matches!(claim, Claim::Leased { .. })).count();
+        let refused = claims.iter().filter(|claim| matches!(claim, Claim::LeasedElsewhere { .. })).count();
         assert_eq!((held, refused), (1, 15), "{claims:?}");
     }
 }
@@ -196,7 +198,7 @@ async fn renewal_extends_held_leases_only(kind: Kind) {
     assert_eq!(ledger.renew(&asked, LEASE * 10).await.unwrap(), strangers);
     assert!(ledger.renew(&[], LEASE).await.unwrap().is_empty());
     match ledger.claim(&job("p3"), hash(1), "worker-b", LEASE).await.unwrap() {
-        Claim::Leased { lease_left } => assert!(lease_left > LEASE * 9, "{lease_left:?}"),
+        Claim::LeasedElsewhere { lease_left } => assert!(lease_left > LEASE * 9, "{lease_left:?}"),
         other => panic!("{other:?}"),
     }
 }

@@ -66,7 +66,7 @@ async fn a_new_copy_supersedes_the_older_ones(kind: Kind) {
     // This holds while another delivery has the lease, too.
     let Claim::Claimed(claimed) = fixture.arrives("p", copy(2)).await else { panic!("copy 2 is not claimed") };
     assert_eq!(fixture.arrives("p", copy(1)).await, Claim::Superseded);
-    assert!(matches!(fixture.arrives("p", copy(2)).await, Claim::Leased { .. }));
+    assert!(matches!(fixture.arrives("p", copy(2)).await, Claim::LeasedElsewhere { .. }));
     assert_eq!(claimed.copy, 2);
     assert_eq!(
         fixture.ledger().release_waiting_with_copy(&claimed.lease, MINUTE).await.unwrap(),

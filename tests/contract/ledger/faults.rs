@@ -31,7 +31,7 @@ async fn killed_server_keeps_every_commit() {
     cluster.restart();
     // Everything committed before the kill is still there, and the same pool connects again.
     let claim = ledger.claim(&job("p1"), hash(1), "worker-b", LEASE).await.unwrap();
-    assert!(matches!(claim, Claim::Leased { .. }), "{claim:?}");
+    assert!(matches!(claim, Claim::LeasedElsewhere { .. }), "{claim:?}");
     assert_eq!(ledger.finish_attempt(&claimed.lease, &end, &done).await.unwrap(), FencedWrite::Applied);
     assert_eq!(ledger.lease_events(10, LEASE).await.unwrap().len(), 1);
 }
@@ -68,14 +68,14 @@ async fn locked_row_fails_with_lock_timeout() {
 async fn permanent_errors_are_refused() {
     let missing = Database::open(&Postgres::shared().url("no_such_database"), 1).unwrap();
     let error = missing.ledger().ping().await.unwrap_err();
-    assert!(matches!(error, LedgerError::Refused(_)), "{error:?}");
+    assert!(matches!(error, LedgerError::StatementFailed(_)), "{error:?}");
     let directory = tempfile::tempdir().unwrap();
     let url = format!("sqlite://{}/absent/ledger.db", directory.path().display());
     let error = Database::open(&url, 1).unwrap().ledger().ping().await.unwrap_err();
-    assert!(matches!(error, LedgerError::Refused(_)), "{error:?}");
+    assert!(matches!(error, LedgerError::StatementFailed(_)), "{error:?}");
     for url in ["mysql://x/y", "", "postgres://u:secret@db:port/d", "sqlite://x?odd=1"] {
         match Database::open(url, 1) {
-            Err(LedgerError::Refused(text)) => {
+            Err(LedgerError::StatementFailed(text)) => {
                 assert!(text.contains("database.url") && !text.contains("secret"), "{text}");
             }
             Err(other) => panic!("{url}: {other:?}"),

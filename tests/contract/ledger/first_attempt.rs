@@ -96,7 +96,7 @@ async fn lost_worker_leaves_an_unknown_attempt(kind: Kind) {
     let (job, ledger) = (job("p1"), fixture.ledger());
     let hold = own_hold(&job, OTHER_FENCE);
     assert_eq!(first(&fixture, &job, &hold).await, FencedWrite::Applied);
-    assert!(matches!(ledger.claim(&job, hash(1), "worker-b", LEASE).await.unwrap(), Claim::Leased { .. }));
+    assert!(matches!(ledger.claim(&job, hash(1), "worker-b", LEASE).await.unwrap(), Claim::LeasedElsewhere { .. }));
     fixture.expire_lease(&hold).await;
     let heir = fixture.take(&job).await;
     assert_eq!((heir.lease.fence, heir.maybe_charged, heir.attempts), (OTHER_FENCE + 1, true, 1));

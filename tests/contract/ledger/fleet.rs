@@ -110,7 +110,7 @@ async fn invalid_worker_report_is_rejected(kind: Kind) {
         (WorkerReport { body: "{".to_owned(), ..good.clone() }, "json"),
     ] {
         let error = fleet.report(&bad).await.unwrap_err();
-        assert!(matches!(&error, LedgerError::Refused(text) if text.contains(rule)), "{bad:?}: {error}");
+        assert!(matches!(&error, LedgerError::StatementFailed(text) if text.contains(rule)), "{bad:?}: {error}");
     }
     assert!(fleet.reports().await.unwrap().is_empty());
 }

@@ -108,7 +108,7 @@ async fn leader_is_a_run_id_or_share(kind: Kind) {
     for holder in ["", "redis:", "redis:a b", "Share", "a", long.as_str()] {
         let error = fixture.ledger().take_leadership(&name("acme"), None, holder).await.unwrap_err();
         assert!(
-            matches!(&error, LedgerError::Refused(text) if text.contains("holder_is_share_or")),
+            matches!(&error, LedgerError::StatementFailed(text) if text.contains("holder_is_share_or")),
             "{holder}: {error}"
         );
     }

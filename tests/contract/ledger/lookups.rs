@@ -90,7 +90,7 @@ async fn a_lookup_is_a_row_and_no_attempt(kind: Kind) {
     let number = fixture.begin_lookup(&last).await;
     let dead = JobState::Final { state: FinalState::Dead, reason: "x".to_owned(), reference: None };
     let error = ledger.finish_lookup(&last, &found(number, "not_found"), &dead).await.unwrap_err();
-    assert!(matches!(error, LedgerError::Refused(_)), "{error}");
+    assert!(matches!(error, LedgerError::StatementFailed(_)), "{error}");
     assert_eq!(
         ledger.finish_lookup(&last, &found(number, "accepted"), &succeeded("ch_1")).await.unwrap().0,
         FencedWrite::Applied

@@ -44,7 +44,7 @@ async fn other_pool_modes_are_refused_without_changes() {
         let database = Database::open(&bouncer.url(&fixture.url), 4).unwrap();
         let is_refused = |error: LedgerError| {
             let names_fix = |text: &str| text.contains("database.url") && text.contains("pool_mode = session");
-            assert!(matches!(&error, LedgerError::Refused(text) if names_fix(text)), "{mode}: {error:?}");
+            assert!(matches!(&error, LedgerError::StatementFailed(text) if names_fix(text)), "{mode}: {error:?}");
         };
         is_refused(database.migrate().await.unwrap_err());
         assert_eq!(fixture.one(ADVISORY_LOCKS).await, "0", "{mode}");

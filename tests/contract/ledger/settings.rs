@@ -210,7 +210,7 @@ async fn applying_removes_unlisted_limits(kind: Kind) {
     rows[0].workers = 1;
     rows[1].workers = 0;
     let error = fixture.settings().apply(&rows, false).await.unwrap_err();
-    assert!(matches!(&error, LedgerError::Refused(text) if text.contains("`adyen`: workers is 0")), "{error}");
+    assert!(matches!(&error, LedgerError::StatementFailed(text) if text.contains("`adyen`: workers is 0")), "{error}");
     assert_eq!(fixture.one("SELECT workers FROM providers WHERE name = 'stripe'").await, "32");
 }
 

@@ -195,7 +195,7 @@ impl<E: Explained> Working<'_, E> {
         self.did("a job is recorded").await;
         let claimed = self.job("claimed", round * CROWD);
         let held = ledger.claim(&claimed, hash(1), "worker-b", LEASE).await.unwrap();
-        assert!(matches!(held, Claim::Leased { .. }), "{held:?}");
+        assert!(matches!(held, Claim::LeasedElsewhere { .. }), "{held:?}");
         let same_key = Job { idempotency_key: Some(claimed.id.clone()), ..self.job("same-key", round * CROWD) };
         let conflict = ledger.claim(&same_key, hash(1), "worker-b", LEASE).await.unwrap();
         assert!(matches!(conflict, Claim::Conflict(_)), "{conflict:?}");

@@ -14,7 +14,7 @@ async fn permission_error_names_the_required_role(kind: Kind) {
     let url = fixture.url.replacen("://postgres@", "://may_read@", 1);
     let settings = Database::open(&url, 2).unwrap().settings();
     let error = settings.set_paused(&name("stripe"), true).await.unwrap_err();
-    assert!(matches!(error, LedgerError::Refused(_)), "{error}");
+    assert!(matches!(error, LedgerError::StatementFailed(_)), "{error}");
     for part in ["permission denied for table providers (SQLSTATE 42501)", "the operator's URL", "docs/security.md"] {
         assert!(error.to_string().contains(part), "{error}");
     }

@@ -171,7 +171,7 @@ async fn job_claimed_without_message_adds_none(kind: Kind) {
         let claimed = fixture.is_taken("p", DeliveredCopy::queued(1)).await;
         // Two workers saw the due look-up, and its message may be delivered meanwhile.
         for other in [DeliveredCopy::queued(1), DeliveredCopy::delivered(1, false), DeliveredCopy::delivered(1, true)] {
-            assert!(matches!(fixture.arrives("p", other).await, Claim::Leased { .. }), "{other:?}");
+            assert!(matches!(fixture.arrives("p", other).await, Claim::LeasedElsewhere { .. }), "{other:?}");
         }
         assert_eq!(fixture.messages().await, (0, 1), "in the queue, unless it was delivered");
         let back = fixture.asked_in_vain(&claimed).await;
