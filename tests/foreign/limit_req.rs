@@ -14,10 +14,12 @@ use crate::sender::Sender;
 
 /// The row of the page, with nginx at its URL.
 fn row(nginx: &Nginx) -> String {
-    let rows: Vec<String> = Page::read("docs/recipes.md").blocks_of("toml");
-    let [row] = rows.as_slice() else { panic!("{rows:?}") };
-    assert_eq!(row.matches("https://gateway.example.com/charges").count(), 1);
-    row.replace("https://gateway.example.com/charges", &nginx.url())
+    const URL: &str = "https://gateway.example.com/charges";
+    let blocks: Vec<String> = Page::read("docs/recipes.md").blocks_of("toml");
+    let rows: Vec<&String> = blocks.iter().filter(|block| block.contains(URL)).collect();
+    let [row] = rows.as_slice() else { panic!("{blocks:?}") };
+    assert_eq!(row.matches(URL).count(), 1);
+    row.replace(URL, &nginx.url())
 }
 
 /// The `rate` and `burst` of the page's nginx configuration.
