@@ -209,8 +209,10 @@ fn counted(allowance: &Allowance, span: u64) -> u64 {
             starts.len() as u64
         }
         Algorithm::FixedWindow => {
-            let windows = |phase: u64| (phase + span - 1) / window - phase / window + 1;
-            (0..window).map(windows).max().unwrap() * max
+            // Instants are microseconds. The span touches most windows when it begins with the last one of a window.
+            let (span_us, window_us) = (span * 1_000, window * 1_000);
+            let phase_us = window_us - 1;
+            ((phase_us + span_us - 1) / window_us + 1) * max
         }
         Algorithm::TokenBucket | Algorithm::Gcra => {
             at_once + (1..).take_while(|back| back * window < span * max).count() as u64
