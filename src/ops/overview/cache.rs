@@ -2,8 +2,8 @@
 //!
 //! There is one query at a time per source. A slow query's result is kept longer, so that a source is busy at most a
 //! twentieth of the time, however many pages are open. A failure is kept for half a second, so that a recovered source
-//! is queried again within its timeout and that. A source that hangs is queried once per timeout. A query that is slow
-//! only once does not count as slow: it waited for a connection, as the first one after an outage does.
+//! is queried again within its timeout and that. A source that hangs is queried once per timeout. A few slow queries in a
+//! row do not make a slow source: they waited for connections, or for a backend that had just started.
 
 use std::time::Duration;
 
@@ -19,17 +19,21 @@ const TTL_MAX: Duration = Duration::from_secs(120);
 /// How long a failure is kept.
 pub(super) const FAILURE_TTL: Duration = Duration::from_millis(500);
 
-/// The cost of a query: the shorter of the last two durations, because one may have waited for a connection.
+/// Queries of which the shortest duration counts. After an outage two in a row were seen to be slow.
+const COST_QUERIES: usize = 4;
+
+/// The cost of a query: the shortest of the last durations. Others waited for a connection or for a busy machine.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct QueryCost {
-    last: Option<Duration>,
+    durations: [Option<Duration>; COST_QUERIES],
 }
 
 impl QueryCost {
     /// Records the duration of a query; returns the cost.
     pub fn record(&mut self, took: Duration) -> Duration {
-        let before = self.last.replace(took);
-        before.map_or(took, |before| before.min(took))
+        self.durations.rotate_right(1);
+        self.durations[0] = Some(took);
+        self.durations.into_iter().flatten().fold(took, Duration::min)
     }
 }
 
@@ -224,9 +228,9 @@ mod tests {
         assert_eq!(cached.get(SECOND * 2, ask()).await.value, Some(1));
     }
 
-    /// The first query after an outage waits for a connection.
+    /// The first queries after an outage wait for connections, and for a backend that has just started.
     #[tokio::test(start_paused = true)]
-    async fn single_slow_query_keeps_short_ttl() {
+    async fn few_slow_queries_keep_a_short_ttl() {
         let (cached, asked) = (CachedSource::new(SECOND * 5), AtomicU32::new(0));
         let ask = |takes: Duration| {
             let asked = &asked;
@@ -237,11 +241,12 @@ mod tests {
         };
         assert_eq!(cached.get(SECOND, ask(SECOND / 100)).await.value, Some(0));
         advance(SECOND).await;
-        assert_eq!(cached.get(SECOND, ask(SECOND)).await.value, Some(1));
-        advance(SECOND).await;
-        assert_eq!(cached.get(SECOND, ask(SECOND)).await.value, Some(2), "slow once");
+        for nth in 1..=4 {
+            assert_eq!(cached.get(SECOND, ask(SECOND)).await.value, Some(nth), "slow {} times before", nth - 1);
+            advance(SECOND).await;
+        }
         advance(SECOND * 15).await;
-        assert_eq!(cached.get(SECOND, ask(SECOND)).await.value, Some(2), "slow twice is costly");
+        assert_eq!(cached.get(SECOND, ask(SECOND)).await.value, Some(4), "slow four times is costly");
     }
 
     /// An operator pauses and resumes within a few seconds, on a slow database.
