@@ -148,7 +148,9 @@ local function expire(tally, now, mine)
   for i = 1, #tally.cells do
     local cell = tally.cells[i]
     if cell.unleased > 0 and cell.unleased_until <= now then
-      if cell.kind == LOG and cell.unleased_until + cell.window > now then push(cell, ceil(cell.unleased_until / 1000), cell.unleased) end
+      if cell.kind == LOG and cell.unleased_until + cell.window > now then
+        push(cell, ceil(cell.unleased_until / 1000), cell.unleased)
+      end
       cell.unleased = 0
     end
   end

@@ -179,8 +179,8 @@ mod tests {
 
     #[test]
     fn arguments_become_options() {
-        let line = "x --limit 100/1s --limit 600/1m --concurrency 5 --latency 5ms..1s --error-rate 0.25 --busy-rate 0.5 --no-dedupe \
-                    --no-lookup --retention 1h --seed 9 --on-limit count";
+        let line = "x --limit 100/1s --limit 600/1m --concurrency 5 --latency 5ms..1s --error-rate 0.25 \
+                    --busy-rate 0.5 --no-dedupe --no-lookup --retention 1h --seed 9 --on-limit count";
         let options = parse(line).unwrap().options();
         let wanted = FakeOptions {
             limits: vec!["100/1s".parse().unwrap(), "600/1m".parse().unwrap()],

@@ -151,8 +151,8 @@ impl Provider {
     }
 
     /// Jobs that one process should hold to start them within a time: by the egress rate and, where this is the default,
-    /// by the limits: of those in flight, as many wait behind them. `kept_max` is the longest time that jobs are kept active: of a longer window it is a quarter of the
-    /// requests, since what is held when the limit is used up is delayed behind the backlog.
+    /// by the limits: of those in flight, as many wait behind them. `kept_max` is the longest time that jobs are kept
+    /// active: of a longer window it is a quarter of the requests, since what is held when the limit is used up is delayed behind the backlog.
     #[must_use]
     pub fn startable_within(&self, span: Duration, kept_max: Duration) -> f64 {
         let by_egress = self.egress_per_second() * span.as_secs_f64();

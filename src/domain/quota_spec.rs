@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use super::limit::{AccountRule, Algorithm, AppliesTo, Rule, Scope};
+use super::limit::{AccountRule, Algorithm, AppliesTo, Rate, Rule, Scope};
 use super::permit_protocol::{CallKind, Subject, SubjectLimit};
 use super::provider::{BOOKING_HORIZON, ProviderName, StoreDown};
 use super::time::{micros_up, millis_up};
@@ -102,6 +102,13 @@ impl LimitSpec {
     pub fn concurrency(name: impl Into<String>, max_requests: u32) -> Self {
         let algorithm = Algorithm::Concurrency;
         Self { algorithm, ..Self::sliding_log(name, max_requests, Duration::ZERO) }
+    }
+
+    /// What it allows; `None`: its numbers are no rate.
+    #[must_use]
+    pub fn rate(&self) -> Option<Rate> {
+        let at_once = self.algorithm == Algorithm::Concurrency;
+        if at_once { Rate::at_once(self.max_requests) } else { Rate::new(self.max_requests, self.window) }.ok()
     }
 
     /// The window in microseconds, plus 2 ms and 0.05 %, which covers what the comparison of clocks cannot see.

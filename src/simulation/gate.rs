@@ -148,15 +148,15 @@ impl SimulatedGate {
             is_urgent && account.is_some() && account == released.account
         };
         let resumed: Vec<(u64, WaiterKey)> = self.deferred.iter().filter(freed).copied().collect();
-        resumed.into_iter().for_each(|deferred| self.resume(deferred));
+        resumed.into_iter().for_each(|(until_us, key)| self.resume(until_us, key));
         self.release_at_us = Some(self.release_at_us.map_or(at_us, |known_us| known_us.min(at_us)));
         self.released.push(released);
     }
 
-    fn resume(&mut self, deferred: (u64, WaiterKey)) {
-        self.deferred.remove(&deferred);
-        self.ready.insert(deferred.1);
-        if let Some(waiter) = self.queue.get_mut(&deferred.1) {
+    fn resume(&mut self, until_us: u64, key: WaiterKey) {
+        self.deferred.remove(&(until_us, key));
+        self.ready.insert(key);
+        if let Some(waiter) = self.queue.get_mut(&key) {
             waiter.deferred_until_us = None;
         }
     }
@@ -219,8 +219,8 @@ impl SimulatedGate {
     /// Packs the next call.
     pub fn depart(&mut self, now_us: u64, account_subjects: &[Option<AccountSubjects>]) {
         self.calls += 1;
-        while let Some(over) = self.deferred.first().copied().filter(|(until_us, _)| *until_us <= now_us) {
-            self.resume(over);
+        while let Some((until_us, key)) = self.deferred.first().copied().filter(|(until_us, _)| *until_us <= now_us) {
+            self.resume(until_us, key);
         }
         let rest = self.released.split_off(self.released.len().min(BATCH_MAX));
         let released = std::mem::replace(&mut self.released, rest);

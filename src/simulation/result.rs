@@ -145,14 +145,7 @@ fn utilisation(model: &Model, arrivals_us: &[u64], hold: Duration) -> (Option<f6
         .iter()
         .filter(|limit| limit.scope == Scope::Provider && !limit.shadow && limit.applies_to != AppliesTo::Lookup);
     let Some(tightest) = all.min_by(|a, b| possible(a).total_cmp(&possible(b))) else { return (None, None) };
-    let in_flight = tightest.algorithm == Algorithm::Concurrency;
-    let rate = if in_flight {
-        Rate::at_once(tightest.max_requests)
-    } else {
-        Rate::new(tightest.max_requests, tightest.window)
-    };
-    let Ok(rate) = rate else { return (None, None) };
-    let Some(per_second) = steady_rate(arrivals_us, rate) else { return (None, None) };
+    let Some(per_second) = tightest.rate().and_then(|rate| steady_rate(arrivals_us, rate)) else { return (None, None) };
     let possible = possible(tightest);
     (Some(per_second), (possible > 0.0).then(|| per_second / possible))
 }

@@ -97,7 +97,7 @@ impl Watch {
         };
         let sql = "SELECT id, provider, state, coalesce(reason, wait_detail, wait_reason, '') AS reason, amount, currency, account, \
                    (extract(epoch FROM settled.at) * 1000000)::bigint AS settled, \
-                   (SELECT count(*) FROM attempts WHERE job_id = jobs.id AND began_at <= settled.at) AS begun FROM jobs \
+                   (SELECT count(*) FROM attempts WHERE job_id = jobs.id AND began_at <= settled.at) AS requests FROM jobs \
                    LEFT JOIN (SELECT job_id, min(at) AS at FROM outcome_events GROUP BY job_id) AS settled \
                    ON settled.job_id = jobs.id";
         let row = |row: &PgRow| {
@@ -109,7 +109,7 @@ impl Watch {
                 currency: row.get("currency"),
                 account: row.get("account"),
                 finished_wall_us: row.get::<Option<i64>, _>("settled").map(|us| u64::try_from(us).unwrap()),
-                requests_until_finished: usize::try_from(row.get::<i64, _>("begun")).unwrap(),
+                requests_until_finished: usize::try_from(row.get::<i64, _>("requests")).unwrap(),
             };
             (row.get("id"), kept)
         };

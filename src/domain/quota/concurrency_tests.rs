@@ -181,7 +181,7 @@ impl World {
             }
             Step::Crash { worker } => {
                 self.incarnations += 1;
-                // What it has not begun never arrives; what is on its way stays.
+                // What it has not started never arrives; what is on its way stays.
                 self.workers[worker] = Worker { incarnation: self.incarnations, ..Worker::default() };
             }
             Step::Limit { max_requests } => {
@@ -219,8 +219,8 @@ impl World {
 
     /// Requests in flight when each begins, against the limit of the one that was granted last.
     fn check(&self) -> Result<(), TestCaseError> {
-        for begun in &self.flights {
-            let at_us = begun.begins_us;
+        for flight in &self.flights {
+            let at_us = flight.begins_us;
             let flying = || self.flights.iter().filter(|flight| flight.begins_us <= at_us && at_us < flight.ends_us);
             let count: u32 = flying().map(|flight| flight.cost).sum();
             let most = flying().max_by_key(|flight| flight.granted).map_or(count, |flight| flight.max_requests);

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::domain::limit::{AccountRule, Algorithm, LimitOverride, Rate, Rule, Scope};
+use crate::domain::limit::{AccountRule, LimitOverride, Rule, Scope};
 use crate::domain::provider::Provider;
 use crate::domain::quota_spec::{LimitSpec, limit_under_rule};
 
@@ -69,11 +69,9 @@ fn combined_rule<'a>(carriers: impl Iterator<Item = &'a RowLimit<'a>>, rules: &[
     if !has_rule {
         return None;
     }
-    let Some(LimitSpec { algorithm, max_requests, window, burst, .. }) = strictest else { return Some(Rule::Exempt) };
-    let in_flight = algorithm == Algorithm::Concurrency;
-    let rate = if in_flight { Rate::at_once(max_requests) } else { Rate::new(max_requests, window) };
+    let Some(strictest) = strictest else { return Some(Rule::Exempt) };
     // Numbers that make no rate are no rule: then the limit's own apply, which come from numbers like these.
-    rate.ok().map(|rate| Rule::Limit(LimitOverride { rate, burst }))
+    strictest.rate().map(|rate| Rule::Limit(LimitOverride { rate, burst: strictest.burst }))
 }
 
 /// A rule's numbers without its row's reserve.

@@ -117,7 +117,7 @@ async fn each_batched_claim_gets_its_own_result(kind: Kind) {
             Claim::Claimed(_) => "again",
             Claim::Finished => "settled",
             Claim::Superseded => "superseded",
-            Claim::LeasedElsewhere { .. } => "in hand",
+            Claim::LeasedElsewhere { .. } => "leased elsewhere",
             Claim::Conflict(_) => "conflict",
             Claim::Unreadable(_) => "unreadable",
         })
@@ -250,7 +250,7 @@ async fn locked_row_does_not_block_its_batch() {
     // The write on the locked row joins the batch, too.
     let results = tokio::select! {
         biased;
-        result = &mut held => panic!("begun while its row was locked: {result:?}"),
+        result = &mut held => panic!("started while its row was locked: {result:?}"),
         results = others => results,
     };
     assert_eq!(results, [BeginResult::Attempt(1); 29]);
