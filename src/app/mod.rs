@@ -335,6 +335,7 @@ impl Services for App {
         let backends = worker::Backends {
             queue: queue.as_queue(),
             ledger: database.ledger(),
+            backlog: database.backlog(),
             upkeep: database.upkeep(),
             settings: database.settings(),
             limiter: self.worker_limiter(config, database, lock.session()).await?,

@@ -25,9 +25,12 @@ const ARRIVAL_WAIT: Duration = Duration::from_millis(20);
 /// Time for a statement to be sent. Whether it is committed by then stays unknown, as with a cut cable.
 const SEND_WAIT: Duration = Duration::from_millis(1);
 
-const POINTS: [(&str, CrashPoint); 15] = [
+const POINTS: [(&str, CrashPoint); 18] = [
     ("after_delivery", CrashPoint::AfterDelivery),
     ("after_claim", CrashPoint::AfterClaim),
+    ("after_backlog_record", CrashPoint::AfterBacklogRecord),
+    ("after_backlog_return", CrashPoint::AfterBacklogReturn),
+    ("after_backlog_claim", CrashPoint::AfterBacklogClaim),
     ("after_permit", CrashPoint::AfterPermit),
     ("after_sending", CrashPoint::AfterSending),
     ("request_half_written", CrashPoint::RequestHalfWritten),

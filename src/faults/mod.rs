@@ -20,6 +20,12 @@ pub enum CrashPoint {
     AfterDelivery,
     /// The job is recorded and claimed.
     AfterClaim,
+    /// A new job is recorded in the backlog, and its message is not acknowledged.
+    AfterBacklogRecord,
+    /// A job has returned to the backlog, and its message is not acknowledged.
+    AfterBacklogReturn,
+    /// Jobs of the backlog are claimed.
+    AfterBacklogClaim,
     /// The limiter has granted a permit.
     AfterPermit,
     /// `sending` is committed, and nothing is sent.

@@ -72,8 +72,9 @@ pub fn backlog(account: Option<&ProviderReconciliation>, ready: Option<u64>, unr
     let both = account.zip(ready);
     let unrecorded =
         both.map(|(account, ready)| unrecorded.unwrap_or_else(|| unrecorded_messages(account, ready, None)));
-    let recorded =
-        account.map_or(0, |account| account.delayed + account.due + account.active.saturating_sub(account.in_flight));
+    let recorded = account.map_or(0, |account| {
+        account.delayed + account.due + account.backlog + account.active.saturating_sub(account.in_flight)
+    });
     Backlog {
         waiting: recorded + if account.is_some() { unrecorded.unwrap_or(0) } else { ready.unwrap_or(0) },
         is_lower_bound: both.is_none(),
@@ -114,6 +115,10 @@ mod tests {
         ProviderReconciliation { active, recorded: account.recorded + active, ..account }
     }
 
+    fn in_backlog(backlog: u64, account: ProviderReconciliation) -> ProviderReconciliation {
+        ProviderReconciliation { backlog, recorded: account.recorded + backlog, ..account }
+    }
+
     /// Twenty payments are recorded and thirty are not. Wherever their messages are, fifty wait.
     #[test]
     fn waiting_count_ignores_where_messages_are() {
@@ -130,6 +135,7 @@ mod tests {
             ("all are due", account(0, 22, 22..=22), 50, 28),
             ("two more are recorded, and their messages return at this moment", account(0, 24, 22..=24), 50, 26),
             ("a sweeper has published copies", account(0, 24, 24..=48), 74, 26),
+            ("ten wait in the ledger alone, their messages are gone", in_backlog(10, account(14, 0, 0..=0)), 26, 26),
         ] {
             let now = PaymentCount::updated(seen, &ledger, ready, SECOND * 2);
             let found = backlog(Some(&ledger), Some(ready), Some(now.unrecorded));

@@ -22,6 +22,9 @@ pub struct ProviderReconciliation {
     #[serde(skip)]
     pub delayed_for_ms: Option<u64>,
     pub due: u64,
+    /// Jobs that wait in the ledger alone, for a limit of their account or behind such jobs.
+    #[serde(default)]
+    pub backlog: u64,
     #[serde(skip)]
     pub messages_least: u64,
     #[serde(skip)]
@@ -52,6 +55,7 @@ impl From<LedgerReconciliation> for ProviderReconciliation {
             delayed: account.delayed,
             delayed_for_ms: account.delayed_for.map(ms),
             due: account.due,
+            backlog: account.backlog,
             messages_least: account.messages_min,
             messages_most: account.messages_max,
             overdue: account.overdue,

@@ -10,6 +10,7 @@ use sqlx::{Connection, PgConnection, SqlitePool};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
+use super::backlog::Backlog;
 use super::fleet::Fleet;
 use super::migrate::{migrate_postgres, migrate_sqlite, schema_state};
 use super::migrations::{POSTGRES, SQLITE};
@@ -138,6 +139,11 @@ impl Database {
 
     #[must_use]
     pub fn upkeep(&self) -> Arc<dyn Upkeep> {
+        self.ledger.clone()
+    }
+
+    #[must_use]
+    pub fn backlog(&self) -> Arc<dyn Backlog> {
         self.ledger.clone()
     }
 

@@ -70,6 +70,8 @@ pub static POSTGRES: LazyLock<Migrator> = LazyLock::new(|| {
         "0053_jobs_waiting_for_providers",
         "0054_indexes_of_sentences",
         "0055_concurrency_limits",
+        "0056_flows",
+        "0057_jobs_in_backlog",
     ])
 });
 
@@ -113,6 +115,7 @@ pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| {
         "0040_erasure",
         "0041_wait_reasons",
         "0042_concurrency_limits",
+        "0043_flows",
     ])
 });
 

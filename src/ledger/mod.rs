@@ -22,6 +22,7 @@ use crate::domain::time::Micros;
 use crate::domain::wait_reason::Wait;
 use crate::provider::FrozenRequest;
 
+pub mod backlog;
 pub mod copies;
 pub mod database;
 pub mod decision_input;

@@ -14,11 +14,15 @@ pub struct LedgerQueuePosition {
     /// Messages with this id that can never be a job; newest first, at most five.
     pub rejected: Vec<Rejection>,
     pub progress: JobProgress,
-    /// Open jobs of the quota that are due earlier, or more urgent, and have no request in flight.
+    /// Whether the job waits in the backlog of its lane: no message brings it back.
+    pub is_in_backlog: bool,
+    /// Open jobs of the quota that are due earlier, or more urgent, and have no request in flight; jobs of the backlog are
+    /// left out. For a job of the backlog: the jobs that are expected to be claimed before it.
     pub jobs_ahead: u64,
-    /// The sum of their costs.
+    /// The sum of their costs. For a job of the backlog, each costs 1.
     pub cost_ahead: u64,
-    /// Jobs of the same provider that are due and have no lease: their messages are ready in the lane's queue.
+    /// Jobs of the same provider that are due, have no lease and are not in the backlog: their messages are ready in the
+    /// lane's queue.
     pub due: u64,
     /// Other active jobs of the quota without a request in flight.
     pub active: u64,

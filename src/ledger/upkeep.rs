@@ -107,6 +107,8 @@ pub struct LedgerReconciliation {
     pub delayed_for: Option<Duration>,
     /// Open, without a lease, due: its message is in a queue, or the sweeper will publish it.
     pub due: u64,
+    /// Open and due, without a lease or a message: only a dispatcher brings it back.
+    pub backlog: u64,
     /// Due jobs that have been so for longer than any queue and the sweeper should need.
     pub overdue: u64,
     /// Lower and upper bound of the messages of recorded open jobs that are ready in the lane's queue. The two differ
@@ -139,9 +141,12 @@ impl LedgerReconciliation {
     #[must_use]
     pub fn discrepancies(&self) -> Vec<String> {
         let mut discrepancies = Vec::new();
-        let accounted = self.active + self.delayed + self.due;
+        let accounted = self.active + self.delayed + self.due + self.backlog;
         if accounted != self.open() {
-            discrepancies.push(format!("{} open, {accounted} active, delayed or due", count(self.open(), "job")));
+            discrepancies.push(format!(
+                "{} open, {accounted} active, delayed, due or in the backlog",
+                count(self.open(), "job")
+            ));
         }
         if self.without_event > 0 {
             discrepancies.push(format!("{} without an event of its state", count(self.without_event, "finished job")));

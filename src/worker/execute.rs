@@ -10,12 +10,15 @@ use futures_util::FutureExt as _;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
+pub(super) use self::backlog::review_changed_row;
+use self::backlog::wait_for_lane;
 pub use self::fast_path::{Duplicates, Reservation, batch_delay, discard, record_and_send};
 pub(super) use self::permit::pause_cause;
 use self::permit::{PermitWait, acquire_request, delay_refused, egress_request, record_refusal, wait_for_permit};
 use self::record::{delay, release, transition};
 use self::send::send;
 use super::active_jobs::ActiveJob;
+use super::backlog::FlowPlace;
 use super::intake::DeliveryAction;
 use super::lane::{LaneContext, LaneSettings};
 use super::local_faults;
@@ -32,11 +35,12 @@ use crate::domain::provider::Provider;
 use crate::domain::wait_reason::{Wait, WaitReason};
 use crate::fleet::report::PauseCause;
 use crate::ledger::Claimed;
-use crate::limiter::gate::EgressRule;
+use crate::limiter::gate::{AcquireRequest, EgressRule};
 use crate::provider::{FreezeError, FrozenRequest, LookupRequest};
 use crate::queue::DELAY_STEPS;
 use crate::telemetry::spans;
 
+mod backlog;
 mod fast_path;
 mod permit;
 mod record;
@@ -48,6 +52,22 @@ const LANE_PAUSED_DELAY: Duration = Duration::from_secs(5);
 /// Delay of a job that got no worker slot at the egress rate in time.
 pub const EGRESS_DELAY: Duration = Duration::from_secs(5);
 
+/// How a claimed job came to this worker.
+pub struct Arrival<'a> {
+    pub at: Instant,
+    /// Worker slot and permit that it keeps.
+    pub reservation: Option<Reservation<'a>>,
+    /// Set for a job of the backlog: it has no message.
+    pub place: Option<FlowPlace>,
+}
+
+impl Arrival<'_> {
+    #[must_use]
+    pub fn now() -> Self {
+        Self { at: Instant::now(), reservation: None, place: None }
+    }
+}
+
 /// A job whose lease this process has.
 pub struct ClaimedJob {
     pub job: Job,
@@ -55,6 +75,27 @@ pub struct ClaimedJob {
     pub active: ActiveJob,
     pub delivered_at: Instant,
     pub claimed_at: Instant,
+    /// Set for a job that was claimed from the backlog: it has no message.
+    pub place: Option<FlowPlace>,
+}
+
+impl ClaimedJob {
+    /// The job as it was claimed at this moment.
+    pub fn new(lane: &LaneContext, job: Job, claimed: Claimed, arrival: &mut Arrival<'_>) -> Self {
+        Self {
+            job,
+            active: lane.worker.active_jobs.insert(claimed.lease.clone()),
+            claimed,
+            delivered_at: arrival.at,
+            claimed_at: Instant::now(),
+            place: arrival.place.take(),
+        }
+    }
+
+    /// Whether the job can wait in the backlog. One of unknown outcome has its own way back.
+    fn is_for_backlog(&self) -> bool {
+        !self.claimed.maybe_charged
+    }
 }
 
 /// The one request that a job is claimed for.
@@ -102,11 +143,16 @@ pub async fn execute(lane: &LaneContext, job: &ClaimedJob, reservation: Option<R
             discard(lane, reservation);
             let egress = egress_request(lane, call.egress_rule(&settings.provider), job.delivered_at);
             let acquire = acquire_request(&job.job, kind, &settings.provider, egress);
-            wait_for_permit(lane, job.job.id.clone(), acquire).boxed()
+            let account_wait = if job.is_for_backlog() { acquire.account_wait } else { Duration::MAX };
+            wait_for_permit(lane, job.job.id.clone(), AcquireRequest { account_wait, ..acquire }).boxed()
         }
     };
     let waiting = spans::step("wait for a permit");
-    match permit_wait.instrument(waiting.clone()).await {
+    let waited = permit_wait.instrument(waiting.clone()).await;
+    if let Some(place) = &job.place {
+        place.release();
+    }
+    match waited {
         PermitWait::Granted(permit) => match transition_instead(&call, job, &settings.provider) {
             // Its time has passed while it waited. The transition may wait for the ledger; the permit must not.
             Some(next) => {
@@ -120,7 +166,7 @@ pub async fn execute(lane: &LaneContext, job: &ClaimedJob, reservation: Option<R
                 None => {
                     drop(permit);
                     lane.meter.record_return(ReturnReason::Probing);
-                    delay(lane, job, LANE_PAUSED_DELAY, ("probing", WaitReason::CircuitProbing.into())).await
+                    wait_for_lane(lane, job, LANE_PAUSED_DELAY, ("probing", WaitReason::CircuitProbing.into())).await
                 }
             },
         },
@@ -128,8 +174,8 @@ pub async fn execute(lane: &LaneContext, job: &ClaimedJob, reservation: Option<R
             record_refusal((lane, &settings.provider), &refusal, &waiting);
             delay_refused(lane, job, &refusal).await
         }
-        PermitWait::NoWorkerSlot => delay(lane, job, EGRESS_DELAY, ("egress", WaitReason::Egress.into())).await,
-        PermitWait::LanePaused(cause) => delay(lane, job, LANE_PAUSED_DELAY, ("lane_paused", cause)).await,
+        PermitWait::NoWorkerSlot => wait_for_lane(lane, job, EGRESS_DELAY, ("egress", WaitReason::Egress.into())).await,
+        PermitWait::LanePaused(cause) => wait_for_lane(lane, job, LANE_PAUSED_DELAY, ("lane_paused", cause)).await,
         PermitWait::Stopping => release(lane, job).await,
     }
 }

@@ -14,9 +14,10 @@ use tokio::time::{Instant, sleep};
 use tracing::Instrument as _;
 
 use super::active_jobs::LEASE;
+use super::backlog;
 use super::decode::{RowRules, decode_delivery};
 use super::delay::{MessageCopy, publish_delayed, unless_abandoned};
-use super::execute::{self, ClaimedJob, Reservation, batch_delay, discard};
+use super::execute::{self, Arrival, ClaimedJob, batch_delay, discard};
 use super::lane::LaneContext;
 use super::newer_version::{self, NewerVersionAction};
 use super::retry::{RetryEnded, retry_while_unavailable};
@@ -25,6 +26,7 @@ use crate::domain::job::{InvalidMessage, InvalidReason, JobId};
 use crate::domain::wait_reason::{Wait, WaitReason, sentence};
 use crate::faults::{self, CrashPoint};
 use crate::fleet::report::PauseCause;
+use crate::ledger::backlog::BacklogRecord;
 use crate::ledger::copies::RejectedMessage;
 use crate::ledger::copies::{Claimant, DeliveredCopy, ReturnPlan};
 use crate::ledger::{BatchOptions, Claim, Claimed, FencedWrite, LedgerError};
@@ -180,7 +182,12 @@ async fn process(
     };
     spans::record_job(&decoded.job.id);
     // A copy that a worker published belongs to a recorded job.
-    let sent = match redelivered || delivered_copy.copy > 0 {
+    let may_be_known = redelivered || delivered_copy.copy > 0;
+    // Boxed like the fast path.
+    if !may_be_known && let Some(action) = Box::pin(enter_backlog(lane, copy, &decoded)).await {
+        return action;
+    }
+    let sent = match may_be_known {
         true => Err((decoded, None)),
         // Boxed because thousands of jobs wait, and few take the fast path: only those need its memory.
         false => Box::pin(execute::record_and_send(lane, decoded, delivered_at)).await,
@@ -190,43 +197,66 @@ async fn process(
         Err(to_claim) => to_claim,
     };
     let max_batch_delay = batch_delay(reservation.as_ref(), lane.gate.is_open());
-    let not_claimed = match claim(lane, &decoded, delivered_copy, max_batch_delay)
-        .instrument(spans::step("claim"))
-        .await
-    {
-        Some(Claim::Claimed(claimed)) => return run_claimed(lane, decoded, claimed, (delivered_at, reservation)).await,
-        Some(Claim::Finished) => {
+    let not_claimed =
+        match claim(lane, &decoded, delivered_copy, max_batch_delay).instrument(spans::step("claim")).await {
+            Some(Claim::Claimed(claimed)) => {
+                let arrival = Arrival { at: delivered_at, reservation, place: None };
+                return run_claimed(lane, decoded, claimed, arrival).await;
+            }
+            Some(Claim::Finished) => {
+                lane.duplicates.record();
+                DeliveryAction::Ack
+            }
+            Some(Claim::Superseded) => {
+                let (provider, job) = (&lane.name, &decoded.job.id);
+                tracing::debug!(%provider, %job, copy = delivered_copy.copy, "older copy acknowledged");
+                DeliveryAction::Ack
+            }
+            // The worker that has the lease finishes the job, or the next one does; then this copy finds it finished.
+            Some(Claim::LeasedElsewhere { lease_left }) => {
+                lane.meter.record_delay("active_elsewhere", "another delivery of the job is active");
+                DeliveryAction::Delay { wait: lease_left.clamp(DELAY_STEPS[0], LEASE / 2), number: None }
+            }
+            // Publishing the rejected message may wait for a backend, and the reservation must not wait with it.
+            Some(Claim::Conflict(invalid)) => {
+                discard(lane, reservation);
+                return reject(lane, copy, &invalid, Some(decoded.job.id.clone())).await;
+            }
+            Some(Claim::Unreadable(problem)) => {
+                tracing::error!(
+                    provider = %lane.name, job = %decoded.job.id, problem,
+                    "job row cannot be read: repair it by SQL; its message is delayed"
+                );
+                lane.meter.record_delay("unreadable", "its row cannot be read");
+                DeliveryAction::Delay { wait: UNREADABLE_ROW_RETRY_DELAY, number: None }
+            }
+            None if lane.worker.stop.is_cancelled() => DeliveryAction::Requeue,
+            None => DeliveryAction::RequeueAndPause,
+        };
+    discard(lane, reservation);
+    not_claimed
+}
+
+/// Records a new job in the backlog if earlier jobs of its flow wait there. `None`: it goes on like any other.
+async fn enter_backlog(lane: &LaneContext, copy: &MessageCopy, decoded: &Decoded) -> Option<DeliveryAction> {
+    let action = match backlog::record_behind(lane, decoded).await? {
+        Ok(BacklogRecord::Recorded) => {
+            lane.meter.record_delay("backlog", "earlier jobs of its account wait");
+            DeliveryAction::Ack
+        }
+        Ok(BacklogRecord::InBacklog | BacklogRecord::Finished) => {
             lane.duplicates.record();
             DeliveryAction::Ack
         }
-        Some(Claim::Superseded) => {
-            let (provider, job) = (&lane.name, &decoded.job.id);
-            tracing::debug!(%provider, %job, copy = delivered_copy.copy, "older copy acknowledged");
-            DeliveryAction::Ack
+        Ok(BacklogRecord::Conflict(invalid)) => reject(lane, copy, &invalid, Some(decoded.job.id.clone())).await,
+        Ok(BacklogRecord::Open) => return None,
+        Err(RetryEnded::Stopped) => DeliveryAction::Requeue,
+        Err(RetryEnded::Failed(error)) => {
+            tracing::warn!(job = %decoded.job.id, %error, "failed to record a job; requeueing its message");
+            DeliveryAction::RequeueAndPause
         }
-        // The worker that has the lease finishes the job, or the next one does; then this copy finds it finished.
-        Some(Claim::LeasedElsewhere { lease_left }) => {
-            lane.meter.record_delay("active_elsewhere", "another delivery of the job is active");
-            DeliveryAction::Delay { wait: lease_left.clamp(DELAY_STEPS[0], LEASE / 2), number: None }
-        }
-        // Publishing the rejected message may wait for a backend, and the reservation must not wait with it.
-        Some(Claim::Conflict(invalid)) => {
-            discard(lane, reservation);
-            return reject(lane, copy, &invalid, Some(decoded.job.id.clone())).await;
-        }
-        Some(Claim::Unreadable(problem)) => {
-            tracing::error!(
-                provider = %lane.name, job = %decoded.job.id, problem,
-                "job row cannot be read: repair it by SQL; its message is delayed"
-            );
-            lane.meter.record_delay("unreadable", "its row cannot be read");
-            DeliveryAction::Delay { wait: UNREADABLE_ROW_RETRY_DELAY, number: None }
-        }
-        None if lane.worker.stop.is_cancelled() => DeliveryAction::Requeue,
-        None => DeliveryAction::RequeueAndPause,
     };
-    discard(lane, reservation);
-    not_claimed
+    Some(action)
 }
 
 /// Decodes the message by the rules of the lane's current row.
@@ -270,19 +300,14 @@ pub(super) async fn run_claimed(
     lane: &LaneContext,
     decoded: Box<Decoded>,
     claimed: Box<Claimed>,
-    (delivered_at, reservation): (Instant, Option<Reservation<'_>>),
+    mut arrival: Arrival<'_>,
 ) -> DeliveryAction {
     faults::crash(CrashPoint::AfterClaim);
     // A job with an expiry is looked at when it expires, however long it was to wait.
     let expires_in = claimed.expires_in.filter(|_| !claimed.maybe_charged);
     let wait = expires_in.map_or(claimed.wait, |left| claimed.wait.min(left));
-    let job = ClaimedJob {
-        job: decoded.job,
-        active: lane.worker.active_jobs.insert(claimed.lease.clone()),
-        claimed: *claimed,
-        delivered_at,
-        claimed_at: Instant::now(),
-    };
+    let job = ClaimedJob::new(lane, decoded.job, *claimed, &mut arrival);
+    let reservation = arrival.reservation;
     // A copy returns shortly before its job is due. Its permit is valid for longer, and may be lost if it is released.
     let sends_soon = wait < DELAY_STEPS[0].min(lane.settings.borrow().provider.send_budget / 2);
     let (reservation, unused) = if sends_soon { (reservation, None) } else { (None, reservation) };

@@ -12,10 +12,11 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::backlog::LaneBacklog;
 use super::execute::Duplicates;
 use super::lane_control::LaneControl;
 use super::meter::LaneMeter;
-use super::{WorkerContext, intake, lookups};
+use super::{WorkerContext, backlog, intake, lookups};
 use crate::domain::backoff::BackoffPolicy;
 use crate::domain::provider::{Provider, ProviderName};
 use crate::limiter::gate::{Gate, LaneEgress};
@@ -57,6 +58,7 @@ pub struct LaneContext {
     pub egress: Arc<LaneEgress>,
     pub control: Arc<LaneControl>,
     pub duplicates: Duplicates,
+    pub backlog: LaneBacklog,
     /// Stops this lane alone.
     pub stop: CancellationToken,
 }
@@ -90,13 +92,14 @@ pub fn max_local_wait(provider: &Provider) -> Duration {
 }
 
 /// Prefetch now: 1 while the circuit breaker probes the provider.
-fn current_prefetch(context: &LaneContext) -> u16 {
+pub(super) fn current_prefetch(context: &LaneContext) -> u16 {
     if context.control.is_probing() { 1 } else { prefetch(&context.settings.borrow().provider) }
 }
 
 /// Runs one lane until it is stopped, and reopens its consumer after each failure.
 pub async fn run(context: Arc<LaneContext>) {
     context.worker.jobs.spawn(lookups::run(Arc::clone(&context)));
+    context.worker.jobs.spawn(backlog::run(Arc::clone(&context)));
     let mut failed = 0;
     while !context.stop.is_cancelled() {
         let prefetch = current_prefetch(&context);

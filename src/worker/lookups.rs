@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep};
 use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
 
+use super::execute::Arrival;
 use super::intake::{DeliveryAction, claim, pause_intake, run_claimed};
 use super::lane::LaneContext;
 use super::sweeper::republish::rebuild_or_review;
@@ -92,7 +93,7 @@ async fn process(lane: &LaneContext, recorded: &JobToRepublish) -> DeliveryActio
     let decoded = Decoded { job: recorded.job.clone(), hash: recorded.hash, warnings: Vec::new() };
     let arrived = DeliveredCopy::queued(recorded.copy);
     match claim(lane, &decoded, arrived, Duration::ZERO).instrument(spans::step("claim")).await {
-        Some(Claim::Claimed(claimed)) => run_claimed(lane, Box::new(decoded), claimed, (Instant::now(), None)).await,
+        Some(Claim::Claimed(claimed)) => run_claimed(lane, Box::new(decoded), claimed, Arrival::now()).await,
         // As for a delivery, but without a message: it is looked up again when its row is repaired.
         Some(Claim::Unreadable(problem)) => {
             let job = &recorded.job.id;

@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::ledger::Ledger;
+use crate::ledger::backlog::Backlog;
 use crate::ledger::settings::Settings;
 use crate::ledger::upkeep::Upkeep;
 use crate::limiter::Limiter;
@@ -18,6 +19,7 @@ use crate::queue::Queue;
 use crate::queue::message::CardNumbers;
 
 pub mod active_jobs;
+mod backlog;
 pub mod decode;
 pub mod delay;
 pub mod execute;
@@ -46,6 +48,7 @@ pub mod unconfirmed;
 pub struct Backends {
     pub queue: Arc<dyn Queue>,
     pub ledger: Arc<dyn Ledger>,
+    pub backlog: Arc<dyn Backlog>,
     pub upkeep: Arc<dyn Upkeep>,
     pub settings: Arc<dyn Settings>,
     pub limiter: Arc<dyn Limiter>,

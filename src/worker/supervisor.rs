@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::active_jobs::ActiveJobs;
+use super::backlog::LaneBacklog;
 use super::execute::Duplicates;
 use super::lane::{self, LaneContext, LaneSettings};
 use super::lane_control::LaneControl;
@@ -258,6 +259,7 @@ fn start_lane(
         egress: LaneEgress::new(row.workers, row.egress_per_second()),
         control: Arc::new(LaneControl::for_provider(&row.name)),
         duplicates: Duplicates::default(),
+        backlog: LaneBacklog::default(),
         stop: stop.clone(),
     });
     worker.jobs.spawn(lane::run(Arc::clone(&context)));

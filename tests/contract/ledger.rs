@@ -18,6 +18,7 @@ use crate::support::postgres::Postgres;
 use crate::support::without_constraints;
 
 mod attempts;
+mod backlog;
 mod batches;
 mod bounded;
 mod claims;

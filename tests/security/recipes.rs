@@ -125,7 +125,7 @@ const OF_AN_OPERATOR: [&str; 10] = [
     "UPDATE jobs SET state = 'waiting' WHERE id = 'pay-1'",
     "UPDATE jobs SET maybe_charged = false",
     "UPDATE jobs SET reason = 'x'",
-    "INSERT INTO jobs SELECT * FROM jobs",
+    "INSERT INTO jobs OVERRIDING SYSTEM VALUE SELECT * FROM jobs",
     "INSERT INTO outcome_events (job_id, provider, state, attempts, at) VALUES ('pay-1', 'control-acme', 'declined', 1, now())",
     "UPDATE outcome_events SET published_at = NULL",
     "INSERT INTO attempts (job_id, number, provider, began_at) VALUES ('pay-1', 9, 'control-acme', now())",

@@ -13,7 +13,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const ROWS: &str = "[[provider]]\nname = \"acme\"\nurl = \"{url:acme}\"\nidempotency_retention_s = 86400\n\
      mode = \"requeue\"\nleak_per_second = 1000\n\
      [[provider.limit]]\nname = \"per-second\"\nmax_requests = 1000\nwindow_ms = 1000\n\
-     [[provider.limit]]\nname = \"per-account\"\nmax_requests = 1\nwindow_ms = 3600000\nscope = \"account\"\n";
+     [[provider.limit]]\nname = \"per-reference\"\nmax_requests = 1\nwindow_ms = 3600000\nscope = \"reference\"\n";
 
 /// Messages of the lane and of all delay queues, unacknowledged ones included.
 fn messages(stand: &Stand) -> u64 {
@@ -30,7 +30,7 @@ async fn changed_limits_add_no_messages_of_delayed_jobs() {
     stand.apply(ROWS);
     stand.add_worker();
     let job = |number: u64| {
-        let body = json!({ "id": format!("p-{number}"), "account": "m", "amount": 100, "currency": "EUR" });
+        let body = json!({ "id": format!("p-{number}"), "reference": "m", "amount": 100, "currency": "EUR" });
         json!({ "key": "acme", "body": body.to_string() })
     };
     let jobs: Vec<serde_json::Value> = (0..JOBS).map(job).collect();
@@ -50,7 +50,7 @@ async fn changed_limits_add_no_messages_of_delayed_jobs() {
     };
     all_refused_since("epoch");
     for change in 1..=CHANGES {
-        let sql = format!("UPDATE provider_limits SET max_requests = {} WHERE name = 'per-account'", 1 + change);
+        let sql = format!("UPDATE provider_limits SET max_requests = {} WHERE name = 'per-reference'", 1 + change);
         let changed = stand.psql().args(["-At", "-c", &sql, "-c", "SELECT clock_timestamp()"]).output();
         let changed = String::from_utf8(changed.unwrap().stdout).unwrap();
         all_refused_since(changed.lines().last().unwrap());

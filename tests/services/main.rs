@@ -12,6 +12,7 @@ mod deleted_queues;
 mod descriptors;
 mod drain;
 mod fleet;
+mod flood;
 mod foreign_queue;
 mod hostile_files;
 mod huge;

@@ -233,10 +233,12 @@ fn discrepancies_and_warnings_are_shown() {
     let mut picture = sample_overview();
     let account = account(&mut picture);
     account.provider = "acme".to_owned();
-    account.faults = vec!["7 jobs open, 6 active, delayed or due".to_owned()];
+    account.faults = vec!["7 jobs open, 6 active, delayed, due or in the backlog".to_owned()];
     picture.warnings = vec!["worker a:1 is lost\u{1b}[2J".to_owned()];
     let page = render_overview(&picture, TableShape::Plain, None);
-    assert!(page.contains("reconciliation: acme: 7 jobs open, 6 active, delayed or due\nwarning: worker a:1 is lost"));
+    assert!(page.contains(
+        "reconciliation: acme: 7 jobs open, 6 active, delayed, due or in the backlog\nwarning: worker a:1 is lost"
+    ));
     assert!(!page.contains('\u{1b}') && !page.contains("accounted for"), "{page}");
 }
 

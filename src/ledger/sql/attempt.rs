@@ -108,7 +108,7 @@ pub struct AttemptStatements {
 impl AttemptStatements {
     pub fn new(dialect: Dialect) -> Self {
         let begin = JobWriteText {
-            update: "UPDATE jobs SET state = 'sending', last_attempt = last_attempt + 1, lost_holders = 0, \
+            update: "UPDATE jobs SET state = 'sending', last_attempt = last_attempt + 1, lost_holders = 0, unqueued = false, \
                          first_sent_at = COALESCE(first_sent_at, {now}), \
                          first_sent_number = COALESCE(first_sent_number, last_attempt + 1), \
                          frozen_method = $3, frozen_url = $4, frozen_key = $5, frozen_content_type = $6, \

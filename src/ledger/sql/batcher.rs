@@ -32,8 +32,19 @@ const STUCK_AFTER: Duration = Duration::from_millis(100);
 #[derive(Clone)]
 pub struct Batcher(Arc<BatchQueue>);
 
+/// The order of the jobs of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum BatchOrder {
+    /// So the batches of two workers cannot deadlock on each other's rows.
+    ById,
+    /// New jobs get their place in the backlog in this order. Two batches deadlock only if two workers record the same
+    /// two messages at the same moment; each write then runs alone.
+    ByArrival,
+}
+
 struct BatchQueue {
     write: JobWrite,
+    order: BatchOrder,
     state: Mutex<BatchState>,
     /// A request came that may not wait as long as the others, or that completes a full batch.
     flush_now: Notify,
@@ -56,7 +67,17 @@ struct BatchRequest {
 impl Batcher {
     #[must_use]
     pub fn new(write: JobWrite) -> Self {
-        Self(Arc::new(BatchQueue { write, state: Mutex::default(), flush_now: Notify::new() }))
+        Self::with_order(write, BatchOrder::ById)
+    }
+
+    /// Keeps the order of arrival within a batch.
+    #[must_use]
+    pub fn in_order_of_arrival(write: JobWrite) -> Self {
+        Self::with_order(write, BatchOrder::ByArrival)
+    }
+
+    fn with_order(write: JobWrite, order: BatchOrder) -> Self {
+        Self(Arc::new(BatchQueue { write, order, state: Mutex::default(), flush_now: Notify::new() }))
     }
 
     /// Writes one job, committed when this returns: the row that the write returned, `None` if it found none.
@@ -123,8 +144,7 @@ impl BatchRun {
         }
     }
 
-    /// The next batch, each job once, ordered by id: so the batches of two workers cannot deadlock on each other's
-    /// rows.
+    /// The next batch, each job once.
     fn next_batch(&self) -> Vec<BatchRequest> {
         let mut state = self.0.state();
         let (mut units, mut left, mut jobs) = (Vec::new(), VecDeque::new(), HashSet::new());
@@ -143,7 +163,9 @@ impl BatchRun {
         // Under the same lock: the next request finds `running` unset and starts a new run.
         state.running = !units.is_empty();
         drop(state);
-        units.sort_by(|a, b| job_of(&a.args).cmp(&job_of(&b.args)));
+        if self.0.order == BatchOrder::ById {
+            units.sort_by(|a, b| job_of(&a.args).cmp(&job_of(&b.args)));
+        }
         units
     }
 }

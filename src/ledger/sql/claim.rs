@@ -34,13 +34,17 @@ const RECORDED_COLUMNS: &str = "fence, {until:CASE WHEN not_before > wake_at THE
      {until:expires_at} AS expires_in_ms";
 
 /// The row's columns that a claim returns.
-const CLAIMED_COLUMNS: &str = "fence, attempts, lost_holders, maybe_charged, \
+pub(super) const CLAIMED_COLUMNS: &str = "fence, attempts, lost_holders, maybe_charged, \
      {until:CASE WHEN not_before > wake_at THEN not_before ELSE wake_at END} AS wait_ms, \
      {since:CASE WHEN not_before > COALESCE(revived_at, created_at) THEN not_before \
          ELSE COALESCE(revived_at, created_at) END} AS age_ms, \
      {until:expires_at} AS expires_in_ms, last_attempt, lookups, resend, \
      frozen_method, frozen_url, frozen_key, frozen_content_type, frozen_body, frozen_account, frozen_fingerprint, copy, \
      {since:first_sent_at} AS sent_age_ms";
+
+/// Releases a job whose row cannot be read. Nothing else of the row changes: an operator repairs it by SQL.
+pub(super) const ABANDON: &str = "UPDATE jobs SET lease_owner = NULL, lease_until = NULL \
+     WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL RETURNING id";
 
 /// A claim's parameters.
 #[derive(Clone, Copy)]
@@ -97,7 +101,7 @@ impl ClaimStatements {
                              WHEN $8 OR delayed_copy = $7 OR delayed_until <= {{now}} THEN NULL ELSE delayed_until END, \
                          updated_at = {{now}} {{from}} \
                      WHERE id = $1 AND jobs.provider || '' = $2 AND content_hash = $3 \
-                         AND jobs.state || '' IN ('waiting', 'sending', 'unknown') \
+                         AND jobs.state || '' IN ('waiting', 'sending', 'unknown') AND NOT backlog \
                          AND ($8 OR copy <= $7 OR delayed_copy = $7 OR wake_at <= {{after:1000}}) \
                          AND (lease_until IS NULL OR lease_until <= {{now}})"
         );
@@ -111,7 +115,7 @@ impl ClaimStatements {
             record: Batcher::new(dialect.job_write(&record)),
             take: Batcher::new(dialect.job_write(&take)),
             look: dialect.render(
-                "SELECT provider, content_hash, state, copy, delayed_copy, {until:lease_until} AS lease_left_ms, \
+                "SELECT provider, content_hash, state, backlog, copy, delayed_copy, {until:lease_until} AS lease_left_ms, \
                      CASE WHEN wake_at <= {after:1000} THEN 1 ELSE 0 END AS is_due, \
                      CASE WHEN delayed_until <= created_at THEN delayed_copy END AS left_copy \
                  FROM jobs WHERE id = $1",
@@ -121,12 +125,8 @@ impl ClaimStatements {
                  WHERE id = $1 AND delayed_copy = $2 AND jobs.state || '' NOT IN ('waiting', 'sending', 'unknown') \
                  RETURNING id",
             ),
-            key_holder: dialect.render("SELECT id FROM jobs WHERE provider = $1 AND idempotency_key = $2"),
-            // Nothing else of the row changes: an operator repairs it by SQL.
-            abandon: dialect.render(
-                "UPDATE jobs SET lease_owner = NULL, lease_until = NULL \
-                 WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL RETURNING id",
-            ),
+            key_holder: dialect.render(KEY_HOLDER),
+            abandon: dialect.render(ABANDON),
             // A separate statement after the claim: a claim that waited for the row does not see an attempt that began
             // meanwhile.
             unknown_age: dialect.render(
@@ -194,18 +194,10 @@ impl ClaimStatements {
         let Some(row) = rows.first() else {
             let key = job.effective_key().as_str();
             let holders = engine.query(&self.key_holder, Arc::from([job.provider.as_str().into(), key.into()])).await?;
-            let conflict = "idempotency_key: another payment of this provider uses it; give each payment its own";
-            return Ok(holders.first().map(|_| conflicting(conflict)));
+            return Ok(holders.first().map(|_| Claim::Conflict(key_conflict())));
         };
-        if row.text("provider")? != job.provider.as_str() {
-            return Ok(Some(conflicting(
-                "id: a payment of another provider has it; ids are unique over all providers",
-            )));
-        }
-        let recorded = row.bytes("content_hash")?;
-        // Cancelled before its message came: the message is finished, whatever its content.
-        if recorded != hash.0 && recorded != ContentHash::UNSEEN.0 {
-            return Ok(Some(conflicting("id: recorded before with other content; a changed payment needs a new id")));
+        if let Some(conflict) = recorded_conflict(row, job, hash)? {
+            return Ok(Some(Claim::Conflict(conflict)));
         }
         if !matches!(row.text("state")?.as_str(), "waiting" | "sending" | "unknown") {
             // The message that stayed in the queue when the job finished without it. It is removed now, so the row
@@ -214,6 +206,10 @@ impl ClaimStatements {
                 engine.query(&self.done_with, Arc::from([job.id.as_str().into(), arrived.copy.into()])).await?;
             }
             return Ok(Some(Claim::Finished));
+        }
+        // The ledger alone brings it back.
+        if row.bool("backlog")? {
+            return Ok(Some(Claim::Superseded));
         }
         let counts = row.int("copy")? <= arrived.copy || row.opt_int("delayed_copy")? == Some(arrived.copy);
         let lease_left = row.opt_ms("lease_left_ms")?.filter(|left| !left.is_zero());
@@ -226,8 +222,33 @@ impl ClaimStatements {
     }
 }
 
-fn conflicting(detail: &str) -> Claim {
-    Claim::Conflict(InvalidMessage::new(InvalidReason::Conflict, detail))
+/// The statement that finds the payment with an idempotency key.
+pub(super) const KEY_HOLDER: &str = "SELECT id FROM jobs WHERE provider = $1 AND idempotency_key = $2";
+
+/// The conflict with the payment that [`KEY_HOLDER`] finds.
+pub(super) fn key_conflict() -> InvalidMessage {
+    conflicting("idempotency_key: another payment of this provider uses it; give each payment its own")
+}
+
+/// The conflict with the payment of this id in a row with `provider` and `content_hash`, if there is one.
+pub(super) fn recorded_conflict(
+    row: &SqlRow,
+    job: &Job,
+    hash: ContentHash,
+) -> Result<Option<InvalidMessage>, LedgerError> {
+    if row.text("provider")? != job.provider.as_str() {
+        return Ok(Some(conflicting("id: a payment of another provider has it; ids are unique over all providers")));
+    }
+    let recorded = row.bytes("content_hash")?;
+    // Cancelled before its message came: the message is finished, whatever its content.
+    if recorded != hash.0 && recorded != ContentHash::UNSEEN.0 {
+        return Ok(Some(conflicting("id: recorded before with other content; a changed payment needs a new id")));
+    }
+    Ok(None)
+}
+
+fn conflicting(detail: &str) -> InvalidMessage {
+    InvalidMessage::new(InvalidReason::Conflict, detail)
 }
 
 /// `$1` to `$16` of a statement that records a job.
@@ -262,7 +283,7 @@ fn recorded(job: &Job, row: &SqlRow) -> Result<Claim, LedgerError> {
 }
 
 /// The claimed job without the age of the last unknown outcome.
-fn claimed(job: &Job, row: &SqlRow) -> Result<Claimed, LedgerError> {
+pub(super) fn claimed(job: &Job, row: &SqlRow) -> Result<Claimed, LedgerError> {
     Ok(Claimed {
         lease: LeaseToken { id: job.id.clone(), fence: row.int("fence")? },
         attempts: row.count("attempts")?,

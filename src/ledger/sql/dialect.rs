@@ -111,7 +111,7 @@ impl Dialect {
     /// [`EpochMs`] can hold; `{json:X}` text to JSON; `{text:X}` JSON to text; `{among:X}` is in a JSON array of
     /// integers; `{texts:X}` rows of a JSON array of texts; `{held:X}` rows (id, fence) of a JSON array; `{who}` and
     /// `{program}` as the audit's triggers name them; `{version}` of the database; `{unlocked}` rows without another
-    /// session's lock; `{join}` the left rows first, one by one; `{job}`.
+    /// session's lock; `{join}` the left rows first, one by one; `{greatest}` the function of that name; `{job}`.
     #[must_use]
     pub fn render(self, template: &str) -> Sql {
         let mut out = String::with_capacity(template.len() * 2);
@@ -197,6 +197,7 @@ impl Dialect {
                 "readable" => format!("({x} >= '{FIRST_INSTANT}' AND {x} < '{END_OF_INSTANTS}')"),
                 "unlocked" => "FOR UPDATE SKIP LOCKED".to_owned(),
                 "join" => "JOIN".to_owned(),
+                "greatest" => "greatest".to_owned(),
                 "json" => format!("{x}::jsonb"),
                 "text" => format!("{x}::text"),
                 // PostgreSQL expects an array to be short, but a hundred rows from a function. Those it would join by
@@ -220,6 +221,7 @@ impl Dialect {
                 // never reorders this:
                 // https://www.sqlite.org/optoverview.html#manual_control_of_query_plans_using_cross_join
                 "join" => "CROSS JOIN".to_owned(),
+                "greatest" => "max".to_owned(),
                 "ms" | "at" | "json" | "text" => x.to_owned(),
                 "after" => format!("({SQLITE_NOW} + {x})"),
                 "until" => format!("(({x}) - {SQLITE_NOW})"),

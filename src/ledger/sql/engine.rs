@@ -140,6 +140,12 @@ pub trait Engine: Send + Sync {
         self.query(sql, args).await
     }
 
+    /// Runs a statement like [`Engine::query_by_index`]; `None` when it was rolled back because another session has one of
+    /// its locks for longer than a batch takes.
+    async fn query_unless_locked(&self, sql: &Sql, args: Args) -> Result<Option<Vec<SqlRow>>, LedgerError> {
+        self.query_by_index(sql, args).await.map(Some)
+    }
+
     /// Runs a statement that every worker polls each second, a row or two by key: other statements do not delay it.
     async fn query_urgent(&self, sql: &Sql, args: Args) -> Result<Vec<SqlRow>, LedgerError> {
         self.query(sql, args).await

@@ -28,6 +28,7 @@ mod apply;
 mod attempt;
 mod audit;
 mod audit_context;
+mod backlog;
 mod batcher;
 mod claim;
 mod columns;
@@ -76,6 +77,7 @@ pub struct SqlLedger {
     fleet: fleet::FleetStatements,
     reports: reports::ReportStatements,
     upkeep: upkeep::UpkeepStatements,
+    backlog: backlog::BacklogStatements,
 }
 
 impl SqlLedger {
@@ -94,6 +96,7 @@ impl SqlLedger {
             fleet: fleet::FleetStatements::new(dialect),
             reports: reports::ReportStatements::new(dialect),
             upkeep: upkeep::UpkeepStatements::new(dialect),
+            backlog: backlog::BacklogStatements::new(dialect),
         }
     }
 }

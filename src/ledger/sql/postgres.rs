@@ -57,6 +57,19 @@ impl Engine for PostgresEngine {
         query(self.connections.clone(), ConnectionPurpose::Batches, sql, args).await
     }
 
+    async fn query_unless_locked(&self, sql: &Sql, args: Args) -> Result<Option<Vec<SqlRow>>, LedgerError> {
+        let pool = self.connections.clone();
+        let step = Step { sql: sql.clone(), args, must_affect: false };
+        run_to_completion(async move {
+            match run_single_statement(&pool, ConnectionPurpose::Batches, &step).await {
+                Ok((rows, _)) => Ok(Some(rows)),
+                Err(error) if rolled_back(&error) || lock_not_available(&error) => Ok(None),
+                Err(error) => Err(from_postgres(&error)),
+            }
+        })
+        .await
+    }
+
     /// A silent connection is dropped soon, so that the next poll has another. So is one to a demoted server: it would
     /// return outdated rows forever.
     async fn query_urgent(&self, sql: &Sql, args: Args) -> Result<Vec<SqlRow>, LedgerError> {

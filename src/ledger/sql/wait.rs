@@ -20,24 +20,29 @@ pub struct WaitParameters<'a> {
 impl WaitParameters<'_> {
     /// Assignments for a job that waits until `wake`, from now on.
     pub fn begin(&self, wake: &str) -> String {
-        self.assignments(wake, "{now}")
+        self.assignments(wake, wake, "{now}")
     }
 
     /// Assignments for a job that waits until `wake`. Delays for one reason before one request are one wait.
     pub fn begin_or_go_on(&self, wake: &str) -> String {
+        self.begin_or_go_on_until(wake, wake)
+    }
+
+    /// [`WaitParameters::begin_or_go_on`] for a job that is due at `wake`, and that something else keeps until `until`.
+    pub fn begin_or_go_on_until(&self, wake: &str, until: &str) -> String {
         let Self { code, limit, .. } = self;
         let since = format!(
             "CASE WHEN wait_reason = {code} AND wait_limit IS NOT DISTINCT FROM {limit} \
                  AND wait_request = last_attempt + 1 THEN COALESCE(wait_since, {{now}}) ELSE {{now}} END"
         );
-        self.assignments(wake, &since)
+        self.assignments(wake, until, &since)
     }
 
-    fn assignments(&self, wake: &str, since: &str) -> String {
+    fn assignments(&self, wake: &str, until: &str, since: &str) -> String {
         let Self { detail, code, limit } = self;
         format!(
             "wake_at = {wake}, reason = NULL, wait_reason = {code}, wait_limit = {limit}, wait_detail = {detail}, \
-             wait_since = {since}, wait_until = {wake}, wait_request = last_attempt + 1, wait_begun_at = {{now}}"
+             wait_since = {since}, wait_until = {until}, wait_request = last_attempt + 1, wait_begun_at = {{now}}"
         )
     }
 }

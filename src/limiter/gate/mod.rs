@@ -63,8 +63,10 @@ pub struct GateRefusal {
 /// The jobs that are refused for the same reason and as long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RefusalScope {
-    /// This job alone: its account, reference, cost or kind of call is at a limit. Other charges of the lane may pass.
+    /// This job alone: its reference, cost or kind of call is at a limit. Other charges of the lane may pass.
     Job,
+    /// The charges of its account: a limit of the account has no slot, or a rule blocks it.
+    Account,
     /// Every charge; look-ups may pass.
     Charges,
     All,
@@ -110,6 +112,9 @@ pub struct AcquireRequest {
     /// Length of a block of the queue that is accepted even beyond `wait_until`, while the job may wait for a worker
     /// slot: a shorter one is not worth a requeue.
     pub accepted_wait: Duration,
+    /// Longest time at the gate for a limit of the job's account; then the request is refused. Other limits do not
+    /// count.
+    pub account_wait: Duration,
     /// The worker slot that is taken with the permit; `None`: the request needs none.
     pub egress: Option<EgressRequest>,
 }
@@ -126,6 +131,7 @@ impl AcquireRequest {
             reference: None,
             wait_until,
             accepted_wait: Duration::ZERO,
+            account_wait: Duration::MAX,
             egress: None,
         }
     }
@@ -207,7 +213,7 @@ impl Gate {
     /// [`Gate::acquire`] for a job whose position can be queried by its id ([`Gate::position_of`]).
     pub async fn acquire_for(&self, job: Option<JobId>, request: AcquireRequest) -> AcquireResult {
         let (reply, answer) = oneshot::channel();
-        let AcquireRequest { cost, kind, priority, account, reference, wait_until, accepted_wait, egress } = request;
+        let AcquireRequest { cost, kind, priority, account, reference, .. } = request;
         let scope =
             wait_queue::CountingScope { kind: Some(kind), account, reference: reference.as_deref().map(digest) };
         let waiter = wait_queue::PermitWaiter {
@@ -216,9 +222,10 @@ impl Gate {
             priority,
             scope,
             reference,
-            wait_until,
-            accepted_wait,
-            egress,
+            wait_until: request.wait_until,
+            accepted_wait: request.accepted_wait,
+            account_wait_until: Instant::now().checked_add(request.account_wait),
+            egress: request.egress,
             reply,
             deferral: None,
         };

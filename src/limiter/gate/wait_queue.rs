@@ -10,20 +10,19 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use self::refusal::{inadmissible_by, refuse, refuse_inadmissible};
 use self::waiters::Waiters;
 use super::block::{BlocksByKind, QueueBlock};
 use super::egress::{EgressPosition, EgressRequest, EgressRule};
-use super::{AcquireResult, BlockReason, GateRefusal, QueuePosition, RefusalScope};
+use super::{AcquireResult, BlockReason, QueuePosition, RefusalScope};
 use crate::domain::job::JobId;
 use crate::domain::limit::{AppliesTo, Scope};
 use crate::domain::permit_protocol::{BATCH_MAX, CallKind, PermitRequest, Subject};
 use crate::domain::quota_spec::{Blocked, CounterSpec, QuotaSpec};
 
 mod lane_capacity;
+mod refusal;
 mod waiters;
-
-/// Wait of a job whose account is blocked.
-const BLOCKED_WAIT: Duration = Duration::from_secs(60);
 
 /// The kind, account and reference with which a permit is counted, besides the provider's limits.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -68,6 +67,8 @@ pub(super) struct PermitWaiter {
     pub wait_until: Instant,
     /// A block of the queue that lasts no longer is never refused.
     pub accepted_wait: Duration,
+    /// The waiter is refused if a limit of its account makes it wait longer than this; `None`: never for that.
+    pub account_wait_until: Option<Instant>,
     /// The worker slot that it takes with its permit.
     pub egress: Option<EgressRequest>,
     pub reply: oneshot::Sender<AcquireResult>,
@@ -96,6 +97,10 @@ impl Deferral {
         };
         is_same_subject && (applies_to == AppliesTo::All || one.kind() == other.kind())
     }
+
+    fn is_by_account_limit(&self) -> bool {
+        matches!((&self.reason, self.counted_with), (BlockReason::Limit(_), Some((Scope::Account, _))))
+    }
 }
 
 impl PermitWaiter {
@@ -108,6 +113,12 @@ impl PermitWaiter {
     fn accepts(&self, until: Instant, stalled_since: Instant, now: Instant) -> bool {
         let is_in_time = self.egress.as_ref().is_none_or(|egress| now < egress.wait_until);
         until <= self.wait_until || (is_in_time && until <= stalled_since + self.accepted_wait)
+    }
+
+    /// Whether it waits for the end of its own deferral.
+    fn accepts_deferral(&self, deferral: &Deferral, now: Instant) -> bool {
+        let in_time = self.account_wait_until.is_none_or(|latest| deferral.until <= latest);
+        (in_time || !deferral.is_by_account_limit()) && self.accepts(deferral.until, now, now)
     }
 
     /// Whether it leaves its lane before the later waiter does.
@@ -284,11 +295,12 @@ impl WaitQueue {
             .filter(|earlier| earlier.until > deferral.until)
             .unwrap_or(deferral)
             .clone();
-        if waiter.accepts(deferral.until, now, now) {
+        if waiter.accepts_deferral(&deferral, now) {
             self.waiters.defer(key, deferral);
         } else if let Some(waiter) = self.waiters.remove(key, now) {
             let wait = deferral.until.saturating_duration_since(now);
-            refuse(waiter, wait, deferral.exact, &deferral.reason, RefusalScope::Job);
+            let scope = if deferral.is_by_account_limit() { RefusalScope::Account } else { RefusalScope::Job };
+            refuse(waiter, wait, deferral.exact, &deferral.reason, scope);
         }
     }
 
@@ -415,34 +427,4 @@ impl WaitQueue {
             }
         }
     }
-}
-
-/// Why the limiter is not called for a waiter: its account is blocked, or no window can ever admit its cost.
-fn inadmissible_by(waiter: &PermitWaiter, spec: &QuotaSpec) -> Option<BlockReason> {
-    let Ok(subjects) = waiter.scope.subjects(spec) else {
-        return Some(BlockReason::AccountBlocked { account: waiter.scope.account.clone().unwrap_or_default() });
-    };
-    // Every open limit admits a cost of 1.
-    if waiter.cost <= 1 {
-        return None;
-    }
-    let (limit, max_cost) = spec.tightest_limit(waiter.scope.kind(), &subjects)?;
-    // Jobs wait while a limit is closed (0).
-    (max_cost > 0 && waiter.cost > max_cost).then_some(BlockReason::Oversized { limit, max_cost })
-}
-
-fn refuse_inadmissible(waiter: PermitWaiter, reason: &BlockReason) {
-    let (wait, exact) = match reason {
-        BlockReason::Oversized { .. } => (Duration::ZERO, true),
-        _ => (BLOCKED_WAIT, false),
-    };
-    refuse(waiter, wait, exact, reason, RefusalScope::Job);
-}
-
-fn refuse(waiter: PermitWaiter, wait: Duration, exact: bool, reason: &BlockReason, scope: RefusalScope) {
-    let never = matches!(reason, BlockReason::Oversized { .. });
-    let retry_after = if never { Duration::ZERO } else { wait.max(Duration::from_millis(1)) };
-    // A cancelled waiter needs no answer.
-    let reason = reason.clone();
-    let _ = waiter.reply.send(AcquireResult::Refused(GateRefusal { retry_after, exact, reason, scope }));
 }

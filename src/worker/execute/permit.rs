@@ -9,6 +9,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::Span;
 
+use super::backlog::{flow_block, return_to_backlog, wait_for_lane};
 use super::record::{delay, release};
 use super::{ClaimedJob, LaneContext};
 use crate::domain::disposition::OVERSIZED_WAIT;
@@ -25,6 +26,10 @@ use crate::telemetry::spans;
 use crate::worker::intake::DeliveryAction;
 use crate::worker::lane::max_local_wait;
 use crate::worker::meter::RefusalLabels;
+
+/// Longest wait of an active job for a limit of its account. Then it returns to the backlog, and its place in the lane
+/// is free for jobs of other accounts. As long as permits are booked ahead at most.
+const ACCOUNT_WAIT: Duration = Duration::from_millis(250);
 
 pub(super) enum PermitWait {
     Granted(Permit),
@@ -58,6 +63,7 @@ pub(super) fn acquire_request(job: &Job, kind: CallKind, provider: &Provider, eg
         reference: job.reference.clone(),
         wait_until,
         accepted_wait,
+        account_wait: ACCOUNT_WAIT,
         egress: Some(egress),
     }
 }
@@ -119,13 +125,20 @@ pub(super) async fn delay_refused(lane: &LaneContext, job: &ClaimedJob, refusal:
         BlockReason::Stopping => return release(lane, job).await,
     };
     let (cause, by) = (Wait::from(cause), pause_cause(&refusal.reason));
+    let label = refusal_code(&refusal.reason);
+    if let Some(block) = flow_block(lane, job, refusal) {
+        return return_to_backlog(lane, job, (label, cause), Some(block)).await;
+    }
     match refusal.scope {
         // The refusal says nothing about the jobs behind it.
-        RefusalScope::Job => {}
+        RefusalScope::Job | RefusalScope::Account => {}
         RefusalScope::Charges => lane.control.pause_charges(refusal.retry_after, by, cause.clone()),
         RefusalScope::All => lane.control.pause_intake(refusal.retry_after, by, cause.clone()),
     }
-    delay(lane, job, refusal.retry_after, (refusal_code(&refusal.reason), cause)).await
+    if refusal.scope == RefusalScope::Job {
+        return delay(lane, job, refusal.retry_after, (label, cause)).await;
+    }
+    wait_for_lane(lane, job, refusal.retry_after, (label, cause)).await
 }
 
 /// Wait of a job whose cost exceeds a limit: it is checked again before its age ends it, in case the limit was raised.

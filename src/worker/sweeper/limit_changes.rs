@@ -151,6 +151,12 @@ pub async fn wake_jobs(
     let mut lanes = RoundRobin::new(worker, changes.due(known, propagation_time, Instant::now()));
     while let Some((due, batches)) = lanes.next().await {
         let DueLane { lane, waits_for: by, changed_ago } = due.clone();
+        if by == WaitCause::Limit {
+            // The lanes' dispatchers see it within a second. A flow that is still at its limit is blocked again by its
+            // first jobs.
+            let unblocked = worker.backends.backlog.unblock_flows(&lane).await;
+            result = result.and(unblocked.map(drop).map_err(SweepError::Ledger));
+        }
         // Twice the time: a job refused by the new limits may be woken once more, one refused by the former must be.
         let which = WakeFilter {
             changed_ago,

@@ -20,6 +20,7 @@ use crate::ledger::upkeep::ScrubScope;
 use crate::queue::QueueError;
 
 mod dead_letters;
+mod flows;
 mod limit_changes;
 pub mod overdue;
 mod reconcile;
@@ -89,8 +90,9 @@ async fn sweep(
     let republished = republish::republish_all(worker, progress, known).await;
     let dead = dead_letters::process_all(worker, known).await;
     let ended = expire_and_scrub(worker).await;
+    let flows = flows::keep(worker, known).await;
     let reconciled = reconcile::check(worker, known).await;
-    woken.and(republished).and(dead).and(ended).and(reconciled)
+    woken.and(republished).and(dead).and(ended).and(flows).and(reconciled)
 }
 
 /// Expires jobs, and empties jobs that finished long ago: batch after batch, until one is not full or the next sweep is

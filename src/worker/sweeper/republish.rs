@@ -130,7 +130,7 @@ pub(in crate::worker) async fn rebuild_or_review(
 
 /// The job's message, if it equals the recorded one. An emptied payload, or a row that was changed by hand, gives
 /// another hash.
-fn rebuild_message(recorded: &JobToRepublish) -> Option<Bytes> {
+pub(in crate::worker) fn rebuild_message(recorded: &JobToRepublish) -> Option<Bytes> {
     let body = encode(&recorded.job);
     // The job was validated when it was recorded; rules for new jobs must not stop it now.
     let decoded = decode_recorded(&body, &recorded.job.provider).ok()?;

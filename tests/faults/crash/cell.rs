@@ -260,7 +260,8 @@ impl Cell {
     /// Publishes one of the payments again, as a producer may at any time.
     pub async fn publish_again(&self, number: u64) {
         let id = format!("{}-{number}", self.name);
-        self.publish_body(&json!({ "id": id, "amount": 100 + number, "currency": "EUR" }).to_string()).await;
+        let job = json!({ "id": id, "account": "merchant", "amount": 100 + number, "currency": "EUR" });
+        self.publish_body(&job.to_string()).await;
     }
 
     /// Publishes one payment with an expiry far in the future.

@@ -74,6 +74,30 @@ async fn costly_job_is_not_starved_within_its_account() {
     assert!(matches!(costly, Ok(AcquireResult::Granted(_))), "{costly:?}");
 }
 
+/// A job waits at the gate for its account's limit only as long as it says, and as long as usual for others.
+#[tokio::test(start_paused = true)]
+async fn account_limit_refuses_impatient_jobs_early() {
+    let own = LimitSpec { scope: Scope::Account, ..LimitSpec::sliding_log("own", 1, Duration::from_secs(10)) };
+    let all = LimitSpec::sliding_log("all", 3, Duration::from_secs(5));
+    let spec = QuotaSpec { limits: vec![all, own], ..spec(&[]) };
+    let Steered { gate, settings: _settings, .. } = steered(Altered::slow(Duration::from_millis(1)), spec);
+    let impatient =
+        |name: &str| account(name, AcquireRequest { account_wait: Duration::from_millis(250), ..ask(1, hour()) });
+    use_one(&gate, impatient("alice")).await;
+    let began = Instant::now();
+    let refused = gate.acquire(impatient("alice")).await;
+    let AcquireResult::Refused(GateRefusal { retry_after, exact, reason, scope }) = refused else {
+        panic!("{refused:?}")
+    };
+    assert_eq!((exact, reason, scope), (true, BlockReason::Limit("own".into()), RefusalScope::Account));
+    assert!(retry_after > Duration::from_secs(9) && began.elapsed() < Duration::from_secs(1), "{retry_after:?}");
+    // Another account's job waits for the limit of all.
+    use_one(&gate, impatient("bob")).await;
+    use_one(&gate, impatient("carol")).await;
+    use_one(&gate, impatient("dave")).await;
+    assert!(began.elapsed() > Duration::from_secs(4));
+}
+
 /// For a limit on all calls and for a limit on charges.
 #[tokio::test(start_paused = true)]
 async fn urgent_job_overtakes_a_waiting_costly_job() {

@@ -148,6 +148,7 @@ impl Bench {
         let engines = Backends {
             queue: self.broker.clone().unwrap_or_else(|| self.queue.clone()),
             ledger: self.database.ledger(),
+            backlog: self.database.backlog(),
             upkeep: self.database.upkeep(),
             settings: self.database.settings(),
             limiter: self.store.clone().unwrap_or_default(),

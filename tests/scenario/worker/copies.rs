@@ -11,19 +11,20 @@ use super::bench::{Bench, limit, name, row};
 const HOUR_MS: i64 = 3_600_000;
 const JOBS: usize = 20;
 
-/// One payment an hour per account, far below the provider's limit.
-fn strict_on_accounts() -> ProviderRow {
-    let per_account = LimitRow { name: "per-account".to_owned(), scope: "account".to_owned(), ..limit(1, HOUR_MS) };
+/// One payment an hour per reference, far below the provider's limit.
+fn strict_on_references() -> ProviderRow {
+    let per_reference =
+        LimitRow { name: "per-reference".to_owned(), scope: "reference".to_owned(), ..limit(1, HOUR_MS) };
     ProviderRow {
         mode: "requeue".to_owned(),
-        limits: vec![limit(1_000, 100), per_account],
+        limits: vec![limit(1_000, 100), per_reference],
         leak_per_second: Some(1_000.0),
         ..row("acme")
     }
 }
 
 async fn pay(bench: &Bench, id: &str) {
-    let body = serde_json::json!({ "id": id, "account": "m", "amount": 1299, "currency": "EUR" });
+    let body = serde_json::json!({ "id": id, "reference": "m", "amount": 1299, "currency": "EUR" });
     bench.publish("acme", &body.to_string()).await;
 }
 
@@ -44,7 +45,7 @@ async fn until_all_are_delayed(bench: &Bench, since_ms: i64) {
 
 #[tokio::test]
 async fn changed_limits_add_no_copies_of_delayed_jobs() {
-    let bench = Bench::open(&[strict_on_accounts()]).await;
+    let bench = Bench::open(&[strict_on_references()]).await;
     for number in 0..JOBS {
         pay(&bench, &format!("p-{number}")).await;
     }
@@ -54,14 +55,14 @@ async fn changed_limits_add_no_copies_of_delayed_jobs() {
     for change in 1..=3 {
         let now_ms = bench.count("SELECT CAST(unixepoch('subsec') * 1000 AS INTEGER)").await;
         let rate = Rate::new(1 + change, Duration::from_secs(3_600)).unwrap();
-        bench.settings().set_rate(&name("acme"), "per-account", rate).await.unwrap();
+        bench.settings().set_rate(&name("acme"), "per-reference", rate).await.unwrap();
         until_all_are_delayed(&bench, now_ms).await;
         // Copies of jobs that have finished are still in their delay queues.
         let copies = bench.queued("acme").await;
         assert!(copies <= JOBS as i64, "{copies} copies of {JOBS} jobs after {change} changes");
     }
     // Those copies bring each job again, and each job is charged once.
-    bench.apply(&[ProviderRow { limits: vec![limit(1_000, 100)], ..strict_on_accounts() }]).await;
+    bench.apply(&[ProviderRow { limits: vec![limit(1_000, 100)], ..strict_on_references() }]).await;
     for number in 0..JOBS {
         let job = bench.until_state(&format!("p-{number}"), "succeeded").await;
         assert_eq!(job.attempts, 1, "p-{number}");

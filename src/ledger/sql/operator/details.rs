@@ -11,6 +11,7 @@ use crate::ledger::LedgerError;
 use crate::ledger::operator::{
     AttemptSummary, AuditEntry, Digest, EventSummary, JobDetails, RequestSummary, WaitDetails,
 };
+use crate::ledger::sql::backlog::{account_of, class_of};
 use crate::ledger::sql::dialect::Dialect;
 use crate::ledger::sql::engine::{Engine, Sql};
 use crate::ledger::sql::row::SqlRow;
@@ -25,13 +26,29 @@ pub struct JobDetailStatements {
 
 impl JobDetailStatements {
     pub fn new(dialect: Dialect) -> Self {
+        // A job of a blocked flow waits for the end of its block.
+        let columns = SUMMARY_COLUMNS
+            .replace("{ms:jobs.wake_at}", "{ms:COALESCE(flows.blocked_until, jobs.wake_at)}")
+            .replace("jobs.wait_reason", "COALESCE(flows.blocked_reason, jobs.wait_reason) AS wait_reason")
+            .replace(
+                "jobs.wait_limit",
+                "CASE WHEN flows.blocked_reason IS NULL THEN jobs.wait_limit ELSE flows.blocked_limit END AS wait_limit",
+            )
+            .replace(
+                "jobs.wait_detail",
+                "CASE WHEN flows.blocked_reason IS NULL THEN jobs.wait_detail END AS wait_detail",
+            );
         let job = format!(
-            "SELECT {SUMMARY_COLUMNS}, idempotency_key, reference, cost, priority, {{ms:not_before}} AS not_before_ms, \
+            "SELECT {columns}, idempotency_key, reference, cost, priority, {{ms:not_before}} AS not_before_ms, \
                  {{ms:expires_at}} AS expires_at_ms, maybe_charged, lease_owner, {{ms:lease_until}} AS lease_until_ms, \
                  {{ms:first_sent_at}} AS first_sent_at_ms, {{ms:revived_at}} AS revived_at_ms, payload, \
                  {{ms:wait_since}} AS wait_since_ms, {{ms:wait_until}} AS wait_until_ms, wait_request, \
                  frozen_method, frozen_url, frozen_content_type, frozen_body \
-             FROM jobs WHERE id = $1"
+             FROM jobs LEFT JOIN flows ON jobs.backlog AND flows.provider = jobs.provider \
+                 AND flows.class = {} AND flows.account = {} AND flows.blocked_until > {{now}} \
+             WHERE jobs.id = $1",
+            class_of("jobs"),
+            account_of("jobs"),
         );
         Self {
             job: dialect.render(&job),

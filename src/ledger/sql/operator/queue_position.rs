@@ -1,6 +1,6 @@
 //! The queries for a payment's neighbours: jobs ahead of it, active jobs, and rejected messages with its id.
 //!
-//! Jobs ahead are those that are due earlier or more urgent. No queue guarantees an order beyond that.
+//! Jobs ahead are those that are due earlier or more urgent; for a job of the backlog, those that are claimed before it.
 
 use super::list::{at, id_args, opt_at};
 use crate::domain::disposition::Resend;
@@ -9,6 +9,7 @@ use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
 use crate::ledger::operator::DatabaseTime;
 use crate::ledger::queue_position::{JobProgress, LedgerQueuePosition, Rejection};
+use crate::ledger::sql::backlog::position::BacklogPositionStatements;
 use crate::ledger::sql::claim::LOST_HOLDERS;
 use crate::ledger::sql::dialect::Dialect;
 use crate::ledger::sql::engine::{Args, Engine, Sql};
@@ -21,6 +22,7 @@ pub struct QueuePositionStatements {
     own: Sql,
     around: Sql,
     rejected: Sql,
+    backlog: BacklogPositionStatements,
 }
 
 impl QueuePositionStatements {
@@ -28,7 +30,7 @@ impl QueuePositionStatements {
         // $1 the job, $2 the providers of its quota as JSON.
         let others = format!(
             "FROM jobs AS me JOIN jobs AS other ON other.provider IN ({{texts:$2}}) AND other.{OPEN} \
-             WHERE me.id = $1 AND other.id <> me.id AND other.state <> 'sending' \
+             WHERE me.id = $1 AND other.id <> me.id AND other.state <> 'sending' AND NOT other.backlog \
                  AND ((other.priority > me.priority AND (other.wake_at <= me.wake_at OR other.wake_at <= {{now}})) \
                      OR (other.priority = me.priority AND (other.wake_at < me.wake_at \
                          OR (other.wake_at = me.wake_at AND other.id < me.id))))"
@@ -37,7 +39,7 @@ impl QueuePositionStatements {
             "SELECT (SELECT count(*) {others}) AS jobs_before, \
                  (SELECT CAST(COALESCE(sum(other.cost), 0) AS bigint) {others}) AS cost_before, \
                  (SELECT count(*) FROM jobs AS other JOIN jobs AS me ON other.provider = me.provider \
-                     WHERE me.id = $1 AND other.{OPEN} AND other.wake_at <= {{now}} \
+                     WHERE me.id = $1 AND other.{OPEN} AND other.wake_at <= {{now}} AND NOT other.backlog \
                          AND (other.lease_until IS NULL OR other.lease_until <= {{now}})) AS due, \
                  (SELECT count(*) FROM jobs WHERE provider IN ({{texts:$2}}) AND {OPEN} AND state <> 'sending' \
                      AND lease_until > {{now}} AND id <> $1) AS active, \
@@ -64,6 +66,7 @@ impl QueuePositionStatements {
                 "SELECT {ms:at} AS at_ms, lane, reason, detail FROM rejected_messages WHERE job_id = $1 \
                  ORDER BY id DESC LIMIT 5",
             ),
+            backlog: BacklogPositionStatements::new(dialect),
         }
     }
 
@@ -83,7 +86,11 @@ impl QueuePositionStatements {
         let around = engine.query(&self.around, args).await?;
         let around = around.first().ok_or_else(|| corrupt("jobs_before", "is missing"))?;
         let many = |column: &str| u64::try_from(around.int(column)?).map_err(|_| corrupt(column, "is negative"));
-        let (before, cost_before) = (many("jobs_before")?, many("cost_before")?);
+        let in_backlog = self.backlog.jobs_before(engine, id).await?;
+        let (jobs_ahead, cost_ahead) = match in_backlog {
+            Some(jobs) => (jobs, jobs),
+            None => (many("jobs_before")?, many("cost_before")?),
+        };
         let (due, active) = (many("due")?, many("active")?);
         let (workers, hold) = (around.count("workers")?, around.opt_ms("hold_ms")?);
         // Last, so that nothing that was read is later than this.
@@ -93,8 +100,9 @@ impl QueuePositionStatements {
             now,
             rejected,
             progress: own,
-            jobs_ahead: before,
-            cost_ahead: cost_before,
+            is_in_backlog: in_backlog.is_some(),
+            jobs_ahead,
+            cost_ahead,
             due,
             active,
             workers,

@@ -22,7 +22,7 @@ use crate::ledger::{FencedWrite, LeaseToken, LedgerError};
 
 mod finished_totals;
 mod reconciliation;
-mod republish;
+pub(in crate::ledger::sql) mod republish;
 mod retention;
 
 pub(in crate::ledger::sql) use retention::LIMIT_WINDOW_MAX;
@@ -31,7 +31,7 @@ pub(in crate::ledger::sql) use retention::LIMIT_WINDOW_MAX;
 pub(in crate::ledger::sql) const OPEN: &str = "state IN ('waiting', 'sending', 'unknown')";
 
 /// What every list and every sweep reads of a row.
-const READABLE: &str = "{readable:wake_at} AND {readable:created_at} AND {readable:updated_at} \
+pub(in crate::ledger::sql) const READABLE: &str = "{readable:wake_at} AND {readable:created_at} AND {readable:updated_at} \
      AND (not_before IS NULL OR {readable:not_before}) AND (expires_at IS NULL OR {readable:expires_at}) AND attempts >= 0";
 
 pub struct UpkeepStatements {

@@ -41,7 +41,7 @@ const NO_CAUSE: &str = "state || '' = 'succeeded' AND (reason IS NULL OR reason 
 
 /// The columns that only the row of open jobs fills.
 const NOT_OF_OPEN: &str = "NULL AS oldest_ms, 0 AS active, 0 AS in_flight, 0 AS delayed, NULL AS delayed_ms, 0 AS due, \
-     0 AS overdue, 0 AS messages_min, 0 AS messages_max, 0 AS unreadable";
+     0 AS overdue, 0 AS messages_min, 0 AS messages_max, 0 AS unreadable, 0 AS backlog";
 
 /// Tolerance for a message's return: brokers are late, the row is written before its copy is published, and the queue
 /// is read after the ledger.
@@ -73,20 +73,23 @@ impl ReconciliationStatements {
                      {} AS due, {} AS overdue, {} AS messages_min, \
                      CAST(coalesce(sum(CASE WHEN returned_at <= {{after:{RETURN_EARLY_MS}}} THEN 1 + sweeps \
                          WHEN beside_at <= {{after:{RETURN_EARLY_MS}}} THEN 1 END), 0) AS bigint) AS messages_max, \
-                     {} AS unreadable \
-                 FROM (SELECT provider, {SINCE} AS since, expires_at, lease_until, wake_at, state, sweeps, \
+                     {} AS unreadable, {} AS backlog \
+                 FROM (SELECT provider, {SINCE} AS since, expires_at, lease_until, wake_at, state, sweeps, backlog, \
                            NOT ({READABLE}) AS unreadable, \
-                           CASE WHEN {FREE} AND wake_at > {{now}} THEN wake_at END AS waits_until, \
-                           CASE WHEN {FREE} AND NOT unqueued THEN {RETURNED_AT} END AS returned_at, \
+                           CASE WHEN {FREE} AND NOT backlog AND wake_at > {{now}} THEN wake_at END AS waits_until, \
+                           CASE WHEN {FREE} AND NOT unqueued AND NOT backlog THEN {RETURNED_AT} END AS returned_at, \
                            CASE WHEN NOT {FREE} THEN delayed_until END AS beside_at \
                        FROM jobs WHERE {OPEN}) AS open_jobs GROUP BY provider || ''",
                 of("expires_at <= {now}"),
                 of("lease_until > {now}"),
                 of("lease_until > {now} AND state = 'sending'"),
-                of(&format!("{FREE} AND wake_at <= {{now}}")),
-                of("wake_at <= {after:(0 - $1)} AND (lease_until IS NULL OR lease_until <= {after:(0 - $1)})"),
+                of(&format!("{FREE} AND NOT backlog AND wake_at <= {{now}}")),
+                of(
+                    "wake_at <= {after:(0 - $1)} AND NOT backlog AND (lease_until IS NULL OR lease_until <= {after:(0 - $1)})"
+                ),
                 of(&format!("returned_at <= {{after:(0 - {RETURN_LATE_MS})}}")),
                 of("unreadable"),
+                of("backlog"),
             ),
         ];
         let checks = finished.iter().flat_map(|which| {
@@ -204,7 +207,7 @@ fn add_row(account: &mut LedgerReconciliation, row: &SqlRow) -> Result<(), Ledge
             (account.past_deadline, account.oldest_open) = (jobs, row.opt_ms("oldest_ms")?);
             (account.delayed, account.delayed_for) = (count("delayed")?, row.opt_ms("delayed_ms")?);
             (account.active, account.due, account.overdue) = (count("active")?, count("due")?, count("overdue")?);
-            account.in_flight = count("in_flight")?;
+            (account.in_flight, account.backlog) = (count("in_flight")?, count("backlog")?);
             account.unreadable += count("unreadable")?;
             account.messages_min += count("messages_min")?;
             account.messages_max += count("messages_max")?;

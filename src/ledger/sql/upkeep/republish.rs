@@ -38,11 +38,12 @@ const BORN: &str = "(CASE WHEN not_before > COALESCE(revived_at, created_at) THE
      ELSE COALESCE(revived_at, created_at) END)";
 
 /// `not_before` and `expires_at` are read as epoch milliseconds.
-const RECORDED: &str = "id, provider, idempotency_key, key_given, content_hash, amount, currency, account, reference, \
+pub(in crate::ledger::sql) const RECORDED: &str = "id, provider, idempotency_key, key_given, content_hash, amount, currency, account, reference, \
      cost, priority, {ms:not_before} AS not_before_ms, {ms:expires_at} AS expires_at_ms, payload, sweeps, copy";
 
 /// What a job's message and its claim read of a row besides. A row that no claim can read stays due and first in the order.
-const CLAIMABLE: &str = "(revived_at IS NULL OR {readable:revived_at}) AND {readable:first_sent_at} \
+pub(in crate::ledger::sql) const CLAIMABLE: &str = "(revived_at IS NULL OR {readable:revived_at}) \
+     AND (first_sent_at IS NULL OR {readable:first_sent_at}) \
      AND last_attempt >= 0 AND lookups >= 0 AND lost_holders >= 0 AND sweeps >= 0 AND cost BETWEEN 0 AND 65535 \
      AND priority BETWEEN 0 AND 255 AND length(content_hash) = 32";
 
@@ -70,7 +71,7 @@ impl RepublishStatements {
                  ELSE {{now}} + ({{now}} - {DUE_SINCE}) END \
              WHERE id IN (\
                  SELECT id FROM jobs \
-                 WHERE provider = $1 AND {OPEN} AND {SWEPT_FROM} <= {{after:(0 - $2)}} \
+                 WHERE provider = $1 AND {OPEN} AND {SWEPT_FROM} <= {{after:(0 - $2)}} AND NOT backlog \
                      AND (lease_until IS NULL OR lease_until <= {{after:(0 - $2)}}) \
                      AND (not_before IS NULL OR not_before <= {{now}}) \
                  ORDER BY {SWEPT_FROM} LIMIT $5 {{unlocked}}) \
@@ -90,7 +91,7 @@ impl RepublishStatements {
         // the one that came back last, or the newest one.
         let lookups = format!(
             "SELECT {}, COALESCE(delayed_copy, copy) AS copy FROM jobs \
-             WHERE provider = $1 AND state = 'unknown' AND wake_at <= {{now}} \
+             WHERE provider = $1 AND state = 'unknown' AND wake_at <= {{now}} AND NOT backlog \
                  AND (lease_until IS NULL OR lease_until <= {{now}}) \
                  AND (delayed_until IS NULL OR delayed_until <= {{now}}) AND {READABLE} AND {CLAIMABLE} \
                  AND NOT ($3 AND COALESCE(first_sent_at > {{after:(0 - $4)}}, true) \
@@ -107,7 +108,7 @@ impl RepublishStatements {
              WHERE id IN (\
                  SELECT id FROM jobs \
                  WHERE provider = $1 AND state IN ('waiting', 'unknown') AND {reason} \
-                     AND wake_at > {{after:$3}} AND (lease_until IS NULL OR lease_until <= {{now}}) \
+                     AND wake_at > {{after:$3}} AND NOT backlog AND (lease_until IS NULL OR lease_until <= {{now}}) \
                      AND (not_before IS NULL OR not_before <= {{now}}) \
                      AND ({BEGUN} < {{after:($2 - $5)}} OR {BEGUN} < ({LAST_CHANGE}) + ({{after:$2}} - {{now}})) \
                  ORDER BY wake_at LIMIT $4 {{unlocked}}) \
@@ -120,7 +121,8 @@ impl RepublishStatements {
             overdue: dialect.render(&overdue),
             keep: dialect.render(
                 "UPDATE jobs SET unqueued = true, delayed_copy = NULL, delayed_until = NULL \
-                 WHERE id = $1 AND fence = $2 AND lease_until IS NULL AND state = 'waiting' RETURNING id",
+                 WHERE id = $1 AND fence = $2 AND lease_until IS NULL AND state = 'waiting' AND NOT backlog \
+                 RETURNING id",
             ),
             unqueued: dialect.render(&unqueued),
             lookups: dialect.render(&lookups),
@@ -232,7 +234,7 @@ impl RepublishStatements {
     }
 }
 
-fn job_to_republish(row: &SqlRow) -> Result<JobToRepublish, LedgerError> {
+pub(in crate::ledger::sql) fn job_to_republish(row: &SqlRow) -> Result<JobToRepublish, LedgerError> {
     let token = |column: &str, text: String| Identifier::new(text).map_err(|problem| corrupt(column, &problem));
     let key = row.bool("key_given")?.then(|| row.text("idempotency_key")).transpose()?;
     let small = |column: &str| row.count(column);

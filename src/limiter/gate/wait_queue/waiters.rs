@@ -178,6 +178,7 @@ mod tests {
                 reference: None,
                 wait_until,
                 accepted_wait: Duration::ZERO,
+                account_wait_until: None,
                 egress: None,
                 reply,
                 deferral,

@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::super::*;
+use super::backlog::{FLOWS, claim_reads_no_blocked_flow};
 use super::work::{IN_HAND, Working};
 use super::{Access, Explained, LARGE, filling, judge};
 use sluicegate::ledger::operator::Actor;
@@ -125,7 +126,24 @@ async fn every_statement_uses_an_index() {
     let mut log = DatabaseLog::from_now(&fixture);
     let mut working = Working { fixture: &fixture, explained: &mut log, run: "work", accesses: Vec::new() };
     working.all().await;
+    fixture.fill_backlog(Kind::Postgres).await;
+    fixture.sql("VACUUM ANALYZE").await.unwrap();
+    working.backlog().await;
     judge("PostgreSQL", &working.accesses);
+}
+
+/// However many flows are blocked, and whatever is known of the tables.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn claim_reads_no_job_of_a_blocked_flow() {
+    let mut fixture = Fixture::migrated(Kind::Postgres).await;
+    explain(&mut fixture).await;
+    fixture.fill_backlog(Kind::Postgres).await;
+    for (analyse, flows_read_max) in [("SELECT 1", FLOWS / 2 + 140), ("VACUUM ANALYZE", 140)] {
+        fixture.sql(analyse).await.unwrap();
+        let mut log = DatabaseLog::from_now(&fixture);
+        let mut working = Working { fixture: &fixture, explained: &mut log, run: "work", accesses: Vec::new() };
+        claim_reads_no_blocked_flow(&mut working, flows_read_max.into()).await;
+    }
 }
 
 /// A plan made while PostgreSQL knows nothing of a table is kept as long as the connection lives. Even then it finds a

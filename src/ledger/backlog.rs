@@ -1,0 +1,247 @@
+//! The interface of a lane's backlog: jobs that wait in the ledger alone, and the run queue of their flows.
+//!
+//! A flow is one account's jobs of one class on one lane. A job in the backlog is due and has no lease, and no queue
+//! has a message for it. [`Backlog::claim_backlog`] alone brings it back: classes strictly in their order, flows of a
+//! class by start-time fair queueing, first in first out within a flow. A blocked flow is skipped, and its jobs are not
+//! read. See `docs/decisions/0040-flows-and-backlog.md`.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::{Claimed, FencedWrite, LeaseToken, LedgerError};
+use crate::domain::job::{ContentHash, Identifier, InvalidMessage, Job};
+use crate::domain::provider::ProviderName;
+use crate::domain::wait_reason::Wait;
+
+/// The class of a flow: 0 for an unknown outcome, then 1 to 10 for the priorities 9 to 0. Lower is served first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FlowClass(u8);
+
+impl FlowClass {
+    /// Jobs whose outcome is unknown: their idempotency key ages.
+    pub const UNKNOWN: Self = Self(0);
+    const MAX: u8 = 10;
+
+    /// The class of a job of this priority, 0 to 9, whose outcome is not unknown. A higher priority counts as 9.
+    #[must_use]
+    pub fn of_priority(priority: u8) -> Self {
+        Self(Self::MAX - priority.min(Self::MAX - 1))
+    }
+
+    /// `None` above 10.
+    #[must_use]
+    pub fn from_number(number: u8) -> Option<Self> {
+        (number <= Self::MAX).then_some(Self(number))
+    }
+
+    #[must_use]
+    pub fn number(self) -> u8 {
+        self.0
+    }
+}
+
+/// The name of a flow on its lane.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct FlowKey {
+    pub class: FlowClass,
+    pub account: Option<Identifier>,
+}
+
+impl FlowKey {
+    /// The flow of a job whose outcome is not unknown.
+    #[must_use]
+    pub fn of(job: &Job) -> Self {
+        Self { class: FlowClass::of_priority(job.priority), account: job.account.clone() }
+    }
+}
+
+/// Why a flow is blocked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BlockedReason {
+    /// A limit of the account has no free slot.
+    Limit,
+    /// A row of `account_overrides` blocks the account.
+    AccountBlocked,
+}
+
+impl BlockedReason {
+    pub const ALL: [Self; 2] = [Self::Limit, Self::AccountBlocked];
+
+    /// Stable code of column `blocked_reason`.
+    #[must_use]
+    pub fn code(self) -> &'static str {
+        match self {
+            Self::Limit => "limit",
+            Self::AccountBlocked => "account_blocked",
+        }
+    }
+
+    #[must_use]
+    pub fn from_code(code: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|reason| reason.code() == code)
+    }
+}
+
+/// A block of a flow from now on. If a flow has a block that ends later, that one stays.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlowBlock {
+    /// Time until it ends, at most [`FlowBlock::WAIT_MAX`].
+    pub wait: Duration,
+    pub reason: BlockedReason,
+    /// The name of the limit, where one is meant.
+    pub limit: Option<String>,
+}
+
+impl FlowBlock {
+    /// Ten years: [`Backlog::unblock_flows`] ends the block before.
+    pub const WAIT_MAX: Duration = Duration::from_secs(10 * 365 * 86_400);
+}
+
+/// Result of recording a job into the backlog.
+#[derive(Clone, Debug, PartialEq)]
+pub enum BacklogRecord {
+    /// New. It waits in the backlog; or without a message until it is due, if its `not_before` lies ahead.
+    Recorded,
+    /// Recorded before, and in the backlog.
+    InBacklog,
+    /// Recorded before, and in a final state.
+    Finished,
+    /// Recorded before, open, and not in the backlog: a claim tells more.
+    Open,
+    /// The same id with other content, or an idempotency key that another payment of this provider uses.
+    Conflict(InvalidMessage),
+}
+
+/// How a job returns to the backlog.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BacklogReturn<'a> {
+    pub reason: &'a Wait,
+    /// [`Backlog::claim_backlog`] claimed it, so its flow's tag moved on by its cost, and moves back.
+    pub came_from_backlog: bool,
+    /// Blocks the job's flow in the same commit.
+    pub block: Option<FlowBlock>,
+}
+
+/// A dispatcher's claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BacklogClaimRequest<'a> {
+    pub lane: &'a ProviderName,
+    pub owner: &'a str,
+    pub lease: Duration,
+    /// Most jobs in all.
+    pub at_most: u32,
+    /// Jobs of one flow in a row, at least 1: the quantum of fair queueing. A flow with a larger weight, or alone, has
+    /// several quanta in one claim. Flows share the more exactly, the smaller it is; a claim is cheaper, the larger it
+    /// is.
+    pub per_flow: u32,
+    /// Most jobs of one flow, at least 1. A flow may have a limit of its own that grants only a few.
+    pub flow_max: u32,
+    /// Flows that are left out: this process has enough of their jobs.
+    pub except: &'a [FlowKey],
+}
+
+/// A job that a dispatcher claimed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BacklogJob {
+    pub job: Job,
+    /// Content hash from when the job was recorded.
+    pub hash: ContentHash,
+    pub class: FlowClass,
+    pub claimed: Claimed,
+}
+
+/// Result of a dispatcher's claim.
+#[derive(Clone, Debug, PartialEq)]
+pub enum BacklogClaim {
+    Claimed {
+        /// In the order in which they are to be sent.
+        jobs: Vec<BacklogJob>,
+        /// Time until the next block of the lane ends; `None` when no flow is blocked.
+        next_wake: Option<Duration>,
+    },
+    /// Another process claims from this lane at this moment. Its claim takes a few milliseconds.
+    Busy,
+}
+
+/// A block as the ledger has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockedFlow {
+    /// Time until it ends; zero when its instant has passed.
+    pub left: Duration,
+    pub reason: BlockedReason,
+    pub limit: Option<String>,
+}
+
+/// A flow with jobs in the backlog.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlowStatus {
+    pub class: FlowClass,
+    pub account: Option<Identifier>,
+    /// Jobs in the backlog.
+    pub waiting: u64,
+    pub blocked: Option<BlockedFlow>,
+}
+
+/// What a repair changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RepairedFlows {
+    /// Rows that were missing though jobs of the flow wait.
+    pub recreated: u32,
+    /// Rows whose count of waiting jobs was wrong.
+    pub corrected: u32,
+}
+
+#[async_trait]
+pub trait Backlog: Send + Sync {
+    /// Records a new job straight into the backlog, without a lease; the write may wait this long for others to be
+    /// committed with. Jobs of one batch get their place in the order of the calls. After all results but
+    /// [`BacklogRecord::Open`] and [`BacklogRecord::Conflict`], the message is acknowledged, and nothing else is done.
+    async fn record_backlog(
+        &self,
+        job: &Job,
+        hash: ContentHash,
+        max_batch_delay: Duration,
+    ) -> Result<BacklogRecord, LedgerError>;
+
+    /// Releases an active job without a request in flight into the backlog, at its former place in its flow. Older
+    /// copies of its message become superseded. A job whose `not_before` lies ahead waits without a message until then.
+    async fn return_to_backlog(&self, lease: &LeaseToken, how: &BacklogReturn<'_>) -> Result<FencedWrite, LedgerError>;
+
+    /// Claims the next jobs of a lane. A flow whose block has ended takes part.
+    async fn claim_backlog(&self, request: &BacklogClaimRequest<'_>) -> Result<BacklogClaim, LedgerError>;
+
+    /// Ends all blocks of a lane; returns how many.
+    async fn unblock_flows(&self, lane: &ProviderName) -> Result<u32, LedgerError>;
+
+    /// The flows of a lane with most jobs in the backlog, most first.
+    async fn largest_flows(&self, lane: &ProviderName, at_most: u32) -> Result<Vec<FlowStatus>, LedgerError>;
+
+    /// Deletes rows of flows without jobs whose tag the lane's virtual time has passed; returns how many.
+    async fn remove_idle_flows(&self, lane: &ProviderName, at_most: u32) -> Result<u32, LedgerError>;
+
+    /// Compares the flows of a lane with its jobs, and repairs at most this many. Reads every job of the lane's
+    /// backlog.
+    async fn repair_flows(&self, lane: &ProviderName, at_most: u32) -> Result<RepairedFlows, LedgerError>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_follow_priorities() {
+        let of = |priority| FlowClass::of_priority(priority).number();
+        assert_eq!([of(9), of(5), of(0), of(200)], [1, 5, 10, 1]);
+        assert!(FlowClass::UNKNOWN < FlowClass::of_priority(9));
+        assert_eq!((FlowClass::from_number(10).map(FlowClass::number), FlowClass::from_number(11)), (Some(10), None));
+    }
+
+    #[test]
+    fn reasons_have_codes() {
+        for reason in BlockedReason::ALL {
+            assert_eq!(BlockedReason::from_code(reason.code()), Some(reason));
+        }
+        assert_eq!(BlockedReason::from_code("weather"), None);
+    }
+}

@@ -1,0 +1,244 @@
+//! A dispatcher's claim: the next jobs of a lane by class, fair share and age, leased in one statement.
+//!
+//! One process at a time claims from a lane: it locks the lane's row of `flow_turns`, and its statement began after the
+//! last claim was committed. It waits for the flows' locks, which batches of new jobs hold for the time of a commit. If
+//! a lock is held for longer, such flows are left out. Jobs that another session has locked are always left out.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::super::claim::{ABANDON, CLAIMED_COLUMNS, claimed};
+use super::super::dialect::Dialect;
+use super::super::engine::{Args, Engine, Sql, Step, Value};
+use super::super::row::SqlRow;
+use super::super::upkeep::READABLE;
+use super::super::upkeep::republish::{CLAIMABLE, RECORDED, job_to_republish};
+use super::{TAG_PER_COST, account_of, claim_sqlite, class_of, flow_class};
+use crate::ledger::LedgerError;
+use crate::ledger::backlog::{BacklogClaim, BacklogClaimRequest, BacklogJob, FlowKey};
+
+/// The condition of index `flows_in_order`, without the flows that the process leaves out ($7).
+pub const IS_FREE: &str = "flows.provider = $1 AND flows.queued AND flows.blocked_until IS NULL \
+     AND flows.class || ' ' || flows.account NOT IN ({texts:$7})";
+
+/// The start tag of a claimed job, for the order in which the jobs are sent.
+pub fn start_of_job() -> String {
+    format!(
+        "flow_tag + (row_number() OVER (PARTITION BY flow_class, flow_account ORDER BY job_seq) - 1) \
+             * {TAG_PER_COST} / flow_weight"
+    )
+}
+
+/// The texts of a claim, by database.
+enum ClaimSql {
+    /// Waits for locks of flows; and the statement that leaves such flows out.
+    Statement {
+        waiting: Sql,
+        skipping: Sql,
+    },
+    Steps(Vec<Sql>),
+}
+
+impl ClaimSql {
+    fn new(dialect: Dialect) -> Self {
+        match dialect {
+            Dialect::Postgres => Self::Statement {
+                waiting: dialect.render(&statement("FOR UPDATE OF flows")),
+                skipping: dialect.render(&statement("FOR UPDATE OF flows SKIP LOCKED")),
+            },
+            Dialect::Sqlite => Self::Steps(claim_sqlite::steps(dialect)),
+        }
+    }
+}
+
+pub struct BacklogClaimStatements {
+    claim: ClaimSql,
+    first: Sql,
+    unknown_age: Sql,
+    abandon: Sql,
+}
+
+impl BacklogClaimStatements {
+    pub fn new(dialect: Dialect) -> Self {
+        Self {
+            claim: ClaimSql::new(dialect),
+            first: dialect
+                .render("INSERT INTO flow_turns (provider) VALUES ($1) ON CONFLICT DO NOTHING RETURNING provider"),
+            // A separate statement after the claim: the claim does not see an attempt that began meanwhile.
+            unknown_age: dialect.render(
+                "SELECT job_id, {since:max(began_at)} AS unknown_age_ms FROM attempts \
+                 WHERE job_id IN ({texts:$1}) AND kind = 'charge' \
+                     AND COALESCE(outcome, 'unknown') IN ('unknown', 'in_progress') GROUP BY job_id",
+            ),
+            abandon: dialect.render(ABANDON),
+        }
+    }
+
+    pub async fn claim(
+        &self,
+        engine: &dyn Engine,
+        request: &BacklogClaimRequest<'_>,
+    ) -> Result<BacklogClaim, LedgerError> {
+        let rows = self.rows(engine, request).await?;
+        let Some(first) = rows.first().filter(|row| row.int("turns").is_ok_and(|turns| turns > 0)) else {
+            // The lane's first claim makes its row.
+            let made = engine.query(&self.first, Arc::from([request.lane.as_str().into()])).await?;
+            if made.is_empty() {
+                return Ok(BacklogClaim::Busy);
+            }
+            return Box::pin(self.claim(engine, request)).await;
+        };
+        let next_wake = first.opt_ms("next_wake_ms")?;
+        let mut jobs = Vec::with_capacity(rows.len());
+        for row in &rows {
+            let Some(fence) = row.opt_int("fence")? else { continue };
+            match backlog_job(row) {
+                Ok(job) => jobs.push(job),
+                // Or the lease would run out, and the next claim would count a worker that was lost.
+                Err(error) => {
+                    let id = row.text("id")?;
+                    tracing::error!(job = id, %error, "a job's row cannot be read; leaving it out. Repair it by SQL");
+                    engine.query(&self.abandon, Arc::from([id.into(), fence.into()])).await?;
+                }
+            }
+        }
+        self.add_unknown_ages(engine, &mut jobs).await?;
+        Ok(BacklogClaim::Claimed { jobs, next_wake })
+    }
+
+    async fn rows(&self, engine: &dyn Engine, request: &BacklogClaimRequest<'_>) -> Result<Vec<SqlRow>, LedgerError> {
+        let except: Vec<String> = request.except.iter().map(flow_text).collect();
+        let args: [Value; 7] = [
+            request.lane.as_str().into(),
+            request.owner.into(),
+            request.lease.into(),
+            request.at_most.into(),
+            request.per_flow.max(1).into(),
+            request.flow_max.max(1).into(),
+            serde_json::Value::from(except).to_string().into(),
+        ];
+        let args: Args = Arc::from(args);
+        match &self.claim {
+            ClaimSql::Statement { waiting, skipping } => match engine.query_unless_locked(waiting, args.clone()).await?
+            {
+                Some(rows) => Ok(rows),
+                None => engine.query_by_index(skipping, args).await,
+            },
+            ClaimSql::Steps(texts) => {
+                let step = |sql: &Sql| Step { sql: sql.clone(), args: args.clone(), must_affect: false };
+                let rows = engine.atomically(texts.iter().map(step).collect()).await?;
+                Ok(rows.and_then(|mut rows| rows.pop()).unwrap_or_default())
+            }
+        }
+    }
+
+    async fn add_unknown_ages(&self, engine: &dyn Engine, jobs: &mut [BacklogJob]) -> Result<(), LedgerError> {
+        let unknown: Vec<&str> =
+            jobs.iter().filter(|job| job.claimed.maybe_charged).map(|job| job.job.id.as_str()).collect();
+        if unknown.is_empty() {
+            return Ok(());
+        }
+        let ids: Value = serde_json::Value::from(unknown).to_string().into();
+        for row in engine.query_by_index(&self.unknown_age, Arc::from([ids])).await? {
+            let (id, age): (String, Option<Duration>) = (row.text("job_id")?, row.opt_ms("unknown_age_ms")?);
+            if let Some(job) = jobs.iter_mut().find(|job| job.job.id.as_str() == id) {
+                job.claimed.unknown_age = age;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// As [`IS_FREE`] compares it. No account has a space.
+fn flow_text(flow: &FlowKey) -> String {
+    let account = flow.account.as_ref().map_or("", |account| account.as_str());
+    format!("{} {account}", flow.class.number())
+}
+
+fn backlog_job(row: &SqlRow) -> Result<BacklogJob, LedgerError> {
+    let recorded = job_to_republish(row)?;
+    let claimed = claimed(&recorded.job, row)?;
+    Ok(BacklogJob { class: flow_class(row, "flow_class")?, job: recorded.job, hash: recorded.hash, claimed })
+}
+
+/// The statement for PostgreSQL. $1 the lane, $2 owner, $3 lease, $4 most jobs, $5 a quantum, $6 most jobs of a flow,
+/// $7 flows that are left out. Returns at least one row; without a job, its `fence` is NULL.
+///
+/// Each flow has quanta of $5 jobs, and each quantum a start tag, as if a job cost 1. Those that start first are
+/// claimed. Before quantum n of the flow at place p, at least p + n * $5 jobs are claimed, so later quanta are left
+/// out.
+///
+/// Under its lock, a flow is looked at again, by columns of no index: only its primary key fits.
+///
+/// A claimed job stays without a message (`unqueued`) until it waits with one. So if its worker is lost, a sweeper
+/// publishes it as soon as its lease has expired.
+///
+/// `claims` is read twice: once as it was when the statement began, and once under the lock.
+fn statement(lock: &str) -> String {
+    let (class, account) = (class_of("jobs"), account_of("jobs"));
+    let recorded = RECORDED.trim_end_matches(", copy");
+    format!(
+        "WITH turn AS MATERIALIZED (\
+             SELECT provider FROM flow_turns WHERE provider = $1 \
+                 AND claims = (SELECT seen.claims FROM flow_turns AS seen WHERE seen.provider = $1) \
+             FOR UPDATE SKIP LOCKED), \
+         candidates AS MATERIALIZED (\
+             SELECT class, account, tag, weight, waiting, row_number() OVER (ORDER BY class, tag, account) - 1 AS place \
+             FROM (SELECT class, account, tag, weight, least(waiting, $6) AS waiting FROM flows \
+                   WHERE {IS_FREE} AND EXISTS (SELECT 1 FROM turn) ORDER BY class, tag LIMIT $4) AS front), \
+         quanta AS MATERIALIZED (\
+             SELECT class, account, tag + number * $5 * {TAG_PER_COST} / weight AS start, \
+                 least($5, waiting - number * $5) AS jobs \
+             FROM candidates CROSS JOIN LATERAL \
+                 generate_series(0, least((waiting - 1) / $5, ($4 - place - 1) / $5)) AS number), \
+         picked AS MATERIALIZED (\
+             SELECT class, account, max(start) AS start, CAST(sum(least(jobs, $4 - sum_before)) AS bigint) AS quota \
+             FROM (SELECT class, account, start, jobs, \
+                       CAST(sum(jobs) OVER (ORDER BY class, start, account ROWS UNBOUNDED PRECEDING) AS bigint) - jobs \
+                           AS sum_before \
+                   FROM quanta) AS sums \
+             WHERE sum_before < $4 GROUP BY class, account), \
+         locked AS MATERIALIZED (\
+             SELECT flow.class, flow.account, flow.tag, flow.weight, wanted.start, wanted.quota \
+             FROM (SELECT class, account, start, quota FROM picked ORDER BY class, account) AS wanted \
+             CROSS JOIN LATERAL (\
+                 SELECT flows.class, flows.account, flows.tag, flows.weight FROM flows \
+                 WHERE flows.provider = $1 AND flows.class = wanted.class AND flows.account = wanted.account \
+                     AND flows.waiting > 0 AND flows.blocked_reason IS NULL LIMIT 1 {lock}) AS flow), \
+         chosen AS MATERIALIZED (\
+             SELECT next.id AS job_id, locked.class AS flow_class, locked.account AS flow_account, \
+                 locked.tag AS flow_tag, locked.weight AS flow_weight, locked.start AS flow_start \
+             FROM locked CROSS JOIN LATERAL (\
+                 SELECT jobs.id FROM jobs \
+                 WHERE jobs.provider = $1 AND {class} = locked.class AND {account} = locked.account AND jobs.backlog \
+                     AND {READABLE} AND {CLAIMABLE} \
+                 ORDER BY jobs.seq LIMIT locked.quota FOR UPDATE SKIP LOCKED) AS next), \
+         taken AS (\
+             UPDATE jobs SET fence = fence + 1, lease_owner = $2, lease_until = {{after:$3}}, backlog = false, \
+                 unqueued = (state = 'waiting'), updated_at = {{now}} \
+             FROM chosen WHERE jobs.id = chosen.job_id AND jobs.backlog \
+             RETURNING flow_class, flow_account, flow_tag, flow_weight, flow_start, seq AS job_seq, {recorded}, {CLAIMED_COLUMNS}), \
+         served AS MATERIALIZED (\
+             SELECT CAST($1 AS text) AS provider, locked.class, locked.account, count(taken.id) AS jobs, \
+                 CAST(sum(COALESCE(taken.cost, 1)) AS bigint) AS cost \
+             FROM locked LEFT JOIN taken ON taken.flow_class = locked.class AND taken.flow_account = locked.account \
+             GROUP BY locked.class, locked.account), \
+         moved AS (\
+             UPDATE flows SET waiting = greatest(flows.waiting - served.jobs, 0), \
+                 tag = flows.tag + served.cost * {TAG_PER_COST} / flows.weight \
+             FROM served WHERE flows.provider = served.provider AND flows.class = served.class \
+                 AND flows.account = served.account), \
+         timed AS (\
+             INSERT INTO flow_clocks (provider, class, virtual_time) \
+             SELECT $1, flow_class, max(flow_start) FROM taken GROUP BY flow_class \
+             ON CONFLICT (provider, class) DO UPDATE SET virtual_time = excluded.virtual_time \
+                 WHERE excluded.virtual_time > flow_clocks.virtual_time), \
+         counted AS (\
+             UPDATE flow_turns SET claims = claims + 1 WHERE provider = $1 AND EXISTS (SELECT 1 FROM locked)) \
+         SELECT (SELECT count(*) FROM turn) AS turns, \
+             {{until:(SELECT min(blocked_until) FROM flows WHERE provider = $1 AND blocked_until IS NOT NULL)}} \
+                 AS next_wake_ms, taken.* \
+         FROM (SELECT 1) AS one LEFT JOIN taken ON true ORDER BY flow_class, {}, flow_account, job_seq",
+        start_of_job(),
+    )
+}

@@ -1,0 +1,200 @@
+//! The statements that put a job into the backlog: a new job, and an active one.
+//!
+//! Each writes the job and counts it in its flow, in one commit. A flow that has had no job starts at its class's
+//! virtual time, so it does not make up for the past. The flows of a batch are written in the order of their keys.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::super::attempt::{CLOSE_LEFT_OPEN, WRITTEN_COLUMNS};
+use super::super::batcher::Batcher;
+use super::super::claim::{KEY_HOLDER, key_conflict, record_args, recorded_conflict};
+use super::super::dialect::{Dialect, JobWriteText, Returning};
+use super::super::engine::{Args, Engine, Sql, Value};
+use super::super::fenced_write;
+use super::super::wait::{WaitParameters, wait_args};
+use super::{TAG_PER_COST, account_of, block_args, class_of, virtual_time};
+use crate::domain::job::{ContentHash, Job};
+use crate::ledger::backlog::{BacklogRecord, BacklogReturn};
+use crate::ledger::{FencedWrite, LeaseToken, LedgerError};
+
+/// How often a record retries when the row changed between its statements.
+const LOOKS_MAX: u32 = 4;
+/// The arguments of a record: those of a claim without owner and lease.
+const RECORD_ARGS: usize = 14;
+
+/// What [`count_in`] needs of the written job.
+const COUNTED_COLUMNS: &str =
+    "jobs.id, jobs.provider, jobs.state, jobs.priority, jobs.account, jobs.cost, jobs.backlog";
+
+pub struct EnterStatements {
+    record: Batcher,
+    look: Sql,
+    key_holder: Sql,
+    return_job: Batcher,
+}
+
+impl EnterStatements {
+    pub fn new(dialect: Dialect) -> Self {
+        // The message that brought the job is copy 0, and superseded from now on.
+        let record = "INSERT INTO jobs (id, provider, idempotency_key, key_given, content_hash, amount, currency, account, \
+             reference, cost, priority, not_before, expires_at, payload, state, wake_at, backlog, unqueued, copy, fence, \
+             created_at, updated_at) \
+         SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, {at:$12}, {at:$13}, $14, 'waiting', \
+             CASE WHEN {at:$12} > {now} THEN {at:$12} ELSE {now} END, COALESCE({at:$12} <= {now}, true), \
+             COALESCE({at:$12} > {now}, false), 1, 0, {now}, {now} {from} \
+         WHERE true ON CONFLICT DO NOTHING";
+        let not_due = "COALESCE(not_before > {now}, false)";
+        // Older copies of its message are superseded from now on.
+        let wake = format!("CASE WHEN {not_due} THEN not_before WHEN wake_at > {{now}} THEN {{now}} ELSE wake_at END");
+        let waits = WaitParameters { detail: "$3", code: "$8", limit: "$9" };
+        let waits = waits.begin_or_go_on_until(&wake, &format!("COALESCE({{after:$4}}, {wake})"));
+        let return_job = format!(
+            "UPDATE jobs SET backlog = NOT {not_due}, unqueued = ({not_due} AND state = 'waiting'), \
+                 {waits}, copy = copy + 1, delayed_copy = NULL, delayed_until = NULL, lost_holders = 0, \
+                 lease_owner = NULL, lease_until = NULL, updated_at = {{now}} {{from}} \
+             WHERE id = $1 AND fence = $2 AND lease_until IS NOT NULL AND jobs.state || '' IN ('waiting', 'unknown')"
+        );
+        let of_return = format!("{WRITTEN_COLUMNS}, jobs.priority, jobs.cost, jobs.backlog");
+        Self {
+            record: Batcher::in_order_of_arrival(dialect.job_write(&JobWriteText {
+                update: record,
+                written_columns: COUNTED_COLUMNS,
+                effects: &[&count_in()],
+                returning: Returning::Job("backlog"),
+            })),
+            look: dialect.render(
+                "SELECT provider, content_hash, state, backlog OR (unqueued AND lease_until IS NULL) AS returns \
+                 FROM jobs WHERE id = $1",
+            ),
+            key_holder: dialect.render(KEY_HOLDER),
+            return_job: Batcher::new(dialect.job_write(&JobWriteText {
+                update: &return_job,
+                written_columns: &of_return,
+                effects: &[CLOSE_LEFT_OPEN, &count_returned()],
+                returning: Returning::Job("backlog"),
+            })),
+        }
+    }
+
+    pub async fn record(
+        &self,
+        engine: &Arc<dyn Engine>,
+        job: &Job,
+        hash: ContentHash,
+        max_batch_delay: Duration,
+    ) -> Result<BacklogRecord, LedgerError> {
+        let args: Args = record_args(job, hash, "", Duration::ZERO).into_iter().take(RECORD_ARGS).collect();
+        for _ in 0..LOOKS_MAX {
+            if self.record.write(engine, args.clone(), max_batch_delay).await?.is_some() {
+                return Ok(BacklogRecord::Recorded);
+            }
+            if let Some(known) = self.known(&**engine, job, hash).await? {
+                return Ok(known);
+            }
+        }
+        // The row that was in the way is gone each time: a claim tells what there is.
+        Ok(BacklogRecord::Open)
+    }
+
+    /// What the ledger knows of the job; `None` when it could be recorded by now.
+    async fn known(
+        &self,
+        engine: &dyn Engine,
+        job: &Job,
+        hash: ContentHash,
+    ) -> Result<Option<BacklogRecord>, LedgerError> {
+        let rows = engine.query(&self.look, Arc::from([job.id.as_str().into()])).await?;
+        let Some(row) = rows.first() else {
+            let key = job.effective_key().as_str();
+            let holders = engine.query(&self.key_holder, Arc::from([job.provider.as_str().into(), key.into()])).await?;
+            return Ok(holders.first().map(|_| BacklogRecord::Conflict(key_conflict())));
+        };
+        if let Some(conflict) = recorded_conflict(row, job, hash)? {
+            return Ok(Some(BacklogRecord::Conflict(conflict)));
+        }
+        if !matches!(row.text("state")?.as_str(), "waiting" | "sending" | "unknown") {
+            return Ok(Some(BacklogRecord::Finished));
+        }
+        Ok(Some(if row.bool("returns")? { BacklogRecord::InBacklog } else { BacklogRecord::Open }))
+    }
+
+    pub async fn return_job(
+        &self,
+        engine: &Arc<dyn Engine>,
+        lease: &LeaseToken,
+        how: &BacklogReturn<'_>,
+    ) -> Result<FencedWrite, LedgerError> {
+        let [wait, reason, limit] = block_args(how.block.as_ref());
+        let [detail, code, refused_by] = wait_args(how.reason);
+        let args: [Value; 9] = [
+            lease.id.as_str().into(),
+            lease.fence.into(),
+            detail,
+            wait,
+            reason,
+            limit,
+            how.came_from_backlog.into(),
+            code,
+            refused_by,
+        ];
+        Ok(fenced_write(self.return_job.write(engine, Arc::from(args), Duration::ZERO).await?.is_some()))
+    }
+}
+
+/// What a flow becomes when jobs are added: a flow without jobs starts at the virtual time that the inserted row names.
+const GROWN: &str = "waiting = flows.waiting + excluded.waiting";
+
+/// Counts a new job in its flow.
+fn count_in() -> String {
+    let (class, account) = (class_of("job"), account_of("job"));
+    format!(
+        "INSERT INTO flows (provider, class, account, tag, waiting) \
+         SELECT added.provider, added.class, added.account, {}, added.jobs \
+         FROM (SELECT job.provider AS provider, {class} AS class, {account} AS account, count(*) AS jobs \
+               FROM {{job}} WHERE job.backlog GROUP BY job.provider, {class}, {account}) AS added \
+         WHERE true ORDER BY added.provider, added.class, added.account \
+         ON CONFLICT (provider, class, account) DO UPDATE SET {GROWN}, \
+             tag = CASE WHEN flows.waiting > 0 THEN flows.tag ELSE {{greatest}}(flows.tag, excluded.tag) END",
+        virtual_time("added.provider", "added.class")
+    )
+}
+
+/// Counts a returned job in its flow, moves the tag back by its cost ($7), and blocks the flow ($4 to $6).
+fn count_returned() -> String {
+    let (class, account) = (class_of("job"), account_of("job"));
+    let of = |flow: &str| {
+        format!(
+            "job.backlog AND job.provider = {flow}.provider AND {class} = {flow}.class AND {account} = {flow}.account"
+        )
+    };
+    // Of several blocks in one batch, the one that ends last counts.
+    let last = |value: &str| {
+        format!("(SELECT {value} FROM {{job}} WHERE {} AND $4 IS NOT NULL ORDER BY $4 DESC LIMIT 1)", of("added"))
+    };
+    let refund = format!(
+        "CAST((SELECT COALESCE(sum(CASE WHEN $7 THEN job.cost ELSE 0 END), 0) FROM {{job}} WHERE {}) AS bigint) \
+             * {TAG_PER_COST} / flows.weight",
+        of("flows")
+    );
+    let is_later = "(excluded.blocked_until IS NOT NULL \
+        AND (flows.blocked_until IS NULL OR flows.blocked_until <= excluded.blocked_until))";
+    let blocked =
+        |column: &str| format!("{column} = CASE WHEN {is_later} THEN excluded.{column} ELSE flows.{column} END");
+    format!(
+        "INSERT INTO flows (provider, class, account, tag, waiting, blocked_until, blocked_reason, blocked_limit) \
+         SELECT added.provider, added.class, added.account, {}, added.jobs, {{after:added.block_ms}}, {}, {} \
+         FROM (SELECT job.provider AS provider, {class} AS class, {account} AS account, count(*) AS jobs, \
+                   max($4) AS block_ms \
+               FROM {{job}} WHERE job.backlog GROUP BY job.provider, {class}, {account}) AS added \
+         WHERE true ORDER BY added.provider, added.class, added.account \
+         ON CONFLICT (provider, class, account) DO UPDATE SET {GROWN}, \
+             tag = {{greatest}}(flows.tag - {refund}, CASE WHEN flows.waiting > 0 THEN 0 ELSE excluded.tag END), {}, {}, {}",
+        virtual_time("added.provider", "added.class"),
+        last("$5"),
+        last("$6"),
+        blocked("blocked_until"),
+        blocked("blocked_reason"),
+        blocked("blocked_limit"),
+    )
+}

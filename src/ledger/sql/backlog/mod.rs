@@ -1,0 +1,172 @@
+//! The SQL of a lane's backlog: recording, returning, claiming, blocks, reports and repair, one file each.
+//!
+//! Lock order: jobs, then flows by key. So batches of several workers do not deadlock. A dispatcher locks flows first,
+//! and never waits for a job's lock. See `docs/decisions/0040-flows-and-backlog.md`.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::SqlLedger;
+use super::dialect::Dialect;
+use super::engine::Value;
+use super::row::{SqlRow, corrupt};
+use super::storable;
+use crate::domain::job::{ContentHash, Identifier, Job};
+use crate::domain::provider::ProviderName;
+use crate::ledger::backlog::{
+    Backlog, BacklogClaim, BacklogClaimRequest, BacklogRecord, BacklogReturn, BlockedFlow, BlockedReason, FlowBlock,
+    FlowClass, FlowStatus, RepairedFlows,
+};
+use crate::ledger::{FencedWrite, LeaseToken, LedgerError};
+
+mod blocks;
+mod claim;
+mod claim_sqlite;
+mod enter;
+pub(in crate::ledger::sql) mod position;
+mod repair;
+mod report;
+
+/// A tag's units for each unit of cost, at weight 1: thousandths of it are exact at the largest weight.
+const TAG_PER_COST: u32 = 1_000_000;
+
+/// As constraint `blocked_limit_is_at_most_255_characters` has it.
+const LIMIT_NAME_CHARS_MAX: usize = 255;
+
+/// The class of a job; the expression of index `jobs_in_backlog`.
+pub(in crate::ledger::sql) fn class_of(jobs: &str) -> String {
+    format!("(CASE WHEN {jobs}.state = 'unknown' THEN 0 ELSE 10 - {jobs}.priority END)")
+}
+
+/// The account of a job's flow; the expression of index `jobs_in_backlog`.
+pub(in crate::ledger::sql) fn account_of(jobs: &str) -> String {
+    format!("COALESCE({jobs}.account, '')")
+}
+
+/// The virtual time of a class, 0 before its first claim.
+fn virtual_time(provider: &str, class: &str) -> String {
+    format!(
+        "COALESCE((SELECT clock.virtual_time FROM flow_clocks AS clock \
+             WHERE clock.provider = {provider} AND clock.class = {class}), 0)"
+    )
+}
+
+pub struct BacklogStatements {
+    enter: enter::EnterStatements,
+    claim: claim::BacklogClaimStatements,
+    blocks: blocks::BlockStatements,
+    report: report::BacklogReportStatements,
+    repair: repair::RepairStatements,
+}
+
+impl BacklogStatements {
+    pub fn new(dialect: Dialect) -> Self {
+        Self {
+            enter: enter::EnterStatements::new(dialect),
+            claim: claim::BacklogClaimStatements::new(dialect),
+            blocks: blocks::BlockStatements::new(dialect),
+            report: report::BacklogReportStatements::new(dialect),
+            repair: repair::RepairStatements::new(dialect),
+        }
+    }
+}
+
+#[async_trait]
+impl Backlog for SqlLedger {
+    async fn record_backlog(
+        &self,
+        job: &Job,
+        hash: ContentHash,
+        max_batch_delay: Duration,
+    ) -> Result<BacklogRecord, LedgerError> {
+        self.backlog.enter.record(&self.engine, job, hash, max_batch_delay).await
+    }
+
+    async fn return_to_backlog(&self, lease: &LeaseToken, how: &BacklogReturn<'_>) -> Result<FencedWrite, LedgerError> {
+        self.backlog.enter.return_job(&self.engine, lease, how).await
+    }
+
+    async fn claim_backlog(&self, request: &BacklogClaimRequest<'_>) -> Result<BacklogClaim, LedgerError> {
+        let claim = self.backlog.claim.claim(&*self.engine, request).await?;
+        let BacklogClaim::Claimed { jobs, next_wake: Some(Duration::ZERO) } = claim else { return Ok(claim) };
+        // A block has ended, most often one at a time.
+        self.backlog.blocks.wake(&*self.engine, request.lane).await?;
+        let rest = request.at_most.saturating_sub(u32::try_from(jobs.len()).unwrap_or(u32::MAX));
+        if rest == 0 {
+            let next_wake = self.backlog.blocks.next_wake(&*self.engine, request.lane).await?;
+            return Ok(BacklogClaim::Claimed { jobs, next_wake });
+        }
+        let request = BacklogClaimRequest { at_most: rest, ..*request };
+        match self.backlog.claim.claim(&*self.engine, &request).await {
+            Ok(BacklogClaim::Claimed { jobs: more, next_wake }) => {
+                Ok(BacklogClaim::Claimed { jobs: jobs.into_iter().chain(more).collect(), next_wake })
+            }
+            Err(error) if jobs.is_empty() => Err(error),
+            // The jobs of the first claim are this caller's.
+            Ok(BacklogClaim::Busy) | Err(_) => Ok(BacklogClaim::Claimed { jobs, next_wake: Some(Duration::ZERO) }),
+        }
+    }
+
+    async fn unblock_flows(&self, lane: &ProviderName) -> Result<u32, LedgerError> {
+        self.backlog.blocks.unblock(&*self.engine, lane).await
+    }
+
+    async fn largest_flows(&self, lane: &ProviderName, at_most: u32) -> Result<Vec<FlowStatus>, LedgerError> {
+        self.backlog.report.largest(&*self.engine, lane, at_most).await
+    }
+
+    async fn remove_idle_flows(&self, lane: &ProviderName, at_most: u32) -> Result<u32, LedgerError> {
+        self.backlog.repair.remove_idle(&*self.engine, lane, at_most).await
+    }
+
+    async fn repair_flows(&self, lane: &ProviderName, at_most: u32) -> Result<RepairedFlows, LedgerError> {
+        self.backlog.repair.repair(&*self.engine, lane, at_most).await
+    }
+}
+
+/// A flow's columns, as [`flow_status`] reads them.
+const FLOW_COLUMNS: &str = "flows.class, flows.account, flows.waiting, {until:flows.blocked_until} AS blocked_ms, \
+     flows.blocked_reason, flows.blocked_limit";
+
+fn flow_class(row: &SqlRow, column: &str) -> Result<FlowClass, LedgerError> {
+    let number = u8::try_from(row.int(column)?).ok();
+    number.and_then(FlowClass::from_number).ok_or_else(|| corrupt(column, "is not 0 to 10"))
+}
+
+fn flow_status(row: &SqlRow) -> Result<FlowStatus, LedgerError> {
+    let account = Some(row.text("account")?).filter(|account| !account.is_empty());
+    let account = account.map(Identifier::new).transpose().map_err(|problem| corrupt("account", &problem))?;
+    let blocked = match row.opt_ms("blocked_ms")? {
+        Some(left) => {
+            let reason = BlockedReason::from_code(&row.text("blocked_reason")?);
+            let reason = reason.ok_or_else(|| corrupt("blocked_reason", "has no known value"))?;
+            Some(BlockedFlow { left, reason, limit: row.opt_text("blocked_limit")? })
+        }
+        None => None,
+    };
+    Ok(FlowStatus { class: flow_class(row, "class")?, account, waiting: unsigned(row, "waiting")?, blocked })
+}
+
+fn unsigned(row: &SqlRow, column: &str) -> Result<u64, LedgerError> {
+    u64::try_from(row.int(column)?).map_err(|_| corrupt(column, "is negative"))
+}
+
+fn count_of(rows: &[SqlRow]) -> u32 {
+    u32::try_from(rows.len()).unwrap_or(u32::MAX)
+}
+
+/// A limit's name, made storable.
+fn limit_name(name: &str) -> String {
+    storable(name).chars().take(LIMIT_NAME_CHARS_MAX).collect()
+}
+
+/// The milliseconds, the code and the limit of a block, or NULLs.
+fn block_args(block: Option<&FlowBlock>) -> [Value; 3] {
+    let wait = block.map(|block| block.wait.min(FlowBlock::WAIT_MAX));
+    [
+        wait.map_or(Value::Int(None), Value::from),
+        block.map(|block| block.reason.code()).into(),
+        block.and_then(|block| block.limit.as_deref()).map(limit_name).into(),
+    ]
+}

@@ -1,0 +1,360 @@
+//! A lane's backlog: jobs that wait in the ledger alone, and how they come back.
+
+use sluicegate::domain::outcome::FinalState;
+use sluicegate::domain::time::EpochMs;
+use sluicegate::ledger::backlog::{
+    Backlog, BacklogClaim, BacklogClaimRequest, BacklogJob, BacklogRecord, BacklogReturn, BlockedReason, FlowBlock,
+    FlowClass, FlowKey,
+};
+use sluicegate::ledger::copies::{Claimant, DeliveredCopy};
+use sluicegate::ledger::operator::{Actor, JobResolution};
+use sluicegate::ledger::upkeep::{CheckScope, OverduePolicy};
+use sluicegate::ledger::{AttemptEnd, BatchOptions, BeginResult, FencedWrite, JobState};
+
+use super::*;
+
+mod blocks;
+mod fairness;
+mod races;
+mod repair;
+
+on_every_database!(
+    a_recorded_job_is_claimed_once,
+    known_jobs_are_recognised,
+    a_claim_returns_the_whole_job,
+    a_returned_job_is_first_again,
+    a_stale_lease_returns_nothing,
+    not_due_job_waits_without_message,
+    lost_claims_are_published_by_the_sweeper,
+    a_full_flow_is_left_out,
+    a_message_of_a_waiting_job_is_superseded,
+    sweeper_leaves_the_backlog_alone,
+    ended_jobs_leave_the_count_right,
+    backlog_jobs_are_accounted_for,
+    position_counts_the_jobs_before,
+);
+
+/// Flows whose count differs from their jobs.
+const DIFFERENT: &str = "SELECT count(*) FROM (\
+     SELECT provider, class, account FROM (\
+         SELECT provider, CASE WHEN state = 'unknown' THEN 0 ELSE 10 - priority END AS class, \
+             COALESCE(account, '') AS account, 1 AS jobs FROM jobs WHERE backlog \
+         UNION ALL SELECT provider, class, account, 0 - waiting FROM flows) AS both_sides \
+     GROUP BY provider, class, account HAVING sum(jobs) <> 0) AS different";
+
+pub(super) fn of(account: &str, id: &str) -> Job {
+    Job { account: Some(Identifier::new(account).unwrap()), ..job(id) }
+}
+
+const NO_SLOT: Wait = Wait { reason: WaitReason::Egress, detail: None };
+
+pub(super) const RETURNED: BacklogReturn<'static> =
+    BacklogReturn { reason: &NO_SLOT, came_from_backlog: true, block: None };
+
+pub(super) fn block(wait: Duration, limit: &str) -> FlowBlock {
+    FlowBlock { wait, reason: BlockedReason::Limit, limit: Some(limit.to_owned()) }
+}
+
+pub(super) fn ids(jobs: &[BacklogJob]) -> Vec<&str> {
+    jobs.iter().map(|job| job.job.id.as_str()).collect()
+}
+
+/// A claim of all jobs that can be claimed.
+pub(super) fn everything(lane: &ProviderName) -> BacklogClaimRequest<'_> {
+    BacklogClaimRequest {
+        lane,
+        owner: "worker-a",
+        lease: LEASE,
+        at_most: 1_000,
+        per_flow: 1_000,
+        flow_max: 1_000,
+        except: &[],
+    }
+}
+
+impl Fixture {
+    pub(super) fn backlog(&self) -> Arc<dyn Backlog> {
+        self.database.backlog()
+    }
+
+    pub(super) async fn record(&self, job: &Job) {
+        let recorded = self.backlog().record_backlog(job, hash(1), Duration::ZERO).await.unwrap();
+        assert_eq!(recorded, BacklogRecord::Recorded, "{job:?}");
+    }
+
+    /// Claims as the only dispatcher.
+    pub(super) async fn dispatch(&self, at_most: u32, per_flow: u32) -> Vec<BacklogJob> {
+        self.dispatch_with(BacklogClaimRequest { at_most, per_flow, ..everything(&name("stripe")) }).await
+    }
+
+    pub(super) async fn dispatch_with(&self, request: BacklogClaimRequest<'_>) -> Vec<BacklogJob> {
+        match self.backlog().claim_backlog(&request).await.unwrap() {
+            BacklogClaim::Claimed { jobs, .. } => jobs,
+            BacklogClaim::Busy => panic!("no other process claims"),
+        }
+    }
+
+    pub(super) async fn give_back(&self, job: &BacklogJob, how: &BacklogReturn<'_>) {
+        let written = self.backlog().return_to_backlog(&job.claimed.lease, how).await.unwrap();
+        assert_eq!(written, FencedWrite::Applied, "{job:?}");
+    }
+
+    /// Whether the job is in the backlog, and the jobs ahead of it.
+    pub(super) async fn jobs_ahead(&self, id: &str) -> (bool, u64) {
+        let lane = [name("stripe")];
+        let position = self.database.operator().queue_position(&job(id).id, &lane).await.unwrap();
+        (position.is_in_backlog, position.jobs_ahead)
+    }
+
+    pub(super) async fn counts_agree(&self) {
+        assert_eq!(self.one(DIFFERENT).await, "0", "{:?}", self.column("SELECT account || waiting FROM flows").await);
+    }
+}
+
+async fn a_recorded_job_is_claimed_once(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    assert_eq!(fixture.dispatch(5, 5).await, []);
+    fixture.record(&job("p1")).await;
+    assert_eq!(fixture.one("SELECT COALESCE(lease_owner, 'none') || fence || state FROM jobs").await, "none0waiting");
+    fixture.counts_agree().await;
+    let jobs = fixture.dispatch(5, 5).await;
+    assert_eq!((ids(&jobs), jobs[0].class.number(), jobs[0].claimed.lease.fence), (vec!["p1"], 10, 1));
+    assert_eq!(fixture.one("SELECT lease_owner FROM jobs WHERE NOT backlog").await, "worker-a");
+    assert_eq!(fixture.dispatch(5, 5).await, []);
+    fixture.counts_agree().await;
+    // The worker goes on as with any claimed job.
+    let begun = fixture.ledger().begin_attempt(&jobs[0].claimed.lease, &request("p1")).await.unwrap();
+    assert_eq!(begun, BeginResult::Attempt(1));
+}
+
+async fn known_jobs_are_recognised(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let backlog = fixture.backlog();
+    let first = Job { idempotency_key: Some(Identifier::new("key-1").unwrap()), ..job("p1") };
+    fixture.record(&first).await;
+    let record = async |job: &Job, byte| backlog.record_backlog(job, hash(byte), Duration::ZERO).await.unwrap();
+    assert_eq!(record(&first, 1).await, BacklogRecord::InBacklog);
+    let elsewhere = Job { provider: name("adyen"), ..job("p1") };
+    let same_key = Job { idempotency_key: first.idempotency_key.clone(), ..job("p2") };
+    for (job, byte, detail) in [(&first, 2, "id:"), (&elsewhere, 1, "id:"), (&same_key, 1, "idempotency_key:")] {
+        match record(job, byte).await {
+            BacklogRecord::Conflict(invalid) => assert!(invalid.detail.starts_with(detail), "{invalid}"),
+            other => panic!("{other:?}"),
+        }
+    }
+    let active = fixture.dispatch(1, 1).await.remove(0).claimed.lease;
+    assert_eq!(record(&first, 1).await, BacklogRecord::Open);
+    let done = JobState::Final { state: FinalState::Declined, reason: "by rule".to_owned(), reference: None };
+    assert_eq!(fixture.ledger().transition(&active, &done).await.unwrap(), FencedWrite::Applied);
+    assert_eq!(record(&first, 1).await, BacklogRecord::Finished);
+    assert_eq!(fixture.one("SELECT count(*) FROM jobs").await, "1");
+    fixture.counts_agree().await;
+}
+
+async fn a_claim_returns_the_whole_job(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let job = Job {
+        idempotency_key: Some(Identifier::new("key-1").unwrap()),
+        cost: 7,
+        priority: 4,
+        expires_at: Some(EpochMs(4_000_000_000_000)),
+        ..job("p1")
+    };
+    fixture.record(&job).await;
+    let claimed = fixture.dispatch(1, 1).await.remove(0);
+    assert_eq!((&claimed.job, claimed.hash, claimed.class), (&job, hash(1), FlowClass::of_priority(4)));
+    assert_eq!((claimed.claimed.attempts, claimed.claimed.maybe_charged, claimed.claimed.copy), (0, false, 1));
+    assert!(claimed.claimed.expires_in.is_some() && claimed.claimed.wait.is_zero(), "{claimed:?}");
+    // With an unknown outcome it comes back first, with its history.
+    let (ledger, lease) = (fixture.ledger(), &claimed.claimed.lease);
+    assert_eq!(ledger.begin_attempt(lease, &request("p1")).await.unwrap(), BeginResult::Attempt(1));
+    let end = AttemptEnd { number: 1, outcome: "unknown", status: None, detail: "no answer".to_owned(), counts: true };
+    let unknown = JobState::Unknown { wait: Duration::ZERO, reason: WaitReason::OutcomeUnknown.into() };
+    assert_eq!(ledger.finish_attempt(lease, &end, &unknown).await.unwrap(), FencedWrite::Applied);
+    let again = fixture.take(&job).await;
+    let written = fixture.backlog().return_to_backlog(&again.lease, &RETURNED).await.unwrap();
+    assert_eq!(written, FencedWrite::Applied);
+    let urgent = Job { priority: 9, ..super::job("p2") };
+    fixture.record(&urgent).await;
+    let jobs = fixture.dispatch(2, 1).await;
+    assert_eq!((ids(&jobs), jobs[0].class), (vec!["p1", "p2"], FlowClass::UNKNOWN));
+    let history = &jobs[0].claimed;
+    assert_eq!((history.maybe_charged, history.attempts, history.last_attempt), (true, 1, 1));
+    assert!(history.unknown_age.is_some() && history.frozen_request.is_some(), "{history:?}");
+    fixture.counts_agree().await;
+}
+
+async fn a_returned_job_is_first_again(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    for id in ["p1", "p2", "p3", "p4"] {
+        fixture.record(&job(id)).await;
+    }
+    let jobs = fixture.dispatch(2, 2).await;
+    assert_eq!(ids(&jobs), ["p1", "p2"]);
+    let reason = Wait::for_limit("a");
+    for job in [&jobs[1], &jobs[0]] {
+        fixture.give_back(job, &BacklogReturn { reason: &reason, ..RETURNED }).await;
+    }
+    fixture.counts_agree().await;
+    assert_eq!(fixture.one("SELECT wait_reason || wait_limit FROM jobs WHERE id = 'p1'").await, "limita");
+    // The tag has moved back.
+    assert_eq!(fixture.one("SELECT tag FROM flows").await, "0");
+    let jobs = fixture.dispatch(3, 3).await;
+    assert_eq!(ids(&jobs), ["p1", "p2", "p3"]);
+    assert_eq!(jobs[0].claimed.lease.fence, 2);
+}
+
+async fn a_stale_lease_returns_nothing(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.record(&job("p1")).await;
+    let stale = fixture.dispatch(1, 1).await.remove(0);
+    fixture.expire_lease(&stale.claimed.lease).await;
+    let current = fixture.take(&job("p1")).await.lease;
+    let how = BacklogReturn { block: Some(block(LEASE, "a")), ..RETURNED };
+    let written = fixture.backlog().return_to_backlog(&stale.claimed.lease, &how).await.unwrap();
+    assert_eq!(written, FencedWrite::Stale);
+    assert_eq!(fixture.one("SELECT waiting || COALESCE(blocked_reason, '-') FROM flows").await, "0-");
+    assert_eq!(fixture.one("SELECT fence FROM jobs WHERE lease_owner IS NOT NULL").await, current.fence.to_string());
+    // A job with a request in flight cannot be returned.
+    assert_eq!(fixture.ledger().begin_attempt(&current, &request("p1")).await.unwrap(), BeginResult::Attempt(1));
+    assert_eq!(fixture.backlog().return_to_backlog(&current, &how).await.unwrap(), FencedWrite::Stale);
+    fixture.counts_agree().await;
+}
+
+async fn not_due_job_waits_without_message(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let now_ms = i64::try_from(std::time::UNIX_EPOCH.elapsed().unwrap().as_millis()).unwrap();
+    let later = Job { not_before: Some(EpochMs(now_ms + 3_600_000)), ..job("later") };
+    fixture.record(&later).await;
+    assert_eq!(fixture.dispatch(1, 1).await, []);
+    assert_eq!(
+        fixture.one("SELECT count(*) FROM jobs WHERE unqueued AND NOT backlog AND wake_at = not_before").await,
+        "1"
+    );
+    let recorded = fixture.backlog().record_backlog(&later, hash(1), Duration::ZERO).await.unwrap();
+    assert_eq!(recorded, BacklogRecord::InBacklog, "the ledger brings it back");
+    fixture.counts_agree().await;
+}
+
+/// A job that a lost worker claimed from the backlog has no message, and needs one at once.
+async fn lost_claims_are_published_by_the_sweeper(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.record(&job("p1")).await;
+    let lost = fixture.dispatch(1, 1).await.remove(0);
+    let upkeep = fixture.database.upkeep();
+    assert_eq!(upkeep.take_unqueued(&name("stripe"), LEASE, LEASE, 5).await.unwrap(), []);
+    fixture.expire_lease(&lost.claimed.lease).await;
+    let published = upkeep.take_unqueued(&name("stripe"), LEASE, LEASE, 5).await.unwrap().remove(0);
+    assert_eq!((&published.job.id, published.copy), (&lost.job.id, 2));
+    let claimant = Claimant { owner: "worker-b", delivered: DeliveredCopy::delivered(published.copy, false) };
+    let options = BatchOptions::immediate(LEASE);
+    match fixture.ledger().claim_batched(&job("p1"), hash(1), claimant, options).await.unwrap() {
+        Claim::Claimed(claimed) => assert_eq!(claimed.lost_holders, 1),
+        other => panic!("{other:?}"),
+    }
+    fixture.counts_agree().await;
+}
+
+async fn a_full_flow_is_left_out(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    for (account, number) in (0..6).map(|number| ("acct_1", number)).chain([("acct_2", 6), ("acct_3", 7)]) {
+        fixture.record(&of(account, &format!("p{number}"))).await;
+    }
+    let lane = name("stripe");
+    let jobs = fixture.dispatch_with(BacklogClaimRequest { per_flow: 1, flow_max: 2, ..everything(&lane) }).await;
+    assert_eq!(ids(&jobs), ["p0", "p6", "p7", "p1"]);
+    let full = [FlowKey::of(&of("acct_1", "any")), FlowKey::of(&job("without-account"))];
+    assert_eq!(fixture.dispatch_with(BacklogClaimRequest { except: &full, ..everything(&lane) }).await, []);
+    let other_class = [FlowKey { class: FlowClass::UNKNOWN, ..full[0].clone() }];
+    let request = BacklogClaimRequest { flow_max: 3, except: &other_class, ..everything(&lane) };
+    assert_eq!(ids(&fixture.dispatch_with(request).await), ["p2", "p3", "p4"]);
+    fixture.counts_agree().await;
+}
+
+async fn a_message_of_a_waiting_job_is_superseded(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.record(&job("p1")).await;
+    for redelivered in [false, true] {
+        let claimant = Claimant { owner: "worker-b", delivered: DeliveredCopy::delivered(0, redelivered) };
+        let options = BatchOptions::immediate(LEASE);
+        let claim = fixture.ledger().claim_batched(&job("p1"), hash(1), claimant, options).await.unwrap();
+        assert_eq!(claim, Claim::Superseded);
+    }
+    assert_eq!(fixture.ledger().claim(&job("p1"), hash(1), "worker-b", LEASE).await.unwrap(), Claim::Superseded);
+    assert_eq!(ids(&fixture.dispatch(1, 1).await), ["p1"]);
+}
+
+async fn sweeper_leaves_the_backlog_alone(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.record(&job("p1")).await;
+    fixture.without_constraints("UPDATE jobs SET wake_at = created_at").await.unwrap();
+    let upkeep = fixture.database.upkeep();
+    let which = OverduePolicy {
+        grace: Duration::ZERO,
+        republish_after: Duration::ZERO,
+        republish_interval_max: LEASE,
+        at_most: 5,
+    };
+    assert_eq!(upkeep.take_overdue(&name("stripe"), &which).await.unwrap(), []);
+    let lease = LeaseToken { id: job("p1").id, fence: 0 };
+    assert_eq!(upkeep.keep_unqueued(&lease).await.unwrap(), FencedWrite::Stale);
+    assert_eq!(upkeep.take_unqueued(&name("stripe"), LEASE, LEASE, 5).await.unwrap(), []);
+    assert_eq!(ids(&fixture.dispatch(1, 1).await), ["p1"]);
+}
+
+async fn ended_jobs_leave_the_count_right(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    for id in ["p1", "p2", "p3", "p4", "p5", "p6"] {
+        fixture.record(&job(id)).await;
+    }
+    fixture.record(&Job { expires_at: Some(EpochMs(1)), ..job("late") }).await;
+    let by = Actor { os_user: "alice@desk".to_owned(), program: None, reason: None };
+    let cancelled = fixture.database.operator().resolve(&job("p1").id, &JobResolution::Cancel, None, &by).await;
+    assert_eq!(cancelled.unwrap(), Ok(()));
+    fixture.counts_agree().await;
+    fixture.sql("UPDATE jobs SET state = 'cancelled' WHERE id IN ('p2', 'p3')").await.unwrap();
+    fixture.counts_agree().await;
+    fixture.sql("DELETE FROM jobs WHERE id = 'p4'").await.unwrap();
+    assert_eq!(fixture.database.upkeep().expire("too late", 5).await.unwrap(), 1);
+    let moved = fixture.database.upkeep().move_to_review(&job("p5").id, "why").await.unwrap();
+    assert_eq!(moved, FencedWrite::Applied);
+    fixture.sql("UPDATE jobs SET backlog = NOT backlog WHERE id = 'p6'").await.unwrap();
+    assert_eq!(fixture.one("SELECT count(*) FROM jobs WHERE backlog").await, "0");
+    fixture.counts_agree().await;
+    // One that is sent again has a message, and is not in the backlog.
+    let resent = fixture.database.operator().resolve(&job("p5").id, &JobResolution::Resend, None, &by).await;
+    assert_eq!(resent.unwrap(), Ok(()));
+    assert_eq!(fixture.dispatch(9, 9).await, []);
+}
+
+async fn backlog_jobs_are_accounted_for(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    fixture.record(&job("p1")).await;
+    fixture.record(&job("p2")).await;
+    fixture.dispatch(1, 1).await;
+    for scope in [CheckScope::All, CheckScope::Since(LEASE)] {
+        let found = fixture.database.upkeep().reconcile(Duration::ZERO, scope).await.unwrap().remove(0);
+        let counts = (found.backlog, found.active, found.due, found.overdue, found.messages_max);
+        assert_eq!((counts, found.discrepancies()), ((1, 1, 0, 0, 0), Vec::new()));
+    }
+}
+
+async fn position_counts_the_jobs_before(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    for number in 0..4 {
+        fixture.record(&of("acct_1", &format!("a{number}"))).await;
+    }
+    for number in 0..9 {
+        fixture.record(&of("acct_2", &format!("b{number}"))).await;
+    }
+    fixture.record(&Job { priority: 9, ..of("acct_3", "urgent") }).await;
+    // Its own two, two of the other account, and the urgent one.
+    assert_eq!(fixture.jobs_ahead("a2").await, (true, 5));
+    // No job of the backlog is ahead of a job with a message.
+    fixture.take(&job("queued")).await;
+    assert_eq!(fixture.jobs_ahead("queued").await, (false, 0));
+    fixture.dispatch(1, 1).await;
+    assert!(!fixture.jobs_ahead("urgent").await.0);
+    let largest = &fixture.backlog().largest_flows(&name("stripe"), 1).await.unwrap();
+    assert_eq!((largest.len(), largest[0].account.as_ref().unwrap().as_str(), largest[0].waiting), (1, "acct_2", 9));
+}

@@ -1,0 +1,134 @@
+//! What a dispatcher, its workers and people make of a lane's backlog, one duty after the other.
+
+use futures_util::future::join_all;
+use sluicegate::ledger::FencedWrite;
+use sluicegate::ledger::backlog::{
+    BacklogClaim, BacklogClaimRequest, BacklogJob, BacklogRecord, BacklogReturn, BlockedReason, FlowBlock, FlowClass,
+    FlowKey,
+};
+use sluicegate::ledger::upkeep::CheckScope;
+
+use super::super::*;
+use super::work::Working;
+use super::{Access, Explained};
+
+/// Flows of the lane, of which every other is blocked.
+pub const FLOWS: u32 = 2_500;
+/// Jobs that wait in each.
+const DEPTH: u32 = 4;
+
+/// The duties that must reach a large table by an index.
+pub const ON_THE_WAY: [&str; 2] = ["the backlog is claimed", "a job returns to the backlog"];
+
+impl Fixture {
+    /// A lane `backlogged` with [`FLOWS`] flows and [`DEPTH`] jobs each.
+    pub async fn fill_backlog(&self, kind: Kind) {
+        let (now, hash, soon) = match kind {
+            Kind::Postgres => ("now()", "decode(repeat('01', 32), 'hex')", "now() + interval '1 hour'"),
+            _ => {
+                let now = "CAST(round(unixepoch('subsec') * 1000) AS INTEGER)";
+                (now, "zeroblob(32)", "CAST(round(unixepoch('subsec') * 1000) AS INTEGER) + 3600000")
+            }
+        };
+        let numbers = |to: u32| {
+            format!("WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < {to})")
+        };
+        let jobs = format!(
+            "INSERT INTO jobs (id, provider, idempotency_key, key_given, content_hash, amount, currency, account, cost, \
+                 priority, payload, state, wake_at, backlog, fence, created_at, updated_at) {} \
+             SELECT 'b-' || n, 'backlogged', 'b-' || n, n < 0, {hash}, 100, 'EUR', 'acct_' || (n % {FLOWS}), 1, 0, '{{}}', \
+                 'waiting', {now}, n > 0, 0, {now}, {now} FROM numbers",
+            numbers(FLOWS * DEPTH)
+        );
+        let flows = format!(
+            "INSERT INTO flows (provider, class, account, waiting, blocked_until, blocked_reason, blocked_limit) {} \
+             SELECT 'backlogged', 10, 'acct_' || (n % {FLOWS}), {DEPTH}, CASE WHEN n % 2 = 0 THEN {soon} END, \
+                 CASE WHEN n % 2 = 0 THEN 'limit' END, CASE WHEN n % 2 = 0 THEN 'day' END FROM numbers",
+            numbers(FLOWS)
+        );
+        self.sql(&jobs).await.unwrap();
+        self.sql(&flows).await.unwrap();
+    }
+}
+
+impl<E: Explained> Working<'_, E> {
+    async fn did_in_backlog(&mut self, during: &'static str) -> Vec<Access> {
+        let accesses = self.explained.accesses(self.fixture, during).await;
+        self.accesses.extend(accesses.iter().cloned());
+        accesses
+    }
+
+    async fn dispatch(&self, at_most: u32) -> Vec<BacklogJob> {
+        let (lane, owner, lease) = (name("backlogged"), "worker-a", LEASE);
+        let except = [FlowKey { class: FlowClass::UNKNOWN, account: None }];
+        let request =
+            BacklogClaimRequest { lane: &lane, owner, lease, at_most, per_flow: 4, flow_max: 8, except: &except };
+        match self.fixture.database.backlog().claim_backlog(&request).await.unwrap() {
+            BacklogClaim::Claimed { jobs, .. } => jobs,
+            BacklogClaim::Busy => panic!("no other process claims"),
+        }
+    }
+
+    /// Several of each: from the sixth on PostgreSQL may plan for any arguments.
+    pub async fn backlog(&mut self) {
+        let (backlog, lane) = (self.fixture.database.backlog(), name("backlogged"));
+        for round in 0..8 {
+            let jobs: Vec<Job> = (0..20)
+                .map(|n| Job { provider: lane.clone(), ..job(&format!("{}-backlog-{round}-{n}", self.run)) })
+                .collect();
+            let recorded = jobs.iter().map(|job| backlog.record_backlog(job, hash(1), Duration::ZERO));
+            let recorded = join_all(recorded).await;
+            assert!(recorded.into_iter().all(|recorded| recorded.unwrap() == BacklogRecord::Recorded));
+            self.did_in_backlog("a job enters the backlog").await;
+            let known = backlog.record_backlog(&jobs[0], hash(1), Duration::ZERO).await.unwrap();
+            assert_eq!(known, BacklogRecord::InBacklog);
+            self.did_in_backlog("a job is refused").await;
+            let claimed = self.dispatch(40).await;
+            assert_eq!(claimed.len(), 40);
+            self.did_in_backlog("the backlog is claimed").await;
+            let block = FlowBlock { wait: LEASE, reason: BlockedReason::Limit, limit: Some("day".to_owned()) };
+            let reason = Wait::for_limit("day");
+            let how = BacklogReturn { reason: &reason, came_from_backlog: true, block: Some(block) };
+            let returned = claimed[..20].iter().map(|job| backlog.return_to_backlog(&job.claimed.lease, &how));
+            assert!(join_all(returned).await.into_iter().all(|written| written.unwrap() == FencedWrite::Applied));
+            self.did_in_backlog("a job returns to the backlog").await;
+            self.look_at_backlog().await;
+        }
+        for _ in 0..8 {
+            backlog.unblock_flows(&lane).await.unwrap();
+            self.did_in_backlog("a lane's blocks end").await;
+        }
+    }
+
+    async fn look_at_backlog(&mut self) {
+        let (backlog, lane) = (self.fixture.database.backlog(), name("backlogged"));
+        let operator = self.fixture.database.operator();
+        let position = operator.queue_position(&job("b-2000").id, std::slice::from_ref(&lane)).await.unwrap();
+        assert!(position.is_in_backlog);
+        self.did_in_backlog("a place in the backlog is read").await;
+        assert_eq!(backlog.largest_flows(&lane, 3).await.unwrap().len(), 3);
+        backlog.remove_idle_flows(&lane, 10).await.unwrap();
+        self.did_in_backlog("flows are looked at").await;
+        assert_eq!(backlog.repair_flows(&lane, 10).await.unwrap().corrected, 0);
+        self.did_in_backlog("flows are compared with their jobs").await;
+        let scope = CheckScope::Since(LEASE);
+        self.fixture.database.upkeep().reconcile(LEASE, scope).await.unwrap();
+        self.did_in_backlog("account of the last minutes").await;
+    }
+}
+
+/// A claim reads the jobs that it claims and the flows in front, however many flows are blocked.
+pub async fn claim_reads_no_blocked_flow<E: Explained>(working: &mut Working<'_, E>, flows_read_max: u64) {
+    for _ in 0..8 {
+        assert_eq!(working.dispatch(40).await.len(), 40);
+        let accesses = working.did_in_backlog("the backlog is claimed").await;
+        let rows = |table: &str| -> u64 {
+            accesses.iter().filter(|access| access.table == table).filter_map(|access| access.rows).sum()
+        };
+        // Found by the flow, and written by the id.
+        assert!((80..=120).contains(&rows("jobs")), "{accesses:#?}");
+        // The candidates, locked, written, and the next that wakes. While nothing is known of the table, candidates are
+        // sorted.
+        assert!((40..=flows_read_max).contains(&rows("flows")), "{accesses:#?}");
+    }
+}

@@ -1,0 +1,170 @@
+//! The backlog in the ledger: an account's trouble stays its own, and its jobs come back by the ledger alone.
+
+use std::time::Duration;
+
+use serde_json::json;
+use sluicegate::domain::limit::Rate;
+use sluicegate::ledger::provider_row::{AccountRow, LimitRow, ProviderRow};
+use sluicegate::ledger::upkeep::CheckScope;
+
+use super::bench::{Bench, limit, name, row};
+
+const HOUR_MS: i64 = 3_600_000;
+
+/// So many for each account and window, far below what the provider allows.
+fn strict_on_accounts(max_requests: i64, window_ms: i64) -> ProviderRow {
+    let per_account =
+        LimitRow { name: "per-account".to_owned(), scope: "account".to_owned(), ..limit(max_requests, window_ms) };
+    ProviderRow { limits: vec![limit(1_000, 100), per_account], ..row("acme") }
+}
+
+async fn pay(bench: &Bench, account: &str, id: &str) {
+    let body = json!({ "id": id, "account": account, "amount": 1299, "currency": "EUR" });
+    bench.publish("acme", &body.to_string()).await;
+}
+
+async fn pay_many(bench: &Bench, account: &str, jobs: usize) {
+    for number in 0..jobs {
+        pay(bench, account, &format!("{account}-{number}")).await;
+    }
+}
+
+async fn until_in_backlog(bench: &Bench, jobs: i64) {
+    let there = async || {
+        let waiting = bench.count("SELECT count(*) FROM jobs WHERE backlog").await;
+        let messages = bench.count("SELECT count(*) FROM queue_messages WHERE queue = 'payments.acme'").await;
+        waiting == jobs && messages == 0
+    };
+    bench.until(&format!("{jobs} jobs wait in the ledger alone"), there).await;
+}
+
+/// Waits for a flow that is blocked like this. The first sweeps of a worker end all blocks, because a limit may have
+/// changed before: the first jobs of a flow then block it again.
+async fn until_blocked(bench: &Bench, flow: &str) {
+    let blocked = format!("SELECT count(*) FROM flows WHERE {flow}");
+    bench.until(&format!("a flow with {flow}"), async || bench.count(&blocked).await == 1).await;
+}
+
+async fn all_are_accounted_for(bench: &Bench) {
+    let found = bench.upkeep().reconcile(Duration::from_secs(7_200), CheckScope::All).await.unwrap();
+    assert!(found.iter().all(|account| account.discrepancies().is_empty()), "{found:?}");
+    let different = "SELECT count(*) FROM flows WHERE waiting <> (SELECT count(*) FROM jobs \
+         WHERE jobs.backlog AND jobs.provider = flows.provider AND COALESCE(jobs.account, '') = flows.account \
+             AND 10 - jobs.priority = flows.class)";
+    assert_eq!(bench.count(different).await, 0);
+}
+
+#[tokio::test]
+async fn flood_of_one_account_delays_no_other() {
+    let bench = Bench::open(&[strict_on_accounts(2, HOUR_MS)]).await;
+    pay_many(&bench, "flood", 60).await;
+    pay_many(&bench, "other", 2).await;
+    for id in ["other-0", "other-1"] {
+        assert_eq!(bench.until_state(id, "succeeded").await.attempts, 1);
+    }
+    until_in_backlog(&bench, 58).await;
+    assert_eq!(bench.script.sent().len(), 4);
+    until_blocked(&bench, "blocked_reason = 'limit' AND blocked_limit = 'per-account' AND waiting = 58").await;
+    bench.until("nothing is active", async || bench.in_hand().await == 0).await;
+    // A new job goes behind them, and is not claimed before.
+    pay(&bench, "flood", "late").await;
+    until_in_backlog(&bench, 59).await;
+    assert_eq!(bench.count("SELECT fence FROM jobs WHERE id = 'late'").await, 0);
+    all_are_accounted_for(&bench).await;
+}
+
+#[tokio::test]
+async fn blocked_flow_is_served_at_its_limit() {
+    let bench = Bench::open(&[strict_on_accounts(3, 400)]).await;
+    pay_many(&bench, "flood", 20).await;
+    for number in 0..20 {
+        assert_eq!(bench.until_state(&format!("flood-{number}"), "succeeded").await.attempts, 1);
+    }
+    assert_eq!(bench.script.sent().len(), 20);
+    until_in_backlog(&bench, 0).await;
+    all_are_accounted_for(&bench).await;
+}
+
+#[tokio::test]
+async fn requeue_mode_needs_no_delayed_copies() {
+    let bench = Bench::open(&[ProviderRow { mode: "requeue".to_owned(), ..strict_on_accounts(1, HOUR_MS) }]).await;
+    pay_many(&bench, "flood", 20).await;
+    until_in_backlog(&bench, 19).await;
+    all_are_accounted_for(&bench).await;
+}
+
+#[tokio::test]
+async fn raised_limit_wakes_the_backlog() {
+    let bench = Bench::open(&[strict_on_accounts(1, HOUR_MS)]).await;
+    pay_many(&bench, "flood", 12).await;
+    until_in_backlog(&bench, 11).await;
+    let rate = Rate::new(100, Duration::from_secs(3_600)).unwrap();
+    bench.settings().set_rate(&name("acme"), "per-account", rate).await.unwrap();
+    for number in 0..12 {
+        assert_eq!(bench.until_state(&format!("flood-{number}"), "succeeded").await.attempts, 1);
+    }
+    all_are_accounted_for(&bench).await;
+}
+
+#[tokio::test]
+async fn blocked_account_waits_for_its_rule() {
+    let open = strict_on_accounts(100, HOUR_MS);
+    let rule = AccountRow { account: "mallory".to_owned(), rule: "blocked".to_owned(), ..AccountRow::default() };
+    let bench = Bench::open(&[ProviderRow { accounts: vec![rule], ..open.clone() }]).await;
+    pay_many(&bench, "mallory", 30).await;
+    pay_many(&bench, "other", 3).await;
+    bench.until_sent("acme", 3).await;
+    until_in_backlog(&bench, 30).await;
+    until_blocked(&bench, "blocked_reason = 'account_blocked' AND waiting = 30").await;
+    bench.apply(&[open]).await;
+    for number in 0..30 {
+        assert_eq!(bench.until_state(&format!("mallory-{number}"), "succeeded").await.attempts, 1);
+    }
+    all_are_accounted_for(&bench).await;
+}
+
+/// A worker that ends leaves the backlog to the next one, and so do claimed jobs that it could not send.
+#[tokio::test]
+async fn next_worker_goes_on_with_the_backlog() {
+    let mut bench = Bench::prepared(&[strict_on_accounts(1, 600)]).await;
+    bench.keep_limiter();
+    bench.run();
+    pay_many(&bench, "flood", 6).await;
+    bench.until_sent("acme", 2).await;
+    bench.stop().await;
+    assert_eq!(bench.in_hand().await, 0);
+    bench.recover().await;
+    bench.run();
+    for number in 0..6 {
+        assert_eq!(bench.until_state(&format!("flood-{number}"), "succeeded").await.attempts, 1);
+    }
+    all_are_accounted_for(&bench).await;
+}
+
+#[tokio::test]
+async fn paused_provider_claims_nothing() {
+    let bench = Bench::open(&[strict_on_accounts(1, 300)]).await;
+    pay_many(&bench, "flood", 4).await;
+    bench.until_sent("acme", 1).await;
+    bench.settings().set_paused(&name("acme"), true).await.unwrap();
+    bench.settings_known().await;
+    bench.until("nothing is active", async || bench.in_hand().await == 0).await;
+    bench.settings().set_paused(&name("acme"), false).await.unwrap();
+    for number in 0..4 {
+        assert_eq!(bench.until_state(&format!("flood-{number}"), "succeeded").await.attempts, 1);
+    }
+    all_are_accounted_for(&bench).await;
+}
+
+#[tokio::test]
+async fn job_with_changed_row_goes_to_review() {
+    let bench = Bench::open(&[strict_on_accounts(1, HOUR_MS)]).await;
+    pay_many(&bench, "flood", 3).await;
+    until_in_backlog(&bench, 2).await;
+    bench.without_constraints("UPDATE jobs SET amount = 1 WHERE backlog").await;
+    let rate = Rate::new(100, Duration::from_secs(3_600)).unwrap();
+    bench.settings().set_rate(&name("acme"), "per-account", rate).await.unwrap();
+    bench.until("both are in review", async || bench.settled("acme").get("review") == Some(&2)).await;
+    assert_eq!(bench.script.sent().len(), 1);
+    all_are_accounted_for(&bench).await;
+}

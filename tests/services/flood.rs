@@ -1,0 +1,51 @@
+//! One merchant floods a provider that limits merchants: the others are served as if the flood were not there.
+//!
+//! Real backends, two workers. The strict provider counts the lane's limit; the ledger has the order of the charges.
+
+use std::time::Duration;
+
+use serde_json::json;
+use sluicegate::provider::simulated::FakeOptions;
+
+use crate::stand::Stand;
+
+const FLOOD: u64 = 300;
+const OTHERS: u64 = 120;
+const ROWS: &str = "[[provider]]\nname = \"acme\"\nurl = \"{url:acme}\"\nidempotency_retention_s = 86400\n\
+    [[provider.limit]]\nname = \"all\"\nmax_requests = 100\nwindow_ms = 1000\n\
+    [[provider.limit]]\nname = \"per-account\"\nscope = \"account\"\nmax_requests = 10\nwindow_ms = 1000\n";
+/// Charges of the flood before the last one of the others.
+const BEFORE_THE_OTHERS: &str = "SELECT count(*) FROM attempts WHERE account = 'flood' AND began_at < \
+    (SELECT max(began_at) FROM attempts WHERE account <> 'flood')";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn flood_of_one_merchant_delays_no_other() {
+    let mut stand = Stand::start();
+    let limits = vec!["100/1s".parse().unwrap()];
+    stand.add_provider("acme", FakeOptions { limits, ..FakeOptions::default() }).await;
+    stand.apply(ROWS);
+    let job = |account: String, id: String| {
+        let body = json!({ "id": id, "account": account, "amount": 100, "currency": "EUR" });
+        json!({ "key": "acme", "body": body.to_string() })
+    };
+    let flood = (0..FLOOD).map(|number| job("flood".to_owned(), format!("flood-{number}")));
+    let others = (0..OTHERS).map(|number| job(format!("merchant-{}", number % 60), format!("other-{number}")));
+    let messages: Vec<_> = flood.chain(others).collect();
+    assert_eq!(stand.publish(&messages), messages.len());
+    stand.add_worker();
+    stand.add_worker();
+    let done = format!(
+        "SELECT CASE WHEN count(*) = {OTHERS} THEN 1 ELSE 0 END FROM jobs WHERE account <> 'flood' AND state = 'succeeded'"
+    );
+    stand.await_count(&done, 1);
+    // The queue is empty, and the flood waits in the ledger alone.
+    assert_eq!(stand.ready(&["payments.acme".to_owned()]), [0]);
+    assert!(stand.count("SELECT count(*) FROM jobs WHERE backlog") > FLOOD / 3, "{:?}", stand.states());
+    // Each of the others needs a few seconds at most, in which the flood gets ten each.
+    let before = stand.count(BEFORE_THE_OTHERS);
+    assert!(before < FLOOD / 2, "{before} charges of the flood came first");
+    stand.await_settled(FLOOD + OTHERS, Duration::from_secs(300));
+    let report = stand.providers["acme"].report();
+    assert_eq!((report.charges, report.doubles, report.refused_429), (FLOOD + OTHERS, 0, 0));
+    assert_eq!(stand.count("SELECT count(*) FROM flows WHERE waiting <> 0"), 0);
+}
