@@ -1,9 +1,10 @@
 //! The counts of the backlog: the jobs of the ledger, and the messages in the lanes' queues, in one snapshot.
 //!
 //! A count reads all open jobs, up to a second per million. So it runs only on request, and at most a twentieth of the
-//! time; readers get the last snapshot meanwhile. Queue depths are cheap. While one is missing, all queues are queried
-//! each second, and the ledger is counted again once all respond. After an outage of the database it is counted
-//! immediately.
+//! time; readers get the last snapshot meanwhile. Queue depths are cheap: while a snapshot is kept, they are queried
+//! every two seconds, and a queue that does not respond is missing from then on. While one is missing, all queues are
+//! queried twice a second, and the ledger is counted again once all respond. After an outage of the database it is
+//! counted immediately.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,6 +22,8 @@ use crate::fleet::ProviderReconciliation;
 const TTL_MIN: Duration = Duration::from_secs(1);
 const COST_FACTOR: u32 = 20;
 const TTL_MAX: Duration = Duration::from_secs(4 * 60);
+/// How often the queues are queried while all of them respond and a count is kept.
+const QUEUE_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 /// An older count is not shown.
 const STALE_AFTER: Duration = Duration::from_secs(5 * 60);
 /// How long a reader waits for a count that is due.
@@ -114,7 +117,28 @@ impl BacklogCounter {
         tokio::select! {
             () = sleep(kept) => NextCount::OnRequest,
             () = self.database_recovered.notified() => NextCount::Immediately,
-            () = wait_for_all_queues(depths), if queues_missing => NextCount::Immediately,
+            () = self.watch_queues(depths, queues_missing) => NextCount::Immediately,
+        }
+    }
+
+    /// Ends when a queue was missing and all queues respond. One that stops responding is missing in the snapshot.
+    async fn watch_queues(&self, depths: CountQuery<'_, QueryResult<QueueDepths>>, mut missing: bool) {
+        loop {
+            sleep(if missing { FAILURE_TTL } else { QUEUE_CHECK_INTERVAL }).await;
+            let asked = depths().await;
+            match asked.problem {
+                None if missing => return,
+                None => {}
+                Some(problem) => {
+                    missing = true;
+                    let responding = asked.value.unwrap_or_default();
+                    self.latest.send_modify(|latest| {
+                        // A newer depth next to an older count of the ledger could count a job twice.
+                        latest.depths.retain(|provider, _| responding.contains_key(provider));
+                        latest.queue_problem = Some(problem);
+                    });
+                }
+            }
         }
     }
 
@@ -152,16 +176,6 @@ impl BacklogCounter {
         let last = self.latest.borrow().clone();
         let old = last.started_at.is_none_or(|at| at.elapsed() > STALE_AFTER);
         if old { BacklogCounts { reconciliations: None, depths: QueueDepths::new(), ..last } } else { last }
-    }
-}
-
-/// Queries the queues repeatedly until all of them respond.
-async fn wait_for_all_queues(depths: CountQuery<'_, QueryResult<QueueDepths>>) {
-    loop {
-        sleep(FAILURE_TTL).await;
-        if depths().await.problem.is_none() {
-            return;
-        }
     }
 }
 

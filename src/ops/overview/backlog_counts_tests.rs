@@ -21,6 +21,7 @@ enum SourceBehaviour {
 struct FakeSources {
     ledger: Mutex<SourceBehaviour>,
     queue: Mutex<SourceBehaviour>,
+    count_duration: Duration,
     counts: AtomicU32,
     depths: AtomicU32,
 }
@@ -28,12 +29,14 @@ struct FakeSources {
 impl FakeSources {
     fn all_available() -> Self {
         let [ledger, queue] = [SourceBehaviour::Answers, SourceBehaviour::Answers].map(Mutex::new);
-        Self { ledger, queue, counts: AtomicU32::default(), depths: AtomicU32::default() }
+        let [counts, depths] = [0, 0].map(AtomicU32::new);
+        Self { ledger, queue, count_duration: Duration::ZERO, counts, depths }
     }
 
     async fn jobs(&self) -> Result<Vec<ProviderReconciliation>, String> {
         self.counts.fetch_add(1, Ordering::Relaxed);
         let does = *self.ledger.lock().unwrap();
+        sleep(self.count_duration).await;
         match does {
             SourceBehaviour::Answers => Ok(vec![ProviderReconciliation::default()]),
             SourceBehaviour::Fails => Err("gone".to_owned()),
@@ -98,6 +101,30 @@ async fn recovered_queues_are_counted_within_three_seconds() {
             *sources.queue.lock().unwrap() = SourceBehaviour::Answers;
             let took = sources.read_until(&counts, 60, |snapshot| snapshot.depths.get("acme") == Some(&7)).await;
             assert!(took <= SECOND * 3, "{took:?}");
+        })
+        .await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn queue_that_fails_is_missing_in_a_kept_count() {
+    for outage in [SourceBehaviour::Fails, SourceBehaviour::Hangs] {
+        let sources = FakeSources { count_duration: SECOND * 3 / 2, ..FakeSources::all_available() };
+        let counts = BacklogCounter::new();
+        while_counting(&sources, &counts, async {
+            // A source is slow after four slow counts.
+            sources.read_until(&counts, 20, |_| sources.counts.load(Ordering::Relaxed) == 4).await;
+            sources.read_until(&counts, 2, |_| false).await;
+            assert_eq!(counts.last().depths.get("acme"), Some(&7));
+            *sources.queue.lock().unwrap() = outage;
+            let took = sources.read_until(&counts, 20, |snapshot| snapshot.queue_problem.is_some()).await;
+            assert!(took <= SECOND * 4, "{took:?}");
+            assert!(counts.last().depths.is_empty(), "an old depth of a queue that does not respond");
+            assert_eq!(sources.counts.load(Ordering::Relaxed), 4, "the count of the ledger is kept");
+            *sources.queue.lock().unwrap() = SourceBehaviour::Answers;
+            let took = sources.read_until(&counts, 20, |snapshot| snapshot.queue_problem.is_none()).await;
+            assert!(took <= SECOND * 4, "{took:?}");
+            assert_eq!(counts.last().depths.get("acme"), Some(&7));
         })
         .await;
     }

@@ -2,8 +2,8 @@
 //!
 //! There is one query at a time per source. A slow query's result is kept longer, so that a source is busy at most a
 //! twentieth of the time, however many pages are open. A failure is kept for half a second, so that a recovered source
-//! is queried again within its timeout and that. A source that hangs is queried once per timeout. A few slow queries in a
-//! row do not make a slow source: they waited for connections, or for a backend that had just started.
+//! is queried again within its timeout and that. A source that hangs is queried once per timeout. Up to three slow
+//! queries in a row do not make a slow source: they waited for connections, or for a backend that had just started.
 
 use std::time::Duration;
 
@@ -22,18 +22,19 @@ pub(super) const FAILURE_TTL: Duration = Duration::from_millis(500);
 /// Queries of which the shortest duration counts. After an outage two in a row were seen to be slow.
 const COST_QUERIES: usize = 4;
 
-/// The cost of a query: the shortest of the last durations. Others waited for a connection or for a busy machine.
+/// The cost of a query: the shortest of the last durations. Others waited for a connection or for a busy machine. A
+/// source costs nothing until that many were queried.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct QueryCost {
-    durations: [Option<Duration>; COST_QUERIES],
+    durations: [Duration; COST_QUERIES],
 }
 
 impl QueryCost {
     /// Records the duration of a query; returns the cost.
     pub fn record(&mut self, took: Duration) -> Duration {
         self.durations.rotate_right(1);
-        self.durations[0] = Some(took);
-        self.durations.into_iter().flatten().fold(took, Duration::min)
+        self.durations[0] = took;
+        self.durations.into_iter().fold(took, Duration::min)
     }
 }
 
@@ -220,12 +221,15 @@ mod tests {
             sleep(SECOND).await;
             Ok::<_, String>(asked.fetch_add(1, Ordering::Relaxed))
         };
-        assert_eq!(cached.get(SECOND * 2, ask()).await.value, Some(0));
-        advance(SECOND * 19).await;
+        for nth in 0..4 {
+            assert_eq!(cached.get(SECOND * 2, ask()).await.value, Some(nth), "slow {nth} times before");
+            advance(SECOND * 2).await;
+        }
+        advance(SECOND * 17).await;
         let answer = cached.get(SECOND * 2, ask()).await;
-        assert_eq!((answer.value, answer.age), (Some(0), SECOND * 19));
+        assert_eq!((answer.value, answer.age), (Some(3), SECOND * 19));
         advance(SECOND * 2).await;
-        assert_eq!(cached.get(SECOND * 2, ask()).await.value, Some(1));
+        assert_eq!(cached.get(SECOND * 2, ask()).await.value, Some(4));
     }
 
     /// The first queries after an outage wait for connections, and for a backend that has just started.
@@ -258,7 +262,10 @@ mod tests {
             Ok(value)
         };
         let minute = SECOND * 60;
-        assert_eq!(rows.get(1, minute, ask("running")).await.value, Some("running"));
+        for _ in 0..4 {
+            advance(minute).await;
+            assert_eq!(rows.get(1, minute, ask("running")).await.value, Some("running"));
+        }
         advance(SECOND * 30).await;
         assert_eq!(rows.get(1, minute, ask("not asked")).await.value, Some("running"));
         assert_eq!(rows.get(2, minute, ask("paused")).await.value, Some("paused"));
