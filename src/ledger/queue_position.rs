@@ -17,7 +17,7 @@ pub struct LedgerQueuePosition {
     /// Whether the job waits in the backlog of its lane: no message brings it back.
     pub is_in_backlog: bool,
     /// Open jobs of the quota that are due earlier, or more urgent, and have no request in flight; jobs of the backlog are
-    /// left out. For a job of the backlog: the jobs that are expected to be claimed before it.
+    /// left out. For a job of the backlog: the jobs that are expected to be claimed before it, and the active ones.
     pub jobs_ahead: u64,
     /// The sum of their costs. For a job of the backlog, each costs 1.
     pub cost_ahead: u64,

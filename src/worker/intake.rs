@@ -237,11 +237,11 @@ async fn process(
     not_claimed
 }
 
-/// Records a new job in the backlog if earlier jobs of its flow wait there. `None`: it goes on like any other.
+/// Records a new job in the backlog, if it must wait there. `None`: it goes on like any other.
 async fn enter_backlog(lane: &LaneContext, copy: &MessageCopy, decoded: &Decoded) -> Option<DeliveryAction> {
-    let action = match backlog::record_behind(lane, decoded).await? {
+    let action = match backlog::record_if_it_must_wait(lane, decoded).await? {
         Ok(BacklogRecord::Recorded) => {
-            lane.meter.record_delay("backlog", "earlier jobs of its account wait");
+            lane.meter.record_delay("backlog", "the lane or its account is at a limit");
             DeliveryAction::Ack
         }
         Ok(BacklogRecord::InBacklog | BacklogRecord::Finished) => {

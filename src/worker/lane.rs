@@ -1,8 +1,8 @@
 //! A lane: consumes the jobs of one provider up to its prefetch, and pauses while its provider cannot take jobs.
 //!
 //! Each lane has its own channel, prefetch, egress and pauses. So a lane that is limited, slow or broken does not
-//! hold up the others. While the provider cannot take jobs, the backlog stays in the queue. See
-//! `docs/decisions/0021-prefetch-and-acknowledgements.md`.
+//! hold up the others. While the provider cannot take jobs, the backlog stays in the queue; only a limit lets intake go
+//! on, and new jobs wait in the ledger. See `docs/decisions/0021-prefetch-and-acknowledgements.md`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use tokio_util::task::TaskTracker;
 
 use super::backlog::LaneBacklog;
 use super::execute::Duplicates;
-use super::lane_control::LaneControl;
+use super::lane_control::{LaneControl, LanePause};
 use super::meter::LaneMeter;
 use super::{WorkerContext, backlog, intake, lookups};
 use crate::domain::backoff::BackoffPolicy;
@@ -154,10 +154,12 @@ async fn consume(
     let mut consuming = true;
     let mut arrived = true;
     loop {
-        let pauses =
-            [&mut intake, &mut charges].map(|pause| pause.borrow_and_update().as_ref().map(|pause| pause.until));
-        let paused_until =
-            intake_paused_until(&settings.borrow_and_update().provider, pauses.into_iter().flatten().max());
+        let provider = Arc::clone(&settings.borrow_and_update().provider);
+        let pauses = [&mut intake, &mut charges].map(|pause| {
+            let stops = |pause: &&LanePause| !backlog::is_recorded_during(pause, &provider);
+            pause.borrow_and_update().as_ref().filter(stops).map(|pause| pause.until)
+        });
+        let paused_until = intake_paused_until(&provider, pauses.into_iter().flatten().max());
         if consuming && paused_until.is_some() {
             lane.stop().await?;
             consuming = false;

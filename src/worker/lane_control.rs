@@ -378,14 +378,23 @@ fn active_pause(pause: &watch::Sender<Option<LanePause>>) -> Option<LanePause> {
     pause.borrow().clone().filter(|pause| pause.until > Instant::now())
 }
 
+/// The later end counts. But intake may go on at a limit: so a pause by a limit gives way to one of another cause. If
+/// the limit still has no slot after that, it pauses the lane again.
 fn extend(pause: &watch::Sender<Option<LanePause>>, wait: Duration, by: PauseCause, reason: Wait) {
-    let until = Instant::now() + wait;
+    let now = Instant::now();
+    let until = now + wait;
     pause.send_if_modified(|current| {
-        let longer = current.as_ref().is_none_or(|current| current.until < until);
-        if longer {
+        let replaces = |current: &LanePause| match (current.cause, by) {
+            (PauseCause::Limit, PauseCause::Limit) => current.until < until,
+            (PauseCause::Limit, _) => true,
+            (_, PauseCause::Limit) => current.until <= now,
+            _ => current.until < until,
+        };
+        let is_new = current.as_ref().is_none_or(replaces);
+        if is_new {
             *current = Some(LanePause { until, cause: by, reason });
         }
-        longer
+        is_new
     });
 }
 

@@ -230,6 +230,11 @@ fn replica_maximum_follows_the_formula() {
     assert_eq!(number("in_flight_per_pod").to_string(), row.workers.to_string());
     let trigger = &scaled["spec"]["triggers"][0]["metadata"];
     assert_eq!(trigger["value"], row.bucket_capacity.to_string());
+    let in_ledger = &scaled["spec"]["triggers"][1]["metadata"];
+    assert_eq!(in_ledger["threshold"], trigger["value"]);
+    let (lane, query) = (trigger["queueName"].as_str().unwrap(), in_ledger["query"].as_str().unwrap());
+    let provider = lane.rsplit('.').next().unwrap();
+    assert_eq!(query, format!("max(sluicegate_waiting_jobs{{provider=\"{provider}\"}})"));
     let prefix = configuration().queue.prefix;
     assert!(trigger["queueName"].as_str().unwrap().starts_with(&format!("{prefix}.")));
     object("Deployment", scaled["spec"]["scaleTargetRef"]["name"].as_str().unwrap());

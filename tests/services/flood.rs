@@ -1,4 +1,4 @@
-//! One merchant floods a provider that limits merchants: the others are served as if the flood were not there.
+//! One merchant floods a provider: the others are served as if the flood were not there, or by turns with it.
 //!
 //! Real backends, two workers. The strict provider counts the lane's limit; the ledger has the order of the charges.
 
@@ -47,5 +47,45 @@ async fn flood_of_one_merchant_delays_no_other() {
     stand.await_settled(FLOOD + OTHERS, Duration::from_secs(300));
     let report = stand.providers["acme"].report();
     assert_eq!((report.charges, report.doubles, report.refused_429), (FLOOD + OTHERS, 0, 0));
+    assert_eq!(stand.count("SELECT count(*) FROM flows WHERE waiting <> 0"), 0);
+}
+
+/// Without a limit of merchants: what comes later shares the lane with a flood that was published before it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn late_merchant_and_urgent_payment_pass_a_flood() {
+    let mut stand = Stand::start();
+    let limits = vec!["50/1s".parse().unwrap()];
+    stand.add_provider("acme", FakeOptions { limits, ..FakeOptions::default() }).await;
+    stand.apply(
+        "[[provider]]\nname = \"acme\"\nurl = \"{url:acme}\"\nidempotency_retention_s = 86400\n\
+         [[provider.limit]]\nname = \"all\"\nmax_requests = 50\nwindow_ms = 1000\n",
+    );
+    let job = |account: &str, number: u64, priority: u8| {
+        let id = format!("{account}-{number}");
+        let body = json!({ "id": id, "account": account, "priority": priority, "amount": 100, "currency": "EUR" });
+        json!({ "key": "acme", "body": body.to_string() })
+    };
+    let flood: Vec<_> = (0..1_000).map(|number| job("flood", number, 0)).collect();
+    assert_eq!(stand.publish(&flood), flood.len());
+    stand.add_worker();
+    stand.add_worker();
+    stand.await_count("SELECT CASE WHEN count(*) >= 900 THEN 1 ELSE 0 END FROM jobs WHERE account = 'flood'", 1);
+    let late: Vec<_> = (0..40).map(|number| job("late", number, 0)).chain([job("urgent", 0, 9)]).collect();
+    assert_eq!(stand.publish(&late), late.len());
+    stand.await_settled(1_041, Duration::from_secs(300));
+    let report = stand.providers["acme"].report();
+    assert_eq!((report.charges, report.doubles, report.refused_429), (1_041, 0, 0));
+    assert!(report.limits.iter().all(|limit| limit.breaches == 0), "{report:?}");
+    let before = |account: &str| {
+        stand.count(&format!(
+            "SELECT count(*) FROM attempts WHERE account = 'flood' \
+             AND began_at < (SELECT max(began_at) FROM attempts WHERE account = '{account}')"
+        ))
+    };
+    let (late, urgent) = (before("late"), before("urgent"));
+    assert!(
+        urgent < 600 && late < 800,
+        "{urgent} of the flood came before the urgent one, {late} before the late ones"
+    );
     assert_eq!(stand.count("SELECT count(*) FROM flows WHERE waiting <> 0"), 0);
 }

@@ -1,40 +1,47 @@
-//! A lane's backlog in the ledger: jobs that a limit of their account refuses wait there, without message, worker slot
-//! or memory.
+//! A lane's backlog in the ledger: jobs that must wait stay there, without message, worker slot or memory.
 //!
-//! A refused job blocks its flow until the exact instant, and new jobs of the flow are recorded behind it. One
-//! dispatcher per lane and process claims jobs in fair order. See `docs/decisions/0041-account-limits-block-flows.md`.
+//! A job that a limit of its account refuses blocks its flow until the exact instant, and new jobs of the flow are
+//! recorded behind it. While a limit of the provider or the worker slots hold the lane back, all new jobs are recorded
+//! there. One dispatcher per lane and process claims jobs in fair order. See
+//! `docs/decisions/0041-account-limits-block-flows.md` and `docs/decisions/0042-limited-lane-empties-its-queue.md`.
 
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
-use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
 
 use self::known_flows::{KNOWN_FLOWS_MAX, KnownFlows};
+use self::permit_waits::PermitWaits;
 pub use self::places::FlowPlace;
-use self::places::{FLOW_MAX, FlowPlaces};
+use self::places::{FlowPlaces, PlaceBounds, Room};
 use super::active_jobs::LEASE;
 use super::delay::{MessageCopy, publish_delayed};
 use super::execute::{Arrival, review_changed_row};
 use super::intake::{DeliveryAction, pause_intake, run_claimed};
 use super::lane::{LaneContext, RESUME_AHEAD, current_prefetch};
+use super::lane_control::LanePause;
 use super::retry::{RetryEnded, retry_while_unavailable};
 use super::sweeper::republish::rebuild_message;
 use crate::domain::group_commit::MAX_DELAY;
+use crate::domain::provider::{Mode, Provider};
 use crate::faults::{self, CrashPoint};
+use crate::fleet::report::PauseCause;
 use crate::ledger::LedgerError;
 use crate::ledger::backlog::{BacklogClaim, BacklogClaimRequest, BacklogJob, BacklogRecord, FlowKey, FlowStatus};
 use crate::ledger::upkeep::JobToRepublish;
+use crate::limiter::gate::BlockReason;
 use crate::queue::Properties;
 use crate::queue::message::Decoded;
 use crate::telemetry::spans;
 
 mod known_flows;
+mod permit_waits;
 mod places;
 
 /// Time between two looks at the flows, while some are known. Other processes block and unblock them, too.
@@ -45,6 +52,8 @@ const IDLE_INTERVAL: Duration = Duration::from_secs(5);
 const LOOK_TIME_DIVISOR: u32 = 20;
 /// Least time between a claim that found nothing more and the next one.
 const CLAIM_PAUSE: Duration = Duration::from_millis(10);
+/// Least time between two claims for few jobs. An urgent job waits that long, while the lane has as many as it may.
+const SMALL_CLAIM_PAUSE: Duration = Duration::from_millis(50);
 /// Longest time between two looks at a lane that must not send.
 const PAUSED_INTERVAL: Duration = Duration::from_secs(1);
 /// Most jobs of one claim.
@@ -57,6 +66,9 @@ const QUANTUM: u32 = 4;
 pub struct LaneBacklog {
     flows: KnownFlows,
     places: Arc<FlowPlaces>,
+    permit_waits: PermitWaits,
+    /// The last claim left jobs behind for which the lane has no room yet.
+    has_more: AtomicBool,
     dispatch_at: Mutex<DispatchTimes>,
     /// The dispatcher has to look at its times again.
     changed: Notify,
@@ -94,6 +106,11 @@ impl LaneBacklog {
         self.changed.notify_one();
     }
 
+    /// The waits of the lane's charges for their permits.
+    pub fn permit_waits(&self) -> &PermitWaits {
+        &self.permit_waits
+    }
+
     /// Claims nothing for this long: the lane cannot send.
     pub fn hold(&self, wait: Duration) {
         self.times().delay_until(Instant::now() + wait);
@@ -104,14 +121,41 @@ impl LaneBacklog {
     }
 }
 
-/// Records a new job behind those of its flow that wait in the backlog. `None`: none is known to wait, or the job is
-/// known already and not in the backlog.
-pub(super) async fn record_behind(
+/// Whether intake goes on during this pause, and records new jobs in the backlog: a limit of the provider is used up.
+pub(super) fn is_recorded_during(pause: &LanePause, provider: &Provider) -> bool {
+    pause.cause == PauseCause::Limit && provider.mode == Mode::Blocking
+}
+
+/// Whether a limit of the provider or the worker slots hold the lane back, so that new jobs wait in the ledger. Then
+/// all of them are counted and ordered, and none waits in memory.
+///
+/// In `requeue` mode, jobs wait in delay queues. While something else stops the lane, they stay in its queue.
+fn is_limited(lane: &LaneContext) -> bool {
+    if lane.settings.borrow().provider.mode != Mode::Blocking {
+        return false;
+    }
+    let is_blocked = || {
+        let view = lane.gate.view();
+        let reason = view.borrow().block.as_ref().map(|(reason, _)| reason.clone());
+        matches!(reason, Some(BlockReason::Limit(_)))
+    };
+    if lane.backlog.has_more.load(Ordering::Relaxed) || lane.backlog.permit_waits.are_long(is_blocked) {
+        return true;
+    }
+    let pauses = [lane.control.watch_intake(), lane.control.watch_charges()];
+    let now = Instant::now();
+    let is_at_limit = |pause: &LanePause| pause.cause == PauseCause::Limit && pause.until > now;
+    pauses.iter().any(|pause| pause.borrow().as_ref().is_some_and(is_at_limit))
+}
+
+/// Records a new job in the backlog, if earlier jobs of its flow wait there, or if its lane is limited. `None`: it does
+/// not wait there, or it is known already and not in the backlog.
+pub(super) async fn record_if_it_must_wait(
     lane: &LaneContext,
     decoded: &Decoded,
 ) -> Option<Result<BacklogRecord, RetryEnded<LedgerError>>> {
     let flow = FlowKey::of(&decoded.job);
-    if decoded.job.not_before.is_some() || !lane.backlog.flows.contains(&flow) {
+    if decoded.job.not_before.is_some() || !(lane.backlog.flows.contains(&flow) || is_limited(lane)) {
         return None;
     }
     let backlog = &lane.worker.backends.backlog;
@@ -131,7 +175,8 @@ pub(super) async fn record_behind(
 
 /// Claims jobs from the backlog until the lane is stopped.
 pub(super) async fn run(lane: Arc<LaneContext>) {
-    let mut dispatcher = Dispatcher { jobs: TaskTracker::new(), ended: Arc::default(), look_at: Instant::now() };
+    let now = Instant::now();
+    let mut dispatcher = Dispatcher { look_at: now, claimed_at: now };
     loop {
         let next_at = match dispatcher.step(&lane).await {
             Ok(next_at) => next_at,
@@ -144,17 +189,15 @@ pub(super) async fn run(lane: Arc<LaneContext>) {
             () = lane.stop.cancelled() => return,
             () = sleep_until(next_at) => {}
             () = lane.backlog.changed.notified() => {}
-            () = lane.backlog.places.room() => lane.backlog.times().is_claimable = true,
-            () = dispatcher.ended.notified() => {}
+            () = lane.backlog.places.wait_for_room() => lane.backlog.times().is_claimable = true,
         }
     }
 }
 
 struct Dispatcher {
-    jobs: TaskTracker,
-    /// A job has ended while there was no room for another.
-    ended: Arc<Notify>,
     look_at: Instant,
+    /// When it claimed last.
+    claimed_at: Instant,
 }
 
 impl Dispatcher {
@@ -171,12 +214,17 @@ impl Dispatcher {
         if let Some(at) = cannot_send_until(lane) {
             return Ok(at.min(began + PAUSED_INTERVAL));
         }
-        let most = u32::from(current_prefetch(lane)).min(CLAIM_MAX);
-        let free = most.saturating_sub(u32::try_from(self.jobs.len()).unwrap_or(u32::MAX));
-        if free == 0 {
+        let bounds = PlaceBounds::of(&lane.settings.borrow().provider, current_prefetch(lane));
+        let room = lane.backlog.places.room_within(bounds);
+        let small_claim_at = self.claimed_at + SMALL_CLAIM_PAUSE;
+        if room.places == 0 {
             return Ok(self.look_at);
         }
-        self.claim(lane, free).await
+        if !room.is_worth_a_claim && small_claim_at > began {
+            return Ok(small_claim_at.min(self.look_at));
+        }
+        self.claimed_at = began;
+        self.claim(lane, room, bounds).await
     }
 
     async fn look(&mut self, lane: &LaneContext) -> Result<(), LedgerError> {
@@ -197,16 +245,16 @@ impl Dispatcher {
         Ok(())
     }
 
-    async fn claim(&mut self, lane: &Arc<LaneContext>, at_most: u32) -> Result<Instant, LedgerError> {
-        let full = lane.backlog.places.full_flows();
+    async fn claim(&self, lane: &Arc<LaneContext>, room: Room, bounds: PlaceBounds) -> Result<Instant, LedgerError> {
+        let at_most = room.places.min(CLAIM_MAX);
         let request = BacklogClaimRequest {
             lane: &lane.name,
             owner: &lane.worker.options.owner,
             lease: LEASE,
             at_most,
             per_flow: QUANTUM,
-            flow_max: FLOW_MAX,
-            except: &full,
+            flow_max: bounds.of_one_flow,
+            except: &room.full_flows,
         };
         // What happens from now on sets them again.
         {
@@ -228,8 +276,9 @@ impl Dispatcher {
             }
         };
         let has_more = u32::try_from(jobs.len()).is_ok_and(|jobs| jobs == at_most);
+        lane.backlog.has_more.store(has_more, Ordering::Relaxed);
         for job in jobs {
-            self.start(lane, job);
+            start(lane, job);
         }
         let mut times = lane.backlog.times();
         if let Some(at) = next_wake.and_then(|wait| now.checked_add(wait)) {
@@ -242,19 +291,13 @@ impl Dispatcher {
         times.delay_until(now + CLAIM_PAUSE);
         Ok(times.wake.map_or(self.look_at, |wake| wake.min(self.look_at)))
     }
+}
 
-    fn start(&self, lane: &Arc<LaneContext>, job: BacklogJob) {
-        let flow = FlowKey { class: job.class, account: job.job.account.clone() };
-        let place = lane.backlog.places.occupy(flow);
-        // Boxed because a future of thousands of bytes is moved several times on its way into a task.
-        let work = Box::pin(handle_job(Arc::clone(lane), job, place));
-        let ended = Arc::clone(&self.ended);
-        let tracked = self.jobs.track_future(work);
-        lane.worker.jobs.spawn(async move {
-            tracked.await;
-            ended.notify_one();
-        });
-    }
+fn start(lane: &Arc<LaneContext>, job: BacklogJob) {
+    let flow = FlowKey { class: job.class, account: job.job.account.clone() };
+    let place = lane.backlog.places.occupy(flow);
+    // Boxed because a future of thousands of bytes is moved several times on its way into a task.
+    lane.worker.jobs.spawn(Box::pin(handle_job(Arc::clone(lane), job, place)));
 }
 
 /// Until when the lane sends no charge; `None`: it may.

@@ -1,24 +1,78 @@
-//! The jobs of each flow that this process has claimed from the backlog and that wait for their permits.
+//! The jobs that this process has claimed from a lane's backlog and that wait for their permits.
 //!
-//! A flow's own limit may grant only a few of its jobs. So no more than a few are claimed ahead, and the others leave
-//! the lane to other flows.
+//! A job that waits at the gate has left the fair order. So no more are claimed ahead than the lane starts soon. A
+//! flow's own limit may grant only a few of its jobs: where accounts have limits, no more than a few of each flow are
+//! claimed, and the others leave the lane to other flows.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::Notify;
 
+use crate::domain::job::JobField;
+use crate::domain::provider::Provider;
 use crate::ledger::backlog::FlowKey;
 
-/// Jobs of one flow that one claim takes at most, and with which a flow is full.
-pub const FLOW_MAX: u32 = 8;
+/// Jobs of one flow that one claim takes at most, and with which a flow is full, where accounts have limits.
+const LIMITED_FLOW_MAX: u32 = 8;
+/// The lane's jobs of this time are claimed ahead: a claim takes a small part of it, also on a busy database.
+const AHEAD: Duration = Duration::from_millis(500);
+/// Of a longer window, a quarter of the requests is claimed ahead at most: what waits when they are used up returns.
+const WHOLE_WINDOW_MAX: Duration = Duration::from_secs(1);
+/// Least jobs that are claimed ahead, if the lane has half as many worker slots.
+const AHEAD_MIN: u32 = 16;
+/// The same for a lane with one worker slot: the next job is ready when it is released.
+const AHEAD_OF_SLOTS_MIN: u32 = 4;
+
+/// Most jobs that wait for their permits at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlaceBounds {
+    pub all: u32,
+    pub of_one_flow: u32,
+}
+
+impl PlaceBounds {
+    /// The bounds of a provider's lane that holds at most `prefetch` jobs.
+    pub fn of(provider: &Provider, prefetch: u16) -> Self {
+        // A float beyond the range of u32 saturates, which the prefetch then bounds.
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "not negative, and bounded below")]
+        let startable = provider.startable_within(AHEAD, WHOLE_WINDOW_MAX).ceil() as u32;
+        let by_slots = provider.workers.saturating_mul(2).max(AHEAD_OF_SLOTS_MIN);
+        let all = startable.max(AHEAD_MIN).min(by_slots).min(u32::from(prefetch)).max(1);
+        let of_one_flow = if provider.counts_by(JobField::Account) { all.min(LIMITED_FLOW_MAX) } else { all };
+        Self { all, of_one_flow }
+    }
+
+    /// Free places that are worth a claim at once.
+    fn worth_a_claim(self) -> u32 {
+        (self.all / 4).max(1)
+    }
+}
 
 #[derive(Debug, Default)]
 pub struct FlowPlaces {
-    waiting: Mutex<HashMap<FlowKey, u32>>,
-    /// A flow is no longer full.
+    state: Mutex<State>,
+    /// There may be room for more jobs.
     room: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    waiting: HashMap<FlowKey, u32>,
+    all: u32,
+    bounds: Option<PlaceBounds>,
+}
+
+/// The room for more jobs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Room {
+    pub places: u32,
+    /// Whether a claim is due at once; otherwise a few more jobs are waited for.
+    pub is_worth_a_claim: bool,
+    /// The flows of which no more jobs are claimed now.
+    pub full_flows: Vec<FlowKey>,
 }
 
 /// Counts one claimed job until its permit is granted, or until it is dropped.
@@ -31,22 +85,47 @@ pub struct FlowPlace {
 
 impl FlowPlaces {
     pub fn occupy(self: &Arc<Self>, flow: FlowKey) -> FlowPlace {
-        *self.lock().entry(flow.clone()).or_default() += 1;
+        let mut state = self.lock();
+        *state.waiting.entry(flow.clone()).or_default() += 1;
+        state.all += 1;
+        drop(state);
         FlowPlace { places: Arc::clone(self), flow, is_released: AtomicBool::new(false) }
     }
 
-    /// The flows of which no more jobs are claimed now.
-    pub fn full_flows(&self) -> Vec<FlowKey> {
-        self.lock().iter().filter(|(_, jobs)| **jobs >= FLOW_MAX).map(|(flow, _)| flow.clone()).collect()
+    /// The room within these bounds, which hold from now on.
+    pub fn room_within(&self, bounds: PlaceBounds) -> Room {
+        let mut state = self.lock();
+        state.bounds = Some(bounds);
+        let full = state.waiting.iter().filter(|(_, jobs)| **jobs >= bounds.of_one_flow);
+        let full_flows = full.map(|(flow, _)| flow.clone()).collect();
+        let places = bounds.all.saturating_sub(state.all);
+        Room { places, is_worth_a_claim: places >= bounds.worth_a_claim(), full_flows }
     }
 
-    /// Waits until a flow that was full is not full any more.
-    pub async fn room(&self) {
+    /// Waits until there is room where there was none.
+    pub async fn wait_for_room(&self) {
         self.room.notified().await;
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<FlowKey, u32>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Removes a job of the flow. Returns whether there is room for which a dispatcher may wait.
+    fn remove(&mut self, flow: &FlowKey) -> bool {
+        let Some(jobs) = self.waiting.get_mut(flow) else { return false };
+        let (of_flow, of_all) = (*jobs, self.all);
+        *jobs -= 1;
+        if *jobs == 0 {
+            self.waiting.remove(flow);
+        }
+        self.all -= 1;
+        self.bounds.is_some_and(|bounds| {
+            let becomes_worth_a_claim = bounds.all.saturating_sub(self.all) == bounds.worth_a_claim();
+            of_flow >= bounds.of_one_flow || of_all >= bounds.all || becomes_worth_a_claim
+        })
     }
 }
 
@@ -61,15 +140,8 @@ impl FlowPlace {
         if self.is_released.swap(true, Ordering::Relaxed) {
             return;
         }
-        let mut waiting = self.places.lock();
-        let Some(jobs) = waiting.get_mut(&self.flow) else { return };
-        let was_full = *jobs >= FLOW_MAX;
-        *jobs -= 1;
-        if *jobs == 0 {
-            waiting.remove(&self.flow);
-        }
-        drop(waiting);
-        if was_full {
+        let has_room = self.places.lock().remove(&self.flow);
+        if has_room {
             self.places.room.notify_one();
         }
     }
@@ -87,20 +159,69 @@ mod tests {
 
     use super::*;
     use crate::ledger::backlog::FlowClass;
+    use crate::ledger::provider_row::{LimitRow, ProviderRow};
+
+    const FLOW: FlowKey = FlowKey { class: FlowClass::UNKNOWN, account: None };
+
+    fn places_of(jobs: u32) -> (Arc<FlowPlaces>, Vec<FlowPlace>) {
+        let places = Arc::new(FlowPlaces::default());
+        let jobs = (0..jobs).map(|_| places.occupy(FLOW)).collect();
+        (places, jobs)
+    }
 
     #[test]
     fn full_flow_has_room_after_a_grant() {
-        let places = Arc::new(FlowPlaces::default());
-        let flow = FlowKey { class: FlowClass::UNKNOWN, account: None };
-        let mut jobs: Vec<FlowPlace> = (0..FLOW_MAX).map(|_| places.occupy(flow.clone())).collect();
-        assert_eq!(places.full_flows(), [flow]);
-        assert_eq!(places.room().now_or_never(), None);
+        let bounds = PlaceBounds { all: 32, of_one_flow: 8 };
+        let (places, mut jobs) = places_of(8);
+        assert_eq!(places.room_within(bounds).full_flows, [FLOW]);
+        assert_eq!(places.wait_for_room().now_or_never(), None);
         jobs[0].release();
         jobs[0].release();
-        assert_eq!((places.full_flows().len(), places.room().now_or_never()), (0, Some(())));
+        assert_eq!(places.wait_for_room().now_or_never(), Some(()));
+        assert_eq!(places.room_within(bounds), Room { places: 25, is_worth_a_claim: true, full_flows: Vec::new() });
         drop(jobs.pop());
-        assert_eq!(places.lock().values().sum::<u32>(), FLOW_MAX - 2);
+        assert_eq!(places.wait_for_room().now_or_never(), None, "there was room before");
         drop(jobs);
-        assert!(places.lock().is_empty());
+        let state = places.lock();
+        assert_eq!((state.all, state.waiting.len()), (0, 0));
+    }
+
+    #[test]
+    fn dispatcher_is_woken_for_the_first_place_and_for_a_quarter() {
+        let bounds = PlaceBounds { all: 16, of_one_flow: 16 };
+        let (places, mut jobs) = places_of(16);
+        assert_eq!(places.room_within(bounds).places, 0);
+        let mut woken_by = |number: usize| {
+            (0..number).for_each(|_| drop(jobs.pop()));
+            places.wait_for_room().now_or_never().is_some()
+        };
+        assert!(woken_by(1), "a single job can be claimed a little later");
+        assert!(!woken_by(2));
+        assert!(woken_by(1));
+        assert_eq!(places.room_within(bounds), Room { places: 4, is_worth_a_claim: true, full_flows: Vec::new() });
+    }
+
+    #[test]
+    fn bounds_follow_pace_and_slots() {
+        let limit = |max_requests, window_ms| {
+            LimitRow { name: "all".to_owned(), max_requests, window_ms, ..LimitRow::default() }
+        };
+        let per_account = LimitRow { name: "own".to_owned(), scope: "account".to_owned(), ..limit(5, 1_000) };
+        for (limits, workers, prefetch, all, of_one_flow) in [
+            (vec![limit(100, 1_000)], 100, 500, 50, 50),
+            (vec![limit(100, 1_000), per_account], 100, 500, 50, 8),
+            (vec![limit(5, 1_000)], 100, 500, 16, 16),
+            (vec![limit(5, 1_000)], 100, 3, 3, 3),
+            (vec![limit(5_000, 1_000)], 32, 500, 64, 64),
+            (vec![limit(5_000, 1_000)], 1, 500, 4, 4),
+        ] {
+            let url = "https://acme.example/".to_owned();
+            let row = ProviderRow { name: "acme".to_owned(), url, limits, workers, ..ProviderRow::default() };
+            assert_eq!(
+                PlaceBounds::of(&row.validate(1).unwrap(), prefetch),
+                PlaceBounds { all, of_one_flow },
+                "{workers} workers, prefetch {prefetch}"
+            );
+        }
     }
 }

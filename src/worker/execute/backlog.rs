@@ -1,7 +1,8 @@
 //! Returns jobs to the backlog instead of delaying their messages.
 //!
-//! A job that a limit of its account refuses returns with a block of its flow. One that came from the backlog also
-//! returns when its lane cannot send: it has no message that could be delayed.
+//! A job that a limit of its account refuses returns with a block of its flow. In blocking mode, one that a limit of the
+//! provider refuses returns, too. One that came from the backlog also returns when its lane cannot send: it has no
+//! message that could be delayed.
 
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use super::{Arrival, ClaimedJob, LANE_PAUSED_DELAY, LaneContext};
 use crate::domain::disposition::Transition;
 use crate::domain::job::Job;
 use crate::domain::outcome::FinalState;
+use crate::domain::provider::Mode;
 use crate::domain::wait_reason::Wait;
 use crate::faults::{self, CrashPoint};
 use crate::ledger::backlog::{BacklogReturn, BlockedReason, FlowBlock, FlowKey};
@@ -61,6 +63,11 @@ pub(super) fn flow_block(lane: &LaneContext, job: &ClaimedJob, refusal: &GateRef
         }
         _ => None,
     }
+}
+
+/// Whether a job that its lane's limit refuses waits in the backlog, and not in a delay queue.
+pub(super) fn waits_in_backlog(lane: &LaneContext, job: &ClaimedJob) -> bool {
+    job.is_for_backlog() && lane.settings.borrow().provider.mode == Mode::Blocking
 }
 
 /// Ends the wait of a job whose lane cannot send now; `label` names it in metrics.

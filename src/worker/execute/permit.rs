@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::Span;
 
-use super::backlog::{flow_block, return_to_backlog, wait_for_lane};
+use super::backlog::{flow_block, return_to_backlog, wait_for_lane, waits_in_backlog};
 use super::record::{delay, release};
 use super::{ClaimedJob, LaneContext};
 use crate::domain::disposition::OVERSIZED_WAIT;
@@ -70,6 +70,7 @@ pub(super) fn acquire_request(job: &Job, kind: CallKind, provider: &Provider, eg
 
 pub(super) async fn wait_for_permit(lane: &LaneContext, job: JobId, request: AcquireRequest) -> PermitWait {
     let (asked_at, _waiting) = (Instant::now(), lane.meter.permit_wait_started());
+    let charge_wait = (request.kind == CallKind::Charge).then(|| lane.backlog.permit_waits().begin());
     let mut sending = lane.control.watch_sending();
     let mut settings = lane.settings.clone();
     settings.mark_unchanged();
@@ -86,6 +87,9 @@ pub(super) async fn wait_for_permit(lane: &LaneContext, job: JobId, request: Acq
         tokio::select! {
             grant = &mut acquired => return match grant {
                 AcquireResult::Granted(permit) => {
+                    if let Some(wait) = &charge_wait {
+                        wait.record_grant();
+                    }
                     let usable_at = permit.start_at.max(Instant::now());
                     lane.meter.record_grant(usable_at.saturating_duration_since(asked_at));
                     PermitWait::Granted(permit)
@@ -137,6 +141,9 @@ pub(super) async fn delay_refused(lane: &LaneContext, job: &ClaimedJob, refusal:
     }
     if refusal.scope == RefusalScope::Job {
         return delay(lane, job, refusal.retry_after, (label, cause)).await;
+    }
+    if by == PauseCause::Limit && waits_in_backlog(lane, job) {
+        return return_to_backlog(lane, job, (label, cause), None).await;
     }
     wait_for_lane(lane, job, refusal.retry_after, (label, cause)).await
 }

@@ -1,4 +1,5 @@
-//! The backlog in the ledger: an account's trouble stays its own, and its jobs come back by the ledger alone.
+//! The backlog in the ledger: an account's trouble stays its own, a limited lane serves all of its backlog in fair order,
+//! and its jobs come back by the ledger alone.
 
 use std::time::Duration;
 
@@ -18,9 +19,19 @@ fn strict_on_accounts(max_requests: i64, window_ms: i64) -> ProviderRow {
     ProviderRow { limits: vec![limit(1_000, 100), per_account], ..row("acme") }
 }
 
+/// So many for the lane.
+fn strict_on_lane(max_requests: i64, window_ms: i64) -> ProviderRow {
+    ProviderRow { limits: vec![limit(max_requests, window_ms)], ..row("acme") }
+}
+
 async fn pay(bench: &Bench, account: &str, id: &str) {
     let body = json!({ "id": id, "account": account, "amount": 1299, "currency": "EUR" });
     bench.publish("acme", &body.to_string()).await;
+}
+
+/// The place of a payment among the requests.
+fn place_of(bench: &Bench, id: &str) -> usize {
+    bench.script.order().iter().position(|sent| sent == id).expect("the payment was sent")
 }
 
 async fn pay_many(bench: &Bench, account: &str, jobs: usize) {
@@ -167,4 +178,63 @@ async fn job_with_changed_row_goes_to_review() {
     bench.until("both are in review", async || bench.settled("acme").get("review") == Some(&2)).await;
     assert_eq!(bench.script.sent().len(), 1);
     all_are_accounted_for(&bench).await;
+}
+
+/// The queue is empty soon, and no job waits in a delay queue: all are counted in the ledger, and none has a worker.
+#[tokio::test]
+async fn lane_at_its_limit_empties_its_queue() {
+    let bench = Bench::open(&[strict_on_lane(5, HOUR_MS)]).await;
+    pay_many(&bench, "merchant", 80).await;
+    bench.until_sent("acme", 5).await;
+    until_in_backlog(&bench, 75).await;
+    bench.until("nothing is active", async || bench.in_hand().await == 0).await;
+    assert_eq!(bench.parked("acme").await, 0);
+    // New ones are recorded behind them, though the lane waits for an hour.
+    pay_many(&bench, "late", 10).await;
+    until_in_backlog(&bench, 85).await;
+    let rate = Rate::new(100, Duration::from_secs(3_600)).unwrap();
+    bench.settings().set_rate(&name("acme"), "all", rate).await.unwrap();
+    bench.until_sent("acme", 90).await;
+    until_in_backlog(&bench, 0).await;
+    assert_eq!(bench.script.sent().len(), 90);
+    all_are_accounted_for(&bench).await;
+}
+
+#[tokio::test]
+async fn urgent_job_passes_a_recorded_backlog() {
+    let bench = Bench::open(&[strict_on_lane(20, 1_000)]).await;
+    pay_many(&bench, "bulk", 200).await;
+    bench.until("most wait in the ledger", async || bench.queued("acme").await == 0).await;
+    let sent = bench.script.sent().len();
+    let urgent = json!({ "id": "urgent", "account": "bulk", "priority": 9, "amount": 1299, "currency": "EUR" });
+    bench.publish("acme", &urgent.to_string()).await;
+    bench.until_state("urgent", "succeeded").await;
+    bench.until_sent("acme", 201).await;
+    let before = place_of(&bench, "urgent") - sent;
+    assert!(before < 40, "{before} were sent before it, after {sent}");
+    all_are_accounted_for(&bench).await;
+}
+
+/// Without a limit of accounts: the lane's limit is shared by turns.
+#[tokio::test]
+async fn merchants_share_a_limited_lane() {
+    let bench = Bench::open(&[strict_on_lane(30, 1_000)]).await;
+    pay_many(&bench, "flood", 300).await;
+    bench.until("most wait in the ledger", async || bench.queued("acme").await == 0).await;
+    let sent = bench.script.sent().len();
+    pay_many(&bench, "small", 20).await;
+    bench.until_sent("acme", 320).await;
+    let last = (0..20).map(|number| place_of(&bench, &format!("small-{number}"))).max().unwrap() - sent;
+    assert!(last < 100, "the last one was sent after {last} others, {sent} came before");
+    all_are_accounted_for(&bench).await;
+}
+
+/// In requeue mode, a job that the lane's limit refuses waits in a delay queue, as the broker's part.
+#[tokio::test]
+async fn requeue_mode_delays_messages_at_the_limit_of_the_lane() {
+    let bench = Bench::open(&[ProviderRow { mode: "requeue".to_owned(), ..strict_on_lane(5, HOUR_MS) }]).await;
+    pay_many(&bench, "merchant", 20).await;
+    bench.until_sent("acme", 5).await;
+    bench.until("all others have messages", async || bench.queued("acme").await == 15).await;
+    assert_eq!(bench.count("SELECT count(*) FROM jobs WHERE backlog").await, 0);
 }

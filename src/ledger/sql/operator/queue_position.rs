@@ -43,6 +43,9 @@ impl QueuePositionStatements {
                          AND (other.lease_until IS NULL OR other.lease_until <= {{now}})) AS due, \
                  (SELECT count(*) FROM jobs WHERE provider IN ({{texts:$2}}) AND {OPEN} AND state <> 'sending' \
                      AND lease_until > {{now}} AND id <> $1) AS active, \
+                 (SELECT count(*) FROM jobs AS other JOIN jobs AS me ON other.priority >= me.priority \
+                     WHERE me.id = $1 AND other.id <> $1 AND other.provider IN ({{texts:$2}}) AND other.{OPEN} \
+                         AND other.state <> 'sending' AND other.lease_until > {{now}}) AS active_before, \
                  (SELECT count(DISTINCT lease_owner) FROM jobs WHERE provider IN ({{texts:$2}}) AND {OPEN} \
                      AND lease_until > {{now}}) AS workers, \
                  (SELECT CAST(avg(took_ms) AS bigint) FROM ( \
@@ -88,7 +91,10 @@ impl QueuePositionStatements {
         let many = |column: &str| u64::try_from(around.int(column)?).map_err(|_| corrupt(column, "is negative"));
         let in_backlog = self.backlog.jobs_before(engine, id).await?;
         let (jobs_ahead, cost_ahead) = match in_backlog {
-            Some(jobs) => (jobs, jobs),
+            Some(claimed_before) => {
+                let jobs = claimed_before.saturating_add(many("active_before")?);
+                (jobs, jobs)
+            }
             None => (many("jobs_before")?, many("cost_before")?),
         };
         let (due, active) = (many("due")?, many("active")?);
