@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use sluicegate::domain::provider::ProviderName;
-use sluicegate::ledger::backlog::{BacklogClaim, BacklogClaimRequest};
+use sluicegate::ledger::backlog::{BacklogClaim, BacklogClaimRequest, FlowClass};
 use sluicegate::ledger::database::Database;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
@@ -61,6 +61,7 @@ async fn measure(url: &str) -> Result<(), Box<dyn std::error::Error>> {
         per_flow: 4,
         flow_max: 8,
         except: &[],
+        class_max: FlowClass::LAST,
     };
     let mut times = Vec::new();
     for _ in 0..WARM_UP + CLAIMS {

@@ -29,7 +29,8 @@ CREATE TABLE flows (
     -- For the indexes: a change of `waiting` alone writes none of them.
     queued boolean NOT NULL GENERATED ALWAYS AS (waiting > 0) STORED,
     blocked_until timestamptz,
-    blocked_reason text CONSTRAINT blocked_reason_is_known CHECK (blocked_reason IN ('limit', 'account_blocked')),
+    blocked_reason text CONSTRAINT blocked_reason_is_known
+        CHECK (blocked_reason IN ('limit', 'account_blocked', 'misconfigured', 'rejected_streak')),
     -- The limit that is meant.
     blocked_limit text CONSTRAINT blocked_limit_is_at_most_255_characters CHECK (char_length(blocked_limit) <= 255),
     PRIMARY KEY (provider, class, account),

@@ -34,7 +34,8 @@ CREATE TABLE flows (
     -- For the indexes: a change of `waiting` alone writes none of them.
     queued INTEGER NOT NULL GENERATED ALWAYS AS (waiting > 0) STORED,
     blocked_until INTEGER,
-    blocked_reason TEXT CONSTRAINT blocked_reason_is_known CHECK (blocked_reason IN ('limit', 'account_blocked')),
+    blocked_reason TEXT CONSTRAINT blocked_reason_is_known
+        CHECK (blocked_reason IN ('limit', 'account_blocked', 'misconfigured', 'rejected_streak')),
     -- The limit that is meant.
     blocked_limit TEXT CONSTRAINT blocked_limit_is_at_most_255_characters CHECK (length(blocked_limit) <= 255),
     PRIMARY KEY (provider, class, account),

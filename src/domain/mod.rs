@@ -3,6 +3,7 @@
 //! This module uses no clock, randomness, I/O or serialisation, and no crate but `std` (one exception, named in
 //! [`backoff`]). Time and random fractions are arguments, so each rule can be tested as a table.
 
+pub mod account_faults;
 pub mod backoff;
 pub mod base64;
 pub mod breaker;

@@ -21,6 +21,8 @@ pub struct FlowClass(u8);
 impl FlowClass {
     /// Jobs whose outcome is unknown: their idempotency key ages.
     pub const UNKNOWN: Self = Self(0);
+    /// Jobs of priority 0.
+    pub const LAST: Self = Self(Self::MAX);
     const MAX: u8 = 10;
 
     /// The class of a job of this priority, 0 to 9, whose outcome is not unknown. A higher priority counts as 9.
@@ -63,10 +65,14 @@ pub enum BlockedReason {
     Limit,
     /// A row of `account_overrides` blocks the account.
     AccountBlocked,
+    /// The provider refuses address, method or credential of the account's requests.
+    Misconfigured,
+    /// It rejected several payments of the account in a row.
+    RejectedStreak,
 }
 
 impl BlockedReason {
-    pub const ALL: [Self; 2] = [Self::Limit, Self::AccountBlocked];
+    pub const ALL: [Self; 4] = [Self::Limit, Self::AccountBlocked, Self::Misconfigured, Self::RejectedStreak];
 
     /// Stable code of column `blocked_reason`.
     #[must_use]
@@ -74,6 +80,8 @@ impl BlockedReason {
         match self {
             Self::Limit => "limit",
             Self::AccountBlocked => "account_blocked",
+            Self::Misconfigured => "misconfigured",
+            Self::RejectedStreak => "rejected_streak",
         }
     }
 
@@ -139,6 +147,8 @@ pub struct BacklogClaimRequest<'a> {
     pub flow_max: u32,
     /// Flows that are left out: this process has enough of their jobs.
     pub except: &'a [FlowKey],
+    /// Flows of less urgent classes are left out. [`FlowClass::LAST`]: none is.
+    pub class_max: FlowClass,
 }
 
 /// A job that a dispatcher claimed.
@@ -214,8 +224,8 @@ pub trait Backlog: Send + Sync {
     /// Ends all blocks of a lane; returns how many.
     async fn unblock_flows(&self, lane: &ProviderName) -> Result<u32, LedgerError>;
 
-    /// The flows of a lane with most jobs in the backlog, most first.
-    async fn largest_flows(&self, lane: &ProviderName, at_most: u32) -> Result<Vec<FlowStatus>, LedgerError>;
+    /// The flows of a lane with jobs in the backlog: the most urgent class first, and in a class those with most jobs.
+    async fn waiting_flows(&self, lane: &ProviderName, at_most: u32) -> Result<Vec<FlowStatus>, LedgerError>;
 
     /// Deletes rows of flows without jobs whose tag the lane's virtual time has passed; returns how many.
     async fn remove_idle_flows(&self, lane: &ProviderName, at_most: u32) -> Result<u32, LedgerError>;

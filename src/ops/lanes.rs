@@ -17,7 +17,7 @@ use crate::worker::lane_control::{LaneControl, LanePause, LaneStatus};
 #[derive(Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub(super) struct LaneOverview {
     provider: String,
-    /// `running`; `resting`: takes no jobs; `stopped`: takes and sends none; `probing`: sends one job at a time.
+    /// `running`; `resting`: starts no more jobs; `stopped`: takes and sends none; `probing`: sends one job at a time.
     state: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     cause: Option<String>,

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use tracing::Instrument as _;
 
 pub(super) use self::backlog::review_changed_row;
-use self::backlog::wait_for_lane;
+use self::backlog::{refused_account_block, return_to_backlog, wait_for_lane};
 pub use self::fast_path::{Duplicates, Reservation, batch_delay, discard, record_and_send};
 pub(super) use self::permit::pause_cause;
 use self::permit::{PermitWait, acquire_request, delay_refused, egress_request, record_refusal, wait_for_permit};
@@ -137,6 +137,12 @@ pub async fn execute(lane: &LaneContext, job: &ClaimedJob, reservation: Option<R
             return Box::pin(pause_unbuildable(lane, job, error)).await;
         }
     };
+    if call.kind() == CallKind::Charge
+        && let Some((block, reason)) = refused_account_block(lane, job)
+    {
+        discard(lane, reservation);
+        return return_to_backlog(lane, job, ("account_refused", reason.into()), Some(block)).await;
+    }
     let permit_wait = match (reservation, call.kind()) {
         (Some(Reservation(permit_wait)), CallKind::Charge) => permit_wait,
         (reservation, kind) => {

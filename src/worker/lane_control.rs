@@ -3,17 +3,17 @@
 //! It does not decide: the decision tables and `domain::breaker` do. It keeps their decisions where intake, active jobs
 //! and `status` read them. See `docs/decisions/0035-circuit-breaker-per-lane.md`.
 
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Instant;
 
+use crate::domain::account_faults::{AccountFaults, FaultScope, SetupSign};
 use crate::domain::breaker::{Breaker, BreakerTransition, HealthSample};
 use crate::domain::deadline_misses::{DEADLINE_MISS_PAUSE, MissStreak};
 use crate::domain::disposition::MISCONFIGURED_PAUSE;
-use crate::domain::job::JobId;
+use crate::domain::job::{Identifier, JobId};
 use crate::domain::outcome::Outcome;
 use crate::domain::permit_protocol::CallKind;
 use crate::domain::provider::ProviderName;
@@ -21,15 +21,19 @@ use crate::domain::throttle_streak::ThrottleStreak;
 use crate::domain::wait_reason::{Wait, WaitReason};
 use crate::fleet::report::PauseCause;
 
-/// Consecutive rejected payments that pause the lane: so many mean a wrong set-up, not wrong jobs.
-const CONSECUTIVE_REJECTIONS_MAX: u32 = 5;
-
 /// A pause of a lane: its end and its cause.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LanePause {
     pub until: Instant,
     pub cause: PauseCause,
     pub reason: Wait,
+}
+
+/// A pause of one account: its end, and what the provider refuses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AccountPause {
+    pub until: Instant,
+    pub sign: SetupSign,
 }
 
 /// State of a lane, with its cause.
@@ -57,7 +61,7 @@ pub struct LaneControl {
     sending: watch::Sender<Option<LanePause>>,
     /// Why the broker refuses the lane its queue, until it grants it.
     queue_refusal: Mutex<Option<LanePause>>,
-    consecutive_rejections: AtomicU32,
+    account_faults: Mutex<AccountFaults>,
     /// One for charges and one for look-ups: a provider may count them apart.
     throttle_streaks: [Mutex<ThrottleStreak>; 2],
     deadline_misses: Mutex<MissStreak>,
@@ -91,7 +95,7 @@ impl Default for LaneControl {
             charges: watch::Sender::new(None),
             sending: watch::Sender::new(None),
             queue_refusal: Mutex::default(),
-            consecutive_rejections: AtomicU32::new(0),
+            account_faults: Mutex::default(),
             throttle_streaks: Default::default(),
             deadline_misses: Mutex::default(),
             breaker: Mutex::default(),
@@ -124,6 +128,13 @@ impl LaneControl {
     #[must_use]
     pub fn are_charges_paused(&self) -> bool {
         active_pause(&self.charges).is_some()
+    }
+
+    /// Whether a limit that counts all jobs, or all charges, pauses the lane.
+    #[must_use]
+    pub fn is_at_limit(&self) -> bool {
+        let pauses = [&self.intake, &self.charges].map(active_pause);
+        pauses.into_iter().flatten().any(|pause| pause.cause == PauseCause::Limit)
     }
 
     /// Whether look-ups may be sent, even if charges are paused.
@@ -234,11 +245,9 @@ impl LaneControl {
     }
 
     /// Records the outcome of a request that began then, and returns what the breaker did. A provider that is down
-    /// pauses the lane, and so does one that rejects several payments in a row. An outcome that says nothing about the
-    /// provider changes nothing. `fraction` is a random number in 0..1.
+    /// pauses the lane. An outcome that says nothing about the provider changes nothing. `fraction` is a random number in 0..1.
     pub fn observe(&self, job: &JobId, outcome: &Outcome, began: Instant, fraction: f64) -> Option<BreakerTransition> {
         let sample = HealthSample::from_outcome(outcome)?;
-        self.count_rejections(matches!(outcome, Outcome::Rejected { .. }));
         // The lock is kept until the change is applied, so that the later of two changes is the one that stays.
         let mut breaker = self.breaker();
         let change =
@@ -265,6 +274,33 @@ impl LaneControl {
             None => {}
         }
         change
+    }
+
+    /// Judges whose trouble a refused request is that began then. An account pauses here; so does a lane whose payments are
+    /// rejected, because only an operator can judge them.
+    pub fn judge_refusal(&self, account: Option<&Identifier>, outcome: &Outcome, began: Instant) {
+        let Some(sign) = SetupSign::from_outcome(outcome) else { return };
+        let (began, now) = (self.since_origin(began), self.since_origin(Instant::now()));
+        let scope = self.account_faults().record(account.map(Identifier::as_str), sign, began, now);
+        match (scope, sign) {
+            (Some(FaultScope::Account { until }), _) => {
+                let wait_ms = until.saturating_sub(now).as_millis();
+                let (provider, code) = (&self.provider, outcome.code());
+                tracing::warn!(provider, code, wait_ms, "requests of one account are refused; its payments wait");
+            }
+            (Some(FaultScope::Lane), SetupSign::Rejected) => {
+                self.pause_sending(MISCONFIGURED_PAUSE, PauseCause::Setup, WaitReason::RejectedStreak.into());
+            }
+            // The outcome's own disposition pauses the lane.
+            (Some(FaultScope::Lane) | None, _) => {}
+        }
+    }
+
+    /// The pause of an account whose requests the provider refuses.
+    #[must_use]
+    pub fn account_pause(&self, account: Option<&Identifier>) -> Option<AccountPause> {
+        let (until, sign) = self.account_faults().pause_of(account?.as_str(), self.since_origin(Instant::now()))?;
+        Some(AccountPause { until: self.origin + until, sign })
     }
 
     /// Time for which jobs have been sent since the provider was last down or misconfigured; `None`: they are not sent.
@@ -298,6 +334,7 @@ impl LaneControl {
         *unhealthy_until = unhealthy_until.map(|until| until.min(Instant::now()));
         drop(unhealthy_until);
         self.breaker().probe_from(self.since_origin(Instant::now()));
+        *self.account_faults() = AccountFaults::default();
         for kind in [CallKind::Charge, CallKind::Lookup] {
             *self.throttle_streak(kind) = ThrottleStreak::default();
         }
@@ -330,22 +367,16 @@ impl LaneControl {
         self.charges.send_if_modified(|pause| pause.take_if(|pause| pause.cause == PauseCause::Limit).is_some());
     }
 
-    /// Pauses the lane after several rejected payments in a row, which only an operator can judge.
-    fn count_rejections(&self, rejected: bool) {
-        if !rejected {
-            self.consecutive_rejections.store(0, Ordering::Relaxed);
-        } else if self.consecutive_rejections.fetch_add(1, Ordering::Relaxed) + 1 >= CONSECUTIVE_REJECTIONS_MAX {
-            self.consecutive_rejections.store(0, Ordering::Relaxed);
-            self.pause_sending(MISCONFIGURED_PAUSE, PauseCause::Setup, WaitReason::RejectedStreak.into());
-        }
-    }
-
     fn since_origin(&self, instant: Instant) -> Duration {
         instant.saturating_duration_since(self.origin)
     }
 
     fn throttle_streak(&self, kind: CallKind) -> MutexGuard<'_, ThrottleStreak> {
         self.throttle_streaks[kind as usize].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn account_faults(&self) -> MutexGuard<'_, AccountFaults> {
+        self.account_faults.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn deadline_misses(&self) -> MutexGuard<'_, MissStreak> {

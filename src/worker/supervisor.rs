@@ -223,6 +223,7 @@ fn apply_row(worker: &WorkerContext, lane: &RunningLane, row: &Arc<Provider>) ->
     lane.context.gate.wake();
     let before = lane.settings.send_replace(Arc::new(LaneSettings { provider: Arc::clone(row), client }));
     lane.context.control.clear();
+    lane.context.backlog.end_blocks();
     record_pause_change(&lane.context, before.provider.paused, row.paused);
     Ok(())
 }

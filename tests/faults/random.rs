@@ -53,7 +53,12 @@ fn rows() -> String {
             retention(keeps)
         )
     };
+    // One merchant has more than its limit allows, so its flow is blocked again and again.
+    let per_account =
+        "[[provider.limit]]\nname = \"per-account\"\nscope = \"account\"\nmax_requests = 40\nwindow_ms = 1000\n";
     row(PROVIDERS[0], true, 200, 1_000, "")
+        + per_account
+        + "\n"
         + &row(PROVIDERS[1], false, 50, 2_000, bravo)
         + &row(PROVIDERS[2], false, 30, 1_000, "")
         + &row(LANES[GRANT_LANE], true, 40, 1_000, "slot_release = \"grant\"\n")
@@ -85,8 +90,14 @@ fn job(provider: usize, number: usize) -> (String, Published, String) {
     let id = format!("{name}-{number}");
     let (amount, currency) =
         (100 + i64::try_from(number).unwrap(), if number.is_multiple_of(5) { "USD" } else { "EUR" });
-    let account = number.is_multiple_of(7).then(|| format!("account-{}", number % 3));
-    let mut body = json!({ "id": id, "amount": amount, "currency": currency, "payload": { "n": number } });
+    let account = match number % 7 {
+        0 => Some(format!("account-{}", number % 3)),
+        1 | 2 => Some("flood".to_owned()),
+        _ => None,
+    };
+    let priority = if number.is_multiple_of(10) { number / 10 % 10 } else { 0 };
+    let mut body =
+        json!({ "id": id, "amount": amount, "currency": currency, "priority": priority, "payload": { "n": number } });
     if let Some(account) = &account {
         body["account"] = json!(account);
     }

@@ -10,12 +10,9 @@ use sqlx::Row as _;
 use crate::provider::ProviderOptions;
 use crate::readout_oracle::judge::{judge, judged, table};
 use crate::readout_oracle::prometheus::Prometheus;
-use crate::readout_oracle::{Deployment, Published, Truth, WorkerTruth, watch};
+use crate::readout_oracle::{Deployment, Published, Truth, WorkerTruth, is_redis_kept, watch};
 use crate::stand::{Stand, StandOptions};
 use crate::watch::Watch;
-
-/// A Redis key that vanishes when Redis loses its data.
-const SENTINEL: &str = "readouts:sentinel";
 
 /// The fault stand as a source for the readout oracle.
 pub struct Watched<'a> {
@@ -56,12 +53,7 @@ impl Deployment for Watched<'_> {
     }
 
     fn limiter_kept(&self) -> Option<bool> {
-        let client = redis::Client::open(self.stand.redis.url()).unwrap();
-        let patience = Duration::from_secs(1);
-        let mut connection = client.get_connection_with_timeout(patience).ok()?;
-        connection.set_read_timeout(Some(patience)).ok()?;
-        let set = redis::cmd("SET").arg(SENTINEL).arg(1).arg("GET").query::<Option<String>>(&mut connection);
-        Some(set.ok()?.is_some())
+        is_redis_kept(&self.stand.redis.url())
     }
 
     fn published(&self) -> BTreeMap<String, Published> {

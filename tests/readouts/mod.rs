@@ -28,7 +28,7 @@ pub trait Deployment: Sync {
     fn ledger(&self) -> Option<BTreeMap<String, BTreeMap<String, u64>>>;
     /// Messages ready by provider; `None`: the broker does not answer.
     fn ready(&self) -> Option<BTreeMap<String, u64>>;
-    /// Whether Redis still has the data of the previous sample; `None`: it does not answer.
+    /// Whether the Redis server of the previous sample still runs and has its data; `None`: it does not answer.
     fn limiter_kept(&self) -> Option<bool>;
     /// Messages published so far, by provider.
     fn published(&self) -> BTreeMap<String, Published>;
@@ -78,6 +78,21 @@ pub struct Sample {
     pub answered: Duration,
     pub worker: usize,
     pub shown: Shown,
+}
+
+/// The key under which each sample leaves the server's run id. It vanishes when Redis loses its data.
+const SENTINEL: &str = "readouts:sentinel";
+
+/// [`Deployment::limiter_kept`] of the Redis server at this address. A server that was restarted in between has another
+/// run id, even if it was down for less than the time between two samples.
+pub fn is_redis_kept(url: &str) -> Option<bool> {
+    let patience = Duration::from_secs(1);
+    let mut connection = redis::Client::open(url).unwrap().get_connection_with_timeout(patience).ok()?;
+    connection.set_read_timeout(Some(patience)).ok()?;
+    let server: redis::InfoDict = redis::cmd("INFO").arg("server").query(&mut connection).ok()?;
+    let run_id: String = server.get("run_id")?;
+    let before = redis::cmd("SET").arg(SENTINEL).arg(&run_id).arg("GET").query::<Option<String>>(&mut connection);
+    Some(before.ok()? == Some(run_id))
 }
 
 /// All samples, in the order of time.

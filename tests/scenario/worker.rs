@@ -4,6 +4,7 @@
 //! The tests check the provider's requests, the ledger and the published events. SQLite uses its own clock, so time is
 //! not paused. Waits are short, and instants are compared in one direction only.
 
+mod account_faults;
 mod backlog;
 mod backlog_of_events;
 mod bench;

@@ -1,13 +1,10 @@
 //! The service tests' stand as a source for the readout oracle, read by external programs: psql, pika, redis.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use crate::readout_oracle::{Deployment, Published, WorkerTruth};
+use crate::readout_oracle::{Deployment, Published, WorkerTruth, is_redis_kept};
 use crate::stand::Stand;
-
-/// A Redis key that vanishes when Redis loses its data.
-const SENTINEL: &str = "readouts:sentinel";
 
 /// A stand whose load was published before.
 pub struct Watched<'a> {
@@ -51,10 +48,7 @@ impl Deployment for Watched<'_> {
     }
 
     fn limiter_kept(&self) -> Option<bool> {
-        let client = redis::Client::open(self.stand.redis.url()).unwrap();
-        let mut connection = client.get_connection_with_timeout(Duration::from_secs(1)).ok()?;
-        let set = redis::cmd("SET").arg(SENTINEL).arg(1).arg("GET").query::<Option<String>>(&mut connection);
-        Some(set.ok()?.is_some())
+        is_redis_kept(&self.stand.redis.url())
     }
 
     fn published(&self) -> BTreeMap<String, Published> {

@@ -214,12 +214,12 @@ fn lane(facts: &Facts) -> CheckResult {
         LaneFacts::Absent => CheckResult::blocked("lane", "this worker has no lane for its provider: its log says why"),
         LaneFacts::Running => CheckResult::routine("takes jobs and sends them"),
         LaneFacts::IntakePaused { cause, .. } if by_limiter(cause) => {
-            CheckResult::passed(format!("takes no more jobs: {cause}"))
+            CheckResult::passed(format!("starts no more jobs: {cause}"))
         }
         LaneFacts::IntakePaused { cause, ends_in } if facts.claim == ClaimState::Unclaimed => {
-            blocked_for("lane", format!("the lane takes no more jobs until {}: {cause}", until(*ends_in)), *ends_in)
+            blocked_for("lane", format!("the lane starts no more jobs until {}: {cause}", until(*ends_in)), *ends_in)
         }
-        LaneFacts::IntakePaused { .. } => CheckResult::passed("takes no more jobs, but has this one"),
+        LaneFacts::IntakePaused { .. } => CheckResult::passed("starts no more jobs, but has this one"),
         LaneFacts::Paused { cause, ends_in } => {
             blocked_for("lane", format!("the lane sends nothing until {}: {cause}", until(*ends_in)), *ends_in)
         }

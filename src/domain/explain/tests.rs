@@ -235,7 +235,7 @@ fn every_state_and_blocker_is_described() {
         (
             Box::new(|f| f.lane = intake_paused(WaitReason::LedgerUnavailable.into())),
             "lane",
-            "takes no more jobs until",
+            "starts no more jobs until",
         ),
         (Box::new(|f| f.lane = intake_paused(Wait::for_limit("per-minute"))), "limit", "600 used"),
         (

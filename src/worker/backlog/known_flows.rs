@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::time::Instant;
 
-use crate::ledger::backlog::{FlowKey, FlowStatus};
+use crate::ledger::backlog::{FlowClass, FlowKey, FlowStatus};
 
 /// Most flows that are known here: the memory of a few hundred jobs.
 pub const KNOWN_FLOWS_MAX: u32 = 1_000;
@@ -21,6 +21,12 @@ struct KnownFlow {
     /// When a job last entered it, or when the ledger was last read.
     seen_at: Instant,
     blocked_until: Option<Instant>,
+}
+
+impl KnownFlow {
+    fn is_free(&self, now: Instant) -> bool {
+        self.blocked_until.is_none_or(|until| until <= now)
+    }
 }
 
 impl KnownFlows {
@@ -37,9 +43,25 @@ impl KnownFlows {
     pub fn record_new(&self, flow: &FlowKey) -> bool {
         let now = Instant::now();
         let mut flows = self.lock();
-        let Some(known) = flows.get_mut(flow) else { return true };
-        known.seen_at = now;
-        known.blocked_until.is_none_or(|until| until <= now)
+        match flows.get_mut(flow) {
+            Some(known) => {
+                known.seen_at = now;
+                known.is_free(now)
+            }
+            None => {
+                if flows.len() < KNOWN_FLOWS_MAX as usize {
+                    flows.insert(flow.clone(), KnownFlow { seen_at: now, blocked_until: None });
+                }
+                true
+            }
+        }
+    }
+
+    /// The most urgent class of the flows that are not blocked.
+    pub fn first_class(&self) -> Option<FlowClass> {
+        let now = Instant::now();
+        let flows = self.lock();
+        flows.iter().filter(|(_, known)| known.is_free(now)).map(|(flow, _)| flow.class).min()
     }
 
     /// Records that a job has returned to the flow, which is blocked until then.
@@ -75,7 +97,7 @@ mod tests {
 
     use super::*;
     use crate::domain::job::Identifier;
-    use crate::ledger::backlog::{BlockedFlow, BlockedReason, FlowClass};
+    use crate::ledger::backlog::{BlockedFlow, BlockedReason};
 
     fn flow(account: &str) -> FlowKey {
         FlowKey { class: FlowClass::of_priority(0), account: Some(Identifier::new(account).unwrap()) }
@@ -109,6 +131,20 @@ mod tests {
         assert!(!flows.record_new(&flow("free")));
         tokio::time::advance(hour).await;
         assert!(flows.record_new(&flow("free")) && flows.record_new(&flow("blocked")));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn first_class_is_that_of_a_free_flow() {
+        let (flows, hour) = (KnownFlows::default(), Duration::from_secs(3_600));
+        assert_eq!(flows.first_class(), None);
+        let of_priority = |priority| FlowKey { class: FlowClass::of_priority(priority), account: None };
+        flows.record_new(&of_priority(0));
+        assert_eq!(flows.first_class(), Some(FlowClass::LAST));
+        flows.record_return(of_priority(9), Some(Instant::now() + hour));
+        flows.record_new(&of_priority(5));
+        assert_eq!(flows.first_class(), Some(FlowClass::of_priority(5)), "a blocked flow has no turn");
+        tokio::time::advance(hour).await;
+        assert_eq!(flows.first_class(), Some(FlowClass::of_priority(9)));
     }
 
     #[test]

@@ -19,7 +19,7 @@ use tracing::Instrument as _;
 use self::known_flows::{KNOWN_FLOWS_MAX, KnownFlows};
 use self::permit_waits::PermitWaits;
 pub use self::places::FlowPlace;
-use self::places::{FlowPlaces, PlaceBounds, Room};
+use self::places::{FlowPlaces, PlaceBounds, Room, startable_soon};
 use super::active_jobs::LEASE;
 use super::delay::{MessageCopy, publish_delayed};
 use super::execute::{Arrival, review_changed_row};
@@ -33,7 +33,9 @@ use crate::domain::provider::{Mode, Provider};
 use crate::faults::{self, CrashPoint};
 use crate::fleet::report::PauseCause;
 use crate::ledger::LedgerError;
-use crate::ledger::backlog::{BacklogClaim, BacklogClaimRequest, BacklogJob, BacklogRecord, FlowKey, FlowStatus};
+use crate::ledger::backlog::{
+    BacklogClaim, BacklogClaimRequest, BacklogJob, BacklogRecord, FlowClass, FlowKey, FlowStatus,
+};
 use crate::ledger::upkeep::JobToRepublish;
 use crate::limiter::gate::BlockReason;
 use crate::queue::Properties;
@@ -69,6 +71,8 @@ pub struct LaneBacklog {
     permit_waits: PermitWaits,
     /// The last claim left jobs behind for which the lane has no room yet.
     has_more: AtomicBool,
+    /// The dispatcher has to end all blocks.
+    ends_blocks: AtomicBool,
     dispatch_at: Mutex<DispatchTimes>,
     /// The dispatcher has to look at its times again.
     changed: Notify,
@@ -106,6 +110,12 @@ impl LaneBacklog {
         self.changed.notify_one();
     }
 
+    /// Ends all blocks of flows: the row has changed, which may have fixed their cause.
+    pub fn end_blocks(&self) {
+        self.ends_blocks.store(true, Ordering::Relaxed);
+        self.changed.notify_one();
+    }
+
     /// The waits of the lane's charges for their permits.
     pub fn permit_waits(&self) -> &PermitWaits {
         &self.permit_waits
@@ -134,28 +144,27 @@ fn is_limited(lane: &LaneContext) -> bool {
     if lane.settings.borrow().provider.mode != Mode::Blocking {
         return false;
     }
+    let startable = || startable_soon(&lane.settings.borrow().provider);
     let is_blocked = || {
         let view = lane.gate.view();
         let reason = view.borrow().block.as_ref().map(|(reason, _)| reason.clone());
         matches!(reason, Some(BlockReason::Limit(_)))
     };
-    if lane.backlog.has_more.load(Ordering::Relaxed) || lane.backlog.permit_waits.are_long(is_blocked) {
+    if lane.backlog.has_more.load(Ordering::Relaxed) || lane.backlog.permit_waits.are_long(startable, is_blocked) {
         return true;
     }
-    let pauses = [lane.control.watch_intake(), lane.control.watch_charges()];
-    let now = Instant::now();
-    let is_at_limit = |pause: &LanePause| pause.cause == PauseCause::Limit && pause.until > now;
-    pauses.iter().any(|pause| pause.borrow().as_ref().is_some_and(is_at_limit))
+    lane.control.is_at_limit()
 }
 
-/// Records a new job in the backlog, if earlier jobs of its flow wait there, or if its lane is limited. `None`: it does
-/// not wait there, or it is known already and not in the backlog.
+/// Records a new job in the backlog, if earlier jobs of its flow wait there, if its account is paused, or if its lane is
+/// limited. `None`: it does not wait there, or it is known already and not in the backlog.
 pub(super) async fn record_if_it_must_wait(
     lane: &LaneContext,
     decoded: &Decoded,
 ) -> Option<Result<BacklogRecord, RetryEnded<LedgerError>>> {
     let flow = FlowKey::of(&decoded.job);
-    if decoded.job.not_before.is_some() || !(lane.backlog.flows.contains(&flow) || is_limited(lane)) {
+    let is_paused = || lane.control.account_pause(flow.account.as_ref()).is_some();
+    if decoded.job.not_before.is_some() || !(lane.backlog.flows.contains(&flow) || is_limited(lane) || is_paused()) {
         return None;
     }
     let backlog = &lane.worker.backends.backlog;
@@ -204,6 +213,11 @@ impl Dispatcher {
     /// Looks at the flows and claims, where that is due. Returns when to do so again, if nothing happens before.
     async fn step(&mut self, lane: &Arc<LaneContext>) -> Result<Instant, LedgerError> {
         let began = Instant::now();
+        if lane.backlog.ends_blocks.swap(false, Ordering::Relaxed) {
+            let ended = lane.worker.backends.backlog.unblock_flows(&lane.name).await;
+            ended.inspect_err(|_| lane.backlog.ends_blocks.store(true, Ordering::Relaxed))?;
+            self.look_at = began;
+        }
         if self.look_at <= began {
             self.look(lane).await?;
         }
@@ -215,7 +229,7 @@ impl Dispatcher {
             return Ok(at.min(began + PAUSED_INTERVAL));
         }
         let bounds = PlaceBounds::of(&lane.settings.borrow().provider, current_prefetch(lane));
-        let room = lane.backlog.places.room_within(bounds);
+        let room = lane.backlog.places.room_within(bounds, lane.backlog.flows.first_class());
         let small_claim_at = self.claimed_at + SMALL_CLAIM_PAUSE;
         if room.places == 0 {
             return Ok(self.look_at);
@@ -230,7 +244,7 @@ impl Dispatcher {
     async fn look(&mut self, lane: &LaneContext) -> Result<(), LedgerError> {
         let began = Instant::now();
         self.look_at = began + REFRESH_INTERVAL;
-        let flows = lane.worker.backends.backlog.largest_flows(&lane.name, KNOWN_FLOWS_MAX).await?;
+        let flows = lane.worker.backends.backlog.waiting_flows(&lane.name, KNOWN_FLOWS_MAX).await?;
         lane.backlog.flows.refresh(began, &flows);
         let is_free = |flow: &FlowStatus| flow.blocked.as_ref().is_none_or(|blocked| blocked.left.is_zero());
         if flows.iter().any(is_free) {
@@ -255,6 +269,7 @@ impl Dispatcher {
             per_flow: QUANTUM,
             flow_max: bounds.of_one_flow,
             except: &room.full_flows,
+            class_max: room.class_max,
         };
         // What happens from now on sets them again.
         {
@@ -276,7 +291,9 @@ impl Dispatcher {
             }
         };
         let has_more = u32::try_from(jobs.len()).is_ok_and(|jobs| jobs == at_most);
-        lane.backlog.has_more.store(has_more, Ordering::Relaxed);
+        if room.class_max == FlowClass::LAST {
+            lane.backlog.has_more.store(has_more, Ordering::Relaxed);
+        }
         for job in jobs {
             start(lane, job);
         }

@@ -1,13 +1,16 @@
 //! The waits of a lane's charges for their permits: they show whether a limit or the worker slots hold the lane back.
 //!
 //! A job at a limit of its account or reference waits as well, but then other jobs are granted at once. So the lane is
-//! limited only if the last granted job waited, too, or if the gate is blocked.
+//! limited only if the last granted job waited, too, or if the gate is blocked; and if more jobs wait than it may start
+//! soon.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
+
+use super::places::AHEAD_MIN;
 
 /// A job that waits longer shows a limited lane. As long as permits are booked ahead at most.
 const LIMITED_AFTER: Duration = Duration::from_millis(250);
@@ -41,9 +44,13 @@ impl PermitWaits {
         OngoingWait { waits: self, number, began }
     }
 
-    /// Whether a job waits for longer than a free lane would let it. `is_blocked`: the gate is, by a limit.
-    pub fn are_long(&self, is_blocked: impl FnOnce() -> bool) -> bool {
+    /// Whether a job waits for longer than a free lane would let it, or surely will: more wait than the lane starts soon.
+    /// `is_blocked`: the gate is, by a limit.
+    pub fn are_long(&self, startable_soon: impl FnOnce() -> u32, is_blocked: impl FnOnce() -> bool) -> bool {
         let state = self.lock();
+        if state.waiting.len() > AHEAD_MIN as usize && state.waiting.len() > startable_soon() as usize {
+            return true;
+        }
         let is_long = state.waiting.first_key_value().is_some_and(|(_, began)| began.elapsed() > LIMITED_AFTER);
         let last_was_long = state.last_granted_after > LIMITED_AFTER;
         drop(state);
@@ -79,14 +86,22 @@ mod tests {
         let waits = PermitWaits::default();
         let own_limit = waits.begin();
         advance(LIMITED_AFTER * 2).await;
-        assert!(!waits.are_long(|| false), "another job was never granted late");
-        assert!(waits.are_long(|| true));
+        assert!(!waits.are_long(|| 100, || false), "another job was never granted late");
+        assert!(waits.are_long(|| 100, || true));
         let soon = waits.begin();
         soon.record_grant();
         drop(soon);
-        assert!(!waits.are_long(|| false));
+        assert!(!waits.are_long(|| 100, || false));
         drop(own_limit);
-        assert!(!waits.are_long(|| true), "no job waits");
+        assert!(!waits.are_long(|| 100, || true), "no job waits");
+    }
+
+    /// A queue that was full when the lane started is not taken into memory first.
+    #[tokio::test(start_paused = true)]
+    async fn more_waits_than_start_soon_are_long_at_once() {
+        let waits = PermitWaits::default();
+        let _waiting: Vec<OngoingWait<'_>> = (0..=50).map(|_| waits.begin()).collect();
+        assert_eq!([50, 51].map(|soon| waits.are_long(|| soon, || false)), [true, false]);
     }
 
     #[tokio::test(start_paused = true)]
@@ -96,10 +111,10 @@ mod tests {
         advance(LIMITED_AFTER * 2).await;
         first.record_grant();
         drop(first);
-        assert!(waits.are_long(|| false));
+        assert!(waits.are_long(|| 100, || false));
         drop(second);
         let third = waits.begin();
-        assert!(!waits.are_long(|| true), "it has just begun");
+        assert!(!waits.are_long(|| 100, || true), "it has just begun");
         drop(third);
     }
 }

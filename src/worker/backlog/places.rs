@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 
 use crate::domain::job::JobField;
 use crate::domain::provider::Provider;
-use crate::ledger::backlog::FlowKey;
+use crate::ledger::backlog::{FlowClass, FlowKey};
 
 /// Jobs of one flow that one claim takes at most, and with which a flow is full, where accounts have limits.
 const LIMITED_FLOW_MAX: u32 = 8;
@@ -22,7 +22,7 @@ const AHEAD: Duration = Duration::from_millis(500);
 /// Of a longer window, a quarter of the requests is claimed ahead at most: what waits when they are used up returns.
 const WHOLE_WINDOW_MAX: Duration = Duration::from_secs(1);
 /// Least jobs that are claimed ahead, if the lane has half as many worker slots.
-const AHEAD_MIN: u32 = 16;
+pub const AHEAD_MIN: u32 = 16;
 /// The same for a lane with one worker slot: the next job is ready when it is released.
 const AHEAD_OF_SLOTS_MIN: u32 = 4;
 
@@ -36,11 +36,8 @@ pub struct PlaceBounds {
 impl PlaceBounds {
     /// The bounds of a provider's lane that holds at most `prefetch` jobs.
     pub fn of(provider: &Provider, prefetch: u16) -> Self {
-        // A float beyond the range of u32 saturates, which the prefetch then bounds.
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "not negative, and bounded below")]
-        let startable = provider.startable_within(AHEAD, WHOLE_WINDOW_MAX).ceil() as u32;
         let by_slots = provider.workers.saturating_mul(2).max(AHEAD_OF_SLOTS_MIN);
-        let all = startable.max(AHEAD_MIN).min(by_slots).min(u32::from(prefetch)).max(1);
+        let all = startable_soon(provider).min(by_slots).min(u32::from(prefetch)).max(1);
         let of_one_flow = if provider.counts_by(JobField::Account) { all.min(LIMITED_FLOW_MAX) } else { all };
         Self { all, of_one_flow }
     }
@@ -49,6 +46,14 @@ impl PlaceBounds {
     fn worth_a_claim(self) -> u32 {
         (self.all / 4).max(1)
     }
+}
+
+/// Jobs that the limits and the egress rate of a lane let it start soon, at least [`AHEAD_MIN`].
+pub fn startable_soon(provider: &Provider) -> u32 {
+    // A float beyond the range of u32 saturates.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "not negative, and bounded")]
+    let startable = provider.startable_within(AHEAD, WHOLE_WINDOW_MAX).ceil() as u32;
+    startable.max(AHEAD_MIN)
 }
 
 #[derive(Debug, Default)]
@@ -73,6 +78,8 @@ pub struct Room {
     pub is_worth_a_claim: bool,
     /// The flows of which no more jobs are claimed now.
     pub full_flows: Vec<FlowKey>,
+    /// Jobs of less urgent classes have no room.
+    pub class_max: FlowClass,
 }
 
 /// Counts one claimed job until its permit is granted, or until it is dropped.
@@ -92,14 +99,19 @@ impl FlowPlaces {
         FlowPlace { places: Arc::clone(self), flow, is_released: AtomicBool::new(false) }
     }
 
-    /// The room within these bounds, which hold from now on.
-    pub fn room_within(&self, bounds: PlaceBounds) -> Room {
+    /// The room within these bounds, which hold from now on. If all places are taken, a more urgent job may go beyond:
+    /// `first_class` is the most urgent class that waits in the backlog.
+    pub fn room_within(&self, bounds: PlaceBounds, first_class: Option<FlowClass>) -> Room {
         let mut state = self.lock();
         state.bounds = Some(bounds);
         let full = state.waiting.iter().filter(|(_, jobs)| **jobs >= bounds.of_one_flow);
         let full_flows = full.map(|(flow, _)| flow.clone()).collect();
-        let places = bounds.all.saturating_sub(state.all);
-        Room { places, is_worth_a_claim: places >= bounds.worth_a_claim(), full_flows }
+        let free = bounds.all.saturating_sub(state.all);
+        let (places, class_max) = match first_class {
+            Some(class) if free == 0 => (bounds.all.saturating_sub(state.of_classes_until(class)), class),
+            _ => (free, FlowClass::LAST),
+        };
+        Room { places, is_worth_a_claim: places >= bounds.worth_a_claim(), full_flows, class_max }
     }
 
     /// Waits until there is room where there was none.
@@ -113,6 +125,10 @@ impl FlowPlaces {
 }
 
 impl State {
+    fn of_classes_until(&self, last: FlowClass) -> u32 {
+        self.waiting.iter().filter(|(flow, _)| flow.class <= last).map(|(_, jobs)| jobs).sum()
+    }
+
     /// Removes a job of the flow. Returns whether there is room for which a dispatcher may wait.
     fn remove(&mut self, flow: &FlowKey) -> bool {
         let Some(jobs) = self.waiting.get_mut(flow) else { return false };
@@ -158,10 +174,13 @@ mod tests {
     use futures_util::FutureExt as _;
 
     use super::*;
-    use crate::ledger::backlog::FlowClass;
     use crate::ledger::provider_row::{LimitRow, ProviderRow};
 
-    const FLOW: FlowKey = FlowKey { class: FlowClass::UNKNOWN, account: None };
+    const FLOW: FlowKey = FlowKey { class: FlowClass::LAST, account: None };
+
+    fn room(places: u32) -> Room {
+        Room { places, is_worth_a_claim: true, full_flows: Vec::new(), class_max: FlowClass::LAST }
+    }
 
     fn places_of(jobs: u32) -> (Arc<FlowPlaces>, Vec<FlowPlace>) {
         let places = Arc::new(FlowPlaces::default());
@@ -173,12 +192,12 @@ mod tests {
     fn full_flow_has_room_after_a_grant() {
         let bounds = PlaceBounds { all: 32, of_one_flow: 8 };
         let (places, mut jobs) = places_of(8);
-        assert_eq!(places.room_within(bounds).full_flows, [FLOW]);
+        assert_eq!(places.room_within(bounds, None).full_flows, [FLOW]);
         assert_eq!(places.wait_for_room().now_or_never(), None);
         jobs[0].release();
         jobs[0].release();
         assert_eq!(places.wait_for_room().now_or_never(), Some(()));
-        assert_eq!(places.room_within(bounds), Room { places: 25, is_worth_a_claim: true, full_flows: Vec::new() });
+        assert_eq!(places.room_within(bounds, Some(FlowClass::LAST)), room(25));
         drop(jobs.pop());
         assert_eq!(places.wait_for_room().now_or_never(), None, "there was room before");
         drop(jobs);
@@ -190,7 +209,7 @@ mod tests {
     fn dispatcher_is_woken_for_the_first_place_and_for_a_quarter() {
         let bounds = PlaceBounds { all: 16, of_one_flow: 16 };
         let (places, mut jobs) = places_of(16);
-        assert_eq!(places.room_within(bounds).places, 0);
+        assert_eq!(places.room_within(bounds, Some(FlowClass::LAST)).places, 0);
         let mut woken_by = |number: usize| {
             (0..number).for_each(|_| drop(jobs.pop()));
             places.wait_for_room().now_or_never().is_some()
@@ -198,13 +217,31 @@ mod tests {
         assert!(woken_by(1), "a single job can be claimed a little later");
         assert!(!woken_by(2));
         assert!(woken_by(1));
-        assert_eq!(places.room_within(bounds), Room { places: 4, is_worth_a_claim: true, full_flows: Vec::new() });
+        assert_eq!(places.room_within(bounds, None), room(4));
+    }
+
+    /// As many urgent jobs as there are places go beyond them, and no others.
+    #[test]
+    fn urgent_job_has_room_in_a_full_lane() {
+        let bounds = PlaceBounds { all: 4, of_one_flow: 4 };
+        let (places, _bulk) = places_of(4);
+        let urgent = FlowKey { class: FlowClass::of_priority(9), account: None };
+        let mut jobs = Vec::new();
+        for left in [4, 3, 2, 1, 0] {
+            let Room { places: free, class_max, .. } = places.room_within(bounds, Some(urgent.class));
+            assert_eq!((free, class_max), (left, urgent.class));
+            jobs.push(places.occupy(urgent.clone()));
+        }
+        assert_eq!(places.room_within(bounds, Some(FlowClass::LAST)).places, 0);
     }
 
     #[test]
     fn bounds_follow_pace_and_slots() {
-        let limit = |max_requests, window_ms| {
-            LimitRow { name: "all".to_owned(), max_requests, window_ms, ..LimitRow::default() }
+        let limit = |max_requests, window_ms| LimitRow {
+            name: "all".to_owned(),
+            max_requests,
+            window_ms,
+            ..LimitRow::default()
         };
         let per_account = LimitRow { name: "own".to_owned(), scope: "account".to_owned(), ..limit(5, 1_000) };
         for (limits, workers, prefetch, all, of_one_flow) in [

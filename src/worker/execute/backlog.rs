@@ -10,11 +10,12 @@ use tokio::time::Instant;
 
 use super::record::{delay, transition};
 use super::{Arrival, ClaimedJob, LANE_PAUSED_DELAY, LaneContext};
+use crate::domain::account_faults::SetupSign;
 use crate::domain::disposition::Transition;
 use crate::domain::job::Job;
 use crate::domain::outcome::FinalState;
 use crate::domain::provider::Mode;
-use crate::domain::wait_reason::Wait;
+use crate::domain::wait_reason::{Wait, WaitReason};
 use crate::faults::{self, CrashPoint};
 use crate::ledger::backlog::{BacklogReturn, BlockedReason, FlowBlock, FlowKey};
 use crate::ledger::{Claimed, FencedWrite};
@@ -41,6 +42,16 @@ pub(super) struct BlockUntil {
     at: Instant,
     reason: BlockedReason,
     limit: Option<String>,
+}
+
+/// The block of the job's flow while the provider refuses its account, and what the job waits for.
+pub(super) fn refused_account_block(lane: &LaneContext, job: &ClaimedJob) -> Option<(BlockUntil, WaitReason)> {
+    let pause = lane.control.account_pause(job.job.account.as_ref()).filter(|_| job.is_for_backlog())?;
+    let (reason, wait) = match pause.sign {
+        SetupSign::Rejected => (BlockedReason::RejectedStreak, WaitReason::RejectedStreak),
+        SetupSign::Misconfigured | SetupSign::Passed => (BlockedReason::Misconfigured, WaitReason::Misconfigured),
+    };
+    Some((BlockUntil { at: pause.until, reason, limit: None }, wait))
 }
 
 /// The block of the job's flow, if the refusal concerns its account alone.

@@ -117,6 +117,7 @@ pub(super) async fn dispatch(
             drop(started);
             let change = lane.control.observe(&job.job.id, &answer.outcome, began, rand::random());
             record_breaker_transition(lane, change, &answer.outcome);
+            lane.control.judge_refusal(job.job.account.as_ref(), &answer.outcome, began);
             let generation = throttle_generation(lane, (CallKind::Charge, began), answer.outcome.passed_rate_limit());
             let history = AttemptHistory {
                 throttle_generation: generation,
@@ -212,7 +213,10 @@ async fn finish_charge(
     }
     let misconfigured = matches!(refusal, Some(Refusal::Misconfigured { .. }));
     let by = if misconfigured { PauseCause::Setup } else { PauseCause::Provider };
-    apply_pause(lane, disposition.pause, by, (CallKind::Charge, history.throttle_generation));
+    // Where only its account is refused, the lane goes on.
+    let is_accounts = misconfigured && lane.control.account_pause(job.job.account.as_ref()).is_some();
+    let pause = disposition.pause.filter(|_| !is_accounts);
+    apply_pause(lane, pause, by, (CallKind::Charge, history.throttle_generation));
     let end = AttemptEnd {
         number,
         outcome: answer.outcome.code(),

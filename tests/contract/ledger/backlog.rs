@@ -27,6 +27,7 @@ on_every_database!(
     not_due_job_waits_without_message,
     lost_claims_are_published_by_the_sweeper,
     a_full_flow_is_left_out,
+    a_claim_leaves_less_urgent_classes_out,
     a_message_of_a_waiting_job_is_superseded,
     sweeper_leaves_the_backlog_alone,
     ended_jobs_leave_the_count_right,
@@ -69,6 +70,7 @@ pub(super) fn everything(lane: &ProviderName) -> BacklogClaimRequest<'_> {
         per_flow: 1_000,
         flow_max: 1_000,
         except: &[],
+        class_max: FlowClass::LAST,
     }
 }
 
@@ -271,6 +273,20 @@ async fn a_full_flow_is_left_out(kind: Kind) {
     fixture.counts_agree().await;
 }
 
+async fn a_claim_leaves_less_urgent_classes_out(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    for (id, priority) in [("bulk", 0), ("urgent", 9), ("soon", 5)] {
+        fixture.record(&Job { priority, ..job(id) }).await;
+    }
+    let lane = name("stripe");
+    let until = |priority| BacklogClaimRequest { class_max: FlowClass::of_priority(priority), ..everything(&lane) };
+    assert_eq!(ids(&fixture.dispatch_with(until(6)).await), ["urgent"]);
+    assert_eq!(ids(&fixture.dispatch_with(until(5)).await), ["soon"]);
+    assert_eq!(fixture.dispatch_with(until(1)).await, []);
+    assert_eq!(ids(&fixture.dispatch_with(until(0)).await), ["bulk"]);
+    fixture.counts_agree().await;
+}
+
 async fn a_message_of_a_waiting_job_is_superseded(kind: Kind) {
     let fixture = Fixture::migrated(kind).await;
     fixture.record(&job("p1")).await;
@@ -355,6 +371,6 @@ async fn position_counts_the_jobs_before(kind: Kind) {
     assert_eq!(fixture.jobs_ahead("queued").await, (false, 0));
     fixture.dispatch(1, 1).await;
     assert!(!fixture.jobs_ahead("urgent").await.0);
-    let largest = &fixture.backlog().largest_flows(&name("stripe"), 1).await.unwrap();
+    let largest = &fixture.backlog().waiting_flows(&name("stripe"), 1).await.unwrap();
     assert_eq!((largest.len(), largest[0].account.as_ref().unwrap().as_str(), largest[0].waiting), (1, "acct_2", 9));
 }

@@ -17,9 +17,9 @@ use super::{TAG_PER_COST, account_of, claim_sqlite, class_of, flow_class};
 use crate::ledger::LedgerError;
 use crate::ledger::backlog::{BacklogClaim, BacklogClaimRequest, BacklogJob, FlowKey};
 
-/// The condition of index `flows_in_order`, without the flows that the process leaves out ($7).
+/// The condition of index `flows_in_order`, without the flows ($7) and the classes ($8) that the process leaves out.
 pub const IS_FREE: &str = "flows.provider = $1 AND flows.queued AND flows.blocked_until IS NULL \
-     AND flows.class || ' ' || flows.account NOT IN ({texts:$7})";
+     AND flows.class <= $8 AND flows.class || ' ' || flows.account NOT IN ({texts:$7})";
 
 /// The start tag of a claimed job, for the order in which the jobs are sent.
 pub fn start_of_job() -> String {
@@ -108,7 +108,7 @@ impl BacklogClaimStatements {
 
     async fn rows(&self, engine: &dyn Engine, request: &BacklogClaimRequest<'_>) -> Result<Vec<SqlRow>, LedgerError> {
         let except: Vec<String> = request.except.iter().map(flow_text).collect();
-        let args: [Value; 7] = [
+        let args: [Value; 8] = [
             request.lane.as_str().into(),
             request.owner.into(),
             request.lease.into(),
@@ -116,6 +116,7 @@ impl BacklogClaimStatements {
             request.per_flow.max(1).into(),
             request.flow_max.max(1).into(),
             serde_json::Value::from(except).to_string().into(),
+            u32::from(request.class_max.number()).into(),
         ];
         let args: Args = Arc::from(args);
         match &self.claim {
@@ -162,7 +163,7 @@ fn backlog_job(row: &SqlRow) -> Result<BacklogJob, LedgerError> {
 }
 
 /// The statement for PostgreSQL. $1 the lane, $2 owner, $3 lease, $4 most jobs, $5 a quantum, $6 most jobs of a flow,
-/// $7 flows that are left out. Returns at least one row; without a job, its `fence` is NULL.
+/// $7 flows that are left out, $8 the last class. Returns at least one row; without a job, its `fence` is NULL.
 ///
 /// Each flow has quanta of $5 jobs, and each quantum a start tag, as if a job cost 1. Those that start first are
 /// claimed. Before quantum n of the flow at place p, at least p + n * $5 jobs are claimed, so later quanta are left

@@ -17,8 +17,8 @@ pub const CREATE_PICKS: &str = "CREATE TEMP TABLE IF NOT EXISTS flow_picks \
      job_cost INTEGER, job_seq INTEGER)";
 pub const EMPTY_PICKS: &str = "DELETE FROM flow_picks";
 
-/// $1 the lane, $2 owner, $3 lease, $4 most jobs, $5 a quantum, $6 most jobs of a flow, $7 flows that are left out. The
-/// last step returns the jobs; one row without a job if there is none.
+/// $1 the lane, $2 owner, $3 lease, $4 most jobs, $5 a quantum, $6 most jobs of a flow, $7 flows that are left out, $8
+/// the last class. The last step returns the jobs; one row without a job if there is none.
 pub fn steps(dialect: Dialect) -> Vec<Sql> {
     let texts = [
         CREATE_PICKS.to_owned(),

@@ -112,8 +112,8 @@ impl Backlog for SqlLedger {
         self.backlog.blocks.unblock(&*self.engine, lane).await
     }
 
-    async fn largest_flows(&self, lane: &ProviderName, at_most: u32) -> Result<Vec<FlowStatus>, LedgerError> {
-        self.backlog.report.largest(&*self.engine, lane, at_most).await
+    async fn waiting_flows(&self, lane: &ProviderName, at_most: u32) -> Result<Vec<FlowStatus>, LedgerError> {
+        self.backlog.report.waiting_flows(&*self.engine, lane, at_most).await
     }
 
     async fn remove_idle_flows(&self, lane: &ProviderName, at_most: u32) -> Result<u32, LedgerError> {

@@ -1,4 +1,4 @@
-//! The report of a lane's largest flows, with their blocks.
+//! The report of the flows of a lane that have jobs, with their blocks: most urgent first, then largest first.
 //!
 //! It takes no lock, and reads the rows of the lane's flows and no job.
 
@@ -12,26 +12,26 @@ use crate::ledger::LedgerError;
 use crate::ledger::backlog::FlowStatus;
 
 pub struct BacklogReportStatements {
-    largest: Sql,
+    waiting: Sql,
 }
 
 impl BacklogReportStatements {
     pub fn new(dialect: Dialect) -> Self {
         Self {
-            largest: dialect.render(&format!(
+            waiting: dialect.render(&format!(
                 "SELECT {FLOW_COLUMNS} FROM flows WHERE provider = $1 AND queued \
-                 ORDER BY waiting DESC, class, account LIMIT $2"
+                 ORDER BY class, waiting DESC, account LIMIT $2"
             )),
         }
     }
 
-    pub async fn largest(
+    pub async fn waiting_flows(
         &self,
         engine: &dyn Engine,
         lane: &ProviderName,
         at_most: u32,
     ) -> Result<Vec<FlowStatus>, LedgerError> {
         let args: [Value; 2] = [lane.as_str().into(), at_most.into()];
-        engine.query(&self.largest, Arc::from(args)).await?.iter().map(flow_status).collect()
+        engine.query(&self.waiting, Arc::from(args)).await?.iter().map(flow_status).collect()
     }
 }

@@ -106,7 +106,7 @@ async fn blocks_are_shown(kind: Kind) {
     for (account, id) in [("acct_1", "a2"), ("acct_2", "b1"), ("acct_3", "c1")] {
         fixture.record(&of(account, id)).await;
     }
-    let shown = fixture.backlog().largest_flows(&name("stripe"), 2).await.unwrap();
+    let shown = fixture.backlog().waiting_flows(&name("stripe"), 2).await.unwrap();
     let accounts: Vec<_> = shown.iter().map(|flow| (flow.account.as_ref().unwrap().as_str(), flow.waiting)).collect();
     assert_eq!(accounts, [("acct_1", 2), ("acct_2", 1)]);
     let blocked = shown[0].blocked.as_ref().unwrap();

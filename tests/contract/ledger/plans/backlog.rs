@@ -61,8 +61,16 @@ impl<E: Explained> Working<'_, E> {
     async fn dispatch(&self, at_most: u32) -> Vec<BacklogJob> {
         let (lane, owner, lease) = (name("backlogged"), "worker-a", LEASE);
         let except = [FlowKey { class: FlowClass::UNKNOWN, account: None }];
-        let request =
-            BacklogClaimRequest { lane: &lane, owner, lease, at_most, per_flow: 4, flow_max: 8, except: &except };
+        let request = BacklogClaimRequest {
+            lane: &lane,
+            owner,
+            lease,
+            at_most,
+            per_flow: 4,
+            flow_max: 8,
+            except: &except,
+            class_max: FlowClass::LAST,
+        };
         match self.fixture.database.backlog().claim_backlog(&request).await.unwrap() {
             BacklogClaim::Claimed { jobs, .. } => jobs,
             BacklogClaim::Busy => panic!("no other process claims"),
@@ -106,7 +114,7 @@ impl<E: Explained> Working<'_, E> {
         let position = operator.queue_position(&job("b-2000").id, std::slice::from_ref(&lane)).await.unwrap();
         assert!(position.is_in_backlog);
         self.did_in_backlog("a place in the backlog is read").await;
-        assert_eq!(backlog.largest_flows(&lane, 3).await.unwrap().len(), 3);
+        assert_eq!(backlog.waiting_flows(&lane, 3).await.unwrap().len(), 3);
         backlog.remove_idle_flows(&lane, 10).await.unwrap();
         self.did_in_backlog("flows are looked at").await;
         assert_eq!(backlog.repair_flows(&lane, 10).await.unwrap().corrected, 0);
