@@ -60,7 +60,7 @@ fn full_stop_is_named_instead_of_a_time() {
     assert_eq!(clears(&one), ClearTimeOverview::ClearsIn { ms: 2_820_000 }, "not before its time comes");
     // A job that a rule blocks is delayed again and again; if others wait too, those are estimated.
     one.rows[0].accounts =
-        vec![AccountRow { account: "shop".to_owned(), rule: "blocked".to_owned(), ..AccountRow::default() }];
+        vec![AccountRow { account: "shop".to_owned(), rule: Some("blocked".to_owned()), ..AccountRow::default() }];
     one.providers = [(ProviderName::new("acme").unwrap(), Arc::new(one.rows[0].validate(9).unwrap()))].into();
     assert_eq!(clears(&one), ClearTimeOverview::Never { limit: None });
     one.depths.insert("acme".to_owned(), 5);

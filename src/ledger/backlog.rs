@@ -224,6 +224,10 @@ pub trait Backlog: Send + Sync {
     /// Ends all blocks of a lane; returns how many.
     async fn unblock_flows(&self, lane: &ProviderName) -> Result<u32, LedgerError>;
 
+    /// Gives the flows of a lane the weights of their accounts, where they differ; returns how many differed. Later
+    /// claims share by them.
+    async fn sync_weights(&self, lane: &ProviderName) -> Result<u32, LedgerError>;
+
     /// The flows of a lane with jobs in the backlog: the most urgent class first, and in a class those with most jobs.
     async fn waiting_flows(&self, lane: &ProviderName, at_most: u32) -> Result<Vec<FlowStatus>, LedgerError>;
 

@@ -72,6 +72,7 @@ pub static POSTGRES: LazyLock<Migrator> = LazyLock::new(|| {
         "0055_concurrency_limits",
         "0056_flows",
         "0057_jobs_in_backlog",
+        "0058_account_weights",
     ])
 });
 
@@ -116,6 +117,7 @@ pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| {
         "0041_wait_reasons",
         "0042_concurrency_limits",
         "0043_flows",
+        "0044_account_weights",
     ])
 });
 

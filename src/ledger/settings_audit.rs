@@ -108,10 +108,7 @@ fn describe_change(
     };
     let with_row = |text: &str| if row.is_empty() { text.to_owned() } else { format!("{row} {text}") };
     match (old, new) {
-        (None, Some(new)) if table != "providers" => match describe_rate(new) {
-            Some(rate) => with_row(&format!("added, {rate}")),
-            None => with_row(&format!("added, {}", format_value("rule", new.get("rule")))),
-        },
+        (None, Some(new)) if table != "providers" => with_row(&format!("added, {}", describe_added(new))),
         (None, _) => with_row("created"),
         (Some(_), None) => with_row(if table == "providers" { "deleted" } else { "removed" }),
         (Some(old), Some(new)) => {
@@ -124,6 +121,14 @@ fn describe_change(
             if row.is_empty() { changes.join(", ") } else { format!("{row}: {}", changes.join(", ")) }
         }
     }
+}
+
+/// Rate or rule of a new limit or account row, and its weight.
+fn describe_added(row: &Map<String, Value>) -> String {
+    let rule = row.get("rule").filter(|rule| !rule.is_null()).map(|rule| format_value("rule", Some(rule)));
+    let weight = row.get("weight").filter(|weight| **weight != 1).map(|weight| format!("weight {weight}"));
+    let parts: Vec<String> = [describe_rate(row).or(rule), weight].into_iter().flatten().collect();
+    if parts.is_empty() { "none".to_owned() } else { parts.join(", ") }
 }
 
 fn describe_rate(row: &Map<String, Value>) -> Option<String> {
@@ -195,6 +200,10 @@ mod tests {
         assert_eq!(what("providers", "acme", json!({ "name": "acme" }), Value::Null), "deleted");
         let rule = json!({ "rule": "blocked", "max_requests": null });
         assert_eq!(what("account_overrides", "acme/a/*", Value::Null, rule.clone()), "account a added, blocked");
+        let weight = json!({ "rule": null, "max_requests": null, "window_ms": null, "weight": 3 });
+        assert_eq!(what("account_overrides", "acme/a/*", Value::Null, weight), "account a added, weight 3");
+        let own = json!({ "rule": "limit", "max_requests": 5, "window_ms": 1_000, "weight": 2 });
+        assert_eq!(what("account_overrides", "acme/a/*", Value::Null, own), "account a added, 5/1s, weight 2");
         let exempt = json!({ "rule": "exempt", "max_requests": null });
         assert_eq!(
             what("account_overrides", "acme/a/day", rule, exempt),

@@ -174,8 +174,8 @@ fn account_at_its_limit_holds_no_other() {
     let mut rows =
         row(vec![limit("all", 100, 1_000), LimitRow { scope: "account".to_owned(), ..limit("each", 1, 60_000) }]);
     rows.accounts = vec![
-        AccountRow { account: "free".to_owned(), rule: "exempt".to_owned(), ..AccountRow::default() },
-        AccountRow { account: "shut".to_owned(), rule: "blocked".to_owned(), ..AccountRow::default() },
+        AccountRow { account: "free".to_owned(), rule: Some("exempt".to_owned()), ..AccountRow::default() },
+        AccountRow { account: "shut".to_owned(), rule: Some("blocked".to_owned()), ..AccountRow::default() },
     ];
     let mut arrivals = JobArrivals::default();
     let jobs: Vec<JobArrival> = ["busy", "busy", "free", "free", "other", "shut"]

@@ -1,7 +1,8 @@
-//! Validation of account rules: exemptions from account limits, blocked accounts, and accounts with their own limit.
+//! Validation of account rows: exemptions from account limits, blocked accounts, accounts with their own limit, and
+//! weights.
 //!
-//! A rule that can never take effect is a problem. Limits of scope `provider` apply to all accounts, whatever a rule
-//! says.
+//! A row that can never take effect is a problem. Limits of scope `provider` apply to all accounts, whatever a rule
+//! says. A weight belongs to the account, not to one of its limits.
 
 use std::collections::BTreeSet;
 
@@ -11,6 +12,9 @@ use super::{AccountRow, LimitRow};
 use crate::domain::job::Identifier;
 use crate::domain::limit::{AccountRule, Algorithm, Limit, LimitOverride, MAX_REQUESTS, Rule, Scope};
 
+/// Largest weight of an account, as constraint `override_weight_is_1_to_1000` has it.
+const WEIGHT_MAX: i64 = 1_000;
+
 impl RowValidator {
     pub(super) fn accounts(&mut self, rows: &[AccountRow], limits: &[LimitRow]) -> Vec<AccountRule> {
         let mut keys = BTreeSet::new();
@@ -18,7 +22,7 @@ impl RowValidator {
         for row in rows {
             let mut check = Self::default();
             if !keys.insert((&row.account, &row.limit_name)) {
-                check.problem("has two rules for the same limits".to_owned());
+                check.problem("has two rows for the same limits: write them as one".to_owned());
             }
             rules.extend(check.account(row, limits));
             self.0.extend(check.0.into_iter().map(|problem| format!("account `{}`: {problem}", row.account)));
@@ -30,12 +34,45 @@ impl RowValidator {
         if Identifier::new(row.account.clone()).is_err() {
             self.problem("account must be 1 to 64 characters of A-Z a-z 0-9 _ -".to_owned());
         }
-        self.one_of("rule", &row.rule, &[("exempt", ()), ("blocked", ()), ("limit", ())])?;
+        self.weight(row);
+        let named = row.rule.as_deref();
+        if let Some(rule) = named {
+            self.one_of("rule", rule, &[("exempt", ()), ("blocked", ()), ("limit", ())])?;
+        }
+        let own = self.own_numbers(row);
+        let rule = match named? {
+            "exempt" => Some(Rule::Exempt),
+            "blocked" => Some(Rule::Blocked),
+            _ => own.map(Rule::Limit),
+        };
+        self.check_affected_limits(row, limits, own);
+        Some(AccountRule { account: row.account.clone(), limit: row.limit_name.clone(), rule: rule? })
+    }
+
+    fn weight(&mut self, row: &AccountRow) {
+        self.number("weight", row.weight, 1..=WEIGHT_MAX);
+        if let (Some(limit), true) = (&row.limit_name, row.weight != 1) {
+            self.problem(format!(
+                "weight is {}, and limit_name is `{limit}`: a weight is the account's, not a limit's; leave limit_name out",
+                row.weight
+            ));
+        }
+        if row.rule.is_none() && row.weight == 1 {
+            self.problem(
+                "has no rule, and its weight is 1: it changes nothing; give it a rule or a weight, or leave it out"
+                    .to_owned(),
+            );
+        }
+    }
+
+    /// The account's own numbers, for rule `limit` alone.
+    fn own_numbers(&mut self, row: &AccountRow) -> Option<LimitOverride> {
+        let rule = row.rule.as_deref().unwrap_or_default();
         let burst = row.burst.map(|burst| self.number("burst", burst, 1..=MAX_REQUESTS.into()));
-        if burst.is_some() && row.rule != "limit" {
+        if burst.is_some() && rule != "limit" {
             self.problem("burst goes with rule `limit` only".to_owned());
         }
-        let own = match (row.rule.as_str(), row.max_requests, row.window_ms) {
+        match (rule, row.max_requests, row.window_ms) {
             ("limit", Some(max_requests), Some(window_ms)) => {
                 self.rate(max_requests, window_ms).map(|rate| LimitOverride { rate, burst })
             }
@@ -53,14 +90,7 @@ impl RowValidator {
                 self.problem("max_requests and window_ms go with rule `limit` only".to_owned());
                 None
             }
-        };
-        self.check_affected_limits(row, limits, own);
-        let rule = match row.rule.as_str() {
-            "exempt" => Rule::Exempt,
-            "blocked" => Rule::Blocked,
-            _ => Rule::Limit(own?),
-        };
-        Some(AccountRule { account: row.account.clone(), limit: row.limit_name.clone(), rule })
+        }
     }
 
     /// Checks that the rule changes at least one limit, and that each of them supports the rule's rate. Disabled limits
@@ -71,7 +101,8 @@ impl RowValidator {
             self.problem(format!("limit_name `{name}` is not a limit of this provider"));
             return;
         }
-        if row.rule == "blocked" {
+        let rule = row.rule.as_deref().unwrap_or_default();
+        if rule == "blocked" {
             return;
         }
         let of_accounts = |limit: &&LimitRow| limit.scope == Scope::Account.name();
@@ -89,9 +120,8 @@ impl RowValidator {
         };
         if touched.is_empty() {
             self.problem(format!(
-                "rule `{}` changes nothing: this provider has no limit of scope `account`; add one (rule `blocked` \
-                 needs none)",
-                row.rule
+                "rule `{rule}` changes nothing: this provider has no limit of scope `account`; add one (rule `blocked` \
+                 needs none)"
             ));
         }
         let Some(own) = own else { return };
@@ -146,6 +176,8 @@ mod tests {
                 {"account": "b", "rule": "exempt", "limit_name": "minutely"},
                 {"account": "c", "rule": "limit", "max_requests": 9, "window_ms": 60_000},
                 {"account": "d", "rule": "limit", "limit_name": "hourly", "max_requests": 0, "window_ms": 1},
+                {"account": "e", "weight": 1000},
+                {"account": "f", "rule": "exempt", "weight": 2},
             ]),
         );
         let rule = |account: &str, limit: Option<&str>, rule| AccountRule {
@@ -165,6 +197,7 @@ mod tests {
                 rule("b", Some("minutely"), Rule::Exempt),
                 rule("c", None, rate(9, 60_000)),
                 rule("d", Some("hourly"), rate(0, 1)),
+                rule("f", None, Rule::Exempt),
             ]
         );
     }
@@ -189,6 +222,15 @@ mod tests {
                 json!({"account": "a", "rule": "limit", "limit_name": "hourly", "max_requests": 5, "window_ms": 1000, "burst": 2}),
                 "at limit `hourly`: burst is not supported by `sliding_log`",
             ),
+            (
+                json!({"account": "a", "limit_name": "hourly", "rule": "exempt", "weight": 3}),
+                "weight is 3, and limit_name is `hourly`: a weight is the account's",
+            ),
+            (
+                json!({"account": "a", "weight": 3, "max_requests": 5, "window_ms": 1000}),
+                "max_requests and window_ms go with rule `limit` only",
+            ),
+            (json!({"account": "a", "weight": 3, "burst": 5}), "burst goes with rule `limit` only"),
             (json!({"account": "a", "rule": "allow"}), "rule is `allow`: must be exempt or blocked or limit"),
         ];
         for (account, problem) in table {
@@ -211,5 +253,8 @@ mod tests {
         let own = json!([{"account": "a", "rule": "limit", "max_requests": 1, "window_ms": 1000}]);
         assert!(rules(&plain, own).unwrap_err()[0].contains("rule `limit` changes nothing"));
         assert_eq!(rules(&plain, json!([{"account": "a", "rule": "blocked"}])).unwrap().len(), 1);
+        assert_eq!(rules(&plain, json!([{"account": "a", "weight": 3}])), Ok(Vec::new()));
+        let twice = json!([{"account": "a", "weight": 3}, {"account": "a", "rule": "blocked"}]);
+        assert!(rules(&plain, twice).unwrap_err()[0].contains("has two rows for the same limits"));
     }
 }

@@ -53,16 +53,18 @@ impl LimitRow {
 }
 
 impl AccountRow {
-    /// `exempt`, `blocked`, `limit 5/1h`, `limit 5/1h with burst 2`.
+    /// `exempt`, `blocked`, `limit 5/1h`, `limit 5/1h with burst 2`, `weight 3`, `limit 5/1h, weight 3`.
     #[must_use]
     pub fn describe(&self) -> String {
-        match (self.max_requests, self.window_ms) {
-            (Some(max_requests), window_ms) => {
+        let rule = self.rule.as_ref().map(|rule| match self.max_requests {
+            Some(max_requests) => {
                 let burst = self.burst.map(|burst| format!(" with burst {burst}")).unwrap_or_default();
-                format!("{} {}{burst}", self.rule, format_rate(max_requests, window_ms))
+                format!("{rule} {}{burst}", format_rate(max_requests, self.window_ms))
             }
-            _ => self.rule.clone(),
-        }
+            None => rule.clone(),
+        });
+        let weight = (rule.is_none() || self.weight != 1).then(|| format!("weight {}", self.weight));
+        [rule, weight].into_iter().flatten().collect::<Vec<_>>().join(", ")
     }
 }
 
@@ -83,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limit_text_omits_default_values() {
+    fn descriptions_omit_default_values() {
         let table = [
             (json!({}), "100/1s"),
             (json!({"max_requests": -1}), "-1/1000ms"),
@@ -103,13 +105,17 @@ mod tests {
             let row: LimitRow = serde_json::from_value(row).unwrap();
             assert_eq!(row.describe(), words);
         }
-        let rule = |rule: &str, max_requests| AccountRow {
-            rule: rule.to_owned(),
+        let rule = |rule: Option<&str>, max_requests, weight| AccountRow {
+            rule: rule.map(str::to_owned),
             max_requests,
             window_ms: max_requests.map(|_| 60_000),
+            weight,
             ..AccountRow::default()
         };
-        assert_eq!(rule("limit", Some(5)).describe(), "limit 5/1m");
-        assert_eq!(rule("blocked", None).describe(), "blocked");
+        assert_eq!(rule(Some("limit"), Some(5), 1).describe(), "limit 5/1m");
+        assert_eq!(rule(Some("blocked"), None, 1).describe(), "blocked");
+        assert_eq!(rule(Some("limit"), Some(5), 3).describe(), "limit 5/1m, weight 3");
+        assert_eq!(rule(None, None, 3).describe(), "weight 3");
+        assert_eq!(rule(None, None, 1).describe(), "weight 1");
     }
 }

@@ -191,14 +191,16 @@ impl Default for LimitRow {
 }
 
 /// One `[[provider.account]]` table or row of `account_overrides`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AccountRow {
     pub account: String,
     /// `None`: all limits of scope `account`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit_name: Option<String>,
-    pub rule: String,
+    /// `None`: the row sets a weight alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rule: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_requests: Option<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -206,6 +208,22 @@ pub struct AccountRow {
     /// Burst of a token bucket, or of GCRA beyond the first request; `None`: the algorithm's default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub burst: Option<i64>,
+    /// The account's share among the accounts of the lane's backlog.
+    pub weight: i64,
+}
+
+impl Default for AccountRow {
+    fn default() -> Self {
+        Self {
+            account: String::new(),
+            limit_name: None,
+            rule: None,
+            max_requests: None,
+            window_ms: None,
+            burst: None,
+            weight: 1,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -325,6 +343,8 @@ mod tests {
             (account(json!({"account": "a", "rule": "blocked", "window_ms": 5})), "go with rule `limit` only"),
             (account(json!({"account": "a", "rule": "exempt", "limit_name": "x"})), "limit_name `x` is not a limit"),
             (account(json!({"account": "a", "rule": "exempt", "burst": 5})), "burst goes with rule `limit` only"),
+            (account(json!({"account": "a"})), "account `a`: has no rule, and its weight is 1"),
+            (account(json!({"account": "a", "weight": 1001})), "weight is 1001: must lie between 1 and 1000"),
         ];
         for (columns, problem) in table {
             let bad = with(columns.clone()).validate(1).unwrap_err();

@@ -117,11 +117,12 @@ impl ApplyStatements {
             ),
             delete_limit: dialect.render("DELETE FROM provider_limits WHERE provider = $1 AND name = $2"),
             insert_account: dialect.render(
-                "INSERT INTO account_overrides (provider, account, limit_name, rule, max_requests, window_ms, burst) \
-                 VALUES ($1, $2, $3, $4, $5, $6, $7)",
+                "INSERT INTO account_overrides (\
+                     provider, account, limit_name, rule, max_requests, window_ms, burst, weight) \
+                 VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
             ),
             update_account: dialect.render(
-                "UPDATE account_overrides SET rule = $4, max_requests = $5, window_ms = $6, burst = $7 \
+                "UPDATE account_overrides SET rule = $4, max_requests = $5, window_ms = $6, burst = $7, weight = $8 \
                  WHERE provider = $1 AND account = $2 AND limit_name IS NOT DISTINCT FROM $3",
             ),
             delete_account: dialect.render(
@@ -319,14 +320,15 @@ fn limit_args(provider: &str, row: &LimitRow) -> Args {
 }
 
 fn account_args(provider: &str, row: &AccountRow) -> Args {
-    let args: [Value; 7] = [
+    let args: [Value; 8] = [
         provider.into(),
         row.account.as_str().into(),
         row.limit_name.as_deref().into(),
-        row.rule.as_str().into(),
+        row.rule.as_deref().into(),
         row.max_requests.into(),
         row.window_ms.into(),
         row.burst.into(),
+        row.weight.into(),
     ];
     Arc::from(args)
 }

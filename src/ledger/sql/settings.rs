@@ -79,8 +79,8 @@ impl SqlSettings {
                      shadow, enabled FROM provider_limits WHERE $1 IS NULL OR provider = $1 ORDER BY provider, name",
             ),
             accounts: dialect.render(
-                "SELECT provider, account, limit_name, rule, max_requests, window_ms, burst FROM account_overrides \
-                 WHERE $1 IS NULL OR provider = $1 ORDER BY provider, account, COALESCE(limit_name, '')",
+                "SELECT provider, account, limit_name, rule, max_requests, window_ms, burst, weight \
+                 FROM account_overrides WHERE $1 IS NULL OR provider = $1 ORDER BY provider, account, COALESCE(limit_name, '')",
             ),
             rate: dialect
                 .render("SELECT max_requests, window_ms FROM provider_limits WHERE provider = $1 AND name = $2"),
@@ -348,10 +348,11 @@ fn account_row(row: &SqlRow) -> Result<AccountRow, LedgerError> {
     Ok(AccountRow {
         account: row.text("account")?,
         limit_name: row.opt_text("limit_name")?,
-        rule: row.text("rule")?,
+        rule: row.opt_text("rule")?,
         max_requests: row.opt_int("max_requests")?,
         window_ms: row.opt_int("window_ms")?,
         burst: row.opt_int("burst")?,
+        weight: row.int("weight")?,
     })
 }
 

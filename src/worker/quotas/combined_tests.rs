@@ -93,7 +93,7 @@ fn row_cannot_lift_another_rows_account_rule() {
     };
     let rule = |effect: &str, max_requests: Option<i64>| AccountRow {
         account: "alice".to_owned(),
-        rule: effect.to_owned(),
+        rule: Some(effect.to_owned()),
         max_requests,
         window_ms: max_requests.map(|_| 1_000),
         ..AccountRow::default()
@@ -178,7 +178,7 @@ fn reserve_applies_to_account_rules() {
     };
     let rule = AccountRow {
         account: "alice".to_owned(),
-        rule: "limit".to_owned(),
+        rule: Some("limit".to_owned()),
         max_requests: Some(10),
         window_ms: Some(1_000),
         burst: Some(8),
@@ -225,7 +225,7 @@ fn the_smaller_burst_of_two_rules_counts() {
     };
     let rule = |burst| AccountRow {
         account: "alice".to_owned(),
-        rule: "limit".to_owned(),
+        rule: Some("limit".to_owned()),
         max_requests: Some(10),
         window_ms: Some(1_000),
         burst,

@@ -25,6 +25,7 @@ mod limit_changes;
 pub mod overdue;
 mod reconcile;
 pub(super) mod republish;
+mod weights;
 
 pub use reconcile::{CHECKED_JOBS, OVERDUE_ALARM_AFTER};
 
@@ -44,20 +45,27 @@ enum SweepError {
     Queue(#[from] QueueError),
 }
 
+/// Changes of settings that sweeps have to apply.
+#[derive(Default)]
+struct SettingsChanges {
+    limits: limit_changes::LimitChanges,
+    weights: weights::WeightChanges,
+}
+
 /// Sweeps until the worker stops. A sweep that runs then is cancelled; its jobs are taken again later.
 pub async fn run(
     worker: WorkerContext,
     known: watch::Receiver<Arc<LoadedSettings>>,
     progress: watch::Receiver<WorkerStatus>,
 ) {
-    let (mut failing, mut changes) = (false, limit_changes::LimitChanges::default());
+    let (mut failing, mut changes) = (false, SettingsChanges::default());
     loop {
         let sweep = async {
             sleep(worker.options.sweep_every).await;
             worker.log_throttle.log_suppressed(log_throttle::LOG_INTERVAL);
             let (known, progress) = (known.borrow().clone(), progress.borrow().clone());
-            changes.update(&known, Instant::now());
-            changes.clear_pauses(&progress.lanes, limit_changes::propagation_time(&worker), Instant::now());
+            changes.limits.update(&known, Instant::now());
+            changes.limits.clear_pauses(&progress.lanes, limit_changes::propagation_time(&worker), Instant::now());
             sweep(&worker, &progress, &known, &mut changes).await
         };
         let swept = tokio::select! {
@@ -79,20 +87,21 @@ async fn sweep(
     worker: &WorkerContext,
     progress: &WorkerStatus,
     known: &LoadedSettings,
-    changes: &mut limit_changes::LimitChanges,
+    changes: &mut SettingsChanges,
 ) -> Result<(), SweepError> {
     let upkeep = &worker.backends.upkeep;
     // A little shorter than the pause between two sweeps, so that a single worker gets every sweep.
     if !upkeep.lease_duty("sweep", worker.options.sweep_every * 3 / 4).await? {
         return Ok(());
     }
-    let woken = limit_changes::wake_jobs(worker, changes, known).await;
+    let weighted = weights::sync(worker, &mut changes.weights, known).await;
+    let woken = limit_changes::wake_jobs(worker, &mut changes.limits, known).await;
     let republished = republish::republish_all(worker, progress, known).await;
     let dead = dead_letters::process_all(worker, known).await;
     let ended = expire_and_scrub(worker).await;
     let flows = flows::keep(worker, known).await;
     let reconciled = reconcile::check(worker, known).await;
-    woken.and(republished).and(dead).and(ended).and(flows).and(reconciled)
+    weighted.and(woken).and(republished).and(dead).and(ended).and(flows).and(reconciled)
 }
 
 /// Expires jobs, and empties jobs that finished long ago: batch after batch, until one is not full or the next sweep is

@@ -17,6 +17,7 @@ mod blocks;
 mod fairness;
 mod races;
 mod repair;
+mod weights;
 
 on_every_database!(
     a_recorded_job_is_claimed_once,

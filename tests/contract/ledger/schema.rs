@@ -275,7 +275,7 @@ const GOOD_LIMITS: [&str; 8] = [
     "algorithm = 'concurrency', window_ms = NULL, scope = 'account'",
 ];
 
-const BAD_ACCOUNTS: [(&str, &str); 14] = [
+const BAD_ACCOUNTS: [(&str, &str); 20] = [
     ("provider", "'nobody'"),
     ("account", "''"),
     ("account", "'a b'"),
@@ -290,6 +290,20 @@ const BAD_ACCOUNTS: [(&str, &str); 14] = [
     ("burst", "1000001"),
     ("rule = 'blocked', max_requests = NULL, window_ms = NULL, burst", "5"),
     ("max_requests = 1, window_ms = 86400000, burst", "32"),
+    ("limit_name = NULL, weight", "0"),
+    ("limit_name = NULL, weight", "1001"),
+    ("weight", "2"),
+    ("limit_name = NULL, weight = 2, rule", "NULL"),
+    ("limit_name = NULL, max_requests = NULL, window_ms = NULL, rule", "NULL"),
+    ("max_requests = NULL, window_ms = NULL, rule", "'refuse'"),
+];
+
+const GOOD_ACCOUNTS: [&str; 5] = [
+    "max_requests = 1, window_ms = 86400000, burst = 31",
+    "max_requests = 0, burst = NULL, window_ms = NULL",
+    "limit_name = NULL, weight = 1000",
+    "rule = NULL, max_requests = NULL, weight = 2",
+    "rule = 'refuse', weight = 1",
 ];
 
 const BAD_JOBS: [(&str, &str); 34] = [
@@ -393,9 +407,7 @@ async fn every_rule_is_a_check(kind: Kind) {
         let update = format!("UPDATE provider_limits SET {change} WHERE name = 'all'");
         fixture.sql(&update).await.unwrap_or_else(|error| panic!("{update}: {error}"));
     }
-    for change in
-        ["max_requests = 1, window_ms = 86400000, burst = 31", "max_requests = 0", "burst = NULL", "window_ms = NULL"]
-    {
+    for change in GOOD_ACCOUNTS {
         let update = format!("UPDATE account_overrides SET {change} WHERE account = 'acct_1'");
         fixture.sql(&update).await.unwrap_or_else(|error| panic!("{update}: {error}"));
     }

@@ -105,6 +105,7 @@ async fn every_change_bumps_the_version_and_is_audited(kind: Kind) {
             "blocked",
         ),
         ("UPDATE account_overrides SET rule = 'exempt'", "account_overrides stripe/acct_1/*", "blocked", "exempt"),
+        ("UPDATE account_overrides SET weight = 701", "account_overrides stripe/acct_1/*", "exempt", "701"),
         ("DELETE FROM account_overrides", "account_overrides stripe/acct_1/*", "exempt", ""),
         ("DELETE FROM provider_limits", "provider_limits stripe/all", "42", ""),
     ];
@@ -126,7 +127,7 @@ async fn every_change_bumps_the_version_and_is_audited(kind: Kind) {
         }
         assert_ne!(fixture.one(&format!("SELECT who {last}")).await, "");
     }
-    assert_eq!(fixture.one("SELECT count(*) FROM settings_audit").await, "9", "one row per change, no more");
+    assert_eq!(fixture.one("SELECT count(*) FROM settings_audit").await, "10", "one row per change, no more");
     assert_eq!(fixture.versions("adyen").await.1, untouched, "another provider's version stays");
     let before = fixture.settings().version().await.unwrap();
     fixture.sql("DELETE FROM providers WHERE name = 'stripe'").await.unwrap();
@@ -319,8 +320,12 @@ max_requests = 100
 window_ms = 60000
 burst = 20
 [[provider.account]]
+account = "heavy"
+weight = 3
+[[provider.account]]
 account = "own"
 rule = "exempt"
+weight = 2
 [[provider.account]]
 account = "rogue"
 rule = "blocked"
@@ -340,7 +345,8 @@ async fn limits_and_account_rules_are_loaded_as_applied(kind: Kind) {
             "stripe: limit per-account added 10/1m per account, gcra",
             "stripe: limit per-reference added 5/1m per reference, sliding_window",
             "stripe: account big at limit per-account added limit 100/1m with burst 20",
-            "stripe: account own added exempt",
+            "stripe: account heavy added weight 3",
+            "stripe: account own added exempt, weight 2",
             "stripe: account rogue added blocked",
         ]
     );

@@ -49,9 +49,9 @@ async fn until_in_backlog(bench: &Bench, jobs: i64) {
     bench.until(&format!("{jobs} jobs wait in the ledger alone"), there).await;
 }
 
-/// Waits for a flow that is blocked like this. The first sweeps of a worker end all blocks, because a limit may have
+/// Waits for a flow like this, such as a blocked one. The first sweeps of a worker end all blocks, because a limit may have
 /// changed before: the first jobs of a flow then block it again.
-async fn until_blocked(bench: &Bench, flow: &str) {
+async fn until_flow(bench: &Bench, flow: &str) {
     let blocked = format!("SELECT count(*) FROM flows WHERE {flow}");
     bench.until(&format!("a flow with {flow}"), async || bench.count(&blocked).await == 1).await;
 }
@@ -75,7 +75,7 @@ async fn flood_of_one_account_delays_no_other() {
     }
     until_in_backlog(&bench, 58).await;
     assert_eq!(bench.script.sent().len(), 4);
-    until_blocked(&bench, "blocked_reason = 'limit' AND blocked_limit = 'per-account' AND waiting = 58").await;
+    until_flow(&bench, "blocked_reason = 'limit' AND blocked_limit = 'per-account' AND waiting = 58").await;
     bench.until("nothing is active", async || bench.in_hand().await == 0).await;
     // A new job goes behind them, and is not claimed before.
     pay(&bench, "flood", "late").await;
@@ -120,13 +120,13 @@ async fn raised_limit_wakes_the_backlog() {
 #[tokio::test]
 async fn blocked_account_waits_for_its_rule() {
     let open = strict_on_accounts(100, HOUR_MS);
-    let rule = AccountRow { account: "mallory".to_owned(), rule: "blocked".to_owned(), ..AccountRow::default() };
+    let rule = AccountRow { account: "mallory".to_owned(), rule: Some("blocked".to_owned()), ..AccountRow::default() };
     let bench = Bench::open(&[ProviderRow { accounts: vec![rule], ..open.clone() }]).await;
     pay_many(&bench, "mallory", 30).await;
     pay_many(&bench, "other", 3).await;
     bench.until_sent("acme", 3).await;
     until_in_backlog(&bench, 30).await;
-    until_blocked(&bench, "blocked_reason = 'account_blocked' AND waiting = 30").await;
+    until_flow(&bench, "blocked_reason = 'account_blocked' AND waiting = 30").await;
     bench.apply(&[open]).await;
     for number in 0..30 {
         assert_eq!(bench.until_state(&format!("mallory-{number}"), "succeeded").await.attempts, 1);
@@ -232,6 +232,38 @@ async fn merchants_share_a_limited_lane() {
     let last = (0..20).map(|number| place_of(&bench, &format!("small-{number}"))).max().unwrap() - sent;
     assert!(last < 130, "the last one was sent after {last} others, {sent} came before");
     all_are_accounted_for(&bench).await;
+}
+
+/// Of two accounts whose jobs wait, one with weight 3 gets three of four requests.
+#[tokio::test]
+async fn account_with_more_weight_gets_more() {
+    let heavy = AccountRow { account: "heavy".to_owned(), weight: 3, ..AccountRow::default() };
+    let bench = Bench::open(&[ProviderRow { accounts: vec![heavy], ..strict_on_lane(1, HOUR_MS) }]).await;
+    pay_many(&bench, "light", 60).await;
+    pay_many(&bench, "heavy", 60).await;
+    until_in_backlog(&bench, 119).await;
+    let rate = Rate::new(20, Duration::from_millis(500)).unwrap();
+    bench.settings().set_rate(&name("acme"), "all", rate).await.unwrap();
+    bench.until("most of the heavy account are sent", async || bench.script.order().len() > 64).await;
+    let sent = bench.script.order();
+    let heavy = sent[1..65].iter().filter(|id| id.starts_with("heavy")).count();
+    assert!((44..=52).contains(&heavy), "{heavy} of 64: {sent:?}");
+    all_are_accounted_for(&bench).await;
+}
+
+#[tokio::test]
+async fn changed_weight_reaches_the_backlog() {
+    let open = strict_on_lane(1, HOUR_MS);
+    let bench = Bench::open(std::slice::from_ref(&open)).await;
+    pay_many(&bench, "merchant", 5).await;
+    until_in_backlog(&bench, 4).await;
+    let weight = |weight| AccountRow { account: "merchant".to_owned(), weight, ..AccountRow::default() };
+    for number in [7, 1_000] {
+        bench.apply(&[ProviderRow { accounts: vec![weight(number)], ..open.clone() }]).await;
+        until_flow(&bench, &format!("account = 'merchant' AND weight = {number}")).await;
+    }
+    bench.apply(&[open]).await;
+    until_flow(&bench, "account = 'merchant' AND weight = 1").await;
 }
 
 /// In requeue mode, a job that the lane's limit refuses waits in a delay queue, as the broker's part.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::super::dialect::Dialect;
 use super::super::engine::{Args, Engine, Sql};
-use super::{count_of, virtual_time};
+use super::{count_of, update_flows, virtual_time};
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
 
@@ -22,26 +22,20 @@ pub struct BlockStatements {
 
 impl BlockStatements {
     pub fn new(dialect: Dialect) -> Self {
-        let update = |set: &str, which: &str, lock: &str| match dialect {
-            Dialect::Postgres => dialect.render(&format!(
-                "WITH meant AS MATERIALIZED (\
-                     SELECT class AS flow_class, account AS flow_account FROM flows WHERE {which} \
-                     ORDER BY class, account {lock}) \
-                 UPDATE flows SET {set} FROM meant \
-                 WHERE flows.provider = $1 AND flows.class = flow_class AND flows.account = flow_account \
-                 RETURNING flows.account"
-            )),
-            Dialect::Sqlite => dialect.render(&format!("UPDATE flows SET {set} WHERE {which} RETURNING account")),
-        };
         let unblock = format!(
             "blocked_until = NULL, blocked_reason = NULL, blocked_limit = NULL, tag = {{greatest}}(flows.tag, {})",
             virtual_time("$1", "flows.class")
         );
         let ended = "flows.provider = $1 AND flows.blocked_until <= {now}";
         Self {
-            unblock: update(&unblock, "flows.provider = $1 AND flows.blocked_until IS NOT NULL", "FOR UPDATE"),
-            wake: update(&unblock, ended, "FOR UPDATE"),
-            wake_unlocked: update(&unblock, ended, "FOR UPDATE SKIP LOCKED"),
+            unblock: update_flows(
+                dialect,
+                &unblock,
+                "flows.provider = $1 AND flows.blocked_until IS NOT NULL",
+                "FOR UPDATE",
+            ),
+            wake: update_flows(dialect, &unblock, ended, "FOR UPDATE"),
+            wake_unlocked: update_flows(dialect, &unblock, ended, "FOR UPDATE SKIP LOCKED"),
             next_wake: dialect.render(
                 "SELECT {until:(SELECT min(blocked_until) FROM flows \
                          WHERE provider = $1 AND blocked_until IS NOT NULL)} AS next_wake_ms",

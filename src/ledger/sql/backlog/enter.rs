@@ -1,7 +1,8 @@
 //! The statements that put a job into the backlog: a new job, and an active one.
 //!
 //! Each writes the job and counts it in its flow, in one commit. A flow that has had no job starts at its class's
-//! virtual time, so it does not make up for the past. The flows of a batch are written in the order of their keys.
+//! virtual time, so it does not make up for the past. A new flow has its account's weight. The flows of a batch are
+//! written in the order of their keys.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use super::super::dialect::{Dialect, JobWriteText, Returning};
 use super::super::engine::{Args, Engine, Sql, Value};
 use super::super::fenced_write;
 use super::super::wait::{WaitParameters, wait_args};
-use super::{TAG_PER_COST, account_of, block_args, class_of, virtual_time};
+use super::{TAG_PER_COST, account_of, account_weight, block_args, class_of, virtual_time};
 use crate::domain::job::{ContentHash, Job};
 use crate::ledger::backlog::{BacklogRecord, BacklogReturn};
 use crate::ledger::{FencedWrite, LeaseToken, LedgerError};
@@ -149,14 +150,15 @@ const GROWN: &str = "waiting = flows.waiting + excluded.waiting";
 fn count_in() -> String {
     let (class, account) = (class_of("job"), account_of("job"));
     format!(
-        "INSERT INTO flows (provider, class, account, tag, waiting) \
-         SELECT added.provider, added.class, added.account, {}, added.jobs \
+        "INSERT INTO flows (provider, class, account, tag, weight, waiting) \
+         SELECT added.provider, added.class, added.account, {}, {}, added.jobs \
          FROM (SELECT job.provider AS provider, {class} AS class, {account} AS account, count(*) AS jobs \
                FROM {{job}} WHERE job.backlog GROUP BY job.provider, {class}, {account}) AS added \
          WHERE true ORDER BY added.provider, added.class, added.account \
          ON CONFLICT (provider, class, account) DO UPDATE SET {GROWN}, \
              tag = CASE WHEN flows.waiting > 0 THEN flows.tag ELSE {{greatest}}(flows.tag, excluded.tag) END",
-        virtual_time("added.provider", "added.class")
+        virtual_time("added.provider", "added.class"),
+        account_weight("added.provider", "added.account"),
     )
 }
 
@@ -182,8 +184,9 @@ fn count_returned() -> String {
     let blocked =
         |column: &str| format!("{column} = CASE WHEN {is_later} THEN excluded.{column} ELSE flows.{column} END");
     format!(
-        "INSERT INTO flows (provider, class, account, tag, waiting, blocked_until, blocked_reason, blocked_limit) \
-         SELECT added.provider, added.class, added.account, {}, added.jobs, {{after:added.block_ms}}, {}, {} \
+        "INSERT INTO flows (\
+             provider, class, account, tag, weight, waiting, blocked_until, blocked_reason, blocked_limit) \
+         SELECT added.provider, added.class, added.account, {}, {}, added.jobs, {{after:added.block_ms}}, {}, {} \
          FROM (SELECT job.provider AS provider, {class} AS class, {account} AS account, count(*) AS jobs, \
                    max($4) AS block_ms \
                FROM {{job}} WHERE job.backlog GROUP BY job.provider, {class}, {account}) AS added \
@@ -191,6 +194,7 @@ fn count_returned() -> String {
          ON CONFLICT (provider, class, account) DO UPDATE SET {GROWN}, \
              tag = {{greatest}}(flows.tag - {refund}, CASE WHEN flows.waiting > 0 THEN 0 ELSE excluded.tag END), {}, {}, {}",
         virtual_time("added.provider", "added.class"),
+        account_weight("added.provider", "added.account"),
         last("$5"),
         last("$6"),
         blocked("blocked_until"),

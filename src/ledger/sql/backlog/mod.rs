@@ -9,7 +9,7 @@ use async_trait::async_trait;
 
 use super::SqlLedger;
 use super::dialect::Dialect;
-use super::engine::Value;
+use super::engine::{Sql, Value};
 use super::row::{SqlRow, corrupt};
 use super::storable;
 use crate::domain::job::{ContentHash, Identifier, Job};
@@ -27,6 +27,7 @@ mod enter;
 pub(in crate::ledger::sql) mod position;
 mod repair;
 mod report;
+mod weights;
 
 /// A tag's units for each unit of cost, at weight 1: thousandths of it are exact at the largest weight.
 const TAG_PER_COST: u32 = 1_000_000;
@@ -52,12 +53,36 @@ fn virtual_time(provider: &str, class: &str) -> String {
     )
 }
 
+/// The weight of an account's flows, 1 without a row of `account_overrides` for all its limits.
+fn account_weight(provider: &str, account: &str) -> String {
+    format!(
+        "COALESCE((SELECT own.weight FROM account_overrides AS own \
+             WHERE own.provider = {provider} AND own.account = {account} AND own.limit_name IS NULL), 1)"
+    )
+}
+
+/// An update of some flows of lane $1, locked in the order of their keys. Returns their accounts.
+fn update_flows(dialect: Dialect, set: &str, which: &str, lock: &str) -> Sql {
+    match dialect {
+        Dialect::Postgres => dialect.render(&format!(
+            "WITH meant AS MATERIALIZED (\
+                 SELECT class AS flow_class, account AS flow_account FROM flows WHERE {which} \
+                 ORDER BY class, account {lock}) \
+             UPDATE flows SET {set} FROM meant \
+             WHERE flows.provider = $1 AND flows.class = flow_class AND flows.account = flow_account \
+             RETURNING flows.account"
+        )),
+        Dialect::Sqlite => dialect.render(&format!("UPDATE flows SET {set} WHERE {which} RETURNING account")),
+    }
+}
+
 pub struct BacklogStatements {
     enter: enter::EnterStatements,
     claim: claim::BacklogClaimStatements,
     blocks: blocks::BlockStatements,
     report: report::BacklogReportStatements,
     repair: repair::RepairStatements,
+    weights: weights::WeightStatements,
 }
 
 impl BacklogStatements {
@@ -68,6 +93,7 @@ impl BacklogStatements {
             blocks: blocks::BlockStatements::new(dialect),
             report: report::BacklogReportStatements::new(dialect),
             repair: repair::RepairStatements::new(dialect),
+            weights: weights::WeightStatements::new(dialect),
         }
     }
 }
@@ -110,6 +136,10 @@ impl Backlog for SqlLedger {
 
     async fn unblock_flows(&self, lane: &ProviderName) -> Result<u32, LedgerError> {
         self.backlog.blocks.unblock(&*self.engine, lane).await
+    }
+
+    async fn sync_weights(&self, lane: &ProviderName) -> Result<u32, LedgerError> {
+        self.backlog.weights.sync(&*self.engine, lane).await
     }
 
     async fn waiting_flows(&self, lane: &ProviderName, at_most: u32) -> Result<Vec<FlowStatus>, LedgerError> {

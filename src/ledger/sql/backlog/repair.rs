@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::super::dialect::Dialect;
 use super::super::engine::{Args, Engine, Sql, Step, Value};
-use super::{account_of, class_of, count_of, virtual_time};
+use super::{account_of, account_weight, class_of, count_of, virtual_time};
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
 use crate::ledger::backlog::RepairedFlows;
@@ -35,7 +35,9 @@ impl RepairStatements {
             "(SELECT count(*) FROM jobs WHERE jobs.provider = $1 AND {class} = $2 AND {account} = $3 AND jobs.backlog)"
         );
         let mut repair = vec![format!(
-            "INSERT INTO flows (provider, class, account, tag) VALUES ($1, $2, $3, {clock}) ON CONFLICT DO NOTHING"
+            "INSERT INTO flows (provider, class, account, tag, weight) VALUES ($1, $2, $3, {clock}, {}) \
+             ON CONFLICT DO NOTHING",
+            account_weight("$1", "$3")
         )];
         // The next statement sees what was committed before the lock was free.
         if dialect == Dialect::Postgres {
