@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::backoff::BackoffPolicy;
 use super::explain::format::count;
 use super::local_fault::LocalFault;
-use super::outcome::{FinalState, Outcome, UnknownCause};
+use super::outcome::{ACCOUNT_REFUSED, FinalState, Outcome, UnknownCause};
 use super::wait_reason::{Wait, WaitReason};
 
 pub mod lookup;
@@ -97,6 +97,27 @@ pub struct RetryPolicy {
     pub idempotency_retention: Option<Duration>,
     /// `None`: the provider has no look-up.
     pub lookup: Option<LookupPolicy>,
+}
+
+/// Why no charge may be sent for a job, whatever its history.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SendObstacle {
+    /// Its `expires_at` has passed. A job of unknown outcome does not expire.
+    Expired,
+    /// A rule of its provider refuses its account.
+    AccountRefused,
+}
+
+impl SendObstacle {
+    /// The obstacle that decides: a refused account is declined, even if its job has expired.
+    #[must_use]
+    pub fn of(account_refused: bool, expired: bool) -> Option<Self> {
+        match (account_refused, expired) {
+            (true, _) => Some(Self::AccountRefused),
+            (false, true) => Some(Self::Expired),
+            (false, false) => None,
+        }
+    }
 }
 
 /// Decision on a job whose lease was acquired.
@@ -210,19 +231,27 @@ fn throttle_backoff(history: &AttemptHistory, policy: &RetryPolicy) -> Duration 
 
 /// Decides what may be sent for a job now. Called when the job is taken, and again when its permit has come.
 #[must_use]
-pub fn before_request(history: &AttemptHistory, policy: &RetryPolicy, expired: bool) -> PreSend {
+pub fn before_request(history: &AttemptHistory, policy: &RetryPolicy, obstacle: Option<SendObstacle>) -> PreSend {
     if history.lost_holders >= LOST_HOLDERS_MAX {
         return PreSend::Transition(review(&workers_lost(history)));
     }
     if history.unknown {
-        return match resend_obstacle(history, policy) {
+        let resend_obstacle = match obstacle {
+            Some(SendObstacle::AccountRefused) => Some(UNKNOWN_AND_REFUSED.to_owned()),
+            Some(SendObstacle::Expired) | None => resend_obstacle(history, policy),
+        };
+        return match resend_obstacle {
             None => PreSend::Charge,
             Some(reason) => review_unless_lookup(history, policy, &reason).map_or(PreSend::LookUp, PreSend::Transition),
         };
     }
-    if expired {
-        let reason = "expires_at has passed".to_owned();
-        return PreSend::Transition(Transition::Finalize { state: FinalState::Expired, reason, reference: None });
+    let end = match obstacle {
+        Some(SendObstacle::AccountRefused) => Some((FinalState::Declined, ACCOUNT_REFUSED)),
+        Some(SendObstacle::Expired) => Some((FinalState::Expired, "expires_at has passed")),
+        None => None,
+    };
+    if let Some((state, reason)) = end {
+        return PreSend::Transition(Transition::Finalize { state, reason: reason.to_owned(), reference: None });
     }
     if history.age > policy.max_age {
         return PreSend::Transition(give_up(false, TOO_OLD));
@@ -249,6 +278,7 @@ fn workers_lost(history: &AttemptHistory) -> String {
     )
 }
 
+const UNKNOWN_AND_REFUSED: &str = "the outcome is unknown and a rule refuses its account";
 const TOO_OLD: &str = "older than max_age_s";
 
 /// Reason why a job of unknown outcome is not sent again; `None`: it is sent.
@@ -360,6 +390,9 @@ fn finalize(state: FinalState, reason: &str, reference: Option<String>) -> Dispo
     Disposition { transition: next, counts_attempt: true, pause: None }
 }
 
+#[cfg(test)]
+#[path = "disposition_obstacle_tests.rs"]
+mod obstacle_tests;
 #[cfg(test)]
 #[path = "disposition_tests.rs"]
 mod tests;

@@ -5,7 +5,7 @@ use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn policy(retention: Option<Duration>) -> RetryPolicy {
+pub(super) fn policy(retention: Option<Duration>) -> RetryPolicy {
     RetryPolicy {
         max_attempts: 3,
         max_age: Duration::from_secs(3_600),
@@ -16,12 +16,12 @@ fn policy(retention: Option<Duration>) -> RetryPolicy {
 }
 
 /// The same policy with a look-up.
-fn with_lookup(retention: Option<Duration>) -> RetryPolicy {
+pub(super) fn with_lookup(retention: Option<Duration>) -> RetryPolicy {
     let lookup = LookupPolicy { give_up_after: Duration::from_secs(600), resend_if_not_found: false };
     RetryPolicy { lookup: Some(lookup), ..policy(retention) }
 }
 
-fn history(attempts: u32, unknown: bool) -> AttemptHistory {
+pub(super) fn history(attempts: u32, unknown: bool) -> AttemptHistory {
     AttemptHistory {
         attempts,
         requests: attempts,
@@ -37,7 +37,7 @@ fn history(attempts: u32, unknown: bool) -> AttemptHistory {
     }
 }
 
-fn final_state(next: &Transition) -> Option<FinalState> {
+pub(super) fn final_state(next: &Transition) -> Option<FinalState> {
     match next {
         Transition::Finalize { state, .. } => Some(*state),
         Transition::Retry { .. } => None,
@@ -104,7 +104,7 @@ fn an_unknown_job_is_never_dead_or_expired() {
                 Outcome::Unconfirmed { refusal: Refusal::Busy { retry_after: None }, status: 423 },
             ];
             for policy in [policy(retention), with_lookup(retention)] {
-                let step = match before_request(&history, &policy, true) {
+                let step = match before_request(&history, &policy, Some(SendObstacle::Expired)) {
                     PreSend::Transition(next) => Some(next),
                     PreSend::Charge | PreSend::LookUp => None,
                 };
@@ -165,7 +165,7 @@ fn unknown_job_follows_the_retry_order() {
         let first_sent_age = Some(secs(sent_s));
         let history = AttemptHistory { first_sent_age, resend, age: secs(age_s), ..history(attempts, true) };
         for (policy, wanted) in [(policy(retention), without), (with_lookup(retention), with)] {
-            let got = match before_request(&history, &policy, true) {
+            let got = match before_request(&history, &policy, Some(SendObstacle::Expired)) {
                 PreSend::Charge => CHARGE,
                 PreSend::LookUp => LOOK_UP,
                 PreSend::Transition(next) => final_state(&next).map_or("again", FinalState::name),
@@ -174,7 +174,7 @@ fn unknown_job_follows_the_retry_order() {
         }
     }
     let known = AttemptHistory { first_sent_age: Some(secs(99)), ..history(9, false) };
-    assert_eq!(before_request(&known, &policy(None), false), PreSend::Charge);
+    assert_eq!(before_request(&known, &policy(None), None), PreSend::Charge);
     // Look-ups that never end are not started for ever.
     let long_ago = Some(secs(3_601));
     let endless = AttemptHistory {
@@ -184,23 +184,8 @@ fn unknown_job_follows_the_retry_order() {
         lookups: 5,
         ..history(3, true)
     };
-    let step = before_request(&endless, &with_lookup(None), false);
+    let step = before_request(&endless, &with_lookup(None), None);
     assert!(matches!(step, PreSend::Transition(next) if final_state(&next).is_some()));
-}
-
-/// Even if it may be sent: one more claim may crash the next worker.
-#[test]
-fn job_that_kills_workers_goes_to_review() {
-    for unknown in [false, true] {
-        for (lost_holders, review) in [(LOST_HOLDERS_MAX - 1, false), (LOST_HOLDERS_MAX, true), (u32::MAX, true)] {
-            let history = AttemptHistory { lost_holders, ..history(1, unknown) };
-            let step = before_request(&history, &with_lookup(Some(Duration::from_secs(100))), review);
-            match step {
-                PreSend::Transition(next) => assert_eq!((final_state(&next), review), (Some(FinalState::Review), true)),
-                other => assert_eq!((other, review), (PreSend::Charge, false)),
-            }
-        }
-    }
 }
 
 /// If nothing may be sent again, a provider with a look-up is asked soon.
@@ -376,7 +361,7 @@ mod histories {
             findings in proptest::collection::vec(finding(), 400),
             delays_s in proptest::collection::vec(0..500_u64, 440),
             probes in proptest::collection::vec(proptest::bool::weighted(0.2), 440),
-            expired in any::<bool>(),
+            (refused, expired) in any::<(bool, bool)>(),
         ) {
             let (mut outcomes, mut findings) = (outcomes.into_iter(), findings.into_iter());
             let mut job = AttemptHistory { age: Duration::ZERO, ..history(0, false) };
@@ -385,9 +370,10 @@ mod histories {
             // Every wait is followed by a random delay; a job ends within all of them.
             for (delay_s, probe) in delays_s.into_iter().zip(probes) {
                 job.probe = probe;
-                let next = match before_request(&job, &policy, expired) {
+                let next = match before_request(&job, &policy, SendObstacle::of(refused, expired)) {
                     PreSend::Transition(next) => next,
                     PreSend::Charge => {
+                        prop_assert!(!refused, "a refused account is charged");
                         if job.unknown {
                             let retention = policy.idempotency_retention;
                             prop_assert!(retention.is_some(), "sent again to a provider that does not deduplicate");

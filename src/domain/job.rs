@@ -77,6 +77,11 @@ impl Job {
         self.idempotency_key.as_ref().unwrap_or(&self.id)
     }
 
+    #[must_use]
+    pub fn account_name(&self) -> Option<&str> {
+        self.account.as_ref().map(Identifier::as_str)
+    }
+
     /// Whether the message had this field.
     #[must_use]
     pub fn has(&self, field: JobField) -> bool {

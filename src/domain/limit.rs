@@ -266,6 +266,8 @@ pub enum Rule {
     Exempt,
     /// No job of this account is sent.
     Blocked,
+    /// No charge of this account is sent: a job that is confirmed not charged ends as declined. Look-ups are sent.
+    Refuse,
     /// Replaces the limit's numbers; algorithm and offset stay the limit's.
     Limit(LimitOverride),
 }

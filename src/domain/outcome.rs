@@ -64,6 +64,9 @@ pub enum Transmission {
     Responded,
 }
 
+/// Reason of a job that rule `refuse` declined without a request: a public, stable code.
+pub const ACCOUNT_REFUSED: &str = "account_refused";
+
 /// Code of a request that was never sent, charge or look-up.
 pub const NOT_SENT: &str = "not_sent";
 

@@ -12,7 +12,7 @@ use super::backoff::BackoffPolicy;
 use super::disposition::{LookupPolicy, RetryPolicy};
 use super::echo::Echo;
 use super::job::JobField;
-use super::limit::{AccountRule, AppliesTo, Limit, Scope};
+use super::limit::{AccountRule, AppliesTo, Limit, Rule, Scope};
 use super::lookup::{LookupConfig, WhenNotFound};
 
 /// Longest time that a permit may be booked ahead of its start.
@@ -314,6 +314,13 @@ impl Provider {
             JobField::Reference => (Scope::Reference, false),
         };
         has_rules || self.limits.iter().any(|limit| limit.scope == scope && !limit.shadow)
+    }
+
+    /// Whether a rule refuses the jobs of this account.
+    #[must_use]
+    pub fn refuses_account(&self, account: Option<&str>) -> bool {
+        let mut rules = self.account_rules.iter().filter(|rule| rule.rule == Rule::Refuse);
+        account.is_some_and(|account| rules.any(|rule| rule.account == account))
     }
 
     /// Requests that remain after [`Self::reserve_percent`], rounded down.

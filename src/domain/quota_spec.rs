@@ -11,8 +11,10 @@ use super::permit_protocol::{CallKind, Subject, SubjectLimit};
 use super::provider::{BOOKING_HORIZON, ProviderName, StoreDown};
 use super::time::{micros_up, millis_up};
 
+pub use self::account_rules::limit_under_rule;
 pub use self::counter_spec::{CounterKind, CounterSpec};
 
+mod account_rules;
 mod counter_spec;
 
 /// Number of buckets that a sliding window rolls through: it allows its whole rate per window plus one bucket.
@@ -426,23 +428,6 @@ impl QuotaSpec {
             window_us: interval.div_ceil(INTERVAL_PARTS),
         }
     }
-}
-
-/// The limit as it applies to an account under a rule; `None`: the rule exempts the account. Numbers of a window do not
-/// apply to requests in flight, nor the other way round: then the limit's own do.
-#[must_use]
-pub fn limit_under_rule(rule: Rule, limit: &LimitSpec) -> Option<LimitSpec> {
-    let (max_requests, window, burst) = match rule {
-        Rule::Limit(own) if own.rate.is_at_once() != (limit.algorithm == Algorithm::Concurrency) => {
-            return Some(limit.clone());
-        }
-        Rule::Exempt => return None,
-        Rule::Limit(own) => (own.rate.max_requests(), own.rate.window(), own.burst),
-        Rule::Blocked => (0, limit.window, limit.burst),
-    };
-    // A rule on several limits gives its burst only to those that can have one.
-    let has_burst = matches!(limit.algorithm, Algorithm::TokenBucket | Algorithm::Gcra);
-    Some(LimitSpec { max_requests, window, burst: burst.filter(|_| has_burst), ..limit.clone() })
 }
 
 #[cfg(test)]

@@ -47,7 +47,7 @@ type Counted = Option<Vec<(usize, u32, u64)>>;
 #[test]
 fn account_rules_select_and_override_limits() {
     let usual = Some(vec![(0, 10, 3_600), (1, 20, 3_600)]);
-    let table: [(Rules<'_>, Counted); 11] = [
+    let table: [(Rules<'_>, Counted); 13] = [
         (&[], usual.clone()),
         (&[("other", None, Rule::Blocked), ("other", None, Rule::Exempt)], usual),
         (&[("me", None, Rule::Exempt)], Some(vec![])),
@@ -59,6 +59,9 @@ fn account_rules_select_and_override_limits() {
         (&[("me", Some("account-a"), own("7/1d")), ("me", None, Rule::Exempt)], Some(vec![(0, 7, 86_400)])),
         (&[("me", None, own("0/1m"))], Some(vec![(0, 0, 60), (1, 0, 60)])),
         (&[("me", None, Rule::Blocked)], None),
+        // Look-ups of a refused account count as usual.
+        (&[("me", None, Rule::Refuse)], Some(vec![(0, 10, 3_600), (1, 20, 3_600)])),
+        (&[("me", None, Rule::Refuse), ("me", Some("account-a"), Rule::Exempt)], Some(vec![(1, 20, 3_600)])),
         (&[("me", None, own("3/1m")), ("me", Some("account-b"), Rule::Blocked)], None),
     ];
     for (rules, expected) in table {

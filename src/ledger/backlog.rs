@@ -228,6 +228,10 @@ pub trait Backlog: Send + Sync {
     /// claims share by them.
     async fn sync_weights(&self, lane: &ProviderName) -> Result<u32, LedgerError>;
 
+    /// Declines jobs of the backlog whose account a rule of the lane refuses, with their events; returns how many. Jobs
+    /// that may have been charged stay as they are.
+    async fn decline_refused(&self, lane: &ProviderName, at_most: u32) -> Result<u32, LedgerError>;
+
     /// The flows of a lane with jobs in the backlog: the most urgent class first, and in a class those with most jobs.
     async fn waiting_flows(&self, lane: &ProviderName, at_most: u32) -> Result<Vec<FlowStatus>, LedgerError>;
 

@@ -188,9 +188,10 @@ async fn limits(
     let refused = |error: PeekError| {
         let status = match error {
             PeekError::NoActiveProvider => StatusCode::NOT_FOUND,
-            PeekError::InvalidAccount(_) | PeekError::NoAccountLimits | PeekError::AccountBlocked => {
-                StatusCode::BAD_REQUEST
-            }
+            PeekError::InvalidAccount(_)
+            | PeekError::NoAccountLimits
+            | PeekError::AccountBlocked
+            | PeekError::AccountRefused => StatusCode::BAD_REQUEST,
             PeekError::Store(_) => StatusCode::SERVICE_UNAVAILABLE,
         };
         ApiError(status, error.to_string())

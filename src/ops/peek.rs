@@ -72,6 +72,8 @@ pub enum PeekError {
     NoAccountLimits,
     #[error("nothing is sent for this account: a rule of this provider blocks it")]
     AccountBlocked,
+    #[error("no charge is sent for this account: a rule of this quota refuses it, and its jobs end as declined")]
+    AccountRefused,
     #[error(transparent)]
     Store(#[from] LimiterError),
 }
@@ -93,6 +95,9 @@ pub async fn peek(
         if !row.limits.iter().any(|limit| limit.scope == Scope::Account) {
             return Err(PeekError::NoAccountLimits);
         }
+    }
+    if spec.refuses_charges_of(account) {
+        return Err(PeekError::AccountRefused);
     }
     let subjects = spec.subjects(account, None).map_err(|Blocked| PeekError::AccountBlocked)?;
     Ok(limiter.peek(&spec, subjects.first()).await?.iter().map(PeekedLimit::from_status).collect())

@@ -4,6 +4,7 @@
 //! The request is a charge or a look-up; the order is the same for both. A new payment may skip the claim, because
 //! [`fast_path`] records it together with its request. The acknowledgement follows in [`super::intake`].
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -24,8 +25,8 @@ use super::lane::{LaneContext, LaneSettings};
 use super::local_faults;
 use super::meter::ReturnReason;
 use crate::domain::disposition::{
-    AttemptHistory, LOCAL_FAULT_PAUSE, LOST_HOLDERS_MAX, MISCONFIGURED_PAUSE, PreSend, Transition, before_request,
-    review_unless_lookup,
+    AttemptHistory, LOCAL_FAULT_PAUSE, LOST_HOLDERS_MAX, MISCONFIGURED_PAUSE, PreSend, SendObstacle, Transition,
+    before_request, review_unless_lookup,
 };
 use crate::domain::job::Job;
 use crate::domain::local_fault::LocalFault;
@@ -35,7 +36,7 @@ use crate::domain::provider::Provider;
 use crate::domain::wait_reason::{Wait, WaitReason};
 use crate::fleet::report::PauseCause;
 use crate::ledger::Claimed;
-use crate::limiter::gate::{AcquireRequest, EgressRule};
+use crate::limiter::gate::{AcquireRequest, BlockReason, EgressRule};
 use crate::provider::{FreezeError, FrozenRequest, LookupRequest};
 use crate::queue::DELAY_STEPS;
 use crate::telemetry::spans;
@@ -159,7 +160,7 @@ pub async fn execute(lane: &LaneContext, job: &ClaimedJob, reservation: Option<R
         place.release();
     }
     match waited {
-        PermitWait::Granted(permit) => match transition_instead(&call, job, &settings.provider) {
+        PermitWait::Granted(permit) => match transition_instead(lane, &call, job) {
             // Its time has passed while it waited. The transition may wait for the ledger; the permit must not.
             Some(next) => {
                 drop(permit);
@@ -178,7 +179,12 @@ pub async fn execute(lane: &LaneContext, job: &ClaimedJob, reservation: Option<R
         },
         PermitWait::Refused(refusal) => {
             record_refusal((lane, &settings.provider), &refusal, &waiting);
-            delay_refused(lane, job, &refusal).await
+            // The rule may have been set while the job waited.
+            let blocked = matches!(refusal.reason, BlockReason::AccountBlocked { .. });
+            match blocked.then(|| transition_instead(lane, &call, job)).flatten() {
+                Some(next) => transition(lane, job, next, "retry").await,
+                None => delay_refused(lane, job, &refusal).await,
+            }
         }
         PermitWait::NoWorkerSlot => wait_for_lane(lane, job, EGRESS_DELAY, ("egress", WaitReason::Egress.into())).await,
         PermitWait::LanePaused(cause) => wait_for_lane(lane, job, LANE_PAUSED_DELAY, ("lane_paused", cause)).await,
@@ -202,7 +208,8 @@ async fn pause_unbuildable(lane: &LaneContext, job: &ClaimedJob, error: FreezeEr
 fn pre_send(job: &ClaimedJob, provider: &Provider) -> PreSend {
     let since_claim = job.claimed_at.elapsed();
     let expired = job.claimed.expires_in.is_some_and(|left| left <= since_claim);
-    before_request(&attempt_history(job), &provider.retry_policy(), expired)
+    let refused = provider.refuses_account(job.job.account_name());
+    before_request(&attempt_history(job), &provider.retry_policy(), SendObstacle::of(refused, expired))
 }
 
 /// The request to make, or the transition that replaces it.
@@ -256,9 +263,10 @@ fn lookup_call(settings: &LaneSettings, job: &ClaimedJob) -> Result<ProviderCall
     })
 }
 
-/// The transition that replaces the request, decided again once the permit is granted.
-fn transition_instead(call: &ProviderCall, job: &ClaimedJob, provider: &Provider) -> Option<Transition> {
-    match (pre_send(job, provider), call) {
+/// The transition that replaces the request, decided again by the current row once the gate has answered.
+fn transition_instead(lane: &LaneContext, call: &ProviderCall, job: &ClaimedJob) -> Option<Transition> {
+    let provider = Arc::clone(&lane.settings.borrow().provider);
+    match (pre_send(job, &provider), call) {
         (PreSend::Transition(next), _) => Some(next),
         (PreSend::LookUp, ProviderCall::Charge(_)) => {
             let reason = "waited too long to be sent again: the provider is asked";

@@ -27,8 +27,7 @@ use crate::domain::wait_reason::{Wait, WaitReason, sentence};
 use crate::faults::{self, CrashPoint};
 use crate::fleet::report::PauseCause;
 use crate::ledger::backlog::BacklogRecord;
-use crate::ledger::copies::RejectedMessage;
-use crate::ledger::copies::{Claimant, DeliveredCopy, ReturnPlan};
+use crate::ledger::copies::{Claimant, DeliveredCopy, RejectedMessage, ReturnPlan};
 use crate::ledger::{BatchOptions, Claim, Claimed, FencedWrite, LedgerError};
 use crate::queue::message::{DecodeError, Decoded};
 use crate::queue::{DELAY_STEPS, Delivery, Destination, OutgoingMessage, QueueError, Receipt, headers};
@@ -181,13 +180,14 @@ async fn process(
         }
     };
     spans::record_job(&decoded.job.id);
-    // A copy that a worker published belongs to a recorded job.
-    let may_be_known = redelivered || delivered_copy.copy > 0;
+    // A copy that a worker published belongs to a recorded job. The job of a refused account ends with its claim.
+    let is_refused = lane.settings.borrow().provider.refuses_account(decoded.job.account_name());
+    let must_be_claimed = redelivered || delivered_copy.copy > 0 || is_refused;
     // Boxed like the fast path.
-    if !may_be_known && let Some(action) = Box::pin(enter_backlog(lane, copy, &decoded)).await {
+    if !must_be_claimed && let Some(action) = Box::pin(enter_backlog(lane, copy, &decoded)).await {
         return action;
     }
-    let sent = match may_be_known {
+    let sent = match must_be_claimed {
         true => Err((decoded, None)),
         // Boxed because thousands of jobs wait, and few take the fast path: only those need its memory.
         false => Box::pin(execute::record_and_send(lane, decoded, delivered_at)).await,

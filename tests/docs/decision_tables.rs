@@ -6,7 +6,7 @@ use sluicegate::domain::backoff::BackoffPolicy;
 use sluicegate::domain::disposition::lookup::after_lookup;
 use sluicegate::domain::disposition::{
     AttemptHistory, Disposition, LOST_HOLDERS_MAX, LookupPolicy, PauseRequest, PreSend, Resend, RetryPolicy,
-    Transition, after_outcome, before_request,
+    SendObstacle, Transition, after_outcome, before_request,
 };
 use sluicegate::domain::local_fault::LocalFault;
 use sluicegate::domain::lookup::LookupResult;
@@ -210,33 +210,34 @@ fn before_request_table_matches_the_code() {
         let exhausted = AttemptHistory { attempts: 3, ..usual };
         let lost = AttemptHistory { lost_holders: LOST_HOLDERS_MAX, ..usual };
         let situations = [
-            ("5 workers in a row lost the job before a request began", lost, Some(DAY), true),
-            ("`expires_at` has passed", usual, Some(DAY), true),
-            ("older than `max_age_s`", AttemptHistory { age: HOUR + second, ..usual }, Some(DAY), false),
-            ("`max_attempts` made", exhausted, Some(DAY), false),
+            ("5 workers in a row lost the job before a request began", lost, Some(DAY), SendObstacle::of(true, true)),
+            ("a rule `refuse` is set for its account", usual, Some(DAY), SendObstacle::of(true, true)),
+            ("`expires_at` has passed", usual, Some(DAY), SendObstacle::of(false, true)),
+            ("older than `max_age_s`", AttemptHistory { age: HOUR + second, ..usual }, Some(DAY), None),
+            ("`max_attempts` made", exhausted, Some(DAY), None),
             (
                 "`max_attempts` made, and a look-up allowed one more request",
                 AttemptHistory { resend: Resend::Granted, ..exhausted },
                 Some(DAY),
-                false,
+                None,
             ),
             (
                 "`max_attempts` made, and that one more request may have left",
                 AttemptHistory { resend: Resend::Used, ..exhausted },
                 Some(DAY),
-                false,
+                None,
             ),
-            ("sent before, the provider does not deduplicate", usual, None, false),
-            ("sent before, half of the retention has passed", forgotten, Some(DAY), false),
+            ("sent before, the provider does not deduplicate", usual, None, None),
+            ("sent before, half of the retention has passed", forgotten, Some(DAY), None),
             (
                 "half of the retention has passed, and a look-up allowed one more request",
                 AttemptHistory { resend: Resend::Granted, ..forgotten },
                 Some(DAY),
-                false,
+                None,
             ),
-            ("sent before, less than half of the retention has passed", usual, Some(DAY), false),
+            ("sent before, less than half of the retention has passed", usual, Some(DAY), None),
         ];
-        for (situation, history, retention, expired) in situations {
+        for (situation, history, retention, obstacle) in situations {
             // Only a job of unknown outcome is ever looked up.
             if history.resend != Resend::Never && !unknown {
                 continue;
@@ -247,7 +248,7 @@ fn before_request_table_matches_the_code() {
             let [row] = rows[..] else { panic!("{situation}, {word}: {} rows", rows.len()) };
             met[row] = true;
             for (asked, column) in [(false, 2), (true, 3)] {
-                let next = match before_request(&history, &policy(retention, asked), expired) {
+                let next = match before_request(&history, &policy(retention, asked), obstacle) {
                     PreSend::Charge => "charge",
                     PreSend::LookUp => "look-up",
                     PreSend::Transition(next) => becomes(&next),

@@ -161,7 +161,7 @@ fn row_keywords_match_the_program() {
     assert_eq!(algorithms, Algorithm::ALL.map(|algorithm| algorithm.name().to_owned()).into());
     assert_eq!(
         words(page.table("## Account rules", "`rule`")),
-        ["blocked", "exempt", "limit"].map(str::to_owned).into()
+        ["blocked", "exempt", "limit", "refuse"].map(str::to_owned).into()
     );
     for meaning in StatusMeaning::ALL {
         assert!(page.text.contains(&format!("`{}`", meaning.name())), "{} is not documented", meaning.name());

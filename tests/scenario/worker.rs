@@ -25,6 +25,7 @@ mod messages;
 mod outcomes;
 mod pauses;
 mod raised_limits;
+mod refused_accounts;
 mod rejected_events;
 mod script;
 mod simulation;

@@ -5,11 +5,16 @@
 use super::facts::{Facts, JobFacts};
 use super::{BlockedAt, CHECKS, Explanation, JobCheck, delayed_before, format, recorded, until_blocked};
 use crate::domain::explain::CheckResult;
+use crate::domain::outcome::ACCOUNT_REFUSED;
 
 pub(super) fn explain_finished(facts: &Facts, job: &JobFacts) -> Explanation {
     let id = &facts.id;
     let since = format::instant(job.updated_at, facts.now);
-    let reason = job.reason.as_deref().map(|reason| format!(": {reason}")).unwrap_or_default();
+    let reason = match job.reason.as_deref() {
+        Some(ACCOUNT_REFUSED) if job.requests.is_empty() => ": a rule of its provider refuses its account".to_owned(),
+        Some(reason) => format!(": {reason}"),
+        None => String::new(),
+    };
     let requests = match job.requests.len() {
         0 => "nothing was ever sent".to_owned(),
         requests => format!("after {}", format::count(requests as u64, "request")),

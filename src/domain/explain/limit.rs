@@ -118,6 +118,15 @@ pub(super) fn account(facts: &Facts, job: &JobFacts, kind: CallKind, outlook: &O
         );
         return CheckResult::blocked("account", text);
     }
+    if kind == CallKind::Charge && spec.refuses_charges_of(job.account.as_deref()) {
+        let own = facts.row.provider.as_ref().is_some_and(|row| row.refuses_account(job.account.as_deref()));
+        let text = if own {
+            format!("account {name} is refused by a rule of {}: its jobs end as declined", job.provider)
+        } else {
+            format!("account {name} is refused by another provider of the quota: its jobs are not sent")
+        };
+        return CheckResult::blocked("account", text);
+    }
     let its_own = |limit: &str| own_limit(spec, limit, kind);
     let subjects = spec.subjects(job.account.as_deref(), job.reference.as_deref()).unwrap_or_default();
     if kind == CallKind::Charge

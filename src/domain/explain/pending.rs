@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::facts::{ClaimState, Facts, JobFacts, LaneFacts, PermitRefusal, PermitRefusalReason};
 use super::limit::Outlook;
 use super::{BlockedAt, CheckResult, Explanation, delayed_before, format, limit, recorded, until_blocked};
-use crate::domain::disposition::{AttemptHistory, PreSend, Transition, before_request};
+use crate::domain::disposition::{AttemptHistory, PreSend, SendObstacle, Transition, before_request};
 use crate::domain::permit_protocol::CallKind;
 use crate::domain::time::EpochMs;
 use crate::domain::wait_reason::{Wait, WaitReason};
@@ -112,7 +112,8 @@ fn next_step(facts: &Facts, job: &JobFacts) -> Option<PreSend> {
         probe: false,
     };
     let expired = job.expires_at.is_some_and(|expires_at| facts.until(expires_at) <= wait);
-    Some(before_request(&history, &policy, expired))
+    let refused = facts.row.provider.as_ref().is_some_and(|row| row.refuses_account(job.account.as_deref()));
+    Some(before_request(&history, &policy, SendObstacle::of(refused, expired)))
 }
 
 fn provider(facts: &Facts, job: &JobFacts) -> CheckResult {

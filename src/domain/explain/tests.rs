@@ -263,6 +263,18 @@ fn every_state_and_blocker_is_described() {
             "the provider asked for a pause; it is checked again 14:03:50",
         ),
         (Box::new(|f| rule(f, Rule::Blocked)), "account", "account shop is blocked by a rule"),
+        (Box::new(|f| rule(f, Rule::Refuse)), "account", "account shop is refused by another provider of the quota"),
+        (
+            Box::new(|f| {
+                rule(f, Rule::Refuse);
+                f.row.provider = set(|row| {
+                    let account = "shop".to_owned();
+                    row.account_rules = vec![AccountRule { account, limit: None, rule: Rule::Refuse }];
+                });
+            }),
+            "account",
+            "account shop is refused by a rule of stripe: its jobs end as declined",
+        ),
         (
             Box::new(|f| {
                 rule(f, Rule::Exempt);

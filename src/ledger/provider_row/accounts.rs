@@ -1,5 +1,5 @@
-//! Validation of account rows: exemptions from account limits, blocked accounts, accounts with their own limit, and
-//! weights.
+//! Validation of account rows: exemptions from account limits, blocked and refused accounts, accounts with their own
+//! limit, and weights.
 //!
 //! A row that can never take effect is a problem. Limits of scope `provider` apply to all accounts, whatever a rule
 //! says. A weight belongs to the account, not to one of its limits.
@@ -37,12 +37,13 @@ impl RowValidator {
         self.weight(row);
         let named = row.rule.as_deref();
         if let Some(rule) = named {
-            self.one_of("rule", rule, &[("exempt", ()), ("blocked", ()), ("limit", ())])?;
+            self.one_of("rule", rule, &[("exempt", ()), ("blocked", ()), ("refuse", ()), ("limit", ())])?;
         }
         let own = self.own_numbers(row);
         let rule = match named? {
             "exempt" => Some(Rule::Exempt),
             "blocked" => Some(Rule::Blocked),
+            "refuse" => Some(Rule::Refuse),
             _ => own.map(Rule::Limit),
         };
         self.check_affected_limits(row, limits, own);
@@ -102,7 +103,13 @@ impl RowValidator {
             return;
         }
         let rule = row.rule.as_deref().unwrap_or_default();
-        if rule == "blocked" {
+        if let ("refuse", Some(name)) = (rule, &row.limit_name) {
+            self.problem(format!(
+                "rule is `refuse`, and limit_name is `{name}`: the account is refused, whatever its limits; leave \
+                 limit_name out"
+            ));
+        }
+        if matches!(rule, "blocked" | "refuse") {
             return;
         }
         let of_accounts = |limit: &&LimitRow| limit.scope == Scope::Account.name();
@@ -120,8 +127,8 @@ impl RowValidator {
         };
         if touched.is_empty() {
             self.problem(format!(
-                "rule `{rule}` changes nothing: this provider has no limit of scope `account`; add one (rule `blocked` \
-                 needs none)"
+                "rule `{rule}` changes nothing: this provider has no limit of scope `account`; add one (rules `blocked` and \
+                 `refuse` need none)"
             ));
         }
         let Some(own) = own else { return };
@@ -227,11 +234,19 @@ mod tests {
                 "weight is 3, and limit_name is `hourly`: a weight is the account's",
             ),
             (
+                json!({"account": "a", "rule": "refuse", "limit_name": "hourly"}),
+                "rule is `refuse`, and limit_name is `hourly`: the account is refused, whatever its limits",
+            ),
+            (
+                json!({"account": "a", "rule": "refuse", "max_requests": 5}),
+                "max_requests and window_ms go with rule `limit` only",
+            ),
+            (
                 json!({"account": "a", "weight": 3, "max_requests": 5, "window_ms": 1000}),
                 "max_requests and window_ms go with rule `limit` only",
             ),
             (json!({"account": "a", "weight": 3, "burst": 5}), "burst goes with rule `limit` only"),
-            (json!({"account": "a", "rule": "allow"}), "rule is `allow`: must be exempt or blocked or limit"),
+            (json!({"account": "a", "rule": "allow"}), "rule is `allow`: must be exempt or blocked or refuse or limit"),
         ];
         for (account, problem) in table {
             let problems = rules(&limits(), json!([account])).unwrap_err();
@@ -240,9 +255,9 @@ mod tests {
         }
     }
 
-    /// Without account limits, an exemption has no effect; a block needs none.
+    /// Without account limits, an exemption has no effect; a block or a refusal needs none.
     #[test]
-    fn only_a_block_needs_no_account_limit() {
+    fn blocks_and_refusals_need_no_account_limit() {
         let plain = json!([{"name": "all", "max_requests": 5, "window_ms": 1000}]);
         let exempt = json!([{"account": "a", "rule": "exempt"}]);
         let problems = rules(&plain, exempt).unwrap_err();
@@ -253,6 +268,7 @@ mod tests {
         let own = json!([{"account": "a", "rule": "limit", "max_requests": 1, "window_ms": 1000}]);
         assert!(rules(&plain, own).unwrap_err()[0].contains("rule `limit` changes nothing"));
         assert_eq!(rules(&plain, json!([{"account": "a", "rule": "blocked"}])).unwrap().len(), 1);
+        assert_eq!(rules(&plain, json!([{"account": "a", "rule": "refuse"}])).unwrap()[0].rule, Rule::Refuse);
         assert_eq!(rules(&plain, json!([{"account": "a", "weight": 3}])), Ok(Vec::new()));
         let twice = json!([{"account": "a", "weight": 3}, {"account": "a", "rule": "blocked"}]);
         assert!(rules(&plain, twice).unwrap_err()[0].contains("has two rows for the same limits"));

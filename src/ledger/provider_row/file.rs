@@ -368,7 +368,7 @@ rule = "exemt"
             "provider `acme`: limit `second`: is listed twice",
             "line 10: provider `acme`: limit `second`: ",
             "line 16: provider `acme`: limit `second`: scope is `acount`: must be provider or account or reference; did you mean `account`?",
-            "rule is `exemt`: must be exempt or blocked or limit; did you mean `exempt`?",
+            "rule is `exemt`: must be exempt or blocked or refuse or limit; did you mean `exempt`?",
         ];
         for part in wanted {
             assert!(problems.iter().any(|problem| problem.contains(part)), "{part}: {problems:#?}");

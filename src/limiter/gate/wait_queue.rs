@@ -41,15 +41,18 @@ impl CountingScope {
     /// The subjects that count a new permit.
     ///
     /// # Errors
-    /// [`Blocked`]: a rule blocks the account, so it must get no permit.
+    /// [`Blocked`]: a rule blocks the account, or refuses its charges, so it must get no permit.
     pub fn subjects(&self, spec: &QuotaSpec) -> Result<Vec<Subject>, Blocked> {
+        if self.kind() == CallKind::Charge && spec.refuses_charges_of(self.account.as_deref()) {
+            return Err(Blocked);
+        }
         spec.subjects(self.account.as_deref(), self.reference.as_deref())
     }
 
     /// The subjects that count a permit that was granted before. An account that was blocked since is not counted any
     /// more.
     pub fn subjects_to_release(&self, spec: &QuotaSpec) -> Vec<Subject> {
-        self.subjects(spec).unwrap_or_default()
+        spec.subjects(self.account.as_deref(), self.reference.as_deref()).unwrap_or_default()
     }
 }
 

@@ -129,7 +129,9 @@ pub(super) fn as_index(index: u32) -> usize {
 impl<'a> Simulation<'a> {
     pub fn new(model: &'a Model, arrivals: &'a JobArrivals, rng: &'a mut StdRng) -> Self {
         let account_subjects = arrivals.accounts().iter().map(|account| {
-            let subjects = model.spec.subjects(Some(account), None).ok()?;
+            // The simulation makes no look-ups.
+            let subjects = model.spec.subjects(Some(account), None).ok();
+            let subjects = subjects.filter(|_| !model.spec.refuses_charges_of(Some(account)))?;
             let cost_max = model.spec.cost_max(CallKind::Charge, &subjects);
             Some(AccountSubjects { subjects, cost_max })
         });

@@ -8,7 +8,9 @@ use rand::Rng as _;
 
 use super::{JobStep, SimulatedAnswer, Simulation, as_index};
 use crate::domain::deadline_misses::DEADLINE_MISS_PAUSE;
-use crate::domain::disposition::{AttemptHistory, PreSend, Resend, Transition, after_outcome, before_request};
+use crate::domain::disposition::{
+    AttemptHistory, PreSend, Resend, SendObstacle, Transition, after_outcome, before_request,
+};
 use crate::domain::outcome::{Outcome, Transmission, UnknownCause};
 use crate::domain::time::micros_up;
 use crate::queue::DELAY_STEPS;
@@ -113,7 +115,8 @@ impl Simulation<'_> {
     /// Transition of a job that must not be sent; `None`: it may be sent.
     pub(super) fn transition_instead(&self, now_us: u64, job: JobIndex) -> Option<Transition> {
         let expired = self.expires_us(job).is_some_and(|expires_us| now_us >= expires_us);
-        match before_request(&self.history(now_us, job), &self.policy, expired) {
+        let obstacle = expired.then_some(SendObstacle::Expired);
+        match before_request(&self.history(now_us, job), &self.policy, obstacle) {
             PreSend::Transition(next) => Some(next),
             PreSend::Charge | PreSend::LookUp => None,
         }

@@ -1,7 +1,7 @@
 //! Account rules of a quota: what its rows say about single accounts, combined for each limit that the rows share.
 //!
 //! No row can lift another row's limit. An account is exempt from a limit, or has its own rate, only as far as every
-//! row with that limit says so. See `docs/decisions/0018-strictest-row-of-a-quota.md`.
+//! row with that limit says so. An account that one row blocks or refuses is charged by none. See `docs/decisions/0018-strictest-row-of-a-quota.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,7 +22,7 @@ struct RowAccountRule<'a> {
     rule: &'a AccountRule,
 }
 
-/// The combined rules. Each names a limit of the quota, except those that block an account.
+/// The combined rules. Each names a limit of the quota, except those that block or refuse an account.
 pub(super) fn account_rules(rows: &[&Provider], carriers: &[RowLimit<'_>]) -> Vec<AccountRule> {
     let mut accounts: BTreeMap<&str, Vec<RowAccountRule<'_>>> = BTreeMap::new();
     for row in rows {
@@ -41,6 +41,9 @@ pub(super) fn account_rules(rows: &[&Provider], carriers: &[RowLimit<'_>]) -> Ve
         if rules.iter().any(|row_rule| row_rule.rule.rule == Rule::Blocked) {
             combined.push(AccountRule { account, limit: None, rule: Rule::Blocked });
             continue;
+        }
+        if rules.iter().any(|row_rule| row_rule.rule.rule == Rule::Refuse) {
+            combined.push(AccountRule { account: account.clone(), limit: None, rule: Rule::Refuse });
         }
         for limit in &limits {
             let carriers = carriers.iter().filter(|carrier| carrier.name_in_quota == *limit);
@@ -85,7 +88,8 @@ fn less_reserve(row: &Provider, rule: Rule) -> Rule {
 fn rule_on(carrier: &RowLimit<'_>, account_rules: &[RowAccountRule<'_>]) -> Option<Rule> {
     let rules = || {
         let of_row = account_rules.iter().filter(|row_rule| row_rule.row.name == carrier.row.name);
-        of_row.map(|row_rule| row_rule.rule)
+        // A refused account has the limit's own numbers, for its look-ups.
+        of_row.map(|row_rule| row_rule.rule).filter(|rule| rule.rule != Rule::Refuse)
     };
     let named = rules().find(|rule| rule.limit.as_deref() == Some(carrier.spec.name.as_str()));
     named.or_else(|| rules().find(|rule| rule.limit.is_none())).map(|rule| rule.rule)

@@ -121,6 +121,31 @@ fn row_cannot_lift_another_rows_account_rule() {
     }
 }
 
+#[test]
+fn one_row_refuses_an_account_for_all() {
+    let limit = LimitRow { name: "own".to_owned(), scope: "account".to_owned(), ..LimitRow::default() };
+    let limit = LimitRow { max_requests: 10, window_ms: 1_000, ..limit };
+    let rule = |effect: &str| {
+        vec![AccountRow { account: "alice".to_owned(), rule: Some(effect.to_owned()), ..AccountRow::default() }]
+    };
+    // Rules of two rows; whether charges are refused, and what its look-ups count against (`None`: all are blocked).
+    let table = [
+        (rule("refuse"), vec![], true, Some(true)),
+        (rule("refuse"), rule("exempt"), true, Some(true)),
+        (rule("refuse"), rule("blocked"), false, None),
+        (rule("exempt"), rule("exempt"), false, Some(false)),
+    ];
+    for (one, other, refused, counted) in table {
+        for (one, other) in [(one.clone(), other.clone()), (other, one)] {
+            let spec = combined_spec([(limit.clone(), one.clone()), (limit.clone(), other.clone())]);
+            let subjects = spec.subjects(Some("alice"), None).ok();
+            let found = subjects.map(|subjects| !subjects[0].limits[0].exempt);
+            let refuses = ["alice", "bob"].map(|account| spec.refuses_charges_of(Some(account)));
+            assert_eq!((refuses, found), ([refused, false], counted), "{one:?} {other:?}");
+        }
+    }
+}
+
 /// A quota allows the same whether its spec is computed alone or with all; one with an invalid row allows nothing.
 #[test]
 fn quota_specs_match_single_quota_specs() {

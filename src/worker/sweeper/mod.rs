@@ -24,6 +24,7 @@ mod flows;
 mod limit_changes;
 pub mod overdue;
 mod reconcile;
+mod refused;
 pub(super) mod republish;
 mod weights;
 
@@ -99,9 +100,10 @@ async fn sweep(
     let republished = republish::republish_all(worker, progress, known).await;
     let dead = dead_letters::process_all(worker, known).await;
     let ended = expire_and_scrub(worker).await;
+    let refused = refused::decline(worker, known).await;
     let flows = flows::keep(worker, known).await;
     let reconciled = reconcile::check(worker, known).await;
-    weighted.and(woken).and(republished).and(dead).and(ended).and(flows).and(reconciled)
+    weighted.and(woken).and(republished).and(dead).and(ended).and(refused).and(flows).and(reconciled)
 }
 
 /// Expires jobs, and empties jobs that finished long ago: batch after batch, until one is not full or the next sweep is

@@ -16,6 +16,7 @@ use super::*;
 mod blocks;
 mod fairness;
 mod races;
+mod refused;
 mod repair;
 mod weights;
 

@@ -132,7 +132,7 @@ async fn every_change_bumps_the_version_and_is_audited(kind: Kind) {
     let before = fixture.settings().version().await.unwrap();
     fixture.sql("DELETE FROM providers WHERE name = 'stripe'").await.unwrap();
     assert!(fixture.settings().version().await.unwrap() > before);
-    assert_eq!(fixture.one("SELECT count(*) FROM settings_audit").await, "10");
+    assert_eq!(fixture.one("SELECT count(*) FROM settings_audit").await, "11");
 }
 
 async fn an_operators_row_has_the_contracts_defaults(kind: Kind) {

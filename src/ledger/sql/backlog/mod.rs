@@ -25,6 +25,7 @@ mod claim;
 mod claim_sqlite;
 mod enter;
 pub(in crate::ledger::sql) mod position;
+mod refused;
 mod repair;
 mod report;
 mod weights;
@@ -81,6 +82,7 @@ pub struct BacklogStatements {
     claim: claim::BacklogClaimStatements,
     blocks: blocks::BlockStatements,
     report: report::BacklogReportStatements,
+    refused: refused::RefusedStatements,
     repair: repair::RepairStatements,
     weights: weights::WeightStatements,
 }
@@ -92,6 +94,7 @@ impl BacklogStatements {
             claim: claim::BacklogClaimStatements::new(dialect),
             blocks: blocks::BlockStatements::new(dialect),
             report: report::BacklogReportStatements::new(dialect),
+            refused: refused::RefusedStatements::new(dialect),
             repair: repair::RepairStatements::new(dialect),
             weights: weights::WeightStatements::new(dialect),
         }
@@ -140,6 +143,10 @@ impl Backlog for SqlLedger {
 
     async fn sync_weights(&self, lane: &ProviderName) -> Result<u32, LedgerError> {
         self.backlog.weights.sync(&*self.engine, lane).await
+    }
+
+    async fn decline_refused(&self, lane: &ProviderName, at_most: u32) -> Result<u32, LedgerError> {
+        self.backlog.refused.decline(&self.engine, lane, at_most).await
     }
 
     async fn waiting_flows(&self, lane: &ProviderName, at_most: u32) -> Result<Vec<FlowStatus>, LedgerError> {

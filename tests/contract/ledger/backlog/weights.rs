@@ -28,7 +28,11 @@ impl Fixture {
     }
 
     async fn weights(&self) -> Vec<String> {
-        self.column(WEIGHTS).await
+        self.texts(WEIGHTS).await
+    }
+
+    pub(super) async fn texts(&self, sql: &str) -> Vec<String> {
+        self.column(sql).await.into_iter().flatten().collect()
     }
 
     async fn sync_weights(&self, lane: &str) -> u32 {
@@ -47,7 +51,7 @@ async fn new_flow_has_its_accounts_weight(kind: Kind) {
     fixture.record(&Job { account: None, ..job("p3") }).await;
     fixture.record(&Job { provider: name("adyen"), ..of("heavy", "p4") }).await;
     assert_eq!(
-        fixture.column("SELECT provider || account || weight FROM flows ORDER BY provider, account").await,
+        fixture.texts("SELECT provider || account || weight FROM flows ORDER BY provider, account").await,
         ["adyenheavy1", "stripe1", "stripeheavy3", "stripeplain1"]
     );
     // A flow that begins with a returned job.
@@ -74,11 +78,11 @@ async fn changed_weights_reach_the_flows(kind: Kind) {
     ] {
         fixture.sql(change).await.unwrap();
     }
-    let tags = fixture.column("SELECT tag FROM flows ORDER BY class, account").await;
+    let tags = fixture.texts("SELECT tag FROM flows ORDER BY class, account").await;
     assert_eq!(fixture.sync_weights("adyen").await, 0, "another lane's");
     assert_eq!(fixture.sync_weights("stripe").await, 6);
     assert_eq!(fixture.weights().await, ["a1000", "a1000", "b1", "b1", "c2", "c2"]);
-    assert_eq!(fixture.column("SELECT tag FROM flows ORDER BY class, account").await, tags, "tags stay");
+    assert_eq!(fixture.texts("SELECT tag FROM flows ORDER BY class, account").await, tags, "tags stay");
     assert_eq!(fixture.sync_weights("stripe").await, 0);
     fixture.counts_agree().await;
 }

@@ -110,7 +110,7 @@ async fn due_lookups_follow_the_lookup_rule(kind: Kind) {
             throttle_generation: 1,
             probe: false,
         };
-        match before_request(&history, &DEDUPLICATES, false) {
+        match before_request(&history, &DEDUPLICATES, None) {
             PreSend::LookUp => by_rule.push(id),
             PreSend::Charge => assert!(history.resend != Resend::Used || history.attempts < 3),
             PreSend::Transition(next) => panic!("{next:?}"),
