@@ -183,13 +183,13 @@ async fn process(
     // A copy that a worker published belongs to a recorded job. The job of a refused account ends with its claim.
     let is_refused = lane.settings.borrow().provider.refuses_account(decoded.job.account_name());
     let must_be_claimed = redelivered || delivered_copy.copy > 0 || is_refused;
-    // Boxed like the fast path.
     if !must_be_claimed && let Some(action) = Box::pin(enter_backlog(lane, copy, &decoded)).await {
         return action;
     }
+    let _admitted = (!must_be_claimed).then(|| lane.backlog.permit_waits().admit(&decoded.job.id));
     let sent = match must_be_claimed {
         true => Err((decoded, None)),
-        // Boxed because thousands of jobs wait, and few take the fast path: only those need its memory.
+        // Both are boxed because thousands of jobs wait, and few take these paths: only those need their memory.
         false => Box::pin(execute::record_and_send(lane, decoded, delivered_at)).await,
     };
     let (decoded, reservation) = match sent {

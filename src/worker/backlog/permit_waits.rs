@@ -4,13 +4,14 @@
 //! limited only if the last granted job waited, too, or if the gate is blocked; and if more jobs wait than it may start
 //! soon.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::places::AHEAD_MIN;
+use crate::domain::job::JobId;
 
 /// A job that waits longer shows a limited lane. As long as permits are booked ahead at most.
 const LIMITED_AFTER: Duration = Duration::from_millis(250);
@@ -20,6 +21,8 @@ pub struct PermitWaits(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
+    /// New jobs on their way to the gate.
+    admitted: HashSet<JobId>,
     /// When each waiting job began to wait, in this order.
     waiting: BTreeMap<u64, Instant>,
     next_number: u64,
@@ -34,10 +37,23 @@ pub struct OngoingWait<'a> {
     began: Instant,
 }
 
+/// A new job on its way to the gate; it counts until it waits there, or until this is dropped.
+#[derive(Debug)]
+pub struct Admission<'a> {
+    waits: &'a PermitWaits,
+    job: JobId,
+}
+
 impl PermitWaits {
-    pub fn begin(&self) -> OngoingWait<'_> {
+    pub fn admit(&self, job: &JobId) -> Admission<'_> {
+        self.lock().admitted.insert(job.clone());
+        Admission { waits: self, job: job.clone() }
+    }
+
+    pub fn begin(&self, job: &JobId) -> OngoingWait<'_> {
         let began = Instant::now();
         let mut state = self.lock();
+        state.admitted.remove(job);
         let number = state.next_number;
         state.next_number += 1;
         state.waiting.insert(number, began);
@@ -48,7 +64,8 @@ impl PermitWaits {
     /// `is_blocked`: the gate is, by a limit.
     pub fn are_long(&self, startable_soon: impl FnOnce() -> u32, is_blocked: impl FnOnce() -> bool) -> bool {
         let state = self.lock();
-        if state.waiting.len() > AHEAD_MIN as usize && state.waiting.len() > startable_soon() as usize {
+        let pending = state.admitted.len() + state.waiting.len();
+        if pending >= AHEAD_MIN as usize && pending >= startable_soon() as usize {
             return true;
         }
         let is_long = state.waiting.first_key_value().is_some_and(|(_, began)| began.elapsed() > LIMITED_AFTER);
@@ -69,6 +86,12 @@ impl OngoingWait<'_> {
     }
 }
 
+impl Drop for Admission<'_> {
+    fn drop(&mut self) {
+        self.waits.lock().admitted.remove(&self.job);
+    }
+}
+
 impl Drop for OngoingWait<'_> {
     fn drop(&mut self) {
         self.waits.lock().waiting.remove(&self.number);
@@ -81,14 +104,18 @@ mod tests {
 
     use super::*;
 
+    fn job(number: u32) -> JobId {
+        JobId::new(format!("job-{number}")).unwrap()
+    }
+
     #[tokio::test(start_paused = true)]
     async fn own_limit_of_one_job_is_no_limited_lane() {
         let waits = PermitWaits::default();
-        let own_limit = waits.begin();
+        let own_limit = waits.begin(&job(0));
         advance(LIMITED_AFTER * 2).await;
         assert!(!waits.are_long(|| 100, || false), "another job was never granted late");
         assert!(waits.are_long(|| 100, || true));
-        let soon = waits.begin();
+        let soon = waits.begin(&job(0));
         soon.record_grant();
         drop(soon);
         assert!(!waits.are_long(|| 100, || false));
@@ -100,20 +127,28 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn more_waits_than_start_soon_are_long_at_once() {
         let waits = PermitWaits::default();
-        let _waiting: Vec<OngoingWait<'_>> = (0..=50).map(|_| waits.begin()).collect();
-        assert_eq!([50, 51].map(|soon| waits.are_long(|| soon, || false)), [true, false]);
+        let is_long = |startable_soon| waits.are_long(|| startable_soon, || false);
+        let mut admitted: Vec<Admission<'_>> = (0..50).map(|number| waits.admit(&job(number))).collect();
+        assert_eq!([50, 51].map(is_long), [true, false]);
+        // One that waits is counted once, and one that has gone no more.
+        let waiting = waits.begin(&job(49));
+        assert_eq!([50, 51].map(is_long), [true, false]);
+        drop(admitted.pop());
+        assert_eq!([50, 51].map(is_long), [true, false]);
+        drop(waiting);
+        assert_eq!([49, 50].map(is_long), [true, false]);
     }
 
     #[tokio::test(start_paused = true)]
     async fn late_grants_show_a_limited_lane() {
         let waits = PermitWaits::default();
-        let (first, second) = (waits.begin(), waits.begin());
+        let (first, second) = (waits.begin(&job(0)), waits.begin(&job(0)));
         advance(LIMITED_AFTER * 2).await;
         first.record_grant();
         drop(first);
         assert!(waits.are_long(|| 100, || false));
         drop(second);
-        let third = waits.begin();
+        let third = waits.begin(&job(0));
         assert!(!waits.are_long(|| 100, || true), "it has just begun");
         drop(third);
     }

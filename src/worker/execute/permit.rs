@@ -70,7 +70,7 @@ pub(super) fn acquire_request(job: &Job, kind: CallKind, provider: &Provider, eg
 
 pub(super) async fn wait_for_permit(lane: &LaneContext, job: JobId, request: AcquireRequest) -> PermitWait {
     let (asked_at, _waiting) = (Instant::now(), lane.meter.permit_wait_started());
-    let charge_wait = (request.kind == CallKind::Charge).then(|| lane.backlog.permit_waits().begin());
+    let charge_wait = (request.kind == CallKind::Charge).then(|| lane.backlog.permit_waits().begin(&job));
     let mut sending = lane.control.watch_sending();
     let mut settings = lane.settings.clone();
     settings.mark_unchanged();
