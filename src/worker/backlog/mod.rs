@@ -139,7 +139,7 @@ pub(super) fn is_recorded_during(pause: &LanePause, provider: &Provider) -> bool
 /// Whether a limit of the provider or the worker slots hold the lane back, so that new jobs wait in the ledger. Then
 /// all of them are counted and ordered, and none waits in memory.
 ///
-/// In `requeue` mode, jobs wait in delay queues. While something else stops the lane, they stay in its queue.
+/// In `requeue` mode, jobs wait in delay queues. While something else pauses the lane, they stay in its queue.
 fn is_limited(lane: &LaneContext) -> bool {
     if lane.settings.borrow().provider.mode != Mode::Blocking {
         return false;
