@@ -199,7 +199,7 @@ fn watched(stand: &Stand, load: &Load) -> History {
     std::thread::scope(|scope| {
         let watching = scope.spawn(|| watch(&watched, &explained, Some(&prometheus), &over));
         all("resume");
-        let waited = catch_unwind(AssertUnwindSafe(|| stand.await_settled(load.jobs(), Duration::from_secs(240))));
+        let waited = catch_unwind(AssertUnwindSafe(|| stand.await_finished(load.jobs(), Duration::from_secs(240))));
         over.store(true, Ordering::Relaxed);
         let history = watching.join().unwrap();
         waited.unwrap();
@@ -272,7 +272,7 @@ async fn worker_and_backend_kills_lose_nothing() {
     stand.postgres.kill();
     stand.postgres.restart();
 
-    stand.await_settled(load.jobs(), Duration::from_secs(300));
+    stand.await_finished(load.jobs(), Duration::from_secs(300));
     judge(&stand, &load, false);
     for worker in 0..2 {
         let log = stand.stop_worker(worker);

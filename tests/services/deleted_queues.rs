@@ -47,7 +47,7 @@ async fn deleted_queues_are_declared_again() {
             delete_exchanges_and_the_queue_of_invalid_messages(&stand).await;
         }
         assert_eq!(stand.publish(&messages(run)), 3);
-        stand.await_settled(finished, PATIENCE);
+        stand.await_finished(finished, PATIENCE);
         stand.await_count("SELECT count(*) FROM rejected_messages", finished / 2);
         let invalid = stand.drain("payments.invalid");
         assert_eq!(invalid.len(), 1, "{run}: {invalid:?}");

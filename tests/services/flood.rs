@@ -44,7 +44,7 @@ async fn flood_of_one_merchant_delays_no_other() {
     // Each of the others needs a few seconds at most, in which the flood gets ten each.
     let before = stand.count(BEFORE_THE_OTHERS);
     assert!(before < FLOOD / 2, "{before} charges of the flood came first");
-    stand.await_settled(FLOOD + OTHERS, Duration::from_secs(300));
+    stand.await_finished(FLOOD + OTHERS, Duration::from_secs(300));
     let report = stand.providers["acme"].report();
     assert_eq!((report.charges, report.doubles, report.refused_429), (FLOOD + OTHERS, 0, 0));
     assert_eq!(stand.count("SELECT count(*) FROM flows WHERE waiting <> 0"), 0);
@@ -72,7 +72,7 @@ async fn late_merchant_and_urgent_payment_pass_a_flood() {
     stand.await_count("SELECT CASE WHEN count(*) >= 900 THEN 1 ELSE 0 END FROM jobs WHERE account = 'flood'", 1);
     let late: Vec<_> = (0..40).map(|number| job("late", number, 0)).chain([job("urgent", 0, 9)]).collect();
     assert_eq!(stand.publish(&late), late.len());
-    stand.await_settled(1_041, Duration::from_secs(300));
+    stand.await_finished(1_041, Duration::from_secs(300));
     let report = stand.providers["acme"].report();
     assert_eq!((report.charges, report.doubles, report.refused_429), (1_041, 0, 0));
     assert!(report.limits.iter().all(|limit| limit.breaches == 0), "{report:?}");

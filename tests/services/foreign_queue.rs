@@ -72,7 +72,7 @@ async fn foreign_queue_blocks_only_its_provider() {
         output.contains("2 published, 0 invalid") && output.contains("line 2: queue `payments.bolt` exists"),
         "{output}"
     );
-    stand.await_settled(3, PATIENCE);
+    stand.await_finished(3, PATIENCE);
     let exists = "queue `payments.bolt` exists with other arguments";
     stand.await_that(PATIENCE, || {
         let (state, cause) = standing(&stand, worker, "bolt");
@@ -84,7 +84,7 @@ async fn foreign_queue_blocks_only_its_provider() {
     theirs.queue_delete("payments.bolt".into(), QueueDeleteOptions::default()).await.unwrap();
     let (code, output) = stand.attempt(&["enqueue", "--file", &file]);
     assert_eq!(code, Some(0), "{output}");
-    stand.await_settled(4, PATIENCE);
+    stand.await_finished(4, PATIENCE);
     assert_eq!(stand.providers["bolt"].effects().len(), 1);
     assert_eq!(stand.providers["acme"].effects().len() + stand.providers["crate"].effects().len(), 3);
     stand.await_that(PATIENCE, || standing(&stand, worker, "bolt").0 != "misconfigured");

@@ -65,7 +65,7 @@ async fn huge_message_is_kept_in_bounded_memory() {
     let reason = headers.inner().get("x-sluicegate-reason").cloned();
     assert_eq!(reason, Some(AMQPValue::LongString("too_large".into())));
     kept.ack(BasicAckOptions::default()).await.unwrap();
-    stand.await_settled(1, Duration::from_secs(60));
+    stand.await_finished(1, Duration::from_secs(60));
     assert_eq!(stand.states(), [("succeeded".to_owned(), 1)].into());
     let again = channel.basic_get("payments.invalid".into(), BasicGetOptions { no_ack: true }).await.unwrap();
     assert!(again.is_none(), "the message is kept twice");

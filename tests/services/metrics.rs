@@ -41,7 +41,7 @@ async fn metrics_sum_workers_and_show_outages() {
         .collect();
     let workers = [stand.add_worker(), stand.add_worker()];
     stand.publish(&jobs);
-    stand.await_settled(u64::from(JOBS), PATIENCE);
+    stand.await_finished(u64::from(JOBS), PATIENCE);
 
     let report = stand.providers["acme"].report();
     let scrapes = [scrape(&stand, workers[0]).await, scrape(&stand, workers[1]).await];

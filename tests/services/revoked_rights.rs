@@ -56,7 +56,7 @@ async fn revoked_rights_block_only_one_provider() {
     stand.await_ready(worker).await;
     assert_eq!(stand.publish(&bolt_payments("before")), BOLTS);
     let mut finished = u64::try_from(BOLTS).unwrap();
-    stand.await_settled(finished, PATIENCE);
+    stand.await_finished(finished, PATIENCE);
 
     stand.set_broker_rights(USER, NO_BOLTS);
     // Publishes until all queues have been checked, and three more batches.
@@ -65,7 +65,7 @@ async fn revoked_rights_block_only_one_provider() {
         let payments: Vec<Value> = (0..20).map(|number| payment("acme", &format!("acme-{}", paid + number))).collect();
         assert_eq!(stand.publish(&payments), payments.len());
         paid += 20;
-        stand.await_settled(finished + paid - 10, PATIENCE);
+        stand.await_finished(finished + paid - 10, PATIENCE);
         let log = stand.worker_log(worker);
         assert!(!log.contains("connection lost") && !log.contains("lane closed"), "{log}");
         assert!(paid < 10_000, "the log does not name the queues without rights:\n{log}");
@@ -74,7 +74,7 @@ async fn revoked_rights_block_only_one_provider() {
         }
     }
     finished += paid;
-    stand.await_settled(finished, PATIENCE);
+    stand.await_finished(finished, PATIENCE);
     let log = stand.worker_log(worker);
     assert!(log.contains("queue `payments.bolt0`") && log.contains("ACCESS_REFUSED"), "{log}");
 
@@ -85,7 +85,7 @@ async fn revoked_rights_block_only_one_provider() {
     assert_eq!(stand.publish(&bolt_payments("refused")), BOLTS);
     assert_eq!(stand.publish(&[payment("acme", "beside")]), 1);
     finished += 1;
-    stand.await_settled(finished, PATIENCE);
+    stand.await_finished(finished, PATIENCE);
     stand.await_that(PATIENCE, || {
         let (state, cause) = state_and_cause(&stand, worker, "bolt7");
         let names = cause.contains("queue `payments.bolt7`") && cause.contains("ACCESS_REFUSED");
@@ -96,7 +96,7 @@ async fn revoked_rights_block_only_one_provider() {
     // The rights are granted again while it runs.
     stand.set_broker_rights(USER, ".*");
     finished += u64::try_from(BOLTS).unwrap();
-    stand.await_settled(finished, PATIENCE);
+    stand.await_finished(finished, PATIENCE);
     assert!(!stand.worker_log(worker).contains("connection lost"), "{}", stand.worker_log(worker));
     assert_eq!(stand.providers["acme"].effects().len(), usize::try_from(paid).unwrap() + 1);
     assert_eq!(stand.providers["bolts"].effects().len(), 2 * BOLTS);

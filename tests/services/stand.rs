@@ -370,7 +370,7 @@ impl Stand {
     }
 
     /// Waits until this many jobs have finished and every outcome is published.
-    pub fn await_settled(&self, jobs: u64, within: Duration) {
+    pub fn await_finished(&self, jobs: u64, within: Duration) {
         self.await_that(within, || self.finished() >= jobs && self.unpublished() == 0);
     }
 

@@ -54,7 +54,7 @@ async fn lost_broker_queues_are_refilled_from_the_ledger() {
     // All messages are gone: a copy that moved between two queues would make this test prove nothing.
     assert_eq!(stand.count("SELECT count(*) FROM jobs WHERE state <> 'waiting'"), 0);
 
-    stand.await_settled(JOBS, Duration::from_secs(120));
+    stand.await_finished(JOBS, Duration::from_secs(120));
     assert_eq!(stand.states(), BTreeMap::from([("succeeded".to_owned(), JOBS)]));
     let copies = stand.count("SELECT sum(sweeps) FROM jobs");
     assert!((1..=JOBS).contains(&copies), "{copies} copies, but at most one per job");

@@ -93,9 +93,9 @@ async fn killed_at(place: &str, armed: Armed) -> Verdict {
     doomed.dies().await;
     cell.leases_run_out().await;
     let heir = cell.worker(armed).await;
-    heir.says("lane open").await;
+    heir.until_logged("lane open").await;
     if armed.is_empty() {
-        cell.settled(&heir).await;
+        cell.until_finished(&heir).await;
     } else {
         cell.settled_or_still(STILL).await;
     }
@@ -113,7 +113,7 @@ async fn saturated_gate(armed: Armed) -> Verdict {
     let mut cell = Cell::open("crowd", crowded()).await;
     cell.publish(40).await;
     let worker = cell.worker(armed).await;
-    cell.settled(&worker).await;
+    cell.until_finished(&worker).await;
     cell.verdict().await
 }
 
@@ -125,7 +125,7 @@ async fn shortened_transit(armed: Armed) -> Verdict {
     let worker = cell.worker(armed).await;
     until("the first requests have arrived", PATIENCE, &worker, async || cell.fake.report().requests > 0).await;
     trap.delay(Duration::ZERO);
-    cell.settled(&worker).await;
+    cell.until_finished(&worker).await;
     cell.verdict().await
 }
 
@@ -143,7 +143,7 @@ async fn flushed_store(armed: Armed) -> Verdict {
         before = born();
         redis.command::<()>("FLUSHALL");
     }
-    cell.settled(&worker).await;
+    cell.until_finished(&worker).await;
     assert_ne!(before, born(), "the limiter's state was not reset");
     cell.verdict().await
 }
@@ -210,7 +210,7 @@ const HASTY: (&str, &str) = ("WORKER__DRAIN_TIMEOUT_MS", "500");
 async fn missing_delay_queue(armed: Armed) -> Verdict {
     let mut newer = Newer::open("gone").await;
     let worker = newer.cell.worker(&with(armed, &[HASTY])).await;
-    worker.says("lane open").await;
+    worker.until_logged("lane open").await;
     newer.cell.broker.delete_queue(&newer.cell.queue(NEWER)).await;
     newer.publish(3).await;
     until("the worker has received all messages", PATIENCE, &worker, async || {
@@ -225,7 +225,7 @@ async fn missing_delay_queue(armed: Armed) -> Verdict {
 async fn full_delay_queue(armed: Armed) -> Verdict {
     let mut newer = Newer::open("full").await;
     let worker = newer.cell.worker(&with(armed, &[HASTY])).await;
-    worker.says("lane open").await;
+    worker.until_logged("lane open").await;
     let pattern = format!("^{}$", newer.cell.queue(NEWER).replace('.', "\\."));
     let limit = tokio::task::spawn_blocking(move || {
         let policy = ["set_policy", "-p", Engines::VHOST, &pattern, &pattern, r#"{"max-length":1}"#];

@@ -299,7 +299,7 @@ impl Cell {
     }
 
     /// Waits until every published payment has finished and every event is published.
-    pub async fn settled(&self, worker: &Worker) {
+    pub async fn until_finished(&self, worker: &Worker) {
         let published = self.published.len() as u64;
         until("every job has finished and its event is published", PATIENCE, worker, async || {
             self.count(ENDED).await >= published && self.count(UNPUBLISHED).await == 0
@@ -387,13 +387,13 @@ impl Worker {
     }
 
     /// Waits until its log contains this text.
-    pub async fn says(&self, words: &str) {
+    pub async fn until_logged(&self, words: &str) {
         until(words, PATIENCE, self, async || self.log().contains(words)).await;
     }
 
     /// Waits until it has crashed at its crash point.
     pub async fn dies(&self) {
-        self.says("dies on purpose").await;
+        self.until_logged("dies on purpose").await;
         self.is_gone().await;
     }
 
@@ -430,7 +430,7 @@ impl Worker {
     /// Sends SIGTERM and waits until all requests are finished or requeued. Returns the log.
     pub async fn stop(self) -> String {
         self.0.signal("TERM");
-        self.says("all requests finished, unsent jobs returned to the queue").await;
+        self.until_logged("all requests finished, unsent jobs returned to the queue").await;
         self.log()
     }
 }

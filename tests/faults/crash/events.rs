@@ -24,22 +24,22 @@ async fn frozen_worker_is_taken_over_and_fenced() {
     let setup = Setup { before_provider: Some(trap.clone()), ..Setup::of(Kind::Deduplicates) };
     let mut cell = Cell::open("frozen", setup).await;
     let frozen = cell.worker(&[]).await;
-    frozen.says("lane open").await;
+    frozen.until_logged("lane open").await;
     trap.hold();
     cell.publish(1).await;
     until("the request is in flight", PATIENCE, &frozen, async || cell.fake.report().requests == 1).await;
     frozen.freezes().await;
     trap.release();
     let heir = cell.worker(&[]).await;
-    heir.says("lane open").await;
+    heir.until_logged("lane open").await;
     cell.end_leases().await;
     // Some of these go to the frozen worker, because its prefetch has room: the broker does not know that it is frozen.
     for _ in 0..24 {
         cell.publish_again(0).await;
     }
-    cell.settled(&heir).await;
+    cell.until_finished(&heir).await;
     frozen.signal("CONT");
-    frozen.says("another worker has taken this job over").await;
+    frozen.until_logged("another worker has taken this job over").await;
     let mut outcomes = outcomes(&cell).await;
     // The second worker may send while the provider still works on the first request.
     outcomes.retain(|outcome| outcome != "in_progress");
@@ -62,7 +62,7 @@ async fn commit_with_lost_reply_is_detected() {
     through.set_port(Some(trap.guard(database.port().unwrap()).await)).unwrap();
     cell.publish(3).await;
     let worker = cell.worker_at(&[], through.as_str()).await;
-    cell.settled(&worker).await;
+    cell.until_finished(&worker).await;
     assert!(trap.sprung(), "{}", worker.log());
     let log = worker.stop().await;
     assert!(log.contains("backend unavailable, retrying what=\"record an outcome\""), "{log}");
@@ -81,7 +81,7 @@ async fn throttled_wait_is_honoured_in_full() {
     let mut cell = Cell::open("throttled", Setup { fake: FakeOptions { limits, ..setup.fake }, ..setup }).await;
     cell.publish(14).await;
     let worker = cell.worker(&[]).await;
-    cell.settled(&worker).await;
+    cell.until_finished(&worker).await;
     let log = worker.stop().await;
     assert!(log.contains("the provider throttled requests that the limits allowed"), "{log}");
     let arrivals = cell.fake.arrivals_us();
@@ -108,12 +108,12 @@ async fn returned_copy_is_republished_to_redeclared_queue() {
     let row = "workers = 1\nmode = \"requeue\"\nleak_per_second = 100";
     let mut cell = Cell::open("returned", Setup { fake, row, ..setup }).await;
     let worker = cell.worker(&[]).await;
-    worker.says("lane open").await;
+    worker.until_logged("lane open").await;
     for step_ms in [250, 500, 1_000] {
         cell.broker.delete_queue(&cell.queue(&format!("delay.{step_ms}"))).await;
     }
     cell.publish(14).await;
-    cell.settled(&worker).await;
+    cell.until_finished(&worker).await;
     let log = worker.stop().await;
     assert!(log.contains("message unroutable; declaring its queues and exchanges again"), "{log}");
     assert_eq!(cell.verdict().await, Verdict::default());
@@ -135,9 +135,9 @@ async fn consumer_timeout_and_blocked_publishers_lose_nothing() {
     let mut cell = Cell::open("impatient", setup).await;
     cell.publish(6).await;
     let worker = cell.worker(&[]).await;
-    worker.says("lane closed, reopening").await;
+    worker.until_logged("lane closed, reopening").await;
     assert!(worker.log().contains("PRECONDITION_FAILED"), "{}", worker.log());
-    cell.settled(&worker).await;
+    cell.until_finished(&worker).await;
     worker.stop().await;
     assert_eq!(cell.verdict().await, Verdict::default());
 
@@ -147,10 +147,10 @@ async fn consumer_timeout_and_blocked_publishers_lose_nothing() {
     cell.publish(14).await;
     eval("rabbit_alarm:set_alarm({{resource_limit, memory, node()}, []}).");
     let worker = cell.worker(&[]).await;
-    worker.says("broker blocks publishers").await;
+    worker.until_logged("broker blocks publishers").await;
     eval("rabbit_alarm:clear_alarm({resource_limit, memory, node()}).");
-    worker.says("broker takes publishes again").await;
-    cell.settled(&worker).await;
+    worker.until_logged("broker takes publishes again").await;
+    cell.until_finished(&worker).await;
     worker.stop().await;
     assert_eq!(cell.verdict().await, Verdict::default());
 }
@@ -173,7 +173,7 @@ async fn lost_job_is_republished_despite_sweeper_crash() {
     doomed.dies().await;
     cell.leases_run_out().await;
     let heir = cell.worker(&[]).await;
-    cell.settled(&heir).await;
+    cell.until_finished(&heir).await;
     heir.stop().await;
     assert_eq!(cell.count("SELECT sweeps FROM jobs").await, 1);
     assert_eq!(cell.fake.report().requests, 1);

@@ -119,7 +119,7 @@ async fn cell(place: &'static Place, name: &'static str, kind: Kind) -> Line {
     assert!(doomed.log().contains(what), "{}", doomed.log());
     cell.leases_run_out().await;
     let heir = cell.worker(&[]).await;
-    cell.settled(&heir).await;
+    cell.until_finished(&heir).await;
     let log = heir.stop().await;
     // A job that was claimed from the backlog has no message.
     let is_redelivered = what == "after_backlog_claim" || log.contains("redelivered=true");

@@ -36,7 +36,7 @@ async fn forbidden_account_waits_alone() {
     bench.until_state("first", "succeeded").await;
     bench.script.plan("mallory-0", [forbidden()]);
     pay(&bench, "mallory", "mallory-0").await;
-    bench.until_put_down("mallory-0", "403").await;
+    bench.until_delayed("mallory-0", "403").await;
     for number in 1..=20 {
         pay(&bench, "mallory", &format!("mallory-{number}")).await;
     }
@@ -91,7 +91,7 @@ async fn wrong_key_of_a_lane_stops_it_after_a_few_accounts() {
     }
     let stopped = "SELECT count(*) FROM jobs WHERE wait_reason = 'misconfigured' AND attempts = 0";
     bench.until("the lane stops", async || bench.count(stopped).await >= 5).await;
-    bench.until("nothing is active", async || bench.in_hand().await == 0).await;
+    bench.until("nothing is active", async || bench.active().await == 0).await;
     assert_eq!(bench.script.sent().len(), 5);
     bench.script.always("acme", Act::Answer(accepted()));
     bench.apply(&[changed()]).await;

@@ -76,7 +76,7 @@ async fn flood_of_one_account_delays_no_other() {
     until_in_backlog(&bench, 58).await;
     assert_eq!(bench.script.sent().len(), 4);
     until_flow(&bench, "blocked_reason = 'limit' AND blocked_limit = 'per-account' AND waiting = 58").await;
-    bench.until("nothing is active", async || bench.in_hand().await == 0).await;
+    bench.until("nothing is active", async || bench.active().await == 0).await;
     // A new job goes behind them, and is not claimed before.
     pay(&bench, "flood", "late").await;
     until_in_backlog(&bench, 59).await;
@@ -143,7 +143,7 @@ async fn next_worker_goes_on_with_the_backlog() {
     pay_many(&bench, "flood", 6).await;
     bench.until_sent("acme", 2).await;
     bench.stop().await;
-    assert_eq!(bench.in_hand().await, 0);
+    assert_eq!(bench.active().await, 0);
     bench.recover().await;
     bench.run();
     for number in 0..6 {
@@ -159,7 +159,7 @@ async fn paused_provider_claims_nothing() {
     bench.until_sent("acme", 1).await;
     bench.settings().set_paused(&name("acme"), true).await.unwrap();
     bench.settings_known().await;
-    bench.until("nothing is active", async || bench.in_hand().await == 0).await;
+    bench.until("nothing is active", async || bench.active().await == 0).await;
     bench.settings().set_paused(&name("acme"), false).await.unwrap();
     for number in 0..4 {
         assert_eq!(bench.until_state(&format!("flood-{number}"), "succeeded").await.attempts, 1);
@@ -175,7 +175,7 @@ async fn job_with_changed_row_goes_to_review() {
     bench.without_constraints("UPDATE jobs SET amount = 1 WHERE backlog").await;
     let rate = Rate::new(100, Duration::from_secs(3_600)).unwrap();
     bench.settings().set_rate(&name("acme"), "per-account", rate).await.unwrap();
-    bench.until("both are in review", async || bench.settled("acme").get("review") == Some(&2)).await;
+    bench.until("both are in review", async || bench.finished("acme").get("review") == Some(&2)).await;
     assert_eq!(bench.script.sent().len(), 1);
     all_are_accounted_for(&bench).await;
 }
@@ -187,8 +187,8 @@ async fn lane_at_its_limit_empties_its_queue() {
     pay_many(&bench, "merchant", 80).await;
     bench.until_sent("acme", 5).await;
     until_in_backlog(&bench, 75).await;
-    bench.until("nothing is active", async || bench.in_hand().await == 0).await;
-    assert_eq!(bench.parked("acme").await, 0);
+    bench.until("nothing is active", async || bench.active().await == 0).await;
+    assert_eq!(bench.delayed("acme").await, 0);
     // New ones are recorded behind them, though the lane waits for an hour.
     pay_many(&bench, "late", 10).await;
     until_in_backlog(&bench, 85).await;

@@ -209,7 +209,7 @@ impl Bench {
     }
 
     /// Payments that the running worker has finished, by final state.
-    pub fn settled(&self, lane: &str) -> BTreeMap<&'static str, u64> {
+    pub fn finished(&self, lane: &str) -> BTreeMap<&'static str, u64> {
         self.counts(lane).outcomes.into_iter().filter(|(_, count)| *count > 0).collect()
     }
 
@@ -219,7 +219,7 @@ impl Bench {
     }
 
     /// Messages that the running worker has requeued for this reason.
-    pub fn handed_back(&self, lane: &str, reason: &str) -> u64 {
+    pub fn returned_permits(&self, lane: &str, reason: &str) -> u64 {
         let requeues = self.counts(lane).requeues.into_iter();
         requeues.filter(|(word, _)| *word == reason).map(|(_, count)| count).sum()
     }
@@ -367,13 +367,13 @@ impl Bench {
     }
 
     /// Delayed messages of a lane.
-    pub async fn parked(&self, provider: &str) -> i64 {
+    pub async fn delayed(&self, provider: &str) -> i64 {
         let sql = "SELECT count(*) FROM queue_messages WHERE taken = 0 AND visible_at_ms > unixepoch('subsec') * 1000";
         self.count(&format!("{sql} AND queue = 'payments.{provider}'")).await
     }
 
     /// Jobs that a worker has leased and not begun to send.
-    pub async fn in_hand(&self) -> i64 {
+    pub async fn active(&self) -> i64 {
         self.count("SELECT count(*) FROM jobs WHERE lease_until IS NOT NULL AND state <> 'sending'").await
     }
 
@@ -394,7 +394,7 @@ impl Bench {
     }
 
     /// Waits until a job is delayed for this reason.
-    pub async fn until_put_down(&self, id: &str, reason: &str) -> Ledgered {
+    pub async fn until_delayed(&self, id: &str, reason: &str) -> Ledgered {
         let there = async || self.job(id).await.is_some_and(|job| !job.held && job.reason.contains(reason));
         self.until(&format!("{id} is delayed: {reason}"), there).await;
         self.job(id).await.unwrap()

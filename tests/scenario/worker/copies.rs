@@ -36,7 +36,7 @@ async fn until_all_are_delayed(bench: &Bench, since_ms: i64) {
     );
     let open = "SELECT count(*) FROM jobs WHERE state = 'waiting'";
     let idle = async || {
-        let ready = bench.queued("acme").await - bench.parked("acme").await;
+        let ready = bench.queued("acme").await - bench.delayed("acme").await;
         let taken = bench.count("SELECT count(*) FROM queue_messages WHERE taken <> 0").await;
         bench.count(&refused).await == bench.count(open).await && ready == 0 && taken == 0
     };

@@ -29,10 +29,10 @@ async fn drain_finishes_in_flight_and_requeues_the_rest() {
             bench.pay(provider, &format!("{provider}-{number}")).await;
         }
     }
-    bench.until("all worker slots and the wait queue are in use", async || bench.in_hand().await >= 6).await;
-    bench.until("refused jobs are delayed", async || bench.parked("cool").await >= 1).await;
+    bench.until("all worker slots and the wait queue are in use", async || bench.active().await >= 6).await;
+    bench.until("refused jobs are delayed", async || bench.delayed("cool").await >= 1).await;
     bench.ask_to_stop();
-    bench.until("no waiting job is leased", async || bench.in_hand().await == 0).await;
+    bench.until("no waiting job is leased", async || bench.active().await == 0).await;
     bench.script.release_all();
     assert_eq!(bench.stopped().await, DrainReport::default());
     for provider in ["acme", "bolt", "cool"] {

@@ -104,7 +104,7 @@ async fn oversized_frozen_request_is_not_resent() {
     let mut bench = Bench::open(&[row("acme")]).await;
     bench.script.plan("old", [Act::Answer(busy(Some(Duration::from_secs(600))))]);
     bench.pay("acme", "old").await;
-    bench.until_put_down("old", "busy").await;
+    bench.until_delayed("old", "busy").await;
     bench.stop().await;
     for trigger in ["frozen_request_never_changes", "frozen_request_is_at_most_1_mib_to_a_url_of_8_kib"] {
         bench.sql(&format!("DROP TRIGGER {trigger}")).await;

@@ -62,7 +62,7 @@ async fn forecast_start_matches_the_actual_start() {
         bench.pay("acme", id).await;
     }
     bench.until_sent("acme", 4).await;
-    bench.until("the other jobs are leased", async || bench.in_hand().await == 8).await;
+    bench.until("the other jobs are leased", async || bench.active().await == 8).await;
     let mut explained = Vec::new();
     for id in &ids {
         let asked_at = Instant::now();
@@ -108,7 +108,7 @@ async fn each_state_is_explained_from_live_data() {
     assert!(first.checks.iter().all(|check| check.passed));
 
     bench.pay("acme", "second").await;
-    bench.until("the job is leased and waits", async || bench.in_hand().await == 1).await;
+    bench.until("the job is leased and waits", async || bench.active().await == 1).await;
     let second = ask(&bench, "second").await;
     let at = second.blocked_at.clone().unwrap();
     assert_eq!((at.check.as_str(), at.allows.as_deref(), at.used), ("limit", Some("1/30s"), Some(1)), "{second:?}");
@@ -119,7 +119,7 @@ async fn each_state_is_explained_from_live_data() {
     assert!((20_000..31_000).contains(&at.starts_in_ms.unwrap()), "{at:?}");
 
     bench.settings().set_paused(&name("acme"), true).await.unwrap();
-    bench.until_put_down("second", "paused").await;
+    bench.until_delayed("second", "paused").await;
     let paused = ask(&bench, "second").await;
     assert!(paused.summary.contains("acme is paused"), "{}", paused.summary);
 
@@ -145,7 +145,7 @@ async fn delayed_job_names_its_limit() {
     bench.pay("acme", "first").await;
     bench.until_state("first", "succeeded").await;
     bench.pay("acme", "second").await;
-    bench.until_put_down("second", "waits for limit all").await;
+    bench.until_delayed("second", "waits for limit all").await;
     let second = ask(&bench, "second").await;
     let at = second.blocked_at.clone().unwrap();
     assert_eq!((at.check.as_str(), at.limit.as_deref(), at.exact), ("limit", Some("all"), false), "{second:?}");

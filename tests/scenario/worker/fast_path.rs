@@ -38,7 +38,7 @@ async fn ready_payment_is_recorded_with_its_request() {
     assert_eq!(states(&bench, "quick").await, ["sending", "succeeded"]);
     assert_eq!(bench.attempts("quick").await, [("accepted".to_owned(), true)]);
     bench.until("the event", async || bench.events_of("quick").await.len() == 1).await;
-    bench.until("no worker holds its lease", async || bench.in_hand().await == 0).await;
+    bench.until("no worker holds its lease", async || bench.active().await == 0).await;
 }
 
 #[tokio::test]
@@ -112,12 +112,12 @@ async fn unrecorded_first_request_is_not_sent() {
     let mut bench = open_recording(&[row("acme")]).await;
     bench.sql("CREATE TRIGGER refused BEFORE INSERT ON attempts BEGIN SELECT RAISE(ABORT, 'not now'); END").await;
     bench.pay("acme", "job").await;
-    bench.until("the lane pauses", async || bench.handed_back("acme", "backend_refused") == 1).await;
+    bench.until("the lane pauses", async || bench.returned_permits("acme", "backend_refused") == 1).await;
     bench.stop().await;
     assert_eq!((bench.script.sent_for("job").len(), bench.queued("acme").await), (0, 1));
     // A new worker takes the job at once: it is redelivered, so it is claimed first.
     bench.run();
-    let delayed = bench.until_put_down("job", "not now").await;
+    let delayed = bench.until_delayed("job", "not now").await;
     assert_eq!((delayed.state.as_str(), delayed.attempts), ("waiting", 0));
     assert_eq!(bench.script.sent_for("job").len(), 0);
     bench.stop().await;
@@ -145,7 +145,7 @@ async fn already_recorded_payment_uses_its_permit() {
     for (sent, wait_ms) in [(2, 0), (3, 240)] {
         let id = format!("in-{wait_ms}");
         bench.pay("acme", &id).await;
-        bench.until_put_down(&id, "waits for limit").await;
+        bench.until_delayed(&id, "waits for limit").await;
         bench.apply(&[of(sent)]).await;
         bench.settings_known().await;
         let wake_at = format!("unixepoch('subsec') * 1000 + {wait_ms}");

@@ -18,7 +18,7 @@ async fn panic_during_a_request_loses_no_job() {
     bench.pay("acme", "job").await;
     bench.pay("bolt", "once").await;
     for (provider, id) in [("acme", "job"), ("bolt", "once")] {
-        bench.until(&format!("{id} is delayed"), async || bench.parked(provider).await == 1).await;
+        bench.until(&format!("{id} is delayed"), async || bench.delayed(provider).await == 1).await;
         assert_eq!(bench.job(id).await.unwrap().state, "sending");
     }
     // The lane continues meanwhile.
@@ -43,15 +43,15 @@ async fn unreadable_job_row_blocks_no_other_job() {
     let body = r#"{"id":"bad","amount":1299,"currency":"EUR","not_before":"2100-01-01T00:00:00Z"}"#;
     bench.publish("acme", body).await;
     let delayed = "SELECT count(*) FROM jobs WHERE id = 'bad' AND lease_until IS NULL";
-    bench.until("the job is delayed", async || bench.count(delayed).await == 1 && bench.in_hand().await == 0).await;
-    let delayed_before = bench.parked("acme").await;
+    bench.until("the job is delayed", async || bench.count(delayed).await == 1 && bench.active().await == 0).await;
+    let delayed_before = bench.delayed("acme").await;
     bench.sql("DROP TRIGGER instants_are_finite_of_jobs").await;
     bench.sql("UPDATE jobs SET created_at = 9000000000000000000, wake_at = 0").await;
     bench.publish("acme", body).await;
     bench.pay("acme", "next").await;
     bench.until_state("next", "succeeded").await;
     // The sweeper may have published a copy of it, which is delayed too.
-    bench.until("its message is delayed", async || bench.parked("acme").await > delayed_before).await;
+    bench.until("its message is delayed", async || bench.delayed("acme").await > delayed_before).await;
     assert!(bench.script.sent_for("bad").is_empty());
 }
 
@@ -60,7 +60,7 @@ async fn unreadable_job_row_blocks_no_other_job() {
 async fn newer_format_message_is_delayed() {
     let bench = Bench::open(&[row("acme")]).await;
     bench.publish("acme", r#"{"v":2,"id":"job","amount":1,"currency":"EUR","colour":"red"}"#).await;
-    bench.until("the message is delayed", async || bench.parked("acme").await == 1).await;
+    bench.until("the message is delayed", async || bench.delayed("acme").await == 1).await;
     assert!(bench.job("job").await.is_none());
     assert!(bench.published("payments.invalid").await.is_empty());
 }
@@ -77,7 +77,7 @@ async fn expired_newer_format_message_is_kept() {
         bench.publish_with("acme", r#"{"v":2,"id":"old"}"#, seen_in_1970.clone()).await;
     }
     bench.until("the old messages are kept", async || bench.published("payments.invalid").await.len() == 10).await;
-    bench.until("the new messages are delayed", async || bench.parked("acme").await == 10).await;
+    bench.until("the new messages are delayed", async || bench.delayed("acme").await == 10).await;
     let old = &bench.published("payments.invalid").await[0].properties["headers"];
     assert_eq!(old["x-sluicegate-reason"], "newer_version");
     let detail = "v: 2 is a newer format, and no newer worker came within max_age_s = ";

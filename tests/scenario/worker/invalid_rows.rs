@@ -25,12 +25,12 @@ async fn quota_resumes_after_unknown_limits() {
     bench.pay("acme", "first").await;
     bench.until_state("first", "succeeded").await;
     bench.pay("acme", "second").await;
-    bench.until("the second job waits", async || bench.in_hand().await == 1).await;
+    bench.until("the second job waits", async || bench.active().await == 1).await;
     // A row without an enabled limit.
     bench.sql("INSERT INTO providers (name, url, quota) VALUES ('bolt', 'https://bolt.test/', 'shared')").await;
     let progress = bench.settings_known().await;
     assert_eq!(progress.settings.invalid_rows.iter().map(|bad| bad.provider.as_str()).collect::<Vec<_>>(), ["bolt"]);
-    bench.until("no job is leased", async || bench.in_hand().await == 0).await;
+    bench.until("no job is leased", async || bench.active().await == 0).await;
     bench.pay("acme", "third").await;
     let bolt = ProviderRow { quota: Some("shared".to_owned()), limits: vec![limit(9, 30_000)], ..row("bolt") };
     bench.apply(&[acme(9), bolt]).await;
@@ -45,7 +45,7 @@ async fn missing_secret_pauses_the_lane() {
     let header = |name: &str| [(name.to_owned(), "${env:KEY}".into())].into_iter().collect();
     let bench = Bench::open(&[ProviderRow { headers: header("missing"), ..row("acme") }, row("bolt")]).await;
     bench.pay("acme", "job").await;
-    let job = bench.until_put_down("job", "the request cannot be built yet").await;
+    let job = bench.until_delayed("job", "the request cannot be built yet").await;
     assert_eq!((job.state.as_str(), job.attempts), ("waiting", 0));
     bench.pay("bolt", "other").await;
     bench.until_state("other", "succeeded").await;

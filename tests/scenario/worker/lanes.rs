@@ -70,7 +70,7 @@ async fn job_beyond_the_egress_rate_is_delayed() {
     bench.pay("acme", "first").await;
     bench.until_state("first", "succeeded").await;
     bench.pay("acme", "second").await;
-    bench.until_put_down("second", "waits for a worker slot at the egress rate").await;
+    bench.until_delayed("second", "waits for a worker slot at the egress rate").await;
 }
 
 /// Jobs that wait for a permit are requeued at once. The request in flight is finished and recorded.
@@ -89,9 +89,9 @@ async fn stopping_lane_requeues_waiting_and_finishes_in_flight() {
     for id in ["second", "third"] {
         bench.pay("acme", id).await;
     }
-    bench.until("two leased jobs wait", async || bench.in_hand().await == 2).await;
+    bench.until("two leased jobs wait", async || bench.active().await == 2).await;
     bench.apply(&[ProviderRow { enabled: false, ..one_slot.clone() }]).await;
-    let free = async || bench.in_hand().await == 0 && bench.queued("acme").await == 2;
+    let free = async || bench.active().await == 0 && bench.queued("acme").await == 2;
     bench.until("the waiting jobs are released and requeued", free).await;
     bench.script.release_all();
     bench.until_state("first", "succeeded").await;

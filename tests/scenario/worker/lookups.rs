@@ -218,7 +218,7 @@ async fn exhausted_charge_limit_does_not_stop_lookups() {
         bench.pay("bolt", "lost").await;
         bench.until_state("lost", "unknown").await;
         bench.pay("bolt", "next").await;
-        bench.until_put_down("next", "waits for limit charges").await;
+        bench.until_delayed("next", "waits for limit charges").await;
         let known = bench.script.asked_for("lost").len();
         bench.until("three more look-ups", async || bench.script.asked_for("lost").len() >= known + 3).await;
         bench.script.plan_lookups("lost", []);
@@ -242,7 +242,7 @@ async fn throttled_lookup_pauses_the_quota() {
     bench.script.plan("unknown", [Act::ChargeAndLose]);
     bench.script.plan_lookups("unknown", [LookupResult::Throttled { retry_after: Some(wait) }]);
     bench.pay("bolt", "unknown").await;
-    bench.until_put_down("unknown", "throttled").await;
+    bench.until_delayed("unknown", "throttled").await;
     let asked = bench.script.asked_for("unknown")[0];
     bench.pay("bolt", "next").await;
     bench.until_state("next", "succeeded").await;
@@ -252,7 +252,7 @@ async fn throttled_lookup_pauses_the_quota() {
     bench.script.plan("locked-out", [Act::ChargeAndLose]);
     bench.script.plan_lookups("locked-out", [LookupResult::Misconfigured { status: 401 }]);
     bench.pay("bolt", "locked-out").await;
-    bench.until_put_down("locked-out", "a look-up with 401").await;
+    bench.until_delayed("locked-out", "a look-up with 401").await;
     let lanes = bench.settings_known().await.lanes;
     assert_eq!(lanes[&name("bolt")].state(), LaneStatus::Running);
     bench.pay("bolt", "charged-meanwhile").await;
@@ -269,7 +269,7 @@ async fn changed_credential_leads_to_lookup_or_review() {
     let bench = Bench::open(&[slow.clone(), asked("bolt", json!({}))]).await;
     bench.script.plan("rotated", [Act::ChargeAndLose]);
     bench.pay("acme", "rotated").await;
-    bench.until_put_down("rotated", "no answer in time").await;
+    bench.until_delayed("rotated", "no answer in time").await;
     bench.apply(&[ProviderRow { headers: header("new"), ..slow }]).await;
     bench.until_state("rotated", "succeeded").await;
     assert_eq!((bench.script.sent_for("rotated").len(), bench.script.asked_for("rotated").len()), (1, 1));

@@ -75,7 +75,7 @@ async fn duplicate_payment_is_made_once() {
     bench.until_sent("acme", 1).await;
     // A duplicate while the first request is in flight, in another formatting.
     bench.publish("acme", r#"{ "payload": {"b":2, "a":1}, "currency": "EUR", "amount": 1299, "id": "pay-1" }"#).await;
-    bench.until("the duplicate is delayed", async || bench.parked("acme").await == 1).await;
+    bench.until("the duplicate is delayed", async || bench.delayed("acme").await == 1).await;
     bench.script.release_all();
     bench.until_state("pay-1", "succeeded").await;
     // A duplicate after the job has finished.
@@ -138,7 +138,7 @@ async fn waiting_jobs_leave_by_priority() {
             let job = json!({ "id": id, "amount": 1, "currency": "EUR", "priority": priority });
             bench.publish(&provider, &job.to_string()).await;
         }
-        bench.until("five leased jobs wait", async || bench.in_hand().await == 5).await;
+        bench.until("five leased jobs wait", async || bench.active().await == 5).await;
         // After the claim, which the ledger shows, a job enters the wait queue without further I/O.
         for _ in 0..1_000 {
             tokio::task::yield_now().await;
@@ -167,7 +167,7 @@ async fn extreme_instants_are_handled() {
     bench.until_state("now", "succeeded").await;
     bench.until_state("late", "expired").await;
     for id in ["never", "never-ever"] {
-        assert_eq!(bench.until_put_down(id, "waits for its time").await.state, "waiting", "{id}");
+        assert_eq!(bench.until_delayed(id, "waits for its time").await.state, "waiting", "{id}");
     }
     // No message circulates in the queues until then.
     bench.until("both jobs wait in the ledger only", async || bench.queued("acme").await == 0).await;
@@ -183,7 +183,7 @@ async fn a_message_without_a_required_field_is_invalid() {
     bench.run();
     bench.script.plan("before", [Act::Answer(busy(Some(Duration::from_secs(1))))]);
     bench.pay("acme", "before").await;
-    bench.until_put_down("before", "busy").await;
+    bench.until_delayed("before", "busy").await;
     bench.apply(&[ProviderRow { require: vec![json!("account"), json!("reference")], ..open }]).await;
     bench.settings_known().await;
     let with = |id: &str, fields: serde_json::Value| {

@@ -139,7 +139,7 @@ async fn throttling_pauses_the_quota_without_an_attempt() {
     let wait = Duration::from_millis(900);
     bench.script.plan("first", [Act::Answer(throttled(wait))]);
     bench.pay("acme", "first").await;
-    let delayed = bench.until_put_down("first", "throttled").await;
+    let delayed = bench.until_delayed("first", "throttled").await;
     assert_eq!((delayed.state.as_str(), delayed.attempts), ("waiting", 0));
     for id in ["second", "third"] {
         bench.pay("acme", id).await;
@@ -202,7 +202,7 @@ async fn busy_job_delays_only_itself() {
     let wait = Duration::from_secs(600);
     bench.script.plan("locked", [Act::Answer(busy(Some(wait)))]);
     bench.pay("acme", "locked").await;
-    let delayed = bench.until_put_down("locked", "busy with this payment's object").await;
+    let delayed = bench.until_delayed("locked", "busy with this payment's object").await;
     assert_eq!((delayed.state.as_str(), delayed.attempts), ("waiting", 0));
     assert_eq!(bench.attempts("locked").await, [("busy".to_owned(), false)]);
     let wait_ms = bench.count("SELECT wake_at - updated_at FROM jobs WHERE id = 'locked'").await;
@@ -217,7 +217,7 @@ async fn busy_job_delays_only_itself() {
     // A 429 of the provider's own limit stops all jobs.
     bench.script.plan("throttled", [Act::Answer(throttled(wait))]);
     bench.pay("acme", "throttled").await;
-    bench.until_put_down("throttled", "throttled").await;
+    bench.until_delayed("throttled", "throttled").await;
     for number in 0..3 {
         bench.pay("acme", &format!("held-{number}")).await;
     }
@@ -271,7 +271,7 @@ async fn unauthorized_pauses_the_lane_until_fixed() {
     let bench = Bench::open(&[row("acme"), row("bolt")]).await;
     bench.script.plan("first", [Act::Answer(Outcome::Misconfigured { status: 401 })]);
     bench.pay("acme", "first").await;
-    let first = bench.until_put_down("first", "401").await;
+    let first = bench.until_delayed("first", "401").await;
     assert_eq!((first.state.as_str(), first.attempts), ("waiting", 0));
     assert_eq!(bench.attempts("first").await, [("misconfigured".to_owned(), false)]);
     bench.pay("acme", "second").await;
@@ -292,7 +292,7 @@ async fn unavailable_with_retry_after_pauses_one_lane() {
     let busy = Outcome::Unknown { cause: UnknownCause::ServerError(503), retry_after: Some(Duration::from_secs(600)) };
     bench.script.plan("first", [Act::Answer(busy)]);
     bench.pay("acme", "first").await;
-    let first = bench.until_put_down("first", "503").await;
+    let first = bench.until_delayed("first", "503").await;
     assert_eq!((first.state.as_str(), first.attempts), ("unknown", 1));
     bench.pay("acme", "second").await;
     bench.pay("bolt", "other").await;
@@ -351,7 +351,7 @@ async fn restored_credential_does_not_allow_a_resend() {
     let bench = Bench::open(&[with("a")]).await;
     bench.script.plan("job", [Act::Answer(Outcome::Misconfigured { status: 401 }), Act::ChargeAndLose]);
     bench.pay("acme", "job").await;
-    bench.until_put_down("job", "401").await;
+    bench.until_delayed("job", "401").await;
     bench.apply(&[with("b")]).await;
     bench.until_state("job", "unknown").await;
     bench.apply(&[with("a")]).await;
@@ -369,7 +369,7 @@ async fn fixed_credential_is_used_for_the_resend() {
     let bench = Bench::open(std::slice::from_ref(&quick)).await;
     bench.script.plan("job", [Act::Answer(Outcome::Misconfigured { status: 401 }), Act::ChargeAndLose]);
     bench.pay("acme", "job").await;
-    bench.until_put_down("job", "401").await;
+    bench.until_delayed("job", "401").await;
     let headers = serde_json::Map::from_iter([("authorization".to_owned(), "mended".into())]);
     bench.apply(&[ProviderRow { headers, ..quick }]).await;
     bench.until_state("job", "succeeded").await;
@@ -403,8 +403,8 @@ async fn duplicate_provider_reference_counts_as_review() {
     bench.sql("UPDATE jobs SET provider_reference = 'ch_second' WHERE id = 'first'").await;
     bench.pay("acme", "second").await;
     bench.until_state("second", "review").await;
-    bench.until("both are counted", async || bench.settled("acme").values().sum::<u64>() == 2).await;
-    assert_eq!(bench.settled("acme"), [("review", 1), ("succeeded", 1)].into());
+    bench.until("both are counted", async || bench.finished("acme").values().sum::<u64>() == 2).await;
+    assert_eq!(bench.finished("acme"), [("review", 1), ("succeeded", 1)].into());
 }
 
 /// Requests frozen for an address that the row no longer has are not sent there: they would only pause the fixed lane
@@ -422,9 +422,9 @@ async fn request_for_old_url_is_not_sent() {
         }
         bench.pay(provider, id).await;
     }
-    bench.until_put_down("unsent", "connection refused").await;
-    bench.until_put_down("lost", "no answer in time").await;
-    bench.until_put_down("asked", "no answer in time").await;
+    bench.until_delayed("unsent", "connection refused").await;
+    bench.until_delayed("lost", "no answer in time").await;
+    bench.until_delayed("asked", "no answer in time").await;
     // From now on, only the new address accepts requests.
     for provider in ["acme", "bolt"] {
         bench.script.always(provider, Act::Answer(Outcome::Misconfigured { status: 404 }));

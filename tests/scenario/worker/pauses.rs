@@ -22,7 +22,7 @@ async fn waiting_at_the_gate(row: ProviderRow, ids: &[&str]) -> Bench {
     for id in ids {
         bench.pay("acme", id).await;
     }
-    let waiting = async || bench.in_hand().await == ids.len() as i64;
+    let waiting = async || bench.active().await == ids.len() as i64;
     bench.until("the other jobs are leased and wait", waiting).await;
     bench
 }
@@ -32,7 +32,7 @@ async fn pause_and_resume_reach_waiting_jobs() {
     let bench = waiting_at_the_gate(nearly_closed(), &["second", "third"]).await;
     bench.settings().set_paused(&name("acme"), true).await.unwrap();
     for id in ["second", "third"] {
-        let job = bench.until_put_down(id, "paused").await;
+        let job = bench.until_delayed(id, "paused").await;
         assert_eq!((job.state.as_str(), job.attempts), ("waiting", 0));
     }
     // A paused lane sends no request, though its limit has room. Messages published meanwhile stay in the queue.
@@ -65,7 +65,7 @@ async fn raised_limit_applies_to_waiting_jobs() {
     assert!(started.elapsed() < Duration::from_secs(30), "the jobs waited for the old limit");
     // Requests before the change still count.
     bench.pay("acme", "fifth").await;
-    bench.until("the fifth job waits", async || bench.in_hand().await == 1).await;
+    bench.until("the fifth job waits", async || bench.active().await == 1).await;
     assert_eq!(bench.script.order().len(), 4);
 }
 
@@ -110,7 +110,7 @@ async fn requeue_mode_delays_without_an_attempt() {
     for number in 0..4 {
         bench.pay("acme", &format!("job-{number}")).await;
     }
-    let delayed = async || bench.parked("acme").await >= 1 && bench.count(DELAYED).await >= 1;
+    let delayed = async || bench.delayed("acme").await >= 1 && bench.count(DELAYED).await >= 1;
     bench.until("refused jobs are delayed", delayed).await;
     for number in 0..4 {
         let id = format!("job-{number}");
@@ -135,7 +135,7 @@ async fn blocking_mode_delays_beyond_max_wait() {
     bench.pay("acme", "first").await;
     bench.until_state("first", "succeeded").await;
     bench.pay("acme", "second").await;
-    let job = bench.until_put_down("second", "waits for limit all").await;
+    let job = bench.until_delayed("second", "waits for limit all").await;
     assert_eq!((job.state.as_str(), job.attempts), ("waiting", 0));
     assert_eq!(bench.count("SELECT count(*) FROM jobs WHERE backlog AND id = 'second'").await, 1);
     // The lane claims none until shortly before the pause ends.
@@ -180,10 +180,10 @@ async fn resume_ends_a_provider_pause() {
     let bench = Bench::open(&[shared("acme"), shared("bolt")]).await;
     bench.script.plan("first", [Act::Answer(throttled(Duration::from_secs(900)))]);
     bench.pay("acme", "first").await;
-    bench.until_put_down("first", "throttled").await;
+    bench.until_delayed("first", "throttled").await;
     // The gate refuses this job, so its lane pauses too.
     bench.pay("bolt", "second").await;
-    bench.until_put_down("second", "the provider asked for a pause").await;
+    bench.until_delayed("second", "the provider asked for a pause").await;
     for (lane, id) in [("acme", "third"), ("bolt", "fourth")] {
         bench.pay(lane, id).await;
     }

@@ -29,10 +29,10 @@ async fn delay_jobs(bench: &Bench, provider: &str, others: &[&str]) {
         bench.pay(provider, &id).await;
     }
     bench.until_state(&format!("{provider}-first"), "succeeded").await;
-    bench.until_put_down(&format!("{provider}-busy"), "busy").await;
+    bench.until_delayed(&format!("{provider}-busy"), "busy").await;
     for id in others {
         bench.pay(provider, id).await;
-        let job = bench.until_put_down(id, "waits for limit all").await;
+        let job = bench.until_delayed(id, "waits for limit all").await;
         assert_eq!((job.state.as_str(), job.attempts), ("waiting", 0));
         // Opens the paused lane, so that it consumes the next job.
         bench.settings().set_paused(&name(provider), true).await.unwrap();
@@ -93,7 +93,7 @@ async fn paused_lane_follows_another_rows_limit() {
         bench.until_state(id, "succeeded").await;
     }
     bench.pay("bolt", "parked").await;
-    bench.until_put_down("parked", "waits for limit all").await;
+    bench.until_delayed("parked", "waits for limit all").await;
     bench.pay("bolt", "queued").await;
     raise(&bench, "acme").await;
     for id in ["queued", "parked"] {
@@ -110,8 +110,7 @@ async fn cost_above_limit_waits_for_a_raise() {
         bench.publish("acme", &message.to_string()).await;
     };
     publish("costly", 11).await;
-    let job =
-        bench.until_put_down("costly", "waits for limit all: cost 11 exceeds the 10 that it admits at once").await;
+    let job = bench.until_delayed("costly", "waits for limit all: cost 11 exceeds the 10 that it admits at once").await;
     assert_eq!((job.state.as_str(), job.attempts), ("waiting", 0));
     // Later jobs continue: the lane does not pause.
     for (id, cost) in [("fits", 10), ("small", 1)] {
@@ -135,7 +134,7 @@ async fn cost_above_limit_still_expires() {
     let mut dated = message("dated");
     dated["expires_at"] = (jiff::Timestamp::now() + Duration::from_millis(600)).to_string().into();
     bench.publish("acme", &dated.to_string()).await;
-    bench.until_put_down("old", "cost 11 exceeds").await;
+    bench.until_delayed("old", "cost 11 exceeds").await;
     assert_eq!(bench.until_state("dated", "expired").await.attempts, 0);
     assert_eq!(bench.until_state("old", "dead").await.attempts, 0);
     assert!(bench.script.sent().is_empty());

@@ -38,7 +38,7 @@ async fn recorded_under_the_old_rule() -> Bench {
             })
             .await;
     }
-    bench.until("all jobs are delayed", async || bench.parked("acme").await == 3).await;
+    bench.until("all jobs are delayed", async || bench.delayed("acme").await == 3).await;
     bench.stop().await;
     for (id, state) in [("waiting", "waiting"), ("given-up", "waiting"), ("unknown", "unknown")] {
         assert_eq!(bench.job(id).await.unwrap().state, state, "{id}");

@@ -17,8 +17,8 @@ use super::script::{Act, busy, not_sent, rejected, throttled, timeout};
 async fn delay_and_lose(bench: &Bench, id: &str) {
     bench.script.plan(id, [Act::Answer(busy(Some(Duration::from_secs(600))))]);
     bench.pay("acme", id).await;
-    bench.until_put_down(id, "busy").await;
-    bench.until("the message is delayed", async || bench.parked("acme").await > 0).await;
+    bench.until_delayed(id, "busy").await;
+    bench.until("the message is delayed", async || bench.delayed("acme").await > 0).await;
     bench.sql("DELETE FROM queue_messages").await;
     // Resets the copy number, as if no copy had been published: the messages of these tests are not numbered.
     bench.sql("UPDATE jobs SET copy = 0, delayed_copy = NULL, delayed_until = NULL").await;
@@ -79,8 +79,8 @@ async fn probably_queued_job_is_not_republished() {
     // The lane consumes no more, so published messages stay in its queue.
     bench.script.plan("throttled", [Act::Answer(throttled(Duration::from_secs(600)))]);
     bench.pay("acme", "throttled").await;
-    bench.until_put_down("throttled", "throttled").await;
-    bench.until("the message is delayed", async || bench.parked("acme").await == 1).await;
+    bench.until_delayed("throttled", "throttled").await;
+    bench.until("the message is delayed", async || bench.delayed("acme").await == 1).await;
     bench.pay("acme", "other").await;
     make_overdue(&bench, "job", GRACE_BUSY - Duration::from_secs(60)).await;
     sweeps(&bench, 5).await;
@@ -104,7 +104,7 @@ async fn provider_outage_causes_no_republish() {
     bench.until("the circuit breaker is open", down).await;
     bench
         .until("most messages are back in the queue", async || {
-            bench.queued("acme").await >= 7 && bench.parked("acme").await == 0
+            bench.queued("acme").await >= 7 && bench.delayed("acme").await == 0
         })
         .await;
     bench.sql("UPDATE jobs SET wake_at = unixepoch('subsec') * 1000 - 7200000 WHERE lease_until IS NULL").await;
@@ -160,9 +160,9 @@ async fn far_future_job_waits_in_the_ledger_only() {
     for (id, at) in [("soon", soon), ("later", later)] {
         let job = json!({ "id": id, "amount": 1, "currency": "EUR", "not_before": at.to_string() });
         bench.publish("acme", &job.to_string()).await;
-        bench.until_put_down(id, "waits for its time").await;
+        bench.until_delayed(id, "waits for its time").await;
     }
-    bench.until("one message is delayed", async || bench.parked("acme").await == 1).await;
+    bench.until("one message is delayed", async || bench.delayed("acme").await == 1).await;
     assert_eq!(bench.queued("acme").await, 1);
     let unqueued = "SELECT count(*) FROM jobs WHERE unqueued AND id = 'later'";
     bench.until("the other job is marked as in no queue", async || bench.count(unqueued).await == 1).await;
@@ -320,7 +320,7 @@ async fn over_delivered_message_is_dead_lettered_and_resolved() {
     let bench = Bench::open(&[row("acme")]).await;
     delay_and_lose(&bench, "job").await;
     bench.pay("acme", "job").await;
-    bench.until("the message is delayed", async || bench.parked("acme").await == 1).await;
+    bench.until("the message is delayed", async || bench.delayed("acme").await == 1).await;
     let mut bench = bench;
     bench.stop().await;
     bench.sql("UPDATE queue_messages SET deliveries = 1001, taken = 7").await;
@@ -364,7 +364,7 @@ async fn emptied_job_still_detects_duplicates() {
     bench.until("the job is emptied", async || bench.count(emptied).await == 1).await;
     bench.publish("acme", body).await;
     bench
-        .until("the duplicate is acknowledged", async || bench.queued("acme").await == 0 && bench.in_hand().await == 0)
+        .until("the duplicate is acknowledged", async || bench.queued("acme").await == 0 && bench.active().await == 0)
         .await;
     bench.pay("acme", "next").await;
     bench.until_state("next", "succeeded").await;

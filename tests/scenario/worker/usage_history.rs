@@ -50,7 +50,7 @@ async fn restart_keeps_account_and_reference_usage() {
     bench.restart().await;
     bench.pay_for("acme", "a4", "a").await;
     bench.pay_for("acme", "b3", "b").await;
-    bench.until_put_down("a4", "waits for limit per-account").await;
+    bench.until_delayed("a4", "waits for limit per-account").await;
     bench.until_state("b3", "succeeded").await;
     assert_eq!(bench.script.sent_to("acme").len(), 7);
 }
@@ -67,11 +67,11 @@ async fn added_daily_limit_counts_the_current_day() {
     bench.pay_for("acme", "p3", "a").await;
     bench.until_state("p3", "succeeded").await;
     bench.pay_for("acme", "p4", "a").await;
-    bench.until_put_down("p4", "waits for limit own").await;
+    bench.until_delayed("p4", "waits for limit own").await;
     bench.pay_for("acme", "p5", "b").await;
     bench.until_state("p5", "succeeded").await;
     bench.pay_for("acme", "p6", "c").await;
-    bench.until_put_down("p6", "waits for limit daily").await;
+    bench.until_delayed("p6", "waits for limit daily").await;
     assert_eq!(bench.script.sent_to("acme").len(), 4);
 }
 
@@ -91,6 +91,6 @@ async fn row_joining_a_quota_keeps_its_usage() {
     bench.pay_for("one", "o2", "a").await;
     bench.until_state("o2", "succeeded").await;
     bench.pay_for("one", "o3", "a").await;
-    bench.until_put_down("o3", "waits for limit daily").await;
+    bench.until_delayed("o3", "waits for limit daily").await;
     assert_eq!(bench.script.sent().len(), 4);
 }
