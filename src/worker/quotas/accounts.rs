@@ -1,7 +1,8 @@
 //! Account rules of a quota: what its rows say about single accounts, combined for each limit that the rows share.
 //!
 //! No row can lift another row's limit. An account is exempt from a limit, or has its own rate, only as far as every
-//! row with that limit says so. An account that one row blocks or refuses is charged by none. See `docs/decisions/0018-strictest-row-of-a-quota.md`.
+//! row with that limit says so. An account that one row blocks or refuses is charged by none. See
+//! `docs/decisions/0018-strictest-row-of-a-quota.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
