@@ -19,6 +19,7 @@ use crate::cli::connect::{CheckedMessage, MissingDatabase, Probe, RunLock, Servi
 use crate::config::{Config, DatabaseUrl, LimiterUrl, QueueUrl, SecretUrl};
 use crate::domain::provider::{Provider, ProviderName};
 use crate::ledger::LedgerError;
+use crate::ledger::backlog::Backlog;
 use crate::ledger::database::{AdvisoryRunLock, Database, SchemaState};
 use crate::ledger::fleet::Fleet;
 use crate::ledger::operator::Operator;
@@ -292,6 +293,10 @@ impl Services for App {
 
     async fn operator(&self, config: &Config) -> Result<Arc<dyn Operator>, CommandError> {
         Ok(self.database(config).await?.operator())
+    }
+
+    async fn backlog(&self, config: &Config) -> Result<Arc<dyn Backlog>, CommandError> {
+        Ok(self.database(config).await?.backlog())
     }
 
     async fn fleet(&self, config: &Config) -> Result<(Arc<dyn Fleet>, Arc<dyn Upkeep>), CommandError> {

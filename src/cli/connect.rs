@@ -11,6 +11,7 @@ use super::check::Finding;
 use crate::config::{CardNumbers, Config};
 use crate::domain::job::JobId;
 use crate::domain::provider::{Provider, ProviderName};
+use crate::ledger::backlog::Backlog;
 use crate::ledger::fleet::Fleet;
 use crate::ledger::operator::Operator;
 use crate::ledger::provider_row::ProviderRow;
@@ -62,6 +63,9 @@ pub trait Services: Send + Sync {
 
     /// The ledger's operations for operators.
     async fn operator(&self, config: &Config) -> Result<Arc<dyn Operator>, CommandError>;
+
+    /// The backlogs of the lanes.
+    async fn backlog(&self, config: &Config) -> Result<Arc<dyn Backlog>, CommandError>;
 
     /// The heartbeats of workers, and the reconciliation of all jobs.
     async fn fleet(&self, config: &Config) -> Result<(Arc<dyn Fleet>, Arc<dyn Upkeep>), CommandError>;

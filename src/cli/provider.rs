@@ -23,6 +23,7 @@ use crate::ops::{SettingsChangeError, change};
 pub(super) use crate::worker::resend::provider_names as names;
 
 mod file;
+mod flows;
 mod toml_export;
 
 pub(super) use file::checked_rows;
@@ -69,6 +70,8 @@ enum Action {
     },
     /// Show one provider with its limits and account rules, as a file that `apply` reads.
     Show(ShowArgs),
+    /// List the accounts whose payments wait in the ledger, and what blocks them: most urgent first, then most payments.
+    Flows(flows::FlowsArgs),
     /// Stop sending requests to a provider, in every worker; its queue keeps collecting.
     Pause(PauseArgs),
     /// Send requests to a provider again, and clear the waits that it named (429, Retry-After), in every worker.
@@ -143,6 +146,11 @@ pub async fn run(
         Action::Show(which) => {
             let name = parse_name(&which.name)?;
             show(services.settings(config).await?.as_ref(), &name, which, console).await
+        }
+        Action::Flows(which) => {
+            let name = parse_name(&which.name)?;
+            find_row(services.settings(config).await?.as_ref(), &name).await?;
+            flows::list(services.backlog(config).await?.as_ref(), &name, which, console).await
         }
         Action::Pause(which) => set_paused(services.settings(config).await?.as_ref(), which, true, console).await,
         Action::Resume(which) => set_paused(services.settings(config).await?.as_ref(), which, false, console).await,

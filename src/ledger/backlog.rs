@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use super::{Claimed, FencedWrite, LeaseToken, LedgerError};
 use crate::domain::job::{ContentHash, Identifier, InvalidMessage, Job};
 use crate::domain::provider::ProviderName;
-use crate::domain::wait_reason::Wait;
+use crate::domain::wait_reason::{Wait, WaitReason};
 
 /// The class of a flow: 0 for an unknown outcome, then 1 to 10 for the priorities 9 to 0. Lower is served first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -29,6 +29,12 @@ impl FlowClass {
     #[must_use]
     pub fn of_priority(priority: u8) -> Self {
         Self(Self::MAX - priority.min(Self::MAX - 1))
+    }
+
+    /// The priority of its jobs; `None`: their outcome is unknown.
+    #[must_use]
+    pub fn priority(self) -> Option<u8> {
+        (self != Self::UNKNOWN).then_some(Self::MAX - self.0)
     }
 
     /// `None` above 10.
@@ -183,6 +189,19 @@ pub struct BlockedFlow {
     pub limit: Option<String>,
 }
 
+impl BlockedFlow {
+    /// What its jobs wait for.
+    #[must_use]
+    pub fn wait_reason(&self) -> WaitReason {
+        match self.reason {
+            BlockedReason::Limit => WaitReason::Limit(self.limit.clone().unwrap_or_default()),
+            BlockedReason::AccountBlocked => WaitReason::AccountBlocked,
+            BlockedReason::Misconfigured => WaitReason::Misconfigured,
+            BlockedReason::RejectedStreak => WaitReason::RejectedStreak,
+        }
+    }
+}
+
 /// A flow with jobs in the backlog.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowStatus {
@@ -252,6 +271,7 @@ mod tests {
         let of = |priority| FlowClass::of_priority(priority).number();
         assert_eq!([of(9), of(5), of(0), of(200)], [1, 5, 10, 1]);
         assert!(FlowClass::UNKNOWN < FlowClass::of_priority(9));
+        assert_eq!([0, 1, 5, 10].map(|class| FlowClass(class).priority()), [None, Some(9), Some(5), Some(0)]);
         assert_eq!((FlowClass::from_number(10).map(FlowClass::number), FlowClass::from_number(11)), (Some(10), None));
     }
 

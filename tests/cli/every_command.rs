@@ -29,7 +29,7 @@ const NOT_WALKED: [(&str, &str); 9] = [
 const NO_DATA: [&str; 4] = ["run", "fake-provider", "completions", "man"];
 
 /// Command lines in an order in which each finds its data. `FILE`: a provider file.
-pub const WALK: [(&[&str], Exit); 33] = [
+pub const WALK: [(&[&str], Exit); 35] = [
     (&["migrate"], Exit::Success),
     (&["check"], Exit::Success),
     (&["provider", "apply", "FILE", "--dry-run"], Exit::Success),
@@ -38,6 +38,8 @@ pub const WALK: [(&[&str], Exit); 33] = [
     (&["provider", "list"], Exit::Success),
     (&["provider", "show", "acme"], Exit::Success),
     (&["provider", "show", "nobody"], Exit::Failed),
+    (&["provider", "flows", "acme"], Exit::Success),
+    (&["provider", "flows", "nobody"], Exit::Failed),
     (&["provider", "pause", "acme", "--because", "they are down"], Exit::Success),
     (&["provider", "resume", "acme"], Exit::Success),
     (&["provider", "resume", "nobody"], Exit::Failed),

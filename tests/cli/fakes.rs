@@ -13,6 +13,7 @@ use sluicegate::domain::job::Identifier;
 use sluicegate::domain::limit::Rate;
 use sluicegate::domain::provider::{Provider, ProviderName};
 use sluicegate::ledger::LedgerError;
+use sluicegate::ledger::backlog::Backlog;
 use sluicegate::ledger::fleet::Fleet;
 use sluicegate::ledger::operator::{Actor, Operator};
 use sluicegate::ledger::provider_row::ProviderRow;
@@ -143,6 +144,10 @@ impl Services for Engine {
     }
 
     async fn operator(&self, _: &Config) -> Result<Arc<dyn Operator>, CommandError> {
+        Err(CommandError::Failed("these engines have no ledger".to_owned()))
+    }
+
+    async fn backlog(&self, _: &Config) -> Result<Arc<dyn Backlog>, CommandError> {
         Err(CommandError::Failed("these engines have no ledger".to_owned()))
     }
 

@@ -16,6 +16,7 @@ mod every_command;
 mod expansion;
 mod explain;
 mod fakes;
+mod flows;
 mod hostile_text;
 mod jobs;
 mod no_fault_injection;
