@@ -88,7 +88,7 @@ fn evidence(missing: Missing) -> OverviewInput {
 
 #[test]
 fn a_missing_source_never_counts_as_zero() {
-    let ledgers = ["delayed", "active", "in_flight", "review", "dead", "succeeded", "declined", "unknown"];
+    let ledgers = ["backlog", "delayed", "active", "in_flight", "review", "dead", "succeeded", "declined", "unknown"];
     for (missing, waiting, unknown) in [
         (Missing::Nothing, json!([17_873, false]), vec![]),
         (Missing::Queue, json!([1_332, true]), vec!["queued", "unrecorded", "clears"]),

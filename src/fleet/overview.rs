@@ -113,7 +113,8 @@ pub struct ProviderOverview {
     /// How fast limits and egress rate let requests start. `null`: no row is in force.
     #[serde(default)]
     pub pace: Option<PaceOverview>,
-    /// Payments without a request in flight: `queued`, `delayed`, and those of `active` that are not `in_flight`.
+    /// Payments without a request in flight: `queued`, `backlog`, `delayed`, and those of `active` that are not
+    /// `in_flight`.
     pub waiting: u64,
     /// Ledger or queue did not answer: `waiting` counts what the other knows, and the missing part is `null`.
     #[serde(default)]
@@ -125,6 +126,9 @@ pub struct ProviderOverview {
     pub unrecorded: Option<u64>,
     /// This and the following fields are counted in the ledger. `null`: it does not answer.
     pub delayed: Option<u64>,
+    /// They wait for a limit in the ledger alone, without a message.
+    #[serde(default)]
+    pub backlog: Option<u64>,
     pub active: Option<u64>,
     pub in_flight: Option<u64>,
     pub oldest_waiting_at: Option<String>,
@@ -302,6 +306,7 @@ fn counts(name: &str, counted: &ProviderCounts<'_>, status: ProviderStatus) -> P
         queued: backlog.queued,
         unrecorded: backlog.unrecorded,
         delayed: account.map(|account| account.delayed),
+        backlog: account.map(|account| account.backlog),
         active: account.map(|account| account.active),
         in_flight: account.map(|account| account.in_flight),
         oldest_waiting_at: oldest.map(|at_ms| DatabaseTime(*at_ms).to_string()),

@@ -139,7 +139,7 @@ fn troubled(parts: &[&str]) -> Response {
     }
     let mut acme = provider("acme", "backend_unavailable");
     let unknown = json!({
-        "waiting": 1_332, "waiting_is_at_least": true, "queued": null, "unrecorded": null, "delayed": 1_332, "active": null,
+        "waiting": 1_332, "waiting_is_at_least": true, "queued": null, "unrecorded": null, "delayed": 1_332, "backlog": 0, "active": null,
         "in_flight": null, "clears": {"kind": "unknown", "missing": "queue"}, "review": null, "dead": null, "succeeded": null, "declined": null,
         "rate_per_s": null, "limit_per_s": null, "refused_by_provider": null,
     });
@@ -213,7 +213,7 @@ fn provider(name: &str, state: &str) -> Value {
             limit("per-account", None, json!({"scope": "account"})),
             limit("closed", Some(0), json!({"max_requests": 0, "remaining": 0, "shadow": true})),
         ],
-        "rate_per_s": 94.1, "limit_per_s": 100.0, "waiting": 12_000, "queued": null, "delayed": 300, "active": 128,
+        "rate_per_s": 94.1, "limit_per_s": 100.0, "waiting": 12_000, "queued": null, "delayed": 300, "backlog": 40, "active": 128,
         "in_flight": 9, "oldest_waiting_at": EARLIER, "clears": {"kind": "clears_in", "ms": 120_000}, "review": 2, "dead": 1,
         "succeeded": 1_234_567, "declined": 3, "expired": 0, "cancelled": 0, "unknown": 0, "sending": 9,
         "refused_by_provider": 1,

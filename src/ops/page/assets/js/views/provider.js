@@ -85,6 +85,7 @@ export function provider(context, name) {
 
 const rest = (known) => [
   figure("Active", count(known.active)),
+  figure("In the backlog", count(known.backlog)),
   figure("Delayed", count(known.delayed)),
   figure("In the queue", count(known.queued)),
   figure("Declined", count(known.declined)),
