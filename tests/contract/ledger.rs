@@ -1,4 +1,4 @@
-//! Conformance suite of the ledger and the settings store, on SQLite in a file, SQLite in memory and PostgreSQL.
+//! Conformance suite of the ledger and the settings store, on SQLite and PostgreSQL.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -219,16 +219,12 @@ fn request(id: &str) -> FrozenRequest {
     }
 }
 
-/// Runs each test function on each kind of database.
+/// Runs each test function on both databases. In memory, SQLite has the same statements, and the scenario tests run on it.
 macro_rules! on_every_database {
     ($($test:ident),+ $(,)?) => {
         mod sqlite_file {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $test() { super::$test(crate::ledger::Kind::SqliteFile).await })+
-        }
-        mod sqlite_memory {
-            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn $test() { super::$test(crate::ledger::Kind::SqliteMemory).await })+
         }
         mod postgres {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
