@@ -186,7 +186,8 @@ fn waiting(
         jobs: if own == 0 { 0 } else { jobs - sent.min(jobs / 2) },
         missing: counted.missing(),
         last_due_in: Duration::from_millis(delayed_for_ms),
-        // A job that an account rule blocks is delayed again and again, until the rule is removed.
-        blocked: blocks && counted.only_delayed(),
+        // A job that an account rule blocks waits in the backlog, or is delayed again and again, until the rule is
+        // removed.
+        blocked: blocks && counted.only_delayed_or_blocked(),
     }
 }

@@ -63,6 +63,13 @@ fn full_stop_is_named_instead_of_a_time() {
         vec![AccountRow { account: "shop".to_owned(), rule: Some("blocked".to_owned()), ..AccountRow::default() }];
     one.providers = [(ProviderName::new("acme").unwrap(), Arc::new(one.rows[0].validate(9).unwrap()))].into();
     assert_eq!(clears(&one), ClearTimeOverview::Never { limit: None });
+    // So it is if the others wait in the backlog, in flows that the rule blocks.
+    let count = one.reconciliation.as_mut().unwrap().get_mut("acme").unwrap();
+    (count.backlog, count.account_blocked, count.recorded) = (7, 7, count.recorded + 7);
+    assert_eq!(clears(&one), ClearTimeOverview::Never { limit: None });
+    one.reconciliation.as_mut().unwrap().get_mut("acme").unwrap().account_blocked = 6;
+    assert!(matches!(clears(&one), ClearTimeOverview::ClearsIn { .. }), "one of another account waits");
+    one.reconciliation.as_mut().unwrap().get_mut("acme").unwrap().account_blocked = 7;
     one.depths.insert("acme".to_owned(), 5);
     assert!(matches!(clears(&one), ClearTimeOverview::ClearsIn { .. }));
     // Nothing says when a provider that is down comes back.

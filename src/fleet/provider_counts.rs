@@ -59,9 +59,11 @@ impl<'a> ProviderCounts<'a> {
         self.backlog.waiting
     }
 
-    /// Whether all waiting jobs are delayed.
-    pub fn only_delayed(&self) -> bool {
-        self.reconciliation.as_ref().is_some_and(|account| account.delayed > 0 && account.delayed == self.waiting())
+    /// Whether all waiting jobs are delayed, or their accounts are blocked by rules.
+    pub fn only_delayed_or_blocked(&self) -> bool {
+        let Some(account) = &self.reconciliation else { return false };
+        let jobs = account.delayed + account.account_blocked;
+        jobs > 0 && jobs == self.waiting()
     }
 
     /// `None`: the reports could not be read.

@@ -25,6 +25,9 @@ pub struct ProviderReconciliation {
     /// Jobs that wait in the ledger alone, for a limit of their account or behind such jobs.
     #[serde(default)]
     pub backlog: u64,
+    /// Jobs of the backlog whose account a rule blocks.
+    #[serde(skip)]
+    pub account_blocked: u64,
     #[serde(skip)]
     pub messages_least: u64,
     #[serde(skip)]
@@ -56,6 +59,7 @@ impl From<LedgerReconciliation> for ProviderReconciliation {
             delayed_for_ms: account.delayed_for.map(ms),
             due: account.due,
             backlog: account.backlog,
+            account_blocked: account.account_blocked,
             messages_least: account.messages_min,
             messages_most: account.messages_max,
             overdue: account.overdue,

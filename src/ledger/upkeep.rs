@@ -109,6 +109,8 @@ pub struct LedgerReconciliation {
     pub due: u64,
     /// Open and due, without a lease or a message: only a dispatcher brings it back.
     pub backlog: u64,
+    /// Those of them whose account a rule blocks.
+    pub account_blocked: u64,
     /// Due jobs that have been so for longer than any queue and the sweeper should need.
     pub overdue: u64,
     /// Lower and upper bound of the messages of recorded open jobs that are ready in the lane's queue. The two differ

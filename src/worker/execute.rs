@@ -19,7 +19,7 @@ use self::permit::{PermitWait, acquire_request, delay_refused, egress_request, r
 use self::record::{delay, release, transition};
 use self::send::send;
 use super::active_jobs::ActiveJob;
-use super::backlog::FlowPlace;
+use super::backlog::AheadGuard;
 use super::intake::DeliveryAction;
 use super::lane::{LaneContext, LaneSettings};
 use super::local_faults;
@@ -59,13 +59,13 @@ pub struct Arrival<'a> {
     /// Worker slot and permit that it keeps.
     pub reservation: Option<Reservation<'a>>,
     /// Set for a job of the backlog: it has no message.
-    pub place: Option<FlowPlace>,
+    pub ahead: Option<AheadGuard>,
 }
 
 impl Arrival<'_> {
     #[must_use]
     pub fn now() -> Self {
-        Self { at: Instant::now(), reservation: None, place: None }
+        Self { at: Instant::now(), reservation: None, ahead: None }
     }
 }
 
@@ -77,7 +77,7 @@ pub struct ClaimedJob {
     pub delivered_at: Instant,
     pub claimed_at: Instant,
     /// Set for a job that was claimed from the backlog: it has no message.
-    pub place: Option<FlowPlace>,
+    pub ahead: Option<AheadGuard>,
 }
 
 impl ClaimedJob {
@@ -89,7 +89,7 @@ impl ClaimedJob {
             claimed,
             delivered_at: arrival.at,
             claimed_at: Instant::now(),
-            place: arrival.place.take(),
+            ahead: arrival.ahead.take(),
         }
     }
 
@@ -156,8 +156,8 @@ pub async fn execute(lane: &LaneContext, job: &ClaimedJob, reservation: Option<R
     };
     let waiting = spans::step("wait for a permit");
     let waited = permit_wait.instrument(waiting.clone()).await;
-    if let Some(place) = &job.place {
-        place.release();
+    if let Some(ahead) = &job.ahead {
+        ahead.release();
     }
     match waited {
         PermitWait::Granted(permit) => match transition_instead(lane, &call, job) {

@@ -404,7 +404,8 @@ mod tests {
         let pauses = LaneControl::default();
         pauses.pause_intake(Duration::from_secs(9), PauseCause::Limit, Wait::for_limit("per-minute"));
         let until = Instant::now() + Duration::from_secs(12);
-        let gate = GateView { waiting: 3, block: Some((BlockReason::StoreUnavailable("gone".to_owned()), until)) };
+        let block = Some((BlockReason::StoreUnavailable("gone".to_owned()), until));
+        let gate = GateView { waiting: 3, block, limited_at: None };
         let report =
             lane_report(&LaneFigures { sent_total: 7, active: 2, ..LaneFigures::default() }, &pauses, &gate, 5);
         assert_eq!((report.does, report.sent_total, report.active, report.gate_waiting), (LaneState::Resting, 7, 2, 3));

@@ -200,7 +200,7 @@ async fn process(
     let not_claimed =
         match claim(lane, &decoded, delivered_copy, max_batch_delay).instrument(spans::step("claim")).await {
             Some(Claim::Claimed(claimed)) => {
-                let arrival = Arrival { at: delivered_at, reservation, place: None };
+                let arrival = Arrival { at: delivered_at, reservation, ahead: None };
                 return run_claimed(lane, decoded, claimed, arrival).await;
             }
             Some(Claim::Finished) => {

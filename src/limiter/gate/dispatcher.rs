@@ -256,7 +256,9 @@ impl PermitDispatcher {
         }
         let first_of_kinds = || self.kind_blocks.values().min_by_key(|block| block.until);
         let block = self.block.as_ref().or_else(first_of_kinds).map(|block| (block.reason.clone(), block.until));
-        let view = GateView { waiting: self.queue.len(), block };
+        let is_at_limit = matches!(block, Some((BlockReason::Limit(_), _)));
+        let limited_at = if is_at_limit { Some(now) } else { self.view.borrow().limited_at };
+        let view = GateView { waiting: self.queue.len(), block, limited_at };
         self.log_stall(&view, now);
         self.view.send_replace(view);
     }

@@ -143,6 +143,8 @@ pub struct GateView {
     pub waiting: usize,
     /// Why the queue is blocked, and the earliest end; `None` while it is open.
     pub block: Option<(BlockReason, Instant)>,
+    /// When a limit blocked the queue last, now included.
+    pub limited_at: Option<Instant>,
 }
 
 /// A job's position in the queue, and what it waits for.
@@ -274,6 +276,12 @@ impl Gate {
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.view.borrow().block.is_none()
+    }
+
+    /// Whether a limit blocks the queue, or did so since then.
+    #[must_use]
+    pub fn was_at_limit_since(&self, since: Instant) -> bool {
+        self.view.borrow().limited_at.is_some_and(|at| at >= since)
     }
 
     #[must_use]

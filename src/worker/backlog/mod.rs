@@ -16,10 +16,10 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 use tracing::Instrument as _;
 
+pub use self::claimed_ahead::AheadGuard;
+use self::claimed_ahead::{AheadBounds, ClaimedAhead, Room, startable_soon};
 use self::known_flows::{KNOWN_FLOWS_MAX, KnownFlows};
 use self::permit_waits::PermitWaits;
-pub use self::places::FlowPlace;
-use self::places::{FlowPlaces, PlaceBounds, Room, startable_soon};
 use super::active_jobs::LEASE;
 use super::delay::{MessageCopy, publish_delayed};
 use super::execute::{Arrival, review_changed_row};
@@ -42,9 +42,9 @@ use crate::queue::Properties;
 use crate::queue::message::Decoded;
 use crate::telemetry::spans;
 
+mod claimed_ahead;
 mod known_flows;
 mod permit_waits;
-mod places;
 
 /// Time between two looks at the flows, while some are known. Other processes block and unblock them, too.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
@@ -67,7 +67,7 @@ const QUANTUM: u32 = 4;
 #[derive(Debug, Default)]
 pub struct LaneBacklog {
     flows: KnownFlows,
-    places: Arc<FlowPlaces>,
+    ahead: Arc<ClaimedAhead>,
     permit_waits: PermitWaits,
     /// The last claim left jobs behind for which the lane has no room yet.
     has_more: AtomicBool,
@@ -198,7 +198,7 @@ pub(super) async fn run(lane: Arc<LaneContext>) {
             () = lane.stop.cancelled() => return,
             () = sleep_until(next_at) => {}
             () = lane.backlog.changed.notified() => {}
-            () = lane.backlog.places.wait_for_room() => lane.backlog.times().is_claimable = true,
+            () = lane.backlog.ahead.wait_for_room() => lane.backlog.times().is_claimable = true,
         }
     }
 }
@@ -228,10 +228,10 @@ impl Dispatcher {
         if let Some(at) = cannot_send_until(lane) {
             return Ok(at.min(began + PAUSED_INTERVAL));
         }
-        let bounds = PlaceBounds::of(&lane.settings.borrow().provider, current_prefetch(lane));
-        let room = lane.backlog.places.room_within(bounds, lane.backlog.flows.first_class());
+        let bounds = AheadBounds::of(&lane.settings.borrow().provider, current_prefetch(lane));
+        let room = lane.backlog.ahead.room_within(bounds, lane.backlog.flows.first_class());
         let small_claim_at = self.claimed_at + SMALL_CLAIM_PAUSE;
-        if room.places == 0 {
+        if room.jobs == 0 {
             return Ok(self.look_at);
         }
         if !room.is_worth_a_claim && small_claim_at > began {
@@ -259,8 +259,8 @@ impl Dispatcher {
         Ok(())
     }
 
-    async fn claim(&self, lane: &Arc<LaneContext>, room: Room, bounds: PlaceBounds) -> Result<Instant, LedgerError> {
-        let at_most = room.places.min(CLAIM_MAX);
+    async fn claim(&self, lane: &Arc<LaneContext>, room: Room, bounds: AheadBounds) -> Result<Instant, LedgerError> {
+        let at_most = room.jobs.min(CLAIM_MAX);
         let request = BacklogClaimRequest {
             lane: &lane.name,
             owner: &lane.worker.options.owner,
@@ -312,9 +312,9 @@ impl Dispatcher {
 
 fn start(lane: &Arc<LaneContext>, job: BacklogJob) {
     let flow = FlowKey { class: job.class, account: job.job.account.clone() };
-    let place = lane.backlog.places.occupy(flow);
+    let ahead = lane.backlog.ahead.add(flow);
     // Boxed because a future of thousands of bytes is moved several times on its way into a task.
-    lane.worker.jobs.spawn(Box::pin(handle_job(Arc::clone(lane), job, place)));
+    lane.worker.jobs.spawn(Box::pin(handle_job(Arc::clone(lane), job, ahead)));
 }
 
 /// Until when the lane sends no charge; `None`: it may.
@@ -332,10 +332,10 @@ fn cannot_send_until(lane: &LaneContext) -> Option<Instant> {
 }
 
 /// Runs a job that was claimed from the backlog, to its end.
-async fn handle_job(lane: Arc<LaneContext>, job: BacklogJob, place: FlowPlace) {
+async fn handle_job(lane: Arc<LaneContext>, job: BacklogJob, ahead: AheadGuard) {
     let _active = lane.meter.delivery_started(false);
     let span = spans::job(lane.name.as_str(), &BTreeMap::new());
-    let end = AssertUnwindSafe(process(&lane, job, place).instrument(span.clone())).catch_unwind().await;
+    let end = AssertUnwindSafe(process(&lane, job, ahead).instrument(span.clone())).catch_unwind().await;
     let action = end.unwrap_or_else(|_| {
         tracing::error!(provider = %lane.name, "job handler panicked; the job's lease expires");
         DeliveryAction::RequeueFault
@@ -347,12 +347,12 @@ async fn handle_job(lane: Arc<LaneContext>, job: BacklogJob, place: FlowPlace) {
 }
 
 /// Processes the job as a delivery does, but without a message: nothing is acknowledged or requeued.
-async fn process(lane: &LaneContext, claimed: BacklogJob, place: FlowPlace) -> DeliveryAction {
+async fn process(lane: &LaneContext, claimed: BacklogJob, ahead: AheadGuard) -> DeliveryAction {
     let BacklogJob { job, hash, claimed, .. } = claimed;
     spans::record_job(&job.id);
     let recorded = JobToRepublish { job, hash, sweeps: 0, copy: claimed.copy };
     let body = rebuild_message(&recorded);
-    let arrival = Arrival { place: Some(place), ..Arrival::now() };
+    let arrival = Arrival { ahead: Some(ahead), ..Arrival::now() };
     let decoded = Box::new(Decoded { job: recorded.job, hash, warnings: Vec::new() });
     let Some(body) = body else { return review_changed_row(lane, decoded.job, claimed, arrival).await };
     let properties = Properties {

@@ -2,7 +2,8 @@
 //!
 //! A job at a limit of its account or reference waits as well, but then other jobs are granted at once. So the lane is
 //! limited only if the last granted job waited, too, or if the gate is blocked; and if more jobs wait than it may start
-//! soon.
+//! soon. A lane that takes few jobs at a time has none that waits when the next one comes. So a grant that a limit has
+//! made wait counts for as long as it waited.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,7 +11,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::places::AHEAD_MIN;
+use super::claimed_ahead::AHEAD_MIN;
 use crate::domain::job::JobId;
 
 /// A job that waits longer shows a limited lane. As long as permits are booked ahead at most.
@@ -26,7 +27,21 @@ struct State {
     /// When each waiting job began to wait, in this order.
     waiting: BTreeMap<u64, Instant>,
     next_number: u64,
-    last_granted_after: Duration,
+    last_grant: Option<Grant>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Grant {
+    at: Instant,
+    waited: Duration,
+    /// A limit blocked the gate meanwhile. Other waits, as for a cold limiter, say nothing of the next job's.
+    is_by_limit: bool,
+}
+
+impl Grant {
+    fn shows_a_limited_lane(self) -> bool {
+        self.is_by_limit && self.waited > LIMITED_AFTER && self.at.elapsed() < self.waited
+    }
 }
 
 /// One job's wait; it ends when this is dropped.
@@ -60,16 +75,20 @@ impl PermitWaits {
         OngoingWait { waits: self, number, began }
     }
 
-    /// Whether a job waits for longer than a free lane would let it, or surely will: more wait than the lane starts soon.
+    /// Whether a job waits for longer than a free lane would let it, or surely will: more wait than the lane starts soon,
+    /// or the last grant shows it.
     /// `is_blocked`: the gate is, by a limit.
     pub fn are_long(&self, startable_soon: impl FnOnce() -> u32, is_blocked: impl FnOnce() -> bool) -> bool {
         let state = self.lock();
         let pending = state.admitted.len() + state.waiting.len();
-        if pending >= AHEAD_MIN as usize && pending >= startable_soon() as usize {
+        let last_grant = state.last_grant;
+        if pending >= AHEAD_MIN as usize && pending >= startable_soon() as usize
+            || last_grant.is_some_and(Grant::shows_a_limited_lane)
+        {
             return true;
         }
         let is_long = state.waiting.first_key_value().is_some_and(|(_, began)| began.elapsed() > LIMITED_AFTER);
-        let last_was_long = state.last_granted_after > LIMITED_AFTER;
+        let last_was_long = last_grant.is_some_and(|grant| grant.waited > LIMITED_AFTER);
         drop(state);
         is_long && (last_was_long || is_blocked())
     }
@@ -80,9 +99,10 @@ impl PermitWaits {
 }
 
 impl OngoingWait<'_> {
-    /// The job has its permit.
-    pub fn record_grant(&self) {
-        self.waits.lock().last_granted_after = self.began.elapsed();
+    /// The job has its permit; `is_by_limit`: a limit has blocked the gate since it came.
+    pub fn record_grant(&self, is_by_limit: bool) {
+        let grant = Grant { at: Instant::now(), waited: self.began.elapsed(), is_by_limit };
+        self.waits.lock().last_grant = Some(grant);
     }
 }
 
@@ -116,7 +136,7 @@ mod tests {
         assert!(!waits.are_long(|| 100, || false), "another job was never granted late");
         assert!(waits.are_long(|| 100, || true));
         let soon = waits.begin(&job(0));
-        soon.record_grant();
+        soon.record_grant(false);
         drop(soon);
         assert!(!waits.are_long(|| 100, || false));
         drop(own_limit);
@@ -144,12 +164,32 @@ mod tests {
         let waits = PermitWaits::default();
         let (first, second) = (waits.begin(&job(0)), waits.begin(&job(0)));
         advance(LIMITED_AFTER * 2).await;
-        first.record_grant();
+        first.record_grant(false);
         drop(first);
         assert!(waits.are_long(|| 100, || false));
         drop(second);
         let third = waits.begin(&job(0));
         assert!(!waits.are_long(|| 100, || true), "it has just begun");
         drop(third);
+    }
+
+    /// Of a lane with one place, no job waits when the next one comes.
+    #[tokio::test(start_paused = true)]
+    async fn grant_that_a_limit_delayed_counts_for_as_long_as_it_waited() {
+        let waits = PermitWaits::default();
+        let is_long = || waits.are_long(|| 100, || false);
+        for (waited, is_by_limit, is_limited) in
+            [(LIMITED_AFTER * 4, false, false), (LIMITED_AFTER, true, false), (LIMITED_AFTER * 4, true, true)]
+        {
+            let job = waits.begin(&job(0));
+            advance(waited).await;
+            job.record_grant(is_by_limit);
+            drop(job);
+            assert_eq!(is_long(), is_limited, "{waited:?}, by a limit: {is_by_limit}");
+        }
+        advance(LIMITED_AFTER * 3).await;
+        assert!(is_long());
+        advance(LIMITED_AFTER).await;
+        assert!(!is_long());
     }
 }

@@ -88,7 +88,7 @@ pub(super) async fn wait_for_lane(
     wait: Duration,
     (label, reason): (&'static str, Wait),
 ) -> DeliveryAction {
-    if job.place.is_none() || !job.is_for_backlog() {
+    if job.ahead.is_none() || !job.is_for_backlog() {
         return delay(lane, job, wait, (label, reason)).await;
     }
     lane.backlog.hold(wait.min(LANE_PAUSED_DELAY));
@@ -103,7 +103,7 @@ pub(super) async fn return_to_backlog(
     block: Option<BlockUntil>,
 ) -> DeliveryAction {
     let backlog = &lane.worker.backends.backlog;
-    let came_from_backlog = job.place.is_some();
+    let came_from_backlog = job.ahead.is_some();
     let returned = retry_while_unavailable("return a job to the backlog", &lane.worker.abandon, || {
         // The write may be repeated after an outage, and the block ends at the same instant.
         let block = block.as_ref().map(|block| FlowBlock {

@@ -113,8 +113,8 @@ pub async fn record_and_send(
         return Err((decoded, Some(Reservation(ready(PermitWait::Granted(permit)).boxed()))));
     }
     let claimed_at = Instant::now();
-    let (claimed, place) = (Claimed::new_job(lease), None);
-    let job = ClaimedJob { job: decoded.job, claimed, active, delivered_at, claimed_at, place };
+    let (claimed, ahead) = (Claimed::new_job(lease), None);
+    let job = ClaimedJob { job: decoded.job, claimed, active, delivered_at, claimed_at, ahead };
     if let Err(error) = written {
         return Ok(on_begin_failed(lane, &job, CallKind::Charge, permit, &error).await);
     }

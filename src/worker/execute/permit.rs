@@ -88,7 +88,7 @@ pub(super) async fn wait_for_permit(lane: &LaneContext, job: JobId, request: Acq
             grant = &mut acquired => return match grant {
                 AcquireResult::Granted(permit) => {
                     if let Some(wait) = &charge_wait {
-                        wait.record_grant();
+                        wait.record_grant(lane.gate.was_at_limit_since(asked_at));
                     }
                     let usable_at = permit.start_at.max(Instant::now());
                     lane.meter.record_grant(usable_at.saturating_duration_since(asked_at));

@@ -200,6 +200,20 @@ async fn lane_at_its_limit_empties_its_queue() {
     all_are_accounted_for(&bench).await;
 }
 
+/// A lane of five jobs a second takes five messages at a time, and none waits when the next one comes.
+#[tokio::test]
+async fn slow_lane_empties_its_queue() {
+    let bench = Bench::prepared(&[ProviderRow { max_wait_ms: 5_000, ..strict_on_lane(5, 1_000) }]).await;
+    pay_many(&bench, "merchant", 40).await;
+    let mut bench = bench;
+    bench.run();
+    bench.until("the queue is empty", async || bench.queued("acme").await == 0).await;
+    let sent = bench.script.sent().len();
+    assert!(sent < 25, "{sent} were sent first");
+    bench.until_sent("acme", 40).await;
+    all_are_accounted_for(&bench).await;
+}
+
 /// The bench with a lane at its limit, whose queue was full when the worker started.
 async fn flooded(limits: ProviderRow, jobs: usize) -> Bench {
     let mut bench = Bench::prepared(&[limits]).await;

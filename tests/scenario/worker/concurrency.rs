@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::bench::{Bench, row};
 use super::lookups_over_http::Http;
 
-const JOBS: i64 = 80;
+const JOBS: i64 = 60;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_workers_share_requests_in_flight() {
@@ -20,7 +20,8 @@ async fn two_workers_share_requests_in_flight() {
     let url = format!("http://{}/", listener.local_addr().unwrap());
     let fake = FakeProvider::new(FakeOptions {
         concurrency: Some(3),
-        latency: (Duration::from_millis(10), Duration::from_millis(40)),
+        // Longer than a busy machine needs to grant the next one, so that all three are in flight at some time.
+        latency: (Duration::from_millis(100), Duration::from_millis(200)),
         lost_answer_rate: 0.05,
         seed: 3,
         ..FakeOptions::default()

@@ -15,6 +15,7 @@ use super::super::row::{SqlRow, corrupt};
 use super::finished_totals::{NOT_FOR_GOOD, finished_since_totals};
 use super::{OPEN, READABLE};
 use crate::ledger::LedgerError;
+use crate::ledger::backlog::BlockedReason;
 use crate::ledger::operator::STATES;
 use crate::ledger::upkeep::{CheckScope, LedgerReconciliation};
 
@@ -96,7 +97,7 @@ impl ReconciliationStatements {
             [("without_event", NO_EVENT), ("without_cause", NO_CAUSE)]
                 .map(|(place, fault)| part(place, &format!("{which} AND {fault}")))
         });
-        let left = [part("message_left", MESSAGE_LEFT), unreadable_to_decide()];
+        let left = [part("message_left", MESSAGE_LEFT), unreadable_to_decide(), blocked_by_rules()];
         let parts: Vec<String> = open.into_iter().chain(states).chain(checks).chain(left).collect();
         self.0.render(&format!("{LANES}, {LANE_STATES} {}", parts.join(" UNION ALL ")))
     }
@@ -182,6 +183,17 @@ fn unreadable_to_decide() -> String {
     )
 }
 
+/// Jobs of the backlog whose account a rule blocks, by the index of blocked flows.
+fn blocked_by_rules() -> String {
+    format!(
+        "SELECT flows.provider, 'account_blocked' AS place, NULL AS state, CAST(sum(flows.waiting) AS bigint) AS jobs, \
+             {NOT_OF_OPEN} \
+         FROM lanes {{join}} flows ON flows.provider = lanes.provider AND flows.blocked_until IS NOT NULL \
+         WHERE flows.blocked_reason = '{}' GROUP BY flows.provider",
+        BlockedReason::AccountBlocked.code()
+    )
+}
+
 /// Grouped by an expression, because SQLite would rather read all jobs in the order of an index on the column.
 fn part(place: &str, which: &str) -> String {
     format!(
@@ -215,6 +227,7 @@ fn add_row(account: &mut LedgerReconciliation, row: &SqlRow) -> Result<(), Ledge
         // An upper bound: another delivery may have taken it away for a while.
         "message_left" => account.messages_max += jobs,
         "unreadable" => account.unreadable += jobs,
+        "account_blocked" => account.account_blocked += jobs,
         // Finished jobs and those in review are counted separately.
         "without_event" => account.without_event += jobs,
         "without_cause" => account.without_accepted_attempt += jobs,

@@ -7,6 +7,7 @@ on_every_database!(
     a_flow_wakes_at_its_instant,
     the_later_block_stays,
     an_account_is_blocked_by_class,
+    jobs_of_blocked_accounts_are_counted,
     blocks_are_shown,
 );
 
@@ -98,6 +99,24 @@ async fn an_account_is_blocked_by_class(kind: Kind) {
     assert_eq!(ids(&fixture.dispatch(9, 9).await), ["none", "a3"]);
     assert_eq!(fixture.backlog().unblock_flows(&name("stripe")).await.unwrap(), 2);
     assert_eq!(ids(&fixture.dispatch(9, 9).await), ["a1", "a2"]);
+}
+
+/// The clear time of a lane on which only such jobs wait is never.
+async fn jobs_of_blocked_accounts_are_counted(kind: Kind) {
+    let fixture = Fixture::migrated(kind).await;
+    let blocked = FlowBlock { wait: Duration::MAX, reason: BlockedReason::AccountBlocked, limit: None };
+    for (account, id, block) in
+        [("acct_1", "a1", blocked.clone()), ("acct_2", "b1", blocked), ("acct_3", "c1", block(LEASE, "a"))]
+    {
+        fixture.record_blocked(&of(account, id), &block).await;
+    }
+    for (account, id) in [("acct_1", "a2"), ("acct_3", "c2"), ("acct_4", "d1")] {
+        fixture.record(&of(account, id)).await;
+    }
+    for scope in [CheckScope::All, CheckScope::Since(LEASE)] {
+        let found = fixture.database.upkeep().reconcile(Duration::ZERO, scope).await.unwrap().remove(0);
+        assert_eq!((found.backlog, found.account_blocked, found.discrepancies()), (6, 3, Vec::new()));
+    }
 }
 
 async fn blocks_are_shown(kind: Kind) {

@@ -28,12 +28,12 @@ const AHEAD_OF_SLOTS_MIN: u32 = 4;
 
 /// Most jobs that wait for their permits at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PlaceBounds {
+pub struct AheadBounds {
     pub all: u32,
     pub of_one_flow: u32,
 }
 
-impl PlaceBounds {
+impl AheadBounds {
     /// The bounds of a provider's lane that holds at most `prefetch` jobs.
     pub fn of(provider: &Provider, prefetch: u16) -> Self {
         let by_slots = provider.workers.saturating_mul(2).max(AHEAD_OF_SLOTS_MIN);
@@ -42,7 +42,7 @@ impl PlaceBounds {
         Self { all, of_one_flow }
     }
 
-    /// Free places that are worth a claim at once.
+    /// Room that is worth a claim at once.
     fn worth_a_claim(self) -> u32 {
         (self.all / 4).max(1)
     }
@@ -56,8 +56,9 @@ pub fn startable_soon(provider: &Provider) -> u32 {
     startable.max(AHEAD_MIN)
 }
 
+/// The claimed jobs without a permit, by flow.
 #[derive(Debug, Default)]
-pub struct FlowPlaces {
+pub struct ClaimedAhead {
     state: Mutex<State>,
     /// There may be room for more jobs.
     room: Notify,
@@ -67,14 +68,15 @@ pub struct FlowPlaces {
 struct State {
     waiting: HashMap<FlowKey, u32>,
     all: u32,
-    bounds: Option<PlaceBounds>,
+    bounds: Option<AheadBounds>,
 }
 
 /// The room for more jobs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Room {
-    pub places: u32,
-    /// Whether a claim is due at once; otherwise a few more jobs are waited for.
+    /// Jobs that may be claimed.
+    pub jobs: u32,
+    /// Whether a claim is due at once; otherwise room for a few more is waited for.
     pub is_worth_a_claim: bool,
     /// The flows of which no more jobs are claimed now.
     pub full_flows: Vec<FlowKey>,
@@ -84,34 +86,34 @@ pub struct Room {
 
 /// Counts one claimed job until its permit is granted, or until it is dropped.
 #[derive(Debug)]
-pub struct FlowPlace {
-    places: Arc<FlowPlaces>,
+pub struct AheadGuard {
+    ahead: Arc<ClaimedAhead>,
     flow: FlowKey,
     is_released: AtomicBool,
 }
 
-impl FlowPlaces {
-    pub fn occupy(self: &Arc<Self>, flow: FlowKey) -> FlowPlace {
+impl ClaimedAhead {
+    pub fn add(self: &Arc<Self>, flow: FlowKey) -> AheadGuard {
         let mut state = self.lock();
         *state.waiting.entry(flow.clone()).or_default() += 1;
         state.all += 1;
         drop(state);
-        FlowPlace { places: Arc::clone(self), flow, is_released: AtomicBool::new(false) }
+        AheadGuard { ahead: Arc::clone(self), flow, is_released: AtomicBool::new(false) }
     }
 
-    /// The room within these bounds, which hold from now on. If all places are taken, a more urgent job may go beyond:
+    /// The room within these bounds, which hold from now on. If there is none, a more urgent job may go beyond them:
     /// `first_class` is the most urgent class that waits in the backlog.
-    pub fn room_within(&self, bounds: PlaceBounds, first_class: Option<FlowClass>) -> Room {
+    pub fn room_within(&self, bounds: AheadBounds, first_class: Option<FlowClass>) -> Room {
         let mut state = self.lock();
         state.bounds = Some(bounds);
         let full = state.waiting.iter().filter(|(_, jobs)| **jobs >= bounds.of_one_flow);
         let full_flows = full.map(|(flow, _)| flow.clone()).collect();
         let free = bounds.all.saturating_sub(state.all);
-        let (places, class_max) = match first_class {
+        let (jobs, class_max) = match first_class {
             Some(class) if free == 0 => (bounds.all.saturating_sub(state.of_classes_until(class)), class),
             _ => (free, FlowClass::LAST),
         };
-        Room { places, is_worth_a_claim: places >= bounds.worth_a_claim(), full_flows, class_max }
+        Room { jobs, is_worth_a_claim: jobs >= bounds.worth_a_claim(), full_flows, class_max }
     }
 
     /// Waits until there is room where there was none.
@@ -145,7 +147,7 @@ impl State {
     }
 }
 
-impl FlowPlace {
+impl AheadGuard {
     #[must_use]
     pub fn flow(&self) -> &FlowKey {
         &self.flow
@@ -156,14 +158,14 @@ impl FlowPlace {
         if self.is_released.swap(true, Ordering::Relaxed) {
             return;
         }
-        let has_room = self.places.lock().remove(&self.flow);
+        let has_room = self.ahead.lock().remove(&self.flow);
         if has_room {
-            self.places.room.notify_one();
+            self.ahead.room.notify_one();
         }
     }
 }
 
-impl Drop for FlowPlace {
+impl Drop for AheadGuard {
     fn drop(&mut self) {
         self.release();
     }
@@ -178,61 +180,61 @@ mod tests {
 
     const FLOW: FlowKey = FlowKey { class: FlowClass::LAST, account: None };
 
-    fn room(places: u32) -> Room {
-        Room { places, is_worth_a_claim: true, full_flows: Vec::new(), class_max: FlowClass::LAST }
+    fn room(jobs: u32) -> Room {
+        Room { jobs, is_worth_a_claim: true, full_flows: Vec::new(), class_max: FlowClass::LAST }
     }
 
-    fn places_of(jobs: u32) -> (Arc<FlowPlaces>, Vec<FlowPlace>) {
-        let places = Arc::new(FlowPlaces::default());
-        let jobs = (0..jobs).map(|_| places.occupy(FLOW)).collect();
-        (places, jobs)
+    fn claimed(jobs: u32) -> (Arc<ClaimedAhead>, Vec<AheadGuard>) {
+        let ahead = Arc::new(ClaimedAhead::default());
+        let jobs = (0..jobs).map(|_| ahead.add(FLOW)).collect();
+        (ahead, jobs)
     }
 
     #[test]
     fn full_flow_has_room_after_a_grant() {
-        let bounds = PlaceBounds { all: 32, of_one_flow: 8 };
-        let (places, mut jobs) = places_of(8);
-        assert_eq!(places.room_within(bounds, None).full_flows, [FLOW]);
-        assert_eq!(places.wait_for_room().now_or_never(), None);
+        let bounds = AheadBounds { all: 32, of_one_flow: 8 };
+        let (ahead, mut jobs) = claimed(8);
+        assert_eq!(ahead.room_within(bounds, None).full_flows, [FLOW]);
+        assert_eq!(ahead.wait_for_room().now_or_never(), None);
         jobs[0].release();
         jobs[0].release();
-        assert_eq!(places.wait_for_room().now_or_never(), Some(()));
-        assert_eq!(places.room_within(bounds, Some(FlowClass::LAST)), room(25));
+        assert_eq!(ahead.wait_for_room().now_or_never(), Some(()));
+        assert_eq!(ahead.room_within(bounds, Some(FlowClass::LAST)), room(25));
         drop(jobs.pop());
-        assert_eq!(places.wait_for_room().now_or_never(), None, "there was room before");
+        assert_eq!(ahead.wait_for_room().now_or_never(), None, "there was room before");
         drop(jobs);
-        let state = places.lock();
+        let state = ahead.lock();
         assert_eq!((state.all, state.waiting.len()), (0, 0));
     }
 
     #[test]
-    fn dispatcher_is_woken_for_the_first_place_and_for_a_quarter() {
-        let bounds = PlaceBounds { all: 16, of_one_flow: 16 };
-        let (places, mut jobs) = places_of(16);
-        assert_eq!(places.room_within(bounds, Some(FlowClass::LAST)).places, 0);
+    fn dispatcher_is_woken_for_the_first_room_and_for_a_quarter() {
+        let bounds = AheadBounds { all: 16, of_one_flow: 16 };
+        let (ahead, mut jobs) = claimed(16);
+        assert_eq!(ahead.room_within(bounds, Some(FlowClass::LAST)).jobs, 0);
         let mut woken_by = |number: usize| {
             (0..number).for_each(|_| drop(jobs.pop()));
-            places.wait_for_room().now_or_never().is_some()
+            ahead.wait_for_room().now_or_never().is_some()
         };
         assert!(woken_by(1), "a single job can be claimed a little later");
         assert!(!woken_by(2));
         assert!(woken_by(1));
-        assert_eq!(places.room_within(bounds, None), room(4));
+        assert_eq!(ahead.room_within(bounds, None), room(4));
     }
 
-    /// As many urgent jobs as there are places go beyond them, and no others.
+    /// As many urgent jobs as the bounds say go beyond them, and no others.
     #[test]
     fn urgent_job_has_room_in_a_full_lane() {
-        let bounds = PlaceBounds { all: 4, of_one_flow: 4 };
-        let (places, _bulk) = places_of(4);
+        let bounds = AheadBounds { all: 4, of_one_flow: 4 };
+        let (ahead, _bulk) = claimed(4);
         let urgent = FlowKey { class: FlowClass::of_priority(9), account: None };
         let mut jobs = Vec::new();
         for left in [4, 3, 2, 1, 0] {
-            let Room { places: free, class_max, .. } = places.room_within(bounds, Some(urgent.class));
+            let Room { jobs: free, class_max, .. } = ahead.room_within(bounds, Some(urgent.class));
             assert_eq!((free, class_max), (left, urgent.class));
-            jobs.push(places.occupy(urgent.clone()));
+            jobs.push(ahead.add(urgent.clone()));
         }
-        assert_eq!(places.room_within(bounds, Some(FlowClass::LAST)).places, 0);
+        assert_eq!(ahead.room_within(bounds, Some(FlowClass::LAST)).jobs, 0);
     }
 
     #[test]
@@ -255,8 +257,8 @@ mod tests {
             let url = "https://acme.example/".to_owned();
             let row = ProviderRow { name: "acme".to_owned(), url, limits, workers, ..ProviderRow::default() };
             assert_eq!(
-                PlaceBounds::of(&row.validate(1).unwrap(), prefetch),
-                PlaceBounds { all, of_one_flow },
+                AheadBounds::of(&row.validate(1).unwrap(), prefetch),
+                AheadBounds { all, of_one_flow },
                 "{workers} workers, prefetch {prefetch}"
             );
         }
