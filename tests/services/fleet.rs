@@ -102,17 +102,27 @@ async fn any_worker_reports_the_whole_fleet() {
         .map(|n| json!({"key": "acme", "body": json!({"id": format!("a-{n}"), "amount": 100, "currency": "EUR"}).to_string()}))
         .chain((0..5).map(|n| json!({"key": "shut", "body": json!({"id": format!("s-{n}"), "amount": 100, "currency": "EUR"}).to_string()})))
         .collect();
+    // Published while the lane is paused: a slow producer leaves it as much to do.
+    stand.sluicegate(&["provider", "pause", "acme"]);
     assert_eq!(stand.publish(&jobs), 605);
+    stand.sluicegate(&["provider", "resume", "acme"]);
     // Both report the same: the requests of both are one rate, below one limit.
-    for number_of in [one, two] {
-        let acme = until("both work", async || {
+    let both = until("both work", async || {
+        let mut both = Vec::new();
+        for number_of in [one, two] {
             let overview = ask(&stand, number_of, "/api/v1/overview").await;
             let acme = overview["providers"][0].clone();
             let busy = acme["state"] == "running" && acme["rate_per_s"].as_f64().unwrap() > 10.0;
             let waits = acme["clears"]["ms"].as_u64().is_some_and(|ms| ms > 0);
-            if busy && waits && number(&acme["succeeded"]) > 0 { Ok(acme) } else { Err(overview) }
-        })
-        .await;
+            if !(busy && waits && number(&acme["succeeded"]) > 0) {
+                return Err(overview);
+            }
+            both.push(acme);
+        }
+        Ok(both)
+    })
+    .await;
+    for acme in both {
         assert!(acme["rate_per_s"].as_f64().unwrap() <= 44.0, "{acme}");
         assert_eq!((&acme["limit_per_s"], &acme["refused_by_provider"]), (&json!(40.0), &json!(0)));
         assert!(number(&acme["limits"][0]["used"]) + number(&acme["limits"][0]["remaining"]) >= 40, "{acme}");

@@ -20,7 +20,7 @@ const ROWS_MAX: u64 = 2_000;
 /// Any table or index.
 const ANY: &str = "*";
 /// Accesses that read a table or an index from end to end: the work, the index (or the table), and the reason.
-const READ_IN_FULL: [(&str, &str, &str); 25] = [
+const READ_IN_FULL: [(&str, &str, &str); 26] = [
     ("outcomes are taken", "outcome_events_by_try", "partial: holds what is unpublished, and ends at the limit"),
     ("outcomes are taken", "outcome_events", "SQLite, as long as most are unpublished: by key, and ends at the limit"),
     ("states are counted", "jobs_by_provider_and_state", "counts all jobs, for operators and metrics"),
@@ -32,6 +32,7 @@ const READ_IN_FULL: [(&str, &str, &str); 25] = [
     ),
     ("account of the last minutes", "jobs_with_a_message_left", "partial: holds jobs claimed without their messages"),
     ("account of the last minutes", "jobs_open_by_sweep", "counts open jobs; partial: holds no others"),
+    ("account of the last minutes", "flows_by_wake", "partial: holds the blocked flows"),
     ("account of the last minutes", "flows_pkey", "the flows of a lane, of a small table: PostgreSQL's choice"),
     ("finished jobs are recounted", "jobs_by_provider_and_state", "counts all jobs, for a hundredth of the time"),
     ("finished jobs are recounted", "jobs", "the same, of a small table: PostgreSQL's choice"),
