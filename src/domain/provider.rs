@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::backoff::BackoffPolicy;
 use super::disposition::{LookupPolicy, RetryPolicy};
 use super::echo::Echo;
-use super::job::JobField;
+use super::job::{Identifier, JobField};
 use super::limit::{AccountRule, AppliesTo, Limit, Rule, Scope};
 use super::lookup::{LookupConfig, WhenNotFound};
 
@@ -68,6 +68,16 @@ pub enum Mode {
     Blocking,
     /// The job is delayed in the broker for the wait.
     Requeue,
+}
+
+/// Jobs of a lane that are sent one after another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JobOrder {
+    /// None: each is sent as soon as limits and priorities let it.
+    None,
+    /// Those of one account, in the order in which they were recorded. The next one is sent when the one before is
+    /// decided.
+    Account,
 }
 
 /// Start of the window of a used slot.
@@ -278,6 +288,7 @@ pub struct Provider {
     pub lookup: Option<LookupConfig>,
     /// Fields that a message must have to be a job of this provider.
     pub require: BTreeSet<JobField>,
+    pub order: JobOrder,
     /// When an operator ended the waits that the provider had named, in epoch milliseconds; 0: never.
     pub resumed_at: u64,
     /// Settings version, from one sequence over all tables; larger is newer.
@@ -321,6 +332,12 @@ impl Provider {
     pub fn refuses_account(&self, account: Option<&str>) -> bool {
         let mut rules = self.account_rules.iter().filter(|rule| rule.rule == Rule::Refuse);
         account.is_some_and(|account| rules.any(|rule| rule.account == account))
+    }
+
+    /// Whether a job of this account is sent only after the ones before it are decided.
+    #[must_use]
+    pub fn keeps_order_of(&self, account: Option<&Identifier>) -> bool {
+        self.order == JobOrder::Account && account.is_some()
     }
 
     /// Requests that remain after [`Self::reserve_percent`], rounded down.

@@ -11,7 +11,7 @@ use async_trait::async_trait;
 
 use super::{Claimed, FencedWrite, LeaseToken, LedgerError};
 use crate::domain::job::{ContentHash, Identifier, InvalidMessage, Job};
-use crate::domain::provider::ProviderName;
+use crate::domain::provider::{JobOrder, ProviderName};
 use crate::domain::wait_reason::{Wait, WaitReason};
 
 /// The class of a flow: 0 for an unknown outcome, then 1 to 10 for the priorities 9 to 0. Lower is served first.
@@ -130,7 +130,8 @@ pub enum BacklogRecord {
 /// How a job returns to the backlog.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BacklogReturn<'a> {
-    pub reason: &'a Wait,
+    /// `None`: it waits for those before it, and for nothing else.
+    pub reason: Option<&'a Wait>,
     /// [`Backlog::claim_backlog`] claimed it, so its flow's tag moved on by its cost, and moves back.
     pub came_from_backlog: bool,
     /// Blocks the job's flow in the same commit.
@@ -155,6 +156,9 @@ pub struct BacklogClaimRequest<'a> {
     pub except: &'a [FlowKey],
     /// Flows of less urgent classes are left out. [`FlowClass::LAST`]: none is.
     pub class_max: FlowClass,
+    /// With [`JobOrder::Account`], one job of an account is claimed, and none while an earlier one that was claimed so
+    /// is undecided and not in the backlog. A job in review is undecided.
+    pub order: JobOrder,
 }
 
 /// A job that a dispatcher claimed.

@@ -73,6 +73,8 @@ pub static POSTGRES: LazyLock<Migrator> = LazyLock::new(|| {
         "0056_flows",
         "0057_jobs_in_backlog",
         "0058_account_weights",
+        "0059_order_of_accounts",
+        "0060_jobs_in_order",
     ])
 });
 
@@ -118,6 +120,7 @@ pub static SQLITE: LazyLock<Migrator> = LazyLock::new(|| {
         "0042_concurrency_limits",
         "0043_flows",
         "0044_account_weights",
+        "0045_order_of_accounts",
     ])
 });
 

@@ -121,6 +121,12 @@ impl ProviderCall {
 
 /// Executes one claimed job as far as possible now, from its reservation if it has one.
 pub async fn execute(lane: &LaneContext, job: &ClaimedJob, reservation: Option<Reservation<'_>>) -> DeliveryAction {
+    let action = run_steps(lane, job, reservation).await;
+    lane.backlog.record_end(&lane.settings.borrow().provider, job.job.account.as_ref());
+    action
+}
+
+async fn run_steps(lane: &LaneContext, job: &ClaimedJob, reservation: Option<Reservation<'_>>) -> DeliveryAction {
     let settings = lane.settings.borrow().clone();
     let call = match next_call(&settings, job).await {
         Ok(Ok(call)) => call,
@@ -138,18 +144,28 @@ pub async fn execute(lane: &LaneContext, job: &ClaimedJob, reservation: Option<R
             return Box::pin(pause_unbuildable(lane, job, error)).await;
         }
     };
+    // It came by a message, and earlier ones of its account may wait.
+    let account = job.job.account.as_ref();
+    if job.ahead.is_none()
+        && job.is_for_backlog()
+        && job.claimed.attempts == 0
+        && settings.provider.keeps_order_of(account)
+    {
+        discard(lane, reservation);
+        return return_to_backlog(lane, job, ("account_order", None), None).await;
+    }
     if call.kind() == CallKind::Charge
         && let Some((block, reason)) = refused_account_block(lane, job)
     {
         discard(lane, reservation);
-        return return_to_backlog(lane, job, ("account_refused", reason.into()), Some(block)).await;
+        return return_to_backlog(lane, job, ("account_refused", Some(reason.into())), Some(block)).await;
     }
     let permit_wait = match (reservation, call.kind()) {
         (Some(Reservation(permit_wait)), CallKind::Charge) => permit_wait,
         (reservation, kind) => {
             discard(lane, reservation);
             let egress = egress_request(lane, call.egress_rule(&settings.provider), job.delivered_at);
-            let acquire = acquire_request(&job.job, kind, &settings.provider, egress);
+            let acquire = acquire_request(&job.job, kind, job.claimed.maybe_charged, &settings.provider, egress);
             let account_wait = if job.is_for_backlog() { acquire.account_wait } else { Duration::MAX };
             wait_for_permit(lane, job.job.id.clone(), AcquireRequest { account_wait, ..acquire }).boxed()
         }

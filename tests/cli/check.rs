@@ -7,7 +7,9 @@ use sluicegate::cli::Exit;
 use sluicegate::domain::backoff::BackoffPolicy;
 use sluicegate::domain::job::JobField;
 use sluicegate::domain::limit::{Algorithm, AppliesTo, Limit, Scope};
-use sluicegate::domain::provider::{Mode, Pacing, Provider, ProviderName, RequestShape, SlotRelease, StoreDown};
+use sluicegate::domain::provider::{
+    JobOrder, Mode, Pacing, Provider, ProviderName, RequestShape, SlotRelease, StoreDown,
+};
 use sluicegate::ledger::settings::InvalidRow;
 use sluicegate::queue::TopologyProblem;
 
@@ -44,6 +46,7 @@ pub fn provider() -> Provider {
         statuses: BTreeMap::new(),
         lookup: None,
         require: Default::default(),
+        order: JobOrder::None,
         resumed_at: 0,
         version: 1,
         limits: vec![Limit {

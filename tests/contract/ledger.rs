@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use sluicegate::domain::job::{ContentHash, Identifier, Job};
-use sluicegate::domain::provider::ProviderName;
+use sluicegate::domain::provider::{JobOrder, ProviderName};
 use sluicegate::domain::wait_reason::{Wait, WaitReason};
 use sluicegate::ledger::database::Database;
 use sluicegate::ledger::settings::Settings;

@@ -17,8 +17,8 @@ use sluicegate::domain::job::{Identifier, Job};
 use sluicegate::domain::limit::{Algorithm, AppliesTo, Limit, Scope};
 use sluicegate::domain::outcome::{Outcome, UnknownCause};
 use sluicegate::domain::provider::{
-    Mode, Pacing, Provider, ProviderName, RequestShape, ResponseLocation, SlotRelease, StatusCase, StatusMeaning,
-    StoreDown, WaitField, WaitUnit,
+    JobOrder, Mode, Pacing, Provider, ProviderName, RequestShape, ResponseLocation, SlotRelease, StatusCase,
+    StatusMeaning, StoreDown, WaitField, WaitUnit,
 };
 use sluicegate::provider::http::{HttpProvider, OutboundPolicy};
 use sluicegate::provider::{FreezeError, PaymentProvider, RequestResult};
@@ -58,6 +58,7 @@ fn row(url: &str) -> Provider {
         statuses: [].into(),
         lookup: None,
         require: Default::default(),
+        order: JobOrder::None,
         resumed_at: 0,
         version: 1,
         limits: vec![Limit {

@@ -22,6 +22,7 @@ mod late_answers;
 mod lookups;
 mod lookups_over_http;
 mod messages;
+mod order;
 mod outcomes;
 mod pauses;
 mod raised_limits;

@@ -8,7 +8,7 @@ use crate::domain::backoff::BackoffPolicy;
 use crate::domain::limit::{AccountRule, Algorithm, Rate, Rule, Scope};
 use crate::domain::lookup::WhenNotFound;
 use crate::domain::permit_protocol::{CostByKind, PastUse};
-use crate::domain::provider::{Mode, Pacing, Provider, ProviderName, RequestShape, SlotRelease, StoreDown};
+use crate::domain::provider::{JobOrder, Mode, Pacing, Provider, ProviderName, RequestShape, SlotRelease, StoreDown};
 use crate::domain::quota_spec::{LimitSpec, QuotaSpec};
 use crate::domain::wait_reason::{Wait, WaitReason};
 
@@ -79,6 +79,7 @@ fn provider() -> Provider {
         statuses: Default::default(),
         lookup: None,
         require: Default::default(),
+        order: JobOrder::None,
         resumed_at: 0,
         version: 1,
         limits: Vec::new(),

@@ -86,6 +86,7 @@ pub struct ProviderRow {
     pub statuses: Option<Object>,
     /// Fields that every message must have: `account`, `reference`.
     pub require: Vec<Value>,
+    pub order: String,
     /// Not in files: when an operator ended the waits that the provider had named, in epoch milliseconds.
     #[serde(skip)]
     pub resumed_at: Option<i64>,
@@ -130,6 +131,7 @@ impl Default for ProviderRow {
             lookup: None,
             statuses: None,
             require: Vec::new(),
+            order: "none".to_owned(),
             resumed_at: None,
             limits: Vec::new(),
             accounts: Vec::new(),

@@ -18,7 +18,8 @@ use crate::domain::expansion::HEADERS_BYTES_MAX;
 use crate::domain::job::JobField;
 use crate::domain::limit::{LimitOverride, Rule};
 use crate::domain::provider::{
-    Mode, Pacing, Provider, ProviderName, RESERVED_NAMES, SEND_BUDGET_MAX, SlotRelease, StoreDown, TIMEOUT_MAX,
+    JobOrder, Mode, Pacing, Provider, ProviderName, RESERVED_NAMES, SEND_BUDGET_MAX, SlotRelease, StoreDown,
+    TIMEOUT_MAX,
 };
 use crate::domain::url_template::UrlTemplate;
 use crate::ledger::settings::InvalidRow;
@@ -89,6 +90,7 @@ impl ProviderRow {
         let limits = check.limits(&self.limits);
         let account_rules = check.accounts(&self.accounts, &self.limits);
         let require = check.require(&self.require);
+        let order = check.one_of("order", &self.order, &[("none", JobOrder::None), ("account", JobOrder::Account)]);
         Some(Provider {
             name: name?,
             quota: quota?,
@@ -117,6 +119,7 @@ impl ProviderRow {
             statuses,
             lookup,
             require,
+            order: order?,
             resumed_at: self.resumed_at.and_then(|ms| u64::try_from(ms).ok()).unwrap_or(0),
             version,
             limits,

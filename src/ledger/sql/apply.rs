@@ -14,8 +14,8 @@ use crate::ledger::LedgerError;
 use crate::ledger::provider_row::{AccountRow, LimitRow, Object, ProviderRow};
 use crate::ledger::settings::SettingsChange;
 
-/// In the order of [`provider_args`]; the last five are JSON.
-const PROVIDER_COLUMNS: [&str; 31] = [
+/// In the order of [`provider_args`].
+const PROVIDER_COLUMNS: [&str; 32] = [
     "name",
     "kind",
     "quota",
@@ -47,6 +47,7 @@ const PROVIDER_COLUMNS: [&str; 31] = [
     "lookup",
     "statuses",
     "require",
+    "\"order\"",
 ];
 const JSON_COLUMNS: [&str; 5] = ["headers", "request", "lookup", "statuses", "require"];
 
@@ -266,7 +267,7 @@ fn describe_value(value: Option<&Json>) -> String {
 
 fn provider_args(row: &ProviderRow) -> Args {
     let json = |object: Option<&Object>| Value::Text(object.map(|object| Json::Object(object.clone()).to_string()));
-    let args: [Value; 31] = [
+    let args: [Value; 32] = [
         row.name.as_str().into(),
         row.kind.as_str().into(),
         row.quota.as_deref().into(),
@@ -298,6 +299,7 @@ fn provider_args(row: &ProviderRow) -> Args {
         json(row.lookup.as_ref()),
         json(row.statuses.as_ref()),
         Value::Text(Some(Json::Array(row.require.clone()).to_string())),
+        row.order.as_str().into(),
     ];
     Arc::from(args)
 }

@@ -71,6 +71,7 @@ impl SqlSettings {
                      leak_per_second, max_wait_ms, max_attempts, max_age_s, backoff_base_ms, backoff_max_ms, \
                      idempotency_retention_s, {text:headers} AS headers, {text:request} AS request, \
                      {text:lookup} AS lookup, {text:statuses} AS statuses, {text:require} AS require, \
+                     \"order\", \
                      {ms:resumed_at} AS resumed_at, version \
                  FROM providers WHERE $1 IS NULL OR name = $1 ORDER BY name",
             ),
@@ -322,6 +323,7 @@ fn provider_row(row: &SqlRow, limits: &[&SqlRow], accounts: &[&SqlRow]) -> Resul
         lookup: object(row, "lookup")?,
         statuses: object(row, "statuses")?,
         require: list(row, "require")?,
+        order: row.text("order")?,
         resumed_at: row.opt_instant("resumed_at")?.map(|at| at.0),
         limits: limits.iter().map(|row| limit_row(row)).collect::<Result<_, _>>()?,
         accounts: accounts.iter().map(|row| account_row(row)).collect::<Result<_, _>>()?,

@@ -102,7 +102,7 @@ pub enum BlockReason {
 pub struct AcquireRequest {
     pub cost: u32,
     pub kind: CallKind,
-    /// Higher first.
+    /// Higher first: 0 to 9, and above that a job whose outcome is unknown.
     pub priority: u8,
     pub account: Option<String>,
     /// The job's reference. Only a digest of it leaves the gate.

@@ -29,6 +29,7 @@ use super::lane_control::LanePause;
 use super::retry::{RetryEnded, retry_while_unavailable};
 use super::sweeper::republish::rebuild_message;
 use crate::domain::group_commit::MAX_DELAY;
+use crate::domain::job::Identifier;
 use crate::domain::provider::{Mode, Provider};
 use crate::faults::{self, CrashPoint};
 use crate::fleet::report::PauseCause;
@@ -110,6 +111,14 @@ impl LaneBacklog {
         self.changed.notify_one();
     }
 
+    /// Records that a job of this account is done with: the next one may be claimed, where the order of accounts is kept.
+    pub fn record_end(&self, provider: &Provider, account: Option<&Identifier>) {
+        if provider.keeps_order_of(account) {
+            self.times().is_claimable = true;
+            self.changed.notify_one();
+        }
+    }
+
     /// Ends all blocks of flows: the row has changed, which may have fixed their cause.
     pub fn end_blocks(&self) {
         self.ends_blocks.store(true, Ordering::Relaxed);
@@ -156,15 +165,17 @@ fn is_limited(lane: &LaneContext) -> bool {
     lane.control.is_at_limit()
 }
 
-/// Records a new job in the backlog, if earlier jobs of its flow wait there, if its account is paused, or if its lane is
-/// limited. `None`: it does not wait there, or it is known already and not in the backlog.
+/// Records a new job in the backlog, if earlier jobs of its flow wait there, if its account is paused or has an order, or
+/// if its lane is limited. `None`: it does not wait there, or it is known already and not in the backlog.
 pub(super) async fn record_if_it_must_wait(
     lane: &LaneContext,
     decoded: &Decoded,
 ) -> Option<Result<BacklogRecord, RetryEnded<LedgerError>>> {
     let flow = FlowKey::of(&decoded.job);
     let is_paused = || lane.control.account_pause(flow.account.as_ref()).is_some();
-    if decoded.job.not_before.is_some() || !(lane.backlog.flows.contains(&flow) || is_limited(lane) || is_paused()) {
+    let has_order = lane.settings.borrow().provider.keeps_order_of(flow.account.as_ref());
+    let must_wait = || has_order || lane.backlog.flows.contains(&flow) || is_limited(lane) || is_paused();
+    if decoded.job.not_before.is_some() || !must_wait() {
         return None;
     }
     let backlog = &lane.worker.backends.backlog;
@@ -270,6 +281,7 @@ impl Dispatcher {
             flow_max: bounds.of_one_flow,
             except: &room.full_flows,
             class_max: room.class_max,
+            order: lane.settings.borrow().provider.order,
         };
         // What happens from now on sets them again.
         {

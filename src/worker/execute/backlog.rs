@@ -29,6 +29,8 @@ use crate::worker::retry::retry_while_unavailable;
 const ACCOUNT_BLOCK_MIN: Duration = Duration::from_secs(60);
 const ACCOUNT_BLOCK_MAX: Duration = Duration::from_secs(60 * 60);
 
+const BEHIND_OTHERS: &str = "an earlier payment of its account may wait";
+
 const CHANGED_ROW: &str = "its message cannot be made from the ledger: content and hash differ";
 
 /// A flow wakes this long before its limit has a slot, so that its first job is at the gate by then. Shorter than an
@@ -92,14 +94,14 @@ pub(super) async fn wait_for_lane(
         return delay(lane, job, wait, (label, reason)).await;
     }
     lane.backlog.hold(wait.min(LANE_PAUSED_DELAY));
-    return_to_backlog(lane, job, (label, reason), None).await
+    return_to_backlog(lane, job, (label, Some(reason)), None).await
 }
 
 /// Returns the job to the backlog, and blocks its flow in the same commit.
 pub(super) async fn return_to_backlog(
     lane: &LaneContext,
     job: &ClaimedJob,
-    (label, reason): (&'static str, Wait),
+    (label, reason): (&'static str, Option<Wait>),
     block: Option<BlockUntil>,
 ) -> DeliveryAction {
     let backlog = &lane.worker.backends.backlog;
@@ -111,7 +113,7 @@ pub(super) async fn return_to_backlog(
             reason: block.reason,
             limit: block.limit.clone(),
         });
-        let reason = &reason;
+        let reason = reason.as_ref();
         async move {
             let how = BacklogReturn { reason, came_from_backlog, block };
             backlog.return_to_backlog(&job.active.lease, &how).await
@@ -122,7 +124,8 @@ pub(super) async fn return_to_backlog(
             faults::crash(CrashPoint::AfterBacklogReturn);
             lane.backlog.record_return(FlowKey::of(&job.job), block.map(|block| block.at));
             spans::record_result(label);
-            lane.meter.record_delay(label, &reason.to_string());
+            let why = reason.map_or_else(|| BEHIND_OTHERS.to_owned(), |reason| reason.to_string());
+            lane.meter.record_delay(label, &why);
             DeliveryAction::Ack
         }
         Ok(FencedWrite::Stale) => DeliveryAction::Requeue,

@@ -77,7 +77,7 @@ pub async fn record_and_send(
     let frozen = timeout(UNRECORDED_MAX, settings.client.freeze(&decoded.job)).await;
     let Ok(Ok(request)) = frozen else { return Err((decoded, None)) };
     let egress = egress_request(lane, EgressRule::Paced, delivered_at);
-    let acquire = acquire_request(&decoded.job, CallKind::Charge, &settings.provider, egress);
+    let acquire = acquire_request(&decoded.job, CallKind::Charge, false, &settings.provider, egress);
     let mut permit_wait = wait_for_permit(lane, decoded.job.id.clone(), acquire).boxed();
     let waited = timeout_at(delivered_at + UNRECORDED_MAX, &mut permit_wait);
     let permit = match waited.instrument(spans::step("wait for a permit")).await {

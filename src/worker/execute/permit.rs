@@ -47,8 +47,17 @@ pub(super) fn egress_request(lane: &LaneContext, rule: EgressRule, delivered_at:
     EgressRequest { lane: Arc::clone(&lane.egress), rule, wait_until }
 }
 
-/// What a job requests from the gate.
-pub(super) fn acquire_request(job: &Job, kind: CallKind, provider: &Provider, egress: EgressRequest) -> AcquireRequest {
+/// A job whose outcome is unknown goes first: its idempotency key ages, and the merchant waits for an answer.
+const UNKNOWN_OUTCOME_PRIORITY: u8 = 10;
+
+/// What a job requests from the gate; `is_unknown`: its outcome is.
+pub(super) fn acquire_request(
+    job: &Job,
+    kind: CallKind,
+    is_unknown: bool,
+    provider: &Provider,
+    egress: EgressRequest,
+) -> AcquireRequest {
     let (wait_until, accepted_wait) = match provider.mode {
         Mode::Blocking => (egress.wait_until, Duration::ZERO),
         // A wait that is too short for a delay queue is slept.
@@ -58,7 +67,7 @@ pub(super) fn acquire_request(job: &Job, kind: CallKind, provider: &Provider, eg
         // A job's cost is what its charge uses.
         cost: if kind == CallKind::Charge { u32::from(job.cost) } else { 1 },
         kind,
-        priority: job.priority,
+        priority: if is_unknown { UNKNOWN_OUTCOME_PRIORITY } else { job.priority },
         account: job.account.as_ref().map(|account| account.as_str().to_owned()),
         reference: job.reference.clone(),
         wait_until,
@@ -131,7 +140,7 @@ pub(super) async fn delay_refused(lane: &LaneContext, job: &ClaimedJob, refusal:
     let (cause, by) = (Wait::from(cause), pause_cause(&refusal.reason));
     let label = refusal_code(&refusal.reason);
     if let Some(block) = flow_block(lane, job, refusal) {
-        return return_to_backlog(lane, job, (label, cause), Some(block)).await;
+        return return_to_backlog(lane, job, (label, Some(cause)), Some(block)).await;
     }
     match refusal.scope {
         // The refusal says nothing about the jobs behind it.
@@ -143,7 +152,7 @@ pub(super) async fn delay_refused(lane: &LaneContext, job: &ClaimedJob, refusal:
         return delay(lane, job, refusal.retry_after, (label, cause)).await;
     }
     if by == PauseCause::Limit && waits_in_backlog(lane, job) {
-        return return_to_backlog(lane, job, (label, cause), None).await;
+        return return_to_backlog(lane, job, (label, Some(cause)), None).await;
     }
     wait_for_lane(lane, job, refusal.retry_after, (label, cause)).await
 }

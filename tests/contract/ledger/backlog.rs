@@ -15,6 +15,7 @@ use super::*;
 
 mod blocks;
 mod fairness;
+mod order;
 mod races;
 mod refused;
 mod repair;
@@ -52,7 +53,7 @@ pub(super) fn of(account: &str, id: &str) -> Job {
 const NO_SLOT: Wait = Wait { reason: WaitReason::Egress, detail: None };
 
 pub(super) const RETURNED: BacklogReturn<'static> =
-    BacklogReturn { reason: &NO_SLOT, came_from_backlog: true, block: None };
+    BacklogReturn { reason: Some(&NO_SLOT), came_from_backlog: true, block: None };
 
 pub(super) fn block(wait: Duration, limit: &str) -> FlowBlock {
     FlowBlock { wait, reason: BlockedReason::Limit, limit: Some(limit.to_owned()) }
@@ -73,6 +74,7 @@ pub(super) fn everything(lane: &ProviderName) -> BacklogClaimRequest<'_> {
         flow_max: 1_000,
         except: &[],
         class_max: FlowClass::LAST,
+        order: JobOrder::None,
     }
 }
 
@@ -197,7 +199,7 @@ async fn a_returned_job_is_first_again(kind: Kind) {
     assert_eq!(ids(&jobs), ["p1", "p2"]);
     let reason = Wait::for_limit("a");
     for job in [&jobs[1], &jobs[0]] {
-        fixture.give_back(job, &BacklogReturn { reason: &reason, ..RETURNED }).await;
+        fixture.give_back(job, &BacklogReturn { reason: Some(&reason), ..RETURNED }).await;
     }
     fixture.counts_agree().await;
     assert_eq!(fixture.one("SELECT wait_reason || wait_limit FROM jobs WHERE id = 'p1'").await, "limita");

@@ -14,12 +14,47 @@ use super::super::row::SqlRow;
 use super::super::upkeep::READABLE;
 use super::super::upkeep::republish::{CLAIMABLE, RECORDED, job_to_republish};
 use super::{TAG_PER_COST, account_of, claim_sqlite, class_of, flow_class};
+use crate::domain::provider::JobOrder;
 use crate::ledger::LedgerError;
 use crate::ledger::backlog::{BacklogClaim, BacklogClaimRequest, BacklogJob, FlowKey};
 
 /// The condition of index `flows_in_order`, without the flows ($7) and the classes ($8) that the process leaves out.
 pub const IS_FREE: &str = "flows.provider = $1 AND flows.queued AND flows.blocked_until IS NULL \
      AND flows.class <= $8 AND flows.class || ' ' || flows.account NOT IN ({texts:$7})";
+
+/// Whether no job of the flow's account is on its way, and none of a more urgent class waits. The condition of index
+/// `jobs_in_order`, and the keys of the account's flows.
+const IS_NEXT_OF_ACCOUNT: &str = "(flows.account = '' OR (\
+     NOT EXISTS (SELECT 1 FROM jobs AS earlier WHERE earlier.provider = $1 AND earlier.account = flows.account \
+         AND earlier.in_order AND NOT earlier.backlog \
+         AND earlier.state IN ('waiting', 'sending', 'unknown', 'review')) \
+     AND NOT EXISTS (SELECT 1 FROM flows AS urgent WHERE urgent.provider = $1 \
+         AND urgent.class IN (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10) AND urgent.account = flows.account \
+         AND urgent.class < flows.class AND urgent.waiting > 0)))";
+
+/// What [`JobOrder`] adds to the statements of a claim.
+#[derive(Clone, Copy)]
+pub(super) struct OrderText {
+    /// A further condition of the candidates.
+    pub is_next: &'static str,
+    /// Most jobs of a flow.
+    pub flow_max: &'static str,
+    /// A further column of the claimed jobs.
+    pub mark: &'static str,
+}
+
+impl OrderText {
+    fn new(order: JobOrder) -> Self {
+        match order {
+            JobOrder::None => Self { is_next: "true", flow_max: "$6", mark: "" },
+            JobOrder::Account => Self {
+                is_next: IS_NEXT_OF_ACCOUNT,
+                flow_max: "CASE WHEN flows.account = '' THEN $6 ELSE 1 END",
+                mark: "in_order = (jobs.account IS NOT NULL), ",
+            },
+        }
+    }
+}
 
 /// The start tag of a claimed job, for the order in which the jobs are sent.
 pub fn start_of_job() -> String {
@@ -40,19 +75,21 @@ enum ClaimSql {
 }
 
 impl ClaimSql {
-    fn new(dialect: Dialect) -> Self {
+    fn new(dialect: Dialect, order: JobOrder) -> Self {
+        let order = OrderText::new(order);
         match dialect {
             Dialect::Postgres => Self::Statement {
-                waiting: dialect.render(&statement("FOR UPDATE OF flows")),
-                skipping: dialect.render(&statement("FOR UPDATE OF flows SKIP LOCKED")),
+                waiting: dialect.render(&statement("FOR UPDATE OF flows", order)),
+                skipping: dialect.render(&statement("FOR UPDATE OF flows SKIP LOCKED", order)),
             },
-            Dialect::Sqlite => Self::Steps(claim_sqlite::steps(dialect)),
+            Dialect::Sqlite => Self::Steps(claim_sqlite::steps(dialect, order)),
         }
     }
 }
 
 pub struct BacklogClaimStatements {
     claim: ClaimSql,
+    claim_in_order: ClaimSql,
     first: Sql,
     unknown_age: Sql,
     abandon: Sql,
@@ -61,7 +98,8 @@ pub struct BacklogClaimStatements {
 impl BacklogClaimStatements {
     pub fn new(dialect: Dialect) -> Self {
         Self {
-            claim: ClaimSql::new(dialect),
+            claim: ClaimSql::new(dialect, JobOrder::None),
+            claim_in_order: ClaimSql::new(dialect, JobOrder::Account),
             first: dialect
                 .render("INSERT INTO flow_turns (provider) VALUES ($1) ON CONFLICT DO NOTHING RETURNING provider"),
             // A separate statement after the claim: the claim does not see an attempt that began meanwhile.
@@ -119,7 +157,11 @@ impl BacklogClaimStatements {
             u32::from(request.class_max.number()).into(),
         ];
         let args: Args = Arc::from(args);
-        match &self.claim {
+        let claim = match request.order {
+            JobOrder::None => &self.claim,
+            JobOrder::Account => &self.claim_in_order,
+        };
+        match claim {
             ClaimSql::Statement { waiting, skipping } => match engine.query_unless_locked(waiting, args.clone()).await?
             {
                 Some(rows) => Ok(rows),
@@ -175,7 +217,8 @@ fn backlog_job(row: &SqlRow) -> Result<BacklogJob, LedgerError> {
 /// publishes it as soon as its lease has expired.
 ///
 /// `claims` is read twice: once as it was when the statement began, and once under the lock.
-fn statement(lock: &str) -> String {
+fn statement(lock: &str, order: OrderText) -> String {
+    let OrderText { is_next, flow_max, mark } = order;
     let (class, account) = (class_of("jobs"), account_of("jobs"));
     let recorded = RECORDED.trim_end_matches(", copy");
     format!(
@@ -185,8 +228,8 @@ fn statement(lock: &str) -> String {
              FOR UPDATE SKIP LOCKED), \
          candidates AS MATERIALIZED (\
              SELECT class, account, tag, weight, waiting, row_number() OVER (ORDER BY class, tag, account) - 1 AS place \
-             FROM (SELECT class, account, tag, weight, least(waiting, $6) AS waiting FROM flows \
-                   WHERE {IS_FREE} AND EXISTS (SELECT 1 FROM turn) ORDER BY class, tag LIMIT $4) AS front), \
+             FROM (SELECT class, account, tag, weight, least(waiting, {flow_max}) AS waiting FROM flows \
+                   WHERE {IS_FREE} AND {is_next} AND EXISTS (SELECT 1 FROM turn) ORDER BY class, tag LIMIT $4) AS front), \
          quanta AS MATERIALIZED (\
              SELECT class, account, tag + number * $5 * {TAG_PER_COST} / weight AS start, \
                  least($5, waiting - number * $5) AS jobs \
@@ -216,7 +259,7 @@ fn statement(lock: &str) -> String {
                  ORDER BY jobs.seq LIMIT locked.quota FOR UPDATE SKIP LOCKED) AS next), \
          taken AS (\
              UPDATE jobs SET fence = fence + 1, lease_owner = $2, lease_until = {{after:$3}}, backlog = false, \
-                 unqueued = (state = 'waiting'), updated_at = {{now}} \
+                 unqueued = (state = 'waiting'), {mark}updated_at = {{now}} \
              FROM chosen WHERE jobs.id = chosen.job_id AND jobs.backlog \
              RETURNING flow_class, flow_account, flow_tag, flow_weight, flow_start, seq AS job_seq, {recorded}, {CLAIMED_COLUMNS}), \
          served AS MATERIALIZED (\

@@ -8,7 +8,7 @@ use super::super::dialect::Dialect;
 use super::super::engine::Sql;
 use super::super::upkeep::READABLE;
 use super::super::upkeep::republish::{CLAIMABLE, RECORDED};
-use super::claim::{IS_FREE, start_of_job};
+use super::claim::{IS_FREE, OrderText, start_of_job};
 use super::{TAG_PER_COST, account_of, class_of};
 
 /// The jobs of one call. It belongs to the one connection, and is empty between the calls.
@@ -19,15 +19,17 @@ pub const EMPTY_PICKS: &str = "DELETE FROM flow_picks";
 
 /// $1 the lane, $2 owner, $3 lease, $4 most jobs, $5 a quantum, $6 most jobs of a flow, $7 flows that are left out, $8
 /// the last class. The last step returns the jobs; one row without a job if there is none.
-pub fn steps(dialect: Dialect) -> Vec<Sql> {
+pub fn steps(dialect: Dialect, order: OrderText) -> Vec<Sql> {
     let texts = [
         CREATE_PICKS.to_owned(),
         EMPTY_PICKS.to_owned(),
-        pick(),
-        "UPDATE jobs SET fence = fence + 1, lease_owner = $2, lease_until = {after:$3}, backlog = 0, \
-             unqueued = (state = 'waiting'), updated_at = {now} \
-         WHERE id IN (SELECT job_id FROM flow_picks)"
-            .to_owned(),
+        pick(order),
+        format!(
+            "UPDATE jobs SET fence = fence + 1, lease_owner = $2, lease_until = {{after:$3}}, backlog = 0, \
+                 unqueued = (state = 'waiting'), {}updated_at = {{now}} \
+             WHERE id IN (SELECT job_id FROM flow_picks)",
+            order.mark
+        ),
         "INSERT INTO flow_clocks (provider, class, virtual_time) \
          SELECT $1, flow_class, max(flow_start) FROM flow_picks WHERE job_id IS NOT NULL GROUP BY flow_class \
          ON CONFLICT (provider, class) DO UPDATE SET virtual_time = max(flow_clocks.virtual_time, excluded.virtual_time)"
@@ -54,7 +56,7 @@ pub fn steps(dialect: Dialect) -> Vec<Sql> {
 
 /// The same choice as PostgreSQL's. A LIMIT cannot name a flow's quota, so the jobs of a flow are stepped through by
 /// `seq`.
-fn pick() -> String {
+fn pick(OrderText { is_next, flow_max, .. }: OrderText) -> String {
     // `+` takes a column's affinity away, which an index on expressions does not have.
     let next = |flow: &str, after: &str| {
         format!(
@@ -69,7 +71,8 @@ fn pick() -> String {
         "INSERT INTO flow_picks (job_id, flow_class, flow_account, flow_tag, flow_weight, flow_start, job_cost, job_seq) \
          WITH RECURSIVE candidates AS MATERIALIZED (\
              SELECT class, account, tag, weight, waiting, row_number() OVER (ORDER BY class, tag, account) - 1 AS place \
-             FROM (SELECT class, account, tag, weight, min(waiting, $6) AS waiting FROM flows WHERE {IS_FREE} \
+             FROM (SELECT class, account, tag, weight, min(waiting, {flow_max}) AS waiting FROM flows \
+                   WHERE {IS_FREE} AND {is_next} \
                    ORDER BY class, tag LIMIT $4) AS front), \
          quanta (class, account, tag, weight, waiting, place, number) AS (\
              SELECT class, account, tag, weight, waiting, place, 0 FROM candidates \

@@ -127,7 +127,8 @@ impl EnterStatements {
         how: &BacklogReturn<'_>,
     ) -> Result<FencedWrite, LedgerError> {
         let [wait, reason, limit] = block_args(how.block.as_ref());
-        let [detail, code, refused_by] = wait_args(how.reason);
+        let [detail, code, refused_by] =
+            how.reason.map_or([Value::Text(None), Value::Text(None), Value::Text(None)], wait_args);
         let args: [Value; 9] = [
             lease.id.as_str().into(),
             lease.fence.into(),

@@ -59,6 +59,10 @@ impl<E: Explained> Working<'_, E> {
     }
 
     async fn dispatch(&self, at_most: u32) -> Vec<BacklogJob> {
+        self.dispatch_in_order(at_most, JobOrder::None).await
+    }
+
+    async fn dispatch_in_order(&self, at_most: u32, order: JobOrder) -> Vec<BacklogJob> {
         let (lane, owner, lease) = (name("backlogged"), "worker-a", LEASE);
         let except = [FlowKey { class: FlowClass::UNKNOWN, account: None }];
         let request = BacklogClaimRequest {
@@ -70,6 +74,7 @@ impl<E: Explained> Working<'_, E> {
             flow_max: 8,
             except: &except,
             class_max: FlowClass::LAST,
+            order,
         };
         match self.fixture.database.backlog().claim_backlog(&request).await.unwrap() {
             BacklogClaim::Claimed { jobs, .. } => jobs,
@@ -96,11 +101,13 @@ impl<E: Explained> Working<'_, E> {
             self.did_in_backlog("the backlog is claimed").await;
             let block = FlowBlock { wait: LEASE, reason: BlockedReason::Limit, limit: Some("day".to_owned()) };
             let reason = Wait::for_limit("day");
-            let how = BacklogReturn { reason: &reason, came_from_backlog: true, block: Some(block) };
+            let how = BacklogReturn { reason: Some(&reason), came_from_backlog: true, block: Some(block) };
             let returned = claimed[..20].iter().map(|job| backlog.return_to_backlog(&job.claimed.lease, &how));
             assert!(join_all(returned).await.into_iter().all(|written| written.unwrap() == FencedWrite::Applied));
             self.did_in_backlog("a job returns to the backlog").await;
             self.look_at_backlog().await;
+            assert_eq!(self.dispatch_in_order(2, JobOrder::Account).await.len(), 2);
+            self.did_in_backlog("the backlog is claimed in order").await;
         }
         for _ in 0..8 {
             backlog.unblock_flows(&lane).await.unwrap();
