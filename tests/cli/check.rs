@@ -145,6 +145,20 @@ async fn bypassable_limit_warns_and_names_the_field() {
 }
 
 #[tokio::test]
+async fn order_of_accounts_needs_accounts() {
+    let engine = Engine::default();
+    let ordered = Provider { order: JobOrder::Account, ..provider() };
+    engine.state().meant = vec![ordered.clone()];
+    let found = finding(&engine.run(&["check", "--json"]).await.json(), "provider acme");
+    assert_eq!(
+        (&found["level"], &found["what"]),
+        (&"warning".into(), &"order = account keeps no order of messages without account".into())
+    );
+    engine.state().meant = vec![Provider { require: [JobField::Account].into(), ..ordered }];
+    assert_eq!(levels(&engine.run(&["check", "--json"]).await.json(), "provider acme"), ["ok"]);
+}
+
+#[tokio::test]
 async fn guessable_token_is_a_warning() {
     let engine = Engine::default();
     for (listen, token, wanted) in [

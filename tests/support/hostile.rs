@@ -9,7 +9,7 @@ pub const HOSTILE: &str =
 pub const SIGNATURE: &str = "hunter2";
 
 /// Columns by which the program finds rows or decides, and JSON.
-const KEPT: [&str; 26] = [
+const KEPT: [&str; 27] = [
     "id",
     "name",
     "provider",
@@ -29,6 +29,7 @@ const KEPT: [&str; 26] = [
     "mode",
     "url",
     "slot_release",
+    "order",
     "pacing",
     "store_down",
     "algorithm",
@@ -63,12 +64,14 @@ pub async fn fill(pool: &SqlitePool, text: &str) {
     let open =
         columns.iter().filter(|(_, column)| !KEPT.contains(&column.as_str()) && !json.contains(&column.as_str()));
     let append = |table: &str, column: &str, text: &str, which: &str| {
-        format!("UPDATE {table} SET {column} = {column} || '{text}' WHERE instr({column}, '{text}') = 0{which}")
+        format!(
+            "UPDATE {table} SET \"{column}\" = \"{column}\" || '{text}' WHERE instr(\"{column}\", '{text}') = 0{which}"
+        )
     };
     let mut changes: Vec<String> = open.map(|(table, column)| append(table, column, text, "")).collect();
     let signed = format!("?sig={SIGNATURE}");
     changes.extend([append("providers", "url", &signed, ""), append("jobs", "frozen_url", &signed, "")]);
-    for column in ["url", "mode", "slot_release", "pacing", "store_down", "quota"] {
+    for column in ["url", "mode", "slot_release", "pacing", "store_down", "quota", "order"] {
         changes.push(append("providers", column, text, " AND name = 'bolt'"));
     }
     for column in ["name", "algorithm", "scope", "applies_to"] {

@@ -13,7 +13,7 @@ use crate::domain::explain::format::count;
 use crate::domain::job::JobField;
 use crate::domain::limit::{Algorithm, Limit, Scope};
 use crate::domain::pace::Pace;
-use crate::domain::provider::{Provider, SlotRelease, StoreDown};
+use crate::domain::provider::{JobOrder, Provider, SlotRelease, StoreDown};
 use crate::ledger::provider_row::ProviderRow;
 use crate::ledger::settings::SettingsSnapshot;
 use crate::provider::secret_grants::{SecretGrant, SecretUse};
@@ -165,17 +165,8 @@ pub fn check_provider(provider: &Provider, all: &[&Provider], config: &Config) -
     if provider.limits.iter().all(|limit| limit.shadow) {
         warn("has only shadow limits: no limit is enforced".to_owned(), "Set shadow = false on one limit");
     }
-    for (scope, field) in [(Scope::Account, JobField::Account), (Scope::Reference, JobField::Reference)] {
-        let of_scope = |limit: &&Limit| limit.scope == scope && !limit.shadow;
-        if let Some(limit) = provider.limits.iter().find(of_scope)
-            && !provider.require.contains(&field)
-        {
-            let field = field.name();
-            warn(
-                format!("limit {} counts by {field}: it does not count a message without {field}", limit.name),
-                &format!("Set require = [\"{field}\"] to reject such a message"),
-            );
-        }
+    for (what, field) in uses_of_optional_fields(provider) {
+        warn(what, &format!("Set require = [\"{}\"] to reject such a message", field.name()));
     }
     for limit in &provider.limits {
         if limit.rate.max_requests() == 0 {
@@ -195,6 +186,23 @@ pub fn check_provider(provider: &Provider, all: &[&Provider], config: &Config) -
     let pace = Pace::new(provider, all.iter().copied());
     findings.extend(pace.map(|pace| Finding::ok(subject, format!("pace: {pace}"))));
     findings
+}
+
+/// What has no effect on a message without a field that the row does not require, and the field.
+fn uses_of_optional_fields(provider: &Provider) -> Vec<(String, JobField)> {
+    let mut uses = Vec::new();
+    for (scope, field) in [(Scope::Account, JobField::Account), (Scope::Reference, JobField::Reference)] {
+        let of_scope = |limit: &&Limit| limit.scope == scope && !limit.shadow;
+        if let Some(limit) = provider.limits.iter().find(of_scope) {
+            let (limit, name) = (&limit.name, field.name());
+            uses.push((format!("limit {limit} counts by {name}: it does not count a message without {name}"), field));
+        }
+    }
+    if provider.order == JobOrder::Account {
+        uses.push(("order = account keeps no order of messages without account".to_owned(), JobField::Account));
+    }
+    uses.retain(|(_, field)| !provider.require.contains(field));
+    uses
 }
 
 /// What a row without deduplication costs, each with its fix.
