@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 
 use super::WorkerContext;
-use crate::domain::job::{InvalidMessage, InvalidReason, Job, JobField};
+use crate::domain::job::{InvalidMessage, InvalidReason, Job, JobField, JobId};
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
 use crate::ledger::upkeep::MessageState;
@@ -35,6 +35,28 @@ pub struct RowRules<'a> {
     pub client: &'a dyn PaymentProvider,
 }
 
+/// What a message is.
+pub enum DecodedMessage {
+    /// A job, new or recorded. Boxed because it is moved more than once while it waits.
+    Job(Box<Decoded>),
+    /// Its format is newer than this program's.
+    NewerVersion(u64),
+    Invalid {
+        invalid: InvalidMessage,
+        claimed_id: Option<JobId>,
+    },
+}
+
+impl From<Result<Decoded, DecodeError>> for DecodedMessage {
+    fn from(decoded: Result<Decoded, DecodeError>) -> Self {
+        match decoded {
+            Ok(job) => Self::Job(Box::new(job)),
+            Err(DecodeError::NewerVersion(version)) => Self::NewerVersion(version),
+            Err(DecodeError::Invalid { invalid, claimed_id }) => Self::Invalid { invalid, claimed_id },
+        }
+    }
+}
+
 impl RowRules<'_> {
     /// The message, if the row accepts it.
     fn check(&self, decoded: Decoded) -> Result<Decoded, DecodeError> {
@@ -56,13 +78,13 @@ impl RowRules<'_> {
 /// that a stricter rule rejects.
 ///
 /// # Errors
-/// The ledger's; the inner result says what is wrong with the message.
+/// The ledger's.
 pub async fn decode_delivery(
     worker: &WorkerContext,
     body: &[u8],
     lane: &ProviderName,
     rules: Option<&RowRules<'_>>,
-) -> Result<Result<Decoded, DecodeError>, LedgerError> {
+) -> Result<DecodedMessage, LedgerError> {
     let judged = decode(body, lane, worker.options.card_numbers).and_then(|decoded| match rules {
         Some(rules) => rules.check(decoded),
         None => Ok(decoded),
@@ -74,17 +96,17 @@ pub async fn decode_delivery(
     }
     let reason = match &judged {
         Err(DecodeError::Invalid { invalid, .. }) if may_be_recorded(invalid.reason) => invalid.reason,
-        _ => return Ok(judged),
+        _ => return Ok(judged.into()),
     };
-    let Ok(decoded) = decode_recorded(body, lane) else { return Ok(judged) };
+    let Ok(decoded) = decode_recorded(body, lane) else { return Ok(judged.into()) };
     match worker.backends.upkeep.message_state(&decoded.job, decoded.hash, i64::MAX).await? {
         MessageState::Open | MessageState::Superseded | MessageState::Finished => {
             let rule = reason.code();
             if worker.log_throttle.admits(lane.as_str(), RECORDED_BEFORE, rule) {
                 tracing::warn!(provider = %lane, rule, "{RECORDED_BEFORE}");
             }
-            Ok(Ok(decoded))
+            Ok(DecodedMessage::Job(Box::new(decoded)))
         }
-        MessageState::NotRecorded | MessageState::Conflict => Ok(judged),
+        MessageState::NotRecorded | MessageState::Conflict => Ok(judged.into()),
     }
 }

@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::Backends;
-use super::execute::pause_cause;
+use super::job::pause_cause;
 use super::lane_control::{LaneControl, LanePause, LaneStatus};
 use super::supervisor::WorkerStatus;
 use crate::domain::explain::format::count;

@@ -15,28 +15,25 @@ use tracing::Instrument as _;
 
 use super::active_jobs::LEASE;
 use super::backlog;
-use super::decode::{RowRules, decode_delivery};
+use super::decode::{DecodedMessage, RowRules, decode_delivery};
 use super::delay::{MessageCopy, publish_delayed, unless_abandoned};
-use super::execute::{self, Arrival, ClaimedJob, batch_delay, discard};
+use super::job::{Arrival, FirstTry, batch_delay, claim, discard, record_and_send, run_claimed};
 use super::lane::LaneContext;
 use super::newer_version::{self, NewerVersionAction};
 use super::retry::{RetryEnded, retry_while_unavailable};
 use super::topology::publish;
 use crate::domain::job::{InvalidMessage, InvalidReason, JobId};
-use crate::domain::wait_reason::{Wait, WaitReason, sentence};
+use crate::domain::wait_reason::{Wait, WaitReason};
 use crate::faults::{self, CrashPoint};
 use crate::fleet::report::PauseCause;
 use crate::ledger::backlog::BacklogRecord;
-use crate::ledger::copies::{Claimant, DeliveredCopy, RejectedMessage, ReturnPlan};
-use crate::ledger::{BatchOptions, Claim, Claimed, FencedWrite, LedgerError};
-use crate::queue::message::{DecodeError, Decoded};
+use crate::ledger::copies::{DeliveredCopy, RejectedMessage};
+use crate::ledger::{Claim, LedgerError};
+use crate::queue::message::Decoded;
 use crate::queue::{DELAY_STEPS, Delivery, Destination, OutgoingMessage, QueueError, Receipt, headers};
 use crate::telemetry::spans;
 
 const INVALID_MESSAGE: &str = "message rejected: not a valid job";
-/// A job that waits longer than this is kept in the ledger alone, and the sweeper publishes it when it is due. Its
-/// message would pass through the longest delay queue again and again for all that time.
-const LEDGER_ONLY_FROM: Duration = Duration::from_secs(24 * 60 * 60);
 /// Delay after which the message of a job with an unreadable row is tried again.
 const UNREADABLE_ROW_RETRY_DELAY: Duration = Duration::from_secs(30 * 60);
 /// Pause before a message is requeued after a fault of its own, so that it is not delivered again at once.
@@ -84,9 +81,8 @@ pub async fn handle_delivery(lane: Arc<LaneContext>, delivery: Delivery) {
     let receipt = faults::acknowledged_early(receipt).await;
     faults::crash(CrashPoint::AfterDelivery);
     let span = spans::job(lane.name.as_str(), &copy.properties.headers);
-    let steps =
-        AssertUnwindSafe(process(&lane, &copy, (delivered_at, redelivered)).instrument(span.clone())).catch_unwind();
-    let action = steps.await.unwrap_or_else(|_| {
+    let steps = process(&lane, &copy, delivered_at, redelivered).instrument(span.clone());
+    let action = AssertUnwindSafe(steps).catch_unwind().await.unwrap_or_else(|_| {
         tracing::error!(provider = %lane.name, "job handler panicked; requeueing the message");
         DeliveryAction::RequeueFault
     });
@@ -159,17 +155,12 @@ async fn pause_after_fault(lane: &LaneContext) {
     }
 }
 
-async fn process(
-    lane: &LaneContext,
-    copy: &MessageCopy,
-    (delivered_at, redelivered): (Instant, bool),
-) -> DeliveryAction {
+async fn process(lane: &LaneContext, copy: &MessageCopy, delivered_at: Instant, redelivered: bool) -> DeliveryAction {
     let delivered_copy = DeliveredCopy::delivered(headers::copy_number(&copy.properties), redelivered);
     let decoded = match decode_with_row_rules(lane, copy).await {
-        // Boxed because it is moved more than once while it waits, and the future keeps each of its places.
-        Ok(Ok(decoded)) => Box::new(decoded),
-        Ok(Err(DecodeError::NewerVersion(version))) => return Box::pin(delay_newer_version(lane, copy, version)).await,
-        Ok(Err(DecodeError::Invalid { invalid, claimed_id: id })) => return reject(lane, copy, &invalid, id).await,
+        Ok(DecodedMessage::Job(decoded)) => decoded,
+        Ok(DecodedMessage::NewerVersion(version)) => return Box::pin(delay_newer_version(lane, copy, version)).await,
+        Ok(DecodedMessage::Invalid { invalid, claimed_id }) => return reject(lane, copy, &invalid, claimed_id).await,
         Err(error) => {
             tracing::warn!(provider = %lane.name, ?error, "failed to look up a message's job; requeueing the message");
             return if lane.worker.stop.is_cancelled() {
@@ -188,13 +179,13 @@ async fn process(
     }
     let _admitted = (!must_be_claimed).then(|| lane.backlog.permit_waits().admit(&decoded.job.id));
     let sent = match must_be_claimed {
-        true => Err((decoded, None)),
+        true => FirstTry::MustBeClaimed(decoded, None),
         // Both are boxed because thousands of jobs wait, and few take these paths: only those need their memory.
-        false => Box::pin(execute::record_and_send(lane, decoded, delivered_at)).await,
+        false => Box::pin(record_and_send(lane, decoded, delivered_at)).await,
     };
     let (decoded, reservation) = match sent {
-        Ok(action) => return action,
-        Err(to_claim) => to_claim,
+        FirstTry::Finished(action) => return action,
+        FirstTry::MustBeClaimed(decoded, reservation) => (decoded, reservation),
     };
     let max_batch_delay = batch_delay(reservation.as_ref(), lane.gate.is_open());
     let not_claimed =
@@ -263,97 +254,13 @@ async fn enter_backlog(lane: &LaneContext, copy: &MessageCopy, decoded: &Decoded
 async fn decode_with_row_rules(
     lane: &LaneContext,
     copy: &MessageCopy,
-) -> Result<Result<Decoded, DecodeError>, RetryEnded<LedgerError>> {
+) -> Result<DecodedMessage, RetryEnded<LedgerError>> {
     let settings = Arc::clone(&lane.settings.borrow());
     let rules = RowRules { require: &settings.provider.require, client: &*settings.client };
     retry_while_unavailable("decode a message", &lane.stop, || {
         decode_delivery(&lane.worker, &copy.body, &lane.name, Some(&rules))
     })
     .await
-}
-
-pub(super) async fn claim(
-    lane: &LaneContext,
-    decoded: &Decoded,
-    delivered_copy: DeliveredCopy,
-    max_batch_delay: Duration,
-) -> Option<Claim> {
-    let worker = &lane.worker;
-    let ledger = &worker.backends.ledger;
-    let claimed = retry_while_unavailable("claim a job", &lane.stop, || {
-        let timing = BatchOptions { lease: LEASE, max_batch_delay };
-        let claimant = Claimant { owner: &worker.options.owner, delivered: delivered_copy };
-        ledger.claim_batched(&decoded.job, decoded.hash, claimant, timing)
-    });
-    match claimed.await {
-        Ok(claim) => Some(claim),
-        Err(RetryEnded::Failed(LedgerError::Corrupt(problem))) => Some(Claim::Unreadable(problem)),
-        Err(error) => {
-            tracing::warn!(job = %decoded.job.id, ?error, "failed to claim a job; requeueing its message");
-            None
-        }
-    }
-}
-
-/// Executes a claimed job that is due; one that must wait is delayed.
-pub(super) async fn run_claimed(
-    lane: &LaneContext,
-    decoded: Box<Decoded>,
-    claimed: Box<Claimed>,
-    mut arrival: Arrival<'_>,
-) -> DeliveryAction {
-    faults::crash(CrashPoint::AfterClaim);
-    // A job with an expiry is looked at when it expires, however long it was to wait.
-    let expires_in = claimed.expires_in.filter(|_| !claimed.maybe_charged);
-    let wait = expires_in.map_or(claimed.wait, |left| claimed.wait.min(left));
-    let job = ClaimedJob::new(lane, decoded.job, *claimed, &mut arrival);
-    let reservation = arrival.reservation;
-    // A copy returns shortly before its job is due. Its permit is valid for longer, and may be lost if it is released.
-    let sends_soon = wait < DELAY_STEPS[0].min(lane.settings.borrow().provider.send_budget / 2);
-    let (reservation, unused) = if sends_soon { (reservation, None) } else { (None, reservation) };
-    discard(lane, unused);
-    if wait < DELAY_STEPS[0] {
-        sleep(wait).await;
-        return execute::execute(lane, &job, reservation).await;
-    }
-    let ledger = &lane.worker.backends.ledger;
-    let waits = retry_while_unavailable("release a waiting job", &lane.worker.abandon, || {
-        ledger.release_waiting_with_copy(&job.active.lease, wait)
-    });
-    let waits = waits
-        .await
-        .map_err(|error| tracing::warn!(job = %job.job.id, ?error, "failed to update job state; requeueing"))
-        .ok();
-    let plan = match waits {
-        Some((FencedWrite::Applied, plan)) => plan,
-        Some((FencedWrite::Stale, _)) => return DeliveryAction::Requeue,
-        None => return DeliveryAction::RequeueAndPause,
-    };
-    let action = action_after_delay(&job, wait, plan);
-    if wait > LEDGER_ONLY_FROM && action != DeliveryAction::Ack && keep_in_ledger_only(lane, &job).await {
-        return DeliveryAction::Ack;
-    }
-    lane.meter.record_delay("not_yet", &sentence(&WaitReason::NotBefore, None));
-    action
-}
-
-/// How a waiting job returns: by a new copy, unless a delay queue has one that is in time or the sweeper publishes it.
-pub(super) fn action_after_delay(job: &ClaimedJob, wait: Duration, plan: Option<ReturnPlan>) -> DeliveryAction {
-    match plan.and_then(|plan| plan.copy_to_publish(job.claimed.copy)) {
-        Some(number) => DeliveryAction::Delay { wait, number: Some(number) },
-        None => DeliveryAction::Ack,
-    }
-}
-
-/// Whether the ledger has recorded that no queue has this job. If not, it is delayed like any other.
-async fn keep_in_ledger_only(lane: &LaneContext, job: &ClaimedJob) -> bool {
-    match lane.worker.backends.upkeep.keep_unqueued(&job.active.lease).await {
-        Ok(written) => written == FencedWrite::Applied,
-        Err(error) => {
-            tracing::debug!(job = %job.job.id, %error, "failed to keep a job in the ledger alone; delaying it");
-            false
-        }
-    }
 }
 
 /// Delays a message of a newer format for a newer worker, until it is too old.

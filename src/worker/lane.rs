@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::backlog::LaneBacklog;
-use super::execute::Duplicates;
+use super::job::Duplicates;
 use super::lane_control::{LaneControl, LanePause};
 use super::meter::LaneMeter;
 use super::{WorkerContext, backlog, intake, lookups};

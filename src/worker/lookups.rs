@@ -15,8 +15,8 @@ use tokio::time::{Instant, sleep};
 use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
 
-use super::execute::Arrival;
-use super::intake::{DeliveryAction, claim, pause_intake, run_claimed};
+use super::intake::{DeliveryAction, pause_intake};
+use super::job::{Arrival, claim, run_claimed};
 use super::lane::LaneContext;
 use super::sweeper::republish::rebuild_or_review;
 use crate::ledger::copies::DeliveredCopy;

@@ -1,6 +1,6 @@
 //! The worker: consumes the jobs of all lanes, sends each request, and records the outcome as the decision table says.
 //!
-//! It uses queue, ledger, limiter and provider only through their traits. The order of the steps is in [`execute`];
+//! It uses queue, ledger, limiter and provider only through their traits. The order of the steps is in [`job`];
 //! what a lane consumes, and when, is in [`lane`].
 
 use std::sync::Arc;
@@ -22,9 +22,9 @@ pub mod active_jobs;
 mod backlog;
 pub mod decode;
 pub mod delay;
-pub mod execute;
 pub mod heartbeat;
 pub mod intake;
+pub mod job;
 pub mod lane;
 pub mod lane_control;
 pub mod local_faults;

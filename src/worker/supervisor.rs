@@ -15,7 +15,7 @@ use tokio_util::task::TaskTracker;
 
 use super::active_jobs::ActiveJobs;
 use super::backlog::LaneBacklog;
-use super::execute::Duplicates;
+use super::job::Duplicates;
 use super::lane::{self, LaneContext, LaneSettings};
 use super::lane_control::LaneControl;
 use super::meter::{DecisionKind, LaneDecision, Meter};

@@ -54,10 +54,7 @@ impl ProviderRow {
 
     /// Checks all columns before it returns `None`.
     fn validate_with(&self, version: i64, check: &mut RowValidator) -> Option<Provider> {
-        let name = check.name("name", &self.name);
-        if RESERVED_NAMES.contains(&self.name.as_str()) {
-            check.problem(format!("name: `{}` is reserved for a queue of Sluicegate: choose another", self.name));
-        }
+        let name = check.lane_name(&self.name);
         let quota = self.quota.as_ref().map_or_else(|| name.clone(), |quota| check.name("quota", quota));
         check.one_of("kind", &self.kind, &[("http", ())]);
         check.charge_url(&self.url);
@@ -133,6 +130,13 @@ impl ProviderRow {
 pub(super) struct RowValidator(pub(super) Vec<String>);
 
 impl RowValidator {
+    fn lane_name(&mut self, name: &str) -> Option<ProviderName> {
+        if RESERVED_NAMES.contains(&name) {
+            self.problem(format!("name: `{name}` is reserved for a queue of Sluicegate: choose another"));
+        }
+        self.name("name", name)
+    }
+
     fn no_nul(&mut self, row: &ProviderRow) {
         for (column, object) in [("request", &row.request), ("lookup", &row.lookup), ("statuses", &row.statuses)] {
             if object.as_ref().is_some_and(holds_nul) {

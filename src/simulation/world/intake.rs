@@ -7,7 +7,7 @@ use crate::domain::time::micros_up;
 use crate::queue::DELAY_STEPS;
 use crate::simulation::event::{Event, JobIndex, ProcessIndex};
 use crate::simulation::gate::SimulatedRequest;
-use crate::worker::execute::EGRESS_DELAY;
+use crate::worker::job::EGRESS_DELAY;
 
 impl Simulation<'_> {
     /// Delivers the queue's jobs to the processes that accept them, in round-robin order.

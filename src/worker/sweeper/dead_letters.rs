@@ -8,10 +8,9 @@ use crate::domain::job::{InvalidMessage, InvalidReason, JobId};
 use crate::domain::provider::ProviderName;
 use crate::ledger::FencedWrite;
 use crate::ledger::upkeep::MessageState;
-use crate::queue::message::DecodeError;
 use crate::queue::{DeadLetter, DeathCause, Destination, OutgoingMessage, Receipt, headers};
 use crate::worker::WorkerContext;
-use crate::worker::decode::decode_delivery;
+use crate::worker::decode::{DecodedMessage, decode_delivery};
 use crate::worker::delay::MessageCopy;
 use crate::worker::intake::rejection;
 use crate::worker::newer_version::{self, NewerVersionAction};
@@ -130,10 +129,10 @@ async fn process(worker: &WorkerContext, known: &LoadedSettings, letter: &DeadLe
     let rounds = republish_count(letter);
     // The lane's row rules are applied by the lane, when the message returns to it.
     let decoded = match decode_delivery(worker, &letter.body, lane, None).await? {
-        Ok(decoded) => decoded,
-        Err(DecodeError::Invalid { invalid, claimed_id }) => return reject(worker, letter, &invalid, claimed_id).await,
-        Err(DecodeError::NewerVersion(version)) => {
-            return delay_newer_version(worker, known, letter, (lane, version)).await;
+        DecodedMessage::Job(decoded) => decoded,
+        DecodedMessage::Invalid { invalid, claimed_id } => return reject(worker, letter, &invalid, claimed_id).await,
+        DecodedMessage::NewerVersion(version) => {
+            return delay_newer_version(worker, known, letter, lane, version).await;
         }
     };
     let id = &decoded.job.id;
@@ -180,7 +179,8 @@ async fn delay_newer_version(
     worker: &WorkerContext,
     known: &LoadedSettings,
     letter: &DeadLetter,
-    (lane, version): (&ProviderName, u64),
+    lane: &ProviderName,
+    version: u64,
 ) -> Result<bool, SweepError> {
     let max_age = known.providers.get(lane.as_str()).map(|row| row.max_age);
     let properties = match newer_version::decide(&letter.properties, version, max_age) {

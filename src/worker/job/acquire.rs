@@ -6,12 +6,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use tokio::time::Instant;
-use tracing::Span;
+use tracing::{Instrument as _, Span};
 
-use super::backlog::{flow_block, return_to_backlog, wait_for_lane, waits_in_backlog};
-use super::record::{delay, release};
-use super::{ClaimedJob, LaneContext};
+use super::backlog::BacklogReturnReason;
+use super::fast_path::{Reservation, discard};
+use super::prepare::ProviderCall;
+use super::{JobRun, LaneContext, WaitCause};
 use crate::domain::disposition::OVERSIZED_WAIT;
 use crate::domain::job::{Job, JobId};
 use crate::domain::permit_protocol::CallKind;
@@ -122,46 +124,102 @@ pub(super) async fn wait_for_permit(lane: &LaneContext, job: JobId, request: Acq
     }
 }
 
-pub(super) async fn delay_refused(lane: &LaneContext, job: &ClaimedJob, refusal: &GateRefusal) -> DeliveryAction {
-    let cause = match &refusal.reason {
-        BlockReason::Oversized { limit, max_cost: at_once } => {
-            let reason = Wait::for_larger_limit(limit, job.job.cost, *at_once);
-            return delay(lane, job, cost_wait(lane, job), (refusal_code(&refusal.reason), reason)).await;
+impl JobRun<'_> {
+    /// Waits for the permit of the call: the one that is reserved, or a new request.
+    pub(super) async fn acquire(&self, call: &ProviderCall, reservation: Option<Reservation<'_>>) -> PermitWait {
+        let permit_wait = match (reservation, call.kind()) {
+            (Some(Reservation(permit_wait)), CallKind::Charge) => permit_wait,
+            (reservation, kind) => {
+                discard(self.lane, reservation);
+                let provider = &self.settings.provider;
+                let egress = egress_request(self.lane, call.egress_rule(provider), self.delivered_at);
+                let acquire = acquire_request(&self.job, kind, self.claimed.maybe_charged, provider, egress);
+                let account_wait = if self.is_for_backlog() { acquire.account_wait } else { Duration::MAX };
+                let acquire = AcquireRequest { account_wait, ..acquire };
+                wait_for_permit(self.lane, self.job.id.clone(), acquire).boxed()
+            }
+        };
+        let waiting = spans::step("wait for a permit");
+        let waited = permit_wait.instrument(waiting.clone()).await;
+        if let Some(ahead) = &self.ahead {
+            ahead.release();
         }
-        BlockReason::Limit(name) => WaitReason::Limit(name.clone()),
-        BlockReason::AccountBlocked { .. } => WaitReason::AccountBlocked,
-        BlockReason::Cold => WaitReason::LimiterCold,
-        BlockReason::NeedsHistory => WaitReason::NeedsHistory,
-        BlockReason::Paused => WaitReason::ProviderPaused,
-        BlockReason::StoreUnavailable(_) => WaitReason::LimiterUnavailable,
-        BlockReason::StaleSettings => WaitReason::StaleSettings,
-        BlockReason::Stopping => return release(lane, job).await,
-    };
-    let (cause, by) = (Wait::from(cause), pause_cause(&refusal.reason));
-    let label = refusal_code(&refusal.reason);
-    if let Some(block) = flow_block(lane, job, refusal) {
-        return return_to_backlog(lane, job, (label, Some(cause)), Some(block)).await;
+        if let PermitWait::Refused(refusal) = &waited {
+            self.record_refusal(refusal, &waiting);
+        }
+        waited
     }
-    match refusal.scope {
-        // The refusal says nothing about the jobs behind it.
-        RefusalScope::Job | RefusalScope::Account => {}
-        RefusalScope::Charges => lane.control.pause_charges(refusal.retry_after, by, cause.clone()),
-        RefusalScope::All => lane.control.pause_intake(refusal.retry_after, by, cause.clone()),
-    }
-    if refusal.scope == RefusalScope::Job {
-        return delay(lane, job, refusal.retry_after, (label, cause)).await;
-    }
-    if by == PauseCause::Limit && waits_in_backlog(lane, job) {
-        return return_to_backlog(lane, job, (label, Some(cause)), None).await;
-    }
-    wait_for_lane(lane, job, refusal.retry_after, (label, cause)).await
-}
 
-/// Wait of a job whose cost exceeds a limit: it is checked again before its age ends it, in case the limit was raised.
-fn cost_wait(lane: &LaneContext, job: &ClaimedJob) -> Duration {
-    let age = job.claimed.age + job.claimed_at.elapsed();
-    let left = lane.settings.borrow().provider.max_age.saturating_sub(age);
-    left.clamp(DELAY_STEPS[0], OVERSIZED_WAIT)
+    pub(super) async fn delay_refused(&self, refusal: &GateRefusal) -> DeliveryAction {
+        let label = refusal_code(&refusal.reason);
+        let reason = match &refusal.reason {
+            BlockReason::Oversized { limit, max_cost: at_once } => {
+                let reason = Wait::for_larger_limit(limit, self.job.cost, *at_once);
+                return self.delay(self.cost_wait(), WaitCause::new(label, reason)).await;
+            }
+            BlockReason::Limit(name) => WaitReason::Limit(name.clone()),
+            BlockReason::AccountBlocked { .. } => WaitReason::AccountBlocked,
+            BlockReason::Cold => WaitReason::LimiterCold,
+            BlockReason::NeedsHistory => WaitReason::NeedsHistory,
+            BlockReason::Paused => WaitReason::ProviderPaused,
+            BlockReason::StoreUnavailable(_) => WaitReason::LimiterUnavailable,
+            BlockReason::StaleSettings => WaitReason::StaleSettings,
+            BlockReason::Stopping => return self.release().await,
+        };
+        let (cause, by) = (WaitCause::new(label, reason), pause_cause(&refusal.reason));
+        if let Some(block) = self.flow_block(refusal) {
+            let reason = BacklogReturnReason { block: Some(block), ..cause.into() };
+            return self.return_to_backlog(reason).await;
+        }
+        let control = &self.lane.control;
+        match refusal.scope {
+            // The refusal says nothing about the jobs behind it.
+            RefusalScope::Job | RefusalScope::Account => {}
+            RefusalScope::Charges => control.pause_charges(refusal.retry_after, by, cause.reason.clone()),
+            RefusalScope::All => control.pause_intake(refusal.retry_after, by, cause.reason.clone()),
+        }
+        if refusal.scope == RefusalScope::Job {
+            return self.delay(refusal.retry_after, cause).await;
+        }
+        if by == PauseCause::Limit && self.waits_in_backlog() {
+            return self.return_to_backlog(cause.into()).await;
+        }
+        self.wait_for_lane(refusal.retry_after, cause).await
+    }
+
+    /// Wait of a job whose cost exceeds a limit: it is checked again before its age ends it, in case the limit was
+    /// raised.
+    fn cost_wait(&self) -> Duration {
+        let left = self.lane.settings.borrow().provider.max_age.saturating_sub(self.age());
+        left.clamp(DELAY_STEPS[0], OVERSIZED_WAIT)
+    }
+
+    /// Counts a refusal, and records it on the span of the wait and among the lane's decisions; never with an account.
+    fn record_refusal(&self, refusal: &GateRefusal, waiting: &Span) {
+        let reason = refusal_code(&refusal.reason);
+        let (limit, by) = match &refusal.reason {
+            BlockReason::Limit(name) => {
+                let limit = self.settings.provider.limits.iter().find(|limit| limit.name == *name);
+                let allows = limit.map(|limit| format!(" ({})", limit.rate)).unwrap_or_default();
+                (Some(name.clone()), format!("{name}{allows}"))
+            }
+            BlockReason::Cold => (None, "the limiter (its state was lost)".to_owned()),
+            BlockReason::NeedsHistory => (None, "the limiter (usage is being read from the ledger)".to_owned()),
+            BlockReason::Paused => (None, "a pause that the provider asked for".to_owned()),
+            BlockReason::StoreUnavailable(_) => (None, "the limiter (its store is unavailable)".to_owned()),
+            BlockReason::StaleSettings => (None, "the limiter (newer settings are being loaded)".to_owned()),
+            BlockReason::Oversized { limit, max_cost: at_once } => (
+                Some(limit.clone()),
+                format!("limit {limit}: the job's cost exceeds the {at_once} that it admits at once"),
+            ),
+            BlockReason::AccountBlocked { .. } => (None, "a rule for its account".to_owned()),
+            BlockReason::Stopping => (None, "a gate that is closing".to_owned()),
+        };
+        spans::record_refusal(waiting, reason, limit.as_deref());
+        let free = if refusal.exact { "free in" } else { "free no sooner than in" };
+        let reason_text = format!("refused by {by}, {free} {:.1} s", refusal.retry_after.as_secs_f64());
+        self.lane.meter.record_refusal(RefusalLabels { reason, limit }, reason_text);
+    }
 }
 
 /// Label for metrics; stable.
@@ -177,32 +235,6 @@ fn refusal_code(by: &BlockReason) -> &'static str {
         BlockReason::AccountBlocked { .. } => "blocked",
         BlockReason::Stopping => "stopping",
     }
-}
-
-/// Counts a refusal, and records it on the span of the wait and among the lane's decisions; never with an account.
-pub(super) fn record_refusal((lane, provider): (&LaneContext, &Provider), refusal: &GateRefusal, waiting: &Span) {
-    let reason = refusal_code(&refusal.reason);
-    let (limit, by) = match &refusal.reason {
-        BlockReason::Limit(name) => {
-            let limit = provider.limits.iter().find(|limit| limit.name == *name);
-            let allows = limit.map(|limit| format!(" ({})", limit.rate)).unwrap_or_default();
-            (Some(name.clone()), format!("{name}{allows}"))
-        }
-        BlockReason::Cold => (None, "the limiter (its state was lost)".to_owned()),
-        BlockReason::NeedsHistory => (None, "the limiter (usage is being read from the ledger)".to_owned()),
-        BlockReason::Paused => (None, "a pause that the provider asked for".to_owned()),
-        BlockReason::StoreUnavailable(_) => (None, "the limiter (its store is unavailable)".to_owned()),
-        BlockReason::StaleSettings => (None, "the limiter (newer settings are being loaded)".to_owned()),
-        BlockReason::Oversized { limit, max_cost: at_once } => {
-            (Some(limit.clone()), format!("limit {limit}: the job's cost exceeds the {at_once} that it admits at once"))
-        }
-        BlockReason::AccountBlocked { .. } => (None, "a rule for its account".to_owned()),
-        BlockReason::Stopping => (None, "a gate that is closing".to_owned()),
-    };
-    spans::record_refusal(waiting, reason, limit.as_deref());
-    let free = if refusal.exact { "free in" } else { "free no sooner than in" };
-    let reason_text = format!("refused by {by}, {free} {:.1} s", refusal.retry_after.as_secs_f64());
-    lane.meter.record_refusal(RefusalLabels { reason, limit }, reason_text);
 }
 
 /// The pause cause of a refusal, as reports name it.

@@ -13,9 +13,10 @@ use futures_util::future::{BoxFuture, ready};
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::Instrument as _;
 
-use super::permit::{PermitWait, acquire_request, egress_request, wait_for_permit};
-use super::send::{dispatch, on_begin_failed};
-use super::{ClaimedJob, ProviderCall};
+use super::JobRun;
+use super::acquire::{PermitWait, acquire_request, egress_request, wait_for_permit};
+use super::prepare::ProviderCall;
+use super::send::BegunRequest;
 use crate::domain::group_commit::{MAX_DELAY, delay_before_send};
 use crate::domain::job::Job;
 use crate::domain::permit_protocol::CallKind;
@@ -59,23 +60,23 @@ pub fn batch_delay(reservation: Option<&Reservation<'_>>, queue_moves: bool) -> 
     if reservation.is_some() || queue_moves { Duration::ZERO } else { MAX_DELAY }
 }
 
-/// A payment that must be claimed, and its reservation.
-type ClaimNeeded<'a> = (Box<Decoded>, Option<Reservation<'a>>);
+/// What became of a payment that was not claimed first.
+pub enum FirstTry<'a> {
+    Finished(DeliveryAction),
+    /// The payment, unchanged, and its reservation: it must be claimed.
+    MustBeClaimed(Box<Decoded>, Option<Reservation<'a>>),
+}
 
-/// Sends a payment's first request without a claim before it; returns the payment unchanged where it must be claimed.
-pub async fn record_and_send(
-    lane: &LaneContext,
-    decoded: Box<Decoded>,
-    delivered_at: Instant,
-) -> Result<DeliveryAction, ClaimNeeded<'_>> {
+/// Sends a payment's first request without a claim before it.
+pub async fn record_and_send(lane: &LaneContext, decoded: Box<Decoded>, delivered_at: Instant) -> FirstTry<'_> {
     let settings = lane.settings.borrow().clone();
     let has_own_time = decoded.job.not_before.is_some() || decoded.job.expires_at.is_some();
     if has_own_time || lane.duplicates.are_expected() || !lane.gate.is_open() || lane.stop.is_cancelled() {
-        return Err((decoded, None));
+        return FirstTry::MustBeClaimed(decoded, None);
     }
     // A request that cannot be built is reported where the payment is claimed.
     let frozen = timeout(UNRECORDED_MAX, settings.client.freeze(&decoded.job)).await;
-    let Ok(Ok(request)) = frozen else { return Err((decoded, None)) };
+    let Ok(Ok(request)) = frozen else { return FirstTry::MustBeClaimed(decoded, None) };
     let egress = egress_request(lane, EgressRule::Paced, delivered_at);
     let acquire = acquire_request(&decoded.job, CallKind::Charge, false, &settings.provider, egress);
     let mut permit_wait = wait_for_permit(lane, decoded.job.id.clone(), acquire).boxed();
@@ -84,19 +85,19 @@ pub async fn record_and_send(
         Ok(PermitWait::Granted(permit)) => permit,
         refused => {
             let permit_wait = refused.map_or(permit_wait, |refused| ready(refused).boxed());
-            return Err((decoded, Some(Reservation(permit_wait))));
+            return FirstTry::MustBeClaimed(decoded, Some(Reservation(permit_wait)));
         }
     };
     let Some(permission) = lane.control.try_send() else {
         drop(permit);
         lane.meter.record_return(ReturnReason::Probing);
-        return Err((decoded, None));
+        return FirstTry::MustBeClaimed(decoded, None);
     };
     let lease = new_lease(&decoded.job);
     let Some(active) = lane.worker.active_jobs.try_insert(&lease) else {
         drop(permit);
         lane.meter.record_return(ReturnReason::NotNeeded);
-        return Err((decoded, None));
+        return FirstTry::MustBeClaimed(decoded, None);
     };
     let lead = permit.start_at.saturating_duration_since(Instant::now());
     let _in_flight = lane.worker.active_jobs.begin_request();
@@ -110,16 +111,25 @@ pub async fn record_and_send(
     if matches!(written, Ok(FencedWrite::Stale)) {
         lane.duplicates.record();
         // Most likely the job was delayed and is due now: it uses this permit, which a limit may have counted for good.
-        return Err((decoded, Some(Reservation(ready(PermitWait::Granted(permit)).boxed()))));
+        let reservation = Reservation(ready(PermitWait::Granted(permit)).boxed());
+        return FirstTry::MustBeClaimed(decoded, Some(reservation));
     }
-    let claimed_at = Instant::now();
-    let (claimed, ahead) = (Claimed::new_job(lease), None);
-    let job = ClaimedJob { job: decoded.job, claimed, active, delivered_at, claimed_at, ahead };
+    let run = JobRun {
+        lane,
+        settings,
+        job: decoded.job,
+        claimed: Claimed::new_job(lease),
+        active,
+        delivered_at,
+        claimed_at: Instant::now(),
+        ahead: None,
+    };
     if let Err(error) = written {
-        return Ok(on_begin_failed(lane, &job, CallKind::Charge, permit, &error).await);
+        return FirstTry::Finished(run.on_begin_failed(CallKind::Charge, permit, &error).await);
     }
     let call = ProviderCall::Charge(request);
-    Ok(Box::pin(dispatch(lane, &settings, &job, (&call, 1), (permit, &permission, !lead.is_zero()))).await)
+    let first = BegunRequest { call: &call, number: 1, permit, permission: &permission, is_ahead: !lead.is_zero() };
+    FirstTry::Finished(Box::pin(run.send(first)).await)
 }
 
 /// A lease with a random token. If this worker does not learn whether the insert was committed, it must not take

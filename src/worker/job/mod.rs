@@ -1,0 +1,169 @@
+//! The pipeline of one job: claim, prepare, acquire, begin, send, release, commit, in this order.
+//!
+//! [`JobRun::run`] shows the sequence, which is the same for a charge and a look-up. [`fast_path`] records a new payment
+//! together with its request instead of claiming it first. The delivery is finished in [`super::intake`].
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use self::acquire::PermitWait;
+pub(super) use self::acquire::pause_cause;
+pub(super) use self::backlog::review_changed_row;
+pub(super) use self::claim::{claim, run_claimed};
+pub use self::fast_path::{Duplicates, FirstTry, Reservation, batch_delay, discard, record_and_send};
+use self::prepare::{Prepared, ProviderCall};
+use super::active_jobs::ActiveJob;
+use super::backlog::AheadGuard;
+use super::intake::DeliveryAction;
+use super::lane::{LaneContext, LaneSettings};
+use super::meter::ReturnReason;
+use crate::domain::job::Job;
+use crate::domain::wait_reason::{Wait, WaitReason};
+use crate::ledger::Claimed;
+use crate::limiter::gate::{BlockReason, Permit};
+
+mod acquire;
+mod backlog;
+mod claim;
+mod commit;
+mod fast_path;
+mod prepare;
+mod send;
+
+/// Delay of jobs whose lane must not send.
+const LANE_PAUSED_DELAY: Duration = Duration::from_secs(5);
+
+/// Delay of a job that got no worker slot at the egress rate in time.
+pub const EGRESS_DELAY: Duration = Duration::from_secs(5);
+
+/// How a claimed job came to this worker.
+pub struct Arrival<'a> {
+    pub at: Instant,
+    /// Worker slot and permit that it keeps.
+    pub reservation: Option<Reservation<'a>>,
+    /// Set for a job of the backlog: it has no message.
+    pub ahead: Option<AheadGuard>,
+}
+
+impl Arrival<'_> {
+    #[must_use]
+    pub fn now() -> Self {
+        Self { at: Instant::now(), reservation: None, ahead: None }
+    }
+}
+
+/// One job whose lease this process has, on its way through the steps.
+pub struct JobRun<'a> {
+    lane: &'a LaneContext,
+    /// The row and its client, as they were when the run began.
+    settings: Arc<LaneSettings>,
+    job: Job,
+    claimed: Claimed,
+    active: ActiveJob,
+    delivered_at: Instant,
+    claimed_at: Instant,
+    /// Set for a job that was claimed from the backlog: it has no message.
+    ahead: Option<AheadGuard>,
+}
+
+/// Why a job waits: the label for metrics, which is stable, and the reason in the ledger.
+struct WaitCause {
+    label: &'static str,
+    reason: Wait,
+}
+
+impl WaitCause {
+    fn new(label: &'static str, reason: impl Into<Wait>) -> Self {
+        Self { label, reason: reason.into() }
+    }
+}
+
+impl<'a> JobRun<'a> {
+    /// The job as it was claimed at this moment.
+    fn new(lane: &'a LaneContext, job: Job, claimed: Claimed, arrival: &mut Arrival<'_>) -> Self {
+        Self {
+            lane,
+            settings: lane.settings.borrow().clone(),
+            job,
+            active: lane.worker.active_jobs.insert(claimed.lease.clone()),
+            claimed,
+            delivered_at: arrival.at,
+            claimed_at: Instant::now(),
+            ahead: arrival.ahead.take(),
+        }
+    }
+
+    /// Takes the job as far as it can go now, from its reservation if it has one.
+    async fn run(&self, reservation: Option<Reservation<'_>>) -> DeliveryAction {
+        let action = self.run_steps(reservation).await;
+        self.lane.backlog.record_end(&self.lane.settings.borrow().provider, self.job.account.as_ref());
+        action
+    }
+
+    async fn run_steps(&self, reservation: Option<Reservation<'_>>) -> DeliveryAction {
+        let call = match self.prepare().await {
+            Prepared::Call(call) => call,
+            Prepared::Transition(next) => {
+                discard(self.lane, reservation);
+                return self.transition(next, "retry").await;
+            }
+            // Rare, and boxed so that the thousands of waiting jobs do not carry its memory.
+            Prepared::Unbuildable(error) => {
+                discard(self.lane, reservation);
+                return Box::pin(self.pause_unbuildable(error)).await;
+            }
+        };
+        if let Some(reason) = self.must_return_to_backlog(&call) {
+            discard(self.lane, reservation);
+            return self.return_to_backlog(reason).await;
+        }
+        match self.acquire(&call, reservation).await {
+            PermitWait::Granted(permit) => self.use_permit(&call, permit).await,
+            PermitWait::Refused(refusal) => {
+                // The rule may have been set while the job waited.
+                let is_blocked = matches!(refusal.reason, BlockReason::AccountBlocked { .. });
+                match is_blocked.then(|| self.transition_instead(&call)).flatten() {
+                    Some(next) => self.transition(next, "retry").await,
+                    None => self.delay_refused(&refusal).await,
+                }
+            }
+            PermitWait::NoWorkerSlot => {
+                self.wait_for_lane(EGRESS_DELAY, WaitCause::new("egress", WaitReason::Egress)).await
+            }
+            PermitWait::LanePaused(reason) => {
+                self.wait_for_lane(LANE_PAUSED_DELAY, WaitCause::new("lane_paused", reason)).await
+            }
+            PermitWait::Stopping => self.release().await,
+        }
+    }
+
+    /// Sends the call with its permit, unless time or the lane's state have changed while it waited.
+    async fn use_permit(&self, call: &ProviderCall, permit: Permit) -> DeliveryAction {
+        if let Some(next) = self.transition_instead(call) {
+            // The transition may wait for the ledger; the permit must not.
+            drop(permit);
+            self.lane.meter.record_return(ReturnReason::NotNeeded);
+            return self.transition(next, "retry").await;
+        }
+        let Some(permission) = self.lane.control.try_send() else {
+            drop(permit);
+            self.lane.meter.record_return(ReturnReason::Probing);
+            let cause = WaitCause::new("probing", WaitReason::CircuitProbing);
+            return self.wait_for_lane(LANE_PAUSED_DELAY, cause).await;
+        };
+        // Boxed because thousands wait for their permits and few send: only those need its memory.
+        Box::pin(self.begin_and_send(call, permit, &permission)).await
+    }
+
+    /// Whether the job can wait in the backlog. One of unknown outcome has its own way back.
+    fn is_for_backlog(&self) -> bool {
+        !self.claimed.maybe_charged
+    }
+
+    /// Age of the job until now.
+    fn age(&self) -> Duration {
+        self.claimed.age + self.claimed_at.elapsed()
+    }
+}

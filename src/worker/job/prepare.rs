@@ -1,0 +1,170 @@
+//! The decision what a job does next: its charge, a look-up, or a new state without a request.
+//!
+//! It is made when the job is claimed, and again by the row in force once the gate has answered.
+
+use std::sync::Arc;
+
+use super::{JobRun, LANE_PAUSED_DELAY, WaitCause};
+use crate::domain::disposition::{
+    AttemptHistory, LOCAL_FAULT_PAUSE, LOST_HOLDERS_MAX, MISCONFIGURED_PAUSE, PreSend, SendObstacle, Transition,
+    before_request, review_unless_lookup,
+};
+use crate::domain::local_fault::LocalFault;
+use crate::domain::outcome::{FinalState, NOT_SENT};
+use crate::domain::permit_protocol::CallKind;
+use crate::domain::provider::Provider;
+use crate::domain::wait_reason::{Wait, WaitReason};
+use crate::fleet::report::PauseCause;
+use crate::limiter::gate::EgressRule;
+use crate::provider::{FreezeError, FrozenRequest, LookupRequest};
+use crate::queue::DELAY_STEPS;
+use crate::worker::intake::DeliveryAction;
+use crate::worker::local_faults;
+
+/// The one request that a job is claimed for.
+pub(super) enum ProviderCall {
+    Charge(FrozenRequest),
+    Lookup(LookupRequest),
+}
+
+impl ProviderCall {
+    pub fn kind(&self) -> CallKind {
+        match self {
+            Self::Charge(_) => CallKind::Charge,
+            Self::Lookup(_) => CallKind::Lookup,
+        }
+    }
+
+    pub fn egress_rule(&self, provider: &Provider) -> EgressRule {
+        let is_paced = self.kind() == CallKind::Charge || provider.egress_counts_lookups();
+        if is_paced { EgressRule::Paced } else { EgressRule::Exempt }
+    }
+}
+
+/// What a job does next.
+pub(super) enum Prepared {
+    Call(ProviderCall),
+    /// No request is made.
+    Transition(Transition),
+    /// The request cannot be built, for a fault of the row, its secrets or this process.
+    Unbuildable(FreezeError),
+}
+
+impl JobRun<'_> {
+    pub(super) async fn prepare(&self) -> Prepared {
+        match self.pre_send(&self.settings.provider) {
+            PreSend::Transition(next) => {
+                if self.claimed.lost_holders >= LOST_HOLDERS_MAX {
+                    let (provider, job, lost) = (&self.lane.name, &self.job.id, self.claimed.lost_holders);
+                    tracing::error!(%provider, %job, lost, "workers lost; job moves to review");
+                }
+                Prepared::Transition(next)
+            }
+            PreSend::LookUp => self.look_up(),
+            PreSend::Charge => self.charge().await,
+        }
+    }
+
+    /// The decision tables' answer for the job now.
+    fn pre_send(&self, provider: &Provider) -> PreSend {
+        let expired = self.claimed.expires_in.is_some_and(|left| left <= self.claimed_at.elapsed());
+        let refused = provider.refuses_account(self.job.account_name());
+        before_request(&self.attempt_history(), &provider.retry_policy(), SendObstacle::of(refused, expired))
+    }
+
+    async fn charge(&self) -> Prepared {
+        let fresh = match self.settings.client.freeze(&self.job).await {
+            Ok(fresh) => fresh,
+            Err(FreezeError::Job(unfit)) => return self.on_request_mismatch(&unfit.to_string()),
+            Err(error) => return Prepared::Unbuildable(error),
+        };
+        let Some((frozen, _)) = &self.claimed.frozen_request else {
+            return Prepared::Call(ProviderCall::Charge(fresh));
+        };
+        if let Some(difference) = request_mismatch(frozen, &fresh, self.claimed.maybe_charged) {
+            return self.on_request_mismatch(difference);
+        }
+        let credential_fingerprint = fresh.credential_fingerprint;
+        Prepared::Call(ProviderCall::Charge(FrozenRequest { credential_fingerprint, ..frozen.clone() }))
+    }
+
+    /// Transition or look-up of a job whose charge cannot be sent as recorded.
+    fn on_request_mismatch(&self, problem: &str) -> Prepared {
+        if !self.claimed.maybe_charged {
+            let reason = format!("confirmed not charged; {problem}");
+            return Prepared::Transition(Transition::Finalize { state: FinalState::Review, reason, reference: None });
+        }
+        let reason = format!("the outcome is unknown and {problem}");
+        let policy = self.settings.provider.retry_policy();
+        let next = review_unless_lookup(&self.attempt_history(), &policy, &reason);
+        next.map_or_else(|| self.look_up(), Prepared::Transition)
+    }
+
+    fn look_up(&self) -> Prepared {
+        match self.settings.client.lookup_request(&self.job) {
+            Ok(request) => Prepared::Call(ProviderCall::Lookup(request)),
+            Err(problem) => {
+                let reason = format!("the outcome is unknown and the provider cannot be asked: {problem}");
+                Prepared::Transition(Transition::Finalize { state: FinalState::Review, reason, reference: None })
+            }
+        }
+    }
+
+    /// The transition that replaces the request, decided again by the current row once the gate has answered.
+    pub(super) fn transition_instead(&self, call: &ProviderCall) -> Option<Transition> {
+        let provider = Arc::clone(&self.lane.settings.borrow().provider);
+        match (self.pre_send(&provider), call) {
+            (PreSend::Transition(next), _) => Some(next),
+            (PreSend::LookUp, ProviderCall::Charge(_)) => {
+                let reason = "waited too long to be sent again: the provider is asked";
+                let reason = Wait::with_detail(WaitReason::Lookup, reason);
+                Some(Transition::Retry { after: DELAY_STEPS[0], unknown: true, reason })
+            }
+            // A job that could be sent again is looked up instead where its request would differ.
+            (PreSend::Charge | PreSend::LookUp, _) => None,
+        }
+    }
+
+    /// Pauses the lane for a fault of its row, its secrets or its process.
+    pub(super) async fn pause_unbuildable(&self, error: FreezeError) -> DeliveryAction {
+        let fault = LocalFault::from(error);
+        if !matches!(fault, LocalFault::Unbuildable(_)) {
+            local_faults::pause_lane(self.lane, LOCAL_FAULT_PAUSE, &fault);
+            return self.delay(LANE_PAUSED_DELAY, WaitCause::new(NOT_SENT, fault.wait())).await;
+        }
+        self.lane.control.pause_sending(MISCONFIGURED_PAUSE, PauseCause::Setup, fault.wait());
+        local_faults::log(self.lane, &fault, "lane paused: the request cannot be built from the provider row");
+        self.delay(MISCONFIGURED_PAUSE, WaitCause::new("misconfigured", fault.wait())).await
+    }
+
+    /// History of the job until now, for the decision tables.
+    pub(super) fn attempt_history(&self) -> AttemptHistory {
+        let (claimed, since_claim) = (&self.claimed, self.claimed_at.elapsed());
+        AttemptHistory {
+            attempts: claimed.attempts,
+            requests: claimed.last_attempt.saturating_sub(claimed.lookups),
+            lookups: claimed.lookups,
+            resend: claimed.resend,
+            unknown: claimed.maybe_charged,
+            age: self.age(),
+            first_sent_age: claimed.frozen_request.as_ref().map(|(_, age)| *age + since_claim),
+            unknown_age: claimed.unknown_age.map(|age| age + since_claim),
+            throttle_generation: 1,
+            lost_holders: claimed.lost_holders,
+            probe: false,
+        }
+    }
+}
+
+/// Why the frozen request is not sent again. A response from an address that the row no longer has says nothing about
+/// this lane, but would pause it. Credentials may change while nothing can have been charged with the old ones.
+fn request_mismatch(frozen: &FrozenRequest, fresh: &FrozenRequest, unknown: bool) -> Option<&'static str> {
+    if !frozen.is_within_bounds() {
+        return Some("the frozen request is larger than requests may be");
+    }
+    if (&frozen.method, &frozen.url) != (&fresh.method, &fresh.url) {
+        return Some("the request is frozen for an address that the row no longer has (url or method changed)");
+    }
+    (unknown && frozen.credential_fingerprint != fresh.credential_fingerprint)
+        .then_some("the credential has changed since")
+}

@@ -1,0 +1,337 @@
+//! Sends one request, from its permit to its outcome: records it, sends it at the permit's start, releases the permit,
+//! and commits the outcome.
+//!
+//! Only a recorded request is sent, and one permit allows one request. See
+//! `docs/decisions/0031-one-request-per-permit.md`.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout_at};
+use tracing::Instrument as _;
+
+use super::JobRun;
+use super::commit::AttemptResult;
+use super::prepare::ProviderCall;
+use crate::domain::breaker::BreakerTransition;
+use crate::domain::disposition::lookup::after_lookup;
+use crate::domain::disposition::{AttemptHistory, PauseRequest, Transition, after_outcome};
+use crate::domain::group_commit::delay_before_send;
+use crate::domain::job::{Job, JobField};
+use crate::domain::lookup::LookupResult;
+use crate::domain::outcome::{FinalState, Outcome, Refusal, Transmission, UnknownCause, redacted_reference_note};
+use crate::domain::permit_protocol::CallKind;
+use crate::domain::provider::Provider;
+use crate::domain::sensitive::Sensitive;
+use crate::domain::wait_reason::WaitReason;
+use crate::faults::{self, CrashPoint};
+use crate::fleet::report::PauseCause;
+use crate::ledger::{AttemptEnd, BeginResult, LedgerError, LookupEnd};
+use crate::limiter::gate::{InFlightPermit, Permit};
+use crate::provider::RequestResult;
+use crate::queue::message::CardNumbers;
+use crate::telemetry::spans;
+
+use crate::worker::intake::DeliveryAction;
+use crate::worker::lane::LaneContext;
+use crate::worker::lane_control::SendPermission;
+use crate::worker::local_faults;
+use crate::worker::meter::{DecisionKind, LaneDecision, ReturnReason};
+
+/// A recorded request, with what it needs to be sent.
+pub(super) struct BegunRequest<'a> {
+    pub call: &'a ProviderCall,
+    pub number: u32,
+    pub permit: Permit,
+    pub permission: &'a SendPermission,
+    /// The start lay ahead when the permit was granted.
+    pub is_ahead: bool,
+}
+
+/// A request that may be at the provider.
+struct InFlightRequest {
+    permit: InFlightPermit,
+    began: Instant,
+}
+
+/// The provider's response, and which part of it is not stored.
+struct JudgedResponse<T> {
+    result: RequestResult<T>,
+    withheld: Option<Sensitive>,
+}
+
+impl JobRun<'_> {
+    /// Records the request, sends it at most once, and commits its outcome.
+    pub(super) async fn begin_and_send(
+        &self,
+        call: &ProviderCall,
+        permit: Permit,
+        permission: &SendPermission,
+    ) -> DeliveryAction {
+        let lead = permit.start_at.saturating_duration_since(Instant::now());
+        let _in_flight = self.lane.worker.active_jobs.begin_request();
+        faults::crash(CrashPoint::AfterPermit);
+        let (ledger, lease) = (&self.lane.worker.backends.ledger, &self.active.lease);
+        let writing = spans::step("write the request down");
+        let begin_result = match call {
+            ProviderCall::Charge(request) => {
+                ledger.begin_attempt_batched(lease, request, delay_before_send(lead)).instrument(writing).await
+            }
+            ProviderCall::Lookup(_) => ledger.begin_lookup(lease).instrument(writing).await,
+        };
+        let number = match begin_result {
+            Ok(BeginResult::Attempt(number)) => number,
+            Ok(BeginResult::Stale) => {
+                self.lane.meter.record_return(ReturnReason::TakenOver);
+                return DeliveryAction::Requeue;
+            }
+            Err(error) => return self.on_begin_failed(call.kind(), permit, &error).await,
+        };
+        self.send(BegunRequest { call, number, permit, permission, is_ahead: !lead.is_zero() }).await
+    }
+
+    /// Ends a request whose record failed: the commit is unknown, but nothing was sent.
+    pub(super) async fn on_begin_failed(&self, kind: CallKind, permit: Permit, error: &LedgerError) -> DeliveryAction {
+        drop(permit);
+        self.lane.meter.record_return(ReturnReason::LedgerUnavailable);
+        tracing::warn!(job = %self.job.id, %error, "failed to record a request; nothing was sent, the job is retried");
+        self.abort_attempt(kind, error).await
+    }
+
+    /// Sends a recorded request at its permit's start.
+    pub(super) async fn send(&self, request: BegunRequest<'_>) -> DeliveryAction {
+        let BegunRequest { call, number, mut permit, permission, is_ahead } = request;
+        let lane = self.lane;
+        permit.mark_persisted();
+        // Free for the next job once this one's outcome is recorded.
+        let _worker_slot = permit.take_worker_slot();
+        if number == 1 {
+            record_missing_fields(lane, &self.settings.provider, &self.job);
+        }
+        faults::crash(CrashPoint::AfterSending);
+        let starting = spans::step("wait for the permit's start");
+        lane.worker.start_timer.sleep_until(permit.start_at).instrument(starting).await;
+        let (began, lateness) = (Instant::now(), permit.start_at.elapsed());
+        let Ok(permit) = permit.begin() else {
+            lane.meter.record_return(ReturnReason::DeadlineMissed);
+            tracing::warn!(
+                provider = %lane.name,
+                "a request was recorded too late for its permit; nothing was sent, the job is retried"
+            );
+            lane.control.record_deadline_miss();
+            return self.finish_unsent(call.kind(), number).await;
+        };
+        lane.control.record_on_time();
+        let started = lane.meter.request_started(lateness, is_ahead);
+        let in_flight = InFlightRequest { permit, began };
+        match call {
+            ProviderCall::Charge(request) => {
+                let no_response = Outcome::Unknown { cause: UnknownCause::Timeout, retry_after: None };
+                let span = spans::request("charge");
+                let sent = self.settings.client.send(&self.job, request);
+                let sent = faults::on_the_wire(request, sent).instrument(span.clone());
+                let answer = in_flight.response(lane, sent, no_response, Outcome::transmission).await;
+                spans::record_response(&span, answer.outcome.code(), answer.status);
+                drop(started);
+                let change = lane.control.observe(&self.job.id, &answer.outcome, began, rand::random());
+                record_breaker_transition(lane, change, &answer.outcome);
+                lane.control.judge_refusal(self.job.account.as_ref(), &answer.outcome, began);
+                let passed = answer.outcome.passed_rate_limit();
+                let history = AttemptHistory {
+                    throttle_generation: throttle_generation(lane, CallKind::Charge, began, passed),
+                    probe: permission.is_probe(),
+                    ..self.attempt_history()
+                };
+                self.finish_charge(number, history, self.redact(answer, Outcome::redact)).await
+            }
+            ProviderCall::Lookup(question) => {
+                let no_response = LookupResult::Unknown { cause: UnknownCause::Timeout, retry_after: None };
+                let span = spans::request("look-up");
+                let asked = self.settings.client.look_up(question).instrument(span.clone());
+                let answer = in_flight.response(lane, asked, no_response, LookupResult::transmission).await;
+                spans::record_response(&span, answer.outcome.code(), answer.status);
+                drop(started);
+                faults::crash(CrashPoint::AfterLookup);
+                let passed = answer.outcome.passed_rate_limit();
+                let throttle_generation = throttle_generation(lane, CallKind::Lookup, began, passed);
+                let history = AttemptHistory { throttle_generation, ..self.attempt_history() };
+                self.finish_lookup(number, history, self.redact(answer, LookupResult::redact)).await
+            }
+        }
+    }
+
+    /// Takes out of a response what is not stored, and logs that.
+    fn redact<T>(
+        &self,
+        mut result: RequestResult<T>,
+        redact: fn(&mut T, CardNumbers) -> Option<Sensitive>,
+    ) -> JudgedResponse<T> {
+        let withheld = redact(&mut result.outcome, self.lane.worker.options.card_numbers).inspect(|what| {
+            let (provider, job, found) = (&self.lane.name, &self.job.id, what.describe());
+            tracing::warn!(%provider, %job, found, "a text of the provider's response is not stored");
+        });
+        JudgedResponse { result, withheld }
+    }
+
+    async fn finish_charge(
+        &self,
+        number: u32,
+        mut history: AttemptHistory,
+        answer: JudgedResponse<Outcome>,
+    ) -> DeliveryAction {
+        let JudgedResponse { result: RequestResult { outcome, status, .. }, withheld } = answer;
+        if outcome.may_have_charged() {
+            history.first_sent_age.get_or_insert_default();
+        }
+        let policy = self.settings.provider.retry_policy();
+        let disposition = after_outcome(&outcome, &history, &policy, rand::random());
+        let refusal = outcome.refusal();
+        if matches!(refusal, Some(Refusal::Throttled { .. })) {
+            self.lane.meter.record_throttle();
+        }
+        let misconfigured = matches!(refusal, Some(Refusal::Misconfigured { .. }));
+        let by = if misconfigured { PauseCause::Setup } else { PauseCause::Provider };
+        // Where only its account is refused, the lane goes on.
+        let is_accounts = misconfigured && self.lane.control.account_pause(self.job.account.as_ref()).is_some();
+        let pause = disposition.pause.filter(|_| !is_accounts);
+        apply_pause(self.lane, pause, by, CallKind::Charge, history.throttle_generation);
+        let (code, detail) = (outcome.code(), outcome.detail());
+        let end = AttemptEnd { number, outcome: code, status, detail, counts: disposition.counts_attempt };
+        let next = note_redaction(disposition.transition, withheld);
+        self.commit_result(&AttemptResult::Charge(end), next, code).await
+    }
+
+    async fn finish_lookup(
+        &self,
+        number: u32,
+        history: AttemptHistory,
+        answer: JudgedResponse<LookupResult>,
+    ) -> DeliveryAction {
+        let JudgedResponse { result: RequestResult { outcome, status, .. }, withheld } = answer;
+        if let LookupResult::Misconfigured { status } = outcome {
+            tracing::error!(
+                provider = %self.lane.name,
+                job = %self.job.id,
+                status,
+                "the provider refused a look-up: check the credentials in `headers` of its row"
+            );
+        }
+        let policy = self.settings.provider.retry_policy();
+        let disposition = after_lookup(&outcome, &history, &policy, rand::random());
+        if matches!(outcome, LookupResult::Throttled { .. }) {
+            self.lane.meter.record_throttle();
+        }
+        let generation = history.throttle_generation;
+        apply_pause(self.lane, disposition.pause, PauseCause::Provider, CallKind::Lookup, generation);
+        let (code, detail) = (outcome.code(), outcome.detail());
+        let end = LookupEnd { number, outcome: code, status, detail, grants_resend: disposition.grants_resend };
+        let next = note_redaction(disposition.transition, withheld);
+        self.commit_result(&AttemptResult::Lookup(end), next, code).await
+    }
+}
+
+impl InFlightRequest {
+    /// Waits for the response to the permit's one request, and releases the permit by how far the request got.
+    async fn response<T>(
+        self,
+        lane: &LaneContext,
+        request: impl Future<Output = RequestResult<T>>,
+        no_response: T,
+        transmission: fn(&T) -> Transmission,
+    ) -> RequestResult<T> {
+        let Self { permit, began } = self;
+        // The row's own timeout ends a request before this, unless the row changed since the permit was requested.
+        let answer_before = permit.answer_before;
+        let answer = timeout_at(answer_before, request).await;
+        let answer =
+            answer.unwrap_or(RequestResult { outcome: no_response, status: None, response_age: Duration::ZERO });
+        faults::crash(CrashPoint::AfterAnswer);
+        let transmission = transmission(&answer.outcome);
+        match transmission {
+            Transmission::NotSent => permit.release_unused(),
+            Transmission::NoResponse => {
+                permit.release_unknown();
+                lane.meter.record_hold(answer_before.saturating_duration_since(began));
+            }
+            Transmission::Responded => {
+                let read_at = Instant::now() - answer.response_age;
+                permit.release_used(read_at);
+                lane.meter.record_hold(read_at.saturating_duration_since(began));
+            }
+        }
+        lane.meter.record_response(answer.status, transmission != Transmission::NotSent, began.elapsed());
+        answer
+    }
+}
+
+/// Counts a job that limits or rules of its provider do not apply to because it lacks their field; once per job, with
+/// its first request.
+fn record_missing_fields(lane: &LaneContext, provider: &Provider, job: &Job) {
+    let lacks = |field: &JobField| !job.has(*field) && provider.counts_by(*field);
+    JobField::ALL.into_iter().filter(lacks).for_each(|field| lane.meter.record_missing_field(field));
+}
+
+fn record_breaker_transition(lane: &LaneContext, change: Option<BreakerTransition>, outcome: &Outcome) {
+    let decision = match change {
+        Some(BreakerTransition::Opens { open_for }) => {
+            let words = format!(
+                "{}: the provider is down, nothing is sent for {:.1} s",
+                outcome.code(),
+                open_for.as_secs_f64()
+            );
+            LaneDecision { merge_key: String::new(), ..LaneDecision::new(DecisionKind::BreakerOpened, &words) }
+        }
+        Some(BreakerTransition::Closes) => LaneDecision::new(DecisionKind::BreakerClosed, "the provider answers again"),
+        None => return,
+    };
+    lane.meter.record_decision(decision);
+}
+
+/// Adds to the reason of a success that its reference was not stored.
+fn note_redaction(next: Transition, withheld: Option<Sensitive>) -> Transition {
+    match (next, withheld) {
+        (Transition::Finalize { state: FinalState::Succeeded, reason, reference }, Some(what)) => {
+            let reason = format!("{reason}; {}", redacted_reference_note(what));
+            Transition::Finalize { state: FinalState::Succeeded, reason, reference }
+        }
+        (next, _) => next,
+    }
+}
+
+/// The generation of consecutive refusals that a refusal of this request belongs to; a request that passed ends the
+/// streak.
+fn throttle_generation(lane: &LaneContext, kind: CallKind, began: Instant, passed: bool) -> u32 {
+    if passed {
+        lane.control.record_passed(kind, began);
+    }
+    lane.control.throttle_generation(kind, began)
+}
+
+fn apply_pause(lane: &LaneContext, pause: Option<PauseRequest>, by: PauseCause, kind: CallKind, generation: u32) {
+    match pause {
+        Some(PauseRequest::Quota { wait }) => {
+            lane.control.record_throttle(kind, generation, wait);
+            tracing::warn!(
+                provider = %lane.name,
+                wait_ms = wait.as_millis(),
+                "the provider throttled requests that the limits allowed; pausing its quota"
+            );
+            let words = format!(
+                "the provider throttled requests that the limits allowed; nothing is sent for {:.1} s",
+                wait.as_secs_f64()
+            );
+            lane.meter.record_decision(LaneDecision {
+                merge_key: String::new(),
+                ..LaneDecision::new(DecisionKind::Throttled, &words)
+            });
+            lane.gate.pause(wait, rand::random());
+            lane.control.pause_intake(wait, PauseCause::Provider, WaitReason::ProviderPaused.into());
+        }
+        Some(PauseRequest::Lane { wait, cause }) => {
+            tracing::warn!(provider = %lane.name, wait_ms = wait.as_millis(), %cause, "lane paused");
+            lane.meter.record_decision(LaneDecision::new(DecisionKind::Paused, &cause.to_string()));
+            lane.control.pause_sending(wait, by, cause);
+        }
+        Some(PauseRequest::Intake { wait, fault }) => local_faults::pause_lane(lane, wait, &fault),
+        None => {}
+    }
+}
