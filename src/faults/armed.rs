@@ -46,7 +46,7 @@ const POINTS: [(&str, CrashPoint); 18] = [
     ("sweeper_after_publish", CrashPoint::SweeperAfterPublish),
 ];
 
-const BUGS: [(&str, Bug); 7] = [
+const BUGS: [(&str, Bug); 10] = [
     ("ack_before_commit", Bug::AckBeforeCommit),
     ("new_key_per_attempt", Bug::NewKeyPerAttempt),
     ("slot_freed_at_grant", Bug::SlotFreedAtGrant),
@@ -54,6 +54,9 @@ const BUGS: [(&str, Bug); 7] = [
     ("permits_counted_as_one", Bug::PermitsCountedAsOne),
     ("delay_not_mandatory", Bug::DelayNotMandatory),
     ("ack_without_confirm", Bug::AckWithoutConfirm),
+    ("flow_not_counted", Bug::FlowNotCounted),
+    ("tag_not_moved", Bug::TagNotMoved),
+    ("flow_not_woken", Bug::FlowNotWoken),
 ];
 
 /// The limiter's bugs in Lua: a text that occurs once, and its replacement.

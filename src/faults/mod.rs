@@ -71,6 +71,12 @@ pub enum Bug {
     DelayNotMandatory,
     /// A publish counts as done once it is written.
     AckWithoutConfirm,
+    /// A new job of the backlog is not counted in its flow.
+    FlowNotCounted,
+    /// The tag of a flow stays where it is when its jobs are claimed.
+    TagNotMoved,
+    /// The block of a flow does not end at its instant.
+    FlowNotWoken,
 }
 
 #[cfg(not(feature = "faults"))]

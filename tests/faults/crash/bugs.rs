@@ -49,7 +49,7 @@ macro_rules! seeded {
     };
 }
 
-const SEEDED: [Seeded; 7] = [
+const SEEDED: [Seeded; 10] = [
     seeded!("ack_before_commit", "lost", lost, killed_with_unacked_messages),
     seeded!("new_key_per_attempt", "double", double, killed_before_the_response),
     seeded!("slot_freed_at_grant", "breach", breach, shortened_transit),
@@ -57,6 +57,9 @@ const SEEDED: [Seeded; 7] = [
     seeded!("permits_counted_as_one", "breach", breach, saturated_gate),
     seeded!("delay_not_mandatory", "lost", lost, missing_delay_queue),
     seeded!("ack_without_confirm", "lost", lost, full_delay_queue),
+    seeded!("flow_not_counted", "unsettled", unsettled, limited_lane),
+    seeded!("tag_not_moved", "unfair", unfair, flood_of_accounts),
+    seeded!("flow_not_woken", "unsettled", unsettled, account_at_its_limit),
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -94,11 +97,7 @@ async fn killed_at(place: &str, armed: Armed) -> Verdict {
     cell.leases_run_out().await;
     let heir = cell.worker(armed).await;
     heir.until_logged("lane open").await;
-    if armed.is_empty() {
-        cell.until_finished(&heir).await;
-    } else {
-        cell.settled_or_still(STILL).await;
-    }
+    until_over(&cell, &heir, armed).await;
     cell.verdict().await
 }
 
@@ -115,6 +114,45 @@ async fn saturated_gate(armed: Armed) -> Verdict {
     let worker = cell.worker(armed).await;
     cell.until_finished(&worker).await;
     cell.verdict().await
+}
+
+/// A lane at its limit records its jobs in the backlog.
+async fn limited_lane(armed: Armed) -> Verdict {
+    let mut cell = Cell::open("limited", crowded()).await;
+    let worker = cell.worker(armed).await;
+    worker.until_logged("lane open").await;
+    cell.publish(40).await;
+    until_over(&cell, &worker, armed).await;
+    cell.verdict().await
+}
+
+/// Accounts take turns, though all payments of one were published before the next one's.
+async fn flood_of_accounts(armed: Armed) -> Verdict {
+    let fake = FakeOptions { limits: vec!["50/1s".parse().unwrap()], ..crowded().fake };
+    let mut cell = Cell::open("flood", Setup { fake, ..crowded() }).await;
+    cell.publish_of_accounts(10, 20).await;
+    let worker = cell.worker(armed).await;
+    cell.until_finished(&worker).await;
+    cell.verdict().await
+}
+
+async fn account_at_its_limit(armed: Armed) -> Verdict {
+    let row = "leak_per_second = 1000.0\n[[provider.limit]]\nname = \"each\"\nscope = \"account\"\n\
+               max_requests = 2\nwindow_ms = 1000\n";
+    let mut cell = Cell::open("own-limit", Setup { row, ..crowded() }).await;
+    let worker = cell.worker(armed).await;
+    worker.until_logged("lane open").await;
+    cell.publish(10).await;
+    until_over(&cell, &worker, armed).await;
+    cell.verdict().await
+}
+
+/// Waits until all payments have finished; with a bug, at most until nothing has changed for long.
+async fn until_over(cell: &Cell, worker: &Worker, armed: Armed) {
+    match armed.is_empty() {
+        true => cell.until_finished(worker).await,
+        false => cell.settled_or_still(STILL).await,
+    }
 }
 
 async fn shortened_transit(armed: Armed) -> Verdict {

@@ -106,6 +106,8 @@ pub struct Verdict {
     /// Payments whose ledger row, outcome event and provider records disagree.
     pub contradicted: u64,
     pub unsettled: u64,
+    /// Accounts of which nothing was sent before most of the others was.
+    pub unfair: u64,
 }
 
 impl fmt::Display for Verdict {
@@ -118,6 +120,7 @@ impl fmt::Display for Verdict {
             ("wrong", self.wrong),
             ("contradicted", self.contradicted),
             ("unsettled", self.unsettled),
+            ("unfair", self.unfair),
         ];
         let seen: Vec<String> =
             counts.iter().filter(|(_, count)| *count > 0).map(|(name, count)| format!("{name} {count}")).collect();
@@ -257,6 +260,17 @@ impl Cell {
         }
     }
 
+    /// Publishes so many payments of each of so many accounts, one account after another.
+    pub async fn publish_of_accounts(&mut self, accounts: u64, jobs: u64) {
+        for number in 0..accounts * jobs {
+            let id = format!("{}-{number}", self.name);
+            let account = format!("merchant-{}", number / jobs);
+            let job = json!({ "id": id, "account": account, "amount": 100 + number, "currency": "EUR" });
+            self.publish_body(&job.to_string()).await;
+            self.published.insert(id);
+        }
+    }
+
     /// Publishes one of the payments again, as a producer may at any time.
     pub async fn publish_again(&self, number: u64) {
         let id = format!("{}-{number}", self.name);
@@ -359,6 +373,7 @@ impl Cell {
             wrong: wrong.count() as u64,
             contradicted: (rows.iter().filter(contradicts).count() + untold.count() + foreign) as u64,
             unsettled: rows.values().filter(|state| !ended(state)).count() as u64 + missing.min(waiting),
+            unfair: self.count(UNFAIR).await,
         }
     }
 }
@@ -367,6 +382,10 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 const ENDED: &str = "SELECT count(*) FROM jobs WHERE state NOT IN ('waiting', 'sending', 'unknown')";
 const OTHERS: &str =
     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()";
+/// Accounts whose first request came after three fifths of the requests for all payments.
+const UNFAIR: &str = "WITH sent AS (SELECT account, count(*) OVER () AS jobs, \
+         row_number() OVER (ORDER BY first_sent_at, seq) AS place FROM jobs WHERE first_sent_at IS NOT NULL) \
+     SELECT count(*) FROM (SELECT account FROM sent GROUP BY account, jobs HAVING min(place) * 5 > jobs * 3) AS late";
 const UNPUBLISHED: &str = "SELECT count(*) FROM outcome_events WHERE published_at IS NULL";
 /// Rises with every claim and every event.
 const MOVES: &str =

@@ -15,6 +15,7 @@ use super::super::upkeep::READABLE;
 use super::super::upkeep::republish::{CLAIMABLE, RECORDED, job_to_republish};
 use super::{TAG_PER_COST, account_of, claim_sqlite, class_of, flow_class};
 use crate::domain::provider::JobOrder;
+use crate::faults::{self, Bug};
 use crate::ledger::LedgerError;
 use crate::ledger::backlog::{BacklogClaim, BacklogClaimRequest, BacklogJob, FlowKey};
 
@@ -221,6 +222,7 @@ fn statement(lock: &str, order: OrderText) -> String {
     let OrderText { is_next, flow_max, mark } = order;
     let (class, account) = (class_of("jobs"), account_of("jobs"));
     let recorded = RECORDED.trim_end_matches(", copy");
+    let served_cost = if faults::bug(Bug::TagNotMoved) { "0" } else { "served.cost" };
     format!(
         "WITH turn AS MATERIALIZED (\
              SELECT provider FROM flow_turns WHERE provider = $1 \
@@ -269,7 +271,7 @@ fn statement(lock: &str, order: OrderText) -> String {
              GROUP BY locked.class, locked.account), \
          moved AS (\
              UPDATE flows SET waiting = greatest(flows.waiting - served.jobs, 0), \
-                 tag = flows.tag + served.cost * {TAG_PER_COST} / flows.weight \
+                 tag = flows.tag + {served_cost} * {TAG_PER_COST} / flows.weight \
              FROM served WHERE flows.provider = served.provider AND flows.class = served.class \
                  AND flows.account = served.account), \
          timed AS (\
