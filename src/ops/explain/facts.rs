@@ -246,7 +246,7 @@ async fn ready_messages(queue: &dyn Queue, lane: &ProviderName) -> (Option<u64>,
 /// Jobs ahead by the ledger, plus queued messages that the ledger does not have yet. No message is ahead of a job of the
 /// backlog.
 fn jobs_ahead(position: &LedgerQueuePosition, ready: Option<u64>) -> JobsAhead {
-    let queued = ready.filter(|_| !position.is_in_backlog).unwrap_or_default();
+    let queued = ready.filter(|_| position.backlog.is_none()).unwrap_or_default();
     let unrecorded = queued.saturating_sub(position.due);
     JobsAhead {
         jobs: position.jobs_ahead + unrecorded,
