@@ -40,6 +40,7 @@ mod client_address;
 mod connections;
 pub mod deployment;
 pub mod explain;
+pub mod flows;
 mod guard;
 mod json;
 mod lanes;
@@ -126,6 +127,7 @@ fn router(state: OpsState) -> Router {
         .route("/api/v1/limits/{provider}", get(limits))
         .route("/api/v1/reconciliation", get(reconciliation::show))
         .route("/api/v1/jobs/{id}/explain", get(explain::show))
+        .route("/api/v1/providers/{name}/flows", get(flows::show))
         .merge(overview::routes())
         .route("/api/v1/deployment", get(deployment::show))
         .route("/api/v1/openapi.json", get(openapi::show))
@@ -236,6 +238,7 @@ mod tests {
         let operator_context = api::OperatorContext {
             operator: database.operator(),
             settings: database.settings(),
+            backlog: database.backlog(),
             queue,
             card_numbers: CardNumbers::Refuse,
         };

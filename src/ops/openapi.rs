@@ -36,6 +36,7 @@ use super::json::JsonResponse;
         super::overview::show,
         super::overview::provider,
         super::overview::provider_history,
+        super::flows::show,
         super::overview::workers,
         super::deployment::show,
         show,
