@@ -323,6 +323,7 @@ fn explained(state: &str) -> Value {
         "id": state, "state": state, "provider": "running", "summary": HOSTILE,
         "checks": [{"name": "recorded", "passed": true, "at": EARLIER, "text": HOSTILE}, {"name": "limit", "passed": false, "at": null, "text": HOSTILE}, {"name": "outcome", "passed": false, "at": null, "text": null}],
         "blocked_at": {"check": "limit", "limit": "per-minute", "allows": "600/1m", "used": 600, "starts_at": "2026-03-01T12:00:12.400Z", "starts_in_ms": 12_400, "jobs_ahead": 37, "exact": false},
+        "backlog": {"account": HOSTILE, "priority": 0, "position": 17, "waiting": 1_230, "blocked": {"reason": "limit", "limit": "per-account", "text": HOSTILE, "until": NOW, "left_ms": 0}},
     })
 }
 

@@ -1,4 +1,4 @@
-//! The accounts whose payments wait, on a provider's view, against the real program.
+//! The accounts whose payments wait, on a provider's view and on that of a payment, against the real program.
 
 use serde_json::{Value, json};
 
@@ -59,6 +59,26 @@ async fn lane_without_backlog_says_so_in_one_line() {
     let browser = browser("#/providers/steady").await;
     browser.await_text("[aria-labelledby=flows-title]", "No payment of steady waits in the ledger's backlog.").await;
     assert_eq!(browser.run(&format!("return document.querySelectorAll('{ROWS}').length")).await, json!(0));
+    browser.nothing_went_wrong(&[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn payment_shows_its_place_in_its_account() {
+    let listed =
+        beside(&["jobs", "list", "--provider", "crowd", "--state", "waiting", "--limit", "200", "--json"]).await;
+    let listed: Value = serde_json::from_str(&listed).unwrap();
+    let of_flood = |job: &&Value| job["account"] == flood().as_str();
+    let id = listed["jobs"].as_array().unwrap().iter().find(of_flood).unwrap()["id"].as_str().unwrap().to_owned();
+    let browser = browser(&format!("#/jobs/{id}")).await;
+    browser.await_text(".forecast", &format!("of {}", FLOOD - 1)).await;
+    browser.await_text(".forecast", "Blocked until").await;
+    browser.await_text(".stands .summary", &format!("waiting payments of account {} with priority 0", flood())).await;
+    let explained =
+        tokio::task::spawn_blocking(move || Stand::shared().sluicegate(&["jobs", "explain", &id, "--json"]));
+    let explained: Value = serde_json::from_str(&explained.await.unwrap()).unwrap();
+    let place = &explained["backlog"];
+    assert_eq!((&place["waiting"], &place["blocked"]["limit"]), (&json!(FLOOD - 1), &json!("own")), "{explained}");
+    browser.await_text(".forecast", &format!("{} of {}", place["position"], FLOOD - 1)).await;
     browser.nothing_went_wrong(&[]).await;
 }
 

@@ -12,6 +12,7 @@ use crate::domain::provider::{Mode, Pacing, Provider, ProviderName, RequestShape
 use crate::domain::quota_spec::{LimitSpec, QuotaSpec};
 use crate::domain::wait_reason::{Wait, WaitReason};
 
+mod backlog;
 mod finished;
 mod forecasts;
 mod positions;
