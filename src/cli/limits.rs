@@ -8,7 +8,7 @@ use clap::Subcommand;
 use serde_json::json;
 
 use super::connect::Services;
-use super::console::TableShape;
+use super::console::{TableShape, width, wrap_words};
 use super::jobs::{actor, parse_id};
 use super::provider::{load_readable_rows, parse_name, unknown_provider};
 use super::rows::{LIMIT_HEADER, drop_default_columns, limit_cells};
@@ -20,7 +20,7 @@ use crate::domain::limit::Rate;
 use crate::ledger::decision_input;
 use crate::ledger::provider_row::{LimitSummary, ProviderRow};
 use crate::ledger::settings::Settings;
-use crate::ops::{PeekError, PeekedLimit, change, peek};
+use crate::ops::{PeekError, PeekResponse, PeekedLimit, change, peek};
 use crate::worker::settings_sync::LoadedSettings;
 
 mod history;
@@ -42,7 +42,7 @@ enum Action {
     /// Show the usage of each limit of a provider, without acquiring a permit.
     Peek {
         provider: String,
-        /// Include the limits of scope account, with the usage of this account.
+        /// Include the limits of scope account, with the usage of this account, and its payments in the backlog.
         #[arg(long, value_parser = parse_id, allow_hyphen_values = true)]
         account: Option<Identifier>,
         /// Print JSON.
@@ -110,7 +110,7 @@ async fn fetch_usage(
     settings: &dyn Settings,
     config: &Config,
     services: &dyn Services,
-) -> Result<Vec<PeekedLimit>, CommandError> {
+) -> Result<PeekResponse, CommandError> {
     let name = parse_name(provider)?;
     if matches!(config.limiter.url, LimiterUrl::Embedded) {
         // An identifier needs no escaping in a query.
@@ -121,7 +121,9 @@ async fn fetch_usage(
     }
     let known = LoadedSettings::default().with_snapshot(settings.load().await?);
     let limiter = services.limiter(config).await?;
-    peek(limiter.as_ref(), &known, &name, account.map(Identifier::as_str)).await.map_err(|error| match error {
+    let backlog = services.backlog(config).await?;
+    let account = account.map(Identifier::as_str);
+    peek(limiter.as_ref(), backlog.as_ref(), &known, &name, account).await.map_err(|error| match error {
         PeekError::NoActiveProvider if !known.providers.contains_key(&name) => unknown_provider(provider),
         PeekError::NoActiveProvider => {
             CommandError::Failed(format!("{provider} is disabled: its limits are not counted"))
@@ -143,9 +145,9 @@ fn no_start_text(limit: &PeekedLimit) -> &'static str {
     if is_open { WHEN_ONE_ENDS } else { "never" }
 }
 
-fn print_usage(used: &[PeekedLimit], json: bool, console: &mut Console) -> Result<Exit, CommandError> {
+fn print_usage(used: &PeekResponse, json: bool, console: &mut Console) -> Result<Exit, CommandError> {
     if json {
-        console.json(&used)?;
+        console.json(used)?;
     } else {
         let shadow = |l: &PeekedLimit| match &l.shadow {
             Some(would) => {
@@ -154,7 +156,7 @@ fn print_usage(used: &[PeekedLimit], json: bool, console: &mut Console) -> Resul
             None => String::new(),
         };
         let wait = |ms: u64| duration(Duration::from_millis(ms));
-        let cells = used.iter().map(|l| {
+        let cells = used.limits.iter().map(|l| {
             vec![
                 l.limit.clone(),
                 l.allows.clone(),
@@ -167,6 +169,10 @@ fn print_usage(used: &[PeekedLimit], json: bool, console: &mut Console) -> Resul
         });
         let header = ["limit", "allows", "used", "remaining", "retry after", "reset after", "shadow"];
         console.table(&header, &cells.collect::<Vec<_>>())?;
+        if let Some(backlog) = &used.backlog {
+            console.line("")?;
+            console.lines(&wrap_words("", &backlog.text, width(console.shape())))?;
+        }
     }
     Ok(Exit::Success)
 }

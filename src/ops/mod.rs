@@ -26,7 +26,7 @@ use self::connections::{BoundedListener, ClientInfo};
 pub use self::guard::WrongTokens;
 use self::json::JsonResponse;
 pub use self::overview::{OverviewCollector, OverviewSources, all_provider_names, pause_authors, unix_ms};
-pub use self::peek::{PeekError, PeekedLimit, peek};
+pub use self::peek::{AccountBacklog, PeekError, PeekResponse, PeekedLimit, peek};
 pub use self::reconciliation::ProviderReconciliation;
 use crate::domain::printable::printable;
 use crate::domain::provider::ProviderName;
@@ -159,21 +159,21 @@ async fn readyz(State(state): State<OpsState>) -> Response {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct PeekQuery {
-    /// Shows also the limits of scope account, with the usage of this account.
+    /// Shows also the limits of scope account, with the usage of this account, and its payments in the lane's backlog.
     account: Option<String>,
 }
 
-/// The usage of each limit of a provider; uses no permit.
+/// The usage of each limit of a provider; uses no permit. With an account also what waits of it.
 #[utoipa::path(
     get,
     path = "/api/v1/limits/{provider}",
     tag = "providers",
     params(("provider" = String, Path, description = "The provider's name"), PeekQuery),
     responses(
-        (status = 200, description = "Its limits", body = Vec<PeekedLimit>),
-        (status = 400, description = "The account is invalid, or no limit counts accounts", body = ErrorBody),
+        (status = 200, description = "Its limits", body = PeekResponse),
+        (status = 400, description = "The account is invalid", body = ErrorBody),
         (status = 404, description = "There is no such provider, or it is disabled", body = ErrorBody),
-        (status = 503, description = "The limiter is unavailable", body = ErrorBody),
+        (status = 503, description = "The limiter is unavailable, or the database", body = ErrorBody),
     )
 )]
 async fn limits(
@@ -183,18 +183,17 @@ async fn limits(
 ) -> Result<Response, ApiError> {
     let account = query?.0.account;
     let known = state.worker_status.borrow().settings.clone();
+    let backlog = state.operator_context.backlog.as_ref();
     let used = match ProviderName::new(provider) {
-        Ok(name) => peek(state.limiter.as_ref(), &known, &name, account.as_deref()).await,
+        Ok(name) => peek(state.limiter.as_ref(), backlog, &known, &name, account.as_deref()).await,
         Err(_) => Err(PeekError::NoActiveProvider),
     };
     let refused = |error: PeekError| {
         let status = match error {
             PeekError::NoActiveProvider => StatusCode::NOT_FOUND,
-            PeekError::InvalidAccount(_)
-            | PeekError::NoAccountLimits
-            | PeekError::AccountBlocked
-            | PeekError::AccountRefused => StatusCode::BAD_REQUEST,
+            PeekError::InvalidAccount(_) => StatusCode::BAD_REQUEST,
             PeekError::Store(_) => StatusCode::SERVICE_UNAVAILABLE,
+            PeekError::Ledger(error) => return error.into(),
         };
         ApiError(status, error.to_string())
     };
@@ -347,17 +346,16 @@ mod tests {
         let (status, body) = asked("plain").await;
         let mut limits: serde_json::Value = serde_json::from_str(&body).unwrap();
         // Without a payment the limiter is in a cold start: its first call reads the usage from the ledger.
-        let [retry_ms, reset_ms] = ["retry_after_ms", "reset_after_ms"].map(|name| limits[0][name].take());
+        let [retry_ms, reset_ms] = ["retry_after_ms", "reset_after_ms"].map(|name| limits["limits"][0][name].take());
         assert_eq!(retry_ms, reset_ms);
         assert!(retry_ms.as_u64() > Some(1_000), "{retry_ms}");
-        let expected = serde_json::json!([{
+        let expected = serde_json::json!({"limits": [{
             "limit": "all", "allows": "100/1s", "used": 0, "remaining": 100, "retry_after_ms": null, "reset_after_ms": null,
-        }]);
+        }]});
         assert_eq!((status, limits), (200, expected));
         for (rest, wanted, words) in [
             ("missing", 404, "no such provider, or it is disabled"),
             ("Bad", 404, "no such provider"),
-            ("plain?account=a", 400, "no limit of scope account"),
             ("scoped?account=a%20b", 400, "account must be 1 to 64 characters"),
             ("scoped?account=", 400, "account must be 1 to 64 characters"),
             ("plain?acount=a", 400, "unknown field"),

@@ -164,19 +164,29 @@ async fn peek_reads_the_shared_store() {
         let line = [&["--set", "limiter.url=redis://localhost:6379", "limits", "peek"], rest].concat();
         engine.run(&line).await
     };
-    let one = peek(&["acme", "--json"]).await.json()[0].take();
+    let one = peek(&["acme", "--json"]).await.json()["limits"][0].take();
     assert_eq!((&one["allows"], &one["used"], &one["remaining"]), (&"100/1s".into(), &0.into(), &100.into()));
     // The limiter has had no call: its first call reads past usage from the ledger.
     assert!(one["retry_after_ms"].as_u64() > Some(1_000) && one["retry_after_ms"] == one["reset_after_ms"], "{one}");
     let table = peek(&["acme"]).await.out;
     assert!(["remaining", "retry after", "reset after"].iter().all(|column| table.contains(column)), "{table}");
     let scoped = peek(&["scoped", "--account", "a", "--json"]).await.json();
-    assert_eq!(scoped.as_array().unwrap().len(), 2, "{scoped}");
-    for (rest, words) in [
-        (&["nobody"][..], "there is no provider `nobody`"),
-        (&["off"], "off is disabled: its limits are not counted"),
-        (&["acme", "--account", "a"], "this provider has no limit of scope account: leave the account out"),
-    ] {
+    assert_eq!(scoped["limits"].as_array().unwrap().len(), 2, "{scoped}");
+    let text = "no payment of account a waits in the backlog of scoped";
+    assert_eq!(
+        scoped["backlog"],
+        serde_json::json!({"waiting": 0, "next_start": {"kind": "nothing_waits"}, "text": text})
+    );
+    // Without a limit of scope account, too.
+    assert!(
+        peek(&["acme", "--account", "a"])
+            .await
+            .out
+            .ends_with("\nno payment of account a waits in the backlog of acme\n")
+    );
+    for (rest, words) in
+        [(&["nobody"][..], "there is no provider `nobody`"), (&["off"], "off is disabled: its limits are not counted")]
+    {
         let (error, exit) = peek(rest).await.failure();
         assert!(error.contains(words) && exit == Exit::Failed, "{rest:?}: {error}");
     }

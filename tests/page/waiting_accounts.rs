@@ -47,6 +47,13 @@ async fn accounts_that_wait_are_shown_with_their_blocks() {
         beside(&["jobs", "list", "--provider", "crowd", "--state", "waiting", "--limit", "200", "--json"]).await;
     let listed: Value = serde_json::from_str(&listed).unwrap();
     assert_eq!(json!(listed["jobs"].as_array().unwrap().len()), shown["total_waiting"]);
+    let peek = tokio::task::spawn_blocking(|| {
+        Stand::shared().sluicegate(&["limits", "peek", "crowd", "--account", &flood(), "--json"])
+    });
+    let peek: Value = serde_json::from_str(&peek.await.unwrap()).unwrap();
+    let (waiting, next) = (&peek["backlog"]["waiting"], &peek["backlog"]["next_start"]);
+    assert_eq!((waiting, &next["kind"], &next["limit"]), (&json!(FLOOD - 1), &json!("starts_in"), &json!("own")));
+    assert!((1..=3_600_000).contains(&next["ms"].as_u64().unwrap()), "{peek}");
     // The account leads to its payments.
     browser.click("tbody a[href$='account=shop-0']").await;
     browser.await_true("return document.querySelectorAll('tbody tr').length === 1").await;

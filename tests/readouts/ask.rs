@@ -148,7 +148,12 @@ fn limits(deployment: &dyn Deployment, port: u16, provider: &str) -> Result<Vec<
         let received = deployment.received(provider, from, before);
         Some(Limit { name: line["limit"].as_str()?.to_owned(), used, capacity: used + remaining, received })
     };
-    body.as_array().ok_or("no list of limits")?.iter().map(|line| limit(line).ok_or(line.to_string())).collect()
+    body["limits"]
+        .as_array()
+        .ok_or("no list of limits")?
+        .iter()
+        .map(|line| limit(line).ok_or(line.to_string()))
+        .collect()
 }
 
 /// The window of `N/DURATION`.

@@ -137,7 +137,8 @@ async fn changed_limit_applies_fleetwide_and_keeps_usage() {
     loaded_at_ms(&stand, 0, version).await;
     let peek: serde_json::Value =
         serde_json::from_str(&stand.sluicegate(&["limits", "peek", "acme", "--json"])).unwrap();
-    assert_eq!((&peek[0]["allows"], &peek[0]["used"], &peek[0]["remaining"]), (&json!("2/1m"), &json!(8), &json!(0)));
+    let peek = &peek["limits"][0];
+    assert_eq!((&peek["allows"], &peek["used"], &peek["remaining"]), (&json!("2/1m"), &json!(8), &json!(0)));
     let report = stand.providers["acme"].report();
     assert_eq!((report.charges, report.doubles, report.refused_429), (8, 0, 0));
 }

@@ -16,6 +16,7 @@ mod finished;
 pub mod forecast;
 pub mod format;
 mod limit;
+pub mod next_start;
 mod pending;
 #[cfg(test)]
 mod tests;
