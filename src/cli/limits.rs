@@ -8,7 +8,7 @@ use clap::Subcommand;
 use serde_json::json;
 
 use super::connect::Services;
-use super::console::TableShape;
+use super::console::{TableShape, width, wrap_words};
 use super::jobs::{actor, parse_id};
 use super::provider::{load_readable_rows, parse_name, unknown_provider};
 use super::rows::{LIMIT_HEADER, drop_default_columns, limit_cells};
@@ -20,7 +20,7 @@ use crate::domain::limit::Rate;
 use crate::ledger::decision_input;
 use crate::ledger::provider_row::{LimitSummary, ProviderRow};
 use crate::ledger::settings::Settings;
-use crate::ops::{PeekError, PeekedLimit, change, peek};
+use crate::ops::{AccountBacklog, PeekError, PeekedLimit, change, peek, peek_backlog};
 use crate::worker::settings_sync::LoadedSettings;
 
 mod history;
@@ -42,7 +42,7 @@ enum Action {
     /// Show the usage of each limit of a provider, without acquiring a permit.
     Peek {
         provider: String,
-        /// Include the limits of scope account, with the usage of this account.
+        /// Include the limits of scope account, with the usage of this account, and its payments in the backlog.
         #[arg(long, value_parser = parse_id, allow_hyphen_values = true)]
         account: Option<Identifier>,
         /// Print JSON.
@@ -103,31 +103,54 @@ pub async fn run(
     }
 }
 
-/// Asks the Redis that all workers share, or the one process with the embedded limiter.
+/// What `limits peek` shows.
+struct PeekedUsage {
+    limits: Vec<PeekedLimit>,
+    /// What waits of the account that is asked for.
+    backlog: Option<AccountBacklog>,
+}
+
+/// Asks the Redis that all workers share, or the one process with the embedded limiter. Without `account`, nothing is
+/// counted in the backlog.
 async fn fetch_usage(
     provider: &str,
     account: Option<&Identifier>,
     settings: &dyn Settings,
     config: &Config,
     services: &dyn Services,
-) -> Result<Vec<PeekedLimit>, CommandError> {
+) -> Result<PeekedUsage, CommandError> {
     let name = parse_name(provider)?;
     if matches!(config.limiter.url, LimiterUrl::Embedded) {
-        // An identifier needs no escaping in a query.
-        let account = account.map(|account| format!("?account={account}")).unwrap_or_default();
-        // The database answered just now, so the deployment is verified.
-        let answered = ops_client::get(config, services, &format!("/api/v1/limits/{name}{account}")).await?;
-        return Ok(answered.value);
+        // An identifier needs no escaping in a query. The database answered just now, so the deployment is verified.
+        let path = format!("/api/v1/limits/{name}");
+        let Some(account) = account else {
+            let limits = ops_client::get(config, services, &path).await?.value;
+            return Ok(PeekedUsage { limits, backlog: None });
+        };
+        let limits = ops_client::get(config, services, &format!("{path}?account={account}")).await?.value;
+        let backlog = ops_client::get(config, services, &format!("{path}/backlog?account={account}")).await?.value;
+        return Ok(PeekedUsage { limits, backlog: Some(backlog) });
     }
     let known = LoadedSettings::default().with_snapshot(settings.load().await?);
     let limiter = services.limiter(config).await?;
-    peek(limiter.as_ref(), &known, &name, account.map(Identifier::as_str)).await.map_err(|error| match error {
+    let failed = |error: PeekError| match error {
         PeekError::NoActiveProvider if !known.providers.contains_key(&name) => unknown_provider(provider),
         PeekError::NoActiveProvider => {
             CommandError::Failed(format!("{provider} is disabled: its limits are not counted"))
         }
         error => peek_failure(&error),
-    })
+    };
+    let account = account.map(Identifier::as_str);
+    let limits = peek(limiter.as_ref(), &known, &name, account).await.map_err(failed)?;
+    let backlog = match account {
+        Some(account) => {
+            let backlog = services.backlog(config).await?;
+            let waits = peek_backlog(limiter.as_ref(), backlog.as_ref(), &known, &name, account).await;
+            Some(waits.map_err(failed)?)
+        }
+        None => None,
+    };
+    Ok(PeekedUsage { limits, backlog })
 }
 
 fn peek_failure(error: &PeekError) -> CommandError {
@@ -143,9 +166,9 @@ fn no_start_text(limit: &PeekedLimit) -> &'static str {
     if is_open { WHEN_ONE_ENDS } else { "never" }
 }
 
-fn print_usage(used: &[PeekedLimit], json: bool, console: &mut Console) -> Result<Exit, CommandError> {
+fn print_usage(used: &PeekedUsage, json: bool, console: &mut Console) -> Result<Exit, CommandError> {
     if json {
-        console.json(&used)?;
+        console.json(&used.limits)?;
     } else {
         let shadow = |l: &PeekedLimit| match &l.shadow {
             Some(would) => {
@@ -154,7 +177,7 @@ fn print_usage(used: &[PeekedLimit], json: bool, console: &mut Console) -> Resul
             None => String::new(),
         };
         let wait = |ms: u64| duration(Duration::from_millis(ms));
-        let cells = used.iter().map(|l| {
+        let cells = used.limits.iter().map(|l| {
             vec![
                 l.limit.clone(),
                 l.allows.clone(),
@@ -167,6 +190,10 @@ fn print_usage(used: &[PeekedLimit], json: bool, console: &mut Console) -> Resul
         });
         let header = ["limit", "allows", "used", "remaining", "retry after", "reset after", "shadow"];
         console.table(&header, &cells.collect::<Vec<_>>())?;
+        if let Some(backlog) = &used.backlog {
+            console.line("")?;
+            console.lines(&wrap_words("", &backlog.text, width(console.shape())))?;
+        }
     }
     Ok(Exit::Success)
 }

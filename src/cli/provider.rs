@@ -70,7 +70,7 @@ enum Action {
     },
     /// Show one provider with its limits and account rules, as a file that `apply` reads.
     Show(ShowArgs),
-    /// List the accounts whose payments wait in the ledger, and what blocks them: most urgent first, then most payments.
+    /// List the accounts whose payments wait in the ledger, and what blocks them; most payments first.
     Flows(flows::FlowsArgs),
     /// Stop sending requests to a provider, in every worker; its queue keeps collecting.
     Pause(PauseArgs),

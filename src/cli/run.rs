@@ -124,7 +124,7 @@ fn ops_state(
     progress: &watch::Receiver<WorkerStatus>,
     identity: &WorkerIdentity,
 ) -> OpsState {
-    let worker::Backends { queue, upkeep, settings, limiter, .. } = backends.clone();
+    let worker::Backends { queue, upkeep, settings, limiter, backlog, .. } = backends.clone();
     let DatabaseHandles { operator, fleet, deployment } = opened;
     let sources = OverviewSources {
         worker_status: progress.clone(),
@@ -155,6 +155,7 @@ fn ops_state(
         operator_context: OperatorContext {
             operator: Arc::clone(operator),
             settings,
+            backlog,
             queue,
             card_numbers: config.worker.card_numbers,
         },

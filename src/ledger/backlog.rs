@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+use super::operator::DatabaseTime;
 use super::{Claimed, FencedWrite, LeaseToken, LedgerError};
 use crate::domain::job::{ContentHash, Identifier, InvalidMessage, Job};
 use crate::domain::provider::{JobOrder, ProviderName};
@@ -204,6 +205,17 @@ impl BlockedFlow {
             BlockedReason::RejectedStreak => WaitReason::RejectedStreak,
         }
     }
+
+    /// The same with its text.
+    #[must_use]
+    pub fn wait(&self) -> Wait {
+        match self.wait_reason() {
+            reason @ WaitReason::Misconfigured => {
+                Wait::with_detail(reason, "the provider refused address, method or credential of the account")
+            }
+            reason => reason.into(),
+        }
+    }
 }
 
 /// A flow with jobs in the backlog.
@@ -214,6 +226,46 @@ pub struct FlowStatus {
     /// Jobs in the backlog.
     pub waiting: u64,
     pub blocked: Option<BlockedFlow>,
+}
+
+impl FlowStatus {
+    /// The block, unless its instant has passed.
+    #[must_use]
+    pub fn block(&self) -> Option<&BlockedFlow> {
+        self.blocked.as_ref().filter(|blocked| !blocked.left.is_zero())
+    }
+}
+
+/// A flow with its part of the lane, for operators.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlowReport {
+    pub status: FlowStatus,
+    /// When its block ends, or ended.
+    pub blocked_until: Option<DatabaseTime>,
+    pub weight: u32,
+    /// Sum of the weights of the flows of its class that have jobs and are not blocked.
+    pub class_weight: u64,
+}
+
+impl FlowReport {
+    /// Its share of what the lane sends of its class, by the weights; `None` while it is blocked.
+    #[must_use]
+    #[allow(clippy::cast_precision_loss, reason = "a share for people")]
+    pub fn share(&self) -> Option<f64> {
+        let shares = self.status.block().is_none() && self.class_weight >= u64::from(self.weight);
+        shares.then(|| f64::from(self.weight) / self.class_weight as f64)
+    }
+}
+
+/// The largest flows of a lane, with the sums over all of them, at one instant.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LaneFlows {
+    /// Those with most jobs first.
+    pub largest: Vec<FlowReport>,
+    /// Flows with jobs, those that are left out too.
+    pub flows: u64,
+    /// Their jobs.
+    pub waiting: u64,
 }
 
 /// What a repair changed.
@@ -257,6 +309,12 @@ pub trait Backlog: Send + Sync {
 
     /// The flows of a lane with jobs in the backlog: the most urgent class first, and in a class those with most jobs.
     async fn waiting_flows(&self, lane: &ProviderName, at_most: u32) -> Result<Vec<FlowStatus>, LedgerError>;
+
+    /// The flows of a lane with most jobs in the backlog, for operators. Reads the lane's flows and no job.
+    async fn largest_flows(&self, lane: &ProviderName, at_most: u32) -> Result<LaneFlows, LedgerError>;
+
+    /// The flows of one account on a lane that have jobs in the backlog, the most urgent class first.
+    async fn account_flows(&self, lane: &ProviderName, account: &Identifier) -> Result<Vec<FlowStatus>, LedgerError>;
 
     /// Deletes rows of flows without jobs whose tag the lane's virtual time has passed; returns how many.
     async fn remove_idle_flows(&self, lane: &ProviderName, at_most: u32) -> Result<u32, LedgerError>;

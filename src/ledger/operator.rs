@@ -4,6 +4,8 @@
 //! decision is compared with the job's state and fencing token, and audited. Payloads and request bodies are never
 //! returned, only their size and digest.
 
+use std::collections::BTreeMap;
+
 use async_trait::async_trait;
 use jiff::Timestamp;
 use serde::{Serialize, Serializer};
@@ -13,7 +15,7 @@ use super::queue_position::LedgerQueuePosition;
 use super::{LedgerError, RecentUses, StateCount};
 use crate::domain::job::{ContentHash, Identifier, Job, JobId};
 use crate::domain::provider::ProviderName;
-use crate::domain::quota_spec::Lookback;
+use crate::domain::quota_spec::{Lookback, SubjectQuery};
 
 /// All states, in the order in which a job passes them.
 pub const STATES: [&str; 9] =
@@ -381,6 +383,13 @@ pub trait Operator: Send + Sync {
 
     /// As [`super::Ledger::recent_uses`].
     async fn recent_uses(&self, quota: &ProviderName, lookback: Lookback) -> Result<RecentUses, LedgerError>;
+
+    /// As [`super::Ledger::recent_subject_uses`].
+    async fn recent_subject_uses(
+        &self,
+        quota: &ProviderName,
+        asked: &SubjectQuery,
+    ) -> Result<BTreeMap<String, RecentUses>, LedgerError>;
 
     /// Jobs by id, after `after`; at most `at_most`, and never more than [`LIST_MAX`]. If only a provider is given, by
     /// idempotency key.

@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use super::backlog::FlowStatus;
 use super::operator::DatabaseTime;
 use crate::domain::disposition::Resend;
 
@@ -14,8 +15,8 @@ pub struct LedgerQueuePosition {
     /// Messages with this id that can never be a job; newest first, at most five.
     pub rejected: Vec<Rejection>,
     pub progress: JobProgress,
-    /// Whether the job waits in the backlog of its lane: no message brings it back.
-    pub is_in_backlog: bool,
+    /// Its place in the backlog of its lane, where no message brings it back; `None`: it is not there.
+    pub backlog: Option<BacklogPosition>,
     /// Open jobs of the quota that are due earlier, or more urgent, and have no request in flight; jobs of the backlog are
     /// left out. For a job of the backlog: the jobs that are expected to be claimed before it, and the active ones.
     pub jobs_ahead: u64,
@@ -30,6 +31,17 @@ pub struct LedgerQueuePosition {
     pub workers: u32,
     /// Mean duration of a request: the last fifty of the last ten minutes.
     pub mean_request_time: Option<Duration>,
+}
+
+/// The place of a job in its flow.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BacklogPosition {
+    pub flow: FlowStatus,
+    /// Jobs of its flow that are claimed before it.
+    pub before_in_flow: u64,
+    /// Other jobs of its account that are expected to be sent before it: active ones of the quota without a request in
+    /// flight, and those of more urgent flows.
+    pub account_ahead: u64,
 }
 
 /// Fields that the job's details leave out and `jobs explain` needs.

@@ -14,11 +14,12 @@ use utoipa::ToSchema;
 
 use super::OpsState;
 use super::api::problem::ErrorBody;
+use super::flows::FlowBlockOverview;
 use super::json::JsonResponse;
-use crate::domain::explain::facts::Facts;
+use crate::domain::explain::facts::{BacklogPlace, Facts};
 use crate::domain::explain::{Explanation, explain};
 use crate::domain::job::JobId;
-use crate::domain::time::EpochMs;
+use crate::domain::time::{EpochMs, millis_up};
 use crate::domain::wait_reason::WaitReason;
 use crate::ledger::LedgerError;
 use crate::ledger::operator::DatabaseTime;
@@ -42,6 +43,22 @@ pub struct ExplainResponse {
     pub explained_from: String,
     pub checks: Vec<ExplainedCheck>,
     pub blocked_at: Option<ExplainedBlock>,
+    /// Its place in the backlog of its lane; `null`: it is not there.
+    #[serde(default)]
+    pub backlog: Option<ExplainedPlace>,
+}
+
+/// The place of a payment among those of its account and priority in the backlog.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ExplainedPlace {
+    /// `null`: payments without an account.
+    pub account: Option<String>,
+    /// `null`: payments of unknown outcome.
+    pub priority: Option<u8>,
+    /// 1: it is sent next of them.
+    pub position: u64,
+    pub waiting: u64,
+    pub blocked: Option<FlowBlockOverview>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -64,6 +81,9 @@ pub struct ExplainedBlock {
     pub used: Option<u64>,
     pub starts_at: Option<String>,
     pub starts_in_ms: Option<u64>,
+    /// Why there is no estimated start, where that is known.
+    #[serde(default)]
+    pub start_unknown: Option<String>,
     pub jobs_ahead: Option<u64>,
     pub exact: bool,
 }
@@ -143,9 +163,28 @@ fn to_response(id: &JobId, facts: &Facts, explanation: Explanation, from: &str) 
             used: at.used,
             starts_at: at.starts_in.map(starts_at),
             starts_in_ms: at.starts_in.map(ms),
+            start_unknown: at.start_unknown.map(str::to_owned),
             jobs_ahead: at.jobs_ahead,
             exact: at.exact,
         }),
+        backlog: facts.backlog.as_ref().map(|place| explained_place(facts, place)),
+    }
+}
+
+fn explained_place(facts: &Facts, place: &BacklogPlace) -> ExplainedPlace {
+    let position = place.before_in_flow.saturating_add(1);
+    let blocked = place.block.as_ref().map(|block| {
+        let left_ms = millis_up(block.left);
+        let until = facts.now.0.saturating_add(i64::try_from(left_ms).unwrap_or(i64::MAX));
+        FlowBlockOverview::new(&block.wait, DatabaseTime(until), left_ms)
+    });
+    ExplainedPlace {
+        account: facts.job.as_ref().and_then(|job| job.account.clone()),
+        priority: place.priority,
+        position,
+        // The count and the position are read one after the other.
+        waiting: place.waiting_in_flow.max(position),
+        blocked,
     }
 }
 

@@ -6,30 +6,25 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use axum::Router;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Path, Query, Request, State};
+use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::middleware::{from_fn, from_fn_with_state, map_response_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use secrecy::SecretString;
-use serde::Deserialize;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
-use utoipa::IntoParams;
 
-use self::api::problem::{ApiError, ErrorBody};
 pub use self::change::SettingsChangeError;
 use self::connections::{BoundedListener, ClientInfo};
 pub use self::guard::WrongTokens;
 use self::json::JsonResponse;
 pub use self::overview::{OverviewCollector, OverviewSources, all_provider_names, pause_authors, unix_ms};
-pub use self::peek::{PeekError, PeekedLimit, peek};
+pub use self::peek::{AccountBacklog, PeekError, PeekedLimit, peek, peek_backlog};
 pub use self::reconciliation::ProviderReconciliation;
 use crate::domain::printable::printable;
-use crate::domain::provider::ProviderName;
 use crate::ledger::upkeep::Upkeep;
 use crate::limiter::Limiter;
 use crate::worker::supervisor::WorkerStatus;
@@ -40,6 +35,7 @@ mod client_address;
 mod connections;
 pub mod deployment;
 pub mod explain;
+pub mod flows;
 mod guard;
 mod json;
 mod lanes;
@@ -50,6 +46,7 @@ mod openapi_tests;
 mod overview;
 mod page;
 mod peek;
+mod peek_routes;
 #[cfg(test)]
 mod port_tests;
 mod reconciliation;
@@ -123,9 +120,11 @@ fn router(state: OpsState) -> Router {
     let guarded = Router::new()
         .route("/metrics", get(metrics::show))
         .route("/api/v1/lanes", get(lanes))
-        .route("/api/v1/limits/{provider}", get(limits))
+        .route("/api/v1/limits/{provider}", get(peek_routes::limits))
+        .route("/api/v1/limits/{provider}/backlog", get(peek_routes::account_backlog))
         .route("/api/v1/reconciliation", get(reconciliation::show))
         .route("/api/v1/jobs/{id}/explain", get(explain::show))
+        .route("/api/v1/providers/{name}/flows", get(flows::show))
         .merge(overview::routes())
         .route("/api/v1/deployment", get(deployment::show))
         .route("/api/v1/openapi.json", get(openapi::show))
@@ -151,52 +150,6 @@ async fn readyz(State(state): State<OpsState>) -> Response {
         (false, false) => (StatusCode::SERVICE_UNAVAILABLE, STARTING).into_response(),
         (true, false) => "ready\n".into_response(),
     }
-}
-
-#[derive(Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-struct PeekQuery {
-    /// Shows also the limits of scope account, with the usage of this account.
-    account: Option<String>,
-}
-
-/// The usage of each limit of a provider; uses no permit.
-#[utoipa::path(
-    get,
-    path = "/api/v1/limits/{provider}",
-    tag = "providers",
-    params(("provider" = String, Path, description = "The provider's name"), PeekQuery),
-    responses(
-        (status = 200, description = "Its limits", body = Vec<PeekedLimit>),
-        (status = 400, description = "The account is invalid, or no limit counts accounts", body = ErrorBody),
-        (status = 404, description = "There is no such provider, or it is disabled", body = ErrorBody),
-        (status = 503, description = "The limiter is unavailable", body = ErrorBody),
-    )
-)]
-async fn limits(
-    State(state): State<OpsState>,
-    Path(provider): Path<String>,
-    query: Result<Query<PeekQuery>, QueryRejection>,
-) -> Result<Response, ApiError> {
-    let account = query?.0.account;
-    let known = state.worker_status.borrow().settings.clone();
-    let used = match ProviderName::new(provider) {
-        Ok(name) => peek(state.limiter.as_ref(), &known, &name, account.as_deref()).await,
-        Err(_) => Err(PeekError::NoActiveProvider),
-    };
-    let refused = |error: PeekError| {
-        let status = match error {
-            PeekError::NoActiveProvider => StatusCode::NOT_FOUND,
-            PeekError::InvalidAccount(_)
-            | PeekError::NoAccountLimits
-            | PeekError::AccountBlocked
-            | PeekError::AccountRefused => StatusCode::BAD_REQUEST,
-            PeekError::Store(_) => StatusCode::SERVICE_UNAVAILABLE,
-        };
-        ApiError(status, error.to_string())
-    };
-    used.map(|used| JsonResponse(used).into_response()).map_err(refused)
 }
 
 /// The state of each lane of this process, and the cause.
@@ -236,6 +189,7 @@ mod tests {
         let operator_context = api::OperatorContext {
             operator: database.operator(),
             settings: database.settings(),
+            backlog: database.backlog(),
             queue,
             card_numbers: CardNumbers::Refuse,
         };
@@ -354,7 +308,6 @@ mod tests {
         for (rest, wanted, words) in [
             ("missing", 404, "no such provider, or it is disabled"),
             ("Bad", 404, "no such provider"),
-            ("plain?account=a", 400, "no limit of scope account"),
             ("scoped?account=a%20b", 400, "account must be 1 to 64 characters"),
             ("scoped?account=", 400, "account must be 1 to 64 characters"),
             ("plain?acount=a", 400, "unknown field"),

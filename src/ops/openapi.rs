@@ -18,7 +18,8 @@ use super::json::JsonResponse;
     ),
     paths(
         super::lanes,
-        super::limits,
+        super::peek_routes::limits,
+        super::peek_routes::account_backlog,
         super::reconciliation::show,
         super::api::jobs::list,
         super::api::jobs::show,
@@ -36,6 +37,7 @@ use super::json::JsonResponse;
         super::overview::show,
         super::overview::provider,
         super::overview::provider_history,
+        super::flows::show,
         super::overview::workers,
         super::deployment::show,
         show,

@@ -1,18 +1,80 @@
 //! The current usage of a provider's limits, for the API and for `limits peek` on a shared store.
 //!
-//! Reading uses no permit. An account must be valid, and the provider must have a limit of scope account.
+//! Reading uses no permit. With an account, it also counts the account's payments in the lane's backlog.
+
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::domain::explain::facts::FlowBlock;
+use crate::domain::explain::format::{count, duration};
+use crate::domain::explain::next_start::{LimitWait, NextStart, NextStartInput};
 use crate::domain::job::Identifier;
-use crate::domain::limit::{Scope, limit_text};
-use crate::domain::provider::ProviderName;
-use crate::domain::quota_spec::Blocked;
+use crate::domain::limit::{AppliesTo, Rule, limit_text};
+use crate::domain::provider::{Provider, ProviderName};
+use crate::domain::quota_spec::QuotaSpec;
 use crate::domain::time::millis_up;
+use crate::domain::wait_reason::{Wait, WaitReason};
+use crate::ledger::LedgerError;
+use crate::ledger::backlog::{Backlog, BlockedFlow, FlowStatus};
 use crate::limiter::{LimitStatus, Limiter, LimiterError};
 use crate::worker::quotas::quota_spec;
 use crate::worker::settings_sync::LoadedSettings;
+
+/// The payments of an account in the backlog of the provider's lane.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct AccountBacklog {
+    pub waiting: u64,
+    pub next_start: NextStartOverview,
+    /// Both as a sentence.
+    pub text: String,
+}
+
+/// When the account's next payment starts at the earliest. Payments of others may come first.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum NextStartOverview {
+    NothingWaits,
+    /// Not before this time has passed; 0: now.
+    StartsIn {
+        ms: u64,
+        /// The code of the reason to wait, and the limit that it names.
+        reason: Option<String>,
+        limit: Option<String>,
+    },
+    NotWhilePaused,
+    /// A rule blocks the account.
+    NotWhileBlocked,
+    /// A rule refuses the account: its payments end as declined.
+    Refused,
+    /// The limit is 0.
+    Never {
+        limit: String,
+    },
+    /// The limit counts requests in flight.
+    WhenRequestEnds {
+        limit: String,
+    },
+}
+
+impl From<NextStart> for NextStartOverview {
+    fn from(start: NextStart) -> Self {
+        match start {
+            NextStart::NothingWaits => Self::NothingWaits,
+            NextStart::In { wait, reason } => Self::StartsIn {
+                ms: millis_up(wait),
+                limit: reason.as_ref().and_then(WaitReason::limit).map(str::to_owned),
+                reason: reason.map(|reason| reason.code().to_owned()),
+            },
+            NextStart::NotWhilePaused => Self::NotWhilePaused,
+            NextStart::NotWhileBlocked => Self::NotWhileBlocked,
+            NextStart::Refused => Self::Refused,
+            NextStart::Never { limit } => Self::Never { limit },
+            NextStart::WhenRequestEnds { limit } => Self::WhenRequestEnds { limit },
+        }
+    }
+}
 
 /// One limit as `/api/v1/limits/{provider}` and `limits peek --json` show it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -68,14 +130,17 @@ pub enum PeekError {
     NoActiveProvider,
     #[error("account {0}")]
     InvalidAccount(String),
-    #[error("this provider has no limit of scope account: leave the account out")]
-    NoAccountLimits,
-    #[error("nothing is sent for this account: a rule of this provider blocks it")]
-    AccountBlocked,
-    #[error("no charge is sent for this account: a rule of this quota refuses it, and its jobs end as declined")]
-    AccountRefused,
     #[error(transparent)]
     Store(#[from] LimiterError),
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+}
+
+/// A provider's row, the settings of its quota, and the usage of its limits.
+struct Usage<'a> {
+    row: &'a Provider,
+    spec: QuotaSpec,
+    used: Vec<LimitStatus>,
 }
 
 /// Reads the limits of a provider; with an account, those that its jobs count against.
@@ -88,19 +153,101 @@ pub async fn peek(
     provider: &ProviderName,
     account: Option<&str>,
 ) -> Result<Vec<PeekedLimit>, PeekError> {
+    let account = account.map(Identifier::new).transpose().map_err(PeekError::InvalidAccount)?;
+    let Usage { used, .. } = usage(limiter, known, provider, account.as_ref()).await?;
+    Ok(used.iter().map(PeekedLimit::from_status).collect())
+}
+
+/// Counts what waits of an account in the backlog of the provider's lane, and finds when the next one starts.
+///
+/// # Errors
+/// [`PeekError`].
+pub async fn peek_backlog(
+    limiter: &dyn Limiter,
+    backlog: &dyn Backlog,
+    known: &LoadedSettings,
+    provider: &ProviderName,
+    account: &str,
+) -> Result<AccountBacklog, PeekError> {
+    let account = Identifier::new(account).map_err(PeekError::InvalidAccount)?;
+    let Usage { row, spec, used } = usage(limiter, known, provider, Some(&account)).await?;
+    let flows = backlog.account_flows(provider, &account).await?;
+    let input = next_start_input(&spec, &account, &used, &flows);
+    Ok(account_backlog(provider, &account, &NextStartInput { paused: row.paused, ..input }))
+}
+
+async fn usage<'a>(
+    limiter: &dyn Limiter,
+    known: &'a LoadedSettings,
+    provider: &ProviderName,
+    account: Option<&Identifier>,
+) -> Result<Usage<'a>, PeekError> {
     let row = known.providers.get(provider).ok_or(PeekError::NoActiveProvider)?;
     let spec = quota_spec(known, &row.quota).ok_or(PeekError::NoActiveProvider)?;
-    if let Some(account) = account {
-        Identifier::new(account).map_err(PeekError::InvalidAccount)?;
-        if !row.limits.iter().any(|limit| limit.scope == Scope::Account) {
-            return Err(PeekError::NoAccountLimits);
+    // Nothing is sent for a blocked account, so no limit counts it.
+    let subjects = spec.subjects(account.map(Identifier::as_str), None).unwrap_or_default();
+    let used = limiter.peek(&spec, subjects.first()).await?;
+    Ok(Usage { row, spec, used })
+}
+
+fn next_start_input(
+    spec: &QuotaSpec,
+    account: &Identifier,
+    used: &[LimitStatus],
+    flows: &[FlowStatus],
+) -> NextStartInput {
+    let account = Some(account.as_str());
+    let rule = match (spec.subjects(account, None), spec.refuses_charges_of(account)) {
+        (Err(_), _) => Some(Rule::Blocked),
+        (Ok(_), true) => Some(Rule::Refuse),
+        (Ok(_), false) => None,
+    };
+    let for_lookups =
+        |name: &str| spec.limits.iter().any(|limit| limit.name == name && limit.applies_to == AppliesTo::Lookup);
+    let limits = used.iter().filter(|limit| !limit.shadow && !for_lookups(&limit.name));
+    let block = |blocked: &BlockedFlow| FlowBlock { wait: blocked.wait(), left: blocked.left };
+    NextStartInput {
+        waiting: flows.iter().map(|flow| flow.waiting).sum(),
+        paused: false,
+        rule,
+        blocks: flows.iter().map(|flow| flow.block().map(block)).collect(),
+        limits: limits
+            .map(|limit| LimitWait {
+                name: limit.name.clone(),
+                retry_after: limit.retry_after,
+                is_closed: limit.max_requests == 0,
+            })
+            .collect(),
+    }
+}
+
+fn account_backlog(provider: &ProviderName, account: &Identifier, input: &NextStartInput) -> AccountBacklog {
+    let next_start = input.next_start();
+    let next = match &next_start {
+        NextStart::NothingWaits => String::new(),
+        NextStart::In { wait, reason } => {
+            let start = if wait.is_zero() { "may start now".to_owned() } else { starts_in(*wait) };
+            let reason = reason.clone().map(|reason| format!(": {}", Wait::from(reason))).unwrap_or_default();
+            format!("; the next {start}{reason}")
         }
-    }
-    if spec.refuses_charges_of(account) {
-        return Err(PeekError::AccountRefused);
-    }
-    let subjects = spec.subjects(account, None).map_err(|Blocked| PeekError::AccountBlocked)?;
-    Ok(limiter.peek(&spec, subjects.first()).await?.iter().map(PeekedLimit::from_status).collect())
+        NextStart::NotWhilePaused => format!("; none starts while {provider} is paused"),
+        NextStart::NotWhileBlocked => "; none starts while a rule blocks the account".to_owned(),
+        NextStart::Refused => "; a rule refuses the account: they end as declined".to_owned(),
+        NextStart::Never { limit } => format!("; none starts while limit {limit} is 0"),
+        NextStart::WhenRequestEnds { limit } => {
+            format!("; the next may start when a request in flight ends: limit {limit}")
+        }
+    };
+    let waiting = match input.waiting {
+        0 => format!("no payment of account {account} waits"),
+        jobs => format!("{} of account {account} {}", count(jobs, "payment"), if jobs == 1 { "waits" } else { "wait" }),
+    };
+    let text = format!("{waiting} in the backlog of {provider}{next}");
+    AccountBacklog { waiting: input.waiting, next_start: next_start.into(), text }
+}
+
+fn starts_in(wait: Duration) -> String {
+    format!("starts in {} at the earliest", duration(wait))
 }
 
 #[cfg(test)]
@@ -108,6 +255,7 @@ pub(super) mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::ledger::database::Database;
     use crate::ledger::provider_row::{LimitRow, ProviderRow};
     use crate::limiter::embedded::EmbeddedLimiter;
 
@@ -139,19 +287,72 @@ pub(super) mod tests {
     async fn peek_errors_name_the_problem() {
         let limiter = EmbeddedLimiter::new();
         let known = test_settings();
+        let database = Database::open("sqlite::memory:", 1).unwrap();
+        database.migrate().await.unwrap();
+        let backlog = database.backlog();
         let look = async |provider: &str, account: Option<&str>| {
-            let used = peek(&limiter, &known, &ProviderName::new(provider).unwrap(), account).await;
+            let provider = ProviderName::new(provider).unwrap();
+            let used = peek(&limiter, &known, &provider, account).await;
+            if let Some(account) = account {
+                let waits = peek_backlog(&limiter, backlog.as_ref(), &known, &provider, account).await;
+                let failures =
+                    [used.as_ref().err().map(ToString::to_string), waits.err().map(|error| error.to_string())];
+                assert_eq!(failures[0], failures[1]);
+            }
             used.map(|used| used.len()).map_err(|error| error.to_string())
         };
         assert_eq!(look("plain", None).await, Ok(1));
         assert_eq!((look("scoped", None).await, look("scoped", Some("a")).await), (Ok(1), Ok(2)));
+        // Payments of an account wait also where no limit counts it.
+        assert_eq!(look("plain", Some("a")).await, Ok(1));
         for (provider, account, problem) in [
             ("missing", None, "no such provider, or it is disabled"),
             ("off", None, "no such provider, or it is disabled"),
-            ("plain", Some("a"), "this provider has no limit of scope account: leave the account out"),
             ("plain", Some("a b"), "account must be 1 to 64 characters of A-Z a-z 0-9 _ -"),
         ] {
             assert_eq!(look(provider, account).await, Err(problem.to_owned()), "{provider} {account:?}");
+        }
+    }
+
+    #[test]
+    fn sentence_says_how_many_wait_and_when_the_next_starts() {
+        let (provider, account) = (ProviderName::new("acme").unwrap(), Identifier::new("shop").unwrap());
+        let limit = |retry_after, is_closed| LimitWait { name: "own".to_owned(), retry_after, is_closed };
+        let free = |waiting| NextStartInput { waiting, blocks: vec![None], ..NextStartInput::default() };
+        let limited =
+            |retry_after, is_closed| NextStartInput { limits: vec![limit(retry_after, is_closed)], ..free(230) };
+        let ms = |ms| Some(Duration::from_millis(ms));
+        for (input, text) in [
+            (free(0), "no payment of account shop waits in the backlog of acme"),
+            (free(1), "1 payment of account shop waits in the backlog of acme; the next may start now"),
+            (
+                limited(ms(1_200), false),
+                "230 payments of account shop wait in the backlog of acme; the next starts in 1.2 s at the earliest: waits \
+                 for limit own",
+            ),
+            (
+                NextStartInput { paused: true, ..free(2) },
+                "2 payments of account shop wait in the backlog of acme; none starts while acme is paused",
+            ),
+            (
+                NextStartInput { rule: Some(Rule::Blocked), ..free(2) },
+                "2 payments of account shop wait in the backlog of acme; none starts while a rule blocks the account",
+            ),
+            (
+                NextStartInput { rule: Some(Rule::Refuse), ..free(2) },
+                "2 payments of account shop wait in the backlog of acme; a rule refuses the account: they end as declined",
+            ),
+            (
+                limited(None, true),
+                "230 payments of account shop wait in the backlog of acme; none starts while limit own is 0",
+            ),
+            (
+                limited(None, false),
+                "230 payments of account shop wait in the backlog of acme; the next may start when a request in flight \
+                 ends: limit own",
+            ),
+        ] {
+            assert_eq!(account_backlog(&provider, &account, &input).text, text);
         }
     }
 }

@@ -19,7 +19,11 @@ async fn a_payment_is_explained_from_the_ledger_alone() {
     assert_eq!(exit(&ran), Exit::Success, "{}", ran.err);
     assert!(ran.err.contains("explained from the ledger alone"), "{}", ran.err);
     assert!(ran.out.starts_with("w2 of acme is `waiting`: in the queue of lane acme, and no worker"), "{}", ran.out);
-    assert!(ran.out.contains("about 1 ahead of it; no estimate: no running worker was asked"), "{}", ran.out);
+    assert!(
+        ran.out.contains("about 1 ahead of it; estimated start unknown: no running worker was asked"),
+        "{}",
+        ran.out
+    );
     let shown = |out: &str| -> Vec<String> {
         out.lines().skip(3).filter_map(|line| Some(line.split_whitespace().next()?.to_owned())).collect()
     };
@@ -36,6 +40,32 @@ async fn a_payment_is_explained_from_the_ledger_alone() {
         (Some("ledger"), Some("provider"))
     );
     assert!(explained["summary"].as_str().unwrap().contains("`sluicegate provider resume acme`"), "{explained}");
+}
+
+#[tokio::test]
+async fn payment_of_the_backlog_gets_its_place() {
+    let desk = Desk::open().await;
+    for id in ["first", "second", "third"] {
+        desk.payment(id, "acme", "waiting").await;
+    }
+    desk.sql("UPDATE jobs SET backlog = 1, unqueued = 0, lease_owner = NULL, lease_until = NULL").await;
+    let in_an_hour = "CAST(unixepoch('subsec') * 1000 AS INTEGER) + 3600000";
+    desk.sql(&format!(
+        "INSERT INTO flows (provider, class, account, waiting, blocked_until, blocked_reason) \
+         VALUES ('acme', 10, '', 3, {in_an_hour}, 'rejected_streak')"
+    ))
+    .await;
+    let explained = desk.run(&line(&["second", "--json"])).await.json();
+    let place = &explained["backlog"];
+    let shown = (&place["position"], &place["waiting"], &place["account"], &place["priority"]);
+    assert_eq!(shown, (&2.into(), &3.into(), &serde_json::Value::Null, &0.into()), "{explained}");
+    assert_eq!(place["blocked"]["text"], "the provider rejected several payments in a row");
+    let at = &explained["blocked_at"];
+    assert_eq!((&at["check"], &at["starts_at"]), (&"account".into(), &serde_json::Value::Null), "{explained}");
+    assert_eq!(at["start_unknown"], "no running worker was asked");
+    let ran = desk.run(&line(&["second"])).await;
+    let place = "it is the 2nd of 3 waiting payments without an account with priority 0, blocked until ";
+    assert!(ran.out.replace('\n', " ").contains(place), "{}", ran.out);
 }
 
 /// The commands that an explanation names can be run.

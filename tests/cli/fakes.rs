@@ -14,6 +14,7 @@ use sluicegate::domain::limit::Rate;
 use sluicegate::domain::provider::{Provider, ProviderName};
 use sluicegate::ledger::LedgerError;
 use sluicegate::ledger::backlog::Backlog;
+use sluicegate::ledger::database::Database;
 use sluicegate::ledger::fleet::Fleet;
 use sluicegate::ledger::operator::{Actor, Operator};
 use sluicegate::ledger::provider_row::ProviderRow;
@@ -147,8 +148,11 @@ impl Services for Engine {
         Err(CommandError::Failed("these engines have no ledger".to_owned()))
     }
 
+    /// An empty one.
     async fn backlog(&self, _: &Config) -> Result<Arc<dyn Backlog>, CommandError> {
-        Err(CommandError::Failed("these engines have no ledger".to_owned()))
+        let database = Database::open("sqlite::memory:", 1).unwrap();
+        database.migrate().await.unwrap();
+        Ok(database.backlog())
     }
 
     async fn fleet(&self, _: &Config) -> Result<(Arc<dyn Fleet>, Arc<dyn Upkeep>), CommandError> {

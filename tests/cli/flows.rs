@@ -17,22 +17,35 @@ async fn waiting_accounts_are_listed_with_their_blocks() {
     ))
     .await;
     let mut shown = desk.run(&["provider", "flows", "acme", "--json"]).await.json();
-    for flow in shown.as_array_mut().unwrap() {
+    for flow in shown["flows"].as_array_mut().unwrap() {
         let Some(blocked) = flow.get_mut("blocked") else { continue };
         let left_ms = blocked.as_object_mut().unwrap().remove("left_ms").unwrap();
         assert!((3_500_000..=3_600_000).contains(&left_ms.as_u64().unwrap()), "{left_ms}");
+        assert!(
+            blocked.as_object_mut().unwrap().remove("until").unwrap().as_str().unwrap().ends_with('Z'),
+            "{blocked}"
+        );
     }
     assert_eq!(
         shown,
-        json!([
-            { "account": "vip", "priority": 9, "waiting": 2 },
-            { "account": "flood", "priority": 0, "waiting": 4200,
-              "blocked": { "reason": "limit", "limit": "per-account" } },
-            { "account": null, "priority": 0, "waiting": 7 },
-            { "account": "mallory", "priority": 0, "waiting": 3, "blocked": { "reason": "misconfigured" } },
-        ])
+        json!({ "total_flows": 4, "total_waiting": 4212, "flows": [
+            { "account": "flood", "priority": 0, "waiting": 4200, "weight": 1,
+              "blocked": { "reason": "limit", "limit": "per-account", "text": "waits for limit per-account" } },
+            { "account": null, "priority": 0, "waiting": 7, "weight": 1, "share": 1.0 },
+            { "account": "mallory", "priority": 0, "waiting": 3, "weight": 1, "blocked": { "reason": "misconfigured",
+              "text": "the provider refused address, method or credential of the account" } },
+            { "account": "vip", "priority": 9, "waiting": 2, "weight": 1, "share": 1.0 },
+        ] })
     );
-    let table = desk.run(&["provider", "flows", "acme", "--limit", "2"]).await.out;
-    assert_eq!(table.lines().count(), 3, "{table}");
-    assert!(table.lines().nth(2).unwrap().contains("waits for limit per-account"), "{table}");
+    let table = desk.run(&["provider", "flows", "acme", "--limit", "2"]).await;
+    let lines: Vec<&str> = table.out.lines().map(str::trim).collect();
+    assert_eq!(lines.len(), 3, "{}", table.out);
+    assert!(lines[1].starts_with("flood ") && lines[1].contains("UTC (in 59 min"), "{}", table.out);
+    assert!(lines[1].ends_with("waits for limit per-account") && lines[2].starts_with("no account "), "{}", table.out);
+    assert_eq!(table.err, "2 more flows with 5 waiting payments not listed: `--limit N` lists more\n");
+    assert_eq!(desk.run(&["provider", "flows", "acme"]).await.err, "");
+    desk.sql("UPDATE flows SET waiting = 0").await;
+    let none = desk.run(&["provider", "flows", "acme"]).await;
+    assert_eq!((none.out.as_str(), none.err.as_str()), ("", "no payment of acme waits in the ledger's backlog\n"));
+    assert_eq!(desk.run(&["provider", "flows", "acme", "--json"]).await.json()["flows"], json!([]));
 }

@@ -172,11 +172,15 @@ async fn peek_reads_the_shared_store() {
     assert!(["remaining", "retry after", "reset after"].iter().all(|column| table.contains(column)), "{table}");
     let scoped = peek(&["scoped", "--account", "a", "--json"]).await.json();
     assert_eq!(scoped.as_array().unwrap().len(), 2, "{scoped}");
-    for (rest, words) in [
-        (&["nobody"][..], "there is no provider `nobody`"),
-        (&["off"], "off is disabled: its limits are not counted"),
-        (&["acme", "--account", "a"], "this provider has no limit of scope account: leave the account out"),
-    ] {
+    // Payments of an account wait also where no limit counts it.
+    for provider in ["scoped", "acme"] {
+        let text = peek(&[provider, "--account", "a"]).await.out;
+        let waits = format!("\nno payment of account a waits in the backlog of {provider}\n");
+        assert!(text.ends_with(&waits), "{text}");
+    }
+    for (rest, words) in
+        [(&["nobody"][..], "there is no provider `nobody`"), (&["off"], "off is disabled: its limits are not counted")]
+    {
         let (error, exit) = peek(rest).await.failure();
         assert!(error.contains(words) && exit == Exit::Failed, "{rest:?}: {error}");
     }

@@ -159,6 +159,7 @@ fn explain_fields_match_the_response() {
         used: None,
         starts_at: None,
         starts_in_ms: None,
+        start_unknown: None,
         jobs_ahead: None,
         exact: false,
     };

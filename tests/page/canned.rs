@@ -110,6 +110,7 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
     let body = match (request.method(), parts.as_slice()) {
         (&Method::GET, ["overview"]) => overview(server.empty),
         (&Method::GET, ["providers", _, "history"]) => history(),
+        (&Method::GET, ["providers", name, "flows"]) => flows(name),
         (&Method::GET, ["providers", name]) => {
             let providers = overview(false)["providers"].as_array().unwrap().clone();
             let found = providers.into_iter().find(|provider| provider["name"] == *name);
@@ -236,6 +237,28 @@ fn history() -> Value {
     json!({"step_ms": 60_000, "points": (50..60).map(point).collect::<Vec<_>>()})
 }
 
+/// Accounts of every kind, and more than are listed; `idle` has no backlog.
+fn flows(name: &str) -> Value {
+    if name == "idle" {
+        return json!({"flows": [], "total_flows": 0, "total_waiting": 0});
+    }
+    let flow = |account: Value, waiting: u64, more: Value| {
+        let mut flow = json!({"account": account, "priority": 0, "waiting": waiting, "weight": 1});
+        flow.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        flow
+    };
+    let blocked = |reason: &str, text: &str| json!({"blocked": {"reason": reason, "limit": null, "text": text, "until": "2026-03-01T12:00:12.400Z", "left_ms": 12_400}});
+    let mut flows = vec![
+        flow(json!("m".repeat(64)), 1_234_567, blocked("limit", "waits for limit per-account")),
+        flow(json!(null), 4_200, json!({"share": 0.25})),
+        flow(json!(HOSTILE), 70, blocked("misconfigured", HOSTILE)),
+        flow(json!("vip"), 9, json!({"priority": 9, "weight": 30, "share": 1.0})),
+        flow(json!("lost"), 8, json!({"priority": null, "share": 1.0})),
+    ];
+    flows.extend((0..15).map(|number| flow(json!(format!("acct_{number}")), 7, json!({"share": 0.04}))));
+    json!({"flows": flows, "total_flows": 10_020, "total_waiting": 2_000_000})
+}
+
 fn of_provider(overview: &Value) -> Value {
     let kinds = ["granted", "refused", "delayed", "throttled", "paused", "resumed", "breaker_opened", "breaker_closed"];
     let decisions =
@@ -300,6 +323,7 @@ fn explained(state: &str) -> Value {
         "id": state, "state": state, "provider": "running", "summary": HOSTILE,
         "checks": [{"name": "recorded", "passed": true, "at": EARLIER, "text": HOSTILE}, {"name": "limit", "passed": false, "at": null, "text": HOSTILE}, {"name": "outcome", "passed": false, "at": null, "text": null}],
         "blocked_at": {"check": "limit", "limit": "per-minute", "allows": "600/1m", "used": 600, "starts_at": "2026-03-01T12:00:12.400Z", "starts_in_ms": 12_400, "jobs_ahead": 37, "exact": false},
+        "backlog": {"account": HOSTILE, "priority": 0, "position": 17, "waiting": 1_230, "blocked": {"reason": "limit", "limit": "per-account", "text": HOSTILE, "until": NOW, "left_ms": 0}},
     })
 }
 

@@ -14,4 +14,5 @@ mod flows;
 mod keyboard;
 mod liveness;
 mod stand;
+mod waiting_accounts;
 mod webdriver;

@@ -25,6 +25,12 @@ pub const LOSSY: usize = 3;
 /// Payments of `away`, where no server listens: all dead.
 pub const AWAY: usize = 4;
 
+/// Accounts of `crowd`, each with one payment sent and others that wait for a limit of the account as long as any test
+/// runs.
+pub const CROWD: usize = 22;
+/// Payments of the last one of them, whose name is as long as it may be.
+pub const FLOOD: usize = 31;
+
 pub struct Stand {
     pub origin: String,
     dir: PathBuf,
@@ -44,10 +50,12 @@ impl Stand {
             stand.enqueue("hourly", HOURLY);
             stand.enqueue("lossy", LOSSY);
             stand.enqueue("away", AWAY);
+            stand.enqueue_lines("crowd", &crowd());
             stand.await_jobs("steady", "succeeded", STEADY);
             stand.await_jobs("hourly", "succeeded", 1);
             stand.await_jobs("lossy", "review", LOSSY);
             stand.await_jobs("away", "dead", AWAY);
+            stand.await_jobs("crowd", "succeeded", CROWD);
             stand
         })
     }
@@ -101,8 +109,12 @@ impl Stand {
         let lines = (1..=jobs).map(|n| {
             format!(r#"{{"id":"{provider}-{n}","provider":"{provider}","amount":{},"currency":"EUR"}}"#, 1_250 * n)
         });
-        let file = self.dir.join(format!("{provider}.jsonl"));
-        std::fs::write(&file, lines.collect::<Vec<_>>().join("\n")).unwrap();
+        self.enqueue_lines(provider, &lines.collect::<Vec<_>>());
+    }
+
+    fn enqueue_lines(&self, name: &str, lines: &[String]) {
+        let file = self.dir.join(format!("{name}.jsonl"));
+        std::fs::write(&file, lines.join("\n")).unwrap();
         self.sluicegate(&["enqueue", "--file", file.to_str().unwrap()]);
     }
 
@@ -136,6 +148,24 @@ impl Stand {
     }
 }
 
+/// The account with the longest name.
+pub fn flood() -> String {
+    "f".repeat(64)
+}
+
+fn crowd() -> Vec<String> {
+    let pay = |account: &str, id: &str| {
+        format!(
+            r#"{{"id":"{id}","provider":"crowd","account":"{account}","amount":1250,"currency":"EUR","priority":{}}}"#,
+            u8::from(account == "shop-0")
+        )
+    };
+    let shops =
+        (0..CROWD - 1).flat_map(|shop| (0..2).map(move |number| (format!("shop-{shop}"), format!("s{shop}-{number}"))));
+    let floods = (0..FLOOD).map(|number| (flood(), format!("flood-{number}")));
+    shops.chain(floods).map(|(account, id)| pay(&account, &id)).collect()
+}
+
 fn fake(dir: &std::path::Path, port: u16, options: &[&str], owned: Option<&std::path::Path>) -> Server {
     let listen = format!("127.0.0.1:{port}");
     let command = [&[PROGRAM, "fake-provider", "--listen", listen.as_str()], options].concat();
@@ -154,6 +184,8 @@ fn providers(steady: u16, lossy: u16, away: u16) -> String {
     let deduplicates = "idempotency_retention_s = 86400";
     [
         row("away", away, "max_attempts = 1", 50, 1_000),
+        row("crowd", steady, deduplicates, 50, 1_000),
+        "[[provider.limit]]\nname = \"own\"\nscope = \"account\"\nmax_requests = 1\nwindow_ms = 3600000\n".to_owned(),
         row("hourly", steady, deduplicates, 1, 3_600_000),
         row("lossy", lossy, "", 50, 1_000),
         row("minute", steady, deduplicates, 1, 60_000),

@@ -32,6 +32,8 @@ pub struct Facts {
     pub lane: LaneFacts,
     pub claim: ClaimState,
     pub ahead: JobsAhead,
+    /// Its place in the backlog of its lane, where no message brings it back; `None`: it is not there.
+    pub backlog: Option<BacklogPlace>,
     /// Why the lane's queue does not answer.
     pub queue_problem: Option<String>,
     pub limiter: LimiterFacts,
@@ -232,6 +234,29 @@ pub struct JobsAhead {
     pub ready: Option<u64>,
     /// Workers that send jobs of the quota.
     pub workers: u32,
+}
+
+/// A job's place among the jobs of its flow: those of its account and its priority that wait in the backlog.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BacklogPlace {
+    /// `None`: its outcome is unknown.
+    pub priority: Option<u8>,
+    pub before_in_flow: u64,
+    /// Jobs of its flow, this one included.
+    pub waiting_in_flow: u64,
+    /// Other jobs of its account that are expected to be sent before it: active ones, and more urgent ones.
+    pub account_ahead: u64,
+    pub block: Option<FlowBlock>,
+    /// Recent usage of its account by the ledger; `None`: not known.
+    pub account_usage: Option<RecentUsage>,
+}
+
+/// A block of a flow.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlowBlock {
+    pub wait: Wait,
+    /// Time from now until it ends.
+    pub left: Duration,
 }
 
 /// Reports of the limiter.

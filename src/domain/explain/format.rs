@@ -67,6 +67,19 @@ pub fn plural(number: u64, noun: &str) -> String {
     }
 }
 
+/// `1st`, `2nd`, `3rd`, `11th`, `21st`.
+#[must_use]
+pub fn ordinal(number: u64) -> String {
+    let ending = match (number % 100, number % 10) {
+        (11..=13, _) => "th",
+        (_, 1) => "st",
+        (_, 2) => "nd",
+        (_, 3) => "rd",
+        _ => "th",
+    };
+    format!("{number}{ending}")
+}
+
 /// The verb that fits the number.
 #[must_use]
 pub fn is_or_are(number: u64) -> &'static str {
@@ -130,6 +143,8 @@ mod tests {
             assert_eq!(count(number, noun), words);
         }
         assert_eq!([0, 1, 2].map(is_or_are), ["are", "is", "are"]);
+        let ordinals = ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "17th", "21st", "102nd", "111th"];
+        assert_eq!([1, 2, 3, 4, 11, 12, 13, 17, 21, 102, 111].map(ordinal), ordinals);
     }
 
     #[test]

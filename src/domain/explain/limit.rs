@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use super::backlog::{self, EstimatedStart};
 use super::facts::{ClaimState, Facts, GatePosition, JobFacts, LaneFacts, PermitRefusal, PermitRefusalReason};
 use super::forecast::{self, ForecastInput};
 use super::pending::{is_delayed, later};
@@ -12,6 +13,9 @@ use crate::domain::limit::{Algorithm, AppliesTo, Scope, limit_text};
 use crate::domain::permit_protocol::CallKind;
 use crate::domain::quota_spec::{LimitSpec, PACING, QuotaSpec};
 use crate::domain::wait_reason::WaitReason;
+
+/// Why there is no estimate without a process.
+const UNASKED: &str = "no running worker was asked";
 
 /// A start within this time counts as now.
 const NOW: Duration = Duration::from_millis(20);
@@ -23,9 +27,31 @@ pub(super) struct Outlook {
     /// The estimated start is not now.
     waits: bool,
     pub limited_by: Option<String>,
+    /// Why there is no estimate, where that is known.
+    start_unknown: Option<&'static str>,
     pub jobs_ahead: u64,
     /// Whether `jobs_ahead` was counted in the queue that the job is in.
     pub exact: bool,
+}
+
+impl Outlook {
+    fn queue(&self) -> QueueView {
+        QueueView {
+            starts_in: self.starts_in,
+            start_unknown: self.start_unknown,
+            jobs_ahead: Some(self.jobs_ahead),
+            exact: self.exact,
+        }
+    }
+}
+
+/// What is said about a job's start, and about the jobs ahead of it.
+#[derive(Clone, Copy, Default)]
+struct QueueView {
+    starts_in: Option<Duration>,
+    start_unknown: Option<&'static str>,
+    jobs_ahead: Option<u64>,
+    exact: bool,
 }
 
 /// The limit that delayed this job, if one did.
@@ -75,15 +101,26 @@ pub(super) fn outlook(facts: &Facts, job: &JobFacts, kind: CallKind) -> Outlook 
     let jobs_per_second = egress.map(|row| row.egress_per_second() * f64::from(facts.ahead.workers.max(1)));
     let ahead = ForecastInput { cost_before, cost, kind, jobs_per_second };
     let estimate = match (&facts.row.spec, &facts.limiter.recent_usage) {
-        (Some(spec), Some(past)) => forecast::forecast_start(spec, facts.now_micros(), past, &ahead)
-            .map(|start| (start.wait, start.limited_by.map(|index| spec.limit_name(index).to_owned()))),
+        (Some(spec), Some(past)) => {
+            forecast::forecast_start(spec, facts.now_micros(), past, &ahead).map(|start| EstimatedStart {
+                wait: start.wait,
+                limited_by: start.limited_by.map(|index| spec.limit_name(index).to_owned()),
+            })
+        }
         _ => None,
+    };
+    let (estimate, mut start_unknown) = match &facts.backlog {
+        Some(place) => match backlog::start(facts, job, place, estimate, kind) {
+            Ok(start) => (Some(start), None),
+            Err(why) => (None, Some(why)),
+        },
+        None => (estimate, None),
     };
     let announced = refused_limit(position.and_then(|position| position.refused.as_ref()))
         .or_else(|| refused_limit(facts.limiter.block.as_ref()));
-    let (mut starts_in, mut by) = estimate.unzip();
-    let mut by: Option<String> = by.take().flatten();
-    if let Some((name, refused)) = announced {
+    let (mut starts_in, by) = estimate.map(|start| (start.wait, start.limited_by)).unzip();
+    let mut by: Option<String> = by.flatten();
+    if let Some((name, refused)) = announced.filter(|_| start_unknown.is_none()) {
         // The limiter's announcement takes precedence over the estimate: for the first in the queue it is the start.
         let first = before == 0 && position.is_some();
         starts_in = Some(if first { refused.wait } else { starts_in.unwrap_or_default().max(refused.wait) });
@@ -100,11 +137,18 @@ pub(super) fn outlook(facts: &Facts, job: &JobFacts, kind: CallKind) -> Outlook 
     }
     // No instant is known at which a request in flight ends.
     let limit = facts.row.spec.as_ref().zip(by.as_deref());
-    let starts_in = starts_in.filter(|_| !limit.is_some_and(|(spec, name)| spec.counts_in_flight(name)));
+    let counts_in_flight = limit.is_some_and(|(spec, name)| spec.counts_in_flight(name));
+    let starts_in = starts_in.filter(|_| !counts_in_flight);
+    if counts_in_flight && facts.backlog.is_some() {
+        start_unknown = Some(backlog::IN_FLIGHT);
+    }
     let waits = starts_in.is_none_or(|start| start > NOW);
     // It is not known whether the lane sends at all.
     let starts_in = starts_in.filter(|_| facts.lane != LaneFacts::NotAsked);
-    Outlook { starts_in, waits, limited_by: by, jobs_ahead: before, exact }
+    if facts.lane == LaneFacts::NotAsked {
+        start_unknown = Some(UNASKED);
+    }
+    Outlook { starts_in, waits, limited_by: by, start_unknown, jobs_ahead: before, exact }
 }
 
 /// Check of the rules and limits of the job's account and reference.
@@ -142,19 +186,62 @@ pub(super) fn account(facts: &Facts, job: &JobFacts, kind: CallKind, outlook: &O
         && let Some(own) = its_own(limit)
     {
         let jobs_ahead = at_the_gate.map(|position| position.before);
-        return blocked_by_limit("account", facts, job, own, (Some(refused.wait), jobs_ahead, true));
+        let queue = QueueView { starts_in: Some(refused.wait), jobs_ahead, exact: true, ..outlook.queue() };
+        return blocked_by_limit("account", facts, job, own, queue);
+    }
+    if let Some(blocked) = blocked_in_backlog(facts, job, outlook, its_own) {
+        return blocked;
     }
     if is_delayed(facts, job)
         && let Some(own) = delaying_limit(job).and_then(its_own)
     {
-        return blocked_by_limit("account", facts, job, own, (outlook.starts_in, Some(outlook.jobs_ahead), false));
+        return blocked_by_limit("account", facts, job, own, QueueView { exact: false, ..outlook.queue() });
     }
     let full = facts.limiter.uses.iter().find(|usage| usage.used >= usage.capacity && its_own(&usage.name).is_some());
     match full.and_then(|usage| its_own(&usage.name)) {
         Some(own) if gate_position(facts).is_none() => {
-            blocked_by_limit("account", facts, job, own, (None, None, false))
+            let start_unknown = outlook.start_unknown;
+            blocked_by_limit("account", facts, job, own, QueueView { start_unknown, ..QueueView::default() })
         }
         _ => CheckResult::routine("no rule or limit of its account or reference blocks it"),
+    }
+}
+
+/// Check of the flow of a job of the backlog: its block, or the limit of its account that decides its start. `None`:
+/// it is not in the backlog, and otherwise neither is the reason that it waits.
+fn blocked_in_backlog<'a>(
+    facts: &Facts,
+    job: &JobFacts,
+    outlook: &Outlook,
+    its_own: impl Fn(&str) -> Option<&'a LimitSpec>,
+) -> Option<CheckResult> {
+    let place = facts.backlog.as_ref()?;
+    let Some(block) = &place.block else {
+        let deciding = outlook.limited_by.as_deref().filter(|_| outlook.waits);
+        let own = deciding.and_then(its_own)?;
+        return Some(blocked_by_limit("account", facts, job, own, outlook.queue()));
+    };
+    let held_for = Some(block.left);
+    if let Some(own) = block.wait.reason.limit().and_then(its_own) {
+        let CheckResult::Blocked(at, text) = blocked_by_limit("account", facts, job, own, outlook.queue()) else {
+            return None;
+        };
+        return Some(CheckResult::Blocked(Box::new(BlockedAt { held_for, ..*at }), text));
+    }
+    let queue = outlook.queue();
+    let text = format!("{}{}", block.wait, queue_text(facts, &queue));
+    let limit = block.wait.reason.limit().map(str::to_owned);
+    let at = BlockedAt { check: "account", limit, held_for, ..blocked_at(&queue) };
+    Some(CheckResult::Blocked(Box::new(at), text))
+}
+
+fn blocked_at(queue: &QueueView) -> BlockedAt {
+    BlockedAt {
+        starts_in: queue.starts_in,
+        start_unknown: queue.start_unknown,
+        jobs_ahead: queue.jobs_ahead,
+        exact: queue.exact,
+        ..BlockedAt::default()
     }
 }
 
@@ -169,7 +256,7 @@ fn own_limit<'a>(spec: &'a QuotaSpec, name: &str, kind: CallKind) -> Option<&'a 
     spec.limits.iter().find(counts)
 }
 
-fn applies(applies_to: AppliesTo, kind: CallKind) -> bool {
+pub(super) fn applies(applies_to: AppliesTo, kind: CallKind) -> bool {
     match applies_to {
         AppliesTo::All => true,
         AppliesTo::Charge => kind == CallKind::Charge,
@@ -200,19 +287,11 @@ pub(super) fn limit(facts: &Facts, job: &JobFacts, kind: CallKind, outlook: &Out
     }
     let named = outlook.limited_by.as_deref().filter(|_| outlook.waits);
     match named.and_then(|name| spec.limits.iter().find(|limit| limit.name == name)) {
-        Some(refusing) => blocked_by_limit(
-            "limit",
-            facts,
-            job,
-            refusing,
-            (outlook.starts_in, Some(outlook.jobs_ahead), outlook.exact),
-        ),
+        Some(refusing) => blocked_by_limit("limit", facts, job, refusing, outlook.queue()),
         None if named == Some(PACING) => {
-            let queue = queue_text(facts, outlook.starts_in, Some(outlook.jobs_ahead), outlook.exact);
-            let text = format!("waits for the even pacing of {}{queue}", job.provider);
-            let (starts_in, jobs_ahead) = (outlook.starts_in, Some(outlook.jobs_ahead));
-            let at = BlockedAt { check: "limit", starts_in, jobs_ahead, exact: outlook.exact, ..BlockedAt::default() };
-            CheckResult::Blocked(Box::new(at), text)
+            let queue = outlook.queue();
+            let text = format!("waits for the even pacing of {}{}", job.provider, queue_text(facts, &queue));
+            CheckResult::Blocked(Box::new(BlockedAt { check: "limit", ..blocked_at(&queue) }), text)
         }
         // Delayed by a limit that its row no longer has: it still waits until its wake time.
         None if named.is_some() && is_delayed(facts, job) => {
@@ -227,9 +306,10 @@ pub(super) fn limit(facts: &Facts, job: &JobFacts, kind: CallKind, outlook: &Out
 
 /// Check of a job that no limit refuses: the jobs ahead, and where the job is.
 pub(super) fn scheduling(facts: &Facts, job: &JobFacts, outlook: &Outlook) -> CheckResult {
-    let queue =
-        queue_text(facts, outlook.starts_in.filter(|start| *start > NOW), Some(outlook.jobs_ahead), outlook.exact);
+    let view = outlook.queue();
+    let queue = queue_text(facts, &QueueView { starts_in: view.starts_in.filter(|start| *start > NOW), ..view });
     let queue = queue.trim_start_matches([',', ';', ' ', ':']);
+    let home = if facts.backlog.is_some() { "backlog" } else { "queue" };
     let text = match &facts.claim {
         ClaimState::AskedWorker { worker, position: Some(_) } => {
             format!("active at worker {worker}, in the wait queue for a permit: {queue}")
@@ -245,22 +325,17 @@ pub(super) fn scheduling(facts: &Facts, job: &JobFacts, outlook: &Outlook) -> Ch
             format!("active at worker {worker}, which was not asked; estimated from the ledger and the limits: {queue}")
         }
         ClaimState::Unclaimed if facts.lane == LaneFacts::NotAsked && facts.ahead.workers == 0 => format!(
-            "in the queue of lane {}, and no worker holds a job of it (is `sluicegate run` running?): {queue}",
+            "in the {home} of lane {}, and no worker holds a job of it (is `sluicegate run` running?): {queue}",
             job.provider
         ),
+        ClaimState::Unclaimed if facts.backlog.is_some() => {
+            format!("in the backlog of lane {}: {queue}", job.provider)
+        }
         ClaimState::Unclaimed => {
             format!("in the queue of lane {}, waits for a worker with free prefetch: {queue}", job.provider)
         }
     };
-    let starts_in = outlook.starts_in;
-    let at = BlockedAt {
-        check: "queue",
-        starts_in,
-        jobs_ahead: Some(outlook.jobs_ahead),
-        exact: outlook.exact,
-        ..BlockedAt::default()
-    };
-    CheckResult::Blocked(Box::new(at), text)
+    CheckResult::Blocked(Box::new(BlockedAt { check: "queue", ..blocked_at(&view) }), text)
 }
 
 fn blocked_by_limit(
@@ -268,7 +343,7 @@ fn blocked_by_limit(
     facts: &Facts,
     job: &JobFacts,
     limit: &LimitSpec,
-    (starts_in, jobs_ahead, exact): (Option<Duration>, Option<u64>, bool),
+    queue: QueueView,
 ) -> CheckResult {
     let used = facts.used(&limit.name);
     let counted_for = match limit.scope {
@@ -285,18 +360,16 @@ fn blocked_by_limit(
         Some(used) => format!("{used} used"),
     };
     // Nothing names the instant at which a request ends.
-    let starts_in = starts_in.filter(|_| !is_in_flight(limit));
-    let queue = queue_text(facts, starts_in, jobs_ahead, exact);
-    let text = format!("waits for limit {} of {counted_for} ({allows}): {used_text}{queue}", limit.name);
+    let starts_in = queue.starts_in.filter(|_| !is_in_flight(limit));
+    let queue = QueueView { starts_in, ..queue };
+    let text =
+        format!("waits for limit {} of {counted_for} ({allows}): {used_text}{}", limit.name, queue_text(facts, &queue));
     let at = BlockedAt {
         check,
         limit: Some(limit.name.clone()),
         allows: Some(limit_text(limit.max_requests, limit.window)),
         used,
-        starts_in,
-        held_for: None,
-        jobs_ahead,
-        exact,
+        ..blocked_at(&queue)
     };
     CheckResult::Blocked(Box::new(at), text)
 }
@@ -314,14 +387,15 @@ fn allows_text(limit: &LimitSpec) -> String {
 }
 
 /// `, estimated start 14:03:21 UTC (in 12.4 s), 37 ahead of it`.
-fn queue_text(facts: &Facts, starts_in: Option<Duration>, jobs_ahead: Option<u64>, exact: bool) -> String {
-    let ahead = jobs_ahead.map(|jobs| match (jobs, exact) {
+fn queue_text(facts: &Facts, queue: &QueueView) -> String {
+    let ahead = queue.jobs_ahead.map(|jobs| match (jobs, queue.exact) {
         (0, _) => ", none ahead of it".to_owned(),
         (_, true) => format!(", {jobs} ahead of it"),
         (_, false) => format!(", about {jobs} ahead of it"),
     });
-    let unasked = if facts.lane == LaneFacts::NotAsked { "; no estimate: no running worker was asked" } else { "" };
-    format!("{}{}{unasked}", start_text(facts, starts_in), ahead.unwrap_or_default())
+    let start = start_text(facts, queue.starts_in);
+    let unknown = queue.start_unknown.map(|why| format!("; estimated start unknown: {why}"));
+    [Some(start), ahead, unknown].into_iter().flatten().collect()
 }
 
 /// `, estimated start 14:03:21 UTC (in 12.4 s)`, if that is known.

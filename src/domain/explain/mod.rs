@@ -10,11 +10,13 @@ use self::facts::{Facts, JobFacts, LaneQueue, MessageSearch, SentRequest};
 use super::time::EpochMs;
 use super::wait_reason::past_sentence;
 
+mod backlog;
 pub mod facts;
 mod finished;
 pub mod forecast;
 pub mod format;
 mod limit;
+pub mod next_start;
 mod pending;
 #[cfg(test)]
 mod tests;
@@ -58,6 +60,8 @@ pub struct BlockedAt {
     pub used: Option<u64>,
     /// Time from now to the estimated start, if there is an estimate.
     pub starts_in: Option<Duration>,
+    /// Why there is no estimated start, where that is known.
+    pub start_unknown: Option<&'static str>,
     /// Time from now until the block may end; the start is not before.
     pub held_for: Option<Duration>,
     /// Jobs that are served before it.

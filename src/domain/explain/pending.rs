@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::facts::{ClaimState, Facts, JobFacts, LaneFacts, PermitRefusal, PermitRefusalReason};
 use super::limit::Outlook;
-use super::{BlockedAt, CheckResult, Explanation, delayed_before, format, limit, recorded, until_blocked};
+use super::{BlockedAt, CheckResult, Explanation, backlog, delayed_before, format, limit, recorded, until_blocked};
 use crate::domain::disposition::{AttemptHistory, PreSend, SendObstacle, Transition, before_request};
 use crate::domain::permit_protocol::CallKind;
 use crate::domain::time::EpochMs;
@@ -41,6 +41,9 @@ pub(super) fn explain_waiting(facts: &Facts, job: &JobFacts) -> Explanation {
         && facts.until(expires_at) <= not_before.unwrap_or_default()
     {
         summary = format!("{summary}; it expires before that, {}", format::instant(expires_at, facts.now));
+    }
+    if let Some(place) = &facts.backlog {
+        summary = format!("{summary}; it is {}", backlog::place_text(facts, job, place));
     }
     let state = if facts.job.is_none() { "queued" } else { job.state.as_str() };
     Explanation { state: state.to_owned(), provider: Some(job.provider.clone()), summary, checks, blocked_at }
@@ -151,6 +154,9 @@ fn provider(facts: &Facts, job: &JobFacts) -> CheckResult {
 }
 
 fn time(facts: &Facts, job: &JobFacts, outlook: &Outlook) -> CheckResult {
+    if facts.backlog.as_ref().is_some_and(|place| place.block.is_some()) {
+        return CheckResult::passed("its account's payments are blocked, for a reason named below");
+    }
     if !is_delayed(facts, job) {
         let came_at = job.wake_at.min(facts.now);
         return CheckResult::Passed(Some(came_at), format!("due since {}", format::instant(came_at, facts.now)));
@@ -191,9 +197,10 @@ fn delayed_with_lane(facts: &Facts, job: &JobFacts) -> bool {
     }
 }
 
-/// Whether the job waits in a delay queue, or only in the ledger, until its wake time.
+/// Whether the job waits in a delay queue, or only in the ledger, until its wake time. In the backlog, what blocks its
+/// flow counts instead.
 pub(super) fn is_delayed(facts: &Facts, job: &JobFacts) -> bool {
-    facts.claim == ClaimState::Unclaimed && job.wake_at > facts.now
+    facts.claim == ClaimState::Unclaimed && facts.backlog.is_none() && job.wake_at > facts.now
 }
 
 fn blocked_for(check_name: &'static str, text: impl Into<String>, wait: Duration) -> CheckResult {
@@ -202,9 +209,10 @@ fn blocked_for(check_name: &'static str, text: impl Into<String>, wait: Duration
 }
 
 fn lane(facts: &Facts) -> CheckResult {
-    // A look-up needs no message.
-    let needs_message =
-        facts.claim == ClaimState::Unclaimed && facts.job.as_ref().is_none_or(|job| job.state == "waiting");
+    // A look-up needs no message, and a job of the backlog has none.
+    let needs_message = facts.claim == ClaimState::Unclaimed
+        && facts.backlog.is_none()
+        && facts.job.as_ref().is_none_or(|job| job.state == "waiting");
     if let Some(why) = facts.queue_problem.as_ref().filter(|_| needs_message) {
         return CheckResult::blocked("lane", format!("no worker takes it until the queue answers: {why}"));
     }

@@ -12,6 +12,7 @@ use crate::domain::provider::{JobOrder, Mode, Pacing, Provider, ProviderName, Re
 use crate::domain::quota_spec::{LimitSpec, QuotaSpec};
 use crate::domain::wait_reason::{Wait, WaitReason};
 
+mod backlog;
 mod finished;
 mod forecasts;
 mod positions;

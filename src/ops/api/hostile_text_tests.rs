@@ -9,7 +9,7 @@ use crate::ops::tests::client;
 mod hostile;
 
 /// Needs a limiter that knows the providers; this test's limiter does not.
-const ROUTES_WITHOUT_DATA: [&str; 1] = ["/api/v1/limits/{provider}"];
+const ROUTES_WITHOUT_DATA: [&str; 2] = ["/api/v1/limits/{provider}", "/api/v1/limits/{provider}/backlog"];
 
 #[tokio::test]
 async fn no_route_shows_hidden_characters() {

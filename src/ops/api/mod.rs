@@ -10,6 +10,7 @@ use axum::routing::{get, post};
 
 use super::OpsState;
 use super::guard::ApiCaller;
+use crate::ledger::backlog::Backlog;
 use crate::ledger::operator::{Actor, Operator};
 use crate::ledger::settings::Settings;
 use crate::queue::Queue;
@@ -36,6 +37,7 @@ const PROGRAM: &str = "sluicegate ops";
 pub struct OperatorContext {
     pub operator: Arc<dyn Operator>,
     pub settings: Arc<dyn Settings>,
+    pub backlog: Arc<dyn Backlog>,
     pub queue: Arc<dyn Queue>,
     pub card_numbers: CardNumbers,
 }

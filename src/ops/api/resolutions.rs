@@ -200,7 +200,7 @@ async fn resend(
     resolution: JobResolution,
     by: Actor,
 ) -> Result<Option<String>, ApiError> {
-    let OperatorContext { operator, settings, queue, card_numbers } = context;
+    let OperatorContext { operator, settings, queue, card_numbers, .. } = context;
     let providers = provider_names(settings.as_ref()).await?;
     queue.ping().await?;
     let (operator, queue) = (operator.as_ref(), queue.as_ref());

@@ -10,19 +10,21 @@ use tokio::time::{Instant, timeout};
 
 use super::unrecorded::{self, UnrecordedJob};
 use crate::domain::explain::facts::{
-    ClaimState, EgressPosition, Facts, GatePosition, JobFacts, JobsAhead, LaneFacts, LastDelay, LimitUtilisation,
-    LimiterFacts, ManualChange, PermitRefusal, PermitRefusalReason, Rejected, RowFacts, SentRequest,
+    BacklogPlace, ClaimState, EgressPosition, Facts, FlowBlock, GatePosition, JobFacts, JobsAhead, LaneFacts,
+    LastDelay, LimitUtilisation, LimiterFacts, ManualChange, PermitRefusal, PermitRefusalReason, Rejected, RowFacts,
+    SentRequest,
 };
 use crate::domain::explain::forecast::RecentUsage;
-use crate::domain::job::JobId;
+use crate::domain::job::{Identifier, JobId};
+use crate::domain::limit::Scope;
 use crate::domain::permit_protocol::PastUse;
 use crate::domain::provider::ProviderName;
-use crate::domain::quota_spec::QuotaSpec;
+use crate::domain::quota_spec::{QuotaSpec, SubjectQuery};
 use crate::domain::time::EpochMs;
 use crate::domain::wait_reason::{Wait, WaitReason};
 use crate::ledger::LedgerError;
 use crate::ledger::operator::{DatabaseTime, JobDetails, Operator};
-use crate::ledger::queue_position::LedgerQueuePosition;
+use crate::ledger::queue_position::{BacklogPosition, LedgerQueuePosition};
 use crate::limiter::Limiter;
 use crate::limiter::gate::BlockReason;
 use crate::ops::OverviewCollector;
@@ -99,12 +101,17 @@ pub async fn gather_facts(sources: &FactSources<'_>, id: &JobId) -> Result<Facts
         let jobs = in_queue + position.active;
         before = JobsAhead { jobs, cost: jobs, ..before };
     }
+    let backlog = match &position.backlog {
+        Some(place) => Some(backlog_place(sources, place, row.spec.as_deref(), position.mean_request_time).await),
+        None => None,
+    };
     let now = EpochMs(position.now.0);
     Ok(Facts {
         now,
         id: id.as_str().to_owned(),
         rejected: position.rejected.iter().map(rejected_message).collect(),
         ahead: before,
+        backlog,
         queue_problem,
         unrecorded: search.job.map(|job| unrecorded::with_current_times(job, search.ready_in, now)),
         message_search: search.message_search,
@@ -233,6 +240,59 @@ async fn limiter(
     facts
 }
 
+/// The place of a job in the backlog, with the usage of its account if a limit counts it.
+async fn backlog_place(
+    sources: &FactSources<'_>,
+    place: &BacklogPosition,
+    spec: Option<&QuotaSpec>,
+    hold: Option<Duration>,
+) -> BacklogPlace {
+    let account = place.flow.account.as_ref();
+    let account_usage = match (spec, account) {
+        (Some(spec), Some(account)) => account_usage(sources, spec, account, hold).await,
+        _ => None,
+    };
+    let block = place.flow.block().map(|blocked| FlowBlock { wait: blocked.wait(), left: blocked.left });
+    BacklogPlace {
+        priority: place.flow.class.priority(),
+        before_in_flow: place.before_in_flow,
+        waiting_in_flow: place.flow.waiting,
+        account_ahead: place.account_ahead,
+        block,
+        account_usage,
+    }
+}
+
+/// Recent usage of an account by the ledger; `None`: no limit counts accounts, or the ledger did not return it.
+async fn account_usage(
+    sources: &FactSources<'_>,
+    spec: &QuotaSpec,
+    account: &Identifier,
+    hold: Option<Duration>,
+) -> Option<RecentUsage> {
+    let name = account.as_str();
+    let subject = spec.subjects(Some(name), None).ok()?.into_iter().next()?;
+    let counters = spec.subject_counters(&subject);
+    let within = counters.iter().filter(|counter| !counter.shadow).map(|counter| counter.window_us).max()?;
+    let (scope, within) = (Scope::Account, Duration::from_micros(within));
+    let asked = SubjectQuery { scope, names: vec![name.to_owned()], within };
+    match timeout(QUERY_TIMEOUT, sources.operator.recent_subject_uses(&spec.quota, &asked)).await {
+        Ok(Ok(mut uses)) => {
+            let uses = uses.remove(name).unwrap_or_default();
+            let ended = uses.ended.into_iter().map(|(age, cost)| PastUse { age, cost }).collect();
+            Some(RecentUsage { ended, in_flight: uses.open, hold: hold.unwrap_or_default() })
+        }
+        Ok(Err(error)) => {
+            tracing::debug!(%error, "no estimated start: the ledger could not return the account's usage");
+            None
+        }
+        Err(_) => {
+            tracing::debug!("no estimated start: the ledger did not return the account's usage in time");
+            None
+        }
+    }
+}
+
 /// The ready messages in a lane's queue, or why the queue does not answer.
 async fn ready_messages(queue: &dyn Queue, lane: &ProviderName) -> (Option<u64>, Option<String>) {
     match timeout(QUERY_TIMEOUT, queue.depth(lane)).await {
@@ -246,7 +306,7 @@ async fn ready_messages(queue: &dyn Queue, lane: &ProviderName) -> (Option<u64>,
 /// Jobs ahead by the ledger, plus queued messages that the ledger does not have yet. No message is ahead of a job of the
 /// backlog.
 fn jobs_ahead(position: &LedgerQueuePosition, ready: Option<u64>) -> JobsAhead {
-    let queued = ready.filter(|_| !position.is_in_backlog).unwrap_or_default();
+    let queued = ready.filter(|_| position.backlog.is_none()).unwrap_or_default();
     let unrecorded = queued.saturating_sub(position.due);
     JobsAhead {
         jobs: position.jobs_ahead + unrecorded,

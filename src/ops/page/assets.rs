@@ -53,6 +53,7 @@ pub(super) static ASSETS: &[Asset] = &[
     file!("js/views/row.js", JS),
     file!("js/views/timeline.js", JS),
     file!("js/views/unrecorded.js", JS),
+    file!("js/views/waiting_accounts.js", JS),
     file!("js/views/workers.js", JS),
     file!("js/words.js", JS),
     file!("vendor/uplot/uPlot.iife.min.js", JS),

@@ -19,6 +19,7 @@ mod order;
 mod races;
 mod refused;
 mod repair;
+mod shown;
 mod weights;
 
 on_every_database!(
@@ -109,7 +110,7 @@ impl Fixture {
     pub(super) async fn jobs_ahead(&self, id: &str) -> (bool, u64) {
         let lane = [name("stripe")];
         let position = self.database.operator().queue_position(&job(id).id, &lane).await.unwrap();
-        (position.is_in_backlog, position.jobs_ahead)
+        (position.backlog.is_some(), position.jobs_ahead)
     }
 
     pub(super) async fn counts_agree(&self) {

@@ -119,18 +119,23 @@ async fn saturated_gate(armed: Armed) -> Verdict {
 /// A lane at its limit records its jobs in the backlog.
 async fn limited_lane(armed: Armed) -> Verdict {
     let mut cell = Cell::open("limited", crowded()).await;
+    // No sweeper compares flows with jobs meanwhile: it would repair what is missing.
+    let taken = "INSERT INTO upkeep_turns (duty, taken_until) VALUES ('flows_compare', now() + interval '1 hour')";
+    sqlx::query(taken).execute(&cell.ledger).await.unwrap();
     let worker = cell.worker(armed).await;
     worker.until_logged("lane open").await;
     cell.publish(40).await;
     until_over(&cell, &worker, armed).await;
+    let rows: Vec<(i64, i64, i64, String)> = sqlx::query_as("SELECT copy, count(*), sum(fence)::bigint, (SELECT coalesce(string_agg(account || waiting, ','), '-') FROM flows) FROM jobs GROUP BY copy").fetch_all(&cell.ledger).await.unwrap();
+    eprintln!("COUNTED {armed:?} {rows:?}");
     cell.verdict().await
 }
 
 /// Accounts take turns, though all payments of one were published before the next one's.
 async fn flood_of_accounts(armed: Armed) -> Verdict {
-    let fake = FakeOptions { limits: vec!["50/1s".parse().unwrap()], ..crowded().fake };
+    let fake = FakeOptions { limits: vec!["40/1s".parse().unwrap()], ..crowded().fake };
     let mut cell = Cell::open("flood", Setup { fake, ..crowded() }).await;
-    cell.publish_of_accounts(10, 20).await;
+    cell.publish_of_accounts(8, 60).await;
     let worker = cell.worker(armed).await;
     cell.until_finished(&worker).await;
     cell.verdict().await

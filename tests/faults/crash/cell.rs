@@ -382,10 +382,10 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 const ENDED: &str = "SELECT count(*) FROM jobs WHERE state NOT IN ('waiting', 'sending', 'unknown')";
 const OTHERS: &str =
     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()";
-/// Accounts whose first request came after three fifths of the requests for all payments.
+/// Accounts whose first request came after two thirds of the first requests for all payments.
 const UNFAIR: &str = "WITH sent AS (SELECT account, count(*) OVER () AS jobs, \
          row_number() OVER (ORDER BY first_sent_at, seq) AS place FROM jobs WHERE first_sent_at IS NOT NULL) \
-     SELECT count(*) FROM (SELECT account FROM sent GROUP BY account, jobs HAVING min(place) * 5 > jobs * 3) AS late";
+     SELECT count(*) FROM (SELECT account FROM sent GROUP BY account, jobs HAVING min(place) * 3 > jobs * 2) AS late";
 const UNPUBLISHED: &str = "SELECT count(*) FROM outcome_events WHERE published_at IS NULL";
 /// Rises with every claim and every event.
 const MOVES: &str =

@@ -6,7 +6,7 @@ use serde_json::json;
 use sluicegate::domain::explain::explain;
 use sluicegate::domain::explain::facts::{ClaimState, Facts};
 use sluicegate::domain::job::Identifier;
-use sluicegate::ledger::provider_row::ProviderRow;
+use sluicegate::ledger::provider_row::{LimitRow, ProviderRow};
 use sluicegate::ops::explain::{ExplainResponse, FactSources, explain_job, gather_facts};
 use tokio::time::Instant;
 
@@ -193,4 +193,63 @@ async fn waiting_payment_gets_a_start_forecast() {
         assert!(at.jobs_ahead.unwrap() <= 3 && at.starts_in_ms.unwrap() <= 8_000, "{explained:?}");
     }
     assert!(in_bucket > 0);
+}
+
+async fn pay_of(bench: &Bench, account: &str, jobs: usize) {
+    for number in 0..jobs {
+        let body =
+            json!({ "id": format!("{account}-{number:02}"), "account": account, "amount": 1299, "currency": "EUR" });
+        bench.publish("acme", &body.to_string()).await;
+    }
+}
+
+/// The place that a payment of the backlog is said to have is the one that SQL counts, and it starts about when it is
+/// said to: at the limit of its account, whatever the lane allows.
+#[tokio::test]
+async fn payment_of_a_blocked_account_gets_place_and_start() {
+    let own = LimitRow { name: "own".to_owned(), scope: "account".to_owned(), ..limit(4, 4_000) };
+    let strict = ProviderRow { limits: vec![limit(1_000, 100), own], ..four() };
+    let bench = Bench::open(&[strict]).await;
+    pay_of(&bench, "flood", 24).await;
+    pay_of(&bench, "other", 2).await;
+    let blocked = "SELECT count(*) FROM flows WHERE account = 'flood' AND waiting >= 8 AND blocked_until > 0";
+    bench.until("most of the flood is blocked", async || bench.count(blocked).await == 1).await;
+    let mut in_flow = 0;
+    let mut starts = Vec::new();
+    for number in 0..24 {
+        let id = format!("flood-{number:02}");
+        // The flow may move while it is asked: then it is asked again.
+        let (explained, asked_at, truth) = loop {
+            let count = format!(
+                "SELECT 1000 * (SELECT count(*) FROM jobs AS o WHERE o.backlog AND o.account = 'flood' AND o.seq <= me.seq) \
+                     + (SELECT count(*) FROM jobs WHERE backlog AND account = 'flood') \
+                 FROM jobs AS me WHERE id = '{id}' AND backlog UNION ALL SELECT 0 LIMIT 1"
+            );
+            let (before, asked_at) = (bench.count(&count).await, Instant::now());
+            let explained = ask(&bench, &id).await;
+            if before == bench.count(&count).await {
+                break (explained, asked_at, u64::try_from(before).unwrap());
+            }
+        };
+        let Some(place) = &explained.backlog else {
+            assert_eq!(truth, 0, "{explained:?}");
+            continue;
+        };
+        in_flow += 1;
+        assert_eq!((place.position, place.waiting), (truth / 1_000, truth % 1_000), "{explained:?}");
+        assert_eq!((place.account.as_deref(), place.priority), (Some("flood"), Some(0)));
+        let at = explained.blocked_at.clone().unwrap();
+        let waits_for_account = (at.check.as_str(), at.limit.as_deref()) == ("account", Some("own"));
+        assert!(waits_for_account || at.starts_in_ms < Some(20), "{explained:?}");
+        let words = format!("of {} waiting payments of account flood with priority 0", place.waiting);
+        assert!(explained.summary.contains(&words), "{}", explained.summary);
+        starts.push((id, asked_at + Duration::from_millis(at.starts_in_ms.unwrap())));
+    }
+    assert!(in_flow >= 8, "{in_flow}");
+    for (id, start) in starts {
+        bench.until_state(&id, "succeeded").await;
+        let sent = bench.script.sent_to("acme").into_iter().find(|sent| sent.id == id).unwrap().at;
+        let (late, early) = (sent.saturating_duration_since(start), start.saturating_duration_since(sent));
+        assert!(late.max(early) < Duration::from_secs(4), "{id}: {late:?} late, {early:?} early");
+    }
 }

@@ -49,7 +49,7 @@ fn start_is_forecast_only_where_known() {
     let at = unasked.blocked_at.unwrap();
     assert_eq!((at.check, at.starts_in, at.jobs_ahead), ("limit", None, Some(37)));
     assert!(
-        unasked.summary.ends_with("about 37 ahead of it; no estimate: no running worker was asked"),
+        unasked.summary.ends_with("about 37 ahead of it; estimated start unknown: no running worker was asked"),
         "{}",
         unasked.summary
     );

@@ -16,7 +16,7 @@ use crate::domain::job::{ContentHash, Identifier, Job};
 use crate::domain::provider::ProviderName;
 use crate::ledger::backlog::{
     Backlog, BacklogClaim, BacklogClaimRequest, BacklogRecord, BacklogReturn, BlockedFlow, BlockedReason, FlowBlock,
-    FlowClass, FlowStatus, RepairedFlows,
+    FlowClass, FlowStatus, LaneFlows, RepairedFlows,
 };
 use crate::ledger::{FencedWrite, LeaseToken, LedgerError};
 
@@ -151,6 +151,14 @@ impl Backlog for SqlLedger {
 
     async fn waiting_flows(&self, lane: &ProviderName, at_most: u32) -> Result<Vec<FlowStatus>, LedgerError> {
         self.backlog.report.waiting_flows(&*self.engine, lane, at_most).await
+    }
+
+    async fn largest_flows(&self, lane: &ProviderName, at_most: u32) -> Result<LaneFlows, LedgerError> {
+        self.backlog.report.largest_flows(&*self.engine, lane, at_most).await
+    }
+
+    async fn account_flows(&self, lane: &ProviderName, account: &Identifier) -> Result<Vec<FlowStatus>, LedgerError> {
+        self.backlog.report.account_flows(&*self.engine, lane, account).await
     }
 
     async fn remove_idle_flows(&self, lane: &ProviderName, at_most: u32) -> Result<u32, LedgerError> {

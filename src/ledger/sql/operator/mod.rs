@@ -2,6 +2,7 @@
 //!
 //! Workers do not call them. Queries use existing indexes, and only the one job of a decision is locked.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -10,7 +11,7 @@ use super::engine::Engine;
 use super::{recent, reports};
 use crate::domain::job::{Identifier, JobId};
 use crate::domain::provider::ProviderName;
-use crate::domain::quota_spec::Lookback;
+use crate::domain::quota_spec::{Lookback, SubjectQuery};
 use crate::ledger::operator::{
     Actor, DatabaseTime, ErasureCounts, ErasureResult, JobDetails, JobFilter, JobPage, JobResolution, Operator,
     PastArrival, ReloadedJob, ResolutionRefusal,
@@ -73,6 +74,14 @@ impl Operator for SqlOperator {
 
     async fn recent_uses(&self, quota: &ProviderName, lookback: Lookback) -> Result<RecentUses, LedgerError> {
         self.recent.uses(&*self.engine, quota, lookback).await
+    }
+
+    async fn recent_subject_uses(
+        &self,
+        quota: &ProviderName,
+        asked: &SubjectQuery,
+    ) -> Result<BTreeMap<String, RecentUses>, LedgerError> {
+        self.recent.uses_of(&*self.engine, quota, asked).await
     }
 
     async fn list(&self, filter: &JobFilter, after: Option<&JobId>, at_most: u32) -> Result<JobPage, LedgerError> {

@@ -8,7 +8,7 @@ use crate::domain::job::JobId;
 use crate::domain::provider::ProviderName;
 use crate::ledger::LedgerError;
 use crate::ledger::operator::DatabaseTime;
-use crate::ledger::queue_position::{JobProgress, LedgerQueuePosition, Rejection};
+use crate::ledger::queue_position::{BacklogPosition, JobProgress, LedgerQueuePosition, Rejection};
 use crate::ledger::sql::backlog::position::BacklogPositionStatements;
 use crate::ledger::sql::claim::LOST_HOLDERS;
 use crate::ledger::sql::dialect::Dialect;
@@ -46,6 +46,9 @@ impl QueuePositionStatements {
                  (SELECT count(*) FROM jobs AS other JOIN jobs AS me ON other.priority >= me.priority \
                      WHERE me.id = $1 AND other.id <> $1 AND other.provider IN ({{texts:$2}}) AND other.{OPEN} \
                          AND other.state <> 'sending' AND other.lease_until > {{now}}) AS active_before, \
+                 (SELECT count(*) FROM jobs AS other JOIN jobs AS me ON other.account = me.account \
+                     WHERE me.id = $1 AND other.id <> $1 AND other.provider IN ({{texts:$2}}) AND other.{OPEN} \
+                         AND other.state <> 'sending' AND other.lease_until > {{now}}) AS active_of_account, \
                  (SELECT count(DISTINCT lease_owner) FROM jobs WHERE provider IN ({{texts:$2}}) AND {OPEN} \
                      AND lease_until > {{now}}) AS workers, \
                  (SELECT CAST(avg(took_ms) AS bigint) FROM ( \
@@ -89,14 +92,20 @@ impl QueuePositionStatements {
         let around = engine.query(&self.around, args).await?;
         let around = around.first().ok_or_else(|| corrupt("jobs_before", "is missing"))?;
         let many = |column: &str| u64::try_from(around.int(column)?).map_err(|_| corrupt(column, "is negative"));
-        let in_backlog = self.backlog.jobs_before(engine, id).await?;
-        let (jobs_ahead, cost_ahead) = match in_backlog {
-            Some(claimed_before) => {
-                let jobs = claimed_before.saturating_add(many("active_before")?);
+        let place = self.backlog.place(engine, id).await?;
+        let (jobs_ahead, cost_ahead) = match &place {
+            Some(place) => {
+                let jobs = place.claimed_before.saturating_add(many("active_before")?);
                 (jobs, jobs)
             }
             None => (many("jobs_before")?, many("cost_before")?),
         };
+        let active_of_account = many("active_of_account")?;
+        let backlog = place.map(|place| BacklogPosition {
+            before_in_flow: place.before_in_flow,
+            account_ahead: place.urgent_of_account.saturating_add(active_of_account),
+            flow: place.flow,
+        });
         let (due, active) = (many("due")?, many("active")?);
         let (workers, hold) = (around.count("workers")?, around.opt_ms("hold_ms")?);
         // Last, so that nothing that was read is later than this.
@@ -106,7 +115,7 @@ impl QueuePositionStatements {
             now,
             rejected,
             progress: own,
-            is_in_backlog: in_backlog.is_some(),
+            backlog,
             jobs_ahead,
             cost_ahead,
             due,

@@ -18,7 +18,8 @@ pub const FLOWS: u32 = 2_500;
 const DEPTH: u32 = 4;
 
 /// The duties that must reach a large table by an index.
-pub const ON_THE_WAY: [&str; 2] = ["the backlog is claimed", "a job returns to the backlog"];
+pub const ON_THE_WAY: [&str; 3] =
+    ["the backlog is claimed", "a job returns to the backlog", "an account's flows are read"];
 
 impl Fixture {
     /// A lane `backlogged` with [`FLOWS`] flows and [`DEPTH`] jobs each.
@@ -119,11 +120,15 @@ impl<E: Explained> Working<'_, E> {
         let (backlog, lane) = (self.fixture.database.backlog(), name("backlogged"));
         let operator = self.fixture.database.operator();
         let position = operator.queue_position(&job("b-2000").id, std::slice::from_ref(&lane)).await.unwrap();
-        assert!(position.is_in_backlog);
+        assert!(position.backlog.is_some());
         self.did_in_backlog("a place in the backlog is read").await;
         assert_eq!(backlog.waiting_flows(&lane, 3).await.unwrap().len(), 3);
+        assert_eq!(backlog.largest_flows(&lane, 3).await.unwrap().largest.len(), 3);
         backlog.remove_idle_flows(&lane, 10).await.unwrap();
         self.did_in_backlog("flows are looked at").await;
+        let account = Identifier::new("acct_1").unwrap();
+        assert_eq!(backlog.account_flows(&lane, &account).await.unwrap().len(), 1);
+        self.did_in_backlog("an account's flows are read").await;
         assert_eq!(backlog.repair_flows(&lane, 10).await.unwrap().corrected, 0);
         self.did_in_backlog("flows are compared with their jobs").await;
         let scope = CheckScope::Since(LEASE);

@@ -70,7 +70,7 @@ export function job(context, id) {
     const at = explained.blocked_at;
     return h("section", { class: "panel stands", "aria-label": "Current state" },
       h("p", { class: "summary", "aria-live": "off" }, prose(sentence(explained.summary))),
-      at && (at.limit || at.starts_at || at.jobs_ahead > 0) ? forecast(at) : null,
+      at && (at.limit || at.starts_at || at.jobs_ahead > 0 || explained.backlog) ? forecast(at, explained.backlog) : null,
       h("ol", { class: "checks" }, (explained.checks ?? []).map((check) => {
         const here = !check.passed && check.name === at?.check;
         return h("li", { key: check.name, class: check.passed ? "passed" : here ? "here" : "ahead" },
@@ -82,15 +82,19 @@ export function job(context, id) {
       })));
   }
 
-  function forecast(at) {
+  /** `place`: among the payments of its account and priority in the backlog. */
+  function forecast(at, place) {
     const left = at.starts_at ? Math.max(0, Date.parse(at.starts_at) - serverNow()) : at.starts_in_ms;
     const fact = (name, value) => (value === "–" ? null : h("div", { key: name, class: "figure" }, h("dt", {}, name), h("dd", {}, value)));
     return h("dl", { class: "figures forecast" },
       fact("Limit", at.limit ?? "–"),
       fact("Allows", at.allows ?? "–"),
       fact("Used", count(at.used)),
+      fact("Place in its account", place ? `${count(place.position)} of ${count(place.waiting)}` : "–"),
+      fact("Priority", place?.priority ?? "–"),
+      fact("Blocked until", place?.blocked ? (place.blocked.reason === "account_blocked" ? "the rule ends" : when(place.blocked.until)) : "–"),
       fact("Ahead of it", count(at.jobs_ahead)),
-      fact(at.exact ? "Start" : "Estimated start", at.starts_at ? when(at.starts_at) : "–"),
+      fact(at.exact ? "Start" : "Estimated start", at.starts_at ? when(at.starts_at) : at.start_unknown ? "unknown" : "–"),
       // In steps of a second, so that a screen reader can say something else too.
       left === null || left === undefined ? null : h("div", { key: "in", class: "figure", "aria-live": "off" }, h("dt", {}, "Starts in"), h("dd", {}, duration(Math.ceil(left / 1_000) * 1_000))));
   }

@@ -1,4 +1,5 @@
-// The view of one provider: its limits, its rate and backlog over time, the waits for permits, and the last decisions.
+// The view of one provider: its limits, the accounts that wait, its rate and backlog over time, the waits for permits,
+// and the last decisions.
 
 import { get, path } from "../api.js";
 import { serverNow } from "../clock.js";
@@ -13,10 +14,11 @@ import { cause, counted, depends, numbers, whatCounts } from "./card.js";
 import { changeLimit } from "./change_limit.js";
 import { liftButton, pauseButton } from "./pause.js";
 import { rowWords } from "./row.js";
+import { waitingAccounts } from "./waiting_accounts.js";
 
 export function provider(context, name) {
   const histories = new Histories();
-  const state = { data: null, point: null };
+  const state = { data: null, flows: {}, point: null };
   const noted = (point) => {
     if (state.point === point) return;
     state.point = point;
@@ -31,6 +33,7 @@ export function provider(context, name) {
     async load(signal) {
       state.data = await get(path("providers", name), signal);
       context.redraw();
+      state.flows = await flows(signal);
       const at = new Date(serverNow()).toISOString();
       await histories.follow({ at, providers: [state.data.overview] }, [name], signal);
     },
@@ -38,9 +41,19 @@ export function provider(context, name) {
       const known = state.data?.overview ?? context.overview?.providers.find((p) => p.name === name);
       const crumb = h("nav", { "aria-label": "Where this is", class: "crumb" }, h("a", { href: "#/" }, "Overview"), " / ");
       if (!known) return [crumb, h("h1", { tabindex: "-1" }, name), loading(context)];
-      return [crumb, head(known), cause(known), problems(known), h("section", { class: "sums", "aria-label": "Figures" }, figures(...numbers(known), ...rest(known)), depends(known), counted(context.overview)), limits(known), charts(known), detailSections(state.data)];
+      return [crumb, head(known), cause(known), problems(known), h("section", { class: "sums", "aria-label": "Figures" }, figures(...numbers(known), ...rest(known)), depends(known), counted(context.overview)), limits(known), waitingAccounts(name, state.flows), charts(known), detailSections(state.data)];
     },
   };
+
+  /** Without them, the rest of the view is shown. */
+  async function flows(signal) {
+    try {
+      return { lane: await get(path("providers", name, "flows"), signal) };
+    } catch (error) {
+      if (signal.aborted || error.status === 0) throw error;
+      return { problem: error.message };
+    }
+  }
 
   function head(known) {
     return h("div", { class: "view-head" },
