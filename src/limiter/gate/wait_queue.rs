@@ -7,14 +7,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use self::refusal::{inadmissible_by, refuse, refuse_inadmissible};
+use self::refusal::{inadmissible_by, inadmissible_refusal, refusal_for};
 use self::waiters::Waiters;
 use super::block::{BlocksByKind, QueueBlock};
+use super::core::{Decision, Ticket};
 use super::egress::{EgressPosition, EgressRequest, EgressRule};
-use super::{AcquireResult, BlockReason, QueuePosition, RefusalScope};
+use super::{BlockReason, GateRefusal, QueuePosition, RefusalScope};
 use crate::domain::job::JobId;
 use crate::domain::limit::{AppliesTo, Scope};
 use crate::domain::permit_protocol::{BATCH_MAX, CallKind, PermitRequest, Subject};
@@ -26,7 +26,7 @@ mod waiters;
 
 /// The kind, account and reference with which a permit is counted, besides the provider's limits.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct CountingScope {
+pub(crate) struct CountingScope {
     pub kind: Option<CallKind>,
     pub account: Option<String>,
     /// A digest, because references are long and belong to the merchant.
@@ -58,7 +58,7 @@ impl CountingScope {
 
 /// A job that waits for a permit.
 #[derive(Debug)]
-pub(super) struct PermitWaiter {
+pub(crate) struct PermitWaiter<T> {
     /// The job whose position can be queried.
     pub job: Option<JobId>,
     pub cost: u32,
@@ -74,14 +74,14 @@ pub(super) struct PermitWaiter {
     pub account_wait_until: Option<Instant>,
     /// The worker slot that it takes with its permit.
     pub egress: Option<EgressRequest>,
-    pub reply: oneshot::Sender<AcquireResult>,
+    pub ticket: T,
     /// Set while a limit of its own refuses it.
     pub deferral: Option<Deferral>,
 }
 
 /// Why a waiter is deferred, and until when.
 #[derive(Clone, Debug)]
-pub(super) struct Deferral {
+pub(crate) struct Deferral {
     pub until: Instant,
     pub reason: BlockReason,
     pub exact: bool,
@@ -106,7 +106,7 @@ impl Deferral {
     }
 }
 
-impl PermitWaiter {
+impl<T> PermitWaiter<T> {
     /// Whether it is deferred by a limit that also counts the later waiter.
     fn defers(&self, later: &CountingScope) -> bool {
         self.deferral.as_ref().is_some_and(|own| own.counts_together(&self.scope, later))
@@ -139,7 +139,7 @@ impl PermitWaiter {
 
 /// Order in the queue: higher priority first, then earlier arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct QueueKey {
+pub(crate) struct QueueKey {
     priority_reversed: u8,
     arrival: u64,
 }
@@ -151,7 +151,7 @@ impl QueueKey {
 
 /// Neighbours in the queue with the same scope and cost, as one request.
 #[derive(Debug)]
-pub(super) struct RequestBatch {
+pub(crate) struct RequestBatch {
     pub request: PermitRequest,
     pub scope: CountingScope,
     /// The first job's reference.
@@ -161,17 +161,39 @@ pub(super) struct RequestBatch {
     pub keys: Vec<QueueKey>,
 }
 
-#[derive(Debug, Default)]
-pub(super) struct WaitQueue {
-    waiters: Waiters,
+#[derive(Debug)]
+pub(super) struct WaitQueue<T> {
+    waiters: Waiters<T>,
     arrivals: u64,
+    /// Decisions that were not taken yet.
+    decisions: Vec<Decision<T>>,
 }
 
-impl WaitQueue {
+impl<T> Default for WaitQueue<T> {
+    fn default() -> Self {
+        Self { waiters: Waiters::default(), arrivals: 0, decisions: Vec::new() }
+    }
+}
+
+impl<T: Ticket> WaitQueue<T> {
+    pub fn take_decisions(&mut self) -> Vec<Decision<T>> {
+        std::mem::take(&mut self.decisions)
+    }
+
+    pub fn decide(&mut self, decision: Decision<T>) {
+        self.decisions.push(decision);
+    }
+
+    fn refuse(&mut self, key: QueueKey, refusal: GateRefusal, now: Instant) {
+        if let Some(waiter) = self.waiters.remove(key, now) {
+            self.decide(Decision::Refused { ticket: waiter.ticket, refusal });
+        }
+    }
+
     /// Adds a waiter, unless the spec can never admit it. Returns its key, or `None` if it is refused or deferred.
-    pub fn enqueue(&mut self, waiter: PermitWaiter, spec: &QuotaSpec, now: Instant) -> Option<QueueKey> {
+    pub fn enqueue(&mut self, waiter: PermitWaiter<T>, spec: &QuotaSpec, now: Instant) -> Option<QueueKey> {
         if let Some(reason) = inadmissible_by(&waiter, spec) {
-            refuse_inadmissible(waiter, &reason);
+            self.decide(Decision::Refused { ticket: waiter.ticket, refusal: inadmissible_refusal(reason) });
             return None;
         }
         self.arrivals += 1;
@@ -190,7 +212,7 @@ impl WaitQueue {
     /// The longest deferral of the waiters before this key by limits that also count this scope.
     fn longest_earlier_deferral(&self, key: QueueKey, scope: &CountingScope) -> Option<&Deferral> {
         let earlier = self.waiters.deferred_ahead_of(..key);
-        let earlier = earlier.filter(|waiter| !waiter.reply.is_closed() && waiter.defers(scope));
+        let earlier = earlier.filter(|waiter| !waiter.ticket.is_cancelled() && waiter.defers(scope));
         earlier.filter_map(|waiter| waiter.deferral.as_ref()).max_by_key(|deferral| deferral.until)
     }
 
@@ -199,9 +221,7 @@ impl WaitQueue {
         self.waiters.resume_if(|_| true);
         let inadmissible = self.waiters.iter().filter_map(|(key, waiter)| Some((*key, inadmissible_by(waiter, spec)?)));
         for (key, reason) in inadmissible.collect::<Vec<_>>() {
-            if let Some(waiter) = self.waiters.remove(key, now) {
-                refuse_inadmissible(waiter, &reason);
-            }
+            self.refuse(key, inadmissible_refusal(reason), now);
         }
     }
 
@@ -225,7 +245,7 @@ impl WaitQueue {
         let mut batches: Vec<RequestBatch> = Vec::new();
         self.waiters.resume_if(|deferral| deferral.until <= now);
         let mut capacity = self.waiters.lanes().capacity(now);
-        let present = self.waiters.iter().filter(|(_, waiter)| !waiter.reply.is_closed());
+        let present = self.waiters.iter().filter(|(_, waiter)| !waiter.ticket.is_cancelled());
         let ready = present.filter(|(_, waiter)| waiter.ready_at(kinds) <= Some(now));
         let mut left = BATCH_MAX.min(usize::try_from(free_slots).unwrap_or(BATCH_MAX));
         for (key, waiter) in ready {
@@ -285,7 +305,7 @@ impl WaitQueue {
         ready.find(|(_, waiter)| capacity.take(waiter.egress.as_ref())).map(|(key, _)| *key)
     }
 
-    pub fn remove(&mut self, key: QueueKey, now: Instant) -> Option<PermitWaiter> {
+    pub fn remove(&mut self, key: QueueKey, now: Instant) -> Option<PermitWaiter<T>> {
         self.waiters.remove(key, now)
     }
 
@@ -300,10 +320,10 @@ impl WaitQueue {
             .clone();
         if waiter.accepts_deferral(&deferral, now) {
             self.waiters.defer(key, deferral);
-        } else if let Some(waiter) = self.waiters.remove(key, now) {
+        } else {
             let wait = deferral.until.saturating_duration_since(now);
             let scope = if deferral.is_by_account_limit() { RefusalScope::Account } else { RefusalScope::Job };
-            refuse(waiter, wait, deferral.exact, &deferral.reason, scope);
+            self.refuse(key, refusal_for(wait, deferral.exact, &deferral.reason, scope), now);
         }
     }
 
@@ -333,8 +353,8 @@ impl WaitQueue {
         now: Instant,
     ) -> Option<QueuePosition> {
         let (key, waiter) = self.waiters.iter().find(|(_, waiter)| waiter.job.as_ref() == Some(job))?;
-        let goes_first = |earlier: &&PermitWaiter| {
-            let is_cancelled = earlier.reply.is_closed();
+        let goes_first = |earlier: &&PermitWaiter<T>| {
+            let is_cancelled = earlier.ticket.is_cancelled();
             !is_cancelled && (earlier.deferral.is_none() || earlier.defers(&waiter.scope))
         };
         let (mut jobs_ahead, mut cost_ahead, mut leave_before) = (0, 0, 0);
@@ -378,8 +398,7 @@ impl WaitQueue {
             if leaves_at.is_none_or(|at| at > now)
                 && let Some(waiter) = self.waiters.remove(key, now)
             {
-                // A cancelled waiter needs no answer.
-                let _ = waiter.reply.send(AcquireResult::NoWorkerSlot);
+                self.decide(Decision::NoWorkerSlot { ticket: waiter.ticket });
             }
         }
     }
@@ -389,16 +408,15 @@ impl WaitQueue {
     /// so: then the cheaper waiters may get the free slots. The refusals concern the job alone, so no lane pauses.
     pub fn evict_oversized(&mut self, first: QueueKey, block: &QueueBlock, now: Instant) -> bool {
         let QueueBlock { reason, until, exact, .. } = block;
-        let is_evicted = |waiter: &&PermitWaiter| waiter.cost > 1 && !waiter.accepts(*until, now, now);
+        let is_evicted = |waiter: &&PermitWaiter<T>| waiter.cost > 1 && !waiter.accepts(*until, now, now);
         let Some(cost) = self.waiters.get(first).filter(is_evicted).map(|waiter| waiter.cost) else { return false };
         if !self.waiters.iter().any(|(_, other)| other.cost < cost && other.deferral.is_none()) {
             return false;
         }
         for key in self.waiters.expiring_before(*until) {
-            if self.waiters.get(key).is_some_and(|waiter| waiter.cost >= cost && !waiter.accepts(*until, now, now))
-                && let Some(waiter) = self.waiters.remove(key, now)
-            {
-                refuse(waiter, until.saturating_duration_since(now), *exact, reason, RefusalScope::Job);
+            if self.waiters.get(key).is_some_and(|waiter| waiter.cost >= cost && !waiter.accepts(*until, now, now)) {
+                let wait = until.saturating_duration_since(now);
+                self.refuse(key, refusal_for(wait, *exact, reason, RefusalScope::Job), now);
             }
         }
         true
@@ -420,13 +438,11 @@ impl WaitQueue {
             Some(CallKind::Lookup) => RefusalScope::Job,
         };
         for key in self.waiters.expiring_before(*until) {
-            let is_blocked = |waiter: &PermitWaiter| {
+            let is_blocked = |waiter: &PermitWaiter<T>| {
                 kind.is_none_or(|kind| kind == waiter.scope.kind()) && !waiter.accepts(*until, stalled_since, now)
             };
-            if self.waiters.get(key).is_some_and(is_blocked)
-                && let Some(waiter) = self.waiters.remove(key, now)
-            {
-                refuse(waiter, until.saturating_duration_since(now), *exact, reason, scope);
+            if self.waiters.get(key).is_some_and(is_blocked) {
+                self.refuse(key, refusal_for(until.saturating_duration_since(now), *exact, reason, scope), now);
             }
         }
     }

@@ -10,10 +10,11 @@ use tokio::time::Instant;
 
 use super::lane_capacity::LaneWaiters;
 use super::{CountingScope, Deferral, PermitWaiter, QueueKey};
+use crate::limiter::gate::core::Ticket;
 
-#[derive(Debug, Default)]
-pub(super) struct Waiters {
-    by_key: BTreeMap<QueueKey, PermitWaiter>,
+#[derive(Debug)]
+pub(super) struct Waiters<T> {
+    by_key: BTreeMap<QueueKey, PermitWaiter<T>>,
     by_deadline: BTreeSet<(Instant, QueueKey)>,
     by_egress_deadline: BTreeSet<(Instant, QueueKey)>,
     deferred: BTreeSet<QueueKey>,
@@ -22,8 +23,21 @@ pub(super) struct Waiters {
     checks_since_sweep: usize,
 }
 
-impl Waiters {
-    pub fn insert(&mut self, key: QueueKey, waiter: PermitWaiter, now: Instant) {
+impl<T> Default for Waiters<T> {
+    fn default() -> Self {
+        Self {
+            by_key: BTreeMap::new(),
+            by_deadline: BTreeSet::new(),
+            by_egress_deadline: BTreeSet::new(),
+            deferred: BTreeSet::new(),
+            lanes: LaneWaiters::default(),
+            checks_since_sweep: 0,
+        }
+    }
+}
+
+impl<T: Ticket> Waiters<T> {
+    pub fn insert(&mut self, key: QueueKey, waiter: PermitWaiter<T>, now: Instant) {
         self.by_deadline.insert((waiter.wait_until, key));
         self.by_egress_deadline.extend(waiter.egress.as_ref().map(|egress| (egress.wait_until, key)));
         self.lanes.add(waiter.egress.as_ref(), now);
@@ -33,7 +47,7 @@ impl Waiters {
         self.by_key.insert(key, waiter);
     }
 
-    pub fn remove(&mut self, key: QueueKey, now: Instant) -> Option<PermitWaiter> {
+    pub fn remove(&mut self, key: QueueKey, now: Instant) -> Option<PermitWaiter<T>> {
         let waiter = self.by_key.remove(&key)?;
         self.by_deadline.remove(&(waiter.wait_until, key));
         if let Some(egress) = &waiter.egress {
@@ -69,15 +83,15 @@ impl Waiters {
         });
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = (&QueueKey, &PermitWaiter)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&QueueKey, &PermitWaiter<T>)> {
         self.by_key.iter()
     }
 
-    pub fn ahead_of(&self, keys: RangeTo<QueueKey>) -> impl Iterator<Item = &PermitWaiter> {
+    pub fn ahead_of(&self, keys: RangeTo<QueueKey>) -> impl Iterator<Item = &PermitWaiter<T>> {
         self.by_key.range(keys).map(|(_, waiter)| waiter)
     }
 
-    pub fn deferred_ahead_of(&self, keys: RangeTo<QueueKey>) -> impl Iterator<Item = &PermitWaiter> {
+    pub fn deferred_ahead_of(&self, keys: RangeTo<QueueKey>) -> impl Iterator<Item = &PermitWaiter<T>> {
         self.deferred.range(keys).filter_map(|key| self.by_key.get(key))
     }
 
@@ -111,7 +125,7 @@ impl Waiters {
         &self.lanes
     }
 
-    pub fn get(&self, key: QueueKey) -> Option<&PermitWaiter> {
+    pub fn get(&self, key: QueueKey) -> Option<&PermitWaiter<T>> {
         self.by_key.get(&key)
     }
 
@@ -126,7 +140,7 @@ impl Waiters {
     pub fn sweep_all(&mut self, now: Instant) {
         self.checks_since_sweep = 0;
         let cancelled: Vec<QueueKey> =
-            self.iter().filter(|(_, waiter)| waiter.reply.is_closed()).map(|(key, _)| *key).collect();
+            self.iter().filter(|(_, waiter)| waiter.ticket.is_cancelled()).map(|(key, _)| *key).collect();
         for key in cancelled {
             self.remove(key, now);
         }
@@ -145,7 +159,7 @@ mod tests {
     use crate::limiter::gate::{AcquireResult, BlockReason};
 
     struct Rig {
-        waiters: Waiters,
+        waiters: Waiters<oneshot::Sender<AcquireResult>>,
         answers: Vec<(QueueKey, oneshot::Receiver<AcquireResult>)>,
         zero: Instant,
         rng: StdRng,
@@ -180,7 +194,7 @@ mod tests {
                 accepted_wait: Duration::ZERO,
                 account_wait_until: None,
                 egress: None,
-                reply,
+                ticket: reply,
                 deferral,
             };
             self.waiters.insert(key, waiter, self.zero);
@@ -210,7 +224,8 @@ mod tests {
         /// Each index finds what a full scan finds.
         fn check(&mut self) {
             let (until, key) = (self.instant(), self.any_key());
-            let all: Vec<(QueueKey, &PermitWaiter)> = self.waiters.iter().map(|(key, waiter)| (*key, waiter)).collect();
+            let all: Vec<(QueueKey, &PermitWaiter<_>)> =
+                self.waiters.iter().map(|(key, waiter)| (*key, waiter)).collect();
             assert_eq!(self.waiters.first_deadline(), all.iter().map(|(_, waiter)| waiter.wait_until).min());
             let mut late: Vec<QueueKey> =
                 all.iter().filter(|(_, waiter)| waiter.wait_until < until).map(|(key, _)| *key).collect();
