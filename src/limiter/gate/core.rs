@@ -27,6 +27,8 @@ mod call;
 mod cold;
 mod reply;
 mod store_checks;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use cold::{ColdQuery, RebuildStep};
 pub(crate) use reply::{ReplyEffects, StoreFacts};
@@ -39,7 +41,7 @@ const RETRY_MAX: Duration = Duration::from_secs(1);
 /// The retry delay of refused jobs while the store is unavailable.
 const STORE_UNAVAILABLE_WAIT: Duration = Duration::from_secs(1);
 
-/// A request's sender, handed back with the decision.
+/// A request's sender, returned with the decision.
 pub(crate) trait Ticket {
     /// Whether the sender waits no longer. Then no permit is requested for it.
     fn is_cancelled(&self) -> bool;

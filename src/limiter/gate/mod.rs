@@ -237,6 +237,7 @@ impl Gate {
             egress: request.egress,
             ticket: reply,
             deferral: None,
+            counted: Arc::default(),
         };
         let stopping = || {
             let retry_after = Duration::from_secs(1);

@@ -54,7 +54,7 @@ impl PendingCall {
         let call = LimiterCall {
             incarnation,
             number,
-            requests: batches.iter().map(|batch| batch.request.clone()).collect(),
+            requests: batches.iter().map(RequestBatch::request).collect(),
             releases: permit_releases(&releases, &spec, sent_at),
             pause: pause_until.map(|until| until.saturating_duration_since(sent_at)),
             rebuild,

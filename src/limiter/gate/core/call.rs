@@ -65,7 +65,7 @@ impl<T: Ticket> GateCore<T> {
         self.release_at = (!self.releases.is_empty()).then_some(now);
         self.sent_pause_until = self.sent_pause_until.max(self.pause_until);
         let batches = if self.store.may_request() {
-            self.queue.next_batches(&self.spec, &self.kind_blocks, self.persist_window.free_slots(), now)
+            self.queue.next_batches(&self.kind_blocks, self.persist_window.free_slots(), now)
         } else {
             Vec::new()
         };

@@ -168,7 +168,7 @@ impl<T: Ticket> GateCore<T> {
             if spec.limits.get(passed.limit).is_none_or(|limit| limit.scope == Scope::Provider) {
                 needs.provider = true;
             } else {
-                needs.add(&group.request.subjects, &group.scope, group.reference.as_deref(), spec);
+                needs.add(&group.counted.subjects, &group.scope, group.reference.as_deref(), spec);
             }
         }
         self.history.request(needs, spec, reply, arrived)
@@ -211,13 +211,13 @@ impl<T: Ticket> GateCore<T> {
             self.kind_blocks.remove(&group.scope.kind());
         }
         for passed in &reply.skipped {
-            let (Some(group), Some(places)) =
-                (outgoing.batches.get(passed.request_index), places.get_mut(passed.request_index))
+            let (Some(request), Some(places)) =
+                (outgoing.call.requests.get(passed.request_index), places.get_mut(passed.request_index))
             else {
                 continue;
             };
-            let exceeds_share = (facts.exceeds_share)(&outgoing.spec, &group.request);
-            let skip = Skip { skipped: passed, kind: group.request.kind, exceeds_share };
+            let exceeds_share = (facts.exceeds_share)(&outgoing.spec, request);
+            let skip = Skip { skipped: passed, kind: request.kind, exceeds_share };
             self.handle_skipped(&outgoing.spec, &skip, places, arrived);
         }
         for release in unused {
@@ -351,5 +351,5 @@ impl<T: Ticket> GateCore<T> {
 
 fn unused_release(call: u64, group: &RequestBatch, terms: &GrantTerms) -> PendingRelease {
     let kind = PendingReleaseKind::Unused { origins: Arc::clone(&terms.origins) };
-    PendingRelease { call, cost: group.request.cost, scope: group.scope.clone(), kind }
+    PendingRelease { call, cost: group.cost, scope: group.scope.clone(), kind }
 }

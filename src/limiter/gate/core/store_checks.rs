@@ -105,7 +105,7 @@ impl StoreChecks {
         let known = cells.iter().zip(&run.origins).filter(|(_, origin_ms)| **origin_ms > 0);
         let known =
             known.map(|(cell, origin_ms)| ((origin_ms * 1_000 + cell.window_us).min(now.0 + run.wait_us), cell));
-        let own = outgoing.batches.get(run.request_index).into_iter().flat_map(|group| &group.subject_counters);
+        let own = outgoing.batches.get(run.request_index).into_iter().flat_map(|group| &group.counted.held_counters);
         let slots = known.chain(own.map(|cell| (now.0, cell)));
         let starts = slots
             .map(|(due_us, cell)| self.clock.not_before(since, Micros(due_us), Duration::from_micros(cell.window_us)));
@@ -172,8 +172,8 @@ impl<T: Ticket> GateCore<T> {
     ) -> bool {
         let is_due = self.store.wait_reset_again_at.is_none_or(|at| at <= arrived);
         let exceeds_share = |skipped: &SkippedRequest| {
-            let batch = outgoing.batches.get(skipped.request_index);
-            batch.is_some_and(|batch| (facts.exceeds_share)(&outgoing.spec, &batch.request))
+            let request = outgoing.call.requests.get(skipped.request_index);
+            request.is_some_and(|request| (facts.exceeds_share)(&outgoing.spec, request))
         };
         let exceeded = exceeded_wait(&outgoing.spec, reply, exceeds_share);
         let Some(longest) = exceeded.filter(|_| is_due) else { return false };

@@ -4,25 +4,34 @@
 
 use std::time::Duration;
 
-use super::PermitWaiter;
+use super::{CountedSubjects, PermitWaiter};
 use crate::domain::quota_spec::QuotaSpec;
 use crate::limiter::gate::{BlockReason, GateRefusal, RefusalScope};
 
 /// Wait of a job whose account is blocked.
 const BLOCKED_WAIT: Duration = Duration::from_secs(60);
 
-/// Why the limiter is not called for a waiter: its account is blocked, or no window can ever admit its cost.
-pub(super) fn inadmissible_by<T>(waiter: &PermitWaiter<T>, spec: &QuotaSpec) -> Option<BlockReason> {
+/// The subjects that count a waiter, or why the limiter is not called for it: its account is blocked, or no window can
+/// ever admit its cost.
+pub(super) fn admissible_subjects<T>(
+    waiter: &PermitWaiter<T>,
+    spec: &QuotaSpec,
+) -> Result<CountedSubjects, BlockReason> {
+    let kind = waiter.scope.kind();
     let Ok(subjects) = waiter.scope.subjects(spec) else {
-        return Some(BlockReason::AccountBlocked { account: waiter.scope.account.clone().unwrap_or_default() });
+        return Err(BlockReason::AccountBlocked { account: waiter.scope.account.clone().unwrap_or_default() });
     };
-    // Every open limit admits a cost of 1.
-    if waiter.cost <= 1 {
-        return None;
+    // Every open limit admits a cost of 1. Jobs wait while a limit is closed (0).
+    if waiter.cost > 1
+        && let Some((limit, max_cost)) = spec.tightest_limit(kind, &subjects)
+        && max_cost > 0
+        && waiter.cost > max_cost
+    {
+        return Err(BlockReason::Oversized { limit, max_cost });
     }
-    let (limit, max_cost) = spec.tightest_limit(waiter.scope.kind(), &subjects)?;
-    // Jobs wait while a limit is closed (0).
-    (max_cost > 0 && waiter.cost > max_cost).then_some(BlockReason::Oversized { limit, max_cost })
+    let counters = subjects.iter().flat_map(|subject| spec.subject_counters(subject));
+    let held_counters = counters.filter(|counter| counter.is_held() && counter.applies(kind)).collect();
+    Ok(CountedSubjects { subjects, held_counters })
 }
 
 pub(super) fn inadmissible_refusal(reason: BlockReason) -> GateRefusal {
