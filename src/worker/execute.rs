@@ -41,14 +41,14 @@ use crate::provider::{FreezeError, FrozenRequest, LookupRequest};
 use crate::queue::DELAY_STEPS;
 use crate::telemetry::spans;
 
-mod backlog;
+pub(crate) mod backlog;
 mod fast_path;
-mod permit;
+pub(crate) mod permit;
 mod record;
 mod send;
 
 /// Delay of jobs whose lane must not send.
-const LANE_PAUSED_DELAY: Duration = Duration::from_secs(5);
+pub(crate) const LANE_PAUSED_DELAY: Duration = Duration::from_secs(5);
 
 /// Delay of a job that got no worker slot at the egress rate in time.
 pub const EGRESS_DELAY: Duration = Duration::from_secs(5);

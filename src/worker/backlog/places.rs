@@ -43,7 +43,7 @@ impl PlaceBounds {
     }
 
     /// Free places that are worth a claim at once.
-    fn worth_a_claim(self) -> u32 {
+    pub fn worth_a_claim(self) -> u32 {
         (self.all / 4).max(1)
     }
 }

@@ -15,6 +15,7 @@ use super::*;
 
 mod blocks;
 mod fairness;
+mod model;
 mod races;
 mod refused;
 mod repair;
