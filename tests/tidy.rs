@@ -21,11 +21,12 @@ pub type Offence = String;
 
 type Rule = fn(&Source) -> Vec<Offence>;
 
-const RULES: [(&str, Rule); 12] = [
+const RULES: [(&str, Rule); 13] = [
     ("arrows", arrows::parts),
     ("drivers", arrows::drivers),
     ("module docs", bans::module_docs),
     ("clocks", bans::clocks),
+    ("pure core", bans::pure_core),
     ("panics", bans::panics),
     ("spawns and prints", bans::spawns_and_prints),
     ("hidden characters", bans::hidden_characters),
@@ -60,6 +61,7 @@ fn every_rule_detects_a_violation() {
         "drivers" => Source::of("src/worker/lane.rs", "use redis::Client;"),
         "module docs" => Source::of("src/worker/lane.rs", "//! Lanes.\nfn f() {}"),
         "clocks" => Source::of("src/worker/lane.rs", "fn f() { let t = Instant::now(); }"),
+        "pure core" => Source::of("src/limiter/gate/core.rs", "use tokio::time::Instant;\nfn f() { Instant::now(); }"),
         "panics" => Source::of("src/worker/lane.rs", "fn f() { g().unwrap(); }"),
         "spawns and prints" => Source::of("src/worker/lane.rs", "fn f() { tokio::spawn(g()); }"),
         "hidden characters" => Source::of("src/ops/mod.rs", "use axum::Json;"),

@@ -1,6 +1,6 @@
 //! Decision table of a job: what to do with it next, and what follows from an outcome, given the job's history.
 //!
-//! It only returns values; `worker::execute` carries them out. `docs/decision-tables.md` shows the same tables. The
+//! It only returns values; `worker::job` carries them out. `docs/decision-tables.md` shows the same tables. The
 //! decisions after a look-up are in [`lookup`].
 //!
 //! Two rules hold in every row. A job with any attempt of unknown outcome never becomes `dead` or `expired`. A provider

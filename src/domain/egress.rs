@@ -156,14 +156,25 @@ impl Provider {
     #[must_use]
     pub fn startable_within(&self, span: Duration, kept_max: Duration) -> f64 {
         let by_egress = self.egress_per_second() * span.as_secs_f64();
-        let limits = self.allowances().filter(|_| self.leak_per_second.is_none());
-        let startable = limits.map(|(_, allowance)| {
+        let by_limits = self.leak_per_second.is_none().then(|| self.limits_startable(span, kept_max));
+        let in_flight = self.in_flight_max().map(|most| f64::from(most.saturating_mul(2)));
+        by_limits.into_iter().chain(in_flight).fold(by_egress, f64::min)
+    }
+
+    /// [`Self::startable_within`], also by the limits where the egress rate is set apart from them.
+    #[must_use]
+    pub fn startable_by_limits_within(&self, span: Duration, kept_max: Duration) -> f64 {
+        self.startable_within(span, kept_max).min(self.limits_startable(span, kept_max))
+    }
+
+    /// Infinite without a limit that counts every charge.
+    fn limits_startable(&self, span: Duration, kept_max: Duration) -> f64 {
+        let startable = self.allowances().map(|(_, allowance)| {
             let most = allowance.most_within(span);
             let is_kept = allowance.window <= kept_max;
             f64::from(if is_kept { most } else { most.min(allowance.max_requests.div_ceil(HELD_DIVISOR)) })
         });
-        let in_flight = self.in_flight_max().map(|most| f64::from(most.saturating_mul(2)));
-        startable.chain(in_flight).fold(by_egress, f64::min)
+        startable.fold(f64::INFINITY, f64::min)
     }
 
     /// Time between two bursts of the slowest limit; `None`: jobs are spaced.

@@ -19,6 +19,7 @@ pub mod egress;
 pub mod env_variable;
 pub mod expansion;
 pub mod explain;
+pub mod fair_order;
 pub mod fallback_share;
 pub mod group_commit;
 pub mod job;

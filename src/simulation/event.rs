@@ -21,15 +21,19 @@ pub(super) enum Event {
     Claimed(JobIndex),
     /// A job that stayed in the worker has waited long enough.
     WaitOver(JobIndex),
-    /// A job has waited for a worker slot for its longest time, if it still waits on this delivery.
-    EgressTimeout(JobIndex, u32),
     /// The lane's pause may be over.
     ResumeIntake(ProcessIndex),
     GateWake(ProcessIndex),
+    /// A job is recorded in the backlog.
+    Recorded(JobIndex),
+    /// The dispatcher of a process looks at the backlog.
+    Dispatch(ProcessIndex),
     /// A call reaches the limiter.
     LimiterCall(ProcessIndex),
     /// A reply reaches the gate.
     LimiterReply(ProcessIndex),
+    /// The attempt is recorded, before its start.
+    Persisted(JobIndex),
     /// The attempt is recorded and its start has come.
     Begin(JobIndex),
     /// The response was read, or its timeout is over.

@@ -1,10 +1,11 @@
 //! Discrete-event simulation of a deployment in virtual time: waits, drain time and utilisation from rows, arrivals and
 //! latency.
 //!
-//! It runs the limiter of production ([`crate::domain::quota`]). The gate, the leaky bucket, worker slots, prefetch,
-//! delays and retries follow the rules and constants of `limiter::gate` and `worker`. It uses no clock, task or I/O.
-//! Random values come from the given generator, so a seed repeats a run. `docs/simulate.md` says what is left out.
+//! It runs the limiter of production ([`crate::domain::quota`]) and the gate's core ([`crate::limiter::gate::core`]).
+//! Prefetch, delays and retries follow the rules and constants of `worker`. It uses no task or I/O, and of the clock
+//! only an origin. Random values come from the given generator, so a seed repeats a run. `docs/simulate.md` says what is left out.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use rand::rngs::StdRng;
@@ -16,11 +17,11 @@ use crate::domain::quota_spec::QuotaSpec;
 pub mod arrivals;
 #[cfg(test)]
 mod clear_time_tests;
-mod egress;
+mod clock;
+mod dispatch;
+mod driver;
 mod event;
-mod gate;
 pub mod latency;
-mod limiter_call;
 mod process;
 pub mod result;
 mod series;
@@ -41,6 +42,8 @@ pub struct Model {
     pub spec: QuotaSpec,
     /// The row whose lane processes the jobs; other rows of its quota send nothing.
     pub provider: Provider,
+    /// Weights of accounts by name; 1 without an entry.
+    pub weights: BTreeMap<String, u32>,
     /// Worker processes that share the lane's queue and the quota.
     pub processes: u32,
     /// Start of the arrivals on the limiter's clock: fixed windows follow the calendar.

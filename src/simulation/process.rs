@@ -2,8 +2,8 @@
 //!
 //! The rules are those of `worker::lane`. The simulation advances the time.
 
-use super::egress::SimulatedEgress;
-use super::gate::SimulatedGate;
+use super::dispatch::Dispatcher;
+use super::driver::GateDriver;
 use crate::domain::deadline_misses::MissStreak;
 use crate::domain::provider::Provider;
 use crate::domain::time::micros_up;
@@ -11,7 +11,8 @@ use crate::worker::lane::{RESUME_AHEAD, prefetch};
 
 #[derive(Debug)]
 pub(super) struct SimulatedProcess {
-    pub gate: SimulatedGate,
+    pub gate: GateDriver,
+    pub dispatcher: Dispatcher,
     pub free_prefetch: u16,
     /// Takes no jobs before this instant.
     paused_until_us: u64,
@@ -19,9 +20,11 @@ pub(super) struct SimulatedProcess {
 }
 
 impl SimulatedProcess {
-    pub fn new(provider: &Provider, incarnation: u64, now_us: u64) -> Self {
+    pub fn new(provider: &Provider, gate: GateDriver) -> Self {
+        let dispatcher = Dispatcher::new(provider);
         Self {
-            gate: SimulatedGate::new(incarnation, SimulatedEgress::new(provider, now_us), now_us),
+            gate,
+            dispatcher,
             free_prefetch: prefetch(provider),
             paused_until_us: 0,
             deadline_misses: MissStreak::default(),
@@ -30,6 +33,10 @@ impl SimulatedProcess {
 
     pub fn accepts_jobs(&self, now_us: u64) -> bool {
         self.free_prefetch > 0 && self.paused_until_us <= now_us
+    }
+
+    pub fn paused_until_us(&self) -> u64 {
+        self.paused_until_us
     }
 
     /// Takes no jobs until shortly before this wait is over. Returns the end of the pause, if it is later than before.

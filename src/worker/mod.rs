@@ -19,7 +19,7 @@ use crate::queue::Queue;
 use crate::queue::message::CardNumbers;
 
 pub mod active_jobs;
-mod backlog;
+pub(crate) mod backlog;
 pub mod decode;
 pub mod delay;
 pub mod heartbeat;

@@ -51,6 +51,22 @@ const WRITERS: [(&str, &str); 5] = [
     ("src/cli/completions.rs", "writes a script, which holds no text from outside"),
 ];
 
+/// Files of the gate's core, and its folders: a pure state machine, which the simulation drives, too.
+const CORE: [&str; 10] = [
+    "src/limiter/gate/core.rs",
+    "src/limiter/gate/core/",
+    "src/limiter/gate/wait_queue",
+    "src/limiter/gate/block.rs",
+    "src/limiter/gate/egress.rs",
+    "src/limiter/gate/pending_call.rs",
+    "src/limiter/gate/release.rs",
+    "src/limiter/gate/history_stock.rs",
+    "src/limiter/gate/unpersisted.rs",
+    "src/limiter/gate/call_sequence.rs",
+];
+/// Clocks, tasks, channels and logs.
+const IMPURE: [&str; 6] = ["Instant::now(", ".elapsed()", "async ", ".await", "tokio::sync", "tracing::"];
+
 /// The wall clocks, and the monotonic clock that a test cannot pause.
 const CLOCKS: [&str; 4] = ["Instant::now(", "SystemTime::now(", "Timestamp::now(", "Zoned::now("];
 /// Tokio's clock is the process's one monotonic clock. Tests pause and move it, so code outside `domain` may read it.
@@ -96,6 +112,18 @@ pub fn clocks(source: &Source) -> Vec<Offence> {
 fn reads_tokios(source: &Source) -> bool {
     let mut uses = source.production.split("use tokio::time::").skip(1);
     uses.any(|rest| rest.split(';').next().is_some_and(|names| names.contains("Instant")))
+}
+
+pub fn pure_core(source: &Source) -> Vec<Offence> {
+    if !CORE.iter().any(|path| source.path.starts_with(path)) {
+        return Vec::new();
+    }
+    ban(
+        source,
+        &source.production,
+        &IMPURE,
+        "the gate's core is a pure state machine: events and the time are arguments",
+    )
 }
 
 pub fn panics(source: &Source) -> Vec<Offence> {

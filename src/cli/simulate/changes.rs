@@ -2,6 +2,7 @@
 //!
 //! A changed row is validated like any other row.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -137,6 +138,13 @@ impl SimulationSetup {
         Ok(())
     }
 
+    /// Weights of the provider's accounts. A rule for one limit has none.
+    fn weights(&self) -> BTreeMap<String, u32> {
+        let accounts = self.rows.get(self.provider_index).map(|row| &row.accounts).into_iter().flatten();
+        let weighted = accounts.filter(|own| own.limit_name.is_none());
+        weighted.filter_map(|own| Some((own.account.clone(), u32::try_from(own.weight).ok()?))).collect()
+    }
+
     /// The simulation model of the rows, as a worker would build the lane.
     pub fn model(&self, start: Timestamp, services: &dyn Services) -> Result<Model, String> {
         let mut known = LoadedSettings { version: 1, ..LoadedSettings::default() };
@@ -166,6 +174,7 @@ impl SimulationSetup {
         Ok(Model {
             spec,
             provider: provider.as_ref().clone(),
+            weights: self.weights(),
             processes: self.processes,
             start_us,
             latency: self.latency.clone(),

@@ -1,5 +1,5 @@
 //! The egress of one lane: its worker slots and its leaky bucket. They bound for how many of its waiting jobs the gate
-//! asks.
+//! asks. It reads no clock.
 //!
 //! A job that waits for a limit holds neither a worker slot nor a place in the bucket, because both are taken with the
 //! permit. So a job at a limit of its own costs the other jobs of its lane nothing.
@@ -8,10 +8,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::GateMessage;
 use crate::domain::leaky_bucket::LeakyBucket;
 
 /// What a job waits for besides its permit.
@@ -57,15 +55,6 @@ struct EgressState {
     gate_waits: bool,
 }
 
-/// The right of one job to be processed: one of `workers`. It ends when it is dropped.
-#[derive(Debug)]
-pub struct WorkerSlot {
-    lane: Arc<LaneEgress>,
-    rule: EgressRule,
-    is_refunded: bool,
-    gate: mpsc::WeakUnboundedSender<GateMessage>,
-}
-
 /// The jobs of a lane that may leave now, and when the next one may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FreeEgress {
@@ -75,19 +64,20 @@ pub(super) struct FreeEgress {
 }
 
 impl LaneEgress {
+    /// An egress whose time begins at `origin`.
     #[must_use]
-    pub fn new(workers: u32, jobs_per_second: f64) -> Arc<Self> {
-        let (bucket, origin) = (LeakyBucket::new(jobs_per_second), Instant::now());
+    pub(crate) fn starting_at(workers: u32, jobs_per_second: f64, origin: Instant) -> Arc<Self> {
+        let bucket = LeakyBucket::new(jobs_per_second);
         Arc::new(Self(Mutex::new(EgressState { workers, busy: 0, paced: 0, bucket, origin, gate_waits: false })))
     }
 
     /// Applies a changed row; the caller wakes the gate.
-    pub fn configure(&self, workers: u32, jobs_per_second: f64) {
+    pub(crate) fn configure_at(&self, workers: u32, jobs_per_second: f64, now: Instant) {
         let mut state = self.lock();
-        let now = state.origin.elapsed();
+        let since_origin = now.saturating_duration_since(state.origin);
         state.workers = workers;
-        state.bucket.set_rate(jobs_per_second, now);
-        state.count_waiting(now);
+        state.bucket.set_rate(jobs_per_second, since_origin);
+        state.count_waiting(since_origin);
     }
 
     /// Sets how many paced jobs wait at the gate. As many as there are free worker slots keep their turn by the egress
@@ -118,12 +108,7 @@ impl LaneEgress {
     }
 
     /// Takes a worker slot, and a tick of the bucket if the job is paced.
-    pub(super) fn take(
-        self: &Arc<Self>,
-        rule: EgressRule,
-        now: Instant,
-        gate: mpsc::WeakUnboundedSender<GateMessage>,
-    ) -> WorkerSlot {
+    pub(crate) fn occupy(&self, rule: EgressRule, now: Instant) {
         let mut state = self.lock();
         state.busy += 1;
         let since_origin = now.saturating_duration_since(state.origin);
@@ -131,7 +116,19 @@ impl LaneEgress {
             state.bucket.leak(since_origin);
         }
         state.count_waiting(since_origin);
-        WorkerSlot { lane: Arc::clone(self), rule, is_refunded: false, gate }
+    }
+
+    /// Returns a worker slot, and the tick if it is refunded. Returns whether the gate should look at its waiters.
+    pub(crate) fn vacate(&self, is_refunded: bool, now: Instant) -> bool {
+        let mut state = self.lock();
+        state.busy = state.busy.saturating_sub(1);
+        let since_origin = now.saturating_duration_since(state.origin);
+        if is_refunded {
+            state.bucket.refund(since_origin);
+        }
+        state.count_waiting(since_origin);
+        let is_awaited = state.busy < state.workers && std::mem::take(&mut state.gate_waits);
+        is_awaited || is_refunded
     }
 
     fn lock(&self) -> MutexGuard<'_, EgressState> {
@@ -148,33 +145,6 @@ impl EgressState {
     fn count_waiting(&mut self, since_origin: Duration) {
         let waiting = self.paced.min(self.free_slots());
         self.bucket.set_waiting(since_origin, waiting);
-    }
-}
-
-impl WorkerSlot {
-    /// Refunds the egress rate: the job makes no request, so the next one need not wait for it.
-    pub fn refund(&mut self) {
-        self.is_refunded = self.rule == EgressRule::Paced;
-    }
-}
-
-impl Drop for WorkerSlot {
-    fn drop(&mut self) {
-        let mut state = self.lane.lock();
-        state.busy = state.busy.saturating_sub(1);
-        let now = state.origin.elapsed();
-        if self.is_refunded {
-            state.bucket.refund(now);
-        }
-        state.count_waiting(now);
-        let is_awaited = state.busy < state.workers && std::mem::take(&mut state.gate_waits);
-        drop(state);
-        if (is_awaited || self.is_refunded)
-            && let Some(gate) = self.gate.upgrade()
-        {
-            // A gate that has ended grants nothing more.
-            let _ = gate.send(GateMessage::SlotFreed);
-        }
     }
 }
 

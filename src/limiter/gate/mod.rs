@@ -3,6 +3,8 @@
 //! Any number of waiting jobs cost the store no more than one. Their requests and the released permits travel in the
 //! same call, and the next call is made at the announced instant.
 //!
+//! [`core`] decides, as a pure state machine that the simulation drives, too. Here is its I/O for a worker.
+//!
 //! The gate grants nothing by itself. While the store is unavailable, cold or has newer settings, no job gets a permit,
 //! and [`GateView`] says why. See `docs/decisions/0016-one-batched-call-per-quota.md`.
 
@@ -22,9 +24,11 @@ use crate::domain::quota_spec::QuotaSpec;
 mod block;
 mod call_sequence;
 mod clock_verification;
+pub(crate) mod core;
 mod dispatcher;
 mod egress;
 mod history;
+mod history_stock;
 mod pending_call;
 mod permit;
 mod rebuild;
@@ -32,11 +36,17 @@ mod release;
 mod stall;
 mod unpersisted;
 mod wait_queue;
+mod worker_slot;
 
+pub use self::core::RELEASE_DELAY;
 pub use block::{RETRY_AHEAD, RETRY_PAUSE_MIN};
-pub use dispatcher::RELEASE_DELAY;
-pub use egress::{EgressPosition, EgressRequest, EgressRule, LaneEgress, WorkerSlot};
+pub use egress::{EgressPosition, EgressRequest, EgressRule, LaneEgress};
+pub(crate) use pending_call::PendingCall;
 pub use permit::{InFlightPermit, Permit, PermitExpired};
+pub(crate) use release::{PendingRelease, PendingReleaseKind};
+pub(crate) use unpersisted::WindowSlot;
+pub(crate) use wait_queue::{CountingScope, PermitWaiter};
+pub use worker_slot::WorkerSlot;
 
 /// Longest time by which a pause is prolonged, so that jobs do not all resume at once.
 const PAUSE_SPREAD_MAX: Duration = Duration::from_secs(1);
@@ -164,12 +174,12 @@ pub struct QueuePosition {
 
 #[derive(Debug)]
 enum GateMessage {
-    Acquire(wait_queue::PermitWaiter),
+    Acquire(PermitWaiter<oneshot::Sender<AcquireResult>>),
     Position {
         job: JobId,
         reply: oneshot::Sender<Option<QueuePosition>>,
     },
-    Release(permit::PendingRelease),
+    Release(PendingRelease),
     /// A worker slot is free, or enough permits are persisted: the gate may ask for more.
     SlotFreed,
     Pause {
@@ -216,9 +226,8 @@ impl Gate {
     pub async fn acquire_for(&self, job: Option<JobId>, request: AcquireRequest) -> AcquireResult {
         let (reply, answer) = oneshot::channel();
         let AcquireRequest { cost, kind, priority, account, reference, .. } = request;
-        let scope =
-            wait_queue::CountingScope { kind: Some(kind), account, reference: reference.as_deref().map(digest) };
-        let waiter = wait_queue::PermitWaiter {
+        let scope = CountingScope { kind: Some(kind), account, reference: reference.as_deref().map(digest) };
+        let waiter = PermitWaiter {
             job,
             cost,
             priority,
@@ -228,8 +237,9 @@ impl Gate {
             accepted_wait: request.accepted_wait,
             account_wait_until: Instant::now().checked_add(request.account_wait),
             egress: request.egress,
-            reply,
+            ticket: reply,
             deferral: None,
+            counted: Arc::default(),
         };
         let stopping = || {
             let retry_after = Duration::from_secs(1);

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::permit::PendingRelease;
-use super::release::permit_releases;
+use super::release::{PendingRelease, permit_releases};
 use super::wait_queue::RequestBatch;
 use crate::domain::permit_protocol::{CounterSeeds, LimiterCall, LimiterReply, RebuildData};
 use crate::domain::quota_spec::QuotaSpec;
@@ -19,7 +18,8 @@ const BATCH_MIN: usize = 4;
 const BATCH_DELAY: Duration = Duration::from_millis(2);
 
 /// A call whose reply has not arrived.
-pub(super) struct PendingCall {
+#[derive(Debug)]
+pub(crate) struct PendingCall {
     pub call: LimiterCall,
     pub spec: Arc<QuotaSpec>,
     pub sent_at: Instant,
@@ -40,14 +40,21 @@ pub(super) struct CallInput {
     pub invalidate_epoch: Option<Micros>,
 }
 
+/// The identity of a new call: its gate, its number, and the run of the store that it is for.
+pub(super) struct CallIdentity {
+    pub incarnation: u64,
+    pub number: u64,
+    pub run_id: String,
+}
+
 impl PendingCall {
-    pub fn new(input: CallInput, incarnation: u64, number: u64, run_id: String) -> Self {
-        let sent_at = Instant::now();
+    pub(super) fn new(input: CallInput, identity: CallIdentity, sent_at: Instant) -> Self {
+        let CallIdentity { incarnation, number, run_id } = identity;
         let CallInput { spec, batches, releases, pause_until, rebuild, seeds, invalidate_epoch } = input;
         let call = LimiterCall {
             incarnation,
             number,
-            requests: batches.iter().map(|batch| batch.request.clone()).collect(),
+            requests: batches.iter().map(RequestBatch::request).collect(),
             releases: permit_releases(&releases, &spec, sent_at),
             pause: pause_until.map(|until| until.saturating_duration_since(sent_at)),
             rebuild,

@@ -10,9 +10,11 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::GateMessage;
-use super::egress::WorkerSlot;
+use super::core::GrantedPermit;
+use super::release::{PendingRelease, PendingReleaseKind};
 use super::unpersisted::WindowSlot;
 use super::wait_queue::CountingScope;
+use super::worker_slot::WorkerSlot;
 
 /// The right to begin one request.
 #[derive(Debug)]
@@ -34,13 +36,13 @@ pub struct PermitExpired;
 
 /// Slots of one permit, with what is needed to release them.
 #[derive(Debug)]
-pub(super) struct PermitSlots {
-    pub call: u64,
-    pub cost: u32,
-    pub scope: CountingScope,
+struct PermitSlots {
+    call: u64,
+    cost: u32,
+    scope: CountingScope,
     /// Per limit name, the instant to restore; the same for all permits of a run.
-    pub origins: Arc<[(String, u64)]>,
-    pub gate: mpsc::WeakUnboundedSender<GateMessage>,
+    origins: Arc<[(String, u64)]>,
+    gate: mpsc::WeakUnboundedSender<GateMessage>,
 }
 
 /// A permit whose request may be in flight.
@@ -52,32 +54,14 @@ pub struct InFlightPermit {
     slots: PermitSlots,
 }
 
-#[derive(Debug)]
-pub(super) struct PendingRelease {
-    pub call: u64,
-    pub cost: u32,
-    pub scope: CountingScope,
-    pub kind: PendingReleaseKind,
-}
-
-#[derive(Debug)]
-pub(super) enum PendingReleaseKind {
-    Used { at: Instant },
-    Unused { origins: Arc<[(String, u64)]> },
-}
-
 impl Permit {
-    pub(super) fn new(
-        (start_at, use_before, answer_before): (Instant, Instant, Instant),
-        slots: PermitSlots,
-        window_slot: Option<WindowSlot>,
-    ) -> Self {
-        Self { start_at, use_before, answer_before, slots: Some(slots), window_slot, worker_slot: None }
-    }
-
-    pub(super) fn with_worker_slot(mut self, worker_slot: Option<WorkerSlot>) -> Self {
-        self.worker_slot = worker_slot;
-        self
+    /// The permit that the gate's core has granted, for a job of this process.
+    pub(super) fn new(granted: GrantedPermit, gate: &mpsc::WeakUnboundedSender<GateMessage>) -> Self {
+        let GrantedPermit { start_at, use_before, answer_before, call, cost, scope, origins, window_slot, egress } =
+            granted;
+        let worker_slot = egress.map(|egress| WorkerSlot::new(egress, gate.clone()));
+        let slots = Some(PermitSlots { call, cost, scope, origins, gate: gate.clone() });
+        Self { start_at, use_before, answer_before, slots, window_slot: Some(window_slot), worker_slot }
     }
 
     /// The worker slot that came with the permit; its job keeps it until it is finished.
@@ -88,7 +72,7 @@ impl Permit {
     /// The permit's request is persisted, so the next job in the queue may get a permit. A permit that begins without
     /// this counts as persisted then.
     pub fn mark_persisted(&mut self) {
-        let has_room = self.window_slot.take().is_some_and(|slot| slot.persisted(None));
+        let has_room = self.window_slot.take().is_some_and(|slot| slot.persisted(None, Instant::now()));
         self.notify_slot_freed(has_room);
     }
 
@@ -105,7 +89,7 @@ impl Permit {
     /// [`PermitExpired`] outside of the permit's time; the slots are released.
     pub fn begin(mut self) -> Result<InFlightPermit, PermitExpired> {
         let now = Instant::now();
-        let has_room = self.window_slot.take().is_some_and(|slot| slot.persisted(Some(self.start_at)));
+        let has_room = self.window_slot.take().is_some_and(|slot| slot.persisted(Some(self.start_at), now));
         self.notify_slot_freed(has_room);
         if now < self.start_at || now > self.use_before {
             return Err(PermitExpired);
@@ -117,7 +101,7 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        let has_room = self.window_slot.take().is_some_and(WindowSlot::discarded);
+        let has_room = self.window_slot.take().is_some_and(|slot| slot.discarded(Instant::now()));
         self.notify_slot_freed(has_room);
         if let Some(worker_slot) = &mut self.worker_slot {
             worker_slot.refund();

@@ -2,12 +2,29 @@
 //!
 //! It leaves out accounts and references that the settings no longer count, and slots of limits that no longer exist.
 
+use std::sync::Arc;
+
 use tokio::time::Instant;
 
-use super::permit::{PendingRelease, PendingReleaseKind};
+use super::wait_queue::CountingScope;
 use crate::domain::permit_protocol::{PermitRelease, ReleaseKind};
 use crate::domain::permit_release::{self, EndedPermit};
 use crate::domain::quota_spec::QuotaSpec;
+
+/// An ended permit whose slots are to be released.
+#[derive(Debug)]
+pub(crate) struct PendingRelease {
+    pub call: u64,
+    pub cost: u32,
+    pub scope: CountingScope,
+    pub kind: PendingReleaseKind,
+}
+
+#[derive(Debug)]
+pub(crate) enum PendingReleaseKind {
+    Used { at: Instant },
+    Unused { origins: Arc<[(String, u64)]> },
+}
 
 /// The releases of a call that is sent at this instant.
 pub(super) fn permit_releases(pending: &[PendingRelease], spec: &QuotaSpec, sent_at: Instant) -> Vec<PermitRelease> {
@@ -53,13 +70,13 @@ mod tests {
         let answered = |call, age_us| PendingRelease {
             call,
             cost: 1,
-            scope: super::super::wait_queue::CountingScope::default(),
+            scope: CountingScope::default(),
             kind: PendingReleaseKind::Used { at: sent_at.checked_sub(Duration::from_micros(age_us)).unwrap() },
         };
         let unused = PendingRelease {
             call: 2,
             cost: 3,
-            scope: super::super::wait_queue::CountingScope::default(),
+            scope: CountingScope::default(),
             kind: PendingReleaseKind::Unused { origins: [("b".into(), 7), ("a".into(), 5)].into() },
         };
         let all = [answered(1, 2_100), unused, answered(1, 2_900), answered(2, 2_500), answered(1, 3_000)];

@@ -26,7 +26,7 @@ struct WindowState {
 
 /// One granted permit, until it is persisted or dropped.
 #[derive(Debug)]
-pub(super) struct WindowSlot {
+pub(crate) struct WindowSlot {
     window: Arc<PersistWindow>,
     granted_at: Instant,
     budget: Duration,
@@ -86,16 +86,16 @@ impl WindowState {
 impl WindowSlot {
     /// The permit's request is persisted; `true`: the gate waits for the freed slot. If the permit begins before it is
     /// persisted, the time counts from its start.
-    pub fn persisted(self, start_at: Option<Instant>) -> bool {
+    pub fn persisted(self, start_at: Option<Instant>, now: Instant) -> bool {
         let from = start_at.map_or(self.granted_at, |start_at| start_at.max(self.granted_at));
-        let took = Instant::now().saturating_duration_since(from);
+        let took = now.saturating_duration_since(from);
         self.free(Some(took))
     }
 
     /// The permit is not used; `true`: the gate waits for the freed slot. If it was kept beyond its budget, it counts
     /// as not persisted in time.
-    pub fn discarded(self) -> bool {
-        let took = self.granted_at.elapsed();
+    pub fn discarded(self, now: Instant) -> bool {
+        let took = now.saturating_duration_since(self.granted_at);
         let late = took > self.budget;
         self.free(late.then_some(took))
     }
@@ -122,16 +122,16 @@ mod tests {
         assert_eq!(window.free_slots(), 16);
         let mut taken: Vec<WindowSlot> = (0..16).map(|_| window.occupy(Instant::now(), BUDGET)).collect();
         let first = taken.pop().unwrap();
-        assert!(!first.discarded(), "the gate does not wait");
+        assert!(!first.discarded(Instant::now()), "the gate does not wait");
         assert_eq!(window.free_slots(), 0, "one of sixteen is not worth a call");
         let mut notified = Vec::new();
         for slot in taken.drain(..6) {
-            notified.push(slot.discarded());
+            notified.push(slot.discarded(Instant::now()));
         }
         assert_eq!(notified, [false, false, true, false, false, false], "{notified:?}");
         assert_eq!(window.free_slots(), 7);
         for slot in taken {
-            slot.discarded();
+            slot.discarded(Instant::now());
         }
         assert_eq!(window.free_slots(), 16);
     }
@@ -141,19 +141,19 @@ mod tests {
         let window = PersistWindow::new(BUDGET);
         let (first, second) = (window.occupy(Instant::now(), BUDGET), window.occupy(Instant::now(), BUDGET));
         tokio::time::sleep(BUDGET * 2).await;
-        first.persisted(None);
+        first.persisted(None, Instant::now());
         assert_eq!(window.free_slots(), 7);
-        second.discarded();
+        second.discarded(Instant::now());
         assert_eq!(window.free_slots(), 8);
         let late = window.occupy(Instant::now(), BUDGET);
         tokio::time::sleep(BUDGET * 2).await;
-        late.discarded();
+        late.discarded(Instant::now());
         assert_eq!(window.free_slots(), 4);
         // A start that was booked ahead is no delay.
         let ahead = window.occupy(Instant::now(), BUDGET);
         let start_at = Instant::now() + 3 * BUDGET;
         tokio::time::sleep(3 * BUDGET).await;
-        ahead.persisted(Some(start_at));
+        ahead.persisted(Some(start_at), Instant::now());
         assert_eq!(window.free_slots(), 4);
     }
 }

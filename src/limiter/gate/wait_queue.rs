@@ -7,139 +7,29 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use self::refusal::{inadmissible_by, refuse, refuse_inadmissible};
+use self::refusal::{admissible_subjects, inadmissible_refusal, refusal_for};
 use self::waiters::Waiters;
 use super::block::{BlocksByKind, QueueBlock};
-use super::egress::{EgressPosition, EgressRequest, EgressRule};
-use super::{AcquireResult, BlockReason, QueuePosition, RefusalScope};
+use super::core::{Decision, Ticket};
+use super::egress::{EgressPosition, EgressRule};
+use super::{BlockReason, GateRefusal, QueuePosition, RefusalScope};
 use crate::domain::job::JobId;
-use crate::domain::limit::{AppliesTo, Scope};
-use crate::domain::permit_protocol::{BATCH_MAX, CallKind, PermitRequest, Subject};
-use crate::domain::quota_spec::{Blocked, CounterSpec, QuotaSpec};
+use crate::domain::permit_protocol::{BATCH_MAX, CallKind, PermitRequest};
+use crate::domain::quota_spec::QuotaSpec;
 
 mod lane_capacity;
 mod refusal;
+mod waiter;
 mod waiters;
 
-/// The kind, account and reference with which a permit is counted, besides the provider's limits.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct CountingScope {
-    pub kind: Option<CallKind>,
-    pub account: Option<String>,
-    /// A digest, because references are long and belong to the merchant.
-    pub reference: Option<String>,
-}
-
-impl CountingScope {
-    pub fn kind(&self) -> CallKind {
-        self.kind.unwrap_or(CallKind::Charge)
-    }
-
-    /// The subjects that count a new permit.
-    ///
-    /// # Errors
-    /// [`Blocked`]: a rule blocks the account, or refuses its charges, so it must get no permit.
-    pub fn subjects(&self, spec: &QuotaSpec) -> Result<Vec<Subject>, Blocked> {
-        if self.kind() == CallKind::Charge && spec.refuses_charges_of(self.account.as_deref()) {
-            return Err(Blocked);
-        }
-        spec.subjects(self.account.as_deref(), self.reference.as_deref())
-    }
-
-    /// The subjects that count a permit that was granted before. An account that was blocked since is not counted any
-    /// more.
-    pub fn subjects_to_release(&self, spec: &QuotaSpec) -> Vec<Subject> {
-        spec.subjects(self.account.as_deref(), self.reference.as_deref()).unwrap_or_default()
-    }
-}
-
-/// A job that waits for a permit.
-#[derive(Debug)]
-pub(super) struct PermitWaiter {
-    /// The job whose position can be queried.
-    pub job: Option<JobId>,
-    pub cost: u32,
-    pub priority: u8,
-    pub scope: CountingScope,
-    /// The job's reference, for queries of the ledger.
-    pub reference: Option<String>,
-    /// The waiter is refused if its permit would start later than this.
-    pub wait_until: Instant,
-    /// A block of the queue that lasts no longer is never refused.
-    pub accepted_wait: Duration,
-    /// The waiter is refused if a limit of its account makes it wait longer than this; `None`: never for that.
-    pub account_wait_until: Option<Instant>,
-    /// The worker slot that it takes with its permit.
-    pub egress: Option<EgressRequest>,
-    pub reply: oneshot::Sender<AcquireResult>,
-    /// Set while a limit of its own refuses it.
-    pub deferral: Option<Deferral>,
-}
-
-/// Why a waiter is deferred, and until when.
-#[derive(Clone, Debug)]
-pub(super) struct Deferral {
-    pub until: Instant,
-    pub reason: BlockReason,
-    pub exact: bool,
-    /// What the limit counts together; later waiters that it counts with this one are deferred too.
-    pub counted_with: Option<(Scope, AppliesTo)>,
-}
-
-impl Deferral {
-    /// Whether its limit counts the two together.
-    fn counts_together(&self, one: &CountingScope, other: &CountingScope) -> bool {
-        let Some((scope, applies_to)) = self.counted_with else { return false };
-        let is_same_subject = match scope {
-            Scope::Provider => false,
-            Scope::Account => one.account == other.account,
-            Scope::Reference => one.reference == other.reference,
-        };
-        is_same_subject && (applies_to == AppliesTo::All || one.kind() == other.kind())
-    }
-
-    fn is_by_account_limit(&self) -> bool {
-        matches!((&self.reason, self.counted_with), (BlockReason::Limit(_), Some((Scope::Account, _))))
-    }
-}
-
-impl PermitWaiter {
-    /// Whether it is deferred by a limit that also counts the later waiter.
-    fn defers(&self, later: &CountingScope) -> bool {
-        self.deferral.as_ref().is_some_and(|own| own.counts_together(&self.scope, later))
-    }
-
-    /// Whether it waits until then, since the queue stalled at `stalled_since`.
-    fn accepts(&self, until: Instant, stalled_since: Instant, now: Instant) -> bool {
-        let is_in_time = self.egress.as_ref().is_none_or(|egress| now < egress.wait_until);
-        until <= self.wait_until || (is_in_time && until <= stalled_since + self.accepted_wait)
-    }
-
-    /// Whether it waits for the end of its own deferral.
-    fn accepts_deferral(&self, deferral: &Deferral, now: Instant) -> bool {
-        let in_time = self.account_wait_until.is_none_or(|latest| deferral.until <= latest);
-        (in_time || !deferral.is_by_account_limit()) && self.accepts(deferral.until, now, now)
-    }
-
-    /// Whether it leaves its lane before the later waiter does.
-    fn leaves_before(&self, later: &Self) -> bool {
-        let (Some(own), Some(other)) = (&self.egress, &later.egress) else { return false };
-        own.rule == other.rule && Arc::ptr_eq(&own.lane, &other.lane)
-    }
-
-    /// When the limiter is to be asked for it; `None`: now.
-    fn ready_at(&self, kinds: &BlocksByKind) -> Option<Instant> {
-        let kind_retry_at = kinds.get(&self.scope.kind()).map(|block| block.retry_at);
-        self.deferral.as_ref().map(|deferral| deferral.until).max(kind_retry_at)
-    }
-}
+pub(super) use self::waiter::Deferral;
+pub(crate) use self::waiter::{CountedSubjects, CountingScope, PermitWaiter};
 
 /// Order in the queue: higher priority first, then earlier arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct QueueKey {
+pub(crate) struct QueueKey {
     priority_reversed: u8,
     arrival: u64,
 }
@@ -151,28 +41,60 @@ impl QueueKey {
 
 /// Neighbours in the queue with the same scope and cost, as one request.
 #[derive(Debug)]
-pub(super) struct RequestBatch {
-    pub request: PermitRequest,
+pub(crate) struct RequestBatch {
     pub scope: CountingScope,
+    pub cost: u32,
     /// The first job's reference.
     pub reference: Option<String>,
-    /// Counters of its account and reference that hold slots.
-    pub subject_counters: Vec<CounterSpec>,
+    pub counted: Arc<CountedSubjects>,
     pub keys: Vec<QueueKey>,
 }
 
-#[derive(Debug, Default)]
-pub(super) struct WaitQueue {
-    waiters: Waiters,
-    arrivals: u64,
+impl RequestBatch {
+    pub fn request(&self) -> PermitRequest {
+        let permits = u32::try_from(self.keys.len()).unwrap_or(u32::MAX);
+        PermitRequest { permits, cost: self.cost, kind: self.scope.kind(), subjects: self.counted.subjects.clone() }
+    }
 }
 
-impl WaitQueue {
+#[derive(Debug)]
+pub(super) struct WaitQueue<T> {
+    waiters: Waiters<T>,
+    arrivals: u64,
+    /// Decisions that were not taken yet.
+    decisions: Vec<Decision<T>>,
+}
+
+impl<T> Default for WaitQueue<T> {
+    fn default() -> Self {
+        Self { waiters: Waiters::default(), arrivals: 0, decisions: Vec::new() }
+    }
+}
+
+impl<T: Ticket> WaitQueue<T> {
+    pub fn take_decisions(&mut self) -> Vec<Decision<T>> {
+        std::mem::take(&mut self.decisions)
+    }
+
+    pub fn decide(&mut self, decision: Decision<T>) {
+        self.decisions.push(decision);
+    }
+
+    fn refuse(&mut self, key: QueueKey, refusal: GateRefusal, now: Instant) {
+        if let Some(waiter) = self.waiters.remove(key, now) {
+            self.decide(Decision::Refused { ticket: waiter.ticket, refusal });
+        }
+    }
+
     /// Adds a waiter, unless the spec can never admit it. Returns its key, or `None` if it is refused or deferred.
-    pub fn enqueue(&mut self, waiter: PermitWaiter, spec: &QuotaSpec, now: Instant) -> Option<QueueKey> {
-        if let Some(reason) = inadmissible_by(&waiter, spec) {
-            refuse_inadmissible(waiter, &reason);
-            return None;
+    pub fn enqueue(&mut self, waiter: PermitWaiter<T>, spec: &QuotaSpec, now: Instant) -> Option<QueueKey> {
+        let mut waiter = waiter;
+        match admissible_subjects(&waiter, spec) {
+            Ok(counted) => waiter.counted = Arc::new(counted),
+            Err(reason) => {
+                self.decide(Decision::Refused { ticket: waiter.ticket, refusal: inadmissible_refusal(reason) });
+                return None;
+            }
         }
         self.arrivals += 1;
         let key = QueueKey { priority_reversed: u8::MAX - waiter.priority, arrival: self.arrivals };
@@ -189,18 +111,19 @@ impl WaitQueue {
 
     /// The longest deferral of the waiters before this key by limits that also count this scope.
     fn longest_earlier_deferral(&self, key: QueueKey, scope: &CountingScope) -> Option<&Deferral> {
-        let earlier = self.waiters.deferred_ahead_of(..key);
-        let earlier = earlier.filter(|waiter| !waiter.reply.is_closed() && waiter.defers(scope));
+        let earlier = self.waiters.related_ahead_of(key, scope);
+        let earlier = earlier.filter(|waiter| !waiter.ticket.is_cancelled() && waiter.defers(scope));
         earlier.filter_map(|waiter| waiter.deferral.as_ref()).max_by_key(|deferral| deferral.until)
     }
 
     /// Applies another spec: deferred waiters may pass now, and others may never be admitted.
     pub fn apply_spec(&mut self, spec: &QuotaSpec, now: Instant) {
         self.waiters.resume_if(|_| true);
-        let inadmissible = self.waiters.iter().filter_map(|(key, waiter)| Some((*key, inadmissible_by(waiter, spec)?)));
-        for (key, reason) in inadmissible.collect::<Vec<_>>() {
-            if let Some(waiter) = self.waiters.remove(key, now) {
-                refuse_inadmissible(waiter, &reason);
+        let counted = self.waiters.iter().map(|(key, waiter)| (*key, admissible_subjects(waiter, spec)));
+        for (key, counted) in counted.collect::<Vec<_>>() {
+            match counted {
+                Ok(counted) => self.waiters.count_with(key, counted),
+                Err(reason) => self.refuse(key, inadmissible_refusal(reason), now),
             }
         }
     }
@@ -209,23 +132,29 @@ impl WaitQueue {
         self.waiters.len()
     }
 
+    /// Whether each index has the waiters that it should have, and nothing else.
+    #[cfg(test)]
+    pub fn has_exact_indexes(&self) -> bool {
+        self.waiters.has_exact_indexes()
+    }
+
+    /// The tickets of the waiters that are not deferred.
+    #[cfg(test)]
+    pub fn ready_tickets(&self) -> impl Iterator<Item = &T> {
+        self.waiters.ready().map(|(_, waiter)| &waiter.ticket)
+    }
+
     /// Removes cancelled waiters from time to time. Until then no permit is requested for them.
     pub fn sweep_cancelled(&mut self, now: Instant) {
         self.waiters.sweep_if_due(now);
     }
 
     /// The first waiters that are not deferred and may leave their lanes, at most `free_slots`, batched for one call.
-    pub fn next_batches(
-        &mut self,
-        spec: &QuotaSpec,
-        kinds: &BlocksByKind,
-        free_slots: u32,
-        now: Instant,
-    ) -> Vec<RequestBatch> {
+    pub fn next_batches(&mut self, kinds: &BlocksByKind, free_slots: u32, now: Instant) -> Vec<RequestBatch> {
         let mut batches: Vec<RequestBatch> = Vec::new();
-        self.waiters.resume_if(|deferral| deferral.until <= now);
+        self.waiters.resume_due(now);
         let mut capacity = self.waiters.lanes().capacity(now);
-        let present = self.waiters.iter().filter(|(_, waiter)| !waiter.reply.is_closed());
+        let present = self.waiters.ready().filter(|(_, waiter)| !waiter.ticket.is_cancelled());
         let ready = present.filter(|(_, waiter)| waiter.ready_at(kinds) <= Some(now));
         let mut left = BATCH_MAX.min(usize::try_from(free_slots).unwrap_or(BATCH_MAX));
         for (key, waiter) in ready {
@@ -237,21 +166,14 @@ impl WaitQueue {
             }
             left -= 1;
             match batches.last_mut() {
-                Some(batch) if batch.scope == waiter.scope && batch.request.cost == waiter.cost => {
-                    batch.request.permits += 1;
-                    batch.keys.push(*key);
-                }
-                _ => {
-                    // A waiter whose account is blocked by now is refused when the new settings are applied.
-                    let Ok(subjects) = waiter.scope.subjects(spec) else { continue };
-                    let (scope, cost, kind) = (waiter.scope.clone(), waiter.cost, waiter.scope.kind());
-                    let counters = subjects.iter().flat_map(|subject| spec.subject_counters(subject));
-                    let subject_counters =
-                        counters.filter(|counter| counter.is_held() && counter.applies(kind)).collect();
-                    let request = PermitRequest { permits: 1, cost, kind, subjects };
-                    let reference = waiter.reference.clone();
-                    batches.push(RequestBatch { request, scope, reference, subject_counters, keys: vec![*key] });
-                }
+                Some(batch) if batch.scope == waiter.scope && batch.cost == waiter.cost => batch.keys.push(*key),
+                _ => batches.push(RequestBatch {
+                    scope: waiter.scope.clone(),
+                    cost: waiter.cost,
+                    reference: waiter.reference.clone(),
+                    counted: Arc::clone(&waiter.counted),
+                    keys: vec![*key],
+                }),
             }
         }
         if batches.is_empty() {
@@ -265,27 +187,36 @@ impl WaitQueue {
         let lanes = self.waiters.lanes();
         let capacity = lanes.capacity(now);
         let least = lanes.earliest(&capacity)?;
+        let ready_at = |waiter: &PermitWaiter<T>| {
+            let leaves_at = capacity.next_at(waiter.egress.as_ref())?;
+            Some(waiter.ready_at(kinds).map_or(leaves_at, |ready_at| ready_at.max(leaves_at)))
+        };
         let mut earliest: Option<Instant> = None;
-        for (_, waiter) in self.waiters.iter() {
-            let Some(leaves_at) = capacity.next_at(waiter.egress.as_ref()) else { continue };
-            let at = waiter.ready_at(kinds).map_or(leaves_at, |ready_at| ready_at.max(leaves_at));
+        for at in self.waiters.ready().filter_map(|(_, waiter)| ready_at(waiter)) {
             earliest = Some(earliest.map_or(at, |known| known.min(at)));
             // No lane lets a job out earlier, so the others need not be looked at.
             if at <= least {
+                return earliest;
+            }
+        }
+        for (until, waiter) in self.waiters.deferred() {
+            if earliest.is_some_and(|known| known <= until.max(least)) {
                 break;
             }
+            earliest = [ready_at(waiter), earliest].into_iter().flatten().min();
         }
         earliest
     }
 
     /// The first waiter that is ready and may leave its lane.
-    pub fn first_ready(&self, kinds: &BlocksByKind, now: Instant) -> Option<QueueKey> {
+    pub fn first_ready(&mut self, kinds: &BlocksByKind, now: Instant) -> Option<QueueKey> {
+        self.waiters.resume_due(now);
         let mut capacity = self.waiters.lanes().capacity(now);
-        let mut ready = self.waiters.iter().filter(|(_, waiter)| waiter.ready_at(kinds) <= Some(now));
+        let mut ready = self.waiters.ready().filter(|(_, waiter)| waiter.ready_at(kinds) <= Some(now));
         ready.find(|(_, waiter)| capacity.take(waiter.egress.as_ref())).map(|(key, _)| *key)
     }
 
-    pub fn remove(&mut self, key: QueueKey, now: Instant) -> Option<PermitWaiter> {
+    pub fn remove(&mut self, key: QueueKey, now: Instant) -> Option<PermitWaiter<T>> {
         self.waiters.remove(key, now)
     }
 
@@ -300,10 +231,10 @@ impl WaitQueue {
             .clone();
         if waiter.accepts_deferral(&deferral, now) {
             self.waiters.defer(key, deferral);
-        } else if let Some(waiter) = self.waiters.remove(key, now) {
+        } else {
             let wait = deferral.until.saturating_duration_since(now);
             let scope = if deferral.is_by_account_limit() { RefusalScope::Account } else { RefusalScope::Job };
-            refuse(waiter, wait, deferral.exact, &deferral.reason, scope);
+            self.refuse(key, refusal_for(wait, deferral.exact, &deferral.reason, scope), now);
         }
     }
 
@@ -314,8 +245,8 @@ impl WaitQueue {
 
     /// Ends the deferrals by limits that a release of this scope has freed a slot of.
     pub fn resume_after_release(&mut self, released: &CountingScope, is_freed: impl Fn(&BlockReason) -> bool) {
-        let waiters = &mut self.waiters;
-        waiters.resume_if_waiter(|waiter, own| own.counts_together(waiter, released) && is_freed(&own.reason));
+        let counts = |waiter: &PermitWaiter<T>, own: &Deferral| own.counts_together(&waiter.scope, released);
+        self.waiters.resume_related(released, |waiter, own| counts(waiter, own) && is_freed(&own.reason));
     }
 
     /// Keeps a waiter in the queue, but requests no permit for it before this instant.
@@ -333,8 +264,8 @@ impl WaitQueue {
         now: Instant,
     ) -> Option<QueuePosition> {
         let (key, waiter) = self.waiters.iter().find(|(_, waiter)| waiter.job.as_ref() == Some(job))?;
-        let goes_first = |earlier: &&PermitWaiter| {
-            let is_cancelled = earlier.reply.is_closed();
+        let goes_first = |earlier: &&PermitWaiter<T>| {
+            let is_cancelled = earlier.ticket.is_cancelled();
             !is_cancelled && (earlier.deferral.is_none() || earlier.defers(&waiter.scope))
         };
         let (mut jobs_ahead, mut cost_ahead, mut leave_before) = (0, 0, 0);
@@ -378,8 +309,7 @@ impl WaitQueue {
             if leaves_at.is_none_or(|at| at > now)
                 && let Some(waiter) = self.waiters.remove(key, now)
             {
-                // A cancelled waiter needs no answer.
-                let _ = waiter.reply.send(AcquireResult::NoWorkerSlot);
+                self.decide(Decision::NoWorkerSlot { ticket: waiter.ticket });
             }
         }
     }
@@ -389,16 +319,15 @@ impl WaitQueue {
     /// so: then the cheaper waiters may get the free slots. The refusals concern the job alone, so no lane pauses.
     pub fn evict_oversized(&mut self, first: QueueKey, block: &QueueBlock, now: Instant) -> bool {
         let QueueBlock { reason, until, exact, .. } = block;
-        let is_evicted = |waiter: &&PermitWaiter| waiter.cost > 1 && !waiter.accepts(*until, now, now);
+        let is_evicted = |waiter: &&PermitWaiter<T>| waiter.cost > 1 && !waiter.accepts(*until, now, now);
         let Some(cost) = self.waiters.get(first).filter(is_evicted).map(|waiter| waiter.cost) else { return false };
         if !self.waiters.iter().any(|(_, other)| other.cost < cost && other.deferral.is_none()) {
             return false;
         }
         for key in self.waiters.expiring_before(*until) {
-            if self.waiters.get(key).is_some_and(|waiter| waiter.cost >= cost && !waiter.accepts(*until, now, now))
-                && let Some(waiter) = self.waiters.remove(key, now)
-            {
-                refuse(waiter, until.saturating_duration_since(now), *exact, reason, RefusalScope::Job);
+            if self.waiters.get(key).is_some_and(|waiter| waiter.cost >= cost && !waiter.accepts(*until, now, now)) {
+                let wait = until.saturating_duration_since(now);
+                self.refuse(key, refusal_for(wait, *exact, reason, RefusalScope::Job), now);
             }
         }
         true
@@ -420,13 +349,11 @@ impl WaitQueue {
             Some(CallKind::Lookup) => RefusalScope::Job,
         };
         for key in self.waiters.expiring_before(*until) {
-            let is_blocked = |waiter: &PermitWaiter| {
+            let is_blocked = |waiter: &PermitWaiter<T>| {
                 kind.is_none_or(|kind| kind == waiter.scope.kind()) && !waiter.accepts(*until, stalled_since, now)
             };
-            if self.waiters.get(key).is_some_and(is_blocked)
-                && let Some(waiter) = self.waiters.remove(key, now)
-            {
-                refuse(waiter, until.saturating_duration_since(now), *exact, reason, scope);
+            if self.waiters.get(key).is_some_and(is_blocked) {
+                self.refuse(key, refusal_for(until.saturating_duration_since(now), *exact, reason, scope), now);
             }
         }
     }

@@ -2,12 +2,16 @@
 //!
 //! What follows from a permit is in [`super::request`].
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use super::{JobEnd, JobStep, Simulation, as_index};
+use crate::domain::permit_protocol::CallKind;
 use crate::domain::time::micros_up;
+use crate::limiter::gate::{CountingScope, EgressRequest, EgressRule, PermitWaiter};
 use crate::queue::DELAY_STEPS;
 use crate::simulation::event::{Event, JobIndex, ProcessIndex};
-use crate::simulation::gate::SimulatedRequest;
-use crate::worker::job::EGRESS_DELAY;
+use crate::worker::job::acquire::ACCOUNT_WAIT;
 
 impl Simulation<'_> {
     /// Delivers the queue's jobs to the processes that accept them, in round-robin order.
@@ -23,8 +27,14 @@ impl Simulation<'_> {
             self.processes[process].free_prefetch -= 1;
             let state = &mut self.record.jobs[as_index(job)];
             state.process = ProcessIndex::try_from(process).unwrap_or(0);
-            state.deliveries += 1;
             state.delivered_us = now_us;
+            if self.must_wait(now_us, process, job) {
+                self.agenda.at(now_us + self.commit_us, Event::Recorded(job));
+                continue;
+            }
+            let state = &mut self.record.jobs[as_index(job)];
+            state.is_admitted = state.recorded_us.is_none();
+            self.processes[process].dispatcher.admitted += u32::from(state.is_admitted);
             self.agenda.at(now_us + self.commit_us, Event::Claimed(job));
         }
     }
@@ -50,41 +60,42 @@ impl Simulation<'_> {
             return self.commit(now_us, job, next.into());
         }
         let arrival = &self.arrivals.jobs()[as_index(job)];
-        let subjects = arrival.account.and_then(|account| self.account_subjects.get(as_index(account)));
-        if let Some(None) = subjects {
+        let account = arrival.account.map(|account| &self.accounts[as_index(account)]);
+        if account == Some(&None) {
             return self.commit(now_us, job, JobStep::Finalize(JobEnd::Blocked));
         }
+        let (cost, priority, account) = (u32::from(arrival.cost), arrival.priority, account.cloned().flatten());
         let state = &self.record.jobs[as_index(job)];
-        let (process, delivery, egress_until_us) =
-            (state.process, state.deliveries, state.delivered_us + self.max_hold_us);
-        let step_us = micros_up(DELAY_STEPS[0]);
-        let (wait_until_us, accepted_wait_us) =
-            if self.model.is_blocking() { (egress_until_us, 0) } else { (now_us + step_us, step_us) };
-        let request = SimulatedRequest {
-            job,
-            cost: arrival.cost,
-            priority: arrival.priority,
-            account: arrival.account,
-            wait_until_us,
-            accepted_wait_us,
-            egress_until_us,
+        let (process, egress_until_us) = (state.process, state.delivered_us + self.max_hold_us);
+        let (wait_until_us, accepted_wait) = if self.model.is_blocking() {
+            (egress_until_us, Duration::ZERO)
+        } else {
+            (now_us + micros_up(DELAY_STEPS[0]), DELAY_STEPS[0])
         };
-        let subjects = subjects.and_then(Option::as_ref);
+        let is_for_backlog = state.unknown_us.is_none();
+        let account_wait_until = is_for_backlog.then(|| self.clock.instant(now_us) + ACCOUNT_WAIT);
+        self.begin_wait(now_us, job);
         let gate = &mut self.processes[as_index(process)].gate;
-        gate.join(now_us, request, subjects, self.cost_max, &mut self.decisions);
-        self.agenda.at(egress_until_us.max(now_us), Event::EgressTimeout(job, delivery));
-        self.apply_decisions(now_us, process);
-    }
-
-    /// Delays a job that got no worker slot in time.
-    pub(super) fn egress_timeout(&mut self, now_us: u64, job: JobIndex, delivery: u32) {
-        let state = &self.record.jobs[as_index(job)];
-        let (process, is_same) = (state.process, state.deliveries == delivery);
-        let gate = &mut self.processes[as_index(process)].gate;
-        if is_same && gate.waits_for_egress(now_us, job) {
-            gate.abandon(now_us, job);
-            self.commit(now_us, job, JobStep::Retry { wait_us: micros_up(EGRESS_DELAY) });
-        }
+        let egress = EgressRequest {
+            lane: Arc::clone(gate.egress()),
+            rule: EgressRule::Paced,
+            wait_until: self.clock.instant(egress_until_us),
+        };
+        gate.join(PermitWaiter {
+            job: None,
+            cost,
+            priority,
+            scope: CountingScope { kind: Some(CallKind::Charge), account, reference: None },
+            reference: None,
+            wait_until: self.clock.instant(wait_until_us),
+            accepted_wait,
+            account_wait_until,
+            egress: Some(egress),
+            ticket: job,
+            deferral: None,
+            counted: Arc::default(),
+        });
+        self.advance_gate(now_us, process);
     }
 
     /// Pauses the lane's intake until shortly before this wait is over.

@@ -1,28 +1,33 @@
 //! Simulated deployment: one lane's queue, the worker processes, the limiter and the provider, advanced from event to
 //! event.
 //!
-//! The order of a job's steps is that of `worker::execute`. A run ends when nothing can happen any more. That is
+//! The order of a job's steps is that of `worker::job`. A run ends when nothing can happen any more. That is
 //! [`STALL`] beyond the longest window without a request or an outcome; the remaining jobs stay unfinished.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rand::rngs::StdRng;
+use tokio::time::Instant;
 
+use super::clock::VirtualClock;
+use super::driver::{GateDriver, first_call};
 use super::event::{Event, EventQueue, JobIndex, ProcessIndex};
-use super::gate::{GateDecision, SimulatedPermit};
-use super::limiter_call::{AccountSubjects, warm_up_call};
 use super::process::SimulatedProcess;
 use super::windows::ProviderUse;
 use super::{JobArrivals, Model};
-use crate::domain::disposition::{OVERSIZED_WAIT, RetryPolicy, Transition};
+use crate::domain::disposition::{RetryPolicy, Transition};
+use crate::domain::fair_order::FairOrder;
 use crate::domain::outcome::FinalState;
-use crate::domain::permit_protocol::CallKind;
 use crate::domain::quota::Quota;
 use crate::domain::time::{Micros, micros_up};
+use crate::limiter::gate::{CountingScope, WindowSlot};
 use crate::queue::{DELAY_STEPS, delay_step};
 use crate::worker::lane::max_local_wait;
 
+mod backlog;
+mod gate;
 mod intake;
 mod request;
 
@@ -30,7 +35,7 @@ mod request;
 const STALL: Duration = Duration::from_secs(3_600);
 
 /// Progress of one job.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(super) struct SimulatedJob {
     pub first_start_us: Option<u64>,
     pub end: Option<(u64, JobEnd)>,
@@ -39,8 +44,15 @@ pub(super) struct SimulatedJob {
     has_worker_slot: bool,
     /// The job sent nothing with its worker slot, so the egress rate is refunded.
     is_unsent: bool,
-    deliveries: u32,
     delivered_us: u64,
+    /// On its way to the gate for the first time.
+    is_admitted: bool,
+    /// Claimed from the backlog; it has no message.
+    is_claimed: bool,
+    /// It counts among the claimed jobs that wait for their permits.
+    has_place: bool,
+    /// Since when it has waited at the gate.
+    waits_since_us: Option<u64>,
     wake_us: u64,
     attempts: u32,
     requests: u32,
@@ -51,6 +63,17 @@ pub(super) struct SimulatedJob {
     granted: Option<Box<SimulatedPermit>>,
     answer: Option<SimulatedAnswer>,
     next: Option<JobStep>,
+}
+
+/// A granted permit, until it is released.
+#[derive(Debug)]
+struct SimulatedPermit {
+    use_before: Instant,
+    /// Until the attempt is recorded.
+    window_slot: Option<WindowSlot>,
+    origins: Arc<[(String, u64)]>,
+    call: u64,
+    scope: CountingScope,
 }
 
 /// The provider's response to a request.
@@ -64,7 +87,13 @@ enum SimulatedAnswer {
 /// Recorded step of a job: a [`Transition`] without its texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum JobStep {
-    Retry { wait_us: u64 },
+    Retry {
+        wait_us: u64,
+    },
+    /// Waits in the backlog; its flow may be blocked until then.
+    Backlog {
+        blocked_until_us: Option<u64>,
+    },
     Finalize(JobEnd),
 }
 
@@ -109,14 +138,17 @@ pub(super) struct Simulation<'a> {
     quota: Quota,
     agenda: EventQueue,
     queue: VecDeque<JobIndex>,
+    /// Jobs that wait in the ledger alone.
+    backlog: FairOrder<Option<u32>, JobIndex>,
     processes: Vec<SimulatedProcess>,
     next_process: usize,
     arrived: usize,
-    account_subjects: Vec<Option<AccountSubjects>>,
-    cost_max: u32,
+    ended: usize,
+    clock: VirtualClock,
+    /// Names of the accounts, as permits are counted for; `None`: a rule blocks the account.
+    accounts: Vec<Option<String>>,
     commit_us: u64,
     max_hold_us: u64,
-    decisions: Vec<GateDecision>,
     progress_us: u64,
     record: RunRecord,
 }
@@ -128,33 +160,44 @@ pub(super) fn as_index(index: u32) -> usize {
 
 impl<'a> Simulation<'a> {
     pub fn new(model: &'a Model, arrivals: &'a JobArrivals, rng: &'a mut StdRng) -> Self {
-        let account_subjects = arrivals.accounts().iter().map(|account| {
-            // The simulation makes no look-ups.
-            let subjects = model.spec.subjects(Some(account), None).ok();
-            let subjects = subjects.filter(|_| !model.spec.refuses_charges_of(Some(account)))?;
-            let cost_max = model.spec.cost_max(CallKind::Charge, &subjects);
-            Some(AccountSubjects { subjects, cost_max })
-        });
-        let process = |index| SimulatedProcess::new(&model.provider, u64::from(index) + 1, model.start_us);
+        let (clock, spec) = (VirtualClock::new(model.start_us), Arc::new(model.spec.clone()));
         let mut quota = Quota::default();
         if !model.cold {
-            quota.call(Micros(model.start_us), &model.spec, &warm_up_call(model.start_us));
+            quota.call(Micros(model.start_us), &model.spec, &first_call(model.start_us));
         }
+        let mut process = |index| {
+            let parts = (&spec, &model.provider);
+            let mut gate = GateDriver::new(clock, u64::from(index) + 1, parts, model.start_us);
+            if !model.cold {
+                gate.warm_up(&mut quota, model.start_us);
+            }
+            SimulatedProcess::new(&model.provider, gate)
+        };
+        // The simulation makes no look-ups.
+        let may_charge = |account: &&String| {
+            let scope = CountingScope { account: Some((*account).clone()), ..CountingScope::default() };
+            scope.subjects(&model.spec).is_ok()
+        };
+        let accounts = arrivals.accounts().iter().map(|account| Some(account).filter(may_charge).cloned());
         Self {
             policy: model.retry_policy(),
+            processes: (0..model.processes).map(&mut process).collect(),
+            accounts: accounts.collect(),
             quota,
             agenda: EventQueue::default(),
             queue: VecDeque::new(),
-            processes: (0..model.processes).map(process).collect(),
+            backlog: FairOrder::default(),
             next_process: 0,
             arrived: 0,
-            account_subjects: account_subjects.collect(),
-            cost_max: model.spec.cost_max(CallKind::Charge, &[]),
+            ended: 0,
+            clock,
             commit_us: micros_up(model.commit),
             max_hold_us: micros_up(max_local_wait(&model.provider)),
-            decisions: Vec::new(),
             progress_us: model.start_us,
-            record: RunRecord { jobs: vec![SimulatedJob::default(); arrivals.jobs().len()], ..RunRecord::default() },
+            record: RunRecord {
+                jobs: std::iter::repeat_with(SimulatedJob::default).take(arrivals.jobs().len()).collect(),
+                ..RunRecord::default()
+            },
             model,
             arrivals,
             rng,
@@ -166,7 +209,7 @@ impl<'a> Simulation<'a> {
         self.arrive_next();
         while let Some((now_us, event)) = self.agenda.next() {
             let all_arrived = self.arrived > self.arrivals.jobs().len();
-            if all_arrived && now_us > self.progress_us + stall_us {
+            if all_arrived && (now_us > self.progress_us + stall_us || self.ended == self.arrivals.jobs().len()) {
                 break;
             }
             self.handle(now_us, event);
@@ -189,21 +232,14 @@ impl<'a> Simulation<'a> {
                 self.deliver(now_us);
             }
             Event::ResumeIntake(_) => self.deliver(now_us),
+            Event::Recorded(job) => self.recorded(now_us, job),
+            Event::Dispatch(process) => self.dispatcher_woken(now_us, process),
             Event::Claimed(job) => self.claimed(now_us, job),
             Event::WaitOver(job) => self.enter(now_us, job),
-            Event::EgressTimeout(job, delivery) => self.egress_timeout(now_us, job, delivery),
             Event::GateWake(process) => self.gate_woken(now_us, process),
-            Event::LimiterCall(process) => {
-                let (quota, spec) = (&mut self.quota, &self.model.spec);
-                self.processes[as_index(process)].gate.reach(|call| quota.call(Micros(now_us), spec, call));
-                let round_trip_us = micros_up(self.model.round_trip);
-                self.agenda.at(now_us + round_trip_us / 2, Event::LimiterReply(process));
-            }
-            Event::LimiterReply(process) => {
-                let spec = &self.model.spec;
-                self.processes[as_index(process)].gate.replied(now_us, spec, &mut self.decisions);
-                self.apply_decisions(now_us, process);
-            }
+            Event::LimiterCall(process) => self.limiter_called(now_us, process),
+            Event::LimiterReply(process) => self.limiter_replied(now_us, process),
+            Event::Persisted(job) => self.persisted(now_us, job),
             Event::Begin(job) => self.begin(now_us, job),
             Event::Answer(job) => self.answer(now_us, job),
             Event::Committed(job) => self.committed(now_us, job),
@@ -215,43 +251,6 @@ impl<'a> Simulation<'a> {
             self.agenda.at(self.model.start_us + job.at_us, Event::Arrive);
         }
         self.arrived += 1;
-    }
-
-    /// Applies the gate's decisions, and schedules its next wake-up.
-    fn apply_decisions(&mut self, now_us: u64, process: ProcessIndex) {
-        for decision in std::mem::take(&mut self.decisions) {
-            match decision {
-                GateDecision::Granted(job, granted) => self.granted(now_us, job, granted),
-                GateDecision::Refused { job, wait_us, of_its_own } => {
-                    if !of_its_own {
-                        self.pause_intake(now_us, process, wait_us);
-                    }
-                    self.commit(now_us, job, JobStep::Retry { wait_us });
-                }
-                GateDecision::Oversized(job) => {
-                    self.commit(now_us, job, JobStep::Retry { wait_us: micros_up(OVERSIZED_WAIT) })
-                }
-            }
-        }
-        let gate = &mut self.processes[as_index(process)].gate;
-        if let Some(next_us) = gate.next_call_at(now_us).map(|next_us| next_us.max(now_us))
-            && gate.woken_at_us.is_none_or(|woken_us| next_us < woken_us)
-        {
-            gate.woken_at_us = Some(next_us);
-            self.agenda.at(next_us, Event::GateWake(process));
-        }
-    }
-
-    fn gate_woken(&mut self, now_us: u64, process: ProcessIndex) {
-        let gate = &mut self.processes[as_index(process)].gate;
-        gate.woken_at_us.take_if(|woken_us| *woken_us <= now_us);
-        if gate.next_call_at(now_us).is_some_and(|next_us| next_us <= now_us) {
-            gate.depart(now_us, &self.account_subjects);
-            let there_us = micros_up(self.model.round_trip).div_ceil(2);
-            self.agenda.at(now_us + there_us, Event::LimiterCall(process));
-        } else {
-            self.apply_decisions(now_us, process);
-        }
     }
 
     fn commit(&mut self, now_us: u64, job: JobIndex, next: JobStep) {
@@ -268,8 +267,14 @@ impl<'a> Simulation<'a> {
                 let step = delay_step(Duration::from_micros(wait_us)).unwrap_or(DELAY_STEPS[0]);
                 self.agenda.at(now_us + micros_up(step), Event::Return(job));
             }
+            Some(JobStep::Backlog { blocked_until_us }) => {
+                self.put_back(job, blocked_until_us);
+                self.deactivate(now_us, job);
+                return self.dispatch_all(now_us);
+            }
             Some(JobStep::Finalize(end)) => {
                 state.end = Some((now_us, end));
+                self.ended += 1;
                 self.progress_us = now_us;
             }
             None => {}
@@ -279,14 +284,19 @@ impl<'a> Simulation<'a> {
 
     /// Releases the job from its process, so that its worker slot and prefetch serve the next job.
     fn deactivate(&mut self, now_us: u64, job: JobIndex) {
+        self.leave_admission(job);
+        self.end_wait(job, None);
         let process = self.record.jobs[as_index(job)].process;
         let state = &mut self.record.jobs[as_index(job)];
+        let is_claimed = std::mem::take(&mut state.is_claimed);
         let (has_slot, is_unsent) = (std::mem::take(&mut state.has_worker_slot), std::mem::take(&mut state.is_unsent));
         if has_slot {
-            self.processes[as_index(process)].gate.egress.release(now_us, is_unsent);
+            self.processes[as_index(process)].gate.egress().vacate(is_unsent, self.clock.instant(now_us));
         }
-        self.processes[as_index(process)].free_prefetch += 1;
-        self.apply_decisions(now_us, process);
+        if !is_claimed {
+            self.processes[as_index(process)].free_prefetch += 1;
+        }
+        self.advance_gate(now_us, process);
         self.deliver(now_us);
     }
 }

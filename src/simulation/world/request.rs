@@ -2,41 +2,60 @@
 //!
 //! The decision after a result is that of the decision table of production ([`crate::domain::disposition`]).
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use rand::Rng as _;
 
-use super::{JobStep, SimulatedAnswer, Simulation, as_index};
+use super::{JobStep, SimulatedAnswer, SimulatedPermit, Simulation, as_index};
 use crate::domain::deadline_misses::DEADLINE_MISS_PAUSE;
 use crate::domain::disposition::{
     AttemptHistory, PreSend, Resend, SendObstacle, Transition, after_outcome, before_request,
 };
 use crate::domain::outcome::{Outcome, Transmission, UnknownCause};
 use crate::domain::time::micros_up;
+use crate::limiter::gate::core::GrantedPermit;
+use crate::limiter::gate::{PendingRelease, PendingReleaseKind};
 use crate::queue::DELAY_STEPS;
 use crate::simulation::event::{Event, JobIndex};
-use crate::simulation::gate::SimulatedPermit;
-use crate::simulation::limiter_call::{ReleasedPermit, SimulatedRelease};
 use crate::simulation::windows::ProviderUse;
 
 impl Simulation<'_> {
-    pub(super) fn granted(&mut self, now_us: u64, job: JobIndex, granted: SimulatedPermit) {
-        self.record.jobs[as_index(job)].has_worker_slot = true;
-        if let Some(next) = self.transition_instead(now_us, job) {
-            self.record.jobs[as_index(job)].is_unsent = true;
-            self.release_unused(now_us, job, &granted);
+    pub(super) fn granted(&mut self, now_us: u64, job: JobIndex, granted: GrantedPermit) {
+        self.end_wait(job, Some(now_us));
+        let GrantedPermit { start_at, use_before, origins, call, scope, window_slot, .. } = granted;
+        let permit = SimulatedPermit { use_before, window_slot: Some(window_slot), origins, call, scope };
+        let next = self.transition_instead(now_us, job);
+        let state = &mut self.record.jobs[as_index(job)];
+        (state.has_worker_slot, state.is_unsent) = (true, next.is_some());
+        state.granted = Some(Box::new(permit));
+        if let Some(next) = next {
+            self.release_unused(now_us, job);
             return self.commit(now_us, job, next.into());
         }
-        let begin_us = granted.start_us.max(now_us + self.commit_us);
-        self.record.jobs[as_index(job)].granted = Some(Box::new(granted));
-        self.agenda.at(begin_us, Event::Begin(job));
+        let (persisted_us, start_us) = (now_us + self.commit_us, self.clock.micros(start_at));
+        if persisted_us < start_us {
+            self.agenda.at(persisted_us, Event::Persisted(job));
+        }
+        self.agenda.at(start_us.max(persisted_us), Event::Begin(job));
+    }
+
+    /// The attempt is recorded: the next job may get a permit.
+    pub(super) fn persisted(&mut self, now_us: u64, job: JobIndex) {
+        let (now, state) = (self.clock.instant(now_us), &mut self.record.jobs[as_index(job)]);
+        let slot = state.granted.as_mut().and_then(|granted| granted.window_slot.take());
+        if slot.is_some_and(|slot| slot.persisted(None, now)) {
+            let process = state.process;
+            self.advance_gate(now_us, process);
+        }
     }
 
     pub(super) fn begin(&mut self, now_us: u64, job: JobIndex) {
-        let Some(granted) = self.record.jobs[as_index(job)].granted.clone() else { return };
-        if now_us > granted.use_before_us {
+        self.persisted(now_us, job);
+        let Some(granted) = &self.record.jobs[as_index(job)].granted else { return };
+        if self.clock.instant(now_us) > granted.use_before {
             self.record.late_permits += 1;
-            self.release_unused(now_us, job, &granted);
+            self.release_unused(now_us, job);
             let process = self.record.jobs[as_index(job)].process;
             if self.processes[as_index(process)].deadline_misses.record_miss(Duration::from_micros(now_us)) {
                 self.pause_intake(now_us, process, micros_up(DEADLINE_MISS_PAUSE));
@@ -83,7 +102,7 @@ impl Simulation<'_> {
 
     pub(super) fn answer(&mut self, now_us: u64, job: JobIndex) {
         let state = &mut self.record.jobs[as_index(job)];
-        let Some((granted, answer)) = state.granted.take().zip(state.answer.take()) else { return };
+        let Some(answer) = state.answer.take() else { return };
         let unknown = |cause| Outcome::Unknown { cause, retry_after: None };
         let outcome = match answer {
             SimulatedAnswer::Accepted => Outcome::Accepted { reference: None },
@@ -91,25 +110,33 @@ impl Simulation<'_> {
             SimulatedAnswer::None => unknown(UnknownCause::Timeout),
         };
         if outcome.transmission() == Transmission::Responded {
-            self.release_permit(now_us, job, granted.call, SimulatedRelease::Answered { at_us: now_us });
+            let at = self.clock.instant(now_us);
+            self.release_permit(job, |_| PendingReleaseKind::Used { at });
         }
+        self.record.jobs[as_index(job)].granted = None;
         let history = self.history(now_us, job);
         let disposition = after_outcome(&outcome, &history, &self.policy, self.rng.random());
         self.record.jobs[as_index(job)].attempts += u32::from(disposition.counts_attempt);
         self.commit(now_us, job, disposition.transition.into());
         let process = self.record.jobs[as_index(job)].process;
-        self.apply_decisions(now_us, process);
+        self.advance_gate(now_us, process);
     }
 
-    fn release_unused(&mut self, now_us: u64, job: JobIndex, granted: &SimulatedPermit) {
-        let release = SimulatedRelease::NotSent { origins: granted.origins.clone() };
-        self.release_permit(now_us, job, granted.call, release);
+    fn release_unused(&mut self, now_us: u64, job: JobIndex) {
+        let granted = self.record.jobs[as_index(job)].granted.as_mut();
+        if let Some(slot) = granted.and_then(|granted| granted.window_slot.take()) {
+            slot.discarded(self.clock.instant(now_us));
+        }
+        self.release_permit(job, |origins| PendingReleaseKind::Unused { origins });
     }
 
-    fn release_permit(&mut self, now_us: u64, job: JobIndex, call: u64, release: SimulatedRelease) {
-        let (arrival, process) = (&self.arrivals.jobs()[as_index(job)], self.record.jobs[as_index(job)].process);
-        let released = ReleasedPermit { call, cost: arrival.cost, account: arrival.account, release };
-        self.processes[as_index(process)].gate.release(now_us, &self.model.spec, released);
+    fn release_permit(&mut self, job: JobIndex, kind: impl FnOnce(Arc<[(String, u64)]>) -> PendingReleaseKind) {
+        let (arrival, state) = (&self.arrivals.jobs()[as_index(job)], &mut self.record.jobs[as_index(job)]);
+        let (process, granted) = (state.process, state.granted.take());
+        if let Some(SimulatedPermit { origins, call, scope, .. }) = granted.map(|granted| *granted) {
+            let release = PendingRelease { call, cost: u32::from(arrival.cost), scope, kind: kind(origins) };
+            self.processes[as_index(process)].gate.release(release);
+        }
     }
 
     /// Transition of a job that must not be sent; `None`: it may be sent.

@@ -43,7 +43,7 @@ impl AheadBounds {
     }
 
     /// Room that is worth a claim at once.
-    fn worth_a_claim(self) -> u32 {
+    pub fn worth_a_claim(self) -> u32 {
         (self.all / 4).max(1)
     }
 }
@@ -52,7 +52,7 @@ impl AheadBounds {
 pub fn startable_soon(provider: &Provider) -> u32 {
     // A float beyond the range of u32 saturates.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "not negative, and bounded")]
-    let startable = provider.startable_within(AHEAD, WHOLE_WINDOW_MAX).ceil() as u32;
+    let startable = provider.startable_by_limits_within(AHEAD, WHOLE_WINDOW_MAX).ceil() as u32;
     startable.max(AHEAD_MIN)
 }
 
@@ -256,11 +256,15 @@ mod tests {
         ] {
             let url = "https://acme.example/".to_owned();
             let row = ProviderRow { name: "acme".to_owned(), url, limits, workers, ..ProviderRow::default() };
-            assert_eq!(
-                AheadBounds::of(&row.validate(1).unwrap(), prefetch),
-                AheadBounds { all, of_one_flow },
-                "{workers} workers, prefetch {prefetch}"
-            );
+            // A faster egress rate of its own does not matter: the limits make the jobs wait.
+            for leak_per_second in [None, Some(10_000.0)] {
+                let row = ProviderRow { leak_per_second, ..row.clone() };
+                assert_eq!(
+                    AheadBounds::of(&row.validate(1).unwrap(), prefetch),
+                    AheadBounds { all, of_one_flow },
+                    "{workers} workers, prefetch {prefetch}, egress rate {leak_per_second:?}"
+                );
+            }
         }
     }
 }

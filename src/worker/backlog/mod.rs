@@ -43,9 +43,9 @@ use crate::queue::Properties;
 use crate::queue::message::Decoded;
 use crate::telemetry::spans;
 
-mod claimed_ahead;
+pub(crate) mod claimed_ahead;
 mod known_flows;
-mod permit_waits;
+pub(crate) mod permit_waits;
 
 /// Time between two looks at the flows, while some are known. Other processes block and unblock them, too.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
@@ -54,15 +54,15 @@ const IDLE_INTERVAL: Duration = Duration::from_secs(5);
 /// A look takes at most this part of the time, however many flows there are.
 const LOOK_TIME_DIVISOR: u32 = 20;
 /// Least time between a claim that found nothing more and the next one.
-const CLAIM_PAUSE: Duration = Duration::from_millis(10);
+pub(crate) const CLAIM_PAUSE: Duration = Duration::from_millis(10);
 /// Least time between two claims for few jobs. An urgent job waits that long, while the lane has as many as it may.
-const SMALL_CLAIM_PAUSE: Duration = Duration::from_millis(50);
+pub(crate) const SMALL_CLAIM_PAUSE: Duration = Duration::from_millis(50);
 /// Longest time between two looks at a lane that must not send.
 const PAUSED_INTERVAL: Duration = Duration::from_secs(1);
 /// Most jobs of one claim.
-const CLAIM_MAX: u32 = 100;
+pub(crate) const CLAIM_MAX: u32 = 100;
 /// Jobs of a flow in a row.
-const QUANTUM: u32 = 4;
+pub(crate) const QUANTUM: u32 = 4;
 
 /// What this process knows of a lane's backlog.
 #[derive(Debug, Default)]

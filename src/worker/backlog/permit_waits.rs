@@ -15,7 +15,7 @@ use super::claimed_ahead::AHEAD_MIN;
 use crate::domain::job::JobId;
 
 /// A job that waits longer shows a limited lane. As long as permits are booked ahead at most.
-const LIMITED_AFTER: Duration = Duration::from_millis(250);
+pub const LIMITED_AFTER: Duration = Duration::from_millis(250);
 
 #[derive(Debug, Default)]
 pub struct PermitWaits(Mutex<State>);

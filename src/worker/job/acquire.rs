@@ -31,7 +31,7 @@ use crate::worker::meter::RefusalLabels;
 
 /// Longest wait of an active job for a limit of its account. Then it returns to the backlog, and its place in the lane
 /// is free for jobs of other accounts. As long as permits are booked ahead at most.
-const ACCOUNT_WAIT: Duration = Duration::from_millis(250);
+pub(crate) const ACCOUNT_WAIT: Duration = Duration::from_millis(250);
 
 pub(super) enum PermitWait {
     Granted(Permit),

@@ -36,9 +36,9 @@ const CHANGED_ROW: &str = "its message cannot be made from the ledger: content a
 
 /// A flow wakes this long before its limit has a slot, so that its first job is at the gate by then. Shorter than an
 /// active job waits for a limit of its account.
-const WAKE_AHEAD: Duration = Duration::from_millis(150);
+pub(crate) const WAKE_AHEAD: Duration = Duration::from_millis(150);
 /// Shortest block: a job that was refused is not claimed again at once.
-const LIMIT_BLOCK_MIN: Duration = Duration::from_millis(20);
+pub(crate) const LIMIT_BLOCK_MIN: Duration = Duration::from_millis(20);
 
 /// Block of a flow from a refusal on.
 pub(super) struct BlockUntil {

@@ -24,8 +24,8 @@ use crate::domain::wait_reason::{Wait, WaitReason};
 use crate::ledger::Claimed;
 use crate::limiter::gate::{BlockReason, Permit};
 
-mod acquire;
-mod backlog;
+pub(crate) mod acquire;
+pub(crate) mod backlog;
 mod claim;
 mod commit;
 mod fast_path;
@@ -33,7 +33,7 @@ mod prepare;
 mod send;
 
 /// Delay of jobs whose lane must not send.
-const LANE_PAUSED_DELAY: Duration = Duration::from_secs(5);
+pub(crate) const LANE_PAUSED_DELAY: Duration = Duration::from_secs(5);
 
 /// Delay of a job that got no worker slot at the egress rate in time.
 pub const EGRESS_DELAY: Duration = Duration::from_secs(5);

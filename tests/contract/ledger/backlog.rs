@@ -15,6 +15,7 @@ use super::*;
 
 mod blocks;
 mod fairness;
+mod model;
 mod order;
 mod races;
 mod refused;

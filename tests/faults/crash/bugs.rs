@@ -126,8 +126,6 @@ async fn limited_lane(armed: Armed) -> Verdict {
     worker.until_logged("lane open").await;
     cell.publish(40).await;
     until_over(&cell, &worker, armed).await;
-    let rows: Vec<(i64, i64, i64, String)> = sqlx::query_as("SELECT copy, count(*), sum(fence)::bigint, (SELECT coalesce(string_agg(account || waiting, ','), '-') FROM flows) FROM jobs GROUP BY copy").fetch_all(&cell.ledger).await.unwrap();
-    eprintln!("COUNTED {armed:?} {rows:?}");
     cell.verdict().await
 }
 

@@ -3,6 +3,7 @@
 //! Both run in virtual time, where no machine is slow, so they are compared in both directions. A worker here acquires,
 //! persists, sends and gets a response. The whole worker is compared with its prediction in `worker/simulation.rs`.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -77,6 +78,7 @@ fn model(case: &Case) -> Model {
     Model {
         spec: quota_spec(&known, &provider.name).unwrap(),
         provider,
+        weights: BTreeMap::new(),
         processes: case.processes,
         start_us: 1_800_000_000_000_000,
         latency: LatencyModel::Uniform { least_us: least_ms * 1_000, most_us: most_ms * 1_000 },

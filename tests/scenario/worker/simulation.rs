@@ -4,6 +4,7 @@
 //! cleared sooner than simulated. A busy machine may take longer. `gate/simulated.rs` compares the gate in virtual
 //! time, in both directions.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -134,6 +135,7 @@ fn predicted(case: &Case) -> Seen {
     let model = Model {
         spec: quota_spec(&known, &name("acme")).unwrap(),
         provider,
+        weights: BTreeMap::new(),
         processes: 1,
         start_us: 1_800_000_000_000_000,
         latency: LatencyModel::Uniform { least_us: least_ms * 1_000, most_us: most_ms * 1_000 },

@@ -3,20 +3,17 @@
 //! A quota may serve several lanes. A lane without a free worker slot, or whose egress rate allows none now, holds up
 //! no other lane.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use tokio::time::Instant;
 
 use crate::limiter::gate::egress::{EgressRequest, EgressRule, FreeEgress, LaneEgress};
 
-/// Identity of a lane: the address of its egress.
-type LaneKey = usize;
-
 /// The number of waiters of each lane.
 #[derive(Debug, Default)]
 pub(super) struct LaneWaiters {
-    by_lane: HashMap<LaneKey, LaneCount>,
+    /// A quota has few lanes, so they are searched.
+    lanes: Vec<LaneCount>,
     /// Waiters that need no worker slot.
     without_lane: usize,
 }
@@ -32,18 +29,15 @@ struct LaneCount {
 #[derive(Debug)]
 pub(super) struct LaneCapacity {
     now: Instant,
-    by_lane: HashMap<LaneKey, FreeLane>,
+    lanes: Vec<FreeLane>,
     has_without_lane: bool,
 }
 
 #[derive(Debug)]
 struct FreeLane {
+    lane: Arc<LaneEgress>,
     free: FreeEgress,
     has_exempt: bool,
-}
-
-fn lane_key(egress: &EgressRequest) -> LaneKey {
-    Arc::as_ptr(&egress.lane).addr()
 }
 
 impl LaneCount {
@@ -65,8 +59,12 @@ impl LaneWaiters {
             self.without_lane += 1;
             return;
         };
-        let new = || LaneCount { lane: Arc::clone(&egress.lane), paced: 0, exempt: 0 };
-        self.by_lane.entry(lane_key(egress)).or_insert_with(new).change(egress.rule, 1, now);
+        let index = self.lanes.iter().position(|count| Arc::ptr_eq(&count.lane, &egress.lane));
+        let index = index.unwrap_or_else(|| {
+            self.lanes.push(LaneCount { lane: Arc::clone(&egress.lane), paced: 0, exempt: 0 });
+            self.lanes.len() - 1
+        });
+        self.lanes[index].change(egress.rule, 1, now);
     }
 
     pub fn remove(&mut self, egress: Option<&EgressRequest>, now: Instant) {
@@ -74,30 +72,33 @@ impl LaneWaiters {
             self.without_lane = self.without_lane.saturating_sub(1);
             return;
         };
-        if let Some(count) = self.by_lane.get_mut(&lane_key(egress)) {
-            count.change(egress.rule, -1, now);
-            if count.paced + count.exempt == 0 {
-                self.by_lane.remove(&lane_key(egress));
+        if let Some(index) = self.lanes.iter().position(|count| Arc::ptr_eq(&count.lane, &egress.lane)) {
+            self.lanes[index].change(egress.rule, -1, now);
+            if self.lanes[index].paced + self.lanes[index].exempt == 0 {
+                self.lanes.swap_remove(index);
             }
         }
     }
 
     /// What the lanes let out at this instant.
     pub fn capacity(&self, now: Instant) -> LaneCapacity {
-        let free = |count: &LaneCount| FreeLane { free: count.lane.free(now), has_exempt: count.exempt > 0 };
-        let by_lane = self.by_lane.iter().map(|(key, count)| (*key, free(count))).collect();
-        LaneCapacity { now, by_lane, has_without_lane: self.without_lane > 0 }
+        let free = |count: &LaneCount| {
+            let (lane, free) = (Arc::clone(&count.lane), count.lane.free(now));
+            FreeLane { lane, free, has_exempt: count.exempt > 0 }
+        };
+        let lanes = self.lanes.iter().map(free).collect();
+        LaneCapacity { now, lanes, has_without_lane: self.without_lane > 0 }
     }
 
     /// Earliest instant at which any waiter may leave, as far as the lanes decide; `None`: when a worker slot is
     /// released.
     pub fn earliest(&self, capacity: &LaneCapacity) -> Option<Instant> {
         let without_lane = (self.without_lane > 0).then_some(capacity.now);
-        let by_lane = self.by_lane.iter().flat_map(|(key, count)| {
-            let free = capacity.by_lane.get(key).map(|lane| &lane.free);
+        // The capacity was made from these lanes.
+        let by_lane = self.lanes.iter().zip(&capacity.lanes).flat_map(|(count, lane)| {
             let rules = [(EgressRule::Paced, count.paced), (EgressRule::Exempt, count.exempt)];
             let present = rules.into_iter().filter(|(_, waiters)| *waiters > 0);
-            present.filter_map(move |(rule, _)| free?.next_at(rule, capacity.now))
+            present.filter_map(|(rule, _)| lane.free.next_at(rule, capacity.now))
         });
         by_lane.chain(without_lane).min()
     }
@@ -107,17 +108,19 @@ impl LaneCapacity {
     /// When the lane lets this waiter leave; `None`: when a worker slot is released.
     pub fn next_at(&self, egress: Option<&EgressRequest>) -> Option<Instant> {
         let Some(egress) = egress else { return Some(self.now) };
-        self.by_lane.get(&lane_key(egress))?.free.next_at(egress.rule, self.now)
+        let lane = self.lanes.iter().find(|lane| Arc::ptr_eq(&lane.lane, &egress.lane))?;
+        lane.free.next_at(egress.rule, self.now)
     }
 
     /// Takes one job of the lane's capacity; `false`: it may not leave now.
     pub fn take(&mut self, egress: Option<&EgressRequest>) -> bool {
         let Some(egress) = egress else { return true };
-        self.by_lane.get_mut(&lane_key(egress)).is_some_and(|lane| lane.free.take(egress.rule))
+        let lane = self.lanes.iter_mut().find(|lane| Arc::ptr_eq(&lane.lane, &egress.lane));
+        lane.is_some_and(|lane| lane.free.take(egress.rule))
     }
 
     /// Whether no further waiter may leave now.
     pub fn is_used_up(&self) -> bool {
-        !self.has_without_lane && self.by_lane.values().all(|lane| lane.free.is_used_up(lane.has_exempt))
+        !self.has_without_lane && self.lanes.iter().all(|lane| lane.free.is_used_up(lane.has_exempt))
     }
 }

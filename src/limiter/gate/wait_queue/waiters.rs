@@ -1,88 +1,220 @@
-//! The waiters of a queue in order, with indexes by deadline, of the deferred ones, and of the lanes.
+//! The waiters of a queue in order, with indexes by deadline, of the ready and the deferred ones, and of the lanes.
 //!
 //! A queue may have ten thousand waiters and is searched with every message, so no search reads all of them. Waiters
 //! are not lent for change, because their deadlines and deferral are index keys.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::RangeTo;
+use std::sync::Arc;
 
 use tokio::time::Instant;
 
 use super::lane_capacity::LaneWaiters;
-use super::{CountingScope, Deferral, PermitWaiter, QueueKey};
+use super::{CountedSubjects, CountingScope, Deferral, PermitWaiter, QueueKey};
+use crate::domain::limit::Scope;
+use crate::limiter::gate::core::Ticket;
 
-#[derive(Debug, Default)]
-pub(super) struct Waiters {
-    by_key: BTreeMap<QueueKey, PermitWaiter>,
+/// Deferred waiters by the name of their account or reference.
+type DeferredByName = HashMap<Option<String>, BTreeSet<QueueKey>>;
+
+#[derive(Debug)]
+pub(super) struct Waiters<T> {
+    by_key: BTreeMap<QueueKey, PermitWaiter<T>>,
     by_deadline: BTreeSet<(Instant, QueueKey)>,
     by_egress_deadline: BTreeSet<(Instant, QueueKey)>,
-    deferred: BTreeSet<QueueKey>,
+    /// Those that are not deferred.
+    ready: BTreeSet<QueueKey>,
+    deferred: Deferred,
     lanes: LaneWaiters,
     /// Number of checks since cancelled waiters were last swept.
     checks_since_sweep: usize,
 }
 
-impl Waiters {
-    pub fn insert(&mut self, key: QueueKey, waiter: PermitWaiter, now: Instant) {
+/// The deferred waiters, by the end of their deferral and by what defers others with them.
+#[derive(Debug, Default)]
+struct Deferred {
+    by_end: BTreeSet<(Instant, QueueKey)>,
+    by_account: DeferredByName,
+    by_reference: DeferredByName,
+}
+
+impl Deferred {
+    /// Waiters that a limit of their account or reference defers are found by its name.
+    fn names<'a>(
+        &mut self,
+        scope: &'a CountingScope,
+        deferral: &Deferral,
+    ) -> Option<(&mut DeferredByName, &'a Option<String>)> {
+        match deferral.counted_with?.0 {
+            Scope::Provider => None,
+            Scope::Account => Some((&mut self.by_account, &scope.account)),
+            Scope::Reference => Some((&mut self.by_reference, &scope.reference)),
+        }
+    }
+
+    fn insert(&mut self, key: QueueKey, scope: &CountingScope, deferral: &Deferral) {
+        self.by_end.insert((deferral.until, key));
+        if let Some((by_name, name)) = self.names(scope, deferral) {
+            match by_name.get_mut(name) {
+                Some(keys) => drop(keys.insert(key)),
+                None => drop(by_name.insert(name.clone(), BTreeSet::from([key]))),
+            }
+        }
+    }
+
+    fn remove(&mut self, key: QueueKey, scope: &CountingScope, deferral: &Deferral) {
+        self.by_end.remove(&(deferral.until, key));
+        if let Some((by_name, name)) = self.names(scope, deferral)
+            && let Some(keys) = by_name.get_mut(name)
+        {
+            keys.remove(&key);
+            if keys.is_empty() {
+                by_name.remove(name);
+            }
+        }
+    }
+
+    /// Those whose limit may count a waiter of this scope, too.
+    fn related(&self, scope: &CountingScope) -> impl Iterator<Item = &BTreeSet<QueueKey>> {
+        let by_account = self.by_account.get(&scope.account);
+        by_account.into_iter().chain(self.by_reference.get(&scope.reference))
+    }
+}
+
+impl<T> Default for Waiters<T> {
+    fn default() -> Self {
+        Self {
+            by_key: BTreeMap::new(),
+            by_deadline: BTreeSet::new(),
+            by_egress_deadline: BTreeSet::new(),
+            ready: BTreeSet::new(),
+            deferred: Deferred::default(),
+            lanes: LaneWaiters::default(),
+            checks_since_sweep: 0,
+        }
+    }
+}
+
+impl<T: Ticket> Waiters<T> {
+    pub fn insert(&mut self, key: QueueKey, waiter: PermitWaiter<T>, now: Instant) {
         self.by_deadline.insert((waiter.wait_until, key));
         self.by_egress_deadline.extend(waiter.egress.as_ref().map(|egress| (egress.wait_until, key)));
         self.lanes.add(waiter.egress.as_ref(), now);
-        if waiter.deferral.is_some() {
-            self.deferred.insert(key);
+        match &waiter.deferral {
+            Some(deferral) => self.deferred.insert(key, &waiter.scope, deferral),
+            None => drop(self.ready.insert(key)),
         }
         self.by_key.insert(key, waiter);
     }
 
-    pub fn remove(&mut self, key: QueueKey, now: Instant) -> Option<PermitWaiter> {
+    pub fn remove(&mut self, key: QueueKey, now: Instant) -> Option<PermitWaiter<T>> {
         let waiter = self.by_key.remove(&key)?;
         self.by_deadline.remove(&(waiter.wait_until, key));
         if let Some(egress) = &waiter.egress {
             self.by_egress_deadline.remove(&(egress.wait_until, key));
         }
         self.lanes.remove(waiter.egress.as_ref(), now);
-        self.deferred.remove(&key);
+        match &waiter.deferral {
+            Some(deferral) => self.deferred.remove(key, &waiter.scope, deferral),
+            None => drop(self.ready.remove(&key)),
+        }
         Some(waiter)
     }
 
-    pub fn defer(&mut self, key: QueueKey, deferral: Deferral) {
+    /// Sets the subjects that count a waiter.
+    pub fn count_with(&mut self, key: QueueKey, counted: CountedSubjects) {
         if let Some(waiter) = self.by_key.get_mut(&key) {
-            waiter.deferral = Some(deferral);
-            self.deferred.insert(key);
+            waiter.counted = Arc::new(counted);
+        }
+    }
+
+    pub fn defer(&mut self, key: QueueKey, deferral: Deferral) {
+        let Some(waiter) = self.by_key.get_mut(&key) else { return };
+        if let Some(before) = waiter.deferral.take() {
+            self.deferred.remove(key, &waiter.scope, &before);
+        }
+        self.ready.remove(&key);
+        self.deferred.insert(key, &waiter.scope, &deferral);
+        waiter.deferral = Some(deferral);
+    }
+
+    fn resume(&mut self, key: QueueKey) {
+        let Some(waiter) = self.by_key.get_mut(&key) else { return };
+        if let Some(deferral) = waiter.deferral.take() {
+            self.deferred.remove(key, &waiter.scope, &deferral);
+            self.ready.insert(key);
+        }
+    }
+
+    /// Ends the deferrals that end by then.
+    pub fn resume_due(&mut self, now: Instant) {
+        while let Some((_, key)) = self.deferred.by_end.first().copied().filter(|(until, _)| *until <= now) {
+            self.resume(key);
         }
     }
 
     /// Ends the deferrals that are over.
     pub fn resume_if(&mut self, is_over: impl Fn(&Deferral) -> bool) {
-        self.resume_if_waiter(|_, deferral| is_over(deferral));
+        let is_over = |key: &QueueKey| self.deferral_of(*key).is_some_and(&is_over);
+        let keys: Vec<QueueKey> = self.deferred.by_end.iter().map(|(_, key)| *key).filter(is_over).collect();
+        keys.into_iter().for_each(|key| self.resume(key));
     }
 
-    /// Ends the deferrals of the waiters for which they are over.
-    pub fn resume_if_waiter(&mut self, is_over: impl Fn(&CountingScope, &Deferral) -> bool) {
-        let Self { by_key, deferred, .. } = self;
-        deferred.retain(|key| {
-            let waiter = by_key.get_mut(key);
-            waiter.is_some_and(|waiter| {
-                let PermitWaiter { scope, deferral, .. } = waiter;
-                deferral.take_if(|deferral| is_over(scope, deferral));
-                waiter.deferral.is_some()
-            })
-        });
+    /// Ends the deferrals that are over, of those whose limit may count a permit of this scope.
+    pub fn resume_related(&mut self, scope: &CountingScope, is_over: impl Fn(&PermitWaiter<T>, &Deferral) -> bool) {
+        let is_over = |key: &QueueKey| {
+            let waiter = self.by_key.get(key);
+            waiter.is_some_and(|waiter| waiter.deferral.as_ref().is_some_and(|deferral| is_over(waiter, deferral)))
+        };
+        let keys: Vec<QueueKey> = self.deferred.related(scope).flatten().copied().filter(is_over).collect();
+        keys.into_iter().for_each(|key| self.resume(key));
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = (&QueueKey, &PermitWaiter)> {
+    fn deferral_of(&self, key: QueueKey) -> Option<&Deferral> {
+        self.by_key.get(&key)?.deferral.as_ref()
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (&QueueKey, &PermitWaiter<T>)> {
         self.by_key.iter()
     }
 
-    pub fn ahead_of(&self, keys: RangeTo<QueueKey>) -> impl Iterator<Item = &PermitWaiter> {
+    /// The waiters that are not deferred, in order.
+    pub fn ready(&self) -> impl Iterator<Item = (&QueueKey, &PermitWaiter<T>)> {
+        self.ready.iter().filter_map(|key| Some((key, self.by_key.get(key)?)))
+    }
+
+    /// The deferred waiters, by the end of their deferral.
+    pub fn deferred(&self) -> impl Iterator<Item = (Instant, &PermitWaiter<T>)> {
+        self.deferred.by_end.iter().filter_map(|(until, key)| Some((*until, self.by_key.get(key)?)))
+    }
+
+    pub fn ahead_of(&self, keys: RangeTo<QueueKey>) -> impl Iterator<Item = &PermitWaiter<T>> {
         self.by_key.range(keys).map(|(_, waiter)| waiter)
     }
 
-    pub fn deferred_ahead_of(&self, keys: RangeTo<QueueKey>) -> impl Iterator<Item = &PermitWaiter> {
-        self.deferred.range(keys).filter_map(|key| self.by_key.get(key))
+    /// The deferred waiters before this key whose limit may count a waiter of this scope, too.
+    pub fn related_ahead_of(&self, key: QueueKey, scope: &CountingScope) -> impl Iterator<Item = &PermitWaiter<T>> {
+        let ahead = self.deferred.related(scope).flat_map(move |keys| keys.range(..key));
+        ahead.filter_map(|key| self.by_key.get(key))
     }
 
     pub fn len(&self) -> usize {
         self.by_key.len()
+    }
+
+    #[cfg(test)]
+    pub fn has_exact_indexes(&self) -> bool {
+        let deferred = self.by_key.values().filter(|waiter| waiter.deferral.is_some()).count();
+        let named = |by_name: &DeferredByName| by_name.values().map(BTreeSet::len).sum::<usize>();
+        let has_empty = [&self.deferred.by_account, &self.deferred.by_reference]
+            .into_iter()
+            .any(|by_name| by_name.values().any(BTreeSet::is_empty));
+        self.by_deadline.len() == self.len()
+            && self.by_egress_deadline.len() <= self.len()
+            && self.ready.len() + deferred == self.len()
+            && self.deferred.by_end.len() == deferred
+            && named(&self.deferred.by_account) + named(&self.deferred.by_reference) <= deferred
+            && !has_empty
     }
 
     /// The earliest deadline.
@@ -111,7 +243,7 @@ impl Waiters {
         &self.lanes
     }
 
-    pub fn get(&self, key: QueueKey) -> Option<&PermitWaiter> {
+    pub fn get(&self, key: QueueKey) -> Option<&PermitWaiter<T>> {
         self.by_key.get(&key)
     }
 
@@ -126,7 +258,7 @@ impl Waiters {
     pub fn sweep_all(&mut self, now: Instant) {
         self.checks_since_sweep = 0;
         let cancelled: Vec<QueueKey> =
-            self.iter().filter(|(_, waiter)| waiter.reply.is_closed()).map(|(key, _)| *key).collect();
+            self.iter().filter(|(_, waiter)| waiter.ticket.is_cancelled()).map(|(key, _)| *key).collect();
         for key in cancelled {
             self.remove(key, now);
         }
@@ -142,10 +274,11 @@ mod tests {
     use tokio::sync::oneshot;
 
     use super::*;
+    use crate::domain::limit::AppliesTo;
     use crate::limiter::gate::{AcquireResult, BlockReason};
 
     struct Rig {
-        waiters: Waiters,
+        waiters: Waiters<oneshot::Sender<AcquireResult>>,
         answers: Vec<(QueueKey, oneshot::Receiver<AcquireResult>)>,
         zero: Instant,
         rng: StdRng,
@@ -157,7 +290,17 @@ mod tests {
         }
 
         fn deferral(&mut self) -> Deferral {
-            Deferral { until: self.instant(), reason: BlockReason::Cold, exact: true, counted_with: None }
+            let counted_with = match self.rng.random_range(0..3) {
+                0 => None,
+                1 => Some((Scope::Account, AppliesTo::All)),
+                _ => Some((Scope::Reference, AppliesTo::All)),
+            };
+            Deferral { until: self.instant(), reason: BlockReason::Cold, exact: true, counted_with }
+        }
+
+        fn scope(&mut self) -> CountingScope {
+            let mut name = || [None, Some("a".to_owned()), Some("b".to_owned())][self.rng.random_range(0..3)].clone();
+            CountingScope { kind: None, account: name(), reference: name() }
         }
 
         /// The key of any waiter that has arrived, whether it still waits or not.
@@ -169,19 +312,20 @@ mod tests {
             let key = QueueKey { priority_reversed: self.rng.random_range(0..3), arrival };
             let (reply, answer) = oneshot::channel();
             let deferral = self.rng.random_bool(0.3).then(|| self.deferral());
-            let wait_until = self.instant();
+            let (wait_until, scope) = (self.instant(), self.scope());
             let waiter = PermitWaiter {
                 job: None,
                 cost: 1,
                 priority: 0,
-                scope: CountingScope::default(),
+                scope,
                 reference: None,
                 wait_until,
                 accepted_wait: Duration::ZERO,
                 account_wait_until: None,
                 egress: None,
-                reply,
+                ticket: reply,
                 deferral,
+                counted: Arc::default(),
             };
             self.waiters.insert(key, waiter, self.zero);
             self.answers.push((key, answer));
@@ -197,7 +341,7 @@ mod tests {
                 }
                 6 => {
                     let now = self.instant();
-                    self.waiters.resume_if(|deferral| deferral.until <= now);
+                    self.waiters.resume_due(now);
                 }
                 _ => {
                     let index = self.rng.random_range(0..self.answers.len());
@@ -209,8 +353,9 @@ mod tests {
 
         /// Each index finds what a full scan finds.
         fn check(&mut self) {
-            let (until, key) = (self.instant(), self.any_key());
-            let all: Vec<(QueueKey, &PermitWaiter)> = self.waiters.iter().map(|(key, waiter)| (*key, waiter)).collect();
+            let (until, key, scope) = (self.instant(), self.any_key(), self.scope());
+            let all: Vec<(QueueKey, &PermitWaiter<_>)> =
+                self.waiters.iter().map(|(key, waiter)| (*key, waiter)).collect();
             assert_eq!(self.waiters.first_deadline(), all.iter().map(|(_, waiter)| waiter.wait_until).min());
             let mut late: Vec<QueueKey> =
                 all.iter().filter(|(_, waiter)| waiter.wait_until < until).map(|(key, _)| *key).collect();
@@ -218,8 +363,14 @@ mod tests {
             late.sort();
             expiring.sort();
             assert_eq!(expiring, late);
-            let deferred = all.iter().filter(|(at, waiter)| *at < key && waiter.deferral.is_some()).count();
-            assert_eq!(self.waiters.deferred_ahead_of(..key).count(), deferred);
+            let ready: Vec<QueueKey> =
+                all.iter().filter(|(_, waiter)| waiter.deferral.is_none()).map(|(key, _)| *key).collect();
+            assert_eq!(self.waiters.ready().map(|(key, _)| *key).collect::<Vec<_>>(), ready);
+            let ends: Vec<Instant> = self.waiters.deferred().map(|(until, _)| until).collect();
+            assert!(ends.len() + ready.len() == all.len() && ends.is_sorted());
+            let together = |waiter: &PermitWaiter<_>| waiter.defers(&scope);
+            let deferred = all.iter().filter(|(at, waiter)| *at < key && together(waiter)).count();
+            assert_eq!(self.waiters.related_ahead_of(key, &scope).filter(|other| together(other)).count(), deferred);
         }
     }
 

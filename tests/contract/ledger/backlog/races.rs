@@ -13,10 +13,10 @@ use super::*;
 on_every_database!(two_dispatchers_never_claim_a_job_twice, random_histories_keep_the_counts);
 
 /// The same numbers for the same seed.
-struct Random(u64);
+pub(super) struct Random(pub u64);
 
 impl Random {
-    fn below(&mut self, end: u64) -> u64 {
+    pub fn below(&mut self, end: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;

@@ -13,7 +13,7 @@ const WEIGHTS: &str = "SELECT account || weight FROM flows ORDER BY account";
 
 impl Fixture {
     /// Providers `stripe` and `adyen`, with account rows of `stripe`.
-    async fn with_weights(&self, weights: &[(&str, u32)]) {
+    pub(super) async fn with_weights(&self, weights: &[(&str, u32)]) {
         for provider in ["stripe", "adyen"] {
             let row = format!("INSERT INTO providers (name, url) VALUES ('{provider}', 'https://x.example/')");
             self.sql(&row).await.unwrap();

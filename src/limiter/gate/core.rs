@@ -1,0 +1,326 @@
+//! The gate's core: the wait queue, its blocks, and when the limiter is called with what, as a pure state machine.
+//!
+//! It makes no I/O, starts no task and reads no clock: events and the time are arguments, and decisions are values. The
+//! worker's gate drives it with messages and a limiter ([`super::dispatcher`]), the simulation in virtual time. So what
+//! is simulated is what runs. See `docs/decisions/0045-one-core-for-worker-and-simulation.md`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use self::cold::ColdState;
+use self::store_checks::StoreChecks;
+use super::block::{BlocksByKind, QueueBlock, RETRY_PAUSE_MIN};
+use super::egress::EgressRequest;
+use super::history_stock::{HistoryAnswer, HistoryStock};
+use super::pending_call::PendingCall;
+use super::release::PendingRelease;
+use super::unpersisted::{PersistWindow, WindowSlot};
+use super::wait_queue::{CountingScope, PermitWaiter, WaitQueue};
+use super::{BlockReason, GateRefusal, GateView, QueuePosition};
+use crate::domain::job::JobId;
+use crate::domain::quota_spec::QuotaSpec;
+use crate::domain::time::Micros;
+
+mod call;
+mod cold;
+mod reply;
+mod store_checks;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use cold::{ColdQuery, RebuildStep};
+pub(crate) use reply::{ReplyEffects, StoreFacts};
+
+/// How long releases wait to be sent in one batch.
+pub const RELEASE_DELAY: Duration = Duration::from_millis(10);
+/// First and longest wait before a failed call is repeated.
+const RETRY_FIRST: Duration = Duration::from_millis(50);
+const RETRY_MAX: Duration = Duration::from_secs(1);
+/// The retry delay of refused jobs while the store is unavailable.
+const STORE_UNAVAILABLE_WAIT: Duration = Duration::from_secs(1);
+
+/// A request's sender, returned with the decision.
+pub(crate) trait Ticket {
+    /// Whether the sender waits no longer. Then no permit is requested for it.
+    fn is_cancelled(&self) -> bool;
+}
+
+/// The end of one request's wait.
+#[derive(Debug)]
+pub(crate) enum Decision<T> {
+    Granted {
+        ticket: T,
+        permit: GrantedPermit,
+    },
+    Refused {
+        ticket: T,
+        refusal: GateRefusal,
+    },
+    /// The lane had no worker slot at its egress rate in time.
+    NoWorkerSlot {
+        ticket: T,
+    },
+}
+
+/// A permit. Its driver begins it in time and reports its end ([`GateCore::release`]).
+#[derive(Debug)]
+pub(crate) struct GrantedPermit {
+    /// Earliest start.
+    pub start_at: Instant,
+    /// Latest start.
+    pub use_before: Instant,
+    /// The slots are held for the response at most until then.
+    pub answer_before: Instant,
+    /// The call that granted it.
+    pub call: u64,
+    pub cost: u32,
+    pub scope: CountingScope,
+    /// Per limit name, the instant to restore if it is not used.
+    pub origins: Arc<[(String, u64)]>,
+    pub window_slot: WindowSlot,
+    /// The lane whose worker slot it has taken.
+    pub egress: Option<EgressRequest>,
+}
+
+/// A fact that an operator should read in the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Notice {
+    PauseLifted,
+    StoreReplaced,
+    ClockStepped {
+        by: Duration,
+        direction: &'static str,
+    },
+    /// The state cannot be right, so it is reset.
+    StateTampered(&'static str),
+    ImplausibleVersion {
+        ours: i64,
+        theirs: i64,
+    },
+    NewerSettings {
+        ours: i64,
+        theirs: i64,
+    },
+    /// No attestation covers the state, so it is rebuilt.
+    Unattested,
+    LatePermits,
+}
+
+/// The core of one quota's gate in one process; `T` identifies the sender of a request.
+#[derive(Debug)]
+pub(crate) struct GateCore<T> {
+    incarnation: u64,
+    /// The settings that are in effect.
+    spec: Arc<QuotaSpec>,
+    queue: WaitQueue<T>,
+    persist_window: Arc<PersistWindow>,
+    releases: Vec<PendingRelease>,
+    release_at: Option<Instant>,
+    pause_until: Option<Instant>,
+    /// The last pause that was sent; it must outlive the limiter state that has it.
+    sent_pause_until: Option<Instant>,
+    /// Epoch of the state that replied last.
+    state_epoch: Option<Micros>,
+    calls: u64,
+    /// A call whose reply is missing; it is repeated.
+    unanswered: Option<PendingCall>,
+    failures: u32,
+    block: Option<QueueBlock>,
+    /// Since when blocks have followed each other. A block that ends by its time begins no new count: only a permit
+    /// does, or a reply without a refusal.
+    stalled_since: Option<Instant>,
+    /// Blocks of the kinds of call that have a limit of their own.
+    kind_blocks: BlocksByKind,
+    /// When a limit blocked the queue last.
+    limited_at: Option<Instant>,
+    call_at: Instant,
+    replied_at: Instant,
+    cold: Option<ColdState>,
+    history: HistoryStock,
+    /// Our settings are older than the store's.
+    stale: bool,
+    /// The store's state is to be reset, and the call for that need not be made at once.
+    may_delay_reset: bool,
+    store: StoreChecks,
+    notices: Vec<Notice>,
+}
+
+impl<T: Ticket> GateCore<T> {
+    pub fn new(incarnation: u64, spec: Arc<QuotaSpec>, now: Instant) -> Self {
+        let persist_window = PersistWindow::new(spec.use_within());
+        Self {
+            incarnation,
+            spec,
+            queue: WaitQueue::default(),
+            persist_window,
+            releases: Vec::new(),
+            release_at: None,
+            pause_until: None,
+            sent_pause_until: None,
+            state_epoch: None,
+            calls: 0,
+            unanswered: None,
+            failures: 0,
+            block: None,
+            stalled_since: None,
+            kind_blocks: BlocksByKind::default(),
+            limited_at: None,
+            call_at: now,
+            replied_at: now,
+            cold: None,
+            history: HistoryStock::default(),
+            stale: false,
+            may_delay_reset: false,
+            store: StoreChecks::new(now),
+            notices: Vec::new(),
+        }
+    }
+
+    pub fn spec(&self) -> &Arc<QuotaSpec> {
+        &self.spec
+    }
+
+    /// The decisions since the last call of this.
+    pub fn take_decisions(&mut self) -> Vec<Decision<T>> {
+        self.queue.take_decisions()
+    }
+
+    /// The notices since the last call of this.
+    pub fn take_notices(&mut self) -> Vec<Notice> {
+        std::mem::take(&mut self.notices)
+    }
+
+    /// Applies new settings to all waiters. Blocks by former settings do not hold under the new ones.
+    pub fn apply_spec(&mut self, spec: Arc<QuotaSpec>, now: Instant) {
+        self.queue.apply_spec(&spec, now);
+        self.history.clear();
+        self.call_at = now;
+        self.block = None;
+        self.kind_blocks.clear();
+        if spec.resumed_at != self.spec.resumed_at {
+            self.notices.push(Notice::PauseLifted);
+            (self.pause_until, self.sent_pause_until) = (None, None);
+        }
+        self.spec = spec;
+    }
+
+    /// Adds a waiter. If it is more urgent than the first one that was refused, the block ends, and the limiter is
+    /// asked.
+    pub fn join(&mut self, waiter: PermitWaiter<T>, now: Instant) {
+        let kind = waiter.scope.kind();
+        let Some(key) = self.queue.enqueue(waiter, &self.spec, now) else { return };
+        if self.kind_blocks.get(&kind).is_some_and(|block| block.is_overtaken_by(key)) {
+            self.kind_blocks.remove(&kind);
+        }
+        if self.block.take_if(|block| block.is_overtaken_by(key)).is_some() {
+            self.call_at = now.max(self.replied_at + RETRY_PAUSE_MIN);
+        }
+    }
+
+    /// Keeps a release for the next call. Under a concurrency limit the next call is made now, and asks again for the
+    /// waiters that this limit has refused: they may get the released slot.
+    pub fn release(&mut self, release: PendingRelease, now: Instant) {
+        let delay = if self.spec.releases_are_urgent() { Duration::ZERO } else { RELEASE_DELAY };
+        if delay.is_zero() {
+            let spec = &self.spec;
+            let is_freed = |by: &BlockReason| matches!(by, BlockReason::Limit(name) if spec.counts_in_flight(name));
+            self.kind_blocks.retain(|_, block| !is_freed(&block.reason));
+            self.queue.resume_after_release(&release.scope, is_freed);
+        }
+        self.releases.push(release);
+        let at = now + delay;
+        self.release_at = Some(self.release_at.map_or(at, |known| known.min(at)));
+    }
+
+    /// Pauses the quota until then.
+    pub fn pause(&mut self, until: Instant) {
+        self.pause_until = self.pause_until.max(Some(until));
+    }
+
+    /// Sends a pause again that may not have arrived, unless an operator has lifted it since.
+    fn repeat_pause(&mut self, outgoing: &PendingCall) {
+        if outgoing.spec.resumed_at == self.spec.resumed_at {
+            self.pause_until = self.pause_until.max(outgoing.pause_until);
+        }
+    }
+
+    /// Takes a history from the ledger, and lets the jobs that waited for it try again.
+    ///
+    /// # Errors
+    /// Text for an operator: the query failed. It is repeated a little later.
+    pub fn receive_history(&mut self, answer: Result<HistoryAnswer, String>, now: Instant) -> Result<(), String> {
+        self.history.store_result(answer, now)?;
+        let waits = |block: &QueueBlock| block.reason == BlockReason::NeedsHistory;
+        self.queue.resume_after_history();
+        self.kind_blocks.retain(|_, block| !waits(block));
+        if self.block.take_if(|block| waits(block)).is_some() {
+            self.call_at = now;
+        }
+        Ok(())
+    }
+
+    /// Ends the waits that are over at this instant: those whose deadline is before the end of the block, too. The
+    /// driver calls it after every other event, and at [`Self::next_deadline`].
+    pub fn advance(&mut self, now: Instant) {
+        self.queue.sweep_cancelled(now);
+        self.queue.refuse_without_worker_slot(now);
+        self.block.take_if(|block| block.until <= now);
+        self.kind_blocks.retain(|_, block| block.until > now);
+        if self.block.is_some() || !self.kind_blocks.is_empty() {
+            self.stalled_since.get_or_insert(now);
+        }
+        let stalled_since = self.stalled_since.unwrap_or(now);
+        let kind_blocks = self.kind_blocks.iter().map(|(kind, block)| (Some(*kind), block));
+        for (kind, block) in self.block.iter().map(|block| (None, block)).chain(kind_blocks) {
+            self.queue.refuse_expiring(block, kind, stalled_since, now);
+        }
+        if self.first_block().is_some_and(|block| matches!(block.reason, BlockReason::Limit(_))) {
+            self.limited_at = Some(now);
+        }
+    }
+
+    /// The queue's block, or that of a kind of call which ends first.
+    fn first_block(&self) -> Option<&QueueBlock> {
+        self.block.as_ref().or_else(|| self.kind_blocks.values().min_by_key(|block| block.until))
+    }
+
+    /// The earliest instant at which [`Self::advance`] ends a wait, unless something else happens before.
+    pub fn next_deadline(&self, now: Instant) -> Option<Instant> {
+        self.queue.next_deadline(now)
+    }
+
+    /// A job's position in the queue, and what it waits for.
+    pub fn position_of(&self, job: &JobId, now: Instant) -> Option<QueuePosition> {
+        self.queue.position_of(job, self.block.as_ref(), &self.kind_blocks, now)
+    }
+
+    pub fn view(&self) -> GateView {
+        let block = self.first_block().map(|block| (block.reason.clone(), block.until));
+        GateView { waiting: self.queue.len(), block, limited_at: self.limited_at }
+    }
+
+    /// Whether the gate wants something of the limiter that it has not got.
+    pub fn is_asking(&self) -> bool {
+        self.queue.len() > 0 || self.unanswered.is_some() || self.failures > 0 || self.cold.is_some()
+    }
+
+    pub fn is_cold(&self) -> bool {
+        self.cold.is_some()
+    }
+
+    /// Whether releases or an unanswered call are still to be sent.
+    pub fn has_unsent(&self) -> bool {
+        !self.releases.is_empty() || self.unanswered.is_some()
+    }
+
+    pub fn unsent_releases(&self) -> usize {
+        self.releases.len()
+    }
+
+    /// Drops all waiters: the gate grants nothing more, and sends the releases that are left.
+    pub fn close(&mut self) {
+        self.queue = WaitQueue::default();
+    }
+}

@@ -1,0 +1,355 @@
+//! The handling of a limiter reply: permits for the waiters, or the reason why they keep waiting.
+//!
+//! The grants of a reply are discarded if the store's clock made a step. A permit that would start after its send
+//! budget is not handed out.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::cold::ColdQuery;
+use super::store_checks::STALE_PAUSE;
+use super::{Decision, GateCore, GrantedPermit, Notice, RETRY_FIRST, Ticket};
+use crate::domain::clock_attestation::AttestationCheck;
+use crate::domain::limit::Scope;
+use crate::domain::permit_protocol::{
+    CallKind, LimiterRefusal, LimiterReply, PermitGrant, PermitRequest, RefusalReason, Shortage, SkippedRequest,
+};
+use crate::domain::quota_spec::{CounterSpec, QuotaSpec};
+use crate::domain::time::Micros;
+use crate::limiter::StoreClockReading;
+use crate::limiter::gate::BlockReason;
+use crate::limiter::gate::block::{QueueBlock, RETRY_PAUSE_MIN, longest_wait_us};
+use crate::limiter::gate::history_stock::{HistoryNeeds, HistoryRequest};
+use crate::limiter::gate::pending_call::PendingCall;
+use crate::limiter::gate::release::{PendingRelease, PendingReleaseKind};
+use crate::limiter::gate::wait_queue::{Deferral, QueueKey, RequestBatch};
+
+/// Longest deferral of a waiter whose permit would have started too late.
+const LATE_START_DEFERRAL_MAX: Duration = Duration::from_secs(1);
+/// By how much a store's settings version may be ahead of the database's: more changes than any lost backup held.
+const VERSION_AHEAD_MAX: i64 = 1_000_000;
+
+/// Facts about the store that its reply does not contain.
+pub(crate) struct StoreFacts<'a> {
+    /// Whether a request costs more than this worker's share of a limit.
+    pub exceeds_share: &'a dyn Fn(&QuotaSpec, &PermitRequest) -> bool,
+    /// What other processes attest about the store's clock.
+    pub attestation: &'a dyn Fn(&StoreClockReading) -> AttestationCheck,
+}
+
+/// What the driver does after a reply, besides delivering the decisions.
+#[derive(Debug, Default)]
+pub(crate) struct ReplyEffects {
+    /// To attest for other processes.
+    pub clock_proof: Option<ClockProof>,
+    /// To query from the ledger, unless a query runs.
+    pub history: Option<HistoryRequest>,
+    /// A settings version of the store that is newer than ours.
+    pub newer_version: Option<i64>,
+    /// To query from the ledger, and to answer with [`GateCore::resolve_cold`].
+    pub cold: Option<ColdQuery>,
+}
+
+/// The store's clock as this gate has compared it without a break since then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ClockProof {
+    /// By the store's clock.
+    pub since: Micros,
+    pub read: StoreClockReading,
+}
+
+/// When the permits of one grant may be used, and the origins of their slots.
+struct GrantTerms {
+    start_at: Instant,
+    use_before: Instant,
+    answer_before: Instant,
+    /// From the grant, or from the start of a permit that was booked ahead.
+    budget: Duration,
+    origins: Arc<[(String, u64)]>,
+}
+
+/// A request that the limiter skipped.
+struct Skip<'a> {
+    skipped: &'a SkippedRequest,
+    kind: CallKind,
+    exceeds_share: bool,
+}
+
+/// One run of permits in a reply, and the store's clock then.
+pub(super) struct GrantRun<'a> {
+    pub grant: &'a PermitGrant,
+    pub now: Micros,
+}
+
+impl GrantTerms {
+    fn is_usable(&self) -> bool {
+        self.start_at <= self.use_before
+    }
+}
+
+impl<T: Ticket> GateCore<T> {
+    /// Takes the reply to a call.
+    pub fn receive_reply(
+        &mut self,
+        outgoing: PendingCall,
+        reply: &LimiterReply,
+        facts: &StoreFacts<'_>,
+        arrived: Instant,
+    ) -> ReplyEffects {
+        let mut effects = ReplyEffects::default();
+        self.failures = 0;
+        self.block = None;
+        self.call_at = arrived.max(outgoing.next_call_at(reply));
+        self.replied_at = arrived;
+        self.may_delay_reset = false;
+        if self.state_epoch.replace(reply.state_epoch).is_some_and(|before| before != reply.state_epoch) {
+            let paused_until = self.sent_pause_until.filter(|until| *until > arrived);
+            self.pause_until = self.pause_until.max(paused_until);
+        }
+        if self.detect_clock_step(&outgoing, reply, arrived) || self.detect_tampering(&outgoing, reply, facts, arrived)
+        {
+            return effects;
+        }
+        effects.clock_proof = self.verify_clock(&outgoing, reply, facts, arrived);
+        self.deliver_grants(&outgoing, reply, facts, arrived);
+        effects.history = self.missing_history(&outgoing, reply, arrived);
+        let Some(refused) = reply.refused else {
+            self.cold = None;
+            self.stale = false;
+            self.wait_for_verification(arrived);
+            self.stalled_since.take_if(|_| self.block.is_none() && self.kind_blocks.is_empty());
+            return effects;
+        };
+        let spec = outgoing.spec.clone();
+        if refused.reason == RefusalReason::StaleVersion && !self.receive_newer_version(outgoing, reply, arrived) {
+            return effects;
+        }
+        self.stale = refused.reason == RefusalReason::StaleVersion;
+        effects.newer_version = self.stale.then_some(reply.version);
+        effects.cold = self.block_queue(&spec, refused, reply, arrived);
+        if effects.cold.is_none() {
+            self.wait_for_verification(arrived);
+        }
+        effects
+    }
+
+    /// Keeps what a call with old settings could not do. Returns whether the store's version is plausible.
+    fn receive_newer_version(&mut self, outgoing: PendingCall, reply: &LimiterReply, arrived: Instant) -> bool {
+        self.repeat_pause(&outgoing);
+        // Nothing was released: the newer settings may have limits that count these releases too.
+        self.releases.extend(outgoing.releases);
+        let (ours, theirs) = (outgoing.spec.version, reply.version);
+        if theirs.saturating_sub(ours) > VERSION_AHEAD_MAX {
+            self.reject_version(&outgoing.spec, reply, arrived);
+            return false;
+        }
+        if !self.stale {
+            self.notices.push(Notice::NewerSettings { ours, theirs });
+        }
+        self.release_at = (!self.releases.is_empty()).then(|| arrived + STALE_PAUSE);
+        true
+    }
+
+    /// The history that this reply shows to be needed, as far as it can be read now.
+    fn missing_history(
+        &self,
+        outgoing: &PendingCall,
+        reply: &LimiterReply,
+        arrived: Instant,
+    ) -> Option<HistoryRequest> {
+        let (spec, mut needs) = (&outgoing.spec, HistoryNeeds::default());
+        let refused = reply.refused.map(|refused| refused.reason);
+        needs.provider = matches!(refused, Some(RefusalReason::NeedsHistory { readable_in_us: 0, .. }));
+        let readable = |passed: &&SkippedRequest| passed.shortage == Shortage::NeedsHistory { readable_in_us: 0 };
+        for passed in reply.skipped.iter().filter(readable) {
+            let Some(group) = outgoing.batches.get(passed.request_index) else { continue };
+            if spec.limits.get(passed.limit).is_none_or(|limit| limit.scope == Scope::Provider) {
+                needs.provider = true;
+            } else {
+                needs.add(&group.counted.subjects, &group.scope, group.reference.as_deref(), spec);
+            }
+        }
+        self.history.request(needs, spec, reply, arrived)
+    }
+
+    fn deliver_grants(
+        &mut self,
+        outgoing: &PendingCall,
+        reply: &LimiterReply,
+        facts: &StoreFacts<'_>,
+        arrived: Instant,
+    ) {
+        let mut places: Vec<_> = outgoing.batches.iter().map(|group| group.keys.iter()).collect();
+        let cells = if reply.grants.is_empty() { Vec::new() } else { outgoing.spec.provider_counters() };
+        let (mut unused, mut has_late_permits) = (Vec::new(), false);
+        for run in &reply.grants {
+            let (Some(group), Some(places)) =
+                (outgoing.batches.get(run.request_index), places.get_mut(run.request_index))
+            else {
+                continue;
+            };
+            let permits = usize::try_from(run.permits).unwrap_or(usize::MAX);
+            let terms = self.grant_terms(outgoing, &cells, &GrantRun { grant: run, now: reply.now }, arrived);
+            for place in places.by_ref().take(permits) {
+                if !terms.is_usable() {
+                    has_late_permits = true;
+                    // No job could use it. Its slots are released, and the limiter is asked again at its start.
+                    let until = terms.start_at.clamp(arrived + RETRY_PAUSE_MIN, arrived + LATE_START_DEFERRAL_MAX);
+                    self.queue.defer_until(*place, until);
+                } else if self.grant(*place, outgoing.call.number, &terms, arrived) {
+                    continue;
+                }
+                unused.push(unused_release(outgoing.call.number, group, &terms));
+            }
+        }
+        if has_late_permits {
+            self.notices.push(Notice::LatePermits);
+        }
+        for group in &outgoing.batches {
+            self.kind_blocks.remove(&group.scope.kind());
+        }
+        for passed in &reply.skipped {
+            let (Some(request), Some(places)) =
+                (outgoing.call.requests.get(passed.request_index), places.get_mut(passed.request_index))
+            else {
+                continue;
+            };
+            let exceeds_share = (facts.exceeds_share)(&outgoing.spec, request);
+            let skip = Skip { skipped: passed, kind: request.kind, exceeds_share };
+            self.handle_skipped(&outgoing.spec, &skip, places, arrived);
+        }
+        for release in unused {
+            self.release(release, arrived);
+        }
+    }
+
+    /// Hands a permit to the waiter, with a worker slot of its lane. Returns whether the waiter is still there.
+    fn grant(&mut self, key: QueueKey, call: u64, terms: &GrantTerms, arrived: Instant) -> bool {
+        let Some(waiter) = self.queue.remove(key, arrived) else { return false };
+        self.stalled_since = None;
+        if let Some(egress) = &waiter.egress {
+            egress.lane.occupy(egress.rule, arrived);
+        }
+        let permit = GrantedPermit {
+            start_at: terms.start_at,
+            use_before: terms.use_before,
+            answer_before: terms.answer_before,
+            call,
+            cost: waiter.cost,
+            scope: waiter.scope,
+            origins: Arc::clone(&terms.origins),
+            window_slot: self.persist_window.occupy(arrived, terms.budget),
+            egress: waiter.egress,
+        };
+        self.queue.decide(Decision::Granted { ticket: waiter.ticket, permit });
+        true
+    }
+
+    /// Defers waiters that a limit of their account or reference refuses, or that cost more than this worker's share.
+    /// If a limit of their kind of call refuses, that kind is blocked.
+    fn handle_skipped<'a>(
+        &mut self,
+        spec: &QuotaSpec,
+        skip: &Skip<'_>,
+        places: impl Iterator<Item = &'a QueueKey>,
+        arrived: Instant,
+    ) {
+        let passed = skip.skipped;
+        let longest_us = longest_wait_us(spec, RefusalReason::Limit { index: passed.limit });
+        let (by, until, exact) = match passed.shortage {
+            Shortage::NoSlot => {
+                let wait_us = passed.wait_us.min(longest_us);
+                let until = arrived + Duration::from_micros(wait_us).max(RETRY_PAUSE_MIN);
+                let exact = passed.exact && wait_us == passed.wait_us;
+                (BlockReason::Limit(spec.limit_name(passed.limit).to_owned()), until, exact)
+            }
+            Shortage::NeedsHistory { readable_in_us } => {
+                let readable_in_us = readable_in_us.min(longest_us);
+                (BlockReason::NeedsHistory, self.history.wait_until(arrived, readable_in_us), false)
+            }
+        };
+        let mut places = places.copied();
+        let counts = match spec.limits.get(passed.limit) {
+            // It can use no slot that becomes free, so none is kept for it.
+            _ if skip.exceeds_share => None,
+            Some(limit) if limit.scope != Scope::Provider => Some((limit.scope, limit.applies_to)),
+            _ => {
+                // Waiters of this kind behind the first one are refused with its wait.
+                let standing = QueueBlock::new(by, until, exact, arrived).with_first_waiter(places.next());
+                self.kind_blocks.entry(skip.kind).or_insert(standing);
+                return;
+            }
+        };
+        let aside = Deferral { until, reason: by, exact, counted_with: counts };
+        places.for_each(|place| self.queue.defer(place, &aside, arrived));
+    }
+
+    /// The terms that all permits of one grant share.
+    fn grant_terms(
+        &self,
+        outgoing: &PendingCall,
+        cells: &[CounterSpec],
+        run: &GrantRun<'_>,
+        arrived: Instant,
+    ) -> GrantTerms {
+        let PendingCall { spec, sent_at: departed, .. } = outgoing;
+        let (budget, wait) = (spec.use_within(), Duration::from_micros(run.grant.wait_us));
+        GrantTerms {
+            start_at: self.store.start_at(outgoing, cells, run, arrived),
+            use_before: *departed + wait + budget,
+            answer_before: *departed + wait + spec.hold_max,
+            budget: (*departed + budget).saturating_duration_since(arrived),
+            origins: cells.iter().map(|cell| cell.name.clone()).zip(run.grant.origins.iter().copied()).collect(),
+        }
+    }
+
+    /// Blocks the queue for the reason of the refusal. Returns the query of the ledger that a cold state needs.
+    fn block_queue(
+        &mut self,
+        spec: &QuotaSpec,
+        refused: LimiterRefusal,
+        reply: &LimiterReply,
+        arrived: Instant,
+    ) -> Option<ColdQuery> {
+        let most_us = longest_wait_us(spec, refused.reason);
+        let wait_us = refused.wait_us.min(most_us);
+        let until = arrived + Duration::from_micros(wait_us);
+        let mut exact = refused.exact && wait_us == refused.wait_us;
+        if !matches!(refused.reason, RefusalReason::Cold | RefusalReason::StaleVersion | RefusalReason::StaleCall) {
+            self.cold = None;
+        }
+        let (by, until) = match refused.reason {
+            RefusalReason::Limit { index } => (BlockReason::Limit(spec.limit_name(index).to_owned()), until),
+            RefusalReason::NeedsHistory { readable_in_us, .. } => {
+                exact = false;
+                (BlockReason::NeedsHistory, self.history.wait_until(arrived, readable_in_us.min(most_us)))
+            }
+            RefusalReason::Paused => (BlockReason::Paused, until),
+            RefusalReason::Cold => {
+                return self.receive_cold(spec, ColdQuery::new(reply.state_epoch, until, exact), arrived);
+            }
+            RefusalReason::StaleVersion => (BlockReason::StaleSettings, arrived + STALE_PAUSE),
+            RefusalReason::StaleCall => (
+                BlockReason::StoreUnavailable("a later call of this process was answered first".to_owned()),
+                arrived + RETRY_FIRST,
+            ),
+        };
+        let limited = matches!(by, BlockReason::Limit(_));
+        let first = self.queue.first_ready(&self.kind_blocks, arrived).filter(|_| limited);
+        let standing = QueueBlock::new(by, until, exact, arrived).with_first_waiter(first);
+        if first.is_some_and(|first| self.queue.evict_oversized(first, &standing, arrived)) {
+            self.call_at = arrived + RETRY_PAUSE_MIN;
+            return None;
+        }
+        self.call_at = standing.retry_at;
+        self.block = Some(standing);
+        None
+    }
+}
+
+fn unused_release(call: u64, group: &RequestBatch, terms: &GrantTerms) -> PendingRelease {
+    let kind = PendingReleaseKind::Unused { origins: Arc::clone(&terms.origins) };
+    PendingRelease { call, cost: group.cost, scope: group.scope.clone(), kind }
+}

@@ -1,0 +1,236 @@
+//! The checks of the store behind the limiter: its run, its clock, and whether its state is the one that it was.
+//!
+//! Grants of a store whose clock made a step, or whose state is an earlier one, are discarded. The state is reset then.
+//! See `docs/decisions/0013-verify-the-store-clock.md`.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::reply::{ClockProof, GrantRun, StoreFacts};
+use super::{GateCore, Notice, Ticket};
+use crate::domain::clock_comparison::{ClockComparison, Comparison};
+use crate::domain::permit_protocol::{LimiterReply, SkippedRequest};
+use crate::domain::quota_spec::{CounterSpec, QuotaSpec};
+use crate::domain::time::Micros;
+use crate::limiter::StoreClockReading;
+use crate::limiter::gate::BlockReason;
+use crate::limiter::gate::block::{QueueBlock, exceeded_wait};
+use crate::limiter::gate::call_sequence::CallSequence;
+use crate::limiter::gate::clock_verification::{ClockVerification, VerifyResult};
+use crate::limiter::gate::pending_call::PendingCall;
+
+/// How long a gate with old settings waits for the new ones before it asks again.
+pub(super) const STALE_PAUSE: Duration = Duration::from_millis(100);
+/// Time between two checks for a clock attestation.
+const ATTESTATION_PAUSE: Duration = Duration::from_millis(50);
+
+const ROLLED_BACK: &str = "the limiter's state is an earlier one than we have seen";
+const EXCESSIVE_WAIT: &str = "the limiter's state makes payments wait longer than settings allow";
+
+/// What the gate knows about its store.
+#[derive(Debug)]
+pub(super) struct StoreChecks {
+    /// Run id of the store that the clock comparison is with.
+    run_id: String,
+    origin: Instant,
+    clock: ClockComparison,
+    clock_verification: ClockVerification,
+    call_sequence: CallSequence,
+    invalidate_epoch: Option<Micros>,
+    /// Earliest next reset because of a wait that the settings cannot have caused.
+    wait_reset_again_at: Option<Instant>,
+}
+
+impl StoreChecks {
+    pub fn new(now: Instant) -> Self {
+        Self {
+            run_id: String::new(),
+            origin: now,
+            clock: ClockComparison::default(),
+            clock_verification: ClockVerification::default(),
+            call_sequence: CallSequence::default(),
+            invalidate_epoch: None,
+            wait_reset_again_at: None,
+        }
+    }
+
+    pub fn origin(&self) -> Instant {
+        self.origin
+    }
+
+    pub fn is_verified(&self) -> bool {
+        self.clock_verification.is_verified()
+    }
+
+    /// Whether grants of the next call could be used.
+    pub fn may_request(&self) -> bool {
+        self.is_verified() && self.invalidate_epoch.is_none()
+    }
+
+    pub fn invalidate_epoch(&self) -> Option<Micros> {
+        self.invalidate_epoch
+    }
+
+    /// Has the state of this epoch reset with the next call.
+    pub fn invalidate(&mut self, state_epoch: Micros) {
+        self.invalidate_epoch = Some(state_epoch);
+    }
+
+    pub fn is_same_run(&self, run_id: &str) -> bool {
+        self.run_id == run_id
+    }
+
+    /// Begins with another store; returns whether there was one before.
+    pub fn replace(&mut self, run_id: &str) -> bool {
+        let had_store = !self.run_id.is_empty();
+        run_id.clone_into(&mut self.run_id);
+        (self.clock, self.clock_verification) = (ClockComparison::default(), ClockVerification::default());
+        self.call_sequence.reset();
+        had_store
+    }
+
+    /// Earliest start of a grant's permits: not before the reply arrived, and not before each slot's window is over.
+    /// The store's clock counts as it ran during that window, in case it has made an undetected step since. The origin
+    /// of an account's slot is not in the reply; it is due now at the latest.
+    pub fn start_at(
+        &self,
+        outgoing: &PendingCall,
+        cells: &[CounterSpec],
+        run: &GrantRun<'_>,
+        arrived: Instant,
+    ) -> Instant {
+        let GrantRun { grant: run, now } = run;
+        let since = arrived.saturating_duration_since(self.origin);
+        let known = cells.iter().zip(&run.origins).filter(|(_, origin_ms)| **origin_ms > 0);
+        let known =
+            known.map(|(cell, origin_ms)| ((origin_ms * 1_000 + cell.window_us).min(now.0 + run.wait_us), cell));
+        let own = outgoing.batches.get(run.request_index).into_iter().flat_map(|group| &group.counted.held_counters);
+        let slots = known.chain(own.map(|cell| (now.0, cell)));
+        let starts = slots
+            .map(|(due_us, cell)| self.clock.not_before(since, Micros(due_us), Duration::from_micros(cell.window_us)));
+        self.origin + starts.fold(since + Duration::from_micros(run.wait_us), Duration::max)
+    }
+}
+
+impl<T: Ticket> GateCore<T> {
+    /// Compares the clocks before anything of the reply is used. After a step the instants that the store counted mean
+    /// nothing. The state is reset, and the grants of this call are discarded.
+    pub(super) fn detect_clock_step(&mut self, outgoing: &PendingCall, reply: &LimiterReply, arrived: Instant) -> bool {
+        let store = &mut self.store;
+        store.invalidate_epoch.take_if(|born| outgoing.call.invalidate_epoch == Some(*born));
+        let [departed, arrived] = [outgoing.sent_at, arrived].map(|at| at.saturating_duration_since(store.origin));
+        let (by, direction) = match store.clock.observe(departed, arrived, reply.now) {
+            Comparison::First => {
+                store.clock_verification.begin(reply.now);
+                return false;
+            }
+            Comparison::Agrees { .. } => return false,
+            Comparison::SteppedForward { by } => (by, "forward"),
+            Comparison::SteppedBack { by } => (by, "back"),
+        };
+        store.clock_verification.begin(reply.now);
+        store.invalidate(reply.state_epoch);
+        self.notices.push(Notice::ClockStepped { by, direction });
+        self.repeat_pause(outgoing);
+        true
+    }
+
+    /// Detects a state that was restored, which has forgotten uses that are in the ledger, and one that makes payments
+    /// wait too long, which counts uses that are not. Such a state is reset, and the grants of this call are discarded.
+    pub(super) fn detect_tampering(
+        &mut self,
+        outgoing: &PendingCall,
+        reply: &LimiterReply,
+        facts: &StoreFacts<'_>,
+        arrived: Instant,
+    ) -> bool {
+        if outgoing.call.invalidate_epoch.is_some() {
+            self.store.call_sequence.reset();
+        }
+        let problem = if !self.store.call_sequence.is_in_sequence(outgoing.call.number, reply, arrived) {
+            ROLLED_BACK
+        } else if self.is_wait_excessive(outgoing, reply, facts, arrived) {
+            EXCESSIVE_WAIT
+        } else {
+            return false;
+        };
+        self.notices.push(Notice::StateTampered(problem));
+        self.reset_state(reply, arrived);
+        self.repeat_pause(outgoing);
+        true
+    }
+
+    /// Whether a wait exceeds what settings allow. A limit that was slowed down while it was booked may wait as long
+    /// too. So the state is reset only once within the longest wait, which does that limit no harm.
+    fn is_wait_excessive(
+        &mut self,
+        outgoing: &PendingCall,
+        reply: &LimiterReply,
+        facts: &StoreFacts<'_>,
+        arrived: Instant,
+    ) -> bool {
+        let is_due = self.store.wait_reset_again_at.is_none_or(|at| at <= arrived);
+        let exceeds_share = |skipped: &SkippedRequest| {
+            let request = outgoing.call.requests.get(skipped.request_index);
+            request.is_some_and(|request| (facts.exceeds_share)(&outgoing.spec, request))
+        };
+        let exceeded = exceeded_wait(&outgoing.spec, reply, exceeds_share);
+        let Some(longest) = exceeded.filter(|_| is_due) else { return false };
+        self.store.wait_reset_again_at = Some(arrived + longest);
+        true
+    }
+
+    /// Has the state reset with the next call, after a delay: functions of another program may ignore it for ever.
+    fn reset_state(&mut self, reply: &LimiterReply, arrived: Instant) {
+        self.store.invalidate(reply.state_epoch);
+        let standing = QueueBlock::new(BlockReason::Cold, arrived + STALE_PAUSE, false, arrived);
+        (self.call_at, self.may_delay_reset) = (standing.retry_at, true);
+        self.block = Some(standing);
+    }
+
+    /// Rejects a version that no database was ever so far behind: another program wrote this number.
+    pub(super) fn reject_version(&mut self, spec: &QuotaSpec, reply: &LimiterReply, arrived: Instant) {
+        self.notices.push(Notice::ImplausibleVersion { ours: spec.version, theirs: reply.version });
+        self.reset_state(reply, arrived);
+        self.release_at = (!self.releases.is_empty()).then_some(self.call_at);
+    }
+
+    /// What the state counted before the first exchange counts if an attestation covers it; otherwise the state is
+    /// reset. Once the clock is verified, it returns what this worker can attest for others.
+    pub(super) fn verify_clock(
+        &mut self,
+        outgoing: &PendingCall,
+        reply: &LimiterReply,
+        facts: &StoreFacts<'_>,
+        arrived: Instant,
+    ) -> Option<ClockProof> {
+        let store = &mut self.store;
+        let since_origin = arrived.saturating_duration_since(store.origin);
+        let over = Duration::from_micros(outgoing.spec.longest_window_us()) + outgoing.spec.hold_max;
+        let (least_ns, most_ns) = store.clock.reading(since_origin, over)?;
+        let read = StoreClockReading { at: arrived, least_ns, most_ns };
+        let attested = || (facts.attestation)(&read);
+        match store.clock_verification.verify(reply.state_epoch, arrived, attested) {
+            VerifyResult::Verified { since, undetected_step } => {
+                store.clock.assume_undetected_step(undetected_step);
+                Some(ClockProof { since, read })
+            }
+            VerifyResult::AlreadyVerified { since } => Some(ClockProof { since, read }),
+            VerifyResult::Pending => None,
+            VerifyResult::Failed => {
+                store.invalidate(reply.state_epoch);
+                self.notices.push(Notice::Unattested);
+                None
+            }
+        }
+    }
+
+    pub(super) fn wait_for_verification(&mut self, arrived: Instant) {
+        if !self.store.is_verified() && self.store.invalidate_epoch.is_none() {
+            let standing = QueueBlock::new(BlockReason::Cold, arrived + ATTESTATION_PAUSE, false, arrived);
+            self.call_at = standing.retry_at;
+            self.block = Some(standing);
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! A job that waits for a permit: what its permit counts against, how long it waits, and why it is deferred.
+//!
+//! A waiter that a limit of its own account or reference refuses is deferred, and later ones that the limit counts
+//! with it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::domain::job::JobId;
+use crate::domain::limit::{AppliesTo, Scope};
+use crate::domain::permit_protocol::{CallKind, Subject};
+use crate::domain::quota_spec::{Blocked, CounterSpec, QuotaSpec};
+use crate::limiter::gate::BlockReason;
+use crate::limiter::gate::block::BlocksByKind;
+use crate::limiter::gate::egress::EgressRequest;
+
+/// The kind, account and reference with which a permit is counted, besides the provider's limits.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct CountingScope {
+    pub kind: Option<CallKind>,
+    pub account: Option<String>,
+    /// A digest, because references are long and belong to the merchant.
+    pub reference: Option<String>,
+}
+
+impl CountingScope {
+    pub fn kind(&self) -> CallKind {
+        self.kind.unwrap_or(CallKind::Charge)
+    }
+
+    /// The subjects that count a new permit.
+    ///
+    /// # Errors
+    /// [`Blocked`]: a rule blocks the account, or refuses its charges, so it must get no permit.
+    pub fn subjects(&self, spec: &QuotaSpec) -> Result<Vec<Subject>, Blocked> {
+        if self.kind() == CallKind::Charge && spec.refuses_charges_of(self.account.as_deref()) {
+            return Err(Blocked);
+        }
+        spec.subjects(self.account.as_deref(), self.reference.as_deref())
+    }
+
+    /// The subjects that count a permit that was granted before. An account that was blocked since is not counted any
+    /// more.
+    pub fn subjects_to_release(&self, spec: &QuotaSpec) -> Vec<Subject> {
+        spec.subjects(self.account.as_deref(), self.reference.as_deref()).unwrap_or_default()
+    }
+}
+
+/// A job that waits for a permit.
+#[derive(Debug)]
+pub(crate) struct PermitWaiter<T> {
+    /// The job whose position can be queried.
+    pub job: Option<JobId>,
+    pub cost: u32,
+    pub priority: u8,
+    pub scope: CountingScope,
+    /// The job's reference, for queries of the ledger.
+    pub reference: Option<String>,
+    /// The waiter is refused if its permit would start later than this.
+    pub wait_until: Instant,
+    /// A block of the queue that lasts no longer is never refused.
+    pub accepted_wait: Duration,
+    /// The waiter is refused if a limit of its account makes it wait longer than this; `None`: never for that.
+    pub account_wait_until: Option<Instant>,
+    /// The worker slot that it takes with its permit.
+    pub egress: Option<EgressRequest>,
+    pub ticket: T,
+    /// Set while a limit of its own refuses it.
+    pub deferral: Option<Deferral>,
+    /// Set by the queue.
+    pub counted: Arc<CountedSubjects>,
+}
+
+/// The subjects that count a waiter's permit, and their counters that hold slots.
+#[derive(Debug, Default)]
+pub(crate) struct CountedSubjects {
+    pub subjects: Vec<Subject>,
+    pub held_counters: Vec<CounterSpec>,
+}
+
+/// Why a waiter is deferred, and until when.
+#[derive(Clone, Debug)]
+pub(crate) struct Deferral {
+    pub until: Instant,
+    pub reason: BlockReason,
+    pub exact: bool,
+    /// What the limit counts together; later waiters that it counts with this one are deferred too.
+    pub counted_with: Option<(Scope, AppliesTo)>,
+}
+
+impl Deferral {
+    /// Whether its limit counts the two together.
+    pub fn counts_together(&self, one: &CountingScope, other: &CountingScope) -> bool {
+        let Some((scope, applies_to)) = self.counted_with else { return false };
+        let is_same_subject = match scope {
+            Scope::Provider => false,
+            Scope::Account => one.account == other.account,
+            Scope::Reference => one.reference == other.reference,
+        };
+        is_same_subject && (applies_to == AppliesTo::All || one.kind() == other.kind())
+    }
+
+    pub fn is_by_account_limit(&self) -> bool {
+        matches!((&self.reason, self.counted_with), (BlockReason::Limit(_), Some((Scope::Account, _))))
+    }
+}
+
+impl<T> PermitWaiter<T> {
+    /// Whether it is deferred by a limit that also counts the later waiter.
+    pub fn defers(&self, later: &CountingScope) -> bool {
+        self.deferral.as_ref().is_some_and(|own| own.counts_together(&self.scope, later))
+    }
+
+    /// Whether it waits until then, since the queue stalled at `stalled_since`.
+    pub fn accepts(&self, until: Instant, stalled_since: Instant, now: Instant) -> bool {
+        let is_in_time = self.egress.as_ref().is_none_or(|egress| now < egress.wait_until);
+        until <= self.wait_until || (is_in_time && until <= stalled_since + self.accepted_wait)
+    }
+
+    /// Whether it waits for the end of its own deferral.
+    pub fn accepts_deferral(&self, deferral: &Deferral, now: Instant) -> bool {
+        let in_time = self.account_wait_until.is_none_or(|latest| deferral.until <= latest);
+        (in_time || !deferral.is_by_account_limit()) && self.accepts(deferral.until, now, now)
+    }
+
+    /// Whether it leaves its lane before the later waiter does.
+    pub fn leaves_before(&self, later: &Self) -> bool {
+        let (Some(own), Some(other)) = (&self.egress, &later.egress) else { return false };
+        own.rule == other.rule && Arc::ptr_eq(&own.lane, &other.lane)
+    }
+
+    /// When the limiter is to be asked for it; `None`: now.
+    pub(in crate::limiter::gate) fn ready_at(&self, kinds: &BlocksByKind) -> Option<Instant> {
+        let kind_retry_at = kinds.get(&self.scope.kind()).map(|block| block.retry_at);
+        self.deferral.as_ref().map(|deferral| deferral.until).max(kind_retry_at)
+    }
+}

@@ -1,0 +1,194 @@
+//! Driver of the gate's core in virtual time, as `limiter::gate::dispatcher` drives it in a worker.
+//!
+//! The core is that of production ([`crate::limiter::gate::core`]). The simulation carries its calls to the limiter's
+//! state machine and back. The ledger of a simulation knows no earlier uses.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::clock::VirtualClock;
+use super::event::JobIndex;
+use crate::domain::clock_attestation::AttestationCheck;
+use crate::domain::permit_protocol::{CostByKind, LimiterCall, LimiterReply, RebuildData};
+use crate::domain::provider::Provider;
+use crate::domain::quota::Quota;
+use crate::domain::quota_spec::QuotaSpec;
+use crate::domain::time::Micros;
+use crate::limiter::gate::core::{Decision, GateCore, RebuildStep, StoreFacts, Ticket};
+use crate::limiter::gate::{BlockReason, LaneEgress, PendingCall, PendingRelease, PermitWaiter};
+
+/// Run id of the simulated store.
+pub(super) const RUN_ID: &str = "simulated";
+/// Calls of a gate before its first request.
+const WARM_UP_CALLS: u32 = 2;
+
+impl Ticket for JobIndex {
+    fn is_cancelled(&self) -> bool {
+        false
+    }
+}
+
+/// What the core is told after its call in flight, as a worker's gate reads its inbox then.
+#[derive(Debug)]
+enum Message {
+    Join(PermitWaiter<JobIndex>),
+    Release(PendingRelease),
+}
+
+#[derive(Debug)]
+struct CallInFlight {
+    outgoing: PendingCall,
+    reply: Option<LimiterReply>,
+}
+
+#[derive(Debug)]
+pub(super) struct GateDriver {
+    clock: VirtualClock,
+    core: GateCore<JobIndex>,
+    egress: Arc<LaneEgress>,
+    inbox: Vec<Message>,
+    call_in_flight: Option<CallInFlight>,
+    /// Instants of the scheduled wake-ups, the earliest last.
+    wakes_us: Vec<u64>,
+    pub calls: u64,
+}
+
+impl GateDriver {
+    pub fn new(clock: VirtualClock, incarnation: u64, model: (&Arc<QuotaSpec>, &Provider), now_us: u64) -> Self {
+        let (spec, provider) = model;
+        let now = clock.instant(now_us);
+        Self {
+            clock,
+            core: GateCore::new(incarnation, Arc::clone(spec), now),
+            egress: LaneEgress::starting_at(provider.workers, provider.egress_per_second(), now),
+            inbox: Vec::new(),
+            call_in_flight: None,
+            wakes_us: Vec::new(),
+            calls: 0,
+        }
+    }
+
+    pub fn egress(&self) -> &Arc<LaneEgress> {
+        &self.egress
+    }
+
+    /// Makes the calls of a process that started before the run, in no time.
+    pub fn warm_up(&mut self, quota: &mut Quota, now_us: u64) {
+        for _ in 0..WARM_UP_CALLS {
+            let outgoing = self.core.prepare_call(RUN_ID, self.clock.instant(now_us));
+            let reply = quota.call(Micros(now_us), &outgoing.spec, &outgoing.call);
+            self.receive_reply(outgoing, &reply, now_us);
+        }
+    }
+
+    pub fn join(&mut self, waiter: PermitWaiter<JobIndex>) {
+        self.inbox.push(Message::Join(waiter));
+    }
+
+    pub fn release(&mut self, release: PendingRelease) {
+        self.inbox.push(Message::Release(release));
+    }
+
+    /// Reads the inbox and ends the waits that are over, unless a call is in flight. Returns the decisions.
+    pub fn advance(&mut self, now_us: u64) -> Vec<Decision<JobIndex>> {
+        if self.call_in_flight.is_none() {
+            let now = self.clock.instant(now_us);
+            for message in self.inbox.drain(..) {
+                match message {
+                    Message::Join(waiter) => self.core.join(waiter, now),
+                    Message::Release(release) => self.core.release(release, now),
+                }
+            }
+            self.core.advance(now);
+        }
+        self.core.take_decisions()
+    }
+
+    /// Sends the call that is due now, if one is.
+    pub fn depart(&mut self, now_us: u64) -> bool {
+        let now = self.clock.instant(now_us);
+        let departs = self.call_in_flight.is_none() && self.core.next_call_at(now) <= now;
+        if departs {
+            self.calls += 1;
+            self.call_in_flight = Some(CallInFlight { outgoing: self.core.prepare_call(RUN_ID, now), reply: None });
+        }
+        departs
+    }
+
+    /// The call reaches the limiter; `answer` makes its reply.
+    pub fn reach(&mut self, answer: impl FnOnce(&LimiterCall) -> LimiterReply) {
+        if let Some(call) = &mut self.call_in_flight {
+            call.reply = Some(answer(&call.outgoing.call));
+        }
+    }
+
+    /// The reply has arrived.
+    pub fn replied(&mut self, now_us: u64) {
+        if let Some(CallInFlight { outgoing, reply: Some(reply) }) = self.call_in_flight.take() {
+            self.receive_reply(outgoing, &reply, now_us);
+        }
+    }
+
+    fn receive_reply(&mut self, outgoing: PendingCall, reply: &LimiterReply, now_us: u64) {
+        let facts = StoreFacts {
+            exceeds_share: &|_, _| false,
+            attestation: &|_| AttestationCheck::Valid { since: Micros(0), undetected_step: Duration::ZERO },
+        };
+        let now = self.clock.instant(now_us);
+        let effects = self.core.receive_reply(outgoing, reply, &facts, now);
+        if let Some(query) = effects.cold {
+            let step = RebuildStep::Loaded { data: no_uses(query.state_epoch), at: now };
+            self.core.resolve_cold(query, step, now);
+        }
+        if let Some(request) = effects.history {
+            // A ledger that answers makes no error.
+            let _ = self.core.receive_history(Ok(request.answer_without_uses()), now);
+        }
+    }
+
+    /// Whether a limit blocks the queue.
+    pub fn is_blocked_by_limit(&self) -> bool {
+        matches!(self.core.view().block, Some((BlockReason::Limit(_), _)))
+    }
+
+    /// The instant of a wake-up that is to be scheduled; `None`: one is scheduled that is early enough.
+    pub fn next_wake(&mut self, now_us: u64) -> Option<u64> {
+        if self.call_in_flight.is_some() {
+            return None;
+        }
+        let now = self.clock.instant(now_us);
+        let next = self.core.next_call_at(now);
+        let wake = self.core.next_deadline(now).map_or(next, |deadline| deadline.min(next));
+        let wake_us = self.clock.micros(wake).max(now_us);
+        if self.wakes_us.last().is_some_and(|earliest_us| *earliest_us <= wake_us) {
+            return None;
+        }
+        self.wakes_us.push(wake_us);
+        Some(wake_us)
+    }
+
+    /// A wake-up has come.
+    pub fn woken(&mut self, now_us: u64) {
+        while self.wakes_us.pop_if(|wake_us| *wake_us <= now_us).is_some() {}
+    }
+}
+
+/// The ledger's report about a past without uses.
+pub(super) fn no_uses(state_epoch: Micros) -> RebuildData {
+    RebuildData { state_epoch, ended: Vec::new(), in_flight: CostByKind::default() }
+}
+
+/// First call, which tells the limiter that nothing was used before.
+pub(super) fn first_call(now_us: u64) -> LimiterCall {
+    LimiterCall {
+        incarnation: u64::from(u32::MAX),
+        number: 1,
+        requests: Vec::new(),
+        releases: Vec::new(),
+        pause: None,
+        rebuild: Some(no_uses(Micros(now_us))),
+        seeds: None,
+        invalidate_epoch: None,
+        run_id: RUN_ID.to_owned(),
+    }
+}

@@ -1,0 +1,134 @@
+//! The order of the ledger's backlog, held against the model that the simulation uses.
+
+use sluicegate::domain::fair_order::{FairClaim, FairFlow, FairOrder, FairReturn, WaitingJob};
+
+use super::races::Random;
+use super::*;
+
+on_every_database!(fair_order_is_that_of_the_ledger);
+
+/// Accounts and their weights; the first two have no row.
+const ACCOUNTS: [(&str, u32); 4] = [("", 1), ("a", 1), ("b", 2), ("d", 7)];
+/// Longer than the test takes.
+const BLOCKED: Duration = Duration::from_secs(3_600);
+
+/// The ledger and the model, told the same.
+struct Pair<'a> {
+    fixture: &'a Fixture,
+    model: FairOrder<String, u64>,
+    /// The jobs as they were recorded, by their number.
+    jobs: Vec<Job>,
+    claimed: Vec<BacklogJob>,
+    random: Random,
+}
+
+impl Pair<'_> {
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.random.below(from.len() as u64) as usize]
+    }
+
+    fn flow_of(job: &Job) -> FairFlow<String> {
+        let account = job.account.as_ref().map_or_else(String::new, |account| account.as_str().to_owned());
+        FairFlow { class: FlowClass::of_priority(job.priority).number(), account }
+    }
+
+    fn waiting(&self, number: u64) -> WaitingJob<u64> {
+        let job = &self.jobs[number as usize];
+        WaitingJob { seq: number, cost: u32::from(job.cost), job: number }
+    }
+
+    fn weight_of(job: &Job) -> u32 {
+        let account = Self::flow_of(job).account;
+        ACCOUNTS.iter().find(|(name, _)| *name == account).unwrap().1
+    }
+
+    async fn record(&mut self) {
+        let number = self.jobs.len() as u64;
+        let (account, _) = self.pick(&ACCOUNTS);
+        let account = (!account.is_empty()).then(|| Identifier::new(account).unwrap());
+        let (priority, cost) = (self.pick(&[0, 0, 5]), self.pick(&[1, 1, 1, 4]));
+        let job = Job { account, priority, cost, ..job(&format!("p{number:04}")) };
+        self.fixture.record(&job).await;
+        self.jobs.push(job);
+        let job = &self.jobs[number as usize];
+        self.model.add(Self::flow_of(job), Self::weight_of(job), self.waiting(number));
+    }
+
+    async fn claim(&mut self) {
+        // No fewer than there are flows. Else the database chooses among those with the same tag.
+        let (at_most, quantum) = (self.pick(&[8, 9, 13, 20]), self.pick(&[1, 2, 4]));
+        let (flow_max, class_max) =
+            (self.pick(&[2, 8, 1_000]), self.pick(&[FlowClass::LAST, FlowClass::of_priority(5)]));
+        let except = FlowKey { class: FlowClass::LAST, account: Some(Identifier::new("d").unwrap()) };
+        let except: Vec<FlowKey> = (0..self.random.below(2)).map(|_| except.clone()).collect();
+        let lane = name("stripe");
+        let request = BacklogClaimRequest {
+            at_most,
+            per_flow: quantum,
+            flow_max,
+            except: &except,
+            class_max,
+            ..everything(&lane)
+        };
+        let claimed = self.fixture.dispatch_with(request).await;
+        let left_out = except.iter().map(|flow| FairFlow { class: flow.class.number(), account: "d".to_owned() });
+        let claim = FairClaim {
+            at_most: at_most as usize,
+            quantum: quantum as usize,
+            flow_max: flow_max as usize,
+            except: left_out.collect(),
+            class_max: class_max.number(),
+        };
+        let expected = self.model.claim(Duration::ZERO, &claim);
+        let expected: Vec<&str> = expected.iter().map(|(_, job)| self.jobs[job.job as usize].id.as_str()).collect();
+        assert_eq!(ids(&claimed), expected, "{claim:?}");
+        self.claimed.extend(claimed);
+    }
+
+    async fn give_back(&mut self) {
+        if self.claimed.is_empty() {
+            return;
+        }
+        let index = self.random.below(self.claimed.len() as u64) as usize;
+        let claimed = self.claimed.swap_remove(index);
+        let is_blocked = self.random.below(4) == 0;
+        let how = BacklogReturn { block: is_blocked.then(|| block(BLOCKED, "each")), ..RETURNED };
+        self.fixture.give_back(&claimed, &how).await;
+        let number = self.jobs.iter().position(|job| job.id == claimed.job.id).unwrap() as u64;
+        let how = FairReturn { was_claimed: true, blocked_until: is_blocked.then_some(BLOCKED) };
+        let job = &self.jobs[number as usize];
+        self.model.put_back(Self::flow_of(job), Self::weight_of(job), (self.waiting(number), how));
+    }
+
+    async fn end_blocks(&mut self) {
+        self.fixture.backlog().unblock_flows(&name("stripe")).await.unwrap();
+        self.model.wake(BLOCKED);
+    }
+}
+
+/// Random events: the same jobs in the same order.
+async fn fair_order_is_that_of_the_ledger(kind: Kind) {
+    for seed in [0x0DD5_EED1, 0x0DD5_EED2] {
+        let fixture = Fixture::migrated(kind).await;
+        fixture.with_weights(&ACCOUNTS[2..]).await;
+        let mut pair = Pair {
+            fixture: &fixture,
+            model: FairOrder::default(),
+            jobs: Vec::new(),
+            claimed: Vec::new(),
+            random: Random(seed),
+        };
+        for _ in 0..300 {
+            match pair.random.below(16) {
+                0..10 => pair.record().await,
+                10..12 => pair.claim().await,
+                12..15 => pair.give_back().await,
+                _ => pair.end_blocks().await,
+            }
+        }
+        pair.end_blocks().await;
+        while !pair.model.is_empty() {
+            pair.claim().await;
+        }
+    }
+}
