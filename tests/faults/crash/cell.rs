@@ -106,7 +106,7 @@ pub struct Verdict {
     /// Payments whose ledger row, outcome event and provider records disagree.
     pub contradicted: u64,
     pub unsettled: u64,
-    /// Accounts of which nothing was sent before most of the others was.
+    /// Accounts that had far less than an equal share while all of them waited.
     pub unfair: u64,
 }
 
@@ -382,10 +382,12 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 const ENDED: &str = "SELECT count(*) FROM jobs WHERE state NOT IN ('waiting', 'sending', 'unknown')";
 const OTHERS: &str =
     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()";
-/// Accounts whose first request came after two thirds of the first requests for all payments.
+/// Accounts that have less than a third of an equal share of the first five eighths of all payments that were sent.
 const UNFAIR: &str = "WITH sent AS (SELECT account, count(*) OVER () AS jobs, \
          row_number() OVER (ORDER BY first_sent_at, seq) AS place FROM jobs WHERE first_sent_at IS NOT NULL) \
-     SELECT count(*) FROM (SELECT account FROM sent GROUP BY account, jobs HAVING min(place) * 3 > jobs * 2) AS late";
+     SELECT count(*) FROM (SELECT account FROM sent GROUP BY account, jobs \
+         HAVING count(*) FILTER (WHERE place * 8 <= jobs * 5) * 3 * (SELECT count(DISTINCT account) FROM sent) \
+             < jobs * 5 / 8) AS late";
 const UNPUBLISHED: &str = "SELECT count(*) FROM outcome_events WHERE published_at IS NULL";
 /// Rises with every claim and every event.
 const MOVES: &str =
