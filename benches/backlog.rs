@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use sluicegate::domain::provider::ProviderName;
+use sluicegate::domain::provider::{JobOrder, ProviderName};
 use sluicegate::ledger::backlog::{BacklogClaim, BacklogClaimRequest, FlowClass};
 use sluicegate::ledger::database::Database;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
@@ -62,6 +62,7 @@ async fn measure(url: &str) -> Result<(), Box<dyn std::error::Error>> {
         flow_max: 8,
         except: &[],
         class_max: FlowClass::LAST,
+        order: JobOrder::None,
     };
     let mut times = Vec::new();
     for _ in 0..WARM_UP + CLAIMS {

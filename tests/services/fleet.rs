@@ -106,27 +106,7 @@ async fn any_worker_reports_the_whole_fleet() {
     stand.sluicegate(&["provider", "pause", "acme"]);
     assert_eq!(stand.publish(&jobs), 605);
     stand.sluicegate(&["provider", "resume", "acme"]);
-    // Both report the same: the requests of both are one rate, below one limit.
-    let both = until("both work", async || {
-        let mut both = Vec::new();
-        for number_of in [one, two] {
-            let overview = ask(&stand, number_of, "/api/v1/overview").await;
-            let acme = overview["providers"][0].clone();
-            let busy = acme["state"] == "running" && acme["rate_per_s"].as_f64().unwrap() > 10.0;
-            let waits = acme["clears"]["ms"].as_u64().is_some_and(|ms| ms > 0);
-            if !(busy && waits && number(&acme["succeeded"]) > 0) {
-                return Err(overview);
-            }
-            both.push(acme);
-        }
-        Ok(both)
-    })
-    .await;
-    for acme in both {
-        assert!(acme["rate_per_s"].as_f64().unwrap() <= 44.0, "{acme}");
-        assert_eq!((&acme["limit_per_s"], &acme["refused_by_provider"]), (&json!(40.0), &json!(0)));
-        assert!(number(&acme["limits"][0]["used"]) + number(&acme["limits"][0]["remaining"]) >= 40, "{acme}");
-    }
+    both_report_the_same_work(&stand, one, two).await;
     // Queue depths are read at intervals.
     let overview = until("the payments of the paused lane are counted", async || {
         let overview = ask(&stand, one, "/api/v1/overview").await;
@@ -150,6 +130,30 @@ async fn any_worker_reports_the_whole_fleet() {
     assert_eq!(left, 1, "the killed worker's row stays for a day");
     let without_workers: Value = serde_json::from_str(&stand.sluicegate(&["status", "--json"])).unwrap();
     assert_eq!(without_workers["providers"][0]["state"], json!("no_worker"));
+}
+
+/// The requests of both are one rate, below one limit.
+async fn both_report_the_same_work(stand: &Stand, one: usize, two: usize) {
+    let both = until("both work", async || {
+        let mut both = Vec::new();
+        for number_of in [one, two] {
+            let overview = ask(stand, number_of, "/api/v1/overview").await;
+            let acme = overview["providers"][0].clone();
+            let busy = acme["state"] == "running" && acme["rate_per_s"].as_f64().unwrap() > 10.0;
+            let waits = acme["clears"]["ms"].as_u64().is_some_and(|ms| ms > 0);
+            if !(busy && waits && number(&acme["succeeded"]) > 0) {
+                return Err(overview);
+            }
+            both.push(acme);
+        }
+        Ok(both)
+    })
+    .await;
+    for acme in both {
+        assert!(acme["rate_per_s"].as_f64().unwrap() <= 44.0, "{acme}");
+        assert_eq!((&acme["limit_per_s"], &acme["refused_by_provider"]), (&json!(40.0), &json!(0)));
+        assert!(number(&acme["limits"][0]["used"]) + number(&acme["limits"][0]["remaining"]) >= 40, "{acme}");
+    }
 }
 
 async fn the_terminal_tells_it_too(stand: &Stand, worker: usize) {

@@ -10,9 +10,10 @@ use futures_util::{StreamExt as _, stream};
 use serde_json::json;
 use sluicegate::provider::simulated::{FakeOptions, OnLimit};
 
-use super::cell::{Cell, Kind, PATIENCE, Setup, Verdict, Worker, until};
+use super::cell::{Cell, Kind, PATIENCE, Setup, Worker, until};
 use super::engines::Engines;
 use super::trap::Trap;
+use super::verdict::Verdict;
 use crate::support::rabbitmq::RabbitNode;
 use crate::support::redis::Redis;
 

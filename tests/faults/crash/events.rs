@@ -5,8 +5,9 @@
 
 use sluicegate::provider::simulated::FakeOptions;
 
-use super::cell::{Cell, Kind, PATIENCE, Setup, Verdict, until};
+use super::cell::{Cell, Kind, PATIENCE, Setup, until};
 use super::trap::Trap;
+use super::verdict::Verdict;
 use crate::support::rabbitmq::RabbitNode;
 
 /// Outcomes of the attempts, in their order.

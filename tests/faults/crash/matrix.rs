@@ -6,7 +6,8 @@ use std::fmt::Write as _;
 use futures_util::{StreamExt as _, stream};
 use sluicegate::provider::simulated::FakeOptions;
 
-use super::cell::{Cell, Kind, Setup, Verdict};
+use super::cell::{Cell, Kind, Setup};
+use super::verdict::Verdict;
 
 /// Concurrent cells. There are two processors, and a cell mostly waits for its limit.
 const AT_ONCE: usize = 8;

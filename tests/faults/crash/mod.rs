@@ -9,3 +9,4 @@ mod engines;
 mod events;
 mod matrix;
 mod trap;
+mod verdict;
