@@ -161,10 +161,11 @@ impl Provider {
         by_limits.into_iter().chain(in_flight).fold(by_egress, f64::min)
     }
 
-    /// [`Self::startable_within`], also by the limits where the egress rate is set apart from them.
+    /// [`Self::startable_within`], by the limits and the default egress rate, too, where the row has a rate of its own.
     #[must_use]
     pub fn startable_by_limits_within(&self, span: Duration, kept_max: Duration) -> f64 {
-        self.startable_within(span, kept_max).min(self.limits_startable(span, kept_max))
+        let by_default = self.default_egress().map_or(f64::INFINITY, |(_, rate)| rate * span.as_secs_f64());
+        self.startable_within(span, kept_max).min(by_default).min(self.limits_startable(span, kept_max))
     }
 
     /// Infinite without a limit that counts every charge.

@@ -27,10 +27,8 @@ impl BlockStatements {
             "blocked_until = NULL, blocked_reason = NULL, blocked_limit = NULL, tag = {{greatest}}(flows.tag, {})",
             virtual_time("$1", "flows.class")
         );
-        let ended = match faults::bug(Bug::FlowNotWoken) {
-            true => "flows.provider = $1 AND flows.blocked_until <= {now} AND false",
-            false => "flows.provider = $1 AND flows.blocked_until <= {now}",
-        };
+        let is_woken = !faults::bug(Bug::FlowNotWoken);
+        let ended = format!("flows.provider = $1 AND flows.blocked_until <= {{now}} AND {is_woken}");
         Self {
             unblock: update_flows(
                 dialect,
@@ -38,8 +36,8 @@ impl BlockStatements {
                 "flows.provider = $1 AND flows.blocked_until IS NOT NULL",
                 "FOR UPDATE",
             ),
-            wake: update_flows(dialect, &unblock, ended, "FOR UPDATE"),
-            wake_unlocked: update_flows(dialect, &unblock, ended, "FOR UPDATE SKIP LOCKED"),
+            wake: update_flows(dialect, &unblock, &ended, "FOR UPDATE"),
+            wake_unlocked: update_flows(dialect, &unblock, &ended, "FOR UPDATE SKIP LOCKED"),
             next_wake: dialect.render(
                 "SELECT {until:(SELECT min(blocked_until) FROM flows \
                          WHERE provider = $1 AND blocked_until IS NOT NULL)} AS next_wake_ms",

@@ -201,7 +201,7 @@ impl Fixture {
             for column in self.column(&columns).await.into_iter().flatten() {
                 let text = match self.postgres {
                     Some(_) if column == "frozen_body" => "encode(frozen_body, 'escape')".to_owned(),
-                    _ => format!("CAST({column} AS text)"),
+                    _ => format!("CAST(\"{column}\" AS text)"),
                 };
                 for looked_for in texts {
                     let which = format!("SELECT count(*) FROM {table} WHERE {text} LIKE '%{looked_for}%'");
