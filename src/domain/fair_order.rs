@@ -149,7 +149,7 @@ impl<A: Clone + Ord, J: Copy> FairOrder<A, J> {
     }
 
     /// Adds a job again that has left the order, and may block its flow.
-    pub fn put_back(&mut self, flow: FairFlow<A>, weight: u32, (job, how): (WaitingJob<J>, FairReturn)) {
+    pub fn put_back(&mut self, flow: FairFlow<A>, weight: u32, job: WaitingJob<J>, how: FairReturn) {
         self.change(flow, weight, |state, virtual_time| {
             let refund = if how.was_claimed { tag_of(u64::from(job.cost), state.weight) } else { 0 };
             let least = if state.jobs.is_empty() { virtual_time } else { 0 };
@@ -237,24 +237,24 @@ impl<A: Clone + Ord, J: Copy> FairOrder<A, J> {
         picks
     }
 
-    /// Changes a flow, and files it again. `change` is told its class's virtual time.
+    /// Changes a flow, and its entries in the indexes. `change` gets the virtual time of the flow's class.
     fn change(&mut self, flow: FairFlow<A>, weight: u32, change: impl FnOnce(&mut FlowState<J>, i64)) {
         let virtual_time = self.virtual_times.get(&flow.class).copied().unwrap_or_default();
         let new =
             || FlowState { tag: virtual_time, weight: i64::from(weight), blocked_until: None, jobs: BTreeMap::new() };
         let state = self.flows.entry(flow.clone()).or_insert_with(new);
         let before = state.jobs.len();
-        let filed = |tag: i64| (flow.class, tag, flow.account.clone());
+        let entry = |tag: i64| (flow.class, tag, flow.account.clone());
         match state.blocked_until {
             Some(until) => drop(self.blocked.remove(&(until, flow.clone()))),
-            None => drop(self.free.remove(&filed(state.tag))),
+            None => drop(self.free.remove(&entry(state.tag))),
         }
         change(state, virtual_time);
         self.waiting = self.waiting + state.jobs.len() - before;
         match state.blocked_until {
             Some(until) => drop(self.blocked.insert((until, flow.clone()))),
             None if state.jobs.is_empty() => {}
-            None => drop(self.free.insert(filed(state.tag))),
+            None => drop(self.free.insert(entry(state.tag))),
         }
         let is_over = state.jobs.is_empty() && state.blocked_until.is_none() && state.tag <= virtual_time;
         if is_over {
@@ -320,7 +320,7 @@ mod tests {
         let [_, late] = shares(&mut order, 20, 2);
         assert!((19..=21).contains(&late), "{late}");
         let how = FairReturn { was_claimed: false, blocked_until: Some(Duration::from_secs(9)) };
-        order.put_back(flow(1), 1, (WaitingJob { seq: 900, cost: 1, job: 900 }, how));
+        order.put_back(flow(1), 1, WaitingJob { seq: 900, cost: 1, job: 900 }, how);
         assert_eq!(shares(&mut order, 10, 10), [100, 0]);
         order.wake(Duration::from_secs(9));
         let [_, woken] = shares(&mut order, 20, 2);
@@ -346,7 +346,7 @@ mod tests {
         fill(&mut order, flow(0), 1, 0..3);
         let (of, first) = order.claim(Duration::ZERO, &claim(1))[0];
         let how = FairReturn { was_claimed: true, blocked_until: None };
-        order.put_back(of, 1, (first, how));
+        order.put_back(of, 1, first, how);
         let next: Vec<u64> = order.claim(Duration::ZERO, &claim(9)).iter().map(|(_, job)| job.job).collect();
         assert_eq!((next, order.len(), order.flows.len()), (vec![0, 1, 2], 0, 1));
     }
@@ -404,7 +404,7 @@ mod tests {
                     }
                     _ => if let Some((_, (of, job))) = out.pop_first() {
                         let blocked_until = (cost > 1).then(|| at + Duration::from_millis(u64::from(cost) * 5));
-                        order.put_back(of, 1, (job, FairReturn { was_claimed: true, blocked_until }));
+                        order.put_back(of, 1, job, FairReturn { was_claimed: true, blocked_until });
                     },
                 }
                 prop_assert_eq!(order.len() + out.len(), usize::try_from(seq).unwrap());

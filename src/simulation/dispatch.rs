@@ -46,8 +46,8 @@ pub(super) struct Dispatcher {
 pub(super) enum DispatchStep {
     Claim(FairClaim<Option<u32>>),
     WaitUntil(u64),
-    /// Until a place is free.
-    WaitForPlace,
+    /// Until a claimed job has its permit.
+    WaitForRoom,
 }
 
 impl Dispatcher {
@@ -122,7 +122,7 @@ impl Dispatcher {
         };
         let small_claim_at_us = self.claimed_at_us + micros_up(SMALL_CLAIM_PAUSE);
         if jobs == 0 {
-            return DispatchStep::WaitForPlace;
+            return DispatchStep::WaitForRoom;
         }
         if jobs < self.bounds.worth_a_claim() && small_claim_at_us > now_us {
             return DispatchStep::WaitUntil(small_claim_at_us);
@@ -154,7 +154,7 @@ impl Dispatcher {
     }
 
     /// A claimed job waits for its permit no longer.
-    pub fn release_place(&mut self, flow: Flow) {
+    pub fn release_ahead(&mut self, flow: Flow) {
         if let Some(jobs) = self.ahead.get_mut(&flow) {
             *jobs -= 1;
             self.all_ahead -= 1;

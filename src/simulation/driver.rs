@@ -6,14 +6,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::clock::VirtualClock;
+use tokio::time::Instant;
+
 use super::event::JobIndex;
 use crate::domain::clock_attestation::AttestationCheck;
 use crate::domain::permit_protocol::{CostByKind, LimiterCall, LimiterReply, RebuildData};
 use crate::domain::provider::Provider;
 use crate::domain::quota::Quota;
 use crate::domain::quota_spec::QuotaSpec;
-use crate::domain::time::Micros;
+use crate::domain::time::{Micros, micros_up};
 use crate::limiter::gate::core::{Decision, GateCore, RebuildStep, StoreFacts, Ticket};
 use crate::limiter::gate::{BlockReason, LaneEgress, PendingCall, PendingRelease, PermitWaiter};
 
@@ -21,6 +22,29 @@ use crate::limiter::gate::{BlockReason, LaneEgress, PendingCall, PendingRelease,
 pub(super) const RUN_ID: &str = "simulated";
 /// Calls of a gate before its first request.
 const WARM_UP_CALLS: u32 = 2;
+
+/// The virtual clock of a run: microseconds on the limiter's clock, and the same instants as the gate's core counts them.
+/// The core computes with differences of instants alone, so any instant can be the origin.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct VirtualClock {
+    start_us: u64,
+    origin: Instant,
+}
+
+impl VirtualClock {
+    pub fn new(start_us: u64) -> Self {
+        Self { start_us, origin: Instant::now() }
+    }
+
+    pub fn instant(&self, at_us: u64) -> Instant {
+        self.origin + Duration::from_micros(at_us.saturating_sub(self.start_us))
+    }
+
+    /// The first whole microsecond at or after this instant.
+    pub fn micros(&self, at: Instant) -> u64 {
+        self.start_us + micros_up(at.saturating_duration_since(self.origin))
+    }
+}
 
 impl Ticket for JobIndex {
     fn is_cancelled(&self) -> bool {
@@ -54,8 +78,7 @@ pub(super) struct GateDriver {
 }
 
 impl GateDriver {
-    pub fn new(clock: VirtualClock, incarnation: u64, model: (&Arc<QuotaSpec>, &Provider), now_us: u64) -> Self {
-        let (spec, provider) = model;
+    pub fn new(clock: VirtualClock, incarnation: u64, spec: &Arc<QuotaSpec>, provider: &Provider, now_us: u64) -> Self {
         let now = clock.instant(now_us);
         Self {
             clock,

@@ -61,7 +61,7 @@ impl Simulation<'_> {
         let blocked_until = blocked_until_us.map(Duration::from_micros);
         let how = FairReturn { was_claimed: self.record.jobs[as_index(job)].is_claimed, blocked_until };
         let weight = self.weight_of(flow);
-        self.backlog.put_back(flow, weight, (self.waiting_job(job), how));
+        self.backlog.put_back(flow, weight, self.waiting_job(job), how);
     }
 
     /// Where a job waits that the gate has refused; `None`: in a delay queue.
@@ -109,7 +109,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// A job's wait at the gate has ended; a claimed one leaves its place to the next.
+    /// A job's wait at the gate has ended; a claimed one leaves room for the next.
     pub(super) fn end_wait(&mut self, job: JobIndex, granted_at_us: Option<u64>) {
         let flow = self.flow_of(job);
         let state = &mut self.record.jobs[as_index(job)];
@@ -117,8 +117,8 @@ impl Simulation<'_> {
         if let Some(began_us) = state.waits_since_us.take() {
             dispatcher.end_wait(began_us, job, granted_at_us);
         }
-        if std::mem::take(&mut state.has_place) {
-            dispatcher.release_place(flow);
+        if std::mem::take(&mut state.is_ahead) {
+            dispatcher.release_ahead(flow);
         }
     }
 
@@ -128,7 +128,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Claims jobs for the free places of a process, or schedules the next look.
+    /// Claims jobs for the room that a process has, or schedules the next look.
     pub(super) fn dispatch(&mut self, now_us: u64, process: ProcessIndex) {
         while !self.backlog.is_empty() {
             let now = Duration::from_micros(now_us);
@@ -142,7 +142,7 @@ impl Simulation<'_> {
             let claim = match parts.dispatcher.next_step(now_us, class, parts.paused_until_us()) {
                 DispatchStep::Claim(claim) => claim,
                 DispatchStep::WaitUntil(at_us) => return self.look_at(process, at_us),
-                DispatchStep::WaitForPlace => return,
+                DispatchStep::WaitForRoom => return,
             };
             let jobs = self.backlog.claim(now, &claim);
             let dispatcher = &mut self.processes[as_index(process)].dispatcher;
@@ -150,7 +150,7 @@ impl Simulation<'_> {
             for (_, WaitingJob { job, .. }) in jobs {
                 let state = &mut self.record.jobs[as_index(job)];
                 (state.process, state.delivered_us) = (process, now_us);
-                (state.is_claimed, state.has_place) = (true, true);
+                (state.is_claimed, state.is_ahead) = (true, true);
                 self.agenda.at(now_us + self.commit_us, Event::Claimed(job));
             }
         }

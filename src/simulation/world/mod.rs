@@ -11,8 +11,7 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use tokio::time::Instant;
 
-use super::clock::VirtualClock;
-use super::driver::{GateDriver, first_call};
+use super::driver::{GateDriver, VirtualClock, first_call};
 use super::event::{Event, EventQueue, JobIndex, ProcessIndex};
 use super::process::SimulatedProcess;
 use super::windows::ProviderUse;
@@ -50,7 +49,7 @@ pub(super) struct SimulatedJob {
     /// Claimed from the backlog; it has no message.
     is_claimed: bool,
     /// It counts among the claimed jobs that wait for their permits.
-    has_place: bool,
+    is_ahead: bool,
     /// Since when it has waited at the gate.
     waits_since_us: Option<u64>,
     wake_us: u64,
@@ -166,8 +165,8 @@ impl<'a> Simulation<'a> {
             quota.call(Micros(model.start_us), &model.spec, &first_call(model.start_us));
         }
         let mut process = |index| {
-            let parts = (&spec, &model.provider);
-            let mut gate = GateDriver::new(clock, u64::from(index) + 1, parts, model.start_us);
+            let incarnation = u64::from(index) + 1;
+            let mut gate = GateDriver::new(clock, incarnation, &spec, &model.provider, model.start_us);
             if !model.cold {
                 gate.warm_up(&mut quota, model.start_us);
             }

@@ -97,7 +97,7 @@ impl Pair<'_> {
         let number = self.jobs.iter().position(|job| job.id == claimed.job.id).unwrap() as u64;
         let how = FairReturn { was_claimed: true, blocked_until: is_blocked.then_some(BLOCKED) };
         let job = &self.jobs[number as usize];
-        self.model.put_back(Self::flow_of(job), Self::weight_of(job), (self.waiting(number), how));
+        self.model.put_back(Self::flow_of(job), Self::weight_of(job), self.waiting(number), how);
     }
 
     async fn end_blocks(&mut self) {
