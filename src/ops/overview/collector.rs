@@ -185,13 +185,17 @@ impl OverviewCollector {
         before.iter().map(|(name, seen)| (name.clone(), seen.unrecorded)).collect()
     }
 
-    /// The last snapshot of a reader, or a new one for the history, so that a page shows the same figure in both.
-    async fn history_overview(&self) -> Arc<Overview> {
+    /// Adds a point of each provider to the history. It is of the last snapshot of a reader, so that a page shows the same
+    /// figure in both; a snapshot that is no later than the last point would repeat it.
+    pub(super) async fn record_point(&self) {
         let seen = self.last_snapshot.lock().await.clone();
-        match seen.filter(|(at, _)| at.elapsed() < SAMPLE_EVERY) {
+        let is_new = |overview: &Overview| lock_ignoring_poison(&self.history).is_later(overview);
+        let seen = seen.filter(|(at, snapshot)| at.elapsed() < SAMPLE_EVERY && is_new(&snapshot.overview));
+        let overview = match seen {
             Some((_, snapshot)) => snapshot.overview,
             None => self.build_snapshot(CollectFor::HistoryOnly).await.overview,
-        }
+        };
+        lock_ignoring_poison(&self.history).record(&overview);
     }
 
     async fn record_history(&self, stop: &CancellationToken) {
@@ -200,10 +204,10 @@ impl OverviewCollector {
         loop {
             let point = async {
                 tick.tick().await;
-                self.history_overview().await
+                self.record_point().await;
             };
             tokio::select! {
-                point = point => lock_ignoring_poison(&self.history).record(&point),
+                () = point => {}
                 () = stop.cancelled() => return,
             }
         }

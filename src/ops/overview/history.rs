@@ -31,6 +31,8 @@ pub struct HistoryPoint {
 #[derive(Debug, Default)]
 pub(super) struct OverviewHistory {
     providers: BTreeMap<String, ProviderHistory>,
+    /// Of the last overview that was recorded.
+    last_at: Option<String>,
 }
 
 #[derive(Debug, Default)]
@@ -40,8 +42,14 @@ struct ProviderHistory {
 }
 
 impl OverviewHistory {
+    /// Whether the overview is later than the last recorded one.
+    pub fn is_later(&self, overview: &Overview) -> bool {
+        self.last_at.as_ref().is_none_or(|last_at| *last_at < overview.at)
+    }
+
     /// Records a point of each provider, and drops providers that no longer exist.
     pub fn record(&mut self, overview: &Overview) {
+        self.last_at = Some(overview.at.clone());
         self.providers.retain(|name, _| overview.providers.iter().any(|provider| provider.name == *name));
         for provider in &overview.providers {
             let ring = self.providers.entry(provider.name.clone()).or_default();

@@ -116,3 +116,24 @@ async fn reports_of_all_workers_are_merged() {
     stop.cancel();
     running.await.unwrap();
 }
+
+#[tokio::test]
+async fn snapshot_is_one_point_of_the_history() {
+    let database = Database::open("sqlite::memory:", 1).unwrap();
+    database.migrate().await.unwrap();
+    database.settings().apply(&[row("acme")], false).await.unwrap();
+    let (_progress, progress) = watch::channel(WorkerStatus::default());
+    let collector = test_collector(&database, progress, Arc::new(crate::limiter::embedded::EmbeddedLimiter::new()));
+
+    // On a busy machine a point is recorded as soon as a reader's snapshot is there, and the next one within the time
+    // for which a snapshot is recent.
+    let shown = collector.snapshot().await.overview.at.clone();
+    collector.record_point().await;
+    while DatabaseTime(collector::unix_ms()).to_string() <= shown {
+        tokio::task::yield_now().await;
+    }
+    collector.record_point().await;
+    let at: Vec<String> = collector.history("acme", 900).into_iter().map(|point| point.at).collect();
+    assert_eq!((at.len(), &at[0]), (2, &shown), "{at:?}");
+    assert!(at[0] < at[1], "the snapshot is not recorded twice: {at:?}");
+}
