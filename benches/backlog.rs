@@ -6,8 +6,9 @@
 
 use std::time::{Duration, Instant};
 
+use sluicegate::domain::flow::FlowClass;
 use sluicegate::domain::provider::{JobOrder, ProviderName};
-use sluicegate::ledger::backlog::{BacklogClaim, BacklogClaimRequest, FlowClass};
+use sluicegate::ledger::backlog::{BacklogClaim, BacklogClaimRequest};
 use sluicegate::ledger::database::Database;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 

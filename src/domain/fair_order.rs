@@ -8,16 +8,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use super::flow::{Flow, FlowClass};
+
 /// A tag's units for each unit of cost, at weight 1: thousandths of it are exact at the largest weight.
 pub const TAG_PER_COST: u32 = 1_000_000;
-
-/// A flow: one account's jobs of one class.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct FairFlow<A> {
-    /// Lower is served first.
-    pub class: u8,
-    pub account: A,
-}
 
 /// A waiting job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,26 +34,26 @@ pub struct FairReturn {
 /// Bounds of one claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FairClaim<A> {
-    pub at_most: usize,
+    pub at_most: u32,
     /// Jobs of one flow in a row, at least 1.
-    pub quantum: usize,
+    pub quantum: u32,
     /// Most jobs of one flow.
-    pub flow_max: usize,
+    pub flow_max: u32,
     /// Flows that are left out.
-    pub except: Vec<FairFlow<A>>,
+    pub except: Vec<Flow<A>>,
     /// Later classes are left out.
-    pub class_max: u8,
+    pub class_max: FlowClass,
 }
 
 /// The backlog of a lane, in order.
 #[derive(Clone, Debug)]
 pub struct FairOrder<A, J> {
-    flows: BTreeMap<FairFlow<A>, FlowState<J>>,
+    flows: BTreeMap<Flow<A>, FlowState<J>>,
     /// Flows with jobs that are not blocked, by class and tag.
-    free: BTreeSet<(u8, i64, A)>,
-    blocked: BTreeSet<(Duration, FairFlow<A>)>,
+    free: BTreeSet<(FlowClass, i64, Option<A>)>,
+    blocked: BTreeSet<(Duration, Flow<A>)>,
     /// Of each class, the start tag that was served last.
-    virtual_times: BTreeMap<u8, i64>,
+    virtual_times: BTreeMap<FlowClass, i64>,
     waiting: usize,
 }
 
@@ -73,7 +67,7 @@ struct FlowState<J> {
 
 /// A few jobs of a flow in a row.
 struct Quantum<A> {
-    flow: FairFlow<A>,
+    flow: Flow<A>,
     start: i64,
     jobs: usize,
 }
@@ -86,7 +80,7 @@ struct Pick {
 
 /// A claimed job, with what orders it among the others.
 struct Claimed<A, J> {
-    flow: FairFlow<A>,
+    flow: Flow<A>,
     start: i64,
     job: WaitingJob<J>,
 }
@@ -101,6 +95,11 @@ impl<A, J> Default for FairOrder<A, J> {
             waiting: 0,
         }
     }
+}
+
+/// A number of jobs as an index.
+fn as_index(jobs: u32) -> usize {
+    usize::try_from(jobs).unwrap_or(usize::MAX)
 }
 
 /// By how much a tag moves on.
@@ -120,16 +119,10 @@ impl<A: Clone + Ord, J: Copy> FairOrder<A, J> {
         self.waiting == 0
     }
 
-    /// Whether jobs of this flow wait.
-    #[must_use]
-    pub fn has_waiting(&self, flow: &FairFlow<A>) -> bool {
-        self.flows.get(flow).is_some_and(|state| !state.jobs.is_empty())
-    }
-
-    /// The first class of the flows that are not blocked.
-    #[must_use]
-    pub fn first_class(&self) -> Option<u8> {
-        self.free.first().map(|(class, ..)| *class)
+    /// The flows with jobs in the order of their names, and until when each is blocked.
+    pub fn waiting_flows(&self) -> impl Iterator<Item = (Flow<A>, Option<Duration>)> {
+        let waiting = self.flows.iter().filter(|(_, state)| !state.jobs.is_empty());
+        waiting.map(|(flow, state)| (flow.clone(), state.blocked_until))
     }
 
     /// When the next block ends.
@@ -139,7 +132,7 @@ impl<A: Clone + Ord, J: Copy> FairOrder<A, J> {
     }
 
     /// Adds a new job; the weight counts if its flow is new. A flow without jobs starts at its class's virtual time.
-    pub fn add(&mut self, flow: FairFlow<A>, weight: u32, job: WaitingJob<J>) {
+    pub fn add(&mut self, flow: Flow<A>, weight: u32, job: WaitingJob<J>) {
         self.change(flow, weight, |state, virtual_time| {
             if state.jobs.is_empty() {
                 state.tag = state.tag.max(virtual_time);
@@ -149,7 +142,7 @@ impl<A: Clone + Ord, J: Copy> FairOrder<A, J> {
     }
 
     /// Adds a job again that has left the order, and may block its flow.
-    pub fn put_back(&mut self, flow: FairFlow<A>, weight: u32, job: WaitingJob<J>, how: FairReturn) {
+    pub fn put_back(&mut self, flow: Flow<A>, weight: u32, job: WaitingJob<J>, how: FairReturn) {
         self.change(flow, weight, |state, virtual_time| {
             let refund = if how.was_claimed { tag_of(u64::from(job.cost), state.weight) } else { 0 };
             let least = if state.jobs.is_empty() { virtual_time } else { 0 };
@@ -170,18 +163,19 @@ impl<A: Clone + Ord, J: Copy> FairOrder<A, J> {
     }
 
     /// Takes the next jobs. If a block ends by now, the flow follows behind those that were free.
-    pub fn claim(&mut self, now: Duration, claim: &FairClaim<A>) -> Vec<(FairFlow<A>, WaitingJob<J>)> {
+    pub fn claim(&mut self, now: Duration, claim: &FairClaim<A>) -> Vec<(Flow<A>, WaitingJob<J>)> {
         let mut jobs = self.claim_free(claim);
         if self.next_wake().is_some_and(|until| until <= now) {
             self.wake(now);
-            let rest = FairClaim { at_most: claim.at_most - jobs.len(), ..claim.clone() };
+            let at_most = claim.at_most.saturating_sub(u32::try_from(jobs.len()).unwrap_or(u32::MAX));
+            let rest = FairClaim { at_most, ..claim.clone() };
             jobs.extend(self.claim_free(&rest));
         }
         jobs
     }
 
     /// Takes the jobs of the quanta that start first.
-    fn claim_free(&mut self, claim: &FairClaim<A>) -> Vec<(FairFlow<A>, WaitingJob<J>)> {
+    fn claim_free(&mut self, claim: &FairClaim<A>) -> Vec<(Flow<A>, WaitingJob<J>)> {
         let mut claimed = Vec::new();
         for (flow, pick) in self.picks(claim) {
             let mut served_to = None;
@@ -208,22 +202,23 @@ impl<A: Clone + Ord, J: Copy> FairOrder<A, J> {
     }
 
     /// How many jobs of which flows are claimed. Each flow has quanta, and each quantum a start tag, as if a job cost 1.
-    fn picks(&self, claim: &FairClaim<A>) -> BTreeMap<FairFlow<A>, Pick> {
+    fn picks(&self, claim: &FairClaim<A>) -> BTreeMap<Flow<A>, Pick> {
+        let [at_most, quantum, flow_max] = [claim.at_most, claim.quantum.max(1), claim.flow_max].map(as_index);
         let mut quanta = Vec::new();
-        let free = self.free.iter().map(|(class, _, account)| FairFlow { class: *class, account: account.clone() });
+        let free = self.free.iter().map(|(class, _, account)| Flow { class: *class, account: account.clone() });
         let front = free.take_while(|flow| flow.class <= claim.class_max).filter(|flow| !claim.except.contains(flow));
-        for (place, flow) in front.take(claim.at_most).enumerate() {
+        for (place, flow) in front.take(at_most).enumerate() {
             let Some(state) = self.flows.get(&flow) else { continue };
-            let waiting = state.jobs.len().min(claim.flow_max);
-            let firsts = (0..waiting).step_by(claim.quantum.max(1)).take_while(|first| place + first < claim.at_most);
+            let waiting = state.jobs.len().min(flow_max);
+            let firsts = (0..waiting).step_by(quantum).take_while(|first| place + first < at_most);
             quanta.extend(firsts.map(|first| Quantum {
                 flow: flow.clone(),
                 start: state.tag + tag_of(first as u64, state.weight),
-                jobs: claim.quantum.max(1).min(waiting - first),
+                jobs: quantum.min(waiting - first),
             }));
         }
         quanta.sort_by(|a, b| (a.flow.class, a.start, &a.flow.account).cmp(&(b.flow.class, b.start, &b.flow.account)));
-        let (mut picks, mut left) = (BTreeMap::<FairFlow<A>, Pick>::new(), claim.at_most);
+        let (mut picks, mut left) = (BTreeMap::<Flow<A>, Pick>::new(), at_most);
         for quantum in quanta {
             let jobs = quantum.jobs.min(left);
             if jobs == 0 {
@@ -238,7 +233,7 @@ impl<A: Clone + Ord, J: Copy> FairOrder<A, J> {
     }
 
     /// Changes a flow, and its entries in the indexes. `change` gets the virtual time of the flow's class.
-    fn change(&mut self, flow: FairFlow<A>, weight: u32, change: impl FnOnce(&mut FlowState<J>, i64)) {
+    fn change(&mut self, flow: Flow<A>, weight: u32, change: impl FnOnce(&mut FlowState<J>, i64)) {
         let virtual_time = self.virtual_times.get(&flow.class).copied().unwrap_or_default();
         let new =
             || FlowState { tag: virtual_time, weight: i64::from(weight), blocked_until: None, jobs: BTreeMap::new() };
@@ -272,24 +267,24 @@ mod tests {
 
     type Order = FairOrder<u8, u64>;
 
-    fn claim(at_most: usize) -> FairClaim<u8> {
-        FairClaim { at_most, quantum: 1, flow_max: usize::MAX, except: Vec::new(), class_max: u8::MAX }
+    fn claim(at_most: u32) -> FairClaim<u8> {
+        FairClaim { at_most, quantum: 1, flow_max: u32::MAX, except: Vec::new(), class_max: FlowClass::LAST }
     }
 
-    fn fill(order: &mut Order, flow: FairFlow<u8>, weight: u32, seqs: std::ops::Range<u64>) {
+    fn fill(order: &mut Order, flow: Flow<u8>, weight: u32, seqs: std::ops::Range<u64>) {
         seqs.for_each(|seq| order.add(flow, weight, WaitingJob { seq, cost: 1, job: seq }));
     }
 
-    fn flow(account: u8) -> FairFlow<u8> {
-        FairFlow { class: 10, account }
+    fn flow(account: u8) -> Flow<u8> {
+        Flow { class: FlowClass::LAST, account: Some(account) }
     }
 
     /// How many of the next jobs belong to each account.
-    fn shares<const N: usize>(order: &mut Order, rounds: usize, at_most: usize) -> [usize; N] {
+    fn shares<const N: usize>(order: &mut Order, rounds: usize, at_most: u32) -> [usize; N] {
         let mut shares = [0; N];
         for _ in 0..rounds {
             for (flow, _) in order.claim(Duration::ZERO, &claim(at_most)) {
-                shares[usize::from(flow.account)] += 1;
+                shares[usize::from(flow.account.unwrap())] += 1;
             }
         }
         shares
@@ -331,12 +326,13 @@ mod tests {
     fn higher_class_is_always_first() {
         let mut order = Order::default();
         fill(&mut order, flow(0), 1, 0..9);
-        let urgent = FairFlow { class: 1, account: 7 };
+        let urgent = Flow { class: FlowClass::of_priority(9), account: Some(7) };
         fill(&mut order, urgent, 1, 9..11);
-        assert_eq!(order.first_class(), Some(1));
+        let waiting: Vec<Flow<u8>> = order.waiting_flows().map(|(flow, _)| flow).collect();
+        assert_eq!(waiting, [urgent, flow(0)]);
         let next: Vec<u64> = order.claim(Duration::ZERO, &claim(3)).iter().map(|(_, job)| job.job).collect();
         assert_eq!(next, [9, 10, 0]);
-        let bounds = FairClaim { class_max: 1, ..claim(3) };
+        let bounds = FairClaim { class_max: urgent.class, ..claim(3) };
         assert_eq!(order.claim(Duration::ZERO, &bounds), []);
     }
 
@@ -357,7 +353,7 @@ mod tests {
         #[test]
         fn each_flow_gets_its_share(
             weights in prop::collection::vec(1..5_u32, 2..6),
-            (quantum, at_most, rounds) in (1..5_usize, 1..20_usize, 1..40_usize),
+            (quantum, at_most, rounds) in (1..5_u32, 1..20_u32, 1..40_usize),
         ) {
             let mut order = Order::default();
             let mut seq = 0;
@@ -369,35 +365,36 @@ mod tests {
             let mut served = vec![Vec::new(); weights.len()];
             for _ in 0..rounds {
                 for (of, job) in order.claim(Duration::ZERO, &FairClaim { quantum, ..claim(at_most) }) {
-                    served[usize::from(of.account)].push(job.seq);
+                    served[usize::from(of.account.unwrap())].push(job.seq);
                 }
             }
             prop_assert!(served.iter().all(|seqs| seqs.is_sorted()));
             let all = served.iter().map(Vec::len).sum::<usize>();
-            prop_assert_eq!(all, at_most * rounds);
+            prop_assert_eq!(all, at_most as usize * rounds);
             prop_assert_eq!(order.len(), weights.len() * 1_000 - all);
             let sum = f64::from(weights.iter().sum::<u32>());
             for (seqs, weight) in served.iter().zip(&weights) {
                 let share = all as f64 * f64::from(*weight) / sum;
                 let apart = (seqs.len() as f64 - share).abs();
                 // A claim takes whole quanta, and as many as start in it.
-                prop_assert!(apart <= (2 * quantum * weights.len() + at_most) as f64, "{served:?} for {weights:?}");
+                prop_assert!(apart <= (2 * quantum as usize * weights.len() + at_most as usize) as f64, "{served:?} for {weights:?}");
             }
         }
 
         /// Whatever happens, jobs are neither lost nor doubled, and flows without jobs are forgotten.
         #[test]
-        fn no_job_is_lost(steps in prop::collection::vec((0..5_u8, 0..3_u8, 8..11_u8, 1..4_u32), 1..200)) {
+        fn no_job_is_lost(steps in prop::collection::vec((0..5_u8, 0..3_u8, 0..3_u8, 1..4_u32), 1..200)) {
             let (mut order, mut out, mut seq) = (Order::default(), BTreeMap::new(), 0_u64);
-            for (step, account, class, cost) in steps {
+            for (step, account, priority, cost) in steps {
+                let class = FlowClass::of_priority(priority);
                 let at = Duration::from_millis(seq);
                 match step {
                     0..3 => {
-                        order.add(FairFlow { class, account }, cost, WaitingJob { seq, cost, job: seq });
+                        order.add(Flow { class, account: Some(account) }, cost, WaitingJob { seq, cost, job: seq });
                         seq += 1;
                     }
                     3 => {
-                        for (of, job) in order.claim(at, &FairClaim { class_max: class, ..claim(cost as usize) }) {
+                        for (of, job) in order.claim(at, &FairClaim { class_max: class, ..claim(cost) }) {
                             prop_assert!(of.class <= class);
                             prop_assert!(out.insert(job.seq, (of, job)).is_none(), "claimed twice");
                         }
@@ -410,7 +407,7 @@ mod tests {
                 prop_assert_eq!(order.len() + out.len(), usize::try_from(seq).unwrap());
             }
             order.wake(Duration::MAX);
-            let left = order.claim(Duration::MAX, &claim(usize::MAX)).len();
+            let left = order.claim(Duration::MAX, &claim(u32::MAX)).len();
             prop_assert_eq!((left + out.len(), order.is_empty()), (usize::try_from(seq).unwrap(), true));
             prop_assert!(order.free.is_empty() && order.blocked.is_empty());
         }

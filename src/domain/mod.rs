@@ -21,6 +21,7 @@ pub mod expansion;
 pub mod explain;
 pub mod fair_order;
 pub mod fallback_share;
+pub mod flow;
 pub mod group_commit;
 pub mod job;
 pub mod leaky_bucket;

@@ -169,6 +169,11 @@ impl GateDriver {
         }
     }
 
+    /// Whether a limit has blocked the queue since then.
+    pub fn was_at_limit_since(&self, since: Instant) -> bool {
+        self.core.view().limited_at.is_some_and(|at| at >= since)
+    }
+
     /// Whether a limit blocks the queue.
     pub fn is_blocked_by_limit(&self) -> bool {
         matches!(self.core.view().block, Some((BlockReason::Limit(_), _)))

@@ -17,7 +17,6 @@ use crate::domain::quota_spec::QuotaSpec;
 pub mod arrivals;
 #[cfg(test)]
 mod clear_time_tests;
-mod dispatch;
 mod driver;
 mod event;
 pub mod latency;

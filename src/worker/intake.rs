@@ -177,7 +177,7 @@ async fn process(lane: &LaneContext, copy: &MessageCopy, delivered_at: Instant, 
     if !must_be_claimed && let Some(action) = Box::pin(enter_backlog(lane, copy, &decoded)).await {
         return action;
     }
-    let _admitted = (!must_be_claimed).then(|| lane.backlog.permit_waits().admit(&decoded.job.id));
+    let _admitted = (!must_be_claimed).then(|| lane.backlog.admit(&decoded.job.id));
     let sent = match must_be_claimed {
         true => FirstTry::MustBeClaimed(decoded, None),
         // Both are boxed because thousands of jobs wait, and few take these paths: only those need their memory.

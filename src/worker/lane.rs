@@ -58,7 +58,7 @@ pub struct LaneContext {
     pub egress: Arc<LaneEgress>,
     pub control: Arc<LaneControl>,
     pub duplicates: Duplicates,
-    pub backlog: LaneBacklog,
+    pub backlog: Arc<LaneBacklog>,
     /// Stops this lane alone.
     pub stop: CancellationToken,
 }
@@ -99,7 +99,7 @@ pub(super) fn current_prefetch(context: &LaneContext) -> u16 {
 /// Runs one lane until it is stopped, and reopens its consumer after each failure.
 pub async fn run(context: Arc<LaneContext>) {
     context.worker.jobs.spawn(lookups::run(Arc::clone(&context)));
-    context.worker.jobs.spawn(backlog::run(Arc::clone(&context)));
+    context.worker.jobs.spawn(backlog::dispatcher::run(Arc::clone(&context)));
     let mut failed = 0;
     while !context.stop.is_cancelled() {
         let prefetch = current_prefetch(&context);

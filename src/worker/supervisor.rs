@@ -260,7 +260,7 @@ fn start_lane(
         egress: LaneEgress::new(row.workers, row.egress_per_second()),
         control: Arc::new(LaneControl::for_provider(&row.name)),
         duplicates: Duplicates::default(),
-        backlog: LaneBacklog::default(),
+        backlog: Arc::new(LaneBacklog::new()),
         stop: stop.clone(),
     });
     worker.jobs.spawn(lane::run(Arc::clone(&context)));

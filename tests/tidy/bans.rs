@@ -51,8 +51,8 @@ const WRITERS: [(&str, &str); 5] = [
     ("src/cli/completions.rs", "writes a script, which holds no text from outside"),
 ];
 
-/// Files of the gate's core, and its folders: a pure state machine, which the simulation drives, too.
-const CORE: [&str; 10] = [
+/// Files of the cores of gate and dispatcher, and their folders: pure state machines, which the simulation drives, too.
+const CORE: [&str; 15] = [
     "src/limiter/gate/core.rs",
     "src/limiter/gate/core/",
     "src/limiter/gate/wait_queue",
@@ -63,6 +63,11 @@ const CORE: [&str; 10] = [
     "src/limiter/gate/history_stock.rs",
     "src/limiter/gate/unpersisted.rs",
     "src/limiter/gate/call_sequence.rs",
+    "src/worker/backlog/core.rs",
+    "src/worker/backlog/core/",
+    "src/worker/backlog/claimed_ahead.rs",
+    "src/worker/backlog/known_flows.rs",
+    "src/worker/backlog/permit_waits.rs",
 ];
 /// Clocks, tasks, channels and logs.
 const IMPURE: [&str; 6] = ["Instant::now(", ".elapsed()", "async ", ".await", "tokio::sync", "tracing::"];

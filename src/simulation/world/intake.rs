@@ -32,9 +32,9 @@ impl Simulation<'_> {
                 self.agenda.at(now_us + self.commit_us, Event::Recorded(job));
                 continue;
             }
-            let state = &mut self.record.jobs[as_index(job)];
-            state.is_admitted = state.recorded_us.is_none();
-            self.processes[process].dispatcher.admitted += u32::from(state.is_admitted);
+            if self.record.jobs[as_index(job)].recorded_us.is_none() {
+                self.processes[process].dispatcher.waits.admit(job);
+            }
             self.agenda.at(now_us + self.commit_us, Event::Claimed(job));
         }
     }

@@ -23,6 +23,7 @@ use crate::domain::quota::Quota;
 use crate::domain::time::{Micros, micros_up};
 use crate::limiter::gate::{CountingScope, WindowSlot};
 use crate::queue::{DELAY_STEPS, delay_step};
+use crate::worker::backlog::permit_waits::OngoingWait;
 use crate::worker::lane::max_local_wait;
 
 mod backlog;
@@ -44,14 +45,12 @@ pub(super) struct SimulatedJob {
     /// The job sent nothing with its worker slot, so the egress rate is refunded.
     is_unsent: bool,
     delivered_us: u64,
-    /// On its way to the gate for the first time.
-    is_admitted: bool,
     /// Claimed from the backlog; it has no message.
     is_claimed: bool,
     /// It counts among the claimed jobs that wait for their permits.
     is_ahead: bool,
-    /// Since when it has waited at the gate.
-    waits_since_us: Option<u64>,
+    /// Its wait at the gate, and since when.
+    wait: Option<(OngoingWait, u64)>,
     wake_us: u64,
     attempts: u32,
     requests: u32,
@@ -138,7 +137,7 @@ pub(super) struct Simulation<'a> {
     agenda: EventQueue,
     queue: VecDeque<JobIndex>,
     /// Jobs that wait in the ledger alone.
-    backlog: FairOrder<Option<u32>, JobIndex>,
+    backlog: FairOrder<u32, JobIndex>,
     processes: Vec<SimulatedProcess>,
     next_process: usize,
     arrived: usize,
@@ -170,7 +169,7 @@ impl<'a> Simulation<'a> {
             if !model.cold {
                 gate.warm_up(&mut quota, model.start_us);
             }
-            SimulatedProcess::new(&model.provider, gate)
+            SimulatedProcess::new(clock, &model.provider, gate, model.start_us)
         };
         // The simulation makes no look-ups.
         let may_charge = |account: &&String| {
@@ -267,9 +266,7 @@ impl<'a> Simulation<'a> {
                 self.agenda.at(now_us + micros_up(step), Event::Return(job));
             }
             Some(JobStep::Backlog { blocked_until_us }) => {
-                self.put_back(job, blocked_until_us);
-                self.deactivate(now_us, job);
-                return self.dispatch_all(now_us);
+                self.put_back(now_us, job, blocked_until_us);
             }
             Some(JobStep::Finalize(end)) => {
                 state.end = Some((now_us, end));
@@ -283,9 +280,9 @@ impl<'a> Simulation<'a> {
 
     /// Releases the job from its process, so that its worker slot and prefetch serve the next job.
     fn deactivate(&mut self, now_us: u64, job: JobIndex) {
-        self.leave_admission(job);
         self.end_wait(job, None);
         let process = self.record.jobs[as_index(job)].process;
+        self.processes[as_index(process)].dispatcher.waits.leave(&job);
         let state = &mut self.record.jobs[as_index(job)];
         let is_claimed = std::mem::take(&mut state.is_claimed);
         let (has_slot, is_unsent) = (std::mem::take(&mut state.has_worker_slot), std::mem::take(&mut state.is_unsent));

@@ -5,15 +5,12 @@
 //! claimed, and the others leave the lane to other flows.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::hash::Hash;
 use std::time::Duration;
 
-use tokio::sync::Notify;
-
+use crate::domain::flow::{Flow, FlowClass};
 use crate::domain::job::JobField;
 use crate::domain::provider::Provider;
-use crate::ledger::backlog::{FlowClass, FlowKey};
 
 /// Jobs of one flow that one claim takes at most, and with which a flow is full, where accounts have limits.
 const LIMITED_FLOW_MAX: u32 = 8;
@@ -57,82 +54,59 @@ pub fn startable_soon(provider: &Provider) -> u32 {
 }
 
 /// The claimed jobs without a permit, by flow.
-#[derive(Debug, Default)]
-pub struct ClaimedAhead {
-    state: Mutex<State>,
-    /// There may be room for more jobs.
-    room: Notify,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    waiting: HashMap<FlowKey, u32>,
+#[derive(Debug)]
+pub struct ClaimedAhead<A> {
+    waiting: HashMap<Flow<A>, u32>,
     all: u32,
+    /// Of the last claim, or of the last look at the room.
     bounds: Option<AheadBounds>,
 }
 
 /// The room for more jobs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Room {
+pub struct Room<A> {
     /// Jobs that may be claimed.
     pub jobs: u32,
     /// Whether a claim is due at once; otherwise room for a few more is waited for.
     pub is_worth_a_claim: bool,
     /// The flows of which no more jobs are claimed now.
-    pub full_flows: Vec<FlowKey>,
+    pub full_flows: Vec<Flow<A>>,
     /// Jobs of less urgent classes have no room.
     pub class_max: FlowClass,
 }
 
-/// Counts one claimed job until its permit is granted, or until it is dropped.
-#[derive(Debug)]
-pub struct AheadGuard {
-    ahead: Arc<ClaimedAhead>,
-    flow: FlowKey,
-    is_released: AtomicBool,
+impl<A> Default for ClaimedAhead<A> {
+    fn default() -> Self {
+        Self { waiting: HashMap::new(), all: 0, bounds: None }
+    }
 }
 
-impl ClaimedAhead {
-    pub fn add(self: &Arc<Self>, flow: FlowKey) -> AheadGuard {
-        let mut state = self.lock();
-        *state.waiting.entry(flow.clone()).or_default() += 1;
-        state.all += 1;
-        drop(state);
-        AheadGuard { ahead: Arc::clone(self), flow, is_released: AtomicBool::new(false) }
+impl<A: Clone + Eq + Hash> ClaimedAhead<A> {
+    pub fn add(&mut self, flow: Flow<A>) {
+        *self.waiting.entry(flow).or_default() += 1;
+        self.all += 1;
     }
 
     /// The room within these bounds, which hold from now on. If there is none, a more urgent job may go beyond them:
     /// `first_class` is the most urgent class that waits in the backlog.
-    pub fn room_within(&self, bounds: AheadBounds, first_class: Option<FlowClass>) -> Room {
-        let mut state = self.lock();
-        state.bounds = Some(bounds);
-        let full = state.waiting.iter().filter(|(_, jobs)| **jobs >= bounds.of_one_flow);
+    pub fn room_within(&mut self, bounds: AheadBounds, first_class: Option<FlowClass>) -> Room<A> {
+        self.bounds = Some(bounds);
+        let full = self.waiting.iter().filter(|(_, jobs)| **jobs >= bounds.of_one_flow);
         let full_flows = full.map(|(flow, _)| flow.clone()).collect();
-        let free = bounds.all.saturating_sub(state.all);
+        let free = bounds.all.saturating_sub(self.all);
         let (jobs, class_max) = match first_class {
-            Some(class) if free == 0 => (bounds.all.saturating_sub(state.of_classes_until(class)), class),
+            Some(class) if free == 0 => (bounds.all.saturating_sub(self.of_classes_until(class)), class),
             _ => (free, FlowClass::LAST),
         };
         Room { jobs, is_worth_a_claim: jobs >= bounds.worth_a_claim(), full_flows, class_max }
     }
 
-    /// Waits until there is room where there was none.
-    pub async fn wait_for_room(&self) {
-        self.room.notified().await;
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl State {
     fn of_classes_until(&self, last: FlowClass) -> u32 {
         self.waiting.iter().filter(|(flow, _)| flow.class <= last).map(|(_, jobs)| jobs).sum()
     }
 
     /// Removes a job of the flow. Returns whether there is room for which a dispatcher may wait.
-    fn remove(&mut self, flow: &FlowKey) -> bool {
+    pub fn remove(&mut self, flow: &Flow<A>) -> bool {
         let Some(jobs) = self.waiting.get_mut(flow) else { return false };
         let (of_flow, of_all) = (*jobs, self.all);
         *jobs -= 1;
@@ -145,80 +119,50 @@ impl State {
             of_flow >= bounds.of_one_flow || of_all >= bounds.all || becomes_worth_a_claim
         })
     }
-}
 
-impl AheadGuard {
-    #[must_use]
-    pub fn flow(&self) -> &FlowKey {
-        &self.flow
-    }
-
-    /// The job has its permit.
-    pub fn release(&self) {
-        if self.is_released.swap(true, Ordering::Relaxed) {
-            return;
-        }
-        let has_room = self.ahead.lock().remove(&self.flow);
-        if has_room {
-            self.ahead.room.notify_one();
-        }
-    }
-}
-
-impl Drop for AheadGuard {
-    fn drop(&mut self) {
-        self.release();
+    #[cfg(test)]
+    pub fn len(&self) -> u32 {
+        self.all
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use futures_util::FutureExt as _;
-
     use super::*;
     use crate::ledger::provider_row::{LimitRow, ProviderRow};
 
-    const FLOW: FlowKey = FlowKey { class: FlowClass::LAST, account: None };
+    const FLOW: Flow<u8> = Flow { class: FlowClass::LAST, account: None };
 
-    fn room(jobs: u32) -> Room {
+    fn room(jobs: u32) -> Room<u8> {
         Room { jobs, is_worth_a_claim: true, full_flows: Vec::new(), class_max: FlowClass::LAST }
     }
 
-    fn claimed(jobs: u32) -> (Arc<ClaimedAhead>, Vec<AheadGuard>) {
-        let ahead = Arc::new(ClaimedAhead::default());
-        let jobs = (0..jobs).map(|_| ahead.add(FLOW)).collect();
-        (ahead, jobs)
+    fn claimed(jobs: u32) -> ClaimedAhead<u8> {
+        let mut ahead = ClaimedAhead::default();
+        (0..jobs).for_each(|_| ahead.add(FLOW));
+        ahead
     }
 
     #[test]
     fn full_flow_has_room_after_a_grant() {
         let bounds = AheadBounds { all: 32, of_one_flow: 8 };
-        let (ahead, mut jobs) = claimed(8);
+        let mut ahead = claimed(8);
         assert_eq!(ahead.room_within(bounds, None).full_flows, [FLOW]);
-        assert_eq!(ahead.wait_for_room().now_or_never(), None);
-        jobs[0].release();
-        jobs[0].release();
-        assert_eq!(ahead.wait_for_room().now_or_never(), Some(()));
+        assert!(ahead.remove(&FLOW));
         assert_eq!(ahead.room_within(bounds, Some(FlowClass::LAST)), room(25));
-        drop(jobs.pop());
-        assert_eq!(ahead.wait_for_room().now_or_never(), None, "there was room before");
-        drop(jobs);
-        let state = ahead.lock();
-        assert_eq!((state.all, state.waiting.len()), (0, 0));
+        assert!(!ahead.remove(&FLOW), "there was room before");
+        (0..6).for_each(|_| assert!(!ahead.remove(&FLOW)));
+        assert!(!ahead.remove(&FLOW) && ahead.waiting.is_empty() && ahead.len() == 0);
     }
 
     #[test]
     fn dispatcher_is_woken_for_the_first_room_and_for_a_quarter() {
         let bounds = AheadBounds { all: 16, of_one_flow: 16 };
-        let (ahead, mut jobs) = claimed(16);
+        let mut ahead = claimed(16);
         assert_eq!(ahead.room_within(bounds, Some(FlowClass::LAST)).jobs, 0);
-        let mut woken_by = |number: usize| {
-            (0..number).for_each(|_| drop(jobs.pop()));
-            ahead.wait_for_room().now_or_never().is_some()
-        };
-        assert!(woken_by(1), "a single job can be claimed a little later");
-        assert!(!woken_by(2));
-        assert!(woken_by(1));
+        assert!(ahead.remove(&FLOW), "a single job can be claimed a little later");
+        assert!(!ahead.remove(&FLOW) && !ahead.remove(&FLOW));
+        assert!(ahead.remove(&FLOW));
         assert_eq!(ahead.room_within(bounds, None), room(4));
     }
 
@@ -226,13 +170,12 @@ mod tests {
     #[test]
     fn urgent_job_has_room_in_a_full_lane() {
         let bounds = AheadBounds { all: 4, of_one_flow: 4 };
-        let (ahead, _bulk) = claimed(4);
-        let urgent = FlowKey { class: FlowClass::of_priority(9), account: None };
-        let mut jobs = Vec::new();
+        let mut ahead = claimed(4);
+        let urgent = Flow { class: FlowClass::of_priority(9), account: None };
         for left in [4, 3, 2, 1, 0] {
             let Room { jobs: free, class_max, .. } = ahead.room_within(bounds, Some(urgent.class));
             assert_eq!((free, class_max), (left, urgent.class));
-            jobs.push(ahead.add(urgent.clone()));
+            ahead.add(urgent);
         }
         assert_eq!(ahead.room_within(bounds, Some(FlowClass::LAST)).jobs, 0);
     }

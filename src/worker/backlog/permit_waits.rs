@@ -6,24 +6,20 @@
 //! made wait counts for as long as it waited.
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::hash::Hash;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::claimed_ahead::AHEAD_MIN;
-use crate::domain::job::JobId;
 
 /// A job that waits longer shows a limited lane. As long as permits are booked ahead at most.
 pub const LIMITED_AFTER: Duration = Duration::from_millis(250);
 
-#[derive(Debug, Default)]
-pub struct PermitWaits(Mutex<State>);
-
-#[derive(Debug, Default)]
-struct State {
+#[derive(Debug)]
+pub struct PermitWaits<J> {
     /// New jobs on their way to the gate.
-    admitted: HashSet<JobId>,
+    admitted: HashSet<J>,
     /// When each waiting job began to wait, in this order.
     waiting: BTreeMap<u64, Instant>,
     next_number: u64,
@@ -39,157 +35,159 @@ struct Grant {
 }
 
 impl Grant {
-    fn shows_a_limited_lane(self) -> bool {
-        self.is_by_limit && self.waited > LIMITED_AFTER && self.at.elapsed() < self.waited
+    fn shows_a_limited_lane(self, now: Instant) -> bool {
+        self.is_by_limit && self.waited > LIMITED_AFTER && now.saturating_duration_since(self.at) < self.waited
     }
 }
 
-/// One job's wait; it ends when this is dropped.
-#[derive(Debug)]
-pub struct OngoingWait<'a> {
-    waits: &'a PermitWaits,
+/// One job's wait.
+#[derive(Clone, Copy, Debug)]
+pub struct OngoingWait {
     number: u64,
     began: Instant,
 }
 
-/// A new job on its way to the gate; it counts until it waits there, or until this is dropped.
-#[derive(Debug)]
-pub struct Admission<'a> {
-    waits: &'a PermitWaits,
-    job: JobId,
+impl<J> Default for PermitWaits<J> {
+    fn default() -> Self {
+        Self { admitted: HashSet::new(), waiting: BTreeMap::new(), next_number: 0, last_grant: None }
+    }
 }
 
-impl PermitWaits {
-    pub fn admit(&self, job: &JobId) -> Admission<'_> {
-        self.lock().admitted.insert(job.clone());
-        Admission { waits: self, job: job.clone() }
+impl<J: Eq + Hash> PermitWaits<J> {
+    /// A new job is on its way to the gate. It counts until it waits there, or until it leaves.
+    pub fn admit(&mut self, job: J) {
+        self.admitted.insert(job);
     }
 
-    pub fn begin(&self, job: &JobId) -> OngoingWait<'_> {
-        let began = Instant::now();
-        let mut state = self.lock();
-        state.admitted.remove(job);
-        let number = state.next_number;
-        state.next_number += 1;
-        state.waiting.insert(number, began);
-        OngoingWait { waits: self, number, began }
+    pub fn leave(&mut self, job: &J) {
+        self.admitted.remove(job);
+    }
+
+    pub fn begin(&mut self, job: &J, now: Instant) -> OngoingWait {
+        self.admitted.remove(job);
+        let number = self.next_number;
+        self.next_number += 1;
+        self.waiting.insert(number, now);
+        OngoingWait { number, began: now }
+    }
+
+    /// The job has its permit; `is_by_limit`: a limit has blocked the gate since it came.
+    pub fn record_grant(&mut self, wait: OngoingWait, is_by_limit: bool, now: Instant) {
+        let waited = now.saturating_duration_since(wait.began);
+        self.last_grant = Some(Grant { at: now, waited, is_by_limit });
+    }
+
+    pub fn end(&mut self, wait: OngoingWait) {
+        self.waiting.remove(&wait.number);
     }
 
     /// Whether a job waits for longer than a free lane would let it, or surely will: more wait than the lane starts soon,
     /// or the last grant shows it.
     /// `is_blocked`: the gate is, by a limit.
-    pub fn are_long(&self, startable_soon: impl FnOnce() -> u32, is_blocked: impl FnOnce() -> bool) -> bool {
-        let state = self.lock();
-        let pending = state.admitted.len() + state.waiting.len();
-        let last_grant = state.last_grant;
+    pub fn are_long(
+        &self,
+        now: Instant,
+        startable_soon: impl FnOnce() -> u32,
+        is_blocked: impl FnOnce() -> bool,
+    ) -> bool {
+        let pending = self.admitted.len() + self.waiting.len();
         if pending >= AHEAD_MIN as usize && pending >= startable_soon() as usize
-            || last_grant.is_some_and(Grant::shows_a_limited_lane)
+            || self.last_grant.is_some_and(|grant| grant.shows_a_limited_lane(now))
         {
             return true;
         }
-        let is_long = state.waiting.first_key_value().is_some_and(|(_, began)| began.elapsed() > LIMITED_AFTER);
-        let last_was_long = last_grant.is_some_and(|grant| grant.waited > LIMITED_AFTER);
-        drop(state);
-        is_long && (last_was_long || is_blocked())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl OngoingWait<'_> {
-    /// The job has its permit; `is_by_limit`: a limit has blocked the gate since it came.
-    pub fn record_grant(&self, is_by_limit: bool) {
-        let grant = Grant { at: Instant::now(), waited: self.began.elapsed(), is_by_limit };
-        self.waits.lock().last_grant = Some(grant);
-    }
-}
-
-impl Drop for Admission<'_> {
-    fn drop(&mut self) {
-        self.waits.lock().admitted.remove(&self.job);
-    }
-}
-
-impl Drop for OngoingWait<'_> {
-    fn drop(&mut self) {
-        self.waits.lock().waiting.remove(&self.number);
+        let is_long = |began: &Instant| now.saturating_duration_since(*began) > LIMITED_AFTER;
+        let last_was_long = || self.last_grant.is_some_and(|grant| grant.waited > LIMITED_AFTER);
+        self.waiting.first_key_value().is_some_and(|(_, began)| is_long(began)) && (last_was_long() || is_blocked())
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use tokio::time::advance;
-
     use super::*;
 
-    fn job(number: u32) -> JobId {
-        JobId::new(format!("job-{number}")).unwrap()
+    /// The waits, and their clock.
+    struct Waits {
+        waits: PermitWaits<u32>,
+        now: Instant,
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn own_limit_of_one_job_is_no_limited_lane() {
-        let waits = PermitWaits::default();
-        let own_limit = waits.begin(&job(0));
-        advance(LIMITED_AFTER * 2).await;
-        assert!(!waits.are_long(|| 100, || false), "another job was never granted late");
-        assert!(waits.are_long(|| 100, || true));
-        let soon = waits.begin(&job(0));
-        soon.record_grant(false);
-        drop(soon);
-        assert!(!waits.are_long(|| 100, || false));
-        drop(own_limit);
-        assert!(!waits.are_long(|| 100, || true), "no job waits");
+    impl Waits {
+        fn new() -> Self {
+            Self { waits: PermitWaits::default(), now: Instant::now() }
+        }
+
+        fn begin(&mut self, job: u32) -> OngoingWait {
+            self.waits.begin(&job, self.now)
+        }
+
+        fn grant(&mut self, wait: OngoingWait, is_by_limit: bool) {
+            self.waits.record_grant(wait, is_by_limit, self.now);
+            self.waits.end(wait);
+        }
+
+        fn are_long(&self, startable_soon: u32, is_blocked: bool) -> bool {
+            self.waits.are_long(self.now, || startable_soon, || is_blocked)
+        }
+    }
+
+    #[test]
+    fn own_limit_of_one_job_is_no_limited_lane() {
+        let mut rig = Waits::new();
+        let own_limit = rig.begin(0);
+        rig.now += LIMITED_AFTER * 2;
+        assert!(!rig.are_long(100, false), "another job was never granted late");
+        assert!(rig.are_long(100, true));
+        let soon = rig.begin(0);
+        rig.grant(soon, false);
+        assert!(!rig.are_long(100, false));
+        rig.waits.end(own_limit);
+        assert!(!rig.are_long(100, true), "no job waits");
     }
 
     /// A queue that was full when the lane started is not taken into memory first.
-    #[tokio::test(start_paused = true)]
-    async fn more_waits_than_start_soon_are_long_at_once() {
-        let waits = PermitWaits::default();
-        let is_long = |startable_soon| waits.are_long(|| startable_soon, || false);
-        let mut admitted: Vec<Admission<'_>> = (0..50).map(|number| waits.admit(&job(number))).collect();
-        assert_eq!([50, 51].map(is_long), [true, false]);
+    #[test]
+    fn more_waits_than_start_soon_are_long_at_once() {
+        let mut rig = Waits::new();
+        (0..50).for_each(|job| rig.waits.admit(job));
+        let is_long = |rig: &Waits, startable: [u32; 2]| startable.map(|startable| rig.are_long(startable, false));
+        assert_eq!(is_long(&rig, [50, 51]), [true, false]);
         // One that waits is counted once, and one that has gone no more.
-        let waiting = waits.begin(&job(49));
-        assert_eq!([50, 51].map(is_long), [true, false]);
-        drop(admitted.pop());
-        assert_eq!([50, 51].map(is_long), [true, false]);
-        drop(waiting);
-        assert_eq!([49, 50].map(is_long), [true, false]);
+        let waiting = rig.begin(49);
+        assert_eq!(is_long(&rig, [50, 51]), [true, false]);
+        rig.waits.leave(&49);
+        assert_eq!(is_long(&rig, [50, 51]), [true, false]);
+        rig.waits.end(waiting);
+        assert_eq!(is_long(&rig, [49, 50]), [true, false]);
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn late_grants_show_a_limited_lane() {
-        let waits = PermitWaits::default();
-        let (first, second) = (waits.begin(&job(0)), waits.begin(&job(0)));
-        advance(LIMITED_AFTER * 2).await;
-        first.record_grant(false);
-        drop(first);
-        assert!(waits.are_long(|| 100, || false));
-        drop(second);
-        let third = waits.begin(&job(0));
-        assert!(!waits.are_long(|| 100, || true), "it has just begun");
-        drop(third);
+    #[test]
+    fn late_grants_show_a_limited_lane() {
+        let mut rig = Waits::new();
+        let (first, second) = (rig.begin(0), rig.begin(0));
+        rig.now += LIMITED_AFTER * 2;
+        rig.grant(first, false);
+        assert!(rig.are_long(100, false));
+        rig.waits.end(second);
+        rig.begin(0);
+        assert!(!rig.are_long(100, true), "it has just begun");
     }
 
     /// Of a lane with one place, no job waits when the next one comes.
-    #[tokio::test(start_paused = true)]
-    async fn grant_that_a_limit_delayed_counts_for_as_long_as_it_waited() {
-        let waits = PermitWaits::default();
-        let is_long = || waits.are_long(|| 100, || false);
+    #[test]
+    fn grant_that_a_limit_delayed_counts_for_as_long_as_it_waited() {
+        let mut rig = Waits::new();
         for (waited, is_by_limit, is_limited) in
             [(LIMITED_AFTER * 4, false, false), (LIMITED_AFTER, true, false), (LIMITED_AFTER * 4, true, true)]
         {
-            let job = waits.begin(&job(0));
-            advance(waited).await;
-            job.record_grant(is_by_limit);
-            drop(job);
-            assert_eq!(is_long(), is_limited, "{waited:?}, by a limit: {is_by_limit}");
+            let job = rig.begin(0);
+            rig.now += waited;
+            rig.grant(job, is_by_limit);
+            assert_eq!(rig.are_long(100, false), is_limited, "{waited:?}, by a limit: {is_by_limit}");
         }
-        advance(LIMITED_AFTER * 3).await;
-        assert!(is_long());
-        advance(LIMITED_AFTER).await;
-        assert!(!is_long());
+        rig.now += LIMITED_AFTER * 3;
+        assert!(rig.are_long(100, false));
+        rig.now += LIMITED_AFTER;
+        assert!(!rig.are_long(100, false));
     }
 }

@@ -81,7 +81,7 @@ pub(super) fn acquire_request(
 
 pub(super) async fn wait_for_permit(lane: &LaneContext, job: JobId, request: AcquireRequest) -> PermitWait {
     let (asked_at, _waiting) = (Instant::now(), lane.meter.permit_wait_started());
-    let charge_wait = (request.kind == CallKind::Charge).then(|| lane.backlog.permit_waits().begin(&job));
+    let charge_wait = (request.kind == CallKind::Charge).then(|| lane.backlog.begin_wait(&job));
     let mut sending = lane.control.watch_sending();
     let mut settings = lane.settings.clone();
     settings.mark_unchanged();

@@ -1,10 +1,10 @@
 //! A lane's backlog: jobs that wait in the ledger alone, and how they come back.
 
+use sluicegate::domain::flow::{FlowClass, FlowKey};
 use sluicegate::domain::outcome::FinalState;
 use sluicegate::domain::time::EpochMs;
 use sluicegate::ledger::backlog::{
     Backlog, BacklogClaim, BacklogClaimRequest, BacklogJob, BacklogRecord, BacklogReturn, BlockedReason, FlowBlock,
-    FlowClass, FlowKey,
 };
 use sluicegate::ledger::copies::{Claimant, DeliveredCopy};
 use sluicegate::ledger::operator::{Actor, JobResolution};

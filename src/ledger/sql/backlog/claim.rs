@@ -14,10 +14,11 @@ use super::super::row::SqlRow;
 use super::super::upkeep::READABLE;
 use super::super::upkeep::republish::{CLAIMABLE, RECORDED, job_to_republish};
 use super::{TAG_PER_COST, account_of, claim_sqlite, class_of, flow_class};
+use crate::domain::flow::FlowKey;
 use crate::domain::provider::JobOrder;
 use crate::faults::{self, Bug};
 use crate::ledger::LedgerError;
-use crate::ledger::backlog::{BacklogClaim, BacklogClaimRequest, BacklogJob, FlowKey};
+use crate::ledger::backlog::{BacklogClaim, BacklogClaimRequest, BacklogJob};
 
 /// The condition of index `flows_in_order`, without the flows ($7) and the classes ($8) that the process leaves out.
 pub const IS_FREE: &str = "flows.provider = $1 AND flows.queued AND flows.blocked_until IS NULL \

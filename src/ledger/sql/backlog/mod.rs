@@ -12,11 +12,12 @@ use super::dialect::Dialect;
 use super::engine::{Sql, Value};
 use super::row::{SqlRow, corrupt};
 use super::storable;
+use crate::domain::flow::FlowClass;
 use crate::domain::job::{ContentHash, Identifier, Job};
 use crate::domain::provider::ProviderName;
 use crate::ledger::backlog::{
     Backlog, BacklogClaim, BacklogClaimRequest, BacklogRecord, BacklogReturn, BlockedFlow, BlockedReason, FlowBlock,
-    FlowClass, FlowStatus, LaneFlows, RepairedFlows,
+    FlowStatus, LaneFlows, RepairedFlows,
 };
 use crate::ledger::{FencedWrite, LeaseToken, LedgerError};
 

@@ -1,6 +1,6 @@
 //! The order of the ledger's backlog, held against the model that the simulation uses.
 
-use sluicegate::domain::fair_order::{FairClaim, FairFlow, FairOrder, FairReturn, WaitingJob};
+use sluicegate::domain::fair_order::{FairClaim, FairOrder, FairReturn, WaitingJob};
 
 use super::races::Random;
 use super::*;
@@ -15,7 +15,7 @@ const BLOCKED: Duration = Duration::from_secs(3_600);
 /// The ledger and the model, told the same.
 struct Pair<'a> {
     fixture: &'a Fixture,
-    model: FairOrder<String, u64>,
+    model: FairOrder<Identifier, u64>,
     /// The jobs as they were recorded, by their number.
     jobs: Vec<Job>,
     claimed: Vec<BacklogJob>,
@@ -27,18 +27,13 @@ impl Pair<'_> {
         from[self.random.below(from.len() as u64) as usize]
     }
 
-    fn flow_of(job: &Job) -> FairFlow<String> {
-        let account = job.account.as_ref().map_or_else(String::new, |account| account.as_str().to_owned());
-        FairFlow { class: FlowClass::of_priority(job.priority).number(), account }
-    }
-
     fn waiting(&self, number: u64) -> WaitingJob<u64> {
         let job = &self.jobs[number as usize];
         WaitingJob { seq: number, cost: u32::from(job.cost), job: number }
     }
 
     fn weight_of(job: &Job) -> u32 {
-        let account = Self::flow_of(job).account;
+        let account = job.account.as_ref().map_or("", Identifier::as_str);
         ACCOUNTS.iter().find(|(name, _)| *name == account).unwrap().1
     }
 
@@ -51,7 +46,7 @@ impl Pair<'_> {
         self.fixture.record(&job).await;
         self.jobs.push(job);
         let job = &self.jobs[number as usize];
-        self.model.add(Self::flow_of(job), Self::weight_of(job), self.waiting(number));
+        self.model.add(FlowKey::of(job), Self::weight_of(job), self.waiting(number));
     }
 
     async fn claim(&mut self) {
@@ -71,14 +66,7 @@ impl Pair<'_> {
             ..everything(&lane)
         };
         let claimed = self.fixture.dispatch_with(request).await;
-        let left_out = except.iter().map(|flow| FairFlow { class: flow.class.number(), account: "d".to_owned() });
-        let claim = FairClaim {
-            at_most: at_most as usize,
-            quantum: quantum as usize,
-            flow_max: flow_max as usize,
-            except: left_out.collect(),
-            class_max: class_max.number(),
-        };
+        let claim = FairClaim { at_most, quantum, flow_max, except, class_max };
         let expected = self.model.claim(Duration::ZERO, &claim);
         let expected: Vec<&str> = expected.iter().map(|(_, job)| self.jobs[job.job as usize].id.as_str()).collect();
         assert_eq!(ids(&claimed), expected, "{claim:?}");
@@ -97,7 +85,7 @@ impl Pair<'_> {
         let number = self.jobs.iter().position(|job| job.id == claimed.job.id).unwrap() as u64;
         let how = FairReturn { was_claimed: true, blocked_until: is_blocked.then_some(BLOCKED) };
         let job = &self.jobs[number as usize];
-        self.model.put_back(Self::flow_of(job), Self::weight_of(job), self.waiting(number), how);
+        self.model.put_back(FlowKey::of(job), Self::weight_of(job), self.waiting(number), how);
     }
 
     async fn end_blocks(&mut self) {

@@ -1,10 +1,10 @@
 //! What a dispatcher, its workers and people make of a lane's backlog, one duty after the other.
 
 use futures_util::future::join_all;
+use sluicegate::domain::flow::{FlowClass, FlowKey};
 use sluicegate::ledger::FencedWrite;
 use sluicegate::ledger::backlog::{
-    BacklogClaim, BacklogClaimRequest, BacklogJob, BacklogRecord, BacklogReturn, BlockedReason, FlowBlock, FlowClass,
-    FlowKey,
+    BacklogClaim, BacklogClaimRequest, BacklogJob, BacklogRecord, BacklogReturn, BlockedReason, FlowBlock,
 };
 use sluicegate::ledger::upkeep::CheckScope;
 

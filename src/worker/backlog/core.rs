@@ -1,0 +1,244 @@
+//! The core of a lane's dispatcher: whether the lane is limited, and when how many jobs are claimed from its backlog.
+//!
+//! It reads no clock and does no I/O. The worker drives it with the ledger, and the simulation with the same order in
+//! memory ([`crate::domain::fair_order`]). A driver asks for the next step, does it, and tells the result.
+
+use std::hash::Hash;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::claimed_ahead::{AheadBounds, ClaimedAhead};
+use super::known_flows::{KnownFlows, SeenFlow};
+use super::permit_waits::PermitWaits;
+use crate::domain::fair_order::FairClaim;
+use crate::domain::flow::{Flow, FlowClass};
+
+/// Time between two looks at the flows, while some are known. Other processes block and unblock them, too.
+const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
+/// The same, while the lane has no backlog.
+const IDLE_INTERVAL: Duration = Duration::from_secs(5);
+/// A look takes at most this part of the time, however many flows there are.
+const LOOK_TIME_DIVISOR: u32 = 20;
+/// Least time between a claim that found nothing more and the next one.
+const CLAIM_PAUSE: Duration = Duration::from_millis(10);
+/// Least time between two claims for few jobs. An urgent job waits that long, while the lane has as many as it may.
+const SMALL_CLAIM_PAUSE: Duration = Duration::from_millis(50);
+/// Longest time between two looks at a lane that must not send, and from a failed step to the next one.
+pub const PAUSED_INTERVAL: Duration = Duration::from_secs(1);
+/// Most jobs of one claim.
+const CLAIM_MAX: u32 = 100;
+/// Jobs of a flow in a row.
+const QUANTUM: u32 = 4;
+
+/// What the driver does next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum DispatchStep<A> {
+    /// Ends all blocks of the lane's flows.
+    EndBlocks,
+    /// Reads the lane's flows, and tells them with [`DispatchCore::looked`].
+    Look,
+    /// Claims, and tells the result with [`DispatchCore::claimed`] or [`DispatchCore::lane_was_busy`].
+    Claim(FairClaim<A>),
+    /// Asks again then, or when a method has returned that the driver is to be woken.
+    Wait(Instant),
+}
+
+/// What the lane allows at this moment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LaneFacts {
+    pub bounds: AheadBounds,
+    /// Until when the lane sends no charge; `None`: it may.
+    pub paused_until: Option<Instant>,
+}
+
+/// The state of one lane's dispatcher in one process. `A` names accounts, and `J` jobs.
+#[derive(Debug)]
+pub(crate) struct DispatchCore<A, J> {
+    /// The waits of the lane's charges for their permits.
+    pub waits: PermitWaits<J>,
+    flows: KnownFlows<A>,
+    ahead: ClaimedAhead<A>,
+    /// The last claim left jobs behind for which the lane has no room yet.
+    has_more: bool,
+    ends_blocks: bool,
+    look_at: Instant,
+    /// When it claimed last.
+    claimed_at: Instant,
+    /// A block ends.
+    wake_at: Option<Instant>,
+    /// Nothing is claimed before.
+    not_before: Option<Instant>,
+    /// Nothing at all is done before: a step has failed.
+    retry_at: Option<Instant>,
+    /// A flow that is not blocked may have jobs.
+    is_claimable: bool,
+}
+
+impl<A: Clone + Eq + Hash, J: Eq + Hash> DispatchCore<A, J> {
+    pub fn new(now: Instant) -> Self {
+        Self {
+            waits: PermitWaits::default(),
+            flows: KnownFlows::default(),
+            ahead: ClaimedAhead::default(),
+            has_more: false,
+            ends_blocks: false,
+            look_at: now,
+            claimed_at: now,
+            wake_at: None,
+            not_before: None,
+            retry_at: None,
+            is_claimable: false,
+        }
+    }
+
+    /// Whether jobs of this flow wait, as far as this process knows.
+    pub fn knows(&self, flow: &Flow<A>) -> bool {
+        self.flows.contains(flow)
+    }
+
+    /// Whether a limit of the provider or the worker slots hold the lane back, so that new jobs wait in the ledger.
+    /// `startable_soon`: jobs that its limits let it start soon; `is_blocked`: its gate is, by a limit.
+    pub fn is_limited(
+        &self,
+        now: Instant,
+        startable_soon: impl FnOnce() -> u32,
+        is_blocked: impl FnOnce() -> bool,
+    ) -> bool {
+        self.has_more || self.waits.are_long(now, startable_soon, is_blocked)
+    }
+
+    /// A new job has entered the backlog. Returns whether the driver is to be woken.
+    pub fn record_new(&mut self, flow: &Flow<A>, now: Instant) -> bool {
+        let is_free = self.flows.record_new(flow, now);
+        self.is_claimable |= is_free;
+        is_free
+    }
+
+    /// A job has returned, and its flow may be blocked until then. The driver is to be woken.
+    pub fn record_return(&mut self, flow: Flow<A>, blocked_until: Option<Instant>, now: Instant) {
+        self.flows.record_return(flow, blocked_until, now);
+        match blocked_until {
+            Some(until) => self.wake_by(until),
+            None => self.is_claimable = true,
+        }
+    }
+
+    /// A job may be claimed that could not be before. The driver is to be woken.
+    pub fn allow_claim(&mut self) {
+        self.is_claimable = true;
+    }
+
+    /// All blocks are to end: the lane's row has changed, which may have fixed their cause. The driver is to be woken.
+    pub fn end_blocks(&mut self) {
+        self.ends_blocks = true;
+    }
+
+    /// Claims nothing before this instant: the lane cannot send.
+    pub fn hold_until(&mut self, until: Instant) {
+        self.not_before = self.not_before.max(Some(until));
+    }
+
+    /// A claimed job waits for its permit no longer. Returns whether the driver is to be woken.
+    pub fn release_ahead(&mut self, flow: &Flow<A>) -> bool {
+        let has_room = self.ahead.remove(flow);
+        self.is_claimable |= has_room;
+        has_room
+    }
+
+    /// The next step. `facts` are read only if a claim is due.
+    pub fn next_step(&mut self, now: Instant, facts: impl FnOnce() -> LaneFacts) -> DispatchStep<A> {
+        if let Some(at) = self.retry_at.filter(|at| *at > now) {
+            return DispatchStep::Wait(at);
+        }
+        if std::mem::take(&mut self.ends_blocks) {
+            self.look_at = now;
+            return DispatchStep::EndBlocks;
+        }
+        if self.look_at <= now {
+            self.look_at = now + REFRESH_INTERVAL;
+            return DispatchStep::Look;
+        }
+        if !self.is_claimable && self.wake_at.is_none_or(|wake_at| wake_at > now) {
+            return DispatchStep::Wait(self.wake_at.map_or(self.look_at, |wake_at| wake_at.min(self.look_at)));
+        }
+        let LaneFacts { bounds, paused_until } = facts();
+        if let Some(at) = paused_until.max(self.not_before).filter(|at| *at > now) {
+            return DispatchStep::Wait(at.min(now + PAUSED_INTERVAL));
+        }
+        let room = self.ahead.room_within(bounds, self.flows.first_class(now));
+        if room.jobs == 0 {
+            return DispatchStep::Wait(self.look_at);
+        }
+        let small_claim_at = self.claimed_at + SMALL_CLAIM_PAUSE;
+        if !room.is_worth_a_claim && small_claim_at > now {
+            return DispatchStep::Wait(small_claim_at.min(self.look_at));
+        }
+        self.claimed_at = now;
+        // What happens during the claim sets them again.
+        (self.wake_at, self.is_claimable) = (None, false);
+        DispatchStep::Claim(FairClaim {
+            at_most: room.jobs.min(CLAIM_MAX),
+            quantum: QUANTUM,
+            flow_max: bounds.of_one_flow,
+            except: room.full_flows,
+            class_max: room.class_max,
+        })
+    }
+
+    /// A look that began at `began` has found these flows with jobs.
+    pub fn looked(&mut self, began: Instant, flows: Vec<SeenFlow<A>>, now: Instant) {
+        let blocked_for = flows.iter().filter_map(|seen| seen.blocked_for);
+        if let Some(at) = blocked_for.min().and_then(|left| began.checked_add(left)) {
+            self.wake_by(at);
+        }
+        self.is_claimable |= flows.iter().any(|seen| seen.blocked_for.is_none_or(|left| left.is_zero()));
+        self.flows.refresh(began, flows);
+        let interval = if self.flows.is_empty() { IDLE_INTERVAL } else { REFRESH_INTERVAL };
+        self.look_at = now + interval.max(now.saturating_duration_since(began) * LOOK_TIME_DIVISOR);
+    }
+
+    /// A claim has taken jobs of these flows, which now wait for their permits. The next block ends at `wake_at`.
+    pub fn claimed(
+        &mut self,
+        claim: &FairClaim<A>,
+        flows: impl ExactSizeIterator<Item = Flow<A>>,
+        wake_at: Option<Instant>,
+        now: Instant,
+    ) {
+        let has_more = u32::try_from(flows.len()).is_ok_and(|jobs| jobs == claim.at_most);
+        flows.for_each(|flow| self.ahead.add(flow));
+        if claim.class_max == FlowClass::LAST {
+            self.has_more = has_more;
+        }
+        wake_at.into_iter().for_each(|at| self.wake_by(at));
+        self.is_claimable |= has_more;
+        if !has_more {
+            self.hold_until(now + CLAIM_PAUSE);
+        }
+    }
+
+    /// Another process claimed from the lane at that moment. `random` is 0 to 1, so that two do not meet again.
+    pub fn lane_was_busy(&mut self, random: f64, now: Instant) {
+        self.is_claimable = true;
+        self.hold_until(now + CLAIM_PAUSE.mul_f64(0.5 + random));
+    }
+
+    /// A step has failed; it is repeated after a pause.
+    pub fn failed(&mut self, step: &DispatchStep<A>, now: Instant) {
+        match step {
+            DispatchStep::EndBlocks => self.ends_blocks = true,
+            DispatchStep::Look => self.look_at = now,
+            DispatchStep::Claim(_) => self.is_claimable = true,
+            DispatchStep::Wait(_) => {}
+        }
+        self.retry_at = Some(now + PAUSED_INTERVAL);
+    }
+
+    fn wake_by(&mut self, at: Instant) {
+        self.wake_at = [self.wake_at, Some(at)].into_iter().flatten().min();
+    }
+}
+
+#[cfg(test)]
+mod tests;

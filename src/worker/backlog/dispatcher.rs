@@ -1,0 +1,165 @@
+//! The dispatcher of a lane: it does the steps of its core with the ledger, and runs the jobs that it claims.
+
+use std::collections::BTreeMap;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use futures_util::FutureExt as _;
+use tokio::time::{Instant, sleep_until};
+use tracing::Instrument as _;
+
+use super::AheadGuard;
+use super::claimed_ahead::AheadBounds;
+use super::core::{DispatchStep, LaneFacts, PAUSED_INTERVAL};
+use super::known_flows::{KNOWN_FLOWS_MAX, SeenFlow};
+use crate::domain::fair_order::FairClaim;
+use crate::domain::flow::FlowKey;
+use crate::domain::job::Identifier;
+use crate::faults::{self, CrashPoint};
+use crate::ledger::LedgerError;
+use crate::ledger::backlog::{BacklogClaim, BacklogClaimRequest, BacklogJob, FlowStatus};
+use crate::ledger::upkeep::JobToRepublish;
+use crate::queue::Properties;
+use crate::queue::message::Decoded;
+use crate::telemetry::spans;
+use crate::worker::active_jobs::LEASE;
+use crate::worker::delay::{MessageCopy, publish_delayed};
+use crate::worker::intake::{DeliveryAction, pause_intake};
+use crate::worker::job::{Arrival, review_changed_row, run_claimed};
+use crate::worker::lane::{LaneContext, RESUME_AHEAD, current_prefetch};
+use crate::worker::sweeper::republish::rebuild_message;
+
+/// Claims jobs from the backlog until the lane is stopped.
+pub async fn run(lane: Arc<LaneContext>) {
+    loop {
+        let step = lane.backlog.core().next_step(Instant::now(), || lane_facts(&lane));
+        if let DispatchStep::Wait(until) = step {
+            tokio::select! {
+                () = lane.stop.cancelled() => return,
+                () = sleep_until(until) => {}
+                () = lane.backlog.changed.notified() => {}
+            }
+        } else if let Err(error) = perform(&lane, &step).await {
+            tracing::debug!(provider = %lane.name, %error, "failed to claim from the backlog, retrying");
+            lane.backlog.core().failed(&step, Instant::now());
+        }
+        if lane.stop.is_cancelled() {
+            return;
+        }
+    }
+}
+
+async fn perform(lane: &Arc<LaneContext>, step: &DispatchStep<Identifier>) -> Result<(), LedgerError> {
+    match step {
+        DispatchStep::EndBlocks => drop(lane.worker.backends.backlog.unblock_flows(&lane.name).await?),
+        DispatchStep::Look => {
+            let began = Instant::now();
+            let flows = lane.worker.backends.backlog.waiting_flows(&lane.name, KNOWN_FLOWS_MAX).await?;
+            lane.backlog.core().looked(began, flows.into_iter().map(seen_flow).collect(), Instant::now());
+        }
+        DispatchStep::Claim(claim) => claim_jobs(lane, claim).await?,
+        DispatchStep::Wait(_) => {}
+    }
+    Ok(())
+}
+
+fn seen_flow(status: FlowStatus) -> SeenFlow<Identifier> {
+    let blocked_for = status.blocked.map(|blocked| blocked.left);
+    SeenFlow { flow: FlowKey { class: status.class, account: status.account }, blocked_for }
+}
+
+async fn claim_jobs(lane: &Arc<LaneContext>, claim: &FairClaim<Identifier>) -> Result<(), LedgerError> {
+    let request = BacklogClaimRequest {
+        lane: &lane.name,
+        owner: &lane.worker.options.owner,
+        lease: LEASE,
+        at_most: claim.at_most,
+        per_flow: claim.quantum,
+        flow_max: claim.flow_max,
+        except: &claim.except,
+        class_max: claim.class_max,
+        order: lane.settings.borrow().provider.order,
+    };
+    let claimed = lane.worker.backends.backlog.claim_backlog(&request).await;
+    faults::crash(CrashPoint::AfterBacklogClaim);
+    let now = Instant::now();
+    match claimed? {
+        BacklogClaim::Claimed { jobs, next_wake } => {
+            let wake_at = next_wake.and_then(|wait| now.checked_add(wait));
+            lane.backlog.core().claimed(claim, jobs.iter().map(flow_of), wake_at, now);
+            jobs.into_iter().for_each(|job| start(lane, job));
+        }
+        BacklogClaim::Busy => lane.backlog.core().lane_was_busy(rand::random(), now),
+    }
+    Ok(())
+}
+
+fn flow_of(job: &BacklogJob) -> FlowKey {
+    FlowKey { class: job.class, account: job.job.account.clone() }
+}
+
+fn start(lane: &Arc<LaneContext>, job: BacklogJob) {
+    let ahead = AheadGuard::new(&lane.backlog, flow_of(&job));
+    // Boxed because a future of thousands of bytes is moved several times on its way into a task.
+    lane.worker.jobs.spawn(Box::pin(handle_job(Arc::clone(lane), job, ahead)));
+}
+
+fn lane_facts(lane: &LaneContext) -> LaneFacts {
+    LaneFacts {
+        bounds: AheadBounds::of(&lane.settings.borrow().provider, current_prefetch(lane)),
+        paused_until: cannot_send_until(lane),
+    }
+}
+
+/// Until when the lane sends no charge; `None`: it may.
+fn cannot_send_until(lane: &LaneContext) -> Option<Instant> {
+    let now = Instant::now();
+    if lane.settings.borrow().provider.paused {
+        // Ends with the row's next change, not by time.
+        return Some(now + PAUSED_INTERVAL);
+    }
+    let control = &lane.control;
+    let pauses = [control.watch_intake(), control.watch_charges(), control.watch_sending()];
+    let until = pauses.iter().filter_map(|pause| pause.borrow().as_ref().map(|pause| pause.until)).max();
+    let until = until.map(|until| until.checked_sub(RESUME_AHEAD).unwrap_or(until));
+    until.filter(|until| *until > now)
+}
+
+/// Runs a job that was claimed from the backlog, to its end.
+async fn handle_job(lane: Arc<LaneContext>, job: BacklogJob, ahead: AheadGuard) {
+    let _active = lane.meter.delivery_started(false);
+    let span = spans::job(lane.name.as_str(), &BTreeMap::new());
+    let end = AssertUnwindSafe(process(&lane, job, ahead).instrument(span.clone())).catch_unwind().await;
+    let action = end.unwrap_or_else(|_| {
+        tracing::error!(provider = %lane.name, "job handler panicked; the job's lease expires");
+        DeliveryAction::RequeueFault
+    });
+    spans::record_end(&span, action.code());
+    if action == DeliveryAction::RequeueAndPause {
+        pause_intake(&lane);
+    }
+}
+
+/// Processes the job as a delivery does, but without a message: nothing is acknowledged or requeued.
+async fn process(lane: &LaneContext, claimed: BacklogJob, ahead: AheadGuard) -> DeliveryAction {
+    let BacklogJob { job, hash, claimed, .. } = claimed;
+    spans::record_job(&job.id);
+    let recorded = JobToRepublish { job, hash, sweeps: 0, copy: claimed.copy };
+    let body = rebuild_message(&recorded);
+    let arrival = Arrival { ahead: Some(ahead), ..Arrival::now() };
+    let decoded = Box::new(Decoded { job: recorded.job, hash, warnings: Vec::new() });
+    let Some(body) = body else { return review_changed_row(lane, decoded.job, claimed, arrival).await };
+    let properties = Properties {
+        message_id: Some(decoded.job.id.as_str().to_owned()),
+        content_type: Some("application/json".to_owned()),
+        ..Properties::default()
+    };
+    let copy = MessageCopy { provider: lane.name.clone(), body, properties };
+    let action = run_claimed(lane, decoded, Box::new(claimed), arrival).await;
+    if let DeliveryAction::Delay { wait, number } = action
+        && let Err(error) = publish_delayed(&lane.worker, &copy.with_number(number), wait).await
+    {
+        tracing::warn!(provider = %lane.name, ?error, "failed to delay a job; a sweeper publishes it when it is overdue");
+    }
+    action
+}
