@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::flow::{Flow, FlowClass};
+use super::provider::JobOrder;
 
 /// A tag's units for each unit of cost, at weight 1: thousandths of it are exact at the largest weight.
 pub const TAG_PER_COST: u32 = 1_000_000;
@@ -43,6 +44,9 @@ pub struct FairClaim<A> {
     pub except: Vec<Flow<A>>,
     /// Later classes are left out.
     pub class_max: FlowClass,
+    /// With [`JobOrder::Account`], one job of an account is claimed, of its first class, and none while an earlier one
+    /// that was claimed so has neither ended nor returned.
+    pub order: JobOrder,
 }
 
 /// The backlog of a lane, in order.
@@ -54,6 +58,8 @@ pub struct FairOrder<A, J> {
     blocked: BTreeSet<(Duration, Flow<A>)>,
     /// Of each class, the start tag that was served last.
     virtual_times: BTreeMap<FlowClass, i64>,
+    /// Accounts with a job that was claimed in their order, and neither ended nor returned since.
+    on_their_way: BTreeSet<A>,
     waiting: usize,
 }
 
@@ -92,6 +98,7 @@ impl<A, J> Default for FairOrder<A, J> {
             free: BTreeSet::new(),
             blocked: BTreeSet::new(),
             virtual_times: BTreeMap::new(),
+            on_their_way: BTreeSet::new(),
             waiting: 0,
         }
     }
@@ -143,6 +150,7 @@ impl<A: Clone + Ord, J: Copy> FairOrder<A, J> {
 
     /// Adds a job again that has left the order, and may block its flow.
     pub fn put_back(&mut self, flow: Flow<A>, weight: u32, job: WaitingJob<J>, how: FairReturn) {
+        self.end(flow.account.as_ref());
         self.change(flow, weight, |state, virtual_time| {
             let refund = if how.was_claimed { tag_of(u64::from(job.cost), state.weight) } else { 0 };
             let least = if state.jobs.is_empty() { virtual_time } else { 0 };
@@ -150,6 +158,13 @@ impl<A: Clone + Ord, J: Copy> FairOrder<A, J> {
             state.blocked_until = state.blocked_until.max(how.blocked_until);
             state.jobs.insert(job.seq, job);
         });
+    }
+
+    /// A job of this account that was claimed has ended.
+    pub fn end(&mut self, account: Option<&A>) {
+        if let Some(account) = account {
+            self.on_their_way.remove(account);
+        }
     }
 
     /// Ends the blocks that end by then. Such a flow does not make up for the past.
@@ -191,6 +206,9 @@ impl<A: Clone + Ord, J: Copy> FairOrder<A, J> {
                 // Rounded once, as the ledger does.
                 state.tag += tag_of(cost, weight);
             });
+            if let Some(account) = flow.account.clone().filter(|_| claim.order == JobOrder::Account) {
+                self.on_their_way.insert(account);
+            }
             if let Some(start) = served_to {
                 let virtual_time = self.virtual_times.entry(flow.class).or_default();
                 *virtual_time = start.max(*virtual_time);
@@ -207,9 +225,11 @@ impl<A: Clone + Ord, J: Copy> FairOrder<A, J> {
         let mut quanta = Vec::new();
         let free = self.free.iter().map(|(class, _, account)| Flow { class: *class, account: account.clone() });
         let front = free.take_while(|flow| flow.class <= claim.class_max).filter(|flow| !claim.except.contains(flow));
+        let front = front.filter(|flow| claim.order == JobOrder::None || self.is_next_of_account(flow));
         for (place, flow) in front.take(at_most).enumerate() {
             let Some(state) = self.flows.get(&flow) else { continue };
-            let waiting = state.jobs.len().min(flow_max);
+            let is_ordered = claim.order == JobOrder::Account && flow.account.is_some();
+            let waiting = state.jobs.len().min(if is_ordered { 1 } else { flow_max });
             let firsts = (0..waiting).step_by(quantum).take_while(|first| place + first < at_most);
             quanta.extend(firsts.map(|first| Quantum {
                 flow: flow.clone(),
@@ -230,6 +250,14 @@ impl<A: Clone + Ord, J: Copy> FairOrder<A, J> {
             pick.quota += jobs;
         }
         picks
+    }
+
+    /// Whether no job of the flow's account is on its way, and none of an earlier class waits.
+    fn is_next_of_account(&self, flow: &Flow<A>) -> bool {
+        let Some(account) = &flow.account else { return true };
+        let mut earlier = (0..flow.class.number()).filter_map(FlowClass::from_number);
+        let waits = |class| self.flows.get(&Flow { class, ..flow.clone() }).is_some_and(|state| !state.jobs.is_empty());
+        !self.on_their_way.contains(account) && !earlier.any(waits)
     }
 
     /// Changes a flow, and its entries in the indexes. `change` gets the virtual time of the flow's class.
@@ -260,156 +288,4 @@ impl<A: Clone + Ord, J: Copy> FairOrder<A, J> {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    type Order = FairOrder<u8, u64>;
-
-    fn claim(at_most: u32) -> FairClaim<u8> {
-        FairClaim { at_most, quantum: 1, flow_max: u32::MAX, except: Vec::new(), class_max: FlowClass::LAST }
-    }
-
-    fn fill(order: &mut Order, flow: Flow<u8>, weight: u32, seqs: std::ops::Range<u64>) {
-        seqs.for_each(|seq| order.add(flow, weight, WaitingJob { seq, cost: 1, job: seq }));
-    }
-
-    fn flow(account: u8) -> Flow<u8> {
-        Flow { class: FlowClass::LAST, account: Some(account) }
-    }
-
-    /// How many of the next jobs belong to each account.
-    fn shares<const N: usize>(order: &mut Order, rounds: usize, at_most: u32) -> [usize; N] {
-        let mut shares = [0; N];
-        for _ in 0..rounds {
-            for (flow, _) in order.claim(Duration::ZERO, &claim(at_most)) {
-                shares[usize::from(flow.account.unwrap())] += 1;
-            }
-        }
-        shares
-    }
-
-    #[test]
-    fn weights_divide_the_order() {
-        let mut order = Order::default();
-        fill(&mut order, flow(0), 1, 0..400);
-        fill(&mut order, flow(1), 3, 400..800);
-        assert_eq!(shares(&mut order, 50, 4), [50, 150]);
-    }
-
-    #[test]
-    fn costs_count_against_a_share() {
-        let mut order = Order::default();
-        (0..100).for_each(|seq| order.add(flow(0), 1, WaitingJob { seq, cost: 4, job: seq }));
-        fill(&mut order, flow(1), 1, 100..400);
-        assert_eq!(shares(&mut order, 50, 1), [10, 40]);
-    }
-
-    #[test]
-    fn late_or_blocked_flow_does_not_make_up_for_the_past() {
-        let mut order = Order::default();
-        fill(&mut order, flow(0), 1, 0..400);
-        assert_eq!(shares(&mut order, 10, 10), [100]);
-        fill(&mut order, flow(1), 1, 400..500);
-        let [_, late] = shares(&mut order, 20, 2);
-        assert!((19..=21).contains(&late), "{late}");
-        let how = FairReturn { was_claimed: false, blocked_until: Some(Duration::from_secs(9)) };
-        order.put_back(flow(1), 1, WaitingJob { seq: 900, cost: 1, job: 900 }, how);
-        assert_eq!(shares(&mut order, 10, 10), [100, 0]);
-        order.wake(Duration::from_secs(9));
-        let [_, woken] = shares(&mut order, 20, 2);
-        assert!((19..=21).contains(&woken), "{woken}");
-    }
-
-    #[test]
-    fn higher_class_is_always_first() {
-        let mut order = Order::default();
-        fill(&mut order, flow(0), 1, 0..9);
-        let urgent = Flow { class: FlowClass::of_priority(9), account: Some(7) };
-        fill(&mut order, urgent, 1, 9..11);
-        let waiting: Vec<Flow<u8>> = order.waiting_flows().map(|(flow, _)| flow).collect();
-        assert_eq!(waiting, [urgent, flow(0)]);
-        let next: Vec<u64> = order.claim(Duration::ZERO, &claim(3)).iter().map(|(_, job)| job.job).collect();
-        assert_eq!(next, [9, 10, 0]);
-        let bounds = FairClaim { class_max: urgent.class, ..claim(3) };
-        assert_eq!(order.claim(Duration::ZERO, &bounds), []);
-    }
-
-    #[test]
-    fn returned_job_is_first_again() {
-        let mut order = Order::default();
-        fill(&mut order, flow(0), 1, 0..3);
-        let (of, first) = order.claim(Duration::ZERO, &claim(1))[0];
-        let how = FairReturn { was_claimed: true, blocked_until: None };
-        order.put_back(of, 1, first, how);
-        let next: Vec<u64> = order.claim(Duration::ZERO, &claim(9)).iter().map(|(_, job)| job.job).collect();
-        assert_eq!((next, order.len(), order.flows.len()), (vec![0, 1, 2], 0, 1));
-    }
-
-    proptest! {
-        /// Classes are strict, each flow is first in first out, and no flow falls behind its share by more than a few
-        /// quanta while all of them have jobs.
-        #[test]
-        fn each_flow_gets_its_share(
-            weights in prop::collection::vec(1..5_u32, 2..6),
-            (quantum, at_most, rounds) in (1..5_u32, 1..20_u32, 1..40_usize),
-        ) {
-            let mut order = Order::default();
-            let mut seq = 0;
-            for (account, weight) in weights.iter().enumerate() {
-                let of = flow(u8::try_from(account).unwrap());
-                fill(&mut order, of, *weight, seq..seq + 1_000);
-                seq += 1_000;
-            }
-            let mut served = vec![Vec::new(); weights.len()];
-            for _ in 0..rounds {
-                for (of, job) in order.claim(Duration::ZERO, &FairClaim { quantum, ..claim(at_most) }) {
-                    served[usize::from(of.account.unwrap())].push(job.seq);
-                }
-            }
-            prop_assert!(served.iter().all(|seqs| seqs.is_sorted()));
-            let all = served.iter().map(Vec::len).sum::<usize>();
-            prop_assert_eq!(all, at_most as usize * rounds);
-            prop_assert_eq!(order.len(), weights.len() * 1_000 - all);
-            let sum = f64::from(weights.iter().sum::<u32>());
-            for (seqs, weight) in served.iter().zip(&weights) {
-                let share = all as f64 * f64::from(*weight) / sum;
-                let apart = (seqs.len() as f64 - share).abs();
-                // A claim takes whole quanta, and as many as start in it.
-                prop_assert!(apart <= (2 * quantum as usize * weights.len() + at_most as usize) as f64, "{served:?} for {weights:?}");
-            }
-        }
-
-        /// Whatever happens, jobs are neither lost nor doubled, and flows without jobs are forgotten.
-        #[test]
-        fn no_job_is_lost(steps in prop::collection::vec((0..5_u8, 0..3_u8, 0..3_u8, 1..4_u32), 1..200)) {
-            let (mut order, mut out, mut seq) = (Order::default(), BTreeMap::new(), 0_u64);
-            for (step, account, priority, cost) in steps {
-                let class = FlowClass::of_priority(priority);
-                let at = Duration::from_millis(seq);
-                match step {
-                    0..3 => {
-                        order.add(Flow { class, account: Some(account) }, cost, WaitingJob { seq, cost, job: seq });
-                        seq += 1;
-                    }
-                    3 => {
-                        for (of, job) in order.claim(at, &FairClaim { class_max: class, ..claim(cost) }) {
-                            prop_assert!(of.class <= class);
-                            prop_assert!(out.insert(job.seq, (of, job)).is_none(), "claimed twice");
-                        }
-                    }
-                    _ => if let Some((_, (of, job))) = out.pop_first() {
-                        let blocked_until = (cost > 1).then(|| at + Duration::from_millis(u64::from(cost) * 5));
-                        order.put_back(of, 1, job, FairReturn { was_claimed: true, blocked_until });
-                    },
-                }
-                prop_assert_eq!(order.len() + out.len(), usize::try_from(seq).unwrap());
-            }
-            order.wake(Duration::MAX);
-            let left = order.claim(Duration::MAX, &claim(u32::MAX)).len();
-            prop_assert_eq!((left + out.len(), order.is_empty()), (usize::try_from(seq).unwrap(), true));
-            prop_assert!(order.free.is_empty() && order.blocked.is_empty());
-        }
-    }
-}
+mod tests;

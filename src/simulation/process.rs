@@ -5,7 +5,7 @@
 use super::driver::{GateDriver, VirtualClock};
 use super::event::JobIndex;
 use crate::domain::deadline_misses::MissStreak;
-use crate::domain::provider::Provider;
+use crate::domain::provider::{JobOrder, Provider};
 use crate::domain::time::micros_up;
 use crate::worker::backlog::claimed_ahead::{AheadBounds, startable_soon};
 use crate::worker::backlog::core::{DispatchCore, DispatchStep, LaneFacts};
@@ -20,6 +20,7 @@ pub(super) struct SimulatedProcess {
     clock: VirtualClock,
     bounds: AheadBounds,
     startable_soon: u32,
+    order: JobOrder,
     /// Takes no jobs before this instant.
     paused_until_us: u64,
     /// A limit pauses the lane until then.
@@ -38,6 +39,7 @@ impl SimulatedProcess {
             clock,
             bounds: AheadBounds::of(provider, prefetch(provider)),
             startable_soon: startable_soon(provider),
+            order: provider.order,
             paused_until_us: 0,
             limited_until_us: 0,
             next_step_us: None,
@@ -64,7 +66,7 @@ impl SimulatedProcess {
         let limited_until_us = self.limited_until_us.saturating_sub(micros_up(RESUME_AHEAD));
         let paused_until_us = limited_until_us.max(self.paused_until_us);
         let paused_until = (paused_until_us > now_us).then(|| self.clock.instant(paused_until_us));
-        let facts = LaneFacts { bounds: self.bounds, paused_until };
+        let facts = LaneFacts { bounds: self.bounds, paused_until, order: self.order };
         self.dispatcher.next_step(self.clock.instant(now_us), || facts)
     }
 

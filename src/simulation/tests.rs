@@ -362,6 +362,25 @@ fn accounts_share_a_limited_lane() {
     assert_eq!((figures.succeeded, figures.deadlines_missed), (310, 0), "a flood of 30 s was before them");
 }
 
+/// One payment of each account at a time: 20 of two accounts take as long as 10 responses.
+#[test]
+fn order_of_accounts_is_one_payment_at_a_time() {
+    let ordered = ProviderRow { order: "account".to_owned(), ..row(vec![limit("all", 100, 1_000)]) };
+    let mut arrivals = JobArrivals::default();
+    for name in ["one", "two"] {
+        let account = Some(arrivals.account(name));
+        arrivals.add((0..10).map(|_| JobArrival { account, ..JobArrival::at(0) }));
+    }
+    for processes in [1, 2] {
+        let model = Model { processes, latency: LatencyModel::Constant(200_000), ..model(&ordered) };
+        let figures = run(&model, &arrivals);
+        assert_eq!((figures.succeeded, figures.unfinished), (20, 0));
+        // Another process learns of an end within a second.
+        let most_ms = if processes == 1 { 2_500 } else { 12_500 };
+        assert!((2_000..most_ms).contains(&figures.clears_in_ms.unwrap()), "{:?} ms", figures.clears_in_ms);
+    }
+}
+
 #[test]
 fn weights_divide_a_limited_lane() {
     let heavy = AccountRow { account: "other".to_owned(), weight: 3, ..AccountRow::default() };

@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::{JobStep, Simulation, as_index};
 use crate::domain::fair_order::{FairReturn, WaitingJob};
 use crate::domain::flow::{Flow, FlowClass};
+use crate::domain::provider::JobOrder;
 use crate::domain::time::micros_up;
 use crate::limiter::gate::{BlockReason, GateRefusal, RefusalScope};
 use crate::simulation::event::{Event, JobIndex, ProcessIndex};
@@ -32,13 +33,29 @@ impl Simulation<'_> {
         WaitingJob { seq: u64::from(job), cost: u32::from(self.arrivals.jobs()[as_index(job)].cost), job }
     }
 
+    fn keeps_order_of(&self, flow: Flow<u32>) -> bool {
+        self.model.provider.order == JobOrder::Account && flow.account.is_some()
+    }
+
+    /// A job is done with: where the order of accounts is kept, the next one of its account may be claimed.
+    pub(super) fn end_in_order(&mut self, job: JobIndex) {
+        let flow = self.flow_of(job);
+        if self.keeps_order_of(flow) {
+            self.backlog.end(flow.account.as_ref());
+            let process = self.record.jobs[as_index(job)].process;
+            self.processes[as_index(process)].dispatcher.allow_claim();
+        }
+    }
+
     /// Whether a new job is recorded in the backlog and not taken to the gate.
     pub(super) fn must_wait(&self, now_us: u64, process: usize, job: JobIndex) -> bool {
         if self.record.jobs[as_index(job)].recorded_us.is_some() {
             return false;
         }
-        let process = &self.processes[process];
-        process.dispatcher.knows(&self.flow_of(job)) || (self.model.is_blocking() && process.is_limited(now_us))
+        let (flow, process) = (self.flow_of(job), &self.processes[process]);
+        self.keeps_order_of(flow)
+            || process.dispatcher.knows(&flow)
+            || (self.model.is_blocking() && process.is_limited(now_us))
     }
 
     /// The record of a new job in the backlog is committed, and its message acknowledged.

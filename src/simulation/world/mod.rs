@@ -272,6 +272,10 @@ impl<'a> Simulation<'a> {
                 state.end = Some((now_us, end));
                 self.ended += 1;
                 self.progress_us = now_us;
+                // One in review is undecided, and holds those behind it.
+                if end != JobEnd::Final(FinalState::Review) {
+                    self.end_in_order(job);
+                }
             }
             None => {}
         }

@@ -13,6 +13,7 @@ use super::known_flows::{KnownFlows, SeenFlow};
 use super::permit_waits::PermitWaits;
 use crate::domain::fair_order::FairClaim;
 use crate::domain::flow::{Flow, FlowClass};
+use crate::domain::provider::JobOrder;
 
 /// Time between two looks at the flows, while some are known. Other processes block and unblock them, too.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
@@ -50,6 +51,7 @@ pub(crate) struct LaneFacts {
     pub bounds: AheadBounds,
     /// Until when the lane sends no charge; `None`: it may.
     pub paused_until: Option<Instant>,
+    pub order: JobOrder,
 }
 
 /// The state of one lane's dispatcher in one process. `A` names accounts, and `J` jobs.
@@ -162,7 +164,7 @@ impl<A: Clone + Eq + Hash, J: Eq + Hash> DispatchCore<A, J> {
         if !self.is_claimable && self.wake_at.is_none_or(|wake_at| wake_at > now) {
             return DispatchStep::Wait(self.wake_at.map_or(self.look_at, |wake_at| wake_at.min(self.look_at)));
         }
-        let LaneFacts { bounds, paused_until } = facts();
+        let LaneFacts { bounds, paused_until, order } = facts();
         if let Some(at) = paused_until.max(self.not_before).filter(|at| *at > now) {
             return DispatchStep::Wait(at.min(now + PAUSED_INTERVAL));
         }
@@ -183,6 +185,7 @@ impl<A: Clone + Eq + Hash, J: Eq + Hash> DispatchCore<A, J> {
             flow_max: bounds.of_one_flow,
             except: room.full_flows,
             class_max: room.class_max,
+            order,
         })
     }
 

@@ -78,7 +78,7 @@ async fn claim_jobs(lane: &Arc<LaneContext>, claim: &FairClaim<Identifier>) -> R
         flow_max: claim.flow_max,
         except: &claim.except,
         class_max: claim.class_max,
-        order: lane.settings.borrow().provider.order,
+        order: claim.order,
     };
     let claimed = lane.worker.backends.backlog.claim_backlog(&request).await;
     faults::crash(CrashPoint::AfterBacklogClaim);
@@ -105,10 +105,9 @@ fn start(lane: &Arc<LaneContext>, job: BacklogJob) {
 }
 
 fn lane_facts(lane: &LaneContext) -> LaneFacts {
-    LaneFacts {
-        bounds: AheadBounds::of(&lane.settings.borrow().provider, current_prefetch(lane)),
-        paused_until: cannot_send_until(lane),
-    }
+    let (prefetch, paused_until) = (current_prefetch(lane), cannot_send_until(lane));
+    let provider = &lane.settings.borrow().provider;
+    LaneFacts { bounds: AheadBounds::of(provider, prefetch), paused_until, order: provider.order }
 }
 
 /// Until when the lane sends no charge; `None`: it may.

@@ -1,4 +1,4 @@
-//! What a job holds of its lane's dispatcher while it is on its way: it is given back when the job ends, however it ends.
+//! What a job counts for at its lane's dispatcher while it is on its way. It counts no more when the guard is dropped.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -144,7 +144,7 @@ impl Rig {
             let (before, claimed) = (self.steps, self.ahead.len());
             loop {
                 let (now, paused_until) = (self.now, self.processes[process].paused_until);
-                let facts = || LaneFacts { bounds: BOUNDS, paused_until };
+                let facts = || LaneFacts { bounds: BOUNDS, paused_until, order: JobOrder::None };
                 let step = self.processes[process].core.next_step(now, facts);
                 if let DispatchStep::Wait(until) = step {
                     assert!(until > now, "a wait ends later");

@@ -2,6 +2,7 @@
 
 use sluicegate::domain::fair_order::{FairClaim, FairOrder, FairReturn, WaitingJob};
 
+use super::order::ended;
 use super::races::Random;
 use super::*;
 
@@ -19,6 +20,7 @@ struct Pair<'a> {
     /// The jobs as they were recorded, by their number.
     jobs: Vec<Job>,
     claimed: Vec<BacklogJob>,
+    order: JobOrder,
     random: Random,
 }
 
@@ -63,22 +65,30 @@ impl Pair<'_> {
             flow_max,
             except: &except,
             class_max,
+            order: self.order,
             ..everything(&lane)
         };
         let claimed = self.fixture.dispatch_with(request).await;
-        let claim = FairClaim { at_most, quantum, flow_max, except, class_max };
+        let claim = FairClaim { at_most, quantum, flow_max, except, class_max, order: self.order };
         let expected = self.model.claim(Duration::ZERO, &claim);
         let expected: Vec<&str> = expected.iter().map(|(_, job)| self.jobs[job.job as usize].id.as_str()).collect();
         assert_eq!(ids(&claimed), expected, "{claim:?}");
         self.claimed.extend(claimed);
     }
 
+    fn take_claimed(&mut self) -> Option<BacklogJob> {
+        let claimed = self.claimed.len() as u64;
+        (claimed > 0).then(|| self.claimed.swap_remove(self.random.below(claimed) as usize))
+    }
+
+    async fn finish(&mut self) {
+        let Some(claimed) = self.take_claimed() else { return };
+        self.fixture.becomes(&claimed.claimed.lease, &ended(FinalState::Declined)).await;
+        self.model.end(claimed.job.account.as_ref());
+    }
+
     async fn give_back(&mut self) {
-        if self.claimed.is_empty() {
-            return;
-        }
-        let index = self.random.below(self.claimed.len() as u64) as usize;
-        let claimed = self.claimed.swap_remove(index);
+        let Some(claimed) = self.take_claimed() else { return };
         let is_blocked = self.random.below(4) == 0;
         let how = BacklogReturn { block: is_blocked.then(|| block(BLOCKED, "each")), ..RETURNED };
         self.fixture.give_back(&claimed, &how).await;
@@ -96,7 +106,9 @@ impl Pair<'_> {
 
 /// Random events: the same jobs in the same order.
 async fn fair_order_is_that_of_the_ledger(kind: Kind) {
-    for seed in [0x0DD5_EED1, 0x0DD5_EED2] {
+    for (seed, order) in
+        [(0x0DD5_EED1, JobOrder::None), (0x0DD5_EED2, JobOrder::None), (0x0DD5_EED3, JobOrder::Account)]
+    {
         let fixture = Fixture::migrated(kind).await;
         fixture.with_weights(&ACCOUNTS[2..]).await;
         let mut pair = Pair {
@@ -104,19 +116,22 @@ async fn fair_order_is_that_of_the_ledger(kind: Kind) {
             model: FairOrder::default(),
             jobs: Vec::new(),
             claimed: Vec::new(),
+            order,
             random: Random(seed),
         };
         for _ in 0..300 {
-            match pair.random.below(16) {
+            match pair.random.below(18) {
                 0..10 => pair.record().await,
                 10..12 => pair.claim().await,
                 12..15 => pair.give_back().await,
+                15..17 => pair.finish().await,
                 _ => pair.end_blocks().await,
             }
         }
         pair.end_blocks().await;
         while !pair.model.is_empty() {
             pair.claim().await;
+            pair.finish().await;
         }
     }
 }

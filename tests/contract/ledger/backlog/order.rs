@@ -13,12 +13,12 @@ async fn claim(fixture: &Fixture) -> Vec<BacklogJob> {
     fixture.dispatch_with(BacklogClaimRequest { order: JobOrder::Account, ..everything(&name("stripe")) }).await
 }
 
-fn ended(state: FinalState) -> JobState {
+pub(super) fn ended(state: FinalState) -> JobState {
     JobState::Final { state, reason: "by a test".to_owned(), reference: None }
 }
 
 impl Fixture {
-    async fn becomes(&self, lease: &LeaseToken, state: &JobState) {
+    pub(super) async fn becomes(&self, lease: &LeaseToken, state: &JobState) {
         assert_eq!(self.ledger().transition(lease, state).await.unwrap(), FencedWrite::Applied);
     }
 }
