@@ -10,6 +10,7 @@ use super::*;
 use crate::domain::fair_order::{FairOrder, FairReturn, WaitingJob};
 
 const BOUNDS: AheadBounds = AheadBounds { all: 12, of_one_flow: 4 };
+const FLOW: Flow<u8> = Flow { class: FlowClass::LAST, account: None };
 const PROCESSES: usize = 2;
 const ACCOUNTS: u8 = 4;
 const PRIORITIES: [u8; 3] = [0, 5, 9];
@@ -65,6 +66,7 @@ struct AheadJob {
 }
 
 struct Rig {
+    bounds: AheadBounds,
     origin: Instant,
     now: Instant,
     ledger: FairOrder<u8, u64>,
@@ -84,6 +86,7 @@ impl Rig {
         let process =
             || Process { core: DispatchCore::new(now), paused_until: None, lane_is_busy: false, wakes_at: now };
         Self {
+            bounds: BOUNDS,
             origin: now,
             now,
             ledger: FairOrder::default(),
@@ -143,8 +146,8 @@ impl Rig {
         for process in 0..PROCESSES {
             let (before, claimed) = (self.steps, self.ahead.len());
             loop {
-                let (now, paused_until) = (self.now, self.processes[process].paused_until);
-                let facts = || LaneFacts { bounds: BOUNDS, paused_until, order: JobOrder::None };
+                let (now, bounds, paused_until) = (self.now, self.bounds, self.processes[process].paused_until);
+                let facts = || LaneFacts { bounds, paused_until, order: JobOrder::None };
                 let step = self.processes[process].core.next_step(now, facts);
                 if let DispatchStep::Wait(until) = step {
                     assert!(until > now, "a wait ends later");
@@ -193,10 +196,10 @@ impl Rig {
         let ahead = || self.ahead.values().filter(|job| job.process == process).map(|job| job.flow);
         assert_eq!(ahead().count(), self.processes[process].core.ahead.len() as usize);
         let until = ahead().filter(|flow| flow.class <= claim.class_max).count();
-        assert!(until <= BOUNDS.all as usize, "more jobs ahead than the lane starts soon");
+        assert!(until <= self.bounds.all as usize, "more jobs ahead than the lane starts soon");
         for flow in ahead() {
             let of_flow = ahead().filter(|other| *other == flow).count();
-            assert!(of_flow < 2 * BOUNDS.of_one_flow as usize, "{flow:?} takes the lane's places");
+            assert!(of_flow < 2 * self.bounds.of_one_flow as usize, "{flow:?} takes the lane's places");
         }
     }
 
@@ -276,16 +279,61 @@ proptest! {
 fn lane_with_more_jobs_than_room_is_limited() {
     let now = Instant::now();
     let mut rig = Rig::new();
-    let flow = Flow { class: FlowClass::LAST, account: None };
     // Each flow takes its part of the room.
-    (0..BOUNDS.all).for_each(|_| rig.record(0, flow));
+    (0..BOUNDS.all).for_each(|_| rig.record(0, FLOW));
     rig.settle();
     let is_limited = |rig: &Rig| rig.processes[0].core.is_limited(now, || 100, || false);
     assert!(!is_limited(&rig), "the claim took as many as one flow may have");
-    (0..ACCOUNTS).for_each(|account| (0..4).for_each(|_| rig.record(0, Flow { account: Some(account), ..flow })));
+    (0..ACCOUNTS).for_each(|account| (0..4).for_each(|_| rig.record(0, Flow { account: Some(account), ..FLOW })));
     rig.pass(SMALL_CLAIM_PAUSE);
     assert!(is_limited(&rig));
     rig.drain(Duration::from_secs(5));
     rig.pass(IDLE_INTERVAL);
     assert!(!is_limited(&rig) && rig.ledger.is_empty());
+}
+
+#[test]
+fn one_claim_follows_the_other_while_there_is_room() {
+    let jobs = 2 * CLAIM_MAX + 50;
+    let mut rig = Rig { bounds: AheadBounds { all: jobs, of_one_flow: jobs }, ..Rig::new() };
+    (0..jobs).for_each(|_| rig.record(0, FLOW));
+    rig.settle();
+    assert_eq!(rig.ahead.len(), jobs as usize, "at the same instant");
+}
+
+#[test]
+fn other_process_claims_what_a_paused_one_has_recorded() {
+    let mut rig = Rig::new();
+    rig.pass(Duration::from_secs(1));
+    rig.apply(&Happening::Pause { process: 0, time: LONGEST });
+    rig.record(0, FLOW);
+    rig.pass(IDLE_INTERVAL);
+    assert_eq!(rig.ahead.values().map(|job| job.process).collect::<Vec<_>>(), [1]);
+}
+
+#[test]
+fn failed_claim_is_repeated_after_a_pause() {
+    let mut rig = Rig::new();
+    rig.pass(Duration::from_millis(100));
+    rig.ledger_fails = true;
+    rig.record(0, FLOW);
+    rig.pass(Duration::from_millis(100));
+    rig.ledger_fails = false;
+    rig.pass(PAUSED_INTERVAL);
+    assert_eq!(rig.ahead.len(), 1, "long before the next look");
+}
+
+#[test]
+fn messages_do_not_repeat_a_failed_claim() {
+    let mut rig = Rig::new();
+    rig.pass(Duration::from_millis(100));
+    rig.ledger_fails = true;
+    rig.record(0, FLOW);
+    rig.settle();
+    let before = rig.steps;
+    for _ in 0..9 {
+        rig.record(0, FLOW);
+        rig.pass(Duration::from_millis(100));
+    }
+    assert_eq!(rig.steps, before);
 }
