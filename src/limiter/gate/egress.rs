@@ -151,12 +151,17 @@ impl EgressState {
 impl FreeEgress {
     /// Takes one job of what is free, if it may leave.
     pub fn take(&mut self, rule: EgressRule) -> bool {
-        let may_leave = self.slots > 0 && (rule == EgressRule::Exempt || self.ticks > 0);
+        let may_leave = self.may_leave(rule);
         if may_leave {
             self.slots -= 1;
             self.ticks -= u32::from(rule == EgressRule::Paced);
         }
         may_leave
+    }
+
+    /// Whether a job may leave now.
+    pub fn may_leave(&self, rule: EgressRule) -> bool {
+        self.slots > 0 && (rule == EgressRule::Exempt || self.ticks > 0)
     }
 
     /// Whether no job may leave now; `has_exempt`: some do not wait for the egress rate.

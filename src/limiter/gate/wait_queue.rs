@@ -2,13 +2,15 @@
 //!
 //! A job that cannot be granted blocks the jobs behind it, so that they do not starve a costly job. Other processes
 //! have queues of their own and may overtake it. A job that a limit of its own account or reference refuses is deferred
-//! meanwhile, and blocks no other. Nor does a job whose lane has no free worker slot.
+//! meanwhile, with the later ones that this limit counts, and blocks no other. Nor does a job whose lane has no free
+//! worker slot.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use self::held_back::HeldBack;
 use self::refusal::{admissible_subjects, inadmissible_refusal, refusal_for};
 use self::waiters::Waiters;
 use super::block::{BlocksByKind, QueueBlock};
@@ -19,6 +21,8 @@ use crate::domain::job::JobId;
 use crate::domain::permit_protocol::{BATCH_MAX, CallKind, PermitRequest};
 use crate::domain::quota_spec::QuotaSpec;
 
+mod by_name;
+mod held_back;
 mod lane_capacity;
 mod refusal;
 mod waiter;
@@ -144,26 +148,34 @@ impl<T: Ticket> WaitQueue<T> {
         self.waiters.ready().map(|(_, waiter)| &waiter.ticket)
     }
 
+    #[cfg(test)]
+    pub fn ticket_of(&self, key: QueueKey) -> Option<&T> {
+        self.waiters.get(key).map(|waiter| &waiter.ticket)
+    }
+
     /// Removes cancelled waiters from time to time. Until then no permit is requested for them.
     pub fn sweep_cancelled(&mut self, now: Instant) {
         self.waiters.sweep_if_due(now);
     }
 
-    /// The first waiters that are not deferred and may leave their lanes, at most `free_slots`, batched for one call.
+    /// The first waiters that are not deferred and may leave their lanes, at most `free_slots`, batched for one call. A
+    /// limit of an account or a reference decides on a costly one before cheaper ones behind it are requested.
     pub fn next_batches(&mut self, kinds: &BlocksByKind, free_slots: u32, now: Instant) -> Vec<RequestBatch> {
         let mut batches: Vec<RequestBatch> = Vec::new();
         self.waiters.resume_due(now);
         let mut capacity = self.waiters.lanes().capacity(now);
         let present = self.waiters.ready().filter(|(_, waiter)| !waiter.ticket.is_cancelled());
         let ready = present.filter(|(_, waiter)| waiter.ready_at(kinds) <= Some(now));
+        let mut held_back = HeldBack::default();
         let mut left = BATCH_MAX.min(usize::try_from(free_slots).unwrap_or(BATCH_MAX));
         for (key, waiter) in ready {
-            if left == 0 || capacity.is_used_up() {
+            if left == 0 || capacity.is_used_up() || held_back.len() >= BATCH_MAX {
                 break;
             }
-            if !capacity.take(waiter.egress.as_ref()) {
+            if !capacity.has_room_for(waiter.egress.as_ref()) || !held_back.admits(waiter) {
                 continue;
             }
+            capacity.take(waiter.egress.as_ref());
             left -= 1;
             match batches.last_mut() {
                 Some(batch) if batch.scope == waiter.scope && batch.cost == waiter.cost => batch.keys.push(*key),
@@ -220,15 +232,30 @@ impl<T: Ticket> WaitQueue<T> {
         self.waiters.remove(key, now)
     }
 
-    /// Defers a waiter, or refuses it if it would wait too long. A deferral lasts at least as long as those of earlier
-    /// waiters by the same limit.
+    /// Defers a waiter and the later ones that the same limit counts, or refuses those that would wait too long. A
+    /// deferral lasts at least as long as those of earlier waiters by the same limit.
     pub fn defer(&mut self, key: QueueKey, deferral: &Deferral, now: Instant) {
         let Some(waiter) = self.waiters.get(key) else { return };
-        let deferral = self
-            .longest_earlier_deferral(key, &waiter.scope)
-            .filter(|earlier| earlier.until > deferral.until)
-            .unwrap_or(deferral)
-            .clone();
+        // The later ones are deferred as long, too.
+        if waiter.deferral.as_ref().is_some_and(|own| own.includes(deferral)) {
+            return;
+        }
+        let waits_shorter = |later: &PermitWaiter<T>| {
+            deferral.counts_together(&waiter.scope, &later.scope)
+                && later.deferral.as_ref().is_none_or(|own| own.until < deferral.until)
+        };
+        let later = self.waiters.named_behind(key, &waiter.scope, deferral);
+        let later: Vec<QueueKey> = later.filter(|(_, later)| waits_shorter(later)).map(|(key, _)| key).collect();
+        let earlier = self.longest_earlier_deferral(key, &waiter.scope);
+        let longest = earlier.filter(|earlier| earlier.until > deferral.until).unwrap_or(deferral).clone();
+        self.defer_one(key, longest, now);
+        for key in later {
+            self.defer_one(key, deferral.clone(), now);
+        }
+    }
+
+    fn defer_one(&mut self, key: QueueKey, deferral: Deferral, now: Instant) {
+        let Some(waiter) = self.waiters.get(key) else { return };
         if waiter.accepts_deferral(&deferral, now) {
             self.waiters.defer(key, deferral);
         } else {

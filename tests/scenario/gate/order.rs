@@ -1,12 +1,15 @@
 //! Order of the wait queue: limits on one kind of call, costly jobs and urgent jobs.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use sluicegate::domain::job::Identifier;
 use sluicegate::domain::limit::{AppliesTo, Scope};
 use sluicegate::domain::permit_protocol::CallKind;
 use sluicegate::domain::quota_spec::{LimitSpec, QuotaSpec};
-use sluicegate::limiter::gate::{AcquireRequest, AcquireResult, BlockReason, Gate, GateRefusal, RefusalScope};
+use sluicegate::limiter::gate::{
+    AcquireRequest, AcquireResult, BlockReason, EgressRequest, EgressRule, Gate, GateRefusal, LaneEgress, RefusalScope,
+};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -72,6 +75,66 @@ async fn costly_job_is_not_starved_within_its_account() {
     sleep(Duration::from_secs(3)).await;
     let costly = timeout(Duration::from_secs(20), gate.acquire(account("alice", ask(5, hour())))).await;
     assert!(matches!(costly, Ok(AcquireResult::Granted(_))), "{costly:?}");
+}
+
+/// Cheaper jobs of its account wait behind it from the beginning, and their slots are free one after another.
+#[tokio::test(start_paused = true)]
+async fn costly_job_is_not_starved_by_cheaper_ones_behind_it() {
+    for scope in [Scope::Account, Scope::Reference] {
+        let own = LimitSpec { scope, ..LimitSpec::sliding_log("own", 5, Duration::from_secs(1)) };
+        let all = LimitSpec::sliding_log("all", 1_000, Duration::from_secs(1));
+        let spec = QuotaSpec { limits: vec![all, own], ..spec(&[]) };
+        let Steered { gate, settings: _settings, .. } = steered(Altered::slow(Duration::from_millis(1)), spec);
+        let job = move |cost| match scope {
+            Scope::Reference => AcquireRequest { reference: Some("invoice".to_owned()), ..ask(cost, hour()) },
+            _ => account("alice", ask(cost, hour())),
+        };
+        for _ in 0..3 {
+            use_one(&gate, job(1)).await;
+            sleep(Duration::from_millis(200)).await;
+        }
+        let asking = gate.clone();
+        let costly = tokio::spawn(async move { asking.acquire(job(5)).await });
+        let mut cheap = JoinSet::new();
+        for _ in 0..100 {
+            let gate = gate.clone();
+            cheap.spawn(async move { use_one(&gate, job(1)).await });
+        }
+        let costly = timeout(Duration::from_secs(3), costly).await;
+        assert!(matches!(costly, Ok(Ok(AcquireResult::Granted(_)))), "{scope:?}: {costly:?}");
+    }
+}
+
+/// A lane with six worker slots asks for six jobs in a call. The refusal of one account's limit counts for all its
+/// jobs, so few calls are made, and a job of another account is sent at once.
+#[tokio::test(start_paused = true)]
+async fn flood_of_an_account_at_its_limit_costs_few_calls() {
+    let own = LimitSpec { scope: Scope::Account, ..LimitSpec::sliding_log("own", 2, Duration::from_secs(60)) };
+    let all = LimitSpec::sliding_log("all", 1_000, Duration::from_secs(1));
+    let spec = QuotaSpec { limits: vec![all, own], ..spec(&[]) };
+    let limiter = Altered::slow(Duration::from_millis(1));
+    let Steered { gate, settings: _settings, .. } = steered(limiter.clone(), spec);
+    for _ in 0..2 {
+        use_one(&gate, account("flood", ask(1, hour()))).await;
+    }
+    let lane = LaneEgress::new(6, 1_000.0);
+    let request = |name: &str| {
+        let egress = EgressRequest { lane: Arc::clone(&lane), rule: EgressRule::Exempt, wait_until: hour() };
+        account(name, AcquireRequest { egress: Some(egress), ..ask(1, hour()) })
+    };
+    let before = limiter.calls();
+    let mut waiting = JoinSet::new();
+    for _ in 0..200 {
+        let (gate, request) = (gate.clone(), request("flood"));
+        waiting.spawn(async move { gate.acquire(request).await });
+    }
+    let (asking, request) = (gate.clone(), request("other"));
+    let other = tokio::spawn(async move { asking.acquire(request).await });
+    let other = timeout(Duration::from_millis(20), other).await;
+    assert!(matches!(other, Ok(Ok(AcquireResult::Granted(_)))), "{other:?}");
+    sleep(Duration::from_millis(100)).await;
+    let calls = limiter.calls() - before;
+    assert!(calls <= 4, "{calls} calls for 201 jobs");
 }
 
 /// A job waits at the gate for its account's limit only as long as it says, and as long as usual for others.

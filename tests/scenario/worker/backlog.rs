@@ -7,6 +7,7 @@ use serde_json::json;
 use sluicegate::domain::limit::Rate;
 use sluicegate::ledger::provider_row::{AccountRow, LimitRow, ProviderRow};
 use sluicegate::ledger::upkeep::CheckScope;
+use tokio::time::sleep;
 
 use super::bench::{Bench, limit, name, row};
 
@@ -94,6 +95,31 @@ async fn blocked_flow_is_served_at_its_limit() {
     assert_eq!(bench.script.sent().len(), 20);
     until_in_backlog(&bench, 0).await;
     all_are_accounted_for(&bench).await;
+}
+
+/// A payment that needs the whole window waits while cheap ones of its account keep coming: at the gate, where some wait
+/// with it, and in the ledger, where its flow is blocked. It is the first one when the flow wakes.
+#[tokio::test]
+async fn costly_payment_is_not_starved_by_cheap_ones_of_its_account() {
+    for mode in ["blocking", "requeue"] {
+        let bench = Bench::open(&[ProviderRow { mode: mode.to_owned(), ..strict_on_accounts(4, 1_000) }]).await;
+        pay_many(&bench, "merchant", 2).await;
+        bench.until_sent("acme", 2).await;
+        let costly = json!({ "id": "costly", "account": "merchant", "amount": 1299, "currency": "EUR", "cost": 4 });
+        bench.publish("acme", &costly.to_string()).await;
+        let mut cheap = 0;
+        while !bench.script.order().iter().any(|sent| sent == "costly") {
+            // Before the next one comes, the earlier ones have been recorded: five times what the account may send.
+            pay(&bench, "merchant", &format!("cheap-{cheap}")).await;
+            cheap += 1;
+            assert!(cheap < 200, "{:?}", bench.script.order());
+            sleep(Duration::from_millis(50)).await;
+        }
+        let before = place_of(&bench, "costly");
+        assert!(before <= 6, "{mode}: {before} requests were sent before it");
+        bench.until("the cheap ones are sent", async || bench.script.order().len() > 12).await;
+        all_are_accounted_for(&bench).await;
+    }
 }
 
 #[tokio::test]

@@ -112,6 +112,13 @@ impl LaneCapacity {
         lane.free.next_at(egress.rule, self.now)
     }
 
+    /// Whether the lane lets this waiter leave now.
+    pub fn has_room_for(&self, egress: Option<&EgressRequest>) -> bool {
+        let Some(egress) = egress else { return true };
+        let lane = self.lanes.iter().find(|lane| Arc::ptr_eq(&lane.lane, &egress.lane));
+        lane.is_some_and(|lane| lane.free.may_leave(egress.rule))
+    }
+
     /// Takes one job of the lane's capacity; `false`: it may not leave now.
     pub fn take(&mut self, egress: Option<&EgressRequest>) -> bool {
         let Some(egress) = egress else { return true };

@@ -4,7 +4,9 @@
 
 use std::time::Duration;
 
+use super::waiter::EnforcedLimit;
 use super::{CountedSubjects, PermitWaiter};
+use crate::domain::permit_protocol::{CallKind, Subject};
 use crate::domain::quota_spec::QuotaSpec;
 use crate::limiter::gate::{BlockReason, GateRefusal, RefusalScope};
 
@@ -31,7 +33,18 @@ pub(super) fn admissible_subjects<T>(
     }
     let counters = subjects.iter().flat_map(|subject| spec.subject_counters(subject));
     let held_counters = counters.filter(|counter| counter.is_held() && counter.applies(kind)).collect();
-    Ok(CountedSubjects { subjects, held_counters })
+    let enforced = enforced_limits(&subjects, kind, spec);
+    Ok(CountedSubjects { subjects, held_counters, enforced })
+}
+
+/// The limits of the subjects that may refuse a call of this kind.
+fn enforced_limits(subjects: &[Subject], kind: CallKind, spec: &QuotaSpec) -> Vec<EnforcedLimit> {
+    let of_subject = |(subject, own): (usize, &Subject)| {
+        let counters = own.limits.iter().zip(spec.subject_counters(own));
+        let enforced = counters.filter(|(_, counter)| !counter.shadow && counter.applies(kind));
+        enforced.map(|(limit, _)| EnforcedLimit { subject, limit: limit.index }).collect::<Vec<_>>()
+    };
+    subjects.iter().enumerate().flat_map(of_subject).collect()
 }
 
 pub(super) fn inadmissible_refusal(reason: BlockReason) -> GateRefusal {

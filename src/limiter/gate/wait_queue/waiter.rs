@@ -73,11 +73,22 @@ pub(crate) struct PermitWaiter<T> {
     pub counted: Arc<CountedSubjects>,
 }
 
-/// The subjects that count a waiter's permit, and their counters that hold slots.
+/// The subjects that count a waiter's permit, and their counters.
 #[derive(Debug, Default)]
 pub(crate) struct CountedSubjects {
     pub subjects: Vec<Subject>,
     pub held_counters: Vec<CounterSpec>,
+    /// The limits of the subjects that may refuse the permit.
+    pub enforced: Vec<EnforcedLimit>,
+}
+
+/// A limit of an account or a reference that may refuse a permit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct EnforcedLimit {
+    /// Index of the subject.
+    pub subject: usize,
+    /// Index of the limit in the spec.
+    pub limit: usize,
 }
 
 /// Why a waiter is deferred, and until when.
@@ -100,6 +111,11 @@ impl Deferral {
             Scope::Reference => one.reference == other.reference,
         };
         is_same_subject && (applies_to == AppliesTo::All || one.kind() == other.kind())
+    }
+
+    /// Whether a waiter that is deferred like this waits at least as long by the same limit.
+    pub fn includes(&self, other: &Self) -> bool {
+        self.until >= other.until && self.reason == other.reason && self.counted_with == other.counted_with
     }
 
     pub fn is_by_account_limit(&self) -> bool {

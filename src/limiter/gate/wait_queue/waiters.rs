@@ -3,19 +3,17 @@
 //! A queue may have ten thousand waiters and is searched with every message, so no search reads all of them. Waiters
 //! are not lent for change, because their deadlines and deferral are index keys.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound::{Excluded, Unbounded};
 use std::ops::RangeTo;
 use std::sync::Arc;
 
 use tokio::time::Instant;
 
+use super::by_name::{ByName, named_scopes};
 use super::lane_capacity::LaneWaiters;
 use super::{CountedSubjects, CountingScope, Deferral, PermitWaiter, QueueKey};
-use crate::domain::limit::Scope;
 use crate::limiter::gate::core::Ticket;
-
-/// Deferred waiters by the name of their account or reference.
-type DeferredByName = HashMap<Option<String>, BTreeSet<QueueKey>>;
 
 #[derive(Debug)]
 pub(super) struct Waiters<T> {
@@ -24,6 +22,8 @@ pub(super) struct Waiters<T> {
     by_egress_deadline: BTreeSet<(Instant, QueueKey)>,
     /// Those that are not deferred.
     ready: BTreeSet<QueueKey>,
+    /// Those that have an account or a reference, deferred or not.
+    named: ByName,
     deferred: Deferred,
     lanes: LaneWaiters,
     /// Number of checks since cancelled waiters were last swept.
@@ -34,50 +34,22 @@ pub(super) struct Waiters<T> {
 #[derive(Debug, Default)]
 struct Deferred {
     by_end: BTreeSet<(Instant, QueueKey)>,
-    by_account: DeferredByName,
-    by_reference: DeferredByName,
+    by_name: ByName,
 }
 
 impl Deferred {
-    /// Waiters that a limit of their account or reference defers are found by its name.
-    fn names<'a>(
-        &mut self,
-        scope: &'a CountingScope,
-        deferral: &Deferral,
-    ) -> Option<(&mut DeferredByName, &'a Option<String>)> {
-        match deferral.counted_with?.0 {
-            Scope::Provider => None,
-            Scope::Account => Some((&mut self.by_account, &scope.account)),
-            Scope::Reference => Some((&mut self.by_reference, &scope.reference)),
-        }
-    }
-
     fn insert(&mut self, key: QueueKey, scope: &CountingScope, deferral: &Deferral) {
         self.by_end.insert((deferral.until, key));
-        if let Some((by_name, name)) = self.names(scope, deferral) {
-            match by_name.get_mut(name) {
-                Some(keys) => drop(keys.insert(key)),
-                None => drop(by_name.insert(name.clone(), BTreeSet::from([key]))),
-            }
+        if let Some((of, _)) = deferral.counted_with {
+            self.by_name.insert(key, of, scope);
         }
     }
 
     fn remove(&mut self, key: QueueKey, scope: &CountingScope, deferral: &Deferral) {
         self.by_end.remove(&(deferral.until, key));
-        if let Some((by_name, name)) = self.names(scope, deferral)
-            && let Some(keys) = by_name.get_mut(name)
-        {
-            keys.remove(&key);
-            if keys.is_empty() {
-                by_name.remove(name);
-            }
+        if let Some((of, _)) = deferral.counted_with {
+            self.by_name.remove(key, of, scope);
         }
-    }
-
-    /// Those whose limit may count a waiter of this scope, too.
-    fn related(&self, scope: &CountingScope) -> impl Iterator<Item = &BTreeSet<QueueKey>> {
-        let by_account = self.by_account.get(&scope.account);
-        by_account.into_iter().chain(self.by_reference.get(&scope.reference))
     }
 }
 
@@ -88,6 +60,7 @@ impl<T> Default for Waiters<T> {
             by_deadline: BTreeSet::new(),
             by_egress_deadline: BTreeSet::new(),
             ready: BTreeSet::new(),
+            named: ByName::default(),
             deferred: Deferred::default(),
             lanes: LaneWaiters::default(),
             checks_since_sweep: 0,
@@ -104,6 +77,7 @@ impl<T: Ticket> Waiters<T> {
             Some(deferral) => self.deferred.insert(key, &waiter.scope, deferral),
             None => drop(self.ready.insert(key)),
         }
+        named_scopes(&waiter.scope).for_each(|of| self.named.insert(key, of, &waiter.scope));
         self.by_key.insert(key, waiter);
     }
 
@@ -118,6 +92,7 @@ impl<T: Ticket> Waiters<T> {
             Some(deferral) => self.deferred.remove(key, &waiter.scope, deferral),
             None => drop(self.ready.remove(&key)),
         }
+        named_scopes(&waiter.scope).for_each(|of| self.named.remove(key, of, &waiter.scope));
         Some(waiter)
     }
 
@@ -166,7 +141,7 @@ impl<T: Ticket> Waiters<T> {
             let waiter = self.by_key.get(key);
             waiter.is_some_and(|waiter| waiter.deferral.as_ref().is_some_and(|deferral| is_over(waiter, deferral)))
         };
-        let keys: Vec<QueueKey> = self.deferred.related(scope).flatten().copied().filter(is_over).collect();
+        let keys: Vec<QueueKey> = self.deferred.by_name.related(scope).flatten().copied().filter(is_over).collect();
         keys.into_iter().for_each(|key| self.resume(key));
     }
 
@@ -194,8 +169,20 @@ impl<T: Ticket> Waiters<T> {
 
     /// The deferred waiters before this key whose limit may count a waiter of this scope, too.
     pub fn related_ahead_of(&self, key: QueueKey, scope: &CountingScope) -> impl Iterator<Item = &PermitWaiter<T>> {
-        let ahead = self.deferred.related(scope).flat_map(move |keys| keys.range(..key));
+        let ahead = self.deferred.by_name.related(scope).flat_map(move |keys| keys.range(..key));
         ahead.filter_map(|key| self.by_key.get(key))
+    }
+
+    /// The waiters behind this key, deferred or not, of the account or reference that the deferral's limit counts.
+    pub fn named_behind(
+        &self,
+        key: QueueKey,
+        scope: &CountingScope,
+        deferral: &Deferral,
+    ) -> impl Iterator<Item = (QueueKey, &PermitWaiter<T>)> {
+        let keys = deferral.counted_with.and_then(|(of, _)| self.named.of_subject(of, scope));
+        let behind = keys.into_iter().flat_map(move |keys| keys.range((Excluded(key), Unbounded)));
+        behind.filter_map(|key| Some((*key, self.by_key.get(key)?)))
     }
 
     pub fn len(&self) -> usize {
@@ -205,16 +192,13 @@ impl<T: Ticket> Waiters<T> {
     #[cfg(test)]
     pub fn has_exact_indexes(&self) -> bool {
         let deferred = self.by_key.values().filter(|waiter| waiter.deferral.is_some()).count();
-        let named = |by_name: &DeferredByName| by_name.values().map(BTreeSet::len).sum::<usize>();
-        let has_empty = [&self.deferred.by_account, &self.deferred.by_reference]
-            .into_iter()
-            .any(|by_name| by_name.values().any(BTreeSet::is_empty));
+        let names = self.by_key.values().flat_map(|waiter| named_scopes(&waiter.scope)).count();
         self.by_deadline.len() == self.len()
             && self.by_egress_deadline.len() <= self.len()
             && self.ready.len() + deferred == self.len()
             && self.deferred.by_end.len() == deferred
-            && named(&self.deferred.by_account) + named(&self.deferred.by_reference) <= deferred
-            && !has_empty
+            && self.deferred.by_name.len() <= deferred
+            && self.named.len() == names
     }
 
     /// The earliest deadline.
@@ -274,7 +258,7 @@ mod tests {
     use tokio::sync::oneshot;
 
     use super::*;
-    use crate::domain::limit::AppliesTo;
+    use crate::domain::limit::{AppliesTo, Scope};
     use crate::limiter::gate::{AcquireResult, BlockReason};
 
     struct Rig {
@@ -353,7 +337,7 @@ mod tests {
 
         /// Each index finds what a full scan finds.
         fn check(&mut self) {
-            let (until, key, scope) = (self.instant(), self.any_key(), self.scope());
+            let (until, key, scope, deferral) = (self.instant(), self.any_key(), self.scope(), self.deferral());
             let all: Vec<(QueueKey, &PermitWaiter<_>)> =
                 self.waiters.iter().map(|(key, waiter)| (*key, waiter)).collect();
             assert_eq!(self.waiters.first_deadline(), all.iter().map(|(_, waiter)| waiter.wait_until).min());
@@ -371,6 +355,15 @@ mod tests {
             let together = |waiter: &PermitWaiter<_>| waiter.defers(&scope);
             let deferred = all.iter().filter(|(at, waiter)| *at < key && together(waiter)).count();
             assert_eq!(self.waiters.related_ahead_of(key, &scope).filter(|other| together(other)).count(), deferred);
+            if scope.account.is_some() && scope.reference.is_some() {
+                let counts = |waiter: &PermitWaiter<_>| deferral.counts_together(&scope, &waiter.scope);
+                let later = |(at, waiter): &&(QueueKey, &PermitWaiter<_>)| *at > key && counts(waiter);
+                let later: Vec<QueueKey> = all.iter().filter(later).map(|(at, _)| *at).collect();
+                let found: Vec<QueueKey> =
+                    self.waiters.named_behind(key, &scope, &deferral).map(|(key, _)| key).collect();
+                assert_eq!(found, later);
+            }
+            assert!(self.waiters.has_exact_indexes());
         }
     }
 
