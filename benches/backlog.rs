@@ -1,4 +1,4 @@
-//! `cargo bench --bench backlog -- postgres://…`: the time of a dispatcher's claim from a large backlog, in an empty
+//! `cargo bench -p sluicegate-bench --bench backlog -- postgres://…`: the time of a dispatcher's claim from a large backlog, in an empty
 //! database.
 //!
 //! One lane with 10,000 flows, of them 5,000 blocked, and 1,000,000 waiting jobs. Each claim takes 100 jobs, 4 of a
@@ -40,7 +40,9 @@ fn filling() -> [String; 3] {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Cargo adds `--bench`.
     let Some(url) = std::env::args().skip(1).find(|argument| argument != "--bench") else {
-        println!("name an empty PostgreSQL database: cargo bench --bench backlog -- postgres://user@host/database");
+        println!(
+            "name an empty PostgreSQL database: cargo bench -p sluicegate-bench --bench backlog -- postgres://user@host/database"
+        );
         return Ok(());
     };
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(measure(&url))

@@ -1,7 +1,7 @@
 // BullMQ with its limiter: takes jobs from Redis or PostgreSQL, makes one HTTP call for each, and prints what the
 // provider saw as JSON.
 //
-// The counterpart of `sluicegate bench path` and `bench fidelity`. It has no ledger and guarantees no window (README.md).
+// The counterpart of `sluicegate-bench path` and `bench fidelity`. It has no ledger and guarantees no window (README.md).
 import http from 'node:http';
 import { createRequire } from 'node:module';
 import { parseArgs } from 'node:util';

@@ -1,6 +1,6 @@
 """Celery with rate_limit: publishes tasks, lets workers run them, and prints what the provider saw as JSON.
 
-The counterpart of `sluicegate bench path` and `bench fidelity`. It has no ledger and guarantees no window (README.md). Runs
+The counterpart of `sluicegate-bench path` and `bench fidelity`. It has no ledger and guarantees no window (README.md). Runs
 under the interpreter of the environment in which Celery is installed.
 """
 

@@ -13,7 +13,6 @@ use crate::config::{Config, ConfigProblems, LogConfig};
 use crate::domain::printable::{is_hidden, printable};
 use crate::worker::retry::Transient;
 
-pub mod bench;
 pub mod check;
 pub mod completions;
 pub mod connect;
@@ -152,8 +151,6 @@ pub enum Command {
     FakeProvider(Box<fake_provider::FakeProviderArgs>),
     /// Rehearse a change in virtual time: waits, drain time and deadlines under other limits, side by side.
     Simulate(Box<simulate::Args>),
-    /// Measure the cost of the limiter and of the payment path on this machine.
-    Bench(bench::Args),
     /// Print a completion script for a shell.
     Completions(completions::Args),
     /// Print the manual page, or write those of all commands.
@@ -298,7 +295,7 @@ impl Command {
     #[must_use]
     pub fn missing_database(&self) -> MissingDatabase {
         match self {
-            Self::Run(_) | Self::Demo(_) | Self::Migrate(_) | Self::Bench(_) => MissingDatabase::Create,
+            Self::Run(_) | Self::Demo(_) | Self::Migrate(_) => MissingDatabase::Create,
             Self::Provider(args) => args.missing_database(),
             _ => MissingDatabase::Fail,
         }
@@ -310,7 +307,6 @@ impl Command {
             Self::Completions(args) => Some(completions::run(args, console)),
             Self::Man(args) => Some(man::run(args, console)),
             Self::FakeProvider(args) => Some(run_fake_provider(args, console)),
-            Self::Bench(args) => bench::without_config(args, console),
             _ => None,
         }
     }
@@ -367,7 +363,6 @@ async fn dispatch(
         Command::Completions(args) => completions::run(args, console),
         Command::Man(args) => man::run(args, console),
         Command::FakeProvider(args) => run_fake_provider(args, console),
-        Command::Bench(args) => bench::run(args, config, services, console).await,
         Command::Run(_) => run::run(config, services, console).await,
         Command::Demo(args) => demo::run(args, services, console).await,
     }

@@ -14,14 +14,11 @@ use crate::jobs::{Desk, exit};
 const WIDTH: u16 = 60;
 
 /// Commands without data, and commands that other tests run, with the reason.
-const NOT_WALKED: [(&str, &str); 9] = [
+const NOT_WALKED: [(&str, &str); 6] = [
     ("completions", "its own test, below"),
     ("man", "its own test, below"),
     ("run", "prints messages alone; tests/services runs it"),
     ("demo", "takes seconds; tests/services and its own tests run it"),
-    ("bench limiter", "measures for minutes; tests/cli/bench.rs"),
-    ("bench path", "measures for a minute; tests/cli/bench_backends.rs"),
-    ("bench fidelity", "measures for a minute; tests/cli/bench_backends.rs"),
     ("fake-provider", "serves until it is stopped"),
     ("simulate", "tests of its own walk it"),
 ];

@@ -5,8 +5,6 @@
 mod support;
 
 mod apply;
-mod bench;
-mod bench_backends;
 mod check;
 mod confirmations;
 mod credentials;

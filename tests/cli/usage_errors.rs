@@ -52,7 +52,7 @@ const LINES: [(i32, &str, &str); 49] = [
     (2, "like 100/1s", "fake-provider --limit 5"),
     (2, "is not between 0 and 1", "fake-provider --error-rate 2"),
     (2, "write 250ms, 1s", "fake-provider --latency x"),
-    (2, "'frob'", "bench frob"),
+    (2, "'frob'", "dlq frob"),
     (2, "[possible values: bash", "completions tcsh"),
     (2, "'extra'", "man extra"),
     (2, "'--set <SECTION.KEY=VALUE>'", "--set"),

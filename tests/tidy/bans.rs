@@ -9,13 +9,12 @@ const LINES_MAX: usize = 450;
 const DOC_CHARS_MIN: usize = 80;
 
 /// Files that read a clock. All other code is passed instants, so that tests need not wait.
-const CLOCK_READERS: [(&str, &str); 12] = [
+const CLOCK_READERS: [(&str, &str); 11] = [
     ("src/app/probes.rs", "compares the wall clock with the limiter store's clock, to warn of skew"),
     ("src/ops/overview/collector.rs", "stamps an overview with its time, and compares the database's clock"),
     ("src/limiter/embedded.rs", "fixed windows are the calendar's; read once, so that no step is seen"),
     ("src/provider/http/mod.rs", "reads a Retry-After date when the answer has no Date of its own"),
     ("src/cli/simulate/mod.rs", "computes when a backlog of now is cleared"),
-    ("src/cli/bench/conditions.rs", "records the day of the figures"),
     ("src/cli/check/mod.rs", "shows how long the database takes to answer"),
     ("src/worker/start_timer.rs", "wakes starts by the system's monotonic clock, which tokio's timer rounds up"),
     ("src/worker/meter/decisions.rs", "stamps displayed decisions with the time of day"),

@@ -95,6 +95,14 @@ fn included() -> BTreeSet<String> {
 fn targets() -> BTreeSet<String> {
     let manifest: toml::Table = Page::read("Cargo.toml").text.parse().unwrap();
     let mut found = BTreeSet::from(["src/lib.rs".to_owned()]);
+    // Cargo reads the manifest of each member, too, which may name its program's file.
+    for member in manifest["workspace"]["members"].as_array().unwrap() {
+        let member = member.as_str().unwrap();
+        let targets: toml::Table = Page::read(&format!("{member}/Cargo.toml")).text.parse().unwrap();
+        let named = ["bin", "bench"].into_iter().filter_map(|kind| targets.get(kind)?.as_array()).flatten();
+        found.extend(named.map(|target| format!("{member}/{}", target["path"].as_str().unwrap())));
+        found.insert(format!("{member}/Cargo.toml"));
+    }
     for (kind, folder) in [("bin", "src/bin"), ("test", "tests"), ("bench", "benches"), ("example", "examples")] {
         for target in manifest.get(kind).into_iter().flat_map(|targets| targets.as_array().unwrap()) {
             let name = target["name"].as_str().unwrap();
@@ -114,9 +122,8 @@ fn image_contains_every_build_input() {
     let (lines, copied) = (Page::read(".dockerignore").text, copied());
     let manifest = ["Cargo.toml", "Cargo.lock"].map(str::to_owned);
     let read: BTreeSet<String> = included().into_iter().chain(targets()).chain(manifest).collect();
-    let programs = ["src/main.rs", "benches/limiter.rs", "tests/otlp/main.rs"];
-    let texts =
-        ["benches/reference/time.lua", "config/default.toml", "lua/quota.lua", "migrations", "src/ops/page/assets"];
+    let programs = ["src/main.rs", "benches/src/main.rs", "tests/otlp/main.rs"];
+    let texts = ["benches/Cargo.toml", "config/default.toml", "lua/quota.lua", "migrations", "src/ops/page/assets"];
     for known in programs.into_iter().chain(texts) {
         assert!(read.contains(known), "{known} was not found: {read:?}");
     }

@@ -363,7 +363,11 @@ impl Rig {
             let is_decided = position.is_none();
             let is_deferred = position.is_some_and(|position| position.is_own_limit);
             let is_held_back = self.was_held_back(*other, &waiting.ask, call);
-            assert!(is_decided || is_deferred || is_held_back, "{id} of {ask:?} went before {other} of {:?}", waiting.ask);
+            assert!(
+                is_decided || is_deferred || is_held_back,
+                "{id} of {ask:?} went before {other} of {:?}",
+                waiting.ask
+            );
             let is_same_flow = (waiting.ask.account, waiting.ask.cost) == (ask.account, ask.cost);
             assert!(is_decided || self.had_late_permits || !is_same_flow, "{id} overtook {other} of its flow");
         }

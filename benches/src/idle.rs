@@ -13,7 +13,7 @@ use super::progress::Phase;
 use super::quantile::nearest_rank;
 use super::stage::{BenchEnvironment, BenchProvider};
 use super::workers::BenchWorkers;
-use crate::cli::{CommandError, Console};
+use sluicegate::cli::{CommandError, Console};
 
 /// Jobs before the first measured one: connections are opened, and the limiter ends its cold start.
 const WARM_UP: u64 = 5;

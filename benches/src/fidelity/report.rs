@@ -8,13 +8,13 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::limit_cycles;
-use crate::cli::Console;
-use crate::cli::bench::conditions::Conditions;
-use crate::cli::bench::print::number;
-use crate::cli::bench::quantile;
-use crate::domain::limit::Rate;
-use crate::provider::simulated;
-use crate::worker::meter::{Distribution, ReturnReason};
+use crate::conditions::Conditions;
+use crate::print::number;
+use crate::quantile;
+use sluicegate::cli::Console;
+use sluicegate::domain::limit::Rate;
+use sluicegate::provider::simulated;
+use sluicegate::worker::meter::{Distribution, ReturnReason};
 
 /// Targets for the lateness of starts.
 const P50_MAX_US: u64 = 600;

@@ -2,7 +2,7 @@
 //!
 //! Between two bounds it interpolates linearly; beyond the last bound it returns that bound.
 
-use crate::worker::meter::Distribution;
+use sluicegate::worker::meter::Distribution;
 
 /// The nearest-rank percentile of sorted values; 0 if there are none.
 #[must_use]

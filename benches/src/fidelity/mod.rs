@@ -1,4 +1,4 @@
-//! The `bench fidelity` command: the use of a strict provider's limit, the lateness of starts, and the breaches that it
+//! The benchmark `fidelity`: the use of a strict provider's limit, the lateness of starts, and the breaches that it
 //! counts.
 //!
 //! Rate, hold and breaches are the provider's figures, on its own clock. Only the lateness is ours, against the start
@@ -14,13 +14,13 @@ use super::interruption::Interruption;
 use super::progress::Phase;
 use super::stage::{BenchEnvironment, BenchProvider};
 use super::{BenchError, require_one_limiter, seconds};
-use crate::cli::connect::Services;
-use crate::cli::{CommandError, Console, Exit};
-use crate::config::{Config, LimiterUrl};
-use crate::domain::limit::Rate;
-use crate::domain::time::{format_duration, millis_up, parse_duration};
-use crate::ledger::provider_row::{LimitRow, ProviderRow};
-use crate::provider::simulated::FakeOptions;
+use sluicegate::cli::connect::Services;
+use sluicegate::cli::{CommandError, Console, Exit};
+use sluicegate::config::{Config, LimiterUrl};
+use sluicegate::domain::limit::Rate;
+use sluicegate::domain::time::{format_duration, millis_up, parse_duration};
+use sluicegate::ledger::provider_row::{LimitRow, ProviderRow};
+use sluicegate::provider::simulated::FakeOptions;
 
 mod limit_cycles;
 mod report;
@@ -215,7 +215,7 @@ fn command_line(args: &Args, workers: u16) -> String {
     let in_flight = args.in_flight.map(|number| format!(" --in-flight {number}")).unwrap_or_default();
     let embedded = if args.embedded { " --embedded" } else { "" };
     format!(
-        "sluicegate bench fidelity --limit {limit} --slot-release {}{jitter} --latency-min {least} --latency-max {most} \
+        "sluicegate-bench fidelity --limit {limit} --slot-release {}{jitter} --latency-min {least} --latency-max {most} \
          --workers {workers} --seconds {seconds}{in_flight}{embedded}",
         args.slot_release.name()
     )

@@ -1,4 +1,4 @@
-//! The `bench path` command: jobs per second through the whole path without an effective limit, and the latency of an
+//! The benchmark `path`: jobs per second through the whole path without an effective limit, and the latency of an
 //! idle lane.
 //!
 //! It runs the worker of production with its ledger, its permits and one HTTP request per job. The provider answers at
@@ -17,12 +17,12 @@ use super::print::number;
 use super::progress::Phase;
 use super::stage::{BenchEnvironment, BenchProvider};
 use super::{BenchError, require_one_limiter, seconds};
-use crate::cli::connect::Services;
-use crate::cli::{CommandError, Console, Exit};
-use crate::config::{Config, QueueUrl};
-use crate::domain::limit::MAX_REQUESTS;
-use crate::ledger::provider_row::{LimitRow, ProviderRow};
-use crate::provider::simulated::FakeOptions;
+use sluicegate::cli::connect::Services;
+use sluicegate::cli::{CommandError, Console, Exit};
+use sluicegate::config::{Config, QueueUrl};
+use sluicegate::domain::limit::MAX_REQUESTS;
+use sluicegate::ledger::provider_row::{LimitRow, ProviderRow};
+use sluicegate::provider::simulated::FakeOptions;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 const BUCKET: i64 = 256;
@@ -203,7 +203,7 @@ fn command_line(args: &Args) -> String {
     let Args { jobs, seconds, workers, in_flight, idle_jobs, .. } = args;
     let embedded = if args.embedded { " --embedded" } else { "" };
     format!(
-        "sluicegate bench path --jobs {jobs} --seconds {seconds} --workers {workers} --in-flight {in_flight} \
+        "sluicegate-bench path --jobs {jobs} --seconds {seconds} --workers {workers} --in-flight {in_flight} \
          --idle-jobs {idle_jobs}{embedded}"
     )
 }

@@ -1,4 +1,4 @@
-//! The targets of the figures that `bench limiter` measures.
+//! The targets of the figures that the benchmark `limiter` measures.
 //!
 //! They apply only to runs of the full size, not to `--quick`.
 

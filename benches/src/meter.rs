@@ -9,7 +9,7 @@ use redis::{AsyncConnectionConfig, Client, Value};
 
 use super::BenchError;
 use super::contender::{LoadedProgram, Program};
-use crate::limiter::redis::library::Library;
+use sluicegate::limiter::redis::library::Library;
 
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
 /// Entries of the slow log to look through for a call that was just made.

@@ -1,74 +1,23 @@
-//! The `bench` command: measurements of the limiter beside other limiters, of the whole path, and of the use of a
-//! limit.
-//!
-//! It is not a test: a missed target gives exit code 0, and only a failed measurement gives 1.
+//! The benchmark `limiter`: cost per call and per permit, memory, stalls and many waiting tasks, beside other limiters.
 
 use std::net::IpAddr;
 use std::time::Duration;
 
-use clap::Subcommand;
+use sluicegate::cli::{CommandError, Console, Exit};
 use url::Url;
 
-use super::connect::Services;
-use super::{CommandError, Console, Exit};
-use crate::config::{Config, LimiterUrl};
-
-mod broker;
-mod conditions;
-mod contender;
-mod cores;
-mod crowd;
-mod fidelity;
-mod full_log;
-mod idle;
-mod interruption;
-mod machine;
-mod measure;
-mod meter;
-mod ours;
-mod path;
-mod print;
-mod progress;
-mod quantile;
-mod reference;
-mod report;
-mod scratch;
-mod sequence;
-mod server;
-mod stage;
-mod targets;
-mod workers;
-
-use cores::Cores;
-use interruption::Interruption;
-use meter::RedisMeter;
-use report::LimiterReport;
-use server::PrivateServer;
+use crate::cores::Cores;
+use crate::interruption::Interruption;
+use crate::meter::RedisMeter;
+use crate::report::LimiterReport;
+use crate::server::PrivateServer;
+use crate::{BenchError, print, seconds, sequence};
 
 /// Wait for the last calls of stopped tasks, before the keys are removed.
 const LAST_CALLS: Duration = Duration::from_millis(100);
 
-#[derive(Debug, clap::Args)]
-pub struct Args {
-    #[command(subcommand)]
-    benchmark: Benchmark,
-}
-
-#[derive(Debug, Subcommand)]
-enum Benchmark {
-    /// Measure the limiter in Redis: cost per call and per permit, memory, stalls, many waiting tasks. Starts its own
-    /// redis-server.
-    Limiter(LimiterArgs),
-    /// Measure the jobs per second through the whole path, without an effective limit, to a provider that answers at
-    /// once. Runs on the configured backends; the database must have no other providers.
-    Path(path::Args),
-    /// Measure the use of a strict provider's limit, the lateness of starts, and breaches. Runs on the configured
-    /// backends; the database must have no other providers.
-    Fidelity(Box<fidelity::Args>),
-}
-
 #[derive(Clone, Debug, clap::Args)]
-struct LimiterArgs {
+pub struct LimiterArgs {
     /// Measure this server instead of a private one; keys are under a random prefix and removed afterwards.
     #[arg(long, value_name = "URL")]
     redis: Option<String>,
@@ -77,13 +26,13 @@ struct LimiterArgs {
     yes: bool,
     /// Short rounds and small logs: to check that it runs, not for figures to publish.
     #[arg(long)]
-    quick: bool,
+    pub quick: bool,
     /// Seconds per figure and round. Default: 1.
     #[arg(long, value_name = "N", value_parser = seconds)]
-    seconds: Option<f64>,
+    pub seconds: Option<f64>,
     /// Rounds; each figure is their median. Default: 3.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=100))]
-    rounds: Option<u16>,
+    pub rounds: Option<u16>,
     /// Print the figures as JSON.
     #[arg(long)]
     json: bool,
@@ -92,69 +41,11 @@ struct LimiterArgs {
     markdown: bool,
 }
 
-fn seconds(text: &str) -> Result<f64, String> {
-    let seconds: f64 = text.parse().map_err(|_| format!("`{text}` is not a number of seconds"))?;
-    if (0.01..=600.0).contains(&seconds) { Ok(seconds) } else { Err("must be between 0.01 and 600 seconds".to_owned()) }
-}
-
-/// Why there are no figures.
-#[derive(Debug, thiserror::Error)]
-enum BenchError {
-    #[error("{0}")]
-    Server(String),
-    #[error("Redis: {0}")]
-    Redis(#[from] redis::RedisError),
-    /// The measurement does not show what the figure claims.
-    #[error("nothing measured: {0}")]
-    InvalidMeasurement(String),
-    #[error("interrupted; nothing is left behind")]
-    Interrupted,
-    #[error(transparent)]
-    Io(#[from] std::io::Error),
-}
-
-impl From<BenchError> for CommandError {
-    fn from(error: BenchError) -> Self {
-        Self::Failed(error.to_string())
-    }
-}
-
-/// Runs the benchmark that needs no configuration, in its own runtime; `None` for the others.
-pub fn without_config(args: &Args, console: &mut Console) -> Option<Result<Exit, CommandError>> {
-    match &args.benchmark {
-        Benchmark::Limiter(args) => Some(limiter(args, console)),
-        Benchmark::Path(_) | Benchmark::Fidelity(_) => None,
-    }
-}
-
-/// Runs a benchmark that needs backends.
+/// Runs the benchmark. A missed target is no error.
 ///
 /// # Errors
 /// When something could not be measured.
-pub async fn run(
-    args: &Args,
-    config: &Config,
-    services: &dyn Services,
-    console: &mut Console,
-) -> Result<Exit, CommandError> {
-    match &args.benchmark {
-        Benchmark::Path(args) => path::run(args, config, services, console).await,
-        Benchmark::Fidelity(args) => fidelity::run(args, config, services, console).await,
-        Benchmark::Limiter(_) => Err(CommandError::Failed("bench limiter runs without a configuration".to_owned())),
-    }
-}
-
-/// Several workers need a shared limiter: an embedded one supports one worker.
-fn require_one_limiter(workers: u16, config: &Config) -> Result<(), CommandError> {
-    if workers > 1 && matches!(config.limiter.url, LimiterUrl::Embedded) {
-        let text = "--workers: more than one needs a limiter in Redis (limiter.url)";
-        return Err(CommandError::Configuration(text.to_owned()));
-    }
-    Ok(())
-}
-
-/// Runs `bench limiter`. A missed target is no error.
-fn limiter(args: &LimiterArgs, console: &mut Console) -> Result<Exit, CommandError> {
+pub fn run(args: &LimiterArgs, console: &mut Console) -> Result<Exit, CommandError> {
     if let Some(url) = &args.redis {
         require_local_or_yes(url, args.yes)?;
     }
@@ -245,8 +136,8 @@ fn prefix() -> String {
 }
 
 /// The command that produces this report, without the URL, which may contain a password.
-fn command_line(args: &LimiterArgs) -> String {
-    let mut words = vec!["sluicegate bench limiter".to_owned()];
+pub fn command_line(args: &LimiterArgs) -> String {
+    let mut words = vec!["sluicegate-bench limiter".to_owned()];
     words.extend(args.redis.as_ref().map(|_| "--redis URL".to_owned()));
     words.extend(args.yes.then(|| "--yes".to_owned()));
     words.extend(args.quick.then(|| "--quick".to_owned()));

@@ -1,4 +1,4 @@
-//! `bench limiter`: it measures every limiter operation and leaves no server, key or setting behind.
+//! `limiter`: it measures every limiter operation and leaves no server, key or setting behind.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::TcpStream;
@@ -11,9 +11,9 @@ use sluicegate::domain::limit::Algorithm;
 use crate::support::redis::Redis;
 
 /// The kernel interrupts it when the test's thread ends for any reason. A killed process would leave its server behind.
-fn sluicegate() -> std::process::Command {
+fn benchmark() -> std::process::Command {
     let mut command = std::process::Command::new("/usr/bin/setpriv");
-    command.args(["--pdeathsig", "INT"]).arg(assert_cmd::cargo::cargo_bin("sluicegate"));
+    command.args(["--pdeathsig", "INT"]).arg(env!("CARGO_BIN_EXE_sluicegate-bench"));
     command.env_clear().env("PATH", "/usr/bin:/bin").stdin(Stdio::null());
     command
 }
@@ -33,7 +33,7 @@ fn figures(report: &Value, section: &str) -> Vec<(String, f64)> {
 
 #[test]
 fn quick_bench_measures_all_and_cleans_up() {
-    let output = sluicegate().args(["bench", "limiter", "--quick", "--json"]).output().unwrap();
+    let output = benchmark().args(["limiter", "--quick", "--json"]).output().unwrap();
     let messages = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{messages}");
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -75,7 +75,7 @@ fn assert_gone(port: u16, directory: &str) {
 
 #[test]
 fn an_interrupted_run_ends_its_server() {
-    let mut bench = sluicegate().args(["bench", "limiter", "--quick"]).stderr(Stdio::piped()).spawn().unwrap();
+    let mut bench = benchmark().args(["limiter", "--quick"]).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(bench.stderr.take().unwrap()).lines();
     let started = lines.next().unwrap().unwrap();
     let after = |mark: &str| started.split_once(mark).unwrap().1;
@@ -93,7 +93,7 @@ fn an_interrupted_run_ends_its_server() {
 #[test]
 fn missing_redis_server_error_names_the_package() {
     let empty = tempfile::tempdir().unwrap();
-    let output = sluicegate().env("PATH", empty.path()).args(["bench", "limiter", "--quick"]).output().unwrap();
+    let output = benchmark().env("PATH", empty.path()).args(["limiter", "--quick"]).output().unwrap();
     let message = String::from_utf8(output.stderr).unwrap();
     assert_eq!((output.status.code(), output.stdout.is_empty()), (Some(1), true), "{message}");
     assert!(message.contains("redis-server is not on the PATH") && message.contains("apt-get install"), "{message}");
@@ -109,8 +109,8 @@ fn bench_leaves_a_named_server_unchanged() {
     };
     redis::cmd("SET").arg("theirs").arg(1).exec(&mut connection).unwrap();
     redis::cmd("CONFIG").arg("SET").arg("slowlog-log-slower-than").arg(4_711).exec(&mut connection).unwrap();
-    let mut command = sluicegate();
-    command.args(["bench", "limiter", "--quick", "--redis", &redis.url()]);
+    let mut command = benchmark();
+    command.args(["limiter", "--quick", "--redis", &redis.url()]);
     let mut bench = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(bench.stderr.take().unwrap()).lines();
     // From here on the slow log is enabled, and keys exist.

@@ -1,4 +1,4 @@
-//! `bench path` and `bench fidelity` on embedded and on real backends: their reports are complete, and no queue, key or
+//! `path` and `fidelity` on embedded and on real backends: their reports are complete, and no queue, key or
 //! file is left.
 
 use std::io::{BufRead as _, BufReader};
@@ -6,6 +6,8 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
+use sluicegate::ledger::database::Database;
+use sluicegate::ledger::provider_row::{LimitRow, ProviderRow};
 
 use crate::support::postgres::Postgres;
 use crate::support::rabbitmq::RabbitNode;
@@ -13,9 +15,9 @@ use crate::support::redis::Redis;
 
 /// Runs in a directory of its own, for all files that it makes. The kernel interrupts it when the test's thread ends
 /// for any reason.
-fn sluicegate(directory: &Path, args: &[&str]) -> Command {
+fn benchmark(directory: &Path, args: &[&str]) -> Command {
     let mut command = Command::new("/usr/bin/setpriv");
-    command.args(["--pdeathsig", "INT"]).arg(assert_cmd::cargo::cargo_bin("sluicegate"));
+    command.args(["--pdeathsig", "INT"]).arg(env!("CARGO_BIN_EXE_sluicegate-bench"));
     command.env_clear().env("PATH", "/usr/bin:/bin").env("TMPDIR", directory).current_dir(directory);
     command.stdin(Stdio::null()).args(args);
     command
@@ -37,7 +39,7 @@ fn positive(report: &Value, names: &[&str]) {
     }
 }
 
-/// Checks every report of `bench path`, whatever the speed.
+/// Checks every report of `path`, whatever the speed.
 fn whole_path(report: &Value, jobs: u64, idle_jobs: u64) {
     for name in ["published", "finished", "requests"] {
         assert_eq!(report[name], jobs, "{name}: {report}");
@@ -52,7 +54,7 @@ fn whole_path(report: &Value, jobs: u64, idle_jobs: u64) {
     }
 }
 
-/// Checks every report of `bench fidelity`, however busy the machine was.
+/// Checks every report of `fidelity`, however busy the machine was.
 fn fidelity(report: &Value, allowed: u64, hold_min_ms: f64) {
     let number = |name: &str| report[name].as_f64().unwrap_or_else(|| panic!("{name}: {report}"));
     positive(report, &["rate_per_second", "possible_per_second", "lateness.p50_ms", "lateness.p99_ms"]);
@@ -78,8 +80,8 @@ fn fidelity(report: &Value, allowed: u64, hold_min_ms: f64) {
 #[test]
 fn path_bench_runs_on_embedded_backends() {
     let directory = tempfile::tempdir().unwrap();
-    let args = ["bench", "path", "--embedded", "--jobs", "200", "--idle-jobs", "3", "--json"];
-    let report = report(&sluicegate(directory.path(), &args).output().unwrap());
+    let args = ["path", "--embedded", "--jobs", "200", "--idle-jobs", "3", "--json"];
+    let report = report(&benchmark(directory.path(), &args).output().unwrap());
     whole_path(&report, 200, 3);
     assert_eq!((&report["bare_loop"], &report["ratio_to_bare_loop"]), (&Value::Null, &Value::Null));
     assert!(is_empty(directory.path()), "a file is left behind");
@@ -88,8 +90,8 @@ fn path_bench_runs_on_embedded_backends() {
 #[test]
 fn fidelity_bench_runs_on_embedded_backends() {
     let directory = tempfile::tempdir().unwrap();
-    let args = ["bench", "fidelity", "--embedded", "--limit", "20/200ms", "--seconds", "2", "--json"];
-    let report = report(&sluicegate(directory.path(), &args).output().unwrap());
+    let args = ["fidelity", "--embedded", "--limit", "20/200ms", "--seconds", "2", "--json"];
+    let report = report(&benchmark(directory.path(), &args).output().unwrap());
     fidelity(&report, 20, 20.0);
     assert_eq!((&report["slot_release"], &report["workers"]), (&"response".into(), &1.into()));
     let possible = 20.0 / (0.2 + report["hold_ms"].as_f64().unwrap() / 1_000.0);
@@ -108,12 +110,13 @@ fn benches_clean_up_real_backends() {
         ("SLUICEGATE_LIMITER__URL", redis.url()),
     ];
     let run = |args: &[&str]| {
-        let mut command = sluicegate(directory.path(), args);
+        let mut command = benchmark(directory.path(), args);
         command.envs(environment.iter().map(|(name, value)| (name, value))).output().unwrap()
     };
-    assert!(run(&["migrate"]).status.success());
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let database = runtime.block_on(migrated(&environment[0].1));
 
-    let path = ["bench", "path", "--jobs", "300", "--idle-jobs", "2", "--workers", "2", "--json"];
+    let path = ["path", "--jobs", "300", "--idle-jobs", "2", "--workers", "2", "--json"];
     let measured = report(&run(&path));
     whole_path(&measured, 300, 2);
     positive(&measured, &["bare_loop.messages_per_second", "ratio_to_bare_loop"]);
@@ -121,7 +124,7 @@ fn benches_clean_up_real_backends() {
     assert!(measured["conditions"]["limiter"].as_str().unwrap().starts_with("Redis 7"), "{measured}");
     assert!(measured["conditions"]["database"].as_str().unwrap().starts_with("PostgreSQL 1"), "{measured}");
 
-    let args = ["bench", "fidelity", "--limit", "20/200ms", "--seconds", "2", "--json"];
+    let args = ["fidelity", "--limit", "20/200ms", "--seconds", "2", "--json"];
     let measured = report(&run(&args));
     fidelity(&measured, 20, 20.0);
     assert_eq!(measured["workers"], 2, "two workers with a shared limiter");
@@ -130,24 +133,33 @@ fn benches_clean_up_real_backends() {
     let left =
         rabbit.ctl(&["list_queues", "-p", "bench", "name"]) + &rabbit.ctl(&["list_exchanges", "-p", "bench", "name"]);
     assert!(!left.contains("sluicegate-bench"), "{left}");
-    let listed = String::from_utf8(run(&["provider", "list", "--json"]).stdout).unwrap();
-    let rows: Value = serde_json::from_str(&listed).unwrap();
-    let rows = rows.as_array().unwrap();
-    assert!(rows.len() == 3 && rows.iter().all(|row| row["enabled"] == false), "{listed}");
+    let rows = runtime.block_on(database.settings().readable_rows(None)).unwrap();
+    assert!(rows.len() == 3 && rows.iter().all(|row| !row.enabled), "{rows:?}");
 }
 
 /// The bench runs a worker, which would send the jobs of a database that is in use.
+async fn migrated(url: &str) -> Database {
+    let database = Database::open(url, 1).unwrap();
+    database.migrate().await.unwrap();
+    database
+}
+
+async fn apply_a_provider(file: &Path) {
+    let limit = LimitRow { name: "per-second".to_owned(), max_requests: 100, window_ms: 1_000, ..LimitRow::default() };
+    let url = "https://pay.example.com/charges".to_owned();
+    let row = ProviderRow { name: "acme".to_owned(), url, limits: vec![limit], ..ProviderRow::default() };
+    let database = migrated(&format!("sqlite://{}", file.display())).await;
+    database.settings().apply(&[row], false).await.unwrap();
+    database.close().await;
+}
+
 #[test]
 fn bench_rejects_a_database_with_providers() {
     let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("providers.toml");
-    let row = "[[provider]]\nname = \"acme\"\nurl = \"https://pay.example.com/charges\"\n\
-               [[provider.limit]]\nname = \"per-second\"\nmax_requests = 100\nwindow_ms = 1000\n";
-    std::fs::write(&file, row).unwrap();
-    let applied = sluicegate(directory.path(), &["provider", "apply", file.to_str().unwrap()]).output().unwrap();
-    assert!(applied.status.success());
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(apply_a_provider(&directory.path().join("sluicegate.db")));
     for bench in ["path", "fidelity"] {
-        let refused = sluicegate(directory.path(), &["bench", bench]).output().unwrap();
+        let refused = benchmark(directory.path(), &[bench]).output().unwrap();
         let message = String::from_utf8(refused.stderr).unwrap();
         assert_eq!((refused.status.code(), refused.stdout.is_empty()), (Some(78), true), "{message}");
         assert!(message.contains("`acme`") && message.contains("--embedded"), "{message}");
@@ -158,8 +170,8 @@ fn bench_rejects_a_database_with_providers() {
 fn embedded_limiter_rejects_several_workers() {
     let directory = tempfile::tempdir().unwrap();
     for bench in ["path", "fidelity"] {
-        let args = ["bench", bench, "--embedded", "--workers", "2"];
-        let refused = sluicegate(directory.path(), &args).output().unwrap();
+        let args = [bench, "--embedded", "--workers", "2"];
+        let refused = benchmark(directory.path(), &args).output().unwrap();
         let message = String::from_utf8(refused.stderr).unwrap();
         assert_eq!(refused.status.code(), Some(78), "{message}");
         assert!(message.contains("--workers"), "{message}");
@@ -170,8 +182,8 @@ fn embedded_limiter_rejects_several_workers() {
 #[test]
 fn an_interrupted_run_leaves_nothing() {
     let directory = tempfile::tempdir().unwrap();
-    let args = ["bench", "fidelity", "--embedded", "--limit", "5/200ms", "--seconds", "600"];
-    let mut bench = sluicegate(directory.path(), &args).stderr(Stdio::piped()).spawn().unwrap();
+    let args = ["fidelity", "--embedded", "--limit", "5/200ms", "--seconds", "600"];
+    let mut bench = benchmark(directory.path(), &args).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(bench.stderr.take().unwrap()).lines();
     lines.by_ref().map(Result::unwrap).find(|line| line.contains("seconds measured")).unwrap();
     assert!(!is_empty(directory.path()), "the bench has made no database");

@@ -17,8 +17,8 @@ use serde::Serialize;
 use tokio::time::{Instant, timeout};
 
 use super::BenchError;
-use crate::domain::time::millis_up;
-use crate::queue::DELAY_STEPS;
+use sluicegate::domain::time::millis_up;
+use sluicegate::queue::DELAY_STEPS;
 
 /// The same prefetch as the reference figure.
 const PREFETCH: u16 = 100;

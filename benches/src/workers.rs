@@ -11,15 +11,15 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::quantile;
-use crate::cli::CommandError;
-use crate::cli::connect::RunLock;
-use crate::domain::outcome::FinalState;
-use crate::domain::provider::ProviderName;
-use crate::ledger::LedgerError;
-use crate::queue::message::CardNumbers;
-use crate::worker::meter::{Distribution, LaneCounts, Meter};
-use crate::worker::supervisor::{self, DrainReport, WorkerStatus};
-use crate::worker::{Backends, WorkerOptions, settings_sync, sweeper};
+use sluicegate::cli::CommandError;
+use sluicegate::cli::connect::RunLock;
+use sluicegate::domain::outcome::FinalState;
+use sluicegate::domain::provider::ProviderName;
+use sluicegate::ledger::LedgerError;
+use sluicegate::queue::message::CardNumbers;
+use sluicegate::worker::meter::{Distribution, LaneCounts, Meter};
+use sluicegate::worker::supervisor::{self, DrainReport, WorkerStatus};
+use sluicegate::worker::{Backends, WorkerOptions, settings_sync, sweeper};
 
 /// Drain timeout of the workers at the end.
 const DRAIN: Duration = Duration::from_secs(15);

@@ -14,7 +14,7 @@ use super::contender::{BenchCaller, BenchQuota, CallArguments, Contender, Grante
 use super::measure::{call, prime};
 use super::meter::RedisMeter;
 use super::report::{FigureName, Median};
-use crate::domain::time::micros_up;
+use sluicegate::domain::time::micros_up;
 
 /// Window of the limit whose log is filled.
 pub const WINDOW: Duration = Duration::from_secs(60);

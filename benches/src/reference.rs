@@ -70,11 +70,11 @@ impl Contender for ReferenceContender {
         match self.reference {
             Reference::Ping => Program::Command("ping"),
             Reference::Set => Program::Command("set"),
-            Reference::EmptyScript => Program::Script(include_str!("../../../benches/reference/empty.lua")),
-            Reference::TimeScript => Program::Script(include_str!("../../../benches/reference/time.lua")),
-            Reference::ThreeCommands => Program::Script(include_str!("../../../benches/reference/three_commands.lua")),
-            Reference::ArticleZset => Program::Script(include_str!("../../../benches/reference/zset_article.lua")),
-            Reference::CorrectZset => Program::Script(include_str!("../../../benches/reference/zset_correct.lua")),
+            Reference::EmptyScript => Program::Script(include_str!("../reference/empty.lua")),
+            Reference::TimeScript => Program::Script(include_str!("../reference/time.lua")),
+            Reference::ThreeCommands => Program::Script(include_str!("../reference/three_commands.lua")),
+            Reference::ArticleZset => Program::Script(include_str!("../reference/zset_article.lua")),
+            Reference::CorrectZset => Program::Script(include_str!("../reference/zset_correct.lua")),
         }
     }
 

@@ -1,4 +1,4 @@
-//! The environment of `bench path` and `bench fidelity`: backends with names of this run, strict providers in this
+//! The environment of the benchmarks `path` and `fidelity`: backends with names of this run, strict providers in this
 //! process, and their rows.
 //!
 //! It rejects a database with other providers, because a worker runs here and would call them. Afterwards it removes
@@ -17,15 +17,15 @@ use super::progress::Phase;
 use super::scratch::Scratch;
 use super::workers::BenchWorkers;
 use super::{broker, meter};
-use crate::cli::connect::Services;
-use crate::cli::{CommandError, Console};
-use crate::config::{self, Config, LimiterUrl, QueueUrl};
-use crate::domain::job::{Job, JobId};
-use crate::domain::provider::ProviderName;
-use crate::ledger::provider_row::ProviderRow;
-use crate::provider::simulated::{FakeHandle, FakeOptions, FakeProvider};
-use crate::queue::message::encode;
-use crate::queue::{Destination, OutgoingMessage, Properties, Queue};
+use sluicegate::cli::connect::Services;
+use sluicegate::cli::{CommandError, Console};
+use sluicegate::config::{self, Config, LimiterUrl, QueueUrl};
+use sluicegate::domain::job::{Job, JobId};
+use sluicegate::domain::provider::ProviderName;
+use sluicegate::ledger::provider_row::ProviderRow;
+use sluicegate::provider::simulated::{FakeHandle, FakeOptions, FakeProvider};
+use sluicegate::queue::message::encode;
+use sluicegate::queue::{Destination, OutgoingMessage, Properties, Queue};
 
 /// Prefix of our providers' names.
 const NAME: &str = "bench-";
@@ -208,7 +208,7 @@ impl BenchProvider {
     }
 }
 
-fn to_command_error(error: crate::queue::QueueError) -> CommandError {
+fn to_command_error(error: sluicegate::queue::QueueError) -> CommandError {
     error.into()
 }
 

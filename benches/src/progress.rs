@@ -7,7 +7,7 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::time::Instant;
 
-use crate::cli::Console;
+use sluicegate::cli::Console;
 
 const LINE_EVERY: Duration = Duration::from_secs(5);
 

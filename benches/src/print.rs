@@ -1,11 +1,11 @@
-//! The printed report of `bench limiter`: a table per section for the terminal, or a Markdown page.
+//! The printed report of the benchmark `limiter`: a table per section for the terminal, or a Markdown page.
 //!
 //! Missed targets are listed again at the end.
 
 use super::report::{Figure, FigureName, LimiterReport, Section, SubjectRow};
 use super::{crowd, full_log, measure};
-use crate::cli::Console;
-use crate::domain::explain::format::count;
+use sluicegate::cli::Console;
+use sluicegate::domain::explain::format::count;
 
 /// The table of one section.
 struct Table {

@@ -13,7 +13,7 @@ use super::BenchError;
 use super::contender::{BenchCaller, BenchQuota, Contender, GrantedPermits, LoadedProgram};
 use super::meter::RedisMeter;
 use super::report::{Figure, FigureName, Median};
-use crate::domain::limit::MAX_REQUESTS;
+use sluicegate::domain::limit::MAX_REQUESTS;
 
 /// Tasks that share one connection.
 pub const TASKS: usize = 50;

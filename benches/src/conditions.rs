@@ -6,9 +6,9 @@ use serde::Serialize;
 use sqlx::Connection as _;
 
 use super::{machine, meter::RedisMeter};
-use crate::cli::Console;
-use crate::config::{Config, DatabaseUrl, LimiterUrl, QueueUrl};
-use crate::domain::explain::format::count;
+use sluicegate::cli::Console;
+use sluicegate::config::{Config, DatabaseUrl, LimiterUrl, QueueUrl};
+use sluicegate::domain::explain::format::count;
 
 /// Load average above which other processes use the cores too.
 const BUSY: f64 = 0.5;

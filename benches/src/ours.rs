@@ -8,18 +8,18 @@ use redis::Value;
 
 use super::BenchError;
 use super::contender::{BenchCaller, BenchQuota, CallArguments, Contender, GrantedPermits, Program};
-use crate::domain::limit::Algorithm;
-use crate::domain::permit_protocol::{
+use sluicegate::domain::limit::Algorithm;
+use sluicegate::domain::permit_protocol::{
     CallKind, CostByKind, LimiterCall, PermitGrant, PermitRelease, PermitRequest, RebuildData, RefusalReason,
     ReleaseKind,
 };
-use crate::domain::provider::{ProviderName, StoreDown};
-use crate::domain::quota_spec::{LimitSpec, QuotaSpec};
-use crate::domain::time::Micros;
-use crate::limiter::redis::decode::decode_reply;
-use crate::limiter::redis::encode::encode_call;
-use crate::limiter::redis::keys::provider_keys;
-use crate::limiter::redis::library::SOURCE;
+use sluicegate::domain::provider::{ProviderName, StoreDown};
+use sluicegate::domain::quota_spec::{LimitSpec, QuotaSpec};
+use sluicegate::domain::time::Micros;
+use sluicegate::limiter::redis::decode::decode_reply;
+use sluicegate::limiter::redis::encode::encode_call;
+use sluicegate::limiter::redis::keys::provider_keys;
+use sluicegate::limiter::redis::library::SOURCE;
 
 const QUOTA: &str = "bench";
 const LIMIT: &str = "limit";

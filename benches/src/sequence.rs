@@ -7,13 +7,14 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::contender::Contender;
+use super::limiter::{LimiterArgs, command_line};
 use super::measure::CallerGroup;
 use super::meter::RedisMeter;
 use super::reference::{CallerClock, Reference, ReferenceContender};
 use super::report::{LimiterReport, Section, SubjectRow};
-use super::{BenchError, LimiterArgs, crowd, full_log, machine, ours, report, targets};
-use crate::cli::Console;
-use crate::domain::explain::format::count;
+use super::{BenchError, crowd, full_log, machine, ours, report, targets};
+use sluicegate::cli::Console;
+use sluicegate::domain::explain::format::count;
 
 const PERMITS: [u32; 4] = [1, 10, 100, 1_000];
 /// A few windows of the crowd's limit, because permits come in one burst per window.
@@ -79,7 +80,7 @@ pub async fn measure(
     report::set_ratios(&mut rows, name(Reference::EmptyScript), name(Reference::CorrectZset));
     targets::judge(&mut rows, plan.full_log.calls);
     Ok(LimiterReport {
-        command: super::command_line(args),
+        command: command_line(args),
         date: machine::date(began_us),
         machine: machine::describe(),
         load,
